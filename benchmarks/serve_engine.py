@@ -12,7 +12,6 @@ import asyncio
 import gc
 import json
 import random
-import sys
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -23,7 +22,6 @@ import torch
 import uvicorn
 
 from weft.api.run import Run
-from weft.cli.serve import SWITCH_SECONDS
 from weft.decode.config import Sampling
 from weft.decode.engine.engine import Engine
 from weft.decode.engine.engine import Limits as Held
@@ -35,8 +33,9 @@ from weft.recipe.config import Recipe
 from weft.recipe.resolve import resolve
 from weft.serve.app import make_app
 from weft.serve.config import Limits, Serving
-from weft.serve.library import Library, Shelf
-from weft.serve.worker import Worker
+from weft.serve.library import Library, ServedModel
+from weft.serve.listen import configure_interpreter, freeze_loaded
+from weft.serve.model_thread import ModelThread
 from weft.text.config import Word
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 
@@ -57,7 +56,7 @@ def main() -> None:
 
     run = random_run(given)
     model, tokenizer = run.model, run.tokenizer
-    sys.setswitchinterval(SWITCH_SECONDS)
+    configure_interpreter()
     pool = ProcessPoolExecutor(CLIENTS, mp_context=get_context("spawn"))
     list(pool.map(time.sleep, [0.5] * CLIENTS))
     for streams in given.streams:
@@ -114,8 +113,9 @@ def over_http(run: Run, prompts: list[list[int]], answer: int, pool: ProcessPool
     """Tokens a second by a server in this process, three times; the first also compiles."""
     limits = Limits(rows=len(prompts), queue=2 * len(prompts), per_client=2 * len(prompts))
     library = Library([], None, limits)
-    shelf = library.shelves["model"] = Shelf("model", None, 0)  # type: ignore[arg-type]
-    shelf.worker = Worker("model", run, limits)
+    served = library.models["model"] = ServedModel("model", None, 0)  # type: ignore[arg-type]
+    served.thread = ModelThread("model", run, limits)
+    freeze_loaded()
     config = uvicorn.Config(make_app(library, Serving(limits=limits)), port=0, log_config=None, access_log=False)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)

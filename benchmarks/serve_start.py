@@ -64,15 +64,18 @@ def stages(given: argparse.Namespace) -> dict[str, float]:
     import serve_engine
     from weft.serve.app import make_app
     from weft.serve.config import Limits, Serving
-    from weft.serve.library import Library, Shelf
-    from weft.serve.worker import Worker
+    from weft.serve.library import Library, ServedModel
+    from weft.serve.listen import configure_interpreter, freeze_loaded
+    from weft.serve.model_thread import ModelThread
 
     took("imports")
     run = serve_engine.random_run(given)
     took("model")
     limits = Limits(rows=given.streams, queue=2 * given.streams, per_client=2 * given.streams)
     library = Library([], None, limits)
-    library.shelves["model"] = Shelf("model", None, 0, Worker("model", run, limits))  # type: ignore[arg-type]
+    configure_interpreter()
+    library.models["model"] = ServedModel("model", None, 0, ModelThread("model", run, limits))  # type: ignore[arg-type]
+    freeze_loaded()
     app = make_app(library, Serving(limits=limits))
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False))
     thread = threading.Thread(target=server.run, daemon=True)

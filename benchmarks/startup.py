@@ -60,7 +60,7 @@ def ours(clock: Clock, place: str) -> None:
     with loading():
         bare(clock, place)
         from weft.api.load import load
-        from weft.cli.console.writing import Remarks  # noqa: F401
+        from weft.cli.console.generation import TextRemarks  # noqa: F401
         from weft.decode.config import Sampling
         from weft.text.tokenizer import Tokenizer
     clock.lap("import weft")

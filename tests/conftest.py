@@ -24,12 +24,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.fixture(autouse=True, scope="session")
 def sooner() -> Iterator[None]:
-    """Leave out what every training would wait for (the disk, and long texts at its end), and what every model that is
-    served would (a search for garbage among all tests)."""
+    """Leave out what every training would wait for: the disk, and long texts at its end."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
         patch.setattr(next_token, "SAMPLE_TOKENS", 8)
-        patch.setattr(gc, "unfreeze", lambda: None)
         for absent in () if torch.cuda.is_available() else (torch.cuda, torch.xpu, torch.mtia):
             patch.setattr(absent, "manual_seed_all", lambda seed: None)  # each would note the whole stack
         yield

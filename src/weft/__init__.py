@@ -1,4 +1,4 @@
-"""weft: from a text file to a language model that is trained, measured and explained.
+"""weft: from a text file to a language model that is trained, evaluated and explained.
 
     import weft
 
@@ -6,7 +6,7 @@
     print(run.perplexity())
     print(run.generate("Once upon"))
 
-Importing weft imports nothing heavy; the first call does.
+Importing weft is fast: torch is imported on first use.
 """
 
 from importlib import import_module
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Run", "__version__", "architecture", "beam", "load", "plan", "prepare", "resume", "sampling", "train"]
 
-_HOMES = {
+_MODULES = {
     "weft.api.explain": ("architecture",),
     "weft.api.load": ("load",),
     "weft.api.plan": ("plan",),
@@ -34,7 +34,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
+    for module, names in _MODULES.items():
         if name in names:
             return getattr(import_module(module), name)
     raise AttributeError(f"module 'weft' has no attribute '{name}'")

@@ -1,4 +1,4 @@
-"""`python -m weft`: the same as the `weft` command."""
+"""`python -m weft` runs the `weft` command."""
 
 from weft.cli.main import main
 

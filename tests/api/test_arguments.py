@@ -1,10 +1,11 @@
-"""Wrong types from Python: one line that names the argument, whichever public function it is given to."""
+"""Arguments of a wrong type: one line that names the argument, for every public function."""
 
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from tests.api.test_python import OLD
 
@@ -12,11 +13,12 @@ import weft
 from weft.api.arguments import checked
 from weft.api.evaluation import Evaluation
 from weft.api.explain import Explain
+from weft.decode.config import Sampling
 from weft.errors import ConfigError, WeftError
 
 
 class Odd:
-    """What nothing takes."""
+    """A type that no argument has."""
 
     def __repr__(self) -> str:
         return "odd"
@@ -27,22 +29,33 @@ def run() -> weft.Run:
     return weft.load(OLD / "gpt")
 
 
-def public(of: object) -> list[Callable[..., Any]]:
-    found = (inspect.getattr_static(of, name) for name in dir(of) if not name.startswith("_"))
-    return [each for each in found if inspect.isfunction(each)]
+def public_methods(owner: type) -> list[Callable[..., Any]]:
+    members = (inspect.getattr_static(owner, name) for name in dir(owner) if not name.startswith("_"))
+    return [member for member in members if inspect.isfunction(member)]
 
 
 FUNCTIONS = [each for name in weft.__all__ if inspect.isfunction(each := getattr(weft, name))]
-METHODS = [each for owner in (weft.Run, Explain, Evaluation) for each in public(owner)]
+METHODS = [each for owner in (weft.Run, Explain, Evaluation) for each in public_methods(owner)]
 
 
 @pytest.mark.parametrize("function", [*FUNCTIONS, *METHODS], ids=lambda each: each.__qualname__)
-def test_every_argument_of_every_public_function(function: Callable[..., Any]) -> None:
-    for argument, parameter in inspect.signature(function).parameters.items():
-        if argument == "self" or parameter.annotation is Any or parameter.kind is parameter.VAR_KEYWORD:
+def test_every_argument_of_every_public_function(function: Callable[..., Any], run: weft.Run) -> None:
+    parameters = inspect.signature(function).parameters
+    required = {"self": run, "recipe": "gpt2", "messages": [{"role": "user", "content": "a"}]}
+    for name, parameter in parameters.items():
+        if name == "self" or parameter.annotation is Any:
             continue
-        with pytest.raises(WeftError, match=f"{argument} = odd: expected "):
-            function(**{argument: Odd()})
+        assert parameter.kind is not parameter.VAR_KEYWORD, "settings are shown as keyword arguments"
+        arguments = {key: value for key, value in required.items() if key in parameters} | {name: Odd()}
+        with pytest.raises(WeftError, match=rf"^{name}(\.kind)?( = odd: expected |: missing)"):
+            function(**arguments)
+
+
+@pytest.mark.parametrize("function", [weft.sampling, weft.Run.generate, weft.Run.chat])
+def test_settings_are_keyword_arguments_with_their_types(function: Callable[..., Any]) -> None:
+    parameters = inspect.signature(function).parameters
+    assert set(Sampling.model_fields) <= set(parameters)
+    assert parameters["top_k"].annotation == int | None and parameters["top_k"].default is None
 
 
 @pytest.mark.parametrize(
@@ -50,42 +63,44 @@ def test_every_argument_of_every_public_function(function: Callable[..., Any]) -
     [
         (lambda run: run.generate(["a"]), "prompt = ['a']: expected str"),
         (lambda run: run.generate(None), "prompt = None: expected str"),
-        (lambda run: weft.train("gpt-tiny", data=5), "data = 5: expected Sequence[str | Path] | str | Path"),
-        (lambda run: weft.load(5), "run = 5: expected Path | str"),
+        (lambda run: weft.train("gpt-tiny", data=cast(Any, 5)), "data = 5: expected Sequence[str | Path] | str | Path"),
+        (lambda run: weft.load(cast(Any, 5)), "run = 5: expected Path | str"),
         (lambda run: run.complete("x", weft.sampling()), "prompts = 'x': expected Sequence[str]"),
         (lambda run: run.complete([None], weft.sampling()), "prompts = [None]: expected Sequence[str]"),
         (lambda run: run.tag(["a b"]), "sentences = ['a b']: expected Sequence[Sequence[str]]"),
         (lambda run: run.against("x"), "amateur = 'x': expected Run"),
-        (lambda run: weft.plan("gpt2", gpus="x"), "gpus = 'x': expected int"),
+        (lambda run: weft.plan("gpt2", gpus="x"), "gpus = 'x': expected a whole number"),
         (lambda run: weft.plan("gpt2", gpu=4), "gpu: no such argument; did you mean 'gpus'?"),
-        (lambda run: run.generate("a", temprature=1), "temprature: unknown key; did you mean 'temperature'?"),
+        (lambda run: run.generate("a", temprature=1), "temprature: no such argument; did you mean 'temperature'?"),
         (lambda run: weft.load(run.path, "gpu"), "device = 'gpu': expected a device, such as 'cpu' or 'cuda'"),
-        (lambda run: weft.load(run.path, "cuda:99"), "device = 'cuda:99': torch sees no such GPU here"),
+        (lambda run: weft.load(run.path, "cuda:99"), "device = 'cuda:99': torch sees no such GPU"),
         (lambda run: weft.train("gpt-tiny"), "give it with --data FILE (in Python data=)"),
         (lambda run: weft.train("gpt-tiny", data=Path("none.txt")), "none.txt: no such file"),
-        (lambda run: weft.prepare("x", "y", tokenizer="bpe"), "expected Union[Tokenizer, Word, Char, Byte, BPE"),
+        (
+            lambda run: weft.prepare("x", "y", tokenizer=cast(Any, "bpe")),
+            "expected Union[Tokenizer, Word, Char, Byte, BPE",
+        ),
     ],
 )
-def test_what_the_line_says(run: weft.Run, call: Callable[[Any], Any], line: str) -> None:
+def test_messages(run: weft.Run, call: Callable[[Any], Any], line: str) -> None:
     with pytest.raises(WeftError) as error:
         call(run)
     assert line in str(error.value)
 
 
-def test_what_a_hint_allows() -> None:
-    @checked
-    def function(number: float, several: "list[int] | None" = None, *rest: Any, **settings: Any) -> float:
+def test_what_an_annotation_allows() -> None:
+    def plain(number: float, items: "list[int] | None" = None, *others: Any, **settings: Any) -> float:
         return number
 
-    assert function(3) == 3 and function(number=1.5, other="x") == 1.5
-    with pytest.raises(ConfigError, match="several = 'x': expected list"):
-        function(1, several="x")
+    function: Any = checked(plain)
+    assert function(3) == 3 and function(number=np.float32(1.5), other="x") == 1.5
+    with pytest.raises(ConfigError, match="items = 'x': expected list"):
+        function(1, items="x")
     with pytest.raises(TypeError):
         function()
 
 
-def test_the_perplexity_of_several_texts_is_that_of_all_their_tokens(run: weft.Run) -> None:
+def test_the_perplexity_of_several_texts_is_over_all_their_tokens(run: weft.Run) -> None:
     texts = ["The cat sat on", "the mat and looked."]
     nats = [each.nats for text in texts for each in run.surprisal(text) if each.nats is not None]
     assert run.perplexity(texts) == pytest.approx(2.718281828 ** (sum(nats) / len(nats)), rel=1e-6)
-    assert "several texts" in inspect.getdoc(weft.Run.perplexity)

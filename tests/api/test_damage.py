@@ -1,5 +1,5 @@
-"""A run whose files were damaged: each command says so, or gives what it would have given. The long form of this is
-benchmarks/damage.py."""
+"""Runs with damaged files: each command reports the damage, or its output is unchanged. benchmarks/damage.py tests
+this at length."""
 
 import importlib.util
 import json
@@ -25,7 +25,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run, with the notes that a run has since 0.1."""
+    """A finished run of 0.1, resumed so that it has the checksums of later versions."""
     path = tmp_path_factory.mktemp("finished") / "run"
     shutil.copytree(RUNS / "base", path, symlinks=True)
     weft.resume(path, log=lambda line: None)
@@ -38,17 +38,16 @@ def run(finished: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def overwrite(file: Path, at: int = 8, size: int = 8) -> None:
+def overwrite(file: Path, offset: int, size: int) -> None:
     data = file.read_bytes()
-    file.write_bytes(data[:at] + b"\xff" * size + data[at + size :])
+    file.write_bytes(data[:offset] + b"\xff" * size + data[offset + size :])
 
 
 @pytest.mark.parametrize("name", ["train-00000.tokens", "validation-00000.sections", "train-00000.sections"])
 @pytest.mark.parametrize("words", [["evaluate"], ["train", "--resume"]])
-def test_damaged_text_is_refused(run: Path, name: str, words: list[str], capsys: Capture) -> None:
-    """Overwritten tokens gave other weights, and overwritten sections 0 bits per byte."""
+def test_damaged_tokens_are_refused(run: Path, name: str, words: list[str], capsys: Capture) -> None:
     file = run / "data" / name
-    overwrite(file, at=file.stat().st_size // 2, size=file.stat().st_size // 2)
+    overwrite(file, file.stat().st_size // 2, file.stat().st_size // 2)
     assert command([*words, str(run)]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert f"{name}: damaged: it is not what was written; remove {run / 'data'}, and `weft train --resume" in line
@@ -64,8 +63,7 @@ def test_damaged_rows_are_refused(tmp_path: Path, capsys: Capture) -> None:
         assert "train.safetensors: damaged" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_data_that_was_removed_is_prepared_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the line about damaged data says; and from another text than the run's, it is refused."""
+def test_removed_data_is_prepared_again_from_the_same_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = tmp_path / "text.txt"
     text.write_text("".join(f"{number} bottles on the wall\n" for number in range(300)), encoding="utf-8")
@@ -83,7 +81,7 @@ def test_data_that_was_removed_is_prepared_again(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("name", ["config.toml", "tokenizer_config.json"])
-def test_a_changed_file_is_named(run: Path, name: str, capsys: Capture) -> None:
+def test_a_changed_file_is_reported_once(run: Path, name: str, capsys: Capture) -> None:
     file = run / name
     file.write_text(file.read_text() + "\n")
     weft.load(run)
@@ -91,26 +89,26 @@ def test_a_changed_file_is_named(run: Path, name: str, capsys: Capture) -> None:
     lines: list[str] = []
     weft.resume(run, log=lines.append)
     assert any(f"{file}: has changed" in line for line in lines)
-    weft.load(run)  # now that is how it is
+    weft.load(run)
     assert f"{file}: has changed" not in capsys.readouterr().err
 
 
 def test_damaged_metrics_are_reported_and_left_out(run: Path, capsys: Capture) -> None:
-    """A changed digit too: it would be another loss in the report."""
+    """Even a changed digit, which would be another loss."""
     file = run / "metrics.jsonl"
     lines = file.read_text().splitlines(keepends=True)
-    at = next(n for n, line in enumerate(lines) if '"loss": ' in line)
-    lines[at] = lines[at].replace('"loss": ', '"loss": 1', 1)
+    index = next(n for n, line in enumerate(lines) if '"loss": ' in line)
+    lines[index] = lines[index].replace('"loss": ', '"loss": 1', 1)
     file.write_text("".join(lines))
     weft.resume(run, log=lambda line: None)
     err = capsys.readouterr().err
-    assert f"weft: {file}: 1 line can't be read (first: line {at + 1}); left out" in err
-    assert f"{file}: no line of step {json.loads(lines[at])['step']}\n" in err
+    assert f"weft: {file}: 1 line can't be read (first: line {index + 1}); left out" in err
+    assert f"{file}: no line of step {json.loads(lines[index])['step']}\n" in err
     assert len(read_lines(file)) == len(lines) - 1
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl"])
-def test_lines_of_another_kind_end_in_no_traceback(run: Path, name: str, capsys: Capture) -> None:
+def test_invalid_lines_are_left_out(run: Path, name: str, capsys: Capture) -> None:
     odd = b"\n".join(
         [b"\xff" * 40, b"[]", b'{"event": "result", "loss": "x"}', b'{"step": 1, "loss": "x"}', b"[" * 9000]
     )
@@ -120,7 +118,7 @@ def test_lines_of_another_kind_end_in_no_traceback(run: Path, name: str, capsys:
     assert f"{run / name}: 5 lines can't be read (first: line 1); left out" in capsys.readouterr().err
 
 
-# ---- the harness, for a few seconds
+# ---- random damage, as in benchmarks/damage.py
 
 
 @pytest.fixture(scope="module")
@@ -134,17 +132,17 @@ def harness() -> ModuleType:
 
 
 @pytest.mark.parametrize("seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(20, 100))])
-def test_a_damage_is_detected_or_harmless(
+def test_random_damage_is_detected_or_harmless(
     run: Path, finished: Path, harness: ModuleType, seed: int, capsys: Capture
 ) -> None:
     pick = random.Random(seed)
     words = ["evaluate", str(run), "--json"]
     expected = answer(words, capsys)
     file = pick.choice(pick.choice(list(harness._by_name(harness.damageable(run)).values())))
-    how = harness.spoil(file, pick)
-    found = answer(words, capsys)
-    verdict = harness.verdict(found, expected, file)
-    assert verdict in ("refused", "warned", "harmless"), (file.name, how, found)
+    damage = harness.spoil(file, pick)
+    outcome = answer(words, capsys)
+    verdict = harness.verdict(outcome, expected, file)
+    assert verdict in ("refused", "warned", "harmless"), (file.name, damage, outcome)
 
 
 def answer(words: list[str], capsys: Capture) -> dict[str, Any]:
@@ -155,25 +153,24 @@ def answer(words: list[str], capsys: Capture) -> dict[str, Any]:
     return {"code": code, "err": printed.err, "answer": metrics}
 
 
-def test_the_results_of_a_damaged_run_are_those_that_can_be_read(run: Path) -> None:
-    whole = RunFolder(run).results()
-    assert whole["loss"] > 0
+def test_results_in_a_damaged_line_are_left_out(run: Path) -> None:
+    assert RunFolder(run).results()["loss"] > 0
     (run / "events.jsonl").write_bytes((run / "events.jsonl").read_bytes().replace(b'"result"', b'"resulT"'))
     assert RunFolder(run).results() == {}
 
 
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs of one shape, which learned the same text from other first weights."""
-    place = tmp_path_factory.mktemp("twins")
-    text = place / "text.txt"
+    """Two runs with the same recipe and different seeds."""
+    folder = tmp_path_factory.mktemp("twins")
+    text = folder / "text.txt"
     text.write_text("".join(f"{number} bottles on the wall\n" for number in range(300)), encoding="utf-8")
     words = ["model.layers=1", "model.d_model=16", "model.attention.heads=2", "steps=4", "tokenizer=byte"]
     words += ["checkpoint.every=2", "checkpoint.keep=2", "batch.length=16", "batch.size=2", "evaluate.every=2"]
     for name, seed in (("run", 1), ("other", 2)):
-        given = {"data": str(text), "run": place / name, "changes": [*words, f"seed={seed}"]}
-        weft.train("gpt-tiny", **given, log=lambda line: None)
-    return place
+        changes = [*words, f"seed={seed}"]
+        weft.train("gpt-tiny", data=str(text), run=folder / name, changes=changes, log=lambda line: None)
+    return folder
 
 
 @pytest.fixture
@@ -191,48 +188,47 @@ def swap(pair: Path, *names: str) -> None:
         shutil.copytree(pair / "other" / name, pair / "run" / name)
 
 
-def test_a_checkpoint_of_another_run_is_not_this_ones(pair: Path, capsys: Capture) -> None:
-    """Whole as it is, it fits the model, and its weights were taken."""
+def test_an_intact_checkpoint_of_another_run_is_skipped(pair: Path, capsys: Capture) -> None:
     swap(pair, LAST)
-    says = f"{pair / 'run' / LAST}: this checkpoint belongs to another run"
+    message = f"{pair / 'run' / LAST}: this checkpoint belongs to another run"
     assert command(["generate", str(pair / "run"), "--prompt", "1", "--max-tokens", "3"]) == 0
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     steps = average_checkpoints(pair / "run/checkpoints")[1]
     assert steps == [2]
-    assert [path.name for path in intact(pair / "run/checkpoints")] == [Path(FIRST).name]  # where a rollback leads
+    assert [path.name for path in intact(pair / "run/checkpoints")] == [Path(FIRST).name]  # the target of a rollback
     lines: list[str] = []
     weft.resume(pair / "run", log=lines.append)
-    assert f"{says}; continuing from step-00000002" in lines
+    assert f"{message}; continuing from step-00000002" in lines
     assert command(["generate", str(pair / "run"), "--prompt", "1", "--max-tokens", "3"]) == 0
-    assert says not in capsys.readouterr().err
+    assert message not in capsys.readouterr().err
     swap(pair, LAST, FIRST)
     assert command(["evaluate", str(pair / "run")]) == 2
-    assert says in capsys.readouterr().err.splitlines()[-1]
+    assert message in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_newest_checkpoint_that_names_another_as_the_best_is_told(pair: Path, capsys: Capture) -> None:
-    """An older one of another run in the newest's place: what it notes led to an older one of this run, unsaid."""
+def test_an_older_checkpoint_of_another_run_as_the_newest_is_reported(pair: Path, capsys: Capture) -> None:
+    """It names another best checkpoint."""
     shutil.rmtree(pair / "run" / LAST)
     shutil.copytree(pair / "other" / FIRST, pair / "run" / LAST)
     assert command(["evaluate", str(pair / "run")]) == 0
     assert f"{pair / 'run' / LAST}" in capsys.readouterr().err
 
 
-def test_a_copy_of_a_whole_run_is_that_run(pair: Path, capsys: Capture) -> None:
+def test_a_copy_of_a_whole_run_is_valid(pair: Path, capsys: Capture) -> None:
     shutil.rmtree(pair / "run")
     shutil.copytree(pair / "other", pair / "run", symlinks=True)
     assert command(["evaluate", str(pair / "run")]) == 0
     assert "another run" not in capsys.readouterr().err
 
 
-def test_a_last_checkpoint_that_is_gone_is_missed(pair: Path, capsys: Capture) -> None:
+def test_a_missing_last_checkpoint_is_reported(pair: Path, capsys: Capture) -> None:
     expected = {file.name: file.read_bytes() for file in (pair / "run" / LAST).glob("*.safetensors")}
     shutil.rmtree(pair / "run" / LAST)
     assert command(["runs", str(pair)]) == 0
     assert "its last checkpoint, of step 4, is missing" in capsys.readouterr().out
     assert command(["generate", str(pair / "run"), "--prompt", "1", "--max-tokens", "3"]) == 0
-    says = f"{pair / 'run' / LAST}: missing, though the run ended with it"
-    assert says in capsys.readouterr().err
+    message = f"{pair / 'run' / LAST}: missing, though the run ended with it"
+    assert message in capsys.readouterr().err
     shutil.copytree(pair / "run", pair / "none", symlinks=True)
     shutil.rmtree(pair / "none" / FIRST)
     assert command(["generate", str(pair / "none"), "--prompt", "1"]) == 2
@@ -240,11 +236,11 @@ def test_a_last_checkpoint_that_is_gone_is_missed(pair: Path, capsys: Capture) -
     for name, then in (("run", "continuing from step-00000002"), ("none", "beginning anew")):
         lines: list[str] = []
         weft.resume(pair / name, log=lines.append)
-        assert f"{says.replace('/run/', f'/{name}/')}; {then}" in lines
+        assert f"{message.replace('/run/', f'/{name}/')}; {then}" in lines
         assert {file.name: file.read_bytes() for file in (pair / name / LAST).glob("*.safetensors")} == expected
 
 
-def test_results_that_were_cut_off_are_missed(pair: Path, capsys: Capture) -> None:
+def test_truncated_events_are_reported(pair: Path, capsys: Capture) -> None:
     events = pair / "run/events.jsonl"
     events.write_bytes(events.read_bytes()[:-5])
     assert command(["runs", str(pair)]) == 0
@@ -252,7 +248,7 @@ def test_results_that_were_cut_off_are_missed(pair: Path, capsys: Capture) -> No
 
 
 @pytest.mark.parametrize("name", ["events.jsonl", "metrics.jsonl", "data/plan.json", "checkpoints/latest"])
-def test_a_pipe_in_the_place_of_a_file_that_is_written_is_refused(pair: Path, name: str, capsys: Capture) -> None:
+def test_a_pipe_instead_of_a_file_is_refused(pair: Path, name: str, capsys: Capture) -> None:
     (pair / "run" / name).unlink()
     os.mkfifo(pair / "run" / name)
     assert command(["train", "--resume", str(pair / "run")]) == 2

@@ -1,4 +1,4 @@
-"""Training further: a run's weights on other text, and a run for longer than it was meant to take."""
+"""Fine-tuning a run on other text, and extending a run beyond its steps."""
 
 import html
 import json
@@ -36,9 +36,9 @@ def metrics(run: Path) -> list[dict[str, object]]:
 
 
 def files(run: Path) -> dict[str, bytes]:
-    """All but what is remembered of having read the data."""
-    there = (path for path in sorted(run.rglob("*")) if path.is_file() and path.name != ".verified.json")
-    return {str(path.relative_to(run)): path.read_bytes() for path in there}
+    """Return the content of all files, except the note that data was verified."""
+    paths = (path for path in sorted(run.rglob("*")) if path.is_file() and path.name != ".verified.json")
+    return {str(path.relative_to(run)): path.read_bytes() for path in paths}
 
 
 # ---- other text
@@ -58,17 +58,17 @@ def test_a_run_and_other_data_is_fine_tuning(base: Path, tmp_path: Path) -> None
     assert done.tokenizer.fingerprint == old.tokenizer.fingerprint
     config = done.config
     assert (config.init, config.data.sources, config.model) == (str(run), (other,), old.config.model)
-    assert config.batch.length != old.config.batch.length  # chosen anew: it suits fresh weights and the other text
+    assert config.batch.length != old.config.batch.length  # chosen again for the other text
     assert (config.objective, config.schedule.kind) == (old.config.objective, "cosine")
 
 
-def test_an_adapter_is_learned_on_a_run(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_adapter_is_trained_on_a_run(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--data", str(base / "b.txt"), "--run", str(tmp_path / "new"), "steps=2", "adapter.rank=4"]
     assert command(["train", str(base / "run"), *words]) == 0
     assert "fine-tuning the weights of" in capsys.readouterr().err
-    made = weft.load(tmp_path / "new").config
-    assert made.adapter is not None and made.adapter.rank == 4
-    assert made.init == str(base / "run")
+    config = weft.load(tmp_path / "new").config
+    assert config.adapter is not None and config.adapter.rank == 4
+    assert config.init == str(base / "run")
 
 
 def test_an_imported_model_is_fine_tuned(base: Path, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_an_imported_model_is_fine_tuned(base: Path, tmp_path: Path) -> None:
     assert done.config.init == str(tmp_path / "mine")
 
 
-def test_another_objective_begins_with_a_runs_weights(base: Path, tmp_path: Path) -> None:
+def test_a_run_is_fine_tuned_for_another_objective(base: Path, tmp_path: Path) -> None:
     rows = "\n".join(f"some words {n}\t{n % 2}" for n in range(40))
     (tmp_path / "rows.tsv").write_text(f"text\tlabel\n{rows}\n")
     changes = ["objective=classify", "steps=1"]
@@ -89,7 +89,7 @@ def test_another_objective_begins_with_a_runs_weights(base: Path, tmp_path: Path
     assert done.classify(["some words"])
 
 
-def test_a_run_alone_is_answered_with_what_to_write(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_data_lists_the_commands(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = base / "run"
     assert command(["train", str(run), "seed=3"]) == 2
     line = capsys.readouterr().err
@@ -132,25 +132,24 @@ def test_a_finished_run_is_extended(run: Path, tmp_path: Path) -> None:
     assert not any("has changed" in line for line in lines)
 
 
-def test_what_repeats_an_extended_run_is_all_its_commands(base: Path, tmp_path: Path, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_the_commands_of_an_extended_run_are_noted(base: Path, tmp_path: Path) -> None:
     (tmp_path / "a b.txt").write_text((base / "a.txt").read_text())
-    place = str(tmp_path / "run")
+    folder = str(tmp_path / "run")
     for words in (
-        ["train", "gpt-tiny", "--data", str(tmp_path / "a b.txt"), "--run", place, *TINY, *SMALL, "steps=2"],
-        ["train", "--resume", place, "steps=4"],
-        ["train", "--resume", place],  # as if it had never stopped: no part of it
-        ["train", "--resume", place, "steps=6", "evaluate.every=3"],
-        ["export", place, str(tmp_path / "out"), "--to", "hf"],
+        ["train", "gpt-tiny", "--data", str(tmp_path / "a b.txt"), "--run", folder, *TINY, *SMALL, "steps=2"],
+        ["train", "--resume", folder, "steps=4"],
+        ["train", "--resume", folder],  # changes nothing, so it is not noted
+        ["train", "--resume", folder, "steps=6", "evaluate.every=3"],
+        ["export", folder, str(tmp_path / "out"), "--to", "hf"],
     ):
-        monkeypatch.setattr("sys.argv", ["/usr/bin/weft", *words])
         assert command(words) == 0
-    told = [
-        f"weft train gpt-tiny --data '{tmp_path}/a b.txt' --run {place} {' '.join([*TINY, *SMALL])} steps=2",
-        f"weft train --resume {place} steps=4  # after step 2",
-        f"weft train --resume {place} steps=6 evaluate.every=3  # after step 4",
+    commands = [
+        f"weft train gpt-tiny --data '{tmp_path}/a b.txt' --run {folder} {' '.join([*TINY, *SMALL])} steps=2",
+        f"weft train --resume {folder} steps=4  # after step 2",
+        f"weft train --resume {folder} steps=6 evaluate.every=3  # after step 4",
     ]
-    assert "\n".join(told) in (tmp_path / "out" / "README.md").read_text()
-    assert "\n".join(told) in html.unescape((tmp_path / "run" / "report.html").read_text())
+    assert "\n".join(commands) in (tmp_path / "out" / "README.md").read_text()
+    assert "\n".join(commands) in html.unescape((tmp_path / "run" / "report.html").read_text())
 
 
 def test_evaluations_and_logs_at_other_steps(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,18 +159,16 @@ def test_evaluations_and_logs_at_other_steps(run: Path, capsys: pytest.CaptureFi
     assert evaluated == [2, 4, 6, 9, 12]
     capsys.readouterr()
     assert command(["train", "--resume", str(run)]) == 0
-    assert "no line of step" not in capsys.readouterr().err  # those before were logged at other steps
+    assert "no line of step" not in capsys.readouterr().err  # earlier lines were logged at other steps
 
 
-def test_a_run_that_patience_ended_is_extended_with_more_of_it(base: Path, tmp_path: Path) -> None:
+def test_a_run_that_patience_stopped_is_extended_with_more_patience(base: Path, tmp_path: Path) -> None:
     changes = [*TINY, *SMALL, "steps=20", "evaluate.patience=1", "optimizer.lr=1e-12"]
     weft.train("gpt-tiny", data=str(base / "a.txt"), run=tmp_path / "run", changes=changes, log=lambda line: None)
-    ended = metrics(tmp_path / "run")[-1]["step"]
-    assert isinstance(ended, int) and ended < 20
+    last = metrics(tmp_path / "run")[-1]["step"]
+    assert isinstance(last, int) and last < 20
     config = (tmp_path / "run/config.toml").read_bytes()
-    with pytest.raises(
-        ConfigError, match=rf"evaluate\.patience = 1: it ended the run after step {ended}; to continue, give"
-    ):
+    with pytest.raises(ConfigError, match=rf"evaluate\.patience = 1: it stopped the run after step {last}; to resume"):
         weft.resume(tmp_path / "run", changes=["steps=30"])
     assert (tmp_path / "run/config.toml").read_bytes() == config
     weft.resume(tmp_path / "run", changes=["evaluate.patience=50"], log=lambda line: None)
@@ -181,15 +178,15 @@ def test_a_run_that_patience_ended_is_extended_with_more_of_it(base: Path, tmp_p
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("steps=4", "steps = 4: the run has taken 6 already; give more"),
+        ("steps=4", "steps = 4: the run has already taken 6; give more"),
         ("model.layers=2", "model.layers: can't change within a run; these can: steps, evaluate.every"),
         ("evaluate.metric=perplexity", "evaluate.metric: can't change within a run"),
         ("step=9", "step: unknown key; did you mean 'steps'?"),
         ("steps=many", "steps = 'many': expected a whole number"),
-        ("other.txt", "continues with that run's own recipe and text; give nothing else, or steps=3000"),
+        ("other.txt", "the run keeps its recipe and text; give nothing else, or steps=3000"),
     ],
 )
-def test_what_would_make_it_another_run_is_refused(
+def test_changes_that_would_make_another_run_are_refused(
     base: Path, capsys: pytest.CaptureFixture[str], change: str, message: str
 ) -> None:
     before = files(base / "run")
@@ -198,7 +195,7 @@ def test_what_would_make_it_another_run_is_refused(
     assert files(base / "run") == before
 
 
-def test_an_ngram_model_takes_no_more_steps(base: Path, tmp_path: Path) -> None:
+def test_an_ngram_model_cannot_be_extended(base: Path, tmp_path: Path) -> None:
     weft.train("ngram-3", data=str(base / "a.txt"), run=tmp_path / "run", log=lambda line: None)
     with pytest.raises(ConfigError, match="steps = 5: an n-gram model is counted in one pass"):
         weft.resume(tmp_path / "run", changes=["steps=5"])
@@ -206,17 +203,16 @@ def test_an_ngram_model_takes_no_more_steps(base: Path, tmp_path: Path) -> None:
         weft.train(tmp_path / "run", data=str(base / "b.txt"), run=tmp_path / "new")
 
 
-def test_the_encoding_of_old_files_is_a_setting(tmp_path: Path) -> None:
-    """The same text in another encoding gives the same tokens, from text and from tables."""
+def test_the_same_text_in_another_encoding_gives_the_same_tokens(tmp_path: Path) -> None:
     text = "".join(f"Où vas-tu, élève {n} ? L’été fut très beau.\n" for n in range(300))
-    made = {}
+    trained = {}
     for encoding in ("utf-8", "cp1252"):
         (tmp_path / f"{encoding}.txt").write_bytes(text.encode(encoding))
         changes = [*TINY, *SMALL, "steps=1", f"data.encoding={encoding}"]
-        given = str(tmp_path / f"{encoding}.txt")
-        made[encoding] = weft.train("gpt-tiny", data=given, run=tmp_path / encoding, changes=changes)
+        data = str(tmp_path / f"{encoding}.txt")
+        trained[encoding] = weft.train("gpt-tiny", data=data, run=tmp_path / encoding, changes=changes)
     assert json.loads((tmp_path / "cp1252/data/plan.json").read_text())["encoding"] == "cp1252"
-    utf8, other = made.values()
+    utf8, other = trained.values()
     assert utf8.tokenizer.fingerprint == other.tokenizer.fingerprint
     assert utf8.objective.fingerprints == other.objective.fingerprints
     expected = utf8.evaluate(str(tmp_path / "utf-8.txt"))

@@ -1,4 +1,4 @@
-"""A run in the Language Model Evaluation Harness has the numbers that the harness gives its export for transformers."""
+"""The Language Model Evaluation Harness gives a run the same results as its export for transformers."""
 
 import os
 
@@ -15,12 +15,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import tokenizers
 import torch
+from tests.api.conftest import with_bos
 from tests.api.test_import_export import sharp
 from tests.interop.test_hf import exported, fresh_model
 from tests.later import Later
-from tokenizers.processors import TemplateProcessing
 
 from weft.api.export_model import export_model
 from weft.api.import_model import import_model
@@ -35,12 +34,12 @@ from weft.text.tokenizer import Tokenizer, build_tokenizer
 if find_spec("lm_eval") is None:
     pytest.skip("lm-eval is not installed", allow_module_level=True)
 
-harness, ours = Later("lm_eval.api.model"), Later("weft.api.lm_eval")
+ours = Later("weft.api.lm_eval")
 
 Capture = pytest.CaptureFixture[str]
 WORDS = "the cat sat on the mat, and the dog ate the hat. " * 8
 CONTEXT = 48
-WANTED = {
+TASKS: dict[str, dict[str, Any]] = {
     "choice": {
         "output_type": "multiple_choice",
         "doc_to_text": "Question: {{text}}\nAnswer:",
@@ -69,31 +68,24 @@ def tokenizer() -> Tokenizer:
     return build_tokenizer(BPE(vocab_size=281), [WORDS])
 
 
-def framed(tokenizer: Tokenizer) -> Tokenizer:
-    """The same, but bos stands before every text, as LLaMA's tokenizer has it."""
-    backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
-    backend.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", tokenizer.need("bos"))])
-    return Tokenizer.from_json(backend.to_str(), tokenizer.roles)
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
     """Two tiny Transformers, as runs and as folders for transformers."""
     torch.manual_seed(0)
-    made, size = tmp_path_factory.mktemp("runs"), tokenizer.vocab_size
+    folder, size = tmp_path_factory.mktemp("runs"), tokenizer.vocab_size
     settings: dict[str, tuple[Any, Tokenizer]] = {
         "gpt": (gpt(2, 32, 4, CONTEXT, vocab_size=size), tokenizer),
-        "llama": (llama(2, 32, 4, 48, CONTEXT, vocab_size=size, kv_heads=2), framed(tokenizer)),
+        "llama": (llama(2, 32, 4, 48, CONTEXT, vocab_size=size, kv_heads=2), with_bos(tokenizer)),
     }
-    for name, (model, cutter) in settings.items():
-        theirs = exported(replace(sharp(model), tokenizer=cutter), made / f"{name}-first")
-        import_model(theirs, made / name)
-        export_model(made / name, "hf", made / f"{name}-hf")
-    return made
+    for name, (model, own_tokenizer) in settings.items():
+        theirs = exported(replace(sharp(model), tokenizer=own_tokenizer), folder / f"{name}-first")
+        import_model(theirs, folder / name)
+        export_model(folder / name, "hf", folder / f"{name}-hf")
+    return folder
 
 
 def documents(count: int = 7) -> list[dict[str, Any]]:
-    """Texts shorter and longer than the window, with choices of one token and of several."""
+    """Return texts shorter and longer than the window, with choices of one token and of several."""
     words = WORDS.split()
     texts = [" ".join(words[n : n + 3 + 11 * n]) + (" <eos> naïve –" if n % 3 == 0 else "") for n in range(count)]
     choices = [" the", " cat", " mat, and", "\u2009dog ate <bos>"]
@@ -104,15 +96,15 @@ def documents(count: int = 7) -> list[dict[str, Any]]:
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three tasks with their data; JSON is YAML."""
     folder = tmp_path_factory.mktemp("tasks")
-    (folder / "data.jsonl").write_text("".join(json.dumps(each) + "\n" for each in documents()))
-    for name, wanted in WANTED.items():
+    (folder / "data.jsonl").write_text("".join(json.dumps(document) + "\n" for document in documents()))
+    for name, definition in TASKS.items():
         data = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(folder / "data.jsonl")}}}
         task = {
             "task": f"local_{name}",
             **data,
             "test_split": "test",
             "num_fewshot": 0,
-            **wanted,
+            **definition,
             "metadata": {"version": 1.0},
         }
         (folder / f"{name}.yaml").write_text(json.dumps(task))
@@ -121,34 +113,34 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True, scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The harness's datasets are kept for these tests alone."""
+    """Keep the harness's datasets in a temporary folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))
         yield
 
 
-def asked(*arguments: Any) -> Any:
+def request(*arguments: Any) -> Any:
     return SimpleNamespace(args=arguments)
 
 
-# ---- the same as the harness's own model of transformers
+# ---- against the harness's own model of transformers
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama"])
-def test_the_harness_gives_a_run_and_its_export_the_same_numbers(runs: Path, tasks: Path, name: str) -> None:
+def test_a_run_and_its_export_have_the_same_results(runs: Path, tasks: Path, name: str) -> None:
     from lm_eval.evaluator import evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
     manager = TaskManager(include_path=str(tasks), include_defaults=False)
-    names = [f"local_{name}" for name in WANTED]
+    names = [f"local_{name}" for name in TASKS]
 
     def results(model: Any) -> dict[str, Any]:
         found = evaluate(lm=model, task_dict=manager.load(names), bootstrap_iters=0)
         assert found is not None
         return dict(found)
 
-    # with its cache, windows that read the same text but score different parts of it get each other's numbers
+    # its cache would mix up windows that read the same text but score different parts of it
     settings = {"device": "cpu", "dtype": "float32", "batch_size": 3, "logits_cache": False}
     theirs = results(HFLM(str(runs / f"{name}-hf"), **settings))
     found = results(ours.WeftLM(str(runs / name), device="cpu", batch_size=2))
@@ -163,36 +155,35 @@ def test_the_harness_gives_a_run_and_its_export_the_same_numbers(runs: Path, tas
             else:
                 assert _flat(one["resps"]) == pytest.approx(_flat(other["resps"]), rel=1e-5)
     written = {sample["resps"][0][0] for sample in found["samples"]["local_write"]}
-    assert len(written) > 3, "texts that are all alike would prove little"
+    assert len(written) > 3, "equal texts would prove little"
 
 
 def _flat(resps: Any) -> list[float]:
-    """log p and whether it was greedy, one after another."""
+    """Return log p and whether it is greedy, of all responses."""
     return [float(part) for resp in resps for each in resp for part in (each if isinstance(each, tuple) else (each,))]
 
 
 # ---- scoring, against a plain loop
 
 
-def plainly(run: Run, context: list[int], continuation: list[int], window: int) -> tuple[float, bool]:
-    """log p a token at a time, each from all that is read before it."""
+def score(run: Run, context: list[int], continuation: list[int], window: int) -> tuple[float, bool]:
+    """Return log p of a continuation, and whether it is greedy, from one forward pass."""
     ids = (context + continuation)[-(window + 1) :]
     first = len(ids) - len(continuation)
     with torch.no_grad():
         rows = run.model(torch.tensor([ids[:-1]]))[0].double().log_softmax(-1)[first - 1 :]
-    wanted = torch.tensor(continuation)
-    return float(rows.gather(1, wanted[:, None]).sum()), bool((rows.argmax(1) == wanted).all())
+    targets = torch.tensor(continuation)
+    return float(rows.gather(1, targets[:, None]).sum()), bool((rows.argmax(1) == targets).all())
 
 
-def test_requests_are_scored_alike_in_any_batch_and_any_order(runs: Path) -> None:
+def test_scores_do_not_depend_on_batch_and_order(runs: Path) -> None:
     run = load(runs / "llama", "cpu")
-    requests = [asked(each["text"], choice) for each in documents(5) for choice in each["choices"]]
-    requests += [asked("", " the cat sat"), asked("", "<bos> the"), asked("the cat  ", "sat")]
+    requests = [request(document["text"], choice) for document in documents(5) for choice in document["choices"]]
+    requests += [request("", " the cat sat"), request("", "<bos> the"), request("the cat  ", "sat")]
     found = {size: ours.WeftLM(run, batch_size=size).loglikelihood(requests, disable_tqdm=True) for size in (1, 3, 64)}
     again = ours.WeftLM(run, batch_size=3).loglikelihood(requests[::-1], disable_tqdm=True)[::-1]
     model = ours.WeftLM(run)
-    for place, request in enumerate(requests):
-        context, continuation = request.args
+    for index, (context, continuation) in enumerate(each.args for each in requests):
         if context:
             kept = context.rstrip()
             whole, before = model.tok_encode(context + continuation), model.tok_encode(kept)
@@ -200,39 +191,38 @@ def test_requests_are_scored_alike_in_any_batch_and_any_order(runs: Path) -> Non
         else:
             before = [run.tokenizer.need("bos")]
             after = run.tokenizer.encode(continuation.removeprefix("<bos>"))
-        wanted = plainly(run, before, after, CONTEXT)
-        for each in (*found.values(), {place: again[place]}):
-            assert each[place][0] == pytest.approx(wanted[0], abs=1e-3)
-            assert each[place][1] == wanted[1]
+        expected = score(run, before, after, CONTEXT)
+        for results in (*found.values(), again):
+            assert results[index][0] == pytest.approx(expected[0], abs=1e-3)
+            assert results[index][1] == expected[1]
 
 
-def test_a_long_text_is_read_in_windows_that_follow_each_other(runs: Path) -> None:
+def test_a_long_text_is_read_in_consecutive_windows(runs: Path) -> None:
     run = load(runs / "gpt", "cpu")
     model = ours.WeftLM(run, batch_size=2)
     ids = model.tok_encode(WORDS)
     assert len(ids) > 2 * CONTEXT
     total = 0.0
     for start in range(0, len(ids), CONTEXT):
-        some = ids[start : start + CONTEXT]
-        before = [run.tokenizer.need("bos")] if start == 0 else ids[: start + len(some)][: -len(some)]
-        total += plainly(run, before, some, CONTEXT)[0]
-    (found,) = model.loglikelihood_rolling([asked(WORDS)], disable_tqdm=True)
+        window = ids[start : start + CONTEXT]
+        before = [run.tokenizer.need("bos")] if start == 0 else ids[:start]
+        total += score(run, before, window, CONTEXT)[0]
+    (found,) = model.loglikelihood_rolling([request(WORDS)], disable_tqdm=True)
     assert found == pytest.approx(total, rel=1e-6)
 
 
-def test_answers_are_handed_to_the_cache_as_they_come(runs: Path) -> None:
+def test_results_are_passed_to_the_harnesss_cache(runs: Path) -> None:
     model = ours.WeftLM(load(runs / "gpt", "cpu"))
-    kept: dict[tuple[str, Any], Any] = {}
+    cached: dict[tuple[str, Any], Any] = {}
 
-    class Hook(harness.CacheHook):
-        def add_partial(self, attr: str, req: Any, res: Any) -> None:
-            kept[attr, req[0]] = res
+    def add_partial(attr: str, req: Any, res: Any) -> None:
+        cached[attr, req[0]] = res
 
-    model.set_cache_hook(Hook(None))
-    scored = model.loglikelihood([asked("the", " cat")], disable_tqdm=True)
-    rolled = model.loglikelihood_rolling([asked("the cat")], disable_tqdm=True)
-    written = model.generate_until([asked("the", {"max_gen_toks": 3})], disable_tqdm=True)
-    assert kept == {
+    model.set_cache_hook(SimpleNamespace(add_partial=add_partial))
+    scored = model.loglikelihood([request("the", " cat")], disable_tqdm=True)
+    rolled = model.loglikelihood_rolling([request("the cat")], disable_tqdm=True)
+    written = model.generate_until([request("the", {"max_gen_toks": 3})], disable_tqdm=True)
+    assert cached == {
         ("loglikelihood", "the"): scored[0],
         ("loglikelihood_rolling", "the cat"): rolled[0],
         ("generate_until", "the"): written[0],
@@ -245,107 +235,109 @@ def test_answers_are_handed_to_the_cache_as_they_come(runs: Path) -> None:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An n-gram model and an LSTM, of words."""
-    made = tmp_path_factory.mktemp("trained")
-    (made / "book.txt").write_text("".join(f"the cat {n % 7} sat by the river and the dog ran\n" for n in range(200)))
-    book, small = str(made / "book.txt"), ["steps=2", "batch.length=16", "batch.size=2", "tokenizer=word"]
-    assert command(["train", "ngram-3", "--data", book, "--run", str(made / "ngram"), "tokenizer=word"]) == 0
-    lstm = ["train", "lstm", "--data", book, "--run", str(made / "lstm"), "model.layers=1", "model.d_model=16"]
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "book.txt").write_text("".join(f"the cat {n % 7} sat by the river and the dog ran\n" for n in range(200)))
+    book, small = str(folder / "book.txt"), ["steps=2", "batch.length=16", "batch.size=2", "tokenizer=word"]
+    assert command(["train", "ngram-3", "--data", book, "--run", str(folder / "ngram"), "tokenizer=word"]) == 0
+    lstm = ["train", "lstm", "--data", book, "--run", str(folder / "lstm"), "model.layers=1", "model.d_model=16"]
     assert command([*lstm, *small]) == 0
-    return made
+    return folder
 
 
-def test_an_ngram_model_is_scored_as_it_counted(trained: Path) -> None:
+def test_an_ngram_model_has_no_prefix_and_no_window(trained: Path) -> None:
     run = load(trained / "ngram")
     model = ours.WeftLM(run)
     text = "the cat 3 sat by the river"
     ids = run.tokenizer.encode(text)
-    (found,) = model.loglikelihood_rolling([asked(text)], disable_tqdm=True)
+    (found,) = model.loglikelihood_rolling([request(text)], disable_tqdm=True)
     assert found == pytest.approx(float(run.model.log_prob(torch.tensor(ids).numpy()).sum()), rel=1e-6)  # type: ignore[operator]
-    ((score, greedy),) = model.loglikelihood([asked("the cat 3", " sat by")], disable_tqdm=True)
+    ((score, greedy),) = model.loglikelihood([request("the cat 3", " sat by")], disable_tqdm=True)
     logprobs = run.model.log_prob(torch.tensor(ids[:5]).numpy())  # type: ignore[operator]
     assert score == pytest.approx(float(logprobs[3:].sum()), rel=1e-5) and greedy
 
 
-def test_a_recurrent_model_reads_a_text_as_long_as_it_is(trained: Path) -> None:
+def test_a_recurrent_model_has_no_window(trained: Path) -> None:
     run = load(trained / "lstm", "cpu")
     text = "the cat 3 sat by the river and the dog ran " * 20
-    (found,) = ours.WeftLM(run).loglikelihood_rolling([asked(text)], disable_tqdm=True)
+    (found,) = ours.WeftLM(run).loglikelihood_rolling([request(text)], disable_tqdm=True)
     ids = run.tokenizer.encode(text)
-    assert found == pytest.approx(plainly(run, [run.tokenizer.need("bos")], ids, 1 << 20)[0], rel=1e-5)
+    assert found == pytest.approx(score(run, [run.tokenizer.need("bos")], ids, 1 << 20)[0], rel=1e-5)
 
 
-# ---- what can't be
+# ---- refusals
 
 
 @pytest.mark.parametrize(
     ("make", "line"),
     [
-        (lambda runs: ours.WeftLM(str(runs / "gpt"), batch_size=0), "batch_size = 0: at least one text at a time"),
+        (lambda runs: ours.WeftLM(str(runs / "gpt"), batch_size=0), "batch_size = 0: expected 1 or more texts"),
         (lambda runs: ours.WeftLM(str(runs / "gpt"), dtype="int3"), "dtype = int3: available: bfloat16"),
         (
             lambda runs: ours.WeftLM(str(runs / "gpt"), batchsize=2),
-            "batchsize: no such setting; did you mean 'batch_size'",
+            "batchsize: no such argument; did you mean 'batch_size'",
         ),
-        (lambda runs: _write(runs, max_gen_toks=99), "max_gen_toks = 99: the model reads and writes 48 tokens at most"),
-        (lambda runs: _write(runs, num_beams=4), "num_beams = 4: tasks are written without beam search"),
-        (lambda runs: _write(runs, penalty_alpha=1), "penalty_alpha: a task asks for it, but weft"),
+        (lambda runs: _write(runs, max_gen_toks=99), "max_gen_toks = 99: prompt and text may have 48 tokens"),
+        (lambda runs: _write(runs, num_beams=4), "num_beams = 4: beam search is not available for tasks"),
+        (
+            lambda runs: _write(runs, penalty_alpha=1),
+            "penalty_alpha: a task sets it in gen_kwargs, but weft has no such setting",
+        ),
     ],
 )
-def test_what_cannot_be_done_is_said(runs: Path, make: Callable[[Path], Any], line: str) -> None:
+def test_invalid_settings_are_refused(runs: Path, make: Callable[[Path], Any], line: str) -> None:
     with pytest.raises(ConfigError, match=line):
         make(runs)
 
 
-def _write(runs: Path, **wanted: Any) -> None:
-    ours.WeftLM(str(runs / "gpt")).generate_until([asked("the", wanted)], disable_tqdm=True)
+def _write(runs: Path, **settings: Any) -> None:
+    ours.WeftLM(str(runs / "gpt")).generate_until([request("the", settings)], disable_tqdm=True)
 
 
-def test_a_chat_template_frames_the_messages(runs: Path) -> None:
+def test_a_chat_template_formats_the_messages(runs: Path) -> None:
     run = load(runs / "llama", "cpu")
     model = ours.WeftLM(run)
     run.tokenizer.chat_template = (
         "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}{% endfor %}"
         "{% if add_generation_prompt %}[assistant]{% endif %}"
     )
-    said = [{"role": "user", "content": "the cat"}]
-    assert model.apply_chat_template(said) == "<bos>[user] the cat<eos>[assistant]"
-    begun = [*said, {"role": "assistant", "content": "sat "}]
+    messages = [{"role": "user", "content": "the cat"}]
+    assert model.apply_chat_template(messages) == "<bos>[user] the cat<eos>[assistant]"
+    begun = [*messages, {"role": "assistant", "content": "sat "}]
     assert model.apply_chat_template(begun, False) == "<bos>[user] the cat<eos>[assistant] sat"
-    bos = run.tokenizer.need("bos")
+    bos, eos = run.tokenizer.need("bos"), run.tokenizer.need("eos")
     assert model.tok_encode("<bos>the")[0] == bos != model.tok_encode("<bos>the")[1]  # not twice
     spelled = [{"role": "user", "content": "the <eos> cat"}, {"role": "assistant", "content": "<bos> sat "}]
-    for reply, marks in ((True, ["bos", "eos", "eos"]), (False, ["bos", "eos"])):
+    for reply, expected in ((True, [bos, eos, eos]), (False, [bos, eos])):
         ids = model.tok_encode(model.apply_chat_template(spelled, reply))
         special = [id for id in ids if id in run.tokenizer.special_tokens.values() and id != run.tokenizer.unk_id]
-        assert special == [run.tokenizer.need(mark) for mark in marks]  # the template's, and no message's
-    assert model.tok_encode("the <eos>")[-1] == run.tokenizer.need("eos")  # a text that is no conversation
+        assert special == expected  # only the template's
+    assert model.tok_encode("the <eos>")[-1] == eos  # outside a conversation
     assert model.chat_template() == run.tokenizer.chat_template and model.tokenizer_name.startswith("weft-")
 
 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--limit", "3"], "--limit 3: it is about tasks, which --tasks names"),
+        (["--limit", "3"], "--limit 3: needs --tasks"),
         (["--tasks", ","], "--tasks ',': expected the name of a task"),
-        (["--tasks", "local_choice", "--stride", "3"], "--stride 3: tasks have data and metrics of their own"),
+        (["--tasks", "local_choice", "--stride", "3"], "--stride 3: not available with --tasks"),
         (["--tasks", "local_choice", "--tasks-path", "nowhere"], "--tasks-path nowhere: no such folder"),
         (["--tasks", "local_choice,local_choice*"], None),
-        (["--tasks", "broken"], "--tasks broken: it cannot be loaded"),
+        (["--tasks", "broken"], "--tasks broken: cannot be loaded"),
         (["--tasks", "far"], "--tasks far: its dataset is on the hub: weft couldn't reach the hub"),
     ],
 )
 def test_mistakes_get_one_line(
     runs: Path, tasks: Path, words: list[str], line: str | None, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = {"task": "broken", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "nowhere.jsonl"}}}
-    (tasks / "broken.yaml").write_text(json.dumps({**given, "test_split": "test", **WANTED["choice"]}))
+    broken = {"task": "broken", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "nowhere.jsonl"}}}
+    (tasks / "broken.yaml").write_text(json.dumps({**broken, "test_split": "test", **TASKS["choice"]}))
     (tasks / "far.yaml").write_text(
-        json.dumps({"task": "far", "dataset_path": "some/where", "test_split": "test", **WANTED["choice"]})
+        json.dumps({"task": "far", "dataset_path": "some/where", "test_split": "test", **TASKS["choice"]})
     )
-    own = [] if "--tasks-path" in words else ["--tasks-path", str(tasks)]
-    own = own if "--tasks" in words else []
+    path = ["--tasks-path", str(tasks)] if "--tasks" in words and "--tasks-path" not in words else []
     capsys.readouterr()
-    code = command(["evaluate", str(runs / "gpt"), *words, *own])
+    code = command(["evaluate", str(runs / "gpt"), *words, *path])
     shown = capsys.readouterr()
     if line is None:
         assert code == 0 and "acc_norm" in shown.out
@@ -353,9 +345,7 @@ def test_mistakes_get_one_line(
         assert code == 2 and line in shown.err and shown.err.count("\n") == 1
 
 
-def test_a_model_that_continues_no_text_has_no_tasks(
-    tokenizer: Tokenizer, tasks: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_an_encoder_has_no_tasks(tokenizer: Tokenizer, tasks: Path, tmp_path: Path, capsys: Capture) -> None:
     settings = bert(1, 16, 2, vocab_size=tokenizer.vocab_size, context=16)
     import_model(exported(replace(fresh_model(settings), tokenizer=tokenizer), tmp_path / "bert"), tmp_path / "run")
     capsys.readouterr()
@@ -365,7 +355,7 @@ def test_a_model_that_continues_no_text_has_no_tasks(
     assert "be evaluated on tasks" in err and err.count("\n") == 1
 
 
-def test_the_command_prints_a_line_a_metric(runs: Path, tasks: Path, capsys: Capture) -> None:
+def test_the_command_prints_a_line_per_metric(runs: Path, tasks: Path, capsys: Capture) -> None:
     words = ["evaluate", str(runs / "gpt"), "--tasks", "local_rolling,local_write", "--tasks-path", str(tasks)]
     found = ours.evaluate_tasks(load(runs / "gpt", "cpu"), ["local_rolling"], limit=3, folder=tasks)["results"]
     capsys.readouterr()
@@ -378,7 +368,7 @@ def test_the_command_prints_a_line_a_metric(runs: Path, tasks: Path, capsys: Cap
 
 
 @pytest.mark.slow
-def test_our_command_is_the_harness_s_own_with_weft(runs: Path, tasks: Path, tmp_path: Path) -> None:
+def test_wefts_command_is_the_harnesss_with_weft(runs: Path, tasks: Path, tmp_path: Path) -> None:
     def run(folder: Path) -> subprocess.CompletedProcess[str]:
         words = ["--model", "weft", "--model_args", f"run={folder}", "--tasks", "local_choice"]
         return subprocess.run(
@@ -397,8 +387,8 @@ def test_our_command_is_the_harness_s_own_with_weft(runs: Path, tasks: Path, tmp
     assert missing.returncode == 2 and missing.stderr.splitlines()[-1].startswith("weft-lm-eval: ")
 
 
-def test_python_starts_without_weft() -> None:
-    """What is installed beside the package (an editable install's .pth names a folder) imports nothing."""
+def test_starting_python_does_not_import_weft() -> None:
+    """Not even through the .pth file of an editable install."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", "import site"], capture_output=True, text=True, check=True
     )

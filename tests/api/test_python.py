@@ -1,4 +1,4 @@
-"""weft from Python: changes, what a run says of itself, surprisal, chat and export."""
+"""The Python API: changes, repr, surprisal, chat, defaults of a checkpoint, and export."""
 
 import os
 
@@ -9,22 +9,22 @@ import io
 import json
 import pydoc
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 import torch
 from tests.interop.test_hf import exported, fresh_model
 from tests.later import Later
-from tokenizers.processors import TemplateProcessing
 
 import weft
 from weft.api.import_model import import_model
+from weft.api.settings import with_defaults
 from weft.cli.main import run as command
 from weft.decode.prompt import context_window
-from weft.errors import ConfigError, DataError, WeftError
+from weft.errors import ConfigError, WeftError
 from weft.interop.generation import generation_settings, search_settings
 from weft.models.presets import gpt, llama
 from weft.recipe.resolve import resolve
@@ -52,7 +52,7 @@ Capture = pytest.CaptureFixture[str]
         ({"compile": False, "optimizer.lr": 1e-3}, ["compile=false", "optimizer.lr=1e-3"]),
     ],
 )
-def test_a_table_of_dotted_keys_is_what_words_are(table: dict[str, Any], words: list[str]) -> None:
+def test_changes_as_a_table_equal_changes_as_words(table: dict[str, Any], words: list[str]) -> None:
     assert resolve("gpt-tiny", table) == resolve("gpt-tiny", words)
     assert resolve("gpt-tiny", table) != resolve("gpt-tiny")
 
@@ -68,7 +68,7 @@ def test_a_table_of_dotted_keys_is_what_words_are(table: dict[str, Any], words: 
         ([3], "changes = [3]: expected Iterable[str]"),
     ],
 )
-def test_mistakes_in_changes_are_one_line(changes: Any, line: str) -> None:
+def test_invalid_changes_are_one_line(changes: Any, line: str) -> None:
     for recipe in ("gpt-tiny", resolve("gpt-tiny")):
         with pytest.raises(ConfigError) as caught:
             weft.train(recipe, data="none.txt", changes=changes)
@@ -76,9 +76,9 @@ def test_mistakes_in_changes_are_one_line(changes: Any, line: str) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_help_shows_what_train_takes() -> None:
-    shown = pydoc.render_doc(weft.train, renderer=pydoc.plaintext)
-    assert list(inspect.signature(weft.train).parameters) == ["recipe", "data", "run", "changes", "log"]
+def test_help_shows_the_arguments_of_train() -> None:
+    shown = pydoc.plain(pydoc.render_doc(weft.train))
+    assert list(inspect.signature(weft.train).parameters) == ["recipe", "data", "run", "changes", "log", "command"]
     for word in ("changes: ", "model.layers", "dotted keys", "a free one in runs/"):
         assert word in shown
     methods = [name for name, each in inspect.getmembers(weft.Run, callable) if not name.startswith("_")]
@@ -89,7 +89,7 @@ def test_help_shows_what_train_takes() -> None:
 # ---- a run
 
 
-def test_a_run_is_one_line() -> None:
+def test_the_repr_of_a_run_is_one_line() -> None:
     assert repr(weft.load(OLD / "gpt")).startswith(f"Run({str(OLD / 'gpt')!r}: decoder of ")
     shown = repr(weft.load(OLD / "base"))
     assert shown.endswith(" parameters, step 12, perplexity 54.42)")
@@ -108,7 +108,7 @@ def test_the_surprisal_of_a_text_adds_up_to_its_perplexity() -> None:
         assert run.perplexity(["the cat", "a dog"]) == pytest.approx(torch.tensor(both).double().mean().exp().item())
 
 
-def test_a_long_text_is_scored_in_windows_that_overlap() -> None:
+def test_a_long_text_is_scored_in_overlapping_windows() -> None:
     run = weft.load(OLD / "gpt")
     window = context_window(run.model)
     assert window is not None
@@ -116,17 +116,17 @@ def test_a_long_text_is_scored_in_windows_that_overlap() -> None:
     found = [each.nats for each in run.surprisal(text)]
     ids = torch.tensor([[run.tokenizer.need("eos"), *run.tokenizer.encode(text)]])
     with torch.no_grad():
-        for place in (3, window - 1, window, 2 * window - 1, len(found) - 1):
+        for index in (3, window - 1, window, 2 * window - 1, len(found) - 1):
             start = 0
-            while place - start >= window:
+            while index - start >= window:
                 start += window // 2
-            log_p = run.model(ids[:, start : place + 1])[0, -1].log_softmax(-1)
-            assert found[place] == pytest.approx(-float(log_p[ids[0, place + 1]]), rel=1e-4)
+            log_p = run.model(ids[:, start : index + 1])[0, -1].log_softmax(-1)
+            assert found[index] == pytest.approx(-float(log_p[ids[0, index + 1]]), rel=1e-4)
 
 
-def test_what_a_person_may_get_wrong(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_arguments_are_one_line(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     run, labels = weft.load(OLD / "gpt"), weft.load(OLD / "classify")
-    for wrong in (
+    invalid_calls: list[Callable[[], object]] = [
         lambda: run.perplexity(""),
         lambda: run.perplexity([]),
         lambda: run.perplexity(3),  # type: ignore[arg-type]
@@ -142,9 +142,11 @@ def test_what_a_person_may_get_wrong(tmp_path: Path, capsys: Capture, monkeypatc
         lambda: labels.chat("a"),
         lambda: labels.surprisal("a"),
         lambda: labels.perplexity("a"),
-    ):
+        lambda: run.chat([{"role": "assistant", "content": "a"}]),
+    ]
+    for call in invalid_calls:
         with pytest.raises(WeftError) as caught:
-            wrong()
+            call()
         assert len(str(caught.value).splitlines()) == 1
     monkeypatch.chdir(tmp_path)
     (tmp_path / "the.txt").write_text("the cat")
@@ -155,29 +157,23 @@ def test_what_a_person_may_get_wrong(tmp_path: Path, capsys: Capture, monkeypatc
 
 def test_chat_is_reply_and_takes_a_conversation() -> None:
     run = weft.load(OLD / "gpt")
-    settings = {"temperature": 0.0, "max_tokens": 8}
-    asked = [{"role": "system", "content": "cat."}, {"role": "user", "content": "the"}]
-    assert run.chat(asked, **settings) == "".join(chunk.text for chunk in run.reply(asked, weft.sampling(**settings)))
+    settings: dict[str, Any] = {"temperature": 0.0, "max_tokens": 8}
+    messages = [{"role": "system", "content": "cat."}, {"role": "user", "content": "the"}]
+    assert run.chat(messages, **settings) == "".join(
+        chunk.text for chunk in run.reply(messages, weft.sampling(**settings))
+    )
     assert run.chat("the", **settings) == run.generate("the", **settings)
-    assert run.chat(asked, **settings) == run.generate("cat.\nthe", **settings)
+    assert run.chat(messages, **settings) == run.generate("cat.\nthe", **settings)
 
 
-# ---- a checkpoint
-
-
-@pytest.fixture(scope="module")
-def pieces() -> Tokenizer:
-    learned = build_tokenizer(BPE(vocab_size=280), ["the cat sat on the mat, and the dog ate the hat. " * 8])
-    backend = tokenizers.Tokenizer.from_str(learned.to_json())
-    backend.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", learned.need("bos"))])
-    return Tokenizer.from_json(backend.to_str(), learned.roles)
+# ---- an imported checkpoint
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt"])
 def test_surprisal_is_the_loss_of_transformers(family: str, pieces: Tokenizer, tmp_path: Path) -> None:
-    """On the same ids: bos stands before the text where the tokenizer puts it; otherwise nothing predicts the first."""
+    """With a tokenizer that puts bos before a text, and with one that does not, where the first token is not scored."""
     tokenizer = pieces if family == "llama" else build_tokenizer(BPE(vocab_size=262), ["the cat sat. " * 9])
-    size = {"vocab_size": tokenizer.vocab_size}
+    size: dict[str, Any] = {"vocab_size": tokenizer.vocab_size}
     settings = llama(2, 32, 4, 48, 64, kv_heads=2, **size) if family == "llama" else gpt(2, 32, 4, context=64, **size)
     folder = exported(replace(fresh_model(settings), tokenizer=tokenizer), tmp_path / "theirs")
     import_model(folder, tmp_path / "run")
@@ -194,8 +190,8 @@ def test_surprisal_is_the_loss_of_transformers(family: str, pieces: Tokenizer, t
     assert len(scored) == ids.shape[1] - 1
     assert sum(scored) / len(scored) == pytest.approx(loss, rel=1e-4)
     assert run.perplexity(text) == pytest.approx(torch.tensor(loss).exp().item(), rel=1e-3)
-    place = run.export("hf", tmp_path / "again")
-    assert (place / "config.json").read_bytes() == (folder / "config.json").read_bytes()
+    path = run.export("hf", tmp_path / "again")
+    assert (path / "config.json").read_bytes() == (folder / "config.json").read_bytes()
 
 
 @pytest.fixture
@@ -207,7 +203,7 @@ def checkpoint(tmp_path: Path, pieces: Tokenizer) -> Path:
     return folder
 
 
-def test_a_checkpoint_writes_as_its_makers_have_it(checkpoint: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_checkpoints_generation_config_is_used(checkpoint: Path, tmp_path: Path, capsys: Capture) -> None:
     import_model(checkpoint, tmp_path / "run")
     run = weft.load(tmp_path / "run")
     theirs = {"temperature": 0.6, "top_p": 0.8, "max_tokens": 9, "stop_ids": (270, 271)}
@@ -220,29 +216,29 @@ def test_a_checkpoint_writes_as_its_makers_have_it(checkpoint: Path, tmp_path: P
     shown = capsys.readouterr()
     assert shown.out == f"the{text}\n"
     source = "from the checkpoint's generation_config.json"
-    assert shown.err == f"weft: writing with temperature 0.6, top_p 0.8, max_tokens 9, {source}\n"
+    assert shown.err == f"weft: using temperature 0.6, top_p 0.8, max_tokens 9, {source}\n"
     words = ["--greedy", "--max-tokens", "5"]
     assert command(["generate", str(tmp_path / "run"), "--prompt", "the", *words]) == 0
     greedy = run.complete(["the"], weft.sampling(temperature=0.0, max_tokens=5, stop_ids=(270, 271)))[0].text
     assert tuple(capsys.readouterr()) == (f"the{greedy}\n", "")
     assert command(["generate", str(tmp_path / "run"), "--prompt", "the", "--beam", "2"]) == 0
-    assert "writing with max_tokens 9, from" in capsys.readouterr().err
+    assert "using max_tokens 9, from" in capsys.readouterr().err
 
 
-def test_a_checkpoints_stop_strings_are_said(
+def test_a_checkpoints_stop_strings_are_logged(
     checkpoint: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (checkpoint / "generation_config.json").write_text('{"stop_strings": ["e", "\\n"], "max_new_tokens": 3}')
     import_model(checkpoint, tmp_path / "run")
-    said = "weft: writing with max_tokens 3, stop 'e', '\\n', from the checkpoint's generation_config.json\n"
+    message = "weft: using max_tokens 3, stop 'e', '\\n', from the checkpoint's generation_config.json\n"
     for words in ["generate", "--prompt", "the"], ["generate", "--prompt", "the", "--beam", "2"], ["chat"]:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the\n"), encoding="utf-8"))
         capsys.readouterr()
         assert command([words[0], str(tmp_path / "run"), *words[1:]]) == 0
-        assert capsys.readouterr().err == said
+        assert capsys.readouterr().err == message
 
 
-def test_chat_is_gentle_where_nobody_says_how(
+def test_chat_has_its_own_default_temperature(
     checkpoint: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (checkpoint / "generation_config.json").write_text('{"eos_token_id": 2, "transformers_version": "4"}')
@@ -261,7 +257,7 @@ def test_chat_is_gentle_where_nobody_says_how(
         assert capsys.readouterr().out == f"{expected}\n"
 
 
-def test_a_strangers_settings_are_checked() -> None:
+def test_invalid_generation_settings_are_reported() -> None:
     nothing: dict[str, Any] = {}
     odd = {"temperature": "hot", "top_p": 3, "top_k": True, "do_sample": "yes", "max_new_tokens": -1, "min_p": 1e999}
     found, lines = generation_settings(odd | {"eos_token_id": [1, "x"], "repetition_penalty": []}, 50)
@@ -273,10 +269,10 @@ def test_a_strangers_settings_are_checked() -> None:
     assert generation_settings({"do_sample": True}, 50) == ({"temperature": 1.0}, [])
     assert generation_settings({"do_sample": False, "top_p": 0.9}, 50) == ({"temperature": 0.0}, [])
     ids = {"forced_bos_token_id": 3, "forced_eos_token_id": 2, "suppress_tokens": [7], "bad_words_ids": [[8], [9, 10]]}
-    read = {"forced": (3,), "last": 2, "banned": (7, 8), "min_tokens": 4, "no_repeat_ngram": 3, "stop": ("x",)}
-    more = {"min_new_tokens": 4, "no_repeat_ngram_size": 3, "stop_strings": "x"}
-    assert generation_settings({**ids, **more}, 50) == (read, [])
-    beyond = {"suppress_tokens": [7, 60], "bad_words_ids": [[50]]}  # which this tokenizer has no tokens for
+    expected = {"forced": (3,), "last": 2, "banned": (7, 8), "min_tokens": 4, "no_repeat_ngram": 3, "stop": ("x",)}
+    others = {"min_new_tokens": 4, "no_repeat_ngram_size": 3, "stop_strings": "x"}
+    assert generation_settings({**ids, **others}, 50) == (expected, [])
+    beyond = {"suppress_tokens": [7, 60], "bad_words_ids": [[50]]}  # ids that this tokenizer does not have
     assert generation_settings(beyond, 50) == ({"banned": (7,)}, [])
     assert generation_settings({"stop_strings": [""]}, 50) == (nothing, ["stop_strings = ['']"])
     odd = {"forced_bos_token_id": 50, "forced_eos_token_id": "2", "suppress_tokens": [True], "bad_words_ids": ["a"]}
@@ -284,7 +280,7 @@ def test_a_strangers_settings_are_checked() -> None:
     assert found == nothing and len(lines) == 4
     both = {"forced_bos_token_id": 3, "suppress_tokens": [3]}
     assert generation_settings(both, 50) == ({"banned": (3,)}, ["forced_bos_token_id = 3"])
-    assert generation_settings({"min_length": 5}, 50) == (nothing, [])  # with the prompt, which is not here
+    assert generation_settings({"min_length": 5}, 50) == (nothing, [])  # it counts the prompt, which is unknown here
     assert generation_settings({"min_length": 5}, 50, answers=True) == ({"min_tokens": 4}, [])
     assert generation_settings({"min_length": 5, "min_new_tokens": 2}, 50, answers=True) == ({"min_tokens": 2}, [])
     assert generation_settings({"min_length": "5"}, 50, answers=True) == (nothing, ["min_length = '5'"])
@@ -292,20 +288,20 @@ def test_a_strangers_settings_are_checked() -> None:
     assert generation_settings(short, 50, answers=True) == ({"max_tokens": 3}, ["min_length = 5"])
 
 
-def test_a_strangers_search_is_transformers() -> None:
+def test_search_settings_of_transformers() -> None:
     usual = {"patience": None, "settled": "likely", "renormalise": False}
     assert search_settings({}) == search_settings({"early_stopping": False, "max_length": 20}) == (usual, [])
     assert search_settings({"early_stopping": True}) == ({**usual, "patience": 1.0}, [])
     assert search_settings({"early_stopping": "never"}) == ({**usual, "settled": "certain"}, [])
-    asked = {"num_beams": 4, "length_penalty": 2.0, "renormalize_logits": True}
-    read = {"beams": 4, "length_penalty": {"kind": "power", "alpha": 2.0}, "renormalise": True}
-    assert search_settings(asked) == ({**usual, **read}, [])
+    theirs = {"num_beams": 4, "length_penalty": 2.0, "renormalize_logits": True}
+    expected = {"beams": 4, "length_penalty": {"kind": "power", "alpha": 2.0}, "renormalise": True}
+    assert search_settings(theirs) == ({**usual, **expected}, [])
     odd = {"early_stopping": 3, "num_beams": 0, "length_penalty": "x", "renormalize_logits": 1}
     found, lines = search_settings(odd)
     assert found == usual and sorted(lines) == sorted(f"{key} = {value!r}" for key, value in odd.items())
 
 
-def test_settings_of_before_there_was_a_file_are_in_the_models(checkpoint: Path, tmp_path: Path) -> None:
+def test_older_checkpoints_have_the_settings_in_config_json(checkpoint: Path, tmp_path: Path) -> None:
     tree = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "generation_config.json").unlink(missing_ok=True)
     old = {"num_beams": 3, "early_stopping": True, "no_repeat_ngram_size": 2, "do_sample": False, "top_k": 50}
@@ -313,21 +309,20 @@ def test_settings_of_before_there_was_a_file_are_in_the_models(checkpoint: Path,
     import_model(checkpoint, tmp_path / "run")
     run = weft.load(tmp_path / "run")
     assert run.defaults == {"no_repeat_ngram": 2}
-    read = {"beams": 3, "patience": 1.0, "settled": "likely", "renormalise": False}
-    assert run.beam_defaults == {**read, "no_repeat_ngram": 2}
+    expected = {"beams": 3, "patience": 1.0, "settled": "likely", "renormalise": False}
+    assert run.beam_defaults == {**expected, "no_repeat_ngram": 2}
 
 
-def test_a_broken_file_of_settings_is_said_and_not_used(checkpoint: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_broken_generation_config_is_reported_and_ignored(checkpoint: Path, tmp_path: Path, capsys: Capture) -> None:
     for number, content in enumerate(["{", "[]", '{"temperature": "hot"}']):
         (checkpoint / "generation_config.json").write_text(content)
-        place = tmp_path / f"run-{number}"
-        import_model(checkpoint, place)
-        assert weft.load(place).defaults == {}
+        import_model(checkpoint, tmp_path / f"run-{number}")
+        assert weft.load(tmp_path / f"run-{number}").defaults == {}
         (line,) = capsys.readouterr().err.splitlines()
         assert "generation_config.json" in line
 
 
-def test_rules_that_weft_does_not_have_are_named(checkpoint: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_unsupported_generation_settings_are_reported(checkpoint: Path, tmp_path: Path, capsys: Capture) -> None:
     words = {"bad_words_ids": [[3], [4, 5]]}
     tree = {"penalty_alpha": 0.6, "min_length": 5, "encoder_no_repeat_ngram_size": 0, "num_beam_groups": 1, **words}
     (checkpoint / "generation_config.json").write_text(json.dumps(tree))
@@ -335,27 +330,15 @@ def test_rules_that_weft_does_not_have_are_named(checkpoint: Path, tmp_path: Pat
     capsys.readouterr()
     assert weft.load(tmp_path / "run").defaults == {"banned": (3,)}
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split(": ")[2] for line in lines] == [
-        "penalty_alpha = 0.6",
-        "min_length = 5",
-        "bad_words_ids = [[4, 5]]",
-    ]
+    unused = ["penalty_alpha = 0.6", "min_length = 5", "bad_words_ids = [[4, 5]]"]
+    assert [line.split(": ")[2] for line in lines] == unused
     assert {line.split(": ")[3] for line in lines} == {"not used; weft has no such rule"}
 
 
-def test_greedy_settings_give_way_to_what_is_asked_for() -> None:
-    from weft.api.settings import with_defaults
-
+def test_defaults_that_contradict_settings_are_dropped() -> None:
     assert with_defaults({"max_tokens": 3}, {"min_tokens": 9}) == {"max_tokens": 3, "min_tokens": 3}
-    assert with_defaults({}, {"min_tokens": 900}) == {"min_tokens": 128}  # which is as long as a text is by default
+    assert with_defaults({}, {"min_tokens": 900}) == {"min_tokens": 128}  # the default of max_tokens
     assert with_defaults({"top_p": 0.5}, {"temperature": 0.0}) == {"top_p": 0.5}
-    assert with_defaults({"temperature": 0.0}, {"temperature": 0.6, "top_p": 0.5, "max_tokens": 3}) == {
-        "temperature": 0.0,
-        "max_tokens": 3,
-    }
+    defaults = {"temperature": 0.6, "top_p": 0.5, "max_tokens": 3}
+    assert with_defaults({"temperature": 0.0}, defaults) == {"temperature": 0.0, "max_tokens": 3}
     assert with_defaults({"temperature": None}, {"temperature": 0.6}) == {"temperature": 0.6}
-
-
-def test_messages_that_no_reply_answers() -> None:
-    with pytest.raises(DataError, match="the last message is the assistant's"):
-        weft.load(OLD / "gpt").chat([{"role": "assistant", "content": "a"}])

@@ -1,4 +1,4 @@
-"""Quantized weights that are kept with a run: the same to the bit, made again when stale, harmless when damaged."""
+"""Quantised weights kept with a run: bit-identical, rebuilt when stale or damaged; and the choice of a width."""
 
 import json
 import random
@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import weft
-from weft.api import load as loading
+from weft.api import auto_width
+from weft.api.auto_width import WidthMeasurements
 from weft.cli.main import run as command
 from weft.decode.fast.quantize import fill, quantize
 from weft.decode.fast.rounding import Packed, quantize_around_zero, quantize_groups, quantize_rows
@@ -23,22 +24,23 @@ from weft.runs.folder import RunFolder
 from weft.training import quantized
 
 Capture = pytest.CaptureFixture[str]
-MODELS = {
+MODELS: dict[str, Any] = {
     "tied": llama(2, 64, 4, 96, context=32, vocab_size=80, kv_heads=2, tied=True),
     "odd": gpt(1, 36, 2, 32, vocab_size=81),  # biases, and no groups of 32
     "seq2seq": vaswani(1, 64, 4, 96, 0.0, vocab_size=80, context=32),
 }
 
 
-class Read:
+class SourceStub:
     tokens = torch.arange(12).view(2, 6)
     mask = None
 
 
 def logits(model: Any) -> Tensor:
-    given = {} if model.encoder is None else {"source": Read()}
+    options = {} if model.encoder is None else {"source": SourceStub()}
     with torch.no_grad():
-        return model(torch.arange(16).view(2, 8), **given)
+        output: Tensor = model(torch.arange(16).view(2, 8), **options)
+    return output
 
 
 # ---- the layout
@@ -46,50 +48,51 @@ def logits(model: Any) -> Tensor:
 
 @pytest.mark.parametrize("centred", [False, True])
 @pytest.mark.parametrize(("columns", "group"), [(96, 32), (32, 32), (14, 14)])
-def test_four_bits_come_back_from_their_bytes(columns: int, group: int, centred: bool) -> None:
+def test_int4_round_trip(columns: int, group: int, centred: bool) -> None:
     weight = torch.randn(5, columns, generator=torch.Generator().manual_seed(columns)) + 0.2
     rounded = (quantize_groups if centred else quantize_around_zero)(weight, group)
-    kept = Packed.of(rounded, "int4")
-    assert kept.numbers.shape == (5, columns // 2) and kept.shape == (5, columns) and kept.bits == "int4"
-    again = kept.unpack()
-    assert torch.equal(again.dequantize(), rounded.dequantize()) and torch.equal(again.numbers, rounded.numbers)
-    # of a group the first half is in the lower halves of its bytes
-    first = int(kept.numbers[0, 0])
+    packed = Packed.of(rounded, "int4")
+    assert packed.numbers.shape == (5, columns // 2) and packed.shape == (5, columns) and packed.bits == "int4"
+    unpacked = packed.unpack()
+    assert torch.equal(unpacked.dequantize(), rounded.dequantize())
+    assert torch.equal(unpacked.numbers, rounded.numbers)
+    # the first half of a group is in the lower four bits of its bytes
+    first = int(packed.numbers[0, 0])
     assert (first & 15) - 8 == int(rounded.numbers[0, 0])
     assert (first >> 4) - 8 == int(rounded.numbers[0, group // 2])
 
 
-def test_what_kernels_would_read_beyond_is_refused() -> None:
-    kept = Packed.of(quantize_rows(torch.randn(6, 64)), "int8")
-    assert kept.is_for("int8", 6, 64)
-    assert kept.scales is not None
+def test_wrong_shapes_are_refused() -> None:
+    packed = Packed.of(quantize_rows(torch.randn(6, 64)), "int8")
+    assert packed.is_for("int8", 6, 64)
+    assert packed.scales is not None
     for wrong in (
-        kept._replace(scales=kept.scales[:3]),
-        kept._replace(scales=kept.scales.bfloat16()),
-        kept._replace(numbers=kept.numbers[:, :32].contiguous()),
-        kept._replace(centres=kept.scales),
-        kept._replace(scales=None),
+        packed._replace(scales=packed.scales[:3]),
+        packed._replace(scales=packed.scales.bfloat16()),
+        packed._replace(numbers=packed.numbers[:, :32].contiguous()),
+        packed._replace(centres=packed.scales),
+        packed._replace(scales=None),
     ):
         assert not wrong.is_for("int8", 6, 64)
-    assert not kept.is_for("int4", 6, 64) and not kept.is_for("int8", 64, 6)
+    assert not packed.is_for("int4", 6, 64) and not packed.is_for("int8", 64, 6)
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("bits", ["bf16", "int8", "int4"])
 def test_an_empty_model_is_filled_to_the_bit(name: str, bits: Any) -> None:
     torch.manual_seed(0)
-    kept: dict[str, Tensor] = {}
-    made = quantize(build(MODELS[name]), bits, kept)
+    weights: dict[str, Tensor] = {}
+    quantised = quantize(build(MODELS[name]), bits, weights)
     with empty_weights():
-        again: Any = build(MODELS[name])
-    fill(again, bits, kept)
-    assert torch.equal(logits(again), logits(made))
+        filled: Any = build(MODELS[name])
+    fill(filled, bits, weights)
+    assert torch.equal(logits(filled), logits(quantised))
     for wrong in (
-        {key: each for key, each in kept.items() if key != "embedding.weight"},
-        {**kept, "embedding.weight": kept["embedding.weight"][:, :-1]},
-        {**kept, "embedding.weight": kept["embedding.weight"].bfloat16()},
-        {**kept, "more": torch.zeros(1)},
-        {key: each for key, each in kept.items() if not key.endswith("numbers")},
+        {key: value for key, value in weights.items() if key != "embedding.weight"},
+        {**weights, "embedding.weight": weights["embedding.weight"][:, :-1]},
+        {**weights, "embedding.weight": weights["embedding.weight"].bfloat16()},
+        {**weights, "more": torch.zeros(1)},
+        {key: value for key, value in weights.items() if not key.endswith("numbers")},
     ):
         with empty_weights():
             other: Any = build(MODELS[name])
@@ -118,14 +121,14 @@ def run(trained: Path, tmp_path: Path) -> RunFolder:
 
 
 class Calls:
-    """How often weights were rounded."""
+    """Counts how often weights are quantised."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.count = 0
 
-        def counted(*given: Any) -> Any:
+        def counted(*args: Any) -> Any:
             self.count += 1
-            return quantize(*given)
+            return quantize(*args)
 
         monkeypatch.setattr(quantized, "quantize", counted)
 
@@ -140,19 +143,19 @@ def best(run: RunFolder) -> Path:
 
 
 @pytest.mark.parametrize("bits", ["bf16", "int8", "int4"])
-def test_the_second_start_maps_what_the_first_has_kept(run: RunFolder, bits: str, calls: Calls) -> None:
+def test_the_second_load_uses_the_kept_weights(run: RunFolder, bits: str, calls: Calls) -> None:
     expected = logits(quantize(weft.load(run.path, "cpu").model, bits))
     first = weft.load(run.path, "cpu", quantize=bits)
     assert torch.equal(logits(first.model), expected)
     weights = best(run) / "model.safetensors"
-    weights.write_bytes(bytes(weights.stat().st_size))  # the float32 weights are needed no longer
+    weights.write_bytes(bytes(weights.stat().st_size))  # the float32 weights are no longer needed
     second = weft.load(run.path, "cpu", quantize=bits)
     assert calls.count == 1 and first.quantized == second.quantized == bits
     assert torch.equal(logits(second.model), expected)
     assert sorted(path.name for path in run.quantized.glob("[a-z]*")) == [f"{bits}.json", f"{bits}.safetensors"]
 
 
-def test_stale_and_damaged_files_are_made_again(run: RunFolder, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stale_and_damaged_files_are_rebuilt(run: RunFolder, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     file, note = run.quantized / "int8.safetensors", run.quantized / "int8.json"
     expected = logits(weft.load(run.path, "cpu", quantize="int8").model)
     whole = file.read_bytes()
@@ -184,7 +187,7 @@ def test_stale_and_damaged_files_are_made_again(run: RunFolder, calls: Calls, mo
     assert calls.count == 7 and not torch.equal(logits(changed.model), expected)
 
 
-def test_a_folder_that_cannot_be_written_costs_nothing_else(run: RunFolder, calls: Calls) -> None:
+def test_a_folder_that_cannot_be_written_is_no_error(run: RunFolder, calls: Calls) -> None:
     run.quantized.write_text("in the way")
     expected = logits(quantize(weft.load(run.path, "cpu").model, "int8"))
     for number in (1, 2):
@@ -207,7 +210,7 @@ def test_a_missing_checkpoint_is_still_an_error(run: RunFolder, capsys: Capture)
     assert "no checkpoint yet" in capsys.readouterr().err
 
 
-def test_an_adapter_is_merged_and_its_base_noticed(run: RunFolder, tmp_path: Path, calls: Calls) -> None:
+def test_an_adapter_is_merged_and_its_base_checked(run: RunFolder, tmp_path: Path, calls: Calls) -> None:
     book, tuned = run.path.parent / "book.txt", tmp_path / "tuned"
     book.write_text("you see the cat.\n" * 200)
     words = [f"init={run.path}", "adapter.rank=2", "steps=3", "batch.size=4", "optimizer.lr=0.01"]
@@ -227,11 +230,10 @@ def test_an_adapter_is_merged_and_its_base_noticed(run: RunFolder, tmp_path: Pat
 # ---- auto
 
 
-def measured(losses: list[float], speeds: list[float]) -> loading.Measured:
+def measured(losses: list[float], speeds: list[float]) -> WidthMeasurements:
     names = ["fp32", "bf16", "int8", "int4"]
-    return loading.Measured(
-        dict(zip(names, losses, strict=True)), dict(zip(names, speeds, strict=True)), 20_000, "held-out tokens"
-    )
+    by_name = [dict(zip(names, values, strict=True)) for values in (losses, speeds)]
+    return WidthMeasurements(losses=by_name[0], speeds=by_name[1], tokens=20_000, text="held-out tokens")
 
 
 @pytest.mark.parametrize(
@@ -241,7 +243,7 @@ def measured(losses: list[float], speeds: list[float]) -> loading.Measured:
         ([2.0, 2.0, 2.01, 2.021], [1.0, 2.0, 3.0, 4.0], "int8"),
         ([2.0, 2.1, 2.1, 2.1], [1.0, 2.0, 3.0, 4.0], "fp32"),
         ([2.0, 2.0, 2.0, 2.0], [1.0, 0.5, 0.7, 0.9], "fp32"),
-        ([2.0, 2.0, 2.0, 2.0], [1.0, 1.01, 2.0, 2.02], "int8"),  # no difference that a clock could tell
+        ([2.0, 2.0, 2.0, 2.0], [1.0, 1.01, 2.0, 2.02], "int8"),  # differences within the noise
         ([2.0, float("nan"), float("inf"), 1.9], [1.0, 3.0, 4.0, 2.0], "int4"),
         ([float("nan")] * 4, [1.0, 2.0, 3.0, 4.0], "fp32"),
     ],
@@ -250,41 +252,39 @@ def test_the_fastest_within_one_percent_is_chosen(losses: list[float], speeds: l
     assert measured(losses, speeds).chosen == chosen
 
 
-def test_the_choice_is_said_with_its_reasons() -> None:
+def test_the_choice_is_logged_with_its_reasons() -> None:
     assert measured([2.4109, 2.4109, 2.4131, 2.4543], [10.0, 15.0, 31.0, 45.0]).line == (
         "quantize = int8: 3.1 × as fast as fp32, loss 2.4131 against 2.4109 (+0.1 %) on 20,000 held-out tokens; "
-        "int4 would be +1.8 %"
+        "int4 would cost +1.8 %"
     )
     assert measured([2.0] * 4, [10.0, 5.0, 9.0, 10.0]).line == (
         "quantize = fp32: nothing is faster; loss 2.0000 on 20,000 held-out tokens"
     )
     assert measured([2.0, 2.0, 2.1, 2.0], [10.0, 5.0, 20.0, 10.0]).line == (
-        "quantize = fp32: what is faster costs more than 1 %; loss 2.0000 on 20,000 held-out tokens; "
-        "int8 would be +5.0 %"
+        "quantize = fp32: faster widths cost more than 1 %; loss 2.0000 on 20,000 held-out tokens; "
+        "int8 would cost +5.0 %"
     )
 
 
-def test_auto_measures_once_and_then_knows(
-    run: RunFolder, calls: Calls, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_auto_measures_once(run: RunFolder, calls: Calls, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     speeds = iter([100.0, 150.0, 310.0, 200.0])
-    monkeypatch.setattr(loading, "_speed", lambda model: next(speeds))
+    monkeypatch.setattr(auto_width, "_speed", lambda model: next(speeds))
     words = ["generate", str(run.path), "--prompt", "the", "--greedy", "--max-tokens", "6", "--quantize"]
-    said = []
+    outputs = []
     for _ in range(2):
         assert command([*words, "auto"]) == 0
-        said.append(capsys.readouterr())
-    assert calls.count == 3 and said[0] == said[1]
-    assert said[0].err.startswith("weft: quantize = int8: 3.1 × as fast as fp32, loss ")
+        outputs.append(capsys.readouterr())
+    assert calls.count == 3 and outputs[0] == outputs[1]
+    assert outputs[0].err.startswith("weft: quantize = int8: 3.1 × as fast as fp32, loss ")
     assert command([*words, "int8"]) == 0
-    assert capsys.readouterr().out == said[0].out and calls.count == 3  # kept by auto
+    assert capsys.readouterr().out == outputs[0].out and calls.count == 3  # kept by auto
     note = json.loads((run.quantized / "auto.json").read_text())
     exact, small = (weft.load(run.path, "cpu", quantize=bits).evaluate()["loss"] for bits in (None, "int8"))
     assert note["losses"]["fp32"] == pytest.approx(exact, rel=1e-6)
     assert note["losses"]["int8"] == pytest.approx(small, rel=1e-6)
     # another machine has other speeds, and the same losses
-    monkeypatch.setattr(loading, "machine", lambda device: "another")
-    monkeypatch.setattr(loading, "_text", None)
+    monkeypatch.setattr(auto_width, "machine_fingerprint", lambda device: "another")
+    monkeypatch.setattr(auto_width, "_measured_text", None)
     speeds = iter([100.0, 90.0, 80.0, 70.0])
     assert weft.load(run.path, "cpu", quantize="auto").quantized is None
     assert "weft: quantize = fp32: nothing is faster" in capsys.readouterr().err
@@ -293,24 +293,24 @@ def test_auto_measures_once_and_then_knows(
     assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(exact, rel=1e-6)
 
 
-def test_without_held_out_text_python_documentation_is_read(
+def test_without_held_out_data_losses_are_measured_on_pythons_documentation(
     run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(loading, "MIN_TOKENS", 200)
-    monkeypatch.setattr(loading, "WORK", 0)
+    monkeypatch.setattr(auto_width, "MIN_TOKENS", 200)
+    monkeypatch.setattr(auto_width, "MAX_CPU_WORK", 0)
     monkeypatch.setattr(
-        loading, "corpus", lambda name: weft.text.builtin.BuiltinCorpus(["The interpreter.\n" * 30], "")
+        auto_width, "corpus", lambda name: weft.text.builtin.BuiltinCorpus(["The interpreter.\n" * 30], "")
     )
     assert command(["export", str(run.path), "--to", "weft", str(tmp_path / "alone")]) == 0
     capsys.readouterr()
     loaded = weft.load(tmp_path / "alone", "cpu", quantize="auto")
     line = capsys.readouterr().err
-    assert "on 200 tokens of Python's documentation, for no held-out text is here" in line
+    assert "on 200 tokens of Python's documentation, as there is no held-out text" in line
     note = json.loads((tmp_path / "alone/quantized/auto.json").read_text())
     text = loaded.tokenizer.decode(loaded.tokenizer.encode("The interpreter.\n" * 30)[:200])
     plain = weft.load(tmp_path / "alone", "cpu")
     ids = torch.tensor([loaded.tokenizer.need("eos"), *loaded.tokenizer.encode(text)])
-    windows = [ids[start : start + 17] for start in range(0, 200, 16)]  # of the run's length
+    windows = [ids[start : start + 17] for start in range(0, 200, 16)]  # the run's batch.length
     with torch.no_grad():
         nats = [F.cross_entropy(plain.model(row[None, :-1])[0], row[1:], reduction="none") for row in windows]
     assert note["losses"]["fp32"] == pytest.approx(float(torch.cat(nats).mean()), rel=1e-5)

@@ -1,4 +1,4 @@
-"""Training reads its text twice at most, for the tokenizer and for the tokens; once where the tokenizer is finished."""
+"""Training reads its text at most twice, for the tokenizer and for the tokens; once if the tokenizer is finished."""
 
 import builtins
 import io
@@ -12,7 +12,7 @@ import pytest
 import weft
 from weft.data import amount, streams
 
-LOOKS = 0.9  # of a file, in all: how much text there is, is estimated from its beginning, more than once
+MAX_SAMPLED = 0.9  # share of a file read in addition: its beginning is read to estimate the amount of text
 TINY = ["steps=1", "batch.size=2", "batch.length=16", "evaluate.tokens=64", "model.layers=1", "model.d_model=16"]
 TINY += ["model.attention.heads=2", "model.feedforward.d_ff=16"]
 
@@ -26,7 +26,9 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "book.txt").write_text("\n".join(lines))
     documents = [" ".join(lines[at : at + 5]) for at in range(0, len(lines), 5)]
     (folder / "documents.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in documents))
-    signs = [chr(0x4E00 + pick.randrange(700)) for _ in range(50_000)]  # more characters than tokens would be chosen
+    signs = [
+        chr(0x4E00 + pick.randrange(700)) for _ in range(50_000)
+    ]  # more characters than the vocabulary size that would be chosen
     (folder / "signs.txt").write_text("\n".join("".join(signs[at : at + 60]) for at in range(0, len(signs), 60)))
     rows = [{"text": text, "label": number % 2, "source": text, "target": text} for number, text in enumerate(lines)]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -34,12 +36,12 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def count_reads(monkeypatch: pytest.MonkeyPatch, file: Path) -> list[int]:
-    """The sizes of all reads of a file from now on."""
+    """Record the sizes of all further reads of a file."""
     sizes: list[int] = []
     plain = builtins.open
 
     class Counted(io.FileIO):
-        def readinto(self, buffer: Any) -> int | None:  # type: ignore[override]
+        def readinto(self, buffer: Any) -> int | None:
             read = super().readinto(buffer)
             sizes.append(read or 0)
             return read
@@ -49,14 +51,14 @@ def count_reads(monkeypatch: pytest.MonkeyPatch, file: Path) -> list[int]:
             sizes.append(len(read))
             return read
 
-    def opened(name: Any, mode: str = "r", *given: Any, **options: Any) -> Any:
+    def counted_open(name: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         if isinstance(name, str | Path) and Path(name) == file:
             assert mode == "rb", "a source is read as bytes, with a buffer"
             return io.BufferedReader(Counted(name, "rb"))
-        return plain(name, mode, *given, **options)
+        return plain(name, mode, *args, **kwargs)
 
-    monkeypatch.setattr(builtins, "open", opened)
-    monkeypatch.setattr(streams, "BLOCK", 1 << 14)  # so that a look at the beginning is a small part
+    monkeypatch.setattr(builtins, "open", counted_open)
+    monkeypatch.setattr(streams, "BLOCK", 1 << 14)  # so that a sample is a small part of the file
     monkeypatch.setattr(amount, "SAMPLE", 1 << 14)
     return sizes
 
@@ -77,7 +79,7 @@ def count_reads(monkeypatch: pytest.MonkeyPatch, file: Path) -> list[int]:
         ("vaswani-tiny", "rows.jsonl", ["tokenizer=byte"], 1),
     ],
 )
-def test_each_text_is_read_as_often_as_it_must_be(
+def test_passes_over_the_text(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     sources: Path,
@@ -89,12 +91,12 @@ def test_each_text_is_read_as_often_as_it_must_be(
     file = sources / name
     sizes = count_reads(monkeypatch, file)
     weft.train(recipe, data=str(file), run=tmp_path / "run", changes=[*TINY, *changes], log=lambda line: None)
-    assert passes <= sum(sizes) / file.stat().st_size < passes + LOOKS
+    assert passes <= sum(sizes) / file.stat().st_size < passes + MAX_SAMPLED
 
 
 def test_a_finished_tokenizer_needs_no_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sources: Path) -> None:
-    given: dict[str, Any] = {"data": str(sources / "book.txt"), "log": lambda line: None}
-    first = weft.train("gpt-tiny", run=tmp_path / "first", changes=TINY, **given)
+    options: dict[str, Any] = {"data": str(sources / "book.txt"), "log": lambda line: None}
+    first = weft.train("gpt-tiny", run=tmp_path / "first", changes=TINY, **options)
     sizes = count_reads(monkeypatch, sources / "book.txt")
-    weft.train("gpt-tiny", run=tmp_path / "run", changes=[*TINY, f"init={first.path}"], **given)
-    assert 1 <= sum(sizes) / (sources / "book.txt").stat().st_size < 1 + LOOKS
+    weft.train("gpt-tiny", run=tmp_path / "run", changes=[*TINY, f"init={first.path}"], **options)
+    assert 1 <= sum(sizes) / (sources / "book.txt").stat().st_size < 1 + MAX_SAMPLED

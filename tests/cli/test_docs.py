@@ -1,4 +1,4 @@
-"""`weft docs`: a site that is there is opened, and one that isn't is said how to get."""
+"""`weft docs` opens the built documentation, or names the command that builds it."""
 
 import webbrowser
 from pathlib import Path
@@ -17,7 +17,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return pages
 
 
-def test_the_site_of_a_folder_is_opened(
+def test_the_site_is_opened_in_a_browser_with_a_window(
     opened: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = tmp_path / "a site" / "index.html"
@@ -27,16 +27,14 @@ def test_the_site_of_a_folder_is_opened(
     assert opened == [page.as_uri()] == [capsys.readouterr().out.strip()]
     assert run(["docs", str(page.parent), "--no-browser"]) == 0 and len(opened) == 1
     monkeypatch.setattr(webbrowser, "get", lambda: webbrowser.GenericBrowser("lynx"))
-    assert run(["docs", str(page.parent)]) == 0 and len(opened) == 1  # it would take the terminal
+    assert run(["docs", str(page.parent)]) == 0 and len(opened) == 1  # lynx would take over the terminal
 
 
-def test_a_site_that_was_not_built_is_one_line(
-    opened: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_site_is_one_line(opened: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["docs", str(tmp_path)]) == 2 and not opened
-    said = capsys.readouterr()
-    assert "make docs" in said.err and said.err.count("\n") == 1 and not said.out
+    captured = capsys.readouterr()
+    assert "make docs" in captured.err and captured.err.count("\n") == 1 and not captured.out
 
 
-def test_by_default_it_is_the_checkouts() -> None:
+def test_the_default_is_the_checkouts_site() -> None:
     assert Path(__file__).parents[2] / "site" == docs.SITE

@@ -1,4 +1,4 @@
-"""`weft doctor` on machines that are made up: what it prints is what was measured."""
+"""`weft doctor` with made-up measurements."""
 
 import json
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ GPU = {"fp32": 51e12, "bf16": 790e12}
 
 @pytest.fixture
 def xeon(monkeypatch: pytest.MonkeyPatch) -> None:
-    def products(rows: int, inputs: int, outputs: int, formats: Sequence[str], device: str = "cpu") -> dict[str, float]:
-        return {format_: (RATES if device == "cpu" else GPU)[format_] for format_ in formats}
+    def products(rows: int, inputs: int, outputs: int, dtypes: Sequence[str], device: str = "cpu") -> dict[str, float]:
+        return {dtype: (RATES if device == "cpu" else GPU)[dtype] for dtype in dtypes}
 
     def bandwidth(device: str = "cpu", threads: int | None = None) -> float:
         return 4e12 if device != "cpu" else 11e9 if threads == 1 else 30.4e9
@@ -30,20 +30,20 @@ def xeon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lines(text: str) -> dict[str, str]:
-    """The table's second column by the first."""
+    """Return the second column of a table by the first."""
     return {line[:18].strip(): line[18:].strip() for line in text.splitlines()}
 
 
 @pytest.mark.usefixtures("xeon")
-def test_a_processor_is_described_and_measured(capsys: Capture) -> None:
+def test_a_processor_and_its_measurements(capsys: Capture) -> None:
     assert run(["doctor"]) == 0
-    said = lines(capsys.readouterr().out)
-    assert said["torch"] == torch.__version__
-    assert said["processor"].startswith("Xeon, ")
-    assert said["instructions"] == "AMX bf16, AVX2"
-    assert said["memory bandwidth"] == "one thread 11 GB/s, all 30.4 GB/s"
-    assert said["products"] == "fp32 217 GFLOP/s, bf16 747 GFLOP/s"  # int8 has none that torch uses
-    assert said["training"].startswith("bf16: this CPU multiplies bf16 3.4 times as fast")
+    rows = lines(capsys.readouterr().out)
+    assert rows["torch"] == torch.__version__
+    assert rows["processor"].startswith("Xeon, ")
+    assert rows["instructions"] == "AMX bf16, AVX2"
+    assert rows["memory bandwidth"] == "one thread 11 GB/s, all 30.4 GB/s"
+    assert rows["products"] == "fp32 217 GFLOP/s, bf16 747 GFLOP/s"  # int8 has none that torch uses
+    assert rows["training"].startswith("bf16: this CPU multiplies bf16 3.4 times as fast")
     assert run(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["products"] == RATES
@@ -52,12 +52,12 @@ def test_a_processor_is_described_and_measured(capsys: Capture) -> None:
 
 
 @pytest.mark.usefixtures("xeon")
-def test_a_gpu_is_measured_too(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_and_its_measurements(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     about = type("About", (), {"name": "H200", "total_memory": 139 << 30})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: about)
     assert run(["doctor"]) == 0
-    said = lines(capsys.readouterr().out)
-    assert said["GPU 0"].startswith("H200, 139 GiB; fp32 51 TFLOP/s, bf16 790 TFLOP/s, memory is read at 4,000 GB/s; ")
-    assert "training" not in said  # on the GPU, in bf16
+    rows = lines(capsys.readouterr().out)
+    assert rows["GPU 0"].startswith("H200, 139 GiB; fp32 51 TFLOP/s, bf16 790 TFLOP/s, memory bandwidth 4,000 GB/s; ")
+    assert "training" not in rows  # on the GPU, in bf16

@@ -1,4 +1,4 @@
-"""`weft embed` and `weft neighbours` on a run of a few steps."""
+"""`weft embed` and `weft neighbours`, on a run of two steps."""
 
 import io
 import json
@@ -20,8 +20,8 @@ Capture = pytest.CaptureFixture[str]
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     (folder / "book.txt").write_text("the frog sat by the bank of the river and the bank lends money\n" * 30)
-    book, place = str(folder / "book.txt"), str(folder / "run")
-    assert run(["train", "llama-tiny", "--data", book, "--run", place, *SMALL]) == 0
+    options = ["--data", str(folder / "book.txt"), "--run", str(folder / "run")]
+    assert run(["train", "llama-tiny", *options, *SMALL]) == 0
     return folder / "run"
 
 
@@ -37,7 +37,7 @@ def test_vectors_to_stdout_and_to_files(trained: Path, tmp_path: Path, capsys: C
     assert np.array([line["vector"] for line in lines]) == pytest.approx(expected, abs=1e-6)
 
     assert run(["embed", str(trained), str(texts), "--out", str(tmp_path / "v.npy"), "--pooling", "last", "--raw"]) == 0
-    assert "2 vectors of 16 numbers" in capsys.readouterr().err
+    assert "2 vectors of 16 dimensions" in capsys.readouterr().err
     last = loaded.embed(texts.read_text().split("\n")[:2], pooling="last", normalise=False)
     assert np.load(tmp_path / "v.npy") == pytest.approx(last, abs=1e-6)
     assert run(["embed", str(trained), str(texts), "--out", str(tmp_path / "v.jsonl")]) == 0
@@ -61,7 +61,7 @@ def test_texts_from_standard_input(trained: Path, capsys: Capture, monkeypatch: 
     ("words", "message"),
     [
         (["--pooling", "men"], "--pooling men: did you mean 'mean'?"),
-        (["--out", "v.txt"], "vectors are written as .npy or .jsonl"),
+        (["--out", "v.txt"], "--out v.txt: expected a name that ends in .npy or .jsonl"),
     ],
 )
 def test_mistakes_of_embed(trained: Path, words: list[str], message: str, capsys: Capture) -> None:
@@ -69,9 +69,7 @@ def test_mistakes_of_embed(trained: Path, words: list[str], message: str, capsys
     assert message in capsys.readouterr().err
 
 
-def test_a_file_that_is_not_there_and_one_that_cannot_be_written(
-    trained: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_files_that_cannot_be_read_or_written(trained: Path, tmp_path: Path, capsys: Capture) -> None:
     assert run(["embed", str(trained), str(tmp_path / "nowhere.txt")]) == 2
     assert "no such file" in capsys.readouterr().err
     (tmp_path / "texts.txt").write_text("the frog\n")
@@ -114,10 +112,10 @@ def test_rated_pairs(trained: Path, tmp_path: Path, capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "give a WORD, or a file of rated pairs"),
-        (["frog", "--pairs", "x"], "one of the two"),
-        (["--pairs", "x", "--text", "y"], "--text and --top belong to a WORD"),
-        (["--pairs", "x", "--top", "3"], "--text and --top belong to a WORD"),
+        ([], "give either a WORD, or a file of rated pairs"),
+        (["frog", "--pairs", "x"], "give either a WORD"),
+        (["--pairs", "x", "--text", "y"], "--text and --top need a WORD"),
+        (["--pairs", "x", "--top", "3"], "--text and --top need a WORD"),
         (["tadpole"], "'tadpole' is not in the vocabulary"),
         (["frog", "--text", "the river"], "'frog' is in none of the 1 sentences"),
         (["--pairs", "nowhere.tsv"], "nowhere.tsv: cannot be read"),

@@ -1,4 +1,4 @@
-"""What files say reaches a terminal as text: escape sequences are spelled out."""
+"""Escape sequences from files and models are escaped before they reach a terminal."""
 
 import os
 import pty
@@ -16,7 +16,7 @@ EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m"
 
 
 class Terminal:
-    """Standard output that says it is a terminal."""
+    """Standard output that claims to be a terminal."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -32,7 +32,7 @@ class Terminal:
         pass
 
 
-def test_an_error_spells_out_what_a_file_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_messages_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.csv").write_text(f"one,[red]{EVIL}\n1,2\n")
     assert run(["prepare", str(tmp_path / "a.csv"), "--out", str(tmp_path / "out")]) == 2
     printed = capsys.readouterr().err
@@ -40,7 +40,7 @@ def test_an_error_spells_out_what_a_file_says(tmp_path: Path, capsys: pytest.Cap
     assert printed.rstrip("\n").isprintable()
 
 
-def test_output_is_spelled_out_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_is_escaped_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
     monkeypatch.setattr(sys, "stdout", screen)
     terminal.write(f"model says {EVIL}\n\tmore")
@@ -51,10 +51,10 @@ def test_output_is_spelled_out_on_a_terminal_alone(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(screen, "isatty", lambda: False)
     screen.text = ""
     terminal.write(EVIL)
-    assert screen.text == EVIL  # a file gets what the model wrote
+    assert screen.text == EVIL  # files get the text unchanged
 
 
-def test_tokens_are_spelled_out_on_a_real_terminal() -> None:
+def test_tokens_are_escaped_on_a_real_terminal() -> None:
     leader, follower = pty.openpty()
     words = [sys.executable, "-m", "weft", "tokenize", f"a{EVIL}b", "--tokenizer", "byte", "--json"]
     process = subprocess.Popen(words, stdout=follower, stderr=follower, env={**os.environ, "COLUMNS": "200"})

@@ -1,4 +1,4 @@
-"""`weft evaluate` and `weft classify`: an option that would not be used is refused, and so is a file that can't be."""
+"""`weft evaluate` and `weft classify`: metrics, details, predictions, and refused options."""
 
 import contextlib
 import io
@@ -18,28 +18,28 @@ SMALL = ["model.layers=1", "model.d_model=16", "model.attention.heads=2", "model
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A classifier, a model of masked words that held nothing out, and an n-gram model."""
-    made = tmp_path_factory.mktemp("trained")
+    """A classifier, a masked language model without held-out data, and an n-gram model."""
+    folder = tmp_path_factory.mktemp("trained")
     rows = [f"the {'frog' if n % 2 else 'dog'} {n}\t{n % 2}" for n in range(80)]
-    (made / "rows.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
-    (made / "lines.txt").write_text("the frog\nthe dog\n")
-    (made / "book.txt").write_text("".join(f"frog {n} sat by the river and the dog ran\n" for n in range(200)))
-    rows_, book, none = str(made / "rows.tsv"), str(made / "book.txt"), "data.validation.kind=none"
-    classify = ["train", "bert-tiny", "--data", rows_, "--run", str(made / "labels"), "objective=classify"]
-    masked = ["train", "bert-tiny", "--data", book, "--run", str(made / "masked"), "objective=masked", none]
+    (folder / "rows.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
+    (folder / "lines.txt").write_text("the frog\nthe dog\n")
+    (folder / "book.txt").write_text("".join(f"frog {n} sat by the river and the dog ran\n" for n in range(200)))
+    rows_, book, none = str(folder / "rows.tsv"), str(folder / "book.txt"), "data.validation.kind=none"
+    classify = ["train", "bert-tiny", "--data", rows_, "--run", str(folder / "labels"), "objective=classify"]
+    masked = ["train", "bert-tiny", "--data", book, "--run", str(folder / "masked"), "objective=masked", none]
     assert run([*classify, *SMALL, "batch.length=16"]) == 0
     assert run([*masked, *SMALL, "batch.length=16", "batch.size=2"]) == 0
-    assert run(["train", "ngram-3", "--data", book, "--run", str(made / "counts"), "tokenizer=word"]) == 0
-    return made
+    assert run(["train", "ngram-3", "--data", book, "--run", str(folder / "counts"), "tokenizer=word"]) == 0
+    return folder
 
 
 @pytest.fixture(scope="module")
-def counted(folder: Path) -> tuple[dict[str, Any], str]:
-    """What evaluating the n-gram model gives as JSON, and what it shows."""
+def ngram_evaluation(folder: Path) -> tuple[dict[str, Any], str]:
+    """The evaluation of the n-gram model as JSON, and as text."""
     shown = []
-    for more in (["--json"], []):
+    for options in (["--json"], []):
         with contextlib.redirect_stdout(io.StringIO()) as out:
-            assert run(["evaluate", str(folder / "counts"), *more]) == 0
+            assert run(["evaluate", str(folder / "counts"), *options]) == 0
         shown.append(out.getvalue())
     return json.loads(shown[0]), shown[1]
 
@@ -49,28 +49,30 @@ def counted(folder: Path) -> tuple[dict[str, Any], str]:
     [
         ("labels", ["--stride", "4"], "stride = 4: this run is not evaluated in windows of text"),
         ("counts", ["--stride", "4"], "stride = 4: this run is not evaluated in windows of text"),
-        ("labels", ["--targets", "x.txt"], "--targets x.txt: they answer the lines of --data, which isn't given"),
+        ("labels", ["--targets", "x.txt"], "--targets x.txt: the targets of the lines of --data, which is missing"),
         ("counts", ["--data", "x", "--targets", "y"], "--targets y: this run is a language model, which"),
         ("counts", ["--figure", "x.png"], "--figure x.png: this run is a language model, which has no"),
         ("labels", ["--figure", "x.txt"], "x.txt: expected a file name ending in .svg, .png or .pdf"),
-        ("masked", [], "this run held out nothing; name what to evaluate on with --data"),
+        ("masked", [], "this run has no held-out data; name the data to evaluate on with --data"),
     ],
 )
-def test_options_that_would_not_be_used(folder: Path, name: str, words: list[str], line: str, capsys: Capture) -> None:
+def test_options_that_do_not_apply_are_refused(
+    folder: Path, name: str, words: list[str], line: str, capsys: Capture
+) -> None:
     capsys.readouterr()
     assert run(["evaluate", str(folder / name), *words]) == 2
     err = capsys.readouterr().err
     assert line in err and err.count("\n") == 1
 
 
-def test_a_figure_has_a_place_before_anything_is_evaluated(folder: Path, capsys: Capture) -> None:
+def test_an_unwritable_figure_is_refused_before_the_evaluation(folder: Path, capsys: Capture) -> None:
     capsys.readouterr()
     assert run(["evaluate", str(folder / "labels"), "--figure", str(folder / "book.txt" / "x.png")]) == 2
     shown = capsys.readouterr()
     assert "is not a folder" in shown.err and shown.out == ""
 
 
-def test_columns_of_other_names_are_to_be_renamed(folder: Path, capsys: Capture) -> None:
+def test_columns_must_have_the_names_of_training(folder: Path, capsys: Capture) -> None:
     (folder / "other.tsv").write_text("comment\tlabel\nthe frog\t1\n")
     (folder / "texts.csv").write_text("comment\nthe frog\n")
     for name, data in (("labels", "other.tsv"), ("masked", "texts.csv")):
@@ -79,12 +81,12 @@ def test_columns_of_other_names_are_to_be_renamed(folder: Path, capsys: Capture)
         assert capsys.readouterr().err.endswith("; this run reads 'text', so rename the column\n")
 
 
-def test_text_that_was_not_learned_from(folder: Path, capsys: Capture) -> None:
+def test_a_run_without_held_out_data_is_evaluated_on_other_text(folder: Path, capsys: Capture) -> None:
     assert run(["evaluate", str(folder / "masked"), "--data", str(folder / "book.txt")]) == 0
     assert "loss" in capsys.readouterr().out
 
 
-def test_a_column_that_lines_do_not_have(folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_lines_have_no_columns(folder: Path, capsys: Capture) -> None:
     capsys.readouterr()
     assert run(["classify", str(folder / "labels"), str(folder / "lines.txt")]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2
@@ -95,15 +97,15 @@ def test_a_column_that_lines_do_not_have(folder: Path, capsys: Capture, monkeypa
         assert "standard input: one text a line, without a column 'nope'" in capsys.readouterr().err
 
 
-def test_numbers_and_tags_of_new_text(tmp_path: Path, capsys: Capture) -> None:
+def test_predicted_numbers_and_tags(tmp_path: Path, capsys: Capture) -> None:
     words = [["the", "frog" if n % 2 else "dog", str(n)] for n in range(24)]
     lines = [
         json.dumps({"text": " ".join(w), "score": n, "words": w, "tags": ["D", "N", "C"]}) for n, w in enumerate(words)
     ]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines) + "\n")
     for objective in ("regress", "tag"):
-        given = ["--data", str(tmp_path / "rows.jsonl"), "--run", str(tmp_path / objective), f"objective={objective}"]
-        assert run(["train", "bert-tiny", *given, *SMALL, "batch.length=16"]) == 0
+        options = ["--data", str(tmp_path / "rows.jsonl"), "--run", str(tmp_path / objective), f"objective={objective}"]
+        assert run(["train", "bert-tiny", *options, *SMALL, "batch.length=16"]) == 0
     (tmp_path / "new.txt").write_text("the frog 7\nthe dog\n")
     found = {}
     for objective in ("regress", "tag"):
@@ -131,7 +133,7 @@ def test_numbers_and_tags_of_new_text(tmp_path: Path, capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize("command", ["generate", "chat"])
-def test_a_run_that_does_not_write_names_its_use(folder: Path, command: str, capsys: Capture) -> None:
+def test_a_run_that_cannot_generate_names_its_use(folder: Path, command: str, capsys: Capture) -> None:
     capsys.readouterr()
     assert run([command, str(folder / "labels")]) == 2
     shown = capsys.readouterr()
@@ -139,10 +141,10 @@ def test_a_run_that_does_not_write_names_its_use(folder: Path, command: str, cap
     assert shown.out == "" and shown.err.count("\n") == 1
 
 
-def test_character_frequencies_stand_beside_the_runs_own_metrics(
-    folder: Path, counted: tuple[dict[str, Any], str], capsys: Capture
+def test_the_baseline_is_shown_for_the_runs_own_data(
+    folder: Path, ngram_evaluation: tuple[dict[str, Any], str], capsys: Capture
 ) -> None:
-    found, shown = counted
+    found, shown = ngram_evaluation
     result = load(folder / "counts").results()["baseline_bits_per_byte"]
     assert f"{result:.4f} bits per byte of character frequencies alone" in " ".join(shown.split())
     assert found["baseline_bits_per_byte"] == result
@@ -150,19 +152,14 @@ def test_character_frequencies_stand_beside_the_runs_own_metrics(
     other = ["--data", str(folder / "lines.txt"), str(folder / "book.txt")]
     assert run(["evaluate", str(folder / "counts"), *other, "--json"]) == 0
     metrics = json.loads(capsys.readouterr().out)
-    assert "baseline_bits_per_byte" not in metrics  # it is known for the run's own text only
+    assert "baseline_bits_per_byte" not in metrics  # it is known only for the run's own data
     assert metrics["bytes"] == sum((folder / name).stat().st_size for name in ("lines.txt", "book.txt"))
 
 
-def test_the_help_shows_what_there_is(capsys: Capture) -> None:
-    assert run(["evaluate", "--help"]) == 0
-    assert "SOURCE]" not in capsys.readouterr().out
-
-
-def test_intervals_and_overlap_stand_beside_the_metrics(
-    folder: Path, counted: tuple[dict[str, Any], str], tmp_path: Path, capsys: Capture
+def test_intervals_and_overlap(
+    folder: Path, ngram_evaluation: tuple[dict[str, Any], str], tmp_path: Path, capsys: Capture
 ) -> None:
-    found, shown = counted
+    found, shown = ngram_evaluation
     low, high = found["intervals"]["bits_per_byte"]
     assert low < found["bits_per_byte"] < high and found["sections"] > 1
     assert f"{low:.4f}–{high:.4f}" in shown and f"over {found['sections']} sections" in shown and "Overlap: " in shown
@@ -194,8 +191,8 @@ def test_details_of_an_evaluation(folder: Path, tmp_path: Path, capsys: Capture)
     assert sum(each["tokens"] for each in found["by_position"]) == found["tokens"]
     assert sum(each["nats"] for each in found["by_frequency"]) == pytest.approx(found["loss"] * found["tokens"])
     for words, line in (
-        (["labels", "--details"], "--details: this run is a classifier, and that is for language models"),
-        (["masked", "--overlap", "--data", "x"], "--overlap: this run is"),
+        (["labels", "--details"], "--details: only for language models; this run is a classifier"),
+        (["masked", "--overlap", "--data", "x"], "--overlap: only for language models; this run is"),
         (["counts", "--out", "x.txt"], "x.txt: expected a file name ending in .html"),
         (["counts", "--details", "--stride", "4"], "stride = 4: this run is not evaluated in windows of text"),
     ):
@@ -212,14 +209,14 @@ def test_an_empty_text_is_refused(folder: Path, tmp_path: Path, capsys: Capture)
         assert line in shown.err and shown.err.count("\n") == 1 and shown.out == ""
 
 
-def test_a_training_text_that_is_damaged_or_gone_concerns_no_other_text(
+def test_damaged_training_data_does_not_prevent_an_evaluation_on_other_data(
     folder: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     shutil.copytree(folder / "counts", tmp_path / "run")
     words = ["evaluate", str(tmp_path / "run"), "--data", str(folder / "book.txt"), "--details"]
     tokens = next((tmp_path / "run" / "data").glob("train-*.tokens"))
     tokens.write_bytes(bytes(tokens.stat().st_size))
-    for line in ("its text can't be read", "the text that this run was trained on isn't here to compare with"):
+    for line in ("its text can't be read", "this run's training text is not here to compare with"):
         capsys.readouterr()
         assert run(words) == 0
         shown = capsys.readouterr().out

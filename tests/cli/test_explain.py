@@ -1,9 +1,10 @@
-"""`weft explain`, as a person calls it: the views of every kind of model, the lectures' facts, and mistakes."""
+"""`weft explain`: the views of every kind of model, the lectures' facts, and invalid options."""
 
 import html
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,13 +16,13 @@ from weft.decode.config import Branching
 from weft.decode.translate import Translator
 from weft.errors import ConfigError, DataError, WeftError
 from weft.explain.attention.maps import AttentionMaps
-from weft.explain.gradients import GradientNorms
+from weft.explain.gradients import GradientHistory, GradientNorms
 from weft.explain.surprise import Surprise
 from weft.explain.views import VIEWS
 
 RUNS = Path(__file__).parent.parent / "api" / "runs-0.1"
 TEXT = "the cat sat"
-# what each kind of model has nothing to show of
+# the views that a kind of model does not have
 LACKING = {
     "gpt": set(),
     "bahdanau": {"lens", "positions"},
@@ -37,8 +38,8 @@ Capture = pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ("bahdanau", "lstm", "classify"))) for n in LACKING]
 )
-def test_every_kind_of_model(name: str) -> None:
-    """What a model has is told or drawn; of what it doesn't have, one line says why."""
+def test_views_of_every_kind_of_model(name: str) -> None:
+    """A view that a model does not have is refused in one line."""
     explain = weft.load(RUNS / name).explain
     lacking: dict[str, str] = {}
     for view in VIEWS:
@@ -76,7 +77,7 @@ def test_no_part_of_the_whole_page_is_printed_as_markup(name: str, tmp_path: Pat
     [
         (["transformer", "--only", "positions"], "1  0.8415   0.5403   0.0100  1.0000"),  # F6
         (["llama-tiny", "--only", "positions"], "m − n only"),  # F7
-        (["gpt2", "--only", "costs"], "39.8%"),  # F16; the slide's own sizes: weft plan --lecture opt
+        (["gpt2", "--only", "costs"], "39.8%"),  # F16; for the slide's sizes see weft plan --lecture opt
         (["mlp", "--backward"], "g_a = g_z ⊙ z ⊙ (1 − z)"),  # F24
         (["gpt2", "--only", "anatomy"], "d_k = 64"),  # F26
         (["transformer", "--only", "gradients"], "no norm    no"),  # F27
@@ -84,37 +85,23 @@ def test_no_part_of_the_whole_page_is_printed_as_markup(name: str, tmp_path: Pat
         (["gpt3-175b", "--only", "anatomy"], "174,604,259,328"),
     ],
 )
-def test_a_fact_is_one_command(words: list[str], expected: str, capsys: Capture) -> None:
+def test_facts_of_the_lectures(words: list[str], expected: str, capsys: Capture) -> None:
     assert run(["explain", *words]) == 0
     assert expected in capsys.readouterr().out
 
 
 def test_a_head_and_a_word(capsys: Capture, tmp_path: Path) -> None:
-    of = ["explain", str(RUNS / "gpt"), "--only", "attention", "--text", TEXT]
-    for more, name in ((["--layer", "0", "--head", "0"], "head.png"), (["--word", "cat"], "word.pdf")):
-        assert run([*of, *more, "--out", str(tmp_path / name)]) == 0
+    command = ["explain", str(RUNS / "gpt"), "--only", "attention", "--text", TEXT]
+    for options, name in ((["--layer", "0", "--head", "0"], "head.png"), (["--word", "cat"], "word.pdf")):
+        assert run([*command, *options, "--out", str(tmp_path / name)]) == 0
         assert (tmp_path / name).stat().st_size > 1000
-    assert (
-        run(
-            [
-                "explain",
-                str(RUNS / "gpt"),
-                "--only",
-                "graph",
-                "--shapes",
-                "--open",
-                "decoder.0",
-                "--out",
-                str(tmp_path / "g.dot"),
-            ]
-        )
-        == 0
-    )
+    graph = ["explain", str(RUNS / "gpt"), "--only", "graph", "--shapes", "--open", "decoder.0"]
+    assert run([*graph, "--out", str(tmp_path / "g.dot")]) == 0
     assert (tmp_path / "g.dot").read_text().startswith("digraph")
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["{gpt}", "--only", "attention", "--layer", "9", "--head", "0"], "--layer 9: this model has"),
         (["{gpt}", "--only", "attention", "--layer", "0", "--head", "7"], "--head 7: this model has"),
@@ -122,13 +109,13 @@ def test_a_head_and_a_word(capsys: Capture, tmp_path: Path) -> None:
         (["{gpt}", "--only", "attention", "--text", TEXT, "--word", "dog"], "dog"),
         (["{gpt}", "--only", "surprise", "--text", "cat " * 500], "the model reads"),
         (["{gpt}", "--only", "surprise", "--text", ""], "empty"),
-        (["{gpt}", "--layer", "0"], "--layer 0: it belongs to --only attention or step"),
-        (["{gpt}", "--only", "costs", "--shapes"], "--shapes: it belongs to --only graph"),
-        (["{gpt}", "--only", "surprise", "--place", "3"], "--place 3: it belongs to --only saliency or step"),
+        (["{gpt}", "--layer", "0"], "--layer 0: needs --only attention or step"),
+        (["{gpt}", "--only", "costs", "--shapes"], "--shapes: needs --only graph"),
+        (["{gpt}", "--only", "surprise", "--place", "3"], "--place 3: needs --only saliency or step"),
         (["{gpt}", "--only", "saliency", "--text", TEXT, "--place", "99"], "place = 99: the model reads"),
         (["{gpt}", "--only", "search", "beams=99"], "beams"),
         (["{gpt}", "--only", "search", "width=3"], "width"),
-        (["{gpt}", "--only", "costs", "--text", TEXT], "--text: --only costs shows no text"),
+        (["{gpt}", "--only", "costs", "--text", TEXT], "--text: the view 'costs' shows no text"),
         (["{gpt}", "--only", "attention", "--target", TEXT], "target: "),
         (["{gpt}", "model.layers=3"], "a run is shown as it is"),
         (["{gpt}", "--out", "a.png"], "a.png: expected a file name ending in .html"),
@@ -138,43 +125,36 @@ def test_a_head_and_a_word(capsys: Capture, tmp_path: Path) -> None:
         (["gpt2", "--only", "attention"], "'gpt2' has no weights yet"),
         (["gpt-tiny", "--only", "schedule"], "steps=1000 optimizer.lr=3e-4"),
         (["gtp2"], "gtp2"),
-        (["mlp", "--only", "costs"], "mlp is the lectures' small network"),
+        (["mlp", "--only", "costs"], "mlp, the lectures' small network, has only a graph"),
     ],
 )
-def test_mistakes_are_one_line(words: list[str], told: str, capsys: Capture, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_invalid_options_are_one_line(
+    words: list[str], message: str, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert (
-        run(
-            [
-                "explain",
-                *(word.format(gpt=RUNS / "gpt", ngram=RUNS / "ngram") if "{" in word else word for word in words),
-            ]
-        )
-        == 2
-    )
+    assert run(["explain", *(word.format(gpt=RUNS / "gpt", ngram=RUNS / "ngram") for word in words)]) == 2
     out, err = capsys.readouterr()
-    assert not out and told in err and len(err.splitlines()) == 1
+    assert not out and message in err and len(err.splitlines()) == 1
     assert not list(tmp_path.iterdir())
 
 
-def test_a_place_and_a_search(capsys: Capture) -> None:
+def test_a_position_and_a_search(capsys: Capture) -> None:
     explain = weft.load(RUNS / "gpt").explain
     assert run(["explain", str(RUNS / "gpt"), "--only", "saliency", "--text", TEXT, "--place", "2"]) == 0
     assert capsys.readouterr().out.strip() == explain.saliency(TEXT, place=2).text()
     assert run(["explain", str(RUNS / "gpt"), "--only", "step", "--text", TEXT, "--place", "2", "--layer", "0"]) == 0
-    assert capsys.readouterr().out.strip() == explain.step(TEXT, place=2, layer=0).text().strip()
+    assert capsys.readouterr().out.strip() == (explain.step(TEXT, place=2, layer=0).text() or "").strip()
     assert run(["explain", str(RUNS / "gpt"), "--only", "search", "--text", TEXT, "beams=2", "depth=5", "top_k=1"]) == 0
-    told = capsys.readouterr().out.strip()
-    found = explain.search(TEXT, settings=Branching(beams=2, depth=5, top_k=1))
-    assert told == found.text()
-    # what is drawn among the likeliest alone is what greedy search writes
-    assert {each.text for each in found.trees[2].written} == {each.text for each in found.trees[0].written}
+    trees = explain.search(TEXT, settings=Branching(beams=2, depth=5, top_k=1))
+    assert capsys.readouterr().out.strip() == trees.text()
+    # samples with top_k = 1 equal greedy search
+    assert {text.text for text in trees.trees[2].written} == {text.text for text in trees.trees[0].written}
 
 
-def test_what_a_translator_writes_ends_even_where_it_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_translation_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Explain, "_translation", lambda self, objective, text: "")
     found = weft.load(RUNS / "pairs").explain.surprise("a b")
-    assert len(found.tokens) == 1 and not found.tokens[0].text  # the end of the text, a special token
+    assert len(found.tokens) == 1 and not found.tokens[0].text  # the end-of-text token
     with pytest.raises(DataError, match="empty"):
         weft.load(RUNS / "pairs").explain.surprise("a b", target="")
 
@@ -189,69 +169,78 @@ def test_from_python() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt", "masked-next", "pairs", "classify"])
-def test_a_view_without_a_text_reads_what_the_run_held_out_and_says_so(name: str, capsys: Capture) -> None:
+def test_a_view_without_a_text_shows_held_out_data(name: str, capsys: Capture) -> None:
     objective = weft.load(RUNS / name).objective
     held_out = " ".join(objective.excerpt("validation", 40).split())
     assert held_out and held_out != " ".join(objective.excerpt("train", 40).split())
     assert run(["explain", str(RUNS / name), "--only", "weights"]) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert "The text (from what the run held out): “" in told
-    assert held_out.startswith(told.rpartition("“")[2].removesuffix("”.").removesuffix("…"))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "The text (from the held-out data): “" in shown
+    assert held_out.startswith(shown.rpartition("“")[2].removesuffix("”.").removesuffix("…"))
     for text, notes in ((None, 1), ("the cat", 0)):
         page = weft.load(RUNS / name).explain.attention(text)._repr_html_()
-        assert html.unescape(page).count("The text (from what the run held out)") == notes
+        assert html.unescape(page).count("The text (from the held-out data)") == notes
 
 
 @pytest.mark.parametrize("name", ["gpt", "pairs"])
-def test_looking_at_a_run_writes_nothing_beside_its_data(name: str, tmp_path: Path) -> None:
+def test_explain_writes_nothing_into_a_run(name: str, tmp_path: Path) -> None:
     shutil.copytree(RUNS / name, tmp_path / "run", ignore=shutil.ignore_patterns(".*"))
     before = sorted(tmp_path.rglob("*"))
-    assert "held out" in weft.load(tmp_path / "run").explain.own_text()[1]
+    assert "held-out" in weft.load(tmp_path / "run").explain.own_text()[1]
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_where_a_text_is_from_if_nothing_was_held_out_or_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_text_without_held_out_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(RUNS / "gpt", tmp_path / "run", symlinks=True)
     explain = weft.load(tmp_path / "run").explain
     with pytest.MonkeyPatch.context() as patch:
-        of = Shards.tokens
-        patch.setattr(Shards, "tokens", lambda self, side: of(self, "train") if side == "train" else Tokens([], []))
+        tokens = Shards.tokens
+        patch.setattr(Shards, "tokens", lambda self, side: tokens(self, side) if side == "train" else Tokens([], []))
         text, origin = explain.own_text()
-        assert text == explain.objective.excerpt("train", 40)[: len(text)] and "it held nothing out" in origin  # type: ignore[union-attr]
+        assert text == explain.objective.excerpt("train", 40)[: len(text)] and "nothing was held out" in origin  # type: ignore[union-attr]
     shutil.rmtree(tmp_path / "run" / "data")
     again = weft.load(tmp_path / "run").explain
-    assert again.own_text()[1] == "an example, for the run's own text is not there"
+    assert again.own_text()[1] == "an example, as the run's data is not here"
     monkeypatch.setattr("weft.api.explain.VIEWS", ("costs",))
-    assert "; the text (an example, for" in again.all().about
+    assert "; the text (an example, as" in again.all().about
     assert again.all("the cat").title == "run" and "; the text: “the cat”" in again.all("the cat").about
 
 
 def test_a_long_text_is_continued_from_its_end() -> None:
-    run_ = weft.load(RUNS / "ngram")
+    ngram = weft.load(RUNS / "ngram")
     text = "the cat sat on the mat. " * 10
-    greedy = run_.explain.search(text).trees[0]
-    assert greedy.written[0].text == run_.generate(text, temperature=0, max_tokens=3)
+    greedy = ngram.explain.search(text).trees[0]
+    assert greedy.written[0].text == ngram.generate(text, temperature=0, max_tokens=3)
 
 
 @pytest.mark.slow
-def test_a_page_draws_and_writes_everything_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_draws_each_view_and_translates_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[str] = []
-    for kind in (AttentionMaps, Surprise):
-        html = kind.html
-        monkeypatch.setattr(kind, "html", lambda self, html=html: drawn.append(self.title) or html(self))
-    translate = Translator.translate
-    monkeypatch.setattr(Translator, "translate", lambda *given: drawn.append("translation") or translate(*given))
+
+    def record(kind: type, method: str, title: str) -> None:
+        function = getattr(kind, method)
+
+        def recorded(*args: Any) -> Any:
+            drawn.append(title)
+            return function(*args)
+
+        monkeypatch.setattr(kind, method, recorded)
+
+    record(AttentionMaps, "html", "attention")
+    record(Surprise, "html", "surprise")
+    record(Translator, "translate", "translation")
     page = weft.load(RUNS / "pairs").explain.all()
     assert drawn == ["translation"]
     page.save(tmp_path / "page.html")
-    assert len(drawn) == 3 and len(set(drawn)) == 3
+    assert sorted(drawn) == ["attention", "surprise", "translation"]
 
 
-def test_gradients_of_a_run_from_its_first_weights_on(tmp_path: Path) -> None:
-    """An imported model was never untrained here."""
+def test_gradients_at_the_checkpoints_of_a_run(tmp_path: Path) -> None:
+    """An imported model has no first weights."""
     shutil.copytree(RUNS / "gpt", tmp_path / "run", symlinks=True)
-    own = weft.load(tmp_path / "run").explain.gradients(TEXT)
-    assert next(iter(own.stages)) == "at first" and list(own.stages)[-1] == "best"
-    assert own.stages["best"].loss != own.stages["at first"].loss
+    history = weft.load(tmp_path / "run").explain.gradients(TEXT)
+    assert isinstance(history, GradientHistory)
+    assert next(iter(history.stages)) == "at first" and list(history.stages)[-1] == "best"
+    assert history.stages["best"].loss != history.stages["at first"].loss
     (tmp_path / "run" / "origin").mkdir()
     assert isinstance(weft.load(tmp_path / "run").explain.gradients(TEXT), GradientNorms)

@@ -1,33 +1,26 @@
-"""`weft generate` and `weft chat` on a model that was trained in a second."""
+"""`weft generate` and `weft chat`, on a model trained in a second."""
 
 import io
 import json
 import math
 import os
-import random
 import select
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tests.cli.conftest import write_book
 
 import weft
 from weft.cli.main import run
-from weft.decode.config import Beam, Sampling
-from weft.errors import ConfigError
+from weft.decode.prompt import Prompt, chat_prompt
+from weft.errors import ConfigError, DataError
 
 Capture = pytest.CaptureFixture[str]
-
-
-def text(path: Path) -> Path:
-    pick = random.Random(0).choice
-    names, verbs = ["the cat", "a dog", "my friend"], ["sees", "follows", "likes"]
-    path.write_text("".join(f"{pick(names).capitalize()} {pick(verbs)} {pick(names)}.\n" for _ in range(300)))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +28,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     changes = {"tokenizer": {"kind": "byte"}}
     weft.train(
-        "ngram-3", data=str(text(folder / "book.txt")), run=folder / "run", changes=changes, log=lambda line: None
+        "ngram-3", data=str(write_book(folder / "book.txt")), run=folder / "run", changes=changes, log=lambda line: None
     )
     return folder / "run"
 
 
-def written(capsys: Capture, folder: Path, *words: str) -> str:
+def generated(capsys: Capture, folder: Path, *words: str) -> str:
     assert run(["generate", str(folder), *words]) == 0, capsys.readouterr().err
     return capsys.readouterr().out
 
@@ -53,45 +46,45 @@ def mistake(capsys: Capture, *words: str) -> str:
     return errors.strip()
 
 
-def test_several_texts_are_those_of_the_seeds_that_follow(trained: Path, capsys: Capture) -> None:
+def test_several_texts_have_consecutive_seeds(trained: Path, capsys: Capture) -> None:
     words = ["--prompt", "The ", "--max-tokens", "12"]
-    single = [written(capsys, trained, *words, "--seed", str(seed)).removesuffix("\n") for seed in (5, 6, 7)]
-    assert written(capsys, trained, *words, "--seed", "5", "--n", "3") == "\n---\n".join(single) + "\n"
+    single = [generated(capsys, trained, *words, "--seed", str(seed)).removesuffix("\n") for seed in (5, 6, 7)]
+    assert generated(capsys, trained, *words, "--seed", "5", "--n", "3") == "\n---\n".join(single) + "\n"
 
 
-def test_beam_search_by_command_is_the_librarys(trained: Path, capsys: Capture) -> None:
+def test_beam_search_equals_the_librarys(trained: Path, capsys: Capture) -> None:
     loaded = weft.load(trained)
     settings = weft.beam(beams=5, n=2, max_tokens=9, length_penalty={"kind": "gnmt", "alpha": 0.8})
     best = loaded.candidates(["A dog"], settings)[0]
     words = ["--prompt", "A dog", "--max-tokens", "9", "--beam", "5", "-n", "2", "--gnmt-penalty", "0.8"]
-    assert written(capsys, trained, *words) == f"A dog{best[0].text}\n---\nA dog{best[1].text}\n"
-    shown = json.loads(written(capsys, trained, *words, "--json"))
+    assert generated(capsys, trained, *words) == f"A dog{best[0].text}\n---\nA dog{best[1].text}\n"
+    shown = json.loads(generated(capsys, trained, *words, "--json"))
     assert [each["score"] for each in shown["completions"]] == [each.score for each in best]
-    greedy = written(capsys, trained, "--prompt", "A dog", "--max-tokens", "9", "--greedy")
-    assert written(capsys, trained, "--prompt", "A dog", "--max-tokens", "9", "--beam", "1") == greedy
+    greedy = generated(capsys, trained, "--prompt", "A dog", "--max-tokens", "9", "--greedy")
+    assert generated(capsys, trained, "--prompt", "A dog", "--max-tokens", "9", "--beam", "1") == greedy
 
 
 def test_json_and_log_probabilities(trained: Path, capsys: Capture) -> None:
     words = ["--prompt", "The ", "--max-tokens", "6", "--logprobs", "2"]
-    line = json.loads(written(capsys, trained, *words, "--json"))
+    line = json.loads(generated(capsys, trained, *words, "--json"))
     only = line["completions"][0]
     assert line["prompt"] == "The "
     assert [each["token"] for each in only["logprobs"]] == list(only["text"])
     assert all(len(each["top"]) == 2 and each["logprob"] <= each["top"][0][1] for each in only["logprobs"])
-    table = written(capsys, trained, *words)
+    table = generated(capsys, trained, *words)
     assert table.startswith("The " + only["text"])
     assert "probability" in table
 
 
-def test_a_stop_string_is_not_in_the_log_probabilities_either(trained: Path, capsys: Capture) -> None:
+def test_a_stop_string_is_not_in_the_log_probabilities(trained: Path, capsys: Capture) -> None:
     words = ["--prompt", "The cat ", "--max-tokens", "80", "--logprobs", "0", "--json", "--stop", ".\n"]
-    only = json.loads(written(capsys, trained, *words))["completions"][0]
+    only = json.loads(generated(capsys, trained, *words))["completions"][0]
     assert only["finish"] == "stop"
     assert "".join(each["token"] for each in only["logprobs"]) == only["text"]
     assert "." not in only["text"]
 
 
-def test_what_a_model_excludes_is_null_in_json() -> None:
+def test_minus_infinity_is_null_in_json() -> None:
     from weft.decode.bulk import as_json
     from weft.decode.text import Completion, TokenLogprob
 
@@ -100,40 +93,39 @@ def test_what_a_model_excludes_is_null_in_json() -> None:
     assert values["logprobs"] == [{"token": "a", "id": 1, "logprob": None, "top": [["b", -0.5], ["c", None]]}]
 
 
-def test_penalties_and_bans_by_command(trained: Path, capsys: Capture) -> None:
+def test_penalties_and_bans(trained: Path, capsys: Capture) -> None:
     words = ["--prompt", "The ", "--max-tokens", "40"]
-    banned = written(capsys, trained, *words, "--ban", "e", "--ban", "a").removeprefix("The ")
+    banned = generated(capsys, trained, *words, "--ban", "e", "--ban", "a").removeprefix("The ")
     assert not {"e", "a"} & set(banned)
-    apart = written(capsys, trained, "--prompt", "The ", "--max-tokens", "20", "--presence-penalty", "90", "--json")
-    alone = json.loads(apart)["completions"][0]["text"]
-    spelled = alone.replace("\ufffd", "")  # bytes that are no character look alike
-    assert len(set(spelled)) == len(spelled)
+    line = generated(capsys, trained, "--prompt", "The ", "--max-tokens", "20", "--presence-penalty", "90", "--json")
+    characters = json.loads(line)["completions"][0]["text"].replace("\ufffd", "")  # stands for different bytes
+    assert len(set(characters)) == len(characters)
     for option in ("--repetition-penalty=3", "--frequency-penalty=2", "--typical=0.3", "--no-repeat-ngram=2"):
-        assert written(capsys, trained, *words, option) != written(capsys, trained, *words)
+        assert generated(capsys, trained, *words, option) != generated(capsys, trained, *words)
 
 
 @pytest.mark.parametrize("words", [["--greedy"], ["--seed", "3"], ["--seed", "4", "--top-k", "3"]])
-def test_guessing_ahead_leaves_the_text(trained: Path, capsys: Capture, words: list[str]) -> None:
-    plain = written(capsys, trained, "--prompt", "My friend", "--max-tokens", "60", *words)
-    assert written(capsys, trained, "--prompt", "My friend", "--max-tokens", "60", "--lookup", "4", *words) == plain
+def test_speculative_decoding_gives_the_same_text(trained: Path, capsys: Capture, words: list[str]) -> None:
+    plain = generated(capsys, trained, "--prompt", "My friend", "--max-tokens", "60", *words)
+    assert generated(capsys, trained, "--prompt", "My friend", "--max-tokens", "60", "--lookup", "4", *words) == plain
     if words == ["--greedy"]:
         drafted = ["--prompt", "My friend", "--max-tokens", "60", "--draft", str(trained), *words]
-        assert written(capsys, trained, *drafted) == plain
+        assert generated(capsys, trained, *drafted) == plain
 
 
-def test_patterns_and_schemas_by_command(trained: Path, tmp_path: Path, capsys: Capture) -> None:
-    out = written(capsys, trained, "--prompt", "The ", "--regex", "(cat|dog){2}")
+def test_patterns_and_schemas(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+    out = generated(capsys, trained, "--prompt", "The ", "--regex", "(cat|dog){2}")
     assert out.removeprefix("The ").strip() in {a + b for a in ("cat", "dog") for b in ("cat", "dog")}
-    assert written(capsys, trained, "--prompt", "The ", "--regex", "(cat|dog){2}", "--lookup", "2") == out
-    beams = written(capsys, trained, "--prompt", "The ", "--regex", "(cat|dog){2}", "--beam", "4", "-n", "4")
+    assert generated(capsys, trained, "--prompt", "The ", "--regex", "(cat|dog){2}", "--lookup", "2") == out
+    beams = generated(capsys, trained, "--prompt", "The ", "--regex", "(cat|dog){2}", "--beam", "4", "-n", "4")
     assert sorted(beams.replace("The ", "").strip().split("\n---\n")) == ["catcat", "catdog", "dogcat", "dogdog"]
     (tmp_path / "s.json").write_text('{"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}')
-    lines = written(capsys, trained, "--json-schema", str(tmp_path / "s.json"), "--n", "3", "--json")
+    lines = generated(capsys, trained, "--json-schema", str(tmp_path / "s.json"), "--n", "3", "--json")
     for each in json.loads(lines)["completions"]:
         assert isinstance(json.loads(each["text"])["a"], bool)
     schema = tmp_path / "s.json"
     schema.write_text('{"type": "integer", "minimum": 20, "maximum": 39}', encoding="utf-8-sig")
-    assert 20 <= int(written(capsys, trained, "--prompt", "The ", "--json-schema", str(schema))[4:]) < 40
+    assert 20 <= int(generated(capsys, trained, "--prompt", "The ", "--json-schema", str(schema))[4:]) < 40
     for content, line in (
         ("{", "s.json: not valid JSON"),
         ("[" * 3000, "s.json: not valid JSON: nested too deeply"),
@@ -143,13 +135,13 @@ def test_patterns_and_schemas_by_command(trained: Path, tmp_path: Path, capsys: 
         assert line in mistake(capsys, "generate", str(trained), "--json-schema", str(schema))
 
 
-def test_a_grammar_by_command(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_grammar(trained: Path, tmp_path: Path, capsys: Capture) -> None:
     grammar = tmp_path / "g.lark"
     grammar.write_text('start: item item\nitem: "(" ("x" | "y") ")"\n')
     words = ["--grammar", str(grammar)]
     texts = {f"({a})({b})" for a in "xy" for b in "xy"}
-    assert written(capsys, trained, *words).strip() in texts
-    assert set(written(capsys, trained, *words, "--beam", "4", "-n", "4").strip().split("\n---\n")) == texts
+    assert generated(capsys, trained, *words).strip() in texts
+    assert set(generated(capsys, trained, *words, "--beam", "4", "-n", "4").strip().split("\n---\n")) == texts
     grammar.write_text('start: "a" b\nb: c\n')
     line = mistake(capsys, "generate", str(trained), *words)
     assert 'g.lark: the grammar: line 2, column 4: unknown name: "c"' in line
@@ -157,11 +149,11 @@ def test_a_grammar_by_command(trained: Path, tmp_path: Path, capsys: Capture) ->
 
 
 @pytest.mark.parametrize("words", [[], ["--json"], ["--n", "1", "--logprobs", "0"]])
-def test_a_text_that_ends_before_its_pattern_does_is_told(trained: Path, capsys: Capture, words: list[str]) -> None:
+def test_a_text_that_ends_before_its_pattern_is_reported(trained: Path, capsys: Capture, words: list[str]) -> None:
     assert run(["generate", str(trained), "--regex", "a{50}", "--max-tokens", "3", *words]) == 0
-    told = capsys.readouterr()
-    assert "aaa" in told.out
-    assert told.err == "weft: the text ends before matching the pattern; a larger --max-tokens gives it more tokens\n"
+    captured = capsys.readouterr()
+    assert "aaa" in captured.out
+    assert captured.err == "weft: the text ends before matching the pattern; a larger --max-tokens may help\n"
     assert run(["generate", str(trained), "--regex", "a+", "--max-tokens", "3", *words]) == 0
     assert capsys.readouterr().err == ""
 
@@ -169,18 +161,18 @@ def test_a_text_that_ends_before_its_pattern_does_is_told(trained: Path, capsys:
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A GPT with sixteen positions."""
-    tmp_path = tmp_path_factory.mktemp("small")
+    folder = tmp_path_factory.mktemp("small")
     sizes = {"layers": 1, "d_model": 16, "context": 16, "attention": {"heads": 2}, "feedforward": {"d_ff": 16}}
     changes = {"tokenizer": {"kind": "byte"}, "steps": 1, "batch": {"length": 16, "size": 2}}
     changes["model"] = {"preset": "gpt-tiny", **sizes}
-    data = str(text(tmp_path / "book.txt"))
-    recipe = tmp_path / "small.toml"
+    recipe = folder / "small.toml"
     recipe.write_text("")
-    weft.train(recipe, data=data, run=tmp_path / "run", changes=changes, log=lambda line: None)
-    return tmp_path / "run"
+    data = str(write_book(folder / "book.txt"))
+    weft.train(recipe, data=data, run=folder / "run", changes=changes, log=lambda line: None)
+    return folder / "run"
 
 
-def test_a_full_window_is_told_once(small: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_window_is_reported_once(small: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["generate", str(small), "--prompt", "The", "--max-tokens", "60", "--ban", "\0"]
     line = "stopped at the model's 16 positions, before --max-tokens\n"
     assert run([*command, "--no-slide"]) == 0
@@ -189,18 +181,16 @@ def test_a_full_window_is_told_once(small: Path, capsys: Capture, monkeypatch: p
     assert capsys.readouterr().err.endswith(f"of 3 texts {line}")
     assert run([*command, "--beam", "2"]) == 0
     assert capsys.readouterr().err == f"weft: {line}"
-    assert "--no-slide doesn't apply to --beam" in mistake(capsys, *command, "--beam", "2", "--no-slide")
+    assert "--no-slide does not apply to --beam" in mistake(capsys, *command, "--beam", "2", "--no-slide")
     assert run([*command[:-4], "--max-tokens", "4"]) == 0
     assert capsys.readouterr().err == ""
     assert talk(monkeypatch, capsys, small, "The\nA\n", "--no-slide")[1] == f"weft: {line}"
 
 
-def test_a_text_longer_than_the_window_goes_on(
-    small: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is as long as was asked for, also after a prompt that is longer than the window, and one line says so."""
+def test_a_text_continues_beyond_the_window(small: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the requested length, even after a prompt longer than the window, and one line reports it."""
     loaded = weft.load(small)
-    rest = "than the model's window of 16 tokens and continued over the last of them; --no-slide stops there\n"
+    message = "than the model's window of 16 tokens and continued from the last of them; --no-slide stops there\n"
     for prompt in ("The", "The cat follows my friend."):
         words = ["--prompt", prompt, "--max-tokens", "60", "--min-tokens", "60"]
         settings = weft.sampling(max_tokens=60, min_tokens=60)
@@ -209,13 +199,13 @@ def test_a_text_longer_than_the_window_goes_on(
         assert run(["generate", str(small), *words]) == 0
         shown = capsys.readouterr()
         assert shown.out.startswith(prompt)
-        assert shown.err == f"weft: the text is longer {rest}"
+        assert shown.err == f"weft: the text is longer {message}"
     assert run(["generate", str(small), *words, "--n", "3", "--json"]) == 0
     shown = capsys.readouterr()
-    assert shown.err == f"weft: 3 of 3 texts are longer {rest}"
+    assert shown.err == f"weft: 3 of 3 texts are longer {message}"
     assert all(each["slid"] for each in json.loads(shown.out)["completions"])
     _, err = talk(monkeypatch, capsys, small, "The\nA\n", "--max-tokens", "40", "--seed", "2")
-    assert err.count("continued over the last of them") == 1
+    assert err.count("continued from the last of them") == 1
     assert mistake(capsys, "generate", str(small), *words, "--no-slide").endswith("the model reads at most 16")
 
 
@@ -225,38 +215,38 @@ def test_a_text_longer_than_the_window_goes_on(
 PROMPTS = ["The cat", "", "A dog follows", "My friend likes a", "The"]
 
 
-def test_a_file_of_prompts_gives_the_same_whatever_the_batch(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_texts_do_not_depend_on_the_batch(trained: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS) + "\n")
     words = ["--file", str(tmp_path / "prompts.txt"), "--max-tokens", "10", "--n", "2", "--seed", "8"]
-    lines = written(capsys, trained, *words, "--batch", "2")
+    lines = generated(capsys, trained, *words, "--batch", "2")
     assert [json.loads(line)["prompt"] for line in lines.splitlines()] == PROMPTS
-    assert written(capsys, trained, *words, "--batch", "5") == lines
+    assert generated(capsys, trained, *words, "--batch", "5") == lines
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": p, "id": 1}) + "\n" for p in PROMPTS))
     words[1] = str(tmp_path / "prompts.jsonl")
-    assert written(capsys, trained, *words) == lines
+    assert generated(capsys, trained, *words) == lines
 
 
 def test_prompts_from_standard_input(trained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    def given(content: bytes) -> None:
+    def stdin(content: bytes) -> None:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
 
-    given(b"The cat\nA dog\n")
-    lines = written(capsys, trained, "--file", "-", "--max-tokens", "4").splitlines()
+    stdin(b"The cat\nA dog\n")
+    lines = generated(capsys, trained, "--file", "-", "--max-tokens", "4").splitlines()
     assert [json.loads(line)["prompt"] for line in lines] == ["The cat", "A dog"]
-    given("The dög".encode())
-    assert written(capsys, trained, "--prompt", "-", "--max-tokens", "4").startswith("The dög")
-    given(b"The \xff dog\n")
+    stdin("The dög".encode())
+    assert generated(capsys, trained, "--prompt", "-", "--max-tokens", "4").startswith("The dög")
+    stdin(b"The \xff dog\n")
     assert "standard input: not valid UTF-8" in mistake(capsys, "generate", str(trained), "--prompt", "-")
-    given(b"A cat\nThe \xff dog\n")
+    stdin(b"A cat\nThe \xff dog\n")
     assert run(["chat", str(trained), "--max-tokens", "3"]) == 2
     assert capsys.readouterr().err == "weft: standard input, line 2: not valid UTF-8: invalid start byte\n"
 
 
-def test_a_file_is_not_gone_on_with_by_another_model(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_file_is_not_continued_by_another_model(trained: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS))
     shutil.copytree(trained, tmp_path / "other", symlinks=True)
     words = ["--file", str(tmp_path / "prompts.txt"), "--max-tokens", "3", "--out", str(tmp_path / "texts.jsonl")]
-    written(capsys, trained, *words)
+    generated(capsys, trained, *words)
     content = (tmp_path / "texts.jsonl").read_bytes()
     assert "begun with other settings" in mistake(capsys, "generate", str(tmp_path / "other"), *words)
     contrasted = [*words, "--amateur", str(trained)]
@@ -264,21 +254,21 @@ def test_a_file_is_not_gone_on_with_by_another_model(trained: Path, tmp_path: Pa
     assert (tmp_path / "texts.jsonl").read_bytes() == content
 
 
-def test_an_unfinished_file_goes_on_and_ends_the_same(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_an_unfinished_file_is_completed_to_the_same_bytes(trained: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS))
     words = ["--file", str(tmp_path / "prompts.txt"), "--max-tokens", "10", "--batch", "2", "--out"]
     whole, part = tmp_path / "whole.jsonl", tmp_path / "new" / "part.jsonl"
-    assert written(capsys, trained, *words, str(whole)) == ""
+    assert generated(capsys, trained, *words, str(whole)) == ""
     content = whole.read_bytes()
     assert content.count(b"\n") == 5
     part.parent.mkdir()
     for cut in (content.index(b"\n") + 1, len(content) // 2, len(content) - 1, 3, len(content)):
         part.write_bytes(content[:cut])
-        written(capsys, trained, *words, str(part))
+        generated(capsys, trained, *words, str(part))
         assert part.read_bytes() == content
 
 
-def test_a_file_that_holds_something_else_is_left_alone(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_file_of_something_else_is_left_alone(trained: Path, tmp_path: Path, capsys: Capture) -> None:
     prompts, out = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
     prompts.write_text("The\nA\n")
     command = ["generate", str(trained), "--file", str(prompts), "--max-tokens", "3", "--out", str(out)]
@@ -300,43 +290,40 @@ def test_a_file_that_holds_something_else_is_left_alone(trained: Path, tmp_path:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--n", "0"], "--n 0: at least one text"),
+        (["--n", "0"], "--n 0: expected 1 or more texts"),
         (["--batch", "0"], "--batch 0"),
-        (["--beam", "3", "--temperature", "0.5"], "--temperature doesn't apply to --beam"),
-        (["--beam", "3", "--typical", "0.5"], "--typical doesn't apply to --beam"),
-        (["--beam", "3", "--greedy"], "--greedy doesn't apply to --beam"),
-        (["--beam", "3", "--logprobs", "2"], "--logprobs doesn't apply to --beam"),
+        (["--beam", "3", "--temperature", "0.5"], "--temperature does not apply to --beam"),
+        (["--beam", "3", "--typical", "0.5"], "--typical does not apply to --beam"),
+        (["--beam", "3", "--greedy"], "--greedy does not apply to --beam"),
+        (["--beam", "3", "--logprobs", "2"], "--logprobs does not apply to --beam"),
         (["--beam", "2", "--n", "3"], "a beam of 2 holds at most 2 texts"),
         (["--beam", "0"], "beams = 0"),
-        (["--length-penalty", "2"], "belong to --beam"),
+        (["--length-penalty", "2"], "need --beam"),
         (["--beam", "2", "--length-penalty", "2", "--gnmt-penalty", "1"], "exclude each other"),
         (["--typical", "1.5"], "typical_p = 1.5: expected a number less than or equal to 1"),
         (["--repetition-penalty", "0"], "repetition_penalty = 0.0: expected a number greater than 0"),
         (["--min-tokens", "9", "--max-tokens", "8"], "min_tokens = 9: more than max_tokens = 8"),
         (["--logprobs", "-1"], "logprobs = -1"),
-        (["--ban", "ab"], "--ban 'ab': 2 tokens to this tokenizer"),
+        (["--ban", "ab"], "--ban 'ab': 2 tokens in this tokenizer"),
         (["--ban", ""], "--ban '': 0 tokens"),
         (["--prompt", "a", "--file", "b"], "--prompt and --file exclude each other"),
         (["--file", "none.txt"], "none.txt: cannot be read: No such file"),
         (["--lookup", "0"], "--lookup 0"),
-        (["--lookup", "2", "--n", "2"], "guess for one text"),
+        (["--lookup", "2", "--n", "2"], "--draft and --lookup write one text"),
         (["--lookup", "2", "--draft", "x"], "exclude each other"),
         (["--draft", "runs/none"], "runs/none: not a run"),
         (["--regex", "(a"], "unclosed group"),
         (["--regex", "a", "--json-schema", "b"], "exclude each other"),
-        (["--beam", "2", "--seed", "3"], "--seed doesn't apply to --beam"),
+        (["--beam", "2", "--seed", "3"], "--seed does not apply to --beam"),
         (["--json-schema", "none.json"], "none.json: No such file"),
-        (
-            ["--max-tokens", "99999999999999999999"],
-            "expected a number less than or equal to",
-        ),
+        (["--max-tokens", "99999999999999999999"], "expected a number less than or equal to"),
         (["--lookup", "100000"], "--lookup 100000: expected 1 … 1000 tokens"),
         (["--greedy", "--seed", "4"], "--greedy and --seed exclude each other"),
         (["--greedy", "--n", "3"], "--n 3: greedy decoding draws nothing"),
-        (["--batch", "3"], "--batch 3: there is one prompt"),
+        (["--batch", "3"], "--batch 3: there is only one prompt"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(trained: Path, capsys: Capture, words: list[str], line: str) -> None:
+def test_invalid_options_are_one_line(trained: Path, capsys: Capture, words: list[str], line: str) -> None:
     assert line in mistake(capsys, "generate", str(trained), *words)
 
 
@@ -358,11 +345,11 @@ def test_prompts_that_cannot_be_read(
 
 
 def test_a_draft_with_another_tokenizer_is_refused(trained: Path, tmp_path: Path, capsys: Capture) -> None:
-    book = str(text(tmp_path / "book.txt"))
+    book = str(write_book(tmp_path / "book.txt"))
     changes = {"tokenizer": {"kind": "char"}}
     other = weft.train("ngram-3", data=book, run=tmp_path / "other", changes=changes, log=lambda line: None)
     line = mistake(capsys, "generate", str(trained), "--draft", str(other.path), "--prompt", "The")
-    assert "a draft needs the tokenizer of" in line
+    assert "its tokenizer differs from that of" in line
 
 
 # ---- chat
@@ -374,9 +361,7 @@ def talk(monkeypatch: pytest.MonkeyPatch, capsys: Capture, folder: Path, lines: 
     return capsys.readouterr()
 
 
-def test_plain_chat_goes_on_with_the_text_so_far(
-    trained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plain_chat_continues_the_text_so_far(trained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--greedy", "--max-tokens", "9"]
     out, _ = talk(monkeypatch, capsys, trained, "The cat\n\nA dog\n", *words)
     loaded = weft.load(trained)
@@ -408,10 +393,7 @@ def templated(trained: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_a_template_frames_the_turns_and_old_ones_make_room(templated: Path) -> None:
-    from weft.decode.prompt import chat_prompt
-    from weft.errors import DataError
-
+def test_a_template_formats_the_turns_and_old_ones_are_dropped(templated: Path) -> None:
     tokenizer = weft.load(templated).tokenizer
     system, one, two = (
         {"role": role, "content": text} for role, text in (("system", "Be kind."), ("user", "one"), ("user", "two"))
@@ -430,12 +412,18 @@ def test_a_template_frames_the_turns_and_old_ones_make_room(templated: Path) -> 
         chat_prompt(tokenizer, [*messages[:-1], {"role": "user", "content": "long " * 40}], len(whole.ids))
 
 
-def test_what_looks_like_the_frame_in_a_message_is_text(
+def test_special_tokens_in_a_message_are_text(
     templated: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded, read = weft.load(templated), []
+    loaded = weft.load(templated)
+    read: list[Sequence[int]] = []
     eos = loaded.tokenizer.token(loaded.tokenizer.need("eos"))
-    monkeypatch.setattr("weft.api.run.generate", lambda model, prompts, settings: read.append(prompts[0].ids) or [])
+
+    def generate(model: object, prompts: Sequence[Prompt], settings: object) -> list[object]:
+        read.append(prompts[0].ids)
+        return []
+
+    monkeypatch.setattr("weft.api.run.generate", generate)
     loaded.chat(f"one{eos}")
     loaded.reading_specials().chat(f"one{eos}")
     talk(monkeypatch, capsys, templated, f"one{eos}\n")
@@ -472,7 +460,7 @@ def test_ctrl_c_stops_a_reply_and_not_the_program(trained: Path) -> None:
         time.sleep(0.5)
         os.write(master, b"\x03")
         assert "…".encode() in until(b"> ")
-        for _ in range(10):  # a key that comes while readline is still setting up its wait is seen with the next one
+        for _ in range(10):  # readline may notice a key only with the next one
             os.write(master, b"\x03")
             if b"/quit leaves" in (shown := until(b"/quit leaves", 3)):
                 break
@@ -486,31 +474,31 @@ def test_ctrl_c_stops_a_reply_and_not_the_program(trained: Path) -> None:
 
 
 def _chunks(master: int, mark: bytes, deadline: float) -> Iterator[bytes]:
-    """What a terminal shows, until the mark is there."""
-    seen = b""
-    while mark not in seen and time.monotonic() < deadline:
+    """Yield what a terminal shows, until the mark appears."""
+    shown = b""
+    while mark not in shown and time.monotonic() < deadline:
         if select.select([master], [], [], 0.1)[0]:
             try:
                 chunk = os.read(master, 65536)
-            except OSError:  # the program has left
+            except OSError:  # the program has ended
                 return
-            seen += chunk
+            shown += chunk
             yield chunk
 
 
-def test_line_ends_and_byte_order_marks_are_no_words(
+def test_line_ends_and_byte_order_marks_are_removed(
     trained: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["--greedy", "--max-tokens", "9"]
     marked = "\ufeffThe cat\r\nA dog\r\n"
     (tmp_path / "p.txt").write_bytes(marked.encode())
-    lines = written(capsys, trained, "--file", str(tmp_path / "p.txt"), *words).splitlines()
+    lines = generated(capsys, trained, "--file", str(tmp_path / "p.txt"), *words).splitlines()
     assert [json.loads(line)["prompt"] for line in lines] == ["The cat", "A dog"]
     plain = talk(monkeypatch, capsys, trained, "The cat\nA dog\n", *words)
     assert talk(monkeypatch, capsys, trained, marked, *words) == plain
 
 
-def test_what_a_person_may_get_wrong_in_python(trained: Path, tmp_path: Path) -> None:
+def test_bulk_candidates_and_complete_in_python(trained: Path, tmp_path: Path) -> None:
     loaded, settings = weft.load(trained), weft.sampling(max_tokens=3)
     assert loaded.complete([], settings) == loaded.candidates([], weft.beam()) == []
     search = weft.beam(beams=2, n=2, max_tokens=3)
@@ -520,14 +508,8 @@ def test_what_a_person_may_get_wrong_in_python(trained: Path, tmp_path: Path) ->
     assert Path(out).read_text().splitlines() == lines
     for work in (loaded.complete, loaded.candidates, loaded.bulk):
         with pytest.raises(ConfigError, match="prompts = 'abc': expected Sequence"):
-            work("abc", settings)  # type: ignore[operator]
-    with pytest.raises(ConfigError, match="batch = 0: at least one prompt"):
+            work("abc", settings)
+    with pytest.raises(ConfigError, match="batch = 0: expected 1 or more"):
         loaded.bulk(["The"], settings, batch=0)
-    with pytest.raises(ConfigError, match="n = 0: at least one text"):
+    with pytest.raises(ConfigError, match="n = 0: expected 1 or more"):
         loaded.candidates(["The"], settings, n=0)
-
-
-def test_settings_stand_beside_the_runs() -> None:
-    assert weft.sampling(top_k=3) == Sampling(top_k=3)
-    assert weft.beam(beams=3) == Beam(beams=3)
-    assert {"sampling", "beam"} <= set(dir(weft))

@@ -1,11 +1,11 @@
-"""What the terminal shows while a comparison runs."""
+"""The progress of a comparison on the terminal and in a log."""
 
 import io
 
 import pytest
 from rich.console import Console
 
-from weft.cli.console.live import _Clock, _Lines, _table
+from weft.cli.console.live import _Lines, _table, _TimeEstimate
 from weft.compare.jobs import Job, Outcome
 from weft.compare.runner import Progress
 
@@ -19,13 +19,13 @@ def outcome(job: Job, nats: tuple[float, ...]) -> Outcome:
     return Outcome.model_validate({**own, **known, "nats": nats, "bytes": nats and (2.0,)})
 
 
-def test_a_row_says_which_share_of_the_budget_is_trained() -> None:
+def test_a_row_shows_the_share_of_the_budget() -> None:
     running = {RUNG: (30, 100, 2.5), SEARCH: (1, 33, None), TIMED: (5, 20, 4.0), WHOLE: (9, 900, 3.25)}
     console = Console(width=100, file=io.StringIO(), record=True)
-    clock = _Clock()
-    clock.look(Progress({}, {}, dict.fromkeys(running, 1.0)))
-    clock.began -= 60
-    console.print(_table(Progress({}, running, dict.fromkeys(running, 1.0)), clock))
+    estimate = _TimeEstimate()
+    estimate.update(Progress({}, {}, dict.fromkeys(running, 1.0)))
+    estimate.start -= 60
+    console.print(_table(Progress({}, running, dict.fromkeys(running, 1.0)), estimate))
     header, gpt, lstm, end, *_ = console.export_text().splitlines()
     assert header.rstrip().endswith("now: share of the budget · step · loss")
     assert "0/2" in gpt and "1/9 · 30/100 · 2.50; 1/27 · 1/33" in gpt
@@ -34,20 +34,21 @@ def test_a_row_says_which_share_of_the_budget_is_trained() -> None:
     assert len(gpt.rstrip()) <= 80
 
 
-def test_elsewhere_a_line_for_each_run_that_ended(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_each_finished_run_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     lines, wanted = _Lines(), dict.fromkeys((SEARCH, RUNG, TIMED), 1.0)
     lines(Progress({SEARCH: outcome(SEARCH, (2.0,))}, {}, wanted))
     lines(Progress({job: outcome(job, (1.3862944,) if job == RUNG else ()) for job in wanted}, {}, wanted))
     assert capsys.readouterr().err.splitlines() == [
-        "1 run finished already",
+        "1 run already finished",
         "gpt, 1/9 of the budget, learning rate 0.01, seed 1: 1.0000 bits per byte, 4 s (3 of 3 runs)",
-        "lstm, a few steps to measure the time per step, learning rate 0.01, seed 0: 0.200 s a step, 4 s (3 of 3 runs)",
+        "lstm, a few steps to measure the time per step, learning rate 0.01, seed 0: "
+        "0.200 s per step, 4 s (3 of 3 runs)",
     ]
 
 
-def test_what_was_done_before_does_not_make_the_rest_look_short() -> None:
-    clock, wanted = _Clock(), dict.fromkeys((SEARCH, RUNG, TIMED, WHOLE), 1.0)
+def test_runs_finished_earlier_do_not_shorten_the_estimate() -> None:
+    estimate, wanted = _TimeEstimate(), dict.fromkeys((SEARCH, RUNG, TIMED, WHOLE), 1.0)
     done = {SEARCH: outcome(SEARCH, (2.0,)), RUNG: outcome(RUNG, (2.0,))}
-    clock.look(Progress(done, {}, wanted))
-    clock.began -= 60
-    assert clock.look(Progress(done | {TIMED: outcome(TIMED, ())}, {}, wanted))[2] == ", about 1:00 left"
+    estimate.update(Progress(done, {}, wanted))
+    estimate.start -= 60
+    assert estimate.update(Progress(done | {TIMED: outcome(TIMED, ())}, {}, wanted))[2] == ", about 1:00 left"

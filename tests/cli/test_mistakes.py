@@ -1,4 +1,4 @@
-"""Every mistake in the input: exit code 2, one line on stderr, no traceback, nothing left behind."""
+"""Mistakes in the input: exit code 2, one line on stderr, no traceback, nothing left behind."""
 
 import json
 import shlex
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.cli.main import _one_line, program, run
+from weft.cli.main import _message, program, run
 from weft.recipe.resolve import recipe_names
 
 TEXT = "The cat sat on the mat. The dog sat on the log, and the cat looked at the dog.\n"
@@ -22,7 +22,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def mistake(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """The one line that a command ends with."""
+    """Return the line of the error that a command ends with."""
     assert run(list(words)) == 2
     errors = capsys.readouterr().err
     assert "Traceback" not in errors
@@ -43,27 +43,25 @@ Capture = pytest.CaptureFixture[str]
         (b"hi", "book.txt: too short to learn from"),
     ],
 )
-def test_texts_that_cannot_be_learned_from(folder: Path, capsys: Capture, content: bytes, words: str) -> None:
+def test_texts_that_cannot_be_trained_on(folder: Path, capsys: Capture, content: bytes, words: str) -> None:
     (folder / "book.txt").write_bytes(content)
     assert words in mistake(capsys, "train", "llama-tiny", "--data", "book.txt")
     assert sorted(p.name for p in folder.rglob("*") if p.is_file()) == ["book.txt"]
 
 
-def test_a_text_that_does_not_exist(capsys: Capture) -> None:
-    assert "none.txt: no such file" in mistake(capsys, "train", "llama-tiny", "--data", "none.txt")
-
-
 @pytest.mark.parametrize(
     ("command", "facts"),
     [
-        ("train steps=5 --data book.txt", "train … preset … recipe … weft train gpt-tiny"),
-        ("train", "train … preset … recipe"),
+        ("train steps=5 --data book.txt", "no recipe … preset … weft train gpt-tiny"),
+        ("train", "no recipe … preset"),
         ("train lama-tiny", "'lama-tiny' … 'llama-tiny'"),
         ("train llama-tiny modl.layers=3", "modl.layers … 'model.layers'"),
         ("train llama-tiny model.layrs=3", "model.layrs … 'model.layers'"),
         ("train llama-tiny steps=many", "steps = 'many' … a whole number"),
         ("train llama-tiny book.txt", "'book.txt' … key=value … --data"),
         ("train llama-tiny", "no text … --data"),
+        ("train llama-tiny --data none.txt", "none.txt: no such file"),
+        ("train llama-tiny --data -", "standard input can be read once"),
         ("train bert-tiny --data x.txt objective=next-token", "'encoder' … 'next-token' … decoder"),
         ("train gpt-tiny --data x.tsv objective=pairs", "'decoder' … 'pairs' … encoder-decoder"),
         ("train gpt-tiny init=nowhere", "init = 'nowhere' … not a run"),
@@ -124,15 +122,14 @@ def test_a_text_that_does_not_exist(capsys: Capture) -> None:
         ("list", "'list' … weft runs"),
     ],
 )
-def test_words_that_mean_nothing(capsys: Capture, command: str, facts: str) -> None:
-    """What was wrong and what would be right, in this order."""
-    line, at = mistake(capsys, *shlex.split(command)), 0
+def test_invalid_words_are_named_with_what_would_be_right(capsys: Capture, command: str, facts: str) -> None:
+    line, position = mistake(capsys, *shlex.split(command)), 0
     for fact in facts.split(" … "):
-        assert fact in line[at:], line
-        at = line.index(fact, at) + len(fact)
+        assert fact in line[position:], line
+        position = line.index(fact, position) + len(fact)
 
 
-def test_advice_about_files_and_columns(folder: Path, capsys: Capture) -> None:
+def test_messages_about_files_and_columns(folder: Path, capsys: Capture) -> None:
     (folder / "a.csv").write_text("id,body\n1,hello there\n" * 20)
     line = mistake(capsys, "train", "gpt-tiny", "--data", "a.csv")
     assert "'text'" in line and "id, body" in line and "data.column=NAME" in line and "--column NAME" in line
@@ -147,7 +144,7 @@ def test_advice_about_files_and_columns(folder: Path, capsys: Capture) -> None:
     assert line.startswith("data.encoding: 'cp12522'") and "cp1252?" in line
 
 
-def test_a_text_in_place_of_a_recipe(folder: Path, capsys: Capture) -> None:
+def test_a_text_instead_of_a_recipe(folder: Path, capsys: Capture) -> None:
     (folder / "book.txt").write_text(TEXT)
     (folder / "book.pdf").write_bytes(b"%PDF\x00\xff")
     (folder / "texts").mkdir()
@@ -166,7 +163,7 @@ def test_a_table_with_other_separators(folder: Path, capsys: Capture, name: str,
         assert line.startswith(f"{name}: its columns are divided by {separator!r}; a .csv has commas")
 
 
-def test_plain_text_where_rows_are_wanted(folder: Path, capsys: Capture) -> None:
+def test_plain_text_instead_of_rows(folder: Path, capsys: Capture) -> None:
     (folder / "book.txt").write_text(TEXT * 30)
     line = mistake(capsys, "train", "vaswani-tiny", "--data", "book.txt")
     assert line.startswith("book.txt: plain text, but objective 'pairs' reads columns (source, target)")
@@ -176,7 +173,7 @@ def test_plain_text_where_rows_are_wanted(folder: Path, capsys: Capture) -> None
 
 
 @pytest.mark.parametrize("command", ["prepare", "compare", "scale", "train"])
-def test_what_continues_says_so_when_it_is_interrupted(
+def test_an_interrupted_command_says_whether_it_resumes(
     command: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*arguments: object, **more: object) -> None:
@@ -184,17 +181,17 @@ def test_what_continues_says_so_when_it_is_interrupted(
 
     monkeypatch.setattr(program, "main", interrupted)
     assert run([command, "x"]) == 130
-    goes_on = "" if command == "train" else "; the same command continues"
-    assert capsys.readouterr().err == f"weft: interrupted{goes_on}\n"
+    resumes = "" if command == "train" else "; the same command resumes"
+    assert capsys.readouterr().err == f"weft: interrupted{resumes}\n"
 
 
-def test_a_row_that_is_broken_names_the_way_round_it(folder: Path, capsys: Capture) -> None:
+def test_a_broken_row_names_the_option_to_skip_it(folder: Path, capsys: Capture) -> None:
     (folder / "a.csv").write_text("text,label\nfine,1\n" + "bad\n" + "good,0\n")
     line = mistake(capsys, "train", "bert-tiny", "objective=classify", "--data", "a.csv")
     assert line.endswith("a.csv:3: has 1 field, the header has 2; data.on_error=skip leaves such rows out")
 
 
-def test_a_recipe_that_is_no_toml(folder: Path, capsys: Capture) -> None:
+def test_a_recipe_that_is_not_toml(folder: Path, capsys: Capture) -> None:
     (folder / "bad.toml").write_text("steps = ")
     assert mistake(capsys, "train", "bad.toml", "--data", "x").startswith("bad.toml: not valid TOML")
     assert "none.toml: no such recipe" in mistake(capsys, "train", "none.toml")
@@ -202,10 +199,9 @@ def test_a_recipe_that_is_no_toml(folder: Path, capsys: Capture) -> None:
 
 def test_a_folder_that_cannot_be_written(folder: Path, capsys: Capture) -> None:
     (folder / "book.txt").write_text(TEXT * 30)
-    (folder / "file").write_text("in the way")
-    assert "cannot be written: Not a directory" in mistake(
-        capsys, "train", "llama-tiny", "--data", "book.txt", "--run", "file/run"
-    )
+    (folder / "file").touch()
+    line = mistake(capsys, "train", "llama-tiny", "--data", "book.txt", "--run", "file/run")
+    assert "cannot be written: Not a directory" in line
 
 
 def test_a_run_by_its_bare_name_or_misspelled(folder: Path, capsys: Capture) -> None:
@@ -235,7 +231,7 @@ def test_a_refused_start_leaves_no_folder(folder: Path, capsys: Capture) -> None
     assert [path.name for path in folder.rglob("*")] == ["runs", "other"]
 
 
-def test_a_folder_with_other_things_is_left_alone(folder: Path, capsys: Capture) -> None:
+def test_a_folder_with_other_files_is_left_alone(folder: Path, capsys: Capture) -> None:
     (folder / "photos").mkdir()
     (folder / "photos" / "cat.jpg").write_text("cat")
     (folder / "book.txt").write_text(TEXT * 30)
@@ -252,12 +248,8 @@ def test_a_vocabulary_larger_than_the_text_supports(folder: Path, capsys: Captur
     assert not (folder / "runs" / "llama-tiny").exists()
 
 
-def test_standard_input_cannot_be_read_twice(capsys: Capture) -> None:
-    assert "standard input" in mistake(capsys, "train", "llama-tiny", "--data", "-")
-
-
 @pytest.mark.parametrize("closed", [0, 1])
-def test_closed_standard_streams_are_empty_ones(closed: int) -> None:
+def test_closed_standard_streams_act_as_empty(closed: int) -> None:
     command = f"{sys.executable} -m weft tokenize - --tokenizer byte {closed}>&-"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, input="hi", check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -272,13 +264,13 @@ def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
         run(["config", "show", "quickstart"])
 
 
-def test_debugging_shows_where_a_mistake_was_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weft_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_DEBUG", "1")
     with pytest.raises(ValueError, match="no such recipe or preset"):
         run(["config", "show", "quikstart"])
 
 
-def test_help_version_and_schema_answer(capsys: Capture) -> None:
+def test_help_version_and_schema(capsys: Capture) -> None:
     assert run([]) == 0
     assert "quickstart" in capsys.readouterr().out
     assert run(["--version"]) == 0
@@ -286,15 +278,6 @@ def test_help_version_and_schema_answer(capsys: Capture) -> None:
     assert run(["config", "schema"]) == 0
     assert "optimizer" in json.loads(capsys.readouterr().out)["properties"]
     assert run(["config"]) == 2
-
-
-def test_a_shown_recipe_is_a_recipe(folder: Path, capsys: Capture) -> None:
-    assert run(["config", "show", "quickstart", "steps=7", "model.layers=2"]) == 0
-    shown = capsys.readouterr().out
-    (folder / "again.toml").write_text(shown)
-    assert run(["config", "show", "again.toml"]) == 0
-    assert capsys.readouterr().out == shown
-    assert "steps = 7" in shown
 
 
 @pytest.mark.parametrize(
@@ -306,36 +289,36 @@ def test_a_shown_recipe_is_a_recipe(folder: Path, capsys: Capture) -> None:
         (MemoryError(), "embed", "a smaller model"),
     ],
 )
-def test_too_little_memory_is_reported_in_the_commands_words(error: Exception, command: str, line: str) -> None:
-    shown = _one_line(error, ["--option", command])
+def test_out_of_memory_names_the_commands_options(error: Exception, command: str, line: str) -> None:
+    shown = _message(error, ["--option", command])
     assert shown is not None and shown.startswith("out of memory; ") and line in shown
 
 
-def test_output_that_nobody_reads_to_its_end() -> None:
+def test_a_closed_pipe_is_no_error() -> None:
     command = f"{sys.executable} -m weft presets | head -1; echo ${{PIPESTATUS[@]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1] == "0 0" and done.stderr == ""
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
-def test_a_signal_lets_a_command_clear_away_what_it_was_building(name: str) -> None:
+def test_a_signal_lets_a_command_clean_up(name: str) -> None:
     code = f"""if True:
         import os, signal
-        signal.signal(signal.{name}, signal.SIG_DFL)  # under nohup it would be ignored, and stay so
+        signal.signal(signal.{name}, signal.SIG_DFL)  # nohup would ignore it
         from weft.cli import main
         def work(words):
             try:
                 os.kill(os.getpid(), signal.{name})
             finally:
-                os.kill(os.getpid(), signal.{name})  # once more changes nothing
-                print("cleared away")
+                os.kill(os.getpid(), signal.{name})  # a second signal is ignored
+                print("cleaned up")
         main.run = work
         main.main()"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (128 + getattr(signal, name), "cleared away\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (128 + getattr(signal, name), "cleaned up\n", "")
 
 
-def test_presets_list_the_recipes_too(capsys: Capture) -> None:
+def test_presets_also_lists_recipes(capsys: Capture) -> None:
     assert run(["presets"]) == 0
     lines = capsys.readouterr().out.splitlines()
     shown = {line.split()[0]: line for line in lines[lines.index("") + 2 :]}

@@ -1,4 +1,4 @@
-"""`weft runs`: the runs of a folder, and what two recipes differ in."""
+"""`weft runs`: the list of runs, and the differences of two recipes."""
 
 import json
 import os
@@ -24,13 +24,13 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def listed(runs: Path, capsys: Capture) -> dict[str, dict[str, object]]:
+def run_rows(runs: Path, capsys: Capture) -> dict[str, dict[str, object]]:
     assert run(["runs", str(runs), "--json"]) == 0
     return {row["name"]: row for row in json.loads(capsys.readouterr().out)}
 
 
-def test_runs_are_listed_with_how_they_stand(runs: Path, capsys: Capture) -> None:
-    rows = listed(runs, capsys)
+def test_rows_show_state_progress_and_metric(runs: Path, capsys: Capture) -> None:
+    rows = run_rows(runs, capsys)
     assert set(rows) == {"base", "gpt", "lstm"}
     assert (rows["base"]["state"], rows["base"]["steps_done"], rows["base"]["steps"]) == ("finished", 12, 12)
     assert (rows["gpt"]["state"], rows["gpt"]["steps_done"], rows["gpt"]["steps"]) == ("interrupted", 6, 12)
@@ -45,63 +45,63 @@ def test_runs_are_listed_with_how_they_stand(runs: Path, capsys: Capture) -> Non
     assert next(line for line in lines if line.startswith("base")).split()[-1] == "finished"
 
 
-@pytest.mark.parametrize("how", ["a pipe", "no end"])
-def test_files_that_are_none_hide_no_other_run(how: str, runs: Path, capsys: Capture) -> None:
-    others = listed(runs, capsys).keys() - {"gpt"}
+@pytest.mark.parametrize("kind", ["pipe", "endless file"])
+def test_special_files_in_a_run_hide_no_other_run(kind: str, runs: Path, capsys: Capture) -> None:
+    others = run_rows(runs, capsys).keys() - {"gpt"}
     for file in [path for path in (runs / "gpt").rglob("*") if path.is_file() and not path.is_symlink()]:
         file.unlink()
-        os.mkfifo(file) if how == "a pipe" else file.symlink_to("/dev/zero")
-        assert others <= listed(runs, capsys).keys(), file
+        os.mkfifo(file) if kind == "pipe" else file.symlink_to("/dev/zero")
+        assert others <= run_rows(runs, capsys).keys(), file
 
 
-def test_a_run_is_told_by_the_metric_of_its_objective_and_its_text(tmp_path: Path, capsys: Capture) -> None:
-    """Before its end by the best evaluation that has that metric, and without one by the loss."""
+def test_a_row_shows_the_metric_of_the_objective(tmp_path: Path, capsys: Capture) -> None:
+    """Of an unfinished run, that of the best evaluation, or the loss if no evaluation has it."""
     evaluations = [{"loss": 0.9, "accuracy": 0.8}, {"loss": 0.7, "accuracy": 0.7}]
-    told = {
+    cases = {
         "classify": ("accuracy", 0.8, {"loss": 0.6, "accuracy": 0.75}),
         "pairs": ("loss", 0.7, {"loss": 0.6, "bleu": 31.0}),
         "score": ("loss", 0.7, {"loss": 0.6, "spearman": 0.5}),
     }
-    for name, (metric, best, final) in told.items():
+    for name, (metric, best, final) in cases.items():
         folder = RunFolder(shutil.copytree(EARLIER / name, tmp_path / name, symlinks=True))
         folder.events.write_text("")
         for values in evaluations:
             folder.event("evaluation", step=1, **values)
-        row = listed(tmp_path, capsys)[name]
+        row = run_rows(tmp_path, capsys)[name]
         assert (row["state"], row["metric"], row["best"]) == ("interrupted", metric, best)
         folder.event("result", **final)
         folder.event("finish", step=folder.steps()[-1], seconds=1.0)
-        row = listed(tmp_path, capsys)[name]
+        row = run_rows(tmp_path, capsys)[name]
         assert (row["state"], row["metric"], row["best"]) == ("finished", *list(final.items())[1])
     config = RunFolder(tmp_path / "pairs").config
     config.write_text(config.read_text().replace("targets = []", 'targets = ["/b/c.de"]'))
-    assert listed(tmp_path, capsys)["pairs"]["data"] == ["pairs.tsv", "/b/c.de"]
+    assert run_rows(tmp_path, capsys)["pairs"]["data"] == ["pairs.tsv", "/b/c.de"]
     assert run(["runs", str(tmp_path / "pairs")]) == 0
     assert " pairs.tsv, c.de " in (out := capsys.readouterr().out) and "BLEU 31.0" in out
 
 
-def test_damaged_and_running_runs_are_listed_too(runs: Path, capsys: Capture) -> None:
+def test_damaged_and_running_runs_are_listed(runs: Path, capsys: Capture) -> None:
     (runs / "gpt" / "config.toml").write_text("steps = ")
     shutil.rmtree(runs / "lstm" / "checkpoints")
     (runs / "photos").mkdir()
     with locked(runs / "base" / ".lock"):
-        rows = listed(runs, capsys)
+        rows = run_rows(runs, capsys)
     assert set(rows) == {"base", "gpt", "lstm"}
     assert rows["base"]["state"] == "running"
     assert rows["gpt"]["state"] == rows["lstm"]["state"] == "damaged"
     assert str(rows["gpt"]["problem"]).startswith("not valid TOML")
     assert rows["lstm"]["problem"] == "it has no checkpoint"
     (runs / "base" / ".lock").unlink(missing_ok=True)
-    assert listed(runs, capsys)["base"]["state"] == "finished"
+    assert run_rows(runs, capsys)["base"]["state"] == "finished"
 
 
-def test_what_an_interruption_saved_counts(runs: Path, capsys: Capture) -> None:
-    kept = runs / "gpt" / "checkpoints"
-    newest = max(path for path in kept.iterdir() if path.name.startswith("step-") and not path.is_symlink())
-    newest.rename(kept / "interrupted-00000007")
-    for older in kept.glob("step-*"):
+def test_steps_saved_by_an_interruption_count(runs: Path, capsys: Capture) -> None:
+    checkpoints = runs / "gpt" / "checkpoints"
+    newest = max(path for path in checkpoints.iterdir() if path.name.startswith("step-") and not path.is_symlink())
+    newest.rename(checkpoints / "interrupted-00000007")
+    for older in checkpoints.glob("step-*"):
         shutil.rmtree(older)
-    row = listed(runs, capsys)["gpt"]
+    row = run_rows(runs, capsys)["gpt"]
     assert (row["state"], row["steps_done"]) == ("interrupted", 7)
 
 
@@ -112,7 +112,7 @@ def test_a_folder_without_runs(tmp_path: Path, capsys: Capture) -> None:
     assert "no such folder" in capsys.readouterr().err
 
 
-def test_what_two_recipes_differ_in(runs: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_differences_of_two_recipes(runs: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "mine.toml").write_text('model = "gpt-tiny"\nsteps = 7\n[batch]\nsize = 3\n')
     assert run(["runs", "diff", "gpt-tiny", str(tmp_path / "mine.toml"), "--json"]) == 0
     found = {row["key"]: (row["first"], row["second"]) for row in json.loads(capsys.readouterr().out)}

@@ -1,4 +1,4 @@
-"""What a shell and a script see: examples that parse, JSON alone on standard output, colours, completion."""
+"""Commands in a shell or a script: examples that parse, pure JSON on standard output, colours, completion."""
 
 import json
 import os
@@ -23,7 +23,7 @@ SMALL += ["batch.length=16", "batch.size=4", "steps=4", "tokenizer.kind=byte"]
 
 
 def commands(group: Any = program, above: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Every command by its name, those of groups too."""
+    """Yield every command by its name, including those of groups."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from commands(command, (*above, name))
@@ -35,7 +35,7 @@ EVERY = dict(commands())
 
 
 def examples(command: Any) -> list[list[str]]:
-    """The words of each `$ weft …` of a command's help, without what the shell takes for itself."""
+    """Return the words of each `$ weft …` in a command's help, without redirections."""
     lines = re.findall(r"^\$ weft (.*)$", command.help, flags=re.MULTILINE)
     return [shlex.split(re.sub(r"\s[<>|].*", "", line)) for line in lines]
 
@@ -49,12 +49,12 @@ def test_every_help_has_an_example_that_parses(name: str) -> None:
         EVERY[name].make_context(name, words[len(name.split()) :])
 
 
-# what prints no result, or JSON in any case
+# commands that print no result, or always JSON
 WITHOUT_JSON = {"chat", "serve", "explore", "docs", "embed", "config schema", "config slurm"}
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY if name not in WITHOUT_JSON])
-def test_what_has_a_result_has_it_as_json(name: str) -> None:
+def test_commands_with_a_result_have_a_json_option(name: str) -> None:
     assert "--json" in [option for param in EVERY[name].params for option in param.opts]
 
 
@@ -90,7 +90,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("presets --json", ""),
     ],
 )
-def test_standard_output_is_json_alone(
+def test_standard_output_is_only_json(
     trained: Path, command: str, keys: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(trained)
@@ -110,13 +110,13 @@ def test_standard_output_is_json_alone(
 def test_exit_codes_are_in_the_help(capsys: Capture) -> None:
     assert run(["--help"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "Exit codes: 0 done; 2 a mistake" in out
+    assert "Exit codes: 0 success; 2 a mistake" in out
     assert "130 interrupted" in out
     assert run(["config", "show", "quikstart"]) == 2
 
 
 def on_a_terminal(code: str, **environment: str) -> str:
-    """What a Python program writes where its standard output and error are a terminal."""
+    """Return what a Python program writes to a terminal."""
     pty = pytest.importorskip("pty")
     kept = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
     inner, outer = pty.openpty()
@@ -131,7 +131,7 @@ def on_a_terminal(code: str, **environment: str) -> str:
     try:
         while part := os.read(inner, 65536):
             shown += part
-    except OSError:  # Linux says so when the other end is closed
+    except OSError:  # the other end is closed
         pass
     os.close(inner)
     process.wait()
@@ -155,7 +155,7 @@ SHOW = """if True:
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no pty")
 def test_no_color_is_honoured_on_a_terminal() -> None:
     plain = on_a_terminal(SHOW, NO_COLOR="1")
-    # where no colour does, a │ tells tokens apart
+    # without colours, │ separates tokens
     for part in ("Usage: ", "embeddings", "a│ │c│a│t", "weft: 'gtp2'", "reading"):
         assert part in plain
     assert not COLOUR.search(plain)
@@ -165,15 +165,15 @@ def test_no_color_is_honoured_on_a_terminal() -> None:
 @pytest.mark.parametrize("both", [False, True])
 def test_force_color_is_honoured_in_a_pipe_unless_no_color_is_set(both: bool) -> None:
     kept = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
-    wanted = {**kept, "FORCE_COLOR": "1", **({"NO_COLOR": "1"} if both else {})}
-    done = subprocess.run([sys.executable, "-c", SHOW], env=wanted, capture_output=True, text=True)
+    environment = {**kept, "FORCE_COLOR": "1", **({"NO_COLOR": "1"} if both else {})}
+    done = subprocess.run([sys.executable, "-c", SHOW], env=environment, capture_output=True, text=True)
     assert bool(COLOUR.search(done.stdout)) == (not both)
     assert ("\x1b[1mgpt2" in done.stdout) == (not both)
-    assert "reading" not in done.stderr  # which is about colours, and nothing to draw a bar on
+    assert "reading" not in done.stderr  # a progress bar needs a terminal
 
 
 def completed(shell: str, words: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What weft tells a shell after some words."""
+    """Return the completions that a shell gets for some words."""
     typed = {"_WEFT_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": words, "COMP_WORDS": words}
     typed |= {"COMP_CWORD": str(words.count(" ")), "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
     for name, value in typed.items():
@@ -200,11 +200,11 @@ def test_shells_complete(shell: str, tmp_path: Path, capsys: Capture, monkeypatc
     assert "--max-tokens" in offered("weft generate runs/book --max")
     assert "transformer++" in offered("weft compare lstm transf")
     assert "model.layers=" in offered("weft compare lstm model.lay")
-    # one key alone comes with its value, so that no space follows the =
+    # a single key comes with its value, so that no space follows the =
     assert re.findall(r"steps=\w*", offered("weft train dates step")) == ["steps=", "steps=5000"]
 
 
-def test_nothing_else_is_offered(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_matches_are_completed(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "runs" / "book").mkdir(parents=True)
     (tmp_path / "runs" / "book" / "config.toml").touch()
     monkeypatch.chdir(tmp_path)
@@ -224,7 +224,7 @@ def test_completion_imports_no_torch() -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_for_a_shell_can_be_shown(shell: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_completion_script_can_be_shown(shell: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shellingham.detect_shell", lambda: (shell, f"/bin/{shell}"))
     with pytest.raises(SystemExit) as ended:
         run(["--show-completion"])

@@ -1,4 +1,4 @@
-"""The Slurm script, with stand-ins for Slurm's commands that note how they were called."""
+"""The Slurm script, with stubs for Slurm's commands that log their arguments."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ COMMANDS = {
     "scontrol": '[ "$1" = requeue ] && echo "scontrol $*" >> "$LOG"; printf "node7\\nnode8\\n"',
     "srun": 'echo "srun $*" >> "$LOG"; while [[ $1 == --* ]]; do shift; done; exec "$@"',
     "scancel": 'echo "scancel $*" >> "$LOG"; kill -TERM $(cat "$LOG.pid")',
-    # trains until it is told to stop, if it is to wait at all
+    # runs until SIGTERM if WAITS is set
     "torchrun": 'echo $$ > "$LOG.pid"; trap "exit 1" TERM; while [ "$WAITS" ]; do sleep 0.05; done; exit ${STATUS:-0}',
 }
 TORCHRUN = (
@@ -36,7 +36,7 @@ def script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     return file
 
 
-def started(script: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
+def start(script: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
     environment = {
         **os.environ,
         "PATH": f"{script.parent / 'bin'}{os.pathsep}{os.environ['PATH']}",
@@ -50,31 +50,31 @@ def started(script: Path, *words: str, **variables: str) -> subprocess.Popen[str
 
 
 @pytest.mark.timeout(60)
-def test_the_command_that_comes_out(script: Path) -> None:
-    place = script.parent / "my runs" / "large"
-    words = (str(place), "gpt2", "--data", "a text.txt", "parallel.shard=2")
-    assert started(script, *words).wait() == 0
-    weft = f"weft train gpt2 --data a text.txt parallel.shard=2 --run {place}"
+def test_the_torchrun_command(script: Path) -> None:
+    run_folder = script.parent / "my runs" / "large"
+    words = (str(run_folder), "gpt2", "--data", "a text.txt", "parallel.shard=2")
+    assert start(script, *words).wait() == 0
+    weft = f"weft train gpt2 --data a text.txt parallel.shard=2 --run {run_folder}"
     srun = "srun --ntasks=2 --ntasks-per-node=1 torchrun"
     log = script.parent / "log"
     assert log.read_text() == f"{srun} {TORCHRUN.format('41234-0')} --no-python -- {weft}\n"
     log.unlink()
-    place.mkdir(parents=True)
-    (place / "config.toml").write_text("")  # a run has begun
-    assert started(script, *words, SLURM_RESTART_COUNT="2", STATUS="3").wait() == 3  # a failure isn't tried again
-    assert log.read_text() == f"{srun} {TORCHRUN.format('41234-2')} --no-python -- weft train --resume {place}\n"
-    wrong = started(script, "runs/large")
+    run_folder.mkdir(parents=True)
+    (run_folder / "config.toml").write_text("")  # an existing run is resumed
+    assert start(script, *words, SLURM_RESTART_COUNT="2", STATUS="3").wait() == 3  # failures are not retried
+    assert log.read_text() == f"{srun} {TORCHRUN.format('41234-2')} --no-python -- weft train --resume {run_folder}\n"
+    wrong = start(script, "runs/large")
     assert "usage: sbatch" in wrong.communicate()[1]
     assert wrong.returncode == 2
 
 
 @pytest.mark.timeout(60)
-def test_it_saves_before_its_time_ends_and_goes_back_to_the_queue(script: Path) -> None:
-    job = started(script, "runs/large", "gpt2", WAITS="yes")
+def test_it_saves_and_requeues_before_the_time_limit(script: Path) -> None:
+    job = start(script, "runs/large", "gpt2", WAITS="yes")
     pid = script.parent / "log.pid"
     while not (pid.exists() and pid.read_text().strip()):
         time.sleep(0.02)
-    time.sleep(0.2)  # until its trap is set
+    time.sleep(0.2)  # for the trap to be set
     job.send_signal(signal.SIGUSR1)
     assert job.wait() == 1
     assert (script.parent / "log").read_text().splitlines()[1:] == [

@@ -1,24 +1,24 @@
-"""What commands do before anything is loaded."""
+"""Environment variables that commands set before torch is loaded."""
 
 import os
 
 import pytest
 
-from weft.cli.main import run, share_processors
+from weft.cli.main import limit_spinning, run
 
 
-@pytest.mark.parametrize("given", [None, "100"])
+@pytest.mark.parametrize("user_value", [None, "100"])
 @pytest.mark.parametrize("words", [["train", "no-such-recipe"], ["quickstart", "no-such-key=1"]])
-def test_torch_keeps_what_a_step_frees(words: list[str], given: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MIMALLOC_PURGE_DELAY", given or "")
-    if given is None:
+def test_mimalloc_keeps_freed_memory(words: list[str], user_value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MIMALLOC_PURGE_DELAY", user_value or "")
+    if user_value is None:
         monkeypatch.delenv("MIMALLOC_PURGE_DELAY")
     assert run(words) == 2
-    assert os.environ["MIMALLOC_PURGE_DELAY"] == (given or "-1")
+    assert os.environ["MIMALLOC_PURGE_DELAY"] == (user_value or "-1")
 
 
 @pytest.mark.parametrize(
-    ("machine", "given", "expected"),
+    ("machine", "environment", "expected"),
     [
         ("x86_64", {}, "10000"),
         ("x86_64", {"GOMP_SPINCOUNT": "5"}, "5"),
@@ -26,10 +26,10 @@ def test_torch_keeps_what_a_step_frees(words: list[str], given: str | None, monk
         ("aarch64", {}, None),
     ],
 )
-def test_threads_that_wait_leave_the_processor_soon(
-    machine: str, given: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch
+def test_idle_openmp_threads_soon_sleep_on_x86(
+    machine: str, environment: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)
-    monkeypatch.setattr(os, "environ", dict(given))
-    share_processors()
+    monkeypatch.setattr(os, "environ", dict(environment))
+    limit_spinning()
     assert os.environ.get("GOMP_SPINCOUNT") == expected

@@ -1,7 +1,8 @@
-"""`weft translate` on a model of two steps: what its options do, and what is refused before any work."""
+"""`weft translate`, on a model of two steps: its options, and what is refused."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,37 +51,33 @@ def test_lines_of_json(trained: Path, capsys: Capture) -> None:
 
 
 def test_every_option_reaches_the_search(trained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Beam] = []
+    searches: list[Beam] = []
     search = decoding.search_texts
 
-    def noted(model: object, prompts: object, settings: Beam, **more: object) -> object:
-        asked.append(settings)
-        return search(model, prompts, settings, **more)  # type: ignore[arg-type]
+    def recorded(model: Any, prompts: Any, settings: Beam, **others: Any) -> object:
+        searches.append(settings)
+        return search(model, prompts, settings, **others)
 
-    monkeypatch.setattr(decoding, "search_texts", noted)
-    translated(
-        capsys, trained, "--beam", "3", "--length-penalty", "0.5", "--coverage-penalty", "2", "--max-tokens", "5",
-        "--patience", "2",
-    )  # fmt: skip
+    monkeypatch.setattr(decoding, "search_texts", recorded)
+    options = "--beam 3 --length-penalty 0.5 --coverage-penalty 2 --max-tokens 5 --patience 2"
+    translated(capsys, trained, *options.split())
     translated(capsys, trained)
     power = {"kind": "power", "alpha": 0.5}
-    assert asked[0] == beam(beams=3, length_penalty=power, coverage_penalty=2.0, max_tokens=5, patience=2.0)
-    assert asked[-1] == beam(beams=5, max_tokens=12, patience=1.0)
+    assert searches[0] == beam(beams=3, length_penalty=power, coverage_penalty=2.0, max_tokens=5, patience=2.0)
+    assert searches[-1] == beam(beams=5, max_tokens=12, patience=1.0)
 
 
-def test_special_tokens_are_read_where_they_are_asked_for(
-    trained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_special_tokens_are_read_on_request(trained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[list[int]] = []
-    answer = decoding.Translator._answers
+    answers = decoding.Translator._answers
 
-    def noted(self: decoding.Translator, source: Source, settings: Beam, texts: list[str]) -> list[str]:
+    def recorded(self: decoding.Translator, source: Source, settings: Beam, texts: list[str]) -> list[str]:
         read.extend(source.tokens.tolist())
-        return answer(self, source, settings, texts)
+        return answers(self, source, settings, texts)
 
-    monkeypatch.setattr(decoding.Translator, "_answers", noted)
+    monkeypatch.setattr(decoding.Translator, "_answers", recorded)
     (trained.parent / "specials.txt").write_text("a <eos> b\n")
-    eos = api.load(trained).tokenizer.eos_id
+    eos = api.load(trained).tokenizer.need("eos")
     for words, found in ([], 1), (["--special-tokens"], 2):
         read.clear()
         assert run(["translate", str(trained), str(trained.parent / "specials.txt"), *words]) == 0
@@ -89,7 +86,6 @@ def test_special_tokens_are_read_where_they_are_asked_for(
 
 
 def test_the_coverage_penalty_lowers_scores(trained: Path) -> None:
-    """What attention passes over costs: the same text scores lower with the penalty than without it."""
     loaded = api.load(trained)
     source = Source(*pad([[*loaded.tokenizer.encode("a b c"), loaded.tokenizer.need("eos")]], 0))
 
@@ -110,7 +106,7 @@ def test_the_coverage_penalty_lowers_scores(trained: Path) -> None:
         (["--length-penalty", "11"], "length_penalty.alpha = 11.0: expected a number less than or equal to 10"),
         (["--coverage-penalty", "11"], "coverage_penalty = 11.0: expected a number less than or equal to 10"),
         (["--patience", "0"], "patience = 0.0: expected a number greater than 0"),
-        (["--beam", "1", "--patience", "2"], "--patience 2.0: a beam of 1 has no scores to compare; leave it out"),
+        (["--beam", "1", "--patience", "2"], "--patience 2.0: a beam of 1 compares no scores; leave it out"),
         (["--beam", "5000"], "beams = 5000: expected a number less than or equal to 1000"),
         (
             ["--max-tokens", "9" * 15, "--beam", "1"],
@@ -118,31 +114,31 @@ def test_the_coverage_penalty_lowers_scores(trained: Path) -> None:
         ),
         (
             ["--beam", "1", "--length-penalty", "2"],
-            "--length-penalty 2.0: a beam of 1 has no scores to compare; leave it out",
+            "--length-penalty 2.0: a beam of 1 compares no scores; leave it out",
         ),
         (
             ["--beam", "1", "--coverage-penalty", "2"],
-            "--coverage-penalty 2.0: a beam of 1 has no scores to compare; leave it out",
+            "--coverage-penalty 2.0: a beam of 1 compares no scores; leave it out",
         ),
     ],
 )
-def test_mistakes(trained: Path, words: list[str], line: str, capsys: Capture) -> None:
+def test_invalid_options_are_one_line(trained: Path, words: list[str], line: str, capsys: Capture) -> None:
     capsys.readouterr()
     assert run(["translate", str(trained), str(trained.parent / "lines.txt"), *words]) == 2
     assert capsys.readouterr().err == f"weft: {line}\n"
 
 
-def test_a_model_of_no_languages_is_told_none(trained: Path, capsys: Capture) -> None:
+def test_languages_are_only_for_multilingual_models(trained: Path, capsys: Capture) -> None:
     for option in ("--from", "--to"):
         assert run(["translate", str(trained), str(trained.parent / "lines.txt"), option, "de"]) == 2
         line = f"weft: {option} de: {trained} has no tokens for languages; leave it out\n"
         assert capsys.readouterr().err.endswith(line)
 
 
-def test_a_place_that_cannot_be_written_is_refused_first(
+def test_an_unwritable_output_is_refused_first(
     trained: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.api.run.Run.translate", None)  # no work is begun
+    monkeypatch.setattr("weft.api.run.Run.translate", None)  # must not be called
     (tmp_path / "file").write_text("")
     for out, why in ((tmp_path, "Is a directory"), (tmp_path / "file" / "out.txt", "is not a folder")):
         assert run(["translate", str(trained), str(trained.parent / "lines.txt"), "--out", str(out)]) == 2
@@ -151,18 +147,10 @@ def test_a_place_that_cannot_be_written_is_refused_first(
 
 
 @pytest.mark.parametrize("content", ["b a c\nc c a b", "b a c\nc c a b\n", "b a c\r\nc c a b\r\n"])
-def test_the_end_of_a_line_is_not_read(trained: Path, tmp_path: Path, capsys: Capture, content: str) -> None:
-    """As in training: the command gives what the library gives for the lines without their ends."""
+def test_line_ends_are_not_translated(trained: Path, tmp_path: Path, capsys: Capture, content: str) -> None:
     (tmp_path / "in.txt").write_bytes(content.encode())
-    loaded = api.load(trained)
-    read: list[str] = []
-    translate = type(loaded).translate
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "weft.api.run.Run.translate",
-            lambda self, texts, *a, **k: read.extend(texts) or translate(self, texts, *a, **k),
-        )
-        capsys.readouterr()
-        assert run(["translate", str(trained), str(tmp_path / "in.txt")]) == 0
-    assert read == ["b a c", "c c a b"]
-    assert capsys.readouterr().out.split("\n")[:-1] == loaded.translate(["b a c", "c c a b"])
+    capsys.readouterr()
+    assert run(["translate", str(trained), str(tmp_path / "in.txt"), "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["text"] for row in rows] == ["b a c", "c c a b"]
+    assert [row["translation"] for row in rows] == api.load(trained).translate(["b a c", "c c a b"])

@@ -71,7 +71,7 @@ def test_the_law_is_recovered_and_predicts_the_next_rung() -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["llama-tiny", *DATA], "how large?"),
+        (["llama-tiny", *DATA], "--budget is required"),
         *(
             (["llama-tiny", *DATA, "--budget", given], f"budget.flops = {float(given)}: expected a")
             for given in ("nan", "-1", "0", "1e300")

@@ -55,8 +55,8 @@ def test_a_finished_tokenizer_and_validation_files(tmp_path: Path, text: Path) -
     ("words", "message"),
     [
         (["--tokenizer", "bpee"], "did you mean 'bpe'"),
-        (["--tokenizer", "byte", "--vocab", "99"], "--vocab 99: a byte tokenizer"),
-        (["--tokenizer", __file__, "--vocab", "99"], "is a finished tokenizer, with a vocabulary of its own"),
+        (["--tokenizer", "byte", "--vocab", "99"], "--vocab 99: the vocabulary of a byte tokenizer is fixed"),
+        (["--tokenizer", __file__, "--vocab", "99"], "is a finished tokenizer; its vocabulary is fixed"),
         (["--validation", "1.5"], "--validation: fraction = 1.5"),
         (["--validation", "nowhere.txt"], "nowhere.txt: no such file"),
         (["--vocab", "0"], "--vocab: vocab_size = 0"),
@@ -64,7 +64,7 @@ def test_a_finished_tokenizer_and_validation_files(tmp_path: Path, text: Path) -
         (["--part", "0/4"], "--part 0/4: expected"),
         (["--part", "5/4"], "--part 5/4: expected"),
         (["--part", "1/2"], "weft prepare FILE --tokenizer bpe --out first, and give --tokenizer first"),
-        (["--merge", "--vocab", "9"], "--vocab 9: the parts are made already; with --merge leave it out"),
+        (["--merge", "--vocab", "9"], "--vocab 9: the parts are already prepared; leave it out with --merge"),
         (["--merge"], "no such folder"),
     ],
 )

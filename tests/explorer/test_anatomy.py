@@ -17,7 +17,7 @@ def ready(page: Any) -> None:
 
 @pytest.mark.parametrize("model", ["gpt", "lstm", "ngram", "bahdanau", "masked-next", "pairs"])
 def test_parts_of_every_kind_are_drawn_and_told(page: Any, at: Callable[..., str], server: Served, model: str) -> None:
-    before = server.library.shelves[model].worker
+    before = server.library.models[model].thread
     page.goto(at("anatomy", model=model))
     page.wait_for_selector(".anat-part")
     sent = server.get(f"/v1/architecture/anatomy?model={model}").json()
@@ -26,7 +26,7 @@ def test_parts_of_every_kind_are_drawn_and_told(page: Any, at: Callable[..., str
         part["name"] for column in sent["columns"] for part in column["parts"]
     ]
     assert page.locator(".anat-drawing:visible .anat-box").count() > 2
-    assert server.library.shelves[model].worker is before  # nothing was loaded for it
+    assert server.library.models[model].thread is before  # nothing was loaded for it
 
 
 def test_a_box_that_is_chosen_opens_its_part_and_stands_in_the_address(page: Any, at: Callable[..., str]) -> None:

@@ -232,9 +232,9 @@ def test_as_a_run(tmp_path: Path) -> None:
     with pytest.raises(WeftError, match=r"a PEFT adapter for their/model; import that, and name its run with --base$"):
         import_model(tmp_path / "adapter", tmp_path / "run")
     import_model(tmp_path / "base", tmp_path / "base-run")
-    with pytest.raises(WeftError, match=r"--base .*: .*base is no adapter; leave it out$"):
+    with pytest.raises(WeftError, match=r"--base .*: .*base is not an adapter; leave it out$"):
         import_model(tmp_path / "base", tmp_path / "run", base=tmp_path / "base-run")
-    with pytest.raises(WeftError, match=r"--tokenizer .*: .* is an adapter, which has its base's; leave it out$"):
+    with pytest.raises(WeftError, match=r"--tokenizer .*: .* is an adapter, which uses its base's; leave it out$"):
         import_model(tmp_path / "adapter", tmp_path / "run", tokenizer=tmp_path / "base", base=tmp_path / "base-run")
     import_model(tmp_path / "adapter", tmp_path / "run", base=tmp_path / "base-run")
     run = weft.load(tmp_path / "run", device="cpu")

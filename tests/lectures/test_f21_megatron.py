@@ -116,8 +116,8 @@ def test_the_command(blocks: list[Any], capsys: Capture, tmp_path: Path, monkeyp
         (["--ranks", "4", "d_ff=510"], "--ranks 4: d_ff=510 isn't a multiple of 4; these sizes can be split over 2"),
         (["heads=3"], "heads=3: they don't divide d_model=128"),
         (["d_modle=64"], "did you mean 'd_model'?"),
-        (["--only", "costs"], "--only: weft explain parallel has no such option"),
-        (["--shapes"], "--shapes: weft explain parallel has no such option"),
+        (["--only", "costs"], "--only: not an option of weft explain parallel"),
+        (["--shapes"], "--shapes: not an option of weft explain parallel"),
         (["--out", "a.dot"], "a.dot: expected a file name ending in .html, .svg, .png or .pdf"),
     ],
 )
@@ -132,7 +132,7 @@ def test_mistakes_are_one_line(
 
 def test_ranks_belong_to_parallel_alone(capsys: Capture) -> None:
     assert run(["explain", "gpt2", "--ranks", "2"]) == 2
-    assert "--ranks 2: it belongs to weft explain parallel" in capsys.readouterr().err
+    assert "--ranks 2: only for weft explain parallel" in capsys.readouterr().err
 
 
 def test_a_process_that_has_joined_others_is_left_alone(tmp_path: Path) -> None:

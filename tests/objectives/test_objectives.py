@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from weft.api import train as api
-from weft.api.evaluation_report import Wanted, evaluation_report
+from weft.api.evaluation_report import evaluation_report
 from weft.api.load import load
 from weft.api.run import Run
 from weft.data.examples import Examples
@@ -142,7 +142,7 @@ def test_labels_are_found_and_saved(tmp_path: Path) -> None:
     metrics = last(run)
     assert sum(map(sum, metrics["matrix"])) > 0
     assert {"accuracy", "macro_f1", "matthews"} <= metrics["intervals"].keys() <= metrics.keys()
-    found = evaluation_report(run, Wanted()).metrics_table()
+    found = evaluation_report(run).metrics_table()
     assert found.header[2] == "95 % interval" and f"{metrics['rows']} rows" in found.remarks[0]
     assert ["accuracy of always predicting the most common label", f"{metrics['baseline_accuracy']:.4%}"] in [
         list(row[:2]) for row in found.rows
@@ -372,7 +372,7 @@ def test_missing_held_out_rows_are_noticed(tmp_path: Path) -> None:
         run.evaluate()
     nothing = {"data": {"validation": {"kind": "none"}}, "evaluate": {}}
     none = learn(tmp_path, source, transformer("encoder"), "none", objective=objective, **nothing)
-    with pytest.raises(DataError, match="this run held out nothing; name what to evaluate on with --data"):
+    with pytest.raises(DataError, match="this run has no held-out data; name the data to evaluate on with --data"):
         none.evaluate()
     assert none.evaluate(source)["accuracy"] >= 0
 

@@ -222,7 +222,7 @@ def test_every_family_steps_as_a_whole_one(divided: list[dict[str, Any]]) -> Non
 def test_what_cannot_be_divided_is_refused_by_the_first(divided: list[dict[str, Any]]) -> None:
     for option in ("--quantize", "--draft", "--amateur", "--out"):
         code, out, err = divided[0]["found"][option]
-        assert code == 2 and not out and err.startswith(f"weft: {option} ") and "divided over 2 processes" in err
+        assert code == 2 and not out and err.startswith(f"weft: {option} ") and "sharded over 2 processes" in err
         assert len(err.splitlines()) == 1
         assert divided[1]["found"][option] == [2, "", ""]
     assert divided[0]["found"]["ban"][0] == 2 and "--ban 'xyz': 3 tokens" in divided[0]["found"]["ban"][2]

@@ -43,7 +43,7 @@ def test_the_curve_is_that_of_torchruns_processes(text: Path) -> None:
     assert together(_undisturbed, text) == [0, 0]
     out, errors = process.communicate()
     assert process.returncode == 0, errors
-    assert out.count("on data it never saw") == 1
+    assert out.count("on held-out data") == 1
     assert (text / "run" / "metrics.jsonl").read_text() == (text / "straight" / "metrics.jsonl").read_text()
     assert not list((text / "tmp").iterdir())
 
@@ -112,12 +112,12 @@ def test_several_gpus_are_named(capsys: Capture, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert run(["train", "gpt-tiny", "--data", "x"]) == 2
-    line = "this machine has 4 GPUs, of which one is used; --processes 4 uses all of them"
+    line = "this machine has 4 GPUs, but one is used; --processes 4 uses all of them"
     assert capsys.readouterr().err.splitlines()[0] == line
     assert run(["train", "gpt-tiny", "--data", "x", "--processes", "1"]) == 2
     assert "GPUs" not in capsys.readouterr().err
     assert run(["train", "gpt-tiny", "--data", "x", "--processes", "8"]) == 2
-    assert "--processes 8: each needs a GPU of its own, and this machine has 4" in capsys.readouterr().err
+    assert "--processes 8: each process needs a GPU, but this machine has 4" in capsys.readouterr().err
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert run(["train", "gpt-tiny", "--data", "x", "--processes", "4"]) == 2
-    assert "--processes 4: torchrun has started 2 already; leave it out" in capsys.readouterr().err
+    assert "--processes 4: torchrun has already started 2; leave it out" in capsys.readouterr().err

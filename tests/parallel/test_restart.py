@@ -81,7 +81,7 @@ def test_a_job_that_torchrun_starts_again_ends_as_if_undisturbed(tmp_path: Path)
             signal.signal(number, handler)
     printed = (tmp_path / "log").read_text()
     assert "Traceback" not in printed
-    assert "/run: this job has begun it before it was restarted; continuing" in printed
+    assert "/run: begun by this job before it was restarted; resuming" in printed
     assert [line["step"] for line in events(tmp_path / "run", "resume")] == [6]  # the best so far was saved
     found, expected = outcome(tmp_path / "run"), outcome(tmp_path / "straight")
     assert found == expected and "step-00000012" in expected["sums"]

@@ -1,4 +1,4 @@
-"""What the tests of the server share."""
+"""Fixtures of the server's tests."""
 
 import shutil
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ SMALL = {
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small runs, and one that knows every character: `bytes`, a decoder with a window of 64 tokens."""
+    """The small runs, and `bytes`: a decoder over bytes with a window of 64 tokens."""
     folder = tmp_path_factory.mktemp("serve")
     text = folder / "text.txt"
     text.write_text("A tale is told, and then another one.\n" * 400)
@@ -33,5 +33,5 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(runs: Path) -> Iterator[Served]:
-    with served(runs) as it:
-        yield it
+    with served(runs) as server:
+        yield server

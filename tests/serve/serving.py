@@ -1,5 +1,6 @@
-"""A server in a thread of the test's own process, over the small runs of `tests/api/runs-0.1`."""
+"""A server in a thread of the test's process, over the small runs of `tests/api/runs-0.1`."""
 
+import json
 import socket
 import threading
 import time
@@ -16,7 +17,7 @@ from weft.serve.app import make_app
 from weft.serve.config import Limits, Serving
 from weft.serve.library import Library
 from weft.serve.listen import uvicorn_config
-from weft.serve.worker import Worker
+from weft.serve.model_thread import ModelThread
 
 RUNS = Path(__file__).parents[1] / "api" / "runs-0.1"
 
@@ -34,31 +35,47 @@ class Served:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def worker(self, name: str) -> Worker:
-        worker = self.library.shelves[name].worker
-        assert worker is not None
-        return worker
+    def thread(self, name: str) -> ModelThread:
+        return self.library.models[name].loaded_thread
 
-    def post(self, path: str, body: Any = None, **more: Any) -> httpx.Response:
-        return self.http.post(path, json=body, **more)
+    def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
+        return self.http.post(path, json=body, **options)
 
-    def raw(self, sent: bytes) -> bytes:
-        """What comes back to these bytes until the server closes the connection."""
+    def json(self, path: str, **body: Any) -> Any:
+        """Return the JSON of a response to a body, which must succeed."""
+        response = self.post(path, body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def raw(self, request: bytes) -> bytes:
+        """Send bytes and return the response until the server closes the connection."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=20) as connection:
-            connection.sendall(sent)
+            connection.sendall(request)
             parts = []
             while part := connection.recv(65536):
                 parts.append(part)
             return b"".join(parts)
 
+    @contextmanager
+    def connected(self, body: Any, path: str = "/v1/completions", buffer: int = 0) -> Iterator[socket.socket]:
+        """A connection over which a body has been sent; it is dropped at the end of the `with` block."""
+        content = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        with socket.socket() as connection:
+            if buffer:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+            connection.connect(("127.0.0.1", self.port))
+            connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+            yield connection
+
 
 @contextmanager
 def served(
-    *places: Path, serving: Serving | None = None, port: int = 0, may_be_empty: bool = False, **limits: Any
+    *paths: Path, serving: Serving | None = None, port: int = 0, may_be_empty: bool = False, **limits: Any
 ) -> Iterator[Served]:
     """A server of these runs, or folders of runs."""
     serving = serving or Serving(limits=Limits(**{"max_tokens": 512, **limits}))
-    library = Library([str(place) for place in places], None, serving.limits, may_be_empty=may_be_empty)
+    library = Library([str(path) for path in paths], None, serving.limits, may_be_empty=may_be_empty)
     server = uvicorn.Server(uvicorn_config(make_app(library, serving), serving))
     listener = socket.create_server(("127.0.0.1", port), backlog=2048)
     thread = threading.Thread(target=server.run, args=([listener],))
@@ -66,9 +83,8 @@ def served(
     try:
         until(lambda: server.started)
         port = listener.getsockname()[1]
-        with httpx.Client(
-            base_url=f"http://127.0.0.1:{port}", timeout=60, verify=False
-        ) as http:  # no certificates to read
+        # verify=False: no certificates to read
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, verify=False) as http:
             yield Served(port, library, http)
     finally:
         server.should_exit = True
@@ -76,12 +92,12 @@ def served(
         assert not thread.is_alive()
 
 
-def idle(worker: Worker) -> bool:
-    return not worker.active and not worker.waiting
+def idle(thread: ModelThread) -> bool:
+    return not thread.active and not thread.waiting
 
 
-def until(holds: Callable[[], object], seconds: float = 20.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
     end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it never came to that"
+    while not condition():
+        assert time.monotonic() < end, "timed out"
         time.sleep(0.005)

@@ -1,7 +1,8 @@
-"""Attention over HTTP: the packed maps of all heads, and a text without some of them."""
+"""Attention over HTTP: packed maps of all heads, and texts with some heads switched off."""
 
 import base64
 import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,14 @@ from weft.models.base import evaluating
 TEXT = "A tale is told"
 
 
-def without(server: Served, model: str, heads: Any, **more: Any) -> dict[str, Any]:
-    answer = server.post("/v1/explain/without_heads", {"model": model, "input": TEXT, "heads": heads, **more})
-    assert answer.status_code == 200, answer.text
-    return answer.json()["without_heads"]
+def without(server: Served, model: str, heads: Any, **options: Any) -> dict[str, Any]:
+    response = server.json("/v1/explain/without_heads", model=model, input=TEXT, heads=heads, **options)
+    result: dict[str, Any] = response["without_heads"]
+    return result
 
 
-def test_packed_maps_are_the_models(server: Served, runs) -> None:
-    maps = server.post("/v1/explain/maps", {"model": "bytes", "input": TEXT}).json()["maps"]
+def test_packed_maps_are_the_models(server: Served, runs: Path) -> None:
+    maps = server.json("/v1/explain/maps", model="bytes", input=TEXT)["maps"]
     (part,) = maps["parts"]
     read = weft.load(runs / "bytes").explain.reading(TEXT)
     expected = attention_maps(read).part().probabilities
@@ -36,20 +37,18 @@ def test_packed_maps_are_the_models(server: Served, runs) -> None:
         assert head["names"] and head["kind"] == "decoder" and head["cost"] is None
 
 
-def test_a_text_without_heads_is_what_capture_gives(server: Served, runs) -> None:
-    """Decoder: −log p of each token with the probabilities of two heads of one layer, and one of another, at zero."""
+def test_switching_heads_off_equals_zeroing_their_probabilities(server: Served, runs: Path) -> None:
     whole, found = without(server, "bytes", []), without(server, "bytes", [["decoder", 0, 1], ["decoder", 1, 0]])
     read = weft.load(runs / "bytes").explain.reading(TEXT)
     names = {"decoder.0.attention.probabilities": without_head(1), "decoder.1.attention.probabilities": without_head(0)}
     with evaluating(read.model), torch.no_grad(), capture(read.model, replace=names):
         logits = read.model(read.tokens)[0].log_softmax(-1)
-    nats = [-float(logits[place - 1, read.ids[place]]) for place in range(read.before, len(read.ids))]
+    nats = [-float(logits[index - 1, read.ids[index]]) for index in range(read.before, len(read.ids))]
     assert found["surprise"]["nats"] == pytest.approx(nats, abs=1e-4)
     assert found["surprise"]["nats"] != pytest.approx(whole["surprise"]["nats"], abs=1e-4)
     loaded = weft.load(runs / "bytes")
     assert whole["writes"] == loaded.generate(TEXT, temperature=0.0, max_tokens=30)
-    again = without(server, "bytes", [])
-    assert again == whole  # nothing of it stays in the model
+    assert without(server, "bytes", []) == whole  # the model itself is unchanged
 
 
 @pytest.mark.parametrize(
@@ -57,31 +56,30 @@ def test_a_text_without_heads_is_what_capture_gives(server: Served, runs) -> Non
     [("pairs", "encoder"), ("pairs", "decoder"), ("pairs", "cross"), ("bahdanau", "cross"), ("masked-next", "encoder")],
 )
 def test_every_kind_of_attention_can_be_switched_off(server: Served, model: str, kind: str) -> None:
-    given = {} if model == "masked-next" else {"target": "one tale"}
-    whole, found = without(server, model, [], **given), without(server, model, [[kind, 0, 0]], **given)
+    options = {} if model == "masked-next" else {"target": "one tale"}
+    whole, found = without(server, model, [], **options), without(server, model, [[kind, 0, 0]], **options)
     assert len(found["surprise"]["nats"]) == len(whole["surprise"]["nats"])
     assert found["surprise"]["nats"] != whole["surprise"]["nats"]
     assert (found["writes"] is None) == (model == "masked-next")
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "message"),
     [
         ({"heads": [["decoder", 2, 0]]}, "layer 2 of decoder attention: this model has 0 to 1"),
         ({"heads": [["decoder", 0, -1]]}, "head -1 of decoder attention: this model has 0 to 1"),
         ({"heads": [["cross", 0, 0]]}, "'cross': this model has decoder attention"),
         ({"heads": [["sideways", 0, 0]]}, "heads"),
-        ({"input": "a" * 5000}, "input: at most 4000 characters"),
+        ({"input": "a" * 5000}, "input: longer than 4000 characters"),
         ({"model": "ngram"}, "no attention"),
         ({"model": "classify"}, "predicts no tokens"),
     ],
 )
-def test_what_cannot_be_switched_off_is_told(server: Served, body: dict[str, Any], told: str) -> None:
-    answer = server.post("/v1/explain/without_heads", {"model": "bytes", "input": TEXT, **body})
-    assert answer.status_code in (400, 422)
-    assert told in answer.json()["error"]["message"]
+def test_unknown_heads_are_refused(server: Served, body: dict[str, Any], message: str) -> None:
+    response = server.post("/v1/explain/without_heads", {"model": "bytes", "input": TEXT, **body})
+    assert response.status_code == 400 and message in response.json()["error"]["message"]
 
 
-def test_a_target_without_tokens_has_no_surprise(server: Served) -> None:
+def test_an_empty_target_has_no_surprisal(server: Served) -> None:
     found = without(server, "pairs", [["cross", 0, 0]], target="")
     assert found["surprise"] is None and isinstance(found["writes"], str)

@@ -1,4 +1,4 @@
-"""`weft serve` as a process: what it refuses to begin with, and how it ends."""
+"""`weft serve`: refused options, and the process from start to end."""
 
 import json
 import os
@@ -19,14 +19,14 @@ from weft.cli.main import run as command
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("options", "message"),
     [
-        (["--host", "0.0.0.0"], "--host 0.0.0.0: others can reach it; give --api-key-file, or say --without-key"),
+        (["--host", "0.0.0.0"], "--host 0.0.0.0: others can reach it; give --api-key-file, or --without-key as well"),
         (["--host", "::"], "others can reach it"),
-        (["--ssl-certfile", "a.pem"], "--ssl-certfile and --ssl-keyfile go together"),
+        (["--ssl-certfile", "a.pem"], "--ssl-certfile and --ssl-keyfile: give both, or neither"),
         (["--api-key-file", "missing"], "missing: cannot be read"),
-        (["--api-key-file", "short"], "short: expected a key a line, each of at least 8 characters"),
-        (["--api-key-file", "empty"], "empty: expected a key a line"),
+        (["--api-key-file", "short"], "short: expected one key per line, each of at least 8 characters"),
+        (["--api-key-file", "empty"], "empty: expected one key per line"),
         (["--rows", "0"], "rows"),
         (["--timeout", "nan"], "seconds"),
         (["--port", "99999"], "--port 99999"),
@@ -35,27 +35,31 @@ from weft.cli.main import run as command
         (["--quantize", "int3"], "int3"),
     ],
 )
-def test_what_it_refuses_to_begin_with(
-    given: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_invalid_options_are_refused(
+    options: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(RUNS / "gpt", "gpt")
     Path("short").write_text("long enough\nshort\n")
     Path("empty").write_text("# none\n")
-    assert command(["serve", str(tmp_path / "gpt"), *given]) == 2
+    assert command(["serve", str(tmp_path / "gpt"), *options]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 and said in lines[0]
+    assert len(lines) == 1 and message in lines[0]
 
 
-def test_two_runs_of_one_name_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_runs_of_the_same_name_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(RUNS / "gpt", tmp_path / "gpt")
     assert command(["serve", str(RUNS / "gpt"), str(tmp_path / "gpt")]) == 2
     assert "is named 'gpt' as well; rename one of them" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_texts_end_before_the_server_does(tmp_path: Path) -> None:
-    """SIGTERM in the middle of a text, which is read from a Unix socket to its last word."""
+def test_texts_in_progress_finish_after_sigterm(tmp_path: Path) -> None:
+    """The text is read over a Unix socket."""
     socket = tmp_path / "weft.sock"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     run = shutil.copytree(RUNS / "ngram", tmp_path / "ngram")
@@ -80,23 +84,23 @@ def test_texts_end_before_the_server_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_https(tmp_path: Path) -> None:
+def test_a_certificate_serves_https(tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
-        pytest.skip("no openssl that would make a certificate")
+        pytest.skip("no openssl to create a certificate")
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    openssl = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
+    openssl = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes"]
+    openssl += [
         "-keyout",
         str(key),
         "-out",
         str(certificate),
+        "-days",
+        "1",
+        "-subj",
+        "/CN=localhost",
+        "-addext",
+        "subjectAltName=DNS:localhost",
     ]
-    openssl += ["-days", "1", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
     subprocess.run(openssl, check=True, capture_output=True)
     run = shutil.copytree(RUNS / "ngram", tmp_path / "ngram")
     words = [sys.executable, "-m", "weft", "serve", str(run), "--port", "0"]
@@ -121,7 +125,7 @@ def test_https(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_requests_that_nobody_would_write() -> None:
+def test_fuzzed_requests() -> None:
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)])}
     words = [sys.executable, str(root / "benchmarks" / "serve_fuzz.py"), "--cases", "300"]

@@ -1,4 +1,4 @@
-"""What the clients that programs already use get from a server: every answer is read by their own types."""
+"""Responses to OpenAI's and Anthropic's clients, which parse every one with their own types."""
 
 import json
 from typing import Any
@@ -10,6 +10,7 @@ from tests.serve.serving import RUNS, Served
 from weft.api.load import load
 from weft.api.run import Run
 from weft.api.settings import beam, sampling
+from weft.decode.config import Beam, Sampling
 from weft.decode.text import Completion
 
 anthropic, openai = Later("anthropic"), Later("openai")
@@ -35,11 +36,11 @@ def claude(server: Served) -> Any:
     return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60)
 
 
-def drawn(run: Run, prompt: str, **settings: Any) -> Completion:
+def complete(run: Run, prompt: str, **settings: Any) -> Completion:
     return run.complete([prompt], sampling(**settings))[0]
 
 
-def test_models_are_listed_and_named(client: Any) -> None:
+def test_models_are_listed_and_retrieved(client: Any) -> None:
     assert {model.id for model in client.models.list()} == {path.name for path in RUNS.iterdir()} | {"bytes"}
     assert client.models.retrieve("gpt").object == "model"
     with pytest.raises(openai.NotFoundError, match="not served here"):
@@ -47,92 +48,77 @@ def test_models_are_listed_and_named(client: Any) -> None:
 
 
 @pytest.mark.parametrize("model", CONTINUING)
-def test_a_completion_is_what_the_run_itself_writes(client: Any, model: str) -> None:
-    wanted = drawn(load(RUNS / model), "A tale", max_tokens=12, temperature=0.8, seed=7)
-    found = client.completions.create(model=model, prompt="A tale", max_tokens=12, temperature=0.8, seed=7)
-    assert found.choices[0].text == wanted.text
-    assert found.usage is not None and found.usage.completion_tokens == wanted.tokens
-    pieces = list(
-        client.completions.create(
-            model=model,
-            prompt="A tale",
-            max_tokens=12,
-            temperature=0.8,
-            seed=7,
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-    )
-    assert "".join(piece.choices[0].text for piece in pieces if piece.choices) == wanted.text
-    assert pieces[-1].usage == found.usage
-    assert pieces[-2].choices[0].finish_reason == found.choices[0].finish_reason
+def test_a_completion_equals_the_runs(client: Any, model: str) -> None:
+    settings: dict[str, Any] = {"max_tokens": 12, "temperature": 0.8, "seed": 7}
+    expected = complete(load(RUNS / model), "A tale", **settings)
+    whole = client.completions.create(model=model, prompt="A tale", **settings)
+    assert whole.choices[0].text == expected.text
+    assert whole.usage is not None and whole.usage.completion_tokens == expected.tokens
+    streamed = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = list(client.completions.create(model=model, prompt="A tale", **settings, **streamed))
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == expected.text
+    assert chunks[-1].usage == whole.usage
+    assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
 
 
-def test_several_prompts_have_several_texts_each(client: Any) -> None:
+def test_several_prompts_with_several_texts_each(client: Any) -> None:
     texts = client.completions.create(model="gpt", prompt=["ab", "cd"], n=3, max_tokens=6, seed=3).choices
     assert [text.index for text in texts] == list(range(6))
     run = load(RUNS / "gpt")
-    wanted = [drawn(run, "ab", max_tokens=6, seed=seed).text for seed in (3, 4, 5)]
-    wanted += [drawn(run, "cd", max_tokens=6, seed=seed).text for seed in (6, 7, 8)]
-    assert [text.text for text in texts] == wanted
+    expected = [complete(run, "ab", max_tokens=6, seed=seed).text for seed in (3, 4, 5)]
+    expected += [complete(run, "cd", max_tokens=6, seed=seed).text for seed in (6, 7, 8)]
+    assert [text.text for text in texts] == expected
     ids = client.completions.create(model="gpt", prompt=run.tokenizer.encode("ab"), max_tokens=6, seed=3).choices
-    assert ids[0].text == wanted[0]
+    assert ids[0].text == expected[0]
 
 
 @pytest.mark.parametrize("model", CONTINUING)
 def test_log_probabilities(client: Any, model: str) -> None:
-    given: dict[str, Any] = {"model": model, "prompt": "A ta", "max_tokens": 5, "temperature": 0}
-    found = client.completions.create(**given, logprobs=3).choices[0].logprobs
-    assert found is not None and found.tokens and found.token_logprobs and found.top_logprobs
+    body: dict[str, Any] = {"model": model, "prompt": "A ta", "max_tokens": 5, "temperature": 0}
+    found = client.completions.create(**body, logprobs=3).choices[0].logprobs
+    assert found.tokens
     for token, logprob, top in zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True):
         assert logprob <= 0 and max(top.values()) == pytest.approx(top[token])  # greedy: the likeliest one
-    content = (
-        client.chat.completions.create(
-            model=model, messages=HI, max_completion_tokens=4, seed=1, logprobs=True, top_logprobs=2
-        )
-        .choices[0]
-        .logprobs
+    chat = client.chat.completions.create(
+        model=model, messages=HI, max_completion_tokens=4, seed=1, logprobs=True, top_logprobs=2
     )
-    assert (
-        content is not None and content.content is not None and all(len(e.top_logprobs) == 2 for e in content.content)
-    )
+    content = chat.choices[0].logprobs.content
+    assert content is not None and all(len(token.top_logprobs) == 2 for token in content)
 
 
-def test_stops_biases_penalties_and_the_best(client: Any) -> None:
-    given: dict[str, Any] = {"model": "gpt", "prompt": "A", "max_tokens": 20}
+def test_stop_strings_biases_penalties_best_of_and_echo(client: Any) -> None:
+    body: dict[str, Any] = {"model": "gpt", "prompt": "A", "max_tokens": 20}
     a, b = load(RUNS / "gpt").tokenizer.encode("ab")
-    assert client.completions.create(**given, logit_bias={str(a): 100}).choices[0].text == "a" * 20
-    stopped = client.completions.create(**given, logit_bias={str(a): 100}, stop=["aaa"]).choices[0]
+    assert client.completions.create(**body, logit_bias={str(a): 100}).choices[0].text == "a" * 20
+    stopped = client.completions.create(**body, logit_bias={str(a): 100}, stop=["aaa"]).choices[0]
     assert (stopped.text, stopped.finish_reason) == ("", "stop")
-    both = client.completions.create(
-        **given, logit_bias={str(a): 100, str(b): 99}, frequency_penalty=2.0, seed=1
-    ).choices[0]
+    bias = {str(a): 100, str(b): 99}
+    both = client.completions.create(**body, logit_bias=bias, frequency_penalty=2.0, seed=1).choices[0]
     assert set(both.text) == {"a", "b"}
-    assert len(client.completions.create(**given, best_of=4, n=2, seed=1).choices) == 2
-    assert client.completions.create(**given, echo=True, seed=1).choices[0].text.startswith("A")
+    assert len(client.completions.create(**body, best_of=4, n=2, seed=1).choices) == 2
+    assert client.completions.create(**body, echo=True, seed=1).choices[0].text.startswith("A")
 
 
-def test_a_schema_holds(client: Any) -> None:
+def test_responses_follow_a_schema(client: Any) -> None:
     schema: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}
     form: Any = {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}
     found = client.chat.completions.create(model="bytes", messages=HI, max_tokens=30, response_format=schema)
     assert json.loads(found.choices[0].message.content or "")["a"] in (1, 2)
-    told = client.responses.create(model="bytes", input="hi", max_output_tokens=30, text=form)
-    assert json.loads(told.output_text)["a"] in (1, 2)
+    response = client.responses.create(model="bytes", input="hi", max_output_tokens=30, text=form)
+    assert json.loads(response.output_text)["a"] in (1, 2)
     with pytest.raises(openai.BadRequestError, match="no token of this vocabulary"):
         client.chat.completions.create(model="gpt", messages=HI, response_format=schema)
 
 
 @pytest.mark.parametrize("model", CONTINUING)
-def test_a_pattern_and_a_grammar_hold(client: Any, model: str) -> None:
+def test_completions_match_a_pattern_or_a_grammar(client: Any, model: str) -> None:
     for kind in ({"type": "regex", "pattern": "[a-c]{3}"}, {"type": "grammar", "grammar": 'start: "b" "a"'}):
-        text = client.completions.create(
-            model=model, prompt="x", max_tokens=9, extra_body={"response_format": kind}
-        ).choices[0]
+        extra = {"response_format": kind}
+        text = client.completions.create(model=model, prompt="x", max_tokens=9, extra_body=extra).choices[0]
         assert set(text.text) <= set("abc") and text.finish_reason == "stop"
 
 
-def test_beams_are_those_of_the_run(client: Any) -> None:
+def test_beams_equal_the_runs(client: Any) -> None:
     found = client.completions.create(model="lstm", prompt="A", max_tokens=5, n=2, extra_body={"beams": 3}).choices
     run = load(RUNS / "lstm")
     assert found[0].text == run.complete(["A"], beam(max_tokens=5, beams=3))[0].text
@@ -143,8 +129,8 @@ def test_beams_are_those_of_the_run(client: Any) -> None:
 def test_chats_and_responses(client: Any, model: str) -> None:
     whole = client.chat.completions.create(model=model, messages=HI, max_completion_tokens=5, seed=2)
     assert whole.choices[0].message.role == "assistant" and whole.usage is not None
-    pieces = client.chat.completions.create(model=model, messages=HI, max_completion_tokens=5, seed=2, stream=True)
-    assert "".join(p.choices[0].delta.content or "" for p in pieces) == whole.choices[0].message.content
+    chunks = client.chat.completions.create(model=model, messages=HI, max_completion_tokens=5, seed=2, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
     response = client.responses.create(model=model, input="hi", instructions="Be brief", max_output_tokens=5)
     assert response.status in ("completed", "incomplete") and response.usage is not None
     with client.responses.stream(model=model, input=HI, max_output_tokens=5) as stream:
@@ -152,8 +138,8 @@ def test_chats_and_responses(client: Any, model: str) -> None:
     assert events[0].type == "response.created"
     last = events[-1]
     assert last.type in ("response.completed", "response.incomplete")
-    said = "".join(event.delta for event in events if event.type == "response.output_text.delta")
-    assert last.response.output_text == said  # type: ignore[union-attr]
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert last.response.output_text == text
 
 
 @pytest.mark.parametrize("model", [*CONTINUING, "pairs"])
@@ -169,15 +155,15 @@ def test_messages(claude: Any, model: str) -> None:
     assert counted.input_tokens == whole.usage.input_tokens
 
 
-def test_a_stop_sequence_is_named(claude: Any) -> None:
+def test_a_stop_sequence_is_returned(claude: Any) -> None:
     stops = [chr(letter) for letter in range(ord("a"), ord("z") + 1)]
     found = claude.messages.create(model="ngram", max_tokens=200, messages=HI, stop_sequences=stops[:16])
     assert found.stop_reason == "stop_sequence" and found.stop_sequence in stops
 
 
-def test_tools_pictures_and_unknown_settings_are_refused_by_name(client: Any, claude: Any) -> None:
+def test_tools_pictures_and_unknown_fields_are_refused_by_name(client: Any, claude: Any) -> None:
     with pytest.raises(openai.BadRequestError, match="tools: ") as caught:
-        client.chat.completions.create(model="gpt", messages=HI, tools=[TOOL])  # type: ignore[list-item]
+        client.chat.completions.create(model="gpt", messages=HI, tools=[TOOL])
     assert caught.value.param == "tools"
     with pytest.raises(openai.BadRequestError, match="tools: "):
         client.responses.create(model="gpt", input="hi", tools=[{"type": "web_search"}])
@@ -186,7 +172,7 @@ def test_tools_pictures_and_unknown_settings_are_refused_by_name(client: Any, cl
             model="gpt", max_tokens=5, messages=HI, tools=[{"name": "look", "input_schema": {"type": "object"}}]
         )
     picture: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]
-    with pytest.raises(openai.BadRequestError, match="weft reads text alone"):
+    with pytest.raises(openai.BadRequestError, match="weft reads only text"):
         client.chat.completions.create(model="gpt", messages=picture)
     with pytest.raises(openai.BadRequestError, match="reasons_to_live"):
         client.completions.create(model="gpt", prompt="a", extra_body={"reasons_to_live": 3})
@@ -196,12 +182,12 @@ def test_tools_pictures_and_unknown_settings_are_refused_by_name(client: Any, cl
 def test_embeddings(client: Any, model: str) -> None:
     found = client.embeddings.create(model=model, input=["ab", "c d"])
     plain = client.embeddings.create(model=model, input=["ab", "c d"], encoding_format="float")
-    wanted = load(RUNS / model).embed(["ab", "c d"])
-    for packed, listed, vector in zip(found.data, plain.data, wanted, strict=True):
+    expected = load(RUNS / model).embed(["ab", "c d"])
+    for packed, listed, vector in zip(found.data, plain.data, expected, strict=True):
         assert packed.embedding == pytest.approx(vector, abs=1e-6) == listed.embedding
 
 
-def test_what_a_model_cannot_do_is_said(client: Any) -> None:
+def test_a_model_refuses_what_it_cannot_do(client: Any) -> None:
     with pytest.raises(openai.BadRequestError, match="classifier"):
         client.completions.create(model="classify", prompt="a")
     with pytest.raises(openai.BadRequestError, match="gives no vectors"):
@@ -210,28 +196,32 @@ def test_what_a_model_cannot_do_is_said(client: Any) -> None:
         client.completions.create(model="gptt", prompt="a")
 
 
-def test_own_routes_answer_as_the_run_does(server: Served) -> None:
-    def of(path: str, **body: Any) -> Any:
-        found = server.post(f"/v1/{path}", body)
-        assert found.status_code == 200, found.text
-        return found.json()
-
+def test_own_routes_return_what_the_run_does(server: Served) -> None:
     pairs, classify, gpt = (load(RUNS / name) for name in ("pairs", "classify", "gpt"))
-    assert of("translate", model="pairs", input=["a b", ""])["translations"] == pairs.translate(["a b", ""])
-    assert of("classify", model="classify", input="good")["labels"] == [
-        pytest.approx(classify.classify(["good"])[0], abs=1e-6)
-    ]
-    tokens = of("tokenize", model="gpt", input="A tale")
-    assert of("detokenize", model="gpt", tokens=tokens["tokens"])["text"] == "A tale"
-    scored = of("score", model="gpt", input="A tale")
-    assert [each["nats"] for each in scored["tokens"]] == pytest.approx([e.nats for e in gpt.surprisal("A tale")])
+    translations = server.json("/v1/translate", model="pairs", input=["a b", ""])["translations"]
+    assert translations == pairs.translate(["a b", ""])
+    (labels,) = server.json("/v1/classify", model="classify", input="good")["labels"]
+    assert labels == pytest.approx(classify.classify(["good"])[0], abs=1e-6)
+    tokens = server.json("/v1/tokenize", model="gpt", input="A tale")["tokens"]
+    assert server.json("/v1/detokenize", model="gpt", tokens=tokens)["text"] == "A tale"
+    scored = server.json("/v1/score", model="gpt", input="A tale")["tokens"]
+    assert [token["nats"] for token in scored] == pytest.approx([token.nats for token in gpt.surprisal("A tale")])
     for view in ("attention", "heads", "lens", "saliency", "search", "surprise"):
-        assert of(f"explain/{view}", model="gpt", input="A tale")[view]
-    explained = of("explain/saliency", model="gpt", input="A tale", place=2)["saliency"]
+        assert server.json(f"/v1/explain/{view}", model="gpt", input="A tale")[view]
+    explained = server.json("/v1/explain/saliency", model="gpt", input="A tale", place=2)["saliency"]
     assert explained["place"] == 2
     assert explained["log_prob"] == pytest.approx(gpt.explain.saliency("A tale", place=2).log_prob, abs=1e-5)
-    trees = of("explain/search", model="gpt", input="A tale", settings={"beams": 2, "samples": 1})["search"]
+    settings = {"beams": 2, "samples": 1}
+    trees = server.json("/v1/explain/search", model="gpt", input="A tale", settings=settings)["search"]
     assert len(trees["trees"][2]["written"]) == 1 and len(trees["laid"][1]["spots"]) == len(trees["trees"][1]["nodes"])
+
+
+def test_settings_are_described_for_forms(server: Served) -> None:
+    settings = {row["name"]: row for row in server.get("/v1/settings").json()["data"]}
+    assert set(settings) == {*Sampling.model_fields, *Beam.model_fields}
+    assert settings["top_p"]["bounds"] == {"gt": 0.0, "le": 1.0} and settings["top_p"]["option"] == "--top-p"
+    assert settings["length_penalty"]["default"] == {"kind": "power", "alpha": 1.0}
+    assert all(row["description"] for row in settings.values())
 
 
 def test_health_readiness_metrics_and_pages(server: Served) -> None:

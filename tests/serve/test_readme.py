@@ -1,4 +1,4 @@
-"""README's commands to a server, run as they are written there but for the port."""
+"""README's examples of requests run as printed, except for the port."""
 
 import json
 import re
@@ -17,23 +17,22 @@ BLOCKS = re.findall(r"```(\w*)\n(.*?)```", SECTION, re.DOTALL)
 
 @pytest.fixture(scope="module")
 def server(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    place = tmp_path_factory.mktemp("readme") / "gpt-tiny"
-    shutil.copytree(runs / "bytes", place)
-    with served(place) as it:
-        yield it
+    path = shutil.copytree(runs / "bytes", tmp_path_factory.mktemp("readme") / "gpt-tiny")
+    with served(path) as server:
+        yield server
 
 
 def block(language: str, begins: str, server: Served) -> str:
-    (found,) = [text for kind, text in BLOCKS if kind == language and text.startswith(begins)]
-    assert "localhost:8000" in found
-    return found.replace("localhost:8000", f"localhost:{server.port}")
+    (code,) = [text for kind, text in BLOCKS if kind == language and text.startswith(begins)]
+    assert "localhost:8000" in code
+    return code.replace("localhost:8000", f"localhost:{server.port}")
 
 
 def test_curl(server: Served) -> None:
     if shutil.which("curl") is None:
         pytest.skip("no curl")
-    said = subprocess.run(["sh", "-c", block("sh", "curl", server)], capture_output=True, timeout=60, check=True)
-    assert json.loads(said.stdout)["choices"][0]["text"]
+    done = subprocess.run(["sh", "-c", block("sh", "curl", server)], capture_output=True, timeout=60, check=True)
+    assert json.loads(done.stdout)["choices"][0]["text"]
 
 
 def test_python(server: Served, capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,5 +44,5 @@ def test_javascript(server: Served) -> None:
     if shutil.which("node") is None:
         pytest.skip("no node")
     command = ["node", "--input-type=module", "--eval", block("js", "const headers", server)]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert said.stdout.strip()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip()

@@ -1,4 +1,4 @@
-"""What a server refuses: strangers, foreign names, and requests that are broken, too large or never end."""
+"""Requests that a server refuses: without a key, for another host, malformed, too large, or too slow."""
 
 import json
 import socket
@@ -20,7 +20,7 @@ DEEP = 100_000
 
 
 def refused(response: httpx.Response, status: int = 400) -> str:
-    """The message of an error in the shape of the API it came from."""
+    """Return the message of an error response, which must be in the format of its API."""
     assert response.status_code == status, response.text
     error = response.json()["error"]
     if response.request.url.path.startswith("/v1/messages"):
@@ -66,26 +66,25 @@ BROKEN = {
 
 @pytest.mark.parametrize("path", [COMPLETE, "/v1/messages"])
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_is_broken_is_refused_in_the_shape_of_the_api(server: Served, name: str, path: str) -> None:
-    found = server.post(path, content=BROKEN[name], headers={"Content-Type": "application/json"})
-    message = refused(found, found.status_code)
-    assert found.status_code in (400, 404, 413) and message and "Traceback" not in message
+def test_malformed_bodies_are_refused_in_the_format_of_the_api(server: Served, name: str, path: str) -> None:
+    response = server.post(path, content=BROKEN[name], headers={"Content-Type": "application/json"})
+    message = refused(response, response.status_code)
+    assert response.status_code in (400, 404, 413) and message and "Traceback" not in message
     assert server.post(COMPLETE, GOOD).status_code == 200
 
 
-def test_a_pattern_that_explodes_holds_nobody_up(server: Served) -> None:
+def test_an_exploding_pattern_does_not_hang_the_server(server: Served) -> None:
     pattern = {"type": "regex", "pattern": "(((a|b){99}){99}){99}x"}
     assert server.post(COMPLETE, {**GOOD, "response_format": pattern}).status_code in (200, 400)
 
 
-def test_metadata_that_is_no_text_is_refused(server: Served) -> None:
+def test_metadata_must_be_text(server: Served) -> None:
     body = b'{"model": "gpt", "input": "a", "max_output_tokens": 1, "metadata": {"a": NaN}}'
-    assert "metadata" in refused(
-        server.post("/v1/responses", content=body, headers={"Content-Type": "application/json"})
-    )
+    headers = {"Content-Type": "application/json"}
+    assert "metadata" in refused(server.post("/v1/responses", content=body, headers=headers))
 
 
-def test_paths_methods_and_models_that_are_not_there(server: Served) -> None:
+def test_unknown_paths_methods_and_models(server: Served) -> None:
     for path in ("/v2/completions", "/v1/models/..%2f..%2fetc", "/v1/models/nobody", "/v1/explain", "/%00", "/v1/%ff"):
         refused(server.get(path), 404)
     refused(server.get(COMPLETE), 405)
@@ -94,21 +93,25 @@ def test_paths_methods_and_models_that_are_not_there(server: Served) -> None:
     refused(server.post("/v1/explain/passwords", {"model": "gpt", "input": "a"}))
 
 
-def test_views_are_asked_for_what_they_have(server: Served) -> None:
-    def asked(view: str, **more: Any) -> str:
-        return refused(server.post(f"/v1/explain/{view}", {"model": "gpt", "input": "a tale", **more}))
-
-    assert "place: surprise has none" in asked("surprise", place=1)
-    assert "target: search has none" in asked("search", target="a")
-    assert "settings: lens has none" in asked("lens", settings={"beams": 2})
-    assert "settings.beams" in asked("search", settings={"beams": 99})
-    assert "place = 99: the model reads" in asked("saliency", place=99)
+@pytest.mark.parametrize(
+    ("view", "options", "message"),
+    [
+        ("surprise", {"place": 1}, "place: the view 'surprise' has no such option"),
+        ("search", {"target": "a"}, "target: the view 'search' has no such option"),
+        ("lens", {"settings": {"beams": 2}}, "settings: the view 'lens' has no such option"),
+        ("search", {"settings": {"beams": 99}}, "settings.beams"),
+        ("saliency", {"place": 99}, "place = 99: the model reads"),
+    ],
+)
+def test_views_refuse_options_of_others(server: Served, view: str, options: dict[str, Any], message: str) -> None:
+    body = {"model": "gpt", "input": "a tale", **options}
+    assert message in refused(server.post(f"/v1/explain/{view}", body))
 
 
 HI = [{"role": "user", "content": "hi"}]
 
 
-def test_more_texts_than_the_server_takes_are_no_matter_of_waiting(server: Served) -> None:
+def test_a_request_for_too_many_texts_is_refused_for_good(server: Served) -> None:
     assert "texts" in refused(server.post(COMPLETE, {**GOOD, "prompt": ["a"] * 100, "n": 16}))
     refused(server.post(COMPLETE, {**GOOD, "n": 100}))
     refused(server.post(COMPLETE, {**GOOD, "best_of": 100}))
@@ -132,17 +135,17 @@ def test_a_large_body_is_refused_before_it_is_read(server: Served) -> None:
     assert server.post(COMPLETE, GOOD).status_code == 200
 
 
-def test_what_is_no_http_is_answered_or_closed(server: Served) -> None:
-    for sent in (
+def test_bytes_that_are_not_http_are_answered_or_closed(server: Served) -> None:
+    for request in (
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20,
         b"GET / HTTP/9.9\r\n\r\n",
         b"\r\n" * 100 + b"x\r\n\r\n",
     ):
-        assert server.raw(sent)[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 505", b"")
+        assert server.raw(request)[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 505", b"")
     assert server.post(COMPLETE, GOOD).status_code == 200
 
 
-def test_headers_without_end_are_cut_off(server: Served) -> None:
+def test_endless_headers_are_cut_off(server: Served) -> None:
     lines = b"".join(b"x-%d: " % number + b"y" * 1000 + b"\r\n" for number in range(10_000))
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\n")
@@ -150,54 +153,55 @@ def test_headers_without_end_are_cut_off(server: Served) -> None:
             connection.sendall(lines)
 
 
-def test_connections_that_neither_ask_nor_read_are_closed(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listen, "PATIENCE_SECONDS", 0.3)
-    for sent in (b"", b"GET /heal", b"GET /health HTTP/1.1\r\nHost: localhost\r\n"):
-        assert server.raw(sent) == b""
+def test_idle_connections_are_closed(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listen, "IDLE_SECONDS", 0.3)
+    for request in (b"", b"GET /heal", b"GET /health HTTP/1.1\r\nHost: localhost\r\n"):
+        assert server.raw(request) == b""
     monkeypatch.setattr(gate, "BODY_SECONDS", 0.3)
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
     assert server.raw(head).startswith(b"HTTP/1.1 408")
     assert server.post(COMPLETE, GOOD).status_code == 200
 
 
-def test_a_foreign_host_is_refused(server: Served) -> None:
+def test_an_unknown_host_is_refused(server: Served) -> None:
     for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "[::1].evil.example"):
         refused(server.get("/v1/models", headers={"Host": host}), 421)
     for host in ("localhost", "LOCALHOST:99", "[::1]:8000", "127.0.0.1"):
         assert server.get("/v1/models", headers={"Host": host}).status_code == 200
 
 
-def test_no_other_site_reads_answers_unless_it_is_named(server: Served, runs: Path) -> None:
-    asked = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
-    assert "access-control-allow-origin" not in server.get("/v1/models", headers=asked).headers
-    assert server.http.options(COMPLETE, headers=asked).status_code == 405
+def test_only_named_origins_may_read_responses(server: Served, runs: Path) -> None:
+    preflight = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+    assert "access-control-allow-origin" not in server.get("/v1/models", headers=preflight).headers
+    assert server.http.options(COMPLETE, headers=preflight).status_code == 405
     with served(runs / "gpt", serving=Serving(origins=("https://a.example",), keys=("a long key",))) as named:
-        found = named.http.options(COMPLETE, headers=asked)
-        assert found.headers["access-control-allow-origin"] == "https://a.example"
         key = {"Authorization": "Bearer a long key"}
-        found = named.get("/v1/models", headers={"Origin": "https://a.example", **key})
-        assert found.headers["access-control-allow-origin"] == "https://a.example"
-        found = named.get("/v1/models", headers={"Origin": "https://b.example", **key})
-        assert "access-control-allow-origin" not in found.headers
+        for response in (
+            named.http.options(COMPLETE, headers=preflight),
+            named.get("/v1/models", headers={"Origin": "https://a.example", **key}),
+        ):
+            assert response.headers["access-control-allow-origin"] == "https://a.example"
+        response = named.get("/v1/models", headers={"Origin": "https://b.example", **key})
+        assert "access-control-allow-origin" not in response.headers
 
 
 def test_keys(runs: Path) -> None:
-    with served(runs / "gpt", serving=Serving(keys=("first key", "schlüssel"))) as it:
+    with served(runs / "gpt", serving=Serving(keys=("first key", "schlüssel"))) as server:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"x-api-key": "first ke"}, {"Authorization": "first"}):
-            assert "key" in refused(it.get("/v1/models", headers=headers), 401)
+            assert "a key is required" in refused(server.get("/v1/models", headers=headers), 401)
         for path in ("/metrics", "/docs", "/openapi.json", "/nowhere"):
-            refused(it.get(path), 401)
+            refused(server.get(path), 401)
         bearers: list[dict[str, Any]] = [{"Authorization": "Bearer first key"}, {"authorization": "bearer first key"}]
         for headers in (*bearers, {"x-api-key": "schlüssel".encode()}):
-            assert it.get("/v1/models", headers=headers).status_code == 200
-        assert it.get("/health").status_code == 200
-        refused(it.post("/v1/messages", {}), 401)
+            assert server.get("/v1/models", headers=headers).status_code == 200
+        assert server.get("/health").status_code == 200
+        refused(server.post("/v1/messages", {}), 401)
 
 
-def test_a_poisoned_request_fails_alone(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever fails in its own code, even what is no Exception, such as a panic of a library in Rust."""
+def test_an_internal_error_fails_one_request_and_is_not_quoted(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it is not an Exception, such as a panic in a Rust library."""
     server.post(COMPLETE, GOOD)
-    worker = server.worker("gpt")
+    thread = server.thread("gpt")
 
     class Panic(BaseException):
         pass
@@ -205,70 +209,60 @@ def test_a_poisoned_request_fails_alone(server: Served, monkeypatch: pytest.Monk
     def fails(*_: Any) -> None:
         raise Panic("inside: /secret/path")
 
-    monkeypatch.setattr(worker.loaded.tokenizer, "token_spans", fails)
-    assert refused(server.post("/v1/tokenize", {"model": "gpt", "input": "a"}), 500) == (
-        "the server failed; its log says why"
-    )
-    monkeypatch.setattr(worker._engine, "_step", fails)
+    monkeypatch.setattr(thread.loaded.tokenizer, "token_spans", fails)
+    message = refused(server.post("/v1/tokenize", {"model": "gpt", "input": "a"}), 500)
+    assert message == "internal server error; the server's log has the details"
+    monkeypatch.setattr(thread._engine, "_step", fails)
     refused(server.post(COMPLETE, GOOD), 500)
     monkeypatch.undo()
-    until(lambda: idle(worker))
-    assert server.post(COMPLETE, GOOD).status_code == 200 and worker.blocks[0] == 0
+    until(lambda: idle(thread))
+    assert server.post(COMPLETE, GOOD).status_code == 200 and thread.blocks[0] == 0
 
 
-def test_memory_that_runs_out_fails_one_request(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_memory_fails_one_request(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     server.post(COMPLETE, GOOD)
-    worker = server.worker("gpt")
-    assert worker._engine is not None
-    read, calls = worker._engine.manager.read, []
+    thread = server.thread("gpt")
+    assert thread._engine is not None
 
-    def once(work: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 1:
-            raise MemoryError
-        return read(work)
-
-    monkeypatch.setattr(worker._engine.manager, "read", once)
-    assert "memory" in refused(server.post(COMPLETE, GOOD), 503)
-    assert server.post(COMPLETE, GOOD).status_code == 200 and worker.blocks[0] == 0
-
-    def never(*_: Any) -> None:
+    def fails(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(worker.loaded.tokenizer, "token_spans", never)
+    with monkeypatch.context() as patch:
+        patch.setattr(thread._engine.manager, "read", fails)
+        assert "memory" in refused(server.post(COMPLETE, GOOD), 503)
+    assert server.post(COMPLETE, GOOD).status_code == 200 and thread.blocks[0] == 0
+    monkeypatch.setattr(thread.loaded.tokenizer, "token_spans", fails)
     assert "memory" in refused(server.post("/v1/tokenize", {"model": "gpt", "input": "a"}), 503)
 
 
-def test_a_proxy_shows_the_server_under_a_path(runs: Path) -> None:
-    with served(runs / "gpt", serving=Serving(root_path="/llm")) as it:
-        assert it.post(COMPLETE, GOOD).status_code == 200
-        refused(it.post("/v1/messages", {"model": "gpt"}))
-        refused(it.get("/v1/messages"), 405)
-        assert "openapi.json" in it.get("/docs").text
+def test_a_proxy_may_add_a_path_prefix(runs: Path) -> None:
+    with served(runs / "gpt", serving=Serving(root_path="/llm")) as server:
+        assert server.post(COMPLETE, GOOD).status_code == 200
+        refused(server.post("/v1/messages", {"model": "gpt"}))
+        refused(server.get("/v1/messages"), 405)
+        assert "openapi.json" in server.get("/docs").text
 
 
-def test_the_log_has_no_prompts_unless_asked(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("log_prompts", [False, True])
+def test_the_log_has_prompts_only_on_request(runs: Path, monkeypatch: pytest.MonkeyPatch, log_prompts: bool) -> None:
     lines: list[str] = []
-    for module in ("app", "writing", "worker"):
-        monkeypatch.setattr(f"weft.serve.{module}.log.info", lambda words, *more: lines.append(words % more))
-    for asked in (False, True):
-        with served(runs / "gpt", serving=Serving(log_prompts=asked)) as it:
-            it.post(COMPLETE, {**GOOD, "prompt": "zebra\x1b[31m"})
-            until(lambda: any("POST" in line for line in lines))
-        assert any("zebra" in line for line in lines) == asked and "\x1b" not in "".join(lines)
-        lines.clear()
+    monkeypatch.setattr("weft.serve.app.log.info", lambda message, *values: lines.append(message % values))
+    with served(runs / "gpt", serving=Serving(log_prompts=log_prompts)) as server:
+        server.post(COMPLETE, {**GOOD, "prompt": "zebra\x1b[31m"})
+        until(lambda: any("POST" in line for line in lines))
+    assert any("zebra" in line for line in lines) == log_prompts and "\x1b" not in "".join(lines)
 
 
-def test_a_text_has_only_so_long(runs: Path) -> None:
-    with served(runs / "ngram", seconds=0.2, max_tokens=1 << 16) as it:
+def test_a_request_has_a_time_limit(runs: Path) -> None:
+    with served(runs / "ngram", seconds=0.2, max_tokens=1 << 16) as server:
         begun = time.monotonic()
         body = {"model": "ngram", "prompt": "a", "max_tokens": 60_000, "logit_bias": {"3": -100}}
-        assert "within" in refused(it.post(COMPLETE, body), 408)
+        assert "not done within" in refused(server.post(COMPLETE, body), 408)
         assert time.monotonic() - begun < 5
-        assert "within" in refused(it.post(COMPLETE, {**body, "beams": 4}), 408)
-        streamed = it.post(COMPLETE, {**body, "stream": True}).text.split("\n\n")
-        assert "within" in json.loads(streamed[-2].partition("data: ")[2])["error"]["message"]
-        until(lambda: idle(it.worker("ngram")))
+        assert "not done within" in refused(server.post(COMPLETE, {**body, "beams": 4}), 408)
+        events = server.post(COMPLETE, {**body, "stream": True}).text.split("\n\n")
+        assert "not done within" in json.loads(events[-2].partition("data: ")[2])["error"]["message"]
+        until(lambda: idle(server.thread("ngram")))
 
 
 def test_limits_are_checked() -> None:

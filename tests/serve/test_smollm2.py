@@ -1,4 +1,4 @@
-"""A model that people use, served: SmolLM2-135M-Instruct answers the clients as `weft chat` does."""
+"""SmolLM2-135M-Instruct on a server replies to OpenAI's and Anthropic's clients as `weft chat` does."""
 
 import json
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ anthropic, openai = Later("anthropic"), Later("openai")
 
 pytestmark = [pytest.mark.weights, pytest.mark.timeout(1800)]
 
-ASKED: Any = [{"role": "user", "content": "What is the capital of France?"}]
+MESSAGES: Any = [{"role": "user", "content": "What is the capital of France?"}]
 FRUIT = {
     "type": "object",
     "properties": {"fruit": {"enum": ["apple", "cherry"]}, "red": {"type": "boolean"}},
@@ -28,15 +28,15 @@ FRUIT = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("smollm2") / "smollm2"
-    import_model(the_file(), place)
-    return place
+    path = tmp_path_factory.mktemp("smollm2") / "smollm2"
+    import_model(the_file(), path)
+    return path
 
 
 @pytest.fixture(scope="module")
 def server(run: Path) -> Iterator[Served]:
-    with served(run, max_tokens=64, rows=4) as it:
-        yield it
+    with served(run, max_tokens=64, rows=4) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -44,36 +44,40 @@ def client(server: Served) -> Any:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
 
 
-def test_a_chat_is_the_run_s_own(client: Any, run: Path) -> None:
-    wanted = load(run).chat(ASKED, temperature=0.0, max_tokens=24)
-    assert "Paris" in wanted
-    whole = client.chat.completions.create(model="smollm2", messages=ASKED, temperature=0, max_completion_tokens=24)
-    assert whole.choices[0].message.content == wanted
-    pieces = client.chat.completions.create(
-        model="smollm2", messages=ASKED, temperature=0, max_completion_tokens=24, stream=True
-    )
-    assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == wanted
-    said = client.responses.create(model="smollm2", input=ASKED, temperature=0, max_output_tokens=24)
-    assert said.output_text == wanted
+def test_chat_equals_the_runs_chat(client: Any, run: Path) -> None:
+    expected = load(run).chat(MESSAGES, temperature=0.0, max_tokens=24)
+    assert "Paris" in expected
+    settings = {"model": "smollm2", "messages": MESSAGES, "temperature": 0, "max_completion_tokens": 24}
+    whole = client.chat.completions.create(**settings)
+    assert whole.choices[0].message.content == expected
+    chunks = client.chat.completions.create(**settings, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
+    response = client.responses.create(model="smollm2", input=MESSAGES, temperature=0, max_output_tokens=24)
+    assert response.output_text == expected
 
 
-def test_a_message_ends_with_the_turn(server: Served) -> None:
+def test_a_message_ends_with_its_turn(server: Served) -> None:
     claude = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=600)
-    cold = {"temperature": 0}
-    found = claude.messages.create(model="smollm2", messages=ASKED, max_tokens=24, extra_body=cold)
+    greedy = {"temperature": 0}
+    found = claude.messages.create(model="smollm2", messages=MESSAGES, max_tokens=24, extra_body=greedy)
     assert found.content[0].type == "text" and "Paris" in found.content[0].text
     assert found.stop_reason == "end_turn" and found.stop_sequence is None
     stopped = claude.messages.create(
-        model="smollm2", messages=ASKED, max_tokens=24, stop_sequences=["Par"], extra_body=cold
+        model="smollm2", messages=MESSAGES, max_tokens=24, stop_sequences=["Par"], extra_body=greedy
     )
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "Par")
 
 
-def test_a_schema_log_probabilities_and_vectors(client: Any) -> None:
+def test_schemas_log_probabilities_and_embeddings(client: Any) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "fruit", "schema": FRUIT}}
-    asked: Any = [{"role": "user", "content": "Name a red fruit, as JSON."}]
+    messages: Any = [{"role": "user", "content": "Name a red fruit, as JSON."}]
     found = client.chat.completions.create(
-        model="smollm2", messages=asked, response_format=form, max_completion_tokens=48, logprobs=True, top_logprobs=3
+        model="smollm2",
+        messages=messages,
+        response_format=form,
+        max_completion_tokens=48,
+        logprobs=True,
+        top_logprobs=3,
     )
     assert set(json.loads(found.choices[0].message.content or "")) == {"fruit", "red"}
     assert found.choices[0].logprobs is not None and found.choices[0].logprobs.content

@@ -68,10 +68,10 @@ def test_the_vocabulary_can_be_chosen(corpus: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["x", "--tokenizer", "bype"], "neither a kind nor a file or folder; did you mean"),
-        (["x", "--tokenizer", "byte", "--vocab", "300"], "a byte tokenizer has a vocabulary of its own"),
-        (["x", "--tokenizer", "byte", "--data", "book.txt"], "the tokenizer byte isn't trained"),
-        (["x", "--tokenizer", ".", "--vocab", "300"], "is a finished tokenizer, with a vocabulary of its own"),
+        (["x", "--tokenizer", "bype"], "not a kind of tokenizer, a file or a folder; did you mean"),
+        (["x", "--tokenizer", "byte", "--vocab", "300"], "the vocabulary of a byte tokenizer is fixed"),
+        (["x", "--tokenizer", "byte", "--data", "book.txt"], "the tokenizer byte needs no training"),
+        (["x", "--tokenizer", ".", "--vocab", "300"], "is a finished tokenizer; its vocabulary is fixed"),
         (["\ud800", "--tokenizer", "byte"], "lone surrogate"),
     ],
 )
@@ -95,4 +95,4 @@ def test_a_binary_file_is_refused(tmp_path: Path) -> None:
 def test_the_name_of_a_missing_file_is_read_as_text_with_a_note(text: str, noted: bool) -> None:
     result = run(text, "--tokenizer", "byte", "--json")
     assert json.loads(result.stdout)["characters"] == len(text)
-    assert ("there is no such file" in result.stderr) == noted
+    assert ("no such file; the name itself is tokenized" in result.stderr) == noted

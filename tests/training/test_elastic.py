@@ -263,7 +263,7 @@ def test_the_command_trains_over_processes(tmp_path: Path, monkeypatch: pytest.M
     assert together(_command, tmp_path, *TINY, "--run", "two") == [0, 0]
     first, second = noted(tmp_path)
     assert "weft generate two" in first["out"]
-    assert "so I chose:" in first["err"]
+    assert "chosen settings:" in first["err"]
     assert second == {"out": "", "err": ""}
     assert np.allclose(curve(tmp_path / "two"), curve(tmp_path / "one"), rtol=1e-5, atol=1e-6)
     assert (tmp_path / "two/report.html").exists()

@@ -1,4 +1,7 @@
-"""Arguments of the functions that Python calls, held to their annotations: a mistake is one line that names it."""
+"""Type checks for functions that users call from Python: a wrong argument is one line that names it.
+
+Pydantic's `validate_call` would convert arguments (a text to a number) and refuse NumPy's numbers and arrays.
+"""
 
 import inspect
 import re
@@ -9,67 +12,84 @@ from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from weft.config import Config
 from weft.errors import ConfigError, suggestion
 
 T = TypeVar("T", bound=Callable[..., Any])
-SHOWN = 60  # characters of a wrong value
-OTHERS = "**"  # whether a function takes settings that it doesn't name
+MAX_SHOWN = 60  # characters of a wrong value in a message
+ABSTRACT: dict[Any, Any] = {None: NoneType, int: Integral, float: Real}
 
-Sources = Sequence[str | Path] | str | Path  # files, folders, patterns and names of texts: one or several
+Sources = Sequence[str | Path] | str | Path  # one or several files, folders, patterns or names of texts
 
 
-def names_of(sources: Sources) -> list[str]:
-    """The names of sources, however many there are."""
-    return [str(each) for each in ([sources] if isinstance(sources, str | Path) else sources)]
+def source_names(sources: Sources) -> list[str]:
+    """Return one source or several as a list of names."""
+    return [str(source) for source in ([sources] if isinstance(sources, str | Path) else sources)]
+
+
+def takes_settings(config: type[Config]) -> Callable[[T], T]:
+    """Show a function's `**settings` as keyword arguments, one for each field of a config type.
+
+    The function validates their values itself; None stands for a setting that is left out.
+    """
+
+    def decorate(function: T) -> T:
+        signature = inspect.signature(function)
+        named = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        fields = [(name, hint) for name, hint in get_type_hints(config).items() if name in config.model_fields]
+        kind = inspect.Parameter.KEYWORD_ONLY
+        settings = [inspect.Parameter(name, kind, default=None, annotation=hint | None) for name, hint in fields]
+        attributes = {"__signature__": signature.replace(parameters=[*named, *settings]), "settings": dict(fields)}
+        vars(function).update(attributes)
+        return function
+
+    return decorate
 
 
 def checked(function: T) -> T:
-    """A function, or a class with its public methods, that refuses arguments of other types than it names."""
+    """Make a function, or the public methods of a class, refuse arguments that do not match their annotations."""
     if inspect.isclass(function):
         for name, method in vars(function).items():
             if inspect.isfunction(method) and not name.startswith("_"):
                 setattr(function, name, checked(method))
         return function
     signature = inspect.signature(function)
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
 
-    @cache  # names in quotes may stand further down in the file
+    @cache  # evaluated on the first call: quoted annotations may name classes further down in the file
     def hints() -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        written = {name: each.annotation for name, each in signature.parameters.items() if name != "self"}
-        names = get_type_hints(SimpleNamespace(__annotations__=written), inspect.unwrap(function).__globals__)
-        for name, hint in names.items():
-            options = [each.__annotations__ for each in get_args(hint) if hasattr(each, "__total__")]
-            found |= options[0] if options else {name: hint}  # **options: Unpack[…]
-            if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD and not options:
-                found[OTHERS] = Any
-        return {"self": Any, **found}
+        annotations = {name: each.annotation for name, each in signature.parameters.items() if name != "self"}
+        module = inspect.unwrap(function).__globals__
+        validated = dict.fromkeys(("self", *getattr(function, "settings", ())), Any)
+        return get_type_hints(SimpleNamespace(__annotations__=annotations), module) | validated
 
     @wraps(function)
-    def with_checks(*args: Any, **given: Any) -> Any:
-        for name, value in {**dict(zip(signature.parameters, args, strict=False)), **given}.items():
-            known = hints()
-            if name not in known and OTHERS not in known:
+    def with_checks(*args: Any, **kwargs: Any) -> Any:
+        known = hints()
+        for name, value in {**dict(zip(signature.parameters, args, strict=False)), **kwargs}.items():
+            if name not in known and not takes_any:
                 raise ConfigError(f"{name}: no such argument; {suggestion(name, known)}")
             hint = known.get(name, Any)
             if not _fits(value, hint):
-                shown, words = repr(value), re.sub(r"\b\w+\.", "", inspect.formatannotation(hint))
+                shown, expected = repr(value), re.sub(r"\b\w+\.", "", inspect.formatannotation(hint))
                 if isinstance(value, str) and _fits([value], hint):
-                    words += f", such as [{shown[:SHOWN]}]"
-                raise ConfigError(f"{name} = {shown[:SHOWN]}{'…' * (len(shown) > SHOWN)}: expected {words}")
-        return function(*args, **given)
+                    expected += f", such as [{shown[:MAX_SHOWN]}]"
+                raise ConfigError(f"{name} = {shown[:MAX_SHOWN]}{'…' * (len(shown) > MAX_SHOWN)}: expected {expected}")
+        return function(*args, **kwargs)
 
     return with_checks  # type: ignore[return-value]
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    kind, inside = get_origin(hint), get_args(hint)
+    """Return whether a value may be passed for an annotation; any iterable but a text fits a sequence."""
+    kind, members = get_origin(hint), get_args(hint)
     if hint is Any:
         return True
     if kind in (Union, UnionType):
-        return any(_fits(value, each) for each in inside)
+        return any(_fits(value, member) for member in members)
     if kind is Literal:
-        return value in inside
-    if kind in (Sequence, Iterable):  # an array of texts is one as well, a text is none
+        return value in members
+    if kind in (Sequence, Iterable):
         several = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
-        return several and (not isinstance(value, list | tuple) or all(_fits(each, inside[0]) for each in value))
-    return isinstance(value, {None: NoneType, int: Integral, float: Real}.get(hint, kind or hint))
+        return several and (not isinstance(value, list | tuple) or all(_fits(item, members[0]) for item in value))
+    return isinstance(value, ABSTRACT.get(hint, kind or hint))

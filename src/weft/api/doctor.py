@@ -1,4 +1,4 @@
-"""What this machine offers, measured in a second or two, and what is missing for what."""
+"""Report on this machine: hardware, measured speeds, and missing packages with the features that need them."""
 
 import os
 import platform
@@ -29,12 +29,12 @@ EXTRAS = {
     "lm_eval": ("tasks of lm-evaluation-harness", "weft[lm-eval]"),
 }
 GIB = 1 << 30
-LAYER = (512, 768, 3072)  # tokens, d_model and d_ff of the product that is timed: GPT-2's
+LAYER = (512, 768, 3072)  # tokens, d_model and d_ff of the matrix product that is timed: GPT-2's
 GPU_LAYER = (8192, 8192, 8192)
 
 
 class Finding(NamedTuple):
-    """Something about the machine, in words; `value` stands for the words in JSON where there is more to it."""
+    """A fact about the machine as text; JSON has `value` instead, if there is one."""
 
     name: str
     text: str
@@ -42,19 +42,19 @@ class Finding(NamedTuple):
 
 
 def examine() -> list[Finding]:
-    """Versions, processor, GPUs, optional packages, and the folders that weft writes to."""
+    """Return versions, processor, GPUs, optional packages, and the folders that weft writes to."""
     python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    own = [Finding("weft", __version__), Finding("Python", python)]
-    own += [Finding(package, version(package)) for package in ("torch", "tokenizers")]
-    return [*own, *_processor(), *_gpus(), *_packages(), *_folders()]
+    versions = [Finding("weft", __version__), Finding("Python", python)]
+    versions += [Finding(package, version(package)) for package in ("torch", "tokenizers")]
+    return [*versions, *_processor(), *_gpus(), *_packages(), *_folders()]
 
 
 def _processor() -> Iterator[Finding]:
     (name, features), cores, threads = machine.processor(), os.cpu_count() or 1, torch.get_num_threads()
     value: dict[str, Any] = {"name": name, "cores": cores, "threads": threads}
     yield Finding("processor", f"{name}, {counted(cores, 'core')}, torch uses {counted(threads, 'thread')}", value)
-    yield Finding("instructions", ", ".join(features) or "no instructions for products that weft knows of", features)
-    with suppress(AttributeError, ValueError, OSError):  # not every system knows
+    yield Finding("instructions", ", ".join(features) or "none that weft uses for matrix products", features)
+    with suppress(AttributeError, ValueError, OSError):  # not available on every system
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         details = Path("/proc/meminfo")
         free = re.search(r"MemAvailable: +(\d+) kB", details.read_text() if details.exists() else "")
@@ -72,32 +72,32 @@ def _processor() -> Iterator[Finding]:
 
 
 def _decoding() -> Finding:
-    """How long a decoding step's product takes by the kernels that each width is written with here."""
+    """Time a decode step's matrix product in each width, with the kernel that is fastest here."""
     compiled, cpu = native.library() is not None, torch.device("cpu")
     cases = {bits: Case(*SAMPLE, layout(bits, SAMPLE[1])[1], cpu) for bits in KERNELS}
     kernels = {bits: fastest(bits, case, torch.float32).name for bits, case in cases.items()}
     times = {bits: seconds(bits)[name] for bits, name in kernels.items()}
-    how = "by weft's own kernels" if compiled else "by torch's kernels: no C compiler was found"
+    how = "with weft's own kernels" if compiled else "with torch's kernels, as no C compiler was found"
     shown = ", ".join(f"{bits} {time * 1e6:.0f} µs" for bits, time in times.items())
     value = {"compiled": compiled, "seconds": times, "kernels": kernels}
-    return Finding("decoding", f"{SAMPLE[0]} × {SAMPLE[1]} weights a token, one thread: {shown}, {how}", value)
+    return Finding("decoding", f"{SAMPLE[0]} × {SAMPLE[1]} weights per token, one thread: {shown}, {how}", value)
 
 
 def _rates(rates: Mapping[str, float]) -> str:
-    """Operations a second by number format, in words; a format without products isn't mentioned."""
+    """Format operations per second by dtype; a dtype that is not supported is left out."""
     unit, name = (1e12, "TFLOP/s") if rates["fp32"] > 1e13 else (1e9, "GFLOP/s")
-    return ", ".join(f"{format_} {rate / unit:,.3g} {name}" for format_, rate in rates.items() if rate)
+    return ", ".join(f"{dtype} {rate / unit:,.3g} {name}" for dtype, rate in rates.items() if rate)
 
 
 def _gpus() -> Iterator[Finding]:
     if not torch.cuda.is_available():
-        yield Finding("GPU", "none that torch can use; models train on the CPU")
+        yield Finding("GPU", "none that torch can use; models are trained on the CPU")
     for index in range(torch.cuda.device_count()):
         device, about, triton = f"cuda:{index}", torch.cuda.get_device_properties(index), machine.has_triton()
         rates, read = machine.products(*GPU_LAYER, ("fp32", "bf16"), device), machine.bandwidth(device)
-        kernels = "with Triton" if triton else "without Triton, which weft's own kernels need"
+        kernels = "with Triton" if triton else "without Triton, which weft's kernels need"
         memory = about.total_memory
-        speeds = f"{_rates(rates)}, memory is read at {read / 1e9:,.4g} GB/s"
+        speeds = f"{_rates(rates)}, memory bandwidth {read / 1e9:,.4g} GB/s"
         value = {"name": about.name, "memory": memory, "rates": rates, "bandwidth": read, "triton": triton}
         yield Finding(f"GPU {index}", f"{about.name}, {memory / GIB:.0f} GiB; {speeds}; {kernels}", value)
 
@@ -107,14 +107,14 @@ def _packages() -> Iterator[Finding]:
         try:
             yield Finding(package, f"{version(package)}: {feature}")
         except PackageNotFoundError:
-            yield Finding(package, f"missing, for {feature}; pip install '{extra}'")
+            yield Finding(package, f"missing; needed for {feature}: pip install '{extra}'")
 
 
 def _folders() -> Iterator[Finding]:
     for name, folder in {"cache": cache_folder(), "runs": Path("runs").absolute()}.items():
-        there = next(path for path in (folder, *folder.parents) if path.exists())  # it will be made inside of that
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
         try:
-            tempfile.TemporaryFile(dir=there).close()  # asking for permissions isn't enough on read-only disks
-            yield Finding(name, f"{folder}, {shutil.disk_usage(there).free / GIB:.0f} GiB free")
+            tempfile.TemporaryFile(dir=existing).close()  # permissions alone do not show a read-only disk
+            yield Finding(name, f"{folder}, {shutil.disk_usage(existing).free / GIB:.0f} GiB free")
         except OSError:
-            yield Finding(name, f"{folder} can't be written")
+            yield Finding(name, f"{folder} cannot be written")

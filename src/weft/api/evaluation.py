@@ -1,4 +1,4 @@
-"""A run's model on a text: its metrics, what they are made of, and how much of the text was trained on."""
+"""Evaluation of a run on data: metrics, their details, and the overlap with the training text."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -34,94 +34,107 @@ from weft.training.precision import reading
 @checked
 @dataclass(frozen=True)
 class Evaluation:
-    """A model and the text that it is measured on: a `side` of the data of `objective`."""
+    """A model, and the data that it is evaluated on: one `side` of the data of `objective`."""
 
     model: LanguageModel
-    own: Objective[Any]  # the run's, with the text that it was trained on
+    run_objective: Objective[Any]  # with the training text
     objective: Objective[Any]
     side: Side
 
     def metrics(self, stride: int | None = None) -> dict[str, Any]:
-        """All metrics of the objective; `stride` as for `Run.evaluate`."""
+        """Return all metrics of the objective; `stride` is as for `Run.evaluate`."""
         with self._precision():
             if stride is None:
                 return self.objective.measure(self.model, self.side).metrics
-            if not isinstance(self.objective, NextToken) or isinstance(self.model, NGram):
-                raise ConfigError(f"stride = {stride}: this run is not evaluated in windows of text")
+            if not isinstance(self.objective, NextToken):
+                raise _without_windows(stride)
+            self._check_stride(stride)
             return self.objective.measure(self.model, self.side, stride).metrics
 
     def details(self, stride: int | None = None) -> Details:
-        """The same for a language model with the loss by context and by frequency, and the most surprising passages."""
-        objective, own = self._text("details"), self.own
-        if stride is not None and isinstance(self.model, NGram):
-            raise ConfigError(f"stride = {stride}: this run is not evaluated in windows of text")
+        """Return a language model's metrics with the loss by context length and by token frequency, and the most
+        surprising passages."""
+        objective, trained = self._language_model("details"), self.run_objective
+        self._check_stride(stride)
         with self._precision():
-            costs, found = objective.costs(self.model, self.side, stride)
+            costs, sections = objective.costs(self.model, self.side, stride)
         tokenizer = objective.tokenizer
         frequencies: list[LossBucket] = []
-        if isinstance(own, NextToken) and own.training_bytes is not None:
-            with suppress(RunError):  # damage, which need not concern another text
-                frequencies = by_frequency(costs, token_counts(own.tokens("train"), tokenizer.vocab_size))
-        return Details(section_metrics(found), by_position(costs), frequencies, most_surprising(costs, tokenizer))
+        if isinstance(trained, NextToken) and trained.training_bytes is not None:
+            with suppress(RunError):  # damaged training data need not prevent an evaluation on other data
+                frequencies = by_frequency(costs, token_counts(trained.tokens("train"), tokenizer.vocab_size))
+        return Details(section_metrics(sections), by_position(costs), frequencies, most_surprising(costs, tokenizer))
+
+    def _check_stride(self, stride: int | None) -> None:
+        if stride is not None and isinstance(self.model, NGram):
+            raise _without_windows(stride)
 
     @property
     def compared_bytes(self) -> int | None:
-        """How much text `overlap` reads; None where there is no training text to compare with."""
-        if not isinstance(self.objective, NextToken) or not isinstance(self.own, NextToken):
+        """Bytes of text that `overlap` reads; None if there is no training text to compare with."""
+        if not isinstance(self.objective, NextToken) or not isinstance(self.run_objective, NextToken):
             return None
-        trained = self.own.training_bytes
+        trained = self.run_objective.training_bytes
         return None if trained is None else trained + sum(text.bytes for text in self.objective.tokens(self.side))
 
     def overlap(self) -> Overlap:
-        """How much of the text occurs in the training text, by n-grams of words (`weft.evaluate.overlap`)."""
-        objective, own, size = self._text("overlap"), self.own, self.compared_bytes
-        if size is None or not isinstance(own, NextToken):
-            raise DataError("overlap: the text that this run was trained on isn't here to compare with")
+        """Return how much of the text occurs in the training text, by n-grams of words (`weft.evaluate.overlap`)."""
+        objective, trained, size = self._language_model("overlap"), self.run_objective, self.compared_bytes
+        if size is None or not isinstance(trained, NextToken):
+            raise DataError("overlap: this run's training text is not here to compare with")
         with bar("comparing", size, unit="bytes") as advance:
-            return overlap(objective.tokens(self.side), own.tokens("train"), objective.tokenizer, progress=advance)
+            return overlap(objective.tokens(self.side), trained.tokens("train"), objective.tokenizer, progress=advance)
 
-    def _text(self, what: str) -> NextToken:
+    def _language_model(self, feature: str) -> NextToken:
         if not isinstance(self.objective, NextToken):
-            raise ConfigError(f"{what}: this run is {self.objective.settings.makes}, and that is for language models")
+            raise ConfigError(f"{feature}: only for language models; this run is {self.objective.settings.makes}")
         return self.objective
 
     def _precision(self) -> Any:
-        return reading(self.own.recipe.precision or "fp32", device_of(self.model))
+        return reading(self.run_objective.recipe.precision or "fp32", device_of(self.model))
+
+
+def _without_windows(stride: int) -> ConfigError:
+    return ConfigError(f"stride = {stride}: this run is not evaluated in windows of text; leave it out")
 
 
 @contextmanager
-def evaluation_on(own: Objective[Any], model: LanguageModel, given: Mapping[str, Any] | None) -> Iterator[Evaluation]:
-    """An evaluation on what a run held out, or on the data that is `given`, as settings, and read whole."""
-    own.settings.check(own.recipe.model)
-    if given is None:
-        if not own.recipe.data.parts or not own.holds_out:
-            raise DataError(f"{own.folder.path}: this run held out nothing; name what to evaluate on with --data")
-        yield Evaluation(model, own, own, "validation")
+def evaluation_on(
+    objective: Objective[Any], model: LanguageModel, data: Mapping[str, Any] | None
+) -> Iterator[Evaluation]:
+    """Open a run's held-out data for evaluation, or all of `data`, which is given as settings."""
+    objective.settings.check(objective.recipe.model)
+    if data is None:
+        if not objective.recipe.data.parts or not objective.holds_out:
+            raise DataError(
+                f"{objective.folder.path}: this run has no held-out data; name the data to evaluate on with --data"
+            )
+        yield Evaluation(model, objective, objective, side="validation")
         return
-    kept = {key: getattr(own.recipe.data, key) for key in ("column", "on_error", "document_mask")}
-    read = validate(Data, {**kept, **given, "validation": {"kind": "none"}})
+    inherited = {key: getattr(objective.recipe.data, key) for key in ("column", "on_error", "document_mask")}
+    settings = validate(Data, {**inherited, **data, "validation": {"kind": "none"}})
     with TemporaryDirectory(prefix="weft-") as folder:
-        other = objectives.build(own.recipe.replace(data=read), RunFolder(folder), own.tokenizers)
+        other = objectives.build(objective.recipe.replace(data=settings), RunFolder(folder), objective.tokenizers)
         if isinstance(other, NextToken):
-            other.frame = text_frame(own.recipe, own.tokenizer)
-        elif isinstance(other, TranslationObjective) and isinstance(own, TranslationObjective):
-            other.direction = own.direction
-        elif isinstance(other, RowObjective) and isinstance(own, RowObjective):
-            other.frame = own.frame
+            other.frame = text_frame(objective.recipe, objective.tokenizer)
+        elif isinstance(other, TranslationObjective) and isinstance(objective, TranslationObjective):
+            other.direction = objective.direction
+        elif isinstance(other, RowObjective) and isinstance(objective, RowObjective):
+            other.frame = objective.frame
         other.prepare(log_to_stderr)
-        yield Evaluation(model, own, other, "train")
+        yield Evaluation(model, objective, other, side="train")
 
 
-def text_surprisal(own: Objective[Any], model: LanguageModel, text: str) -> list[Surprisal]:
-    """The tokens of a text that a run's model reads, with their surprisals."""
+def text_surprisal(objective: Objective[Any], model: LanguageModel, text: str) -> list[Surprisal]:
+    """Return the tokens of a text with their surprisals."""
     if not isinstance(text, str):
-        raise ConfigError(f"text = {str(text)[:40]!r}: expected one text")
-    if not own.recipe.objective.continues:
-        raise own.cannot("score a text")
-    if os.path.splitext(text)[1] and os.path.isfile(text):  # False, too, for what is too long for a name
-        log_to_stderr(f"weft: {text!r} is scored as a text; evaluate({text!r}) measures the file of that name")
-    frame = text_frame(own.recipe, own.tokenizer)
-    ids = [*own.tokenizer.encode(text), *frame.after]
-    with reading(own.recipe.precision or "fp32", device_of(model)):
-        found = surprisals(model, ids, frame.begins, length=context_window(model) or own.length)
-    return [Surprisal(spell_token(own.tokenizer, id), nats) for id, nats in zip(ids, found, strict=True)]
+        raise ConfigError(f"text = {str(text)[:40]!r}: expected a single text")
+    if not objective.recipe.objective.continues:
+        raise objective.cannot("score a text")
+    if os.path.splitext(text)[1] and os.path.isfile(text):  # also False for a text too long to be a path
+        log_to_stderr(f"weft: {text!r} is scored as a text; evaluate({text!r}) would evaluate the file of that name")
+    frame = text_frame(objective.recipe, objective.tokenizer)
+    ids = [*objective.tokenizer.encode(text), *frame.after]
+    with reading(objective.recipe.precision or "fp32", device_of(model)):
+        nats = surprisals(model, ids, frame.begins, length=context_window(model) or objective.length)
+    return [Surprisal(spell_token(objective.tokenizer, id), value) for id, value in zip(ids, nats, strict=True)]

@@ -1,6 +1,6 @@
-"""What can be seen of a model: `run.explain` for one that is trained, `weft.architecture("gpt2")` for a preset.
+"""Views of a model's inside: `run.explain` for a trained one, `weft.architecture("gpt2")` for a preset.
 
-Each view is a picture that shows itself in a notebook and saves itself:
+Each view is a picture that a notebook displays and that can be saved:
 
     run.explain.attention("The cat sat on the mat.").save("attention.html")
     weft.architecture("gpt2").anatomy().save("gpt2.pdf")
@@ -10,15 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
-from typing import Any, TypedDict, TypeVar, Unpack, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
 from weft.api.arguments import checked
-from weft.api.settings import generation_defaults, translation_beam
-from weft.config import validate
+from weft.api.settings import generation_defaults, sampling, translation_beam
 from weft.costs.count import count
-from weft.decode.config import Branching, Sampling
+from weft.decode.config import Branching
 from weft.decode.prompt import Prompt
 from weft.decode.tree import search_trees
 from weft.errors import ConfigError, ModelError, RunError, WeftError
@@ -41,67 +40,48 @@ from weft.training import schedule
 from weft.training.objective import Objective
 
 SENTENCE = "The animal didn't cross the street because it was too tired."
-SHOWN_TOKENS = 40  # of a text that nobody chose
-MAX_FRAME_TOKENS = 4  # special tokens around it
-QUOTED = 160  # characters of a text that are told
-GRAPH_TOKENS = 4  # that pass through a graph which no text was given for
-MAX_PARAMETERS = 30_000_000  # of a preset that is built, and a step of it taken, just to look at it
-MAX_ABLATED_FLOPS = 2e12  # of passes with a head taken out: some seconds on two cores
-
-
-class GraphOptions(TypedDict, total=False):
-    """How a graph is shown."""
-
-    shapes: bool
-    backward: bool
-    open: str | Sequence[str]
-
-
-class StepOptions(TypedDict, total=False):
-    """Which token of a text is followed and which layer is opened, both counted from 0; how the next one is chosen."""
-
-    place: int | None
-    layer: int | None
-    temperature: float
-    top_k: int | None
-    top_p: float | None
-
-
+SHOWN_TOKENS = 40  # of a text that the user did not choose
+MAX_FRAME_TOKENS = 4  # special tokens around a text
+MAX_QUOTED = 160  # characters of a text in a note
+GRAPH_TOKENS = 4  # length of the input to a computation graph when no text is given
+MAX_PARAMETERS = 30_000_000  # of a preset that is built, and trained for a step, only to be shown
+MAX_ABLATED_FLOPS = 2e12  # of all forward passes with one head ablated: a few seconds on two cores
 View = TypeVar("View", bound=Callable[..., Any])
 
 
-def of_a_text(tokens: int = SHOWN_TOKENS, untrained: bool = False) -> Callable[[View], View]:
-    """A view of a text: where it is given none, it takes so many tokens of the run's own, and says so.
+def shows_text(tokens: int = SHOWN_TOKENS, *, untrained: bool = False) -> Callable[[View], View]:
+    """Decorate a view of a text: without one, it shows `tokens` tokens of the run's own data, and its note says so.
 
-    Some show a model as well that is `untrained`.
+    With `untrained`, the view exists for presets as well, which have no text.
     """
 
-    def wrapped(view: View) -> View:
+    def decorate(view: View) -> View:
         @wraps(view)
-        def shown(self: "Explain", text: str | None = None, **options: Any) -> Any:
+        def with_default_text(self: "Explain", text: str | None = None, **options: Any) -> Any:
             if not untrained:
-                self._learned(view.__name__)
+                self._require_trained(view.__name__)
             if text is not None or self.trained is None:
                 return view(self, text, **options)
-            own, origin = self.own_text(tokens)
-            return views.picture.noted(view(self, own, **options), f"{_quoted('The text', own, origin)}.")
+            text, origin = self.own_text(tokens)
+            return views.picture.noted(view(self, text, **options), f"{_quote('The text', text, origin)}.")
 
-        return cast(View, shown)
+        return cast(View, with_default_text)
 
-    return wrapped
+    return decorate
 
 
-def _quoted(name: str, text: str, origin: str) -> str:
+def _quote(name: str, text: str, origin: str) -> str:
     words = " ".join(text.split())
-    return f"{name}{f' ({origin})' if origin else ''}: “{words[:QUOTED]}{'…' if len(words) > QUOTED else ''}”"
+    quoted = words[:MAX_QUOTED] + ("…" if len(words) > MAX_QUOTED else "")
+    return f"{name}{f' ({origin})' if origin else ''}: “{quoted}”"
 
 
 @checked
 @dataclass(frozen=True)
 class Explain:
-    """The views of a model, one method each; those of a text need one that is `trained`, and what it has learned.
+    """The views of a model, one method each. Views of a text need a `trained` model and the `objective` it learned.
 
-    Where a view of a text is given none, it takes one that the run held out, and its `note` says so.
+    Without a text, a view of a text shows one of the run's held-out data, and its `note` says so.
     """
 
     recipe: Recipe
@@ -109,58 +89,58 @@ class Explain:
     objective: Objective[Any] | None = None
 
     def anatomy(self) -> "views.anatomy.Anatomy":
-        """The model on one page, block by block: shapes, counts, and the source lines that compute each part."""
+        """Show the model on one page, block by block: shapes, counts, and the source lines that compute each part."""
         return views.anatomy.anatomy(self.recipe.model)
 
     def costs(self, length: int | None = None) -> "views.costs.Costs":
-        """Parameters, operations and bytes by component and layer, for texts of `length` tokens."""
+        """Show parameters, FLOPs and bytes by component and layer, for texts of `length` tokens."""
         return views.costs.costs(self.recipe.model, length)
 
     def growth(self) -> "views.growth.Growth":
-        """How the costs grow with the length, the width, the depth and the vocabulary."""
+        """Show how the costs grow with length, width, depth and vocabulary."""
         return views.growth.growth(self.recipe.model)
 
     def activations(self) -> "views.activations.Activations":
-        """Activation functions and their slopes."""
+        """Show activation functions and their derivatives."""
         return views.activations.activations()
 
     def schedule(self) -> "views.schedule.Schedule":
-        """The learning rate at each step of the recipe."""
+        """Show the learning rate at each step of the recipe."""
         if isinstance(self.recipe.model, NGram):
-            raise ModelError(f"{self.recipe.name}: an n-gram model is counted in one pass; it has no learning rate")
+            raise ModelError(f"{self.recipe.name}: an n-gram model is counted in one pass and has no learning rate")
         steps, optimizer, kind = self.recipe.steps, self.recipe.optimizer, self.recipe.schedule.kind
         lr = None if optimizer is None else optimizer.lr
         if steps is None or (lr is None and kind != "noam"):
             raise ConfigError(
-                f"{self.recipe.name}: steps and optimizer.lr are chosen when training starts; give them, such as "
+                f"{self.recipe.name}: steps and optimizer.lr are chosen when training starts; set them, such as "
                 "steps=1000 optimizer.lr=3e-4, or name a run"
             )
         rate = schedule.build(self.recipe.schedule, lr or 0.0, steps, getattr(self.recipe.model, "d_model", 1))
         return views.schedule.schedule([rate(step) for step in range(1, steps + 1)], f"Learning rate, {kind}")
 
     def positions(self) -> "views.positions.Positions":
-        """The position encoding as stripes and against distance: a run's own, or the one that the settings name."""
+        """Show the position encoding, as a heat map and against distance: a trained one, or the recipe's."""
         model = self.recipe.model
         if not isinstance(model, TransformerConfig):
             raise ConfigError(f"{self.recipe.name}: a model of kind '{model.kind}' reads in order, without positions")
-        own = self.trained if isinstance(self.trained, Transformer) else model
-        return views.positions.positions(own, min(128, model.longest or 128))
+        shown = self.trained if isinstance(self.trained, Transformer) else model
+        return views.positions.positions(shown, min(128, model.longest or 128))
 
-    @of_a_text(untrained=True)
+    @shows_text(untrained=True)
     def gradients(self, text: str | None = None, *, target: str | None = None) -> "views.picture.Picture":
-        """The gradient's norm by layer: of a run on a text, from its first weights on; else of untrained stacks,
-        pre-norm, post-norm, with skips and without (Xiong et al. 2020)."""
+        """Show gradient norms by layer: of a run on a text, at each of its checkpoints; else of untrained stacks with
+        pre-norm and post-norm, with and without skip connections (Xiong et al. 2020)."""
         if self.trained is None:
             return views.gradients.gradient_flows()
         reading, norms = self.reading(text, target), views.gradients.gradient_norms
-        stages = {name: norms(replace(reading, model=model)) for name, model in self._stages(self.trained)}
-        now = norms(reading)
-        return views.gradients.GradientHistory({**stages, "best": now}) if stages else now
+        history = {name: norms(replace(reading, model=model)) for name, model in self._checkpoints(self.trained)}
+        best = norms(reading)
+        return views.gradients.GradientHistory({**history, "best": best}) if history else best
 
-    def _stages(self, trained: LanguageModel) -> Iterator[tuple[str, LanguageModel]]:
-        """The model before its first step, and at the other checkpoints that are left, unless it is large or was
-        trained elsewhere."""
-        folder = self._learned("a text")[1].folder
+    def _checkpoints(self, trained: LanguageModel) -> Iterator[tuple[str, LanguageModel]]:
+        """Yield the model before its first step, and at its checkpoints other than the best; nothing if it is large or
+        was trained elsewhere."""
+        folder = self._require_trained("a text")[1].folder
         if self._large or self.recipe.adapter is not None or folder.origin.is_dir():
             return
         if self.recipe.init is None:
@@ -168,14 +148,14 @@ class Explain:
         best = (folder.checkpoints / "best").resolve()
         for path in (path for path in checkpoint.all_checkpoints(folder.checkpoints) if path.resolve() != best):
             model = build(self.recipe.model)
-            with suppress(RunError):  # whoever loads the run has heard of damage
+            with suppress(RunError):  # damage was reported when the run was loaded
                 checkpoint.verify(path)
                 checkpoint.load_weights(path, model)
                 yield f"step {checkpoint.step_of(path)}", model.to(device_of(trained))
 
     @cached_property
     def model(self) -> LanguageModel:
-        """The trained model; else one with fresh weights."""
+        """The trained model, or one with freshly initialised weights."""
         return self._fresh() if self.trained is None else self.trained
 
     def _fresh(self) -> LanguageModel:
@@ -184,73 +164,80 @@ class Explain:
             return build(self.recipe.model)
 
     def timing(self, length: int | None = None, *, batch: int = 1) -> "views.timing.StepTiming":
-        """The time of a real training step beside what its operations and bytes predict."""
+        """Show the measured time of a training step beside the prediction from its FLOPs and bytes."""
         return views.timing.step_time(self.model, length or min(128, getattr(self.recipe.model, "context", 128)), batch)
 
-    @of_a_text(untrained=True)
+    @shows_text(untrained=True)
     def weights(self, text: str | None = None, *, target: str | None = None) -> "views.weights.Histograms":
-        """Histograms of the weights, and with a run of the activations on a text."""
+        """Show histograms of the weights, and for a run of the activations on a text."""
         return views.weights.histograms(self.model, None if self.trained is None else self.reading(text, target))
 
-    @of_a_text(GRAPH_TOKENS, untrained=True)
+    @shows_text(GRAPH_TOKENS, untrained=True)
     def graph(
-        self, text: str | None = None, *, target: str | None = None, **shown: Unpack[GraphOptions]
+        self,
+        text: str | None = None,
+        *,
+        target: str | None = None,
+        shapes: bool = False,
+        backward: bool = False,
+        open: str | Sequence[str] = (),
     ) -> "views.graph.GraphPicture":
-        """The computation graph, folded by module; of a preset for a few tokens, without any weights.
+        """Show the computation graph, folded by module; of a preset for a few tokens, without weights.
 
-        `shapes=True` shows those of all tensors, `backward=True` the backward pass with its formulas, and `open` names
-        what is shown unfolded, such as "decoder.0".
+        `shapes` adds the shapes of all tensors, `backward` the backward pass with its formulas, and `open` names the
+        modules that are shown unfolded, such as "decoder.0".
         """
+        options: dict[str, Any] = {"shapes": shapes, "backward": backward, "open": open}
         if self.trained is not None:
             reading = self.reading(text, target)
-            return views.graph.graph_picture(self.trained, reading.tokens, **shown, **reading.model_kwargs)
+            return views.graph.graph_picture(self.trained, reading.tokens, **options, **reading.model_kwargs)
         if isinstance(self.recipe.model, NGram):
-            raise ModelError("the graph of an n-gram model follows from its counts: weft explain RUN --only graph")
+            raise ModelError("an n-gram model's graph depends on its counts; name a run: weft explain RUN --only graph")
         tokens = torch.zeros(1, GRAPH_TOKENS, dtype=torch.long)
         with torch.device("meta"):
             model = build(self.recipe.model)
-        both = isinstance(self.recipe.model, EncoderDecoder | BahdanauConfig)
-        given: dict[str, Any] = {"source": views.reading.SourceTokens(tokens.clone())} if both else {}
-        return views.graph.graph_picture(model.eval(), tokens, **shown, **given)
+        if isinstance(self.recipe.model, EncoderDecoder | BahdanauConfig):
+            options["source"] = views.reading.SourceTokens(tokens.clone())
+        return views.graph.graph_picture(model.eval(), tokens, **options)
 
-    @of_a_text()
+    @shows_text()
     def attention(self, text: str | None = None, *, target: str | None = None) -> "views.attention.AttentionMaps":
-        """Who looks at whom: the probabilities of every head. `.head`, `.follow` and `.rollout` show parts of it."""
+        """Show the attention probabilities of every head; `.head`, `.follow` and `.rollout` show parts of them."""
         return views.heads.named_maps(self.reading(text, target))
 
-    @of_a_text()
+    @shows_text()
     def heads(
         self, text: str | None = None, *, target: str | None = None, ablate: bool = True
     ) -> "views.heads.HeadTable":
-        """What each head does, and with `ablate` what the text costs without it, in nats per token."""
+        """Show statistics of each head, and with `ablate` the increase of the loss without it, in nats per token."""
         return views.heads.head_statistics(self.reading(text, target), ablate)
 
-    @of_a_text()
+    @shows_text()
     def surprise(
         self, text: str | None = None, *, target: str | None = None, top: int = 5
     ) -> "views.surprise.Surprise":
-        """The surprisal of each token, and the `top` tokens that were expected."""
+        """Show the surprisal of each token, and the `top` likeliest tokens at its position."""
         return views.surprise.surprise(self.reading(text, target), top)
 
-    @of_a_text()
+    @shows_text()
     def lens(self, text: str | None = None, *, target: str | None = None) -> "views.lens.Lens":
-        """What each layer would predict (the logit lens)."""
+        """Show what each layer would predict (the logit lens)."""
         return views.lens.lens(self.reading(text, target))
 
-    @of_a_text()
+    @shows_text()
     def saliency(
         self, text: str | None = None, *, target: str | None = None, place: int | None = None
     ) -> "views.saliency.Saliency":
-        """Which tokens the prediction after `place` depends on, by its gradient; by default the last prediction."""
+        """Show how much the prediction after token `place`, by default the last, depends on each token (gradients)."""
         reading = self.reading(text, target)
-        # a translation's last token is its end, after which nothing is predicted
+        # nothing is predicted after the end-of-text token of a translation
         last = -1 if reading.source is None or len(reading.ids) < 2 else -2
         return views.saliency.saliency(reading, last if place is None else place)
 
-    @of_a_text()
+    @shows_text()
     def search(self, text: str | None = None, *, settings: Branching | None = None) -> "views.search.SearchTrees":
-        """Greedy search, beam search and samples for a few tokens after a text, as trees."""
-        (model, objective), text = self._learned("search"), self.own_text()[0] if text is None else text
+        """Show greedy search, beam search and samples for a few tokens after a text, as trees."""
+        (model, objective), text = self._require_trained("search"), self.own_text()[0] if text is None else text
         prompt, source = Prompt.of(objective.tokenizer, text), None
         if isinstance(objective, TranslationObjective):
             reading = self.reading(text, "")
@@ -258,33 +245,41 @@ class Explain:
         trees = tuple(search_trees(model, prompt, settings, source=source))
         return views.search.SearchTrees(text, trees, translates=source is not None)
 
-    @of_a_text()
+    @shows_text()
     def step(
-        self, text: str | None = None, *, target: str | None = None, **asked: Unpack[StepOptions]
+        self,
+        text: str | None = None,
+        *,
+        target: str | None = None,
+        place: int | None = None,
+        layer: int | None = None,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
     ) -> "views.step.StepPicture":
-        """One token's way through the model with its real numbers, from ids to the choice of the next token.
+        """Follow one token through the model with its actual values, from ids to the choice of the next token.
 
-        `place` is the token that is followed, by default the last; `layer` the block whose inside is shown, by default
-        the first; `temperature`, `top_k` and `top_p` say how the next token is chosen.
+        `place` is the position of the token, by default the last; `layer` the block that is shown in detail, by default
+        the first. `temperature`, `top_k` and `top_p` are the settings that the next token is chosen with.
         """
-        (_, objective), text = self._learned("step"), self.own_text()[0] if text is None else text
-        place, layer = asked.pop("place", None), asked.pop("layer", None)
-        settings = validate(Sampling, asked)
+        (_, objective), text = self._require_trained("step"), self.own_text()[0] if text is None else text
+        settings = sampling(temperature=temperature, top_k=top_k, top_p=top_p)
         labels = objective.labels if isinstance(objective, RowObjective) else ()
         reading = self.reading(text, target)
         return views.step.step(reading, text=text, position=place, layer=layer, sampling=settings, labels=labels)
 
     def reading(self, text: str | None = None, target: str | None = None) -> "views.reading.Reading":
-        """A text as the run's model reads it, with what stands around it there.
+        """Return a text as the model's input, with special tokens around it.
 
-        An encoder–decoder reads it and writes `target`, or what it writes of its own.
+        An encoder–decoder reads the text and writes `target`; if that is None, the model's own translation.
         """
-        (model, objective), text = self._learned("a text"), self.own_text()[0] if text is None else text
+        (model, objective), text = self._require_trained("a text"), self.own_text()[0] if text is None else text
         tokenizer = objective.tokenizer
         if isinstance(objective, TranslationObjective):
             return self._pair(objective, text, target)
         if target:
-            raise ConfigError(f"target: {objective.folder.path} is {self.recipe.objective.makes}, which reads one text")
+            kind = self.recipe.objective.makes
+            raise ConfigError(f"target: {objective.folder.path} is {kind}, which reads only one text; leave it out")
         ids = tokenizer.encode(text)
         if self.recipe.objective.continues:
             before: tuple[int, ...] = text_frame(self.recipe, tokenizer).begins
@@ -296,14 +291,13 @@ class Explain:
         return views.reading.Reading(model, tokenizer, tuple(framed.ids), framed.before)
 
     def _pair(self, objective: TranslationObjective[Any], text: str, target: str | None) -> "views.reading.Reading":
-        # what the model writes has an end, even where it writes nothing; a target that is empty is yet to begin
-        ends = target is None or bool(target)
+        ends = target is None or bool(target)  # a translation by the model ends; an empty target has yet to begin
         target = self._translation(objective, text) if target is None else target
-        source, own = objective.tokenizers.source, objective.tokenizers.target
+        source, tokenizer = objective.tokenizers.source, objective.tokenizers.target
         frame, starts, first = objective.direction
-        read = (*frame.before, *source.encode(text), *frame.after)
-        ids = (starts, *first, *own.encode(target), *((own.need("eos"),) if ends else ()))
-        return views.reading.Reading(self.model, own, ids, 1 + len(first), read, source)
+        source_ids = (*frame.before, *source.encode(text), *frame.after)
+        ids = (starts, *first, *tokenizer.encode(target), *((tokenizer.need("eos"),) if ends else ()))
+        return views.reading.Reading(self.model, tokenizer, ids, 1 + len(first), source_ids, source)
 
     def _translation(self, objective: TranslationObjective[Any], text: str) -> str:
         defaults = generation_defaults(objective.folder, objective.tokenizer)[1]
@@ -311,59 +305,59 @@ class Explain:
         return objective.translator(self.model).translate([text], settings)[0]
 
     def own_text(self, tokens: int = SHOWN_TOKENS) -> tuple[str, str]:
-        """A text that the run held out, or else one that it was trained on, and where it is from."""
-        model, objective = self._learned("a text")
-        own, origin = SENTENCE, "an example, for the run's own text is not there"
-        with suppress(WeftError):  # data may be gone, and an imported model never had any
+        """Return a text of the run's held-out data, or else of its training data, and its origin in words."""
+        model, objective = self._require_trained("a text")
+        text, origin = SENTENCE, "an example, as the run's data is not here"
+        with suppress(WeftError):  # the data may be gone, and an imported model has none
             if held_out := objective.excerpt("validation", tokens):
-                own, origin = held_out, "from what the run held out"
-            elif learned := objective.excerpt("train", tokens):
-                own, origin = learned, "from what the run was trained on, for it held nothing out"
-        context, spans = context_of(model), objective.tokenizers.source.token_spans(own)
-        few = spans[: tokens if context is None else min(tokens, context - MAX_FRAME_TOKENS)]
-        return (own[: few[-1].end] if few else own), origin
+                text, origin = held_out, "from the held-out data"
+            elif trained := objective.excerpt("train", tokens):
+                text, origin = trained, "from the training data, as nothing was held out"
+        context, spans = context_of(model), objective.tokenizers.source.token_spans(text)
+        shown = spans[: tokens if context is None else min(tokens, context - MAX_FRAME_TOKENS)]
+        return (text[: shown[-1].end] if shown else text), origin
 
-    def _learned(self, what: str) -> tuple[LanguageModel, Objective[Any]]:
+    def _require_trained(self, view: str) -> tuple[LanguageModel, Objective[Any]]:
         if self.trained is None or self.objective is None:
             untrained = f"'{self.recipe.name}' has no weights yet"
-            raise ConfigError(f"{what}: {untrained}; train it, and name its run: weft explain RUN")
+            raise ConfigError(f"{view}: {untrained}; train it, and name its run: weft explain RUN")
         return self.trained, self.objective
 
     def all(self, text: str | None = None, *, target: str | None = None) -> "views.picture.Album":
-        """One page with every view that a model of this kind has."""
-        given: dict[str, Any] = {}
+        """Show all views of this model on one page."""
+        inputs: dict[str, Any] = {}
         name, origin = self.recipe.name, ""
         if self.trained is not None and self.objective is not None:
             name = self.objective.folder.path.resolve().name
             text, origin = self.own_text() if text is None else (text, "")
             if isinstance(self.objective, TranslationObjective) and target is None:
-                target = self._translation(self.objective, text)  # once for all views
-            self.reading(text, target)  # a text that can't be read has no page
-            given = {"text": text, "target": target}
+                target = self._translation(self.objective, text)  # once, not in every view
+            self.reading(text, target)  # raises for a text that the model cannot read
+            inputs = {"text": text, "target": target}
         pictures = []
         with bar("drawing", len(VIEWS)) as advance:
             for view in VIEWS:
-                with suppress(WeftError):  # it says why this model, or this text, has no such view
-                    pictures.append(self._view(view, given if view in OF_A_TEXT else {}))
+                with suppress(WeftError):  # this model, or this text, has no such view
+                    pictures.append(self._view(view, inputs if view in OF_A_TEXT else {}))
                 advance(1)
         parameters = count(self.recipe.model).parameters  # an n-gram model has none
         kind = self.recipe.model.kind + (f", {parameters:,} parameters" if parameters else "")
-        shown = [_quoted(f"the {key}", words, origin if key == "text" else "") for key, words in given.items() if words]
+        shown = [_quote(f"the {key}", words, origin if key == "text" else "") for key, words in inputs.items() if words]
         return views.picture.Album(name, "; ".join((kind, *shown)), tuple(pictures))
 
-    def _view(self, name: str, given: dict[str, Any]) -> "views.picture.Picture":
-        """One view of the page; what would keep its reader waiting for minutes is left out."""
+    def _view(self, name: str, inputs: dict[str, Any]) -> "views.picture.Picture":
+        """Draw one view of the page, without parts that would take minutes."""
         if self._large and (name == "timing" or (name == "weights" and self.trained is None)):
-            raise ModelError("too large to be built just to be looked at")
+            raise ModelError("too large to be built only to be shown")
         if name == "search":
-            return self.search(given.get("text"))
+            return self.search(inputs.get("text"))
         if name == "heads":
             model = self.recipe.model
             heads = model.attention.heads * model.layers if isinstance(model, TransformerConfig) else 0
             flops = heads * count(model, 1).forward * views.heads.ABLATED_TOKENS
-            return self.heads(**given, ablate=flops <= MAX_ABLATED_FLOPS)
+            return self.heads(**inputs, ablate=flops <= MAX_ABLATED_FLOPS)
         view: Callable[..., views.picture.Picture] = getattr(self, name)
-        return view(**given)
+        return view(**inputs)
 
     @property
     def _large(self) -> bool:
@@ -372,5 +366,5 @@ class Explain:
 
 @checked
 def architecture(source: str, changes: Sequence[str] | Mapping[str, Any] = ()) -> Explain:
-    """What can be seen of a preset or a recipe before it is trained, by its name; `changes` as for `train`."""
+    """Return the views of a preset or a recipe before it is trained; `changes` are as for `train`."""
     return Explain(resolve(source, changes))

@@ -1,4 +1,4 @@
-"""Runs as models for other programs."""
+"""Export runs as models for other programs."""
 
 import os
 from dataclasses import replace
@@ -26,7 +26,7 @@ from weft.storage.tensors import LazyWeights
 from weft.training.objective import Objective
 from weft.training.weights import check_base, load_model
 
-# what `--dtype` may be, or why it can't be chosen
+# the values of `--dtype` by format, or why it cannot be chosen
 FORMATS: dict[str, tuple[str, ...] | str] = {
     "hf": tuple(hf.TYPES),
     "peft": "an adapter keeps its weights as they are",
@@ -37,34 +37,34 @@ FORMATS: dict[str, tuple[str, ...] | str] = {
 
 
 def export_model(run: Path | str, to: str, dest: Path | str, *, dtype: str | None = None) -> str:
-    """Write a run's best weights as another program's model; a line that says what was written.
+    """Write a run's best weights as another program's model; return a line that describes the output.
 
-    `to` is one of FORMATS: hf (a folder for transformers), peft (a run's adapter alone, for peft), gguf (a file for
-    llama.cpp), onnx (a folder for onnxruntime) or weft (a run of its own); all but peft merge an adapter into its base.
-    `dtype` is what the weights are converted to: fp32, fp16, bf16 for hf; f32, f16, bf16, q8_0, q4_k, q4_0 for gguf.
-    Without it they keep their own.
+    `to` is one of FORMATS: hf (a folder for transformers), peft (only a run's adapter, for peft), gguf (a file for
+    llama.cpp), onnx (a folder for onnxruntime) or weft (a run); all but peft merge an adapter into its base. `dtype` is
+    the type that weights are converted to: fp32, fp16, bf16 for hf; f32, f16, bf16, q8_0, q4_k, q4_0 for gguf. By
+    default they keep theirs.
     """
     if to not in FORMATS:
-        raise InteropError(f"'{to}': no such format to export to; {suggestion(to, FORMATS)}")
+        raise InteropError(f"'{to}': unknown export format; {suggestion(to, FORMATS)}")
     dtypes = FORMATS[to]
     if dtype is not None and isinstance(dtypes, str):
         raise InteropError(f"--dtype {dtype}: {dtypes}; leave it out")
     if dtype is not None and dtype not in dtypes:
         raise InteropError(f"--dtype {dtype}: {suggestion(dtype, dtypes)}")
     folder, target = open_run(run), Path(dest)
-    check_empty(target, "choose another place for the export")
+    check_empty(target, "choose another path for the export")
     try:
-        return f"{target}: {_write(folder, to, target, dtype)}"
+        return f"{target}: {_write(folder, to, target, dtype=dtype)}"
     except OSError as error:
         raise RunError(f"{os.path.realpath(target)}: cannot be written: {error.strerror or error}") from None
 
 
 def bundle_of(run: RunFolder) -> ModelBundle:
-    """A run as a model to export, its best weights not yet read; an adapter is merged into its base."""
+    """Return a run as a model to export; weights are read lazily, and an adapter is merged into its base."""
     recipe = run.recipe()
     for line in changed_files(run, origin=True):
         if f"{run.origin}{os.sep}" in line:
-            raise RunError(f"{line}, and the export would hold it; import the model again")
+            raise RunError(f"{line}; the export would contain it, so import the model again")
         warn(line)
     weights: LazyWeights
     if recipe.adapter is None:
@@ -86,16 +86,16 @@ def _best(run: RunFolder) -> Path:
     return path
 
 
-def _write(run: RunFolder, to: str, target: Path, dtype: str | None) -> str:
+def _write(run: RunFolder, to: str, target: Path, *, dtype: str | None) -> str:
     if to == "peft":
         return _write_adapter(run, target)
     bundle = bundle_of(run)
     if to == "gguf":
         gguf.write(bundle, target, dtype)
         return "GGUF, for llama.cpp"
-    if to == "weft":  # the run's own objective, columns and length go along: it does what it learned
+    if to == "weft":  # with the run's objective, columns and length
         save_run(bundle, target, recipe_like(run.recipe(), bundle, target))
-        return "a run of its own"
+        return "a run"
     with replacing_folder(target) as folder:
         if to == "onnx":
             onnx.write(bundle, folder)
@@ -107,16 +107,14 @@ def _write(run: RunFolder, to: str, target: Path, dtype: str | None) -> str:
 
 
 def _with_frame(run: RunFolder, bundle: ModelBundle) -> ModelBundle:
-    """With what the model reads around a text, where it reads whole ones: a source, or what it gives a label."""
+    """Add the special tokens that the model reads around a whole text: a source, or a text to label."""
     objective: Objective[Any] = objectives.build(run.recipe(), run)
-    own = bundle.source_tokenizer or bundle.tokenizer
+    tokenizer = bundle.source_tokenizer or bundle.tokenizer
     if isinstance(objective, Pairs) and objective.settings.languages is not None:
-        return bundle  # its files are those that it came with
-    if (
-        not isinstance(objective, TranslationObjective | RowObjective)
-        or own is None
-        or not (own.has_frame or own.eos_id)
-    ):
+        return bundle  # a multilingual model keeps the files it was imported with
+    if not isinstance(objective, TranslationObjective | RowObjective):
+        return bundle
+    if tokenizer is None or not (tokenizer.has_frame or tokenizer.eos_id):
         return bundle
     return replace(bundle, frame=(objective.frame.before, objective.frame.after))
 
@@ -126,13 +124,12 @@ def _write_adapter(run: RunFolder, target: Path) -> str:
     if recipe.adapter is None or recipe.init is None:
         raise InteropError(f"--to peft: {run.path} has no adapter; --to hf writes the whole model")
     check_base(run, recipe)
-    own, base = read_run(run, {}), open_run(recipe.init)
-    notes = read_run(base, {}).notes
+    bundle, base_notes = read_run(run, {}), read_run(open_run(recipe.init), {}).notes
     weights = checkpoint.load_tensors(_best(run) / "model.safetensors")
-    adapter = peft.Adapter(recipe.adapter, weights, own.files, own.notes)
+    adapter = peft.Adapter(recipe.adapter, weights, bundle.files, bundle.notes)
+    base = base_notes.get("place") or str(recipe.init)
     with replacing_folder(target) as folder:
-        # by the names of the family that the base came from
-        parameters = peft.write(folder, replace(own, notes=notes), adapter, notes.get("place") or str(recipe.init))
+        parameters = peft.write(folder, replace(bundle, notes=base_notes), adapter, base)  # by the base family's names
         card = model_card(recipe, read_lines(run.events), license_of(run), adapter=parameters)
         (folder / "README.md").write_text(card, encoding="utf-8")
     return "an adapter, for peft"

@@ -1,4 +1,4 @@
-"""Models from other programs as runs."""
+"""Import models of other programs as runs."""
 
 import os
 from dataclasses import replace
@@ -20,56 +20,56 @@ from weft.runs.imported import checkpoint_weights, read_run, write_run
 from weft.storage.files import replacing_folder, write_text
 from weft.training.weights import base_note
 
-MAX_WINDOW = 2048  # tokens read at once when an imported model is evaluated, however long its context
+MAX_WINDOW = 2048  # tokens per window when an imported model is evaluated, even if its context is longer
 
 
 def import_model(
     source: Path | str, run: Path | str, *, tokenizer: Path | str | None = None, base: Path | str | None = None
 ) -> tuple[RunFolder, ModelBundle]:
-    """Turn another program's model into a run; the run, and what was read.
+    """Turn another program's model into a run; return the run, and the model as read.
 
-    `tokenizer` is a file or folder for sources that come without one; `base` is the run of the model that an adapter
-    (a PEFT folder) was trained for. The run's folder must not exist, or be empty.
+    `tokenizer` is a file or folder, for sources without one; `base` is the run of the model that an adapter (a PEFT
+    folder) was trained on. The run's folder must not exist, or be empty.
     """
     target = Path(run)
     check_empty(target, "choose another folder for the run")
     if peft.recognises(Path(source)):
         if tokenizer is not None:
-            raise InteropError(f"--tokenizer {tokenizer}: {source} is an adapter, which has its base's; leave it out")
+            raise InteropError(f"--tokenizer {tokenizer}: {source} is an adapter, which uses its base's; leave it out")
         return _import_adapter(Path(source), target, base)
     if base is not None:
-        raise InteropError(f"--base {base}: {source} is no adapter; leave it out")
+        raise InteropError(f"--base {base}: {source} is not an adapter; leave it out")
     bundle = read_model(source, tokenizer)
     if bundle.tokenizer is None:
         size = bundle.model.vocab_size
-        raise InteropError(f"{source}: it comes without a tokenizer; name one of {size} tokens with --tokenizer")
+        raise InteropError(f"{source}: it has no tokenizer; name one of {size} tokens with --tokenizer")
     save_run(bundle, target, recipe_for(bundle, target))
     return RunFolder(target), bundle
 
 
 def _import_adapter(source: Path, target: Path, base: Path | str | None) -> tuple[RunFolder, ModelBundle]:
-    """An adapter as a run that begins with another run's weights; and that run's model, with the adapter's weights."""
+    """Turn an adapter into a run on top of another run's weights; return it, and the base model with the adapter."""
     if base is None:
-        wanted = peft.base_of(source)
-        raise InteropError(f"{source}: a PEFT adapter for {wanted}; import that, and name its run with --base")
-    below = open_run(base)
-    own = below.recipe()
-    if own.adapter is not None:
-        raise InteropError(f"--base {base}: an adapter itself; merge it first: weft export {base} DEST --to weft")
-    path, _ = checkpoint.find(below.checkpoints, "best", checkpoint.verified)
-    model = read_run(below, checkpoint_weights(path, own.model))
+        name = peft.base_of(source)
+        raise InteropError(f"{source}: a PEFT adapter for {name}; import that, and name its run with --base")
+    base_run = open_run(base)
+    base_recipe = base_run.recipe()
+    if base_recipe.adapter is not None:
+        raise InteropError(f"--base {base}: itself an adapter; merge it first: weft export {base} DEST --to weft")
+    path, _ = checkpoint.find(base_run.checkpoints, "best", checkpoint.verified)
+    model = read_run(base_run, checkpoint_weights(path, base_recipe.model))
     adapter = peft.read(source, model)
     weights = lazily(adapter.weights.__getitem__, adapter.weights)
     bundle = replace(model, weights=weights, notes=adapter.notes, files=adapter.files, unused={})
     bundle = replace(bundle, origin=f"{source} (PEFT)")
     settings = adapter.settings.model_dump(mode="json", exclude_none=True)
-    recipe = recipe_like(own, bundle, target).replace(init=str(base), adapter=settings)
-    save_run(bundle, target, recipe, base_note(str(base)))
+    recipe = recipe_like(base_recipe, bundle, target).replace(init=str(base), adapter=settings)
+    save_run(bundle, target, recipe, base=base_note(str(base)))
     return RunFolder(target), bundle
 
 
 def check_empty(path: Path, instead: str) -> None:
-    """Refuse a place that holds something already."""
+    """Refuse a path that exists, unless it is an empty folder."""
     path = Path(os.path.realpath(path))
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -78,8 +78,8 @@ def check_empty(path: Path, instead: str) -> None:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def save_run(bundle: ModelBundle, target: Path, recipe: Recipe, base: str | None = None) -> None:
-    """Write a bundle as a run, whole or not at all; of an adapter, with the note of its `base`."""
+def save_run(bundle: ModelBundle, target: Path, recipe: Recipe, *, base: str | None = None) -> None:
+    """Write a model as a run, atomically; for an adapter, with the note about its `base`."""
     try:
         with replacing_folder(target) as folder:
             if base is not None:
@@ -89,11 +89,11 @@ def save_run(bundle: ModelBundle, target: Path, recipe: Recipe, base: str | None
         raise RunError(f"{os.path.realpath(target)}: cannot be written: {error.strerror or error}") from None
 
 
-def recipe_for(bundle: ModelBundle, place: Path) -> Recipe:
-    """The recipe of an imported model: how it reads, and the objective it could be trained for further."""
-    tokenizer = {"kind": "pretrained", "path": str(place)}
+def recipe_for(bundle: ModelBundle, path: Path) -> Recipe:
+    """Return the recipe of an imported model at `path`: its settings, and an objective to fine-tune it for."""
+    tokenizer = {"kind": "pretrained", "path": str(path)}
     tree: dict[str, Any] = {
-        "name": run_name(place.name),
+        "name": run_name(path.name),
         "precision": "fp32",
         "compile": False,
         "tokenizer": tokenizer,
@@ -102,18 +102,18 @@ def recipe_for(bundle: ModelBundle, place: Path) -> Recipe:
         "batch": {"length": bundle.length or min(getattr(bundle.model, "context", MAX_WINDOW), MAX_WINDOW)},
     }
     if bundle.source_tokenizer is not None:
-        tree["source_tokenizer"] = {**tokenizer, "path": str(place / SOURCE_TOKENIZER)}
+        tree["source_tokenizer"] = {**tokenizer, "path": str(path / SOURCE_TOKENIZER)}
     return validate(Recipe, tree, bundle.origin)
 
 
-def recipe_like(own: Recipe, bundle: ModelBundle, place: Path) -> Recipe:
-    """The recipe of a model that reads, and does, what a run with the recipe `own` has learned, without its data."""
-    return recipe_for(bundle, place).replace(
-        steps=own.steps,  # whose texts were read as in training (`text_frame`), if there were any
-        objective=own.objective.model_dump(exclude_none=True),
-        batch={"length": own.batch.length},
-        data={"column": own.data.column, "document_mask": own.data.document_mask},
-        precision=own.precision,
+def recipe_like(recipe: Recipe, bundle: ModelBundle, path: Path) -> Recipe:
+    """Return the recipe of a model that has learned what a run with `recipe` has, without the data."""
+    return recipe_for(bundle, path).replace(
+        steps=recipe.steps,  # a model that was trained frames its texts as in training (`text_frame`)
+        objective=recipe.objective.model_dump(exclude_none=True),
+        batch={"length": recipe.batch.length},
+        data={"column": recipe.data.column, "document_mask": recipe.data.document_mask},
+        precision=recipe.precision,
     )
 
 
@@ -126,8 +126,8 @@ def _objective(bundle: ModelBundle) -> dict[str, Any]:
     head = model.head
     if getattr(head, "labels", None) == 1:
         return {"kind": "regress"}
-    kinds = (kind for kind, its in OBJECTIVES.items() if model.kind in its.kinds and head.kind == its.heads[0])
-    # what no objective teaches (replaced tokens) leaves a model that embeds texts
+    kinds = (kind for kind, each in OBJECTIVES.items() if model.kind in each.kinds and head.kind == each.heads[0])
+    # a head that no objective trains (replaced-token detection) leaves a model that embeds texts
     objective: dict[str, Any] = {"kind": next(kinds, "contrastive")}
     if bundle.labels is not None and objective["kind"] in ("classify", "tag"):
         objective["labels"] = list(bundle.labels)

@@ -1,7 +1,7 @@
-"""weft's runs as a model of the Language Model Evaluation Harness (Gao et al. 2021; lm-eval), and its tasks on a run.
+"""Runs as models of the Language Model Evaluation Harness (Gao et al. 2021; lm-eval), and its tasks on a run.
 
-Texts are cut, truncated and windowed as the harness does for models of transformers, so that a run and its export for
-transformers get the same numbers.
+Texts are tokenized, truncated and windowed as the harness does for models of transformers, so that a run and its export
+for transformers get the same results.
 """
 
 import logging
@@ -13,7 +13,7 @@ from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import datasets
 import numpy as np
@@ -26,6 +26,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
+from weft.api.arguments import checked
 from weft.api.load import load
 from weft.api.run import Run
 from weft.api.settings import sampling, with_defaults
@@ -38,47 +39,44 @@ from weft.models.base import LanguageModel, device_of, evaluating
 from weft.models.ngram import NGram
 from weft.progress import bar
 
-BATCH = 16
-MAX_BATCH_TOKENS = 1 << 17  # read together, unless one text is longer: recurrent models have no window
-UNLIMITED = 1 << 16  # the window of a model without one
-MAX_NEW_TOKENS = 256  # where a task doesn't say it; the harness's own number
+DEFAULT_BATCH = 16  # texts
+MAX_BATCH_TOKENS = 1 << 17  # of a batch, unless one text is longer: recurrent models have no window
+UNLIMITED = 1 << 16  # the window of a model that has none
+MAX_NEW_TOKENS = 256  # for tasks that set no limit; the harness's default
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# what a task may ask for under another name
-NAMED = {"max_gen_toks": "max_tokens", "until": "stop"}
-SILENT = ("do_sample", "use_cache", "num_beams")
+RENAMED = {"max_gen_toks": "max_tokens", "until": "stop"}  # a task's name of a setting → weft's
+HANDLED = ("do_sample", "use_cache", "num_beams")  # settings of a task that are not weft's
+FILTERS = ("top_k", "top_p", "min_p", "typical_p")
 
 Ids = tuple[int, ...]
 Pair = tuple[tuple[str, str] | None, list[int], list[int]]  # the texts, and the ids of context and continuation
 
 
-class Options(TypedDict, total=False):
-    """What the harness may give beside the run: `--model_args`, `--batch_size` and `--device`."""
-
-    device: str | None
-    dtype: str | None
-    batch_size: int | str | None
-    max_batch_size: int | None
-    max_length: int | None
-    prefix_token_id: int | None
-
-
 class WeftLM(TemplateLM):
-    """A language model of weft for the harness: a run's folder, or a `Run` that is loaded.
+    """A language model for the harness: a run's folder, or a loaded `Run`.
 
-    `batch_size` texts are read or written together ("auto": 16). `max_length` is the window, by default the context of
-    a Transformer. `prefix_token_id` stands before a text without a context: bos, or else eos.
+    The options are the harness's `--model_args`, `--batch_size` and `--device`. `batch_size` texts are read or written
+    in one batch ("auto": 16). `max_length` is the window, by default the context of a Transformer. `prefix_token_id`
+    precedes a text without a context: bos by default, or else eos.
     """
 
-    def __init__(self, run: str | Run, **options: Unpack[Options]) -> None:
+    @checked
+    def __init__(
+        self,
+        run: str | Path | Run,
+        *,
+        device: str | None = None,
+        dtype: str | None = None,
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+        max_length: int | None = None,
+        prefix_token_id: int | None = None,
+    ) -> None:
         super().__init__()
-        unknown = next((name for name in options if name not in Options.__annotations__), None)
-        if unknown is not None:
-            raise ConfigError(f"{unknown}: no such setting; {suggestion(unknown, Options.__annotations__)}")
-        device, dtype = options.get("device"), options.get("dtype")
         if dtype is not None and dtype not in DTYPES:
             raise ConfigError(f"dtype = {dtype}: {suggestion(dtype, DTYPES)}")
         if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
-            device = None  # the harness asks for a GPU unless it is told otherwise, also where there is none
+            device = None  # the harness names a GPU by default, even if there is none
         if not isinstance(run, Run):
             run = load(run, device, dtype=None if dtype is None else DTYPES[dtype])
         if not run.config.objective.continues:
@@ -86,20 +84,19 @@ class WeftLM(TemplateLM):
         self.run, self.tokenizer = run, run.tokenizer
         self.model: LanguageModel = run.model
         self._device = device_of(self.model)
-        size = options.get("batch_size")
-        self.batch_size = BATCH if size is None or str(size).startswith("auto") else int(size)
+        automatic = batch_size is None or str(batch_size).startswith("auto")
+        self.batch_size = DEFAULT_BATCH if automatic else int(str(batch_size))
         if self.batch_size < 1:
-            raise ConfigError(f"batch_size = {size}: at least one text at a time")
-        self.batch_size = min(self.batch_size, options.get("max_batch_size") or self.batch_size)
-        # a recurrent model goes on for ever, and an n-gram model too
+            raise ConfigError(f"batch_size = {batch_size}: expected 1 or more texts")
+        self.batch_size = min(self.batch_size, max_batch_size or self.batch_size)
         windowed = getattr(self.model.config, "kind", "") not in ("recurrent", "ngram")
-        own: int = getattr(self.model.config, "context", UNLIMITED) if windowed else UNLIMITED
-        self.max_length: int = options.get("max_length") or own
-        self._prefix = options.get("prefix_token_id")
+        context: int = getattr(self.model.config, "context", UNLIMITED) if windowed else UNLIMITED
+        self.max_length: int = max_length or context
+        self._prefix = prefix_token_id
 
     @property
     def eot_token_id(self) -> int:
-        """What ends a text; for a tokenizer without such a token, what begins one."""
+        """Id of the token that ends a text; for a tokenizer without one, of the token that begins a text."""
         return start_token(self.tokenizer)
 
     @property
@@ -108,132 +105,134 @@ class WeftLM(TemplateLM):
             return self._prefix
         return self.eot_token_id if self.tokenizer.bos_id is None else self.tokenizer.bos_id
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **given: Any) -> list[int]:
-        """The ids of a text, after what the tokenizer puts before all; special tokens in it count, but for a message's.
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **unused: Any) -> list[int]:
+        """Return the ids of a text, after those that the tokenizer puts before every text.
 
-        A text that begins with bos already, as a chat template's does, gets no second one.
+        Special tokens in the text are recognised, except inside a chat message. A text that already begins with bos, as
+        a chat template's does, gets no second one.
         """
         begun = has_bos_prefix(string, self.tokenizer.token(self.prefix_token_id))
         plain = begun if add_special_tokens is None else not add_special_tokens
         return [*(() if plain else self.tokenizer.leading), *self.tokenizer.chat_ids(string)]
 
     def _loglikelihood_tokens(
-        self, requests: Sequence[Pair], disable_tqdm: bool = False, **given: Any
+        self, requests: Sequence[Pair], disable_tqdm: bool = False, **unused: Any
     ) -> list[tuple[float, bool]]:
-        """log p of each continuation after its context, and whether it is what greedy decoding would write."""
-        reads: list[Ids] = []  # what is read for each
+        """Return log p of each continuation after its context, and whether greedy decoding would write it."""
+        inputs: list[Ids] = []
         for _, context, continuation in requests:
             if not continuation or not context or len(continuation) > self.max_length:
                 raise ConfigError(
-                    f"a continuation of {len(continuation)} tokens after a context of {len(context)} can't be scored "
+                    f"a continuation of {len(continuation)} tokens after a context of {len(context)} cannot be scored "
                     f"with a window of {self.max_length}"
                 )
-            reads.append(tuple((context + continuation)[-(self.max_length + 1) :][:-1]))
-        found: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
-        with tqdm(total=len(requests), disable=disable_tqdm, desc="Running loglikelihood requests") as shown:
-            for batch in self._batches(reads):
-                answers = self._score([reads[number] for number in batch], [requests[number][2] for number in batch])
-                for number, answer in zip(batch, answers, strict=True):
-                    found[number], texts = answer, requests[number][0]
+            inputs.append(tuple((context + continuation)[-(self.max_length + 1) :][:-1]))
+        results: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
+        with tqdm(total=len(requests), disable=disable_tqdm, desc="Running loglikelihood requests") as progress:
+            for batch in self._batches(inputs):
+                scores = self._score([inputs[index] for index in batch], [requests[index][2] for index in batch])
+                for index, score in zip(batch, scores, strict=True):
+                    results[index], texts = score, requests[index][0]
                     if texts is not None:
-                        self.cache_hook.add_partial("loglikelihood", texts, answer)
-                    shown.update()
-        return found
+                        self.cache_hook.add_partial("loglikelihood", texts, score)
+                    progress.update()
+        return results
 
-    def _batches(self, reads: Sequence[Ids]) -> Iterator[list[int]]:
-        """Requests that are read together, the longest first; those that read the same text share a row of the batch.
+    def _batches(self, inputs: Sequence[Ids]) -> Iterator[list[int]]:
+        """Yield the indices of requests in one batch, the longest first; equal inputs share a row of the batch.
 
-        The answers to a question are mostly of one token, and then they do.
+        The answers to a multiple-choice question are mostly of one token, and then they have the same input.
         """
-        order = sorted(range(len(reads)), key=lambda number: (-len(reads[number]), reads[number]))
+        order = sorted(range(len(inputs)), key=lambda index: (-len(inputs[index]), inputs[index]))
         batch: list[int] = []
         rows = 0
-        for read, alike in groupby(order, key=reads.__getitem__):
-            longest = len(reads[batch[0]]) if batch else len(read)
+        for ids, same in groupby(order, key=inputs.__getitem__):
+            longest = len(inputs[batch[0]]) if batch else len(ids)
             if batch and rows >= max(1, min(self.batch_size, MAX_BATCH_TOKENS // longest)):
                 yield batch
                 batch, rows = [], 0
-            batch, rows = [*batch, *alike], rows + 1
+            batch, rows = [*batch, *same], rows + 1
         if batch:
             yield batch
 
     @torch.inference_mode()
-    def _score(self, reads: Sequence[Ids], wanted: Sequence[Sequence[int]]) -> list[tuple[float, bool]]:
-        """log p of the tokens that are wanted at the end of each text read, and whether all are the likeliest."""
-        rows = {read: number for number, read in enumerate(dict.fromkeys(reads))}
-        tokens = torch.zeros(len(rows), len(reads[0]), dtype=torch.long)  # padded on the right
-        for read, number in rows.items():
-            tokens[number, : len(read)] = torch.tensor(read)
-        places = [  # the last places of a row predict its continuation
-            (rows[read], place, id)
-            for read, ids in zip(reads, wanted, strict=True)
-            for place, id in enumerate(ids, len(read) - len(ids))
+    def _score(self, inputs: Sequence[Ids], continuations: Sequence[Sequence[int]]) -> list[tuple[float, bool]]:
+        """Return log p of the continuation that ends each input, and whether all its tokens are the likeliest."""
+        rows = {ids: row for row, ids in enumerate(dict.fromkeys(inputs))}
+        tokens = torch.zeros(len(rows), len(inputs[0]), dtype=torch.long)  # padded on the right
+        for ids, row in rows.items():
+            tokens[row, : len(ids)] = torch.tensor(ids)
+        predictions = [  # the last positions of a row predict its continuation
+            (rows[ids], position, target)
+            for ids, continuation in zip(inputs, continuations, strict=True)
+            for position, target in enumerate(continuation, len(ids) - len(continuation))
         ]
-        row, place, targets = torch.tensor(places, device=self._device).unbind(1)
-        at_once = max(1, HEAD_ELEMENTS // int(self.model.config.vocab_size))  # type: ignore[attr-defined]
+        row_of, position_of, targets = torch.tensor(predictions, device=self._device).unbind(1)
+        chunk = max(1, HEAD_ELEMENTS // int(self.model.config.vocab_size))  # type: ignore[attr-defined]
         logprobs, greedy = [], []
         with evaluating(self.model):
-            features = self.model.features(tokens.to(self._device))[row, place]
-            for some, ids in zip(features.split(at_once), targets.split(at_once), strict=True):
-                logits = self.model.head(some[None])[0].float()
-                logprobs.append(logits.log_softmax(-1).gather(1, ids[:, None])[:, 0])
-                greedy.append(logits.argmax(-1) == ids)
-        lengths = list(map(len, wanted))
-        answers = torch.cat(logprobs).double().cpu().split(lengths), torch.cat(greedy).cpu().split(lengths)
-        return [(float(logprob.sum()), bool(likeliest.all())) for logprob, likeliest in zip(*answers, strict=True)]
+            features = self.model.features(tokens.to(self._device))[row_of, position_of]
+            for hidden, expected in zip(features.split(chunk), targets.split(chunk), strict=True):
+                logits = self.model.head(hidden[None])[0].float()
+                logprobs.append(logits.log_softmax(-1).gather(1, expected[:, None])[:, 0])
+                greedy.append(logits.argmax(-1) == expected)
+        lengths = list(map(len, continuations))
+        scores = torch.cat(logprobs).double().cpu().split(lengths), torch.cat(greedy).cpu().split(lengths)
+        return [(float(logprob.sum()), bool(likeliest.all())) for logprob, likeliest in zip(*scores, strict=True)]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """log p of each whole text, in windows that follow each other. Each text is read for itself."""
+        """Return log p of each whole text, in consecutive windows; texts are independent of each other."""
         texts = [request.args[0] for request in requests]
         windows: list[Pair] = []
-        owners: list[int] = []
-        found = [0.0] * len(texts)
-        for number, text in enumerate(texts):
+        text_of_window: list[int] = []
+        results = [0.0] * len(texts)
+        for index, text in enumerate(texts):
             ids = self.tok_encode(text)
-            if ids and isinstance(self.model, NGram):  # it counted texts with nothing before them, and has no window
-                found[number] = float(self.model.log_prob(torch.tensor(ids).numpy()).sum(dtype="float64"))
+            if ids and isinstance(self.model, NGram):  # trained on texts without a prefix, and has no window
+                results[index] = float(self.model.log_prob(torch.tensor(ids).numpy()).sum(dtype="float64"))
                 continue
-            cut = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, context_len=1)
-            mine: list[Pair] = [(None, *make_disjoint_window(window)) for window in cut]
-            windows, owners = windows + mine, owners + [number] * len(mine)
-        for number, (logprob, _) in zip(owners, self._loglikelihood_tokens(windows, disable_tqdm), strict=True):
-            found[number] += logprob
-        for text, logprob in zip(texts, found, strict=True):
+            rolling = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, context_len=1)
+            pairs: list[Pair] = [(None, *make_disjoint_window(window)) for window in rolling]
+            windows, text_of_window = windows + pairs, text_of_window + [index] * len(pairs)
+        scores = self._loglikelihood_tokens(windows, disable_tqdm)
+        for index, (logprob, _) in zip(text_of_window, scores, strict=True):
+            results[index] += logprob
+        for text, logprob in zip(texts, results, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", (text,), logprob)
-        return found
+        return results
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """What the model writes after each context until one of the strings in `until`, which are left out."""
-        asked = [request.args for request in requests]
+        """Return the text that the model writes after each context, up to one of the strings in `until`."""
+        arguments = [request.args for request in requests]
         prompts: list[tuple[int, list[int], Sampling]] = []
-        for index, (context, wanted) in enumerate(asked):
-            settings = _settings(wanted, self.run.defaults)
+        for index, (context, task_settings) in enumerate(arguments):
+            settings = _settings(task_settings, self.run.defaults)
             max_prompt = self.max_length - settings.max_tokens
             if max_prompt < 1:
                 raise ConfigError(
-                    f"max_gen_toks = {settings.max_tokens}: the model reads and writes {self.max_length} tokens at "
-                    "most, so a task that writes fewer is needed; --gen_kwargs max_gen_toks=… changes it"
+                    f"max_gen_toks = {settings.max_tokens}: prompt and text may have {self.max_length} tokens "
+                    "together; set a smaller number with --gen_kwargs max_gen_toks=…"
                 )
             ids = self.tok_encode(context) or [self.prefix_token_id]
             prompts.append((index, ids[-max_prompt:], settings))
-        prompts.sort(key=lambda each: (repr(each[2]), -len(each[1]), asked[each[0]][0]))
-        found = [""] * len(requests)
+        prompts.sort(key=lambda prompt: (repr(prompt[2]), -len(prompt[1]), arguments[prompt[0]][0]))
+        results = [""] * len(requests)
         self.model.eval()
-        with tqdm(total=len(requests), disable=disable_tqdm, desc="Running generate_until requests") as shown:
-            for _, alike in groupby(prompts, key=lambda each: repr(each[2])):
-                some = list(alike)
-                # a text by itself, as the harness decodes it: its first word has no leading space
-                read = [replace(Prompt.of(self.tokenizer, ids), mid_text=False) for _, ids, _ in some]
-                seeds = [settings.seed + index for index, _, settings in some]
-                texts = completions(self.model, read, some[0][2], seeds=seeds, rows=self.batch_size)
-                for (index, _, _), completion in zip(some, texts, strict=True):
-                    found[index] = completion.text
-                    self.cache_hook.add_partial("generate_until", asked[index], completion.text)
-                    shown.update()
-        return found
+        with tqdm(total=len(requests), disable=disable_tqdm, desc="Running generate_until requests") as progress:
+            for _, same_settings in groupby(prompts, key=lambda prompt: repr(prompt[2])):
+                batch = list(same_settings)
+                # decoded alone, as the harness does: the first word has no leading space
+                begun = [replace(Prompt.of(self.tokenizer, ids), mid_text=False) for _, ids, _ in batch]
+                seeds = [settings.seed + index for index, _, settings in batch]
+                texts = completions(self.model, begun, batch[0][2], seeds=seeds, rows=self.batch_size)
+                for (index, _, _), completion in zip(batch, texts, strict=True):
+                    results[index] = completion.text
+                    self.cache_hook.add_partial("generate_until", arguments[index], completion.text)
+                    progress.update()
+        return results
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """A conversation as the tokenizer's template writes it; without the prompt, it ends with the last message."""
+        """Format a conversation with the tokenizer's template; without a generation prompt, up to the last message."""
         messages = self.tokenizer.to_chat(chat_history)
         text = self.tokenizer.chat(messages, reply=add_generation_prompt)
         if add_generation_prompt:
@@ -242,7 +241,7 @@ class WeftLM(TemplateLM):
         return text[: text.rindex(last) + len(last)]
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """The tokenizer's own template, which is the only one that a run has."""
+        """Return the tokenizer's template, the only one that a run has."""
         return self.tokenizer.chat_template
 
     @property
@@ -255,95 +254,94 @@ class WeftLM(TemplateLM):
         return {"model_num_parameters": size, "model_dtype": dtype, "model_run": str(self.run.path)}
 
 
-def _settings(wanted: Mapping[str, Any], defaults: Mapping[str, Any]) -> Sampling:
-    """How to write as a task wants it, in the names of transformers; without do_sample greedily."""
-    asked: dict[str, Any] = dict(normalize_gen_kwargs(dict(wanted), MAX_NEW_TOKENS))
-    if asked.get("num_beams", 1) != 1:
-        raise ConfigError(f"num_beams = {asked['num_beams']}: tasks are written without beam search here")
-    drawn = asked.get("do_sample") is True
-    given = {NAMED.get(name, name): value for name, value in asked.items() if name not in SILENT}
-    unknown = next((name for name in given if name not in Sampling.model_fields), None)
+def _settings(task_settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> Sampling:
+    """Return a task's settings of generation, which have the names of transformers; greedy without do_sample."""
+    normalized: dict[str, Any] = dict(normalize_gen_kwargs(dict(task_settings), MAX_NEW_TOKENS))
+    if normalized.get("num_beams", 1) != 1:
+        raise ConfigError(f"num_beams = {normalized['num_beams']}: beam search is not available for tasks")
+    settings = {RENAMED.get(name, name): value for name, value in normalized.items() if name not in HANDLED}
+    unknown = next((name for name in settings if name not in Sampling.model_fields), None)
     if unknown is not None:
-        raise ConfigError(f"{unknown}: a task asks for it, but weft doesn't write so; it is given by gen_kwargs")
-    given["stop"] = tuple(text for text in given["stop"] if text)
-    if not drawn:
-        given = {name: value for name, value in given.items() if name not in ("top_k", "top_p", "min_p", "typical_p")}
-        given["temperature"] = 0.0
-    return sampling(**with_defaults(given, defaults))
+        raise ConfigError(f"{unknown}: a task sets it in gen_kwargs, but weft has no such setting")
+    settings["stop"] = tuple(text for text in settings["stop"] if text)
+    if normalized.get("do_sample") is not True:
+        settings = {name: value for name, value in settings.items() if name not in FILTERS}
+        settings["temperature"] = 0.0
+    return sampling(**with_defaults(settings, defaults))
 
 
 def evaluate_tasks(
     run: Run, names: Sequence[str], *, limit: int | None = None, folder: Path | None = None
 ) -> dict[str, Any]:
-    """The harness's results of a run on tasks, or groups of them: {"results": {task: {"acc,none": …}}, …}.
+    """Return the harness's results of a run on tasks, or groups of tasks: {"results": {task: {"acc,none": …}}, …}.
 
-    Of each task the first `limit` examples are taken. `folder` holds tasks of one's own, as the harness's .yaml files,
-    which are not found elsewhere. Datasets come from the hub, or from the files that a task names.
+    Only the first `limit` examples of each task are used. `folder` holds custom tasks, as the harness's .yaml files.
+    Datasets come from the hub, or from the files that a task names.
     """
     if limit is not None and limit < 1:
-        raise ConfigError(f"--limit {limit}: expected 1 or more examples of each task")
+        raise ConfigError(f"--limit {limit}: expected 1 or more examples per task")
     model = WeftLM(run)
     with _quiet():
-        manager, wanted = _manager(names, folder)
-        loaded = _loaded(manager, wanted)
-        # as the harness's own command: the same examples are shown, and the same intervals come out
+        manager, matches = _find_tasks(names, folder)
+        loaded = _load_tasks(manager, matches)
+        # as the harness's own command does, for the same examples and the same intervals
         random.seed(DEFAULT_RANDOM_SEED)
         np.random.seed(DEFAULT_OTHER_SEED)
         for task in loaded["tasks"].values():
             if task.get_config("num_fewshot") is None:
                 task.set_config(key="num_fewshot", value=0)
             task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
-        found = evaluate(lm=model, task_dict=loaded, limit=limit, log_samples=False)
-    assert found is not None, "one process has all results"
-    return dict(found)
+        results = evaluate(lm=model, task_dict=loaded, limit=limit, log_samples=False)
+    assert results is not None, "a single process has all results"
+    return dict(results)
 
 
-def _manager(names: Sequence[str], folder: Path | None) -> tuple[TaskManager, list[str]]:
-    """What knows the tasks, and their names: `mmlu_*` stands for all that begin so.
+def _find_tasks(names: Sequence[str], folder: Path | None) -> tuple[TaskManager, list[str]]:
+    """Return the harness's task manager, and the names of the tasks that match; `mmlu_*` matches by prefix.
 
-    The harness's own tasks are many thousand files, so they are looked through only if one of them is meant.
+    The harness's own tasks are thousands of files, which are searched only if one of them is named.
     """
     if not names:
-        raise ConfigError("--tasks: expected the name of a task, or several with commas between them")
+        raise ConfigError("--tasks: expected the name of a task, or several separated by commas")
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"--tasks-path {folder}: no such folder")
     path = None if folder is None else str(folder)
     manager = TaskManager(include_path=path, include_defaults=False)
     if not all(manager.match_tasks([name]) for name in names):
-        with bar("looking through the harness's tasks", None):
+        with bar("reading the harness's tasks", None):
             manager = TaskManager(include_path=path)
     matches = {name: manager.match_tasks([name]) for name in names}
-    for name, found in matches.items():
-        if not found:
+    for name, tasks in matches.items():
+        if not tasks:
             raise ConfigError(f"--tasks {name}: no such task; {suggestion(name, manager.all_tasks)}")
-    return manager, list(dict.fromkeys(each for found in matches.values() for each in found))
+    return manager, list(dict.fromkeys(task for tasks in matches.values() for task in tasks))
 
 
-def _loaded(manager: TaskManager, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The tasks with their datasets. Reading a stranger's task may fail in any way."""
+def _load_tasks(manager: TaskManager, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Load tasks with their datasets; third-party tasks may fail with any exception."""
     loaded: dict[str, dict[str, Any]] = {"tasks": {}, "groups": {}, "group_map": {}}
     for name in names:
         try:
-            found = manager.load([name])
+            tables = manager.load([name])
         except Exception as error:
             if isinstance(error, ConnectionError) or "Hub" in str(error):
                 raise DataError(f"--tasks {name}: its dataset is on the hub: {hub_failure(error)}") from None
-            raise DataError(f"--tasks {name}: it cannot be loaded: {first_line(error)}") from None
-        for task, made in found["tasks"].items():
-            if task in loaded["tasks"]:
-                raise ConfigError(f"--tasks {task}: two of the names in --tasks hold it")
-            if getattr(made, "UNSAFE_CODE", False):
-                raise ConfigError(f"--tasks {task}: it runs the code that a model writes, which weft doesn't do")
-            if getattr(made, "MULTIMODAL", False):
-                raise ConfigError(f"--tasks {task}: it shows pictures, and weft's models read text")
-        for kind, items in found.items():
+            raise DataError(f"--tasks {name}: cannot be loaded: {first_line(error)}") from None
+        for task_name, task in tables["tasks"].items():
+            if task_name in loaded["tasks"]:
+                raise ConfigError(f"--tasks {task_name}: named twice, once as part of a group")
+            if getattr(task, "UNSAFE_CODE", False):
+                raise ConfigError(f"--tasks {task_name}: it executes code that the model writes; weft refuses that")
+            if getattr(task, "MULTIMODAL", False):
+                raise ConfigError(f"--tasks {task_name}: it shows pictures, but weft's models read only text")
+        for kind, items in tables.items():
             loaded[kind] |= items
     return loaded
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the libraries log; and where nobody watches a terminal, without their progress bars."""
+    """Silence the libraries' logs, and without a terminal also their progress bars."""
     bars, disabled = datasets.are_progress_bars_disabled(), logging.root.manager.disable
     logging.disable(logging.ERROR)
     datasets.disable_progress_bars()

@@ -1,10 +1,13 @@
-"""What a model and its training will cost, from the settings alone, before anything runs. Needs no torch."""
+"""Costs of a model and its training, computed from the settings alone. Torch-free."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
-from weft.api.arguments import checked
+from pydantic import PositiveInt
+
+from weft.api.arguments import checked, takes_settings
+from weft.config import Config, validate
 from weft.costs import plan as costs
 from weft.costs.count import Count, count, orthogonal_flops
 from weft.costs.devices import MFU, device_named, interconnect_named
@@ -21,43 +24,43 @@ from weft.recipe.objective import MaskedObjective
 from weft.recipe.optimizer import AdamW
 from weft.recipe.resolve import Changes, resolve
 
-DEFAULT_ROWS = 32  # that a device reads in a step
-MAX_DEFAULT_TOKENS = 1 << 22  # of a step, unless there are more devices: about what GPT-3 read
-TOKENS_PER_PARAMETER = 20  # about where compute is best spent (Hoffmann et al. 2022)
+DEFAULT_ROWS = 32  # sequences per device and step
+MAX_DEFAULT_TOKENS = 1 << 22  # per step, unless there are more devices than that: about GPT-3's batch
+TOKENS_PER_PARAMETER = 20  # about compute-optimal (Hoffmann et al. 2022)
 
 
-class PlanOptions(TypedDict, total=False):
-    """What `plan` may be given beside a recipe, by the names of the command's options."""
+class PlanSettings(Config):
+    """Options of `weft plan` by their names; None leaves the choice to the recipe or the planner."""
 
-    device: str
-    gpus: int
-    interconnect: str | None
-    layout: str | None
-    tokens: str | None
-    mfu: float | None
-    batch: int | None
-    length: int | None
-    precision: str | None
+    device: str = "h100"
+    gpus: PositiveInt = 1
+    interconnect: str | None = None
+    layout: str | None = None
+    tokens: str | None = None
+    mfu: float | None = None
+    batch: PositiveInt | None = None
+    length: PositiveInt | None = None
+    precision: str | None = None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A training run that could be: what `weft plan` prints, which is also its `str`."""
+    """The costs of a training run. `str` gives the tables that `weft plan` prints."""
 
     recipe: Recipe
     cost: Count
     work: Workload
     machine: Machine
     training: TrainingPlan
-    search: LayoutSearch | None  # None for a model that no layout over devices is searched for
-    rows: int  # sequences a step
-    basis: str  # where the number of tokens comes from
+    search: LayoutSearch | None  # None for a model that layouts are not searched for
+    rows: int  # sequences per step
+    basis: str  # the origin of the number of tokens, in words
 
     def __str__(self) -> str:
         return text_tables(self.tables())
 
     def tables(self) -> list[Table]:
-        """Parts, layouts over several devices, the memory of one, and the whole training run."""
+        """Return tables of components, layouts over several devices, memory per device, and the whole training run."""
         tables = [costs.components_table(self.recipe.name, self.cost)]
         if not self.cost.parameters:
             return tables
@@ -71,10 +74,10 @@ class Plan:
         return [*tables, costs.training_table(self.training, self.machine, basis=self.basis, batch=batch)]
 
     def record(self) -> dict[str, Any]:
-        """Plain values, for programs: numbers of bytes, operations and seconds."""
+        """Return plain values, in bytes, operations and seconds."""
         cost, machine = self.cost, self.machine
         if self.search is not None:
-            memory = _predicted(self.search.best, "")["memory_bytes"]
+            memory = _prediction(self.search.best, "")["memory_bytes"]
         else:
             alone = training_memory(self.recipe.model, self.work, self.recipe.adapter)
             memory = {**asdict(alone), "total": alone.total()}
@@ -98,66 +101,79 @@ class Plan:
         if self.search is not None:
             best, net = self.search.best, self.search.job.net
             values["layouts"] = {
-                "best": _predicted(best, ""),
-                "others": [_predicted(each, why_not(each, best)) for each in self.search.others()],
+                "best": _prediction(best, ""),
+                "others": [_prediction(other, why_not(other, best)) for other in self.search.others()],
                 "interconnect": {"name": net.name, "inside": net.inside, "across": net.across},
             }
         return values
 
 
-def _predicted(each: LayoutPrediction, reason: str) -> dict[str, Any]:
+def _prediction(prediction: LayoutPrediction, reason: str) -> dict[str, Any]:
+    choice, memory, time = prediction.choice, prediction.memory, prediction.time
     return {
-        "layout": {**each.choice.layout.sizes, "sequence": each.choice.layout.sequence},
-        "micro": each.choice.micro,
-        "recompute": bool(each.choice.recompute),
-        "memory_bytes": {**asdict(each.memory), "peak": each.memory.peak},
-        "seconds": {**asdict(each.time), "step": each.time.total},
-        "mfu": each.mfu,
-        "fits": each.fits,
+        "layout": {**choice.layout.sizes, "sequence": choice.layout.sequence},
+        "micro": choice.micro,
+        "recompute": bool(choice.recompute),
+        "memory_bytes": {**asdict(memory), "peak": memory.peak},
+        "seconds": {**asdict(time), "step": time.total},
+        "mfu": prediction.mfu,
+        "fits": prediction.fits,
         "reason": reason,
     }
 
 
 @checked
-def plan(recipe: str | Path | Recipe, changes: Changes = (), **options: Unpack[PlanOptions]) -> Plan:
-    """What a preset, a recipe or a run costs in parameters, operations, memory, time and energy, and its best layout.
+@takes_settings(PlanSettings)
+def plan(recipe: str | Path | Recipe, changes: Changes = (), **settings: Any) -> Plan:
+    """Compute the parameters, FLOPs, memory, time and energy of a preset, a recipe or a run, and its best layout.
 
         print(weft.plan("llama-7b", device="a100", gpus=64, tokens="300B"))
 
-    `changes` as for `train`; the options are those of `weft plan`, and what they leave open is the recipe's.
+    `changes` are as for `train`; the settings are the options of `weft plan`.
     """
-    wanted = resolve(recipe, changes)
-    device, gpus, mfu = device_named(options.get("device", "h100")), options.get("gpus", 1), options.get("mfu")
-    context: int = getattr(wanted.model, "context", 256)
-    length = options.get("length") or wanted.batch.length or context
-    rows = options.get("batch") or _rows(wanted, gpus, length)
-    precision = options.get("precision") or wanted.precision or "bf16"
-    net, layout = interconnect_named(options.get("interconnect"), device, gpus), options.get("layout")
-    asked = None if layout is None else layout_from(layout)
+    options = validate(PlanSettings, {name: value for name, value in settings.items() if value is not None})
+    resolved = resolve(recipe, changes)
+    device, gpus, mfu = device_named(options.device), options.gpus, options.mfu
+    context: int = getattr(resolved.model, "context", 256)
+    length = options.length or resolved.batch.length or context
+    rows = options.batch or _default_rows(resolved, gpus, length)
+    precision = options.precision or resolved.precision or "bf16"
+    net = interconnect_named(options.interconnect, device, gpus)
+    layout = None if options.layout is None else layout_from(options.layout)
     machine = Machine(device, gpus, MFU if mfu is None else mfu, precision)
-    optimizer = (wanted.optimizer or AdamW()).kind
-    cost = count(wanted.model, length, wanted.adapter)
-    tokens, basis = _tokens(wanted, options.get("tokens"), cost.parameters, rows * length)
-    micro, found = wanted.batch.micro if isinstance(wanted.batch.micro, int) else None, None
-    if isinstance(wanted.model, TransformerConfig) and wanted.model.divisible and wanted.adapter is None:
-        predicted = wanted.objective.rate if isinstance(wanted.objective, MaskedObjective) else 1.0
-        job = TrainingJob(wanted.model, rows, length, device=device, net=net, gpus=gpus, precision=precision)
+    optimizer = (resolved.optimizer or AdamW()).kind
+    cost = count(resolved.model, length, resolved.adapter)
+    tokens, basis = _training_tokens(resolved, options.tokens, parameters=cost.parameters, per_step=rows * length)
+    micro, layouts = resolved.batch.micro if isinstance(resolved.batch.micro, int) else None, None
+    if isinstance(resolved.model, TransformerConfig) and resolved.model.divisible and resolved.adapter is None:
+        predicted = resolved.objective.rate if isinstance(resolved.objective, MaskedObjective) else 1.0
+        job = TrainingJob(resolved.model, rows, length, device=device, net=net, gpus=gpus, precision=precision)
         job = replace(job, optimizer=optimizer, predicted=predicted)
-        found = search(job, asked, micro=micro, recompute=True if wanted.batch.recompute else None)
+        layouts = search(job, layout, micro=micro, recompute=True if resolved.batch.recompute else None)
         if mfu is None:
-            machine = replace(machine, mfu=found.best.mfu, basis="worked out from a step; --mfu overrides it")
+            machine = replace(machine, mfu=layouts.best.mfu, basis="predicted for a step; --mfu overrides it")
         else:
-            machine = replace(machine, basis=f"--mfu; a step works out to {found.best.mfu:.1%}")
-    elif asked is not None:
-        raise ConfigError(f"--layout: {'an adapter' if wanted.adapter else 'this model'} can't be planned over a mesh")
+            machine = replace(machine, basis=f"--mfu; the prediction for a step is {layouts.best.mfu:.1%}")
+    elif layout is not None:
+        subject = "an adapter" if resolved.adapter else "this model"
+        raise ConfigError(f"--layout: {subject} cannot be planned over several devices; leave it out")
     work = Workload(min(micro or rows, -(-rows // gpus)), length, precision, optimizer, gpus)
-    update = orthogonal_flops(wanted.model, getattr(wanted.optimizer, "rounds", 0), wanted.adapter)
+    update = orthogonal_flops(resolved.model, getattr(resolved.optimizer, "rounds", 0), resolved.adapter)
     training = plan_training(cost.training(), tokens, rows * length, machine=machine, update_flops=update)
-    return Plan(wanted, cost, work, machine, training, found, rows, basis)
+    return Plan(
+        recipe=resolved,
+        cost=cost,
+        work=work,
+        machine=machine,
+        training=training,
+        search=layouts,
+        rows=rows,
+        basis=basis,
+    )
 
 
-def _rows(recipe: Recipe, gpus: int, length: int) -> int:
-    """The sequences of a step: the recipe's, or 32 a device, but no more than 4M tokens in all."""
+def _default_rows(recipe: Recipe, gpus: int, length: int) -> int:
+    """Return the sequences per step: the recipe's, or 32 per device, up to 4M tokens in all."""
     batch, sides = recipe.batch, 2 if recipe.objective.has_source else 1
     if batch.size is not None:
         return batch.size
@@ -166,11 +182,11 @@ def _rows(recipe: Recipe, gpus: int, length: int) -> int:
     return max(gpus, min(DEFAULT_ROWS * gpus, MAX_DEFAULT_TOKENS // length // gpus * gpus))
 
 
-def _tokens(recipe: Recipe, asked: str | None, parameters: int, step: int) -> tuple[int, str]:
-    """How many tokens to train on, `step` of them at a time, and why that many."""
-    if asked is not None:
-        return parse_count(asked, "--tokens"), "as asked"
+def _training_tokens(recipe: Recipe, tokens: str | None, *, parameters: int, per_step: int) -> tuple[int, str]:
+    """Return the number of tokens to train on, and its origin in words."""
+    if tokens is not None:
+        return parse_count(tokens, "--tokens"), "as requested"
     if recipe.steps is not None:
-        return recipe.steps * step, "the recipe's steps"
+        return recipe.steps * per_step, "the recipe's steps"
     ratio = TOKENS_PER_PARAMETER
-    return max(ratio * parameters, step), f"{ratio} per parameter, Hoffmann et al. 2022"
+    return max(ratio * parameters, per_step), f"{ratio} per parameter, Hoffmann et al. 2022"

@@ -1,4 +1,4 @@
-"""What has a name in weft: the models, with what each costs, and the recipes."""
+"""Summaries of the presets, with their costs, and of the recipes that come with weft."""
 
 import re
 import tomllib
@@ -11,7 +11,7 @@ from weft.recipe.resolve import recipe_names, shipped_recipes
 
 
 class PresetRow(NamedTuple):
-    """A preset at a glance. `flops_per_token` is forward, at the whole context."""
+    """Summary of a preset. `flops_per_token` is of a forward pass over the whole context."""
 
     name: str
     kind: str
@@ -23,7 +23,7 @@ class PresetRow(NamedTuple):
 
 
 class RecipeRow(NamedTuple):
-    """A recipe at a glance: what it learns, and the data that it needs."""
+    """Summary of a recipe: what it trains, and the data that it needs."""
 
     name: str
     about: str
@@ -31,13 +31,23 @@ class RecipeRow(NamedTuple):
 
 
 def presets() -> list[PresetRow]:
-    """Every preset, in the order of `weft.models.presets`."""
+    """Summarise all presets, in the order of `weft.models.presets`."""
     rows = []
     for name, (make, origin) in PRESETS.items():
         model: Any = make()
         cost, context = count(model), getattr(model, "context", None)
         kind = model.cell if model.kind == "recurrent" else model.kind
-        rows.append(PresetRow(name, kind, cost.parameters, _shape(model), context, cost.forward, origin))
+        rows.append(
+            PresetRow(
+                name=name,
+                kind=kind,
+                parameters=cost.parameters,
+                shape=_shape(model),
+                context=context,
+                flops_per_token=cost.forward,
+                origin=origin,
+            )
+        )
     return rows
 
 
@@ -54,12 +64,12 @@ def _shape(model: Any) -> str:
 
 
 def recipes() -> list[RecipeRow]:
-    """Every recipe that comes with weft, by name."""
+    """Summarise all recipes that come with weft, by name."""
     rows = []
     for name in recipe_names():
         text = (shipped_recipes() / f"{name}.toml").read_text(encoding="utf-8")
         head = " ".join(line.removeprefix("# ") for line in text.split("\n\n")[0].splitlines() if line[:1] == "#")
-        about = re.split(r"[:;.] |(?<=\?) ", head)[0]  # up to the end of the first clause
+        about = re.split(r"[:;.] |(?<=\?) ", head)[0]  # the first clause
         sources = tomllib.loads(text).get("data", {}).get("sources", [])
         builtin = all(source.startswith("builtin:") for source in sources)
         data = "--data FILE" if not sources else "built in" if builtin else ", ".join(sources)

@@ -5,47 +5,51 @@ from collections.abc import Iterator
 from itertools import count
 from typing import TYPE_CHECKING
 
-import typer
-
 from weft.cli.console import options
-from weft.cli.console.distributed import load_together, refuse_together, together
+from weft.cli.console.distributed import distributed_command, load_sharded, refuse_sharded
+from weft.cli.console.generation import (
+    DEFAULT_MAX_TOKENS,
+    Settings,
+    TextRemarks,
+    check_continues,
+    generation_options,
+    log_checkpoint_defaults,
+    with_greedy,
+)
 from weft.cli.console.options import flag, option
-from weft.cli.console.terminal import broken_between_words, echo, loading, terminal_width, write
-from weft.cli.console.writing import DEFAULT_MAX_TOKENS, Remarks, check_writes, given_settings, log_defaults
+from weft.cli.console.terminal import echo, loading, terminal_width, wrap_words, write
 from weft.errors import DataError, WeftError, suggestion
 
 if TYPE_CHECKING:
     from weft.api.run import Run
     from weft.decode.config import Sampling
 
-HELP = """/reset          forget what was said
+HELP = """/reset          forget the conversation
 /system TEXT    set the system prompt; without a text, remove it
-/help           this list
+/help           show this list
 /quit           leave, as exit and Ctrl-D do; Ctrl-C stops a reply"""
-LEAVE = ("/quit", "/exit", "/bye", "exit", "quit")  # on a terminal; in a pipe the bare words are said to the model
+LEAVE = ("/quit", "/exit", "/bye", "exit", "quit")  # on a terminal; in a pipe, the bare words are for the model
+Messages = list[dict[str, str]]
 
 
-@together
+@distributed_command
+@generation_options(
+    "temperature top_p max_tokens slide seed stop",
+    defaults={"temperature": "0.7", "top_p": "0.9", "max_tokens": str(DEFAULT_MAX_TOKENS), "seed": "0"},
+    panels={},
+)
 def chat(
-    context: typer.Context,
     run: options.Run,
+    settings: Settings,
     greedy: bool = flag("--greedy", "Always take the likeliest token."),
-    temperature: float | None = option(None, "Below 1: safer; above 1: bolder (default: the checkpoint's, or 0.7)."),
-    top_p: float | None = option(
-        None, "Draw from the fewest tokens reaching this probability (default: the checkpoint's, or 0.9)."
-    ),
-    max_tokens: int | None = option(None, "End a reply after this many tokens (default: 200)."),
-    no_slide: bool = flag("--no-slide", "End a reply when the model's window is full instead of continuing it."),
-    seed: int | None = option(None, "The same seed and the same words give the same replies (default: 0)."),
-    stop: list[str] | None = option(None, "End a reply before this text; may be repeated."),
     system: str | None = option(None, "The system prompt."),
     special_tokens: options.SpecialTokens = False,
-    quantize: str | None = option(None, "Use smaller weights: bf16, int8, int4 or auto.", value="BITS"),
+    quantize: options.Quantize = None,
 ) -> None:
-    """Talk to a model, line by line; from a pipe, each line gets a reply.
+    """Talk to a model, line by line; in a pipe, each line gets a reply.
 
-    A tokenizer with a chat template frames the turns; without one the model continues the text so far. An imported
-    checkpoint replies as its generation_config.json has it, where no option says otherwise.
+    The tokenizer's chat template formats the turns; without one, the model continues the text so far. An imported
+    checkpoint uses the settings of its generation_config.json unless an option overrides them.
 
     $ weft chat runs/talk --temperature 0.5
     """
@@ -53,38 +57,38 @@ def chat(
         from weft.api.settings import sampling, with_defaults
         from weft.parallel.ranks import join
 
-    given = given_settings(context, greedy)
-    refuse_together(join(), {"--quantize": quantize})
-    sampling(**given)  # what can't be is refused before anything is loaded
-    loaded = load_together(run, quantize=quantize)
+    settings = with_greedy(settings, greedy)
+    refuse_sharded(join(), {"--quantize": quantize})
+    sampling(**settings)  # refuse invalid settings before anything is loaded
+    loaded = load_sharded(run, quantize=quantize)
     loaded = loaded.reading_specials() if special_tokens else loaded
-    check_writes(loaded)
-    settings = sampling(**with_defaults(given, {"max_tokens": DEFAULT_MAX_TOKENS, **loaded.chat_defaults}))
-    log_defaults(loaded, settings, given)
+    check_continues(loaded)
+    chosen = sampling(**with_defaults(settings, {"max_tokens": DEFAULT_MAX_TOKENS, **loaded.chat_defaults}))
+    log_checkpoint_defaults(loaded, chosen, settings)
     messages = [] if system is None else [{"role": "system", "content": system}]
-    reported = False  # that a reply was too long for the window
+    logged = False  # that a reply was too long for the window
     terminal = join().share(sys.stdin.isatty)
     if terminal:
         templated = loaded.tokenizer.chat_template is not None
-        frame = "with its chat template" if templated else "which never learned to chat and continues the text so far"
-        echo(f"{loaded.path}, {frame}; /help lists the commands, /quit leaves", err=True)
+        kind = "with its chat template" if templated else "not trained to chat, continues the text so far"
+        echo(f"{loaded.path}, {kind}; /help lists the commands, /quit leaves", err=True)
     lines = _lines(terminal)
-    # where several processes reply together, the first one reads, and passes on what was said
+    # rank 0 reads, and shares the line with the other ranks
     while (line := join().share(lambda: next(lines, None))) is not None:
         if terminal and line.strip().lower() in LEAVE:
             return
         if line.startswith("/"):
-            if not _command(line, messages):
+            if not _run_command(line, messages):
                 return
             continue
         try:
             replies = sum(message["role"] == "assistant" for message in messages)
-            turn = settings.replace(seed=(settings.seed + replies) % 2**63)
-            remarks = Remarks(loaded, turn)
-            _reply(loaded, messages, line, turn, remarks)
-            if (remarks.full or remarks.slid) and not reported:
-                reported = True
-                remarks.report()
+            turn = chosen.replace(seed=(chosen.seed + replies) % 2**63)
+            remarks = TextRemarks(loaded, turn)
+            _reply(loaded, messages, line, settings=turn, remarks=remarks)
+            if (remarks.full or remarks.slid) and not logged:
+                logged = True
+                remarks.log()
         except WeftError as error:
             if not terminal:
                 raise
@@ -92,17 +96,18 @@ def chat(
 
 
 def _lines(terminal: bool) -> Iterator[str]:
+    """Yield the user's lines, without blank ones."""
     from weft.parallel.ranks import join
 
     if terminal:
-        import readline  # noqa: F401 — arrow keys and history, from here on
+        import readline  # noqa: F401 — gives input() arrow keys and history
     for number in count(1):
         try:
             if terminal:
                 line = input("> ")
             elif read := sys.stdin.buffer.readline():
                 line = read.decode().removesuffix("\n").removesuffix("\r")
-                line = line.removeprefix("\ufeff") if number == 1 else line  # some programs put one before the first
+                line = line.removeprefix("\ufeff") if number == 1 else line  # a byte order mark
             else:
                 return
         except UnicodeDecodeError as error:
@@ -119,8 +124,9 @@ def _lines(terminal: bool) -> Iterator[str]:
             yield line
 
 
-def _command(line: str, messages: list[dict[str, str]]) -> bool:
-    word, _, rest = line.partition(" ")
+def _run_command(line: str, messages: Messages) -> bool:
+    """Run one of the commands in HELP on the conversation; return whether to continue."""
+    word, _, text = line.partition(" ")
     match word:
         case "/quit":
             return False
@@ -129,31 +135,31 @@ def _command(line: str, messages: list[dict[str, str]]) -> bool:
         case "/reset":
             messages[:] = [message for message in messages if message["role"] == "system"]
         case "/system":
-            new = [{"role": "system", "content": rest.strip()}] if rest.strip() else []
-            messages[:] = new + [message for message in messages if message["role"] != "system"]
+            prompt = [{"role": "system", "content": text.strip()}] if text.strip() else []
+            messages[:] = prompt + [message for message in messages if message["role"] != "system"]
         case _:
             echo(f"{word}: no such command; {suggestion(word, ['/help', '/reset', '/system', '/quit'])}", err=True)
     return True
 
 
-def _reply(run: "Run", messages: list[dict[str, str]], line: str, settings: "Sampling", remarks: "Remarks") -> None:
-    """Write a reply as it comes. Ctrl-C ends it where it is, and what was written stays part of the conversation."""
+def _reply(run: "Run", messages: Messages, line: str, *, settings: "Sampling", remarks: "TextRemarks") -> None:
+    """Print a reply while it is written. Ctrl-C stops it, and the part so far stays in the conversation."""
     from weft.parallel.ranks import join
 
-    said = {"role": "user", "content": line}
+    question = {"role": "user", "content": line}
     reply: list[str] = []
 
-    def heard() -> Iterator[str]:
-        for text in remarks.passing(run.reply([*messages, said], settings)):
+    def stream() -> Iterator[str]:
+        for text in remarks.counted(run.reply([*messages, question], settings)):
             reply.append(text)
             yield text
 
     try:
-        for text in heard() if (width := terminal_width()) is None else broken_between_words(heard(), width):
+        for text in stream() if (width := terminal_width()) is None else wrap_words(stream(), width):
             write(text)
     except KeyboardInterrupt:
-        if not join().alone:  # torchrun has heard it too, and ends all processes
+        if not join().alone:  # torchrun gets the signal too, and ends all processes
             raise
         echo(" …", nl=False)
-    messages += [said, {"role": "assistant", "content": "".join(reply)}]
+    messages += [question, {"role": "assistant", "content": "".join(reply)}]
     write("\n")

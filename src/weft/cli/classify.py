@@ -1,4 +1,4 @@
-"""`weft classify`: what a run that learned from labelled rows predicts for new ones."""
+"""`weft classify`: predictions of a run that was trained on labelled rows."""
 
 from weft.cli.console import options
 from weft.cli.console.options import flag, option
@@ -8,14 +8,14 @@ from weft.cli.console.terminal import echo, loading
 def classify(
     run: options.Run,
     file: options.Texts = "-",
-    column: str | None = option(None, "The column of the text (default: the one used in training).", value="NAME"),
-    second: str | None = option(None, "A pair's second column, or that of the text with the answer.", value="NAME"),
+    column: str | None = option(None, "The column of the text (default: as in training).", value="NAME"),
+    second: str | None = option(None, "The column of the second text, or of the text with the answer.", value="NAME"),
     as_json: bool = flag("--json", "Print lines of JSON, with the probability of every label or tag."),
 ) -> None:
-    """Predict what the run learned to predict: a label or a number for each text, a tag for each word, or where a text
-    answers a question.
+    """Predict what the run was trained for: a label or a number for each text, a tag for each word, or the answer to a
+    question in a text.
 
-    Reads standard input if no FILE is given. Words are separated by spaces, or given as lists in a column.
+    Reads standard input if no FILE is given. Words to tag are separated by spaces, or given as lists in a column.
 
     $ weft classify runs/reviews lines.txt --json
     """

@@ -1,12 +1,14 @@
-"""`weft compare`: several models on one text with the same compute."""
+"""`weft compare`: train several models on one text with equal compute, and compare them."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 from weft.cli.console import options
-from weft.cli.console.live import command_line, live, show
-from weft.cli.console.options import option, recipe_argument
+from weft.cli.console.live import live, show
+from weft.cli.console.options import command_line, option, recipe_argument
 from weft.cli.console.terminal import echo, loading, print_json
 
 if TYPE_CHECKING:
@@ -15,78 +17,80 @@ if TYPE_CHECKING:
 
 
 def compare(
+    context: typer.Context,
     words: list[str] | None = recipe_argument(
         "CONTENDER... KEY=VALUE",
-        "Presets, recipes and .toml files, 'transformer model.layers=2' in quotes; changes to all of them.",
+        "Presets, recipes and .toml files, in quotes with changes: 'lstm model.layers=2'; then changes to all of them.",
         None,
         autocompletion=options.complete_contenders,
     ),
     data: options.Text = None,
-    flops: float | None = option(None, "The budget of each: operations of training, such as 1e13."),
-    tokens: float | None = option(None, "The budget of each: tokens that are read."),
-    minutes: float | None = option(None, "The budget of each: minutes of training."),
-    seeds: int | None = option(None, "Runs of each at every point (default: 3)."),
-    rungs: int | None = option(None, "Points of each curve: the budget, a third of it, a ninth … (default: 4)."),
-    rates: int | None = option(None, "Learning rates that are tried; 1: the recipe's own (default: 5)."),
-    baseline: str | None = option(None, "Whom the others are measured against (default: the first).", value="NAME"),
-    vary: list[str] | None = option(
-        None, "An ablation: values of a setting of the one contender. May be repeated.", value="KEY=A,B"
-    ),
-    grid: str | None = option(None, "All combinations, or one change at a time (default: full).", value="full|one"),
-    sizes: str | None = option(None, "Sizes as given or chosen for the budget (default: fixed).", value="fixed|budget"),
-    tokenizers: str | None = option(
-        None, "Compare tokenizers: word, char, byte, bpe:8000, unigram:8000 …", value="KIND,KIND:SIZE"
-    ),
+    flops: float | None = option(None, "Budget of each: training FLOPs, such as 1e13."),
+    tokens: float | None = option(None, "Budget of each: training tokens."),
+    minutes: float | None = option(None, "Budget of each: minutes of training."),
+    seeds: int | None = option(None, "Runs of each contender at every point (default: 3)."),
+    rungs: int | None = option(None, "Points per curve: the budget, a third of it, a ninth … (default: 4)."),
+    rates: int | None = option(None, "Learning rates to try; 1: only the recipe's (default: 5)."),
+    baseline: str | None = option(None, "Compare the others with this one (default: the first).", value="NAME"),
+    vary: list[str] | None = option(None, "Ablation: values of a setting. May be repeated.", value="KEY=A,B"),
+    grid: str | None = option(None, "Ablation: all combinations, or one at a time (default: full).", value="full|one"),
+    sizes: str | None = option(None, "As given, or chosen for the budget (default: fixed).", value="fixed|budget"),
+    tokenizers: str | None = option(None, "Compare tokenizers: word,byte,bpe:8000 …", value="KIND,KIND:SIZE"),
     jobs: options.Jobs = None,
     out: options.Out = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Train several models on one text, each with the same compute and its own best learning rate, and compare them.
 
-    How many times the operations does one need for the loss of another? A page with curves, intervals and the answer is
-    written to the folder, beside results.jsonl. The same command again continues what was interrupted.
+    How many times the FLOPs does one model need to reach the loss of another? The answer, with curves and intervals, is
+    written to a page, beside results.jsonl. After an interruption, the same command resumes.
 
     $ weft compare lstm transformer++ --data book.txt --flops 1e13
 
-    `four-switches` in place of contenders goes from the Transformer of 2017 to LLaMA, switch by switch; `minutes` goes
-    from AdamW to the recipe of `weft quickstart`, `tricks` tries other changes to that, one at a time, and `epochs`
-    weighs weight decay against dropout where a text is read many times.
+    Instead of contenders, `four-switches` goes from the Transformer of 2017 to LLaMA, switch by switch; `minutes` goes
+    from AdamW to the recipe of `weft quickstart`; `tricks` tries other changes to that recipe, one at a time; and
+    `epochs` compares weight decay with dropout when a text is read many times.
     """
     from weft.compare.config import ComparisonRequest
 
     settings = {"seeds": seeds, "rungs": rungs, "rates": rates, "baseline": baseline, "grid": grid, "sizes": sizes}
     budget = {"flops": flops, "tokens": tokens, "minutes": minutes}
     kinds = [] if tokenizers is None else tokenizers.split(",")
-    asked = ComparisonRequest(words or [], data or [], vary or [], tokenizers=kinds, options=settings, budget=budget)
-    if asked.tokenizers and not asked.contenders:
-        found = _tokenizers(asked.tokenizers, asked.text(), out or Path("comparisons") / "tokenizers", as_json)
+    request = ComparisonRequest(words or [], data or [], vary or [], tokenizers=kinds, options=settings, budget=budget)
+    if request.tokenizers and not request.contenders:
+        folder = out or Path("comparisons") / "tokenizers"
+        result = _compare_tokenizers(request.tokenizers, request.text(), folder, quiet=as_json)
         if as_json:
-            print_json(found.record())
+            print_json(result.record())
         return
-    wanted = asked.comparison()
-    folder = out or Path("comparisons") / asked.folder
+    comparison = request.comparison()
+    folder = out or Path("comparisons") / request.folder
     with loading():
         from weft.compare.experiment import compare as run
         from weft.compare.page import ComparisonPage
         from weft.compare.pools import parse_jobs
     with live() as watch:
-        page = ComparisonPage(run(wanted, folder, jobs=parse_jobs(jobs), watch=watch, command=command_line()))
-    if asked.tokenizers:
-        _tokenizers(asked.tokenizers, wanted.data.text(wanted.data.parts[0]), folder, as_json)
-    places = {"page": folder / "compare.html", "numbers": folder / "results.jsonl", "models": folder / "runs"}
-    show(page, places, as_json)
+        command = command_line(context)
+        page = ComparisonPage(run(comparison, folder, jobs=parse_jobs(jobs), watch=watch, command=command))
+    if request.tokenizers:
+        text = comparison.data.text(comparison.data.parts[0])
+        _compare_tokenizers(request.tokenizers, text, folder, quiet=as_json)
+    paths = {"page": folder / "compare.html", "numbers": folder / "results.jsonl", "models": folder / "runs"}
+    show(page, paths, as_json)
 
 
-def _tokenizers(specs: Sequence[str], text: "TextSource", folder: Path, quiet: bool) -> "TokenizerComparison":
-    """What tokenizers make of the held-out text, on a page and, unless it is to be quiet, in the terminal."""
+def _compare_tokenizers(
+    specs: Sequence[str], text: "TextSource", folder: Path, *, quiet: bool
+) -> "TokenizerComparison":
+    """Compare tokenizers on the held-out text; save the page, and unless `quiet` print the result."""
     from weft.compare.tokenizers import compare_tokenizers
     from weft.storage.files import check_place
 
     page = folder / "tokenizers.html"
     check_place(page)
-    found = compare_tokenizers(specs, text)
-    found.save(page)
+    result = compare_tokenizers(specs, text)
+    result.save(page)
     if not quiet:
-        echo(found.text())
+        echo(result.text())
         echo(f"\npage     {page}\n")
-    return found
+    return result

@@ -1,4 +1,4 @@
-"""`weft config`: see a recipe with everything in it, what a recipe may hold, and a script for Slurm."""
+"""`weft config`: a resolved recipe, the schema of recipes, and a Slurm script."""
 
 import json
 from importlib import resources
@@ -6,12 +6,12 @@ from importlib import resources
 import typer
 
 from weft.cli.console import options
-from weft.cli.console.help import Command, Group
+from weft.cli.console.help import Command, CommandGroup
 from weft.cli.console.options import recipe_argument
 from weft.cli.console.terminal import print_json
 
 app = typer.Typer(
-    help="Show a recipe in full, the schema of recipes, or a script for Slurm.", no_args_is_help=True, cls=Group
+    help="Show a resolved recipe, the schema of recipes, or a Slurm script.", no_args_is_help=True, cls=CommandGroup
 )
 
 
@@ -21,7 +21,7 @@ def show(
     changes: options.Changes = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Print the resolved recipe as TOML. Comments mark what training chooses to suit the text and the machine.
+    """Print a resolved recipe as TOML. Comments mark the settings that training chooses for the text and the machine.
 
     $ weft config show gpt-tiny model.layers=6 > recipe.toml
     """
@@ -33,9 +33,9 @@ def show(
     if as_json:
         print_json(resolved.model_dump(mode="json"))
         return
-    by = dict.fromkeys(open_keys(resolved), "chosen from the text")
-    by.update((key, "chosen for the machine") for key in ("optimizer", "precision", "compile") if key in by)
-    typer.echo(to_toml(resolved, by), nl=False)
+    comments = dict.fromkeys(open_keys(resolved), "chosen from the text")
+    comments.update((key, "chosen for the machine") for key in ("optimizer", "precision", "compile") if key in comments)
+    typer.echo(to_toml(resolved, comments), nl=False)
 
 
 @app.command(cls=Command)

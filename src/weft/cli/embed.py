@@ -1,4 +1,4 @@
-"""`weft embed`: a vector for every text."""
+"""`weft embed`: turn texts into vectors."""
 
 from pathlib import Path
 
@@ -7,31 +7,28 @@ from weft.cli.console.options import flag, option
 from weft.cli.console.terminal import echo, loading
 from weft.errors import ConfigError, DataError, suggestion
 
+POOLINGS = ("mean", "first", "last")
+
 
 def embed(
     run: options.Run,
     file: options.Texts = "-",
     pooling: str | None = option(
-        None,
-        "How a text's vector is made of its tokens': mean, first or last (default: as in training, or mean).",
-        value="WAY",
+        None, "Pooling over tokens (default: as in training, or mean).", value="mean|first|last"
     ),
-    raw: bool = flag("--raw", "Don't scale the vectors to length 1."),
-    column: str = option("text", "The column that holds the text, if the file has columns.", value="NAME"),
-    batch: int = option(32, "Texts to read at a time.", min=1),
-    out: Path | None = option(
-        None, "Write to this file: .npy, or .jsonl with the texts (default: JSON on standard output)."
-    ),
+    raw: bool = flag("--raw", "Don't normalise the vectors to length 1."),
+    column: str = option("text", "The column of the text, if the file has columns.", value="NAME"),
+    batch: int = option(32, "Texts per batch.", min=1),
+    out: Path | None = option(None, "Write to this .npy file, or .jsonl with the texts (default: print JSON)."),
 ) -> None:
     """Turn texts into vectors: similar texts get similar vectors. Reads standard input if no FILE is given.
 
     $ weft embed runs/bert lines.txt --out vectors.npy
     """
-    ways = ("mean", "first", "last")
-    if pooling is not None and pooling not in ways:
-        raise ConfigError(f"--pooling {pooling}: {suggestion(pooling, ways)}")
+    if pooling is not None and pooling not in POOLINGS:
+        raise ConfigError(f"--pooling {pooling}: {suggestion(pooling, POOLINGS)}")
     if out is not None and out.suffix not in (".npy", ".jsonl"):
-        raise ConfigError(f"--out {out}: vectors are written as .npy or .jsonl")
+        raise ConfigError(f"--out {out}: expected a name that ends in .npy or .jsonl")
 
     import numpy as np
 
@@ -59,4 +56,4 @@ def embed(
                 stream.writelines(f"{line}\n".encode() for line in lines)
     except OSError as error:
         raise DataError(f"{out}: cannot be written: {error.strerror}") from None
-    echo(f"{out}: {vectors.shape[0]} vectors of {vectors.shape[1]} numbers", err=True)
+    echo(f"{out}: {vectors.shape[0]} vectors of {vectors.shape[1]} dimensions", err=True)

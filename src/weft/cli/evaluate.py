@@ -1,4 +1,4 @@
-"""`weft evaluate`: the metrics of a trained model."""
+"""`weft evaluate`: evaluate a trained model."""
 
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -8,64 +8,61 @@ from typing import Any
 import typer
 
 from weft.cli.console import options
-from weft.cli.console.distributed import load_together, refuse_together, together
+from weft.cli.console.distributed import distributed_command, load_sharded, refuse_sharded
 from weft.cli.console.options import flag, option
 from weft.cli.console.terminal import echo, loading, print_json, print_tables
 from weft.errors import ConfigError
 from weft.figures.tables import Table
 
-NONE = ("N/A", None)
+MISSING = ("N/A", None)  # values of the harness
 NOT_FOR_TASKS = ("data", "targets", "stride", "figure", "quantize", "details", "overlap", "out")
 
 
-@together
+@distributed_command
 def evaluate(
     context: typer.Context,
     run: options.Run,
     data: list[str] | None = option(
-        None, "Text to evaluate on instead of the held-out part.", "--data", "-d", value="SOURCE..."
+        None, "Evaluate on this instead of the held-out split.", "--data", "-d", value="SOURCE..."
     ),
     targets: options.Targets = None,
     stride: int | None = option(
         None,
-        "Use overlapping windows: each starts this many tokens after the last and scores only what is new. A "
-        "smaller stride is slower and gives tokens more context. A recurrent model that carries its state needs "
-        "none.",
+        "Use overlapping windows: each starts this many tokens after the previous one and scores only the new tokens. "
+        "Smaller is slower and gives more context. A recurrent model that carries its state needs none.",
         value="TOKENS",
     ),
     encoding: str = option("utf-8", "The encoding of the files of --data, such as cp1252.", value="NAME"),
     figure: Path | None = option(None, "Draw a classifier's confusion matrix: .svg, .png or .pdf.", value="FILE"),
-    quantize: str | None = option(None, "Also measure with smaller weights: bf16, int8, int4 or auto.", value="BITS"),
-    details: bool = flag("--details", "Add the loss by context and token frequency, and the most surprising passages."),
-    overlap: bool = flag(
-        "--overlap", "Also look for the text in the training text, by 13-grams of words. Short texts always are."
-    ),
-    out: Path | None = option(None, "Write the details to this page, .html.", value="FILE"),
-    tasks: str | None = option(None, "Evaluate on these tasks of lm-evaluation-harness instead.", value="NAME,..."),
-    tasks_path: Path | None = option(None, "A folder of your own tasks (.yaml) for --tasks.", value="DIR"),
+    quantize: str | None = option(None, "Also evaluate quantised weights: bf16, int8, int4 or auto.", value="BITS"),
+    details: bool = flag("--details", "Add the loss by context and by token frequency, and surprising passages."),
+    overlap: bool = flag("--overlap", "Find passages of the training text, by 13-grams (always for short texts)."),
+    out: Path | None = option(None, "Write the details to this .html page.", value="FILE"),
+    tasks: str | None = option(None, "Evaluate on tasks of lm-evaluation-harness instead.", value="NAME,..."),
+    tasks_path: Path | None = option(None, "A folder of custom tasks (.yaml) for --tasks.", value="DIR"),
     limit: int | None = option(None, "Use only the first N examples of each task.", value="N", min=1),
     as_json: bool = flag("--json", "Print the metrics as JSON."),
 ) -> None:
     """Evaluate a run on its held-out data, or on other data: loss, perplexity, bits per byte, accuracy, BLEU …
 
     A language model reads text in windows of the length it was trained with, and each token is scored once. Windows
-    cross the borders of documents, unless it was trained with data.document_mask: then no document sees another, and
-    the bytes of its first token, which nothing predicts, count 8 bits each. Intervals come from a bootstrap over
-    documents, and over equal pieces of a long one.
+    cross document boundaries, unless the run was trained with data.document_mask: then documents are independent, and
+    each byte of a document's first token, which nothing predicts, counts 8 bits. Intervals come from a bootstrap over
+    documents, and over equal sections of a long one.
 
     $ weft evaluate runs/gpt-tiny --data other.txt
     """
-    sources = [*(data or []), *context.args] or None  # `--data *.txt` arrives as --data a.txt b.txt …
+    sources = [*(data or []), *context.args] or None  # the shell expands `--data *.txt` to --data a.txt b.txt …
     if tasks is not None or tasks_path is not None or limit is not None:
         from weft.parallel.ranks import join
 
-        refuse_together(join(), {"--tasks": tasks})  # its harness would ask, and print, in each of them
+        refuse_sharded(join(), {"--tasks": tasks})  # the harness would run in each process
         _evaluate_on_tasks({**context.params, "data": sources})
         return
     with loading():
         import torch
 
-        from weft.api.evaluation_report import Wanted, evaluation_report
+        from weft.api.evaluation_report import check_options, evaluation_report
         from weft.api.load import check_width
         from weft.parallel.ranks import join
     from weft.figures.picture import FIGURES, PAGE, check_picture
@@ -78,86 +75,98 @@ def evaluate(
     if out is not None:
         check_picture(out, (PAGE,))
     if sources and not data:
-        raise ConfigError(f"'{sources[0]}': text is given with --data")
+        raise ConfigError(f"'{sources[0]}': unexpected argument; give data with --data")
     if encoding != "utf-8" and not data:
-        raise ConfigError(f"--encoding {encoding}: it is that of the files of --data, which isn't given")
+        raise ConfigError(f"--encoding {encoding}: the encoding of the files of --data, which is missing")
     if targets and not data:
-        raise ConfigError(f"--targets {targets[0]}: they answer the lines of --data, which isn't given")
-    refuse_together(join(), {"--quantize": quantize, "--figure": figure, "--out": out})
-    refuse_together(join(), {"--data": "-" in (sources or ()) and "-"})  # there is one standard input
-    loaded = load_together(run, dtype=torch.float32)  # as it learned, whatever it would write with
-    wanted = Wanted(sources, targets or (), stride, encoding, figure, quantize, details, overlap, out)
-    found = evaluation_report(loaded, wanted)
+        raise ConfigError(f"--targets {targets[0]}: the targets of the lines of --data, which is missing")
+    refuse_sharded(join(), {"--quantize": quantize, "--figure": figure, "--out": out})
+    refuse_sharded(join(), {"--data": "-" in (sources or ()) and "-"})  # only rank 0 has standard input
+    loaded = load_sharded(run, dtype=torch.float32)  # as in training, not as in generation
+    only_some = {"--targets": targets, "--figure": figure, "--quantize": quantize, "--details": details}
+    check_options(loaded, {**only_some, "--overlap": overlap, "--out": out})
+    report = evaluation_report(
+        loaded,
+        sources,
+        targets=targets or (),
+        stride=stride,
+        encoding=encoding,
+        quantize=quantize,
+        details=details or out is not None,
+        overlap=overlap,
+    )
     if figure is not None:
         from weft.figures.heatmap import ConfusionMatrix
 
-        ConfusionMatrix(tuple(map(tuple, found.metrics["matrix"])), tuple(found.metrics["labels"])).save(figure)
+        ConfusionMatrix(tuple(map(tuple, report.metrics["matrix"])), tuple(report.metrics["labels"])).save(figure)
     if out is not None:
         from weft.evaluate.page import EvaluationPage
 
-        assert found.details is not None
-        page = EvaluationPage(f"Evaluation of {loaded.path.name}", found.metrics_table(), found.details, found.overlap)
+        assert report.details is not None
+        title = f"Evaluation of {loaded.path.name}"
+        page = EvaluationPage(title, report.metrics_table(), report.details, report.overlap)
         echo(f"wrote {page.save(out)}", err=as_json)
     if as_json:
-        echo(record(found.record()))
+        echo(record(report.record()))
     else:
-        print_tables(*found.tables(details))
+        print_tables(*report.tables(details))
 
 
-def _evaluate_on_tasks(given: Mapping[str, Any]) -> None:
-    """Print the results of a run on tasks: a line a metric, or as JSON what the harness gives.
+def _evaluate_on_tasks(arguments: Mapping[str, Any]) -> None:
+    """Print the results of a run on tasks: a line per metric, or the harness's JSON.
 
-    `given` are the options of `weft evaluate` by their names.
+    `arguments` are those of `weft evaluate`.
     """
-    names, folder, limit = _names(given), given["tasks_path"], given["limit"]
+    names, folder, limit = _task_names(arguments), arguments["tasks_path"], arguments["limit"]
     with loading():
         import torch
 
         from weft.api.lm_eval import evaluate_tasks
         from weft.api.load import load
 
-    found = evaluate_tasks(load(given["run"], dtype=torch.float32), names, limit=limit, folder=folder)
-    if given["as_json"]:
-        kept = ("results", "groups", "versions", "n-shot", "n-samples", "higher_is_better")
-        print_json({key: found[key] for key in kept if key in found})
+    results = evaluate_tasks(load(arguments["run"], dtype=torch.float32), names, limit=limit, folder=folder)
+    if arguments["as_json"]:
+        keys = ("results", "groups", "versions", "n-shot", "n-samples", "higher_is_better")
+        print_json({key: results[key] for key in keys if key in results})
         return
-    rows = [row for task, metrics in found["results"].items() for row in _rows(found, task, metrics)]
-    remarks = [] if limit is None else [f"on the first {limit} examples of each task only"]
+    rows = [row for task, metrics in results["results"].items() for row in _rows(results, task, metrics)]
+    remarks = [] if limit is None else [f"only on the first {limit} examples of each task"]
     filters = "filter" if any(row[2] for row in rows) else ""
     header = ("task", "shots", filters, "metric", "", "value", "± stderr")
     print_tables(Table(header, rows, "", remarks, text=(0, 2, 3, 4)))
 
 
-def _names(given: Mapping[str, Any]) -> list[str]:
-    tasks = given["tasks"]
+def _task_names(arguments: Mapping[str, Any]) -> list[str]:
+    tasks = arguments["tasks"]
     if tasks is None:
-        option = "limit" if given["tasks_path"] is None else "tasks_path"
-        raise ConfigError(f"--{option.replace('_', '-')} {given[option]}: it is about tasks, which --tasks names")
+        option = "limit" if arguments["tasks_path"] is None else "tasks_path"
+        raise ConfigError(f"--{option.replace('_', '-')} {arguments[option]}: needs --tasks, the names of tasks")
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     if not names:
-        raise ConfigError(f"--tasks '{tasks}': expected the name of a task, or several with commas between them")
+        raise ConfigError(f"--tasks '{tasks}': expected the name of a task, or several separated by commas")
     for option in NOT_FOR_TASKS:
-        if value := given[option]:
+        if value := arguments[option]:
             shown = value[0] if isinstance(value, list) else "" if value is True else value
             named = f"--{option} {shown}".strip()
-            raise ConfigError(f"{named}: tasks have data and metrics of their own; leave it out")
+            raise ConfigError(f"{named}: not available with --tasks, which define data and metrics; leave it out")
     if find_spec("lm_eval") is None:
-        raise ConfigError(f"--tasks {tasks}: they need the package lm-eval; pip install 'weft[lm-eval]'")
+        raise ConfigError(f"--tasks {tasks}: the package lm-eval is missing; pip install 'weft[lm-eval]'")
     return names
 
 
-def _rows(found: dict[str, Any], task: str, metrics: dict[str, Any]) -> list[list[str]]:
+def _rows(results: dict[str, Any], task: str, metrics: dict[str, Any]) -> list[list[str]]:
+    """Return the table rows of a task: its name, shots, filter, metric, direction, value and standard error."""
     rows: list[list[str]] = []
-    better = found.get("higher_is_better", {}).get(task, {})
+    higher_is_better = results.get("higher_is_better", {}).get(task, {})
     for key, value in metrics.items():
         metric, comma, filtered = key.partition(",")
         if not comma or metric.endswith("_stderr"):
-            continue  # its name, or what stands beside another
+            continue  # the task's name, or the standard error of another metric
         error = metrics.get(f"{metric}_stderr,{filtered}")
         shown = f"{value:.4f}" if isinstance(value, float) else str(value)
-        arrow = {True: "↑", False: "↓"}.get(better.get(metric), "")
+        arrow = {True: "↑", False: "↓"}.get(higher_is_better.get(metric), "")
         name = str(metrics.get("alias", task)).strip() if not rows else ""
-        shots = str(found.get("n-shot", {}).get(task, "")) if not rows else ""
-        deviation = "" if error in NONE else f"{error:.4f}"
+        shots = str(results.get("n-shot", {}).get(task, "")) if not rows else ""
+        deviation = "" if error in MISSING else f"{error:.4f}"
         rows.append([name, shots, "" if filtered == "none" else filtered, metric, arrow, shown, deviation])
     return rows

@@ -1,4 +1,4 @@
-"""`weft explain`: see inside a model."""
+"""`weft explain`: look inside a model."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from weft.api.explain import Explain
     from weft.figures.picture import Picture
 
-What = StrEnum("What", list(VIEWS))  # type: ignore[misc]
-ALL = (".html", ".svg", ".png", ".pdf", ".dot")
-# the views that an option is for
-OF_VIEWS = {
+View = StrEnum("View", list(VIEWS))  # type: ignore[misc]
+SUFFIXES = (".html", ".svg", ".png", ".pdf", ".dot")
+# the views that each option applies to
+VIEWS_OF = {
     "layer": ("attention", "step"),
     "head": ("attention",),
     "word": ("attention",),
@@ -36,27 +36,29 @@ def explain(
     source: str = recipe_argument(
         "RUN|PRESET",
         "A run's folder; a preset or recipe, which has no weights yet; mlp, the lectures' small network; or "
-        "parallel, a layer split over processes in every way (d_model=, d_ff=, heads=, tokens=).",
+        "parallel, a layer with every kind of parallelism (d_model=, d_ff=, heads=, tokens=).",
     ),
     changes: options.Changes = None,
-    text: str | None = option(None, "The text to look at.", value="TEXT", show_default="one that the run held out"),
-    target: str | None = option(None, "For a translator, the text it writes.", value="TEXT", show_default="its own"),
-    only: What | None = option(None, "One view: " + ", ".join(VIEWS) + ".", value="WHAT", show_default="all"),
-    layer: int | None = option(None, "Attention, step: one layer, counted from 0."),
-    head: int | None = option(None, "Attention: one head of it."),
+    text: str | None = option(None, "The text to look at.", value="TEXT", show_default="one of the held-out data"),
+    target: str | None = option(
+        None, "The translation, for a translation model.", value="TEXT", show_default="its own"
+    ),
+    only: View | None = option(None, "One view: " + ", ".join(VIEWS) + ".", value="VIEW", show_default="all"),
+    layer: int | None = option(None, "Attention, step: the layer, counted from 0."),
+    head: int | None = option(None, "Attention: the head, counted from 0."),
     word: str | None = option(None, "Attention: what this word attends to.", value="WORD"),
-    place: int | None = option(None, "Saliency, step: the token whose prediction is explained, counted from 0."),
+    place: int | None = option(None, "Saliency, step: the position of the token, counted from 0."),
     shapes: bool = flag("--shapes", "Graph: the shape of each tensor."),
     backward: bool = flag("--backward", "Graph: the backward pass, with its formulas."),
-    open: str | None = option(None, "Graph: show what is inside of it, such as decoder.0.", value="MODULE"),
-    ranks: int | None = option(None, "Parallel: how many processes the layer is split over.", show_default="2"),
+    open: str | None = option(None, "Graph: unfold this module, such as decoder.0.", value="MODULE"),
+    ranks: int | None = option(None, "Parallel: the number of processes.", show_default="2"),
     out: Path | None = option(
         None,
-        "A page, .html; of one view also .svg, .png or .pdf, of a graph .dot.",
+        "The file to write: .html; for one view also .svg, .png or .pdf, for a graph .dot.",
         value="FILE",
-        show_default="explain.html in the run's folder, or here; one view is printed",
+        show_default="explain.html in the run's folder, or here; a single view is printed",
     ),
-    as_json: bool = flag("--json", "Print the numbers of what would be drawn as JSON."),
+    as_json: bool = flag("--json", "Print the values of what would be drawn, as JSON."),
 ) -> None:
     """Look inside a model: attention, surprise, gradients, costs, the computation graph …
 
@@ -71,21 +73,21 @@ def explain(
         _parallel(context.params)
         return
     if ranks is not None:
-        raise ConfigError(f"--ranks {ranks}: it belongs to weft explain parallel")
+        raise ConfigError(f"--ranks {ranks}: only for weft explain parallel")
     lecture = source == "mlp" and not is_run
-    asked = {name: context.params[name] for name in OF_VIEWS}
-    chosen = {name: value for name, value in asked.items() if value is not None and value is not False}
+    values = {name: context.params[name] for name in VIEWS_OF}
+    chosen = {name: value for name, value in values.items() if value is not None and value is not False}
     for name, value in chosen.items():
-        if only not in OF_VIEWS[name] and not (lecture and name in ("shapes", "backward")):
-            flag = f"--{name}" if value is True else f"--{name} {value}"
-            raise ConfigError(f"{flag}: it belongs to --only {' or '.join(OF_VIEWS[name])}")
+        if only not in VIEWS_OF[name] and not (lecture and name in ("shapes", "backward")):
+            shown = f"--{name}" if value is True else f"--{name} {value}"
+            raise ConfigError(f"{shown}: needs --only {' or '.join(VIEWS_OF[name])}")
     if only is not None and only not in OF_A_TEXT and (text or target):
-        raise ConfigError(f"--{'text' if text else 'target'}: --only {only} shows no text; leave it out")
+        raise ConfigError(f"--{'text' if text else 'target'}: the view '{only}' shows no text; leave it out")
     if is_run and only == "search":
         chosen["settings"] = validate(Branching, assignments(changes or []))
     elif is_run and changes:
-        what = "changes are for presets, recipes and searches" if "=" in changes[0] else "a text is given with --text"
-        raise ConfigError(f"'{changes[0]}': a run is shown as it is; {what}")
+        hint = "changes are for presets, recipes and searches" if "=" in changes[0] else "give a text with --text"
+        raise ConfigError(f"'{changes[0]}': a run is shown as it is; {hint}")
     with loading():
         from torch import float32
 
@@ -95,61 +97,63 @@ def explain(
         from weft.figures.picture import check_picture
 
     if out is not None:
-        check_picture(out, ALL if only is not None or lecture else (".html",))
+        check_picture(out, SUFFIXES if only is not None or lecture else (".html",))
     if lecture:
         if only not in (None, "graph"):
-            raise ConfigError(f"--only {only}: mlp is the lectures' small network, of which there is a graph alone")
+            raise ConfigError(f"--only {only}: mlp, the lectures' small network, has only a graph")
         picture: Picture = lecture_mlp(shapes=shapes, backward=backward)
     else:
         explained = load(source, dtype=float32).explain if is_run else architecture(source, changes or [])
-        given = {"text": text, "target": target} if only is None or only in OF_A_TEXT else {}
-        picture = _picture(explained, only, given, chosen)
-    told = picture.text() if only is not None or lecture else None
-    if out is None and told is None and not as_json:
+        inputs = {"text": text, "target": target} if only is None or only in OF_A_TEXT else {}
+        picture = _picture(explained, only, inputs=inputs, options=chosen)
+    summary = picture.text() if only is not None or lecture else None
+    if out is None and summary is None and not as_json:
         out = (RunFolder(source).path if is_run else Path()) / "explain.html"
-    _show(picture, told or "", out, as_json)
+    _show(picture, summary or "", out, as_json=as_json)
 
 
-def _show(picture: "Picture", told: str, out: Path | None, as_json: bool) -> None:
-    """Save a picture, or print what it tells or its numbers."""
+def _show(picture: "Picture", summary: str, out: Path | None, *, as_json: bool) -> None:
+    """Save a picture, or print its summary or its values."""
     if out is not None:
         echo(f"{picture.title}: {picture.save(out)}", err=as_json)
     if as_json:
         print_json({"title": picture.title, "note": picture.note, **picture.data()})
     elif out is None:
-        echo("\n\n".join(filter(None, (told, "\n".join(wrapped(picture.note))))))
+        echo("\n\n".join(filter(None, (summary, "\n".join(wrapped(picture.note))))))
 
 
-def _parallel(given: dict[str, Any]) -> None:
+def _parallel(arguments: dict[str, Any]) -> None:
+    """Show a layer sharded over processes; `arguments` are those of `weft explain`."""
     from weft.config import assignments, validate
 
-    for name in ("text", "target", "only", *OF_VIEWS):
-        if given[name] is not None and given[name] is not False:
-            raise ConfigError(f"--{name}: weft explain parallel has no such option; it takes --ranks and --out")
-    tree = assignments(given["changes"] or [])
+    for name in ("text", "target", "only", *VIEWS_OF):
+        if arguments[name] is not None and arguments[name] is not False:
+            raise ConfigError(f"--{name}: not an option of weft explain parallel, which takes --ranks and --out")
+    tree = assignments(arguments["changes"] or [])
     with loading():
         from weft.explain.parallel.parallel import BlockSizes
         from weft.explain.parallel.picture import parallel_splits
         from weft.figures.picture import check_picture
 
-    out, ranks = given["out"], given["ranks"]
+    out, ranks = arguments["out"], arguments["ranks"]
     if out is not None:
         check_picture(out)
     picture = parallel_splits(validate(BlockSizes, tree), 2 if ranks is None else ranks)
-    _show(picture, picture.text(), out, given["as_json"])
+    _show(picture, picture.text(), out, as_json=arguments["as_json"])
 
 
-def _picture(explained: "Explain", only: str | None, given: dict[str, Any], chosen: dict[str, Any]) -> "Picture":
+def _picture(explained: "Explain", only: str | None, *, inputs: dict[str, Any], options: dict[str, Any]) -> "Picture":
+    """Draw one view of the `inputs`, or all of them."""
     if only == "search":
-        return explained.search(given["text"], **chosen)
-    if only != "attention" or not chosen:
-        return getattr(explained, only or "all")(**given, **chosen)
+        return explained.search(inputs["text"], **options)
+    if only != "attention" or not options:
+        return getattr(explained, only or "all")(**inputs, **options)
     from weft.figures.picture import noted
 
-    maps = explained.attention(**given)
-    if "word" in chosen:
-        return noted(maps.follow(chosen["word"], chosen.get("layer", 0), chosen.get("head")), maps.note)
-    if len(chosen) < 2:
-        one, other = ("layer", "head") if "layer" in chosen else ("head", "layer")
-        raise ConfigError(f"--{one} {chosen[one]}: give --{other} as well, or --word to follow through all heads")
-    return noted(maps.head(chosen["layer"], chosen["head"]), maps.note)
+    maps = explained.attention(**inputs)
+    if "word" in options:
+        return noted(maps.follow(options["word"], options.get("layer", 0), options.get("head")), maps.note)
+    if len(options) < 2:
+        present, missing = ("layer", "head") if "layer" in options else ("head", "layer")
+        raise ConfigError(f"--{present} {options[present]}: give --{missing} as well, or --word to see all heads")
+    return noted(maps.head(options["layer"], options["head"]), maps.note)

@@ -1,4 +1,4 @@
-"""`weft export`: a run as another program's model."""
+"""`weft export`: write a run as another program's model."""
 
 from pathlib import Path
 
@@ -9,26 +9,22 @@ from weft.cli.console.terminal import echo, loading, print_json
 
 def export(
     run: options.Run,
-    dest: Path = argument("DEST", "The new folder, or for gguf the new file."),
+    dest: Path = argument("DEST", "The new folder; for gguf, the new file."),
     to: str = option(..., "The format: hf, peft, gguf, onnx or weft.", "--to", value="FORMAT"),
-    dtype: str | None = option(
-        None,
-        "Convert the weights to fp32, fp16 or bf16 (hf); to f32, f16, bf16, q8_0, q4_k or q4_0 (gguf).",
-        value="TYPE",
-    ),
+    dtype: str | None = option(None, "hf: fp32, fp16, bf16; gguf: f32, f16, bf16, q8_0, q4_k, q4_0.", value="TYPE"),
     as_json: options.AsJson = False,
 ) -> None:
     """Write a run's best weights for transformers (hf), llama.cpp (gguf) or onnxruntime (onnx), or as a run (weft).
 
-    An adapter is merged into the model it was trained on; peft writes the adapter alone.
+    An adapter is merged into the model it was trained on; peft writes only the adapter.
 
     $ weft export runs/gpt-tiny book.gguf --to gguf
     """
     with loading():
         from weft.api.export_model import export_model
 
-    written = export_model(run, to, dest, dtype=dtype)
+    summary = export_model(run, to, dest, dtype=dtype)
     if as_json:
-        print_json({"path": dest, "format": to, "written": written.removeprefix(f"{dest}: ")})
+        print_json({"path": dest, "format": to, "written": summary.removeprefix(f"{dest}: ")})
     else:
-        echo(written)
+        echo(summary)

@@ -1,9 +1,9 @@
-"""`weft import`: another program's model as a run."""
+"""`weft import`: turn another program's model into a run."""
 
 from pathlib import Path
 
 from weft.cli.console import options
-from weft.cli.console.options import argument, option
+from weft.cli.console.options import argument, option, run_option
 from weft.cli.console.terminal import echo, loading, print_json
 
 
@@ -14,13 +14,8 @@ def import_(
         "llama2.c's .bin, nanoGPT's .pt, or a PEFT folder with a LoRA adapter.",
     ),
     run: Path = argument("RUN", "The new run's folder."),
-    tokenizer: Path | None = option(None, "The tokenizer's file, for a source that comes without one.", value="FILE"),
-    base: Path | None = option(
-        None,
-        "For an adapter: the run of the model it was trained on.",
-        value="RUN",
-        autocompletion=options.complete_runs,
-    ),
+    tokenizer: Path | None = option(None, "The tokenizer's file, for a source without one.", value="FILE"),
+    base: Path | None = run_option("For an adapter: the run of the model it was trained on."),
     as_json: options.AsJson = False,
 ) -> None:
     """Turn a model trained elsewhere into a run. Nothing in its files is executed.
@@ -42,8 +37,8 @@ def import_(
     echo(f"{folder.path}: from {bundle.origin}")
     echo(f"{parameters:,} parameters, {bundle.tokenizer.vocab_size:,} tokens, {bundle.model.kind}")
     head = getattr(bundle.model, "head", None)
-    if head is not None and not any(head.kind in each.heads for each in OBJECTIVES.values()):
-        echo(f"its head of kind '{head.kind}' has no command here: it computes what it did, and exports keep it")
-        echo(f"use       weft embed {folder.path}, or weft train … init={folder.path} for another head")
+    if head is not None and not any(head.kind in objective.heads for objective in OBJECTIVES.values()):
+        echo(f"no command uses its head of kind '{head.kind}'; it is kept, and exported")
+        echo(f"use       weft embed {folder.path}, or weft train … init={folder.path} to train another head")
     if bundle.model.kind == "decoder" and bundle.tokenizer.chat_template is not None:
         echo(f"use       weft chat {folder.path}")

@@ -1,7 +1,7 @@
 """lm-evaluation-harness with weft's models: `weft-lm-eval --model weft --model_args run=RUN --tasks hellaswag`.
 
-The harness looks for no models of other packages, so this command tells it of weft's before it hands over to the
-harness's own. `python -m weft.cli.lm_eval` is the same.
+The harness does not look for models of other packages, so this command registers weft's before it calls the harness's
+own command. `python -m weft.cli.lm_eval` works as well.
 """
 
 import sys
@@ -11,12 +11,12 @@ from weft.progress import log_to_stderr
 
 
 def main() -> None:
-    """The command of the harness, with all of its options."""
+    """Run the harness's command, with all of its options."""
     try:
         from lm_eval.__main__ import cli_evaluate
         from lm_eval.api.registry import model_registry
     except ImportError:
-        log_to_stderr("weft-lm-eval: it needs the package lm-eval; pip install 'weft[lm-eval]'")
+        log_to_stderr("weft-lm-eval: the package lm-eval is missing; pip install 'weft[lm-eval]'")
         sys.exit(2)
     model_registry.register("weft", target="weft.api.lm_eval:WeftLM")
     try:

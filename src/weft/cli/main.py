@@ -1,6 +1,6 @@
-"""The `weft` command: its commands, and what a person reads when one fails.
+"""The `weft` command: its subcommands, exit codes and error messages.
 
-Each command stands in a file of its own, which imports what it needs when it is called: the help answers at once.
+Each subcommand is in its own file and imports torch only when it is called, so that the help is fast.
 """
 
 import os
@@ -16,40 +16,43 @@ import typer
 
 from weft import __version__
 from weft.cli import config
-from weft.cli.console.help import TABLE, Command, Group, extra_words, unknown_option
+from weft.cli.console.help import TABLE, Command, CommandGroup, extra_words, unknown_option
 from weft.cli.console.options import flag
 from weft.errors import WeftError, out_of_memory, suggestion
 
+HELP = "From a text file to a language model: train it, evaluate it, generate text with it."
+MAX_MESSAGE_CHARACTERS = 4000  # a message may quote a name of any length from a file
+RESUMABLE = ("prepare", "compare", "scale")  # commands that continue what was interrupted
+
 app = typer.Typer(
     name="weft",
-    help="From a text file to a language model: train it, measure it, let it write.",
-    epilog="Begin with: weft quickstart\n\nExit codes: 0 done; 2 a mistake, which one line on standard error names; "
-    "130 interrupted by Ctrl-C; 128 and the signal's number, such as 143, when ended by one; 1 a fault of weft itself.",
+    help=HELP,
+    epilog="Begin with: weft quickstart\n\nExit codes: 0 success; 2 a mistake, named in one line on standard error; "
+    "130 interrupted by Ctrl-C; 128 plus the number of the signal that ended it, such as 143; 1 a bug in weft.",
     invoke_without_command=True,
-    cls=Group,
+    cls=CommandGroup,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-# each is a function in a file of the same name
+# each subcommand is a function in a file of the same name
 COMMANDS = {
     "Begin": "quickstart docs doctor",
     "Train a model": "train evaluate compare scale import_ export runs",
     "Use a model": "generate chat translate classify embed serve",
-    "Look and prepare": "explore explain presets plan neighbours tokenize prepare",
+    "Inspect and prepare": "explore explain presets plan neighbours tokenize prepare",
 }
 for panel, names in COMMANDS.items():
     for name in names.split():
-        more = {"allow_extra_args": name == "evaluate"}  # `--data *.txt` leaves words that no option takes
+        settings = {"allow_extra_args": name == "evaluate"}  # the shell expands `--data *.txt` to several words
         command = getattr(import_module(f"weft.cli.{name}"), name)
-        app.command(name.rstrip("_"), cls=Command, rich_help_panel=panel, context_settings=more)(command)
-app.add_typer(config.app, name="config", rich_help_panel="Look and prepare")
+        app.command(name.rstrip("_"), cls=Command, rich_help_panel=panel, context_settings=settings)(command)
+app.add_typer(config.app, name="config", rich_help_panel="Inspect and prepare")
 
 
-@app.callback()
+@app.callback(help=HELP)
 def _options(context: typer.Context, version: bool = flag("--version", "Show the version and exit.")) -> None:
-    """From a text file to a language model: train it, measure it, let it write."""
     if version:
         typer.echo(f"weft {__version__}")
         raise typer.Exit
@@ -59,59 +62,59 @@ def _options(context: typer.Context, version: bool = flag("--version", "Show the
 
 program = typer.main.get_command(app)
 
-# typer re-exports the errors of the command parser it stands on; this is their root
+# the base of the command parser's errors, which typer re-exports
 _UsageError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
-ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
-def share_processors() -> None:
-    """Have threads of torch sleep that have waited for another one for half a millisecond.
+def limit_spinning() -> None:
+    """Let idle OpenMP threads sleep after spinning for half a millisecond; set before torch is loaded.
 
-    GNU's OpenMP looks 300,000 times before that. On an x86 that takes 17 ms, and if another program has taken a
-    processor, it is the thread waited for that can't run. It is told before torch is loaded.
+    GNU's OpenMP spins 300,000 times by default. On x86 that takes 17 ms, and if another program uses a processor, it is
+    taken from the very thread that the others wait for.
     """
     if platform.machine() == "x86_64" and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def main() -> None:
-    """Run the command in sys.argv and exit: 0 done, 2 a mistake that a person can fix, 130 interrupted."""
-    # standard input or output may be closed: then there is nothing to read, and nobody wants the output
-    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115 — as long as the process lives
+    """Run the command in sys.argv and exit: 0 success, 2 a mistake of the user, 130 interrupted."""
+    # standard input or output may be closed
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115 — open until the process ends
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    for number in ENDING:
-        if signal.getsignal(number) == signal.SIG_DFL:  # nohup has it ignored
-            signal.signal(number, _leave)
-    if "RANK" in os.environ:  # torch's own pages of warnings would bury the line that says which process is gone
+    for number in SIGNALS:
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
+            signal.signal(number, _exit_on_signal)
+    if "RANK" in os.environ:  # torch's pages of warnings would bury the line that names the lost process
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    share_processors()
+    limit_spinning()
     try:
         code = run(sys.argv[1:])
     finally:
-        _ignore_signals()  # it ends already: what is put in order last must not be interrupted
+        _ignore_signals()  # the process is ending; cleaning up must not be interrupted
     sys.exit(code)
 
 
-def _leave(number: int, frame: object) -> None:
-    """End as after Ctrl-C: what is being built is cleared away, and a second signal doesn't interrupt that."""
+def _exit_on_signal(number: int, frame: object) -> None:
+    """Exit as after Ctrl-C: unfinished files are removed, and a second signal doesn't interrupt that."""
     ranks = sys.modules.get("weft.parallel.ranks")
     if ranks is not None and ranks.ending():
-        return  # torchrun has lost a process too, and this one is about to say which
+        return  # torchrun has lost a process too, and this one is about to report which
     _ignore_signals()
     sys.exit(128 + number)
 
 
 def _ignore_signals() -> None:
-    for each in ENDING:
-        if signal.getsignal(each) == _leave:
-            signal.signal(each, signal.SIG_IGN)
+    for number in SIGNALS:
+        if signal.getsignal(number) == _exit_on_signal:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command and return its exit code. A mistake in the input gives one line on stderr, never a traceback.
+    """Run one command and return its exit code. A mistake in the input is one line on stderr, without a traceback.
 
-    WEFT_DEBUG=1 shows the traceback all the same.
+    WEFT_DEBUG=1 shows the traceback as well.
     """
     from weft.storage.files import is_text
 
@@ -120,18 +123,18 @@ def run(arguments: list[str]) -> int:
             print(f"weft: argument {number}, {word!a}: not valid UTF-8", file=sys.stderr)
             return 2
     try:
-        code = program.main(arguments, prog_name="weft", standalone_mode=False)
+        code = program.main(arguments, prog_name="weft", standalone_mode=False, obj=arguments)
         sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except BrokenPipeError:
-        return _unread()
-    except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # the command parser has made an exit of it
-            return _unread()
+        return _discard_output()
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # the command parser turns it into an exit
+            return _discard_output()
         raise
     except Exception as error:
-        line = _one_line(error, arguments)
+        line = _message(error, arguments)
         if line is None or os.environ.get("WEFT_DEBUG"):
             raise
         if line:
@@ -139,19 +142,20 @@ def run(arguments: list[str]) -> int:
 
             log_to_stderr(f"weft: {line}")
         return 2
-    if code == 130 and os.environ.get("RANK", "0") == "0":  # of several processes the first one says so
-        print("weft: interrupted" + GOES_ON * (_command(arguments) in CONTINUED), file=sys.stderr)
+    if code == 130 and os.environ.get("RANK", "0") == "0":
+        resumable = "; the same command resumes" if _command(arguments) in RESUMABLE else ""
+        print(f"weft: interrupted{resumable}", file=sys.stderr)
     return code if isinstance(code, int) else 0
 
 
-def _unread() -> int:
-    """The reader of our output has left, so nothing more is written, not even at exit."""
+def _discard_output() -> int:
+    """Discard all further output: its reader has closed the pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 0
 
 
-def _one_line(error: Exception, arguments: Sequence[str] = ()) -> str | None:
-    """What a person should read about an error of a command, or None if it is a bug of ours."""
+def _message(error: Exception, arguments: Sequence[str] = ()) -> str | None:
+    """Return the one-line message for an error, or None if it is a bug in weft."""
     if isinstance(error, WeftError):
         text = str(error)
     elif isinstance(error, _UsageError):
@@ -159,12 +163,12 @@ def _one_line(error: Exception, arguments: Sequence[str] = ()) -> str | None:
     elif isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     elif out_of_memory(error):
-        less = TABLE["needs-less"].get(_command(arguments), "a smaller model, or fewer and shorter texts, need less")
-        text = f"out of memory; {less}"
+        advice = TABLE["memory"].get(_command(arguments), "try a smaller model, or fewer and shorter texts")
+        text = f"out of memory; {advice}"
     else:
         return None
     line = " ".join(text.split())
-    return line if len(line) <= MAX_LINE_CHARACTERS else f"{line[:MAX_LINE_CHARACTERS]} …"
+    return line if len(line) <= MAX_MESSAGE_CHARACTERS else f"{line[:MAX_MESSAGE_CHARACTERS]} …"
 
 
 def _command(arguments: Sequence[str]) -> str:
@@ -172,19 +176,14 @@ def _command(arguments: Sequence[str]) -> str:
 
 
 def _usage(error: Any) -> str:
-    """What the command parser says, and the command whose help says more. `weft config` alone has shown its help."""
+    """Return the command parser's message in plain words, with the command whose help to read."""
     text: str = error.format_message()
-    if not text:
+    if not text:  # `weft config` alone has printed its help
         return ""
-    for said, better in TABLE["parser"].items():
-        text = re.sub(said, better, text)
+    for pattern, replacement in TABLE["parser"].items():
+        text = re.sub(pattern, replacement, text)
     if choice := re.search(r"'([^']*)' is not one of (.*)", text):
         known = re.findall(r"'([^']*)'", choice[2])
         text = f"{text[: choice.start()]}'{choice[1]}'; {suggestion(choice[1], known, limit=len(known))}"
-    where = error.ctx.command_path if getattr(error, "ctx", None) is not None else "weft"
-    return f"{text[0].lower()}{text[1:].rstrip('.')} (see {where} --help)"
-
-
-MAX_LINE_CHARACTERS = 4000  # of a message, into which a file may have put a name without end
-CONTINUED = ("prepare", "compare", "scale")
-GOES_ON = "; the same command continues"
+    command = error.ctx.command_path if getattr(error, "ctx", None) is not None else "weft"
+    return f"{text[0].lower()}{text[1:].rstrip('.')} (see {command} --help)"

@@ -1,4 +1,4 @@
-"""`weft neighbours`: which words are alike to a model."""
+"""`weft neighbours`: words with similar embeddings."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -13,23 +13,19 @@ from weft.figures.tables import Table
 def neighbours(
     run: options.Run,
     word: str | None = argument("WORD", "The word whose neighbours are shown.", default=None),
-    text: list[str] | None = option(
-        None, "Take the word's vector in this sentence, not from the table; may be repeated.", "--text"
-    ),
-    top: int | None = option(None, "How many neighbours to show (default: 10).", min=1),
-    pairs: Path | None = option(
-        None, "Instead of a word: a file of word pairs with human ratings, to correlate the vectors with."
-    ),
+    text: list[str] | None = option(None, "Compare words in context, in this sentence; may be repeated.", "--text"),
+    top: int | None = option(None, "Number of neighbours to show (default: 10).", min=1),
+    pairs: Path | None = option(None, "Instead of a word: word pairs with human ratings, to correlate with."),
     as_json: options.AsJson = False,
 ) -> None:
-    """Show the words nearest to a word, by the model's embeddings or inside sentences, and measure word similarity.
+    """Show the words nearest to a word, by the model's embedding table or in context, or evaluate word similarity.
 
     $ weft neighbours runs/bert frog
     """
     if (word is None) == (pairs is None):
-        raise ConfigError("give a WORD, or a file of rated pairs with --pairs, one of the two")
+        raise ConfigError("give either a WORD, or a file of rated pairs with --pairs")
     if pairs is not None and (text or top):
-        raise ConfigError("--text and --top belong to a WORD; --pairs compares words without a sentence")
+        raise ConfigError("--text and --top need a WORD; --pairs compares words without context")
 
     with loading():
         from weft.api.load import load
@@ -49,13 +45,13 @@ def neighbours(
             words = f"{counted(len(missing), 'word')} without a vector ({shown})"
             echo(f"{counted(measured.left_out, 'pair')} left out: {words}")
     elif text:
-        for place, found in in_context(loaded.model, loaded.tokenizer, text).nearest(word, top or 10):
+        for occurrence, neighbours in in_context(loaded.model, loaded.tokenizer, text).nearest(word, top or 10):
             if as_json:
-                listed = [{**there._asdict(), "cosine": round(cosine, 6)} for there, cosine in found]
-                echo(record({**place._asdict(), "neighbours": listed}))
+                listed = [{**other._asdict(), "cosine": round(cosine, 6)} for other, cosine in neighbours]
+                echo(record({**occurrence._asdict(), "neighbours": listed}))
                 continue
-            lines = [(there.text, f"{cosine:.4f}", _marked(text, there)) for there, cosine in found]
-            print_tables(Table(("word", "cosine", "where"), lines, _marked(text, place), text=(0, 2)))
+            cells = [(other.text, f"{cosine:.4f}", _marked(text, other)) for other, cosine in neighbours]
+            print_tables(Table(("word", "cosine", "where"), cells, _marked(text, occurrence), text=(0, 2)))
             echo()
     else:
         nearest = nearest_words(loaded.model, loaded.tokenizer, word, top=top or 10)
@@ -67,7 +63,8 @@ def neighbours(
         print_tables(Table((f"nearest to {word}", "cosine"), rows))
 
 
-def _marked(sentences: list[str], place: tuple[int, int, int, str]) -> str:
-    number, start, end, _ = place
+def _marked(sentences: list[str], occurrence: tuple[int, int, int, str]) -> str:
+    """Return the sentence of an occurrence, with the word in brackets."""
+    number, start, end, _ = occurrence
     sentence = sentences[number]
     return " ".join(f"{sentence[:start]}[{sentence[start:end]}]{sentence[end:]}".split())

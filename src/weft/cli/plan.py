@@ -1,4 +1,4 @@
-"""`weft plan`: what a model and its training will cost, before anything runs."""
+"""`weft plan`: estimate the costs of a model and its training."""
 
 from enum import StrEnum
 
@@ -7,7 +7,7 @@ from weft.cli.console.options import flag, option, recipe_argument
 from weft.cli.console.terminal import print_json, print_tables
 from weft.errors import ConfigError
 
-Lecture = StrEnum("Lecture", ["gpt3", "opt"])  # tables that can be shown beside weft's own count
+Lecture = StrEnum("Lecture", ["gpt3", "opt"])  # tables of the lectures
 Precision = StrEnum("Precision", ["bf16", "tf32", "fp32"])
 
 
@@ -16,38 +16,32 @@ def plan(
     changes: options.Changes = None,
     device: str = option(
         "h100",
-        "What to train on: b200, h200, h100, a100, a10, v100, l40s, l4, rtx4090, rtx3090, mi300x or cpu.",
+        "The device to train on: b200, h200, h100, a100, a10, v100, l40s, l4, rtx4090, rtx3090, mi300x or cpu.",
         value="NAME",
     ),
-    gpus: int = option(1, "How many of them; every layout over them is tried.", min=1),
+    gpus: int = option(1, "Number of devices; every layout over them is tried.", min=1),
     interconnect: str | None = option(
         None,
         "The network between machines of 8 GPUs: ib-edr, ib-hdr, ib-ndr, ib-xdr, roce-100, roce-200, roce-400,"
-        " ethernet-10, ethernet-25 or ethernet-100 (one card per machine), or its speed per GPU, such as 400Gb/s;"
-        " nvlink or pcie if all GPUs are in one machine (default: what usually comes with the device).",
+        " ethernet-10, ethernet-25 or ethernet-100 (one card per machine), or its bandwidth per GPU, such as 400Gb/s;"
+        " nvlink or pcie if all GPUs are in one machine (default: the usual one for the device).",
         value="NAME",
     ),
     layout: str | None = option(
-        None,
-        "Plan only this layout, such as 'tensor=8,sequence=true,pipeline=16'; other GPUs hold copies.",
-        value="SIZES",
+        None, "Plan only this: 'tensor=8,pipeline=16'; other GPUs hold replicas.", value="SIZES"
     ),
     tokens: str | None = option(
-        None, "Tokens to train on: 300B, 1.5T, 3e11 (default: the recipe's steps, or 20 per parameter).", value="N"
+        None, "Training tokens, such as 300B (default: the recipe's, or 20 per parameter).", value="N"
     ),
-    mfu: float | None = option(None, "The share of the peak that training reaches (default: predicted for a step)."),
-    batch: int | None = option(None, "Sequences per step (default: the recipe's, or 32 a GPU up to 4M tokens).", min=1),
+    mfu: float | None = option(None, "Model FLOPs utilisation, a share of the peak (default: predicted)."),
+    batch: int | None = option(None, "Sequences per step (default: the recipe's, or 32 per GPU).", min=1),
     length: int | None = option(None, "Tokens per sequence (default: the recipe's, or the context).", min=1),
-    precision: Precision | None = option(
-        None, "Number format: bf16, tf32 or fp32 (default: the recipe's, or bf16).", value="TYPE"
-    ),
-    lecture: Lecture | None = option(
-        None, "Show a table of the lectures, gpt3 or opt, beside weft's own count.", value="NAME"
-    ),
-    published: bool = flag("--published", "Show published and measured steps beside the predictions."),
+    precision: Precision | None = option(None, "bf16, tf32 or fp32 (default: the recipe's, or bf16).", value="TYPE"),
+    lecture: Lecture | None = option(None, "Show a table of the lectures, gpt3 or opt.", value="NAME"),
+    published: bool = flag("--published", "Show published and measured step times beside the predictions."),
     as_json: options.AsJson = False,
 ) -> None:
-    """Estimate parameters, operations, memory, time and energy from the settings alone, and choose a layout.
+    """Estimate parameters, FLOPs, memory, time and energy from the settings alone, and choose a layout.
 
     $ weft plan gpt2 --gpus 8
     """
@@ -55,24 +49,33 @@ def plan(
         shown = f"--lecture {lecture}" if lecture is not None else "--published"
         if source is not None:
             raise ConfigError(f"{shown} shows a fixed table; leave out '{source}'")
-        given = (gpus > 1, interconnect, layout, tokens, mfu, batch, length, precision, as_json, lecture and published)
-        if device != "h100" or any(given):
-            raise ConfigError(f"{shown} shows a fixed table, which no other option changes; leave the others out")
+        others = (gpus > 1, interconnect, layout, tokens, mfu, batch, length, precision, as_json, lecture and published)
+        if device != "h100" or any(others):
+            raise ConfigError(f"{shown} shows a fixed table; leave out the other options")
         from weft.costs.published import gpt3_table, opt_table, published_table
 
         tables = {Lecture.gpt3: gpt3_table, Lecture.opt: opt_table, None: published_table}
         print_tables(tables[lecture]())
         return
     if source is None:
-        raise ConfigError("plan what? name a preset, a recipe or a run, for instance: weft plan gpt2")
+        raise ConfigError("nothing to plan: name a preset, a recipe or a run, for instance: weft plan gpt2")
 
-    from weft.api.plan import PlanOptions
     from weft.api.plan import plan as make_plan
 
-    options = PlanOptions(device=device, gpus=gpus, interconnect=interconnect, layout=layout, tokens=tokens, mfu=mfu)
-    options |= {"batch": batch, "length": length, "precision": precision}
-    made = make_plan(source, changes or [], **options)
+    result = make_plan(
+        source,
+        changes or [],
+        device=device,
+        gpus=gpus,
+        interconnect=interconnect,
+        layout=layout,
+        tokens=tokens,
+        mfu=mfu,
+        batch=batch,
+        length=length,
+        precision=precision,
+    )
     if as_json:
-        print_json(made.record())
+        print_json(result.record())
     else:
-        print_tables(*made.tables())
+        print_tables(*result.tables())

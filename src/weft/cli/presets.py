@@ -1,12 +1,12 @@
-"""`weft presets`: the models and the recipes that have a name."""
+"""`weft presets`: list the presets and recipes."""
 
 from weft.cli.console.options import flag
 from weft.cli.console.terminal import print_json, print_tables
 from weft.figures.tables import Table
 
 
-def presets(as_json: bool = flag("--json", "Print the models as a JSON list, for scripts.")) -> None:
-    """List the models that come with weft, with their sizes and where they come from; and the recipes.
+def presets(as_json: bool = flag("--json", "Print the presets as a JSON list.")) -> None:
+    """List the models that come with weft, with their sizes and origins, and the recipes.
 
     weft train takes the name of either.
 
@@ -32,5 +32,5 @@ def presets(as_json: bool = flag("--json", "Print the models as a JSON list, for
         )
         for row in models
     ]
-    recipes = Table(("recipe", "what it learns", "data"), api.recipes(), text=(0, 1, 2))
+    recipes = Table(("recipe", "what it trains", "data"), api.recipes(), text=(0, 1, 2))
     print_tables(Table(header, cells, text=(0, 1, 6), spare=(5, 6, 4)), recipes)

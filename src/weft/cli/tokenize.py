@@ -1,4 +1,4 @@
-"""`weft tokenize`: how a text is cut."""
+"""`weft tokenize`: show how a text is split into tokens."""
 
 import re
 from collections import Counter
@@ -18,26 +18,25 @@ if TYPE_CHECKING:
     from weft.text.tokenizer import Tokenizer, TokenSpan
 
 
-FILE_NAME = re.compile(r"\S*\w\.[A-Za-z]\w{1,5}(\.\w{2,3})?|(~|\.{1,2})?/\S+")  # what looks like one
+FILE_NAME = re.compile(r"\S*\w\.[A-Za-z]\w{1,5}(\.\w{2,3})?|(~|\.{1,2})?/\S+")  # what looks like a file name
+STYLES = ("black on bright_cyan", "black on bright_yellow")  # of tokens, in turn
 
 
 def tokenize(
-    text: str = argument("TEXT", "A text, a file that holds it, or - for stdin."),
+    text: str = argument("TEXT", "A text, a file with the text, or - for standard input."),
     tokenizer: str = option(
         "bpe",
         "word, char, byte, bpe, wordpiece or unigram, trained on --data; or a run, a tokenizer.json, "
         "a SentencePiece model, tiktoken's ranks or a vocab.txt.",
     ),
-    data: list[str] | None = option(
-        None, "Text to train the tokenizer on; built-in documentation if not given.", value="SOURCE"
-    ),
-    vocab: int | None = option(None, "Vocabulary size of a tokenizer that is trained (8192 for subwords).", min=1),
-    ids: bool = flag("--ids", "Show the ids too."),
+    data: list[str] | None = option(None, "Text to train on (default: Python's documentation).", value="SOURCE"),
+    vocab: int | None = option(None, "Vocabulary size of a tokenizer to train (default: 8192 for subwords).", min=1),
+    ids: bool = flag("--ids", "Show the ids as well."),
     json: bool = flag("--json", "Print one JSON object."),
 ) -> None:
-    """Show how a text is split into tokens, and how many there are.
+    """Show how a text is split into tokens, and their number.
 
-    On a terminal the tokens are coloured; otherwise there is one line per token: its id, a tab and its text.
+    On a terminal, tokens are coloured; otherwise each token is a line: its id, a tab and its text.
 
     $ weft tokenize 'It was a dark night' --tokenizer runs/gpt-tiny
     """
@@ -46,29 +45,30 @@ def tokenize(
     from weft.data.sources import read
     from weft.text.config import KINDS
 
-    subject = _subject(text)
-    learned = (document.text for document in read(data or ["builtin:python"]))
-    cutter = find_tokenizer(tokenizer, vocab, lambda: learned)
+    subject = _read_text(text)
+    training_texts = (document.text for document in read(data or ["builtin:python"]))
+    loaded = find_tokenizer(tokenizer, vocab, lambda: training_texts)
     if data and (tokenizer not in KINDS or tokenizer == "byte"):
-        raise ConfigError(f"--data {data[0]}: the tokenizer {tokenizer} isn't trained; leave it out")
-    spans = cutter.token_spans(subject)
-    faces = _faces(cutter, spans)
+        raise ConfigError(f"--data {data[0]}: the tokenizer {tokenizer} needs no training; leave it out")
+    spans = loaded.token_spans(subject)
+    spellings = _spellings(loaded, spans)
     counts = {"tokens": len(spans), "characters": len(subject), "bytes": len(subject.encode())}
-    counts_text = ", ".join(f"{count:,} {what}" for what, count in counts.items())
+    counts_text = ", ".join(f"{count:,} {unit}" for unit, count in counts.items())
     ratio = counts["bytes"] / max(len(spans), 1)
     console = Console()
     if json:
         listed = [span._asdict() for span in spans]
         echo(dumps({**counts, "bytes_per_token": round(ratio, 4), "pieces": listed}, ensure_ascii=False))
     elif console.is_terminal:
-        _show(console, spans, faces, ids)
+        _print_coloured(console, spans, spellings, ids=ids)
         console.print(f"{counts_text}, {ratio:.2f} bytes per token", style="dim", highlight=False)
     else:
-        for span, face in zip(spans, faces, strict=True):
-            echo(f"{span.id}\t{face!r}")
+        for span, spelling in zip(spans, spellings, strict=True):
+            echo(f"{span.id}\t{spelling!r}")
 
 
-def _subject(text: str) -> str:
+def _read_text(text: str) -> str:
+    """Return the text itself, or the content of the file or stream that it names."""
     from weft.data.streams import characters
 
     try:
@@ -78,18 +78,18 @@ def _subject(text: str) -> str:
         if len(text) < 1024 and path.is_file():
             return path.read_bytes().decode("utf-8")
         if FILE_NAME.fullmatch(text):
-            log_to_stderr(f"weft: {text}: there is no such file, so this name itself is the text")
+            log_to_stderr(f"weft: {text}: no such file; the name itself is tokenized")
         return text
     except UnicodeDecodeError as error:
         raise DataError(f"{text}: not UTF-8 text: {error.reason} at byte {error.start}") from None
     except OSError as error:
         raise DataError(f"{text}: cannot be read: {error.strerror}") from None
-    except ValueError:  # a NUL is no part of a path
+    except ValueError:  # a path cannot contain NUL
         return text
 
 
 def find_tokenizer(name: str, vocab: int | None, texts: Callable[[], Iterable[str]]) -> "Tokenizer":
-    """A finished tokenizer by its path, or one of a kind, trained on `texts` where it has something to learn."""
+    """Load a finished tokenizer by its path, or train one of a kind on `texts`."""
     from pydantic import TypeAdapter
 
     from weft.config import validate
@@ -101,46 +101,48 @@ def find_tokenizer(name: str, vocab: int | None, texts: Callable[[], Iterable[st
         name, vocab = kind, int(size)
     if name not in KINDS:
         if not Path(name).exists():
-            raise ConfigError(f"--tokenizer {name}: neither a kind nor a file or folder; {suggestion(name, KINDS)}")
+            raise ConfigError(
+                f"--tokenizer {name}: not a kind of tokenizer, a file or a folder; {suggestion(name, KINDS)}"
+            )
         if vocab is not None:
-            raise ConfigError(f"--vocab {vocab}: {name} is a finished tokenizer, with a vocabulary of its own")
+            raise ConfigError(f"--vocab {vocab}: {name} is a finished tokenizer; its vocabulary is fixed")
         return Tokenizer.load(name)
     settings = TypeAdapter(TokenizerConfig).validate_python({"kind": name})
     if vocab is not None:
         if "vocab_size" not in type(settings).model_fields:
-            raise ConfigError(f"--vocab {vocab}: a {name} tokenizer has a vocabulary of its own")
+            raise ConfigError(f"--vocab {vocab}: the vocabulary of a {name} tokenizer is fixed")
         settings = validate(type(settings), {"kind": name, "vocab_size": vocab}, "--vocab")
     return build_tokenizer(settings, [] if name == "byte" else texts())
 
 
-def _faces(cutter: "Tokenizer", spans: "list[TokenSpan]") -> list[str]:
-    """What a person sees of each token: its characters, or its bytes where it is only a part of one."""
+def _spellings(tokenizer: "Tokenizer", spans: "list[TokenSpan]") -> list[str]:
+    """Return each token's characters, or its bytes if it is only a part of a character."""
     shared = Counter((span.start, span.end) for span in spans)
-    faces = []
+    spellings = []
     for span in spans:
         if shared[span.start, span.end] == 1:
-            faces.append(span.text or span.token)
+            spellings.append(span.text or span.token)
             continue
-        spelled = cutter.token_bytes(span.id)
+        content = tokenizer.token_bytes(span.id)
         try:
-            faces.append(spelled.decode())
+            spellings.append(content.decode())
         except UnicodeDecodeError:
-            faces.append("".join(f"<0x{byte:02X}>" for byte in spelled))
-    return faces
+            spellings.append("".join(f"<0x{byte:02X}>" for byte in content))
+    return spellings
 
 
-def _show(console: "Console", spans: "list[TokenSpan]", faces: list[str], ids: bool) -> None:
+def _print_coloured(console: "Console", spans: "list[TokenSpan]", spellings: list[str], *, ids: bool) -> None:
     from rich.text import Text
 
-    backgrounds = ("black on bright_cyan", "black on bright_yellow")
-    shown = Text()
-    for place, (span, face) in enumerate(zip(spans, faces, strict=True)):
-        seen = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in face)  # tabs are shown, too
-        seen = f"│{seen}" if console.no_color and place else seen
-        *lines, rest = seen.split("\n")
+    text = Text()
+    for index, (span, spelling) in enumerate(zip(spans, spellings, strict=True)):
+        style = STYLES[index % 2]
+        visible = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in spelling)
+        visible = f"│{visible}" if console.no_color and index else visible
+        *lines, last = visible.split("\n")
         for line in lines:
-            shown.append(line + "⏎", backgrounds[place % 2]).append("\n")
-        shown.append(rest, backgrounds[place % 2])
+            text.append(line + "⏎", style).append("\n")
+        text.append(last, style)
         if ids:
-            shown.append(f" {span.id} ", "dim")
-    console.print(shown)
+            text.append(f" {span.id} ", "dim")
+    console.print(text)

@@ -1,14 +1,16 @@
-"""`weft train`: from a text to a trained model."""
+"""`weft train`: train a model on text, or resume a run."""
 
 import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 from weft.cli.console import options
 from weft.cli.console.distributed import start_processes
 from weft.cli.console.help import recipe_key
-from weft.cli.console.options import flag, option, recipe_argument
+from weft.cli.console.options import command_line, flag, option, recipe_argument, run_option
 from weft.cli.console.terminal import echo, loading, print_json, print_tables
 from weft.errors import ConfigError
 from weft.figures.tables import Table
@@ -18,33 +20,25 @@ if TYPE_CHECKING:
 
 
 def train(
+    context: typer.Context,
     recipe: str | None = recipe_argument(
-        "PRESET|RECIPE|RUN",
-        "A preset or a recipe (weft presets lists both), a .toml file, or a run to train further.",
-        None,
+        "PRESET|RECIPE|RUN", "A preset or a recipe (see weft presets), a .toml file, or a run to fine-tune.", None
     ),
     words: options.Changes = None,
     data: list[str] | None = option(
-        None, "Text to learn from: files, folders, builtin:python.", "--data", "-d", value="SOURCE..."
+        None, "Files, folders or builtin:python to train on.", "--data", "-d", value="SOURCE..."
     ),
     targets: options.Targets = None,
-    on_error: str | None = option(None, "What to do with a row that can't be read (default: stop).", value="stop|skip"),
+    on_error: str | None = option(None, "At a row that cannot be read (default: stop).", value="stop|skip"),
     run: Path | None = option(None, "The run's folder (default: a free one in runs/).", show_default=False),
-    resume: Path | None = option(
-        None,
-        "Continue an interrupted run; with steps=3000, train it for longer.",
-        value="RUN",
-        autocompletion=options.complete_runs,
-    ),
-    processes: int | None = option(
-        None, "Train in so many processes at once, each with a GPU of its own (default: 1).", min=1
-    ),
+    resume: Path | None = run_option("Resume an interrupted run; with steps=3000, train it for longer."),
+    processes: int | None = option(None, "Number of processes, each with a GPU (default: 1).", min=1),
     as_json: bool = flag("--json", "Print the final results as JSON."),
 ) -> None:
-    """Train a model on text. Whatever the recipe leaves open is chosen to suit the text and the machine, and printed.
+    """Train a model on text. Settings that the recipe leaves open are chosen for the text and the machine, and printed.
 
-    Ctrl-C saves the run before it stops; --resume continues it. With a run in place of a recipe, and other text as
-    --data, the run's weights are fine-tuned in a new run. `weft config slurm` is for several machines.
+    Ctrl-C saves the run before it stops; --resume resumes it. A run instead of a recipe, with other text as --data, is
+    fine-tuned in a new run. For several machines, see `weft config slurm`.
 
     $ weft train gpt-tiny --data book.txt steps=500
     """
@@ -53,14 +47,14 @@ def train(
         from weft.api import train as api
     from weft.parallel.ranks import join
 
-    # `--data *.txt` arrives as --data a.txt b.txt …: words that assign nothing are further sources
+    # the shell expands `--data *.txt` to --data a.txt b.txt …: words without = are more sources
     if recipe is not None and (resume is not None or ("=" in recipe and not Path(recipe).exists())):
         words, recipe = [recipe, *(words or [])], None
     changes = [word for word in words or [] if "=" in word]
     sources = [*(data or []), *(word for word in words or [] if "=" not in word)]
     for word in words or []:
         if "=" not in word and not Path(word).exists() and (key := recipe_key(word)):
-            raise ConfigError(f"'{word}': a setting is written key=value, without spaces: {key}=VALUE")
+            raise ConfigError(f"'{word}': settings are written key=value, without spaces: {key}=VALUE")
     if targets:
         changes.append(f"data.targets={json.dumps(targets)}")
     if on_error is not None:
@@ -68,19 +62,19 @@ def train(
     if resume is not None:
         if sources or targets or on_error or run is not None:
             raise ConfigError(
-                f"--resume {resume} continues with that run's own recipe and text; give nothing else, or steps=3000 to "
-                f"train it for longer; on other text: weft train {resume} --data FILE"
+                f"--resume {resume}: the run keeps its recipe and text; give nothing else, or steps=3000 to extend it; "
+                f"to fine-tune it on other text: weft train {resume} --data FILE"
             )
     elif recipe is None:
-        raise ConfigError("train what? give a preset or a recipe, for instance: weft train gpt-tiny --data book.txt")
+        raise ConfigError("no recipe: give a preset or a recipe, for instance: weft train gpt-tiny --data book.txt")
     elif sources and not data:
-        raise ConfigError(f"'{sources[0]}': an override is written key=value; text is given with --data")
-    start_processes(processes)
+        raise ConfigError(f"'{sources[0]}': settings are written key=value, and text is given with --data")
+    start_processes(processes, context.obj)
     if resume is not None:
         done = api.resume(resume, changes=changes)
     else:
         assert recipe is not None
-        done = api.train(recipe, data=sources, run=run, changes=changes)
+        done = api.train(recipe, data=sources, run=run, changes=changes, command=command_line(context))
     if join().leads and as_json:
         print_json({"run": str(done.path), **done.results()})
     elif join().leads:
@@ -88,13 +82,15 @@ def train(
 
 
 def keep_freed_memory() -> None:
-    """Have mimalloc, torch's allocator on ARM, keep what a step frees for the next one: to give memory back and to get
-    it again, cleared, takes a twentieth of a step on a processor. It is told before torch is loaded."""
+    """Let mimalloc, torch's allocator on ARM, keep freed memory for the next step; set before torch is loaded.
+
+    Returning memory and getting it back zeroed takes 5 % of a step on a CPU.
+    """
     os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")
 
 
 def summarise(run: "Run") -> None:
-    """What came out, and what can be done with it."""
+    """Print the metrics of a finished run, and the commands that use it."""
     from weft.recipe.metrics import METRICS, against_baseline, metric
 
     results = run.results()
@@ -106,7 +102,7 @@ def summarise(run: "Run") -> None:
     ]
     if shown:
         remark = against_baseline(results)
-        print_tables(Table(("on data it never saw", ""), shown, "", [remark] if remark else []))
+        print_tables(Table(("on held-out data", ""), shown, "", [remark] if remark else []))
     echo(f"\nreport    {run.path / 'report.html'}")
     echo(f"use       {run.objective.usage.format(run=run.path)}")
     echo(f"evaluate  weft evaluate {run.path}")

@@ -1,47 +1,53 @@
-"""`weft translate`: a line from every line."""
+"""`weft translate`: translate a file line by line."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from weft.cli.console import options
-from weft.cli.console.distributed import load_together, together
+from weft.cli.console.distributed import distributed_command, load_sharded
+from weft.cli.console.generation import Settings, generation_options
 from weft.cli.console.options import argument, flag, option
 from weft.cli.console.terminal import loading, write
 from weft.errors import ConfigError, DataError
 from weft.storage.files import check_place, write_text
 
+if TYPE_CHECKING:
+    from weft.decode.config import Beam
 
-@together
+SCORING = ("length_penalty", "coverage_penalty", "patience")
+DEFAULT_BEAMS, DEFAULT_PATIENCE = 5, 1.0
+
+
+@distributed_command
+@generation_options(
+    "beams length_penalty coverage_penalty patience max_tokens",
+    defaults={
+        "beams": f"the checkpoint's, or {DEFAULT_BEAMS}",
+        "length_penalty": "the checkpoint's, or 1",
+        "coverage_penalty": "0",
+        "patience": f"the checkpoint's, or {DEFAULT_PATIENCE:g}",
+        "max_tokens": "twice the line's and 50, up to the run's length",
+    },
+    panels={},
+)
 def translate(
     run: options.Run,
-    file: str = argument("FILE", "Lines of text; standard input if not given.", default="-"),
-    beam: int | None = option(None, "The width of beam search; 1 is greedy (default: the checkpoint's, or 5).", min=1),
-    length_penalty: float | None = option(
-        None, "Divide scores by length to this power; higher favours long answers (default: the checkpoint's, or 1)."
-    ),
-    coverage_penalty: float | None = option(
-        None, "Lower the score of answers that leave out parts of the line (default: 0).", min=0.0
-    ),
-    patience: float | None = option(
-        None,
-        "End the search once this many times the beam's width of answers are complete "
-        "(default: the checkpoint's, or 1).",
-    ),
-    max_tokens: int | None = option(
-        None, "The longest answer, in tokens (default: twice the line's and 50, up to the run's length).", min=1
-    ),
-    reads: str | None = option(None, "The lines' language, for a multilingual model: en_XX.", "--from", value="CODE"),
-    writes: str | None = option(None, "The language to write, for a multilingual model.", "--to", value="CODE"),
+    settings: Settings,
+    file: str = argument("FILE", "Lines of text (default: standard input).", default="-"),
+    source: str | None = option(None, "The language of the lines, if multilingual: en_XX.", "--from", value="CODE"),
+    target: str | None = option(None, "The language to translate to, if multilingual.", "--to", value="CODE"),
     special_tokens: options.SpecialTokens = False,
     out: Path | None = option(None, "The file to write to (default: standard output)."),
     as_json: bool = flag("--json", "Write lines of JSON, each with a text and its translation."),
 ) -> None:
-    """Translate a file line by line, or whatever the run learned to write from a text. Blank lines stay blank.
+    """Translate a file line by line, or write whatever else the run learned to write from a text.
+
+    Blank lines stay blank.
 
     $ weft translate runs/vaswani-tiny lines.en --out lines.de
     """
     with loading():
-        from weft.api.settings import beam as beam_settings
-        from weft.api.settings import with_defaults
+        from weft.api.settings import beam, with_defaults
         from weft.decode.translate import LENGTH_RATIO
         from weft.objectives.frame import Asked
         from weft.parallel.ranks import join
@@ -49,34 +55,38 @@ def translate(
     from weft.progress import bar
     from weft.runs.lines import record
 
-    scoring = {"length-penalty": length_penalty, "coverage-penalty": coverage_penalty, "patience": patience}
-
     def check(beams: int | None) -> None:
-        for name, value in scoring.items():
-            if beams == 1 and value is not None:
-                raise ConfigError(f"--{name} {value}: a beam of 1 has no scores to compare; leave it out")
+        for name in SCORING:
+            if beams == 1 and name in settings:
+                option = name.replace("_", "-")
+                raise ConfigError(f"--{option} {settings[name]}: a beam of 1 compares no scores; leave it out")
 
-    check(beam)
+    def search(defaults: Settings) -> "Beam":
+        power = settings.get("length_penalty")
+        penalty = None if power is None else {"kind": "power", "alpha": power}
+        return beam(**with_defaults({**settings, "length_penalty": penalty}, defaults))
+
+    check(settings.get("beams"))
+    search({})  # refuse invalid settings before anything is loaded
     if out is not None:
         check_place(out)
-    read = join().share(lambda: [line.rstrip("\r\n") for line in lines(file)])  # as in training
-    loaded = load_together(run)
+    sources = join().share(lambda: [line.rstrip("\r\n") for line in lines(file)])  # lines end as in training
+    loaded = load_sharded(run)
     loaded = loaded.reading_specials() if special_tokens else loaded
-    power = None if length_penalty is None else {"kind": "power", "alpha": length_penalty}
-    scored = {"length_penalty": power, "coverage_penalty": coverage_penalty, "patience": patience}
-    given = {"beams": beam, "max_tokens": max_tokens, **scored}
-    usual = {"beams": 5, "patience": 1.0, "max_tokens": loaded.config.batch.length, **loaded.beam_defaults}
-    settings = beam_settings(**with_defaults(given, usual))
-    check(settings.beams)
-    ratio = LENGTH_RATIO if max_tokens is None else None
-    with bar("translating", len(read)) as advance:
-        written = loaded.translate(read, settings, Asked(reads, writes), progress=advance, ratio=ratio)
+    length = loaded.config.batch.length
+    chosen = search(
+        {"beams": DEFAULT_BEAMS, "patience": DEFAULT_PATIENCE, "max_tokens": length, **loaded.beam_defaults}
+    )
+    check(chosen.beams)
+    ratio = None if "max_tokens" in settings else LENGTH_RATIO
+    with bar("translating", len(sources)) as advance:
+        translations = loaded.translate(sources, chosen, Asked(source, target), progress=advance, ratio=ratio)
     if as_json:
-        pairs = zip(read, written, strict=True)
-        answers = [record({"text": source, "translation": target}) for source, target in pairs]
+        pairs = zip(sources, translations, strict=True)
+        output = [record({"text": text, "translation": translation}) for text, translation in pairs]
     else:
-        answers = [line.replace("\n", " ") for line in written]
-    text = "".join(f"{line}\n" for line in answers)
+        output = [line.replace("\n", " ") for line in translations]
+    text = "".join(f"{line}\n" for line in output)
     if out is None:
         write(text)
     elif join().leads:

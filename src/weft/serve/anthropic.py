@@ -1,4 +1,4 @@
-"""Anthropic's Messages, for text."""
+"""Anthropic's Messages API, for text."""
 
 import asyncio
 import uuid
@@ -7,26 +7,28 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from weft.serve.events import Events, event, respond, server_of
-from weft.serve.library import Shelf
+from weft.serve.events import Events, event
+from weft.serve.library import ServedModel
 from weft.serve.schema import CountBody, MessagesBody, Turn
-from weft.serve.writing import Asked, Server, Writing, Written, conversation, drawn, whole
+from weft.serve.server import Server, server_of
+from weft.serve.text_generation import TextGeneration, TextOutput, respond
+from weft.serve.text_request import TextRequest, conversation, sampling_for
 
 router = APIRouter()
 
 
 @router.post("/v1/messages")
 async def messages(request: Request, body: MessagesBody) -> Response:
-    """A reply to a conversation, in Anthropic's words."""
-    return await respond(request, body, _message, _events)
+    """Reply to a conversation (Anthropic's format)."""
+    return await respond(request, body, _text_request, whole=_whole, events=_events)
 
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request, body: CountBody) -> dict[str, int]:
-    """How many tokens a conversation is."""
-    server = server_of(request)
-    async with server.library.lent(body.model) as shelf:
-        prompt, _ = await asyncio.to_thread(conversation, shelf.run, _turns(body), 1, server.limits)
+    """Count the tokens of a conversation (Anthropic's format)."""
+    limits = server_of(request).limits
+    async with server_of(request).library.use(body.model) as model:
+        prompt, _ = await asyncio.to_thread(conversation, model.run, _turns(body), limits, max_tokens=1)
     return {"input_tokens": len(prompt.ids)}
 
 
@@ -35,52 +37,47 @@ def _turns(body: CountBody) -> list[Turn]:
     return turns if body.system is None else [Turn(role="system", content=body.system), *turns]
 
 
-def _asked(server: Server, shelf: Shelf, body: MessagesBody, client: str) -> Asked:
-    turns, run = _turns(body), shelf.run
-    prompt, most = conversation(run, turns, min(body.max_tokens, server.limits.max_tokens), server.limits)
+def _text_request(server: Server, model: ServedModel, body: MessagesBody) -> TextRequest:
+    turns, run, limits = _turns(body), model.run, server.limits
+    prompt, max_tokens = conversation(run, turns, limits, max_tokens=min(body.max_tokens, limits.max_tokens))
     stop = tuple(body.stop_sequences) if body.stop_sequences else None
-    settings = drawn(body, run, server.limits, chat=True, max_tokens=most, stop=stop)
-    return Asked(shelf, [prompt], [turns[-1].content], settings, 1, client)
+    settings = sampling_for(body, run, limits, chat=True, max_tokens=max_tokens, stop=stop)
+    return TextRequest(model=model, prompts=[prompt], texts=[turns[-1].content], settings=settings)
 
 
-def _object(asked: Asked, id: str, text: Written | None) -> dict[str, Any]:
-    """The message, as it begins (no text) or whole."""
+def _message_object(request: TextRequest, text: TextOutput | None) -> dict[str, Any]:
+    """Return the message object; without a text, as it is when the text begins."""
     content = [] if text is None else [{"type": "text", "text": text.text}]
-    value = {"id": id, "type": "message", "role": "assistant", "model": asked.shelf.name, "content": content}
-    used = {"input_tokens": asked.prompt_tokens, "output_tokens": 0 if text is None else text.tokens}
-    return {**value, **_ended(text or Written()), "usage": used}
+    head = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": request.model.name}
+    usage = {"input_tokens": request.prompt_tokens, "output_tokens": 0 if text is None else text.tokens}
+    return {**head, "content": content, **_stop_reason(text or TextOutput()), "usage": usage}
 
 
-def _ended(text: Written) -> dict[str, str | None]:
-    """Why it ended: a model's own sign that its turn is over is no stop sequence."""
+def _stop_reason(text: TextOutput) -> dict[str, str | None]:
+    """Return why a text ended; the model's own end-of-turn token is no stop sequence."""
     reasons = {"length": "max_tokens", None: None}
     reason = "stop_sequence" if text.stopped is not None else reasons.get(text.finish, "end_turn")
     return {"stop_reason": reason, "stop_sequence": text.stopped}
 
 
-async def _message(server: Server, body: MessagesBody, client: str) -> dict[str, Any]:
-    async with server.library.lent(body.model) as shelf:
-        asked = await asyncio.to_thread(_asked, server, shelf, body, client)
-        return _object(asked, f"msg_{uuid.uuid4().hex}", (await whole(server, asked))[0])
+def _whole(body: MessagesBody, request: TextRequest, texts: list[TextOutput]) -> dict[str, Any]:
+    return _message_object(request, texts[0])
 
 
-def _told(kind: str, **more: Any) -> bytes:
-    return event({"type": kind, **more}, kind)
+def _event(kind: str, **content: Any) -> bytes:
+    return event({"type": kind, **content}, kind)
 
 
-async def _events(server: Server, body: MessagesBody, client: str) -> Events:
-    async with server.library.lent(body.model) as shelf:
-        asked, begun, text = await asyncio.to_thread(_asked, server, shelf, body, client), False, Written()
-        async with Writing(server, asked) as writing:
-            async for pieces in writing:
-                if not begun:
-                    begun = True
-                    yield _told("message_start", message=_object(asked, f"msg_{uuid.uuid4().hex}", None))
-                    yield _told("content_block_start", index=0, content_block={"type": "text", "text": ""})
-                for piece in pieces:
-                    text.add(piece)
-                    if piece.text:
-                        yield _told("content_block_delta", index=0, delta={"type": "text_delta", "text": piece.text})
-        yield _told("content_block_stop", index=0)
-        yield _told("message_delta", delta=_ended(text), usage={"output_tokens": text.tokens})
-        yield _told("message_stop")
+async def _events(body: MessagesBody, generation: TextGeneration) -> Events:
+    begun, text = False, TextOutput()
+    async for delta in generation.deltas():
+        if not begun:
+            begun = True
+            yield _event("message_start", message=_message_object(generation.request, None))
+            yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+        text.add(delta)
+        if delta.text:
+            yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": delta.text})
+    yield _event("content_block_stop", index=0)
+    yield _event("message_delta", delta=_stop_reason(text), usage={"output_tokens": text.tokens})
+    yield _event("message_stop")

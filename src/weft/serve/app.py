@@ -22,28 +22,28 @@ from weft.serve.gate import App, Gate, Message, Receive, Scope, Send
 from weft.serve.library import Library
 from weft.serve.metrics import Metrics
 from weft.serve.page import POLICY, routes_page
-from weft.serve.writing import Server
+from weft.serve.server import Server
 
 log = logging.getLogger("weft.serve")
 
 
 def make_app(library: Library, serving: Serving) -> App:
-    """An ASGI application that serves these models: the routes behind the gate."""
+    """Return the ASGI application of a server: its routes behind the gate."""
     metrics = Metrics(library)
     gate: App = Gate(make_routes(library, serving, metrics), serving)
-    if serving.origins:  # before the gate: a browser asks first, without a key
+    if serving.origins:  # outside the gate: a browser sends its preflight request without a key
         gate = CORSMiddleware(gate, list(serving.origins), allow_methods=["*"], allow_headers=["*"])
-    return _counted(gate, metrics)
+    return _with_metrics(gate, metrics)
 
 
 def make_routes(library: Library, serving: Serving, metrics: Metrics) -> FastAPI:
-    """All routes, which `openapi()` describes."""
+    """Return all routes; `openapi()` describes them."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        first = asyncio.create_task(library.prepare())
+        preparation = asyncio.create_task(library.prepare())
         yield
-        first.cancel()
+        preparation.cancel()
         library.close()
 
     app = FastAPI(title="weft", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
@@ -53,13 +53,13 @@ def make_routes(library: Library, serving: Serving, metrics: Metrics) -> FastAPI
 
     @app.get("/health")
     async def health() -> dict[str, str]:
-        """Whether the server answers."""
+        """Report that the server is running."""
         return {"status": "ok"}
 
     @app.get("/ready")
     async def ready() -> Response:
-        """Whether the first model is loaded (503 until then), and which ones are."""
-        loaded = [name for name, shelf in library.shelves.items() if shelf.worker is not None]
+        """Report whether the first model is loaded (503 until then), and which models are."""
+        loaded = [name for name, model in library.models.items() if model.thread is not None]
         return JSONResponse({"ready": library.ready, "loaded": loaded}, 200 if library.ready else 503)
 
     @app.get("/docs", include_in_schema=False)
@@ -68,7 +68,7 @@ def make_routes(library: Library, serving: Serving, metrics: Metrics) -> FastAPI
 
     @app.get("/metrics")
     async def counters() -> Response:
-        """Counters and times for Prometheus."""
+        """Return counters and latencies for Prometheus."""
         return PlainTextResponse(metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     app.add_exception_handler(RefusedError, on_refused)
@@ -79,25 +79,27 @@ def make_routes(library: Library, serving: Serving, metrics: Metrics) -> FastAPI
     return app
 
 
-def _counted(app: App, metrics: Metrics) -> App:
-    """The same, where each request is counted and has a line in the log."""
+def _with_metrics(app: App, metrics: Metrics) -> App:
+    """Wrap an application to count and log each request."""
 
     async def counted(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
-        status, start = 499, time.monotonic()  # 499: the client has gone
+        status, start = 499, time.monotonic()  # 499: disconnected before a response
 
-        async def noting(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await app(scope, receive, noting)
+            await app(scope, receive, send_and_note)
         finally:
-            path = getattr(scope.get("route"), "path", "other")  # not what a stranger may make up
+            path = getattr(
+                scope.get("route"), "path", "other"
+            )  # the route, not the requested path, which may be anything
             metrics.requests.labels(path, str(status)).inc()
             log.info("%s %s %d %.3f s", scope["method"], path, status, time.monotonic() - start)
 

@@ -1,4 +1,4 @@
-"""What a server is allowed, as settings."""
+"""Settings of a server."""
 
 from typing import Literal
 
@@ -8,29 +8,24 @@ from weft.config import Config
 
 
 class Limits(Config):
-    """What a server takes on.
+    """Limits of a server, per model, client or request."""
 
-    At most `queue` requests wait for a model, of which one client has at most `per_client` waiting or running. A body
-    has at most `body_bytes`, a text at most `max_tokens` tokens, a request at most `choices` texts, and it ends after
-    `seconds`. `rows` texts are written at a time, and `quantize_cache` keeps their keys and values in 8 bits.
-    """
-
-    queue: PositiveInt = 256
-    per_client: PositiveInt = 256
-    body_bytes: PositiveInt = 4 << 20
-    max_tokens: PositiveInt = 1 << 16
-    choices: PositiveInt = 16
-    seconds: float = Field(default=600.0, gt=0.0)
-    rows: PositiveInt = 64
-    quantize_cache: Literal["int8"] | None = None
+    queue: PositiveInt = Field(default=256, description="Requests that may wait for a model.")
+    per_client: PositiveInt = Field(default=256, description="Texts of one client that may wait or be in progress.")
+    body_bytes: PositiveInt = Field(default=4 << 20, description="Size of a request's body.")
+    max_tokens: PositiveInt = Field(default=1 << 16, description="Tokens of one text.")
+    choices: PositiveInt = Field(default=16, description="Texts per prompt in one request.")
+    seconds: float = Field(default=600.0, gt=0.0, description="Duration of a request.")
+    rows: PositiveInt = Field(default=64, description="Texts that a model writes at the same time.")
+    quantize_cache: Literal["int8"] | None = Field(default=None, description="Quantise the KV cache to 8 bits.")
 
 
 class Serving(Config):
-    """Where a server listens, and whom it answers.
+    """Which requests a server answers.
 
-    Without `keys` anybody is answered who reaches it. A request names the host it was sent to; only `hosts` are
-    answered, so that no page of another site can reach a server on loopback under a name of its own (DNS rebinding).
-    Pages of `origins` may read the answers (CORS).
+    Without `keys`, it answers everybody who can reach it. The Host header of a request must name one of `hosts`:
+    otherwise a web page could reach a server on loopback through its own DNS name (DNS rebinding). Web pages of
+    `origins` may read the responses (CORS). `root_path` is the path prefix that a proxy adds.
     """
 
     keys: tuple[str, ...] = Field(default=(), repr=False)

@@ -1,4 +1,4 @@
-"""What a client reads when something is wrong, in the shape of the API that it speaks."""
+"""Error responses, in the format of the API that the client speaks."""
 
 import json
 from typing import Any
@@ -12,24 +12,27 @@ from weft.errors import WeftError, out_of_memory
 
 OPENAI = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 ANTHROPIC = {**OPENAI, 413: "request_too_large", 500: "api_error"}
-MAX_MESSAGE = 400  # characters
+PROBLEMS = {"missing": "this field is required", "extra_forbidden": "unknown field; /docs lists those of this route"}
+MAX_MESSAGE_CHARACTERS = 400
+MAX_VALUE_CHARACTERS = 60  # of a wrong value that a message quotes
 
 
 class RefusedError(Exception):
-    """A request that is answered with an error; `retry_after` are seconds after which it may be tried again."""
+    """A request that is answered with an error; it may be repeated after `retry_after` seconds."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, retry_after: int | None = None):
         super().__init__(message)
-        self.status, self.message, self.param, self.retry_after = status, message[:MAX_MESSAGE], param, retry_after
+        self.status, self.message = status, message[:MAX_MESSAGE_CHARACTERS]
+        self.param, self.retry_after = param, retry_after
 
 
 def path_of(request: Request) -> str:
-    """The path without what a proxy puts before it."""
+    """Return a request's path without the prefix that a proxy adds."""
     return request.url.path.removeprefix(request.scope.get("root_path", ""))
 
 
-def body(path: str, status: int, message: str, param: str | None = None) -> dict[str, Any]:
-    """An error as the API of this path gives it."""
+def error_body(path: str, status: int, message: str, *, param: str | None = None) -> dict[str, Any]:
+    """Return the body of an error response in the format of the API that `path` belongs to."""
     if path.startswith("/v1/messages"):
         kind = ANTHROPIC.get(status, "invalid_request_error" if status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": message}}
@@ -37,49 +40,53 @@ def body(path: str, status: int, message: str, param: str | None = None) -> dict
     return {"error": {"message": message, "type": kind, "param": param, "code": None}}
 
 
-def answer(path: str, refused: RefusedError) -> JSONResponse:
+def error_response(request: Request, refused: RefusedError) -> JSONResponse:
     headers = {} if refused.retry_after is None else {"Retry-After": str(refused.retry_after)}
-    content = body(path, refused.status, refused.message, refused.param)
+    content = error_body(path_of(request), refused.status, refused.message, param=refused.param)
     return JSONResponse(content, refused.status, headers)
 
 
 def as_refused(error: BaseException) -> RefusedError:
-    """What is said of an error: mistakes of the request in their own words, and nothing of the server's inside."""
+    """Turn any error into a refusal: mistakes in the request are quoted, the server's internals are not."""
     if isinstance(error, RefusedError):
         return error
     if out_of_memory(error.__cause__ or error):
-        return RefusedError(503, "there is not enough memory for this request beside the others", retry_after=1)
+        return RefusedError(503, "not enough memory for this request beside the others", retry_after=1)
     if isinstance(error, WeftError):
         return RefusedError(400, " ".join(str(error).split()))
-    return RefusedError(500, "the server failed; its log says why")
+    return RefusedError(500, "internal server error; the server's log has the details")
 
 
 async def on_refused(request: Request, error: Exception) -> JSONResponse:
-    return answer(path_of(request), as_refused(error))
+    return error_response(request, as_refused(error))
 
 
 async def on_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    said = {400: "the body is not JSON", 404: f"{path_of(request)}: no such path"}
-    said |= {405: f"{request.method} is not allowed here"}
-    return answer(path_of(request), RefusedError(error.status_code, said.get(error.status_code, str(error.detail))))
+    messages = {
+        400: "the body is not valid JSON",
+        404: f"{path_of(request)}: no such path; /docs lists the routes",
+        405: f"{request.method} is not allowed for this path",
+    }
+    message = messages.get(error.status_code, str(error.detail))
+    return error_response(request, RefusedError(error.status_code, message))
 
 
 async def on_invalid(request: Request, error: Exception) -> JSONResponse:
-    """The first thing that is wrong with a body, and where."""
+    """Respond with the first problem in a body, and where it is."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     if first["type"] == "json_invalid":
-        return answer(path_of(request), RefusedError(400, f"the body is not JSON: {first['ctx']['error']}"))
-    place = ".".join(str(part) for part in first["loc"][1:] if not _names_a_type(part))
-    said = first["msg"].removeprefix("Value error, ")
-    if first["type"] not in ("missing", "extra_forbidden", "value_error"):
-        said += f", not {_shown(first['input'])}"
-    return answer(path_of(request), RefusedError(400, f"{place}: {said}" if place else said, param=place or None))
+        return error_response(request, RefusedError(400, f"the body is not valid JSON: {first['ctx']['error']}"))
+    key = ".".join(str(part) for part in first["loc"][1:] if not _names_type(part))
+    message = PROBLEMS.get(first["type"], first["msg"].removeprefix("Value error, ").replace("Input should", "must"))
+    if first["type"] not in (*PROBLEMS, "value_error"):
+        message += f", not {_shown(first['input'])}"
+    return error_response(request, RefusedError(400, f"{key}: {message}" if key else message, param=key or None))
 
 
-def _names_a_type(part: Any) -> bool:
-    """Whether it says which of several types was tried, rather than where in the body."""
+def _names_type(part: Any) -> bool:
+    """Return whether a part of pydantic's location names a member of a union rather than a key of the body."""
     return isinstance(part, str) and (part in ("str", "int", "float", "bool") or "[" in part)
 
 
@@ -88,4 +95,4 @@ def _shown(value: Any) -> str:
         text = json.dumps(value)
     except (TypeError, ValueError):
         text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"
+    return text if len(text) <= MAX_VALUE_CHARACTERS else text[: MAX_VALUE_CHARACTERS - 3] + "…"

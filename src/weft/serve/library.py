@@ -1,8 +1,8 @@
-"""The models of a server by name: loaded when first asked for, and unloaded when memory is short."""
+"""The models of a server by name: loaded on first use, and unloaded when memory runs short."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,195 +21,217 @@ from weft.runs.folder import LOCK, RunFolder, open_run
 from weft.runs.listing import RunRow, run_folders, run_row
 from weft.serve.config import Limits
 from weft.serve.errors import RefusedError, as_refused
-from weft.serve.worker import Worker, keep_loaded
+from weft.serve.model_thread import ModelThread
 from weft.storage.files import is_locked
 
-RESERVE = 1.5  # times the size of its weights, that are free before a model is loaded
-BYTES = 4  # of a weight while it is loaded
-RETRY_SECONDS = 10  # after which memory may be free again
+LOAD_MEMORY_RATIO = 1.5  # memory that must be free to load a model, as a multiple of the size of its weights
+BYTES_PER_PARAMETER = 4  # while a model is loaded
+RETRY_SECONDS = 10  # Retry-After of a request that found no memory
 
 
 @dataclass
-class Shelf:
-    """One model: where its run is, and its thread while it is loaded."""
+class ServedModel:
+    """One model: the folder of its run, and its thread while it is loaded."""
 
     name: str
     folder: RunFolder
-    created: int
-    worker: Worker | None = None
-    users: int = 0
-    used: float = 0.0
+    created: int  # when its config was written, in seconds since 1970
+    thread: ModelThread | None = None
+    users: int = 0  # requests that use it now
+    last_used: float = 0.0
 
     @property
     def run(self) -> Run:
-        assert self.worker is not None, "it is in use"
-        return self.worker.loaded
+        return self.loaded_thread.loaded
+
+    @property
+    def loaded_thread(self) -> ModelThread:
+        assert self.thread is not None, "a model in use is loaded"
+        return self.thread
 
 
 class Library:
-    """All models that a server was given."""
+    """All models of a server.
 
-    def __init__(self, places: Sequence[str], quantize: str | None, limits: Limits, *, may_be_empty: bool = False):
-        """A place is a run, or a folder whose runs come and go; one that `may_be_empty` has none yet."""
+    Each of `paths` is a run, or a folder whose runs may come and go; with `may_be_empty` it need not hold any yet.
+    `on_change` is called after a model has been loaded or unloaded.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        quantize: str | None,
+        limits: Limits,
+        *,
+        may_be_empty: bool = False,
+        on_change: Callable[[], None] = lambda: None,
+    ):
         if quantize is not None:
             check_width(quantize)
         self.quantize, self.limits, self.device = quantize, limits, torch.device(pick_device())
+        self.on_change = on_change
         self.ready = False
-        self.shelves: dict[str, Shelf] = {}
-        self.places = [Path(place) for place in places]
-        self._folders = [place for place in self.places if not RunFolder(place).config.is_file()]
-        for folder in [run for place in self.places for run in found(place, may_be_empty)]:
-            name = folder.path.resolve().name
-            if name in self.shelves:
-                other = self.shelves[name].folder.path
-                raise ConfigError(f"{folder.path}: {other} is named '{name}' as well; rename one of them")
-            self.shelves[name] = _shelf(folder)
+        self.models: dict[str, ServedModel] = {}
+        self.paths = [Path(path) for path in paths]
+        self._folders = [path for path in self.paths if not RunFolder(path).config.is_file()]
+        for folder in [run for path in self.paths for run in find_runs(path, may_be_empty)]:
+            model = _served_model(folder)
+            if model.name in self.models:
+                other = self.models[model.name].folder.path
+                raise ConfigError(f"{folder.path}: {other} is named '{model.name}' as well; rename one of them")
+            self.models[model.name] = model
         self._loading = asyncio.Lock()
         self._rows: dict[Path, tuple[Any, RunRow]] = {}
 
     async def refresh(self) -> None:
-        """Take in the runs that have come into the folders and have a checkpoint, and forget those that have gone."""
-        now = await asyncio.to_thread(lambda: [_shelf(run) for folder in self._folders for run in _served(folder)])
-        fresh = {shelf.name: shelf for shelf in reversed(now)}  # of two that are called alike, the first
-        for shelf in list(self.shelves.values()):
-            same = fresh.get(shelf.name)
-            if shelf.folder.path.parent in self._folders and (same is None or same.created != shelf.created):
-                self.shelves.pop(shelf.name, None)
-                await self._let_go(shelf)
-        for shelf in now:
-            self.shelves.setdefault(shelf.name, fresh[shelf.name])
+        """Add runs that have appeared in the folders and have a checkpoint; drop those that are gone."""
+        now = await asyncio.to_thread(lambda: [_served_model(run) for path in self._folders for run in _runs_in(path)])
+        by_name = {model.name: model for model in reversed(now)}  # the first of two with the same name
+        for model in list(self.models.values()):
+            current = by_name.get(model.name)
+            if model.folder.path.parent in self._folders and (current is None or current.created != model.created):
+                self.models.pop(model.name, None)
+                await self._release(model)
+        for model in now:
+            self.models.setdefault(model.name, by_name[model.name])
 
-    async def _let_go(self, shelf: Shelf) -> None:
-        """Unload a model that is no longer served, once nobody uses it."""
-        worker = shelf.worker
-        if not shelf.users and worker is not None:
-            shelf.worker = None
-            await asyncio.to_thread(worker.close)
+    async def _release(self, model: ServedModel) -> None:
+        """Unload a model that is no longer served, unless a request still uses it."""
+        thread = model.thread
+        if not model.users and thread is not None:
+            model.thread = None
+            await asyncio.to_thread(thread.close)
 
     def run_folders(self) -> dict[str, RunFolder]:
-        """The runs of all places by name, those too that can't be served."""
-        every: dict[str, RunFolder] = {}
-        for place in self.places:
-            with suppress(WeftError):  # the folder isn't there yet, or no longer
-                for run in run_folders(place):
-                    every.setdefault(run.path.resolve().name, run)
-        return every
+        """Return the runs in all paths by name, including those that cannot be served."""
+        folders: dict[str, RunFolder] = {}
+        for path in self.paths:
+            with suppress(WeftError):  # the folder doesn't exist yet, or no longer
+                for run in run_folders(path):
+                    folders.setdefault(run.path.resolve().name, run)
+        return folders
 
     def run_rows(self) -> list[RunRow]:
-        """What is known of them at a glance; of those that have not changed, from memory."""
+        """Summarise all runs; a run whose files have not changed is not read again."""
         rows: dict[Path, tuple[Any, RunRow]] = {}
         for name, run in self.run_folders().items():
-            signs = (run.path, run.config, run.events, run.metrics, run.checkpoints)
-            now = [_changed(path) for path in signs], is_locked(run.path / LOCK)
+            files = (run.path, run.config, run.events, run.metrics, run.checkpoints)
+            state = [_modified(path) for path in files], is_locked(run.path / LOCK)
             known = self._rows.get(run.path)
-            rows[run.path] = known if known and known[0] == now else (now, replace(run_row(run), name=name))
+            rows[run.path] = known if known and known[0] == state else (state, replace(run_row(run), name=name))
         self._rows = rows
         return [row for _, row in rows.values()]
 
     async def prepare(self) -> None:
-        """Load the newest model already; each of the others is loaded when it is asked for."""
-        if newest := max(self.shelves.values(), key=lambda each: each.created, default=None):
-            with suppress(WeftError, RefusedError):  # whoever asks for it is told
-                async with self.lent(newest.name) as shelf:
-                    assert shelf.worker is not None
-                    await shelf.worker.ask(shelf.worker.warm_up, "the server itself")
+        """Load the newest model ahead of the first request."""
+        if newest := max(self.models.values(), key=lambda model: model.created, default=None):
+            with suppress(WeftError, RefusedError):  # reported to whoever requests this model
+                async with self.use(newest.name) as model:
+                    await model.loaded_thread.call(model.loaded_thread.warm_up, "the server itself")
         self.ready = True
 
     @asynccontextmanager
-    async def lent(self, name: str) -> AsyncIterator[Shelf]:
-        """A model, which is loaded as long as the `with` lasts."""
-        if name not in self.shelves:
+    async def use(self, name: str) -> AsyncIterator[ServedModel]:
+        """Yield a model, which stays loaded inside the `with` block."""
+        if name not in self.models:
             await self.refresh()
-        shelf = self.shelves.get(name)
-        if shelf is None:
-            known = suggestion(name[:60], self.shelves, what="served")
+        model = self.models.get(name)
+        if model is None:
+            known = suggestion(name[:60], self.models, what="served")
             raise RefusedError(404, f"model '{name[:60]}': {known}", param="model")
-        shelf.users += 1
+        model.users += 1
         try:
-            if shelf.worker is None:
+            if model.thread is None:
                 async with self._loading:
-                    if shelf.worker is None:
-                        shelf.worker = await self._load(shelf)
-            yield shelf
-        except (WeftError, RefusedError) as error:  # a client knows the model by its name, and not where it lies
+                    if model.thread is None:
+                        model.thread = await self._load(model)
+            yield model
+        except (WeftError, RefusedError) as error:  # clients learn the model's name, not its path
             refused = as_refused(error)
-            refused.message = refused.message.replace(str(shelf.folder.path), f"model '{shelf.name}'")
+            refused.message = refused.message.replace(str(model.folder.path), f"model '{model.name}'")
             raise refused from None
         finally:
-            shelf.users -= 1
-            shelf.used = time.monotonic()
-            if self.shelves.get(name) is not shelf:
-                await self._let_go(shelf)
+            model.users -= 1
+            model.last_used = time.monotonic()
+            if self.models.get(name) is not model:
+                await self._release(model)
 
     def close(self) -> None:
-        for shelf in self.shelves.values():
-            worker, shelf.worker = shelf.worker, None
-            if worker is not None:
-                worker.close()
+        """Unload all models."""
+        for model in self.models.values():
+            thread, model.thread = model.thread, None
+            if thread is not None:
+                thread.close()
 
-    async def _load(self, shelf: Shelf) -> Worker:
-        need = int(RESERVE * max(BYTES * count(shelf.folder.recipe().model).parameters, _stored(shelf.folder)))
+    async def _load(self, model: ServedModel) -> ModelThread:
+        """Load a model; others make room for it, the one that has been idle longest first."""
+        parameters = count(model.folder.recipe().model).parameters
+        need = int(LOAD_MEMORY_RATIO * max(BYTES_PER_PARAMETER * parameters, _stored_bytes(model.folder)))
         while free_memory(self.device) < need and await self._unload_one():
             pass
         while True:
             try:
-                return await asyncio.to_thread(self._started, shelf)
+                return await asyncio.to_thread(self._start, model)
             except Exception as error:
                 if not out_of_memory(error):
                     raise
             if not await self._unload_one():
-                raise RefusedError(503, f"there is no memory for model '{shelf.name}' now", retry_after=RETRY_SECONDS)
+                message = f"not enough memory for model '{model.name}' at the moment"
+                raise RefusedError(503, message, retry_after=RETRY_SECONDS)
 
-    def _started(self, shelf: Shelf) -> Worker:
-        return Worker(shelf.name, load(shelf.folder.path, self.device, quantize=self.quantize), self.limits)
+    def _start(self, model: ServedModel) -> ModelThread:
+        run = load(model.folder.path, self.device, quantize=self.quantize)
+        thread = ModelThread(model.name, run, self.limits)
+        self.on_change()
+        return thread
 
     async def _unload_one(self) -> bool:
-        """Unload the model that nobody has used for longest; False where all are in use."""
-        idle = [each for each in self.shelves.values() if each.worker is not None and not each.users]
+        """Unload the model that has been idle longest; return False if all are in use."""
+        idle = [model for model in self.models.values() if model.thread is not None and not model.users]
         if not idle:
             return False
-        oldest = min(idle, key=lambda each: each.used)
-        worker, oldest.worker = oldest.worker, None  # before anybody else can be lent it
-        assert worker is not None
-        await asyncio.to_thread(worker.close)
-        del worker
-        keep_loaded()  # and let go of what is not
+        oldest = min(idle, key=lambda model: model.last_used)
+        thread, oldest.thread = oldest.loaded_thread, None  # first, so that no request starts to use it
+        await asyncio.to_thread(thread.close)
+        del thread
+        self.on_change()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return True
 
 
-def found(place: Path, may_be_empty: bool = False) -> list[RunFolder]:
-    """The runs that are meant: the place is one, or a folder of some, or it is there for its comparisons."""
-    if inside := _served(place) if not RunFolder(place).config.is_file() else []:
-        return inside
-    if (place / "config.json").is_file():
-        raise ConfigError(f"{place}: a model of another program; first: weft import {place} runs/{place.name}")
-    may_be_empty = may_be_empty or bool(studies([place]))
-    return [] if may_be_empty and not RunFolder(place).config.is_file() else [open_run(place)]
+def find_runs(path: Path, may_be_empty: bool = False) -> list[RunFolder]:
+    """Return the runs at a path: the run itself, or the runs in a folder."""
+    is_run = RunFolder(path).config.is_file()
+    if runs := [] if is_run else _runs_in(path):
+        return runs
+    if (path / "config.json").is_file():
+        raise ConfigError(f"{path}: another program's model; import it first: weft import {path} runs/{path.name}")
+    may_be_empty = may_be_empty or bool(studies([path]))  # a folder may hold comparisons only
+    return [] if may_be_empty and not is_run else [open_run(path)]
 
 
-def _served(folder: Path) -> list[RunFolder]:
-    """The runs of a folder that have a checkpoint; one that trains now is served from its newest."""
+def _runs_in(folder: Path) -> list[RunFolder]:
+    """Return the runs in a folder that have a checkpoint; a run in training is served from its newest one."""
     with suppress(OSError):
         runs = [RunFolder(file.parent) for file in sorted(folder.glob("*/config.toml"))]
         return [run for run in runs if run.steps() and not run.path.name.startswith(".")]
     return []
 
 
-def _shelf(folder: RunFolder) -> Shelf:
-    return Shelf(folder.path.resolve().name, folder, int(_changed(folder.config)[0] // 1e9))
+def _served_model(folder: RunFolder) -> ServedModel:
+    return ServedModel(folder.path.resolve().name, folder, int(_modified(folder.config)[0] // 1e9))
 
 
-def _changed(path: Path) -> tuple[int, int]:
-    """When a file was last written, in nanoseconds, and its size."""
+def _modified(path: Path) -> tuple[int, int]:
+    """Return a file's modification time in nanoseconds and its size; zeros if there is no such file."""
     try:
-        about = path.stat()
+        status = path.stat()
     except OSError:
         return 0, 0
-    return about.st_mtime_ns, about.st_size
+    return status.st_mtime_ns, status.st_size
 
 
-def _stored(run: RunFolder) -> int:
-    """Bytes of the largest weights in a run: how large tables of n-grams are, no config says."""
+def _stored_bytes(run: RunFolder) -> int:
+    """Return the size of a run's largest weights file: the config doesn't contain the size of n-gram tables."""
     return max((file.stat().st_size for file in run.checkpoints.glob(f"*/{WEIGHTS}")), default=0)

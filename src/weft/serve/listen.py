@@ -1,16 +1,24 @@
-"""Where a server listens: uvicorn, with patience for connections that neither ask nor read."""
+"""The server process: uvicorn, with time limits on idle connections, and the interpreter's settings."""
 
+import gc
+import logging
+import socket
+import sys
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from weft.serve.app import make_app
 from weft.serve.config import Serving
 from weft.serve.gate import App
+from weft.serve.library import Library
 
-DRAIN_SECONDS = 30  # that texts have to end after SIGTERM
-PATIENCE_SECONDS = 20.0  # within which a request has to begin, and some of an answer has to be fetched
+DRAIN_SECONDS = 30  # time that texts in progress have to finish after SIGTERM
+IDLE_SECONDS = 20.0  # close a connection that sends no request, or reads none of its response, for this long
 MAX_HEADER_BYTES = 1 << 16
+SWITCH_SECONDS = 0.001  # interpreter's switch interval: a model's thread gets its turn soon, beside many streams
+GC_THRESHOLD = 50_000  # new objects that trigger a garbage collection of the youngest generation
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.h11_impl import H11Protocol as Protocol
@@ -18,22 +26,22 @@ else:
     Protocol = AutoHTTPProtocol  # httptools where it is installed
 
 
-class PatientProtocol(Protocol):
-    """Closes a connection on which no request comes, or whose answer nobody fetches: uvicorn would wait for ever."""
+class IdleTimeoutProtocol(Protocol):
+    """Closes connections that send no request, or whose response is not read; uvicorn would wait forever."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._header_bytes, self._seen, self._unsent = 0, self.cycle, 0
-        self._watch = self.loop.call_later(PATIENCE_SECONDS, self._look)
+        self._header_bytes, self._last_cycle, self._unsent = 0, self.cycle, 0
+        self._timer = self.loop.call_later(IDLE_SECONDS, self._close_if_idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._watch.cancel()
+        self._timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        before = self.cycle
+        cycle = self.cycle
         super().data_received(data)
-        self._header_bytes = self._header_bytes + len(data) if self._idle and self.cycle is before else 0
+        self._header_bytes = self._header_bytes + len(data) if self._idle and self.cycle is cycle else 0
         if self._header_bytes > MAX_HEADER_BYTES:
             self.transport.abort()
 
@@ -41,26 +49,47 @@ class PatientProtocol(Protocol):
     def _idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
-    def _look(self) -> None:
+    def _close_if_idle(self) -> None:
         unsent = self.transport.get_write_buffer_size()
         unread = self.flow.write_paused and unsent == self._unsent
-        if self.transport.is_closing() or unread or (self._idle and self.cycle is self._seen):
+        if self.transport.is_closing() or unread or (self._idle and self.cycle is self._last_cycle):
             self.transport.abort()
             return
-        self._seen, self._unsent = self.cycle, unsent
-        self._watch = self.loop.call_later(PATIENCE_SECONDS, self._look)
+        self._last_cycle, self._unsent = self.cycle, unsent
+        self._timer = self.loop.call_later(IDLE_SECONDS, self._close_if_idle)
 
 
-def uvicorn_config(app: App, serving: Serving, **where: Any) -> uvicorn.Config:
-    """How uvicorn runs the application; `where` are its own settings of sockets and certificates."""
+def uvicorn_config(app: App, serving: Serving, **options: Any) -> uvicorn.Config:
+    """Return uvicorn's configuration; `options` are its settings of sockets and certificates."""
     return uvicorn.Config(
         app,
-        http=PatientProtocol,
+        http=IdleTimeoutProtocol,
         ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=DRAIN_SECONDS,
         root_path=serving.root_path,
-        **where,
+        **options,
     )
+
+
+def run_server(library: Library, serving: Serving, listener: socket.socket | None, **options: Any) -> None:
+    """Serve until the process is ended, with the interpreter configured for it."""
+    config = uvicorn_config(make_app(library, serving), serving, **options)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    configure_interpreter()
+    uvicorn.Server(config).run(None if listener is None else [listener])
+
+
+def configure_interpreter() -> None:
+    """Set the process's thread switching and garbage collection for serving; once, when the process starts to serve."""
+    sys.setswitchinterval(SWITCH_SECONDS)
+    gc.set_threshold(GC_THRESHOLD, 10, 10)
+
+
+def freeze_loaded() -> None:
+    """Collect garbage once and exempt all living objects from later collections, which would stop all threads."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()

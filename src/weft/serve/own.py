@@ -1,176 +1,180 @@
-"""weft's own routes: what a model has learned beside writing, how it reads a text, and what can be seen inside."""
+"""weft's own routes: other tasks than writing, how a model reads a text, and views of its inside."""
 
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_type_hints
 
 from fastapi import APIRouter, Request
+from fastapi.encoders import jsonable_encoder
 from starlette.responses import Response
 
-from weft.api.run import Run
 from weft.api.settings import translation_beam
+from weft.decode.config import parameters
 from weft.explain import views
 from weft.figures.page import as_json
 from weft.objectives.frame import Asked
 from weft.serve.errors import RefusedError
-from weft.serve.events import answered, client_of, server_of
+from weft.serve.events import json_response
+from weft.serve.library import ServedModel
 from weft.serve.schema import (
     Body,
     ClassifyBody,
     DetokenizeBody,
     ExplainBody,
     ReadingBody,
-    ScoreBody,
     StepBody,
-    TokenizeBody,
+    TextBody,
     TranslateBody,
     WithoutHeadsBody,
 )
-from weft.serve.writing import cuts
+from weft.serve.server import client_of, server_of
+from weft.serve.text_request import filters
 
 View = Literal["attention", "heads", "lens", "saliency", "search", "surprise"]
-OPTIONS = {"saliency": ("target", "place"), "search": ("settings",)}  # of a view, where it is not a target alone
-MAX_EXPLAINED = 4000  # characters of a text that is looked at: maps of attention grow with its square
+VIEW_OPTIONS = {"saliency": ("target", "place"), "search": ("settings",)}  # other views take a target only
+MAX_EXPLAINED = 4000  # characters of a text to explain: attention maps grow with its square
+ModelFunction = TypeVar("ModelFunction", bound=Callable[[ServedModel, Any], dict[str, Any]])
 
 router = APIRouter()
 
 
-async def ask(request: Request, body: Body, function: Callable[[Run], Any]) -> Response:
-    """A question to the model that the body names."""
+def model_route(router: APIRouter, path: str) -> Callable[[ModelFunction], ModelFunction]:
+    """Serve a function of a model and a body at `path`; it is called on the model's thread."""
+
+    def register(function: ModelFunction) -> ModelFunction:
+        async def endpoint(request: Request, body: Any) -> Response:
+            return await call_model(request, body, function)
+
+        endpoint.__name__, endpoint.__doc__ = function.__name__, function.__doc__
+        endpoint.__annotations__["body"] = get_type_hints(function)["body"]
+        router.post(path)(endpoint)
+        return function
+
+    return register
+
+
+async def call_model(request: Request, body: Body, function: ModelFunction) -> Response:
+    """Respond with the result of a function of the model that the body names."""
 
     async def work() -> dict[str, Any]:
-        async with server_of(request).library.lent(body.model) as shelf:
-            assert shelf.worker is not None
-            answer = await shelf.worker.ask(partial(function, shelf.run), client_of(request))
-            return {"model": shelf.name, **answer}
+        async with server_of(request).library.use(body.model) as model:
+            result = await model.loaded_thread.call(partial(function, model, body), client_of(request))
+            return {"model": model.name, **result}
 
-    return await answered(request, work())
+    return await json_response(request, work())
 
 
-def _listed(texts: str | Sequence[str]) -> list[str]:
+def _as_list(texts: str | Sequence[str]) -> list[str]:
     return [texts] if isinstance(texts, str) else list(texts)
 
 
-@router.post("/v1/translate")
-async def translate(request: Request, body: TranslateBody) -> Response:
-    """What the model writes from each text."""
-
-    def function(run: Run) -> dict[str, Any]:
-        languages = Asked(body.source, body.target)
-        settings = None
-        if body.beams is not None:
-            length = getattr(run.objective, "length", 128)
-            settings = translation_beam(length, {**run.beam_defaults, "beams": body.beams})
-        return {"translations": run.translate(_listed(body.input), settings, languages)}
-
-    return await ask(request, body, function)
+@router.get("/v1/settings")
+async def settings() -> dict[str, list[dict[str, Any]]]:
+    """Describe the settings of generation: name, default, bounds, description, and the option of `weft generate`."""
+    return {"data": [jsonable_encoder(parameter._asdict(), exclude={"type"}) for parameter in parameters()]}
 
 
-@router.post("/v1/classify")
-async def classify(request: Request, body: ClassifyBody) -> Response:
-    """The probability of each label for each text, the likeliest first."""
-    texts, second = _listed(body.input), None if body.second is None else _listed(body.second)
+@model_route(router, "/v1/translate")
+def translate(model: ServedModel, body: TranslateBody) -> dict[str, Any]:
+    """Translate texts, or write whatever else the model has learned to write from a text."""
+    run, search = model.run, None
+    if body.beams is not None:
+        length = getattr(run.objective, "length", 128)
+        search = translation_beam(length, {**run.beam_defaults, "beams": body.beams})
+    languages = Asked(body.source, body.target)
+    return {"translations": run.translate(_as_list(body.input), search, languages)}
+
+
+@model_route(router, "/v1/classify")
+def classify(model: ServedModel, body: ClassifyBody) -> dict[str, Any]:
+    """Return the probability of each label for each text, the likeliest first."""
+    texts, second = _as_list(body.input), None if body.second is None else _as_list(body.second)
     if second is not None and len(second) != len(texts):
-        raise RefusedError(400, f"second: {len(second)} texts beside {len(texts)}", param="second")
-    return await ask(request, body, lambda run: {"labels": run.classify(texts, second)})
+        raise RefusedError(400, f"second: {len(second)} texts, but input has {len(texts)}", param="second")
+    return {"labels": model.run.classify(texts, second)}
 
 
-@router.post("/v1/tokenize")
-async def tokenize(request: Request, body: TokenizeBody) -> Response:
-    """The tokens of a text, with the places where they begin and end in it."""
-
-    def function(run: Run) -> dict[str, Any]:
-        spans = run.tokenizer.token_spans(body.input)
-        return {"tokens": [each.id for each in spans], "spans": [[each.start, each.end] for each in spans]}
-
-    return await ask(request, body, function)
+@model_route(router, "/v1/tokenize")
+def tokenize(model: ServedModel, body: TextBody) -> dict[str, Any]:
+    """Return the tokens of a text, and where each begins and ends in it."""
+    spans = model.run.tokenizer.token_spans(body.input)
+    return {"tokens": [span.id for span in spans], "spans": [[span.start, span.end] for span in spans]}
 
 
-@router.post("/v1/detokenize")
-async def detokenize(request: Request, body: DetokenizeBody) -> Response:
-    """The text that tokens make."""
-
-    def function(run: Run) -> dict[str, Any]:
-        size = run.tokenizer.vocab_size
-        if body.tokens and max(body.tokens) >= size:
-            raise RefusedError(400, f"tokens: {max(body.tokens)} is no token's id; there are {size}", param="tokens")
-        return {"text": run.tokenizer.decode(body.tokens)}
-
-    return await ask(request, body, function)
+@model_route(router, "/v1/detokenize")
+def detokenize(model: ServedModel, body: DetokenizeBody) -> dict[str, Any]:
+    """Return the text of a list of tokens."""
+    check_ids(body.tokens, model.run.tokenizer.vocab_size)
+    return {"text": model.run.tokenizer.decode(body.tokens)}
 
 
-@router.post("/v1/score")
-async def score(request: Request, body: ScoreBody) -> Response:
-    """The surprisal of each token of a text, −log p in nats, and the text's perplexity."""
-
-    def function(run: Run) -> dict[str, Any]:
-        scored = run.surprisal(body.input)
-        nats = [each.nats for each in scored if each.nats is not None]
-        mean = sum(nats) / len(nats) if nats else None
-        perplexity = math.exp(mean) if mean is not None and mean < 700 else None
-        return {"tokens": as_json(scored), "perplexity": perplexity}
-
-    return await ask(request, body, function)
+def check_ids(tokens: Sequence[int], size: int) -> None:
+    """Refuse ids beyond a vocabulary of `size` tokens."""
+    if tokens and max(tokens) >= size:
+        raise RefusedError(400, f"tokens: {max(tokens)} is not a token id; expected 0 … {size - 1}", param="tokens")
 
 
-@router.post("/v1/explain/text")
-async def text(request: Request, body: Body) -> Response:
-    """A text that the run held out, or was trained on, to look at, and where it is from."""
-    return await ask(request, body, lambda run: dict(zip(("text", "origin"), run.explain.own_text(), strict=True)))
+@model_route(router, "/v1/score")
+def score(model: ServedModel, body: TextBody) -> dict[str, Any]:
+    """Return the surprisal of each token of a text, −log p in nats, and the text's perplexity."""
+    scored = model.run.surprisal(body.input)
+    nats = [token.nats for token in scored if token.nats is not None]
+    mean = sum(nats) / len(nats) if nats else None
+    perplexity = math.exp(mean) if mean is not None and mean < 700 else None
+    return {"tokens": as_json(scored), "perplexity": perplexity}
 
 
-@router.post("/v1/explain/step")
-async def step(request: Request, body: StepBody) -> Response:
-    """One token's way through a model, with the numbers of every stage."""
+@model_route(router, "/v1/explain/text")
+def text(model: ServedModel, body: Body) -> dict[str, Any]:
+    """Return a text to look at, from the run's held-out or training data, and its origin."""
+    return dict(zip(("text", "origin"), model.run.explain.own_text(), strict=True))
+
+
+@model_route(router, "/v1/explain/step")
+def step(model: ServedModel, body: StepBody) -> dict[str, Any]:
+    """Follow one token through a model, with the values of every stage."""
     _check_length(body)
-
-    def function(run: Run) -> dict[str, Any]:
-        given = {"place": body.place, "layer": body.layer, **cuts(body)}
-        if body.temperature is not None:
-            given["temperature"] = body.temperature
-        return {"step": run.explain.step(body.input, target=body.target, **given).answer()}
-
-    return await ask(request, body, function)
+    options = {"place": body.place, "layer": body.layer, **filters(body)}
+    if body.temperature is not None:
+        options["temperature"] = body.temperature
+    return {"step": model.run.explain.step(body.input, target=body.target, **options).answer()}
 
 
-@router.post("/v1/explain/maps")
-async def maps(request: Request, body: ReadingBody) -> Response:
-    """The attention of all heads, packed as a page needs it, and those that do one thing, by name."""
-    return await _of_reading(request, body, lambda reading: {"maps": views.heads.named_maps(reading).packed()})
+@model_route(router, "/v1/explain/maps")
+def maps(model: ServedModel, body: ReadingBody) -> dict[str, Any]:
+    """Return the attention of all heads, packed for the page, and the heads with a recognised role, by name."""
+    return as_json({"maps": views.heads.named_maps(_reading(model, body)).packed()})
 
 
-@router.post("/v1/explain/without_heads")
-async def without_heads(request: Request, body: WithoutHeadsBody) -> Response:
-    """The surprise of each token of a text while some heads give zeros, and what the model writes then."""
-
-    def function(reading: "views.reading.Reading") -> dict[str, Any]:
-        return {"without_heads": views.ablation.without_heads(reading, body.heads)}
-
-    return await _of_reading(request, body, function)
+@model_route(router, "/v1/explain/without_heads")
+def without_heads(model: ServedModel, body: WithoutHeadsBody) -> dict[str, Any]:
+    """Return the surprisal of each token of a text with some heads zeroed, and what the model then writes."""
+    return as_json({"without_heads": views.ablation.without_heads(_reading(model, body), body.heads)})
 
 
-async def _of_reading(
-    request: Request, body: ReadingBody, function: "Callable[[views.reading.Reading], dict[str, Any]]"
-) -> Response:
+def _reading(model: ServedModel, body: ReadingBody) -> "views.reading.Reading":
     _check_length(body)
-    return await ask(request, body, lambda run: as_json(function(run.explain.reading(body.input, body.target))))
+    return model.run.explain.reading(body.input, body.target)
 
 
 def _check_length(body: ReadingBody) -> None:
     for name in ("input", "target"):
         if len(getattr(body, name) or "") > MAX_EXPLAINED:
-            raise RefusedError(400, f"{name}: at most {MAX_EXPLAINED} characters can be looked at", param=name)
+            raise RefusedError(400, f"{name}: longer than {MAX_EXPLAINED} characters", param=name)
 
 
 @router.post("/v1/explain/{view}")
 async def explain(request: Request, view: View, body: ExplainBody) -> Response:
-    """What `weft explain` shows of a model and a text, as numbers."""
+    """Return the values of a view of `weft explain`, for a model and a text."""
     _check_length(body)
+    fields = {"target": body.target, "place": body.place, "settings": body.settings}
+    options = {name: value for name, value in fields.items() if value is not None}
+    for name in options:
+        if name not in VIEW_OPTIONS.get(view, ("target",)):
+            raise RefusedError(400, f"{name}: the view '{view}' has no such option; leave it out", param=name)
 
-    options = {"target": body.target, "place": body.place, "settings": body.settings}
-    given = {name: value for name, value in options.items() if value is not None}
-    for name in given:
-        if name not in OPTIONS.get(view, ("target",)):
-            raise RefusedError(400, f"{name}: {view} has none", param=name)
-    return await ask(request, body, lambda run: {view: getattr(run.explain, view)(body.input, **given).data()})
+    def function(model: ServedModel, body: ExplainBody) -> dict[str, Any]:
+        return {view: getattr(model.run.explain, view)(body.input, **options).data()}
+
+    return await call_model(request, body, function)

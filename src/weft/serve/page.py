@@ -1,53 +1,62 @@
-"""The page of all routes, from the OpenAPI document: for people, without anything from elsewhere."""
+"""The page that documents all routes, made from the OpenAPI document; it loads nothing from elsewhere."""
 
 from typing import Any
 
 from weft.figures.page import template
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'"
-LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+MAX_BOUND = 10**9  # larger bounds only limit the size of integers
 
 
 def routes_page(document: dict[str, Any]) -> str:
-    """Each route with what its request may hold."""
+    """Return the HTML page of an OpenAPI document."""
     return template("routes.html").render(version=document["info"]["version"], routes=routes(document))
 
 
 def routes(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The `method` and `path` of each route, what it is `about`, and its parameters and `fields`, each in words."""
+    """Return each route's `method`, `path` and description (`about`), and its parameters and `fields` in words."""
     schemas = document.get("components", {}).get("schemas", {})
-    found = []
+    rows = []
     for path, methods in document["paths"].items():
         for method, route in methods.items():
             content = route.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
-            body = schemas.get(_named(content), {})
-            given = [(each["name"], each["schema"], each["required"]) for each in route.get("parameters", ())]
-            needed = body.get("required", ())
-            given += [(name, each, name in needed) for name, each in body.get("properties", {}).items()]
-            fields = [(name, _words(each, schemas) + (", needed" if must else "")) for name, each, must in given]
+            body = schemas.get(_reference(content), {})
+            inputs = [(each["name"], each["schema"], each["required"]) for each in route.get("parameters", ())]
+            required = body.get("required", ())
+            inputs += [(name, schema, name in required) for name, schema in body.get("properties", {}).items()]
+            fields = [(name, _describe(schema, schemas, is_required)) for name, schema, is_required in inputs]
             about = " ".join(route.get("description", "").split())
-            found.append({"method": method.upper(), "path": path, "about": about, "fields": fields})
-    return found
+            rows.append({"method": method.upper(), "path": path, "about": about, "fields": fields})
+    return rows
 
 
-def _named(schema: dict[str, Any]) -> str:
+def _reference(schema: dict[str, Any]) -> str:
     return str(schema.get("$ref", "")).rpartition("/")[2]
 
 
-def _words(schema: dict[str, Any], schemas: dict[str, Any]) -> str:
-    """A JSON Schema in words."""
-    if "description" in schema:
-        return str(schema["description"])
+def _describe(schema: dict[str, Any], schemas: dict[str, Any], is_required: bool) -> str:
+    kind = _type(schema, schemas) + (", required" if is_required else "")
+    description = str(schema.get("description", ""))
+    return f"{description} ({kind})" if description and kind != "anything" else description or kind
+
+
+def _type(schema: dict[str, Any], schemas: dict[str, Any]) -> str:
+    """Return the type of a JSON Schema in words, with its bounds."""
     if "$ref" in schema:
-        return f"{{{', '.join(schemas[_named(schema)].get('properties', {}))}}}"
+        return f"{{{', '.join(schemas[_reference(schema)].get('properties', {}))}}}"
     if "anyOf" in schema:
-        kinds = sorted(schema["anyOf"], key=lambda each: each.get("type") == "array")
-        return " or ".join(_words(each, schemas) for each in kinds if each.get("type") != "null")
+        kinds = sorted(schema["anyOf"], key=lambda kind: kind.get("type") == "array")
+        return " or ".join(_type(kind, schemas) for kind in kinds if kind.get("type") != "null")
     if "enum" in schema or "const" in schema:
-        return ", ".join(f'"{each}"' for each in schema.get("enum", [schema.get("const")]))
+        return ", ".join(f'"{value}"' for value in schema.get("enum", [schema.get("const")]))
+    if "prefixItems" in schema:
+        return f"[{'; '.join(_type(item, schemas) for item in schema['prefixItems'])}]"
     if schema.get("type") == "array":
-        return f"list of {_words(schema['items'], schemas)}"
-    limits = [f"{sign}\N{NO-BREAK SPACE}{schema[name]:g}" for name, sign in LIMITS.items() if name in schema]
-    if abs(schema.get("exclusiveMaximum", 0)) >= 2**31:  # what fits into a number
-        limits = []
-    return ", ".join([schema.get("type", "anything"), *limits])
+        return f"list of {_type(schema['items'], schemas)}"
+    bounds = [
+        f"{sign}\N{NO-BREAK SPACE}{schema[name]:g}"
+        for name, sign in BOUNDS.items()
+        if name in schema and abs(schema[name]) < MAX_BOUND
+    ]
+    return ", ".join([schema.get("type", "anything"), *bounds])

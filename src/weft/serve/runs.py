@@ -1,20 +1,16 @@
-"""What the folders hold that a server was given: runs, their curves as they grow and what happened in them; and
-comparisons and scaling laws.
+"""Routes about the folders of a server: runs with their curves, events and samples; comparisons and scaling laws.
 
-One is asked for by its name, which is one of those found there: no path comes from a request. What is damaged is left
-out and told, and a run that has gone is not found.
+A request names a run by its name in these folders, never by a path. Damaged files are skipped and reported.
 """
 
-import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
 from weft.compare.studies import read_study, studies
@@ -27,89 +23,100 @@ from weft.runs.folder import RunFolder
 from weft.runs.lines import LineChunk, read, read_after
 from weft.runs.listing import RunRow
 from weft.serve.errors import RefusedError
-from weft.serve.events import answered, server_of
+from weft.serve.events import encoded_response
+from weft.serve.server import server_of
 
-MAX_STRETCH_BYTES = 4 << 20  # of a journal in one answer; the page asks for the rest
-MAX_SINCE = 64  # characters
-MAX_POINTS = 2000  # of a series in one answer
-MAX_EVENTS = 2000  # the last ones
-MAX_SAMPLES = 500  # steps
-MAX_TEXT = 4000  # characters
-MAX_WORDS = 400  # characters of a text in an event
-OWN = ("step", "steps")  # of a line, what is no series
-PRIVATE = ("command", "corpus", "check")  # of an event: where things lie on this machine
-STUDY = ("name", "kind", "title", "result", "finished", "problem")  # of a comparison, at a glance
+MAX_JOURNAL_BYTES = 4 << 20  # of a journal read for one response; the page requests the rest
+MAX_SINCE = 64  # characters of a position in the journals
+MAX_POINTS = 2000  # of a series in one response
+MAX_EVENTS = 2000  # the latest ones
+MAX_SAMPLED_STEPS = 500  # steps whose samples are returned
+MAX_SAMPLE_CHARACTERS = 4000
+MAX_EVENT_CHARACTERS = 400  # of a text in an event
+NOT_SERIES = ("step", "steps")  # keys of a metrics line
+PRIVATE = ("command", "corpus", "check")  # keys of an event that hold paths of this machine
+STUDY_SUMMARY = ("name", "kind", "title", "result", "finished", "problem")  # keys of a comparison in the list
 
 router = APIRouter()
 
 
+def run_named(request: Request, name: str) -> Iterator[RunFolder]:
+    """Yield the run of this name; an error while it is used is reported with the name instead of the path."""
+    run = server_of(request).library.run_folders().get(name)
+    if run is None:
+        raise RefusedError(404, f"run '{name[:60]}': no such run on this server, or no longer", param="name")
+    try:
+        yield run
+    except (WeftError, OSError) as error:
+        raise RefusedError(409, f"run '{name[:60]}': {_reason(error, run.path, name)}") from None
+
+
+NamedRun = Annotated[RunFolder, Depends(run_named)]
+
+
 @router.get("/v1/runs")
-async def runs(request: Request) -> Response:
-    """All runs at a glance, the one that changed last first; those that train now, and damaged ones, with why."""
-    library = server_of(request).library
-
-    def work() -> dict[str, Any]:
-        rows = sorted(map(_told, library.run_rows()), key=lambda row: -row["changed"])
-        return {"now": time.time(), "runs": rows}
-
-    return await answered(request, asyncio.to_thread(work))
+def runs(request: Request) -> Response:
+    """List all runs, the latest changed first, including those in training and, with the problem, damaged ones."""
+    rows = sorted(map(_run_summary, server_of(request).library.run_rows()), key=lambda row: -row["changed"])
+    return encoded_response({"now": time.time(), "runs": rows})
 
 
-def _told(row: RunRow) -> dict[str, Any]:
-    told = asdict(row)
+def _run_summary(row: RunRow) -> dict[str, Any]:
+    summary = asdict(row)
     if row.problem:
-        told["problem"] = row.problem.replace(row.path, row.name)
+        summary["problem"] = row.problem.replace(row.path, row.name)
     if row.best is not None and row.metric is not None:
-        told["best_text"] = f"{metric(row.metric).title} {row.best:{metric(row.metric).format}}"
-    return {key: value for key, value in told.items() if key not in ("path", "data")}
+        summary["best_text"] = f"{metric(row.metric).title} {row.best:{metric(row.metric).format}}"
+    return {key: value for key, value in summary.items() if key not in ("path", "data")}
 
 
 @router.get("/v1/runs/{name}/metrics")
-async def metrics(request: Request, name: str, since: Annotated[str, Query(max_length=MAX_SINCE)] = "") -> Response:
-    """What was logged after `since`, the `next` of an earlier answer: by series its steps and values, thinned to their
-    lowest and highest. `seconds` count from the first of these lines. Where `reset`, the run has gone back, and these
-    lines take the place of all earlier ones; where there is `more`, it follows after `next`."""
-    return await _about(request, name, partial(_metrics, since=since))
+def metrics(name: str, run: NamedRun, since: Annotated[str, Query(max_length=MAX_SINCE)] = "") -> Response:
+    """Return the metrics logged after `since`, the `next` of an earlier response: steps and values of each series,
+    thinned to minima and maxima.
 
-
-def _metrics(run: RunFolder, since: str) -> dict[str, Any]:
-    paths, places = (run.metrics, run.timings), [*since.split(","), ""][:2] if since else ["", ""]
-    found = [_stretch(path, after) for path, after in zip(paths, places, strict=True)]
-    if reset := any(each.restarted for each in found):
-        found = [_stretch(path, "") for path in paths]
-    seconds, lines = 0.0, [dict(line) for each in found for line in each.lines]
+    `seconds` count from the first of these lines. If `reset`, the run was rolled back, and these lines replace all
+    earlier ones; if `more`, request the rest with `next`.
+    """
+    paths, positions = (run.metrics, run.timings), [*since.split(","), ""][:2] if since else ["", ""]
+    chunks = [_read_journal(path, position) for path, position in zip(paths, positions, strict=True)]
+    if reset := any(chunk.restarted for chunk in chunks):
+        chunks = [_read_journal(path, "") for path in paths]
+    seconds, lines = 0.0, [dict(line) for chunk in chunks for line in chunk.lines]
     for line in lines:
         if "seconds" in line:
             seconds = line["seconds"] = seconds + line["seconds"]
-    return {
+    content = {
+        "name": name,
         "series": _series(lines),
         "flops_per_token": _flops(run),
-        "damaged": sum(each.damaged for each in found),
-        "next": ",".join(each.end for each in found),
+        "damaged": sum(chunk.damaged for chunk in chunks),
+        "next": ",".join(chunk.end for chunk in chunks),
         "reset": reset,
-        "more": any(each.more for each in found),
+        "more": any(chunk.more for chunk in chunks),
     }
+    return encoded_response(content)
 
 
-def _stretch(path: Any, after: str) -> LineChunk:
+def _read_journal(path: Path, position: str) -> LineChunk:
     try:
-        return read_after(path, after, MAX_STRETCH_BYTES)
+        return read_after(path, position, MAX_JOURNAL_BYTES)
     except FileNotFoundError:
-        return LineChunk([], damaged=0, end="", restarted=bool(after), more=False)
+        return LineChunk([], damaged=0, end="", restarted=bool(position), more=False)
 
 
 def _series(lines: list[dict[str, Any]]) -> dict[str, list[list[float | None]]]:
     series: dict[str, list[list[float | None]]] = defaultdict(lambda: [[], []])
     for line in lines:
-        for key in line.keys() - OWN:
+        for key in line.keys() - NOT_SERIES:
             series[key][0].append(line["step"])
             series[key][1].append(line[key])
-    kept = {key: thinned(ys, MAX_POINTS) for key, (_, ys) in series.items()}
-    return {key: [[each[at] for at in kept[key]] for each in both] for key, both in sorted(series.items())}
+    indices = {key: thinned(ys, MAX_POINTS) for key, (_, ys) in series.items()}
+    return {key: [[axis[index] for index in indices[key]] for axis in axes] for key, axes in sorted(series.items())}
 
 
 def _flops(run: RunFolder) -> float | None:
-    """Operations that a token takes in training, where the recipe says so."""
+    """Return the training FLOPs per token, or None if the recipe cannot be read."""
     try:
         recipe = run.recipe()
         return count(recipe.model, recipe.batch.length, recipe.adapter).training(recipe.batch.recompute) or None
@@ -118,105 +125,67 @@ def _flops(run: RunFolder) -> float | None:
 
 
 @router.get("/v1/runs/{name}/events")
-async def events(request: Request, name: str) -> Response:
-    """What happened in a run: its start, evaluations, rollbacks, resumes, warnings, its end."""
-    return await _about(request, name, _events)
-
-
-def _events(run: RunFolder) -> dict[str, Any]:
+def events(name: str, run: NamedRun) -> Response:
+    """Return the events of a run: start, evaluations, rollbacks, resumes, warnings, result."""
     lines, damage = read(run.events)
-    shown = [_short(line, run) for line in lines if line["event"] not in ("samples", "files")]
-    told = damage and damage.replace(str(run.path), run.path.name)
-    return {"events": shown[-MAX_EVENTS:], "left_out": max(0, len(shown) - MAX_EVENTS), "damage": told}
+    shown = [_short_event(line, run) for line in lines if line["event"] not in ("samples", "files")]
+    damage = damage and damage.replace(str(run.path), run.path.name)
+    left_out = max(0, len(shown) - MAX_EVENTS)
+    return encoded_response({"name": name, "events": shown[-MAX_EVENTS:], "left_out": left_out, "damage": damage})
 
 
-def _short(line: Mapping[str, Any], run: RunFolder) -> dict[str, Any]:
-    """An event's numbers and words, and none of its tables; a run's place on this machine is nobody's business."""
-    some = {key: value for key, value in line.items() if key not in PRIVATE}
-    texts = {key: each for key, each in some.items() if isinstance(each, str)}
-    words = {key: text.replace(str(run.path), run.path.name)[:MAX_WORDS] for key, text in texts.items()}
-    numbers = {key: each for key, each in some.items() if isinstance(each, int | float)}
-    steps = {"steps": line["steps"][:MAX_SAMPLES]} if isinstance(line.get("steps"), list) else {}
+def _short_event(line: Mapping[str, Any], run: RunFolder) -> dict[str, Any]:
+    """Return an event's numbers and texts, without its tables and without paths of this machine."""
+    public = {key: value for key, value in line.items() if key not in PRIVATE}
+    texts = {key: value for key, value in public.items() if isinstance(value, str)}
+    words = {key: text.replace(str(run.path), run.path.name)[:MAX_EVENT_CHARACTERS] for key, text in texts.items()}
+    numbers = {key: value for key, value in public.items() if isinstance(value, int | float)}
+    steps = {"steps": line["steps"][:MAX_SAMPLED_STEPS]} if isinstance(line.get("steps"), list) else {}
     return {**words, **numbers, **steps}
 
 
 @router.get("/v1/runs/{name}/samples")
-async def samples(request: Request, name: str) -> Response:
-    """What a run wrote at its evaluations, and at its end."""
-    return await _about(request, name, _samples)
-
-
-def _samples(run: RunFolder) -> dict[str, Any]:
+def samples(name: str, run: NamedRun) -> Response:
+    """Return the texts that a run wrote at its evaluations, and at its end."""
     lines, _ = read(run.events)
-    by_step = {line["step"]: line["texts"] for line in lines if line["event"] == "samples"}  # the later of two
+    by_step = {line["step"]: line["texts"] for line in lines if line["event"] == "samples"}  # the latest of each step
     final = next((line.get("samples") for line in reversed(lines) if line["event"] == "result"), None) or []
-    steps = sorted(by_step)[-MAX_SAMPLES:]
-    cut = {step: [text[:MAX_TEXT] for text in by_step[step]] for step in steps}
-    return {
-        "samples": [{"step": step, "texts": texts} for step, texts in cut.items()],
-        "final": [text[:MAX_TEXT] for text in final],
-    }
+    latest = [(step, by_step[step]) for step in sorted(by_step)[-MAX_SAMPLED_STEPS:]]
+    rows = [{"step": step, "texts": [text[:MAX_SAMPLE_CHARACTERS] for text in texts]} for step, texts in latest]
+    return encoded_response({"name": name, "samples": rows, "final": [text[:MAX_SAMPLE_CHARACTERS] for text in final]})
 
 
 @router.get("/v1/runs/{name}/recipe")
-async def recipe(request: Request, name: str) -> Response:
-    """A run's settings, nested and by dotted keys."""
-    return await _about(request, name, _recipe)
-
-
-def _recipe(run: RunFolder) -> dict[str, Any]:
+def recipe(name: str, run: NamedRun) -> Response:
+    """Return a run's settings, nested and by dotted keys."""
     settings = run.recipe().model_dump(mode="json", exclude_none=True)
-    return {"recipe": settings, "flat": flat(settings)}
+    return encoded_response({"name": name, "recipe": settings, "flat": flat(settings)})
 
 
-async def _about(request: Request, name: str, function: Callable[[RunFolder], dict[str, Any]]) -> Response:
-    """What a function tells of the run of this name."""
-    library = server_of(request).library
-
-    def work() -> dict[str, Any]:
-        run = library.run_folders().get(name)
-        if run is None:
-            raise RefusedError(404, f"run '{name[:60]}': there is no such run here, or it has gone", param="name")
-        try:
-            return {"name": name, **function(run)}
-        except (WeftError, OSError) as error:
-            raise RefusedError(409, f"run '{name[:60]}': {_reason(error, run.path, name)}") from None
-
-    return await answered(request, asyncio.to_thread(work))
-
-
-def _reason(error: Exception, place: Path, name: str) -> str:
-    """What is wrong, without the place on this machine."""
-    return getattr(error, "strerror", None) or str(error).replace(str(place), name)
+def _reason(error: Exception, path: Path, name: str) -> str:
+    """Return an error's message with the name instead of the path on this machine."""
+    return getattr(error, "strerror", None) or str(error).replace(str(path), name)
 
 
 @router.get("/v1/comparisons")
-async def comparisons(request: Request) -> Response:
-    """All comparisons and scaling laws, with what came out; damaged ones with why."""
-    places = server_of(request).library.places
-
-    def work() -> dict[str, Any]:
-        each = [_study(name, folder) for name, folder in studies(places).items()]
-        return {"data": [{key: one[key] for key in STUDY if key in one} for one in each]}
-
-    return await answered(request, asyncio.to_thread(work))
+def comparisons(request: Request) -> Response:
+    """List all comparisons and scaling laws with their results; damaged ones with the problem."""
+    all_studies = [_study(name, folder) for name, folder in studies(server_of(request).library.paths).items()]
+    return encoded_response(
+        {"data": [{key: study[key] for key in STUDY_SUMMARY if key in study} for study in all_studies]}
+    )
 
 
 @router.get("/v1/comparisons/{name}")
-async def comparison(request: Request, name: str) -> Response:
-    """What `weft compare` or `weft scale` found: texts, tables, and charts as numbers."""
-    places = server_of(request).library.places
-
-    def work() -> dict[str, Any]:
-        folder = studies(places).get(name)
-        if folder is None:
-            raise RefusedError(404, f"comparison '{name[:60]}': there is no such comparison here", param="name")
-        found = _study(name, folder)
-        if "problem" in found:
-            raise RefusedError(409, found["problem"])
-        return found
-
-    return await answered(request, asyncio.to_thread(work))
+def comparison(request: Request, name: str) -> Response:
+    """Return the result of `weft compare` or `weft scale`: texts, tables, and the values of charts."""
+    folder = studies(server_of(request).library.paths).get(name)
+    if folder is None:
+        raise RefusedError(404, f"comparison '{name[:60]}': no such comparison on this server", param="name")
+    study = _study(name, folder)
+    if "problem" in study:
+        raise RefusedError(409, study["problem"])
+    return encoded_response(study)
 
 
 def _study(name: str, folder: Path) -> dict[str, Any]:

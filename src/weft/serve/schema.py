@@ -1,24 +1,32 @@
-"""What requests may hold. A setting that is not here, or that weft can't keep to, is refused by name."""
+"""Bodies of requests. Unknown fields, and settings that weft cannot honour, are refused by name."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
-from weft.decode.config import Branching
+from weft.decode.config import Branching, parameters
 
-MAX_STOPS = 16
+MAX_STOPS = 16  # stop strings
 MAX_INPUTS = 2048  # texts in one request
-MAX_WRITTEN = 4096  # tokens of a text that is written token by token
-MAX_CUT = 10_000  # characters that all tokenizers cut
-MAX_HEADS = 4096  # that are switched off at a time
+MAX_STREAMED_TOKENS = 4096  # of a text that /v1/write or /v1/beams writes
+MAX_TOKENIZED = 10_000  # characters of a text for /v1/tokenizers
+MAX_HEADS = 4096  # attention heads switched off in one request
+SETTINGS = {parameter.name: parameter for parameter in parameters()}
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Stops = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[TokenId], Field(min_length=1)]
+Texts = str | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
+
+
+def setting(name: str, default: Any = None, **bounds: float) -> Any:
+    """Return a field for one of weft's settings of generation; `bounds` replace those of the setting."""
+    limits: dict[str, Any] = dict(bounds or SETTINGS[name].bounds)
+    return Field(default=default, description=SETTINGS[name].description, **limits)
 
 
 class Strict(BaseModel):
-    """What has no other fields than those it names."""
+    """Base of all bodies and their parts: unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True, allow_inf_nan=False, protected_namespaces=())
 
@@ -27,34 +35,35 @@ class Body(Strict):
     model: Name
 
 
-def _unsupported(value: Any) -> None:
+def _refuse_unsupported(value: Any) -> None:
     if value not in (None, [], {}, "none", "auto", False):
-        raise ValueError("weft's models have no such thing; leave it out")
+        raise ValueError("not supported by weft's models; leave it out")
 
 
-def _text_part(value: Any) -> Any:
-    """A content that is given in parts, as one text."""
+def _join_parts(value: Any) -> Any:
+    """Join a content in parts to one text."""
     if not isinstance(value, list):
         return value
     texts = []
     for part in value:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in ("text", "input_text", "output_text"):
-            raise ValueError(f"weft reads text alone, not {kind!r:.40}")
+            raise ValueError(f"weft reads only text, not {kind!r:.40}")
         if not isinstance(part.get("text"), str):
-            raise ValueError("a part of type 'text' has a text")
+            raise ValueError("a part of type 'text' needs a 'text'")
         texts.append(part["text"])
     return "".join(texts)
 
 
-Unsupported = Annotated[Any, BeforeValidator(_unsupported), Field(description="Refused: weft's models have none.")]
-Content = Annotated[str, BeforeValidator(_text_part)]
-# it says who asks, or how to bill it; nothing that is written depends on it
-Ignored = Annotated[Any, Field(description="Ignored.")]
+Unsupported = Annotated[
+    Any, BeforeValidator(_refuse_unsupported), Field(description="Refused: weft's models have none.")
+]
+Content = Annotated[str, BeforeValidator(_join_parts)]
+Ignored = Annotated[Any, Field(description="Ignored.")]  # identifies or bills the caller
 
 
 class NoTools(BaseModel):
-    """weft's models call no tools; clients may send the switches that go with none."""
+    """Fields about tools, which weft's models cannot call; clients may send the values that mean none."""
 
     tools: Unsupported = None
     tool_choice: Unsupported = None
@@ -70,14 +79,14 @@ class Turn(Strict):
     type: Literal["message"] = "message"
 
 
-class Drawing(Body):
-    """How a text is drawn, in the words that the APIs share."""
+class SamplingBody(Body):
+    """Sampling settings, with the bounds that OpenAI's API sets and the values that other servers take for "off"."""
 
-    temperature: float | None = Field(default=None, ge=0.0, le=2.0)
-    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    top_k: int | None = Field(default=None, ge=-1, lt=2**31)
-    min_p: float | None = Field(default=None, ge=0.0, le=1.0)
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    temperature: float | None = setting("temperature", ge=0.0, le=2.0)
+    top_p: float | None = setting("top_p")
+    top_k: int | None = setting("top_k", ge=-1, lt=2**31)
+    min_p: float | None = setting("min_p", ge=0.0, le=1.0)
+    seed: int | None = setting("seed", ge=-(2**63), lt=2**63)
     stream: bool | None = None
 
 
@@ -89,11 +98,11 @@ class Schema(Strict):
 
 
 class Format(Strict):
-    """What a text has to be: JSON, JSON of a schema, a match of a regular expression, a text of a Lark grammar."""
+    """The form of a text: JSON, JSON of a schema, a match of a regular expression, or a text of a Lark grammar."""
 
     type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
     json_schema: Schema | None = None
-    # the Responses API has the schema's parts here
+    # the Responses API has the fields of `json_schema` here
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
@@ -107,17 +116,17 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = None
 
 
-class OpenAI(Drawing):
-    """What completions and chats have in common."""
+class OpenAIBody(SamplingBody):
+    """Fields that completions and chat completions share."""
 
-    n: int | None = Field(default=None, ge=1, le=128)
-    stop: Stops | Annotated[str, Field(min_length=1)] | None = None
-    frequency_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
-    presence_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
-    repetition_penalty: float | None = Field(default=None, gt=0.0, le=100.0)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = None
+    n: int | None = Field(default=None, ge=1, le=128, description="Number of texts per prompt.")
+    stop: Stops | Annotated[str, Field(min_length=1)] | None = setting("stop")
+    frequency_penalty: float | None = setting("frequency_penalty", ge=-2.0, le=2.0)
+    presence_penalty: float | None = setting("presence_penalty", ge=-2.0, le=2.0)
+    repetition_penalty: float | None = setting("repetition_penalty")
+    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = setting("logit_bias")
     response_format: Format | None = None
-    beams: int | None = Field(default=None, ge=1, le=64, description="Search with so many beams instead of drawing.")
+    beams: int | None = Field(default=None, ge=1, le=64, description="Beam search with this many beams.")
     stream_options: StreamOptions | None = None
     user: Ignored = None
     metadata: Ignored = None
@@ -127,21 +136,21 @@ class OpenAI(Drawing):
     prompt_cache_key: Ignored = None
 
 
-class CompletionBody(OpenAI):
+class CompletionBody(OpenAIBody):
     prompt: str | Ids | Annotated[list[str] | list[Ids], Field(min_length=1, max_length=128)] = ""
-    max_tokens: int | None = Field(default=None, ge=1)
-    logprobs: int | None = Field(default=None, ge=0, le=20)
-    best_of: int | None = Field(default=None, ge=1, le=128)
+    max_tokens: int | None = setting("max_tokens", ge=1)
+    logprobs: int | None = setting("logprobs", ge=0, le=20)
+    best_of: int | None = Field(default=None, ge=1, le=128, description="Write this many texts; return the likeliest.")
     echo: bool | None = None
     suffix: Unsupported = None
 
 
-class ChatBody(OpenAI, NoTools):
+class ChatBody(OpenAIBody, NoTools):
     messages: Annotated[list[Turn], Field(min_length=1)]
-    max_tokens: int | None = Field(default=None, ge=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: int | None = setting("max_tokens", ge=1)
+    max_completion_tokens: int | None = setting("max_tokens", ge=1)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    top_logprobs: int | None = setting("logprobs", ge=0, le=20)
     modalities: list[Literal["text"]] | None = None
     functions: Unsupported = None
     function_call: Unsupported = None
@@ -153,10 +162,10 @@ class TextSettings(Strict):
     verbosity: Unsupported = None
 
 
-class ResponsesBody(Drawing, NoTools):
+class ResponsesBody(SamplingBody, NoTools):
     input: str | Annotated[list[Turn], Field(min_length=1)]
     instructions: str | None = None
-    max_output_tokens: int | None = Field(default=None, ge=1)
+    max_output_tokens: int | None = setting("max_tokens", ge=1)
     text: TextSettings | None = None
     metadata: dict[str, str] | None = None
     user: Ignored = None
@@ -178,11 +187,11 @@ class CountBody(Body, NoTools):
 
 
 class MessagesBody(CountBody):
-    max_tokens: int = Field(ge=1)
-    temperature: float | None = Field(default=None, ge=0.0, le=1.0)
-    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    top_k: int | None = Field(default=None, ge=1, lt=2**31)
-    stop_sequences: Stops | None = None
+    max_tokens: int = setting("max_tokens", ..., ge=1)
+    temperature: float | None = setting("temperature", ge=0.0, le=1.0)
+    top_p: float | None = setting("top_p")
+    top_k: int | None = setting("top_k", ge=1, lt=2**31)
+    stop_sequences: Stops | None = setting("stop")
     stream: bool | None = None
     metadata: Ignored = None
     service_tier: Ignored = None
@@ -195,14 +204,11 @@ class EmbeddingsBody(Body):
     user: Ignored = None
 
 
-Texts = str | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
-
-
 class TranslateBody(Body):
     input: Texts
     source: str | None = None
     target: str | None = None
-    beams: int | None = Field(default=None, ge=1, le=64)
+    beams: int | None = setting("beams", ge=1, le=64)
 
 
 class ClassifyBody(Body):
@@ -210,7 +216,7 @@ class ClassifyBody(Body):
     second: Texts | None = None
 
 
-class TokenizeBody(Body):
+class TextBody(Body):
     input: str
 
 
@@ -218,43 +224,40 @@ class DetokenizeBody(Body):
     tokens: list[TokenId]
 
 
-class CutBody(Strict):
-    """A text that all tokenizers cut, so no model is named."""
+class TokenizersBody(Strict):
+    """A text for all tokenizers; no model is named."""
 
-    input: str = Field(max_length=MAX_CUT)
+    input: str = Field(max_length=MAX_TOKENIZED)
 
 
-class Begun(Body):
-    """Where a text stands: after an input (a source, where one text is written from another) or a conversation, and the
-    ids of what was written already."""
+class PrefixBody(Body):
+    """The prefix of a text: an input (a source, if the model writes one text from another) or a conversation, and the
+    ids of tokens written so far."""
 
     input: str = ""
     messages: Annotated[list[Turn], Field(min_length=1)] | None = None
-    tokens: list[TokenId] = Field(default=[], max_length=MAX_WRITTEN)
+    tokens: list[TokenId] = Field(default=[], max_length=MAX_STREAMED_TOKENS)
 
 
-class NextBody(Begun):
-    top: int = Field(default=40, ge=1, le=1000, description="How many of the likeliest tokens are named.")
-    logprobs: bool = Field(default=False, description="All log-probabilities too, by id: float32 in base64.")
+class NextBody(PrefixBody):
+    top: int = Field(default=40, ge=1, le=1000, description="Number of likeliest tokens to return.")
+    logprobs: bool = Field(default=False, description="Also all log-probabilities, by id: float32 in base64.")
 
 
-class WriteBody(Begun, Drawing):
-    max_tokens: int = Field(default=64, ge=1, le=MAX_WRITTEN, description="With those written already.")
-    top: int = Field(default=10, ge=0, le=100)
+class WriteBody(PrefixBody, SamplingBody):
+    max_tokens: int = Field(
+        default=64, ge=1, le=MAX_STREAMED_TOKENS, description="Stop after this many tokens, those in `tokens` included."
+    )
+    top: int = setting("logprobs", 10)
 
 
-class BeamsBody(Begun):
-    beams: int = Field(default=4, ge=1, le=64)
-    max_tokens: int = Field(default=64, ge=1, le=MAX_WRITTEN)
+class BeamsBody(PrefixBody):
+    beams: int = setting("beams", 4, ge=1, le=64)
+    max_tokens: int = setting("max_tokens", 64, ge=1, le=MAX_STREAMED_TOKENS)
 
 
-class FillBody(Body):
-    input: str
-    top: int = Field(default=10, ge=1, le=100)
-
-
-class ScoreBody(Body):
-    input: str
+class FillBody(TextBody):
+    top: int = Field(default=10, ge=1, le=100, description="Number of likeliest tokens per masked position.")
 
 
 class ReadingBody(Body):
@@ -263,21 +266,21 @@ class ReadingBody(Body):
 
 
 class ExplainBody(ReadingBody):
-    place: int | None = Field(default=None, ge=-(2**31), lt=2**31)
+    place: int | None = Field(default=None, ge=-(2**31), lt=2**31, description="Position of the explained token.")
     settings: Branching | None = None
 
 
 class StepBody(ReadingBody):
-    """Which token of the text is followed, which layer is opened, and how the next token is chosen."""
+    """The token to follow, the layer to open, and how the next token is chosen."""
 
-    place: int | None = Field(default=None, ge=-(2**31), lt=2**31)
-    layer: int | None = Field(default=None, ge=0, lt=2**31)
-    temperature: float | None = Field(default=None, ge=0.0, le=2.0)
-    top_k: int | None = Field(default=None, ge=-1, lt=2**31)
-    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
+    place: int | None = Field(default=None, ge=-(2**31), lt=2**31, description="Position of the token to follow.")
+    layer: int | None = Field(default=None, ge=0, lt=2**31, description="Layer to open, counted from 0.")
+    temperature: float | None = setting("temperature", ge=0.0, le=2.0)
+    top_k: int | None = setting("top_k", ge=-1, lt=2**31)
+    top_p: float | None = setting("top_p")
 
 
 class WithoutHeadsBody(ReadingBody):
     heads: list[tuple[Literal["encoder", "decoder", "cross"], int, int]] = Field(
-        default=[], max_length=MAX_HEADS, description="[kind, layer, head] of each"
+        default=[], max_length=MAX_HEADS, description="Heads to switch off, each as [kind, layer, head]."
     )

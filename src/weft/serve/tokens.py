@@ -1,6 +1,5 @@
-"""Routes that speak in tokens: a text as it is written, what may come next, masked places, and how texts are cut."""
+"""Routes about single tokens: texts token by token, predictions, masked positions, and tokenizations."""
 
-import asyncio
 import base64
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,7 +13,6 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from torch import Tensor
 
-from weft.api.run import Run
 from weft.api.settings import beam, sampling
 from weft.decode.beam import beam_search
 from weft.decode.config import Sampling
@@ -25,28 +23,28 @@ from weft.explain import views
 from weft.models.base import Source, evaluating
 from weft.models.hidden import context_of
 from weft.models.transformer import Transformer
-from weft.serve.errors import RefusedError
-from weft.serve.events import DONE, Events, answered, client_of, event, server_of, streamed
-from weft.serve.library import Shelf
-from weft.serve.own import as_json, ask
-from weft.serve.schema import BeamsBody, Begun, CutBody, FillBody, NextBody, WriteBody
-from weft.serve.writing import NEVER, Asked, Server, Writing, as_given, conversation, writes_from_source
+from weft.serve.events import DONE, Events, encoded_response, event
+from weft.serve.library import ServedModel
+from weft.serve.own import as_json, check_ids, model_route
+from weft.serve.schema import BeamsBody, FillBody, NextBody, PrefixBody, TokenizersBody, WriteBody
+from weft.serve.server import Server, server_of
+from weft.serve.text_generation import MIN_LOGPROB, TextGeneration, respond
+from weft.serve.text_request import TextRequest, conversation, requested_settings, writes_from_source
 from weft.text.config import Byte, Char, Word
 from weft.text.tokenizer import FILE, Tokenizer, TokenSpan, build_tokenizer
 
-Names = Callable[[Tokenizer, Sequence[int]], list[str]]
-MAX_PIECES = 500  # of a cut text that are told one by one
+Spell = Callable[[Tokenizer, Sequence[int]], list[str]]
+MAX_LISTED_TOKENS = 500  # of a tokenized text; the count is of all
 
 router = APIRouter()
 
 
-def _begun(run: Run, body: Begun, server: Server) -> tuple[Prompt, Source | None]:
-    """What a text is written after: a prompt, and a source where the model writes one text from another."""
-    size = output_vocab_size(run.model, run.tokenizer.vocab_size)
-    if body.tokens and max(body.tokens) >= size:
-        raise RefusedError(400, f"tokens: {max(body.tokens)} is no token's id; there are {size}", param="tokens")
+def _prompt(model: ServedModel, body: PrefixBody) -> tuple[Prompt, Source | None]:
+    """Return the prompt of a text, and the source if the model writes one text from another; without `body.tokens`."""
+    run = model.run
+    check_ids(body.tokens, output_vocab_size(run.model, run.tokenizer.vocab_size))
     if body.messages is not None and not writes_from_source(run):
-        return conversation(run, body.messages, None, server.limits)[0], None
+        return conversation(run, body.messages, model.loaded_thread.limits, max_tokens=None)[0], None
     text = body.input if body.messages is None else body.messages[-1].content
     if writes_from_source(run):
         reading = run.explain.reading(text, "")
@@ -56,170 +54,147 @@ def _begun(run: Run, body: Begun, server: Server) -> tuple[Prompt, Source | None
     return Prompt.of(run.tokenizer, text), None
 
 
-def _scored(names: Sequence[str], ids: Sequence[int], logprobs: Sequence[float]) -> list[dict[str, Any]]:
-    """Tokens with their log-probabilities."""
+def _token_rows(names: Sequence[str], ids: Sequence[int], logprobs: Sequence[float]) -> list[dict[str, Any]]:
     rows = zip(ids, names, logprobs, strict=True)
-    return [{"id": id, "text": text, "logprob": max(NEVER, value)} for id, text, value in rows]
+    return [{"id": id, "text": text, "logprob": max(MIN_LOGPROB, value)} for id, text, value in rows]
 
 
-def _likeliest(tokenizer: Tokenizer, log_p: Tensor, top: int, names: Names | None = None) -> list[dict[str, Any]]:
-    """The likeliest tokens of log p (V,)."""
-    best, found = log_p.topk(min(top, len(log_p)))
-    ids = found.tolist()
-    return _scored((names or views.reading.pieces)(tokenizer, ids), ids, best.tolist())
+def _likeliest(tokenizer: Tokenizer, log_p: Tensor, *, top: int, spell: Spell) -> list[dict[str, Any]]:
+    """Return the `top` likeliest tokens of log p (V,)."""
+    best, indices = log_p.topk(min(top, len(log_p)))
+    ids = indices.tolist()
+    return _token_rows(spell(tokenizer, ids), ids, best.tolist())
 
 
-def _entries(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Tokens as a person reads them; words and parts of words, which bring no spaces, as the vocabulary spells them."""
+def _vocabulary_entries(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """Spell tokens for a reader; words and subwords, which carry no spaces, as the vocabulary has them."""
     words = tokenizer.kind in ("word", "wordpiece")
     return [tokenizer.token(id) for id in ids] if words else views.reading.pieces(tokenizer, ids)
 
 
-# ---- what may come next
+# ---- predictions
 
 
-@router.post("/v1/next")
-async def next_token(request: Request, body: NextBody) -> Response:
-    """What may come after a text and tokens: the likeliest tokens, as the model gives them before any setting."""
-    server = server_of(request)
-
-    @torch.inference_mode()
-    def function(run: Run) -> dict[str, Any]:
-        prompt, source = _begun(run, body, server)
-        prompt = replace(prompt, ids=[*prompt.ids, *body.tokens])
-        check_prompts(run.model, [prompt], [Sampling(slide=source is None)])
-        read, _ = prompt.fit(context_window(run.model) if source is None else None)
-        logits = prefill(run.model, [read], len(read), source=source)[1]
-        log_p = logits[0, : output_vocab_size(run.model, prompt.vocab_size)].float().log_softmax(dim=-1)
-        entropy = float(torch.special.entr(log_p.exp()).sum())
-        packed = base64.b64encode(log_p.cpu().numpy().astype("<f4").tobytes()).decode() if body.logprobs else None
-        tokens = _likeliest(run.tokenizer, log_p, body.top)
-        return {"tokens": tokens, "vocab_size": len(log_p), "entropy": entropy, "logprobs": packed}
-
-    return await ask(request, body, function)
-
-
-@router.post("/v1/fill")
-async def fill(request: Request, body: FillBody) -> Response:
-    """The tokens of a text, as many as the model can read; for each that is masked, what it expects there."""
-    return await ask(request, body, lambda run: _filled(run, body.input, body.top))
-
-
+@model_route(router, "/v1/next")
 @torch.inference_mode()
-def _filled(run: Run, text: str, top: int) -> dict[str, Any]:
+def next_token(model: ServedModel, body: NextBody) -> dict[str, Any]:
+    """Return the likeliest tokens after a text and tokens, from the model's distribution before any setting."""
+    run, (prompt, source) = model.run, _prompt(model, body)
+    prompt = replace(prompt, ids=[*prompt.ids, *body.tokens])
+    check_prompts(run.model, [prompt], [Sampling(slide=source is None)])
+    ids, _ = prompt.fit(context_window(run.model) if source is None else None)
+    logits = prefill(run.model, [ids], len(ids), source=source)[1]
+    log_p = logits[0, : output_vocab_size(run.model, prompt.vocab_size)].float().log_softmax(dim=-1)
+    entropy = float(torch.special.entr(log_p.exp()).sum())
+    packed = base64.b64encode(log_p.cpu().numpy().astype("<f4").tobytes()).decode() if body.logprobs else None
+    tokens = _likeliest(run.tokenizer, log_p, top=body.top, spell=views.reading.pieces)
+    return {"tokens": tokens, "vocab_size": len(log_p), "entropy": entropy, "logprobs": packed}
+
+
+@model_route(router, "/v1/fill")
+@torch.inference_mode()
+def fill(served: ServedModel, body: FillBody) -> dict[str, Any]:
+    """Return the tokens of a text, up to the model's window, with the predictions at masked positions."""
+    run, text = served.run, body.input
     model, tokenizer = run.model, run.tokenizer
     if not views.surprise.predicts_masked(model):
         raise run.objective.cannot("fill in masked words")
     assert isinstance(model, Transformer)
-    mask, framed = tokenizer.need("mask"), run.explain.reading(text[:1])  # for what stands around a text
+    mask, framed = tokenizer.need("mask"), run.explain.reading(text[:1])  # shows the special tokens around a text
     before, after = framed.ids[: framed.before], framed.ids[framed.before + len(tokenizer.encode(text[:1])) :]
     window = context_of(model)
-    room = None if window is None else max(0, window - len(before) - len(after))
-    rows = _shown(tokenizer, tokenizer.token_spans(text, specials=True)[:room])
+    max_tokens = None if window is None else max(0, window - len(before) - len(after))
+    rows = _span_rows(tokenizer, tokenizer.token_spans(text, specials=True)[:max_tokens])
     reading = replace(framed, ids=(*before, *(row["id"] for row in rows), *after))
     with evaluating(model):
         features = model.features(reading.tokens)[0]
-        for place, row in enumerate(rows, start=framed.before):
+        for position, row in enumerate(rows, start=framed.before):
             if row["id"] == mask:
-                log_p = model.readout(features[place : place + 1]).logits()[0].float().log_softmax(dim=-1)
-                row["top"] = _likeliest(tokenizer, log_p[: tokenizer.vocab_size], top, _entries)
+                log_p = model.readout(features[position : position + 1]).logits()[0].float().log_softmax(dim=-1)
+                log_p = log_p[: tokenizer.vocab_size]
+                row["top"] = _likeliest(tokenizer, log_p, top=body.top, spell=_vocabulary_entries)
     return {"mask": tokenizer.roles["mask"], "tokens": rows}
 
 
-# ---- writing
+# ---- texts
 
 
 @router.post("/v1/write")
 async def write(request: Request, body: WriteBody) -> Response:
-    """A text as events, one a token: its id, what it adds to the text, and the likeliest in its place.
+    """Write a text as events, one per token: its id, the text it adds, and the likeliest tokens at its position.
 
-    Those in `tokens` come first in any case. Random numbers belong to places, so what follows them is drawn with the
-    same numbers as without them.
+    The text begins with `tokens`. Random numbers belong to positions, so the tokens after them are drawn with the same
+    random numbers as without them.
     """
-    return await streamed(request, _written(server_of(request), body, client_of(request)))
+    return await respond(request, body, _write_request, whole=None, events=_write_events)
 
 
-def _asked(server: Server, shelf: Shelf, body: WriteBody, client: str) -> Asked:
-    run = shelf.run
-    prompt, source = _begun(run, body, server)
+def _write_request(server: Server, model: ServedModel, body: WriteBody) -> TextRequest:
+    run, (prompt, source) = model.run, _prompt(model, body)
     rules = {"forced": tuple(body.tokens), "stop_ids": run.defaults.get("stop_ids"), "logprobs": body.top}
-    settings = sampling(**as_given(body, server.limits, max_tokens=body.max_tokens, **rules))
-    return Asked(shelf, [prompt], [body.input], settings, 1, client, source)
+    settings = sampling(**requested_settings(body, server.limits, max_tokens=body.max_tokens, **rules))
+    return TextRequest(model=model, prompts=[prompt], texts=[body.input], settings=settings, source=source)
 
 
-async def _written(server: Server, body: WriteBody, client: str) -> Events:
-    async with server.library.lent(body.model) as shelf:
-        asked = await asyncio.to_thread(_asked, server, shelf, body, client)
-        tokenizer = shelf.run.tokenizer
-        yield event({"model": shelf.name, "prompt_tokens": asked.prompt_tokens})
-        async with Writing(server, asked) as writing:
-            async for some in writing:
-                for chunk in (chunk for piece in some for chunk in piece.chunks):
-                    assert chunk.logprob is not None
-                    ids, values = [chunk.id, *(id for id, _ in chunk.top)], [chunk.logprob, *(p for _, p in chunk.top)]
-                    row, *top = _scored(views.reading.pieces(tokenizer, ids), ids, values)
-                    yield event({**row, "adds": chunk.text, "top": top, "finish": chunk.finish, "slid": chunk.slid})
-        yield DONE
+async def _write_events(body: WriteBody, generation: TextGeneration) -> Events:
+    model = generation.request.model
+    yield event({"model": model.name, "prompt_tokens": generation.request.prompt_tokens})
+    async for delta in generation.deltas():
+        for chunk in delta.chunks:
+            assert chunk.logprob is not None
+            ids, values = [chunk.id, *(id for id, _ in chunk.top)], [chunk.logprob, *(p for _, p in chunk.top)]
+            row, *top = _token_rows(views.reading.pieces(model.run.tokenizer, ids), ids, values)
+            yield event({**row, "adds": chunk.text, "top": top, "finish": chunk.finish, "slid": chunk.slid})
+    yield DONE
 
 
-@router.post("/v1/beams")
-async def beams(request: Request, body: BeamsBody) -> Response:
-    """The likeliest texts that beam search finds after a text and tokens, best first: log p of what is found, and the
-    score that its length makes of it."""
-    server = server_of(request)
-
-    def function(run: Run) -> dict[str, Any]:
-        prompt, source = _begun(run, body, server)
-        prompt = replace(prompt, ids=[*prompt.ids, *body.tokens])
-        left = max(1, min(body.max_tokens, server.limits.max_tokens) - len(body.tokens))
-        rules = {"stop_ids": run.defaults.get("stop_ids"), "max_tokens": left}
-        found = beam_search(run.model, [prompt], beam(beams=body.beams, n=body.beams, **rules), source=source)[0]
-        return {"texts": as_json(found)}
-
-    return await ask(request, body, function)
+@model_route(router, "/v1/beams")
+def beams(model: ServedModel, body: BeamsBody) -> dict[str, Any]:
+    """Return the best texts that beam search finds after a text and tokens, with log p and the score, which allows for
+    the length."""
+    run, (prompt, source) = model.run, _prompt(model, body)
+    prompt = replace(prompt, ids=[*prompt.ids, *body.tokens])
+    max_tokens = max(1, min(body.max_tokens, model.loaded_thread.limits.max_tokens) - len(body.tokens))
+    stop_ids = run.defaults.get("stop_ids")
+    settings = beam(beams=body.beams, n=body.beams, stop_ids=stop_ids, max_tokens=max_tokens)
+    return {"texts": as_json(beam_search(run.model, [prompt], settings, source=source)[0])}
 
 
-# ---- how texts are cut
+# ---- tokenizations
 
 
 @router.post("/v1/tokenizers")
-async def tokenizers(request: Request, body: CutBody) -> Response:
-    """How every tokenizer that is served cuts a text, each once, and those that need no training."""
-    shelves = list(server_of(request).library.shelves.values())
-    return await answered(request, asyncio.to_thread(_cuts, shelves, body.input))
-
-
-def _cuts(shelves: Sequence[Shelf], text: str) -> dict[str, Any]:
-    named: dict[str, tuple[list[str], Tokenizer]] = {}
-    for shelf in shelves:
-        source = shelf.folder.source_tokenizer
-        for place, name in ((shelf.folder.path, shelf.name), (source, f"{shelf.name}, source")):
-            with suppress(WeftError, OSError):  # a run may have gone, and few have a second one
-                tokenizer = _loaded(place, (place / FILE).stat().st_mtime_ns)
-                named.setdefault(tokenizer.fingerprint, ([], tokenizer))[0].append(name)
-    rows = [{"models": names, **_cut(tokenizer, text)} for names, tokenizer in named.values()]
-    plain = (Byte(), Char(), Word(split="punctuation"))
-    return {
-        "tokenizers": [*rows, *({"models": [], **_cut(build_tokenizer(each, [text, "a"]), text)} for each in plain)]
-    }
+def tokenizers(request: Request, body: TokenizersBody) -> Response:
+    """Tokenize a text with every distinct tokenizer on this server, and with those that need no training."""
+    text = body.input
+    by_fingerprint: dict[str, tuple[list[str], Tokenizer]] = {}
+    for model in list(server_of(request).library.models.values()):
+        folder = model.folder
+        for path, name in ((folder.path, model.name), (folder.source_tokenizer, f"{model.name}, source")):
+            with suppress(WeftError, OSError):  # the run may be gone, and few have a source tokenizer
+                tokenizer = _load_tokenizer(path, (path / FILE).stat().st_mtime_ns)
+                by_fingerprint.setdefault(tokenizer.fingerprint, ([], tokenizer))[0].append(name)
+    rows = [{"models": names, **_tokenization(tokenizer, text)} for names, tokenizer in by_fingerprint.values()]
+    untrained = [build_tokenizer(kind, [text, "a"]) for kind in (Byte(), Char(), Word(split="punctuation"))]
+    rows += [{"models": [], **_tokenization(tokenizer, text)} for tokenizer in untrained]
+    return encoded_response({"tokenizers": rows})
 
 
 @lru_cache(maxsize=64)
-def _loaded(place: Path, changed: int) -> Tokenizer:
-    """A run's tokenizer, as its file was when it `changed` last."""
-    return Tokenizer.load(place)
+def _load_tokenizer(path: Path, _modified: int) -> Tokenizer:
+    return Tokenizer.load(path)
 
 
-def _cut(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
-    of = {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size, "unknown": tokenizer.unk_id}
+def _tokenization(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
+    facts = {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size, "unknown": tokenizer.unk_id}
     try:
         spans = tokenizer.token_spans(text)
     except WeftError as error:
-        return {**of, "error": str(error), "count": 0, "tokens": []}
-    return {**of, "count": len(spans), "tokens": _shown(tokenizer, spans[:MAX_PIECES])}
+        return {**facts, "error": str(error), "count": 0, "tokens": []}
+    return {**facts, "count": len(spans), "tokens": _span_rows(tokenizer, spans[:MAX_LISTED_TOKENS])}
 
 
-def _shown(tokenizer: Tokenizer, spans: Sequence[TokenSpan]) -> list[dict[str, Any]]:
-    """Tokens of a text, as a person reads them, with their bytes."""
-    rows = zip(spans, _entries(tokenizer, [span.id for span in spans]), strict=True)
-    return [{**s._asdict(), "text": name, "bytes": tokenizer.token_bytes(s.id).hex()} for s, name in rows]
+def _span_rows(tokenizer: Tokenizer, spans: Sequence[TokenSpan]) -> list[dict[str, Any]]:
+    """Return the tokens of a text with their spelling and their bytes."""
+    rows = zip(spans, _vocabulary_entries(tokenizer, [span.id for span in spans]), strict=True)
+    return [{**span._asdict(), "text": text, "bytes": tokenizer.token_bytes(span.id).hex()} for span, text in rows]

@@ -6,7 +6,7 @@ import { mountFill } from "./fill.js";
 import { latest, textBox } from "./reading.js";
 import { tools } from "./save.js";
 import { between } from "./words.js";
-import { command, controls, MAX_TOKENS, settingsOf } from "./write_settings.js";
+import { command, controls, fetchSettings, MAX_TOKENS, settingsOf } from "./write_settings.js";
 
 const WORDS = 6; // of the model's own text that a visitor sees continued
 const MAX_BRANCHES = 24, MAX_KEPT = 24; // distributions that are kept
@@ -21,7 +21,7 @@ export const shows = info => Boolean(info && (info.continues || info.writes || m
 
 export async function mount(main, context) {
   if (masked(context.info)) return mountFill(main, context);
-  const writer = new Writer(main, context);
+  const writer = new Writer(main, context, await fetchSettings(context.api, context.signal));
   await writer.begin();
   return { close: () => writer.end.abort() };
 }
@@ -30,8 +30,8 @@ const LABELS = { chat: ["You", "The model"], pairs: ["Source", "What the model w
   text: ["Prompt", "What follows"] };
 
 class Writer {
-  constructor(main, context) {
-    Object.assign(this, { main, context, info: context.info, end: new AbortController(), kept: new Map() });
+  constructor(main, context, known) {
+    Object.assign(this, { main, context, known, info: context.info, end: new AbortController(), kept: new Map() });
     this.chats = this.info.chat && !this.info.writes && context.state.mode !== "complete";
     this.turns = this.chats ? turnsOf(context.state.turns) : [];
     this.branches = parsed(context.state.tree);
@@ -45,7 +45,7 @@ class Writer {
   }
 
   get branch() { return this.branches[this.at]; }
-  get settings() { return settingsOf(this.context.state, this.info); }
+  get settings() { return settingsOf(this.context.state, this.info, this.known); }
   ids(to) { return this.branch.tokens.slice(0, to).map(token => token.id); }
 
   // ---- the page
@@ -80,10 +80,11 @@ class Writer {
             + "Point at one, or go there with the arrow keys, to see what else could have stood there."),
           this.treeBox),
         h("aside", { class: "write-side", "aria-label": "How tokens are chosen" },
-          controls(this.context.state, this.info, changes => this.changed(changes)),
+          controls(this.context.state, this.info, this.known, changes => this.changed(changes)),
           h("section", { class: "write-place" }, this.heading, this.facts, this.rows, this.sum))),
       tools({ name: "write", svg: () => [this.text, !this.treeBox.hidden && this.treeBox],
-        command: () => command(this.info, this.settings, this.asked ?? "", this.chats) }));
+        command: () => command(this.info, this.settings, this.known,
+          { prompt: this.asked ?? "", chats: this.chats }) }));
     this.listen();
   }
 

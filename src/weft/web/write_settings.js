@@ -1,70 +1,89 @@
-// How the Write view chooses tokens: the controls, what they mean to the server, and the command that gives the same.
+// Settings of the Write view: the form, the values for the server, and the equivalent command. Descriptions, bounds and
+// options of the settings come from the server, which makes them from weft/decode/config.py.
 import { button, field, h, select, slider } from "./dom.js";
 import { quoted } from "./save.js";
 import { between } from "./words.js";
 
-export const MAX_TOKENS = 400;
-const WAYS = { draw: "at random", greedy: "the likeliest", beam: "beam search" };
+export const MAX_TOKENS = 400, MAX_BEAMS = 16;
+const MODES = { draw: "at random", greedy: "the likeliest", beam: "beam search" };
+// sliders of the form: their range, which may be narrower than the server's bounds, and the value that means "off"
+const SLIDERS = { temperature: { max: 2, step: 0.05 }, top_p: { min: 0.05, step: 0.05, off: 1 },
+  min_p: { max: 0.5, step: 0.01, off: 0 } };
 const defaults = info => ({ how: info.writes ? "greedy" : "draw", temperature: "0.8", top_k: "", top_p: "1", min_p: "0",
   seed: "0", length: "48", beams: "4" });
 
-// What stands in the address, or else the defaults; a number that makes no sense there counts as none.
-export function settingsOf(state, info) {
+// The settings of generation by name, as the server describes them: { description, bounds, option, … }.
+export async function fetchSettings(api, signal) {
+  const { data } = await api.get("v1/settings", signal);
+  return Object.fromEntries(data.map(setting => [setting.name, setting]));
+}
+
+// The values in the address, or the defaults; a value out of bounds is clamped, and one that is no number is ignored.
+export function settingsOf(state, info, known) {
   const usual = defaults(info), of = name => state[name] ?? usual[name];
-  const how = of("how") in WAYS ? of("how") : usual.how;
-  const draws = how === "draw";
-  const top_p = between(of("top_p"), 0.01, 1, 1), min_p = between(of("min_p"), 0, 1, 0);
+  const how = of("how") in MODES ? of("how") : usual.how;
+  const draws = how === "draw", { ge = 0, le } = known.temperature.bounds;
+  const top_p = between(of("top_p"), 0.01, known.top_p.bounds.le, 1);
+  const min_p = between(of("min_p"), 0, known.min_p.bounds.le, 0);
   const whole = (name, ...ends) => Math.round(between(of(name), ...ends)), top_k = whole("top_k", 0, 1e6, 0);
-  const temperature = between(of("temperature"), 0, 2, 0.8);
+  const temperature = between(of("temperature"), ge, Math.min(le, SLIDERS.temperature.max), 0.8);
   return {
-    how, beams: whole("beams", 1, 16, 4), length: whole("length", 1, MAX_TOKENS, 48),
+    how, beams: whole("beams", 1, MAX_BEAMS, 4), length: whole("length", 1, MAX_TOKENS, 48),
     seed: whole("seed", 0, 2 ** 53 - 1, 0), shown: { temperature, top_k, top_p, min_p },
-    // as the server takes them: none where one does nothing
+    // for the server, without settings that have no effect
     drawing: { temperature: draws ? temperature : 0, ...(draws && temperature ? { ...(top_k && { top_k }),
       ...(top_p < 1 && { top_p }), ...(min_p && { min_p }) } : {}) },
   };
 }
 
-const number = (label, value, props, set) =>
-  field(label, h("input", { type: "number", value, ...props, oninput: event => set(event.target.value) }));
+const labelOf = name => name[0].toUpperCase() + name.slice(1).replaceAll("_", "-");
 
-// `change({ temperature: "0.5" })` is called with what was changed, as it stands in the address.
-export function controls(state, info, change) {
+// The form. `change({ temperature: "0.5" })` is called with the changed values, as in the address.
+export function controls(state, info, known, change) {
   const usual = defaults(info), box = h("div", { class: "write-settings" });
   const set = name => value => change({ [name]: value === usual[name] ? undefined : value });
+  const number = (setting, value, props, { label = labelOf(setting), key = setting } = {}) => field(label, h("input",
+    { type: "number", value, step: 1, title: known[setting].description, ...props,
+      oninput: event => set(key)(event.target.value) }));
+  const slide = (name, value) => {
+    const { off, ...range } = { min: 0, max: known[name].bounds.le, ...SLIDERS[name] };
+    return slider(labelOf(name), { ...range, value, title: known[name].description, change: to => set(name)(String(to)),
+      told: shown => (shown === off ? "off" : shown.toFixed(2)) });
+  };
   const draw = () => {
-    const { how, beams, length, seed, shown } = settingsOf(state, info);
-    const seeds = number("Seed", seed, { min: 0, step: 1 }, set("seed"));
+    const { how, beams, length, seed, shown } = settingsOf(state, info, known);
+    const seeds = number("seed", seed, { min: 0 });
     const another = button("Another", () => {
       const input = seeds.querySelector("input");
       input.value = Number(input.value) + 1;
       set("seed")(input.value);
     });
-    const slide = (label, name, range, off) => slider(label, { ...range, value: shown[name],
-      told: value => (value === off ? "off" : value.toFixed(2)), change: value => set(name)(String(value)) });
     box.replaceChildren(
-      field("Choose", select(Object.entries(WAYS), how, value => { set("how")(value); draw(); })),
+      field("Choose", select(Object.entries(MODES), how, value => { set("how")(value); draw(); })),
       ...how === "draw" ? [
-        slide("Temperature", "temperature", { min: 0, max: 2, step: 0.05 }),
-        number("Top-k", shown.top_k || "", { min: 0, step: 1, placeholder: "off" }, set("top_k")),
-        slide("Top-p", "top_p", { min: 0.05, max: 1, step: 0.05 }, 1),
-        slide("Min-p", "min_p", { min: 0, max: 0.5, step: 0.01 }, 0),
+        slide("temperature", shown.temperature),
+        number("top_k", shown.top_k || "", { min: 0, placeholder: "off" }),
+        slide("top_p", shown.top_p),
+        slide("min_p", shown.min_p),
         h("div", { class: "write-seed" }, seeds, another)] : [],
-      ...how === "beam" ? [number("Beams", beams, { min: 1, max: 16, step: 1 }, set("beams"))] : [],
-      number("Tokens", length, { min: 1, max: MAX_TOKENS, step: 1 }, set("length")));
+      ...how === "beam" ? [number("beams", beams, { min: 1, max: MAX_BEAMS })] : [],
+      number("max_tokens", length, { min: 1, max: MAX_TOKENS }, { label: "Tokens", key: "length" }));
   };
   draw();
   return box;
 }
 
-// A line for a shell that writes the same text.
-export function command(info, settings, prompt, chats) {
+// A command for a shell that writes the same text.
+export function command(info, settings, known, { prompt, chats }) {
   const run = quoted(`runs/${info.id}`), { how, drawing, beams, length, seed } = settings;
-  const most = `--max-tokens ${length}`;
-  if (info.writes) return `echo ${quoted(prompt)} | weft translate ${run} --beam ${how === "beam" ? beams : 1} ${most}`;
-  const options = how === "beam" ? [`--beam ${beams}`] : !drawing.temperature ? ["--greedy"]
-    : [...Object.entries(drawing).map(([name, value]) => `--${name.replace("_", "-")} ${value}`), `--seed ${seed}`];
+  const option = (name, value) => `${known[name].option} ${value}`, limit = option("max_tokens", length);
+  if (info.writes) {
+    const search = option("beams", how === "beam" ? beams : 1);
+    return `echo ${quoted(prompt)} | weft translate ${run} ${search} ${limit}`;
+  }
+  const options = how === "beam" ? [option("beams", beams)] : !drawing.temperature ? ["--greedy"]
+    : [...Object.entries(drawing).map(([name, value]) => option(name, value)), option("seed", seed)];
   const ofChat = options.filter(each => !/^--(beam|top-k|min-p)/.test(each));
-  return chats ? `weft chat ${run} ${ofChat.join(" ")} ${most}`
-    : `weft generate ${run} --prompt ${quoted(prompt)} ${options.join(" ")} ${most}`;
+  return chats ? `weft chat ${run} ${ofChat.join(" ")} ${limit}`
+    : `weft generate ${run} --prompt ${quoted(prompt)} ${options.join(" ")} ${limit}`;
 }

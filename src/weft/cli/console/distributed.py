@@ -1,9 +1,9 @@
-"""Commands that several processes carry out together, started by torchrun or as it does; the first speaks for all."""
+"""Commands that run in several processes, started by torchrun or `--processes`; only rank 0 prints."""
 
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from functools import wraps
 from pathlib import Path
@@ -21,83 +21,84 @@ if TYPE_CHECKING:
     from weft.parallel.ranks import Ranks
 
 P = ParamSpec("P")
-SAVING_SECONDS = 600  # that an interrupted run has to save a large model, before torch ends its processes
+SAVE_SECONDS = 600  # time that an interrupted run has to save a large model before torchrun kills its processes
 
 
-def together(command: Callable[P, None]) -> Callable[P, None]:
-    """A command that uses a run with `load_together`."""
+def distributed_command(command: Callable[P, None]) -> Callable[P, None]:
+    """Decorate a command that loads its run with `load_sharded`."""
 
     @wraps(command)
-    def by_all(*args: P.args, **kwargs: P.kwargs) -> None:
+    def on_all_ranks(*args: P.args, **kwargs: P.kwargs) -> None:
         with loading():
             from weft.parallel.ranks import join, reaching
         ranks = join()
-        with reaching(), _quiet(ranks):
+        with reaching(), _print_on_rank_0(ranks):
             command(*args, **kwargs)
             ranks.wait()
 
-    return by_all
+    return on_all_ranks
 
 
-def start_processes(count: int | None) -> None:
-    """Carry out this command in `count` processes and end as they do; with one, or inside of one of them, go on."""
+def start_processes(count: int | None, arguments: Sequence[str]) -> None:
+    """Run the command `weft ARGUMENTS` in `count` processes and exit; return in one of them, or if one is enough."""
     import torch
 
-    gpus, started = torch.cuda.device_count(), os.environ.get("WORLD_SIZE")
-    if started is not None:
-        if count is not None and str(count) != started:
-            raise ConfigError(f"--processes {count}: torchrun has started {started} already; leave it out")
+    gpus, world_size = torch.cuda.device_count(), os.environ.get("WORLD_SIZE")
+    if world_size is not None:
+        if count is not None and str(count) != world_size:
+            raise ConfigError(f"--processes {count}: torchrun has already started {world_size}; leave it out")
     elif count is None and gpus > 1:
-        log_to_stderr(f"this machine has {gpus} GPUs, of which one is used; --processes {gpus} uses all of them")
+        log_to_stderr(f"this machine has {gpus} GPUs, but one is used; --processes {gpus} uses all of them")
     elif count is not None and 0 < gpus < count:
-        raise ConfigError(f"--processes {count}: each needs a GPU of its own, and this machine has {gpus}")
+        raise ConfigError(f"--processes {count}: each process needs a GPU, but this machine has {gpus}")
     elif count is not None and count > 1:
-        raise SystemExit(_launch(count))
+        raise SystemExit(_launch(count, arguments))
 
 
-def _launch(count: int) -> int:
-    """The exit code of this command in `count` processes, which have said themselves what is wrong."""
+def _launch(count: int, arguments: Sequence[str]) -> int:
+    """Run a command in `count` processes, which report their own mistakes; return its exit code."""
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    logging.disable()  # torch's pages of warnings would bury what they say
+    logging.disable()  # torch's pages of warnings would bury the messages of the processes
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // count)))
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVING_SECONDS))
-    command = [sys.executable, "-P", "-m", "weft", *sys.argv[1:]]
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVE_SECONDS))
+    command = [sys.executable, "-P", "-m", "weft", *arguments]
     try:
         with TemporaryDirectory() as logs:
             torchrun.main(
                 ["--standalone", f"--nproc-per-node={count}", "--log-dir", logs, "--no-python", "--", *command]
             )
-    except SignalException as stopped:
-        return 128 + stopped.sigval
-    except ChildFailedError as failed:
-        ended = sorted(failed.failures.items(), key=lambda failure: failure[1].timestamp)
-        if code := next((failure.exitcode for _, failure in ended if failure.exitcode > 0), None):
+    except SignalException as error:
+        return 128 + error.sigval
+    except ChildFailedError as error:
+        failures = sorted(error.failures.items(), key=lambda failure: failure[1].timestamp)
+        if code := next((failure.exitcode for _, failure in failures if failure.exitcode > 0), None):
             return code
-        rank, first = next((each for each in ended if each[1].exitcode != -SIGTERM), ended[0])
+        # the others got SIGTERM from torchrun because of the first
+        rank, first = next((each for each in failures if each[1].exitcode != -SIGTERM), failures[0])
         raise RunError(f"process {rank} of {count} was ended by {Signals(-first.exitcode).name}") from None
     return 0
 
 
-def refuse_together(ranks: "Ranks", options: Mapping[str, Any]) -> None:
-    """Refuse options that a model can't serve while several processes divide it; those left out are None or False."""
+def refuse_sharded(ranks: "Ranks", options: Mapping[str, Any]) -> None:
+    """Refuse options that do not work with a model sharded over several processes; options left out are falsy."""
     name, value = next(((name, value) for name, value in options.items() if value), ("", None))
     if name and not ranks.alone:
-        given = name if value is True else f"{name} {value}"
-        raise ConfigError(f"{given}: not for a model divided over {ranks.ranks} processes; leave it out, or start one")
+        shown = name if value is True else f"{name} {value}"
+        message = f"not available for a model sharded over {ranks.ranks} processes; leave it out, or start one process"
+        raise ConfigError(f"{shown}: {message}")
 
 
-def load_together(run: Path, **given: Any) -> "Run":
-    """A run's model, of which each process has a part. One that fails by itself says so; the others learn that it is
-    gone."""
+def load_sharded(run: Path, **options: Any) -> "Run":
+    """Load a run's model, of which each rank holds a shard; a rank that fails alone reports it."""
     from weft.api.load import load
     from weft.parallel.ranks import join, lost
 
     ranks = join()
     try:
-        return load(run, ranks=ranks, **given)
+        return load(run, ranks=ranks, **options)
     except WeftError as error:
         if ranks.leads:
             raise
@@ -107,17 +108,17 @@ def load_together(run: Path, **given: Any) -> "Run":
 
 
 @contextmanager
-def _quiet(ranks: "Ranks") -> Iterator[None]:
-    """Inside, all processes do the same: what a person has to read, the first one prints."""
+def _print_on_rank_0(ranks: "Ranks") -> Iterator[None]:
+    """Silence all ranks but 0, which do the same work."""
     if ranks.leads:
         yield
         return
-    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+    with open(os.devnull, "w", encoding="utf-8") as null, redirect_stdout(null), redirect_stderr(null):
         try:
             yield
         except WeftError as error:
             with suppress(WeftError):
-                ranks.wait()  # the first one meets the same: it says so before torchrun ends it for this one's sake
+                ranks.wait()  # rank 0 fails in the same way: let it report before torchrun ends all processes
             raise SystemExit(2) from error
         except KeyboardInterrupt as error:
             raise SystemExit(130) from error

@@ -1,5 +1,6 @@
-"""Arguments and options that several commands share, and what a shell completes them with."""
+"""Arguments and options that several commands share, and their shell completion."""
 
+import shlex
 from glob import escape
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,23 +8,28 @@ from typing import Annotated, Any
 import typer
 
 
-def argument(name: str, help: str, default: Any = ..., **more: Any) -> Any:
-    """An argument of a command: what it is called in the help, and what that says of it."""
-    return typer.Argument(default, metavar=name, help=help, **more)
+def argument(name: str, help: str, default: Any = ..., **settings: Any) -> Any:
+    """Declare an argument of a command by its name in the help; `settings` are typer's."""
+    return typer.Argument(default, metavar=name, help=help, **settings)
 
 
-def option(default: Any, help: str, *names: str, value: str | None = None, **more: Any) -> Any:
-    """An option: its default (... where it has none), what the help says of it, and what stands there for its value."""
-    return typer.Option(default, *names, metavar=value, help=help, **more)
+def option(default: Any, help: str, *names: str, value: str | None = None, **settings: Any) -> Any:
+    """Declare an option: its default (... for none), its help, and the name of its value there."""
+    return typer.Option(default, *names, metavar=value, help=help, **settings)
 
 
 def flag(name: str, help: str) -> Any:
-    """An option without a value."""
+    """Declare an option without a value."""
     return typer.Option(False, name, help=help)
 
 
+def command_line(context: typer.Context) -> str:
+    """Return the command as a line for a shell."""
+    return shlex.join(["weft", *context.obj])
+
+
 def complete_recipes(ctx: Any, incomplete: str) -> list[str]:
-    """Presets, recipes, .toml files and runs that begin so."""
+    """Complete presets, recipes, .toml files and runs."""
     from weft.models.presets import PRESETS
     from weft.recipe.resolve import recipe_names
 
@@ -33,20 +39,22 @@ def complete_recipes(ctx: Any, incomplete: str) -> list[str]:
 
 
 def complete_runs(ctx: Any, incomplete: str) -> list[str]:
-    """Folders that begin so; of those in runs/ the runs."""
+    """Complete folders; inside runs/ only runs."""
     if not incomplete or "runs/".startswith(incomplete):
         return [str(path.parent) for path in sorted(Path("runs").glob("*/config.toml"))]
     return [str(path) for path in _paths(incomplete) if path.is_dir()]
 
 
-def _paths(incomplete: str, ending: str = "") -> list[Path]:
-    above = Path("/" if incomplete.startswith("/") else "")
-    return sorted(above.glob(f"{escape(incomplete.lstrip('/'))}*{ending}"))
+def _paths(incomplete: str, suffix: str = "") -> list[Path]:
+    root = Path("/" if incomplete.startswith("/") else "")
+    return sorted(root.glob(f"{escape(incomplete.lstrip('/'))}*{suffix}"))
 
 
 def complete_keys(ctx: Any, incomplete: str) -> list[str]:
-    """The keys of the recipe that was named, or of any, as key=; one that is left alone with its value, too, lest the
-    shell ends the word behind the =."""
+    """Complete the keys of the named recipe, or of any recipe, as `key=`.
+
+    A single match comes with its value as well: otherwise the shell would end the word after the `=`.
+    """
     from weft.config import flat, keys_of
     from weft.errors import WeftError
     from weft.recipe.config import Recipe
@@ -54,30 +62,37 @@ def complete_keys(ctx: Any, incomplete: str) -> list[str]:
 
     tree: dict[str, Any] = {"model": {"kind": "decoder"}}
     try:
-        named = ctx.params.get("recipe") or ctx.params.get("source")
-        tree = resolve(named).model_dump() if named else tree
+        recipe = ctx.params.get("recipe") or ctx.params.get("source")
+        tree = resolve(recipe).model_dump() if recipe else tree
     except WeftError:
         pass
     keys = [key for key in keys_of(Recipe, tree) if key.startswith(incomplete)]
     value = flat(tree).get(keys[0]) if len(keys) == 1 else None
-    written = "VALUE" if value is None else str(value).lower() if isinstance(value, bool) else value
-    return [f"{key}=" for key in keys] + [f"{key}={written}" for key in keys if len(keys) == 1]
+    shown = "VALUE" if value is None else str(value).lower() if isinstance(value, bool) else value
+    return [f"{key}=" for key in keys] + [f"{key}={shown}" for key in keys if len(keys) == 1]
 
 
 def complete_contenders(ctx: Any, incomplete: str) -> list[str]:
-    """What can be compared, and the keys of its settings."""
+    """Complete what can be compared, and the keys of its settings."""
     return complete_recipes(ctx, incomplete) or complete_keys(ctx, incomplete)
 
 
-def recipe_argument(name: str, help: str, default: Any = ..., **more: Any) -> Any:
-    """An argument that may name a preset, a recipe or a run."""
-    return argument(name, help, default, **{"autocompletion": complete_recipes, **more})
+def recipe_argument(name: str, help: str, default: Any = ..., **settings: Any) -> Any:
+    """Declare an argument that names a preset, a recipe or a run."""
+    return argument(name, help, default, **{"autocompletion": complete_recipes, **settings})
+
+
+def run_option(help: str, panel: str | None = None) -> Any:
+    """Declare an option that names a run, in a panel of the help."""
+    return option(None, help, value="RUN", autocompletion=complete_runs, rich_help_panel=panel)
 
 
 Run = Annotated[Path, argument("RUN", "A run's folder.", autocompletion=complete_runs)]
 AsJson = Annotated[bool, option(..., "Print JSON.", "--json")]
+Quantize = Annotated[str | None, option(..., "Quantise the weights: bf16, int8, int4 or auto.", value="BITS")]
 SpecialTokens = Annotated[
-    bool, option(..., "Recognise special tokens, such as <mask>; otherwise they are plain text.", "--special-tokens")
+    bool,
+    option(..., "Recognise special tokens, such as <mask>; by default they are ordinary text.", "--special-tokens"),
 ]
 Changes = Annotated[
     list[str] | None, argument("KEY=VALUE", "Settings to change, such as model.layers=8.", autocompletion=complete_keys)
@@ -95,8 +110,10 @@ Jobs = Annotated[
     str | None,
     option(
         ...,
-        "How many runs at a time (default: as many as fit), or what runs them: slurm, ray, slurm:8.",
+        "Number of runs at the same time (default: as many as fit), or the scheduler of the runs: slurm, ray, slurm:8.",
         value="N|slurm|ray",
     ),
 ]
-Out = Annotated[Path | None, option(..., "Where everything is written (default: one in comparisons/).", value="FOLDER")]
+Out = Annotated[
+    Path | None, option(..., "The folder to write everything to (default: one in comparisons/).", value="FOLDER")
+]

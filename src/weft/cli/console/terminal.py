@@ -1,7 +1,7 @@
-"""Printing: texts, tables and JSON, and a sign of life while the heavy libraries are imported.
+"""Printing texts, tables and JSON, and a message while the heavy libraries are imported.
 
-Names of columns and tensors, labels, and what a model writes are anybody's text. A terminal obeys escape sequences, so
-it gets them spelled out. Into a file or a pipe they go as they are; standard error is for a person in any case.
+Names of columns and tensors, labels and generated texts are untrusted. A terminal obeys escape sequences, so they are
+escaped for a terminal, and always on standard error; files and pipes get them unchanged.
 """
 
 import gc
@@ -20,41 +20,43 @@ import typer
 from weft.figures.tables import Table, text_lines
 from weft.storage.untrusted import printable
 
-MIN_PROSE_WIDTH, MAX_PROSE_WIDTH = 20, 120  # columns that titles and remarks are wrapped at
+MIN_PROSE_WIDTH, MAX_PROSE_WIDTH = 20, 120  # columns at which titles and remarks are wrapped
 STYLES: dict[str, dict[str, Any]] = {"title": {"bold": True}, "header": {"dim": True}, "remark": {"dim": True}}
 
 
-def shown(text: str) -> str:
-    """A text as standard output takes it."""
+def escaped(text: str) -> str:
+    """Escape a text for standard output if that is a terminal."""
     return printable(text) if sys.stdout.isatty() else text
 
 
 def echo(text: str = "", *, nl: bool = True, err: bool = False) -> None:
-    """Print a text."""
-    typer.echo(printable(text) if err else shown(text), nl=nl, err=err)
+    """Print a line, on standard output or standard error."""
+    typer.echo(printable(text) if err else escaped(text), nl=nl, err=err)
 
 
 def write(text: str) -> None:
-    """Print a part of a text at once."""
-    sys.stdout.write(shown(text))
+    """Print a part of a line immediately."""
+    sys.stdout.write(escaped(text))
     sys.stdout.flush()
 
 
 def print_tables(*tables: Table) -> None:
-    """Print tables with an empty line between them: whole in a pipe, and fitted to the width of a terminal."""
+    """Print tables with an empty line between them, fitted to the width of a terminal."""
     width = terminal_width()
     prose = max(MIN_PROSE_WIDTH, min(width or MAX_PROSE_WIDTH, MAX_PROSE_WIDTH))
     for number, table in enumerate(tables):
         if number:
             typer.echo()
-        safe = table._replace(header=list(map(shown, table.header)), rows=[list(map(shown, row)) for row in table.rows])
-        safe = safe._replace(title=shown(table.title), remarks=list(map(shown, table.remarks)))
+        safe = table._replace(
+            header=list(map(escaped, table.header)), rows=[list(map(escaped, row)) for row in table.rows]
+        )
+        safe = safe._replace(title=escaped(table.title), remarks=list(map(escaped, table.remarks)))
         for part, line in text_lines(safe, width, prose):
             typer.secho(line, color=coloured(), **STYLES.get(part, {}))
 
 
 def coloured() -> bool | None:
-    """Whether lines may be styled: NO_COLOR forbids it, FORCE_COLOR wants it in a pipe too; None asks the terminal."""
+    """Return whether to style lines: NO_COLOR forbids it, FORCE_COLOR allows it in a pipe; None: if on a terminal."""
     return False if os.environ.get("NO_COLOR") else True if os.environ.get("FORCE_COLOR") else None
 
 
@@ -65,36 +67,36 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(to_json(value), ensure_ascii=False, indent=2, allow_nan=False))
 
 
-def broken_between_words(parts: Iterable[str], width: int) -> Iterator[str]:
-    """A text that comes in parts, word by word, with line ends before words that no longer fit; spaces stay."""
-    column, waiting = 0, ""
+def wrap_words(parts: Iterable[str], width: int) -> Iterator[str]:
+    """Wrap a streamed text: yield its words and spaces, and line breaks before words that do not fit."""
+    column, pending = 0, ""
     for part in chain(parts, [None]):
-        waiting += part or ""
-        pieces = re.findall(r"\s|\S+", waiting)
-        # the last word may not be whole yet; one that fills a line is written as far as it is
-        held = part is not None and bool(pieces) and not pieces[-1].isspace() and len(pieces[-1]) < width
-        waiting = pieces.pop() if held else ""
-        for piece in pieces:
-            if piece == "\n":
+        pending += part or ""
+        words = re.findall(r"\s|\S+", pending)
+        # the last word may be incomplete; one that fills a line is written anyway
+        incomplete = part is not None and bool(words) and not words[-1].isspace() and len(words[-1]) < width
+        pending = words.pop() if incomplete else ""
+        for word in words:
+            if word == "\n":
                 column = 0
-            elif column + len(piece) > width and not piece.isspace():
+            elif column + len(word) > width and not word.isspace():
                 yield "\n"
-                column = len(piece)
+                column = len(word)
             else:
-                column += len(piece)
-            yield piece
+                column += len(word)
+            yield word
 
 
 def terminal_width() -> int | None:
-    """The columns of the terminal that standard output is; None where it isn't one."""
+    """Return the width of the terminal; None if standard output is not one."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Import what a command needs inside: on a terminal something shows that it happens, and leaves no trace.
+    """Show a message on the terminal while a command imports torch inside the `with` block.
 
-    What is imported stays for good, so nobody looks for garbage in it, now or later: that took half a second.
+    Imported objects live until the end, so they are exempt from garbage collection, which would take half a second.
     """
     if "torch" in sys.modules:
         yield

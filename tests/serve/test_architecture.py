@@ -1,4 +1,4 @@
-"""What a server tells of architectures, without weights, and of the comparisons in its folders."""
+"""Routes about architectures, which load no weights, and about the comparisons in a server's folders."""
 
 import json
 import shutil
@@ -15,60 +15,60 @@ from weft.models.presets import PRESETS
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    place = tmp_path_factory.mktemp("looked")
+    folder = tmp_path_factory.mktemp("served")
     for name in ("gpt", "ngram"):
-        shutil.copytree(RUNS / name, place / "runs" / name)
-    study = place / "comparisons" / "four"
+        shutil.copytree(RUNS / name, folder / "runs" / name)
+    study = folder / "comparisons" / "four"
     (study / "runs").mkdir(parents=True)
     (study / "compare.json").write_text(json.dumps(ComparisonPage(comparison()).data()), encoding="utf-8")
     for name in ("gpt", "lstm"):
         (study / "runs" / name).mkdir()
         shutil.copy(RUNS / name / "config.toml", study / "runs" / name)
-    (place / "comparisons" / "odd").mkdir()
-    (place / "comparisons" / "odd" / "scale.json").write_text("[]")
-    with served(place / "runs", place / "comparisons") as it:
-        yield it
+    (folder / "comparisons" / "odd").mkdir()
+    (folder / "comparisons" / "odd" / "scale.json").write_text("[]")
+    with served(folder / "runs", folder / "comparisons") as server:
+        yield server
 
 
 @pytest.mark.parametrize("view", ["anatomy", "costs", "growth", "graph"])
-def test_a_model_is_told_without_being_loaded(server: Served, view: str) -> None:
-    until(lambda: server.library.ready)  # the newest is loaded in any case
-    before = server.library.shelves["gpt"].worker
-    found = server.get(f"/v1/architecture/{view}?model=gpt")
-    assert found.status_code == 200
+def test_an_architecture_is_shown_without_loading_the_model(server: Served, view: str) -> None:
+    until(lambda: server.library.ready)  # the newest model is loaded in any case
+    before = server.library.models["gpt"].thread
+    response = server.get(f"/v1/architecture/{view}?model=gpt")
+    assert response.status_code == 200
     model = weft.load(RUNS / "gpt").model
     parameters = sum(weight.numel() for weight in model.parameters())
-    data = found.json()
-    told = {
+    data = response.json()
+    checks = {
         "anatomy": lambda: data["parameters"] == parameters,
         "costs": lambda: data["bars"][0]["total"] == f"{parameters:,}" and len(data["tables"]) == 3,
         "growth": lambda: data["plots"][0]["x"]["label"] == "tokens of a text",
-        "graph": lambda: {"embedding", "decoder"} <= {group[2] for group in data["groups"]},
+        "graph": lambda: {"embedding", "decoder"} <= {group["name"] for group in data["groups"]},
     }
-    assert told[view]()
-    assert server.library.shelves["gpt"].worker is before
+    assert checks[view]()
+    assert server.library.models["gpt"].thread is before
 
 
-def test_every_preset_is_known_and_no_path_is_one(server: Served) -> None:
+def test_presets_are_listed_and_paths_are_refused(server: Served) -> None:
     listed = server.get("/v1/presets").json()["data"]
     assert [each["name"] for each in listed] == list(PRESETS)
     assert {"ngram", "recurrent", "decoder"} <= {each["kind"] for each in listed}
     assert server.get("/v1/architecture/anatomy?preset=gpt2").json()["parameters"] == 124_439_808
-    for asked in ("preset=../runs/gpt/config.toml", "preset=gtp2", "model=../gpt", "model=nobody"):
-        assert server.get(f"/v1/architecture/anatomy?{asked}").status_code == 404
+    for query in ("preset=../runs/gpt/config.toml", "preset=gtp2", "model=../gpt", "model=nobody"):
+        assert server.get(f"/v1/architecture/anatomy?{query}").status_code == 404
     assert "gpt2" in server.get("/v1/architecture/costs?preset=gtp2").json()["error"]["message"]
-    for asked in ("", "model=gpt&preset=gpt2"):
-        refused = server.get(f"/v1/architecture/anatomy?{asked}")
-        assert refused.status_code == 400 and "give a model or a preset" in refused.text
+    for query in ("", "model=gpt&preset=gpt2"):
+        refused = server.get(f"/v1/architecture/anatomy?{query}")
+        assert refused.status_code == 400 and "give either model or preset" in refused.text
 
 
 @pytest.mark.parametrize("view", ["costs", "growth", "graph"])
-def test_a_model_that_has_no_such_view_says_why(server: Served, view: str) -> None:
-    found = server.get(f"/v1/architecture/{view}?model=ngram")
-    assert found.status_code == 400 and "n-gram" in found.json()["error"]["message"]
+def test_an_ngram_model_has_no_such_view(server: Served, view: str) -> None:
+    response = server.get(f"/v1/architecture/{view}?model=ngram")
+    assert response.status_code == 400 and "n-gram" in response.json()["error"]["message"]
 
 
-def test_comparisons_are_listed_and_told(server: Served) -> None:
+def test_comparisons_are_listed_and_returned(server: Served) -> None:
     listed = {each["name"]: each for each in server.get("/v1/comparisons").json()["data"]}
     assert list(listed) == ["four", "odd"] and "panels" not in listed["four"]
     assert listed["odd"]["problem"].startswith("comparison 'odd': its results are damaged")
@@ -80,7 +80,7 @@ def test_comparisons_are_listed_and_told(server: Served) -> None:
     assert dots == pytest.approx([ranked.bits for ranked in page.ranking])
 
 
-def test_recipes_of_contenders_are_compared(server: Served) -> None:
+def test_settings_that_differ_between_contenders(server: Served) -> None:
     settings = server.get("/v1/comparisons/four").json()["settings"]
     assert settings["model.kind"] == {"gpt": "decoder", "lstm": "recurrent"}
     assert not any(key.startswith(("data", "name", "seed")) for key in settings)
@@ -88,7 +88,7 @@ def test_recipes_of_contenders_are_compared(server: Served) -> None:
 
 
 @pytest.mark.parametrize("name", ["nobody", "..", "%2e%2e%2fruns", "four%2f..%2fodd"])
-def test_no_path_comes_from_a_request(server: Served, name: str) -> None:
+def test_a_request_cannot_name_a_path(server: Served, name: str) -> None:
     assert server.get(f"/v1/comparisons/{name}").status_code == 404
 
 

@@ -1,0 +1,244 @@
+"""The thread that owns a served model: it writes texts side by side and answers other calls between decode steps.
+
+The engine runs a decoder's texts in one batch. Other models write their texts in turn, one token each.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from weft.api.run import Run
+from weft.decode.config import Sampling
+from weft.decode.engine.engine import Counts
+from weft.decode.generate import generate
+from weft.decode.prompt import Prompt, check_prompts
+from weft.errors import WeftError
+from weft.models.base import device_of
+from weft.serve.config import Limits
+from weft.serve.delivery import ThrottledDelivery
+from weft.serve.engine import build_engine
+from weft.serve.errors import RefusedError, as_refused
+from weft.serve.fair_queue import FairQueue
+from weft.serve.tasks import CallTask, Task, TextTask, call_in_loop
+
+MAX_YIELD_SECONDS = 0.05  # how long the thread lets an event loop run before each step, while a GPU is busy anyway
+
+T = TypeVar("T")
+log = logging.getLogger("weft.serve")
+
+
+class ModelThread(threading.Thread):
+    """The thread of one model. `submit`, `call` and `cancel` are called from event loops."""
+
+    def __init__(self, name: str, run: Run, limits: Limits):
+        super().__init__(name=f"weft {name}", daemon=True)
+        self.loaded, self.limits = run, limits
+        self._changed = threading.Condition()
+        self._queue = FairQueue[Task](limits)
+        self._active: list[TextTask] = []
+        self._delivery = ThrottledDelivery()
+        self._closed = False
+        self._last_loop: asyncio.AbstractEventLoop | None = None  # of the newest task
+        self._on_gpu = device_of(run.model).type == "cuda"
+        self._engine = build_engine(run, limits)
+        self.counts = Counts() if self._engine is None else self._engine.counts
+        self.start()
+
+    def submit(self, tasks: Sequence[TextTask]) -> None:
+        """Queue texts, all or none; `cancel` them when nobody waits for them any more."""
+        for task in tasks:
+            task.deadline = time.monotonic() + self.limits.seconds
+        self._put(tasks)
+
+    async def call(self, function: Callable[[], T], client: str) -> T:
+        """Call a function on this thread, between decode steps, and return its result."""
+        loop = asyncio.get_running_loop()
+        deadline = time.monotonic() + self.limits.seconds
+        task = CallTask(function, client, deadline, loop, loop.create_future())
+        self._put([task])
+        try:
+            async with asyncio.timeout(self.limits.seconds):
+                result: T = await task.result
+                return result
+        except TimeoutError:
+            raise self._late("done") from None
+        finally:
+            task.cancelled = True
+
+    def cancel(self, tasks: Sequence[TextTask]) -> None:
+        with self._changed:
+            for task in tasks:
+                task.cancelled = True
+            self._changed.notify()
+
+    def close(self) -> None:
+        """End the thread; unfinished tasks are refused."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self.join()
+
+    @property
+    def waiting(self) -> int:
+        """Number of queued tasks."""
+        return len(self._queue)
+
+    @property
+    def active(self) -> int:
+        """Number of texts in progress."""
+        return len(self._active)
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Number of KV blocks in use, and of all."""
+        if self._engine is None:
+            return 0, 0
+        blocks = self._engine.manager.store.blocks
+        return blocks - self._engine.manager.pool.free_blocks, blocks
+
+    def _put(self, tasks: Sequence[Task]) -> None:
+        client = tasks[0].client
+        with self._changed:
+            self._queue.put(client, tasks, running=sum(task.client == client for task in self._active))
+            self._last_loop = tasks[0].loop
+            self._changed.notify()
+
+    def warm_up(self) -> None:
+        """Write two tokens, so that GPU kernels are compiled and CUDA graphs captured before the first request."""
+        if self._engine is not None and self._on_gpu:
+            self._engine.submit(Prompt.of(self.loaded.tokenizer, [0]), Sampling(max_tokens=2, temperature=0.0), 0)
+            while self._engine.step():
+                pass
+
+    def run(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._queue or self._active or self._closed):
+                    self._changed.wait()
+            if self._on_gpu:
+                self._yield_to_event_loop()
+            with self._changed:
+                if self._closed:
+                    break
+                admitted = self._admit()
+            for task in admitted:
+                self._begin(task)
+            self._drop_cancelled()
+            self._step()
+            self._delivery.flush(throttled=bool(self._active))
+        with self._changed:
+            unfinished = [*self._active, *self._queue.clear()]
+            self._active = []
+        for task in unfinished:
+            self._refuse(task, RefusedError(503, "the model was unloaded", retry_after=1))
+        self._delivery.flush(throttled=False)
+
+    def _yield_to_event_loop(self) -> None:
+        """Let the event loop run until it is idle, while the GPU is busy.
+
+        Both threads would otherwise take the interpreter from each other at every operation. It also lets requests that
+        arrive together start together.
+        """
+        end = time.monotonic() + MAX_YIELD_SECONDS
+        while self._last_loop is not None:
+            arrivals, idle = self._queue.arrivals, threading.Event()
+            call_in_loop(self._last_loop, self._last_loop.call_soon, idle.set)  # runs after everything pending now
+            if not idle.wait(max(0.0, end - time.monotonic())) or self._queue.arrivals == arrivals:
+                return
+
+    def _admit(self) -> list[Task]:
+        """Take tasks from the queue while the batch has free rows."""
+        admitted: list[Task] = []
+        while self._queue and len(self._active) + len(admitted) < self.limits.rows:
+            admitted.append(self._queue.take())
+            if isinstance(admitted[-1], CallTask):
+                break  # texts in progress get a decode step after each call
+        return admitted
+
+    def _begin(self, task: Task) -> None:
+        if task.cancelled:
+            return
+        try:
+            if time.monotonic() > task.deadline:
+                raise self._late("begun")
+            if isinstance(task, CallTask):
+                task.resolve(task.function(), None)
+                return
+            check_prompts(self.loaded.model, [task.prompt], [task.settings])
+            if self._engine is None:
+                model = self.loaded.model
+                task.stream = generate(model, [task.prompt], task.settings, seeds=[task.seed], source=task.source)
+            else:
+                task.request = self._engine.submit(task.prompt, task.settings, task.seed)
+            self._active.append(task)
+        except BaseException as error:  # a panic in a Rust library is not an Exception
+            self._refuse(task, self._logged(error))
+
+    def _drop_cancelled(self) -> None:
+        now = time.monotonic()
+        for task in [task for task in self._active if task.cancelled or now > task.deadline]:
+            if not task.cancelled:
+                self._refuse(task, self._late("done"))
+            self._end(task)
+
+    def _end(self, task: TextTask) -> None:
+        self._active.remove(task)
+        if task.request is not None and self._engine is not None:
+            self._engine.cancel(task.request)
+        task.stream = None
+
+    def _step(self) -> None:
+        """Write one token of every active text."""
+        if not self._active:
+            return
+        if self._engine is None:
+            for task in list(self._active):
+                self._write_token(task)
+            return
+        failure: RefusedError | None = None
+        try:
+            self._engine.step()
+        except BaseException as error:
+            failure = self._logged(error)  # the engine has ended the requests that it concerns
+        for task in list(self._active):
+            request = task.request
+            assert request is not None
+            for chunk in request.chunks:
+                self._delivery.add(task, chunk)
+            request.chunks.clear()
+            if request.ended:
+                if request.error is not None:
+                    self._refuse(task, failure or self._logged(request.error))
+                self._active.remove(task)
+
+    def _write_token(self, task: TextTask) -> None:
+        assert task.stream is not None
+        try:
+            chunk = next(task.stream)
+        except BaseException as error:
+            self._refuse(task, self._logged(error))
+            self._end(task)
+            return
+        self.counts.prompt += len(task.prompt.ids) if chunk.tokens == 1 else 0
+        self.counts.written += 1
+        self._delivery.add(task, chunk)
+        if chunk.finish is not None:
+            self._end(task)
+
+    def _late(self, state: str) -> RefusedError:
+        return RefusedError(408, f"not {state} within {self.limits.seconds:.0f} seconds")
+
+    def _logged(self, error: BaseException) -> RefusedError:
+        """Turn an error into a refusal, and log it if it is not the client's mistake."""
+        if not isinstance(error, WeftError | RefusedError):
+            log.exception("%s", self.name, exc_info=error)
+        return as_refused(error)
+
+    def _refuse(self, task: Task, refused: RefusedError) -> None:
+        if isinstance(task, CallTask):
+            task.resolve(None, refused)
+        else:
+            self._delivery.add(task, refused)

@@ -1,0 +1,64 @@
+"""Tasks for a model's thread; their results go to the event loop that waits for them."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from weft.decode.config import Sampling
+from weft.decode.engine.blocks import Request
+from weft.decode.prompt import Prompt
+from weft.decode.text import Chunk
+from weft.models.base import Source
+from weft.serve.errors import RefusedError
+
+Output = Chunk | RefusedError
+
+
+@dataclass(eq=False)
+class TextTask:
+    """One text to write. Its outputs are put into `outputs`, in the event loop, together with the text's `index`."""
+
+    index: int
+    prompt: Prompt
+    settings: Sampling
+    seed: int
+    client: str
+    outputs: "asyncio.Queue[tuple[int, Output]]"
+    loop: asyncio.AbstractEventLoop
+    source: Source | None = None
+    deadline: float = 0.0
+    cancelled: bool = False
+    request: Request | None = None  # of the engine
+    stream: Iterator[Chunk] | None = None  # for models that the engine doesn't run
+
+
+@dataclass(eq=False)
+class CallTask:
+    """One function to call while nothing else uses the model."""
+
+    function: Callable[[], Any]
+    client: str
+    deadline: float
+    loop: asyncio.AbstractEventLoop
+    result: "asyncio.Future[Any]"
+    cancelled: bool = False
+
+    def resolve(self, value: Any, error: RefusedError | None) -> None:
+        """Set the result, or the error, from any thread."""
+        call_in_loop(self.loop, self._resolve, value, error)
+
+    def _resolve(self, value: Any, error: RefusedError | None) -> None:
+        if not self.result.done():
+            self.result.set_exception(error) if error is not None else self.result.set_result(value)
+
+
+Task = TextTask | CallTask
+
+
+def call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: Any) -> None:
+    """Schedule a call in another thread's event loop; nothing happens if that loop is closed."""
+    try:
+        loop.call_soon_threadsafe(function, *arguments)
+    except RuntimeError:  # closed: nobody waits any more
+        return

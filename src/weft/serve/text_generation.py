@@ -1,0 +1,223 @@
+"""Responses with generated texts: whole, or as events while the model writes them."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft.decode.beam import search_texts
+from weft.decode.config import Beam, Sampling
+from weft.decode.text import Chunk, Finish, spell_token
+from weft.serve.errors import RefusedError
+from weft.serve.events import Events, json_response, stream_response
+from weft.serve.library import ServedModel
+from weft.serve.server import Server, client_of, server_of
+from weft.serve.tasks import Output, TextTask
+from weft.serve.text_request import TextRequest, writes_from_source
+from weft.storage.untrusted import printable
+
+MIN_LOGPROB = -9999.0  # reported for tokens that the model excludes: JSON has no −∞
+log = logging.getLogger("weft.serve")
+
+
+class ScoredToken(NamedTuple):
+    """A token with its log-probability, and the likeliest tokens at its position."""
+
+    token: str
+    logprob: float
+    top: list[tuple[str, float]]
+
+
+class TextDelta(NamedTuple):
+    """An addition to one of the texts."""
+
+    row: int
+    text: str
+    tokens: int
+    finish: Finish | None
+    scored: Sequence[ScoredToken] = ()
+    stopped: str | None = None  # the stop string that ended the text
+    chunks: Sequence[Chunk] = ()  # token by token; empty if the whole text comes in one delta
+
+
+@dataclass
+class TextOutput:
+    """The sum of a text's deltas."""
+
+    text: str = ""
+    tokens: int = 0
+    finish: Finish | None = None
+    scored: tuple[ScoredToken, ...] = ()
+    stopped: str | None = None
+
+    def add(self, delta: TextDelta) -> None:
+        self.text += delta.text
+        self.tokens += delta.tokens
+        self.finish, self.stopped = delta.finish or self.finish, delta.stopped or self.stopped
+        self.scored += tuple(delta.scored)
+
+    @property
+    def mean_logprob(self) -> float:
+        return sum(token.logprob for token in self.scored) / max(1, len(self.scored))
+
+
+class TextGeneration:
+    """The generation of the requested texts. Leaving its `async with` block cancels unfinished texts."""
+
+    def __init__(self, server: Server, request: TextRequest, client: str):
+        self.server, self.request, self.client = server, request, client
+        self.thread = request.model.loaded_thread
+        self.tasks: list[TextTask] = []
+        self.closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.closed = True
+        self.thread.cancel(self.tasks)
+
+    async def collect(self) -> list[TextOutput]:
+        """Return all texts in order, once they are finished."""
+        texts = [TextOutput() for _ in range(len(self.request.prompts) * self.request.n)]
+        async for delta in self.deltas():
+            texts[delta.row].add(delta)
+        return texts
+
+    async def deltas(self) -> AsyncIterator[TextDelta]:
+        """Yield additions to the texts while they are written."""
+        request, metrics, name = self.request, self.server.metrics, self.request.model.name
+        if self.server.serving.log_prompts:
+            for text in request.texts:
+                log.info("%s: %s", name, printable(text))
+        metrics.prompt_tokens.labels(name).inc(request.prompt_tokens)
+        first, between = metrics.first_token.labels(name), metrics.between_tokens.labels(name)
+        generated = metrics.written_tokens.labels(name)
+        if isinstance(request.settings, Beam) or (request.source is None and writes_from_source(request.model.run)):
+            for delta in await self.thread.call(partial(_whole_texts, request, self._check_waiting), self.client):
+                generated.inc(delta.tokens)
+                yield delta
+            return
+        outputs = self._submit(request.settings)
+        unfinished, last, begun = {task.index for task in self.tasks}, time.monotonic(), False
+        while unfinished:
+            batch = [await outputs.get()]
+            while not outputs.empty():
+                batch.append(outputs.get_nowait())
+            chunks: dict[int, list[Chunk]] = {}
+            for index, output in batch:
+                if isinstance(output, RefusedError):
+                    raise output
+                chunks.setdefault(index, []).append(output)
+            now = time.monotonic()
+            if not begun:
+                first.observe(now - last)
+            else:  # one delivery may hold several tokens of a text
+                between.observe((now - last) / max(map(len, chunks.values())))
+            last, begun = now, True
+            generated.inc(len(batch))
+            for index, text_chunks in chunks.items():
+                if text_chunks[-1].finish is not None:
+                    unfinished.remove(index)
+                yield self._delta(index, text_chunks)
+
+    def _submit(self, settings: Sampling) -> "asyncio.Queue[tuple[int, Output]]":
+        """Submit a task for each text to the model's thread; return the queue of their outputs."""
+        request, outputs = self.request, asyncio.Queue[tuple[int, Output]]()
+        self.tasks = [
+            TextTask(
+                index=index,
+                prompt=request.prompts[index // request.n],
+                settings=settings,
+                seed=(settings.seed + index) % 2**63,
+                client=self.client,
+                outputs=outputs,
+                loop=asyncio.get_running_loop(),
+                source=request.source,
+            )
+            for index in range(request.n * len(request.prompts))
+        ]
+        self.thread.submit(self.tasks)
+        return outputs
+
+    def _check_waiting(self, *_: object) -> None:
+        if self.closed:
+            raise RefusedError(499, "the client has disconnected")
+
+    def _delta(self, index: int, chunks: list[Chunk]) -> TextDelta:
+        text = chunks[0].text if len(chunks) == 1 else "".join(chunk.text for chunk in chunks)
+        scored = () if chunks[0].logprob is None else self._scored(chunks)
+        return TextDelta(index, text, len(chunks), chunks[-1].finish, scored, chunks[-1].stopped, chunks)
+
+    def _scored(self, chunks: Sequence[Chunk]) -> list[ScoredToken]:
+        tokenizer = self.request.model.run.tokenizer
+        return [
+            ScoredToken(
+                spell_token(tokenizer, chunk.id),
+                max(MIN_LOGPROB, chunk.logprob),
+                [(spell_token(tokenizer, id), max(MIN_LOGPROB, value)) for id, value in chunk.top],
+            )
+            for chunk in chunks
+            if chunk.logprob is not None and chunk.finish != "eos"
+        ]
+
+
+async def respond(
+    request: Request,
+    body: Any,
+    build: Callable[[Server, ServedModel, Any], TextRequest],
+    *,
+    whole: Callable[[Any, TextRequest, list[TextOutput]], Any] | None,
+    events: Callable[[Any, TextGeneration], Events],
+    inline: bool = False,
+) -> Response:
+    """Respond with the texts that `build` requests of the model that a body names.
+
+    Without `whole`, or if the body asks for a stream, the response consists of `events`. `build` runs in another thread
+    unless it is fast enough to be called `inline`.
+    """
+    server, client = server_of(request), client_of(request)
+
+    @asynccontextmanager
+    async def texts() -> AsyncIterator[TextGeneration]:
+        async with server.library.use(body.model) as model:
+            prepared = build(server, model, body) if inline else await asyncio.to_thread(build, server, model, body)
+            async with TextGeneration(server, prepared, client) as generation:
+                yield generation
+
+    async def stream() -> Events:
+        async with texts() as generation, aclosing(events(body, generation)) as contents:
+            async for content in contents:
+                yield content
+
+    if whole is None or body.stream:
+        return await stream_response(request, stream())
+    to_json = whole
+
+    async def collect() -> Any:
+        async with texts() as generation:
+            return to_json(body, generation.request, await generation.collect())
+
+    return await json_response(request, collect())
+
+
+def _whole_texts(request: TextRequest, check_waiting: Callable[..., None]) -> list[TextDelta]:
+    """Run a beam search, or a model that writes one text from another; `check_waiting` raises to end it early."""
+    run, settings = request.model.run, request.settings
+    if writes_from_source(run):
+        if request.n > 1 or getattr(settings, "logprobs", None) is not None:
+            raise RefusedError(400, "n and logprobs: not available for a model that writes one text from another")
+        search = settings if isinstance(settings, Beam) else None
+        translations = run.translate(request.texts, search, progress=check_waiting)
+        return [TextDelta(row, text, len(run.tokenizer.encode(text)), "eos") for row, text in enumerate(translations)]
+    assert isinstance(settings, Beam)
+    by_prompt = search_texts(run.model, list(request.prompts), settings, on_step=check_waiting)
+    texts = [text for candidates in by_prompt for text in candidates[: request.n]]
+    return [TextDelta(row, text.text, text.tokens, text.finish) for row, text in enumerate(texts)]

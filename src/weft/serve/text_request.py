@@ -1,0 +1,141 @@
+"""Requests for texts, in weft's own settings: what the routes make of the bodies they receive."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from weft.api.run import Run
+from weft.api.settings import beam, sampling, with_defaults
+from weft.decode.config import Beam, Sampling
+from weft.decode.constrain import Grammar
+from weft.decode.prompt import Prompt, chat_prompt, context_window, max_prompt_tokens
+from weft.models.base import Source
+from weft.objectives.pairs import Pairs
+from weft.objectives.spans import Spans
+from weft.serve.config import Limits
+from weft.serve.errors import RefusedError
+from weft.serve.library import ServedModel
+from weft.serve.schema import Format, OpenAIBody, Turn
+
+JSON_OBJECT = {"type": "object", "additionalProperties": True}
+ROLES = {"developer": "system"}  # newer OpenAI clients' name → the usual one
+PENALTIES = ("frequency_penalty", "presence_penalty", "repetition_penalty")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class TextRequest:
+    """Texts that a client requests of a model: `n` for each prompt."""
+
+    model: ServedModel
+    prompts: Sequence[Prompt]
+    texts: Sequence[str]  # the prompts as text, for models that write one text from another
+    settings: Sampling | Beam
+    n: int = 1
+    source: Source | None = None  # what an encoder–decoder reads, if its text is written token by token
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(prompt.ids) for prompt in self.prompts)
+
+
+def writes_from_source(run: Run) -> bool:
+    """Return whether a run's model writes one text from another."""
+    return isinstance(run.objective, Pairs | Spans)
+
+
+def filters(body: BaseModel) -> dict[str, Any]:
+    """Return a request's top_k and top_p; None where they would keep all tokens, or decoding is greedy."""
+    top_k, top_p, temperature = (getattr(body, key, None) for key in ("top_k", "top_p", "temperature"))
+    greedy = temperature == 0
+    # other servers take −1 or 0 for "all tokens"
+    return {"top_k": None if greedy or top_k in (-1, 0) else top_k, "top_p": None if greedy or top_p == 1 else top_p}
+
+
+def requested_settings(body: BaseModel, limits: Limits, *, max_tokens: int, **others: Any) -> dict[str, Any]:
+    """Return the sampling settings that a request names, under weft's names; a random seed if it names none."""
+    if max_tokens > limits.max_tokens:
+        raise RefusedError(400, f"max_tokens = {max_tokens}: this server writes at most {limits.max_tokens} tokens")
+    temperature, min_p, seed = (getattr(body, key, None) for key in ("temperature", "min_p", "seed"))
+    return {
+        "temperature": temperature,
+        **filters(body),
+        "min_p": (min_p or None) if temperature != 0 else None,
+        "seed": secrets.randbits(62) if seed is None else seed % 2**63,
+        "max_tokens": max_tokens,
+        **others,
+    }
+
+
+def sampling_for(body: BaseModel, run: Run, limits: Limits, *, chat: bool, **others: Any) -> Sampling:
+    """Return a request's sampling settings; those it leaves out are the checkpoint's defaults."""
+    requested = requested_settings(body, limits, **others)
+    return sampling(**with_defaults(requested, run.chat_defaults if chat else run.defaults))
+
+
+def rules(body: OpenAIBody, run: Run, limits: Limits) -> dict[str, Any]:
+    """Return the stop strings, penalties and logit biases of an OpenAI request."""
+    if (body.n or 1) > limits.choices:
+        raise RefusedError(400, f"n = {body.n}: this server writes at most {limits.choices} texts", param="n")
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop
+    bias: dict[int, float] = {}
+    for key, value in (body.logit_bias or {}).items():
+        if not key.isdecimal() or int(key) >= run.tokenizer.vocab_size:
+            raise RefusedError(400, f"logit_bias: {key[:20]!r} is not a token id", param="logit_bias")
+        bias[int(key)] = value
+    penalties = {key: getattr(body, key) for key in PENALTIES}
+    return {**penalties, "stop": tuple(stop) if stop else None, "logit_bias": bias or None}
+
+
+def grammar(format: Format | None, run: Run) -> Grammar | None:
+    """Return the grammar that a request's `response_format` asks for."""
+    if format is None or format.type == "text":
+        return None
+    if format.type == "regex":
+        return run.pattern(_required(format.pattern, "pattern", format.type))
+    if format.type == "grammar":
+        return run.grammar(_required(format.grammar, "grammar", format.type))
+    if format.type == "json_object":
+        return run.schema(JSON_OBJECT)
+    schema = format.json_schema.schema_ if format.json_schema is not None else format.schema_
+    return run.schema(_required(schema, "json_schema", format.type))
+
+
+def _required(value: T | None, name: str, kind: str) -> T:
+    if value is None:
+        raise RefusedError(400, f"response_format: type '{kind}' needs '{name}'", param="response_format")
+    return value
+
+
+def search_settings(body: OpenAIBody, settings: Sampling) -> Sampling | Beam:
+    """Turn sampling settings into those of a beam search, if the request asks for `beams`."""
+    if body.beams is None:
+        return settings
+    if body.n is not None and body.n > body.beams:
+        raise RefusedError(400, f"n = {body.n}: a beam of {body.beams} holds at most {body.beams} texts", param="n")
+    shared = {key: value for key, value in settings.model_dump(exclude_unset=True).items() if key in Beam.model_fields}
+    return beam(**shared, beams=body.beams, n=body.n or 1)
+
+
+def conversation(
+    run: Run, turns: Sequence[Turn], limits: Limits, *, max_tokens: int | None, pattern: Grammar | None = None
+) -> tuple[Prompt, int]:
+    """Return a conversation as a prompt, and the maximum number of tokens of the reply.
+
+    A model that writes one text from another reads only the last turn.
+    """
+    messages = [{"role": ROLES.get(turn.role, turn.role), "content": turn.content} for turn in turns]
+    if writes_from_source(run):
+        return Prompt.of(run.tokenizer, messages[-1]["content"], pattern), max_tokens or limits.max_tokens
+    if not run.config.objective.continues:
+        raise run.objective.cannot("chat")
+    window = context_window(run.model)
+    reserved = max_tokens or (limits.max_tokens if window is None else max(1, window // 2))
+    max_reply = min(reserved, limits.max_tokens)
+    prompt = chat_prompt(run.tokenizer, messages, max_prompt_tokens(window, max_reply))
+    if max_tokens is None and window is not None:
+        max_reply = max(1, min(window - len(prompt.ids), limits.max_tokens))
+    return replace(prompt, grammar=pattern), max_reply
