@@ -24,7 +24,7 @@ from weft.explain.attention.maps import NAMES, AttentionKind, AttentionMaps, Hea
 from weft.explain.capture import capture
 from weft.explain.reading import Reading, unsupported
 from weft.explain.texts import TEXTS
-from weft.figures.heatmap import SmallMap, small_maps
+from weft.figures.heatmap import SmallMap, small_multiples
 from weft.figures.page import template
 from weft.figures.picture import Picture
 from weft.models.base import LanguageModel, evaluating
@@ -133,7 +133,7 @@ class HeadTable(Picture):
         )
 
     def figure(self) -> Figure:
-        return small_maps(self._maps({kind: f"{kind} " for kind in NAMES}), self.title)
+        return small_multiples(self._maps({kind: f"{kind} " for kind in NAMES}), self.title)
 
 
 def named_maps(reading: Reading) -> AttentionMaps:

@@ -14,7 +14,7 @@ from matplotlib.path import Path
 from weft.decode.tree import SearchTree
 from weft.explain.reading import WHITE
 from weft.explain.texts import TEXTS
-from weft.figures.heatmap import shortened
+from weft.figures.heatmap import shorten
 from weft.figures.page import as_json
 from weft.figures.picture import SHADES, Picture, new_figure
 from weft.figures.shaded import drawable, families, width_of
@@ -121,7 +121,7 @@ def tree_layout(tree: SearchTree) -> TreeLayout:
         depth[number] = depth[node.parent] + 1
     for siblings in children.values():
         siblings.sort(key=lambda number: -nodes[number].logprob)
-    texts = [shortened(visible(node.text), MAX_CHARACTERS) for node in nodes]
+    texts = [shorten(visible(node.text), MAX_CHARACTERS) for node in nodes]
     labels = [_edge_label(exp(node.logprob)) + (f" ×{node.count}" if node.count > 1 else "") for node in nodes]
     widths = [width_of(text, FONT) + 2 * PAD for text in texts]
     columns = range(1, max(depth.values()) + 1)

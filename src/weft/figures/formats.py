@@ -30,7 +30,7 @@ def number(value: float) -> str:
 
 def count(value: float) -> str:
     """Format as an integer with thousands separators: 32,000."""
-    return f"{value:,.0f}"
+    return f"{math.floor(value + 0.5):,}"
 
 
 def scientific(value: float) -> str:

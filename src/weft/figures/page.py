@@ -17,7 +17,7 @@ from weft.figures.tables import Table
 from weft.storage.untrusted import printable
 
 STYLES = ("page.css", "explain.css")
-IMPORT = re.compile(r'from "\./([\w.]+)"')
+IMPORT = re.compile(r'from "\./(\w+\.js)"')
 
 
 class Section(NamedTuple):

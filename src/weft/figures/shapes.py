@@ -253,8 +253,7 @@ def plot_data(plot: Plot) -> dict[str, Any]:
 
 def _axis_data(axis: Axis) -> dict[str, Any]:
     ticks = axis.ticks and [{"value": value, "label": label} for value, label in axis.ticks.items()]
-    optional = {"log": axis.log, "ticks": ticks, "clips": axis.clips, "label": axis.label}
-    optional["includes"] = list(axis.includes)
+    optional = {"log": axis.log, "ticks": ticks, "clips": axis.clips, "label": axis.label, "includes": [*axis.includes]}
     return {"format": axis.format, "pad": axis.pad, **{key: value for key, value in optional.items() if value}}
 
 

@@ -17,7 +17,7 @@ from weft.compare.studies import read_study, studies
 from weft.config import flat
 from weft.costs.count import count
 from weft.errors import WeftError
-from weft.figures.plot import thinned
+from weft.figures.plot import thin
 from weft.recipe.metrics import metric
 from weft.runs.folder import RunFolder
 from weft.runs.lines import LineChunk, read, read_after
@@ -111,7 +111,7 @@ def _series(lines: list[dict[str, Any]]) -> dict[str, list[list[float | None]]]:
         for key in line.keys() - NOT_SERIES:
             series[key][0].append(line["step"])
             series[key][1].append(line[key])
-    indices = {key: thinned(ys, MAX_POINTS) for key, (_, ys) in series.items()}
+    indices = {key: thin(ys, MAX_POINTS) for key, (_, ys) in series.items()}
     return {key: [[axis[index] for index in indices[key]] for axis in axes] for key, axes in sorted(series.items())}
 
 
