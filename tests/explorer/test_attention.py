@@ -70,7 +70,7 @@ def test_heads_are_switched_off_and_on(page: Any, at: At) -> None:
     page.locator(".attention-totals").wait_for()
     assert page.locator(".attention-totals").text_content() == told
     assert page.locator(".att-off").count() == 2
-    page.get_by_role("button", name="All on again").click()
+    page.get_by_role("button", name="Switch all on").click()
     page.get_by_text("Switch a head off, by its button").wait_for()
     assert "off" not in state(page)
 

@@ -134,7 +134,7 @@ def test_a_key_is_asked_for(browser: Any, runs: Path) -> None:
         page = browser.new_page(reduced_motion="reduce")
         page.goto(f"{server.url}/#/tokens?model=gpt")
         page.get_by_label("Key").fill("a long secret")
-        page.get_by_role("button", name="Go on").click()
+        page.get_by_role("button", name="Continue").click()
         settle(page)
         assert page.locator("h1").inner_text() == "Tokens"
         page.close()

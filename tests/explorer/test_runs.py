@@ -78,7 +78,7 @@ def test_a_curve_is_read_zoomed_and_comes_back_with_its_address(page: Any, at: C
     page.mouse.up()
     assert "zoom=" in page.url
     page.get_by_label("By", exact=True).select_option("time")
-    assert "zoom=" not in page.url and page.get_by_text("time in steps").count() > 2
+    assert "zoom=" not in page.url and page.get_by_text("training time").count() > 2
     page.locator(".chart").first.focus()
     page.keyboard.press("+")
     page.get_by_label("Smoothing").fill("0.5")
@@ -90,7 +90,7 @@ def test_a_curve_is_read_zoomed_and_comes_back_with_its_address(page: Any, at: C
     page.reload()
     page.locator(".chart .faint").first.wait_for(state="attached")
     assert page.evaluate(drawn) == before
-    page.get_by_role("button", name="Whole range").click()
+    page.get_by_role("button", name="Reset zoom").click()
     assert "zoom=" not in page.url
     page.locator(".chart").first.focus()
     for _ in range(80):  # until nothing can be told apart any more
@@ -128,7 +128,7 @@ def test_a_run_that_trains_moves_and_one_that_goes_is_told(page: Any, at: Callab
         fcntl.flock(lock, fcntl.LOCK_EX)
         page.goto(at("runs"))
         row = page.locator(".runs-table tr.marked")  # what trains now is shown unasked
-        assert HOSTILE in row.inner_text() and "training now" in row.inner_text()
+        assert HOSTILE in row.inner_text() and "running" in row.inner_text()
         with open(run.metrics, "a") as file:
             file.write(checked_line(line(50), 7))
         page.get_by_text("50 / ").wait_for()

@@ -132,7 +132,7 @@ def test_writing_stops_and_stays_stopped(page: Any, at: Callable[..., str]) -> N
     assert len(before) < 400 and "*" in page.url
     opened(page, page.url)
     assert texts(page) == before
-    page.get_by_role("button", name="Write on").click()
+    page.get_by_role("button", name="Continue").click()
     page.wait_for_selector(f".write-token:nth-child({len(before) + 1})")
 
 
@@ -163,7 +163,7 @@ def test_a_conversation_goes_on_and_is_there_after_a_reload(page: Any, tmp_path:
     with served(tmp_path / "talks") as own:
         opened(page, f"{own.url}/#/write?text=Hello&length=5")
         reply = "".join(texts(page)).strip()
-        page.get_by_role("button", name="Answer it").click()
+        page.get_by_role("button", name="Send").click()
         page.locator("#write-prompt").fill("And then?")
         page.wait_for_selector(".write-text[aria-busy=false] .write-token")
         opened(page, page.url)

@@ -34,14 +34,14 @@ function drawing({ width, height, shapes }, name, label) {
   const placed = shapes.map(shape => ({ ...shape,
     places: shape.places.map(([x, y]) => [Math.round(10 * x * UNIT) / 10,
       Math.round(10 * (height - y) * UNIT) / 10]) }));
-  // texts stand on boxes, and boxes on lines
+  // texts are above boxes, boxes above lines
   const order = shape => ["frame", "line", "arrow", "loop", "sum", "box", "text"].indexOf(shape.kind);
   placed.sort((a, b) => order(a) - order(b));
   return picture(width * UNIT, height * UNIT, { width: null, height: null, class: "anat-drawing", role: "group",
     "aria-label": label }, placed.map(shape => drawShape(shape, name)));
 }
 
-// `around`: how often there is what holds the part.
+// `around`: how often the enclosing part is repeated.
 function card(part, path, whole, choose, around = 1) {
   const times = part.repeats > 1 ? `${part.repeats} × ` : "", id = path.join("."), all = around * part.repeats;
   const each = all > 1 ? " each" : "", share = whole ? ` · ${percent(all * part.parameters / whole)}` : "";
@@ -60,7 +60,7 @@ function card(part, path, whole, choose, around = 1) {
       part.parts.map((inside, n) => card(inside, [...path, n], whole, choose, all))));
 }
 
-// `shown` is { part }, the number of the one that is chosen.
+// `shown` is { part }, the index of the selected part.
 export function mount(element, data, { shown = {}, changed = () => {} } = {}) {
   const at = path => path.slice(1).reduce((part, place) => part.parts[place], data.columns[path[0]]);
   const name = path => {
@@ -88,7 +88,7 @@ export function mount(element, data, { shown = {}, changed = () => {} } = {}) {
   function mark(id) {
     for (const each of element.querySelectorAll(".anat-chosen")) each.classList.remove("anat-chosen");
     for (const each of element.querySelectorAll(".anat-box")) {
-      // what has no box of its own is in the box of what it belongs to
+      // a part without a box is in the box of the part that contains it
       const holds = id !== undefined && `${id}.`.startsWith(`${each.dataset.part}.`);
       each.setAttribute("aria-pressed", holds);
       each.classList.toggle("anat-chosen", holds);

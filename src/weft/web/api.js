@@ -23,10 +23,10 @@ async function call(path, options) {
     response = await fetch(new URL(path.replace(/^\//, ""), document.baseURI), { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError(0, "The server does not answer.");
+    throw new ApiError(0, "The server is not responding.");
   }
   if (response.ok) return response;
-  let message = `The server answered ${response.status}.`;
+  let message = `The server returned status ${response.status}.`;
   try {
     message = (await response.json()).error.message;
   } catch { /* no JSON: the status has to do */ }
@@ -42,7 +42,7 @@ async function read(path, options) {
     return await response.json();
   } catch (error) {
     if (error.name === "AbortError" || error instanceof ApiError) throw error;
-    throw new ApiError(0, "The server's answer broke off.");
+    throw new ApiError(0, "The connection was lost during the response.");
   } finally {
     busy(-1);
   }
@@ -61,7 +61,7 @@ export async function* stream(path, body, signal) {
     for (;;) {
       const { done, value } = await reader.read().catch(error => {
         if (error.name === "AbortError") throw error;
-        throw new ApiError(0, "The server's answer broke off.");
+        throw new ApiError(0, "The connection was lost during the response.");
       });
       if (done) return;
       const events = (left + value).split("\n\n");

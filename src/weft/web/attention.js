@@ -1,28 +1,28 @@
-// Attention: the grid of all heads, one of them large, the tokens of the text, and the lines of a word.
+// Attention: a grid of all heads, one head enlarged, the tokens of the text, and the lines of one token.
 import { button, h, isPlain, roving, select, soft } from "./dom.js";
 import { Heat } from "./attention_heat.js";
 import { lines } from "./attention_lines.js";
 import { Shades, unpacked } from "./attention_maps.js";
 import { between, clamp, percent, share, short } from "./words.js";
 
-const GRID_POINTS = 40; // of a small map, along a side
-const LISTED = 8; // heads of one name that are shown before one asks for more
+const GRID_POINTS = 40; // pixels along a side of a small map
+const LISTED = 8; // heads of one role that are shown before "more" is pressed
 const SHADES = [["root", "square root of the probability"], ["weight", "the probability"],
-  ["row", "relative to the row's largest"]];
-// What explain/heads.py calls heads: a letter in the grid, what such a head does, and the statistic that says so
-const DULL = ["uniform", "first token (sink)"]; // what is not shown first
+  ["row", "relative to the row's maximum"]];
+// Roles of heads (explain/heads.py): letter in the grid, description, and the statistic that it is based on
+const DULL = ["uniform", "first token (sink)"]; // hidden at first
 export const NAMES = {
-  "induction": ["I", "look at what followed an earlier copy of the token", head => percent(head.induction)],
-  "previous token": ["P", "look at the token before", head => percent(head.previous)],
-  "same token": ["S", "look at the token itself", head => percent(head.itself)],
-  "first token (sink)": ["F", "rest on the first token", head => percent(head.first)],
-  "local": ["L", "look at the nearest tokens", head => `${head.distance.toFixed(1)} tokens`],
-  "uniform": ["U", "look at all tokens alike", head => `${head.entropy.toFixed(2)} nats`],
+  "induction": ["I", "attend to the token after an earlier copy of the current one", head => percent(head.induction)],
+  "previous token": ["P", "attend to the previous token", head => percent(head.previous)],
+  "same token": ["S", "attend to the token itself", head => percent(head.itself)],
+  "first token (sink)": ["F", "attend to the first token", head => percent(head.first)],
+  "local": ["L", "attend to the nearest tokens", head => `${head.distance.toFixed(1)} tokens`],
+  "uniform": ["U", "attend to all tokens equally", head => `${head.entropy.toFixed(2)} nats`],
 };
 
-// `data`: parts (see explain/attention/page.py), notes, and perhaps named heads. `options` are the Explorer's:
-// `chosen` { kind, layer, head, token, lines } to begin with, `onchoose` hears what a person chose, `off` a set of
-// "kind.layer.head" that are switched off, `onoff` hears of such a wish, and `below` stands below the heads.
+// `data`: parts (see explain/attention/page.py), notes, and optionally the heads with roles. The Explorer's `options`:
+// `chosen` { kind, layer, head, token, lines } is the initial selection, `onchoose` is called with a new one, `off` is the
+// set of heads "kind.layer.head" that are switched off, `onoff` is called to switch heads, `below` goes below the heads.
 export async function mount(element, data, options = {}) {
   try {
     const view = new View(data, await unpacked(data.parts), options);
@@ -35,7 +35,7 @@ export async function mount(element, data, options = {}) {
   }
 }
 
-// One button of several is pressed, and in the tab order.
+// Press one of several buttons, and make it the one in the tab order.
 function pressed(before, now) {
   for (const [each, on] of [[before, false], [now, true]]) {
     each?.setAttribute("aria-pressed", on);
@@ -57,7 +57,7 @@ class View {
       data.notes.map(note => h("p", { class: "soft" }, note)), this.tellOff);
   }
 
-  // once it stands in the page: sizes and colours are known then
+  // sizes and colours are known only once the element is in the page
   begin() {
     this.shades = new Shades(this.root);
     this.heat.shades = this.shades;
@@ -88,7 +88,7 @@ class View {
     this.resized.disconnect();
   }
 
-  // ---- what it is made of
+  // ---- elements
 
   controls() {
     const { parts, maps } = this;
@@ -112,12 +112,12 @@ class View {
     const zoom = (sign, name, factor) => button(sign, () => this.heat.zoom(factor), { "aria-label": name });
     return h("div", { class: "att-controls" }, parts.length > 1 && label("Attention", this.kind),
       this.layerLabel, this.headLabel, label("Shades", this.shadeChoice),
-      label("Tokens", this.range), h("span", { class: "att-zoom" }, zoom("+", "Zoom in on the chosen cell", 0.6), " ",
+      label("Tokens", this.range), h("span", { class: "att-zoom" }, zoom("+", "Zoom in on the selected cell", 0.6), " ",
         zoom("−", "Zoom out", 1 / 0.6)));
   }
 
   overview() {
-    this.grid = h("div", { class: "att-grid", role: "group", "aria-label": "All heads: arrow keys choose a neighbour" +
+    this.grid = h("div", { class: "att-grid", role: "group", "aria-label": "All heads: arrow keys select a neighbour" +
       (this.onoff ? ", o switches one off" : ""),
     onclick: event => event.target.closest("button")?.focus(), onkeydown: event => {
       if (event.key === "o" && this.onoff && isPlain(event)) this.toggle([[this.layer, this.head]]);
@@ -147,7 +147,7 @@ class View {
   side() {
     this.from = h("h3");
     this.strip = h("div", { class: "att-strip att-queries", role: "group",
-      "aria-label": "Tokens that attend: arrow keys move from one to the next",
+      "aria-label": "Query tokens: arrow keys move between them",
       onclick: event => event.target.closest("button")?.focus() });
     roving(this.strip, () => this.tokens, { onfocus: ({ dataset: { place } }) => {
       if (this.query !== Number(place)) this.chooseToken(Number(place));
@@ -158,14 +158,14 @@ class View {
     const heading = name => h("th", { scope: "col" }, name);
     return h("div", { class: "att-side" }, this.from,
       h("p", { class: "soft att-hint" },
-        "Choose a token that attends. The shades tell what it attends to in this head."),
+        "Select a query token. Shades show what it attends to in this head."),
       this.strip, this.other, h("div", { class: "scroll" }, h("table", { class: "att-table" }, this.caption,
         h("thead", {}, h("tr", {}, heading("strongest keys"), heading("place"), heading("probability"))),
         this.strongest)));
   }
 
   followed() {
-    const ways = [["all", "all heads of the layer"], ["one", "the chosen head"]];
+    const ways = [["all", "all heads of the layer"], ["one", "the selected head"]];
     this.which = select(ways, this.chosen.lines ?? "all", way => {
       this.drawLines();
       this.onchoose({ lines: way === "all" ? undefined : way });
@@ -174,7 +174,7 @@ class View {
     return h("div", { class: "att-lines" }, h("h3", {}, "Lines"), h("label", {}, "Show ", this.which), this.lines);
   }
 
-  // ---- what is chosen
+  // ---- selection
 
   usePart({ layer, head, token }) {
     const { maps } = this, mine = this.named.filter(each => each.kind === maps.kind);
@@ -210,7 +210,7 @@ class View {
     this.onchoose({ token: this.query });
   }
 
-  // before anything is changed, so that the page needn't be laid out for it
+  // measured before any change, so that the page is not laid out twice
   scrollToToken() {
     const { strip } = this, top = this.tokens[this.query].offsetTop, { scrollTop, clientHeight } = strip;
     if (top < scrollTop || top > scrollTop + clientHeight - 30) strip.scrollTop = top - clientHeight / 2;
@@ -237,7 +237,7 @@ class View {
     const verb = maps.kind === "cross" ? "Writing" : "From", weights = new Map(found);
     this.from.textContent = `${verb} “${short(label, 24)}” (${query}), layer ${layer}, head ${head}`;
     this.targets.forEach((target, key) => {
-      // a shade between the two, on which neither dark nor light letters can be read, is left out
+      // medium shades, on which neither dark nor light letters are legible, are skipped
       const shade = Math.sqrt(weights.get(key) ?? 0), strong = shade > 0.5;
       target.style.setProperty("--p", `${Math.round(strong ? 40 + 60 * shade : 84 * shade)}%`);
       target.classList.toggle("att-strong", strong);
@@ -255,12 +255,12 @@ class View {
     this.lines.replaceChildren(lines(this.maps, asked, this.room));
   }
 
-  // What is shown, for keeping.
+  // The elements to save.
   pictures() {
     return [this.heat.picture(`${this.maps.name}, ${this.headTitle.textContent.toLowerCase()}`), this.lines.firstChild];
   }
 
-  // ---- what belongs to the maps of one kind
+  // ---- maps of one kind of attention
 
   fillRange() {
     const { queries, block } = this.maps, size = 32 * block, found = [["all", `all ${queries.length}`]];
@@ -284,7 +284,7 @@ class View {
   fillGrid() {
     const { maps, grid } = this, tick = text => h("span", { class: "att-tick" }, String(text)), found = [tick("")];
     this.buttons = [];
-    this.canvases = []; // one a layer, below its buttons: one a head would take long to make
+    this.canvases = []; // one canvas per layer, below its buttons; one per head would be slow
     this.pressedHead = null;
     for (let head = 0; head < maps.heads; head++) found.push(tick(head));
     for (let layer = 0; layer < maps.layers; layer++) {
@@ -334,7 +334,7 @@ class View {
 
   isOff([layer, head]) { return this.off.has(`${this.maps.kind}.${layer}.${head}`); }
 
-  // all of them off, or on again where they are off already
+  // switch all of them off, or on again if all are off
   toggle(heads) {
     const on = heads.every(each => this.isOff(each)), off = new Set(this.off);
     for (const [layer, head] of heads) off[on ? "delete" : "add"](`${this.maps.kind}.${layer}.${head}`);

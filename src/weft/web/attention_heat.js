@@ -1,5 +1,5 @@
-// Attention: the heat map of one head, queries down and keys across. Pointing or the arrow keys read its cells, a part
-// of it can be looked at closer.
+// Attention: heat map of one head, queries down and keys across. The pointer and the arrow keys read its cells; it can
+// be zoomed.
 import { h, isPlain, s } from "./dom.js";
 import { clamp, share, short, textWidth } from "./words.js";
 
@@ -7,19 +7,19 @@ const FONT = "11px system-ui, sans-serif", HIGHEST = 600, LARGEST_CELL = 44, SMA
 const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 
 export class Heat {
-  // `onquery` hears which token a person chose, `onzoom` that another part is shown
+  // `onquery` is called with a selected token, `onzoom` when another part is shown
   constructor(shades, { onquery, onzoom }) {
     Object.assign(this, { shades, onquery, onzoom });
     this.canvas = h("canvas", { class: "att-heat", tabindex: 0, role: "application",
       "aria-roledescription": "heat map" });
     this.hint = h("span", { class: "soft" },
-      "Point at a cell, or go there with the arrow keys; drag over a part, or press + and −, to zoom.");
+      "Point at a cell or use the arrow keys; drag, or press + and −, to zoom.");
     this.readout = h("p", { class: "att-readout", "aria-live": "polite" }, this.hint);
     this.small = h("canvas");
     this.listen();
   }
 
-  // other maps: all of them is shown
+  // show other maps, unzoomed
   use(maps) {
     this.maps = maps;
     this.resize();
@@ -27,7 +27,7 @@ export class Heat {
     this.readout.replaceChildren(this.hint);
   }
 
-  // a head, and the token whose row is marked
+  // show a head, and mark the row of a token
   show(layer, head, query) {
     Object.assign(this, { layer, head, query });
     if (this.cell) this.tell();
@@ -70,13 +70,13 @@ export class Heat {
     return far + short(labels[at * block], 13);
   }
 
-  // the room that it has: asked for once, because every question makes the browser lay out the page
+  // available space; read once, because reading it makes the browser lay out the page
   resize() {
     this.room = this.canvas.parentElement?.clientWidth || 320;
     this.measured = null;
   }
 
-  // sizes of what is drawn; measuring all labels takes a while, so it is done once for a part
+  // geometry; measuring all labels is slow, so it is done once per zoom
   measure() {
     const { maps, seen, room } = this;
     if (this.measured?.seen === seen) return this.measured;
@@ -93,7 +93,7 @@ export class Heat {
       height: Math.ceil(header + size * rows + 4), step: Math.ceil(SMALLEST_LABEL / size) };
   }
 
-  // the names of rows and, turned, of columns, as many as have room
+  // labels of rows and, rotated, of columns, as many as fit
   labels({ rows, columns, gutter, header, size, step }) {
     const { maps, seen } = this, found = [];
     for (let n = 0; n < rows; n += step)
@@ -128,7 +128,7 @@ export class Heat {
     }
     this.drawMarks(context);
     canvas.setAttribute("aria-label", `${maps.name}, layer ${this.layer}, head ${this.head}, queries down, ` +
-      "keys across. Arrow keys read the cells, Enter chooses a query, plus and minus zoom, Escape shows all.");
+      "keys across. Arrow keys read cells, Enter selects a query, plus and minus zoom, Escape resets the zoom.");
   }
 
   drawMarks(context) {
@@ -152,7 +152,7 @@ export class Heat {
     }
   }
 
-  // The same for keeping: the cells are an image, all else stays as it is at any size.
+  // The map as an SVG to save: the cells are an image, everything else is vectors.
   picture(title) {
     const frame = this.measure(), { rows, columns, gutter, header, size, width, height } = frame;
     const large = h("canvas", { width: columns * 8, height: rows * 8 }), context = large.getContext("2d"), top = 24;
@@ -185,7 +185,7 @@ export class Heat {
       return first === last ? `${first} ${labels[first]}`
         : `${first}–${last} ${labels.slice(first, last + 1).join("")}`;
     };
-    const weight = maps.past && column > row ? "masked: it comes later"
+    const weight = maps.past && column > row ? "masked: a later token"
       : (maps.block > 1 ? "at most " : "") + share(maps.weight(this.layer, this.head, row, column));
     this.readout.textContent = `${named(maps.queries, row)} → ${named(maps.keys, column)}: ${weight}`;
   }

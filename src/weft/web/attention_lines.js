@@ -1,5 +1,5 @@
-// Attention: the lecture's picture of a word. Tokens in two columns, lines from a query to what it attends to, a colour
-// a head (Vaswani et al. 2017, figure 3). The squares beside a key tell how much each head gives it.
+// Attention: lines of one token, as in the lecture. Tokens in two columns, lines from a query to the keys it attends to,
+// one colour per head (Vaswani et al. 2017, figure 3). Squares beside a key show how much each head attends to it.
 import { picture, s } from "./dom.js";
 import { clamp, share, short, textWidth } from "./words.js";
 
@@ -7,7 +7,7 @@ const MOST_ROWS = 44, FAINTEST = 0.02, ROW = 19;
 
 const BOLD = "bold 13px system-ui, sans-serif";
 
-// The tokens that are shown: all, or of a long text those around the query, and the strongest keys.
+// Tokens to show: all, or in a long text those around the query and the strongest keys.
 function shown(maps, query, found) {
   let left = [...maps.queries.keys()], right = [...maps.keys.keys()];
   if (left.length > MOST_ROWS) left = left.filter(place => Math.abs(place - query) <= 12);
@@ -20,7 +20,7 @@ function shown(maps, query, found) {
   return [left, right];
 }
 
-// [weight, keys] of [key, weight], with the weights rounded to so many steps.
+// Group { key, weight } by the weight, rounded to this many steps.
 function alike(found, steps) {
   const groups = new Map();
   for (const [key, weight] of found) {
@@ -30,7 +30,7 @@ function alike(found, steps) {
   return groups;
 }
 
-// `asked` is what is drawn: a layer, heads, a query; `room` is how wide it may be.
+// `selection` is a layer, heads and a query; `room` is the available width.
 export function lines(maps, { layer, heads, query }, room) {
   const narrow = room < 480, found = heads.map(head => maps.strongest(layer, head, query));
   const [left, right] = shown(maps, query, found);
@@ -44,7 +44,7 @@ export function lines(maps, { layer, heads, query }, room) {
   const to = from + clamp(room - from - beside - squares, 56, 280), cells = to + beside;
   const height = ROW * (Math.max(left.length, right.length) + 1.5), width = cells + squares;
   const y = row => ROW * (row + 1.5), rows = new Map(right.map((key, row) => [key, row])), start = left.indexOf(query);
-  // hues around the circle, every other one darker, as in print
+  // hues around the colour wheel, every other one darker, as in print
   const hue = head => `hsl(${Math.round(209 + (360 * head) / maps.heads) % 360} 62% ` +
     `calc(var(--att-lightness) + ${head % 2 ? 0 : 12}%))`;
   const parts = [], said = [];
@@ -54,10 +54,10 @@ export function lines(maps, { layer, heads, query }, room) {
   right.forEach((place, row) => text(to + 6, y(row), "", named(maps.keys, place)));
   text(cells - 6, 10, "att-end att-tiny", "head");
   heads.forEach((head, n) => {
-    // the lines of the heads end beside each other, so that none hides the next
+    // the lines of several heads end side by side, so that none hides another
     const aside = 0.6 * ROW * ((n + 0.5) / heads.length - 0.5), x = cells + n * square, weights = new Map(found[n]);
     text(x + square / 2 - 1, 10, "att-middle att-tiny", String(head));
-    // what has about the same weight is one element: a page of a thousand of them is slow
+    // lines of about the same weight are one element; a thousand elements are slow
     const seen = ([key, weight]) => rows.has(key) && (weight >= FAINTEST || weight === found[n][0][1]);
     const lineTo = key => `M${from} ${y(start) + aside}L${to} ${y(rows.get(key)) + aside}`;
     for (const [weight, keys] of alike(found[n].filter(seen), 40))

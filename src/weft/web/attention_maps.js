@@ -1,4 +1,4 @@
-// Attention: the probabilities of all heads, unpacked, and the colours they are drawn in.
+// Attention: unpacks the probabilities of all heads, and maps them to colours.
 import { h } from "./dom.js";
 import { bytesOf } from "./words.js";
 
@@ -7,11 +7,11 @@ async function inflated(text) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-// Every kind of attention that a page was given.
+// All kinds of attention on a page.
 export const unpacked = parts => Promise.all(parts.map(async part =>
   new Maps(part, await inflated(part.weights), part.best && await inflated(part.best))));
 
-// One kind of attention: weights by (layer, head, row, column), rows and columns being blocks of tokens.
+// One kind of attention: probabilities by (layer, head, row, column); rows and columns are blocks of tokens.
 class Maps {
   constructor(given, bytes, best) {
     Object.assign(this, given);
@@ -29,7 +29,7 @@ class Maps {
 
   weight(layer, head, row, column) { return this.square[this.level(layer, head, row, column)]; }
 
-  // [key, weight] of a token, the strongest first
+  // { key, weight } of a query, the strongest first
   strongest(layer, head, query) {
     const found = [];
     if (this.best) {
@@ -44,7 +44,7 @@ class Maps {
     return found.filter(([, weight]) => weight > 0).sort((a, b) => b[1] - a[1]);
   }
 
-  // the levels of a part of a map, row by row
+  // levels of a rectangle of a map, row by row
   part(layer, head, { top, bottom, left, right }) {
     const found = new Uint8Array((bottom - top) * (right - left));
     let at = 0;
@@ -53,7 +53,7 @@ class Maps {
     return found;
   }
 
-  // every map with at most so many points a side, each the largest of a block: { columns, maps: [levels] }
+  // every map max-pooled to at most this many pixels per side: { columns, maps: [levels] }
   pooled(most) {
     const size = Math.ceil(Math.max(this.rows, this.columns) / most);
     const rows = Math.ceil(this.rows / size), columns = Math.ceil(this.columns / size), maps = [];
@@ -79,7 +79,7 @@ function rgb(text) {
   return canvas.getImageData(0, 0, 1, 1).data;
 }
 
-// From levels to colours: the page's own, which differ by day and by night.
+// Maps levels to the colours of the page, light or dark.
 export class Shades {
   constructor(root) {
     this.root = root;
@@ -100,7 +100,7 @@ export class Shades {
     [this.how, this.levels, this.square, this.tables] = [how, maps.levels, maps.square, []];
   }
 
-  // what each level is drawn as, 0 … 255, in a row whose largest level is `largest`
+  // brightness of each level, 0 … 255, in a row whose maximum is `largest`
   table(largest) {
     if (this.how !== "row") largest = this.levels;
     const top = this.square[largest] || 1;
@@ -108,7 +108,7 @@ export class Shades {
       255 * Math.min(1, this.how === "root" ? n / this.levels : this.square[n] / top));
   }
 
-  // maps, levels (rows × columns) each, beside one another onto a canvas of as many points
+  // draw maps of levels (rows × columns) side by side on a canvas of one pixel per cell
   paint(canvas, maps, columns) {
     const rows = maps[0].length / columns, wide = columns * maps.length;
     [canvas.width, canvas.height] = [wide, rows];

@@ -1,9 +1,9 @@
-// What a text costs without some heads: its tokens shaded by the change, and what the model writes, side by side.
+// Loss of a text without some heads: tokens shaded by the change, and the two continuations side by side.
 import { button, h, soft } from "./dom.js";
 import { legend, panel, shaded } from "./shaded.js";
 import { large, mean as meanOf, signs } from "./words.js";
 
-const LEAST_TOP = 0.5; // nats that are at least the strongest shade: less than that is next to nothing
+const LEAST_TOP = 0.5; // nats; the darkest shade is at least this, so that tiny changes stay pale
 
 function signed(nats, digits = 3) {
   const size = Math.abs(nats).toFixed(digits);
@@ -12,7 +12,7 @@ function signed(nats, digits = 3) {
 
 const mean = nats => meanOf(nats.filter(each => each !== null));
 
-// Where two texts part.
+// Index at which two texts diverge.
 function parting(a, b) {
   const [one, two] = [Array.from(a), Array.from(b)];
   let same = 0;
@@ -21,15 +21,15 @@ function parting(a, b) {
 }
 
 export function nothingOff() {
-  return h("p", { class: "soft" }, "Switch a head off, by its button or with the key o in the grid, to see what the " +
-    "text costs without it and what the model writes then.");
+  return h("p", { class: "soft" }, "Switch a head off, with its button or the key o in the grid, to see the loss of " +
+    "the text and the continuation without it.");
 }
 
-// `off`: the heads as "kind.layer.head"; `before` and `after` are answers of without_heads; `on` switches one on again.
+// `off`: heads "kind.layer.head"; `before` and `after`: responses of without_heads; `on` switches a head on again.
 export function comparison(off, before, after, on) {
   const parts = [heading(off, on)];
   if (before.surprise && after.surprise) parts.push(...surprises(before.surprise, after.surprise));
-  else parts.push(h("p", {}, "There is no token to score: the model writes nothing from this text. Give it a target."));
+  else parts.push(h("p", {}, "There is no token to score: the model generates nothing from this text. Enter a target."));
   if (before.writes !== null) parts.push(written(before.writes, after.writes));
   return h("div", {}, parts);
 }
@@ -48,12 +48,12 @@ function heading(off, on) {
     button([`${name(each)} `, h("span", { "aria-hidden": "true" }, "×")], () => on([each]),
       { "aria-label": `Switch ${name(each)} on again` })),
   all.length > 24 && h("span", {}, `and ${all.length - 24} more`),
-  button("All on again", () => on(all)));
+  button("Switch all on", () => on(all)));
 }
 
 function totals(before, after) {
   const [one, two] = [mean(before.nats), mean(after.nats)], name = before.masked ? "Pseudo-perplexity" : "Perplexity";
-  return `${name} ${large(Math.exp(one))} → ${large(Math.exp(two))}, ${signed(two - one)} nats a token`;
+  return `${name} ${large(Math.exp(one))} → ${large(Math.exp(two))}, ${signed(two - one)} nats per token`;
 }
 
 function changes(before, after) {
@@ -63,24 +63,24 @@ function changes(before, after) {
 
 function surprises(before, after) {
   const { found, top } = changes(before, after);
-  const { element, tell } = panel("Point at a token, or go there with the arrow keys.");
-  const show = place => tell(h("b", {}, before.tokens[place].piece), found[place] === null ? " nothing predicts it"
+  const { element, tell } = panel("Point at a token or use the arrow keys.");
+  const show = place => tell(h("b", {}, before.tokens[place].piece), found[place] === null ? " not predicted"
     : ` ${before.nats[place].toFixed(3)} → ${after.nats[place].toFixed(3)} nats (${signed(found[place])})`);
-  const strip = shaded({ label: "The text, shaded by the change of its surprisal", tokens: before.tokens, choose: show,
+  const strip = shaded({ label: "The text, shaded by the change in surprisal", tokens: before.tokens, choose: show,
     point: show });
   strip.shade(found.map(change => (Math.abs(change ?? 0) < 0.03 * top ? 0 : change / top)));
   return [h("p", { class: "attention-totals", role: "status" }, totals(before, after)),
-    legend("change of surprisal, nats", top, { below: found.some(change => change < 0) }), element, strip.element,
-    h("p", { class: "soft" }, "The maps above are those of the whole model.")];
+    legend("change in surprisal, nats", top, { below: found.some(change => change < 0) }), element, strip.element,
+    h("p", { class: "soft" }, "The maps above are of the full model.")];
 }
 
 function written(before, after) {
-  // a line break is a sign, so that a model that writes nothing else takes one line
+  // line breaks are symbols, so that a text of line breaks takes one line
   const [same, one, two] = parting(signs(before), signs(after));
   const column = (title, rest) => h("div", {}, h("h4", {}, title),
     h("p", { class: "attention-text" }, same, rest && h("mark", {}, rest),
       !same && !rest && soft("nothing")));
-  return h("div", {}, h("h3", {}, "What it writes ",
-    soft(`(the likeliest token each time)${one || two ? "" : ": the same"}`)),
+  return h("div", {}, h("h3", {}, "Continuation ",
+    soft(`(greedy)${one || two ? "" : ": identical"}`)),
     h("div", { class: "attention-pair" }, column("with all heads", one), column("without these", two)));
 }

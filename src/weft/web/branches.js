@@ -1,8 +1,8 @@
-// Texts that begin alike, as a tree: what they share stands once, and where they part the tree forks.
+// Texts with a common beginning as a tree: a shared part is shown once, and the tree forks where texts diverge.
 import { button, h, soft } from "./dom.js";
 import { percent, sum } from "./words.js";
 
-// Branches [{ tokens: [{ id, … }] }] as segments { tokens, from (place of the first), branches (numbers), children }.
+// Branches [{ tokens: [{ id, … }] }] as segments { tokens, from (index of the first), branches (indices), children }.
 function tree(branches) {
   const grow = (numbers, from) => {
     const id = (number, place) => branches[number].tokens[place]?.id;
@@ -28,7 +28,7 @@ const ending = text => [...text].length > 30
   : `${flat(text) || "…"} `;
 const leaves = segment => segment.children.length ? sum(segment.children.map(leaves)) : 1;
 
-// `at` is the number of the branch that is read, `choose(number)` goes to another. `start` is what stands before all.
+// `at` is the current branch, `choose(index)` switches to another, and `start` is the text before all of them.
 export function drawTree(box, { branches, at, start, choose }) {
   const draw = (segment, depth) => {
     const here = segment.branches.includes(at), number = here ? at : segment.branches[0];
@@ -48,7 +48,7 @@ export function drawTree(box, { branches, at, start, choose }) {
   box.querySelectorAll("button")[kept]?.focus();
 }
 
-// ---- in the address: ids of each branch that were chosen, joined by dots, and after a * how far it was written
+// ---- in the address: the chosen token ids of each branch, joined by dots, and after a * its length
 
 export const packed = branches => branches.map(each => each.forced.join(".")
   + (each.stopped === undefined ? "" : `*${each.stopped}`)).join("_");
@@ -61,7 +61,7 @@ export function parsed(text) {
   });
 }
 
-// The turns of a conversation before the one that is written.
+// The turns of a conversation before the current one.
 export function turnsOf(text) {
   try {
     const turns = JSON.parse(text ?? "[]");
@@ -69,17 +69,17 @@ export function turnsOf(text) {
   } catch { return []; }
 }
 
-// ---- one token of a running text
+// ---- one token of the text
 
-const DARK_NATS = 8; // surprisal that has the darkest shade
+const DARK_NATS = 8; // nats of surprisal with the darkest shade
 
-// A token that adds nothing has a sign: the end, a part of a character, or a special token's name.
+// A token without text has a symbol: the end, part of a character, or the name of a special token.
 function signOf({ adds, finish, text }) {
   if (adds) return adds.includes("\n") ? "↵" : undefined;
   return finish === "eos" || finish === "stop" ? "■" : text.includes("\\x") ? "·" : text;
 }
 
-// `before` is the token before it: of many empty lines only the first takes space.
+// `before` is the previous token: of several empty lines only the first takes space.
 export function spanOf(token, before) {
   const blank = /^\n+$/.test(token.adds) && /\n$/.test(before?.adds ?? "");
   return h("span", { class: `shaded-token write-token${blank ? " write-blank" : ""}`, role: "option", tabindex: -1,

@@ -1,5 +1,5 @@
-// A recurrent cell as the lectures draw it: what is remembered runs along the top, gates below it say how much of it
-// passes. A gate is filled as far as it is open at this token, in the mean over its units.
+// A recurrent cell as the lectures draw it: the state runs along the top, and the gates below it control how much
+// passes. A gate is filled in proportion to its mean opening at this token.
 import { h, picture, s } from "./dom.js";
 import { matrix, number } from "./matrix.js";
 import { clamp, fitted, mean as meanOf } from "./words.js";
@@ -9,7 +9,7 @@ const LINE = 40, MIX = 100, GATE = 152, HIGH = 42, INPUT = 226, MARGIN = 44;
 const path = (d, kind = "") => s("path", { class: `step-edge ${kind}`, d });
 const label = (x, y, text, anchor = "middle") => s("text", { x, y, "text-anchor": anchor }, text);
 
-// ⊗ or ⊕, where two lines meet
+// ⊗ or ⊕ where two lines meet
 function sign(x, y, plus = false) {
   const arms = plus ? `M${x - 5} ${y}h10M${x} ${y - 5}v10` : `M${x - 4} ${y - 4}l8 8M${x + 4} ${y - 4}l-8 8`;
   return s("path", { class: "step-plus", d: `M${x - 9} ${y}a9 9 0 1 0 18 0a9 9 0 1 0-18 0${arms}` });
@@ -18,7 +18,7 @@ function sign(x, y, plus = false) {
 const up = (x, from, to) => path(`M${x} ${from}V${to}M${x - 3.5} ${to + 6}L${x} ${to}l3.5 6`);
 const right = (from, to, y, kind) => path(`M${from} ${y}H${to}M${to - 6} ${y - 3.5}l6 3.5l-6 3.5`, kind);
 
-// a box that is filled as far as its mean says; what can be negative is only told
+// a box filled in proportion to its mean; for values that can be negative, only the number is shown
 function gate(x, width, name, mean, open = true) {
   const high = open ? clamp(mean, 0, 1) * HIGH : 0;
   return s("g", { class: "step-gate" },
@@ -28,14 +28,14 @@ function gate(x, width, name, mean, open = true) {
     s("text", { x, y: GATE + 34, "text-anchor": "middle", class: "step-gate-number" }, number(mean, 3)));
 }
 
-// what every gate reads: the state before and the token
+// inputs of every gate: the previous state and the token
 function inputs(xs, left) {
   return [path(`M6 ${INPUT}H${xs.at(-1)}`), ...xs.map(x => up(x, INPUT, GATE + HIGH)),
     path(`M${left} ${INPUT + 24}V${INPUT}`), label(left + 6, INPUT + 24, "xₜ", "start"),
     label(6, INPUT - 7, "hₜ₋₁", "start")];
 }
 
-// what is remembered, from the token before to the next
+// the state, from the previous token to the next
 const memory = (width, name) => [right(6, width - 8, LINE, "step-skip"), label(6, LINE - 8, `${name}ₜ₋₁`, "start"),
   label(width - 6, LINE - 8, `${name}ₜ`, "end")];
 
@@ -69,17 +69,17 @@ const PICTURES = {
   },
 };
 
-// `means` by the gate's name: forget, input, candidate and output, or update, reset and candidate, or hidden.
+// `means` by gate: forget, input, candidate and output, or update, reset and candidate, or hidden.
 export function cellPicture(kind, means, width) {
   const told = Object.entries(means).map(([name, mean]) => `${name} ${number(mean, 3)}`).join(", ");
   return picture(width, INPUT + 32, { class: "step-cell", role: "img",
-    "aria-label": `The ${kind} cell; in the mean over its units: ${told}` }, ...PICTURES[kind](means, width));
+    "aria-label": `${kind} cell; means over its units: ${told}` }, ...PICTURES[kind](means, width));
 }
 
 const MEANS = "gates over time, mean";
 const named = (stage, name) => stage?.tensors.find(tensor => tensor.name === name);
 
-// the cell that a stage belongs to, with what its gates are in the mean at a place; null where it is no cell's
+// the cell that a stage belongs to, with the mean of each gate at a position; null for other stages
 export function cellOf(stages, stage, place) {
   const prefix = stage.id.replace(/\.[^.]+$/, "");
   const means = named(stages.find(each => each.id === `${prefix}.gates`), MEANS);
@@ -89,7 +89,7 @@ export function cellOf(stages, stage, place) {
   return { kind, means: Object.fromEntries(names.map((name, at) => [name, now[at]])) };
 }
 
-// (token, …) as (…, token): time goes across
+// transpose (token, …) to (…, token): time runs across
 function across(tensor, rows) {
   const values = rows[0].map((_, unit) => rows.map(row => row[unit]));
   const axes = [tensor.axes.at(-1), tensor.axes[0]];

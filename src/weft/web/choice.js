@@ -73,9 +73,9 @@ export function choicePanel(choice, { settings, picked, change, pick, append }) 
     const all = exact ? choice.kept : kept === candidates.length ? choice.vocab_size : kept;
     const more = candidates.length - MOST_ROWS;
     const [left, size] = [all, choice.vocab_size].map(counted);
-    told.textContent = `${exact ? "" : "about "}${left} of ${size} tokens are left`
-      + (more > 0 ? `; the ${MOST_ROWS} likeliest are shown.` : ".");
-    go.textContent = `Append “${short(visible(current().piece), 24)}” and go on`;
+    told.textContent = `${exact ? "" : "about "}${left} of ${size} tokens are kept`
+      + (more > 0 ? `; the ${MOST_ROWS} most probable are shown.` : ".");
+    go.textContent = `Append “${short(visible(current().piece), 24)}” and continue`;
   };
   const set = part => {
     now = { ...now, ...part };
@@ -96,7 +96,7 @@ export function choicePanel(choice, { settings, picked, change, pick, append }) 
       slider("Top-p", { min: 0.05, max: 1, step: 0.01, value: now.top_p ?? 1,
         told: p => (p >= 1 ? "off" : p.toFixed(2)), change: p => set({ top_p: p >= 1 ? null : p }) })) : null,
     told, holder,
-    append ? h("p", { class: "step-append" }, go, " ", button("Draw one", () => {
+    append ? h("p", { class: "step-append" }, go, " ", button("Sample one", () => {
       on = drawn(candidates).id;
       pick?.(on);
       redraw();

@@ -1,4 +1,4 @@
-// What a model costs, as bars: each is a whole, and its pieces tell what they are when they are pointed at.
+// Costs of a model as stacked bars; pointing at a segment shows its value.
 import { h, roving, s } from "./dom.js";
 
 const WIDE = 1000, HIGH = 34;

@@ -1,11 +1,11 @@
-// The distribution of a next token: as the model gives it, and what temperature, top-k, top-p and min-p leave of it.
+// Distribution of the next token: as the model predicts it, and after temperature, top-k, top-p and min-p.
 import { button, h } from "./dom.js";
 import { bytesOf, counted, percent } from "./words.js";
 
-const NEVER = -9999; // how the server writes the log-probability of what a model excludes
-export const SHOWN = 40; // of the likeliest tokens
+const NEVER = -9999; // log-probability that the server writes for an excluded token
+export const SHOWN = 40; // most probable tokens to list
 
-// Float32 log-probabilities from base64, by id.
+// Float32 log-probabilities by token id, from base64.
 export const unpacked = text => new Float32Array(bytesOf(text).buffer);
 
 function softmax(values) {
@@ -20,7 +20,7 @@ function entropy(probabilities) {
   return sum;
 }
 
-// Every filter keeps the likeliest tokens, so all of them are lengths of one list, sorted once.
+// Every filter keeps the most probable tokens, so its result is a length of one list, sorted once.
 export class Distribution {
   constructor(logprobs) {
     this.logprobs = logprobs;
@@ -30,21 +30,21 @@ export class Distribution {
     this.entropy = entropy(this.raw);
   }
 
-  // 1 for the likeliest token; equals share a rank.
+  // 1 for the most probable token; equal ones share a rank.
   rank(id) {
     let before = 0;
     while (before < this.sorted.length && this.sorted[before] > this.logprobs[id]) before += 1;
     return before + 1;
   }
 
-  // What settings leave: probabilities of the tokens of `order` that are kept. Temperature, top_k, top_p and min_p, in
-  // this order, as src/weft/decode/sampling.py has them; temperature 0 takes the likeliest.
+  // Probabilities of the tokens of `order` that the settings keep. Temperature, top_k, top_p and min_p are applied in
+  // this order, as in src/weft/decode/sampling.py; temperature 0 keeps the most probable token.
   left({ temperature = 1, top_k: k, top_p: p, min_p: least }) {
     let kept = this.sorted.length;
     const heated = this.sorted.map(value => value / (temperature || 1));
     if (!temperature) kept = 1;
     else {
-      if (k && k < kept) kept = this.until(heated, kept, value => value < heated[k - 1]); // what ties is kept
+      if (k && k < kept) kept = this.until(heated, kept, value => value < heated[k - 1]); // ties are kept
       if (p && p < 1) {
         let before = 0;
         const shares = softmax(heated.subarray(0, kept));
@@ -59,7 +59,7 @@ export class Distribution {
     return { kept, mass, probabilities, entropy: entropy(probabilities) };
   }
 
-  // The first place, after the likeliest, that is dropped.
+  // Index of the first token that is dropped.
   until(values, end, dropped) {
     for (let place = 0; place < end; place += 1) if (dropped(values[place]) && place) return place;
     return end;
@@ -70,7 +70,7 @@ function bar(share, kind) {
   return h("span", { class: `write-bar ${kind}`, style: { "--p": share } });
 }
 
-// One row a token: its name, its probability, and what the settings make of it. `choose(id)` is called for a row.
+// One row per token: name, probability, and probability after the settings. `choose(id)` is called for a row.
 export function row(token, raw, after, { chosen, widest, choose }) {
   const dropped = after === 0, now = after ?? raw;
   const bars = h("span", { class: "write-bars" }, bar(raw / widest, "write-raw"),
@@ -81,10 +81,10 @@ export function row(token, raw, after, { chosen, widest, choose }) {
   { class: `write-row${dropped ? " write-dropped" : ""}`, tabindex: -1, "aria-current": chosen && "true" });
 }
 
-// `tokens` are the likeliest, with names; `full` a Distribution, where all log-probabilities are known.
+// `tokens` are the most probable, with names; `full` is a Distribution if all log-probabilities are known.
 function drawDistribution(box, { tokens, full, settings, chosen, choose }) {
   const rows = tokens.slice(0, SHOWN).filter(token => token.logprob > NEVER);
-  const left = settings && full?.left(settings); // a search has no settings of this kind
+  const left = settings && full?.left(settings); // beam search has no sampling settings
   const after = place => left && (place < left.kept ? left.probabilities[place] : 0);
   const raw = rows.map(token => Math.exp(token.logprob));
   const widest = Math.max(...raw, left ? left.probabilities[0] : 0, 1e-9);
@@ -112,23 +112,23 @@ function total(values, from) {
   return sum;
 }
 
-// What stands, or could stand, at a place: of `token`, or of the next one where there is none.
+// Describe a position: of `token`, or of the next token if there is none.
 export function drawPlace({ heading, facts, rows, sum }, { token, tokens, full, ...more }) {
   const focused = rows.contains(document.activeElement), among = full && counted(full.sorted.length);
   const rank = token && (full ? full.rank(token.id) : tokens.findIndex(each => each.id === token.id) + 1);
-  heading.textContent = token ? "What else could it have said" : "The next token";
+  heading.textContent = token ? "Alternatives" : "The next token";
   facts.replaceChildren(...token ? [h("bdi", { class: "write-piece" }, token.text),
     ` has probability ${percent(Math.exp(token.logprob))}, ${(-token.logprob).toFixed(2)} nats`,
     rank ? `, rank ${counted(rank)}${full ? ` of ${among}` : ""}.` : "."]
-    : ["What the model expects after the text so far. Choose one, and it goes on from there."]);
+    : ["Predictions of the model. Select one to continue from it."]);
   const left = drawDistribution(rows, { tokens, full, chosen: token?.id, ...more });
   sum.textContent = left ? told(full, left) : full ? `Entropy ${full.entropy.toFixed(2)} nats.` : "";
   if (focused) rows.querySelector("button")?.focus();
 }
 
-// What the settings leave, in a sentence.
+// Describe the tokens that the settings keep.
 function told(full, left) {
   const size = counted(full.sorted.length), kept = counted(left.kept);
-  return `The settings keep ${kept} of ${size} tokens, which have ${percent(left.mass)} of the model's probability; `
+  return `The settings keep ${kept} of ${size} tokens, with ${percent(left.mass)} of the model's probability mass; `
     + `entropy ${full.entropy.toFixed(2)} → ${left.entropy.toFixed(2)} nats.`;
 }

@@ -47,7 +47,7 @@ const notice = message => h("p", { class: "notice" }, message);
 function askForKey() {
   const key = h("input", { type: "password", autocomplete: "off", required: true });
   const form = h("form", { onsubmit: event => { event.preventDefault(); api.setKey(key.value); begin(); } },
-    h("p", {}, "This server asks for a key."), field("Key", key), " ", h("button", { class: "primary" }, "Go on"));
+    h("p", {}, "This server requires an API key."), field("Key", key), " ", h("button", { class: "primary" }, "Continue"));
   main.replaceChildren(form);
   key.focus();
 }
@@ -58,8 +58,8 @@ function fail(error, view) {
   if (error.status === 401) return askForKey();
   main.querySelector(".problem")?.remove();
   if (error.status) return main.append(problem(error.message, render));
-  if (error.status === undefined) { console.error(error); return main.append(problem(`Something broke: ${error.message}`, render)); }
-  main.append(problem("The server does not answer. This page goes on when it is back."));
+  if (error.status === undefined) { console.error(error); return main.append(problem(`Unexpected error: ${error.message}`, render)); }
+  main.append(problem("The server is not responding. This page reconnects when it is back."));
   const wait = setInterval(async () => {
     try {
       await api.get("health");
@@ -78,8 +78,8 @@ export function open(path, state, push = false) {
 }
 
 function emptyFolder() {
-  return h("div", {}, h("h1", {}, "No model yet"), h("p", {}, "Train one, and it appears here:"),
-    h("pre", {}, "weft train gpt-tiny --data book.txt"), h("p", { class: "soft" }, "weft quickstart needs no text of yours."));
+  return h("div", {}, h("h1", {}, "No models yet"), h("p", {}, "Train one and it appears here:"),
+    h("pre", {}, "weft train gpt-tiny --data book.txt"), h("p", { class: "soft" }, "weft quickstart needs no data."));
 }
 
 async function render() {
@@ -99,10 +99,10 @@ async function render() {
   const place = h("div", { class: `view view-${view.path}` });
   main.replaceChildren(h("h1", {}, view.title), h("p", { class: "soft about" }, view.about), place);
   if (state.model && info?.id !== state.model) {
-    main.append(notice(`There is no model '${state.model}' here${info ? `; this is '${info.id}'` : ""}.`));
+    main.append(notice(`No model '${state.model}' on this server${info ? `; showing '${info.id}'` : ""}.`));
   }
   if (!view.shows(info)) {
-    return place.append(info ? h("p", {}, `A model of kind '${info.kind}' has no such view.`) : emptyFolder());
+    return place.append(info ? h("p", {}, `This view is not available for a model of kind '${info.kind}'.`) : emptyFolder());
   }
   const context = {
     info, models, api, signal: end.signal, state: { ...state },
@@ -142,7 +142,7 @@ document.addEventListener("weft-busy", event => {
   clearTimeout(busyTimer);
   const told = document.getElementById("busy");
   if (!event.detail) told.textContent = "";
-  else busyTimer = setTimeout(() => { told.textContent = "the model is at work …"; }, 400);
+  else busyTimer = setTimeout(() => { told.textContent = "computing …"; }, 400);
 });
 let busyTimer;
 addEventListener("popstate", render);

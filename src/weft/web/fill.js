@@ -9,9 +9,9 @@ const TOP = 8;
 
 export async function mountFill(main, context) {
   const { info, api, state, signal } = context;
-  const { made, area: box } = textBox("A text with hidden words",
+  const { made, area: box } = textBox("Text with masked words",
     debounced(() => box.value.trim() && change(box.value)), { id: "write-prompt", rows: 2 });
-  const pieces = h("div", { class: "write-text", role: "group", "aria-label": "Tokens; each can be hidden" });
+  const pieces = h("div", { class: "write-text", role: "group", "aria-label": "Tokens; each can be masked" });
   const places = h("div", { class: "write-fills", "aria-live": "polite" });
   let text = state.text, mask = "[MASK]", found = [];
 
@@ -32,18 +32,18 @@ export async function mountFill(main, context) {
     const name = token => `${mask}${masks.length > 1 ? ` ${masks.indexOf(token) + 1}` : ""}`;
     pieces.replaceChildren(...found.map(token => button(h("bdi", {}, token.top ? name(token) : token.text),
       () => put(token, token.top ? unmarked(token.top[0].text) : mask), { class: "write-hide", tabindex: -1,
-        "aria-pressed": String(Boolean(token.top)), title: token.top ? "" : "Hide it",
+        "aria-pressed": String(Boolean(token.top)), title: token.top ? "" : "Mask this token",
         disabled: token.start === token.end })));
     roving(pieces, () => [...pieces.querySelectorAll("button")]);
     places.replaceChildren(...masks.map(token => h("section", { class: "write-fill" },
-      h("h2", {}, `What could stand in place of ${name(token)}`),
+      h("h2", {}, `Predictions for ${name(token)}`),
       ...token.top.map(each => button([h("bdi", { class: "write-piece" }, each.text), h("span", { class: "write-bars" },
         h("span", { class: "write-bar write-after", style: { "--p": Math.exp(each.logprob - token.top[0].logprob) } })),
       h("span", { class: "write-number" }, percent(Math.exp(each.logprob)))],
       () => put(token, unmarked(each.text)), { class: "write-row" })))));
     const read = found.at(-1)?.end ?? 0, long = [...text.trimEnd()].length > read;
-    if (long) pieces.append(soft(" … the model reads no further."));
-    if (!places.children.length) places.append(h("p", { class: "soft" }, "Choose a token above to hide it."));
+    if (long) pieces.append(soft(" … the rest exceeds the model's context."));
+    if (!places.children.length) places.append(h("p", { class: "soft" }, "Select a token above to mask it."));
   }
 
   const look = latest(context, places, async ending => {
@@ -60,7 +60,7 @@ export async function mountFill(main, context) {
   }
 
   main.append(made,
-    h("p", { class: "soft write-label" }, "What the model reads. Choose a token to hide it."), pieces, places,
+    h("p", { class: "soft write-label" }, "Input of the model. Select a token to mask it."), pieces, places,
     tools({ name: "fill", svg: () => [pieces, places], command: () => explained(info, "surprise", { text }) }));
   if (!text) {
     const own = await api.post("v1/explain/text", { model: info.id }, signal);

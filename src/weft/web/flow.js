@@ -1,5 +1,5 @@
-// A token's way as the lectures draw it: boxes from the bottom to the top, one block unfolded, the residual stream a
-// line past each sublayer that comes back at a ⊕. Every box carries a miniature of its own numbers.
+// Path of a token as the lectures draw it: boxes from bottom to top, one block unfolded, the residual stream as a line
+// past each sublayer that returns at a ⊕. Every box shows a miniature of its values.
 import { picture, roving, s, tip } from "./dom.js";
 import { extent, heat, isIds, strip, vector } from "./matrix.js";
 import { fitted, visible } from "./words.js";
@@ -7,22 +7,22 @@ import { fitted, visible } from "./words.js";
 const BOLD = "600 12.5px system-ui, sans-serif", PLAIN = "12px system-ui, sans-serif";
 const GAP = 16, ADD = 30, LANE = 13, WIDE = 210, TWO_COLUMNS = 600;
 
-// what stands in one frame: "decoder.3" for all of that block's stages, "embedding" or "output" for the others
+// the group of a stage: "decoder.3" for all stages of that block, "embedding" or "output" for others
 export const groupOf = stage => stage.id.match(/^\w+\.\d+(?=\.|$)/)?.[0] ?? stage.group;
 export const isSummary = stage => /^(encoder|decoder)\.\d+$/.test(stage.id);
 const ofSource = stage => /^(encoder|source)/.test(stage.id);
 
-// the token of the source whose way is shown: that which is looked at most
+// the source token whose path is shown: the one that is attended to most
 export function sourcePlace(step) {
   const alignment = step.stages.find(stage => stage.id === "attention.alignment")?.tensors[0].values;
   return step.source_place ?? (alignment ? alignment.indexOf(Math.max(...alignment)) : null);
 }
 
-// x + f(x): where a stream comes back to what was made of it
+// x + f(x): a residual stream meets the output of a sublayer
 export const adds = stage => /\.residual$/.test(stage.id) && stage.inputs.length > 1;
 
-// The stages with the lines as they are drawn: what a block gives is the end of its inside where that is shown, and
-// every block that attends to a source reads the source's last stage.
+// Stages with their inputs as drawn: an unfolded block's output is its last inner stage, and every block with
+// cross-attention reads the last stage of the source.
 export function arranged(step) {
   const source = step.source_pieces ? step.stages.filter(ofSource).at(-1)?.id : null;
   const stages = step.stages.map((stage, at) => {
@@ -34,7 +34,7 @@ export function arranged(step) {
   return { ...step, stages };
 }
 
-// Stages of a group in rows: a stage stands above all that it reads, and what reads the same stands side by side.
+// Stages of a group in rows: a stage is above all of its inputs, and stages with equal inputs are side by side.
 function rowsOf(stages) {
   const row = new Map(), rows = [];
   let last = 0;
@@ -63,7 +63,7 @@ function groupsOf(stages) {
   return groups;
 }
 
-// Where every box stands: {boxes: Map of id → box, frames, height}; y counts from the bottom until all is placed.
+// Layout of all boxes: { boxes: Map of id → box, frames, height }; y counts from the bottom until all are placed.
 function placed(step, width) {
   const columns = columnsOf(step, width), boxes = new Map(), frames = [];
   const each = width / columns.length;
@@ -95,8 +95,8 @@ function placed(step, width) {
   return { boxes, frames, height };
 }
 
-// The lines between boxes, as points. Neighbours are joined straight; what skips boxes goes past them in a lane: a
-// stream that is added on the left, all else on the right; what comes from the other stack goes between the two.
+// Lines between boxes, as points. Neighbours are joined directly; other lines pass the boxes in a lane: residual
+// streams on the left, others on the right, and lines from the other stack between the two.
 function joined({ boxes }) {
   const edges = [], lanes = { left: [], right: [] }, order = [...boxes.values()];
   for (const to of order) {
@@ -122,7 +122,7 @@ function joined({ boxes }) {
       } else {
         const x = to.right + 7 + lane(lanes.right, to, from) * (LANE - 4);
         const end = to.x + to.width > to.right - 1 ? [[x, beside], [to.x + to.width, beside]]
-          : [[x, foot + 5], [middle, foot + 5], [middle, foot]]; // nothing goes through a neighbour
+          : [[x, foot + 5], [middle, foot + 5], [middle, foot]]; // no line crosses a neighbour
         edge.points = [[start, from.y], [start, from.y - 6], [x, from.y - 6], ...end];
       }
       edges.push(edge);
@@ -146,7 +146,7 @@ function lane(taken, to, from) {
 function miniature(stage, room, options) {
   const tensor = stage.tensors[0];
   if (!tensor || room.width < 12) return null;
-  if (isIds(tensor)) { // an id's size means nothing: no bar for it
+  if (isIds(tensor)) { // ids are no quantities, so they have no bars
     const names = tensor.axes[0].labels.map(visible), here = Math.min(options.place, names.length - 1);
     const told = tensor.name === "context" ? names.join(" ") : `${names[here]} → ${tensor.values[here]}`;
     return s("text", { x: room.x, y: room.y + room.height / 2 + 4.5 }, fitted(told, room.width, PLAIN));
@@ -157,7 +157,7 @@ function miniature(stage, room, options) {
   return strip(values, { ...room, most: extent(tensor, values), scale: tensor.scale });
 }
 
-// where in a box its title and its miniature stand
+// position of the title and the miniature in a box
 function roomOf({ x, y, width, height, folded }) {
   const beside = width >= WIDE || folded, edge = folded ? 3 : 5;
   const titled = beside ? Math.min(width * (width < 300 ? 0.54 : 0.46), 190) : width - 12;
@@ -176,8 +176,8 @@ function drawBox(box, picture) {
   s("g", { class: "step-mini" }, picture));
 }
 
-// The whole drawing. Boxes show numbers of the head in `chosen`; `choose(id)` is called when one is chosen. What comes
-// back moves the light: at(id, milliseconds) lights a stage and lets its inputs travel to it.
+// The drawing. Boxes show values of the head in `chosen`; `choose(id)` is called when one is selected. Returns
+// at(id, milliseconds), which highlights a stage and animates its inputs.
 export function flow(step, { width, chosen, choose }) {
   const place = placed(step, width), edges = joined(place), order = step.stages.map(stage => stage.id);
   const lines = edges.map(edge => s("path", { d: drawn(edge.points) + tip(edge.points.at(-1), edge.points.at(-2)),
@@ -193,7 +193,7 @@ export function flow(step, { width, chosen, choose }) {
   });
   const dots = s("g", { class: "step-dots" });
   const svg = picture(width, place.height, { class: "step-flow", role: "group",
-    "aria-label": "The way through the model, from the bottom to the top" },
+    "aria-label": "Path through the model, from bottom to top" },
   ...place.frames.map(frame => s("g", { class: "step-frame" },
     s("rect", { x: frame.x, y: frame.y, width: frame.width, height: frame.height, rx: 9 }),
     s("text", { x: frame.x + 10, y: frame.y + 15 }, fitted(blockName(frame.name), frame.width - 20, PLAIN)))),
@@ -208,7 +208,7 @@ export function flow(step, { width, chosen, choose }) {
   let running = 0;
   return {
     svg,
-    // other numbers where boxes show those of one head
+    // redraw the boxes that show values of one head
     head() {
       for (const box of place.boxes.values()) {
         const [tensor] = box.stage.tensors;
@@ -239,7 +239,7 @@ export function flow(step, { width, chosen, choose }) {
   };
 }
 
-// a dot for each input, from where it was computed to where it is read
+// one dot per input, from where it was computed to where it is read
 function travel(lines, layer, milliseconds, keep) {
   const ways = lines.map(d => {
     const path = s("path", { d });
@@ -260,7 +260,7 @@ function travel(lines, layer, milliseconds, keep) {
   return requestAnimationFrame(move);
 }
 
-// "decoder.3" in words
+// a readable name of "decoder.3"
 export function blockName(group) {
   const [, stack, number] = group.match(/^(.*)\.(\d+)$/) ?? [], words = (stack ?? group).replaceAll("_", " ");
   const name = words.charAt(0).toUpperCase() + words.slice(1);

@@ -1,16 +1,16 @@
-// Attention in four steps, one row a key: its score, whether the mask hides it, its probability, and what its value
-// adds to the mix. Columns fill as the reader steps, so that one sees a score become a share of the mix.
+// Attention in four steps, one row per key: its score, whether it is masked, its probability, and what its value
+// contributes to the output. Columns fill in as the reader steps through them.
 import { picture, s } from "./dom.js";
 import { extent, labelOf, largest, number, strip } from "./matrix.js";
 import { fitted, share, sum as total, textWidth } from "./words.js";
 
 const ROW = 21, TOP = 24, NARROW = 480, NUMBERS = 47;
-const MOST_KEYS = 36; // that have a row of their own: those with the largest probabilities
+const MOST_KEYS = 36; // rows; of more keys, those with the largest probabilities
 const PARTS = ["scores", "mask", "softmax", "mix"];
-const ALSO = { energies: "scores", alignment: "softmax" }; // what Bahdanau et al. call them
+const ALSO = { energies: "scores", alignment: "softmax" }; // names in Bahdanau et al.
 const NAMES = { scores: "score", mask: "masked", softmax: "probability", mix: "× value" };
 
-// the four stages of the attention that a stage belongs to, or null where it is none of them
+// the four stages of the attention that a stage belongs to; null for other stages
 export function attentionOf(stages, stage) {
   const [, prefix, last] = stage.id.match(/^(.*)\.([^.]+)$/) ?? [], part = ALSO[last] ?? last;
   if (!PARTS.includes(part)) return null;
@@ -24,13 +24,13 @@ export function attentionOf(stages, stage) {
 
 const row = ({ axes, values }, head) => (axes.length > 1 ? values[Math.min(head, values.length - 1)] : values);
 
-// values of a head's keys, (keys, d_head); heads of values may be shared by groups of heads of queries
+// values of a head's keys, (keys, d_head); several query heads may share a value head
 function valuesOf(stage, head, heads) {
   const tensor = stage?.tensors.find(each => each.axes.length === 3);
   return tensor ? tensor.values[Math.floor((head * tensor.values.length) / heads)] : null;
 }
 
-// the places that are shown, in their order: all of them, or the most probable
+// positions to show, in order: all, or the most probable
 function shownKeys(shares) {
   const all = shares.map((_, at) => at);
   if (all.length <= MOST_KEYS) return all;
@@ -45,7 +45,7 @@ export function keysPicture(four, { width, head: asked }) {
   const scores = some(row(tensor, head)), masked = four.mask ? some(row(four.mask.tensors[0], head)) : scores;
   const all = valuesOf(four.values, head, heads), values = all && some(all), probable = some(shares);
   const reached = PARTS.indexOf(four.part);
-  // where there is little room, the mask hides scores in their own column
+  // on a narrow page, the mask is drawn in the column of the scores
   const hidden = width < NARROW && four.mask ? (reached < 1 ? "mask" : "scores") : "";
   const parts = PARTS.filter(name => four[name] && name !== hidden);
   const names = places.map(at => labelOf(axis, at));
@@ -67,16 +67,16 @@ export function keysPicture(four, { width, head: asked }) {
   });
   const others = shares.length - places.length, rest = total(shares) - total(probable);
   return picture(width, height, { class: "step-keys", role: "img",
-    "aria-label": `What the query at this place makes of ${shares.length} keys${heads > 1 ? ` in head ${head}` : ""}` },
+    "aria-label": `Attention of the query at this position to ${shares.length} keys${heads > 1 ? ` in head ${head}` : ""}` },
   ...labels(names, left, TOP), ...columns,
   others ? s("text", { x: 8, y: height - 12, class: "step-part-name" },
-    fitted(`${others} further keys: ${number(Math.max(0, rest), 2)}`, left + (parts.length - 1) * wide - 8)) : null);
+    fitted(`${others} more keys: ${number(Math.max(0, rest), 2)}`, left + (parts.length - 1) * wide - 8)) : null);
 }
 
 const labels = (names, left, top) => names.map((name, at) =>
   s("text", { x: left - 4, y: top + at * ROW + 14.5, "text-anchor": "end" }, fitted(name, left - 8)));
 
-// a vector whose entries have names: a row with a bar for each
+// a vector with named entries: one bar per row
 export function rows(tensor, { width }) {
   const names = tensor.values.map((_, at) => labelOf(tensor.axes[0], at)), signed = tensor.scale === "signed";
   const left = Math.min(width * 0.34, 16 + Math.max(...names.map(name => textWidth(name))));
@@ -88,7 +88,7 @@ export function rows(tensor, { width }) {
   ...bars(tensor.values, { x: left + 8, y: 4, width: width - left - 20, most: extent(tensor), signed }));
 }
 
-// what each key's value adds to the mix: its probability times the value
+// contribution of each key's value to the output: its probability times the value
 function mixed(values, shares, { x, width }) {
   const most = largest(values) * Math.max(...shares.map(share => share ?? 0));
   return values.map((value, at) => strip(value.map(each => each * (shares[at] ?? 0)),
@@ -102,8 +102,8 @@ function sum(stage, head, { x, y, width }) {
     strip(row(tensor, head), { x, y, width, height: ROW, scale: "signed" }));
 }
 
-// Bars below one another, from the left or, where they can be negative, from the middle, and their numbers. All bars of
-// a sign are one element.
+// Bars in rows, from the left or, if values can be negative, from the middle, with their values. All bars of one sign
+// are one element.
 function bars(values, { x, y = TOP, width, most, signed = false }) {
   const room = Math.max(8, width - NUMBERS), zero = signed ? x + room / 2 : x;
   const up = [], down = [], hidden = [], numbers = [];
@@ -120,7 +120,7 @@ function bars(values, { x, y = TOP, width, most, signed = false }) {
     const told = signed || value > 1 ? number(value, signed ? 3 : 4) : share(value);
     numbers.push(s("text", { x: x + width, y: top + 14.5, "text-anchor": "end", class: "step-number" }, told));
   });
-  const origin = { "transform-origin": `${zero}px 0` }; // from where bars grow
+  const origin = { "transform-origin": `${zero}px 0` }; // the line from which bars grow
   const path = (name, d) => d.length && s("path", { class: name, d: d.join(""), style: origin });
   return [signed && s("path", { class: "step-zero", d: `M${zero} ${y + 1}v${ROW * values.length - 2}` }),
     path("step-up step-grow", up), path("step-down step-grow", down),

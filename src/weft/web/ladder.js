@@ -1,5 +1,5 @@
-// An n-gram model's orders as a ladder: a row a candidate, a column an order. Each order has counts of its own and
-// takes the rest of its probability from the shorter context; columns fill as the reader climbs.
+// Orders of an n-gram model as a ladder: one row per candidate, one column per order. Each order uses its counts and
+// takes the rest of the probability from the shorter context; columns fill in as the reader steps through them.
 import { picture, s } from "./dom.js";
 import { number } from "./matrix.js";
 import { counted, fitted, share, textWidth, visible } from "./words.js";
@@ -11,7 +11,7 @@ const named = (stage, name) => stage.tensors.find(tensor => tensor.name === name
 
 export const isOrder = stage => orderOf(stage) > 0;
 
-// the orders around one that fit beside each other, the lowest first
+// the orders around one that fit side by side, the lowest first
 function shownOrders(stages, stage, width) {
   const orders = stages.filter(isOrder), now = orders.indexOf(stage);
   const most = Math.max(2, Math.floor(width / LEAST_WIDTH));
@@ -38,7 +38,7 @@ function cell(stage, at, { x, y, width, top }) {
 
 export function ladder(stages, stage, { width }) {
   const orders = shownOrders(stages, stage, width - 80), axis = stage.tensors[0].axes[0];
-  // the candidates that this order finds likeliest
+  // the most probable candidates of this order
   const likely = named(stage, "probability");
   const places = axis.labels.map((_, at) => at).sort((a, b) => likely[b] - likely[a]).slice(0, MOST_ROWS);
   const names = places.map(at => visible(axis.labels[at]));
@@ -58,7 +58,7 @@ export function ladder(stages, stage, { width }) {
   });
   const first = names.slice(0, 4).map((name, y) => `${name} ${number(likely[places[y]], 3)}`);
   return picture(width, height, { class: "step-keys step-ladder", role: "img",
-    "aria-label": `${stage.title}: the likeliest are ${first.join(", ")}` },
+    "aria-label": `${stage.title}: the most probable are ${first.join(", ")}` },
   ...names.map((name, y) => s("text", { x: left - 4, y: TOP + y * ROW + 20, "text-anchor": "end" },
     fitted(name, left - 8))), ...columns);
 }

@@ -1,16 +1,16 @@
-// What a page shows, as an SVG that stands alone: of a drawing its shapes, of anything else the same boxes and texts.
+// Converts part of a page to a standalone SVG: drawings keep their shapes, other elements become boxes and texts.
 import { s } from "./dom.js";
 
 const PROPERTIES = ["stroke-width", "stroke-dasharray", "stroke-linecap", "stroke-linejoin", "opacity",
   "font-family", "font-size", "font-weight", "font-style", "text-anchor", "dominant-baseline", "paint-order",
   "visibility", "display", "writing-mode", "image-rendering", "shape-rendering", "text-decoration-line",
   "letter-spacing", "white-space"];
-const EDGE = 8; // pixels around what is laid out
+const EDGE = 8; // pixels around the content
 const pen = document.createElement("canvas").getContext("2d");
 
-// A colour as every program reads it, #rrggbb, and its opacity: not all know color(srgb 0.5 0.6 0.7 / 0.5).
+// A colour as #rrggbb and an opacity: not every program reads color(srgb 0.5 0.6 0.7 / 0.5).
 function colourOf(value) {
-  if (!/^(rgb|color\(srgb )/.test(value)) return { colour: value, opacity: 1 }; // none
+  if (!/^(rgb|color\(srgb )/.test(value)) return { colour: value, opacity: 1 }; // transparent
   const [red, green, blue, opacity = 1] = value.match(/\d[\d.]*(e-\d+)?/g), whole = value.startsWith("color") ? 255 : 1;
   const two = part => Math.round(whole * part).toString(16).padStart(2, "0");
   return { colour: `#${[red, green, blue].map(two).join("")}`, opacity };
@@ -24,7 +24,7 @@ function setColours(element, style) {
   }
 }
 
-// A copy of an SVG that needs no style of the page: what its elements look like stands in their attributes.
+// A copy of an SVG that needs no style sheet: its computed style is in its attributes.
 function standing(svg) {
   const box = svg.viewBox.baseVal, copy = svg.cloneNode(true);
   const width = box?.width || svg.clientWidth || 800, height = box?.height || svg.clientHeight || 400;
@@ -35,7 +35,7 @@ function standing(svg) {
     const style = getComputedStyle(element);
     for (const name of PROPERTIES) {
       const value = style.getPropertyValue(name);
-      if (value) to[index].setAttribute(name.replace(/-line$/, ""), value); // as SVG calls it
+      if (value) to[index].setAttribute(name.replace(/-line$/, ""), value); // the SVG property
     }
     setColours(to[index], style);
     for (const name of ["class", "style", "tabindex"]) to[index].removeAttribute(name);
@@ -46,7 +46,7 @@ function standing(svg) {
   return copy;
 }
 
-// A text node in pieces, one a line, with where each begins; what its box cuts off is left out.
+// Parts of a text node, one per line, with their positions; clipped text is left out.
 function lines(node) {
   const parent = node.parentElement;
   const cut = getComputedStyle(parent).overflowX === "hidden" && parent.scrollWidth > parent.clientWidth;
@@ -78,7 +78,7 @@ function boxes(element, style) {
     "stroke-dasharray": style.borderTopStyle === "dashed" ? "4 2" : undefined }));
 }
 
-// `clip` is the box of what scrolls around an element: what is not in sight there is not in the picture.
+// `clip` is the box of the scrolling element around this one; invisible content is left out.
 function laidOut(root) {
   const whole = root.getBoundingClientRect();
   const [x, y] = [value => value - whole.left + EDGE, value => value - whole.top + EDGE];
@@ -108,7 +108,7 @@ function laidOut(root) {
   return s("svg", { viewBox: `0 0 ${wide + 2 * EDGE} ${Math.ceil(whole.height) + 2 * EDGE}` }, parts);
 }
 
-// A line that joins elements, such as those of a tree, is the border of what stands before or after one.
+// A line that joins elements, as in a tree, is the border of a pseudo-element.
 function joining(element, which, x, y) {
   const style = getComputedStyle(element, which), own = element.getBoundingClientRect();
   if (style.position !== "absolute" || style.content === "none") return null;

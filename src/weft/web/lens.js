@@ -1,10 +1,10 @@
-// The logit lens: what each layer would predict if the model ended there, layers by tokens.
+// Logit lens: prediction of each layer if the model ended there, layers by tokens.
 import { h, roving } from "./dom.js";
 import { chosenOf, legend, panel, placeIn } from "./shaded.js";
 import { scrolling } from "./table.js";
 import { counted, percent } from "./words.js";
 
-const SHOWS = { guess: "the layer's guess", rank: "the final answer's rank" };
+const SHOWS = { guess: "the layer's prediction", rank: "rank of the final prediction" };
 
 function layerNames(layers) {
   const last = layers - 2;
@@ -13,7 +13,7 @@ function layerNames(layers) {
 
 const rankOf = (data, row, column) => counted(data.final_rank[row][column]);
 
-// What a cell says and how dark it is: the guess and its probability, or how the model's final answer fares there.
+// Text and shade of a cell: the prediction and its probability, or the rank of the model's final prediction.
 function content(data, show, row, column) {
   const { piece, probability } = data.guesses[row][column];
   return show === "rank" ? [rankOf(data, row, column), data.final_probability[row][column]] : [piece, probability];
@@ -33,8 +33,8 @@ function told(data, names, row, column) {
   ];
 }
 
-// `data` is the JSON of explain/lens.py's Lens. `options`: what is shown and chosen at first, and
-// `changed({ show, row, column })`, which hears of other choices.
+// `data` is the JSON of explain/lens.py's Lens. `options`: the initial view and selection, and
+// `changed({ show, row, column })`, which is called with other ones.
 export function mount(element, data, { show = "guess", row, column, changed = () => {} } = {}) {
   const layers = data.guesses.length;
   const names = layerNames(layers);
@@ -50,7 +50,7 @@ export function mount(element, data, { show = "guess", row, column, changed = ()
     cell.firstChild.textContent = text;
     cell.style.setProperty("--s", share.toFixed(3));
   }));
-  const { element: tells, tell } = panel("Choose a cell to see more of it.");
+  const { element: tells, tell } = panel("Select a cell to see details.");
   tells.classList.add("lens-told");
   const mark = (toRow, toColumn) => {
     const old = cells[state.row][state.column];
@@ -74,7 +74,7 @@ export function mount(element, data, { show = "guess", row, column, changed = ()
   const heads = pieces => pieces.map(piece => h("th", { scope: "col" }, h("span", {}, piece || "?")));
   const lines = cells.map((line, layer) => h("tr", {}, h("th", { scope: "row" }, names[layer]), line)).reverse();
   const body = h("tbody", {}, lines);
-  const label = "The likeliest token at every layer; arrow keys go from cell to cell";
+  const label = "The most probable token at every layer; arrow keys move between cells";
   const followed = data.masked ? "in the text" : "next in the text";
   const table = h("table", { role: "grid", "aria-label": label },
     h("thead", {}, h("tr", {}, h("th", { scope: "row" }, followed), heads(data.following))),
@@ -93,7 +93,7 @@ export function mount(element, data, { show = "guess", row, column, changed = ()
   body.addEventListener("pointerleave", () => tell(...told(data, names, state.row, state.column)));
   const key = h("div");
   const explain = () => key.replaceChildren(legend(
-    state.show === "rank" ? "probability of the final answer" : "probability of the guess", 1, { show: percent }));
+    state.show === "rank" ? "probability of the final prediction" : "probability of the prediction", 1, { show: percent }));
   const chosen = chosenOf("Each cell shows", SHOWS, state.show, "lens-show", name => {
     state = { ...state, show: name };
     fill();

@@ -1,5 +1,5 @@
-// A tensor as a picture: a heat map that tells the value under the pointer or under the arrow keys, and small strips.
-// Positive values are blue, negative ones orange with a dash in the cell, masked ones hatched: colour is never alone.
+// A tensor as a heat map, whose values the pointer and the arrow keys read, and as small strips.
+// Positive values are blue, negative ones orange with a dash, masked ones hatched: colour is never the only sign.
 import { h, isPlain, s } from "./dom.js";
 import { clamp, counted, fitted, minus, textWidth, visible } from "./words.js";
 
@@ -12,7 +12,7 @@ export function number(value, digits = 4) {
   return minus(told.replace(/\.$/, ""));
 }
 
-// the largest size of nested values
+// the largest absolute value of nested arrays
 export function largest(values) {
   let most = 0;
   const look = value => {
@@ -25,8 +25,8 @@ export function largest(values) {
 
 export const isIds = ({ axes, scale }) => axes.length === 1 && axes[0].name === "token" && scale === "positive";
 
-// what is drawn darkest or longest: of attention no small share, or a head that looks everywhere would seem certain;
-// a gate is open at 1
+// the value with the darkest shade or the longest bar: for attention not a small probability, or a head that looks
+// everywhere would seem certain; for a gate 1
 export function extent(tensor, values) {
   const looks = tensor.scale === "probability" && ["key", "source"].includes(tensor.axes.at(-1).name);
   const least = looks ? Math.min(0.3, 3 / tensor.shape.at(-1)) : tensor.gate || tensor.name === "gates" ? 1 : 0;
@@ -37,18 +37,18 @@ export function extent(tensor, values) {
 
 const extents = new WeakMap();
 
-// which axis is chosen by a select rather than drawn: all but the last two; a name and how many
+// the axis that is chosen in a <select> rather than drawn: before the last two, with a name and a size
 export const chosenAxes = tensor => tensor.axes.slice(0, Math.max(0, tensor.axes.length - 2));
 
-// How many heads some stages have, at the most.
+// The largest number of heads of these stages.
 export const headsOf = stages => Math.max(1, ...stages.flatMap(stage => stage.tensors.flatMap(({ axes, shape }) =>
   axes.map((axis, n) => (axis.name === "head" ? shape[n] : 1)))));
 
-// Which of `count` heads belongs to the chosen one of `heads`: groups of heads may share keys and values.
+// The one of `count` heads that belongs to the chosen one of `heads`: several heads may share keys and values.
 export const headAt = (count, { head = 0, heads = count }) =>
   Math.min(Math.floor((head * count) / Math.max(heads, count)), count - 1);
 
-// What is left of a tensor where its first axes are chosen: heads as `chosen` says, others as `place(axis)` does.
+// Index the leading axes of a tensor: heads as in `chosen`, others by `place(axis)`.
 function along(tensor, axes, chosen, place) {
   let { values } = tensor;
   for (const axis of axes) {
@@ -58,7 +58,7 @@ function along(tensor, axes, chosen, place) {
   return values;
 }
 
-// the two last axes of a tensor as rows, where the axes before are chosen
+// the last two axes of a tensor as rows, with the leading axes indexed
 export function plane(tensor, chosen = {}) {
   const values = along(tensor, chosenAxes(tensor), chosen, axis => Number(chosen[axis.name] ?? 0));
   return Array.isArray(values[0]) ? values : [values];
@@ -69,7 +69,7 @@ export function labelOf(axis, at) {
   return label === undefined || label === null ? String(at) : visible(label);
 }
 
-// one path for each shade, so that a thousand cells are twenty elements
+// one path per shade, so that a thousand cells are twenty elements
 function shaded(rows, most, cell) {
   const paths = new Map(), dashes = [], masked = [];
   rows.forEach((row, y) => row.forEach((value, x) => {
@@ -96,7 +96,7 @@ function shaded(rows, most, cell) {
   ].filter(Boolean);
 }
 
-// A small strip of bars around zero: up is positive, down is negative; hatched places are masked.
+// A small strip of bars around zero: positive up, negative down, masked positions hatched.
 export function strip(values, { x = 0, y = 0, width, height, most, scale = "signed", whole = false }) {
   const path = (name, d) => d.length > 0 && s("path", { class: name, d: d.join("") });
   const shown = whole ? values : thinned(values, Math.max(1, Math.floor(width / 3)));
@@ -119,7 +119,7 @@ export function strip(values, { x = 0, y = 0, width, height, most, scale = "sign
     path("step-up", up), path("step-down", down), path("step-masked", masked));
 }
 
-// at most so many of the values: of each run of neighbours the one farthest from zero
+// at most this many values: of neighbours the one farthest from zero
 function thinned(values, most) {
   if (values.length <= most) return values;
   const found = [];
@@ -130,13 +130,13 @@ function thinned(values, most) {
   return found;
 }
 
-// the vector of a tensor that a miniature draws: of the chosen head, at the place whose way is followed
+// the vector that a miniature draws: of the selected head, at the selected position
 export function vector(tensor, { head = 0, heads, place = 0 }) {
   const values = along(tensor, tensor.axes.slice(0, -1), { head, heads }, axis => (axis.labels ? place : 0));
   return Array.isArray(values) ? values : [values];
 }
 
-// a whole matrix as a miniature
+// a matrix as a miniature
 export function heat(tensor, { x, y, width, height }) {
   const rows = plane(tensor).map(row => thinned(row, Math.max(1, Math.floor(width / 2))));
   const cell = { width: Math.min(14, width / rows[0].length), height: height / rows.length, gap: 0 };
@@ -155,7 +155,7 @@ function grid(rows, room, labelled, thin) {
 function axisLabels(rows, cell, axes, left) {
   const [down, across] = axes, parts = [];
   const every = Math.max(1, Math.ceil(13 / cell.height)), step = Math.max(1, Math.ceil(14 / cell.width));
-  // names stand aslant, and take as much room as the longest
+  // labels are tilted; their height depends on the longest
   const widths = (across?.labels ?? []).map((_, at) => Math.min(64, textWidth(labelOf(across, at))));
   const long = Math.max(0, ...widths);
   const deep = across?.labels ? long * 0.85 + 12 : 16;
@@ -173,8 +173,8 @@ function axisLabels(rows, cell, axes, left) {
   return { parts, deep };
 }
 
-// A heat map of a tensor's last two axes. `chosen` says where the other axes stand; the row `mark` and the `column` are
-// framed, `pick` is told which cell was chosen, and the `mean` of each column stands below it: many rows are then thin.
+// A heat map of a tensor's last two axes. `chosen` indexes the other axes; the row `mark` and the `column` are framed,
+// `pick` is called with a selected cell, and the `mean` of each column is below it, with thin rows above.
 export function matrix(tensor, { width, chosen = {}, mark = null, column = null, pick = null, mean = null }) {
   const rows = plane(tensor, chosen), axes = tensor.axes.slice(-2);
   const [down, across] = axes.length === 2 ? axes : [null, axes[0]];
@@ -198,7 +198,7 @@ export function matrix(tensor, { width, chosen = {}, mark = null, column = null,
     frame));
   const told = h("output", { class: "step-told", "aria-live": "polite" });
   picture.setAttribute("aria-label", `${tensor.name}: ${tensor.axes.map(axis => axis.name).join(" × ")}, `
-    + `${tensor.shape.join(" × ")}. Arrow keys tell the values.`);
+    + `${tensor.shape.join(" × ")}. Arrow keys read values.`);
   let at = null;
   const show = (y, x) => {
     at = [clamp(y, 0, rows.length - 1), clamp(x, 0, rows[0].length - 1)];

@@ -1,14 +1,14 @@
-// What views of a text share: its boxes, a request once nobody types, and the last picture until the next one is there.
+// Shared by the views of a text: text boxes, a debounced request, and the last picture until the next one arrives.
 import { debounced, field, h } from "./dom.js";
 import { explained, tools } from "./save.js";
 
-const MAX_CHARACTERS = 4000; // that the server looks at
-const REFUSED = [400, 413, 422]; // what a person can mend in the boxes
+const MAX_CHARACTERS = 4000; // characters that the server reads
+const REFUSED = [400, 413, 422]; // errors that a person can correct in the text boxes
 
 const sentence = text => `${text.slice(0, 1).toUpperCase()}${text.slice(1)}.`;
 
-// One question at a time: the next one ends the one before, and `place` is busy meanwhile. `work(signal, …)` asks; what
-// goes wrong is told by the page, or by `refused(error)`, which is true where it did.
+// Run one request at a time: the next aborts the previous one, and `place` is busy meanwhile. `work(signal, …)` sends it;
+// errors are shown by the page unless `refused(error)` returns true.
 export function latest(context, place, work, refused = () => false) {
   let running = null;
   return async (...given) => {
@@ -28,7 +28,7 @@ export function latest(context, place, work, refused = () => false) {
   };
 }
 
-// A text to be typed, with its label.
+// A labelled text box.
 export function textBox(label, oninput, props = {}) {
   const area = h("textarea", { rows: 3, maxlength: MAX_CHARACTERS, spellcheck: "false", dir: "auto", oninput,
     ...props });
@@ -37,10 +37,10 @@ export function textBox(label, oninput, props = {}) {
   return { made, area };
 }
 
-// `view` is the name of the command's option and of its route, unless `route` is another. `draw(place, data)` draws an
-// answer, `asked()` says what else is asked for; `options()` are words of the command, `reset` what no longer holds of
-// another text, `controls` elements below the boxes, `svg(place)` what is kept. It gets `again()`, which asks
-// once nobody has called it for a moment.
+// `view` is the command's option and the route, unless `route` is given. `draw(place, data)` draws a response;
+// `request()` returns further parameters, `options()` the words of the command, `reset` the state to clear for another
+// text, `controls` elements below the boxes, `svg(place)` the elements to save. They get `again()`, which sends the
+// request after a pause.
 export async function readingView(main, context, given) {
   const { view, route = view, draw, svg, asked = () => ({}), options = () => [], reset = [], controls = [],
     target = true } = given;
@@ -76,13 +76,13 @@ export async function readingView(main, context, given) {
   const written = textBox("Target", () => {
     context.set({ ...none, target: written.area.value || undefined });
     later();
-  }, { placeholder: "what the model writes itself" });
+  }, { placeholder: "empty: the model's own continuation" });
   text.area.value = state.text ?? "";
   written.area.value = state.target ?? "";
   const command = () => explained(info, view, { ...state, target: target && state.target }, ...options());
   main.append(h("div", { class: "reading-boxes" }, text.made, info.writes && target ? written.made : ""), origin,
-    ...controls, problem, h("h2", { class: "unseen" }, "The text as the model sees it"), drawn, about);
-  const row = tools({ svg: () => svg(drawn), name: view, command }); // once there is something to keep
+    ...controls, problem, h("h2", { class: "unseen" }, "The text as the model reads it"), drawn, about);
+  const row = tools({ svg: () => svg(drawn), name: view, command }); // once there is something to save
 
   const first = ask();
   const found = await api.post("v1/explain/text", { model: info.id }, signal);

@@ -10,7 +10,7 @@ const FROM_ZERO = new Set(["lr", "gradient_norm", "tokens_per_second"]);
 // what runs are compared by: `name` in a choice, `label` and `named` on an axis
 export const AXES = { step: { name: "step", label: "step" },
   tokens: { name: "tokens", label: "tokens", named: "short" },
-  time: { name: "time", label: "time in steps", named: "duration" },
+  time: { name: "time", label: "training time", named: "duration" },
   flops: { name: "FLOPs", label: "FLOPs", named: "scientific" } };
 
 // Everything of a run that its curves need; `since` is where its journal goes on.
@@ -93,7 +93,7 @@ function seriesOf(run, index, key, along, alone) {
 const MARKED = {
   rollback: event => [event.to, `rolled back to here from step ${event.step}`, "rollback"],
   resume: event => [event.step, "resumed", "resume"],
-  recipe: event => [event.step, "the recipe was changed", "new recipe"],
+  recipe: event => [event.step, "recipe changed", "new recipe"],
 };
 
 function marksOf(run, along, alone) {
@@ -108,12 +108,12 @@ function marksOf(run, along, alone) {
 const some = steps => `${steps.slice(0, 8).join(", ")}${steps.length > 8 ? " …" : ""}`;
 const TOLD = {
   start: () => "started", resume: () => "resumed", interrupted: () => "interrupted", finish: () => "finished",
-  import: e => `imported: ${e.origin ?? ""}`, recipe: () => "the recipe was changed",
-  rollback: e => `went wrong after step ${e.since}; rolled back to step ${e.to}, with ${e.rate} of the learning rate`,
+  import: e => `imported: ${e.origin ?? ""}`, recipe: () => "recipe changed",
+  rollback: e => `diverged after step ${e.since}; rolled back to step ${e.to}, learning rate × ${e.rate}`,
   discarded: e => `updates discarded: loss or gradient out of bounds (step ${some(e.steps ?? [])})`,
-  enough: e => `enough: no better than at step ${e.best_step}`,
-  "checkpoint failed": e => `a checkpoint could not be written: ${e.reason}`,
-  skipped: e => `${e.rows} rows were skipped: ${e.first ?? ""}`,
+  enough: e => `stopped early: no improvement since step ${e.best_step}`,
+  "checkpoint failed": e => `checkpoint could not be written: ${e.reason}`,
+  skipped: e => `${e.rows} rows skipped: ${e.first ?? ""}`,
   "left out": e => e.line, damage: e => e.line, changed: e => e.line,
 };
 

@@ -6,7 +6,7 @@ import { drawn, scrolling } from "./table.js";
 import { counted as count, rounded } from "./words.js";
 
 const MAX_EVENTS = 200; // that are shown, the last ones
-export const STATES = { running: "training now", finished: "finished", interrupted: "interrupted", imported: "imported",
+export const STATES = { running: "running", finished: "finished", interrupted: "interrupted", imported: "imported",
   damaged: "damaged" };
 
 const COLUMNS = ["run", "objective", "model", "steps", "best", "state", "age"];
@@ -32,9 +32,9 @@ export function listOf(runs, now, chosen, choose) {
 }
 
 export function noRuns() {
-  return h("span", {}, h("strong", {}, "There is no run yet."), " Train one, and it appears here: ",
+  return h("span", {}, h("strong", {}, "No runs yet."), " Train one and it appears here: ",
     h("code", {}, "weft train gpt-tiny --data book.txt"), ", or ", h("code", {}, "weft quickstart"),
-    ", which needs no text of yours.");
+    ", which needs no data.");
 }
 
 // What a run wrote at a step, or at the last evaluation before it; at the "end" what its final evaluation has.
@@ -45,7 +45,7 @@ export function sampleOf(run, place, named) {
   const when = found && found.step !== place ? ` (step ${count(found.step)})` : "";
   const shown = texts.map(text => h("pre", { tabindex: 0 }, text.replace(/\n{3,}/g, "\n\n")));
   return h("div", { class: "runs-text" }, named && h("h3", {}, `${run.name}${when}`),
-    texts.length ? shown : h("p", { class: "soft" }, "It had written nothing yet."));
+    texts.length ? shown : h("p", { class: "soft" }, "No sample yet."));
 }
 
 // What is read rather than compared by numbers; a row is a card on a narrow page.
@@ -67,8 +67,8 @@ export function recipes(runs, open) {
     return [h("h2", {}, "Recipe"), h("details", { class: "fold", open }, summary, cards("Settings", header, rows))];
   }
   const differing = rows.filter(([, ...values]) => new Set(values).size > 1);
-  return [h("h2", {}, "What their recipes differ in"), differing.length ? cards("Differing settings", header, differing)
-    : h("p", {}, "They have the same settings.")];
+  return [h("h2", {}, "Differences between recipes"), differing.length ? cards("Differing settings", header, differing)
+    : h("p", {}, "The settings are identical.")];
 }
 
 export function events(runs) {
@@ -76,6 +76,6 @@ export function events(runs) {
   lines.sort((one, other) => one.time.localeCompare(other.time));
   const rows = lines.slice(-MAX_EVENTS).map(each => [each.time.slice(0, 16).replace("T", " "),
     ...runs.length > 1 ? [each.run] : [], each.step === null ? "" : count(each.step), each.text]);
-  const header = ["when", ...runs.length > 1 ? ["run"] : [], "step", "what"];
-  return rows.length ? [h("h2", {}, "What happened"), cards("What happened", header, rows, "runs-events")] : [];
+  const header = ["when", ...runs.length > 1 ? ["run"] : [], "step", "event"];
+  return rows.length ? [h("h2", {}, "Events"), cards("Events", header, rows, "runs-events")] : [];
 }

@@ -1,26 +1,26 @@
-// Which tokens a prediction depends on, by the gradient of its log-probability.
+// Saliency: tokens that a prediction depends on, by the gradient of its log-probability.
 import { h, soft } from "./dom.js";
 import { chosenOf, legend, panel, shadeOf, shaded } from "./shaded.js";
 import { table } from "./table.js";
 import { minus, percent } from "./words.js";
 
 const MEASURES = { norm: "gradient norm", times_input: "gradient × input" };
-const MOST = 6; // tokens that are told as those that matter most
+const MOST = 6; // tokens listed as the most important ones
 
-const SIGNED = 0.05; // a shade from which on a sign is marked
+const SIGNED = 0.05; // shade from which the sign is marked
 const large = value => value === 0 || Math.abs(value) >= 0.001;
 const plain = value => (large(value) ? String(+value.toPrecision(3)) : value.toExponential(1));
 const signed = value => (value > 0 ? "+" : "") + minus(plain(value));
 const NEXT = { text: "", piece: "next?" };
 
 function heading(data, own) {
-  const kind = own ? "What the model would write next, " : "";
+  const kind = own ? "The model's next token, " : "";
   const given = data.masked ? ", masked and predicted from both sides" : "";
   const likely = `probability ${percent(Math.exp(data.log_prob))}, log p ${minus(data.log_prob.toFixed(2))} nats`;
   return h("p", { class: "saliency-target" }, kind, h("b", {}, data.target), `${given}: ${likely}. It depends on:`);
 }
 
-// The tokens of all sides that matter most, with bars; those that lower log p are hatched.
+// The most important tokens of all sides, with bars; those that lower log p are hatched.
 function most(data, measure, top) {
   const all = data.sides.flatMap(side => side.tokens.map((token, n) => ({ side, token, value: side[measure][n] })));
   all.sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
@@ -31,20 +31,20 @@ function most(data, measure, top) {
     h("span", { class: "saliency-number" }, measure === "norm" ? plain(value) : signed(value)))));
 }
 
-// `data` is the JSON of explain/saliency.py's Saliency. `options`: the measure that is chosen at first,
-// `changed({ measure })`, and, where another prediction can be asked for, `explain(place)`.
+// `data` is the JSON of explain/saliency.py's Saliency. `options`: the initial measure, `changed({ measure })`, and
+// `explain(position)` if another prediction can be requested.
 export function mount(element, data, { measure = "norm", explain = null, changed = () => {} } = {}) {
   const focused = element.querySelector(".saliency-text")?.contains(document.activeElement);
   const text = data.sides.at(-1);
   let chosen = Object.hasOwn(MEASURES, measure) ? measure : "norm";
-  const { element: tells, tell } = panel(`${explain ? "Point at" : "Choose"} a token to see its numbers.`);
+  const { element: tells, tell } = panel(`${explain ? "Point at" : "Select"} a token to see its values.`);
   const tellOf = side => n => {
     if (side.norm[n] === undefined) return;
     const numbers = ` gradient norm ${plain(side.norm[n])}, gradient × input ${signed(side.times_input[n])}`;
     tell(h("p", {}, h("b", {}, side.tokens[n].piece), numbers));
   };
 
-  // where a translation has ended, nothing comes next; a masked model's tokens are all there
+  // nothing follows a finished translation, and a masked model has all of its tokens
   const goesOn = explain !== null && !data.masked && data.sides.length === 1;
   const tokens = [...text.tokens, ...data.rest, ...(goesOn ? [NEXT] : [])];
   const target = data.masked ? data.place : data.place + 1;
@@ -52,7 +52,7 @@ export function mount(element, data, { measure = "norm", explain = null, changed
     shaded({ label: `The ${side.name}`, tokens: side.tokens, choose: tellOf(side), point: tellOf(side) }));
   const own = shaded(explain === null
     ? { label: "The text", tokens: text.tokens, choose: tellOf(text) }
-    : { label: "The text; choose the token to be explained", tokens, point: tellOf(text),
+    : { label: "The text; select the token to explain", tokens, point: tellOf(text),
       choose: n => (data.masked || n > 0) && explain(data.masked ? n : n - 1) });
   own.element.classList.add("saliency-text");
   strips.push(own);
@@ -60,7 +60,7 @@ export function mount(element, data, { measure = "norm", explain = null, changed
   const key = h("div");
   const list = h("div");
   const shade = () => {
-    // a mask matters more to its own place than all else, and would leave the rest white
+    // a mask depends mostly on itself, and would leave all other tokens white
     const others = (value, n) => (data.masked && n === data.place ? 0 : Math.abs(value));
     const top = Math.max(...data.sides.flatMap(side => side[chosen].map(others)));
     const below = data.sides.some(side => side[chosen].some(value => value < 0));
@@ -83,7 +83,7 @@ export function mount(element, data, { measure = "norm", explain = null, changed
     ? [h("h3", {}, n < strips.length - 1 ? "Source" : "Text"), strip.element] : strip.element);
   element.replaceChildren(h("div", { class: "saliency" },
     measures, key, heading(data, target >= text.tokens.length + data.rest.length), tells, strips.map(titled),
-    h("h3", {}, "What matters most"), list, tables));
+    h("h3", {}, "Most important tokens"), list, tables));
   shade();
   if (explain === null) return;
   own.mark(target);

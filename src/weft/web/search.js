@@ -1,20 +1,20 @@
-// Greedy search, beam search and sampling as trees, which grow a token at a time.
+// Greedy search, beam search and sampling as trees that grow one token at a time.
 import { calm, h, picture, s, soft } from "./dom.js";
 import { player } from "./player.js";
 import { panel, placeIn } from "./shaded.js";
 import { scrolling, table } from "./table.js";
 import { clamp, minus, percent, signs } from "./words.js";
 
-// explain/search.py lays trees out with the same measures
+// explain/search.py uses the same measures
 const [BOX, CURVE, EDGE, ROOT] = [19, 13, 5, 7];
 const TITLES = { greedy: "Greedy search", beam: "Beam search", sampling: "Sampling" };
 const STATES = ["pruned", "kept", "chosen"];
-const PACE = 900; // milliseconds a step
-const BECAME = { pruned: "was looked at and dropped", kept: "was followed", chosen: "leads to what was written" };
+const PACE = 900; // milliseconds per step
+const BECAME = { pruned: "considered and dropped", kept: "kept", chosen: "part of the result" };
 
 const fixed = value => minus(value.toFixed(2));
 
-// Of every node how many tokens lead to it, and the text from the prompt to it.
+// For every node its depth in tokens, and the text from the prompt to it.
 function beginnings(nodes) {
   const found = [];
   for (const node of nodes) {
@@ -30,7 +30,7 @@ function branch(node, spot) {
   const bend = turn + CURVE / 2;
   const edge = `M${fromX} ${fromY}H${turn}C${bend} ${fromY} ${bend} ${spot.y} ${spot.label_x} ${spot.y}H${spot.x}`;
   return s("g", {},
-    s("title", {}, `log p ${fixed(node.logprob)}, of the whole ${fixed(node.total)}`),
+    s("title", {}, `log p ${fixed(node.logprob)}, total ${fixed(node.total)}`),
     s("path", { d: edge }),
     s("rect", { x: spot.x, y: spot.y - BOX / 2, width: spot.width, height: BOX, rx: 4 }),
     s("text", { x: spot.x + spot.width / 2, y: spot.y + 4.5, class: "search-token" }, spot.text),
@@ -50,8 +50,8 @@ function written(tree) {
   }));
 }
 
-// One tree: its `element`, its `steps`, and `show(step)`, which shows as much as is known after so many tokens. Beam
-// search knows only after the last one which beginning is the best.
+// One tree: its `element`, its number of `steps`, and `show(step)`, which shows the tree after this many tokens. Beam
+// search knows the best beam only after the last one.
 function drawing(tree, laid, tell) {
   const title = TITLES[tree.name];
   const found = beginnings(tree.nodes);
@@ -59,10 +59,10 @@ function drawing(tree, laid, tell) {
   const branches = tree.nodes.map((node, n) => branch(node, laid.spots[n]));
   branches.forEach((each, n) => each.addEventListener("pointerenter", () => {
     const node = tree.nodes[n];
-    const numbers = `log p of its last token ${fixed(node.logprob)}, of the whole ${fixed(node.total)}`;
+    const numbers = `log p of the last token ${fixed(node.logprob)}, total ${fixed(node.total)}`;
     tell(h("p", {}, h("b", {}, signs(found[n].text)), ` ${BECAME[node.state]}: ${numbers}`));
   }));
-  // what was chosen is drawn over the rest
+  // the chosen path is drawn on top
   const order = STATES.flatMap(state => branches.filter((_, n) => tree.nodes[n].state === state));
   const svg = picture(laid.width, laid.height, { width: null, height: null, role: "img",
     "aria-label": `${title} as a tree; the table below has its nodes` },
@@ -70,7 +70,7 @@ function drawing(tree, laid, tell) {
   const texts = written(tree);
   const rows = tree.nodes.map((node, n) =>
     [signs(found[n].text), percent(Math.exp(node.logprob)), fixed(node.total), node.state]);
-  const nodes = table({ title: "All nodes as a table", header: ["beginning", "probability", "log p of all", "became"],
+  const nodes = table({ title: "All nodes as a table", header: ["beginning", "probability", "total log p", "became"],
     rows, text: [0, 3], folds: true });
   nodes.querySelector(".scroll").setAttribute("aria-label", `${title}: table`);
   const element = h("figure", { class: "search-tree", style: { "--width": `${Math.round(laid.width)}px` } },
@@ -89,19 +89,19 @@ function drawing(tree, laid, tell) {
   return { element, steps, show };
 }
 
-// `data` is the JSON of explain/search.py's SearchTrees. `options`: the `step` that is shown at first, by default the
-// last; `play` to begin with the first, and `changed({ step })`, which hears where it stops; undefined is the last.
+// `data` is the JSON of explain/search.py's SearchTrees. `options`: the initial `step`, by default the last; `play`
+// starts at the first; `changed({ step })` is called when it stops, with undefined for the last step.
 export function mount(element, data, { step, play = false, changed = () => {} } = {}) {
-  const { element: tells, tell } = panel("Bold leads to what was written, dashed was looked at and dropped. "
-    + "Point at a node to see more of it.");
+  const { element: tells, tell } = panel("Bold part of the result, dashed considered and dropped. "
+    + "Point at a node for details.");
   const trees = data.trees.map((tree, n) => drawing(tree, data.laid[n], tell));
-  const last = Math.max(...trees.map(tree => tree.steps)); // tokens; one more step tells which texts were written
+  const last = Math.max(...trees.map(tree => tree.steps)); // tokens; one more step shows the final texts
   let at = last + 1;
   const status = h("span", { class: "search-status", role: "status" });
   const show = to => {
     at = clamp(to, 0, last + 1);
     trees.forEach(tree => tree.show(at, last));
-    status.textContent = at > last ? "What was written" : at === 0 ? "The prompt" : `Token ${at} of ${last}`;
+    status.textContent = at > last ? "Result" : at === 0 ? "Prompt" : `Token ${at} of ${last}`;
     playing.ends(at === 0, at > last);
     return at <= last;
   };
@@ -109,7 +109,7 @@ export function mount(element, data, { step, play = false, changed = () => {} } 
     rested: () => changed({ step: at > last ? undefined : at }) });
   element.replaceChildren(h("div", { class: "search" },
     h("p", {}, data.translates ? "From " : "After ", h("code", {}, signs(data.prompt))),
-    h("div", { class: "search-steps", role: "group", "aria-label": "The search, token by token" },
+    h("div", { class: "search-steps", role: "group", "aria-label": "Search, token by token" },
       playing.buttons, status),
     tells,
     h("div", { class: "search-trees" }, trees.map(tree => tree.element))));

@@ -1,15 +1,15 @@
-// A running text whose tokens are shaded. One is chosen with a click or the arrow keys; others can be pointed at.
+// A text with shaded tokens. One is selected by a click or the arrow keys; others can be pointed at.
 import { h, roving, select, soft } from "./dom.js";
 import { percent } from "./words.js";
 
 const LEGEND = [0, 0.25, 0.5, 0.75, 1];
 
-// How dark a number is, 0 … 1, where `top` and more are the darkest.
+// Shade of a value, 0 … 1; `top` and more are the darkest.
 export function shadeOf(value, top) {
   return value === null || top <= 0 ? 0 : Math.min(1, Math.abs(value) / top);
 }
 
-// A place of a list that an address names, or undefined: an address may hold anything.
+// An index into a list from the address, which may hold anything; undefined if it is not one.
 export function placeIn(list, named) {
   const place = Number(named ?? NaN);
   return Number.isInteger(place) && place >= 0 && place < list.length ? place : undefined;
@@ -17,7 +17,7 @@ export function placeIn(list, named) {
 
 const short = value => String(+value.toPrecision(2));
 
-// The shades with the numbers that they stand for; `more`: some numbers are larger; `below`: some are less than 0.
+// The legend: shades and their values; `more`: there are larger values; `below`: there are negative ones.
 export function legend(name, top, { more = false, below = false, show = short } = {}) {
   const swatch = step => h("span", { class: "shaded-swatch", style: { "--s": step } },
     show(step * top) + (more && step === 1 ? "+" : ""));
@@ -25,13 +25,13 @@ export function legend(name, top, { more = false, below = false, show = short } 
     below ? h("span", { class: "shaded-swatch shaded-below", style: { "--s": 0.6 } }, "below 0") : null);
 }
 
-// The space before a word stays white. Of a line's end in two signs, the second is the text.
+// The space before a word stays white. A line break of two characters is shown by the second.
 export function parted(text) {
   const plain = text.includes("\n") || text === "\r" ? text.replaceAll("\r", "") : text;
   return /^ \S/u.test(plain) ? [" ", plain.slice(1)] : ["", plain];
 }
 
-// What is drawn before a token's text without being text: a token that adds none, or the end of a line.
+// The symbol before a token: for a token without text, or for a line break.
 function signOf(token) {
   const lines = token.text.split("\n").length - 1;
   return token.text.replace(/^\r+|\r+$/g, "") ? "⏎".repeat(lines) : token.piece;
@@ -46,14 +46,14 @@ function tokenOf(token) {
   return [space, span];
 }
 
-// `tokens`: [{ text, piece }]. `choose(n)` hears of the one that is chosen, `point(n)` of the one below the pointer.
-// Returns the strip's `element`, `shade(shades)`, with shades below 0 where the numbers are, and `mark(n)`.
+// `tokens`: [{ text, piece }]. `choose(n)` is called with a selected token, `point(n)` with the one below the pointer.
+// Returns the `element`, `shade(shades)`, in which negative shades are marked, and `mark(n)`, which selects a token.
 export function shaded({ label, tokens, choose = () => {}, point = () => {} }) {
   const made = tokens.map(tokenOf);
   const spans = made.map(([, span]) => span);
   const numbers = new Map(spans.map((span, n) => [span, n]));
   const element = h("div", { class: "shaded-text", role: "listbox", "aria-orientation": "horizontal", dir: "auto",
-    "aria-label": `${label}; arrow keys go from token to token` }, made.flat());
+    "aria-label": `${label}; arrow keys move between tokens` }, made.flat());
   let at = 0;
 
   const mark = n => {
@@ -83,18 +83,18 @@ export function shaded({ label, tokens, choose = () => {}, point = () => {} }) {
   return { element, shade, mark };
 }
 
-// A choice among `names`, { name: label }, in the words around it.
+// A labelled <select> within a sentence; `names` is { name: label }.
 export function chosenOf(label, names, name, kind, onchange) {
   return h("label", { class: kind }, `${label} `, select(Object.entries(names), name, onchange));
 }
 
-// What is told of a token or a cell that is chosen; a screen reader says it.
+// The details of the selected token or cell; a screen reader announces them.
 export function panel(hint) {
   const element = h("div", { class: "shaded-told", "aria-live": "polite" }, soft(hint));
   return { element, tell: (...parts) => element.replaceChildren(...parts) };
 }
 
-// Tokens with their probabilities, the likeliest first.
+// Tokens with their probabilities, the most probable first.
 export function likeliest(guesses) {
   return h("ol", { class: "shaded-likely" }, guesses.map(({ piece, probability }) =>
     h("li", { class: "shaded-swatch", style: { "--s": probability.toFixed(3) } },

@@ -1,4 +1,4 @@
-// One stage, enlarged: what it does, its formula with this model's numbers, its pictures, its source lines, its cost.
+// One stage, enlarged: description, formula with this model's values, pictures, source code, and cost.
 import { button, field, h, select, soft } from "./dom.js";
 import { cellOf, cellPicture, overTime } from "./cell.js";
 import { choicePanel } from "./choice.js";
@@ -11,9 +11,9 @@ import { rounded, visible } from "./words.js";
 
 const CHOOSES = /^output\.(temperature|cut|choice)$/;
 
-const BORROWED = "A full bar is what the order’s own counts say, a pale one what the shorter context adds.";
+const BORROWED = "Full bars are from the counts of this order, pale ones from the shorter context.";
 
-// what may be higher than its box scrolls in it, also by keyboard
+// a box that may be too high for its content scrolls, also by keyboard
 const boxed = picture => h("div", { class: "step-keys-box", tabindex: "0" }, picture);
 
 function numbers(given) {
@@ -37,7 +37,7 @@ function source(given, hooks) {
     given.lines.map((line, n) => `${String(given.first + n).padStart(4)}  ${line}`).join("\n")));
 }
 
-// how many entries of its last axis a tensor was sent with
+// the number of entries of its last axis that were sent
 function lengthOf(tensor) {
   let values = tensor.values;
   for (let axis = 0; axis < tensor.axes.length - 1; axis++) values = values[0];
@@ -53,7 +53,7 @@ function heading(tensor) {
   return h("h3", {}, tensor.name, h("span", { class: "step-shape" }, ` ${each.join(" × ")}${cut}`));
 }
 
-// tokens and their ids: numbers that name, and measure nothing
+// tokens and their ids, which are names rather than quantities
 function idTable(tensor, here) {
   return h("ol", { class: "step-ids" }, tensor.values.map((id, place) =>
     h("li", { class: place === here && "step-here" },
@@ -66,7 +66,7 @@ function headChooser(stage, chosen, setHead) {
     select(Array.from({ length: count }, (_, each) => [each, String(each)]), headAt(count, chosen), choose));
 }
 
-// a matrix, with selects for the axes that it does not show
+// a matrix, with a <select> for every axis that is not drawn
 function chart(tensor, { width, chosen, setHead }) {
   const byHead = tensor.axes.length === 2 && tensor.axes[0].name === "head", grows = / so far$/.test(tensor.name);
   const mark = byHead ? headAt(tensor.shape[0], chosen) : grows ? tensor.values.length - 1 : null;
@@ -82,7 +82,7 @@ function chart(tensor, { width, chosen, setHead }) {
   return h("div", { class: "step-tensor" }, heading(tensor), choosers, holder);
 }
 
-// The panel of a stage: {children, choosing}. `chosen` has the head and where other axes stand; `setHead` changes it.
+// The panel of a stage: { children, choosing }. `chosen` has the head and the other indices; `setHead` changes it.
 export function stagePanel(step, stage, { width, chosen, setHead, data, hooks }) {
   const choosing = CHOOSES.test(stage.id) && step.choice ? choicePanel(step.choice, { settings: data.settings,
     picked: data.picked, append: hooks.append,
@@ -97,7 +97,7 @@ export function stagePanel(step, stage, { width, chosen, setHead, data, hooks })
     if (tensor.axes.length > 1 || !tensor.axes[0].labels) return chart(tensor, { width, chosen, setHead });
     return h("div", { class: "step-tensor" }, heading(tensor), boxed(rows(tensor, { width: width - 2 })));
   };
-  // what a picture of its own shows already is left out
+  // tensors that the custom picture already shows are left out
   const left = choosing ? [] : stage.tensors.filter(({ name, axes }) =>
     !name.includes("over time") && !(four && axes.length === 1));
   const children = [
@@ -105,12 +105,12 @@ export function stagePanel(step, stage, { width, chosen, setHead, data, hooks })
     stage.about && h("p", { class: "step-about" }, stage.about),
     stage.formula && h("p", { class: "step-formula" }, stage.formula), numbers(stage.numbers),
     folded && hooks.open
-      && h("p", {}, button("Open this block", () => hooks.open(stage.id))),
+      && h("p", {}, button("Unfold this block", () => hooks.open(stage.id))),
     choosing?.element, headChooser(stage, chosen, setHead),
     four && boxed(keysPicture(four, { width: width - 2, head: chosen.head })),
     cell && cellPicture(cell.kind, cell.means, width),
     order && boxed(ladder(step.stages, stage, { width: width - 2 })), order && h("p", { class: "soft" }, BORROWED),
-    order ? h("details", { class: "step-more" }, h("summary", {}, "All numbers"), left.map(figure)) : left.map(figure),
+    order ? h("details", { class: "step-more" }, h("summary", {}, "All values"), left.map(figure)) : left.map(figure),
     overTime(stage, { width, place: step.place }), cost(stage.cost), source(stage.source, hooks)];
   return { children: children.flat().filter(Boolean), choosing };
 }

@@ -1,5 +1,5 @@
-// Inside a step: one token's way through a model, stage by stage. `mount(element, data, hooks)` draws an answer of
-// /v1/explain/step: the flow, the player, and the current stage enlarged. Without hooks it stands alone on a page.
+// Inside a step: the path of one token through a model, stage by stage. `mount(element, data, hooks)` draws a response
+// of /v1/explain/step: the flow, the player, and the current stage enlarged. A standalone page has no hooks.
 import { calm, h, select } from "./dom.js";
 import { adds, arranged, flow, groupOf } from "./flow.js";
 import { headsOf } from "./matrix.js";
@@ -28,12 +28,12 @@ export function mount(element, data, hooks = {}) {
   element.replaceChildren(
     h("div", { class: "step-player" }, h("div", { class: "step-buttons" }, playing.buttons), scrub,
       h("label", { class: "step-pace" }, "Speed ", pace),
-      hooks.append && h("label", { class: "step-pace", title: "At the end, append the token and begin again" },
-        goOn, " write on"), where),
+      hooks.append && h("label", { class: "step-pace", title: "At the end, append the token and restart" },
+        goOn, " continue generating"), where),
     h("div", { class: `step-two${step.source_pieces ? " step-sided" : ""}` },
       h("div", { class: "step-left" }, way, h("p", { class: "soft step-legend" }, legend)), panel));
 
-  // By itself: on to the next stage, and at the end, where the reader wants it, to the next token.
+  // Playing: go to the next stage, and at the last one, if the reader chose so, to the next token.
   async function tick() {
     if (!element.isConnected) return false;
     if (at < step.stages.length - 1) return to(at + 1, true);
@@ -48,7 +48,7 @@ export function mount(element, data, hooks = {}) {
     return true;
   }
 
-  // --- what is drawn
+  // ---- drawing
   function light(milliseconds = 0) {
     const stage = step.stages[at];
     drawing.at(stage.id, milliseconds);
@@ -86,8 +86,8 @@ export function mount(element, data, hooks = {}) {
     panel.querySelector(".step-head select")?.focus();
   }
 
-  function measure() { // a page that has no width yet is drawn for a phone
-    const top = way.getBoundingClientRect().top + scrollY; // the flow ends where the first screen does
+  function measure() { // before the page has a width, draw for a phone
+    const top = way.getBoundingClientRect().top + scrollY; // the flow ends at the bottom of the window
     const high = Math.max(LEAST_HEIGHT, Math.floor(innerHeight - top - 64));
     way.style.setProperty("--step-way", `${high}px`);
     if (high !== height && drawing) centre("instant");
@@ -109,7 +109,7 @@ export function mount(element, data, hooks = {}) {
   watch.observe(element);
 
   return {
-    // Another answer in the place of this one: at the same stage where it has it, or at the first of a block.
+    // Show another response, at the same stage if it has it, or else at the first stage of a block.
     update(answer, { stage = step.stages[at].id, block = null } = {}) {
       if (answer.place !== step.place || answer.text !== step.text) data.picked = null;
       step = arranged(answer);
@@ -118,7 +118,7 @@ export function mount(element, data, hooks = {}) {
       showFlow();
       showPanel();
     },
-    // the server's answer to settings that the panel shows already
+    // the server's response to settings that the panel already shows
     confirm(answer) {
       step = arranged(answer);
       showFlow();

@@ -1,16 +1,16 @@
-// How surprising each token of a text is to a model, and what it expected instead.
+// Surprisal of each token of a text, and the tokens that the model expected instead.
 import { button, h, picture, s, soft } from "./dom.js";
 import { chosenOf, legend, likeliest, panel, parted, placeIn, shadeOf, shaded } from "./shaded.js";
 import { facts, table } from "./table.js";
 import { clamp, counted, large, mean as meanOf, percent, sum as total } from "./words.js";
 
-const UNITS = { nats: 1, bits: Math.LN2 }; // nats of each unit
-const TOPS = [1, 2, 4, 6, 8, 10, 12, 16]; // numbers that may be the darkest shade
-const PLACES = 5; // that are told as the most surprising
-const AROUND = 3; // tokens on both sides of such a place
+const UNITS = { nats: 1, bits: Math.LN2 }; // nats per unit
+const TOPS = [1, 2, 4, 6, 8, 10, 12, 16]; // candidate values for the darkest shade
+const PLACES = 5; // tokens listed as the most surprising
+const AROUND = 3; // tokens of context on either side
 const CHART = { height: 120, left: 34, top: 14, bottom: 6, widest: 736 };
 
-// −log p of each token in nats; ∞ where it has a rank and no number, null where nothing predicts it.
+// −log p of each token in nats; ∞ if it has a rank but no value, null if nothing predicts it.
 const surprisals = data => data.nats.map((nats, n) => (nats === null && data.ranks[n] !== null ? Infinity : nats));
 
 const shown = value => (Number.isFinite(value) ? value.toFixed(2) : "∞");
@@ -37,14 +37,14 @@ function summary(data, unit) {
   ], "facts surprise-facts");
 }
 
-// The shade is the darkest at the 95th percentile: the same numbers look the same in texts that are about alike.
+// The darkest shade is at the 95th percentile, rounded, so that shades are comparable between similar texts.
 function topOf(values) {
   const finite = values.filter(Number.isFinite).sort((a, b) => a - b);
   const high = finite.length ? finite[Math.floor(0.95 * (finite.length - 1))] : TOPS[0];
   return TOPS.find(top => top >= high) ?? TOPS.at(-1);
 }
 
-// A stem a token, and a line at their mean. Redrawn only when the values or its width change.
+// One stem per token, and a line at the mean. Redrawn only when the values or the width change.
 function chart(values, unit, width) {
   const { height, left, top, bottom } = CHART;
   const finite = values.filter(value => value !== null && Number.isFinite(value));
@@ -72,14 +72,14 @@ function chart(values, unit, width) {
 
 function told(data, values, unit, n) {
   const name = h("b", {}, data.tokens[n].piece);
-  if (values[n] === null) return [h("p", {}, name, " Nothing predicts it.")];
+  if (values[n] === null) return [h("p", {}, name, " Not predicted.")];
   const rank = `rank ${counted(data.ranks[n])} of ${counted(data.vocab_size)}`;
   const p = percent(Math.exp(-values[n] * UNITS[unit]));
   const facts = ` probability ${p}, ${shown(values[n])} ${unit}, ${rank}. Expected:`;
   return [h("p", {}, name, facts), likeliest(data.guesses[n])];
 }
 
-// The places that surprise most, in what stands around them.
+// The most surprising tokens, in context.
 function most(data, values, unit, choose) {
   const order = values.map((_, n) => n).filter(n => values[n] !== null).sort((a, b) => values[b] - values[a]);
   const texts = data.tokens.map(token => token.text);
@@ -95,19 +95,19 @@ function most(data, values, unit, choose) {
   }));
 }
 
-// `data` is the JSON of explain/surprise.py's Surprise. `options`: the unit and the place that are chosen at first, and
-// `changed({ unit, place })`, which hears of others.
+// `data` is the JSON of explain/surprise.py's Surprise. `options`: the initial unit and position, and
+// `changed({ unit, place })`, which is called with other ones.
 export function mount(element, data, { unit = "nats", place, changed = () => {} } = {}) {
   const box = h("div", { class: "surprise" });
   const nats = surprisals(data);
-  const first = nats.indexOf(Math.max(...nats)); // the most surprising one, where none is chosen
+  const first = nats.indexOf(Math.max(...nats)); // by default the most surprising one
   let state = { unit: Object.hasOwn(UNITS, unit) ? unit : "nats", place: placeIn(data.tokens, place) ?? first };
   let draw = () => {};
 
   const build = () => {
     const values = nats.map(each => (each === null ? null : each / UNITS[state.unit]));
     const top = topOf(values);
-    const { element: tells, tell } = panel("Choose a token to see what was expected in its place.");
+    const { element: tells, tell } = panel("Select a token to see what the model expected instead.");
     tells.classList.add("shaded-tall");
     const strip = shaded({ label: "The text, shaded by surprisal", tokens: data.tokens, choose: n => choose(n) });
     strip.shade(values.map(value => shadeOf(value, top)));
@@ -136,8 +136,8 @@ export function mount(element, data, { unit = "nats", place, changed = () => {} 
     box.replaceChildren(summary(data, state.unit), units,
       legend(`surprisal, ${state.unit}`, top, { more: values.some(value => value > top * 1.001) }),
       tells, strip.element,
-      h("h3", {}, "Token by token"), holder,
-      h("h3", {}, "The most surprising places"), most(data, values, state.unit, choose),
+      h("h3", {}, "Surprisal by token"), holder,
+      h("h3", {}, "Most surprising tokens"), most(data, values, state.unit, choose),
       table({ title: "All tokens as a table", header, rows, text: [0, 1, 5], folds: true }));
     draw();
     choose(state.place, true);
@@ -150,7 +150,7 @@ export function mount(element, data, { unit = "nats", place, changed = () => {} 
   };
   element.replaceChildren(box);
   build();
-  // a page that is made wider or narrower has a chart of that width
+  // the chart follows the width of the page
   let before = element.clientWidth;
   new ResizeObserver(() => {
     if (element.clientWidth === before) return;

@@ -1,5 +1,5 @@
-// A table as the pages that stand alone have it: { header, rows, title, remarks, text }, where `text` are the columns
-// that stand to the left; cells are texts or elements. A long one is folded.
+// A table as on standalone pages: { header, rows, title, remarks, text }. Columns in `text` are aligned left; cells are
+// texts or elements. A long table is folded.
 import { h } from "./dom.js";
 
 const MANY = 16;
@@ -11,7 +11,7 @@ export function scrolling(label, ...children) {
 export const fold = (summary, ...children) =>
   h("details", { class: "fold" }, h("summary", {}, summary), children);
 
-// `cards`: each row is a card on a narrow page. `named`: the first cell of a row names it. `marked(n)`: it stands out.
+// `cards`: each row is a card on a narrow page. `named`: the first cell is the row's header. `marked(n)`: highlight it.
 export function drawn({ header, rows, text, kind = "", cards = false, named = cards, marked = () => false }) {
   const role = name => (cards ? { role: name } : {});
   const side = n => (text.includes(n) ? undefined : "n");
@@ -25,11 +25,11 @@ export function drawn({ header, rows, text, kind = "", cards = false, named = ca
       h("tr", { class: marked(n) && "marked", ...role("row") }, row.map(cellOf)))));
 }
 
-// What is known, by name.
+// A list of names and values.
 export const facts = (pairs, kind = "facts") => h("dl", { class: kind }, pairs.map(([name, fact]) =>
   h("div", {}, h("dt", {}, name), h("dd", {}, fact))));
 
-// `folds`: always, or never.
+// `folds`: fold always, or never.
 export function table({ rows, title = "", remarks = [], text = [0], folds = rows.length > MANY, ...given }) {
   const size = rows.length === 1 ? "1 row" : `${rows.length} rows`;
   const region = scrolling(title || given.header[0], drawn({ rows, text, ...given }));

@@ -1,4 +1,4 @@
-// What a model is made of: its parts, what they cost, how that grows, and the computation graph. No weights are needed.
+// Anatomy: the parts of a model, their costs, how costs grow, and the computation graph. No weights are needed.
 import * as anatomy from "./anatomy.js";
 import * as chart from "./chart.js";
 import * as costs from "./costs.js";
@@ -9,12 +9,12 @@ import { quoted, tools } from "./save.js";
 import { table } from "./table.js";
 
 export const title = "Anatomy";
-export const about = "What the model is made of, what each part costs, and how it computes.";
+export const about = "Parts of the model, their costs, and the computation.";
 export const path = "anatomy";
 export const shows = () => true;
 
 const SHOWN = { anatomy: "Parts", costs: "Costs", growth: "Growth", graph: "Graph" };
-const COUNTS = "An n-gram model looks up counts: it has no weights that cost anything, and its graph needs the counts: "
+const COUNTS = "An n-gram model looks up counts. It has no weights to count, and its graph depends on the counts: "
   + "weft explain RUN --only graph draws it.";
 const OF_A_GRAPH = ["open", "at", "shapes", "backward"];
 const growth = {
@@ -42,7 +42,7 @@ export async function mount(main, context) {
     h("div", { class: "fields" },
       field("Architecture", select([...own, ...presets.map(({ name }) => [name, name])], preset() ?? "",
         name => change({ preset: name || undefined }))),
-      h("div", { class: "anatomy-tabs", role: "group", "aria-label": "What is shown" }, tabs)),
+      h("div", { class: "anatomy-tabs", role: "group", "aria-label": "Section" }, tabs)),
     place, said,
     tools({ name: `anatomy-${preset() ?? info?.id}`, svg: () => drawn?.svg() ?? place, command }));
 
@@ -52,7 +52,7 @@ export async function mount(main, context) {
     return ["weft explain", source, "--only", show, ...flags.map(name => `--${name}`)].join(" ");
   }
 
-  // What is open in the graph of one model says nothing of another's.
+  // Folds that are open in one model's graph do not apply to another's.
   function change(changes) {
     const of = { ...Object.fromEntries([...OF_A_GRAPH, "part"].map(name => [name, undefined])), ...changes };
     context.set("preset" in changes ? of : changes, { push: true });
@@ -66,11 +66,11 @@ export async function mount(main, context) {
     return true;
   }
 
-  // a model that has no such view says why
+  // a model without this view shows the reason
   const show = latest(context, place, async ending => {
     const name = current(), of = preset();
     for (const tab of tabs) tab.setAttribute("aria-pressed", tab.dataset.show === name);
-    if (kind() === "ngram" && name !== "anatomy") return tell(COUNTS); // asking would only be refused
+    if (kind() === "ngram" && name !== "anatomy") return tell(COUNTS); // the request would be refused
     const query = new URLSearchParams(of ? { preset: of } : { model: info.id });
     const data = await api.get(`v1/architecture/${name}?${query}`, ending);
     drawn?.close?.();

@@ -1,11 +1,11 @@
-// Where each head looks while the model reads a text, and what the text costs without some of them.
+// Attention: what each head attends to in a text, and the loss of the text without some heads.
 import { mount as drawn } from "./attention.js";
 import { comparison, nothingOff } from "./attention_off.js";
 import { debounced, h } from "./dom.js";
 import { latest, readingView } from "./reading.js";
 
 export const title = "Attention";
-export const about = "Where each head looks. Switch heads off, and see what the text loses.";
+export const about = "What each head attends to. Switch heads off to see how the loss changes.";
 export const path = "attention";
 
 const HEAD = /^(encoder|decoder|cross)\.\d+\.\d+$/;
@@ -47,7 +47,7 @@ class AttentionView {
     if (this.without) this.measured.now();
   }
 
-  // heads that this model has not, as an address may name them
+  // heads from the address that this model does not have
   forget(parts) {
     for (const each of this.off) {
       const [kind, layer, head] = each.split("."), part = parts.find(other => other.kind === kind);
@@ -62,7 +62,7 @@ class AttentionView {
     this.measured();
   }
 
-  // ---- what the text costs
+  // ---- loss without heads
 
   async measure(ending) {
     this.answers = null;
@@ -76,7 +76,7 @@ class AttentionView {
       this.switchOff(new Set([...this.off].filter(each => !on.includes(each))))));
   }
 
-  // with all heads on, it is asked once for a text
+  // with all heads on, requested once per text
   async withoutHeads(heads, ending) {
     const { info, api, state: { text = null, target = null } } = this.context;
     const asked = { model: info.id, input: text, target, heads }, key = JSON.stringify(asked);
@@ -86,13 +86,13 @@ class AttentionView {
     return answer;
   }
 
-  // ---- keeping it
+  // ---- saving
 
   pictures() {
     return [...this.shown?.pictures() ?? [], this.answers && this.panel];
   }
 
-  // the command line shows the heads that read the source, where there are several kinds
+  // of several kinds, the command shows cross-attention
   options() {
     const { kind, layer, head } = this.context.state, told = layer !== undefined && head !== undefined;
     return told && (!kind || !this.kinds || kind === this.kinds.at(-1)) ? [`--layer ${layer} --head ${head}`] : [];

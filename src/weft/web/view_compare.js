@@ -1,4 +1,4 @@
-// What `weft compare` and `weft scale` found, in the folders that the server was given: curves, ranking, laws.
+// Compare: results of `weft compare` and `weft scale` in the server's folders: curves, ranking, scaling laws.
 import * as chart from "./chart.js";
 import { button, field, h, select, soft } from "./dom.js";
 import { latest } from "./reading.js";
@@ -6,15 +6,15 @@ import { tools } from "./save.js";
 import { facts, fold, table } from "./table.js";
 
 export const title = "Compare";
-export const about = "Models trained with equal compute, and laws of how the loss falls.";
+export const about = "Models trained with equal compute, and scaling laws.";
 export const path = "compare";
 export const shows = () => true;
 
 const HOW = ["weft compare lstm transformer++ --data book.txt --flops 1e13",
   "weft scale llama-tiny --data book.txt --budget 1e13"];
 const OF_LOSS = /^(scaling-)?loss|isoflops/;
-const FOLDED = ["sweep"]; // small charts, one for each contender
-const WIDE = [760, 420]; // pixels of the chart of losses
+const FOLDED = ["sweep"]; // panels with one small chart per contender
+const WIDE = [760, 420]; // pixels; height of the chart of losses
 
 const labelOf = panel => /isoflops/.test(panel.name) ? "parameters"
   : panel.plots[0].x.label.replace(" in training", "");
@@ -23,8 +23,8 @@ export async function mount(main, context) {
   const { api, signal, state } = context;
   const studies = (await api.get("v1/comparisons", signal)).data;
   if (!studies.length) {
-    main.append(h("p", {}, "There is no comparison in the folders of this server. These commands make one; "
-      + "then name its folder beside the runs: weft serve runs comparisons"), ...HOW.map(line => h("pre", {}, line)));
+    main.append(h("p", {}, "No comparisons in this server's folders. These commands make one; "
+      + "then serve its folder along with the runs: weft serve runs comparisons"), ...HOW.map(line => h("pre", {}, line)));
     return {};
   }
   const place = h("div");
@@ -45,7 +45,7 @@ export async function mount(main, context) {
     return drawn;
   };
 
-  // Curves: one large chart, whose horizontal axis is chosen.
+  // Curves: one large chart with a choice of horizontal axes.
   function losses(panels) {
     if (!panels.length) return null;
     const current = () => panels.find(each => labelOf(each) === state.x) ?? panels[0];
@@ -80,7 +80,7 @@ export async function mount(main, context) {
       rows.length > 0 && fold(`Settings that differ: ${rows.length}`,
         table({ header: ["setting", ...names], rows: rows.slice(0, 400), text: columns, folds: false })),
       all.filter(each => each.sample).map(each =>
-        fold(`What ${each.name} writes`, h("pre", { tabindex: 0 }, each.sample)))];
+        fold(`Samples of ${each.name}`, h("pre", { tabindex: 0 }, each.sample)))];
   }
 
   const show = latest(context, place, async ending => {
@@ -93,12 +93,12 @@ export async function mount(main, context) {
     shown = data;
     place.replaceChildren(...data.finished ? [] : unfinished(data));
     if (data.finished) fillPlace(data);
-    return document.dispatchEvent(new CustomEvent("weft-state")); // the command is another one
+    return document.dispatchEvent(new CustomEvent("weft-state")); // the command changes
   });
 
   const unfinished = data => [
-    h("p", {}, `It has not ended: ${data.runs} of its runs ${data.runs === 1 ? "has" : "have"} finished. `
-      + "The same command goes on with it:"), h("pre", {}, data.command)];
+    h("p", {}, `Unfinished: ${data.runs} ${data.runs === 1 ? "run" : "runs"} done. `
+      + "Run the command again to continue:"), h("pre", {}, data.command)];
 
   function fillPlace(data) {
     const [curves, fill] = losses(data.panels.filter(each => OF_LOSS.test(each.name))) ?? [];
@@ -116,11 +116,11 @@ export async function mount(main, context) {
     }
     place.append(...data.tables.map(table), ...contenders(data).flat().filter(Boolean));
     for (const panel of others.filter(each => FOLDED.includes(each.name))) place.append(small(panel));
-    place.append(fold("How it was measured", facts(Object.entries(data.facts ?? {})),
+    place.append(fold("Method", facts(Object.entries(data.facts ?? {})),
       h("ul", { class: "about notes" }, data.notes.map(line => h("li", {}, line)))));
   }
 
-  // Many small charts, drawn when they are looked at.
+  // Many small charts, drawn when they become visible.
   function small(panel) {
     const into = h("div", { class: "charts small" });
     const made = fold(`Learning rates: ${panel.plots.length} charts`,

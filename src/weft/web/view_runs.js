@@ -8,7 +8,7 @@ import { scrolling } from "./table.js";
 import { between, counted } from "./words.js";
 
 export const title = "Runs";
-export const about = "What each run learned, and how; a run that is training moves.";
+export const about = "Training curves, samples, recipes and events, updated live.";
 export const path = "runs";
 export const shows = () => true;
 
@@ -84,7 +84,7 @@ class Runs {
     const run = this.data.get(name) ?? empty(name), before = run.problem;
     this.data.set(name, run);
     if (!this.state(name)) { // what was known of it stays
-      run.problem = `${name}: there is no such run here, or it has gone.`;
+      run.problem = `${name}: no such run on this server, or no longer.`;
       return run.problem !== before;
     }
     try {
@@ -185,7 +185,7 @@ class Runs {
   choose(name, chosen) {
     if (chosen && this.chosen.length >= MAX_CHOSEN) {
       this.showList();
-      this.counted.textContent = `${MAX_CHOSEN} runs at a time; take one away first.`;
+      this.counted.textContent = `${MAX_CHOSEN} runs at most; deselect one first.`;
       return;
     }
     this.chosen = chosen ? [...this.chosen, name] : this.chosen.filter(each => each !== name);
@@ -214,8 +214,8 @@ class Runs {
       set({ x: value === "step" ? undefined : value, zoom: undefined });
       this.showCurves();
     });
-    this.whole = button("Whole range", () => this.zoomTo(null));
-    return h("div", { class: "fields" }, field("By", axis), field("Smoothing", smooth), box("log x", "logx"),
+    this.whole = button("Reset zoom", () => this.zoomTo(null));
+    return h("div", { class: "fields" }, field("Horizontal axis", axis), field("Smoothing", smooth), box("log x", "logx"),
       box("log y", "logy"), this.whole);
   }
 
@@ -242,7 +242,7 @@ class Runs {
       if (this.drawn.has(data.key)) this.drawn.get(data.key).update(now); else this.addChart(now);
     }
     this.whole.hidden = !this.zoom;
-    const notes = runs.length ? runs.flatMap(run => this.notesOf(run, x)) : ["Choose a run."];
+    const notes = runs.length ? runs.flatMap(run => this.notesOf(run, x)) : ["Select a run."];
     this.notes.replaceChildren(...notes.filter(Boolean).map(note => h("p", { class: "soft" }, note)));
   }
 
@@ -262,9 +262,9 @@ class Runs {
   // What has to be said of a run beside its curves.
   notesOf(run, x) {
     const logged = Object.keys(run.series).length, lines = run.damaged === 1 ? "line" : "lines";
-    return [run.problem, run.damage, run.damaged && `${run.name}: ${run.damaged} damaged ${lines} left out`,
-      !logged && `${run.name} has logged nothing${this.state(run.name) === "running" ? " yet" : ""}.`,
-      logged && !axisOf(run, x) && `${run.name} did not log what an axis of ${AXES[x].name} takes.`];
+    return [run.problem, run.damage, run.damaged && `${run.name}: ${run.damaged} damaged ${lines} skipped`,
+      !logged && `${run.name} has no metrics${this.state(run.name) === "running" ? " yet" : ""}.`,
+      logged && !axisOf(run, x) && `${run.name} has no metrics for an axis of ${AXES[x].name}.`];
   }
 
   show() {
@@ -293,8 +293,8 @@ class Runs {
         draw(place);
       } });
     const focused = this.samples.contains(document.activeElement);
-    this.samples.replaceChildren(...runs.length ? [h("h2", {}, "What it wrote"),
-      h("div", { class: "fields", hidden: last < 1 }, field("When", slider, told)), texts] : []);
+    this.samples.replaceChildren(...runs.length ? [h("h2", {}, "Samples"),
+      h("div", { class: "fields", hidden: last < 1 }, field("Step", slider, told)), texts] : []);
     if (focused) slider.focus();
     if (runs.length) draw(places[Number(slider.value)]);
   }

@@ -1,9 +1,9 @@
-// Saliency: choose a token and see which others its prediction depends on.
+// Saliency: select a token and see which others its prediction depends on.
 import { readingView } from "./reading.js";
 import * as saliency from "./saliency.js";
 
 export const title = "Saliency";
-export const about = "Choose a token, and see which others its prediction depends on.";
+export const about = "Select a token to see which others its prediction depends on.";
 export const path = "saliency";
 export const shows = info => Boolean(info?.words && info.kind !== "ngram");
 

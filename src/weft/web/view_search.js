@@ -1,9 +1,9 @@
-// Search: greedy search, beam search and sampling as trees that grow.
+// Search: greedy search, beam search and sampling as growing trees.
 import { field, h } from "./dom.js";
 import { readingView } from "./reading.js";
 import * as search from "./search.js";
 
-// decode/config.py's Branching: a setting's name, label, least, most and default
+// decode/config.py's Branching: name, label, minimum, maximum and default of each setting
 const SETTINGS = [
   ["depth", "Steps", 1, 12, 3],
   ["beams", "Beams", 1, 10, 3],
@@ -15,7 +15,7 @@ const SETTINGS = [
 ];
 
 export const title = "Search";
-export const about = "How greedy search, beam search and sampling go on from a text, token by token.";
+export const about = "How greedy search, beam search and sampling continue a text, token by token.";
 export const path = "search";
 export const shows = info => Boolean(info?.continues || info?.writes);
 
@@ -35,7 +35,7 @@ export function mount(main, context) {
     },
   }));
   const draw = (drawn, data) => {
-    const play = drawing === null && state.step === undefined; // they grow once by themselves
+    const play = drawing === null && state.step === undefined; // the trees grow once automatically
     drawing?.close();
     drawing = search.mount(drawn, data, { step: state.step, play, changed: changes => context.set(changes) });
   };

@@ -1,4 +1,4 @@
-// Inside a step: the text, the token whose way is followed, and what the server tells of that way.
+// Inside a step: a text, a token, and the token's path through the model.
 import { button, debounced, h, isPlain, roving } from "./dom.js";
 import { explained, tools } from "./save.js";
 import { NEUTRAL } from "./choice.js";
@@ -8,11 +8,11 @@ import { mount as draw } from "./step.js";
 import { visible } from "./words.js";
 
 export const title = "Inside a step";
-export const about = "One token’s way through the model, number by number.";
+export const about = "The path of one token through the model, value by value.";
 export const path = "step";
 export const shows = info => info !== null;
 
-const MOST_LETTERS = 48; // of the model's own text, to begin with
+const MOST_LETTERS = 48; // words of the model's sample text at first
 
 const whole = text => (/^\d+$/.test(text ?? "") ? Number(text) : null);
 const real = text => (text !== undefined && Number.isFinite(Number(text)) ? Number(text) : null);
@@ -24,11 +24,11 @@ export async function mount(main, context) {
     top_p: real(state.top_p) });
 
   const source = textBox(info.writes ? "Source" : "Text", () => typed({ text: input.value }), { rows: 2 });
-  const written = info.writes && textBox("Written so far",
+  const written = info.writes && textBox("Generated so far",
     () => typed({ target: target.value, fresh: target.value ? undefined : "1" }), { rows: 1 });
   const input = source.area, target = written ? written.area : null;
   const strip = (kind, name) => h("div", { class: `step-tokens ${kind}`, role: "group", "aria-label": name });
-  const tokens = strip("step-places", "Tokens: choose one to follow its way");
+  const tokens = strip("step-places", "Tokens: select one to follow its path");
   const sources = info.writes ? strip("step-sources", "The source’s tokens") : null;
   const told = h("p", { class: "soft step-told-text", role: "status" }), body = h("div", { class: "step-body" });
   const texts = h("div", { class: "step-texts" }, source.made, written && written.made);
@@ -37,10 +37,10 @@ export async function mount(main, context) {
       command: () => explained(info, "step", { text: input.value, target: target?.value },
         ...["place", "layer"].map(name => state[name] && `--${name} ${state[name]}`)) })].filter(Boolean));
 
-  // --- asking
+  // ---- requests
   const ask = latest(context, body, async ending => {
-    const layer = info.heads ? whole(state.layer) : null; // only Transformers have blocks to open
-    const given = state.fresh ? "" : state.target ?? null; // null: what the model itself would write
+    const layer = info.heads ? whole(state.layer) : null; // only Transformers have blocks to unfold
+    const given = state.fresh ? "" : state.target ?? null; // null: the token that the model predicts
     const { step: answer } = await api.post("v1/explain/step", { model: info.id, input: input.value || null, layer,
       target: target && given, place: whole(state.place), ...settings() }, ending);
     if (target && given === null) {
@@ -89,7 +89,7 @@ export async function mount(main, context) {
     toggledSource: open => { sourceOpen = open; context.set({ source: open ? "open" : undefined }); },
   };
 
-  // the text up to the token that is followed, and the one that was chosen
+  // the text up to the selected token, and the chosen candidate
   async function append(candidate) {
     const box = target ?? input, before = box.value;
     try {
@@ -106,7 +106,7 @@ export async function mount(main, context) {
     }
   }
 
-  // --- tokens
+  // ---- tokens
   function showTokens() {
     const pieces = step.pieces.map((piece, at) => button(visible(piece), () => follow(at),
       { "aria-pressed": String(at === step.place), title: `token ${at}, id ${step.ids[at]}` }));
@@ -114,7 +114,7 @@ export async function mount(main, context) {
     pieces.forEach((piece, at) => { piece.tabIndex = at === step.place ? 0 : -1; });
     sources?.replaceChildren(...(step.source_pieces ?? []).map((piece, at) =>
       h("span", { class: at === sourcePlace(step) ? "step-here" : undefined }, visible(piece))));
-    told.textContent = step.masked ? `A mask hides “${visible(step.masked)}” from the model.` : "";
+    told.textContent = step.masked ? `“${visible(step.masked)}” is masked.` : "";
   }
   roving(tokens, () => [...tokens.children]);
 
@@ -135,7 +135,7 @@ export async function mount(main, context) {
   input.value = state.text || await ownText();
   if (target) target.value = state.target ?? "";
   await renew();
-  context.set({}); // the command names the text
+  context.set({}); // the command contains the text
   return { close() { drawing?.close(); } };
 
   async function ownText() {

@@ -1,4 +1,4 @@
-// Tokens: how every tokenizer at hand cuts a text, live and side by side.
+// Tokens: how all available tokenizers split a text, live and side by side.
 import { debounced, h, roving, soft } from "./dom.js";
 import { latest, textBox } from "./reading.js";
 import { quoted, tools } from "./save.js";
@@ -6,7 +6,7 @@ import { table } from "./table.js";
 import { counted } from "./words.js";
 
 export const title = "Tokens";
-export const about = "How each tokenizer at hand cuts a text.";
+export const about = "How each available tokenizer splits a text.";
 export const path = "tokens";
 export const shows = () => true;
 
@@ -38,12 +38,12 @@ export async function mount(main, context) {
     mark(null);
   }
 
-  // What a piece is, and the same characters wherever else they were cut.
+  // Describe a token, and show the same characters in the other tokenizers.
   function mark(token, piece) {
     for (const each of list.querySelectorAll(".tokens-same, .tokens-here"))
       each.classList.remove("tokens-same", "tokens-here");
     if (!token) return facts.replaceChildren(
-      "Point at a token, or go there with the arrow keys, to see its id and its bytes.");
+      "Point at a token or use the arrow keys to see its id and bytes.");
     piece.classList.add("tokens-here");
     const { start, end: to } = token;
     for (const each of list.querySelectorAll(".tok-piece")) {
@@ -51,7 +51,7 @@ export async function mount(main, context) {
     }
     const entry = token.token === token.text ? [] : [", in the vocabulary ", h("code", {}, h("bdi", {}, token.token))];
     return facts.replaceChildren(h("bdi", { class: "write-piece" }, token.text), ` is token ${token.id}`, ...entry,
-      piece.classList.contains("tok-unknown") ? "; it stands for what the vocabulary lacks"
+      piece.classList.contains("tok-unknown") ? "; the unknown token"
         : `; bytes ${token.bytes.match(/../g)?.join(" ") ?? "none"}`,
       `; characters ${start + 1} to ${Math.max(start + 1, to)}.`);
   }

@@ -1,4 +1,4 @@
-// Write: what a model writes, token by token, what else it could have said, and where that would have led.
+// Write: generated text token by token, the alternatives at every position, and the branches they lead to.
 import { drawTree, packed, parsed, spanOf, textOf, turnsOf } from "./branches.js";
 import { Distribution, drawPlace, SHOWN, unpacked } from "./distribution.js";
 import { button, debounced, h, roving } from "./dom.js";
@@ -8,12 +8,12 @@ import { tools } from "./save.js";
 import { between } from "./words.js";
 import { command, controls, fetchSettings, MAX_TOKENS, settingsOf } from "./write_settings.js";
 
-const WORDS = 6; // of the model's own text that a visitor sees continued
-const MAX_BRANCHES = 24, MAX_KEPT = 24; // distributions that are kept
-const MORE = 48; // tokens that are added to a text that has to go on
+const WORDS = 6; // words of the model's sample text that are continued at first
+const MAX_BRANCHES = 24, MAX_KEPT = 24; // distributions that are cached
+const MORE = 48; // tokens added to a text that is continued
 
 export const title = "Write";
-export const about = "What the model writes, token by token, and what else it could have said.";
+export const about = "Text generated token by token, with alternatives at every position.";
 export const path = "write";
 
 const masked = info => info.objective.startsWith("masked");
@@ -26,8 +26,8 @@ export async function mount(main, context) {
   return { close: () => writer.end.abort() };
 }
 
-const LABELS = { chat: ["You", "The model"], pairs: ["Source", "What the model writes"],
-  text: ["Prompt", "What follows"] };
+const LABELS = { chat: ["You", "The model"], pairs: ["Source", "Generated text"],
+  text: ["Prompt", "Continuation"] };
 
 class Writer {
   constructor(main, context, known) {
@@ -36,7 +36,7 @@ class Writer {
     this.turns = this.chats ? turnsOf(context.state.turns) : [];
     this.branches = parsed(context.state.tree);
     this.at = Math.floor(between(context.state.at, 0, this.branches.length - 1, 0));
-    this.place = null; // of the token that is looked at; null: the next one
+    this.place = null; // index of the selected token; null: the next one
     this.pinned = false;
     this.soon = debounced(() => this.run(), 300);
     this.lookSoon = debounced(() => this.fetchLooked(), 120);
@@ -48,7 +48,7 @@ class Writer {
   get settings() { return settingsOf(this.context.state, this.info, this.known); }
   ids(to) { return this.branch.tokens.slice(0, to).map(token => token.id); }
 
-  // ---- the page
+  // ---- page
 
   build() {
     const [given, follows] = LABELS[this.chats ? "chat" : this.info.writes ? "pairs" : "text"];
@@ -59,9 +59,9 @@ class Writer {
     this.caret = h("span", { class: "write-caret", role: "option", tabindex: 0, "aria-selected": "true",
       "aria-label": "the next token" });
     this.stopButton = button("Stop", () => this.stop());
-    this.moreButton = button("Write on", () => this.writeOn());
-    this.againButton = button("Begin again", () => this.reset());
-    this.goOn = this.chats && button("Answer it", () => this.nextTurn());
+    this.moreButton = button("Continue", () => this.writeOn());
+    this.againButton = button("Restart", () => this.reset());
+    this.goOn = this.chats && button("Send", () => this.nextTurn());
     this.state = h("span", { class: "soft", role: "status" });
     this.treeBox = h("section", { class: "write-tree", hidden: true, "aria-label": "Branches" });
     this.heading = h("h2", { id: "write-heading" }, "The next token");
@@ -76,10 +76,10 @@ class Writer {
         h("div", { class: "write-main" }, mode, this.transcript,
           made, h("p", { class: "soft write-label" }, follows), this.text,
           h("div", { class: "fields" }, this.stopButton, this.moreButton, this.againButton, this.goOn, this.state),
-          h("p", { class: "soft write-hint" }, "The stronger the shade, the more the token surprised the model. "
-            + "Point at one, or go there with the arrow keys, to see what else could have stood there."),
+          h("p", { class: "soft write-hint" }, "Darker tokens were more surprising to the model. "
+            + "Point at one or use the arrow keys to see alternatives."),
           this.treeBox),
-        h("aside", { class: "write-side", "aria-label": "How tokens are chosen" },
+        h("aside", { class: "write-side", "aria-label": "Sampling settings" },
           controls(this.context.state, this.info, this.known, changes => this.changed(changes)),
           h("section", { class: "write-place" }, this.heading, this.facts, this.rows, this.sum))),
       tools({ name: "write", svg: () => [this.text, !this.treeBox.hidden && this.treeBox],
@@ -118,7 +118,7 @@ class Writer {
     signal.addEventListener("abort", () => this.end.abort());
   }
 
-  // ---- what is asked
+  // ---- requests
 
   async begin() {
     const { state, api, signal } = this.context;
@@ -130,7 +130,7 @@ class Writer {
       this.asked = this.own;
     }
     this.prompt.value = this.asked ?? "";
-    document.dispatchEvent(new CustomEvent("weft-state")); // the command knows the prompt now
+    document.dispatchEvent(new CustomEvent("weft-state")); // the command contains the prompt
     this.drawTurns();
     this.drawText();
     this.run();
@@ -170,7 +170,7 @@ class Writer {
     return { model: id, messages };
   }
 
-  // ---- writing
+  // ---- generation
 
   async run() {
     this.end.abort();
@@ -202,7 +202,7 @@ class Writer {
       { ...this.begun, tokens: before, beams, max_tokens: length }, signal);
     this.branches = texts.map(text => ({ score: text.score, forced: [...before, ...text.ids], tokens: [] }));
     this.at = Math.min(this.at, this.branches.length - 1);
-    this.branches[0].before = before; // where to search from, when the settings change
+    this.branches[0].before = before; // position from which beam search restarts when settings change
     this.drawText();
   }
 
@@ -259,7 +259,7 @@ class Writer {
     this.prompt.focus();
   }
 
-  // Whether the model itself has ended the text.
+  // Whether the model ended the text.
   get over() { return ["eos", "stop"].includes(this.branch.tokens.at(-1)?.finish); }
 
   tell(message, writing) {
@@ -346,7 +346,7 @@ class Writer {
     this.treeFrame = requestAnimationFrame(() => { this.treeFrame = 0; this.drawTree(); });
   }
 
-  // While a text is written, what stood beside each token passes by.
+  // During generation, the distribution of each token is shown briefly.
   drawTopSoon(place) {
     cancelAnimationFrame(this.topFrame);
     this.topFrame = requestAnimationFrame(() => {
@@ -355,7 +355,7 @@ class Writer {
     });
   }
 
-  // ---- what stands at a place
+  // ---- details of a position
 
   look(place) {
     if (place < 0) return;
@@ -366,7 +366,7 @@ class Writer {
     this.lookSoon();
   }
 
-  // What comes next; or the end itself, where the model has ended the text.
+  // The next token, or the end if the model has ended the text.
   lookAtEnd() {
     this.look(this.branch.tokens.length - (this.over ? 1 : 0));
   }
@@ -383,7 +383,7 @@ class Writer {
   fetchLooked() {
     const place = this.looked, key = this.keyOf(place);
     if (this.kept.has(key)) return this.drawLooked();
-    const moves = this.place === null && (this.over || this.writing); // nothing follows, or not what is there now
+    const moves = this.place === null && (this.over || this.writing); // nothing follows, or something else
     return this.asked?.trim() && !moves && this.fetchNext(this.ids(place), key);
   }
 

@@ -5,7 +5,7 @@ import { quoted } from "./save.js";
 import { between } from "./words.js";
 
 export const MAX_TOKENS = 400, MAX_BEAMS = 16;
-const MODES = { draw: "at random", greedy: "the likeliest", beam: "beam search" };
+const MODES = { draw: "sampling", greedy: "greedy", beam: "beam search" };
 // sliders of the form: their range, which may be narrower than the server's bounds, and the value that means "off"
 const SLIDERS = { temperature: { max: 2, step: 0.05 }, top_p: { min: 0.05, step: 0.05, off: 1 },
   min_p: { max: 0.5, step: 0.01, off: 0 } };
@@ -53,13 +53,13 @@ export function controls(state, info, known, change) {
   const draw = () => {
     const { how, beams, length, seed, shown } = settingsOf(state, info, known);
     const seeds = number("seed", seed, { min: 0 });
-    const another = button("Another", () => {
+    const another = button("New seed", () => {
       const input = seeds.querySelector("input");
       input.value = Number(input.value) + 1;
       set("seed")(input.value);
     });
     box.replaceChildren(
-      field("Choose", select(Object.entries(MODES), how, value => { set("how")(value); draw(); })),
+      field("Method", select(Object.entries(MODES), how, value => { set("how")(value); draw(); })),
       ...how === "draw" ? [
         slide("temperature", shown.temperature),
         number("top_k", shown.top_k || "", { min: 0, placeholder: "off" }),
