@@ -121,9 +121,9 @@ def test_the_page_goes_on_when_the_server_is_back(browser: Any, runs: Path) -> N
         page.goto(f"{first.url}/#/surprise?model=gpt&text={quote('A tale')}")
         settle(page)
     page.locator("textarea").first.fill("Another tale")
-    page.get_by_text("The server does not answer").wait_for()
+    page.get_by_text("The server is not responding").wait_for()
     with served(runs, port=port):
-        page.get_by_text("The server does not answer").wait_for(state="detached")
+        page.get_by_text("The server is not responding").wait_for(state="detached")
         settle(page)
         assert page.locator("textarea").first.input_value() in ("Another tale", "A tale")
     page.close()

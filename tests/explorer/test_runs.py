@@ -77,7 +77,7 @@ def test_a_curve_is_read_zoomed_and_comes_back_with_its_address(page: Any, at: C
     page.mouse.move(box["x"] + 300, box["y"] + 90, steps=4)
     page.mouse.up()
     assert "zoom=" in page.url
-    page.get_by_label("By", exact=True).select_option("time")
+    page.get_by_label("Horizontal axis").select_option("time")
     assert "zoom=" not in page.url and page.get_by_text("training time").count() > 2
     page.locator(".chart").first.focus()
     page.keyboard.press("+")
@@ -111,7 +111,7 @@ def test_several_are_overlaid_and_compared(page: Any, at: Callable[..., str]) ->
     table = page.get_by_role("table").filter(has_text="setting")
     assert table.locator("tbody tr").all_inner_texts() == ["seed\t0\t5"]
     assert page.locator(".tools code").inner_text() == "weft runs diff runs/first runs/second"
-    page.get_by_label("When").fill("0")
+    page.get_by_label("Step").fill("0")
     assert page.locator(".runs-text pre").all_inner_texts() == ["once upon", "once upon"] and "at=30" in page.url
     with page.expect_download() as saved:
         page.get_by_role("button", name="Save SVG").click()
@@ -137,7 +137,7 @@ def test_a_run_that_trains_moves_and_one_that_goes_is_told(page: Any, at: Callab
         assert "step 50" in told(page)
         lock.close()
         shutil.rmtree(run.path)
-        page.get_by_text("there is no such run here, or it has gone").first.wait_for()
+        page.get_by_text("no such run on this server, or no longer").first.wait_for()
         assert page.locator(".chart polyline.line").count() > 0  # what was known of it stays
     assert page.locator("img").count() == 0
 

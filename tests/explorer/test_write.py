@@ -142,7 +142,7 @@ def test_settings_change_the_distribution_and_the_text(page: Any, at: Callable[.
     page.wait_for_selector(".write-sum:has-text('keep 3 of')")
     page.wait_for_selector(".write-dropped")
     assert "top_k=3" in page.url
-    page.get_by_label("Choose").select_option("beam")
+    page.get_by_label("Method").select_option("beam")
     page.locator(".write-segment:has-text('score')").nth(3).wait_for()
     assert "--beam 4" in page.locator(".tools code").inner_text()
     page.get_by_label("Tokens", exact=True).fill("4")
@@ -178,7 +178,7 @@ def test_hidden_words_are_filled_in(page: Any, at: Callable[..., str]) -> None:
     text = page.locator("#write-prompt").input_value()
     assert "[MASK]" in text
     page.locator(".write-fill .write-row").first.click()
-    page.wait_for_selector(".write-fills:has-text('Choose a token')")
+    page.wait_for_selector(".write-fills:has-text('Select a token')")
     assert "[MASK]" not in page.locator("#write-prompt").input_value()
     page.locator(".write-hide").nth(1).click()
     page.wait_for_selector(".write-fill .write-row")

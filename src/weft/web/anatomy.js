@@ -1,7 +1,7 @@
 /* A model's parts, drawn and listed. Its data: columns, each a part with parts in it, and diagrams: shapes on a plane
    whose y grows upwards (explain/anatomy/diagram.py). Of several columns the first diagram has all of them. */
 import { button, h, picture, roving, s, soft, tip } from "./dom.js";
-import { counted as number, percent } from "./words.js";
+import { withCommas as number, percent } from "./words.js";
 
 const UNIT = 52; // pixels
 const LOOKS = { norm: "norm", attention: "attention", embedding: "table", positions: "table", logits: "out",

@@ -2,8 +2,8 @@
 import { button, h, isPlain, roving, select, soft } from "./dom.js";
 import { Heat } from "./attention_heat.js";
 import { lines } from "./attention_lines.js";
-import { Shades, unpacked } from "./attention_maps.js";
-import { between, clamp, percent, share, short } from "./words.js";
+import { Shades, unpackMaps } from "./attention_maps.js";
+import { numberWithin, clamp, percent, share, short } from "./words.js";
 
 const GRID_POINTS = 40; // pixels along a side of a small map
 const LISTED = 8; // heads of one role that are shown before "more" is pressed
@@ -25,7 +25,7 @@ export const NAMES = {
 // set of heads "kind.layer.head" that are switched off, `onoff` is called to switch heads, `below` goes below the heads.
 export async function mount(element, data, options = {}) {
   try {
-    const view = new View(data, await unpacked(data.parts), options);
+    const view = new View(data, await unpackMaps(data.parts), options);
     element.replaceChildren(view.root);
     view.begin();
     return view;
@@ -183,7 +183,7 @@ class View {
     this.layerChoice.replaceChildren(...options(maps.layers));
     this.headChoice.replaceChildren(...options(maps.heads));
     [this.layerLabel.hidden, this.headLabel.hidden] = [maps.layers < 2, maps.heads < 2];
-    const within = (given, other, count) => Math.floor(between(given, 0, count - 1, other));
+    const within = (given, other, count) => Math.floor(numberWithin(given, 0, count - 1, other));
     [this.layer, this.head] = [within(layer, first.layer, maps.layers), within(head, first.head, maps.heads)];
     this.query = within(token, maps.queries.length * 0.7, maps.queries.length);
     this.shades.choose(this.shadeChoice.value, maps);

@@ -20,7 +20,7 @@ function shown(maps, query, found) {
   return [left, right];
 }
 
-// Group { key, weight } by the weight, rounded to this many steps.
+// Keys of [key, weight] grouped by the weight, rounded to this many steps.
 function alike(found, steps) {
   const groups = new Map();
   for (const [key, weight] of found) {
@@ -30,7 +30,7 @@ function alike(found, steps) {
   return groups;
 }
 
-// `selection` is a layer, heads and a query; `room` is the available width.
+// Draw the lines of a query in some heads of a layer; `room` is the available width.
 export function lines(maps, { layer, heads, query }, room) {
   const narrow = room < 480, found = heads.map(head => maps.strongest(layer, head, query));
   const [left, right] = shown(maps, query, found);

@@ -1,14 +1,14 @@
 // Attention: unpacks the probabilities of all heads, and maps them to colours.
 import { h } from "./dom.js";
-import { bytesOf } from "./words.js";
+import { decodeBase64 } from "./words.js";
 
 async function inflated(text) {
-  const stream = new Blob([bytesOf(text)]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const stream = new Blob([decodeBase64(text)]).stream().pipeThrough(new DecompressionStream("deflate"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
 // All kinds of attention on a page.
-export const unpacked = parts => Promise.all(parts.map(async part =>
+export const unpackMaps = parts => Promise.all(parts.map(async part =>
   new Maps(part, await inflated(part.weights), part.best && await inflated(part.best))));
 
 // One kind of attention: probabilities by (layer, head, row, column); rows and columns are blocks of tokens.
@@ -29,7 +29,7 @@ class Maps {
 
   weight(layer, head, row, column) { return this.square[this.level(layer, head, row, column)]; }
 
-  // { key, weight } of a query, the strongest first
+  // [key, weight] of a query, the strongest first
   strongest(layer, head, query) {
     const found = [];
     if (this.best) {

@@ -1,7 +1,7 @@
 // Loss of a text without some heads: tokens shaded by the change, and the two continuations side by side.
 import { button, h, soft } from "./dom.js";
-import { legend, panel, shaded } from "./shaded.js";
-import { large, mean as meanOf, signs } from "./words.js";
+import { legend, panel, shadedText } from "./shaded.js";
+import { formatLarge, mean as meanOf, showWhitespace } from "./words.js";
 
 const LEAST_TOP = 0.5; // nats; the darkest shade is at least this, so that tiny changes stay pale
 
@@ -20,7 +20,7 @@ function parting(a, b) {
   return [one.slice(0, same).join(""), one.slice(same).join(""), two.slice(same).join("")];
 }
 
-export function nothingOff() {
+export function switchOffHint() {
   return h("p", { class: "soft" }, "Switch a head off, with its button or the key o in the grid, to see the loss of " +
     "the text and the continuation without it.");
 }
@@ -53,7 +53,7 @@ function heading(off, on) {
 
 function totals(before, after) {
   const [one, two] = [mean(before.nats), mean(after.nats)], name = before.masked ? "Pseudo-perplexity" : "Perplexity";
-  return `${name} ${large(Math.exp(one))} → ${large(Math.exp(two))}, ${signed(two - one)} nats per token`;
+  return `${name} ${formatLarge(Math.exp(one))} → ${formatLarge(Math.exp(two))}, ${signed(two - one)} nats per token`;
 }
 
 function changes(before, after) {
@@ -66,7 +66,7 @@ function surprises(before, after) {
   const { element, tell } = panel("Point at a token or use the arrow keys.");
   const show = place => tell(h("b", {}, before.tokens[place].piece), found[place] === null ? " not predicted"
     : ` ${before.nats[place].toFixed(3)} → ${after.nats[place].toFixed(3)} nats (${signed(found[place])})`);
-  const strip = shaded({ label: "The text, shaded by the change in surprisal", tokens: before.tokens, choose: show,
+  const strip = shadedText({ label: "The text, shaded by the change in surprisal", tokens: before.tokens, choose: show,
     point: show });
   strip.shade(found.map(change => (Math.abs(change ?? 0) < 0.03 * top ? 0 : change / top)));
   return [h("p", { class: "attention-totals", role: "status" }, totals(before, after)),
@@ -76,7 +76,7 @@ function surprises(before, after) {
 
 function written(before, after) {
   // line breaks are symbols, so that a text of line breaks takes one line
-  const [same, one, two] = parting(signs(before), signs(after));
+  const [same, one, two] = parting(showWhitespace(before), showWhitespace(after));
   const column = (title, rest) => h("div", {}, h("h4", {}, title),
     h("p", { class: "attention-text" }, same, rest && h("mark", {}, rest),
       !same && !rest && soft("nothing")));

@@ -2,7 +2,7 @@
 // passes. A gate is filled in proportion to its mean opening at this token.
 import { h, picture, s } from "./dom.js";
 import { matrix, number } from "./matrix.js";
-import { clamp, fitted, mean as meanOf } from "./words.js";
+import { clamp, fitText, mean as meanOf } from "./words.js";
 
 const LINE = 40, MIX = 100, GATE = 152, HIGH = 42, INPUT = 226, MARGIN = 44;
 
@@ -24,7 +24,7 @@ function gate(x, width, name, mean, open = true) {
   return s("g", { class: "step-gate" },
     s("rect", { class: "step-gate-frame", x: x - width / 2, y: GATE, width, height: HIGH, rx: 4 }),
     s("rect", { class: "step-gate-open", x: x - width / 2, y: GATE + HIGH - high, width, height: high, rx: 4 }),
-    label(x, GATE + 17, fitted(name, width - 4)),
+    label(x, GATE + 17, fitText(name, width - 4)),
     s("text", { x, y: GATE + 34, "text-anchor": "middle", class: "step-gate-number" }, number(mean, 3)));
 }
 

@@ -4,7 +4,7 @@ import {
 } from "./chart_axes.js";
 import { s } from "./dom.js";
 import { formatOf } from "./numbers.js";
-import { clamp, fitted } from "./words.js";
+import { clamp, fitText } from "./words.js";
 /** @import { AxisData, ChartState, Frame, Look, PlotData, Range, SeriesData, Tick } from "./types" */
 /** @typedef {[number, number]} Point */
 
@@ -193,7 +193,7 @@ function decorations({ x, y }, frame) {
   frame.titles.forEach((text, row) => addText("title", EDGE, 22 + LINE_HEIGHT * row, text));
   for (const { value, label } of frame.rows) {
     const at = frame.yOf(value);
-    if (y.ticks) { addText("name", left, at - 9, fitted(label, right - left, ROW_FONT)); continue; } // above its row
+    if (y.ticks) { addText("name", left, at - 9, fitText(label, right - left, ROW_FONT)); continue; } // above its row
     addLine("grid", [left, at], [right, at]);
     addText("tick end", left - 6, at + 4, label);
   }

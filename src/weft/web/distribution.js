@@ -1,12 +1,12 @@
 // Distribution of the next token: as the model predicts it, and after temperature, top-k, top-p and min-p.
 import { button, h } from "./dom.js";
-import { bytesOf, counted, percent } from "./words.js";
+import { decodeBase64, withCommas, percent } from "./words.js";
 
 const NEVER = -9999; // log-probability that the server writes for an excluded token
 export const SHOWN = 40; // most probable tokens to list
 
 // Float32 log-probabilities by token id, from base64.
-export const unpacked = text => new Float32Array(bytesOf(text).buffer);
+export const unpackLogprobs = text => new Float32Array(decodeBase64(text).buffer);
 
 function softmax(values) {
   let total = 0;
@@ -99,7 +99,7 @@ function drawDistribution(box, { tokens, full, settings, chosen, choose }) {
     h("div", { class: "write-row write-names soft", "aria-hidden": "true" }, h("span", {}, "token"), h("span"),
       h("span", { class: "write-number" }, "model"), left && h("span", { class: "write-number" }, "settings")),
     ...drawn,
-    others > 0 && h("div", { class: "write-row write-others soft" }, h("span", {}, `${counted(others)} others`),
+    others > 0 && h("div", { class: "write-row write-others soft" }, h("span", {}, `${withCommas(others)} others`),
       h("span"), h("span", { class: "write-number" }, percent(total(full.raw, shown))),
       left && h("span", { class: "write-number" },
         left.kept > shown ? percent(total(left.probabilities, shown)) : "–")) || "");
@@ -113,13 +113,13 @@ function total(values, from) {
 }
 
 // Describe a position: of `token`, or of the next token if there is none.
-export function drawPlace({ heading, facts, rows, sum }, { token, tokens, full, ...more }) {
-  const focused = rows.contains(document.activeElement), among = full && counted(full.sorted.length);
+export function drawPosition({ heading, facts, rows, sum }, { token, tokens, full, ...more }) {
+  const focused = rows.contains(document.activeElement), among = full && withCommas(full.sorted.length);
   const rank = token && (full ? full.rank(token.id) : tokens.findIndex(each => each.id === token.id) + 1);
   heading.textContent = token ? "Alternatives" : "The next token";
   facts.replaceChildren(...token ? [h("bdi", { class: "write-piece" }, token.text),
     ` has probability ${percent(Math.exp(token.logprob))}, ${(-token.logprob).toFixed(2)} nats`,
-    rank ? `, rank ${counted(rank)}${full ? ` of ${among}` : ""}.` : "."]
+    rank ? `, rank ${withCommas(rank)}${full ? ` of ${among}` : ""}.` : "."]
     : ["Predictions of the model. Select one to continue from it."]);
   const left = drawDistribution(rows, { tokens, full, chosen: token?.id, ...more });
   sum.textContent = left ? told(full, left) : full ? `Entropy ${full.entropy.toFixed(2)} nats.` : "";
@@ -128,7 +128,7 @@ export function drawPlace({ heading, facts, rows, sum }, { token, tokens, full, 
 
 // Describe the tokens that the settings keep.
 function told(full, left) {
-  const size = counted(full.sorted.length), kept = counted(left.kept);
+  const size = withCommas(full.sorted.length), kept = withCommas(left.kept);
   return `The settings keep ${kept} of ${size} tokens, with ${percent(left.mass)} of the model's probability mass; `
     + `entropy ${full.entropy.toFixed(2)} → ${left.entropy.toFixed(2)} nats.`;
 }

@@ -2,7 +2,7 @@
 // past each sublayer that returns at a ⊕. Every box shows a miniature of its values.
 import { picture, roving, s, tip } from "./dom.js";
 import { extent, heat, isIds, strip, vector } from "./matrix.js";
-import { fitted, visible } from "./words.js";
+import { fitText, visibleToken } from "./words.js";
 
 const BOLD = "600 12.5px system-ui, sans-serif", PLAIN = "12px system-ui, sans-serif";
 const GAP = 16, ADD = 30, LANE = 13, WIDE = 210, TWO_COLUMNS = 600;
@@ -147,9 +147,9 @@ function miniature(stage, room, options) {
   const tensor = stage.tensors[0];
   if (!tensor || room.width < 12) return null;
   if (isIds(tensor)) { // ids are no quantities, so they have no bars
-    const names = tensor.axes[0].labels.map(visible), here = Math.min(options.place, names.length - 1);
+    const names = tensor.axes[0].labels.map(visibleToken), here = Math.min(options.place, names.length - 1);
     const told = tensor.name === "context" ? names.join(" ") : `${names[here]} → ${tensor.values[here]}`;
-    return s("text", { x: room.x, y: room.y + room.height / 2 + 4.5 }, fitted(told, room.width, PLAIN));
+    return s("text", { x: room.x, y: room.y + room.height / 2 + 4.5 }, fitText(told, room.width, PLAIN));
   }
   if (isSummary(stage) && tensor.axes.length === 2) return heat(tensor, room);
   const values = vector(tensor, options);
@@ -172,7 +172,7 @@ function drawBox(box, picture) {
     tabindex: "-1" },
   s("title", {}, stage.about ? `${stage.title}: ${stage.about}` : stage.title),
   s("rect", { x, y, width, height, rx: 5 }),
-  s("text", { x: x + 8, y: middle }, fitted(stage.title, titled - 4, BOLD)),
+  s("text", { x: x + 8, y: middle }, fitText(stage.title, titled - 4, BOLD)),
   s("g", { class: "step-mini" }, picture));
 }
 
@@ -196,7 +196,7 @@ export function flow(step, { width, chosen, choose }) {
     "aria-label": "Path through the model, from bottom to top" },
   ...place.frames.map(frame => s("g", { class: "step-frame" },
     s("rect", { x: frame.x, y: frame.y, width: frame.width, height: frame.height, rx: 9 }),
-    s("text", { x: frame.x + 10, y: frame.y + 15 }, fitted(blockName(frame.name), frame.width - 20, PLAIN)))),
+    s("text", { x: frame.x + 10, y: frame.y + 15 }, fitText(blockName(frame.name), frame.width - 20, PLAIN)))),
   ...lines, ...plus, ...boxes.values(), dots);
   svg.addEventListener("click", event => {
     const box = event.target.closest(".step-box");

@@ -2,7 +2,7 @@
 // contributes to the output. Columns fill in as the reader steps through them.
 import { picture, s } from "./dom.js";
 import { extent, labelOf, largest, number, strip } from "./matrix.js";
-import { fitted, share, sum as total, textWidth } from "./words.js";
+import { fitText, share, sum as total, textWidth } from "./words.js";
 
 const ROW = 21, TOP = 24, NARROW = 480, NUMBERS = 47;
 const MOST_KEYS = 36; // rows; of more keys, those with the largest probabilities
@@ -61,7 +61,7 @@ export function keysPicture(four, { width, head: asked }) {
     const x = left + n * wide + 10, later = PARTS.indexOf(name) > reached, now = name === four.part;
     return s("g", { class: `step-part${later ? " step-later" : ""}${now ? " step-now" : ""}` },
       s("rect", { class: "step-part-ground", x: x - 6, y: 2, width: wide - 2, height: height - 4, rx: 4 }),
-      s("text", { x, y: 16, class: "step-part-name" }, fitted(NAMES[name], wide - 12)),
+      s("text", { x, y: 16, class: "step-part-name" }, fitText(NAMES[name], wide - 12)),
       later ? null : draw[name](x),
       name === "mix" && !later && sum(four.mix, head, { x, y: TOP + ROW * (places.length + 0.3), width: wide - 14 }));
   });
@@ -70,11 +70,11 @@ export function keysPicture(four, { width, head: asked }) {
     "aria-label": `Attention of the query at this position to ${shares.length} keys${heads > 1 ? ` in head ${head}` : ""}` },
   ...labels(names, left, TOP), ...columns,
   others ? s("text", { x: 8, y: height - 12, class: "step-part-name" },
-    fitted(`${others} more keys: ${number(Math.max(0, rest), 2)}`, left + (parts.length - 1) * wide - 8)) : null);
+    fitText(`${others} more keys: ${number(Math.max(0, rest), 2)}`, left + (parts.length - 1) * wide - 8)) : null);
 }
 
 const labels = (names, left, top) => names.map((name, at) =>
-  s("text", { x: left - 4, y: top + at * ROW + 14.5, "text-anchor": "end" }, fitted(name, left - 8)));
+  s("text", { x: left - 4, y: top + at * ROW + 14.5, "text-anchor": "end" }, fitText(name, left - 8)));
 
 // a vector with named entries: one bar per row
 export function rows(tensor, { width }) {

@@ -2,7 +2,7 @@
 // takes the rest of the probability from the shorter context; columns fill in as the reader steps through them.
 import { picture, s } from "./dom.js";
 import { number } from "./matrix.js";
-import { counted, fitted, share, textWidth, visible } from "./words.js";
+import { withCommas, fitText, share, textWidth, visibleToken } from "./words.js";
 
 const ROW = 26, TOP = 66, MOST_ROWS = 14, LEAST_WIDTH = 88;
 
@@ -21,7 +21,7 @@ function shownOrders(stages, stage, width) {
 
 function contextOf(stages, order) {
   const context = stages.find(each => each.id === "embedding.context")?.tensors[0].axes[0].labels ?? [];
-  return order > 1 ? context.slice(1 - order).map(visible).join(" ") : "any context";
+  return order > 1 ? context.slice(1 - order).map(visibleToken).join(" ") : "any context";
 }
 
 function cell(stage, at, { x, y, width, top }) {
@@ -32,7 +32,7 @@ function cell(stage, at, { x, y, width, top }) {
     s("rect", { class: "step-up", x, y: y + 12, width: solid, height: 8 }),
     whole - solid > 0.4
       && s("rect", { class: "step-borrowed", x: x + solid, y: y + 12, width: whole - solid, height: 8 }),
-    s("text", { x, y: y + 9, class: "step-count" }, count === undefined ? "" : `${counted(count)}×`),
+    s("text", { x, y: y + 9, class: "step-count" }, count === undefined ? "" : `${withCommas(count)}×`),
     s("text", { x: x + width - 8, y: y + 20, "text-anchor": "end", class: "step-number" }, share(p)));
 }
 
@@ -41,7 +41,7 @@ export function ladder(stages, stage, { width }) {
   // the most probable candidates of this order
   const likely = named(stage, "probability");
   const places = axis.labels.map((_, at) => at).sort((a, b) => likely[b] - likely[a]).slice(0, MOST_ROWS);
-  const names = places.map(at => visible(axis.labels[at]));
+  const names = places.map(at => visibleToken(axis.labels[at]));
   const left = Math.min(width * 0.24, 18 + Math.max(...names.map(name => textWidth(name))));
   const wide = (width - left - 6) / orders.length, height = TOP + places.length * ROW + 8;
   const columns = orders.map((each, n) => {
@@ -51,8 +51,8 @@ export function ladder(stages, stage, { width }) {
     return s("g", { class: each === stage ? "step-now step-part" : "step-part" },
       s("rect", { class: "step-part-ground", x: x - 6, y: 2, width: wide - 4, height: height - 4, rx: 4 }),
       s("text", { x, y: 17, class: "step-part-name" }, each.title),
-      s("text", { x, y: 34 }, fitted(contextOf(stages, orderOf(each)), wide - 12)),
-      s("text", { x, y: 51, class: "step-part-name" }, fitted(`${number(numbers["count of the context"] ?? 0)}×`
+      s("text", { x, y: 34 }, fitText(contextOf(stages, orderOf(each)), wide - 12)),
+      s("text", { x, y: 51, class: "step-part-name" }, fitText(`${number(numbers["count of the context"] ?? 0)}×`
         + (gamma ? `, γ ${number(gamma[1], 3)}` : ""), wide - 12)),
       ...(later ? [] : places.map((at, y) => cell(each, at, { x, y: TOP + y * ROW, width: wide - 10, top }))));
   });
@@ -60,5 +60,5 @@ export function ladder(stages, stage, { width }) {
   return picture(width, height, { class: "step-keys step-ladder", role: "img",
     "aria-label": `${stage.title}: the most probable are ${first.join(", ")}` },
   ...names.map((name, y) => s("text", { x: left - 4, y: TOP + y * ROW + 20, "text-anchor": "end" },
-    fitted(name, left - 8))), ...columns);
+    fitText(name, left - 8))), ...columns);
 }

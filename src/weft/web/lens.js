@@ -1,8 +1,8 @@
 // Logit lens: prediction of each layer if the model ended there, layers by tokens.
 import { h, roving } from "./dom.js";
-import { chosenOf, legend, panel, placeIn } from "./shaded.js";
-import { scrolling } from "./table.js";
-import { counted, percent } from "./words.js";
+import { inlineSelect, legend, panel, indexIn } from "./shaded.js";
+import { scrollRegion } from "./table.js";
+import { withCommas, percent } from "./words.js";
 
 const SHOWS = { guess: "the layer's prediction", rank: "rank of the final prediction" };
 
@@ -11,7 +11,7 @@ function layerNames(layers) {
   return ["embedding", ...Array.from({ length: last }, (_, n) => `layer ${n}`), `layer ${last}, output`];
 }
 
-const rankOf = (data, row, column) => counted(data.final_rank[row][column]);
+const rankOf = (data, row, column) => withCommas(data.final_rank[row][column]);
 
 // Text and shade of a cell: the prediction and its probability, or the rank of the model's final prediction.
 function content(data, show, row, column) {
@@ -94,16 +94,16 @@ export function mount(element, data, { show = "guess", row, column, changed = ()
   const key = h("div");
   const explain = () => key.replaceChildren(legend(
     state.show === "rank" ? "probability of the final prediction" : "probability of the prediction", 1, { show: percent }));
-  const chosen = chosenOf("Each cell shows", SHOWS, state.show, "lens-show", name => {
+  const chosen = inlineSelect("Each cell shows", SHOWS, state.show, "lens-show", name => {
     state = { ...state, show: name };
     fill();
     explain();
     changed({ ...state });
   });
-  const scroll = scrolling("Logit lens, scrolls sideways", table);
+  const scroll = scrollRegion("Logit lens, scrolls sideways", table);
   fill();
   explain();
   element.replaceChildren(h("div", { class: "lens" }, chosen, key, tells, scroll));
-  mark(placeIn(cells, row) ?? state.row, placeIn(data.read, column) ?? state.column);
+  mark(indexIn(cells, row) ?? state.row, indexIn(data.read, column) ?? state.column);
   scroll.scrollLeft = cells[state.row][state.column].offsetLeft - scroll.clientWidth / 2;
 }

@@ -1,14 +1,14 @@
 // A tensor as a heat map, whose values the pointer and the arrow keys read, and as small strips.
 // Positive values are blue, negative ones orange with a dash, masked ones hatched: colour is never the only sign.
 import { h, isPlain, s } from "./dom.js";
-import { clamp, counted, fitted, minus, textWidth, visible } from "./words.js";
+import { clamp, withCommas, fitText, minus, textWidth, visibleToken } from "./words.js";
 
 const LEVELS = 20, BARS = 96, MEAN = 26;
 export function number(value, digits = 4) {
   if (value === null || value === undefined) return "−∞ (masked)";
   const size = Math.abs(value);
   const told = size === 0 ? "0" : size >= 1e6 || size < 1e-3 ? value.toExponential(2)
-    : size >= 1000 ? counted(Math.round(value)) : value.toPrecision(digits).replace(/(\.\d*?)0+$/, "$1");
+    : size >= 1000 ? withCommas(Math.round(value)) : value.toPrecision(digits).replace(/(\.\d*?)0+$/, "$1");
   return minus(told.replace(/\.$/, ""));
 }
 
@@ -66,7 +66,7 @@ export function plane(tensor, chosen = {}) {
 
 export function labelOf(axis, at) {
   const label = axis?.labels?.[at];
-  return label === undefined || label === null ? String(at) : visible(label);
+  return label === undefined || label === null ? String(at) : visibleToken(label);
 }
 
 // one path per shade, so that a thousand cells are twenty elements
@@ -160,16 +160,16 @@ function axisLabels(rows, cell, axes, left) {
   const long = Math.max(0, ...widths);
   const deep = across?.labels ? long * 0.85 + 12 : 16;
   if (down) rows.forEach((_, y) => y % every || parts.push(s("text", { x: -6, y: y * cell.height + cell.height / 2 + 4,
-    "text-anchor": "end" }, fitted(labelOf(down, y), left - 10))));
+    "text-anchor": "end" }, fitText(labelOf(down, y), left - 10))));
   const wanted = across?.labels ? step : Math.max(step, Math.ceil(30 / cell.width));
   for (let x = 0; x < rows[0].length; x += wanted) {
     const middle = x * cell.width + cell.width / 2;
     parts.push(across?.labels
-      ? s("text", { transform: `translate(${middle + 3} -6) rotate(-58)` }, fitted(labelOf(across, x), 64))
+      ? s("text", { transform: `translate(${middle + 3} -6) rotate(-58)` }, fitText(labelOf(across, x), 64))
       : s("text", { x: middle, y: -5, "text-anchor": "middle", class: "step-quiet" }, labelOf(across, x)));
   }
   if (down) parts.push(s("text", { x: -6, y: -5, "text-anchor": "end", class: "step-quiet" },
-    fitted(down.name, left - 4)));
+    fitText(down.name, left - 4)));
   return { parts, deep };
 }
 

@@ -1,6 +1,6 @@
 // Saliency: tokens that a prediction depends on, by the gradient of its log-probability.
 import { h, soft } from "./dom.js";
-import { chosenOf, legend, panel, shadeOf, shaded } from "./shaded.js";
+import { inlineSelect, legend, panel, shadeOf, shadedText } from "./shaded.js";
 import { table } from "./table.js";
 import { minus, percent } from "./words.js";
 
@@ -49,8 +49,8 @@ export function mount(element, data, { measure = "norm", explain = null, changed
   const tokens = [...text.tokens, ...data.rest, ...(goesOn ? [NEXT] : [])];
   const target = data.masked ? data.place : data.place + 1;
   const strips = data.sides.slice(0, -1).map(side =>
-    shaded({ label: `The ${side.name}`, tokens: side.tokens, choose: tellOf(side), point: tellOf(side) }));
-  const own = shaded(explain === null
+    shadedText({ label: `The ${side.name}`, tokens: side.tokens, choose: tellOf(side), point: tellOf(side) }));
+  const own = shadedText(explain === null
     ? { label: "The text", tokens: text.tokens, choose: tellOf(text) }
     : { label: "The text; select the token to explain", tokens, point: tellOf(text),
       choose: n => (data.masked || n > 0) && explain(data.masked ? n : n - 1) });
@@ -70,7 +70,7 @@ export function mount(element, data, { measure = "norm", explain = null, changed
     strips.forEach((strip, n) => strip.shade(data.sides[n][chosen].map(mark)));
     list.replaceChildren(most(data, chosen, top));
   };
-  const measures = chosenOf("Shaded by", MEASURES, chosen, "saliency-measure", name => {
+  const measures = inlineSelect("Shaded by", MEASURES, chosen, "saliency-measure", name => {
     chosen = name;
     shade();
     changed({ measure: chosen });

@@ -1,12 +1,12 @@
 // Save a view as SVG or PNG, or copy a link to it or the command that reproduces it.
-import { button, copied, h, picture, s, soft } from "./dom.js";
-import { pictured } from "./laid.js";
+import { button, copyText, h, picture, s, soft } from "./dom.js";
+import { toSvg } from "./snapshot.js";
 
 const pageColour = () => getComputedStyle(document.documentElement).getPropertyValue("--page").trim() || "#fff";
 
 // The visible content of elements, stacked, as one SVG.
 function stacked(elements, gap = 24) {
-  const copies = [elements].flat().filter(Boolean).map(pictured);
+  const copies = [elements].flat().filter(Boolean).map(toSvg);
   let y = 0, wide = 0;
   for (const copy of copies) {
     copy.setAttribute("y", y);
@@ -40,22 +40,23 @@ async function png(svg, scale = 2) {
 }
 
 // Quote a word for a shell.
-export const quoted = text => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`;
+export const shellQuote = text => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`;
 
 // `weft explain` of a run, a text and optionally its continuation.
-export const explained = (info, view, { text, target }, ...options) => ["weft explain", quoted(`runs/${info.id}`),
-  `--only ${view}`, text && `--text ${quoted(text)}`, target && `--target ${quoted(target)}`, ...options]
+/** @param {{ text?: string, target?: string }} state */
+export const explainCommand = (info, view, { text, target }, ...options) => ["weft explain", shellQuote(`runs/${info.id}`),
+  `--only ${view}`, text && `--text ${shellQuote(text)}`, target && `--target ${shellQuote(target)}`, ...options]
   .filter(Boolean).join(" ");
 
 // The row of buttons below a view. `svg` returns the elements to save, `command` a line for a shell.
-export function tools({ svg, name, command }) {
+export function saveTools({ svg, name, command }) {
   const line = h("code"), show = () => { line.textContent = command(); };
   const row = h("div", { class: "tools" },
     svg && button("Save SVG", () => download(asBlob(stacked(svg())), `${name}.svg`)),
     svg && button("Save PNG", async () => download(await png(stacked(svg())), `${name}.png`)),
-    button("Copy link", event => copied(event.target, location.href)),
+    button("Copy link", event => copyText(event.target, location.href)),
     command && h("span", { class: "tools-command" }, soft("Command: "), line, " ",
-      button("Copy", event => copied(event.target, command(), line))));
+      button("Copy", event => copyText(event.target, command(), line))));
   if (command) {
     show();
     document.addEventListener("weft-state", () => row.isConnected && show());

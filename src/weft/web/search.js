@@ -1,9 +1,9 @@
 // Greedy search, beam search and sampling as trees that grow one token at a time.
-import { calm, h, picture, s, soft } from "./dom.js";
+import { prefersReducedMotion, h, picture, s, soft } from "./dom.js";
 import { player } from "./player.js";
-import { panel, placeIn } from "./shaded.js";
-import { scrolling, table } from "./table.js";
-import { clamp, minus, percent, signs } from "./words.js";
+import { panel, indexIn } from "./shaded.js";
+import { scrollRegion, table } from "./table.js";
+import { clamp, minus, percent, showWhitespace } from "./words.js";
 
 // explain/search.py uses the same measures
 const [BOX, CURVE, EDGE, ROOT] = [19, 13, 5, 7];
@@ -40,7 +40,7 @@ function branch(node, spot) {
 function written(tree) {
   const counts = new Map();
   for (const { text, logprob } of tree.written) {
-    const line = JSON.stringify([signs(text), fixed(logprob)]);
+    const line = JSON.stringify([showWhitespace(text), fixed(logprob)]);
     counts.set(line, (counts.get(line) ?? 0) + 1);
   }
   return h("ul", { class: "search-written" }, [...counts].map(([line, count]) => {
@@ -60,7 +60,7 @@ function drawing(tree, laid, tell) {
   branches.forEach((each, n) => each.addEventListener("pointerenter", () => {
     const node = tree.nodes[n];
     const numbers = `log p of the last token ${fixed(node.logprob)}, total ${fixed(node.total)}`;
-    tell(h("p", {}, h("b", {}, signs(found[n].text)), ` ${BECAME[node.state]}: ${numbers}`));
+    tell(h("p", {}, h("b", {}, showWhitespace(found[n].text)), ` ${BECAME[node.state]}: ${numbers}`));
   }));
   // the chosen path is drawn on top
   const order = STATES.flatMap(state => branches.filter((_, n) => tree.nodes[n].state === state));
@@ -69,13 +69,13 @@ function drawing(tree, laid, tell) {
   s("circle", { cx: EDGE + ROOT / 2, cy: laid.root, r: ROOT / 2 }), order);
   const texts = written(tree);
   const rows = tree.nodes.map((node, n) =>
-    [signs(found[n].text), percent(Math.exp(node.logprob)), fixed(node.total), node.state]);
+    [showWhitespace(found[n].text), percent(Math.exp(node.logprob)), fixed(node.total), node.state]);
   const nodes = table({ title: "All nodes as a table", header: ["beginning", "probability", "total log p", "became"],
     rows, text: [0, 3], folds: true });
   nodes.querySelector(".scroll").setAttribute("aria-label", `${title}: table`);
   const element = h("figure", { class: "search-tree", style: { "--width": `${Math.round(laid.width)}px` } },
     h("figcaption", {}, h("b", {}, title)),
-    scrolling(`${title}: tree, scrolls sideways`, svg), texts, nodes);
+    scrollRegion(`${title}: tree, scrolls sideways`, svg), texts, nodes);
   const show = (step, last) => {
     branches.forEach((each, n) => {
       const { state } = tree.nodes[n];
@@ -92,7 +92,7 @@ function drawing(tree, laid, tell) {
 // `data` is the JSON of explain/search.py's SearchTrees. `options`: the initial `step`, by default the last; `play`
 // starts at the first; `changed({ step })` is called when it stops, with undefined for the last step.
 export function mount(element, data, { step, play = false, changed = () => {} } = {}) {
-  const { element: tells, tell } = panel("Bold part of the result, dashed considered and dropped. "
+  const { element: tells, tell } = panel("Bold paths lead to the result, dashed ones were considered and dropped. "
     + "Point at a node for details.");
   const trees = data.trees.map((tree, n) => drawing(tree, data.laid[n], tell));
   const last = Math.max(...trees.map(tree => tree.steps)); // tokens; one more step shows the final texts
@@ -102,19 +102,19 @@ export function mount(element, data, { step, play = false, changed = () => {} } 
     at = clamp(to, 0, last + 1);
     trees.forEach(tree => tree.show(at, last));
     status.textContent = at > last ? "Result" : at === 0 ? "Prompt" : `Token ${at} of ${last}`;
-    playing.ends(at === 0, at > last);
+    playing.setEnds(at === 0, at > last);
     return at <= last;
   };
   const playing = player({ pace: () => PACE, move: by => show(at + by), restart: () => show(0),
-    rested: () => changed({ step: at > last ? undefined : at }) });
+    onstop: () => changed({ step: at > last ? undefined : at }) });
   element.replaceChildren(h("div", { class: "search" },
-    h("p", {}, data.translates ? "From " : "After ", h("code", {}, signs(data.prompt))),
+    h("p", {}, data.translates ? "From " : "After ", h("code", {}, showWhitespace(data.prompt))),
     h("div", { class: "search-steps", role: "group", "aria-label": "Search, token by token" },
       playing.buttons, status),
     tells,
     h("div", { class: "search-trees" }, trees.map(tree => tree.element))));
-  const grows = play && !calm();
-  show(grows ? 0 : placeIn({ length: last + 1 }, step) ?? last + 1);
+  const grows = play && !prefersReducedMotion();
+  show(grows ? 0 : indexIn({ length: last + 1 }, step) ?? last + 1);
   if (grows) playing.start();
   return { close: playing.stop };
 }

@@ -10,15 +10,15 @@ export function shadeOf(value, top) {
 }
 
 // An index into a list from the address, which may hold anything; undefined if it is not one.
-export function placeIn(list, named) {
-  const place = Number(named ?? NaN);
+export function indexIn(list, text) {
+  const place = Number(text ?? NaN);
   return Number.isInteger(place) && place >= 0 && place < list.length ? place : undefined;
 }
 
-const short = value => String(+value.toPrecision(2));
+const twoDigits = value => String(+value.toPrecision(2));
 
 // The legend: shades and their values; `more`: there are larger values; `below`: there are negative ones.
-export function legend(name, top, { more = false, below = false, show = short } = {}) {
+export function legend(name, top, { more = false, below = false, show = twoDigits } = {}) {
   const swatch = step => h("span", { class: "shaded-swatch", style: { "--s": step } },
     show(step * top) + (more && step === 1 ? "+" : ""));
   return h("p", { class: "shaded-legend" }, h("span", {}, name), LEGEND.map(swatch),
@@ -26,34 +26,38 @@ export function legend(name, top, { more = false, below = false, show = short } 
 }
 
 // The space before a word stays white. A line break of two characters is shown by the second.
-export function parted(text) {
+export function splitSpace(text) {
   const plain = text.includes("\n") || text === "\r" ? text.replaceAll("\r", "") : text;
   return /^ \S/u.test(plain) ? [" ", plain.slice(1)] : ["", plain];
 }
 
 // The symbol before a token: for a token without text, or for a line break.
-function signOf(token) {
+function symbolOf(token) {
   const lines = token.text.split("\n").length - 1;
   return token.text.replace(/^\r+|\r+$/g, "") ? "⏎".repeat(lines) : token.piece;
 }
 
 function tokenOf(token) {
-  const [space, text] = parted(token.text);
-  const sign = signOf(token);
+  const [space, text] = splitSpace(token.text);
+  const symbol = symbolOf(token);
   const label = text.trim() ? {} : { "aria-label": token.piece };
   const span = h("span", { class: "shaded-token", role: "option", tabindex: "-1", "aria-selected": "false", ...label },
-    sign ? h("span", { class: "shaded-sign", "aria-hidden": "true" }, sign) : null, text);
+    symbol ? h("span", { class: "shaded-sign", "aria-hidden": "true" }, symbol) : null, text);
   return [space, span];
 }
 
 // `tokens`: [{ text, piece }]. `choose(n)` is called with a selected token, `point(n)` with the one below the pointer.
 // Returns the `element`, `shade(shades)`, in which negative shades are marked, and `mark(n)`, which selects a token.
-export function shaded({ label, tokens, choose = () => {}, point = () => {} }) {
-  const made = tokens.map(tokenOf);
-  const spans = made.map(([, span]) => span);
-  const numbers = new Map(spans.map((span, n) => [span, n]));
+/**
+ * @param {{ label: string, tokens: { text: string, piece: string }[], choose?: (n: number) => void,
+ *   point?: (n: number) => void }} options
+ */
+export function shadedText({ label, tokens, choose = () => {}, point = () => {} }) {
+  const nodes = tokens.map(tokenOf);
+  const spans = nodes.map(([, span]) => span);
+  const indices = new Map(spans.map((span, n) => [span, n]));
   const element = h("div", { class: "shaded-text", role: "listbox", "aria-orientation": "horizontal", dir: "auto",
-    "aria-label": `${label}; arrow keys move between tokens` }, made.flat());
+    "aria-label": `${label}; arrow keys move between tokens` }, nodes.flat());
   let at = 0;
 
   const mark = n => {
@@ -64,9 +68,9 @@ export function shaded({ label, tokens, choose = () => {}, point = () => {} }) {
     }
     at = n;
   };
-  const below = event => numbers.get(event.target.closest(".shaded-token"));
+  const below = event => indices.get(event.target.closest(".shaded-token"));
   roving(element, () => spans, { onfocus: span => {
-    const n = numbers.get(span);
+    const n = indices.get(span);
     if (n === at && span.getAttribute("aria-selected") === "true") return;
     mark(n);
     choose(n);
@@ -84,19 +88,19 @@ export function shaded({ label, tokens, choose = () => {}, point = () => {} }) {
 }
 
 // A labelled <select> within a sentence; `names` is { name: label }.
-export function chosenOf(label, names, name, kind, onchange) {
+export function inlineSelect(label, names, name, kind, onchange) {
   return h("label", { class: kind }, `${label} `, select(Object.entries(names), name, onchange));
 }
 
 // The details of the selected token or cell; a screen reader announces them.
 export function panel(hint) {
-  const element = h("div", { class: "shaded-told", "aria-live": "polite" }, soft(hint));
-  return { element, tell: (...parts) => element.replaceChildren(...parts) };
+  const element = h("div", { class: "shaded-details", "aria-live": "polite" }, soft(hint));
+  return { element, show: (...parts) => element.replaceChildren(...parts) };
 }
 
 // Tokens with their probabilities, the most probable first.
-export function likeliest(guesses) {
-  return h("ol", { class: "shaded-likely" }, guesses.map(({ piece, probability }) =>
+export function predictionList(predictions) {
+  return h("ol", { class: "shaded-likely" }, predictions.map(({ piece, probability }) =>
     h("li", { class: "shaded-swatch", style: { "--s": probability.toFixed(3) } },
       h("b", {}, piece), ` ${percent(probability)}`)));
 }

@@ -7,7 +7,7 @@ import { attentionOf, keysPicture, rows } from "./keys.js";
 import { isOrder, ladder } from "./ladder.js";
 import { chosenAxes, headAt, headsOf, isIds, labelOf, matrix, number } from "./matrix.js";
 import { facts } from "./table.js";
-import { rounded, visible } from "./words.js";
+import { abbreviate, visibleToken } from "./words.js";
 
 const CHOOSES = /^output\.(temperature|cut|choice)$/;
 
@@ -26,7 +26,7 @@ function cost(given) {
   const told = [["operations", given?.flops], ["parameters", given?.parameters], ["bytes", given?.bytes]]
     .filter(([, value]) => value);
   return told.length > 0
-    && h("p", { class: "step-cost" }, told.map(([name, value]) => `${rounded(value)} ${name}`).join(" · "));
+    && h("p", { class: "step-cost" }, told.map(([name, value]) => `${abbreviate(value)} ${name}`).join(" · "));
 }
 
 function source(given, hooks) {
@@ -57,7 +57,7 @@ function heading(tensor) {
 function idTable(tensor, here) {
   return h("ol", { class: "step-ids" }, tensor.values.map((id, place) =>
     h("li", { class: place === here && "step-here" },
-      h("b", {}, visible(tensor.axes[0].labels[place])), h("span", {}, String(id)))));
+      h("b", {}, visibleToken(tensor.axes[0].labels[place])), h("span", {}, String(id)))));
 }
 
 function headChooser(stage, chosen, setHead) {

@@ -1,11 +1,11 @@
 // Inside a step: the path of one token through a model, stage by stage. `mount(element, data, hooks)` draws a response
 // of /v1/explain/step: the flow, the player, and the current stage enlarged. A standalone page has no hooks.
-import { calm, h, select } from "./dom.js";
+import { prefersReducedMotion, h, select } from "./dom.js";
 import { adds, arranged, flow, groupOf } from "./flow.js";
 import { headsOf } from "./matrix.js";
 import { player } from "./player.js";
 import { stagePanel } from "./stage.js";
-import { between, clamp } from "./words.js";
+import { numberWithin, clamp } from "./words.js";
 
 const PACE = 1600, TRAVEL = 520, LEAST_WIDTH = 280, LEAST_HEIGHT = 260;
 const SPEEDS = [[0.5, "slow"], [1, "normal"], [2.5, "fast"], [8, "faster"]];
@@ -14,7 +14,7 @@ const LEGEND = "Bars above the line are positive, below it negative.";
 export function mount(element, data, hooks = {}) {
   let step = arranged(data.step), drawing = null, choosing = null, widths = [0, 0], height = 0;
   let at = Math.max(0, step.stages.findIndex(stage => stage.id === data.stage)), speed = 1;
-  const heads = headsOf(step.stages), chosen = { heads, head: between(data.head, 0, heads - 1, 0) };
+  const heads = headsOf(step.stages), chosen = { heads, head: numberWithin(data.head, 0, heads - 1, 0) };
 
   const playing = player({ pace: () => PACE / speed, move: by => to(at + by, by > 0), restart: () => to(0), tick });
   const scrub = h("input", { type: "range", min: 0, step: 1, class: "step-scrub", "aria-label": "Stage",
@@ -42,7 +42,7 @@ export function mount(element, data, hooks = {}) {
 
   function to(place, moving = false) {
     at = clamp(place, 0, step.stages.length - 1);
-    light(moving && !calm() ? TRAVEL / Math.sqrt(speed) : 0);
+    light(moving && !prefersReducedMotion() ? TRAVEL / Math.sqrt(speed) : 0);
     showPanel();
     hooks.stage?.(step.stages[at].id);
     return true;

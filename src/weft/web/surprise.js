@@ -1,8 +1,8 @@
 // Surprisal of each token of a text, and the tokens that the model expected instead.
 import { button, h, picture, s, soft } from "./dom.js";
-import { chosenOf, legend, likeliest, panel, parted, placeIn, shadeOf, shaded } from "./shaded.js";
+import { inlineSelect, legend, predictionList, panel, splitSpace, indexIn, shadeOf, shadedText } from "./shaded.js";
 import { facts, table } from "./table.js";
-import { clamp, counted, large, mean as meanOf, percent, sum as total } from "./words.js";
+import { clamp, withCommas, formatLarge, mean as meanOf, percent, sum as total } from "./words.js";
 
 const UNITS = { nats: 1, bits: Math.LN2 }; // nats per unit
 const TOPS = [1, 2, 4, 6, 8, 10, 12, 16]; // candidate values for the darkest shade
@@ -30,9 +30,9 @@ export function totals(data) {
 function summary(data, unit) {
   const { tokens, mean, perplexity, bitsPerByte } = totals(data);
   return facts([
-    [tokens === 1 ? "token" : "tokens", counted(tokens)],
+    [tokens === 1 ? "token" : "tokens", withCommas(tokens)],
     [`${unit} per token`, exact(mean / UNITS[unit])],
-    [data.masked ? "pseudo-perplexity" : "perplexity", large(perplexity)],
+    [data.masked ? "pseudo-perplexity" : "perplexity", formatLarge(perplexity)],
     ["bits per byte", exact(bitsPerByte)],
   ], "facts surprise-facts");
 }
@@ -73,10 +73,10 @@ function chart(values, unit, width) {
 function told(data, values, unit, n) {
   const name = h("b", {}, data.tokens[n].piece);
   if (values[n] === null) return [h("p", {}, name, " Not predicted.")];
-  const rank = `rank ${counted(data.ranks[n])} of ${counted(data.vocab_size)}`;
+  const rank = `rank ${withCommas(data.ranks[n])} of ${withCommas(data.vocab_size)}`;
   const p = percent(Math.exp(-values[n] * UNITS[unit]));
   const facts = ` probability ${p}, ${shown(values[n])} ${unit}, ${rank}. Expected:`;
-  return [h("p", {}, name, facts), likeliest(data.guesses[n])];
+  return [h("p", {}, name, facts), predictionList(data.guesses[n])];
 }
 
 // The most surprising tokens, in context.
@@ -86,7 +86,7 @@ function most(data, values, unit, choose) {
   const words = (from, to) => texts.slice(Math.max(0, from), to).join("").replace(/\s+/g, " ");
   return h("ol", { class: "surprise-most" }, order.slice(0, PLACES).map(n => {
     const expected = data.guesses[n][0];
-    const [space, word] = parted(texts[n]);
+    const [space, word] = splitSpace(texts[n]);
     return h("li", {}, button([h("span", { class: "surprise-number" }, `${shown(values[n])} ${unit}`),
       h("span", { class: "surprise-around" }, words(n - AROUND, n) + space,
         h("b", {}, word.trim() ? word : data.tokens[n].piece), words(n + 1, n + 1 + AROUND)),
@@ -101,7 +101,7 @@ export function mount(element, data, { unit = "nats", place, changed = () => {} 
   const box = h("div", { class: "surprise" });
   const nats = surprisals(data);
   const first = nats.indexOf(Math.max(...nats)); // by default the most surprising one
-  let state = { unit: Object.hasOwn(UNITS, unit) ? unit : "nats", place: placeIn(data.tokens, place) ?? first };
+  let state = { unit: Object.hasOwn(UNITS, unit) ? unit : "nats", place: indexIn(data.tokens, place) ?? first };
   let draw = () => {};
 
   const build = () => {
@@ -109,7 +109,7 @@ export function mount(element, data, { unit = "nats", place, changed = () => {} 
     const top = topOf(values);
     const { element: tells, tell } = panel("Select a token to see what the model expected instead.");
     tells.classList.add("shaded-tall");
-    const strip = shaded({ label: "The text, shaded by surprisal", tokens: data.tokens, choose: n => choose(n) });
+    const strip = shadedText({ label: "The text, shaded by surprisal", tokens: data.tokens, choose: n => choose(n) });
     strip.shade(values.map(value => shadeOf(value, top)));
     const holder = h("div", { class: "surprise-holder" });
     let drawn = null;
@@ -127,9 +127,9 @@ export function mount(element, data, { unit = "nats", place, changed = () => {} 
       drawn.mark(state.place);
       holder.replaceChildren(drawn.picture);
     };
-    const units = chosenOf("Surprisal in", { nats: "nats", bits: "bits" }, state.unit, "surprise-unit", name => switchTo(name));
+    const units = inlineSelect("Surprisal in", { nats: "nats", bits: "bits" }, state.unit, "surprise-unit", name => switchTo(name));
     const numbers = n => (values[n] === null ? ["–", "–", "–"]
-      : [shown(values[n]), percent(Math.exp(-nats[n])), counted(data.ranks[n])]);
+      : [shown(values[n]), percent(Math.exp(-nats[n])), withCommas(data.ranks[n])]);
     const expected = n => data.guesses[n].map(guess => `${guess.piece} ${percent(guess.probability)}`).join(" · ");
     const rows = data.tokens.map((token, n) => [String(n + 1), token.piece, ...numbers(n), expected(n)]);
     const header = ["place", "token", state.unit, "probability", "rank", "likeliest"];

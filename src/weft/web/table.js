@@ -2,9 +2,9 @@
 // texts or elements. A long table is folded.
 import { h } from "./dom.js";
 
-const MANY = 16;
+const MAX_UNFOLDED = 16; // rows
 
-export function scrolling(label, ...children) {
+export function scrollRegion(label, ...children) {
   return h("div", { class: "scroll", role: "region", tabindex: 0, "aria-label": label }, children);
 }
 
@@ -12,7 +12,11 @@ export const fold = (summary, ...children) =>
   h("details", { class: "fold" }, h("summary", {}, summary), children);
 
 // `cards`: each row is a card on a narrow page. `named`: the first cell is the row's header. `marked(n)`: highlight it.
-export function drawn({ header, rows, text, kind = "", cards = false, named = cards, marked = () => false }) {
+/**
+ * @param {{ header: any[], rows: any[][], text: number[], kind?: string, cards?: boolean, named?: boolean,
+ *   marked?: (row: number) => boolean }} table
+ */
+export function htmlTable({ header, rows, text, kind = "", cards = false, named = cards, marked = _ => false }) {
   const role = name => (cards ? { role: name } : {});
   const side = n => (text.includes(n) ? undefined : "n");
   const cellOf = (cell, n) => (named && !n ? h("th", { scope: "row", ...role("rowheader") }, cell)
@@ -30,10 +34,11 @@ export const facts = (pairs, kind = "facts") => h("dl", { class: kind }, pairs.m
   h("div", {}, h("dt", {}, name), h("dd", {}, fact))));
 
 // `folds`: fold always, or never.
-export function table({ rows, title = "", remarks = [], text = [0], folds = rows.length > MANY, ...given }) {
+/** @param {any} table */
+export function table({ rows, title = "", remarks = [], text = [0], folds = rows.length > MAX_UNFOLDED, ...options }) {
   const size = rows.length === 1 ? "1 row" : `${rows.length} rows`;
-  const region = scrolling(title || given.header[0], drawn({ rows, text, ...given }));
-  const said = remarks.map(remark => h("p", { class: "soft about" }, remark));
-  return folds ? fold(`${title}: ${size}`, region, said)
-    : h("div", {}, title && h("p", { class: "caption", "aria-hidden": "true" }, title), region, said);
+  const region = scrollRegion(title || options.header[0], htmlTable({ rows, text, ...options }));
+  const notes = remarks.map(remark => h("p", { class: "soft about" }, remark));
+  return folds ? fold(`${title}: ${size}`, region, notes)
+    : h("div", {}, title && h("p", { class: "caption", "aria-hidden": "true" }, title), region, notes);
 }

@@ -5,7 +5,7 @@ import * as costs from "./costs.js";
 import { button, field, h, select } from "./dom.js";
 import * as graph from "./graph.js";
 import { latest } from "./reading.js";
-import { quoted, tools } from "./save.js";
+import { shellQuote, saveTools } from "./save.js";
 import { table } from "./table.js";
 
 export const title = "Anatomy";
@@ -44,10 +44,10 @@ export async function mount(main, context) {
         name => change({ preset: name || undefined }))),
       h("div", { class: "anatomy-tabs", role: "group", "aria-label": "Section" }, tabs)),
     place, said,
-    tools({ name: `anatomy-${preset() ?? info?.id}`, svg: () => drawn?.svg() ?? place, command }));
+    saveTools({ name: `anatomy-${preset() ?? info?.id}`, svg: () => drawn?.svg() ?? place, command }));
 
   function command() {
-    const source = quoted(preset() ?? `runs/${info.id}`), show = current();
+    const source = shellQuote(preset() ?? `runs/${info.id}`), show = current();
     const flags = show !== "graph" ? [] : ["shapes", "backward"].filter(name => state[name] === "1");
     return ["weft explain", source, "--only", show, ...flags.map(name => `--${name}`)].join(" ");
   }

@@ -1,6 +1,6 @@
 // Attention: what each head attends to in a text, and the loss of the text without some heads.
 import { mount as drawn } from "./attention.js";
-import { comparison, nothingOff } from "./attention_off.js";
+import { comparison, switchOffHint } from "./attention_off.js";
 import { debounced, h } from "./dom.js";
 import { latest, readingView } from "./reading.js";
 
@@ -23,7 +23,7 @@ export async function mount(main, context) {
 class AttentionView {
   constructor(context) {
     Object.assign(this, { context, wholes: new Map() });
-    this.panel = h("div", { class: "attention-off" }, nothingOff());
+    this.panel = h("div", { class: "attention-off" }, switchOffHint());
     this.without = context.info.words && h("section", { class: "attention-without", "aria-label": "Without heads" },
       h("h3", {}, "Without heads"), this.panel);
     this.off = new Set((context.state.off ?? "").split(",").filter(each => HEAD.test(each)));
@@ -66,7 +66,7 @@ class AttentionView {
 
   async measure(ending) {
     this.answers = null;
-    if (!this.off.size) return this.panel.replaceChildren(nothingOff());
+    if (!this.off.size) return this.panel.replaceChildren(switchOffHint());
     const heads = [...this.off].map(each => {
       const [kind, layer, head] = each.split(".");
       return [kind, Number(layer), Number(head)];

@@ -2,7 +2,7 @@
 import * as chart from "./chart.js";
 import { button, field, h, select, soft } from "./dom.js";
 import { latest } from "./reading.js";
-import { tools } from "./save.js";
+import { saveTools } from "./save.js";
 import { facts, fold, table } from "./table.js";
 
 export const title = "Compare";
@@ -36,7 +36,7 @@ export async function mount(main, context) {
     show();
   });
   main.append(h("div", { class: "fields" }, field("Comparison", choice)), place,
-    tools({ name: "compare", command: () => shown?.command || HOW[0],
+    saveTools({ name: "compare", command: () => shown?.command || HOW[0],
       svg: () => charts.length ? charts.map(each => each.element) : place }));
 
   const draw = (into, plot, on) => {

@@ -1,11 +1,11 @@
 // Inside a step: a text, a token, and the token's path through the model.
 import { button, debounced, h, isPlain, roving } from "./dom.js";
-import { explained, tools } from "./save.js";
+import { explainCommand, saveTools } from "./save.js";
 import { NEUTRAL } from "./choice.js";
 import { sourcePlace } from "./flow.js";
 import { latest, textBox } from "./reading.js";
 import { mount as draw } from "./step.js";
-import { visible } from "./words.js";
+import { visibleToken } from "./words.js";
 
 export const title = "Inside a step";
 export const about = "The path of one token through the model, value by value.";
@@ -33,8 +33,8 @@ export async function mount(main, context) {
   const told = h("p", { class: "soft step-told-text", role: "status" }), body = h("div", { class: "step-body" });
   const texts = h("div", { class: "step-texts" }, source.made, written && written.made);
   main.append(...[texts, sources, tokens, told, body,
-    tools({ svg: () => drawing?.svg(), name: `step-${info.id}`,
-      command: () => explained(info, "step", { text: input.value, target: target?.value },
+    saveTools({ svg: () => drawing?.svg(), name: `step-${info.id}`,
+      command: () => explainCommand(info, "step", { text: input.value, target: target?.value },
         ...["place", "layer"].map(name => state[name] && `--${name} ${state[name]}`)) })].filter(Boolean));
 
   // ---- requests
@@ -108,13 +108,13 @@ export async function mount(main, context) {
 
   // ---- tokens
   function showTokens() {
-    const pieces = step.pieces.map((piece, at) => button(visible(piece), () => follow(at),
+    const pieces = step.pieces.map((piece, at) => button(visibleToken(piece), () => follow(at),
       { "aria-pressed": String(at === step.place), title: `token ${at}, id ${step.ids[at]}` }));
     tokens.replaceChildren(...pieces);
     pieces.forEach((piece, at) => { piece.tabIndex = at === step.place ? 0 : -1; });
     sources?.replaceChildren(...(step.source_pieces ?? []).map((piece, at) =>
-      h("span", { class: at === sourcePlace(step) ? "step-here" : undefined }, visible(piece))));
-    told.textContent = step.masked ? `“${visible(step.masked)}” is masked.` : "";
+      h("span", { class: at === sourcePlace(step) ? "step-here" : undefined }, visibleToken(piece))));
+    told.textContent = step.masked ? `“${visibleToken(step.masked)}” is masked.` : "";
   }
   roving(tokens, () => [...tokens.children]);
 

@@ -1,9 +1,9 @@
 // Tokens: how all available tokenizers split a text, live and side by side.
 import { debounced, h, roving, soft } from "./dom.js";
 import { latest, textBox } from "./reading.js";
-import { quoted, tools } from "./save.js";
+import { shellQuote, saveTools } from "./save.js";
 import { table } from "./table.js";
-import { counted } from "./words.js";
+import { withCommas } from "./words.js";
 
 export const title = "Tokens";
 export const about = "How each available tokenizer splits a text.";
@@ -57,9 +57,9 @@ export async function mount(main, context) {
   }
 
   main.append(made, facts, list, totals,
-    tools({ name: "tokens", svg: () => list, command: () =>
-      `weft tokenize ${quoted(box.value)} --tokenizer ${context.info
-        ? quoted(`runs/${context.info.id}`) : "byte"} --ids` }));
+    saveTools({ name: "tokens", svg: () => list, command: () =>
+      `weft tokenize ${shellQuote(box.value)} --tokenizer ${context.info
+        ? shellQuote(`runs/${context.info.id}`) : "byte"} --ids` }));
   await cut(box.value);
   return {};
 }
@@ -80,17 +80,17 @@ function cutOf(each, mark) {
   });
   roving(pieces, () => [...pieces.querySelectorAll(".tok-piece")]);
   const more = each.count - each.tokens.length;
-  const kind = each.models.length ? ` ${NAMES[each.kind]}, ${counted(each.vocab_size)} in the vocabulary` : "";
+  const kind = each.models.length ? ` ${NAMES[each.kind]}, ${withCommas(each.vocab_size)} in the vocabulary` : "";
   return h("section", { class: "tok-row" }, h("h2", { class: "tokens-name" }, h("bdi", {}, nameOf(each))),
-    soft(`${counted(each.count)} ${each.count === 1 ? "token" : "tokens"}${kind && `;${kind}`}`),
-    each.error ? h("p", {}, each.error) : pieces, more > 0 && h("p", { class: "soft" }, `… and ${counted(more)} more`));
+    soft(`${withCommas(each.count)} ${each.count === 1 ? "token" : "tokens"}${kind && `;${kind}`}`),
+    each.error ? h("p", {}, each.error) : pieces, more > 0 && h("p", { class: "soft" }, `… and ${withCommas(more)} more`));
 }
 
 function counts(found, characters, bytes) {
   const per = (amount, tokens) => tokens ? (amount / tokens).toFixed(2) : "–";
   return table({ title: "Counts", named: true, folds: false,
     header: ["tokenizer", "tokens", "characters per token", "bytes per token", "vocabulary"],
-    rows: found.map(each => [h("bdi", {}, nameOf(each)), counted(each.count), per(characters, each.count),
-      per(bytes, each.count), each.models.length || each.kind === "byte" ? counted(each.vocab_size) : "–"]) });
+    rows: found.map(each => [h("bdi", {}, nameOf(each)), withCommas(each.count), per(characters, each.count),
+      per(bytes, each.count), each.models.length || each.kind === "byte" ? withCommas(each.vocab_size) : "–"]) });
 }
 

@@ -1,11 +1,11 @@
 // Write: generated text token by token, the alternatives at every position, and the branches they lead to.
-import { drawTree, packed, parsed, spanOf, textOf, turnsOf } from "./branches.js";
-import { Distribution, drawPlace, SHOWN, unpacked } from "./distribution.js";
+import { drawTree, packBranches, parseBranches, spanOf, textOf, turnsOf } from "./branches.js";
+import { Distribution, drawPosition, SHOWN, unpackLogprobs } from "./distribution.js";
 import { button, debounced, h, roving } from "./dom.js";
 import { mountFill } from "./fill.js";
 import { latest, textBox } from "./reading.js";
-import { tools } from "./save.js";
-import { between } from "./words.js";
+import { saveTools } from "./save.js";
+import { numberWithin } from "./words.js";
 import { command, controls, fetchSettings, MAX_TOKENS, settingsOf } from "./write_settings.js";
 
 const WORDS = 6; // words of the model's sample text that are continued at first
@@ -34,8 +34,8 @@ class Writer {
     Object.assign(this, { main, context, known, info: context.info, end: new AbortController(), kept: new Map() });
     this.chats = this.info.chat && !this.info.writes && context.state.mode !== "complete";
     this.turns = this.chats ? turnsOf(context.state.turns) : [];
-    this.branches = parsed(context.state.tree);
-    this.at = Math.floor(between(context.state.at, 0, this.branches.length - 1, 0));
+    this.branches = parseBranches(context.state.tree);
+    this.at = Math.floor(numberWithin(context.state.at, 0, this.branches.length - 1, 0));
     this.place = null; // index of the selected token; null: the next one
     this.pinned = false;
     this.soon = debounced(() => this.run(), 300);
@@ -82,7 +82,7 @@ class Writer {
         h("aside", { class: "write-side", "aria-label": "Sampling settings" },
           controls(this.context.state, this.info, this.known, changes => this.changed(changes)),
           h("section", { class: "write-place" }, this.heading, this.facts, this.rows, this.sum))),
-      tools({ name: "write", svg: () => [this.text, !this.treeBox.hidden && this.treeBox],
+      saveTools({ name: "write", svg: () => [this.text, !this.treeBox.hidden && this.treeBox],
         command: () => command(this.info, this.settings, this.known,
           { prompt: this.asked ?? "", chats: this.chats }) }));
     this.listen();
@@ -149,13 +149,13 @@ class Writer {
     const again = Object.keys(changes).some(name => name === "how" || name === "beams");
     Object.assign(this.context.state, changes);
     this.context.set(again ? { ...changes, tree: undefined, at: undefined } : changes);
-    if (again) { this.branches = parsed(""); this.at = 0; this.place = null; this.drawText(); }
+    if (again) { this.branches = parseBranches(""); this.at = 0; this.place = null; this.drawText(); }
     this.drawLooked();
     this.soon();
   }
 
   reset() {
-    this.branches = parsed("");
+    this.branches = parseBranches("");
     Object.assign(this, { at: 0, place: null, pinned: false });
     this.drawText();
     this.remember();
@@ -275,7 +275,7 @@ class Writer {
 
   remember() {
     const beam = this.settings.how === "beam";
-    const tree = beam ? packed([{ forced: this.branches[0].before ?? [] }]) : packed(this.branches);
+    const tree = beam ? packBranches([{ forced: this.branches[0].before ?? [] }]) : packBranches(this.branches);
     this.context.set({ tree: tree || undefined, at: this.at || undefined });
   }
 
@@ -390,13 +390,13 @@ class Writer {
   async next(ending, tokens, key) {
     const body = { ...this.begun, tokens, top: SHOWN, logprobs: true };
     const found = await this.context.api.post("v1/next", body, ending);
-    this.kept.set(key, { tokens: found.tokens, full: new Distribution(unpacked(found.logprobs)) });
+    this.kept.set(key, { tokens: found.tokens, full: new Distribution(unpackLogprobs(found.logprobs)) });
     if (this.kept.size > MAX_KEPT) this.kept.delete(this.kept.keys().next().value);
     if (key === this.keyOf(this.looked)) this.drawLooked();
   }
 
   drawPanel(token, tokens, full) {
     const { how, drawing } = this.settings, choose = each => this.choose(each);
-    drawPlace(this, { token, tokens, full, settings: how === "beam" ? undefined : drawing, choose });
+    drawPosition(this, { token, tokens, full, settings: how === "beam" ? undefined : drawing, choose });
   }
 }
