@@ -3,7 +3,7 @@ import { button, h, soft } from "./dom.js";
 import { legend, panel, shadedText } from "./shaded.js";
 import { formatLarge, mean as meanOf, showWhitespace } from "./words.js";
 
-const LEAST_TOP = 0.5; // nats; the darkest shade is at least this, so that tiny changes stay pale
+const MIN_TOP = 0.5; // nats; the darkest shade is at least this, so that tiny changes stay pale
 
 function signed(nats, digits = 3) {
   const size = Math.abs(nats).toFixed(digits);
@@ -13,7 +13,7 @@ function signed(nats, digits = 3) {
 const mean = nats => meanOf(nats.filter(each => each !== null));
 
 // Index at which two texts diverge.
-function parting(a, b) {
+function diverge(a, b) {
   const [one, two] = [Array.from(a), Array.from(b)];
   let same = 0;
   while (same < one.length && one[same] === two[same]) same++;
@@ -30,11 +30,11 @@ export function comparison(off, before, after, on) {
   const parts = [heading(off, on)];
   if (before.surprise && after.surprise) parts.push(...surprises(before.surprise, after.surprise));
   else parts.push(h("p", {}, "There is no token to score: the model generates nothing from this text. Enter a target."));
-  if (before.writes !== null) parts.push(written(before.writes, after.writes));
+  if (before.writes !== null) parts.push(continuations(before.writes, after.writes));
   return h("div", {}, parts);
 }
 
-const named = off => {
+const headName = off => {
   const several = new Set([...off].map(each => each.split(".")[0])).size > 1;
   return each => {
     const [kind, layer, head] = each.split(".");
@@ -43,7 +43,7 @@ const named = off => {
 };
 
 function heading(off, on) {
-  const name = named(off), all = [...off];
+  const name = headName(off), all = [...off];
   return h("div", { class: "attention-heads" }, all.slice(0, 24).map(each =>
     button([`${name(each)} `, h("span", { "aria-hidden": "true" }, "×")], () => on([each]),
       { "aria-label": `Switch ${name(each)} on again` })),
@@ -51,32 +51,32 @@ function heading(off, on) {
   button("Switch all on", () => on(all)));
 }
 
-function totals(before, after) {
+function perplexities(before, after) {
   const [one, two] = [mean(before.nats), mean(after.nats)], name = before.masked ? "Pseudo-perplexity" : "Perplexity";
   return `${name} ${formatLarge(Math.exp(one))} → ${formatLarge(Math.exp(two))}, ${signed(two - one)} nats per token`;
 }
 
 function changes(before, after) {
-  const found = before.nats.map((nats, place) => nats === null ? null : after.nats[place] - nats);
-  return { found, top: Math.max(LEAST_TOP, ...found.map(each => Math.abs(each ?? 0))) };
+  const values = before.nats.map((nats, place) => nats === null ? null : after.nats[place] - nats);
+  return { values, top: Math.max(MIN_TOP, ...values.map(each => Math.abs(each ?? 0))) };
 }
 
 function surprises(before, after) {
-  const { found, top } = changes(before, after);
-  const { element, tell } = panel("Point at a token or use the arrow keys.");
-  const show = place => tell(h("b", {}, before.tokens[place].piece), found[place] === null ? " not predicted"
-    : ` ${before.nats[place].toFixed(3)} → ${after.nats[place].toFixed(3)} nats (${signed(found[place])})`);
+  const { values, top } = changes(before, after);
+  const { element, show: describe } = panel("Point at a token or use the arrow keys.");
+  const show = place => describe(h("b", {}, before.tokens[place].piece), values[place] === null ? " not predicted"
+    : ` ${before.nats[place].toFixed(3)} → ${after.nats[place].toFixed(3)} nats (${signed(values[place])})`);
   const strip = shadedText({ label: "The text, shaded by the change in surprisal", tokens: before.tokens, choose: show,
     point: show });
-  strip.shade(found.map(change => (Math.abs(change ?? 0) < 0.03 * top ? 0 : change / top)));
-  return [h("p", { class: "attention-totals", role: "status" }, totals(before, after)),
-    legend("change in surprisal, nats", top, { below: found.some(change => change < 0) }), element, strip.element,
+  strip.shade(values.map(change => (Math.abs(change ?? 0) < 0.03 * top ? 0 : change / top)));
+  return [h("p", { class: "attention-totals", role: "status" }, perplexities(before, after)),
+    legend("change in surprisal, nats", top, { below: values.some(change => change < 0) }), element, strip.element,
     h("p", { class: "soft" }, "The maps above are of the full model.")];
 }
 
-function written(before, after) {
+function continuations(before, after) {
   // line breaks are symbols, so that a text of line breaks takes one line
-  const [same, one, two] = parting(showWhitespace(before), showWhitespace(after));
+  const [same, one, two] = diverge(showWhitespace(before), showWhitespace(after));
   const column = (title, rest) => h("div", {}, h("h4", {}, title),
     h("p", { class: "attention-text" }, same, rest && h("mark", {}, rest),
       !same && !rest && soft("nothing")));

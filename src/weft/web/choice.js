@@ -20,7 +20,7 @@ function restLogit(choice) {
 // The candidates under other settings; all other tokens are assumed to have equal logits.
 function withSettings({ candidates }, full, settings) {
   const { temperature, top_k, top_p } = { ...NEUTRAL, ...settings };
-  const { probabilities } = full.left({ temperature }), left = full.left({ temperature, top_k, top_p });
+  const { probabilities } = full.filter({ temperature }), left = full.filter({ temperature, top_k, top_p });
   const order = [...candidates].sort((a, b) => b.logit - a.logit);
   return order.map((each, place) => ({ ...each, kept: place < left.kept, probability: probabilities[place] ?? 0,
     final: left.probabilities[place] ?? 0 }));

@@ -2,8 +2,8 @@
 import { button, h } from "./dom.js";
 import { decodeBase64, withCommas, percent } from "./words.js";
 
-const NEVER = -9999; // log-probability that the server writes for an excluded token
-export const SHOWN = 40; // most probable tokens to list
+const EXCLUDED = -9999; // log-probability that the server writes for an excluded token
+export const MAX_LISTED = 40; // most probable tokens to list
 
 // Float32 log-probabilities by token id, from base64.
 export const unpackLogprobs = text => new Float32Array(decodeBase64(text).buffer);
@@ -39,21 +39,21 @@ export class Distribution {
 
   // Probabilities of the tokens of `order` that the settings keep. Temperature, top_k, top_p and min_p are applied in
   // this order, as in src/weft/decode/sampling.py; temperature 0 keeps the most probable token.
-  left({ temperature = 1, top_k: k, top_p: p, min_p: least }) {
+  filter({ temperature = 1, top_k: k, top_p: p, min_p: least }) {
     let kept = this.sorted.length;
-    const heated = this.sorted.map(value => value / (temperature || 1));
+    const scaled = this.sorted.map(value => value / (temperature || 1));
     if (!temperature) kept = 1;
     else {
-      if (k && k < kept) kept = this.until(heated, kept, value => value < heated[k - 1]); // ties are kept
+      if (k && k < kept) kept = this.until(scaled, kept, value => value < scaled[k - 1]); // ties are kept
       if (p && p < 1) {
         let before = 0;
-        const shares = softmax(heated.subarray(0, kept));
+        const shares = softmax(scaled.subarray(0, kept));
         kept = this.until(shares, kept, share => before >= p || ((before += share), false));
       }
-      if (least) kept = this.until(heated, kept, value => value < heated[0] + Math.log(least));
+      if (least) kept = this.until(scaled, kept, value => value < scaled[0] + Math.log(least));
     }
     while (kept > 1 && this.sorted[kept - 1] === -Infinity) kept -= 1;
-    const probabilities = softmax(heated.subarray(0, kept));
+    const probabilities = softmax(scaled.subarray(0, kept));
     let mass = 0;
     for (let place = 0; place < kept; place += 1) mass += this.raw[place];
     return { kept, mass, probabilities, entropy: entropy(probabilities) };
@@ -82,28 +82,32 @@ export function row(token, raw, after, { chosen, widest, choose }) {
 }
 
 // `tokens` are the most probable, with names; `full` is a Distribution if all log-probabilities are known.
+/**
+ * @param {any} box
+ * @param {any} options
+ */
 function drawDistribution(box, { tokens, full, settings, chosen, choose }) {
-  const rows = tokens.slice(0, SHOWN).filter(token => token.logprob > NEVER);
-  const left = settings && full?.left(settings); // beam search has no sampling settings
-  const after = place => left && (place < left.kept ? left.probabilities[place] : 0);
+  const rows = tokens.slice(0, MAX_LISTED).filter(token => token.logprob > EXCLUDED);
+  const filtered = settings && full?.filter(settings); // beam search has no sampling settings
+  const after = place => filtered && (place < filtered.kept ? filtered.probabilities[place] : 0);
   const raw = rows.map(token => Math.exp(token.logprob));
-  const widest = Math.max(...raw, left ? left.probabilities[0] : 0, 1e-9);
-  const places = left && new Map(rows.map((token, place) => [token.id, place]));
-  if (left) full.order.subarray(0, SHOWN).forEach((id, place) => places.set(id, place));
-  const drawn = rows.map((token, place) => row(token, raw[place], left && after(places.get(token.id)),
+  const widest = Math.max(...raw, filtered ? filtered.probabilities[0] : 0, 1e-9);
+  const places = filtered && new Map(rows.map((token, place) => [token.id, place]));
+  if (filtered) full.order.subarray(0, MAX_LISTED).forEach((id, place) => places.set(id, place));
+  const buttons = rows.map((token, place) => row(token, raw[place], filtered && after(places.get(token.id)),
     { chosen: token.id === chosen, widest, choose }));
-  if (drawn.length) drawn[0].tabIndex = 0;
-  const shown = drawn.length;
+  if (buttons.length) buttons[0].tabIndex = 0;
+  const shown = buttons.length;
   const others = full && full.sorted.length - shown;
   box.replaceChildren(
     h("div", { class: "write-row write-names soft", "aria-hidden": "true" }, h("span", {}, "token"), h("span"),
-      h("span", { class: "write-number" }, "model"), left && h("span", { class: "write-number" }, "settings")),
-    ...drawn,
+      h("span", { class: "write-number" }, "model"), filtered && h("span", { class: "write-number" }, "settings")),
+    ...buttons,
     others > 0 && h("div", { class: "write-row write-others soft" }, h("span", {}, `${withCommas(others)} others`),
       h("span"), h("span", { class: "write-number" }, percent(total(full.raw, shown))),
-      left && h("span", { class: "write-number" },
-        left.kept > shown ? percent(total(left.probabilities, shown)) : "–")) || "");
-  return left;
+      filtered && h("span", { class: "write-number" },
+        filtered.kept > shown ? percent(total(filtered.probabilities, shown)) : "–")) || "");
+  return filtered;
 }
 
 function total(values, from) {
@@ -113,7 +117,7 @@ function total(values, from) {
 }
 
 // Describe a position: of `token`, or of the next token if there is none.
-export function drawPosition({ heading, facts, rows, sum }, { token, tokens, full, ...more }) {
+export function drawPosition({ heading, facts, rows, sum }, { token, tokens, full, ...options }) {
   const focused = rows.contains(document.activeElement), among = full && withCommas(full.sorted.length);
   const rank = token && (full ? full.rank(token.id) : tokens.findIndex(each => each.id === token.id) + 1);
   heading.textContent = token ? "Alternatives" : "The next token";
@@ -121,14 +125,14 @@ export function drawPosition({ heading, facts, rows, sum }, { token, tokens, ful
     ` has probability ${percent(Math.exp(token.logprob))}, ${(-token.logprob).toFixed(2)} nats`,
     rank ? `, rank ${withCommas(rank)}${full ? ` of ${among}` : ""}.` : "."]
     : ["Predictions of the model. Select one to continue from it."]);
-  const left = drawDistribution(rows, { tokens, full, chosen: token?.id, ...more });
-  sum.textContent = left ? told(full, left) : full ? `Entropy ${full.entropy.toFixed(2)} nats.` : "";
+  const filtered = drawDistribution(rows, { tokens, full, chosen: token?.id, ...options });
+  sum.textContent = filtered ? summarize(full, filtered) : full ? `Entropy ${full.entropy.toFixed(2)} nats.` : "";
   if (focused) rows.querySelector("button")?.focus();
 }
 
 // Describe the tokens that the settings keep.
-function told(full, left) {
-  const size = withCommas(full.sorted.length), kept = withCommas(left.kept);
-  return `The settings keep ${kept} of ${size} tokens, with ${percent(left.mass)} of the model's probability mass; `
-    + `entropy ${full.entropy.toFixed(2)} → ${left.entropy.toFixed(2)} nats.`;
+function summarize(full, filtered) {
+  const size = withCommas(full.sorted.length), kept = withCommas(filtered.kept);
+  return `The settings keep ${kept} of ${size} tokens, with ${percent(filtered.mass)} of the model's probability mass; `
+    + `entropy ${full.entropy.toFixed(2)} → ${filtered.entropy.toFixed(2)} nats.`;
 }

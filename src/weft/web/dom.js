@@ -30,8 +30,8 @@ export const picture = (width, height, props, ...children) =>
   s("svg", { viewBox: `0 0 ${width} ${height}`, width, height, ...props }, ...children);
 
 // Path of an arrow head at a point, pointing away from another.
-export function tip([x, y], [fromX, fromY], size = 7) {
-  const angle = Math.atan2(y - fromY, x - fromX);
+export function tip({ x, y }, from, size = 7) {
+  const angle = Math.atan2(y - from.y, x - from.x);
   const side = by => [x - size * Math.cos(angle + by), y - size * Math.sin(angle + by)].map(Math.round).join(" ");
   return `M${side(0.45)}L${x} ${y}L${side(-0.45)}`;
 }

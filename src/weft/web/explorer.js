@@ -40,6 +40,7 @@ function frame(info) {
     : models.map(model => h("span", { class: "soft" }, model.id)));
 }
 
+/** @param {(() => void) | null} retry */
 function problem(message, retry = null) {
   return h("div", { class: "problem", role: "alert" }, h("p", {}, message),
     retry && h("p", {}, h("button", { type: "button", onclick: retry }, "Try again")));
@@ -56,6 +57,7 @@ function requestKey() {
 }
 
 // Show an error below the view; if the server does not respond, retry until it does.
+/** @param {any} view  where the error occurred; ignored if it is no longer shown */
 function fail(error, view = null) {
   if (api.isAbort(error) || (view && view !== current)) return;
   if (error.status === 401) return requestKey();

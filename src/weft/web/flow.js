@@ -5,15 +5,17 @@ import { extent, heat, isIds, strip, vector } from "./matrix.js";
 import { fitText, visibleToken } from "./words.js";
 
 const BOLD = "600 12.5px system-ui, sans-serif", PLAIN = "12px system-ui, sans-serif";
-const GAP = 16, ADD = 30, LANE = 13, WIDE = 210, TWO_COLUMNS = 600;
+const GAP = 16, ADD = 30, LANE = 13; // pixels between rows, below a ⊕, between lanes
+const WIDE_BOX = 210; // pixels; a wider box has its miniature beside the title
+const TWO_COLUMNS = 600; // pixels; a wider drawing has encoder and decoder side by side
 
 // the group of a stage: "decoder.3" for all stages of that block, "embedding" or "output" for others
 export const groupOf = stage => stage.id.match(/^\w+\.\d+(?=\.|$)/)?.[0] ?? stage.group;
 export const isSummary = stage => /^(encoder|decoder)\.\d+$/.test(stage.id);
-const ofSource = stage => /^(encoder|source)/.test(stage.id);
+const isSource = stage => /^(encoder|source)/.test(stage.id);
 
 // the source token whose path is shown: the one that is attended to most
-export function sourcePlace(step) {
+export function sourcePosition(step) {
   const alignment = step.stages.find(stage => stage.id === "attention.alignment")?.tensors[0].values;
   return step.source_place ?? (alignment ? alignment.indexOf(Math.max(...alignment)) : null);
 }
@@ -23,13 +25,13 @@ export const adds = stage => /\.residual$/.test(stage.id) && stage.inputs.length
 
 // Stages with their inputs as drawn: an unfolded block's output is its last inner stage, and every block with
 // cross-attention reads the last stage of the source.
-export function arranged(step) {
-  const source = step.source_pieces ? step.stages.filter(ofSource).at(-1)?.id : null;
+export function withDrawnInputs(step) {
+  const source = step.source_pieces ? step.stages.filter(isSource).at(-1)?.id : null;
   const stages = step.stages.map((stage, at) => {
     const before = step.stages[at - 1];
     if (!isSummary(stage)) return stage;
     if (before && groupOf(before) === stage.id) return { ...stage, inputs: [before.id] };
-    return source && !ofSource(stage) ? { ...stage, inputs: [...stage.inputs, source] } : stage;
+    return source && !isSource(stage) ? { ...stage, inputs: [...stage.inputs, source] } : stage;
   });
   return { ...step, stages };
 }
@@ -48,23 +50,23 @@ function rowsOf(stages) {
 }
 
 function columnsOf(step, width) {
-  const sources = step.source_pieces ? step.stages.filter(ofSource) : [];
+  const sources = step.source_pieces ? step.stages.filter(isSource) : [];
   const others = step.stages.filter(stage => !sources.includes(stage));
   return width >= TWO_COLUMNS && sources.length && others.length ? [sources, others] : [step.stages];
 }
 
 function groupsOf(stages) {
+  /** @type {{ name: string, stages: any[] }[]} */
   const groups = [];
   for (const stage of stages) {
-    const name = groupOf(stage);
-    if (groups.at(-1)?.name !== name) groups.push({ name, stages: [] });
-    groups.at(-1).stages.push(stage);
+    const name = groupOf(stage), last = groups.at(-1);
+    if (last && last.name === name) last.stages.push(stage); else groups.push({ name, stages: [stage] });
   }
   return groups;
 }
 
 // Layout of all boxes: { boxes: Map of id → box, frames, height }; y counts from the bottom until all are placed.
-function placed(step, width) {
+function layOut(step, width) {
   const columns = columnsOf(step, width), boxes = new Map(), frames = [];
   const each = width / columns.length;
   let height = 0;
@@ -76,12 +78,12 @@ function placed(step, width) {
       const start = y;
       if (open) y += 14;
       for (const row of rowsOf(group.stages)) {
-        const wide = (right - left - 8 * (row.length - 1)) / row.length;
+        const boxWidth = (right - left - 8 * (row.length - 1)) / row.length;
         if (row.some(adds)) y += ADD - GAP;
-        const folded = !open && row.every(isSummary), high = folded ? 23 : wide >= WIDE ? 32 : 46;
-        row.forEach((stage, at) => boxes.set(stage.id, { stage, column, folded, left, right, width: wide, height: high,
-          x: left + at * (wide + 8), bottom: y }));
-        y += high + (folded ? 9 : GAP);
+        const folded = !open && row.every(isSummary), boxHeight = folded ? 23 : boxWidth >= WIDE_BOX ? 32 : 46;
+        row.forEach((stage, at) => boxes.set(stage.id, { stage, column, folded, left, right, width: boxWidth, height: boxHeight,
+          x: left + at * (boxWidth + 8), bottom: y }));
+        y += boxHeight + (folded ? 9 : GAP);
       }
       if (open) {
         y += 14;
@@ -97,7 +99,7 @@ function placed(step, width) {
 
 // Lines between boxes, as points. Neighbours are joined directly; other lines pass the boxes in a lane: residual
 // streams on the left, others on the right, and lines from the other stack between the two.
-function joined({ boxes }) {
+function edgesOf({ boxes }) {
   const edges = [], lanes = { left: [], right: [] }, order = [...boxes.values()];
   for (const to of order) {
     const plus = adds(to.stage), foot = to.y + to.height, middle = to.x + to.width / 2, beside = to.y + to.height / 2;
@@ -131,15 +133,19 @@ function joined({ boxes }) {
   return edges;
 }
 
-const drawn = points => `M${points.map(point => point.join(" ")).join("L")}`;
+const pathOf = points => `M${points.map(point => point.join(" ")).join("L")}`;
+const arrowHead = points => {
+  const [end, before] = [points.at(-1), points.at(-2)].map(([x, y]) => ({ x, y }));
+  return tip(end, before);
+};
 
 // the first lane of a side that is free between two boxes
-function lane(taken, to, from) {
+function lane(used, to, from) {
   const [top, bottom] = [to.y, from.y];
   let at = 0;
-  const beside = taken.filter(each => each.column === to.column && each.top < bottom && each.bottom > top);
+  const beside = used.filter(each => each.column === to.column && each.top < bottom && each.bottom > top);
   while (beside.some(each => each.at === at)) at++;
-  taken.push({ at, top, bottom, column: to.column });
+  used.push({ at, top, bottom, column: to.column });
   return Math.min(at, 1);
 }
 
@@ -148,43 +154,43 @@ function miniature(stage, room, options) {
   if (!tensor || room.width < 12) return null;
   if (isIds(tensor)) { // ids are no quantities, so they have no bars
     const names = tensor.axes[0].labels.map(visibleToken), here = Math.min(options.place, names.length - 1);
-    const told = tensor.name === "context" ? names.join(" ") : `${names[here]} → ${tensor.values[here]}`;
-    return s("text", { x: room.x, y: room.y + room.height / 2 + 4.5 }, fitText(told, room.width, PLAIN));
+    const text = tensor.name === "context" ? names.join(" ") : `${names[here]} → ${tensor.values[here]}`;
+    return s("text", { x: room.x, y: room.y + room.height / 2 + 4.5 }, fitText(text, room.width, PLAIN));
   }
   if (isSummary(stage) && tensor.axes.length === 2) return heat(tensor, room);
   const values = vector(tensor, options);
   if (values.every(value => typeof value !== "number" && value !== null)) return null;
-  return strip(values, { ...room, most: extent(tensor, values), scale: tensor.scale });
+  return strip(values, { ...room, max: extent(tensor, values), scale: tensor.scale });
 }
 
 // position of the title and the miniature in a box
-function roomOf({ x, y, width, height, folded }) {
-  const beside = width >= WIDE || folded, edge = folded ? 3 : 5;
-  const titled = beside ? Math.min(width * (width < 300 ? 0.54 : 0.46), 190) : width - 12;
-  return { titled, middle: beside ? y + height / 2 + 4.5 : y + 14,
-    room: beside ? { x: x + titled + 14, y: y + edge, width: width - titled - 22, height: height - 2 * edge }
+function miniatureBox({ x, y, width, height, folded }) {
+  const beside = width >= WIDE_BOX || folded, edge = folded ? 3 : 5;
+  const titleWidth = beside ? Math.min(width * (width < 300 ? 0.54 : 0.46), 190) : width - 12;
+  return { titleWidth, middle: beside ? y + height / 2 + 4.5 : y + 14,
+    room: beside ? { x: x + titleWidth + 14, y: y + edge, width: width - titleWidth - 22, height: height - 2 * edge }
       : { x: x + 7, y: y + 20, width: width - 14, height: height - 25 } };
 }
 
 function drawBox(box, picture) {
-  const { stage, x, y, width, height, folded } = box, { titled, middle } = roomOf(box);
+  const { stage, x, y, width, height, folded } = box, { titleWidth, middle } = miniatureBox(box);
   return s("g", { class: `step-box${folded ? " step-folded" : ""}`, "data-id": stage.id, role: "button",
     tabindex: "-1" },
   s("title", {}, stage.about ? `${stage.title}: ${stage.about}` : stage.title),
   s("rect", { x, y, width, height, rx: 5 }),
-  s("text", { x: x + 8, y: middle }, fitText(stage.title, titled - 4, BOLD)),
+  s("text", { x: x + 8, y: middle }, fitText(stage.title, titleWidth - 4, BOLD)),
   s("g", { class: "step-mini" }, picture));
 }
 
 // The drawing. Boxes show values of the head in `chosen`; `choose(id)` is called when one is selected. Returns
 // at(id, milliseconds), which highlights a stage and animates its inputs.
 export function flow(step, { width, chosen, choose }) {
-  const place = placed(step, width), edges = joined(place), order = step.stages.map(stage => stage.id);
-  const lines = edges.map(edge => s("path", { d: drawn(edge.points) + tip(edge.points.at(-1), edge.points.at(-2)),
+  const place = layOut(step, width), edges = edgesOf(place), order = step.stages.map(stage => stage.id);
+  const lines = edges.map(edge => s("path", { d: pathOf(edge.points) + arrowHead(edge.points),
     class: `step-edge${edge.skip ? " step-skip" : ""}${edge.cross ? " step-cross" : ""}` }));
   const boxes = new Map();
-  const mini = box => miniature(box.stage, roomOf(box).room, { ...chosen,
-    place: step.source_pieces && ofSource(box.stage) ? sourcePlace(step) ?? 0 : step.place }) ?? "";
+  const mini = box => miniature(box.stage, miniatureBox(box).room, { ...chosen,
+    place: step.source_pieces && isSource(box.stage) ? sourcePosition(step) ?? 0 : step.place }) ?? "";
   for (const box of place.boxes.values()) boxes.set(box.stage.id, drawBox(box, mini(box)));
   const plus = [...place.boxes.values()].filter(box => adds(box.stage)).map(box => {
     const x = box.x + box.width / 2, foot = box.y + box.height, y = foot + 14;
@@ -230,7 +236,7 @@ export function flow(step, { width, chosen, choose }) {
         const on = edge.to === id;
         lines[n].classList.toggle("step-live", on);
         lines[n].classList.toggle("step-later", order.indexOf(edge.to) > now);
-        if (on) live.push(drawn(edge.points));
+        if (on) live.push(pathOf(edge.points));
       });
       cancelAnimationFrame(running);
       dots.replaceChildren();
@@ -241,15 +247,15 @@ export function flow(step, { width, chosen, choose }) {
 
 // one dot per input, from where it was computed to where it is read
 function travel(lines, layer, milliseconds, keep) {
-  const ways = lines.map(d => {
+  const moving = lines.map(d => {
     const path = s("path", { d });
     return { path, length: path.getTotalLength(), dot: s("circle", { r: 4.5 }) };
   });
-  layer.replaceChildren(...ways.map(way => way.dot));
+  layer.replaceChildren(...moving.map(one => one.dot));
   const start = performance.now();
   const move = now => {
     const part = Math.min(1, Math.max(0, (now - start) / milliseconds)), eased = part * part * (3 - 2 * part);
-    for (const { path, length, dot } of ways) {
+    for (const { path, length, dot } of moving) {
       const point = path.getPointAtLength(length * eased);
       dot.setAttribute("cx", point.x);
       dot.setAttribute("cy", point.y);

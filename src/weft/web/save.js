@@ -43,10 +43,16 @@ async function png(svg, scale = 2) {
 export const shellQuote = text => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`;
 
 // `weft explain` of a run, a text and optionally its continuation.
-/** @param {{ text?: string, target?: string }} state */
-export const explainCommand = (info, view, { text, target }, ...options) => ["weft explain", shellQuote(`runs/${info.id}`),
-  `--only ${view}`, text && `--text ${shellQuote(text)}`, target && `--target ${shellQuote(target)}`, ...options]
-  .filter(Boolean).join(" ");
+/**
+ * @param {{ id: string }} info
+ * @param {string} view
+ * @param {{ text?: string, target?: string }} state
+ * @param {(string | undefined)[]} options
+ */
+export function explainCommand(info, view, { text, target }, ...options) {
+  return ["weft explain", shellQuote(`runs/${info.id}`), `--only ${view}`, text && `--text ${shellQuote(text)}`,
+    target && `--target ${shellQuote(target)}`, ...options].filter(Boolean).join(" ");
+}
 
 // The row of buttons below a view. `svg` returns the elements to save, `command` a line for a shell.
 export function saveTools({ svg, name, command }) {

@@ -68,16 +68,16 @@ export function shadedText({ label, tokens, choose = () => {}, point = () => {} 
     }
     at = n;
   };
-  const below = event => indices.get(event.target.closest(".shaded-token"));
+  const tokenAt = event => indices.get(event.target.closest(".shaded-token"));
   roving(element, () => spans, { onfocus: span => {
-    const n = indices.get(span);
+    const n = indices.get(span) ?? 0;
     if (n === at && span.getAttribute("aria-selected") === "true") return;
     mark(n);
     choose(n);
   } });
-  element.addEventListener("click", event => spans[below(event)]?.focus({ preventScroll: true }));
+  element.addEventListener("click", event => spans[tokenAt(event) ?? -1]?.focus({ preventScroll: true }));
   element.addEventListener("pointerover", event => {
-    const n = below(event);
+    const n = tokenAt(event);
     if (n !== undefined) point(n);
   });
   const shade = shades => spans.forEach((span, n) => {

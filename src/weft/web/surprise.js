@@ -6,8 +6,8 @@ import { clamp, withCommas, formatLarge, mean as meanOf, percent, sum as total }
 
 const UNITS = { nats: 1, bits: Math.LN2 }; // nats per unit
 const TOPS = [1, 2, 4, 6, 8, 10, 12, 16]; // candidate values for the darkest shade
-const PLACES = 5; // tokens listed as the most surprising
-const AROUND = 3; // tokens of context on either side
+const MAX_LISTED = 5; // tokens listed as the most surprising
+const CONTEXT = 3; // tokens of context on either side
 const CHART = { height: 120, left: 34, top: 14, bottom: 6, widest: 736 };
 
 // −log p of each token in nats; ∞ if it has a rank but no value, null if nothing predicts it.
@@ -41,36 +41,36 @@ function summary(data, unit) {
 function topOf(values) {
   const finite = values.filter(Number.isFinite).sort((a, b) => a - b);
   const high = finite.length ? finite[Math.floor(0.95 * (finite.length - 1))] : TOPS[0];
-  return TOPS.find(top => top >= high) ?? TOPS.at(-1);
+  return TOPS.find(top => top >= high) ?? TOPS[TOPS.length - 1];
 }
 
 // One stem per token, and a line at the mean. Redrawn only when the values or the width change.
 function chart(values, unit, width) {
   const { height, left, top, bottom } = CHART;
   const finite = values.filter(value => value !== null && Number.isFinite(value));
-  const most = Math.max(...finite, 1e-9);
+  const max = Math.max(...finite, 1e-9);
   const mean = meanOf(finite.length ? finite : [0]);
   const step = (width - left) / values.length;
-  const y = value => top + (height - top - bottom) * (1 - Math.min(1, value / most));
+  const y = value => top + (height - top - bottom) * (1 - Math.min(1, value / max));
   const x = n => left + step * (n + 0.5);
   const stem = n => (values[n] === null ? "" : `M${x(n).toFixed(1)} ${height - bottom}V${y(values[n]).toFixed(1)}`);
   const thick = Math.max(1, Math.min(12, step - 1.5)).toFixed(1);
   const chosen = s("path", { class: "surprise-chosen", "stroke-width": thick });
-  const drawn = picture(width, height, { class: "surprise-chart", role: "img",
-    "aria-label": `Surprisal of each token, up to ${most.toFixed(1)} ${unit}; mean ${mean.toFixed(1)}` },
+  const plot = picture(width, height, { class: "surprise-chart", role: "img",
+    "aria-label": `Surprisal of each token, up to ${max.toFixed(1)} ${unit}; mean ${mean.toFixed(1)}` },
   s("path", { class: "surprise-stems", d: values.map((_, n) => stem(n)).join(""), "stroke-width": thick }), chosen,
   s("path", { class: "surprise-axis", d: `M${left} ${height - bottom}H${width}` }),
   s("path", { class: "surprise-mean", d: `M${left} ${y(mean).toFixed(1)}H${width}` }),
-  s("text", { x: left - 4, y: top + 4, "text-anchor": "end" }, most.toFixed(1)),
+  s("text", { x: left - 4, y: top + 4, "text-anchor": "end" }, max.toFixed(1)),
   s("text", { x: left - 4, y: height - bottom, "text-anchor": "end" }, "0"));
-  const nearest = pointed => {
-    const box = drawn.getBoundingClientRect();
-    return clamp(Math.floor(((pointed - box.left) * (width / box.width) - left) / step), 0, values.length - 1);
+  const nearest = clientX => {
+    const box = plot.getBoundingClientRect();
+    return clamp(Math.floor(((clientX - box.left) * (width / box.width) - left) / step), 0, values.length - 1);
   };
-  return { picture: drawn, nearest, mark: n => chosen.setAttribute("d", stem(n)) };
+  return { picture: plot, nearest, mark: n => chosen.setAttribute("d", stem(n)) };
 }
 
-function told(data, values, unit, n) {
+function tokenDetails(data, values, unit, n) {
   const name = h("b", {}, data.tokens[n].piece);
   if (values[n] === null) return [h("p", {}, name, " Not predicted.")];
   const rank = `rank ${withCommas(data.ranks[n])} of ${withCommas(data.vocab_size)}`;
@@ -80,16 +80,16 @@ function told(data, values, unit, n) {
 }
 
 // The most surprising tokens, in context.
-function most(data, values, unit, choose) {
+function mostSurprising(data, values, unit, choose) {
   const order = values.map((_, n) => n).filter(n => values[n] !== null).sort((a, b) => values[b] - values[a]);
   const texts = data.tokens.map(token => token.text);
   const words = (from, to) => texts.slice(Math.max(0, from), to).join("").replace(/\s+/g, " ");
-  return h("ol", { class: "surprise-most" }, order.slice(0, PLACES).map(n => {
+  return h("ol", { class: "surprise-most" }, order.slice(0, MAX_LISTED).map(n => {
     const expected = data.guesses[n][0];
     const [space, word] = splitSpace(texts[n]);
     return h("li", {}, button([h("span", { class: "surprise-number" }, `${shown(values[n])} ${unit}`),
-      h("span", { class: "surprise-around" }, words(n - AROUND, n) + space,
-        h("b", {}, word.trim() ? word : data.tokens[n].piece), words(n + 1, n + 1 + AROUND)),
+      h("span", { class: "surprise-around" }, words(n - CONTEXT, n) + space,
+        h("b", {}, word.trim() ? word : data.tokens[n].piece), words(n + 1, n + 1 + CONTEXT)),
       soft("expected ", h("code", {}, expected.piece), ` ${percent(expected.probability)}`)],
     () => choose(n)));
   }));
@@ -97,6 +97,11 @@ function most(data, values, unit, choose) {
 
 // `data` is the JSON of explain/surprise.py's Surprise. `options`: the initial unit and position, and
 // `changed({ unit, place })`, which is called with other ones.
+/**
+ * @param {any} element
+ * @param {any} data
+ * @param {{ unit?: string, place?: any, changed?: (state: any) => void }} options
+ */
 export function mount(element, data, { unit = "nats", place, changed = () => {} } = {}) {
   const box = h("div", { class: "surprise" });
   const nats = surprisals(data);
@@ -107,37 +112,38 @@ export function mount(element, data, { unit = "nats", place, changed = () => {} 
   const build = () => {
     const values = nats.map(each => (each === null ? null : each / UNITS[state.unit]));
     const top = topOf(values);
-    const { element: tells, tell } = panel("Select a token to see what the model expected instead.");
-    tells.classList.add("shaded-tall");
+    const { element: details, show: describe } = panel("Select a token to see what the model expected instead.");
+    details.classList.add("shaded-tall");
     const strip = shadedText({ label: "The text, shaded by surprisal", tokens: data.tokens, choose: n => choose(n) });
     strip.shade(values.map(value => shadeOf(value, top)));
     const holder = h("div", { class: "surprise-holder" });
-    let drawn = null;
+    let plot = null;
     const choose = (n, quiet = false) => {
       strip.mark(n);
-      drawn?.mark(n);
-      tell(...told(data, values, state.unit, n));
+      plot?.mark(n);
+      describe(...tokenDetails(data, values, state.unit, n));
       state = { ...state, place: n };
       if (!quiet) changed({ ...state });
     };
     draw = () => {
       const width = clamp(Math.floor(element.clientWidth), 240, CHART.widest);
-      drawn = chart(values, state.unit, width);
-      drawn.picture.addEventListener("click", event => choose(drawn.nearest(event.clientX)));
-      drawn.mark(state.place);
-      holder.replaceChildren(drawn.picture);
+      plot = chart(values, state.unit, width);
+      plot.picture.addEventListener("click", event => choose(plot.nearest(event.clientX)));
+      plot.mark(state.place);
+      holder.replaceChildren(plot.picture);
     };
-    const units = inlineSelect("Surprisal in", { nats: "nats", bits: "bits" }, state.unit, "surprise-unit", name => switchTo(name));
+    const units = inlineSelect("Surprisal in", { nats: "nats", bits: "bits" }, state.unit, "surprise-unit",
+      name => switchTo(name));
     const numbers = n => (values[n] === null ? ["–", "–", "–"]
       : [shown(values[n]), percent(Math.exp(-nats[n])), withCommas(data.ranks[n])]);
     const expected = n => data.guesses[n].map(guess => `${guess.piece} ${percent(guess.probability)}`).join(" · ");
     const rows = data.tokens.map((token, n) => [String(n + 1), token.piece, ...numbers(n), expected(n)]);
-    const header = ["place", "token", state.unit, "probability", "rank", "likeliest"];
+    const header = ["position", "token", state.unit, "probability", "rank", "most probable"];
     box.replaceChildren(summary(data, state.unit), units,
       legend(`surprisal, ${state.unit}`, top, { more: values.some(value => value > top * 1.001) }),
-      tells, strip.element,
+      details, strip.element,
       h("h3", {}, "Surprisal by token"), holder,
-      h("h3", {}, "Most surprising tokens"), most(data, values, state.unit, choose),
+      h("h3", {}, "Most surprising tokens"), mostSurprising(data, values, state.unit, choose),
       table({ title: "All tokens as a table", header, rows, text: [0, 1, 5], folds: true }));
     draw();
     choose(state.place, true);

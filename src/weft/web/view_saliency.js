@@ -14,11 +14,12 @@ export function mount(main, context) {
     view.again();
   };
   const changed = ({ measure }) => context.set({ measure: measure === "norm" ? undefined : measure });
+  /** @type {any} */
   const view = {
     view: "saliency",
     reset: ["place"],
-    asked: () => ({ place: state.place === undefined ? undefined : Number(state.place) }),
-    options: () => (state.place === undefined ? [] : [`--place ${state.place}`]),
+    request: () => ({ place: state.place === undefined ? undefined : Number(state.place) }),
+    words: () => (state.place === undefined ? [] : [`--place ${state.place}`]),
     draw: (drawn, data) => saliency.mount(drawn, data, { measure: state.measure, changed, explain }),
     svg: drawn => [...drawn.querySelectorAll(".saliency-target, .shaded-text")],
   };

@@ -17,24 +17,24 @@ const MAX_LENGTH = 10_000;
 
 export async function mount(main, context) {
   const { api, state } = context;
-  const { made, area: box } = textBox("Text", debounced(() => {
+  const { field, area: box } = textBox("Text", debounced(() => {
     context.set({ text: box.value === EXAMPLE ? undefined : box.value });
-    cut(box.value);
+    tokenize(box.value);
   }), { id: "tokens-text", maxlength: MAX_LENGTH });
   box.value = state.text ?? EXAMPLE;
   const list = h("div", { class: "tokens-list" }), totals = h("div", { class: "tokens-counts" });
   const facts = h("p", { class: "tokens-facts", "aria-live": "polite" });
-  let found = [];
+  let tokenizers = [];
 
-  const cut = latest(context, list, async (ending, text) => {
-    found = (await api.post("v1/tokenizers", { input: text }, ending)).tokenizers;
+  const tokenize = latest(context, list, async (ending, text) => {
+    ({ tokenizers } = await api.post("v1/tokenizers", { input: text }, ending));
     draw(text);
   });
 
   function draw(text) {
     const characters = [...text].length, bytes = new TextEncoder().encode(text).length;
-    list.replaceChildren(...found.map(each => cutOf(each, mark)));
-    totals.replaceChildren(counts(found, characters, bytes));
+    list.replaceChildren(...tokenizers.map(each => sectionOf(each, mark)));
+    totals.replaceChildren(counts(tokenizers, characters, bytes));
     mark(null);
   }
 
@@ -56,18 +56,18 @@ export async function mount(main, context) {
       `; characters ${start + 1} to ${Math.max(start + 1, to)}.`);
   }
 
-  main.append(made, facts, list, totals,
+  main.append(field, facts, list, totals,
     saveTools({ name: "tokens", svg: () => list, command: () =>
       `weft tokenize ${shellQuote(box.value)} --tokenizer ${context.info
         ? shellQuote(`runs/${context.info.id}`) : "byte"} --ids` }));
-  await cut(box.value);
+  await tokenize(box.value);
   return {};
 }
 
 const nameOf = each => each.models.length ? each.models.join(", ")
-  : `${NAMES[each.kind]}${each.kind === "byte" ? "" : ", of this text alone"}`;
+  : `${NAMES[each.kind]}${each.kind === "byte" ? "" : ", trained on this text"}`;
 
-function cutOf(each, mark) {
+function sectionOf(each, mark) {
   const pieces = h("p", { class: "tok-pieces", role: "group", "aria-label": nameOf(each), dir: "auto" });
   each.tokens.forEach((token, place) => {
     const piece = h("span", { class: `tok-piece tok-${token.id === each.unknown ? "unknown" : place % 4}`,
@@ -86,11 +86,11 @@ function cutOf(each, mark) {
     each.error ? h("p", {}, each.error) : pieces, more > 0 && h("p", { class: "soft" }, `… and ${withCommas(more)} more`));
 }
 
-function counts(found, characters, bytes) {
+function counts(tokenizers, characters, bytes) {
   const per = (amount, tokens) => tokens ? (amount / tokens).toFixed(2) : "–";
   return table({ title: "Counts", named: true, folds: false,
     header: ["tokenizer", "tokens", "characters per token", "bytes per token", "vocabulary"],
-    rows: found.map(each => [h("bdi", {}, nameOf(each)), withCommas(each.count), per(characters, each.count),
+    rows: tokenizers.map(each => [h("bdi", {}, nameOf(each)), withCommas(each.count), per(characters, each.count),
       per(bytes, each.count), each.models.length || each.kind === "byte" ? withCommas(each.vocab_size) : "–"]) });
 }
 
