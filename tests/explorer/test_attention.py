@@ -63,7 +63,7 @@ def test_heads_are_switched_off_and_on(page: Any, at: At) -> None:
     page.locator(".attention-heads button").nth(2).wait_for()
     assert page.locator(".att-off").count() == 2
     page.locator(".attention-off .shaded-token").nth(2).click()
-    assert "nats" in page.locator(".attention-off .shaded-told").text_content()
+    assert "nats" in page.locator(".attention-off .shaded-details").text_content()
     assert page.locator(".attention-text").count() == 2
     told = page.locator(".attention-totals").text_content()
     page.reload()

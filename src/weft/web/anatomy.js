@@ -1,7 +1,7 @@
 // Parts of a model, drawn and listed. Data: columns, each a part with nested parts, and diagrams of shapes on a plane
-// whose y grows upwards (explain/anatomy/diagram.py). If there are several columns, the first diagram shows all of them.
+// whose y grows upwards (explain/anatomy/diagram.py). Of several columns, the first diagram shows all.
 import { button, h, picture, roving, s, soft, tip } from "./dom.js";
-import { withCommas as number, percent } from "./words.js";
+import { percent, withCommas as number } from "./words.js";
 
 const UNIT = 52; // pixels per unit of a diagram
 const LOOKS = { norm: "norm", attention: "attention", embedding: "table", positions: "table", logits: "out",

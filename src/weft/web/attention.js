@@ -3,7 +3,7 @@ import { button, h, isPlain, roving, select, soft } from "./dom.js";
 import { Heat } from "./attention_heat.js";
 import { lines } from "./attention_lines.js";
 import { Shades, unpackMaps } from "./attention_maps.js";
-import { numberWithin, clamp, percent, share, short } from "./words.js";
+import { clamp, numberWithin, percent, share, short } from "./words.js";
 
 const GRID_POINTS = 40; // pixels along a side of a small map
 const LISTED = 8; // heads of one role that are shown before "more" is pressed
@@ -32,8 +32,8 @@ const ROLES = {
 
 /**
  * Draw attention. `data` has parts (see explain/attention/page.py), notes, and optionally the heads with roles. The
- * options are the Explorer's: `chosen` is the initial selection, `onchoose` is called with a new one, `off` is the set of
- * heads "kind.layer.head" that are switched off, `onoff` is called to switch heads, `below` goes below the heads.
+ * options are the Explorer's: `chosen` is the initial selection, `onchoose` is called with a new one, `off` is the set
+ * of heads "kind.layer.head" that are switched off, `onoff` is called to switch heads, `below` goes below the heads.
  * @param {any} element
  * @param {any} data
  * @param {Options} options
@@ -218,7 +218,8 @@ class View {
       this.onchoose({ lines: value === "all" ? undefined : value });
     });
     this.lines = h("div", { class: "scroll", role: "region", tabindex: 0, "aria-label": "Lines between tokens" });
-    return h("div", { class: "att-lines" }, h("h3", {}, "Lines"), h("label", {}, "Show ", this.linesSelect), this.lines);
+    return h("div", { class: "att-lines" }, h("h3", {}, "Lines"), h("label", {}, "Show ", this.linesSelect),
+      this.lines);
   }
 
   // ---- selection

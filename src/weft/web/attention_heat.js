@@ -116,7 +116,8 @@ export class Heat {
     for (let n = 0; n < rows; n += step)
       labels.push({ text: this.label(maps.queries, n + visible.top), x: gutter - 5, y: header + (n + 0.5) * size });
     for (let n = 0; n < columns; n += step)
-      labels.push({ text: this.label(maps.keys, n + visible.left), x: gutter + (n + 0.5) * size, y: header - 5, across: true });
+      labels.push({ text: this.label(maps.keys, n + visible.left), x: gutter + (n + 0.5) * size, y: header - 5,
+        across: true });
     return labels;
   }
 
@@ -216,7 +217,8 @@ export class Heat {
   }
 
   inside([row, column]) {
-    return row >= this.visible.top && row < this.visible.bottom && column >= this.visible.left && column < this.visible.right;
+    const { top, bottom, left, right } = this.visible;
+    return row >= top && row < bottom && column >= left && column < right;
   }
 
   listen() {

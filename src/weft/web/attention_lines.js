@@ -1,5 +1,5 @@
-// Attention: lines of one token, as in the lecture. Tokens in two columns, lines from a query to the keys it attends to,
-// one colour per head (Vaswani et al. 2017, figure 3). Squares beside a key show how much each head attends to it.
+// Attention: lines of one token, as in the lecture. Tokens in two columns, lines from a query to its keys, one colour
+// per head (Vaswani et al. 2017, figure 3). Squares beside a key show how much each head attends to it.
 import { picture, s } from "./dom.js";
 import { clamp, share, short, textWidth } from "./words.js";
 
@@ -56,10 +56,11 @@ export function lines(maps, { layer, heads, query }, room) {
   text(cells - 6, 10, "att-end att-tiny", "head");
   heads.forEach((head, n) => {
     // the lines of several heads end side by side, so that none hides another
-    const offset = 0.6 * ROW * ((n + 0.5) / heads.length - 0.5), x = cells + n * square, weights = new Map(strongest[n]);
+    const offset = 0.6 * ROW * ((n + 0.5) / heads.length - 0.5), x = cells + n * square;
+    const weights = new Map(strongest[n]), [best] = strongest[n];
     text(x + square / 2 - 1, 10, "att-middle att-tiny", String(head));
     // lines of about the same weight are one element; a thousand elements are slow
-    const isDrawn = ([key, weight]) => rows.has(key) && (weight >= MIN_WEIGHT || weight === strongest[n][0][1]);
+    const isDrawn = ([key, weight]) => rows.has(key) && (weight >= MIN_WEIGHT || weight === best[1]);
     const lineTo = key => `M${from} ${y(start) + offset}L${to} ${y(rows.get(key)) + offset}`;
     for (const [weight, keys] of groupByWeight(strongest[n].filter(isDrawn), 40))
       parts.push(s("path", { d: keys.map(lineTo).join(""), style: { stroke: hue(head) }, fill: "none",
@@ -71,7 +72,7 @@ export function lines(maps, { layer, heads, query }, room) {
       if (root > 0)
         parts.push(s("path", { d: keys.map(key => squareAt(rows.get(key))).join(""), style: { fill: hue(head) },
           opacity: root }));
-    if (strongest[n].length) summary.push(`head ${head}: ${maps.keys[strongest[n][0][0]]} ${share(strongest[n][0][1])}`);
+    if (best) summary.push(`head ${head}: ${maps.keys[best[0]]} ${share(best[1])}`);
   });
   const label = `Lines from ${maps.queries[query]} in layer ${layer}; strongest by head: ${summary.join(", ")}`;
   return picture(width, height, { class: "att-svg", role: "img", "aria-label": label }, parts);

@@ -29,7 +29,7 @@ export function switchOffHint() {
 export function comparison(off, before, after, on) {
   const parts = [heading(off, on)];
   if (before.surprise && after.surprise) parts.push(...surprises(before.surprise, after.surprise));
-  else parts.push(h("p", {}, "There is no token to score: the model generates nothing from this text. Enter a target."));
+  else parts.push(h("p", {}, "No token to score: the model generates nothing from this text. Enter a target."));
   if (before.writes !== null) parts.push(continuations(before.writes, after.writes));
   return h("div", {}, parts);
 }

@@ -24,7 +24,7 @@ function gate(x, width, name, mean, open = true) {
   const height = open ? clamp(mean, 0, 1) * GATE_HEIGHT : 0;
   return s("g", { class: "step-gate" },
     s("rect", { class: "step-gate-frame", x: x - width / 2, y: GATE, width, height: GATE_HEIGHT, rx: 4 }),
-    s("rect", { class: "step-gate-open", x: x - width / 2, y: GATE + GATE_HEIGHT - height, width, height: height, rx: 4 }),
+    s("rect", { class: "step-gate-open", x: x - width / 2, y: GATE + GATE_HEIGHT - height, width, height, rx: 4 }),
     label(x, GATE + 17, fitText(name, width - 4)),
     s("text", { x, y: GATE + 34, "text-anchor": "middle", class: "step-gate-number" }, number(mean, 3)));
 }
@@ -58,7 +58,8 @@ const PICTURES = {
     return [...memory(width, "h"), ...inputs([z, r, n], MARGIN / 2 + 14), up(z, GATE, LINE + 9),
       path(`M${z} ${MIX}H${n - 9}`), label((z + n) / 2, MIX - 7, "1 − z"), up(n, GATE, MIX + 9),
       up(n, MIX - 9, LINE + 9),
-      right(r + boxWidth / 2, n - boxWidth / 2, GATE + GATE_HEIGHT / 2), operator(z, LINE), operator(n, LINE, true), operator(n, MIX),
+      right(r + boxWidth / 2, n - boxWidth / 2, GATE + GATE_HEIGHT / 2), operator(z, LINE), operator(n, LINE, true),
+      operator(n, MIX),
       gate(z, boxWidth, "update z", means.update), gate(r, boxWidth, "reset r", means.reset),
       gate(n, boxWidth, "new", means.candidate, false)];
   },
@@ -113,5 +114,6 @@ export function overTime(stage, { width, place }) {
   const over = gates?.axes[1].labels.map((name, n) => figure(name,
     { ...transposed(gates, at(gates.values, n)), name, gate: true, scale: signed(name) }, at(means.values, n)));
   return h("div", {}, h("h3", { class: "step-over-time" }, "Over time"), h("div", { class: "step-multiples" },
-    over ?? [], states.map(tensor => figure(tensor.name.replace(" over time", ""), transposed(tensor, tensor.values)))));
+    over ?? [], states.map(tensor =>
+      figure(tensor.name.replace(" over time", ""), transposed(tensor, tensor.values)))));
 }

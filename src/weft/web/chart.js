@@ -230,10 +230,10 @@ class Chart {
     }
     let position = "";
     if (inside) {
-      const x = frame.xOf(at), near = (data.marks ?? []).filter(mark => Math.abs(frame.xOf(mark.x) - x) < MARK_DISTANCE);
+      const x = frame.xOf(at), isNear = mark => Math.abs(frame.xOf(mark.x) - x) < MARK_DISTANCE;
       shapes.push(s("polyline", { points: coordinates([[x, frame.top], [x, frame.bottom]]) }));
-      const smoothed = data.smooth ? ", smoothed" : "", marks = near.slice(0, 2).map(mark => mark.text);
-      position = [positionText(data.x, at) + smoothed, ...marks].join(" · ");
+      const smoothed = data.smooth ? ", smoothed" : "", marks = (data.marks ?? []).filter(isNear).slice(0, 2);
+      position = [positionText(data.x, at) + smoothed, ...marks.map(mark => mark.text)].join(" · ");
     }
     this.pointer.replaceChildren(...shapes);
     const reading = position && `${position}: ${texts.join(", ")}`;

@@ -3,7 +3,7 @@
 import { Distribution, row } from "./distribution.js";
 import { button, h, roving, slider } from "./dom.js";
 import { number } from "./matrix.js";
-import { withCommas, short, sum, visibleToken } from "./words.js";
+import { short, sum, visibleToken, withCommas } from "./words.js";
 
 export const NEUTRAL = { temperature: 1, top_k: null, top_p: null };
 const MAX_ROWS = 16;

@@ -1,6 +1,6 @@
 // Distribution of the next token: as the model predicts it, and after temperature, top-k, top-p and min-p.
 import { button, h } from "./dom.js";
-import { decodeBase64, withCommas, percent } from "./words.js";
+import { decodeBase64, percent, withCommas } from "./words.js";
 
 const EXCLUDED = -9999; // log-probability that the server writes for an excluded token
 export const MAX_LISTED = 40; // most probable tokens to list

@@ -99,7 +99,7 @@ function verticalNeighbour(items, from, direction) {
 }
 
 /**
- * Move the focus among `items()` with the arrow keys, Home and End; only one of them is in the tab order. Left and right,
+ * Move the focus among `items()` with the arrow keys, Home and End; only one item is in the tab order. Left and right,
  * Home and End stay within `row(item)`.
  * @param {any} container
  * @param {() => any[]} items

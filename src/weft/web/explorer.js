@@ -33,10 +33,11 @@ function show(path, state, push) {
 function frame(info) {
   const { path, state } = address();
   navigation.replaceChildren(...views.filter(view => view.shows(info)).map(view =>
-    h("a", { href: link(view.path, { model: state.model }), "aria-current": view.path === path && "page" }, view.title)));
+    h("a", { href: link(view.path, { model: state.model }), "aria-current": view.path === path && "page" },
+      view.title)));
   navigation.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   chooser.replaceChildren(...models.length > 1
-    ? [field("Model", select(models.map(model => [model.id, model.id]), info?.id, id => open(path, { model: id }, true)))]
+    ? [field("Model", select(models.map(({ id }) => [id, id]), info?.id, id => open(path, { model: id }, true)))]
     : models.map(model => h("span", { class: "soft" }, model.id)));
 }
 
@@ -51,7 +52,8 @@ const notice = message => h("p", { class: "notice" }, message);
 function requestKey() {
   const key = h("input", { type: "password", autocomplete: "off", required: true });
   const form = h("form", { onsubmit: event => { event.preventDefault(); api.setKey(key.value); begin(); } },
-    h("p", {}, "This server requires an API key."), field("Key", key), " ", h("button", { class: "primary" }, "Continue"));
+    h("p", {}, "This server requires an API key."), field("Key", key), " ",
+    h("button", { class: "primary" }, "Continue"));
   main.replaceChildren(form);
   key.focus();
 }
@@ -111,7 +113,8 @@ async function render() {
     main.append(notice(`No model '${state.model}' on this server${info ? `; showing '${info.id}'` : ""}.`));
   }
   if (!view.shows(info)) {
-    return place.append(info ? h("p", {}, `This view is not available for a model of kind '${info.kind}'.`) : emptyFolder());
+    return place.append(info ? h("p", {}, `This view is not available for a model of kind '${info.kind}'.`)
+      : emptyFolder());
   }
   const context = {
     info, models, api, signal: end.signal, state: { ...state },

@@ -81,8 +81,8 @@ function layOut(step, width) {
         const boxWidth = (right - left - 8 * (row.length - 1)) / row.length;
         if (row.some(adds)) y += ADD - GAP;
         const folded = !open && row.every(isSummary), boxHeight = folded ? 23 : boxWidth >= WIDE_BOX ? 32 : 46;
-        row.forEach((stage, at) => boxes.set(stage.id, { stage, column, folded, left, right, width: boxWidth, height: boxHeight,
-          x: left + at * (boxWidth + 8), bottom: y }));
+        row.forEach((stage, at) => boxes.set(stage.id, { stage, column, folded, left, right,
+          width: boxWidth, height: boxHeight, x: left + at * (boxWidth + 8), bottom: y }));
         y += boxHeight + (folded ? 9 : GAP);
       }
       if (open) {

@@ -41,7 +41,8 @@ function shownKeys(shares) {
 export function keysPicture(attention, { width, head: selectedHead }) {
   const tensor = attention.scores.tensors[0], axis = tensor.axes.at(-1);
   const heads = tensor.axes.length > 1 ? tensor.values.length : 1;
-  const head = Math.min(selectedHead, heads - 1), shares = row(attention.softmax.tensors[0], head), places = shownKeys(shares);
+  const head = Math.min(selectedHead, heads - 1), shares = row(attention.softmax.tensors[0], head);
+  const places = shownKeys(shares);
   const pick = values => places.map(at => values[at]);
   const scores = pick(row(tensor, head)), masked = attention.mask ? pick(row(attention.mask.tensors[0], head)) : scores;
   const all = valuesOf(attention.values, head, heads), values = all && pick(all), probable = pick(shares);
@@ -64,14 +65,16 @@ export function keysPicture(attention, { width, head: selectedHead }) {
       s("rect", { class: "step-part-ground", x: x - 6, y: 2, width: columnWidth - 2, height: height - 4, rx: 4 }),
       s("text", { x, y: 16, class: "step-part-name" }, fitText(NAMES[name], columnWidth - 12)),
       later ? null : draw[name](x),
-      name === "mix" && !later && mixSum(attention.mix, head, { x, y: TOP + ROW * (places.length + 0.3), width: columnWidth - 14 }));
+      name === "mix" && !later && mixSum(attention.mix, head,
+        { x, y: TOP + ROW * (places.length + 0.3), width: columnWidth - 14 }));
   });
   const others = shares.length - places.length, rest = total(shares) - total(probable);
   return picture(width, height, { class: "step-keys", role: "img",
     "aria-label": `Attention of this query to ${shares.length} keys${heads > 1 ? ` in head ${head}` : ""}` },
   ...labels(names, left, TOP), ...columns,
   others ? s("text", { x: 8, y: height - 12, class: "step-part-name" },
-    fitText(`${others} more keys: ${number(Math.max(0, rest), 2)}`, left + (parts.length - 1) * columnWidth - 8)) : null);
+    fitText(`${others} more keys: ${number(Math.max(0, rest), 2)}`,
+      left + (parts.length - 1) * columnWidth - 8)) : null);
 }
 
 const labels = (names, left, top) => names.map((name, at) =>

@@ -2,7 +2,7 @@
 // takes the rest of the probability from the shorter context; columns fill in as the reader steps through them.
 import { picture, s } from "./dom.js";
 import { number } from "./matrix.js";
-import { withCommas, fitText, share, textWidth, visibleToken } from "./words.js";
+import { fitText, share, textWidth, visibleToken, withCommas } from "./words.js";
 
 const ROW = 26, TOP = 66, MIN_WIDTH = 88; // pixels: height of a row and of the heading, width of a column
 const MAX_ROWS = 14;
@@ -41,7 +41,8 @@ export function ladder(stages, stage, { width }) {
   const orders = shownOrders(stages, stage, width - 80), axis = stage.tensors[0].axes[0];
   // the most probable candidates of this order
   const probabilities = valuesOf(stage, "probability");
-  const candidates = axis.labels.map((_, at) => at).sort((a, b) => probabilities[b] - probabilities[a]).slice(0, MAX_ROWS);
+  const candidates = axis.labels.map((_, at) => at).sort((a, b) => probabilities[b] - probabilities[a])
+    .slice(0, MAX_ROWS);
   const names = candidates.map(at => visibleToken(axis.labels[at]));
   const left = Math.min(width * 0.24, 18 + Math.max(...names.map(name => textWidth(name))));
   const columnWidth = (width - left - 6) / orders.length, height = TOP + candidates.length * ROW + 8;
@@ -55,7 +56,8 @@ export function ladder(stages, stage, { width }) {
       s("text", { x, y: 34 }, fitText(contextOf(stages, orderOf(each)), columnWidth - 12)),
       s("text", { x, y: 51, class: "step-part-name" }, fitText(`${number(numbers["count of the context"] ?? 0)}×`
         + (gamma ? `, γ ${number(gamma[1], 3)}` : ""), columnWidth - 12)),
-      ...(later ? [] : candidates.map((at, y) => cell(each, at, { x, y: TOP + y * ROW, width: columnWidth - 10, top }))));
+      ...(later ? [] : candidates.map((at, y) =>
+        cell(each, at, { x, y: TOP + y * ROW, width: columnWidth - 10, top }))));
   });
   const first = names.slice(0, 4).map((name, y) => `${name} ${number(probabilities[candidates[y]], 3)}`);
   return picture(width, height, { class: "step-keys step-ladder", role: "img",

@@ -1,8 +1,8 @@
 // Logit lens: prediction of each layer if the model ended there, layers by tokens.
 import { h, roving } from "./dom.js";
-import { inlineSelect, legend, panel, indexIn } from "./shaded.js";
+import { indexIn, inlineSelect, legend, panel } from "./shaded.js";
 import { scrollRegion } from "./table.js";
-import { withCommas, percent } from "./words.js";
+import { percent, withCommas } from "./words.js";
 
 const CONTENTS = { guess: "the layer's prediction", rank: "rank of the final prediction" };
 
@@ -86,7 +86,8 @@ export function mount(element, data, { show = "guess", row, column, changed = ()
     body,
     h("tfoot", {}, h("tr", {}, h("th", { scope: "row" }, "token read"), heads(data.read))));
   roving(body, () => [...cells].reverse().flat(),
-    { row: cell => cells[cell.dataset.row], onfocus: cell => choose(Number(cell.dataset.row), Number(cell.dataset.column)) });
+    { row: cell => cells[cell.dataset.row],
+      onfocus: cell => choose(Number(cell.dataset.row), Number(cell.dataset.column)) });
   body.addEventListener("click", event => {
     const at = find(event);
     if (at) cells[at.row][at.column].focus({ preventScroll: true });
@@ -98,7 +99,7 @@ export function mount(element, data, { show = "guess", row, column, changed = ()
   body.addEventListener("pointerleave", () => describe(...cellDetails(data, names, state.row, state.column)));
   const key = h("div");
   const explain = () => key.replaceChildren(legend(
-    state.show === "rank" ? "probability of the final prediction" : "probability of the prediction", 1, { show: percent }));
+    `probability of the ${state.show === "rank" ? "final " : ""}prediction`, 1, { show: percent }));
   const chosen = inlineSelect("Each cell shows", CONTENTS, state.show, "lens-show", name => {
     state = { ...state, show: name };
     fill();

@@ -1,7 +1,7 @@
 // A tensor as a heat map, whose values the pointer and the arrow keys read, and as small strips.
 // Positive values are blue, negative ones orange with a dash, masked ones hatched: colour is never the only sign.
 import { h, isPlain, s } from "./dom.js";
-import { clamp, withCommas, fitText, minus, textWidth, visibleToken } from "./words.js";
+import { clamp, fitText, minus, textWidth, visibleToken, withCommas } from "./words.js";
 
 const LEVELS = 20; // shades
 const BARS = 96, MEAN = 26; // pixels; height of a single row, and of the mean
@@ -102,7 +102,8 @@ function shadedCells(rows, max, cell) {
 // A small strip of bars around zero: positive up, negative down, masked positions hatched.
 /**
  * @param {any[]} values
- * @param {{ x?: number, y?: number, width: number, height: number, max?: number, scale?: string, all?: boolean }} options
+ * @param {{ x?: number, y?: number, width: number, height: number, max?: number, scale?: string,
+ *   all?: boolean }} options
  */
 export function strip(values, { x = 0, y = 0, width, height, max, scale = "signed", all = false }) {
   const path = (name, d) => d.length > 0 && s("path", { class: name, d: d.join("") });
@@ -194,7 +195,8 @@ export function matrix(tensor, { width, chosen = {}, mark = null, column = null,
   const left = down ? Math.min(96, 14 + Math.max(textWidth(down.name), ...names.map(name => textWidth(name)))) : 2;
   const cell = grid(rows, width - left - (across?.labels ? 34 : 4), Boolean(across?.labels), Boolean(mean));
   const { parts, labelHeight } = axisLabels(rows, cell, [down, across], left);
-  const gridWidth = rows[0].length * cell.width, gridHeight = rows.length * cell.height, right = across?.labels ? 34 : 8;
+  const gridWidth = rows[0].length * cell.width, gridHeight = rows.length * cell.height;
+  const right = across?.labels ? 34 : 8;
   const totalHeight = labelHeight + 8 + gridHeight + (mean ? MEAN + 8 : 2);
   const frame = s("rect", { class: "step-at", width: cell.width, height: cell.height, visibility: "hidden" });
   const picture = s("svg", { class: "step-matrix", width: left + gridWidth + right, height: totalHeight,
@@ -204,8 +206,8 @@ export function matrix(tensor, { width, chosen = {}, mark = null, column = null,
     ...(rows.length === 1
       ? [strip(rows[0], { width: gridWidth, height: gridHeight, scale: tensor.scale, max: extent(tensor), all: true })]
       : shadedCells(rows, extent(tensor), cell)),
-    mark === null ? null : s("rect", { class: "step-mark", y: mark * cell.height, width: gridWidth, height: cell.height }),
-    mean ? strip(mean, { y: gridHeight + 6, width: gridWidth, height: MEAN, scale: tensor.scale, max: 1, all: true }) : null,
+    mark !== null && s("rect", { class: "step-mark", y: mark * cell.height, width: gridWidth, height: cell.height }),
+    mean && strip(mean, { y: gridHeight + 6, width: gridWidth, height: MEAN, scale: tensor.scale, max: 1, all: true }),
     column !== null && s("rect", { class: "step-mark", x: column * cell.width, width: cell.width, height: gridHeight }),
     frame));
   const output = h("output", { class: "step-readout", "aria-live": "polite" });

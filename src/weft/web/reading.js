@@ -7,8 +7,8 @@ const REFUSED = [400, 413, 422]; // errors that a person can correct in the text
 
 const sentence = text => `${text.slice(0, 1).toUpperCase()}${text.slice(1)}.`;
 
-// Run one request at a time: the next aborts the previous one, and `place` is busy meanwhile. `work(signal, …)` sends it;
-// errors are shown by the page unless `refused(error)` returns true.
+// Run one request at a time: the next aborts the previous one, and `place` is busy meanwhile. `work(signal, …)` sends
+// it; errors are shown by the page unless `refused(error)` returns true.
 export function latest(context, place, work, refused = _ => false) {
   let running = null;
   return async (...args) => {
@@ -81,8 +81,8 @@ export async function readingView(main, context, options) {
   textField.area.value = state.text ?? "";
   targetBox.area.value = state.target ?? "";
   const command = () => explainCommand(info, view, { ...state, target: target && state.target }, ...words());
-  main.append(h("div", { class: "reading-boxes" }, textField.field, info.writes && target ? targetBox.field : ""), origin,
-    ...controls, problem, h("h2", { class: "unseen" }, "The text as the model reads it"), drawn, about);
+  const boxes = h("div", { class: "reading-boxes" }, textField.field, info.writes && target ? targetBox.field : "");
+  main.append(boxes, origin, ...controls, problem, h("h2", { class: "unseen" }, "The text as the model reads it"), drawn, about);
   const row = saveTools({ svg: () => svg(drawn), name: view, command }); // once there is something to save
 
   const first = load();

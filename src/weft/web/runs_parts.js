@@ -11,7 +11,7 @@ export const STATES = { running: "running", finished: "finished", interrupted: "
 
 const COLUMNS = ["run", "objective", "model", "steps", "best", "state", "age"];
 
-// The list of runs. `now` is the server's time, `chosen` the selected names; `choose(name, on)` selects or deselects one.
+// The list of runs. `now` is the server's time, `chosen` the selected names; `choose(name, on)` selects or deselects.
 export function listOf(runs, now, chosen, choose) {
   const row = run => {
     const box = h("input", { type: "checkbox", value: run.name, checked: chosen.includes(run.name),

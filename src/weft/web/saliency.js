@@ -1,6 +1,6 @@
 // Saliency: tokens that a prediction depends on, by the gradient of its log-probability.
 import { h, soft } from "./dom.js";
-import { inlineSelect, legend, panel, shadeOf, shadedText } from "./shaded.js";
+import { inlineSelect, legend, panel, shadedText, shadeOf } from "./shaded.js";
 import { table } from "./table.js";
 import { minus, percent } from "./words.js";
 
@@ -17,7 +17,8 @@ function heading(data, isNext) {
   const kind = isNext ? "The model's next token, " : "";
   const condition = data.masked ? ", masked and predicted from both sides" : "";
   const probability = `probability ${percent(Math.exp(data.log_prob))}, log p ${minus(data.log_prob.toFixed(2))} nats`;
-  return h("p", { class: "saliency-target" }, kind, h("b", {}, data.target), `${condition}: ${probability}. It depends on:`);
+  return h("p", { class: "saliency-target" }, kind, h("b", {}, data.target),
+    `${condition}: ${probability}. It depends on:`);
 }
 
 // The most important tokens of all sides, with bars; those that lower log p are hatched.
@@ -54,7 +55,8 @@ export function mount(element, data, { measure = "norm", explain = null, changed
   const tokens = [...text.tokens, ...data.rest, ...(hasNext ? [NEXT] : [])];
   const target = data.masked ? data.place : data.place + 1;
   const strips = data.sides.slice(0, -1).map(side =>
-    shadedText({ label: `The ${side.name}`, tokens: side.tokens, choose: describeToken(side), point: describeToken(side) }));
+    shadedText({ label: `The ${side.name}`, tokens: side.tokens, choose: describeToken(side),
+      point: describeToken(side) }));
   const textStrip = shadedText(explain === null
     ? { label: "The text", tokens: text.tokens, choose: describeToken(text) }
     : { label: "The text; select the token to explain", tokens, point: describeToken(text),

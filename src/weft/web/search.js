@@ -1,7 +1,7 @@
 // Greedy search, beam search and sampling as trees that grow one token at a time.
-import { prefersReducedMotion, h, picture, s, soft } from "./dom.js";
+import { h, picture, prefersReducedMotion, s, soft } from "./dom.js";
 import { player } from "./player.js";
-import { panel, indexIn } from "./shaded.js";
+import { indexIn, panel } from "./shaded.js";
 import { scrollRegion, table } from "./table.js";
 import { clamp, minus, percent, showWhitespace } from "./words.js";
 
@@ -28,7 +28,8 @@ function branch(node, position) {
   const { start_x: fromX, start_y: fromY } = position;
   const curveStart = position.label_x - CURVE;
   const bend = curveStart + CURVE / 2;
-  const edge = `M${fromX} ${fromY}H${curveStart}C${bend} ${fromY} ${bend} ${position.y} ${position.label_x} ${position.y}H${position.x}`;
+  const curve = `C${bend} ${fromY} ${bend} ${position.y} ${position.label_x} ${position.y}`;
+  const edge = `M${fromX} ${fromY}H${curveStart}${curve}H${position.x}`;
   return s("g", {},
     s("title", {}, `log p ${fixed(node.logprob)}, total ${fixed(node.total)}`),
     s("path", { d: edge }),
@@ -97,8 +98,8 @@ function drawing(tree, layout, describe) {
  * @param {{ step?: any, play?: boolean, changed?: (state: { step: number | undefined }) => void }} options
  */
 export function mount(element, data, { step, play = false, changed = () => {} } = {}) {
-  const { element: details, show: describe } = panel("Bold paths lead to the result, dashed ones were considered and dropped. "
-    + "Point at a node for details.");
+  const { element: details, show: describe } = panel(
+    "Bold paths lead to the result, dashed ones were considered and dropped. Point at a node for details.");
   const trees = data.trees.map((tree, n) => drawing(tree, data.layouts[n], describe));
   const last = Math.max(...trees.map(tree => tree.steps)); // tokens; one more step shows the final texts
   let at = last + 1;

@@ -88,7 +88,8 @@ export function stagePanel(step, stage, { width, chosen, setHead, data, hooks })
     picked: data.picked, append: hooks.append,
     change: hooks.settings && (settings => { data.settings = settings; hooks.settings(settings); }),
     pick: id => { data.picked = id; hooks.pick?.(id); } }) : null;
-  const attention = attentionOf(step.stages, stage), cell = cellOf(step.stages, stage, step.place), order = isOrder(stage);
+  const attention = attentionOf(step.stages, stage), cell = cellOf(step.stages, stage, step.place);
+  const order = isOrder(stage);
   const folded = isSummary(stage) && step.stages.filter(each => groupOf(each) === stage.id).length === 1;
   const here = stage.id.startsWith("source") ? sourcePosition(step) : stage.id.endsWith(".tokens") ? step.place : null;
 
@@ -109,8 +110,8 @@ export function stagePanel(step, stage, { width, chosen, setHead, data, hooks })
     choosing?.element, headChooser(stage, chosen, setHead),
     attention && scrollBox(keysPicture(attention, { width: width - 2, head: chosen.head })),
     cell && cellPicture(cell.kind, cell.means, width),
-    order && scrollBox(ladder(step.stages, stage, { width: width - 2 })), order && h("p", { class: "soft" }, LADDER_HINT),
-    order ? h("details", { class: "step-more" }, h("summary", {}, "All values"), others.map(figure)) : others.map(figure),
+    ...order ? [scrollBox(ladder(step.stages, stage, { width: width - 2 })), h("p", { class: "soft" }, LADDER_HINT),
+      h("details", { class: "step-more" }, h("summary", {}, "All values"), others.map(figure))] : others.map(figure),
     overTime(stage, { width, place: step.place }), costText(stage.cost), sourceCode(stage.source, hooks)];
   return { children: children.flat().filter(Boolean), choosing };
 }

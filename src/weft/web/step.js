@@ -1,11 +1,11 @@
 // Inside a step: the path of one token through a model, stage by stage. `mount(element, data, hooks)` draws a response
 // of /v1/explain/step: the flow, the player, and the current stage enlarged. A standalone page has no hooks.
-import { prefersReducedMotion, h, select } from "./dom.js";
-import { adds, withDrawnInputs, flow, groupOf } from "./flow.js";
+import { h, prefersReducedMotion, select } from "./dom.js";
+import { adds, flow, groupOf, withDrawnInputs } from "./flow.js";
 import { headsOf } from "./matrix.js";
 import { player } from "./player.js";
 import { stagePanel } from "./stage.js";
-import { numberWithin, clamp } from "./words.js";
+import { clamp, numberWithin } from "./words.js";
 
 const PACE = 1600, TRAVEL = 520; // milliseconds per stage, and of the dots between stages
 const MIN_WIDTH = 280, MIN_HEIGHT = 260; // pixels

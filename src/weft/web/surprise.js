@@ -1,8 +1,8 @@
 // Surprisal of each token of a text, and the tokens that the model expected instead.
 import { button, h, picture, s, soft } from "./dom.js";
-import { inlineSelect, legend, predictionList, panel, splitSpace, indexIn, shadeOf, shadedText } from "./shaded.js";
+import { indexIn, inlineSelect, legend, panel, predictionList, shadedText, shadeOf, splitSpace } from "./shaded.js";
 import { facts, table } from "./table.js";
-import { clamp, withCommas, formatLarge, mean as meanOf, percent, sum as total } from "./words.js";
+import { clamp, formatLarge, mean as meanOf, percent, sum as total, withCommas } from "./words.js";
 
 const UNITS = { nats: 1, bits: Math.LN2 }; // nats per unit
 const TOPS = [1, 2, 4, 6, 8, 10, 12, 16]; // candidate values for the darkest shade

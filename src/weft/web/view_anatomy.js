@@ -5,7 +5,7 @@ import * as costs from "./costs.js";
 import { button, field, h, select } from "./dom.js";
 import * as graph from "./graph.js";
 import { latest } from "./reading.js";
-import { shellQuote, saveTools } from "./save.js";
+import { saveTools, shellQuote } from "./save.js";
 import { table } from "./table.js";
 
 export const title = "Anatomy";

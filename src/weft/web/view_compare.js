@@ -24,7 +24,8 @@ export async function mount(main, context) {
   const studies = (await api.get("v1/comparisons", signal)).data;
   if (!studies.length) {
     main.append(h("p", {}, "No comparisons in this server's folders. These commands make one; "
-      + "then serve its folder along with the runs: weft serve runs comparisons"), ...COMMANDS.map(line => h("pre", {}, line)));
+      + "then serve its folder along with the runs: weft serve runs comparisons"),
+    ...COMMANDS.map(line => h("pre", {}, line)));
     return {};
   }
   const place = h("div");

@@ -1,9 +1,9 @@
 // Runs: training curves, live and overlaid, samples, differences between recipes, and events.
 import { mount as mountChart } from "./chart.js";
 import { button, debounced, field, h, select } from "./dom.js";
-import { AXES, add, axisOf, charts, empty } from "./runs_curves.js";
-import { STATES, events, listOf, noRuns, recipes, sampleOf } from "./runs_parts.js";
-import { shellQuote, saveTools } from "./save.js";
+import { add, AXES, axisOf, charts, empty } from "./runs_curves.js";
+import { events, listOf, noRuns, recipes, sampleOf, STATES } from "./runs_parts.js";
+import { saveTools, shellQuote } from "./save.js";
 import { scrollRegion } from "./table.js";
 import { numberWithin, withCommas } from "./words.js";
 
@@ -15,7 +15,8 @@ export const shows = () => true;
 const POLL_MS = 2000, IDLE_MS = 8000; // between requests while a run is training, and while none is
 const MAX_CHOSEN = 12; // runs shown together
 const descending = key => (a, b) => (b[key] ?? -Infinity) - (a[key] ?? -Infinity);
-const byBest = (a, b) => (a.metric ?? "~").localeCompare(b.metric ?? "~") || (a.best ?? Infinity) - (b.best ?? Infinity);
+const byBest = (a, b) => (a.metric ?? "~").localeCompare(b.metric ?? "~")
+  || (a.best ?? Infinity) - (b.best ?? Infinity);
 const SORTS = {
   changed: { label: "last changed", order: descending("changed") },
   name: { label: "name", order: (a, b) => a.name.localeCompare(b.name) },
@@ -73,7 +74,8 @@ class Runs {
     await this.loadList();
     if (!this.chosen.length) {
       const running = this.rows.find(run => run.state === "running");
-      this.chosen = [running ?? this.rows.find(run => run.steps_done > 1) ?? this.rows[0]].filter(Boolean).map(run => run.name);
+      const first = running ?? this.rows.find(run => run.steps_done > 1) ?? this.rows[0];
+      this.chosen = first ? [first.name] : [];
     }
     this.showList();
     const first = this.list.querySelector(".marked");
@@ -102,7 +104,8 @@ class Runs {
       return run.problem !== before;
     }
     try {
-      run.reading ??= this.read(run).finally(() => { run.reading = null; }); // concurrent requests would add lines twice
+      // concurrent requests would add lines twice
+      run.reading ??= this.read(run).finally(() => { run.reading = null; });
       const grew = await run.reading;
       run.problem = null;
       return grew || Boolean(before);
@@ -188,7 +191,8 @@ class Runs {
     const text = run => [run.name, run.objective, run.model, STATES[run.state]].join(" ").toLowerCase();
     const { order } = SORTS[sort] ?? SORTS.changed;
     const found = this.rows.filter(run => text(run).includes(find.toLowerCase())).sort(order);
-    const focused = this.list.contains(document.activeElement) ? /** @type {HTMLInputElement} */ (document.activeElement).value : null;
+    const active = /** @type {HTMLInputElement} */ (document.activeElement);
+    const focused = this.list.contains(active) ? active.value : null;
     this.list.replaceChildren(listOf(found, this.now, this.chosen, (name, chosen) => this.choose(name, chosen)));
     if (focused !== null) [...this.list.querySelectorAll("input")].find(box => box.value === focused)?.focus();
     for (const part of this.parts) part.hidden = !this.rows.length;
@@ -229,8 +233,8 @@ class Runs {
       this.showCurves();
     });
     this.resetZoom = button("Reset zoom", () => this.zoomTo(null));
-    return h("div", { class: "fields" }, field("Horizontal axis", axis), field("Smoothing", smooth), box("log x", "logx"),
-      box("log y", "logy"), this.resetZoom);
+    return h("div", { class: "fields" }, field("Horizontal axis", axis), field("Smoothing", smooth),
+      box("log x", "logx"), box("log y", "logy"), this.resetZoom);
   }
 
   zoomTo(range, from = null) {
@@ -301,8 +305,8 @@ class Runs {
       output.textContent = place === "end" ? "at the end" : `at step ${withCommas(place)}`;
       texts.replaceChildren(...runs.map(run => sampleOf(run, place, runs.length > 1)));
     };
-    const slider = h("input", { type: "range", min: 0, max: last, value: selected < 0 ? last : selected, class: "runs-slider",
-      oninput: () => {
+    const slider = h("input", { type: "range", class: "runs-slider", min: 0, max: last,
+      value: selected < 0 ? last : selected, oninput: () => {
         const place = places[Number(slider.value)];
         set({ at: place === places[last] ? undefined : String(place) });
         draw(place);

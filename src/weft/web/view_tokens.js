@@ -1,7 +1,7 @@
 // Tokens: how all available tokenizers split a text, live and side by side.
 import { debounced, h, roving, soft } from "./dom.js";
 import { latest, textBox } from "./reading.js";
-import { shellQuote, saveTools } from "./save.js";
+import { saveTools, shellQuote } from "./save.js";
 import { table } from "./table.js";
 import { withCommas } from "./words.js";
 
@@ -83,7 +83,8 @@ function sectionOf(each, mark) {
   const kind = each.models.length ? ` ${NAMES[each.kind]}, ${withCommas(each.vocab_size)} in the vocabulary` : "";
   return h("section", { class: "tok-row" }, h("h2", { class: "tokens-name" }, h("bdi", {}, nameOf(each))),
     soft(`${withCommas(each.count)} ${each.count === 1 ? "token" : "tokens"}${kind && `;${kind}`}`),
-    each.error ? h("p", {}, each.error) : pieces, more > 0 && h("p", { class: "soft" }, `… and ${withCommas(more)} more`));
+    each.error ? h("p", {}, each.error) : pieces,
+    more > 0 && h("p", { class: "soft" }, `… and ${withCommas(more)} more`));
 }
 
 function counts(tokenizers, characters, bytes) {

@@ -65,7 +65,8 @@ class Writer {
 
   build() {
     const { prompt: promptLabel, text: textLabel } = LABELS[this.chats ? "chat" : this.info.writes ? "pairs" : "text"];
-    const { field, area } = textBox(promptLabel, debounced(() => this.setInput(area.value)), { id: "write-prompt", rows: 2 });
+    const { field, area } = textBox(promptLabel, debounced(() => this.setInput(area.value)),
+      { id: "write-prompt", rows: 2 });
     this.prompt = area;
     this.text = h("div", { class: "write-text", role: "listbox", "aria-label": textLabel,
       "aria-orientation": "horizontal", dir: "auto" });
@@ -88,7 +89,8 @@ class Writer {
       h("div", { class: "write-columns" },
         h("div", { class: "write-main" }, mode, this.transcript,
           field, h("p", { class: "soft write-label" }, textLabel), this.text,
-          h("div", { class: "fields" }, this.stopButton, this.continueButton, this.restartButton, this.sendButton, this.state),
+          h("div", { class: "fields" }, this.stopButton, this.continueButton, this.restartButton, this.sendButton,
+            this.state),
           h("p", { class: "soft write-hint" }, "Darker tokens were more surprising to the model. "
             + "Point at one or use the arrow keys to see alternatives."),
           this.treeBox),
@@ -106,7 +108,8 @@ class Writer {
     const placeOf = target => this.spans().indexOf(target.closest("[role=option]"));
     roving(this.text, () => this.spans(), { onfocus: span => this.select(placeOf(span)) });
     this.text.addEventListener("pointerover", event => {
-      if (event.pointerType === "mouse" && !this.pinned && placeOf(event.target) >= 0) this.select(placeOf(event.target));
+      const place = placeOf(event.target);
+      if (event.pointerType === "mouse" && !this.pinned && place >= 0) this.select(place);
     });
     this.text.addEventListener("click", event => {
       const span = event.target.closest("[role=option]");
