@@ -24,7 +24,7 @@ help:
 	@echo "make test-bounds  the command line with the lowest and with the newest versions of what weft needs"
 	@echo "make coverage     which lines and branches the tests of make test run"
 	@echo "make dist         the wheel and the source archive, in dist/"
-	@echo "make lint         ruff and mypy"
+	@echo "make lint         ruff, mypy, and tsc for JavaScript (with npm)"
 	@echo "make format       let ruff format the code"
 	@echo "make bench        the benchmarks that need no GPU"
 	@echo "make docs         this documentation as a site, in site/: every command on it is run; weft docs opens it"
@@ -121,6 +121,9 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	@if command -v npm > /dev/null; then \
+	  npm install --silent --no-save --prefix $(VENV) typescript@5.9.3 > /dev/null && $(VENV)/node_modules/.bin/tsc -p .; \
+	else echo "npm is not installed: the JavaScript of src/weft/web is not checked"; fi
 
 format: install
 	$(BIN)/ruff format .

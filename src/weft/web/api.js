@@ -1,5 +1,5 @@
 // Requests to the server. A failure is an ApiError with the server's message; status 0 means no response.
-export class ApiError extends Error {
+class ApiError extends Error {
   constructor(status, message) { super(message); this.status = status; }
 }
 

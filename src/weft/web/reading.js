@@ -82,7 +82,8 @@ export async function readingView(main, context, options) {
   targetBox.area.value = state.target ?? "";
   const command = () => explainCommand(info, view, { ...state, target: target && state.target }, ...words());
   const boxes = h("div", { class: "reading-boxes" }, textField.field, info.writes && target ? targetBox.field : "");
-  main.append(boxes, origin, ...controls, problem, h("h2", { class: "unseen" }, "The text as the model reads it"), drawn, about);
+  main.append(boxes, origin, ...controls, problem, h("h2", { class: "unseen" }, "The text as the model reads it"),
+    drawn, about);
   const row = saveTools({ svg: () => svg(drawn), name: view, command }); // once there is something to save
 
   const first = load();
