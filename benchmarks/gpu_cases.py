@@ -145,11 +145,11 @@ class Bench:
 
 def token_loss_of(settings: NextToken) -> LossFunction:
     """The loss of the next token with these settings."""
-    return lambda model, features, batch: token_loss(settings, model, features, batch)
+    return lambda model, features, batch: token_loss(model, features, batch, settings=settings)
 
 
 def gpt2_weft(bench: Bench, size: Size) -> Step:
-    settings = gpt(size.layers, size.d_model, size.heads, size.length, size.vocab_size)
+    settings = gpt(size.layers, size.d_model, size.heads, context=size.length, vocab_size=size.vocab_size)
     return bench.ours(settings, Batch(*bench.text(size)), token_loss_of(NextToken()))
 
 
@@ -189,7 +189,7 @@ def documents(bench: Bench, size: Size) -> tuple[Tensor, Tensor]:
 
 
 def packed_weft(bench: Bench, size: Size) -> Step:
-    settings = gpt(size.layers, size.d_model, size.heads, size.length, size.vocab_size)
+    settings = gpt(size.layers, size.d_model, size.heads, context=size.length, vocab_size=size.vocab_size)
     ids, places = documents(bench, size)
     batch = Batch(*bench.text(size), positions=places, documents=ids)
     return bench.ours(settings, batch, token_loss_of(NextToken()), capture=False)
@@ -221,7 +221,9 @@ def gpt2_transformers(bench: Bench, size: Size, **given: Tensor) -> Step:
 
 
 def llama_weft(bench: Bench, size: Size) -> Step:
-    settings = llama(size.layers, size.d_model, size.heads, size.d_ff, size.length, vocab_size=size.vocab_size)
+    settings = llama(
+        size.layers, size.d_model, size.heads, d_ff=size.d_ff, context=size.length, vocab_size=size.vocab_size
+    )
     return bench.ours(settings, Batch(*bench.text(size)), token_loss_of(NextToken()))
 
 
@@ -258,7 +260,9 @@ def bert_weft(bench: Bench, size: Size) -> Step:
     tokens, places, words = _masked(bench, size)
     targets = torch.zeros_like(tokens).scatter(1, places, words)
     mask = torch.zeros_like(tokens, dtype=torch.bool).scatter(1, places, True)
-    settings = bert(size.layers, size.d_model, size.heads, size.vocab_size, size.length).replace(head=MaskedLMHead())
+    settings = bert(size.layers, size.d_model, size.heads, vocab_size=size.vocab_size, context=size.length).replace(
+        head=MaskedLMHead()
+    )
     return bench.ours(settings, Batch(tokens, targets, loss_mask=mask, counted=words.numel()), masked_loss)
 
 
@@ -285,7 +289,13 @@ def bert_transformers(bench: Bench, size: Size) -> Step:
 def vaswani_weft(bench: Bench, size: Size) -> Step:
     source = bench.random(size, size.rows, size.length)
     settings = vaswani(
-        size.layers, size.d_model, size.heads, size.d_ff, 0.1, vocab_size=size.vocab_size, context=size.length
+        size.layers,
+        size.d_model,
+        size.heads,
+        d_ff=size.d_ff,
+        dropout=0.1,
+        vocab_size=size.vocab_size,
+        context=size.length,
     )
     batch = _Unpadded(*bench.text(size), source=Source(source, None))  # type: ignore[arg-type]
     return bench.ours(settings, batch, token_loss_of(NextToken(smoothing=0.1)))

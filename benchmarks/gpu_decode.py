@@ -32,9 +32,10 @@ from torch import Tensor
 
 from weft.costs.memory import cache_bytes
 from weft.decode.config import Sampling
+from weft.decode.fast.cuda import CUDAFastPath
 from weft.decode.fast.cuda_graphs import DeviceSampler, GraphStep
 from weft.decode.fast.quantize import quantize
-from weft.decode.fast.stepper import Stepper, cuda_fast_path
+from weft.decode.fast.stepper import Stepper
 from weft.decode.generate import generate
 from weft.models.build import build as build_model
 from weft.models.config import Decoder
@@ -62,7 +63,7 @@ class Bench:
         self.out: Path | None = options.out
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.rounds = 1 if options.tiny else 3
-        self.config = llama(2, 128, 4, 256, vocab_size=256) if options.tiny else llama(32, 4096, 32, 11008)
+        self.config = llama(2, 128, 4, d_ff=256, vocab_size=256) if options.tiny else llama(32, 4096, 32, d_ff=11008)
         self.model: Any = None
         self.kind: str | None = None
 
@@ -137,9 +138,9 @@ def build(config: Decoder, device: torch.device, dtype: torch.dtype) -> Any:
 def check(bench: Bench) -> None:
     """The captured steps against the plain step, on small models, for one row and for three of unequal length."""
     shapes = {
-        "llama": llama(4, 512, 8, 1408, vocab_size=1000),
-        "llama, shared": llama(4, 512, 8, 1408, vocab_size=1000, kv_heads=2, tied=True),
-        "gpt": gpt(4, 256, 4, 512, vocab_size=1000),
+        "llama": llama(4, 512, 8, d_ff=1408, vocab_size=1000),
+        "llama, shared": llama(4, 512, 8, d_ff=1408, vocab_size=1000, kv_heads=2, tied=True),
+        "gpt": gpt(4, 256, 4, context=512, vocab_size=1000),
     }
     for name, config in shapes.items():
         for width in ("bf16", "int8", "int4"):
@@ -176,7 +177,7 @@ def compared(bench: Bench, model: Any, batch: int) -> tuple[float, str]:
     """The largest difference of logits over a prompt and 40 steps, as a share of the largest logit."""
     lengths = torch.tensor([200, 17, 129][:batch], device=bench.device)
     prompt = torch.randint(1000, (batch, 200), device=bench.device)
-    plain, fixed = model.start(batch, 360), Stepper(model, batch, 200, 360)
+    plain, fixed = model.start(batch, 360), Stepper(model, batch, prompt_tokens=200, limit=360)
     given = lengths if batch > 1 else None
     ours = model.head(model.advance(prompt, plain, given)[:, :17])
     theirs = model.head(fixed.read(prompt, given)[:, :17])
@@ -185,7 +186,7 @@ def compared(bench: Bench, model: Any, batch: int) -> tuple[float, str]:
         tokens = torch.randint(1000, (batch,), device=bench.device)
         a, b = model.step(tokens.unsqueeze(1), plain)[:, -1].float(), fixed.step(tokens).float()
         worst = max(worst, float((a - b).abs().max() / a.abs().max()))
-    return worst, "general" if cuda_fast_path(model, fixed.state) is None else "fast path"
+    return worst, "fast path" if CUDAFastPath.fits(model, fixed.state) else "general"
 
 
 def decoding(bench: Bench, part: str, kind: str, batch: int) -> None:
@@ -240,8 +241,8 @@ def step_seconds(bench: Bench, model: Any, batch: int, context: int, room: int) 
     rngs = [torch.Generator() for _ in range(batch)]
     repeats = min(room - context, 8 if bench.tiny else 64)
     settings = [Sampling(temperature=0.0)] * batch
-    sampler = DeviceSampler(settings, rngs, 3 * repeats, bench.config.vocab_size, bench.device)
-    step = GraphStep(model, state, cuda_fast_path(model, state), sampler)
+    sampler = DeviceSampler(settings, rngs, steps=3 * repeats, vocab_size=bench.config.vocab_size, device=bench.device)
+    step = GraphStep(model, state, sampler)
     step()
     best = float("inf")
     for _ in range(2):
@@ -263,7 +264,7 @@ def prefill(bench: Bench) -> None:
     tokens = torch.randint(config.vocab_size, (1, length), device=bench.device)
     inside = sum(p.numel() for p in model.decoder.parameters() if p.dim() == 2)
     products, scores = 2 * inside * length, 2 * length**2 * config.d_model * config.layers
-    stepper = Stepper(model, 1, length, length + 1)
+    stepper = Stepper(model, 1, prompt_tokens=length, limit=length + 1)
     times = []
     for number in range(1 if bench.tiny else 4):
         stepper.truncate(0)
@@ -315,7 +316,7 @@ def chain_seconds(launch: Callable[[int], Any], count: int = 24) -> float:
 def tune(bench: Bench) -> None:
     """Tiles for each matrix, best first, and attention's shape; the parts that follow use the best of them.
 
-    The lines `TILES` and `CROWD, BLOCK` are what `fast/kernels.py` and `fast/attend.py` keep.
+    The lines `TILES` and `PROGRAMS_PER_SM, KEY_BLOCK` are what `fast/kernels.py` and `fast/attend.py` keep.
     """
     from weft.decode.fast import attend, kernels
 
@@ -345,8 +346,8 @@ def tune(bench: Bench) -> None:
         line = f"attention over {PROMPT + NEW // 2} and out, {bits} bits: crowd/block {shown}"
         bench.say("tune", line, bits=bits, microseconds={str(key): seconds * 1e6 for key, seconds in pairs})
         if pairs and bits == 16:
-            attend.CROWD, attend.BLOCK = pairs[0][0]
-            bench.say("tune", f"CROWD, BLOCK = {pairs[0][0]}", attention=pairs[0][0])
+            attend.PROGRAMS_PER_SM, attend.KEY_BLOCK = pairs[0][0]
+            bench.say("tune", f"PROGRAMS_PER_SM, KEY_BLOCK = {pairs[0][0]}", attention=pairs[0][0])
 
 
 def _tile(tile: tuple[int, int, int] | None) -> str:
@@ -409,7 +410,7 @@ def attention_seconds(bench: Bench, bits: int) -> dict[tuple[int, int], float]:
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     results: dict[tuple[int, int], float] = {}
     for crowd, block in CROWDS:
-        attention = attend.Attention(1, heads, heads, D // heads, device, crowd * processors, False)
+        attention = attend.DecodeAttention(1, heads, heads, D // heads, device, crowd * processors, False)
         attention.block = block
 
         def launch(n: int, attention: Any = attention) -> Tensor:

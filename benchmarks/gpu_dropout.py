@@ -29,7 +29,7 @@ def fused(qkv: QKV, mask: AttentionMask, scoring: attention_paths.Scoring) -> to
     """Attention as PyTorch fuses it, with its own dropout; every row is whole here, so masks are not needed."""
     assert scoring.dropping is not None
     return F.scaled_dot_product_attention(
-        *qkv.repeated(), dropout_p=scoring.dropping.p, is_causal=mask.mask.triangular, scale=scoring.scale
+        *qkv.repeat_kv(), dropout_p=scoring.p, is_causal=mask.mask.triangular, scale=scoring.scale
     )
 
 
@@ -42,8 +42,8 @@ def timed(name: str, way: str, compiled: bool, steps: int) -> tuple[float, float
     """Tokens a second and GiB at the peak."""
     torch.manual_seed(0)
     torch._dynamo.reset()
-    own = attention_paths.dropped_attention
-    attention_paths.dropped_attention = fused if way == "torch" else own
+    own = attention_paths.dropout_attention
+    attention_paths.dropout_attention = fused if way == "torch" else own
     try:
         model = build(settings(name, 0.0 if way == "none" else 0.1)).cuda().train()
         assert isinstance(model, LanguageModel)
@@ -64,7 +64,7 @@ def timed(name: str, way: str, compiled: bool, steps: int) -> tuple[float, float
         torch.cuda.synchronize()
         took = time.perf_counter() - started
     finally:
-        attention_paths.dropped_attention = own
+        attention_paths.dropout_attention = own
     return rows * length * steps / took, torch.cuda.max_memory_allocated() / 2**30
 
 

@@ -272,10 +272,10 @@ def overhead(given: argparse.Namespace) -> None:
     from weft.recipe.settle import Facts, settle
     from weft.runs.folder import RunFolder
     from weft.training import optimizer, start
-    from weft.training.learner import fitted
+    from weft.training.learner import prepare_model
     from weft.training.loader import Loader
     from weft.training.step import OptimisationStep
-    from weft.training.worker import Worker
+    from weft.training.worker import TrainingWorker
 
     sizes = (12, 768, 12, 256, 8192) if GPU and not given.tiny else (2, 64, 2, 32, 256)
     rows, steps = 16, 100
@@ -283,7 +283,9 @@ def overhead(given: argparse.Namespace) -> None:
     changes = [f"batch.size={rows}", f"batch.length={sizes[3]}", f"steps={steps}", "log.every=10", "tokenizer=byte"]
     changes += [f"checkpoint.every={steps}", f"precision={precision}", "compile=false", f"model.vocab_size={sizes[4]}"]
     recipe = settle(resolve("gpt-tiny", changes), Facts(10**7, sizes[4]))[0]
-    recipe = recipe.replace(model=gpt(*sizes), batch=recipe.batch.replace(micro=rows))
+    recipe = recipe.replace(
+        model=gpt(*sizes[:3], context=sizes[3], vocab_size=sizes[4]), batch=recipe.batch.replace(micro=rows)
+    )
     text = torch.randint(sizes[4], (rows, sizes[3] + 1))
     batch = Batch(text[:, :-1].contiguous(), text[:, 1:].contiguous())
     take = OptimisationStep.__call__
@@ -291,7 +293,8 @@ def overhead(given: argparse.Namespace) -> None:
     class OneBatch(NextToken):
         """The same batch at every step."""
 
-        loader, fingerprints, holds_out = Loader(lambda *place: batch, float, rows, "row", rows), (), False
+        loader = Loader(lambda *place: batch, lambda step: rows, float, min_rows=rows, row="row", micro=rows)
+        fingerprints, holds_out = (), False
 
     gaps: list[float] = []  # between the end of a step and the beginning of the next
     ended = None
@@ -306,12 +309,12 @@ def overhead(given: argparse.Namespace) -> None:
     OptimisationStep.__call__ = timed  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
         run = RunFolder(folder)
-        start.train(recipe, run, OneBatch(recipe, run), Worker(DEVICE, quiet=True))
+        start.train(recipe, run, OneBatch(recipe, run), worker=TrainingWorker(DEVICE, quiet=True))
         laps = [json.loads(line) for line in run.timings.read_text().splitlines()]
     OptimisationStep.__call__ = take  # type: ignore[method-assign]
     whole = sorted(lap["seconds"] / lap["steps"] for lap in laps[2:])
     model = build(recipe.model).to(DEVICE).train()
-    fitted(model, recipe)
+    prepare_model(model, recipe)
     loss = OneBatch(recipe, run).loss
     bare_step = OptimisationStep(
         Parallel(model), optimizer.build(recipe.optimizer, model), loss, DEVICE, recipe.precision, 1.0

@@ -45,7 +45,7 @@ from weft.text.token_bytes import byte_tokens
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from tests.interop import test_ctranslate2 as ct2
+from tests.interop import ctranslate2_models as ct2
 from tests.text import test_sentencepiece as sp
 
 SECONDS, BYTES = 10, 2 << 30
@@ -111,16 +111,15 @@ def _nanogpt(old: bool) -> Callable[[Path], Files]:
 
 
 def _ctranslate2(folder: Path) -> Files:
-    made = ct2.binary(*ct2.variables(ct2.made(ct2.MODELS["marian"])))
+    made = ct2.binary(*ct2.variables(ct2.random_model(ct2.MODELS["marian"])))
     ct2.folder(folder / "m", made)
     return _files(folder, "m/model.bin")
 
 
 def _ctranslate2_first(folder: Path) -> Files:
     """Version 1: without a kind, by OpenNMT-tf's names."""
-    found, aliases = ct2.variables(ct2.made(ct2.MODELS["opennmt"]))
-    data = ct2.binary(ct2.first_names(found, aliases), {}, "", version=2, revision=1)[:-4]
-    ct2.folder(folder / "m", struct.pack("<I", 1) + data[4 + len(ct2.text("")) + 4 :])
+    found, aliases = ct2.variables(ct2.random_model(ct2.MODELS["opennmt"]))
+    ct2.folder(folder / "m", ct2.first_binary(ct2.first_names(found, aliases)))
     (folder / "m/config.json").unlink()
     return _files(folder, "m/model.bin")
 
@@ -128,7 +127,7 @@ def _ctranslate2_first(folder: Path) -> Files:
 def _argos(folder: Path) -> Files:
     """A package in an archive; SentencePiece's model is written by hand."""
     (folder / "m").mkdir()
-    ct2.folder(folder / "m/model", ct2.binary(*ct2.variables(ct2.made(ct2.MODELS["marian"])), version=5))
+    ct2.folder(folder / "m/model", ct2.binary(*ct2.variables(ct2.random_model(ct2.MODELS["marian"])), version=5))
     kinds = (sp.UNKNOWN, sp.CONTROL, sp.CONTROL, *[sp.NORMAL] * len(ct2.TOKENS))
     pieces = b"".join(sp.piece(token, -1.0, kind) for token, kind in zip(ct2.TOKENS, kinds, strict=False))
     (folder / "m/sentencepiece.model").write_bytes(pieces + sp.PLAIN)

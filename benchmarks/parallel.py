@@ -32,6 +32,7 @@ from weft.data.batch import Batch
 from weft.layout import Layout
 from weft.models.build import build
 from weft.models.presets import gpt, llama
+from weft.models.stack import Stack
 from weft.nn.dropout import row_keys
 from weft.nn.init import empty_weights
 from weft.parallel import apply, mesh
@@ -53,8 +54,10 @@ WARMUP = 5
 
 def settings_of(case: str, size: Size) -> Any:
     if case == "llama":
-        return llama(size.layers, size.d_model, size.heads, size.d_ff, size.length, vocab_size=size.vocab_size)
-    return gpt(size.layers, size.d_model, size.heads, size.length, size.vocab_size)
+        return llama(
+            size.layers, size.d_model, size.heads, d_ff=size.d_ff, context=size.length, vocab_size=size.vocab_size
+        )
+    return gpt(size.layers, size.d_model, size.heads, context=size.length, vocab_size=size.vocab_size)
 
 
 def stepping(case: str, size: Size, way: str) -> Any:
@@ -68,11 +71,12 @@ def stepping(case: str, size: Size, way: str) -> Any:
         one = Mesh(mesh.ONE, ALONE, init_device_mesh(DEVICE.type, (1, 1, 1, 1), mesh_dim_names=names))
         with empty_weights():
             model = build(settings).train()
-        if GPU:
-            for block in apply._blocks(model):
+        stacks = [module for module in model.modules() if isinstance(module, Stack)]
+        for stack in stacks if GPU else ():
+            for block in stack.blocks:
                 block.compile()
-        root = apply._sharded(model, one, precision)
-        parallel: Parallel = apply.Split(model=model, mesh=one, root=root, sums=[], fused={})
+        root = apply._fully_sharded(model, stacks, one, precision=precision)
+        parallel: Parallel = apply.ShardedParallel(model=model, mesh=one, root=root, tensor_sums=[], fused={})
         root.to_empty(device=DEVICE)
         parallel.fill(build(settings).named_parameters())  # type: ignore[attr-defined]
         adamw = optimizer.build(AdamW(betas=(0.9, 0.95), weight_decay=DECAY), model, parallel.local)
@@ -153,7 +157,7 @@ def overlap(given: argparse.Namespace) -> None:
             file = Path(given.trace or Path(folder) / "trace.json")
             seen.export_chrome_trace(str(file))
             _report(json.loads(file.read_text())["traceEvents"])
-    ranks.wait()
+    ranks.barrier()
 
 
 def _report(events: list[dict[str, Any]]) -> None:

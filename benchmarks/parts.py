@@ -91,7 +91,7 @@ def attention_memory(length: int, masked: str) -> None:
         "window 256": Mask(causal=True, window=256),
         "documents": Mask(causal=True, documents=documents),
     }[masked]
-    where = AttentionMask(mask, Position(), places, places)
+    where = AttentionMask(mask, Position(), places, keys=places)
     warm = torch.randn(1, 4, 8, 64, requires_grad=True)
     F.scaled_dot_product_attention(warm, warm, warm).sum().backward()
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here

@@ -66,9 +66,11 @@ def wait() -> None:
 def predict(given: argparse.Namespace, case: str) -> LayoutPrediction:
     name, size = size_of(given, case)
     if name == "gpt2":
-        model = gpt(size.layers, size.d_model, size.heads, size.length, size.vocab_size)
+        model = gpt(size.layers, size.d_model, size.heads, context=size.length, vocab_size=size.vocab_size)
     else:
-        model = llama(size.layers, size.d_model, size.heads, size.d_ff, size.length, vocab_size=size.vocab_size)
+        model = llama(
+            size.layers, size.d_model, size.heads, d_ff=size.d_ff, context=size.length, vocab_size=size.vocab_size
+        )
     device: Device | None = device_called(torch.cuda.get_device_name()) if GPU else DEVICES["cpu"]
     if device is None:
         sys.exit(f"{torch.cuda.get_device_name()}: not in the planner's table of devices")

@@ -22,7 +22,7 @@ from weft.data import prepare as preparing
 from weft.data.config import HashSplit, TextSource
 from weft.data.encode import BATCH
 from weft.data.prepare import prepare
-from weft.data.sources import read
+from weft.data.sources import read_documents
 from weft.data.split import section_for
 from weft.text import builtin
 from weft.text.config import BPE
@@ -47,7 +47,7 @@ def direct(file: Path, tokenizer: Path, method: str) -> int:
     encode = getattr(tokenizers.Tokenizer.from_file(str(tokenizer / "tokenizer.json")), method)
     batch: list[str] = []
     size = tokens = 0
-    for document in read([str(file)], section=section_for([str(file)])):
+    for document in read_documents([str(file)], section=section_for([str(file)])):
         batch.append(document.text)
         size += len(document.text)
         if size >= BATCH:
@@ -100,7 +100,7 @@ def main() -> None:
             generate(file, chosen.megabytes)
         tokenizer = chosen.tokenizer or Path(scratch) / "tokenizer"
         if chosen.tokenizer is None:
-            texts = (document.text for document, _ in zip(read([str(file)]), range(512), strict=False))
+            texts = (document.text for document, _ in zip(read_documents([str(file)]), range(512), strict=False))
             build_tokenizer(BPE(vocab_size=chosen.vocab), texts).save(tokenizer)
         ways = (*DIRECT, "weft", *(f"weft {jobs}" for jobs in chosen.jobs))
         best: dict[str, tuple[float, int, int]] = {}

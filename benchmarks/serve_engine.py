@@ -23,8 +23,7 @@ import uvicorn
 
 from weft.api.run import Run
 from weft.decode.config import Sampling
-from weft.decode.engine.engine import Engine
-from weft.decode.engine.engine import Limits as Held
+from weft.decode.engine.engine import Engine, EngineLimits
 from weft.decode.prompt import Prompt
 from weft.models.base import LanguageModel
 from weft.models.build import build
@@ -65,7 +64,7 @@ def main() -> None:
         prompts = [[rng.randrange(8, size) for _ in range(given.prompt)] for _ in range(streams)]
         settings = Sampling(max_tokens=given.answer, temperature=0.0)
         blocks = streams * -(-(given.prompt + given.answer) // 16) + 64
-        held = Held(blocks=blocks, rows=streams)
+        held = EngineLimits(blocks=blocks, rows=streams)
         before = bare(model, tokenizer, held, prompts, settings)
         served = over_http(run, prompts, given.answer, pool)
         after = bare(model, tokenizer, held, prompts, settings)
@@ -84,7 +83,7 @@ def random_run(given: argparse.Namespace) -> Run:
     tokenizer = build_tokenizer(Word(), [" ".join(f"w{number}" for number in range(given.vocab - 4))])
     gpu = torch.cuda.is_available()
     heads = given.d_model // (128 if given.d_model >= 1024 else 32)
-    config = llama(given.layers, given.d_model, heads, given.d_ff, vocab_size=given.vocab, context=2048)
+    config = llama(given.layers, given.d_model, heads, d_ff=given.d_ff, vocab_size=given.vocab, context=2048)
     torch.set_default_dtype(torch.bfloat16 if gpu else torch.float32)
     with torch.device("cuda" if gpu else "cpu"):
         model = build(config).eval()
@@ -93,7 +92,9 @@ def random_run(given: argparse.Namespace) -> Run:
     return Run(Path("."), Recipe.model_validate(recipe.model_dump()), model, tokenizer)
 
 
-def bare(model: LanguageModel, tokenizer: Tokenizer, held: Held, prompts: list[list[int]], settings: Sampling) -> float:
+def bare(
+    model: LanguageModel, tokenizer: Tokenizer, held: EngineLimits, prompts: list[list[int]], settings: Sampling
+) -> float:
     """Tokens a second by the engine alone, the second time; its memory is free again afterwards."""
     engine = Engine(model, tokenizer.vocab_size, held)
     for _ in range(2):

@@ -44,12 +44,12 @@ CPU = torch.device("cpu")
 def ours(shape: tuple[int, ...], precision: Precision) -> Callable[[Batch], float]:
     """A step of weft's trainer."""
     layers, heads, d_model, length, _, vocab_size = shape
-    model = build(gpt(layers, d_model, heads, length, vocab_size)).train()
+    model = build(gpt(layers, d_model, heads, context=length, vocab_size=vocab_size)).train()
     settings = NextToken()
     step = OptimisationStep(
         Parallel(model),
         optimizer.build(AdamW(), model),
-        lambda model, features, batch: token_loss(settings, model, features, batch),
+        lambda model, features, batch: token_loss(model, features, batch, settings=settings),
         CPU,
         precision,
         clip=1.0,

@@ -1,7 +1,7 @@
-"""Lecture 3: module-based automatic differentiation, on a computation graph of scalars. The standard library alone.
+"""Lecture 3: module-based automatic differentiation, on a computation graph of scalars. Standard library only.
 
     python lectures/backprop.py            the lecture's network with one hidden layer, node by node; then XOR
-    python lectures/backprop.py data.csv   a table of your own: numbers, and in the last column the class (0, 1, …)
+    python lectures/backprop.py data.csv   your own table: rows of numbers, with the class (0, 1, …) in the last column
 
 Figure: after 1,000 epochs the network gets 4 of 4 cases of XOR right, with a mean cross-entropy of 0.004.
 """
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 
 class Node:
-    """A scalar b, which `module` computed from the nodes a that it has edges from; `g` becomes g_b = ∂J/∂b."""
+    """A scalar b, computed by `module` from the nodes a in `edges`; `backward` sets g to g_b = ∂J/∂b."""
 
     def __init__(self, value: float, module: "Module | None" = None, edges: "tuple[Node, ...]" = ()) -> None:
         self.value, self.module, self.edges = value, module, edges
@@ -34,14 +34,14 @@ class Node:
 
 
 class Module(NamedTuple):
-    """forward(a …) is b; backward(g_b, b, a …) is g_a = g_b · ∂b/∂a of each input: one step of the chain rule."""
+    """forward(a …) gives b; backward(g_b, b, a …) gives g_a = g_b · ∂b/∂a of each input: one step of the chain rule."""
 
     formula: str
     forward: Callable[..., float]
     backward: Callable[..., tuple[float, ...]]
 
     def __call__(self, *edges: Node) -> Node:
-        """A new node of the graph: "allow the control flow to dictate the creation of the computation graph"."""
+        """Add a node to the graph: "allow the control flow to dictate the creation of the computation graph"."""
         return Node(self.forward(*(node.value for node in edges)), self, edges)
 
 
@@ -54,7 +54,7 @@ sigmoid = Module("σ({})", lambda a: (1 + math.tanh(a / 2)) / 2, lambda g_b, b, 
 
 
 def topological_order(J: Node) -> list[Node]:
-    """All nodes that J depends on, each of them after those that it has edges from."""
+    """All nodes that J depends on, each after its inputs."""
     order: dict[Node, None] = {}
     stack = [(J, iter(J.edges))]
     while stack:
@@ -69,7 +69,7 @@ def topological_order(J: Node) -> list[Node]:
 
 
 def backward(J: Node) -> None:
-    """∂J/∂b of every node b: "just follow the computation graph in reverse topological order"."""
+    """Set g = ∂J/∂b of every node b: "just follow the computation graph in reverse topological order"."""
     order = topological_order(J)
     for node in order:
         node.g = 0.0
@@ -78,10 +78,10 @@ def backward(J: Node) -> None:
         if node.module is not None:
             gradients = node.module.backward(node.g, node.value, *(edge.value for edge in node.edges))
             for edge, g_a in zip(node.edges, gradients, strict=True):
-                edge.g += g_a  # what is used several times gets a gradient from every use
+                edge.g += g_a  # a node that is used several times sums the gradients of its uses
 
 
-# ---- The slide's modules of vectors, made of scalars: their backward passes come by themselves
+# ---- The slide's vector modules, composed of scalar ones: their backward passes need no code
 
 Vector = list[Node]
 
@@ -114,7 +114,7 @@ def cross_entropy(a: Vector, a_hat: Vector) -> Node:
 
 
 class Layers(NamedTuple):
-    """o = object(x, a, z, b, ŷ, J): all that the forward pass computed."""
+    """o = object(x, a, z, b, ŷ, J): everything that the forward pass computes."""
 
     x: Vector
     a: Vector
@@ -139,7 +139,7 @@ Data = list[tuple[list[float], int]]
 
 
 def sgd(data: Data, hidden: int, epochs: int, gamma: float) -> None:
-    """α ← α − γ g_α and β ← β − γ g_β after every example; prints the mean J, and how many examples are right."""
+    """Update α ← α − γ g_α and β ← β − γ g_β after every example; print the mean J and the number of correct ones."""
     rng = random.Random(1)
     alpha = [[Node(rng.uniform(-1, 1)) for _ in range(1 + len(data[0][0]))] for _ in range(hidden)]
     beta = [[Node(rng.uniform(-1, 1)) for _ in range(1 + hidden)] for _ in range(1 + max(y for _, y in data))]
@@ -157,7 +157,7 @@ def sgd(data: Data, hidden: int, epochs: int, gamma: float) -> None:
 
 
 def show_graph(J: Node, names: dict[Node, str]) -> None:
-    """Every node of the graph in the order of computation, with its value and its gradient."""
+    """Print every node of the graph in the order of computation, with its value and gradient."""
     backward(J)
     for number, node in enumerate(topological_order(J)):
         name = names.setdefault(node, f"v{number}")
@@ -166,12 +166,12 @@ def show_graph(J: Node, names: dict[Node, str]) -> None:
 
 
 def read_table(path: str) -> Data:
-    """Rows of numbers; each column is made to have mean 0 and deviation 1."""
+    """Read rows of numbers; standardise each column to mean 0 and deviation 1."""
     rows = [[float(cell) for cell in line.split(",")] for line in Path(path).read_text().split("\n") if line.strip()]
     columns = list(zip(*(row[:-1] for row in rows), strict=True))
     labels = [int(row[-1]) for row in rows]
     if not columns or min(labels) < 0:
-        raise ValueError("expected rows of numbers, and in the last column 0, 1, …")
+        raise ValueError("expected rows of numbers, with the class 0, 1, … in the last column")
     means = [sum(column) / len(column) for column in columns]
     deviations = [max(math.dist(c, [m] * len(c)) / len(c) ** 0.5, 1e-9) for c, m in zip(columns, means, strict=True)]
     scaled = [[(v - m) / d for v, m, d in zip(row, means, deviations, strict=False)] for row in rows]

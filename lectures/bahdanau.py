@@ -1,7 +1,7 @@
 """Lecture 1: translation with attention (Bahdanau, Cho and Bengio 2015), in the paper's notation (§3 and appendix A).
 
-    python lectures/bahdanau.py             learns made-up French: "the red cow sees" is "la vache rouge voit"
-    python lectures/bahdanau.py pairs.tsv   sentences of your own: in each line a source, a tab and its translation
+    python lectures/bahdanau.py             learn simple French: "the red cow sees" is "la vache rouge voit"
+    python lectures/bahdanau.py pairs.tsv   learn from your own lines: a source, a tab and its translation
 
 Figure: 100 % of 300 held-out sentences are translated without an error.
 """
@@ -20,7 +20,7 @@ SPECIALS = ["<pad>", "<s>", "</s>", "<unk>"]
 
 
 class Encoder(nn.Module):
-    """A GRU reads the source both ways: h_j = [→h_j; ←h_j] knows what stands before and behind the word x_j."""
+    """A GRU reads the source in both directions: h_j = [→h_j; ←h_j] knows the words before and after x_j."""
 
     def __init__(self, V: int, m: int, n: int, layers: int = 1) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Attention(nn.Module):
         self.v_a = nn.Linear(n_a, 1, bias=False)
 
     def forward(self, s: Tensor, h: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """The state s_{i−1} (B, n) and the annotations h → the context c_i (B, 2n), the weights α_i (B, T_x)."""
+        """State s_{i−1} (B, n) and annotations h → context c_i (B, 2n) and weights α_i (B, T_x)."""
         e = self.v_a(torch.tanh(self.W_a(s)[:, None] + self.U_a(h))).squeeze(-1)
         alpha = e.masked_fill(~mask, -torch.inf).softmax(-1)
         return (alpha[..., None] * h).sum(1), alpha
@@ -63,12 +63,12 @@ class Bahdanau(nn.Module):
         self.W_o = nn.Linear(n, V_y)
 
     def first_state(self, h: Tensor) -> Tensor:
-        """s_0 = tanh(W_s ←h_1), which has read the whole source: (layers, B, n)."""
+        """s_0 = tanh(W_s ←h_1), (layers, B, n): the backward state ←h_1 has read the whole source."""
         n = self.gru.hidden_size
         return torch.tanh(self.W_s(h[:, 0, n:])).unflatten(-1, (-1, n)).transpose(0, 1).contiguous()
 
     def step(self, y: Tensor, s: Tensor, h: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The last word y_{i−1} (B,) and state s_{i−1} → logits (B, V_y) of the next word, s_i, and α_i (B, T_x)."""
+        """Previous word y_{i−1} (B,) and state s_{i−1} → logits (B, V_y) of the next word, s_i, and α_i (B, T_x)."""
         E_y = self.embedding(y)
         c, alpha = self.attention(s[-1], h, mask)
         out, s = self.gru(torch.cat([E_y, c], dim=-1)[:, None], s)
@@ -76,7 +76,7 @@ class Bahdanau(nn.Module):
         return self.W_o(t), s, alpha
 
     def forward(self, x: Tensor, mask: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Target words y (B, T_y) → logits (B, T_y, V_y) of what follows each, weights α (B, T_y, T_x)."""
+        """Target words y (B, T_y) → logits (B, T_y, V_y) of the word after each, and weights α (B, T_y, T_x)."""
         h = self.encoder(x, mask)
         s, logits, alphas = self.first_state(h), [], []
         for word in y.unbind(1):
@@ -86,25 +86,25 @@ class Bahdanau(nn.Module):
         return torch.stack(logits, dim=1), torch.stack(alphas, dim=1)
 
     @torch.no_grad()
-    def translate(self, x: Tensor, most: int = 50) -> tuple[list[int], Tensor]:
-        """One source (T_x,) → the likeliest word each time, and the weights (T_y, T_x) each was written with."""
+    def translate(self, x: Tensor, max_words: int = 50) -> tuple[list[int], Tensor]:
+        """Greedy translation of one source (T_x,), and the weights (T_y, T_x) of its words."""
         mask = torch.ones(1, len(x), dtype=torch.bool)
         h = self.encoder(x[None], mask)
         s, words, alphas = self.first_state(h), [START], []
-        while len(words) <= most and words[-1] != END:
+        while len(words) <= max_words and words[-1] != END:
             logits, s, alpha = self.step(torch.tensor(words[-1:]), s, h, mask)
             words.append(int(logits.argmax()))
             alphas.append(alpha)
         return words[1:], torch.cat(alphas)
 
 
-# ---- Learning
+# ---- Training
 
 Pair = tuple[list[str], list[str]]
 
 
 class Vocabulary:
-    """The 2,000 most frequent words; others are <unk>."""
+    """The 2,000 most frequent words; all others are <unk>."""
 
     def __init__(self, sentences: list[list[str]]) -> None:
         counts = Counter(word for sentence in sentences for word in sentence)
@@ -116,7 +116,7 @@ class Vocabulary:
 
 
 def loss(logits: Tensor, y: Tensor) -> Tensor:
-    """The mean of −log p(y_i | y_1, …, y_{i−1}, x) over the words that are no padding."""
+    """The mean of −log p(y_i | y_1, …, y_{i−1}, x) over all words but padding."""
     log_p = logits.log_softmax(-1).gather(-1, y[..., None]).squeeze(-1)
     return -log_p[y != PAD].mean()
 
@@ -138,14 +138,14 @@ def train(model: Bahdanau, pairs: list[tuple[Tensor, Tensor]], steps: int, B: in
 
 
 def show_alignment(source: list[str], target: list[str], alpha: Tensor) -> None:
-    """The paper's figure 3: a row for each target word, and the darker a place, the more it looked at it."""
-    for place in range(max(map(len, source))):
-        print(" " * 12 + " ".join(word[place : place + 1] or " " for word in source))
+    """Print the paper's figure 3: a row per target word, darker where its weight is larger."""
+    for i in range(max(map(len, source))):
+        print(" " * 12 + " ".join(word[i : i + 1] or " " for word in source))
     for word, row in zip(target, alpha.tolist(), strict=True):
         print(f"{word:>11} " + " ".join(" ░▒▓█"[min(4, int(weight * 5))] for weight in row))
 
 
-# ---- Something to translate: French has its adjectives behind the nouns, and they agree with them
+# ---- Sentences to translate: French adjectives follow their nouns, and agree with them
 
 NOUNS = {"cow": "la vache", "goat": "la chèvre", "horse": "le cheval", "farmer": "le fermier", "dog": "le chien"}
 ADJECTIVES = {"red": "rouge rouge", "white": "blanc blanche", "green": "vert verte", "tall": "grand grande"}
@@ -175,12 +175,12 @@ def main() -> None:
             lines = [line.split("\t") for line in Path(sys.argv[1]).read_text(encoding="utf-8").splitlines()]
             pairs, steps, n = [(line[0].split(), line[1].split()) for line in lines if len(line) == 2], 250, 128
         if len(pairs) < 320:
-            raise ValueError(f"{len(pairs)} lines are a source, a tab and a translation; at least 320 are needed")
+            raise ValueError(f"{len(pairs)} lines have a source, a tab and a translation; at least 320 are needed")
     except (OSError, ValueError) as error:
         print(f"bahdanau.py: {sys.argv[1]}: {getattr(error, 'strerror', None) or error}", file=sys.stderr)
         sys.exit(2)
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # at these sizes a second thread would only wait
+    torch.set_num_threads(1)  # such small matrices gain nothing from more threads
     known, held_out = pairs[:-300], pairs[-300:]
     sources, targets = Vocabulary([x for x, _ in known]), Vocabulary([y for _, y in known])
     model = Bahdanau(len(sources.words), len(targets.words), m=n, n=n, n_a=n)

@@ -1,7 +1,7 @@
 """Lecture 4: BERT, a stack of encoders, pretrained on masked words and next sentences, then fine-tuned on a task.
 
-    python lectures/bert.py             reads reviews of restaurants, which it makes itself; then: are they good?
-    python lectures/bert.py book.txt    reads a text of yours; then: is a paragraph from its first half?
+    python lectures/bert.py             pretrain on generated restaurant reviews; task: is a review good?
+    python lectures/bert.py book.txt    pretrain on your own text; task: is a paragraph from its first half?
 
 Figure: fine-tuned on 400 labels, it labels 100 % of 500 other reviews right.
 """
@@ -21,12 +21,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 PAD, UNKNOWN, CLS, SEP, MASK = range(5)
 DROPOUT, EPS = 0.1, 1e-12
-Row = tuple[list[int], list[int], int]  # two sentences, of which the second may be empty, and a label
+Row = tuple[list[int], list[int], int]  # two sentences (the second may be empty) and a label
 
 
-# ---- The encoder: no causal mask, so both sides of a word are seen
+# ---- The encoder: without a causal mask, a word sees both sides
 class Layer(nn.Module):
-    """LayerNorm(x + f(x)), with softmax(QKᵀ/√d_k)V of all heads for f, then with FFN(x) = GELU(x W1 + b1) W2 + b2."""
+    """LayerNorm(x + f(x)): f is first multi-head softmax(QKᵀ/√d_k)V, then FFN(x) = GELU(x W1 + b1) W2 + b2."""
 
     def __init__(self, d_model: int, heads: int):
         super().__init__()
@@ -36,7 +36,7 @@ class Layer(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(d_model, EPS), nn.LayerNorm(d_model, EPS)
 
     def forward(self, x: Tensor, real: Tensor) -> Tensor:
-        """x (batch, time, d_model) → the same. What is not real (batch, time) is padding, which nobody sees."""
+        """x (batch, time, d_model) → (batch, time, d_model); `real` (batch, time) is False at padding."""
         Q, K, V = (W(x).unflatten(-1, (self.heads, self.d_k)).transpose(1, 2) for W in (self.W_q, self.W_k, self.W_v))
         scores = (Q @ K.mT / math.sqrt(self.d_k)).masked_fill(~real[:, None, None], -math.inf)
         A = self.dropout(scores.softmax(dim=-1))
@@ -64,9 +64,9 @@ class Encoder(nn.Module):
         return x
 
 
-# ---- What stands on top of it
+# ---- Heads
 class Classifier(nn.Module):
-    """One of a few labels for the whole row, from what the encoder has made of [CLS]."""
+    """One label for the whole row, from the encoder's output at [CLS]."""
 
     def __init__(self, d_model: int, labels: int, dropout: float = DROPOUT):
         super().__init__()
@@ -79,7 +79,7 @@ class Classifier(nn.Module):
 
 
 class Pretraining(nn.Module):
-    """P(w | both sides) = softmax(W LayerNorm(GELU(W_d h + b_d)) + b), W the word embeddings; and the next sentence."""
+    """P(w | both sides) = softmax(W LayerNorm(GELU(W_d h + b_d)) + b), W the word embeddings; and next sentence."""
 
     def __init__(self, vocab_size: int, d_model: int):
         super().__init__()
@@ -92,45 +92,45 @@ class Pretraining(nn.Module):
 
 
 def pretraining_loss(logits: tuple[Tensor, Tensor], words: Tensor, chosen: Tensor, is_next: Tensor) -> Tensor:
-    """Both tasks at once: −log P of the words (batch, time) that were chosen, and of is_next (batch,), the means."""
+    """Sum of both tasks: mean −log P of the chosen words (batch, time), and of is_next (batch,)."""
     return F.cross_entropy(logits[0][chosen], words[chosen]) + F.cross_entropy(logits[1], is_next)
 
 
 def masked(words: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
-    """15 % of the words (batch, time) are chosen: of these 80 % become [MASK], 10 % another word, 10 % stay."""
+    """Choose 15 % of the words (batch, time); of these, 80 % become [MASK], 10 % a random word, 10 % stay."""
     chosen, fate = (torch.rand(words.shape) < 0.15) & (words > MASK), torch.rand(words.shape)
     tokens = torch.where(chosen & (fate < 0.8), MASK, words)
     return torch.where(chosen & (fate >= 0.9), torch.randint(MASK + 1, vocab_size, words.shape), tokens), chosen
 
 
 def framed(rows: list[Row]) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens [CLS] a [SEP] b [SEP] and padding; segments, 0 for a and 1 for b: (batch, time) both; labels (batch,)."""
+    """Padded tokens [CLS] a [SEP] b [SEP], segments (0 for a, 1 for b), (batch, time) each, and labels (batch,)."""
     tokens = [torch.tensor([CLS, *a, SEP, *([*b, SEP] if b else [])]) for a, b, _ in rows]
     segments = [(torch.arange(len(row)) > len(a) + 1).long() for row, (a, _, _) in zip(tokens, rows, strict=True)]
     return pad_sequence(tokens, True, PAD), pad_sequence(segments, True), torch.tensor([label for _, _, label in rows])
 
 
 def next_sentence(documents: list[list[list[int]]]) -> Row:
-    """A sentence and, half of the time, the next one; else one of another document."""
+    """A sentence and, half of the time, its successor, otherwise one from another document."""
     document, other = random.sample(documents, 2)
-    place, is_next = random.randrange(len(document) - 1), random.randrange(2)
-    return document[place], document[place + 1] if is_next else random.choice(other), is_next
+    i, is_next = random.randrange(len(document) - 1), random.randrange(2)
+    return document[i], document[i + 1] if is_next else random.choice(other), is_next
 
 
 def fit(model: nn.Module, steps: int, lr: float, loss: Callable[[], Tensor]) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     for step in range(1, steps + 1):
-        optimizer.param_groups[0]["lr"] = lr * min(step / 50, 1 - step / (steps + 1))  # up for 50 steps, then down
-        now = loss()
+        optimizer.param_groups[0]["lr"] = lr * min(step / 50, 1 - step / (steps + 1))  # warm-up, then linear decay
+        J = loss()
         optimizer.zero_grad()
-        now.backward()
+        J.backward()
         optimizer.step()
         if step % 100 == 0:
-            print(f"step {step:4}  loss {now.item():.3f}", flush=True)
+            print(f"step {step:4}  loss {J.item():.3f}", flush=True)
 
 
 def fine_tune(encoder: Encoder, rows: list[Row], others: list[Row]) -> float:
-    """Learn the labels of some rows; the share of the others that are then labelled right."""
+    """Train on the labels of `rows`; return the accuracy on `others`."""
     model = nn.ModuleDict({"encoder": encoder, "classifier": Classifier(encoder.words.embedding_dim, 2)})
 
     def logits_and_labels(rows: list[Row]) -> tuple[Tensor, Tensor]:
@@ -143,14 +143,14 @@ def fine_tune(encoder: Encoder, rows: list[Row], others: list[Row]) -> float:
     return (logits.argmax(dim=-1) == labels).float().mean().item()
 
 
-# ---- Reviews, if no text is given
+# ---- Generated reviews, if no text is given
 POOR = "poor bad awful terrible dreadful horrible nasty weak lousy dismal ghastly sad miserable".split()
 GOOD = "good great lovely superb excellent pleasant fine nice perfect amazing charming brilliant splendid".split()
 REASONS = {"food": ("it had no flavor", "it had enough flavor"), "service": ("they were rude", "they were kind")}
 
 
 def review() -> tuple[list[str], int]:
-    """An opinion and its reason; and whether it is good."""
+    """An opinion and its reason, and whether the opinion is good."""
     topic, good = random.choice(sorted(REASONS)), random.randrange(2)
     return [f"the {topic} was {random.choice((POOR, GOOD)[good])}", REASONS[topic][good]], good
 
@@ -165,7 +165,7 @@ def main(paths: list[str]) -> int:
             texts = [text for each in paragraphs if len(text := re.findall(r"[^.!?]*\w[.!?]", each)) > 1]
             labels = [int(n < len(texts) // 2) for n in range(len(texts))]
         if len(texts) < 500:
-            raise ValueError(f"expected 500 paragraphs of two sentences or more, found {len(texts)}")
+            raise ValueError(f"expected at least 500 paragraphs of two or more sentences, found {len(texts)}")
     except (OSError, ValueError) as error:
         print(f"{paths[0]}: {error}", file=sys.stderr)
         return 2
@@ -184,12 +184,12 @@ def main(paths: list[str]) -> int:
 
     fit(nn.ModuleList([encoder, head]), 700, 1.5e-3, loss)
     words, segments, _ = framed(rows[-1:])
-    for place in range(1, words.shape[1] - 1):  # each word in turn is masked
-        tokens = words.index_fill(1, torch.tensor([place]), MASK)
-        best = head(encoder(tokens, segments), encoder.words.weight)[0][0, place].topk(4).indices
-        print(f"{vocabulary[words[0, place]]:>10} ←", *(vocabulary[id] for id in best))
-    share = fine_tune(encoder, rows[:400], rows[400:900])
-    print(f"of texts that it has not seen, {share:.1%} are labelled right")
+    for i in range(1, words.shape[1] - 1):  # mask each word in turn
+        tokens = words.index_fill(1, torch.tensor([i]), MASK)
+        best = head(encoder(tokens, segments), encoder.words.weight)[0][0, i].topk(4).indices
+        print(f"{vocabulary[words[0, i]]:>10} ←", *(vocabulary[id] for id in best))
+    accuracy = fine_tune(encoder, rows[:400], rows[400:900])
+    print(f"of unseen texts, {accuracy:.1%} are labelled right")
     return 0
 
 

@@ -1,9 +1,9 @@
-"""Lecture 3: subword tokenizers. Byte-pair encoding, learned and applied; WordPiece's and unigram's rules beside it.
+"""Lecture 3: subword tokenizers. Byte-pair encoding, learned and applied, compared with WordPiece and unigram.
 
-    python lectures/bpe.py            learns the pieces of made-up words
-    python lectures/bpe.py book.txt   learns the pieces of a text of your own
+    python lectures/bpe.py            learn the pieces of generated words
+    python lectures/bpe.py book.txt   learn the pieces of your own text
 
-Figure: with 400 tokens, learned from 9,000 made-up words, byte-pair encoding cuts 1,000 others at 5.83 bytes a token.
+Figure: with 400 tokens learned from 9,000 words, byte-pair encoding has 5.83 bytes per token on 1,000 other words.
 """
 
 import math
@@ -18,42 +18,42 @@ from pathlib import Path
 
 Pair = tuple[bytes, bytes]
 
-# ---- Words. No piece crosses their ends, so it is enough to know each word once, and how often it occurs.
+# ---- Words. Pieces never cross word boundaries, so it is enough to have each distinct word and its count.
 
 WORD = re.compile(r"'(?:s|t|re|ve|m|ll|d)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII)
 
 
 def stand_in(char: str) -> str:
-    """An ASCII character of the same kind: every letter is an a, every number a 0, white space a tab, the rest a !."""
+    """ASCII character of the same kind: a for letters, 0 for numbers, a tab for white space, ! for all others."""
     if char.isascii():
         return char
     return {"L": "a", "N": "0"}.get(unicodedata.category(char)[0], "\t" if char.isspace() else "!")
 
 
 def cut_words(text: str) -> list[str]:
-    """As GPT-2 does: a space belongs to the word after it; letters, numbers and other characters stay apart."""
+    """Split like GPT-2: a space belongs to the next word; letters, numbers and other characters are separate words."""
     return [text[found.start() : found.end()] for found in WORD.finditer("".join(map(stand_in, text)))]
 
 
-# ---- Learning: begin with single bytes, so that nothing is out of vocabulary, and merge
+# ---- Learning: start from single bytes, so that nothing is out of vocabulary, and merge
 
-# In GPT-2's order, which decides between equals: first the bytes that print as a character.
+# In GPT-2's order, which breaks ties: printable bytes first.
 PRINTING = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 BYTES = [bytes([b]) for b in PRINTING] + [bytes([b]) for b in range(256) if b not in PRINTING]
 
 
 def bpe_rule(ab: int, a: int, b: int) -> float:
-    """Byte-pair encoding merges the pair a b that occurs most often (Sennrich et al. 2016)."""
+    """Byte-pair encoding merges the most frequent pair a b (Sennrich et al. 2016)."""
     return ab
 
 
 def wordpiece_rule(ab: int, a: int, b: int) -> float:
-    """WordPiece merges the pair that makes the text likelier: p(ab) / (p(a) p(b)) (Schuster and Nakajima 2012)."""
+    """WordPiece merges the pair that raises the likelihood most: p(ab) / (p(a) p(b)) (Schuster and Nakajima 2012)."""
     return ab / (a * b)
 
 
 def merge(pieces: list[bytes], pair: Pair) -> list[bytes]:
-    """Wherever a b stands in a word, it becomes ab."""
+    """Replace every a b in a word by ab."""
     merged: list[bytes] = []
     for piece in pieces:
         if merged and (merged[-1], piece) == pair:
@@ -66,18 +66,18 @@ def merge(pieces: list[bytes], pair: Pair) -> list[bytes]:
 def learn_merges(
     words: Mapping[str, int], size: int, rule: Callable[[int, int, int], float] = bpe_rule
 ) -> dict[Pair, int]:
-    """The pairs to merge and their ranks 0, 1, …, until there are `size` tokens or no pair occurs twice."""
+    """Learn pairs to merge, with their ranks 0, 1, …, until there are `size` tokens or no pair occurs twice."""
     count = {word.encode(): c for word, c in words.items()}
     cut = {word: [bytes([b]) for b in word] for word in count}
     pieces, pairs = Counter[bytes](), Counter[Pair]()
-    places: defaultdict[Pair, set[bytes]] = defaultdict(set)  # the words that a pair is, or was, found in
+    words_with: defaultdict[Pair, set[bytes]] = defaultdict(set)  # words that contain, or contained, a pair
 
     def add(word: bytes, times: int) -> None:
         for piece in cut[word]:
             pieces[piece] += times
         for pair in pairwise(cut[word]):
             pairs[pair] += times
-            places[pair].add(word)
+            words_with[pair].add(word)
 
     for word in cut:
         add(word, count[word])
@@ -90,7 +90,7 @@ def learn_merges(
         best = max(scores, key=lambda pair: (scores[pair], -ids[pair[0]], -ids[pair[1]]))
         ranks[best] = len(ranks)
         ids.setdefault(best[0] + best[1], len(ids))
-        for word in places.pop(best):
+        for word in words_with.pop(best):
             add(word, -count[word])
             cut[word] = merge(cut[word], best)
             add(word, count[word])
@@ -101,7 +101,7 @@ def learn_merges(
 
 
 def bpe(word: str, ranks: Mapping[Pair, int]) -> list[bytes]:
-    """Merge as in learning: of all pairs in the word, always the one that was learned first."""
+    """Merge in the order of learning: of all pairs in the word, always the one learned first."""
     pieces = [bytes([b]) for b in word.encode()]
     while known := [pair for pair in pairwise(pieces) if pair in ranks]:
         pieces = merge(pieces, min(known, key=lambda pair: ranks[pair]))
@@ -109,7 +109,7 @@ def bpe(word: str, ranks: Mapping[Pair, int]) -> list[bytes]:
 
 
 def wordpiece(word: str, vocabulary: Collection[str]) -> list[str]:
-    """Always the longest piece that the rest of the word begins with; ## marks those inside a word."""
+    """Take the longest piece that the rest of the word begins with, repeatedly; ## marks pieces inside a word."""
     pieces: list[str] = []
     while word:
         starts = (("##" if pieces else "") + word[:end] for end in range(len(word), 0, -1))
@@ -122,7 +122,7 @@ def wordpiece(word: str, vocabulary: Collection[str]) -> list[str]:
 
 
 def unigram(word: str, log_p: Mapping[str, float]) -> list[str]:
-    """The likeliest cut, argmax Σ log p(piece) (Kudo 2018): best[j] = max_i best[i] + log p(word[i:j])."""
+    """The likeliest segmentation, argmax Σ log p(piece) (Kudo 2018): best[j] = max_i best[i] + log p(word[i:j])."""
     best, begins = [0.0], [0]
     for j in range(1, len(word) + 1):
         scores = [best[i] + log_p.get(word[i:j], -math.inf) for i in range(j)]
@@ -136,25 +136,25 @@ def unigram(word: str, log_p: Mapping[str, float]) -> list[str]:
 
 
 def learn_unigram(words: Mapping[str, int], size: int) -> dict[str, float]:
-    """log p of pieces: begin with many, cut all words in the likeliest way, count the pieces, keep those used most."""
+    """Learn log p of pieces: start with many, segment all words, count the pieces, keep the most used, repeat."""
     counts = Counter[str]()
     for word, c in words.items():
         for i in range(len(word)):
             counts.update({word[i:j]: c * (j - i) for j in range(i + 1, min(i + 12, len(word)) + 1)})
-    left = 8 * size
+    limit = 8 * size
     while True:
-        # a single character is always kept, were it never used: no word may become impossible to write
-        kept = dict(counts.most_common(left)) | {char: max(counts[char], 1) for char in set("".join(words))}
+        # single characters are always kept, even if unused, so that every word can be segmented
+        kept = dict(counts.most_common(limit)) | {char: max(counts[char], 1) for char in set("".join(words))}
         log_p = {piece: math.log(c / sum(kept.values())) for piece, c in kept.items()}
-        if left == size:
+        if limit == size:
             return log_p
-        left = max(size, left * 3 // 4)
+        limit = max(size, limit * 3 // 4)
         counts = Counter()
         for word, c in words.items():
             counts.update(dict.fromkeys(unigram(word, log_p), c))
 
 
-# ---- Something to cut
+# ---- Text to tokenize
 
 PARTS = ["| re| pre| un", "transform|lectur|giv|form|token|encod|merg|learn|read", "|e|er|ers|ing|ed|able|ation|s"]
 SLIDE = "Henry is givin' a lectrue on transformers"
@@ -162,7 +162,7 @@ SLIDE_PIECES = ["henry", "is", "giv", "##in", "'", "a", "lec", "##true", "on", "
 
 
 def make_text(count: int) -> str:
-    """Words such as " retransforming"."""
+    """Generate words such as " retransforming"."""
     rng = random.Random(0)
     made = ("".join(rng.choice(part.split("|")) for part in PARTS) for _ in range(count))
     return "".join(word if word.startswith(" ") else " " + word for word in made)
@@ -184,11 +184,11 @@ def main() -> None:
     print("WordPiece merges first:", *(repr((a + b).decode(errors="replace")) for a, b in list(by_likelihood)[:12]))
     print("BPE:", "|".join(piece.decode(errors="replace") for word in cut_words(SLIDE) for piece in bpe(word, ranks)))
     slide = [word.strip() for word in cut_words(SLIDE.lower())]
-    print("WordPiece, with the slide's pieces:", "|".join(p for word in slide for p in wordpiece(word, SLIDE_PIECES)))
+    print("WordPiece with the slide's pieces:", "|".join(p for word in slide for p in wordpiece(word, SLIDE_PIECES)))
     print("unigram:", "|".join(piece for word in held_out[-12:] for piece in unigram(word, log_p)))
     size = sum(len(word.encode()) for word in held_out)
     tokens = sum(len(bpe(word, ranks)) for word in held_out)
-    print(f"{size / max(tokens, 1):.2f} bytes a token on {len(held_out):,} words of held-out text")
+    print(f"{size / max(tokens, 1):.2f} bytes per token on {len(held_out):,} held-out words")
 
 
 if __name__ == "__main__":

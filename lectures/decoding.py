@@ -1,11 +1,11 @@
 """Lecture 3: from a language model to a text. Greedy search, beam search, ancestral sampling, speculative decoding.
 
-    python lectures/decoding.py            the lecture's search trees; then one about cows
-    python lectures/decoding.py book.txt   a text of your own
+    python lectures/decoding.py            the lecture's search tree; then n-gram models of sentences about cows
+    python lectures/decoding.py book.txt   n-gram models of your own text
 
-A model is any function from tokens (T,) to logits (T, V): row t belongs to the token after the first t + 1.
+A model is any function from tokens (T,) to logits (T, V): row t predicts the token after the first t + 1.
 
-Figure: where a trigram model guesses, a 5-gram model writes 3.88 tokens each time it is called.
+Figure: with a trigram model as draft, a 5-gram model generates 3.88 tokens per call.
 """
 
 import math
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 Model = Callable[[Tensor], Tensor]
-AHEAD = 4  # tokens guessed at once
+AHEAD = 4  # tokens that the draft guesses per call of the model
 
 
 def next_log_p(model: Model, tokens: list[int]) -> Tensor:
@@ -32,16 +32,16 @@ def next_log_p(model: Model, tokens: list[int]) -> Tensor:
 # ---- Search: the path with the lowest sum of −log p
 
 
-def greedy(model: Model, prompt: list[int], end: int | None, most: int) -> list[int]:
-    """At each node, select the edge with the lowest −log p. A heuristic: it does not always find the best path."""
+def greedy(model: Model, prompt: list[int], end: int | None, max_tokens: int) -> list[int]:
+    """Select the edge with the lowest −log p at each node. A heuristic: it does not always find the best path."""
     written: list[int] = []
-    while len(written) < most and written[-1:] != [end]:
+    while len(written) < max_tokens and written[-1:] != [end]:
         written.append(int(next_log_p(model, prompt + written).argmax()))
     return written
 
 
 class Hypothesis(NamedTuple):
-    """A text that has ended, log p of it, and its score: log p / length penalty."""
+    """A finished text, its log p, and its score: log p / length penalty."""
 
     tokens: list[int]
     log_p: float
@@ -49,7 +49,7 @@ class Hypothesis(NamedTuple):
 
 
 def mean(length: int) -> float:
-    """log p / length. Every further token lowers log p, so that with no penalty short texts win."""
+    """log p / length. Every token lowers log p, so that without a penalty short texts win."""
     return length
 
 
@@ -59,34 +59,34 @@ def gnmt(length: int, alpha: float = 0.6) -> float:
 
 
 def beam_search(
-    model: Model, prompt: list[int], end: int | None, most: int, K: int, penalty: Callable[[int], float] = mean
+    model: Model, prompt: list[int], end: int | None, max_tokens: int, K: int, penalty: Callable[[int], float] = mean
 ) -> list[Hypothesis]:
-    """Keep the K likeliest beginnings at each step; the K best texts that ended, with `end` or at `most` tokens."""
+    """Keep the K likeliest prefixes at each step; return the K best texts that end with `end` or at `max_tokens`."""
     alive: list[tuple[list[int], float]] = [([], 0.0)]
     ended: list[Hypothesis] = []
-    for length in range(1, most + 1):
+    for length in range(1, max_tokens + 1):
         candidates: list[tuple[list[int], float]] = []
         for tokens, log_p in alive:
-            more, words = next_log_p(model, prompt + tokens).sort(descending=True)
-            best = zip(words[: 2 * K].tolist(), more[: 2 * K].tolist(), strict=True)  # K may end, and K go on
+            log_ps, words = next_log_p(model, prompt + tokens).sort(descending=True)
+            best = zip(words[: 2 * K].tolist(), log_ps[: 2 * K].tolist(), strict=True)  # K may end, K may continue
             candidates += [([*tokens, word], log_p + log_q) for word, log_q in best if log_q > -math.inf]
         candidates.sort(key=lambda candidate: -candidate[1])
         alive = []
-        for place, (tokens, log_p) in enumerate(candidates[: 2 * K]):
-            if tokens[-1] != end and length < most:
+        for rank, (tokens, log_p) in enumerate(candidates[: 2 * K]):
+            if tokens[-1] != end and length < max_tokens:
                 alive.append((tokens, log_p))
-            elif place < K:  # what ends must be among the K best, as what goes on must
+            elif rank < K:  # finished texts, too, must be among the K best
                 ended.append(Hypothesis(tokens, log_p, log_p / penalty(length)))
         alive = alive[:K]
         ended = sorted(ended, key=lambda hypothesis: -hypothesis.score)[:K]
-        # log p only falls from here: nothing that is alive can reach a score above this one
-        reach = max((log_p / penalty(n) for _, log_p in alive for n in (length + 1, most)), default=-math.inf)
-        if len(ended) == K and (K == 1 or reach <= ended[-1].score):
+        # log p can only fall, so no prefix can reach a better score than this
+        bound = max((log_p / penalty(n) for _, log_p in alive for n in (length + 1, max_tokens)), default=-math.inf)
+        if len(ended) == K and (K == 1 or bound <= ended[-1].score):
             break
     return ended
 
 
-# ---- Sampling: a path with the probability of that path
+# ---- Sampling: each path is drawn with its probability
 
 
 def roll(p: Tensor, generator: torch.Generator) -> int:
@@ -94,30 +94,30 @@ def roll(p: Tensor, generator: torch.Generator) -> int:
 
 
 def ancestral_sampling(
-    model: Model, prompt: list[int], end: int | None, most: int, generator: torch.Generator
+    model: Model, prompt: list[int], end: int | None, max_tokens: int, generator: torch.Generator
 ) -> list[int]:
-    """At each node, pick an edge at random with its probability. Exact."""
+    """Pick a random edge with its probability at each node. Exact."""
     written: list[int] = []
-    while len(written) < most and written[-1:] != [end]:
+    while len(written) < max_tokens and written[-1:] != [end]:
         written.append(roll(next_log_p(model, prompt + written).exp(), generator))
     return written
 
 
 def speculative_decoding(
-    model: Model, draft: Model, prompt: list[int], end: int | None, most: int, generator: torch.Generator
+    model: Model, draft: Model, prompt: list[int], end: int | None, max_tokens: int, generator: torch.Generator
 ) -> tuple[list[int], int]:
-    """Ancestral sampling from `model`, exactly, with fewer calls of it (Leviathan et al. 2023); how many were needed.
+    """Sample exactly from `model` with fewer calls of it (Leviathan et al. 2023); return the tokens and the calls.
 
     A small, fast `draft` guesses AHEAD tokens. A guess x from q is kept with probability min(1, p(x) / q(x)); otherwise
-    the token is drawn from max(0, p − q), normalised. So x comes with probability min(p, q) + max(0, p − q) = p.
+    the token is drawn from max(0, p − q), normalised. So x has probability min(p, q) + max(0, p − q) = p.
     """
     written, calls = list[int](), 0
-    while len(written) < most and written[-1:] != [end]:
+    while len(written) < max_tokens and written[-1:] != [end]:
         guesses, q = list[int](), list[Tensor]()
-        for _ in range(min(AHEAD, most - len(written) - 1)):
+        for _ in range(min(AHEAD, max_tokens - len(written) - 1)):
             q.append(next_log_p(draft, prompt + written + guesses).exp())
             guesses.append(roll(q[-1], generator))
-        # one call checks them all: p[i] is what guess i should come from, and the last row the token after them
+        # one call checks all guesses: p[i] is the distribution of guess i, and the last row that of the next token
         p = model(torch.tensor(prompt + written + guesses))[-len(guesses) - 1 :].double().softmax(-1)
         calls += 1
         for i, x in enumerate(guesses):
@@ -130,8 +130,8 @@ def speculative_decoding(
     return written, calls
 
 
-# ---- Something to ask: a tree where greedy search goes wrong, and n-gram models of characters
-FIRST = torch.tensor([0.0, 0.5, 0.4, 0.1])  # p(w_1); token 0 opens the text
+# ---- Models: a tree where greedy search fails, and n-gram models of characters
+FIRST = torch.tensor([0.0, 0.5, 0.4, 0.1])  # p(w_1); token 0 starts the text
 SECOND = torch.tensor([[0.25] * 4, [0.3, 0.25, 0.25, 0.2], [0.9, 0.05, 0.03, 0.02], [0.1, 0.2, 0.3, 0.4]])
 
 
@@ -193,7 +193,7 @@ def main() -> None:
         print(f"{name:12}", "".join(vocabulary[token] for token in written).strip())
     written, calls = speculative_decoding(model, draft, [end], None, 400, generator)
     print("speculative\n" + "".join(vocabulary[token] for token in written[:200]).strip())
-    print(f"{len(written) / calls:.2f} tokens for each call of the model")
+    print(f"{len(written) / calls:.2f} tokens per call of the model")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Lecture 2: LLaMA, and what changed since 2017: pre-norm, RMSNorm, rotary positions and a gated SiLU. Since LLaMA 2,
-several heads of queries share keys and values too, so that the cache is smaller.
+"""Lecture 2: LLaMA, and the changes since 2017: pre-norm, RMSNorm, rotary positions and a gated SiLU. Since LLaMA 2,
+several heads of queries also share keys and values, which makes the cache smaller.
 
-    python lectures/llama.py             learns sentences of a small grammar, which it makes itself
-    python lectures/llama.py book.txt    learns a text of yours, character by character
+    python lectures/llama.py             train on sentences of a small grammar, character by character
+    python lectures/llama.py book.txt    train on your own text
 
-Figure: on sentences that it has not read, the loss is 0.332 nats a character; the grammar's own entropy is 0.293.
+Figure: on unseen sentences the loss is 0.332 nats per character; the grammar's entropy is 0.293.
 """
 
 import math
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-Caches = list[list[Tensor]]  # each layer's K and V of the tokens read so far, (batch, kv_heads, time, d_k)
+Caches = list[list[Tensor]]  # K and V of the tokens read so far, (batch, kv_heads, time, d_k), per layer
 
 
 class Sizes(NamedTuple):
@@ -25,15 +25,15 @@ class Sizes(NamedTuple):
     d_model: int = 64
     heads: int = 4
     kv_heads: int = 2
-    d_ff: int = 176  # 8/3 · d_model: three matrices have as many weights as two had with 4 · d_model
+    d_ff: int = 176  # 8/3 · d_model: three such matrices have as many weights as two with 4 · d_model
     tied: bool = True  # the rows of W are the word embeddings
-    base: float = 10000.0  # of the angles
-    eps: float = 1e-5  # keeps RMS(x) from being 0
+    base: float = 10000.0  # of the rotation angles
+    eps: float = 1e-5  # avoids division by 0
 
 
 # ---- The parts that changed
 class RMSNorm(nn.Module):
-    """RMSNorm(x) = x/RMS(x) · g, where RMS(x) = √(1/n Σ x_i²): LayerNorm without the mean and the bias."""
+    """RMSNorm(x) = x/RMS(x) · g, where RMS(x) = √(1/n Σ x_i²): LayerNorm without mean and bias."""
 
     def __init__(self, n: int, eps: float):
         super().__init__()
@@ -47,17 +47,17 @@ class RMSNorm(nn.Module):
 def rotate(x: Tensor, m: Tensor, base: float) -> Tensor:
     """R_{Θ,m} x = x ⊗ cos mθ + (−x_2, x_1, −x_4, x_3, …) ⊗ sin mθ, for x (…, time, d) at positions m (time,).
 
-    Each pair is rotated by m θ_i, θ_i = base^(−2(i−1)/d), so that the product of a query at m and a key at n depends on
-    m − n alone. (Published weights pair x_i with x_{i+d/2}: that is W^Q and W^K with their rows in another order.)
+    Each pair is rotated by m θ_i with θ_i = base^(−2(i−1)/d), so that the product of a query at m and a key at n
+    depends only on m − n. (Published weights pair x_i with x_{i+d/2}, which only reorders the rows of W^Q and W^K.)
     """
     θ = 1 / base ** (torch.arange(0, x.shape[-1], 2) / x.shape[-1])
-    angle = (m[:, None] * θ.to(x.dtype)).repeat_interleave(2, dim=-1)  # the same for both of a pair
-    turned = torch.stack([-x[..., 1::2], x[..., 0::2]], dim=-1).flatten(-2)
-    return x * angle.cos() + turned * angle.sin()
+    angle = (m[:, None] * θ.to(x.dtype)).repeat_interleave(2, dim=-1)  # one angle per pair
+    swapped = torch.stack([-x[..., 1::2], x[..., 0::2]], dim=-1).flatten(-2)
+    return x * angle.cos() + swapped * angle.sin()
 
 
 class FFN(nn.Module):
-    """(Swish(x W_g) ⊙ x W_u) W_d, where Swish(x) = x ⊙ σ(x), also called SiLU, opens and closes a gate."""
+    """(Swish(x W_g) ⊙ x W_u) W_d, where Swish(x) = x ⊙ σ(x), also called SiLU, acts as a gate."""
 
     def __init__(self, d_model: int, d_ff: int):
         super().__init__()
@@ -70,7 +70,7 @@ class FFN(nn.Module):
 
 
 class GroupedAttention(nn.Module):
-    """softmax(QKᵀ/√d_k)V, where heads / kv_heads heads of queries share one of keys and values."""
+    """softmax(QKᵀ/√d_k)V, where heads / kv_heads heads of queries share one head of keys and values."""
 
     def __init__(self, sizes: Sizes):
         super().__init__()
@@ -79,7 +79,7 @@ class GroupedAttention(nn.Module):
         self.W_k, self.W_v = (nn.Linear(sizes.d_model, sizes.kv_heads * self.d_k, bias=False) for _ in range(2))
 
     def forward(self, x: Tensor, m: Tensor, cache: list[Tensor]) -> Tensor:
-        """x (batch, time, d_model) at positions m (time,) → the same. The cache gets K and V of x, and keeps them."""
+        """x (batch, time, d_model) at positions m (time,) → (batch, time, d_model); adds K and V of x to the cache."""
         Q, K, V = (W(x).unflatten(-1, (-1, self.d_k)).transpose(1, 2) for W in (self.W_q, self.W_k, self.W_v))
         Q, K = rotate(Q, m, self.sizes.base), rotate(K, m, self.sizes.base)
         cache[:] = [torch.cat([old, new], dim=2) for old, new in zip(cache, (K, V), strict=True)] if cache else (K, V)
@@ -91,7 +91,7 @@ class GroupedAttention(nn.Module):
 
 # ---- The stack
 class Layer(nn.Module):
-    """Pre-norm: x + f(RMSNorm(x)), first with attention for f, then with the feed-forward layer."""
+    """Pre-norm: x + f(RMSNorm(x)): f is first attention, then the feed-forward layer."""
 
     def __init__(self, sizes: Sizes):
         super().__init__()
@@ -104,7 +104,7 @@ class Layer(nn.Module):
 
 
 class LLaMA(nn.Module):
-    """P(w | context) = softmax(W h). No vector is added for positions, so no length is too long."""
+    """P(w | context) = softmax(W h). Positions have no table, so the length is not limited."""
 
     def __init__(self, sizes: Sizes):
         super().__init__()
@@ -113,10 +113,10 @@ class LLaMA(nn.Module):
         self.norm = RMSNorm(sizes.d_model, sizes.eps)
         self.W = self.embedding if sizes.tied else nn.Linear(sizes.d_model, sizes.vocab_size, bias=False)
         for weight in (weight for weight in self.parameters() if weight.dim() == 2):
-            nn.init.normal_(weight, std=0.02)  # so small that at first all words are about equally likely
+            nn.init.normal_(weight, std=0.02)  # small, so that at first all words are about equally likely
 
     def forward(self, tokens: Tensor, caches: Caches | None = None) -> Tensor:
-        """tokens (batch, time) → logits (batch, time, vocab_size) of the token after each; a cache for each layer."""
+        """tokens (batch, time) → logits (batch, time, vocab_size) of the token after each; one cache per layer."""
         caches = [[] for _ in self.layers] if caches is None else caches
         read = caches[0][0].shape[2] if caches[0] else 0
         x, m = self.embedding(tokens), torch.arange(read, read + tokens.shape[1])
@@ -125,9 +125,9 @@ class LLaMA(nn.Module):
         return self.norm(x) @ self.W.weight.T
 
 
-# ---- Training and writing, as with GPT
+# ---- Training and generation, as for GPT
 def loss(model: LLaMA, rows: Tensor) -> Tensor:
-    """−log P(w* | context), the mean over all positions of rows (batch, time + 1)."""
+    """Mean of −log P(w* | context) over all positions of rows (batch, time + 1)."""
     log_P = model(rows[:, :-1]).log_softmax(dim=-1)
     return -log_P.gather(-1, rows[:, 1:, None]).mean()
 
@@ -135,20 +135,20 @@ def loss(model: LLaMA, rows: Tensor) -> Tensor:
 def train(model: LLaMA, text: Tensor, steps: int, window: Tensor) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95))
     for step in range(1, steps + 1):
-        # the learning rate goes up for 100 steps, then down to 0 along half a cosine
+        # 100 steps of warm-up, then cosine decay to 0
         optimizer.param_groups[0]["lr"] = 5e-3 * min(step / 100, (1 + math.cos(math.pi * step / steps)) / 2)
-        now = loss(model, text[torch.randint(len(text) - len(window) + 1, (16, 1)) + window])
+        J = loss(model, text[torch.randint(len(text) - len(window) + 1, (16, 1)) + window])
         optimizer.zero_grad()
-        now.backward()
+        J.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if step % 100 == 0:
-            print(f"step {step:4}  loss {now.item():.3f}", flush=True)
+            print(f"step {step:4}  loss {J.item():.3f}", flush=True)
 
 
 @torch.no_grad()
 def generate(model: LLaMA, prompt: Tensor, count: int) -> tuple[Tensor, Caches]:
-    """prompt (batch, time) and `count` more tokens, and the caches that they leave."""
+    """Continue prompt (batch, time) by `count` tokens; return the text and the caches."""
     caches: Caches = [[] for _ in model.layers]
     text = new = prompt
     for _ in range(count):
@@ -157,14 +157,14 @@ def generate(model: LLaMA, prompt: Tensor, count: int) -> tuple[Tensor, Caches]:
     return text, caches
 
 
-# ---- A text of its own: in "the boys that the cat sees help" a verb agrees with a noun far before it
+# ---- Generated text: in "the boys that the cat sees help" the last verb agrees with a distant noun
 NOUNS, VERBS = "bird boy cat dog girl horse king queen".split(), "fear find hear help know like see want".split()
 
 
 def sentence() -> str:
-    """One of 2^15 that are equally likely."""
+    """One of 2^15 equally likely sentences."""
     (noun, other), (verb, inner) = random.choices(NOUNS, k=2), random.choices(VERBS, k=2)
-    s, t = random.choices(["", "s"], k=2)  # a noun has an s where its verb has none
+    s, t = random.choices(["", "s"], k=2)  # a noun has an s if its verb has none
     who = f"{inner}{'' if s else 's'} the {other}{t}"
     whom = f"the {other}{t} {inner}{'' if t else 's'}"
     return f"the {noun}{s} that {random.choice([who, whom])} {verb}{'' if s else 's'}.\n"
@@ -176,7 +176,7 @@ def main(paths: list[str], context: int = 64) -> int:
     try:
         text = Path(paths[0]).read_text(encoding="utf-8") if paths else "".join(sentence() for _ in range(10_000))
         if len(text) < 20 * context:
-            raise ValueError(f"{len(text)} characters are too few; {20 * context} would be enough")
+            raise ValueError(f"{len(text)} characters are too few; at least {20 * context} are needed")
     except (OSError, ValueError) as error:
         print(f"{paths[0]}: {error}", file=sys.stderr)
         return 2
@@ -187,12 +187,12 @@ def main(paths: list[str], context: int = 64) -> int:
     model = LLaMA(Sizes(len(characters)))
     train(model, learned, steps=1000, window=torch.arange(context + 1))
     with torch.no_grad():
-        print(f"loss on text that it has not read: {loss(model, held_out.unfold(0, context + 1, context)[:200]):.3f}")
+        print(f"loss on unseen text: {loss(model, held_out.unfold(0, context + 1, context)[:200]):.3f}")
     if not paths:
-        print(f"of the grammar itself: {10_000 * 15 * math.log(2) / len(text):.3f}")
-    written, caches = generate(model, held_out[None, :1], 2 * context)  # no position is too far away to be rotated
+        print(f"entropy of the grammar: {10_000 * 15 * math.log(2) / len(text):.3f}")
+    written, caches = generate(model, held_out[None, :1], 2 * context)  # twice the length of training
     print("".join(characters[id] for id in written[0].tolist()).strip())
-    print(f"the cache of a layer: keys and values of {caches[0][0].shape[1]} heads, where queries have 4")
+    print(f"the cache of a layer: keys and values of {caches[0][0].shape[1]} heads, for 4 heads of queries")
     return 0
 
 

@@ -1,17 +1,17 @@
-"""Lecture 1: tensor model parallelism as in Megatron, the matrices of a layer split over two processes.
+"""Lecture 1: tensor parallelism as in Megatron: the matrices of a layer are split over two processes.
 
-    python lectures/megatron.py             learns to write the file that you are reading
-    python lectures/megatron.py book.txt    learns to write a text of yours, character by character
+    python lectures/megatron.py             train on this file, character by character
+    python lectures/megatron.py book.txt    train on your own text
 
-Figure: two processes with half of every matrix each reach a loss of 2.38, and one with all of them reaches 2.38.
-Attention and the feed-forward layer cost one all-reduce each in the forward pass, and one each in the backward pass.
+Figure: two processes with half of every matrix each reach a loss of 2.48, and one with all of them reaches 2.48.
+Attention and the feed-forward layer need one all-reduce each in the forward pass, and one each in the backward pass.
 
-The feed-forward layer is Y = GeLU(XA), Z = YB. Should A be split along columns or rows?
+The feed-forward layer is Y = GeLU(XA), Z = YB. Should A be split by columns or by rows?
 
-    columns: [Y1, Y2] = [GeLU(X A1), GeLU(X A2)]     each process has its own columns of Y, and needs nothing else
-    rows:     Y = GeLU(X1 A1 + X2 A2)                which is not GeLU(X1 A1) + GeLU(X2 A2): first they must be summed
+    columns: [Y1, Y2] = [GeLU(X A1), GeLU(X A2)]     each process computes its columns of Y independently
+    rows:     Y = GeLU(X1 A1 + X2 A2)                is not GeLU(X1 A1) + GeLU(X2 A2): the sum must come first
 
-So A is split along columns. Each process then has columns of Y, which meet the same rows of B: Z = Y1 B1 + Y2 B2.
+So A is split by columns. The columns of Y on each process multiply the matching rows of B: Z = Y1 B1 + Y2 B2.
 """
 
 import math
@@ -27,20 +27,20 @@ from torch.nn import functional as F
 
 COLUMNS, ROWS = ("A", "W_q", "W_k", "W_v"), ("B", "W_o")  # how each matrix is split
 STEPS, CONTEXT, D_MODEL, HEADS = 200, 64, 64, 4
-MEETINGS: Counter[str] = Counter()  # of this process with the other, in each pass
+ALL_REDUCES: Counter[str] = Counter()  # number of all-reduces in each pass
 
 
-# ---- The two places where the processes meet
+# ---- The two operations that communicate
 def all_reduce(x: Tensor, when: str) -> Tensor:
-    """The sum of every process's x, on all of them."""
-    MEETINGS[when] += 1
+    """Return the sum of x over all processes, on each of them."""
+    ALL_REDUCES[when] += 1
     total = x.clone()
     distributed.all_reduce(total)
     return total
 
 
 class Copy(torch.autograd.Function):
-    """The paper's f. Forward, each process reads all of X; backward, ∂X is the sum of what each has found."""
+    """The paper's f. Forward: each process reads all of X. Backward: ∂X is the sum over the processes."""
 
     @staticmethod
     def forward(ctx: Any, X: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class Copy(torch.autograd.Function):
 
 
 class Sum(torch.autograd.Function):
-    """The paper's g. Forward, Z is the sum of what each process has found; backward, each reads all of ∂Z."""
+    """The paper's g. Forward: Z is the sum over the processes. Backward: each process reads all of ∂Z."""
 
     @staticmethod
     def forward(ctx: Any, Z: Tensor) -> Tensor:
@@ -63,9 +63,9 @@ class Sum(torch.autograd.Function):
         return gradients[0]
 
 
-# ---- The two layers, as one of `ranks` processes has them; with one process they are the usual ones
+# ---- The two layers on one of `ranks` processes; with a single process they are the usual layers
 class FFN(nn.Module):
-    """Z = GeLU(XA + a) B + b: A by columns, B by rows. b is added once, to the sum."""
+    """Z = GeLU(XA + a) B + b: A is split by columns, B by rows; b is added once, to the sum."""
 
     def __init__(self, d_model: int, d_ff: int, ranks: int):
         super().__init__()
@@ -79,7 +79,7 @@ class FFN(nn.Module):
 
 
 class Attention(nn.Module):
-    """Concat(head_1, …, head_h) W^O: W^Q, W^K and W^V by columns, which are whole heads; W^O by rows."""
+    """Concat(head_1, …, head_h) W^O: W^Q, W^K and W^V are split by columns, into whole heads, W^O by rows."""
 
     def __init__(self, d_model: int, heads: int, ranks: int):
         super().__init__()
@@ -98,14 +98,14 @@ class Attention(nn.Module):
 
 
 def part(name: str, weight: Tensor, rank: int, ranks: int) -> Tensor:
-    """What a process has of a weight. nn.Linear keeps A transposed: its columns are along dimension 0 there."""
+    """A process's part of a weight. nn.Linear stores A transposed: its columns are dimension 0 there."""
     matrix = name.split(".")[-2] if "." in name else name
     if matrix in COLUMNS:
         return weight.chunk(ranks, dim=0)[rank]
     return weight.chunk(ranks, dim=1)[rank] if matrix in ROWS else weight
 
 
-# ---- A small language model around them: embeddings and norms are whole on every process
+# ---- A small language model: embeddings and norms are replicated on every process
 class Model(nn.Module):
     def __init__(self, vocab_size: int, ranks: int):
         super().__init__()
@@ -124,9 +124,9 @@ class Model(nn.Module):
 
 
 def train(rank: int, ranks: int, store: str, text: str) -> None:
-    """What each process does."""
+    """Train on one process."""
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
-    torch.manual_seed(0)  # so that all processes draw the same weights, and read the same rows
+    torch.manual_seed(0)  # all processes draw the same weights, and later the same rows
     characters = sorted(set(text))
     tokens = torch.tensor([characters.index(character) for character in text])
     whole, model = Model(len(characters), ranks=1), Model(len(characters), ranks)
@@ -142,14 +142,14 @@ def train(rank: int, ranks: int, store: str, text: str) -> None:
         if rank == 0 and step % 50 == 0:
             print(f"step {step:4}  loss {loss.item():.3f}", flush=True)
     if rank == 0:
-        held = sum(weight.numel() for layer in (model.attention, model.ffn) for weight in layer.parameters())
-        meetings = ", ".join(f"{count / STEPS:g} {when}" for when, count in MEETINGS.items())
-        print(f"each process holds {held} numbers of the two layers; all-reduces in a step: {meetings}")
+        weights = sum(weight.numel() for layer in (model.attention, model.ffn) for weight in layer.parameters())
+        reduces = ", ".join(f"{count / STEPS:g} {when}" for when, count in ALL_REDUCES.items())
+        print(f"each process has {weights} weights of the two layers; all-reduces per step: {reduces}")
     distributed.destroy_process_group()
 
 
 def discuss() -> None:
-    """Should we split A along columns or rows?"""
+    """Compare splitting A by rows and by columns."""
     X, A = torch.randn(100, D_MODEL), torch.randn(D_MODEL, D_MODEL) / math.sqrt(D_MODEL)
     Y, (X1, X2) = F.gelu(X @ A), X.chunk(2, dim=1)
     A1, A2 = A.chunk(2, dim=0)
@@ -163,7 +163,7 @@ def main(paths: list[str]) -> int:
     try:
         text = Path(*paths or [__file__]).read_text(encoding="utf-8")
         if len(text) < 1000:
-            raise ValueError(f"{len(text)} characters are too few; 1000 would be enough")
+            raise ValueError(f"{len(text)} characters are too few; at least 1000 are needed")
     except (OSError, ValueError) as error:
         print(f"{paths[0]}: {error}", file=sys.stderr)
         return 2

@@ -1,7 +1,7 @@
-"""Lecture 3: the n-gram language model p(w_t | w_{t−N+1}, …, w_{t−1}), learned by counting. The standard library alone.
+"""Lecture 3: the n-gram language model p(w_t | w_{t−N+1}, …, w_{t−1}), learned by counting. Standard library only.
 
-    python lectures/ngram.py            what cows eat, as on the slide; then a small grammar that talks of them
-    python lectures/ngram.py book.txt   a text of your own
+    python lectures/ngram.py            what cows eat, as on the slide; then sentences of a small grammar about cows
+    python lectures/ngram.py book.txt   your own text
 
 Figure: on held-out sentences of the grammar the perplexity is 2.11 at N = 6; the grammar's own is 1.96.
 """
@@ -25,7 +25,7 @@ END, UNKNOWN = "</s>", "<unk>"
 
 
 def count(texts: list[Gram], n: int) -> Counter[Gram]:
-    """c(w_{t−n+1} … w_t): how often n words stand in a row, none of them across the end of a text."""
+    """c(w_{t−n+1} … w_t): the count of each sequence of n words within a text."""
     return Counter(text[t : t + n] for text in texts for t in range(len(text) - n + 1))
 
 
@@ -38,15 +38,15 @@ def dice(counts: Counter[Gram]) -> dict[Gram, Die]:
 
 
 class MaximumLikelihood:
-    """p(w | h) = c(h, w) / Σ_w' c(h, w'): what was never seen has probability zero."""
+    """p(w | h) = c(h, w) / Σ_w' c(h, w'): an unseen word has probability zero."""
 
     def __init__(self, texts: list[Gram], N: int) -> None:
         self.N = N
         self.dice = [dice(count(texts, n)) for n in range(1, N + 1)]
 
     def p(self, w: str, h: Gram) -> float:
-        h = h[max(0, len(h) - self.N + 1) :]  # the last N − 1 words; fewer where a text begins
-        while h not in self.dice[len(h)]:  # a context that never occurred: forget its first word
+        h = h[max(0, len(h) - self.N + 1) :]  # the last N − 1 words; fewer at the beginning of a text
+        while h not in self.dice[len(h)]:  # an unseen context: drop its first word
             h = h[1:]
         die = self.dice[len(h)][h]
         return die[w] / die.total()
@@ -56,22 +56,22 @@ class MaximumLikelihood:
 
 
 def varieties(texts: list[Gram], n: int) -> Counter[Gram]:
-    """How many different words stand before each n words; nothing, where a text begins, counts as one of them.
+    """The number of distinct words before each sequence of n words; the beginning of a text counts as a word.
 
-    "Francisco" is frequent, but always after "San": in a new context it is an unlikely word.
+    "Francisco" is frequent, but always follows "San", so in a new context it is unlikely.
     """
     return Counter(gram[1:] for gram in count([("", *text) for text in texts], n + 1))
 
 
 def one_discount(counts: Counter[Gram]) -> list[float]:
-    """D = n₁ / (n₁ + 2n₂), where n₁ n-grams count one and n₂ count two. A list: D of a count of 0, 1, 2, 3 or more."""
+    """D = n₁ / (n₁ + 2n₂), where n₁ n-grams occur once and n₂ twice. As a list: D for counts of 0, 1, 2, 3 or more."""
     n = Counter(counts.values())
     D = n[1] / (n[1] + 2 * n[2]) if n[1] and n[2] else 0.5
     return [0.0, D, D, D]
 
 
 def three_discounts(counts: Counter[Gram]) -> list[float]:
-    """Modified Kneser–Ney: D₁ = 1 − 2D n₂/n₁, D₂ = 2 − 3D n₃/n₂, D₃ = 3 − 4D n₄/n₃; D for all where n-grams are few."""
+    """Modified Kneser–Ney: D₁ = 1 − 2D n₂/n₁, D₂ = 2 − 3D n₃/n₂, D₃ = 3 − 4D n₄/n₃; a single D if n-grams are few."""
     n, one = Counter(counts.values()), one_discount(counts)
     if not (n[1] and n[2] and n[3]):
         return one
@@ -82,8 +82,8 @@ def three_discounts(counts: Counter[Gram]) -> list[float]:
 class KneserNey:
     """p(w | h) = max(a(h, w) − D, 0) / a(h) + γ(h) p(w | h'), where h' is h without its first word.
 
-    a is the count c for the longest n-grams, and the variety of what stands before for shorter ones. γ(h) is all that D
-    takes from h, so that p sums to one. Below single words stands the uniform distribution 1/V.
+    a is the count c for the longest n-grams, and the number of distinct preceding words for shorter ones. γ(h) is the
+    total that D takes from h, so that p sums to one. The recursion ends in the uniform distribution 1/V.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class KneserNey:
     def p(self, w: str, h: Gram) -> float:
         h = h[max(0, len(h) - self.N + 1) :]
         p = 1 / self.V
-        for n in range(len(h) + 1):  # from no word of context to all of them
+        for n in range(len(h) + 1):  # from the empty context to the whole one
             context = h[len(h) - n :]
             if context in self.dice[n]:
                 a = self.dice[n][context][w]
@@ -120,19 +120,19 @@ def perplexity(probabilities: Iterable[float]) -> float:
 
 
 def score(p: Model, text: Gram) -> Iterator[float]:
-    """p(w_t | the words before it) of every word; no model here looks back further than eight."""
+    """p(w_t | the words before it) of every word; no model here looks back more than eight words."""
     return (p(text[t], text[max(0, t - 8) : t]) for t in range(len(text)))
 
 
 def sample(p: Model, vocabulary: list[str], rng: random.Random, length: int = 30) -> Gram:
-    """Pick the die that belongs to the last words, roll it, write what lands face up, repeat: ancestral sampling."""
+    """Ancestral sampling: pick the die of the last words, roll it, write the word that lands face up, repeat."""
     words: Gram = (END,)
     while len(words) <= length:
         words += (rng.choices(vocabulary, [p(w, words) for w in vocabulary])[0],)
     return words
 
 
-# ---- Something to learn: the lecture's cows, a grammar that talks about them, or a book
+# ---- Training text: the lecture's cows, a grammar about them, or a book
 
 SNIPPETS = """the cows eat grass / our cows eat hay daily / factory-farm cows eat corn / on an organic farm , cows eat
 hay and / do your cows eat grass or corn ? / what do cows eat if they have / cows eat corn when there is no / which cows
@@ -149,7 +149,7 @@ GRAMMAR = {
 
 
 def derive(symbol: str, rng: random.Random) -> tuple[list[str], float]:
-    """Words that the grammar makes of a symbol, and log p of them."""
+    """Derive words from a symbol of the grammar; return them and their log p."""
     if symbol not in GRAMMAR:
         return [symbol], 0.0
     chosen = rng.choice(GRAMMAR[symbol])
@@ -159,16 +159,16 @@ def derive(symbol: str, rng: random.Random) -> tuple[list[str], float]:
 
 
 def learn(text: Gram, longest: int) -> None:
-    """Learn from nine tenths of a text, measure on the rest, and write some more."""
+    """Train on nine tenths of a text, measure perplexity on the rest, and generate a sample."""
     train, held_out = text[: len(text) * 9 // 10], text[len(text) * 9 // 10 :]
     vocabulary = sorted({*train, UNKNOWN})
     known = set(vocabulary)
     held_out = tuple(w if w in known else UNKNOWN for w in held_out)
-    print(f"{len(train):,} words, {len(vocabulary):,} of them different; on {len(held_out):,} more, the perplexity is")
+    print(f"{len(train):,} words, {len(vocabulary):,} distinct; perplexity on {len(held_out):,} held-out words:")
     for N in range(1, longest + 1):
         model = KneserNey([train], N, len(vocabulary))
         counted = perplexity(score(MaximumLikelihood([train], N).p, held_out))
-        print(f"N = {N}: {counted:7.2f} by counts alone, {perplexity(score(model.p, held_out)):7.2f} with Kneser–Ney")
+        print(f"N = {N}: {counted:7.2f} from counts alone, {perplexity(score(model.p, held_out)):7.2f} with Kneser–Ney")
     print(" ".join(sample(model.p, vocabulary, random.Random(1))[1:]).replace(END, "\n"))
 
 
@@ -191,8 +191,8 @@ def main() -> None:
     rng = random.Random(0)
     derived = [derive("TEXT", rng) for _ in range(4000)]
     learn(tuple(w for words, _ in derived for w in (*words, END)), 6)
-    own = sum(log_p for _, log_p in derived) / sum(len(words) + 1 for words, _ in derived)
-    print(f"the grammar's own perplexity: {math.exp(-own):.2f}")
+    mean = sum(log_p for _, log_p in derived) / sum(len(words) + 1 for words, _ in derived)
+    print(f"the grammar's own perplexity: {math.exp(-mean):.2f}")
 
 
 if __name__ == "__main__":

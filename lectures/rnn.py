@@ -1,10 +1,10 @@
 """Lectures 1 and 3: recurrent language models. Elman, LSTM and GRU cells, trained by truncated back-propagation.
 
-    python lectures/rnn.py                  an LSTM reads sentences of a small grammar, character by character
-    python lectures/rnn.py book.txt         a text of your own
-    python lectures/rnn.py book.txt elman   the same with another cell: elman, lstm or gru
+    python lectures/rnn.py                  train an LSTM on sentences of a small grammar, character by character
+    python lectures/rnn.py book.txt         train on your own text
+    python lectures/rnn.py book.txt elman   choose the cell: elman, lstm or gru
 
-Figure: the LSTM ends at a held-out loss of 0.185 nats a character; the grammar's own entropy is 0.183.
+Figure: the LSTM reaches a held-out loss of 0.185 nats per character; the grammar's entropy is 0.183.
 """
 
 import math
@@ -15,16 +15,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-State = tuple[Tensor, ...]  # what a cell passes on from one token to the next, each (B, d_h); h_t is the first
+State = tuple[Tensor, ...]  # vectors that a cell passes from token to token, (B, d_h) each; the first is h_t
 
 
-# ---- Cells: x_t (B, d_x) and the state before it → the state after it
+# ---- Cells: x_t (B, d_x) and the previous state → the next state
 
 
 class Cell(nn.Module):
-    """W_ax, W_ah and b_a of all gates of a cell, one below the other."""
+    """W_ax, W_ah and b_a of all gates of a cell, stacked."""
 
-    gates, parts = 1, 1  # how many there are, and how many vectors a state has
+    gates, parts = 1, 1  # number of gates, and of vectors in a state
 
     def __init__(self, d_x: int, d_h: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Elman(Cell):
 class LSTM(Cell):
     """i, f, o = σ(…), g = tanh(…),  c_t = f ⊙ c_{t−1} + i ⊙ g,  h_t = o ⊙ tanh(c_t)  (Hochreiter and Schmidhuber 1997).
 
-    From c_{t−1} to c_t there is one product and one sum, so that gradients survive many steps.
+    From c_{t−1} to c_t there are only one product and one sum, so that gradients survive many steps.
     """
 
     gates, parts = 4, 2
@@ -64,7 +64,7 @@ class LSTM(Cell):
 class GRU(Cell):
     """r, z = σ(…), n = tanh(W_nx x_t + b_n + r ⊙ (W_nh h_{t−1} + b_nh)),  h_t = (1 − z) ⊙ n + z ⊙ h_{t−1}.
 
-    Cho et al. 2014: r says how much of the past a new state n is made with, z how much of the past stays.
+    Cho et al. 2014: r gates how much of the past enters the candidate n, z how much of the past is kept.
     """
 
     gates = 3
@@ -97,7 +97,7 @@ class RNNLM(nn.Module):
         self.parts, self.d_h = cell.parts, d_h
 
     def forward(self, tokens: Tensor, carried: list[State] | None = None) -> tuple[Tensor, list[State]]:
-        """tokens (B, T) → logits W_yh h_t + b_y (B, T, V) of what follows each, and the states after the last."""
+        """tokens (B, T) → logits W_yh h_t + b_y (B, T, V) of the token after each, and the states after the last."""
         zeros = self.b_y.new_zeros(len(tokens), self.d_h)  # "initialize the hidden state h_0 to zeros"
         states, h = list(carried or [(zeros,) * self.parts] * len(self.cells)), []
         for x in self.embedding[tokens].unbind(1):  # for t in 1 to T
@@ -109,38 +109,38 @@ class RNNLM(nn.Module):
 
 
 def loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """The mean of ℓ_t = −Σ_k (y*_t)_k log (y_t)_k, where y*_t is 1 at the token that came and 0 elsewhere."""
+    """The mean of ℓ_t = −Σ_k (y*_t)_k log (y_t)_k, where y*_t is 1 at the true token and 0 elsewhere."""
     return -logits.log_softmax(dim=-1).gather(-1, targets[..., None]).mean()
 
 
 def train(model: RNNLM, text: Tensor, steps: int, B: int = 32, T: int = 32) -> None:
-    """Truncated back-propagation through time: B streams are read side by side, T tokens a step.
+    """Truncated back-propagation through time: each step reads T tokens of B parallel streams.
 
-    States are carried on from step to step, but gradients end where a step begins.
+    States are carried from step to step, but gradients stop at the beginning of a step.
     """
     streams = text[: len(text) // B * B].view(B, -1)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    states, place = None, 0
+    states, start = None, 0
     for step in range(1, steps + 1):
-        if place + T >= streams.shape[1]:  # the end of the text: begin again
-            states, place = None, 0
-        x, targets = streams[:, place : place + T], streams[:, place + 1 : place + T + 1]
+        if start + T >= streams.shape[1]:  # end of the text: restart
+            states, start = None, 0
+        x, targets = streams[:, start : start + T], streams[:, start + 1 : start + T + 1]
         logits, states = model(x, states and [tuple(part.detach() for part in state) for state in states])
         J = loss(logits, targets)
         optimizer.zero_grad()
         J.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # challenge 2: gradients that grow too large
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # challenge 2: exploding gradients
         optimizer.step()
         schedule.step()
-        place += T
+        start += T
         if step % (steps // 10) == 0:
             print(f"step {step:4}: loss {J.item():.3f}", flush=True)
 
 
 @torch.no_grad()
 def sample(model: RNNLM, prompt: list[int], length: int, generator: torch.Generator) -> list[int]:
-    """Roll the die p(w_t | h_t), read what lands face up, repeat; the tokens that were written."""
+    """Roll the die p(w_t | h_t), read the token that lands face up, repeat; return the generated tokens."""
     written, new, states = [], prompt, None
     for _ in range(length):
         logits, states = model(torch.tensor([new]), states)
@@ -150,9 +150,9 @@ def sample(model: RNNLM, prompt: list[int], length: int, generator: torch.Genera
 
 
 def make_text(sentences: int) -> tuple[str, float]:
-    """Sentences, and their entropy in nats a character: each choice of one among k adds log k.
+    """Generate sentences; return them and their entropy in nats per character: a choice among k adds log k.
 
-    Challenge 1: a cow eats and cows eat, also in "the cows the dog sees eat hay".
+    Challenge 1: verbs agree with distant nouns, as in "the cows the dog sees eat hay".
     """
     rng, nats, text = random.Random(0), 0.0, ""
 
@@ -176,12 +176,12 @@ def main() -> None:
         if len(sys.argv) > 1:
             text, steps = Path(sys.argv[1]).read_text(encoding="utf-8"), 600
         if len(text) < 5000 or name not in CELLS:
-            raise ValueError("expected a text of at least 5,000 characters, and elman, lstm or gru")
+            raise ValueError("expected a text of at least 5,000 characters, and a cell: elman, lstm or gru")
     except (OSError, ValueError) as error:
         print(f"rnn.py: {sys.argv[1]}: {getattr(error, 'strerror', None) or error}", file=sys.stderr)
         sys.exit(2)
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # at these sizes a second thread would only wait
+    torch.set_num_threads(1)  # such small matrices gain nothing from more threads
     ids = {char: id for id, char in enumerate(sorted(set(text)))}
     tokens = torch.tensor([ids[char] for char in text])
     held_out = tokens[-min(len(tokens) // 10, 20_000) :][None]
@@ -189,7 +189,7 @@ def main() -> None:
     train(model, tokens[: -held_out.numel()], steps)
     with torch.no_grad():
         measured = loss(model(held_out[:, :-1])[0], held_out[:, 1:])
-    print(f"held-out loss {measured:.3f} nats a character" + (f"; entropy {entropy:.3f}" if len(sys.argv) == 1 else ""))
+    print(f"held-out loss {measured:.3f} nats per character", f"(entropy {entropy:.3f})" if len(sys.argv) == 1 else "")
     written = sample(model, tokens[:20].tolist(), 400, torch.Generator().manual_seed(0))
     print(text[:20] + "".join(list(ids)[token] for token in written))
 

@@ -1,10 +1,10 @@
 """Lectures 2 and 4: the Transformer of 2017, an encoder, a decoder and attention between them, trained with label
-smoothing and a learning rate that rises and falls.
+smoothing and a learning rate that rises and then falls.
 
-    python lectures/transformer.py              learns to write 4 March 1957 as 1957-03-04
-    python lectures/transformer.py pairs.tsv    learns from lines of yours: a text, a tab, and its translation
+    python lectures/transformer.py              learn to write 4 March 1957 as 1957-03-04
+    python lectures/transformer.py pairs.tsv    learn from your own lines: a text, a tab and its translation
 
-Figure: of 200 dates that it has not seen, it writes 99 % without a mistake.
+Figure: of 200 unseen dates, it writes 99 % without a mistake.
 """
 
 import math
@@ -24,7 +24,7 @@ DROPOUT, SMOOTHING, WARMUP_STEPS = 0.1, 0.1, 300
 
 # ---- Attention
 def attention(Q: Tensor, K: Tensor, V: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """softmax(QKᵀ/√d_k)V, and the softmax: who attends to whom. The mask is True where a query may see a key."""
+    """softmax(QKᵀ/√d_k)V, and the softmax A: who attends to whom. The mask is True where a query may see a key."""
     scores = Q @ K.mT / math.sqrt(Q.shape[-1])
     A = scores.masked_fill(~mask, -math.inf).softmax(dim=-1)
     return A @ V, A
@@ -57,7 +57,7 @@ class AddNorm(nn.Module):
     def forward(self, x: Tensor, fx: Tensor) -> Tensor:
         x = x + self.dropout(fx)
         μ = x.mean(dim=-1, keepdim=True)
-        σ = torch.sqrt((x - μ).square().mean(dim=-1, keepdim=True) + 1e-5)  # 1e-5 keeps it from being 0
+        σ = torch.sqrt((x - μ).square().mean(dim=-1, keepdim=True) + 1e-5)  # 1e-5 avoids division by 0
         return self.g / σ * (x - μ) + self.b
 
 
@@ -75,7 +75,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Masked self-attention; attention to the encoder, the same but K and V come from there; feed-forward."""
+    """Masked self-attention, cross-attention with K and V from the encoder, and feed-forward."""
 
     def __init__(self, d_model: int, heads: int, d_ff: int):
         super().__init__()
@@ -98,7 +98,7 @@ def sinusoids(length: int, d: int) -> Tensor:
 
 
 class Transformer(nn.Module):
-    """One table of embeddings serves the source, the target and, transposed, the logits."""
+    """One table of embeddings serves the source, the target and (transposed) the logits."""
 
     def __init__(self, vocab_size: int, layers: int, d_model: int, heads: int, d_ff: int):
         super().__init__()
@@ -115,14 +115,14 @@ class Transformer(nn.Module):
         return self.dropout(t + sinusoids(*t.shape[1:]).to(t))
 
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        """source (batch, S) → what the encoder makes of it (batch, S, d_model), and where it is no padding."""
-        x, mask = self.embed(source), (source != PAD)[:, None, None]  # for every head and every query
+        """source (batch, S) → output of the encoder (batch, S, d_model), and the mask, False at padding."""
+        x, mask = self.embed(source), (source != PAD)[:, None, None]  # the same for all heads and queries
         for layer in self.encoder:
             x = layer(x, mask)
         return x, mask
 
     def decode(self, target: Tensor, encoded: Tensor, source_mask: Tensor) -> Tensor:
-        """target (batch, T) → logits (batch, T, vocab_size) of the token after each, which sees none after itself."""
+        """target (batch, T) → logits (batch, T, vocab_size) of the token after each; no token sees a later one."""
         x, mask = self.embed(target), torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).tril()
         for layer in self.decoder:
             x = layer(x, mask, encoded, source_mask)
@@ -131,7 +131,7 @@ class Transformer(nn.Module):
 
 # ---- Training
 def smoothed_loss(logits: Tensor, targets: Tensor, ε: float) -> Tensor:
-    """−Σ_w q(w) log p(w), where q gives 1 − ε to the target and ε to all words alike; the mean, without padding."""
+    """Mean of −Σ_w q(w) log p(w) over all words but padding; q gives 1 − ε to the target and spreads ε evenly."""
     log_p = logits.log_softmax(dim=-1)
     losses = -(1 - ε) * log_p.gather(-1, targets[..., None])[..., 0] - ε * log_p.mean(dim=-1)
     return losses[targets != PAD].mean()
@@ -157,7 +157,7 @@ def train(model: Transformer, pairs: list[tuple[list[int], list[int]]], steps: i
 
 @torch.no_grad()
 def translate(model: Transformer, source: list[int]) -> tuple[list[int], Tensor]:
-    """Greedy decoding: always the likeliest token. With the attention of the last layer, (target, source)."""
+    """Greedy decoding: always the likeliest token. Return it with the last layer's attention (target, source)."""
     target, encoded = [BEGIN], model.encode(torch.tensor([source]))
     while target[-1] != END and len(target) < 40:
         target.append(int(model.decode(torch.tensor([target]), *encoded)[0, -1].argmax()))
@@ -175,7 +175,7 @@ def main(paths: list[str]) -> int:
         if paths:
             rows = [line.split("\t")[:2] for line in Path(paths[0]).read_text(encoding="utf-8").splitlines()]
         if len(rows) < 500 or any(len(row) != 2 for row in rows):
-            raise ValueError("expected 500 lines or more, each of a text, a tab and its translation")
+            raise ValueError("expected at least 500 lines, each with a text, a tab and its translation")
     except (OSError, ValueError) as error:
         print(f"{paths[0]}: {error}", file=sys.stderr)
         return 2
@@ -188,10 +188,10 @@ def main(paths: list[str]) -> int:
     train(model, pairs[:-200], steps=800)
     model.eval()
     right = sum(translate(model, source)[0] == target[1:] for source, target in pairs[-200:])
-    print(f"translated without a mistake: {right / 2:.1f} % of 200 texts that it has not seen")
+    print(f"translated without a mistake: {right / 2:.1f} % of 200 unseen texts")
     for source, _ in pairs[-3:]:
         print(f"\n{'':12}", *(f"{vocabulary[id]:>8.8}" for id in source))
-        for word, row in zip(*translate(model, source), strict=True):  # how much it attends to each word of the source
+        for word, row in zip(*translate(model, source), strict=True):  # attention to each source word
             print(f"{vocabulary[word]:>12.12}", *(f"{share:8.2f}" for share in row))
     return 0
 

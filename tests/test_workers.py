@@ -1,4 +1,4 @@
-"""Child processes that are asked over pipes: what they answer, how they die, and that none is left."""
+"""Child processes that serve requests over pipes: their responses, how they end, and that none is left."""
 
 import os
 import sys
@@ -10,64 +10,64 @@ import pytest
 
 from weft.workers import Child, Children
 
-# answers a number with so many bytes, sleeps when it is told text, and dies of a list
+# responds to a number with this many bytes, sleeps on text, and exits on a list
 ANSWERS = """
 import sys, time
-from weft.workers import answer, told
-print("not an answer", flush=True)
-for value in told():
+from weft.workers import requests, respond
+print("not a response", flush=True)
+for value in requests():
     if isinstance(value, list):
         sys.exit(*value)
     if isinstance(value, str):
         try:
-            answer({"begun": value})
+            respond({"begun": value})
             time.sleep(60)
         except KeyboardInterrupt:
-            answer({"saved": value})
+            respond({"saved": value})
     else:
-        answer({"size": value}, [b"x" * value])
+        respond({"size": value}, [b"x" * value])
 """
 COMMAND = (sys.executable, "-c", ANSWERS)
 
 
 @pytest.mark.timeout(60)
-def test_answers_and_deaths() -> None:
+def test_responses_and_exits() -> None:
     with closing(Children(COMMAND, {})) as children:
-        with children.free() as child:
+        with children.acquire() as child:
             for size in (3, 200_000, 0):
-                assert child.ask(size) == {"size": size}
+                assert child.request(size) == {"size": size}
                 assert child.read(size) == b"x" * size
-        with children.free() as again:
+        with children.acquire() as again:
             assert again is child
             with pytest.raises(ChildProcessError, match=r"^the text is gone$"):
-                again.ask(["warning\nthe text is gone"])
+                again.request(["warning\nthe text is gone"])
         for status, why in ((3, "exit status 3"), (0, "exit status 0")):
-            with pytest.raises(ChildProcessError, match=why), Children(COMMAND, {}).free() as child:
-                child.ask([status])
+            with pytest.raises(ChildProcessError, match=why), Children(COMMAND, {}).acquire() as child:
+                child.request([status])
 
 
 @pytest.mark.timeout(60)
 def test_a_child_is_interrupted_by_a_line_and_ends_with_its_parent() -> None:
     child = Child(COMMAND, {})
-    assert child.ask("\ud800 ü") == {"begun": "\ud800 ü"}
-    assert child.ask(None) == {"saved": "\ud800 ü"}
-    child.ask("sleep")
+    assert child.request("\ud800 ü") == {"begun": "\ud800 ü"}
+    assert child.request(None) == {"saved": "\ud800 ü"}
+    child.request("sleep")
     assert child.process.stdin is not None
     child.process.stdin.close()
     assert child.process.wait(10) == 0
 
 
 @pytest.mark.timeout(60)
-def test_none_is_left_when_all_end() -> None:
+def test_no_child_is_left_after_close() -> None:
     children = Children((sys.executable, "-c", "import time; time.sleep(60)"), {})
     started: list[Child] = []
 
-    def ask() -> None:
-        with suppress(ChildProcessError), children.free() as child:
+    def request() -> None:
+        with suppress(ChildProcessError), children.acquire() as child:
             started.append(child)
-            child.ask("anything")
+            child.request("anything")
 
-    threads = [threading.Thread(target=ask, daemon=True) for _ in range(3)]
+    threads = [threading.Thread(target=request, daemon=True) for _ in range(3)]
     for thread in threads:
         thread.start()
     while len(started) < 3:
@@ -76,5 +76,5 @@ def test_none_is_left_when_all_end() -> None:
     for child in started:
         with pytest.raises(ProcessLookupError):
             os.kill(child.process.pid, 0)
-    with pytest.raises(ChildProcessError, match="not started"), children.free():
+    with pytest.raises(ChildProcessError, match="not started"), children.acquire():
         pass

@@ -1,7 +1,7 @@
-"""What this machine's processor has, and how fast it and its GPUs multiply and read memory, measured in moments.
+"""Features of this machine's CPU, and quick measurements of matrix products and memory bandwidth on CPU and GPU.
 
-Rates depend on the library as much as on the silicon: a processor may have narrow products that torch does not use, or
-torch may compute them number by number. So what is chosen by speed is measured, never looked up.
+Rates depend on the library as much as on the hardware: a CPU may have low-precision instructions that torch does not
+use, or torch may emulate them. Choices that depend on speed are therefore measured, never looked up.
 """
 
 import importlib.util
@@ -21,60 +21,60 @@ import torch
 from torch.nn import functional as F
 
 ON_ARM = platform.machine().lower() in ("aarch64", "arm64")
-# instructions that matter for products, by Linux's names of them; the more a processor gains by one, the earlier
+# instructions for matrix products, by their names in Linux, in order of their gain
 FEATURES = {"amx_bf16": "AMX bf16", "amx_int8": "AMX int8", "avx512_bf16": "AVX-512 BF16"}
 FEATURES |= {"avx512_vnni": "AVX-512 VNNI", "avx512f": "AVX-512", "avx_vnni": "AVX VNNI", "avx2": "AVX2"}
 FEATURES |= {"sve2": "SVE2", "sve": "SVE", "bf16": "bf16", "i8mm": "i8mm", "asimddp": "dot product", "asimd": "NEON"}
-APPLE = {"FEAT_BF16": "bf16", "FEAT_I8MM": "i8mm", "FEAT_DotProd": "asimddp", "AdvSIMD": "asimd"}  # sysctl's names
-# by the number that the core gives; /proc/cpuinfo has no name for them
+APPLE = {"FEAT_BF16": "bf16", "FEAT_I8MM": "i8mm", "FEAT_DotProd": "asimddp", "AdvSIMD": "asimd"}  # names in sysctl
+# by the "CPU part" of the core; /proc/cpuinfo has no name for ARM cores
 ARM_PARTS = {"0xd08": "Cortex-A72", "0xd0b": "Cortex-A76", "0xd0c": "Neoverse-N1", "0xd40": "Neoverse-V1"}
 ARM_PARTS |= {"0xd49": "Neoverse-N2", "0xd4f": "Neoverse-V2", "0xd84": "Neoverse-V3", "0xd8e": "Neoverse-N3"}
 
-TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8}
-MAX_PRODUCT = (512, 1024, 4096)  # rows, inputs and outputs of a timed product: larger ones are no faster
-TRIAL = (32, 256, 256)  # tried first: a format without fast products may take a minute for a large one
-MAX_SECONDS = 0.5  # of one product, by the trial's rate
-SECONDS = 0.3  # for all formats together, though each has two turns at least
-READ = 1 << 25  # numbers of four bytes that are read for the bandwidth: more than a cache holds
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8}
+MAX_PRODUCT = (512, 1024, 4096)  # bounds rows, inputs and outputs of a timed product: larger ones are no faster
+TRIAL = (32, 256, 256)  # sizes of the first product: an emulated dtype may take a minute for a large one
+MAX_PRODUCT_SECONDS = 0.5  # skip the large product if it would take longer, by the rate of the trial
+SECONDS = 0.3  # for timing all dtypes together; each runs at least twice
+READ_ELEMENTS = 1 << 25  # fp32 elements read to measure bandwidth: more than a cache holds
 
 
 @cache
 def processor() -> tuple[str, tuple[str, ...]]:
-    """The processor's name, and which of `FEATURES` it has."""
-    return described_by_sysctl(_sysctl()) if platform.system() == "Darwin" else described_by_cpuinfo(_cpuinfo())
+    """Name of the CPU, and those of `FEATURES` that it has."""
+    return parse_sysctl(_sysctl()) if platform.system() == "Darwin" else parse_cpuinfo(_cpuinfo())
 
 
 @cache
 def has_triton() -> bool:
-    """Whether there is Triton to compile kernels for a GPU."""
+    """Return whether Triton is installed."""
     return importlib.util.find_spec("triton") is not None
 
 
 @cache
 def fingerprint() -> str:
-    """All that is known of what the processor is and can do: what was compiled or timed for another is not for it."""
-    wanted = ("flags", "Features", "model name", "CPU part", "CPU implementer")
-    lines = {line for line in _cpuinfo().splitlines() if line.startswith(wanted)}
+    """Model and features of the CPU, as a key for compiled code and timings, which are not valid on another CPU."""
+    keys = ("flags", "Features", "model name", "CPU part", "CPU implementer")
+    lines = {line for line in _cpuinfo().splitlines() if line.startswith(keys)}
     return "\n".join(sorted(lines)) or f"{platform.machine()} {processor()}"
 
 
-def described_by_cpuinfo(text: str) -> tuple[str, tuple[str, ...]]:
-    """Name and features from Linux's list of processors, of which the first is read."""
-    found: dict[str, str] = {}
+def parse_cpuinfo(text: str) -> tuple[str, tuple[str, ...]]:
+    """Name and features of the first CPU in Linux's /proc/cpuinfo."""
+    fields: dict[str, str] = {}
     for key, value in re.findall(r"^([^:\n]+?)[ \t]*:[ \t]*(.*)$", text, re.MULTILINE):
-        found.setdefault(key, value)
-    part = ARM_PARTS.get(found.get("CPU part", ""))
-    name = found.get("model name") or (f"ARM {part}" if part else "") or platform.processor() or platform.machine()
-    return name, _features((found.get("flags") or found.get("Features") or "").split())
+        fields.setdefault(key, value)
+    part = ARM_PARTS.get(fields.get("CPU part", ""))
+    name = fields.get("model name") or (f"ARM {part}" if part else "") or platform.processor() or platform.machine()
+    return name, _features((fields.get("flags") or fields.get("Features") or "").split())
 
 
-def described_by_sysctl(text: str) -> tuple[str, tuple[str, ...]]:
-    """Name and features from what macOS's sysctl prints."""
-    found = dict(re.findall(r"^([\w.]+): (.*)$", text, re.MULTILINE))
-    on = {key.rpartition(".")[2] for key, value in found.items() if value == "1"}
-    flags = [ours for theirs, ours in APPLE.items() if theirs in on]
-    flags += found.get("machdep.cpu.leaf7_features", "").lower().split()
-    return found.get("machdep.cpu.brand_string", platform.machine()), _features(flags)
+def parse_sysctl(text: str) -> tuple[str, tuple[str, ...]]:
+    """Name and features from the output of macOS's sysctl."""
+    fields = dict(re.findall(r"^([\w.]+): (.*)$", text, re.MULTILINE))
+    enabled = {key.rpartition(".")[2] for key, value in fields.items() if value == "1"}
+    flags = [flag for name, flag in APPLE.items() if name in enabled]
+    flags += fields.get("machdep.cpu.leaf7_features", "").lower().split()
+    return fields.get("machdep.cpu.brand_string", platform.machine()), _features(flags)
 
 
 def _features(flags: Collection[str]) -> tuple[str, ...]:
@@ -82,8 +82,8 @@ def _features(flags: Collection[str]) -> tuple[str, ...]:
 
 
 def _cpuinfo() -> str:
-    details = Path("/proc/cpuinfo")
-    return details.read_text(encoding="utf-8", errors="replace") if details.exists() else ""
+    path = Path("/proc/cpuinfo")
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
 
 def _sysctl() -> str:
@@ -95,8 +95,8 @@ def _sysctl() -> str:
 
 
 def best_of(work: Mapping[str, Callable[[], object]], seconds: float = SECONDS) -> dict[str, float]:
-    """The seconds that each piece of work takes at best. They take turns, so that what else the machine does falls on
-    all alike; each has two turns at least after a first one that isn't counted, and more until `seconds` are over."""
+    """Shortest run time of each function, in seconds. After a warm-up they run in turns, so that other load affects all
+    equally: at least twice, and until `seconds` have passed."""
     for run in work.values():
         run()
     best, begun, turns = dict.fromkeys(work, float("inf")), time.perf_counter(), 0
@@ -110,41 +110,45 @@ def best_of(work: Mapping[str, Callable[[], object]], seconds: float = SECONDS) 
 
 
 @cache
-def products(
-    rows: int, inputs: int, outputs: int, formats: tuple[str, ...] = ("fp32", "bf16"), device: str = "cpu"
+def matmul_rates(
+    rows: int, inputs: int, outputs: int, *, dtypes: tuple[str, ...] = ("fp32", "bf16"), device: str = "cpu"
 ) -> dict[str, float]:
-    """Operations a second of (rows, inputs) times (inputs, outputs) in each number format, fp32 among them.
+    """FLOP/s of (rows, inputs) times (inputs, outputs) in each dtype, which must include fp32.
 
-    Larger products than a moment allows are made smaller. A format too slow for these has the rate of a tiny one; one
-    that torch has no products for on the device has rate 0.
+    A CPU times smaller products than `MAX_PRODUCT`, and only a tiny one in a dtype that is too slow. The rate is 0 if
+    torch has no product in the dtype on the device.
     """
     if device == "cpu":
         rows, inputs, outputs = map(min, (rows, inputs, outputs), MAX_PRODUCT)
     sizes = (rows, inputs, outputs)
     with warnings.catch_warnings():
-        # a processor without bf16 products says so with a stack trace, and then computes them another way
+        # on a CPU without bf16 products torch warns with a stack trace, and emulates them
         warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
-        tiny = _rates(TRIAL, formats, device, 0.0) if device == "cpu" else {}  # a GPU's would be that of its launches
-        min_rate = 2.0 * math.prod(sizes) / MAX_SECONDS
-        slow = {format_: rate for format_, rate in tiny.items() if rate < min_rate and format_ != "fp32"}
-        rest = tuple(format_ for format_ in formats if format_ not in slow)
-        rates = slow | _rates(sizes, rest, device, SECONDS)
-    return {format_: rates[format_] for format_ in formats}
+        # a GPU's rate in a tiny product would be that of its kernel launches
+        tiny = _rates(TRIAL, dtypes, device, seconds=0.0) if device == "cpu" else {}
+        min_rate = 2.0 * math.prod(sizes) / MAX_PRODUCT_SECONDS
+        slow = {dtype: rate for dtype, rate in tiny.items() if rate < min_rate and dtype != "fp32"}
+        rates = slow | _rates(sizes, tuple(dtype for dtype in dtypes if dtype not in slow), device)
+    return {dtype: rates[dtype] for dtype in dtypes}
 
 
-def _rates(sizes: tuple[int, int, int], formats: tuple[str, ...], device: str, seconds: float) -> dict[str, float]:
-    runs = {format_: _product(format_, sizes, device) for format_ in formats}
-    found = best_of({format_: run for format_, run in runs.items() if run is not None}, seconds)
-    return {format_: 2.0 * math.prod(sizes) / found[format_] if format_ in found else 0.0 for format_ in formats}
+def _rates(
+    sizes: tuple[int, int, int], dtypes: tuple[str, ...], device: str, *, seconds: float | None = None
+) -> dict[str, float]:
+    runs = {dtype: _product(dtype, sizes, device) for dtype in dtypes}
+    times = best_of(
+        {dtype: run for dtype, run in runs.items() if run is not None}, SECONDS if seconds is None else seconds
+    )
+    return {dtype: 2.0 * math.prod(sizes) / times[dtype] if dtype in times else 0.0 for dtype in dtypes}
 
 
-def _product(format_: str, sizes: tuple[int, int, int], device: str) -> Callable[[], object] | None:
-    """A product in a number format, whose end is waited for; None where torch has none."""
+def _product(dtype: str, sizes: tuple[int, int, int], device: str) -> Callable[[], object] | None:
+    """Function that computes a product and waits for its end; None if torch has no product in this dtype."""
     rows, inputs, outputs = sizes
-    x, weight = (torch.ones(n, inputs, device=device).to(TYPES[format_]) for n in (rows, outputs))
+    x, weight = (torch.ones(n, inputs, device=device).to(DTYPES[dtype]) for n in (rows, outputs))
 
     def run() -> None:
-        torch._int_mm(x, weight.T) if format_ == "int8" else F.linear(x, weight)
+        torch._int_mm(x, weight.T) if dtype == "int8" else F.linear(x, weight)
         _wait(device)
 
     try:
@@ -160,44 +164,45 @@ def _wait(device: str) -> None:
 
 
 def bandwidth(device: str = "cpu", threads: int | None = None) -> float:
-    """Bytes a second that a GPU, or `threads` of the processor, read from memory; all of torch's threads by default."""
-    numbers, used = torch.ones(READ if device == "cpu" else 8 * READ, device=device), torch.get_num_threads()
+    """Bytes per second that a GPU, or `threads` threads of the CPU, read from memory; by default, torch's threads."""
+    x = torch.ones(READ_ELEMENTS if device == "cpu" else 8 * READ_ELEMENTS, device=device)
+    used = torch.get_num_threads()
 
     def read() -> None:
-        numbers.sum()
+        x.sum()
         _wait(device)
 
     torch.set_num_threads(threads or used)
     try:
-        return numbers.nbytes / best_of({"read": read}, SECONDS / 3)["read"]
+        return x.nbytes / best_of({"read": read}, SECONDS / 3)["read"]
     finally:
         torch.set_num_threads(used)
 
 
 def pick_device() -> torch.device:
-    """The first CUDA device where there is one, else the processor."""
+    """Return the first CUDA device if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def total_memory(device: torch.device) -> int:
-    """The bytes of a device's memory; of a processor's, swap space included, as much as this process may have."""
+    """Bytes of a device's memory; for the CPU, memory and swap space that this process may use."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     limits = [*_cgroup_limits()]
     with suppress(AttributeError, ValueError, OSError):  # Windows
-        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _noted("SwapTotal:"))
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _meminfo("SwapTotal:"))
     return min(limits, default=1 << 62)
 
 
 def free_memory(device: torch.device) -> int:
-    """The bytes that nobody uses now; of a processor's memory no more than this process may have."""
+    """Bytes of unused memory; for the CPU, at most the memory that this process may use."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     total = total_memory(device)
-    return min(_noted("MemAvailable:") or total // 2, total)
+    return min(_meminfo("MemAvailable:") or total // 2, total)
 
 
-def _noted(name: str) -> int:
+def _meminfo(name: str) -> int:
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
@@ -205,7 +210,7 @@ def _noted(name: str) -> int:
 
 
 def _cgroup_limits() -> Iterator[int]:
-    """What a container may have: version 2 and version 1, of the process's own group and those above it."""
+    """Yield the memory limits of the process's cgroup and its ancestors, in versions 1 and 2."""
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, name = line.split(":", 2)
@@ -217,5 +222,5 @@ def _cgroup_limits() -> Iterator[int]:
             for folder in (group, *group.parents):
                 if folder != root and root not in folder.parents:
                     break
-                with suppress(OSError, ValueError):  # "max" is no limit
+                with suppress(OSError, ValueError):  # "max": no limit
                     yield int((folder / file).read_text())

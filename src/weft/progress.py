@@ -1,4 +1,4 @@
-"""A progress bar with its rate and the time left: on standard error, and only where that is a terminal."""
+"""Messages and progress bars on standard error. A bar is drawn only on a terminal."""
 
 import re
 import shutil
@@ -17,52 +17,52 @@ from weft.storage.untrusted import printable
 
 Advance = Callable[[int], None]
 Log = Callable[[str], None]
-DRAWN = 0.1  # seconds between two drawings: what advances a million times a second need not be drawn so often
-# what no line breaks: a number and its unit; a command in quotes, or with options, paths, assignments and words in
-# capitals behind it
-WHOLE = re.compile(
+MIN_REDRAW_SECONDS = 0.1  # between two redraws of a bar, which may advance a million times a second
+# text that no line break may divide: a number and its unit; a command in backquotes, or followed by options, paths,
+# assignments and words in capitals
+UNBREAKABLE = re.compile(
     r"\d (?:s|[KMG]i?B)\b|`[^`]*`|"
     r"\bweft (?:(?:runs|config) )?[a-z]+(?: (?:[^\s;,]*[-/=._\d][^\s;,]*|[A-Z]+)(?![^\s;,]))+"
 )
 
 
 def log_to_stderr(line: str) -> None:
-    """A message for a person, kept away from results on standard output: one line in a pipe, wrapped on a terminal."""
+    """Print a message to standard error, wrapped on a terminal; results go to standard output."""
     line = printable(line)
     print(wrapped(line) if sys.stderr.isatty() else line, file=sys.stderr, flush=True)
 
 
 def wrapped(line: str) -> str:
-    """A message as lines that fit the terminal, broken between words but not inside a command."""
+    """Wrap a message to the width of the terminal, between words but not inside a command."""
     indent = " " * (len(line) - len(line.lstrip()) + 2)
     width = max(20, shutil.get_terminal_size().columns)
-    joined = WHOLE.sub(lambda whole: whole[0].replace(" ", "\0"), line)
+    joined = UNBREAKABLE.sub(lambda match: match[0].replace(" ", "\0"), line)
     parts = textwrap.wrap(joined, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return "\n".join(parts).replace("\0", " ")
 
 
 @cache
 def warn(line: str) -> None:
-    """A warning on standard error; the same one is printed once a process."""
+    """Print a warning to standard error, once per process."""
     log_to_stderr(f"weft: {line}")
 
 
 class Bar:
-    """A bar that is drawn. Called with a number, it moves on by that much."""
+    """A progress bar on a terminal. Calling it with a number advances it by that much."""
 
-    def __init__(self, progress: rich.Progress, what: str, total: int | None):
-        self._progress, self._task = progress, progress.add_task(printable(what), total=total, note="")
+    def __init__(self, progress: rich.Progress, title: str, total: int | None):
+        self._progress, self._task = progress, progress.add_task(printable(title), total=total, note="")
         self._waiting, self._drawn = 0, 0.0
 
     def __call__(self, done: int) -> None:
         self._waiting += done
-        if (now := monotonic()) > self._drawn + DRAWN:
+        if (now := monotonic()) > self._drawn + MIN_REDRAW_SECONDS:
             self._progress.advance(self._task, self._waiting)
             self._waiting, self._drawn = 0, now
 
     def at(self, done: int) -> None:
-        """Move to where `done` are done, which may be back."""
-        if (now := monotonic()) > self._drawn + DRAWN:
+        """Move to `done` items, forwards or backwards."""
+        if (now := monotonic()) > self._drawn + MIN_REDRAW_SECONDS:
             self._progress.update(self._task, completed=done)
             self._drawn = now
 
@@ -74,23 +74,23 @@ class Bar:
 
 
 @contextmanager
-def drawn(what: str, total: int | None, unit: Literal["items", "bytes"] = "items") -> Iterator[Bar | None]:
-    """A bar for `total` items (None: unknown); yields None where there is no terminal."""
+def drawn_bar(title: str, total: int | None, unit: Literal["items", "bytes"] = "items") -> Iterator[Bar | None]:
+    """Yield a bar for `total` items (None: unknown), or None without a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
-    speed, what_it_is = rich.TaskProgressColumn(show_speed=True), rich.TextColumn("{task.description}", markup=False)
+    speed, text = rich.TaskProgressColumn(show_speed=True), rich.TextColumn("{task.description}", markup=False)
     sizes = (rich.DownloadColumn(), rich.TransferSpeedColumn()) if unit == "bytes" else (speed,)
     note = rich.TextColumn("{task.fields[note]}", markup=False)
-    columns = (what_it_is, rich.BarColumn(), *sizes, note, rich.TimeRemainingColumn())
+    columns = (text, rich.BarColumn(), *sizes, note, rich.TimeRemainingColumn())
     with rich.Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        yield Bar(progress, what, total)
+        yield Bar(progress, title, total)
 
 
 @contextmanager
 def bar(
-    what: str, total: int | None, *, unit: Literal["items", "bytes"] = "items", wanted: bool = True
+    title: str, total: int | None, *, unit: Literal["items", "bytes"] = "items", enabled: bool = True
 ) -> Iterator[Advance]:
-    """Yields the function that moves a bar on, whether it is drawn or not."""
-    with drawn(what, total, unit) if wanted else nullcontext() as shown:
+    """Yield the function that advances a bar, which does nothing if none is drawn."""
+    with drawn_bar(title, total, unit) if enabled else nullcontext() as shown:
         yield shown or (lambda done: None)

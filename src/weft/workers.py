@@ -1,9 +1,9 @@
-"""Child processes that are asked over pipes: a line of JSON in, a line of JSON out, with bytes behind it if need be.
+"""Child processes that serve requests over pipes: a line of JSON in, a line of JSON out, optionally followed by bytes.
 
-The standard library's pools don't serve: they can't start a process by way of another command, as Slurm's srun is, and
-their processes import the main script again, which starts everything over in a script that doesn't ask whether
-`__name__ == "__main__"`. Nothing is pickled here. A child runs in a session of its own, so that Ctrl-C comes to its
-parent alone, which knows what has to be saved; and it ends when its parent does, however that ends.
+The standard library's process pools do not fit: they can't start a process through another command, such as Slurm's
+srun, and their processes import the main script again, which starts everything over in a script that does not check
+`__name__ == "__main__"`. Nothing is pickled here. A child runs in a separate session, so that only its parent receives
+Ctrl-C and can decide what to save; and it ends when its parent does, for whatever reason.
 """
 
 import json
@@ -19,17 +19,17 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import IO, Any
 
-PACKAGES = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # where weft is
-ERROR_BYTES = 10_000  # of what a child wrote to standard error, of which the last line says why it died
+PACKAGES = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the folder that contains weft
+MAX_ERROR_BYTES = 10_000  # end of a child's standard error that is read, to find the last line
 
 
 class Child:
-    """A child process, which answers one question at a time."""
+    """A child process, which serves one request at a time."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        # a pipe that nobody reads would hold the process up once it is full
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # `end` closes it
-        # a file called json.py in the folder where somebody works is no module of ours
+        # not a pipe: a full pipe that nobody reads would block the child
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # `wait` closes it
+        # safe path: a file json.py in the working directory must not be imported
         path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), PACKAGES)))
         variables = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": path, **environment}
         pipe = subprocess.PIPE
@@ -37,24 +37,24 @@ class Child:
             command, stdin=pipe, stdout=pipe, stderr=self._errors, env=variables, start_new_session=True
         )
 
-    def tell(self, value: Any) -> None:
-        """Send a value; `None` interrupts what the child does, as Ctrl-C would."""
+    def send(self, value: Any) -> None:
+        """Send a value; `None` interrupts the child, as Ctrl-C would."""
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # it died, and gives no answer
+        with suppress(BrokenPipeError):  # the child died; `request` reports it
             self.process.stdin.write(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
             self.process.stdin.flush()
 
-    def ask(self, value: Any) -> dict[str, Any]:
-        """The line that answers a value. ChildProcessError says how the process died."""
-        self.tell(value)
+    def request(self, value: Any) -> dict[str, Any]:
+        """Send a value and return the response; raise ChildProcessError with the reason if the process died."""
+        self.send(value)
         assert self.process.stdout is not None
         for line in iter(self.process.stdout.readline, b""):
-            if line.startswith(b"{") and line.endswith(b"\n"):  # whatever starts a process may write lines as well
+            if line.startswith(b"{") and line.endswith(b"\n"):  # a launcher may write lines too
                 return json.loads(line)
         raise ChildProcessError(self._death())
 
     def read(self, size: int) -> bytes:
-        """The bytes behind an answer."""
+        """Return the bytes that follow a response."""
         assert self.process.stdout is not None
         raw = self.process.stdout.read(size)
         if len(raw) < size:
@@ -66,12 +66,12 @@ class Child:
         if status == -signal.SIGKILL:
             return "it was killed, perhaps because memory ran out"
         end = self._errors.seek(0, os.SEEK_END)
-        self._errors.seek(max(0, end - ERROR_BYTES))
+        self._errors.seek(max(0, end - MAX_ERROR_BYTES))
         lines = self._errors.read().decode(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), f"it ended with exit status {status}")
 
     def wait(self, until: float) -> None:
-        """Wait for the process to end, until a monotonic time; then it is killed."""
+        """Wait until a monotonic time for the process to end; kill it then."""
         try:
             self.process.wait(max(0.1, until - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -84,7 +84,7 @@ class Child:
 
 
 class Children:
-    """Child processes of one command, started as they are needed. Each is told `first` before anything is asked."""
+    """Child processes of one command, started on demand. Each is sent `first` before any request."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], first: Any = None) -> None:
         self._command, self._environment, self._first = command, environment, first
@@ -93,32 +93,32 @@ class Children:
         self._lock, self._closed = Lock(), False
 
     @contextmanager
-    def free(self) -> Iterator[Child]:
-        """A child that nobody else asks meanwhile."""
+    def acquire(self) -> Iterator[Child]:
+        """Yield a child for exclusive use."""
         try:
             child = self._free.get_nowait()
         except Empty:
             with self._lock:
                 if self._closed:
-                    raise ChildProcessError("it was not started, for all are to end") from None
+                    raise ChildProcessError("it was not started: all are being closed") from None
                 child = Child(self._command, self._environment)
                 self._started.append(child)
             if self._first is not None:
-                child.tell(self._first)
+                child.send(self._first)
         yield child
         self._free.put(child)
 
     def interrupt(self, seconds: float) -> None:
-        """Interrupt all, and give them so many seconds to save what they have."""
+        """Interrupt all children, and give them this many seconds to save their work."""
         for child in self._started:
-            child.tell(None)  # not a signal: srun kills on those that mean an end
+            child.send(None)  # not a signal: srun would kill the child
         until = time.monotonic() + seconds
         for child in self._started:
             with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
                 child.process.wait(max(0.1, until - time.monotonic()))
 
     def close(self, seconds: float = 0.0) -> None:
-        """End all: at once, or, where something else has started them, by asking it, which has so many seconds."""
+        """End all children: immediately, or through the launcher that started them, within this many seconds."""
         with self._lock:
             self._closed = True
         for child in self._started:
@@ -129,31 +129,31 @@ class Children:
 
 
 def cores() -> int:
-    """How many processors this process may use."""
+    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def told() -> Iterator[Any]:
-    """The values that this child process is told, as they come. When standard input ends, it does, at once."""
+def requests() -> Iterator[Any]:
+    """Yield the values sent to this child process. It exits immediately when standard input ends."""
     values: SimpleQueue[Any] = SimpleQueue()
 
     def read() -> None:
-        with open(0, "rb", closefd=False) as lines:  # not sys.stdin, which an ending interpreter waits for
+        with open(0, "rb", closefd=False) as lines:  # not sys.stdin, whose lock an exiting interpreter waits for
             for line in lines:
                 value = json.loads(line)
                 if value is None:
                     os.kill(os.getpid(), signal.SIGINT)
                 else:
                     values.put(value)
-        os._exit(0)  # nobody is left to answer
+        os._exit(0)  # the parent is gone
 
     Thread(target=read, daemon=True).start()
     while True:
         yield values.get()
 
 
-def answer(head: Mapping[str, Any], body: Iterable[bytes] = ()) -> None:
-    """Answer what this child process was told last."""
+def respond(head: Mapping[str, Any], body: Iterable[bytes] = ()) -> None:
+    """Respond to the last request to this child process."""
     sys.stdout.buffer.write(json.dumps(head).encode() + b"\n")
     sys.stdout.buffer.writelines(body)
     sys.stdout.buffer.flush()

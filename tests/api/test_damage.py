@@ -50,7 +50,7 @@ def test_damaged_tokens_are_refused(run: Path, name: str, words: list[str], caps
     overwrite(file, file.stat().st_size // 2, file.stat().st_size // 2)
     assert command([*words, str(run)]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert f"{name}: damaged: it is not what was written; remove {run / 'data'}, and `weft train --resume" in line
+    assert f"{name}: damaged: the checksum is wrong; remove {run / 'data'}, and `weft train --resume" in line
 
 
 def test_damaged_rows_are_refused(tmp_path: Path, capsys: Capture) -> None:
@@ -233,7 +233,7 @@ def test_a_missing_last_checkpoint_is_reported(pair: Path, capsys: Capture) -> N
     shutil.rmtree(pair / "none" / FIRST)
     assert command(["generate", str(pair / "none"), "--prompt", "1"]) == 2
     assert "none/checkpoints/step-00000004: missing, though the run ended with it" in capsys.readouterr().err
-    for name, then in (("run", "continuing from step-00000002"), ("none", "beginning anew")):
+    for name, then in (("run", "continuing from step-00000002"), ("none", "starting again from the first step")):
         lines: list[str] = []
         weft.resume(pair / name, log=lines.append)
         assert f"{message.replace('/run/', f'/{name}/')}; {then}" in lines

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.interop.test_hf import (
+from tests.interop.hf_models import (
     CASES,
     a_folder,
     difference,
@@ -62,7 +62,7 @@ def sharp(settings: Any) -> Any:
 @pytest.fixture
 def folder(tmp_path: Path, pieces: Tokenizer) -> Path:
     """A LLaMA with a tokenizer, as a Hugging Face folder."""
-    settings = llama(2, 32, 4, 48, 64, vocab_size=pieces.vocab_size, kv_heads=2)
+    settings = llama(2, 32, 4, d_ff=48, context=64, vocab_size=pieces.vocab_size, kv_heads=2)
     return exported(replace(sharp(settings), tokenizer=pieces), tmp_path / "theirs")
 
 
@@ -279,7 +279,7 @@ def test_max_seq_length_from_other_files(sentences: tuple[Path, Any], capsys: Ca
     (folder / "tokenizer_config.json").write_text('{"model_max_length": 1000000000000000019884624838656}')
     (folder / "vocab.txt").write_text((folder / "vocab.txt").read_text().replace("##z", "A"))
     assert hf.read(folder).length == 32
-    assert "do_lower_case = true: not used; put texts in small letters" in capsys.readouterr().err
+    assert "do_lower_case = true: not used; convert texts to lower case" in capsys.readouterr().err
     config.write_text('{"max_seq_length": "9"}')
     with pytest.raises(InteropError, match=r"sentence_bert_config.json: max_seq_length = '9': expected a whole number"):
         hf.read(folder)
@@ -408,7 +408,7 @@ def test_a_separate_tokenizer(tmp_path: Path) -> None:
     export_model(tmp_path / "replaced", "hf", tmp_path / "out")
     assert Tokenizer.load(tmp_path / "out").fingerprint == words().fingerprint
     words(99).save(tmp_path / "more")
-    with pytest.raises(WeftError, match=r"99 entries, but the model's vocab_size is 61"):
+    with pytest.raises(WeftError, match=r"99 tokens, the model's vocab_size is 61"):
         import_model(folder, tmp_path / "other", tokenizer=tmp_path / "more")
 
 
@@ -432,7 +432,7 @@ MISTAKES = {
     ),
     "a pickle": (["import", "{tmp}/pytorch_model.bin", "{tmp}/run"], r"pytorch_model.bin: one file of a model; name"),
     "taken": (["import", "{tmp}/theirs", "{tmp}/taken"], r"taken: already exists and is not an empty folder"),
-    "cut short": (["import", "{tmp}/short", "{tmp}/run"], r"not a whole safetensors file"),
+    "cut short": (["import", "{tmp}/short", "{tmp}/run"], r"not a complete safetensors file"),
     "no run": (["export", "{tmp}/theirs", "{tmp}/run", "--to", "hf"], r"not a run"),
     "unknown format": (
         ["export", "{tmp}/ours", "{tmp}/run", "--to", "gg"],
@@ -451,7 +451,7 @@ MISTAKES = {
 def places(tmp_path_factory: pytest.TempPathFactory, pieces: Tokenizer) -> Path:
     """The folder in which MISTAKES are made."""
     tmp = tmp_path_factory.mktemp("places")
-    settings = llama(1, 16, 2, 24, 32, vocab_size=pieces.vocab_size)
+    settings = llama(1, 16, 2, d_ff=24, context=32, vocab_size=pieces.vocab_size)
     exported(replace(fresh_model(settings), tokenizer=pieces), tmp / "theirs")
     exported(replace(fresh_model(settings), tokenizer=pieces), tmp / "short")
     file = tmp / "short/model.safetensors"

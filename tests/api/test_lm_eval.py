@@ -18,7 +18,7 @@ import pytest
 import torch
 from tests.api.conftest import with_bos
 from tests.api.test_import_export import sharp
-from tests.interop.test_hf import exported, fresh_model
+from tests.interop.hf_models import exported, fresh_model
 from tests.later import Later
 
 from weft.api.export_model import export_model
@@ -74,8 +74,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path
     torch.manual_seed(0)
     folder, size = tmp_path_factory.mktemp("runs"), tokenizer.vocab_size
     settings: dict[str, tuple[Any, Tokenizer]] = {
-        "gpt": (gpt(2, 32, 4, CONTEXT, vocab_size=size), tokenizer),
-        "llama": (llama(2, 32, 4, 48, CONTEXT, vocab_size=size, kv_heads=2), with_bos(tokenizer)),
+        "gpt": (gpt(2, 32, 4, context=CONTEXT, vocab_size=size), tokenizer),
+        "llama": (llama(2, 32, 4, d_ff=48, context=CONTEXT, vocab_size=size, kv_heads=2), with_bos(tokenizer)),
     }
     for name, (model, own_tokenizer) in settings.items():
         theirs = exported(replace(sharp(model), tokenizer=own_tokenizer), folder / f"{name}-first")

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.interop.test_hf import exported, fresh_model
+from tests.interop.hf_models import exported, fresh_model
 from tests.later import Later
 
 import weft
@@ -174,7 +174,11 @@ def test_surprisal_is_the_loss_of_transformers(family: str, pieces: Tokenizer, t
     """With a tokenizer that puts bos before a text, and with one that does not, where the first token is not scored."""
     tokenizer = pieces if family == "llama" else build_tokenizer(BPE(vocab_size=262), ["the cat sat. " * 9])
     size: dict[str, Any] = {"vocab_size": tokenizer.vocab_size}
-    settings = llama(2, 32, 4, 48, 64, kv_heads=2, **size) if family == "llama" else gpt(2, 32, 4, context=64, **size)
+    settings = (
+        llama(2, 32, 4, d_ff=48, context=64, kv_heads=2, **size)
+        if family == "llama"
+        else gpt(2, 32, 4, context=64, **size)
+    )
     folder = exported(replace(fresh_model(settings), tokenizer=tokenizer), tmp_path / "theirs")
     import_model(folder, tmp_path / "run")
     run = weft.load(tmp_path / "run")
@@ -196,7 +200,7 @@ def test_surprisal_is_the_loss_of_transformers(family: str, pieces: Tokenizer, t
 
 @pytest.fixture
 def checkpoint(tmp_path: Path, pieces: Tokenizer) -> Path:
-    settings = llama(2, 32, 4, 48, 64, vocab_size=pieces.vocab_size, kv_heads=2)
+    settings = llama(2, 32, 4, d_ff=48, context=64, vocab_size=pieces.vocab_size, kv_heads=2)
     folder = exported(replace(fresh_model(settings), tokenizer=pieces), tmp_path / "theirs")
     tree = {"do_sample": True, "temperature": 0.6, "top_p": 0.8, "max_new_tokens": 9, "eos_token_id": [270, 271]}
     (folder / "generation_config.json").write_text(json.dumps(tree))

@@ -16,7 +16,7 @@ from weft.api import auto_width
 from weft.api.auto_width import WidthMeasurements
 from weft.cli.main import run as command
 from weft.decode.fast.quantize import fill, quantize
-from weft.decode.fast.rounding import Packed, quantize_around_zero, quantize_groups, quantize_rows
+from weft.decode.fast.quantized_weights import quantize_groups, quantize_rows, quantize_symmetric
 from weft.models.build import build
 from weft.models.presets import gpt, llama, vaswani
 from weft.nn.init import empty_weights
@@ -25,9 +25,9 @@ from weft.training import quantized
 
 Capture = pytest.CaptureFixture[str]
 MODELS: dict[str, Any] = {
-    "tied": llama(2, 64, 4, 96, context=32, vocab_size=80, kv_heads=2, tied=True),
-    "odd": gpt(1, 36, 2, 32, vocab_size=81),  # biases, and no groups of 32
-    "seq2seq": vaswani(1, 64, 4, 96, 0.0, vocab_size=80, context=32),
+    "tied": llama(2, 64, 4, d_ff=96, context=32, vocab_size=80, kv_heads=2, tied=True),
+    "odd": gpt(1, 36, 2, context=32, vocab_size=81),  # biases, and no groups of 32
+    "seq2seq": vaswani(1, 64, 4, d_ff=96, dropout=0.0, vocab_size=80, context=32),
 }
 
 
@@ -50,8 +50,8 @@ def logits(model: Any) -> Tensor:
 @pytest.mark.parametrize(("columns", "group"), [(96, 32), (32, 32), (14, 14)])
 def test_int4_round_trip(columns: int, group: int, centred: bool) -> None:
     weight = torch.randn(5, columns, generator=torch.Generator().manual_seed(columns)) + 0.2
-    rounded = (quantize_groups if centred else quantize_around_zero)(weight, group)
-    packed = Packed.of(rounded, "int4")
+    rounded = (quantize_groups if centred else quantize_symmetric)(weight, group)
+    packed = rounded.pack("int4")
     assert packed.numbers.shape == (5, columns // 2) and packed.shape == (5, columns) and packed.bits == "int4"
     unpacked = packed.unpack()
     assert torch.equal(unpacked.dequantize(), rounded.dequantize())
@@ -63,7 +63,7 @@ def test_int4_round_trip(columns: int, group: int, centred: bool) -> None:
 
 
 def test_wrong_shapes_are_refused() -> None:
-    packed = Packed.of(quantize_rows(torch.randn(6, 64)), "int8")
+    packed = quantize_rows(torch.randn(6, 64)).pack("int8")
     assert packed.is_for("int8", 6, 64)
     assert packed.scales is not None
     for wrong in (

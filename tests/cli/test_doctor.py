@@ -16,14 +16,14 @@ GPU = {"fp32": 51e12, "bf16": 790e12}
 
 @pytest.fixture
 def xeon(monkeypatch: pytest.MonkeyPatch) -> None:
-    def products(rows: int, inputs: int, outputs: int, dtypes: Sequence[str], device: str = "cpu") -> dict[str, float]:
+    def matmul_rates(*sizes: int, dtypes: Sequence[str] = ("fp32", "bf16"), device: str = "cpu") -> dict[str, float]:
         return {dtype: (RATES if device == "cpu" else GPU)[dtype] for dtype in dtypes}
 
     def bandwidth(device: str = "cpu", threads: int | None = None) -> float:
         return 4e12 if device != "cpu" else 11e9 if threads == 1 else 30.4e9
 
     monkeypatch.setattr(machine, "processor", lambda: ("Xeon", ("AMX bf16", "AVX2")))
-    monkeypatch.setattr(machine, "products", products)
+    monkeypatch.setattr(machine, "matmul_rates", matmul_rates)
     monkeypatch.setattr(machine, "bandwidth", bandwidth)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)

@@ -52,7 +52,7 @@ def test_texts_from_standard_input(trained: Path, capsys: Capture, monkeypatch: 
 
     assert read(b"the frog\nthe river\n") == 0
     assert len(capsys.readouterr().out.splitlines()) == 2
-    for content, message in ((b"the frog\n\n", "line 2: empty"), (b"", "holds no text"), (b"\xff\xfe", "UTF-16")):
+    for content, message in ((b"the frog\n\n", "line 2: empty"), (b"", "contains no text"), (b"\xff\xfe", "UTF-16")):
         assert read(content) == 2
         assert message in capsys.readouterr().err
 

@@ -94,7 +94,7 @@ def test_plain_lines_have_no_columns(folder: Path, capsys: Capture) -> None:
     assert "no column 'nope'" in capsys.readouterr().err
     for command in ("classify", "embed"):
         assert run([command, str(folder / "labels"), "--column", "nope"]) == 2
-        assert "standard input: one text a line, without a column 'nope'" in capsys.readouterr().err
+        assert "standard input: one text per line, without a column 'nope'" in capsys.readouterr().err
 
 
 def test_predicted_numbers_and_tags(tmp_path: Path, capsys: Capture) -> None:

@@ -40,7 +40,7 @@ Capture = pytest.CaptureFixture[str]
         (b"", "book.txt: contains no text"),
         (b"\x7fELF\x00\x01\x02\x00" * 50, "book.txt: looks like a program (ELF), not text"),
         (b"fine until \xff here\n" * 9, "book.txt: not valid UTF-8 at byte 11"),
-        (b"hi", "book.txt: too short to learn from"),
+        (b"hi", "book.txt: too short to train on"),
     ],
 )
 def test_texts_that_cannot_be_trained_on(folder: Path, capsys: Capture, content: bytes, words: str) -> None:
@@ -160,7 +160,7 @@ def test_a_table_with_other_separators(folder: Path, capsys: Capture, name: str,
     (folder / name).write_text(f"text{separator}label\nhello there{separator}1\n" * 20)
     for words in (["gpt-tiny"], ["bert-tiny", "objective=classify"]):
         line = mistake(capsys, "train", *words, "--data", name)
-        assert line.startswith(f"{name}: its columns are divided by {separator!r}; a .csv has commas")
+        assert line.startswith(f"{name}: its columns are separated by {separator!r}; a .csv file needs commas")
 
 
 def test_plain_text_instead_of_rows(folder: Path, capsys: Capture) -> None:

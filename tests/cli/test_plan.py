@@ -146,7 +146,7 @@ def test_a_step_of_a_number_of_tokens(capsys: pytest.CaptureFixture[str]) -> Non
         (["gpt2", "--mfu", "1.5"], "--mfu 1.5: expected a fraction"),
         (["gpt2", "--gpus", "8", "--interconnect", "ib-nrd"], "--interconnect 'ib-nrd': expected a number"),
         (["gpt2", "--gpus", "8", "--layout", "tensor=8"], "tensor = 8: model.attention.heads = 12 can't be divided"),
-        (["gpt2", "--gpus", "8", "--layout", "tensor=3"], "tensor 3 takes 3 processes or a multiple of it"),
+        (["gpt2", "--gpus", "8", "--layout", "tensor=3"], "tensor 3 needs 3 processes or a multiple"),
         (["gpt2", "--gpus", "8", "--layout", "tensr=2"], "tensr: unknown key; did you mean 'tensor'"),
         (["lstm", "--gpus", "8", "--layout", "shard=8"], "--layout: this model cannot be planned over several devices"),
         (["gpt2", "--gpus", "64", "--batch", "9"], "9 rows per step can't be divided over 64 GPUs"),

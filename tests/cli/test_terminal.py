@@ -158,7 +158,7 @@ def test_messages_above_a_progress_bar_are_wrapped(
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", str(width))
-    with progress.drawn("training", 2) as bar:
+    with progress.drawn_bar("training", 2) as bar:
         assert bar is not None
         bar.print("a checkpoint could not be written; `weft train --resume runs/x` continues from the last one")
     lines = re.sub("\x1b\\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err).replace("\r", "\n").splitlines()

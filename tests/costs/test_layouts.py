@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,13 +34,18 @@ NET = Interconnect("test", 100e9, 10e9, 8)
 
 
 def job(rows: int = 16, gpus: int = 1, **changes: Any) -> TrainingJob:
-    return replace(TrainingJob(gpt(4, 64, 4, 32, 96), rows, 32, device=H100, net=NET, gpus=gpus), **changes)
+    return replace(
+        TrainingJob(gpt(4, 64, 4, context=32, vocab_size=96), rows, 32, device=H100, net=NET, gpus=gpus), **changes
+    )
 
 
 # ---- memory
 
 
-@pytest.mark.parametrize("make", [lambda: gpt(4, 64, 4, 32, 96), lambda: llama(3, 64, 4, 176, 32, vocab_size=96)])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: gpt(4, 64, 4, context=32, vocab_size=96), lambda: llama(3, 64, 4, d_ff=176, context=32, vocab_size=96)],
+)
 @pytest.mark.parametrize("tensor", [1, 2, 4])
 def test_the_parameters_of_a_rank_equal_those_of_the_split_model(make: Callable[[], Any], tensor: int) -> None:
     model, parameters = make(), 0
@@ -111,15 +117,13 @@ def test_two_chunks_of_logits_exist_at_a_time() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
-@pytest.mark.parametrize(
-    "make", [gpt, lambda layers, width, heads, *_: llama(layers, width, heads, 240, 64, vocab_size=97)]
-)
+@pytest.mark.parametrize("make", [gpt, partial(llama, d_ff=240)])
 def test_a_compiled_layer_stores_what_is_counted(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.nn.activations.ON_ARM", False)
 
     def saved(layers: int) -> int:
         torch._dynamo.reset()
-        net = build(make(layers, 96, 3, 64, 97)).train()
+        net = build(make(layers, 96, 3, context=64, vocab_size=97)).train()
         weights = {weight.untyped_storage().data_ptr() for weight in net.parameters()}
         sizes: dict[int, int] = {}
 
@@ -137,7 +141,7 @@ def test_a_compiled_layer_stores_what_is_counted(make: Callable[..., Any], monke
             features(torch.zeros(2, 64, dtype=torch.long))
         return sum(sizes.values())
 
-    [counted] = layer_bytes(make(3, 96, 3, 64, 97), 64, 2, compiled=True)
+    [counted] = layer_bytes(make(3, 96, 3, context=64, vocab_size=97), 64, 2, compiled=True)
     assert saved(4) - saved(3) == pytest.approx(2 * 64 * counted.all, rel=0.02)
 
 
@@ -176,7 +180,10 @@ def test_times_of_collectives() -> None:
 @pytest.mark.parametrize(("recompute", "times"), [(0.0, 4), (1.0, 6)])
 def test_a_layer_has_four_all_reduces(recompute: float, times: int) -> None:
     choice = LayoutChoice(Layout(replicate=1, tensor=2), 16, recompute)
-    five, four = (Predictor(job(gpus=2, model=gpt(layers, 64, 4, 32, 96))).time(choice).tensor for layers in (5, 4))
+    five, four = (
+        Predictor(job(gpus=2, model=gpt(layers, 64, 4, context=32, vocab_size=96))).time(choice).tensor
+        for layers in (5, 4)
+    )
     assert five - four == pytest.approx(times * DeviceGroup(2, 1, NET).reduce(2 * 16 * 32 * 64))
 
 
@@ -249,7 +256,7 @@ def test_most_rows_are_held_out() -> None:
 
 @pytest.mark.parametrize(
     ("model", "batch", "length", "gibibytes"),
-    [(gpt(12, 768, 12, 1024), 32, 1024, 14.1), (llama(22, 2048, 16, 5632, 2048), 8, 2048, 43.0)],
+    [(gpt(12, 768, 12, context=1024), 32, 1024, 14.1), (llama(22, 2048, 16, d_ff=5632, context=2048), 8, 2048, 43.0)],
 )
 def test_peak_memory_on_one_h200(model: Any, batch: int, length: int, gibibytes: float) -> None:
     given = TrainingJob(model, batch, length, device=DEVICES["h200"], net=NET)
@@ -289,7 +296,7 @@ def test_the_chosen_layout_fits_and_is_the_fastest() -> None:
 
 
 def test_tensor_beyond_a_machine_is_slow() -> None:
-    given = replace(large(16), model=gpt(40, 5120, 32, 2048))
+    given = replace(large(16), model=gpt(40, 5120, 32, context=2048))
     wide, narrow = (search(given, Layout(tensor=size, sequence=True)) for size in (16, 8))
     assert wide.best.time.tensor > 2 * narrow.best.time.tensor
     assert "between machines" in why_not(wide.best, narrow.best)
@@ -299,13 +306,21 @@ def test_tensor_beyond_a_machine_is_slow() -> None:
     ("layout", "changes", "reason"),
     [
         (Layout(tensor=3), {}, "tensor = 3: model.attention.heads = 4 can't be divided"),
-        (Layout(tensor=4), {"model": llama(2, 64, 4, 96, 32, kv_heads=2)}, "4: model.attention.kv_heads = 2 can't be"),
-        (Layout(tensor=4), {"model": llama(2, 64, 4, 90, 32)}, "tensor = 4: model.feedforward.d_ff = 90 can't be"),
+        (
+            Layout(tensor=4),
+            {"model": llama(2, 64, 4, d_ff=96, context=32, kv_heads=2)},
+            "4: model.attention.kv_heads = 2 can't be",
+        ),
+        (
+            Layout(tensor=4),
+            {"model": llama(2, 64, 4, d_ff=90, context=32)},
+            "tensor = 4: model.feedforward.d_ff = 90 can't be",
+        ),
         (Layout(pipeline=8), {}, "pipeline 8 is more than 4 layers"),
         (Layout(context=3), {}, "context 3 does not divide 32 tokens"),
         (Layout(shard=3), {}, "16 rows per step are not divisible by replicate × shard = 3"),
         (Layout(sequence=True), {}, "sequence parallelism splits over the devices of tensor"),
-        (Layout(pipeline=2), {"model": vaswani(2, 64, 4, 128, 0.1, context=32)}, "this model has two"),
+        (Layout(pipeline=2), {"model": vaswani(2, 64, 4, d_ff=128, dropout=0.1, context=32)}, "this model has two"),
     ],
 )
 def test_impossible_layouts_are_refused(layout: Layout, changes: dict[str, Any], reason: str) -> None:

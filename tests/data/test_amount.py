@@ -1,23 +1,26 @@
-"""How much text there is, from the files without reading them."""
+"""The amount of text in sources, estimated without reading them completely."""
 
 import csv
 import gzip
+import io
 import json
 import random
 import sys
 import time
 import types
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import zstandard
 
 from weft.data import amount as module
+from weft.data import streams
 from weft.data.amount import Amount, amount
 from weft.data.config import NoSplit, TailSplit, TextSource
-from weft.data.sources import read
+from weft.data.sources import read_documents
 from weft.data.split import split_sections
 from weft.data.table import RowSource, read_rows
 from weft.errors import DataError
@@ -28,38 +31,33 @@ WORDS = ["weft", "warp", "loom", "thread", "größer", "漢字", "cloth", "🎈"
 
 @cache
 def texts(count: int, seed: int = 0) -> list[str]:
-    chosen = random.Random(seed)
-    return [" ".join(chosen.choices(WORDS, k=chosen.randint(3, 60))) for _ in range(count)]
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(WORDS, k=rng.randint(3, 60))) for _ in range(count)]
 
 
-def in_truth(source: str, column: str = "text") -> int:
-    return sum(utf8_size(document.text) for document in read([source], column=column))
+def exact_size(source: str) -> int:
+    return sum(utf8_size(document.text) for document in read_documents([source]))
 
 
-def parquet(path: Path, rows: list[dict[str, Any]]) -> None:
-    pyarrow, tables = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    tables.write_table(pyarrow.Table.from_pylist(rows), path)
-
-
-def write(path: Path, rows: list[str]) -> str:
-    """The rows in the format of the path's suffix, with a number and a label beside them."""
-    made = [{"id": number, "text": text, "label": "a label"} for number, text in enumerate(rows)]
+def write(path: Path, texts: list[str]) -> str:
+    """Write texts in the format of the path's suffix, each with a number and a label."""
+    rows = [{"id": number, "text": text, "label": "a label"} for number, text in enumerate(texts)]
     kind = path.name.split(".")[1]
-    if kind in ("csv", "tsv"):
-        raw = path.with_suffix(".raw")
-        with raw.open("w", newline="") as stream:
-            writer = csv.DictWriter(stream, ["id", "text", "label"], delimiter="," if kind == "csv" else "\t")
-            writer.writeheader()
-            writer.writerows(made)
-        data = raw.read_bytes()
-    elif kind == "parquet":
-        parquet(path, made)
+    if kind == "parquet":
+        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
         return str(path)
+    if kind in ("csv", "tsv"):
+        stream = io.StringIO(newline="")
+        writer = csv.DictWriter(stream, ["id", "text", "label"], delimiter="," if kind == "csv" else "\t")
+        writer.writeheader()
+        writer.writerows(rows)
+        data = stream.getvalue().encode()
     else:
         data = {
-            "txt": "\n".join(rows).encode(),
-            "jsonl": "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in made).encode(),
-            "json": json.dumps(made, indent=2).encode(),
+            "txt": "\n".join(texts).encode(),
+            "jsonl": "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode(),
+            "json": json.dumps(rows, indent=2).encode(),
         }[kind]
     if path.suffix == ".gz":
         data = gzip.compress(data, 1)
@@ -69,49 +67,58 @@ def write(path: Path, rows: list[str]) -> str:
     return str(path)
 
 
-TABLES = ["a.jsonl", "a.json", "a.csv", "a.tsv", "a.parquet", "a.jsonl.gz", "a.csv.zst"]
-FORMATS = ["a.txt", "a.txt.gz", "a.txt.zst", *TABLES]
+FORMATS = [
+    "a.txt",
+    "a.txt.gz",
+    "a.txt.zst",
+    "a.jsonl",
+    "a.json",
+    "a.csv",
+    "a.tsv",
+    "a.parquet",
+    "a.jsonl.gz",
+    "a.csv.zst",
+]
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_small_file_is_known_exactly(tmp_path: Path, name: str) -> None:
+def test_the_amount_of_a_small_file_is_exact(tmp_path: Path, name: str) -> None:
     source = write(tmp_path / name, texts(40))
-    found = amount([source])
-    assert found.exact and found.bytes == in_truth(source)
+    assert amount([source]) == Amount(exact_size(source))
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_large_file_is_known_nearly(tmp_path: Path, name: str) -> None:
+def test_the_amount_of_a_large_file_is_estimated(tmp_path: Path, name: str) -> None:
     source = write(tmp_path / name, texts(6_000))
     began = time.perf_counter()
-    found = amount([source])
-    assert time.perf_counter() - began < 1.5  # seconds, on a busy machine; some milliseconds else
-    assert found.exact == (name == "a.txt")
-    assert found.bytes == pytest.approx(in_truth(source), rel=0.05)
+    estimate = amount([source])
+    assert time.perf_counter() - began < 1.5  # seconds, on a busy machine; usually milliseconds
+    assert estimate.exact == (name == "a.txt")
+    assert estimate.bytes == pytest.approx(exact_size(source), rel=0.05)
 
 
 def test_only_the_beginning_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write(tmp_path / "a.jsonl", texts(6_000))
-    lines, read_lines = module.lines, []
+    read: list[str] = []
 
-    def counted(*given: str) -> Any:
-        for line in lines(*given):
-            read_lines.append(line)
+    def record(name: str, encoding: str) -> Iterator[str]:
+        for line in streams.lines(name, encoding):
+            read.append(line)
             yield line
 
-    monkeypatch.setattr(module, "lines", counted)
+    monkeypatch.setattr(module, "lines", record)
     assert not amount([source]).exact
-    assert sum(map(utf8_size, read_lines)) < 2 * module.SAMPLE
+    assert sum(map(utf8_size, read)) < 2 * module.SAMPLE
 
 
-def test_packed_files_of_several_parts(tmp_path: Path) -> None:
-    """The size that a gzip file notes at its end is that of its last part alone."""
+def test_compressed_files_of_several_frames(tmp_path: Path) -> None:
+    """The size that a gzip file records at its end is that of its last member only."""
     parts = ["\n".join(texts(3000, seed)).encode() for seed in range(6)]
     (tmp_path / "a.txt.gz").write_bytes(b"".join(gzip.compress(part, 1) for part in parts))
     (tmp_path / "b.txt.zst").write_bytes(b"".join(map(zstandard.compress, parts)))
     for name in ("a.txt.gz", "b.txt.zst"):
-        found = amount([str(tmp_path / name)])
-        assert not found.exact and found.bytes == pytest.approx(sum(map(len, parts)), rel=0.1)
+        estimate = amount([str(tmp_path / name)])
+        assert not estimate.exact and estimate.bytes == pytest.approx(sum(map(len, parts)), rel=0.1)
 
 
 def test_columns(tmp_path: Path) -> None:
@@ -125,33 +132,31 @@ def test_columns(tmp_path: Path) -> None:
     assert amount([str(tmp_path / "c.json")], ["messages"]) == Amount(len("user hello assistant hi") - 3)
 
 
-def test_folders_patterns_and_several(tmp_path: Path) -> None:
-    for name in ("a.txt", "b.txt", "c.jsonl"):
-        write(tmp_path / name, texts(30))
-    each = [amount([str(tmp_path / name)]).bytes for name in ("a.txt", "b.txt", "c.jsonl")]
-    assert amount([str(tmp_path)]) == Amount(sum(each))
-    assert amount([str(tmp_path / "*.txt")]) == Amount(each[0] + each[1])
-    assert amount([str(tmp_path / "a.txt")] * 3) == Amount(each[0])  # a file counts once, as it is read
+def test_folders_and_patterns(tmp_path: Path) -> None:
+    sizes = [amount([write(tmp_path / name, texts(30))]).bytes for name in ("a.txt", "b.txt", "c.jsonl")]
+    assert amount([str(tmp_path)]) == Amount(sum(sizes))
+    assert amount([str(tmp_path / "*.txt")]) == Amount(sizes[0] + sizes[1])
+    assert amount([str(tmp_path / "a.txt")] * 3) == Amount(sizes[0])  # a file is read once
     assert amount([]) == Amount(0)
     with pytest.raises(DataError, match="no such file"):
         amount([str(tmp_path / "d.txt")])
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_not_counted(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfabc")
     assert amount([str(tmp_path / "a.txt")]) == Amount(3)
 
 
 def test_built_in_texts() -> None:
     python = amount(["builtin:python"])
-    assert python.exact and python.bytes == in_truth("builtin:python")
+    assert python.exact and python.bytes == exact_size("builtin:python")
     dates = amount(["builtin:dates"], ["source", "target"])
     rows = [row.values for row in read_rows(RowSource(["builtin:dates"], {"source": "text", "target": "text"}))]
     assert len(rows) == 20_000
     assert dates.bytes == pytest.approx(sum(len(row["source"]) + len(row["target"]) for row in rows), rel=0.1)
 
 
-def test_the_hub_as_far_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_datasets_have_the_sizes_that_the_hub_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = [("data/train.jsonl", 1000), ("data/test.jsonl", 500), ("README.md", 70), ("data/train-2.txt", None)]
     siblings = [types.SimpleNamespace(rfilename=name, size=size) for name, size in listed]
     info = types.SimpleNamespace(siblings=siblings)
@@ -162,31 +167,31 @@ def test_the_hub_as_far_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     assert amount(["hub:a/b"]) == Amount(0, exact=False)
 
 
-def test_what_is_wrong_is_for_the_reader_to_say(tmp_path: Path) -> None:
+def test_damaged_files_raise_no_error(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n{"text": ')
     (tmp_path / "b.txt.gz").write_bytes(b"no gzip at all")
     (tmp_path / "c.json").write_text("[1, 2")
     (tmp_path / "d.csv").write_text("")
     (tmp_path / "e.parquet").write_bytes(b"PAR1")
     for path in sorted(tmp_path.iterdir()):
-        found = amount([str(path)])
-        assert found.bytes >= 0 and (not found.exact or not path.stat().st_size)
+        estimate = amount([str(path)])
+        assert estimate.bytes >= 0 and (not estimate.exact or not path.stat().st_size)
     assert amount(["-"]) == Amount(0, exact=False)
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
 @pytest.mark.parametrize("split", [TailSplit(fraction=0.25), TailSplit(bytes=3000)])
-def test_a_tail_needs_no_second_reading(
+def test_a_tail_split_reads_the_text_once(
     tmp_path: Path, name: str, split: TailSplit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write(tmp_path / name, texts(2000))
-    whole = "".join(section.text for section in split_sections(TextSource([source], NoSplit())))
-    opened: list[Any] = []
-    monkeypatch.setattr("weft.data.split.read", lambda *args, **more: opened.append(args) or read(*args, **more))
+    text = "".join(section.text for section in split_sections(TextSource([source], NoSplit())))
+    reader = Mock(side_effect=read_documents)
+    monkeypatch.setattr("weft.data.split.read_documents", reader)
     sides = dict.fromkeys(("train", "validation"), "")
     for section in split_sections(TextSource([source], split)):
         sides[section.side] += section.text
-    assert sides["train"] + sides["validation"] == whole
-    wanted = len(whole.encode()) // 4 if split.bytes is None else split.bytes
-    assert len(sides["validation"].encode()) == pytest.approx(wanted, abs=4)
-    assert len(opened) == 1
+    assert sides["train"] + sides["validation"] == text
+    expected = len(text.encode()) // 4 if split.bytes is None else split.bytes
+    assert len(sides["validation"].encode()) == pytest.approx(expected, abs=4)
+    assert reader.call_count == 1

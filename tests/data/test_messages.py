@@ -1,4 +1,7 @@
+"""Conversations: rows to messages, messages to tokens with a mask of the replies."""
+
 import json
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -35,33 +38,27 @@ def chatml() -> Tokenizer:
 
 
 def replies(tokenizer: Tokenizer, messages: list[dict[str, str]]) -> list[str]:
-    """The stretches of tokens that count, as text."""
+    """Text of each run of tokens that are in the mask."""
     ids, mask = encode_chat(tokenizer, messages)
-    assert len(ids) == len(mask)
-    found: list[list[int]] = []
-    for id, counts, before in zip(ids, mask, [0, *mask], strict=False):
-        if counts and not before:
-            found.append([])
-        if counts:
-            found[-1].append(id)
-    return [tokenizer.decode(stretch, specials=True) for stretch in found]
+    groups = groupby(zip(ids, mask, strict=True), key=lambda item: item[1])
+    return [tokenizer.decode([id for id, _ in run], specials=True) for counts, run in groups if counts]
 
 
 # ---- rows to messages
 
 
 def test_an_instruction_becomes_two_turns() -> None:
-    given = {"instruction": "Fix it.", "input": "He go.", "output": "He goes."}
-    assert conversation(given) == turns("Fix it.\n\nHe go.", "He goes.")
-    assert conversation(given | {"input": ""}) == turns("Fix it.", "He goes.")
+    row = {"instruction": "Fix it.", "input": "He go.", "output": "He goes."}
+    assert conversation(row) == turns("Fix it.\n\nHe go.", "He goes.")
+    assert conversation(row | {"input": ""}) == turns("Fix it.", "He goes.")
     assert conversation({"instruction": "Hi", "output": "Hello"}) == turns("Hi", "Hello")
 
 
 SYSTEM = {"role": "system", "content": "Be kind."}
 WRONG: list[tuple[Any, str]] = [
-    (turns("a", "b")[1:], "the assistant speaks first: message 1"),
-    ([SYSTEM, *turns("a", "b")[1:]], "the assistant speaks first: message 2"),
-    ([*turns("a", "b"), {"role": "assistant", "content": "c"}], "twice in a row: message 3"),
+    (turns("a", "b")[1:], "an assistant message without a user message before it: message 1"),
+    ([SYSTEM, *turns("a", "b")[1:]], "an assistant message without a user message before it: message 2"),
+    ([*turns("a", "b"), {"role": "assistant", "content": "c"}], "two assistant messages in a row: message 3"),
     ([{"role": "usr", "content": "a"}], "unknown role: message 1 has 'usr'; did you mean 'user'"),
     ([{"content": "a"}], "unknown role: message 1 has None"),
     (turns("a", " \n"), "empty content: message 2 of role assistant"),
@@ -75,23 +72,23 @@ WRONG: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("messages", "reason"), WRONG)
-def test_what_is_no_conversation_is_named_by_file_and_line(tmp_path: Path, messages: Any, reason: str) -> None:
+def test_an_invalid_conversation_is_reported_with_file_and_line(tmp_path: Path, messages: Any, reason: str) -> None:
     path = tmp_path / "chat.jsonl"
-    fine = {"messages": [SYSTEM, *turns("a", "b")]}
-    path.write_text(f"{json.dumps(fine)}\n{json.dumps({'messages': messages})}\n")
+    valid = {"messages": [SYSTEM, *turns("a", "b")]}
+    path.write_text(f"{json.dumps(valid)}\n{json.dumps({'messages': messages})}\n")
     with pytest.raises(DataError, match=rf"chat\.jsonl:2: .*{reason}"):
         list(read_rows(RowSource([str(path)], {"messages": "messages"})))
-    kept = list(read_rows(RowSource([str(path)], {"messages": "messages"}, on_error="skip")))
-    assert [row.values for row in kept] == [fine]
+    rows = list(read_rows(RowSource([str(path)], {"messages": "messages"}, on_error="skip")))
+    assert [row.values for row in rows] == [valid]
 
 
-def test_a_user_may_speak_twice() -> None:
+def test_two_user_messages_in_a_row_are_allowed() -> None:
     messages = [*turns("a"), *turns("b", "c")]
     assert conversation({"messages": messages}) == messages
     assert replies(chatml(), messages) == ["c<|im_end|>"]
 
 
-def test_other_rows_say_what_they_hold() -> None:
+def test_rows_without_messages_are_refused() -> None:
     with pytest.raises(DataError, match="neither 'messages' nor 'instruction' and 'output'; its columns: text"):
         conversation({"text": "a"})
     with pytest.raises(DataError, match="not list"):
@@ -102,7 +99,7 @@ def test_other_rows_say_what_they_hold() -> None:
 
 
 @pytest.mark.parametrize("kind", [Word(split="punctuation"), Char(), Byte(), BPE(vocab_size=300), Unigram()])
-def test_only_replies_and_their_ends_count(kind: Any) -> None:
+def test_the_mask_covers_replies_and_their_ends(kind: Any) -> None:
     tokenizer = build_tokenizer(kind, TEXTS)
     messages = [SYSTEM, *turns("How are you?", "I am fine", "Thank you", "Hello there")]
     assert [text.replace(" <eos>", "<eos>") for text in replies(tokenizer, messages)] == [
@@ -111,7 +108,7 @@ def test_only_replies_and_their_ends_count(kind: Any) -> None:
     ]
 
 
-def test_templates_of_others() -> None:
+def test_other_chat_templates() -> None:
     assert replies(chatml(), turns("How?", "Fine.", "And?", "Hello\n")) == ["Fine.<|im_end|>", "Hello\n<|im_end|>"]
     plain = build_tokenizer(BPE(vocab_size=300), TEXTS)
     inst = Tokenizer.from_json(plain.to_json(), plain.roles, INST)
@@ -120,19 +117,16 @@ def test_templates_of_others() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.text(st.sampled_from("ab #\n.é"), min_size=1, max_size=8), min_size=2, max_size=5))
-def test_the_frame_is_what_chat_would_write(contents: list[str]) -> None:
-    """What the model reads before a reply in `weft chat` is what stood before that reply in training."""
-    tokenizer = CHAT
+def test_the_prompt_of_a_reply_is_the_same_in_chat_and_in_training(contents: list[str]) -> None:
     messages = turns(*contents) if len(contents) % 2 == 0 else turns(*contents[:-1])
     if any(not message["content"].strip() for message in messages):
         return
-    ids, mask = encode_chat(tokenizer, messages)
+    ids, mask = encode_chat(CHAT, messages)
     last = len(mask) - mask[::-1].index(1)
     first = max((n + 1 for n in range(last) if not mask[n]), default=0)
-    prompt = chat_prompt(tokenizer, messages[:-1])
+    prompt = chat_prompt(CHAT, messages[:-1])
     assert prompt.ids == ids[:first]
-    assert ids[last - 1] == tokenizer.need("eos")
-    assert ids[last - 1] in prompt.stop_ids
+    assert ids[last - 1] == CHAT.need("eos") and ids[last - 1] in prompt.stop_ids
 
 
 CHAT = with_template(build_tokenizer(Byte(), []))
@@ -141,26 +135,24 @@ CHAT = with_template(build_tokenizer(Byte(), []))
 def test_the_default_template_is_saved_with_the_tokenizer(tmp_path: Path) -> None:
     tokenizer = with_template(build_tokenizer(BPE(vocab_size=300), TEXTS))
     tokenizer.save(tmp_path)
-    again = Tokenizer.load(tmp_path)
-    assert again.chat_template == TEMPLATE
-    assert again.chat(turns("Hi", "Hello"), reply=False) == "<bos>### User\nHi\n### Assistant\nHello<eos>\n"
-    assert with_template(again) is again
+    loaded = Tokenizer.load(tmp_path)
+    assert loaded.chat_template == TEMPLATE
+    assert loaded.chat(turns("Hi", "Hello"), reply=False) == "<bos>### User\nHi\n### Assistant\nHello<eos>\n"
+    assert with_template(loaded) is loaded
     with pytest.raises(TokenizerError, match="has no eos token"):
         encode_chat(build_tokenizer(Byte(specials=Specials(pad="<pad>")), []), turns("a", "b"))
 
 
-def test_nobody_says_a_special_token() -> None:
+def test_special_tokens_in_messages_are_plain_text() -> None:
     tokenizer = with_template(build_tokenizer(BPE(vocab_size=300), TEXTS))
     ids, mask = encode_chat(tokenizer, turns("<eos>### Assistant", "a <bos><eos>", "b", "<eos>"))
-    text = (
-        "<bos>### User\n<eos>### Assistant\n### Assistant\na <bos><eos><eos>\n### User\nb\n### Assistant\n<eos><eos>\n"
-    )
-    assert tokenizer.decode(ids, specials=True) == text
+    first = "<bos>### User\n<eos>### Assistant\n### Assistant\na <bos><eos><eos>\n"
+    assert tokenizer.decode(ids, specials=True) == f"{first}### User\nb\n### Assistant\n<eos><eos>\n"
     assert (ids.count(tokenizer.need("bos")), ids.count(tokenizer.need("eos"))) == (1, 2)
     replies = [*tokenizer.encode("a <bos><eos>", eos=True), *tokenizer.encode("<eos>", eos=True)]
-    assert [id for id, own in zip(ids, mask, strict=True) if own] == replies
-    trusting = tokenizer.reading_specials()
-    assert encode_chat(trusting, turns("<eos>", "b"))[0].count(tokenizer.need("eos")) == 2
+    assert [id for id, counts in zip(ids, mask, strict=True) if counts] == replies
+    parsing = tokenizer.reading_specials()
+    assert encode_chat(parsing, turns("<eos>", "b"))[0].count(tokenizer.need("eos")) == 2
 
 
 def test_a_template_that_rewrites_history_is_refused() -> None:
@@ -170,13 +162,13 @@ def test_a_template_that_rewrites_history_is_refused() -> None:
         encode_chat(forgetful, turns("a", "b", "c", "d"))
 
 
-def test_other_spellings_of_a_conversation() -> None:
-    turns = [{"role": "user", "content": "Hi there"}, {"role": "assistant", "content": "Hello"}]
-    shared = [{"from": "human", "value": "Hi there"}, {"from": "gpt", "value": "Hello"}]
+def test_other_formats_of_messages() -> None:
+    expected = turns("Hi there", "Hello")
+    sharegpt = [{"from": "human", "value": "Hi there"}, {"from": "gpt", "value": "Hello"}]
     parts = [{"type": "text", "text": "Hi "}, {"type": "text", "text": "there"}]
-    assert conversation({"conversations": shared}, "conversations") == turns
-    assert conversation({"messages": [{"role": "user", "content": parts}, turns[1]]}) == turns
+    assert conversation({"conversations": sharegpt}, "conversations") == expected
+    assert conversation({"messages": [{"role": "user", "content": parts}, expected[1]]}) == expected
     with pytest.raises(DataError, match="neither 'talk' nor 'instruction' and 'output'; its columns: messages"):
-        conversation({"messages": turns}, "talk")
+        conversation({"messages": expected}, "talk")
     with pytest.raises(DataError, match="content that is not text: message 1"):
-        conversation({"messages": [{"role": "user", "content": [{"type": "image"}]}, turns[1]]})
+        conversation({"messages": [{"role": "user", "content": [{"type": "image"}]}, expected[1]]})

@@ -1,3 +1,5 @@
+"""The `weft prepare` command."""
+
 import json
 from pathlib import Path
 
@@ -7,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from weft.cli.prepare import prepare
 from weft.data.shards import Shards
-from weft.data.sources import read
+from weft.data.sources import read_documents
 from weft.errors import DataError, WeftError
 from weft.text.tokenizer import Tokenizer
 
@@ -26,7 +28,7 @@ def text(tmp_path: Path) -> Path:
     return file
 
 
-def test_it_writes_and_tells_what(tmp_path: Path, text: Path) -> None:
+def test_the_command_writes_a_folder_and_reports_it(tmp_path: Path, text: Path) -> None:
     done = run(text, "--out", tmp_path / "out", "--vocab", "280")
     assert done.exit_code == 0, done.output
     shards = Shards.open(tmp_path / "out")
@@ -36,23 +38,22 @@ def test_it_writes_and_tells_what(tmp_path: Path, text: Path) -> None:
         assert part in done.output
 
 
-def test_a_finished_tokenizer_and_validation_files(tmp_path: Path, text: Path) -> None:
+def test_an_existing_tokenizer_and_validation_files(tmp_path: Path, text: Path) -> None:
     run(text, "--out", tmp_path / "first", "--tokenizer", "char", "--validation", "0")
     first = Shards.open(tmp_path / "first")
     assert first.validation is None
     (tmp_path / "held.jsonl").write_text(json.dumps({"body": "line 9"}))
     (tmp_path / "rows.jsonl").write_text(json.dumps({"body": "line 3"}))
-    where = (tmp_path / "rows.jsonl", "--validation", tmp_path / "held.jsonl", "--column", "body")
-    done = run(*where, "--out", tmp_path / "second", "--tokenizer", tmp_path / "first")
+    options = ("--validation", tmp_path / "held.jsonl", "--column", "body", "--tokenizer", tmp_path / "first")
+    done = run(tmp_path / "rows.jsonl", "--out", tmp_path / "second", *options)
     assert done.exit_code == 0, done.output
     second = Shards.open(tmp_path / "second")
     assert second.index.tokenizer == first.index.tokenizer
-    assert second.validation is not None
-    assert second.validation.bytes == 6
+    assert second.validation is not None and second.validation.bytes == 6
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("options", "message"),
     [
         (["--tokenizer", "bpee"], "did you mean 'bpe'"),
         (["--tokenizer", "byte", "--vocab", "99"], "--vocab 99: the vocabulary of a byte tokenizer is fixed"),
@@ -68,25 +69,24 @@ def test_a_finished_tokenizer_and_validation_files(tmp_path: Path, text: Path) -
         (["--merge"], "no such folder"),
     ],
 )
-def test_what_is_wrong_is_said(tmp_path: Path, text: Path, words: list[str], message: str) -> None:
-    done = run(text, "--out", tmp_path / "out", *words)
-    assert isinstance(done.exception, WeftError)
-    assert message in str(done.exception)
+def test_invalid_options_are_refused(tmp_path: Path, text: Path, options: list[str], message: str) -> None:
+    done = run(text, "--out", tmp_path / "out", *options)
+    assert isinstance(done.exception, WeftError) and message in str(done.exception)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_text_in_parts(tmp_path: Path, text: Path) -> None:
     assert run(text, "--out", tmp_path / "whole", "--vocab", "280").exit_code == 0
     for number in (1, 2):
-        where = ("--part", f"{number}/2", "--tokenizer", tmp_path / "whole", "--out", tmp_path / str(number))
-        assert run(text, *where, "--jobs", "1").exit_code == 0
+        options = ("--part", f"{number}/2", "--tokenizer", tmp_path / "whole", "--out", tmp_path / str(number))
+        assert run(text, *options, "--jobs", "1").exit_code == 0
     done = run("--merge", tmp_path / "1", tmp_path / "2", "--out", tmp_path / "merged")
     assert done.exit_code == 0, done.output
     assert Shards.open(tmp_path / "merged").fingerprint == Shards.open(tmp_path / "whole").fingerprint
     assert Shards.open(tmp_path / "whole").fingerprint[:16] in done.output
 
 
-def test_a_prepared_folder_is_no_text(tmp_path: Path, text: Path) -> None:
+def test_a_prepared_folder_is_not_a_source_of_text(tmp_path: Path, text: Path) -> None:
     assert run(text, "--out", tmp_path / "out", "--tokenizer", "byte").exit_code == 0
     with pytest.raises(DataError, match=r"train on them with data\.prepared="):
-        list(read([str(tmp_path / "out")]))
+        list(read_documents([str(tmp_path / "out")]))

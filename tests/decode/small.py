@@ -7,11 +7,11 @@ import torch
 from weft.decode.config import Sampling
 from weft.decode.constrain import Grammar
 from weft.decode.engine.blocks import Request
-from weft.decode.engine.engine import Engine, Limits
+from weft.decode.engine.engine import Engine, EngineLimits
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt, Prompts
 from weft.decode.text import Completion, gather
-from weft.models.base import LanguageModel, Source
+from weft.models.base import EncoderInput, LanguageModel
 from weft.models.build import build
 from weft.models.config import Decoder
 from weft.models.transformer import Transformer
@@ -63,7 +63,7 @@ def token_ids(
     settings: Sampling | Sequence[Sampling],
     *,
     seeds: Sequence[int] | None = None,
-    source: Source | None = None,
+    source: EncoderInput | None = None,
 ) -> list[list[int]]:
     """Continue prompts in lockstep; return the new ids of each."""
     rows: list[list[int]] = [[] for _ in prompts]
@@ -86,7 +86,7 @@ def recompute_greedy(model: LanguageModel, prompt: Sequence[int], count: int, wi
 class Asking(Engine):
     """An engine that takes strings, or ids, of a tokenizer."""
 
-    def __init__(self, model: Transformer, tokenizer: Tokenizer, limits: Limits = Limits()) -> None:  # noqa: B008
+    def __init__(self, model: Transformer, tokenizer: Tokenizer, limits: EngineLimits = EngineLimits()) -> None:  # noqa: B008
         super().__init__(model, tokenizer.vocab_size, limits)
         self.tokenizer = tokenizer
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from tests.decode.small import complete, token_ids
 from tests.later import Later
-from tests.models.contract import SomeSource
-from tests.models.test_parity import fill, randomise
+from tests.models.contract import PaddedSource
+from tests.models.test_parity import load, randomise
 from tests.pairwise import pairwise
 
 from weft.data.batch import Source
@@ -56,9 +56,9 @@ def pair() -> tuple[Transformer, Any]:
     randomise(theirs)
     with torch.no_grad():
         theirs.lm_head.weight.mul_(4.0)
-    ours = build(llama(2, D, 2, 24, 64, vocab_size=VOCAB)).eval()
+    ours = build(llama(2, D, 2, d_ff=24, context=64, vocab_size=VOCAB)).eval()
     assert isinstance(ours, Transformer)
-    fill(ours, theirs, LLAMA)
+    load(ours, theirs.state_dict(), LLAMA.rules(ours.config))
     return ours, theirs
 
 
@@ -213,7 +213,7 @@ def test_a_search_that_ends_early_equals_a_naive_search_to_the_limit(
     patience: float | None, penalty: PowerLength | GNMTLength
 ) -> None:
     torch.manual_seed(0)
-    model = build(gpt(1, 12, 2, 24, 9)).eval()
+    model = build(gpt(1, 12, 2, context=24, vocab_size=9)).eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.normal_(std=0.6)
@@ -247,9 +247,9 @@ FAMILIES: dict[str, Model] = {
     "elman": Recurrent(vocab_size=VOCAB, cell="elman", d_model=16, layers=2),
     "lstm": Recurrent(vocab_size=VOCAB, cell="lstm", d_model=16),
     "bahdanau": Bahdanau(vocab_size=VOCAB, d_model=16),
-    "vaswani": vaswani(1, 24, 4, 32, 0.0, vocab_size=VOCAB),
-    "gpt": gpt(1, 24, 4, 32, VOCAB),
-    "llama": llama(1, 24, 4, 32, 32, vocab_size=VOCAB, kv_heads=2),
+    "vaswani": vaswani(1, 24, 4, d_ff=32, dropout=0.0, vocab_size=VOCAB),
+    "gpt": gpt(1, 24, 4, context=32, vocab_size=VOCAB),
+    "llama": llama(1, 24, 4, d_ff=32, context=32, vocab_size=VOCAB, kv_heads=2),
 }
 
 
@@ -261,7 +261,7 @@ def test_every_family_searches_and_one_beam_is_greedy(name: str) -> None:
         model.fit(torch.randint(VOCAB, (400,)).numpy())
     prompts = [[1, 2, 3], [4]]
     mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
-    source = SomeSource(torch.randint(VOCAB, (2, 5)), mask) if name in ("bahdanau", "vaswani") else None
+    source = PaddedSource(torch.randint(VOCAB, (2, 5)), mask) if name in ("bahdanau", "vaswani") else None
     greedy = token_ids(model, ending(*prompts), Sampling(temperature=0.0, max_tokens=7), source=source)
     one = beam_search(model, ending(*prompts), Beam(beams=1, max_tokens=7), source=source)
     assert [list(row[0].ids) for row in one] == greedy
@@ -295,7 +295,7 @@ def test_rules_hold_in_a_beam() -> None:
 
 def test_the_window_ends_a_search() -> None:
     torch.manual_seed(0)
-    model = build(gpt(1, 16, 2, 8, VOCAB)).eval()
+    model = build(gpt(1, 16, 2, context=8, vocab_size=VOCAB)).eval()
     results = beam_search(model, [[1] * 8, [2, 3]], Beam(beams=3, max_tokens=30))
     assert [len(row[0].ids) for row in results] == [1, 7]
     with pytest.raises(ModelError, match="9 tokens long, but the model reads at most 8"):

@@ -12,7 +12,7 @@ from tests.text.test_sentencepiece import PIECES, PLAIN, block, number, piece, t
 from weft.decode.beam import search_texts
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import regex
-from weft.decode.engine.engine import Limits
+from weft.decode.engine.engine import EngineLimits
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt, ends_mid_text
 from weft.decode.speculative import Draft, LookUp, speculate
@@ -49,7 +49,7 @@ def lossless_prompts(tokenizer: Tokenizer) -> list[str]:
 
 def test_every_decoding_method_continues_the_prompt(tokenizer: Tokenizer) -> None:
     model = decoder(vocab_size=tokenizer.vocab_size)
-    engine = Asking(model, tokenizer, Limits(blocks=8))
+    engine = Asking(model, tokenizer, EngineLimits(blocks=8))
     for text in lossless_prompts(tokenizer):
         prompt = Prompt.of(tokenizer, text)
         chunks = list(generate(model, [prompt], SETTINGS))
@@ -131,7 +131,7 @@ def test_the_lowest_temperatures_are_greedy(temperature: float) -> None:
     assert mixed[0] == best[0]
     prompt = Prompt.of(tokenizer, "the")
     assert gather(speculate(model, prompt, cold, drafter=Draft(model, prompt, cold)), [prompt]) == best
-    engine = Asking(model, tokenizer, Limits(blocks=8))
+    engine = Asking(model, tokenizer, EngineLimits(blocks=8))
     request = engine.ask("the", cold)
     engine.run()
     assert request.completion().text == best[0].text

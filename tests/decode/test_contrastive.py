@@ -23,7 +23,7 @@ V = 17
 
 def models() -> tuple[LanguageModel, LanguageModel]:
     torch.manual_seed(0)
-    expert = build(llama(2, 32, 2, 48, 32, vocab_size=V)).eval()
+    expert = build(llama(2, 32, 2, d_ff=48, context=32, vocab_size=V)).eval()
     amateur = build(Recurrent(vocab_size=V, cell="gru", d_model=8)).eval()
     for parameter in [*expert.parameters(), *amateur.parameters()]:
         torch.nn.init.normal_(parameter, std=0.4)
@@ -72,7 +72,7 @@ def test_batches_and_beam_search_take_it() -> None:
 def test_impossible_pairs_and_strengths_are_refused() -> None:
     expert, amateur = models()
     with pytest.raises(ConfigError, match="17 tokens can't be contrasted with one of 5"):
-        ContrastiveModel(expert, build(gpt(1, 8, 1, 8, 5)))
+        ContrastiveModel(expert, build(gpt(1, 8, 1, context=8, vocab_size=5)))
     with pytest.raises(ConfigError, match="strength = -1"):
         ContrastiveModel(expert, amateur, strength=-1)
     with pytest.raises(ConfigError, match="plausible = 0"):

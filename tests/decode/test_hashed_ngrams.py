@@ -11,11 +11,12 @@ from torch import Tensor
 
 from weft.decode.beam import beam_search
 from weft.decode.config import Beam, Sampling
-from weft.decode.engine.engine import Limits
+from weft.decode.engine.engine import EngineLimits
 from weft.decode.fast import native, stepper
 from weft.decode.fast.cpu import CPUFastPath
 from weft.decode.fast.cuda_graphs import GraphStep
 from weft.decode.fast.native_step import NativeStep
+from weft.decode.fast.path import is_llama_like
 from weft.decode.fast.quantize import quantize
 from weft.decode.fast.stepper import Stepper
 from weft.decode.prompt import Prompt
@@ -55,7 +56,7 @@ def test_the_embeddings_change_the_text() -> None:
 @pytest.mark.parametrize("fast", [True, False])
 def test_batches_of_different_lengths_and_single_rows(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not fast:
-        monkeypatch.setattr(stepper, "_fastest", lambda model, state, _: lambda t: model.step(t[:, None], state)[:, -1])
+        monkeypatch.setattr(stepper, "STEP_PATHS", (stepper.PlainPath,))
     monkeypatch.setattr(stepper, "FIRST_CAPACITY", 2)  # so that the cache grows
     assert token_ids(MODEL, PROMPTS, GREEDY) == EXPECTED
     assert [token_ids(MODEL, [prompt], GREEDY)[0] for prompt in PROMPTS] == EXPECTED
@@ -75,15 +76,15 @@ def test_steps_that_run_ahead_on_a_device(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("model", [MODEL, NARROW], ids=["wide", "narrow"])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_the_fast_paths_agree_with_the_model(model: Transformer, batch: int) -> None:
-    paths: list[Callable[..., Any]] = [CPUFastPath, lambda model, state: GraphStep(model, state, None)]
+    paths: list[Callable[..., Any]] = [CPUFastPath, GraphStep]
     with torch.inference_mode():
         states = [model.start(batch, 16) for _ in range(4)]
         prompt = torch.randint(VOCAB, (batch, 3))
         for state in states:
             model.advance(prompt, state)
-        assert stepper.cpu_fast_path_fits(model, states[1])
+        assert CPUFastPath.fits(model, states[1])
         if batch == 1 and native.library() is not None:
-            assert stepper.native_path_fits(model, states[1])
+            assert NativeStep.fits(model, states[1])
             paths.append(NativeStep)
         steps = [path(model, state) for path, state in zip(paths, states[1:], strict=False)]
         for _ in range(7):
@@ -94,14 +95,14 @@ def test_the_fast_paths_agree_with_the_model(model: Transformer, batch: int) -> 
 
 
 def test_a_gpu_uses_its_general_step() -> None:
-    assert not stepper.llama_like(MODEL.config)
-    assert stepper.llama_like(MODEL.config.replace(ngrams=None))
+    assert not is_llama_like(MODEL.config)
+    assert is_llama_like(MODEL.config.replace(ngrams=None))
 
 
 def test_the_engine_shares_prefixes_and_prefills_in_chunks() -> None:
     tokenizer = build_tokenizer(Byte(), ["any"])
     model = ngram_decoder(vocab_size=tokenizer.vocab_size, context=128)
-    engine = Asking(model, tokenizer, Limits(blocks=64, block_size=4, rows=3, prefill=5))
+    engine = Asking(model, tokenizer, EngineLimits(blocks=64, block_size=4, rows=3, prefill=5))
     texts = ["abcabcabcabc", "abcabcabcxyz", "ab", "abcabcabcabcabc", ""]
     requests = [engine.ask(text, GREEDY) for text in texts]
     engine.run()

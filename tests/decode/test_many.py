@@ -11,7 +11,7 @@ from weft.decode import generate as many
 from weft.decode.bulk import BulkJob, generate_many
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import regex
-from weft.decode.engine.blocks import Limits
+from weft.decode.engine.blocks import EngineLimits
 from weft.decode.generate import completions, engine_completions, engine_is_faster
 from weft.decode.prompt import Prompt
 from weft.errors import ModelError
@@ -88,7 +88,7 @@ def test_a_text_may_take_all_kv_blocks() -> None:
     settings = Sampling(max_tokens=1600, temperature=0.0, banned=(BYTES.eos_id or 0,), stop=("zzzzz",), slide=False)
     model = decoder(vocab_size=BYTES.vocab_size, position=Learned(), norm=LayerNorm(), context=600)
     texts = ["a" * 40, "b"]
-    found = list(engine_completions(model, prompts(texts), settings, seeds=[0, 1], limits=Limits(rows=2)))
+    found = list(engine_completions(model, prompts(texts), settings, seeds=[0, 1], limits=EngineLimits(rows=2)))
     assert [each.tokens for each in found] == [561, 600]
     assert found == [lockstep(model, BYTES, [text], settings)[0] for text in texts]
 
@@ -97,7 +97,7 @@ def test_errors_of_the_engine_name_the_prompt_and_the_cause() -> None:
     model = decoder(vocab_size=BYTES.vocab_size, position=Learned(), norm=LayerNorm(), context=12)
 
     def run(texts: list[str], settings: Sampling) -> None:
-        list(engine_completions(model, prompts(texts), settings, seeds=range(len(texts)), limits=Limits(rows=2)))
+        list(engine_completions(model, prompts(texts), settings, seeds=range(len(texts)), limits=EngineLimits(rows=2)))
 
     with pytest.raises(ModelError, match="prompt 2 is 13 tokens long, but the model reads at most 12"):
         run(["a", "ab", "c" * 13], SETTINGS.replace(slide=False))

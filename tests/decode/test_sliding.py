@@ -9,7 +9,7 @@ from weft.decode.beam import beam_search
 from weft.decode.bulk import as_json
 from weft.decode.config import Beam, Sampling
 from weft.decode.contrastive import ContrastiveModel
-from weft.decode.engine.engine import Limits
+from weft.decode.engine.engine import EngineLimits
 from weft.decode.fast.stepper import Stepper
 from weft.decode.generate import engine_completions, generate
 from weft.decode.prompt import Prompt, context_window, slide
@@ -98,12 +98,12 @@ def test_the_engine_slides_at_the_same_positions() -> None:
     for settings in (GREEDY, Sampling(max_tokens=40, seed=5)):
         expected = [gather(generate(model, [prompt], settings), [prompt])[0] for prompt in prompts]
         for blocks in (40, 4) if settings is GREEDY else (40,):  # with few blocks, some requests are preempted
-            engine = Asking(model, tokenizer, Limits(blocks, block_size=4, rows=3))
+            engine = Asking(model, tokenizer, EngineLimits(blocks, block_size=4, rows=3))
             requests = [engine.ask(text, settings) for text in texts]
             engine.run()
             assert [request.completion() for request in requests] == expected
         seeds = [settings.seed] * len(prompts)
-        assert list(engine_completions(model, prompts, settings, seeds=seeds, limits=Limits(rows=5))) == expected
+        assert list(engine_completions(model, prompts, settings, seeds=seeds, limits=EngineLimits(rows=5))) == expected
     assert all(each.slid and as_json(each)["slid"] for each in expected if each.tokens == 40)
 
 

@@ -49,8 +49,8 @@ def ngram(seed: int) -> LanguageModel:
 def models() -> dict[str, LanguageModel]:
     torch.manual_seed(0)
     return {
-        "llama": sharpen(build(llama(2, 16, 2, 24, 64, vocab_size=VOCAB)), 4.0),
-        "gpt": sharpen(build(gpt(1, 16, 2, 40, VOCAB)), 4.0),
+        "llama": sharpen(build(llama(2, 16, 2, d_ff=24, context=64, vocab_size=VOCAB)), 4.0),
+        "gpt": sharpen(build(gpt(1, 16, 2, context=40, vocab_size=VOCAB)), 4.0),
         "lstm": sharpen(build(Recurrent(vocab_size=VOCAB, d_model=12, cell="lstm")), 2.0),
         "ngram": ngram(1),
     }
@@ -136,7 +136,7 @@ def test_a_draft_model_does_not_change_the_distribution(changes: Any) -> None:
 def test_a_good_draft_saves_steps() -> None:
     """A copy of the model is always right: six tokens per step."""
     torch.manual_seed(0)
-    model = sharpen(build(llama(2, 16, 2, 24, 64, vocab_size=VOCAB)), 4.0)
+    model = sharpen(build(llama(2, 16, 2, d_ff=24, context=64, vocab_size=VOCAB)), 4.0)
     steps = 0
 
     def count(*_: object) -> None:
@@ -162,7 +162,7 @@ def test_look_up_takes_the_longest_and_latest_match() -> None:
 
 def test_the_text_continues_beyond_the_window_of_the_draft(models: dict[str, LanguageModel]) -> None:
     torch.manual_seed(1)
-    draft = Draft(build(gpt(1, 16, 2, 10, VOCAB)).eval(), Prompt([1, 2, 3]), GREEDY)
+    draft = Draft(build(gpt(1, 16, 2, context=10, vocab_size=VOCAB)).eval(), Prompt([1, 2, 3]), GREEDY)
     chunks = speculate(models["llama"], [1, 2, 3], GREEDY, drafter=draft)
     assert [chunk.id for chunk in chunks] == token_ids(models["llama"], [[1, 2, 3]], GREEDY)[0]
 

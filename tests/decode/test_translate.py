@@ -24,7 +24,7 @@ LINES = ["a b", "", "a dog runs", "two", "cats and", "a dog ran", "   ", "x"]
 def translator() -> Translator:
     tokenizer = build_tokenizer(Byte())
     torch.manual_seed(0)
-    model = build(vaswani(1, 16, 2, 24, 0.0, vocab_size=tokenizer.vocab_size)).eval()
+    model = build(vaswani(1, 16, 2, d_ff=24, dropout=0.0, vocab_size=tokenizer.vocab_size)).eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(3.0) if weight.ndim > 1 else weight.normal_(std=0.5)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.decode.small import VOCAB, complete, decoder, token_ids
 from tests.lectures.test_f19_search import FIRST, MODEL, SECOND
-from tests.models.contract import SomeSource
+from tests.models.contract import PaddedSource
 
 from weft.decode.beam import beam_search
 from weft.decode.config import Beam, Branching, Sampling
@@ -30,7 +30,7 @@ def model_of(family: str) -> LanguageModel:
         case "recurrent":
             return build(Recurrent(vocab_size=VOCAB, d_model=16)).eval()
         case "vaswani":
-            return build(vaswani(2, 16, 2, 32, 0.0, vocab_size=VOCAB)).eval()
+            return build(vaswani(2, 16, 2, d_ff=32, dropout=0.0, vocab_size=VOCAB)).eval()
         case _:
             return build(Bahdanau(vocab_size=VOCAB, d_model=16)).eval()
 
@@ -38,7 +38,7 @@ def model_of(family: str) -> LanguageModel:
 @pytest.mark.parametrize("family", ["decoder", "recurrent", "vaswani", "bahdanau"])
 def test_leaves_are_the_decoded_texts(family: str) -> None:
     model, prompt = model_of(family), Prompt([5, 6], eos_id=3)
-    source = SomeSource(torch.tensor([[3, 9, 4, 1]])) if family in ("vaswani", "bahdanau") else None
+    source = PaddedSource(torch.tensor([[3, 9, 4, 1]])) if family in ("vaswani", "bahdanau") else None
     trees = search_trees(model, prompt, SETTINGS, source=source)
 
     greedy = token_ids(model, [prompt], Sampling(temperature=0.0, max_tokens=5), source=source)[0]
@@ -48,7 +48,7 @@ def test_leaves_are_the_decoded_texts(family: str) -> None:
     assert trees.beam.path(trees.beam.written[0].leaf) == best.ids
     assert trees.beam.written[0].logprob == pytest.approx(best.logprob, abs=1e-9)
 
-    rows = None if source is None else SomeSource(source.tokens.expand(6, -1))
+    rows = None if source is None else PaddedSource(source.tokens.expand(6, -1))
     samples = token_ids(model, [prompt] * 6, Sampling(max_tokens=5, seed=3), source=rows)
     assert [list(trees.sampling.path(each.leaf)) for each in trees.sampling.written] == samples
 

@@ -12,7 +12,7 @@ from weft.objectives.next_token import NextToken
 from weft.recipe.resolve import resolve
 from weft.runs.folder import RunFolder
 from weft.text.tokenizer import build_tokenizer
-from weft.training.objective import Tokenizers
+from weft.training.run_data import Tokenizers
 
 SMALL: dict[str, list[str]] = {
     "gpt-tiny": ["model.layers=1", "model.d_model=16", "model.attention.heads=2", "model.feedforward.d_ff=16"],

@@ -27,7 +27,7 @@ def words() -> Tokenizer:
 def model(words: Tokenizer) -> LanguageModel:
     """A model with a known table: a toad is nearly a frog, a river is at a right angle, money is the opposite."""
     torch.manual_seed(0)
-    built: Any = build(bert(1, 4, 2, words.vocab_size, 32))
+    built: Any = build(bert(1, 4, 2, vocab_size=words.vocab_size, context=32))
     angles = {"frog": 0.0, "toad": 0.1, "leapt": 0.6, "river": 1.5708, "money": 3.1416}
     with torch.no_grad():
         table = built.embedding.weight
@@ -77,7 +77,7 @@ def test_a_words_tokens_are_those_after_a_space() -> None:
 
 def bert_of(words: Tokenizer) -> Any:
     torch.manual_seed(1)
-    return build(bert(2, 16, 2, words.vocab_size, 32))
+    return build(bert(2, 16, 2, vocab_size=words.vocab_size, context=32))
 
 
 def test_every_word_has_the_vector_of_its_position(words: Tokenizer) -> None:
@@ -115,7 +115,7 @@ def test_one_word_two_vectors_and_the_nearest_of_each(words: Tokenizer) -> None:
 
 def test_tokens_are_joined_to_words_up_to_the_context() -> None:
     tokenizer = build_tokenizer(BPE(), ["the frog leapt, the frog's pond"] * 20)
-    model = build(gpt(1, 8, 2, 20, tokenizer.vocab_size))
+    model = build(gpt(1, 8, 2, context=20, vocab_size=tokenizer.vocab_size))
     context = in_context(model, tokenizer, ["the frog's  pond, naïve"])
     assert [word.text for word in context.words] == ["the", "frog's", "pond", "naïve"]
     long = in_context(model, tokenizer, ["the frog " * 20])

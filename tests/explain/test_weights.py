@@ -13,7 +13,7 @@ from weft.explain.weights import histograms
 from weft.models.build import build
 from weft.models.presets import preset
 from weft.nn.config import Plain
-from weft.nn.recurrent import Between
+from weft.nn.recurrent import InterLayerDropout
 
 TEXT = tuple(range(5, 25))
 
@@ -90,8 +90,8 @@ def test_states_are_captured_when_layers_run_one_by_one(name: str, monkeypatch: 
     whole = histograms(model, reading).activations
     with torch.no_grad(), capture(model.eval(), *(label.removesuffix(" states") for label in whole)) as before:
         model(reading.tokens, **reading.model_kwargs)
-    drop: Any = Between.drop
-    monkeypatch.setattr(Between, "drop", lambda self, rng, on_gpu, begin=0: drop(self, rng, True, begin))
+    drop: Any = InterLayerDropout.drop
+    monkeypatch.setattr(InterLayerDropout, "drop", lambda self, rng, on_gpu, begin=0: drop(self, rng, True, begin))
     one_by_one = histograms(model, reading).activations
     assert set(one_by_one) == set(whole) != set()
     with torch.no_grad(), capture(model, *before) as after:

@@ -1,4 +1,4 @@
-"""Each key of each family's config.json, gone or changed: weft gives what transformers gives, or names the key."""
+"""Each key of each family's config.json, removed or changed: weft computes what transformers does, or names the key."""
 
 import os
 
@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.interop.test_families_settings import KINDS
-from tests.interop.test_hf import CASES, built, difference, filled, theirs
+from tests.interop.hf_models import CASES, built, difference, filled, saved
+from tests.interop.test_families_settings import MODELS, tree_of
 from tests.later import Later
-from torch import nn
 
 from weft.errors import InteropError, WeftError
 from weft.interop.families.known import FAMILIES
@@ -25,18 +24,17 @@ from weft.interop.settings import Settings
 
 transformers = Later("transformers")
 
-GONE = object()
-# of a model that is built; where a width is gone it is the class's own, which the settings alone are compared for
-MAX_PARAMETERS = 3_000_000
+REMOVED = object()
+MAX_PARAMETERS = 3_000_000  # of a model that is built; without a key of a size, the class's default may be large
 ACTIVATIONS = ("relu", "gelu", "silu", "gelu_pytorch_tanh", "quick_gelu")
-# says which model it is, how it is stored, or what it writes, and not what it computes
-OTHERS = {"architectures", "model_type", "dtype", "transformers_version", "id2label", "label2id", "problem_type"}
-OTHERS |= {"return_dict", "output_hidden_states", "output_attentions", "_name_or_path", "chunk_size_feed_forward"}
-OTHERS |= {"is_encoder_decoder"}
+# keys about the model's identity, storage or outputs, which do not change what it computes
+IGNORED = {"architectures", "model_type", "dtype", "transformers_version", "id2label", "label2id", "problem_type"}
+IGNORED |= {"return_dict", "output_hidden_states", "output_attentions", "_name_or_path", "chunk_size_feed_forward"}
+IGNORED |= {"is_encoder_decoder"}
 
 
 def alternatives(key: str, value: Any) -> list[Any]:
-    """Other values that a key may have, of the kind that its own is."""
+    """Other values of the same type."""
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, int):
@@ -52,37 +50,32 @@ def alternatives(key: str, value: Any) -> list[Any]:
     return []
 
 
-def changed(tree: dict[str, Any]) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """The tree with each key, at the top or in a table, gone or of another value."""
+def changed_trees(tree: dict[str, Any]) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Yield key, new value and the changed tree, for each key at the top or in a table: removed, null, and others."""
     for key, value in tree.items():
-        if key in OTHERS:
+        if key in IGNORED:
             continue
-        yield key, GONE, {name: each for name, each in tree.items() if name != key}
+        yield key, REMOVED, {name: other for name, other in tree.items() if name != key}
         if value is not None:
             yield key, None, {**tree, key: None}
         for other in alternatives(key, value):
             yield key, other, {**tree, key: other}
         if isinstance(value, dict):
-            for inner, other, table in changed(value):
+            for inner, other, table in changed_trees(value):
                 yield inner, other, {**tree, key: table}
 
 
-def tree_of(kind: str) -> dict[str, Any]:
-    name, settings = CASES[KINDS[kind]]
-    return {**getattr(transformers, name).config_class(**settings).to_dict(), "architectures": [name]}
-
-
-def theirs_of(tree: dict[str, Any], folder: Path) -> nn.Module | None:
-    """What transformers makes of a config.json, with a folder of it; None where that is nothing, or a large model."""
-    kind = getattr(transformers, tree["architectures"][0])
+def reference(tree: dict[str, Any], folder: Path) -> Any:
+    """Build and save the model that transformers makes of a config.json; None if it makes none, or a large one."""
+    model_class = getattr(transformers, tree["architectures"][0])
     shutil.rmtree(folder, ignore_errors=True)
     try:
-        config = kind.config_class.from_dict(json.loads(json.dumps(tree)))
+        config = model_class.config_class.from_dict(json.loads(json.dumps(tree)))
         with torch.device("meta"):
-            size = sum(parameter.numel() for parameter in kind(copy.deepcopy(config)).parameters())
+            size = sum(parameter.numel() for parameter in model_class(copy.deepcopy(config)).parameters())
         if size > MAX_PARAMETERS:
             return None
-        model = filled(kind(config))
+        model: Any = filled(model_class(config))
         model.save_pretrained(folder)
         with torch.no_grad():
             model(torch.ones(1, 2, dtype=torch.long))
@@ -92,70 +85,70 @@ def theirs_of(tree: dict[str, Any], folder: Path) -> nn.Module | None:
     return model
 
 
-def wrong(kind: str, folder: Path, only: dict[str, Any] | None = None) -> list[str]:
-    """The changes of a family's keys, or `only` these, after which weft gives something else, without a word."""
-    found = []
-    cases = [each for each in changed(tree_of(kind)) if only is None or each[:2] in only.items()]
-    assert cases
-    for key, value, tree in cases:
-        model = theirs_of(tree, folder)
+def differences(family: str, folder: Path, subset: dict[str, Any] | None = None) -> list[str]:
+    """Changes, or those of `subset`, with which weft computes something else or raises an error without the key."""
+    lines = []
+    changes = [change for change in changed_trees(tree_of(family)) if subset is None or change[:2] in subset.items()]
+    assert changes
+    for key, value, tree in changes:
+        model = reference(tree, folder)
         if model is None:
             continue
-        what = f"{key} {'is gone' if value is GONE else f'= {value!r}'}"
+        change = f"{key} {'removed' if value is REMOVED else f'= {value!r}'}"
         try:
             gap = difference(built(hf.read(folder)), model)
         except WeftError as error:
             if key not in str(error):
-                found.append(f"{what}: {error}")
+                lines.append(f"{change}: {error}")
         else:
             if not gap <= 1e-5:
-                found.append(f"{what}: differs by {gap}")
-    return found
+                lines.append(f"{change}: differs by {gap}")
+    return lines
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_absent_key_is_the_classs_default(kind: str) -> None:
-    """Whatever else is there: by the settings alone, as the models would be large."""
-    name, _ = CASES[KINDS[kind]]
-    family, tree = FAMILIES[kind], getattr(transformers, name).config_class().to_dict()
-    tree |= {"share_att_key": True, "position_biased_input": False} if kind == "deberta-v2" else {}
+@pytest.mark.parametrize("family", MODELS)
+def test_an_absent_key_has_the_default_of_transformers(family: str) -> None:
+    """Compares the settings, as models of the default sizes would be large."""
+    name, _ = CASES[MODELS[family]]
+    reader, tree = FAMILIES[family], getattr(transformers, name).config_class().to_dict()
+    tree |= {"share_att_key": True, "position_biased_input": False} if family == "deberta-v2" else {}
     tree |= {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 256}
-    whole = family.read(Settings(tree, "config.json"), name, {})
-    for key in tree.keys() - OTHERS:
-        fewer = {other: value for other, value in tree.items() if other != key}
+    expected = reader.read(Settings(tree, "config.json"), name, {})
+    for key in tree.keys() - IGNORED:
+        others = {other: value for other, value in tree.items() if other != key}
         try:
-            assert family.read(Settings(fewer, "config.json"), name, {}) == whole, key
+            assert reader.read(Settings(others, "config.json"), name, {}) == expected, key
         except InteropError as error:
             assert key in str(error)  # noqa: PT017 — or nothing is raised
 
 
-CHANGES = {
+CHANGES: dict[str, dict[str, Any]] = {
     "t5": {"dense_act_fn": "silu"},
     "gemma2": {"hidden_activation": "gelu"},
     "gemma3_text": {"attn_logit_softcapping": 0.5},
     "smollm3": {"use_sliding_window": False},
     "gpt_neo": {"attention_layers": ["local", "global", "global"]},
     "phi3": {"original_max_position_embeddings": 8},
-    "starcoder2": {"num_key_value_heads": GONE},
+    "starcoder2": {"num_key_value_heads": REMOVED},
 }
 
 
-@pytest.mark.parametrize("kind", CHANGES)
-def test_a_key_counts_as_in_transformers(kind: str, tmp_path: Path) -> None:
-    assert wrong(kind, tmp_path / "model", CHANGES[kind]) == []
-
-
-def test_a_decoder_that_differs_from_its_encoder_is_refused_by_its_key(tmp_path: Path) -> None:
-    theirs(*CASES["bart"]).save_pretrained(tmp_path)
-    tree = json.loads((tmp_path / "config.json").read_text())
-    del tree["decoder_attention_heads"]
-    (tmp_path / "config.json").write_text(json.dumps(tree))
-    line = r"decoder_attention_heads = missing: .* encoder_attention_heads = 4 \(absent, it is 16\)$"
-    with pytest.raises(InteropError, match=line):
-        hf.read(tmp_path)
+@pytest.mark.parametrize("family", CHANGES)
+def test_some_keys_mean_what_they_mean_in_transformers(family: str, tmp_path: Path) -> None:
+    assert differences(family, tmp_path / "model", CHANGES[family]) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_key_counts_as_in_transformers(kind: str, tmp_path: Path) -> None:
-    assert wrong(kind, tmp_path / "model") == []
+@pytest.mark.parametrize("family", MODELS)
+def test_every_key_means_what_it_means_in_transformers(family: str, tmp_path: Path) -> None:
+    assert differences(family, tmp_path / "model") == []
+
+
+def test_a_decoder_that_differs_from_its_encoder_is_refused_by_its_key(tmp_path: Path) -> None:
+    saved(tmp_path, *CASES["bart"])
+    tree = json.loads((tmp_path / "config.json").read_text())
+    del tree["decoder_attention_heads"]
+    (tmp_path / "config.json").write_text(json.dumps(tree))
+    message = r"decoder_attention_heads = missing: .* encoder_attention_heads = 4 \(absent, it is 16\)$"
+    with pytest.raises(InteropError, match=message):
+        hf.read(tmp_path)

@@ -1,16 +1,15 @@
-"""A config.json with any value of a wrong kind gives a model or one line, in every family."""
+"""A config.json with a value of a wrong type gives a model or one line of error, in every family."""
 
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import copy
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.interop.test_hf import CASES
+from tests.interop.hf_models import CASES
 from tests.later import Later
 
 from weft.errors import InteropError, WeftError
@@ -20,8 +19,8 @@ from weft.models.config import Decoder, Encoder, EncoderDecoder
 
 transformers = Later("transformers")
 
-# one of the models of test_hf for each family
-KINDS = {
+# for each family, one of the models of hf_models
+MODELS = {
     "gpt2": "gpt2",
     "llama": "llama3",
     "mistral": "mistral",
@@ -65,47 +64,46 @@ KINDS = {
     "t5": "t5",
     "mt5": "mt5",
 }
-DEEP: Any = []
+DEEP: Any = []  # nested lists
 for _ in range(3000):
     DEEP = [DEEP]
 STRANGE: list[Any] = [None, [], {}, "x", "", -1, 0, 0.5, 10**18, 10**30, 10**400, math.nan, math.inf, True, False]
 STRANGE += [[["a"]], [{}], [None], {"a": {}}, {"type": ["x"]}, {"rope_type": {}}, "two\nlines" * 1000, DEEP]
 
 
-def tree_of(kind: str) -> dict[str, Any]:
-    name, settings = CASES[KINDS[kind]]
+def tree_of(family: str) -> dict[str, Any]:
+    """The config.json of a family's model."""
+    name, settings = CASES[MODELS[family]]
     return {**getattr(transformers, name).config_class(**settings).to_dict(), "architectures": [name]}
 
 
-def replaced(tree: dict[str, Any]) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """The tree with each key's value, at the top or one level deeper, replaced by each strange one, or gone."""
+def corrupt_trees(tree: dict[str, Any]) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Yield key, value and the changed tree, for each key of the first two levels: removed, and each of STRANGE."""
     for key, value in tree.items():
-        yield key, "nothing", {name: each for name, each in tree.items() if name != key}
+        yield key, "removed", {name: other for name, other in tree.items() if name != key}
         for strange in STRANGE:
             yield key, strange, {**tree, key: strange}
             for inner in value if isinstance(value, dict) else ():
-                deeper = copy.copy(value)
-                deeper[inner] = strange
-                yield f"{key}.{inner}", strange, {**tree, key: deeper}
+                yield f"{key}.{inner}", strange, {**tree, key: {**value, inner: strange}}
 
 
-def test_every_family_is_here() -> None:
-    assert set(KINDS) == set(FAMILIES)
+def test_every_family_is_listed() -> None:
+    assert set(MODELS) == set(FAMILIES)
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (place % 2)) for place, kind in enumerate(KINDS)]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (index % 2)) for index, name in enumerate(MODELS)]
 )
-def test_a_strange_value_gives_a_model_or_one_line(kind: str) -> None:
-    tree = tree_of(kind)
+def test_a_strange_value_gives_a_model_or_one_line(name: str) -> None:
+    tree = tree_of(name)
     family, architecture = family_of(tree, "config.json")
-    assert family.kind == kind
+    assert family.kind == name
     assert isinstance(family.read(Settings(tree, "config.json"), architecture, {}), Decoder | Encoder | EncoderDecoder)
     lines = []
-    for key, strange, corrupted in replaced(tree):
+    for key, strange, corrupt in corrupt_trees(tree):
         try:
-            family, architecture = family_of(corrupted, "config.json")
-            model = family.read(Settings(corrupted, "config.json"), architecture, {})
+            family, architecture = family_of(corrupt, "config.json")
+            model = family.read(Settings(corrupt, "config.json"), architecture, {})
         except WeftError as error:
             lines.append(str(error))
         except Exception as error:
@@ -118,37 +116,34 @@ def test_a_strange_value_gives_a_model_or_one_line(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "message"),
+    ("changes", "message"),
     [
-        ("hidden_act", ["gelu"], r"hidden_act = \['gelu'\]: weft has gelu"),
-        ("hidden_act", {"a": 1}, r"hidden_act = {'a': 1}: weft has gelu"),
-        ("vocab_size", 10**18, rf"vocab_size = {10**18}: expected {MAX_SIZE:,} at most"),
-        ("hidden_size", 10**30, rf"hidden_size = {10**30}: expected {MAX_SIZE:,} at most"),
-        ("vocab_size", True, "vocab_size = True: expected a whole number above 0"),
-        ("rms_norm_eps", math.nan, "rms_norm_eps = nan: expected a finite number"),
-        ("attention_dropout", math.inf, "attention_dropout = inf: expected a finite number"),
-        ("rms_norm_eps", 10**400, "rms_norm_eps = 1000.*: expected a finite number"),
-        ("rope_parameters", [1], r"rope_parameters = \[1\]: expected a table"),
+        ({"hidden_act": ["gelu"]}, r"hidden_act = \['gelu'\]: weft has gelu"),
+        ({"hidden_act": {"a": 1}}, r"hidden_act = {'a': 1}: weft has gelu"),
+        ({"vocab_size": 10**18}, rf"vocab_size = {10**18}: expected {MAX_SIZE:,} at most"),
+        ({"hidden_size": 10**30}, rf"hidden_size = {10**30}: expected {MAX_SIZE:,} at most"),
+        ({"vocab_size": True}, "vocab_size = True: expected a whole number above 0"),
+        ({"rms_norm_eps": math.nan}, "rms_norm_eps = nan: expected a finite number"),
+        ({"attention_dropout": math.inf}, "attention_dropout = inf: expected a finite number"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps = 1000.*: expected a finite number"),
+        ({"rope_parameters": [1]}, r"rope_parameters = \[1\]: expected a table"),
         *(
-            ("rope_parameters", {"rope_type": kind, "rope_theta": 1e4, "factor": 1e300}, "factor.*1000000")
+            ({"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, "factor": 1e300}}, "factor.*1000000")
             for kind in ("dynamic", "linear", "yarn")
+        ),
+        (
+            {"head_dim": 2, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+            "dynamic-ntk scaling needs at least two",
         ),
     ],
 )
-def test_the_line_names_key_and_value(key: str, value: Any, message: str) -> None:
-    tree = {**tree_of("llama"), key: value}
+def test_the_message_names_key_and_value(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(WeftError, match=message):
-        FAMILIES["llama"].read(Settings(tree, "config.json"), "LlamaForCausalLM", {})
+        FAMILIES["llama"].read(Settings(tree_of("llama") | changes, "config.json"), "LlamaForCausalLM", {})
 
 
-def test_a_base_that_grows_needs_two_pairs() -> None:
-    tree = {**tree_of("llama"), "head_dim": 2, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}
-    with pytest.raises(WeftError, match="dynamic-ntk scaling needs two pairs"):
-        FAMILIES["llama"].read(Settings(tree, "config.json"), "LlamaForCausalLM", {})
-
-
-@pytest.mark.parametrize("named", [[["a"]], [{}], [3], [True]])
-def test_architectures_that_are_no_names(named: list[Any]) -> None:
-    for tree in ({"model_type": "llama", "architectures": named}, {"architectures": named}):
+@pytest.mark.parametrize("names", [[["a"]], [{}], [3], [True]])
+def test_architectures_that_are_not_names_are_refused(names: list[Any]) -> None:
+    for tree in ({"model_type": "llama", "architectures": names}, {"architectures": names}):
         with pytest.raises(InteropError, match=r"config\.json: architectures = .*: expected the name of one"):
             family_of(tree, "config.json")

@@ -1,4 +1,4 @@
-"""llama2.c's files, written here by its description and compared with another program's model."""
+"""Files of llama2.c, written here by its description; logits are compared with transformers."""
 
 import os
 
@@ -29,7 +29,7 @@ SCORES = [-9.0, -9.0, -9.0, -9.0, -9.0, -9.0, -1.0, -2.0, -3.0, -5.0, -6.0, -7.0
 VOCAB = 259 + len(PIECES)
 
 
-def their_model(tied: bool) -> Any:
+def reference_model(tied: bool) -> Any:
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
@@ -50,8 +50,8 @@ def their_model(tied: bool) -> Any:
     return model
 
 
-def neighbours(weight: Tensor, heads: int) -> Tensor:
-    """Rows for rotary pairs that are neighbours, as Meta's own checkpoints have them."""
+def interleaved(weight: Tensor, heads: int) -> Tensor:
+    """Reorder rows for adjacent rotary pairs, as in Meta's checkpoints."""
     return weight.reshape(heads, 2, -1, D).swapaxes(1, 2).reshape(weight.shape)
 
 
@@ -59,8 +59,8 @@ def model_bytes(theirs: Any, tied: bool, version: int = 0) -> bytes:
     layers = list(theirs.model.layers)
     table, last = [theirs.model.embed_tokens.weight], [theirs.model.norm.weight]
     attention = [
-        *(neighbours(layer.self_attn.q_proj.weight, HEADS) for layer in layers),
-        *(neighbours(layer.self_attn.k_proj.weight, KV) for layer in layers),
+        *(interleaved(layer.self_attn.q_proj.weight, HEADS) for layer in layers),
+        *(interleaved(layer.self_attn.k_proj.weight, KV) for layer in layers),
         *(layer.self_attn.v_proj.weight for layer in layers),
         *(layer.self_attn.o_proj.weight for layer in layers),
     ]
@@ -71,7 +71,7 @@ def model_bytes(theirs: Any, tied: bool, version: int = 0) -> bytes:
     ]
     sizes = [D, FF, LAYERS, HEADS, KV, VOCAB, CONTEXT]
     if version == 0:
-        angles = [torch.zeros(CONTEXT, D // HEADS // 2)] * 2  # nobody reads them any more
+        angles = [torch.zeros(CONTEXT, D // HEADS // 2)] * 2  # no longer read by anything
         tensors = [*table, *norms[0], *attention, *norms[1], *feedforward, *last, *angles]
         sizes[5] = VOCAB if tied else -VOCAB
         head = struct.pack("<7i", *sizes)
@@ -90,40 +90,40 @@ def vocabulary(spelled: Callable[[int], bytes] = lambda byte: f"<0x{byte:02X}>".
     return struct.pack("<i", max(map(len, tokens))) + b"".join(parts)
 
 
-def their_ids(text: str) -> list[int]:
-    """As llama2.c encodes: a space before the text, its characters or else bytes, then the best merge until none is."""
-    ids = {piece: 259 + place for place, piece in enumerate(PIECES)}
-    words = {259 + place: piece for place, piece in enumerate(PIECES)}
-    found: list[int] = []
+def reference_ids(text: str) -> list[int]:
+    """Encode as llama2.c does: a space before the text, characters or else bytes, then merges, the best one first."""
+    ids = {piece: id for id, piece in enumerate(PIECES, start=259)}
+    pieces = dict(enumerate(PIECES, start=259))
+    tokens: list[int] = []
     for character in f" {text}" if text else "":
-        found += [ids[character]] if character in ids else [3 + byte for byte in character.encode()]
+        tokens += [ids[character]] if character in ids else [3 + byte for byte in character.encode()]
     while True:
-        joined = [words.get(a, "?") + words.get(b, "?") for a, b in pairwise(found)]
-        scored = [(SCORES[ids[word] - 259], -place) for place, word in enumerate(joined) if word in ids]
+        joined = [pieces.get(a, "?") + pieces.get(b, "?") for a, b in pairwise(tokens)]
+        scored = [(SCORES[ids[piece] - 259], -index) for index, piece in enumerate(joined) if piece in ids]
         if not scored:
-            return found
-        place = -max(scored)[1]
-        found[place : place + 2] = [ids[joined[place]]]
+            return tokens
+        index = -max(scored)[1]
+        tokens[index : index + 2] = [ids[joined[index]]]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "tokenizer.bin").write_bytes(vocabulary())
-    (tmp_path / "m.bin").write_bytes(model_bytes(their_model(True), True))
+    (tmp_path / "m.bin").write_bytes(model_bytes(reference_model(True), True))
     return tmp_path
 
 
 @pytest.mark.parametrize("version", [0, 1])
 @pytest.mark.parametrize("tied", [True, False])
 def test_logits(tied: bool, version: int, folder: Path) -> None:
-    theirs = their_model(tied)
+    theirs = reference_model(tied)
     (folder / "m.bin").write_bytes(model_bytes(theirs, tied, version))
     bundle = llama2c.read(folder / "m.bin")
     assert isinstance(bundle.model, Decoder)
     assert bundle.model.head == LMHead(tied=tied)
     assert bundle.model.context == CONTEXT
     ours = build(bundle.model).eval()
-    ours.load_state_dict({name: make() for name, make in bundle.weights.items()})
+    ours.load_state_dict({name: read() for name, read in bundle.weights.items()})
     tokens = torch.randint(VOCAB, (2, 11))
     with torch.no_grad():
         assert (ours(tokens) - theirs(tokens).logits).abs().max() <= 1e-5
@@ -138,16 +138,16 @@ def test_the_tokenizer(folder: Path) -> None:
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-OLDER = {  # the bytes, as their characters and as themselves: most are pieces, too, or begin a longer character
+BYTE_FORMS = {  # older files have characters or bytes: most of them are pieces too, or begin a longer character
     "names": lambda byte: f"<0x{byte:02X}>".encode(),
     "characters": lambda byte: chr(byte).encode(),
     "bytes": lambda byte: bytes([byte]),
 }
 
 
-@pytest.mark.parametrize("way", OLDER)
-def test_every_id_of_an_older_vocabulary_is_a_token(way: str, folder: Path) -> None:
-    (folder / "tokenizer.bin").write_bytes(vocabulary(OLDER[way]))
+@pytest.mark.parametrize("form", BYTE_FORMS)
+def test_every_id_of_an_older_vocabulary_is_a_token(form: str, folder: Path) -> None:
+    (folder / "tokenizer.bin").write_bytes(vocabulary(BYTE_FORMS[form]))
     tokenizer = llama2c.read(folder / "m.bin").tokenizer
     assert tokenizer is not None
     tokens = [tokenizer.token(id) for id in range(VOCAB)]
@@ -155,11 +155,11 @@ def test_every_id_of_an_older_vocabulary_is_a_token(way: str, folder: Path) -> N
     spelled = [tokenizer.token_bytes(id) for id in range(3, VOCAB)]
     assert spelled == [*(bytes([byte]) for byte in range(256)), *(piece.encode() for piece in PIECES)]
     for text in ("the cat", " the", "   the  cat ", " ", "théâtre 🙂\nthe", "\x00\x7f\x80ÿ", "tea", "", "<0x41>"):
-        assert tokenizer.encode(text) == their_ids(text), text
+        assert tokenizer.encode(text) == reference_ids(text), text
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_the_vocabulary_is_found_by_its_size_or_named(folder: Path) -> None:
+def test_the_vocabulary_is_found_by_its_size_or_given_by_path(folder: Path) -> None:
     (folder / "tokenizer.bin").rename(folder / f"tok{VOCAB}.bin")
     assert llama2c.read(folder / "m.bin").tokenizer is not None
     (folder / f"tok{VOCAB}.bin").rename(folder / "other.bin")
@@ -168,21 +168,21 @@ def test_the_vocabulary_is_found_by_its_size_or_named(folder: Path) -> None:
     named = llama2c.read(folder / "m.bin", folder / "other.bin").tokenizer
     assert named is not None
     named.save(folder / "saved")
-    again = llama2c.read(folder / "m.bin", folder / "saved").tokenizer
-    assert again is not None
-    assert again.to_json() == named.to_json()
+    loaded = llama2c.read(folder / "m.bin", folder / "saved").tokenizer
+    assert loaded is not None
+    assert loaded.to_json() == named.to_json()
 
 
-def change(data: bytes, place: int, value: int) -> bytes:
-    return data[:place] + struct.pack("<i", value) + data[place + 4 :]
+def change(data: bytes, offset: int, value: int) -> bytes:
+    return data[:offset] + struct.pack("<i", value) + data[offset + 4 :]
 
 
 @pytest.mark.parametrize(
     ("corrupt", "message"),
     [
         (lambda b: b"", "not a llama2.c model"),
-        (lambda b: b[:-4], "truncated: its header asks for"),
-        (lambda b: b + b"\0\0\0\0", "too long: its header asks for"),
+        (lambda b: b[:-4], "truncated: its header implies"),
+        (lambda b: b + b"\0\0\0\0", "too long: its header implies"),
         (lambda b: change(b, 0, 0), "dim = 0"),
         (lambda b: change(b, 8, 2**30), "n_layers = 1073741824"),
         (lambda b: change(b, 8, 2**20), "1048576 layers do not fit into"),
@@ -191,7 +191,7 @@ def change(data: bytes, place: int, value: int) -> bytes:
         (lambda b: struct.pack("<Ii", 0x616B3432, 2) + b[8:], "version 2 of llama2.c's format"),
     ],
 )
-def test_a_bad_model_is_refused_in_one_line(corrupt: Any, message: str, folder: Path) -> None:
+def test_a_damaged_model_is_refused_in_one_line(corrupt: Any, message: str, folder: Path) -> None:
     path = folder / "m.bin"
     path.write_bytes(corrupt(path.read_bytes()))
     with pytest.raises(WeftError, match=message) as caught:
@@ -212,7 +212,7 @@ def test_a_bad_model_is_refused_in_one_line(corrupt: Any, message: str, folder: 
         (lambda b: b.replace(b"the", b"t\xffe"), r"token 266, b't.xffe', is not UTF-8"),
     ],
 )
-def test_a_bad_vocabulary_is_refused_in_one_line(corrupt: Any, message: str, folder: Path) -> None:
+def test_a_damaged_vocabulary_is_refused_in_one_line(corrupt: Any, message: str, folder: Path) -> None:
     path = folder / "tokenizer.bin"
     path.write_bytes(corrupt(path.read_bytes()))
     with pytest.raises(InteropError, match=message) as caught:
@@ -220,6 +220,6 @@ def test_a_bad_vocabulary_is_refused_in_one_line(corrupt: Any, message: str, fol
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_file() -> None:
+def test_a_missing_file_is_reported() -> None:
     with pytest.raises(InteropError, match="no such file"):
         llama2c.read(Path("nowhere.bin"))

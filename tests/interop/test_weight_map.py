@@ -1,16 +1,17 @@
-"""The table of names: read in both directions, complete, and clear about what does not fit."""
+"""Rules for tensor names: applied in both directions; missing and misshapen tensors are reported."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from weft.errors import InteropError
+from weft.interop.bundle import lazy_weights
 from weft.interop.weight_map import (
     ONE_ROW,
     SAME,
     TRANSPOSED,
-    Layout,
-    Rule,
+    NameRule,
+    TensorLayout,
     adjacent_pairs,
     conversions,
     module,
@@ -22,7 +23,7 @@ from weft.interop.weight_map import (
 )
 from weft.models.config import Decoder
 from weft.models.presets import gpt, llama
-from weft.nn.position import build
+from weft.nn.position import Position, build
 from weft.nn.position_config import Rotary, Sizes
 
 D_HEAD = 6
@@ -34,7 +35,7 @@ LAYOUTS = {"same": SAME, "transposed": TRANSPOSED, "one row": ONE_ROW, "adjacent
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("size", [(12, 5), (12,)], ids=["matrix", "vector"])
 def test_layouts_undo_each_other(name: str, size: tuple[int, ...]) -> None:
-    layout: Layout = LAYOUTS[name]
+    layout: TensorLayout = LAYOUTS[name]
     if layout == ONE_ROW and len(size) == 2:
         size = size[:1]
     ours = torch.randn(size)
@@ -44,16 +45,15 @@ def test_layouts_undo_each_other(name: str, size: tuple[int, ...]) -> None:
 
 
 def test_adjacent_pairs_rotate_as_halves_do() -> None:
-    """Queries whose rows were reordered, rotated pair by pair as neighbours, meet the same keys the same way."""
+    """Attention scores are equal if the rows of the projection are reordered for adjacent pairs."""
     torch.manual_seed(0)
     sizes = Sizes(d_model=8, heads=2, d_head=D_HEAD, context=16, causal=True, layers=1)
     halves, neighbours = build(Rotary(pairs="halves"), sizes), build(Rotary(pairs="adjacent"), sizes)
-    places = torch.arange(5)[None]
-    angles = halves.angles(places, 5, torch.float32)
+    angles = halves.angles(torch.arange(5)[None], 5, torch.float32)
     assert angles is not None
     weight, x, layout = torch.randn(2 * D_HEAD, 8), torch.randn(1, 5, 8), adjacent_pairs(D_HEAD)
 
-    def scores(position: torch.nn.Module, rows: Tensor) -> Tensor:
+    def scores(position: Position, rows: Tensor) -> Tensor:
         q = (x @ rows.mT).unflatten(-1, (2, D_HEAD)).transpose(1, 2)
         rotated = position.rotate(q, angles)
         return rotated @ rotated.mT
@@ -75,44 +75,43 @@ TABLE = (
 )
 
 
-def a_model(tied: bool = True) -> Decoder:
-    return llama(2, 8, 4, 10, 16, vocab_size=11, kv_heads=2, tied=tied)
+def small_model(tied: bool = True) -> Decoder:
+    return llama(2, 8, 4, d_ff=10, context=16, vocab_size=11, kv_heads=2, tied=tied)
 
 
-def test_there_and_back() -> None:
-    model = a_model()
+def test_a_round_trip_changes_nothing() -> None:
+    model = small_model()
     weights = {name: torch.randn(size) for name, size in shapes(model).items()}
     table = conversions(TABLE, model)
-    theirs = {name: make() for name, make in to_theirs(table, {n: lambda w=w: w for n, w in weights.items()}).items()}
+    theirs = {name: make() for name, make in to_theirs(table, lazy_weights(weights.__getitem__, weights)).items()}
     assert theirs["q.0.weight"].shape == (8, 8)
     assert theirs["k.1.weight"].shape == (4, 8)
     assert "out" not in theirs  # the model's config decides which rules apply
     assert torch.equal(theirs["o.1.weight"], weights["decoder.blocks.1.attention.out.weight"].mT)
     sizes = {name: tuple(tensor.shape) for name, tensor in theirs.items()}
-    ours = to_ours(table, sizes, theirs.__getitem__, "here")
+    ours = to_ours(table, sizes, theirs.__getitem__, location="here")
     assert ours.keys() == weights.keys()
     assert all(torch.equal(make(), weights[name]) for name, make in ours.items())
 
 
-def test_nothing_is_read_before_it_is_asked_for() -> None:
-    model = a_model()
+def test_tensors_are_read_lazily() -> None:
+    model = small_model()
     table = conversions(TABLE, model)
     sizes = their_shapes(table)
-    asked: list[str] = []
+    names: list[str] = []
 
     def read(name: str) -> Tensor:
-        asked.append(name)
+        names.append(name)
         return torch.zeros(sizes[name])
 
-    ours = to_ours(table, sizes, read, "here")
-    assert asked == []
+    ours = to_ours(table, sizes, read, location="here")
+    assert names == []
     ours["decoder.blocks.1.attention.qkv.weight"]()
-    assert asked == ["q.1.weight", "k.1.weight", "v.1.weight"]
+    assert names == ["q.1.weight", "k.1.weight", "v.1.weight"]
 
 
 def test_an_untied_model_needs_its_output_table() -> None:
-    names = their_shapes(conversions(TABLE, a_model(tied=False)))
-    assert "out" in names
+    assert "out" in their_shapes(conversions(TABLE, small_model(tied=False)))
 
 
 @pytest.mark.parametrize(
@@ -120,21 +119,21 @@ def test_an_untied_model_needs_its_output_table() -> None:
     [
         ({"k.1.weight": None}, r"here: 'k\.1\.weight' \[4, 8\] is missing$"),
         ({"norm": None, "n1.0": None}, r"is missing \(and 1 more\)$"),
-        ({"k.1.weight": (8, 8)}, r"'k\.1\.weight' is \[8, 8\]; the settings ask for \[4, 8\]$"),
+        ({"k.1.weight": (8, 8)}, r"'k\.1\.weight' is \[8, 8\]; the settings require \[4, 8\]$"),
         ({"stray": (3,)}, r"'stray' \[3\] has no place in this model$"),
     ],
     ids=["missing", "two missing", "wrong shape", "left over"],
 )
-def test_what_does_not_fit_is_named(change: dict[str, tuple[int, ...] | None], message: str) -> None:
-    table = conversions(TABLE, a_model())
-    sizes = their_shapes(table) | change
+def test_tensors_that_do_not_fit_are_refused(change: dict[str, tuple[int, ...] | None], message: str) -> None:
+    table = conversions(TABLE, small_model())
+    sizes = {name: size for name, size in (their_shapes(table) | change).items() if size is not None}
     with pytest.raises(InteropError, match=message):
-        to_ours(table, {name: size for name, size in sizes.items() if size is not None}, torch.zeros, "here")
+        to_ours(table, sizes, lambda name: torch.zeros(sizes[name]), location="here")
 
 
 def test_a_tensor_that_no_rule_names_is_refused() -> None:
-    rules: tuple[Rule, ...] = tuple(each for each in TABLE if each.ours != "decoder.norm.weight")
+    rules: tuple[NameRule, ...] = tuple(rule for rule in TABLE if rule.ours != "decoder.norm.weight")
     with pytest.raises(InteropError, match=r"decoder\.norm\.weight \[8\]: this format has no place for it"):
-        conversions(rules, a_model())
+        conversions(rules, small_model())
     with pytest.raises(InteropError, match=r"decoder\.position\.weight .*: this format has no place for it"):
-        conversions(TABLE, gpt(1, 8, 2, 16, 11))
+        conversions(TABLE, gpt(1, 8, 2, context=16, vocab_size=11))

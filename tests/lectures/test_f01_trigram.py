@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from weft.models.build import build
 from weft.models.config import NGram
+from weft.models.ngram import NGram as Model
 from weft.models.smoothing import MaximumLikelihood
 
 SNIPPETS = """\
@@ -30,7 +30,7 @@ def test_what_cows_eat() -> None:
     tokens = np.array([ids[word] for document in documents for word in document])
     begins = np.cumsum([0] + [len(document) for document in documents])[:-1]
 
-    model = build(NGram(vocab_size=len(vocabulary), order=3, smoothing=MaximumLikelihood()))
+    model = Model(NGram(vocab_size=len(vocabulary), order=3, smoothing=MaximumLikelihood()))
     model.fit(tokens, begins)
 
     row = model(torch.tensor([[ids["cows"], ids["eat"]]]))[0, -1].exp()

@@ -37,7 +37,6 @@ def test_the_slide_matrix() -> None:
     known = {"<PAD>": 0, "Even": 1, "In": 2, "It": 3, "The": 4, "We'll": 5, "a": 6, "will": 54, "worst": 55, "you": 56}
     assert {word: tokenizer.id(word) for word in known} == known
     ids, mask = pad(tokenizer.encode_batch(cut), tokenizer.pad_id)
-    for row in ids.tolist():
-        print(*(f"{id:3d}" for id in row))
+    print(ids)
     assert ids.tolist() == MATRIX
     assert mask.sum(1).tolist() == [10, 10, 10, 6, 10, 9, 10, 8]

@@ -5,10 +5,12 @@ s = Score(sum(map(log, (4, 3, 4, 3))), 4, 4); print(s.loss, s.perplexity)"
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.evaluate.perplexity import Score, ScoringOptions, token_scores
@@ -17,18 +19,18 @@ from weft.models.config import Recurrent
 
 
 class Slide(LanguageModel):
-    """Gives each next token the slide's probability: 1/4, 1/3, 1/4, 1/3 for token 0, the rest shared."""
+    """Gives token 0 the slide's probabilities 1/4, 1/3, 1/4, 1/3, and divides the rest evenly."""
 
     def __init__(self) -> None:
         super().__init__()
         self.config = Recurrent(vocab_size=5, d_model=1)
 
-    def features(self, tokens: Tensor, **given: object) -> Tensor:
+    def features(self, tokens: Tensor, **inputs: object) -> Tensor:
         return torch.arange(tokens.shape[1]).expand_as(tokens).unsqueeze(-1)
 
     def head(self, features: Tensor) -> Tensor:
-        right = torch.where(features % 2 == 0, 1 / 4, 1 / 3)
-        return torch.cat([right, ((1 - right) / 4).expand(*features.shape[:-1], 4)], dim=-1).log()
+        p = torch.where(features % 2 == 0, 1 / 4, 1 / 3)
+        return torch.cat([p, ((1 - p) / 4).expand(*features.shape[:-1], 4)], dim=-1).log()
 
 
 class Zeros:
@@ -37,21 +39,21 @@ class Zeros:
     def __len__(self) -> int:
         return 5
 
-    def read(self, start: int, length: int) -> np.ndarray:
+    def read(self, start: int, length: int) -> NDArray[np.int64]:
         return np.zeros(length, dtype=np.int64)
 
-    def documents(self, start: int, length: int) -> np.ndarray:
-        return np.zeros(length, dtype=np.int64)
+    documents = read
 
 
-def test_the_slide_by_hand() -> None:
+def test_the_slides_formula() -> None:
     result = Score(-sum(math.log(p) for p in (1 / 4, 1 / 3, 1 / 4, 1 / 3)), 4, 4)
     assert round(result.loss, 3) == 1.242
     assert round(result.perplexity, 3) == 3.464
 
 
 def test_the_slide_through_the_evaluator() -> None:
-    result = Score.of(token_scores(Slide(), Zeros(), ScoringOptions(8)), Zeros())
+    text: Any = Zeros()
+    result = Score.of(token_scores(Slide(), text, ScoringOptions(8)), text)
     assert result.tokens == 4
     assert round(result.loss, 3) == 1.242
     assert round(result.perplexity, 3) == 3.464

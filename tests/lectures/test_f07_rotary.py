@@ -14,9 +14,9 @@ from weft.nn.position import build
 from weft.nn.position_config import Rotary, Sizes
 
 
-def rotated(x: torch.Tensor, place: int, pairs: Literal["adjacent", "halves"]) -> torch.Tensor:
-    module = build(Rotary(pairs=pairs), Sizes(16, 1, 16, 4096, causal=True, layers=1))
-    angles = module.angles(torch.tensor([[place]]), place + 1, x.dtype)
+def rotated(x: torch.Tensor, m: int, pairs: Literal["adjacent", "halves"]) -> torch.Tensor:
+    module = build(Rotary(pairs=pairs), Sizes(d_model=16, heads=1, d_head=16, context=4096, causal=True, layers=1))
+    angles = module.angles(torch.tensor([[m]]), m + 1, x.dtype)
     assert angles is not None
     return module.rotate(x.view(1, 1, 1, 16), angles).flatten()
 
@@ -24,11 +24,11 @@ def rotated(x: torch.Tensor, place: int, pairs: Literal["adjacent", "halves"]) -
 @pytest.mark.parametrize("pairs", ["adjacent", "halves"])
 @settings(max_examples=50, deadline=None)
 @given(m=st.integers(0, 500), n=st.integers(0, 500), shift=st.integers(0, 2000), seed=st.integers(0, 1000))
-def test_only_the_distance_counts(pairs: Literal["adjacent", "halves"], m: int, n: int, shift: int, seed: int) -> None:
+def test_only_the_distance_matters(pairs: Literal["adjacent", "halves"], m: int, n: int, shift: int, seed: int) -> None:
     q, k = torch.randn(2, 16, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    here = rotated(q, m, pairs) @ rotated(k, n, pairs)
-    there = rotated(q, m + shift, pairs) @ rotated(k, n + shift, pairs)
-    assert abs(here - there) <= 1e-5
+    product = rotated(q, m, pairs) @ rotated(k, n, pairs)
+    shifted = rotated(q, m + shift, pairs) @ rotated(k, n + shift, pairs)
+    assert abs(product - shifted) <= 1e-5
 
 
 def test_adjacent_pairs_are_the_slides_formula() -> None:

@@ -3,6 +3,8 @@
 python -c "import torch; from weft.nn import config, norm; print(norm.build(config.RMSNorm(), 4)(torch.arange(4.)))"
 """
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -14,7 +16,7 @@ X = torch.randn(5, 7, 12, dtype=torch.float64, generator=torch.Generator().manua
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_layer_norm(bias: bool) -> None:
-    module = build(LayerNorm(eps=1e-30, bias=bias), 12).double()
+    module: Any = build(LayerNorm(eps=1e-30, bias=bias), 12).double()
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)
     mu = X.mean(-1, keepdim=True)

@@ -21,4 +21,4 @@ def test_value_of_the_paper() -> None:
 @pytest.mark.parametrize("step", [1, 7, 3999, 4000, 4001, 100_000])
 def test_is_the_formula(step: int) -> None:
     expected = 512**-0.5 * min(step**-0.5, step * 4000**-1.5)
-    assert build(Noam(warmup=4000), 0.0, 100_000, 512)(step) == pytest.approx(expected, rel=1e-12)
+    assert build(Noam(warmup=4000), 0.0, 100_000, d_model=512)(step) == pytest.approx(expected, rel=1e-12)

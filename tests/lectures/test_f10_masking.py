@@ -21,7 +21,9 @@ def test_frequencies_over_a_million_tokens(whole_words: bool) -> None:
     tokens[:, 0], tokens[:, 253], tokens[:, -4], tokens[:, -3:] = CLS, SEP, SEP, PAD
     starts = draw.random((ROWS, LENGTH)) < 0.7
     masking = Masking(0.15, VOCABULARY, MASK, SPECIAL)
-    inputs, chosen = mask_words(tokens, masking, streams(range(ROWS), 0, MASKING), starts if whole_words else None)
+    inputs, chosen = mask_words(
+        tokens, masking, streams(range(ROWS), 0, MASKING), starts=starts if whole_words else None
+    )
 
     special = np.isin(tokens, SPECIAL)
     ordinary = int((~special).sum())
@@ -30,16 +32,16 @@ def test_frequencies_over_a_million_tokens(whole_words: bool) -> None:
     assert (inputs[~chosen] == tokens[~chosen]).all()
     assert not np.isin(inputs[chosen], [0, 100, 101, 102]).any()
 
-    # tokens of a word share their fate, so that there are as many independent draws as words
+    # all tokens of a word are treated alike, so that there are as many independent draws as words
     pieces = 1 / 0.7 if whole_words else 1.0
     masked, same = chosen & (inputs == MASK), chosen & (inputs == tokens)
-    asked = int(chosen.sum())
-    for name, part, of, expected in (
-        ("chosen", asked, ordinary, 0.15),
-        ("[MASK]", int(masked.sum()), asked, 0.8),
-        ("random", asked - int((masked | same).sum()), asked, 0.1),
-        ("unchanged", int(same.sum()), asked, 0.1),
+    count = int(chosen.sum())
+    for name, part, total, expected in (
+        ("chosen", count, ordinary, 0.15),
+        ("[MASK]", int(masked.sum()), count, 0.8),
+        ("random", count - int((masked | same).sum()), count, 0.1),
+        ("unchanged", int(same.sum()), count, 0.1),
     ):
-        error = (expected * (1 - expected) / of * (2 * pieces - 1)) ** 0.5  # E[k²]/E[k] of geometric word lengths k
-        print(f"{name:<10}{part / of:>9.4%}  expected {expected:.0%} ± {error:.3%}")
-        assert abs(part / of - expected) < 3 * error
+        error = (expected * (1 - expected) / total * (2 * pieces - 1)) ** 0.5  # E[k²]/E[k] of geometric word lengths k
+        print(f"{name:<10}{part / total:>9.4%}  expected {expected:.0%} ± {error:.3%}")
+        assert abs(part / total - expected) < 3 * error

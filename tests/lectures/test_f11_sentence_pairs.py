@@ -12,20 +12,20 @@ PAIRS = 4000
 
 
 class Books:
-    """Documents of 2 to 40 sentences; a token's number says which document it is from, and where it stands there."""
+    """Documents of 2 to 40 sentences; a token's id encodes its document and its position there."""
 
     def __init__(self) -> None:
         draw = np.random.default_rng(0)
         self._document: list[int] = []
         self._sentences: list[Array] = []
         for document in range(30):
-            place = 10_000 * (document + 1)
+            start = 10_000 * (document + 1)
             for length in draw.integers(3, 25, draw.integers(2, 40)):
-                self._sentences.append(np.arange(place, place + length))
+                self._sentences.append(np.arange(start, start + length))
                 self._document.append(document)
-                place += int(length)
+                start += int(length)
 
-    def joined(self, field: str) -> Array:
+    def flat_ids(self, field: str) -> Array:
         return np.concatenate(self._sentences)
 
     def lengths(self, field: str) -> Array:
@@ -36,7 +36,7 @@ class Books:
 
 
 def test_half_follow_and_half_come_from_another_document() -> None:
-    sentences = Sentences(Books())
+    sentences = Sentences(Books())  # type: ignore[arg-type]
     follow = 0
     for a, a_length, b, _, is_next in zip(*sentence_pairs(sentences, range(PAIRS), seed=1, length=128), strict=True):
         end_of_a, start_of_b = sentences.tokens[a + a_length - 1], sentences.tokens[b]

@@ -11,7 +11,7 @@ from weft.models.presets import PRESETS, preset
 
 
 @pytest.mark.parametrize("row", GPT3, ids=lambda row: row.preset)
-def test_f13_predicted_parameters_are_near_the_rows_name(row: GPT3Row) -> None:
+def test_f13_parameters_are_near_the_rows_name(row: GPT3Row) -> None:
     model = preset(row.preset)
     assert count(model).parameters == pytest.approx(row.parameters, rel=0.03)
     assert model.layers == row.layers
@@ -25,7 +25,7 @@ def test_f13_six_rows_are_built_as_printed(row: GPT3Row) -> None:
     assert (model.d_model, model.attention.heads, model.d_head) == (row.d_model, row.heads, row.d_head)
 
 
-def test_f13_two_rows_do_not_multiply_out_and_say_so() -> None:
+def test_f13_presets_of_two_rows_note_that_they_do_not_multiply_out() -> None:
     assert [row.preset for row in GPT3 if not row.is_consistent] == ["gpt3-xl", "gpt3-13b"]
     xl, large = preset("gpt3-xl"), preset("gpt3-13b")
     assert (xl.d_model, xl.attention.heads, xl.d_head) == (2048, 16, 128)

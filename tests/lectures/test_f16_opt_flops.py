@@ -1,10 +1,10 @@
-"""F16: where the operations of an update go, for OPT's sizes (lecture 5).
+"""F16: shares of the FLOPs of an update, for OPT's sizes (lecture 5).
 
     weft plan --lecture opt
 
-The slide's FFN, attention and logit columns stand in the ratios of 16d²L, 4TdL and 2dV, the layers run four times and
-the logits three. Its MHA column follows from no standard count and moves the other shares, so of the shares themselves
-only the trend is held.
+The slide's FFN, attention and logits columns have the ratios of 16d²L, 4TdL and 2dV, with layers counted four times and
+logits three times. Its MHA column follows from no standard count and shifts the other shares, so of the shares
+themselves only the trend is tested.
 """
 
 from itertools import pairwise
@@ -28,10 +28,10 @@ def test_f16_the_trend() -> None:
         assert larger["FFN"] > smaller["FFN"]
         assert larger["attention"] < smaller["attention"]
         assert larger["logits"] < smaller["logits"]
-    for smaller, larger in pairwise(OPT):
-        assert larger.feedforward > smaller.feedforward
-        assert larger.attention < smaller.attention
-        assert larger.logits < smaller.logits
+    for small, large in pairwise(OPT):
+        assert large.feedforward > small.feedforward
+        assert large.attention < small.attention
+        assert large.logits < small.logits
 
 
 def test_f16_the_mha_column_is_another_count() -> None:

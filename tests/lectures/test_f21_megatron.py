@@ -1,4 +1,4 @@
-"""F21: A by columns and B by rows need one all-reduce; A by rows needs one before the nonlinearity. Measured.
+"""F21: splitting A by columns and B by rows needs one all-reduce; A by rows needs one before the nonlinearity.
 
 python -m pytest tests/lectures/test_f21_megatron.py
 """
@@ -31,7 +31,7 @@ def split(block: Any, *way: str, sequence: bool = False) -> Any:
 
 
 def kinds(places: tuple[tuple[Any, ...], ...]) -> list[str]:
-    """What stands at each place: before A, before f, before B, at the end."""
+    """Collectives before A, before f, before B, and at the end."""
     return [" ".join(each.kind for each in place) for place in places]
 
 
@@ -60,21 +60,21 @@ def test_sequence_parallelism_sends_as_much_in_two_halves(blocks: list[Any]) -> 
         assert not plain.deferred and kinds((sequence.deferred,)) == ["all-reduce all-reduce all-reduce"]
 
 
-def test_every_way_computes_the_same(blocks: list[Any]) -> None:
+def test_every_split_computes_the_same(blocks: list[Any]) -> None:
     for block in blocks:
         assert len({each.scheme for each in block.splits}) == 9
         assert max(max(each.differences) for each in block.splits) < 1e-12
 
 
-def test_what_a_process_sends_computes_and_holds(blocks: list[Any]) -> None:
-    """Against the formulas: 2(n − 1)/n of the result, three products of each pair, half of every matrix."""
+def test_traffic_flops_and_weights_of_a_process(blocks: list[Any]) -> None:
+    """2(n − 1)/n of the result is sent, three products are computed for each matrix, half of every matrix is held."""
     tokens, d_model, d_ff = TOKENS, D_MODEL, D_FF
     mlp, attention = (split(block, *MEGATRON) for block in blocks)
     assert mlp.sent(2) == attention.sent(2) == (tokens * d_model, tokens * d_model)
     assert mlp.flops == 3 * 2 * (2 * tokens * d_model * d_ff) / 2
     scores = 2 * 2 * tokens * tokens * d_model
     assert attention.flops == 3 * (2 * tokens * d_model * 4 * d_model + scores) / 2
-    assert mlp.weights == d_model * d_ff + d_ff // 2 + 3 * d_model  # norm and last bias are everybody's
+    assert mlp.weights == d_model * d_ff + d_ff // 2 + 3 * d_model  # norm and last bias are replicated
     whole = blocks[0].splits[-1]
     assert whole.scheme == parallel.SplitScheme(None, None) and whole.flops == 2 * mlp.flops and whole.sent(2) == (0, 0)
     assert whole.weights == 2 * d_model * d_ff + d_ff + 3 * d_model
@@ -90,14 +90,19 @@ def test_a_ring_of_four(kind: str, sent: float) -> None:
 
 
 def test_the_command(blocks: list[Any], capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr("weft.explain.parallel.picture.measure", lambda *given: asked.append(given) or blocks)
+    calls: list[tuple[Any, ...]] = []
+
+    def measure(*arguments: Any) -> list[Any]:
+        calls.append(arguments)
+        return blocks
+
+    monkeypatch.setattr("weft.explain.parallel.picture.measure", measure)
     words = ["explain", "parallel", "d_model=16", "d_ff=48", "heads=2", "tokens=6"]
     assert run(words) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines.count(["columns", "→", "rows", "all-reduce", "all-reduce"]) == 2
     assert run([*words, "--ranks", "2", "--out", str(tmp_path / "page.html")]) == 0
-    assert asked == [(parallel.BlockSizes(d_model=D_MODEL, d_ff=D_FF, heads=2, tokens=TOKENS), 2)] * 2
+    assert calls == [(parallel.BlockSizes(d_model=D_MODEL, d_ff=D_FF, heads=2, tokens=TOKENS), 2)] * 2
     page = (tmp_path / "page.html").read_text()
     assert page.count("<svg") == 2 and "&lt;svg" not in page and "1. QKV by columns, O by rows (Megatron)" in page
     assert page.count(">reduce-scatter</text>") == sum(
@@ -109,7 +114,7 @@ def test_the_command(blocks: list[Any], capsys: Capture, tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--ranks", "0"], "--ranks 0: a matrix is split over at least 2 processes"),
         (["--ranks", "8"], "--ranks 8: heads=4 isn't a multiple of 8; these sizes can be split over 2 or 4"),
@@ -122,12 +127,12 @@ def test_the_command(blocks: list[Any], capsys: Capture, tmp_path: Path, monkeyp
     ],
 )
 def test_mistakes_are_one_line(
-    words: list[str], told: str, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str], message: str, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(["explain", "parallel", *words]) == 2
     out, err = capsys.readouterr()
-    assert not out and told in err and len(err.splitlines()) == 1 and not list(tmp_path.iterdir())
+    assert not out and message in err and len(err.splitlines()) == 1 and not list(tmp_path.iterdir())
 
 
 def test_ranks_belong_to_parallel_alone(capsys: Capture) -> None:
@@ -135,7 +140,7 @@ def test_ranks_belong_to_parallel_alone(capsys: Capture) -> None:
     assert "--ranks 2: only for weft explain parallel" in capsys.readouterr().err
 
 
-def test_a_process_that_has_joined_others_is_left_alone(tmp_path: Path) -> None:
+def test_an_existing_process_group_is_left_alone(tmp_path: Path) -> None:
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
         with pytest.raises(ModelError, match="without torchrun"), ranks.simulated(2):

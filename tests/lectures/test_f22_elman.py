@@ -1,24 +1,26 @@
 """F22 (lectures 1 and 3): Elman's network as a language model, h_t = σ(W_ah h_{t−1} + W_ax x_t + b_a)."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
-from weft.models.build import build as build_model
 from weft.models.config import Recurrent
 from weft.models.recurrent import Recurrent as Model
 
-ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "sigmoid": torch.sigmoid}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": torch.relu, "sigmoid": torch.sigmoid}
 V, D, T = 7, 5, 6
 
 
 def build(activation: str) -> Model:
     torch.manual_seed(4)
-    return build_model(Recurrent(vocab_size=V, d_model=D, d_embedding=4, cell="elman", activation=activation)).double()
+    settings = {"vocab_size": V, "d_model": D, "d_embedding": 4, "cell": "elman", "activation": activation}
+    return Model(Recurrent.model_validate(settings)).double()
 
 
 def the_slide(w: dict[str, Tensor], activation: str, tokens: list[int]) -> Tensor:
-    """y_t of every t, one vector after the other. PyTorch keeps b_a as two vectors that are added."""
+    """y_t for every t. PyTorch stores b_a as the sum of two vectors."""
     W_ax, W_ah = w["recurrence.weight_ih_l0"], w["recurrence.weight_hh_l0"]
     b_a = w["recurrence.bias_ih_l0"] + w["recurrence.bias_hh_l0"]
     h = torch.zeros(D, dtype=torch.float64)
@@ -41,7 +43,7 @@ def text() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_f22_equals_the_loop_written_out(activation: str) -> None:
+def test_f22_equals_the_slides_loop(activation: str) -> None:
     model = build(activation)
     tokens, _ = text()
     expected = the_slide(dict(model.named_parameters()), activation, tokens.tolist())
@@ -70,5 +72,6 @@ def test_f22_gradients_equal_finite_differences(activation: str) -> None:
                 flat[i] = value - step
                 differences[i] = (above - total()) / (2 * step)
                 flat[i] = value
+            assert parameter.grad is not None
             error = (differences - parameter.grad.view(-1)).abs().max()
             assert error < 1e-7, f"{name}: {error:.1e}"

@@ -17,9 +17,9 @@ from weft.nn.scaled_dot_product import QKV, reference_attention
 T, D, H = 9, 24, 4
 
 
-def everything(time: int) -> AttentionMask:
-    places = torch.arange(time)[None]
-    return AttentionMask(Mask(causal=False), Position(), places, places)
+def no_mask(time: int) -> AttentionMask:
+    positions = torch.arange(time)[None]
+    return AttentionMask(Mask(causal=False), Position(), positions, keys=positions)
 
 
 def test_formula_at_float64() -> None:
@@ -32,11 +32,11 @@ def test_formula_at_float64() -> None:
     torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-12)
     torch.testing.assert_close(probabilities, weights, atol=1e-12, rtol=1e-12)
     torch.testing.assert_close(probabilities.sum(-1), torch.ones(2, H, T, dtype=torch.float64))
-    torch.testing.assert_close(fast_attention(QKV(q, k, v), (D // H) ** -0.5, everything(T)), expected)
+    torch.testing.assert_close(fast_attention(QKV(q, k, v), (D // H) ** -0.5, no_mask(T)), expected)
 
 
-def test_multi_head_is_each_head_on_its_own_dimensions() -> None:
-    """Concat(head₁ … head_h)W_O with head_i on d/h coordinates, written out head by head."""
+def test_each_head_works_on_its_own_dimensions() -> None:
+    """Concat(head₁ … head_h)W_O with head_i on d/h coordinates, head by head."""
     torch.manual_seed(0)
     module = SelfAttention(Attention(heads=H), D, D // H).double()
     x = torch.randn(2, T, D, dtype=torch.float64)
@@ -47,14 +47,14 @@ def test_multi_head_is_each_head_on_its_own_dimensions() -> None:
         q, k, v = x @ w_q[rows].T, x @ w_k[rows].T, x @ w_v[rows].T
         heads.append((q @ k.transpose(-1, -2) / math.sqrt(D // H)).softmax(-1) @ v)
     expected = torch.cat(heads, dim=-1) @ module.out.weight.T
-    torch.testing.assert_close(module(x, everything(T)), expected)
+    torch.testing.assert_close(module(x, no_mask(T)), expected)
 
 
 def test_any_two_tokens_are_one_step_apart() -> None:
-    """One layer is enough for the last token to depend on the first, however long the sequence."""
+    """One layer suffices for the last token to depend on the first, in a sequence of any length."""
     torch.manual_seed(0)
     module = SelfAttention(Attention(heads=H), D, D // H)
     x = torch.randn(1, 200, D, requires_grad=True)
-    module(x, everything(200))[0, -1].sum().backward()
+    module(x, no_mask(200))[0, -1].sum().backward()
     assert x.grad is not None
     assert x.grad[0, 0].abs().max() > 0

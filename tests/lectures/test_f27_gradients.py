@@ -1,9 +1,9 @@
-"""F27: the gradient at layer 0 against the top of 24 untrained layers (lecture 2).
+"""F27: the gradient at layer 0 relative to the top of 24 untrained layers (lecture 2).
 
     weft explain transformer --only gradients
 
-Without skip connections the gradient vanishes. Norms can keep its size up, but then all tokens have become alike, and
-what vanishes is the part that tells one token from another.
+Without skip connections the gradient vanishes. Norms can preserve its size, but then all tokens have become alike, and
+the part that distinguishes tokens vanishes.
 """
 
 import pytest
@@ -34,13 +34,15 @@ def test_f27_without_skips_and_norms_all_of_it_vanishes(found: dict[tuple[str, b
 
 
 @pytest.mark.parametrize("place", ["pre", "post"])
-def test_f27_with_skips_and_norms_it_arrives(found: dict[tuple[str, bool], GradientFlow], place: Placement) -> None:
+def test_f27_with_skips_and_norms_it_is_preserved(
+    found: dict[tuple[str, bool], GradientFlow], place: Placement
+) -> None:
     assert 0.1 < found[place, True].token_specific[0] < 100
     assert 0.1 < found[place, True].full[0] < 100
 
 
-def test_f27_pre_norm_passes_it_on_evenly(found: dict[tuple[str, bool], GradientFlow]) -> None:
-    """Above the first layers pre-norm leaves the gradient as it is; post-norm takes some of it in between."""
+def test_f27_pre_norm_preserves_it_in_every_layer(found: dict[tuple[str, bool], GradientFlow]) -> None:
+    """Above the first layers pre-norm preserves the gradient; post-norm attenuates it in between."""
     assert all(0.5 < pull < 3 for pull in found["pre", True].token_specific[4:])
     assert min(found["post", True].token_specific) < 0.2
-    assert found["none", True].full[0] > 1e3  # skips alone: each layer adds to what it was given
+    assert found["none", True].full[0] > 1e3  # skips without norms: each layer adds to the gradient

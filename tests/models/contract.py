@@ -1,4 +1,4 @@
-"""What every model that can be stepped must keep, whatever is inside it. The tests of each family call these."""
+"""The stepping contract of all models. The tests of each family call these checks."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,21 +12,21 @@ from weft.models.base import LanguageModel
 
 
 @dataclass
-class SomeSource:
-    """The least that a sequence-to-sequence model reads."""
+class PaddedSource:
+    """Source of a sequence-to-sequence model."""
 
     tokens: Tensor
     mask: Tensor | None = None
 
-    def row(self, i: int) -> "SomeSource":
+    def row(self, i: int) -> "PaddedSource":
         """Row i alone, without its padding."""
         tokens = self.tokens[i] if self.mask is None else self.tokens[i][self.mask[i].bool()]
-        return SomeSource(tokens[None])
+        return PaddedSource(tokens[None])
 
 
 @dataclass(frozen=True)
 class Read:
-    """Read a batch padded to `width`, of which row i counts lengths[i % len(lengths)]; None: all are full."""
+    """Read a batch padded to `width`; row i has lengths[i % len(lengths)] tokens, or `width` if None."""
 
     width: int
     lengths: tuple[int, ...] | None
@@ -34,26 +34,26 @@ class Read:
 
 @dataclass(frozen=True)
 class Reorder:
-    """Row i goes on from row index[i] % batch."""
+    """Continue row i from row index[i] % batch."""
 
     index: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Truncate:
-    """Keep to[0] tokens of every row, or row by row where there are several numbers."""
+    """Keep to[0] tokens of every row, or to[i % len(to)] of row i if there are several."""
 
     to: tuple[int, ...]
 
 
 def _reads(width: int) -> st.SearchStrategy[Read]:
-    some = st.lists(st.integers(0, width), min_size=1, max_size=3).map(tuple)
-    return st.builds(Read, st.just(width), st.none() | some)
+    lengths = st.lists(st.integers(0, width), min_size=1, max_size=3).map(tuple)
+    return st.builds(Read, st.just(width), st.none() | lengths)
 
 
-def plans(operations: int = 6, widest: int = 4) -> st.SearchStrategy[list[Any]]:
-    """Some reading, then any mixture of reading on, reordering and going back."""
-    read = st.integers(1, widest).flatmap(_reads)
+def plans(operations: int = 6, max_width: int = 4) -> st.SearchStrategy[list[Any]]:
+    """A read, then any sequence of reads, reorderings and truncations."""
+    read = st.integers(1, max_width).flatmap(_reads)
     reorder = st.lists(st.integers(0, 5), min_size=1, max_size=4).map(lambda index: Reorder(tuple(index)))
     truncate = st.lists(st.integers(0, 6), min_size=1, max_size=3).map(lambda to: Truncate(tuple(to)))
     later = st.lists(st.one_of(read, reorder, truncate), max_size=operations - 1)
@@ -63,11 +63,11 @@ def plans(operations: int = 6, widest: int = 4) -> st.SearchStrategy[list[Any]]:
 def check_step_equals_forward(
     model: LanguageModel,
     vocab_size: int,
-    source: SomeSource | None = None,
+    source: PaddedSource | None = None,
     examples: int = 25,
     tolerance: float = 1e-5,
 ) -> None:
-    """Whatever was read, reordered or forgotten before, a step says what the whole sequence read at once would."""
+    """After any reads, reorderings and truncations, a step gives the logits of the whole sequence read in one call."""
 
     @settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(plan=plans(), seed=st.integers(0, 99))
@@ -80,12 +80,14 @@ def check_step_equals_forward(
 
 
 def _follow(
-    model: LanguageModel, vocab_size: int, source: SomeSource | None, plan: list[Any], seed: int, tolerance: float
+    model: LanguageModel, vocab_size: int, source: PaddedSource | None, plan: list[Any], seed: int, tolerance: float
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     batch = 3 if source is None else len(source.tokens)
     max_len = sum(operation.width for operation in plan if isinstance(operation, Read))
-    state = model.start(batch, max_len, source)
+    state = model.start(batch, plan[0].width, source)
+    if not state.can_grow:
+        state = model.start(batch, max_len, source)
     history: list[list[int]] = [[] for _ in range(batch)]
     origin = list(range(batch))
     for operation in plan:
@@ -99,6 +101,8 @@ def _follow(
             state.truncate(to[0] if len(operation.to) == 1 else torch.tensor(to))
             history = [row[:n] for row, n in zip(history, to, strict=True)]
         else:
+            needed, max_len = state.longest + operation.width, state.max_len
+            assert state.grow(needed) == (needed > max_len)
             tokens = torch.randint(vocab_size, (B, operation.width), generator=generator)
             counts = operation.lengths
             lengths = None if counts is None else torch.tensor([counts[i % len(counts)] for i in range(B)])
@@ -108,46 +112,46 @@ def _follow(
                 count = operation.width if lengths is None else int(lengths[i])
                 history[i] += tokens[i, :count].tolist()
                 if count:
-                    whole = _alone(model, history[i], source, origin[i])
+                    whole = _logits(model, history[i], source, origin[i])
                     torch.testing.assert_close(logits[i, :count], whole[-count:], atol=tolerance, rtol=tolerance)
         assert state.lengths.tolist() == [len(row) for row in history]
         assert state.longest >= max(len(row) for row in history)
 
 
-def _alone(model: LanguageModel, tokens: list[int], source: SomeSource | None, row: int) -> Tensor:
-    """Logits (time, vocab_size) of one sequence read by itself."""
-    given: dict[str, Any] = {} if source is None else {"source": source.row(row)}
-    return model(torch.tensor([tokens]), **given)[0]
+def _logits(model: LanguageModel, tokens: list[int], source: PaddedSource | None, row: int) -> Tensor:
+    """Logits (time, vocab_size) of one sequence read alone."""
+    inputs: dict[str, Any] = {} if source is None else {"source": source.row(row)}
+    return model(torch.tensor([tokens]), **inputs)[0]
 
 
-def check_causal(model: LanguageModel, vocab_size: int, source: SomeSource | None = None, time: int = 8) -> None:
-    """Changing token j changes no logit before j, and does change one at j or later."""
+def check_causal(model: LanguageModel, vocab_size: int, source: PaddedSource | None = None, time: int = 8) -> None:
+    """Changing token j changes no logits before j, but some at j or later."""
     model.eval()
     batch = 2 if source is None else len(source.tokens)
-    given: dict[str, Any] = {} if source is None else {"source": source}
+    inputs: dict[str, Any] = {} if source is None else {"source": source}
     tokens = torch.randint(vocab_size, (batch, time), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        before = model(tokens, **given)
+        before = model(tokens, **inputs)
         for j in range(time):
             other = tokens.clone()
             other[:, j] = (other[:, j] + 1) % vocab_size
-            after = model(other, **given)
+            after = model(other, **inputs)
             assert torch.equal(before[:, :j], after[:, :j])
             assert not torch.equal(before[:, j:], after[:, j:])
 
 
 def check_rows_are_independent(
-    model: LanguageModel, vocab_size: int, source: SomeSource | None = None, tolerance: float = 1e-5
+    model: LanguageModel, vocab_size: int, source: PaddedSource | None = None, tolerance: float = 1e-5
 ) -> None:
-    """A padded batch gives each row what the row alone, unpadded, gets, whatever the padding holds."""
+    """Each row of a padded batch gets the logits of the row alone, for any padding."""
     model.eval()
     batch = 4 if source is None else len(source.tokens)
-    given: dict[str, Any] = {} if source is None else {"source": source}
+    inputs: dict[str, Any] = {} if source is None else {"source": source}
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(vocab_size, (batch, 7), generator=generator)
     lengths = torch.randint(1, 8, (batch,), generator=generator).tolist()
     with torch.no_grad():
-        together = model(tokens, **given)
+        together = model(tokens, **inputs)
         for i, n in enumerate(lengths):
-            alone = _alone(model, tokens[i, :n].tolist(), source, i)
+            alone = _logits(model, tokens[i, :n].tolist(), source, i)
             torch.testing.assert_close(together[i, :n], alone, atol=tolerance, rtol=tolerance)

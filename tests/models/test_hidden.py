@@ -1,4 +1,4 @@
-"""How a text is framed before a model reads it: as the tokenizer's own file says, or as in weft's training."""
+"""Frames of texts: by the tokenizer's file, or as in weft's training."""
 
 import os
 
@@ -13,7 +13,7 @@ import torch
 from weft.data.batch import Frame, framed
 from weft.models.build import build
 from weft.models.config import ClassificationHead, Recurrent
-from weft.models.hidden import Framed, frame, frame_for, read, trained_frame
+from weft.models.hidden import FramedText, frame, frame_for, read, trained_frame
 from weft.models.presets import bert, gpt
 from weft.text.config import Byte, Specials, WordPiece
 from weft.text.tokenizer import Tokenizer, build_tokenizer
@@ -33,33 +33,32 @@ def with_frame(tokenizer: Tokenizer, single: str) -> Tokenizer:
     return Tokenizer.from_json(backend.to_str(), tokenizer.roles)
 
 
-def test_the_files_own_frame(plain: Tokenizer) -> None:
+def test_frames_of_a_tokenizer_file(plain: Tokenizer) -> None:
     bos, eos = plain.need("bos"), plain.need("eos")
     ids = [10, 11, 12, 13]
-    assert frame(with_frame(plain, "<bos> $A"), ids, None) == Framed([bos, *ids], 1, 4)
-    assert frame(with_frame(plain, "<bos> $A <eos>"), ids, None) == Framed([bos, *ids, eos], 1, 4)
-    assert frame(with_frame(plain, "$A <eos>"), ids, None) == Framed([*ids, eos], 0, 4)
-    assert frame(with_frame(plain, "<bos> $A"), ids, 3) == Framed([bos, 10, 11], 1, 2)
-    assert frame(with_frame(plain, "<bos> $A"), [], None) == Framed([bos], 1, 0)
+    assert frame(with_frame(plain, "<bos> $A"), ids, None) == FramedText([bos, *ids], 1, 4)
+    assert frame(with_frame(plain, "<bos> $A <eos>"), ids, None) == FramedText([bos, *ids, eos], 1, 4)
+    assert frame(with_frame(plain, "$A <eos>"), ids, None) == FramedText([*ids, eos], 0, 4)
+    assert frame(with_frame(plain, "<bos> $A"), ids, 3) == FramedText([bos, 10, 11], 1, 2)
+    assert frame(with_frame(plain, "<bos> $A"), [], None) == FramedText([bos], 1, 0)
 
 
-def test_a_tokenizer_of_wefts_own_is_framed_as_in_training(plain: Tokenizer) -> None:
-    wordpiece = build_tokenizer(WordPiece(vocab_size=50), TEXTS * 3)  # whose file holds the frame of training
+@pytest.mark.parametrize("max_tokens", [None, 6])
+def test_wefts_tokenizers_frame_as_in_training(plain: Tokenizer, max_tokens: int | None) -> None:
+    wordpiece = build_tokenizer(WordPiece(vocab_size=50), TEXTS * 3)  # its file has the frame of training
     for tokenizer in (plain, wordpiece):
-        for text in TEXTS:
-            ids = tokenizer.encode(text)
-            for most in (None, 6):
-                trained_on = framed([ids], None, Frame.usual(tokenizer), length=most).tokens[0].tolist()
-                assert frame(tokenizer, ids, most).ids == trained_on
-                assert trained_frame(tokenizer, ids, most).ids == trained_on
-    assert frame(build_tokenizer(Byte(specials=Specials()), []), [5, 6], None) == Framed([5, 6], 0, 2)
+        for ids in map(tokenizer.encode, TEXTS):
+            trained_on = framed([ids], None, Frame.usual(tokenizer), length=max_tokens).tokens[0].tolist()
+            assert frame(tokenizer, ids, max_tokens).ids == trained_on
+            assert trained_frame(tokenizer, ids, max_tokens).ids == trained_on
+    assert frame(build_tokenizer(Byte(specials=Specials()), []), [5, 6], None) == FramedText([5, 6], 0, 2)
 
 
-def test_what_weft_alone_can_have_taught_is_read_as_it_was_taught() -> None:
-    decoder = gpt(1, 16, 2, 32, 300)
+def test_models_that_only_weft_trains_use_its_frame() -> None:
+    decoder = gpt(1, 16, 2, context=32, vocab_size=300)
     labelled = decoder.replace(head=ClassificationHead(labels=2, pooling="last").model_dump())
     assert frame_for(build(decoder)) is frame
-    assert frame_for(build(bert(1, 16, 2, 300, 32))) is frame
+    assert frame_for(build(bert(1, 16, 2, vocab_size=300, context=32))) is frame
     assert frame_for(build(labelled)) is trained_frame
     assert frame_for(build(Recurrent(vocab_size=300, d_model=16))) is trained_frame
 
@@ -86,10 +85,10 @@ def test_features_are_those_of_transformers(plain: Tokenizer, single: str, tmp_p
     ours = build(found.model)
     ours.load_state_dict({name: make() for name, make in found.weights.items()}, strict=False)
     texts = [frame_for(ours)(found.tokenizer, found.tokenizer.encode(text), 64) for text in TEXTS]
-    for group in read(ours, found.tokenizer, texts):
-        for row, features, mask in zip(group.rows, group.features, group.mask, strict=True):
-            given = reading(TEXTS[row], return_tensors="pt")
-            assert texts[row].ids == given["input_ids"][0].tolist()
+    for batch in read(ours, found.tokenizer, texts):
+        for row, features, mask in zip(*batch, strict=True):
+            ids = reading(TEXTS[row], return_tensors="pt")["input_ids"]
+            assert texts[row].ids == ids[0].tolist()
             with torch.no_grad():
-                expected = theirs(given["input_ids"]).last_hidden_state[0]
+                expected = theirs(ids).last_hidden_state[0]
             assert (features[mask] - expected).abs().max() < 1e-4

@@ -1,4 +1,4 @@
-"""The n-gram model against dictionaries, against nltk, and against the contract of every model."""
+"""N-gram models against plain dictionaries, nltk, and the stepping contract."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -11,15 +11,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from tests.later import Later
-from tests.models.contract import SomeSource, check_causal, check_rows_are_independent, check_step_equals_forward
+from tests.models.contract import PaddedSource, check_causal, check_rows_are_independent, check_step_equals_forward
 
 from weft.errors import ModelError
-from weft.models.build import build
 from weft.models.config import NGram
 from weft.models.ngram import NGram as Model
-from weft.models.ngram_counts import Documents, count_ngrams, document_starts
+from weft.models.ngram_counts import Documents, Ints, count_ngrams, document_starts
 from weft.models.ngram_smoothing import _three_discounts
 from weft.models.smoothing import AddK, KneserNey, MaximumLikelihood, ModifiedKneserNey, Smoothing, StupidBackoff
 
@@ -44,20 +44,20 @@ def text(seed: int = 0, sizes: Sequence[int] = (40, 1, 25, 2, 60), words: int = 
     return [[int(w) for w in np.minimum(rng.geometric(0.4, size) - 1, words - 1)] for size in sizes]
 
 
-def joined(documents: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """The documents in a row, and where each begins."""
+def joined(documents: list[list[int]]) -> tuple[Ints, Ints]:
+    """Concatenated documents, and the index where each begins."""
     tokens = np.array([w for document in documents for w in document], dtype=np.uint16)
     return tokens, np.cumsum([0] + [len(document) for document in documents])[:-1]
 
 
 def fitted(documents: list[list[int]], order: int, smoothing: Smoothing, vocab_size: int = V) -> Model:
-    model = build(NGram(vocab_size=vocab_size, order=order, smoothing=smoothing))
+    model = Model(NGram(vocab_size=vocab_size, order=order, smoothing=smoothing))
     model.fit(*joined(documents))
     return model
 
 
-def rows(model: Model, contexts: list[Words]) -> np.ndarray:
-    """Probabilities (contexts, vocabulary) after each of some contexts, by `head`."""
+def rows(model: Model, contexts: list[Words]) -> NDArray[np.float64]:
+    """Probabilities (contexts, vocabulary) after each context, from `head`."""
     width, missing = model.config.order - 1, model.config.vocab_size
     padded = [[missing] * (width - len(c)) + list(c) for c in contexts]
     logits = model.head(torch.tensor(padded, dtype=torch.long).view(len(contexts), 1, width))
@@ -69,7 +69,7 @@ def every_context(order: int) -> list[Words]:
 
 
 class Dictionaries:
-    """The formulas written out over dictionaries of counts: slow, plain, and sharing nothing with the model."""
+    """The formulas over dictionaries of counts: slow and plain, without any of the model's code."""
 
     def __init__(self, documents: list[list[int]], order: int, vocab_size: int):
         self.order, self.vocab_size = order, vocab_size
@@ -108,8 +108,8 @@ class Dictionaries:
 
     def kneser_ney(self, context: Words, discount: float | None, modified: bool = False) -> list[float]:
         n = len(context) + 1
-        even = [1 / self.vocab_size] * self.vocab_size
-        lower = self.kneser_ney(context[1:], discount, modified) if context else even
+        uniform = [1 / self.vocab_size] * self.vocab_size
+        lower = self.kneser_ney(context[1:], discount, modified) if context else uniform
         counts = self.counts if n == self.order else self.varieties
         seen = self.after(counts, context)
         if not seen:
@@ -121,9 +121,9 @@ class Dictionaries:
             three = [1 - 2 * Y * n2 / n1, 2 - 3 * Y * n3 / n2, 3 - 4 * Y * n4 / n3]
             D = [0.0, *three] if min(three) > 0 else D
         total = sum(seen.values())
-        share = sum(D[min(3, count)] for count in seen.values()) / total
-        own = [max(seen.get(w, 0) - D[min(3, seen.get(w, 0))], 0) / total for w in range(self.vocab_size)]
-        return [own[w] + share * lower[w] for w in range(self.vocab_size)]
+        gamma = sum(D[min(3, count)] for count in seen.values()) / total
+        kept = [max(seen.get(w, 0) - D[min(3, seen.get(w, 0))], 0) / total for w in range(self.vocab_size)]
+        return [kept[w] + gamma * lower[w] for w in range(self.vocab_size)]
 
     def row(self, smoothing: Smoothing, context: Words) -> list[float]:
         match smoothing:
@@ -141,8 +141,8 @@ class Dictionaries:
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 @pytest.mark.parametrize("smoothing", SMOOTHINGS, ids=KINDS)
-def test_every_context_has_the_formulas_distribution(smoothing: Smoothing, order: int) -> None:
-    """Seen or unseen, full or short: the model's row is the dictionaries', and it sums to one."""
+def test_every_context_has_the_distribution_of_the_formula(smoothing: Smoothing, order: int) -> None:
+    """Contexts may be seen or unseen, full or short."""
     documents = text()
     model, reference = fitted(documents, order, smoothing), Dictionaries(documents, order, V)
     contexts = every_context(order)
@@ -153,9 +153,9 @@ def test_every_context_has_the_formulas_distribution(smoothing: Smoothing, order
 
 
 @pytest.mark.parametrize("smoothing", SMOOTHINGS, ids=KINDS)
-def test_scoring_says_what_the_head_says(smoothing: Smoothing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`log_prob` of a text is the head's row at each token's own id, over documents and blocks of any size."""
-    monkeypatch.setattr("weft.models.ngram.SCORED", 13)
+def test_scores_equal_the_heads(smoothing: Smoothing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`log_prob` is the head's row at each token's id, for documents and blocks of any size."""
+    monkeypatch.setattr("weft.models.ngram.CHUNK", 13)
     monkeypatch.setattr("weft.models.ngram_counts.BLOCK", 5)
     model = fitted(text(), 4, smoothing)
     tokens, begins = joined(text(seed=8, words=V))
@@ -174,12 +174,12 @@ def test_scoring_says_what_the_head_says(smoothing: Smoothing, monkeypatch: pyte
     chunk=st.integers(1, 12),
     order=st.integers(1, 4),
 )
-def test_counting_in_chunks_counts_the_same(documents: list[list[int]], chunk: int, order: int) -> None:
-    """However a text is cut into chunks, and however these are merged, the trie holds each n-gram's count."""
+def test_chunks_do_not_change_the_counts(documents: list[list[int]], chunk: int, order: int) -> None:
+    """The trie holds each n-gram's count, for chunks of any size and any merging."""
     tokens, begins = joined([[0], *documents])
     ticks: list[int] = []
     text = Documents(tokens, document_starts(len(tokens), begins))
-    trie = count_ngrams(text, 5, order, ticks.append, chunk=chunk)
+    trie = count_ngrams(text, 5, order, tick=ticks.append, chunk=chunk)
     got: dict[Words, int] = {(int(w),): int(c) for w, c in zip(trie[0].words, trie[0].counts, strict=True) if c}
     prefixes: list[Words] = [(w,) for w in range(5)]
     for above, level in pairwise(trie):
@@ -192,7 +192,7 @@ def test_counting_in_chunks_counts_the_same(documents: list[list[int]], chunk: i
 
 
 def grams(documents: list[list[int]], order: int, opened: bool) -> list[tuple[str, ...]]:
-    """All n-grams as nltk takes them; if `opened`, also those that begin with the document's beginning."""
+    """All n-grams in nltk's form; if `opened`, also those that begin with the start of a document."""
     found = []
     for document in documents:
         words = ["<s>", *map(str, document)] if opened else list(map(str, document))
@@ -215,11 +215,11 @@ def as_words(context: Words) -> list[str]:
     ids=["mle", "add-k", "stupid-backoff"],
 )
 def test_equals_nltk(smoothing: Smoothing, peer: Callable[[], Any]) -> None:
-    """Scores of the same counts. nltk leaves MLE at zero after unseen contexts, and does not normalise back-off."""
+    """nltk's MLE is zero after unseen contexts, and it does not normalise backoff."""
     documents = [*text(), [V - 1]]
     model, nltk = fitted(documents, 3, smoothing), peer()
     nltk.fit([grams(documents, 3, opened=False)], [str(w) for w in range(V)])
-    nltk.vocab.unk_label = "0"  # nltk counts the label of unknown words as one more word
+    nltk.vocab.unk_label = "0"  # otherwise nltk counts the label of unknown words as a word
     compared = 0
     for context in every_context(3):
         scores = np.array([nltk.score(str(w), as_words(context)) for w in range(V)])
@@ -231,10 +231,10 @@ def test_equals_nltk(smoothing: Smoothing, peer: Callable[[], Any]) -> None:
 
 
 def test_kneser_ney_equals_nltk() -> None:
-    """nltk ends in undiscounted unigrams, weft in the uniform distribution: they are one where all words are alike.
+    """nltk ends in undiscounted unigrams, weft in the uniform distribution: equal if all words have equal counts.
 
-    Each word begins one document and follows each word, so it has V + 1 different words before it. A beginning is
-    one such word, so nltk is shown the n-grams that begin with `<s>`, but none that end with it.
+    Each word begins one document and follows each word, so it has V + 1 distinct predecessors. A beginning counts as a
+    predecessor, so nltk gets the n-grams that begin with `<s>`, but none that end with it.
     """
     documents = [[w, *row] for w, row in enumerate(text(seed=3, sizes=[30] * V, words=V))]
     documents[0] += [w for pair in product(range(V), repeat=2) for w in pair]
@@ -246,8 +246,8 @@ def test_kneser_ney_equals_nltk() -> None:
         np.testing.assert_allclose(rows(model, [context])[0], scores, rtol=1e-5)
 
 
-def test_discounts_come_from_the_counts() -> None:
-    """Ten bigrams seen once and five seen twice: D = 10 / (10 + 2 · 5) = 1/2, which the unseen words then share."""
+def test_discounts_are_estimated_from_the_counts() -> None:
+    """Ten bigrams seen once and five seen twice: D = 10 / (10 + 2 · 5) = 1/2, the mass of the unseen words."""
     documents = [[w, w] for w in range(10)] + [[w, w + 1] for w in range(5) for _ in range(2)]
     model = fitted(documents, 2, KneserNey(), vocab_size=12)
     lower = rows(model, [()])[0]
@@ -257,17 +257,18 @@ def test_discounts_come_from_the_counts() -> None:
 
 
 def test_three_discounts() -> None:
-    """Y = 8/16, D₁ = 1 − 2·½·4/8, D₂ = 2 − 3·½·2/4, D₃₊ = 3 − 4·½·1/2; too few counts have one discount for all."""
+    """Y = 8/16, D₁ = 1 − 2·½·4/8, D₂ = 2 − 3·½·2/4, D₃₊ = 3 − 4·½·1/2; too few counts have a single discount."""
     counts = np.array([1] * 8 + [2] * 4 + [3] * 2 + [4] + [9] * 3)
     assert _three_discounts(counts) == pytest.approx((0.5, 1.25, 2.0))
     assert _three_discounts(np.array([1, 1, 2])) == pytest.approx((0.5, 0.5, 0.5))
     documents = text(sizes=(300, 500))
-    assert not np.allclose(*(rows(fitted(documents, 3, kind), [(0, 1)]) for kind in (KneserNey(), ModifiedKneserNey())))
+    one, three = (rows(fitted(documents, 3, kind), [(0, 1)]) for kind in (KneserNey(), ModifiedKneserNey()))
+    assert not np.allclose(one, three)
 
 
 @pytest.mark.parametrize("order", [1, 3])
 @pytest.mark.parametrize("smoothing", [AddK(), KneserNey()], ids=["add-k", "kneser-ney"])
-def test_keeps_the_contract_of_every_model(smoothing: Smoothing, order: int) -> None:
+def test_ngrams_keep_the_contract(smoothing: Smoothing, order: int) -> None:
     model = fitted(text(), order, smoothing)
     check_step_equals_forward(model, V, examples=15)
     check_rows_are_independent(model, V)
@@ -275,8 +276,8 @@ def test_keeps_the_contract_of_every_model(smoothing: Smoothing, order: int) -> 
         check_causal(model, V)
 
 
-def test_features_keep_packed_documents_apart() -> None:
-    """A word of another document is no context: its place holds the id that no token has."""
+def test_contexts_do_not_cross_documents() -> None:
+    """A word of another document is replaced by the id that no token has."""
     model = fitted(text(), 3, KneserNey())
     tokens = torch.tensor([[1, 2, 3, 4, 5]])
     together = model.features(tokens)
@@ -285,28 +286,27 @@ def test_features_keep_packed_documents_apart() -> None:
     assert apart.tolist() == [[[V, 1], [1, 2], [V, 3], [3, 4], [4, 5]]]
 
 
-def test_a_fresh_model_loads_what_was_fitted(tmp_path: Path) -> None:
-    """Tables of any size go through a safetensors file into a model that was just built."""
+def test_a_new_model_loads_fitted_tables(tmp_path: Path) -> None:
     model = fitted(text(), 3, KneserNey())
     save_file(model.state_dict(), tmp_path / "model.safetensors")
-    other = build(NGram(vocab_size=V, order=3))
+    other = Model(NGram(vocab_size=V, order=3))
     other.load_state_dict(load_file(tmp_path / "model.safetensors"))
     tokens = joined(text(seed=1))[0]
     assert np.array_equal(model.log_prob(tokens), other.log_prob(tokens))
     assert model.entries == other.entries
 
 
-def test_tables_that_do_not_belong_together_are_refused() -> None:
+def test_inconsistent_tables_are_refused() -> None:
     state = fitted(text(), 3, KneserNey()).state_dict()
     wrong = {**state, "starts_1": state["starts_1"] + 1}
     with pytest.raises(ModelError, match="tables of order 1"):
-        build(NGram(vocab_size=V, order=3)).load_state_dict(wrong)
+        Model(NGram(vocab_size=V, order=3)).load_state_dict(wrong)
     with pytest.raises(ModelError, match="order 3 over 8 words"):
-        build(NGram(vocab_size=8, order=3)).load_state_dict(state)
+        Model(NGram(vocab_size=8, order=3)).load_state_dict(state)
 
 
 def test_documents_shorter_than_the_order_are_counted() -> None:
-    """No n-gram of the highest order exists; what is shorter is used."""
+    """Without n-grams of the highest order, shorter ones are used."""
     model = fitted([[0, 1], [0, 1], [2]], 4, KneserNey(discount=0.5), vocab_size=3)
     assert model.entries == [3, 1, 0, 0]
     assert rows(model, [(0,)])[0].argmax() == 1
@@ -321,30 +321,30 @@ def test_documents_shorter_than_the_order_are_counted() -> None:
         ([0, 1, -2, 2], "token id -2 is outside"),
     ],
 )
-def test_what_cannot_be_counted_is_refused(tokens: list[int], message: str) -> None:
-    model = build(NGram(vocab_size=V, order=3))
+def test_invalid_tokens_cannot_be_counted(tokens: list[int], message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        model.fit(np.array(tokens))
+        Model(NGram(vocab_size=V, order=3)).fit(np.array(tokens))
 
 
-def test_asking_before_fitting_is_refused() -> None:
-    model = build(NGram(vocab_size=V, order=3))
-    asks: list[Callable[[], object]] = [
-        lambda: model.log_prob(np.array([1, 2])),
-        lambda: model(torch.tensor([[1, 2]])),
-        lambda: model.start(1, 4),
-        lambda: model.entries,
-    ]
-    for ask in asks:
-        with pytest.raises(ModelError, match="has no counts yet"):
-            ask()
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda model: model.log_prob(np.array([1, 2])),
+        lambda model: model(torch.tensor([[1, 2]])),
+        lambda model: model.start(1, 4),
+        lambda model: model.entries,
+    ],
+)
+def test_a_model_without_counts_is_refused(use: Callable[[Model], object]) -> None:
+    with pytest.raises(ModelError, match="has no counts yet"):
+        use(Model(NGram(vocab_size=V, order=3)))
 
 
-def test_what_cannot_be_asked_is_refused() -> None:
+def test_invalid_inputs_are_refused() -> None:
     model = fitted(text(), 3, KneserNey())
     with pytest.raises(ModelError, match="token id 7 is outside"):
         model.log_prob(np.array([1, 7]))
     with pytest.raises(ModelError, match="token id 9 is outside"):
         model(torch.tensor([[9]]))
     with pytest.raises(ModelError, match="cannot read a source"):
-        model.start(1, 4, SomeSource(torch.tensor([[1]])))
+        model.start(1, 4, PaddedSource(torch.tensor([[1]])))

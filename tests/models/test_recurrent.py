@@ -1,11 +1,12 @@
-"""The recurrent language models: the same numbers as PyTorch's modules, and the contract of every model."""
+"""Recurrent language models: the values of PyTorch's modules, and the stepping contract."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from pydantic import TypeAdapter
-from tests.models.contract import SomeSource, check_causal, check_rows_are_independent, check_step_equals_forward
+from tests.models.contract import PaddedSource, check_causal, check_rows_are_independent, check_step_equals_forward
 from torch import nn
 
 from weft.errors import ModelError
@@ -34,11 +35,9 @@ def tokens(batch: int = 3, time: int = 7, seed: int = 5) -> torch.Tensor:
 def test_equals_a_composition_of_pytorch_modules(cell: str, activation: str, tied: bool) -> None:
     """Logits and gradients are those of Embedding → RNN/LSTM/GRU → Linear with the same weights."""
     model = build(cell, activation, tied=tied)
-    embedding = nn.Embedding(V, 8)
-    kind = {"elman": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}[cell]
-    options = {"nonlinearity": activation} if cell == "elman" else {}
-    stack = kind(8, 8, num_layers=2, **options)
-    output = nn.Linear(8, V)
+    embedding, output = nn.Embedding(V, 8), nn.Linear(8, V)
+    kind: Any = {"elman": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}[cell]
+    stack = kind(8, 8, num_layers=2, **{"nonlinearity": activation} if cell == "elman" else {})
     embedding.load_state_dict(model.embedding.state_dict())
     stack.load_state_dict(model.recurrence.state_dict())
     table = model.embedding.weight if model.output is None else model.output
@@ -47,23 +46,23 @@ def test_equals_a_composition_of_pytorch_modules(cell: str, activation: str, tie
     expected = output(stack(embedding(x.T))[0]).transpose(0, 1)
     got = model(x)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
-    weigh = torch.randn(got.shape, generator=torch.Generator().manual_seed(0))
-    (got * weigh).sum().backward()
-    (expected * weigh).sum().backward()
+    upstream = torch.randn(got.shape, generator=torch.Generator().manual_seed(0))
+    got.backward(upstream)
+    expected.backward(upstream)
+    assert embedding.weight.grad is not None and output.weight.grad is not None
     theirs = {f"recurrence.{name}": p.grad for name, p in stack.named_parameters()}
     theirs["embedding.weight"] = embedding.weight.grad + output.weight.grad if tied else embedding.weight.grad
-    theirs["output_bias"] = output.bias.grad
-    if not tied:
-        theirs["output"] = output.weight.grad
+    theirs |= (
+        {"output_bias": output.bias.grad} if tied else {"output_bias": output.bias.grad, "output": output.weight.grad}
+    )
     ours = {name: p.grad for name, p in model.named_parameters()}
-    assert ours.keys() == theirs.keys()
-    for name, grad in ours.items():
-        torch.testing.assert_close(grad, theirs[name], atol=1e-5, rtol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
-def test_sigmoid_stack_has_the_layout_and_the_loop_of_the_others() -> None:
-    """The loop written for σ, with tanh in σ's place by 2σ(2x) − 1, gives what PyTorch's kernel gives for tanh."""
-    ours, theirs = SigmoidElman(5, 4, 1), nn.RNN(5, 4, 1, batch_first=True)
+def test_the_sigmoid_stack_has_the_layout_and_loop_of_the_others() -> None:
+    """The loop for σ, with tanh expressed as 2σ(2x) − 1, gives the output of PyTorch's kernel for tanh."""
+    ours: Any = SigmoidElman(5, 4, 1)
+    theirs: Any = nn.RNN(5, 4, 1, batch_first=True)
     assert {n: p.shape for n, p in ours.named_parameters()} == {n: p.shape for n, p in theirs.named_parameters()}
     x = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(0))
     # With g = (h + 1)/2 and tanh(z) = 2σ(2z) − 1, h = tanh(Wh + Ux + b) is g = σ(4Wg + 2Ux + 2b − 2W1).
@@ -80,21 +79,17 @@ def test_sigmoid_stack_has_the_layout_and_the_loop_of_the_others() -> None:
 
 
 @pytest.mark.parametrize(("cell", "activation"), KINDS)
-def test_step_equals_forward(cell: str, activation: str) -> None:
-    check_step_equals_forward(build(cell, activation), V)
-
-
-@pytest.mark.parametrize(("cell", "activation"), KINDS)
-def test_causal_and_rows_independent(cell: str, activation: str) -> None:
+def test_every_cell_keeps_the_contract(cell: str, activation: str) -> None:
     model = build(cell, activation)
+    check_step_equals_forward(model, V)
     check_causal(model, V)
     check_rows_are_independent(model, V)
 
 
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize(("cell", "activation"), KINDS)
-def test_documents_start_from_nothing(cell: str, activation: str, layers: int) -> None:
-    """Each document of a packed row gets the logits it gets alone; gradients flow as if it were alone."""
+def test_documents_start_from_zeros(cell: str, activation: str, layers: int) -> None:
+    """Each document of a packed row has the logits and the gradients that it has alone."""
     model = build(cell, activation, layers=layers).eval()
     x = tokens(batch=3, time=9)
     documents = torch.tensor([[0, 0, 0, 1, 1, 2, 2, 2, 2], [7] * 9, [1, 2, 2, 2, 2, 2, 2, 1, 1]])
@@ -108,11 +103,11 @@ def test_documents_start_from_nothing(cell: str, activation: str, layers: int) -
     assert not torch.allclose(together[0, 3:], model(x)[0, 3:])
     together[0, 3:5].sum().backward()
     outside = sorted(set(range(V)) - set(x[0, 3:5].tolist()))
-    assert model.embedding.weight.grad[outside].abs().max() == 0
+    assert model.embedding.weight.grad is not None and model.embedding.weight.grad[outside].abs().max() == 0
 
 
 def test_parameters_are_counted_as_documented() -> None:
-    """4 gates × (W_ax, W_ah, two biases) a layer, embeddings, output and its bias; tied, the table counts once."""
+    """4 gates × (W_ax, W_ah, two biases) per layer, embeddings, output and its bias; a tied table counts once."""
     model = build("lstm", "tanh", layers=2, d_embedding=6)
     gates = 4 * 8 * (6 + 8 + 2) + 4 * 8 * (8 + 8 + 2)
     assert sum(p.numel() for p in model.parameters()) == V * 6 + gates + V * 8 + V
@@ -121,17 +116,11 @@ def test_parameters_are_counted_as_documented() -> None:
     assert "output" not in tied.state_dict()
 
 
-def test_dropout_is_for_training_only() -> None:
-    for cell, activation in KINDS:
-        model = build(cell, activation, dropout=0.5)
-        x = tokens()
-        assert not torch.equal(model(x), model(x))
-        model.eval()
-        assert torch.equal(model(x), model(x))
-
-
-def test_positions_mean_nothing() -> None:
-    model, x = build("gru", "tanh"), tokens()
+@pytest.mark.parametrize(("cell", "activation"), KINDS)
+def test_dropout_acts_only_in_training_and_positions_are_ignored(cell: str, activation: str) -> None:
+    model, x = build(cell, activation, dropout=0.5), tokens()
+    assert not torch.equal(model(x), model(x))
+    model.eval()
     assert torch.equal(model(x, positions=torch.arange(7).flip(0).expand(3, 7)), model(x))
 
 
@@ -139,74 +128,69 @@ def test_errors_say_what_would_be_right() -> None:
     model = build("gru", "tanh")
     with pytest.raises(ModelError, match=r"token id 13 is outside the vocabulary of 13"):
         model(torch.tensor([[1, 13]]))
-    with pytest.raises(ModelError, match=r"0 \+ 3 tokens do not fit in the 2"):
+    with pytest.raises(ModelError, match=r"0 \+ 3 tokens exceed the 2"):
         model.step(tokens(1, 3), model.start(1, 2))
     with pytest.raises(ModelError, match=r"cannot read a source; 'bahdanau' can"):
-        model.start(1, 2, source=SomeSource(tokens()))
+        model.start(1, 2, source=PaddedSource(tokens()))
     with pytest.raises(ModelError, match=r"cannot read a source; 'bahdanau' can"):
-        model(tokens(), source=SomeSource(tokens()))
+        model(tokens(), source=PaddedSource(tokens()))
 
 
-def test_learns_to_count() -> None:
-    """A few dozen steps teach every cell the sequence 0 1 2 … V−1 0 1 …"""
+@pytest.mark.parametrize(("cell", "activation"), KINDS)
+def test_every_cell_learns_to_count(cell: str, activation: str) -> None:
     x = (torch.arange(12)[None] + torch.arange(V)[:, None]) % V
-    for cell, activation in KINDS:
-        model = build(cell, activation, layers=1)
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
-        for _ in range(60):
-            loss = nn.functional.cross_entropy(model(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        assert (model(x[:, :-1]).argmax(-1) == x[:, 1:]).float().mean() > 0.95, (cell, activation, float(loss))
+    model = build(cell, activation, layers=1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
+    for _ in range(60):
+        loss = nn.functional.cross_entropy(model(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert (model(x[:, :-1]).argmax(-1) == x[:, 1:]).float().mean() > 0.95
 
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kind", ["recurrent", "bahdanau"])
 def test_weights_are_drawn_as_the_settings_say(kind: str, tied: bool) -> None:
-    sizes = {"kind": kind, "vocab_size": 500, "d_model": 64, "layers": 2}
+    sizes: dict[str, Any] = {"kind": kind, "vocab_size": 500, "d_model": 64, "layers": 2}
     sizes |= {"tied": tied} if kind == "recurrent" else {"source_vocab_size": 500 if tied else None}
-    drawn = {}
-    for init in ({}, {"init": {"kind": "uniform"}}, {"init": {"kind": "orthogonal"}}):
+
+    def draw(**init: Any) -> dict[str, nn.Parameter]:
         torch.manual_seed(0)
-        model = build_model(TypeAdapter(config.Model).validate_python(sizes | init))
-        drawn[init.get("init", {}).get("kind")] = dict(model.named_parameters())
-        torch.manual_seed(0)
-        model.reset_parameters()
-        again = dict(model.named_parameters())
-        assert all(weight.isfinite().all() and weight.shape == again[name].shape for name, weight in again.items())
-    std = 1.0 if kind == "bahdanau" else 64**-0.5
-    assert drawn[None]["embedding.weight"].std().item() == pytest.approx(std, rel=0.02)
+        return dict(build_model(TypeAdapter(config.Model).validate_python(sizes | init)).named_parameters())
+
+    by_default, std = draw(), 1.0 if kind == "bahdanau" else 64**-0.5
+    assert by_default["embedding.weight"].std().item() == pytest.approx(std, rel=0.02)
     stack = "recurrence" if kind == "recurrent" else "decoder"
-    assert drawn[None][f"{stack}.weight_hh_l1"].abs().max().item() == pytest.approx(64**-0.5, rel=0.01)
-    for name, weight in drawn["uniform"].items():  # every one of them, and over the whole range
+    assert by_default[f"{stack}.weight_hh_l1"].abs().max().item() == pytest.approx(64**-0.5, rel=0.01)
+    for name, weight in draw(init={"kind": "uniform"}).items():  # all weights, over the whole range
         assert weight.abs().max() <= 0.05, name
         assert weight.numel() < 500 or weight.std().item() == pytest.approx(0.05 / 3**0.5, rel=0.1), name
-    for name, weight in drawn["orthogonal"].items():
+    for name, weight in draw(init={"kind": "orthogonal"}).items():
         if "weight_hh" in name:
             for gate in weight.split(64):
                 torch.testing.assert_close(gate @ gate.T, torch.eye(64), atol=1e-5, rtol=0)
         else:
-            wanted = 0.0 if weight.dim() == 1 else 0.01
-            assert weight.numel() < 500 or weight.std().item() == pytest.approx(wanted, rel=0.1), name
+            std = 0.0 if weight.dim() == 1 else 0.01
+            assert weight.numel() < 500 or weight.std().item() == pytest.approx(std, rel=0.1), name
 
 
-def test_layers_with_dropout_between_them_read_as_a_whole_stack() -> None:
-    """On a GPU evaluation reads layer by layer, as training does, where dropouts lie between: with the same numbers."""
+def test_separate_layers_compute_the_whole_stack() -> None:
+    """On a GPU, evaluation runs layer by layer like training, if there is dropout between them."""
     model, x = build("lstm", "tanh", dropout=0.5).eval(), tokens(3, 9)
     with torch.no_grad():
         layer_by_layer = model.between.drop(None, on_gpu=True)
         assert layer_by_layer is not None and model.between.drop(None, on_gpu=False) is None
         inputs = model.embedding(x)
-        found, expected = read(model.recurrence, inputs, None, layer_by_layer), read(model.recurrence, inputs)
+        found, expected = read(model.recurrence, inputs, drop=layer_by_layer), read(model.recurrence, inputs)
         assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("cell", ["elman", "lstm", "gru"])
-def test_weights_stay_in_one_piece(cell: str, dropout: float, recwarn: pytest.WarningsRecorder) -> None:
-    """cuDNN says so when it has to copy them: not in training, evaluation, steps, nor after a move to and fro."""
+def test_weights_stay_contiguous(cell: str, dropout: float, recwarn: pytest.WarningsRecorder) -> None:
+    """cuDNN does not warn of copied weights in training, evaluation or steps, or after a move to the CPU and back."""
     model, x = build(cell, "tanh", dropout=dropout).cuda(), tokens(3, 9).cuda()
     documents = torch.arange(9, device="cuda").expand(3, 9) // 4
     for _ in range(2):
@@ -217,13 +201,13 @@ def test_weights_stay_in_one_piece(cell: str, dropout: float, recwarn: pytest.Wa
             model.eval()(x)
             model.step(x, model.start(3, 9))
         model.cpu().cuda()
-    assert not [str(each.message) for each in recwarn if "contiguous" in str(each.message)]
+    assert not [str(warning.message) for warning in recwarn if "contiguous" in str(warning.message)]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("cell", "activation"), KINDS)
-def test_on_a_gpu_as_on_the_cpu(cell: str, activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole sequences, packed documents and steps: cuDNN's kernels give what the CPU's give."""
+def test_a_gpu_agrees_with_the_cpu(cell: str, activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole sequences, packed documents and steps, by cuDNN's kernels."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     model, x = build(cell, activation).eval(), tokens(3, 9)
     documents = torch.tensor([[0] * 4 + [1] * 5, [2] * 9, [3, 4, 4, 4, 4, 4, 5, 5, 5]])

@@ -1,11 +1,11 @@
-"""The Transformer in all its mixtures: the step contract, masks, heads, and what it refuses."""
+"""Transformers of all kinds: the stepping contract, masks, heads, and refused settings."""
 
 import re
 from typing import Any
 
 import pytest
 import torch
-from tests.models.contract import SomeSource, check_causal, check_rows_are_independent, check_step_equals_forward
+from tests.models.contract import PaddedSource, check_causal, check_rows_are_independent, check_step_equals_forward
 from torch import nn
 
 from weft.config import validate
@@ -41,6 +41,7 @@ from weft.nn.position_config import (
     T5Bias,
     YaRN,
 )
+from weft.nn.scaled_dot_product import Probabilities
 
 VOCAB = 29
 POSITIONS = [
@@ -59,7 +60,7 @@ POSITIONS = [
 
 
 def decoder(position: Any = None, **changes: Any) -> Decoder:
-    """A small decoder whose weights are large enough to tell one mistake from another."""
+    """Small decoder with weights large enough for mistakes to show."""
     fields: dict[str, Any] = {
         "vocab_size": VOCAB,
         "context": 32,
@@ -87,9 +88,9 @@ def test_step_equals_forward_for_every_position(position: Any, window: int | Non
     check_step_equals_forward(build(settings), VOCAB, examples=5)
 
 
-MIXTURES = {
-    "gpt": gpt(2, 24, 4, 32, VOCAB),
-    "llama": llama(2, 24, 4, 32, 32, vocab_size=VOCAB, kv_heads=1),
+DECODERS = {
+    "gpt": gpt(2, 24, 4, context=32, vocab_size=VOCAB),
+    "llama": llama(2, 24, 4, d_ff=32, context=32, vocab_size=VOCAB, kv_heads=1),
     "post-norm": decoder(placement="post", norm=LayerNorm(), feedforward=Plain(d_ff=40, activation="gelu")),
     "no norm": decoder(placement="none", init=NormalInit(std=0.1)),
     "no residual": decoder(placement="pre", residual=False),
@@ -97,7 +98,7 @@ MIXTURES = {
     "scaled": decoder(embedding_scale=True, embedding_norm=True, head=LMHead(tied=False, bias=True)),
     "parallel": decoder(sublayers="parallel", position=Rotary(fraction=2 / 3), residual_scale=0.5),
     "parallel, two norms": decoder(sublayers="parallel-two-norms", norm=LayerNorm(gain=False, bias=False)),
-    "sandwich, capped": decoder(
+    "sandwich, softcapped": decoder(
         placement="sandwich", attention=Attention(heads=4, softcap=0.5), head=LMHead(softcap=2.0), embedding_scale=3.0
     ),
     "norms after": decoder(
@@ -122,8 +123,8 @@ MIXTURES = {
 }
 
 
-@pytest.mark.parametrize("settings", MIXTURES.values(), ids=MIXTURES)
-def test_every_mixture_keeps_the_contract(settings: Decoder) -> None:
+@pytest.mark.parametrize("settings", DECODERS.values(), ids=DECODERS)
+def test_every_decoder_keeps_the_contract(settings: Decoder) -> None:
     model = build(settings)
     check_step_equals_forward(model, VOCAB, examples=5)
     check_causal(model, VOCAB)
@@ -132,74 +133,84 @@ def test_every_mixture_keeps_the_contract(settings: Decoder) -> None:
 
 @torch.no_grad()
 def test_a_pattern_gives_each_layer_its_own_window() -> None:
-    """Only what is within reach of both windows, one after the other, changes the last token's logits."""
+    """Only tokens within reach of both windows, one after the other, change the last token's logits."""
     model = build(decoder(layers=2, pattern=(LayerKind(window=3), LayerKind(window=2))))
     tokens = torch.randint(VOCAB, (1, 12))
-    usual = model(tokens)[0, -1]
-    for place in range(11):
+    expected = model(tokens)[0, -1]
+    for index in range(11):
         changed = tokens.clone()
-        changed[0, place] = (changed[0, place] + 1) % VOCAB
-        assert bool((model(changed)[0, -1] != usual).any()) == (place >= 11 - 3)  # 2 and 1 before its own
+        changed[0, index] = (changed[0, index] + 1) % VOCAB
+        assert bool((model(changed)[0, -1] != expected).any()) == (index >= 11 - 3)  # 2 tokens back, then 1
 
 
 @torch.no_grad()
-def test_side_by_side_is_the_sum_of_both() -> None:
-    """x + attention(n(x)) + feed-forward(m(x)), by the parts themselves."""
-    for sublayers, two in (("parallel", False), ("parallel-two-norms", True)):
-        model = build(decoder(layers=1, sublayers=sublayers))
-        stack = model.decoder
-        assert stack is not None
-        block = stack.blocks[0]
-        tokens = torch.randint(VOCAB, (2, 7))
-        places = torch.arange(7)[None]
-        x = model.embedding(tokens)
-        (mask,) = stack.masks(Mask(causal=True), places, places, x.dtype)
-        h = block.attention_skip.norm(x)
-        other = block.feedforward_skip.norm(x) if two else h
-        expected = stack.norm(x + block.attention(h, mask) + block.feedforward(other))
-        torch.testing.assert_close(model.features(tokens), expected)
+@pytest.mark.parametrize("sublayers", ["parallel", "parallel-two-norms"])
+def test_parallel_sublayers_are_summed(sublayers: str) -> None:
+    """x + attention(n(x)) + feed-forward(m(x)), computed with the parts of the model."""
+    model = build(decoder(layers=1, sublayers=sublayers))
+    stack, indices = model.decoder, torch.arange(7)[None]
+    assert stack is not None and stack.norm is not None
+    block: Any = stack.blocks[0]
+    tokens = torch.randint(VOCAB, (2, 7))
+    x = model.embedding(tokens)
+    (mask,) = stack.masks(Mask(causal=True), indices, indices, dtype=x.dtype)
+    h = block.attention_skip.norm(x)
+    feedforward_input = block.feedforward_skip.norm(x) if sublayers == "parallel-two-norms" else h
+    expected = stack.norm(x + block.attention(h, mask) + block.feedforward(feedforward_input))
+    torch.testing.assert_close(model.features(tokens), expected)
 
 
-def test_layers_and_blocks_that_cannot_be() -> None:
-    for wrong, message in (
-        ({"sublayers": "parallel", "placement": "post"}, "goes with placement = 'pre', not 'post'"),
-        ({"pattern": [{"window": 3}], "attention": {"heads": 4, "window": 2}}, "there is a pattern"),
-        ({"position": Learned(), "pattern": [{"position": Rotary()}]}, "are rotary or none, beside rotary or none"),
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sublayers": "parallel", "placement": "post"}, "needs placement = 'pre', not 'post'"),
+        ({"pattern": [{"window": 3}], "attention": {"heads": 4, "window": 2}}, "with a pattern, set the window"),
+        ({"position": Learned(), "pattern": [{"position": Rotary()}]}, "only rotary or no positions can differ"),
         ({"norm": {"kind": "layer", "gain": False}}, "needs bias = false as well"),
         ({"position": Rotary(fraction=0.5), "attention": {"heads": 4, "d_head": 6}}, "of d_head = 6 is 3"),
         ({"embedding_scale": -2}, "-2: expected true, false, or a number above 0"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            validate(Decoder, {**decoder().model_dump(exclude_none=True), **wrong})
+        ({"attention": {"heads": 5}}, "attention.heads = 5 does not divide d_model = 24"),
+        ({"attention": {"heads": 4, "kv_heads": 3}}, "kv_heads = 3 does not divide heads = 4"),
+        ({"attention": {"heads": 8}}, "d_head = 3 is odd"),
+        ({"layers": 0}, "layers = 0"),
+        ({"position": {"kind": "rotory"}}, "did you mean 'rotary'"),
+        ({"norm": {"kind": "rms", "epsilon": 1}}, "norm.epsilon: unknown key"),
+        ({"dropout": 1.5}, "dropout = 1.5"),
+    ],
+)
+def test_invalid_settings_are_refused_by_name(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        validate(Decoder, {**decoder().model_dump(exclude_none=True), **change})
 
 
-def a_source(vocab_size: int = VOCAB) -> SomeSource:
+def padded_source(vocab_size: int = VOCAB) -> PaddedSource:
     torch.manual_seed(5)
-    return SomeSource(torch.randint(vocab_size, (3, 6)), torch.arange(6)[None] < torch.tensor([6, 4, 1])[:, None])
+    return PaddedSource(torch.randint(vocab_size, (3, 6)), torch.arange(6)[None] < torch.tensor([6, 4, 1])[:, None])
 
 
 @pytest.mark.parametrize("position", [Sinusoidal(), T5Bias(buckets=8, max_distance=12), Rotary()], ids=lambda p: p.kind)
 def test_encoder_decoder_keeps_the_contract(position: Any) -> None:
-    settings = vaswani(2, 24, 4, 32, 0.0, vocab_size=VOCAB).replace(
+    settings = vaswani(2, 24, 4, d_ff=32, dropout=0.0, vocab_size=VOCAB).replace(
         position=position, source_vocab_size=17, encoder_layers=1
     )
     model = build(settings)
-    source = a_source(17)
+    source = padded_source(17)
     check_step_equals_forward(model, VOCAB, source, examples=10)
     check_causal(model, VOCAB, source)
     check_rows_are_independent(model, VOCAB, source)
 
 
 def test_source_padding_changes_nothing() -> None:
-    model = build(vaswani(2, 24, 4, 32, 0.0, vocab_size=VOCAB))
-    source, tokens = a_source(), torch.randint(VOCAB, (3, 5))
-    other = SomeSource(torch.where(source.mask, source.tokens, 3), source.mask)
+    model = build(vaswani(2, 24, 4, d_ff=32, dropout=0.0, vocab_size=VOCAB))
+    source, tokens = padded_source(), torch.randint(VOCAB, (3, 5))
+    assert source.mask is not None
+    other = PaddedSource(torch.where(source.mask, source.tokens, 3), source.mask)
     assert torch.equal(model(tokens, source=source), model(tokens, source=other))
 
 
 @pytest.mark.parametrize("position", [p for p in POSITIONS if p.kind != "none"], ids=lambda p: p.kind)
 def test_encoder_padding_changes_nothing(position: Any) -> None:
-    settings = bert(2, 24, 4, VOCAB, 32).replace(position=position, dropout=0.0, head=MaskedLMHead())
+    settings = bert(2, 24, 4, vocab_size=VOCAB, context=32).replace(position=position, dropout=0.0, head=MaskedLMHead())
     model = build(settings)
     tokens = torch.randint(VOCAB, (2, 9))
     mask = torch.arange(9)[None] < torch.tensor([9, 5])[:, None]
@@ -221,24 +232,14 @@ def test_packed_documents_never_see_each_other(position: Any) -> None:
     torch.testing.assert_close(together[:, 5:], model(second), atol=1e-5, rtol=1e-5)
 
 
-def test_a_prefix_is_read_in_both_directions() -> None:
-    model = build(decoder())
-    tokens = torch.randint(VOCAB, (2, 8))
-    other = tokens.clone()
-    other[:, 3] = (other[:, 3] + 1) % VOCAB
-    prefix = torch.tensor([5, 2])
-    before, after = model(tokens, prefix=prefix), model(other, prefix=prefix)
-    assert not torch.equal(before[0, 0], after[0, 0])  # place 3 is inside the first row's prefix …
-    assert torch.equal(before[1, :3], after[1, :3])  # … and after the second's
-    assert not torch.equal(before[1, 3], after[1, 3])
-
-
 def test_watching_the_probabilities_changes_nothing_and_rows_sum_to_one() -> None:
     model = build(decoder())
     tokens = torch.randint(VOCAB, (2, 9))
     fast = model(tokens)
     seen: list[torch.Tensor] = []
-    stop = model.decoder.blocks[1].attention.probabilities.watch(seen.append)
+    tap = model.get_submodule("decoder.blocks.1.attention.probabilities")
+    assert isinstance(tap, Probabilities)
+    stop = tap.watch(seen.append)
     torch.testing.assert_close(model(tokens), fast, atol=1e-5, rtol=1e-5)
     stop()
     assert seen[0].shape == (2, 4, 9, 9)
@@ -261,7 +262,7 @@ HEADS: list[tuple[Any, tuple[int, ...]]] = [
 
 @pytest.mark.parametrize(("head", "shape"), HEADS)
 def test_heads(head: Any, shape: tuple[int, ...]) -> None:
-    model = build(bert(2, 24, 4, VOCAB, 32).replace(head=head))
+    model = build(bert(2, 24, 4, vocab_size=VOCAB, context=32).replace(head=head))
     tokens = torch.randint(VOCAB, (3, 7))
     mask = torch.arange(7)[None] < torch.tensor([7, 4, 1])[:, None]
     out = model(tokens, mask=mask)
@@ -272,15 +273,16 @@ def test_heads(head: Any, shape: tuple[int, ...]) -> None:
         torch.testing.assert_close(out.norm(dim=-1), torch.ones(3))
 
 
-def test_readout_is_the_head_taken_apart() -> None:
-    for settings in (decoder(), decoder(head=LMHead(tied=False, bias=True, scale=0.5)), bert(1, 24, 4, VOCAB, 32)):
-        model = build(settings)
-        tokens = torch.randint(VOCAB, (2, 5))
-        readout = model.readout(model.features(tokens))
-        output = model(tokens)
-        words = output.words if hasattr(output, "words") else output
-        torch.testing.assert_close(nn.functional.linear(readout.features, readout.weight, readout.bias), words)
-        torch.testing.assert_close(readout.logits(), words)
+@pytest.mark.parametrize(
+    "settings",
+    [decoder(), decoder(head=LMHead(tied=False, bias=True, scale=0.5)), bert(1, 24, 4, vocab_size=VOCAB, context=32)],
+)
+def test_readout_has_the_factors_of_the_logits(settings: Decoder | Encoder) -> None:
+    model, tokens = build(settings), torch.randint(VOCAB, (2, 5))
+    readout, output = model.readout(model.features(tokens)), model(tokens)
+    logits = output.words if hasattr(output, "words") else output
+    torch.testing.assert_close(nn.functional.linear(readout.features, readout.weight, readout.bias), logits)
+    torch.testing.assert_close(readout.logits(), logits)
 
 
 def test_tied_embeddings_are_one_tensor() -> None:
@@ -288,32 +290,15 @@ def test_tied_embeddings_are_one_tensor() -> None:
     assert "output.weight" in build(decoder(head=LMHead(tied=False))).state_dict()
 
 
-def test_dropout_is_everywhere_and_only_in_training() -> None:
-    settings = gpt(2, 24, 4, 32, VOCAB, dropout=0.5)
-    model = build(settings)
+def test_dropout_acts_only_in_training() -> None:
+    model = build(gpt(2, 24, 4, context=32, vocab_size=VOCAB, dropout=0.5))
     tokens = torch.randint(VOCAB, (2, 6))
     assert torch.equal(model(tokens), model(tokens))
     model.train()
     assert not torch.equal(model(tokens), model(tokens))
 
 
-def test_what_does_not_fit_is_refused_by_name() -> None:
-    base = decoder().model_dump(exclude_none=True)
-    cases = [
-        ({"attention": {"heads": 5}}, "attention.heads = 5 does not divide d_model = 24"),
-        ({"attention": {"heads": 4, "kv_heads": 3}}, "kv_heads = 3 does not divide heads = 4"),
-        ({"attention": {"heads": 8}}, "d_head = 3 is odd"),
-        ({"layers": 0}, "layers = 0"),
-        ({"position": {"kind": "rotory"}}, "did you mean 'rotary'"),
-        ({"norm": {"kind": "rms", "epsilon": 1}}, "norm.epsilon: unknown key"),
-        ({"dropout": 1.5}, "dropout = 1.5"),
-    ]
-    for change, message in cases:
-        with pytest.raises(ConfigError, match=message):
-            validate(Decoder, {**base, **change})
-
-
-def test_what_cannot_be_read_is_refused_by_value() -> None:
+def test_invalid_inputs_are_refused_by_value() -> None:
     model = build(decoder(Learned()))
     with pytest.raises(ModelError, match="33 tokens exceed the 32 positions"):
         model(torch.zeros(1, 33, dtype=torch.long))
@@ -322,35 +307,37 @@ def test_what_cannot_be_read_is_refused_by_value() -> None:
     for wrong in (VOCAB, -1):
         with pytest.raises(ModelError, match=f"token id {wrong} is outside the vocabulary of {VOCAB}"):
             model(torch.tensor([[1, wrong]]))
-    with pytest.raises(ModelError, match="do not fit in the 4"):
+    with pytest.raises(ModelError, match="exceed the 4"):
         model.step(torch.zeros(1, 5, dtype=torch.long), model.start(1, 4))
     with pytest.raises(ModelError, match="cannot generate"):
-        build(bert(1, 24, 4, VOCAB, 32)).start(1, 8)
-    with pytest.raises(ModelError, match="reads a source before it writes"):
-        build(vaswani(1, 24, 4, 32, 0.0, vocab_size=VOCAB))(torch.zeros(1, 2, dtype=torch.long))
+        build(bert(1, 24, 4, vocab_size=VOCAB, context=32)).start(1, 8)
+    with pytest.raises(ModelError, match="needs a source; none was given"):
+        build(vaswani(1, 24, 4, d_ff=32, dropout=0.0, vocab_size=VOCAB))(torch.zeros(1, 2, dtype=torch.long))
 
 
 # ---- fewer parameters
 
 
-def _unshared(shared: nn.Module, times: int) -> nn.Module:
-    """The same encoder with a block of its own, and of the same weights, for each layer."""
-    model = build_model(shared.config.replace(distinct_layers=None))
+def _unshared(shared: Transformer, times: int) -> Transformer:
+    """Equivalent encoder with a separate block for each layer."""
+    model = build(shared.config.replace(distinct_layers=None))
     weights = {name: value for name, value in shared.state_dict().items() if ".blocks." not in name}
     for name, value in shared.state_dict().items():
         if ".blocks." in name:
-            before, block, after = re.fullmatch(r"(.*\.blocks\.)(\d+)(\..*)", name).groups()
+            before, block, after = re.split(r"(?<=\.blocks\.)(\d+)", name)
             weights |= {f"{before}{times * int(block) + turn}{after}": value for turn in range(times)}
     model.load_state_dict(weights)
-    return model.eval()
+    return model
 
 
-def test_layers_that_share_weights_are_the_block_again() -> None:
-    """Logits, gradients (the sum over the layers) and what `capture` sees in each layer."""
-    torch.manual_seed(0)
-    shared = build_model(bert(6, 16, 2, 23, 12).replace(distinct_layers=2, head=MaskedLMHead(), dropout=0.0)).eval()
+SMALL_BERT = bert(6, 16, 2, vocab_size=23, context=12).replace(head=MaskedLMHead(), dropout=0.0)
+
+
+def test_layers_that_share_weights_repeat_the_block() -> None:
+    """Logits, gradients (summed over the layers) and captured activations of each layer."""
+    shared = build(SMALL_BERT.replace(distinct_layers=2))
     whole, tokens = _unshared(shared, 3), torch.randint(23, (2, 9))
-    assert len(shared.encoder.blocks) == 2
+    assert shared.encoder is not None and len(shared.encoder.blocks) == 2
     names = [f"encoder.{layer}.residual" for layer in range(6)] + ["encoder.4.attention.probabilities"]
     with capture(shared, *names) as mine, capture(whole, *names) as theirs:
         first, second = shared(tokens), whole(tokens)
@@ -358,20 +345,19 @@ def test_layers_that_share_weights_are_the_block_again() -> None:
     assert all(torch.equal(mine[name], theirs[name]) for name in names)
     first.square().sum().backward()
     second.square().sum().backward()
-    weights = dict(whole.named_parameters())
     for name, weight in shared.named_parameters():
         if ".blocks.1." in name:
-            own = [weights[name.replace(".blocks.1.", f".blocks.{layer}.")].grad for layer in (3, 4, 5)]
-            torch.testing.assert_close(weight.grad, sum(own), rtol=1e-3, atol=1e-4)
+            copies = [whole.get_parameter(name.replace(".blocks.1.", f".blocks.{layer}.")) for layer in (3, 4, 5)]
+            expected = torch.stack([copy.grad for copy in copies if copy.grad is not None]).sum(0)
+            torch.testing.assert_close(weight.grad, expected, rtol=1e-3, atol=1e-4)
     change = {"encoder.1.residual": lambda x: x * 0}
     with torch.no_grad(), capture(shared, replace=change), capture(whole, replace=change):
         assert torch.equal(shared(tokens), whole(tokens))
 
 
 def test_narrow_embeddings_are_projected() -> None:
-    """Tables, norm and logits are d_embedding wide, by hand; the layers are d_model wide."""
-    torch.manual_seed(0)
-    model = build_model(bert(1, 16, 2, 23, 12).replace(d_embedding=6, head=MaskedLMHead())).eval()
+    """Tables, norm and logits are d_embedding wide; the layers are d_model wide."""
+    model: Any = build(SMALL_BERT.replace(layers=1, d_embedding=6))
     tokens = torch.randint(23, (2, 9))
     stack, head = model.encoder, model.output
     x = model.embedding.weight[tokens] + stack.position.weight[:9] + model.segments.weight[0]
@@ -380,9 +366,9 @@ def test_narrow_embeddings_are_projected() -> None:
         logits = model(tokens)
     torch.testing.assert_close(seen["encoder.projection"], x.detach())
     features = model.features(tokens)
-    small = head.norm(nn.functional.gelu(features @ head.dense.weight.T + head.dense.bias))
-    assert small.shape == (2, 9, 6)
-    torch.testing.assert_close(logits, small @ model.embedding.weight.T + head.bias)
+    narrow = head.norm(nn.functional.gelu(features @ head.dense.weight.T + head.dense.bias))
+    assert narrow.shape == (2, 9, 6)
+    torch.testing.assert_close(logits, narrow @ model.embedding.weight.T + head.bias)
 
 
 @pytest.mark.parametrize(
@@ -390,16 +376,16 @@ def test_narrow_embeddings_are_projected() -> None:
     [
         ({"distinct_layers": 4}, "distinct_layers = 4 does not divide layers = 6"),
         ({"d_embedding": 5, "position": {"kind": "sinusoidal"}}, "pair sines with cosines, but d_model = 5 is odd"),
-        ({"first_norm": False, "placement": "post"}, "first_norm = false goes with placement = 'pre'"),
+        ({"first_norm": False, "placement": "post"}, "first_norm = false needs placement = 'pre'"),
     ],
 )
-def test_savings_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
+def test_invalid_encoders_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        bert(6, 16, 2, 23, 12).replace(**changes)
+        SMALL_BERT.replace(**changes)
 
 
 def test_replaced_tokens_have_a_logit_each() -> None:
-    model = build_model(bert(1, 16, 2, 23, 12).replace(head=ReplacedHead(activation="gelu"))).eval()
+    model: Any = build(SMALL_BERT.replace(head=ReplacedHead(activation="gelu")))
     tokens = torch.randint(23, (2, 9))
     features, head = model.features(tokens), model.output
     hidden = nn.functional.gelu(features @ head.dense.weight.T + head.dense.bias)

@@ -1,4 +1,4 @@
-"""The gated layer's own gradient on a GPU."""
+"""The gated layer's gradient kernel on a GPU."""
 
 import copy
 from collections.abc import Callable
@@ -11,21 +11,21 @@ from weft.nn import config, feedforward
 
 
 @pytest.mark.gpu
-def test_the_compiled_gradient_of_a_gated_layer_is_the_kernels() -> None:
+def test_a_compiled_gated_layer_has_the_right_gradient() -> None:
     torch.manual_seed(0)
     layer = feedforward.build(config.Gated(d_ff=3000, activation="silu", bias=False), 256).cuda()
     exact = copy.deepcopy(layer).double()
     x, upstream = torch.randn(2, 3, 50, 256, device="cuda").unbind(0)
     assert layer.swiglu is not None
 
-    def pass_through(wanted: nn.Module, x: Tensor, run: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    def gradients(module: nn.Module, x: Tensor, run: Callable[[Tensor], Tensor]) -> list[Tensor]:
         x = x.clone().requires_grad_()
         y = run(x)
         y.backward(upstream.to(y.dtype))
-        return [y, x.grad, *(parameter.grad for parameter in wanted.parameters())]  # type: ignore[list-item]
+        return [y, x.grad, *(parameter.grad for parameter in module.parameters())]  # type: ignore[list-item]
 
     with torch.autocast("cuda", torch.bfloat16):
-        found = pass_through(layer, x, torch.compile(layer))
-    expected = pass_through(exact, x.double(), exact)
+        found = gradients(layer, x, torch.compile(layer))
+    expected = gradients(exact, x.double(), exact)
     for one, other in zip(found, expected, strict=True):
         assert float((one.double() - other).norm() / other.norm()) < 0.01

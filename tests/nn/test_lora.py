@@ -1,4 +1,4 @@
-"""A low-rank addition beside a frozen matrix: where it begins, what it adds, and how it is merged."""
+"""Low-rank adapters of frozen matrices: their start, their formula, and merging."""
 
 import pytest
 import torch
@@ -11,57 +11,45 @@ from weft.nn.config import LoRA
 from weft.nn.linear import Linear, LowRank
 
 
-def layer(heights: list[int], settings: LoRA, bias: bool = True) -> tuple[Linear, LowRank]:
+def layer(heights: list[int], settings: LoRA, bias: bool = True, trained: bool = True) -> tuple[Linear, LowRank]:
     torch.manual_seed(0)
     linear = Linear(10, *heights, bias=bias).double()
-    return linear, LowRank(linear, settings)
+    adapter = LowRank(linear, settings)
+    if trained:
+        torch.nn.init.normal_(adapter.b)
+    return linear, adapter
 
 
-def fill(adapter: LowRank) -> None:
-    """A and B as if they had been trained."""
-    with torch.no_grad():
-        adapter.b.normal_()
-
-
-def test_it_begins_as_the_layer_was() -> None:
-    linear, adapter = layer([6, 3], LoRA(rank=2))
+def test_a_new_adapter_changes_nothing_and_freezes_the_layer() -> None:
+    linear, adapter = layer([6, 3], LoRA(rank=2), trained=False)
     x = torch.randn(4, 5, 10, dtype=torch.float64)
     assert torch.equal(adapter(x), linear(x))
     assert adapter.weight is linear.weight
     assert adapter.a.abs().max() > 0
-    assert not adapter.weight.requires_grad
-    assert adapter.bias is not None
-    assert not adapter.bias.requires_grad
+    torch.nn.init.normal_(adapter.b)
+    adapter(x).square().sum().backward()
+    assert {name for name, p in adapter.named_parameters() if p.grad is not None} == {"a", "b"}
 
 
 @pytest.mark.parametrize("heights", [[9], [6, 3], [5, 2, 2]])
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_formula(heights: list[int], bias: bool) -> None:
-    """W x + (alpha / rank) B A x, with an A and a B for each of the matrices that lie in W (Hu et al. 2022, eq. 3)."""
+    """W x + (alpha / rank) B A x, with an A and a B for each matrix stacked in W (Hu et al. 2022, eq. 3)."""
     linear, adapter = layer(heights, LoRA(rank=2, alpha=6), bias)
-    fill(adapter)
     x = torch.randn(7, 10, dtype=torch.float64)
-    expected = []
-    row = 0
-    for number, height in enumerate(heights):
-        a, b = adapter.a[2 * number : 2 * number + 2], adapter.b[row : row + height]
-        w = linear.weight[row : row + height]
-        expected.append(x @ w.T + 3 * (x @ a.T @ b.T))
-        row += height
-    together = torch.cat(expected, dim=-1)
-    if linear.bias is not None:
-        together = together + linear.bias
-    assert torch.allclose(adapter(x), together, atol=1e-12)
+    stacked = zip(linear.weight.split(heights), adapter.a.split(2), adapter.b.split(heights), strict=True)
+    expected = torch.cat([x @ w.T + 3 * (x @ a.T @ b.T) for w, a, b in stacked], dim=-1)
+    expected = expected + linear.bias if bias else expected
+    assert torch.allclose(adapter(x), expected, atol=1e-12)
     plain = adapter.merge()
     assert type(plain) is Linear
-    assert torch.allclose(plain(x), together, atol=1e-12)
+    assert torch.allclose(plain(x), expected, atol=1e-12)
     assert torch.linalg.matrix_rank(adapter.difference()) == min(2 * len(heights), 9)
 
 
-def test_merging_leaves_the_frozen_weight_alone() -> None:
+def test_merging_copies_the_frozen_weight() -> None:
     linear, adapter = layer([9], LoRA(rank=2))
     before = linear.weight.clone()
-    fill(adapter)
     plain = adapter.merge()
     plain.weight.data.zero_()
     plain.bias.data.zero_()
@@ -69,20 +57,11 @@ def test_merging_leaves_the_frozen_weight_alone() -> None:
     assert linear.bias.abs().max() > 0
 
 
-def test_gradients_reach_a_and_b_alone() -> None:
-    _, adapter = layer([6, 3], LoRA(rank=2))
-    fill(adapter)
-    adapter(torch.randn(4, 10, dtype=torch.float64)).square().sum().backward()
-    assert {name for name, p in adapter.named_parameters() if p.grad is not None} == {"a", "b"}
-
-
-def test_dropout_falls_on_the_addition_alone() -> None:
+def test_dropout_affects_the_adapter_alone() -> None:
     linear, adapter = layer([9], LoRA(rank=2, dropout=0.5))
-    fill(adapter)
     x = torch.randn(50, 10, dtype=torch.float64)
     with torch.no_grad():
-        ones, others = adapter(x) - linear(x), adapter(x) - linear(x)
-        assert not torch.allclose(ones, others)
+        assert not torch.allclose(adapter(x), adapter(x))
         adapter.eval()
         assert torch.equal(adapter(x), adapter(x))
         adapter.b.zero_()
@@ -90,21 +69,23 @@ def test_dropout_falls_on_the_addition_alone() -> None:
         assert torch.equal(adapter(x), linear(x))
 
 
-def test_the_layers_of_blocks() -> None:
-    decoder = block_linears(build(llama(2, 16, 4, 24, 16, vocab_size=11, kv_heads=2)))
+def test_linear_layers_of_blocks() -> None:
+    decoder = block_linears(build(llama(2, 16, 4, d_ff=24, context=16, vocab_size=11, kv_heads=2)))
     assert len(decoder) == 2 * 4
     assert decoder["decoder.blocks.1.attention.qkv"].heights == [16, 8, 8]
     assert decoder["decoder.blocks.0.feedforward.gate_up"].heights == [24, 24]
-    assert block_linears(build(gpt(1, 16, 2, 8, 11)))["decoder.blocks.0.feedforward.up"].heights == [64]
-    both = block_linears(build(vaswani(2, 16, 2, 32, 0.0, vocab_size=11)))
+    plain = block_linears(build(gpt(1, 16, 2, context=8, vocab_size=11)))
+    assert plain["decoder.blocks.0.feedforward.up"].heights == [64]
+    both = block_linears(build(vaswani(2, 16, 2, d_ff=32, dropout=0.0, vocab_size=11)))
     assert len(both) == 2 * 4 + 2 * 7
     assert both["decoder.blocks.0.cross.kv"].heights == [16, 16]
 
 
 def test_targets() -> None:
     names = [f"decoder.blocks.{n}.{part}" for n in range(12) for part in ("attention.qkv", "cross.q", "feedforward.up")]
-    assert LoRA().chosen(names) == [name for name in names if "feedforward" not in name]
-    assert LoRA(targets=("*.1.feedforward.*", "*.attention.qkv")).chosen(names[:6]) == [names[0], names[3], names[5]]
-    there = r"there are decoder\.blocks\.\*\.attention\.qkv, decoder\.blocks\.\*\.cross\.q, decoder\.blocks\.\*\.feed"
-    with pytest.raises(ConfigError, match=r"adapter\.targets: '\*\.q_proj' matches no layer; " + there):
-        LoRA(targets=("*.attention.*", "*.q_proj")).chosen(names)
+    assert LoRA().match_targets(names) == [name for name in names if "feedforward" not in name]
+    some = LoRA(targets=("*.1.feedforward.*", "*.attention.qkv"))
+    assert some.match_targets(names[:6]) == [names[0], names[3], names[5]]
+    layers = r"there are decoder\.blocks\.\*\.attention\.qkv, decoder\.blocks\.\*\.cross\.q, decoder\.blocks\.\*\.feed"
+    with pytest.raises(ConfigError, match=r"adapter\.targets: '\*\.q_proj' matches no layer; " + layers):
+        LoRA(targets=("*.attention.*", "*.q_proj")).match_targets(names)

@@ -11,28 +11,28 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-pytestmark = pytest.mark.slow  # as long as a new objective, which is much the same, takes
+pytestmark = pytest.mark.slow
 
 PACKAGE = Path(__file__).parents[2] / "src" / "weft"
 
 SETTINGS = '''
 
 class Bins(PositionConfig):
-    """A trained vector for every `width` positions, and a trained slope a head for the distance between tokens."""
+    """Trained vector for every `width` positions, and trained slope per head for the distance between tokens."""
 
     bounded: ClassVar[bool] = True
     kind: Literal["bins"] = "bins"
     width: PositiveInt = 4
 
     def parameters(self, sizes: Sizes) -> int:
-        """Vectors and slopes."""
+        """Number of weights: vectors and slopes."""
         return -(-sizes.context // self.width) * sizes.d_model + sizes.heads
 '''
 
 CLASS = '''
 
 class Bins(Position, settings=config.Bins):
-    """Vectors are added to the embeddings, distances to the scores."""
+    """Adds vectors to the embeddings and distances to the scores."""
 
     def __init__(self, settings: config.Bins, sizes: config.Sizes):
         super().__init__()
@@ -41,16 +41,16 @@ class Bins(Position, settings=config.Bins):
         self.slopes = nn.Parameter(torch.empty(sizes.heads))
 
     def reset_parameters(self, init: Initialiser) -> None:
-        """As the embeddings, and a gentle slope."""
+        """Draw vectors like embeddings, and set a small slope."""
         init.table(self.weight)
         nn.init.constant_(self.slopes, 0.1)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x (batch, time, d_model) plus the vectors of its bins."""
+        """Add the vectors of bins to x (batch, time, d_model)."""
         return x + nn.functional.embedding(positions // self.width, self.weight)
 
     def bias(self, queries: Tensor, keys: Tensor) -> Tensor | None:
-        """(batch or 1, heads, time, source time)."""
+        """Bias (batch or 1, heads, time, source time)."""
         return -self.slopes[:, None, None] * (keys[:, None, :] - queries[:, :, None]).abs()[:, None]
 '''
 
@@ -70,8 +70,8 @@ position = {kind = "bins", width = 3}
 kind = "byte"
 """
 
-# built, planned, trained and used in one process: most of the time goes into its start
-WHOLE = """
+# one process for building, planning, training and generating: most of the time goes into its start
+SCRIPT = """
 import contextlib, io
 import torch
 from weft.cli.main import run
@@ -109,7 +109,7 @@ with contextlib.redirect_stdout(out):
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the package with the two classes, and a recipe that names them."""
+    """Copy of the package with the two classes, and a recipe that uses them."""
     root = tmp_path_factory.mktemp("tree")
     package = root / "src" / "weft"
     shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -123,16 +123,16 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def printed(tree: Path) -> str:
-    """What was said of it, after all that is done with it has gone well."""
+    """Output of the script."""
     environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "COLUMNS": "120"}
     done = subprocess.run(
-        [sys.executable, "-c", WHOLE], cwd=tree, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", SCRIPT], cwd=tree, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_it_is_counted_as_it_is_built(printed: str) -> None:
+def test_the_plan_counts_its_weights(printed: str) -> None:
     built, _, plan = printed.split("\n\n")[0].split("\n", 2)
     rows = dict(re.findall(r"^(\w+) +([\d,]+)", plan, flags=re.MULTILINE))
     assert int(rows["positions"].replace(",", "")) == 11 * 16 + 2
@@ -148,5 +148,5 @@ def test_it_is_trained_and_saved(tree: Path, printed: str) -> None:
         assert not torch.equal(first[name], second[name])
 
 
-def test_an_unknown_kind_is_answered_with_the_new_one(printed: str) -> None:
+def test_an_unknown_kind_suggests_the_new_one(printed: str) -> None:
     assert "model.position.kind = 'bin': unknown kind; did you mean 'bins'" in printed.splitlines()[1]

@@ -1,4 +1,4 @@
-"""How examples become batches, objective by objective, and which lengths they are planned with."""
+"""Batches of examples, objective by objective, and the lengths they are planned with."""
 
 from functools import cache
 from typing import Any, cast
@@ -18,7 +18,7 @@ from weft.data.table import Row
 from weft.decode.translate import Direction
 from weft.errors import ConfigError, DataError, TokenizerError
 from weft.objectives import table as objectives
-from weft.objectives.frame import ANY, Asked, direction
+from weft.objectives.frame import ANY_LANGUAGES, LanguagePair, direction
 from weft.objectives.rows import RowObjective
 from weft.objectives.tag import tagged_example
 from weft.recipe.config import Recipe
@@ -26,7 +26,7 @@ from weft.recipe.resolve import resolve
 from weft.runs.folder import RunFolder
 from weft.text.config import BPE, Byte, Char, Specials, Unigram, Word, WordPiece
 from weft.text.tokenizer import Tokenizer, build_tokenizer
-from weft.training.objective import Tokenizers
+from weft.training.run_data import Tokenizers
 
 TEXT = "the cat sat on the mat while unbelievable things happened in New York"
 WORDS = build_tokenizer(Word(specials=Specials(unk="<unk>", bos="<bos>", eos="<eos>", extra=("<fill>",))), [TEXT])
@@ -44,7 +44,7 @@ def recipe_for(name: str, length: int, *changes: str) -> Recipe:
 
 
 def objective(name: str, tokenizer: Tokenizer, length: int = 512, *changes: str) -> RowObjective[Any]:
-    """One that has read no data."""
+    """Return an objective that has read no data."""
     built = objectives.build(recipe_for(name, length, *changes), RunFolder("nowhere"), Tokenizers(tokenizer, tokenizer))
     return cast(RowObjective[Any], built)
 
@@ -75,26 +75,26 @@ def test_lengths_are_those_of_the_batch(rows: list[tuple[list[int], list[int]]],
     pairs = held.examples({"source": a, "target": b} for a, b in rows)
     both = held.examples({"first": a, "second": b, "label": 0} for a, b in rows)
     alone = held.examples({"first": a, "label": 0} for a, _ in rows)
-    everyone = np.arange(len(rows))
+    numbers = np.arange(len(rows))
     learned = objective("pairs", PLAIN, length)
-    batch = learned.batch(pairs, everyone)
+    batch = learned.batch(pairs, numbers)
     assert batch.source is not None
     assert learned.lengths(pairs).max(axis=0).tolist() == [batch.source.tokens.shape[1], batch.tokens.shape[1]]
     for tokenizer in (PLAIN, BERT):
         for examples, changes in ((both, ["objective.second=second"]), (alone, [])):
             learned = objective("classify", tokenizer, length + 3, *changes)
-            mask = learned.batch(examples, everyone).mask
+            mask = learned.batch(examples, numbers).mask
             assert mask is not None
             assert learned.lengths(examples).tolist() == mask.sum(1).tolist()
         learned = objective("contrastive", tokenizer, length + 3)
-        pair = learned.batch(both, everyone)
+        pair = learned.batch(both, numbers)
         assert pair.source is not None
         assert pair.mask is not None
         widths = torch.stack([pair.mask.sum(1), pair.source.mask.sum(1)], dim=1)
         assert learned.lengths(both).tolist() == widths.tolist()
 
 
-def test_an_unknown_tag_is_said_to_be_in_its_row_once() -> None:
+def test_an_unknown_tag_names_its_row_once() -> None:
     tagging = objective("tag", WORDS)
     tagging.label_ids = Labels("tags", ("NOUN", "VERB"))
     row = Row({"words": ["cat"], "tags": ["NOUNS"]}, "rows.jsonl:3")
@@ -103,7 +103,7 @@ def test_an_unknown_tag_is_said_to_be_in_its_row_once() -> None:
     assert str(refused.value).count("rows.jsonl:3") == 1
 
 
-def test_a_budget_holds_for_the_tensors_themselves() -> None:
+def test_a_budget_of_tokens_bounds_the_tensors() -> None:
     generator = np.random.default_rng(0)
     rows = [{"source": [5] * int(n), "target": [6] * int(m)} for n, m in generator.integers(1, 30, (200, 2))]
     examples = held.examples(rows)
@@ -134,7 +134,7 @@ def test_sentences_in_their_frame() -> None:
 
 @many
 @given(IDS, IDS, st.integers(5, 30))
-def test_the_longer_sentence_is_cut_first_and_no_frame_ever(first: list[int], second: list[int], length: int) -> None:
+def test_the_longer_sentence_is_cut_first_and_the_frame_never(first: list[int], second: list[int], length: int) -> None:
     tokens = framed([first], [second], Frame.usual(BERT), length=length).tokens[0].tolist()
     cls, sep = BERT.need("cls"), BERT.need("sep")
     assert len(tokens) == min(length, len(first) + len(second) + 3)
@@ -171,8 +171,8 @@ def test_contrastive_pairs() -> None:
     assert batch.targets.tolist() == [0, 1]
 
 
-def test_what_is_refused() -> None:
-    eos = UNPADDED.need("eos")  # stands in masked places
+def test_missing_tokens_and_space_are_refused() -> None:
+    eos = UNPADDED.need("eos")  # replaces padding
     assert framed([[1], [2, 3]], None, Frame.usual(UNPADDED)).tokens.tolist() == [[1, eos, eos], [2, 3, eos]]
     with pytest.raises(DataError, match=r"batch\.length = 3 leaves no space for text beside 3 special tokens"):
         framed([[1]], [[2]], Frame.usual(BERT), length=3)
@@ -186,46 +186,48 @@ MORE = ("en_XX", "de_DE", "__fr__")
 NAMED = build_tokenizer(Word(specials=Specials(unk="<unk>", bos="<bos>", eos="<eos>", pad="<pad>", extra=MORE)), [TEXT])
 
 
-def between(asked: Asked = ANY, **places: str) -> Direction:
-    changes = [f"objective.languages.{key}={value}" for key, value in {"source": "before", **places}.items()]
-    return direction(objective("pairs", NAMED, 512, *changes), asked)
+def between(pair: LanguagePair = ANY_LANGUAGES, **settings: str) -> Direction:
+    changes = [f"objective.languages.{key}={value}" for key, value in {"source": "before", **settings}.items()]
+    return direction(objective("pairs", NAMED, 512, *changes), pair)
 
 
-def test_languages_stand_where_the_model_has_them() -> None:
+def test_language_tokens_are_where_the_model_expects_them() -> None:
     en, de, fr, bos, eos = (NAMED.id(token) for token in ("en_XX", "de_DE", "__fr__", "<bos>", "<eos>"))
-    asked = Asked("en_XX", "de_DE")
-    for places, before, after, starts, first in (
+    pair = LanguagePair("en_XX", "de_DE")
+    for changes, before, after, starts, first in (
         ({"source": "before", "target": "first"}, (en,), (eos,), bos, (de,)),
         ({"source": "after", "target": "start"}, (), (eos, en), de, ()),
         ({"source": "before", "target": "source"}, (de, en), (eos,), bos, ()),
     ):
-        found = between(asked, **places)
-        assert (found.frame.before, found.frame.after, found.starts, found.first) == (before, after, starts, first)
-    assert between(Asked(None, "fr"), token="__{}__", source="none").first == (fr,)
-    assert between(reads="de_DE", writes="en_XX") == between(Asked("de_DE", "en_XX"))
+        way = between(pair, **changes)
+        assert (way.frame.before, way.frame.after, way.starts, way.first) == (before, after, starts, first)
+    assert between(LanguagePair(None, "fr"), token="__{}__", source="none").first == (fr,)
+    assert between(reads="de_DE", writes="en_XX") == between(LanguagePair("de_DE", "en_XX"))
 
 
-def test_what_is_learned_begins_with_its_language() -> None:
+def test_targets_begin_with_their_language() -> None:
     examples = held.examples([{"source": [7, 8, 9], "target": [5]}, {"source": [6], "target": [8, 9, 9]}])
     en, de, bos, eos, pad = (NAMED.id(token) for token in ("en_XX", "de_DE", "<bos>", "<eos>", "<pad>"))
-    made = objective("pairs", NAMED, 5, "objective.languages.reads=en_XX", "objective.languages.writes=de_DE")
-    batch = made.batch(examples, np.array([0, 1]))
+    pairs = objective("pairs", NAMED, 5, "objective.languages.reads=en_XX", "objective.languages.writes=de_DE")
+    batch = pairs.batch(examples, np.array([0, 1]))
     assert batch.source is not None
     assert batch.source.tokens.tolist() == [[en, 7, 8, 9, eos], [en, 6, eos, pad, pad]]
     assert batch.tokens.tolist() == [[bos, de, 5, pad, pad], [bos, de, 8, 9, 9]]
     assert batch.targets.tolist() == [[de, 5, eos, pad, pad], [de, 8, 9, 9, eos]]
-    assert made.lengths(examples).tolist() == [[5, 3], [3, 5]]
+    assert pairs.lengths(examples).tolist() == [[5, 3], [3, 5]]
 
 
 def test_a_language_that_is_missing_is_one_line() -> None:
-    for asked, places, line in (
-        (Asked("en_XX"), {}, r"has to know which language it writes; name it with --to \(2 languages: de_DE, en_XX\)"),
-        (Asked("en", "de_DE"), {}, "--from en: no language of this model; "),
-        (Asked("en_XX", "the"), {}, "--to the: no language of this model; "),  # a word, and no special token
-        (Asked("en_XX", "fr"), {"token": "__{}__", "source": "none"}, "--from en_XX: this model isn't told"),
+    missing = r"has to know which language it writes; name it with --to \(2 languages: de_DE, en_XX\)"
+    none = {"token": "__{}__", "source": "none"}
+    for pair, changes, line in (
+        (LanguagePair("en_XX"), {}, missing),
+        (LanguagePair("en", "de_DE"), {}, "--from en: not a language of this model; "),
+        (LanguagePair("en_XX", "the"), {}, "--to the: not a language of this model; "),  # a word, not a special token
+        (LanguagePair("en_XX", "fr"), none, "--from en_XX: this model takes no source language"),
     ):
         with pytest.raises(ConfigError, match=line):
-            between(asked, **places)
+            between(pair, **changes)
 
 
 # ---- tags
@@ -238,8 +240,8 @@ def test_the_first_token_of_a_word_carries_its_tag(kind: Any) -> None:
     example = tagged_example(tokenizer, words, [3, 1, 2, 0])
     assert example["first"] == tokenizer.encode(" ".join(words))
     assert [tag for tag in example["tags"] if tag >= 0] == [3, 1, 2, 0]
-    for at, word in zip([n for n, tag in enumerate(example["tags"]) if tag >= 0], words, strict=True):
-        begins = tokenizer.decode(example["first"][at:]).strip()
+    for position, word in zip([n for n, tag in enumerate(example["tags"]) if tag >= 0], words, strict=True):
+        begins = tokenizer.decode(example["first"][position:]).strip()
         assert begins.lower().startswith(word[:1].lower())
     batch = objective("tag", tokenizer).batch(held.examples([example]), np.array([0]))
     assert batch.loss_mask is not None
@@ -262,7 +264,7 @@ def test_tags_follow_the_frame_and_the_cut() -> None:
 def test_words_and_tags_must_match() -> None:
     with pytest.raises(DataError, match="2 words have 1 tags"):
         tagged_example(BERT, ["a", "b"], [0])
-    with pytest.raises(DataError, match=r"a word that the tokenizer makes no token of: '\\x01'"):
+    with pytest.raises(DataError, match=r"the tokenizer has no token for the word '\\x01'"):
         tagged_example(BERT, ["a", "\x01"], [0, 1])
 
 
@@ -271,12 +273,12 @@ def test_words_and_tags_must_match() -> None:
 
 @many
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=9), st.integers(4, 20))
-def test_packed_conversations_keep_apart(sizes: list[tuple[int, int]], length: int) -> None:
-    assume(min(asked for asked, _ in sizes) <= length)  # else nothing is learned, which is refused
+def test_packed_conversations_are_separate(sizes: list[tuple[int, int]], length: int) -> None:
+    assume(min(prompt for prompt, _ in sizes) <= length)  # otherwise there is nothing to learn, which is refused
     rows = []
-    for number, (asked, replied) in enumerate(sizes):
-        ids = [100 * (number + 1) + place for place in range(asked + replied)]
-        rows.append({"tokens": ids, "replies": [0] * asked + [1] * replied})
+    for number, (prompt, reply) in enumerate(sizes):
+        ids = [100 * (number + 1) + position for position in range(prompt + reply)]
+        rows.append({"tokens": ids, "replies": [0] * prompt + [1] * reply})
     examples = held.examples(rows)
     learned = objective("chat", PLAIN, length)
     batch = learned.batch(examples, np.arange(len(rows)))
@@ -291,9 +293,8 @@ def test_packed_conversations_keep_apart(sizes: list[tuple[int, int]], length: i
     assert (batch.tokens[~real] == PLAIN.need("pad")).all()
     for document in batch.documents[real].unique():
         assert len((batch.tokens[batch.documents == document] // 100).unique()) == 1
-    wanted = sorted(id for row in rows for id, counts in zip(row["tokens"], row["replies"], strict=True) if counts)
-    kept = [id for id in wanted if id % 100 <= length]
-    assert sorted(batch.targets[batch.loss_mask].tolist()) == kept
+    replies = sorted(id for row in rows for id, counts in zip(row["tokens"], row["replies"], strict=True) if counts)
+    assert sorted(batch.targets[batch.loss_mask].tolist()) == [id for id in replies if id % 100 <= length]
 
 
 def test_a_conversation_from_messages() -> None:

@@ -1,8 +1,10 @@
-"""Vectors of texts: the same for a text alone and among others, whatever stands at padded places."""
+"""Text embeddings: equal for a text alone and in a batch, independent of padding."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import tokenizers
 import torch
@@ -15,7 +17,8 @@ from weft.models.build import build
 from weft.models.config import Bahdanau, EmbeddingHead, Encoder, NGram, Recurrent
 from weft.models.hidden import frame
 from weft.models.presets import bert, gpt, vaswani
-from weft.objectives.contrastive import Embedding, Pooling, embed
+from weft.objectives.contrastive import EmbeddingOptions, Pooling, embed
+from weft.progress import Log
 from weft.text.config import CLOSED, Byte, Specials, WordPiece
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 
@@ -23,9 +26,15 @@ TEXTS = ["the frog sat", "a", "the toad leapt over the frog and sat", "frog toad
 D = 16
 
 
+def vectors(
+    model: LanguageModel, tokenizer: Tokenizer, texts: list[str], log: Log = print, **options: Any
+) -> npt.NDArray[np.float32]:
+    return embed(model, tokenizer, texts, options=EmbeddingOptions(**options), log=log)
+
+
 @pytest.fixture(scope="module")
 def wordpiece() -> Tokenizer:
-    """One whose pad token is not its first."""
+    """A tokenizer whose padding token does not have id 0."""
     trained = build_tokenizer(WordPiece(vocab_size=50), TEXTS * 3)
     return Tokenizer.from_json(trained.to_json(), {**trained.roles, "pad": "[MASK]"})
 
@@ -36,46 +45,46 @@ def bytewise() -> Tokenizer:
 
 
 def encoder(vocab_size: int, **changes: object) -> Encoder:
-    return bert(2, D, 2, vocab_size, 32).replace(**changes)
+    return bert(2, D, 2, vocab_size=vocab_size, context=32).replace(**changes)
 
 
 def models(wordpiece: Tokenizer, bytewise: Tokenizer) -> list[tuple[LanguageModel, Tokenizer]]:
     torch.manual_seed(0)
-    made = [
+    built = [
         (build(encoder(wordpiece.vocab_size)), wordpiece),
-        (build(gpt(2, D, 2, 64, bytewise.vocab_size)), bytewise),
+        (build(gpt(2, D, 2, context=64, vocab_size=bytewise.vocab_size)), bytewise),
         (build(Recurrent(vocab_size=bytewise.vocab_size, d_model=D, layers=2, dropout=0.5)), bytewise),
     ]
     with torch.no_grad():
-        for model, _ in made:
+        for model, _ in built:
             for weight in model.parameters():
-                weight.mul_(3.0)  # far from what a fresh model does, where all texts are nearly alike
-    return made
+                weight.mul_(3.0)  # fresh weights would embed all texts almost equally
+    return built
 
 
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
 @pytest.mark.parametrize("kind", [0, 1, 2])
-def test_a_text_among_others_is_the_text_alone(
+def test_a_text_in_a_batch_equals_the_text_alone(
     wordpiece: Tokenizer, bytewise: Tokenizer, kind: int, pooling: Pooling
 ) -> None:
     model, tokenizer = models(wordpiece, bytewise)[kind]
-    together = embed(model, tokenizer, TEXTS, Embedding(pooling=pooling, batch=3))
-    alone = np.concatenate([embed(model, tokenizer, [text], Embedding(pooling=pooling)) for text in TEXTS])
-    assert together.dtype == np.float32 and together.shape == (len(TEXTS), D)
-    assert together == pytest.approx(alone, abs=2e-5)
-    assert np.linalg.norm(together, axis=1) == pytest.approx(np.ones(len(TEXTS)), abs=1e-5)
-    if (kind, pooling) != (1, "first") and (kind, pooling) != (2, "first"):  # a first token that sees no other
-        assert np.abs(together[0] - together[3]).max() > 1e-3
-    assert model.training  # as it was
+    batched = vectors(model, tokenizer, TEXTS, pooling=pooling, batch=3)
+    alone = np.concatenate([vectors(model, tokenizer, [text], pooling=pooling) for text in TEXTS])
+    assert batched.dtype == np.float32 and batched.shape == (len(TEXTS), D)
+    assert batched == pytest.approx(alone, abs=2e-5)
+    assert np.linalg.norm(batched, axis=1) == pytest.approx(np.ones(len(TEXTS)), abs=1e-5)
+    if kind == 0 or pooling != "first":  # the first token of a causal model attends to no other
+        assert np.abs(batched[0] - batched[3]).max() > 1e-3
+    assert model.training  # unchanged
 
 
-def test_padding_is_the_tokenizers_and_is_never_looked_at(wordpiece: Tokenizer, bytewise: Tokenizer) -> None:
+def test_padding_is_never_attended_to(wordpiece: Tokenizer, bytewise: Tokenizer) -> None:
     assert wordpiece.pad_id not in (None, 0)
     model, tokenizer = models(wordpiece, bytewise)[0]
-    before = embed(model, tokenizer, TEXTS, Embedding())
+    before = vectors(model, tokenizer, TEXTS)
     with torch.no_grad():
-        model.embedding.weight[wordpiece.pad_id] = 1e4  # type: ignore[index,union-attr,operator]
-    assert embed(model, tokenizer, TEXTS, Embedding()) == pytest.approx(before, abs=1e-5)
+        model.embedding.weight[wordpiece.pad_id] = 1e4  # type: ignore[union-attr,operator]
+    assert vectors(model, tokenizer, TEXTS) == pytest.approx(before, abs=1e-5)
 
 
 def test_pooling_is_over_the_text_in_its_frame(wordpiece: Tokenizer, bytewise: Tokenizer) -> None:
@@ -85,7 +94,7 @@ def test_pooling_is_over_the_text_in_its_frame(wordpiece: Tokenizer, bytewise: T
         features = model.eval().features(torch.tensor([ids]))[0].numpy()
     expected = {"mean": features.mean(axis=0), "first": features[0], "last": features[-1]}
     for pooling, vector in expected.items():
-        found = embed(model, tokenizer, TEXTS, Embedding(pooling, normalise=False))  # type: ignore[arg-type]
+        found = vectors(model, tokenizer, TEXTS, pooling=pooling, normalise=False)
         assert found[0] == pytest.approx(vector, abs=1e-5)
 
 
@@ -98,14 +107,14 @@ def test_the_frame_is_that_of_training(wordpiece: Tokenizer, bytewise: Tokenizer
 
 
 def test_a_decoder_that_was_trained_to_embed_reads_as_it_was_trained(bytewise: Tokenizer) -> None:
-    """Though the tokenizer's own file frames a text in another way."""
+    """Although the tokenizer's file frames a text differently."""
     backend = tokenizers.Tokenizer.from_str(bytewise.to_json())
     special = [("<bos>", bytewise.need("bos"))]
     backend.post_processor = tokenizers.processors.TemplateProcessing(single="<bos> $A", special_tokens=special)
     begun = Tokenizer.from_json(backend.to_str(), bytewise.roles)
     assert begun.leading == (begun.bos_id,)
     torch.manual_seed(0)
-    config = gpt(1, D, 2, 64, bytewise.vocab_size)
+    config = gpt(1, D, 2, context=64, vocab_size=bytewise.vocab_size)
     for head, ids in (
         (EmbeddingHead(), framed([begun.encode(TEXTS[0])], None, Frame.usual(begun)).tokens),
         (config.head, torch.tensor([[begun.need("bos"), *begun.encode(TEXTS[0])]])),
@@ -113,55 +122,55 @@ def test_a_decoder_that_was_trained_to_embed_reads_as_it_was_trained(bytewise: T
         model = build(config.replace(head=head.model_dump()))
         with torch.no_grad():
             expected = model.eval().features(ids)[0].mean(dim=0).numpy()
-        assert embed(model, begun, TEXTS[:1], Embedding(normalise=False))[0] == pytest.approx(expected, abs=1e-6)
+        assert vectors(model, begun, TEXTS[:1], normalise=False)[0] == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("normalise", [True, False])
-def test_what_is_not_finite_is_refused(wordpiece: Tokenizer, bytewise: Tokenizer, normalise: bool) -> None:
+def test_vectors_that_are_not_finite_are_refused(wordpiece: Tokenizer, bytewise: Tokenizer, normalise: bool) -> None:
     for model, tokenizer in models(wordpiece, bytewise):
         with torch.no_grad():
-            model.embedding.weight[tokenizer.encode("v")[0]] = torch.nan  # type: ignore[index,union-attr,operator]
+            model.embedding.weight[tokenizer.encode("v")[0]] = torch.nan  # type: ignore[union-attr,operator]
         with pytest.raises(ModelError, match=r"^text 2: its vector is not finite \(NaN\)") as raised:
-            embed(model, tokenizer, ["toad", "v", "frog sat", "v v"], Embedding(normalise=normalise))
+            vectors(model, tokenizer, ["toad", "v", "frog sat", "v v"], normalise=normalise)
         assert "\n" not in str(raised.value)
-        assert np.isfinite(embed(model, tokenizer, ["toad"], Embedding(normalise=normalise))).all()
+        assert np.isfinite(vectors(model, tokenizer, ["toad"], normalise=normalise)).all()
 
 
 def test_a_model_made_to_embed_pools_as_it_was_trained_to(wordpiece: Tokenizer) -> None:
     head = EmbeddingHead(pooling="first").model_dump()
     model = build(encoder(wordpiece.vocab_size, head=head))
-    first, mean = (embed(model, wordpiece, TEXTS, Embedding(pooling)) for pooling in ("first", "mean"))
-    assert embed(model, wordpiece, TEXTS, Embedding()) == pytest.approx(first)
+    first, mean = (vectors(model, wordpiece, TEXTS, pooling=pooling) for pooling in ("first", "mean"))
+    assert vectors(model, wordpiece, TEXTS) == pytest.approx(first)
     assert np.abs(first - mean).max() > 1e-3
     ids = torch.tensor([[wordpiece.need("cls"), *wordpiece.encode(TEXTS[0]), wordpiece.need("sep")]])
     with torch.no_grad():
-        assert embed(model, wordpiece, TEXTS[:1], Embedding()) == pytest.approx(model.eval()(ids).numpy(), abs=1e-6)
+        assert vectors(model, wordpiece, TEXTS[:1]) == pytest.approx(model.eval()(ids).numpy(), abs=1e-6)
 
 
 def test_long_texts_are_cut_with_a_message(wordpiece: Tokenizer) -> None:
     model = build(encoder(wordpiece.vocab_size))
     lines: list[str] = []
     long = " ".join(["frog"] * 100)
-    found = embed(model, wordpiece, ["sat", long], Embedding(), log=lines.append)
+    found = vectors(model, wordpiece, ["sat", long], log=lines.append)
     assert lines == ["1 of 2 texts are longer than the 32 tokens this model reads; their ends are left out"]
-    assert found[1] == pytest.approx(embed(model, wordpiece, [" ".join(["frog"] * 30)], Embedding())[0], abs=1e-5)
+    assert found[1] == pytest.approx(vectors(model, wordpiece, [" ".join(["frog"] * 30)])[0], abs=1e-5)
 
 
-def test_what_has_no_vector_is_refused(wordpiece: Tokenizer, bytewise: Tokenizer) -> None:
+def test_models_and_texts_without_vectors_are_refused(wordpiece: Tokenizer, bytewise: Tokenizer) -> None:
     size = bytewise.vocab_size
     for config in (
         NGram(vocab_size=size),
         Bahdanau(vocab_size=size, d_model=8),
-        vaswani(1, 8, 2, 16, 0.0, vocab_size=size),
+        vaswani(1, 8, 2, d_ff=16, dropout=0.0, vocab_size=size),
     ):
         with pytest.raises(ModelError, match="gives no vectors for a text"):
-            embed(build(config), bytewise, ["a"], Embedding())
+            vectors(build(config), bytewise, ["a"])
     bare = build_tokenizer(Byte(specials=Specials()), [])
-    model = build(gpt(1, D, 2, 64, bare.vocab_size))
+    model = build(gpt(1, D, 2, context=64, vocab_size=bare.vocab_size))
     with pytest.raises(DataError, match="text 2 is empty"):
-        embed(model, bare, ["a", ""], Embedding())
-    assert embed(model, bare, ["a", "abc"], Embedding()).shape == (2, D)  # without a pad token, too
-    assert embed(model, bare, [], Embedding()).shape == (0, D)
+        vectors(model, bare, ["a", ""])
+    assert vectors(model, bare, ["a", "abc"]).shape == (2, D)  # without a padding token, too
+    assert vectors(model, bare, []).shape == (0, D)
 
 
 def test_texts_of_a_file(tmp_path: Path) -> None:

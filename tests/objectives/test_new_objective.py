@@ -1,6 +1,6 @@
-"""A new objective is one settings class, one file and one line; no other file of the package is edited.
+"""A new objective is a settings class, a file and its entry in the table; no other file of the package is edited.
 
-On a copy of the package ordinal regression is added: grades that have an order, such as one to five stars. Everything
+Ordinal regression is added to a copy of the package: grades that have an order, such as one to five stars. Everything
 else, from the head of the model to `weft train`, `weft evaluate` and the report, follows.
 """
 
@@ -60,39 +60,40 @@ class Grade(SequenceObjective[config.Grade]):
     answer, answer_kind = "grade", "number"
 
     def output_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """−log p of every answer, summed, from outputs (B, grades − 1) and targets (B,)."""
+        """Return −log p of every answer, summed, from outputs (B, grades − 1) and targets (B,)."""
         above = batch.targets[:, None] > torch.arange(1, self.settings.grades, device=outputs.device)
         return F.binary_cross_entropy_with_logits(outputs, above.float(), reduction="sum")
 
     def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
-        """The mean loss, and how often the grade is right, or off by one at most."""
+        """Return the mean loss, and how often the grade is right, or off by one at most."""
         loss, errors = 0.0, []
         for logits, batch in head_outputs(model, batches):
             loss += float(self.output_loss(logits, batch))
             errors += (1 + (logits > 0).sum(1) - batch.targets).abs().tolist()
-        right, near = (sum(error <= most for error in errors) / len(errors) for most in (0, 1))
+        right, near = (sum(error <= limit for error in errors) / len(errors) for limit in (0, 1))
         return {"loss": loss / len(errors), "accuracy": right, "within_one": near}
 
     def predict(self, model: LanguageModel, texts: Sequence[str], second: Sequence[str] | None = None) -> list[int]:
-        """The grade of each text, or pair of texts."""
+        """Return the grade of each text, or pair of texts."""
         return [1 + int((row > 0).sum()) for row in self.outputs(model, texts, second)]
 
-    def shown(self, text: str, prediction: int) -> Prediction:
+    def present(self, text: str, prediction: int) -> Prediction:
         return Prediction(f"{prediction}\t{text}", {"text": text, "grade": prediction})
 '''
 
-LINE = "    grade,\n"
+IMPORT, LINE = "from weft.objectives.grade import Grade\n", "    config.Grade: Grade,\n"
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that holds a copy of the package, with the objective added."""
+    """A folder with a copy of the package that has the objective."""
     folder = tmp_path_factory.mktemp("package")
     copy = folder / "weft"
     shutil.copytree(Path(weft.__file__).parent, copy)  # with __pycache__: compiling takes most of the time
     insert(copy / "recipe/objective.py", SETTINGS, before="OBJECTIVES: dict")
     (copy / "objectives/grade.py").write_text(OBJECTIVE, encoding="utf-8")
-    insert(copy / "objectives/table.py", LINE, before="    masked,\n")
+    insert(copy / "objectives/table.py", IMPORT, before="from weft.objectives.masked import")
+    insert(copy / "objectives/table.py", LINE, before="    config.Masked: Masked,\n")
     return folder
 
 
@@ -104,7 +105,7 @@ def insert(file: Path, text: str, before: str) -> None:
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Texts whose grade is that of the one word which counts."""
+    """Texts whose grade is that of one word."""
     words, pick = ["terrible", "weak", "decent", "lovely"], random.Random(0)
     graded = [pick.randrange(4) for _ in range(240)]
     lines = [f"the {pick.choice(['film', 'book', 'song'])} is {words[grade]}\t{grade + 1}" for grade in graded]
@@ -113,7 +114,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-# each of the commands given as JSON: its exit code, and what it printed
+# print the exit code and the output of each command in a JSON list
 COMMANDS = """
 import contextlib, io, json, sys
 from weft.cli.main import run
@@ -134,7 +135,7 @@ MISTAKES = {
 
 @pytest.fixture(scope="module")
 def done(package: Path, rows: Path) -> list[list[Any]]:
-    """What the copy's commands printed, all in one process: most of the time goes into its start."""
+    """The output of the copy's commands, run in one process, since most of the time is its start."""
     train = ["train", "bert-tiny", "--data", str(rows), "objective=grade"]
     commands = [
         [*train, "--run", "run", "tokenizer=word", *SETTINGS_GIVEN, *MODEL],
@@ -157,9 +158,9 @@ def done(package: Path, rows: Path) -> list[list[Any]]:
 
 
 def differences(compared: filecmp.dircmp[str], below: str = "") -> set[str]:
-    """The files in which two folders differ."""
-    own = {below + name for name in (*compared.diff_files, *compared.left_only, *compared.right_only)}
-    return own.union(*(differences(inner, f"{below}{name}/") for name, inner in compared.subdirs.items()))
+    """Return the files in which two folders differ."""
+    here = {below + name for name in (*compared.diff_files, *compared.left_only, *compared.right_only)}
+    return here.union(*(differences(inner, f"{below}{name}/") for name, inner in compared.subdirs.items()))
 
 
 def test_two_files_are_edited_and_one_is_new(package: Path) -> None:

@@ -1,4 +1,4 @@
-"""Several processes share the rows of a step: each makes its own, and together they are those of one."""
+"""Several processes divide the rows of a step: each makes its part, and together these are the rows of one."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from weft.data.batch import Batch, Source
 from weft.parallel.ranks import Ranks
 from weft.runs.folder import RunFolder
 from weft.runs.lines import read_lines
-from weft.training.loader import shared
+from weft.training.loader import shard_loader
 
 ENCODER = transformer("encoder", head={"kind": "mlm+nsp"}, segments=2)
 OBJECTIVES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -25,39 +25,38 @@ OBJECTIVES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def fields(batch: Batch | Source) -> dict[str, Tensor]:
-    """Every tensor of a batch by name."""
-    found = {}
+    """Return every tensor of a batch by name."""
+    tensors: dict[str, Tensor] = {}
     for name, value in vars(batch).items():
         if isinstance(value, Source):
-            found |= {f"source.{key}": tensor for key, tensor in fields(value).items()}
+            tensors |= {f"source.{key}": tensor for key, tensor in fields(value).items()}
         elif isinstance(value, Tensor):
-            found[name] = value
-    return found
+            tensors[name] = value
+    return tensors
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_own_rows_are_a_part_of_all(tmp_path: Path, objective: str) -> None:
+def test_local_rows_are_a_part_of_all(tmp_path: Path, objective: str) -> None:
     model, batch = OBJECTIVES[objective]
-    made = [{"text": sentence(n), "label": n % 2, "source": sentence(n, 2 + n % 9), "target": "x"} for n in range(60)]
-    source = rows(tmp_path, made) if objective in ("pairs", "classify") else text(tmp_path)
-    run = learn(
-        tmp_path, source, model, objective={"kind": objective}, batch=batch, steps=1, schedule={"kind": "constant"}
-    )
+    data = [{"text": sentence(n), "label": n % 2, "source": sentence(n, 2 + n % 9), "target": "x"} for n in range(60)]
+    source = rows(tmp_path, data) if objective in ("pairs", "classify") else text(tmp_path)
+    settings: dict[str, Any] = {"batch": batch, "steps": 1, "schedule": {"kind": "constant"}}
+    run = learn(tmp_path, source, model, objective={"kind": objective}, **settings)
     loader, settled = run.objective.loader, RunFolder(run.path).settled_recipe()
     for step in (1, 4):
         for rank, part in enumerate(loader.batch(step).split(3)):
-            own = shared(loader, settled, Ranks(rank, 3)).batch(step)
-            assert (own.count, own.read) == (part.count, part.read)
+            local = shard_loader(loader, settled, Ranks(rank, 3)).batch(step)
+            assert (local.count, local.read) == (part.count, part.read)
             for name, tensor in fields(part).items():
-                mine = fields(own)[name]
-                kept = tensor[:, : mine.shape[1]] if tensor.dim() == 2 else tensor  # its own rows may need less padding
-                assert torch.equal(mine, kept), name
+                ours = fields(local)[name]
+                expected = tensor[:, : ours.shape[1]] if tensor.dim() == 2 else tensor  # with less padding
+                assert torch.equal(ours, expected), name
 
 
 def test_auto_begins_with_the_rows_of_a_step(tmp_path: Path) -> None:
-    made = [{"text": sentence(n), "label": n % 2} for n in range(40)]
+    examples = [{"text": sentence(n), "label": n % 2} for n in range(40)]
     batch = {"size": 6, "micro": "auto"}
-    run = learn(tmp_path, rows(tmp_path, made), transformer("encoder"), objective={"kind": "classify"}, batch=batch)
+    run = learn(tmp_path, rows(tmp_path, examples), transformer("encoder"), objective={"kind": "classify"}, batch=batch)
     assert run.config.batch.micro == "auto"
     (event,) = [line for line in read_lines(RunFolder(run.path).events) if line["event"] == "preflight"]
     assert event["micro"] == 6

@@ -1,4 +1,4 @@
-"""Tokens mean something only to the tokenizer that made them."""
+"""A run refuses a tokenizer other than the one that made its tokens."""
 
 import json
 import shutil
@@ -17,8 +17,8 @@ TEXTS = [f"Frog {n} sat by the river. The dog {n * 7} ran home." for n in range(
 def learn(folder: Path, preset: str, *words: str) -> Path:
     rows = [json.dumps({"text": text, "label": str(len(text) % 2)}) for text in TEXTS]
     (folder / "rows.jsonl").write_text("\n".join(rows))
-    given = {"data": str(folder / "rows.jsonl"), "run": folder / "run", "changes": [*SMALL, *words]}
-    api.train(preset, **given, log=lambda line: None)
+    changes = [*SMALL, *words]
+    api.train(preset, data=str(folder / "rows.jsonl"), run=folder / "run", changes=changes, log=lambda line: None)
     return folder / "run"
 
 
@@ -40,17 +40,17 @@ def test_another_tokenizer_in_the_folder_is_noticed(tmp_path: Path, preset: str,
         api.resume(run, log=lambda line: None)
 
 
-def test_a_model_does_not_write_with_another_tokenizer(tmp_path: Path) -> None:
+def test_a_model_does_not_generate_with_another_tokenizer(tmp_path: Path) -> None:
     run = learn(tmp_path, "gpt-tiny")
     (tmp_path / "other").mkdir()
     other = learn(tmp_path / "other", "gpt-tiny", "tokenizer.kind=bpe", "tokenizer.vocab_size=300")
     shutil.copy(other / "tokenizer.json", run / "tokenizer.json")
     with pytest.raises(RunError, match="not the tokenizer that this run's text was tokenized with"):
         load(run)
-    shutil.rmtree(run / "data")  # nothing shows it any more
+    shutil.rmtree(run / "data")  # without the data the difference is not known
     load(run)
 
 
-def test_a_run_resumes_with_its_own(tmp_path: Path) -> None:
+def test_a_run_resumes_with_its_tokenizer(tmp_path: Path) -> None:
     run = learn(tmp_path, "gpt-tiny")
     api.resume(run, log=lambda line: None)

@@ -1,4 +1,4 @@
-"""`weft train --processes 2`: the same as two processes of torchrun, by one command."""
+"""`weft train --processes 2` runs like two processes of torchrun."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.parallel.test_ranks import together
+from tests.parallel.test_ranks import in_processes
 from tests.parallel.test_restart import SETTINGS, _undisturbed
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -40,7 +40,7 @@ def started(folder: Path, *words: str) -> "subprocess.Popen[str]":
 def test_the_curve_is_that_of_torchruns_processes(text: Path) -> None:
     words = ["gpt-tiny", "--data", "text.txt", "--run", "run", *SETTINGS]
     process = started(text, *words)
-    assert together(_undisturbed, text) == [0, 0]
+    assert in_processes(_undisturbed, text) == [0, 0]
     out, errors = process.communicate()
     assert process.returncode == 0, errors
     assert out.count("on held-out data") == 1
@@ -86,7 +86,7 @@ def failing(*codes: int) -> Any:
 
 
 @pytest.mark.parametrize(("codes", "code"), [((2, -15), 2), ((-9, 2), 2), ((1,), 1)])
-def test_the_exit_code_is_that_of_the_process_that_says_why(
+def test_the_exit_code_is_that_of_the_process_that_prints_why(
     codes: tuple[int, ...], code: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torchrun, "main", failing(*codes))
@@ -102,7 +102,7 @@ def test_processes_that_were_killed_are_named(capsys: Capture, monkeypatch: pyte
 
 
 @pytest.fixture(autouse=True)
-def logging_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def unchanged_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("logging.disable", lambda: None)
     for name in ("OMP_NUM_THREADS", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
         monkeypatch.setenv(name, "1")

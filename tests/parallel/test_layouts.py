@@ -1,4 +1,4 @@
-"""Models in parts: the gradients, the curve and the end of one process, whatever the mesh; checkpoints that fit any."""
+"""Sharded models: the gradients, the curve and the end of one process on any mesh; checkpoints fit any other."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from tests.later import Later
-from tests.parallel.test_ranks import note, noted, together
-from tests.training.small import held_out_loss, resume
+from tests.parallel.test_ranks import in_processes, note, noted
+from tests.training.small import CPU, held_out_loss, resume
 from tests.training.test_elastic import SAME, curve, followed, on_step, started, text
 from torch import Tensor
 
@@ -30,7 +30,7 @@ from weft.runs.folder import RunFolder, open_run
 from weft.storage.tensors import load
 
 apply, debug = Later("weft.parallel.apply"), Later("torch.distributed.tensor.debug")
-CPU = torch.device("cpu")
+
 
 # ---- gradients of every family
 
@@ -42,7 +42,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "t5": ("gpt-tiny", {**SMALL, "position": {"kind": "t5"}}),
     "relative": ("gpt-tiny", {**SMALL, "position": {"kind": "relative"}}),
     "qk-norm": ("llama-tiny", {**SMALL, "attention": {"heads": 4, "qk_norm": {"kind": "rms"}}}),
-    "side by side": (
+    "parallel": (
         "llama-tiny",
         {**SMALL, "sublayers": "parallel", "pattern": [{"window": 3}, {"position": {"kind": "none"}}]},
     ),
@@ -68,67 +68,81 @@ def family(name: str) -> Any:
     return preset(base).replace(**changes)
 
 
-def rows(settings: Any, some: slice, keys: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Tokens, targets, and a source whose last tokens are padding where the model reads one."""
+def rows(settings: Any, subset: slice, keys: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Return tokens, targets, and other inputs: a source with padding if the model reads one."""
     generator = torch.Generator().manual_seed(1)
     tokens, targets = torch.randint(0, settings.vocab_size, (2, 4, 8), generator=generator)
     mask = torch.ones(4, 8, dtype=torch.bool)
     mask[:, -3:] = False
-    source = SimpleNamespace(tokens=tokens.flip(1)[some], mask=mask[some])
+    source = SimpleNamespace(tokens=tokens.flip(1)[subset], mask=mask[subset])
     reads = settings.kind in ("encoder-decoder", "bahdanau")
-    given = {"rng": RowRng(keys[some])} | ({"source": source} if reads else {})
-    return tokens[some], targets[some], given
+    inputs = {"rng": RowRng(keys[subset])} | ({"source": source} if reads else {})
+    return tokens[subset], targets[subset], inputs
 
 
 def loss_of(model: LanguageModel, batch: tuple[Tensor, Tensor, dict[str, Any]]) -> Tensor:
-    tokens, targets, given = batch
-    features = model.features(tokens, **given)
+    tokens, targets, inputs = batch
+    features = model.features(tokens, **inputs)
     return linear_cross_entropy(model.readout(features), targets)[0]  # type: ignore[arg-type]
 
 
+def shard_model(settings: Any, over: mesh.Mesh, full: LanguageModel) -> Any:
+    """Return the `ShardedParallel` of a model over a mesh, with the weights of `full`."""
+    with empty_weights():
+        model = build(settings)
+    parallel = apply.lay_out(model, over, "fp32", compile_=False)
+    parallel.root.to_empty(device=CPU)
+    parallel.fill(full.named_parameters())
+    return parallel
+
+
+def gradient_errors(parallel: Any, full: LanguageModel, *, relative: bool = True) -> dict[str, float]:
+    """Return the largest difference of each parameter's local gradient from that of the full model, `relative` to its
+    largest value or absolute."""
+    errors = {}
+    for name, local in parallel.local.items():
+        expected: Any = full.get_parameter(name).grad
+        assert not local.numel() or (local.grad is None) == (expected is None), name
+        for chunk in parallel.geometries[name].chunks if local.grad is not None else ():
+            difference = (chunk.of(local.grad) - chunk.cut(expected)).abs().max()
+            errors[name] = float(difference / (expected.abs().max().clamp(min=1e-3) if relative else 1.0))
+    return errors
+
+
 def _gradients(ranks: Ranks, folder: Path, cases: list[tuple[str, dict[str, Any]]]) -> None:
-    """The largest difference between the gradients of a model in parts and those of the whole, case by case."""
-    found = []
+    """Note how far the loss, the gradients and their norm are from those of the full model, case by case."""
+    errors = []
     for name, sizes in cases:
         settings, keys = family(name), row_keys(3, torch.arange(4))
         torch.manual_seed(0)
-        whole = build(settings).train()
-        expected = loss_of(whole, rows(settings, slice(None), keys))
+        full = build(settings).train()
+        expected = loss_of(full, rows(settings, slice(None), keys))
         expected.backward()
         over = mesh.build(Layout(**sizes), ranks, CPU)
-        with empty_weights():
-            model = build(settings).train()
-        parallel = apply.lay_out(model, over, "fp32", False)
-        parallel.root.to_empty(device=CPU)
-        parallel.fill(whole.named_parameters())
-        mine = slice(over.readers.rank * 4 // over.readers.ranks, (over.readers.rank + 1) * 4 // over.readers.ranks)
-        own = rows(settings, mine, keys)
-        loss = parallel.forward(lambda model: loss_of(model, own))  # noqa: B023
+        parallel = shard_model(settings, over, full)
+        parallel.model.train()
+        rank, readers = over.readers.rank, over.readers.ranks
+        batch = rows(settings, slice(rank * 4 // readers, (rank + 1) * 4 // readers), keys)
+        loss = parallel.forward(lambda model: loss_of(model, batch))  # noqa: B023
         loss.backward()
-        parallel.collect()
+        parallel.finish_gradients()
         total = loss.detach()
         over.counters.sum_([total])
-        worst = 0.0
-        for parameter, gradient in whole.named_parameters():
-            if gradient.grad is None:  # BERT's second head has nothing to do here
-                assert parallel.local[parameter].grad is None
-                continue
-            here = parallel.local[parameter].grad
-            for piece in parallel.geometries[parameter].pieces:
-                assert here is not None, parameter
-                difference = piece.of(here) - piece.cut(gradient.grad)
-                worst = max(worst, float(difference.abs().max() / gradient.grad.abs().max().clamp(min=1e-3)))
-        norm = torch.nn.utils.get_total_norm([p.grad for p in whole.parameters() if p.grad is not None])
-        apart = abs(float(parallel.norm(parallel.local.values()) / norm) - 1.0)
-        found.append([name, sizes, abs(float(total / expected.detach()) - 1.0), worst, apart])
-    note(folder, ranks, found=found)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in full.parameters() if p.grad is not None])
+        found = [
+            abs(float(total / expected.detach()) - 1.0),
+            max(gradient_errors(parallel, full).values()),
+            abs(float(parallel.gradient_norm(parallel.local.values()) / norm) - 1.0),
+        ]
+        errors.append([name, sizes, found])
+    note(folder, ranks, errors=errors)
 
 
-SEQUENCES = ("gpt", "llama", "bert", "vaswani", "t5", "qk-norm", "side by side", "sandwich")
-# each family once over the tensor axis, some of them with `sequence`, and both kinds of model sharded
+SEQUENCES = ("gpt", "llama", "bert", "vaswani", "t5", "qk-norm", "parallel", "sandwich")
+# each family once over the tensor axis, some with `sequence`, and two kinds of model sharded
 PAIRWISE = {
     "tensor": ("gpt", "alibi", "relative", "qk-norm", "vaswani", "lstm", "bahdanau"),
-    "sequence": ("llama", "bert", "vaswani", "t5", "side by side", "sandwich"),
+    "sequence": ("llama", "bert", "vaswani", "t5", "parallel", "sandwich"),
     "shard": ("vaswani", "lstm"),
 }
 EVERY = {"tensor": tuple(FAMILIES), "sequence": SEQUENCES, "shard": ("gpt", "vaswani", "lstm", "bahdanau")}
@@ -140,7 +154,7 @@ def cases_of(names: dict[str, tuple[str, ...]]) -> list[tuple[str, dict[str, Any
 
 
 def _steps(ranks: Ranks, folder: Path) -> None:
-    """What takes no run, in processes that are started once."""
+    """Run the tests without training runs in the same processes."""
     _gradients(ranks, folder / "gradients", cases_of(PAIRWISE))
     _collectives(ranks, folder / "collectives")
 
@@ -150,70 +164,59 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("steps")
     (folder / "gradients").mkdir()
     (folder / "collectives").mkdir()
-    assert together(_steps, folder) == [0, 0]
+    assert in_processes(_steps, folder) == [0, 0]
     return folder
 
 
-def check_gradients(folder: Path, names: dict[str, tuple[str, ...]]) -> None:
-    for one in noted(folder):
-        assert len(one["found"]) == len(cases_of(names))
-        for name, sizes, loss, gradients, norm in one["found"]:
-            assert max(loss, gradients, norm) < 1e-5, (name, sizes, loss, gradients, norm)
+def check_gradients(folder: Path, cases: int, processes: int = 2) -> None:
+    for one in noted(folder, processes):
+        assert len(one["errors"]) == cases
+        for name, sizes, errors in one["errors"]:
+            assert max(errors) < 1e-5, (name, sizes, errors)
 
 
 def test_gradients_are_those_of_one_process(steps: Path) -> None:
-    check_gradients(steps / "gradients", PAIRWISE)
+    check_gradients(steps / "gradients", len(cases_of(PAIRWISE)))
+
+
+BOTH: dict[str, Any] = {"tensor": 2, "shard": 2}
+TWO_AXES: list[tuple[str, dict[str, Any]]] = [("llama", {**BOTH, "sequence": True}), ("vaswani", BOTH)]
 
 
 @pytest.mark.slow
-def test_every_gradient_is_that_of_one_process(tmp_path: Path) -> None:
-    assert together(_gradients, tmp_path, cases_of(EVERY)) == [0, 0]
-    check_gradients(tmp_path, EVERY)
+@pytest.mark.parametrize(("cases", "count"), [(cases_of(EVERY), 2), ([*TWO_AXES, ("bert", {"tensor": 2})], 4)])
+def test_every_gradient_is_that_of_one_process(tmp_path: Path, cases: list[Any], count: int) -> None:
+    assert in_processes(_gradients, tmp_path, cases, count=count) == [0] * count
+    check_gradients(tmp_path, len(cases), count)
 
 
-@pytest.mark.slow
-def test_two_axes_at_once(tmp_path: Path) -> None:
-    both: dict[str, Any] = {"tensor": 2, "shard": 2}
-    cases = [("llama", {**both, "sequence": True}), ("vaswani", both), ("bert", {"tensor": 2})]
-    assert together(_gradients, tmp_path, cases, count=4) == [0] * 4
-    for one in noted(tmp_path, 4):
-        for name, sizes, loss, gradients, norm in one["found"]:
-            assert max(loss, gradients, norm) < 1e-5, (name, sizes, loss, gradients, norm)
-
-
-# ---- what travels
+# ---- collectives
 
 
 def _collectives(ranks: Ranks, folder: Path) -> None:
-    found = {}
+    traffic = {}
     for sequence in (False, True):
         settings = family("gpt")
-        with empty_weights():
-            model = build(settings).train()
-        parallel = apply.lay_out(model, mesh.build(Layout(tensor=2, sequence=sequence), ranks, CPU), "fp32", False)
-        parallel.root.to_empty(device=CPU)
         torch.manual_seed(0)
-        parallel.fill(build(settings).named_parameters())
-        block = model.decoder.blocks[1]  # type: ignore[union-attr,operator]
-        time = 4 if sequence else 8
-        x = torch.randn(2, time, 32, requires_grad=True)
-        stack = model.decoder
+        over = mesh.build(Layout(tensor=2, sequence=sequence), ranks, CPU)
+        stack = shard_model(settings, over, build(settings)).model.train().decoder
+        block, x = stack.blocks[1], torch.randn(2, 4 if sequence else 8, 32, requires_grad=True)
         for name, run in {
-            "attention": lambda h: block.attention(h, where(stack, 8)),  # noqa: B023
+            "attention": lambda h: block.attention(h, causal_mask(stack, 8)),  # noqa: B023
             "feedforward": block.feedforward,
         }.items():
             with debug.CommDebugMode() as seen:
                 y = run(x)
                 forward = counts(seen)
                 y.sum().backward()
-            found[f"{name} {sequence}"] = [forward, counts(seen)]
-    note(folder, ranks, found=found)
+            traffic[f"{name} {sequence}"] = [forward, counts(seen)]
+    note(folder, ranks, traffic=traffic)
 
 
-def where(stack: Any, time: int) -> AttentionMask:
-    places = torch.arange(time)[None]
-    angles = stack.position.angles(places, time, torch.float32)
-    return AttentionMask(Mask(causal=True), stack.position, places, places, angles)
+def causal_mask(stack: Any, time: int) -> AttentionMask:
+    positions = torch.arange(time)[None]
+    angles = stack.position.angles(positions, time, torch.float32)
+    return AttentionMask(Mask(causal=True), stack.position, positions, keys=positions, angles=angles)
 
 
 def counts(seen: Any) -> dict[str, int]:
@@ -221,21 +224,21 @@ def counts(seen: Any) -> dict[str, int]:
 
 
 def test_collectives_are_megatrons(steps: Path) -> None:
-    """One sum in each pass of a block's halves; with `sequence` it is a reduce-scatter and an all-gather instead
-    (Shoeybi et al. 2019, §3; Korthikanti et al. 2022, §4.2.2)."""
+    """One all-reduce in each pass of a block's halves; with `sequence` a reduce-scatter and an all-gather (Shoeybi et
+    al. 2019, §3; Korthikanti et al. 2022, §4.2.2)."""
     once, twice = {"all_reduce": 1}, {"all_reduce": 2}
     pair = {"all_gather_into_tensor": 1, "reduce_scatter_tensor": 1}
     pairs = dict.fromkeys(pair, 2)
     for one in noted(steps / "collectives"):
         for half in ("attention", "feedforward"):
-            assert one["found"][f"{half} False"] == [once, twice]
-            assert one["found"][f"{half} True"] == [pair, pairs]
+            assert one["traffic"][f"{half} False"] == [once, twice]
+            assert one["traffic"][f"{half} True"] == [pair, pairs]
 
 
 # ---- whole runs
 
 LONG = [*SAME, "model.attention.heads=4", "model.d_model=32", "batch.length=12"]
-# a step over processes takes its time; and an optimizer that is left open depends on whether matrices are split
+# few steps, which are slow over processes; and a fixed optimizer, since the default depends on the layout
 LONG += ["steps=8", "optimizer=adamw", "log.every=1", "evaluate.every=4", "checkpoint.every=3"]
 SHORT = [*LONG, "steps=4", "evaluate.every=2"]
 
@@ -245,7 +248,7 @@ def _runs(ranks: Ranks, folder: Path, runs: dict[str, list[str]]) -> None:
         if ranks.leads:
             (folder / name).mkdir()
         started(ranks, folder / name, *SHORT, *changes)
-        ranks.wait()
+        ranks.barrier()
 
 
 @pytest.fixture(scope="module")
@@ -276,7 +279,7 @@ def test_curves_are_those_of_one_process(tmp_path: Path, runs: dict[str, list[st
     started(ALONE, tmp_path, *SHORT)
     expected, ends = curve(tmp_path / "run"), weights(tmp_path / "run")
     assert len(expected) == 4 + 2  # steps and evaluations
-    assert together(_runs, tmp_path, runs) == [0, 0]
+    assert in_processes(_runs, tmp_path, runs) == [0, 0]
     for name in runs:
         assert np.allclose(curve(tmp_path / name / "run"), expected, rtol=1e-5, atol=1e-6), name
         for key, value in weights(tmp_path / name / "run").items():
@@ -287,14 +290,17 @@ class StoppedError(Exception):
     pass
 
 
-def _stopped(ranks: Ranks, folder: Path, changes: list[str], at: int) -> None:
-    """A run that ends in the middle of a step, without a word."""
-
-    def stop(number: int, step: object, parts: object) -> None:
-        if number == at:
+def stop_at(step: int | None) -> None:
+    def stop(number: int, *args: object) -> None:
+        if number == step:
             raise StoppedError
 
     on_step(stop)
+
+
+def _stopped(ranks: Ranks, folder: Path, changes: list[str], at: int) -> None:
+    """Start a run and end it in the middle of step `at`."""
+    stop_at(at)
     try:
         started(ranks, folder, *LONG, *changes)
     except StoppedError:
@@ -303,18 +309,13 @@ def _stopped(ranks: Ranks, folder: Path, changes: list[str], at: int) -> None:
 
 
 def _resumed(ranks: Ranks, folder: Path, sizes: dict[str, Any], at: int | None = None) -> None:
-    """It goes on over another mesh, perhaps to be stopped again."""
+    """Resume a run over another mesh, and stop it again in step `at`, if any."""
     if at is not None:
-
-        def stop(number: int, step: object, parts: object) -> None:
-            if number == at:
-                raise StoppedError
-
-        on_step(stop)
+        stop_at(at)
     recipe = open_run(folder / "run").settled_recipe().replace(parallel=sizes)
     if ranks.leads:
         RunFolder(folder / "run").write_config(recipe)
-    ranks.wait()
+    ranks.barrier()
     try:
         if ranks.leads:
             resume(folder / "run", corpus=text(), evaluate=held_out_loss(text()), quiet=True, ranks=ranks)
@@ -324,13 +325,13 @@ def _resumed(ranks: Ranks, folder: Path, sizes: dict[str, Any], at: int | None =
         assert at is not None
 
 
-def test_a_run_goes_on_over_other_meshes(tmp_path: Path, straight: Path) -> None:
-    """Four processes, then two, then one, which alone ends it; and one after another over the same mesh."""
+def test_a_run_continues_over_other_meshes(tmp_path: Path, straight: Path) -> None:
+    """Four processes, then two, then one, which finishes it."""
     both = ["parallel.tensor=2", "parallel.shard=2"]
-    assert together(_stopped, tmp_path, both, 5, count=4) == [0] * 4
+    assert in_processes(_stopped, tmp_path, both, 5, count=4) == [0] * 4
     found = checkpoint.newest_good(RunFolder(tmp_path / "run").checkpoints)[0]
     assert checkpoint.step_of(found) == 4
-    assert together(_resumed, tmp_path, {"shard": 2}, 3) == [0, 0]
+    assert in_processes(_resumed, tmp_path, {"shard": 2}, 3) == [0, 0]
     assert checkpoint.step_of(checkpoint.newest_good(RunFolder(tmp_path / "run").checkpoints)[0]) == 6
     _resumed(ALONE, tmp_path, {})
     assert np.allclose(curve(tmp_path / "run"), curve(straight), rtol=1e-5, atol=1e-6)
@@ -339,30 +340,30 @@ def test_a_run_goes_on_over_other_meshes(tmp_path: Path, straight: Path) -> None
 
 
 def _twice(ranks: Ranks, folder: Path, axis: str) -> None:
-    """A run that is never stopped, and one that is and goes on over the same mesh."""
+    """Train a run without stops, and one that is stopped and resumed over the same mesh."""
     sizes = [f"parallel.{axis}={ranks.ranks}"]
     if ranks.leads:
         (folder / "whole").mkdir()
         (folder / "cut").mkdir()
-    ranks.wait()
+    ranks.barrier()
     started(ranks, folder / "whole", *LONG, *sizes)
-    ranks.wait()
+    ranks.barrier()
     _stopped(ranks, folder / "cut", sizes, 6)
-    on_step(lambda number, step, parts: None)
-    ranks.wait()
+    stop_at(None)
+    ranks.barrier()
     _resumed(ranks, folder / "cut", {axis: ranks.ranks})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("axis", "count"), [("tensor", 2), pytest.param("replicate", 4, marks=pytest.mark.slow)])
 def test_a_run_resumes_to_the_bit_on_its_own_mesh(tmp_path: Path, axis: str, count: int) -> None:
-    assert together(_twice, tmp_path, axis, count=count) == [0] * count
+    assert in_processes(_twice, tmp_path, axis, count=count) == [0] * count
     assert curve(tmp_path / "cut/run") == curve(tmp_path / "whole/run")
     whole, cut = weights(tmp_path / "whole/run"), weights(tmp_path / "cut/run")
     assert whole.keys() == cut.keys() and all(torch.equal(whole[key], cut[key]) for key in whole)
 
 
-# ---- what can't be
+# ---- refused layouts
 
 
 @pytest.mark.parametrize(
@@ -377,15 +378,15 @@ def test_a_run_resumes_to_the_bit_on_its_own_mesh(tmp_path: Path, axis: str, cou
         (["parallel.expert=2"], "parallel.expert"),
     ],
 )
-def test_what_cannot_be_laid_out_is_refused(changes: list[str], line: str) -> None:
+def test_invalid_layouts_are_refused(changes: list[str], line: str) -> None:
     with pytest.raises(ConfigError) as refused:
         resolve("gpt-tiny", changes)
     assert line in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_sizes_have_to_come_out() -> None:
+def test_sizes_must_multiply_to_the_number_of_processes() -> None:
     assert Layout(tensor=2).over(8).replicate == 4
     assert Layout(replicate=2, shard=2, tensor=2).over(8).sizes["shard"] == 2
     for layout, processes in ((Layout(tensor=3), 8), (Layout(replicate=2, tensor=2), 8), (Layout(shard=4), 1)):
-        with pytest.raises(ConfigError, match=r"^parallel: .* takes .*, and there (is|are) \d+; start as many"):
+        with pytest.raises(ConfigError, match=r"^parallel: .* needs .*, but there (is|are) \d+; start that many"):
             layout.over(processes)

@@ -1,4 +1,4 @@
-"""What each process of `together` would do first; the server that they are forked from does it once."""
+"""Imports that every process of `in_processes` needs, made once by the server that they are forked from."""
 
 import torch._dynamo
 import torch.distributed.tensor.debug
@@ -13,4 +13,4 @@ import weft.parallel.apply
 import weft.parallel.pipeline
 import weft.training.sharded  # noqa: F401
 
-small()  # pydantic builds what reads a recipe when one is first read
+small()  # pydantic builds its validators when a recipe is first read

@@ -60,7 +60,7 @@ def test_round_trip_is_exact(tmp_path: Path) -> None:
     after = torch.rand(3)  # the generator's next values
     other, other_optimizer = trained(seed=1)
     torch.manual_seed(99)
-    assert checkpoint.load(path, other, other_optimizer) == {"loss": 0.1 + 0.2}
+    assert checkpoint.load(path, other, other_optimizer)[0] == {"loss": 0.1 + 0.2}
     assert path.name == "step-00000007"
     assert torch.equal(torch.rand(3), after)
     assert torch.equal(other.table.weight, model.table.weight)
@@ -246,7 +246,7 @@ def test_the_state_at_the_time_of_saving_is_written(tmp_path: Path, monkeypatch:
     go.set()
     writing.finish()
     other, moments = trained(seed=1)
-    assert checkpoint.load(run.checkpoints / "latest", other, moments) == {"waiting": [1.0]}
+    assert checkpoint.load(run.checkpoints / "latest", other, moments)[0] == {"waiting": [1.0]}
     assert torch.equal(other.table.weight, expected)
     assert moments.state[other.table.weight]["exp_avg"].abs().sum() > 0
 
@@ -260,8 +260,10 @@ def test_a_full_disk_is_logged_and_the_next_write_may_succeed(tmp_path: Path, mo
     monkeypatch.setattr(tensors, "save_file", failing(error))
     writing.save(2, state(2), best=True)
     writing.wait()
-    assert "step-00000002: the checkpoint cannot be written: I/O error: No space left" in (writing.news() or "")
-    assert writing.news() is None and writing.lost_best
+    assert "step-00000002: the checkpoint cannot be written: I/O error: No space left" in (
+        writing.failure_message() or ""
+    )
+    assert writing.failure_message() is None and writing.lost_best
     assert checkpoint.newest_good(run.checkpoints)[0].name == "step-00000001"
     assert not list(run.checkpoints.glob(".step*"))
     with pytest.raises(RunError, match=r"the newest whole checkpoint is step-00000001; `weft train --resume") as caught:

@@ -18,7 +18,7 @@ from weft.runs.snapshot import snapshot
 
 def pretrained(seed: int) -> tuple[nn.Module, optim.Optimizer]:
     torch.manual_seed(seed)
-    model = build(bert(1, 16, 2, 32, 16))
+    model = build(bert(1, 16, 2, vocab_size=32, context=16))
     optimizer = optim.AdamW(model.parameters(), lr=0.1)
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
@@ -68,7 +68,7 @@ def test_weights_and_moments(saved: Path) -> None:
 
 def test_weights_alone(saved: Path) -> None:
     with empty_weights():
-        model = build(bert(1, 16, 2, 32, 16))
+        model = build(bert(1, 16, 2, vocab_size=32, context=16))
     checkpoint.place_weights(saved, model, torch.device("cpu"))
     assert_equal(model.state_dict(), pretrained(0)[0].state_dict())
 
@@ -78,7 +78,7 @@ def test_an_average_over_both_versions(saved: Path) -> None:
     checkpoint.write(saved.parent, snapshot(8, other, optimizer, notes={}), keep=2)
     path, steps = average_checkpoints(saved.parent, 2)
     assert steps == [7, 8]
-    model = build(bert(1, 16, 2, 32, 16))
+    model = build(bert(1, 16, 2, vocab_size=32, context=16))
     checkpoint.load_weights(path, model)
     first, second = pretrained(0)[0].state_dict(), other.state_dict()
     for name, value in model.state_dict().items():

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from tests.runs.conftest import TrainRun
-from tests.training.small import meddle_with_steps
+from tests.training.small import change_steps
 
 from weft.data.batch import Batch
 from weft.runs.lines import read_lines
@@ -81,7 +81,7 @@ def test_memory_is_predicted_for_the_micro_batch_that_fits(
         return re.findall(r'<tr><td>memory</td><td class="n">(.*?)</td>', page)
 
     expected = memory("2")
-    meddle_with_steps(monkeypatch, little_memory)
+    change_steps(monkeypatch, little_memory)
     assert memory("auto") == expected != []
 
 
@@ -143,7 +143,7 @@ def test_the_page_exists_during_training_and_after_an_interruption(
         if number == 7:
             os.kill(os.getpid(), signal.SIGINT)
 
-    meddle_with_steps(monkeypatch, look)
+    change_steps(monkeypatch, look)
     with pytest.raises(KeyboardInterrupt):
         train_run("log.every=1", evaluate={"loss": 1.5})
     assert "not finished: at step 4 of 12" in pages[0]

@@ -1,25 +1,27 @@
 """The small model, text and recipe of `small.py` as fixtures."""
 
-from collections.abc import Callable
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
-from tests.training.small import Evaluate, held_out_loss, small, small_text
-
-from weft.recipe.config import SettledRecipe
+from tests.training.small import Corpus, Evaluate, MakeRecipe, Runs, held_out_loss, small, small_text
 
 
 @pytest.fixture
-def corpus() -> SimpleNamespace:
+def runs(tmp_path: Path) -> Runs:
+    return Runs(tmp_path)
+
+
+@pytest.fixture
+def corpus() -> Corpus:
     return small_text()
 
 
 @pytest.fixture
-def recipe() -> Callable[..., SettledRecipe]:
+def recipe() -> MakeRecipe:
     return small
 
 
 @pytest.fixture
-def evaluate(corpus: SimpleNamespace) -> Evaluate:
+def evaluate(corpus: Corpus) -> Evaluate:
     """The mean loss on the held-out part."""
     return held_out_loss(corpus)

@@ -1,4 +1,4 @@
-"""A model, a text and a recipe small enough to train in a second, without a tokenizer and without files to read."""
+"""A model, a text and a recipe small enough to train in a second, without a tokenizer or input files."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from tests.data import held as in_memory
@@ -16,17 +17,23 @@ from weft.objectives.next_token import NextToken
 from weft.objectives.tokens import token_loss
 from weft.parallel.ranks import ALONE, Ranks
 from weft.progress import Log, log_to_stderr
+from weft.recipe import objective as config
 from weft.recipe.config import Recipe, SettledRecipe
 from weft.recipe.resolve import resolve
 from weft.recipe.settle import Facts, settle
 from weft.runs.folder import RunFolder, claim_run, lock_run, open_run
+from weft.runs.lines import read_lines
 from weft.training import start
 from weft.training.loader import Loader
+from weft.training.objective import Loss
 from weft.training.state import RunResult
 from weft.training.step import OptimisationStep, StepResult
-from weft.training.worker import Worker
+from weft.training.worker import TrainingWorker
 
 VOCAB = 23
+CPU = torch.device("cpu")
+Corpus = Any  # has `train` and `validation`
+MakeRecipe = Callable[..., SettledRecipe]
 Evaluate = Callable[[LanguageModel], dict[str, float]]
 Sample = Callable[[LanguageModel], list[str]]
 
@@ -35,13 +42,13 @@ Sample = Callable[[LanguageModel], list[str]]
 
 
 def settled(preset: str, *changes: str) -> SettledRecipe:
-    """A preset for the text below, with nothing left open."""
-    wanted = resolve(preset, ["tokenizer=byte", f"model.vocab_size={VOCAB}", *changes])
-    return settle(wanted, Facts(3500, VOCAB))[0]
+    """Return a preset for the text below, with nothing left open."""
+    recipe = resolve(preset, ["tokenizer=byte", f"model.vocab_size={VOCAB}", *changes])
+    return settle(recipe, Facts(3500, VOCAB))[0]
 
 
 def small(*changes: str) -> SettledRecipe:
-    """A settled recipe of a two-layer LLaMA with dropout, so that random numbers matter too."""
+    """Return the settled recipe of a two-layer LLaMA with dropout, so that random numbers matter too."""
     base = [
         "model.layers=2",
         "model.d_model=16",
@@ -58,34 +65,35 @@ def small(*changes: str) -> SettledRecipe:
     return settled("llama-tiny", *base, *changes)
 
 
-def counting_text(tokens: int, seed: int = 0) -> np.ndarray:
-    """Tokens with something to learn: each is likely to be followed by the next number."""
+def counting_text(tokens: int, seed: int = 0) -> npt.NDArray[np.int64]:
+    """Return tokens with something to learn: each is likely to be followed by the next number."""
     generator = np.random.default_rng(seed)
     jumps = np.where(generator.random(tokens) < 0.8, 1, generator.integers(0, VOCAB, tokens))
     return np.cumsum(jumps) % VOCAB
 
 
-def small_text() -> SimpleNamespace:
-    """Such a text in documents, and a part of it held out."""
-    ids = counting_text(4000)
+def small_text(tokens: int = 4000, document: int = 500, size: int = 600) -> Corpus:
+    """Return a counting text in documents of `document` tokens and `size` bytes, with 500 tokens held out."""
+    ids, starts = counting_text(tokens), list(range(0, tokens - 500, document))
     return SimpleNamespace(
-        train=in_memory.tokens(ids[:3500], list(range(0, 3500, 500)), [600] * 7),
-        validation=in_memory.tokens(ids[3500:], [0], [600]),
+        train=in_memory.tokens(ids[:-500], starts, [size] * len(starts)),
+        validation=in_memory.tokens(ids[-500:], [0], [size]),
     )
 
 
 # ---- an objective in memory
 
 
-class GivenText(NextToken):
-    """The next token of texts that are given, not read. `evaluate_with` and `sample_with` take the place of its own
-    evaluation and samples; without the first one nothing is held out."""
+class TextInMemory(NextToken):
+    """Next-token prediction on texts in memory. `evaluate_with` and `sample_with` replace its evaluation and samples;
+    without the first nothing is held out."""
 
     def __init__(
         self,
         recipe: Recipe,
-        texts: Sequence[Any],
+        texts: Sequence[Corpus],
         evaluate_with: Evaluate | None = None,
+        *,
         sample_with: Sample | None = None,
     ):
         super().__init__(recipe, RunFolder("in-memory"))
@@ -100,7 +108,7 @@ class GivenText(NextToken):
     def holds_out(self) -> bool:
         return self.evaluate_with is not None
 
-    def evaluate(self, model: LanguageModel) -> dict[str, float]:
+    def validation_metrics(self, model: LanguageModel, max_tokens: int | None) -> dict[str, float]:
         assert self.evaluate_with is not None
         return self.evaluate_with(model)
 
@@ -108,19 +116,22 @@ class GivenText(NextToken):
         return [] if self.sample_with is None else self.sample_with(model)
 
 
-def loader(recipe: Recipe, *texts: Any) -> Loader:
-    """The batches that a recipe draws from some texts."""
-    return GivenText(recipe, texts).loader
+def loader(recipe: Recipe, *texts: Corpus) -> Loader:
+    """Return the batches that a recipe draws from texts."""
+    return TextInMemory(recipe, texts).loader
 
 
-def held_out_loss(text: Any) -> Evaluate:
-    """An evaluation: the mean loss of one batch of a text's held-out part."""
-    recipe = small()
-    (batch,) = loader(recipe, SimpleNamespace(train=text.validation)).parts(1)
+def next_token_loss(model: LanguageModel, features: torch.Tensor, batch: Batch) -> Loss:
+    return token_loss(model, features, batch, settings=config.NextToken())
+
+
+def held_out_loss(text: Corpus) -> Evaluate:
+    """Return an evaluation: the mean loss of one batch of a text's held-out part."""
+    (batch,) = loader(small(), SimpleNamespace(train=text.validation)).parts(1)
 
     def evaluate(model: LanguageModel) -> dict[str, float]:
         with torch.no_grad():
-            loss, count, _ = token_loss(recipe.objective, model, model.read(batch), batch)  # type: ignore[arg-type]
+            loss, count, _ = next_token_loss(model, model.read(batch), batch)
         return {"loss": float(loss) / float(count)}
 
     return evaluate
@@ -133,7 +144,7 @@ def train(
     recipe: SettledRecipe,
     path: Path,
     *,
-    corpus: Any,
+    corpus: Corpus,
     evaluate: Evaluate | None = None,
     sample: Sample | None = None,
     log: Log = log_to_stderr,
@@ -143,55 +154,79 @@ def train(
     command: str | None = None,
 ) -> RunResult:
     """Train on a text in memory, in a new run folder."""
-    worker = Worker(torch.device(device), ranks, log, quiet)
-    objective = GivenText(recipe, [corpus], evaluate, sample)
+    worker = TrainingWorker(torch.device(device), ranks, log, quiet)
+    objective = TextInMemory(recipe, [corpus], evaluate, sample_with=sample)
     with claim_run(path) as folder:
-        return start.train(recipe, folder, objective, worker, {"command": command})
+        return start.train(recipe, folder, objective, worker=worker, notes={"command": command})
 
 
 def resume(
     path: Path,
     *,
-    corpus: Any,
+    corpus: Corpus,
     evaluate: Evaluate | None = None,
     log: Log = log_to_stderr,
     quiet: bool = False,
     ranks: Ranks = ALONE,
     device: str = "cpu",
 ) -> RunResult:
-    """Continue such a run."""
+    """Continue a run that `train` began."""
     folder = open_run(path)
     recipe = folder.settled_recipe()
-    worker = Worker(torch.device(device), ranks, log, quiet)
+    worker = TrainingWorker(torch.device(device), ranks, log, quiet)
     with lock_run(folder):
-        return start.resume(recipe, folder, GivenText(recipe, [corpus], evaluate), worker)
+        return start.resume(recipe, folder, TextInMemory(recipe, [corpus], evaluate), worker=worker)
 
 
-# ---- what happens in the middle of it
+class Runs:
+    """Small runs in a folder, on one text. `changes` are those of the recipe of `small`."""
 
-Meddle = Callable[[int, OptimisationStep, Sequence[Batch]], OptimisationStep | None]
+    def __init__(self, folder: Path):
+        self.folder, self.corpus = folder, small_text()
+        self.evaluate = held_out_loss(self.corpus)
+
+    def train(self, *changes: str, name: str = "run", quiet: bool = True, **options: Any) -> RunResult:
+        return train(small(*changes), self.folder / name, corpus=self.corpus, quiet=quiet, **options)
+
+    def resume(self, name: str = "run", quiet: bool = True, **options: Any) -> RunResult:
+        return resume(self.folder / name, corpus=self.corpus, quiet=quiet, **options)
 
 
-def meddle(change: Meddle) -> Callable[..., StepResult]:
-    """What `OptimisationStep.__call__` may be replaced with: `change` is asked before each step, and may act, raise, or
-    give another step to take instead. Steps are numbered as the run's are; the pre-flight's, on a processor, has 0."""
+def events(run: RunFolder | Path, kind: str) -> list[dict[str, Any]]:
+    folder = RunFolder(run) if isinstance(run, Path) else run
+    return [line for line in read_lines(folder.events) if line["event"] == kind]
+
+
+def same_parameters(one: torch.nn.Module, two: torch.nn.Module) -> bool:
+    """Return whether two models have the same weights, bit for bit."""
+    return all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+
+
+# ---- interference with steps
+
+Change = Callable[[int, OptimisationStep, Sequence[Batch]], OptimisationStep | None]
+
+
+def changed_step(change: Change) -> Callable[..., StepResult]:
+    """Return a replacement of `OptimisationStep.__call__` that calls `change` first, which may act, raise, or return
+    another step to take. Steps are numbered as in the run; the pre-flight's, on a CPU, is 0."""
     take, number = OptimisationStep.__call__, -1
 
-    def step(self: OptimisationStep, parts: Sequence[Batch], *given: Any) -> StepResult:
+    def step(self: OptimisationStep, parts: Sequence[Batch], *args: Any) -> StepResult:
         nonlocal number
         number += 1
-        return take(change(number, self, parts) or self, parts, *given)
+        return take(change(number, self, parts) or self, parts, *args)
 
     return step
 
 
-def meddle_with_steps(monkeypatch: pytest.MonkeyPatch, change: Meddle) -> None:
-    """The same, until the test ends."""
-    monkeypatch.setattr(OptimisationStep, "__call__", meddle(change))
+def change_steps(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
+    """Let `change` interfere with every step until the test ends."""
+    monkeypatch.setattr(OptimisationStep, "__call__", changed_step(change))
 
 
-def overwrite_weights(model: LanguageModel) -> None:
-    """Put noise in place of the weights, as a failing device might."""
+def overwrite_weights(model: torch.nn.Module) -> None:
+    """Replace the weights by noise, as a failing device might."""
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(torch.linspace(-3.0, 3.0, p.numel()).reshape(p.shape))

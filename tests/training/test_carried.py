@@ -2,31 +2,25 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from tests.data import held
-from tests.training.small import loader, resume, settled, small, train
+from tests.training.small import CPU, Corpus, loader, next_token_loss, resume, settled, small, train
 
-from weft.data.batch import Batch
 from weft.data.sampler import Lanes
 from weft.errors import ConfigError, DataError
 from weft.evaluate.perplexity import Score, ScoringOptions, token_scores
-from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import Recurrent
 from weft.nn.dropout import Dropout, RowRng, row_keys
-from weft.nn.recurrent import Carried
-from weft.objectives.tokens import token_loss
+from weft.nn.recurrent import CarriedState
 from weft.parallel.passes import Parallel
 from weft.recipe.config import SettledRecipe
-from weft.recipe.objective import NextToken
 from weft.recipe.resolve import resolve
 from weft.recipe.unread import refuse_unread
-from weft.training.objective import Loss
 from weft.training.step import OptimisationStep
 
 LSTM = Recurrent(vocab_size=11, d_model=8, layers=2, cell="lstm")
@@ -48,107 +42,97 @@ def test_lanes_read_the_text_in_order(tokens: int, length: int, lanes: int) -> N
 
 
 @pytest.mark.parametrize("cell", ["elman", "lstm", "gru"])
-def test_two_windows_with_a_carried_state_are_one(cell: str) -> None:
+def test_two_windows_with_a_carried_state_equal_one(cell: str) -> None:
     torch.manual_seed(0)
     model = build(LSTM.replace(cell=cell)).eval()
     tokens = torch.randint(0, 11, (3, 12))
     whole = model.features(tokens)
-    carried = Carried()
+    carried = CarriedState()
     first = model.features(tokens[:, :5], carried=carried)
     assert carried.state is not None and not carried.state.requires_grad
     second = model.features(tokens[:, 5:], carried=carried)
     torch.testing.assert_close(torch.cat([first, second], 1), whole, atol=1e-6, rtol=1e-5)
-    assert torch.equal(model.features(tokens), whole)  # without it, from zeros
+    assert torch.equal(model.features(tokens), whole)  # from zeros again
 
 
 @pytest.mark.parametrize(("tokens", "batch"), [(2, 4), (50, 4), (700, 4), (703, 3), (1400, 8)])
 def test_scores_are_those_of_the_whole_text(tokens: int, batch: int) -> None:
-    """With one place the sum is that of one long row; with several, that of one row each."""
+    """With one lane the sum is that of one long row; with several, that of one row each."""
     torch.manual_seed(1)
     model = build(LSTM).eval()
     ids = np.random.default_rng(0).integers(0, 11, tokens)
     text = held.tokens(ids)
-    found = Score.of(token_scores(model, text, ScoringOptions(5, batch, first=0, carry=True)), text)
+    score = Score.of(token_scores(model, text, ScoringOptions(5, batch, first=0, carry=True)), text)
     row = torch.tensor([0, *ids])
     lanes = max(1, min(batch, tokens // (64 * 5)))
-    each, expected = tokens // lanes, 0.0
+    size, expected = tokens // lanes, 0.0
     for lane in range(lanes):
-        end = (lane + 1) * each if lane < lanes - 1 else tokens
-        part = row[lane * each : end + 1]
+        end = (lane + 1) * size if lane < lanes - 1 else tokens
+        part = row[lane * size : end + 1]
         logits = model(part[None, :-1])[0].detach()
         expected += float(torch.nn.functional.cross_entropy(logits.double(), part[1:], reduction="sum"))
-    assert found.tokens == tokens
-    assert found.nats == pytest.approx(expected, rel=1e-6)
-
-
-LANES = ("batch.size=6", "batch.length=16")
+    assert score.tokens == tokens
+    assert score.nats == pytest.approx(expected, rel=1e-6)
 
 
 def carried(*changes: str) -> SettledRecipe:
-    sizes = ("model.d_model=16", "model.layers=2", "model.dropout=0.1")
-    return settled("lstm", *sizes, *LANES, "log.every=5", "evaluate.every=20", "checkpoint.every=5", *changes)
+    sizes = ("model.d_model=16", "model.layers=2", "model.dropout=0.1", "batch.size=6", "batch.length=16")
+    return settled("lstm", *sizes, "log.every=5", "evaluate.every=20", "checkpoint.every=5", *changes)
 
 
-def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
-    found = {}
-    for file in sorted((run / "checkpoints" / f"step-{step:08d}").rglob("*.safetensors")):
-        found |= {f"{file.name}:{name}": tensor for name, tensor in load_file(file).items()}
-    return found
+def checkpoint_tensors(run: Path, step: int) -> dict[str, torch.Tensor]:
+    files = sorted((run / "checkpoints" / f"step-{step:08d}").rglob("*.safetensors"))
+    return {f"{file.name}:{name}": tensor for file in files for name, tensor in load_file(file).items()}
 
 
-def test_a_resumed_run_carries_on_bit_for_bit(tmp_path: Path, corpus: Any) -> None:
+def test_a_resumed_run_continues_bit_for_bit(tmp_path: Path, corpus: Corpus) -> None:
     recipe = carried("steps=20", "checkpoint.keep=9")
     for name in ("whole", "again"):
         train(recipe, tmp_path / name, corpus=corpus, quiet=True)
     for step in (15, 20):
         shutil.rmtree(tmp_path / "again" / "checkpoints" / f"step-{step:08d}")
     resume(tmp_path / "again", corpus=corpus, quiet=True)
-    whole, again = weights(tmp_path / "whole", 20), weights(tmp_path / "again", 20)
-    states = [name for name in whole if "states/carried" in name]
-    assert len(states) == 1 and whole[states[0]].shape == (2, 2, 6, 16) and whole[states[0]].abs().sum() > 0
+    whole, again = checkpoint_tensors(tmp_path / "whole", 20), checkpoint_tensors(tmp_path / "again", 20)
+    (states,) = (name for name in whole if name.endswith("states/carried"))
+    assert whole[states].shape == (2, 2, 6, 16) and whole[states].abs().sum() > 0
     assert whole.keys() == again.keys() and all(torch.equal(whole[name], again[name]) for name in whole)
 
 
-def test_parts_of_a_batch_carry_their_own_rows(tmp_path: Path, corpus: Any) -> None:
-    one = train(carried("steps=12"), tmp_path / "one", corpus=corpus, quiet=True)
-    parts = train(carried("steps=12", "batch.micro=2"), tmp_path / "parts", corpus=corpus, quiet=True)
-    apart = train(carried("steps=12", "batch.carry=false"), tmp_path / "apart", corpus=corpus, quiet=True)
-    for name, whole in one.model.state_dict().items():
-        torch.testing.assert_close(whole, parts.model.state_dict()[name], atol=2e-5, rtol=1e-4, msg=name)
-    assert not torch.allclose(one.model.embedding.weight, apart.model.embedding.weight, atol=1e-3)
-
-
-def test_states_that_are_not_finite_begin_anew(tmp_path: Path, corpus: Any) -> None:
-    found = train(carried("steps=3"), tmp_path / "run", corpus=corpus, quiet=True)
-    model = found.model
-    step = OptimisationStep(
-        Parallel(model), torch.optim.SGD(model.parameters(), 0.0), next_token_loss, torch.device("cpu"), lanes=6
+def test_micro_batches_carry_their_rows(tmp_path: Path, corpus: Corpus) -> None:
+    one, parts, fresh = (
+        train(carried("steps=12", *changes), tmp_path / name, corpus=corpus, quiet=True).model.state_dict()
+        for name, changes in {"one": (), "parts": ("batch.micro=2",), "fresh": ("batch.carry=false",)}.items()
     )
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor, parts[name], atol=2e-5, rtol=1e-4, msg=name)
+    assert not torch.allclose(one["embedding.weight"], fresh["embedding.weight"], atol=1e-3)
+
+
+def test_states_that_are_not_finite_restart_from_zeros(tmp_path: Path, corpus: Corpus) -> None:
+    model = train(carried("steps=3"), tmp_path / "run", corpus=corpus, quiet=True).model
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    step = OptimisationStep(Parallel(model), optimizer, next_token_loss, CPU, lanes=6)
     (batch,) = loader(carried(), corpus).parts(2)
     step([batch], 0.0)
-    kept = step.optimizer.state["carried"]["states"]
-    kept[:, :, 2] = float("nan")
+    assert step.state.carried is not None
+    step.state.carried[:, :, 2] = float("nan")
     step([batch], 0.0)
-    after = step.optimizer.state["carried"]["states"]
+    after = step.state.carried
     assert after.isfinite().all() and not after[:, :, 2].any() and after[:, :, 3].any()
+    assert not optimizer.state
 
 
-def test_it_is_chosen_for_recurrent_models_of_one_text_alone() -> None:
+def test_carrying_is_chosen_for_recurrent_models_of_one_text_alone() -> None:
     assert carried().batch.carry and small().batch.carry is None
     assert carried("batch.carry=false").batch.carry is False
-    with pytest.raises(ConfigError, match=r"batch\.carry: only a recurrent model"):
-        refuse_unread(resolve("gpt-tiny", ["batch.carry=true"]))
-    with pytest.raises(ConfigError, match=r"batch\.carry: only a recurrent model"):
-        refuse_unread(resolve("lstm", ["batch.carry=true", "data.document_mask=true"]))
+    for preset, changes in (("gpt-tiny", []), ("lstm", ["data.document_mask=true"])):
+        with pytest.raises(ConfigError, match=r"batch\.carry: only a recurrent model"):
+            refuse_unread(resolve(preset, ["batch.carry=true", *changes]))
 
 
-def next_token_loss(model: LanguageModel, features: torch.Tensor, batch: Batch) -> Loss:
-    return token_loss(NextToken(), model, features, batch)
-
-
-@pytest.mark.parametrize("keyed", [False, True], ids=["drawn", "by the row"])
-def test_variational_dropout_is_the_same_at_all_places(keyed: bool) -> None:
-    """Of a row; rows differ, and over many the share is p."""
+@pytest.mark.parametrize("keyed", [False, True], ids=["generator", "row keys"])
+def test_variational_dropout_is_the_same_at_all_positions_of_a_row(keyed: bool) -> None:
+    """Rows differ, and over many the dropped fraction is p."""
     drop = Dropout(0.4, variational=True)
     x = torch.ones(200, 6, 50)
     out = drop(x, RowRng(row_keys(7, torch.arange(200))) if keyed else None)
@@ -159,14 +143,15 @@ def test_variational_dropout_is_the_same_at_all_places(keyed: bool) -> None:
 
 
 def test_variational_dropout_between_layers() -> None:
-    """With and without documents the same numbers fall: a row that is one document is that row."""
+    """A row that is one document drops the same values as a row without documents."""
     torch.manual_seed(0)
     model = build(LSTM.replace(dropout=0.5, variational=True, layers=3)).train()
     tokens = torch.randint(0, 11, (4, 9))
     rng = RowRng(row_keys(3, torch.arange(4)))
     plain = model.features(tokens, rng=rng)
-    apart = model.features(tokens, documents=torch.zeros(4, 9, dtype=torch.long), rng=rng)
-    torch.testing.assert_close(plain, apart, atol=1e-6, rtol=1e-5)
-    for dropout in model.between:
+    documents = model.features(tokens, documents=torch.zeros(4, 9, dtype=torch.long), rng=rng)
+    torch.testing.assert_close(plain, documents, atol=1e-6, rtol=1e-5)
+    for dropout in model.get_submodule("between").children():
+        assert isinstance(dropout, Dropout)
         dropout.variational = False
     assert not torch.allclose(model.features(tokens, rng=rng), plain, atol=1e-3)

@@ -1,10 +1,11 @@
-"""Adapters on whole models: what is trained, what is not touched, and that merging changes no answer."""
+"""Adapters on whole models: only they are trained, and merging them changes no output."""
 
 import hashlib
 from typing import Any
 
 import pytest
 import torch
+from tests.training.small import CPU, next_token_loss
 from torch import nn
 
 from weft.config import Config
@@ -16,9 +17,7 @@ from weft.models import config as models
 from weft.models.build import build as build_model
 from weft.models.presets import gpt, llama, vaswani
 from weft.nn.config import LoRA
-from weft.objectives.tokens import token_loss
 from weft.parallel.passes import Parallel
-from weft.recipe.objective import NextToken
 from weft.recipe.optimizer import AdamW, Muon
 from weft.training.optimizer import block_matrices, decay_groups, layer_factors, set_rate
 from weft.training.optimizer import build as build_optimizer
@@ -34,17 +33,11 @@ def build(config: Any, seed: int = 0) -> Any:
 
 
 def decoder() -> Any:
-    return llama(2, 16, 4, 24, 16, vocab_size=11, kv_heads=2)
+    return llama(2, 16, 4, d_ff=24, context=16, vocab_size=11, kv_heads=2)
 
 
 def train(model: Any, settings: AdamW | Muon, steps: int = 3) -> list[float]:
-    take = OptimisationStep(
-        Parallel(model),
-        build_optimizer(settings, model),
-        lambda model, features, batch: token_loss(NextToken(), model, features, batch),
-        torch.device("cpu"),
-        clip=1.0,
-    )
+    take = OptimisationStep(Parallel(model), build_optimizer(settings, model), next_token_loss, CPU, clip=1.0)
     losses = []
     for step in range(steps):
         tokens = torch.randint(0, 11, (4, 9), generator=torch.Generator().manual_seed(step % 2))
@@ -74,24 +67,27 @@ def test_training_moves_the_adapters_and_nothing_else(settings: AdamW | Muon) ->
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("config", [decoder(), gpt(2, 16, 2, 8, 11), vaswani(2, 16, 2, 32, 0.0, vocab_size=11)])
+@pytest.mark.parametrize(
+    "config",
+    [decoder(), gpt(2, 16, 2, context=8, vocab_size=11), vaswani(2, 16, 2, d_ff=32, dropout=0.0, vocab_size=11)],
+)
 def test_merged_weights_give_the_same_logits(config: Any) -> None:
     model = build(config).eval()
     tokens = torch.randint(0, 11, (3, 7))
-    given: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
     if isinstance(config, models.EncoderDecoder):
-        given["source"] = type("Source", (), {"tokens": torch.randint(0, 11, (3, 5)), "mask": None})()
+        inputs["source"] = type("Source", (), {"tokens": torch.randint(0, 11, (3, 5)), "mask": None})()
     with torch.no_grad():
-        begun = model(tokens, **given)
+        begun = model(tokens, **inputs)
         names = add_adapters(model, EVERYWHERE)
-        assert torch.equal(model(tokens, **given), begun)
+        assert torch.equal(model(tokens, **inputs), begun)
         for name in names:
             model.get_submodule(name).b.normal_()
-        learned = model(tokens, **given)
+        learned = model(tokens, **inputs)
         plain = merged(model)
         assert (learned - begun).abs().max() > 0.1
-        assert torch.allclose(plain(tokens, **given), learned, atol=1e-5)
-        assert torch.equal(model(tokens, **given), learned)
+        assert torch.allclose(plain(tokens, **inputs), learned, atol=1e-5)
+        assert torch.equal(model(tokens, **inputs), learned)
     fresh = build(config)
     assert [name for name, _ in plain.named_parameters()] == [name for name, _ in fresh.named_parameters()]
     assert len(trainable(plain)) == len(list(fresh.parameters()))
@@ -99,7 +95,7 @@ def test_merged_weights_give_the_same_logits(config: Any) -> None:
 
 
 def encoder(head: Config) -> models.Encoder:
-    settings = gpt(2, 16, 2, 8, 11).model_dump(exclude={"kind", "head", "ngrams"})
+    settings = gpt(2, 16, 2, context=8, vocab_size=11).model_dump(exclude={"kind", "head", "ngrams"})
     return models.Encoder(**settings, head=head)
 
 
@@ -109,13 +105,13 @@ def test_a_new_head_is_trained_with_the_adapter() -> None:
     assert {name for name in trainable(model) if name.startswith("output.")} == {
         f"output.{name}" for name, _ in model.output.named_parameters()
     }
-    tied = build(gpt(1, 16, 2, 8, 11))
+    tied = build(gpt(1, 16, 2, context=8, vocab_size=11))
     with pytest.raises(ModelError, match=r"adapter\.head: this head has no weights of its own"):
         add_adapters(tied, LoRA(head=True))
     assert all(p.requires_grad for p in tied.parameters())
 
 
-def test_what_takes_no_adapter() -> None:
+def test_models_that_take_no_adapter() -> None:
     recurrent = models.Recurrent(vocab_size=5, d_model=4)
     with pytest.raises(ModelError, match="made of Transformer blocks"):
         add_adapters(build_model(recurrent), LoRA())
@@ -140,8 +136,8 @@ def test_muon_takes_each_part_of_an_adapter() -> None:
 
 SHAPES = [
     decoder(),
-    gpt(2, 16, 2, 8, 11).replace(ngrams={"orders": [2, 3], "rows": 9, "width": 5}),
-    vaswani(2, 16, 2, 32, 0.0, vocab_size=11),
+    gpt(2, 16, 2, context=8, vocab_size=11).replace(ngrams={"orders": [2, 3], "rows": 9, "width": 5}),
+    vaswani(2, 16, 2, d_ff=32, dropout=0.0, vocab_size=11),
     encoder(models.PretrainingHead()),
 ]
 TARGETS = [None, ("*",), ("*.1.*",), ("*.attention.qkv", "*.feedforward.down")]
@@ -186,7 +182,7 @@ def cost_of_adapters(rank: int) -> int:
 
 
 def saved_bytes(model: Any, time: int) -> int:
-    """What autograd keeps of the layers, weights aside."""
+    """Return the bytes that autograd saves, without the weights."""
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, torch.Tensor] = {}
 
@@ -207,30 +203,32 @@ def saved_bytes(model: Any, time: int) -> int:
     ids=lambda adapter: str(adapter.targets),
 )
 @pytest.mark.parametrize(
-    "config", [llama(8, 64, 4, 96, 32, vocab_size=16), gpt(8, 64, 4, 32, 16)], ids=["llama", "gpt"]
+    "config",
+    [llama(8, 64, 4, d_ff=96, context=32, vocab_size=16), gpt(8, 64, 4, context=32, vocab_size=16)],
+    ids=["llama", "gpt"],
 )
 def test_activations_are_what_autograd_keeps(config: Config, adapter: LoRA, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.nn.activations.ON_ARM", False)  # those for ARM keep what a product keeps anyway
+    monkeypatch.setattr("weft.nn.activations.ON_ARM", False)  # those for ARM save what a product saves anyway
     model = build(config)
     add_adapters(model, adapter)
     predicted = training_memory(config, Workload(4, 32, "fp32"), adapter).activations
     assert predicted == pytest.approx(saved_bytes(model, 32), rel=0.1)
 
 
-def test_dropout_keeps_a_byte_a_number() -> None:
+def test_dropout_saves_a_byte_per_value() -> None:
     adapter = LoRA(targets=("*.feedforward.*",))
     plain, dropped = (
-        training_memory(gpt(6, 64, 4, 32, 16), Workload(4, 32, "bf16"), each).activations
-        for each in (adapter, adapter.replace(dropout=0.1))
+        training_memory(gpt(6, 64, 4, context=32, vocab_size=16), Workload(4, 32, "bf16"), settings).activations
+        for settings in (adapter, adapter.replace(dropout=0.1))
     )
     assert dropped - plain == 4 * 32 * 6 * (64 + 256)
 
 
-# ---- slower layers
+# ---- layer-wise learning rates
 
 
-def test_lower_layers_learn_slower() -> None:
-    model = build(vaswani(3, 16, 2, 32, 0.0, vocab_size=11))
+def test_lower_layers_have_lower_learning_rates() -> None:
+    model = build(vaswani(3, 16, 2, d_ff=32, dropout=0.0, vocab_size=11))
     factors = {name: layer_factors(model, 0.5)[p] for name, p in model.named_parameters()}
     assert factors["embedding.weight"] == 0.5**4
     for stack in ("encoder", "decoder"):

@@ -1,4 +1,4 @@
-"""What only a GPU can show: memory that really runs out, and runs that repeat to the last bit."""
+"""Tests that need a GPU: memory that runs out, reproducible runs, and CUDA graphs."""
 
 import gc
 import json
@@ -6,14 +6,15 @@ import random
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from tests.training.small import train
+from tests.training.small import Runs, events, same_parameters
 
 from weft.errors import RunError
+from weft.models.base import LanguageModel
 from weft.runs.lines import read_lines
 
 pytestmark = pytest.mark.gpu
@@ -22,8 +23,8 @@ WIDE = ("model.d_model=256", "model.attention.heads=4", "model.feedforward.d_ff=
 
 
 @pytest.fixture
-def little_memory() -> Any:
-    """A quarter of a gibibyte above what is held already."""
+def little_memory() -> Iterator[None]:
+    """Limit memory to a quarter of a gibibyte above what is allocated already."""
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (1 << 28)) / total)
@@ -31,31 +32,29 @@ def little_memory() -> Any:
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def test_memory_that_runs_out_names_a_batch_that_fits(tmp_path, recipe, corpus, little_memory) -> None:  # type: ignore[no-untyped-def]
-    given = {"corpus": corpus, "quiet": True, "device": "cuda"}
+def test_memory_that_runs_out_names_a_batch_that_fits(runs: Runs, little_memory: None) -> None:
     many = (*WIDE, "batch.size=2048", "batch.length=128", "steps=2")
     with pytest.raises(RunError, match=r"batch\.micro=\d+ does") as caught:
-        train(recipe(*many), tmp_path / "refused", **given)
+        runs.train(*many, name="refused", device="cuda")
     line = str(caught.value)
     assert "\n" not in line
     fits = re.search(r"batch\.micro=(\d+) does", line)
     assert fits is not None
-    del caught  # holds the frames of the run that failed, and they its weights
+    del caught  # it holds the frames of the failed run, and these its weights
     gc.collect()
     torch.cuda.empty_cache()
-    train(recipe(*many, f"batch.micro={fits[1]}"), tmp_path / "named", **given)
-    found = train(recipe(*many, "batch.micro=auto"), tmp_path / "auto", **given)
-    (event,) = [line for line in read_lines(found.run.events) if line["event"] == "preflight"]
+    runs.train(*many, f"batch.micro={fits[1]}", name="named", device="cuda")
+    found = runs.train(*many, "batch.micro=auto", name="auto", device="cuda")
+    (event,) = events(found.run, "preflight")
     assert 1 <= event["micro"] <= int(fits[1])
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_deterministic_run_repeats_bit_for_bit(tmp_path: Path, recipe: Any, corpus: Any, precision: str) -> None:
-    settings = recipe("deterministic=true", f"precision={precision}", "steps=20")
-    runs = [train(settings, tmp_path / name, corpus=corpus, quiet=True, device="cuda") for name in ("one", "two")]
-    assert runs[0].run.metrics.read_text() == runs[1].run.metrics.read_text()
-    for one, two in zip(runs[0].model.parameters(), runs[1].model.parameters(), strict=True):
-        assert torch.equal(one, two)
+def test_a_deterministic_run_repeats_bit_for_bit(runs: Runs, precision: str) -> None:
+    settings = ["deterministic=true", f"precision={precision}", "steps=20"]
+    one, two = (runs.train(*settings, name=name, device="cuda") for name in ("one", "two"))
+    assert one.run.metrics.read_text() == two.run.metrics.read_text()
+    assert same_parameters(one.model, two.model)
 
 
 def losses(folder: Path) -> list[float]:
@@ -63,35 +62,40 @@ def losses(folder: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("changes", [(), ("batch.micro=2",), ("optimizer.kind=muon",), ("model.dropout=0.2",)])
-def test_captured_steps_learn_what_plain_ones_do(
-    tmp_path: Path, recipe: Any, corpus: Any, changes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+def test_captured_steps_learn_like_plain_ones(
+    runs: Runs, changes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replay, replayed = torch.cuda.CUDAGraph.replay, []
+    replay, replayed = torch.cuda.CUDAGraph.replay, list[torch.cuda.CUDAGraph]()
 
-    def noted(graph: torch.cuda.CUDAGraph) -> None:
+    def record(graph: torch.cuda.CUDAGraph) -> None:
         replayed.append(graph)
         replay(graph)
 
-    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", noted)
-    given = {"corpus": corpus, "quiet": True, "device": "cuda"}
-    given["evaluate"] = lambda model: {"loss": float(model.features(torch.ones(2, 5).long().cuda()).sum())}
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", record)
+
+    def evaluate(model: LanguageModel) -> dict[str, float]:
+        return {"loss": float(model.features(torch.ones(2, 5).long().cuda()).sum())}
+
     settings = (*WIDE, "steps=24", "log.every=1", "evaluate.every=5", "checkpoint.every=8", "precision=fp32", *changes)
-    train(recipe(*settings, "compile=false"), tmp_path / "plain", **given)
+    runs.train(*settings, "compile=false", name="plain", device="cuda", evaluate=evaluate)
     assert not replayed
-    train(recipe(*settings, "compile=true"), tmp_path / "captured", **given)
-    assert bool(replayed) == ("batch.micro=2" not in changes)  # parts of a batch are not captured
-    assert losses(tmp_path / "captured") == pytest.approx(losses(tmp_path / "plain"), rel=2e-3)
+    runs.train(*settings, "compile=true", name="captured", device="cuda", evaluate=evaluate)
+    assert bool(replayed) == ("batch.micro=2" not in changes)  # steps of several micro-batches are not captured
+    assert losses(runs.folder / "captured") == pytest.approx(losses(runs.folder / "plain"), rel=2e-3)
 
 
-def test_a_captured_run_survives_a_rollback(tmp_path: Path, recipe: Any, corpus: Any) -> None:
-    given = {"corpus": corpus, "quiet": True, "device": "cuda"}
-    found = train(
-        recipe(*WIDE, "steps=60", "compile=true", "log.every=2", "checkpoint.every=10", "optimizer.lr=1"),
-        tmp_path / "run",
-        **given,
+def test_a_captured_run_survives_a_rollback(runs: Runs) -> None:
+    found = runs.train(
+        *WIDE,
+        "steps=60",
+        "compile=true",
+        "log.every=2",
+        "checkpoint.every=10",
+        "optimizer.lr=1",
+        device="cuda",
     )
-    assert any(line["event"] == "rollback" for line in read_lines(found.run.events))
-    assert torch.isfinite(torch.tensor(losses(tmp_path / "run"))).all()
+    assert events(found.run, "rollback")
+    assert torch.isfinite(torch.tensor(losses(runs.folder / "run"))).all()
 
 
 PACKED = """
@@ -119,7 +123,7 @@ def gradient(features, rows):
 
 
 passes = Compiled(without_maps(model), capture=False)
-for rows in (32, 20, 9, 32):  # graphs for rows of any number
+for rows in (32, 20, 9, 32):  # graphs for any number of rows
     found = gradient(passes, rows)
 torch.cuda.synchronize()
 attention_mask.MIN_FLEX_ENTRIES = 2**30  # the mask laid out instead
@@ -129,14 +133,14 @@ for one, two in zip(found, gradient(model.features, 32)):
 
 
 def test_documents_apart_train_compiled() -> None:
-    """In a process of its own: an illegal memory access would end this one's use of the GPU."""
+    """In a separate process: an illegal memory access would end this process's use of the GPU."""
     done = subprocess.run([sys.executable, "-c", PACKED], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.mark.timeout(400)  # a model of 124 M is compiled
 def test_gpt2_over_packed_documents(tmp_path: Path) -> None:
-    """The size at which a map of blocks made inside the compiled graph read out of bounds (torch 2.11)."""
+    """At this size a block map created inside the compiled graph read out of bounds (torch 2.11)."""
     words, rng = ["the", "cat", "sat", "on", "a", "mat", "and", "old", "dogs", "run"], random.Random(0)
     with open(tmp_path / "documents.jsonl", "w") as file:
         for _ in range(400):

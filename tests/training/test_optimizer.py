@@ -1,4 +1,4 @@
-"""Muon: orthogonal steps for the matrices in blocks, part by part; and every optimizer's state saved bit for bit."""
+"""Muon: orthogonalised updates of the matrices in blocks, one by one; and every optimizer's state, bit for bit."""
 
 import pytest
 import torch
@@ -9,27 +9,32 @@ from weft.errors import ConfigError
 from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.presets import gpt, llama, vaswani
-from weft.recipe.optimizer import SGD, Adam, AdamW, Muon
+from weft.recipe.optimizer import SGD, Adam, AdamW, Muon, Optimizer
 from weft.recipe.resolve import resolve
 from weft.runs.snapshot import load_optimizer_state, optimizer_state
 from weft.training.optimizer import block_matrices, orthogonalise, set_rate, update
 from weft.training.optimizer import build as build_optimizer
 
-ALL = [AdamW(), Adam(), SGD(), Muon()]
+ALL: list[Optimizer] = [AdamW(), Adam(), SGD(), Muon()]
 
 
 def model() -> LanguageModel:
     torch.manual_seed(0)
-    return build(llama(2, 16, 4, 24, 16, vocab_size=11, kv_heads=2))
+    return build(llama(2, 16, 4, d_ff=24, context=16, vocab_size=11, kv_heads=2))
 
 
-def give_gradients(net: nn.Module, seed: int) -> None:
+def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def set_gradients(net: nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for p in net.parameters():
         p.grad = torch.randn(p.shape, generator=generator)
 
 
-def test_orthogonal_means_singular_values_near_one() -> None:
+def test_singular_values_are_near_one() -> None:
     torch.manual_seed(0)
     for rows, columns in ((16, 16), (8, 24), (24, 8)):
         values = torch.linalg.svdvals(orthogonalise(torch.randn(3, rows, columns)))
@@ -37,8 +42,8 @@ def test_orthogonal_means_singular_values_near_one() -> None:
         assert values.max() < 1.3
 
 
-def test_orthogonalising_rotates_nothing() -> None:
-    """Singular vectors stay: the result is U S′ Vᵀ, so its product with the matrix's polar factor is symmetric."""
+def test_orthogonalising_keeps_singular_vectors() -> None:
+    """The result is U S′ Vᵀ, so its product with the matrix's polar factor is symmetric."""
     matrix = torch.randn(6, 9, dtype=torch.float64).float()
     u, _, vt = torch.linalg.svd(matrix, full_matrices=False)
     product = orthogonalise(matrix[None])[0] @ (u @ vt).T
@@ -48,7 +53,7 @@ def test_orthogonalising_rotates_nothing() -> None:
 @pytest.mark.parametrize("rounds", [1, 3, 5])
 @pytest.mark.parametrize("shape", [(5, 5), (4, 7), (7, 4)])
 def test_rounds_are_those_of_the_odd_polynomial(rounds: int, shape: tuple[int, int]) -> None:
-    """Each takes every singular value s, begun at s / Frobenius norm, to a s + b s³ + c s⁵ (Jordan et al. 2024)."""
+    """A round maps each singular value s, initially s / Frobenius norm, to a s + b s³ + c s⁵ (Jordan et al. 2024)."""
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     u, values, vt = torch.linalg.svd(matrix, full_matrices=False)
     values = values / values.norm()
@@ -58,8 +63,8 @@ def test_rounds_are_those_of_the_odd_polynomial(rounds: int, shape: tuple[int, i
 
 
 @pytest.mark.parametrize("rounds", [3, 5])
-def test_each_part_of_a_fused_matrix_steps_as_torchs_muon_has_it(rounds: int) -> None:
-    """qkv as three matrices, gate and up as two, each with torch.optim.Muon at AdamW's size of steps."""
+def test_each_part_of_a_fused_matrix_steps_as_torchs_muon(rounds: int) -> None:
+    """qkv as three matrices, gate and up as two, each with torch.optim.Muon at AdamW's scale of updates."""
     net = model()
     settings = Muon(weight_decay=0.1, momentum=0.9, rounds=rounds)
     optimizer = build_optimizer(settings, net)
@@ -77,9 +82,9 @@ def test_each_part_of_a_fused_matrix_steps_as_torchs_muon_has_it(rounds: int) ->
         adjust_lr_fn="match_rms_adamw",
     )
     for seed in range(3):
-        give_gradients(net, seed)
+        set_gradients(net, seed)
         for p, parts in pieces.items():
-            for part, gradient in zip(parts, p.grad.split(heights[p]), strict=True):
+            for part, gradient in zip(parts, gradient_of(p).split(heights[p]), strict=True):
                 part.grad = gradient.clone()
         set_rate(optimizer, 0.01)
         update(optimizer, None)
@@ -97,7 +102,7 @@ def test_embeddings_heads_and_gains_step_as_adamw() -> None:
     optimizers = build_optimizer(Muon(), ours), build_optimizer(AdamW(), reference)
     for seed in range(2):
         for net, optimizer in zip((ours, reference), optimizers, strict=True):
-            give_gradients(net, seed)
+            set_gradients(net, seed)
             set_rate(optimizer, 0.01)
             update(optimizer, None)
     matrices = block_matrices(ours)
@@ -109,24 +114,24 @@ def test_embeddings_heads_and_gains_step_as_adamw() -> None:
 
 
 def test_every_block_of_an_encoder_decoder_is_found() -> None:
-    net = build(vaswani(2, 16, 2, 32, 0.0, vocab_size=11))
+    net = build(vaswani(2, 16, 2, d_ff=32, dropout=0.0, vocab_size=11))
     sizes = list(block_matrices(net).values())
     assert len(sizes) == 2 * 4 + 2 * 7
     assert sizes.count([16, 16]) == 2  # keys and values of the source
 
 
 @pytest.mark.parametrize("settings", ALL, ids=lambda s: s.kind)
-def test_the_state_is_saved_and_loaded_bit_for_bit(settings) -> None:  # type: ignore[no-untyped-def]
+def test_the_state_is_saved_and_loaded_bit_for_bit(settings: Optimizer) -> None:
     """Two updates, save, load into a fresh optimizer, two more: the same weights as four in a row."""
     straight, broken = model(), model()
     optimizer = build_optimizer(settings, straight)
     for seed in range(4):
-        give_gradients(straight, seed)
+        set_gradients(straight, seed)
         set_rate(optimizer, 0.01)
         update(optimizer, torch.tensor(2.0))
     first = build_optimizer(settings, broken)
     for seed in range(2):
-        give_gradients(broken, seed)
+        set_gradients(broken, seed)
         set_rate(first, 0.01)
         update(first, torch.tensor(2.0))
     saved = {name: tensor.clone() for name, tensor in optimizer_state(first, broken).items()}
@@ -134,7 +139,7 @@ def test_the_state_is_saved_and_loaded_bit_for_bit(settings) -> None:  # type: i
     second = build_optimizer(settings, broken)
     load_optimizer_state(second, broken, saved)
     for seed in range(2, 4):
-        give_gradients(broken, seed)
+        set_gradients(broken, seed)
         set_rate(second, 0.01)
         update(second, torch.tensor(2.0))
     for ours, theirs in zip(broken.parameters(), straight.parameters(), strict=True):
@@ -144,14 +149,14 @@ def test_the_state_is_saved_and_loaded_bit_for_bit(settings) -> None:  # type: i
 
 
 @pytest.mark.parametrize("settings", ALL, ids=lambda s: s.kind)
-def test_dividing_in_the_update_is_dividing_before_it(settings) -> None:  # type: ignore[no-untyped-def]
+def test_dividing_in_the_update_is_dividing_before_it(settings: Optimizer) -> None:
     ours, reference = model(), model()
     for net, divisor in ((ours, torch.tensor(8.0)), (reference, None)):
         optimizer = build_optimizer(settings, net)
-        give_gradients(net, 0)
+        set_gradients(net, 0)
         if divisor is None:
             for p in net.parameters():
-                p.grad /= 8.0
+                gradient_of(p).div_(8.0)
         set_rate(optimizer, 0.1)
         update(optimizer, divisor)
     for a, b in zip(ours.parameters(), reference.parameters(), strict=True):
@@ -159,34 +164,34 @@ def test_dividing_in_the_update_is_dividing_before_it(settings) -> None:  # type
 
 
 @pytest.mark.parametrize("settings", ALL, ids=lambda s: s.kind)
-def test_an_update_that_is_held_back_leaves_no_trace(settings) -> None:  # type: ignore[no-untyped-def]
-    """Not even of gradients that are NaN; and the next update is as if there had been none."""
+def test_a_skipped_update_leaves_no_trace(settings: Optimizer) -> None:
+    """Even if gradients are NaN; the next update is as if there had been none."""
     ours, reference = model(), model()
     optimizers = build_optimizer(settings, ours), build_optimizer(settings, reference)
     for net, optimizer in zip((ours, reference), optimizers, strict=True):
         for seed in range(3):
-            give_gradients(net, seed)
-            held = seed == 1
-            if held and net is reference:
+            set_gradients(net, seed)
+            skipped = seed == 1
+            if skipped and net is reference:
                 continue
-            if held:
+            if skipped:
                 for p in net.parameters():
-                    p.grad.fill_(float("nan"))
+                    gradient_of(p).fill_(float("nan"))
             set_rate(optimizer, 0.1)
-            update(optimizer, torch.tensor(1.0), torch.tensor(float(held)))
+            update(optimizer, torch.tensor(1.0), torch.tensor(float(skipped)))
     for a, b in zip(ours.parameters(), reference.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
-def test_muon_remembers_as_much_as_planned() -> None:
-    """One number a weight inside blocks, two elsewhere."""
-    settings = gpt(2, 32, 2, 16, 64)
+def test_muon_stores_as_much_as_planned() -> None:
+    """One value per weight inside blocks, two elsewhere."""
+    settings = gpt(2, 32, 2, context=16, vocab_size=64)
     net = build(settings)
     optimizer = build_optimizer(Muon(), net)
-    give_gradients(net, 0)
+    set_gradients(net, 0)
     update(optimizer, None)
-    kept = sum(t.nbytes for name, t in optimizer_state(optimizer, net).items() if not name.startswith("step/"))
-    assert training_memory(settings, Workload(1, 16, "fp32", "muon")).optimizer == pytest.approx(kept, rel=0.03)
+    stored = sum(t.nbytes for name, t in optimizer_state(optimizer, net).items() if not name.startswith("step/"))
+    assert training_memory(settings, Workload(1, 16, "fp32", "muon")).optimizer == pytest.approx(stored, rel=0.03)
 
 
 def test_muon_needs_blocks() -> None:

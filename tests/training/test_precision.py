@@ -1,16 +1,23 @@
-"""Number formats: what eight bits can hold, what a device must have, and what runs along the skip connections."""
+"""Number formats: the range of eight bits, the requirements of a device, and the residual stream."""
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from tests.training.small import CPU
 from torch import nn
 
 from weft.errors import ConfigError
 from weft.models.base import LanguageModel
 from weft.models.build import build as build_model
 from weft.models.presets import bert, gpt, llama
+from weft.models.transformer import Transformer
+from weft.nn.linear import Linear
+from weft.recipe.config import Precision
 from weft.training import precision
 from weft.training.precision import (
-    EIGHT,
+    FP8,
     EightBitLinear,
     arithmetic,
     autocast,
@@ -21,22 +28,21 @@ from weft.training.precision import (
     use_eight_bits,
 )
 
-CPU = torch.device("cpu")
 quiet = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 
 
 def test_eight_bits_keep_their_digits_over_their_range() -> None:
-    """e4m3: 3 bits after the point over a range of 2¹³ below the largest number."""
+    """e4m3 has 3 bits of mantissa over a range of 2¹³ below its largest value."""
     exponents = torch.linspace(0, 13, 500)
     x = torch.cat([-(2.0 ** (7.3 - exponents)), 2.0 ** (7.3 - exponents)])[None]
     x8, scale = quantise(x)
-    assert x8.dtype == EIGHT
+    assert x8.dtype == FP8
     relative = ((x8.float() * scale - x) / x).abs()
     assert relative.max() <= 2.0**-4 * 1.001
-    assert relative.max() > 2.0**-6  # and no more than that
+    assert relative.max() > 2.0**-6  # not better than that either
 
 
-def test_a_large_number_costs_its_own_row_alone() -> None:
+def test_an_outlier_affects_its_row_alone() -> None:
     x = torch.randn(3, 64)
     x[1, 5] = 1e6
     x8, scale = quantise(x)
@@ -49,17 +55,21 @@ def test_eight_bits_of_zeros_and_of_nan() -> None:
     x8, scale = quantise(torch.zeros(1, 4))
     assert torch.equal(x8.float() * scale, torch.zeros(1, 4))
     x8, scale = quantise(torch.tensor([[1.0, float("nan")]]))
-    assert (x8.float() * scale).isnan().any()  # it must not be hidden from the guard
+    assert (x8.float() * scale).isnan().any()  # the guard must see it
 
 
 def eight_bit_copy(linear: nn.Linear) -> EightBitLinear:
-    copy = EightBitLinear(linear.in_features, linear.out_features, bias=linear.bias is not None)
+    copy = Linear(linear.in_features, linear.out_features, bias=linear.bias is not None)
     copy.load_state_dict(linear.state_dict())
-    return copy
+    return EightBitLinear(copy)
+
+
+def gradients(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    return [tensor.grad for tensor in tensors if tensor.grad is not None]
 
 
 def test_an_eight_bit_layer_is_close_and_its_gradients_too() -> None:
-    """Products of 256 random numbers: errors of 3 (or 2) bits each average out to a few per cent of the result."""
+    """In products of 256 random values, errors of 3 (or 2) bits each average out to a few per cent of the result."""
     torch.manual_seed(0)
     exact = nn.Linear(256, 64)
     rough = eight_bit_copy(exact)
@@ -70,35 +80,40 @@ def test_an_eight_bit_layer_is_close_and_its_gradients_too() -> None:
         with context:
             y = layer(inputs)
         y.backward(g.to(y.dtype))
-        results.append((y.float(), inputs.grad, layer.weight.grad, layer.bias.grad))
-    assert rough.weight.grad.dtype == torch.float32
-    for (ours, expected), most in zip(zip(*reversed(results), strict=True), (0.04, 0.04, 0.01, 0.01), strict=True):
-        assert 0 < (ours - expected).norm() / expected.norm() < most
+        results.append((y.float(), *gradients(inputs, layer.weight, layer.bias)))
+    assert results[1][2].dtype == torch.float32
+    for (ours, expected), limit in zip(zip(*reversed(results), strict=True), (0.04, 0.04, 0.01, 0.01), strict=True):
+        assert 0 < (ours - expected).norm() / expected.norm() < limit
 
 
 @quiet
-def test_what_does_not_fit_sixteens_is_not_quantised() -> None:
+def test_sizes_that_are_no_multiples_of_sixteen_are_not_quantised() -> None:
     torch.manual_seed(0)
     plain = nn.Linear(32, 16)
     layer, x = eight_bit_copy(plain), torch.randn(3, 5, 32)
-    assert torch.equal(layer(x), plain(x))  # outside of autocast
+    assert torch.equal(layer(x), plain(x))  # outside autocast
     with autocast("fp8", CPU):
         assert torch.equal(layer(x), plain(x))  # 15 rows
 
 
 def tiny() -> LanguageModel:
     torch.manual_seed(0)
-    return build_model(gpt(2, 32, 2, 16, 64))
+    return build_model(gpt(2, 32, 2, context=16, vocab_size=64))
 
 
 def test_only_the_layers_inside_blocks_get_eight_bits() -> None:
     model = tiny()
-    before = dict(model.named_parameters())
+    before = list(model.named_parameters())
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
     use_eight_bits(model)
+    assert torch.equal(torch.get_rng_state(), state)  # no random number is drawn
     assert sum(isinstance(module, EightBitLinear) for module in model.modules()) == 2 * 4
-    assert all(p is before[name] for name, p in model.named_parameters())
+    after = list(model.named_parameters())
+    assert [name for name, _ in after] == [name for name, _ in before]
+    assert all(p is q for (_, p), (_, q) in zip(after, before, strict=True))
     tokens = torch.randint(64, (2, 16))
-    assert torch.equal(model(tokens), tiny()(tokens))  # without autocast nothing has changed
+    assert torch.equal(model(tokens), tiny()(tokens))  # without autocast nothing changes
     with autocast("fp8", CPU):
         features = model.features(tokens)
     exact = tiny().features(tokens)
@@ -108,9 +123,9 @@ def test_only_the_layers_inside_blocks_get_eight_bits() -> None:
 @pytest.mark.gpu
 def test_a_gpus_eight_bit_products_are_the_emulated_ones() -> None:
     a8, b8, bias = quantise(torch.randn(32, 64)), quantise(torch.randn(48, 64)), torch.randn(48).bfloat16()
-    expected = precision.eight_bit_product(a8, b8, torch.float32, bias.float())
-    on_gpu = [tuple(t.cuda() for t in pair) for pair in (a8, b8)]
-    ours = precision.eight_bit_product(*on_gpu, torch.bfloat16, bias.cuda())
+    expected = precision.eight_bit_product(a8, b8, torch.float32, bias=bias.float())
+    a, b = ((values.cuda(), scale.cuda()) for values, scale in (a8, b8))
+    ours = precision.eight_bit_product(a, b, torch.bfloat16, bias=bias.cuda())
     assert torch.allclose(ours.cpu().float(), expected, rtol=0.01, atol=0.02)
 
 
@@ -126,12 +141,12 @@ def test_a_gpus_eight_bit_layer_learns_what_the_emulated_one_does() -> None:
         with autocast("fp8", device):
             y = layer(inputs)
         y.backward(g.to(device, y.dtype))
-        results.append([t.cpu().float() for t in (y, inputs.grad, layer.weight.grad, layer.bias.grad)])
+        results.append([t.cpu().float() for t in (y, *gradients(inputs, layer.weight, layer.bias))])
     for ours, expected in zip(*results, strict=True):
         assert (ours - expected).norm() / expected.norm() < 0.01
 
 
-# ---- what a device can do
+# ---- devices
 
 
 def test_eight_bits_need_a_gpu() -> None:
@@ -148,18 +163,20 @@ def test_an_old_gpu_has_no_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     check_precision("fp8", torch.device("cuda"))
 
 
-def test_a_processor_with_slow_narrow_products_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_with_slow_narrow_products_gives_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = {"fp32": 60e9, "bf16": 0.12e9, "fp16": 45e9}
-    monkeypatch.setattr(precision, "products", lambda *sizes: {format_: rates[format_] for format_ in sizes[3]})
+    monkeypatch.setattr(
+        precision, "matmul_rates", lambda *sizes, dtypes: {format_: rates[format_] for format_ in dtypes}
+    )
     assert slow_precision("fp32", CPU) is None
     assert slow_precision("fp16", CPU) is None
-    assert slow_precision("bf16", CPU) == "precision = bf16: this processor multiplies it 500 times as slowly as fp32"
+    assert slow_precision("bf16", CPU) == "precision = bf16: this CPU multiplies it 500 times as slowly as fp32"
     assert slow_precision("bf16", torch.device("cuda")) is None
     assert "in fp32" in str(slow_precision("tf32", CPU))
     assert slow_precision("tf32", torch.device("cuda")) is None
 
 
-def test_switches_are_put_back() -> None:
+def test_switches_are_restored() -> None:
     torch.set_float32_matmul_precision("highest")
     with arithmetic("tf32", deterministic=True):
         assert torch.get_float32_matmul_precision() == "high"
@@ -169,21 +186,21 @@ def test_switches_are_put_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("format", "plain", "used"), [("fp32", True, False), ("fp32", False, True), ("bf16", True, True)]
+    ("format_", "plain", "used"), [("fp32", True, False), ("fp32", False, True), ("bf16", True, True)]
 )
-def test_a_plain_arm_forms_fp32_without_onednn(
-    format: str, plain: bool, used: bool, monkeypatch: pytest.MonkeyPatch
+def test_a_plain_arm_computes_fp32_without_onednn(
+    format_: Precision, plain: bool, used: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(precision, "_plain_arm", lambda: plain)
     before = torch.backends.mkldnn.enabled
-    with arithmetic(format, deterministic=False):  # type: ignore[arg-type]
+    with arithmetic(format_, deterministic=False):
         assert torch.backends.mkldnn.enabled is (used and before)
     assert torch.backends.mkldnn.enabled is before
 
 
 def test_a_trained_model_reads_in_fp32_where_its_format_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = {"fp32": 60e9, "bf16": 0.12e9}
-    monkeypatch.setattr(precision, "products", lambda *given: rates)
+    monkeypatch.setattr(precision, "matmul_rates", lambda *sizes, dtypes: rates)
     with reading("bf16", CPU):
         assert not torch.is_autocast_enabled("cpu")
     rates["bf16"] = 200e9
@@ -191,28 +208,31 @@ def test_a_trained_model_reads_in_fp32_where_its_format_is_slow(monkeypatch: pyt
         assert torch.is_autocast_enabled("cpu")
 
 
-@pytest.mark.parametrize(("format", "short"), [("fp32", False), ("tf32", True)])
-def test_recurrent_products_are_as_short_as_the_others(format: str, short: bool) -> None:
+@pytest.mark.parametrize(("format_", "short"), [("fp32", False), ("tf32", True)])
+def test_recurrent_products_follow_the_precision(format_: Precision, short: bool) -> None:
     before = torch.backends.cudnn.allow_tf32
-    with arithmetic(format, deterministic=False):  # type: ignore[arg-type]
+    with arithmetic(format_, deterministic=False):
         assert torch.backends.cudnn.allow_tf32 is short
     assert torch.backends.cudnn.allow_tf32 is before
 
 
-# ---- along the skip connections
+# ---- the residual stream
 
 
 @quiet
 @pytest.mark.parametrize("build", [gpt, llama, bert])
-@pytest.mark.parametrize(("format", "stream"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", None)])
-def test_what_runs_between_blocks_is_as_narrow_as_bf16_allows(build, format, stream) -> None:  # type: ignore[no-untyped-def]
-    """bf16 has the range of fp32; fp16 has not, and stays wide."""
+@pytest.mark.parametrize(("format_", "stream"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", None)])
+def test_the_residual_stream_is_bf16_under_bf16_alone(
+    build: Callable[..., Any], format_: Precision, stream: torch.dtype | None
+) -> None:
+    """bf16 has the range of fp32; fp16 does not, so the stream stays in fp32."""
     sizes = {"layers": 2, "d_model": 32, "heads": 2, "context": 16, "vocab_size": 64}
     model = build_model(build(**sizes, **({"d_ff": 48} if build is llama else {})))
-    stack = model.encoder if model.decoder is None else model.decoder
-    seen = []
+    assert isinstance(model, Transformer)
+    stack, seen = model.decoder or model.encoder, list[torch.dtype]()
+    assert stack is not None
     for block in stack.blocks:
-        block.register_forward_pre_hook(lambda module, given: seen.append(given[0].dtype))
-    with autocast(format, CPU):
+        block.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].dtype))
+    with autocast(format_, CPU):
         model.features(torch.randint(64, (1, 16)))
     assert seen == [stream or torch.float32] * 2

@@ -20,7 +20,7 @@ from weft.costs.count import count
 from weft.data.batch import Source
 from weft.decode.fast import native
 from weft.decode.fast.quantize import check_bits
-from weft.decode.fast.rounding import Bits
+from weft.decode.fast.quantized_weights import Bits
 from weft.decode.fast.stepper import Stepper
 from weft.decode.prompt import context_window
 from weft.errors import ConfigError, ModelError, RunError
@@ -119,7 +119,7 @@ class WidthRecord(BaseModel):
 
 def load_best_width(run: QuantizedRun, path: Path) -> tuple[LanguageModel, WidthMeasurements]:
     """Load a checkpoint's model in the best width; it is measured now unless auto.json has it."""
-    file, made_from, machine = run.run.quantized / "auto.json", run.made_from(path), machine_fingerprint(run.device)
+    file, made_from, machine = run.run.quantized / "auto.json", run.origin(path), machine_fingerprint(run.device)
     record = WidthRecord(made_from=made_from)
     with suppress(ValidationError):  # damaged: measure again
         known = WidthRecord.model_validate(checkpoint.read_json(file))
@@ -140,7 +140,7 @@ def load_best_width(run: QuantizedRun, path: Path) -> tuple[LanguageModel, Width
         for width in widths:
             weights: dict[str, Tensor] = {}
             if width != plain:
-                model, weights = run.make(path, check_bits(width))
+                model, weights = run.quantize(path, check_bits(width))
             speeds[width] = _speed(model)
             if text is not None:
                 losses[width] = text.loss(model)
@@ -154,7 +154,7 @@ def load_best_width(run: QuantizedRun, path: Path) -> tuple[LanguageModel, Width
     measured = record.measurements(machine)
     assert measured is not None and best is not None
     if best[1]:
-        run.keep(check_bits(measured.chosen), made_from, best[1])
+        run.store(check_bits(measured.chosen), made_from, best[1])
     with suppress(OSError):
         if not file.parent.is_symlink():  # never write outside the run
             write_text(file, json.dumps(record.model_dump(), indent=1))
@@ -185,9 +185,8 @@ def _measured_text(run: QuantizedRun) -> MeasuredText:
 
 def _held_out(objective: Objective[Any], max_tokens: int) -> MeasuredText:
     if not isinstance(objective, NextToken):
-        limited = objective.reading_less(max_tokens)
         name = "held-out tokens at most"
-        return MeasuredText(lambda model: limited.evaluate(model)["loss"], max_tokens, name)
+        return MeasuredText(lambda model: objective.evaluate(model, max_tokens)["loss"], max_tokens, name)
     texts = objective.tokens("validation")
     limit = -(-max_tokens // len(texts))
     tokens = sum(min(limit, len(text)) for text in texts)
@@ -218,7 +217,7 @@ def _speed(model: LanguageModel) -> float:
     device, steps = model.embedding.weight.device, max(1, min(TIMED_STEPS, model.config.context - 1))
     token = torch.zeros(1, dtype=torch.long, device=device)
     source = None if model.encoder is None else Source(token.expand(1, 8), token.expand(1, 8) == 0)
-    stepper, best = Stepper(model, 1, 1, steps + 1, source), float("inf")
+    stepper, best = Stepper(model, 1, 1, limit=steps + 1, source=source), float("inf")
     stepper.read(token[None])
     for _ in range(steps):
         start = time.perf_counter()

@@ -15,8 +15,8 @@ import torch
 
 from weft import __version__, machine
 from weft.decode.fast import native
-from weft.decode.fast.products import KERNELS, SAMPLE, Case, fastest, seconds
-from weft.decode.fast.rounding import layout
+from weft.decode.fast.matmul import KERNELS, SAMPLE, MatrixSpec, fastest, seconds
+from weft.decode.fast.quantized_weights import layout
 from weft.errors import counted
 from weft.recipe.settle import faster_format
 from weft.storage.files import cache_folder
@@ -63,7 +63,7 @@ def _processor() -> Iterator[Finding]:
     one, all_ = machine.bandwidth(threads=1), machine.bandwidth()
     speeds = f"one thread {one / 1e9:.3g} GB/s, all {all_ / 1e9:.3g} GB/s"
     yield Finding("memory bandwidth", speeds, {"one thread": one, "all threads": all_})
-    rates = machine.products(*LAYER, ("fp32", "bf16", "int8"))
+    rates = machine.matmul_rates(*LAYER, dtypes=("fp32", "bf16", "int8"))
     yield Finding("products", _rates(rates), rates)
     if not torch.cuda.is_available():
         precision, why = faster_format(rates)
@@ -74,7 +74,7 @@ def _processor() -> Iterator[Finding]:
 def _decoding() -> Finding:
     """Time a decode step's matrix product in each width, with the kernel that is fastest here."""
     compiled, cpu = native.library() is not None, torch.device("cpu")
-    cases = {bits: Case(*SAMPLE, layout(bits, SAMPLE[1])[1], cpu) for bits in KERNELS}
+    cases = {bits: MatrixSpec(*SAMPLE, layout(bits, SAMPLE[1])[1], cpu) for bits in KERNELS}
     kernels = {bits: fastest(bits, case, torch.float32).name for bits, case in cases.items()}
     times = {bits: seconds(bits)[name] for bits, name in kernels.items()}
     how = "with weft's own kernels" if compiled else "with torch's kernels, as no C compiler was found"
@@ -94,7 +94,7 @@ def _gpus() -> Iterator[Finding]:
         yield Finding("GPU", "none that torch can use; models are trained on the CPU")
     for index in range(torch.cuda.device_count()):
         device, about, triton = f"cuda:{index}", torch.cuda.get_device_properties(index), machine.has_triton()
-        rates, read = machine.products(*GPU_LAYER, ("fp32", "bf16"), device), machine.bandwidth(device)
+        rates, read = machine.matmul_rates(*GPU_LAYER, device=device), machine.bandwidth(device)
         kernels = "with Triton" if triton else "without Triton, which weft's kernels need"
         memory = about.total_memory
         speeds = f"{_rates(rates)}, memory bandwidth {read / 1e9:,.4g} GB/s"

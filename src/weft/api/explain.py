@@ -115,7 +115,7 @@ class Explain:
                 f"{self.recipe.name}: steps and optimizer.lr are chosen when training starts; set them, such as "
                 "steps=1000 optimizer.lr=3e-4, or name a run"
             )
-        rate = schedule.build(self.recipe.schedule, lr or 0.0, steps, getattr(self.recipe.model, "d_model", 1))
+        rate = schedule.build(self.recipe.schedule, lr or 0.0, steps, d_model=getattr(self.recipe.model, "d_model", 1))
         return views.schedule.schedule([rate(step) for step in range(1, steps + 1)], f"Learning rate, {kind}")
 
     def positions(self) -> "views.positions.Positions":

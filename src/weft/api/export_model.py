@@ -8,7 +8,7 @@ from typing import Any
 from weft.api.import_model import check_empty, recipe_like, save_run
 from weft.errors import InteropError, RunError, suggestion
 from weft.interop import onnx, peft
-from weft.interop.bundle import ModelBundle, lazily
+from weft.interop.bundle import ModelBundle, lazy_weights
 from weft.interop.gguf import gguf
 from weft.interop.hf import hf
 from weft.objectives import table as objectives
@@ -60,7 +60,7 @@ def export_model(run: Path | str, to: str, dest: Path | str, *, dtype: str | Non
 
 
 def bundle_of(run: RunFolder) -> ModelBundle:
-    """Return a run as a model to export; weights are read lazily, and an adapter is merged into its base."""
+    """Return a run as a model to export; weights are read lazy_weights, and an adapter is merged into its base."""
     recipe = run.recipe()
     for line in changed_files(run, origin=True):
         if f"{run.origin}{os.sep}" in line:
@@ -74,7 +74,7 @@ def bundle_of(run: RunFolder) -> ModelBundle:
         for line in damage:
             warn(line)
         tensors = model.state_dict()
-        weights = lazily(tensors.__getitem__, tensors)
+        weights = lazy_weights(tensors.__getitem__, tensors)
     bundle = read_run(run, weights)
     return replace(bundle, notes={**bundle.notes, "license": license_of(run)})
 
@@ -129,7 +129,9 @@ def _write_adapter(run: RunFolder, target: Path) -> str:
     adapter = peft.Adapter(recipe.adapter, weights, bundle.files, bundle.notes)
     base = base_notes.get("place") or str(recipe.init)
     with replacing_folder(target) as folder:
-        parameters = peft.write(folder, replace(bundle, notes=base_notes), adapter, base)  # by the base family's names
+        parameters = peft.write(
+            folder, replace(bundle, notes=base_notes), adapter, base_name=base
+        )  # by the base family's names
         card = model_card(recipe, read_lines(run.events), license_of(run), adapter=parameters)
         (folder / "README.md").write_text(card, encoding="utf-8")
     return "an adapter, for peft"

@@ -8,7 +8,7 @@ from typing import Any
 from weft.config import validate
 from weft.errors import InteropError, RunError
 from weft.interop import peft
-from weft.interop.bundle import ModelBundle, lazily
+from weft.interop.bundle import ModelBundle, lazy_weights
 from weft.interop.formats import read_model
 from weft.models.config import Decoder, Encoder, EncoderDecoder
 from weft.recipe.config import SOURCE_TOKENIZER, Recipe
@@ -59,7 +59,7 @@ def _import_adapter(source: Path, target: Path, base: Path | str | None) -> tupl
     path, _ = checkpoint.find(base_run.checkpoints, "best", checkpoint.verified)
     model = read_run(base_run, checkpoint_weights(path, base_recipe.model))
     adapter = peft.read(source, model)
-    weights = lazily(adapter.weights.__getitem__, adapter.weights)
+    weights = lazy_weights(adapter.weights.__getitem__, adapter.weights)
     bundle = replace(model, weights=weights, notes=adapter.notes, files=adapter.files, unused={})
     bundle = replace(bundle, origin=f"{source} (PEFT)")
     settings = adapter.settings.model_dump(mode="json", exclude_none=True)

@@ -7,7 +7,7 @@ import torch
 from weft.api.arguments import checked
 from weft.api.auto_width import load_best_width
 from weft.api.run import Run
-from weft.data.shards import noted_tokenizer
+from weft.data.shards import tokenizer_note
 from weft.decode.fast.quantize import check_bits
 from weft.errors import ConfigError
 from weft.machine import pick_device
@@ -18,7 +18,7 @@ from weft.runs import checkpoint
 from weft.runs.folder import changed_files, open_run
 from weft.text.tokenizer import Tokenizer
 from weft.training.quantized import QuantizedRun
-from weft.training.weights import load_model, written_in
+from weft.training.weights import inference_dtype, load_model
 
 AUTO = "auto"
 
@@ -63,16 +63,16 @@ def load(
     elif ranks.alone:
         model, damage = load_model(folder, device=device)
         if isinstance(model, Transformer):
-            model.to(dtype or written_in(recipe, model, device))
+            model.to(dtype or inference_dtype(recipe, model, device))
     else:
         from weft.training import sharded  # imports torch.distributed.tensor
 
-        model, damage = sharded.load_part(folder, ranks, device, dtype)
+        model, damage = sharded.load_shard(folder, ranks, device, dtype=dtype)
     for line in (*changed_files(folder), *damage) if ranks.leads else ():
         warn(line)
     with ranks.leader_first():
         loaded = Run(folder.path, recipe, model, tokenizer=Tokenizer.load(folder.path), quantized=width)
-        loaded.objective.check_tokenizer(noted_tokenizer(folder.data))
+        loaded.objective.check_tokenizer(tokenizer_note(folder.data))
     return loaded
 
 

@@ -30,10 +30,10 @@ from weft.errors import ConfigError, DataError
 from weft.evaluate.perplexity import Score, Surprisal
 from weft.models.base import LanguageModel
 from weft.objectives import table as objectives
-from weft.objectives.answer import Answer, Found
+from weft.objectives.answer import Answer, AnswerSpan
 from weft.objectives.classify import Classify
-from weft.objectives.contrastive import Contrastive, Embedding, Pooling, embed
-from weft.objectives.frame import ANY, Asked
+from weft.objectives.contrastive import Contrastive, EmbeddingOptions, Pooling, embed
+from weft.objectives.frame import ANY_LANGUAGES, LanguagePair
 from weft.objectives.pairs import Pairs
 from weft.objectives.regress import Regress
 from weft.objectives.spans import Spans
@@ -42,7 +42,8 @@ from weft.progress import Advance, warn
 from weft.recipe.config import Recipe
 from weft.runs.folder import RunFolder
 from weft.text.tokenizer import Tokenizer
-from weft.training.objective import Objective, Tokenizers
+from weft.training.objective import Objective
+from weft.training.run_data import Tokenizers
 
 T = TypeVar("T", bound=Objective[Any])
 
@@ -286,7 +287,7 @@ class Run:
         self,
         texts: Sequence[str],
         settings: Beam | Sampling | None = None,
-        languages: Asked = ANY,
+        languages: LanguagePair = ANY_LANGUAGES,
         *,
         progress: Advance | None = None,
         ratio: float | None = LENGTH_RATIO,
@@ -300,7 +301,7 @@ class Run:
         if not isinstance(self.objective, Pairs | Spans):
             raise self.objective.cannot("translate")
         chosen = settings or translation_beam(self.objective.length, self.beam_defaults)
-        return self.objective.translator(self.model, Asked(*languages), ratio).translate(texts, chosen, progress)
+        return self.objective.translator(self.model, LanguagePair(*languages), ratio).translate(texts, chosen, progress)
 
     def classify(self, texts: Sequence[str], second: Sequence[str] | None = None) -> list[dict[str, float]]:
         """Return the probability of each label for each text, or pair of texts, the likeliest first."""
@@ -314,7 +315,7 @@ class Run:
         """Return the likeliest tag of each word of each sentence, with its probability."""
         return self._trained_for(Tag, "tag words").predict(self.model, sentences)
 
-    def answer(self, questions: Sequence[str], contexts: Sequence[str]) -> list[Found]:
+    def answer(self, questions: Sequence[str], contexts: Sequence[str]) -> list[AnswerSpan]:
         """Return the likeliest answer to each question in its context, with its probability and its position."""
         return self._trained_for(Answer, "answer questions").predict(self.model, questions, contexts)
 
@@ -327,8 +328,8 @@ class Run:
         model trained to embed reads at most `batch.length` tokens of a text.
         """
         length = self.objective.length if isinstance(self.objective, Contrastive) else None
-        settings = Embedding(pooling, normalise, batch, length)
-        return embed(self.model, self.tokenizer, texts, settings, warn)
+        settings = EmbeddingOptions(pooling, normalise, batch, length)
+        return embed(self.model, self.tokenizer, texts, options=settings, log=warn)
 
     def _trained_for(self, objective: type[T], verb: str) -> T:
         if not isinstance(self.objective, objective):

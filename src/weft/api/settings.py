@@ -6,7 +6,7 @@ from typing import Any
 from weft.api.arguments import checked, takes_settings
 from weft.config import Tree, validate
 from weft.decode.config import Beam, Rules, Sampling
-from weft.interop.generation import DRAWING
+from weft.interop.generation import SAMPLING_KEYS
 from weft.progress import log_to_stderr
 from weft.runs.folder import RunFolder
 from weft.runs.imported import generation
@@ -36,8 +36,8 @@ def with_defaults(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> T
     chosen = {key: value for key, value in settings.items() if value is not None}
     usable = dict(defaults)
     if chosen.get("temperature") == 0:
-        usable = {key: value for key, value in usable.items() if key not in DRAWING}
-    elif usable.get("temperature") == 0 and any(key in chosen for key in DRAWING):
+        usable = {key: value for key, value in usable.items() if key not in SAMPLING_KEYS}
+    elif usable.get("temperature") == 0 and any(key in chosen for key in SAMPLING_KEYS):
         del usable["temperature"]
     merged = usable | chosen
     max_tokens = merged.get("max_tokens", Rules.model_fields["max_tokens"].default)

@@ -18,13 +18,13 @@ from weft.data.config import HashSplit, Split, TextSource, held_out_files
 from weft.data.messages import with_template
 from weft.data.prepare import prepare as prepare_shards
 from weft.data.shards import Shards
-from weft.data.sources import files
-from weft.data.split import some_texts, train_texts
+from weft.data.sources import find_files
+from weft.data.split import require_text, train_texts
 from weft.errors import ConfigError, DataError, LostError, RunError, TokenizerError, WeftError
-from weft.machine import pick_device, products
+from weft.machine import matmul_rates, pick_device
 from weft.models.base import device_of
 from weft.objectives import table as objectives
-from weft.parallel.ranks import ALONE, Ranks, job, join, reaching, restarts
+from weft.parallel.ranks import ALONE, Ranks, job, join, restarts, watched
 from weft.progress import Log, log_to_stderr
 from weft.recipe.config import Recipe, SettledRecipe
 from weft.recipe.objective import Chat
@@ -42,9 +42,10 @@ from weft.text.config import Pretrained, TokenizerConfig
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 from weft.text.training import DEFAULT_SIZE
 from weft.training import schedule, start
-from weft.training.objective import Objective, Tokenizers
+from weft.training.objective import Objective
 from weft.training.precision import reading
-from weft.training.worker import Worker
+from weft.training.run_data import Tokenizers
+from weft.training.worker import TrainingWorker
 
 
 @checked
@@ -70,7 +71,7 @@ def prepare(
 
 
 @checked
-@reaching()
+@watched
 def train(
     recipe: str | Path | Recipe,
     *,
@@ -117,15 +118,15 @@ def train(
     with claim_run(free_folder(default) if run is None else run) as folder:
         settled, objective, choices = _prepare(resolved, folder, log)
         ranks.share(lambda: _invitation(settled, folder))
-        worker = Worker(ranks=ranks, log=log)
+        worker = TrainingWorker(ranks=ranks, log=log)
         chosen = [[choice.key, str(choice.value), choice.why] for choice in choices]
         notes = {"command": command, "choices": chosen} | ({"job": name} if (name := job()) is not None else {})
-        start.train(settled, folder, objective, worker, notes)
+        start.train(settled, folder, objective, worker=worker, notes=notes)
         return finish(settled, folder, objective, ranks=ranks)
 
 
 @checked
-@reaching()
+@watched
 def resume(run: Path | str, *, changes: Changes = (), log: Log = log_to_stderr) -> Run:
     """Resume an interrupted run as if it had never stopped; the number of processes may differ.
 
@@ -147,7 +148,7 @@ def resume(run: Path | str, *, changes: Changes = (), log: Log = log_to_stderr) 
         if recipe.model.kind != "ngram" and (checkpoints := checkpoint.all_checkpoints(folder.checkpoints)):
             check_lines(folder, recipe, checkpoint.step_of(checkpoints[-1]))
         ranks.share(lambda: _invitation(recipe, folder))
-        start.resume(recipe, folder, objective, Worker(ranks=ranks, log=log))
+        start.resume(recipe, folder, objective, worker=TrainingWorker(ranks=ranks, log=log))
         return finish(recipe, folder, objective, ranks=ranks)
 
 
@@ -185,7 +186,9 @@ def _extend(folder: RunFolder, recipe: SettledRecipe, changes: Changes, *, ranks
     if not messages:
         return recipe
     if "steps" in messages and not isinstance(recipe.schedule, Constant | Noam):
-        before, after = (schedule.build(r.schedule, r.optimizer.lr or 0.0, r.steps, 0) for r in (recipe, longer))
+        before, after = (
+            schedule.build(r.schedule, r.optimizer.lr or 0.0, r.steps, d_model=0) for r in (recipe, longer)
+        )
         messages["steps"] += f"; the {recipe.schedule.kind} schedule now spans {longer.steps} steps"
         if step:
             rates = f"was {before(step):.2g} at step {step} and is {after(step + 1):.2g} at step {step + 1}"
@@ -220,10 +223,12 @@ def _prepare(recipe: Recipe, folder: RunFolder, log: Log) -> tuple[SettledRecipe
     data, held_out = recipe.data, held_out_files(recipe.data.validation)
     parts = [] if data.targets else [*((part.sources, held_out) for part in data.parts), (held_out, ())]
     for sources, excluded in parts:
-        files(sources, column, data.encoding, lambda line: folder.event("left out", line=line), excluded)
+        find_files(
+            sources, column, data.encoding, log=lambda line: folder.event("left out", line=line), held_out=excluded
+        )
     facts = objectives.build(recipe, folder, tokenizers).prepare(log)
     facts = replace(facts, trained_tokens=_tokens_learned(recipe.init))
-    settled, settled_choices = settle(recipe, facts, device, measure=products)
+    settled, settled_choices = settle(recipe, facts, device, measure=matmul_rates)
     choices = [*choices, *settled_choices]
     _log_choices(settled, facts, choices, log=log)
     return settled, objectives.build(settled, folder, tokenizers), choices
@@ -294,7 +299,7 @@ def trained_tokenizer(
 def _texts(objective: Objective[Any], side: Literal["target", "source"] | None) -> Iterator[str]:
     """Return the training text for a tokenizer; refuse data that leaves nothing to train on."""
     sources = [source for part in objective.recipe.data.parts for source in part.sources]
-    return some_texts(objective.texts(side), sources, ", or hold out nothing with data.validation.kind=none")
+    return require_text(objective.texts(side), sources, ", or hold out nothing with data.validation.kind=none")
 
 
 def _tokenizer_settings(
@@ -345,13 +350,13 @@ def _follow(ranks: Ranks) -> Run:
     folder = FollowedRun(invitation["run"])
     try:
         recipe = validate(SettledRecipe, invitation["recipe"])
-        worker = Worker(ranks=ranks, log=lambda line: None, quiet=True)
-        start.follow(recipe, folder, objectives.build(recipe, folder), worker)
+        worker = TrainingWorker(ranks=ranks, log=lambda line: None, quiet=True)
+        start.follow(recipe, folder, objectives.build(recipe, folder), worker=worker)
     except LostError:  # it names the lost rank
         raise
     except WeftError as error:
         raise type(error)(f"process {ranks.rank} of {ranks.ranks}: {error}") from error
-    ranks.wait()
+    ranks.barrier()
     return load(folder.path, dtype=torch.float32)
 
 
@@ -362,5 +367,5 @@ def finish(recipe: SettledRecipe, folder: RunFolder, objective: Objective[Any], 
         results = objective.final_evaluation(done.model)
     folder.event("result", **results.metrics, samples=results.samples, table=results.table)
     write_report(folder)
-    ranks.wait()
+    ranks.barrier()
     return done

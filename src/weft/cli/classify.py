@@ -24,5 +24,5 @@ def classify(
         from weft.runs.lines import record
 
     loaded = load(run)
-    for prediction in loaded.objective.predictions(loaded.model, file, column, second):
+    for prediction in loaded.objective.predictions(loaded.model, file, column, second=second):
         echo(record(prediction.record) if as_json else prediction.line)

@@ -84,10 +84,10 @@ def _compare_tokenizers(
 ) -> "TokenizerComparison":
     """Compare tokenizers on the held-out text; save the page, and unless `quiet` print the result."""
     from weft.compare.tokenizers import compare_tokenizers
-    from weft.storage.files import check_place
+    from weft.storage.files import check_writable
 
     page = folder / "tokenizers.html"
-    check_place(page)
+    check_writable(page)
     result = compare_tokenizers(specs, text)
     result.save(page)
     if not quiet:

@@ -36,10 +36,10 @@ def embed(
         from weft.api.load import load
     from weft.data.table import read_texts
     from weft.runs.lines import record
-    from weft.storage.files import check_place, replacing
+    from weft.storage.files import check_writable, replacing
 
     if out is not None:
-        check_place(out)
+        check_writable(out)
     texts = read_texts(file, column)
     vectors = load(run).embed(texts, pooling=pooling, normalise=not raw, batch=batch)  # type: ignore[arg-type]
     pairs = zip(texts, vectors.tolist(), strict=True)

@@ -23,7 +23,7 @@ from weft.cli.console.options import option, run_option
 from weft.cli.console.terminal import echo, loading, print_tables, write
 from weft.errors import ConfigError, WeftError
 from weft.figures.tables import Table
-from weft.storage.files import check_place
+from weft.storage.files import check_writable
 from weft.storage.untrusted import parse_json
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def generate(
     settings_with = partial(_sampling_or_beam, settings, n, gnmt_penalty)
     settings_with({})  # refuse invalid settings before anything is loaded
     if out is not None:
-        check_place(out)
+        check_writable(out)
     prompts = ranks.share(lambda: _prompts(prompt, file))
     loaded = load_sharded(run, quantize=quantize)
     loaded = loaded.reading_specials() if special_tokens else loaded

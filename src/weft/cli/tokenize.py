@@ -42,11 +42,11 @@ def tokenize(
     """
     from rich.console import Console
 
-    from weft.data.sources import read
+    from weft.data.sources import read_documents
     from weft.text.config import KINDS
 
     subject = _read_text(text)
-    training_texts = (document.text for document in read(data or ["builtin:python"]))
+    training_texts = (document.text for document in read_documents(data or ["builtin:python"]))
     loaded = find_tokenizer(tokenizer, vocab, lambda: training_texts)
     if data and (tokenizer not in KINDS or tokenizer == "byte"):
         raise ConfigError(f"--data {data[0]}: the tokenizer {tokenizer} needs no training; leave it out")

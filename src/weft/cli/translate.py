@@ -9,7 +9,7 @@ from weft.cli.console.generation import Settings, generation_options
 from weft.cli.console.options import argument, flag, option
 from weft.cli.console.terminal import loading, write
 from weft.errors import ConfigError, DataError
-from weft.storage.files import check_place, write_text
+from weft.storage.files import check_writable, write_text
 
 if TYPE_CHECKING:
     from weft.decode.config import Beam
@@ -49,7 +49,7 @@ def translate(
     with loading():
         from weft.api.settings import beam, with_defaults
         from weft.decode.translate import LENGTH_RATIO
-        from weft.objectives.frame import Asked
+        from weft.objectives.frame import LanguagePair
         from weft.parallel.ranks import join
     from weft.data.streams import lines
     from weft.progress import bar
@@ -69,7 +69,7 @@ def translate(
     check(settings.get("beams"))
     search({})  # refuse invalid settings before anything is loaded
     if out is not None:
-        check_place(out)
+        check_writable(out)
     sources = join().share(lambda: [line.rstrip("\r\n") for line in lines(file)])  # lines end as in training
     loaded = load_sharded(run)
     loaded = loaded.reading_specials() if special_tokens else loaded
@@ -80,7 +80,7 @@ def translate(
     check(chosen.beams)
     ratio = None if "max_tokens" in settings else LENGTH_RATIO
     with bar("translating", len(sources)) as advance:
-        translations = loaded.translate(sources, chosen, Asked(source, target), progress=advance, ratio=ratio)
+        translations = loaded.translate(sources, chosen, LanguagePair(source, target), progress=advance, ratio=ratio)
     if as_json:
         pairs = zip(sources, translations, strict=True)
         output = [record({"text": text, "translation": translation}) for text, translation in pairs]

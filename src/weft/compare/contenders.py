@@ -18,7 +18,7 @@ from weft.costs.memory import Workload, training_memory
 from weft.data.amount import amount
 from weft.data.prepare import prepare
 from weft.data.shards import INDEX, Shards
-from weft.data.split import some_texts, train_texts
+from weft.data.split import require_text, train_texts
 from weft.errors import ConfigError, DataError, counted
 from weft.models.config import NGram
 from weft.progress import Log
@@ -231,7 +231,7 @@ def _tokenized(
             if (path / INDEX).is_file() and (path / FILE).is_file():  # from an earlier start
                 tokenizer = Tokenizer.load(path)
             else:
-                texts = partial(some_texts, train_texts(source), source.sources)
+                texts = partial(require_text, train_texts(source), source.sources)
                 tokenizer, _, choices = trained_tokenizer(config, choices, texts)
                 for choice in choices:
                     log(f"  {choice}")

@@ -22,7 +22,7 @@ from weft.config import flat
 from weft.costs.units import duration
 from weft.errors import ConfigError, RunError, WeftError, counted
 from weft.figures.prose import prose
-from weft.machine import pick_device, products
+from weft.machine import matmul_rates, pick_device
 from weft.progress import log_to_stderr
 from weft.storage import files
 from weft.storage.files import locked, write_text
@@ -106,7 +106,7 @@ def _forecast(budget: Budget, runner: Runner, sweeps: Sequence[Sweep]) -> list[s
     elif trained and resources.scheduler == HERE:
         largest = max(trained, key=lambda each: each.flops_per_step)
         width = getattr(largest.full.model, "d_model", 256)
-        rates = products(largest.tokens_per_step, width, 4 * width, device=largest.device)
+        rates = matmul_rates(largest.tokens_per_step, width, 4 * width, device=largest.device)
         line += f", at least {duration(sum(remaining.values()) / max(rates.values()))} in total"
     rounds = sum(len(sweep.rounds) for sweep in sweeps if len(sweep.rates) > 1)
     more = f"; up to {MAX_WIDENINGS * rounds} more if the best learning rates are at the ends of the search"

@@ -106,8 +106,8 @@ class Processes:
 
     def _run(self, folder: Path) -> None:
         try:
-            with self._children.free() as child:
-                answer = child.ask(str(folder))
+            with self._children.acquire() as child:
+                answer = child.request(str(folder))
             self._finished.put(FinishedJob(folder, answer.get("error")))
         except ChildProcessError as error:
             self._finished.put(FinishedJob(folder, died=str(error)))

@@ -31,10 +31,10 @@ from weft.storage import files
 from weft.storage.files import write_text
 from weft.text.tokenizer import Tokenizer
 from weft.training import start
-from weft.training.objective import Tokenizers
 from weft.training.precision import autocast
-from weft.training.worker import Worker
-from weft.workers import answer, told
+from weft.training.run_data import Tokenizers
+from weft.training.worker import TrainingWorker
+from weft.workers import requests, respond
 
 JOB, OUTCOME, RUN = "job.json", "outcome.json", "run"
 
@@ -56,13 +56,13 @@ def run_job(folder: Path) -> Outcome:
 
 def _train(recipe: SettledRecipe, path: Path, job: dict[str, Any]) -> dict[str, Any]:
     assert recipe.data.prepared is not None
-    worker, run = Worker(log=lambda line: None, quiet=True), RunFolder(path)
+    worker, run = TrainingWorker(log=lambda line: None, quiet=True), RunFolder(path)
     tokenizer, has_started = Tokenizer.load(Path(recipe.data.prepared)), run.config.exists()
     with lock_run(run) if has_started else claim_run(path):
         if not has_started:
             tokenizer.save(path)
         objective = objectives.build(recipe, run, Tokenizers(tokenizer, tokenizer))
-        result = (start.resume if has_started else start.train)(recipe, run, objective, worker)
+        result = (start.resume if has_started else start.train)(recipe, run, objective, worker=worker)
         assert isinstance(objective, NextToken)
         return _measure(recipe, objective, result.model, job=job)
 
@@ -110,5 +110,5 @@ def attempt(folder: Path) -> str | None:
 
 if __name__ == "__main__":
     torch.set_num_threads(int(sys.argv[1]))
-    for job_folder in told():
-        answer({"error": attempt(Path(job_folder))})
+    for job_folder in requests():
+        respond({"error": attempt(Path(job_folder))})

@@ -314,7 +314,7 @@ def adapted_linears(model: Config, adapter: LoRA) -> list[LinearSpec]:
     if not isinstance(model, config.TransformerConfig):
         raise ModelError(f"adapter: it needs a model made of Transformer blocks, not a {type(model).__name__}")
     linears = {linear.name: linear for block in layers_linears(model) for linear in block}
-    return [linears[name] for name in adapter.chosen(linears)]
+    return [linears[name] for name in adapter.match_targets(linears)]
 
 
 def _adapted(model: Config, cost: Count, adapter: LoRA) -> Count:

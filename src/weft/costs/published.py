@@ -88,7 +88,7 @@ OPT_VOCABULARY, OPT_CONTEXT = 50272, 2048
 
 def opt_shares(row: OPTRow) -> dict[str, float]:
     """Return weft's count of the FLOPs of an update, with the layers recomputed once, in percent per component."""
-    cost = count(gpt(row.layers, row.d_model, row.heads, OPT_CONTEXT, OPT_VOCABULARY))
+    cost = count(gpt(row.layers, row.d_model, row.heads, context=OPT_CONTEXT, vocab_size=OPT_VOCABULARY))
     return {part.name: 100 * cost.share(part, recompute=True) for part in cost.components if part.flops}
 
 
@@ -173,13 +173,13 @@ def _model(cells: Mapping[str, str]) -> TransformerConfig:
     layers, d_model, heads, d_ff, kv_heads, vocab_size, length = (int(cells[name]) for name in names)
     match cells["family"]:
         case "GPT":
-            return gpt(layers, d_model, heads, length, vocab_size)
+            return gpt(layers, d_model, heads, context=length, vocab_size=vocab_size)
         case "LLaMA":
-            return llama(layers, d_model, heads, d_ff, length, vocab_size=vocab_size, kv_heads=kv_heads)
+            return llama(layers, d_model, heads, d_ff=d_ff, context=length, vocab_size=vocab_size, kv_heads=kv_heads)
         case "BERT":
-            return bert(layers, d_model, heads, vocab_size, length).replace(head=MaskedLMHead())
+            return bert(layers, d_model, heads, vocab_size=vocab_size, context=length).replace(head=MaskedLMHead())
         case _:
-            return vaswani(layers, d_model, heads, d_ff, 0.1, context=length, vocab_size=vocab_size)
+            return vaswani(layers, d_model, heads, d_ff=d_ff, dropout=0.1, context=length, vocab_size=vocab_size)
 
 
 def published_table() -> Table:

@@ -1,6 +1,6 @@
-"""The batch: what a model is fed, as one typed value; and the ways to make one from tokens.
+"""`Batch`, the input of a model as one typed value, and functions that make batches from tokens.
 
-Padding is whatever the tokenizer says it is; where it says nothing, masked places hold any token (`filler`).
+Padding is the tokenizer's padding token; if it has none, padded positions hold any token and are masked (`filler`).
 """
 
 from bisect import bisect_left, insort
@@ -22,49 +22,50 @@ from weft.text.tokenizer import Ids, Tokenizer
 
 
 @dataclass(frozen=True)
-class _Tensors:
-    """What a dataclass of tensors can do as a whole."""
+class _TensorFields:
+    """A dataclass of tensors that can be moved, pinned and sliced as one value."""
 
-    def _each(self, change: Any) -> Self:
+    def map_tensors(self, change: Any) -> Self:
+        """Apply a function to every tensor, those of nested dataclasses included."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        nested = {name: value._each(change) for name, value in values.items() if isinstance(value, _Tensors)}
+        nested = {k: value.map_tensors(change) for k, value in values.items() if isinstance(value, _TensorFields)}
         changed = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
         return replace(self, **nested, **changed)
 
     def to(self, device: torch.device | str) -> Self:
-        """A copy on `device`; from pinned memory the transfer doesn't wait."""
-        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+        """Copy to `device`; asynchronous from pinned memory."""
+        return self.map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin(self) -> Self:
-        """A copy in page-locked memory, from which transfers to a GPU overlap with work."""
-        return self._each(lambda tensor: tensor.pin_memory())
+        """Copy to page-locked memory, from which transfers to a GPU overlap with computation."""
+        return self.map_tensors(lambda tensor: tensor.pin_memory())
 
 
 @dataclass(frozen=True)
-class Source(_Tensors):
-    """What an encoder reads: tokens (B, S) int64, and mask (B, S) bool, True at real tokens."""
+class Source(_TensorFields):
+    """Input of an encoder: tokens (B, S) int64, and mask (B, S) bool, True at real tokens."""
 
     tokens: Tensor
     mask: Tensor
 
 
 @dataclass(frozen=True)
-class Batch(_Tensors):
-    """Rows of tokens and what each should predict. None means: nothing special.
+class Batch(_TensorFields):
+    """Rows of tokens and their targets.
 
-    tokens (B, T) int64; targets (B, T) int64, a token or label for each place, or (B,), one for a whole row: int64 for
-    a class, float32 for a score; loss_mask, shaped as the targets, bool, True where a target counts (None: everywhere);
-    positions (B, T) int64 (None: 0 … T-1); documents (B, T) int64, tokens attend within equal numbers alone;
-    mask (B, T) bool, True at real tokens (None: all are); segments (B, T) int64, 0 in the first sentence of a pair and
-    1 in the second; source, what an encoder reads first, or the other text of a pair.
-    next_sentence (B,) int64, 1 where the second sentence is the first one's successor. Its loss is a mean of its own
-    beside the masked words': next_sentence_weight (B,) float32 is (targets that count) ÷ rows over the whole step, so
-    that the sum of both, divided by the step's targets, is mean + mean however the step is cut.
-    keys (B,) int32, what a row's dropout is drawn from (`nn/dropout.py`).
-    ranges: tokens, targets, loss_mask and segments are those of some ranges of places of every row, where processes
-    divide rows (`parallel/context.py`); positions, documents and mask are then those of whole rows.
-    lanes (B,) int64, where rows continue those of the step before: the number of each; begins (B,) bool, True where it
-    continues none.
+    tokens (B, T) int64; targets (B, T) int64, a token or label for each position, or (B,), one for a whole row: int64
+    for a class, float32 for a regression target; loss_mask, shaped like the targets, bool, True where a target counts
+    (None: everywhere); positions (B, T) int64 (None: 0 … T-1); documents (B, T) int64, tokens attend only to tokens
+    with the same number; mask (B, T) bool, True at real tokens (None: everywhere); segments (B, T) int64, 0 in the
+    first sentence of a pair and 1 in the second; source, the input of an encoder, or the other text of a pair.
+    next_sentence (B,) int64, 1 if the second sentence follows the first. Its loss is a separate mean: the
+    next_sentence_weight (B,) float32 is (targets that count) ÷ rows over the whole step, so that the sum of both
+    losses, divided by the step's targets, is the sum of both means, however the step is split into micro-batches.
+    keys (B,) int32 seed the dropout of each row (`nn/dropout.py`).
+    ranges: if processes share rows (`parallel/context.py`), the ranges of positions that tokens, targets, loss_mask and
+    segments hold; positions, documents and mask are then those of whole rows.
+    lanes (B,) int64: if rows continue those of the previous step, the lane of each row; begins (B,) bool, True where a
+    row does not continue one.
     """
 
     tokens: Tensor
@@ -81,91 +82,99 @@ class Batch(_Tensors):
     lanes: Tensor | None = None
     begins: Tensor | None = None
     ranges: tuple[range, ...] = ()
-    counted: int | None = None  # what `count` found while the mask was on the host
+    counted: int | None = None  # cached `count`: computed on the host before the batch is moved
 
     @property
     def count(self) -> int:
+        """Number of targets that count."""
         if self.counted is not None:
             return self.counted
         return self.targets.numel() if self.loss_mask is None else int(self.loss_mask.sum())
 
     @property
     def read(self) -> int:
-        """How many tokens are read, padding left out."""
-        own = self.tokens.numel()
+        """Number of input tokens, padding excluded."""
+        tokens = self.tokens.numel()
         if self.mask is not None:
-            here = [self.mask[:, each.start : each.stop] for each in self.ranges] or [self.mask]
-            own = sum(int(real.sum()) for real in here)
-        return own + (int(self.source.mask.sum()) if self.source is not None else 0)
+            masks = [self.mask[:, part.start : part.stop] for part in self.ranges] or [self.mask]
+            tokens = sum(int(mask.sum()) for mask in masks)
+        return tokens + (int(self.source.mask.sum()) if self.source is not None else 0)
 
     def to(self, device: torch.device | str) -> Self:
-        """A copy on `device`; from pinned memory the transfer doesn't wait, and the count is taken along."""
+        """Copy to `device`; asynchronous from pinned memory. The count is computed first, on the host."""
         return replace(super().to(device), counted=self.count)
 
     def split(self, parts: int) -> list["Batch"]:
-        """The rows in `parts` batches for gradient accumulation; sizes differ by one row at most."""
+        """Split the rows into `parts` micro-batches whose sizes differ by at most one row."""
         size = len(self.tokens)
         assert 1 <= parts <= size, f"{size} rows in {parts} parts"
-        assert not self.ranges, "rows are divided after the batch"
-        borders = [part * size // parts for part in range(parts + 1)]
-        whole = replace(self, counted=None)
-        return [whole._each(lambda tensor, a=start, b=stop: tensor[a:b]) for start, stop in pairwise(borders)]
+        assert not self.ranges, "a batch is split before its rows are shared among processes"
+        bounds = [part * size // parts for part in range(parts + 1)]
+        batch = replace(self, counted=None)
+        return [batch.map_tensors(lambda tensor, a=start, b=stop: tensor[a:b]) for start, stop in pairwise(bounds)]
 
 
 def windows_batch(
     texts: Sequence[Tokens], mixture: Mixture, samples: npt.ArrayLike, *, document_mask: bool = False
 ) -> Batch:
-    """The windows (B, length) that these samples (B,) of the run are, each from one of the texts."""
+    """Windows (B, length) of these samples (B,) of the run, each from one of the texts."""
     sources, starts = mixture.locate(samples)
-    return _stack(texts, sources, starts, mixture.windows[0].length, document_mask)
+    return _stack(texts, sources, starts, length=mixture.windows[0].length, document_mask=document_mask)
 
 
-def lanes_batch(text: Tokens, lanes: Lanes, step: int, mine: Array) -> Batch:
-    """The windows (B, length) of some lanes (B,) of a text at a step, counted from 0."""
-    batch = _stack([text], np.zeros_like(mine), lanes.starts(step)[mine], lanes.length, False)
-    return replace(batch, lanes=torch.from_numpy(mine), begins=torch.full((len(mine),), lanes.begins(step)))
+def lanes_batch(text: Tokens, lanes: Lanes, step: int, *, rows: Array) -> Batch:
+    """Windows (B, length) of the lanes `rows` (B,) of a text at a step, counted from 0."""
+    batch = _stack([text], np.zeros_like(rows), lanes.starts(step)[rows], length=lanes.length)
+    return replace(batch, lanes=torch.from_numpy(rows), begins=torch.full((len(rows),), lanes.begins(step)))
 
 
 def evaluation_batches(tokens: Tokens, length: int, batch: int) -> Iterator[Batch]:
-    """Every token but the first as a target exactly once, in order. Full windows come `batch` at a time; what is left
-    at the end is one shorter row, so nothing is padded."""
+    """Yield batches in which every token but the first is a target exactly once, in order: full windows, `batch` at a
+    time, then one shorter row for the remaining tokens. Nothing is padded."""
     if len(tokens) < 2:
         raise DataError(f"the text has {len(tokens)} tokens; at least 2 are needed to predict one from another")
-    full, rest = divmod(len(tokens) - 1, length)
+    full, remainder = divmod(len(tokens) - 1, length)
     for first in range(0, full, batch):
         starts = np.arange(first, min(first + batch, full)) * length
-        yield _stack([tokens], np.zeros_like(starts), starts, length, False)
-    if rest:
-        yield _stack([tokens], np.zeros(1, dtype=np.int64), np.array([full * length]), rest, False)
+        yield _stack([tokens], np.zeros_like(starts), starts, length=length)
+    if remainder:
+        yield _stack([tokens], np.zeros(1, dtype=np.int64), np.array([full * length]), length=remainder)
 
 
-def _stack(texts: Sequence[Tokens], sources: Array, starts: Array, length: int, document_mask: bool) -> Batch:
-    """Rows that begin at `starts` (B,) of the texts that `sources` (B,) number."""
+def _stack(
+    texts: Sequence[Tokens], sources: Array, starts: Array, *, length: int, document_mask: bool = False
+) -> Batch:
+    """Stack the windows that begin at `starts` (B,) of the texts with the indices `sources` (B,)."""
     ids = np.empty((len(starts), length + 1), dtype=np.int64)
     for source, text in enumerate(texts):
-        mine = sources == source
-        ids[mine] = text.windows(starts[mine], length + 1)
+        rows = sources == source
+        ids[rows] = text.windows(starts[rows], length + 1)
     inputs, targets = torch.from_numpy(ids[:, :-1].copy()), torch.from_numpy(ids[:, 1:].copy())
     if not document_mask:
         return Batch(inputs, targets)
-    places = zip(sources.tolist(), starts.tolist(), strict=True)
-    numbers = np.stack([texts[source].documents(start, length + 1) for source, start in places])
-    numbers -= numbers[:, :1]  # small numbers, from 0 in each row
-    inside = numbers[:, 1:] == numbers[:, :-1]  # a document's last token predicts nothing of the next document
-    positions = torch.from_numpy(restarting_positions(numbers[:, :-1]))
-    return Batch(inputs, targets, torch.from_numpy(inside), positions, torch.from_numpy(numbers[:, :-1].copy()))
+    windows = zip(sources.tolist(), starts.tolist(), strict=True)
+    documents = np.stack([texts[source].documents(start, length + 1) for source, start in windows])
+    documents -= documents[:, :1]  # small numbers, from 0 in each row
+    inside = documents[:, 1:] == documents[:, :-1]  # the last token of a document has no target
+    return Batch(
+        inputs,
+        targets,
+        loss_mask=torch.from_numpy(inside),
+        positions=torch.from_numpy(restarting_positions(documents[:, :-1])),
+        documents=torch.from_numpy(documents[:, :-1].copy()),
+    )
 
 
 def restarting_positions(documents: Array) -> Array:
-    """Positions (B, T) that count from 0 in each document of a row."""
-    here = np.broadcast_to(np.arange(documents.shape[1]), documents.shape)
+    """Positions (B, T) that restart from 0 in each document of a row."""
+    positions = np.broadcast_to(np.arange(documents.shape[1]), documents.shape)
     begins = np.ones(documents.shape, dtype=bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return here - np.maximum.accumulate(np.where(begins, here, 0), axis=1)
+    return positions - np.maximum.accumulate(np.where(begins, positions, 0), axis=1)
 
 
 def pad(sequences: Sequence[Sequence[int]], pad_id: int | None) -> tuple[Tensor, Tensor]:
-    """Sequences as one (B, T) tensor, filled up with the tokenizer's `pad_id`, and a bool mask of the real tokens."""
+    """Pad sequences with `pad_id` to one (B, T) tensor; also return the bool mask of the real tokens."""
     if pad_id is None:
         raise DataError("this tokenizer has no padding token; give it one (tokenizer.specials.pad), or pack instead")
     length = max((len(sequence) for sequence in sequences), default=0)
@@ -175,49 +184,53 @@ def pad(sequences: Sequence[Sequence[int]], pad_id: int | None) -> tuple[Tensor,
     return torch.from_numpy(ids), torch.from_numpy(mask)
 
 
-def packed(sequences: Sequence[Sequence[int]], length: int, pad_id: int | None) -> Batch:
-    """Documents packed into as few rows (B, length) as best-fit finds, none attending to another.
+def pack(sequences: Sequence[Sequence[int]], length: int, pad_id: int | None) -> Batch:
+    """Pack documents into few rows (B, length) by best-fit decreasing; documents do not attend to each other.
 
-    Each token but a document's first is a target exactly once. A document longer than a row continues in another
-    one, as a document of its own. Document -1 is padding.
+    Each token but a document's first is a target exactly once. A document longer than a row continues in another row,
+    as a separate document. Document -1 is padding.
     """
     if pad_id is None:
         raise DataError("this tokenizer has no padding token; give it one (tokenizer.specials.pad) to pack documents")
-    pieces = [  # `length` inputs and, one token later, as many targets
+    pieces = [  # `length` inputs and, one token later, `length` targets
         sequence[start : start + length + 1] for sequence in sequences for start in range(0, len(sequence) - 1, length)
     ]
     if not pieces:
         raise DataError("no document has two tokens or more: there is nothing to predict")
-    places = _fit([len(piece) - 1 for piece in pieces], length)
-    shape = (max(row for row, _ in places) + 1, length)
+    offsets = _best_fit([len(piece) - 1 for piece in pieces], length)
+    shape = (max(row for row, _ in offsets) + 1, length)
     tokens, targets, documents = np.full(shape, pad_id), np.full(shape, pad_id), np.full(shape, -1)
-    for number, (piece, (row, column)) in enumerate(zip(pieces, places, strict=True)):
+    for number, (piece, (row, column)) in enumerate(zip(pieces, offsets, strict=True)):
         span = slice(column, column + len(piece) - 1)
         tokens[row, span], targets[row, span] = piece[:-1], piece[1:]
         documents[row, span] = number
-    loss_mask, positions = torch.from_numpy(documents >= 0), torch.from_numpy(restarting_positions(documents))
-    inputs, wanted, borders = map(torch.from_numpy, (tokens, targets, documents))
-    return Batch(inputs, wanted, loss_mask, positions, borders)
+    return Batch(
+        torch.from_numpy(tokens),
+        torch.from_numpy(targets),
+        loss_mask=torch.from_numpy(documents >= 0),
+        positions=torch.from_numpy(restarting_positions(documents)),
+        documents=torch.from_numpy(documents),
+    )
 
 
-def _fit(sizes: Sequence[int], length: int) -> list[tuple[int, int]]:
+def _best_fit(sizes: Sequence[int], length: int) -> list[tuple[int, int]]:
     """(row, column) for each size: longest first, into the row with the least space left (best-fit decreasing)."""
-    places = [(0, 0)] * len(sizes)
-    spaces: list[tuple[int, int]] = []  # (free places, row), sorted
-    opened = 0
+    offsets = [(0, 0)] * len(sizes)
+    spaces: list[tuple[int, int]] = []  # (free positions, row), sorted
+    rows = 0
     for item in sorted(range(len(sizes)), key=lambda item: -sizes[item]):
         at = bisect_left(spaces, (sizes[item], -1))
         if at < len(spaces):
             free, row = spaces.pop(at)
         else:
-            free, row, opened = length, opened, opened + 1
-        places[item] = (row, length - free)
+            free, row, rows = length, rows, rows + 1
+        offsets[item] = (row, length - free)
         insort(spaces, (free - sizes[item], row))
-    return places
+    return offsets
 
 
 class Framed(NamedTuple):
-    """tokens (B, T) int64, mask (B, T) bool, segments (B, T) int64 (None where there is one sentence)."""
+    """tokens (B, T) int64, mask (B, T) bool, segments (B, T) int64 (None for single sentences)."""
 
     tokens: Tensor
     mask: Tensor
@@ -225,9 +238,9 @@ class Framed(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """The special tokens `before` a sentence and `after` it, those `between` the two of a pair, and one to `fill` up.
+    """Special tokens `before`, `between` and `after` one or two sentences, and the token to `fill` padding with.
 
-    `segments`: whether the second of a pair is in a segment of its own.
+    `segments`: whether the second sentence of a pair is segment 1.
     """
 
     before: Ids
@@ -238,61 +251,61 @@ class Frame(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "Frame":
-        """As the tokenizer's own file says: BERT's [CLS] first [SEP] second [SEP], LLaMA's bos before the first."""
+        """Frame of the tokenizer's file: BERT's [CLS] first [SEP] second [SEP], LLaMA's bos before the first."""
         before, between, after, segments = tokenizer.pair_frame
-        return cls(before, between, after, filler(tokenizer), segments)
+        return cls(before, between=between, after=after, fill=filler(tokenizer), segments=segments)
 
     @classmethod
     def usual(cls, tokenizer: Tokenizer) -> "Frame":
-        """[CLS] first [SEP] second [SEP]; with eos for [SEP] where the tokenizer has no such pair."""
+        """[CLS] first [SEP] second [SEP]; without [CLS] and with eos for [SEP] if the tokenizer lacks either."""
         if tokenizer.cls_id is not None and tokenizer.sep_id is not None:
-            return cls((tokenizer.cls_id,), (tokenizer.sep_id,), (tokenizer.sep_id,), filler(tokenizer))
+            before, between = (tokenizer.cls_id,), (tokenizer.sep_id,)
+            return cls(before, between=between, after=between, fill=filler(tokenizer))
         eos = (tokenizer.need("eos"),)
-        return cls((), eos, eos, filler(tokenizer))
+        return cls((), between=eos, after=eos, fill=filler(tokenizer))
 
     def specials(self, texts: int) -> int:
-        """How many special tokens stand around one text, or two."""
+        """Number of special tokens around one text or two."""
         return len(self.before) + (texts - 1) * len(self.between) + len(self.after)
 
     def text_length(self, length: int | None, texts: int = 1) -> int | None:
-        """How many tokens of one text, or of two, fit into a row of `length`."""
+        """Number of tokens of one text, or of two, that fit into a row of `length`."""
         return text_length(length, self.specials(texts))
 
 
 def filler(tokenizer: Tokenizer) -> int:
-    """A token for places that are masked: nobody reads them, so where there is no padding token, any will do."""
+    """Token for padded positions: the padding token, or any other if there is none, because they are masked."""
     return next((id for id in (tokenizer.pad_id, tokenizer.eos_id) if id is not None), 0)
 
 
 def framed(
     first: Sequence[Sequence[int]], second: Sequence[Sequence[int]] | None, frame: Frame, *, length: int | None = None
 ) -> Framed:
-    """Sentences, or pairs of them, in a frame. Of nothing at all, one token is read. Of a pair that is too long, the
-    longer sentence is cut first (Devlin et al. 2019)."""
-    most = frame.text_length(length, 1 if second is None else 2)
+    """Put sentences, or pairs of them, in a frame and pad them. An empty row becomes one filler token. If a pair is too
+    long, the longer sentence is truncated first (Devlin et al. 2019)."""
+    max_tokens = frame.text_length(length, 1 if second is None else 2)
     if second is None:
-        rows = [[*frame.before, *ids[:most], *frame.after] or [frame.fill] for ids in first]
+        rows = [[*frame.before, *ids[:max_tokens], *frame.after] or [frame.fill] for ids in first]
         return Framed(*pad(rows, frame.fill), None)
-    whole: list[list[int]] = []
-    segments: list[list[int]] = []
-    for one, two in zip(first, second, strict=True):
-        if most is not None and len(one) + len(two) > most:
-            one = one[: max(most - len(two), (most + 1) // 2)]  # what the second leaves, or half
-            two = two[: most - len(one)]
-        head, tail = [*frame.before, *one, *frame.between], [*two, *frame.after]
-        whole.append(head + tail or [frame.fill])
+    rows, segments = [], []
+    for a, b in zip(first, second, strict=True):
+        if max_tokens is not None and len(a) + len(b) > max_tokens:
+            a = a[: max(max_tokens - len(b), (max_tokens + 1) // 2)]  # the space that b leaves, or half
+            b = b[: max_tokens - len(a)]
+        head, tail = [*frame.before, *a, *frame.between], [*b, *frame.after]
+        rows.append(head + tail or [frame.fill])
         segments.append([0] * len(head) + [int(frame.segments)] * len(tail) or [0])
-    return Framed(*pad(whole, frame.fill), pad(segments, 0)[0])
+    return Framed(*pad(rows, frame.fill), pad(segments, 0)[0])
 
 
-def framed_lengths(examples: Examples, fields: Sequence[str], frame: Frame, length: int) -> Array:
-    """(examples,): tokens of a sentence, or of a pair in two fields, in its frame; 1 at least, `length` at most."""
+def framed_lengths(examples: Examples, fields: Sequence[str], frame: Frame, *, length: int) -> Array:
+    """(examples,): tokens of a framed sentence, or of a framed pair in two fields, clipped to 1 … `length`."""
     text = np.sum([examples.lengths(field) for field in fields], axis=0)
     return np.clip(text + frame.specials(len(fields)), 1, length)
 
 
 def text_length(length: int | None, specials: int) -> int | None:
-    """How many tokens of text fit into a row beside its special tokens."""
+    """Number of text tokens that fit into a row of `length` beside its special tokens; None if unlimited."""
     if length is not None and length <= specials:
         raise DataError(f"batch.length = {length} leaves no space for text beside {specials} special tokens; raise it")
     return None if length is None else length - specials

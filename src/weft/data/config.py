@@ -1,6 +1,6 @@
-"""The recipe's `data` key: what is read, what is held out for validation, and in which proportions.
+"""The recipe's `data` section: sources of text, the held-out split and mixture weights.
 
-Nothing here imports torch or numpy: a recipe is read and checked at once.
+Imports neither torch nor numpy, so that a recipe is checked without delay.
 """
 
 import codecs
@@ -18,34 +18,34 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 
 class HashSplit(Config):
-    """Holds out the pieces of text whose hash falls below `fraction`.
+    """Holds out the sections of text whose hash falls below `fraction`.
 
-    The choice depends on a piece's own text alone: neither the order of files nor what is added later moves it,
-    and two equal pieces are never on different sides.
+    The choice depends on a section's text alone: the order of files and text added later do not change it, and equal
+    sections are never on different sides.
     """
 
     kind: Literal["hash"] = "hash"
-    fraction: Fraction = Field(0.1, description="the part of the text that is held out")
+    fraction: Fraction = Field(0.1, description="fraction of the text to hold out")
 
 
 class TailSplit(Config):
-    """Holds out the end of the text: its last `fraction`, or its last `bytes` when given."""
+    """Holds out the end of the text: its last `fraction`, or its last `bytes` if set."""
 
     kind: Literal["tail"] = "tail"
-    fraction: Fraction = Field(0.1, description="the part of the text that is held out")
-    bytes: Annotated[int, Field(ge=1)] | None = Field(None, description="how much is held out, instead")
+    fraction: Fraction = Field(0.1, description="fraction of the text to hold out")
+    bytes: Annotated[int, Field(ge=1)] | None = Field(None, description="bytes of text to hold out, instead")
 
 
 class FilesSplit(Config):
-    """Holds out nothing: validation text comes from sources of its own, and their `targets` as in training."""
+    """Validates on separate sources, with their `targets` as in training; everything else is trained on."""
 
     kind: Literal["files"] = "files"
-    sources: Annotated[tuple[str, ...], Field(min_length=1)] = Field(description="files that are validated on")
-    targets: tuple[str, ...] = Field((), description="text files whose lines answer theirs")
+    sources: Annotated[tuple[str, ...], Field(min_length=1)] = Field(description="files to validate on")
+    targets: tuple[str, ...] = Field((), description="text files with the target lines of these sources")
 
 
 class NoSplit(Config):
-    """All text is for training."""
+    """Holds out nothing: all text is for training."""
 
     kind: Literal["none"] = "none"
 
@@ -54,13 +54,13 @@ Split = Annotated[HashSplit | TailSplit | FilesSplit | NoSplit, Field(discrimina
 
 
 def held_out_files(split: Split) -> tuple[str, ...]:
-    """The sources that are validated on and so never trained on, even where a training folder holds them too."""
+    """Sources to validate on; they are never trained on, even if a training folder contains them."""
     return split.sources if isinstance(split, FilesSplit) else ()
 
 
 @dataclass(frozen=True)
 class NumberedPart:
-    """One of several parts of a text, which as many machines prepare: the third `of` sixteen has `number` 3."""
+    """One part of a text that several machines prepare: `number` 3 `of` 16."""
 
     number: int
     of: int
@@ -71,11 +71,11 @@ class NumberedPart:
 
 @dataclass(frozen=True)
 class TextSource:
-    """Text to read: where it is, what of it is held out, the column that holds it where it is a table, its encoding.
+    """Text to read: its sources, the held-out split, the column that holds it in tables, and its encoding.
 
-    Of a text that several machines prepare, each reads a `part`. Around each document stands a `frame`: ids before it,
-    and ids after it; by default what the tokenizer's file puts before a text if that is bos, and eos. Sections of a
-    document that are encoded `apart`, as weft 0.1 had it, are what a run that began so needs again.
+    `part` selects one part of a text that several machines prepare. `frame` is the ids before and after each document;
+    by default, the leading ids of the tokenizer if they are bos, and eos. With `separate_sections`, each section of a
+    document is encoded on its own: weft 0.1 did so, and resuming its runs requires it.
     """
 
     sources: Sequence[str]
@@ -84,10 +84,10 @@ class TextSource:
     encoding: str = "utf-8"
     part: NumberedPart | None = None
     frame: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    apart: bool = False
+    separate_sections: bool = False
 
 
-class Part(Config):
+class MixturePart(Config):
     """One part of a mixture: its sources, or a folder that `weft prepare` wrote, and its weight.
 
     Weights are relative: 3 and 1 mean three quarters and one quarter of all windows.
@@ -95,9 +95,7 @@ class Part(Config):
 
     sources: tuple[str, ...] = Field((), description="files, folders, patterns")
     prepared: str | None = Field(None, description="a folder that `weft prepare` wrote, instead")
-    weight: Annotated[float, Field(gt=0)] = Field(
-        1.0, description="how much of all windows, relative to the other parts"
-    )
+    weight: Annotated[float, Field(gt=0)] = Field(1.0, description="share of all windows, relative to the other parts")
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
@@ -106,59 +104,59 @@ class Part(Config):
         return self
 
 
-def _known_encoding(name: str) -> str:
-    """An encoding that Python can decode text from; base64 and the like are none."""
-    try:
+def _check_encoding(name: str) -> str:
+    try:  # _is_text_encoding is False for codecs from bytes to bytes, such as base64
         if "\0" not in name and codecs.lookup(name)._is_text_encoding:
             return name
     except (LookupError, UnicodeError):
         pass
     near = get_close_matches(name.lower().replace("-", "_"), sorted(set(aliases.values())), n=1)
-    raise ValueError(f"'{name}' is no encoding; {f'did you mean {near[0]}?' if near else 'such as utf-8 or cp1252'}")
+    hint = f"did you mean {near[0]}?" if near else "such as utf-8 or cp1252"
+    raise ValueError(f"'{name}' is not a text encoding; {hint}")
 
 
 class Data(Config):
-    """Where text comes from: `sources`, or a `prepared` folder, or a `mixture` of several of either.
+    """The text of a run: `sources`, or a `prepared` folder, or a `mixture` of several of either.
 
-    All three may be absent in a recipe that is meant for any text; the command line then names the sources.
-    Files are read in one `encoding`, utf-8 unless it is named.
-    With `document_mask` no token attends to another document in its window, and positions restart in each. Of each part
-    at most the first `tokens` tokens are trained on, for instance to see what more text is worth.
+    All three may be absent from a recipe that is meant for any text; the command line then names the sources.
+    All files have one `encoding`, utf-8 by default.
+    With `document_mask`, no token attends to another document in its window, and positions restart in each document.
+    At most the first `tokens` tokens of each part are trained on, for example to measure the value of more text.
 
-    Where rows are read, `targets` are text files whose lines answer those of `sources`, file by file; and rows that
-    can't be read are an error, or skipped and counted (`on_error`).
+    For objectives that read rows, `targets` are text files with the target lines of `sources`, file by file, and
+    `on_error` decides whether an unreadable row stops the run or is skipped and counted.
     """
 
     sources: tuple[str, ...] = Field((), description="files, folders, patterns, builtin:python, hub:owner/name")
-    targets: tuple[str, ...] = Field((), description="text files whose lines answer those of `sources`")
+    targets: tuple[str, ...] = Field((), description="text files with the target lines of `sources`")
     prepared: str | None = Field(None, description="a folder that `weft prepare` wrote")
-    mixture: tuple[Part, ...] = Field((), description="several origins with weights")
+    mixture: tuple[MixturePart, ...] = Field((), description="several sources or prepared folders, with weights")
     column: Annotated[str, Field(min_length=1)] = Field("text", description="the column of a table that holds the text")
-    encoding: Annotated[str, AfterValidator(_known_encoding)] = Field("utf-8", description="of the files")
-    validation: Split = Field(HashSplit(), description="what is held out and never trained on")
+    encoding: Annotated[str, AfterValidator(_check_encoding)] = Field("utf-8", description="encoding of the files")
+    validation: Split = Field(HashSplit(), description="the held-out split, never trained on")
     document_mask: bool = Field(False, description="no token attends to another document in its window")
-    tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="at most so many of each part are trained on")
+    tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="train on at most this many tokens per part")
     on_error: Literal["stop", "skip"] = Field("stop", description="what to do with a row that can't be read")
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
-        given = [key for key in ("sources", "prepared", "mixture") if getattr(self, key)]
-        if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} are both given; text comes from one of them")
+        origins = [key for key in ("sources", "prepared", "mixture") if getattr(self, key)]
+        if len(origins) > 1:
+            raise ValueError(f"{' and '.join(origins)} are both set; text comes from one of them")
         return self
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        """Every origin of text with its weight: the mixture, or the one part that `sources` or `prepared` makes."""
+    def parts(self) -> tuple[MixturePart, ...]:
+        """All parts of the mixture; `sources` or `prepared` make a mixture of one part."""
         if self.sources or self.prepared is not None:
-            return (Part(sources=self.sources, prepared=self.prepared),)
+            return (MixturePart(sources=self.sources, prepared=self.prepared),)
         return self.mixture
 
     @property
     def training_share(self) -> float:
-        """The share of the sources that is trained on."""
+        """Fraction of the sources that is trained on."""
         return 1 - self.validation.fraction if isinstance(self.validation, HashSplit | TailSplit) else 1.0
 
-    def text(self, part: Part) -> TextSource:
-        """What is read of one part."""
+    def text(self, part: MixturePart) -> TextSource:
+        """Text source of one part."""
         return TextSource(part.sources, self.validation, self.column, self.encoding)

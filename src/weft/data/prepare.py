@@ -1,14 +1,13 @@
-"""From documents to token shards: read, split, encode and write at the same time, in bounded memory.
+"""Prepare documents as token shards: read, split, encode and write concurrently, in bounded memory.
 
-A run that was killed goes over the text again, which is quick, and encodes only what no finished shard holds
-(`folder.py`). However many processes encode, the bytes are the same.
+After a crash, the text is read again, which is fast, but only sections that no finished shard holds are encoded
+(`folder.py`). The output does not depend on the number of processes.
 
-A text may be prepared in parts, each by a machine of its own. Files are lined up in reading order, and the parts are
-equal shares of all their bytes. A file that lies in one share belongs to that part, and no other machine reads it. One
-that lies in several is read by all of them, which is quick, and its sections are dealt out in stripes. Nothing but the
-names, sizes and contents of the files decides, so every machine comes to the same division by itself. Parts put
-together are the same bytes as one machine would have written: tokens are copied, not made again, stripe by stripe in
-reading order, at about the disk's speed and in little memory.
+A text may be prepared in parts by several machines. All files, in reading order, are divided into parts of equal size
+in bytes. A file that lies in one part is read by one machine only. A file that spans several parts is read by all of
+their machines, which is fast, and its sections are dealt out in stripes. The division depends only on the names, sizes
+and contents of the files, so every machine computes the same one. Merging the parts gives the same bytes as one machine
+would write: tokens are copied, stripe by stripe in reading order, at about the disk's speed and in little memory.
 """
 
 import heapq
@@ -25,11 +24,11 @@ from pydantic import TypeAdapter
 
 from weft.data.amount import amount
 from weft.data.config import HashSplit, NumberedPart, Split, TailSplit, TextSource, held_out_files
-from weft.data.encode import apart, encoded, together
-from weft.data.folder import FORMAT, Plan, Writers, differing, read_plan, written
+from weft.data.encode import document_jobs, encode_jobs, separate_jobs
+from weft.data.folder import FORMAT, FolderWriter, Plan, differing_keys, read_plan, write_folder
 from weft.data.shards import PART, SIDES, Array, Ids, Shard, Shards, Side, dtype_for
-from weft.data.sources import files, read_file, stamp, stamps
-from weft.data.split import Section, check_sides, section_for, side_by_hash, split_sections
+from weft.data.sources import find_files, read_file, stamp, stamps
+from weft.data.split import TextSection, check_sides, section_for, side_by_hash, split_sections
 from weft.data.streams import is_utf8
 from weft.errors import ConfigError, DataError, TokenizerError
 from weft.progress import Advance, bar, warn
@@ -37,11 +36,11 @@ from weft.storage.files import utf8_size
 from weft.text.tokenizer import Tokenizer
 from weft.workers import cores
 
-VERSION = 2  # of how text becomes tokens; in 1, weft 0.1's, each section was encoded as a text of its own
+VERSION = 2  # of the encoding of text; in version 1, of weft 0.1, each section was encoded as a separate text
 SHARD_TOKENS = 64 * 1024 * 1024
-STRIPE_BITS = 6  # 64 sections of a file, one after another, have the same part
-FILE_BITS = 33  # a place is the file's number, 32 bits of the section's number in it, and a bit: a document ends there
-MIN_SHARED_BYTES = 32 * 1024 * 1024  # of text; for less, one process that is there already is quicker than several
+STRIPE_BITS = 6  # 64 consecutive sections of a file are one stripe, and belong to one part
+FILE_BITS = 33  # a position is the file's number, 32 bits of section number, and one bit: whether a document ends there
+MIN_SHARED_BYTES = 32 * 1024 * 1024  # of text; below this, starting processes takes longer than it saves
 
 
 def prepare(
@@ -52,47 +51,49 @@ def prepare(
     shard_tokens: int = SHARD_TOKENS,
     jobs: int | None = None,
 ) -> Shards:
-    """Writes the tokens of a text, or of a part of it, to the folder `out`; an unfinished one is continued.
+    """Write the tokens of a text, or of one part of it, to the folder `out`, or complete an unfinished folder.
 
-    `jobs` processes encode. If left out, it is one for each processor, or for a short text this process alone. A folder
-    that weft 0.1 began is continued in its way.
+    `jobs` is the number of encoding processes; by default one per core, or this process alone for a short text. A
+    folder begun by weft 0.1 is completed with its encoding.
     """
     out = Path(out)
     if out.is_dir() and read_plan(out).get("version") == 1:
-        text = replace(text, apart=True)
+        text = replace(text, separate_sections=True)
     plan = _plan(text, shard_tokens, tokenizer)
 
     def write(done: list[Shard]) -> list[Shard]:
         held_out = held_out_files(text.validation)
-        size = sum(amount(given, [text.column], text.encoding).bytes for given in (text.sources, held_out))
-        total = size // (1 if text.part is None else text.part.of) or None  # about as many bytes to encode
+        size = sum(amount(sources, [text.column], text.encoding).bytes for sources in (text.sources, held_out))
+        total = size // (1 if text.part is None else text.part.of) or None  # approximate bytes to encode
         dtype, frame = dtype_for(tokenizer.vocab_size), text.frame
         if frame is None:
-            before = tokenizer.leading if tokenizer.adds_bos and not text.apart else ()
+            before = tokenizer.leading if tokenizer.adds_bos and not text.separate_sections else ()
             frame = before, () if tokenizer.eos_id is None else (tokenizer.eos_id,)
         several = total is not None and total >= MIN_SHARED_BYTES and cores() > 1
         processes = jobs or (cores() if several else None)
         read = split_sections if text.part is None else part_sections
-        writers = Writers(out, plan, dtype, done)
-        with bar("preparing", total, unit="bytes") as advance, writers.writing():
-            sections = _remaining(read(text, plan["section"]), writers.held, advance)
-            work = apart(sections) if text.apart else together(sections, tokenizer.split_points)
-            with closing(encoded(work, tokenizer, frame, dtype, processes)) as rows:
-                for section, ids in rows:
-                    writers.add(section.side, ids, section.size, section.document)
+        writer = FolderWriter(out, plan, dtype=dtype, done=done)
+        with bar("preparing", total, unit="bytes") as advance, writer.finishing():
+            sections = _skip_finished(read(text, plan["section"]), writer.finished_sections, advance)
+            work = (
+                separate_jobs(sections) if text.separate_sections else document_jobs(sections, tokenizer.split_points)
+            )
+            with closing(encode_jobs(work, tokenizer, frame, dtype=dtype, processes=processes)) as encoded:
+                for section, ids in encoded:
+                    writer.add(section.side, ids, size=section.size, document=section.document)
         if text.part is None:
-            check_sides(writers.shards, text.validation)
-        return writers.shards
+            check_sides(writer.shards, text.validation)
+        return writer.shards
 
-    return written(out, plan, tokenizer, write)
+    return write_folder(out, plan, tokenizer, write=write)
 
 
 def _plan(text: TextSource, shard_tokens: int, tokenizer: Tokenizer) -> Plan:
-    """All that decides the bytes to be written, as JSON would give it back."""
+    """Everything that determines the bytes of the output, as JSON values."""
     split = text.validation
     plan = {
         "format": FORMAT,
-        "version": 1 if text.apart else VERSION,
+        "version": 1 if text.separate_sections else VERSION,
         "sources": stamps(text.sources, held_out_files(split)),
         "validation": split.model_dump(),
         "validation_sources": stamps(held_out_files(split)),
@@ -110,9 +111,11 @@ def _plan(text: TextSource, shard_tokens: int, tokenizer: Tokenizer) -> Plan:
     return json.loads(json.dumps(plan))
 
 
-def _remaining(sections: Iterable[Section], held: Mapping[Side, int], advance: Advance) -> Iterator[Section]:
-    """Wanted is what no finished shard holds: so many of the first sections of each side. `advance` gets all bytes."""
-    left = dict(held)
+def _skip_finished(
+    sections: Iterable[TextSection], finished: Mapping[Side, int], advance: Advance
+) -> Iterator[TextSection]:
+    """Mark the first `finished` wanted sections of each side as unwanted; `advance` is called with all sizes."""
+    left = dict(finished)
     for section in sections:
         if section.wanted:
             advance(section.size)
@@ -122,69 +125,75 @@ def _remaining(sections: Iterable[Section], held: Mapping[Side, int], advance: A
         yield section
 
 
-def parse_part(words: str) -> NumberedPart:
-    """`3/16`."""
-    number, slash, of = words.partition("/")
+def parse_part(value: str) -> NumberedPart:
+    """Parse the value of `--part`, such as '3/16'."""
+    number, slash, of = value.partition("/")
     if not (slash and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
-        raise ConfigError(f"--part {words}: expected NUMBER/COUNT, such as 3/16 for the third of sixteen parts")
+        raise ConfigError(f"--part {value}: expected NUMBER/COUNT, such as 3/16 for the third of sixteen parts")
     return NumberedPart(int(number), int(of))
 
 
-def part_sections(text: TextSource, section: int) -> Iterator[Section]:
-    """The sections of a text's part, in reading order, each with its place instead of its document's number. Those of
-    other parts in the same files are there as well, though not wanted: their documents are encoded as texts."""
+def part_sections(text: TextSource, section: int) -> Iterator[TextSection]:
+    """Yield the sections of a part in reading order, with positions instead of document numbers. Sections of other
+    parts in the same files are included but unwanted, because documents are encoded as a whole."""
     part, split = text.part, text.validation
     assert part is not None
     if isinstance(split, TailSplit):
-        why = "where the tail of a text begins is known at its end"
+        why = "where the tail of a text begins is known only at its end"
         raise DataError(f"part {part}: {why}; hold out by hash or by files")
     held_out = held_out_files(split)
     if "-" in (*text.sources, *held_out):
         raise DataError(f"part {part}: standard input can't be read by every machine; name a file")
-    train = files(text.sources, text.column, text.encoding, warn, held_out)
-    names = [*train, *files(held_out, text.column, text.encoding, warn)]
-    owned = shares([stamp(name)[1] for name in names], part.of)
-    for number, (name, owners) in enumerate(zip(names, owned, strict=True)):
+    train = find_files(text.sources, text.column, text.encoding, log=warn, held_out=held_out)
+    names = [*train, *find_files(held_out, text.column, text.encoding, log=warn)]
+    owners_of = parts_of_files([stamp(name)[1] for name in names], part.of)
+    for number, (name, owners) in enumerate(zip(names, owners_of, strict=True)):
         if part.number - 1 not in owners:
             continue
         side: Side = "train" if number < len(train) else "validation"
         at, begins = -1, True
-        for at, document in enumerate(read_file(name, text.column, section, text.encoding)):
-            mine = owners[(at >> STRIPE_BITS) % len(owners)] == part.number - 1
+        for at, document in enumerate(read_file(name, text.column, section, encoding=text.encoding)):
             if isinstance(split, HashSplit):
                 side = side_by_hash(document.text, split)
-            place = number << FILE_BITS | at << 1 | document.ends
-            yield Section(side, document.text, utf8_size(document.text), place, begins, document.ends, mine)
+            yield TextSection(
+                side,
+                document.text,
+                size=utf8_size(document.text),
+                document=number << FILE_BITS | at << 1 | document.ends,
+                begins=begins,
+                ends=document.ends,
+                wanted=owners[(at >> STRIPE_BITS) % len(owners)] == part.number - 1,
+            )
             begins = document.ends
         if at < 0 and name in (*text.sources, *held_out):
             raise DataError(f"{name}: contains no text")
 
 
-def shares(sizes: Sequence[int], parts: int) -> list[range]:
-    """For each file of these sizes the parts, counted from 0, in whose share of all bytes it lies."""
-    total, start, found = max(1, sum(sizes)), 0, []
+def parts_of_files(sizes: Sequence[int], parts: int) -> list[range]:
+    """Parts, counted from 0, that each file of these sizes belongs to, if all bytes are divided equally."""
+    total, start, owners = max(1, sum(sizes)), 0, []
     for size in sizes:
         first = min(start * parts // total, parts - 1)
         last = max(first, ((start + size) * parts - 1) // total)
-        found.append(range(first, last + 1))
+        owners.append(range(first, last + 1))
         start += size
-    return found
+    return owners
 
 
 def merge(folders: Sequence[str | Path], out: str | Path) -> Shards:
-    """Writes the tokens of all parts of a text to the folder `out`; an unfinished one is continued."""
-    parts = sorted(map(_opened, map(Path, folders)), key=lambda part: part.number.number)
-    _check_together(parts)
+    """Merge all parts of a text into the folder `out`, or complete an unfinished merge."""
+    parts = sorted(map(_open_part, map(Path, folders)), key=lambda part: part.number.number)
+    _check_complete(parts)
     folder, plan = parts[0].folder, {key: value for key, value in parts[0].plan.items() if key != "part"}
     for part in parts:
         if part.shards.index.tokenizer != part.plan["tokenizer"]:
-            raise DataError(f"{part.folder}: damaged: its index is of another tokenizer than its plan")
+            raise DataError(f"{part.folder}: damaged: its index and its plan name different tokenizers")
     try:
         tokenizer = Tokenizer.load(folder)
     except TokenizerError as error:
         raise DataError(f"{folder}: damaged: {error}") from None
     if tokenizer.fingerprint != plan["tokenizer"]:
-        raise DataError(f"{folder}: damaged: its tokenizer is not what was written")
+        raise DataError(f"{folder}: damaged: its tokenizer is not the one in its plan")
     for part in parts:
         part.shards.verify()
     out, split = Path(out), TypeAdapter[Split](Split).validate_python(plan["validation"])
@@ -192,23 +201,25 @@ def merge(folders: Sequence[str | Path], out: str | Path) -> Shards:
     total = np.dtype(dtype).itemsize * sum(shard.tokens for part in parts for shard in part.shards.index.shards)
 
     def write(done: list[Shard]) -> list[Shard]:
-        writers = Writers(out, plan, dtype, done)
+        writer = FolderWriter(out, plan, dtype=dtype, done=done)
         with bar("merging", total, unit="bytes") as advance:
-            _copy(parts, writers, advance)
-        check_sides(writers.shards, split)
-        return writers.shards
+            _copy_stripes(parts, writer, advance)
+        check_sides(writer.shards, split)
+        return writer.shards
 
-    return written(out, plan, tokenizer, write)
+    return write_folder(out, plan, tokenizer, write=write)
 
 
-class _Part(NamedTuple):
+class PreparedPart(NamedTuple):
+    """One part of a text on disk."""
+
     folder: Path
     number: NumberedPart
     plan: Plan
     shards: Shards
 
 
-def _opened(folder: Path) -> _Part:
+def _open_part(folder: Path) -> PreparedPart:
     plan = read_plan(folder)
     if "part" not in plan:
         if not folder.is_dir():
@@ -221,91 +232,92 @@ def _opened(folder: Path) -> _Part:
         raise DataError(f"{folder}: damaged: its plan doesn't say which part it is") from None
     if not (folder / PART).exists():
         raise DataError(f"{folder}: part {number} is unfinished; run the same `weft prepare` again and it continues")
-    return _Part(folder, number, plan, Shards.open(folder, PART))
+    return PreparedPart(folder, number, plan=plan, shards=Shards.open(folder, PART))
 
 
-def _check_together(parts: Sequence[_Part]) -> None:
+def _check_complete(parts: Sequence[PreparedPart]) -> None:
     first = parts[0]
     for part in parts[1:]:
         if part.number.of != first.number.of:
-            raise DataError(f"{part.folder} is part {part.number}, but {first.folder} part {first.number}")
+            raise DataError(f"{part.folder} is part {part.number}, but {first.folder} is part {first.number}")
     for before, part in pairwise(parts):
         if before.number == part.number:
             raise DataError(f"part {part.number} is given twice: {before.folder} and {part.folder}")
     missing = sorted({*range(1, first.number.of + 1)} - {part.number.number for part in parts})
     if missing:
-        named = ", ".join(map(str, missing[:5])) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-        raise DataError(f"of {first.number.of} parts {named} {'is' if len(missing) == 1 else 'are'} missing")
+        shown = ", ".join(map(str, missing[:5])) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        raise DataError(f"of {first.number.of} parts {shown} {'is' if len(missing) == 1 else 'are'} missing")
     for part in parts[1:]:
-        if keys := differing(_compared(first.plan), _compared(part.plan)):
+        if keys := differing_keys(_comparable(first.plan), _comparable(part.plan)):
             what = {"tokenizer": "another tokenizer", "sources": "other sources"}.get(keys[0], f"another {keys[0]}")
             raise DataError(f"{part.folder}: was made with {what} than {first.folder}; prepare it again with the same")
 
 
-def _compared(plan: Plan) -> Plan:
-    """A plan without what may differ between machines: a file's folder, and when it was copied there."""
-    alike = {key: value for key, value in plan.items() if key != "part"}
+def _comparable(plan: Plan) -> Plan:
+    """Plan without the values that may differ between machines: the folders and times of files."""
+    comparable = {key: value for key, value in plan.items() if key != "part"}
     for key in ("sources", "validation_sources"):
-        alike[key] = [[Path(str(name)).name, size] for name, size, *_ in plan.get(key, ())]
-    return dict(sorted(alike.items(), key=lambda item: item[0] != "tokenizer"))
+        comparable[key] = [[Path(str(name)).name, size] for name, size, *_ in plan.get(key, ())]
+    return dict(sorted(comparable.items(), key=lambda item: item[0] != "tokenizer"))
 
 
-class _Run(NamedTuple):
-    """Sections of one stripe and one side: ids (n,) as they are stored, and what `ShardWriter.extend` takes (3, m)."""
+class Stripe(NamedTuple):
+    """Sections of one stripe on one side: ids (n,) in their stored dtype, and a table for `ShardWriter.extend`."""
 
-    stripe: int
+    number: int
     side: Side
     ids: Array
     sections: Ids
 
 
-def _copy(parts: Sequence[_Part], writers: Writers, advance: Advance) -> None:
-    """All stripes in reading order, but for the sections that finished shards hold."""
-    held, last = dict(writers.held), -1  # the place before, of both sides
-    before = dict.fromkeys(SIDES, (-1, -1))  # of each side the place, and the document's number
-    runs = heapq.merge(*(_runs(part.shards, side) for part in parts for side in SIDES), key=lambda run: run.stripe)
-    with writers.writing():
-        for _, group in groupby(runs, key=lambda run: run.stripe):
-            stripe = list(group)
-            last = _follow(last, np.sort(np.concatenate([run.sections[2] for run in stripe])))
-            for run in stripe:
-                advance(run.ids.nbytes)
-                places = run.sections[2]
-                numbers = _numbered(places, *before[run.side])
-                before[run.side] = int(places[-1]), int(numbers[-1])
-                skipped = min(held[run.side], len(places))
-                held[run.side] -= skipped
-                writers.extend(run.side, run.ids, np.stack([*run.sections[:2], numbers])[:, skipped:])
+def _copy_stripes(parts: Sequence[PreparedPart], writer: FolderWriter, advance: Advance) -> None:
+    """Copy all stripes in reading order, except sections of finished shards."""
+    finished, last = dict(writer.finished_sections), -1  # last: position of the previous section, on either side
+    before = dict.fromkeys(SIDES, (-1, -1))  # side → position and document number of its previous section
+    stripes = heapq.merge(*(_stripes(part.shards, side) for part in parts for side in SIDES), key=lambda s: s.number)
+    with writer.finishing():
+        for _, group in groupby(stripes, key=lambda stripe: stripe.number):
+            both = list(group)
+            last = _check_contiguous(last, np.sort(np.concatenate([stripe.sections[2] for stripe in both])))
+            for stripe in both:
+                advance(stripe.ids.nbytes)
+                positions = stripe.sections[2]
+                documents = _document_numbers(positions, *before[stripe.side])
+                before[stripe.side] = int(positions[-1]), int(documents[-1])
+                skipped = min(finished[stripe.side], len(positions))
+                finished[stripe.side] -= skipped
+                writer.extend(stripe.side, stripe.ids, np.stack([*stripe.sections[:2], documents])[:, skipped:])
     if last >= 0 and not last & 1:
         raise _gap()
 
 
-def _runs(part: Shards, side: Side) -> Iterator[_Run]:
+def _stripes(part: Shards, side: Side) -> Iterator[Stripe]:
     for ids, sections in part.tokens(side).shards:
-        stripes = sections[2] >> (STRIPE_BITS + 1)
-        bounds = [0, *(np.flatnonzero(np.diff(stripes)) + 1).tolist(), sections.shape[1]]
-        firsts = [*sections[0].tolist(), len(ids)]
+        numbers = sections[2] >> (STRIPE_BITS + 1)
+        bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), sections.shape[1]]
+        offsets = [*sections[0].tolist(), len(ids)]
         for start, stop in pairwise(bounds):
-            begins = np.array([[firsts[start]], [0], [0]])
-            yield _Run(int(stripes[start]), side, ids[firsts[start] : firsts[stop]], sections[:, start:stop] - begins)
+            first, last = offsets[start], offsets[stop]
+            table = sections[:, start:stop] - np.array([[first], [0], [0]])
+            yield Stripe(int(numbers[start]), side, ids=ids[first:last], sections=table)
 
 
-def _numbered(places: Ids, last: int, number: int) -> Ids:
-    """The numbers of a side's documents: a new one, unless a section goes on where the one before it stopped."""
-    before = np.concatenate([[last], places[:-1]])
-    goes_on = (places >> 1 == (before >> 1) + 1) & (before & 1 == 0)
-    return number + np.cumsum(~goes_on)
+def _document_numbers(positions: Ids, last: int, number: int) -> Ids:
+    """Document numbers of a side's sections: a section begins a new document unless it continues the previous one."""
+    before = np.concatenate([[last], positions[:-1]])
+    continues = (positions >> 1 == (before >> 1) + 1) & (before & 1 == 0)
+    return number + np.cumsum(~continues)
 
 
-def _follow(last: int, places: Ids) -> int:
-    """The last of a stripe's places, if they follow the `last` one before without a gap."""
-    before = np.concatenate([[last], places[:-1]])
-    goes_on = places >> 1 == (before >> 1) + 1
-    begins_file = (places % (1 << FILE_BITS) <= 1) & (before & 1 == 1) & (places > before)
-    if not (goes_on | begins_file).all():
+def _check_contiguous(last: int, positions: Ids) -> int:
+    """Raise DataError if the positions of a stripe do not directly follow position `last`; return their last."""
+    before = np.concatenate([[last], positions[:-1]])
+    continues = positions >> 1 == (before >> 1) + 1
+    begins_file = (positions % (1 << FILE_BITS) <= 1) & (before & 1 == 1) & (positions > before)
+    if not (continues | begins_file).all():
         raise _gap()
-    return int(places[-1])
+    return int(positions[-1])
 
 
 def _gap() -> DataError:
-    return DataError("the parts don't fit together: a file of the text was another one, or changed, on some machine")
+    return DataError("the parts don't fit together: a file of the text differs between machines, or has changed")

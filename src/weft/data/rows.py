@@ -1,4 +1,4 @@
-"""Rows of tables, one by one, each with the number of its line, counted from 1 (in Parquet that of the row itself)."""
+"""Read the rows of tables one by one, each with its line number, counted from 1 (in Parquet, its row number)."""
 
 import csv
 import json
@@ -10,29 +10,29 @@ from difflib import get_close_matches
 from itertools import islice
 from typing import Any, NamedTuple
 
-from weft.data.streams import MAX_ROW_BYTES, characters, check_unpacked, format_of, lines, seekable
+from weft.data.streams import MAX_ROW_BYTES, characters, check_decompressed, format_of, lines, open_seekable
 from weft.errors import DataError, counted, listed
 from weft.storage.untrusted import refuse_beyond
 
-MAX_COLUMNS_READ = 1000  # in search of the one that was meant
-BATCH = 256  # rows of a Parquet file that are read at once
-MAX_BATCH_BYTES = 1 << 24  # of them that are made into values at once
+MAX_COLUMNS_READ = 1000  # column names compared with a missing one
+BATCH = 256  # rows of a Parquet file per read
+MAX_BATCH_BYTES = 1 << 24  # bytes of rows converted to Python values in one call
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 class Malformed(NamedTuple):
-    """In place of a row that cannot be read, though those after it can."""
+    """Yielded instead of a row that cannot be parsed, if the rows after it can."""
 
     reason: str
 
 
 class RowError(DataError):
-    """A row that can't be read, though those after it may be."""
+    """A row that can't be read; the rows after it may be readable."""
 
 
 class MissingColumnError(DataError):
-    """A column that a table doesn't have; whoever asked for it knows the setting that names another: its `advice`."""
+    """A column that a table doesn't have; `advice` names the caller's setting for another column."""
 
     def __init__(self, line: str, column: str, advice: str = ""):
         super().__init__(f"{line}; {advice}" if advice else line)
@@ -40,30 +40,30 @@ class MissingColumnError(DataError):
 
     @classmethod
     def among(cls, column: str, known: Iterable[str], where: str = "") -> "MissingColumnError":
-        """The error that names the columns there are, the nearest one first."""
+        """Return the error that suggests the nearest of the `known` columns and lists them."""
         known = [str(name) for name in islice(known, MAX_COLUMNS_READ)]
         near = get_close_matches(column, known, n=1)
         hint = f"did you mean '{near[0]}'? " if near else ""
-        place = f"{where}: " if where else ""
-        return cls(f"{place}no column '{column}'; {hint}its columns: {listed(known)}", column)
+        prefix = f"{where}: " if where else ""
+        return cls(f"{prefix}no column '{column}'; {hint}its columns: {listed(known)}", column)
 
 
 class SeparatorError(DataError):
-    """A table whose columns are divided by something else than its suffix says."""
+    """A table whose separator is not the one that its suffix implies."""
 
 
 TABLES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
-# in .csv a quoted field may hold commas and line ends; in .tsv a quotation mark is a character like any other
+# in .csv a quoted field may contain commas and line ends; in .tsv a quotation mark is an ordinary character
 DIALECTS: dict[str, dict[str, Any]] = {".csv": {"strict": True}, ".tsv": {"delimiter": "\t", "quoting": csv.QUOTE_NONE}}
 
 
 def records(
     name: str, columns: Sequence[str], *, every: bool = False, encoding: str = "utf-8"
 ) -> Iterator[tuple[int, Any]]:
-    """(number, row) of a file in one of the formats of TABLES, as the file's suffix says; '-' is JSON Lines.
+    """Yield (number, row) of a file in one of the formats of TABLES, chosen by its suffix; '-' is JSON Lines.
 
-    `columns` are refused where a table lacks them; those that are all whole numbers are places in a table without a
-    header. `every` other column of a Parquet file is read too.
+    Raises MissingColumnError if a table lacks one of `columns`; if all of them are integers, they index the columns of
+    a table without a header. With `every`, the other columns of a Parquet file are read too.
     """
     match ".jsonl" if name == "-" else format_of(name):
         case ".jsonl" | ".ndjson":
@@ -77,7 +77,7 @@ def records(
 
 
 def text_of(row: Any, column: str, where: str) -> str:
-    """The text of a row that is an object, or a string itself. No value is no text."""
+    """Text of a row, which is an object or a string; "" for null."""
     if isinstance(row, Malformed):
         raise DataError(f"{where}: {row.reason}")
     if isinstance(row, dict):
@@ -101,71 +101,72 @@ def _json_lines(name: str, encoding: str) -> Iterator[tuple[int, Any]]:
 
 
 class JsonText:
-    """JSON text of which the part from `at` on is still to be parsed, and more comes in as it is needed."""
+    """Incremental JSON parser: the buffer is parsed from `offset` on, and more of the file is read when needed."""
 
     def __init__(self, name: str, encoding: str = "utf-8") -> None:
-        self.name, self.more = name, characters(name, encoding)
-        self.text, self.at, self.line = "", 0, 1
-        self._before = 0  # characters that `text` held and holds no more
+        self.name, self.blocks = name, characters(name, encoding)
+        self.buffer, self.offset, self.line = "", 0, 1
+        self._discarded = 0  # characters removed from the front of the buffer
 
     @property
-    def taken(self) -> int:
-        """How many characters of the file are parsed."""
-        return self._before + self.at
+    def consumed(self) -> int:
+        """Number of characters of the file that have been parsed."""
+        return self._discarded + self.offset
 
     def rows(self) -> Iterator[tuple[int, Any]]:
-        """(line, value) of the items of a JSON list, or of values one after another."""
-        listed = self._peek() == "["
-        self.at += listed
+        """Yield (line, value) of the items of a JSON list, or of consecutive values."""
+        is_list = self._peek() == "["
+        self.offset += is_list
         while mark := self._peek():
-            if listed and mark == "]":
-                self.at += 1
+            if is_list and mark == "]":
+                self.offset += 1
                 if self._peek():
-                    raise self._wrong("text after the end of the list")
+                    raise self._error("text after the end of the list")
                 return
             yield self.line, self._value()
             mark = self._peek()
-            if listed and mark not in (",", "]"):
-                raise self._wrong("',' or ']' expected")
-            self.at += listed and mark == ","
-        if listed:
-            raise self._wrong("the list never ends")
+            if is_list and mark not in (",", "]"):
+                raise self._error("',' or ']' expected")
+            self.offset += is_list and mark == ","
+        if is_list:
+            raise self._error("the list never ends")
 
-    def _wrong(self, reason: str) -> DataError:
+    def _error(self, reason: str) -> DataError:
         return DataError(f"{self.name}: line {self.line} is not valid JSON: {reason}")
 
     def _grow(self) -> bool:
-        """Adds at least as much as there is, so that parsing again and again stays linear; False at the end."""
-        rest = self.text[self.at :]
-        pieces, wanted = [rest], max(len(rest), 1)
-        while wanted > 0 and (piece := next(self.more, "")):
+        """Double the unparsed buffer at least, so that repeated parsing stays linear; False at the end of the file."""
+        unparsed = self.buffer[self.offset :]
+        pieces, missing = [unparsed], max(len(unparsed), 1)
+        while missing > 0 and (piece := next(self.blocks, "")):
             pieces.append(piece)
-            wanted -= len(piece)
-        self._before += self.at
-        self.text, self.at = "".join(pieces), 0
+            missing -= len(piece)
+        self._discarded += self.offset
+        self.buffer, self.offset = "".join(pieces), 0
         return len(pieces) > 1
 
     def _peek(self) -> str:
         while True:
-            stop = _SPACE.match(self.text, self.at).end()  # type: ignore[union-attr]  # matches nothing, too
-            self.line += self.text.count("\n", self.at, stop)
-            self.at = stop
-            if self.at < len(self.text):
-                return self.text[self.at]
+            self._advance(_SPACE.match(self.buffer, self.offset).end())  # type: ignore[union-attr]  # always matches
+            if self.offset < len(self.buffer):
+                return self.buffer[self.offset]
             if not self._grow():
                 return ""
 
     def _value(self) -> Any:
         while True:
             try:
-                value, stop = _DECODER.raw_decode(self.text, self.at)
+                value, end = _DECODER.raw_decode(self.buffer, self.offset)
             except (ValueError, RecursionError) as error:
-                if len(self.text) - self.at > MAX_ROW_BYTES or not self._grow():
-                    raise self._wrong(_reason(error)) from None
+                if len(self.buffer) - self.offset > MAX_ROW_BYTES or not self._grow():
+                    raise self._error(_reason(error)) from None
                 continue
-            self.line += self.text.count("\n", self.at, stop)
-            self.at = stop
+            self._advance(end)
             return value
+
+    def _advance(self, end: int) -> None:
+        self.line += self.buffer.count("\n", self.offset, end)
+        self.offset = end
 
 
 def _reason(error: Exception) -> str:
@@ -173,7 +174,7 @@ def _reason(error: Exception) -> str:
 
 
 def _table(name: str, columns: Sequence[str], encoding: str) -> Iterator[tuple[int, Any]]:
-    """(line, values) of comma- or tab-separated fields, as many in a row as in the first. Empty lines are skipped."""
+    """Yield (line, values) of comma- or tab-separated fields; every row has as many as the first. Skips empty lines."""
     csv.field_size_limit(MAX_ROW_BYTES)
     rows = csv.reader(lines(name, encoding), **DIALECTS[format_of(name)])
     numbered = all(column.isdecimal() for column in columns) and len(columns) > 0
@@ -181,7 +182,7 @@ def _table(name: str, columns: Sequence[str], encoding: str) -> Iterator[tuple[i
     try:
         for row in filter(None, rows):
             if header is None:
-                header = [str(place) for place in range(len(row))] if numbered else row
+                header = [str(index) for index in range(len(row))] if numbered else row
                 _check_header(header, name, columns)
                 if not numbered:
                     continue
@@ -200,29 +201,30 @@ def _check_header(header: Sequence[str], name: str, columns: Sequence[str]) -> N
         if column not in header:
             for separator in (";", "\t", "|", ","):
                 if len(header) == 1 and separator in header[0]:
-                    rule = "a .csv has commas between them, a .tsv tabs; save or rename it so"
-                    raise SeparatorError(f"{name}: its columns are divided by {separator!r}; {rule}")
+                    rule = "a .csv file needs commas, a .tsv file tabs; save or rename it accordingly"
+                    raise SeparatorError(f"{name}: its columns are separated by {separator!r}; {rule}")
             raise MissingColumnError.among(column, header, name)
         if header.count(column) > 1:
             raise DataError(f"{name}: two columns are called '{column}'")
 
 
 def _parquet_rows(name: str, columns: Sequence[str], every: bool) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(row, values) of a Parquet file, many at once where they are small. Texts that are alike are one until then."""
+    """Yield (row number, values) of a Parquet file; large rows are converted to Python values one by one, because equal
+    texts share their memory only until then."""
     number = total = 0
     with _parquet(name) as table:
         _check_header(table.schema_arrow.names, name, columns)
         for rows in table.iter_batches(batch_size=BATCH, columns=None if every else columns):
             size = _size(rows)
             total += size
-            check_unpacked(total, os.path.getsize(name), name)
+            check_decompressed(total, os.path.getsize(name), name)
             step = len(rows) if size <= MAX_BATCH_BYTES else 1
-            for place in range(0, len(rows), step):
-                some = rows.slice(place, step)
+            for start in range(0, len(rows), step):
+                chunk = rows.slice(start, step)
                 if step == 1:
-                    what = f"{name}: row {number + 1} has {_size(some):,} bytes"
-                    refuse_beyond(_size(some), MAX_ROW_BYTES, what, DataError)
-                for row in some.to_pylist():
+                    what = f"{name}: row {number + 1} has {_size(chunk):,} bytes"
+                    refuse_beyond(_size(chunk), MAX_ROW_BYTES, what, kind=DataError)
+                for row in chunk.to_pylist():
                     number += 1
                     yield number, row
 
@@ -256,10 +258,10 @@ def _parquet(name: str) -> Iterator[Any]:
     except ImportError:
         raise DataError(f"{name}: Parquet needs pyarrow: pip install 'weft[parquet]'") from None
     try:
-        with seekable(name) as stream:
-            # a text that a file holds once may stand in all rows of it: they refer to the one
-            columns = pyarrow.parquet.ParquetFile(stream).schema
-            texts = [column.path for column in columns if column.logical_type.type == "STRING"]
+        with open_seekable(name) as stream:
+            # as dictionaries: a text that the file stores once for many rows is one text in memory too
+            schema = pyarrow.parquet.ParquetFile(stream).schema
+            texts = [column.path for column in schema if column.logical_type.type == "STRING"]
             yield pyarrow.parquet.ParquetFile(stream, read_dictionary=texts)
     except pyarrow.ArrowException as error:
         raise DataError(f"{name}: not a readable Parquet file: {str(error).splitlines()[0]}") from None

@@ -1,11 +1,11 @@
-"""Which window of a text, or which examples, come at which step: a pure function of the seed, the step and the rank.
+"""Samplers: the windows of text, or the examples, of a step as a pure function of the seed, the step and the rank.
 
-There is no state to save: resuming at step n costs nothing, and another number of processes shares out the same
-windows in the same order. Within an epoch every window comes exactly once, in an order that is a keyed permutation
-(a Feistel network with cycle walking, Black and Rogaway 2002), computed for the wanted indices alone.
+There is no state to save: resuming at step n costs nothing, and any number of processes shares the same windows in the
+same order. Within an epoch every window is sampled exactly once. The order is a keyed permutation (a Feistel network
+with cycle walking, Black and Rogaway 2002), computed only for the indices in use.
 
-A mixture has several texts with weights: of the first n samples each text has its share to within a window or two, at
-every n, and the samples of one text are its windows 0, 1, 2 … in order.
+A mixture has several texts with weights: for every n, the first n samples contain each text's share to within a window
+or two, and the samples of one text are its windows 0, 1, 2 … in order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,17 +20,18 @@ from weft.errors import DataError
 
 Array = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
-ROUNDS = 6
-MIXED = 4  # batches whose rows a cell mixes: more vary a row's company, fewer pad less
-MAX_SHARES = 2**31  # that weights are counted in, so that sample × share fits in 64 bits
+Streams = npt.NDArray[np.uint64]  # keys of random-number streams
+ROUNDS = 6  # of the Feistel network
+MIXED = 4  # batches per cell of `Buckets`: more mix rows more widely, fewer pad less
+MAX_SHARES = 2**31  # sum of the integer weights of a mixture, so that sample × share fits in 64 bits
 
 
 @dataclass(frozen=True)
 class Windows:
     """Windows of `length` inputs and their targets, one token later, over a text of `tokens` tokens.
 
-    Windows follow each other at a stride of `length`. Where they begin shifts from epoch to epoch, by less than a
-    window, so that a small text read many times isn't cut at the same places each time.
+    Windows have a stride of `length`. Each epoch shifts all of them by less than a window, so that a small text that is
+    read many times is not always divided at the same tokens.
     """
 
     tokens: int
@@ -47,19 +48,19 @@ class Windows:
         return max(1, (self.tokens - self.length) // self.length)
 
     def starts(self, samples: npt.ArrayLike) -> Array:
-        """The first tokens of the windows that these global samples are. Sample 0 is the first row of step 0."""
-        epoch, place = np.divmod(np.asarray(samples, dtype=np.int64), self.count)
+        """Offsets of the first tokens of these global samples. Sample 0 is the first row of step 0."""
+        epoch, index = np.divmod(np.asarray(samples, dtype=np.int64), self.count)
         slack = min(self.length - 1, self.tokens - 1 - self.count * self.length)
         shift = _hash(epoch.astype(np.uint64), _key(self.seed, 1)) % np.uint64(slack + 1)
-        return permute(place, self.count, epoch, self.seed) * self.length + shift.astype(np.int64)
+        return permute(index, self.count, epoch, seed=self.seed) * self.length + shift.astype(np.int64)
 
 
 @dataclass(frozen=True)
 class Lanes:
-    """A text read at `lanes` places side by side, each step `length` tokens on from where the one before ended.
+    """A text divided into `lanes` that are read in parallel; each step continues `length` tokens after the previous.
 
-    So a recurrent model can carry its state from step to step (truncated back-propagation through time; Werbos 1990,
-    Mikolov et al. 2010). After an epoch all lanes begin again, shifted by less than a window.
+    A recurrent model can carry its state from step to step (truncated back-propagation through time; Werbos 1990,
+    Mikolov et al. 2010). Every epoch restarts all lanes, shifted by less than a window.
     """
 
     tokens: int
@@ -75,7 +76,7 @@ class Lanes:
 
     @property
     def span(self) -> int:
-        """Tokens that are a lane's own."""
+        """Number of tokens in a lane."""
         return (self.tokens - 1) // self.lanes
 
     @property
@@ -83,58 +84,59 @@ class Lanes:
         return self.span // self.length
 
     def starts(self, step: int) -> Array:
-        """The first tokens (lanes,) of the windows at `step`, counted from 0."""
+        """Offsets of the first tokens (lanes,) of the windows at `step`, counted from 0."""
         epoch, window = divmod(step, self.steps)
         hashed = int(_hash(np.array([epoch], dtype=np.uint64), _key(self.seed, 1))[0])
         shift = hashed % (self.span - self.steps * self.length + 1)
         return np.arange(self.lanes, dtype=np.int64) * self.span + shift + window * self.length
 
     def begins(self, step: int) -> bool:
+        """Return whether an epoch begins at `step`."""
         return step % self.steps == 0
 
 
-def rows(step: int, batch: int, rank: int = 0, ranks: int = 1) -> Array:
-    """The global samples that `rank` takes at `step`: its contiguous part of the batch's rows."""
+def rank_samples(step: int, batch: int, *, rank: int = 0, ranks: int = 1) -> Array:
+    """Global sample numbers of `rank` at `step`: its contiguous part of the batch's rows."""
     assert 0 <= rank < ranks <= batch, f"rank {rank} of {ranks}, batch {batch}"
     first = step * batch
     return np.arange(first + rank * batch // ranks, first + (rank + 1) * batch // ranks, dtype=np.int64)
 
 
-def shares(weights: Sequence[float]) -> list[int]:
-    """Whole numbers in the proportion of the weights as they are written: 0.6, 0.22 → 30, 11."""
+def integer_shares(weights: Sequence[float]) -> list[int]:
+    """Integers in the exact proportion of the weights' decimal notation: 0.6, 0.22 → 30, 11."""
     if not weights or min(weights) <= 0:
         raise DataError(f"weights {list(weights)}: a mixture needs one or more weights above 0")
     exact = [Fraction(str(weight)) for weight in weights]
     scale = lcm(*(weight.denominator for weight in exact))
-    total = sum(whole := [int(weight * scale) for weight in exact])
-    return whole if total <= MAX_SHARES else [max(1, part * MAX_SHARES // total) for part in whole]
+    total = sum(shares := [int(weight * scale) for weight in exact])
+    return shares if total <= MAX_SHARES else [max(1, share * MAX_SHARES // total) for share in shares]
 
 
 def assign(samples: npt.ArrayLike, weights: Sequence[float]) -> tuple[Array, Array]:
-    """For each global sample its source, and its place among the samples of that source.
+    """Assign each global sample to a source; return the sources and each sample's index within its source.
 
-    The first source takes its share evenly out of all samples, the second its share of what is left, and so on: of
-    the first n samples a share of a/b takes exactly ⌊n·a/b⌋.
+    The first source takes its share evenly out of all samples, the second its share of those left, and so on: of the
+    first n samples, a share of a/b takes exactly ⌊n·a/b⌋.
     """
-    left = np.asarray(samples, dtype=np.int64).copy()  # the sample's place among those no source has taken yet
+    left = np.asarray(samples, dtype=np.int64).copy()  # index of the sample among those not yet taken by a source
     source = np.full(left.shape, len(weights) - 1, dtype=np.int64)
-    place = np.zeros_like(left)
-    parts = shares(weights)
-    waiting = np.ones(left.shape, dtype=bool)
-    for number, part in enumerate(parts):
-        total = sum(parts[number:])
-        before = left * part // total
-        taken = waiting & ((left + 1) * part // total > before)
+    index = np.zeros_like(left)
+    shares = integer_shares(weights)
+    free = np.ones(left.shape, dtype=bool)
+    for number, share in enumerate(shares):
+        total = sum(shares[number:])
+        before = left * share // total
+        taken = free & ((left + 1) * share // total > before)
         source[taken] = number
-        place[taken] = before[taken]
-        waiting &= ~taken
+        index[taken] = before[taken]
+        free &= ~taken
         left = left - before
-    return source, place
+    return source, index
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Several texts' windows, served in the proportion of their weights."""
+    """Windows of several texts, sampled in the proportion of their weights."""
 
     windows: tuple[Windows, ...]
     weights: tuple[float, ...]
@@ -142,52 +144,53 @@ class Mixture:
     def __post_init__(self) -> None:
         assert len(self.windows) == len(self.weights)
         assert len({windows.length for windows in self.windows}) == 1
-        shares(self.weights)
+        integer_shares(self.weights)
 
     def locate(self, samples: npt.ArrayLike) -> tuple[Array, Array]:
-        """For each global sample its source and the first token of its window there."""
-        source, place = assign(samples, self.weights)
-        starts = np.zeros_like(place)
+        """Source of each global sample and the offset of its window's first token there."""
+        source, index = assign(samples, self.weights)
+        starts = np.zeros_like(index)
         for number, windows in enumerate(self.windows):
-            mine = source == number
-            starts[mine] = windows.starts(place[mine])
+            rows = source == number
+            starts[rows] = windows.starts(index[rows])
         return source, starts
 
     def epochs(self, samples: int) -> list[float]:
-        """How often each source has been read once this many windows were served in all."""
-        total = sum(parts := shares(self.weights))
-        return [samples * part / total / windows.count for windows, part in zip(self.windows, parts, strict=True)]
+        """Epochs of each source after this many samples of the mixture."""
+        total = sum(shares := integer_shares(self.weights))
+        return [samples * share / total / windows.count for windows, share in zip(self.windows, shares, strict=True)]
 
 
-def streams(samples: npt.ArrayLike, seed: int, purpose: int) -> Words:
-    """A stream of random numbers for each sample, one for each purpose: (samples,). Purposes 1 and 2 are taken here."""
+def streams(samples: npt.ArrayLike, seed: int, purpose: int) -> Streams:
+    """Random-number streams, one for each sample, independent for each purpose: (samples,). This module uses purposes
+    1 and 2."""
     return _hash(np.asarray(samples).astype(np.uint64), _key(seed, purpose))
 
 
-def draw(streams: Words, places: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Numbers from 0 to below 1, those at `places` of `streams`, which are broadcast together. The generator is
-    SplitMix64 (Steele et al. 2014). It counts, so that any number is had without those before it."""
-    bits = _hash(np.asarray(places).astype(np.uint64), streams) >> np.uint64(11)
+def draw(streams: Streams, positions: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Uniform numbers in [0, 1) at `positions` of `streams`, broadcast together. The generator is SplitMix64 (Steele et
+    al. 2014), which is counter-based: any number can be drawn without those before it."""
+    bits = _hash(np.asarray(positions).astype(np.uint64), streams) >> np.uint64(11)
     return bits.astype(np.float64) * 2.0**-53
 
 
-def permute(index: Array, count: int, epoch: Array, seed: int) -> Array:
-    """Where a random order of `count` things, one for each (seed, epoch), puts each index: a bijection on 0…count-1."""
+def permute(index: Array, count: int, epoch: Array, *, seed: int) -> Array:
+    """Map indices by a random permutation of 0 … count-1, one for each (seed, epoch)."""
     half = max(1, (max(count - 1, 1).bit_length() + 1) // 2)  # bits of each half of a Feistel word
     keys = _hash(epoch.astype(np.uint64), _key(seed, 2))
     word = np.atleast_1d(_feistel(np.atleast_1d(index).astype(np.uint64), half, np.atleast_1d(keys)))
     keys = np.broadcast_to(np.atleast_1d(keys), word.shape)
-    while (outside := word >= count).any():  # the domain is at most four times as large: walk on until inside
+    while (outside := word >= count).any():  # cycle walking: the domain is at most four times as large
         word[outside] = _feistel(word[outside], half, keys[outside])
     return word.astype(np.int64).reshape(np.shape(index))
 
 
 def _feistel(word: Words, half: int, keys: Words) -> Words:
-    """Splits words of 2 × `half` bits and mixes each half into the other, round by round; invertible by design."""
+    """Feistel network on words of 2 × `half` bits; a bijection."""
     mask = np.uint64((1 << half) - 1)
     left, right = word >> np.uint64(half), word & mask
-    for turn in range(ROUNDS):
-        left, right = right, left ^ (_hash(right, keys + np.uint64(turn)) & mask)
+    for number in range(ROUNDS):
+        left, right = right, left ^ (_hash(right, keys + np.uint64(number)) & mask)
     return (left << np.uint64(half)) | right
 
 
@@ -203,19 +206,19 @@ def _hash(word: Words, key: Words) -> Words:
     return mixed ^ (mixed >> np.uint64(31))
 
 
-# ---- examples of like lengths together
+# ---- batches of examples of similar length
 #
-# Examples are sorted into cells of like lengths once: the set is halved, again and again, along the side that would pad
-# most, until a cell holds what a few batches do. An epoch shuffles each cell, cuts the line of all cells into batches,
-# and shuffles the batches. Where it cuts follows from the longest lengths of the cells alone, so every epoch has as
-# many steps, and the rows of any step are computed at once: resuming costs nothing.
+# Examples are sorted once into cells of similar length: the set is halved recursively along the side that would be
+# padded most, until a cell holds a few batches. An epoch shuffles each cell, cuts the sequence of all cells into
+# batches, and shuffles the batches. The cuts follow from the maximum lengths of the cells alone, so every epoch has the
+# same number of steps, and the rows of any step are computed directly: resuming costs nothing.
 
 
 class Buckets:
-    """Batches of `size` rows, or of as many as fit into `tokens`, padding of all sides counted.
+    """Batches of `size` rows, or of as many rows as fit into `tokens`, padding of all sides included.
 
-    lengths: (examples,) or (examples, sides), the tokens of each as they are batched, special tokens included.
-    even: the last batches of an epoch have one size; weft 0.1 left its last one whatever was left.
+    lengths: (examples,) or (examples, sides), tokens of each example as batched, special tokens included.
+    even: whether the last batches of an epoch have equal sizes; in weft 0.1, the last one had the remaining rows.
     """
 
     def __init__(
@@ -237,23 +240,23 @@ class Buckets:
         longest = int(self.lengths.sum(axis=1).argmax())
         sides = self.lengths[longest].tolist()
         if tokens is not None and sum(sides) > tokens:
-            spelled = f"{' + '.join(map(str, sides))} = {sum(sides)}" if len(sides) > 1 else str(sides[0])
-            found = f"example {longest} (counted from 0) has {spelled} tokens, more than batch.tokens = {tokens}"
+            total = f"{' + '.join(map(str, sides))} = {sum(sides)}" if len(sides) > 1 else str(sides[0])
+            found = f"example {longest} (counted from 0) has {total} tokens, more than batch.tokens = {tokens}"
             raise DataError(f"{found}: set it to {sum(sides)} or more, or shorten batch.length")
         count = len(self.lengths)
-        shuffled = permute(np.arange(count), count, np.zeros(count, dtype=np.int64), seed)
-        cells = list(_cells(self.lengths, shuffled, size, tokens))
-        self._order = np.concatenate(cells)  # all examples, cell after cell
+        shuffled = permute(np.arange(count), count, np.zeros(count, dtype=np.int64), seed=seed)
+        cells = list(_cells(self.lengths, shuffled, size=size, tokens=tokens))
+        self._order = np.concatenate(cells)  # all examples, cell by cell
         self._starts = np.cumsum([0, *(len(cell) for cell in cells)])
         if size is not None:
             steps = -(-count // size)
-            self._cuts = np.arange(steps + 1) * count // steps  # sizes differ by one at most
+            self._cuts = np.arange(steps + 1) * count // steps  # sizes differ by at most one
         else:
             assert tokens is not None
-            bounds = np.stack([self.lengths[cell].max(axis=0) for cell in cells])
-            self._cuts = _fill(bounds, self._starts, tokens)
+            max_lengths = np.stack([self.lengths[cell].max(axis=0) for cell in cells])
+            self._cuts = _cut_batches(max_lengths, self._starts, tokens)
             if even:
-                self._cuts = _evened(self._cuts, bounds, self._starts, tokens)
+                self._cuts = _even_out(self._cuts, max_lengths, self._starts, tokens=tokens)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -261,87 +264,87 @@ class Buckets:
 
     @property
     def smallest(self) -> int:
-        """The rows of the smallest batch: no more processes can share the steps."""
+        """Rows of the smallest batch, which bounds the number of processes."""
         return int(np.diff(self._cuts).min())
 
     def epoch(self, step: int) -> float:
-        """How often all examples have been served when `step` begins."""
+        """Number of epochs completed when `step` begins."""
         return step / self.steps_per_epoch
 
     def rows(self, step: int, rank: int = 0, ranks: int = 1) -> Array:
-        """The examples that `rank` takes at `step`: its contiguous part of the step's rows."""
-        epoch, first, last = self._cut(step)
-        if ranks > (held := last - first):
-            raise DataError(f"step {step} has {held} rows for {ranks} processes; raise batch.tokens or batch.size")
-        found = []
+        """Indices of the examples of `rank` at `step`: its contiguous part of the step's rows."""
+        epoch, first, last = self._bounds(step)
+        if ranks > (size := last - first):
+            raise DataError(f"step {step} has {size} rows for {ranks} processes; raise batch.tokens or batch.size")
+        parts = []
         cell = int(np.searchsorted(self._starts, first, side="right")) - 1
         while first < last:  # cell by cell
             start, stop = int(self._starts[cell]), int(self._starts[cell + 1])
-            places = np.arange(first, min(last, stop)) - start
-            turns = np.full(len(places), epoch)
-            found.append(self._order[start + permute(places, stop - start, turns, self.seed + 7919 * (cell + 1))])
+            index = np.arange(first, min(last, stop)) - start
+            seed = self.seed + 7919 * (cell + 1)
+            parts.append(self._order[start + permute(index, stop - start, np.full(len(index), epoch), seed=seed)])
             first, cell = min(last, stop), cell + 1
-        taken = np.concatenate(found)
-        return taken[rank * len(taken) // ranks : (rank + 1) * len(taken) // ranks]
+        rows = np.concatenate(parts)
+        return rows[rank * len(rows) // ranks : (rank + 1) * len(rows) // ranks]
 
     def size(self, step: int) -> int:
-        """How many examples all processes take at `step`."""
-        _, first, last = self._cut(step)
+        """Number of examples that all processes together take at `step`."""
+        _, first, last = self._bounds(step)
         return last - first
 
-    def _cut(self, step: int) -> tuple[int, int, int]:
-        """The epoch of a step, and the places of its examples in that epoch's line."""
-        epoch, place = divmod(step, self.steps_per_epoch)
-        batch = int(permute(np.array([place]), self.steps_per_epoch, np.array([epoch]), self.seed)[0])
+    def _bounds(self, step: int) -> tuple[int, int, int]:
+        """Epoch of a step, and the half-open range of its examples in that epoch's order."""
+        epoch, index = divmod(step, self.steps_per_epoch)
+        batch = int(permute(np.array([index]), self.steps_per_epoch, np.array([epoch]), seed=self.seed)[0])
         return epoch, int(self._cuts[batch]), int(self._cuts[batch + 1])
 
 
 def _cells(
-    lengths: Array, rows: Array, size: int | None, tokens: int | None, backwards: bool = False
+    lengths: Array, rows: Array, *, size: int | None, tokens: int | None, backwards: bool = False
 ) -> Iterator[Array]:
-    """Rows of like lengths: halved at the median of the side that would pad most, as in a k-d tree (Bentley 1975).
-    Every other half is walked `backwards`, so that cells that follow each other are neighbours."""
-    here = lengths[rows]
-    longest = here.max(axis=0)
-    padding = longest - here.mean(axis=0)  # of each side, were this one batch
-    bound = int(longest.sum())
-    batch = size if size is not None else max(1, (tokens or 0) // max(bound, 1))
-    fits = tokens is None or bound <= tokens
+    """Yield rows of similar length, halved at the median of the side with most padding, as in a k-d tree (Bentley
+    1975). Every other half is walked `backwards`, so that consecutive cells are neighbours."""
+    sides = lengths[rows]
+    longest = sides.max(axis=0)
+    padding = longest - sides.mean(axis=0)  # of each side, if all rows were one batch
+    row_tokens = int(longest.sum())
+    batch = size if size is not None else max(1, (tokens or 0) // max(row_tokens, 1))
+    fits = tokens is None or row_tokens <= tokens
     if len(rows) == 1 or (fits and (not padding.any() or len(rows) <= MIXED * batch)):
         yield rows
         return
-    side = int(padding.argmax())
-    ranked = rows[np.argsort(here[:, side], kind="stable")]
+    ranked = rows[np.argsort(sides[:, int(padding.argmax())], kind="stable")]
     halves = [ranked[: len(ranked) // 2], ranked[len(ranked) // 2 :]]
-    for turn, half in enumerate(reversed(halves) if backwards else halves):
-        yield from _cells(lengths, half, size, tokens, backwards=bool(turn))
+    for number, half in enumerate(reversed(halves) if backwards else halves):
+        yield from _cells(lengths, half, size=size, tokens=tokens, backwards=bool(number))
 
 
-def _fill(bounds: Array, starts: Array, tokens: int) -> Array:
-    """Where batches are cut: each takes as many places as fit, at the longest lengths (cells, sides) of their cells."""
+def _cut_batches(max_lengths: Array, starts: Array, tokens: int) -> Array:
+    """Offsets at which to cut batches: each holds as many rows as fit into `tokens` when they are padded to the maximum
+    lengths (cells, sides) of their cells."""
     cuts = [0]
-    longest = np.zeros(bounds.shape[1], dtype=np.int64)
-    for cell, bound in enumerate(bounds):
-        at, stop = int(starts[cell]), int(starts[cell + 1])
-        joined = np.maximum(longest, bound)
-        if at > cuts[-1] and (at + 1 - cuts[-1]) * int(joined.sum()) > tokens:
-            cuts.append(at)
-        longest = joined if at > cuts[-1] else bound
-        most = tokens // max(int(longest.sum()), 1)
-        while stop - cuts[-1] > most:
-            cuts.append(cuts[-1] + most)
-            longest = bound  # the next batch begins inside this cell
-            most = tokens // max(int(bound.sum()), 1)
+    longest = np.zeros(max_lengths.shape[1], dtype=np.int64)
+    for cell, cell_longest in enumerate(max_lengths):
+        start, stop = int(starts[cell]), int(starts[cell + 1])
+        joined = np.maximum(longest, cell_longest)
+        if start > cuts[-1] and (start + 1 - cuts[-1]) * int(joined.sum()) > tokens:
+            cuts.append(start)
+        longest = joined if start > cuts[-1] else cell_longest
+        max_rows = tokens // max(int(longest.sum()), 1)
+        while stop - cuts[-1] > max_rows:
+            cuts.append(cuts[-1] + max_rows)
+            longest = cell_longest  # the next batch begins inside this cell
+            max_rows = tokens // max(int(cell_longest.sum()), 1)
     return np.array([*cuts, int(starts[-1])])
 
 
-def _evened(cuts: Array, bounds: Array, starts: Array, tokens: int) -> Array:
-    """The same number of batches, the last few of one size: what was left for the last might be a row or two, and its
-    gradient noise, while its update is as large as any."""
+def _even_out(cuts: Array, max_lengths: Array, starts: Array, *, tokens: int) -> Array:
+    """Give the last few batches equal sizes, keeping their number. Otherwise the last batch might have a row or two: a
+    noisy gradient, but a full-sized update."""
     for count in range(min(MIXED, len(cuts) - 1), 1, -1):
         first, last = int(cuts[-1 - count]), int(cuts[-1])
-        begins = int(np.searchsorted(starts, first, side="right")) - 1
-        longest = int(bounds[begins:].max(axis=0).sum())
+        cell = int(np.searchsorted(starts, first, side="right")) - 1
+        longest = int(max_lengths[cell:].max(axis=0).sum())
         if -(-(last - first) // count) * longest <= tokens:
             return np.concatenate([cuts[: -1 - count], first + np.arange(count + 1) * (last - first) // count])
     return cuts

@@ -1,10 +1,10 @@
-"""Which files a source stands for: a file, a folder, a glob, standard input, a built-in corpus, a hub dataset.
+"""Sources of text: a file, a folder, a glob, standard input, a built-in corpus or a hub dataset.
 
-Any file whose bytes are text is read, whatever it is called. Tables are what their suffix says. Documents are streamed:
-a text file is cut into sections of at most `section` bytes, so that a file of one line of two gigabytes needs no more
-memory than a short one; the sections of a file, put together, are the file (less a byte order mark). A row of JSONL,
-CSV or Parquet is a document; one longer than 16 KiB is cut in the same way. Sections are what is held out or not;
-encoded is the document as a whole.
+Any file whose bytes are text is read, whatever its name; tables are recognised by their suffix. Documents are streamed:
+a text file is divided into sections of at most `section` bytes, so that a single line of two gigabytes needs no more
+memory than a short file. The sections of a file, concatenated, are the file (without a byte order mark). A row of
+JSONL, CSV or Parquet is a document, divided likewise if it is longer than 16 KiB. Sections are held out or trained on;
+documents are encoded as a whole.
 """
 
 import os
@@ -15,60 +15,61 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weft.data.patterns import identity, is_pattern, matching
+from weft.data.patterns import find_matches, identity, is_pattern
 from weft.data.rows import TABLES, MissingColumnError, SeparatorError, records, text_of
-from weft.data.streams import PACKED, blocks, decode, format_of, what_is_no_text
+from weft.data.streams import COMPRESSED, blocks, decode, describe_non_text_file, format_of
 from weft.errors import DataError, download_first, hub_failure, suggestion
 from weft.progress import warn
 from weft.storage.files import open_regular
 from weft.text import builtin
 
-# suffixes of files, not of a dataset's name on the hub; what is text is decided by its bytes
-USUAL = (".txt", ".md", ".py", ".log", ".tex", ".html", ".rst", *TABLES)
-HUB = (".txt", *TABLES)  # of a dataset's repository, in which a README is no data
-NAMED = 5  # files that a message names
-UNKNOWN_BYTES = 256 * 1024  # that standard input counts as
-HUB_BYTES = 4 * 1024 * 1024  # that a hub dataset counts as
-SECTION = 16 * 1024  # bytes of text in a section, at most
+# suffixes of files, as opposed to names of hub datasets; whether a file is text is decided by its bytes
+SUFFIXES = (".txt", ".md", ".py", ".log", ".tex", ".html", ".rst", *TABLES)
+HUB = (".txt", *TABLES)  # data files in the repository of a hub dataset; its README is not data
+MAX_LISTED = 5  # files listed in a message
+UNKNOWN_BYTES = 256 * 1024  # assumed size of standard input
+HUB_BYTES = 4 * 1024 * 1024  # assumed size of a hub dataset
+SECTION = 16 * 1024  # maximum bytes of text in a section
 
 
 def is_plain(source: str) -> bool:
-    """Whether a source is plain text for certain: a file that is no table, or standard input."""
+    """Return whether a source is certainly plain text: a file that is not a table, or standard input."""
     kind = format_of(source)
-    return source == "-" or (kind not in TABLES and (kind in USUAL or os.path.isfile(source)))
+    return source == "-" or (kind not in TABLES and (kind in SUFFIXES or os.path.isfile(source)))
 
 
-def files(
+def find_files(
     sources: Sequence[str],
     column: str | None = None,
     encoding: str = "utf-8",
-    tell: Callable[[str], None] = lambda line: None,
+    *,
+    log: Callable[[str], None] = lambda line: None,
     held_out: Sequence[str] = (),
 ) -> list[str]:
-    """The single files (or `-`, `builtin:…`, `hub:…` names) that the sources stand for, in reading order.
+    """List the files (or `-`, `builtin:…`, `hub:…` names) of all sources, in reading order.
 
-    A file is read once, however many names and links lead to it, and not at all where it is among the `held_out`
-    sources. What a folder or a pattern names besides is left out; where the text of tables is in a `column`, so are
-    tables without it, such as the settings of a program among its code. `tell` gets a line about it: what, and why.
+    A file is listed once, even if several names and links lead to it, and never if it is among the `held_out` sources.
+    Files of a folder or a pattern that are not text are skipped; if `column` is given, so are tables without it, such
+    as a program's settings beside its code. `log` is called with a line that lists the skipped files and the reasons.
     """
     names: list[str] = []
-    apart = {identity(name) for name in files(held_out)} - {None} if held_out else set()
+    validation = {identity(name) for name in find_files(held_out)} - {None} if held_out else set()
     seen: set[tuple[int, int] | None] = set()
     for source in sources:
-        found, others = _find(source, column, encoding)
+        matches, skipped = _expand(source, column, encoding)
         new: list[str] = []
-        for name in sorted(found, key=os.path.islink):  # a file by its own name, where it has both
+        for name in sorted(matches, key=os.path.islink):  # prefer a file's own name to a link
             file = identity(name)
-            if file is None or (file not in apart and file not in seen):
+            if file is None or (file not in validation and file not in seen):
                 new.append(name)
             else:
-                why = "held out for validation" if file in apart else "the same file as another that is read"
-                others.setdefault(why, []).append(_shown(name, source))
+                why = "held out for validation" if file in validation else "the same file as another that is read"
+                skipped.setdefault(why, []).append(_shown(name, source))
             seen.add(file)
-        if others:
-            tell(f"{source}: left out {_listed(others)}")
+        if skipped:
+            log(f"{source}: skipped {_listed(skipped)}")
         names += sorted(new)
-    if apart and sources and not names:
+    if validation and sources and not names:
         raise DataError(f"{', '.join(sources)}: held out for validation, all of it; name other text to train on")
     return names
 
@@ -77,63 +78,65 @@ def _shown(path: str, source: str) -> str:
     return os.path.relpath(path, source) if os.path.isdir(source) else path
 
 
-def _listed(others: Mapping[str, Sequence[str]]) -> str:
-    return "; ".join(
-        f"{', '.join(names[:NAMED])}{f' and {len(names) - NAMED} more' if len(names) > NAMED else ''} ({why})"
-        for why, names in others.items()
-    )
+def _listed(skipped: Mapping[str, Sequence[str]]) -> str:
+    parts = []
+    for why, names in skipped.items():
+        more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+        parts.append(f"{', '.join(names[:MAX_LISTED])}{more} ({why})")
+    return "; ".join(parts)
 
 
-def _find(source: str, column: str | None, encoding: str) -> tuple[list[str], dict[str, list[str]]]:
-    """The files that a source stands for; and for each reason to leave something out, the names."""
+def _expand(source: str, column: str | None, encoding: str) -> tuple[list[str], dict[str, list[str]]]:
+    """Files of one source, and the names of the skipped ones by reason."""
     if source == "-" or source.startswith(("builtin:", "hub:")):
         return [source], {}
     folder = os.path.isdir(source)
     if not folder and os.path.exists(source):
         if not os.path.isfile(source):
-            cure = "save what it gives to a file, or prepare it once: weft prepare - < PIPE"
-            raise DataError(f"{source}: a pipe or a device, which can't be read twice as text is; {cure}")
-        if (what := _no_text(source)) is not None:
+            advice = "save its output to a file, or prepare it once: weft prepare - < PIPE"
+            raise DataError(f"{source}: a pipe or a device, but text is read more than once; {advice}")
+        if (what := _describe_non_text(source)) is not None:
             raise DataError(f"{source}: {what}, not text")
         return [source], {}
     if not folder and not is_pattern(source):
-        # `owner/name` is a dataset on the hub unless it looks like a path that was mistyped
-        mistyped = format_of(source) in USUAL or source.endswith(PACKED) or os.path.isdir(source.partition("/")[0])
+        # `owner/name` is a dataset on the hub unless it looks like a mistyped path
+        mistyped = format_of(source) in SUFFIXES or source.endswith(COMPRESSED)
+        mistyped = mistyped or os.path.isdir(source.partition("/")[0])
         if not mistyped and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", source):
             return [f"hub:{source}"], {}
         raise no_such_file(source)
-    found: list[str] = []
-    others: dict[str, list[str]] = {}
-    for path, reason in _in_folder(source) if folder else matching(source):
-        why = reason or ("not a file" if not os.path.isfile(path) else "not text" if _no_text(path) else None)
+    matches: list[str] = []
+    skipped: dict[str, list[str]] = {}
+    for path, reason in _walk(source) if folder else find_matches(source):
+        why = reason or ("not a file" if not os.path.isfile(path) else "not text" if _describe_non_text(path) else None)
         if why is None:
-            found.append(path)
+            matches.append(path)
         else:
-            others.setdefault(why, []).append(_shown(path, source))
-    if not found and not folder:
-        raise DataError(f"{source}: no file {'that matches is text' if 'not text' in others else 'matches'}")
-    if not found and os.path.exists(os.path.join(source, "plan.json")):
+            skipped.setdefault(why, []).append(_shown(path, source))
+    if not matches and not folder:
+        raise DataError(f"{source}: no file {'that matches is text' if 'not text' in skipped else 'matches'}")
+    if not matches and os.path.exists(os.path.join(source, "plan.json")):
         raise DataError(f"{source}: already prepared tokens, not text; train on them with data.prepared={source}")
-    if not found:
-        raise DataError(f"{source}: contains no text{f' ({_listed(others)})' if others else ''}")
-    tables = [path for path in found if column is not None and format_of(path) in TABLES]
-    reasons = {path: why for path in tables if (why := _no_texts(path, column or "", encoding)) is not None}
-    if len(reasons) < len(found):  # where none has the column, reading the first one says which there are
+    if not matches:
+        raise DataError(f"{source}: contains no text{f' ({_listed(skipped)})' if skipped else ''}")
+    tables = [path for path in matches if column is not None and format_of(path) in TABLES]
+    reasons = {path: why for path in tables if (why := _why_no_column(path, column or "", encoding)) is not None}
+    if len(reasons) < len(matches):  # otherwise reading the first table reports its columns
         for path, why in reasons.items():
-            others.setdefault(why, []).append(_shown(path, source))
-        found = [path for path in found if path not in reasons]
-    return sorted(found), others
+            skipped.setdefault(why, []).append(_shown(path, source))
+        matches = [path for path in matches if path not in reasons]
+    return sorted(matches), skipped
 
 
-def _in_folder(folder: str) -> Iterator[tuple[str, str | None]]:
-    """What is in a folder, but for hidden files, and the reason why a folder in it isn't read."""
+def _walk(folder: str) -> Iterator[tuple[str, str | None]]:
+    """Yield the paths of a folder, hidden ones excepted, each with the reason to skip it, or None."""
 
     def refuse(error: OSError) -> None:
         raise DataError(f"{error.filename}: cannot be read: {error.strerror}")
 
     for parent, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = sorted(name for name in folders if name[0] != ".")
-        # a prepared folder, or a run: their JSON is no text, though it may lie among the sources
+        # the JSON files of a run or a prepared folder are not text to train on
         made_by_weft = {"config.toml", "tokenizer.json"} <= set(names)
         if "plan.json" in names:
             made_by_weft = False
@@ -148,18 +151,18 @@ def _in_folder(folder: str) -> Iterator[tuple[str, str | None]]:
         yield from ((path, "a link to a folder; name it as well") for path in paths if os.path.islink(path))
 
 
-def _no_text(path: str) -> str | None:
+def _describe_non_text(path: str) -> str | None:
     if format_of(path) in TABLES or not os.path.isfile(path):
         return None
     try:
         status = os.stat(path)
     except OSError:
-        return None  # reading it says what is wrong
-    return what_is_no_text(path, status.st_size, status.st_mtime_ns)
+        return None  # reading the file will report it
+    return describe_non_text_file(path, status.st_size, status.st_mtime_ns)
 
 
-def _no_texts(path: str, column: str, encoding: str) -> str | None:
-    """Why a table has no text for us, by its first row; None where it has, or where reading it says what is wrong."""
+def _why_no_column(path: str, column: str, encoding: str) -> str | None:
+    """Reason why a table has no text in `column`, from its first row; None if it has, or if reading will report it."""
     try:
         for number, row in records(path, [column], encoding=encoding):
             text_of(row, column, f"{path}:{number}")
@@ -172,7 +175,7 @@ def _no_texts(path: str, column: str, encoding: str) -> str | None:
 
 
 def no_such_file(source: str) -> DataError:
-    """The error for a file that is missing, with the nearest name in its folder."""
+    """Return the error for a missing file, which suggests the nearest name in its folder."""
     if "://" in source:
         return DataError(download_first(source))
     folder = os.path.dirname(source)
@@ -185,11 +188,12 @@ def no_such_file(source: str) -> DataError:
 
 
 def stamps(sources: Sequence[str], held_out: Sequence[str] = ()) -> list[list[Any]]:
-    """[name, size in bytes, what changes when the content does] for each file; of '-' nothing is known."""
-    return [stamp(name) for name in files(sources, held_out=held_out)]
+    """[name, size in bytes, value that changes with the content] for each file of the sources."""
+    return [stamp(name) for name in find_files(sources, held_out=held_out)]
 
 
 def stamp(name: str) -> list[Any]:
+    """[name, size in bytes, value that changes with the content] of one file; standard input is always new."""
     if name == "-":
         return [name, UNKNOWN_BYTES, uuid.uuid4().hex]
     if name.startswith("builtin:"):
@@ -205,7 +209,7 @@ def stamp(name: str) -> list[Any]:
 
 
 def hub_files(name: str) -> Iterator[str]:
-    """The data files of `hub:NAME`, downloaded one after another; the training files alone if some are named so."""
+    """Download the data files of `hub:NAME` and yield their paths; only training files if some are named so."""
     repository = name.removeprefix("hub:")
     try:
         import huggingface_hub
@@ -221,19 +225,19 @@ def hub_files(name: str) -> Iterator[str]:
             yield huggingface_hub.hf_hub_download(repository, file, repo_type="dataset")
     except DataError:
         raise
-    except Exception as error:  # the client, its HTTP library and the system each have errors of their own
+    except Exception as error:  # the client, its HTTP library and the system each raise different errors
         raise DataError(f"{repository}: no such file here, and {hub_failure(error)}") from None
 
 
 def hub_sizes(name: str) -> list[tuple[str, int]]:
-    """(file, bytes) of what would be read of `hub:NAME`, as far as the hub says; an error is left to the reading."""
+    """(file, bytes) of the data files of `hub:NAME`; [] if the hub cannot be reached, which reading will report."""
     try:
         import huggingface_hub
 
-        listed = huggingface_hub.HfApi().dataset_info(name.removeprefix("hub:"), files_metadata=True).siblings
+        siblings = huggingface_hub.HfApi().dataset_info(name.removeprefix("hub:"), files_metadata=True).siblings
     except Exception:  # no client, no connection, no such dataset
         return []
-    sizes = {file.rfilename: file.size or 0 for file in listed or ()}
+    sizes = {file.rfilename: file.size or 0 for file in siblings or ()}
     return [(file, sizes[file]) for file in _data_files(sizes)]
 
 
@@ -244,13 +248,13 @@ def _data_files(names: Iterable[str]) -> list[str]:
 
 
 class Document(NamedTuple):
-    """A document, or a section of a long one; `ends` where the document ends with it."""
+    """A document or one section of it; `ends` is True for a document's last section."""
 
     text: str
     ends: bool
 
 
-def read(
+def read_documents(
     sources: Sequence[str],
     column: str = "text",
     *,
@@ -258,70 +262,70 @@ def read(
     encoding: str = "utf-8",
     held_out: Sequence[str] = (),
 ) -> Iterator[Document]:
-    """The documents of all sources, in order. What can't be read raises DataError when the iterator gets there."""
-    found = False
-    for name in files(sources, column, encoding, warn, held_out):
-        held = False
-        for document in read_file(name, column, section, encoding):
-            held = True
-            found = found or not document.text.isspace()
+    """Yield the documents of all sources, in order; DataError when an unreadable one is reached."""
+    has_text = False
+    for name in find_files(sources, column, encoding, log=warn, held_out=held_out):
+        is_empty = True
+        for document in read_file(name, column, section, encoding=encoding):
+            is_empty = False
+            has_text = has_text or not document.text.isspace()
             yield document
-        if not held and name in sources:
+        if is_empty and name in sources:
             raise DataError(f"{name}: contains no text")
-    if not found:
+    if not has_text:
         raise DataError(f"{', '.join(sources) or 'no source given'}: no text at all")
 
 
-def read_file(name: str, column: str, section: int, encoding: str) -> Iterator[Document]:
-    """The documents of one of those that `files` names; the last section of a file ends a document."""
+def read_file(name: str, column: str, section: int, *, encoding: str) -> Iterator[Document]:
+    """Yield the documents of one name from `find_files`; the last section of a file ends a document."""
     if name.startswith("builtin:"):
         for text in builtin.corpus(name).documents:
-            yield from _sections_of(text, name)
+            yield from _divide_text(text, name)
     elif name.startswith("hub:"):
         for path in hub_files(name):
-            yield from read_file(path, column, section, encoding)
+            yield from read_file(path, column, section, encoding=encoding)
     elif name != "-" and format_of(name) in TABLES:
         try:
             for number, row in records(name, [column], encoding=encoding):
-                yield from _sections_of(text_of(row, column, f"{name}:{number}"), name)
+                yield from _divide_text(text_of(row, column, f"{name}:{number}"), name)
         except MissingColumnError as error:
             advice = "choose one with data.column=NAME (weft prepare: --column NAME)"
             raise MissingColumnError(error.line, column, advice) from None
     else:
-        yield from _cut(blocks(name, encoding), name, section)
+        yield from _divide(blocks(name, encoding), name, section)
 
 
-def _sections_of(text: str, name: str) -> Iterator[Document]:
-    """The sections of a document that is in memory as a whole; nearly always it is one."""
+def _divide_text(text: str, name: str) -> Iterator[Document]:
+    """Divide a document in memory into sections; nearly always there is only one."""
     if "\0" in text:
         raise DataError(f"{name}: a document contains a NUL character, at its character {text.index(chr(0))}")
     try:
         encoded = text.encode()
-    except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair, which no text can hold
+    except UnicodeEncodeError as error:  # JSON can escape half of a surrogate pair, which no text can contain
         raise DataError(f"{name}: a document contains a lone surrogate, at its character {error.start}") from None
-    yield from _cut((encoded,), name, SECTION)
+    yield from _divide((encoded,), name, SECTION)
 
 
-def _cut(blocks: Iterable[bytes], name: str, section: int) -> Iterator[Document]:
-    """One document's bytes as sections of at most `section` bytes; the last one `ends`."""
+def _divide(blocks: Iterable[bytes], name: str, section: int) -> Iterator[Document]:
+    """Divide one document's bytes into sections of at most `section` bytes; the last one `ends`."""
     assert section >= 16
-    waiting, offset = b"", 0  # the offset is that of what waits in the text
+    buffer, offset = b"", 0  # offset of the buffer in the text
     for block in blocks:
-        waiting += block
+        buffer += block
         start = 0
-        while len(waiting) - start > section:
-            stop = _cut_point(waiting, start, section)
-            yield Document(decode(waiting[start:stop], name, offset + start), ends=False)
+        while len(buffer) - start > section:
+            stop = _section_end(buffer, start, section)
+            yield Document(decode(buffer[start:stop], name, offset + start), ends=False)
             start = stop
-        waiting = waiting[start:]
+        buffer = buffer[start:]
         offset += start
-    if waiting:
-        yield Document(decode(waiting, name, offset), ends=True)
+    if buffer:
+        yield Document(decode(buffer, name, offset), ends=True)
 
 
-def _cut_point(text: bytes, start: int, section: int) -> int:
-    """Where the section from `start` ends: after a blank line, a line, before a space, or wherever it must. Only the
-    second half of the section is searched, so that sections don't become short."""
+def _section_end(text: bytes, start: int, section: int) -> int:
+    """End of the section that begins at `start`: after a blank line, after a line, before a space, or at the maximum.
+    Only the second half of the section is searched, so that sections don't become short."""
     end, half = start + section, start + section // 2
     blank = max(text.rfind(b"\n\n", half, end) + 2, text.rfind(b"\n\r\n", half, end) + 3)
     if blank >= half + 2:
@@ -331,7 +335,7 @@ def _cut_point(text: bytes, start: int, section: int) -> int:
     if (space := max(text.rfind(b" ", half, end), text.rfind(b"\t", half, end))) > start:
         return space
     stop = end
-    while stop > end - 3 and text[stop] & 0xC0 == 0x80:  # not inside a UTF-8 character
+    while stop > end - 3 and text[stop] & 0xC0 == 0x80:  # never inside a UTF-8 character
         stop -= 1
     if text[stop - 1 : stop + 1] == b"\r\n":
         stop -= 1

@@ -17,7 +17,7 @@ from weft.decode.prompt import Prompt, Prompts, as_prompts, check_prompts, conte
 from weft.decode.sampling import TokenHistory, apply_rules, logsumexp, top_log_probs
 from weft.decode.text import Completion, Detokenizer, Finish, StopCondition
 from weft.errors import ConfigError, ModelError
-from weft.models.base import LanguageModel, Source
+from weft.models.base import EncoderInput, LanguageModel
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def beam_search(
     prompts: Prompts,
     settings: Beam,
     *,
-    source: Source | None = None,
+    source: EncoderInput | None = None,
     on_step: StepCallback | None = None,
 ) -> list[list[Hypothesis]]:
     """Return the `settings.n` best continuations of each prompt, best first; prompts, or ids, are of one vocabulary.
@@ -67,7 +67,7 @@ def search_texts(
     prompts: Sequence[Prompt],
     settings: Beam,
     *,
-    source: Source | None = None,
+    source: EncoderInput | None = None,
     replacements: Replacements | None = None,
     on_step: StepCallback | None = None,
 ) -> list[list[Completion]]:
@@ -190,7 +190,7 @@ class _SearchBatch:
         self,
         model: LanguageModel,
         searches: Sequence[_PromptSearch],
-        source: Source | None,
+        source: EncoderInput | None,
         *,
         coverage: "_Coverage | None",
     ):
@@ -222,7 +222,7 @@ class _SearchBatch:
         total = (self.scores.unsqueeze(-1) + log_p.view(*self.scores.shape, -1)).flatten(1)
         best, index = total.topk(min(count, total.shape[1]), dim=-1)
         parents, tokens = index // log_p.shape[1], ids.view(total.shape).gather(1, index)
-        if self.model.parts > 1:
+        if self.model.shards > 1:
             agreed = self.model.agree([best.tolist(), parents.tolist(), tokens.tolist()])
             best, parents, tokens = best.new_tensor(agreed[0]), *(index.new_tensor(each) for each in agreed[1:])
         self.written += 1
@@ -287,7 +287,7 @@ class _Coverage:
         probabilities = model.alignment
         if probabilities is None:
             raise ConfigError("coverage_penalty: this model has no attention to a source; leave it out")
-        if model.parts > 1:
+        if model.shards > 1:
             raise ConfigError("coverage_penalty: needs all heads in one process, but they are sharded; use one process")
         self.total = torch.empty(0)
         self.latest = torch.empty(0)  # of the last forward pass, (rows, time, source time), mean over heads

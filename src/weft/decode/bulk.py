@@ -12,7 +12,7 @@ from typing import Any
 from weft.decode.beam import search_texts
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import Grammar
-from weft.decode.engine.blocks import Limits
+from weft.decode.engine.blocks import EngineLimits
 from weft.decode.generate import completions, engine_completions
 from weft.decode.prompt import Prompt
 from weft.decode.text import Completion
@@ -103,7 +103,7 @@ def generate_many(
         if bits is None:
             results = completions(model, repeated, settings, seeds=seeds, rows=rows)
         else:
-            limits = Limits(rows=rows, bits="int8")
+            limits = EngineLimits(rows=rows, bits="int8")
             results = engine_completions(model, repeated, settings, seeds=seeds, limits=limits)
         for _ in texts:
             yield [next(results) for _ in range(n)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import ConfigError
-from weft.models.base import LanguageModel, Source, State
+from weft.models.base import EncoderInput, LanguageModel, State
 
 MIN_AMATEUR_LOGPROB = -100.0  # log p of tokens that the weak model excludes, such as n-grams it never saw
 
@@ -54,7 +54,7 @@ class ContrastiveModel(LanguageModel):
         self.width, self.dtypes = 0, (torch.float32, torch.float32)
         self.train(expert.training)
 
-    def start(self, batch: int, max_len: int, source: Source | None = None) -> ContrastiveState:
+    def start(self, batch: int, max_len: int, source: EncoderInput | None = None) -> ContrastiveState:
         expert, amateur = (model.start(batch, max_len, source) for model in (self.expert, self.amateur))
         return ContrastiveState(expert, amateur, batch)
 

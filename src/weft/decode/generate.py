@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from weft.decode.config import Sampling
-from weft.decode.engine.engine import Engine, Limits
+from weft.decode.engine.engine import Engine, EngineLimits
 from weft.decode.fast.cuda_graphs import DeviceSampler
-from weft.decode.fast.stepper import FIRST_CAPACITY, Stepper, stretches
+from weft.decode.fast.path import positions_change
+from weft.decode.fast.stepper import FIRST_CAPACITY, Stepper
 from weft.decode.prompt import Prompt, Prompts, as_prompts, check_prompts, context_window, output_vocab_size
 from weft.decode.text import Chunk, Completion, GeneratedText, adjust_logits, extend_texts, gather
 from weft.errors import ModelError
-from weft.models.base import LanguageModel, Source, device_of
+from weft.models.base import EncoderInput, LanguageModel, device_of
 from weft.models.transformer import Transformer
 
 MAX_ENGINE_ROWS = 256  # texts that the engine generates at a time
@@ -32,7 +33,7 @@ def generate(
     settings: Sampling | Sequence[Sampling],
     *,
     seeds: Sequence[int] | None = None,
-    source: Source | None = None,
+    source: EncoderInput | None = None,
 ) -> Iterator[Chunk]:
     """Continue prompts, or lists of ids, of one vocabulary; yield chunks step by step, rows in order within a step.
 
@@ -56,7 +57,7 @@ Chunks = Generator[Chunk, None, list[GeneratedText]]  # yields chunks, returns t
 
 
 @torch.inference_mode()  # as a decorator: a `with` would stay in force in the caller, between two chunks
-def _generate(model: LanguageModel, texts: list[GeneratedText], source: Source | None) -> Iterator[Chunk]:
+def _generate(model: LanguageModel, texts: list[GeneratedText], source: EncoderInput | None) -> Iterator[Chunk]:
     while texts:
         for text in texts:
             if text.full:
@@ -64,7 +65,7 @@ def _generate(model: LanguageModel, texts: list[GeneratedText], source: Source |
         texts = yield from _until_full(model, texts, source)
 
 
-def _until_full(model: LanguageModel, texts: list[GeneratedText], source: Source | None) -> Chunks:
+def _until_full(model: LanguageModel, texts: list[GeneratedText], source: EncoderInput | None) -> Chunks:
     """Prefill the texts and generate until all have ended or one exceeds the window."""
     vocab_size, device = output_vocab_size(model, texts[0].prompt.vocab_size), device_of(model)
     # rows step together and the cache is as wide as the longest text, so the two maxima add up
@@ -105,7 +106,7 @@ def _run_ahead(stepper: Stepper, texts: Sequence[GeneratedText], logits: Tensor,
 
 
 def prefill(
-    model: LanguageModel, prompts: Sequence[Sequence[int]], limit: int, *, source: Source | None
+    model: LanguageModel, prompts: Sequence[Sequence[int]], limit: int, *, source: EncoderInput | None
 ) -> tuple[Stepper, Tensor]:
     """Return a stepper that has read the prompts and can grow to `limit` tokens, and logits (B, V) after each prompt.
 
@@ -144,7 +145,7 @@ def complete(
     settings: Sampling,
     *,
     seeds: Sequence[int] | None = None,
-    source: Source | None = None,
+    source: EncoderInput | None = None,
 ) -> list[Completion]:
     """Continue prompts and return the new text of each; prompt i draws with seeds[i], by default settings.seed + i."""
     if not prompts:
@@ -160,7 +161,7 @@ def completions(
 ) -> Iterator[Completion]:
     """Yield the new text of each prompt, in order, as soon as it is complete; `rows` are generated at a time."""
     if engine_is_faster(model, prompts, settings, rows=rows):
-        yield from engine_completions(model, prompts, settings, seeds=seeds, limits=Limits(rows=rows))
+        yield from engine_completions(model, prompts, settings, seeds=seeds, limits=EngineLimits(rows=rows))
         return
     for first in range(0, len(prompts), rows):
         batch = prompts[first : first + rows]
@@ -168,7 +169,7 @@ def completions(
 
 
 def engine_completions(
-    model: LanguageModel, prompts: Sequence[Prompt], settings: Sampling, *, seeds: Sequence[int], limits: Limits
+    model: LanguageModel, prompts: Sequence[Prompt], settings: Sampling, *, seeds: Sequence[int], limits: EngineLimits
 ) -> Iterator[Completion]:
     """Yield the new text of each prompt, in order, with an engine that has KV blocks for these texts.
 
@@ -182,7 +183,7 @@ def engine_completions(
     check_prompts(model, prompts, [settings] * len(prompts))
     typical = max_length(ids, min(settings.max_tokens, FIRST_CAPACITY), model)
     blocks = max(-(-longest // BLOCK_SIZE), min(rows, len(prompts)) * -(-typical // BLOCK_SIZE))
-    sized = Limits(blocks=blocks, block_size=BLOCK_SIZE, rows=rows, bits=limits.bits)
+    sized = EngineLimits(blocks=blocks, block_size=BLOCK_SIZE, rows=rows, bits=limits.bits)
     engine = Engine(model, output_vocab_size(model, prompts[0].vocab_size), sized)
     requests = [engine.submit(prompt, settings, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
     for request in requests:
@@ -210,9 +211,9 @@ def engine_supports(model: LanguageModel, longest: int) -> TypeGuard[Transformer
     It needs a decoder-only Transformer that isn't sharded and whose position encoding doesn't change while a text
     grows: keys in a KV block stay as they were rotated.
     """
-    if not isinstance(model, Transformer) or model.encoder is not None or model.parts > 1:
+    if not isinstance(model, Transformer) or model.encoder is not None or model.shards > 1:
         return False
-    return longest <= MAX_ENGINE_LENGTH and not stretches(model, longest)
+    return longest <= MAX_ENGINE_LENGTH and not positions_change(model, longest)
 
 
 def check_quantized_cache(model: LanguageModel, longest: int) -> None:

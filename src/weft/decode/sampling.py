@@ -214,7 +214,7 @@ def logsumexp(logits: Tensor) -> Tensor:
     """
     contiguous = logits.dtype == torch.float32 and logits.stride(1) == 1 and not logits.is_cuda
     if contiguous and native.library() is not None:
-        return native.log_totals(logits)
+        return native.logsumexp(logits)
     parts = logits.split(len(logits) if logits.is_cuda else LOGSUMEXP_ROWS)
     return torch.cat([part.logsumexp(dim=-1, keepdim=True) for part in parts])
 

@@ -16,7 +16,7 @@ from weft.decode.config import Beam, Branching, Sampling
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt
 from weft.decode.text import Chunk, spell_token
-from weft.models.base import LanguageModel, Source
+from weft.models.base import EncoderInput, LanguageModel
 
 NodeState = Literal["chosen", "kept", "pruned"]
 
@@ -73,7 +73,7 @@ class Trees(NamedTuple):
 
 
 def search_trees(
-    model: LanguageModel, prompt: Prompt, settings: Branching | None = None, *, source: Source | None = None
+    model: LanguageModel, prompt: Prompt, settings: Branching | None = None, *, source: EncoderInput | None = None
 ) -> Trees:
     """Continue a prompt for a few tokens: greedily, by beam search, and by samples, of which number i has seed + i.
 
@@ -140,7 +140,7 @@ def _generated_tree(name: str, chunks: Iterable[Chunk], prompt: Prompt, *, rows:
     return tree.finish(name, leaves)
 
 
-def _beam_tree(model: LanguageModel, prompt: Prompt, settings: Branching, *, source: Source | None) -> SearchTree:
+def _beam_tree(model: LanguageModel, prompt: Prompt, settings: Branching, *, source: EncoderInput | None) -> SearchTree:
     tree, alive = _TreeBuilder(prompt), [-1]
 
     def record(candidates: Sequence[Candidate], kept: Sequence[int]) -> None:

@@ -22,7 +22,7 @@ from weft.data.shards import Ids, Tokens
 from weft.errors import DataError
 from weft.models.base import LanguageModel, device_of, evaluating
 from weft.models.ngram import NGram
-from weft.nn.recurrent import Carried
+from weft.nn.recurrent import CarriedState
 
 NATS_PER_BYTE = 8 * math.log(2)  # cost of a byte that no token spells
 MIN_LANE_WINDOWS = 64  # windows per lane of a text that is read with carried states
@@ -185,7 +185,7 @@ def _score_lanes(model: LanguageModel, text: Tokens, options: ScoringOptions, *,
         starts = np.array([lane * each + begin for lane in active])
         rows = torch.stack([_row(text, ScoringWindow(start, time, time), options.first) for start in starts.tolist()])
         rows = rows.to(device)
-        carried = Carried(state if state is None else state[:, :, -len(active) :])
+        carried = CarriedState(state if state is None else state[:, :, -len(active) :])
         with torch.no_grad():  # not around the `yield`, where the caller runs
             features = model.features(rows[:, :-1], carried=carried)
             losses = token_losses(model, features.flatten(0, 1), rows[:, 1:].flatten())

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from weft.errors import ModelError, suggestion
-from weft.models.transformer import Stack
+from weft.models.stack import Stack
 from weft.nn.block import Block
 from weft.nn.scaled_dot_product import Probabilities
 

@@ -89,7 +89,7 @@ class HeadTable(Picture):
     def text(self) -> str:
         """Return the first heads of the table in 80 columns, and the heads of each role."""
         width = 15 if len(self.statistics) > 1 else 6
-        lines = [f"{'head':<{width}}" + "".join(f"{COLUMNS[name][1]:>7}" for name in self.known) + "  what it does"]
+        lines = [f"{'head':<{width}}" + "".join(f"{COLUMNS[name][1]:>7}" for name in self.known) + "  role"]
         heads = self.heads()
         for head in heads[:LISTED_HEADS]:
             cells = "".join(f"{_cell(getattr(head, name)):>7}" for name in self.known)

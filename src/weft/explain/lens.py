@@ -23,7 +23,8 @@ from weft.figures.picture import SHADES, Picture, new_figure
 from weft.figures.shaded import DARKEST, drawable, families, percent, width_of
 from weft.figures.tables import Table, text_table
 from weft.models.base import evaluating
-from weft.models.transformer import Stack, Transformer
+from weft.models.stack import Stack
+from weft.models.transformer import Transformer
 
 MAX_POSITIONS = 96  # last positions of a text that are computed
 MAX_COLUMNS, MAX_ROWS = 16, 33  # positions and layers in a figure

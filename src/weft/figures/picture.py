@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from weft.errors import ConfigError, DataError
 from weft.figures.page import Section, as_json, mount_point, page, part
-from weft.storage.files import check_place, write_bytes
+from weft.storage.files import check_writable, write_bytes
 
 FIGURES = (".svg", ".png", ".pdf")  # suffixes
 PAGE = ".html"
@@ -131,7 +131,7 @@ def check_picture(path: Path | str, suffixes: tuple[str, ...] = (PAGE, *FIGURES)
     if path.suffix.lower() not in suffixes:
         expected = " or ".join(filter(None, (", ".join(suffixes[:-1]), suffixes[-1])))
         raise ConfigError(f"{path}: expected a file name ending in {expected}")
-    check_place(path)
+    check_writable(path)
     return path
 
 

@@ -1,4 +1,4 @@
-"""A trained model on its way in or out: settings, weights under weft's names, tokenizer, and what came with it."""
+"""`ModelBundle`, the result of importing and the input of exporting: settings, weights, tokenizer and extra files."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,16 +18,15 @@ from weft.text.tokenizer import Ids, Tokenizer
 
 @dataclass(frozen=True)
 class ModelBundle:
-    """What the reader of a format returns and its writer takes.
+    """A model as the reader of a format returns it and its writer takes it; weights have weft's names.
 
-    `origin` names the file and its format for messages; `notes` (JSON values only) is what a writer of the same format
-    needs to reproduce what was read: settings that weft does not have, the dtypes of the weights, file names.
-    `unused` holds tensors that weft has no place for, and the blocks that quantized ones came in; `files` holds small
-    files as they were, for the same purpose.
-    `labels` are a classifier's label names, and `length` is how many tokens of a text a sentence encoder reads.
-    `source_tokenizer` is for models that read with another tokenizer, and `languages` how a model of several is told
-    which ones to read and write (as settings, `recipe.objective.Languages`).
-    `frame`, ids before and after a text, is what a run reads around one where its tokenizer doesn't say.
+    `origin` names the file and its format in messages. `notes` (JSON values only), `unused` tensors and `files` let a
+    writer of the same format reproduce the original: settings that weft lacks, dtypes, file names; tensors that weft
+    does not use, and the blocks of quantised ones; small files verbatim.
+    `labels` are the label names of a classifier, `length` is the number of tokens that a sentence encoder reads.
+    `source_tokenizer` is that of the source if it differs, and `languages` are the settings of a multilingual model
+    (`recipe.objective.Languages`).
+    `frame` is the ids before and after a text, if its tokenizer does not define them.
     """
 
     model: Model
@@ -44,38 +43,38 @@ class ModelBundle:
     frame: tuple[Ids, Ids] | None = None
 
 
-def lazily(read: Callable[[str], Tensor], names: Iterable[str]) -> LazyWeights:
-    """Weights that `read` gets by name when they are asked for."""
+def lazy_weights(read: Callable[[str], Tensor], names: Iterable[str]) -> LazyWeights:
+    """Weights that `read` returns by name when they are used."""
     return {name: partial(read, name) for name in names}
 
 
-def counted(weights: LazyWeights, advance: Callable[[int], None]) -> LazyWeights:
-    """The same weights; each moves a progress bar on by one when it is read."""
+def with_progress(weights: LazyWeights, advance: Callable[[int], None]) -> LazyWeights:
+    """Wrap weights so that reading one calls `advance(1)`."""
 
     def read(name: str) -> Tensor:
         tensor = weights[name]()
         advance(1)
         return tensor
 
-    return lazily(read, weights)
+    return lazy_weights(read, weights)
 
 
 def as_dtype(read: Callable[[], Tensor], dtype: torch.dtype) -> Callable[[], Tensor]:
-    """A weight that is converted when it is read."""
+    """Wrap a lazy weight so that it is converted when read."""
     return lambda: read().to(dtype)
 
 
-def named_tokenizer(path: Path, vocab_size: int, sizes: Collection[int] = ()) -> Tokenizer:
-    """The tokenizer that the user named for a model; of formats without one of their own, it has one of these sizes."""
+def load_tokenizer(path: Path, vocab_size: int, sizes: Collection[int] = ()) -> Tokenizer:
+    """Load the tokenizer that the user named for a model; if `sizes` are given, it must have one of them."""
     tokenizer = Tokenizer.load(path)
     if sizes and tokenizer.vocab_size not in sizes:
         raise InteropError(f"{path}: {tokenizer.vocab_size} tokens, but the model's vocab_size is {vocab_size}")
-    return fitting(tokenizer, vocab_size, str(path))
+    return check_vocabulary(tokenizer, vocab_size, str(path))
 
 
-def fitting(tokenizer: Tokenizer, vocab_size: int, place: str) -> Tokenizer:
-    """The tokenizer, if each of its tokens has an embedding."""
-    found = tokenizer.vocab_size
-    if found > vocab_size:
-        raise TokenizerError(f"{place}: the tokenizer has {found} entries, but the model's vocab_size is {vocab_size}")
+def check_vocabulary(tokenizer: Tokenizer, vocab_size: int, location: str) -> Tokenizer:
+    """Return the tokenizer; TokenizerError if it has more tokens than the model has embeddings."""
+    size = tokenizer.vocab_size
+    if size > vocab_size:
+        raise TokenizerError(f"{location}: the tokenizer has {size} tokens, the model's vocab_size is {vocab_size}")
     return tokenizer

@@ -1,4 +1,4 @@
-"""Every format that weft imports. A new one is a file with `read`, and a line in the table."""
+"""All formats that weft imports. To add one, write a module with `read` and add a line to FORMATS."""
 
 import re
 from collections.abc import Callable
@@ -15,9 +15,9 @@ from weft.storage.untrusted import refuse_pointer
 
 
 class ImportFormat(NamedTuple):
-    """A format: its name in messages, how to recognise a path of it, and its reader.
+    """A format: its name in messages, a predicate for paths, and its reader.
 
-    The reader takes the path and, where the user named one, that of a tokenizer to use instead of the model's own.
+    The reader takes the path of the model and, if the user named one, of a tokenizer that replaces the model's.
     """
 
     title: str
@@ -25,7 +25,7 @@ class ImportFormat(NamedTuple):
     read: Callable[[Path, Path | None], ModelBundle]
 
 
-WEIGHTS = re.compile(r"(pytorch|adapter)_model.*\.bin")  # of transformers and PEFT, not a model of llama2.c
+WEIGHTS = re.compile(r"(pytorch|adapter)_model.*\.bin")  # of transformers and PEFT; other .bin files are llama2.c's
 FORMATS = (
     ImportFormat("a CTranslate2 folder", ctranslate2.recognises, ctranslate2.read),
     ImportFormat("an .argosmodel", argos.recognises, argos.read),
@@ -39,43 +39,43 @@ HUB_FILES = ["README.md", "*.json", "*.safetensors", "*.txt", "*.model", "*.spm"
 
 
 def read_model(source: Path | str, tokenizer: Path | str | None = None) -> ModelBundle:
-    """Another program's model, in whichever of the formats it is; one on the hub is downloaded first."""
+    """Read another program's model in any of the formats; a model on the hub is downloaded first."""
     path, name = Path(source), str(source)
     if not path.exists():
         if not re.fullmatch(r"(hub:)?\w[\w.-]*/\w[\w.-]*", name) or Path(name.partition("/")[0]).is_dir():
             near = suggestion(name, map(str, path.parent.glob("*")), what="files here")
             raise InteropError(f"{name}: no such file or folder{near and f'; {near}'}")
         path = _download(name.removeprefix("hub:"))
-    for known in FORMATS:
-        if known.recognises(path):
-            return known.read(path, None if tokenizer is None else Path(tokenizer))
-    raise InteropError(f"{path}: {_unrecognised(path)}")
+    for form in FORMATS:
+        if form.recognises(path):
+            return form.read(path, None if tokenizer is None else Path(tokenizer))
+    raise InteropError(f"{path}: {_why_unrecognised(path)}")
 
 
 def _download(repository: str) -> Path:
     try:
         import huggingface_hub
     except ImportError:
-        look = "to look for it on the hub, install huggingface_hub: pip install 'weft[hub]'"
-        raise InteropError(f"{repository}: no such folder here; {look}") from None
+        advice = "to look for it on the hub, install huggingface_hub: pip install 'weft[hub]'"
+        raise InteropError(f"{repository}: no such folder here; {advice}") from None
     try:
         folder = Path(huggingface_hub.snapshot_download(repository, allow_patterns=HUB_FILES))
         if not any(folder.glob("*.safetensors")):  # an older model
             huggingface_hub.snapshot_download(repository, allow_patterns=PICKLED)
         return folder
-    except Exception as error:  # the client, its HTTP library and the system each have errors of their own
+    except Exception as error:  # the client, its HTTP library and the system each raise different errors
         why = f"taken for a name on the hub, and {hub_failure(error)}"
         raise InteropError(f"{repository}: no such folder here; {why}") from None
 
 
-def _unrecognised(path: Path) -> str:
-    known = f"weft imports {', '.join(each.title for each in FORMATS)}, and with --base a PEFT folder"
+def _why_unrecognised(path: Path) -> str:
+    known = f"weft imports {', '.join(form.title for form in FORMATS)}, and with --base a PEFT folder"
     if path.is_dir():
         if (path / "config.toml").is_file():
             return "already a run of weft; it needs no import"
-        likely = [each for each in sorted(path.glob("*")) if each.is_dir() or each.suffix in (".gguf", argos.ENDING)]
-        inside = next((each for each in likely if any(form.recognises(each) for form in FORMATS)), None)
-        hint = f"name {inside.name} in it" if inside else known
+        inner = [file for file in sorted(path.glob("*")) if file.is_dir() or file.suffix in (".gguf", argos.ENDING)]
+        model = next((file for file in inner if any(form.recognises(file) for form in FORMATS)), None)
+        hint = f"name {model.name} in it" if model else known
         return f"not a model that weft knows: it has no {hf.CONFIG}; {hint}"
     if path.is_file():
         refuse_pointer(path)

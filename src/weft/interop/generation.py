@@ -1,6 +1,6 @@
-"""generation_config.json: how the makers of a checkpoint have it write, read as settings of weft's.
+"""Translate generation_config.json, the makers' defaults for generating text, to weft's settings.
 
-It is a stranger's file: what makes no sense in it is named, and nothing comes of it.
+The file is untrusted: invalid values are reported and ignored.
 """
 
 from collections.abc import Callable, Mapping
@@ -8,29 +8,29 @@ from typing import Any
 
 from weft.config import Tree
 
-DRAWING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
-MAX_NUMBER = 10**9
+SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+MAX_NUMBER = 10**9  # of any setting
 
 
-def _between(low: float, high: float, whole: bool = False) -> Callable[[Any], bool]:
-    kinds = int if whole else (int, float)
+def _between(low: float, high: float, integer: bool = False) -> Callable[[Any], bool]:
+    kinds = int if integer else (int, float)
     return lambda value: isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high
 
 
-# our name of a setting, which values it may have, and the one that means that it is off
+# their key → our setting, a check of its value, and the value that turns it off
 FIELDS: dict[str, tuple[str, Callable[[Any], bool], float | None]] = {
     "temperature": ("temperature", _between(0.0, 100.0), None),
-    "top_k": ("top_k", _between(0, MAX_NUMBER, whole=True), 0),
+    "top_k": ("top_k", _between(0, MAX_NUMBER, integer=True), 0),
     "top_p": ("top_p", _between(1e-9, 1.0), 1.0),
     "min_p": ("min_p", _between(0.0, 1.0), 0.0),
     "typical_p": ("typical_p", _between(1e-9, 1.0), 1.0),
     "repetition_penalty": ("repetition_penalty", _between(1e-9, 100.0), 1.0),
-    "max_new_tokens": ("max_tokens", _between(1, MAX_NUMBER, whole=True), None),
-    "min_new_tokens": ("min_tokens", _between(0, MAX_NUMBER, whole=True), 0),
-    "no_repeat_ngram_size": ("no_repeat_ngram", _between(0, MAX_NUMBER, whole=True), 0),
+    "max_new_tokens": ("max_tokens", _between(1, MAX_NUMBER, integer=True), None),
+    "min_new_tokens": ("min_tokens", _between(0, MAX_NUMBER, integer=True), 0),
+    "no_repeat_ngram_size": ("no_repeat_ngram", _between(0, MAX_NUMBER, integer=True), 0),
 }
-# what changes a text, but not in weft, with the value that means that it is off
-ELSEWHERE: dict[str, Any] = {
+# settings that weft does not have → the value that turns them off
+UNSUPPORTED: dict[str, Any] = {
     **dict.fromkeys(("begin_suppress_tokens", "constraints", "exponential_decay_length_penalty")),
     **dict.fromkeys(("forced_decoder_ids", "sequence_bias", "watermarking_config")),
     **dict.fromkeys(("diversity_penalty", "encoder_no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff"), 0),
@@ -39,95 +39,103 @@ ELSEWHERE: dict[str, Any] = {
 }
 
 
-def generation_settings(tree: Mapping[str, Any], vocab_size: int, answers: bool = False) -> tuple[Tree, list[str]]:
-    """The settings in a generation_config.json by weft's names, and the `key = value` that can't be used.
+class _Values:
+    """Reads values of a generation_config.json; an invalid one counts as absent and is added to `invalid`."""
 
-    If the file says how to draw at all, its temperature is 1 where it names none. Ids that end a text are `stop_ids`.
-    `min_length` counts all that a decoder reads and writes: of a model that `answers` a source, the token that it
-    starts from and its answer.
+    def __init__(self, tree: Mapping[str, Any]) -> None:
+        self.tree = tree
+        self.invalid: list[str] = []
+
+    def get(self, key: str, is_valid: Callable[[Any], bool]) -> Any:
+        value = self.tree.get(key)
+        if value is None or is_valid(value):
+            return value
+        return self.reject(key)
+
+    def reject(self, key: str) -> None:
+        self.invalid.append(_shown(key, self.tree[key]))
+
+
+def generation_settings(tree: Mapping[str, Any], vocab_size: int, answers: bool = False) -> tuple[Tree, list[str]]:
+    """Settings of a generation_config.json by weft's names, and its invalid `key = value` pairs.
+
+    If the file enables sampling without a temperature, it is 1. Ids that end a text become `stop_ids`. In
+    transformers, `min_length` counts all tokens of the decoder: for a model that `answers` a source, the start token
+    and the answer.
     """
-    found: Tree = {}
-    odd: list[str] = []
-    is_id, natural = _between(0, vocab_size - 1, whole=True), _between(0, MAX_NUMBER, whole=True)
-    least = "min_length" if tree.get("min_new_tokens") is None else "min_new_tokens"
-    if answers and least == "min_length" and (given := _value(tree, least, natural, odd) or 0) > 1:
-        found["min_tokens"] = given - 1
-    for key, (ours, fits, off) in FIELDS.items():
-        value = _value(tree, key, fits, odd)
+    settings: Tree = {}
+    values = _Values(tree)
+    is_id, is_natural = _between(0, vocab_size - 1, integer=True), _between(0, MAX_NUMBER, integer=True)
+    minimum = "min_length" if tree.get("min_new_tokens") is None else "min_new_tokens"
+    if answers and minimum == "min_length" and (length := values.get(minimum, is_natural) or 0) > 1:
+        settings["min_tokens"] = length - 1
+    for key, (ours, is_valid, off) in FIELDS.items():
+        value = values.get(key, is_valid)
         if value is not None and value != off:
-            found[ours] = value
-    if found.get("min_tokens", 0) > found.get("max_tokens", MAX_NUMBER):
-        odd.append(_shown(least, tree[least]))
-        del found["min_tokens"]
-    draws = _value(tree, "do_sample", _is_flag, odd)
-    if draws or any(key in found for key in DRAWING):
-        found.setdefault("temperature", 1.0)
-    if draws is False or found.get("temperature") == 0:  # greedy: it draws nothing
-        found = {key: value for key, value in found.items() if key not in DRAWING} | {"temperature": 0.0}
-    if ends := _listed(_value(tree, "eos_token_id", lambda given: all(map(is_id, _listed(given))), odd)):
-        found["stop_ids"] = tuple(ends)
+            settings[ours] = value
+    if settings.get("min_tokens", 0) > settings.get("max_tokens", MAX_NUMBER):
+        values.reject(minimum)
+        del settings["min_tokens"]
+    samples = values.get("do_sample", _is_flag)
+    if samples or any(key in settings for key in SAMPLING_KEYS):
+        settings.setdefault("temperature", 1.0)
+    if samples is False or settings.get("temperature") == 0:  # greedy
+        settings = {key: value for key, value in settings.items() if key not in SAMPLING_KEYS} | {"temperature": 0.0}
+    if ends := _as_list(values.get("eos_token_id", lambda value: all(map(is_id, _as_list(value))))):
+        settings["stop_ids"] = tuple(ends)
     for key, ours in (("forced_bos_token_id", "forced"), ("suppress_tokens", "banned"), ("bad_words_ids", "banned")):
-        ids = _listed(tree.get(key))
-        if key == "bad_words_ids":  # of words of several tokens, each alone may be written
+        ids = _as_list(tree.get(key))
+        if key == "bad_words_ids":  # words of several tokens are reported by `unsupported_settings`
             ids = [word[0] if isinstance(word, list) and len(word) == 1 else word for word in ids]
             ids = [word for word in ids if not isinstance(word, list)]
-        if not all(map(is_id if ours == "forced" else natural, ids)):
-            odd.append(_shown(key, tree[key]))
-        elif ids := [id for id in ids if id < vocab_size]:  # what no token has is never written
-            found[ours] = (*found.get(ours, ()), *ids)
-    last = _value(tree, "forced_eos_token_id", lambda given: len(_listed(given)) == 1 and is_id(*_listed(given)), odd)
+        if not all(map(is_id if ours == "forced" else is_natural, ids)):
+            values.reject(key)
+        elif ids := [id for id in ids if id < vocab_size]:  # other ids are never generated
+            settings[ours] = (*settings.get(ours, ()), *ids)
+    last = values.get("forced_eos_token_id", lambda value: len(_as_list(value)) == 1 and is_id(*_as_list(value)))
     if last is not None:
-        (found["last"],) = _listed(last)
-    texts = _value(tree, "stop_strings", lambda given: all(isinstance(s, str) and s for s in _listed(given)), odd)
-    if stops := _listed(texts):
-        found["stop"] = tuple(stops)
-    if set(found.get("banned", ())) & set(found.get("forced", ())):
-        odd.append(_shown("forced_bos_token_id", tree["forced_bos_token_id"]))
-        del found["forced"]
-    return found, odd
+        (settings["last"],) = _as_list(last)
+    texts = values.get("stop_strings", lambda value: all(isinstance(s, str) and s for s in _as_list(value)))
+    if stops := _as_list(texts):
+        settings["stop"] = tuple(stops)
+    if set(settings.get("banned", ())) & set(settings.get("forced", ())):
+        values.reject("forced_bos_token_id")
+        del settings["forced"]
+    return settings, values.invalid
 
 
 def search_settings(tree: Mapping[str, Any]) -> tuple[Tree, list[str]]:
-    """What a generation_config.json says of beam search, by weft's names, and the `key = value` that can't be used.
+    """Beam-search settings of a generation_config.json by weft's names, and its invalid `key = value` pairs.
 
-    What the file doesn't say is as transformers has it: it searches until nothing better is likely, and leaves what
-    rules allow as likely as the model has it.
+    Absent settings have the defaults of transformers: the search ends when a better text is unlikely, and logits are
+    not renormalised after constraints.
     """
-    odd: list[str] = []
-    ends = _value(tree, "early_stopping", lambda given: given is True or given in (False, "never"), odd)
-    found: Tree = {"patience": 1.0 if ends is True else None, "settled": "certain" if ends == "never" else "likely"}
-    found["renormalise"] = bool(_value(tree, "renormalize_logits", _is_flag, odd))
-    if (width := _value(tree, "num_beams", _between(1, 1000, whole=True), odd)) is not None:
-        found["beams"] = width
-    if (alpha := _value(tree, "length_penalty", _between(-10.0, 10.0), odd)) is not None:
-        found["length_penalty"] = {"kind": "power", "alpha": alpha}
-    if _value(tree, "replace_unknowns", _is_flag, odd):  # CTranslate2's word
-        found["replace_unknown"] = True
-    return found, odd
+    values = _Values(tree)
+    ends = values.get("early_stopping", lambda value: value is True or value in (False, "never"))
+    settings: Tree = {"patience": 1.0 if ends is True else None, "settled": "certain" if ends == "never" else "likely"}
+    settings["renormalise"] = bool(values.get("renormalize_logits", _is_flag))
+    if (beams := values.get("num_beams", _between(1, 1000, integer=True))) is not None:
+        settings["beams"] = beams
+    if (alpha := values.get("length_penalty", _between(-10.0, 10.0))) is not None:
+        settings["length_penalty"] = {"kind": "power", "alpha": alpha}
+    if values.get("replace_unknowns", _is_flag):  # CTranslate2's key
+        settings["replace_unknown"] = True
+    return settings, values.invalid
 
 
-def without_a_rule(tree: Mapping[str, Any], answers: bool) -> list[str]:
-    """The `key = value` of a generation_config.json that change a text by rules that weft doesn't have.
+def unsupported_settings(tree: Mapping[str, Any], answers: bool) -> list[str]:
+    """List the `key = value` pairs of a generation_config.json that weft does not support.
 
-    A text that goes on with a prompt has a least length of its own in weft, not one that counts the prompt.
+    They include `min_length` unless the model `answers` a source: weft's minimum does not count the prompt.
     """
-    off = ELSEWHERE if answers else {**ELSEWHERE, "min_length": 0}
-    found = [_shown(key, tree[key]) for key, value in off.items() if tree.get(key) not in (None, value, [])]
+    off = UNSUPPORTED if answers else {**UNSUPPORTED, "min_length": 0}
+    pairs = [_shown(key, tree[key]) for key, value in off.items() if tree.get(key) not in (None, value, [])]
     words = tree.get("bad_words_ids")
     several = [word for word in words if isinstance(word, list) and len(word) > 1] if isinstance(words, list) else []
-    return found + ([_shown("bad_words_ids", several)] if several else [])
+    return pairs + ([_shown("bad_words_ids", several)] if several else [])
 
 
-def _value(tree: Mapping[str, Any], key: str, fits: Callable[[Any], bool], odd: list[str]) -> Any:
-    """A key's value; one that makes no sense counts as absent, and is noted in `odd`."""
-    value = tree.get(key)
-    if value is None or fits(value):
-        return value
-    odd.append(_shown(key, value))
-    return None
-
-
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 

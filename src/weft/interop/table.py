@@ -1,24 +1,24 @@
-"""Tables that translate a model's settings to another program's keys, and back."""
+"""Tables that translate a model's settings to another program's keys and back."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from weft.config import Tree
 from weft.interop.settings import THEIR_ACTIVATIONS, Flat, Settings
 
-Kind = Literal["whole", "number", "positive", "flag", "activation"]
-# the settings that most tables have, by a short word: the setting, and what its key holds
-WORDS: dict[str, tuple[str, Kind]] = {
-    "vocab_size": ("vocab_size", "whole"), "context": ("context", "whole"), "segments": ("segments", "whole"),
-    "layers": ("layers", "whole"), "encoder_layers": ("encoder_layers", "whole"), "d_model": ("d_model", "whole"),
-    "heads": ("attention.heads", "whole"), "kv_heads": ("attention.kv_heads", "whole"),
-    "d_head": ("attention.d_head", "whole"), "d_ff": ("feedforward.d_ff", "whole"),
+Kind = Literal["integer", "number", "positive", "flag", "activation"]
+# short names of settings for `keys`: the setting, and the type of its key
+SETTINGS: dict[str, tuple[str, Kind]] = {
+    "vocab_size": ("vocab_size", "integer"), "context": ("context", "integer"), "segments": ("segments", "integer"),
+    "layers": ("layers", "integer"), "encoder_layers": ("encoder_layers", "integer"), "d_model": ("d_model", "integer"),
+    "heads": ("attention.heads", "integer"), "kv_heads": ("attention.kv_heads", "integer"),
+    "d_head": ("attention.d_head", "integer"), "d_ff": ("feedforward.d_ff", "integer"),
     "activation": ("feedforward.activation", "activation"), "eps": ("norm.eps", "number"),
     "dropout": ("dropout", "number"), "attention_dropout": ("attention.dropout", "number"),
     "feedforward_dropout": ("feedforward.dropout", "number"), "std": ("init.std", "number"),
-    "base": ("position.base", "number"), "buckets": ("position.buckets", "whole"),
-    "max_distance": ("position.max_distance", "whole"), "tied": ("head.tied", "flag"),
+    "base": ("position.base", "number"), "buckets": ("position.buckets", "integer"),
+    "max_distance": ("position.max_distance", "integer"), "tied": ("head.tied", "flag"),
     "embedding_scale": ("embedding_scale", "flag"), "norm_bias": ("norm.bias", "flag"),
     "feedforward_bias": ("feedforward.bias", "flag"),
 }  # fmt: skip
@@ -26,32 +26,32 @@ WORDS: dict[str, tuple[str, Kind]] = {
 
 @dataclass(frozen=True)
 class Key:
-    """A setting that has a key of its own; a setting that the model does not have is not written.
+    """Row of a setting with its own key; it is not written if the model lacks the setting.
 
-    `default` is what the other program takes where the key is absent, or a function of the settings read so far; None
-    means that it is required. Where there may be `none`, null says so, and does not stand for the default.
-    `to_ours` and `to_theirs` convert a value, given the model's other settings.
+    `default` is the other program's default, or a function of the settings read so far; None means that the key is
+    required. If `nullable`, null is a value and does not stand for the default. `to_ours` and `to_theirs` convert a
+    value, given the model's other settings.
     """
 
     ours: str
     theirs: str
     default: Any = None
     kind: Kind = field(kw_only=True)
-    none: bool = False
+    nullable: bool = False
     written: bool = True
     to_ours: Callable[[Any, Flat], Any] = lambda value, model: value
     to_theirs: Callable[[Any, Flat], Any] = lambda value, model: value
 
     def read(self, settings: Settings, model: Flat) -> Flat:
-        """Settings of the model, given those that earlier rows have read."""
+        """Read the setting; `model` holds those that earlier rows have read."""
         default = self.default(model) if callable(self.default) else self.default
-        if self.none and settings.tree.get(settings.prefix + self.theirs, default) is None:
-            settings.asked.add(settings.prefix + self.theirs)
+        if self.nullable and settings.tree.get(settings.prefix + self.theirs, default) is None:
+            settings.used.add(settings.prefix + self.theirs)
             return {self.ours: None}
         return {self.ours: self.to_ours(getattr(settings, self.kind)(self.theirs, default), model)}
 
     def write(self, model: Flat) -> Tree:
-        """Keys and their values."""
+        """Return the key and its value."""
         if not self.written or self.ours not in model:
             return {}
         value = self.to_theirs(model[self.ours], model)
@@ -60,7 +60,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Special:
-    """A row that takes code of its own, in either direction."""
+    """Row with custom code for either direction."""
 
     read: Callable[[Settings, Flat], Flat] = lambda settings, model: {}
     write: Callable[[Flat], Tree] = lambda model: {}
@@ -70,36 +70,36 @@ Row = Key | Special  # one or more settings of a model, and the other program's 
 
 
 def keys(**theirs: str | tuple[str, Any]) -> tuple[Key, ...]:
-    """Rows by WORDS: their key, or their key with its default. How weights were drawn at first is not written."""
+    """Rows for the short names of SETTINGS: their key, or (key, default). The initial std is read but not written."""
     rows = []
-    for word, given in theirs.items():
-        (ours, kind), (name, default) = WORDS[word], (given, None) if isinstance(given, str) else given
-        rows.append(Key(ours, name, default, kind=kind, written=word != "std"))
+    for short, key in theirs.items():
+        (ours, kind), (name, default) = SETTINGS[short], (key, None) if isinstance(key, str) else key
+        rows.append(Key(ours, name, default, kind=kind, written=short != "std"))
     return tuple(rows)
 
 
 def without(rows: tuple[Key, ...], ours: str) -> tuple[Key, ...]:
-    """The rows less that of one setting."""
+    """Return the rows except that of one setting."""
     return tuple(row for row in rows if row.ours != ours)
 
 
 def four_times(model: Flat) -> int:
-    """The usual default of d_ff."""
+    """Usual default of d_ff."""
     return int(4 * model["d_model"])
 
 
 def even_heads(model: Flat) -> int:
-    """The default of d_head: the heads share d_model evenly."""
+    """Default of d_head: d_model divided by the heads."""
     return max(1, model["d_model"] // model["attention.heads"])
 
 
-def round_factor(factor: float, close: float) -> float:
-    """A factor that was computed from a whole one, as that."""
-    return round(factor) if abs(factor - round(factor)) < close else factor
+def round_factor(factor: float, tolerance: float) -> float:
+    """Round a factor to an integer if it differs from one only by rounding errors."""
+    return round(factor) if abs(factor - round(factor)) < tolerance else factor
 
 
-def switch(theirs: str, default: bool, on: Flat, off: Flat) -> Special:
-    """A key, true or false, that decides settings; the first of `on` tells which it was."""
+def switch(theirs: str, default: bool, *, on: Flat, off: Flat) -> Special:
+    """Row of a boolean key that selects settings; when writing, the first setting of `on` decides its value."""
     first, value = next(iter(on.items()))
     return Special(
         lambda settings, model: on if settings.flag(theirs, default) else off,
@@ -108,63 +108,71 @@ def switch(theirs: str, default: bool, on: Flat, off: Flat) -> Special:
 
 
 def biases(theirs: str, default: bool, kind: str = "all") -> Special:
-    """A key that gives attention all its biases, or those of `kind`."""
-    return switch(theirs, default, {"attention.bias": kind}, {"attention.bias": "none"})
+    """Row of a boolean key that enables the attention biases of `kind`."""
+    return switch(theirs, default, on={"attention.bias": kind}, off={"attention.bias": "none"})
 
 
-def all_biases(theirs: str, default: bool = True, *more: str) -> Special:
-    """A key that gives attention and feed-forward all their biases, and turns on `more` settings with them."""
-    on, off = (dict.fromkeys(("feedforward.bias", *more), each) for each in (True, False))
-    return switch(theirs, default, {"attention.bias": "all", **on}, {"attention.bias": "none", **off})
+def all_biases(theirs: str, default: bool = True, *others: str) -> Special:
+    """Row of a boolean key that enables all biases of attention and feed-forward, and other boolean settings."""
+    flags = ("feedforward.bias", *others)
+    on, off = {"attention.bias": "all", **dict.fromkeys(flags, True)}, dict.fromkeys(flags, False)
+    return switch(theirs, default, on=on, off={"attention.bias": "none", **off})
 
 
-def same(theirs: str, ours: str, default: int | None = None) -> Special:
-    """A key that must repeat a setting read before; where it is absent, the other program takes the default if there is
-    one."""
+def repeats(theirs: str, ours: str) -> Special:
+    """Row of a key that must repeat a setting read before, if it is present."""
 
     def read(settings: Settings, model: Flat) -> Flat:
-        if default is None:
-            settings.only(**{theirs: model[ours]})
-        elif settings.whole(theirs, default) != model[ours]:
+        settings.only(**{theirs: model[ours]})
+        return {}
+
+    return Special(read, lambda model: {theirs: model[ours]})
+
+
+def decoder_copy(theirs: str, ours: str, default: int) -> Special:
+    """Row of a decoder's key that must repeat the encoder's setting `ours`; absent, it is `default`."""
+
+    def read(settings: Settings, model: Flat) -> Flat:
+        if settings.integer(theirs, default) != model[ours]:
             absent = f" (absent, it is {default})" if settings.get(theirs) is None else ""
             other = theirs.replace("decoder", "encoder")
-            raise settings.refusal(theirs, f"weft has only that of both sides, and {other} = {model[ours]}{absent}")
+            raise settings.error(theirs, f"weft has only one for both sides, and {other} = {model[ours]}{absent}")
         return {}
 
     return Special(read, lambda model: {theirs: model[ours]})
 
 
 def embedding_width(theirs: str, default: int | None = None) -> Key:
-    """The width of the embeddings; a projection stands between them and the layers only where their widths differ.
+    """Row of the embeddings' width, None if it is d_model: only then is there no projection.
 
-    Where it is absent, it is `default`, or the layers' own.
+    If the key is absent, the width is `default`, or d_model.
     """
     return Key(
         "d_embedding",
         theirs,
         lambda model: default or model["d_model"],
-        kind="whole",
+        kind="integer",
         to_ours=lambda width, model: None if width == model["d_model"] else width,
         to_theirs=lambda width, model: width or model["d_model"],
     )
 
 
 def follows(ours: str, other: str) -> Special:
-    """A setting without a key, which is the same as another one."""
+    """Row of a setting without a key that equals another setting."""
     return Special(read=lambda settings, model: {ours: model[other]})
 
 
 def constant(theirs: str, value: Any) -> Special:
-    """A key that is written and not read."""
+    """Row of a key that is written and not read."""
     return Special(write=lambda model: {theirs: value})
 
 
 @dataclass(frozen=True)
-class Table:
-    """A kind of model in another program.
+class SettingsTable:
+    """Settings of one kind of model in another program.
 
-    `fixed` are the settings that all such models have, `only` the keys that have to have one value where they are
-    there, and `defaults` what this kind has for absent keys where it differs from the rows' own defaults.
+    `fixed` are the settings that all such models share, `only` the keys that must have one value if present, and
+    `defaults` the values of absent keys that differ from the rows' defaults.
     """
 
     rows: tuple[Row, ...]
@@ -172,20 +180,20 @@ class Table:
     only: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
-    def settings(self, given: Settings, known: Mapping[str, Any]) -> Flat:
-        """The model's settings; `known` are those that do not come from the keys."""
-        defaults, there = self.defaults.items(), {key for key, value in given.tree.items() if value is not None}
-        there |= {key for key in given.tree if key.removeprefix(given.prefix) not in self.only}  # where null is a value
-        absent = {key: value for key, value in defaults if given.prefix + key not in there}
-        asked = Settings({**given.tree, **absent}, given.place, given.prefix, given.asked)
-        asked.only(**self.only)
+    def settings(self, source: Settings, known: Mapping[str, Any]) -> Flat:
+        """Settings of the model; `known` are those that do not come from the keys."""
+        present = {key for key, value in source.tree.items() if value is not None}
+        present |= {key for key in source.tree if key.removeprefix(source.prefix) not in self.only}  # null is a value
+        absent = {key: value for key, value in self.defaults.items() if source.prefix + key not in present}
+        completed = replace(source, tree={**source.tree, **absent})
+        completed.only(**self.only)
         model = {**self.fixed, **known}
         for row in self.rows:
-            model |= row.read(asked, model)
+            model |= row.read(completed, model)
         return model
 
     def keys(self, model: Flat) -> Tree:
-        """The keys, as near as this kind can come to the model."""
+        """Keys of the model, as close as this kind can come to it."""
         tree: Tree = {}
         for row in self.rows:
             tree |= row.write(model)

@@ -1,8 +1,7 @@
-"""Hugging Face's tokenizer.json: made for a BPE from the lists that other formats keep (tokens, merges, scores), and
-changed where a model reads something around a text.
+"""Build Hugging Face's tokenizer.json for a BPE from lists of tokens, merges and scores, and change its frame.
 
-Two kinds: byte-level (GPT-2) and SentencePiece's, whose merges follow from scores and which spells in bytes what no
-token holds. The result is text; what is wrong in it is found when it is loaded.
+There are two kinds: byte-level (GPT-2) and SentencePiece's, with merges ordered by score and byte fallback. The result
+is text; loading it validates it.
 """
 
 import json
@@ -14,19 +13,19 @@ from weft.text.bounds import check_letters
 from weft.text.tokenizer import Tokenizer
 
 SPACE = "▁"
-MAX_TOKEN_CHARACTERS = 256  # whose merges are looked for; a hostile file of longer tokens would cost minutes
+MAX_TOKEN_CHARACTERS = 256  # of a token that merges are derived for; longer ones in a hostile file would take minutes
 
-# what is done to a text for SentencePiece's pieces, as `text/sentencepiece.py` has it
+# normalisation of text for SentencePiece's pieces, as in `text/sentencepiece.py`
 SPACES: Tree = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
 SPACE_FIRST: Tree = {"type": "Replace", "pattern": {"Regex": r"\A(?=[\s\S])"}, "content": " "}
 
 
 @dataclass(frozen=True)
 class BPEVocabulary:
-    """Tokens in the order of their ids, and merges, the best first.
+    """Tokens in the order of their ids, and merges in order of priority.
 
-    `special` are the tokens that are found whole in a text: True for those that decoding hides, False for those that
-    it shows. `begin` and `end` are tokens that other programs put around every text.
+    `special` tokens are matched before BPE: True for those that decoding omits, False for those that it shows. `begin`
+    and `end` are the tokens around every text.
     """
 
     tokens: Sequence[str]
@@ -37,25 +36,30 @@ class BPEVocabulary:
 
 
 def byte_level(vocabulary: BPEVocabulary, pre_tokenizer: Tree, whole_words: bool = False) -> str:
-    """tokenizer.json of a byte-level BPE; with `whole_words` a word in the vocabulary is not merged from its parts."""
+    """tokenizer.json of a byte-level BPE; with `whole_words`, a word in the vocabulary is one token without merges."""
     decoder = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
-    return _tokenizer_json(vocabulary, {"ignore_merges": whole_words}, pre_tokenizer, decoder)
+    return _tokenizer_json(vocabulary, {"ignore_merges": whole_words}, pre_tokenizer=pre_tokenizer, decoder=decoder)
 
 
 def sentencepiece(vocabulary: BPEVocabulary, unk: str | None, space_first: bool = True) -> str:
-    """tokenizer.json of a SentencePiece BPE with byte fallback; `space_first` puts a space before a text, also before
-    one that begins with a space (as the library's Metaspace does not)."""
+    """tokenizer.json of a SentencePiece BPE with byte fallback; `space_first` adds a space before every text, even one
+    that begins with a space (unlike the library's Metaspace)."""
     normalizer = {"type": "Sequence", "normalizers": [SPACE_FIRST, SPACES] if space_first else [SPACES]}
     spaces: Tree = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
     steps: list[Tree] = [spaces, {"type": "ByteFallback"}, {"type": "Fuse"}]
     if space_first:
         steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     model = {"unk_token": unk, "fuse_unk": True, "byte_fallback": True}
-    return _tokenizer_json(vocabulary, model, None, {"type": "Sequence", "decoders": steps}, normalizer)
+    return _tokenizer_json(vocabulary, model, decoder={"type": "Sequence", "decoders": steps}, normalizer=normalizer)
 
 
 def _tokenizer_json(
-    vocabulary: BPEVocabulary, model: Tree, pre_tokenizer: Tree | None, decoder: Tree, normalizer: Tree | None = None
+    vocabulary: BPEVocabulary,
+    model: Tree,
+    *,
+    decoder: Tree,
+    pre_tokenizer: Tree | None = None,
+    normalizer: Tree | None = None,
 ) -> str:
     ids = {token: id for id, token in enumerate(vocabulary.tokens)}
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
@@ -65,7 +69,7 @@ def _tokenizer_json(
         "added_tokens": [{"id": ids[token], "content": token, **plain, "special": hidden} for token, hidden in special],
         "normalizer": normalizer,
         "pre_tokenizer": pre_tokenizer,
-        "post_processor": _around(before, after, ids, joined=False) if before or after else None,
+        "post_processor": _post_processor(before, after, ids, joined=False) if before or after else None,
         "decoder": decoder,
         "model": {"type": "BPE", **model, "vocab": ids, "merges": [list(merge) for merge in vocabulary.merges]},
     }
@@ -73,16 +77,16 @@ def _tokenizer_json(
 
 
 def framed(tokenizer: Tokenizer, before: Sequence[str], after: Sequence[str]) -> Tokenizer:
-    """The tokenizer with these tokens around every text, in its own file too."""
+    """Copy a tokenizer and set the tokens around every text in its tokenizer.json."""
     tree = json.loads(tokenizer.to_json())
     ids = {token: tokenizer.id(token) for token in (*before, *after)}
-    tree["post_processor"] = _around(before, after, ids, joined=True)
+    tree["post_processor"] = _post_processor(before, after, ids, joined=True)
     return Tokenizer.from_json(json.dumps(tree, ensure_ascii=False), tokenizer.roles, tokenizer.chat_template)
 
 
-def _around(before: Sequence[str], after: Sequence[str], ids: Mapping[str, int], joined: bool) -> Tree:
-    """The step that puts tokens around a text. Of two texts that are `joined`, the second goes on where the first ends,
-    in a segment of its own; others are framed each for itself."""
+def _post_processor(before: Sequence[str], after: Sequence[str], ids: Mapping[str, int], *, joined: bool) -> Tree:
+    """Post-processor that adds tokens around a text. If a pair is `joined`, its second text follows without `before`,
+    as segment 1; otherwise each text has both."""
 
     def sequence(name: str, segment: int) -> list[Tree]:
         sides = ([{"SpecialToken": {"id": token, "type_id": segment}} for token in side] for side in (before, after))
@@ -100,13 +104,13 @@ def _around(before: Sequence[str], after: Sequence[str], ids: Mapping[str, int],
 
 
 def merges_by_score(tokens: Sequence[str], scores: Sequence[float], texts: Sequence[bool]) -> list[tuple[str, str]]:
-    """The merges that SentencePiece would make, the best first: any two tokens whose union is a token, by its score.
+    """Merges of SentencePiece in order of priority: all pairs of tokens whose concatenation is a token, by its score.
 
-    `texts` says which tokens are text; the others never come out of a merge.
+    `texts[id]`: whether a token is text; other tokens are never merged.
     """
     check_letters(tokens)
     ids = {token: id for id, token in enumerate(tokens) if texts[id]}
-    found: list[tuple[float, int, int, str, str]] = []
+    merges: list[tuple[float, int, int, str, str]] = []
     for token, id in ids.items():
         halves = [
             (token[:at], token[at:])
@@ -114,5 +118,5 @@ def merges_by_score(tokens: Sequence[str], scores: Sequence[float], texts: Seque
             if token[:at] in ids and token[at:] in ids
         ]
         for left, right in sorted(halves, key=lambda pair: (ids[pair[0]], ids[pair[1]])):
-            found.append((-scores[id], -len(left), -len(right), left, right))
-    return [(left, right) for *_, left, right in sorted(found, key=lambda each: each[:3])]
+            merges.append((-scores[id], -len(left), -len(right), left, right))
+    return [(left, right) for *_, left, right in sorted(merges, key=lambda merge: merge[:3])]

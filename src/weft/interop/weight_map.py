@@ -1,8 +1,8 @@
-"""One set of weights under two sets of names: a table of rules that is read in both directions, tensor by tensor.
+"""Translate names and layouts of weights, in both directions and tensor by tensor, by a table of rules.
 
-A rule gives weft's name of a tensor, the name (or names, concatenated along the rows) that it has elsewhere, and its
-layout there. `{layer}` stands for a block's number. A table may hold rules for tensors that a model does not have
-(biases, an output table of its own): the model's config decides which apply. Nothing is read before it is asked for.
+A rule maps weft's name of a tensor to its name elsewhere (or several, concatenated along the rows) and its layout
+there. `{layer}` stands for a block's number. A table may have rules for tensors that a model lacks (biases, an untied
+LM head): the model's config decides which apply. Tensors are read lazily.
 """
 
 import re
@@ -23,14 +23,14 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How another program stores a tensor. `to_ours` and `to_theirs` are exact inverses."""
+class TensorLayout:
+    """Layout of a tensor in another program. `to_ours` and `to_theirs` are exact inverses."""
 
     to_ours: Callable[[Tensor], Tensor]
     to_theirs: Callable[[Tensor], Tensor]
 
     def shape(self, ours: Shape) -> Shape:
-        """Their shape of a tensor whose shape is `ours` here."""
+        """Shape in the other program of a tensor whose shape is `ours`."""
         return tuple(self.to_theirs(torch.empty(ours, device="meta")).shape)
 
 
@@ -38,32 +38,32 @@ def _transposed(tensor: Tensor) -> Tensor:
     return tensor.mT.contiguous() if tensor.dim() == 2 else tensor
 
 
-SAME = Layout(lambda theirs: theirs, lambda ours: ours)
-TRANSPOSED = Layout(_transposed, _transposed)  # matrices as (in, out) instead of (out, in)
-ONE_ROW = Layout(lambda theirs: theirs[0], lambda ours: ours[None])  # a vector as a matrix of one row
-A_ROW = Layout(lambda theirs: theirs[None], lambda ours: ours[0])  # a row of a matrix as a vector
+SAME = TensorLayout(lambda theirs: theirs, lambda ours: ours)
+TRANSPOSED = TensorLayout(_transposed, _transposed)  # matrices as (in, out) instead of (out, in)
+ONE_ROW = TensorLayout(lambda theirs: theirs[0], lambda ours: ours[None])  # a vector stored as a matrix of one row
+A_ROW = TensorLayout(lambda theirs: theirs[None], lambda ours: ours[0])  # a row of a matrix stored as a vector
 
 
-def reordered(order: Callable[[Tensor], Tensor]) -> Layout:
-    """Rows in another order: `order` gives the numbers of our rows as they follow each other there."""
-    return Layout(
+def reordered(order: Callable[[Tensor], Tensor]) -> TensorLayout:
+    """Layout with permuted rows: `order` maps our row indices to the order in which they are stored."""
+    return TensorLayout(
         lambda theirs: theirs[order(torch.arange(len(theirs))).argsort()],
         lambda ours: ours[order(torch.arange(len(ours)))],
     )
 
 
-def adjacent_pairs(d_head: int) -> Layout:
-    """Rows of queries or keys ordered for rotary pairs that are adjacent, where here the pairs are two halves.
+def adjacent_pairs(d_head: int) -> TensorLayout:
+    """Layout of queries or keys whose rotary pairs are adjacent rows; in weft, pairs are d_head/2 rows apart.
 
-    Row 2i of a head is there what row i is here, and row 2i + 1 what row d_head/2 + i is (Su et al. 2021, §3.4.2).
+    Their row 2i of a head is our row i, and their row 2i + 1 is our row d_head/2 + i (Su et al. 2021, §3.4.2).
     """
     return reordered(lambda rows: rows.view(-1, 2, d_head // 2).mT.flatten())
 
 
-def grouped(groups: int, d_head: int) -> Layout:
-    """Rows of queries, keys and values that lie together group by group: the queries of a group, its key, its value.
+def grouped(groups: int, d_head: int) -> TensorLayout:
+    """Layout of queries, keys and values stored group by group: the queries of a group, its key, its value.
 
-    Here all queries come first, then all keys, then all values. With as many groups as heads, each head has its three.
+    In weft, all queries come first, then all keys, then all values.
     """
 
     def order(rows: Tensor) -> Tensor:
@@ -74,19 +74,19 @@ def grouped(groups: int, d_head: int) -> Layout:
 
 
 @dataclass(frozen=True)
-class Rule:
-    """weft's name of a tensor; their names for its parts, in the order of the rows; a layout for each."""
+class NameRule:
+    """weft's name of a tensor, their names of its parts in row order, and the layout of each part."""
 
     ours: str
     theirs: tuple[str, ...]
-    layouts: tuple[Layout, ...]
+    layouts: tuple[TensorLayout, ...]
 
 
-Rules = tuple[Rule, ...]
-Layouts = Layout | tuple[Layout, ...]  # that of all parts, or each part's own
-Names = str | tuple[str, ...] | None  # of a module, of its parts, or of none
-# the modules of a block by a short word
-PARTS = {
+Rules = tuple[NameRule, ...]
+Layouts = TensorLayout | tuple[TensorLayout, ...]  # of all parts, or one for each part
+Names = str | tuple[str, ...] | None  # of a module, or of its parts; None if there is no such module
+# short names of a block's modules
+MODULES = {
     "norm": "attention_skip.norm", "norm_out": "attention_skip.norm_out", "qkv": "attention.qkv",
     "q_norm": "attention.q_norm", "k_norm": "attention.k_norm", "out": "attention.out",
     "cross_norm": "cross_skip.norm", "cross_q": "cross.q", "cross_kv": "cross.kv", "cross_out": "cross.out",
@@ -95,132 +95,136 @@ PARTS = {
 }  # fmt: skip
 
 
-def tensor(ours: str, *theirs: str, layout: Layouts = SAME) -> Rule:
-    """The rule for one tensor, whose parts all have one layout, or each its own."""
+def tensor(ours: str, *theirs: str, layout: Layouts = SAME) -> NameRule:
+    """Rule for one tensor."""
     layouts = layout if isinstance(layout, tuple) else (layout,) * len(theirs)
     assert len(layouts) == len(theirs) > 0, ours
-    return Rule(ours, theirs, layouts)
+    return NameRule(ours, theirs, layouts)
 
 
 def module(ours: str, *theirs: str, layout: Layouts = SAME) -> Rules:
-    """The rules for a module's weight and bias."""
+    """Rules for the weight and bias of a module."""
     return tuple(
         tensor(f"{ours}.{kind}", *(f"{name}.{kind}" for name in theirs), layout=layout) for kind in ("weight", "bias")
     )
 
 
 def block(stack: str, theirs: str, layouts: Mapping[str, Layouts] | None = None, /, **names: Names) -> Rules:
-    """The rules for the modules of a stack's blocks, whose names begin with `theirs` there.
+    """Rules for the modules of a stack's blocks; their names begin with `theirs`.
 
-    `names` gives, by the words of PARTS, what follows; `*` stands for the letters of queries, keys and values. Other
-    layouts than the same are in `layouts`.
+    `names` maps the short names of MODULES to the rest of each name; `*` stands for the letters q, k and v.
+    `layouts` are those other than SAME.
     """
-    rules: list[Rule] = []
-    for part, name in names.items():
+    rules: list[NameRule] = []
+    for short, name in names.items():
         if isinstance(name, str):
-            letters = part.rpartition("_")[2] if "*" in name else " "
+            letters = short.rpartition("_")[2] if "*" in name else " "
             name = tuple(name.replace("*", letter) for letter in letters)
         if name is not None:
-            layout = (layouts or {}).get(part, SAME)
-            ours = f"{stack}.blocks.{{layer}}.{PARTS[part]}"
-            rules += module(ours, *(f"{theirs}.{each}" for each in name), layout=layout)
+            layout = (layouts or {}).get(short, SAME)
+            ours = f"{stack}.blocks.{{layer}}.{MODULES[short]}"
+            rules += module(ours, *(f"{theirs}.{part}" for part in name), layout=layout)
     return tuple(rules)
 
 
 @dataclass(frozen=True)
-class Part:
-    """One of their tensors: rows `start` … `stop` of one of ours, in another layout."""
+class TensorPart:
+    """One of their tensors: rows [start, stop) of one of ours, in another layout."""
 
     name: str
     shape: Shape
     start: int
     stop: int
-    layout: Layout
+    layout: TensorLayout
 
     def of(self, ours: Tensor) -> Tensor:
-        """Their tensor, from ours."""
+        """Convert our tensor to theirs."""
         return self.layout.to_theirs(ours[self.start : self.stop])
 
 
-Conversions = Mapping[str, tuple[Part, ...]]  # our tensor → the parts that it consists of
+Conversions = Mapping[str, tuple[TensorPart, ...]]  # our tensor → its parts
 
 
 def shapes(model: Model) -> dict[str, Shape]:
-    """Every tensor of a model with its shape, without allocating it."""
+    """Shapes of all tensors of a model, without allocating them."""
     with empty_weights():
         return {name: tuple(tensor.shape) for name, tensor in build(model).state_dict().items()}
 
 
-def conversions(rules: Iterable[Rule], model: Model) -> Conversions:
-    """The rules that apply to `model`, layer by layer. Every tensor of the model is covered exactly once."""
+def conversions(rules: Iterable[NameRule], model: Model) -> Conversions:
+    """Apply the rules to `model`, layer by layer; InteropError if a tensor of the model has no rule."""
     ours = shapes(model)
-    layers = 1 + max((int(found[1]) for name in ours if (found := re.search(r"\.blocks\.(\d+)\.", name))), default=0)
-    made: dict[str, tuple[Part, ...]] = {}
+    layers = 1 + max((int(match[1]) for name in ours if (match := re.search(r"\.blocks\.(\d+)\.", name))), default=0)
+    table: dict[str, tuple[TensorPart, ...]] = {}
     for rule in rules:
         for layer in range(layers if "{layer}" in rule.ours else 1):
             name = rule.ours.replace("{layer}", str(layer))
             if name not in ours:
                 continue
-            assert name not in made, f"two rules for {name}"
-            rows, parts, start = _sections(name, model, len(rule.theirs), ours[name]), [], 0
-            for theirs, layout, length in zip(rule.theirs, rule.layouts, rows, strict=True):
-                shape = layout.shape((length, *ours[name][1:]))
-                parts.append(Part(theirs.replace("{layer}", str(layer)), shape, start, start + length, layout))
-                start += length
-            made[name] = tuple(parts)
-    unnamed = next((name for name in ours if name not in made), None)
+            assert name not in table, f"two rules for {name}"
+            parts: list[TensorPart] = []
+            heights, start = _part_heights(name, model, len(rule.theirs)) or [ours[name][0]], 0
+            assert sum(heights) == ours[name][0], name
+            for theirs, layout, height in zip(rule.theirs, rule.layouts, heights, strict=True):
+                shape, stop = layout.shape((height, *ours[name][1:])), start + height
+                their_name = theirs.replace("{layer}", str(layer))
+                parts.append(TensorPart(their_name, shape, start=start, stop=stop, layout=layout))
+                start = stop
+            table[name] = tuple(parts)
+    unnamed = next((name for name in ours if name not in table), None)
     if unnamed is not None:
         raise InteropError(f"{unnamed} {list(ours[unnamed])}: this format has no place for it")
-    return {name: made[name] for name in ours}
+    return {name: table[name] for name in ours}
 
 
-def _sections(name: str, model: Model, parts: int, shape: Shape) -> list[int]:
+def _part_heights(name: str, model: Model, parts: int) -> list[int]:
+    """Rows of each of several parts of a tensor; [] for a single part."""
     if parts == 1:
-        return [shape[0]]
+        return []
     layer = name.split(".")[-2]
     if layer in ("q_norm", "k_norm"):
         return [1] * parts
     assert isinstance(model, Decoder | Encoder | EncoderDecoder), "only Transformers join matrices"
     queries, keys = model.attention.heads * model.d_head, model.attention.groups * model.d_head
-    rows = {"qkv": [queries, keys, keys], "kv": [keys, keys], "gate_up": [model.feedforward.d_ff] * 2}[layer]
-    assert len(rows) == parts and sum(rows) == shape[0], name
-    return rows
+    return {"qkv": [queries, keys, keys], "kv": [keys, keys], "gate_up": [model.feedforward.d_ff] * 2}[layer]
 
 
 def their_shapes(table: Conversions) -> dict[str, Shape]:
-    """All of their tensors, with their shapes."""
+    """Shapes of all of their tensors."""
     return {part.name: part.shape for parts in table.values() for part in parts}
 
 
-def to_ours(table: Conversions, found: Mapping[str, Shape], read: Callable[[str], Tensor], place: str) -> LazyWeights:
-    """Our weights, each read from theirs when it is asked for.
+def to_ours(
+    table: Conversions, stored: Mapping[str, Shape], read: Callable[[str], Tensor], *, location: str
+) -> LazyWeights:
+    """Our weights, converted from theirs when they are read.
 
-    `found` holds the names and shapes of everything that `place` stores; `read` gets one tensor. What is missing, left
-    over or of another shape is an error that names it.
+    `stored` are the names and shapes of all tensors at `location`; `read` returns one of them. InteropError if one is
+    missing, superfluous or has another shape.
     """
-    wanted = their_shapes(table)
+    expected = their_shapes(table)
     for names, shapes, fault in (
-        ([name for name in wanted if name not in found], wanted, "is missing"),
-        ([name for name in found if name not in wanted], found, "has no place in this model"),
+        ([name for name in expected if name not in stored], expected, "is missing"),
+        ([name for name in stored if name not in expected], stored, "has no place in this model"),
     ):
         if names:
             more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-            raise InteropError(f"{place}: '{names[0]}' {list(shapes[names[0]])} {fault}{more}")
-    for name, shape in wanted.items():
-        if tuple(found[name]) != shape:
-            raise InteropError(f"{place}: '{name}' is {list(found[name])}; the settings ask for {list(shape)}")
+            raise InteropError(f"{location}: '{names[0]}' {list(shapes[names[0]])} {fault}{more}")
+    for name, shape in expected.items():
+        if tuple(stored[name]) != shape:
+            raise InteropError(f"{location}: '{name}' is {list(stored[name])}; the settings require {list(shape)}")
 
-    def made(parts: Iterable[Part]) -> Tensor:
+    def join(parts: Iterable[TensorPart]) -> Tensor:
         tensors = [part.layout.to_ours(read(part.name)) for part in parts]
         return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
-    return {name: partial(made, parts) for name, parts in table.items()}
+    return {name: partial(join, parts) for name, parts in table.items()}
 
 
 def to_theirs(table: Conversions, weights: LazyWeights) -> LazyWeights:
-    """Their weights, each made from ours when it is asked for."""
+    """Their weights, converted from ours when they are read."""
 
-    def made(part: Part, name: str) -> Tensor:
+    def convert(part: TensorPart, name: str) -> Tensor:
         return part.of(weights[name]())
 
-    return {part.name: partial(made, part, name) for name, parts in table.items() for part in parts}
+    return {part.name: partial(convert, part, name) for name, parts in table.items() for part in parts}

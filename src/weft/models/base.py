@@ -1,9 +1,9 @@
-"""The contract of every generative model, whatever is inside it.
+"""Contract of every generative model.
 
     state = model.start(batch, max_len, source)      # nothing read yet
-    logits = model.step(tokens, state)               # read some tokens, predict what follows each
+    logits = model.step(tokens, state)               # read tokens, predict the token after each
 
-Decoding, scoring and serving know nothing else about a model.
+Decoding, scoring and serving use nothing else of a model.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,44 +18,39 @@ from weft.data.batch import Batch
 from weft.errors import ModelError
 from weft.nn.dropout import RowRng
 from weft.nn.loss import Readout
-from weft.nn.recurrent import Carried
+from weft.nn.recurrent import CarriedState
 from weft.nn.scaled_dot_product import Probabilities
 
-# beginnings of parameters' names in checkpoints that older versions wrote, and what they are today
-RENAMED = {"output.follows.": "output.next_sentence."}  # 0.1
+RENAMED = {"output.follows.": "output.next_sentence."}  # prefixes of parameter names in checkpoints of weft 0.1
 T = TypeVar("T")
 Pass = Callable[..., Tensor]
 
 
-class Source(Protocol):
-    """What a sequence-to-sequence model reads before it writes."""
+class EncoderInput(Protocol):
+    """Source of a sequence-to-sequence model: tokens and mask (batch, source time), True where a token is real."""
 
     @property
-    def tokens(self) -> Tensor:
-        """(batch, source time)."""
-
+    def tokens(self) -> Tensor: ...
     @property
-    def mask(self) -> Tensor | None:
-        """(batch, source time), True where a token is real."""
+    def mask(self) -> Tensor | None: ...
 
 
 class Peers(Protocol):
-    """The processes that hold a model together."""
+    """Processes that a model is sharded over; `share` returns rank 0's value on every rank."""
 
     @property
-    def ranks(self) -> int:
-        """How many they are."""
-
-    def share(self, make: Callable[[], T]) -> T:
-        """What the first of them makes, on all of them."""
+    def ranks(self) -> int: ...
+    def share(self, make: Callable[[], T]) -> T: ...
 
 
 class State:
-    """What a model keeps of the tokens it has read, one row a sequence.
+    """Decoding state: everything a model keeps about the tokens read so far, one row per sequence.
 
-    Rows may be of different lengths. `lengths` is on the device; `longest` is an upper bound that is known on the
-    host, and `even` is True if all rows are equally long, so that fast paths need no mask.
+    Rows may differ in length. `lengths` is on the device; `longest` is an upper bound known on the host; `even` is True
+    if all rows have the same length, so that fast paths need no mask.
     """
+
+    can_grow = False  # otherwise `start` must be given the final `max_len`
 
     def __init__(self, batch: int, max_len: int, device: torch.device):
         self.lengths = torch.zeros(batch, dtype=torch.long, device=device)
@@ -64,19 +59,30 @@ class State:
         self.even = True
 
     def advance(self, time: int, lengths: Tensor | None = None) -> None:
-        """Count `time` more tokens in every row, or `lengths` (batch,) of them where rows are padded on the right."""
+        """Count `time` more tokens in every row, or `lengths` (batch,) if rows are padded on the right."""
         self.lengths = self.lengths + (time if lengths is None else lengths.to(self.lengths))
         self.longest = min(self.longest + time, self.max_len)
         self.even = self.even and lengths is None
 
     def reserve(self, time: int) -> None:
-        """Refuse to read past the `max_len` that was asked for."""
+        """Raise ModelError if `time` more tokens exceed `max_len`."""
         if self.longest + time > self.max_len:
-            started = f"the {self.max_len} that decoding was started with"
-            raise ModelError(f"{self.longest} + {time} tokens do not fit in {started}")
+            raise ModelError(f"{self.longest} + {time} tokens exceed the {self.max_len} that decoding was started with")
+
+    def grow(self, max_len: int) -> bool:
+        """Raise the capacity to `max_len` tokens per row; return whether memory moved (never, if not `can_grow`)."""
+        if not self.can_grow or max_len <= self.max_len:
+            return False
+        self._append(max_len - self.max_len)
+        self.max_len = max_len
+        return True
+
+    def _append(self, positions: int) -> None:
+        """Reallocate with this many more zeroed positions per row."""
+        raise NotImplementedError("a state that can grow must override this")
 
     def reorder(self, index: Tensor) -> None:
-        """Row i goes on from where row index[i] is; the batch may grow or shrink. index (new batch,)."""
+        """Make row i continue from row `index[i]`; index (new batch,), so the batch may grow or shrink."""
         self.lengths = self.lengths[index]
 
     def truncate(self, lengths: int | Tensor) -> None:
@@ -92,38 +98,35 @@ class State:
 
 
 class LanguageModel(nn.Module):
-    """A model that gives each token of a sequence a distribution over the next one."""
+    """Model that predicts a distribution over the next token for each token of a sequence."""
 
     config: Config
-    peers: Peers | None = None  # the processes that hold the model together, where several do
+    peers: Peers | None = None  # set if the model is sharded over several processes
 
     def __init__(self) -> None:
         super().__init__()
         self._wrapped: list[Pass] = []
 
-    # forward_features(tokens, …): whole sequences (batch, time) read at once → (batch, time, …) for `head`. What else
-    # may be given (a source, document ids, a mask) is each model's own.
+    # forward_features(tokens, …): read whole sequences (batch, time) in one call → (batch, time, …) for `head`. Each
+    # model has its own keyword arguments (a source, document ids, a mask).
     forward_features: Pass
 
-    def features(self, tokens: Tensor, **given: Any) -> Tensor:
-        """`forward_features`, through whatever it is wrapped in."""
-        return (self._wrapped[-1] if self._wrapped else self.forward_features)(tokens, **given)
+    def features(self, tokens: Tensor, **inputs: Any) -> Tensor:
+        """Features from `forward_features`, or from the function that wraps it."""
+        return (self._wrapped[-1] if self._wrapped else self.forward_features)(tokens, **inputs)
 
-    def read(self, batch: Batch, carried: Carried | None = None) -> Tensor:
-        """The features of a batch's tokens; a recurrent model reads on from what is `carried`."""
+    def read(self, batch: Batch, carried: CarriedState | None = None) -> Tensor:
+        """Features of a batch; a recurrent model continues from the `carried` state."""
         return self.features(batch.tokens, **inputs(batch, carried))
 
     def wrap(self, around: Callable[[Pass], Pass]) -> None:
-        """Have whole sequences go through `around(pass)` from now on, in the place of the pass.
-
-        This is the one way to change how a model's pass is computed: compiled, padded, or in stages over processes.
-        What is wrapped last is entered first.
-        """
+        """Replace the pass over whole sequences by `around(pass)`. This is the only way to change how a pass is
+        computed: compiled, padded, or in pipeline stages. The last wrapper is entered first."""
         self._wrapped.append(around(self._wrapped[-1] if self._wrapped else self.forward_features))
 
     @contextmanager
     def wrapped(self, around: Callable[[Pass], Pass]) -> Iterator[None]:
-        """The same for a while."""
+        """Apply `wrap` as a context manager; undone on exit."""
         self.wrap(around)
         try:
             yield
@@ -131,79 +134,79 @@ class LanguageModel(nn.Module):
             self._wrapped.pop()
 
     @property
-    def parts(self) -> int:
-        """Processes that hold the model together: with more than one, this process has a part of each matrix."""
+    def shards(self) -> int:
+        """Number of processes that the model is sharded over; 1 if every process has all weights."""
         return 1 if self.peers is None else self.peers.ranks
 
-    def agree(self, chosen: T) -> T:
-        """What the first of the processes that hold the model has chosen: all go on with that. Alone, `chosen`."""
-        return chosen if self.peers is None else self.peers.share(lambda: chosen)
+    def agree(self, choice: T) -> T:
+        """Return rank 0's choice on every rank of a sharded model; otherwise, `choice`."""
+        return choice if self.peers is None else self.peers.share(lambda: choice)
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew, also those of a model that was built empty and then given memory (`to_empty`)."""
+        """Draw all weights again, including those of a model that was built empty and then allocated (`to_empty`)."""
         for part in self.modules():
             if part is not self and hasattr(part, "reset_parameters"):
                 part.reset_parameters()  # type: ignore[operator]
 
     @property
     def alignment(self) -> Probabilities | None:
-        """What the probabilities over the source pass through, (batch, [heads,] time, source time)."""
+        """Tap of the attention probabilities over the source, (batch, [heads,] time, source time)."""
         return None
 
-    def start(self, batch: int, max_len: int, source: Source | None = None) -> State:
-        """An empty state for `batch` sequences of up to `max_len` tokens."""
+    def start(self, batch: int, max_len: int, source: EncoderInput | None = None) -> State:
+        """Return an empty state for `batch` sequences of up to `max_len` tokens."""
         raise ModelError(f"{self._name()} cannot generate: it has no decoder")
 
     def advance(self, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:
-        """Read tokens (batch, time) after what `state` has read; features (batch, time, …) for `head`.
+        """Read tokens (batch, time) after those in `state`; return features (batch, time, …) for `head`.
 
-        Rows of unequal length are padded on the right with any token and counted by `lengths` (batch,);
-        features at padded places are meaningless, and the next call overwrites what they left in the state.
+        Rows of unequal length are padded on the right with any token and counted by `lengths` (batch,). Features of
+        padding are meaningless, and the next call overwrites its entries in the state.
         """
         raise ModelError(f"{self._name()} cannot generate: it has no decoder")
 
     def head(self, features: Tensor) -> Tensor:
-        """Logits (batch, time, vocab_size) of the token after each place."""
+        """Logits (batch, time, vocab_size) of the token after each position."""
         readout = self.readout(features)
-        assert readout is not None, "logits that are no product have a head of their own"
+        assert readout is not None, "a model without a readout must override head"
         return readout.logits()
 
     def readout(self, features: Tensor) -> Readout | None:
-        """What the logits are a product of, for losses that never hold all of them; None where they are no product."""
+        """Factors of the logits, for losses that never hold all logits; None if the logits are not a product."""
         return None
 
     def step(self, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:
-        """Logits (batch, time, vocab_size) after each of tokens (batch, time), which `state` then holds."""
+        """Read tokens (batch, time) into `state`; return the logits (batch, time, vocab_size) after each."""
         return self.head(self.advance(tokens, state, lengths))
 
-    def forward(self, tokens: Tensor, **given: Any) -> Tensor:
-        """Logits (batch, time, vocab_size) of the token after each place of whole sequences (batch, time)."""
-        return self.head(self.features(tokens, **given))
+    def forward(self, tokens: Tensor, **inputs: Any) -> Tensor:
+        """Logits (batch, time, vocab_size) of the token after each position of whole sequences (batch, time)."""
+        return self.head(self.features(tokens, **inputs))
 
     def _name(self) -> str:
         return f"a model of kind '{getattr(self.config, 'kind', type(self).__name__)}'"
 
 
-def inputs(batch: Batch, carried: Carried | None = None) -> dict[str, Any]:
-    """What a pass is given of a batch besides its tokens."""
-    given = {key: getattr(batch, key) for key in ("positions", "documents", "mask", "segments", "source")}
-    given |= {"ranges": batch.ranges or None, "carried": carried, "rng": row_rng(batch)}
-    return {key: value for key, value in given.items() if value is not None}
+def inputs(batch: Batch, carried: CarriedState | None = None) -> dict[str, Any]:
+    """Keyword arguments of a pass over a batch, besides its tokens; those that are None are left out."""
+    named = {name: getattr(batch, name) for name in ("positions", "documents", "mask", "segments", "source")}
+    named |= {"ranges": batch.ranges or None, "carried": carried, "rng": row_rng(batch)}
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def row_rng(batch: Batch) -> RowRng | None:
-    """What the dropouts of a batch's pass draw from; None for torch's own generators."""
+    """Generator for the dropouts of a pass over a batch; None: torch's generators."""
     return None if batch.keys is None else RowRng(batch.keys, batch.ranges)
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a model's weights are; n-grams have none, and stand on the processor."""
+    """Device of a model's weights; the CPU for n-gram models, which have none."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[torch.device]:
-    """A model as it is used, without dropout; afterwards as it was. Gives the device that it is on."""
+    """Put a model into evaluation mode and restore its mode on exit; yield its device."""
     was_training = model.training
     model.eval()
     try:
@@ -213,20 +216,20 @@ def evaluating(model: nn.Module) -> Iterator[torch.device]:
 
 
 def check_tokens(tokens: Tensor, vocab_size: int) -> None:
-    """Refuse ids outside the vocabulary. On a GPU this would wait for the device, so the caller checks on the host."""
+    """Raise ModelError if ids are outside the vocabulary. A GPU would have to wait, so callers check on the host."""
     if tokens.device.type == "cpu" and tokens.numel() and not torch.compiler.is_compiling():
         check_range(int(tokens.min()), int(tokens.max()), vocab_size)
 
 
 def check_range(low: int, high: int, vocab_size: int) -> None:
-    """Refuse a lowest or a highest token id that is outside the vocabulary."""
+    """Raise ModelError if the lowest or highest token id is outside the vocabulary."""
     if low < 0 or high >= vocab_size:
         wrong = low if low < 0 else high
         raise ModelError(f"token id {wrong} is outside the vocabulary of {vocab_size} (0 … {vocab_size - 1})")
 
 
 def current_name(name: str) -> str:
-    """The name that a saved parameter, or an optimizer's moment of one (`exp_avg/name`), has today."""
+    """Current name of a saved parameter, or of an optimizer's moment of one (`exp_avg/name`)."""
     moment, slash, parameter = name.rpartition("/")
     for old, new in RENAMED.items():
         if parameter.startswith(old):

@@ -1,4 +1,6 @@
-"""From settings to a model with fresh weights."""
+"""Builds models from settings."""
+
+from typing import overload
 
 from weft.models import config
 from weft.models.bahdanau import Bahdanau
@@ -8,10 +10,23 @@ from weft.models.recurrent import Recurrent
 from weft.models.transformer import Transformer
 
 
-def build(settings: config.Model) -> LanguageModel:
-    """The model that `settings` describe, with fresh weights; an n-gram model with empty counts."""
+@overload
+def build(settings: config.TransformerConfig) -> Transformer: ...
+@overload
+def build(settings: config.Recurrent) -> Recurrent: ...
+@overload
+def build(settings: config.Bahdanau) -> Bahdanau: ...
+@overload
+def build(settings: config.NGram) -> NGram: ...
+@overload
+def build(settings: config.Model) -> LanguageModel: ...
+def build(settings: config.Model | config.TransformerConfig) -> LanguageModel:
+    """Build the model that `settings` describe, with new weights; an n-gram model has no counts yet."""
     if isinstance(settings, config.Recurrent):
         return Recurrent(settings)
     if isinstance(settings, config.Bahdanau):
         return Bahdanau(settings)
-    return NGram(settings) if isinstance(settings, config.NGram) else Transformer(settings)
+    if isinstance(settings, config.NGram):
+        return NGram(settings)
+    assert isinstance(settings, config.Decoder | config.Encoder | config.EncoderDecoder)
+    return Transformer(settings)

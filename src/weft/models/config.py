@@ -1,4 +1,4 @@
-"""Whole models as settings; `models/build.py` makes the model, and a preset is one of these with a name."""
+"""Settings of whole models; `models/build.py` builds the model, and presets name some of them."""
 
 import math
 from typing import Annotated, Any, Literal, Self
@@ -10,73 +10,72 @@ from weft.models.smoothing import ModifiedKneserNey, Smoothing
 from weft.nn.config import Activation, Block, FanInInit, HashedNGrams, Init, NormalInit, Probability, RecurrentInit
 from weft.nn.position_config import NoPosition, Position, Sizes
 
+Pooling = Literal["first", "mean", "last"]
+
 
 class LMHead(Config):
-    """The next token: features times a (vocab_size, d_model) table, the embeddings' own if `tied`.
-
-    The features are multiplied by `scale`; `softcap` c makes of each logit z c · tanh(z/c) (Gemma 2).
-    """
+    """Next token: features times a (vocab_size, d_model) table. Features are multiplied by `scale`; a `softcap` c
+    replaces each logit z by c · tanh(z/c) (Gemma 2)."""
 
     kind: Literal["lm"] = "lm"
     tied: bool = Field(True, description="use the embeddings as the table")
-    bias: bool = Field(False, description="whether each token has a bias")
-    scale: PositiveFloat | None = Field(None, description="what features are multiplied by")
-    softcap: PositiveFloat | None = Field(None, description="logits z become c · tanh(z/c)")
+    bias: bool = Field(False, description="add a bias per token")
+    scale: PositiveFloat | None = Field(None, description="factor of the features")
+    softcap: PositiveFloat | None = Field(None, description="bound c of the logits: z becomes c · tanh(z/c)")
 
 
-class MaskedLMHead(Config):
-    """The masked token: dense, activation and norm before the table (BERT's transform)."""
+class TransformedLMHead(Config):
+    """Dense layer, activation and norm before the table of tokens (BERT's transform)."""
+
+    kind: str
+    tied: bool = Field(True, description="use the embeddings as the table")
+    bias: bool = Field(True, description="add a bias per token")
+    dense_bias: bool = Field(True, description="add a bias in the dense layer")
+    activation: Activation = Field("gelu", description="activation of the dense layer")
+
+
+class MaskedLMHead(TransformedLMHead):
+    """Masked tokens (Devlin et al. 2019, §3.1)."""
 
     kind: Literal["mlm"] = "mlm"
-    tied: bool = Field(True, description="use the embeddings as the table")
-    bias: bool = Field(True, description="whether each token has a bias")
-    dense_bias: bool = Field(True, description="whether the dense layer has one")
-    activation: Activation = Field("gelu", description="of the dense layer")
+
+
+class PretrainingHead(TransformedLMHead):
+    """Both of BERT's pretraining tasks, masked tokens and next sentence (Devlin et al. 2019, §3.1)."""
+
+    kind: Literal["mlm+nsp"] = "mlm+nsp"
 
 
 class NextSentenceHead(Config):
-    """Does the second sentence follow the first? Two classes on the pooled first token."""
+    """Whether the second sentence follows the first: two classes on the pooled first token."""
 
     kind: Literal["nsp"] = "nsp"
 
 
-class PretrainingHead(Config):
-    """Both of BERT's pretraining tasks at once (Devlin et al. 2019, §3.1)."""
-
-    kind: Literal["mlm+nsp"] = "mlm+nsp"
-    tied: bool = Field(True, description="use the embeddings as the table")
-    bias: bool = Field(True, description="whether each token has a bias")
-    dense_bias: bool = Field(True, description="whether the dense layer has one")
-    activation: Activation = Field("gelu", description="of the dense layer")
-
-
 class Transform(Config):
-    """Dense, activation and norm between the features and the outputs of a head (ModernBERT)."""
+    """Dense layer, activation and norm between the features and the output of a head (ModernBERT)."""
 
-    activation: Activation = Field("gelu", description="of the dense layer")
-    bias: bool = Field(True, description="whether the dense layer has one")
+    activation: Activation = Field("gelu", description="activation of the dense layer")
+    bias: bool = Field(True, description="add a bias in the dense layer")
 
 
 class ClassificationHead(Config):
-    """One of `labels` for a whole sequence; one label is a regression.
-
-    `pooler` puts a dense layer with `activation` in front, tanh as in BERT or relu as in DistilBERT; `transform` one
-    with a norm instead.
-    """
+    """One of `labels` for a whole sequence; a single label is a regression. In front is a `pooler`, a dense layer with
+    `activation` (tanh in BERT, relu in DistilBERT), or a `transform`."""
 
     kind: Literal["sequence"] = "sequence"
-    labels: PositiveInt = Field(description="how many there are")
-    pooling: Literal["first", "mean", "last"] = Field("first", description="whose features stand for the sequence")
+    labels: PositiveInt = Field(description="number of labels")
+    pooling: Pooling = Field("first", description="which token's features represent the sequence, or their mean")
     pooler: bool = Field(True, description="put a dense layer in front")
-    activation: Activation = Field("tanh", description="of the dense layer")
-    transform: Transform | None = Field(None, description="a dense layer with a norm instead")
-    bias: bool = Field(True, description="whether each label has one")
-    dropout: Probability = Field(0.1, description="the part of the features that is dropped")
+    activation: Activation = Field("tanh", description="activation of the dense layer")
+    transform: Transform | None = Field(None, description="dense layer with a norm, instead of the pooler")
+    bias: bool = Field(True, description="add a bias per label")
+    dropout: Probability = Field(0.1, description="fraction of the features to drop")
 
     @model_validator(mode="after")
-    def _one_dense(self) -> Self:
+    def _check_pooler(self) -> Self:
         if self.pooler and self.transform is not None:
-            raise ValueError("transform stands in place of the pooler, and needs pooler = false")
+            raise ValueError("transform replaces the pooler, and needs pooler = false")
         return self
 
 
@@ -84,32 +83,32 @@ class TaggingHead(Config):
     """One of `labels` for every token."""
 
     kind: Literal["token"] = "token"
-    labels: PositiveInt = Field(description="how many there are")
-    transform: Transform | None = Field(None, description="a dense layer and a norm in front")
-    dropout: Probability = Field(0.1, description="the part of the features that is dropped")
+    labels: PositiveInt = Field(description="number of labels")
+    transform: Transform | None = Field(None, description="dense layer with a norm in front")
+    dropout: Probability = Field(0.1, description="fraction of the features to drop")
 
 
 class SpanHead(Config):
-    """Where an answer begins and where it ends: two logits a token (Devlin et al. 2019, §4.2)."""
+    """Start and end of an answer: two logits per token (Devlin et al. 2019, §4.2)."""
 
     kind: Literal["span"] = "span"
-    transform: Transform | None = Field(None, description="a dense layer and a norm in front")
-    dropout: Probability = Field(0.0, description="the part of the features that is dropped")
+    transform: Transform | None = Field(None, description="dense layer with a norm in front")
+    dropout: Probability = Field(0.0, description="fraction of the features to drop")
 
 
 class ReplacedHead(Config):
-    """Whether a token was replaced: dense, activation, and one logit a token (Clark et al. 2020, §2)."""
+    """Whether a token was replaced: dense layer, activation, and one logit per token (Clark et al. 2020, §2)."""
 
     kind: Literal["replaced"] = "replaced"
-    activation: Activation = Field("gelu", description="of the dense layer")
+    activation: Activation = Field("gelu", description="activation of the dense layer")
 
 
 class EmbeddingHead(Config):
-    """One vector a sequence, of length 1 if `normalise`."""
+    """One vector per sequence."""
 
     kind: Literal["embedding"] = "embedding"
-    pooling: Literal["first", "mean", "last"] = Field("mean", description="whose features stand for the sequence")
-    normalise: bool = Field(True, description="make vectors of length 1")
+    pooling: Pooling = Field("mean", description="which token's features represent the sequence, or their mean")
+    normalise: bool = Field(True, description="scale vectors to length 1")
 
 
 Head = Annotated[
@@ -140,144 +139,142 @@ def _factor(value: Any) -> Any:
 
 
 class LayerKind(Config):
-    """What the layers of one kind have of their own, where layers differ: `window` as attention has it, None for all of
-    the past; and how they know positions, None for the model's way."""
+    """Window and position encoding of one kind of layer, where layers differ."""
 
-    window: PositiveInt | None = Field(None, description="how many tokens back a token sees; absent: all")
-    position: Position | None = Field(None, description="how positions are known; absent: the model's way")
+    window: PositiveInt | None = Field(None, description="number of tokens back that a token sees; absent: all")
+    position: Position | None = Field(None, description="position encoding; absent: the model's")
 
 
 class TransformerConfig(Block):
-    """What encoders, decoders and encoder–decoders have in common.
+    """Settings common to encoders, decoders and encoder–decoders.
 
-    `context` is the longest sequence in training; only learned positions make it a hard limit.
-    `embedding_scale` multiplies the embeddings by √d_model, or by the number given; `embedding_norm` normalises them
-    (BERT), and `first_norm = false` leaves out the norm that would follow before the first attention (ModernBERT).
-    Where layers differ, `pattern` lists their kinds from the lowest up, and is repeated over the depth: five with a
-    window and one without, say (Gemma 3).
+    `context` is the longest sequence in training; only learned positions make it a hard limit. `embedding_norm`
+    normalises the embeddings (BERT), and `first_norm = false` leaves out the norm before the first attention
+    (ModernBERT). Where layers differ, `pattern` lists their kinds from the first layer on, and repeats over the depth:
+    for example five with a window and one without (Gemma 3).
     """
 
     vocab_size: PositiveInt = Field(description="tokens in the vocabulary; the tokenizer decides")
-    context: PositiveInt = Field(1024, description="the longest sequence in training")
-    layers: Layers = Field(description="blocks")
-    pattern: tuple[LayerKind, ...] = Field(
-        (), description="kinds of layers from the lowest up, repeated over the depth"
-    )
+    context: PositiveInt = Field(1024, description="longest sequence in training")
+    layers: Layers = Field(description="number of layers")
+    pattern: tuple[LayerKind, ...] = Field((), description="kinds of layers from the first on, repeated over the depth")
     embedding_scale: Annotated[bool | float, BeforeValidator(_factor)] = Field(
-        False, description="multiply embeddings by √d_model, or by a number"
+        False, description="multiply embeddings by √d_model, or by this number"
     )
     embedding_norm: bool = Field(False, description="normalise the embeddings")
-    first_norm: bool = Field(True, description="whether a norm stands before the first attention")
-    init: Init = Field(NormalInit(), description="how weights are drawn")
+    first_norm: bool = Field(True, description="use a norm before the first attention")
+    init: Init = Field(NormalInit(), description="initial weights")
 
     @property
     def factorised(self) -> bool:
-        """Whether embeddings have a width of their own, and a matrix leads from them to the layers."""
+        """Whether a matrix projects the embeddings, of width `d_embedding`, to d_model."""
         return getattr(self, "d_embedding", None) is not None
 
     @property
     def width(self) -> int:
-        """Of the tokens' embeddings."""
+        """Width of the token embeddings."""
         return getattr(self, "d_embedding", None) or self.d_model
 
     @property
     def added_width(self) -> int:
-        """Of what is added to embeddings, and of their norm."""
+        """Width of the position and segment embeddings, and of the embedding norm."""
         return self.d_model
 
     @property
     def sharing(self) -> int:
-        """Layers in a row that have the same weights."""
+        """Number of consecutive layers that share their weights."""
         return 1
 
     @property
     def divisible(self) -> bool:
-        """Whether several processes can divide its weights among them."""
-        alone = self.width == self.d_model and getattr(self, "ngrams", None) is None
-        return self.sharing == 1 and alone and not self.position.projected
+        """Whether tensor parallelism can divide the weights."""
+        plain = self.width == self.d_model and getattr(self, "ngrams", None) is None
+        return self.sharing == 1 and plain and not self.position.projected
 
     @model_validator(mode="after")
-    def _kinds(self) -> Self:
+    def _check_pattern(self) -> Self:
         if not self.first_norm and (self.placement, self.sublayers) != ("pre", "sequential"):
-            raise ValueError("first_norm = false goes with placement = 'pre' and sublayers = 'sequential'")
+            raise ValueError("first_norm = false needs placement = 'pre' and sublayers = 'sequential'")
         if self.pattern and self.attention.window is not None:
-            raise ValueError("attention.window is every layer's, but there is a pattern: give its kinds their windows")
+            raise ValueError("attention.window is for all layers; with a pattern, set the window of each of its kinds")
         for kind in self.pattern:
             for position in (self.position, kind.position) if kind.position is not None else ():
                 if not (position.rotates or isinstance(position, NoPosition)):
                     raise ValueError(
-                        f"pattern: a layer's own positions are rotary or none, beside rotary or none; not"
-                        f" '{position.kind}'"
+                        f"pattern: only rotary or no positions can differ between layers, not '{position.kind}'"
                     )
                 position.check(self.d_model, self.d_head)
         return self
 
     def kinds(self) -> tuple[LayerKind, ...]:
-        """The pattern with every kind's window and positions filled in; one kind where layers don't differ."""
+        """Pattern with all windows and positions filled in; a single kind if layers don't differ."""
         if not self.pattern:
             return (LayerKind(window=self.attention.window, position=self.position),)
         return tuple(LayerKind(window=kind.window, position=kind.position or self.position) for kind in self.pattern)
 
     def layer_kinds(self, layers: int) -> list[LayerKind]:
-        """The kind of each of so many layers, from the lowest up."""
+        """Kind of each of `layers` layers."""
         kinds = self.kinds()
         return [kinds[layer % len(kinds)] for layer in range(layers)]
 
     @property
     def embedding_factor(self) -> float | None:
-        """What the embeddings are multiplied by, if by anything."""
+        """Factor of the embeddings; None: 1."""
         if isinstance(self.embedding_scale, bool):
             return self.d_model**0.5 if self.embedding_scale else None
         return self.embedding_scale
 
     def sizes(self, layers: int, causal: bool) -> Sizes:
-        """What a position encoding has to know of a stack of so many layers."""
-        return Sizes(self.added_width, self.attention.heads, self.d_head, self.context, causal, layers)
+        """Sizes of a stack of `layers` layers, for its position encoding."""
+        return Sizes(
+            d_model=self.added_width,
+            heads=self.attention.heads,
+            d_head=self.d_head,
+            context=self.context,
+            causal=causal,
+            layers=layers,
+        )
 
     @property
     def longest(self) -> int | None:
-        """The longest sequence the model can read, or None where nothing limits it."""
+        """Longest sequence that the model can read; None: no limit."""
         return self.context if self.position.bounded else None
 
 
 class Decoder(TransformerConfig):
-    """A stack that sees the past only: GPT, LLaMA.
-
-    With `d_embedding` the table of tokens is that wide; a matrix leads from it to d_model, where positions are added,
-    and another back to it before the logits (Zhang et al. 2022, OPT-350m). With `ngrams` embeddings of the last tokens
-    are added to each token's own.
-    """
+    """Stack that sees only the past: GPT, LLaMA. With `d_embedding`, a matrix projects the token embeddings to d_model,
+    where positions are added, and another projects back before the logits (Zhang et al. 2022, OPT-350m)."""
 
     kind: Literal["decoder"] = "decoder"
-    d_embedding: PositiveInt | None = Field(None, description="the width of the embeddings; absent: d_model")
-    ngrams: HashedNGrams | None = Field(None, description="embeddings of the last tokens, added to each token's own")
-    head: Head = Field(LMHead(), description="what is made of the features")
+    d_embedding: PositiveInt | None = Field(None, description="width of the embeddings; absent: d_model")
+    ngrams: HashedNGrams | None = Field(None, description="embeddings of the last tokens, added to each token's")
+    head: Head = Field(LMHead(), description="output head")
 
 
 class Encoder(TransformerConfig):
-    """A stack that sees both sides: BERT. `segments` trained vectors distinguish first and second sentence.
+    """Stack that sees both directions: BERT.
 
-    With `d_embedding` the tables of tokens, positions and segments are that wide, and a linear layer makes d_model
-    numbers of each embedding. Of `distinct_layers` blocks each is run layers / distinct_layers times in a row, with the
-    same weights. Both save parameters (Lan et al. 2020, §3.1).
+    With `d_embedding`, the embeddings of tokens, positions and segments have this width, and a linear layer projects
+    their sum to d_model. With `distinct_layers`, each block runs layers / distinct_layers times in a row. Both save
+    parameters (Lan et al. 2020, §3.1).
     """
 
     kind: Literal["encoder"] = "encoder"
-    segments: int = Field(default=0, ge=0, description="kinds of sentences that are told apart; BERT has 2")
-    d_embedding: PositiveInt | None = Field(None, description="the width of the embeddings; absent: d_model")
-    distinct_layers: Layers | None = Field(None, description="blocks with weights of their own; absent: all")
-    head: Head = Field(MaskedLMHead(), description="what is made of the features")
+    segments: int = Field(default=0, ge=0, description="number of trained segment vectors; BERT has 2")
+    d_embedding: PositiveInt | None = Field(None, description="width of the embeddings; absent: d_model")
+    distinct_layers: Layers | None = Field(None, description="number of blocks with distinct weights; absent: all")
+    head: Head = Field(MaskedLMHead(), description="output head")
 
     @model_validator(mode="after")
-    def _savings(self) -> Self:
+    def _check_savings(self) -> Self:
         if self.distinct_layers is not None and self.layers % self.distinct_layers:
             raise ValueError(f"distinct_layers = {self.distinct_layers} does not divide layers = {self.layers}")
         if self.distinct_layers is not None and self.pattern:
-            raise ValueError("distinct_layers: layers that share their weights are of one kind, but there is a pattern")
+            raise ValueError("distinct_layers: layers that share weights must be of one kind, but there is a pattern")
         if self.d_embedding is not None:
             self.position.check(self.d_embedding, self.d_head)
             if self.position.projected:
-                raise ValueError(f"d_embedding: '{self.position.kind}' positions are as wide as the layers")
+                raise ValueError(f"d_embedding: '{self.position.kind}' positions need d_embedding = d_model")
         return self
 
     @property
@@ -290,76 +287,75 @@ class Encoder(TransformerConfig):
 
 
 class EncoderDecoder(TransformerConfig):
-    """The 2017 Transformer: an encoder, and a decoder that attends to it.
-
-    `source_vocab_size` gives the source its own embeddings; without it one table serves both sides.
-    """
+    """2017 Transformer: an encoder, and a decoder that attends to its output."""
 
     kind: Literal["encoder-decoder"] = "encoder-decoder"
-    encoder_layers: Layers | None = Field(None, description="blocks of the encoder; absent: as many as `layers`")
+    encoder_layers: Layers | None = Field(None, description="layers of the encoder; absent: same as `layers`")
     source_vocab_size: PositiveInt | None = Field(
-        None, description="of a table of the source's own; absent: one table for both"
+        None, description="size of a separate table for the source; absent: one table for both"
     )
-    head: LMHead = Field(LMHead(), description="what is made of the features")
+    head: LMHead = Field(LMHead(), description="output head")
 
     @model_validator(mode="after")
-    def _one_after_the_other(self) -> Self:
+    def _check_sublayers(self) -> Self:
         if self.sublayers != "sequential":
-            raise ValueError(f"sublayers = '{self.sublayers}' is for a stack without a source; here it is 'sequential'")
+            raise ValueError(f"sublayers = '{self.sublayers}' is for models without a source; use 'sequential'")
         return self
 
 
 class Recurrent(Config):
-    """A recurrent language model: Elman (1990), LSTM (Hochreiter and Schmidhuber 1997) or GRU (Cho et al. 2014)."""
+    """Recurrent language model: Elman (1990), LSTM (Hochreiter and Schmidhuber 1997) or GRU (Cho et al. 2014)."""
 
     kind: Literal["recurrent"] = "recurrent"
     vocab_size: PositiveInt = Field(description="tokens in the vocabulary; the tokenizer decides")
-    context: PositiveInt = Field(256, description="the longest sequence in training")
-    cell: Literal["elman", "lstm", "gru"] = Field("lstm", description="the kind of cell")
-    activation: Literal["tanh", "relu", "sigmoid"] = Field("tanh", description="of an elman cell")
-    layers: PositiveInt = Field(1, description="cells on top of each other")
-    d_model: PositiveInt = Field(description="the width of the states")
-    d_embedding: PositiveInt | None = Field(None, description="the width of the embeddings; absent: d_model")
+    context: PositiveInt = Field(256, description="longest sequence in training")
+    cell: Literal["elman", "lstm", "gru"] = Field("lstm", description="kind of cell")
+    activation: Literal["tanh", "relu", "sigmoid"] = Field("tanh", description="activation of an elman cell")
+    layers: PositiveInt = Field(1, description="number of layers")
+    d_model: PositiveInt = Field(description="width of the hidden states")
+    d_embedding: PositiveInt | None = Field(None, description="width of the embeddings; absent: d_model")
     tied: bool = Field(False, description="use the embeddings as the output table")
-    dropout: Probability = Field(0.0, description="the part of what goes from layer to layer that is dropped")
-    variational: bool = Field(False, description="drop the same at all places of a row (Gal and Ghahramani 2016)")
-    init: RecurrentInit = Field(FanInInit(), description="how weights are drawn")
+    dropout: Probability = Field(0.0, description="fraction of the values between layers to drop")
+    variational: bool = Field(False, description="drop the same values at all times of a row (Gal and Ghahramani 2016)")
+    init: RecurrentInit = Field(FanInInit(), description="initial weights")
 
     @model_validator(mode="after")
-    def _sizes(self) -> Self:
+    def _check_sizes(self) -> Self:
         if self.tied and self.d_embedding not in (None, self.d_model):
             raise ValueError(f"tied embeddings need d_embedding = d_model = {self.d_model}, not {self.d_embedding}")
         if self.cell != "elman" and self.activation != "tanh":
-            raise ValueError(f"activation = '{self.activation}' is for the elman cell; {self.cell} fixes its own")
+            raise ValueError(
+                f"activation = '{self.activation}' is for the elman cell; '{self.cell}' has fixed activations"
+            )
         return self
 
 
 class Bahdanau(Config):
-    """An RNN encoder and decoder with additive attention between them (Bahdanau et al. 2015)."""
+    """RNN encoder and decoder with additive attention between them (Bahdanau et al. 2015)."""
 
     kind: Literal["bahdanau"] = "bahdanau"
     vocab_size: PositiveInt = Field(description="tokens in the vocabulary; the tokenizer decides")
     source_vocab_size: PositiveInt | None = Field(
-        None, description="of a table of the source's own; absent: one table for both"
+        None, description="size of a separate table for the source; absent: one table for both"
     )
-    context: PositiveInt = Field(256, description="the longest sequence in training")
-    cell: Literal["elman", "lstm", "gru"] = Field("gru", description="the kind of cell")
-    layers: PositiveInt = Field(1, description="cells on top of each other")
-    d_model: PositiveInt = Field(description="the width of the states")
-    d_embedding: PositiveInt | None = Field(None, description="the width of the embeddings; absent: d_model")
-    d_attention: PositiveInt | None = Field(None, description="the width inside the attention; absent: d_model")
-    dropout: Probability = Field(0.0, description="the part of what goes from layer to layer that is dropped")
-    # PyTorch\'s: translators learn faster from it
-    init: RecurrentInit = Field(FanInInit(embedding_std=1.0), description="how weights are drawn")
+    context: PositiveInt = Field(256, description="longest sequence in training")
+    cell: Literal["elman", "lstm", "gru"] = Field("gru", description="kind of cell")
+    layers: PositiveInt = Field(1, description="number of layers")
+    d_model: PositiveInt = Field(description="width of the hidden states")
+    d_embedding: PositiveInt | None = Field(None, description="width of the embeddings; absent: d_model")
+    d_attention: PositiveInt | None = Field(None, description="hidden width of the attention; absent: d_model")
+    dropout: Probability = Field(0.0, description="fraction of the values between layers to drop")
+    # PyTorch's default for embeddings: translation models learn faster from it
+    init: RecurrentInit = Field(FanInInit(embedding_std=1.0), description="initial weights")
 
 
 class NGram(Config):
-    """Counts of `order` words in a row, smoothed."""
+    """Smoothed counts of n-grams of up to `order` tokens."""
 
     kind: Literal["ngram"] = "ngram"
     vocab_size: PositiveInt = Field(description="tokens in the vocabulary; the tokenizer decides")
-    order: PositiveInt = Field(3, description="words in a row that are counted")
-    smoothing: Smoothing = Field(ModifiedKneserNey(), description="how counts become probabilities")
+    order: PositiveInt = Field(3, description="length of the longest n-grams, in tokens")
+    smoothing: Smoothing = Field(ModifiedKneserNey(), description="smoothing of the counts")
 
 
 Model = Annotated[Decoder | Encoder | EncoderDecoder | Recurrent | Bahdanau | NGram, Field(discriminator="kind")]

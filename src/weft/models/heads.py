@@ -1,4 +1,4 @@
-"""What is predicted from a Transformer's features: a token, a class, a tag, a vector."""
+"""Heads of a Transformer: from features to tokens, classes, tags or vectors."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,20 +14,20 @@ from weft.nn.config import Activation
 from weft.nn.dropout import Dropout, RowRng
 from weft.nn.init import Initialiser
 from weft.nn.linear import Linear
-from weft.nn.loss import Across, Readout
+from weft.nn.loss import Readout, VocabShard
 
 
 class Pretraining(NamedTuple):
-    """The two answers of BERT's pretraining."""
+    """Logits of BERT's two pretraining tasks."""
 
     words: Tensor  # (batch, time, vocab_size)
     next_sentence: Tensor  # (batch, 2)
 
 
 class TokenHead(nn.Module):
-    """Features to a token: `prepare`, then a product with a (vocab_size, width) table, the embeddings' if tied."""
+    """Token logits: `prepare`, then a product with a (vocab_size, width) table, the embeddings if tied."""
 
-    across: Across | None = None  # where processes divide the vocabulary among them
+    vocab_shard: VocabShard | None = None  # set if tensor parallelism divides the vocabulary
 
     def __init__(self, model: config.TransformerConfig, tied: bool, bias: bool):
         super().__init__()
@@ -36,28 +36,29 @@ class TokenHead(nn.Module):
         self.softcap: float | None = None
 
     def reset_parameters(self, init: Initialiser) -> None:
-        """Draw the table, if it has one of its own; the bias becomes 0."""
+        """Draw the table if it is not tied, and zero the bias."""
         if self.weight is not None:
             init.table(self.weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
     def prepare(self, features: Tensor) -> Tensor:
-        """(batch, time, d_model) → (batch, time, width), ready for the product with the table."""
+        """Transform (batch, time, d_model) to (batch, time, width) for the product with the table."""
         return features
 
-    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None, rng: RowRng | None = None) -> Tensor:
+    def forward(self, x: Tensor, table: Tensor, mask: Tensor | None = None, *, rng: RowRng | None = None) -> Tensor:
         """(batch, time, d_model) → logits (batch, time, vocab_size)."""
-        return self.readout(features, table).logits()
+        return self.readout(x, table).logits()
 
     def readout(self, features: Tensor, table: Tensor) -> Readout:
-        """What the logits are a product of."""
+        """Factors of the logits."""
         table = table if self.weight is None else self.weight
-        return Readout.of(self.prepare(features), table, self.bias, self.across, self.softcap)
+        features = self.prepare(features)
+        return Readout(features, table, self.bias, shard=self.vocab_shard, softcap=self.softcap).local()
 
 
 class LMHead(TokenHead):
-    """The next token: the features as they are, or scaled; of embeddings with a width of their own, made as wide."""
+    """Logits of the next token; features are projected to the embeddings' width if it differs, and may be scaled."""
 
     def __init__(self, settings: config.LMHead, model: config.TransformerConfig):
         super().__init__(model, settings.tied, settings.bias)
@@ -70,7 +71,7 @@ class LMHead(TokenHead):
 
 
 class MaskedLMHead(TokenHead):
-    """BERT's: dense, activation and norm before the table, and a bias after it (Devlin et al. 2019)."""
+    """Logits of masked tokens: dense, activation and norm before the table, and a bias (Devlin et al. 2019)."""
 
     def __init__(self, settings: config.MaskedLMHead | config.PretrainingHead, model: config.TransformerConfig):
         super().__init__(model, settings.tied, settings.bias)
@@ -82,71 +83,65 @@ class MaskedLMHead(TokenHead):
         return self.norm(self.activation(self.dense(features)))
 
 
-def pool(features: Tensor, mask: Tensor | None, how: str) -> Tensor:
-    """One vector a sequence, (batch, time, d_model) → (batch, d_model); mask (batch, time) True where real."""
-    if how == "first":
+def pool(features: Tensor, mask: Tensor | None, pooling: config.Pooling) -> Tensor:
+    """One vector per sequence, (batch, time, d_model) → (batch, d_model); mask (batch, time), True where real."""
+    if pooling == "first":
         return features[:, 0]
-    if how == "last":
+    if pooling == "last":
         last = torch.full_like(features[:, 0, 0], features.shape[1] - 1) if mask is None else mask.sum(dim=1) - 1
         return features[torch.arange(features.shape[0], device=features.device), last.long()]
     if mask is None:
         return features.mean(dim=1)
-    kept = mask[..., None].to(features.dtype)
-    return (features * kept).sum(dim=1) / kept.sum(dim=1).clamp(min=1)
-
-
-class Pooler(nn.Module):
-    """f(dense(first token)), with tanh what BERT puts before every head for whole sequences."""
-
-    def __init__(self, d_model: int, activation: Activation = "tanh"):
-        super().__init__()
-        self.dense = Linear(d_model, d_model)
-        self.activation = activations[activation]
-
-    def forward(self, pooled: Tensor) -> Tensor:
-        """(batch, d_model) → (batch, d_model)."""
-        return self.activation(self.dense(pooled))
+    weights = mask[..., None].to(features.dtype)
+    return (features * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
 
 
 class Transform(nn.Module):
-    """norm(f(dense(x))), what ModernBERT puts before every head."""
+    """f(dense(x)), BERT's pooler with tanh; or norm(f(dense(x))), before every head in ModernBERT."""
 
-    def __init__(self, settings: config.Transform, model: config.TransformerConfig):
+    def __init__(self, d_model: int, activation: Activation, *, bias: bool = True, norm: nn.Module | None = None):
         super().__init__()
-        self.dense = Linear(model.d_model, model.d_model, bias=settings.bias)
-        self.norm = norm.build(model.norm, model.d_model)
-        self.activation = activations[settings.activation]
+        self.dense = Linear(d_model, d_model, bias=bias)
+        self.norm = norm
+        self.activation = activations[activation]
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, d_model) → (…, d_model)."""
-        return self.norm(self.activation(self.dense(x)))
+        x = self.activation(self.dense(x))
+        return x if self.norm is None else self.norm(x)
 
 
-# BERT's: the second sentence follows the first, or it does not
-NEXT_SENTENCE = config.ClassificationHead(labels=2, dropout=0.0)
+def _transform(settings: config.Transform | None, model: config.TransformerConfig) -> Transform | None:
+    if settings is None:
+        return None
+    last = norm.build(model.norm, model.d_model)
+    return Transform(model.d_model, settings.activation, bias=settings.bias, norm=last)
+
+
+NEXT_SENTENCE = config.ClassificationHead(labels=2, dropout=0.0)  # whether the second sentence follows the first
 
 
 class Classifier(nn.Module):
-    """One of a few labels for the whole sequence."""
+    """One label for the whole sequence."""
 
     def __init__(self, settings: config.ClassificationHead, model: config.TransformerConfig):
         super().__init__()
         self.pooling = settings.pooling
-        self.pooler = Pooler(model.d_model, settings.activation) if settings.pooler else None
-        self.transform = None if settings.transform is None else Transform(settings.transform, model)
+        self.pooler = Transform(model.d_model, settings.activation) if settings.pooler else None
+        self.transform = _transform(settings.transform, model)
         self.dropout = Dropout(settings.dropout)
         self.out = Linear(model.d_model, settings.labels, bias=settings.bias)
 
-    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None, rng: RowRng | None = None) -> Tensor:
+    def forward(self, x: Tensor, table: Tensor, mask: Tensor | None = None, *, rng: RowRng | None = None) -> Tensor:
         """(batch, time, d_model) → logits (batch, labels)."""
-        pooled = pool(features, mask, self.pooling)
+        pooled = pool(x, mask, self.pooling)
         for part in (self.pooler, self.transform):
             pooled = pooled if part is None else part(pooled)
         return self.out(self.dropout(pooled, rng))
 
 
 class PretrainingPair(nn.Module):
-    """Masked tokens and next sentence together."""
+    """Masked tokens and next sentence: BERT's two pretraining heads."""
 
     def __init__(self, settings: config.PretrainingHead, model: config.TransformerConfig):
         super().__init__()
@@ -154,28 +149,28 @@ class PretrainingPair(nn.Module):
         self.next_sentence = Classifier(NEXT_SENTENCE, model)
 
     def forward(
-        self, features: Tensor, table: Tensor, mask: Tensor | None = None, rng: RowRng | None = None
+        self, x: Tensor, table: Tensor, mask: Tensor | None = None, *, rng: RowRng | None = None
     ) -> Pretraining:
-        """(batch, time, d_model) → both logits."""
-        return Pretraining(self.words(features, table), self.next_sentence(features, table, rng=rng))
+        """(batch, time, d_model) → logits of both tasks."""
+        return Pretraining(self.words(x, table), self.next_sentence(x, table, rng=rng))
 
 
 class Tagger(nn.Module):
-    """One of a few labels for every token; of an answer, whether it begins or ends there."""
+    """One label for every token, or whether an answer begins or ends at it."""
 
     def __init__(self, settings: config.TaggingHead | config.SpanHead, model: config.TransformerConfig, labels: int):
         super().__init__()
-        self.transform = None if settings.transform is None else Transform(settings.transform, model)
+        self.transform = _transform(settings.transform, model)
         self.dropout = Dropout(settings.dropout)
         self.out = Linear(model.d_model, labels)
 
-    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None, rng: RowRng | None = None) -> Tensor:
+    def forward(self, x: Tensor, table: Tensor, mask: Tensor | None = None, *, rng: RowRng | None = None) -> Tensor:
         """(batch, time, d_model) → logits (batch, time, labels)."""
-        return self.out(self.dropout(features if self.transform is None else self.transform(features), rng))
+        return self.out(self.dropout(x if self.transform is None else self.transform(x), rng))
 
 
 class Detector(nn.Module):
-    """Whether each token was replaced: a logit above 0 says so."""
+    """One logit per token, above 0 if it was replaced."""
 
     def __init__(self, settings: config.ReplacedHead, d_model: int):
         super().__init__()
@@ -183,21 +178,21 @@ class Detector(nn.Module):
         self.activation = activations[settings.activation]
         self.out = Linear(d_model, 1)
 
-    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None, rng: RowRng | None = None) -> Tensor:
+    def forward(self, x: Tensor, table: Tensor, mask: Tensor | None = None, *, rng: RowRng | None = None) -> Tensor:
         """(batch, time, d_model) → logits (batch, time)."""
-        return self.out(self.activation(self.dense(features))).squeeze(-1)
+        return self.out(self.activation(self.dense(x))).squeeze(-1)
 
 
 class Embedder(nn.Module):
-    """One vector a sequence."""
+    """One vector per sequence."""
 
     def __init__(self, settings: config.EmbeddingHead):
         super().__init__()
         self.settings = settings
 
-    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None, rng: RowRng | None = None) -> Tensor:
+    def forward(self, x: Tensor, table: Tensor, mask: Tensor | None = None, *, rng: RowRng | None = None) -> Tensor:
         """(batch, time, d_model) → (batch, d_model)."""
-        pooled = pool(features, mask, self.settings.pooling)
+        pooled = pool(x, mask, self.settings.pooling)
         return F.normalize(pooled, dim=-1) if self.settings.normalise else pooled
 
 
@@ -215,4 +210,5 @@ MODULES: dict[type, Callable[[Any, config.TransformerConfig], nn.Module]] = {
 
 
 def build(model: config.TransformerConfig, head: config.Head) -> nn.Module:
+    """Build the head that `head` describes, for this model."""
     return MODULES[type(head)](head, model)

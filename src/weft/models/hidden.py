@@ -1,8 +1,8 @@
-"""A model's features of many texts, batch by batch, with every text framed as in training.
+"""Features of many texts, batch by batch, with every text framed by special tokens as in training.
 
-A tokenizer whose own file frames a text (LLaMA's: bos text, BERT's: [CLS] text [SEP]) shows how its model read texts.
-Where the file has no frame, an encoder reads [CLS] text [SEP], and other models the text and the token that ends it.
-Models that only weft trains were trained without the file's frame, and read texts the same way here (`trained_frame`).
+A tokenizer file that frames texts (LLaMA: bos text, BERT: [CLS] text [SEP]) shows how its model was trained. Without
+such a frame, an encoder reads [CLS] text [SEP], and other models the text and the end token. Models that only weft
+trains were trained without the file's frame, and read texts in the same way here (`trained_frame`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,16 +20,16 @@ from weft.models.transformer import Transformer
 from weft.text.tokenizer import Tokenizer
 
 
-class Framed(NamedTuple):
-    """A text as a model reads it: `before` tokens of the frame, `length` of the text, perhaps more of the frame."""
+class FramedText(NamedTuple):
+    """Token ids of a text in its frame: `before` special tokens, `length` of the text, then the end of the frame."""
 
     ids: list[int]
     before: int
     length: int
 
 
-class Read(NamedTuple):
-    """Some texts that were read: their numbers, features (batch, time, d_model), mask (batch, time) True where real."""
+class TextFeatures(NamedTuple):
+    """Batch of texts: their indices, features (batch, time, d_model), and mask (batch, time), True where real."""
 
     rows: list[int]
     features: Tensor
@@ -37,7 +37,7 @@ class Read(NamedTuple):
 
 
 def check_readable(model: LanguageModel) -> None:
-    """Refuse a model that cannot read a text alone."""
+    """Raise ModelError if a model cannot read a text without a source."""
     if not isinstance(model, Recurrent | Transformer) or isinstance(model.config, EncoderDecoder):
         kind = getattr(model.config, "kind", type(model).__name__)
         instead = "use an encoder, a decoder or a recurrent model"
@@ -45,61 +45,63 @@ def check_readable(model: LanguageModel) -> None:
 
 
 def context_of(model: LanguageModel) -> int | None:
-    """How many tokens a model can read; a recurrent one has no limit."""
+    """Number of tokens that a model can read; None: no limit, as for recurrent models."""
     return model.config.context if isinstance(model, Transformer) else None
 
 
-def frame_for(model: LanguageModel) -> Callable[[Tokenizer, Sequence[int], int | None], Framed]:
-    """How a model reads a text. Only weft trains recurrent models, and decoders with heads for other than words."""
+def frame_for(model: LanguageModel) -> Callable[[Tokenizer, Sequence[int], int | None], FramedText]:
+    """Function that frames texts for a model. Only weft trains recurrent models, and decoders without an LM head."""
     config = model.config
     trained_here = isinstance(config, Decoder) and not isinstance(config.head, LMHead)
     return trained_frame if trained_here or isinstance(model, Recurrent) else frame
 
 
-def frame(tokenizer: Tokenizer, ids: Sequence[int], most: int | None) -> Framed:
-    """A text's ids in their frame; what doesn't fit into `most` tokens is cut off the text's end."""
+def frame(tokenizer: Tokenizer, ids: Sequence[int], max_tokens: int | None) -> FramedText:
+    """Frame a text's ids as its tokenizer file does; the text is cut at its end to fit into `max_tokens`."""
     before, after = tokenizer.frame
-    return _framed(before, ids, after, most) if before or after else trained_frame(tokenizer, ids, most)
+    if not before and not after:
+        return trained_frame(tokenizer, ids, max_tokens)
+    return _frame((before, after), ids, max_tokens)
 
 
-def trained_frame(tokenizer: Tokenizer, ids: Sequence[int], most: int | None) -> Framed:
-    """The same in the frame that sentences have in weft's own training (`weft.data.batch.framed`)."""
+def trained_frame(tokenizer: Tokenizer, ids: Sequence[int], max_tokens: int | None) -> FramedText:
+    """Frame a text's ids as weft's training does (`weft.data.batch.framed`), cut to fit into `max_tokens`."""
     before = () if tokenizer.cls_id is None or tokenizer.sep_id is None else (tokenizer.cls_id,)
     end = tokenizer.sep_id if before else tokenizer.eos_id
-    return _framed(before, ids, () if end is None else (end,), most)
+    return _frame((before, () if end is None else (end,)), ids, max_tokens)
 
 
-def _framed(before: Sequence[int], ids: Sequence[int], after: Sequence[int], most: int | None) -> Framed:
-    fits = len(ids) if most is None else max(0, most - len(before) - len(after))
-    kept = list(ids[:fits])
-    return Framed([*before, *kept, *after], len(before), len(kept))
+def _frame(around: tuple[Sequence[int], Sequence[int]], ids: Sequence[int], max_tokens: int | None) -> FramedText:
+    before, after = around
+    length = len(ids) if max_tokens is None else max(0, max_tokens - len(before) - len(after))
+    text = list(ids[:length])
+    return FramedText([*before, *text, *after], len(before), len(text))
 
 
 @torch.no_grad()
 def read(
     model: LanguageModel,
     tokenizer: Tokenizer,
-    texts: Sequence[Framed],
+    texts: Sequence[FramedText],
     *,
     batch: int = 32,
     progress: Callable[[int], object] | None = None,
-) -> Iterator[Read]:
-    """Read texts, longest first, so that a batch has similar lengths and the first one needs the most memory."""
+) -> Iterator[TextFeatures]:
+    """Yield features of texts, longest first: batches have similar lengths, and the first needs the most memory."""
     check_readable(model)
     for number, text in enumerate(texts, 1):
         if not text.ids:
-            raise DataError(f"text {number} is empty, and this tokenizer has no special token to put in its place")
-    # masked places are never read, so without a pad token any id will do
-    pad = 0 if tokenizer.pad_id is None else tokenizer.pad_id
+            raise DataError(f"text {number} is empty, and this tokenizer has no special token to replace it")
+    pad = 0 if tokenizer.pad_id is None else tokenizer.pad_id  # padding is masked, so any id will do
     order = sorted(range(len(texts)), key=lambda row: -len(texts[row].ids))
     with evaluating(model) as device:
         for start in range(0, len(order), batch):
             rows = order[start : start + batch]
             ids = [torch.tensor(texts[row].ids) for row in rows]
             tokens = pad_sequence(ids, batch_first=True, padding_value=pad)
-            mask = torch.arange(tokens.shape[1]) < torch.tensor([len(each) for each in ids])[:, None]
-            given = {} if isinstance(model, Recurrent) or bool(mask.all()) else {"mask": mask.to(device)}
-            features = model.features(tokens.to(device), **given).float()
-            yield Read(rows, features, mask.to(device))
+            mask = torch.arange(tokens.shape[1]) < torch.tensor([len(text) for text in ids])[:, None]
+            inputs = {} if isinstance(model, Recurrent) or bool(mask.all()) else {"mask": mask.to(device)}
+            features = model.features(tokens.to(device), **inputs).float()
+            yield TextFeatures(rows, features, mask.to(device))
             if progress is not None:
                 progress(len(rows))

@@ -1,9 +1,9 @@
-"""The n-gram language model: p(next word | the last order − 1 words), learned by counting (Shannon 1948, §3).
+"""N-gram language model: p(next word | the last order − 1 words), estimated by counting (Shannon 1948, §3).
 
-Where a sequence begins, the context is as long as what there is: the first token has none and is given its unigram
-probability, the second has one word, and so on. In features such a missing word is written as `vocab_size`, an id no
-token has. A context that was never seen is cut from the left until it was (add-k alone keeps to its formula, which
-gives every word 1/V then), so every context has a distribution that sums to one, for every smoothing.
+At the beginning of a sequence the context is shorter: the first token has none and gets its unigram probability, the
+second has one word, and so on. Features mark missing words by `vocab_size`, an id that no token has. An unseen context
+is cut from the left until it was seen (only add-k keeps to its formula, which gives every word 1/V), so that the
+distribution after every context sums to one, for every smoothing.
 """
 
 from typing import Any
@@ -14,23 +14,29 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from weft.errors import ModelError
-from weft.models.base import LanguageModel, Source, State, check_tokens
+from weft.models.base import EncoderInput, LanguageModel, State, check_tokens
 from weft.models.config import NGram as NGramConfig
-from weft.models.ngram_counts import Documents, Ints, Level, Trie, check_ids, count_ngrams, document_starts, lookups
+from weft.models.ngram_counts import Documents, Ints, Trie, TrieLevel, check_ids, count_ngrams, document_starts, lookups
 from weft.models.ngram_smoothing import Weights, smooth
 from weft.models.smoothing import AddK
 from weft.nn.dropout import RowRng
 from weft.progress import bar
 
-SCORED = 1 << 18  # tokens scored together
+CHUNK = 1 << 18  # tokens scored at a time
 
 
 class Recent(State):
-    """The tokens read so far, behind order − 1 places that stand for nothing."""
+    """Tokens read so far, after order − 1 missing words."""
 
-    def __init__(self, batch: int, max_len: int, order: int, missing: int, device: torch.device):
+    can_grow = True
+
+    def __init__(self, batch: int, max_len: int, config: NGramConfig, *, device: torch.device):
         super().__init__(batch, max_len, device)
-        self.tokens = torch.full((batch, order - 1 + max_len), missing, dtype=torch.long, device=device)
+        shape = batch, config.order - 1 + max_len
+        self.tokens = torch.full(shape, config.vocab_size, dtype=torch.long, device=device)
+
+    def _append(self, positions: int) -> None:
+        self.tokens = nn.functional.pad(self.tokens, (0, positions))
 
     def reorder(self, index: Tensor) -> None:
         super().reorder(index)
@@ -40,8 +46,8 @@ class Recent(State):
 class NGram(LanguageModel):
     """Sorted tables of n-grams with their counts and log-probabilities, one set for each length up to `order`.
 
-    They are buffers, so a state dict holds the whole model; a fresh model takes the sizes of what it loads.
-    There is nothing to train by gradient: `fit` counts.
+    The tables are buffers, so a state dict holds the whole model; a new model takes their sizes from the state dict it
+    loads. Nothing is trained by gradient: `fit` counts.
     """
 
     TABLES = ("words", "counts", "starts", "log_prob", "backoff")
@@ -49,27 +55,27 @@ class NGram(LanguageModel):
     def __init__(self, config: NGramConfig):
         super().__init__()
         self.config: NGramConfig = config
-        kinds = (torch.int32, torch.int32, torch.int32, torch.float32, torch.float32)
+        dtypes = (torch.int32, torch.int32, torch.int32, torch.float32, torch.float32)
         for n in range(1, config.order + 1):
-            for table, dtype in zip(self.TABLES, kinds, strict=True):
+            for table, dtype in zip(self.TABLES, dtypes, strict=True):
                 self.register_buffer(f"{table}_{n}", torch.empty(0, dtype=dtype))
 
     def fit(self, tokens: Ints, boundaries: Ints | None = None, progress: bool = False) -> None:
-        """Count tokens (time,), a memory-mapped array too, and smooth the counts; earlier counts are forgotten.
+        """Count tokens (time,), which may be memory-mapped, and smooth the counts; replaces earlier counts.
 
-        `boundaries` are the offsets at which documents begin. With `progress`, a bar is drawn on a terminal.
-        The tables take about 17 bytes a distinct n-gram. At most, about 35 bytes are held for each while they are made;
-        where n-grams are few, 0.9 GB for the chunk being counted, however long the text.
+        `boundaries` are the offsets where documents begin. With `progress`, a terminal shows a bar. The tables take
+        about 17 bytes per distinct n-gram, and up to about 35 bytes while they are built; with few n-grams, the chunk
+        being counted takes 0.9 GB, for a text of any length.
         """
         order, vocab_size = self.config.order, self.config.vocab_size
         if len(tokens) < order:
             raise ModelError(f"{len(tokens)} tokens are too few to count n-grams of order {order}")
         documents = Documents(tokens, document_starts(len(tokens), boundaries))
-        with bar("counting", len(tokens) * order, wanted=progress) as tick:
-            trie = count_ngrams(documents, vocab_size, order, tick)
+        with bar("counting", len(tokens) * order, enabled=progress) as tick:
+            trie = count_ngrams(documents, vocab_size, order, tick=tick)
         openings = _openings(trie, documents)
-        with bar("smoothing", sum(len(level) for level in trie[1:]), wanted=progress) as tick:
-            weights = smooth(trie, self.config.smoothing, openings, tick)
+        with bar("smoothing", sum(len(level) for level in trie[1:]), enabled=progress) as tick:
+            weights = smooth(trie, self.config.smoothing, openings, tick=tick)
         for n, (level, weight) in enumerate(zip(trie, weights, strict=True), start=1):
             tables = (level.words, level.counts, level.starts, weight.log_prob, weight.backoff)
             for table, values in zip(self.TABLES, tables, strict=True):
@@ -78,48 +84,45 @@ class NGram(LanguageModel):
 
     @property
     def entries(self) -> list[int]:
-        """The number of distinct n-grams of each length, from 1 up to the order."""
+        """Number of distinct n-grams of each length, from 1 to the order."""
         self._check_fitted()
         distinct = int(torch.count_nonzero(self._table("counts", 1)))
         return [distinct] + [len(self._table("words", n)) for n in range(2, self.config.order + 1)]
 
     def log_prob(self, tokens: Ints, boundaries: Ints | None = None) -> NDArray[np.float32]:
-        """log p(token | its context) for each of tokens (time,), in nats; `boundaries` as for `fit`.
-
-        `head` gives this for every token of the vocabulary; here it is found for the one that came alone, at a million
-        tokens a second on one core: only the n-grams that occur are looked up.
-        """
+        """log p(token | its context) for each of tokens (time,), in nats; `boundaries` as for `fit`. Unlike `head`,
+        this looks up only the tokens that occur, not the whole vocabulary: a million tokens per second on one core."""
         self._check_fitted()
         documents = Documents(tokens, document_starts(len(tokens), boundaries))
         levels = range(1, self.config.order + 1)
-        trie = [Level(self._host("words", n), self._host("counts", n), self._host("starts", n)) for n in levels]
+        trie = [TrieLevel(self._host("words", n), self._host("counts", n), self._host("starts", n)) for n in levels]
         weights = [Weights(self._host("log_prob", n), self._host("backoff", n)) for n in levels]
         scores = np.empty(len(tokens), dtype=np.float32)
-        for low in range(0, len(tokens), SCORED):
-            known = min(low, self.config.order - 1)
-            part = documents.part(low - known, low + SCORED)
+        for low in range(0, len(tokens), CHUNK):
+            context = min(low, self.config.order - 1)
+            part = documents.part(low - context, low + CHUNK)
             check_ids(part.tokens, self.config.vocab_size)
-            scores[low : low + SCORED] = self._score(trie, weights, part)[known:]
+            scores[low : low + CHUNK] = self._score(trie, weights, part)[context:]
         return scores
 
     def _score(self, trie: Trie, weights: list[Weights], documents: Documents) -> NDArray[np.float32]:
-        """log p of each token, (time,), going up from one word to the longest context."""
+        """log p of each token, (time,), from the shortest to the longest context."""
         tokens, starts = documents
         uniform = -float(np.log(self.config.vocab_size)) if isinstance(self.config.smoothing, AddK) else None
         score = np.empty(0, dtype=np.float32)
-        begun = np.zeros(len(tokens), dtype=np.int64)
-        begun[starts] = starts
-        age = np.arange(len(tokens)) - np.maximum.accumulate(begun)  # tokens since the document began
-        for n, (places, contexts) in enumerate(lookups(trie, documents), start=1):
+        begin = np.zeros(len(tokens), dtype=np.int64)
+        begin[starts] = starts
+        position = np.arange(len(tokens)) - np.maximum.accumulate(begin)  # in its document
+        for n, (ngrams, contexts) in enumerate(lookups(trie, documents), start=1):
             if n == 1:
-                score = weights[0].log_prob.take(places)
+                score = weights[0].log_prob.take(ngrams)
                 continue
             if uniform is not None:
-                score[age >= n - 1] = uniform
+                score[position >= n - 1] = uniform
             known = np.flatnonzero(contexts >= 0)
             score[known] += weights[n - 2].backoff.take(contexts.take(known))
-            seen = np.flatnonzero(places >= 0)
-            score[seen] = weights[n - 1].log_prob.take(places.take(seen))
+            seen = np.flatnonzero(ngrams >= 0)
+            score[seen] = weights[n - 1].log_prob.take(ngrams.take(seen))
         return score
 
     def forward_features(
@@ -130,11 +133,8 @@ class NGram(LanguageModel):
         positions: Tensor | None = None,
         rng: RowRng | None = None,
     ) -> Tensor:
-        """The context (batch, time, order − 1) of the word after each of tokens (batch, time), oldest first.
-
-        With documents (batch, time), their numbers, a context holds words of its own document only. `positions`
-        and `rng` are accepted and ignored.
-        """
+        """Context (batch, time, order − 1) of the word after each of tokens (batch, time), oldest word first. With
+        document ids (batch, time), a context has only words of its document. `positions` and `rng` are ignored."""
         check_tokens(tokens, self.config.vocab_size)
         width = self.config.order - 1
         if not width:
@@ -146,40 +146,40 @@ class NGram(LanguageModel):
         return contexts
 
     def head(self, features: Tensor) -> Tensor:
-        """log p (batch, time, vocab_size) of every word after contexts (batch, time, order − 1); −∞ where p is zero."""
+        """log p (batch, time, vocab_size) of every word after contexts (batch, time, order − 1); −∞ where p is 0."""
         self._check_fitted()
         (B, T, width), V = features.shape, self.config.vocab_size
         contexts = features.reshape(B * T, width).to(self._table("counts", 1).device)
         uniform = -float(np.log(V)) if isinstance(self.config.smoothing, AddK) else None
         rows = self._table("log_prob", 1).repeat(B * T, 1)
-        for n, places in enumerate(self._places(contexts), start=2):
+        for n, indices in enumerate(self._suffixes(contexts), start=2):
             if uniform is not None:
                 rows[(contexts[:, width - n + 1 :] < V).all(1)] = uniform
-            known = (places >= 0).nonzero().squeeze(1)
-            places = places[known]
-            rows[known] += self._table("backoff", n - 1)[places, None]
+            known = (indices >= 0).nonzero().squeeze(1)
+            indices = indices[known]
+            rows[known] += self._table("backoff", n - 1)[indices, None]
             starts = self._table("starts", n - 1)
-            begin = starts[places].long()
-            sizes = starts[places + 1].long() - begin
+            begin = starts[indices].long()
+            sizes = starts[indices + 1].long() - begin
             row = torch.repeat_interleave(known, sizes)
             ends = sizes.cumsum(0)
             child = torch.arange(len(row), device=row.device) + torch.repeat_interleave(begin - ends + sizes, sizes)
             rows[row, self._table("words", n)[child].long()] = self._table("log_prob", n)[child]
         return rows.view(B, T, V).to(features.device)
 
-    def _places(self, contexts: Tensor) -> list[Tensor]:
-        """For n = 1, 2, …, the places of the last n words of contexts (rows, words); −1 where unseen or missing. All
-        endings of a context are looked up side by side, from their first word to their last."""
+    def _suffixes(self, contexts: Tensor) -> list[Tensor]:
+        """Indices of the last n words of contexts (rows, words), for n = 1, 2, …; −1 where unseen or missing. All
+        suffixes of a context are looked up in parallel, from their first word to their last."""
         width, V = contexts.shape[1], self.config.vocab_size
-        places = torch.where(contexts < V, contexts, -1).flip(1)  # column i: the ending of i + 1 words
-        found = [places[:, 0]] if width else []
+        indices = torch.where(contexts < V, contexts, -1).flip(1)  # column i: the suffix of i + 1 words
+        found = [indices[:, 0]] if width else []
         for n in range(2, width + 1):
-            places = self._find(n, places[:, 1:], contexts[:, n - 1 :].flip(1))
-            found.append(places[:, 0])
+            indices = self._find(n, indices[:, 1:], contexts[:, n - 1 :].flip(1))
+            found.append(indices[:, 0])
         return found
 
-    def _find(self, n: int, parents: Tensor, wanted: Tensor) -> Tensor:
-        """As `ngram_counts.find` for n-grams of n words, on whichever device the tables are."""
+    def _find(self, n: int, parents: Tensor, last: Tensor) -> Tensor:
+        """`ngram_counts.find` for n-grams of n words with these `last` words, on the device of the tables."""
         starts, words = self._table("starts", n - 1), self._table("words", n)
         if not len(words):
             return torch.full_like(parents, -1)
@@ -189,24 +189,25 @@ class NGram(LanguageModel):
         seen = size > 0
         for _ in range(max(0, int(size.max()) - 1).bit_length()):
             half = size >> 1
-            low = low + half * (words[low + half - 1] < wanted)
+            low = low + half * (words[low + half - 1] < last)
             size = size - half
-        place = low.clamp(max=len(words) - 1)
-        return torch.where(seen & (words[place] == wanted), place, -1)
+        index = low.clamp(max=len(words) - 1)
+        return torch.where(seen & (words[index] == last), index, -1)
 
-    def start(self, batch: int, max_len: int, source: Source | None = None) -> Recent:
+    def start(self, batch: int, max_len: int, source: EncoderInput | None = None) -> Recent:
         if source is not None:
-            raise ModelError(f"{self._name()} continues a text; it cannot read a source")
+            raise ModelError(f"{self._name()} continues a text and cannot read a source")
         self._check_fitted()
-        return Recent(batch, max_len, self.config.order, self.config.vocab_size, self._table("counts", 1).device)
+        return Recent(batch, max_len, self.config, device=self._table("counts", 1).device)
 
     def advance(self, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:
-        """Read tokens (batch, time) after what `state` has read; contexts (batch, time, order − 1) for `head`."""
+        """Read tokens (batch, time) after those in `state`; return contexts (batch, time, order − 1) for `head`."""
         assert isinstance(state, Recent)
         check_tokens(tokens, self.config.vocab_size)
         T, width = tokens.shape[1], self.config.order - 1
         state.reserve(T)
-        ends = state.lengths[:, None] + torch.arange(T, device=state.lengths.device)  # tokens before each new one
+        # number of tokens before each new one
+        ends = state.lengths[:, None] + torch.arange(T, device=state.lengths.device)
         state.tokens.scatter_(1, ends + width, tokens.to(state.tokens))
         state.advance(T, lengths)
         window = ends[:, :, None] + torch.arange(1, width + 1, device=ends.device)
@@ -220,20 +221,20 @@ class NGram(LanguageModel):
 
     def _check_fitted(self) -> None:
         if not len(self._table("counts", 1)):
-            raise ModelError(f"{self._name()} has no counts yet: fit it, or load one that was fitted")
+            raise ModelError(f"{self._name()} has no counts yet: fit it, or load a fitted one")
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Take the sizes of the tables from what is loaded: a fresh model does not know them."""
-        given = {name: state_dict[prefix + name] for name, _ in self.named_buffers() if prefix + name in state_dict}
-        for name, values in given.items():
-            own = self.get_buffer(name)
-            setattr(self, name, torch.empty(values.shape, dtype=values.dtype, device=own.device))
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-        if len(given) == len(self.TABLES) * self.config.order:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *options: Any) -> None:
+        """Resize the tables to those in the state dict before loading them."""
+        loaded = {name: state_dict[prefix + name] for name, _ in self.named_buffers() if prefix + name in state_dict}
+        for name, values in loaded.items():
+            device = self.get_buffer(name).device
+            setattr(self, name, torch.empty(values.shape, dtype=values.dtype, device=device))
+        super()._load_from_state_dict(state_dict, prefix, *options)
+        if len(loaded) == len(self.TABLES) * self.config.order:
             self._check_tables()
 
     def _check_tables(self) -> None:
-        """Refuse tables that were not made for this config, or do not belong together: lookups would go wrong."""
+        """Raise ModelError if tables don't fit this config or each other: lookups would be out of range."""
         order, V = self.config.order, self.config.vocab_size
         for n in range(1, order + 1):
             words, counts, starts, log_prob, backoff = (self._table(table, n) for table in self.TABLES)
@@ -251,11 +252,11 @@ class NGram(LanguageModel):
 
 
 def _openings(trie: Trie, documents: Documents) -> list[Ints]:
-    """For each length below the highest, the places of the n-grams that a document begins with."""
+    """Indices of the n-grams at the beginning of documents, for each length below the highest."""
     (tokens, starts), longest = documents, len(trie) - 1
     ends = np.minimum(np.append(starts[1:], len(tokens)), starts + longest)
     sizes = ends - starts
     begins = np.cumsum(sizes) - sizes
-    heads = np.asarray(tokens[np.arange(sizes.sum()) + np.repeat(starts - begins, sizes)])
-    found = lookups(trie[:longest], Documents(heads, begins)) if longest else iter(())
-    return [places[begins[sizes >= n] + n - 1] for n, (places, _) in enumerate(found, start=1)]
+    first_words = np.asarray(tokens[np.arange(sizes.sum()) + np.repeat(starts - begins, sizes)])
+    found = lookups(trie[:longest], Documents(first_words, begins)) if longest else iter(())
+    return [ngrams[begins[sizes >= n] + n - 1] for n, (ngrams, _) in enumerate(found, start=1)]

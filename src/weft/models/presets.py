@@ -1,13 +1,13 @@
-"""The models that have a name (presets.toml), and the families that most of them belong to.
+"""Named models (presets.toml), and the families that most of them belong to.
 
-A preset is a config and a line on where it comes from; any field can be overridden.
+A preset is a config and a note on its origin; every field can be overridden.
 """
 
 import tomllib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from weft.config import Config
 from weft.errors import ConfigError, suggestion
@@ -16,7 +16,7 @@ from weft.nn.config import Attention, Gated, LayerNorm, NormalInit, Plain, RMSNo
 from weft.nn.position_config import Learned, Rotary, Sinusoidal
 
 
-def gpt(layers: int, d_model: int, heads: int, context: int, vocab_size: int = 50257, **changes: Any) -> Decoder:
+def gpt(layers: int, d_model: int, heads: int, *, context: int, vocab_size: int = 50257, **changes: Any) -> Decoder:
     """GPT-2 and GPT-3: pre-norm, learned positions, tanh GELU, biases everywhere (Radford et al. 2019)."""
     sizes: dict[str, Any] = {"vocab_size": vocab_size, "context": context, "layers": layers, "d_model": d_model}
     attention, feedforward = Attention(heads=heads, bias="all"), Plain(d_ff=4 * d_model, activation="gelu-tanh")
@@ -24,34 +24,26 @@ def gpt(layers: int, d_model: int, heads: int, context: int, vocab_size: int = 5
     return Decoder(**sizes | parts | changes)
 
 
-class LlamaOptions(TypedDict, total=False):
-    """What LLaMA's sizes differ in, besides their shape."""
-
-    vocab_size: int
-    kv_heads: int | None
-    base: float
-    eps: float
-    tied: bool
-
-
 def llama(
-    layers: int, d_model: int, heads: int, d_ff: int, context: int = 2048, **options: Unpack[LlamaOptions]
+    layers: int,
+    d_model: int,
+    heads: int,
+    *,
+    d_ff: int,
+    context: int = 2048,
+    kv_heads: int | None = None,
+    tied: bool = False,
+    base: float = 10000.0,
+    **changes: Any,
 ) -> Decoder:
     """LLaMA: pre-norm RMSNorm, rotary positions, SwiGLU, no biases (Touvron et al. 2023)."""
-    return Decoder(
-        vocab_size=options.get("vocab_size", 32000),
-        context=context,
-        layers=layers,
-        d_model=d_model,
-        attention=Attention(heads=heads, kv_heads=options.get("kv_heads")),
-        feedforward=Gated(d_ff=d_ff),
-        norm=RMSNorm(eps=options.get("eps", 1e-5)),
-        position=Rotary(base=options.get("base", 10000.0)),
-        head=LMHead(tied=options.get("tied", False)),
-    )
+    sizes: dict[str, Any] = {"vocab_size": 32000, "context": context, "layers": layers, "d_model": d_model}
+    attention, position = Attention(heads=heads, kv_heads=kv_heads), Rotary(base=base)
+    parts = {"attention": attention, "feedforward": Gated(d_ff=d_ff), "norm": RMSNorm(), "position": position}
+    return Decoder(**sizes | parts | {"head": LMHead(tied=tied)} | changes)
 
 
-def bert(layers: int, d_model: int, heads: int, vocab_size: int = 30522, context: int = 512) -> Encoder:
+def bert(layers: int, d_model: int, heads: int, *, vocab_size: int = 30522, context: int = 512) -> Encoder:
     """BERT: post-norm, learned positions, two segments, both pretraining heads (Devlin et al. 2019)."""
     return Encoder(
         vocab_size=vocab_size,
@@ -71,8 +63,8 @@ def bert(layers: int, d_model: int, heads: int, vocab_size: int = 30522, context
     )
 
 
-def vaswani(layers: int, d_model: int, heads: int, d_ff: int, dropout: float, **changes: Any) -> EncoderDecoder:
-    """The 2017 Transformer: post-norm, sinusoids, ReLU, one shared table of embeddings (Vaswani et al. 2017)."""
+def vaswani(layers: int, d_model: int, heads: int, *, d_ff: int, dropout: float, **changes: Any) -> EncoderDecoder:
+    """2017 Transformer: post-norm, sinusoids, ReLU, one shared table of embeddings (Vaswani et al. 2017)."""
     sizes: dict[str, Any] = {"vocab_size": 37000, "context": 512, "layers": layers, "d_model": d_model}
     parts = {"attention": Attention(heads=heads, bias="all"), "feedforward": Plain(d_ff=d_ff), "norm": LayerNorm()}
     others = {"placement": "post", "position": Sinusoidal(), "embedding_scale": True, "init": XavierInit()}
@@ -83,16 +75,16 @@ FAMILIES: dict[str, Callable[..., Config]] = {make.__name__: make for make in (g
 FAMILIES |= {"ngram": NGram, "recurrent": Recurrent, "bahdanau": Bahdanau, "decoder": Decoder}
 
 
-def _maker(family: str, origin: str, **sizes: Any) -> tuple[Callable[[], Config], str]:
+def _entry(family: str, origin: str, **sizes: Any) -> tuple[Callable[[], Config], str]:
     return partial(FAMILIES[family], **sizes), origin
 
 
-# name: (how to make it, where it comes from)
 _TABLE = tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
-PRESETS = {name: _maker(**sizes) for name, sizes in _TABLE.items()}
+PRESETS = {name: _entry(**values) for name, values in _TABLE.items()}  # name: (function that makes the config, origin)
 
 
 def preset(name: str) -> Any:
+    """Return the config of a preset."""
     if name not in PRESETS:
         raise ConfigError(f"'{name}': no such preset; {suggestion(name, PRESETS)}")
     return PRESETS[name][0]()

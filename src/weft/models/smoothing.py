@@ -1,4 +1,4 @@
-"""How the counts of n-grams are smoothed, as settings; `models/ngram_smoothing.py` computes it."""
+"""Settings of n-gram smoothing; `models/ngram_smoothing.py` computes it."""
 
 from typing import Annotated, Literal
 
@@ -8,27 +8,27 @@ from weft.config import Config
 
 
 class MaximumLikelihood(Config):
-    """Relative frequencies: what was never seen has probability zero."""
+    """Relative frequencies: an unseen n-gram has probability 0."""
 
     kind: Literal["mle"] = "mle"
 
 
 class AddK(Config):
-    """k added to every count (Laplace for k = 1)."""
+    """Every count plus k (Laplace for k = 1)."""
 
     kind: Literal["add-k"] = "add-k"
-    k: PositiveFloat = Field(1.0, description="what is added to every count")
+    k: PositiveFloat = Field(1.0, description="added to every count")
 
 
 class StupidBackoff(Config):
-    """Relative frequency of the longest seen context, times alpha for each word dropped (Brants et al. 2007)."""
+    """Relative frequency after the longest seen context, times alpha for each word dropped (Brants et al. 2007)."""
 
     kind: Literal["stupid-backoff"] = "stupid-backoff"
-    alpha: PositiveFloat = Field(0.4, description="the factor for each word dropped")
+    alpha: PositiveFloat = Field(0.4, description="factor for each dropped word")
 
 
 class KneserNey(Config):
-    """Interpolated Kneser–Ney (Chen and Goodman 1999); without `discount`, n₁/(n₁ + 2n₂) is taken for each order."""
+    """Interpolated Kneser–Ney (Chen and Goodman 1999); the default discount is n₁/(n₁ + 2n₂) for each order."""
 
     kind: Literal["kneser-ney"] = "kneser-ney"
     discount: float | None = Field(
@@ -37,7 +37,7 @@ class KneserNey(Config):
 
 
 class ModifiedKneserNey(Config):
-    """The same with three discounts an order, for n-grams that count one, two, and three or more."""
+    """Kneser–Ney with three discounts per order, for counts of one, two, and three or more."""
 
     kind: Literal["modified-kneser-ney"] = "modified-kneser-ney"
 

@@ -1,60 +1,69 @@
-"""Attention over many heads (Vaswani et al. 2017, §3.2): project, split into heads, score, mask, softmax, mix, project.
+"""Multi-head attention (Vaswani et al. 2017, §3.2): project, split into heads, score, mask, softmax, mix, project.
 
-The formula stands in `scaled_dot_product.py`, and which kernel computes it is decided in `attention_paths.py`.
+`scaled_dot_product.py` has the formula, and `attention_paths.py` chooses the kernel that computes it.
 """
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from weft.nn import norm
-from weft.nn.attention_paths import Dropping, Scoring, attend, load_kernels
+from weft.nn.activations import apply_softcap
+from weft.nn.attention_paths import Scoring, attend, load_kernels
 from weft.nn.cache import Past
 from weft.nn.config import Attention as AttentionConfig
+from weft.nn.config import Block as BlockConfig
 from weft.nn.dropout import Dropout, RowRng
+from weft.nn.init import Initialiser
 from weft.nn.linear import Linear
 from weft.nn.mask import AttentionMask
-from weft.nn.scaled_dot_product import QKV, Probabilities
+from weft.nn.position import Disentangled
+from weft.nn.position_config import Relative
+from weft.nn.scaled_dot_product import QKV, Probabilities, masked_softmax
 
 
 class Heads(nn.Module):
-    """What self- and cross-attention have in common: the sizes, and all that comes after queries, keys and values."""
+    """Common part of self- and cross-attention: sizes, and the computation from queries, keys and values on."""
 
     def __init__(self, settings: AttentionConfig, d_model: int, d_head: int):
         super().__init__()
         self.heads, self.kv_heads, self.d_head = settings.heads, settings.groups, d_head
-        self.first_head = 0  # where several processes divide the heads: how many come before these
+        self.first_head = 0  # index of the first head here, if tensor parallelism divides the heads
         self.scale = settings.scale or d_head**-0.5
         self.softcap, self.clip = settings.softcap, settings.clip
         self.out = Linear(self.heads * d_head, d_model, bias=settings.biased[1], into_residual=True)
-        self.norm_heads = settings.qk_norm_over == "heads"  # all heads of a token together
+        self.norm_heads = settings.qk_norm_over == "heads"  # one norm over all heads of a token
         self.q_norm, self.k_norm = (_norm(settings, heads, d_head) for heads in (self.heads, self.kv_heads))
         self.probabilities = Probabilities()
         self.dropout = Dropout(settings.dropout)
         self.kernels = bool(settings.dropout) and load_kernels()
 
     def split(self, x: Tensor, heads: int, norm: nn.Module | None = None) -> Tensor:
-        """(batch, time, heads · d_head) → (batch, heads, time, d_head), normed where there is a norm."""
+        """(batch, time, heads · d_head) → (batch, heads, time, d_head), normalised if there is a norm."""
         x = norm(x) if norm is not None and self.norm_heads else x
         x = x.unflatten(-1, (heads, self.d_head)).transpose(1, 2)
         return x if norm is None or self.norm_heads else norm(x)
 
-    def clipped(self, x: Tensor) -> Tensor:
-        """What a projection gives, (batch, time, width), cut off where there is a bound."""
+    def clip_projection(self, x: Tensor) -> Tensor:
+        """Projected values (batch, time, width), clamped to ±`clip` if it is set."""
         return x if self.clip is None else x.clamp(-self.clip, self.clip)
 
     def scoring(self, rng: RowRng | None) -> Scoring:
-        dropping = Dropping(self.dropout.p, rng, self.dropout.number, self.first_head, self.kernels)
-        return Scoring(self.scale, self.softcap, dropping if self.dropout.drops else None)
+        if not self.dropout.drops:
+            return Scoring(self.scale, self.softcap)
+        p, number, first = self.dropout.p, self.dropout.number, self.first_head
+        return Scoring(self.scale, self.softcap, p=p, rng=rng, number=number, first_head=first, kernels=self.kernels)
 
     def scores(self, qkv: QKV, mask: AttentionMask) -> Tensor:
-        """How well each key matches each query, (batch, heads, time, source time), before anything is masked."""
+        """Scores of each query against each key, (batch, heads, time, source time), before masking."""
         return self.scoring(None).scores(qkv)
 
     def mix(self, qkv: QKV, mask: AttentionMask, rng: RowRng | None) -> Tensor:
-        """Values mixed by how well their keys match each query → (batch, heads, time, d_head)."""
-        return attend(qkv, mask, self.scoring(rng), self.probabilities)
+        """Values weighted by the attention probabilities → (batch, heads, time, d_head)."""
+        return attend(qkv, mask, self.scoring(rng), tap=self.probabilities)
 
     def attend(self, qkv: QKV, mask: AttentionMask, rng: RowRng | None) -> Tensor:
-        """Heads of queries over heads of keys and values → (batch, time, d_model)."""
+        """Attention output after the last projection, (batch, time, d_model)."""
         return self.out(self.mix(qkv, mask, rng).transpose(1, 2).flatten(2), rng=rng)
 
 
@@ -67,35 +76,35 @@ def _norm(settings: AttentionConfig, heads: int, d_head: int) -> nn.Module | Non
 
 
 class SelfAttention(Heads):
-    """Each token attends to the tokens of its own sequence. Queries, keys and values are one matrix, in this order."""
+    """Attention of each token to the tokens of its own sequence. One matrix projects queries, keys and values."""
 
     def __init__(self, settings: AttentionConfig, d_model: int, d_head: int):
         super().__init__(settings, d_model, d_head)
         self.widths = [heads * d_head for heads in (self.heads, self.kv_heads, self.kv_heads)]
         self.qkv = Linear(d_model, *self.widths, bias=settings.biased[0])
 
-    def forward(self, x: Tensor, mask: AttentionMask, past: Past | None = None, rng: RowRng | None = None) -> Tensor:
-        """x (batch, time, d_model) → (batch, time, d_model); `past` gives keys and values that aren't these tokens'."""
-        q, k, v = self.rotated(self.project(x, rng), mask)
+    def forward(self, x: Tensor, mask: AttentionMask, *, past: Past | None = None, rng: RowRng | None = None) -> Tensor:
+        """x (batch, time, d_model) → (batch, time, d_model); `past` adds the keys and values of other tokens."""
+        q, k, v = self.rotate(self.project(x, rng), mask)
         if past is not None:
             k, v = past.extend(k, v)
         return self.attend(QKV(q, k, v), mask, rng)
 
     def project(self, x: Tensor, rng: RowRng | None = None) -> QKV:
-        """The queries, keys and values of x (batch, time, d_model), which know no positions yet."""
-        q, k, v = self.clipped(self.qkv(x, rng=rng)).split(self.widths, -1)
+        """Queries, keys and values of x (batch, time, d_model), before rotation."""
+        q, k, v = self.clip_projection(self.qkv(x, rng=rng)).split(self.widths, -1)
         q, k = self.split(q, self.heads, self.q_norm), self.split(k, self.kv_heads, self.k_norm)
         return QKV(q, k, self.split(v, self.kv_heads))
 
-    def rotated(self, qkv: QKV, mask: AttentionMask) -> QKV:
-        """The same with queries and keys rotated by their positions, where these are known so."""
+    def rotate(self, qkv: QKV, mask: AttentionMask) -> QKV:
+        """Rotate queries and keys by their positions, if the position encoding is rotary."""
         if mask.angles is None:
             return qkv
         return QKV(mask.position.rotate(qkv.q, mask.angles), mask.position.rotate(qkv.k, mask.angles), qkv.v)
 
 
 class CrossAttention(Heads):
-    """Each token of one sequence attends to those of another (Bahdanau et al. 2015; Vaswani et al. 2017)."""
+    """Attention of each token to the tokens of another sequence (Bahdanau et al. 2015; Vaswani et al. 2017)."""
 
     def __init__(self, settings: AttentionConfig, d_model: int, d_head: int):
         super().__init__(settings, d_model, d_head)
@@ -104,14 +113,80 @@ class CrossAttention(Heads):
         self.kv = Linear(d_model, keys, keys, bias=settings.biased[0])
 
     def keys_values(self, source: Tensor, rng: RowRng | None = None) -> tuple[Tensor, Tensor]:
-        """source (batch, source time, d_model) → its keys and values, each (batch, kv_heads, source time, d_head)."""
-        k, v = self.clipped(self.kv(source, rng=rng)).chunk(2, dim=-1)
+        """Keys and values, each (batch, kv_heads, source time, d_head), of source (batch, source time, d_model)."""
+        k, v = self.clip_projection(self.kv(source, rng=rng)).chunk(2, dim=-1)
         return self.split(k, self.kv_heads, self.k_norm), self.split(v, self.kv_heads)
 
     def forward(
-        self, x: Tensor, source: tuple[Tensor, Tensor], mask: AttentionMask, rng: RowRng | None = None
+        self, x: Tensor, source: tuple[Tensor, Tensor], mask: AttentionMask, *, rng: RowRng | None = None
     ) -> Tensor:
-        """x (batch, time, d_model) attends to a source's keys and values → (batch, time, d_model)."""
-        # rows side by side may share a source, which then has fewer: to it they are one row of more queries
-        queries = self.clipped(self.q(x.reshape(source[0].shape[0], -1, x.shape[-1]), rng=rng))
+        """x (batch, time, d_model), attending to the source's keys and values → (batch, time, d_model)."""
+        # adjacent rows may share a source row (beams): they are then one row with more queries
+        queries = self.clip_projection(self.q(x.reshape(source[0].shape[0], -1, x.shape[-1]), rng=rng))
         return self.attend(QKV(self.split(queries, self.heads, self.q_norm), *source), mask, rng).view(x.shape)
+
+
+class ScoredAttention(SelfAttention):
+    """Self-attention by the formula; subclasses define `scores`."""
+
+    def probabilities_of(self, scores: Tensor, mask: AttentionMask, rng: RowRng | None) -> Tensor:
+        """Attention probabilities after dropout, from scores (batch, heads, time, source time)."""
+        probabilities = masked_softmax(scores, mask.dense())
+        return self.scoring(rng).drop(self.probabilities(probabilities))
+
+
+class RelativeAttention(ScoredAttention):
+    """softmax(q(k + a_k)ᵀ)(v + a_v) with vectors a of clipped distances (Shaw et al. 2018, eq. 3–4)."""
+
+    def __init__(self, settings: BlockConfig, distances: int):
+        super().__init__(settings.attention, settings.d_model, settings.d_head)
+        self.relative_keys = nn.Parameter(torch.empty(distances, settings.d_head))
+        self.relative_values = nn.Parameter(torch.empty(distances, settings.d_head))
+
+    def reset_parameters(self, init: Initialiser) -> None:
+        """Draw the relative vectors by Xavier's rule, whatever `init` says about other weights."""
+        nn.init.xavier_uniform_(self.relative_keys)
+        nn.init.xavier_uniform_(self.relative_values)
+
+    def scores(self, qkv: QKV, mask: AttentionMask) -> Tensor:
+        (q, k, _), relative_keys = qkv.repeat_kv(), self._gather(self.relative_keys, mask)
+        scores = q @ k.mT + torch.einsum("bhtd,btsd->bhts", q, relative_keys.expand(q.shape[0], -1, -1, -1))
+        return apply_softcap(scores * self.scale, self.softcap)
+
+    def _gather(self, table: Tensor, mask: AttentionMask) -> Tensor:
+        """Vector of every pair's distance, (batch or 1, time, source time, d_head)."""
+        return F.embedding(mask.position.distances(mask.queries, mask.keys), table)
+
+    def mix(self, qkv: QKV, mask: AttentionMask, rng: RowRng | None) -> Tensor:
+        (q, _, v), relative_values = qkv.repeat_kv(), self._gather(self.relative_values, mask)
+        probabilities = self.probabilities_of(self.scores(qkv, mask), mask, rng)
+        relative_values = relative_values.expand(q.shape[0], -1, -1, -1)
+        return probabilities @ v + torch.einsum("bhts,btsd->bhtd", probabilities, relative_values)
+
+
+class DisentangledAttention(ScoredAttention):
+    """Scores q · k + q · k_δ + q_δ · k, with queries q_δ and keys k_δ of distances δ (He et al. 2021, eq. 4). The layer
+    projects the distances' vectors with the same weights as its tokens."""
+
+    def scores(self, qkv: QKV, mask: AttentionMask) -> Tensor:
+        assert isinstance(mask.position, Disentangled)
+        q, k, _ = qkv.repeat_kv()
+        rows = mask.position.distances(mask.queries, mask.keys)[:, None].expand(q.shape[0], q.shape[1], -1, -1)
+        vectors = mask.position.vectors().to(q.dtype)  # (distances, d_model)
+        projected = self.clip_projection(self.qkv(vectors[None])).split(self.widths, -1)
+        q_distance = self.split(projected[0], self.heads, self.q_norm)
+        k_distance = self.split(projected[1], self.kv_heads, self.k_norm)
+        q_distance, k_distance, _ = QKV(q_distance, k_distance, k_distance).repeat_kv()
+        scores = q @ k.mT + ((q @ k_distance.mT).gather(-1, rows) + (k @ q_distance.mT).gather(-1, rows.mT).mT)
+        return apply_softcap(scores * self.scale, self.softcap)
+
+    def mix(self, qkv: QKV, mask: AttentionMask, rng: RowRng | None) -> Tensor:
+        return self.probabilities_of(self.scores(qkv, mask), mask, rng) @ qkv.repeat_kv().v
+
+
+def build(settings: BlockConfig) -> SelfAttention:
+    """Build the self-attention of a block, as its position encoding requires."""
+    if isinstance(settings.position, Relative):
+        return RelativeAttention(settings, settings.position.rows)
+    kind = DisentangledAttention if settings.position.projected else SelfAttention
+    return kind(settings.attention, settings.d_model, settings.d_head)

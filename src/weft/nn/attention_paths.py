@@ -1,7 +1,7 @@
-"""Which kernel computes an attention: one decision, in `attend`.
+"""Choice of the kernel that computes an attention, made in `attend`.
 
-All paths give what `reference_attention` gives. The fused ones need memory that does not grow with the square of the
-length, and never hold the probabilities.
+All paths compute `reference_attention`. The fused kernels need memory linear in the length, and never materialise the
+probabilities.
 """
 
 from collections.abc import Callable
@@ -17,183 +17,168 @@ from torch.utils.checkpoint import checkpoint
 
 from weft.machine import has_triton
 from weft.nn import native
-from weft.nn.activations import capped
-from weft.nn.dropout import RowRng, dropped, place_keys
-from weft.nn.mask import MAX_DENSE_ENTRIES, AttentionMask, Ranges, spans
+from weft.nn.activations import apply_softcap
+from weft.nn.dropout import RowRng, drop_values, position_keys
+from weft.nn.mask import MAX_DENSE_ENTRIES, AttentionMask, Ranges, range_slices
 from weft.nn.scaled_dot_product import QKV, Probabilities, masked_softmax, reference_attention
 
-QUERY_BLOCK = 512
+QUERY_BLOCK = 512  # queries per block where attention is computed block by block
 MAX_KEPT_ENTRIES = 2**28  # probabilities, over all rows and heads, that a GPU keeps for the backward pass
 
 
-class Dropping(NamedTuple):
-    """Dropout of probabilities: with probability p, by the rows' `rng` and the dropout's number; so many heads of
-    other processes come before these. `kernels` says whether our own for GPUs are loaded."""
-
-    p: float
-    rng: RowRng | None = None
-    number: int = 0
-    first_head: int = 0
-    kernels: bool = False
-
-    def keys(self, shape: torch.Size, first_query: int = 0) -> Tensor | None:
-        """Keys of `shape` (batch, heads, time), for rows that have some."""
-        if self.rng is None:
-            return None
-        return place_keys(self.rng, self.number, shape, (self.first_head, first_query))
-
-    def __call__(self, probabilities: Tensor, first_query: int = 0, first_key: int = 0) -> Tensor:
-        """Probabilities (batch, heads, time, source time) of some queries and keys, with some lost."""
-        return dropped(probabilities, self.p, self.keys(probabilities.shape[:-1], first_query), first_key)
-
-
 class Scoring(NamedTuple):
-    """What is done to the scores: multiplied by `scale`, bounded by `softcap`; and to their softmax: `dropping`."""
+    """Computation of attention probabilities from queries and keys: scale, softcap and dropout."""
 
     scale: float
     softcap: float | None = None
-    dropping: Dropping | None = None
+    p: float = 0.0  # probability of dropout
+    rng: RowRng | None = None  # generator for dropout; None: torch's
+    number: int = 0  # of the dropout in its model
+    first_head: int = 0  # index of this process's first head, under tensor parallelism
+    kernels: bool = False  # whether weft's GPU kernels are loaded
 
     def scores(self, qkv: QKV) -> Tensor:
-        """(batch, heads, time, source time), before any is masked."""
-        q, k, _ = qkv.repeated()
-        return capped(q @ k.mT * self.scale, self.softcap)
+        """Scores (batch, heads, time, source time) before masking."""
+        q, k, _ = qkv.repeat_kv()
+        return apply_softcap(q @ k.mT * self.scale, self.softcap)
 
-    def probabilities(self, qkv: QKV, mask: AttentionMask) -> Tensor:
-        """(batch, heads, time, source time), before any is dropped."""
-        return masked_softmax(self.scores(qkv), mask.dense())
+    def random_keys(self, shape: torch.Size, first_query: int = 0) -> Tensor | None:
+        """Random keys of `shape` (batch, heads, time); None if torch's generator draws."""
+        if self.rng is None:
+            return None
+        return position_keys(self.rng, self.number, shape, first=(self.first_head, first_query))
 
-    def drop(self, probabilities: Tensor) -> Tensor:
-        """Those of all queries and keys, with some lost."""
-        return probabilities if self.dropping is None else self.dropping(probabilities)
+    def drop(self, probabilities: Tensor, first_query: int = 0, first_key: int = 0) -> Tensor:
+        """Attention probabilities after dropout, of a block of queries and keys."""
+        if not self.p:
+            return probabilities
+        keys = self.random_keys(probabilities.shape[:-1], first_query)
+        return drop_values(probabilities, self.p, keys, first=first_key)
 
 
-def attend(qkv: QKV, mask: AttentionMask, scoring: Scoring, tap: Probabilities | None = None) -> Tensor:
-    """→ (batch, heads, time, d_head), by the kernels that fit.
+def attend(qkv: QKV, mask: AttentionMask, scoring: Scoring, *, tap: Probabilities | None = None) -> Tensor:
+    """Compute attention with the fastest kernel that fits → (batch, heads, time, d_head).
 
-    Where somebody watches the `tap`, the probabilities pass through it. If that leaves them as they are, the usual
-    kernels give the result, the same to the last bit as if nobody had looked.
+    If `tap` has watchers, the probabilities pass through it. As long as no watcher replaces them, the usual kernels
+    compute the result, so that it is bit for bit the same with and without watchers.
     """
     if tap is not None and tap.watchers:
-        found = scoring.probabilities(qkv, mask)
-        used = tap(found)
-        if used is not found:
-            return scoring.drop(used) @ qkv.repeated().v
+        probabilities = masked_softmax(scoring.scores(qkv), mask.dense())
+        replaced = tap(probabilities)
+        if replaced is not probabilities:
+            return scoring.drop(replaced) @ qkv.repeat_kv().v
     if scoring.softcap is not None:
-        return by_formula(qkv, mask, scoring)
-    if scoring.dropping is not None:
-        return dropped_attention(qkv, mask, scoring)
+        return attend_by_formula(qkv, mask, scoring)
+    if scoring.p:
+        return dropout_attention(qkv, mask, scoring)
     return fast_attention(qkv, scoring.scale, mask)
 
 
 def fast_attention(qkv: QKV, scale: float, mask: AttentionMask) -> Tensor:
-    """Without dropout, shape by shape, through the kernels that fit the mask."""
-    seen, biased = mask.mask, mask.position.biases
-    if not biased and (seen.triangular or seen.full):
+    """Compute attention without dropout, by the fused kernel that fits the mask."""
+    limits, biased = mask.mask, mask.position.biases
+    if not biased and (limits.triangular or limits.full):
         if native.attention_fits(*qkv):
-            return native.FusedAttention.apply(scale, seen.triangular, *qkv)
-        return _fused(qkv, scale, None, seen.triangular)
-    if seen.continued and not biased and _flashes(qkv.q):
-        return _continued(qkv, scale, seen.ranges)
-    if mask.flexes:
-        return _flex()(*qkv, block_mask=mask.blocks(), scale=scale, enable_gqa=qkv.grouped)
+            return native.FusedAttention.apply(scale, limits.triangular, *qkv)
+        return _fused(qkv, scale, causal=limits.triangular)
+    if limits.plain_causal and not biased and _fits_flash_attention(qkv.q):
+        return _flash_attention(qkv, scale, limits.ranges)
+    if mask.fits_flex_attention:
+        return _flex()(*qkv, block_mask=mask.block_mask(), scale=scale, enable_gqa=qkv.grouped)
+
     if qkv.pairs <= MAX_DENSE_ENTRIES:
-        return _fused(qkv, scale, _as(mask.dense(), qkv.q))
+        return _fused(qkv, scale, mask=_match_dtype(mask.dense(), qkv.q))
 
-    def one(part: QKV, queries: slice, keys: slice) -> Tensor:
-        return _fused(part, scale, _as(mask.part(queries, keys), part.q))
+    def attend_block(part: QKV, queries: slice, keys: slice) -> Tensor:
+        return _fused(part, scale, mask=_match_dtype(mask.part(queries, keys), part.q))
 
-    return _by_query_blocks(qkv, mask, one)
+    return _by_query_blocks(qkv, mask, attend_block)
 
 
-def dropped_attention(qkv: QKV, mask: AttentionMask, scoring: Scoring) -> Tensor:
-    """With dropout of the probabilities, which PyTorch's fused kernels draw in an order of their own: by our own
-    kernels where they fit, else by the formula."""
-    assert scoring.dropping is not None
-    fits = scoring.dropping.kernels and _kernels_fit(qkv, mask)
-    keys = scoring.dropping.keys(qkv.q.shape[:-1]) if fits else None
-    if keys is None:
-        return by_formula(qkv, mask, scoring)
-    seen, rows = mask.mask, qkv.q.shape[0]
-    documents = None if seen.documents is None else seen.documents[0].expand(rows, -1).contiguous()
-    real = None if seen.real is None else seen.real.expand(rows, -1).contiguous()
-    options = [int(seen.causal), seen.window or 0], [scoring.scale, scoring.dropping.p]
-    out: Tensor = torch.ops.weft.dropped_attention(*qkv, keys, real, documents, *options)[0]
+def dropout_attention(qkv: QKV, mask: AttentionMask, scoring: Scoring) -> Tensor:
+    """Compute attention with dropout of the probabilities, by weft's kernels where they fit, else by the formula.
+    PyTorch's fused kernels draw dropout from a row's index in the batch of one process."""
+    fits = scoring.kernels and _dropout_kernels_fit(qkv, mask)
+    random_keys = scoring.random_keys(qkv.q.shape[:-1]) if fits else None
+    if random_keys is None:
+        return attend_by_formula(qkv, mask, scoring)
+    limits, rows = mask.mask, qkv.q.shape[0]
+    documents = None if limits.documents is None else limits.documents[0].expand(rows, -1).contiguous()
+    real = None if limits.real is None else limits.real.expand(rows, -1).contiguous()
+    options = limits.causal, limits.window or 0, scoring.scale, scoring.p
+    out: Tensor = torch.ops.weft.dropped_attention(*qkv, random_keys, real, documents, *options)[0]
     return out
 
 
-def by_formula(qkv: QKV, mask: AttentionMask, scoring: Scoring) -> Tensor:
-    """What no kernel of PyTorch's has, by `reference_attention`; a few queries at a time where all probabilities would
-    be too many to keep."""
+def attend_by_formula(qkv: QKV, mask: AttentionMask, scoring: Scoring) -> Tensor:
+    """Compute `reference_attention`, in blocks of queries where all probabilities would take too much memory."""
 
-    def one(part: QKV, queries: slice, keys: slice) -> Tensor:
-        def drop(found: Tensor) -> Tensor:
-            found = found.to(part.v.dtype)
-            return found if scoring.dropping is None else scoring.dropping(found, queries.start, keys.start)
+    def attend_block(part: QKV, queries: slice, keys: slice) -> Tensor:
+        def drop(probabilities: Tensor) -> Tensor:
+            return scoring.drop(probabilities.to(part.v.dtype), queries.start, keys.start)
 
-        return reference_attention(part, scoring.scale, mask.part(queries, keys), drop, scoring.softcap)[0]
+        visible = mask.part(queries, keys)
+        return reference_attention(part, scoring.scale, visible, drop=drop, softcap=scoring.softcap)[0]
 
-    whole = slice(0, qkv.q.shape[2]), slice(0, qkv.k.shape[2])
     entries = qkv.pairs * (qkv.q.shape[0] * qkv.q.shape[1] if qkv.q.is_cuda else 1)
-    most = MAX_KEPT_ENTRIES if qkv.q.is_cuda else MAX_DENSE_ENTRIES
-    return one(qkv, *whole) if entries <= most else _by_query_blocks(qkv, mask, one)
+    if entries <= (MAX_KEPT_ENTRIES if qkv.q.is_cuda else MAX_DENSE_ENTRIES):
+        return attend_block(qkv, slice(0, qkv.q.shape[2]), slice(0, qkv.k.shape[2]))
+    return _by_query_blocks(qkv, mask, attend_block)
 
 
 @cache
 def load_kernels() -> bool:
-    """Load the GPU kernels for dropout, where there is a GPU and Triton to compile them; whether they are there."""
+    """Register weft's GPU kernels for attention with dropout; return whether there is a GPU and Triton for them."""
     if not torch.cuda.is_available() or not has_triton():
         return False
-    import weft.nn.kernels.attention  # noqa: F401 — it registers its operations with torch
+    import weft.nn.kernels.attention  # noqa: F401 — registers its operations with torch
 
     return True
 
 
-def _kernels_fit(qkv: QKV, mask: AttentionMask) -> bool:
-    seen, narrow = mask.mask, qkv.q.dtype in (torch.float16, torch.bfloat16) and qkv.q.shape[-1] <= 128
-    placed = seen.causal or seen.window is not None or seen.documents is not None
-    moved = seen.places is not None or seen.offset or seen.ranges
-    plain = seen.prefix is None and not (placed and moved) and not mask.position.biases
-    return qkv.q.is_cuda and narrow and plain
+def _dropout_kernels_fit(qkv: QKV, mask: AttentionMask) -> bool:
+    limits, narrow = mask.mask, qkv.q.dtype in (torch.float16, torch.bfloat16) and qkv.q.shape[-1] <= 128
+    by_index = limits.causal or limits.window is not None or limits.documents is not None
+    shifted = limits.indices is not None or limits.offset or limits.ranges
+    return qkv.q.is_cuda and narrow and not (by_index and shifted) and not mask.position.biases
 
 
-def _fused(qkv: QKV, scale: float, mask: Tensor | None, causal: bool = False) -> Tensor:
-    """PyTorch's fused attention. cuDNN's kernels are used without a mask only: with one their gradient may be NaN
-    (torch 2.11)."""
+def _fused(qkv: QKV, scale: float, *, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    """PyTorch's fused attention. cuDNN is used only without a mask: with one, its gradient may be NaN (torch 2.11)."""
     if not qkv.q.is_cuda or mask is None:
         return F.scaled_dot_product_attention(
             *qkv, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=qkv.grouped
         )
     # the kernels that take a mask do not support grouped heads
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-        return F.scaled_dot_product_attention(*qkv.repeated(), attn_mask=mask, is_causal=causal, scale=scale)
+        return F.scaled_dot_product_attention(*qkv.repeat_kv(), attn_mask=mask, is_causal=causal, scale=scale)
 
 
-def _flashes(q: Tensor) -> bool:
-    """Whether FlashAttention's kernels take these heads."""
+def _fits_flash_attention(q: Tensor) -> bool:
     return q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
 
 
-def _continued(qkv: QKV, scale: float, ranges: Ranges = ()) -> Tensor:
-    """The last tokens of a text attend to all of it, each up to its own place; or several ranges of its tokens.
+def _flash_attention(qkv: QKV, scale: float, ranges: Ranges = ()) -> Tensor:
+    """Causal attention of the last tokens of a text, or of ranges of its tokens, to all of its keys.
 
-    FlashAttention draws its triangle from the end, which `scaled_dot_product_attention` can ask of it only through
-    torch.nn.attention.bias, and that imports torch's compiler: six seconds for the first text.
+    FlashAttention aligns the causal triangle with the last key. `scaled_dot_product_attention` offers that only through
+    torch.nn.attention.bias, which imports torch's compiler: six seconds for the first text.
     """
     if ranges:
-        return torch.cat([_continued(qkv.part(own, slice(0, each.stop)), scale) for own, each in spans(ranges)], dim=2)
+        parts = [(qkv.part(tokens, slice(0, indices.stop)), scale) for tokens, indices in range_slices(ranges)]
+        return torch.cat([_flash_attention(*part) for part in parts], dim=2)
     return torch.ops.aten._scaled_dot_product_flash_attention(*qkv, is_causal=True, scale=scale)[0]
 
 
-def _by_query_blocks(qkv: QKV, mask: AttentionMask, one: Callable[[QKV, slice, slice], Tensor]) -> Tensor:
-    """A few queries at a time, each block with its own strip of the mask, over the keys that it can see; in the
-    backward pass each is computed again."""
+def _by_query_blocks(qkv: QKV, mask: AttentionMask, attend_block: Callable[[QKV, slice, slice], Tensor]) -> Tensor:
+    """Attend block by block of queries, each over the keys it can see; the backward pass recomputes every block."""
     outs, (time, source) = [], (qkv.q.shape[2], qkv.k.shape[2])
     for start in range(0, time, QUERY_BLOCK):
         queries = slice(start, min(start + QUERY_BLOCK, time))
         keys = mask.mask.key_range(queries, source)
-        given = qkv.part(queries, keys), queries, keys
-        outs.append(checkpoint(one, *given, use_reentrant=False) if torch.is_grad_enabled() else one(*given))
+        block = qkv.part(queries, keys), queries, keys
+        recomputed = torch.is_grad_enabled()
+        outs.append(checkpoint(attend_block, *block, use_reentrant=False) if recomputed else attend_block(*block))
     return torch.cat(outs, dim=2)
 
 
@@ -202,5 +187,5 @@ def _flex() -> Any:
     return torch.compile(flex_attention, dynamic=False)
 
 
-def _as(mask: Tensor | None, q: Tensor) -> Tensor | None:
+def _match_dtype(mask: Tensor | None, q: Tensor) -> Tensor | None:
     return mask if mask is None or mask.dtype == torch.bool else mask.to(q.dtype)

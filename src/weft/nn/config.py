@@ -1,7 +1,6 @@
-"""The parts a model is made of, as settings: choosing a config type is choosing the part.
+"""Settings of the parts of a model. Choosing a config type chooses the part; `build` beside its classes builds it.
 
-No torch is imported here, so that presets can be listed, checked and counted at once. The `build` beside each part's
-classes makes the part.
+torch is not imported here, so that presets can be listed, checked and counted quickly.
 """
 
 import re
@@ -17,30 +16,27 @@ from weft.errors import ConfigError
 from weft.nn.position_config import Position
 
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "sigmoid", "tanh"]
-MAX_NGRAM_ROWS = 1 << 30  # below the prime that hashes are taken by
+MAX_NGRAM_ROWS = 1 << 30  # bounds the rows of an n-gram table; below the prime modulus of the hash
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class LayerNorm(Config):
-    """Zero mean, unit deviation, then gain and bias (Ba et al. 2016); without a gain there is no bias either."""
+    """Zero mean and unit variance, then gain and bias (Ba et al. 2016); without a gain there is no bias either."""
 
     kind: Literal["layer"] = "layer"
     eps: PositiveFloat = Field(1e-5, description="added to the variance")
-    bias: bool = Field(True, description="whether a vector is added")
-    gain: bool = Field(True, description="whether it is multiplied by a vector")
+    bias: bool = Field(True, description="add a trained vector")
+    gain: bool = Field(True, description="multiply by a trained vector")
 
     @model_validator(mode="after")
-    def _bias_after_gain(self) -> Self:
+    def _check_bias(self) -> Self:
         if self.bias and not self.gain:
-            raise ValueError("gain = false is a norm without weights, and needs bias = false as well")
+            raise ValueError("gain = false is a norm without weights, so it needs bias = false as well")
         return self
 
 
 class RMSNorm(Config):
-    """LayerNorm without the mean and the bias (Zhang and Sennrich 2019).
-
-    The gain is `offset` plus a trained vector; with 1 the vector is the gain's distance from 1, as in Gemma.
-    """
+    """LayerNorm without mean and bias (Zhang and Sennrich 2019). The gain is `offset` plus a trained vector."""
 
     kind: Literal["rms"] = "rms"
     eps: PositiveFloat = Field(1e-5, description="added to the mean square")
@@ -53,38 +49,38 @@ Norm = Annotated[LayerNorm | RMSNorm, Field(discriminator="kind")]
 class Attention(Config):
     """Multi-head attention (Vaswani et al. 2017, §3.2); fewer `kv_heads` than `heads` is grouped-query attention.
 
-    `d_head` defaults to d_model / heads, `scale` to 1/√d_head. With `window`, a token sees only the last so many.
-    `bias`: which projections have one; queries, keys and values are cut off at ±`clip` (OLMo). `softcap` c makes of
-    each score s c · tanh(s/c) (Gemma 2). `qk_norm` normalises queries and keys, each `head` by itself with gains that
-    all share, each with its own (`each-head`; Bellagente et al. 2024), or all `heads` of a token together.
+    `d_head` defaults to d_model / heads, `scale` to 1/√d_head. With `window`, a token sees only that many tokens back.
+    Queries, keys and values are clamped to ±`clip` (OLMo). A `softcap` c replaces each score s by c · tanh(s/c)
+    (Gemma 2). `qk_norm` normalises queries and keys: each `head` with shared gains, each head with its own gains
+    (`each-head`; Bellagente et al. 2024), or all `heads` of a token together.
     """
 
-    heads: PositiveInt = Field(description="heads of queries")
-    kv_heads: PositiveInt | None = Field(None, description="heads of keys and values; absent: as many as `heads`")
-    d_head: PositiveInt | None = Field(None, description="the width of a head; absent: d_model / heads")
+    heads: PositiveInt = Field(description="number of query heads")
+    kv_heads: PositiveInt | None = Field(None, description="number of key and value heads; absent: same as `heads`")
+    d_head: PositiveInt | None = Field(None, description="width of a head; absent: d_model / heads")
     bias: Literal["none", "qkv", "out", "all"] = Field("none", description="which projections have a bias")
-    clip: PositiveFloat | None = Field(None, description="queries, keys and values are cut off at ± this")
-    qk_norm: Norm | None = Field(None, description="a norm of queries and keys")
-    qk_norm_over: Literal["head", "each-head", "heads"] = Field("head", description="what `qk_norm` is taken over")
-    window: PositiveInt | None = Field(None, description="how many tokens back a token sees; absent: all")
-    scale: PositiveFloat | None = Field(None, description="what scores are multiplied by; absent: 1/√d_head")
-    softcap: PositiveFloat | None = Field(None, description="scores s become c · tanh(s/c)")
-    dropout: Probability = Field(0.0, description="the part of the attention probabilities that is dropped")
+    clip: PositiveFloat | None = Field(None, description="clamp queries, keys and values to ± this")
+    qk_norm: Norm | None = Field(None, description="norm of queries and keys")
+    qk_norm_over: Literal["head", "each-head", "heads"] = Field("head", description="what `qk_norm` normalises over")
+    window: PositiveInt | None = Field(None, description="number of tokens back that a token sees; absent: all")
+    scale: PositiveFloat | None = Field(None, description="factor of the scores; absent: 1/√d_head")
+    softcap: PositiveFloat | None = Field(None, description="bound c of the scores: s becomes c · tanh(s/c)")
+    dropout: Probability = Field(0.0, description="fraction of attention probabilities to drop")
 
     @model_validator(mode="after")
-    def _groups(self) -> Self:
+    def _check_kv_heads(self) -> Self:
         if self.kv_heads is not None and self.heads % self.kv_heads:
             raise ValueError(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}")
         return self
 
     @property
     def groups(self) -> int:
-        """Heads of keys and values."""
+        """Number of key and value heads."""
         return self.kv_heads or self.heads
 
     @property
     def biased(self) -> tuple[bool, bool]:
-        """Whether the projections to queries, keys and values have biases, and whether the one back has."""
+        """Whether the query, key and value projections have biases, and whether the output projection has one."""
         return self.bias in ("qkv", "all"), self.bias in ("out", "all")
 
 
@@ -92,20 +88,20 @@ class Plain(Config):
     """f(x W₁ + b₁) W₂ + b₂ (Vaswani et al. 2017, §3.3)."""
 
     kind: Literal["plain"] = "plain"
-    d_ff: PositiveInt = Field(description="the width inside")
-    activation: Activation = Field("relu", description="f")
-    bias: bool = Field(True, description="whether the matrices have biases")
-    dropout: Probability = Field(0.0, description="the part of the numbers inside that is dropped")
+    d_ff: PositiveInt = Field(description="hidden width")
+    activation: Activation = Field("relu", description="activation function f")
+    bias: bool = Field(True, description="add biases")
+    dropout: Probability = Field(0.0, description="fraction of hidden values to drop")
 
 
 class Gated(Config):
     """(f(x W_g) ⊙ x W_u) W_d: GLU with sigmoid, GEGLU with gelu, SwiGLU with silu (Shazeer 2020)."""
 
     kind: Literal["gated"] = "gated"
-    d_ff: PositiveInt = Field(description="the width inside")
-    activation: Activation = Field("silu", description="f")
-    bias: bool = Field(False, description="whether the matrices have biases")
-    dropout: Probability = Field(0.0, description="the part of the numbers inside that is dropped")
+    d_ff: PositiveInt = Field(description="hidden width")
+    activation: Activation = Field("silu", description="activation function f")
+    bias: bool = Field(False, description="add biases")
+    dropout: Probability = Field(0.0, description="fraction of hidden values to drop")
 
 
 FeedForward = Annotated[Plain | Gated, Field(discriminator="kind")]
@@ -116,53 +112,50 @@ class Block(Config):
 
     `placement`: the norm comes before each sublayer (`pre`), after the sum (`post`), after the sublayer and before the
     sum (`res-post`; Liu et al. 2022), before and after the sublayer (`sandwich`; Ding et al. 2021), or not at all.
-    `sublayers`: feed-forward reads what attention has added to, or both read the same numbers and are added at once,
-    from one norm (`parallel`; Wang and Komatsuzaki 2021) or each its own (`parallel-two-norms`; Black et al. 2022).
-    `residual = false` removes the skip connections, to show what they are for. What a sublayer adds is multiplied by
-    `residual_scale`.
+    `sublayers`: feed-forward follows attention, or both read the same input, through one norm (`parallel`; Wang and
+    Komatsuzaki 2021) or two (`parallel-two-norms`; Black et al. 2022). `residual = false` removes the skip connections,
+    to show what they are for. A sublayer's output is multiplied by `residual_scale`.
     """
 
-    model_config = ConfigDict(defer_build=True)  # further positions may be declared below
+    model_config = ConfigDict(defer_build=True)  # position encodings may be declared later
 
-    d_model: PositiveInt = Field(description="the width of the residual stream")
-    attention: Attention = Field(description="how tokens read each other")
-    feedforward: FeedForward = Field(description="what follows attention in each layer")
-    norm: Norm = Field(description="the norm of each sublayer")
-    placement: Literal["pre", "post", "res-post", "sandwich", "none"] = Field(
-        "pre", description="where the norm stands"
-    )
+    d_model: PositiveInt = Field(description="width of the residual stream")
+    attention: Attention = Field(description="self-attention")
+    feedforward: FeedForward = Field(description="feed-forward layer")
+    norm: Norm = Field(description="norm of each sublayer")
+    placement: Literal["pre", "post", "res-post", "sandwich", "none"] = Field("pre", description="where the norm is")
     sublayers: Literal["sequential", "parallel", "parallel-two-norms"] = Field(
-        "sequential", description="whether feed-forward follows attention or stands beside it"
+        "sequential", description="whether feed-forward follows attention or runs in parallel to it"
     )
-    residual: bool = Field(True, description="whether there are skip connections")
-    residual_scale: PositiveFloat = Field(1.0, description="what a sublayer's output is multiplied by")
-    position: Position = Field(description="how positions are known")
-    dropout: Probability = Field(0.0, description="the part of embeddings and of sublayers' outputs that is dropped")
+    residual: bool = Field(True, description="use skip connections")
+    residual_scale: PositiveFloat = Field(1.0, description="factor of each sublayer's output")
+    position: Position = Field(description="position encoding")
+    dropout: Probability = Field(0.0, description="fraction of embeddings and sublayer outputs to drop")
 
     @model_validator(mode="after")
-    def _sizes(self) -> Self:
+    def _check_sizes(self) -> Self:
         heads = self.attention.heads
         if self.attention.d_head is None and self.d_model % heads:
             raise ValueError(
                 f"attention.heads = {heads} does not divide d_model = {self.d_model}; set attention.d_head"
             )
         if self.sublayers != "sequential" and self.placement != "pre":
-            raise ValueError(f"sublayers = '{self.sublayers}' goes with placement = 'pre', not '{self.placement}'")
+            raise ValueError(f"sublayers = '{self.sublayers}' needs placement = 'pre', not '{self.placement}'")
         self.position.check(self.d_model, self.d_head)
         if self.position.projected and self.attention.groups != heads:
-            raise ValueError(f"'{self.position.kind}' positions go with as many kv_heads as heads")
+            raise ValueError(f"'{self.position.kind}' positions need attention.kv_heads = attention.heads")
         return self
 
     @property
     def norms(self) -> int:
-        """Norms around the sublayers of a block that has no source: 0 to 4."""
+        """Number of norms around the sublayers of a block without cross-attention, 0 to 4."""
         if self.placement == "none":
             return 0
         return {"parallel": 1}.get(self.sublayers, 4 if self.placement == "sandwich" else 2)
 
     @property
     def last_norm(self) -> bool:
-        """Whether a norm stands after the last block, as it does where sums are not normed."""
+        """Whether a norm follows the last block: it does unless the blocks normalise their own output."""
         return self.placement not in ("post", "none")
 
     @property
@@ -171,39 +164,41 @@ class Block(Config):
 
 
 class NormalInit(Config):
-    """Normal weights; those that write into the residual stream times 1/√(2·layers) if `depth_scaled` (GPT-2)."""
+    """Normal weights; with `depth_scaled`, those that write into the residual stream times 1/√(2·layers) (GPT-2)."""
 
     kind: Literal["normal"] = "normal"
-    std: PositiveFloat = Field(0.02, description="the deviation")
-    depth_scaled: bool = Field(True, description="divide by √(2·layers) what writes into the residual stream")
+    std: PositiveFloat = Field(0.02, description="standard deviation")
+    depth_scaled: bool = Field(True, description="divide weights that write into the residual stream by √(2·layers)")
 
 
 class HashedNGrams(Config):
-    """Embeddings of the last n tokens, for each n in `orders`, which are added to a token's own (Pagnoni et al. 2024).
+    """Embeddings of the last n tokens, for each n in `orders`, added to a token's embedding (Pagnoni et al. 2024).
 
-    Each order has a table of `rows` rows, and a hash of the n tokens says which one is theirs; some share a row. The
-    tables are as wide as the tokens' embeddings, or `width`: less to update, and a matrix leads up from there. This is
-    for texts that are read about once: in several epochs large tables learn a text by heart.
+    Each order has a table of `rows` rows, indexed by a hash of the n tokens, so that n-grams may share a row. With
+    `width`, the tables are narrower than the token embeddings (less to update) and a matrix projects them up. Meant for
+    text that is read about once: over several epochs, large tables memorise it.
     """
 
-    orders: tuple[Annotated[int, Field(ge=2, le=16)], ...] = Field((2,), description="how many tokens an n-gram has")
-    rows: Annotated[int, Field(gt=0, le=MAX_NGRAM_ROWS)] = Field(16_384, description="rows of each order's table")
-    width: PositiveInt | None = Field(None, description="numbers a row; absent: as many as a token's embedding has")
+    orders: tuple[Annotated[int, Field(ge=2, le=16)], ...] = Field(
+        (2,), description="lengths of the n-grams, in tokens"
+    )
+    rows: Annotated[int, Field(gt=0, le=MAX_NGRAM_ROWS)] = Field(16_384, description="rows of each table")
+    width: PositiveInt | None = Field(None, description="width of a row; absent: that of the token embeddings")
 
     @model_validator(mode="after")
-    def _distinct(self) -> Self:
+    def _check_orders(self) -> Self:
         if not self.orders or len(set(self.orders)) < len(self.orders):
-            raise ValueError(f"orders = {list(self.orders)}: expected different numbers, such as [2, 3]")
+            raise ValueError(f"orders = {list(self.orders)}: expected distinct numbers, such as [2, 3]")
         return self
 
     @property
     def reach(self) -> int:
-        """How many tokens before a token are read with it."""
+        """Number of preceding tokens in the longest n-gram."""
         return max(self.orders) - 1
 
 
 class XavierInit(Config):
-    """Uniform weights that keep the variance (Glorot and Bengio 2010); embeddings normal, deviation d_model^-0.5."""
+    """Uniform weights that preserve variance (Glorot and Bengio 2010); normal embeddings with std d_model^-0.5."""
 
     kind: Literal["xavier"] = "xavier"
 
@@ -212,24 +207,24 @@ Init = Annotated[NormalInit | XavierInit, Field(discriminator="kind")]
 
 
 class FanInInit(Config):
-    """As PyTorch draws them, from ±1/√inputs, gates from ±1/√d_model; embeddings normal, deviation 1/√width if None."""
+    """PyTorch's defaults: uniform in ±1/√inputs, gates in ±1/√d_model; normal embeddings, with std 1/√width if None."""
 
     kind: Literal["fan-in"] = "fan-in"
-    embedding_std: PositiveFloat | None = Field(None, description="the deviation of embeddings; absent: 1/√width")
+    embedding_std: PositiveFloat | None = Field(None, description="standard deviation of embeddings; absent: 1/√width")
 
 
 class UniformInit(Config):
-    """Every weight, biases and tables too, from ±width (Zaremba et al. 2014; Sutskever et al. 2014)."""
+    """All weights, including biases and tables, uniform in ±width (Zaremba et al. 2014; Sutskever et al. 2014)."""
 
     kind: Literal["uniform"] = "uniform"
-    width: PositiveFloat = Field(0.05, description="weights lie between −width and width")
+    width: PositiveFloat = Field(0.05, description="bound: weights are between −width and width")
 
 
 class OrthogonalInit(Config):
-    """Recurrent matrices orthogonal (Saxe et al. 2014), others normal, biases 0; after Bahdanau et al. 2015, B.1."""
+    """Orthogonal recurrent matrices (Saxe et al. 2014), other weights normal, biases 0 (Bahdanau et al. 2015, B.1)."""
 
     kind: Literal["orthogonal"] = "orthogonal"
-    std: PositiveFloat = Field(0.01, description="the deviation of what is not orthogonal")
+    std: PositiveFloat = Field(0.01, description="standard deviation of the other weights")
 
 
 RecurrentInit = Annotated[FanInInit | UniformInit | OrthogonalInit, Field(discriminator="kind")]
@@ -237,7 +232,7 @@ RecurrentInit = Annotated[FanInInit | UniformInit | OrthogonalInit, Field(discri
 
 @dataclass(frozen=True)
 class LossTerms:
-    """What is added to −log p: label smoothing ε (Szegedy et al. 2016) and z-loss ζ (Chowdhery et al. 2022, §5)."""
+    """Additions to −log p: label smoothing ε (Szegedy et al. 2016) and z-loss ζ (Chowdhery et al. 2022, §5)."""
 
     smoothing: float = 0.0
     z_loss: float = 0.0
@@ -247,27 +242,27 @@ class LossTerms:
 
 
 class LoRA(Config):
-    """Low-rank additions to frozen matrices: W x + (alpha / rank) B A x (Hu et al. 2022).
+    """Low-rank adapters of frozen matrices: W x + (alpha / rank) B A x (Hu et al. 2022).
 
-    `targets` are patterns of the names of linear layers in blocks, such as "*.attention.qkv" or "*.feedforward.*";
-    by default, all those of attention. `head` trains the head as well, as a new head needs.
+    `targets` are patterns for names of linear layers in blocks, such as "*.attention.qkv" or "*.feedforward.*"; by
+    default, all layers of attention. A new head needs `head = true`, which trains it too.
     """
 
     kind: Literal["lora"] = "lora"
-    rank: PositiveInt = Field(8, description="of the additions")
-    alpha: PositiveFloat = Field(16.0, description="over rank: what they are multiplied by")
+    rank: PositiveInt = Field(8, description="rank of B A")
+    alpha: PositiveFloat = Field(16.0, description="adapters are multiplied by alpha / rank")
     targets: tuple[str, ...] | None = Field(
-        None, description="patterns of the layers that get one; absent: all of attention"
+        None, description="patterns for names of adapted layers; absent: all of attention"
     )
-    dropout: Probability = Field(0.0, description="the part of their inputs that is dropped")
+    dropout: Probability = Field(0.0, description="fraction of the adapters' inputs to drop")
     head: bool = Field(False, description="train the head as well")
 
-    def chosen(self, names: Iterable[str]) -> list[str]:
-        """Of linear layers' names those of the targets, in order; a pattern that matches none is an error."""
+    def match_targets(self, names: Iterable[str]) -> list[str]:
+        """Return the names that match `targets`, in order; raise ConfigError if a pattern matches none."""
         names = list(names)
         for pattern in self.targets or ():
             if not any(fnmatchcase(name, pattern) for name in names):
-                there = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in names)
-                raise ConfigError(f"adapter.targets: '{pattern}' matches no layer; there are {', '.join(there)}")
+                layers = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in names)
+                raise ConfigError(f"adapter.targets: '{pattern}' matches no layer; there are {', '.join(layers)}")
         patterns = ("*.attention.*", "*.cross.*") if self.targets is None else self.targets
         return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]

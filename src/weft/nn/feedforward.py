@@ -1,4 +1,4 @@
-"""The position-wise layer between attentions: plain (Vaswani et al. 2017, §3.3) or gated (Shazeer 2020)."""
+"""Position-wise feed-forward layer: plain (Vaswani et al. 2017, §3.3) or gated (Shazeer 2020)."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ class Plain(nn.Module):
 
 
 class Gated(nn.Module):
-    """(f(x W_g) ⊙ x W_u) W_d. Gate and up are one matrix, gate first, so that x is read once."""
+    """(f(x W_g) ⊙ x W_u) W_d. One matrix holds gate and up, gate first, so that x is read once."""
 
     def __init__(self, settings: config.Gated, d_model: int):
         super().__init__()
@@ -36,27 +36,25 @@ class Gated(nn.Module):
         self.down = Linear(settings.d_ff, d_model, bias=settings.bias, into_residual=True)
         self.dropout = Dropout(settings.dropout)
         self.activation = activations[settings.activation]
-        # the layer's end with a gradient of its own, which needs the whole of `down`
-        self.swiglu: Any = _kernels() if settings.activation == "silu" else None
+        self.swiglu: Any = _swiglu_kernel() if settings.activation == "silu" else None
 
     def forward(self, x: Tensor, rng: RowRng | None = None) -> Tensor:
         """(batch, time, d_model) → (batch, time, d_model)."""
-        both = self.gate_up(x, rng=rng)
-        if self._fused(both):
-            return self.swiglu.apply(both, self.down.weight)
-        gate, up = both.chunk(2, dim=-1)
+        gate_up = self.gate_up(x, rng=rng)
+        if self._fits_kernel(gate_up):
+            return self.swiglu.apply(gate_up, self.down.weight)
+        gate, up = gate_up.chunk(2, dim=-1)
         return self.down(self.dropout(self.activation(gate) * up, rng), rng=rng)
 
-    def _fused(self, both: Tensor) -> bool:
-        """Whether the gradient is the kernel's: in compiled training on a GPU, in 16 bits, with nothing in between."""
+    def _fits_kernel(self, gate_up: Tensor) -> bool:
+        """Whether the kernel computes the gradient: compiled training on a GPU in bf16, without bias or dropout."""
         if self.swiglu is None or not torch.compiler.is_compiling():
             return False
         plain = type(self.down) is Linear and self.down.bias is None and not self.dropout.drops
-        return torch.is_grad_enabled() and plain and both.is_cuda and both.dtype == torch.bfloat16
+        return torch.is_grad_enabled() and plain and gate_up.is_cuda and gate_up.dtype == torch.bfloat16
 
 
-def _kernels() -> Any:
-    """The layer's end with its own gradient, where there is a GPU and Triton to compile it."""
+def _swiglu_kernel() -> Any:
     if not torch.cuda.is_available() or not has_triton():
         return None
     from weft.nn.kernels.feedforward import SwiGLU
@@ -65,5 +63,5 @@ def _kernels() -> Any:
 
 
 def build(settings: config.FeedForward, d_model: int) -> Plain | Gated:
-    """The feed-forward layer that `settings` describe."""
+    """Build the feed-forward layer that `settings` describe."""
     return Plain(settings, d_model) if isinstance(settings, config.Plain) else Gated(settings, d_model)

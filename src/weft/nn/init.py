@@ -1,6 +1,6 @@
-"""The weights that training starts from."""
+"""Initial weights."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, assert_never
@@ -14,10 +14,8 @@ from weft.nn.config import FanInInit, Init, NormalInit, OrthogonalInit, Recurren
 
 @dataclass(frozen=True)
 class Initialiser:
-    """How the weights of a Transformer are drawn: its settings, and the sizes that they depend on.
-
-    `layers` counts the blocks that write into one residual stream, for GPT-2's 1/√(2·layers).
-    """
+    """Draws the weights of a Transformer by its settings and sizes. `layers` counts the blocks that write into one
+    residual stream, for GPT-2's 1/√(2·layers)."""
 
     settings: Init
     d_model: int
@@ -36,7 +34,7 @@ class Initialiser:
 
     @torch.no_grad()
     def table(self, weight: Tensor) -> None:
-        """Fill a table of vectors (rows, width)."""
+        """Fill a table of embeddings (rows, width)."""
         match self.settings:
             case NormalInit(std=std):
                 weight.normal_(std=std)
@@ -47,8 +45,8 @@ class Initialiser:
 
 
 def reset(model: nn.Module, init: Initialiser, first: tuple[type[nn.Module], ...] = ()) -> None:
-    """Each module inside `model` that has weights of its own fills them, by its `reset_parameters(init)`. They do so in
-    the order of `model.modules()`, those of a type in `first` before all others."""
+    """Call `reset_parameters(init)` of every module that holds weights, in the order of `model.modules()`. Modules of a
+    type in `first` come before all others."""
     parts = [part for part in model.modules() if next(part.parameters(recurse=False), None) is not None]
     for part in sorted(parts, key=lambda part: not isinstance(part, first)):
         part.reset_parameters(init)  # type: ignore[operator]
@@ -56,7 +54,7 @@ def reset(model: nn.Module, init: Initialiser, first: tuple[type[nn.Module], ...
 
 @torch.no_grad()
 def reset_recurrent(model: nn.Module, settings: RecurrentInit) -> None:
-    """Draw every weight of a model that is made of embeddings, PyTorch's recurrent modules and linear layers."""
+    """Draw every weight of a model made of embeddings, PyTorch's recurrent modules and linear layers."""
     for part in model.modules():
         for name, weight in part.named_parameters(recurse=False):
             bias = weight.dim() == 1
@@ -74,7 +72,7 @@ def reset_recurrent(model: nn.Module, settings: RecurrentInit) -> None:
                     inputs = part.hidden_size if isinstance(part, nn.RNNBase) else weight.shape[-1]
                     inputs = part.in_features if isinstance(part, nn.Linear) else inputs
                     weight.uniform_(-(inputs**-0.5), inputs**-0.5)
-                case FanInInit():  # what is added to the logits: the first distribution is nearly even
+                case FanInInit():  # bias of the logits: the first distribution is nearly uniform
                     weight.zero_()
                 case _:
                     assert_never(settings)
@@ -82,18 +80,17 @@ def reset_recurrent(model: nn.Module, settings: RecurrentInit) -> None:
 
 @contextmanager
 def empty_weights() -> Iterator[None]:
-    """What is built here has empty weights (torch's meta device); a file or `reset_parameters` fills them."""
+    """Build modules with empty weights (torch's meta device), to be filled by a file or `reset_parameters`."""
     with torch.device("meta"), _NoDraws():
         yield
 
 
 class _NoDraws(TorchFunctionMode):
-    """Skips random draws: on the meta device torch would import its compiler for them, which takes seconds."""
+    """Skip random draws: on the meta device torch would import its compiler for them, which takes seconds."""
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        given = kwargs or {}
+    def __torch_function__(self, func: Callable[..., Any], types: Any, *call: Any) -> Any:
+        args, kwargs = (*call, None)[:2]
+        kwargs = kwargs or {}
         if getattr(func, "__name__", "") in ("normal_", "uniform_", "xavier_uniform_", "kaiming_uniform_"):
-            return given["tensor"] if "tensor" in given else args[0]
-        return func(*args, **given)
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)

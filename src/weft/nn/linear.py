@@ -1,7 +1,7 @@
-"""Linear layers, low-rank additions to them, and tables of embeddings, drawn as a model's settings say.
+"""Linear layers, low-rank adapters for them, and embedding tables, initialised as a model's settings say.
 
-Their constructors draw weights too, as torch's do, and `reset_parameters(init)` draws again once the whole model is
-built. The first draw is kept because it advances the random generator: a seed still gives the weights it always gave.
+Their constructors draw weights like torch's, and `reset_parameters(init)` draws again once the whole model is built.
+The first draw is kept because it advances the random-number generator: a seed still gives the same weights.
 """
 
 from typing import Any
@@ -17,10 +17,10 @@ from weft.nn.init import Initialiser
 
 
 class Linear(nn.Linear):
-    """x Wᵀ + b. Several heights in `outputs` are several matrices, one above the other, so that x is read once.
+    """x Wᵀ + b. Several `outputs` are the heights of several matrices, stacked so that x is read once.
 
-    `into_residual`: the result is added to the residual stream, on which some initialisations depend. An adapter beside
-    the matrix (`LowRank`) drops some of what it reads, by the pass's `rng`.
+    `into_residual`: the result is added to the residual stream, on which some initialisations depend. The `rng` of a
+    pass is for the dropout of adapters (`LowRank`).
     """
 
     def __init__(self, inputs: int, *outputs: int, bias: bool = True, into_residual: bool = False, device: Any = None):
@@ -29,7 +29,7 @@ class Linear(nn.Linear):
 
     @torch.no_grad()
     def reset_parameters(self, init: Initialiser | None = None) -> None:
-        """Draw each matrix by itself; the bias becomes 0. Without `init`, as nn.Linear does."""
+        """Draw each stacked matrix separately and zero the bias. Without `init`, draw as nn.Linear does."""
         if init is None:
             super().reset_parameters()
             return
@@ -39,17 +39,17 @@ class Linear(nn.Linear):
             self.bias.zero_()
 
     def forward(self, x: Tensor, rng: RowRng | None = None) -> Tensor:
-        learns = self.bias is not None and self.bias.requires_grad and type(self.bias) is nn.Parameter
-        if learns and native.learns(x):
-            return native.Biased.apply(x, self.weight, self.bias)
+        trains_bias = self.bias is not None and self.bias.requires_grad and type(self.bias) is nn.Parameter
+        if trains_bias and native.trains_eagerly(x):
+            return native.LinearWithBias.apply(x, self.weight, self.bias)
         return super().forward(x)
 
 
 class Embedding(nn.Embedding):
-    """A table of vectors, one a token."""
+    """Table of vectors, one per token."""
 
     def reset_parameters(self, init: Initialiser | None = None) -> None:
-        """Draw the table. Without `init`, as nn.Embedding does."""
+        """Draw the table. Without `init`, draw as nn.Embedding does."""
         if init is None:
             super().reset_parameters()
         else:
@@ -57,16 +57,16 @@ class Embedding(nn.Embedding):
 
 
 class LowRank(Linear):
-    """W x + (alpha / rank) B A x, where A and B learn and W, with its bias, does not (Hu et al. 2022, §4.1).
+    """W x + (alpha / rank) B A x with trained A and B and a frozen W, including its bias (Hu et al. 2022, §4.1).
 
-    B is 0 at first, so that the layer computes what it did before. Where several matrices lie in one (`heights`), each
-    has an A and a B of its own: `a` (matrices · rank, in_features) and `b` (out_features, rank) hold them one above the
-    other. The weight keeps its name, so that the model's own weights keep theirs.
+    B is 0 at first, so that the layer computes the same as before. Where W stacks several matrices (`heights`), each
+    has its own A and B: `a` (matrices · rank, in_features) and `b` (out_features, rank) stack them in the same way. The
+    weight keeps its name in the state dict.
     """
 
     def __init__(self, linear: Linear, settings: LoRA):
         super().__init__(linear.in_features, *linear.heights, bias=linear.bias is not None, device="meta")
-        self.weight, self.bias = linear.weight, linear.bias  # the same ones, not copies
+        self.weight, self.bias = linear.weight, linear.bias  # shared, not copied
         self.weight.requires_grad_(False)
         if self.bias is not None:
             self.bias.requires_grad_(False)
@@ -74,15 +74,15 @@ class LowRank(Linear):
         self.dropout = Dropout(settings.dropout)
         self.a = nn.Parameter(self.weight.new_empty(len(self.heights) * self.rank, self.in_features))
         self.b = nn.Parameter(self.weight.new_empty(self.out_features, self.rank))
-        self._reset_addition()
+        self._reset_adapter()
 
     def reset_parameters(self, init: Initialiser | None = None) -> None:
-        """Draw the frozen matrices as any others, and A; B becomes 0."""
+        """Draw the frozen matrices as a `Linear` does, then A, and zero B."""
         super().reset_parameters(init)
-        if init is not None:  # nn.Linear's constructor calls this before there is an A
-            self._reset_addition()
+        if init is not None:  # nn.Linear's constructor calls this before A exists
+            self._reset_adapter()
 
-    def _reset_addition(self) -> None:
+    def _reset_adapter(self) -> None:
         nn.init.kaiming_uniform_(self.a, a=5**0.5)  # as nn.Linear's weights
         nn.init.zeros_(self.b)
 
@@ -98,7 +98,7 @@ class LowRank(Linear):
 
     @torch.no_grad()
     def merge(self) -> Linear:
-        """A plain layer with the weight W + (alpha / rank) B A. This one stays as it is."""
+        """Return a new plain layer with the weight W + (alpha / rank) B A."""
         plain = Linear(self.in_features, *self.heights, bias=self.bias is not None, device="meta")
         plain.weight = nn.Parameter(self.weight + self.difference().to(self.weight.dtype))
         plain.bias = None if self.bias is None else nn.Parameter(self.bias.clone())

@@ -1,8 +1,8 @@
 """Which keys a query may see, described once and laid out as each kernel needs it.
 
-A place is the index of a token in its row, counted from the row's start; positions, which may restart with every
-packed document, are another matter (`nn/position.py`). Where several processes divide every row among them, each reads
-ranges of its places: token 0 is then the first place of the first range.
+An index counts a token from the start of its row. A position may restart with every packed document
+(`nn/position.py`). Where context parallelism divides the rows, each process reads ranges of their indices, and its
+token 0 is the first index of its first range.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,192 +13,180 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
-from weft.nn.position import Position
+from weft.nn.position import Angles, Position
 
-Ranges = tuple[range, ...]  # in order, none touching the next; empty where a process reads whole rows
+Ranges = tuple[range, ...]  # ascending, none adjacent to the next; empty where a process reads whole rows
+
+# A dense mask with more entries than this is built in blocks of queries, and rebuilt in the backward pass.
+MAX_DENSE_ENTRIES = 2**22
+# On a GPU, a mask with more entries than this goes to FlexAttention, which compiles a kernel for every new shape:
+# shorter sequences come in many shapes, and their dense masks fit in memory.
+MIN_FLEX_ENTRIES = 2**18
 
 
-def spans(ranges: Ranges) -> Iterator[tuple[slice, range]]:
-    """Which tokens are those of a range, and the range, one after the other."""
+def range_slices(ranges: Ranges) -> Iterator[tuple[slice, range]]:
+    """Yield each range with the slice of this process's tokens that it covers."""
     begin = 0
-    for each in ranges:
-        yield slice(begin, begin + len(each)), each
-        begin += len(each)
+    for indices in ranges:
+        yield slice(begin, begin + len(indices)), indices
+        begin += len(indices)
 
 
-def within(ranges: Ranges, start: int, stop: int) -> Ranges:
-    """The ranges of tokens start … stop − 1."""
-    cut = (each[max(0, start - own.start) : max(0, stop - own.start)] for own, each in spans(ranges))
-    return tuple(each for each in cut if each)
+def slice_ranges(ranges: Ranges, start: int, stop: int) -> Ranges:
+    """Ranges of indices covered by tokens [start, stop) of this process."""
+    cut = (part[max(0, start - tokens.start) : max(0, stop - tokens.start)] for tokens, part in range_slices(ranges))
+    return tuple(part for part in cut if part)
 
 
-def taken(rows: Tensor, ranges: Ranges) -> Tensor:
-    """The ranges of rows (batch, time, …) as (batch, tokens, …); whole rows as they are."""
-    return torch.cat([rows[:, each.start : each.stop] for each in ranges], dim=1) if ranges else rows
+def select_ranges(rows: Tensor, ranges: Ranges) -> Tensor:
+    """Concatenate the ranges of rows (batch, time, …) to (batch, tokens, …); without ranges, return whole rows."""
+    return torch.cat([rows[:, part.start : part.stop] for part in ranges], dim=1) if ranges else rows
 
 
 @dataclass(frozen=True)
 class Mask:
-    """The mask of one attention: query (batch, time) against key (batch, source time).
+    """Mask of one attention: queries (batch, time) against keys (batch, source time).
 
-    causal: no query sees a later key, except inside the prefix.
-    window: a query sees the last `window` keys, its own among them.
-    prefix (batch,): the first so many keys are seen by all (prefix LM; Raffel et al. 2020, §3.2.1).
+    causal: no query sees a later key.
+    window: a query sees the last `window` keys, including its own.
     real (batch, source time): False where a key is padding.
-    documents: ids of the query's and the key's document, (batch, time) and (batch, source time); packed
-        documents never see each other.
-    offset: so many keys come before the first query's own, those of a cache.
-    places (batch, time): the queries' own, if not offset … offset + time − 1 in every row.
-    ranges: the queries' own in every row, where other processes have the rest of it.
+    documents: document ids of the queries, (batch, time), and of the keys, (batch, source time); packed documents never
+        see each other.
+    offset: number of cached keys before the first query's own.
+    indices (batch, time): row indices of the queries, if not offset … offset + time − 1 in every row.
+    ranges: row indices of the queries where other processes read the rest of every row.
     """
 
     causal: bool
     window: int | None = None
-    prefix: Tensor | None = None
     real: Tensor | None = None
     documents: tuple[Tensor, Tensor] | None = None
     offset: int = 0
-    places: Tensor | None = None
+    indices: Tensor | None = None
     ranges: Ranges = ()
 
     @property
     def full(self) -> bool:
-        """Every query sees every key."""
+        """Whether every query sees every key."""
         return not self.causal and self.window is None and self.real is None and self.documents is None
 
     @property
     def triangular(self) -> bool:
-        """The lower triangle and nothing else, which kernels draw for themselves."""
-        return self.continued and not self.offset and not self.ranges
+        """Whether this is the lower triangle alone, which kernels can build themselves."""
+        return self.plain_causal and not self.offset and not self.ranges
 
     @property
-    def continued(self) -> bool:
-        """The same with `offset` keys before the triangle, which all queries see; or ranges of queries, each so."""
-        extra = (self.window, self.prefix, self.real, self.documents, self.places)
-        return self.causal and all(e is None for e in extra)
+    def plain_causal(self) -> bool:
+        """Causal, with `offset` cached keys visible to every query, or for ranges of queries."""
+        return self.causal and all(limit is None for limit in (self.window, self.real, self.documents, self.indices))
 
-    def mask_mod(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-        """The mask as a function of indices (row, head, query, key), as FlexAttention takes it."""
+    def visible(self, row: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """Whether each query sees each key, by row number, token number of the query and index of the key."""
+        index = self._query_index(row, query)
+        seen = key <= index if self.causal else key >= 0
+        if self.window is not None:
+            seen = seen & (key > index - self.window)
+            if not self.causal:
+                seen = seen & (key < index + self.window)
+        if self.real is not None:
+            seen = seen & self.real[row, key]
+        if self.documents is not None:
+            seen = seen & (self.documents[0][row, query] == self.documents[1][row, key])
+        return seen
 
-        def mask_mod(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            place = self._place(row, query)
-            seen = key <= place if self.causal else key >= 0
-            if self.window is not None:
-                seen = seen & (key > place - self.window)
-                if not self.causal:
-                    seen = seen & (key < place + self.window)
-            if self.prefix is not None:
-                seen = seen | (key < self.prefix[row])
-            if self.real is not None:
-                seen = seen & self.real[row, key]
-            if self.documents is not None:
-                seen = seen & (self.documents[0][row, query] == self.documents[1][row, key])
-            return seen
-
-        return mask_mod
-
-    def _place(self, row: Tensor, query: Tensor) -> Tensor:
-        if self.places is not None:
-            return self.places[row, query]
-        place = query + self.offset
-        for own, each in spans(self.ranges):
-            place = torch.where(query < own.start, place, query + (each.start - own.start))
-        return place
+    def _query_index(self, row: Tensor, query: Tensor) -> Tensor:
+        if self.indices is not None:
+            return self.indices[row, query]
+        index = query + self.offset
+        for tokens, part in range_slices(self.ranges):
+            index = torch.where(query < tokens.start, index, query + (part.start - tokens.start))
+        return index
 
     @property
     def rows(self) -> int:
-        """Rows that have masks of their own."""
+        """Number of rows whose masks differ; 1 if all rows share one."""
         documents = None if self.documents is None else self.documents[0]
-        return max([1, *[p.shape[0] for p in (self.prefix, self.real, self.places, documents) if p is not None]])
+        return max([1, *[x.shape[0] for x in (self.real, self.indices, documents) if x is not None]])
 
     def dense(self, queries: slice, keys: slice, device: torch.device) -> Tensor:
-        """The mask of some queries and keys as bools (rows, 1, time, source time), True where a key is seen."""
+        """Bool mask (rows, 1, time, source time) of the given queries and keys, True where a key is visible."""
         row = torch.arange(self.rows, device=device)[:, None, None]
         query = torch.arange(queries.start, queries.stop, device=device)[None, :, None]
         key = torch.arange(keys.start, keys.stop, device=device)[None, None, :]
-        return self.mask_mod()(row, row, query, key).expand(self.rows, -1, -1)[:, None]
+        return self.visible(row, query, key).expand(self.rows, -1, -1)[:, None]
 
     def key_range(self, queries: slice, keys: int) -> slice:
-        """The keys, of so many, that neighbouring queries can see at most; all, once places are not plain indices."""
-        if self.places is not None or self.prefix is not None:
+        """Smallest slice of `keys` keys that contains all that these queries can see."""
+        if self.indices is not None:
             return slice(0, keys)
         first, last = queries.start + self.offset, queries.stop + self.offset
         if self.ranges:
-            found = within(self.ranges, queries.start, queries.stop)
-            first, last = found[0].start, found[-1].stop
+            parts = slice_ranges(self.ranges, queries.start, queries.stop)
+            first, last = parts[0].start, parts[-1].stop
         window = keys if self.window is None else self.window
         return slice(max(0, first - window + 1), min(keys, last if self.causal else last + window - 1))
 
 
-# A mask of more entries than this is made block by block of queries, and again in the backward pass.
-MAX_DENSE_ENTRIES = 2**22
-# On a GPU a mask of more entries than this is left to FlexAttention, which compiles a kernel for every new shape:
-# shorter sequences come in many shapes, and their masks fit in memory.
-MIN_FLEX_ENTRIES = 2**18
-
-
 class AttentionMask:
-    """A mask between queries and keys at known positions, with what their positions do to the scores.
+    """Mask between queries and keys at known positions, with the effect of their positions on the scores.
 
-    It is the same for every layer of a kind. queries (batch or 1, time) and keys (batch or 1, source time) are
-    positions; angles rotate this call's own tokens.
+    All layers of a kind share it. queries (batch or 1, time) and keys (batch or 1, source time) are positions; `angles`
+    rotate the queries and keys of this call's tokens.
     """
 
-    def __init__(
-        self, mask: Mask, position: Position, queries: Tensor, keys: Tensor, angles: tuple[Tensor, Tensor] | None = None
-    ):
+    def __init__(self, mask: Mask, position: Position, queries: Tensor, *, keys: Tensor, angles: Angles | None = None):
         self.mask, self.position, self.angles = mask, position, angles
         self.queries, self.keys = queries, keys
         self._dense: Tensor | None = None
-        self._blocks: Any = None
+        self._block_mask: Any = None
 
     def dense(self) -> Tensor | None:
-        """The whole mask at once, made when the first layer needs it: bool, or floats where positions add a bias. None
-        where every query sees every key."""
+        """Whole mask, built on first use: bool, or float where positions add a bias; None if everything is visible."""
         if self._dense is None:
             self._dense = self.part(slice(0, self.queries.shape[1]), slice(0, self.keys.shape[1]))
         return self._dense
 
     @property
-    def flexes(self) -> bool:
-        """Whether FlexAttention's kernels fit: on a GPU, for a mask too large to be laid out. A text that is read piece
-        by piece meets a new shape each time, and is left to others."""
+    def fits_flex_attention(self) -> bool:
+        """Whether FlexAttention computes it: on a GPU, for a mask too large to be dense. A text read in chunks has a
+        new shape each time, and would be compiled again each time."""
         mask, entries = self.mask, self.queries.shape[1] * self.keys.shape[1]
-        plain = mask.triangular or mask.full or self.position.biases
-        pieces = mask.places is not None or mask.offset > 0
-        return self.queries.is_cuda and not plain and not pieces and entries > MIN_FLEX_ENTRIES
+        simpler = mask.triangular or mask.full or self.position.biases
+        chunked = mask.indices is not None or mask.offset > 0
+        return self.queries.is_cuda and not simpler and not chunked and entries > MIN_FLEX_ENTRIES
 
     def prepare(self) -> None:
-        """Build now what the first layer would build for all: layers that are recomputed must not change any state."""
-        if self.flexes:
-            self.blocks()
+        """Build what the first layer would build lazily: recomputed layers must not change any state."""
+        if self.fits_flex_attention:
+            self.block_mask()
         if self.queries.shape[1] * self.keys.shape[1] <= MAX_DENSE_ENTRIES:
             self.dense()
 
-    def mapped(self, map_blocks: Callable[[Mask, Tensor, Tensor], Any]) -> "AttentionMask":
-        """The same with FlexAttention's map, made by `map_blocks`, where its kernels fit."""
-        if not self.flexes:
+    def with_block_mask(self, build: Callable[[Mask, Tensor, Tensor], Any]) -> "AttentionMask":
+        """Copy with FlexAttention's block mask made by `build`, where FlexAttention is used."""
+        if not self.fits_flex_attention:
             return self
-        copy = AttentionMask(self.mask, self.position, self.queries, self.keys, self.angles)
-        copy._blocks = map_blocks(self.mask, self.queries, self.keys)
+        copy = AttentionMask(self.mask, self.position, self.queries, keys=self.keys, angles=self.angles)
+        copy._block_mask = build(self.mask, self.queries, self.keys)
         return copy
 
     def part(self, queries: slice, keys: slice) -> Tensor | None:
-        """The mask (batch or 1, heads or 1, time, source time) of some queries against some keys."""
-        bias = self.position.heads_bias(self.queries[:, queries], self.keys[:, keys])
+        """Mask (batch or 1, heads or 1, time, source time) of these queries against these keys."""
+        bias = self.position.local_bias(self.queries[:, queries], self.keys[:, keys])
         if self.mask.full:
             return bias
         seen = self.mask.dense(queries, keys, self.queries.device)
         return seen if bias is None else torch.where(seen, bias, float("-inf"))
 
-    def blocks(self) -> Any:
-        """FlexAttention's map of the blocks that have something to see."""
-        if self._blocks is None:
-            self._blocks = map_blocks(self.mask, self.queries, self.keys)
-        return self._blocks
+    def block_mask(self) -> Any:
+        """FlexAttention's block mask, built on first use."""
+        if self._block_mask is None:
+            self._block_mask = build_block_mask(self.mask, self.queries, self.keys)
+        return self._block_mask
 
 
-def map_blocks(mask: Mask, queries: Tensor, keys: Tensor) -> Any:
-    """FlexAttention's map of a mask between queries (batch or 1, time) and keys (batch or 1, source time)."""
+def build_block_mask(mask: Mask, queries: Tensor, keys: Tensor) -> Any:
+    """FlexAttention's block mask between queries (batch or 1, time) and keys (batch or 1, source time)."""
     rows = mask.rows if mask.rows > 1 else None
-    return create_block_mask(mask.mask_mod(), rows, None, queries.shape[1], keys.shape[1], device=queries.device)
+    sizes = rows, None, queries.shape[1], keys.shape[1]  # every head has the same mask
+    return create_block_mask(lambda row, _, query, key: mask.visible(row, query, key), *sizes, device=queries.device)

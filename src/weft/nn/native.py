@@ -1,8 +1,8 @@
-"""Attention and GELU of a training step in C (`native/training/train.c`), forward and back: float32 on a processor.
+"""Attention and GELU of a training step in C (`native/training/train.c`), forward and backward: float32 on a CPU.
 
-PyTorch's own attention multiplies at a third of a processor's rate, and its GELU passes over memory many times. Here a
-head's scores stay in the cache, and every number is summed by one thread in one order, so that results do not depend on
-how many there are. Without a compiler everything goes as it does without this file.
+PyTorch's attention multiplies at a third of a CPU's peak rate, and its GELU makes many passes over memory. The C code
+keeps a head's scores in cache, and one thread sums every element in a fixed order, so that results do not depend on the
+number of threads. Without a C compiler, PyTorch's functions are used.
 """
 
 import ctypes
@@ -17,21 +17,23 @@ from torch.autograd.function import once_differentiable
 from weft.native import compiler
 
 SOURCE = compiler.SOURCES / "training" / "train.c"
-MIN_PAIRS = 64 * 64  # queries times keys: below that there is no time to gain, and nothing is compiled
-MIN_WIDTH = 256  # of a layer whose activations are worth it
-D_HEAD = 32  # a head is a multiple of it, as tiles in c/attention.h are
+MIN_PAIRS = 64 * 64  # queries times keys below which C gains nothing; nothing is compiled for less
+MIN_WIDTH = 256  # width of activations below which C gains nothing
+D_HEAD = 32  # d_head must be a multiple: the width of the register tiles in native/training/attention.h
 MAX_D_HEAD = 256
 
 
-class Heads(Structure):
-    _fields_ = [("at", c_void_p), ("row", c_int64), ("head", c_int64), ("place", c_int64)]
+class HeadsView(Structure):
+    """Pointer to (batch, heads, time, d_head) and its strides; d_head is contiguous."""
+
+    _fields_ = [("data", c_void_p), *((f"{name}_stride", c_int64) for name in ("batch", "head", "time"))]
 
 
-class Attention(Structure):
+class AttentionCall(Structure):
     _fields_ = [
-        *((name, Heads) for name in ["q", "k", "v", "out", "d_out", "d_q", "d_k", "d_v"]),
-        *((name, c_void_p) for name in ("log_totals", "scratch")),
-        ("space", c_int64),
+        *((name, HeadsView) for name in ["q", "k", "v", "out", "d_out", "d_q", "d_k", "d_v"]),
+        *((name, c_void_p) for name in ("logsumexp", "scratch")),
+        ("scratch_size", c_int64),
         *((name, c_int32) for name in ["batch", "heads", "kv_heads", "time", "source", "d_head", "causal"]),
         ("scale", c_float),
     ]
@@ -43,38 +45,37 @@ class Elements(Structure):
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """What was compiled, or None where that is not possible or not wanted."""
-    found = compiler.load(SOURCE, "weft's training kernels")
-    if found is None:
+    """Compiled library, or None if there is no compiler or it is switched off."""
+    lib = compiler.load(SOURCE, "weft's training kernels", (HeadsView, AttentionCall, Elements))
+    if lib is None:
         return None
-    found.weft_attention_space.argtypes = [c_int, c_int, c_int]
-    found.weft_attention_space.restype = c_int64
-    found.weft_attend.argtypes = [POINTER(Attention), c_int, c_int]
-    found.weft_gelu.argtypes = [POINTER(Elements), c_int]
-    found.weft_attend.restype = found.weft_gelu.restype = None
-    return found
+    lib.weft_attention_scratch.argtypes = [c_int, c_int, c_int]
+    lib.weft_attention_scratch.restype = c_int64
+    lib.weft_attend.argtypes = [POINTER(AttentionCall), c_int, c_int]
+    lib.weft_gelu.argtypes = [POINTER(Elements), c_int]
+    lib.weft_attend.restype = lib.weft_gelu.restype = None
+    return lib
 
 
-def learns(x: Tensor) -> bool:
-    """Whether x is an eager training's on a processor, in float32 and nothing but a tensor."""
+def trains_eagerly(x: Tensor) -> bool:
+    """Whether x is a plain float32 CPU tensor in an eager forward pass that will be differentiated."""
     plain = type(x) is Tensor and x.device.type == "cpu" and x.dtype == torch.float32
     eager = not torch.compiler.is_compiling() and not torch.is_autocast_enabled("cpu")
     return plain and x.requires_grad and torch.is_grad_enabled() and eager
 
 
 def attention_fits(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether `FusedAttention` computes these heads: where PyTorch may choose its fused kernels, and no thread would be
-    idle."""
+    """Whether `FusedAttention` computes these heads: PyTorch's fused kernels are allowed, and no thread would idle."""
     if q.shape[2] * k.shape[2] < MIN_PAIRS or q.shape[-1] % D_HEAD or q.shape[-1] > MAX_D_HEAD:
         return False
-    if not all(learns(x) and x.stride(-1) == 1 for x in (q, k, v)) or q.shape[-1] != v.shape[-1]:
+    if not all(trains_eagerly(x) and x.stride(-1) == 1 for x in (q, k, v)) or q.shape[-1] != v.shape[-1]:
         return False
     busy = k.shape[0] * k.shape[1] >= torch.get_num_threads()
     return busy and torch.backends.cuda.flash_sdp_enabled() and library() is not None
 
 
 def gelu_fits(x: Tensor) -> bool:
-    return x.shape[-1] >= MIN_WIDTH and learns(x) and library() is not None
+    return x.shape[-1] >= MIN_WIDTH and trains_eagerly(x) and library() is not None
 
 
 class FusedAttention(torch.autograd.Function):
@@ -83,42 +84,42 @@ class FusedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scale: float, causal: bool, *qkv: Tensor) -> Tensor:
         q = qkv[0]
-        out, log_totals = _by_places(q), q.new_empty(q.shape[:3])
-        _attend([*qkv, out], log_totals, scale, causal)
-        ctx.save_for_backward(*qkv, out, log_totals)
-        ctx.options = scale, causal
+        out, logsumexp = empty_token_major(q), q.new_empty(q.shape[:3])
+        _attend([*qkv, out], logsumexp, scale, causal=causal)
+        ctx.save_for_backward(*qkv, out, logsumexp)
+        ctx.scale, ctx.causal = scale, causal
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        *kept, log_totals = ctx.saved_tensors
+        *saved, logsumexp = ctx.saved_tensors
         upstream = upstream if upstream.stride(-1) == 1 else upstream.contiguous()
-        gradients = [_by_places(x) for x in kept[:3]]
-        _attend([*kept, upstream, *gradients], log_totals, *ctx.options)
+        gradients = [empty_token_major(x) for x in saved[:3]]
+        _attend([*saved, upstream, *gradients], logsumexp, ctx.scale, causal=ctx.causal)
         return None, None, *gradients
 
 
-def _by_places(x: Tensor) -> Tensor:
-    """Memory for (batch, heads, time, d_head) in which a token's heads lie side by side, as they are read next."""
+def empty_token_major(x: Tensor) -> Tensor:
+    """Empty (batch, heads, time, d_head) in which the heads of a token are adjacent, as the next layer reads them."""
     return torch.empty_like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
 
 
-def _attend(tensors: list[Tensor], log_totals: Tensor, scale: float, causal: bool) -> None:
-    """Fill the output, the fourth of the tensors, or the gradients, the last three of eight."""
+def _attend(tensors: list[Tensor], logsumexp: Tensor, scale: float, *, causal: bool) -> None:
+    """Fill the output, the fourth of four tensors, or the gradients, the last three of eight."""
     q, k = tensors[:2]
-    compiled: Any = library()
-    space, threads = compiled.weft_attention_space(q.shape[2], k.shape[2], q.shape[3]), torch.get_num_threads()
-    scratch = torch.empty(threads * space)
-    heads = [Heads(x.data_ptr(), *x.stride()[:3]) for x in tensors]
-    heads += [Heads()] * (8 - len(heads))
+    lib: Any = library()
+    scratch_size, threads = lib.weft_attention_scratch(q.shape[2], k.shape[2], q.shape[3]), torch.get_num_threads()
+    scratch = torch.empty(threads * scratch_size)
+    views = [HeadsView(x.data_ptr(), *x.stride()[:3]) for x in tensors]
+    views += [HeadsView()] * (8 - len(views))
     sizes = q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], causal
-    given = Attention(*heads, log_totals.data_ptr(), scratch.data_ptr(), space, *sizes, scale)
-    compiled.weft_attend(given, len(tensors) == 8, threads)
+    call = AttentionCall(*views, logsumexp.data_ptr(), scratch.data_ptr(), scratch_size, *sizes, scale)
+    lib.weft_attend(call, len(tensors) == 8, threads)
 
 
 class FusedGELU(torch.autograd.Function):
-    """x · Φ(x), or its approximation by a tanh. x is kept, and its share is computed once more in the backward pass."""
+    """x · Φ(x), or its tanh approximation. Saves x and recomputes the gate in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, exact: bool) -> Tensor:
@@ -135,14 +136,14 @@ class FusedGELU(torch.autograd.Function):
 
 def _gelu(x: Tensor, d_y: Tensor | None, exact: bool) -> Tensor:
     y = torch.empty_like(x)
-    compiled: Any = library()
+    lib: Any = library()
     pointers = x.data_ptr(), None if d_y is None else d_y.data_ptr(), y.data_ptr()
-    compiled.weft_gelu(Elements(*pointers, x.numel(), exact), torch.get_num_threads())
+    lib.weft_gelu(Elements(*pointers, x.numel(), exact), torch.get_num_threads())
     return y
 
 
-class Biased(torch.autograd.Function):
-    """x Wᵀ + b, whose bias learns by a product with ones: a fifth of the time that PyTorch's sum over rows takes."""
+class LinearWithBias(torch.autograd.Function):
+    """x Wᵀ + b, with the bias's gradient as a product with ones: a fifth of the time of PyTorch's sum over rows."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -152,10 +153,10 @@ class Biased(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        of_x, of_weight, of_bias = ctx.needs_input_grad
+        need_x, need_weight, need_bias = ctx.needs_input_grad
         rows = upstream.flatten(0, -2)
         return (
-            upstream @ weight if of_x else None,
-            rows.mT @ x.flatten(0, -2) if of_weight else None,
-            (rows.new_ones(1, len(rows)) @ rows)[0] if of_bias else None,
+            upstream @ weight if need_x else None,
+            rows.mT @ x.flatten(0, -2) if need_weight else None,
+            (rows.new_ones(1, len(rows)) @ rows)[0] if need_bias else None,
         )

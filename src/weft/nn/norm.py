@@ -1,4 +1,4 @@
-"""Normalisation over the last dimension, kept in float32 where the numbers are small (Ba et al. 2016)."""
+"""Normalisation over the last dimension, computed in the dtype of the gain (Ba et al. 2016)."""
 
 import torch
 from torch import Tensor, nn
@@ -9,15 +9,15 @@ from weft.nn.init import Initialiser
 
 
 class LayerNorm(nn.LayerNorm):
-    """gain · (x − μ)/σ + bias over (…, width), with σ the population deviation."""
+    """gain · (x − μ)/σ + bias over (…, width), with σ the population standard deviation."""
 
     def reset_parameters(self, init: Initialiser | None = None) -> None:
-        """A gain of 1 and a bias of 0, however the other weights are drawn."""
+        """Set the gain to 1 and the bias to 0, whatever `init` says about other weights."""
         super().reset_parameters()
 
 
 class RMSNorm(nn.Module):
-    """gain · x/RMS(x) (Zhang and Sennrich 2019), in the type of the gain, as autocast has LayerNorm."""
+    """gain · x/RMS(x) (Zhang and Sennrich 2019), in the dtype of the gain, like LayerNorm under autocast."""
 
     def __init__(self, width: int, eps: float, offset: float = 0.0):
         super().__init__()
@@ -33,7 +33,7 @@ class RMSNorm(nn.Module):
 
 
 class HeadNorm(nn.Module):
-    """A norm of each head by itself, with a gain of its own and, if the norm has one, a bias."""
+    """Norm of each head separately, with a gain per head and, if the settings have one, a bias."""
 
     def __init__(self, settings: config.Norm, heads: int, d_head: int):
         super().__init__()
@@ -50,16 +50,16 @@ class HeadNorm(nn.Module):
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, heads, time, d_head) → the same."""
+        """(batch, heads, time, d_head) → (batch, heads, time, d_head)."""
         x = x if self.weight is None else x.to(self.weight.dtype)
-        normed = F.layer_norm if isinstance(self.settings, config.LayerNorm) else F.rms_norm
-        x = normed(x, self.width, eps=self.settings.eps)
+        normalise = F.layer_norm if isinstance(self.settings, config.LayerNorm) else F.rms_norm
+        x = normalise(x, self.width, eps=self.settings.eps)
         x = x if self.weight is None else x * (self.weight + self.offset)[:, None]
         return x if self.bias is None else x + self.bias[:, None]
 
 
 def build(settings: config.Norm, width: int) -> LayerNorm | RMSNorm:
-    """The norm that `settings` describe, over vectors of `width`."""
+    """Build the norm that `settings` describe, over vectors of this width."""
     if isinstance(settings, config.LayerNorm):
         return LayerNorm(width, settings.eps, elementwise_affine=settings.gain, bias=settings.bias)
     return RMSNorm(width, settings.eps, settings.offset)

@@ -1,12 +1,12 @@
-"""Recurrent stacks: Elman (1990), LSTM (Hochreiter and Schmidhuber 1997) and GRU (Cho et al. 2014), any depth.
+"""Recurrent stacks: Elman (1990), LSTM (Hochreiter and Schmidhuber 1997) and GRU (Cho et al. 2014), of any depth.
 
-A stack is one of PyTorch's own recurrent modules, for their fused kernels. All of them name their weights alike:
+A stack is one of PyTorch's recurrent modules, for their fused kernels. All of them name their weights in one way:
 layer l has `weight_ih_l{l}` (W_ax of the lecture), `weight_hh_l{l}` (W_ah) and two biases, `bias_ih_l{l}` and
-`bias_hh_l{l}`, whose sum is the lecture's one b_a. Both are kept, and counted, so that weights
-can be exchanged with PyTorch; for Elman and LSTM the second adds nothing but its parameters.
+`bias_hh_l{l}`, whose sum is the lecture's b_a. Both are kept, and counted as parameters, so that weights can be
+exchanged with PyTorch; for Elman and LSTM the second one is redundant.
 
-A stack passes one tensor on from one token to the next, its state (parts, layers, batch, d_model). An LSTM's has two
-parts, the hidden and the cell state; the others' is the hidden state alone.
+The state of a stack is one tensor (parts, layers, batch, d_model): hidden and cell state of an LSTM, else the hidden
+state alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,22 +22,23 @@ from weft.nn.dropout import Dropout, RowRng
 
 Cell = Literal["elman", "lstm", "gru"]
 Sigma = Literal["tanh", "relu", "sigmoid"]
+Drop = Callable[[int, Tensor], Tensor]  # dropout of the input (batch, time, d_model) of the layer with this index
 
 
 class SigmoidElman(nn.RNNBase):
-    """Elman's network with the logistic function, which PyTorch has no kernel for: the lecture's loop, written out."""
+    """Elman network with the logistic function, for which PyTorch has no kernel: the lecture's loop, written out."""
 
-    def __init__(self, d_input: int, d_model: int, layers: int, **placed: Any):
-        # The mode only determines how many gates the weights have: one, as for tanh.
-        super().__init__("RNN_TANH", d_input, d_model, layers, batch_first=True, **placed)
+    def __init__(self, d_input: int, d_model: int, layers: int, **options: Any):
+        # The mode only determines the number of gates: one, as for tanh.
+        super().__init__("RNN_TANH", d_input, d_model, layers, batch_first=True, **options)
 
     def forward(
         self, inputs: Tensor | PackedSequence, state: Tensor | None = None
     ) -> tuple[Tensor | PackedSequence, Tensor]:
-        """inputs (batch, time, d_input) or packed → hidden states (batch, time, d_model), the last (layers, batch, …).
+        """Hidden states (batch, time, d_model), and the last of each layer (layers, batch, d_model).
 
-        h_t = σ(W_ah h_{t−1} + W_ax x_t + b_a). Packed rows are sorted, the longest first, so that row i is still
-        being read at time t if i < the number of rows in step t; the others keep their last state.
+        h_t = σ(W_ah h_{t−1} + W_ax x_t + b_a). inputs (batch, time, d_input) or packed. Packed rows are sorted by
+        length, longest first: at time t, row i is read if i < the size of step t; shorter rows keep their last state.
         """
         steps: Sequence[Tensor]
         if isinstance(inputs, PackedSequence):
@@ -59,17 +60,10 @@ class SigmoidElman(nn.RNNBase):
         return torch.stack(list(steps), dim=1), torch.stack(last)
 
 
-@dataclass(frozen=True)
-class Layers:
-    """So many recurrent layers of d_model coordinates over inputs of d_input."""
-
-    d_input: int
-    d_model: int
-    layers: int = 1
-
-
-def recurrence(cell: Cell, sizes: Layers, activation: Sigma = "tanh", bidirectional: bool = False) -> nn.RNNBase:
-    """A stack that reads from left to right, or both ways (Schuster and Paliwal 1997): d_model coordinates each way.
+def recurrence(
+    cell: Cell, d_input: int, d_model: int, *, layers: int = 1, activation: Sigma = "tanh", bidirectional: bool = False
+) -> nn.RNNBase:
+    """Build a stack that reads left to right, or in both directions (Schuster and Paliwal 1997), d_model wide in each.
     `activation` is Elman's σ."""
     kind: Callable[..., nn.RNNBase] = {"elman": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}[cell]
     options: dict[str, Any] = {"batch_first": True, "bidirectional": bidirectional}
@@ -77,28 +71,25 @@ def recurrence(cell: Cell, sizes: Layers, activation: Sigma = "tanh", bidirectio
         kind, options = SigmoidElman, {}
     elif cell == "elman":
         options["nonlinearity"] = activation
-    return kind(sizes.d_input, sizes.d_model, sizes.layers, **options)
+    return kind(d_input, d_model, layers, **options)
 
 
-def parts(stack: nn.RNNBase) -> int:
-    """How many vectors a layer's state has."""
+def state_parts(stack: nn.RNNBase) -> int:
+    """Number of vectors in a layer's state."""
     return 2 if isinstance(stack, nn.LSTM) else 1
 
 
-Drop = Callable[[int, Tensor], Tensor]  # what goes to a layer of this number, (batch, time, d_model), with some dropped
-
-
-class Between(nn.ModuleList):
-    """The dropouts between the layers of a stack, which PyTorch's kernels would draw in an order of their own."""
+class InterLayerDropout(nn.ModuleList):
+    """Dropouts between the layers of a stack. PyTorch's kernels would draw them from their own generator."""
 
     def __init__(self, layers: int, p: float, variational: bool = False):
         super().__init__(Dropout(p, variational) for _ in range(layers - 1))
 
     def drop(self, rng: RowRng | None, on_gpu: bool, begin: int = 0) -> Drop | None:
-        """What is done in a pass whose places count from `begin`; None where nothing is dropped.
+        """Dropout function of a pass whose time counts from `begin`; None if the stack can run in one call.
 
-        On a GPU evaluation reads layer by layer as training does, though it drops nothing: the weights of each layer,
-        or of all together, lie in one piece of memory there, and would have to be moved between the two.
+        On a GPU, evaluation runs layer by layer like training, though it drops nothing: cuDNN needs the weights of one
+        layer, or of the whole stack, contiguous, and switching between the two would copy them.
         """
         if not any(dropout.p and (dropout.training or on_gpu) for dropout in self):
             return None
@@ -106,10 +97,10 @@ class Between(nn.ModuleList):
 
 
 def read(
-    stack: nn.RNNBase, inputs: Tensor, state: Tensor | None = None, drop: Drop | None = None
+    stack: nn.RNNBase, inputs: Tensor, state: Tensor | None = None, *, drop: Drop | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Read inputs (batch, time, d_input) on from a state (parts, layers, batch, d_model), or from zeros. Hidden states
-    of the top layer (batch, time, d_model), and the state after the last token."""
+    """Read inputs (batch, time, d_input) from a state (parts, layers, batch, d_model), zeros by default. Return the
+    hidden states of the top layer (batch, time, d_model), and the state after the last token."""
     if drop is not None:
         x, last = inputs, []
         for number, layer in enumerate(_single_layers(stack)):
@@ -125,83 +116,77 @@ def read(
 
 
 def _single_layers(stack: nn.RNNBase) -> list[nn.RNNBase]:
-    """Each layer of a stack as a stack of its own, over the same weights: what lies between them can be dropped.
-
-    PyTorch's kernels for several layers drop by numbers of their own. The parts are kept beside the stack's weights,
-    not among its submodules.
-    """
-    kept: list[nn.RNNBase] = vars(stack).setdefault("single_layers", [])
-    if not kept or kept[0].weight_hh_l0 is not stack.weight_hh_l0:
-        kept[:] = [_single_layer(stack, layer) for layer in range(stack.num_layers)]
-        kept[-1]._forward_hooks = stack._forward_hooks  # whoever looks at what the stack gives sees it here too
-    for layer in kept:
+    """Layers of a stack as separate modules over the same weights, so that dropout can run between them. They are kept
+    in the stack's `__dict__`, outside its submodules and state dict."""
+    layers: list[nn.RNNBase] = vars(stack).setdefault("single_layers", [])
+    if not layers or layers[0].weight_hh_l0 is not stack.weight_hh_l0:
+        layers[:] = [_single_layer(stack, number) for number in range(stack.num_layers)]
+        layers[-1]._forward_hooks = stack._forward_hooks  # hooks on the stack's output see it here too
+    for layer in layers:
         layer.training = stack.training
-        if layer.all_weights[0][1].is_cuda and vars(layer).get("flattened") != _memory(layer):
-            layer.flatten_parameters()  # or cuDNN would copy them into one piece in every call
-            vars(layer)["flattened"] = _memory(layer)
-    return kept
+        if layer.all_weights[0][1].is_cuda and vars(layer).get("flattened") != _storage(layer):
+            layer.flatten_parameters()  # otherwise cuDNN copies the weights in every call
+            vars(layer)["flattened"] = _storage(layer)
+    return layers
 
 
-def _memory(layer: nn.RNNBase) -> tuple[int, int]:
-    """Where a layer's weights lie: moving the model, or the whole stack's own flattening, changes that."""
+def _storage(layer: nn.RNNBase) -> tuple[int, int]:
+    """Address and size of a layer's weights. Moving the model, or flattening the whole stack, changes them."""
     storage = layer.all_weights[0][1].untyped_storage()
     return storage.data_ptr(), storage.nbytes()
 
 
-def _single_layer(stack: nn.RNNBase, layer: int) -> nn.RNNBase:
+def _single_layer(stack: nn.RNNBase, number: int) -> nn.RNNBase:
     options: dict[str, Any] = {"bidirectional": True} if stack.bidirectional else {}
     if type(stack) is nn.RNN:
         options["nonlinearity"] = stack.nonlinearity
-    ways = 1 + stack.bidirectional
-    d_input = ways * stack.hidden_size if layer else stack.input_size
     if not isinstance(stack, SigmoidElman):
         options["batch_first"] = True
+    d_input = (1 + stack.bidirectional) * stack.hidden_size if number else stack.input_size
     kind: Callable[..., nn.RNNBase] = type(stack)
-    one = kind(d_input, stack.hidden_size, 1, device="meta", **options)
-    for name, _ in list(one.named_parameters()):
-        setattr(one, name, getattr(stack, name.replace("_l0", f"_l{layer}")))
-    return one
+    layer = kind(d_input, stack.hidden_size, 1, device="meta", **options)
+    for name, _ in list(layer.named_parameters()):
+        setattr(layer, name, getattr(stack, name.replace("_l0", f"_l{number}")))
+    return layer
 
 
 @dataclass
-class Carried:
-    """The state (parts, layers, batch, d_model) that a pass reads on from, zeros if None; afterwards, the one that it
-    ended with. Gradients end there: back-propagation through time is truncated."""
+class CarriedState:
+    """State (parts, layers, batch, d_model) from which a pass continues, zeros if None; replaced by the pass's last. It
+    is detached: back-propagation through time is truncated there."""
 
     state: Tensor | None = None
 
 
-def read_documents(stack: nn.RNNBase, inputs: Tensor, documents: Tensor, drop: Drop | None) -> Tensor:
-    """Hidden states (batch, time, d_model) of rows that hold several documents: each is read from zeros. inputs (batch,
-    time, d_input); documents (batch, time) numbers them, a change of number is a boundary."""
+def read_documents(stack: nn.RNNBase, inputs: Tensor, documents: Tensor, *, drop: Drop | None) -> Tensor:
+    """Hidden states (batch, time, d_model) of rows of packed documents, each read from zeros. inputs (batch, time,
+    d_input); documents (batch, time) are ids: a document ends where the id changes."""
     starts = torch.ones_like(documents, dtype=torch.bool)
     starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
     sequence = starts.flatten().cumsum(0) - 1
-    places = torch.arange(sequence.numel(), device=sequence.device)
-    return _read_side_by_side(stack, inputs, (places, sequence), drop)
+    indices = torch.arange(sequence.numel(), device=sequence.device)
+    return _read_packed(stack, inputs, (indices, sequence), drop=drop)
 
 
-def read_masked(stack: nn.RNNBase, inputs: Tensor, mask: Tensor, drop: Drop | None) -> Tensor:
-    """Hidden states (batch, time, …) of padded rows: padding is skipped, and gets zeros. inputs (batch, time, d_input);
-    mask (batch, time), True where a token is real, on whichever side the padding is."""
-    places = mask.flatten().nonzero().squeeze(1)
-    return _read_side_by_side(stack, inputs, (places, places // mask.shape[1]), drop)
+def read_masked(stack: nn.RNNBase, inputs: Tensor, mask: Tensor, *, drop: Drop | None) -> Tensor:
+    """Hidden states (batch, time, …) of padded rows; padding is skipped, and its hidden states are zeros. inputs
+    (batch, time, d_input); mask (batch, time), True where a token is real; padding may be on either side."""
+    indices = mask.flatten().nonzero().squeeze(1)
+    return _read_packed(stack, inputs, (indices, indices // mask.shape[1]), drop=drop)
 
 
-def _read_side_by_side(
-    stack: nn.RNNBase, inputs: Tensor, scattered: tuple[Tensor, Tensor], drop: Drop | None
-) -> Tensor:
-    """Read sequences that lie scattered over a batch side by side, the longest first, without any padding. scattered
-    are places (tokens,) of the flattened batch in reading order, and the sequence that each belongs to (tokens,)."""
-    (B, T), (places, sequence) = inputs.shape[:2], scattered
+def _read_packed(stack: nn.RNNBase, inputs: Tensor, tokens: tuple[Tensor, Tensor], *, drop: Drop | None) -> Tensor:
+    """Read the sequences of a batch as a `PackedSequence`, without padding. tokens: indices (tokens,) into the
+    flattened batch in reading order, and the sequence (tokens,) each belongs to."""
+    (B, T), (indices, sequence) = inputs.shape[:2], tokens
     lengths = sequence.bincount()
-    age = torch.arange(len(places), device=places.device) - (lengths.cumsum(0) - lengths)[sequence]
+    step = torch.arange(len(indices), device=indices.device) - (lengths.cumsum(0) - lengths)[sequence]
     rank = lengths.argsort(descending=True, stable=True).argsort()[sequence]
-    order = places[(age * len(lengths) + rank).argsort()]
-    x, sizes = inputs.flatten(0, 1)[order], age.bincount().cpu()
+    order = indices[(step * len(lengths) + rank).argsort()]
+    x, sizes = inputs.flatten(0, 1)[order], step.bincount().cpu()
     for number, layer in enumerate([stack] if drop is None else _single_layers(stack)):
         if number and drop is not None:
-            spread = x.new_zeros(B * T, x.shape[-1]).index_copy(0, order, x).unflatten(0, (B, T))
-            x = drop(number, spread).flatten(0, 1)[order]
+            unpacked = x.new_zeros(B * T, x.shape[-1]).index_copy(0, order, x).unflatten(0, (B, T))
+            x = drop(number, unpacked).flatten(0, 1)[order]
         x = layer(PackedSequence(x, sizes))[0].data
     return x.new_zeros(B * T, x.shape[-1]).index_copy(0, order, x).unflatten(0, (B, T))

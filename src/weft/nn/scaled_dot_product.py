@@ -1,6 +1,6 @@
 """Attention(Q, K, V) = softmax(QKᵀ/√d_k)V, by the formula (Vaswani et al. 2017, §3.2.1).
 
-`attention_paths` gives the same result through fused kernels, and is tested against this.
+The fused kernels of `attention_paths` are tested against it.
 """
 
 from collections.abc import Callable
@@ -9,14 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from weft.nn.activations import capped
+from weft.nn.activations import apply_softcap
 
 
 class QKV(NamedTuple):
-    """q (batch, heads, time, d_head); k and v (batch, kv_heads, source time, d_head).
-
-    Each head of keys and values is shared by heads / kv_heads heads of queries.
-    """
+    """q (batch, heads, time, d_head); k and v (batch, kv_heads, source time, d_head). Each head of keys and values is
+    shared by heads / kv_heads heads of queries."""
 
     q: Tensor
     k: Tensor
@@ -24,16 +22,16 @@ class QKV(NamedTuple):
 
     @property
     def pairs(self) -> int:
-        """Queries times keys."""
+        """Number of queries times number of keys."""
         return self.q.shape[2] * self.k.shape[2]
 
     @property
     def grouped(self) -> bool:
-        """Several heads of queries share one of keys and values."""
+        """Whether several heads of queries share one head of keys and values."""
         return self.q.shape[1] != self.k.shape[1]
 
-    def repeated(self) -> "QKV":
-        """The same with a head of keys and values for each of queries."""
+    def repeat_kv(self) -> "QKV":
+        """Repeat keys and values so that every head of queries has its own."""
         if not self.grouped:
             return self
         repeats = self.q.shape[1] // self.k.shape[1]
@@ -47,21 +45,22 @@ def reference_attention(
     qkv: QKV,
     scale: float,
     mask: Tensor | None = None,
+    *,
     drop: Callable[[Tensor], Tensor] = lambda probabilities: probabilities,
     softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """softmax(q kᵀ · scale)v and the probabilities.
+    """softmax(q kᵀ · scale)v and the probabilities: (batch, heads, time, d_head), (batch, heads, time, source time).
 
-    mask bool (True is seen) or float (added). → (batch, heads, time, d_head), (batch, heads, time, source time).
-    A query that sees nothing gets zeros. `drop` is applied to the probabilities, `softcap` to the scores.
+    mask is bool (True: visible) or float (added to the scores). A query that sees no key gets zeros. `drop` is applied
+    to the probabilities, `softcap` to the scores.
     """
-    q, k, v = qkv.repeated()
-    used = drop(masked_softmax(capped(q @ k.mT * scale, softcap), mask))
-    return used @ v, used
+    q, k, v = qkv.repeat_kv()
+    probabilities = drop(masked_softmax(apply_softcap(q @ k.mT * scale, softcap), mask))
+    return probabilities @ v, probabilities
 
 
 def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """softmax over the keys that `mask` leaves, (batch, heads, time, source time); zeros where it leaves none."""
+    """Softmax of scores (batch, heads, time, source time) over the visible keys; zeros where no key is visible."""
     if mask is None:
         return scores.softmax(dim=-1)
     if mask.dtype == torch.bool:
@@ -73,21 +72,21 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class Probabilities(nn.Module):
-    """A place where attention's probabilities can be seen or replaced. Fused kernels never hold them: they are computed
-    for this while somebody watches, and only then."""
+    """Tap where attention probabilities can be observed or replaced. Fused kernels never materialise them, so they are
+    computed only while a watcher is registered."""
 
     def __init__(self) -> None:
         super().__init__()
         self.watchers: list[Callable[[Tensor], Tensor | None]] = []
 
     def watch(self, watcher: Callable[[Tensor], Tensor | None]) -> Callable[[], None]:
-        """Show probabilities to `watcher`, which may give others in their place, until what is returned is called."""
+        """Pass probabilities to `watcher`, which may return replacements. Call the returned function to stop."""
         self.watchers.append(watcher)
         return lambda: self.watchers.remove(watcher)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (batch, heads, time, source time), or what the watchers make of it, one after the other."""
+        """x (batch, heads, time, source time) after all watchers, in the order of their registration."""
         for watcher in self.watchers:
-            found = watcher(x)
-            x = x if found is None else found
+            replaced = watcher(x)
+            x = x if replaced is None else replaced
         return x

@@ -1,4 +1,5 @@
-"""Where the answer to a question begins and ends in a text (Rajpurkar et al. 2016; Devlin et al. 2019, §4.2)."""
+"""Extractive question answering: the span of a text that answers a question (Rajpurkar et al. 2016; Devlin et al. 2019,
+§4.2)."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -14,15 +15,23 @@ from weft.data.examples import Examples
 from weft.data.table import Kind, Row
 from weft.errors import ConfigError, DataError
 from weft.models.base import LanguageModel
-from weft.objectives.rows import Numbers, RowObjective, check_finite, head_outputs, named, read_framed, read_pairs
+from weft.objectives.rows import (
+    Numbers,
+    RowObjective,
+    check_finite,
+    head_outputs,
+    naming_row,
+    read_columns,
+    read_framed,
+)
 from weft.progress import bar
 from weft.recipe import objective as config
 from weft.text.tokenizer import Tokenizer, TokenSpan
 from weft.training.objective import Prediction
 
 
-class Found(NamedTuple):
-    """An answer, the probability that it begins and ends where it does, and its characters in the text."""
+class AnswerSpan(NamedTuple):
+    """An answer, the probability of its span, and its characters [start, end) in the text."""
 
     text: str
     probability: float
@@ -31,7 +40,7 @@ class Found(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Some tokens of the text of a question, from the one of number `begin` on."""
+    """Tokens of the text of a question, from number `begin` on."""
 
     question: int
     begin: int
@@ -39,7 +48,7 @@ class Window(NamedTuple):
 
 
 class Answer(RowObjective[config.Answer]):
-    """Three columns: a question, a text, and the answer as it stands in the text, where it stands first."""
+    """−log p of the first and last token of an answer, at its first occurrence in the text."""
 
     usage = "weft classify {run} questions.jsonl"
 
@@ -53,81 +62,73 @@ class Answer(RowObjective[config.Answer]):
     def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
         for row in rows:
             question, context, answer = (row.values[column] for column in self.columns())
-            with named(row):
-                ids, start, end = answered(self.tokenizer, context, answer)
+            with naming_row(row):
+                ids, start, end = answer_span(self.tokenizer, context, answer)
             yield {"first": self.tokenizer.encode(question), "second": ids, "start": start, "end": end}
 
     def lengths(self, examples: Examples) -> Numbers:
-        return framed_lengths(examples, ("first", "second"), self.frame, self.length)
+        return framed_lengths(examples, ("first", "second"), self.frame, length=self.length)
 
-    def fitted(self, question: Sequence[int]) -> tuple[list[int], int, int]:
-        """As much of a question as half a row holds; where the text begins in the row, and how much of it fits."""
-        frame, most = self.frame, self.frame.text_length(self.length, 2)
-        assert most is not None
-        kept = list(question[: max(1, most // 2)])
-        return kept, len(frame.before) + len(kept) + len(frame.between), max(1, most - len(kept))
+    def fit(self, question: Sequence[int]) -> tuple[list[int], int, int]:
+        """Return a question cut to half a row, the offset of the text in the row, and how much of the text fits."""
+        frame, space = self.frame, self.frame.text_length(self.length, 2)
+        assert space is not None
+        kept = list(question[: max(1, space // 2)])
+        return kept, len(frame.before) + len(kept) + len(frame.between), max(1, space - len(kept))
 
     def batch(self, examples: Examples, numbers: Numbers) -> Batch:
-        """Questions with their texts, each with two targets (B, 2): the places of the answer's first and last token. Of
+        """Return questions with their texts; targets (B, 2) are the positions of the answer's first and last token. Of
         a text that is too long, the part around the answer is read."""
         first, second, targets = [], [], []
         for n in numbers:
             start, end = (int(examples.values(field)[n]) for field in ("start", "end"))
-            question, offset, most = self.fitted(examples.ids("first", n).tolist())
-            begin = 0 if end < most else max(0, start - max(0, most - (end - start + 1)) // 2)
+            question, offset, space = self.fit(examples.ids("first", n).tolist())
+            begin = 0 if end < space else max(0, start - max(0, space - (end - start + 1)) // 2)
             first.append(question)
-            second.append(examples.ids("second", n)[begin : begin + most].tolist())
-            targets.append([offset + start - begin, offset + min(end - begin, most - 1)])
+            second.append(examples.ids("second", n)[begin : begin + space].tolist())
+            targets.append([offset + start - begin, offset + min(end - begin, space - 1)])
         tokens, mask, segments = framed(first, second, self.frame, length=self.length)
         return Batch(tokens, torch.tensor(targets), mask=mask, segments=segments)
 
     def output_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """−log p of both places among all real tokens."""
-        return F.cross_entropy(_by_place(outputs, batch.mask), batch.targets.flatten(), reduction="sum")
+        """Return −log p of both positions among all real tokens."""
+        return F.cross_entropy(_by_position(outputs, batch.mask), batch.targets.flatten(), reduction="sum")
 
     def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
         loss, right, rows = 0.0, 0, 0
         for logits, batch in head_outputs(model, batches):
-            places = _by_place(logits, batch.mask)
+            positions = _by_position(logits, batch.mask)
             loss += float(self.output_loss(logits, batch))
-            right += int((places.argmax(-1).view(-1, 2) == batch.targets).all(-1).sum())
+            right += int((positions.argmax(-1).view(-1, 2) == batch.targets).all(-1).sum())
             rows += len(logits)
         return {"loss": loss / max(1, 2 * rows), "exact": right / max(1, rows)}
 
-    def predict(self, model: LanguageModel, questions: Sequence[str], contexts: Sequence[str]) -> list[Found]:
-        """The likeliest answer to each question in its text, of `longest` tokens at most. A text that is too long is
-        read in parts that overlap by half."""
+    def predict(self, model: LanguageModel, questions: Sequence[str], contexts: Sequence[str]) -> list[AnswerSpan]:
+        """Return the likeliest answer of at most `longest` tokens to each question. Texts longer than a row are read in
+        windows that overlap by half."""
         if len(questions) != len(contexts):
             raise ConfigError(f"{len(contexts)} texts for {len(questions)} questions; each question needs one")
-        asked = [self.tokenizer.encode(question) for question in questions]
+        fits = [self.fit(self.tokenizer.encode(question)) for question in questions]
         spans = [self.tokenizer.token_spans(context) for context in contexts]
-        windows = [window for n, ids in enumerate(asked) for window in self._windows(n, ids, spans[n])]
-        best = [Found("", 0.0, 0, 0)] * len(questions)
-        fitted = [self.fitted(ids) for ids in asked]
-        kept = [fitted[window.question][0] for window in windows]
+        windows = [window for n, (_, _, space) in enumerate(fits) for window in _windows(n, spans[n], space)]
+        best = [AnswerSpan("", 0.0, start=0, end=0)] * len(questions)
+        question_ids = [fits[window.question][0] for window in windows]
         with bar("reading", len(windows)) as advance:
-            for some, answers in read_framed(self, model, kept, [window.ids for window in windows]):
-                check_finite(answers, self.folder.path)
-                for n, logits in zip(some, answers, strict=True):
+            for numbers, outputs in read_framed(self, model, question_ids, others=[window.ids for window in windows]):
+                check_finite(outputs, self.folder.path)
+                for n, logits in zip(numbers, outputs, strict=True):
                     number, begin, ids = windows[n]
-                    offset = fitted[number][1]
-                    found = self._likeliest(logits[offset : offset + len(ids)])
-                    if found is not None and found[2] > best[number].probability:
-                        first, last = spans[number][begin + found[0]], spans[number][begin + found[1]]
+                    offset = fits[number][1]
+                    likeliest = self._likeliest(logits[offset : offset + len(ids)])
+                    if likeliest is not None and likeliest[2] > best[number].probability:
+                        first, last = (spans[number][begin + token] for token in likeliest[:2])
                         text = contexts[number][first.start : last.end]
-                        best[number] = Found(text, found[2], first.start, last.end)
-                advance(len(some))
+                        best[number] = AnswerSpan(text, likeliest[2], start=first.start, end=last.end)
+                advance(len(numbers))
         return best
 
-    def _windows(self, number: int, question: list[int], spans: Sequence[TokenSpan]) -> Iterator[Window]:
-        ids, most = [span.id for span in spans], self.fitted(question)[2]
-        for begin in range(0, max(1, len(ids)), max(1, most // 2)):
-            yield Window(number, begin, ids[begin : begin + most])
-            if begin + most >= len(ids):
-                break
-
     def _likeliest(self, logits: npt.NDArray[np.float32]) -> tuple[int, int, float] | None:
-        """The first and last token of the likeliest answer, by logits (tokens, 2), with its probability."""
+        """Return the first and last token of the likeliest answer, by logits (tokens, 2), and its probability."""
         if not len(logits):
             return None
         starts, ends = torch.from_numpy(logits).softmax(0).unbind(-1)
@@ -136,21 +137,31 @@ class Answer(RowObjective[config.Answer]):
         return first, last, float(both[first, last])
 
     def predictions(
-        self, model: LanguageModel, file: str, column: str | None = None, second: str | None = None
+        self, model: LanguageModel, file: str, column: str | None = None, *, second: str | None = None
     ) -> Iterator[Prediction]:
-        one, two = column or self.settings.question, second or self.settings.context
-        questions, contexts = read_pairs(file, one, two, f"{self.folder.path}: answers questions about texts")
-        for question, found in zip(questions, self.predict(model, questions, contexts), strict=True):
-            line = f"{' '.join(found.text.split())}\t{found.probability:.4f}\t{question}"
-            record = {"question": question, "answer": found.text, "probability": found.probability}
-            yield Prediction(line, {**record, "start": found.start, "end": found.end})
+        columns = column or self.settings.question, second or self.settings.context
+        expected = f"{self.folder.path}: answers questions about texts"
+        questions, contexts = read_columns(file, *columns, expected=expected)
+        for question, answer in zip(questions, self.predict(model, questions, contexts), strict=True):
+            line = f"{' '.join(answer.text.split())}\t{answer.probability:.4f}\t{question}"
+            record = {"question": question, "answer": answer.text, "probability": answer.probability}
+            yield Prediction(line, {**record, "start": answer.start, "end": answer.end})
 
 
-def answered(tokenizer: Tokenizer, context: str, answer: str) -> tuple[list[int], int, int]:
-    """The tokens of a text, and the numbers of the first and the last that have a part in the answer."""
+def _windows(number: int, spans: Sequence[TokenSpan], size: int) -> Iterator[Window]:
+    """Yield the tokens of a question's text in windows of `size` that overlap by half."""
+    ids = [span.id for span in spans]
+    for begin in range(0, max(1, len(ids)), max(1, size // 2)):
+        yield Window(number, begin, ids[begin : begin + size])
+        if begin + size >= len(ids):
+            break
+
+
+def answer_span(tokenizer: Tokenizer, context: str, answer: str) -> tuple[list[int], int, int]:
+    """Return the tokens of a text, and the numbers of the first and the last that overlap the answer."""
     start = context.find(answer)
     if start < 0:
-        raise DataError(f"the answer '{answer[:80]}' doesn't stand in its text")
+        raise DataError(f"the answer '{answer[:80]}' does not occur in its text")
     end, spans = start + len(answer), tokenizer.token_spans(context)
     within = [number for number, span in enumerate(spans) if span.start < end and span.end > start]
     if not within:
@@ -158,8 +169,8 @@ def answered(tokenizer: Tokenizer, context: str, answer: str) -> tuple[list[int]
     return [span.id for span in spans], within[0], within[-1]
 
 
-def _by_place(logits: Tensor, mask: Tensor | None) -> Tensor:
-    """Logits (B, T, 2) as (2B, T): of each row first where the answer begins, then where it ends."""
+def _by_position(logits: Tensor, mask: Tensor | None) -> Tensor:
+    """Reshape logits (B, T, 2) → (2B, T): for each row those of the answer's beginning, then those of its end."""
     if mask is not None:
         logits = logits.masked_fill(~mask[..., None], float("-inf"))
     return logits.transpose(1, 2).flatten(0, 1)

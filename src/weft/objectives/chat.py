@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from weft.data.batch import Batch, packed
+from weft.data.batch import Batch, pack
 from weft.data.examples import Examples
 from weft.data.messages import encode_chat
 from weft.data.table import Kind, Row
@@ -15,16 +15,16 @@ from weft.decode.generate import complete
 from weft.decode.prompt import Prompt, context_window
 from weft.errors import DataError
 from weft.models.base import LanguageModel
-from weft.objectives.rows import Numbers, RowObjective, named
+from weft.objectives.rows import Numbers, RowObjective, naming_row
 from weft.objectives.tokens import TokenObjective
 from weft.recipe import objective as config
 from weft.training.objective import Results
 
-SHOWN = 3
+SHOWN_REPLIES = 3  # in the report
 
 
 class Chat(TokenObjective[config.Chat], RowObjective[config.Chat]):
-    """A column of messages."""
+    """Predict the assistant's tokens in a column of messages."""
 
     usage = "weft chat {run}"
 
@@ -32,37 +32,37 @@ class Chat(TokenObjective[config.Chat], RowObjective[config.Chat]):
         return {self.settings.column: "messages"}
 
     def row_texts(self, values: Mapping[str, Any], side: Literal["target", "source"]) -> Iterator[str]:
-        """Contents under headings, as the default template has them: a tokenizer should know the headings well."""
+        """Yield contents under the headings of the default template, for the tokenizer to learn these too."""
         if side == "target":
             for message in values[self.settings.column]:
                 yield f"### {message['role'].capitalize()}\n{message['content']}\n"
 
     def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
-        """The tokens of each conversation, and 1 for each that is the assistant's."""
+        """Yield the tokens of each conversation, and 1 for each that is the assistant's."""
         for row in rows:
-            with named(row):
+            with naming_row(row):
                 tokens, replies = encode_chat(self.tokenizer, row.values[self.settings.column])
             yield {"tokens": tokens, "replies": replies}
 
     def lengths(self, examples: Examples) -> Numbers:
         ends = examples.lengths("replies").cumsum()
         starts = np.concatenate([[0], ends[:-1]])
-        replies = np.flatnonzero(examples.joined("replies"))
+        replies = np.flatnonzero(examples.flat_ids("replies"))
         earliest = int((replies[np.searchsorted(replies, starts)] - starts).min())
         if earliest > self.length:
             raise DataError(
-                f"batch.length = {self.length}: no reply of the assistant begins within so many tokens, so there is "
+                f"batch.length = {self.length}: no reply of the assistant begins within this many tokens, so there is "
                 f"nothing to learn; the earliest one begins after {earliest}"
             )
-        return np.minimum(examples.lengths("tokens") - 1, self.length)  # the last token is a target alone
+        return np.minimum(examples.lengths("tokens") - 1, self.length)  # the last token is only a target
 
     def batch(self, examples: Examples, numbers: Numbers) -> Batch:
-        """Conversations packed into as few rows (B, length) as best-fit finds; only replies are targets. None attends
-        to another. One that is longer than a row is cut."""
+        """Pack conversations best-fit into rows (B, length), without attention to each other; only replies are targets.
+        Conversations longer than a row are cut."""
         end = self.length + 1
-        batch = packed([examples.ids("tokens", n)[:end].tolist() for n in numbers], self.length, self.tokenizer.pad_id)
-        # the same lengths, hence the same places
-        replies = packed([examples.ids("replies", n)[:end].tolist() for n in numbers], self.length, 0)
+        batch = pack([examples.ids("tokens", n)[:end].tolist() for n in numbers], self.length, self.tokenizer.pad_id)
+        # equal lengths are packed into the same positions
+        replies = pack([examples.ids("replies", n)[:end].tolist() for n in numbers], self.length, 0)
         assert batch.loss_mask is not None
         return replace(batch, loss_mask=batch.loss_mask & replies.targets.bool())
 
@@ -71,12 +71,12 @@ class Chat(TokenObjective[config.Chat], RowObjective[config.Chat]):
             return Results()
         examples, window, shown = self.examples["validation"], context_window(model), list[str]()
         for number in range(len(examples)):
-            if len(shown) == SHOWN:
+            if len(shown) == SHOWN_REPLIES:
                 break
             ids, replies = examples.ids("tokens", number), examples.ids("replies", number)
-            asked = ids[: int(replies.argmax())].tolist()
-            if window is not None and len(asked) >= window:
+            prompt = ids[: int(replies.argmax())].tolist()
+            if window is not None and len(prompt) >= window:
                 continue  # no space for a reply
-            (reply,) = complete(model, [Prompt.of(self.tokenizer, asked)], Sampling(temperature=0.0, max_tokens=60))
-            shown.append(f"{self.tokenizer.decode(asked)}{reply.text}")
+            (reply,) = complete(model, [Prompt.of(self.tokenizer, prompt)], Sampling(temperature=0.0, max_tokens=60))
+            shown.append(f"{self.tokenizer.decode(prompt)}{reply.text}")
         return Results(self.measure(model).metrics, shown)

@@ -1,4 +1,4 @@
-"""One of several labels for a text, or for a pair of texts."""
+"""Classification: one of several labels for a text, or for a pair of texts."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,20 +18,20 @@ from weft.data.table import Kind, Row, read_texts
 from weft.errors import ConfigError
 from weft.evaluate.agreement import label_intervals, label_metrics
 from weft.models.base import LanguageModel
-from weft.objectives.rows import Numbers, RowObjective, check_finite, head_outputs, read_framed, read_pairs
+from weft.objectives.rows import Numbers, RowObjective, check_finite, head_outputs, read_columns, read_framed
 from weft.progress import bar
 from weft.recipe import objective as config
 from weft.training.objective import Prediction, Results
 
 S = TypeVar("S", bound=config.SequenceObjective)
-MISTAKES = 8  # shown in the report
+SHOWN_MISTAKES = 8  # in the report
 
 
 class SequenceObjective(RowObjective[S]):
-    """What objectives share that predict something about a whole text, or about a pair of texts."""
+    """Predict something about a whole text, or about a pair of texts."""
 
     usage = "weft classify {run} < lines.txt"
-    answer: ClassVar[str]  # what is predicted: the setting that names its column, and an example's field
+    answer: ClassVar[str]  # the setting that names the column of targets, and an example's field
     answer_kind: ClassVar[Kind]
 
     def columns(self) -> Mapping[str, Kind]:
@@ -51,7 +51,7 @@ class SequenceObjective(RowObjective[S]):
         return dict(zip(("first", "second"), self.settings.texts, strict=False))
 
     def lengths(self, examples: Examples) -> Numbers:
-        return framed_lengths(examples, tuple(self.fields), self.frame, self.length)
+        return framed_lengths(examples, tuple(self.fields), self.frame, length=self.length)
 
     def batch(self, examples: Examples, numbers: Numbers) -> Batch:
         first, second = (
@@ -65,44 +65,44 @@ class SequenceObjective(RowObjective[S]):
 
     @abstractmethod
     def predict(self, model: LanguageModel, texts: Sequence[str], second: Sequence[str] | None = None) -> Sequence[Any]:
-        """What the model predicts for each text, or pair of texts."""
+        """Return the prediction for each text, or pair of texts."""
 
     @abstractmethod
-    def shown(self, text: str, prediction: Any) -> Prediction:
-        """One of these with its text, as people and programs read it."""
+    def present(self, text: str, prediction: Any) -> Prediction:
+        """Return a text's prediction for people and programs to read."""
 
     def predictions(
-        self, model: LanguageModel, file: str, column: str | None = None, second: str | None = None
+        self, model: LanguageModel, file: str, column: str | None = None, *, second: str | None = None
     ) -> Iterator[Prediction]:
-        one, two, others = column or self.settings.text, second or self.settings.second, None
-        if two is None:
+        first, other, others = column or self.settings.text, second or self.settings.second, None
+        if other is None:
             texts = read_texts(file, column, self.settings.text)
         else:
-            texts, others = read_pairs(file, one, two, f"{self.folder.path}: expects pairs of texts")
+            texts, others = read_columns(file, first, other, expected=f"{self.folder.path}: expects pairs of texts")
         for text, prediction in zip(texts, self.predict(model, texts, others), strict=True):
-            yield self.shown(text, prediction)
+            yield self.present(text, prediction)
 
     def outputs(
         self, model: LanguageModel, texts: Sequence[str], second: Sequence[str] | None = None
     ) -> npt.NDArray[np.float32]:
-        """What the head gives for each text, or pair of texts: (texts, outputs), in the order of the texts."""
+        """Return the head's outputs for each text, or pair of texts: (texts, outputs)."""
         if second is not None and len(second) != len(texts):
             raise ConfigError(f"second: {len(second)} texts for {len(texts)} first ones; each needs a partner")
         first, other = self.settings.text, self.settings.second
-        # a model from elsewhere may have been trained on pairs: its files don't say
+        # an imported model may have been trained on pairs: its files don't say
         either = other is None and self.folder.origin.is_dir()
         if not either and (other is None) != (second is None):
-            asked = "one text" if other is None else f"two texts, '{first}' and '{other}',"
-            raise ConfigError(f"{self.folder.path}: this run expects {asked} at a time")
+            expected = "one text" if other is None else f"two texts, '{first}' and '{other}',"
+            raise ConfigError(f"{self.folder.path}: this run expects {expected} at a time")
         ids = self.tokenizer.encode_batch(list(texts))
         others = None if second is None else self.tokenizer.encode_batch(list(second))
-        found = np.zeros((len(texts), self.settings.outputs() or 1), dtype=np.float32)
+        outputs = np.zeros((len(texts), self.settings.outputs() or 1), dtype=np.float32)
         with bar("reading", len(texts)) as advance:
-            for some, answers in read_framed(self, model, ids, others):
-                found[some] = answers
-                advance(len(some))
-        check_finite(found, self.folder.path)
-        return found
+            for numbers, part in read_framed(self, model, ids, others=others):
+                outputs[numbers] = part
+                advance(len(numbers))
+        check_finite(outputs, self.folder.path)
+        return outputs
 
 
 class Classify(SequenceObjective[config.Classify]):
@@ -118,25 +118,25 @@ class Classify(SequenceObjective[config.Classify]):
         return classification_metrics(outputs, self.labels)
 
     def measure(self, model: LanguageModel, side: Side = "validation") -> Results:
-        """The metrics over all rows of a side, and the mistakes that the model was surest of."""
+        """Return the metrics over all rows of a split, and the mistakes with the highest probabilities."""
         worst: list[tuple[float, int, int, Batch, int]] = []
 
         def outputs() -> Iterator[tuple[Tensor, Tensor]]:
             for logits, batch in head_outputs(model, self.batches(side)):
                 shares, predicted = logits.softmax(-1).max(-1)
                 wrong = (predicted != batch.targets).nonzero()[:, 0].tolist()
-                found = [(float(shares[n]), int(batch.targets[n]), int(predicted[n]), batch, n) for n in wrong]
-                worst[:] = nlargest(MISTAKES, [*worst, *found], key=lambda mistake: mistake[0])
+                mistakes = [(float(shares[n]), int(batch.targets[n]), int(predicted[n]), batch, n) for n in wrong]
+                worst[:] = nlargest(SHOWN_MISTAKES, [*worst, *mistakes], key=lambda mistake: mistake[0])
                 yield logits, batch.targets
 
-        metrics = classification_metrics(outputs(), self.labels, whole=True)
+        metrics = classification_metrics(outputs(), self.labels, intervals=True)
         rows = [
-            [self._read(batch, n), self.labels[actual], self.labels[predicted], f"{share:.1%}"]
+            [self._text(batch, n), self.labels[actual], self.labels[predicted], f"{share:.1%}"]
             for share, actual, predicted, batch, n in worst
         ]
         return Results(metrics, table=[["text", "actual", "predicted", "probability"], *rows] if rows else [])
 
-    def _read(self, batch: Batch, row: int) -> str:
+    def _text(self, batch: Batch, row: int) -> str:
         ids, segments = batch.tokens[row], batch.segments
         if segments is None:
             return self.tokenizer.decode(ids.tolist())
@@ -145,30 +145,30 @@ class Classify(SequenceObjective[config.Classify]):
     def predict(
         self, model: LanguageModel, texts: Sequence[str], second: Sequence[str] | None = None
     ) -> list[dict[str, float]]:
-        """The probability of each label for each text, or pair of texts, the likeliest first."""
+        """Return the probability of each label for each text, or pair of texts, the likeliest first."""
         shares = torch.from_numpy(self.outputs(model, texts, second)).softmax(-1).tolist()
         return [dict(sorted(zip(self.labels, row, strict=True), key=lambda pair: -pair[1])) for row in shares]
 
-    def shown(self, text: str, prediction: dict[str, float]) -> Prediction:
+    def present(self, text: str, prediction: dict[str, float]) -> Prediction:
         label, share = next(iter(prediction.items()))
         return Prediction(f"{label}\t{share:.4f}\t{text}", {"text": text, "label": label, "labels": prediction})
 
 
 def classification_metrics(
-    outputs: Iterable[tuple[Tensor, Tensor]], labels: Sequence[str], *, whole: bool = False
+    outputs: Iterable[tuple[Tensor, Tensor]], labels: Sequence[str], *, intervals: bool = False
 ) -> dict[str, Any]:
-    """Mean −log p of the right label and the metrics of labels, from logits (N, labels) and targets (N,), in parts.
+    """Return the mean −log p of the right label and the metrics of labels, with a baseline and `intervals` on request.
 
-    The baseline and intervals come with the `whole` of what is held out; targets may be (N, words), -1 where no word is
-    asked for, and logits (N, words, labels): then a row has several answers.
+    `outputs` yields logits (N, labels) and targets (N,), batch by batch; if rows have several targets, (N, words,
+    labels) and (N, words), -1 where there is none.
     """
     losses, actual, predicted, rows, count = list[float](), list[int](), list[int](), list[int](), 0
     for logits, targets in outputs:
-        asked = targets >= 0
-        losses += F.cross_entropy(logits[asked], targets[asked], reduction="none").tolist()
-        actual += targets[asked].tolist()
-        predicted += logits[asked].argmax(-1).tolist()
-        rows += (count + asked.nonzero()[:, 0]).tolist()
+        real = targets >= 0
+        losses += F.cross_entropy(logits[real], targets[real], reduction="none").tolist()
+        actual += targets[real].tolist()
+        predicted += logits[real].argmax(-1).tolist()
+        rows += (count + real.nonzero()[:, 0]).tolist()
         count += len(targets)
-    found = {"loss": sum(losses) / max(1, len(losses)), **label_metrics(actual, predicted, labels)}
-    return found | (label_intervals(actual, predicted, losses=losses, rows=rows) if whole else {})
+    metrics = {"loss": sum(losses) / max(1, len(losses)), **label_metrics(actual, predicted, labels)}
+    return metrics | (label_intervals(actual, predicted, losses=losses, rows=rows) if intervals else {})

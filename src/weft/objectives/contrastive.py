@@ -1,4 +1,4 @@
-"""Texts that belong together: vectors that lie close, and how any model's vector of a text is made."""
+"""Contrastive learning of text embeddings, and the embedding of a text by any model."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,11 +26,11 @@ from weft.training.objective import Loss
 
 SIDES = ("first", "second")
 Pooling = Literal["mean", "first", "last"]
-SECOND_READING = 1 << 10  # far beyond the numbers of any model's dropouts: partners drop numbers of their own
+SECOND_PASS = 1 << 10  # offset of the dropout numbers in the partners' pass, beyond those of any model
 
 
 class Contrastive(RowObjective[config.Contrastive]):
-    """Two columns of text: which text of the batch belongs to this one."""
+    """Find the partner of each text, from two columns, among those of the batch."""
 
     usage = "weft embed {run} < lines.txt"
 
@@ -41,69 +41,74 @@ class Contrastive(RowObjective[config.Contrastive]):
         return self.ids(rows, {"first": self.settings.first, "second": self.settings.second})
 
     def lengths(self, examples: Examples) -> Numbers:
-        return np.stack([framed_lengths(examples, (side,), self.frame, self.length) for side in SIDES], axis=1)
+        return np.stack([framed_lengths(examples, (side,), self.frame, length=self.length) for side in SIDES], axis=1)
 
     def batch(self, examples: Examples, numbers: Numbers) -> Batch:
-        """Two texts that belong together, each in a frame of its own; the other one is the source. The target of row i
-        is i: its partner among all others (B,)."""
+        """Return pairs of texts in separate frames, the second as the source; the target of row i is i, its partner
+        (B,)."""
         texts = ([examples.ids(side, n).tolist() for n in numbers] for side in SIDES)
-        one, other = (framed(ids, None, self.frame, length=self.length) for ids in texts)
-        source = Source(other.tokens, other.mask)
-        return Batch(one.tokens, torch.arange(len(one.tokens)), mask=one.mask, source=source)
+        first, second = (framed(ids, None, self.frame, length=self.length) for ids in texts)
+        source = Source(second.tokens, second.mask)
+        return Batch(first.tokens, torch.arange(len(first.tokens)), mask=first.mask, source=source)
 
     def loss(self, model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
-        """Asked both ways: the mean of two −log p (Radford et al. 2021, §2.3). Vectors of length 1: cosines."""
+        """Return the mean −log p of the partner in both directions, by cosine similarity (Radford et al. 2021,
+        §2.3)."""
         assert batch.source is not None, "each text has a partner"
-        own_rng = row_rng(batch)
-        rng = None if own_rng is None else own_rng.repeated(SECOND_READING)
-        ones = head_output(model, features, batch)
-        others = model(batch.source.tokens, mask=batch.source.mask, rng=rng).float()
-        cosines = F.normalize(ones, dim=-1) @ F.normalize(others, dim=-1).mT / self.settings.temperature
-        own = torch.arange(len(cosines), device=cosines.device)
-        there, back = (F.cross_entropy(each, own, reduction="sum") for each in (cosines, cosines.mT))
-        loss = (there + back) / 2
+        rng = row_rng(batch)
+        first = head_output(model, features, batch)
+        second_rng = None if rng is None else rng.for_repeat(SECOND_PASS)
+        second = model(batch.source.tokens, mask=batch.source.mask, rng=second_rng).float()
+        cosines = F.normalize(first, dim=-1) @ F.normalize(second, dim=-1).mT / self.settings.temperature
+        partners = torch.arange(len(cosines), device=cosines.device)
+        rows, columns = (F.cross_entropy(logits, partners, reduction="sum") for logits in (cosines, cosines.mT))
+        loss = (rows + columns) / 2
         return loss, batch.count, {"nll": loss.detach()}
-
-    def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
-        return dict(self.mean_loss(model, batches))
 
 
 @dataclass(frozen=True)
-class Embedding:
-    """How a text becomes a vector, `batch` texts at a time; with `normalise` it has length 1.
+class EmbeddingOptions:
+    """Options of text embeddings.
 
-    `pooling` takes the mean over a text's tokens, or its first token (an encoder's [CLS]) or last one (a decoder's,
-    which has read all others). Without it a model that was trained to embed pools as it was trained to, and any other
-    takes the mean. Of a text the first `length` tokens are read; without it, all that the model can read.
+    `pooling` is the mean over a text's tokens, the first token (an encoder's [CLS]) or the last one (a decoder's, which
+    has read all others). By default a model trained to embed pools as in training, and any other takes the mean.
     """
 
     pooling: Pooling | None = None
-    normalise: bool = True
-    batch: int = 32
-    length: int | None = None
+    normalise: bool = True  # to length 1
+    batch: int = 32  # texts read at a time
+    length: int | None = None  # tokens read of a text; None: as many as the model can read
+
+
+DEFAULT = EmbeddingOptions()
 
 
 def embed(
-    model: LanguageModel, tokenizer: Tokenizer, texts: Sequence[str], settings: Embedding, log: Log = lambda line: None
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    *,
+    options: EmbeddingOptions = DEFAULT,
+    log: Log = lambda line: None,
 ) -> npt.NDArray[np.float32]:
-    """Vectors (N, d_model) of N texts, in their order. Texts that are longer than the model reads are cut, and that is
-    logged."""
+    """Return the vectors (N, d_model) of N texts. Texts longer than the model reads are cut, which is logged."""
     check_readable(model)
     head = getattr(model.config, "head", None)
-    pooling = settings.pooling or (head.pooling if isinstance(head, EmbeddingHead) else "mean")
-    most, frame = settings.length or context_of(model), frame_for(model)
-    ids = tokenizer.encode_batch(texts)
-    framed_texts = [frame(tokenizer, each, most) for each in ids]
-    cut = sum(text.length < len(each) for text, each in zip(framed_texts, ids, strict=True))
+    pooling = options.pooling or (head.pooling if isinstance(head, EmbeddingHead) else "mean")
+    max_length, frame = options.length or context_of(model), frame_for(model)
+    encoded = tokenizer.encode_batch(texts)
+    framed_texts = [frame(tokenizer, ids, max_length) for ids in encoded]
+    cut = sum(text.length < len(ids) for text, ids in zip(framed_texts, encoded, strict=True))
     if cut:
-        log(f"{cut} of {len(texts)} texts are longer than the {most} tokens this model reads; their ends are left out")
-    found = np.zeros((len(texts), model.config.d_model), dtype=np.float32)  # type: ignore[attr-defined]
+        limit = f"the {max_length} tokens this model reads"
+        log(f"{cut} of {len(texts)} texts are longer than {limit}; their ends are left out")
+    embeddings = np.zeros((len(texts), model.config.d_model), dtype=np.float32)  # type: ignore[attr-defined]
     with bar("embedding", len(texts)) as advance:
-        for group in read(model, tokenizer, framed_texts, batch=settings.batch, progress=advance):
+        for group in read(model, tokenizer, framed_texts, batch=options.batch, progress=advance):
             vectors = pool(group.features, group.mask, pooling)
-            vectors = F.normalize(vectors, dim=-1) if settings.normalise else vectors
-            found[group.rows] = vectors.to("cpu", torch.float32).numpy()
-    broken = np.flatnonzero(~np.isfinite(found).all(axis=1))
+            vectors = F.normalize(vectors, dim=-1) if options.normalise else vectors
+            embeddings[group.rows] = vectors.to("cpu", torch.float32).numpy()
+    broken = np.flatnonzero(~np.isfinite(embeddings).all(axis=1))
     if len(broken):
         raise ModelError(f"text {broken[0] + 1}: its vector is not finite (NaN); the model's weights may be damaged")
-    return found
+    return embeddings

@@ -1,4 +1,4 @@
-"""Masked words: the first of the two tasks that BERT learns."""
+"""Masked language modelling, the first of BERT's two pretraining tasks."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -20,14 +20,14 @@ M = TypeVar("M", bound=config.MaskedObjective)
 
 
 def masked_loss(model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
-    """−log p of the words that were masked and, where a batch asks, of whether its second sentence is the next one.
-    Only the masked places go through the head: the other five sixths of the logits would count for nothing."""
+    """Return −log p of the masked tokens and, if the batch has it, of the next-sentence label. Only masked positions go
+    through the head: the logits of the other five sixths would count for nothing."""
     assert batch.loss_mask is not None, "nothing was masked"
-    count = batch.count  # known on the host, so that the device isn't asked
-    places = torch.nonzero_static(batch.loss_mask.flatten(), size=count)[:, 0]
-    readout = model.readout(features.flatten(0, 1)[places][None])
+    count = batch.count  # known on the host, so the device need not be waited for
+    positions = torch.nonzero_static(batch.loss_mask.flatten(), size=count)[:, 0]
+    readout = model.readout(features.flatten(0, 1)[positions][None])
     assert readout is not None, "an encoder's logits are a product"
-    loss, nll = linear_cross_entropy(readout, batch.targets.flatten()[places])
+    loss, nll = linear_cross_entropy(readout, batch.targets.flatten()[positions])
     extras = {"nll": nll}
     if batch.next_sentence is not None and batch.next_sentence_weight is not None:
         logits = model.output.next_sentence(features, None, rng=row_rng(batch))  # type: ignore[union-attr,operator]
@@ -39,7 +39,7 @@ def masked_loss(model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
 
 
 class MaskedObjective(Objective[M]):
-    """What BERT's two objectives share."""
+    """Masked tokens, with or without the next-sentence task."""
 
     @cached_property
     def masking(self) -> Masking:
@@ -50,7 +50,7 @@ class MaskedObjective(Objective[M]):
 
 
 class Masked(MaskedObjective[config.Masked], CorruptedTextObjective[config.Masked]):
-    """Masked words of windows of text."""
+    """Masked tokens in windows of text."""
 
     usage = "weft embed {run} < lines.txt"
 
@@ -59,4 +59,4 @@ class Masked(MaskedObjective[config.Masked], CorruptedTextObjective[config.Maske
         return self.masking.frame
 
     def corrupt(self, batch: Batch, numbers: Sequence[int], seed: int) -> Batch:
-        return masked_batch(batch, numbers, self.masking, seed)
+        return masked_batch(batch, numbers, self.masking, seed=seed)

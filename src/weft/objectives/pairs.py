@@ -1,4 +1,4 @@
-"""One text from another: translation, summaries, answers."""
+"""Sequence to sequence: one text from another, as in translation, summaries and answers."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -17,11 +17,11 @@ from weft.objectives.tokens import TranslationObjective
 from weft.recipe import objective as config
 from weft.training.objective import Results
 
-SHOWN = 8
+SHOWN_PAIRS = 8  # in the report
 
 
 class Pairs(TranslationObjective[config.Pairs], RowObjective[config.Pairs]):
-    """Columns of text, a source and a target."""
+    """Write the target column from the source column."""
 
     usage = "weft translate {run} < lines.txt"
 
@@ -37,30 +37,31 @@ class Pairs(TranslationObjective[config.Pairs], RowObjective[config.Pairs]):
         return [{"source": source, "target": target} for source, target in zip(sources, targets, strict=True)]
 
     def lengths(self, examples: Examples) -> Numbers:
-        """(examples, 2): tokens of the source in its frame, and of the target with bos or eos."""
-        source = framed_lengths(examples, ("source",), self.frame, self.length)
+        """Return (examples, 2): tokens of the source in its frame, and of the target with bos or eos."""
+        source = framed_lengths(examples, ("source",), self.frame, length=self.length)
         target = examples.lengths("target") + 1 + len(self.direction.first)
         return np.stack([source, np.minimum(target, self.length)], axis=1)
 
     def batch(self, examples: Examples, numbers: Numbers) -> Batch:
-        """Source: text and eos, as a rule, (B, S). Tokens: bos and the target; targets: the target and eos, (B, T)."""
+        """Return a batch with source: usually text and eos (B, S); tokens: bos and target; targets: target and eos
+        (B, T)."""
         target, (_, bos, first) = self.tokenizers.target, self.direction
-        eos, most = target.need("eos"), text_length(self.length, 1 + len(first))
-        texts = [[*first, *examples.ids("target", n)[:most].tolist()] for n in numbers]
+        eos, max_length = target.need("eos"), text_length(self.length, 1 + len(first))
+        texts = [[*first, *examples.ids("target", n)[:max_length].tolist()] for n in numbers]
         sources = [examples.ids("source", n).tolist() for n in numbers]
-        read, real, _ = framed(sources, None, self.frame, length=self.length)
+        source, real, _ = framed(sources, None, self.frame, length=self.length)
         tokens, _ = pad([[bos, *ids] for ids in texts], filler(target))
         targets, mask = pad([[*ids, eos] for ids in texts], filler(target))
-        return Batch(tokens, targets, loss_mask=mask, source=Source(read, real))
+        return Batch(tokens, targets, loss_mask=mask, source=Source(source, real))
 
     def measure(self, model: LanguageModel, side: Side = "validation") -> Results:
-        """Loss and perplexity, and how what greedy decoding writes compares with the targets."""
+        """Return loss and perplexity, and how greedy translations compare with the targets."""
         examples = self.examples[side]
         sources = [self.tokenizers.source.decode(examples.ids("source", n).tolist()) for n in range(len(examples))]
         targets = [self.tokenizers.target.decode(examples.ids("target", n).tolist()) for n in range(len(examples))]
         greedy = Sampling(temperature=0.0, max_tokens=self.length)
-        written = self.translator(model, ratio=None).translate(sources, greedy)
-        found = translation_metrics(written, targets)
-        metrics = {**super().measure(model, side).metrics, **found, "decoding": "greedy"}
-        shown = [[sources[n], targets[n], written[n]] for n in range(min(SHOWN, len(written)))]
+        outputs = self.translator(model, ratio=None).translate(sources, greedy)
+        compared = translation_metrics(outputs, targets)
+        metrics = {**super().measure(model, side).metrics, **compared, "decoding": "greedy"}
+        shown = [list(row) for row in zip(sources, targets, outputs, strict=True)][:SHOWN_PAIRS]
         return Results(metrics, table=[["source", "reference", "output"], *shown])

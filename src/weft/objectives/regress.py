@@ -1,4 +1,4 @@
-"""A number for a text, or for a pair of texts."""
+"""Regression: a number for a text, or for a pair of texts."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ from weft.training.objective import Prediction
 
 
 class Regress(SequenceObjective[config.Regress]):
-    """The squared error of each row's number."""
+    """Squared error of each row's number."""
 
     answer, answer_kind = "score", "number"
 
@@ -26,13 +26,13 @@ class Regress(SequenceObjective[config.Regress]):
         return F.mse_loss(outputs[:, 0], batch.targets.float(), reduction="sum")
 
     def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
-        pairs = [(batch.targets, found[:, 0]) for found, batch in head_outputs(model, batches)]
-        truth, predicted = (torch.cat(side).double().numpy() for side in zip(*pairs, strict=True))
+        pairs = [(batch.targets, outputs[:, 0]) for outputs, batch in head_outputs(model, batches)]
+        truth, predicted = (torch.cat(values).double().numpy() for values in zip(*pairs, strict=True))
         error = float(np.mean((truth - predicted) ** 2))
         return {"loss": error} | (correlations(truth, predicted) if len(truth) > 1 else {})
 
     def predict(self, model: LanguageModel, texts: Sequence[str], second: Sequence[str] | None = None) -> list[float]:
         return [float(row[0]) for row in self.outputs(model, texts, second)]
 
-    def shown(self, text: str, prediction: float) -> Prediction:
+    def present(self, text: str, prediction: float) -> Prediction:
         return Prediction(f"{prediction:.4f}\t{text}", {"text": text, "score": prediction})

@@ -1,4 +1,4 @@
-"""What objectives share that learn from rows: each row becomes an example, batched with others of similar length."""
+"""Objectives over rows of a table: each row becomes an example, batched with others of similar length."""
 
 from abc import abstractmethod
 from collections import Counter
@@ -21,7 +21,7 @@ from weft.data.sampler import Buckets
 from weft.data.shards import Side
 from weft.data.sources import is_plain
 from weft.data.split import split_rows
-from weft.data.table import Kind, Row, RowSource, Skipped, read_rows
+from weft.data.table import Kind, Row, RowSource, SkippedRows, read_rows
 from weft.errors import ConfigError, DataError, ModelError, RunError, WeftError
 from weft.models.base import LanguageModel, device_of, evaluating, row_rng
 from weft.models.transformer import Transformer
@@ -31,19 +31,19 @@ from weft.recipe.objective import LabelObjective, ObjectiveConfig
 from weft.recipe.settle import Facts
 from weft.storage.files import utf8_size
 from weft.training.loader import Loader, micro_rows
-from weft.training.objective import EVALUATED_TOKENS, Loss, Objective, Results
+from weft.training.objective import EVALUATION_BATCH_TOKENS, BatchObjective, Loss
 
 S = TypeVar("S", bound=ObjectiveConfig)
 Numbers = npt.NDArray[np.int64]
-EVEN = "even_batches"  # a note of the examples: an epoch's last batches have one size
-SEARCHED_EXAMPLES = 20  # for one to be shown
+EVEN = "even_batches"  # note of the examples: the last batches of an epoch are of equal size
+SEARCHED_EXAMPLES = 20  # first examples among which an excerpt is chosen
 TEXTUAL = ("text", "words", "messages")  # kinds of columns that hold text
 
 
-class ExampleObjective(Objective[S]):
-    """Data that becomes examples, in a file for each side."""
+class ExampleObjective(BatchObjective[S]):
+    """Data stored as examples, in one file per split."""
 
-    read_as: ClassVar[str] = "rows"  # what the examples are, in words
+    read_as: ClassVar[str] = "rows"  # name of the examples in messages
 
     @property
     def _sides(self) -> tuple[Side, ...]:
@@ -54,23 +54,23 @@ class ExampleObjective(Objective[S]):
 
     @cached_property
     def examples(self) -> dict[Side, Examples]:
-        """The examples of each side, verified."""
+        """The examples of each split, verified."""
         try:
             verify_files([self._file(side) for side in self._sides])
-            found = {side: Examples.open(self._file(side)) for side in self._sides}
+            examples = {side: Examples.open(self._file(side)) for side in self._sides}
         except DataError as error:
-            place = f"{self.folder.path}: its {self.read_as} can't be read"
-            raise RunError(f"{place}: {error}; {self.prepared_again}") from None
-        self.check_tokenizer(found["train"].notes)
-        return found
+            unreadable = f"{self.folder.path}: its {self.read_as} can't be read"
+            raise RunError(f"{unreadable}: {error}; {self.repair_hint}") from None
+        self.check_tokenizer(examples["train"].notes)
+        return examples
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
         return (self.examples["train"].fingerprint,)
 
     def excerpt(self, side: Side, tokens: int) -> str:
-        """What is read of the longest of the first examples that is no longer, or else of the shortest."""
-        # not verified: whoever only looks writes no note of it
+        """Return the longest of the first examples of at most `tokens` tokens, or else the shortest."""
+        # without verification, which would write a note into the folder
         examples = Examples.open(self._file(side)) if side in self._sides else ()
         if not examples:
             return ""
@@ -83,8 +83,8 @@ class ExampleObjective(Objective[S]):
 
 
 class RowObjective(ExampleObjective[S]):
-    """Rows with named columns. With labels, `label_field` is the setting that names their column, and an example's
-    field of their ids."""
+    """Rows with named columns. `label_field` is the setting that names the column of labels, and an example's field of
+    their ids, if there are labels."""
 
     label_ids: Labels
     label_field: ClassVar[str] = "label"
@@ -96,41 +96,37 @@ class RowObjective(ExampleObjective[S]):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """All labels, in the order of the head's outputs."""
+        """The labels, in the order of the head's outputs."""
         return getattr(self.settings, "labels", None) or ()
 
     @abstractmethod
     def columns(self) -> Mapping[str, Kind]:
-        """The columns that are read, and what each holds."""
+        """Return the columns that are read, and the kind of each."""
 
     def row_texts(self, values: Mapping[str, Any], side: Literal["target", "source"]) -> Iterator[str]:
-        """The text of a row, for a tokenizer to learn from: by default all texts, which one tokenizer reads."""
+        """Yield the texts of a row to train a tokenizer on: by default all, as targets."""
         if side == "target":
             yield from (values[name] for name, kind in self.columns().items() if kind == "text")
 
     @abstractmethod
     def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
-        """Some rows as examples, one for each: ids and numbers."""
+        """Return an example for each row: ids and numbers by field."""
 
     @abstractmethod
     def lengths(self, examples: Examples) -> Numbers:
-        """Tokens of each example as it is batched: (examples,) or (examples, sides)."""
+        """Return the tokens of each example in a batch: (examples,) or (examples, sides)."""
 
     @abstractmethod
     def batch(self, examples: Examples, numbers: Numbers) -> Batch:
-        """Some examples as one batch."""
+        """Return the examples with these numbers as a batch."""
 
     def output_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """The sum of the losses of what the head gives for a batch, in float32."""
+        """Return the summed loss of the head's outputs for a batch, in float32."""
         raise NotImplementedError
 
     def loss(self, model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
         loss = self.output_loss(head_output(model, features, batch), batch)
         return loss, batch.count, {"nll": loss.detach()}
-
-    @abstractmethod
-    def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
-        """How good a model is; numbers are logged during training, the rest is shown at the end."""
 
     def amount(self) -> int:
         columns = [name for name, kind in self.columns().items() if kind in TEXTUAL]
@@ -138,14 +134,14 @@ class RowObjective(ExampleObjective[S]):
         return round(amount(data.sources, columns, data.encoding).bytes * data.training_share)
 
     def texts(self, side: Literal["target", "source"] | None = None) -> Iterator[str]:
-        for row in self._rows(Skipped()):
+        for row in self._rows(SkippedRows()):
             if row.side == "train":
-                for one in (side,) if side is not None else ("target", "source"):
-                    yield from self.row_texts(row.values, one)
+                for part in (side,) if side is not None else ("target", "source"):
+                    yield from self.row_texts(row.values, part)
 
     def prepare(self, log: Log) -> Facts:
-        """Examples of both sides in the run's folder. Rows that can't be read are counted, and reported."""
-        skipped, read = Skipped(), Counter[str]()
+        """Write the examples of both splits into the run's folder. Unreadable rows are counted and reported."""
+        skipped, read = SkippedRows(), Counter[str]()
         self.folder.data.mkdir(parents=True, exist_ok=True)
         fields: dict[str, Labels] = {}
         if isinstance(self.settings, LabelObjective):
@@ -164,7 +160,7 @@ class RowObjective(ExampleObjective[S]):
         examples = encode_rows(counted(self._rows(skipped)), self.encode)
         write_sides({side: self._file(side) for side in self._sides}, examples, notes=notes, labels=fields)
         if skipped.total:
-            log(f"{skipped}")
+            log(str(skipped))
             self.folder.event("skipped", rows=skipped.total, reasons=skipped.counts, first=skipped.first)
         names = tuple(self.label_ids.names) if fields else None
         if names is not None and len(names) < 2:
@@ -172,12 +168,12 @@ class RowObjective(ExampleObjective[S]):
         return self.facts(read["bytes"], read["rows"], names)
 
     def ids(self, rows: Sequence[Row], columns: Mapping[str, str]) -> list[dict[str, Any]]:
-        """The ids of some columns of text: for each row, field → ids. columns: field → column."""
-        texts = {field: [row.values[column] for row in rows] for field, column in columns.items()}
-        encodings = {field: self.tokenizer.encode_batch(some) for field, some in texts.items()}
-        return [{field: ids[at] for field, ids in encodings.items()} for at in range(len(rows))]
+        """Return field → ids for each row; `columns` maps fields to columns of text."""
+        encode = self.tokenizer.encode_batch
+        encoded = {field: encode([row.values[column] for row in rows]) for field, column in columns.items()}
+        return [{field: ids[n] for field, ids in encoded.items()} for n in range(len(rows))]
 
-    def _rows(self, skipped: Skipped) -> Iterator[Row]:
+    def _rows(self, skipped: SkippedRows) -> Iterator[Row]:
         data = self.recipe.data
         source = RowSource(data.sources, self.columns(), data.targets, data.on_error, data.encoding)
         try:
@@ -197,45 +193,39 @@ class RowObjective(ExampleObjective[S]):
 
     @cached_property
     def loader(self) -> Loader:
-        """Rows of similar length, in batches of `batch.size` rows or `batch.tokens` tokens."""
+        """Batches of rows of similar length, of `batch.size` rows or `batch.tokens` tokens."""
         train, batch = self.examples["train"], self.recipe.batch
         size = batch.size if batch.tokens is None else None
-        even = bool(train.notes.get(EVEN))  # a run that began without goes on without
+        even = bool(train.notes.get(EVEN))  # runs of 0.1 continue without
         buckets = Buckets(self.lengths(train), size=size, tokens=batch.tokens, seed=self.recipe.seed, even=even)
         return Loader(
             make=lambda step, rank, ranks: self.batch(train, buckets.rows(step - 1, rank, ranks)),
             rows=lambda step: buckets.size(step - 1),
             epochs=buckets.epoch,
-            fewest=buckets.smallest,
+            min_rows=buckets.smallest,
             row=f"row of up to {self.length} tokens",
             micro=micro_rows(batch, batch.size or len(train)),
         )
 
-    def evaluate(self, model: LanguageModel) -> dict[str, float]:
-        found = self.metrics(model, self.batches("validation", self.recipe.evaluate.tokens))
-        return {key: value for key, value in found.items() if isinstance(value, float)}
-
-    def measure(self, model: LanguageModel, side: Side = "validation") -> Results:
-        return Results(self.metrics(model, self.batches(side)))
-
-    def batches(self, side: Side, most: int | None = None) -> Iterator[Batch]:
-        """All examples of a side, or about `most` tokens of them, the short ones first so that little is padded."""
+    def batches(self, side: Side, max_tokens: int | None = None) -> Iterator[Batch]:
+        """Yield examples sorted by length, to reduce padding."""
         examples = self.examples[side]
         lengths = self.lengths(examples).reshape(len(examples), -1)
-        some = None if most is None else max(1, int(np.searchsorted(np.cumsum(lengths.sum(1)), most)))
-        chosen = np.arange(len(examples))[:some]
-        order = chosen[np.argsort(lengths[chosen].max(1), kind="stable")]
+        count = len(examples)
+        if max_tokens is not None:
+            count = max(1, int(np.searchsorted(np.cumsum(lengths.sum(1)), max_tokens)))
+        order = np.argsort(lengths[:count].max(1), kind="stable")
         begin = 0
         for end in range(1, len(order) + 1):
-            more = order[begin : end + 1]
-            if end == len(order) or len(more) * lengths[more].max(0).sum() > EVALUATED_TOKENS:
+            longer = order[begin : end + 1]
+            if end == len(order) or len(longer) * lengths[longer].max(0).sum() > EVALUATION_BATCH_TOKENS:
                 yield self.batch(examples, order[begin:end])
                 begin = end
 
 
 @contextmanager
-def named(row: Row) -> Iterator[None]:
-    """What is wrong in here is said of this row."""
+def naming_row(row: Row) -> Iterator[None]:
+    """Prefix an error in the body with the location of the row."""
     try:
         yield
     except WeftError as error:
@@ -243,18 +233,18 @@ def named(row: Row) -> Iterator[None]:
 
 
 def head_output(model: LanguageModel, features: Tensor, batch: Batch) -> Tensor:
-    """What the head gives for a batch's features, in float32."""
-    assert isinstance(model, Transformer), "others have no such heads"
+    """Return the head's outputs for a batch's features, in float32."""
+    assert isinstance(model, Transformer), "only Transformers have such heads"
     return model.head(features, batch.mask, row_rng(batch)).float()
 
 
 @torch.no_grad()
 def head_outputs(model: LanguageModel, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Batch]]:
-    """What the head gives for each batch, in float32 on the host, and the batch."""
+    """Yield the head's outputs for each batch, in float32 on the host, and the batch."""
     with evaluating(model) as device:
         for batch in batches:
-            there = batch.to(device)
-            yield head_output(model, model.read(there), there).cpu(), batch
+            local = batch.to(device)
+            yield head_output(model, model.read(local), local).cpu(), batch
 
 
 @torch.no_grad()
@@ -262,32 +252,34 @@ def read_framed(
     objective: RowObjective[Any],
     model: LanguageModel,
     ids: Sequence[list[int]],
+    *,
     others: Sequence[list[int]] | None = None,
 ) -> Iterator[tuple[list[int], npt.NDArray[np.float32]]]:
-    """Texts, or pairs of texts, in their frames, the longest first and as many at a time as may be read at once: their
-    numbers, and what the head gives for them."""
+    """Read texts, or pairs of texts, the longest first; yield the numbers of each batch's texts, and the outputs."""
     device = device_of(model)
-    lengths = [len(one) + (0 if others is None else len(others[n])) for n, one in enumerate(ids)]
+    lengths = [len(text) + (0 if others is None else len(others[n])) for n, text in enumerate(ids)]
     order = sorted(range(len(ids)), key=lambda n: -lengths[n])
     begin = 0
     while begin < len(order):
-        some = order[begin : begin + max(1, EVALUATED_TOKENS // (lengths[order[begin]] + 3))]  # besides special tokens
-        begin += len(some)
-        second = None if others is None else [others[n] for n in some]
-        read = framed([ids[n] for n in some], second, objective.frame, length=objective.length)
-        given = {"mask": read.mask, "segments": read.segments}
-        there = {key: value.to(device) for key, value in given.items() if value is not None}
-        yield some, model.forward(read.tokens.to(device), **there).float().cpu().numpy()
+        size = max(1, EVALUATION_BATCH_TOKENS // (lengths[order[begin]] + 3))  # with special tokens
+        numbers = order[begin : begin + size]
+        begin += size
+        second = None if others is None else [others[n] for n in numbers]
+        batch = framed([ids[n] for n in numbers], second, objective.frame, length=objective.length)
+        optional = {"mask": batch.mask, "segments": batch.segments}
+        inputs = {key: value.to(device) for key, value in optional.items() if value is not None}
+        yield numbers, model.forward(batch.tokens.to(device), **inputs).float().cpu().numpy()
 
 
-def read_pairs(file: str, one: str, other: str, expected: str) -> tuple[list[str], list[str]]:
-    """Two columns of a file's rows. Standard input has none; what was `expected` is said then."""
+def read_columns(file: str, first: str, second: str, *, expected: str) -> tuple[list[str], list[str]]:
+    """Return two columns of a file's rows; refuse standard input, which has none, with what was `expected`."""
     if file == "-":
-        raise ConfigError(f"{expected}; name a file with the columns '{one}' and '{other}'")
-    rows = list(read_rows(RowSource([file], {one: "text", other: "text"})))
-    return [row.values[one] for row in rows], [row.values[other] for row in rows]
+        raise ConfigError(f"{expected}; name a file with the columns '{first}' and '{second}'")
+    rows = list(read_rows(RowSource([file], {first: "text", second: "text"})))
+    return [row.values[first] for row in rows], [row.values[second] for row in rows]
 
 
 def check_finite(outputs: npt.NDArray[Any], folder: Path) -> None:
+    """Refuse NaN and infinity in a model's outputs."""
     if not np.isfinite(outputs).all():
         raise ModelError(f"{folder}: its outputs are not finite; its weights are damaged, or training diverged")

@@ -1,4 +1,4 @@
-"""Spans cut out of running text, written one after the other: what T5 learns."""
+"""Span corruption, the objective of T5: write the spans that were cut out of running text, one after the other."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -11,14 +11,15 @@ from weft.recipe import objective as config
 
 
 class Spans(TranslationObjective[config.Spans], CorruptedTextObjective[config.Spans]):
-    """What was cut out, and the marks between, from what was left."""
+    """Predict the spans and the sentinels between them from the remaining text."""
 
     usage = "weft train {run} --data pairs.tsv objective=pairs"
     added = 0
+    metrics = CorruptedTextObjective.metrics  # without perplexity, which sentinels would distort
 
     @cached_property
     def corruption(self) -> SpanCorruption:
         return SpanCorruption.of(self.tokenizer, self.settings.rate, self.settings.mean)
 
     def corrupt(self, batch: Batch, numbers: Sequence[int], seed: int) -> Batch:
-        return spans_batch(batch.tokens.numpy(), numbers, self.corruption, seed)
+        return spans_batch(batch.tokens.numpy(), numbers, self.corruption, seed=seed)

@@ -2,24 +2,38 @@
 
 from typing import Any
 
-from weft.objectives import (  # noqa: F401 (each declares an objective)
-    answer,
-    chat,
-    classify,
-    contrastive,
-    masked,
-    next_sentence,
-    next_token,
-    pairs,
-    regress,
-    spans,
-    tag,
-)
+from weft.objectives.answer import Answer
+from weft.objectives.chat import Chat
+from weft.objectives.classify import Classify
+from weft.objectives.contrastive import Contrastive
+from weft.objectives.masked import Masked
+from weft.objectives.next_sentence import MaskedNext
+from weft.objectives.next_token import NextToken
+from weft.objectives.pairs import Pairs
+from weft.objectives.regress import Regress
+from weft.objectives.spans import Spans
+from weft.objectives.tag import Tag
+from weft.recipe import objective as config
 from weft.recipe.config import Recipe
 from weft.runs.folder import RunFolder
-from weft.training.objective import Objective, Tokenizers
+from weft.training.objective import Objective
+from weft.training.run_data import Tokenizers
+
+OBJECTIVES: dict[type[config.ObjectiveConfig], type[Objective[Any]]] = {
+    config.Answer: Answer,
+    config.Chat: Chat,
+    config.Classify: Classify,
+    config.Contrastive: Contrastive,
+    config.Masked: Masked,
+    config.MaskedNext: MaskedNext,
+    config.NextToken: NextToken,
+    config.Pairs: Pairs,
+    config.Regress: Regress,
+    config.Spans: Spans,
+    config.Tag: Tag,
+}
 
 
 def build(recipe: Recipe, folder: RunFolder, tokenizers: Tokenizers | None = None) -> Objective[Any]:
-    """The objective of a recipe, in the run of a folder."""
-    return Objective.declared[type(recipe.objective)](recipe, folder, tokenizers)
+    """Return the objective of a recipe, for the run in a folder."""
+    return OBJECTIVES[type(recipe.objective)](recipe, folder, tokenizers)

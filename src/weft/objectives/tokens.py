@@ -1,4 +1,4 @@
-"""What objectives share whose targets are tokens that a decoder writes."""
+"""Objectives whose targets are tokens that a decoder writes."""
 
 import math
 from collections.abc import Iterable
@@ -13,30 +13,30 @@ from weft.decode.translate import LENGTH_RATIO, Direction, Translator
 from weft.models.base import LanguageModel
 from weft.nn.config import LossTerms
 from weft.nn.loss import cross_entropy, linear_cross_entropy
-from weft.objectives.frame import ANY, Asked, direction
+from weft.objectives.frame import ANY_LANGUAGES, LanguagePair, direction
 from weft.recipe import objective as config
-from weft.training.objective import Loss, Objective
+from weft.training.objective import Loss, Objective, mean_loss
 
 W = TypeVar("W", bound=config.TokenObjective)
 
 
 class TokenObjective(Objective[W]):
-    """−log p of each target."""
+    """−log p of each target token."""
 
     def loss(self, model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
-        return token_loss(self.settings, model, features, batch)
+        return token_loss(model, features, batch, settings=self.settings)
 
     def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
-        found = self.mean_loss(model, batches)
-        return found | {"perplexity": math.exp(min(700.0, found["loss"]))}
+        loss = mean_loss(self, model, batches)
+        return {"loss": loss, "perplexity": math.exp(min(700.0, loss))}
 
 
 class TranslationObjective(TokenObjective[W]):
-    """The same for a model that reads one text and writes another."""
+    """−log p of each target token, for a model that reads one text and writes another."""
 
     @cached_property
     def direction(self) -> Direction:
-        """How a source is read and an answer begins, unless other languages are asked for."""
+        """The frame of a source and the beginning of an answer, unless other languages are requested."""
         return direction(self)
 
     @property
@@ -44,23 +44,25 @@ class TranslationObjective(TokenObjective[W]):
         """The special tokens around a source."""
         return self.direction.frame
 
-    def translator(self, model: LanguageModel, asked: Asked = ANY, ratio: float | None = LENGTH_RATIO) -> Translator:
-        """What translates with a model, between the languages that are asked for. An answer has at most `ratio` times
-        its source's tokens and 50 more; None leaves that to the settings."""
-        found = self.direction if asked == ANY else direction(self, asked)
-        return Translator(model, self.tokenizers.source, self.tokenizers.target, found, self.length, ratio)
+    def translator(
+        self, model: LanguageModel, languages: LanguagePair = ANY_LANGUAGES, ratio: float | None = LENGTH_RATIO
+    ) -> Translator:
+        """Return a translator between the requested languages. An answer has at most `ratio` times its source's tokens
+        and 50 more; None leaves the limit to the settings."""
+        chosen = self.direction if languages == ANY_LANGUAGES else direction(self, languages)
+        return Translator(model, self.tokenizers.source, self.tokenizers.target, chosen, self.length, ratio)
 
 
-def token_loss(settings: config.TokenObjective, model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
-    """−log p of each target, summed over the loss mask. The extra `nll` is the plain −log p without smoothing and
-    z-loss, of which perplexity is made."""
+def token_loss(model: LanguageModel, features: Tensor, batch: Batch, *, settings: config.TokenObjective) -> Loss:
+    """Return −log p of each target, summed over the loss mask; the extra `nll` is without smoothing and z-loss, for
+    perplexity."""
     terms = LossTerms(settings.smoothing, settings.z_loss)
     targets = batch.targets.flatten()
     mask = batch.loss_mask.flatten() if batch.loss_mask is not None else None
     count = targets.numel() if mask is None else mask.sum()
     readout = model.readout(features)
     if readout is not None:
-        loss, nll = linear_cross_entropy(readout, targets, mask, terms)
+        loss, nll = linear_cross_entropy(readout, targets, mask, terms=terms)
         return loss, count, {"nll": nll}
     logits = model.head(features).flatten(0, 1)
     losses = cross_entropy(logits, targets, terms)

@@ -1,7 +1,8 @@
-"""A model laid out over a mesh: tensor axis first, then activation checkpointing, compilation, FSDP2, on empty weights.
+"""A model with empty weights sharded over a mesh: by tensor parallelism, activation checkpointing, compilation and
+FSDP2.
 
-What comes out is trained as the model of one process is. `Split` holds what differs: whose gradients are summed with
-whose and when, and which part of each parameter is here.
+The sharded model is trained like that of one process. `ShardedParallel` has what differs: which gradients are summed
+over which ranks and when, and which part of each parameter is here.
 """
 
 import math
@@ -18,64 +19,68 @@ from torch.distributed.tensor import DTensor
 
 from weft.data.batch import Batch
 from weft.models.base import LanguageModel, device_of
-from weft.models.transformer import Stack
+from weft.models.stack import Stack
 from weft.nn.attention import CrossAttention
 from weft.nn.linear import Linear
 from weft.parallel import context, tensor
 from weft.parallel.mesh import Mesh
-from weft.parallel.passes import Parallel, Root, T, Work
-from weft.parallel.pieces import Geometry, geometry
+from weft.parallel.passes import Context, LossFunction, Parallel, Root, States, T
 from weft.parallel.pipeline import Pipeline
-from weft.parallel.stages import cut
+from weft.parallel.sharding import Geometry, geometry
+from weft.parallel.stages import keep_stage
 
-UNIT = 1 << 25  # parameters that FSDP2 gathers at a time, at least: a unit costs the host about a millisecond a step
+MIN_FSDP_UNIT = 1 << 25  # parameters that FSDP2 gathers at a time: each unit costs the host about a millisecond a step
 
 
 @dataclass(kw_only=True)
-class Split(Parallel):
-    """A model over a mesh, of which this process has a part. Passes go through `root`."""
+class ShardedParallel(Parallel):
+    """A model sharded over a mesh. Forward passes go through `root`."""
 
     root: nn.Module
-    sums: list[str]  # whose gradients are summed over the tensor axis
-    fused: dict[str, list[int]]  # heights of what lies in a split matrix
+    tensor_sums: list[str]  # parameters whose gradients are summed over the tensor axis
+    fused: dict[str, list[int]]  # heights of the matrices in a sharded fused matrix
     pipeline: Pipeline | None = None
 
     @property
     def elsewhere(self) -> set[str]:
-        """The names of parameters that other stages have."""
+        """Names of the parameters that only other pipeline stages hold."""
         stage = None if self.pipeline is None else self.pipeline.stage
         return set() if stage is None else {name for name, held in stage.holders.items() if stage.number not in held}
 
     @cached_property
     def local(self) -> dict[str, Tensor]:
-        parts = self.model.named_parameters()
-        return {name: p.to_local().detach() if isinstance(p, DTensor) else p for name, p in parts}
+        parameters = self.model.named_parameters()
+        return {name: p.to_local().detach() if isinstance(p, DTensor) else p for name, p in parameters}
 
     @cached_property
     def geometries(self) -> dict[str, Geometry]:
-        """Where each part lies in the whole."""
-        tensors = self.mesh.layout.tensor
-        return {name: geometry(p, self.fused.get(name, ()), tensors) for name, p in self.model.named_parameters()}
+        """The position of each local part in its full parameter."""
+        shards = self.mesh.layout.tensor
+        return {name: geometry(p, self.fused.get(name, ()), shards) for name, p in self.model.named_parameters()}
 
     @torch.no_grad()
-    def fill(self, whole: Iterable[tuple[str, Tensor]]) -> None:
-        """Give each parameter its part of a whole one."""
+    def fill(self, full: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy this process's part of each full parameter, by name."""
         elsewhere = self.elsewhere
-        for name, values in whole:
-            for piece in self.geometries[name].pieces if name not in elsewhere else ():
-                piece.of(self.local[name]).copy_(piece.cut(values))
+        for name, values in full:
+            for chunk in self.geometries[name].chunks if name not in elsewhere else ():
+                chunk.of(self.local[name]).copy_(chunk.cut(values))
 
-    def own(self, batch: Batch) -> Batch:
-        return context.divided(batch, self.mesh)
+    def shard_batch(self, batch: Batch) -> Batch:
+        return context.shard_rows(batch, self.mesh)
 
-    def forward(self, work: Callable[[LanguageModel], T]) -> T:
-        return self.root(work)
+    def forward(self, function: Callable[[LanguageModel], T]) -> T:
+        return self.root(function)
 
-    def backward(self, parts: Sequence[Batch], work: Work) -> tuple[Tensor, Tensor]:
-        return super().backward(parts, work) if self.pipeline is None else self.pipeline.backward(parts, work)
+    def backward(
+        self, parts: Sequence[Batch], loss: LossFunction, gradient: Tensor, *, autocast: Context, carried: States = ()
+    ) -> tuple[Tensor, Tensor]:
+        if self.pipeline is None:
+            return super().backward(parts, loss, gradient, autocast=autocast, carried=carried)
+        return self.pipeline.backward(parts, loss, gradient, autocast=autocast)
 
     @torch.no_grad()
-    def collect(self) -> None:
+    def finish_gradients(self) -> None:
         for name, parameter in self.model.named_parameters():
             local = self.local[name]
             if parameter.grad is None or local is parameter:
@@ -86,78 +91,79 @@ class Split(Parallel):
                     gradient = gradient.redistribute(placements=parameter.placements)
                 gradient = gradient.to_local()
             local.grad = gradient
-        due = [self.local[name].grad for name in self.sums]
+        due = [self.local[name].grad for name in self.tensor_sums]
         self.mesh.axis("tensor").sum_([gradient for gradient in due if gradient is not None])
         if self.pipeline is not None:
-            self.pipeline.collect(self.local)
+            self.pipeline.finish_gradients(self.local)
 
-    def norm(self, parameters: Iterable[Tensor]) -> Tensor:
+    def gradient_norm(self, parameters: Iterable[Tensor]) -> Tensor:
         trained = [p for p in parameters if p.grad is not None]
         gradients = [p.grad for p in trained if p.grad is not None]
         norms = torch.stack(torch._foreach_norm(gradients)).float()
-        total = (norms.square() * torch.stack([self.shares[p] for p in trained])).sum()
+        total = (norms.square() * torch.stack([self.norm_weights[p] for p in trained])).sum()
         self.mesh.world.sum_([total])
         return total.sqrt()
 
     @cached_property
-    def shares(self) -> dict[Tensor, Tensor]:
-        """1 / how many processes hold the same part of a parameter; () each, on the device, which nobody waits for."""
+    def norm_weights(self) -> dict[Tensor, Tensor]:
+        """1 / the number of processes that hold the same part of a parameter, () on the device."""
         stage = None if self.pipeline is None else self.pipeline.stage
-        of = {}
+        weights = {}
         for name, p in self.model.named_parameters():
             copies, held = self.mesh.world.ranks, 1.0 if stage is None else len(stage.holders[name]) / stage.of
             if isinstance(p, DTensor):
-                placed = zip(p.device_mesh.shape, p.placements, strict=True)
-                copies //= math.prod(size for size, each in placed if not each.is_replicate())
-            of[name] = 1.0 / (copies * held)
-        values = {share: torch.full((), share, device=device_of(self.model)) for share in set(of.values())}
-        return {self.local[name]: values[share] for name, share in of.items()}
+                axes = zip(p.device_mesh.shape, p.placements, strict=True)
+                copies //= math.prod(size for size, placement in axes if not placement.is_replicate())
+            weights[name] = 1.0 / (copies * held)
+        tensors = {weight: torch.full((), weight, device=device_of(self.model)) for weight in set(weights.values())}
+        return {self.local[name]: tensors[weight] for name, weight in weights.items()}
 
-    def clear(self) -> None:
+    def zero_grad(self) -> None:
         self.model.zero_grad(set_to_none=True)
 
-    def within(self, work: Callable[[LanguageModel], T]) -> T:
+    def with_full_weights(self, function: Callable[[LanguageModel], T]) -> T:
         if self.pipeline is not None:
-            with self.pipeline.whole_head():
-                return work(self.model)
-        if not isinstance(self.root, FSDPModule):  # which gathers weights
-            return work(self.model)
+            with self.pipeline.shared_head():
+                return function(self.model)
+        if not isinstance(self.root, FSDPModule):
+            return function(self.model)
         errors: list[BaseException] = []
 
-        def kept(model: LanguageModel) -> T | None:
+        def catching(model: LanguageModel) -> T | None:
             try:
-                return work(model)
-            except BaseException as error:  # FSDP2 has to see the pass end: else it would hold on to these weights
+                return function(model)
+            except BaseException as error:  # FSDP2 must see the pass end, or it would keep the gathered weights
                 errors.append(error)
                 return None
 
-        found: Any = self.root(kept)
+        result: Any = self.root(catching)
         for module in self.root.modules():
-            if isinstance(module, FSDPModule):  # else the next pass would read weights from before
+            if isinstance(module, FSDPModule):  # or the next pass would read stale weights
                 module.reshard()
         if errors:
             raise errors[0]
-        return cast(T, found)
+        return cast(T, result)
 
-    def once(self, work: Callable[[], object]) -> None:
-        self.mesh.world.wait()
+    def once(self, function: Callable[[], object]) -> None:
+        self.mesh.world.barrier()
         if self.mesh.world.leads:
-            work()
-        self.mesh.world.wait()
+            function()
+        self.mesh.world.barrier()
 
 
-def lay_out(model: LanguageModel, mesh: Mesh, precision: str, compile_: bool) -> Split:
-    """Split a model with empty weights over the mesh. The root's `to_empty` gives it memory then, `fill` weights."""
+def lay_out(model: LanguageModel, mesh: Mesh, precision: str, *, compile_: bool) -> ShardedParallel:
+    """Shard a model with empty weights over the mesh; then `root.to_empty` allocates memory, and `fill` sets
+    weights."""
     layout, sizes = mesh.layout, Parallel(model).sizes
-    stage = cut(model, mesh) if layout.pipeline > 1 else None
+    stage = keep_stage(model, mesh) if layout.pipeline > 1 else None
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     heights = {f"{name}.{kind}": module.heights for name, module in model.named_modules()
                if isinstance(module, Linear) and len(module.heights) > 1 for kind in ("weight", "bias")}  # fmt: skip
-    sums = []
+    tensor_sums = []
     if layout.tensor > 1:
         biases = any(stack.position.biases for stack in stacks)
-        tensor.split(model, layout, mesh.part("tensor"))
-        sums = [name for name, _ in model.named_parameters() if tensor.is_sum(name, layout, biases)]
+        tensor.shard(model, layout, mesh.submesh("tensor"))
+        tensor_sums = [name for name, _ in model.named_parameters() if tensor.is_partial(name, layout, biases)]
     if layout.context > 1:
         context.install(model, mesh.context)
     if compile_:
@@ -167,40 +173,43 @@ def lay_out(model: LanguageModel, mesh: Mesh, precision: str, compile_: bool) ->
     pipeline = None if stage is None else Pipeline(model, mesh, stage)
     if layout.sequence:
         model.wrap(lambda features: tensor.padded(features, layout.tensor))
-    whole = stage is not None or layout.readers * layout.context == 1
-    root = Root(model) if whole else _sharded(model, stacks, mesh, precision)
+    unsharded = stage is not None or layout.readers * layout.context == 1
+    root = Root(model) if unsharded else _fully_sharded(model, stacks, mesh, precision=precision)
     fused = heights if layout.tensor > 1 else {}
-    parallel = Split(model=model, mesh=mesh, root=root, sums=sums, fused=fused, pipeline=pipeline)
+    parallel = ShardedParallel(
+        model=model, mesh=mesh, root=root, tensor_sums=tensor_sums, fused=fused, pipeline=pipeline
+    )
     parallel.sizes = sizes
     return parallel
 
 
-def _sharded(model: LanguageModel, stacks: Sequence[Stack], mesh: Mesh, precision: str) -> nn.Module:
-    """FSDP2 (Zhao et al. 2023): weights are gathered block by block, gradients summed and split again."""
-    # keys and values are views of what a source's product gives; nothing changes them in place
+def _fully_sharded(model: LanguageModel, stacks: Sequence[Stack], mesh: Mesh, *, precision: str) -> nn.Module:
+    """Apply FSDP2 (Zhao et al. 2023): weights are gathered block by block, gradients reduce-scattered."""
+    # keys and values are views of the source's projection, and nothing changes them in place
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
-    narrow = precision == "bf16" and mesh.part("shard").device_type == "cuda"
+    narrow = precision == "bf16" and mesh.submesh("shard").device_type == "cuda"
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if narrow else None, reduce_dtype=torch.float32)
-    given: dict[str, Any] = {"mesh": mesh.part("replicate", "shard"), "mp_policy": policy}
+    options: dict[str, Any] = {"mesh": mesh.submesh("replicate", "shard"), "mp_policy": policy}
     if narrow:
-        here = 2 * sum(p.numel() for p in model.parameters()) / mesh.layout.tensor
-        there = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-        if here < there / 20:  # weights stay after the forward pass, and the backward pass doesn't gather them again
-            given["reshard_after_forward"] = False
+        gathered = 2 * sum(p.numel() for p in model.parameters()) / mesh.layout.tensor
+        memory = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        if gathered < memory / 20:  # weights stay after the forward pass, so the backward pass need not gather them
+            options["reshard_after_forward"] = False
     for module in model.modules():
-        if isinstance(module, CrossAttention):  # a source's keys are made outside of the block
-            fully_shard([module.kv] if module.k_norm is None else [module.kv, module.k_norm], **given)
+        if isinstance(module, CrossAttention):  # keys of a source are computed outside the block
+            fully_shard([module.kv] if module.k_norm is None else [module.kv, module.k_norm], **options)
     for stack in stacks:
         unit: list[nn.Module] = []
         for number, block in enumerate(stack.blocks, start=1):
             unit.append(block)
-            if sum(p.numel() for part in unit for p in part.parameters()) >= UNIT or number == len(stack.blocks):
-                fully_shard(unit, **given)
+            size = sum(p.numel() for part in unit for p in part.parameters())
+            if size >= MIN_FSDP_UNIT or number == len(stack.blocks):
+                fully_shard(unit, **options)
                 unit = []
     root = Root(model)
-    fully_shard(root, **given)
+    fully_shard(root, **options)
     for module in root.modules():
-        if isinstance(module, FSDPModule):  # sums: the loss is divided by the count of targets already
+        if isinstance(module, FSDPModule):  # sums, not means: the loss is divided by the count of targets already
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     return root

@@ -1,13 +1,14 @@
-"""The tokens of every row divided over the processes of the context axis: for rows too long for one of them.
+"""Context parallelism: the tokens of every row divided over processes, for rows too long for one of them.
 
-Everything but attention looks at one token at a time, and needs nothing. In attention a process has its own queries,
-and the keys and values of the whole row, gathered layer by layer; their gradients are summed and divided again on the
-way back (Dubey et al. 2024, §3.3.2). So every mask, position and kernel works as it does in one process. Ring attention
-(Liu et al. 2023) would never hold all keys of a row; torch's own, still experimental, knows no mask but the causal one,
-and gathers as well for all others. Where many heads of queries share one of keys, keys are small beside the rest.
+Everything but attention acts on one token at a time and needs no communication. In attention a process has the queries
+of its tokens and all-gathers the keys and values of whole rows, layer by layer; in the backward pass their gradients
+are reduce-scattered (Dubey et al. 2024, §3.3.2). So every mask, position and kernel works as in one process. Ring
+attention (Liu et al. 2023) would never hold all keys of a row, but torch's, still experimental, supports only the
+causal mask and all-gathers for every other one. With grouped queries the keys are small compared with the other
+activations.
 
-Under a causal mask later tokens have more to see. So a row is cut in two pieces a process, and process i of n has
-pieces i and 2n − 1 − i: each then has the same work.
+Under a causal mask later tokens attend to more keys. So a row is cut into two chunks per process, and process i of n
+reads chunks i and 2n − 1 − i: each has the same work.
 """
 
 from dataclasses import dataclass, replace
@@ -22,16 +23,16 @@ from weft.data.batch import Batch
 from weft.errors import ConfigError
 from weft.layout import Layout
 from weft.models.config import Decoder, Encoder
-from weft.models.transformer import Stack
-from weft.nn.mask import Ranges, taken
+from weft.models.stack import Stack
+from weft.nn.mask import Ranges, select_ranges
 from weft.parallel.mesh import Mesh
 from weft.parallel.ranks import Ranks
 
 BY_TOKEN = ("next-token", "chat", "masked", "tag")  # objectives whose targets belong to tokens, not to whole rows
 
 
-def check_context(layout: Layout, model: Config, objective: str, length: int) -> None:
-    """Refuse what can't be divided along its rows: a model, a kind of objective, or rows of up to `length` tokens."""
+def check_context(layout: Layout, model: Config, objective: str, *, length: int) -> None:
+    """Refuse a model, a kind of objective, or rows of up to `length` tokens that can't be divided along the tokens."""
     context = f"parallel.context = {layout.context}"
     if layout.context == 1:
         return
@@ -39,22 +40,22 @@ def check_context(layout: Layout, model: Config, objective: str, length: int) ->
         kind = getattr(model, "kind", "")
         raise ConfigError(f"{context}: the rows of a '{kind}' model can't be divided; only an encoder's or a decoder's")
     if objective not in BY_TOKEN:
-        others = f"those that look at tokens are {', '.join(BY_TOKEN)}"
+        others = f"objectives with a target per token are {', '.join(BY_TOKEN)}"
         raise ConfigError(f"{context}: objective '{objective}' looks at whole rows, which can't be divided; {others}")
     if length % layout.row_unit:
-        raise ConfigError(_uneven(layout, length))
+        raise ConfigError(_indivisible(layout, length))
 
 
-def _uneven(layout: Layout, length: int) -> str:
+def _indivisible(layout: Layout, length: int) -> str:
     unit = layout.row_unit
     near = f"{length // unit * unit} or {-(-length // unit) * unit}" if length > unit else str(unit)
     needed = f"with parallel.context = {layout.context} rows need a multiple of {unit} tokens"
     return f"batch.length = {length}: {needed}; choose {near}"
 
 
-def divided(batch: Batch, mesh: Mesh) -> Batch:
-    """This process's tokens of every row; positions, documents and mask stay those of whole rows. Rows with a mask are
-    padded to a length that can be divided. It comes after `Batch.split`, on the host."""
+def shard_rows(batch: Batch, mesh: Mesh) -> Batch:
+    """Return this process's tokens of every row; positions, documents and mask stay those of whole rows. Rows with a
+    mask are padded to a divisible length. Called on the host, after `Batch.split`."""
     layout, ranks = mesh.layout, mesh.context
     if ranks.alone:
         return batch
@@ -62,34 +63,35 @@ def divided(batch: Batch, mesh: Mesh) -> Batch:
     length = batch.tokens.shape[1]
     extra = -length % layout.row_unit
     if extra and batch.mask is None:
-        raise ConfigError(_uneven(layout, length))
-    if extra:  # places that nobody sees and that count for nothing; keys belong to rows
+        raise ConfigError(_indivisible(layout, length))
+    if extra:  # padding is masked out and counts for nothing; the 1-dimensional dropout keys belong to rows
         counts = torch.ones_like(batch.tokens, dtype=torch.bool) if batch.loss_mask is None else batch.loss_mask
-        whole = replace(batch, loss_mask=counts)
-        batch = whole._each(lambda rows: F.pad(rows, (0, extra)) if rows.dim() == 2 else rows)
-    ranges = ranges_of(length + extra, ranks.rank, ranks.ranks)
+        batch = replace(batch, loss_mask=counts)
+        batch = batch.map_tensors(lambda rows: F.pad(rows, (0, extra)) if rows.dim() == 2 else rows)
+    ranges = token_ranges(length + extra, ranks.rank, ranks.ranks)
     positions = torch.arange(length + extra, device=batch.tokens.device)[None]
     return replace(
         batch,
-        tokens=taken(batch.tokens, ranges),
-        targets=taken(batch.targets, ranges),
-        loss_mask=None if batch.loss_mask is None else taken(batch.loss_mask, ranges),
-        segments=None if batch.segments is None else taken(batch.segments, ranges),
+        tokens=select_ranges(batch.tokens, ranges),
+        targets=select_ranges(batch.targets, ranges),
+        loss_mask=None if batch.loss_mask is None else select_ranges(batch.loss_mask, ranges),
+        segments=None if batch.segments is None else select_ranges(batch.segments, ranges),
         positions=positions if batch.positions is None else batch.positions,
         ranges=ranges,
         counted=None,
     )
 
 
-def ranges_of(length: int, rank: int, ranks: int) -> Ranges:
-    """The places of a row that a process reads: pieces `rank` and 2 · ranks − 1 − rank of 2 · ranks."""
-    piece = length // (2 * ranks)
-    early, late = rank * piece, (2 * ranks - 1 - rank) * piece
-    joined = (range(early, late + piece),)
-    return joined if early + piece == late else (range(early, early + piece), range(late, late + piece))
+def token_ranges(length: int, rank: int, ranks: int) -> Ranges:
+    """Return the positions of a row that a process reads: chunks `rank` and 2 · ranks − 1 − rank of 2 · ranks."""
+    chunk = length // (2 * ranks)
+    early, late = rank * chunk, (2 * ranks - 1 - rank) * chunk
+    if early + chunk == late:
+        return (range(early, late + chunk),)
+    return range(early, early + chunk), range(late, late + chunk)
 
 
-# with a gradient, which is summed and divided; torch 2.13 has renamed it
+# an all-gather whose backward pass is a reduce-scatter; torch 2.13 renamed it
 differentiable_gather = (
     getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
 )
@@ -97,21 +99,20 @@ differentiable_gather = (
 
 @dataclass(frozen=True)
 class Gathered:
-    """The keys and values of whole rows, from the processes that divide them: a `Past` of every layer."""
+    """Keys and values of whole rows, gathered from the processes that divide them: a `Past` of every layer."""
 
     ranks: Ranks
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """This process's keys and values (batch, kv_heads, tokens, d_head) → all, (batch, kv_heads, time, d_head)."""
+        """Gather keys and values (batch, kv_heads, local tokens, d_head) → (batch, kv_heads, time, d_head)."""
         both = torch.stack((keys, values))[None]  # one message
-        pieces = differentiable_gather(both, 0, self.ranks.group).chunk(2, dim=-2)
-        ordered = [*pieces[0].unbind(), *reversed(pieces[1].unbind())]
-        k, v = torch.cat(ordered, dim=-2).unbind()
+        early, late = differentiable_gather(both, 0, self.ranks.group).chunk(2, dim=-2)
+        k, v = torch.cat([*early.unbind(), *reversed(late.unbind())], dim=-2).unbind()
         return k, v
 
 
 def install(model: nn.Module, ranks: Ranks) -> None:
-    """Have a model's attention see whole rows where a batch has been divided; batches of whole rows go on as before."""
+    """Make a model's attention see whole rows of sharded batches; batches of whole rows are unaffected."""
     for module in model.modules():
         if isinstance(module, Stack):
             module.context = Gathered(ranks)

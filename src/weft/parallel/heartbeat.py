@@ -1,14 +1,14 @@
-"""Whether the other processes of a run are still there: each tells the others every few seconds how far it is.
+"""Heartbeats: each process of a run reports its progress every few seconds, and watches the reports of the others.
 
-A process that has ended closes its connections, and whoever waits for it learns so at once. One that is stopped, or
-whose machine is gone, closes nothing. So a thread of each process counts in the store that they met through, beside
-how often its main thread has taken part in something common, and looks at what the others tell:
+A process that exits closes its connections, so whoever waits for it notices immediately. A process that is stopped, or
+whose machine is gone, closes nothing. So a thread in every process writes a heartbeat to the store that they
+rendezvoused through, with the number of collectives its main thread has entered, and checks the others' heartbeats:
 
-- one of this machine may have ended while this process's main thread waits for something else than a connection;
-- a count that stands still for `patience` belongs to a process that doesn't run;
-- one that goes on while its main thread keeps the others waiting for as long belongs to one that hangs. The first
-  process is left out of this: the others wait for it while it prepares, evaluates and saves, however long that takes;
-- inside a step nobody works alone: where all are in one, and none has gone on for as long, one of them hangs.
+- a process on this machine may have exited while this process's main thread is not waiting on a connection to it;
+- a heartbeat that does not change for `patience` seconds belongs to a process that does not run;
+- a process whose heartbeat continues while its main thread keeps the others waiting that long hangs. Rank 0 is exempt:
+  the others wait for it while it prepares data, evaluates and saves, for any length of time;
+- inside a step no process works alone: if all are in one and none has made progress that long, one of them hangs.
 """
 
 import math
@@ -25,253 +25,261 @@ from typing import Any
 
 from weft.errors import ConfigError
 
-PATIENCE = 600.0  # seconds without news after which a process is given up
-VARIABLE = "WEFT_PATIENCE"  # names another time
-# told instead of a count: a process has ended; it ends by an error, which it says; it stops because another has ended
+PATIENCE = 600.0  # seconds without a heartbeat, or without progress, after which a process is given up
+VARIABLE = "WEFT_PATIENCE"  # environment variable that overrides PATIENCE
+# reported instead of a heartbeat: the process has finished, failed with an error that it prints, or stopped because
+# another process is gone
 DONE, FAILED, STOPPED = "done", "failed", "stopped"
 ENDS = (DONE, FAILED, STOPPED)
 
 
 def patience() -> float:
-    """How long a silent process is waited for, in seconds."""
-    given = os.environ.get(VARIABLE) or str(PATIENCE)
+    """Return how many seconds to wait for a silent process."""
+    value = os.environ.get(VARIABLE) or str(PATIENCE)
     try:
-        seconds = float(given)
+        seconds = float(value)
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
         expected = "how many seconds to wait for a silent process, such as 600"
-        raise ConfigError(f"{VARIABLE} = {given!r}: expected {expected}")
+        raise ConfigError(f"{VARIABLE} = {value!r}: expected {expected}")
     return seconds
 
 
 @dataclass
-class Seen:
-    """What a process told last; since when it has told the same, has not gone on, is behind and has ended."""
+class PeerStatus:
+    """The last report of a process, and since when (monotonic seconds) its state has lasted."""
 
-    told: str
-    common: int
+    report: str
+    collectives: int
     progress: str
-    beaten: float
-    moved: float
-    behind: float
-    ended: float | None = None
+    reported: float  # the report last changed
+    moved: float  # it last made progress
+    behind: float  # it has been behind this process since
+    ended: float | None = None  # it was found to have ended
 
 
 @dataclass
 class Heartbeat:
-    """This process's count among those of `ranks` processes; `store` is theirs, over a connection of its own."""
+    """The heartbeat of process `rank` of `ranks`, over a dedicated connection to their common `store`."""
 
     store: Any
     rank: int
     ranks: int
     patience: float
-    common: int = 0  # what this process has begun together with the others: all count the same
-    progress: int = 0  # what it has begun by itself
-    inside: int = 0  # in how many things at once the others are waited for
+    collectives: int = 0  # collectives that this process has entered: the same number on every rank at the same point
+    progress: int = 0  # watched contexts that this process has entered, whether or not the others enter them too
+    watched: int = 0  # watched contexts that it is in now, in all threads: it may be waiting for the others
     step: str = ""  # the step that the main thread is in
     answered: float = 0.0  # when the store last answered
-    silent: bool = False  # whether it did not, the last time
-    left: bool = False
-    explained: bool = False  # whether another process has said why all stop
-    known: list[list[str]] = field(default_factory=list)  # of each process: its number, machine and host
+    store_silent: bool = False  # the last request to the store failed
+    left: bool = False  # this process has reported its end
+    explained: bool = False  # another process has printed why all stop
+    peers: list[list[str]] = field(default_factory=list)  # pid, machine and host of each process
     lock: threading.Lock = field(default_factory=threading.Lock)
-    telling: threading.Lock = field(default_factory=threading.Lock)
+    report_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self) -> None:
-        """Count and watch until the process ends; all processes call this."""
+        """Report and watch until the process ends. All processes call this."""
         self.answered = time.monotonic()
         self.store.set(f"who/{self.rank}", f"{os.getpid()} {_machine()} {socket.gethostname()}")
         self.store.set(f"beat/{self.rank}", "")
-        self.known = [text.split(" ", 2) for text in self._read("who")]
+        self.peers = [text.split(" ", 2) for text in self._read("who")]
         threading.Thread(target=self._watch, name="heartbeat", daemon=True).start()
         threading.Thread(target=self._watch_store, name="heartbeat store", daemon=True).start()
 
     def leave(self, why: str = DONE) -> None:
-        """Tell the others that this process isn't missing: it has nothing left to do, fails, or stops with another."""
+        """Report that this process is not missing: it has finished, fails, or stops because another one is gone."""
         self.left = True
-        if not self.silent:  # a store that stands still just now would never answer
-            telling = threading.Thread(target=self._tell, args=(why,), daemon=True)
-            telling.start()
-            telling.join(2.0)
+        if not self.store_silent:  # a store that hangs would never answer
+            reporting = threading.Thread(target=self._report, args=(why,), daemon=True)
+            reporting.start()
+            reporting.join(2.0)
 
-    def _tell(self, text: str) -> None:
-        with self.telling, suppress(Exception):  # the store may be gone already; `_watch_store` notices
-            if not self.left or text in ENDS:  # nothing else is told after that
+    def _report(self, text: str) -> None:
+        with self.report_lock, suppress(Exception):  # the store may be gone; `_watch_store` notices
+            if not self.left or text in ENDS:  # no heartbeat may replace the final report
                 self.store.set(f"beat/{self.rank}", text)
 
-    def end_last(self) -> None:
-        """Where the first process holds the store, the others still look there who it is that all stop for."""
-        until = time.monotonic() + 3 * self._every
+    def keep_store(self) -> None:
+        """Wait, on the rank that holds the store, until the others have read there why all stop."""
+        until = time.monotonic() + 3 * self._interval
         while self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-            told = self._told()
-            here = [rank for rank, text in enumerate(told) if rank and text not in ENDS]
-            if time.monotonic() > until or all(self._near(rank) and self._dead(rank) for rank in here):
+            running = [rank for rank, text in enumerate(self._reports()) if rank and text not in ENDS]
+            if time.monotonic() > until or all(self._is_dead(rank) for rank in running):
                 return
             time.sleep(0.05)
 
-    def count(self, common: int = 0, progress: int = 0, inside: int = 0) -> None:
-        with self.lock:  # more than one thread may
-            self.common += common
+    def count(self, collectives: int = 0, progress: int = 0, watched: int = 0) -> None:
+        """Add to the counts; any thread may call this."""
+        with self.lock:
+            self.collectives += collectives
             self.progress += progress
-            self.inside += inside
+            self.watched += watched
 
     def missing(self) -> list[int]:
-        """The processes that have ended, or don't run any more, found within a few beats; none where nobody knows."""
+        """Return the ranks that have ended or do not run, within a few heartbeats; empty if that can't be known."""
         others = [rank for rank in range(self.ranks) if rank != self.rank]
-        began, first = time.monotonic(), self._told()
-        while time.monotonic() - began < 2.5 * self._every:
-            told = self._told()
-            if self.silent:  # it stood with the first process, or with what had started that
-                return [0] if self.rank and (not self._near(0) or self._dead(0)) else []
-            gone = [rank for rank in others if self._ended(rank, told[rank])]
-            if gone or FAILED in told:
+        began, first = time.monotonic(), self._reports()
+        while time.monotonic() - began < 2.5 * self._interval:
+            reports = self._reports()
+            if self.store_silent:  # the store was rank 0's, or that of what started it
+                return [0] if self.rank and (not self._is_local(0) or self._is_dead(0)) else []
+            gone = [rank for rank in others if self._has_ended(rank, reports[rank])]
+            if gone or FAILED in reports:
                 return gone
             time.sleep(0.05)
-        told = self._told()
-        return [] if self.silent or not first else [r for r in others if told[r] == first[r] not in ENDS]
+        reports = self._reports()
+        return [] if self.store_silent or not first else [r for r in others if reports[r] == first[r] not in ENDS]
 
     def speaks(self, gone: Iterable[int]) -> bool:
-        """Whether this process says why all stop: the first one left or, where they can't reach each other, the first
-        one left of each machine."""
-        left = [rank for rank in range(self.ranks) if rank not in gone and (not self.silent or self._near(rank))]
+        """Return whether this process prints why all stop: the lowest rank left or, if the store is gone, the lowest
+        rank left on this machine."""
+        left = [
+            rank for rank in range(self.ranks) if rank not in gone and (not self.store_silent or self._is_local(rank))
+        ]
         return self.rank == min(left, default=self.rank)
 
     def name(self, rank: int) -> str:
-        """A process, as a person finds it: its rank, its number and its machine."""
-        number, _, host = self.known[rank]
-        return f"process {rank} of {self.ranks} (pid {number} on {host})"
+        """Return a process's name in messages: its rank, pid and host."""
+        pid, _, host = self.peers[rank]
+        return f"process {rank} of {self.ranks} (pid {pid} on {host})"
 
-    def _ended(self, rank: int, told: str) -> bool:
-        return told == DONE if told in ENDS else self._near(rank) and self._dead(rank)
+    def _has_ended(self, rank: int, report: str) -> bool:
+        return report == DONE if report in ENDS else self._is_dead(rank)
 
-    def _near(self, rank: int) -> bool:
-        return self.known[rank][1:] == self.known[self.rank][1:]
+    def _is_local(self, rank: int) -> bool:
+        return self.peers[rank][1:] == self.peers[self.rank][1:]
 
-    def _dead(self, rank: int) -> bool:
-        number = self.known[rank][0]
+    def _is_dead(self, rank: int) -> bool:
+        """Return whether a process of this machine does not exist any more; of other machines that is not known."""
+        if not self._is_local(rank):
+            return False
+        pid = self.peers[rank][0]
         with suppress(OSError):
             if Path("/proc/self/stat").exists():
-                return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-            os.kill(int(number), 0)
+                return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+            os.kill(int(pid), 0)
             return False
         return True
 
-    def _read(self, what: str) -> list[str]:
-        return [text.decode() for text in self.store.multi_get([f"{what}/{rank}" for rank in range(self.ranks)])]
+    def _read(self, key: str) -> list[str]:
+        return [text.decode() for text in self.store.multi_get([f"{key}/{rank}" for rank in range(self.ranks)])]
 
-    def _told(self) -> list[str]:
-        """What each process told last; nothing where the store is gone."""
+    def _reports(self) -> list[str]:
+        """Return the last report of each process; empty if the store is gone."""
         try:
-            told = self._read("beat")
-        except Exception:  # whatever torch makes of it
-            self.silent = True
+            reports = self._read("beat")
+        except Exception:  # torch raises errors of several types
+            self.store_silent = True
             return []
-        self.silent, self.answered = False, time.monotonic()
-        self.explained = self.explained or FAILED in told  # also when the store is gone with the one that said it
-        return told
+        self.store_silent, self.answered = False, time.monotonic()
+        self.explained = self.explained or FAILED in reports  # remembered when the store goes with the failed process
+        return reports
 
     def _watch(self) -> None:
-        seen, beats = dict[int, Seen](), 0
+        statuses, beats = dict[int, PeerStatus](), 0
         while not self.left:
             beats += 1
-            self._tell(f"{beats} {self.common} {self.progress} {int(bool(self.step))} {_place()}")
-            told = self._told()
-            for rank, text in enumerate(told):
-                self._judge(rank, text, seen)
-            if told and not self.left:
-                self._judge_step(told, seen)
-            time.sleep(self._every)
+            self._report(f"{beats} {self.collectives} {self.progress} {int(bool(self.step))} {_source_line()}")
+            reports = self._reports()
+            for rank, text in enumerate(reports):
+                self._check_peer(rank, text, statuses)
+            if reports and not self.left:
+                self._check_step(reports, statuses)
+            time.sleep(self._interval)
 
     def _watch_store(self) -> None:
-        """A store that doesn't answer stands still with the first process, or with what started it."""
+        """Give up a store that does not answer: it hangs with rank 0, or with what started rank 0."""
         while not self.left:
-            time.sleep(self._every)
+            time.sleep(self._interval)
             if time.monotonic() - self.answered > self.patience:
-                self.silent = True
-                self._end([0] if self.rank else [], f"not answered for {self._time}")
+                self.store_silent = True
+                self._give_up([0] if self.rank else [], f"not answered for {self._duration}")
 
     @property
-    def _every(self) -> float:
+    def _interval(self) -> float:
         return min(5.0, self.patience / 8)
 
     @property
-    def _time(self) -> str:
+    def _duration(self) -> str:
         return f"{self.patience / 60:g} minutes" if self.patience >= 60 else f"{self.patience:g} seconds"
 
-    def _judge(self, rank: int, told: str, seen: dict[int, Seen]) -> None:
-        """Give a process up that has ended, or whose counts have stood still too long."""
+    def _check_peer(self, rank: int, report: str, statuses: dict[int, PeerStatus]) -> None:
+        """Give up a process that has ended, or whose counts have not changed for too long."""
         now = time.monotonic()
-        one = seen.setdefault(rank, Seen(told, -1, "", now, now, now))
-        if told and told not in ENDS:
-            _, common, progress, _ = told.split(" ", 3)
-            # one that is as far as this one keeps nobody waiting
-            one.behind = now if int(common) != one.common or int(common) >= self.common else one.behind
-            one.moved = now if (int(common), progress) != (one.common, one.progress) else one.moved
-            one.common, one.progress = int(common), progress
-        one.beaten = now if told != one.told else one.beaten
-        one.told = told
+        peer = statuses.setdefault(rank, PeerStatus(report, -1, "", reported=now, moved=now, behind=now))
+        if report and report not in ENDS:
+            _, collectives, progress, _ = report.split(" ", 3)
+            # a process that is as far as this one keeps nobody waiting
+            if int(collectives) != peer.collectives or int(collectives) >= self.collectives:
+                peer.behind = now
+            if (int(collectives), progress) != (peer.collectives, peer.progress):
+                peer.moved = now
+            peer.collectives, peer.progress = int(collectives), progress
+        peer.report, peer.reported = report, now if report != peer.report else peer.reported
         if rank == self.rank:
             return
-        ended = told in (FAILED, STOPPED) or self._ended(rank, told)
-        one.ended = (one.ended or now) if self.inside and ended else None
-        # the main thread learns it too, if it waits for a connection; one that is done may just be faster at its end
-        if one.ended is not None and now - one.ended > (self.patience if told == DONE else 2 * self._every):
-            self._end([rank], "" if told in (FAILED, STOPPED) else "ended")
-        if told in ENDS:
+        ended = report in (FAILED, STOPPED) or self._has_ended(rank, report)
+        peer.ended = (peer.ended or now) if self.watched and ended else None
+        # the main thread notices too if it waits on a connection; a process that is done may only be faster at its end
+        if peer.ended is not None and now - peer.ended > (self.patience if report == DONE else 2 * self._interval):
+            self._give_up([rank], "" if report in (FAILED, STOPPED) else "ended")
+        if report in ENDS:
             return
-        if now - one.beaten > self.patience:
-            self._end([rank], f"not answered for {self._time}")
-        if rank and told and now - one.behind > self.patience and now - one.beaten < 2 * self._every:
-            self._end([rank], f"kept the others waiting for {self._time}")
+        if now - peer.reported > self.patience:
+            self._give_up([rank], f"not answered for {self._duration}")
+        if rank and report and now - peer.behind > self.patience and now - peer.reported < 2 * self._interval:
+            self._give_up([rank], f"kept the others waiting for {self._duration}")
 
-    def _judge_step(self, told: list[str], seen: dict[int, Seen]) -> None:
-        """Give up a step in which this process waits for one that does not come, or in which none goes on."""
-        now, places = time.monotonic(), dict[str, list[int]]()
-        if not self.step or now - seen[self.rank].moved <= self.patience:
+    def _check_step(self, reports: list[str], statuses: dict[int, PeerStatus]) -> None:
+        """Give up a step in which this process waits for one that does not come, or in which none makes progress."""
+        now, lines = time.monotonic(), dict[str, list[int]]()
+        if not self.step or now - statuses[self.rank].moved <= self.patience:
             return
-        for rank, text in enumerate(told):
+        for rank, text in enumerate(reports):
             words = text.split(" ", 4)
-            if len(words) < 5 or now - seen[rank].moved <= self.patience:
+            if len(words) < 5 or now - statuses[rank].moved <= self.patience:
                 return
-            if words[3] == "0":  # it is somewhere else, where only the first process may be
+            if words[3] == "0":  # it is outside the step, where only rank 0 may be
                 if rank:
-                    self._end([rank], f"kept the others waiting for {self._time}")
+                    self._give_up([rank], f"kept the others waiting for {self._duration}")
                 return
-            places.setdefault(words[4], []).append(rank)
+            lines.setdefault(words[4], []).append(rank)
         where = []
-        for place, found in sorted(places.items(), key=lambda item: len(item[1]))[:3]:  # not where the others are
-            more = f" and {len(found) - 4} more" if len(found) > 4 else ""
-            shown = ", ".join(map(str, found[:4])) + more
-            where.append(f"{'process' if len(found) == 1 else 'processes'} {shown} in {place}")
-        self._say([], f"none of {self.ranks} processes has gone on for {self._time} {self.step} ({', '.join(where)})")
+        for line, ranks in sorted(lines.items(), key=lambda item: len(item[1]))[:3]:  # the odd ones out first
+            more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
+            shown = ", ".join(map(str, ranks[:4])) + more
+            where.append(f"{'process' if len(ranks) == 1 else 'processes'} {shown} in {line}")
+        stalled = f"none of {self.ranks} processes has made progress for {self._duration} {self.step}"
+        self._stop([], f"{stalled} ({', '.join(where)})")
 
-    def _end(self, gone: list[int], what: str) -> None:
-        """Give a process up; where it has said why, or stops for another's sake, that needs no words."""
+    def _give_up(self, gone: list[int], state: str) -> None:
+        """Stop because of a process; without a `state` to print if it has printed why, or stops for another one."""
+        who = self.name(gone[0]) if gone else "the store that the processes rendezvoused through"
         lead = ", which leads," if gone == [0] else ""
-        who = f"{self.name(gone[0])}{lead}" if gone else "what the processes met through"
-        self._say(gone, f"{who} has {what}" if what else "")
+        self._stop(gone, f"{who}{lead} has {state}" if state else "")
 
-    def _say(self, gone: list[int], line: str) -> None:
-        """End this process: its main thread waits in a library and can't be told. One of them says why."""
+    def _stop(self, gone: list[int], line: str) -> None:
+        """End this process, whose main thread is blocked in a library. One process prints why."""
         if self.left:
             return
         if line and not self.explained and self.speaks(gone):
             sys.stderr.write(
                 f"weft: {line}; stopping: a resumed training run continues from its last checkpoint"
-                f"{f' ({VARIABLE} sets another time, in seconds)' if self._time in line else ''}\n"
+                f"{f' ({VARIABLE} sets another time, in seconds)' if self._duration in line else ''}\n"
             )
         elif line:
-            time.sleep(2 * self._every)  # the one that does may find it a beat later: by itself, not by our end
+            time.sleep(2 * self._interval)  # the process that prints must notice the lost one first, not our end
         sys.stderr.flush()
         sys.stdout.flush()
         self.leave(STOPPED)
-        self.end_last()
+        self.keep_store()
         os._exit(2)
 
 
 def _machine() -> str:
-    """What only processes share that see each other's numbers: hosts may have the same name, or several of them."""
+    """Return an id shared by processes that see each other's pids; host names may clash, or be several."""
     try:
         booted = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{booted}/{os.readlink('/proc/self/ns/pid')}"
@@ -279,7 +287,8 @@ def _machine() -> str:
         return "-"
 
 
-def _place() -> str:
+def _source_line() -> str:
+    """Return the source line that the main thread is executing."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None:
         return "?"

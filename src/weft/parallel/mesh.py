@@ -1,4 +1,4 @@
-"""The processes of a run as a mesh with named axes (`weft.layout`), and who shares what with whom along them."""
+"""The processes of a run as a mesh with named axes (`weft.layout`), and which of them share data along them."""
 
 from dataclasses import dataclass, replace
 
@@ -7,19 +7,19 @@ from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from weft.layout import AXES, Layout
-from weft.parallel.ranks import ALONE, PATIENCE, Ranks
+from weft.parallel.ranks import ALONE, TIMEOUT, Ranks
 
 ONE = Layout(replicate=1)
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """All processes, `world`, in a `layout` with nothing left open. One process has no DeviceMesh.
+    """All processes, `world`, in a fully specified `layout`. A single process has no DeviceMesh.
 
-    `devices` has the axes pipeline, replicate, shard and tensor. Those that divide a row among them (context) hold the
-    same weights, so they also share them: its shard axis runs over them too. `readers` read different rows of a batch,
-    `counters` different tokens of it, so that what they count is summed. What is said on `beside` doesn't mix with what
-    the passes say: checkpoints are written while these go on.
+    `devices` has the axes pipeline, replicate, shard and tensor. Ranks of the context axis divide the tokens of a row
+    and hold the same weights, so the shard axis of `devices` spans them as well. `readers` read different rows of a
+    batch; `counters` read different tokens of it, so that their counts and losses are summed. `checkpoints` has a
+    process group for writing checkpoints, which happens during the passes and must not mix with their messages.
     """
 
     layout: Layout = ONE
@@ -28,19 +28,18 @@ class Mesh:
     readers: Ranks = ALONE
     counters: Ranks = ALONE
     context: Ranks = ALONE
-    beside: Ranks = ALONE
+    checkpoints: Ranks = ALONE
 
     @property
-    def splits(self) -> bool:
-        """Whether a process holds or reads less than all of a model and a row."""
+    def is_sharded(self) -> bool:
+        """Whether a process holds less than the whole model, or reads less than whole rows."""
         return self.layout.splits
 
     def axis(self, name: str) -> Ranks:
-        """This process among those along one axis of `devices`."""
-        return ALONE if self.devices is None else _ranks(self.devices[name])
+        """Return this process's rank along one axis of `devices`."""
+        return ALONE if self.devices is None else _ranks(self.world, self.devices[name])
 
-    def part(self, *names: str) -> DeviceMesh:
-        """The DeviceMesh along some axes."""
+    def submesh(self, *names: str) -> DeviceMesh:
         assert self.devices is not None
         return self.devices[names]
 
@@ -49,7 +48,7 @@ SINGLE = Mesh()
 
 
 def build(layout: Layout, world: Ranks, device: torch.device) -> Mesh:
-    """The mesh of all processes; a layout that doesn't come out at their number is refused."""
+    """Return the mesh of all processes; refuse a layout whose sizes do not multiply to their number."""
     layout = layout.over(world.ranks)
     if world.alone:
         return Mesh(layout)
@@ -57,14 +56,17 @@ def build(layout: Layout, world: Ranks, device: torch.device) -> Mesh:
     shape = {**sizes, "shard": sizes["shard"] * sizes["context"]}
     del shape["context"]
     devices = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
-    counters = _ranks(devices["replicate", "shard"]._flatten("counters"))
-    beside = replace(world, group=distributed.new_group(backend="gloo", timeout=PATIENCE))
-    if layout.context == 1:
-        return Mesh(layout, world, devices, counters, counters, beside=beside)
-    fine = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=AXES)
-    readers = _ranks(fine["replicate", "shard"]._flatten("readers"))
-    return Mesh(layout, world, devices, readers, counters, _ranks(fine["context"]), beside)
+    counters = _ranks(world, devices["replicate", "shard"]._flatten("counters"))
+    checkpoints = replace(world, group=distributed.new_group(backend="gloo", timeout=TIMEOUT))
+    readers, context = counters, ALONE
+    if layout.context > 1:
+        fine = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=AXES)
+        readers = _ranks(world, fine["replicate", "shard"]._flatten("readers"))
+        context = _ranks(world, fine["context"])
+    return Mesh(layout, world, devices, readers=readers, counters=counters, context=context, checkpoints=checkpoints)
 
 
-def _ranks(line: DeviceMesh) -> Ranks:
-    return Ranks(line.get_local_rank(), line.size(), line.get_group()) if line.size() > 1 else ALONE
+def _ranks(world: Ranks, axis: DeviceMesh) -> Ranks:
+    if axis.size() == 1:
+        return ALONE
+    return replace(world, rank=axis.get_local_rank(), ranks=axis.size(), group=axis.get_group())

@@ -1,10 +1,10 @@
-"""A model's passes in one process, or in several that each hold all of it and read different rows of a batch."""
+"""Forward and backward passes in one process, or in several replicas that read different rows of a batch."""
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -13,130 +13,125 @@ from torch.nn.parallel import DistributedDataParallel
 
 from weft.data.batch import Batch
 from weft.models.base import LanguageModel
-from weft.nn.recurrent import Carried
+from weft.nn.recurrent import CarriedState
 from weft.parallel.mesh import SINGLE, Mesh
 
 T = TypeVar("T")
-
+Context = AbstractContextManager[object]
+States = Sequence[CarriedState | None]
 LossFunction = Callable[[LanguageModel, Tensor, Batch], tuple[Tensor, Tensor | int, dict[str, Tensor]]]
 
 
 class Root(nn.Module):
-    """Something done with a model as the forward pass of a module: what DDP and FSDP2 hook into."""
+    """The forward pass that DDP and FSDP2 hook into: any function of the model."""
 
     def __init__(self, model: LanguageModel):
         super().__init__()
         self.model = model
 
-    def forward(self, work: Callable[[LanguageModel], T]) -> T:
-        """What `work` makes of the model."""
-        return work(self.model)
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a step does with each part of its batch: the loss of it, and its share of the whole, whose gradient counts.
-
-    The forward pass is made inside `forward()`; `carried(part)` is what a recurrent model reads on from.
-    """
-
-    loss: LossFunction
-    share: Callable[[Tensor], Tensor]
-    forward: Callable[[], AbstractContextManager[object]]
-    carried: Callable[[Batch], AbstractContextManager[Carried | None]] = lambda part: nullcontext()
-
-    def losses(self, model: LanguageModel, part: Batch, carried: Carried | None) -> tuple[Tensor, Tensor]:
-        """The sums of a part's losses and of its −log p."""
-        loss, _, extras = self.loss(model, model.read(part, carried), part)
-        return loss, extras["nll"]
+    def forward(self, function: Callable[[LanguageModel], T]) -> T:
+        return function(self.model)
 
 
 @dataclass
 class Parallel:
-    """A model that this process holds whole, and trains alone; others say what is different where there are more."""
+    """A model that this process holds in full and trains alone; subclasses distribute it."""
 
     model: LanguageModel
     mesh: Mesh = SINGLE
 
     @cached_property
     def local(self) -> dict[str, Tensor]:
-        """What this process holds of each parameter: what the optimizer changes."""
+        """The local part of each parameter, which the optimizer updates."""
         return dict(self.model.named_parameters())
 
     @cached_property
     def sizes(self) -> tuple[int, int]:
-        """How many parameters the whole model has, and how many of them are trained."""
-        every = [(p.numel(), p.requires_grad) for p in self.model.parameters()]
-        return sum(size for size, _ in every), sum(size for size, trained in every if trained)
+        """Numbers of parameters of the full model, and of those that are trained."""
+        parameters = [(p.numel(), p.requires_grad) for p in self.model.parameters()]
+        return sum(size for size, _ in parameters), sum(size for size, trained in parameters if trained)
 
-    def own(self, batch: Batch) -> Batch:
-        """What this process reads of a batch whose rows are its own."""
+    def shard_batch(self, batch: Batch) -> Batch:
+        """Return the tokens that this process reads of its rows of a batch."""
         return batch
 
-    def backward(self, parts: Sequence[Batch], work: Work) -> tuple[Tensor, Tensor]:
-        """Add up the gradients of a step's parts, which are on the device; the sums of loss and −log p, () each."""
+    def backward(
+        self, parts: Sequence[Batch], loss: LossFunction, gradient: Tensor, *, autocast: Context, carried: States = ()
+    ) -> tuple[Tensor, Tensor]:
+        """Accumulate the gradients of a step's micro-batches; return the sums of the loss and of −log p, () each.
+
+        Backward passes of the summed losses begin with `gradient` (): 1 / targets of the step, times a loss scale.
+        `autocast` is entered for each forward pass. A recurrent model updates the states in `carried`, one per part.
+        """
         device = parts[0].tokens.device
         loss_sum, nll_sum = torch.zeros((), device=device), torch.zeros((), device=device)
-        for number, part in enumerate(parts, start=1):
-            with work.carried(part) as carried, self.adding(last=number == len(parts)):
-                with work.forward():
-                    loss, nll = self.forward(partial(work.losses, part=part, carried=carried))
-                work.share(loss).backward()
-            loss_sum += loss.detach()
+        for number, part in enumerate(parts):
+            state = carried[number] if carried else None
+
+            def losses(
+                model: LanguageModel, part: Batch = part, state: CarriedState | None = state
+            ) -> tuple[Tensor, Tensor]:
+                total, _, extras = loss(model, model.read(part, state), part)
+                return total, extras["nll"]
+
+            with self.grad_sync(last=number == len(parts) - 1):
+                with autocast:
+                    total, nll = self.forward(losses)
+                total.backward(gradient)
+            loss_sum += total.detach()
             nll_sum += nll
         return loss_sum, nll_sum
 
-    def forward(self, work: Callable[[LanguageModel], T]) -> T:
-        """What `work` makes of the model, in a forward pass."""
-        return work(self.model)
+    def forward(self, function: Callable[[LanguageModel], T]) -> T:
+        """Return `function(model)`, computed as a forward pass."""
+        return function(self.model)
 
-    def adding(self, last: bool) -> AbstractContextManager[object]:
-        """Inside, a part of a batch is passed forward and back, perhaps the last one of a step."""
+    def grad_sync(self, last: bool) -> Context:
+        """Context of a micro-batch's passes: gradients are synchronised in the `last` backward pass of a step."""
         return nullcontext()
 
-    def collect(self) -> None:
-        """After a step's last pass: complete the gradients, and put each where the optimizer reads it."""
+    def finish_gradients(self) -> None:
+        """Complete the gradients after a step's last backward pass, and store each where the optimizer reads it."""
 
-    def norm(self, parameters: Iterable[Tensor]) -> Tensor:
-        """The norm of all gradients of `parameters`; ()."""
+    def gradient_norm(self, parameters: Iterable[Tensor]) -> Tensor:
+        """Return the norm of all gradients of `parameters`, ()."""
         return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
-    def clear(self) -> None:
-        """Forget gradients that the optimizer doesn't know of."""
+    def zero_grad(self) -> None:
+        """Release gradients that the optimizer does not know of."""
 
-    def within(self, work: Callable[[LanguageModel], T]) -> T:
-        """What `work` makes of the model; where it is in parts, all processes call this at the same time."""
-        return work(self.model)
+    def with_full_weights(self, function: Callable[[LanguageModel], T]) -> T:
+        """Return `function(model)`; if the model is sharded, all processes call this at the same time."""
+        return function(self.model)
 
-    def once(self, work: Callable[[], object]) -> None:
-        """Do something with a place on the disk: where processes share it one of them does, when all are here."""
-        work()
+    def once(self, function: Callable[[], object]) -> None:
+        """Call `function` once per folder: if processes share one, when all are here and on rank 0 alone."""
+        function()
 
 
 class Replicas(Parallel):
-    """Each of several processes holds all weights. Gradients are summed while the backward pass goes on (Li et al.
-    2020)."""
+    """Replicas of a model, whose gradients are all-reduced during the backward pass (Li et al. 2020)."""
 
     def __init__(self, model: LanguageModel, mesh: Mesh):
         super().__init__(model, mesh)
-        # All have drawn the same weights: there is nothing to send before the first step. Told to look for parameters
-        # without gradients, DDP keeps its buckets as they are; else it would sort them anew after a process's first
-        # step. Sums of other buckets have other last bits: a resumed run would not be the one that was never stopped.
+        # All replicas have drawn the same weights, so nothing is sent before the first step. With
+        # find_unused_parameters DDP keeps its buckets; otherwise it rebuilds them after a process's first step, and
+        # sums over other buckets have other last bits: a resumed run would differ from one that was never stopped.
         warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")
         self.root = DistributedDataParallel(
             Root(model), init_sync=False, gradient_as_bucket_view=True, find_unused_parameters=True
         )
-        self.root.register_comm_hook(None, _sum)
+        self.root.register_comm_hook(None, _all_reduce)
 
-    def forward(self, work: Callable[[LanguageModel], T]) -> T:
-        return self.root(work)
+    def forward(self, function: Callable[[LanguageModel], T]) -> T:
+        return self.root(function)
 
-    def adding(self, last: bool) -> AbstractContextManager[object]:
+    def grad_sync(self, last: bool) -> Context:
         return nullcontext() if last else self.root.no_sync()
 
 
-def _sum(state: object, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
-    """DDP's own hook would divide by the number of processes; the loss is divided by the count of targets already."""
+def _all_reduce(state: object, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
+    """Sum a bucket of gradients; DDP's default takes the mean, but the loss is divided by the count already."""
     work = distributed.all_reduce(bucket.buffer(), async_op=True)
     future: torch.futures.Future[Any] = work.get_future()
     return future.then(lambda done: done.value()[0])

@@ -1,18 +1,18 @@
-"""A model's matrices split over the processes of the tensor axis, by torch's DTensor.
+"""Tensor parallelism: a model's matrices sharded over the processes of the tensor axis, with torch's DTensor.
 
-A block needs one sum over the processes in each pass (Shoeybi et al. 2019, §3): queries, keys, values and the way up
-are split by columns, so that heads and nonlinearities stay local; the projections back by rows, whose products are
-summed. The tables of words are split by words. What recurs (Elman, LSTM, GRU, Bahdanau) would have to be summed at
-every token, so its cells are whole everywhere, and the tables of words, most of such a model, are split alone.
+A block needs one all-reduce in each pass (Shoeybi et al. 2019, §3): queries, keys, values and the up projection are
+sharded by columns, so that heads and nonlinearities stay local; the output and down projections by rows, and their
+products are summed. Embeddings are sharded by the vocabulary. A recurrence (Elman, LSTM, GRU, Bahdanau) would need a
+sum at every token, so its cells are replicated and only the embeddings, most of such a model's weights, are sharded.
 
-Between the split matrices activations are plain tensors: the same on every process, or with `sequence` each process's
-own tokens of a row. The model's code is that of one process; it has fewer heads here, and a part of the words.
+Between the sharded matrices activations are plain tensors: equal on every process or, with `sequence`, this process's
+tokens of a row. The model's code is that of one process, with fewer heads and a part of the vocabulary.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, distributed, nn
@@ -29,25 +29,27 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional as F
 
 from weft.config import Config
+from weft.data.batch import Source
 from weft.errors import ConfigError
 from weft.layout import Layout
 from weft.models import config as models
 from weft.models.bahdanau import Bahdanau
 from weft.models.base import LanguageModel
 from weft.models.recurrent import Recurrent
-from weft.models.transformer import Stack, Transformer
+from weft.models.stack import Stack
+from weft.models.transformer import Transformer
 from weft.nn.attention import CrossAttention, SelfAttention
 from weft.nn.block import Block, Sublayer
-from weft.nn.dropout import Part, RowRng
+from weft.nn.dropout import AxisShard, RowRng
 from weft.nn.feedforward import Gated, Plain
 from weft.nn.init import empty_weights
 from weft.nn.linear import Linear
 from weft.parallel.context import differentiable_gather
 from weft.parallel.mesh import Mesh
-from weft.parallel.pieces import local_part
 from weft.parallel.ranks import Ranks
+from weft.parallel.sharding import local_part
 
-Placement = Literal["column", "row", "word"]
+Placement = Literal["column", "row", "vocabulary"]
 
 BLOCKS: dict[str, Placement] = {
     "*.attention.qkv": "column",
@@ -59,60 +61,60 @@ BLOCKS: dict[str, Placement] = {
     "*.feedforward.gate_up": "column",
     "*.feedforward.down": "row",
 }
-TABLES: dict[str, Placement] = {"embedding": "word", "source_embedding": "word"}
-# whole everywhere, but a process sees only its own heads of what they act on: their gradients are sums
-OF_HEADS = ("*.q_norm.*", "*.k_norm.*", "*.relative_keys", "*.relative_values", "*.position.weight")
-# the same where a process has only its own tokens between the split matrices
-OF_TOKENS = ("*_skip.norm.*", "*_skip.norm_out.*", "encoder.norm.*", "decoder.norm.*")
+EMBEDDINGS: dict[str, Placement] = {"embedding": "vocabulary", "source_embedding": "vocabulary"}
+# replicated parameters that act on the local heads alone, so that each process has a part of their gradients
+BY_HEAD = ("*.q_norm.*", "*.k_norm.*", "*.relative_keys", "*.relative_values", "*.position.weight")
+# replicated parameters that, with `sequence`, act on the local tokens alone
+BY_TOKEN = ("*_skip.norm.*", "*_skip.norm_out.*", "encoder.norm.*", "decoder.norm.*")
 OUTPUT = ("output", "output_bias", "output.weight", "output.bias", "output.words.weight", "output.words.bias")
 
 
 def plan(model: Config) -> dict[str, Placement]:
-    """The placement of each module of a model, by the patterns of their names."""
+    """Return the placements of a model's sharded modules, by patterns of their names."""
     match model:
         case models.TransformerConfig():
-            return {**TABLES, **BLOCKS}
+            return {**EMBEDDINGS, **BLOCKS}
         case models.Recurrent() | models.Bahdanau():
-            return TABLES
+            return EMBEDDINGS
         case _:
-            raise ConfigError("parallel: an n-gram model is counted, by one process; start one")
+            raise ConfigError("parallel: an n-gram model is counted by one process; start one")
 
 
 def placement(name: str, patterns: dict[str, Placement]) -> Placement | None:
-    """The placement of the module with this name, if it is split."""
+    """Return the placement of the module with this name; None if it is replicated."""
     return next((placed for pattern, placed in patterns.items() if fnmatchcase(name, pattern)), None)
 
 
-def is_sum(name: str, layout: Layout, biases: bool) -> bool:
-    """Whether the gradient of a parameter that is whole everywhere is a sum over the processes of the tensor axis.
-    `biases`: the model's positions add to the scores of each head (their table is then read by heads)."""
-    names = OF_HEADS if biases else OF_HEADS[:-1]
-    return any(fnmatchcase(name, pattern) for pattern in (*names, *(OF_TOKENS if layout.sequence else ())))
+def is_partial(name: str, layout: Layout, biases: bool) -> bool:
+    """Return whether a replicated parameter's gradient must be summed over the tensor axis. `biases`: positions add to
+    the scores of each head, which then read `position.weight`."""
+    patterns = BY_HEAD if biases else BY_HEAD[:-1]
+    return any(fnmatchcase(name, pattern) for pattern in (*patterns, *(BY_TOKEN if layout.sequence else ())))
 
 
-def split(model: LanguageModel, layout: Layout, mesh: DeviceMesh) -> None:
-    """Split the model's matrices over the processes of `mesh`, the tensor axis, and tell its parts what they have."""
+def shard(model: LanguageModel, layout: Layout, mesh: DeviceMesh) -> None:
+    """Shard the model's matrices over the processes of `mesh`, the tensor axis, and adapt its modules to their part."""
     patterns = plan(model.config)
     names = [name for name, module in model.named_modules() if placement(name, patterns)]
     styles = {name: _style(name, placement(name, patterns), layout) for name in names}
     for name, module in model.named_modules():
         if isinstance(module, Stack):
-            _split_stack(module, layout, mesh)
-            styles |= _dividing_tokens(name, module, model) if layout.sequence else {}
+            _shard_stack(module, layout, mesh)
+            styles |= _sequence_styles(name, module, model) if layout.sequence else {}
     parallelize_module(model, mesh, styles, src_data_rank=None)
-    _split_words(model, mesh)
+    _shard_vocabulary(model, mesh)
 
 
 def _style(name: str, placed: Placement | None, layout: Layout) -> ParallelStyle:
     between = Shard(1) if layout.sequence else Replicate()
     if placed == "column":
-        # a decoder reads its source whole
+        # a decoder reads all tokens of its source
         return ColwiseParallel(input_layouts=Replicate() if name.endswith(".kv") else between)
     return RowwiseParallel(output_layouts=between) if placed == "row" else RowwiseParallel(input_layouts=Replicate())
 
 
-def _dividing_tokens(name: str, stack: Stack, model: LanguageModel) -> dict[str, ParallelStyle]:
-    """Tokens are divided before a stack's first layer and gathered after its last, where these are here."""
+def _sequence_styles(name: str, stack: Stack, model: LanguageModel) -> dict[str, ParallelStyle]:
+    """Return the styles that divide tokens before a stack's first layer and gather them after its last, if here."""
     here = {key for key, _ in stack.blocks.named_children()}
     layers = (getattr(model.config, "encoder_layers", None) if name == "encoder" else None) or model.config.layers  # type: ignore[attr-defined]
     styles: dict[str, ParallelStyle] = {}
@@ -125,75 +127,67 @@ def _dividing_tokens(name: str, stack: Stack, model: LanguageModel) -> dict[str,
     return styles
 
 
-def padded(features: Callable[..., Tensor], parts: int) -> Callable[..., Tensor]:
-    """`features` for rows of any length, which are filled up on the right so that `parts` processes can divide them."""
+def padded(features: Callable[..., Tensor], shards: int) -> Callable[..., Tensor]:
+    """Wrap `features` to pad rows of any length on the right to a multiple of `shards` tokens."""
 
-    def whole(tokens: Tensor, **given: Any) -> Tensor:
-        source = given.get("source")
-        if source is not None:
-            given["source"] = _Source(*_filled(source.tokens, source.mask, parts))
-        time, extra = tokens.shape[1], -tokens.shape[1] % parts
+    def pad(tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        extra = -tokens.shape[1] % shards
+        real = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
+        return F.pad(tokens, (0, extra)), F.pad(real, (0, extra))
+
+    def padded_features(tokens: Tensor, **inputs: Any) -> Tensor:
+        source = inputs.get("source")
+        if source is not None and source.tokens.shape[1] % shards:
+            inputs["source"] = Source(*pad(source.tokens, source.mask))
+        time, extra = tokens.shape[1], -tokens.shape[1] % shards
         if not extra:
-            return features(tokens, **given)
-        tokens, mask = _filled(tokens, given.get("mask"), parts)
+            return features(tokens, **inputs)
+        tokens, mask = pad(tokens, inputs.get("mask"))
         for name in ("positions", "segments", "documents"):
-            if given.get(name) is not None:
-                given[name] = F.pad(given[name], (0, extra))
-        return features(tokens, **{**given, "mask": mask})[:, :time]
+            if inputs.get(name) is not None:
+                inputs[name] = F.pad(inputs[name], (0, extra))
+        return features(tokens, **{**inputs, "mask": mask})[:, :time]
 
-    return whole
-
-
-class _Source(NamedTuple):
-    tokens: Tensor
-    mask: Tensor | None
+    return padded_features
 
 
-def _filled(tokens: Tensor, mask: Tensor | None, parts: int) -> tuple[Tensor, Tensor | None]:
-    extra = -tokens.shape[1] % parts
-    if not extra:
-        return tokens, mask
-    real = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
-    return F.pad(tokens, (0, extra)), F.pad(real, (0, extra))
-
-
-def _split_stack(stack: Stack, layout: Layout, mesh: DeviceMesh) -> None:
-    """Fewer heads, and dropouts that know which part of the whole they see."""
-    rank, parts = mesh.get_local_rank(), mesh.size()
+def _shard_stack(stack: Stack, layout: Layout, mesh: DeviceMesh) -> None:
+    """Give a stack its local heads, and dropouts that know which part of an activation they see."""
+    rank, shards = mesh.get_local_rank(), mesh.size()
     for module in stack.modules():
         if isinstance(module, SelfAttention | CrossAttention):
-            module.heads //= parts
-            module.kv_heads //= parts
+            module.heads //= shards
+            module.kv_heads //= shards
             module.first_head = rank * module.heads
         if isinstance(module, SelfAttention):
-            module.widths = [width // parts for width in module.widths]
+            module.widths = [width // shards for width in module.widths]
         if isinstance(module, Plain | Gated):
-            module.dropout.part = Part(-1, rank, parts)
+            module.dropout.shard = AxisShard(-1, rank, shards)
         if isinstance(module, Gated):
-            module.swiglu = None  # its gradient needs the whole matrix
+            module.swiglu = None  # its gradient needs the full matrix
         if isinstance(module, Sublayer) and layout.sequence:
-            module.dropout.part = Part(1, rank, parts)
+            module.dropout.shard = AxisShard(1, rank, shards)
     if stack.position.biases and len(stack.blocks):
         heads = next(block.attention.heads for block in stack.blocks if isinstance(block, Block))
         stack.position.heads_here = slice(rank * heads, (rank + 1) * heads)
 
 
 @dataclass(frozen=True)
-class Across:
-    """The processes that divide the words (`nn.loss.Across`): each has `own` of them, the last one perhaps fewer."""
+class VocabParallel:
+    """Processes that shard the vocabulary (`nn.loss.VocabShard`), `tokens` each; the last may have fewer."""
 
     group: Any
     rank: int
-    parts: int
+    shards: int
     vocab_size: int
 
     @property
-    def own(self) -> int:
-        return -(-self.vocab_size // self.parts)
+    def tokens(self) -> int:
+        return -(-self.vocab_size // self.shards)
 
     @property
     def first(self) -> int:
-        return self.rank * self.own
+        return self.rank * self.tokens
 
     def sum_(self, tensor: Tensor) -> None:
         distributed.all_reduce(tensor, group=self.group)
@@ -205,42 +199,44 @@ class Across:
         return local_part(table)
 
     def gather(self, logits: Tensor) -> Tensor:
-        own = F.pad(logits, (0, self.own - logits.shape[-1])).movedim(-1, 0).contiguous()
+        """Gather local logits (…, local tokens) → (…, vocab_size) on every process."""
+        local = F.pad(logits, (0, self.tokens - logits.shape[-1])).movedim(-1, 0).contiguous()
         if torch.is_grad_enabled():
-            gathered = differentiable_gather(own, 0, self.group)
+            gathered = differentiable_gather(local, 0, self.group)
         else:  # torch 2.11 has no such operation in inference mode
-            pieces = [torch.empty_like(own) for _ in range(self.parts)]
-            distributed.all_gather(pieces, own, group=self.group)
-            gathered = torch.cat(pieces)
+            parts = [torch.empty_like(local) for _ in range(self.shards)]
+            distributed.all_gather(parts, local, group=self.group)
+            gathered = torch.cat(parts)
         return gathered.movedim(0, -1)[..., : self.vocab_size]
 
 
-def _split_words(model: LanguageModel, mesh: DeviceMesh) -> None:
+def _shard_vocabulary(model: LanguageModel, mesh: DeviceMesh) -> None:
     for name, parameter in list(model.named_parameters()):
         if name in OUTPUT and not isinstance(parameter, DTensor):
             owner, _, last = name.rpartition(".")
             table = distribute_tensor(parameter, mesh, [Shard(0)], src_data_rank=None)
             model.get_submodule(owner).register_parameter(last, nn.Parameter(table, parameter.requires_grad))
-    across = Across(mesh.get_group(), mesh.get_local_rank(), mesh.size(), model.config.vocab_size)  # type: ignore[attr-defined]
+    vocab_size = model.config.vocab_size  # type: ignore[attr-defined]
+    across = VocabParallel(mesh.get_group(), mesh.get_local_rank(), shards=mesh.size(), vocab_size=vocab_size)
     if isinstance(model, Transformer):
         if model.token_head is not None:
-            model.token_head.across = across
+            model.token_head.vocab_shard = across
     else:
         assert isinstance(model, Recurrent | Bahdanau)
-        model.across = across
+        model.vocab_shard = across
 
 
-# ---- a split model that is only used from here on
+# ---- inference with a sharded model
 #
-# DTensor works out at every product what has to travel, and a step of one token would spend most of its time on that.
-# Without gradients it is known once the model is split: this process's part of each matrix, and what to sum.
+# DTensor plans the communication of every product, on which a step of one token would spend most of its time. Without
+# gradients the plan is fixed once the model is sharded: the local part of each matrix, and what to sum.
 
 
 def keep_local(model: LanguageModel, mesh: Mesh) -> None:
-    """Let a model that `tensor.split` has split over a mesh's tensor axis go without DTensor, once it has its weights.
+    """Replace the DTensors of a model that `shard` has sharded by their local parts, once it has its weights.
 
-    Its processes then have to choose the same tokens. They get the same logits, to the bit, but a GPU adds up
-    probabilities in an order of its own each time: what the first process chooses is what all go on with.
+    All processes must then choose the same tokens. Their logits are equal to the bit, but a GPU sums probabilities in
+    an order that varies: all continue with rank 0's choice.
     """
     ranks, patterns = mesh.axis("tensor"), plan(model.config)
     for name, module in list(model.named_modules()):
@@ -251,13 +247,13 @@ def keep_local(model: LanguageModel, mesh: Mesh) -> None:
                 model.set_submodule(name, LocalLinear(module))
             case "row", Linear():
                 model.set_submodule(name, RowLinear(module, ranks))
-            case "word", nn.Embedding():
-                model.set_submodule(name, WordEmbedding(module, ranks))
+            case "vocabulary", nn.Embedding():
+                model.set_submodule(name, VocabEmbedding(module, ranks))
     model.peers = mesh.world
 
 
 class LocalLinear(Linear):
-    """A linear layer over the same weights, without what torch has hung around it."""
+    """A linear layer over the same weights, without the hooks that torch has added to it."""
 
     def __init__(self, linear: Linear):
         with empty_weights():
@@ -266,7 +262,7 @@ class LocalLinear(Linear):
 
 
 class RowLinear(LocalLinear):
-    """(…, inputs) of which this process has a part → (…, outputs)."""
+    """Linear layer sharded by rows: this process's part of inputs (…, inputs) → (…, outputs)."""
 
     def __init__(self, linear: Linear, ranks: Ranks):
         super().__init__(linear)
@@ -278,8 +274,8 @@ class RowLinear(LocalLinear):
         return total if self.bias is None else total + self.bias
 
 
-class WordEmbedding(nn.Embedding):
-    """tokens (batch, time) → (batch, time, d_model); each token's row is in one process, and the others add zeros."""
+class VocabEmbedding(nn.Embedding):
+    """Embedding sharded by the vocabulary: tokens (batch, time) → (batch, time, d_model), summed over the shards."""
 
     def __init__(self, table: nn.Embedding, ranks: Ranks):
         with empty_weights():
@@ -288,8 +284,8 @@ class WordEmbedding(nn.Embedding):
         self.first = ranks.rank * -(-table.num_embeddings // ranks.ranks)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        own = tokens - self.first
-        elsewhere = (own < 0) | (own >= self.weight.shape[0])
-        found = F.embedding(own.masked_fill(elsewhere, 0), self.weight).masked_fill(elsewhere.unsqueeze(-1), 0.0)
-        distributed.all_reduce(found, group=self.ranks.group)
-        return found
+        rows = tokens - self.first
+        elsewhere = (rows < 0) | (rows >= self.weight.shape[0])
+        vectors = F.embedding(rows.masked_fill(elsewhere, 0), self.weight).masked_fill(elsewhere.unsqueeze(-1), 0.0)
+        distributed.all_reduce(vectors, group=self.ranks.group)
+        return vectors

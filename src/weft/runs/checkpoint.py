@@ -318,7 +318,7 @@ def load_weights(path: Path, model: nn.Module) -> None:
 
 def load_tensors(file: Path) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint's file under the current names of their parameters."""
-    return {current_name(name): tensor for name, tensor in tensors.each(file)}
+    return {current_name(name): tensor for name, tensor in tensors.iterate(file)}
 
 
 def _load_state(path: Path, model: nn.Module, weights: Mapping[str, Tensor], *, assign: bool) -> None:
@@ -339,23 +339,23 @@ def place_weights(path: Path, model: nn.Module, device: torch.device) -> None:
     """
     manifest, file = manifest_of(path), path / WEIGHTS
     assert not manifest["tied"], "load_weights loads models with tied weights"
-    dtype = tensors.common_type(file)
+    dtype = tensors.common_dtype(file)
     if device.type == "cpu" and dtype in (torch.float16, torch.bfloat16):
         dtype = torch.float32
     checksums = manifest["files"][file.name]["sha256"]
     weights = {
         current_name(name): tensor.to(dtype) if tensor.is_floating_point() else tensor
-        for name, tensor in tensors.placed(file, device, checksums)
+        for name, tensor in tensors.load_verified(file, device, checksums)
     }
     _load_state(path, model, weights, assign=True)
 
 
-def load(path: Path, model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Any]:
-    """Restore weights, optimizer state and random-number generators from a verified checkpoint; return its notes."""
+def load(path: Path, model: nn.Module, optimizer: optim.Optimizer) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Restore weights, optimizer state and random-number generators from a verified checkpoint; return its notes, and
+    the state of the step, which is stored with the moments."""
     load_weights(path, model)
     notes = load_notes(path, optimizer)
-    load_optimizer_state(optimizer, model, load_tensors(path / MOMENTS))
-    return notes
+    return notes, load_optimizer_state(optimizer, model, load_tensors(path / MOMENTS))
 
 
 def load_notes(path: Path, optimizer: optim.Optimizer) -> dict[str, Any]:

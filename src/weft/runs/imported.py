@@ -16,8 +16,8 @@ from torch import Tensor
 from weft.config import Tree
 from weft.costs.count import count
 from weft.errors import InteropError, RunError, WeftError
-from weft.interop.bundle import ModelBundle, counted
-from weft.interop.generation import DRAWING, generation_settings, search_settings, without_a_rule
+from weft.interop.bundle import ModelBundle, with_progress
+from weft.interop.generation import SAMPLING_KEYS, generation_settings, search_settings, unsupported_settings
 from weft.interop.hf.hf import GENERATION
 from weft.interop.weight_map import shapes
 from weft.models.base import current_name
@@ -43,7 +43,7 @@ def write_run(run: RunFolder, bundle: ModelBundle, recipe: Recipe) -> None:
     checkpoint = run.checkpoints / checkpoint_name(0)
     (checkpoint / "state").mkdir(parents=True)
     with bar("importing", len(bundle.weights)) as advance:
-        tensors.write(checkpoint / "model.safetensors", counted(bundle.weights, advance))
+        tensors.write(checkpoint / "model.safetensors", with_progress(bundle.weights, advance))
     write_text(checkpoint / "state/state.json", json.dumps({"step": 0, "notes": {}}, indent=1))
     write_manifest(checkpoint, 0, {})
     for name in ("latest", "best"):
@@ -121,7 +121,7 @@ def generation(run: RunFolder, vocab_size: int) -> Generation:
     file, notes_file = run.origin / "files" / GENERATION, run.origin / "notes.json"
     try:
         notes = read_object(notes_file).get("notes", {}) if notes_file.is_file() else {}
-        old = {key: value for key, value in notes.get("config", {}).items() if key not in (*DRAWING, "do_sample")}
+        old = {key: value for key, value in notes.get("config", {}).items() if key not in (*SAMPLING_KEYS, "do_sample")}
         tree = read_object(file) if file.is_file() else notes.get("generation") or old
     except InteropError as error:
         return Generation({}, {}, [str(error)])
@@ -130,7 +130,8 @@ def generation(run: RunFolder, vocab_size: int) -> Generation:
     has_source = isinstance(run.recipe().model, EncoderDecoder)
     (writing, invalid), (search, more) = generation_settings(tree, vocab_size, has_source), search_settings(tree)
     problems = [f"{file}: {setting}: not used; it is invalid there" for setting in invalid + more]
-    problems += [f"{file}: {setting}: not used; weft has no such rule" for setting in without_a_rule(tree, has_source)]
+    unsupported = unsupported_settings(tree, has_source)
+    problems += [f"{file}: {setting}: not used; weft has no such rule" for setting in unsupported]
     return Generation(writing, search, problems)
 
 
@@ -147,4 +148,4 @@ def checkpoint_weights(path: Path, model: Model) -> LazyWeights:
 
 
 def _readers(file: Path) -> dict[str, Callable[[], Tensor]]:
-    return {name: stored.read for name, stored in tensors.listing(file).items()}
+    return {name: stored.read for name, stored in tensors.list_tensors(file).items()}

@@ -19,14 +19,14 @@ from torch import Tensor, optim
 
 from weft.errors import RunError
 from weft.models.base import current_name
-from weft.parallel.apply import Split
-from weft.parallel.pieces import Geometry, Piece
-from weft.parallel.ranks import Ranks, reaching
+from weft.parallel.apply import ShardedParallel
+from weft.parallel.ranks import Ranks
+from weft.parallel.sharding import Geometry, TensorChunk
 from weft.runs import checkpoint
 from weft.runs.checkpoint import MOMENTS, WEIGHTS
 from weft.runs.snapshot import random_state
 from weft.storage import tensors
-from weft.storage.safetensors_header import Place, read_header
+from weft.storage.safetensors_header import TensorInfo, read_header
 
 
 @dataclass(frozen=True)
@@ -47,42 +47,52 @@ class ShardedSnapshot:
     state: str  # JSON
 
 
-def snapshot(step: int, parallel: Split, optimizer: optim.Optimizer, *, notes: Mapping[str, Any]) -> ShardedSnapshot:
-    """Copy this rank's weights, optimizer state, random-number generators and `notes`."""
+def snapshot(
+    step: int,
+    parallel: ShardedParallel,
+    optimizer: optim.Optimizer,
+    *,
+    notes: Mapping[str, Any],
+    step_state: Mapping[str, Tensor],
+) -> ShardedSnapshot:
+    """Copy this rank's weights, optimizer state, random-number generators and `notes`; `step_state` is stored with the
+    moments."""
     shards = {
         key: TensorShard(torch.empty(shard.tensor.shape, dtype=shard.tensor.dtype).copy_(shard.tensor), shard.geometry)
-        for key, shard in (_weights(parallel) | _moments(parallel, optimizer)).items()
+        for key, shard in (_weights(parallel) | _moments(parallel, optimizer, step_state)).items()
     }
     state = {"step": step, "optimizer": type(optimizer).__name__, "notes": dict(notes)}
     return ShardedSnapshot(step, shards, random=random_state(), state=json.dumps(state, indent=1))
 
 
-def _weights(parallel: Split) -> dict[str, TensorShard]:
+def _weights(parallel: ShardedParallel) -> dict[str, TensorShard]:
     learned = [name for name, parameter in parallel.model.named_parameters() if parameter.requires_grad]
     return {f"{WEIGHTS}/{name}": TensorShard(parallel.local[name], parallel.geometries[name]) for name in learned}
 
 
-def _moments(parallel: Split, optimizer: optim.Optimizer) -> dict[str, TensorShard]:
+def _moments(
+    parallel: ShardedParallel, optimizer: optim.Optimizer, step_state: Mapping[str, Tensor]
+) -> dict[str, TensorShard]:
     names = {tensor: name for name, tensor in parallel.local.items()}
-    shards = {}
-    for owner, values in optimizer.state.items():
-        name: str = names[owner] if isinstance(owner, Tensor) else owner
+    shards = {f"{MOMENTS}/{name}": TensorShard(value, Geometry.full(value)) for name, value in step_state.items()}
+    for parameter, values in optimizer.state.items():
+        name = names[parameter]
         for moment, value in values.items():
             if isinstance(value, Tensor):
                 shards[f"{MOMENTS}/{moment}/{name}"] = TensorShard(value, _geometry(parallel, name, value))
     return shards
 
 
-def _geometry(parallel: Split, name: str, value: Tensor) -> Geometry:
+def _geometry(parallel: ShardedParallel, name: str, value: Tensor) -> Geometry:
     """Return the geometry of optimizer state: that of its parameter, or replicated for scalars and global state."""
     if name in parallel.local and value.shape == parallel.local[name].shape and value.dim():
         return parallel.geometries[name]
-    return Geometry(value.shape, (Piece(slice(None), (0,) * value.dim(), tuple(value.shape)),))
+    return Geometry.full(value)
 
 
-def size(parallel: Split, optimizer: optim.Optimizer) -> int:
+def size(parallel: ShardedParallel, optimizer: optim.Optimizer, step_state: Mapping[str, Tensor]) -> int:
     """Return the approximate size of a checkpoint in bytes, over all ranks."""
-    shards = [*_weights(parallel).values(), *_moments(parallel, optimizer).values()]
+    shards = [*_weights(parallel).values(), *_moments(parallel, optimizer, step_state).values()]
     return sum(shard.tensor.element_size() * shard.geometry.shape.numel() for shard in shards)
 
 
@@ -93,8 +103,8 @@ def write(folder: Path, copy: ShardedSnapshot, keep: int, *, interrupted: bool, 
     existing checkpoints stay untouched.
     """
     target = folder / checkpoint.checkpoint_name(copy.step, interrupted)
-    with reaching(f"while the checkpoint of step {copy.step} was being written"):
-        if ranks.least(copy.step) != ranks.most(copy.step):  # one checkpoint must not mix pieces of two steps
+    with ranks.watching(f"while the checkpoint of step {copy.step} was being written"):
+        if ranks.min(copy.step) != ranks.max(copy.step):  # one checkpoint must not mix pieces of two steps
             raise RunError(f"{target}: cannot be written: the other processes are at another step")
         if ranks.leads:
             return _lead(target, copy, keep, ranks=ranks)
@@ -139,7 +149,7 @@ def _save(folder: Path, copy: ShardedSnapshot, ranks: Ranks) -> None:
     """Write this rank's pieces into files that rank 0 allocates."""
     layout: PieceLayout = {}
     for key, shard in copy.shards.items():
-        width, pieces = shard.tensor.element_size(), shard.geometry.pieces
+        width, pieces = shard.tensor.element_size(), shard.geometry.chunks
         sizes = [[list(piece.offsets), width * math.prod(piece.sizes)] for piece in pieces]
         layout[key] = [tensors.NAMES[shard.tensor.dtype], list(shard.geometry.shape), sizes]
     layouts = ranks.gather(layout)
@@ -181,7 +191,7 @@ def write_pieces(folder: Path, shards: Mapping[str, TensorShard], chosen: set[tu
         handle = os.open(folder / file, os.O_WRONLY)
         try:
             for key in (key for key in shards if file_of(key)[0] == file):
-                for piece in shards[key].geometry.pieces:
+                for piece in shards[key].geometry.chunks:
                     if (key, piece.offsets) in chosen:
                         _write_piece(handle, entries[file_of(key)[1]], piece, value=piece.of(shards[key].tensor))
             os.fsync(handle)
@@ -206,7 +216,7 @@ def file_of(key: str) -> tuple[str, str]:
     return file, key.removeprefix(f"{file}/")
 
 
-def _write_piece(handle: int, entry: Place, piece: Piece, *, value: Tensor) -> None:
+def _write_piece(handle: int, entry: TensorInfo, piece: TensorChunk, *, value: Tensor) -> None:
     """Write a block of a row-major tensor, one contiguous range of bytes at a time."""
     shape, sizes, width = entry.shape, tuple(value.shape), value.element_size()
     cut = max((axis for axis in range(len(shape)) if sizes[axis] != shape[axis]), default=0)  # last axis that is split
@@ -224,19 +234,24 @@ def _write_piece(handle: int, entry: Place, piece: Piece, *, value: Tensor) -> N
             data, begin = data[written:], begin + written
 
 
-def load(path: Path, parallel: Split, optimizer: optim.Optimizer) -> dict[str, Any]:
-    """Restore all state on every rank, from a verified checkpoint of any mesh; return the checkpoint's notes."""
+def load(path: Path, parallel: ShardedParallel, optimizer: optim.Optimizer) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Restore all state on every rank, from a verified checkpoint of any mesh; return the checkpoint's notes, and the
+    state of the step, which is stored with the moments."""
     notes = checkpoint.load_notes(path, optimizer)
     load_weights(path, parallel)
     moments = _empty_moments(path, parallel)
     _read(path, {key: shard for key, (_, _, shard) in moments.items()})
     optimizer.state.clear()
+    step_state = {}
     for owner, moment, shard in moments.values():
-        optimizer.state[owner][moment] = shard.tensor
-    return notes
+        if isinstance(owner, Tensor):
+            optimizer.state[owner][moment] = shard.tensor
+        else:
+            step_state[f"{moment}/{owner}"] = shard.tensor
+    return notes, step_state
 
 
-def load_weights(path: Path, parallel: Split) -> None:
+def load_weights(path: Path, parallel: ShardedParallel) -> None:
     """Restore the weights alone; weights that don't fit the model are refused."""
     shards = _weights(parallel)
     stored = {current_name(name): entry.shape for name, entry in read_header(path / WEIGHTS).tensors.items()}
@@ -248,7 +263,7 @@ def load_weights(path: Path, parallel: Split) -> None:
     _read(path, shards)
 
 
-def _empty_moments(path: Path, parallel: Split) -> dict[str, tuple[Any, str, TensorShard]]:
+def _empty_moments(path: Path, parallel: ShardedParallel) -> dict[str, tuple[Any, str, TensorShard]]:
     """Return, for all optimizer state in a checkpoint, its owner, its name, and memory for this rank's shard."""
     moments: dict[str, tuple[Any, str, TensorShard]] = {}
     default = next(iter(parallel.local.values())).device
@@ -271,8 +286,8 @@ def _empty_moments(path: Path, parallel: Split) -> dict[str, tuple[Any, str, Ten
 def _read(path: Path, shards: Mapping[str, TensorShard]) -> None:
     """Fill this rank's shards from the memory-mapped files; only the pages it needs are read."""
     for file in {file_of(key)[0] for key in shards}:
-        for name, tensor in tensors.each(path / file):
+        for name, tensor in tensors.iterate(path / file):
             shard = shards.get(f"{file}/{current_name(name)}")
             if shard is not None:
-                for piece in shard.geometry.pieces:
+                for piece in shard.geometry.chunks:
                     piece.of(shard.tensor).copy_(piece.cut(tensor))

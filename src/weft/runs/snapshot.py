@@ -21,10 +21,17 @@ class Snapshot:
     state: str  # JSON
 
 
-def snapshot(step: int, model: nn.Module, optimizer: optim.Optimizer | None, *, notes: Mapping[str, Any]) -> Snapshot:
-    """Copy weights, optimizer state, random-number generators and `notes`."""
+def snapshot(
+    step: int,
+    model: nn.Module,
+    optimizer: optim.Optimizer | None,
+    *,
+    notes: Mapping[str, Any],
+    step_state: Mapping[str, Tensor] | None = None,
+) -> Snapshot:
+    """Copy weights, optimizer state, random-number generators and `notes`; `step_state` is stored with the moments."""
     weights, tied = _untie(learned_state(model))
-    moments = copies(optimizer_state(optimizer, model)) if optimizer is not None else None
+    moments = copies({**optimizer_state(optimizer, model), **(step_state or {})}) if optimizer is not None else None
     kind = None if optimizer is None else type(optimizer).__name__
     state = json.dumps({"step": step, "optimizer": kind, "notes": dict(notes)}, indent=1)
     random = random_state()
@@ -64,26 +71,35 @@ def _untie(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, 
 
 
 def optimizer_state(optimizer: optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """Return the optimizer's state as tensors named `moment/parameter`, such as `scale/loss` for fp16's loss scale."""
+    """Return the optimizer's state as tensors named `moment/parameter`."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
-        f"{moment}/{names[owner] if isinstance(owner, Tensor) else owner}": value
-        for owner, values in optimizer.state.items()
+        f"{moment}/{names[parameter]}": value
+        for parameter, values in optimizer.state.items()
         for moment, value in values.items()
         if isinstance(value, Tensor)
     }
 
 
-def load_optimizer_state(optimizer: optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Restore the result of `optimizer_state` bit for bit. Parameter groups keep the recipe's settings."""
+def load_optimizer_state(
+    optimizer: optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Restore the result of `optimizer_state` bit for bit; return the tensors that belong to no parameter, such as
+    `scale/loss`, fp16's loss scale. Parameter groups keep the recipe's settings."""
     parameters = dict(model.named_parameters())
     default = next(iter(parameters.values())).device
     optimizer.state.clear()
+    step_state = {}
     for key, value in tensors.items():
         moment, _, name = key.partition("/")
-        owner: Any = parameters.get(name, name)
-        device = owner.device if isinstance(owner, Tensor) else default
-        optimizer.state[owner][moment] = torch.empty_like(value, device=device).copy_(value)  # not the file's pages
+        parameter = parameters.get(name)
+        device = default if parameter is None else parameter.device
+        copy = torch.empty_like(value, device=device).copy_(value)  # not the file's pages
+        if parameter is None:
+            step_state[key] = copy
+        else:
+            optimizer.state[parameter][moment] = copy
+    return step_state
 
 
 def random_state() -> dict[str, Tensor]:

@@ -1,8 +1,7 @@
 """The decode engine of a served model, with a KV cache sized to the free memory."""
 
 from weft.api.run import Run
-from weft.decode.engine.engine import Engine
-from weft.decode.engine.engine import Limits as EngineLimits
+from weft.decode.engine.engine import Engine, EngineLimits
 from weft.decode.engine.paging import block_bytes
 from weft.decode.generate import BLOCK_SIZE, MAX_ENGINE_LENGTH, check_quantized_cache, engine_supports
 from weft.decode.prompt import context_window
@@ -28,8 +27,10 @@ def build_engine(run: Run, limits: Limits) -> Engine | None:
     size = block_bytes(model, BLOCK_SIZE, limits.quantize_cache)
     able = int(CACHE_SHARE * free_memory(device)) // size
     blocks = kv_blocks(able, max_length, rows=limits.rows, context=model.config.context)
-    kept_blocks = None if device.type == "cuda" else MAX_KEPT_BYTES // size
-    engine_limits = EngineLimits(blocks, BLOCK_SIZE, limits.rows, kept=kept_blocks, bits=limits.quantize_cache)
+    max_cached = None if device.type == "cuda" else MAX_KEPT_BYTES // size
+    engine_limits = EngineLimits(
+        blocks, BLOCK_SIZE, limits.rows, max_cached_blocks=max_cached, bits=limits.quantize_cache
+    )
     return Engine(model, run.tokenizer.vocab_size, engine_limits)
 
 

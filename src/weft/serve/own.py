@@ -13,7 +13,7 @@ from weft.api.settings import translation_beam
 from weft.decode.config import parameters
 from weft.explain import views
 from weft.figures.page import as_json
-from weft.objectives.frame import Asked
+from weft.objectives.frame import LanguagePair
 from weft.serve.errors import RefusedError
 from weft.serve.events import json_response
 from weft.serve.library import ServedModel
@@ -82,7 +82,7 @@ def translate(model: ServedModel, body: TranslateBody) -> dict[str, Any]:
     if body.beams is not None:
         length = getattr(run.objective, "length", 128)
         search = translation_beam(length, {**run.beam_defaults, "beams": body.beams})
-    languages = Asked(body.source, body.target)
+    languages = LanguagePair(body.source, body.target)
     return {"translations": run.translate(_as_list(body.input), search, languages)}
 
 

@@ -9,7 +9,7 @@ from weft.decode.config import Sampling
 from weft.decode.engine.blocks import Request
 from weft.decode.prompt import Prompt
 from weft.decode.text import Chunk
-from weft.models.base import Source
+from weft.models.base import EncoderInput
 from weft.serve.errors import RefusedError
 
 Output = Chunk | RefusedError
@@ -26,7 +26,7 @@ class TextTask:
     client: str
     outputs: "asyncio.Queue[tuple[int, Output]]"
     loop: asyncio.AbstractEventLoop
-    source: Source | None = None
+    source: EncoderInput | None = None
     deadline: float = 0.0
     cancelled: bool = False
     request: Request | None = None  # of the engine

@@ -12,7 +12,7 @@ from weft.api.settings import beam, sampling, with_defaults
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import Grammar
 from weft.decode.prompt import Prompt, chat_prompt, context_window, max_prompt_tokens
-from weft.models.base import Source
+from weft.models.base import EncoderInput
 from weft.objectives.pairs import Pairs
 from weft.objectives.spans import Spans
 from weft.serve.config import Limits
@@ -35,7 +35,7 @@ class TextRequest:
     texts: Sequence[str]  # the prompts as text, for models that write one text from another
     settings: Sampling | Beam
     n: int = 1
-    source: Source | None = None  # what an encoder–decoder reads, if its text is written token by token
+    source: EncoderInput | None = None  # what an encoder–decoder reads, if its text is written token by token
 
     @property
     def prompt_tokens(self) -> int:

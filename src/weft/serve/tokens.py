@@ -20,7 +20,7 @@ from weft.decode.generate import prefill
 from weft.decode.prompt import Prompt, check_prompts, context_window, output_vocab_size
 from weft.errors import WeftError
 from weft.explain import views
-from weft.models.base import Source, evaluating
+from weft.models.base import EncoderInput, evaluating
 from weft.models.hidden import context_of
 from weft.models.transformer import Transformer
 from weft.serve.events import DONE, Events, encoded_response, event
@@ -39,7 +39,7 @@ MAX_LISTED_TOKENS = 500  # of a tokenized text; the count is of all
 router = APIRouter()
 
 
-def _prompt(model: ServedModel, body: PrefixBody) -> tuple[Prompt, Source | None]:
+def _prompt(model: ServedModel, body: PrefixBody) -> tuple[Prompt, EncoderInput | None]:
     """Return the prompt of a text, and the source if the model writes one text from another; without `body.tokens`."""
     run = model.run
     check_ids(body.tokens, output_vocab_size(run.model, run.tokenizer.vocab_size))

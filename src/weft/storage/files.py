@@ -1,9 +1,9 @@
-"""Files and folders that are whole or absent: written beside their place, synced, renamed. Locks and checksums.
+"""Atomic writes of files and folders (temporary name, sync, rename), file locks and checksums.
 
-A file that is being written has the name of its place with a dot before it and a few letters behind, and is locked. A
-process that is killed leaves it so; nothing reads it, and who writes there next sweeps it away. On systems other than
-POSIX a folder cannot be synced, and nothing is locked.
-Whatever writes raises OSError where the disk refuses.
+While a file is being written, its name is a dot, the final name and a random suffix, and it is locked. A killed process
+leaves such a file behind; nothing reads it, and the next writer of the same path removes it. On systems other than
+POSIX, folders cannot be synced and nothing is locked.
+Functions that write raise OSError when the disk refuses.
 """
 
 import errno
@@ -27,158 +27,158 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-MAX_NOTE_BYTES = 1 << 28  # of what weft notes for itself beside weights and tokens
-CHECKSUM_BYTES = 1 << 25  # bytes that have a checksum of their own
-THREADS = min(16, os.cpu_count() or 1)
+MAX_NOTE_BYTES = 1 << 28  # size of a file that weft keeps beside weights and tokens, such as config.toml
+CHECKSUM_BYTES = 1 << 25  # bytes of a file that share one checksum
+THREADS = min(16, os.cpu_count() or 1)  # that read or hash one file
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_LEFT = re.compile(r"\..+\.[0-9a-f]{8}")  # what is written beside its place, or was taken away from there
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")  # names that `_temporary` returns
 
 
 def is_text(text: str) -> bool:
-    """Whether a string can be written as UTF-8: bytes that were not, and halves of pairs, are surrogates in it."""
+    """Return whether a string can be encoded as UTF-8, that is, contains no lone surrogates."""
     return _SURROGATE.search(text) is None
 
 
 def utf8_size(text: str) -> int:
-    """The bytes that a text takes in a file."""
+    """Size of a text in bytes, encoded as UTF-8."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """A file to read, which is one: a pipe would be waited for, and a device never ends; OSError says so."""
+    """Open a regular file for reading; OSError for anything else, because a pipe may block and a device never ends."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    kind = os.fstat(handle).st_mode
-    if not stat.S_ISREG(kind):
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
         os.close(handle)
-        number, why = (errno.EISDIR, "Is a directory") if stat.S_ISDIR(kind) else (errno.EINVAL, "Not a regular file")
-        raise OSError(number, why, str(path))
+        code, reason = (errno.EISDIR, "Is a directory") if stat.S_ISDIR(mode) else (errno.EINVAL, "Not a regular file")
+        raise OSError(code, reason, str(path))
     return open(handle, "rb")
 
 
 def read_bytes(path: Path, limit: int = MAX_NOTE_BYTES) -> bytes:
-    """The bytes of a regular file of at most `limit` of them."""
+    """Read a regular file of at most `limit` bytes."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
-            raise OSError(errno.EFBIG, f"{size:,} bytes, where {limit:,} are the most", str(path))
-        return file.read(size)  # not the limit, for which Python would reserve memory
+            raise OSError(errno.EFBIG, f"{size:,} bytes; the limit is {limit:,}", str(path))
+        return file.read(size)  # not read(limit), for which Python would allocate a buffer of that size
 
 
 def read_text(path: Path, limit: int = MAX_NOTE_BYTES) -> str:
-    """The text of a regular file, in UTF-8."""
+    """Read a regular file of at most `limit` bytes as UTF-8."""
     return read_bytes(path, limit).decode("utf-8")
 
 
-def check_place(path: Path) -> None:
-    """Refuse, before any work is done, a place where no file can be written; nothing is made there yet."""
-    there = path.parent
-    while not there.exists() and there != there.parent:  # what is missing will be made
-        there = there.parent
+def check_writable(path: Path) -> None:
+    """Raise DataError if no file can be written at `path`. Creates nothing; meant to be called before long work."""
+    folder = path.parent
+    while not folder.exists() and folder != folder.parent:  # missing folders are created on writing
+        folder = folder.parent
     if path.is_dir():
         raise DataError(f"{path}: cannot be written: Is a directory")
-    if not there.is_dir():
-        raise DataError(f"{path}: cannot be written: {there} is not a folder")
-    if not os.access(there, os.W_OK):
+    if not folder.is_dir():
+        raise DataError(f"{path}: cannot be written: {folder} is not a folder")
+    if not os.access(folder, os.W_OK):
         raise DataError(f"{path}: cannot be written: Permission denied")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Put `text` at `path` in one step; a reader sees the old file or the new one, never a part."""
+    """Write a text file atomically: a reader sees either the old file or the new one."""
     write_bytes(path, text.encode("utf-8"))
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """The same for bytes."""
+    """Write a binary file atomically: a reader sees either the old file or the new one."""
     with replacing(path) as file:
         file.write(content)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write (and to read back), which takes the place of `path` when it is whole and on the disk."""
+    """Yield a file to write (and to read back); it replaces `path` on exit, once it is complete and synced."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _making(path, Path.touch) as beside, open(beside, "r+b") as file:
+    with _replacing(path, Path.touch) as temporary, open(temporary, "r+b") as file:
         yield file
         sync(file)
 
 
 @contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill, which takes the place of `path`, missing or empty, when all in it is on the disk."""
+    """Yield a folder to fill; it replaces `path`, which must be missing or empty, once all its files are synced."""
     path = Path(os.path.realpath(path))  # `.` has no name, and a link stays a link
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _making(path, Path.mkdir) as beside:
-        yield beside
-        for inside in (*beside.rglob("*"), beside):
+    with _replacing(path, Path.mkdir) as temporary:
+        yield temporary
+        for inside in (*temporary.rglob("*"), temporary):
             if not inside.is_symlink():
                 sync_path(inside)
 
 
 def replace_link(path: Path, target: str) -> None:
-    """Make `path` a symbolic link to `target`, in one step: there is always either the old link or the new."""
-    with _making(path, lambda beside: beside.symlink_to(target)):
+    """Make `path` a symbolic link to `target` atomically: either the old link or the new one exists at any time."""
+    with _replacing(path, lambda temporary: temporary.symlink_to(target)):
         pass
 
 
 @contextmanager
-def _making(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
-    """What `make` makes beside `path`, which is put in its place, or removed where something goes wrong."""
+def _replacing(path: Path, create: Callable[[Path], None]) -> Iterator[Path]:
+    """Yield a temporary path made by `create`; rename it to `path` on success, remove it on any exception."""
     sweep(path.parent, path.name)
-    beside = _beside(path)
+    temporary = _temporary(path)
     with ExitStack() as stack:
         try:
-            make(beside)
-            while not (fcntl is None or beside.is_symlink() or stack.enter_context(_kept(beside))):
-                make(beside)
-            yield beside
-            put(beside, path)
+            create(temporary)
+            while not (fcntl is None or temporary.is_symlink() or stack.enter_context(_sweep_lock(temporary))):
+                create(temporary)
+            yield temporary
+            rename(temporary, path)
         except BaseException:
-            _remove(beside)
+            _remove(temporary)
             raise
 
 
 @contextmanager
-def _kept(path: Path) -> Iterator[bool]:
-    """Keep something new from being swept away; False where that has happened already."""
+def _sweep_lock(path: Path) -> Iterator[bool]:
+    """Hold a shared lock that keeps `sweep` from removing `path`; yield False if it has already been removed."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         yield False
         return
     try:
-        with suppress(OSError):  # some network folders have no locks
+        with suppress(OSError):  # some network file systems have no locks
             fcntl.flock(handle, fcntl.LOCK_SH)
         yield path.exists()
     finally:
         os.close(handle)
 
 
-def put(beside: Path, path: Path) -> None:
-    """Rename what was written beside `path`, so that it stays there should the machine stop now."""
-    os.replace(beside, path)
-    sync_path(path.parent)
+def rename(source: Path, target: Path) -> None:
+    """Rename within a file system, replacing `target`, and sync the folder so that the new name survives a crash."""
+    os.replace(source, target)
+    sync_path(target.parent)
 
 
 def remove_folder(path: Path) -> None:
-    """Take a folder away in one step: what is half deleted must not be found in its place."""
-    aside = _beside(path)
-    put(path, aside)
-    _remove(aside)
+    """Remove a folder; it is renamed first, so that a half-deleted folder is never found at `path`."""
+    temporary = _temporary(path)
+    rename(path, temporary)
+    _remove(temporary)
 
 
 def sweep(folder: Path, name: str | None = None) -> None:
-    """Remove what killed processes left beside the places in a folder, or beside one of them; what a process is writing
-    there now stays."""
-    for left in [path for path in folder.glob(".*") if _LEFT.fullmatch(path.name)]:
-        if name is None or left.name[1:-9] == name:
-            with suppress(OSError):  # it is locked, or somebody else's
-                if fcntl is None or left.is_symlink():
-                    _remove(left)
+    """Remove the temporary files that killed processes left in a folder: those of `name`, or all of them. Files that a
+    live process is writing are locked, and stay."""
+    for leftover in [path for path in folder.glob(".*") if _TEMPORARY.fullmatch(path.name)]:
+        if name is None or leftover.name[1:-9] == name:
+            with suppress(OSError):  # locked, or owned by another user
+                if fcntl is None or leftover.is_symlink():
+                    _remove(leftover)
                     continue
-                handle = os.open(left, os.O_RDONLY | os.O_NONBLOCK)
+                handle = os.open(leftover, os.O_RDONLY | os.O_NONBLOCK)
                 try:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    _remove(left)
+                    _remove(leftover)
                 finally:
                     os.close(handle)
 
@@ -191,13 +191,13 @@ def _remove(path: Path) -> None:
 
 
 def sync(file: IO[Any]) -> None:
-    """Wait until all that was written to an open file is on the disk."""
+    """Flush an open file and wait until its content is on the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def sync_path(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, is on the disk."""
+    """Wait until a file's content, or a folder's entries, are on the disk."""
     if os.name != "posix" and path.is_dir():
         return
     handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
@@ -207,15 +207,15 @@ def sync_path(path: Path) -> None:
         os.close(handle)
 
 
-def _beside(path: Path) -> Path:
+def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock on a file, made if it is missing; it ends with the process, however that ends.
+    """Hold an exclusive lock on a file, which is created if missing; the system releases it when the process ends.
 
-    Raises BlockingIOError where another process has it. Whoever holds it may remove the file.
+    Raises BlockingIOError if another process holds the lock. The holder may remove the file.
     """
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -226,34 +226,34 @@ def locked(path: Path) -> Iterator[None]:
                 return
         finally:
             os.close(handle)
-        # the process that had it has removed the file in between
+        # the previous holder removed the file between open and lock: try the new file
 
 
 def _lock(handle: int) -> None:
     try:
         if fcntl is not None:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:  # some network folders have no locks; there it is up to the person who starts processes
+    except OSError as error:  # some network file systems have no locks; there, the user must not start two processes
         if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
             raise
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock on a file; it is not kept from it."""
+    """Return whether a process holds the lock on a file, without keeping any process from taking it."""
     try:
         with open_regular(path) as file:
             if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False
-    except OSError as error:  # there may be no such file
+    except OSError as error:  # such as a missing file
         return isinstance(error, BlockingIOError)
 
 
 def checksums(path: Path) -> list[str]:
-    """The SHA-256 of each 32 MiB of a file: several threads hash a large one, and damage is known by its place."""
+    """SHA-256 of every 32 MiB of a file: hashed by several threads, and damage can be located."""
     size = path.stat().st_size
 
-    def one(start: int) -> str:
+    def checksum(start: int) -> str:
         digest, buffer, left = hashlib.sha256(), memoryview(bytearray(1 << 20)), min(CHECKSUM_BYTES, size - start)
         with open_regular(path) as file:
             file.seek(start)
@@ -264,13 +264,13 @@ def checksums(path: Path) -> list[str]:
 
     starts = range(0, max(1, size), CHECKSUM_BYTES)
     if len(starts) == 1:
-        return [one(0)]
+        return [checksum(0)]
     with ThreadPoolExecutor(THREADS, "hash") as pool:
-        return list(pool.map(one, starts))
+        return list(pool.map(checksum, starts))
 
 
 def cache_folder() -> Path:
-    """WEFT_CACHE, or weft's folder in the user's cache."""
-    if chosen := os.environ.get("WEFT_CACHE"):
-        return Path(chosen)
+    """Folder from WEFT_CACHE, or weft's folder in the user's cache."""
+    if folder := os.environ.get("WEFT_CACHE"):
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "weft"

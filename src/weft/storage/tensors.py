@@ -1,7 +1,7 @@
-"""Tensors in safetensors files: listed, checked and read without a copy, and written so that they read back.
+"""Tensors in safetensors files: list, verify, memory-map, copy to a GPU, write and read back.
 
-A file is read as fast as the disk gives it, its tensors as pages of it or straight onto a GPU, or one by one where a
-model is larger than the memory. Loading runs no code.
+Files can be mapped, streamed to a GPU at the speed of the disk, or read tensor by tensor for models larger than
+memory. Loading executes no code.
 """
 
 import hashlib
@@ -34,60 +34,60 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 FLOATS = ("F16", "BF16", "F32", "F64")
 
-LazyWeights = Mapping[str, Callable[[], Tensor]]  # a tensor is read, and converted, when it is asked for
+LazyWeights = Mapping[str, Callable[[], Tensor]]  # a tensor is read, and converted, when its function is called
 
 
-def bits(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor as they are in a file, (bytes,)."""
+def byte_view(tensor: Tensor) -> Tensor:
+    """Bytes of a tensor in memory order, (bytes,) uint8; a view if the tensor is contiguous."""
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A tensor in a file under its name there, not yet read; of a file of torch.save, the tensor on its `pages`."""
+class StoredTensor:
+    """A tensor in a safetensors file, not yet read; or, from a file of torch.save, the mapped tensor."""
 
     file: Path
     name: str
     shape: tuple[int, ...]
     dtype: str
-    pages: Tensor | None = None
+    mapped: Tensor | None = None
 
     def read(self) -> Tensor:
-        """The tensor. Its memory is the file's own pages, freed with it."""
-        if self.pages is not None:
-            return self.pages.clone(memory_format=torch.contiguous_format)
+        """Return the tensor: backed by the mapped file, or a contiguous copy of `mapped`."""
+        if self.mapped is not None:
+            return self.mapped.clone(memory_format=torch.contiguous_format)
         with safe_open(self.file, "pt") as opened:
             return opened.get_tensor(self.name)
 
-    def equals(self, other: "Stored") -> bool:
-        """Whether two stored tensors hold the same bits."""
-        alike = (self.shape, self.dtype) == (other.shape, other.dtype)
-        return alike and torch.equal(bits(self.read()), bits(other.read()))
+    def equals(self, other: "StoredTensor") -> bool:
+        """Return whether two stored tensors have the same shape, dtype and bits."""
+        same_type = (self.shape, self.dtype) == (other.shape, other.dtype)
+        return same_type and torch.equal(byte_view(self.read()), byte_view(other.read()))
 
 
-def listing(file: Path) -> dict[str, Stored]:
-    """Every tensor of a file that may come from strangers, by name; nothing but its header is read."""
+def list_tensors(file: Path) -> dict[str, StoredTensor]:
+    """List the tensors of an untrusted file by name; reads the header only."""
     refuse_pointer(file)
     try:
-        places = read_header(file).tensors
+        tensors = read_header(file).tensors
     except OSError as error:
         raise InteropError(f"{file}: cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise InteropError(f"{file}: not a whole safetensors file: {error}") from None
-    for name, place in places.items():
-        if place.dtype not in DTYPES:
-            raise InteropError(f"{file}: '{name}' holds numbers of type {place.dtype}; weft reads {', '.join(DTYPES)}")
-    return {name: Stored(file, name, place.shape, place.dtype) for name, place in sorted(places.items())}
+        raise InteropError(f"{file}: not a complete safetensors file: {error}") from None
+    for name, info in tensors.items():
+        if info.dtype not in DTYPES:
+            raise InteropError(f"{file}: '{name}' has dtype {info.dtype}; weft reads {', '.join(DTYPES)}")
+    return {name: StoredTensor(file, name, shape=t.shape, dtype=t.dtype) for name, t in sorted(tensors.items())}
 
 
 def write(path: Path, weights: LazyWeights) -> None:
-    """Write tensors one after the other and sync; at most one of them is in memory.
+    """Write tensors one after another and sync; at most one of them is in memory.
 
-    Space is reserved for the header, which is filled in at the end. A tensor's offset must be a multiple of its item
-    size, which is known only once it has been read: where dtypes are mixed and that fails, all tensors are written a
+    Space for the header is reserved, and the header is filled in at the end. A tensor's offset must be a multiple of
+    its item size, which is known only once it has been read: if mixed dtypes break that, all tensors are written a
     second time, the widest dtypes first.
     """
-    reserved = 64 + sum(len(json.dumps(name)) + 256 for name in weights)  # offsets have up to 20 digits, shapes few
+    reserved = 64 + sum(len(json.dumps(name)) + 256 for name in weights)  # offsets have at most 20 digits each
     reserved += -reserved % 64
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     sizes: dict[str, int] = {}
@@ -98,8 +98,8 @@ def write(path: Path, weights: LazyWeights) -> None:
             tensor = make().detach().cpu()
             begin, end, sizes[name] = end, end + tensor.nbytes, tensor.element_size()
             misaligned = misaligned or begin % sizes[name] != 0
-            header[name] = _entry(tensor.dtype, tensor.shape, begin, end)
-            file.write(bits(tensor).numpy().data)
+            header[name] = _entry(tensor.dtype, tensor.shape, (begin, end))
+            file.write(byte_view(tensor).numpy().data)
             del tensor
         text = json.dumps(header, separators=(",", ":")).encode()
         assert len(text) <= reserved, "a tensor has more dimensions than space was reserved for"
@@ -107,143 +107,142 @@ def write(path: Path, weights: LazyWeights) -> None:
         file.write(reserved.to_bytes(8, "little") + text.ljust(reserved))
         files.sync(file)
     if misaligned:
-        write(path, {name: weights[name] for name in sorted(sizes, key=lambda each: -sizes[each])})
+        write(path, {name: weights[name] for name in sorted(sizes, key=lambda name: -sizes[name])})
 
 
-def write_as(path: Path, header: str, weights: LazyWeights) -> None:
-    """Write the tensors that a header names, where it places them, and sync: the file that the header came from."""
+def write_with_header(path: Path, header: str, weights: LazyWeights) -> None:
+    """Write tensors under the verbatim header of an imported file and sync: reproduces that file byte for byte."""
     text = header.encode()
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for name, place in parse_header(text).tensors.items():
+        for name, info in parse_header(text).tensors.items():
             tensor = weights[name]().detach().cpu()
-            if (NAMES[tensor.dtype], tuple(tensor.shape)) != (place.dtype, place.shape):
-                raise InteropError(f"{path.name}: '{name}' is no longer what it was when it was imported")
-            file.write(bits(tensor).numpy().data)
+            if (NAMES[tensor.dtype], tuple(tensor.shape)) != (info.dtype, info.shape):
+                raise InteropError(f"{path.name}: '{name}' has another dtype or shape than when it was imported")
+            file.write(byte_view(tensor).numpy().data)
         files.sync(file)
 
 
-def reserve(path: Path, wanted: Mapping[str, tuple[torch.dtype, torch.Size]]) -> None:
-    """Lay out a file of tensors whose numbers are written later; until then they are 0."""
+def reserve(path: Path, specs: Mapping[str, tuple[torch.dtype, torch.Size]]) -> None:
+    """Lay out a file of zero-filled tensors with these dtypes and shapes; their values are written later."""
     header, end = {}, 0
-    for name, (dtype, shape) in sorted(wanted.items(), key=lambda one: (-one[1][0].itemsize, one[0])):
+    for name, (dtype, shape) in sorted(specs.items(), key=lambda item: (-item[1][0].itemsize, item[0])):
         begin, end = end, end + dtype.itemsize * shape.numel()
-        header[name] = _entry(dtype, shape, begin, end)
+        header[name] = _entry(dtype, shape, (begin, end))
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of their size
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of their item size
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(8 + len(text) + end)
 
 
-def _entry(dtype: torch.dtype, shape: Sequence[int], begin: int, end: int) -> dict[str, Any]:
-    return {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+def _entry(dtype: torch.dtype, shape: Sequence[int], offsets: tuple[int, int]) -> dict[str, Any]:
+    return {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": offsets}
 
 
 def save(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write, sync, read back and compare: what cannot be read must not replace what can."""
+    """Write, sync, read back and compare, so that an unreadable file never replaces a readable one."""
     save_file(dict(tensors), path)
     files.sync_path(path)
-    for name, written in each(path):
-        if tensors[name].numel() and not torch.equal(bits(written), bits(tensors[name])):
+    for name, read_back in iterate(path):
+        if tensors[name].numel() and not torch.equal(byte_view(read_back), byte_view(tensors[name])):
             raise OSError(f"{path.name} does not read back as it was written")
 
 
-def each(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a file, one by one; they are the file's own pages until they are written to."""
+def iterate(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name and the memory-mapped (copy-on-write) tensor of each entry of a file."""
     try:
         files.open_regular(path).close()
-        with safe_open(path, "pt") as file:  # refuses a file that is not what it says
+        with safe_open(path, "pt") as file:  # checks the header against the file's size
             for name in file.keys():  # noqa: SIM118
                 yield name, file.get_tensor(name)
     except SafetensorError as error:
         raise DamageError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
     except (OSError, RuntimeError) as error:
-        # torch maps files, and may lack the memory for it: an older checkpoint won't help
+        # not DamageError: torch may lack the memory to map the file, and then an older checkpoint won't help
         raise RunError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
 
 
 def load(path: Path) -> dict[str, Tensor]:
-    """All tensors of a file, as pages of it that are read when they are used."""
-    return dict(each(path))
+    """Return all tensors of a file, memory-mapped."""
+    return dict(iterate(path))
 
 
-def common_type(path: Path) -> torch.dtype:
-    """The type that most numbers in a file have."""
-    numbers: Counter[torch.dtype] = Counter()
-    for _, tensor in each(path):  # pages of the file that nobody reads cost nothing
-        numbers[tensor.dtype] += tensor.numel()
-    return max(numbers, key=lambda dtype: numbers[dtype])
+def common_dtype(path: Path) -> torch.dtype:
+    """Dtype of the largest number of elements in a file."""
+    elements: Counter[torch.dtype] = Counter()
+    for _, tensor in iterate(path):  # mapped: no values are read
+        elements[tensor.dtype] += tensor.numel()
+    return max(elements, key=lambda dtype: elements[dtype])
 
 
-def check(path: Path, sums: Sequence[str]) -> None:
-    """Refuse a file whose `checksums` are others, or that can't be read, and tell which of its tensors were hit."""
+def check(path: Path, checksums: Sequence[str]) -> None:
+    """Raise DamageError, naming the damaged tensors, if the file is unreadable or its checksums differ."""
     try:
-        found = files.checksums(path)
+        actual = files.checksums(path)
     except OSError as error:
         raise DamageError(f"{path}: cannot be read: {error.strerror}") from None
-    for number, (own, expected) in enumerate(zip_longest(found, sums)):
-        if own != expected:
-            raise _damage(path, number)
+    for chunk, (checksum, expected) in enumerate(zip_longest(actual, checksums)):
+        if checksum != expected:
+            raise _damage_in(path, chunk)
 
 
-def _damage(path: Path, number: int) -> DamageError:
-    begin, end = number * files.CHECKSUM_BYTES, (number + 1) * files.CHECKSUM_BYTES
+def _damage_in(path: Path, chunk: int) -> DamageError:
+    begin, end = chunk * files.CHECKSUM_BYTES, (chunk + 1) * files.CHECKSUM_BYTES
     try:
-        hit = [name for name, place in read_header(path).tensors.items() if place.begin < end and place.end > begin]
-    except (OSError, ValueError):  # no tensors in it, or its header was hit
+        hit = [name for name, info in read_header(path).tensors.items() if info.begin < end and info.end > begin]
+    except (OSError, ValueError):  # not a safetensors file, or the header itself is damaged
         hit = []
-    place = f" in {hit[0]}" if len(hit) == 1 else f" between {hit[0]} and {hit[-1]}" if hit else ""
-    return DamageError(f"{path}: the checksum is wrong{place}; the checkpoint is damaged")
+    where = f" in {hit[0]}" if len(hit) == 1 else f" between {hit[0]} and {hit[-1]}" if hit else ""
+    return DamageError(f"{path}: the checksum is wrong{where}; the checkpoint is damaged")
 
 
-def placed(path: Path, device: torch.device, sums: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a file on `device`, each once the bytes around it are known to be those that were hashed."""
+def load_verified(path: Path, device: torch.device, checksums: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+    """Yield a file's tensors on `device`, each after the checksums of its bytes have been verified."""
     if device.type == "cuda":
-        yield from _sent(path, device, sums)
+        yield from _load_to_gpu(path, device, checksums)
     else:
-        check(path, sums)
-        yield from ((name, tensor.to(device)) for name, tensor in each(path))
+        check(path, checksums)
+        yield from ((name, tensor.to(device)) for name, tensor in iterate(path))
 
 
-def _sent(path: Path, device: torch.device, sums: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors on a GPU. The file is read once: each of several threads reads a piece into memory that the GPU can
-    fetch from, hashes it, and sends it on its way while the others read. Copies from the pages of a mapped file would
-    wait for each of them.
+def _load_to_gpu(path: Path, device: torch.device, checksums: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+    """Read the file once with several threads: each reads a chunk into pinned memory, hashes it and copies it
+    asynchronously. Copying from the mapped file instead would wait for every page.
     """
-    tensors = {name: torch.empty(page.shape, dtype=page.dtype, device=device) for name, page in each(path)}
-    torch.cuda.current_stream(device).synchronize()  # their memory may have been others' a moment ago
-    targets = {name: bits(tensor) for name, tensor in tensors.items()}
-    places, size, own = list(read_header(path).tensors.items()), path.stat().st_size, threading.local()
-    begins = [place.begin for _, place in places]
-    if len(sums) != -(-size // files.CHECKSUM_BYTES):
-        raise _damage(path, len(sums))
+    tensors = {name: torch.empty(page.shape, dtype=page.dtype, device=device) for name, page in iterate(path)}
+    torch.cuda.current_stream(device).synchronize()  # the allocator may have reused memory with kernels in flight
+    targets = {name: byte_view(tensor) for name, tensor in tensors.items()}
+    infos, size, local = list(read_header(path).tensors.items()), path.stat().st_size, threading.local()
+    begins = [info.begin for _, info in infos]
+    if len(checksums) != -(-size // files.CHECKSUM_BYTES):
+        raise _damage_in(path, len(checksums))
 
-    def send(number: int) -> None:
-        if not hasattr(own, "buffer"):
-            own.buffer = torch.empty(files.CHECKSUM_BYTES, dtype=torch.uint8, pin_memory=True)
-            own.stream = torch.cuda.Stream(device)
-        begin = number * files.CHECKSUM_BYTES
-        piece = own.buffer[: min(files.CHECKSUM_BYTES, size - begin)]
-        view, done = memoryview(piece.numpy()), 0
+    def copy(chunk: int) -> None:
+        if not hasattr(local, "buffer"):
+            local.buffer = torch.empty(files.CHECKSUM_BYTES, dtype=torch.uint8, pin_memory=True)
+            local.stream = torch.cuda.Stream(device)
+        begin = chunk * files.CHECKSUM_BYTES
+        pinned = local.buffer[: min(files.CHECKSUM_BYTES, size - begin)]
+        view, done = memoryview(pinned.numpy()), 0
         while done < len(view) and (count := os.preadv(file.fileno(), [view[done:]], begin + done)):
             done += count
-        if done < len(view) or hashlib.sha256(view).hexdigest() != sums[number]:
-            raise _damage(path, number)
-        with torch.cuda.stream(own.stream):
-            for name, place in places[max(0, bisect_right(begins, begin) - 1) :]:
-                if place.begin >= begin + len(view):
+        if done < len(view) or hashlib.sha256(view).hexdigest() != checksums[chunk]:
+            raise _damage_in(path, chunk)
+        with torch.cuda.stream(local.stream):
+            for name, info in infos[max(0, bisect_right(begins, begin) - 1) :]:
+                if info.begin >= begin + len(view):
                     break
-                first, last = max(place.begin, begin), min(place.end, begin + len(view))
+                first, last = max(info.begin, begin), min(info.end, begin + len(view))
                 if first < last:
-                    part = piece[first - begin : last - begin]
-                    targets[name][first - place.begin : last - place.begin].copy_(part, non_blocking=True)
-        own.stream.synchronize()  # the buffer is needed again
+                    source = pinned[first - begin : last - begin]
+                    targets[name][first - info.begin : last - info.begin].copy_(source, non_blocking=True)
+        local.stream.synchronize()  # the buffer is reused for the next chunk
 
-    with open(path, "rb", buffering=0) as file, ThreadPoolExecutor(files.THREADS, "send") as pool:
-        jobs = [pool.submit(send, number) for number in range(len(sums))]
-        jobs[0].result()  # the header is what it was
-        for name, place in places:
-            for job in jobs[place.begin // files.CHECKSUM_BYTES : -(-place.end // files.CHECKSUM_BYTES)]:
-                job.result()
+    with open(path, "rb", buffering=0) as file, ThreadPoolExecutor(files.THREADS, "copy") as pool:
+        copies = [pool.submit(copy, chunk) for chunk in range(len(checksums))]
+        copies[0].result()  # verifies the header
+        for name, info in infos:
+            for done in copies[info.begin // files.CHECKSUM_BYTES : -(-info.end // files.CHECKSUM_BYTES)]:
+                done.result()
             yield name, tensors[name]

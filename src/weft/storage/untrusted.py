@@ -1,8 +1,8 @@
-"""Files from elsewhere: every size in them is checked before it is used, and what they say is shown as plain text.
+"""Reading untrusted files: every size is checked before it is used, and their text is printed without control codes.
 
-How much a file may take has bounds. They are far above what is found in honest files; who trusts a larger one raises
-all of them with WEFT_LIMITS=4 in the environment (four times as much). That is no setting of a recipe, for recipes
-come from elsewhere too.
+Sizes are bounded, far above those of legitimate files. To read a larger file that you trust, raise all bounds with the
+environment variable WEFT_LIMITS (WEFT_LIMITS=4: four times as much). It is not a setting of a recipe, because a recipe
+may be untrusted too.
 """
 
 import json
@@ -18,45 +18,45 @@ from weft.errors import ConfigError, InteropError, WeftError
 from weft.storage import files
 
 LIMITS = "WEFT_LIMITS"
-HALVES = re.compile(r"\\u[dD][89a-fA-F]")  # JSON's spelling of half a character
-MAX_FACTOR = 1_000_000  # times the usual bounds
-MAX_WHOLE_BYTES = 1 << 26  # of a file that is read whole: the largest tokenizers have half as many
-POINTER = b"version https://git-lfs.github.com/spec/"  # how the file begins that stands for a larger one
-# what a terminal obeys instead of showing: controls other than tab and line ends, and marks that turn a text around
+LONE_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # a JSON escape that may be one
+MAX_FACTOR = 1_000_000  # of WEFT_LIMITS
+MAX_WHOLE_BYTES = 1 << 26  # size of a file that is read into memory; the largest tokenizers have half of it
+POINTER = b"version https://git-lfs.github.com/spec/"  # first bytes of a Git LFS pointer
+# control characters other than tab and line ends, and marks that reverse the direction of text
 CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)")
 
 
-def bound(usual: int) -> int:
-    """A bound on what a file from elsewhere may take, as many times the usual one as the person has set."""
-    given = os.environ.get(LIMITS) or "1"
+def bound(default: int) -> int:
+    """Return `default` multiplied by WEFT_LIMITS, the user's factor on all bounds."""
+    setting = os.environ.get(LIMITS) or "1"
     try:
-        factor = float(given)
+        factor = float(setting)
     except ValueError:
         factor = math.nan
     if not 1 <= factor <= MAX_FACTOR:
-        allowed = f"how many times the usual bounds to allow, 1 to {MAX_FACTOR:,}"
-        raise ConfigError(f"{LIMITS} = {given!r}: expected {allowed}")
-    return int(usual * factor)
+        allowed = f"a factor by which to raise the bounds, 1 to {MAX_FACTOR:,}"
+        raise ConfigError(f"{LIMITS} = {setting!r}: expected {allowed}")
+    return int(default * factor)
 
 
-def refuse_beyond(size: float, usual: int, what: str, kind: type[WeftError] = InteropError) -> None:
-    """Refuse what is larger than its bound; `what` says what it is, and how large."""
-    if size > bound(usual):
-        factor = math.ceil(size / usual)
+def refuse_beyond(size: float, default: int, what: str, *, kind: type[WeftError] = InteropError) -> None:
+    """Raise `kind` if `size` exceeds its bound; `what` begins the message and gives the size."""
+    if size > bound(default):
+        factor = math.ceil(size / default)
         hint = f" ({LIMITS}={factor} raises it, for a file that you trust)" if factor <= MAX_FACTOR else ""
-        raise kind(f"{what}; the bound is {bound(usual):,}{hint}")
+        raise kind(f"{what}; the bound is {bound(default):,}{hint}")
 
 
 def printable(text: str) -> str:
-    """A text for a terminal: what would move its cursor, colour it or turn it around is spelled out instead."""
-    return CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+    """Escape everything that would move a terminal's cursor, colour the text or reverse its direction."""
+    return CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def parse_json(text: str | bytes, what: str, kind: type[WeftError] = InteropError) -> Any:
-    """The value that JSON spells; `what` names it in an error. Text in it can be written again."""
+    """Parse JSON; `what` names it in an error. Lone surrogates are refused, so all text can be encoded again."""
     try:
         value = json.loads(text)
-        if HALVES.search(text if isinstance(text, str) else text.decode("utf-8", "replace")):
+        if LONE_SURROGATE.search(text if isinstance(text, str) else text.decode("utf-8", "replace")):
             json.dumps(value, ensure_ascii=False).encode()
         return value
     except UnicodeEncodeError:
@@ -68,29 +68,30 @@ def parse_json(text: str | bytes, what: str, kind: type[WeftError] = InteropErro
 
 
 def _check_file(path: Path, kind: type[WeftError] = InteropError) -> None:
-    """Refuse what is no file, for a pipe would be waited for without end, and a pointer to one."""
+    """Refuse anything but a regular file (reading a pipe may block forever), and Git LFS pointers."""
     if path.exists() and not path.is_file():
         raise kind(f"{path}: cannot be read: not a file")
     refuse_pointer(path, kind)
 
 
 def refuse_pointer(path: Path, kind: type[WeftError] = InteropError) -> None:
-    """Refuse what Git LFS leaves in the place of a large file that was not fetched: a few lines with its hash."""
+    """Refuse the pointer that Git LFS leaves instead of a large file that was not fetched."""
     try:
         with files.open_regular(path) as file:
             pointer = file.read(len(POINTER)) == POINTER
     except OSError:
-        return  # which whoever reads the file will say
+        return  # reading the file will report it
     if pointer:
-        raise kind(f"{path}: a pointer of Git LFS, and not the file itself; fetch it with git lfs pull")
+        raise kind(f"{path}: a Git LFS pointer, not the file itself; fetch it with git lfs pull")
 
 
 def read_bytes(path: Path, kind: type[WeftError] = InteropError) -> bytes:
-    """The bytes of a small file."""
+    """Read a small file."""
     _check_file(path, kind)
     try:
         size = path.stat().st_size
-        refuse_beyond(size, MAX_WHOLE_BYTES, f"{path}: {size:,} bytes are too many for a file that is read whole", kind)
+        what = f"{path}: {size:,} bytes are too many for a file that is read into memory"
+        refuse_beyond(size, MAX_WHOLE_BYTES, what, kind=kind)
         with files.open_regular(path) as file:
             return file.read(size)
     except FileNotFoundError:
@@ -100,7 +101,7 @@ def read_bytes(path: Path, kind: type[WeftError] = InteropError) -> bytes:
 
 
 def read_text(path: Path, kind: type[WeftError] = InteropError) -> str:
-    """The text of a small file."""
+    """Read a small text file as UTF-8."""
     try:
         return read_bytes(path, kind).decode("utf-8")
     except UnicodeDecodeError:
@@ -108,12 +109,12 @@ def read_text(path: Path, kind: type[WeftError] = InteropError) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file."""
+    """Parse a small JSON file."""
     return parse_json(read_text(path), str(path))
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
+    """Parse a small JSON file that must contain an object."""
     tree = read_json(path)
     if not isinstance(tree, dict):
         raise InteropError(f"{path}: expected a JSON object")
@@ -121,12 +122,12 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def optional_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; an empty one where there is no such file."""
+    """Parse a small JSON file that must contain an object; return {} if the file is missing."""
     return read_object(path) if path.is_file() else {}
 
 
-def mapped(path: Path) -> memoryview:
-    """A file's bytes, which stay on the disk until they are used."""
+def map_file(path: Path) -> memoryview:
+    """Memory-map a file for reading."""
     _check_file(path)
     try:
         with files.open_regular(path) as file:
@@ -139,35 +140,35 @@ def mapped(path: Path) -> memoryview:
 
 
 class Cursor:
-    """A place in a file that moves on as the file is read; `what` names for an error the thing that is being read."""
+    """Reads a binary file from front to back; `what` names the field being read in an error."""
 
     def __init__(self, path: Path, data: memoryview) -> None:
-        self.path, self.data, self.place = path, data, 0
+        self.path, self.data, self.offset = path, data, 0
 
     @property
     def left(self) -> int:
-        """Bytes that follow."""
-        return len(self.data) - self.place
+        """Number of bytes not yet read."""
+        return len(self.data) - self.offset
 
-    def refusal(self, reason: str) -> InteropError:
-        """The error about the file."""
+    def error(self, reason: str) -> InteropError:
+        """Return, for the caller to raise, an error that names the file."""
         return InteropError(f"{self.path}: {reason}")
 
     def take(self, length: int, what: str) -> memoryview:
-        """The next `length` bytes."""
+        """Read the next `length` bytes."""
         if length > self.left:
-            needs = f"needs {length:,} bytes at byte {self.place:,}, {self.left:,} are left"
-            raise self.refusal(f"truncated or damaged: {what} {needs}")
-        self.place += length
-        return self.data[self.place - length : self.place]
+            needs = f"needs {length:,} bytes at byte {self.offset:,}, {self.left:,} are left"
+            raise self.error(f"truncated or damaged: {what} {needs}")
+        self.offset += length
+        return self.data[self.offset - length : self.offset]
 
     def number(self, form: str, what: str) -> Any:
-        """The next number, little-endian, by struct's letter."""
+        """Read the next little-endian number; `form` is its letter in a struct format."""
         return struct.unpack(f"<{form}", self.take(struct.calcsize(f"<{form}"), what))[0]
 
     def count(self, form: str, min_bytes: int, what: str) -> int:
-        """How many things follow, by struct's letter, each of `min_bytes` bytes at least."""
+        """Read the number of items that follow, refusing one that cannot fit if each item has `min_bytes` or more."""
         count = self.number(form, what)
         if count * min_bytes > self.left:
-            raise self.refusal(f"truncated or damaged: {count:,} {what} do not fit into the {self.left:,} bytes left")
+            raise self.error(f"truncated or damaged: {count:,} {what} do not fit into the {self.left:,} bytes left")
         return count

@@ -59,7 +59,7 @@ def check(text: str) -> None:
 
 
 def _refuse(size: float, limit: int, what: str) -> None:
-    refuse_beyond(size, limit, f"not a tokenizer: {what}", TokenizerError)
+    refuse_beyond(size, limit, f"not a tokenizer: {what}", kind=TokenizerError)
 
 
 def _get(value: Any, key: str) -> Any:

@@ -18,7 +18,7 @@ from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from weft.workers import answer
+from weft.workers import respond
 
 try:
     import resource
@@ -122,7 +122,7 @@ def main() -> None:
         except Exception as error:  # a template may raise anything
             reason = " ".join(str(error)[:10_000].split())[:300] or type(error).__name__
             result = {"error": line_of(error) + reason}
-        answer(result)
+        respond(result)
 
 
 if __name__ == "__main__":

@@ -26,9 +26,9 @@ def render(template: str, variables: Mapping[str, Any]) -> str:
     seconds = bound(MAX_MILLISECONDS) / 1000
     limits = {"seconds": seconds, "bytes": bound(MAX_MEMORY_BYTES), "characters": bound(MAX_CHARACTERS)}
     try:
-        with _processes(os.getpid()).free() as child:
+        with _processes(os.getpid()).acquire() as child:
             try:
-                result = child.ask({"template": template, "variables": variables, **limits})
+                result = child.request({"template": template, "variables": variables, **limits})
             except BaseException as error:
                 child.process.kill()
                 if child.process.wait() == -signal.SIGVTALRM:

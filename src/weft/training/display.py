@@ -1,4 +1,4 @@
-"""What a person sees of a run: what to expect of it, then a progress bar on a terminal, else a line now and then."""
+"""The display of a run: what to expect of it, then a progress bar on a terminal, or else a line from time to time."""
 
 import math
 import time
@@ -8,21 +8,22 @@ from contextlib import contextmanager
 import torch
 
 from weft.costs.count import count
-from weft.progress import Bar, Log, drawn
+from weft.progress import Bar, Log, drawn_bar
 from weft.recipe.config import SettledRecipe
 from weft.recipe.objective import NextToken
 from weft.training.worker import device_name
 
-PRINTED = {"tokens_per_second": "{:,.0f} tok/s", "mfu": "{:.0%} MFU", "gradient_norm": "grad {:.2f}"}
+FORMATS = {"tokens_per_second": "{:,.0f} tok/s", "mfu": "{:.0%} MFU", "gradient_norm": "grad {:.2f}"}
 
 
-class Clock:
-    """Seconds of training since the last reading, without what evaluations and checkpoints took."""
+class TrainingClock:
+    """Seconds of training since the last lap, without evaluations and checkpoints."""
 
     def __init__(self, step: int, tokens: int):
         self._since, self._step, self._tokens = time.perf_counter(), step, tokens
 
     def lap(self, step: int, tokens: int) -> dict[str, float]:
+        """Return the seconds, steps and speed since the last lap."""
         now = time.perf_counter()
         seconds, steps, read = max(1e-9, now - self._since), step - self._step, tokens - self._tokens
         self._since, self._step, self._tokens = now, step, tokens
@@ -30,34 +31,34 @@ class Clock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Time that doesn't count."""
+        """Exclude the time of the body."""
         began = time.perf_counter()
         yield
         self._since += time.perf_counter() - began
 
 
-class Allowance:
-    """Time for what is pleasant to have: a share of all the time since it began."""
+class TimeBudget:
+    """Time for optional work: a fraction of the time since the budget was created."""
 
-    def __init__(self, share: float):
-        self._share, self._began, self._spent = share, time.perf_counter(), 0.0
+    def __init__(self, fraction: float):
+        self._fraction, self._began, self._spent = fraction, time.perf_counter(), 0.0
 
     def affordable(self) -> bool:
-        """Whether what was spent so far is within the share; the first time always."""
-        return self._spent <= self._share * (time.perf_counter() - self._began)
+        """Return whether the time spent so far is within the budget; always true the first time."""
+        return self._spent <= self._fraction * (time.perf_counter() - self._began)
 
     @contextmanager
-    def spent(self) -> Iterator[None]:
-        """Time that counts."""
+    def spending(self) -> Iterator[None]:
+        """Charge the time of the body to the budget."""
         began = time.perf_counter()
         yield
         self._spent += time.perf_counter() - began
 
 
 class Display:
-    """A progress bar when stderr is a terminal, else a plain line now and then."""
+    """A progress bar when stderr is a terminal, or else a plain line from time to time."""
 
-    def __init__(self, bar: Bar | None, steps: int, first: int, log: Log):
+    def __init__(self, bar: Bar | None, steps: int, first: int, *, log: Log):
         self._bar, self._log, self._steps, self._first = bar, log, steps, first
         self._started, self._every, self._shown = time.perf_counter(), max(1, steps // 20), first
 
@@ -66,7 +67,7 @@ class Display:
             self._bar.at(step)
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        text = " · ".join(PRINTED.get(key, f"{key} {{:.3f}}").format(value) for key, value in metrics.items())
+        text = " · ".join(FORMATS.get(key, f"{key} {{:.3f}}").format(value) for key, value in metrics.items())
         if self._bar is not None:
             self._bar.note(f"{step}/{self._steps} · {text}")
         elif step - self._shown >= self._every or self._shown == self._first:
@@ -80,23 +81,23 @@ class Display:
 
 
 @contextmanager
-def display(steps: int, first: int, log: Log, quiet: bool) -> Iterator[Display]:
-    """The display of a run that starts after step `first`; a quiet one shows nothing."""
+def display(steps: int, first: int, log: Log, *, quiet: bool) -> Iterator[Display]:
+    """Yield the display of a run that starts after step `first`; a quiet one shows nothing."""
     if quiet:
-        yield Display(None, steps, first, lambda line: None)
+        yield Display(None, steps, first, log=lambda line: None)
         return
-    with drawn("training", steps) as bar:
-        yield Display(bar, steps, first, log)
+    with drawn_bar("training", steps) as bar:
+        yield Display(bar, steps, first, log=log)
 
 
-def expectations(recipe: SettledRecipe, sizes: tuple[int, int], step: int, device: torch.device) -> list[str]:
-    """Lines for a person, before the first step or the one after `step`; `sizes`: parameters, and those trained."""
+def expectations(recipe: SettledRecipe, sizes: tuple[int, int], step: int, *, device: torch.device) -> list[str]:
+    """Return lines to print before the step after `step`; `sizes` are all parameters, and those trained."""
     parameters, trained = sizes
     where = f"from step {step}" if step else f"from {recipe.init}" if recipe.init else "from fresh weights"
-    some = f"{trained:,} of {parameters:,}" if trained < parameters else f"{parameters:,}"
-    begun = f"training {some} parameters {where} on {device_name(device)}"
+    count_text = f"{trained:,} of {parameters:,}" if trained < parameters else f"{parameters:,}"
+    begun = f"training {count_text} parameters {where} on {device_name(device)}"
     chance = recipe.objective.chance(vocab_size := recipe.model.vocab_size)
-    if recipe.init or step or not math.isfinite(chance):  # what the weights have learned before is not known here
+    if recipe.init or step or not math.isfinite(chance):  # trained weights do not begin at chance
         first = ""
     elif isinstance(recipe.objective, NextToken):
         first = f"; the loss should begin near ln {vocab_size} = {chance:.2f} and fall"
@@ -108,17 +109,17 @@ def expectations(recipe: SettledRecipe, sizes: tuple[int, int], step: int, devic
     work = count(recipe.model, recipe.batch.length).training() * tokens
     return [
         begun + first,
-        f"{work:.1e} operations in all; runs of this size on English text end near "
+        f"{work:.1e} operations in total; runs of this size on English text end near "
         f"{usual_bits_per_byte(work):.1f} bits per byte, give or take a fifth, given enough text",
     ]
 
 
 def usual_bits_per_byte(flops: float) -> float:
-    """What held-out English text costs after a training of this many operations, by a rule of thumb.
+    """Estimate the bits per byte of held-out English text after a training run of this many operations.
 
-    A power law through two published runs: nanoGPT's processor recipe for Shakespeare (0.8 M parameters, 1.5 M tokens:
-    7e12 operations, 1.88 nats a character = 2.7 bits per byte) and its GPT-2 124M (300 G tokens: 2.2e20 operations,
-    2.85 nats a token of 4.4 bytes = 0.93). LLaMA 7B (4e22 operations, near 0.65) lies on it too. It supposes a sensible
-    recipe and text that isn't read over and over; code and tables are easier, old or mixed languages harder.
+    A power law through two published runs: nanoGPT's CPU recipe for Shakespeare (0.8 M parameters, 1.5 M tokens: 7e12
+    operations, 1.88 nats per character = 2.7 bits per byte) and its GPT-2 124M (300 G tokens: 2.2e20 operations, 2.85
+    nats per token of 4.4 bytes = 0.93). LLaMA 7B (4e22 operations, near 0.65) lies on it too. It assumes a sensible
+    recipe and text that is not repeated often; code and tables are easier, old or mixed languages harder.
     """
     return min(8.0, 2.7 * (flops / 7e12) ** -0.062)

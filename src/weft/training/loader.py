@@ -1,4 +1,4 @@
-"""The batches of a run, step by step: a pure function of the recipe, so training can resume at any step at once."""
+"""The batches of a run, step by step: a pure function of the recipe, so that training can resume at any step."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -16,27 +16,21 @@ from weft.recipe.config import BatchConfig, SettledRecipe
 
 @dataclass(frozen=True)
 class Loader:
-    """Which rows each step trains on. Steps count from 1.
+    """The rows that each step trains on. Steps count from 1."""
 
-    `make(step, rank, ranks)` gives the rows that one of several processes takes of a step: a contiguous part of them,
-    in the same order; `rows(step)` is how many all of them take. `epochs` is how often the data, or its most read part,
-    has been read after so many steps. `fewest` is the smallest number of rows in a step, over all processes, and `row`
-    says in words what a row is. With `even` all steps have one shape.
-    """
-
-    make: Callable[[int, int, int], Batch]
-    rows: Callable[[int], int]
-    epochs: Callable[[int], float]
-    fewest: int
-    row: str
-    micro: int
-    even: bool = False
+    make: Callable[[int, int, int], Batch]  # (step, rank, ranks): a rank's contiguous part of the rows of a step
+    rows: Callable[[int], int]  # rows of a step, on all ranks
+    epochs: Callable[[int], float]  # times that the data, or its most-read part, was read after this many steps
+    min_rows: int  # smallest number of rows in a step, on all ranks
+    row: str  # a row, in the words of a message
+    micro: int  # largest number of rows in a micro-batch
+    even: bool = False  # whether all steps have one shape
     rank: int = 0
     ranks: int = 1
     seed: int = 0
 
     def batch(self, step: int) -> Batch:
-        """This process's rows of a step, with the keys of their dropout: those of the seed, the step and the row."""
+        """Return this rank's rows of a step, with dropout keys derived from the seed, the step and the row."""
         batch = self.make(step, self.rank, self.ranks)
         first = self.rank * self.rows(step) // self.ranks
         mixed = hashlib.blake2b(f"{self.seed} {step}".encode(), digest_size=4).digest()
@@ -44,12 +38,12 @@ class Loader:
         return replace(batch, keys=row_keys(base, torch.arange(first, first + len(batch.tokens))))
 
     def parts(self, step: int) -> list[Batch]:
-        """The batch of a step in parts of at most `micro` rows."""
+        """Return the micro-batches of a step, of at most `micro` rows."""
         batch = self.batch(step)
         return batch.split(-(-len(batch.tokens) // self.micro))
 
     def stream(self, first: int, last: int, device: torch.device) -> Iterator[list[Batch]]:
-        """The parts of steps first … last, in order. For a GPU the next step is prepared while this one runs."""
+        """Yield the micro-batches of steps first … last. For a GPU the next step is prepared while this one runs."""
         if device.type != "cuda":
             for step in range(first, last + 1):
                 yield self.parts(step)
@@ -58,41 +52,41 @@ class Loader:
         def pinned(step: int) -> list[Batch]:
             return [part.pin() for part in self.parts(step)]
 
-        with ThreadPoolExecutor(1, "loader") as worker:
-            coming = worker.submit(pinned, first)
+        with ThreadPoolExecutor(1, "loader") as thread:
+            coming = thread.submit(pinned, first)
             for step in range(first, last + 1):
-                now = coming.result()
+                parts = coming.result()
                 if step < last:
-                    coming = worker.submit(pinned, step + 1)
-                yield now
+                    coming = thread.submit(pinned, step + 1)
+                yield parts
 
 
 def micro_rows(batch: BatchConfig, rows: int) -> int:
-    """Rows to read at a time. "auto" starts with the whole batch, which the pre-flight divides where it must."""
+    """Return the rows of a micro-batch. "auto" starts with all `rows`, and the pre-flight divides them if it must."""
     return batch.micro if isinstance(batch.micro, int) else rows
 
 
-def steps_of(
-    batch: BatchConfig, make: Callable[[int, int, int], Batch], epochs: Callable[[int], float], row: str
+def even_loader(
+    batch: BatchConfig, make: Callable[[int, int, int], Batch], epochs: Callable[[int], float], *, row: str
 ) -> Loader:
-    """A loader of `batch.size` rows in every step, `row`s of `batch.length` tokens."""
-    size, row = batch.size or 1, f"{row} of {batch.length} tokens"
-    return Loader(make, lambda step: size, epochs, size, row, micro_rows(batch, size), even=True)
+    """Return a loader of `batch.size` rows of `batch.length` tokens in every step."""
+    size, row, micro = batch.size or 1, f"{row} of {batch.length} tokens", micro_rows(batch, batch.size or 1)
+    return Loader(make, lambda step: size, epochs, min_rows=size, row=row, micro=micro, even=True)
 
 
-def shared(loader: Loader, recipe: SettledRecipe, ranks: Ranks) -> Loader:
-    """This process's part of every step's rows, among those of `ranks`, which read different ones."""
+def shard_loader(loader: Loader, recipe: SettledRecipe, ranks: Ranks) -> Loader:
+    """Return the loader of this rank's rows, among those of `ranks`, which read different ones."""
     batch, objective = recipe.batch, recipe.objective
     if not ranks.alone and not objective.divisible:
         raise ConfigError(
             f"objective.kind = '{objective.kind}': the rows of a batch are compared with each other, so "
             f"{ranks.ranks} processes can't share it; start one"
         )
-    if loader.fewest < ranks.ranks:
+    if loader.min_rows < ranks.ranks:
         setting = f"batch.size = {batch.size}" if batch.tokens is None else f"batch.tokens = {batch.tokens}"
         raise ConfigError(
-            f"{setting}: {ranks.ranks} processes share the rows of a step, of which there are only {loader.fewest} at "
-            "times; raise it, or start fewer processes"
+            f"{setting}: {ranks.ranks} processes share the rows of a step, and some steps have only "
+            f"{loader.min_rows}; raise it, or start fewer processes"
         )
-    own = replace(loader, rank=ranks.rank, ranks=ranks.ranks, seed=recipe.seed)
-    return own if batch.size is None else replace(own, micro=min(own.micro, -(-batch.size // ranks.ranks)))
+    local = replace(loader, rank=ranks.rank, ranks=ranks.ranks, seed=recipe.seed)
+    return local if batch.size is None else replace(local, micro=min(local.micro, -(-batch.size // ranks.ranks)))

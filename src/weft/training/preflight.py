@@ -1,13 +1,12 @@
-"""Before the long work: what surely doesn't fit is refused; then a step, a short evaluation, one checkpoint written and
-read back.
+"""The pre-flight: refuse what can't fit in memory, then try a step, a short evaluation and a checkpoint.
 
-A processor's memory gives no error when it is full; the system ends the process. So the least that the settings call
-for (`weft plan` counts it) is compared with what the machine has before it is allocated. Measured on a CPU, a step
-takes 1.0 to 2.5 times as much, so nothing that would fit is refused.
+A CPU's memory raises no error when it is full: the system kills the process. So the least memory that the settings need
+(`weft plan` counts it) is compared with the machine's before anything is allocated. Measured on a CPU, a step takes 1.0
+to 2.5 times as much, so nothing that would fit is refused.
 
-What would fail after hours fails in the first seconds: a batch that doesn't fit in memory, an evaluation that needs
-more than training does, a full disk. The checkpoint is written first and read back last, which restores weights,
-moments and random generators bit for bit: the run that follows is the run that would have been.
+What would fail after hours fails in the first seconds: a batch that does not fit in memory, an evaluation that needs
+more than training does, a full disk. A checkpoint is written first and read back last, which restores weights, moments
+and random-number generators bit for bit: the run is the same as without a pre-flight.
 """
 
 import shutil
@@ -33,25 +32,25 @@ from weft.recipe.config import SettledRecipe
 from weft.training.learner import Learner
 from weft.training.loader import Loader
 
-SURE = 0.9  # of what is planned: what two layers need may share memory
-WHOLE = Layout()  # one process has all
-TOKEN = 16  # bytes of a token and its target, before they are read
-AMPLE = 2.5  # times the least that a step needs of a processor's memory: as much as was ever measured
-FULL = 0.92  # of a GPU's memory: "auto" leaves the rest to what varies from step to step
+CERTAIN = 0.9  # of the planned bytes are certainly needed: layers may share the rest
+MAX_CPU_FACTOR = 2.5  # most memory that a step on a CPU was measured to take, in units of the least it needs
+MAX_GPU_FRACTION = 0.92  # of a GPU's memory that "auto" fills, since the need varies from step to step
+TOKEN_BYTES = 16  # of a token and its target in a batch
+UNSHARDED = Layout()
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What the pre-flight measured: rows at a time; bytes of a checkpoint, free on the disk, of memory; seconds."""
+    """Measurements of the pre-flight."""
 
-    micro: int
-    checkpoint: int
-    free: int
-    memory: int
+    micro: int  # rows of a micro-batch
+    checkpoint: int  # bytes of a checkpoint
+    free: int  # bytes free on disk
+    memory: int  # peak bytes
     seconds: float
 
-    def crowded(self, keep: int) -> str | None:
-        """A warning if the disk can't hold `keep` checkpoints, the best one, and one that is being written."""
+    def disk_warning(self, keep: int) -> str | None:
+        """Return a warning if the disk can't hold `keep` checkpoints, the best one, and one being written."""
         if self.free >= (keep + 2) * self.checkpoint:
             return None
         return (
@@ -68,19 +67,16 @@ class Findings:
 
 @dataclass(frozen=True)
 class Preflight:
-    """What is tried: `step` updates with the parts of step `first`, `evaluate` evaluates.
-
-    With `auto` the parts are halved until they fit; otherwise a batch that doesn't fit is an error that names the size
-    which would.
-    """
+    """A trial of a run's step, evaluation and checkpoint. With `auto` the micro-batches are halved until they fit;
+    otherwise a batch that does not fit is an error that names a size that does."""
 
     learner: Learner
     loader: Loader
     step: Callable[[list[Batch]], object]
     evaluate: Callable[[], object]
     device: torch.device
-    need: Callable[[int], int]
-    first: int = 1
+    need: Callable[[int], int]  # least bytes for micro-batches of this many rows
+    first: int = 1  # the loader's step to try
     auto: bool = False
 
     def run(self, scratch: Path, notes: Mapping[str, Any]) -> Findings:
@@ -92,8 +88,8 @@ class Preflight:
         parallel.once(lambda: shutil.rmtree(scratch, ignore_errors=True))
         try:
             saved = self.learner.write(scratch, self.learner.copy(0, notes), keep=1)
-            micro = self._fitting()
-            needed = self.learner.size()  # only now are there moments
+            micro = self._fitting_rows()
+            needed = self.learner.size()  # with the moments, which now exist
             free = shutil.disk_usage(scratch).free
             if free < needed:
                 lack = f"{byte_size(free)} left on the disk; a checkpoint needs {byte_size(needed)}"
@@ -111,51 +107,52 @@ class Preflight:
             parallel.once(lambda: shutil.rmtree(scratch, ignore_errors=True))
         finally:
             optimizer.zero_grad(set_to_none=True)
-            if not parallel.mesh.splits or parallel.mesh.world.leads:
+            if not parallel.mesh.is_sharded or parallel.mesh.world.leads:
                 shutil.rmtree(scratch, ignore_errors=True)
-        return Findings(micro, needed, free, peak_memory(self.device), time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        return Findings(micro, needed, free, memory=peak_memory(self.device), seconds=seconds)
 
-    def _fitting(self) -> int:
-        """The rows to read at a time: as the recipe says if that fits, else an error or, with `auto`, what fits."""
-        wanted = self.loader.micro
-        micro = self._planned(wanted)
+    def _fitting_rows(self) -> int:
+        """Return the rows of a micro-batch: the recipe's if they fit; else raise or, with `auto`, find what fits."""
+        requested = self.loader.micro
+        micro = self._first_try(requested)
         while not self._fits(micro):
             if micro == 1:
                 raise RunError(
-                    f"{place(self.device)} has too little memory for one {self.loader.row}; shorten batch.length, "
-                    "set batch.recompute=true or use a smaller model"
+                    f"{_device_title(self.device)} has too little memory for one {self.loader.row}; shorten "
+                    "batch.length, set batch.recompute=true or use a smaller model"
                 )
             micro = -(-micro // 2)
-        if micro < wanted and not self.auto:
+        if micro < requested and not self.auto:
             raise RunError(
-                f"batch.micro = {wanted}: {wanted} times a {self.loader.row} do not fit at once in the memory of "
-                f"{place(self.device)}; batch.micro={micro} does, with the same gradient (batch.micro=auto finds it)"
+                f"batch.micro = {requested}: {requested} times a {self.loader.row} do not fit in the memory of "
+                f"{_device_title(self.device)}; batch.micro={micro} does, with the same gradient (batch.micro=auto "
+                "finds it)"
             )
         return micro
 
-    def _planned(self, wanted: int) -> int:
-        """The rows at a time to begin with. On a processor, where too many would end the process, fewer than are
-        wanted if the settings show that these can't fit: an error without `auto`, for what fits isn't known for
-        certain."""
+    def _first_try(self, requested: int) -> int:
+        """Return the rows to try first. On a CPU, where too many would end the process, fewer than `requested` if the
+        settings show that these can't fit. Without `auto` that is an error, since it is not certain what fits."""
         if self.device.type != "cpu":
-            return wanted
-        there, micro = total_memory(self.device), wanted
-        lacking = self.need(wanted) > there
-        while micro > 1 and (lacking or self.auto) and AMPLE * self.need(micro) > there:
+            return requested
+        memory, micro = total_memory(self.device), requested
+        lacking = self.need(requested) > memory
+        while micro > 1 and (lacking or self.auto) and MAX_CPU_FACTOR * self.need(micro) > memory:
             micro = -(-micro // 2)
-        if lacking and (not self.auto or self.need(micro) > there):
-            parts = f"set batch.micro={micro}, which gives the same gradient in parts, or " if micro < wanted else ""
+        if lacking and (not self.auto or self.need(micro) > memory):
+            parts = f"set batch.micro={micro}, which gives the same gradient in parts, or " if micro < requested else ""
             raise RunError(
-                f"{wanted} times a {self.loader.row} need at least {byte_size(self.need(wanted))} of memory at once, "
-                f"and this machine has {byte_size(there)}; {parts}lower batch.size, batch.length or the model's size"
+                f"{requested} times a {self.loader.row} need at least {byte_size(self.need(requested))} of memory, "
+                f"and this machine has {byte_size(memory)}; {parts}lower batch.size, batch.length or the model's size"
             )
         return micro
 
     def _fits(self, micro: int) -> bool:
         gpu = self.device.type == "cuda"
         try:
-            # twice: moments come with the first update, and a compiled step is captured only after it. On a processor,
-            # where a step takes seconds and too little memory ends the process rather than the step, once
+            # twice: the first update creates the moments, and a compiled step is captured only after it. Once on a CPU,
+            # where a step takes seconds and running out of memory ends the process anyway
             for _ in range(1 if self.device.type == "cpu" else 2):
                 self.step(replace(self.loader, micro=micro).parts(self.first))
             if gpu:
@@ -165,7 +162,7 @@ class Preflight:
                 raise
             fits = False
         else:
-            tight = gpu and peak_memory(self.device) > FULL * total_memory(self.device)
+            tight = gpu and peak_memory(self.device) > MAX_GPU_FRACTION * total_memory(self.device)
             fits = not self.auto or micro == 1 or not tight
         if not fits:
             self.learner.optimizer.zero_grad(set_to_none=True)
@@ -175,31 +172,31 @@ class Preflight:
         return fits
 
 
-class _Enough(BaseException):  # not an error, and no evaluation may take it for one
-    """An evaluation has read its first batch."""
+class _SecondPass(BaseException):  # not an Exception, so that no evaluation catches it
+    """An evaluation is about to read its second batch."""
 
 
 @contextmanager
 def one_pass(model: LanguageModel) -> Iterator[None]:
-    """End what is done inside when it wants to read a second batch: the first has shown whether it fits."""
+    """Leave the body when the model is about to read a second batch: the first has shown whether it fits."""
     passes = 0
 
     def around(features: Pass) -> Pass:
-        def first(*args: Any, **given: Any) -> torch.Tensor:
+        def first(*args: Any, **kwargs: Any) -> torch.Tensor:
             nonlocal passes
             passes += 1
             if passes > 1:
-                raise _Enough
-            return features(*args, **given)
+                raise _SecondPass
+            return features(*args, **kwargs)
 
         return first
 
-    with suppress(_Enough), model.wrapped(around):
+    with suppress(_SecondPass), model.wrapped(around):
         yield
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes held so far: on a GPU by tensors, on a processor by the whole process."""
+    """Return the most bytes held so far: by tensors on a GPU, by the whole process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
@@ -210,44 +207,45 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def check_model(recipe: SettledRecipe, device: torch.device, layout: Layout = WHOLE) -> None:
+def check_model(recipe: SettledRecipe, device: torch.device, layout: Layout = UNSHARDED) -> None:
     """Refuse a model whose weights, gradients and moments alone can't fit, and a batch whose tokens can't."""
-    batch, there = recipe.batch, total_memory(device)
-    fixed = _planned(recipe, 1, 1, layout).fixed
-    if SURE * fixed > there:
+    batch, memory = recipe.batch, total_memory(device)
+    fixed = _planned_memory(recipe, 1, 1, layout=layout).fixed
+    if CERTAIN * fixed > memory:
         raise RunError(
-            f"this model needs at least {byte_size(fixed)} for weights, gradients and moments, and {place(device)} has "
-            f"{byte_size(there)} of memory; lower model.layers, model.d_model or the vocabulary, or choose a smaller "
-            "preset"
+            f"this model needs at least {byte_size(fixed)} for weights, gradients and moments, and "
+            f"{_device_title(device)} has {byte_size(memory)} of memory; lower model.layers, model.d_model or the "
+            "vocabulary, or choose a smaller preset"
         )
-    # rows of text are as long as they are set to; those of a table are bounded by its size
+    # rows of text have exactly the length that is set; rows of a table are bounded by the table
     tokens = (batch.size or 0) * batch.length if recipe.objective.reads == "text" else 0
     host = total_memory(torch.device("cpu"))
-    if TOKEN * tokens > host:
+    if TOKEN_BYTES * tokens > host:
         raise RunError(
             f"batch.size = {batch.size} × batch.length = {batch.length}: the tokens of a step alone take "
-            f"{byte_size(TOKEN * tokens)}, and this machine has {byte_size(host)} of memory; lower one of them"
+            f"{byte_size(TOKEN_BYTES * tokens)}, and this machine has {byte_size(host)} of memory; lower one of them"
         )
 
 
 @dataclass(frozen=True)
-class Need:
-    """The least that reading so many rows of a step at a time takes, in bytes, weights and moments included."""
+class MemoryNeed:
+    """The least number of bytes that a step takes with micro-batches of this many rows, weights and moments
+    included."""
 
     recipe: SettledRecipe
-    first: Callable[[], Batch]  # the first step's batch, which is asked for only where rows differ in length
-    layout: Layout = WHOLE
+    first: Callable[[], Batch]  # makes the first step's batch; called only if rows differ in length
+    layout: Layout = UNSHARDED
 
     def __call__(self, rows: int) -> int:
         rows, length = min(rows, self._shape[0]), self._shape[1]
-        need = _planned(self.recipe, rows, length, self.layout)
-        # what is kept of a token is split over some axes: at the least, over all of them
-        shared = self.layout.tensor * self.layout.context * self.layout.pipeline
-        kept = (need.total(self.recipe.batch.recompute) - need.logits - need.fixed) / shared
-        # gradients come as activations go, unless those of the rows before are there already
+        need = _planned_memory(self.recipe, rows, length, layout=self.layout)
+        # activations are divided over some axes: at best, over all of them
+        divided = self.layout.tensor * self.layout.context * self.layout.pipeline
+        activations = (need.total(self.recipe.batch.recompute) - need.logits - need.fixed) / divided
+        # gradients replace activations in the backward pass, unless those of earlier micro-batches exist already
         whole = rows == self._shape[0]
-        held = max(kept, need.gradients) if whole else kept + need.gradients
-        return round(SURE * (need.fixed - need.gradients + held))
+        both = max(activations, need.gradients) if whole else activations + need.gradients
+        return round(CERTAIN * (need.fixed - need.gradients + both))
 
     @cached_property
     def _shape(self) -> tuple[int, int]:
@@ -259,12 +257,11 @@ class Need:
         return rows, length if made.source is None else min(length, made.source.tokens.shape[1])
 
 
-def _planned(recipe: SettledRecipe, rows: int, length: int, layout: Layout) -> Memory:
+def _planned_memory(recipe: SettledRecipe, rows: int, length: int, *, layout: Layout) -> Memory:
     shards = layout.shard * layout.context * layout.tensor * layout.pipeline
     work = Workload(rows, length, recipe.precision, recipe.optimizer.kind, shards)
     return training_memory(recipe.model, work, recipe.adapter)
 
 
-def place(device: torch.device) -> str:
-    """A device as a message calls it."""
+def _device_title(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "this machine"

@@ -1,7 +1,6 @@
-"""A model that several processes hold in parts: in training, a `Learner` where what differs is in `parallel/apply.py`;
-and a trained one, of which each of them holds, and reads, a part of every matrix.
+"""A model sharded over several processes: in training, and a trained one for inference.
 
-It is loaded where there are several processes: torch's own parts for this take a second.
+Imported only where there are several processes: torch's modules for this take a second to load.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +19,7 @@ from weft.models.config import TransformerConfig
 from weft.models.transformer import Transformer
 from weft.nn.init import empty_weights
 from weft.parallel import mesh as meshes
-from weft.parallel.apply import Split, lay_out
+from weft.parallel.apply import ShardedParallel, lay_out
 from weft.parallel.context import check_context
 from weft.parallel.mesh import Mesh
 from weft.parallel.ranks import Ranks
@@ -31,77 +30,84 @@ from weft.runs import checkpoint, sharded_checkpoint
 from weft.runs.folder import RunFolder
 from weft.storage import tensors
 from weft.training import optimizer
-from weft.training.learner import Copy, Learner, fitted
+from weft.training.learner import Copy, Learner, prepare_model
 from weft.training.precision import check_precision
-from weft.training.weights import add_adapters, first_model, written_in
+from weft.training.weights import add_adapters, first_model, inference_dtype
 
 
-class SplitLearner(Learner):
-    """This process's part of a model, and of the optimizer's state; all processes call the same."""
+class ShardedLearner(Learner):
+    """The local shard of a model in training and of the optimizer's state. All processes call every method."""
 
-    parallel: Split
+    parallel: ShardedParallel
 
     def restart(self, recipe: SettledRecipe) -> None:
         torch.manual_seed(recipe.seed)
         self.parallel.fill(first_model(recipe).named_parameters())
         self.optimizer = optimizer.build(recipe.optimizer, self.model, self.parallel.local)
+        self.step_state.restore({})
 
     def copy(self, step: int, notes: Mapping[str, Any]) -> sharded_checkpoint.ShardedSnapshot:
-        return sharded_checkpoint.snapshot(step, self.parallel, self.optimizer, notes=notes)
+        state = self.step_state.tensors()
+        return sharded_checkpoint.snapshot(step, self.parallel, self.optimizer, notes=notes, step_state=state)
 
-    def write(self, folder: Path, copy: Copy, keep: int, interrupted: bool = False) -> Path:
-        return sharded_checkpoint.write(folder, copy, keep, interrupted=interrupted, ranks=self.parallel.mesh.beside)
+    def write(self, folder: Path, copy: Copy, keep: int, *, interrupted: bool = False) -> Path:
+        return sharded_checkpoint.write(
+            folder, copy, keep, interrupted=interrupted, ranks=self.parallel.mesh.checkpoints
+        )
 
     def load(self, path: Path) -> dict[str, Any]:
-        return sharded_checkpoint.load(path, self.parallel, self.optimizer)
+        notes, step_state = sharded_checkpoint.load(path, self.parallel, self.optimizer)
+        self.step_state.restore(step_state)
+        return notes
 
     def load_weights(self, path: Path) -> None:
         sharded_checkpoint.load_weights(path, self.parallel)
 
     def size(self) -> int:
-        return sharded_checkpoint.size(self.parallel, self.optimizer)
+        return sharded_checkpoint.size(self.parallel, self.optimizer, self.step_state.tensors())
 
     def try_moments(self, folder: Path) -> None:
         self.write(folder / "moments", self.copy(1, {}), keep=1)
 
 
-def start(recipe: SettledRecipe, mesh: Mesh, device: torch.device) -> SplitLearner:
-    """The recipe's model before its first step, over a mesh: the weights that one process would have drawn."""
+def start(recipe: SettledRecipe, mesh: Mesh, device: torch.device) -> ShardedLearner:
+    """Return the recipe's model before its first step, over a mesh, with the weights that one process would draw."""
     check_precision(recipe.precision, device)
     check_stages(recipe.model, mesh.layout)
-    check_context(mesh.layout, recipe.model, recipe.objective.kind, recipe.batch.length)
+    check_context(mesh.layout, recipe.model, recipe.objective.kind, length=recipe.batch.length)
     with empty_weights():
         model = build(recipe.model)
         if recipe.adapter is not None:
             add_adapters(model, recipe.adapter, [])
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    whole = dict(first_model(recipe).named_parameters()) if mesh.world.leads else {}
+    full = dict(first_model(recipe).named_parameters()) if mesh.world.leads else {}
 
-    def given_out() -> Iterator[tuple[str, Tensor]]:  # one after another: nobody else has ever to hold them all
+    def broadcast() -> Iterator[tuple[str, Tensor]]:  # one by one: only rank 0 ever holds them all
         for name, shape in shapes.items():
-            values = whole[name].detach() if mesh.world.leads else torch.empty(shape)
-            mesh.world.give(values)
+            values = full[name].detach() if mesh.world.leads else torch.empty(shape)
+            mesh.world.broadcast_(values)
             yield name, values
 
-    frozen = mesh.world.share(lambda: [name for name, parameter in whole.items() if not parameter.requires_grad])
+    frozen = mesh.world.share(lambda: [name for name, parameter in full.items() if not parameter.requires_grad])
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in frozen)
-    parallel = lay_out(fitted(model, recipe), mesh, recipe.precision, recipe.compile)
+    parallel = lay_out(prepare_model(model, recipe), mesh, recipe.precision, compile_=recipe.compile)
     parallel.root.to_empty(device=device)
-    parallel.fill(given_out())
-    return SplitLearner(parallel, optimizer.build(recipe.optimizer, model, parallel.local))
+    parallel.fill(broadcast())
+    return ShardedLearner(parallel, optimizer.build(recipe.optimizer, model, parallel.local))
 
 
-def load_part(
-    run: RunFolder, ranks: Ranks, device: torch.device, dtype: torch.dtype | None = None
+def load_shard(
+    run: RunFolder, ranks: Ranks, device: torch.device, *, dtype: torch.dtype | None = None
 ) -> tuple[LanguageModel, list[str]]:
-    """This process's part of a run's model with its best weights, ready to use, and a line for each damaged checkpoint.
+    """Load this process's shard of a run's model with its best weights; return it with a line for each damaged
+    checkpoint.
 
-    All processes call this. The first one looks for a checkpoint and verifies it; then each gives memory to its part
-    alone, and reads that, into `dtype` or as `written_in` says.
+    All processes call this. Rank 0 finds a checkpoint and verifies it; then each process allocates and reads its shard
+    alone, in `dtype` or as `inference_dtype` says.
     """
 
-    def intact(path: Path) -> Path:  # its moments, which are larger, nobody reads
+    def intact(path: Path) -> Path:  # the moments, which are larger, are not read
         files = checkpoint.manifest_of(path)["files"]
         tensors.check(path / sharded_checkpoint.WEIGHTS, files[sharded_checkpoint.WEIGHTS]["sha256"])
         return path
@@ -112,26 +118,26 @@ def load_part(
         return str(path.resolve()), damage
 
     recipe = run.recipe()
-    found, damage = ranks.share(find)
-    path = Path(found)
+    name, damage = ranks.share(find)
+    path = Path(name)
     with empty_weights():
         model: LanguageModel = build(recipe.model)
     if isinstance(model, Transformer):
-        model.to(tensors.common_type(path / sharded_checkpoint.WEIGHTS))
-        model.to(dtype or written_in(recipe, model, device))
-    over = meshes.build(Layout(tensor=ranks.ranks), ranks, device)
-    parallel = lay_out(model, over, "fp32", compile_=False)
+        model.to(tensors.common_dtype(path / sharded_checkpoint.WEIGHTS))
+        model.to(dtype or inference_dtype(recipe, model, device))
+    mesh = meshes.build(Layout(tensor=ranks.ranks), ranks, device)
+    parallel = lay_out(model, mesh, "fp32", compile_=False)
     parallel.root.to_empty(device=device)
     sharded_checkpoint.load_weights(path, parallel)
-    keep_local(model, over)
+    keep_local(model, mesh)
     return model.eval(), damage
 
 
 def check_divides(run: RunFolder, recipe: Recipe, processes: int) -> None:
-    """Refuse what so many processes can't divide among them, before any of them allocates memory for it."""
+    """Refuse a model that this many processes can't shard, before any of them allocates memory for it."""
     if recipe.adapter is not None:
         raise ConfigError(
-            f"{run.path}: an adapter is merged into its base by one process; merge it once and for all with "
+            f"{run.path}: an adapter is merged into its base by one process; merge it permanently with "
             f"`weft export {run.path} MERGED --to weft`, and start {processes} processes with that run"
         )
     if recipe.model.kind == "ngram":

@@ -1,4 +1,4 @@
-"""What a run remembers from step to step; it is saved with every checkpoint."""
+"""The state of a run from step to step, saved with every checkpoint."""
 
 import math
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ from weft.errors import RunError
 from weft.models.base import LanguageModel
 from weft.runs import checkpoint
 from weft.runs.folder import RunFolder
-from weft.training.guard import Guard, Row
+from weft.training.guard import Guard, StepRecord
 
 
 @dataclass
 class TrainingState:
-    """What a run remembers besides weights and moments."""
+    """The progress of a run. Weights, moments and `StepState` are saved separately."""
 
     step: int = 0
     tokens: int = 0
@@ -26,15 +26,15 @@ class TrainingState:
     worse: int = 0  # evaluations since the best one
     validation: dict[str, float] = field(default_factory=dict)
     guard: Guard = field(default_factory=Guard)
-    micro: int | None = None  # rows at a time, where the pre-flight found them (batch.micro = auto)
+    micro: int | None = None  # rows of a micro-batch that the pre-flight chose (batch.micro = auto)
 
     @classmethod
     def from_notes(cls, notes: Mapping[str, Any]) -> "TrainingState":
-        """From what a checkpoint holds of it. JSON keeps floats to the bit."""
+        """Restore the state from a checkpoint's notes. JSON keeps floats to the bit."""
         return cls(**{**notes, "guard": Guard(**notes["guard"])})
 
     def lose_best(self, run: RunFolder) -> int | None:
-        """Forget the best evaluation where the weights that gave it are gone or damaged; its step, if that is so."""
+        """Forget the best evaluation if its weights are gone or damaged; return its step in that case."""
         step = self.best_step
         if step in (None, self.step):
             return None
@@ -44,21 +44,21 @@ class TrainingState:
         self.best = self.best_step = None
         return step
 
-    def unseen(self) -> list[Row]:
-        """The steps since the guard's last look."""
+    def unseen(self) -> list[StepRecord]:
+        """Return the steps that the guard has not observed yet."""
         new = self.waiting[len(self.waiting) - (self.step - self.guard.step) :]
-        return [Row(loss, norm, bool(discarded)) for loss, _, norm, _, discarded in new]
+        return [StepRecord(loss, norm, bool(discarded)) for loss, _, norm, _, discarded in new]
 
     def take_waiting(self) -> dict[str, float]:
-        """The metrics of one line over the steps that wait for it. They wait no longer. A step that was not finite is
-        counted, and kept out of the mean of the others."""
+        """Return the metrics of one log line over the waiting steps, and clear them. Steps that were not finite are
+        left out of the means, and discarded updates are counted."""
         rows, self.waiting = self.waiting, []
         good = [row for row in rows if math.isfinite(row[0]) and math.isfinite(row[2])] or rows
         targets = sum(row[3] for row in good)
         loss, nll = (sum(row[i] * row[3] for row in good) / targets for i in (0, 1))
         self.loss = loss
         metrics = {"loss": loss, "gradient_norm": max(row[2] for row in good)}
-        if nll != loss:  # smoothing or z-loss: the loss is not −log p
+        if nll != loss:  # with smoothing or z-loss the loss is not −log p
             metrics["nll"] = nll
         discarded = round(sum(row[4] for row in rows))
         return metrics | ({"discarded": discarded} if discarded else {})
@@ -66,7 +66,7 @@ class TrainingState:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What came out of a run. `validation` holds the last evaluation's metrics, empty where nothing was held out."""
+    """The outcome of a run. `validation` holds the metrics of the last evaluation, if data was held out."""
 
     run: RunFolder
     model: LanguageModel

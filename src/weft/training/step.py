@@ -1,150 +1,158 @@
-"""One optimisation step, from tokens to changed weights."""
+"""One optimisation step, from tokens to updated weights."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor, optim
 
 from weft.data.batch import Batch
-from weft.models.base import LanguageModel
-from weft.nn.recurrent import Carried
-from weft.parallel.passes import Parallel, Work
+from weft.nn.recurrent import CarriedState
+from weft.parallel.passes import LossFunction, Parallel
 from weft.recipe.config import Precision
-from weft.training.objective import Loss
 from weft.training.optimizer import parameters, set_rate, update
 from weft.training.precision import autocast
 
-# The loss scale of fp16: where it starts, and after how many steps without overflow it doubles.
-FIRST_SCALE = 2.0**16
-GROWTH_INTERVAL = 2000
+FIRST_SCALE = 2.0**16  # loss scale of the first step in fp16
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step measured. The tensors stay on the device until someone reads them, which waits for it."""
+    """Measurements of a step. The tensors stay on the device; reading them waits for it."""
 
-    loss: Tensor  # mean over the step's targets, in all processes; what was minimised
+    loss: Tensor  # mean over the step's targets on all ranks; what was minimised
     nll: Tensor  # mean −log p over the same targets
-    gradient_norm: Tensor  # before clipping; 0 where fp16 overflowed and the step was skipped
-    targets: int  # of this process
-    tokens: int  # that this process read
-    discarded: Tensor | None = None  # 1 where the update was discarded, else 0; None where there were no limits
+    gradient_norm: Tensor  # before clipping; 0 if fp16 overflowed and the step was skipped
+    targets: int  # on this rank
+    tokens: int  # read by this rank
+    discarded: Tensor | None = None  # 1 if the update was discarded, else 0; None without limits
+
+
+@dataclass
+class StepState:
+    """State that a step leaves for the next besides weights and moments; checkpoints store it with the moments."""
+
+    scale: Tensor | None = None  # loss scale of fp16, ()
+    calm: Tensor | None = None  # steps since the scale last changed, ()
+    carried: Tensor | None = None  # recurrent states at the ends of the rows (parts, layers, lanes, d_model)
+    names: ClassVar = {"scale": "scale/loss", "calm": "calm/loss", "carried": "states/carried"}  # in a checkpoint
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors by their names in a checkpoint."""
+        return {name: tensor for key, name in self.names.items() if (tensor := getattr(self, key)) is not None}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replace the state by that of a checkpoint, or by an empty one."""
+        for key, name in self.names.items():
+            setattr(self, key, tensors.get(name))
 
 
 @dataclass(frozen=True)
 class OptimisationStep:
-    """Gradients of all parts of a batch, clipped to norm `clip` unless that is 0 (Pascanu et al. 2013); one update."""
+    """Gradients of a batch, clipped to norm `clip` unless it is 0 (Pascanu et al. 2013), and one update."""
 
     parallel: Parallel
     optimizer: optim.Optimizer
-    loss: Callable[[LanguageModel, Tensor, Batch], Loss]
+    loss: LossFunction
     device: torch.device
     precision: Precision = "fp32"
     clip: float = 0.0
-    lanes: int = 0  # rows of a step, in all processes, where they continue each other
+    lanes: int = 0  # rows of a step on all ranks, if they continue those of the step before
+    growth_interval: int = 2000  # steps without overflow after which the loss scale of fp16 doubles
+    state: StepState = field(default_factory=StepState)
 
     def __call__(self, parts: Sequence[Batch], lr: float, limits: Tensor | None = None) -> StepResult:
         """Take a step with learning rate `lr`.
 
-        limits (2,), on the device: where the loss is above the first, the gradient norm above the second, or either is
-        not finite, the update is discarded, and weights and moments stay as they are (`training/state.py` sets them).
+        limits (2,), on the device: if the loss is above the first, the gradient norm above the second, or either is
+        not finite, the update is discarded, and weights and moments are unchanged (`training/guard.py` sets them).
         """
         set_rate(self.optimizer, lr)
-        parts = [self.parallel.own(part) for part in parts]
+        parts = [self.parallel.shard_batch(part) for part in parts]
         if self.precision == "fp16":
-            return self._scaled(parts, limits)
+            return self._scaled_step(parts, limits)
         loss, nll, count = self.backward(parts)
-        norm = self.parallel.norm(parameters(self.optimizer))
+        norm = self.parallel.gradient_norm(parameters(self.optimizer))
         discarded = None if limits is None else _above(loss, norm, limits)
-        update(self.optimizer, _excess(norm, self.clip) if self.clip else None, discarded)
-        self.parallel.clear()
+        update(self.optimizer, self._excess(norm) if self.clip else None, discarded)
+        self.parallel.zero_grad()
         return StepResult(loss, nll, norm, count, sum(part.read for part in parts), discarded)
 
     def backward(self, parts: Sequence[Batch], scale: Tensor | None = None) -> tuple[Tensor, Tensor, int]:
-        """Add up the gradient of the mean loss over all parts of a batch; the mean loss, the mean −log p, and the count
-        of this process's targets.
+        """Accumulate the gradient of the mean loss over all micro-batches; return the mean loss, the mean −log p and
+        the number of targets on this rank.
 
-        Every part is divided by the count of targets in all of them and in all processes, known from the loss masks
-        before the first forward pass; so the gradient is that of the whole batch however many targets each part holds.
-        Gradients and losses are summed over the processes. `scale` () multiplies the gradients.
+        Each summed loss is divided by the targets of the whole step, on all ranks, known from the loss masks before the
+        first forward pass; so the gradient does not depend on how the batch is divided. Gradients and losses are summed
+        over the ranks. `scale` () multiplies the gradients.
         """
-        own, counters = sum(part.count for part in parts), self.parallel.mesh.counters
-        everywhere = counters.total(own, self.device)
-        count = max(1, everywhere) if isinstance(everywhere, int) else everywhere.clamp(min=1)
-        work = Work(
-            self.loss,
-            lambda loss: loss / count if scale is None else loss / count * scale,
-            lambda: autocast(self.precision, self.device),
-            self.carried,
-        )
-        loss_sum, nll_sum = self.parallel.backward([part.to(self.device) for part in parts], work)
-        self._share_states(parts)
-        self.parallel.collect()
-        counters.sum_([loss_sum, nll_sum])
-        self.parallel.mesh.axis("pipeline").sum_([loss_sum, nll_sum])  # the last stage has them
-        return loss_sum / count, nll_sum / count, own
+        targets, mesh = sum(part.count for part in parts), self.parallel.mesh
+        parts = [part.to(self.device) for part in parts]
+        total = mesh.counters.total(targets, self.device)
+        count = max(1, total) if isinstance(total, int) else total.clamp(min=1)
+        gradient = (torch.ones((), device=self.device) if scale is None else scale) / count
+        carried, context = [self._carried(part) for part in parts], autocast(self.precision, self.device)
+        sums = self.parallel.backward(parts, self.loss, gradient, autocast=context, carried=carried)
+        self._keep_states(parts, carried)
+        self.parallel.finish_gradients()
+        mesh.counters.sum_(sums)
+        mesh.axis("pipeline").sum_(sums)  # the last stage has them
+        return sums[0] / count, sums[1] / count, targets
 
-    @contextmanager
-    def carried(self, part: Batch) -> Iterator[Carried | None]:
-        """What a recurrent model reads on from, if the recipe has rows continue those of the step before. The states
-        belong to the optimizer's, and are saved with them: states (parts, layers, lanes, d_model)."""
+    def _carried(self, part: Batch) -> CarriedState | None:
+        """Return the recurrent state that a micro-batch continues from; None unless rows continue those before."""
         if part.lanes is None or part.begins is None:
-            yield None
+            return None
+        states = self.state.carried
+        return CarriedState(None if states is None else states[:, :, part.lanes].masked_fill(part.begins[:, None], 0.0))
+
+    def _keep_states(self, parts: Sequence[Batch], carried: Sequence[CarriedState | None]) -> None:
+        """Store the states that the rows ended with, on every rank: rank 0 writes the checkpoint."""
+        if parts[0].lanes is None:
             return
-        kept = self.optimizer.state["carried"]  # type: ignore[index]
-        begun = kept["states"][:, :, part.lanes].masked_fill(part.begins[:, None], 0.0) if kept else None
-        carried = Carried(begun)
-        yield carried
-        assert carried.state is not None, "a recurrent model was read"
-        ended = carried.state.float()
-        ended = torch.where(ended.isfinite().all(-1, keepdim=True), ended, 0.0)  # trouble must not go on from here
-        if not kept:
-            kept["states"] = ended.new_zeros(*ended.shape[:2], self.lanes, ended.shape[3])
-        kept["states"][:, :, part.lanes] = ended
+        for part, ended in zip(parts, carried, strict=True):
+            assert ended is not None and ended.state is not None, "a recurrent model was read"
+            states = ended.state.float()
+            states = torch.where(states.isfinite().all(-1, keepdim=True), states, 0.0)  # restart a diverged state
+            if self.state.carried is None:
+                self.state.carried = states.new_zeros(*states.shape[:2], self.lanes, states.shape[3])
+            self.state.carried[:, :, part.lanes] = states
+        readers = self.parallel.mesh.readers
+        if not readers.alone and self.state.carried is not None:
+            local = torch.cat([part.lanes for part in parts if part.lanes is not None])
+            shared = torch.zeros_like(self.state.carried)
+            shared[:, :, local] = self.state.carried[:, :, local]
+            readers.sum_([shared])
+            self.state.carried = shared
 
-    def _share_states(self, parts: Sequence[Batch]) -> None:
-        """Every process learns the states of the others' rows: one of them writes the checkpoint."""
-        if parts[0].lanes is None or self.parallel.mesh.readers.alone:
-            return
-        kept = self.optimizer.state["carried"]  # type: ignore[index]
-        mine = torch.cat([part.lanes for part in parts if part.lanes is not None]).to(self.device)
-        shared = torch.zeros_like(kept["states"])
-        shared[:, :, mine] = kept["states"][:, :, mine]
-        self.parallel.mesh.readers.sum_([shared])
-        kept["states"] = shared
+    def _scaled_step(self, parts: Sequence[Batch], limits: Tensor | None) -> StepResult:
+        """Take a step in fp16: the loss is scaled so that small gradients do not round to zero.
 
-    def _scaled(self, parts: Sequence[Batch], limits: Tensor | None) -> StepResult:
-        """A step in fp16: the loss is multiplied so that small gradients don't round to zero.
-
-        Where one of them overflows the step is skipped and the scale halved; after a long calm it doubles (Micikevicius
-        et al. 2018, §3.2). The scale is part of the optimizer's state, and saved with it.
+        If a gradient overflows, the step is skipped and the scale halved; after `growth_interval` steps without
+        overflow it doubles (Micikevicius et al. 2018, §3.2).
         """
-        state = self.optimizer.state["loss"]  # type: ignore[index]
-        if not state:
-            state["scale"] = torch.full((), FIRST_SCALE, device=self.device)
-            state["calm"] = torch.zeros((), device=self.device)
-        scale, calm = state["scale"], state["calm"]
+        state = self.state
+        scale = torch.full((), FIRST_SCALE, device=self.device) if state.scale is None else state.scale
+        calm = torch.zeros((), device=self.device) if state.calm is None else state.calm
         loss, nll, count = self.backward(parts, scale)
-        norm = self.parallel.norm(parameters(self.optimizer)) / scale
+        norm = self.parallel.gradient_norm(parameters(self.optimizer)) / scale
         finite = norm.isfinite()
-        # an overflow is normal while the scale can still be lowered; below 1 something else is wrong, and must be seen
-        shown = torch.where(finite | (scale < 1.0), norm, 0.0)
-        discarded = None if limits is None else _above(loss, shown, limits)
-        held = (~finite).float() if discarded is None else torch.maximum((~finite).float(), discarded)
-        update(self.optimizer, _excess(norm, self.clip) * scale if self.clip else scale, held)
-        self.parallel.clear()
+        # an overflow is normal while the scale can be lowered; below 1 something else is wrong, and must be reported
+        reported = torch.where(finite | (scale < 1.0), norm, 0.0)
+        discarded = None if limits is None else _above(loss, reported, limits)
+        skipped = (~finite).float() if discarded is None else torch.maximum((~finite).float(), discarded)
+        update(self.optimizer, self._excess(norm) * scale if self.clip else scale, skipped)
+        self.parallel.zero_grad()
         calm = torch.where(finite, calm + 1.0, 0.0)
-        state["scale"] = scale * torch.where(finite, torch.where(calm < GROWTH_INTERVAL, 1.0, 2.0), 0.5)
-        state["calm"] = torch.where(calm < GROWTH_INTERVAL, calm, 0.0)
-        return StepResult(loss, nll, shown, count, sum(part.read for part in parts), discarded)
+        state.scale = scale * torch.where(finite, torch.where(calm < self.growth_interval, 1.0, 2.0), 0.5)
+        state.calm = torch.where(calm < self.growth_interval, calm, 0.0)
+        return StepResult(loss, nll, reported, count, sum(part.read for part in parts), discarded)
+
+    def _excess(self, norm: Tensor) -> Tensor:
+        return ((norm + 1e-6) / self.clip).clamp(min=1.0)
 
 
 def _above(loss: Tensor, norm: Tensor, limits: Tensor) -> Tensor:
-    """1 where a limit is exceeded, else 0. NaN is below nothing."""
+    """Return 1 if a limit is exceeded or a value is NaN, else 0."""
     return (~(torch.stack([loss, norm]) <= limits).all()).float()
-
-
-def _excess(norm: Tensor, clip: float) -> Tensor:
-    return ((norm + 1e-6) / clip).clamp(min=1.0)

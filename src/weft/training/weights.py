@@ -1,4 +1,4 @@
-"""The weights that a run begins with, fresh or another run's, and those that it ends with."""
+"""The weights that a run begins with, fresh or another run's, and loading those that it ends with."""
 
 import json
 from collections.abc import Callable, Collection, Mapping
@@ -27,18 +27,20 @@ from weft.runs.folder import RunFolder, open_run
 from weft.storage import files
 
 M = TypeVar("M", bound=nn.Module)
-# what a pretrained head holds that the next head can continue with: BERT's pooler (Devlin et al. 2019, §3.2)
-HANDED_ON = {"output.next_sentence.pooler.": "output.pooler."}
+# parameters of a pretrained head that a new head continues with: BERT's pooler (Devlin et al. 2019, §3.2)
+INHERITED = {"output.next_sentence.pooler.": "output.pooler."}
+# settings that may differ from those of the run that weights come from, because they do not change what weights mean
+FREE = ("head", "dropout", "attention.dropout", "init", "vocab_size", "source_vocab_size")
 
 
 def first_model(recipe: Recipe) -> LanguageModel:
-    """The recipe's model before its first step: freshly drawn, then filled from `init` where the recipe names a run.
-    With an adapter all that was filled is frozen; what is learned stands beside it, and in a head that is new."""
+    """Return the recipe's model before its first step: drawn at random, then filled from the run in `init`, if any.
+    With an adapter the filled weights are frozen; the adapter and a new head are trained."""
     model = build(recipe.model)
     fresh: list[str] = []
     if recipe.init is not None:
-        _check_alike(recipe.model.model_dump(mode="json"), recipe.init)
-        fresh = take_over(model, recipe.init)
+        _check_compatible(recipe.model.model_dump(mode="json"), recipe.init)
+        fresh = fill_from_run(model, recipe.init)
     if recipe.adapter is not None:
         add_adapters(model, recipe.adapter, fresh)
     return model
@@ -47,64 +49,66 @@ def first_model(recipe: Recipe) -> LanguageModel:
 def load_model(
     run: RunFolder, which: Literal["best", "latest"] = "best", device: torch.device | str = "cpu"
 ) -> tuple[LanguageModel, list[str]]:
-    """The run's model with its best (or latest) weights, ready to use, and a line for whatever keeps it from them."""
+    """Load the run's model with its best (or latest) weights; return it with a line for each damaged checkpoint."""
     recipe = run.recipe()
-    return checkpoint.find(run.checkpoints, which, lambda path: fill_model(run, recipe, path, torch.device(device)))
+    target = torch.device(device)
+    return checkpoint.find(run.checkpoints, which, lambda path: fill_model(run, recipe, path, device=target))
 
 
-def fill_model(run: RunFolder, recipe: Recipe, path: Path, device: torch.device) -> LanguageModel:
-    """The run's model with the weights of one of its checkpoints, which is verified."""
+def fill_model(run: RunFolder, recipe: Recipe, path: Path, *, device: torch.device) -> LanguageModel:
+    """Load the run's model with the weights of one of its checkpoints, which is verified."""
     if isinstance(recipe.model, TransformerConfig) and recipe.adapter is None:
         with empty_weights():
             model: LanguageModel = build(recipe.model)
         checkpoint.place_weights(path, model, device)
         return model.eval()
     checkpoint.verify(path)
-    if recipe.adapter is not None:  # the run holds the adapter alone, which is merged into what it began with
+    if recipe.adapter is None:
+        model = build(recipe.model)
+        checkpoint.load_weights(path, model)
+    else:  # the run holds only the adapter, which is merged into its base
         check_base(run, recipe)
-    model = build(recipe.model) if recipe.adapter is None else first_model(recipe)
-    checkpoint.load_weights(path, model)
-    return (model if recipe.adapter is None else merged(model)).to(device).eval()
+        model = first_model(recipe)
+        checkpoint.load_weights(path, model)
+        model = merged(model)
+    return model.to(device).eval()
 
 
-def written_in(recipe: Recipe, model: LanguageModel, device: torch.device) -> torch.dtype:
-    """What the weights of a Transformer are kept in for use on `device`; `model` has the type that they are stored in.
+def inference_dtype(recipe: Recipe, model: LanguageModel, device: torch.device) -> torch.dtype:
+    """Return the dtype that the weights of a Transformer, now in their stored dtype, are used in on `device`.
 
-    float32, but 16 bits on a GPU for one that writes and that learned in bf16 or fp8, or came in 16 bits: writing reads
+    float32; but 16 bits on a GPU for a language model trained in bf16 or fp8, or stored in 16 bits: decoding reads
     every weight for every token.
     """
     assert isinstance(model, Transformer)
     if model.decoder is None or not isinstance(model.output, LMHead) or device.type != "cuda":
         return torch.float32
-    own = model.embedding.weight.dtype
-    return torch.bfloat16 if own == torch.float32 and recipe.precision in ("bf16", "fp8") else own
+    stored = model.embedding.weight.dtype
+    return torch.bfloat16 if stored == torch.float32 and recipe.precision in ("bf16", "fp8") else stored
 
 
 def add_adapters(model: nn.Module, settings: LoRA, fresh: Collection[str] = ()) -> list[str]:
-    """Freeze `model` and put trained low-rank matrices beside the layers that `settings` names; their names.
-
-    In place. The model computes what it did before, until it is trained. Parameters that are `fresh`, a new head's,
-    know nothing yet and are trained too.
-    """
+    """Freeze `model` and add trained low-rank matrices to the layers that `settings` names, in place; return the names.
+    The outputs are unchanged until the adapters are trained. Parameters in `fresh`, a new head's, are trained too."""
     linears = block_linears(model)
     if not linears:
         raise ModelError("adapter: it needs a model made of Transformer blocks")
     if _adapters(model):
         raise ModelError("adapter: this model has adapters already; merge them first")
-    names = settings.chosen(linears)
+    names = settings.match_targets(linears)
     head = list(model.get_submodule("output").parameters()) if settings.head else []
     if settings.head and not head:
         raise ModelError("adapter.head: this head has no weights of its own, it shares the embeddings'")
     model.requires_grad_(False)
     for name in names:
         model.set_submodule(name, LowRank(linears[name], settings))
-    for parameter in [*head, *(own for name, own in model.named_parameters() if name in fresh)]:
+    for parameter in [*head, *(parameter for name, parameter in model.named_parameters() if name in fresh)]:
         parameter.requires_grad_(True)
     return names
 
 
 def merged(model: M) -> M:
-    """A copy of the model in which the adapters are part of its weights: as one that never had any."""
+    """Return a copy of the model with its adapters merged into its weights, as if it never had any."""
     copy = deepcopy(model)
     for name, adapter in _adapters(copy).items():
         copy.set_submodule(name, adapter.merge())
@@ -116,36 +120,32 @@ def _adapters(model: nn.Module) -> dict[str, LowRank]:
 
 
 def base_note(origin: str) -> str:
-    """What a run with an adapter notes of its base in base.json."""
+    """Return the content of base.json: the run that an adapter is trained for, and the hash of its weights."""
     return json.dumps({"init": origin, "sha256": _base_hash(origin)})
 
 
-def check_base(run: RunFolder, recipe: Recipe, looked_at: Callable[[Path], Path] = checkpoint.verified) -> None:
-    """Refuse a run whose adapter was learned for other weights than those that `init` has now. `looked_at` is how
-    closely its checkpoint is looked at: `checkpoint.verified` reads it."""
+def check_base(run: RunFolder, recipe: Recipe, check: Callable[[Path], Path] = checkpoint.verified) -> None:
+    """Refuse a run whose adapter was trained for other weights than those of `init` now. `check` verifies the
+    checkpoint of `init`; `checkpoint.verified` reads all of it."""
     assert recipe.init is not None
     try:
         noted = json.loads(files.read_text(run.base))["sha256"] if run.base.exists() else None
     except (ValueError, LookupError, TypeError):
         raise RunError(f"{run.base}: damaged: not the note of the weights that this run's adapter needs") from None
-    if noted != _base_hash(recipe.init, looked_at):
+    if noted != _base_hash(recipe.init, check):
         raise RunError(
-            f"{run.path}: its adapter was learned for the weights of {recipe.init}, which have changed since; "
+            f"{run.path}: its adapter was trained for the weights of {recipe.init}, which have changed since; "
             "restore them, or train the adapter again"
         )
 
 
-def _base_hash(origin: str, looked_at: Callable[[Path], Path] = checkpoint.verified) -> str:
-    path, _ = checkpoint.find(open_run(origin).checkpoints, "best", looked_at)
+def _base_hash(origin: str, check: Callable[[Path], Path] = checkpoint.verified) -> str:
+    path, _ = checkpoint.find(open_run(origin).checkpoints, "best", check)
     listed = json.loads(files.read_text(path / "manifest.json"))["files"]
     return " ".join(listed["model.safetensors"]["sha256"])
 
 
-# what may differ from the run that weights come from: nothing that changes what the weights mean
-FREE = ("head", "dropout", "attention.dropout", "init", "vocab_size", "source_vocab_size")
-
-
-def _check_alike(settings: Mapping[str, Any], origin: str) -> None:
+def _check_compatible(settings: Mapping[str, Any], origin: str) -> None:
     """Refuse a model that would compute something else with the same weights."""
     earlier = flat(open_run(origin).recipe().model.model_dump(mode="json"))
     for key, value in flat(settings).items():
@@ -157,27 +157,27 @@ def _check_alike(settings: Mapping[str, Any], origin: str) -> None:
             )
 
 
-def take_over(model: LanguageModel, origin: str) -> list[str]:
-    """Fill `model` with the best weights of the run `origin`; the names of what stays fresh: a new head at most.
-    Everything below the head must be there and of the same shape."""
+def fill_from_run(model: LanguageModel, origin: str) -> list[str]:
+    """Fill `model` with the best weights of the run `origin`; return the names of parameters that stay fresh. Only a
+    new head may stay fresh: everything below it must exist in that run, with the same shape."""
     loaded, damage = load_model(open_run(origin))
     for line in damage:
         warn(line)
     earlier = loaded.state_dict()
-    for old, new in HANDED_ON.items():
+    for old, new in INHERITED.items():
         earlier |= {new + name.removeprefix(old): value for name, value in earlier.items() if name.startswith(old)}
-    own = model.state_dict()
-    fitting = {name: found for name, found in earlier.items() if name in own and found.shape == own[name].shape}
-    fresh = [name for name in own if name not in fitting]
+    state = model.state_dict()
+    fitting = {name: value for name, value in earlier.items() if name in state and value.shape == state[name].shape}
+    fresh = [name for name in state if name not in fitting]
     body = [name for name in fresh if not name.startswith("output.")]
     if body:
-        name, there = body[0], earlier.get(body[0])
-        had = "lacks it" if there is None else f"has it as {tuple(there.shape)}"
+        name, value = body[0], earlier.get(body[0])
+        had = "lack it" if value is None else f"have it as {tuple(value.shape)}"
         raise ConfigError(
-            f"init = '{origin}': {name} {tuple(own[name].shape)} can't begin with that run's weights, which {had}; "
+            f"init = '{origin}': {name} {tuple(state[name].shape)} can't begin with that run's weights, which {had}; "
             "leave the model's sizes out of the recipe, and they are taken from there"
         )
     with torch.no_grad():
         for name, value in fitting.items():
-            own[name].copy_(value)
+            state[name].copy_(value)
     return fresh

@@ -1,6 +1,6 @@
-"""One process that trains: its device, what that is called and how much of it is used.
+"""One process that trains: its device, the use it makes of it, and interruptions.
 
-Ctrl-C and SIGTERM: the step is finished and saved before the run stops.
+On Ctrl-C or SIGTERM the step is finished and saved before the run stops.
 """
 
 import signal
@@ -18,10 +18,12 @@ from weft.machine import pick_device
 from weft.parallel.ranks import ALONE, Ranks
 from weft.progress import Log, log_to_stderr
 
+RELAY_SECONDS = 2.0  # within which torchrun may relay a Ctrl-C that the terminal has already sent to every process
+
 
 @dataclass(frozen=True)
-class Worker:
-    """A process's device, its rank among the others, and where its messages go; a quiet one shows no progress."""
+class TrainingWorker:
+    """A process's device, its rank, and where its messages go; a quiet one shows no progress."""
 
     device: torch.device = field(default_factory=pick_device)
     ranks: Ranks = ALONE
@@ -30,8 +32,8 @@ class Worker:
 
 
 def device_use(flops_per_token: float, tokens_per_second: float, device: torch.device) -> dict[str, float]:
-    """How much of a GPU a run uses: `memory`, peak bytes, and where its peak is known, `mfu`, the share of that (model
-    FLOPs utilisation; Chowdhery et al. 2022, appendix B)."""
+    """Return how much of a GPU a run uses: `memory`, peak bytes; and `mfu`, if the GPU's peak is known (model FLOPs
+    utilisation; Chowdhery et al. 2022, appendix B)."""
     if device.type != "cuda":
         return {}
     known = device_called(torch.cuda.get_device_name(device))
@@ -40,53 +42,51 @@ def device_use(flops_per_token: float, tokens_per_second: float, device: torch.d
 
 
 def device_name(device: torch.device) -> str:
+    """Return a GPU's name, or the number of CPU threads."""
     gpu = device.type == "cuda"
     return torch.cuda.get_device_name(device) if gpu else counted(torch.get_num_threads(), "CPU thread")
 
 
-PASSED_ON = 2.0  # seconds within which torchrun hands on the Ctrl-C that a terminal gave to every process anyway
-
-
 @dataclass
-class Interrupted:
-    """Whether someone asked the run to stop, and by which signal."""
+class Interruption:
+    """The signal that stops the run, once all ranks agree on it, and the one that this process received."""
 
-    signal: int | None = None  # for which the run stops
-    received: int | None = None  # by this process
+    signal: int | None = None
+    received: int | None = None
 
     def __bool__(self) -> bool:
         return self.signal is not None
 
     def agree(self, ranks: Ranks) -> None:
-        """Several processes stop together, where all ask at the same step, whichever of them was interrupted."""
-        self.signal = ranks.most(self.received or 0) or None
+        """Stop all ranks if any of them was interrupted; all call this at the same step."""
+        self.signal = ranks.max(self.received or 0) or None
 
 
 @contextmanager
-def interruptions(log: Log, ranks: Ranks = ALONE) -> Iterator[Interrupted]:
-    """The first Ctrl-C or SIGTERM is noted, for the loop to stop after the step; the second one ends at once. One of
-    several processes waits until all agree."""
-    asked, when = Interrupted(), 0.0
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may take signals
-        yield asked
+def interruptions(log: Log, ranks: Ranks = ALONE, *, relay_seconds: float = RELAY_SECONDS) -> Iterator[Interruption]:
+    """Record the first Ctrl-C or SIGTERM, for the loop to stop after the step; the second stops immediately. With
+    several processes the loop stops when they agree."""
+    interruption, when = Interruption(), 0.0
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
+        yield interruption
         return
 
-    def note(number: int, frame: object) -> None:
+    def handle(number: int, frame: object) -> None:
         nonlocal when
-        if asked.received is not None:
-            if not ranks.alone and time.monotonic() - when < PASSED_ON:
+        if interruption.received is not None:
+            if not ranks.alone and time.monotonic() - when < relay_seconds:
                 return
             raise KeyboardInterrupt
-        asked.received, when = number, time.monotonic()
+        interruption.received, when = number, time.monotonic()
         if ranks.alone:
-            asked.signal = number
-        # torchrun sends SIGTERM when a process is lost: there is no step left
+            interruption.signal = number
+        # torchrun sends SIGTERM when a process is lost: no step will finish then
         if ranks.alone or number == signal.SIGINT:
-            log("stopping after this step; once more to stop at once, without saving")
+            log("stopping after this step; once more to stop immediately, without saving")
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield asked
+        yield interruption
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""Blocks in any order, shared or copied, hold what a cache in one piece would."""
+"""A paged cache holds what a contiguous one would, with blocks in any order."""
 
 import random
 
@@ -8,7 +8,7 @@ from tests.models.contract import check_step_equals_forward
 from torch import Tensor
 
 from weft.decode.engine.paging import BlockStore, PagedCache
-from weft.models.base import Source
+from weft.models.base import EncoderInput
 from weft.models.config import Decoder
 from weft.models.transformer import Transformer, TransformerState
 from weft.nn.config import Attention, Gated, RMSNorm
@@ -17,69 +17,69 @@ from weft.nn.position_config import ALiBi, Learned, Position, Relative, Rotary
 VOCAB = 13
 
 
-class Reordered(PagedCache):
-    """Its rows may change places; the engine names each row's blocks anew instead."""
+class ReorderedCache(PagedCache):
+    """A paged cache whose rows can be reordered, as the contract demands; the engine makes new tables instead."""
 
     spare: list[int]
 
     def reorder(self, index: Tensor, filled: int) -> None:
         tables = self.tables[index]
-        for place, row in enumerate(index.tolist()):
-            if row in index[:place].tolist():  # both will write, and not the same
+        for row, origin in enumerate(index.tolist()):
+            if origin in index[:row].tolist():  # both rows will write, so they must not share blocks
                 width = tables.shape[1]
-                fresh, self.spare = self.spare[:width], self.spare[width:]
-                self.store[:, fresh] = self.store[:, tables[place]]
-                tables[place] = torch.tensor(fresh)
-        self.tables, self._written = tables, None
+                copies, self.spare = self.spare[:width], self.spare[width:]
+                self.store[:, copies] = self.store[:, tables[row]]
+                tables[row] = torch.tensor(copies)
+        self.tables, self._key = tables, None
 
 
 class PagedTransformer(Transformer):
-    """Keeps what it has read in scattered blocks of three tokens."""
+    """A Transformer with a cache in scattered blocks of three tokens."""
 
-    def start(self, batch: int, max_len: int, source: Source | None = None) -> TransformerState:
+    def start(self, batch: int, max_len: int, source: EncoderInput | None = None) -> TransformerState:
         width, count = -(-max_len // 3), 400
-        numbers = random.Random(max_len).sample(range(count), count)
-        cache = Reordered(BlockStore(self, count, 3), torch.tensor(numbers[: batch * width]).view(batch, width))
-        cache.spare = numbers[batch * width :]
-        return TransformerState(cache, batch, max_len, None, None)  # type: ignore[arg-type]
+        blocks = random.Random(max_len).sample(range(count), count)
+        cache = ReorderedCache(BlockStore(self, count, 3), torch.tensor(blocks[: batch * width]).view(batch, width))
+        cache.spare = blocks[batch * width :]
+        state = TransformerState(cache, batch, max_len)  # type: ignore[arg-type]
+        state.can_grow = False  # the tables are full
+        return state
 
 
-def paged(position: Position, **changes: object) -> PagedTransformer:
+def paged(position: Position, attention: Attention | None = None) -> PagedTransformer:
     torch.manual_seed(0)
-    attention = Attention(heads=4, kv_heads=2)
-    config = Decoder(
-        vocab_size=VOCAB, context=64, layers=2, d_model=16, attention=attention, feedforward=Gated(d_ff=32),
-        position=position, norm=RMSNorm(),
-    )  # fmt: skip
-    return PagedTransformer(config.replace(**changes))
+    return PagedTransformer(
+        Decoder(
+            vocab_size=VOCAB,
+            context=64,
+            layers=2,
+            d_model=16,
+            attention=attention or Attention(heads=4, kv_heads=2),
+            feedforward=Gated(d_ff=32),
+            position=position,
+            norm=RMSNorm(),
+        )
+    )
 
 
-@pytest.mark.parametrize("position", [Rotary(), Learned(), ALiBi(), Relative()], ids=lambda p: p.kind)
-def test_reading_reordering_and_forgetting_as_with_one_piece(position: Position) -> None:
+@pytest.mark.parametrize("position", [Rotary(), Learned(), ALiBi(), Relative()], ids=lambda position: position.kind)
+def test_reading_reordering_and_truncating(position: Position) -> None:
     check_step_equals_forward(paged(position), VOCAB, examples=15)
 
 
 def test_a_window_over_blocks() -> None:
-    check_step_equals_forward(paged(Rotary(), attention=Attention(heads=2, window=3)), VOCAB, examples=10)
+    check_step_equals_forward(paged(Rotary(), Attention(heads=2, window=3)), VOCAB, examples=10)
 
 
-def numbered(count: int) -> BlockStore:
-    """Block n holds nothing but n."""
-    store = BlockStore(paged(Rotary()), count, 4)
-    assert store.data.shape == (2, count + 1, 2, 2, 4, 4)
-    store.data += torch.arange(count + 1).view(1, -1, 1, 1, 1, 1)
-    return store
-
-
-def test_padding_goes_nowhere() -> None:
-    """What a short row is padded with lands in no block that anybody reads."""
-    store = numbered(6)
+def test_padding_is_written_to_no_text() -> None:
+    store = BlockStore(paged(Rotary()), 6, 4)
+    assert store.data.shape == (2, 7, 2, 2, 4, 4)
+    store.data += torch.arange(7).view(1, -1, 1, 1, 1, 1)
     before = store.data.clone()
     cache = PagedCache(store, torch.tensor([[0, 1], [2, store.nowhere]]))
     new = torch.full((2, 2, 7, 4), -1.0)
     keys, values = cache.layer(0, torch.arange(7).expand(2, -1), 0).extend(new, new)
     assert keys.shape == values.shape == (2, 2, 7, 4)
-    untouched = [3, 4, 5]
-    assert torch.equal(store.data[:, untouched], before[:, untouched])
+    assert torch.equal(store.data[:, 3:6], before[:, 3:6])
     assert torch.equal(store.data[1], before[1])
     assert bool((store.data[0, [0, 2]] == -1).all())

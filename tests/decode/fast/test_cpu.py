@@ -1,18 +1,18 @@
-"""The CPU fast path gives what `model.step` gives."""
+"""The CPU fast path returns the logits of `model.step`."""
 
 import pytest
 import torch
+from tests.decode.fast.helpers import amplified, build_transformer
 from tests.pairwise import each_once
 
 from weft.data.batch import Source
 from weft.decode.config import Sampling
-from weft.decode.fast import cpu, cuda, stepper
+from weft.decode.fast import cuda, stepper
 from weft.decode.fast.cpu import CPUFastPath
+from weft.decode.fast.path import PlainPath
 from weft.decode.fast.quantize import quantize
-from weft.decode.fast.stepper import cpu_fast_path_fits as fits
 from weft.decode.generate import generate
-from weft.models.build import build
-from weft.models.config import Decoder, EncoderDecoder, LayerKind, LMHead
+from weft.models.config import EncoderDecoder, LayerKind, LMHead
 from weft.models.presets import gpt, llama
 from weft.models.transformer import Transformer, TransformerState
 from weft.nn.config import Attention, Gated, LayerNorm, LoRA, Plain, RMSNorm
@@ -34,14 +34,14 @@ from weft.nn.position_config import (
 from weft.training.weights import add_adapters
 
 CONFIGS = {
-    "plain": llama(2, 32, 4, 48, context=32, vocab_size=50),
-    "shared, tied": llama(3, 48, 6, 40, context=32, vocab_size=50, kv_heads=2, tied=True),
-    "one key head": llama(1, 32, 4, 48, context=32, vocab_size=50, kv_heads=1),
-    "stretched": llama(2, 32, 4, 48, context=32, vocab_size=50).replace(
+    "plain": llama(2, 32, 4, d_ff=48, context=32, vocab_size=50),
+    "grouped-query, tied": llama(3, 48, 6, d_ff=40, context=32, vocab_size=50, kv_heads=2, tied=True),
+    "multi-query": llama(1, 32, 4, d_ff=48, context=32, vocab_size=50, kv_heads=1),
+    "scaled positions": llama(2, 32, 4, d_ff=48, context=32, vocab_size=50).replace(
         position=Rotary(base=500.0, scaling=LinearScaling(factor=2.0)), embedding_scale=True
     ),
 }
-TWO = llama(2, 32, 4, 48, context=32, vocab_size=50, kv_heads=2)
+GQA = llama(2, 32, 4, d_ff=48, context=32, vocab_size=50, kv_heads=2)
 MARIAN = EncoderDecoder(
     vocab_size=50,
     context=32,
@@ -57,16 +57,16 @@ MARIAN = EncoderDecoder(
     head=LMHead(bias=True),
 )
 FAMILIES = {
-    "GPT-2": gpt(2, 32, 4, 32, vocab_size=50),
-    "Qwen": TWO.replace(attention=Attention(heads=4, kv_heads=2, bias="qkv", qk_norm=RMSNorm())),
-    "Gemma": TWO.replace(norm=RMSNorm(offset=1.0), feedforward=Gated(d_ff=40, activation="gelu-tanh")),
-    "window": TWO.replace(attention=Attention(heads=4, kv_heads=2, window=4)),
-    "ALiBi, window": TWO.replace(position=ALiBi(), attention=Attention(heads=4, kv_heads=2, window=4)),
-    "YaRN, capped logits": TWO.replace(
+    "GPT-2": gpt(2, 32, 4, context=32, vocab_size=50),
+    "Qwen": GQA.replace(attention=Attention(heads=4, kv_heads=2, bias="qkv", qk_norm=RMSNorm())),
+    "Gemma": GQA.replace(norm=RMSNorm(offset=1.0), feedforward=Gated(d_ff=40, activation="gelu-tanh")),
+    "window": GQA.replace(attention=Attention(heads=4, kv_heads=2, window=4)),
+    "ALiBi, window": GQA.replace(position=ALiBi(), attention=Attention(heads=4, kv_heads=2, window=4)),
+    "YaRN, capped logits": GQA.replace(
         position=Rotary(scaling=YaRN(factor=4.0, original_context=8)), head=LMHead(softcap=3.0)
     ),
-    "OLMo, scaled": TWO.replace(norm=LayerNorm(bias=False, gain=False), embedding_scale=3.0),
-    "no positions, no norms": TWO.replace(position=NoPosition(), placement="none"),
+    "OLMo, scaled": GQA.replace(norm=LayerNorm(bias=False, gain=False), embedding_scale=3.0),
+    "no positions, no norms": GQA.replace(position=NoPosition(), placement="none"),
     "Marian": MARIAN,
     "BART": MARIAN.replace(position=Learned(offset=2), embedding_norm=True, embedding_scale=False),
     "T5": MARIAN.replace(
@@ -78,146 +78,131 @@ FAMILIES = {
         embedding_scale=False,
         head=LMHead(scale=32**-0.5),
     ),
-    "shared heads": MARIAN.replace(attention=Attention(heads=4, kv_heads=2, qk_norm=LayerNorm()), position=Rotary()),
+    "grouped-query, rotary": MARIAN.replace(
+        attention=Attention(heads=4, kv_heads=2, qk_norm=LayerNorm()), position=Rotary()
+    ),
 }
 
 
-def built(config: Decoder | EncoderDecoder) -> Transformer:
-    torch.manual_seed(0)
-    model = build(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(3.0) if parameter.ndim > 1 else parameter.add_(torch.rand_like(parameter))
-    return model
-
-
 @pytest.mark.parametrize(("name", "batch", "bits"), each_once(CONFIGS, [1, 3], [None, "int8", "int4"]))
-def test_it_equals_the_plain_step(name: str, batch: int, bits: str | None) -> None:
-    model = built(CONFIGS[name])
+def test_equals_the_plain_step(name: str, batch: int, bits: str | None) -> None:
+    model = amplified(CONFIGS[name])
     if bits is not None:
         quantize(model, bits)
     prompt = torch.randint(50, (batch, 5))
+    tolerance = 1e-4 if bits is None else 0.05  # kernels that quantise x to 8 bits may round a tie the other way
     with torch.inference_mode():
-        plain, ours = model.start(batch, 16), model.start(batch, 16)
+        plain, fast = model.start(batch, 16), model.start(batch, 16)
         model.advance(prompt, plain)
-        model.advance(prompt, ours)
-        assert fits(model, ours)
-        step = CPUFastPath(model, ours)
+        model.advance(prompt, fast)
+        assert CPUFastPath.fits(model, fast)
+        step = CPUFastPath(model, fast)
         for _ in range(6):
             tokens = torch.randint(50, (batch,))
             expected = model.step(tokens[:, None], plain)[:, -1]
-            # a kernel that rounds its input to 8 bits may round a last digit the other way
-            tolerance = 1e-4 if bits is None else 0.05
             torch.testing.assert_close(step(tokens), expected, atol=tolerance, rtol=tolerance)
-            torch.testing.assert_close(ours.cache.store, plain.cache.store, atol=tolerance, rtol=tolerance)
-        assert ours.longest == plain.longest == 11 and ours.lengths.tolist() == [11] * batch
+            torch.testing.assert_close(fast.cache.store, plain.cache.store, atol=tolerance, rtol=tolerance)
+        assert fast.longest == plain.longest == 11 and fast.lengths.tolist() == [11] * batch
 
 
-def test_generate_takes_it_and_writes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = built(CONFIGS["shared, tied"])
-    taken: list[int] = []
+def test_generate_uses_it_until_the_last_row_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, default_paths = amplified(CONFIGS["grouped-query, tied"]), stepper.STEP_PATHS
+    created: list[int] = []
 
     class Counted(CPUFastPath):
         def __init__(self, model: Transformer, state: TransformerState):
-            taken.append(1)
+            created.append(1)
             super().__init__(model, state)
 
-    monkeypatch.setattr(stepper, "CPUFastPath", Counted)
+    def texts(*paths: type[PlainPath]) -> list[tuple[int, int]]:
+        monkeypatch.setattr(stepper, "STEP_PATHS", paths)
+        settings = [Sampling(temperature=0.0, max_tokens=length) for length in (9, 4)]
+        return [(token.row, token.id) for token in generate(model, [[1, 2, 3], [4, 5, 6]], settings)]
 
-    def texts(prompts: list[list[int]]) -> list[tuple[int, int]]:
-        settings = [Sampling(temperature=0.0, max_tokens=length) for length in (9, 4)[: len(prompts)]]
-        return [(token.row, token.id) for token in generate(model, prompts, settings)]
-
-    others = texts([[1, 2, 3], [4, 5, 6]])  # of a single row the native path is taken, where there is one
-    monkeypatch.setattr(stepper, "native_path_fits", lambda model, state: False)
-    taken.clear()
-    ours = texts([[1, 2, 3], [4, 5, 6]])
-    assert len(taken) == 1 and ours == others  # it goes on when a row has ended
-    monkeypatch.setattr(stepper, "cpu_fast_path_fits", lambda model, state: False)
-    assert texts([[1, 2, 3], [4, 5, 6]]) == ours
-    assert len(taken) == 1
+    expected = texts(PlainPath)
+    assert texts(Counted) == expected and len(created) == 1  # it continues after a row has ended
+    assert texts(*default_paths) == expected
 
 
-@pytest.mark.parametrize(("name", "bits"), each_once(FAMILIES, [None, "int8", "many"]))
-def test_every_family_steps_as_whole_texts_are_read_while_rows_move(
-    name: str, bits: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cpu, "MIN_WEIGHTS", 1 if bits == "many" else 1 << 30)
-    model = built(FAMILIES[name])
-    if bits == "int8":
-        quantize(model, bits)
+@pytest.mark.parametrize(("name", "kernels"), each_once(FAMILIES, ["torch", "int8", "gemm"]))
+def test_every_family_equals_its_forward_pass_while_rows_are_reordered(name: str, kernels: str) -> None:
+    model = amplified(FAMILIES[name])
+    if kernels == "int8":
+        quantize(model, "int8")
     source = None
     if model.encoder is not None:
         real = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]], dtype=torch.bool)
         source = Source(torch.randint(50, (2, 6)), real)
     with torch.inference_mode():
         rows, prompt = [0, 0, 0, 1, 1, 1], torch.randint(50, (2, 5))
-        ours = model.start(2, 16, source)
-        model.advance(prompt, ours)
-        assert fits(model, ours)
-        step = CPUFastPath(model, ours)
-        ours.reorder(torch.tensor(rows))
-        read = [prompt[row].tolist() for row in rows]
-        tolerance = 0.05 if bits == "int8" else 1e-4
-        # beams go on from others of their line; then the first line leaves; then rows without an order
+        state = model.start(2, 16, source)
+        model.advance(prompt, state)
+        assert CPUFastPath.fits(model, state)
+        step = CPUFastPath(model, state, min_gemm_weights=1 if kernels == "gemm" else 1 << 30)
+        state.reorder(torch.tensor(rows))
+        texts = [prompt[row].tolist() for row in rows]
+        tolerance = 0.05 if kernels == "int8" else 1e-4
+        # beams continue from others of their source; then the first source's leave; then any order
         for index in ([0, 1, 2, 3, 4, 5], [0, 0, 2, 4, 4, 3], [3, 4, 5], [2, 1, 1], [1, 0]):
             if index != list(range(6)):
-                ours.reorder(torch.tensor(index))
-                rows, read = [rows[place] for place in index], [read[place] for place in index]
+                state.reorder(torch.tensor(index))
+                rows, texts = [rows[i] for i in index], [texts[i] for i in index]
             tokens = torch.randint(50, (len(index),))
-            read = [[*text, int(token)] for text, token in zip(read, tokens, strict=True)]
-            given = {} if source is None else {"source": Source(source.tokens[rows], source.mask[rows])}  # type: ignore[index]
-            expected = model(torch.tensor(read), **given)[:, -1]
+            texts = [[*text, int(token)] for text, token in zip(texts, tokens, strict=True)]
+            options = {}
+            if source is not None and source.mask is not None:
+                options = {"source": Source(source.tokens[rows], source.mask[rows])}
+                assert state.source_cache is not None
+            expected = model(torch.tensor(texts), **options)[:, -1]
             torch.testing.assert_close(step(tokens), expected, atol=tolerance, rtol=tolerance)
-            if source is not None:
-                assert len(ours.source_cache[0][0]) * ours.sharing == len(index)  # type: ignore[index]
-        assert source is None or ours.sharing == 2
+            if state.source_cache is not None:
+                assert len(state.source_cache[0][0]) * state.sharing == len(index)
+        assert source is None or state.sharing == 2
 
 
-def test_what_it_is_not_written_for() -> None:
-    model = built(CONFIGS["plain"])
+def test_unsupported_models_and_states() -> None:
+    plain = CONFIGS["plain"]
+    model = amplified(plain)
     state = model.start(2, 8)
-    assert fits(model, state)
+    assert CPUFastPath.fits(model, state)
     uneven = model.start(2, 8)
     model.advance(torch.randint(50, (2, 3)), uneven, torch.tensor([3, 2]))
-    assert not fits(model, uneven)
-    stop = model.decoder.blocks[1].attention.probabilities.watch(lambda _: None)  # type: ignore[union-attr]
-    assert not fits(model, state)
+    assert not CPUFastPath.fits(model, uneven)
+    stop = model.get_submodule("decoder.blocks.1.attention.probabilities").watch(lambda _: None)  # type: ignore[operator]
+    assert not CPUFastPath.fits(model, state)
     stop()
-    assert fits(model, state)
-    for other in (
-        CONFIGS["plain"].replace(position=Rotary(pairs="adjacent")),
-        CONFIGS["plain"].replace(position=Rotary(scaling=DynamicNTK(factor=2.0))),
-        CONFIGS["plain"].replace(
-            position=Rotary(scaling=LongRoPE(short=(1.0,) * 4, long=(2.0,) * 4, original_context=4))
-        ),
-        CONFIGS["plain"].replace(position=Relative()),
-        CONFIGS["plain"].replace(position=Rotary(fraction=0.5)),
-        CONFIGS["plain"].replace(position=LearnedT5()),
-        CONFIGS["plain"].replace(residual=False),
-        CONFIGS["plain"].replace(residual_scale=0.5),
-        CONFIGS["plain"].replace(placement="sandwich"),
-        CONFIGS["plain"].replace(placement="res-post"),
-        CONFIGS["plain"].replace(sublayers="parallel"),
-        CONFIGS["plain"].replace(pattern=(LayerKind(window=4), LayerKind())),
-        CONFIGS["plain"].replace(attention=Attention(heads=4, softcap=5.0)),
-        CONFIGS["plain"].replace(attention=Attention(heads=4, qk_norm=RMSNorm(), qk_norm_over="heads")),
+    assert CPUFastPath.fits(model, state)
+    for unsupported in (
+        plain.replace(position=Rotary(pairs="adjacent")),
+        plain.replace(position=Rotary(scaling=DynamicNTK(factor=2.0))),
+        plain.replace(position=Rotary(scaling=LongRoPE(short=(1.0,) * 4, long=(2.0,) * 4, original_context=4))),
+        plain.replace(position=Relative()),
+        plain.replace(position=Rotary(fraction=0.5)),
+        plain.replace(position=LearnedT5()),
+        plain.replace(residual=False),
+        plain.replace(residual_scale=0.5),
+        plain.replace(placement="sandwich"),
+        plain.replace(placement="res-post"),
+        plain.replace(sublayers="parallel"),
+        plain.replace(pattern=(LayerKind(window=4), LayerKind())),
+        plain.replace(attention=Attention(heads=4, softcap=5.0)),
+        plain.replace(attention=Attention(heads=4, qk_norm=RMSNorm(), qk_norm_over="heads")),
     ):
-        different = build(other).eval()
-        assert not fits(different, different.start(2, 8))
-    assert not fits(model.double(), model.start(2, 8))
+        other = build_transformer(unsupported)
+        assert not CPUFastPath.fits(other, other.start(2, 8))
+    assert not CPUFastPath.fits(model.double(), model.start(2, 8))
 
 
-def test_an_adapter_is_never_left_out() -> None:
-    model = built(CONFIGS["plain"])
+def test_adapters_are_applied() -> None:
+    model = amplified(CONFIGS["plain"])
     add_adapters(model, LoRA(rank=2))
     with torch.no_grad():
         for part in model.modules():
             if isinstance(part, LowRank):
                 part.b.normal_()
     model.eval()
-    attention = model.decoder.blocks[0].attention  # type: ignore[union-attr]
-    assert isinstance(attention.qkv, LowRank) and cuda._matrix(attention.qkv) is None  # type: ignore[arg-type]
+    qkv = model.get_submodule("decoder.blocks.0.attention.qkv")
+    assert isinstance(qkv, LowRank) and cuda._weights(qkv) is None
     tokens = torch.randint(50, (1, 6))
     with torch.inference_mode():
         expected = model(tokens)

@@ -1,67 +1,64 @@
-"""Products with 4-bit weights on a GPU against what the weights stand for."""
+"""Products with 4-bit weights on a GPU equal those with the dequantised weights."""
 
 import pytest
 import torch
+from tests.decode.fast.test_kernels8 import assert_near
 from torch import Tensor
 from torch.nn import functional as F
 
-from weft.decode.fast.products import Triton4
-from weft.decode.fast.rounding import Packed, quantize_around_zero, quantize_groups
+from weft.decode.fast.matmul import TritonInt4
+from weft.decode.fast.quantized_weights import quantize_groups, quantize_symmetric
 
 pytestmark = pytest.mark.gpu
 SHAPES = [(64, 128), (6, 96), (258, 1056), (4096, 4096)]
 
 
-def made(N: int, K: int, centred: bool = True) -> tuple[Triton4, Tensor]:
-    """A product, and its weights as numbers (N, K): what its scales and centres in bf16 give."""
+def build(N: int, K: int, centred: bool = True) -> tuple[TritonInt4, Tensor]:
+    """A product, and its weights (N, K) dequantised with scales and centres in bf16."""
     torch.manual_seed(N)
     weight = torch.randn(N, K, device="cuda") + 0.3 * centred
-    rounded = (quantize_groups if centred else quantize_around_zero)(weight)
-    if rounded.centres is not None:
-        rounded = rounded._replace(centres=rounded.centres.bfloat16().float())
-    return Triton4(Packed.of(rounded, "int4")), rounded.dequantize().double()
+    quantized = (quantize_groups if centred else quantize_symmetric)(weight)
+    if quantized.centres is not None:
+        quantized = quantized._replace(centres=quantized.centres.bfloat16().float())
+    return TritonInt4(quantized.pack("int4")), quantized.dequantize().double()
 
 
-def close(ours: Tensor, theirs: Tensor, by: float) -> None:
-    assert float((ours.double() - theirs).norm() / theirs.norm()) < by
-
-
-def in_eight_bits(x: Tensor) -> Tensor:
-    """x (1, K) as the product of one row rounds it, in groups of 32."""
+def quantize_x(x: Tensor) -> Tensor:
+    """Round x (1, K) as the product of one row does: to 8 bits, in groups of 32."""
     groups = x.float().view(-1, 32)
-    most = groups.abs().amax(dim=1, keepdim=True)
-    return ((groups * (127 / most)).round().double() * (most.double() / 127)).view(1, -1)
+    peak = groups.abs().amax(dim=1, keepdim=True)
+    return ((groups * (127 / peak)).round().double() * (peak.double() / 127)).view(1, -1)
 
 
 @pytest.mark.parametrize("centred", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_few_rows_and_many(shape: tuple[int, int], centred: bool) -> None:
-    product, weight = made(*shape, centred)
+def test_few_and_many_rows(shape: tuple[int, int], centred: bool) -> None:
+    matmul, weight = build(*shape, centred)
     for rows in (1, 2, 17, 64, 256, 300):
         x = torch.randn(rows, shape[1], device="cuda", dtype=torch.bfloat16)
-        close(product(x), F.linear(x.double(), weight), 0.006)  # weights and sums in bf16
+        assert_near(matmul(x), F.linear(x.double(), weight), 0.006)  # weights and sums in bf16
     x = torch.randn(3, shape[1], device="cuda")
-    close(product(x), F.linear(x.double(), weight), 0.002)
+    assert_near(matmul(x), F.linear(x.double(), weight), 0.002)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("around", ["nothing", "norm", "gate", "norm and gate", "residual"])
-def test_one_row_with_what_stands_around_it(shape: tuple[int, int], around: str) -> None:
+@pytest.mark.parametrize("fused", ["nothing", "norm", "gate", "norm and gate", "residual"])
+def test_one_row_with_fused_operations(shape: tuple[int, int], fused: str) -> None:
     from weft.decode.fast import kernels
 
-    product, weight = made(*shape)
+    matmul, weight = build(*shape)
     N, K = shape
     x = torch.randn(1, K, device="cuda")
-    gain, residual = torch.randn(K, device="cuda"), torch.randn(1, N, device="cuda")
-    normed, gated, added = "norm" in around, "gate" in around, around == "residual"
-    root = (x.double().square().mean() + 1e-5).rsqrt() if normed else 1.0
-    expected = F.linear(in_eight_bits(x * gain if normed else x) * root, weight)
+    gain = torch.randn(K, device="cuda") if "norm" in fused else None
+    residual, gated = torch.randn(1, N, device="cuda") if fused == "residual" else None, "gate" in fused
+    root = (x.double().square().mean() + 1e-5).rsqrt() if gain is not None else 1.0
+    expected = F.linear(quantize_x(x if gain is None else x * gain) * root, weight)
     if gated:
         expected = F.silu(expected[:, : N // 2]) * expected[:, N // 2 :]
-    if added:
+    if residual is not None:
         expected = expected + residual.double()
-    given = gain if normed else None, 1e-5, residual if added else None, gated
-    found = kernels.matvec(x, product.numbers, product.scales, *given)
-    close(found, expected, 3e-4)  # a number may be rounded the other way
-    in_half = [None if each is None else each.bfloat16() if isinstance(each, Tensor) else each for each in given]
-    close(kernels.matvec(x.bfloat16(), product.numbers, product.scales, *in_half), expected, 0.02)
+    # a value may be rounded the other way
+    for dtype, tolerance in ((torch.float32, 3e-4), (torch.bfloat16, 0.02)):
+        tensors = [None if tensor is None else tensor.to(dtype) for tensor in (gain, residual)]
+        found = kernels.matvec(x.to(dtype), matmul.numbers, matmul.scales, tensors[0], 1e-5, tensors[1], gated)
+        assert_near(found, expected, tolerance)

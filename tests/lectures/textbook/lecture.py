@@ -1,9 +1,8 @@
-"""How the tests beside this file load and run one of lectures/, and how its gradients are held against weft's."""
+"""Helpers of the tests in this folder: load and run a file of lectures/, and compare its gradients with weft's."""
 
 import importlib.util
 import io
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,16 +12,16 @@ from types import ModuleType
 from unittest import mock
 
 import pytest
-from torch import Tensor
+from torch import Tensor, nn
 
 LECTURES = Path(__file__).parents[3] / "lectures"
 TOLERANCE = 1e-5
-NEGLIGIBLE = 1e-10  # a gradient that is 0 but for rounding, as that of the keys' biases
-MAX_SECONDS = 300  # of processor time: three minutes on two cores
+NEGLIGIBLE = 1e-10  # absolute tolerance of gradients that are 0 but for rounding, such as those of the keys' biases
+MAX_SECONDS = 300  # of CPU time per file: less than three minutes on two cores
 
 
 def load(name: str) -> ModuleType:
-    """lectures/NAME.py as a module, which processes that it starts can import too."""
+    """Import lectures/NAME.py, so that processes it starts can import it too."""
     spec = importlib.util.spec_from_file_location(f"lecture_{name}", LECTURES / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -32,39 +31,33 @@ def load(name: str) -> ModuleType:
 
 
 def run(name: str, *arguments: str) -> tuple[int, str, str]:
-    """`python lectures/NAME.py ARGUMENTS`: exit code, stdout, stderr."""
+    """Run `python lectures/NAME.py ARGUMENTS`; return exit code, stdout and stderr."""
     before = os.times()
     done = subprocess.run([sys.executable, LECTURES / f"{name}.py", *arguments], capture_output=True, text=True)
     after = os.times()
     used = after.children_user + after.children_system - before.children_user - before.children_system
-    assert used < MAX_SECONDS, f"{name}.py took {used:.0f} s of processor time"
+    assert used < MAX_SECONDS, f"{name}.py took {used:.0f} s of CPU time"
     return done.returncode, done.stdout, done.stderr
 
 
 def assert_refused(module: ModuleType, path: Path, problem: str) -> None:
-    """One line that names the file and the problem, and exit code 2."""
+    """Check for one line that names the file and the problem, and exit code 2."""
     out, err = io.StringIO(), io.StringIO()
     arguments = mock.patch.object(sys, "argv", ["lecture.py", str(path)])
     with arguments, redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
-        module.main()
+        sys.exit(module.main() if module.main.__code__.co_argcount == 0 else module.main(sys.argv[1:]))
     assert (ended.value.code, out.getvalue()) == (2, "")
     assert err.getvalue().count("\n") == 1
-    assert str(path) in err.getvalue()
-    assert problem in err.getvalue()
+    assert str(path) in err.getvalue() and problem in err.getvalue()
 
 
-def assert_figure(module: ModuleType, printed: str, pattern: str, rel: float) -> None:
-    """The number that `pattern` finds in the docstring's figure is the last that it finds in what was printed."""
-    assert module.__doc__ is not None
-    figure = module.__doc__[module.__doc__.index("Figure:") :]
-    stated, measured = re.findall(pattern, figure), re.findall(pattern, printed)
-    assert stated, figure
-    assert measured, printed
-    assert float(measured[-1]) == pytest.approx(float(stated[0]), rel=rel)
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    """Gradients of a model's parameters, by name."""
+    return {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
 
 
 def assert_gradients(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """The same names, and each gradient within 1e-5 of the other, relative to its largest coordinate."""
+    """Check that names agree, and gradients within 1e-5 relative to their largest coordinate."""
     assert found.keys() == expected.keys()
     for name, gradient in found.items():
         bound = TOLERANCE * float(expected[name].abs().max()) + NEGLIGIBLE

@@ -1,6 +1,6 @@
-"""One of the processes of test_megatron.py: `python megatron_rank.py FOLDER RANK RANKS`.
+"""A process of test_megatron.py: `python megatron_rank.py FOLDER RANK RANKS`.
 
-It reads whole weights and an input from the folder, and leaves its outputs, gradients and collectives there.
+It reads whole weights and an input from the folder, and writes its outputs, gradients and collectives there.
 """
 
 import importlib.util
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import distributed
 
-# all by which processes of torch send something to each other
-SENDING = [
+# all communication functions of torch.distributed
+COMMUNICATION = [
     "all_reduce",
     "all_gather",
     "all_gather_into_tensor",
@@ -35,14 +35,19 @@ SENDING = [
 calls: list[str] = []
 
 
-def noted(name: str) -> Callable[..., Any]:
-    """The function of torch.distributed with this name, which leaves a note each time that it is called."""
-    call = getattr(distributed, name)
-    return lambda *given, **options: (calls.append(name), call(*given, **options))[1]
+def recorded(name: str) -> Callable[..., Any]:
+    """Function of torch.distributed with this name that records its calls."""
+    function = getattr(distributed, name)
+
+    def record(*args: Any, **kwargs: Any) -> Any:
+        calls.append(name)
+        return function(*args, **kwargs)
+
+    return record
 
 
-for name in SENDING:
-    setattr(distributed, name, noted(name))
+for name in COMMUNICATION:
+    setattr(distributed, name, recorded(name))
 folder, rank, ranks = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 path = Path(__file__).parents[3] / "lectures" / "megatron.py"
 spec = importlib.util.spec_from_file_location("megatron", path)
@@ -63,6 +68,6 @@ for name, (width, other) in {"ffn": given["ffn sizes"], "attention": given["atte
     (z * given["upstream"]).sum().backward()
     gradients = {key: weight.grad for key, weight in layer.named_parameters()}
     found[name] = {"z": z.detach(), "x": x.grad, "gradients": gradients, "collectives": [forward, calls.copy()]}
-found["meetings"] = dict(megatron.MEETINGS)
+found["all-reduces"] = dict(megatron.ALL_REDUCES)
 torch.save(found, folder / f"found-{rank}-{ranks}.pt")
 distributed.destroy_process_group()

@@ -1,13 +1,17 @@
 """lectures/bahdanau.py computes weft's Bahdanau model: logits, loss, gradients, alignment."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.lectures.textbook.lecture import TOLERANCE, assert_figure, assert_gradients, assert_refused, load, run
-from torch import Tensor, nn
+from tests.lectures.textbook.lecture import (
+    TOLERANCE,
+    assert_gradients,
+    gradients,
+    load,
+)
+from torch import Tensor
 
 from weft.data.batch import Source
 from weft.models.build import build
@@ -39,8 +43,8 @@ def renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {f"{NAMES[name.rpartition('.')[0]]}.{name.rpartition('.')[2]}": value for name, value in weights.items()}
 
 
-def pair(name: str, shape: dict[str, Any]) -> tuple[Any, nn.Module]:
-    """weft's preset at a small size, and the file's model with its weights; with one table where weft has one."""
+def pair(name: str, shape: dict[str, Any]) -> tuple[Any, Any]:
+    """weft's preset at a small size, and the file's model with its weights, and with one table if weft has one."""
     torch.manual_seed(0)
     ours = build(preset(name).replace(vocab_size=11, dropout=0.0, **shape)).double()
     V_x, sizes = shape["source_vocab_size"] or 11, (shape["d_embedding"], shape["d_model"], shape["d_attention"])
@@ -78,17 +82,17 @@ def test_logits_loss_gradients_and_alignment_are_wefts(name: str, shape: dict[st
     loss = bahdanau.loss(logits, targets)
     loss.backward()
     assert loss.item() == pytest.approx(total.item() / int((targets != 0).sum()), rel=TOLERANCE)
-    expected = renamed({name: weight.grad for name, weight in ours.named_parameters()})
-    if ours.source_embedding is None:  # the one table has two names, and the first counts
+    expected = renamed(gradients(ours))
+    if ours.source_embedding is None:  # the shared table has two names, of which torch reports the first
         expected["encoder.embedding.weight"] = expected.pop("embedding.weight")
-    assert_gradients({name: weight.grad for name, weight in theirs.named_parameters()}, expected)
+    assert_gradients(gradients(theirs), expected)
 
 
-def test_it_translates_as_it_was_taught() -> None:
-    """The likeliest word each time, with the weights that a whole pass has."""
+def test_greedy_translation() -> None:
+    """Each word is the likeliest, and the weights are those of a whole pass."""
     _, model = pair("bahdanau", SHAPES[0])
     x = torch.tensor([3, 1, 4, 5])
-    words, alpha = model.translate(x, most=6)
+    words, alpha = model.translate(x, max_words=6)
     assert len(words) == 6 or words[-1] == bahdanau.END
     before = torch.tensor([[bahdanau.START, *words[:-1]]])
     logits, expected = model(x[None], torch.ones(1, 4, dtype=torch.bool), before)
@@ -96,23 +100,8 @@ def test_it_translates_as_it_was_taught() -> None:
     torch.testing.assert_close(alpha, expected[0])
 
 
-def test_the_made_up_french() -> None:
+def test_the_generated_french() -> None:
     pairs = {" ".join(x): " ".join(y) for x, y in bahdanau.make_pairs(500)}
     for x, y in pairs.items():
         assert len(x.split()) == len(y.split())
         assert ("cow" in x or "goat" in x) == ("la " in y)
-
-
-def test_a_wrong_file_is_one_line(tmp_path: Path) -> None:
-    assert_refused(bahdanau, tmp_path / "none.tsv", "No such file or directory")
-    (tmp_path / "short.tsv").write_text("a cow\tune vache\n")
-    assert_refused(bahdanau, tmp_path / "short.tsv", "at least 320")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1000)
-def test_its_figure() -> None:
-    code, out, err = run("bahdanau")
-    assert (code, err) == (0, "")
-    assert_figure(bahdanau, out, r"(\d+) %", rel=0.02)
-    assert "█" in out

@@ -1,12 +1,11 @@
-"""lectures/bert.py is weft's BERT: the same logits, loss of both tasks and gradients, and the same classifier."""
+"""lectures/bert.py is weft's BERT: logits, losses and gradients of both pretraining tasks, and of the classifier."""
 
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 from tests.lectures.textbook import parity
-from tests.lectures.textbook.lecture import load, run
+from tests.lectures.textbook.lecture import load
 from tests.lectures.textbook.parity import Tensors, linear, split
 from tests.pairwise import pairwise
 from torch import Tensor, nn
@@ -62,7 +61,7 @@ def classifier(settings: Encoder, weights: Tensors) -> dict[str, Tensor]:
 
 
 def rows(batch: int, longest: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens, segments and labels, of sentences of different lengths."""
+    """Tokens, segments and labels of sentences of different lengths."""
     pairs = [
         (
             torch.randint(bert.MASK + 1, VOCAB, (max(1, longest // 2 - n),)).tolist(),
@@ -79,7 +78,7 @@ SHAPES = pairwise([1, 3], [(8, 1), (24, 4)], [1, 5], [4, 16])
 
 @pytest.mark.parametrize(("layers", "width", "batch", "longest"), SHAPES)
 def test_both_tasks_of_pretraining(layers: int, width: tuple[int, int], batch: int, longest: int) -> None:
-    settings = preset(layers, *width, VOCAB, CONTEXT)
+    settings = preset(layers, *width, vocab_size=VOCAB, context=CONTEXT)
     ours, parts = parity.random_weights(settings), bert.Encoder(VOCAB, CONTEXT, layers, *width)
     theirs = nn.ModuleDict({"encoder": parts, "head": bert.Pretraining(VOCAB, width[0])}).eval()
     theirs.load_state_dict(pretraining(settings, ours.state_dict()))
@@ -96,8 +95,15 @@ def test_both_tasks_of_pretraining(layers: int, width: tuple[int, int], batch: i
         torch.testing.assert_close(logits()[0][real], expected.words[real], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(logits()[1], expected.next_sentence, rtol=1e-5, atol=1e-5)
     weight = torch.full((batch,), float(chosen.sum()) / batch)
-    asked = {"next_sentence": is_next, "next_sentence_weight": weight}
-    given = Batch(tokens, words, loss_mask=chosen, mask=real, segments=segments, **asked)
+    given = Batch(
+        tokens,
+        words,
+        loss_mask=chosen,
+        mask=real,
+        segments=segments,
+        next_sentence=is_next,
+        next_sentence_weight=weight,
+    )
     losses = (
         lambda features: masked_loss(ours, features, given),
         lambda: bert.pretraining_loss(logits(), words, chosen, is_next),
@@ -107,7 +113,7 @@ def test_both_tasks_of_pretraining(layers: int, width: tuple[int, int], batch: i
 
 @pytest.mark.parametrize(("layers", "width", "batch", "longest"), SHAPES)
 def test_the_classifier(layers: int, width: tuple[int, int], batch: int, longest: int) -> None:
-    settings = preset(layers, *width, VOCAB, CONTEXT).replace(head=ClassificationHead(labels=3))
+    settings = preset(layers, *width, vocab_size=VOCAB, context=CONTEXT).replace(head=ClassificationHead(labels=3))
     ours, parts = parity.random_weights(settings), bert.Encoder(VOCAB, CONTEXT, layers, *width)
     theirs = nn.ModuleDict({"encoder": parts, "head": bert.Classifier(width[0], 3)}).eval()
     theirs.load_state_dict(classifier(settings, ours.state_dict()))
@@ -124,7 +130,7 @@ def test_the_classifier(layers: int, width: tuple[int, int], batch: int, longest
 
 
 def test_masking() -> None:
-    """15 % of the words, of these 80, 10 and 10 %; special tokens never. Within four standard errors."""
+    """15 % of the words are chosen, of these 80, 10 and 10 %, never special tokens; within four standard errors."""
     torch.manual_seed(0)
     words = torch.randint(0, 10_000, (1000, 1000))
     tokens, chosen = bert.masked(words, 10_000)
@@ -150,20 +156,3 @@ def test_rows_are_framed() -> None:
     cls, sep, pad = bert.CLS, bert.SEP, bert.PAD
     assert tokens.tolist() == [[cls, 7, 8, sep, 9, sep, pad], [cls, 7, sep, 8, 9, 9, sep]]
     assert segments.tolist() == [[0, 0, 0, 0, 1, 1, 0], [0, 0, 0, 1, 1, 1, 1]] and labels.tolist() == [1, 0]
-
-
-def test_a_wrong_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "short.txt").write_text("One sentence. Another.\n")
-    for name in ("absent.txt", "short.txt"):
-        assert bert.main([str(tmp_path / name)]) == 2
-        out, err = capsys.readouterr()
-        assert not out and len(err.splitlines()) == 1 and err.startswith(str(tmp_path / name))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_docstrings_figure() -> None:
-    code, out, err = run("bert")
-    assert code == 0, err
-    told = parity.numbers(r"it labels (\d+) % of 500 other reviews right", bert.__doc__)
-    assert parity.numbers(r"has not seen, ([\d.]+)% are labelled right", out) == pytest.approx(told, abs=5)

@@ -1,17 +1,16 @@
-"""lectures/decoding.py finds weft's texts and scores, and draws from the model's own distribution."""
+"""lectures/decoding.py finds weft's texts and scores, and samples from the model's distribution."""
 
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.later import Later
-from tests.lectures.textbook.lecture import assert_figure, assert_refused, load, run
+from tests.lectures.textbook.lecture import load
 from torch import Tensor
 
 from weft.decode.beam import beam_search
@@ -19,6 +18,7 @@ from weft.decode.config import Beam, GNMTLength, LengthPenalty, PowerLength, Sam
 from weft.decode.generate import generate
 from weft.models.base import LanguageModel
 from weft.models.build import build
+from weft.models.ngram import NGram
 from weft.models.presets import preset
 
 stats = Later("scipy.stats")
@@ -29,12 +29,12 @@ END = 0
 
 @cache
 def model(name: str) -> LanguageModel:
-    """One of weft's presets at a small size, with weights that make it choosy."""
+    """weft's preset at a small size, with weights that give peaked distributions."""
     torch.manual_seed(0)
     if name == "ngram-3":
-        found = build(preset(name).replace(vocab_size=6)).eval()
-        found.fit(np.random.default_rng(0).integers(0, 6, 200), np.array([0, 70]))
-        return found
+        counted = NGram(preset(name).replace(vocab_size=6)).eval()
+        counted.fit(np.random.default_rng(0).integers(0, 6, 200), np.array([0, 70]))
+        return counted
     sizes: dict[str, Any] = {"vocab_size": 9, "d_model": 8}
     if name == "gpt-tiny":
         sizes |= {"layers": 1, "context": 32, "attention": {"heads": 2, "bias": "all"}}
@@ -59,18 +59,18 @@ PENALTIES: dict[str, tuple[LengthPenalty, Callable[[int], float]]] = {
 
 
 @pytest.mark.parametrize("penalty", PENALTIES)
-@pytest.mark.parametrize("name", ["elman", "lstm", "gru", "gpt-tiny"])  # counts would give texts of equal scores
+@pytest.mark.parametrize("name", ["elman", "lstm", "gru", "gpt-tiny"])  # an n-gram model has texts of equal scores
 @pytest.mark.parametrize("K", [1, 2, 4])
 def test_beams_are_wefts(name: str, K: int, penalty: str) -> None:
-    """The K best texts, and their scores; a prompt, ends by themselves and at the limit."""
+    """The K best texts and their scores, which end with END or at the limit."""
     settings, divisor = PENALTIES[penalty]
-    for prompt, most in (([1], 7), ([3, 2, 5], 4), ([4], 1)):
-        asked = Beam(beams=K, n=K, max_tokens=most, stop_ids=(END,), length_penalty=settings)
-        expected = beam_search(model(name), [prompt], asked)[0]
-        found = decoding.beam_search(logits(name), prompt, END, most, K, divisor)
-        assert [tuple(each.tokens) for each in found[: len(expected)]] == [each.ids for each in expected]
-        assert [each.log_p for each in found] == pytest.approx([each.logprob for each in expected], rel=1e-6, abs=1e-6)
-        assert [each.score for each in found] == pytest.approx([each.score for each in expected], rel=1e-6, abs=1e-6)
+    for prompt, max_tokens in (([1], 7), ([3, 2, 5], 4), ([4], 1)):
+        beam = Beam(beams=K, n=K, max_tokens=max_tokens, stop_ids=(END,), length_penalty=settings)
+        expected = beam_search(model(name), [prompt], beam)[0]
+        found = decoding.beam_search(logits(name), prompt, END, max_tokens, K, divisor)
+        assert [tuple(text.tokens) for text in found[: len(expected)]] == [text.ids for text in expected]
+        assert [text.log_p for text in found] == pytest.approx([text.logprob for text in expected], rel=1e-6, abs=1e-6)
+        assert [text.score for text in found] == pytest.approx([text.score for text in expected], rel=1e-6, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["lstm", "gru", "gpt-tiny", "ngram-3"])
@@ -83,7 +83,7 @@ def test_greedy_is_wefts_and_a_beam_of_one(name: str) -> None:
 
 
 def test_a_beam_as_wide_as_the_tree_finds_the_best_path() -> None:
-    """Among all texts of three tokens, and in the tree of the lecture, where greedy search goes wrong."""
+    """Among all texts of three tokens, and in the lecture's tree, where greedy search fails."""
     assert decoding.greedy(decoding.tree, [0], None, 2) == [1, 0]
     best = decoding.beam_search(decoding.tree, [0], None, 2, 2)[0]
     assert best.tokens == [2, 0]
@@ -94,18 +94,18 @@ def test_a_beam_as_wide_as_the_tree_finds_the_best_path() -> None:
     assert found[0].log_p == pytest.approx(np.log(max(paths.values())))
 
 
-def texts(name: str, most: int) -> dict[tuple[int, ...], float]:
-    """p of every text after token 1 that ends with END or has `most` tokens."""
+def texts(name: str, max_tokens: int) -> dict[tuple[int, ...], float]:
+    """p of every text after token 1 that ends with END or has `max_tokens` tokens."""
     found: dict[tuple[int, ...], float] = {}
-    for path in product(range(9), repeat=most):
+    for path in product(range(9), repeat=max_tokens):
         p = logits(name)(torch.tensor([1, *path]))[:-1].double().softmax(-1)
-        stop = path.index(END) + 1 if END in path else most
+        stop = path.index(END) + 1 if END in path else max_tokens
         found[path[:stop]] = float(torch.stack([p[i, path[i]] for i in range(stop)]).prod())
     return found
 
 
 def assert_drawn(drawn: list[tuple[int, ...]], paths: dict[tuple[int, ...], float]) -> None:
-    """χ² over the texts that are expected five times or more, and one cell for the others."""
+    """χ² test over the texts expected at least five times, and one cell for all others."""
     counts, n = Counter(drawn), len(drawn)
     assert counts.keys() <= paths.keys()
     common = [path for path, p in paths.items() if n * p >= 5]
@@ -115,8 +115,8 @@ def assert_drawn(drawn: list[tuple[int, ...]], paths: dict[tuple[int, ...], floa
 
 
 @pytest.mark.parametrize("draft", ["lstm", "gru", "uniform"])
-def test_speculative_decoding_draws_from_the_target(draft: str) -> None:
-    """Whatever the draft guesses: another model, the model itself, or anything."""
+def test_speculative_decoding_samples_from_the_target(draft: str) -> None:
+    """The draft may be another model, the model itself, or uniform."""
     generator, paths = torch.Generator().manual_seed(0), texts("gru", 2)
     rows = {path: logits("gru")(torch.tensor([1, *path])) for n in range(3) for path in product(range(9), repeat=n)}
     others = {path: logits("lstm")(torch.tensor([1, *path])) for n in range(3) for path in product(range(9), repeat=n)}
@@ -129,7 +129,7 @@ def test_speculative_decoding_draws_from_the_target(draft: str) -> None:
     assert_drawn([tuple(written) for written, _ in runs], paths)
     assert all(calls <= len(written) for written, calls in runs)
     if draft == "gru":
-        assert all(calls == 1 for _, calls in runs), "what the model itself guesses is always kept"
+        assert all(calls == 1 for _, calls in runs), "guesses of the model itself are always kept"
 
 
 def test_ancestral_sampling_draws_from_the_model() -> None:
@@ -147,22 +147,3 @@ def test_the_counting_model_is_a_distribution() -> None:
     # c(0 1 2) = 2 of c(0 1) = 2; c(1 2) = 2 of 3; c(2) = 3 of 9; 1/4
     p = (2 + 2 * (2 + 2 * (3 + 2 / 4) / 11) / 5) / 4
     assert rows[1, 2].exp().item() == pytest.approx(p, rel=1e-6)
-
-
-def test_a_wrong_file_is_one_line(tmp_path: Path) -> None:
-    assert_refused(decoding, tmp_path / "none.txt", "No such file or directory")
-
-
-@pytest.mark.slow
-def test_its_figure() -> None:
-    code, out, err = run("decoding")
-    assert (code, err) == (0, "")
-    assert_figure(decoding, out, r"(\d\.\d+) tokens", rel=0.05)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("text", ["", "x", "日本語\n" * 50])
-def test_it_reads_any_file(tmp_path: Path, text: str) -> None:
-    (tmp_path / "book.txt").write_text(text)
-    code, _, err = run("decoding", str(tmp_path / "book.txt"))
-    assert (code, err) == (0, "")

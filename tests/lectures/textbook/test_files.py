@@ -1,22 +1,25 @@
-"""Every file of lectures/ stands alone: short, typed, without weft and without the others."""
+"""Every file of lectures/ is self-contained: short, typed, and importing neither weft nor another file."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
+from itertools import product
 from pathlib import Path
 
 import pytest
+from tests.lectures.textbook.lecture import assert_refused, load, run
 
 ROOT = Path(__file__).parents[3]
 FILES = sorted((ROOT / "lectures").glob("*.py"))
 MAX_LINES = 200
-STANDARD_LIBRARY_ALONE = {"ngram", "backprop"}
+STANDARD_LIBRARY_ONLY = {"ngram", "backprop"}
 every_file = pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
 
 
 def imported(file: Path) -> set[str]:
-    """The packages that a file imports, also inside functions; "." for a relative import."""
+    """Packages that a file imports, also inside functions; "." for a relative import."""
     found = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -37,14 +40,14 @@ def test_it_is_short(file: Path) -> None:
 
 @every_file
 def test_it_imports_the_standard_library_and_torch(file: Path) -> None:
-    allowed = set(sys.stdlib_module_names) | (set() if file.stem in STANDARD_LIBRARY_ALONE else {"torch"})
+    allowed = set(sys.stdlib_module_names) | (set() if file.stem in STANDARD_LIBRARY_ONLY else {"torch"})
     others = {other.stem for other in FILES}
     assert not imported(file) & others, "no file needs another"
     assert imported(file) <= allowed
 
 
 @every_file
-def test_it_loads_no_code_by_other_ways(file: Path) -> None:
+def test_it_loads_no_code_dynamically(file: Path) -> None:
     called = {
         node.func.id
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
@@ -54,11 +57,11 @@ def test_it_loads_no_code_by_other_ways(file: Path) -> None:
 
 
 @every_file
-def test_it_says_what_it_is_and_how_it_is_run(file: Path) -> None:
+def test_its_docstring_has_the_command_and_the_figure(file: Path) -> None:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     text = ast.get_docstring(tree) or ""
     assert f"python lectures/{file.name}" in text
-    assert any(character.isdigit() for character in text), "its figure stands in its first lines"
+    assert any(character.isdigit() for character in text), "a figure"
 
 
 @every_file
@@ -71,18 +74,86 @@ def test_every_function_has_types(file: Path) -> None:
             assert returns and not untyped, f"{file.name}:{node.lineno} {node.name}{untyped}"
 
 
-@pytest.mark.slow
+WRONG_FILES: dict[str, list[tuple[bytes, str]]] = {  # contents and problem
+    "ngram": [(b"only a few words", "at least 100")],
+    "backprop": [(b"a,b\n", "could not convert"), (b"", "expected rows of numbers")],
+    "bpe": [("Grüße".encode("latin-1"), "utf-8")],
+    "rnn": [(b"short", "at least 5,000 characters")],
+    "bahdanau": [(b"a cow\tune vache\n", "at least 320")],
+    "transformer": [(b"a\tb\n", "at least 500 lines"), (b"no tab\n" * 1000, "at least 500 lines")],
+    "bert": [(b"One sentence. Another.\n", "at least 500 paragraphs")],
+    "gpt": [(b"too short", "too few"), (b"\x89PNG\xff", "utf-8")],
+    "megatron": [(b"too short", "too few")],
+}
+
+
 @every_file
-def test_a_wrong_path_is_one_line(file: Path, tmp_path: Path) -> None:
-    path = str(tmp_path / "none.txt")
-    done = subprocess.run([sys.executable, file, path], capture_output=True, text=True, timeout=110, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
-    assert path in done.stderr
+def test_a_wrong_file_is_one_line(file: Path, tmp_path: Path) -> None:
+    module = load(file.stem)
+    assert_refused(module, tmp_path / "absent.txt", "No such file or directory")
+    assert_refused(module, tmp_path, "Is a directory")
+    for contents, problem in WRONG_FILES.get(file.stem, []):
+        (tmp_path / "wrong.txt").write_bytes(contents)
+        assert_refused(module, tmp_path / "wrong.txt", problem)
+
+
+BOOK = "\n".join(["le", "chat", "mange", "une", "souris", "🐭", "."] * 40)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "text"), [*product(["bpe", "decoding"], ["", "x", "日本語 \n" * 50]), ("ngram", BOOK)]
+)
+def test_it_reads_a_file(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text(text)
+    code, _, err = run(name, str(tmp_path / "book.txt"))
+    assert (code, err) == (0, "")
+
+
+# patterns of the numbers in the docstring's figure and in the output, with their tolerances
+LOSS, ENTROPY = r"(?:the loss is|unseen text:) (\d\.\d+)", r"entropy (?:is|of the grammar:) (\d\.\d+)"
+FIGURES: dict[str, dict[str, dict[str, float]]] = {
+    "ngram": {
+        r"(\d\.\d+)(?: at N = 6| with)": {"rel": 0.005},
+        r"grammar's own (?:is|perplexity:) (\d\.\d+)": {"rel": 0.005},
+    },
+    "backprop": {r"(\d) of 4": {"rel": 0}, r"mean cross-entropy (?:of )?(\d\.\d+)": {"rel": 0.01}},
+    "bpe": {r"(\d\.\d+) bytes per token": {"rel": 0.005}},
+    "rnn": {r"held-out loss (?:of )?(\d\.\d+)": {"rel": 0.05}, r"entropy (?:is )?(\d\.\d+)": {"rel": 0.005}},
+    "bahdanau": {r"(\d+) %": {"rel": 0.02}},
+    "decoding": {r"(\d\.\d+) tokens": {"rel": 0.05}},
+    "transformer": {r"(?:it writes|without a mistake:) ([\d.]+) %": {"abs": 2.0}},
+    "bert": {r"([\d.]+) ?% (?:of 500|are labelled)": {"abs": 5}},
+    "gpt": {LOSS: {"abs": 0.02}, ENTROPY: {"abs": 0.02}},
+    "llama": {LOSS: {"abs": 0.02}, ENTROPY: {"abs": 0.02}},
+    "megatron": {r"(?:reaches|step  200  loss) (\d\.\d+)": {"abs": 0.05}},
+}
+OUTPUT = {
+    "bahdanau": "█",
+    "bpe": r"henry\|is\|giv\|##in\|'\|a\|lec\|##true\|on\|transform\|##ers",
+    "llama": "keys and values of 2 heads, for 4 heads of queries",
+    "megatron": r"2 forward, 2 backward[\s\S]*2 forward, 2 backward",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1000)
+@every_file
+def test_its_figure(file: Path) -> None:
+    code, out, err = run(file.stem)
+    assert (code, err) == (0, "") and re.search(OUTPUT.get(file.stem, ""), out)
+    stated, last = (load(file.stem).__doc__ or "").partition("Figure:")[2], []
+    for pattern, tolerance in FIGURES[file.stem].items():
+        expected, found = re.search(pattern, stated), [float(number) for number in re.findall(pattern, out)]
+        assert expected and found, f"{pattern} in {stated} and {out}"
+        assert found[-1] == pytest.approx(float(expected[1]), **tolerance)  # type: ignore[arg-type]
+        assert file.stem != "megatron" or found[0] == pytest.approx(found[1], abs=0.01)  # one process and two
+        last.append(found[-1])
+    assert last == sorted(last, reverse=True)  # no loss is below the entropy
 
 
 def test_lint_reads_them() -> None:
-    """`make lint` runs ruff over the whole tree, and mypy over what its settings name."""
+    """`make lint` runs ruff on the whole tree, and mypy on the paths in its settings."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
     assert "lectures" in settings["mypy"]["files"]
     assert not any("lectures" in path for path in settings["ruff"].get("extend-exclude", []))

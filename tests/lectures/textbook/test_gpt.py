@@ -1,12 +1,11 @@
 """lectures/gpt.py is weft's GPT: the same logits, loss and gradients, cache and filters."""
 
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 from tests.lectures.textbook import parity
-from tests.lectures.textbook.lecture import load, run
+from tests.lectures.textbook.lecture import load
 from tests.lectures.textbook.parity import Tensors, linear, norm, split
 from tests.pairwise import pairwise
 from torch import Tensor
@@ -44,19 +43,19 @@ def rename(settings: Decoder, weights: Tensors) -> dict[str, Tensor]:
     ("layers", "width", "batch", "time"), pairwise([1, 3], [(8, 1), (16, 4), (24, 3)], [1, 3], [1, 5, CONTEXT])
 )
 def test_logits_loss_and_gradients(layers: int, width: tuple[int, int], batch: int, time: int) -> None:
-    settings = preset(layers, *width, CONTEXT, VOCAB)
+    settings = preset(layers, *width, context=CONTEXT, vocab_size=VOCAB)
     ours, theirs = parity.random_weights(settings), gpt.GPT(VOCAB, CONTEXT, layers, *width)
     theirs.load_state_dict(rename(settings, ours.state_dict()))
     rows = torch.randint(VOCAB, (batch, time + 1))
     with torch.no_grad():
         torch.testing.assert_close(theirs(rows[:, :-1]), ours(rows[:, :-1]), rtol=1e-5, atol=1e-5)
     given = Batch(rows[:, :-1], rows[:, 1:])
-    losses = lambda features: token_loss(NextToken(), ours, features, given), lambda: gpt.loss(theirs, rows)
+    losses = lambda features: token_loss(ours, features, given, settings=NextToken()), lambda: gpt.loss(theirs, rows)
     parity.assert_same(ours, theirs, partial(rename, settings), given, losses)
 
 
 @pytest.mark.parametrize("parts", [[12], [1] * 12, [5, 1, 4, 2]])
-def test_the_cache_gives_what_the_whole_pass_gives(parts: list[int]) -> None:
+def test_the_cache_gives_the_logits_of_a_whole_pass(parts: list[int]) -> None:
     torch.manual_seed(0)
     model, tokens = gpt.GPT(VOCAB, CONTEXT, 2, 16, 4), torch.randint(VOCAB, (3, CONTEXT))
     caches: list[list[Tensor]] = [[], []]
@@ -69,7 +68,7 @@ def test_the_cache_gives_what_the_whole_pass_gives(parts: list[int]) -> None:
 def test_filters_are_wefts() -> None:
     torch.manual_seed(0)
     drawn = torch.randn(50, VOCAB) * 3
-    rounded = drawn.round()  # with many that are equal
+    rounded = drawn.round()  # with many ties
     for logits in (drawn, rounded):
         for temperature in (0.3, 1.0, 2.0):
             assert torch.equal(gpt.heated(logits, temperature), sampling.apply_temperature(logits, temperature))
@@ -79,29 +78,10 @@ def test_filters_are_wefts() -> None:
             assert torch.equal(gpt.top_p(logits, p), sampling.top_p(logits, p))
 
 
-def test_what_is_written_follows_the_filter() -> None:
+def test_generation_follows_the_filter() -> None:
     torch.manual_seed(0)
     model, prompt = gpt.GPT(VOCAB, CONTEXT, 2, 16, 4), torch.randint(VOCAB, (2, 3))
     text = gpt.generate(model, prompt, 6, lambda logits: gpt.top_k(logits, 1))
     assert text.shape == (2, 9) and torch.equal(text[:, :3], prompt)
     with torch.no_grad():
         assert torch.equal(text[:, 3:], model(text)[:, 2:-1].argmax(dim=-1))
-
-
-def test_a_wrong_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "short.txt").write_text("too short")
-    (tmp_path / "image.png").write_bytes(b"\x89PNG\xff")
-    for name in ("absent.txt", "short.txt", "image.png", "."):
-        assert gpt.main([str(tmp_path / name)]) == 2
-        out, err = capsys.readouterr()
-        assert not out and len(err.splitlines()) == 1 and err.startswith(str(tmp_path / name))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_docstrings_figure() -> None:
-    code, out, err = run("gpt")
-    assert code == 0, err
-    told = parity.numbers(r"the loss is ([\d.]+) nats a character; the grammar's own entropy is ([\d.]+)", gpt.__doc__)
-    found = parity.numbers(r"has not read: ([\d.]+) of the grammar itself: ([\d.]+)", out)
-    assert found == pytest.approx(told, abs=0.02) and found[0] > found[1]

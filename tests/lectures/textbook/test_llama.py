@@ -1,18 +1,17 @@
 """lectures/llama.py is weft's LLaMA: the same logits, loss, gradients and cache."""
 
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 from tests.lectures.textbook import parity
-from tests.lectures.textbook.lecture import load, run
+from tests.lectures.textbook.lecture import load
 from tests.lectures.textbook.parity import Tensors, linear, norm, split
 from tests.pairwise import pairwise
 from torch import Tensor
 
 from weft.data.batch import Batch
-from weft.models.config import Decoder
+from weft.models.config import Decoder, LMHead
 from weft.models.presets import llama as preset
 from weft.nn.config import RMSNorm
 from weft.nn.position_config import Rotary
@@ -24,7 +23,7 @@ VOCAB = 23
 
 
 def adjacent(matrix: Tensor, d_k: int) -> Tensor:
-    """The rows of W^Q or W^K of a model that rotates x_i with x_{i+d/2}, for one that rotates neighbours."""
+    """Reorder the rows of W^Q or W^K from pairs (x_i, x_{i+d/2}) to adjacent pairs."""
     return matrix.unflatten(0, (-1, 2, d_k // 2)).transpose(1, 2).flatten(0, 2)
 
 
@@ -52,6 +51,7 @@ def rename(settings: Decoder, weights: Tensors) -> dict[str, Tensor]:
 def sizes(settings: Decoder) -> object:
     assert isinstance(settings.position, Rotary) and isinstance(settings.norm, RMSNorm)
     attention, head = settings.attention, settings.head
+    assert isinstance(head, LMHead)
     shape = settings.layers, settings.d_model, attention.heads, attention.groups, settings.feedforward.d_ff
     return llama.Sizes(settings.vocab_size, *shape, head.tied, settings.position.base, settings.norm.eps)
 
@@ -63,22 +63,23 @@ def sizes(settings: Decoder) -> object:
 def test_logits_loss_and_gradients(
     layers: int, heads: tuple[int, int | None], tied: bool, rows: tuple[int, int], pairs: str
 ) -> None:
-    options = {"vocab_size": VOCAB, "kv_heads": heads[1], "tied": tied, "base": 500.0, "eps": 1e-3}
-    settings = preset(layers, 24, heads[0], 20, 32, **options)
-    settings = settings.replace(position=settings.position.replace(pairs=pairs))
+    settings = preset(layers, 24, heads[0], d_ff=20, context=32, kv_heads=heads[1], tied=tied).replace(
+        vocab_size=VOCAB, norm=RMSNorm(eps=1e-3), position={"kind": "rotary", "base": 500.0, "pairs": pairs}
+    )
     ours, theirs = parity.random_weights(settings), llama.LLaMA(sizes(settings))
     theirs.load_state_dict(rename(settings, ours.state_dict()))
     tokens = torch.randint(VOCAB, (rows[0], rows[1] + 1))
     with torch.no_grad():
         torch.testing.assert_close(theirs(tokens[:, :-1]), ours(tokens[:, :-1]), rtol=1e-5, atol=1e-5)
     given = Batch(tokens[:, :-1], tokens[:, 1:])
-    losses = lambda features: token_loss(NextToken(), ours, features, given), lambda: llama.loss(theirs, tokens)
+    weft = lambda features: token_loss(ours, features, given, settings=NextToken())  # noqa: E731
+    losses = weft, lambda: llama.loss(theirs, tokens)
     parity.assert_same(ours, theirs, partial(rename, settings), given, losses)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("parts", [[1] * 12, [5, 1, 4, 2]])
-def test_the_cache_gives_what_the_whole_pass_gives(parts: list[int], kv_heads: int) -> None:
+def test_the_cache_gives_the_logits_of_a_whole_pass(parts: list[int], kv_heads: int) -> None:
     torch.manual_seed(0)
     model, tokens = llama.LLaMA(llama.Sizes(VOCAB, 2, 16, 4, kv_heads, 32)), torch.randint(VOCAB, (3, 12))
     caches: list[list[Tensor]] = [[], []]
@@ -88,7 +89,7 @@ def test_the_cache_gives_what_the_whole_pass_gives(parts: list[int], kv_heads: i
     assert all(kept.shape == (3, kv_heads, 12, 4) for cache in caches for kept in cache)
 
 
-def test_products_depend_on_distances_alone() -> None:
+def test_products_depend_only_on_distances() -> None:
     torch.manual_seed(0)
     q, k = torch.randn(2, 1, 8, dtype=torch.float64)
     products = [
@@ -96,22 +97,3 @@ def test_products_depend_on_distances_alone() -> None:
         for m in (3, 4, 50)
     ]
     torch.testing.assert_close(products[1:], products[:1] * 2, rtol=1e-5, atol=1e-8)
-
-
-def test_a_wrong_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert llama.main([str(tmp_path / "absent.txt")]) == 2
-    out, err = capsys.readouterr()
-    assert not out and len(err.splitlines()) == 1 and err.startswith(str(tmp_path / "absent.txt"))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_docstrings_figure() -> None:
-    code, out, err = run("llama")
-    assert code == 0, err
-    told = parity.numbers(
-        r"the loss is ([\d.]+) nats a character; the grammar's own entropy is ([\d.]+)", llama.__doc__
-    )
-    found = parity.numbers(r"has not read: ([\d.]+) of the grammar itself: ([\d.]+)", out)
-    assert found == pytest.approx(told, abs=0.02) and found[0] > found[1]
-    assert "keys and values of 2 heads, where queries have 4" in out

@@ -4,15 +4,14 @@ import math
 import random
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from tests.later import Later
-from tests.lectures.textbook.lecture import assert_figure, assert_refused, load, run
+from tests.lectures.textbook.lecture import load
 
-from weft.models.build import build
+from weft.models.ngram import NGram
 from weft.models.presets import preset
 from weft.models.smoothing import KneserNey, MaximumLikelihood, ModifiedKneserNey, Smoothing
 
@@ -21,8 +20,8 @@ stats = Later("scipy.stats")
 ngram = load("ngram")
 
 
-def made_up(seed: int) -> str:
-    """A text with frequent and rare words, so that n-grams occur once, twice, three times and more."""
+def random_text(seed: int) -> str:
+    """Text with frequent and rare words, so that n-grams occur once, twice, three times and more."""
     rng = random.Random(seed)
     return " ".join(f"w{min(int(rng.paretovariate(0.8)), 40)}" for _ in range(1500))
 
@@ -32,15 +31,15 @@ TEXTS = {
     "unicode": ["кот ест рыбу , кот ест мясо", "猫 は 魚 を 食べ る", "le chat mange du poisson 🐟 🐟 🐟", "кот"],
     "once": ["a b c d e f g"],
     "repeated": ["a a a a a a a b a a a"],
-    "long": [made_up(0), made_up(1)],
+    "long": [random_text(0), random_text(1)],
 }
 
 
-def weft_log_p(texts: list[tuple[str, ...]], words: list[str], order: int, smoothing: Smoothing) -> torch.nn.Module:
+def fitted(texts: list[tuple[str, ...]], words: list[str], order: int, smoothing: Smoothing) -> NGram:
     ids = {word: id for id, word in enumerate(words)}
     tokens = np.array([ids[word] for text in texts for word in text])
     begins = np.cumsum([0] + [len(text) for text in texts])[:-1]
-    model = build(preset("ngram-3").replace(vocab_size=len(words), order=order, smoothing=smoothing))
+    model = NGram(preset("ngram-3").replace(vocab_size=len(words), order=order, smoothing=smoothing))
     model.fit(tokens, begins)
     return model
 
@@ -49,10 +48,10 @@ def weft_log_p(texts: list[tuple[str, ...]], words: list[str], order: int, smoot
 @pytest.mark.parametrize("order", [1, 2, 3, 5])
 @pytest.mark.parametrize("smoothing", [MaximumLikelihood(), KneserNey(), ModifiedKneserNey()], ids=lambda s: s.kind)
 def test_probabilities_are_wefts(name: str, order: int, smoothing: Smoothing) -> None:
-    """Of every word, seen or not, in contexts that were seen and in others; weft keeps log p in float32."""
+    """p of all words in seen and unseen contexts; weft stores log p in float32."""
     texts = [tuple(text.split()) for text in TEXTS[name]]
     words = sorted({word for text in texts for word in text} | {"<unk>"})
-    model = weft_log_p(texts, words, order, smoothing)
+    model = fitted(texts, words, order, smoothing)
     if isinstance(smoothing, MaximumLikelihood):
         ours = ngram.MaximumLikelihood(texts, order)
     else:
@@ -72,7 +71,7 @@ def test_probabilities_are_wefts(name: str, order: int, smoothing: Smoothing) ->
 def test_perplexity_is_wefts(order: int) -> None:
     train, held_out = (tuple(text.split()) for text in TEXTS["long"])
     words = sorted({*train, *held_out})
-    model = weft_log_p([train], words, order, KneserNey())
+    model = fitted([train], words, order, KneserNey())
     scores = model.log_prob(np.array([words.index(word) for word in held_out]))
     found = ngram.perplexity(ngram.score(ngram.KneserNey([train], order, len(words)).p, held_out))
     assert found == pytest.approx(math.exp(-float(np.mean(scores))), rel=1e-5)
@@ -94,23 +93,3 @@ def test_sampling_follows_p() -> None:
     for h in vocabulary:
         counts = [pairs[h, w] for w in vocabulary]
         assert stats.chisquare(counts, [sum(counts) * model.p(w, (h,)) for w in vocabulary]).pvalue > 1e-3
-
-
-def test_a_wrong_file_is_one_line(tmp_path: Path) -> None:
-    assert_refused(ngram, tmp_path / "none.txt", "No such file or directory")
-    (tmp_path / "short.txt").write_text("only a few words")
-    assert_refused(ngram, tmp_path / "short.txt", "at least 100")
-
-
-@pytest.mark.slow
-def test_its_figure() -> None:
-    code, out, err = run("ngram")
-    assert (code, err) == (0, "")
-    assert_figure(ngram, out, r"(\d\.\d+)(?: at N = 6| with)", rel=0.005)
-    assert_figure(ngram, out, r"grammar's own (?:is|perplexity:) (\d\.\d+)", rel=0.005)
-
-
-@pytest.mark.slow
-def test_it_reads_a_file(tmp_path: Path) -> None:
-    (tmp_path / "book.txt").write_text("\n".join(["le", "chat", "mange", "une", "souris", "🐭", "."] * 40))
-    assert run("ngram", str(tmp_path / "book.txt"))[0] == 0

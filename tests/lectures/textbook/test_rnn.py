@@ -2,19 +2,23 @@
 
 from collections.abc import Mapping
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.later import Later
-from tests.lectures.textbook.lecture import TOLERANCE, assert_figure, assert_gradients, assert_refused, load, run
-from torch import Tensor, nn
+from tests.lectures.textbook.lecture import (
+    TOLERANCE,
+    assert_gradients,
+    gradients,
+    load,
+)
+from torch import Tensor
 
 from weft.models.build import build
 from weft.models.presets import preset
 from weft.nn.loss import linear_cross_entropy
-from weft.nn.recurrent import Carried
+from weft.nn.recurrent import CarriedState
 
 stats = Later("scipy.stats")
 
@@ -27,16 +31,16 @@ SHAPES: list[dict[str, Any]] = [
 ]
 
 
-def renamed(weights: Mapping[str, Tensor], cell: str, gradients: bool) -> dict[str, Tensor]:
-    """weft's tensors under the file's names. PyTorch's two biases are one here, except for the GRU's new state."""
+def renamed(weights: Mapping[str, Tensor], cell: str, are_gradients: bool) -> dict[str, Tensor]:
+    """weft's tensors under the file's names. PyTorch's two biases are one there, except for the GRU's new state."""
     tied = "output" not in weights
     found = {"embedding": weights["embedding.weight"], "b_y": weights["output_bias"]}
-    if not gradients or not tied:
+    if not are_gradients or not tied:
         found["W_yh"] = weights["embedding.weight" if tied else "output"]
     for layer in range(sum("weight_ih" in name for name in weights)):
         parts = (f"recurrence.{part}_l{layer}" for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
         W_ax, W_ah, b_ax, b_ah = (weights[part] for part in parts)
-        b_a, b_nh = b_ax if gradients else b_ax + b_ah, b_ah[-W_ah.shape[1] :]
+        b_a, b_nh = b_ax if are_gradients else b_ax + b_ah, b_ah[-W_ah.shape[1] :]
         if cell == "gru":
             found[f"cells.{layer}.b_nh"] = b_nh
             b_a = torch.cat([b_a[: -len(b_nh)], b_ax[-len(b_nh) :]])
@@ -44,8 +48,8 @@ def renamed(weights: Mapping[str, Tensor], cell: str, gradients: bool) -> dict[s
     return found
 
 
-def pair(cell: str, shape: dict[str, Any], V: int = 11) -> tuple[Any, nn.Module]:
-    """weft's preset, at a small size and with random biases, and the file's model with its weights."""
+def pair(cell: str, shape: dict[str, Any], V: int = 11) -> tuple[Any, Any]:
+    """weft's preset at a small size with random weights, and the file's model with its weights."""
     torch.manual_seed(0)
     ours = build(preset(cell).replace(vocab_size=V, dropout=0.0, **shape)).double()
     with torch.no_grad():
@@ -53,7 +57,7 @@ def pair(cell: str, shape: dict[str, Any], V: int = 11) -> tuple[Any, nn.Module]
             weight.normal_(std=0.5)
     d_h, d_x = shape["d_model"], shape["d_embedding"] or shape["d_model"]
     theirs = rnn.RNNLM(rnn.CELLS[cell], V, d_x, d_h, shape["layers"], shape["tied"]).double()
-    theirs.load_state_dict(renamed(dict(ours.state_dict()), cell, gradients=False))
+    theirs.load_state_dict(renamed(dict(ours.state_dict()), cell, are_gradients=False))
     return ours, theirs
 
 
@@ -71,8 +75,7 @@ def test_logits_loss_and_gradients_are_wefts(cell: str, shape: dict[str, Any], B
     loss = rnn.loss(logits, tokens[:, 1:])
     loss.backward()
     assert loss.item() == pytest.approx(total.item() / (B * T), rel=TOLERANCE)
-    expected = renamed({name: weight.grad for name, weight in ours.named_parameters()}, cell, gradients=True)
-    assert_gradients({name: weight.grad for name, weight in theirs.named_parameters()}, expected)
+    assert_gradients(gradients(theirs), renamed(gradients(ours), cell, are_gradients=True))
 
 
 @pytest.mark.parametrize("sigma", ["sigmoid", "relu"])
@@ -85,10 +88,10 @@ def test_elmans_other_nonlinearities(sigma: str) -> None:
 
 @pytest.mark.parametrize("cell", ["elman", "lstm", "gru"])
 def test_carried_states_are_wefts(cell: str) -> None:
-    """Three windows of a text, one after the other; together they are the whole text read at once."""
+    """Three windows of a text, one after the other, give the logits of the whole text."""
     ours, theirs = pair(cell, SHAPES[1])
     windows = torch.randint(11, (2, 12)).split(4, dim=1)
-    carried, states, rows = Carried(), None, []
+    carried, states, rows = CarriedState(), None, []
     for window in windows:
         expected = ours.head(ours.forward_features(window, carried=carried))
         logits, states = theirs(window, states)
@@ -98,22 +101,21 @@ def test_carried_states_are_wefts(cell: str) -> None:
 
 
 def test_gradients_end_where_a_window_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In training the second window's states are those that the first ended with, without their history."""
+    """In training, each window starts from the detached states of the one before."""
     model, seen = rnn.RNNLM(rnn.LSTM, 5, 4, 4), []
     forward = model.forward
 
-    def watched(tokens: Tensor, carried: Any = None) -> Any:
+    def recorded(tokens: Tensor, carried: Any = None) -> Any:
         logits, states = forward(tokens, carried)
         seen.append((carried, states))
         return logits, states
 
-    monkeypatch.setattr(model, "forward", watched)
+    monkeypatch.setattr(model, "forward", recorded)
     rnn.train(model, torch.randint(5, (2 * 13,)), steps=10, B=2, T=4)
     for (_, before), (carried, _) in pairwise(seen[:3]):
-        for part, given in zip(before[0], carried[0], strict=True):
-            assert torch.equal(part, given)
-            assert not given.requires_grad
-    assert seen[3][0] is None, "where the text is over, it is read from its beginning again"
+        for last, first in zip(before[0], carried[0], strict=True):
+            assert torch.equal(last, first) and not first.requires_grad
+    assert seen[3][0] is None, "at the end of the text, training restarts from its beginning"
 
 
 def test_sampling_follows_the_softmax() -> None:
@@ -126,18 +128,3 @@ def test_sampling_follows_the_softmax() -> None:
     assert stats.chisquare(counts.double(), 600 * p.detach() / p.sum().item()).pvalue > 1e-3
     written = rnn.sample(model, [1, 2], 5, torch.Generator().manual_seed(1))
     assert written == rnn.sample(model, [1, 2], 5, torch.Generator().manual_seed(1))
-
-
-def test_a_wrong_file_is_one_line(tmp_path: Path) -> None:
-    assert_refused(rnn, tmp_path / "none.txt", "No such file or directory")
-    (tmp_path / "short.txt").write_text("short")
-    assert_refused(rnn, tmp_path / "short.txt", "at least 5,000 characters")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1000)
-def test_its_figure() -> None:
-    code, out, err = run("rnn")
-    assert (code, err) == (0, "")
-    assert_figure(rnn, out, r"held-out loss (?:of )?(\d\.\d+)", rel=0.05)
-    assert_figure(rnn, out, r"entropy (?:is )?(\d\.\d+)", rel=0.005)

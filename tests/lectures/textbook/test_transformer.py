@@ -1,12 +1,11 @@
-"""lectures/transformer.py is weft's Transformer: the same logits, smoothed loss, gradients and learning rate."""
+"""lectures/transformer.py is weft's Transformer: logits, smoothed loss, gradients and learning rate."""
 
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 from tests.lectures.textbook import parity
-from tests.lectures.textbook.lecture import load, run
+from tests.lectures.textbook.lecture import load
 from tests.lectures.textbook.parity import Tensors, linear, norm, split
 from tests.pairwise import pairwise
 from torch import Tensor
@@ -47,7 +46,7 @@ def rename(settings: EncoderDecoder, weights: Tensors) -> dict[str, Tensor]:
 
 
 def padded(batch: int, time: int) -> Tensor:
-    """Rows of words, each but the first shorter than the one before."""
+    """Padded rows of words, each shorter than the one before."""
     words = torch.randint(PAD + 1, VOCAB, (batch, time))
     lengths = (time - 2 * torch.arange(batch)).clamp(min=1)
     return words.masked_fill(torch.arange(time) >= lengths[:, None], PAD)
@@ -60,7 +59,7 @@ def padded(batch: int, time: int) -> Tensor:
 def test_logits_loss_and_gradients(
     layers: int, shape: tuple[int, int, int], batch: int, times: tuple[int, int], smoothing: float
 ) -> None:
-    settings = vaswani(layers, *shape, 0.1, vocab_size=VOCAB)
+    settings = vaswani(layers, *shape[:2], d_ff=shape[2], dropout=0.1, vocab_size=VOCAB)
     ours, theirs = parity.random_weights(settings), transformer.Transformer(VOCAB, layers, *shape).eval()
     theirs.load_state_dict(rename(settings, ours.state_dict()))
     read, written = padded(batch, times[0]), padded(batch, times[1] + 1)
@@ -77,7 +76,7 @@ def test_logits_loss_and_gradients(
             theirs.decode(written[:, :-1], *theirs.encode(read)), written[:, 1:], smoothing
         )
 
-    weft = lambda features: token_loss(Pairs(smoothing=smoothing), ours, features, given)  # noqa: E731
+    weft = lambda features: token_loss(ours, features, given, settings=Pairs(smoothing=smoothing))  # noqa: E731
     parity.assert_same(ours, theirs, partial(rename, settings), given, (weft, loss))
 
 
@@ -87,11 +86,11 @@ def test_the_learning_rate(d_model: int, warmup: int) -> None:
         assert transformer.lrate(step, d_model, warmup) == noam(step, d_model, warmup)
 
 
-def test_the_waves() -> None:
+def test_the_sinusoids() -> None:
     torch.testing.assert_close(transformer.sinusoids(50, 12), sinusoids(torch.arange(50), 12), rtol=0, atol=1e-12)
 
 
-def test_greedy_decoding_writes_the_likeliest() -> None:
+def test_greedy_decoding() -> None:
     torch.manual_seed(0)
     model = transformer.Transformer(VOCAB, 2, 16, 4, 32).eval()
     source = [5, 9, 7, transformer.END]
@@ -101,22 +100,3 @@ def test_greedy_decoding_writes_the_likeliest() -> None:
     with torch.no_grad():
         logits = model.decode(torch.tensor([[transformer.BEGIN, *target]]), *model.encode(torch.tensor([source])))
     assert logits[0, :-1].argmax(dim=-1).tolist() == target
-
-
-def test_a_wrong_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "short.tsv").write_text("a\tb\n")
-    (tmp_path / "plain.txt").write_text("no tab\n" * 1000)
-    for name in ("absent.tsv", "short.tsv", "plain.txt"):
-        assert transformer.main([str(tmp_path / name)]) == 2
-        out, err = capsys.readouterr()
-        assert not out and len(err.splitlines()) == 1 and err.startswith(str(tmp_path / name))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_docstrings_figure() -> None:
-    code, out, err = run("transformer")
-    assert code == 0, err
-    (told,) = parity.numbers(r"it writes ([\d.]+) % without a mistake", transformer.__doc__)
-    (found,) = parity.numbers(r"without a mistake: ([\d.]+) %", out)
-    assert found == pytest.approx(told, abs=2.0)

@@ -30,11 +30,11 @@ def distributed_command(command: Callable[P, None]) -> Callable[P, None]:
     @wraps(command)
     def on_all_ranks(*args: P.args, **kwargs: P.kwargs) -> None:
         with loading():
-            from weft.parallel.ranks import join, reaching
+            from weft.parallel.ranks import join
         ranks = join()
-        with reaching(), _print_on_rank_0(ranks):
+        with ranks.watching(), _print_on_rank_0(ranks):
             command(*args, **kwargs)
-            ranks.wait()
+            ranks.barrier()
 
     return on_all_ranks
 
@@ -94,7 +94,7 @@ def refuse_sharded(ranks: "Ranks", options: Mapping[str, Any]) -> None:
 def load_sharded(run: Path, **options: Any) -> "Run":
     """Load a run's model, of which each rank holds a shard; a rank that fails alone reports it."""
     from weft.api.load import load
-    from weft.parallel.ranks import join, lost
+    from weft.parallel.ranks import is_lost_peer, join
 
     ranks = join()
     try:
@@ -102,7 +102,7 @@ def load_sharded(run: Path, **options: Any) -> "Run":
     except WeftError as error:
         if ranks.leads:
             raise
-        if error.__cause__ is None or not lost(error.__cause__):
+        if error.__cause__ is None or not is_lost_peer(error.__cause__):
             print(f"weft: process {ranks.rank} of {ranks.ranks}: {error}", file=sys.__stderr__, flush=True)
         raise SystemExit(2) from None
 
@@ -118,7 +118,7 @@ def _print_on_rank_0(ranks: "Ranks") -> Iterator[None]:
             yield
         except WeftError as error:
             with suppress(WeftError):
-                ranks.wait()  # rank 0 fails in the same way: let it report before torchrun ends all processes
+                ranks.barrier()  # rank 0 fails in the same way: let it report before torchrun ends all processes
             raise SystemExit(2) from error
         except KeyboardInterrupt as error:
             raise SystemExit(130) from error

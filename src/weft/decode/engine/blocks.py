@@ -1,4 +1,4 @@
-"""Requests, and the blocks of a pool that a Transformer reads them into, which they share where they begin alike."""
+"""Requests, and the KV blocks that a Transformer reads them into; requests with a common prefix share blocks."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -9,63 +9,63 @@ import torch
 from torch import Tensor
 
 from weft.decode.config import Sampling
-from weft.decode.engine.paging import BlockPool, BlockStore, BlockTable, CacheBits, Key, PagedCache
-from weft.decode.fast.cuda import Chunk
-from weft.decode.fast.native_step import reading_pays
-from weft.decode.fast.stepper import native_rows, paged_graphs
+from weft.decode.engine.paging import BlockKey, BlockPool, BlockStore, BlockTable, CacheBits, PagedCache
+from weft.decode.fast.cuda import PromptChunk
+from weft.decode.fast.cuda_graphs import paged_graphs
+from weft.decode.fast.native_step import native_decoder, native_is_faster
 from weft.decode.prompt import Prompt
 from weft.decode.sampling import on_device
-from weft.decode.text import Chunk as Written
-from weft.decode.text import Completion, GeneratedText, completion_of
+from weft.decode.text import Chunk, Completion, GeneratedText, completion_of
 from weft.errors import WeftError
 from weft.models.transformer import Transformer, TransformerState
-from weft.nn.cache import ReadTokens
+from weft.nn.cache import TokenHistory
 
-CALL = 16  # a call of the model costs about as much as reading so many tokens more in one that is made anyway
+CALL_TOKENS = 16  # padded tokens that cost about as much as another call of the model
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What an engine holds at a time.
+class EngineLimits:
+    """Capacity of an engine.
 
-    At most `rows` texts are written at a time, in `blocks` blocks of `block_size` tokens. At most `prefill` tokens of
-    prompts are read in one step; None: as many as keep the device busy without holding the other texts up for long.
-    `kept` blocks of texts that have ended may serve others that begin alike; None: all that are free. With `bits`, keys
-    and values have so many: half of the memory, and on a GPU 0.6 of the time, where no heads share them.
+    At most `rows` texts are written at a time, in `blocks` KV blocks of `block_size` tokens. A step reads at most
+    `prefill` prompt tokens; None: enough to keep the device busy without delaying the other texts for long. At most
+    `max_cached_blocks` blocks of texts that have ended are kept for others with the same prefix; None: all free ones.
+    With `bits` keys and values are quantised: half the memory and, on a GPU and without grouped-query attention, 0.6 of
+    the time.
     """
 
     blocks: int = 2048
     block_size: int = 16
     rows: int = 256
     prefill: int | None = None
-    kept: int | None = None
+    max_cached_blocks: int | None = None
     bits: CacheBits | None = None
 
 
 class Request(GeneratedText):
-    """A text that was asked for. `read` of its `ids` are in the cache, which never holds more than `longest` of them.
+    """A requested text. `read` of its `ids` are in the cache, which never holds more than `max_len` of them.
 
-    After its ids come `ahead` more, which the device has chosen and the host hasn't seen yet.
+    After its ids come `ahead` more tokens, which the device has chosen and the host has not seen yet.
     """
 
-    def __init__(self, number: int, prompt: Prompt, settings: Sampling, window: int | None, seed: int):
+    def __init__(self, number: int, prompt: Prompt, settings: Sampling, *, window: int | None, seed: int):
         super().__init__(prompt, settings, window, seed=seed)
         self.number = number
         self.read = self.ahead = 0
-        self.longest = len(self.ids) + min(self.left, self.until_full) - 1  # the last one is never read
-        self.keys: list[Key] = []  # of its full blocks, hashed once
-        self.chunks: list[Written] = []
+        self.max_len = len(self.ids) + min(self.left, self.until_full) - 1  # the last token is never read
+        self.keys: list[BlockKey] = []  # of its full blocks, hashed once
+        self.chunks: list[Chunk] = []
         self.ended = False
         self.error: WeftError | None = None
 
     @property
     def unread(self) -> int:
-        """Tokens that have to be read before the next one can be chosen."""
+        """Tokens to read before the next one can be chosen."""
         return len(self.ids) + self.ahead - self.read
 
     @property
     def ends_or_slides(self) -> bool:
-        """Whether what the host hasn't seen yet ends it or fills its window: nothing can be read before that."""
+        """Whether the tokens that the host has not seen end the text or fill its window: nothing can be read before."""
         return self.ahead > 0 and self.ahead >= min(self.left, self.until_full)
 
     def completion(self) -> Completion:
@@ -80,80 +80,81 @@ class Request(GeneratedText):
         self.keys = []
 
 
-Work = list[tuple[Request, int]]  # how many tokens of which requests are read in a step
+Work = list[tuple[Request, int]]  # requests, and the number of tokens of each that a step reads
 
 
 class BlockManager:
-    """Gives requests their blocks and reads them."""
+    """Allocates KV blocks to requests, and reads their tokens."""
 
-    def __init__(self, model: Transformer, limits: Limits):
+    def __init__(self, model: Transformer, limits: EngineLimits):
         if model.decoder is None or model.encoder is not None:
-            model.start(1, 1)  # which says why it can't continue a text
+            model.start(1, 1)  # raises, with the reason why it can't continue a text
         assert model.decoder is not None
         self.model, self.device = model, model.embedding.weight.device
         blocks, rows = limits.blocks, limits.rows
-        self.pool = BlockPool(blocks, limits.block_size, limits.kept)
-        self.store = BlockStore(model, blocks, limits.block_size, limits.bits)
+        self.pool = BlockPool(blocks, limits.block_size, limits.max_cached_blocks)
+        self.store = BlockStore(model, blocks, limits.block_size, bits=limits.bits)
         self.graphs = paged_graphs(model, self.store, rows)
-        self.native = native_rows(model, self.store)
-        self.tables: dict[int, BlockTable] = {}
-        # the tables as arrays, a row each; behind a text's blocks stands `nowhere`
-        self.numbers = np.full((rows, blocks), self.store.nowhere, dtype=np.int64)
-        self._changes: dict[tuple[int, int], int] = {}  # by row and column, numbers that the graphs don't know yet
-        self.row: dict[int, int] = {}
+        self.native = native_decoder(model, self.store)
+        self.tables: dict[int, BlockTable] = {}  # by request number
+        self.table_rows = np.full((rows, blocks), self.store.nowhere, dtype=np.int64)  # the tables, padded by `nowhere`
+        self._changes: dict[tuple[int, int], int] = {}  # blocks by row and column that the graphs don't know yet
+        self.row: dict[int, int] = {}  # in `table_rows`, by request number
         self.free_rows = list(range(rows))
-        # Rows in one call are as long as the longest of them. More calls mean less padding, but each has fewer rows to
-        # multiply with the weights; measured on a CPU, this many padded tokens are worth a call.
-        weights = sum(parameter.numel() for parameter in model.decoder.parameters())
-        self.toll = 2 * weights // (len(model.decoder.blocks) * model.config.attention.groups * model.config.d_head)
+        # Rows in one call are padded to the longest. More calls mean less padding, but each multiplies the weights by
+        # fewer rows. Measured on a CPU, this many padded tokens cost as much as another call.
+        weights, config = sum(parameter.numel() for parameter in model.decoder.parameters()), model.config
+        self.step_cost = 2 * weights // (len(model.decoder.blocks) * config.attention.groups * config.d_head)
 
     def awaits(self, request: Request) -> bool:
-        """Whether another request is just reading this one's prefix, so that it pays to wait for it."""
+        """Whether another request is reading this one's prefix, so that it pays to wait."""
         return self.pool.awaits(self._keys(request))
 
     def admit(self, request: Request, spare: int) -> bool:
-        """Give a request blocks for its ids, if `spare` stay free; a prefix that others have read counts as read."""
+        """Allocate blocks for a request's ids if `spare` stay free. A cached prefix counts as read."""
         table = self.pool.allocate(self._keys(request), len(request.ids), spare) if self.free_rows else None
         if table is None:
             return False
         self.tables[request.number] = table
         self.row[request.number] = self.free_rows.pop()
         request.read = table.read
-        self._name(request, 0)
+        self._record_blocks(request, 0)
         return True
 
     def extend(self, request: Request, tokens: int) -> bool:
-        """Blocks for so many of its tokens, if there are any; False where the pool has too few."""
+        """Allocate blocks for this many of a request's tokens; return False if the pool has too few."""
         table = self.tables[request.number]
-        had = len(table.blocks)
+        before = len(table.blocks)
         if not self.pool.extend(table, tokens):
             return False
-        if len(table.blocks) > had:
-            self._name(request, had)
+        if len(table.blocks) > before:
+            self._record_blocks(request, before)
         return True
 
     def read(self, work: Work) -> Tensor:
-        """Read on, so many tokens of each request; features (requests, d_model) after the last one of each."""
-        single = [place for place, (_, count) in enumerate(work) if count == 1]
-        longer = [place for place, (_, count) in enumerate(work) if count > 1]
+        """Read the next tokens of each request → features (requests, d_model) after the last one of each."""
+        single = [index for index, (_, count) in enumerate(work) if count == 1]
+        longer = [index for index, (_, count) in enumerate(work) if count > 1]
         features: list[Tensor] = []
         order: list[int] = []
         if self.graphs is not None:
             if self._changes:
-                self.graphs.place(self._changes)
+                self.graphs.update_tables(self._changes)
                 self._changes = {}
             replayed = single if self.graphs.kernels is None else single + longer
             if replayed:
-                features.append(self._replayed([work[place] for place in replayed]))
+                features.append(self._read_by_graphs([work[index] for index in replayed]))
                 order += replayed
         elif self.native is not None:
-            both = reading_pays(self.model, sum(count for _, count in work))
-            order = list(range(len(work))) if both else single if reading_pays(self.model, len(single)) else []
+            if native_is_faster(self.model, sum(count for _, count in work)):
+                order = list(range(len(work)))
+            elif native_is_faster(self.model, len(single)):
+                order = single
             if order:
-                features.append(self._natively([work[place] for place in order]))
+                features.append(self._read_natively([work[index] for index in order]))
         for group in self._groups(work, sorted({*single, *longer}.difference(order))):
-            features.append(self._read([work[place] for place in group]))
-            order += group
+            features.append(self._read_by_model([work[index] for index in group]))
+            order = order + group
         size = self.pool.block_size
         for request, count in work:
             request.read += count
@@ -168,96 +169,92 @@ class BlockManager:
 
     def head(self, features: Tensor) -> Tensor:
         """Features (requests, d_model) → logits (requests, V)."""
-        if self.native is not None and reading_pays(self.model, len(features)):
+        if self.native is not None and native_is_faster(self.model, len(features)):
             return self.native.head(features)
         return self.model.head(features.unsqueeze(1))[:, 0]
 
-    def keep(self, requests: Sequence[Request], tokens: Tensor) -> None:
-        """Requests go on with these tokens (requests,), which only the device knows so far."""
+    def set_newest(self, requests: Sequence[Request], tokens: Tensor) -> None:
+        """Continue requests with these tokens (requests,), which only the device knows so far."""
         assert self.graphs is not None
-        self.graphs.keep([self.row[request.number] for request in requests], tokens)
+        self.graphs.set_newest([self.row[request.number] for request in requests], tokens)
 
     def release(self, request: Request) -> None:
         self.pool.release(self.tables.pop(request.number))
         row = self.row.pop(request.number)
-        self.numbers[row] = self.store.nowhere
+        self.table_rows[row] = self.store.nowhere
         self.free_rows.append(row)
         request.read = 0
 
-    def _keys(self, request: Request) -> list[Key]:
-        return self.pool.keys(request.ids, len(request.ids) - 1, request.keys)
+    def _keys(self, request: Request) -> list[BlockKey]:
+        return self.pool.extend_keys(request.ids, len(request.ids) - 1, request.keys)
 
-    def _name(self, request: Request, first: int) -> None:
-        """A request's blocks from the first on are new."""
+    def _record_blocks(self, request: Request, first: int) -> None:
+        """Record a request's new blocks, from index `first` of its table on."""
         row, new = self.row[request.number], self.tables[request.number].blocks[first:]
-        self.numbers[row, first : first + len(new)] = new
+        self.table_rows[row, first : first + len(new)] = new
         if self.graphs is not None:
-            self._changes.update(((row, first + at), block) for at, block in enumerate(new))
+            self._changes.update(((row, column), block) for column, block in enumerate(new, start=first))
 
-    def _replayed(self, work: Work) -> Tensor:
+    def _read_by_graphs(self, work: Work) -> Tensor:
         assert self.graphs is not None
-        some = [request for request, count in work if count == 1]
-        # where the host doesn't know the next token yet, it is the newest one on the device
-        tokens = [-1 if request.read >= len(request.ids) else request.ids[request.read] for request in some]
-        step = [self.row[request.number] for request in some], [request.read for request in some], tokens
+        requests = [request for request, count in work if count == 1]
+        # −1 where only the device knows the next token
+        tokens = [-1 if request.read >= len(request.ids) else request.ids[request.read] for request in requests]
+        rows = [self.row[request.number] for request in requests], [request.read for request in requests], tokens
         chunks = [
-            Chunk(self.row[request.number], request.read, request.ids[request.read : request.read + count])
-            for request, count in work[len(some) :]
+            PromptChunk(self.row[request.number], request.read, request.ids[request.read : request.read + count])
+            for request, count in work[len(requests) :]
         ]
-        return self.graphs.together(step, chunks) if chunks else self.graphs.step(*step)
+        return self.graphs.step_and_prefill(rows, chunks) if chunks else self.graphs.step(*rows)
 
-    def _natively(self, work: Work) -> Tensor:
-        """By the step in C: all in one call."""
+    def _read_natively(self, work: Work) -> Tensor:
         assert self.native is not None
-        tokens, lengths, counts, tables = self._given(work)
-        longest = int(lengths.max()) + tokens.shape[1]
-        x = self.model.embed_next(
-            tokens, lengths, self._read_before([request for request, _ in work], lengths, longest)
-        )
+        tokens, lengths, counts, tables = self._inputs(work)
+        read = self._read_tokens(work, lengths, int(lengths.max()) + tokens.shape[1])
+        x = self.model.embed_next(tokens, lengths, read)
         real = torch.arange(tokens.shape[1]) < counts[:, None]
-        return self.native(x[real], lengths, tables, counts)[counts.cumsum(0) - 1]
+        return self.native(x[real], lengths, tables, counts=counts)[counts.cumsum(0) - 1]
 
-    def _given(self, work: Work) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Tokens (requests, time), padded where they are unequal; how many were read before them, and how many they
-        are (requests,); tables (requests, blocks). All on the host."""
-        reads, counts = [request.read for request, _ in work], [count for _, count in work]
+    def _inputs(self, work: Work) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Next tokens (requests, time), padded; the tokens read before, and the number of next ones, (requests,);
+        tables (requests, blocks). All on the host."""
+        lengths, counts = [request.read for request, _ in work], [count for _, count in work]
         chunks = [request.ids[request.read : request.read + count] for request, count in work]
         time, rows = max(counts), [self.row[request.number] for request, _ in work]
         tokens = torch.tensor([chunk + [0] * (time - len(chunk)) for chunk in chunks])
-        tables = torch.from_numpy(self.numbers[rows, : self.pool.blocks_for(max(reads) + time)])
-        return tokens, torch.tensor(reads), torch.tensor(counts), tables
+        tables = torch.from_numpy(self.table_rows[rows, : self.pool.blocks_for(max(lengths) + time)])
+        return tokens, torch.tensor(lengths), torch.tensor(counts), tables
 
-    def _read_before(self, requests: Sequence[Request], lengths: Tensor, max_len: int) -> ReadTokens | None:
-        """The last tokens that requests have read, so many as n-grams reach back."""
+    def _read_tokens(self, work: Work, lengths: Tensor, max_len: int) -> TokenHistory | None:
+        """The last tokens that requests have read, as far back as n-grams reach; None for models without n-grams."""
         if self.model.ngrams is None:
             return None
-        found = np.zeros((len(requests), max_len), dtype=np.int64)
-        for row, request in enumerate(requests):
+        tokens = np.zeros((len(work), max_len), dtype=np.int64)
+        for row, (request, _) in enumerate(work):
             start = max(0, request.read - self.model.ngrams.reach)
-            found[row, start : request.read] = request.ids[start : request.read]
-        read = ReadTokens((), lengths, 0)
-        read.tokens = on_device(torch.from_numpy(found), self.device)
+            tokens[row, start : request.read] = request.ids[start : request.read]
+        read = TokenHistory((), lengths, 0)
+        read.tokens = on_device(torch.from_numpy(tokens), self.device)
         return read
 
-    def _groups(self, work: Work, places: Sequence[int]) -> Iterator[list[int]]:
-        """What is read in one call: single tokens by how far back they look, chunks from equal places on."""
-        starts: dict[int, list[int]] = defaultdict(list)
-        for place in places:
-            request, count = work[place]
-            starts[-1 if count == 1 else request.read].append(place)
-        for start, places in starts.items():
-            sizes = [work[place][0].read if start < 0 else work[place][1] for place in places]
-            yield from bands(places, sizes, self.toll if start < 0 else CALL)
+    def _groups(self, work: Work, indices: Sequence[int]) -> Iterator[list[int]]:
+        """Group work into calls of the model: single tokens by context length, chunks by their first position."""
+        by_start: dict[int, list[int]] = defaultdict(list)
+        for index in indices:
+            request, count = work[index]
+            by_start[-1 if count == 1 else request.read].append(index)
+        for start, members in by_start.items():
+            sizes = [work[index][0].read if start < 0 else work[index][1] for index in members]
+            yield from split_by_size(members, sizes, self.step_cost if start < 0 else CALL_TOKENS)
 
-    def _read(self, work: Work) -> Tensor:
-        """By the model: one call for all."""
-        tokens, reads, counts, tables = self._given(work)
-        longest, time = int(reads.max()), tokens.shape[1]
+    def _read_by_model(self, work: Work) -> Tensor:
+        tokens, read, counts, tables = self._inputs(work)
+        longest, time = int(read.max()), tokens.shape[1]
         cache = PagedCache(self.store, on_device(tables, self.device))
-        state = TransformerState(cache, len(work), longest + time, None, None)  # type: ignore[arg-type]
-        state.lengths = on_device(reads, self.device)
-        state.longest, state.even = longest, int(reads.min()) == longest
-        state.read = self._read_before([request for request, _ in work], state.lengths, state.max_len)
+        state = TransformerState(cache, len(work), longest + time)  # type: ignore[arg-type]
+        state.lengths = on_device(read, self.device)
+        state.longest, state.even = longest, int(read.min()) == longest
+        state.history = self._read_tokens(work, state.lengths, state.max_len)
         lengths = on_device(counts, self.device) if int(counts.min()) < time else None
         features = self.model.advance(on_device(tokens, self.device), state, lengths)
         if lengths is None:
@@ -265,15 +262,18 @@ class BlockManager:
         return features[torch.arange(len(work), device=self.device), lengths - 1]
 
 
-def bands(places: Sequence[int], sizes: Sequence[int], toll: float) -> list[list[int]]:
-    """Places, which have these sizes, cut into groups where the padding that is saved is worth `toll` for each cut."""
-    places = list(places)
-    longest = max(sizes, default=0)
-    if longest * len(places) - sum(sizes) <= toll:
-        return [places] if places else []
-    order = sorted(range(len(places)), key=sizes.__getitem__)
-    cut = max(range(1, len(order)), key=lambda cut: cut * (longest - sizes[order[cut - 1]]))
-    if cut * (longest - sizes[order[cut - 1]]) <= toll:
-        return [places]
-    halves = sorted(order[:cut]), sorted(order[cut:])
-    return [band for half in halves for band in bands([places[i] for i in half], [sizes[i] for i in half], toll)]
+def split_by_size(items: Sequence[int], sizes: Sequence[int], cost: float) -> list[list[int]]:
+    """Split items of these sizes into groups, padded to their largest, wherever a split saves more padding than
+    `cost`."""
+    items = list(items)
+    largest = max(sizes, default=0)
+    if largest * len(items) - sum(sizes) <= cost:
+        return [items] if items else []
+    order = sorted(range(len(items)), key=sizes.__getitem__)
+    cut = max(range(1, len(order)), key=lambda cut: cut * (largest - sizes[order[cut - 1]]))
+    if cut * (largest - sizes[order[cut - 1]]) <= cost:
+        return [items]
+    groups = []
+    for half in (sorted(order[:cut]), sorted(order[cut:])):
+        groups += split_by_size([items[i] for i in half], [sizes[i] for i in half], cost)
+    return groups

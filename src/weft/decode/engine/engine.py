@@ -1,17 +1,17 @@
-"""Many texts at once, with one model.
+"""Continuous batching: many texts with one model, which join and leave the batch token by token.
 
-    engine = Engine(model, vocab_size, Limits())
+    engine = Engine(model, vocab_size, EngineLimits())
     requests = [engine.submit(prompt, settings, seed) for prompt, seed in zip(prompts, seeds)]
     while engine.step():
         pass
     texts = [request.completion().text for request in requests]
 
-What a request gets depends on its prompt, its settings and its seed alone, whatever else is written meanwhile.
+A request's text depends on its prompt, settings and seed alone, not on the other requests.
 
 On a GPU the engine runs one step ahead of the host: tokens are chosen on the device, the next step reads them there,
-and the host sees them while that step runs. A text that has ended by then has one token too many, which is dropped. Its
-blocks go to others only in steps that the device does later, so nothing is written into them behind anybody's back.
-Where a token can be chosen only by what the host knows, as under a grammar, such a step waits for the host.
+and the host sees them while that step runs. A text that turns out to have ended has one token too many, which is
+dropped. Its blocks are reused only by later steps of the device, so nothing overwrites them early. Where only the host
+can choose a token, as under a grammar, the step waits for it.
 """
 
 from collections import deque
@@ -23,51 +23,50 @@ import torch
 from torch import Tensor
 
 from weft.decode.config import Sampling
-from weft.decode.engine.blocks import BlockManager, Limits, Request, Work
+from weft.decode.engine.blocks import BlockManager, EngineLimits, Request, Work
 from weft.decode.prompt import Prompt, context_window
 from weft.decode.sampling import choose_tokens, fetch_tokens, invalid_logits_error, mark_invalid, on_device
 from weft.decode.text import Chunk, adjust_logits, extend_texts
 from weft.errors import ModelError, WeftError, out_of_memory
 from weft.models.transformer import Transformer
 
-PREFILL, PREFILL_ON_CUDA = 512, 2048  # products of fewer rows leave a large GPU idle in part
+PREFILL, PREFILL_ON_CUDA = 512, 2048  # prompt tokens per step by default; fewer leave part of a large GPU idle
 
 
 @dataclass
 class Counts:
-    """What the engine has done so far, in tokens, requests and steps."""
+    """Totals of an engine's work."""
 
-    prompt: int = 0  # tokens of prompts that were read
-    shared: int = 0  # tokens of prompts that need not be read: another text has the same prefix
-    written: int = 0
-    preempted: int = 0  # times that a request was preempted
+    prompt: int = 0  # prompt tokens read
+    shared: int = 0  # prompt tokens not read, because another text has the same prefix
+    written: int = 0  # tokens
+    preempted: int = 0  # preemptions of requests
     steps: int = 0
 
 
 class Scheduler:
-    """Who runs next: requests join the batch when there are free blocks and leave it when they end, token by token.
+    """Chooses the work of each step: requests join the batch when there are free blocks, and leave it when they end.
 
-    In each step all texts that are being written get a token, and new prompts are read at most `prefill` tokens at a
-    time, so that a long one holds nobody up (Yu et al. 2022; Agrawal et al. 2023: chunked prefill). At most `rows` run.
-    Where free blocks run out, the youngest request is preempted: its blocks go to the others, and it is read again
-    later.
+    Each step reads one token of every running text, and at most `prefill` tokens of new prompts, so that a long prompt
+    delays nobody (Yu et al. 2022; Agrawal et al. 2023: chunked prefill). At most `rows` requests run. If free blocks
+    run out, the youngest request is preempted: the others get its blocks, and it is read again later.
     """
 
-    def __init__(self, manager: BlockManager, rows: int, prefill: int, counts: Counts):
+    def __init__(self, manager: BlockManager, counts: Counts, *, rows: int, prefill: int):
         self.manager, self.rows, self.prefill, self.counts = manager, rows, prefill, counts
-        self.running: list[Request] = []  # in the order they were admitted
+        self.running: list[Request] = []  # in order of admission
         self.waiting: deque[Request] = deque()
 
     def schedule(self) -> Work | None:
-        """Admit and preempt; then a token of each text that is being written, and chunks of the new prompts.
+        """Admit and preempt; then return one token of each running text and chunks of the new prompts.
 
-        None where free blocks have run out and some requests are ahead of the host: it has to catch up first, since
-        some of them may have ended, and only one whose text is known can be read again later.
+        Return None if free blocks have run out while requests are ahead of the host. It has to catch up first: some may
+        have ended, and only a request whose text is known can be preempted.
         """
         self._admit()
         work: Work = [(request, 1) for request in self.running if request.unread == 1 and not request.ends_or_slides]
         new = [request for request in self.running if request.unread > 1]
-        # the oldest goes first, then the shortest; while others wait, one gets half of the tokens at most
+        # The oldest goes first, then the shortest; while others wait, each gets at most half of the tokens.
         new[1:] = sorted(new[1:], key=lambda request: request.unread)
         left = self.prefill
         for request in new:
@@ -84,26 +83,32 @@ class Scheduler:
             self.manager.release(request)
 
     def slide(self, request: Request) -> None:
-        """The window of a request is full: its last ids are read again, as after a preemption."""
+        """Slide a full window: the request's last ids are read again, as after a preemption."""
         self.requeue(request)
         request.slide()
 
+    def requeue(self, request: Request) -> None:
+        """Free a request's blocks, and let it wait before all later ones."""
+        self.remove(request)
+        later = (index for index, other in enumerate(self.waiting) if other.number > request.number)
+        self.waiting.insert(next(later, len(self.waiting)), request)
+
     def _admit(self) -> None:
-        later: list[Request] = []  # their prefix is being read just now
+        deferred: list[Request] = []  # another request is reading their prefix
         while self.waiting and len(self.running) < self.rows:
             request = self.waiting.popleft()
             if self.manager.awaits(request):
-                later.append(request)
-            elif self.manager.admit(request, spare=len(self.running)):  # each that runs may soon need a block more
+                deferred.append(request)
+            elif self.manager.admit(request, spare=len(self.running)):  # every running request may soon need a block
                 self.running.append(request)
                 self.counts.shared += 0 if request.written else request.read
             else:
                 self.waiting.appendleft(request)
                 break
-        self.waiting.extendleft(reversed(later))
+        self.waiting.extendleft(reversed(deferred))
 
     def _with_blocks(self, work: Work) -> Work | None:
-        """The work that has blocks; where too few are free, the youngest requests are preempted."""
+        """Allocate blocks for the work, preempting the youngest requests if there are too few; return what is left."""
         preempted: set[int] = set()
         for request, size in sorted(work, key=lambda item: item[0].number):
             while request.number not in preempted and not self.manager.extend(request, request.read + size):
@@ -115,42 +120,36 @@ class Scheduler:
                 self.counts.preempted += 1
         return [item for item in work if item[0].number not in preempted] if preempted else work
 
-    def requeue(self, request: Request) -> None:
-        """Free its blocks, and let it wait again before those that came later."""
-        self.remove(request)
-        later = (place for place, other in enumerate(self.waiting) if other.number > request.number)
-        self.waiting.insert(next(later, len(self.waiting)), request)
 
-
-Late = tuple[list[Request], Callable[[], list[int]]]  # requests, and the function that waits for a token of each
+PendingTokens = tuple[list[Request], Callable[[], list[int]]]  # requests, and a function that waits for their tokens
 
 
 class Engine:
-    """Writes many texts with one decoder, of tokens below `vocab_size`."""
+    """Generates many texts with one decoder, from tokens below `vocab_size`."""
 
-    def __init__(self, model: Transformer, vocab_size: int, limits: Limits):
+    def __init__(self, model: Transformer, vocab_size: int, limits: EngineLimits):
         self.model, self.vocab_size = model, vocab_size
         self.device, self.window = model.embedding.weight.device, context_window(model)
         self.manager = BlockManager(model, limits)
         self.counts = Counts()
         prefill = limits.prefill or (PREFILL_ON_CUDA if self.device.type == "cuda" else PREFILL)
-        self.scheduler = Scheduler(self.manager, limits.rows, prefill, self.counts)
-        self._numbers = count(1)  # of requests, in the order they come
-        self._late: Late | None = None  # what was written in the last step, where the host hasn't seen it yet
+        self.scheduler = Scheduler(self.manager, self.counts, rows=limits.rows, prefill=prefill)
+        self._numbers = count(1)  # of requests, in order of submission
+        self._pending: PendingTokens | None = None  # tokens of the last step that the host has not seen
 
     def submit(self, prompt: Prompt, settings: Sampling, seed: int) -> Request:
-        """Ask for a text that continues a prompt that was checked."""
-        request = Request(next(self._numbers), prompt, settings, self.window, seed)
+        """Request a continuation of a checked prompt."""
+        request = Request(next(self._numbers), prompt, settings, window=self.window, seed=seed)
         pool, blocks = self.manager.pool, self.manager.store.blocks
-        if pool.blocks_for(request.longest) > blocks:
+        if pool.blocks_for(request.max_len) > blocks:
             raise ModelError(
-                f"prompt and text are {request.longest} tokens, but there is memory for {blocks * pool.block_size}"
+                f"prompt and text are {request.max_len} tokens, but there is memory for {blocks * pool.block_size}"
             )
         self.scheduler.waiting.append(request)
         return request
 
     def cancel(self, request: Request) -> None:
-        """Nobody waits for this text any more: others may have its blocks from the next step on."""
+        """End a request; others may have its blocks from the next step on."""
         if request in self.scheduler.waiting:
             self.scheduler.waiting.remove(request)
         self._end(request)
@@ -161,14 +160,14 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> bool:
-        """Read a token of each text that is being written and a chunk of the new prompts; False if idle."""
+        """Read one token of each running text and a chunk of the new prompts; return False if idle."""
         work = self.scheduler.schedule()
         if work is None:
             self._catch_up()
             work = self.scheduler.schedule()
-        assert work is not None, "nothing is ahead now"
+        assert work is not None, "no request is ahead of the host now"
         self.counts.steps += bool(work)
-        involved = [request for request, _ in work] + ([] if self._late is None else self._late[0])
+        in_flight = [request for request, _ in work] + ([] if self._pending is None else self._pending[0])
         try:
             if work:
                 self._step(work)
@@ -176,61 +175,61 @@ class Engine:
                 self._catch_up()
         except BaseException as error:
             if work and out_of_memory(error):
-                self._make_room(work, error)
+                self._free_memory(work, error)
                 return not self.idle
-            failed = error if isinstance(error, WeftError) else ModelError(f"the engine failed: {error}")
-            for request in involved:
-                self._end(request, failed)
+            failure = error if isinstance(error, WeftError) else ModelError(f"the engine failed: {error}")
+            for request in in_flight:
+                self._end(request, failure)
             if not isinstance(error, WeftError):
                 raise
         return not self.idle
 
-    def _make_room(self, work: Work, error: BaseException) -> None:
-        """Memory ran out in a step: the request that had most to read ends, and the others are read again."""
+    def _free_memory(self, work: Work, error: BaseException) -> None:
+        """After a step ran out of memory, end the request that had the most to read, and read the others again."""
         self._catch_up()
-        going = sorted((item for item in work if not item[0].ended), key=lambda item: item[1])
-        failed = ModelError("not enough memory to read this text beside the others")
-        failed.__cause__ = error
-        for place, (request, _) in enumerate(going, start=1):
-            if place == len(going):
-                self._end(request, failed)
+        running = sorted((item for item in work if not item[0].ended), key=lambda item: item[1])
+        failure = ModelError("not enough memory to read this text beside the others")
+        failure.__cause__ = error
+        for number, (request, _) in enumerate(running, start=1):
+            if number == len(running):
+                self._end(request, failure)
             else:
                 self.scheduler.requeue(request)
 
     def _step(self, work: Work) -> None:
         features = self.manager.read(work)
         self.counts.prompt += sum(size for request, size in work if not request.written and not request.ahead)
-        all_read = [place for place, (request, _) in enumerate(work) if not request.unread]
-        if not all_read:
+        complete = [index for index, (request, _) in enumerate(work) if not request.unread]
+        if not complete:
             self._catch_up()
             return
-        requests, features = _those([request for request, _ in work], features, all_read)
+        requests, features = _select([request for request, _ in work], features, complete)
         logits = self.manager.head(features)[:, : self.vocab_size]
         if self.manager.graphs is not None and not any(request.needs_host for request in requests):
             self._run_ahead(requests, logits)
             return
         self._catch_up()
-        going_on = [place for place, request in enumerate(requests) if not request.ended]
-        if going_on:
-            self._write(*_those(requests, logits, going_on))
+        running = [index for index, request in enumerate(requests) if not request.ended]
+        if running:
+            self._write(*_select(requests, logits, running))
 
     def _run_ahead(self, requests: list[Request], logits: Tensor) -> None:
-        """Choose a token for each request from logits (requests, V) on the device; then see to the last step's."""
+        """Choose a token for each request from logits (requests, V) on the device; then process the last step's."""
         logits, settings = logits.float(), [request.settings for request in requests]
         uniforms = [0.0 if request.settings.greedy else request.uniform() for request in requests]
         tokens = mark_invalid(choose_tokens(logits, settings, uniforms), logits)
-        self.manager.keep(requests, tokens.clamp(min=0))
-        late = requests, fetch_tokens(tokens)
+        self.manager.set_newest(requests, tokens.clamp(min=0))
+        pending = requests, fetch_tokens(tokens)
         for request in requests:
             request.ahead += 1
         self._catch_up()
-        self._late = late
+        self._pending = pending
 
     def _catch_up(self) -> None:
-        if self._late is None:
+        if self._pending is None:
             return
-        (requests, arrived), self._late = self._late, None
-        for request, token in zip(requests, arrived(), strict=True):
+        (requests, wait), self._pending = self._pending, None
+        for request, token in zip(requests, wait(), strict=True):
             request.ahead -= 1
             if request.ended:
                 continue  # it had ended before: one token too many
@@ -238,25 +237,25 @@ class Engine:
                 self._end(request, invalid_logits_error(token))
             else:
                 self.counts.written += 1
-                self._hand_on(request, request.push(token))
+                self._deliver(request, request.push(token))
 
     def _write(self, requests: list[Request], logits: Tensor) -> None:
-        """Choose a token for each request from logits (requests, V), and hand on what it adds."""
+        """Choose a token for each request from logits (requests, V) on the host, and deliver it."""
         try:
             ready = adjust_logits(requests, logits)
         except ModelError as error:
             if len(requests) == 1:
                 self._end(requests[0], error)
-            else:  # of one of them: the others are none the worse for it
+            else:  # retry one by one, so that only the request at fault fails
                 for row, request in enumerate(requests):
                     self._write([request], logits[row : row + 1])
             return
         self.counts.written += len(requests)
         chunks = extend_texts(requests, logits, ready, agree=self.model.agree)
         for request, chunk in zip(requests, chunks, strict=True):
-            self._hand_on(request, chunk)
+            self._deliver(request, chunk)
 
-    def _hand_on(self, request: Request, chunk: Chunk) -> None:
+    def _deliver(self, request: Request, chunk: Chunk) -> None:
         request.chunks.append(chunk)
         if chunk.finish is not None:
             self._end(request)
@@ -269,7 +268,7 @@ class Engine:
             request.ended, request.error = True, error
 
 
-def _those(requests: list[Request], rows: Tensor, places: list[int]) -> tuple[list[Request], Tensor]:
-    if len(places) == len(requests):
+def _select(requests: list[Request], rows: Tensor, indices: list[int]) -> tuple[list[Request], Tensor]:
+    if len(indices) == len(requests):
         return requests, rows
-    return [requests[place] for place in places], rows.index_select(0, on_device(torch.tensor(places), rows.device))
+    return [requests[index] for index in indices], rows.index_select(0, on_device(torch.tensor(indices), rows.device))

@@ -1,11 +1,10 @@
-"""Kernels for a decoding step on a GPU, written in Triton: a step of a small batch is bound by what it reads.
+"""Kernels of a decode step on a GPU, in Triton: a step of a small batch is bound by the memory it reads.
 
-A matrix times one vector reads the matrix once; what stands before it (the norm) and behind it (the gate, the skip
-connection) is folded in, so that a layer is four such products and one attention (`attend.py`). Each kernel may start
-while the one before it ends (`PDL`, programmatic dependent launch): it fetches its first weights, then waits for its
-input.
+A matrix times one vector reads the matrix once. The norm before it and the gate or residual after it are fused, so a
+layer is four such products and one attention (`attend.py`). Each kernel may start while the previous one finishes (PDL,
+programmatic dependent launch): it loads its first weights, then waits for its input.
 
-Only `cuda.py` and `cuda_graphs.py` import this file, and only where there is a GPU.
+Imported only where there is a GPU.
 """
 
 from typing import Any
@@ -16,11 +15,10 @@ import triton.language as tl  # type: ignore[import-not-found,import-untyped,unu
 from torch import Tensor
 
 from weft.decode.fast import kernels4
-from weft.decode.fast.kernels4 import loaded
+from weft.decode.fast.kernels4 import load_block
 
-# Tiles of the product with one vector, as `benchmarks/gpu_decode.py --parts tune` found them on an H200: rows (of one
-# half, where it is gated), columns and bits of a matrix → rows and columns (with 4 bits, groups of 32) of a tile,
-# and warps.
+# Tiles of a matrix–vector product, tuned by `benchmarks/gpu_decode.py --parts tune` on an H200: rows (of one half, if
+# gated), columns and bits of a matrix → rows and columns (with 4 bits, groups of 32) of a tile, and warps.
 Tile = tuple[int, int, int]
 TILES: dict[tuple[int, int, int], Tile] = {
     (12288, 4096, 16): (4, 4096, 8),
@@ -41,14 +39,14 @@ TILES: dict[tuple[int, int, int], Tile] = {
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def floats(tile, ASM: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Floats; of 8-bit numbers q, 128.5 + q/256.
+def to_float(tile):  # type: ignore[no-untyped-def]
+    """Convert to float32; 8-bit numbers q become 128.5 + q/256.
 
-    A conversion of whole numbers is slow, eight times slower than a product. But 128 + u/256 is a float whose third
-    byte is u, so that one move of bytes makes it; u is q with its first bit flipped, q + 128.
+    An integer conversion is eight times slower than a product. But 128 + u/256 is a float whose third byte is u, so a
+    byte permutation makes it; u = q + 128 is q with its first bit flipped.
     """
-    if tile.dtype == tl.int8 and ASM:
-        floats = tl.inline_asm_elementwise(
+    if tile.dtype == tl.int8:
+        converted = tl.inline_asm_elementwise(
             """{
             .reg .b32 u;
             xor.b32 u, $4, 0x80808080;
@@ -63,10 +61,8 @@ def floats(tile, ASM: tl.constexpr):  # type: ignore[no-untyped-def]
             is_pure=True,
             pack=4,
         )
-    elif tile.dtype == tl.int8:
-        floats = tile.to(tl.float32) / 256 + 128.5
-    elif tile.dtype == tl.bfloat16 and ASM:
-        floats = tl.inline_asm_elementwise(
+    elif tile.dtype == tl.bfloat16:
+        converted = tl.inline_asm_elementwise(
             "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
             "=&r,=r,r",
             [tile],
@@ -75,63 +71,63 @@ def floats(tile, ASM: tl.constexpr):  # type: ignore[no-untyped-def]
             pack=2,
         )
     else:
-        floats = tile.to(tl.float32)
-    return floats
+        converted = tile.to(tl.float32)
+    return converted
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _matvec_kernel(  # type: ignore[no-untyped-def]
     x_ptr, w_ptr, scale_ptr, gain_ptr, residual_ptr, y_ptr, eps,
     N: tl.constexpr, K: tl.constexpr, SCALED: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr,
-    RESIDUAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr, ASM: tl.constexpr,
+    RESIDUAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    # eight neighbours a thread, of weights and of x alike, so that none of them changes hands
+    # A thread has eight consecutive columns of both the weights and x, so nothing moves between threads.
     column = tl.max_contiguous(tl.arange(0, BLOCK), 8)
     tiles = w_ptr + rows[:, None].to(tl.int64) * K + column[None, :]
-    # weights never change, so the first of them can be fetched before the kernel in front has ended
-    tile = loaded(tiles, (column < K)[None, :], BLOCK <= K)
+    # Weights never change, so the first ones are loaded before the previous kernel has finished.
+    tile = load_block(tiles, (column < K)[None, :], BLOCK <= K)
     if GATED:
-        upper = loaded(tiles + N * K, (column < K)[None, :], BLOCK <= K)
+        tile_up = load_block(tiles + N * K, (column < K)[None, :], BLOCK <= K)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     sums = tl.zeros((ROWS, BLOCK), tl.float32)
     if GATED:
-        others = tl.zeros((ROWS, BLOCK), tl.float32)
+        sums_up = tl.zeros((ROWS, BLOCK), tl.float32)
     squares = tl.zeros((BLOCK,), tl.float32)
     xs = tl.zeros((BLOCK,), tl.float32)
     for start in tl.static_range(0, K, BLOCK):
         here = start + column
-        x = floats(loaded(x_ptr + here, here < K, start + BLOCK <= K), ASM)
+        x = to_float(load_block(x_ptr + here, here < K, start + BLOCK <= K))
         if NORM:
             squares += x * x
-            x *= floats(loaded(gain_ptr + here, here < K, start + BLOCK <= K), ASM)
+            x *= to_float(load_block(gain_ptr + here, here < K, start + BLOCK <= K))
         if SCALED:
             xs += x
         now = tile
         if GATED:
-            now_upper = upper
-        if start + BLOCK < K:  # the next tile is on its way while this one is multiplied
+            now_up = tile_up
+        if start + BLOCK < K:  # load the next tile while this one is multiplied
             ahead = (here + BLOCK < K)[None, :]
-            tile = loaded(tiles + (start + BLOCK), ahead, start + 2 * BLOCK <= K)
+            tile = load_block(tiles + (start + BLOCK), ahead, start + 2 * BLOCK <= K)
             if GATED:
-                upper = loaded(tiles + (N * K + start + BLOCK), ahead, start + 2 * BLOCK <= K)
-        sums += floats(now, ASM) * x[None, :]
+                tile_up = load_block(tiles + (N * K + start + BLOCK), ahead, start + 2 * BLOCK <= K)
+        sums += to_float(now) * x[None, :]
         if GATED:
-            others += floats(now_upper, ASM) * x[None, :]
-    if SCALED:  # Σ (128.5 + q/256) x − 128.5 Σ x, before anything else is added up: the difference is small
+            sums_up += to_float(now_up) * x[None, :]
+    if SCALED:  # Σ (128.5 + q/256) x − 128.5 Σ x, lane by lane: the difference of the full sums would lose digits
         sums -= 128.5 * xs[None, :]
         if GATED:
-            others -= 128.5 * xs[None, :]
+            sums_up -= 128.5 * xs[None, :]
     y = tl.sum(sums, axis=1)
     if SCALED:
         y *= 256 * tl.load(scale_ptr + rows).to(tl.float32)
-    if NORM:  # gain · x / RMS(x): the root is one number for the whole row, so it can come last
+    if NORM:  # gain · x / RMS(x): the root is one number per row, so it is applied last
         root = tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
         y *= root
     if GATED:
-        up = tl.sum(others, axis=1)
+        up = tl.sum(sums_up, axis=1)
         if SCALED:
             up *= 256 * tl.load(scale_ptr + N + rows).to(tl.float32)
         if NORM:
@@ -154,37 +150,37 @@ def _gate_kernel(x_ptr, y_ptr, width, BLOCK: tl.constexpr):  # type: ignore[no-u
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _likeliest_kernel(  # type: ignore[no-untyped-def]
-    logits_ptr, count_ptr, written_ptr, tokens_ptr, stride, V, BLOCK: tl.constexpr
+def _argmax_kernel(  # type: ignore[no-untyped-def]
+    logits_ptr, step_ptr, history_ptr, tokens_ptr, stride, V, BLOCK: tl.constexpr
 ):
     row = tl.program_id(0)
     column = tl.arange(0, BLOCK)
     peaks = tl.full((BLOCK,), float("-inf"), tl.float32)
-    places = tl.zeros((BLOCK,), tl.int32)
-    wrong = tl.zeros((BLOCK,), tl.int32)
+    ids = tl.zeros((BLOCK,), tl.int32)
+    nans = tl.zeros((BLOCK,), tl.int32)
     for start in range(0, V, BLOCK):
         here = start + column
         x = tl.load(logits_ptr + row.to(tl.int64) * stride + here, mask=here < V, other=float("-inf")).to(tl.float32)
-        wrong += (x != x).to(tl.int32)
-        higher = x > peaks  # of equals the first one stays
-        places = tl.where(higher, here, places)
+        nans += (x != x).to(tl.int32)
+        higher = x > peaks  # the first of equals wins
+        ids = tl.where(higher, here, ids)
         peaks = tl.where(higher, x, peaks)
     peak = tl.max(peaks, axis=0)
-    best = tl.min(tl.where(peaks == peak, places, V), axis=0)
-    fine = (tl.sum(wrong, axis=0) == 0) & (peak > float("-inf")) & (peak < float("inf"))
-    count = tl.load(count_ptr)
-    tl.store(written_ptr + count * tl.num_programs(0) + row, tl.where(fine, best, -1).to(tl.int64))
-    tl.store(tokens_ptr + row, tl.where(fine, best, 0).to(tl.int64))
+    best = tl.min(tl.where(peaks == peak, ids, V), axis=0)
+    finite = (tl.sum(nans, axis=0) == 0) & (peak > float("-inf")) & (peak < float("inf"))
+    step = tl.load(step_ptr)
+    tl.store(history_ptr + step * tl.num_programs(0) + row, tl.where(finite, best, -1).to(tl.int64))
+    tl.store(tokens_ptr + row, tl.where(finite, best, 0).to(tl.int64))
 
 
 def matvec_tile(N: int, K: int, bits: int) -> Tile:
-    """Rows and columns of a tile, and warps, for a matrix (N, K): enough bytes on their way to keep the memory busy."""
+    """Rows and columns of a tile, and warps, for a matrix (N, K): enough loads in flight to saturate the memory."""
     rows, block, warps = TILES.get((N, K, bits), (4, 64, 2) if bits == 4 else (4, 1024, 4))
     while N % rows:
         rows //= 2
-    unit, most = (32, 32) if bits == 4 else (1, 256)  # columns that are counted as one, and of these what a warp reads
+    unit, per_warp = (32, 32) if bits == 4 else (1, 256)  # columns in a unit, and units that a warp reads
     block = min(triton.next_power_of_2(K // unit), block)
-    return rows, block, max(1, min(warps, block // most))
+    return rows, block, max(1, min(warps, block // per_warp))
 
 
 def matvec(
@@ -199,10 +195,10 @@ def matvec(
     pdl: bool = False,
     tile: Tile | None = None,
 ) -> Tensor:
-    """weight (N, K) times x (1, K), in one pass over the weights; → (1, N), or (1, N/2) if `gated`.
+    """Multiply weight (N, K) by x (1, K), in one pass over the weights → (1, N), or (1, N/2) if `gated`.
 
-    With `scale` (N,) the weights are 8-bit integers, with (N, K/32) 4-bit ones (`kernels4.py`); with `gain` (K,) x is
-    first normed (RMSNorm); `gated` takes silu of the first half times the second; `residual` is added last.
+    With `scale` (N,) the weights are 8-bit integers, with (N, K/32) 4-bit ones (`kernels4.py`). With `gain` (K,) x is
+    normalised first (RMSNorm). `gated` returns silu of the first half times the second. `residual` is added last.
     """
     (rows, K), four = (len(weight), x.shape[1]), weight.dtype == torch.uint8
     N = rows // 2 if gated else rows
@@ -211,19 +207,19 @@ def matvec(
     assert N % height == 0
     if four:
         assert scale is not None
-        x_rounded = kernels4.rounded(x, gain, eps, pdl)
-        kernels4.matvec(x_rounded, (weight, scale), residual, gated, y, (height, block, warps), pdl)
+        quantized = kernels4.quantize(x, gain, eps, pdl)
+        kernels4.matvec(quantized, (weight, scale), residual, gated, y, (height, block, warps), pdl)
         return y
     _matvec_kernel[(N // height,)](
         x, weight, scale, gain, residual, y, eps, N, K,
-        scale is not None, gain is not None, gated, residual is not None, height, block, pdl, x.is_cuda,
+        scale is not None, gain is not None, gated, residual is not None, height, block, pdl,
         num_warps=warps, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
     return y
 
 
 def gate(x: Tensor) -> Tensor:
-    """silu of the first half of x (rows, 2 · width) times the second → (rows, width)."""
+    """Multiply silu of the first half of x (rows, 2 · width) by the second → (rows, width)."""
     rows, width = x.shape[0], x.shape[1] // 2
     y = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     block = min(1024, triton.next_power_of_2(width))
@@ -231,18 +227,18 @@ def gate(x: Tensor) -> Tensor:
     return y
 
 
-def likeliest(logits: Tensor, vocab_size: int, count: Tensor, written: Tensor) -> Tensor:
-    """The likeliest of the first `vocab_size` tokens of logits (rows, V) → (rows,), put into `written` (steps, rows) at
-    step `count` (1,) as well; −1 there, and 0 here, where a logit is NaN or the largest is infinite."""
+def argmax_tokens(logits: Tensor, vocab_size: int, step: Tensor, history: Tensor) -> Tensor:
+    """Return the likeliest of the first `vocab_size` tokens of logits (rows, V), (rows,), and store them in `history`
+    (steps, rows) at index `step` (1,). Where a logit is NaN or the largest is infinite, 0 is returned and −1 stored."""
     tokens = torch.empty(logits.shape[0], dtype=torch.long, device=logits.device)
-    assert logits.stride(1) == 1 and written.is_contiguous()
+    assert logits.stride(1) == 1 and history.is_contiguous()
     block = min(8192, triton.next_power_of_2(vocab_size))
-    _likeliest_kernel[(logits.shape[0],)](
-        logits, count, written, tokens, logits.stride(0), vocab_size, block, num_warps=max(1, block // 512)
+    _argmax_kernel[(logits.shape[0],)](
+        logits, step, history, tokens, logits.stride(0), vocab_size, block, num_warps=max(1, block // 512)
     )
     return tokens
 
 
 def has_pdl(device: Any) -> bool:
-    """Whether kernels may overlap with the one before them: Hopper and later."""
+    """Whether a kernel may overlap with the previous one: on Hopper and later."""
     return torch.cuda.get_device_capability(device)[0] >= 9 and hasattr(tl.extra.cuda, "gdc_wait")

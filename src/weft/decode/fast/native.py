@@ -1,4 +1,4 @@
-"""The step and its products in C (`native/decode/step.c`); without a compiler everything goes by torch's operations."""
+"""Bindings to the decoder step and matrix products in C (`native/decode/step.c`)."""
 
 import ctypes
 from collections.abc import Sequence
@@ -13,62 +13,62 @@ from torch.nn import functional as F
 from weft.native import compiler
 
 SOURCE = compiler.SOURCES / "decode" / "step.c"
-KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}  # of numbers: c/products.h's
-ACTIVATIONS = {"relu": 0, "silu": 1, "gelu": 2, "gelu-tanh": 3}
-BLOCK = 32  # numbers with one scale, as c/bands.h has it
-BAND = 16  # rows that lie interleaved there
-MANY_ROWS, MANY_COLUMNS = 8, 16  # that c/tiles.h wants a matrix to have at least, and in multiples
-MAX_D_HEAD = 512  # that native/decode/step.c has memory for
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}  # the enum in gemv.h; uint8: int4 pairs
+ACTIVATIONS = {"relu": 0, "silu": 1, "gelu": 2, "gelu-tanh": 3}  # the enum in step.c
+BLOCK = 32  # values with one scale (quantised_gemv.h)
+PANEL_ROWS = 16  # interleaved rows of a panel (quantised_gemv.h)
+MIN_GEMM_ROWS, GEMM_COLUMNS = 8, 16  # `gemm` needs at least these rows, and a multiple of these columns
+MAX_D_HEAD = 512  # bounds buffers on the C stack (attention.h)
 
 
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
     return [(name, kind) for name in names.split()]
 
 
-class Matrix(Structure):
-    _fields_ = _fields(c_int32, "kind rows columns") + _fields(c_void_p, "weights scales centres bias")
+class CMatrix(Structure):
+    _fields_ = _fields(c_int32, "dtype rows columns") + _fields(c_void_p, "weights scales centres bias")
 
 
-class Norm(Structure):
+class CNorm(Structure):
     _fields_ = _fields(c_void_p, "gain bias") + _fields(c_float, "eps offset") + _fields(c_int32, "centred")
 
 
-class Layer(Structure):
+class CLayer(Structure):
     _fields_ = [
-        *_fields(Norm, "attention_norm feedforward_norm"),
-        *_fields(Matrix, "qkv out up down"),
+        *_fields(CNorm, "attention_norm feedforward_norm"),
+        *_fields(CMatrix, "qkv out up down"),
         *_fields(c_void_p, "keys values"),
     ]
 
 
-class Model(Structure):
+class CModel(Structure):
     _fields_ = [
-        *_fields(c_int32, "layers d_model heads kv_heads d_head d_ff gated activation block"),
+        *_fields(c_int32, "layers d_model heads kv_heads d_head d_ff gated activation block_size"),
         ("stride", c_int64),
         ("scale", c_float),
         *_fields(c_void_p, "cos sin"),
-        ("layer", POINTER(Layer)),
-        ("norm", Norm),
-        ("head", Matrix),
+        ("layer", POINTER(CLayer)),
+        ("norm", CNorm),
+        ("head", CMatrix),
     ]
 
 
-class Texts(Structure):
-    _fields_ = _fields(c_int32, "texts width") + _fields(c_void_p, "counts places tables")
+class CBatch(Structure):
+    _fields_ = _fields(c_int32, "texts table_width") + _fields(c_void_p, "counts positions tables")
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """What was compiled, or None where that is not possible or not wanted."""
-    found = compiler.load(SOURCE, "weft's decoding step")
-    if found is None:
+    """Load the compiled library, or None if it is disabled or cannot be compiled."""
+    compiled = compiler.load(SOURCE, "weft's decoding step", (CMatrix, CNorm, CLayer, CModel, CBatch))
+    if compiled is None:
         return None
-    found.weft_product.argtypes = [POINTER(Matrix), c_void_p, c_void_p, c_int, c_int]
-    found.weft_many.argtypes = found.weft_product.argtypes
-    found.weft_step.argtypes = [POINTER(Model), c_void_p, POINTER(Texts), c_int, c_void_p, c_int]
-    found.weft_log_totals.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int]
-    found.weft_log_totals.restype = None
-    return found
+    compiled.weft_multiply.argtypes = [POINTER(CMatrix), c_void_p, c_void_p, c_int, c_int]
+    compiled.weft_gemm.argtypes = compiled.weft_multiply.argtypes
+    compiled.weft_step.argtypes = [POINTER(CModel), c_void_p, POINTER(CBatch), c_int, c_void_p, c_int]
+    compiled.weft_logsumexp.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int]
+    compiled.weft_logsumexp.restype = None
+    return compiled
 
 
 def address(tensor: Tensor | None) -> int | None:
@@ -76,50 +76,56 @@ def address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def in_bands(rows: Tensor) -> Tensor:
-    """Rows (N, width) as c/bands.h reads whole numbers, their scales and centres: 16 rows interleaved, bytes in fours.
-    The last band is filled up with zeros."""
-    rows = F.pad(rows, (0, 0, 0, -len(rows) % BAND))
+def interleave_rows(rows: Tensor) -> Tensor:
+    """Pack rows (N, width) of int8 or int4 weights, or of their scales or centres, into panels of 16 interleaved rows
+    (quantised_gemv.h): weights four bytes at a time, the others one value at a time. The last panel is zero-padded."""
+    rows = F.pad(rows, (0, 0, 0, -len(rows) % PANEL_ROWS))
     words = rows.view(torch.int32) if rows.element_size() == 1 else rows
-    return words.unflatten(0, (-1, BAND)).transpose(1, 2).contiguous().view(rows.dtype)
+    return words.unflatten(0, (-1, PANEL_ROWS)).transpose(1, 2).contiguous().view(rows.dtype)
 
 
 def matrix(
-    numbers: Tensor,
+    weights: Tensor,
     shape: Sequence[int],
+    *,
     scales: Tensor | None = None,
     centres: Tensor | None = None,
     bias: Tensor | None = None,
-) -> Matrix:
-    """A matrix of this shape: float32 or bf16, or int8 or two 4-bit numbers a byte (uint8), which are `in_bands`. The
-    tensors have to be kept for as long as it is used."""
-    return Matrix(KINDS[numbers.dtype], *shape, address(numbers), address(scales), address(centres), address(bias))
+) -> CMatrix:
+    """Describe a matrix of this shape to C: float32 or bf16 weights, or int8 or pairs of int4 (uint8) that went through
+    `interleave_rows`. It points into the tensors, which must outlive it."""
+    rows, columns = shape
+    return CMatrix(DTYPES[weights.dtype], rows, columns, *map(address, (weights, scales, centres, bias)))
 
 
-def multiply(found: Matrix, x: Tensor, threads: int | None = None) -> Tensor:
-    """x (M, columns) times a matrix (N, columns) → (M, N), in float32, by all threads or so many."""
+def multiply(weight: CMatrix, x: Tensor, threads: int | None = None) -> Tensor:
+    """Multiply x (M, columns) by a matrix (N, columns) transposed, in float32 → (M, N); by default on torch's number of
+    threads."""
     x = x.float().contiguous()
-    y = torch.empty(len(x), found.rows)
+    assert x.dim() == 2 and x.shape[1] == weight.columns, f"{tuple(x.shape)} times {weight.columns} columns"
+    y = torch.empty(len(x), weight.rows)
     compiled: Any = library()
-    if compiled.weft_product(found, x.data_ptr(), y.data_ptr(), len(x), threads or torch.get_num_threads()):
-        raise MemoryError("a product found no memory")
+    if compiled.weft_multiply(weight, x.data_ptr(), y.data_ptr(), len(x), threads or torch.get_num_threads()):
+        raise MemoryError("out of memory in a matrix product")
     return y
 
 
-def multiply_many(found: Matrix, x: Tensor, y: Tensor) -> Tensor:
-    """The same with a float32 matrix, of at least 8 rows and of columns in sixteens, → y. Many rows at once are faster,
-    but how each is summed up depends on how many there are."""
+def gemm(weight: CMatrix, x: Tensor, out: Tensor, *, threads: int | None = None) -> Tensor:
+    """Multiply x (M, columns) by a float32 matrix (N, columns) transposed → out (M, N). Faster than `multiply` for
+    several rows, but the order in which a row is summed depends on their number."""
     x = x.contiguous()
+    assert x.shape[1] == weight.columns and out.shape == (len(x), weight.rows), f"{tuple(x.shape)} → {tuple(out.shape)}"
     compiled: Any = library()
-    if compiled.weft_many(found, x.data_ptr(), y.data_ptr(), len(x), torch.get_num_threads()):
-        raise MemoryError("a product found no memory")
-    return y
+    if compiled.weft_gemm(weight, x.data_ptr(), out.data_ptr(), len(x), threads or torch.get_num_threads()):
+        raise MemoryError("out of memory in a matrix product")
+    return out
 
 
-def log_totals(x: Tensor) -> Tensor:
-    """log Σ eˣ of each row of x (rows, columns) in float32, whose numbers lie side by side → (rows, 1)."""
+def logsumexp(x: Tensor) -> Tensor:
+    """log Σ eˣ of each row of x (rows, columns), float32 and contiguous within rows → (rows, 1)."""
+    assert x.dtype == torch.float32 and x.dim() == 2 and x.stride(1) == 1
     y = torch.empty(len(x), 1)
     compiled: Any = library()
     threads = min(torch.get_num_threads(), max(1, len(x)))
-    compiled.weft_log_totals(x.data_ptr(), *x.shape, x.stride(0), y.data_ptr(), threads)
+    compiled.weft_logsumexp(x.data_ptr(), *x.shape, x.stride(0), y.data_ptr(), threads)
     return y

@@ -1,6 +1,6 @@
-"""The native path: a decoder's step for some tokens of each text in one call (`native/decode/step.c`).
+"""The native path: a decoder's step for tokens of one or more texts in one C call (`native/decode/step.c`).
 
-It reads a Transformer's own weights, quantized ones too, and gives the logits that `model.step` gives but for rounding.
+It reads a Transformer's weights, quantised ones too, and returns the logits of `model.step` up to rounding.
 """
 
 from typing import Any
@@ -8,189 +8,248 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.decode.engine.paging import BlockStore
 from weft.decode.fast import native
-from weft.decode.fast.products import Native
+from weft.decode.fast.matmul import NativeMatmul
+from weft.decode.fast.path import LLAMA, PlainPath, is_float32_on_cpu, others_at_default, setting_names
 from weft.decode.fast.quantize import QuantizedHead, QuantizedLinear
 from weft.models import heads
+from weft.models.base import LanguageModel, State
+from weft.models.config import Decoder
 from weft.models.transformer import Transformer, TransformerState
+from weft.nn.cache import KeyValueCache
 from weft.nn.config import Gated
 from weft.nn.linear import Linear
 from weft.nn.norm import LayerNorm, RMSNorm
+from weft.nn.position_config import Learned, LinearScaling, Llama3Scaling, NoPosition, Rotary, Sinusoidal
 
-MAX_FLOAT_ROWS = 32  # up to which step.c is faster than torch's products in float32, as measured on ARM and x86
-BYTES_A_THREAD = 4 << 20  # bytes of weights that another thread pays for: it is waited for after every product
+MAX_FLOAT_ROWS = 32  # tokens per call up to which C is faster than torch in float32, as measured on ARM and x86
+BYTES_PER_THREAD = 4 << 20  # weights that a step reads for each thread: threads meet after every product
+SETTINGS = LLAMA | setting_names("ngrams", attention="bias", feedforward="activation bias", norm="bias offset")
 
 
-class NativeRows:
-    """Some more tokens of each of some texts, over and over.
+class NativeDecoder:
+    """Runs tokens of several texts through a decoder over a paged KV cache, one C call per step.
 
-    keys, values (layers, blocks, kv_heads, block_size, d_head): a text's table names the blocks that it has. What a
-    text gets is the same to the bit whatever the others are; and whether its tokens are read at once or in parts, as
-    long as these have more than one.
+    keys, values (layers, blocks, kv_heads, block_size, d_head); a text's table lists its blocks. A text's results are
+    the same to the bit whatever the other texts are, and also when its tokens are split over several calls, as long as
+    each call reads more than one of them.
     """
 
     def __init__(self, model: Transformer, keys: Tensor, values: Tensor):
         assert model.decoder is not None and model.decoder.norm is not None
         self.model, settings, blocks = model, model.config, model.decoder.blocks
-        self.kept: list[Tensor] = []  # what is pointed to and belongs to nobody else
+        self.bytes_per_thread = BYTES_PER_THREAD
+        self.tensors: list[Tensor] = []  # keeps alive what C points to and nobody else owns
         layers = (self._layer(block, keys[n], values[n]) for n, block in enumerate(blocks))
-        self.layers = (native.Layer * len(blocks))(*layers)
-        self.words, self.scale = self._head(), getattr(model.output, "scale", None)
+        self.layers = (native.CLayer * len(blocks))(*layers)
+        self.head_matrix, self.head_scale = self._head(), getattr(model.output, "scale", None)
         first: Any = blocks[0]
-        attention, forward = settings.attention, settings.feedforward
-        sizes = len(blocks), settings.d_model, attention.heads, attention.groups, settings.d_head, forward.d_ff
-        kind = isinstance(forward, Gated), native.ACTIVATIONS[forward.activation]
-        block = keys.shape[3], keys.stride(1)
-        last = self._norm(model.decoder.norm), native.Matrix() if self.words is None else self.words
-        self.found = native.Model(*sizes, *kind, *block, first.attention.scale, None, None, self.layers, *last)
-        self.places, self.angles = 0, list[Tensor]()  # (places, d_head / 2) each, where there are any
+        attention, feedforward = settings.attention, settings.feedforward
+        self.c_model = native.CModel(
+            layers=len(blocks),
+            d_model=settings.d_model,
+            heads=attention.heads,
+            kv_heads=attention.groups,
+            d_head=settings.d_head,
+            d_ff=feedforward.d_ff,
+            gated=isinstance(feedforward, Gated),
+            activation=native.ACTIVATIONS[feedforward.activation],
+            block_size=keys.shape[3],
+            stride=keys.stride(1),
+            scale=first.attention.scale,
+            layer=self.layers,
+            norm=self._norm(model.decoder.norm),
+            head=native.CMatrix() if self.head_matrix is None else self.head_matrix,
+        )
+        self.positions, self.angles = 0, list[Tensor]()  # cos and sin (positions, d_head / 2), with rotary positions
         self.ones = torch.empty(0, dtype=torch.int64)
-        self.results: dict[int, Tensor] = {}  # by width, written again and again: new memory would be cleared first
-        self.held = sum(part.nbytes for part in (*model.parameters(), *model.buffers()))
+        self.results: dict[int, Tensor] = {}  # by width; reused, since new memory would have to be cleared
+        self.weight_bytes = sum(part.nbytes for part in (*model.parameters(), *model.buffers()))
 
-    def step(self, x: Tensor, places: Tensor, tables: Tensor) -> Tensor:
-        """Read an embedded token (rows, d_model) of each text, at places (rows,), in the blocks of tables (rows, width)
-        → logits (rows, V), good until the next call."""
-        direct = self.words is not None and self.scale is None
-        found = self(x, places, tables, logits=direct)
-        return found if direct else self.head(found)
+    def step(self, x: Tensor, positions: Tensor, tables: Tensor) -> Tensor:
+        """Read one embedded token of each text, x (rows, d_model), at positions (rows,), in the blocks of tables (rows,
+        width) → logits (rows, V), valid until the next call."""
+        direct = self.head_matrix is not None and self.head_scale is None
+        result = self(x, positions, tables, logits=direct)
+        return result if direct else self.head(result)
 
     def __call__(
-        self, x: Tensor, places: Tensor, tables: Tensor, counts: Tensor | None = None, logits: bool = False
+        self, x: Tensor, positions: Tensor, tables: Tensor, *, counts: Tensor | None = None, logits: bool = False
     ) -> Tensor:
-        """The same with the next counts (texts,) tokens of each text, x (rows, d_model), from places (texts,) on →
-        features (rows, d_model), or logits."""
+        """Read the next counts (texts,) embedded tokens of each text, by default one, x (rows, d_model), from positions
+        (texts,) on → features (rows, d_model) or logits (rows, V), valid until the next call."""
         assert self.model.decoder is not None
-        self._rotate(tables.shape[1] * self.found.block)
+        self._extend_angles(tables.shape[1] * self.c_model.block_size)
         if counts is None:
-            counts = self.ones = self.ones if len(self.ones) == len(places) else torch.ones_like(places)
-            each = places
+            counts = self.ones = self.ones if len(self.ones) == len(positions) else torch.ones_like(positions)
+            token_positions = positions
         else:
-            each = torch.arange(len(x)) + (places - counts.cumsum(0) + counts).repeat_interleave(counts)
-        x = self.model.decoder.position.embed(x[:, None], each[:, None]).contiguous()
-        width = self.found.head.rows if logits else self.found.d_model
+            token_positions = torch.arange(len(x)) + (positions - counts.cumsum(0) + counts).repeat_interleave(counts)
+        x = self.model.decoder.position.embed(x[:, None], token_positions[:, None]).contiguous()
+        width = self.c_model.head.rows if logits else self.c_model.d_model
         if (result := self.results.get(width)) is None or len(result) != len(x):
             result = self.results[width] = torch.empty(len(x), width)
-        texts = native.Texts(*tables.shape, *map(native.address, (counts, places, tables)))
+        batch = native.CBatch(*tables.shape, *map(native.address, (counts, positions, tables)))
+        arguments = self.c_model, x.data_ptr(), batch, logits, result.data_ptr(), self.threads(len(x))
         library: Any = native.library()
-        given = self.found, x.data_ptr(), texts, logits, result.data_ptr(), self.threads(len(x))
-        if library.weft_step(*given):
-            raise MemoryError("a decoding step found no memory")
+        if library.weft_step(*arguments):
+            raise MemoryError("out of memory in a decoding step")
         return result
 
     def head(self, features: Tensor) -> Tensor:
         """Features (rows, d_model) → logits (rows, V)."""
-        if self.words is None:
+        if self.head_matrix is None:
             return self.model.head(features[:, None])[:, 0]
-        features = features if self.scale is None else features * self.scale
-        return native.multiply(self.words, features, self.threads(len(features)))
+        features = features if self.head_scale is None else features * self.head_scale
+        return native.multiply(self.head_matrix, features, self.threads(len(features)))
 
     def threads(self, rows: int) -> int:
-        return min(torch.get_num_threads(), 1 + rows * self.held // BYTES_A_THREAD)
+        return min(torch.get_num_threads(), 1 + rows * self.weight_bytes // self.bytes_per_thread)
 
-    def _rotate(self, places: int) -> None:
-        """Angles for so many places: at least twice as many as before, if those don't suffice."""
-        if places <= self.places:
+    def _extend_angles(self, positions: int) -> None:
+        """Compute rotary angles for this many positions, at least doubling the table if it is too short."""
+        if positions <= self.positions:
             return
         assert self.model.decoder is not None
-        self.places = max(places, 2 * self.places)
-        angles = self.model.decoder.position.angles(torch.arange(self.places)[None], self.places, torch.float32)
+        self.positions = max(positions, 2 * self.positions)
+        angles = self.model.decoder.position.angles(torch.arange(self.positions)[None], self.positions, torch.float32)
         if angles is not None:
             self.angles = [angle[0, 0].contiguous() for angle in angles]
-            self.found.cos, self.found.sin = (native.address(angle) for angle in self.angles)
+            self.c_model.cos, self.c_model.sin = (native.address(angle) for angle in self.angles)
 
-    def _layer(self, block: Any, keys: Tensor, values: Tensor) -> native.Layer:
-        attention, forward = block.attention, block.feedforward
-        up = forward.gate_up if hasattr(forward, "gate_up") else forward.up
-        return native.Layer(
-            self._norm(block.attention_skip.norm),
-            self._norm(block.feedforward_skip.norm),
-            *(self._matrix(part) for part in (attention.qkv, attention.out, up, forward.down)),
-            keys.data_ptr(),
-            values.data_ptr(),
+    def _layer(self, block: Any, keys: Tensor, values: Tensor) -> native.CLayer:
+        attention, feedforward = block.attention, block.feedforward
+        return native.CLayer(
+            attention_norm=self._norm(block.attention_skip.norm),
+            feedforward_norm=self._norm(block.feedforward_skip.norm),
+            qkv=_matrix(attention.qkv),
+            out=_matrix(attention.out),
+            up=_matrix(feedforward.gate_up if hasattr(feedforward, "gate_up") else feedforward.up),
+            down=_matrix(feedforward.down),
+            keys=keys.data_ptr(),
+            values=values.data_ptr(),
         )
 
-    def _norm(self, norm: Any) -> native.Norm:
+    def _norm(self, norm: Any) -> native.CNorm:
         assert isinstance(norm, LayerNorm | RMSNorm)
         centred = isinstance(norm, LayerNorm)
         bias = self._keep(norm.bias) if centred and norm.bias is not None else None
-        return native.Norm(self._keep(norm.weight), bias, norm.eps, 0.0 if centred else norm.offset, centred)
+        return native.CNorm(self._keep(norm.weight), bias, norm.eps, 0.0 if centred else norm.offset, centred)
 
-    def _matrix(self, part: Any) -> native.Matrix:
-        bias = None if part.bias is None else part.bias.detach()
-        if isinstance(part, QuantizedLinear):
-            assert isinstance(part.product, Native)
-            return part.product.matrix(bias)
-        assert isinstance(part, Linear)
-        return native.matrix(part.weight.detach(), part.weight.shape, bias=bias)
-
-    def _head(self) -> native.Matrix | None:
-        """The table that gives the logits, where features times it, scaled or not, is all that the head does."""
+    def _head(self) -> native.CMatrix | None:
+        """Matrix of an LM head that does no more than multiply, and perhaps scale; None for other heads."""
         head = self.model.output
         if isinstance(head, QuantizedHead):
-            return self._matrix(head.words) if isinstance(head.words.product, Native) else None
+            return _matrix(head.words) if isinstance(head.words.matmul, NativeMatmul) else None
         if type(head) is not heads.LMHead:
             return None
         table = self.model.embedding.weight if head.weight is None else head.weight
         return native.matrix(table.detach(), table.shape, bias=None if head.bias is None else head.bias.detach())
 
     def _keep(self, tensor: Any) -> int:
-        self.kept.append(tensor.detach().contiguous())
-        return self.kept[-1].data_ptr()
+        self.tensors.append(tensor.detach().contiguous())
+        return self.tensors[-1].data_ptr()
 
 
-class NativeStep:
-    """What comes after what a state holds: one more token, over and over, or several of each row."""
+def _matrix(part: Any) -> native.CMatrix:
+    bias = None if part.bias is None else part.bias.detach()
+    if isinstance(part, QuantizedLinear):
+        assert isinstance(part.matmul, NativeMatmul)
+        return part.matmul.matrix(bias)
+    assert isinstance(part, Linear)
+    return native.matrix(part.weight.detach(), part.weight.shape, bias=bias)
+
+
+class NativeStep(PlainPath):
+    """Decode steps of a state with one row, and prefill of states with any number of rows."""
+
+    survives_truncation = True  # but no move: C holds the addresses of the state's memory
 
     def __init__(self, model: Transformer, state: TransformerState):
-        store = state.cache.store  # (layers, 2, rows, kv_heads, max_len, d_head): a row is one block
-        self.state, self.table = state, torch.arange(store.shape[2])[:, None]
-        self.rows = NativeRows(model, store[:, 0], store[:, 1])
-        self.last: list[int] | None = None  # what n-grams are made of, the newest token first
+        store = state.cache.store  # (layers, 2, rows, kv_heads, max_len, d_head): each row is one block
+        super().__init__(model, state)
+        self.tables = torch.arange(store.shape[2])[:, None]
+        self.decoder = NativeDecoder(model, store[:, 0], store[:, 1])
+        self.recent: tuple[int, list[int]] | None = None  # a text's length, and its last tokens, newest first
+
+    @classmethod
+    def fits(cls, model: LanguageModel, state: State) -> bool:
+        return len(state.lengths) == 1 and state.even and cls.fits_prefill(model, state, 1)
+
+    @classmethod
+    def fits_prefill(cls, model: LanguageModel, state: State, tokens: int) -> bool:
+        """Whether C reads this many tokens, of all rows together, the fastest."""
+        cached = isinstance(state, TransformerState) and isinstance(state.cache, KeyValueCache)
+        return cached and _is_supported(model) and native_is_faster(model, tokens)  # type: ignore[arg-type]
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        """Read tokens (1,) of a state of one row → logits (1, vocab_size), good until the next call."""
-        state, model = self.state, self.rows.model
+        """Read tokens (1,) → logits (1, vocab_size), valid until the next call."""
+        state, model = self.state, self.model
         state.reserve(1)
         x = model.embed(tokens, model.embedding)
         if model.ngrams is not None:
-            x = x + model.ngrams.of_one(self._last(int(tokens)))
-        logits = self.rows.step(x, state.lengths, self.table)
+            x = x + model.ngrams.embed_one(self._last_tokens(int(tokens)))
+        logits = self.decoder.step(x, state.lengths, self.tables)
         state.advance(1)
         return logits
 
-    def _last(self, token: int) -> list[int]:
-        """The last tokens with this one, which is counted as read."""
-        state, model = self.state, self.rows.model
-        assert model.ngrams is not None and state.read is not None
-        if self.last is None:
-            self.last = state.read.last(model.ngrams.reach, state.lengths)[0].tolist()[::-1]
-        last = [token, *self.last]
-        self.last, state.read.tokens[0, state.longest] = last[:-1], token
+    def _last_tokens(self, token: int) -> list[int]:
+        """Record a token as read, and return the last tokens that n-grams are made of, newest first."""
+        state, model = self.state, self.model
+        assert model.ngrams is not None and state.history is not None
+        if self.recent is not None and self.recent[0] == state.longest:
+            before = self.recent[1]
+        else:
+            before = state.history.last(model.ngrams.reach, state.lengths)[0].tolist()[::-1]
+        last = [token, *before]
+        state.history.tokens[0, state.longest] = token
+        self.recent = state.longest + 1, last[:-1]
         return last
 
     def read(self, tokens: Tensor, lengths: Tensor | None) -> Tensor:
-        """Read tokens (rows, time), of row i the first lengths[i] → features (rows, time, d_model), 0 after these."""
-        state, model, (batch, time) = self.state, self.rows.model, tokens.shape
+        """Read tokens (rows, time), the first lengths[i] of row i → features (rows, time, d_model), 0 at padding."""
+        state, model, (batch, time) = self.state, self.model, tokens.shape
         state.reserve(time)
-        self.last = None
-        x = model.embed_next(tokens, state.lengths, state.read)
+        self.recent = None
+        x = model.embed_next(tokens, state.lengths, state.history)
         counts = torch.full((batch,), time) if lengths is None else lengths
         real = torch.arange(time) < counts[:, None]
         features = x.new_zeros(batch, time, model.config.d_model)
-        features[real] = self.rows(x[real], state.lengths, self.table, counts)
+        features[real] = self.decoder(x[real], state.lengths, self.tables, counts=counts)
         state.advance(time, lengths)
         return features
 
 
-def reading_pays(model: Transformer, tokens: int) -> bool:
-    """Whether so many tokens at once are read faster than by torch's operations; those have their own products in
-    float32 alone."""
+def native_decoder(model: Transformer, store: BlockStore) -> NativeDecoder | None:
+    """Build the native decoder over a block store, or None if the model or the store is not supported."""
+    if model.embedding.weight.device.type != "cpu" or store.scales is not None or not _is_supported(model):
+        return None
+    return NativeDecoder(model, store.data[:, :, 0], store.data[:, :, 1])
+
+
+def native_is_faster(model: Transformer, tokens: int) -> bool:
+    """Whether C reads this many tokens in one call faster than torch, which is fast in float32 only."""
     first: Any = model.decoder.blocks[0]  # type: ignore[union-attr]
     return tokens <= MAX_FLOAT_ROWS or isinstance(first.attention.qkv, QuantizedLinear)
 
 
-def weights_are_native(model: Transformer) -> bool:
-    """Whether the library can read all of a decoder's matrices."""
+def _is_supported(model: LanguageModel) -> bool:
+    """Whether a model has the shape of LLaMA or GPT-2, in float32 with weights that C can read."""
+    settings = model.config
+    if not is_float32_on_cpu(model) or not isinstance(settings, Decoder):
+        return False
+    if not isinstance(settings.position, Rotary | Learned | Sinusoidal | NoPosition):
+        return False
+    if not isinstance(getattr(settings.position, "scaling", None), LinearScaling | Llama3Scaling | None):
+        return False
+    if settings.d_head > native.MAX_D_HEAD or settings.feedforward.activation not in native.ACTIVATIONS:
+        return False
+    return others_at_default(settings, SETTINGS) and native.library() is not None and _has_native_weights(model)
+
+
+def _has_native_weights(model: Transformer) -> bool:
     parts = [part for part in model.decoder.modules() if isinstance(part, nn.Linear | QuantizedLinear)]  # type: ignore[union-attr]
-    return all(type(p) is Linear or (isinstance(p, QuantizedLinear) and isinstance(p.product, Native)) for p in parts)
+    return all(
+        isinstance(p.matmul, NativeMatmul) if isinstance(p, QuantizedLinear) else type(p) is Linear for p in parts
+    )

@@ -1,56 +1,55 @@
-"""Weights in 16, 8 or 4 bits: a decoding step reads every weight once, so smaller weights are faster steps.
+"""Quantise a Transformer's weights to 16, 8 or 4 bits: a decode step reads every weight once, so smaller is faster.
 
-A weight w of a row is stored as bf16, or as a whole number q with w ≈ scale · q. In 8 bits a row has one scale; in 4
-bits every 32 neighbours have their own, and a centre, w ≈ scale · q + centre, as in GGUF's Q4_1. Only weights are
-stored so; tables that are looked up, norms and biases stay as they are, and with 4 bits the table that gives the logits
-is stored in 8, because every error in it shows.
+A weight w is stored as bf16, or as an integer q with w ≈ scale · q. In 8 bits a row has one scale. In 4 bits every 32
+consecutive weights have a scale and a centre, w ≈ scale · q + centre, as in GGUF's Q4_1. Embedding tables, norms and
+biases keep their dtype. With 4 bits the LM head is stored in 8, because it is the most sensitive to errors.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from weft.decode.fast.products import Case, fastest, packed, product
-from weft.decode.fast.rounding import DTYPES, GROUP, Bits, Packed
+from weft.decode.fast.matmul import MatrixSpec, build_matmul, fastest, pack_weight
+from weft.decode.fast.quantized_weights import DTYPES, GROUP, Bits, Packed
 from weft.errors import ConfigError, ModelError
 from weft.models import heads
 from weft.models.base import LanguageModel
 from weft.models.transformer import Transformer
-from weft.nn.activations import capped
+from weft.nn.activations import apply_softcap
 from weft.nn.dropout import RowRng
 from weft.nn.linear import LowRank
 from weft.progress import bar
 
-HEAD = "output.words"  # the name of the layer that gives the logits
+HEAD = "output.words"  # name of the LM head's layer, in files too
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer with quantized weights, for x of the type `dtype`: (…, K) → (…, N)."""
+    """A linear layer with quantised weights, for x of dtype `dtype`: (…, K) → (…, N)."""
 
     def __init__(self, weight: Packed, bias: Tensor | None, dtype: torch.dtype):
         super().__init__()
-        self.product = product(weight, dtype)
+        self.matmul = build_matmul(weight, dtype)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
 
     def forward(self, x: Tensor, rng: RowRng | None = None) -> Tensor:
-        y = self.product(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], self.product.N)
+        y = self.matmul(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], self.matmul.N)
         return y if self.bias is None else y + self.bias
 
 
 class QuantizedHead(heads.LMHead):
-    """Features to words through a quantized table, which a tied model has beside its embeddings."""
+    """LM head with a quantised table. A tied model keeps its embeddings beside it."""
 
     def __init__(self, head: heads.LMHead, words: QuantizedLinear):
         nn.Module.__init__(self)
         self.scale, self.softcap, self.weight, self.words = head.scale, head.softcap, None, words
         self.dense = head.dense
 
-    def forward(self, features: Tensor, table: Tensor, mask: Tensor | None = None, rng: RowRng | None = None) -> Tensor:
-        return capped(self.words(self.prepare(features)), self.softcap)
+    def forward(self, x: Tensor, table: Tensor, mask: Tensor | None = None, *, rng: RowRng | None = None) -> Tensor:
+        return apply_softcap(self.words(self.prepare(x)), self.softcap)
 
 
 def check_bits(bits: str) -> Bits:
@@ -61,96 +60,92 @@ def check_bits(bits: str) -> Bits:
 
 
 @torch.no_grad()
-def quantize(model: LanguageModel, bits: str, kept: dict[str, Tensor] | None = None) -> LanguageModel:
-    """Quantize a Transformer's weights in place, on the device where they are.
+def quantize(model: LanguageModel, bits: str, saved: dict[str, Tensor] | None = None) -> LanguageModel:
+    """Quantise a Transformer's weights in place, on their device.
 
-    Afterwards the model can write and be evaluated, but not be trained or saved. With `kept`, all that it holds is put
-    there, by names, as `fill` gives it to an empty model.
+    The model can then generate and be evaluated, but not be trained or saved. `saved` receives all of its tensors by
+    name, from which `fill` restores them into an empty model.
     """
     width = check_bits(bits)
     if not isinstance(model, Transformer):
         kind = getattr(model.config, "kind", type(model).__name__)
         raise ModelError(f"a model of kind '{kind}' can't be quantized; Transformers can")
-    dtype, places = model.embedding.weight.dtype, _places(model, width)
+    dtype, layers = model.embedding.weight.dtype, _quantized_layers(model, width)
 
-    @torch.no_grad()  # which holds for a thread alone
-    def rounded(place: _Place) -> tuple[Packed, Tensor | None]:
-        weight, bias = place.read(model)
-        return packed(place.bits, weight), bias
+    @torch.no_grad()  # applies to one thread only
+    def pack(name: str) -> tuple[Packed, Tensor | None]:
+        weight, bias = _weight_and_bias(model, name)
+        return pack_weight(layers[name], weight), bias
 
-    with bar("quantizing", len(places)) as advance, _each_alone(model, places) as mapped:
-        for place, (small, bias) in zip(places, mapped(rounded, places), strict=True):
-            if kept is not None:
-                kept |= {f"{place.name}.{key}": each for key, each in small._asdict().items() if each is not None}
-            place.put(model, QuantizedLinear(small, bias, dtype))
+    with bar("quantizing", len(layers)) as advance, _map_in_threads(model, layers.values()) as parallel_map:
+        for name, (weight, bias) in zip(layers, parallel_map(pack, layers), strict=True):
+            if saved is not None:
+                saved |= {f"{name}.{key}": tensor for key, tensor in weight._asdict().items() if tensor is not None}
+            _replace_layer(model, name, QuantizedLinear(weight, bias, dtype))
             advance(1)
-    if kept is not None:
-        kept |= {name: each.detach() for name, each in model.state_dict().items()}
+    if saved is not None:
+        saved |= {name: tensor.detach() for name, tensor in model.state_dict().items()}
     return model.eval()
 
 
-def fill(model: Transformer, bits: Bits, kept: Mapping[str, Tensor]) -> None:
-    """Give a Transformer with empty weights those that `quantize` kept; ValueError where they are not for it."""
-    rest = dict(kept)
-    if "embedding.weight" not in rest:
+def fill(model: Transformer, bits: Bits, saved: Mapping[str, Tensor]) -> None:
+    """Give a Transformer with empty weights the tensors that `quantize` saved; ValueError if they don't match it."""
+    tensors = dict(saved)
+    if "embedding.weight" not in tensors:
         raise ValueError("not the weights of a Transformer")
-    dtype = rest["embedding.weight"].dtype
-    for place in _places(model, bits):
-        weight = Packed(*(rest.pop(f"{place.name}.{key}", None) for key in Packed._fields))  # type: ignore[arg-type]
-        empty, bias = place.read(model)
-        if weight.numbers is None or not weight.is_for(place.bits, *empty.shape):
-            raise ValueError(f"{place.name}: not of this model's shape")
-        place.put(model, QuantizedLinear(weight, bias, dtype))
-    own = {name: (each.shape, dtype) for name, each in model.state_dict().items()}
-    if own != {name: (each.shape, each.dtype) for name, each in rest.items()}:
+    dtype = tensors["embedding.weight"].dtype
+    for name, stored in _quantized_layers(model, bits).items():
+        weight = Packed(*(tensors.pop(f"{name}.{key}", None) for key in Packed._fields))  # type: ignore[arg-type]
+        empty, bias = _weight_and_bias(model, name)
+        if weight.numbers is None or not weight.is_for(stored, *empty.shape):
+            raise ValueError(f"{name}: not of this model's shape")
+        _replace_layer(model, name, QuantizedLinear(weight, bias, dtype))
+    expected = {name: (tensor.shape, dtype) for name, tensor in model.state_dict().items()}
+    if expected != {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}:
         raise ValueError("not the weights of this model")
-    model.load_state_dict(rest, assign=True)
+    model.load_state_dict(tensors, assign=True)
     model.requires_grad_(False).eval()
 
 
 @contextmanager
-def _each_alone(model: Transformer, places: "list[_Place]") -> Iterator[Callable[..., Iterable[Any]]]:
-    """`map`, on a CPU in as many threads as torch has, in each of which torch has one: a matrix is rounded in many
-    small operations, and threads that wait for each other after every one of them take longer than one alone."""
+def _map_in_threads(model: Transformer, widths: Iterable[Bits]) -> Iterator[Callable[..., Iterable[Any]]]:
+    """Yield a `map` that, on a CPU, runs on torch's number of threads with one torch thread each. Quantising a matrix
+    is many small operations, and synchronising threads after each would take longer than one thread alone."""
     device, dtype = model.embedding.weight.device, model.embedding.weight.dtype
     if device.type != "cpu":
         yield map
         return
-    for bits in {place.bits for place in places}:
-        fastest(bits, Case(GROUP, GROUP, 1, device), dtype)  # by a clock that nothing else disturbs, and then known
+    for bits in set(widths):
+        fastest(bits, MatrixSpec(GROUP, GROUP, 1, device), dtype)  # time kernels before the threads disturb the clock
     threads = torch.get_num_threads()
     with ThreadPoolExecutor(threads, "quantize", torch.set_num_threads, (1,)) as pool:
         try:
             yield pool.map
         finally:
-            torch.set_num_threads(threads)  # also for threads that begin later
+            torch.set_num_threads(threads)  # applies to threads started later too
 
 
-class _Place(NamedTuple):
-    """A matrix that is quantized, by the name of its layer, and its width."""
-
-    name: str
-    bits: Bits
-
-    def read(self, model: Transformer) -> tuple[Tensor, Tensor | None]:
-        if self.name == HEAD:
-            head = model.output
-            assert isinstance(head, heads.LMHead)
-            return (model.embedding.weight if head.weight is None else head.weight), head.bias
-        part = model.get_submodule(self.name)
-        whole = part.merge() if isinstance(part, LowRank) else part
-        return whole.weight, whole.bias  # type: ignore[return-value]
-
-    def put(self, model: Transformer, part: QuantizedLinear) -> None:
-        if self.name == HEAD:
-            assert isinstance(model.output, heads.LMHead)
-            model.output = QuantizedHead(model.output, part)
-        else:
-            model.set_submodule(self.name, part)
+def _quantized_layers(model: Transformer, bits: Bits) -> dict[str, Bits]:
+    """Names and widths of the layers to quantise: all linear layers, and the LM head, with 4 bits in 8."""
+    layers = {name: bits for name, part in model.named_modules() if isinstance(part, nn.Linear)}
+    if type(model.output) is heads.LMHead:
+        layers[HEAD] = "bf16" if bits == "bf16" else "int8"
+    return layers
 
 
-def _places(model: Transformer, bits: Bits) -> list[_Place]:
-    """All linear layers, and the table that gives the logits, with 4 bits in 8."""
-    linear = [_Place(name, bits) for name, part in model.named_modules() if isinstance(part, nn.Linear)]
-    head = [_Place(HEAD, "bf16" if bits == "bf16" else "int8")] if type(model.output) is heads.LMHead else []
-    return linear + head
+def _weight_and_bias(model: Transformer, name: str) -> tuple[Tensor, Tensor | None]:
+    if name == HEAD:
+        head = model.output
+        assert isinstance(head, heads.LMHead)
+        return (model.embedding.weight if head.weight is None else head.weight), head.bias
+    part = model.get_submodule(name)
+    linear = part.merge() if isinstance(part, LowRank) else part
+    return linear.weight, linear.bias  # type: ignore[return-value]
+
+
+def _replace_layer(model: Transformer, name: str, layer: QuantizedLinear) -> None:
+    if name == HEAD:
+        assert isinstance(model.output, heads.LMHead)
+        model.output = QuantizedHead(model.output, layer)
+    else:
+        model.set_submodule(name, layer)

@@ -7,7 +7,8 @@ from weft.costs.units import reach
 from weft.explain.anatomy.parts import ModelPart, part, size, with_bias
 from weft.models import heads
 from weft.models.config import Encoder
-from weft.models.transformer import Stack, Transformer
+from weft.models.stack import Stack
+from weft.models.transformer import Transformer
 from weft.nn import attention, block, norm, position
 from weft.nn.attention_paths import attend
 from weft.nn.config import Block as BlockConfig
@@ -301,7 +302,7 @@ def _logits(model: Transformer, module: heads.TokenHead) -> ModelPart:
 
 
 def _classes(settings: Any, module: heads.Classifier, name: str) -> ModelPart:
-    by: list[Any] = [heads.Classifier.forward, *([] if module.pooler is None else [heads.Pooler.forward])]
+    by: list[Any] = [heads.Classifier.forward, *([] if module.pooler is None else [heads.Transform.forward])]
     pooled = f"x_{module.pooling}"
     f = getattr(settings.head, "activation", "tanh") if name == "classes" else "tanh"
     formula = f"{pooled} W + b" if module.pooler is None else f"{f}({pooled} W_p + b_p) W + b"

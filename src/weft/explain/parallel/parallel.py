@@ -279,7 +279,7 @@ def _attention(sizes: BlockSizes) -> TwoMatrixBlock:
     indices = torch.arange(sizes.tokens)[None]
     shape = position_config.Sizes(sizes.d_model, sizes.heads, d_head, sizes.tokens, causal=True, layers=1)
     no_position = position.build(position_config.NoPosition(), shape)
-    mask = AttentionMask(Mask(causal=True), no_position, indices, indices)
+    mask = AttentionMask(Mask(causal=True), no_position, indices, keys=indices)
 
     def attend(u: Tensor) -> Tensor:
         """(batch, time, heads · 3 · d_head) → (batch, time, heads · d_head), for any number of heads."""

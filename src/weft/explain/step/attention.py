@@ -11,10 +11,9 @@ from weft.errors import counted
 from weft.explain.anatomy.parts import with_bias
 from weft.explain.step.passing import Compared, FollowedToken
 from weft.explain.step.stage import cost, linear_cost, sent
-from weft.nn.attention import CrossAttention, Heads, SelfAttention
+from weft.nn.attention import CrossAttention, Heads, RelativeAttention, ScoredAttention, SelfAttention
 from weft.nn.attention_paths import Scoring
 from weft.nn.mask import Mask
-from weft.nn.relative_attention import RelativeAttention, ScoredAttention
 from weft.nn.scaled_dot_product import masked_softmax, reference_attention
 
 HIDDEN_BY = {"future": "the causal mask", "window": "the attention window"}
@@ -116,7 +115,7 @@ def _mask_stages(token: FollowedToken, id: str, scores: Tensor, *, compared: Com
     """Record the position bias, if any, and the masked scores."""
     position, keys = token.position, ("key", compared.keys)
     mask, encoding = compared.mask.mask, compared.mask.position
-    bias = encoding.heads_bias(compared.mask.queries[:, position : position + 1], compared.mask.keys)
+    bias = encoding.local_bias(compared.mask.queries[:, position : position + 1], compared.mask.keys)
     if bias is not None:
         scores = scores + bias[0, :, 0]
         biased = [sent("scores with bias", scores, "head", keys), sent("bias", bias[0, :, 0], "head", keys)]
@@ -134,5 +133,5 @@ def _mask_stages(token: FollowedToken, id: str, scores: Tensor, *, compared: Com
         sent("seen", visible, keys, scale="positive"),
         numbers={"keys": len(visible), "seen": int(visible.sum()), **hidden},
         words={"hidden": "; ".join(reasons) or "No key is hidden from this token"},
-        by=Mask.mask_mod,
+        by=Mask.visible,
     )

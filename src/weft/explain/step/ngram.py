@@ -36,7 +36,7 @@ def orders(model: NGram, context: Tensor) -> Iterator[NGramOrder]:
     V, width, table = model.config.vocab_size, model.config.order - 1, model._table
     log_p = table("log_prob", 1).clone()
     yield NGramOrder(1, True, table("counts", 1), log_p=log_p.clone())
-    for n, entry in enumerate(map(int, model._places(context[None])), start=2):
+    for n, entry in enumerate(map(int, model._suffixes(context[None])), start=2):
         counts, factor = torch.zeros_like(table("counts", 1)), None
         if isinstance(model.config.smoothing, AddK) and bool((context[width - n + 1 :] < V).all()):
             log_p[:] = -torch.tensor(V).log()

@@ -14,7 +14,8 @@ from torch import Tensor
 from weft.explain.capture import Captured, capture, taps
 from weft.explain.reading import Reading
 from weft.explain.step.stage import StageList
-from weft.models.transformer import Stack, Transformer
+from weft.models.stack import Stack
+from weft.models.transformer import Transformer
 from weft.nn.mask import AttentionMask
 from weft.nn.scaled_dot_product import QKV
 
@@ -106,8 +107,8 @@ class FollowedToken:
         module, arguments = getattr(self.block, part), self.arguments[f"{self.name}.{block}.{part}"][call]
         if part == "attention":
             plain = module.project(arguments[0])
-            return Compared(plain, module.rotated(plain, arguments[1]), arguments[1], self.pieces)
-        queries = module.split(module.clipped(module.q(arguments[0])), module.heads, module.q_norm)
+            return Compared(plain, module.rotate(plain, arguments[1]), arguments[1], self.pieces)
+        queries = module.split(module.clip_projection(module.q(arguments[0])), module.heads, module.q_norm)
         plain = QKV(queries, *arguments[1])
         return Compared(plain, plain, arguments[2], self.source_pieces)
 

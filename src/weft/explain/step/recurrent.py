@@ -15,7 +15,7 @@ from weft.explain.step.head import Candidates, token_stages
 from weft.explain.step.stage import StageList, cost, linear_cost, sent
 from weft.models.bahdanau import AdditiveAttention, Bahdanau
 from weft.models.recurrent import Recurrent
-from weft.nn.recurrent import SigmoidElman, parts, read
+from weft.nn.recurrent import SigmoidElman, read, state_parts
 
 GATES = {
     "lstm": ["input", "forget", "candidate", "output"],
@@ -59,7 +59,7 @@ def unrolled(stack: nn.RNNBase, inputs: Tensor, first: Tensor | None = None) -> 
     if _kind(stack) == "elman":
         cell = partial(_elman, activation=_activation(stack))
     for layer, weights in enumerate(stack.all_weights):
-        zeros = inputs.new_zeros(parts(stack), stack.hidden_size)
+        zeros = inputs.new_zeros(state_parts(stack), stack.hidden_size)
         state = start = zeros if first is None else first[:, layer]
         steps = []
         for x in inputs:

@@ -10,7 +10,8 @@ from weft.explain.anatomy.parts import with_bias
 from weft.explain.step.attention import attention_stages
 from weft.explain.step.passing import SUBLAYERS, FollowedToken
 from weft.explain.step.stage import cost, linear_cost, sent
-from weft.models.transformer import Stack, Transformer
+from weft.models.stack import Stack
+from weft.models.transformer import Transformer
 from weft.nn import feedforward, norm
 from weft.nn.block import Block, Sublayer
 from weft.nn.hashed_ngrams import NGramEmbedding

@@ -1,8 +1,7 @@
-"""What a family of Hugging Face models is: its settings in both directions, and its names for weights; and the heads
-that stand on one: words, labels for a text or for its tokens, or where an answer begins and ends.
+"""`Family`, one family of Hugging Face models as data: settings in both directions, names of weights, and heads.
 
-On a decoder, transformers puts a matrix without bias on the last token to classify a text, and one with a bias on every
-token to tag it or to find an answer.
+Heads predict tokens, labels of a text or of its tokens, or the span of an answer. On a decoder, transformers classifies
+a text by a linear layer without bias on the last token, and tags tokens or finds an answer by one with bias on all.
 """
 
 import re
@@ -14,19 +13,19 @@ from typing import Any
 from weft.config import Tree, validate
 from weft.errors import InteropError, WeftError
 from weft.interop.settings import Flat, Settings, Transformer, flat, nested
-from weft.interop.table import Key, Row, Special, Table, keys
+from weft.interop.table import Key, Row, SettingsTable, Special, keys
 from weft.interop.weight_map import Rules, module, tensor
 from weft.models.config import Decoder
 from weft.nn.config import Activation
 from weft.storage.tensors import LazyWeights
 
-# the blocks of GPT, of LLaMA, and of the Transformer of 2017: LayerNorm after each sublayer
+# blocks of GPT, of LLaMA, and of the Transformer of 2017 (LayerNorm after each sublayer)
 PLAIN = {"feedforward.kind": "plain", "norm.kind": "layer", "init.kind": "normal"}
 GATED = {"feedforward.kind": "gated", "norm.kind": "rms", "position.kind": "rotary", "init.kind": "normal"}
 POST_NORM = {**PLAIN, "attention.bias": "all", "placement": "post", "init.depth_scaled": False}
 
-Called = tuple[str, str, str]  # in config.json, in messages, and at the beginning of the names of classes
-# how transformers ends the name of the class of a model with each head
+FamilyNames = tuple[str, str, str]  # in config.json, in messages, and at the beginning of class names
+# kind of head → end of the class name in transformers
 CLASSES = {
     "lm": "ForCausalLM", "mlm+nsp": "ForPreTraining", "replaced": "ForPreTraining", "mlm": "ForMaskedLM",
     "nsp": "ForNextSentencePrediction", "sequence": "ForSequenceClassification", "token": "ForTokenClassification",
@@ -35,162 +34,163 @@ CLASSES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family(Table):
-    """One `model_type` of config.json, and the table of its settings.
+class Family(SettingsTable):
+    """One `model_type` of config.json with the table of its settings.
 
-    Names of tensors are those of the whole model; a file with only the base model leaves `prefix` out.
+    Tensor names are those of a model with a head; files of the base model omit `prefix`.
     """
 
-    called: Called
+    names: FamilyNames
     model: type[Transformer] = Decoder
-    body: Rules | Callable[[Any], Rules]  # the names of weights below the head, or those of a model
-    heads: Mapping[str, Rules]  # the names of weights of each kind of head that weft can read
-    classes: Mapping[str, str] = field(default_factory=dict)  # of heads whose class has another name than by CLASSES
-    base: str | None = "lm"  # the head that the base model is given; None where it is not read
+    body: Rules | Callable[[Any], Rules]  # rules of the weights below the head, or a function of the model
+    heads: Mapping[str, Rules]  # kind of head → rules of its weights
+    classes: Mapping[str, str] = field(default_factory=dict)  # kind of head → class name that deviates from CLASSES
+    base: str | None = "lm"  # the head given to the base model; None if the base model is not read
     prefix: str = "model."
-    # settings that config.json does not give, from the names of the stored tensors
+    # settings that are not in config.json but follow from the names of the stored tensors
     by_weights: Mapping[str, Callable[[Collection[str]], bool]] = field(default_factory=dict)
-    copied: Mapping[str, str] = field(default_factory=dict)  # tensors that repeat another one, besides the output table
-    unused: tuple[str, ...] = ()  # patterns of tensors that weft has no use for
+    copied: Mapping[str, str] = field(default_factory=dict)  # tensors, besides a tied LM head, that repeat another one
+    unused: tuple[str, ...] = ()  # patterns of tensors that weft does not use
     fillers: Callable[[Any], LazyWeights] = lambda model: {}  # tensors that transformers warns about if missing
-    # an old ending of a name, or a beginning that ends in a dot → the present one
+    # old suffix of a name, or prefix that ends in a dot → the current one
     renames: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
-        """Its model_type."""
-        return self.called[0]
+        """Value of model_type in config.json."""
+        return self.names[0]
 
     @property
     def title(self) -> str:
-        """Its name in messages."""
-        return self.called[1]
+        """Name in messages."""
+        return self.names[1]
 
     @cached_property
     def architectures(self) -> dict[str, str]:
-        """The classes of transformers that weft can read, each with its kind of head; the last is the base model."""
-        name = self.called[2]
-        named = {self.classes.get(head, name + CLASSES[head]): head for head in self.heads}
-        return named if self.base is None else {**named, f"{name}Model": self.base}
+        """Classes of transformers that weft reads → kind of head; the last is the base model."""
+        name = self.names[2]
+        classes = {self.classes.get(head, name + CLASSES[head]): head for head in self.heads}
+        return classes if self.base is None else {**classes, f"{name}Model": self.base}
 
     def read(self, settings: Settings, architecture: str, known: Mapping[str, Any]) -> Transformer:
-        """The model of a config.json; `known` are settings that the weights or other files give."""
+        """Read the model of a config.json; `known` are settings that the weights or other files determine."""
         model = self.settings(settings, {"head.kind": self.architectures[architecture], **known})
         try:
-            return validate(self.model, nested(model), settings.place)
+            return validate(self.model, nested(model), settings.location)
         except WeftError as error:
-            raise InteropError(self._in_their_words(str(error))) from None
+            raise InteropError(self._with_their_keys(str(error))) from None
 
-    def _in_their_words(self, line: str) -> str:
-        """A line about a model's settings with the keys that these were read from."""
+    def _with_their_keys(self, message: str) -> str:
+        """Replace settings in a message by the keys that they were read from."""
         keys = {row.ours: row.theirs for row in self.rows if isinstance(row, Key)}
-        line = re.sub(r"; set [a-z_.]+$", "", line)  # which config.json may have no key for
-        return re.sub(r"(?<![\w.'])[a-z_.]+(?= = )", lambda name: keys.get(name[0], name[0]), line)
+        message = re.sub(r"; set [a-z_.]+$", "", message)  # config.json may have no key for it
+        return re.sub(r"(?<![\w.'])[a-z_.]+(?= = )", lambda match: keys.get(match[0], match[0]), message)
 
     def write(self, model: Transformer) -> Tree:
-        """The config.json of a model, as near as the family can come."""
-        named = [name for name, head in self.architectures.items() if head == model.head.kind]
-        if not named:
+        """Content of config.json, as close as the family can come to the model."""
+        classes = [name for name, head in self.architectures.items() if head == model.head.kind]
+        if not classes:
             raise InteropError(f"model.head.kind = '{model.head.kind}', which {self.title} does not have")
-        return {"model_type": self.kind, "architectures": named[:1], **self.keys(flat(model))}
+        return {"model_type": self.kind, "architectures": classes[:1], **self.keys(flat(model))}
 
     def known(self, model: Transformer) -> Flat:
-        """The settings of a model that would be read from its weights and other files, not from config.json."""
+        """Settings of a model that are read from its weights and other files instead of config.json."""
         pooling = ("head.pooling", "head.normalise") if model.head.kind == "embedding" else ()
         return {key: value for key, value in flat(model).items() if key in (*self.by_weights, *pooling)}
 
     def rules(self, model: Transformer) -> Rules:
-        """The names of a model's weights."""
+        """Rules of all weights of a model."""
         return (*self._body(model), *self.heads.get(model.head.kind, ()))
 
     def copies(self, model: Transformer) -> dict[str, str]:
-        """Tensors that may be stored though they repeat another one: those of an output table that is tied."""
-        words = self.heads.get("lm") or self.heads["mlm"]
-        names = {rule.ours: rule.theirs[0] for rule in (*self._body(model), *words)}
+        """Tensors that may be stored although they repeat another one, such as a tied LM head → the original."""
+        lm_head = self.heads.get("lm") or self.heads["mlm"]
+        names = {rule.ours: rule.theirs[0] for rule in (*self._body(model), *lm_head)}
         return {names["output.weight"]: names["embedding.weight"], **self.copied}
 
     def _body(self, model: Transformer) -> Rules:
         return self.body(model) if callable(self.body) else self.body
 
 
-Heads = Mapping[str, Rules]  # by the kind of head
-Dropouts = Mapping[str, tuple[str, ...]]  # the keys of the dropout before each kind's outputs, the first that is there
+Heads = Mapping[str, Rules]  # kind of head → rules of its weights
+Dropouts = Mapping[str, tuple[str, ...]]  # kind of head → keys of its dropout; the first one present counts
 TIED, UNTIED = (keys(tied=("tie_word_embeddings", default))[0] for default in (True, False))
 HEAD_BIAS = Special(read=lambda settings, model: {"head.bias": True})
 
 
 def count_labels(settings: Settings) -> int:
-    """As many as have names, else as config.json says, else two."""
-    named = settings.get("id2label")
-    return len(named) if isinstance(named, dict) and named else settings.whole("num_labels", 2)
+    """Number of labels: that of `id2label`, else `num_labels`, else 2."""
+    names = settings.get("id2label")
+    return len(names) if isinstance(names, dict) and names else settings.integer("num_labels", 2)
 
 
 def write_labels(model: Flat) -> Tree:
-    """The names that transformers gives to labels without names of their own; none for a model without labels."""
-    return named_labels([f"LABEL_{n}" for n in range(model["head.labels"])]) if "head.labels" in model else {}
+    """Keys of labels with the default names of transformers; {} for a model without labels."""
+    return label_keys([f"LABEL_{n}" for n in range(model["head.labels"])]) if "head.labels" in model else {}
 
 
-def named_labels(names: Sequence[str]) -> Tree:
-    """The keys of labels with these names."""
+def label_keys(names: Sequence[str]) -> Tree:
+    """Keys of labels with these names."""
     ids = {name: number for number, name in enumerate(names)}
     return {"id2label": {str(number): name for number, name in enumerate(names)}, "label2id": ids}
 
 
-def on_decoder(words: str = "lm_head", tags: str = "classifier", without: tuple[str, ...] = ()) -> Heads:
-    """The names of each head, less those that transformers does not have; `words` and `tags` are what the head that
-    predicts words, and that of taggers, are called."""
-    labels = {"sequence": "score", "token": tags, "span": "qa_outputs"}
-    named = {kind: module("output.out", name) for kind, name in labels.items() if kind not in without}
-    return {"lm": module("output", words), **named}
+def on_decoder(lm: str = "lm_head", token: str = "classifier", without: tuple[str, ...] = ()) -> Heads:
+    """Rules of all heads of a decoder except those that transformers lacks; `lm` and `token` are the names of the LM
+    head and of the tagger."""
+    names = {"sequence": "score", "token": token, "span": "qa_outputs"}
+    labels = {kind: module("output.out", name) for kind, name in names.items() if kind not in without}
+    return {"lm": module("output", lm), **labels}
 
 
-def decoder_head(*words: Row) -> Special:
-    """The rows of a decoder's head: `words` are those of the one that predicts words."""
+def decoder_head(*lm: Row) -> Special:
+    """Row of a decoder's head; `lm` are the rows of an LM head."""
 
     def read(settings: Settings, model: Flat) -> Flat:
-        found: Flat = {}
+        head: Flat = {}
         if model["head.kind"] == "lm":
-            for row in words:
-                found |= row.read(settings, {**model, **found})
-            return found
+            for row in lm:
+                head |= row.read(settings, {**model, **head})
+            return head
         if model["head.kind"] == "span":
-            return found
-        found["head.labels"] = count_labels(settings)
+            return head
+        head["head.labels"] = count_labels(settings)
         if model["head.kind"] == "token":
-            return found | {"head.dropout": settings.number("classifier_dropout", 0.1)}
-        return found | {"head.pooling": "last", "head.pooler": False, "head.bias": False, "head.dropout": 0.0}
+            return head | {"head.dropout": settings.number("classifier_dropout", 0.1)}
+        return head | {"head.pooling": "last", "head.pooler": False, "head.bias": False, "head.dropout": 0.0}
 
     def write(model: Flat) -> Tree:
         tree = write_labels(model)
-        for row in words if model["head.kind"] == "lm" else ():
+        for row in lm if model["head.kind"] == "lm" else ():
             tree |= row.write(model)
         return tree
 
     return Special(read, write)
 
 
-def words_head(head: str, dense: str, norm: str, table: str, bias: str) -> Rules:
-    """The head that predicts masked words."""
+def mlm_head(head: str, names: tuple[str, ...]) -> Rules:
+    """Rules of a head for masked words; `names` are those of its dense layer, norm, matrix and bias."""
+    dense, norm, matrix, bias = names
     return (
         *module(f"{head}.dense", dense),
         *module(f"{head}.norm", norm),
-        tensor(f"{head}.weight", f"{table}.weight"),
+        tensor(f"{head}.weight", f"{matrix}.weight"),
         tensor(f"{head}.bias", bias),
     )
 
 
-def pooled(head: str, pooler: str, out: str) -> Rules:
-    """A head that classifies whole texts."""
+def pooled_head(head: str, pooler: str, out: str) -> Rules:
+    """Rules of a head that classifies texts."""
     return (*module(f"{head}.pooler.dense", pooler), *module(f"{head}.out", out))
 
 
-def encoder_head(pooler: Activation, dropouts: Dropouts, words: Activation | None = None) -> Special:
-    """The settings of each kind of head; `words` is the activation before masked words, None for the blocks' own."""
+def encoder_head(pooler: Activation, dropouts: Dropouts, mlm: Activation | None = None) -> Special:
+    """Row of an encoder's head; `mlm` is the activation of the head for masked words, None for that of the blocks."""
 
     def read(settings: Settings, model: Flat) -> Flat:
         kind, tied = model["head.kind"], settings.flag("tie_word_embeddings", True)
         if kind in ("mlm", "mlm+nsp"):
-            return {"head.tied": tied, "head.activation": words or model["feedforward.activation"]}
+            return {"head.tied": tied, "head.activation": mlm or model["feedforward.activation"]}
         if kind in ("nsp", "embedding"):
             return {}
         if kind == "replaced":
@@ -200,8 +200,8 @@ def encoder_head(pooler: Activation, dropouts: Dropouts, words: Activation | Non
             dropout = settings.number(key, dropout)
         if kind == "span":
             return {"head.dropout": dropout}
-        found = {"head.labels": count_labels(settings), "head.dropout": dropout}
-        return found | {"head.activation": pooler} if kind == "sequence" else found
+        head = {"head.labels": count_labels(settings), "head.dropout": dropout}
+        return head | {"head.activation": pooler} if kind == "sequence" else head
 
     def write(model: Flat) -> Tree:
         return {"tie_word_embeddings": model.get("head.tied", True), **write_labels(model)}

@@ -1,12 +1,12 @@
 """BERT and its relatives: an encoder with learned positions, post-norm, and one of several heads.
 
-BERT (Devlin et al. 2019) and the many sentence encoders that are BERTs without a head (MiniLM, E5, BGE); RoBERTa
-(Liu et al. 2019), whose positions begin at 2, and in other languages XLM-RoBERTa (Conneau et al. 2020) and CamemBERT
-(Martin et al. 2020); DistilBERT (Sanh et al. 2019), which has no segments; ELECTRA (Clark et al. 2020), a discriminator
-that tells which tokens were replaced, and the generator that does so, with embeddings narrower than their layers unless
-they are as wide; ALBERT (Lan et al. 2020), whose layers share their weights; MPNet (Song et al. 2020), of which many
-sentence encoders are made, a RoBERTa with T5's bias for distances; and DeBERTa v2 and v3 (He et al. 2021, 2023), whose
-attention compares contents with distances and the other way round, by vectors of distances that all layers share.
+BERT (Devlin et al. 2019) and the many sentence encoders that are BERT without a head (MiniLM, E5, BGE); RoBERTa (Liu et
+al. 2019), with positions from 2, and for other languages XLM-RoBERTa (Conneau et al. 2020) and CamemBERT (Martin et al.
+2020); DistilBERT (Sanh et al. 2019), without segments; ELECTRA (Clark et al. 2020), a discriminator that detects
+replaced tokens and the generator that replaces them, whose embeddings may be narrower than their layers; ALBERT (Lan et
+al. 2020), whose layers share weights; MPNet (Song et al. 2020), the base of many sentence encoders, a RoBERTa with T5's
+relative position bias; DeBERTa v2 and v3 (He et al. 2021, 2023), with disentangled attention between contents and
+distances, whose embeddings all layers share.
 """
 
 from dataclasses import replace
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from weft.config import Tree
-from weft.interop.families.base import POST_NORM, Called, Family, Heads, encoder_head, pooled, words_head
+from weft.interop.families.base import POST_NORM, Family, FamilyNames, Heads, encoder_head, mlm_head, pooled_head
 from weft.interop.settings import Flat, Settings, shown
 from weft.interop.table import Key, Row, Special, constant, embedding_width, even_heads, keys, without
 from weft.interop.weight_map import Rules, block, module, tensor
@@ -27,40 +27,44 @@ QKV = ("query", "key", "value")
 
 
 def embeddings(base: str) -> Rules:
-    """BERT's names below the layers."""
+    """Rules of BERT's embeddings."""
     names = {"embedding": "word", "encoder.position": "position", "segments": "token_type"}
     tables = (tensor(f"{ours}.weight", f"{base}.{theirs}_embeddings.weight") for ours, theirs in names.items())
     return (*tables, *module("encoder.embedding_norm", f"{base}.LayerNorm"))
 
 
 def layers(layer: str, qkv: tuple[str, ...] | str, out: str = "attention.output.dense", **changes: str) -> Rules:
-    """BERT's names in its layers, where `qkv` and `out` differ most from one relative to the next."""
+    """Rules of BERT's layers; `qkv`, `out` and `changes` are names that differ between its relatives."""
     names = {"norm": "attention.output.LayerNorm", "ff_norm": "output.LayerNorm"}
     names |= {"up": "intermediate.dense", "down": "output.dense", **changes}
     return block("encoder", layer, qkv=qkv, out=out, **names)
 
 
 def body(base: str) -> Rules:
-    """BERT's and RoBERTa's names below the head."""
+    """Rules of BERT's and RoBERTa's weights below the head."""
     qkv = tuple(f"attention.self.{part}" for part in QKV)
     return (*embeddings(f"{base}.embeddings"), *layers(f"{base}.encoder.layer.{{layer}}", qkv))
 
 
-def usual_heads(words: tuple[str, ...], pooler: str, out: str = "classifier") -> Heads:
-    """The names of the heads that all have: masked words, labels of a text or its tokens, answers, and none."""
-    tags, answers = module("output.out", "classifier"), module("output.out", "qa_outputs")
-    both = {"mlm": words_head("output", *words), "sequence": pooled("output", pooler, out)}
-    return {**both, "token": tags, "span": answers, "embedding": ()}
+def usual_heads(mlm: tuple[str, ...], pooler: str, out: str = "classifier") -> Heads:
+    """Rules of the heads that all relatives have: masked words, labels of a text or its tokens, answers, and none."""
+    return {
+        "mlm": mlm_head("output", mlm),
+        "sequence": pooled_head("output", pooler, out),
+        "token": module("output.out", "classifier"),
+        "span": module("output.out", "qa_outputs"),
+        "embedding": (),
+    }
 
 
-BERT_WORDS = tuple(f"cls.predictions.{part}" for part in ("transform.dense", "transform.LayerNorm", "decoder", "bias"))
-ROBERTA_WORDS = tuple(f"lm_head.{part}" for part in ("dense", "layer_norm", "decoder", "bias"))
-ROBERTA_HEADS = usual_heads(ROBERTA_WORDS, "classifier.dense", "classifier.out_proj")
+BERT_MLM = tuple(f"cls.predictions.{part}" for part in ("transform.dense", "transform.LayerNorm", "decoder", "bias"))
+ROBERTA_MLM = tuple(f"lm_head.{part}" for part in ("dense", "layer_norm", "decoder", "bias"))
+ROBERTA_HEADS = usual_heads(ROBERTA_MLM, "classifier.dense", "classifier.out_proj")
 _NEXT_SENTENCE = ("bert.pooler.dense", "cls.seq_relationship")
 
 
 def unused_pooler(pooler: str, model: Encoder) -> LazyWeights:
-    """A headless BERT has a pooler in transformers, which warns if it is missing though nothing here uses it."""
+    """Zeros for the pooler of a headless BERT; transformers warns if it is missing, although nothing uses it here."""
     size = model.d_model
     shapes = {f"{pooler}.weight": (size, size), f"{pooler}.bias": (size,)} if model.head.kind == "embedding" else {}
     return {name: partial(torch.zeros, shape) for name, shape in shapes.items()}
@@ -79,27 +83,32 @@ NO_DECODER = {"is_decoder": False, "add_cross_attention": False, "position_embed
 GAMMA_AND_BETA = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
-def family(called: Called, rows: tuple[Row, ...], heads: Heads, **more: Any) -> Family:
-    """A relative of BERT's: what it is called, its settings, and the names of its heads' weights.
-
-    `root` is how the names of its weights begin, if not with its kind; `pooler` is what it calls the pooler that a
-    headless model has. The rest is as in `Family`.
-    """
-    root, pooler = more.pop("root", called[0]), more.pop("pooler", None)
-    unused = (rf"{root}\.embeddings\.(position_ids|token_type_ids)", rf"{root}\.pooler\..*", *more.pop("unused", ()))
-    words = {rule.ours: rule.theirs[0] for rule in heads["mlm"]}
-    bias, beside = words["output.bias"], f"{words['output.weight'].removesuffix('weight')}bias"
+def family(
+    family_names: FamilyNames,
+    rows: tuple[Row, ...],
+    heads: Heads,
+    *,
+    root: str = "",
+    pooler: str | None = None,
+    unused: tuple[str, ...] = (),
+    **fields: Any,
+) -> Family:
+    """Define a relative of BERT. `root` begins the names of its weights (default: its kind), `pooler` names the pooler
+    of a headless model; `fields` are other fields of `Family`."""
+    root = root or family_names[0]
+    mlm = {rule.ours: rule.theirs[0] for rule in heads["mlm"]}
+    bias, second = mlm["output.bias"], f"{mlm['output.weight'].removesuffix('weight')}bias"
     return Family(
         rows=rows,
-        called=called,
+        names=family_names,
         model=Encoder,
         heads=heads,
         base="embedding",
         prefix=f"{root}.",
-        copied={beside: bias} if beside != bias else {},  # it is stored twice
-        unused=unused,
+        copied={second: bias} if second != bias else {},  # the bias is stored twice
+        unused=(rf"{root}\.embeddings\.(position_ids|token_type_ids)", rf"{root}\.pooler\..*", *unused),
         fillers=partial(unused_pooler, pooler) if pooler is not None else lambda model: {},
-        **{"fixed": FIXED, "only": NO_DECODER, **more},
+        **{"fixed": FIXED, "only": NO_DECODER, **fields},
     )
 
 
@@ -108,9 +117,9 @@ BERT = family(
     (*BODY, encoder_head("tanh", BERT_DROPOUTS)),
     body=body("bert"),
     heads={
-        "mlm+nsp": (*words_head("output.words", *BERT_WORDS), *pooled("output.next_sentence", *_NEXT_SENTENCE)),
-        "nsp": pooled("output", *_NEXT_SENTENCE),
-        **usual_heads(BERT_WORDS, "bert.pooler.dense"),
+        "mlm+nsp": (*mlm_head("output.words", BERT_MLM), *pooled_head("output.next_sentence", *_NEXT_SENTENCE)),
+        "nsp": pooled_head("output", *_NEXT_SENTENCE),
+        **usual_heads(BERT_MLM, "bert.pooler.dense"),
     },
     pooler="bert.pooler.dense",
     unused=(r"cls\.(seq_relationship|predictions)\..*",),
@@ -119,8 +128,8 @@ BERT = family(
 
 
 def _read_offset(settings: Settings, model: Flat) -> Flat:
-    """RoBERTa's positions are counted from the one after the pad token's id."""
-    offset = settings.whole("pad_token_id", 1) + 1
+    """RoBERTa's positions begin after the id of the padding token."""
+    offset = settings.integer("pad_token_id", 1) + 1
     return {"position.offset": offset, "context": model["context"] - offset}
 
 
@@ -131,15 +140,15 @@ def _write_offset(model: Flat) -> Flat:
 
 ROBERTA = family(
     ("roberta", "RoBERTa", "Roberta"),
-    (*BODY, Special(_read_offset, _write_offset), encoder_head("tanh", BERT_DROPOUTS, words="gelu")),
+    (*BODY, Special(_read_offset, _write_offset), encoder_head("tanh", BERT_DROPOUTS, mlm="gelu")),
     body=body("roberta"),
     heads=ROBERTA_HEADS,
     pooler="roberta.pooler.dense",
     unused=(r"lm_head\..*",),
     renames=GAMMA_AND_BETA,
 )
-XLM_ROBERTA = replace(ROBERTA, called=("xlm-roberta", "XLM-RoBERTa", "XLMRoberta"))
-CAMEMBERT = replace(ROBERTA, called=("camembert", "CamemBERT", "Camembert"))
+XLM_ROBERTA = replace(ROBERTA, names=("xlm-roberta", "XLM-RoBERTa", "XLMRoberta"))
+CAMEMBERT = replace(ROBERTA, names=("camembert", "CamemBERT", "Camembert"))
 
 DISTILBERT_SIZES = keys(
     vocab_size=("vocab_size", 30522), context=("max_position_embeddings", 512), layers=("n_layers", 6),
@@ -149,7 +158,7 @@ DISTILBERT_SIZES = keys(
 )  # fmt: skip
 DISTILBERT_DROPOUTS = {"sequence": ("seq_classif_dropout",), "span": ("qa_dropout",), "token": ("dropout",)}
 DISTILBERT_PARTS = {"norm": "sa_layer_norm", "up": "ffn.lin1", "down": "ffn.lin2", "ff_norm": "output_layer_norm"}
-DISTILBERT_WORDS = tuple(f"vocab_{part}" for part in ("transform", "layer_norm", "projector", "projector.bias"))
+DISTILBERT_MLM = tuple(f"vocab_{part}" for part in ("transform", "layer_norm", "projector", "projector.bias"))
 DISTILBERT = family(
     ("distilbert", "DistilBERT", "DistilBert"),
     (*DISTILBERT_SIZES, encoder_head("relu", DISTILBERT_DROPOUTS)),
@@ -160,14 +169,14 @@ DISTILBERT = family(
         *embeddings("distilbert.embeddings"),
         *layers("distilbert.transformer.layer.{layer}", "attention.*_lin", "attention.out_lin", **DISTILBERT_PARTS),
     ),
-    heads=usual_heads(DISTILBERT_WORDS, "pre_classifier"),
+    heads=usual_heads(DISTILBERT_MLM, "pre_classifier"),
     unused=(r"vocab_(transform|layer_norm|projector)\..*",),
 )
 
 _GENERATOR = ("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head")
 ELECTRA = family(
     ("electra", "ELECTRA", "Electra"),
-    (*BODY, embedding_width("embedding_size", 128), encoder_head("gelu", BERT_DROPOUTS, words="gelu")),
+    (*BODY, embedding_width("embedding_size", 128), encoder_head("gelu", BERT_DROPOUTS, mlm="gelu")),
     defaults={"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024},
     body=(*body("electra"), *module("encoder.projection", "electra.embeddings_project")),
     heads={
@@ -182,13 +191,13 @@ ELECTRA = family(
 
 
 def _read_groups(settings: Settings, model: Flat) -> Flat:
-    groups = settings.whole("num_hidden_groups", 1)
+    groups = settings.integer("num_hidden_groups", 1)
     if model["layers"] % groups:
-        raise settings.refusal("num_hidden_groups", f"it does not divide num_hidden_layers = {model['layers']}")
+        raise settings.error("num_hidden_groups", f"it does not divide num_hidden_layers = {model['layers']}")
     return {"distinct_layers": groups}
 
 
-_ALBERT_WORDS = tuple(f"predictions.{part}" for part in ("dense", "LayerNorm", "decoder", "bias"))
+_ALBERT_MLM = tuple(f"predictions.{part}" for part in ("dense", "LayerNorm", "decoder", "bias"))
 ALBERT_DEFAULTS = {
     "hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384, "hidden_act": "gelu_new",
     "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
@@ -199,7 +208,7 @@ ALBERT = family(
     ("albert", "ALBERT", "Albert"),
     (
         *BODY,
-        Key("d_embedding", "embedding_size", 128, kind="whole"),
+        Key("d_embedding", "embedding_size", 128, kind="integer"),
         Special(_read_groups, lambda model: {"num_hidden_groups": model["distinct_layers"] or model["layers"]}),
         constant("inner_group_num", 1),
         encoder_head("tanh", dict.fromkeys(("sequence", "token"), ("classifier_dropout_prob",))),
@@ -212,20 +221,20 @@ ALBERT = family(
         *layers(ALBERT_LAYER, tuple(f"attention.{part}" for part in QKV), "attention.dense", **ALBERT_PARTS),
     ),
     heads={
-        # it learns the order of two sentences where BERT learns whether one follows the other
+        # predicts the order of two sentences, where BERT predicts whether one follows the other
         "mlm+nsp": (
-            *words_head("output.words", *_ALBERT_WORDS),
-            *pooled("output.next_sentence", "albert.pooler", "sop_classifier.classifier"),
+            *mlm_head("output.words", _ALBERT_MLM),
+            *pooled_head("output.next_sentence", "albert.pooler", "sop_classifier.classifier"),
         ),
-        **usual_heads(_ALBERT_WORDS, "albert.pooler"),
+        **usual_heads(_ALBERT_MLM, "albert.pooler"),
     },
     pooler="albert.pooler",
     unused=(r"(predictions|sop_classifier)\..*",),
 )
 
-BUCKETS = 32  # of distances up to 128; transformers computes them for no other number
-# positions are counted from 2 whatever the pad token is: transformers has a constant there
-COUNTED = Special(
+BUCKETS = 32  # of distances up to 128, the only number that transformers supports
+# positions begin at 2 whatever the padding token is: a constant in transformers
+FROM_TWO = Special(
     lambda settings, model: {"position.offset": 2, "context": model["context"] - 2},
     lambda model: {"max_position_embeddings": model["context"] + 2},
 )
@@ -233,9 +242,9 @@ MPNET = family(
     ("mpnet", "MPNet", "MPNet"),
     (
         *without(BODY, "segments"),
-        COUNTED,
+        FROM_TWO,
         constant("relative_attention_num_buckets", BUCKETS),
-        encoder_head("tanh", BERT_DROPOUTS, words="gelu"),
+        encoder_head("tanh", BERT_DROPOUTS, mlm="gelu"),
     ),
     fixed={**FIXED, "position.kind": "learned+t5", "position.buckets": BUCKETS, "segments": 0},
     only={**NO_DECODER, "relative_attention_num_buckets": BUCKETS},
@@ -243,7 +252,7 @@ MPNET = family(
         *embeddings("mpnet.embeddings"),
         tensor("encoder.position.added.weight", "mpnet.embeddings.position_embeddings.weight"),
         tensor("encoder.position.scored.weight", "mpnet.encoder.relative_attention_bias.weight"),
-        *layers(*("mpnet.encoder.layer.{layer}", "attention.attn.*", "attention.attn.o"), norm="attention.LayerNorm"),
+        *layers("mpnet.encoder.layer.{layer}", "attention.attn.*", "attention.attn.o", norm="attention.LayerNorm"),
     ),
     heads=ROBERTA_HEADS,
     pooler="mpnet.pooler.dense",
@@ -255,28 +264,28 @@ BOTH = ("c2p", "p2c")
 
 def _read_distances(settings: Settings, model: Flat) -> Flat:
     if not settings.flag("relative_attention", False):
-        raise settings.refusal("relative_attention", "weft has only True")
-    given = settings.get("pos_att_type", [])
-    kinds = [kind.strip() for kind in given.lower().split("|")] if isinstance(given, str) else given
+        raise settings.error("relative_attention", "weft has only True")
+    kinds = settings.get("pos_att_type", [])
+    kinds = [kind.strip() for kind in kinds.lower().split("|")] if isinstance(kinds, str) else kinds
     if kinds not in (list(BOTH), list(BOTH[::-1])):
-        raise settings.refusal("pos_att_type", "weft compares contents with distances both ways, c2p and p2c")
+        raise settings.error("pos_att_type", "weft has only both kinds, c2p and p2c")
     buckets = settings.get("position_buckets", -1)
     if not isinstance(buckets, int) or buckets < 4:
-        raise settings.refusal("position_buckets", "weft counts distances in buckets, 4 or more on either side")
+        raise settings.error("position_buckets", "weft needs 4 buckets of distances or more")
     farthest = settings.get("max_relative_positions", -1)
     if not isinstance(farthest, int) or isinstance(farthest, bool) or farthest < 1:
         farthest = model["context"]
     if farthest - 1 <= buckets // 2:
-        near = f"with position_buckets = {shown(buckets)}, all distances have a bucket of their own"
-        raise settings.refusal("max_relative_positions", near)
-    normed = settings.get("norm_rel_ebd", "none")
-    if not isinstance(normed, str):
-        raise settings.refusal("norm_rel_ebd", "expected 'layer_norm' or 'none'")
+        why = f"with position_buckets = {shown(buckets)}, every distance has a separate bucket"
+        raise settings.error("max_relative_positions", why)
+    norm = settings.get("norm_rel_ebd", "none")
+    if not isinstance(norm, str):
+        raise settings.error("norm_rel_ebd", "expected 'layer_norm' or 'none'")
     return {
         "attention.scale": (3 * even_heads(model)) ** -0.5,
-        "position.buckets": settings.whole("position_buckets"),
+        "position.buckets": settings.integer("position_buckets"),
         "position.max_distance": farthest,
-        "position.norm_eps": model["norm.eps"] if "layer_norm" in normed.lower() else None,
+        "position.norm_eps": model["norm.eps"] if "layer_norm" in norm.lower() else None,
     }
 
 
@@ -295,7 +304,7 @@ def _write_distances(model: Flat) -> Tree:
 DEBERTA_DROPOUTS = {"sequence": ("cls_dropout", "hidden_dropout_prob"), "token": ("hidden_dropout_prob",)}
 SEGMENTS = Special(
     lambda settings, model: {
-        "segments": 0 if settings.get("type_vocab_size", 0) == 0 else settings.whole("type_vocab_size")
+        "segments": 0 if settings.get("type_vocab_size", 0) == 0 else settings.integer("type_vocab_size")
     },
     lambda model: {"type_vocab_size": model.get("segments", 0)},
 )
@@ -306,7 +315,7 @@ DEBERTA_ONLY = {
 DEBERTA_DEFAULTS = {
     "hidden_size": 1536, "num_hidden_layers": 24, "num_attention_heads": 24, "intermediate_size": 6144,
     "layer_norm_eps": 1e-7,
-    # what transformers takes, and weft does not have
+    # defaults of transformers that weft does not support
     "share_att_key": False, "position_biased_input": True,
 }  # fmt: skip
 DEBERTA_V2 = family(
@@ -327,7 +336,7 @@ DEBERTA_V2 = family(
         *module("encoder.position.norm", "deberta.encoder.LayerNorm"),
         *layers("deberta.encoder.layer.{layer}", tuple(f"attention.self.{part}_proj" for part in QKV)),
     ),
-    heads=usual_heads(BERT_WORDS, "pooler.dense"),
+    heads=usual_heads(BERT_MLM, "pooler.dense"),
     root="deberta",
     unused=(r"(cls|lm_predictions|mask_predictions|pooler)\..*", r"deberta\.embeddings\.position_embeddings\..*"),
 )

@@ -1,8 +1,8 @@
-"""GPT-2 (Radford et al. 2019): learned positions, pre-norm, matrices stored as (in, out); and what is built like it.
+"""GPT-2 (Radford et al. 2019), with learned positions, pre-norm and matrices stored as (in, out); and its relatives.
 
-GPT-Neo (Black et al. 2021) has a window in every other layer; GPT-J (Wang and Komatsuzaki 2021) rotates a part of each
-head, and has attention and feed-forward side by side. OPT (Zhang et al. 2022) counts its positions from 2 on; one of
-them, with 350M parameters, has norms after the sublayers and embeddings half as wide as its layers.
+GPT-Neo (Black et al. 2021) has a window in every other layer; GPT-J (Wang and Komatsuzaki 2021) rotates part of each
+head and computes attention and feed-forward in parallel. OPT (Zhang et al. 2022) has positions from 2; its version with
+350M parameters has post-norm and embeddings half as wide as its layers.
 """
 
 from weft.config import Tree
@@ -10,7 +10,7 @@ from weft.interop.families.base import HEAD_BIAS, PLAIN, TIED, UNTIED, Family, d
 from weft.interop.families.positions import MAX_LAYERS, rotated_part, windows_of, with_windows
 from weft.interop.settings import Flat, Settings
 from weft.interop.table import Special, all_biases, embedding_width, four_times, keys, switch
-from weft.interop.weight_map import TRANSPOSED, Layout, Rules, block, module, tensor
+from weft.interop.weight_map import TRANSPOSED, Rules, TensorLayout, block, module, tensor
 
 LEARNED = {**PLAIN, "position.kind": "learned"}
 LAYER, OPT_LAYER = "transformer.h.{layer}", "model.decoder.layers.{layer}"
@@ -19,8 +19,8 @@ POSITIONS = (tensor("decoder.position.weight", "transformer.wpe.weight"),)
 MASKS = (r"transformer\.h\.\d+\.attn\.(masked_)?bias",)
 
 
-def names(matrices: Layout) -> Rules:
-    """The names of GPT-2's weights below the head, whose matrices have this layout."""
+def names(matrices: TensorLayout) -> Rules:
+    """Rules of GPT-2's weights below the head, with matrices in this layout."""
     parts = {"qkv": "attn.c_attn", "out": "attn.c_proj", "up": "mlp.c_fc", "down": "mlp.c_proj"}
     layouts = dict.fromkeys(parts, matrices)
     return (*ENDS, *POSITIONS, *block("decoder", LAYER, layouts, norm="ln_1", ff_norm="ln_2", **parts))
@@ -34,7 +34,7 @@ SIZES = keys(
 )  # fmt: skip
 EMBEDDING_DROPOUT = Special(write=lambda model: {"embd_pdrop": model["dropout"]})
 GPT2 = Family(
-    called=("gpt2", "GPT-2", "GPT2"),
+    names=("gpt2", "GPT-2", "GPT2"),
     rows=(*SIZES, EMBEDDING_DROPOUT, decoder_head(TIED)),
     fixed={**LEARNED, "attention.bias": "all"},
     only={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
@@ -50,7 +50,7 @@ GPTJ_DEFAULTS = {
     "attn_pdrop": 0.0, "resid_pdrop": 0.0,
 }  # fmt: skip
 GPTJ = Family(
-    called=("gptj", "GPT-J", "GPTJ"),
+    names=("gptj", "GPT-J", "GPTJ"),
     rows=(*SIZES, EMBEDDING_DROPOUT, decoder_head(UNTIED, HEAD_BIAS), rotated_part("rotary_dim", 64)),
     fixed={**PLAIN, "sublayers": "parallel", "position.kind": "rotary", "position.pairs": "adjacent"},
     defaults=GPTJ_DEFAULTS,
@@ -68,22 +68,22 @@ KINDS = ("global", "local")
 
 
 def _read_kinds(settings: Settings, model: Flat) -> Flat:
-    """attention_types is [[[kinds, …], how often], …]; attention_layers, which newer files have beside it, counts."""
+    """Read attention_types, [[[kinds, …], repetitions], …]; attention_layers of newer files takes precedence."""
     layers = settings.get("attention_layers")
     key = "attention_types" if layers is None else "attention_layers"
-    given = settings.get(key, [[["global", "local"], 12]]) if layers is None else [[layers, 1]]
-    named: list[str] = []
+    groups = settings.get(key, [[["global", "local"], 12]]) if layers is None else [[layers, 1]]
+    kinds: list[str] = []
     try:
-        for some, times in given:
-            if len(some) * times > MAX_LAYERS or any(kind not in KINDS for kind in some):
+        for pattern, times in groups:
+            if len(pattern) * times > MAX_LAYERS or any(kind not in KINDS for kind in pattern):
                 raise ValueError
-            named += list(some) * times
+            kinds += list(pattern) * times
     except (TypeError, ValueError):
         expected = "[[['global', 'local'], how often], …]" if layers is None else "'global' or 'local' for each layer"
-        raise settings.refusal(key, f"expected {expected}") from None
-    if len(named) != model["layers"]:
-        raise settings.refusal(key, f"{len(named)} kinds for {model['layers']} layers")
-    return with_windows([kind == "local" for kind in named], settings.whole("window_size", 256))
+        raise settings.error(key, f"expected {expected}") from None
+    if len(kinds) != model["layers"]:
+        raise settings.error(key, f"{len(kinds)} kinds for {model['layers']} layers")
+    return with_windows([kind == "local" for kind in kinds], settings.integer("window_size", 256))
 
 
 def _write_kinds(model: Flat) -> Tree:
@@ -99,7 +99,7 @@ NEO_SIZES = keys(
     attention_dropout=("attention_dropout", 0.0), dropout=("resid_dropout", 0.0), std=("initializer_range", 0.02),
 )  # fmt: skip
 GPT_NEO = Family(
-    called=("gpt_neo", "GPT-Neo", "GPTNeo"),
+    names=("gpt_neo", "GPT-Neo", "GPTNeo"),
     rows=(*NEO_SIZES, decoder_head(TIED), Special(_read_kinds, _write_kinds)),
     fixed={**LEARNED, "attention.bias": "out", "attention.scale": 1.0},
     body=(
@@ -117,7 +117,7 @@ GPT_NEO = Family(
 def _check_width(settings: Settings, model: Flat) -> Flat:
     settings.only(_remove_final_layer_norm=False)
     if model["d_embedding"] is not None and model["head.kind"] != "lm":
-        raise settings.refusal("word_embed_proj_dim", "weft reads such a model with the head that predicts words alone")
+        raise settings.error("word_embed_proj_dim", "weft reads such a model only with an LM head")
     return {}
 
 
@@ -127,14 +127,15 @@ OPT_SIZES = keys(
     activation=("activation_function", "relu"), attention_dropout=("attention_dropout", 0.0), dropout=("dropout", 0.1),
     std=("init_std", 0.02),
 )  # fmt: skip
+AFFINE = {"norm.gain": True, "norm.bias": True}
 OPT = Family(
-    called=("opt", "OPT", "OPT"),
+    names=("opt", "OPT", "OPT"),
     rows=(
         *OPT_SIZES,
         embedding_width("word_embed_proj_dim"),
         Special(_check_width),
-        switch("do_layer_norm_before", True, {"placement": "pre"}, {"placement": "post"}),
-        switch("layer_norm_elementwise_affine", True, *({"norm.gain": on, "norm.bias": on} for on in (True, False))),
+        switch("do_layer_norm_before", True, on={"placement": "pre"}, off={"placement": "post"}),
+        switch("layer_norm_elementwise_affine", True, on=AFFINE, off=dict.fromkeys(AFFINE, False)),
         all_biases("enable_bias"),
         decoder_head(TIED),
     ),
@@ -149,5 +150,5 @@ OPT = Family(
         tensor("output.dense.weight", "model.decoder.project_out.weight"),
     ),
     heads=on_decoder(without=("token",)),
-    renames={"decoder.": "model.decoder."},  # of the first files
+    renames={"decoder.": "model.decoder."},  # names in the first files
 )

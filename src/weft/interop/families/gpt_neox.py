@@ -1,23 +1,21 @@
-"""Decoders with LayerNorm that know distances rather than positions, with attention and feed-forward side by side or
-not.
+"""Decoders with LayerNorm and relative positions; many compute attention and feed-forward in parallel.
 
-GPT-NeoX and Pythia (Black et al. 2022; Biderman et al. 2023), Phi 1 and 2 (Li et al. 2023) and StableLM (2023) rotate a
-part of each head, StarCoder2 (Lozhkov et al. 2024) whole heads. Falcon (Almazrouei et al. 2023) began with one head of
-keys and values and one norm for both sublayers; its newer ones have groups, and a norm for each; two small ones have
-ALiBi, whose penalties are rounded and divided by √d_head with the scores. BLOOM (BigScience 2022) has ALiBi and a norm
-of the embeddings.
+GPT-NeoX and Pythia (Black et al. 2022; Biderman et al. 2023), Phi 1 and 2 (Li et al. 2023) and StableLM (2023) rotate
+part of each head, StarCoder2 (Lozhkov et al. 2024) whole heads. The first Falcon (Almazrouei et al. 2023) has one head
+of keys and values and one norm for both sublayers; newer ones have groups and two norms; two small ones have ALiBi with
+penalties that are rounded and divided by √d_head. BLOOM (BigScience 2022) has ALiBi and normalised embeddings.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from weft.config import Tree
-from weft.interop.families.base import HEAD_BIAS, PLAIN, TIED, UNTIED, Called, Family, decoder_head, on_decoder
+from weft.interop.families.base import HEAD_BIAS, PLAIN, TIED, UNTIED, Family, FamilyNames, decoder_head, on_decoder
 from weft.interop.families.llama import SIZES, names
 from weft.interop.families.positions import one_window, rotary
 from weft.interop.settings import Flat, Settings
 from weft.interop.table import Row, Special, all_biases, biases, even_heads, four_times, keys, switch, without
-from weft.interop.weight_map import A_ROW, SAME, Rule, Rules, block, grouped, module, tensor
+from weft.interop.weight_map import A_ROW, SAME, NameRule, Rules, block, grouped, module, tensor
 from weft.models.config import Decoder
 
 ROTATED = {**PLAIN, "position.kind": "rotary"}
@@ -25,11 +23,12 @@ EPS = ("layer_norm_eps", 1e-5)
 
 
 def parallel(ours: str, default: bool) -> Special:
-    """use_parallel_residual: sublayers side by side, in the way called `ours`, or one after the other."""
-    return switch("use_parallel_residual", default, {"sublayers": ours}, {"sublayers": "sequential"})
+    """Row of use_parallel_residual: sublayers of kind `ours`, or sequential."""
+    return switch("use_parallel_residual", default, on={"sublayers": ours}, off={"sublayers": "sequential"})
 
 
-def _grouped(model: Decoder, layers: str, attention: str, ends: tuple[str, str], norms: Mapping[str, str]) -> Rules:
+def _grouped(model: Decoder, layers: str, attention: str, *, ends: tuple[str, str], norms: Mapping[str, str]) -> Rules:
+    """Rules of a decoder whose queries, keys and values are stored by group; `ends`: embedding and final norm."""
     embedding, final_norm = (f"{layers.partition('.')[0]}.{end}" for end in ends)
     layouts = {"qkv": grouped(model.attention.groups, model.d_head)}
     joined = {"qkv": f"{attention}.query_key_value", "out": f"{attention}.dense"}
@@ -44,7 +43,7 @@ def _grouped(model: Decoder, layers: str, attention: str, ends: tuple[str, str],
 
 NORMS = {"norm": "input_layernorm", "ff_norm": "post_attention_layernorm"}
 GPT_NEOX = Family(
-    called=("gpt_neox", "GPT-NeoX", "GPTNeoX"),
+    names=("gpt_neox", "GPT-NeoX", "GPTNeoX"),
     rows=(
         *without(SIZES, "attention.kv_heads"),
         *keys(eps=EPS, activation=("hidden_act", "gelu"), dropout=("hidden_dropout", 0.0)),
@@ -54,7 +53,9 @@ GPT_NEOX = Family(
         decoder_head(UNTIED),
     ),
     fixed=ROTATED,
-    body=lambda model: _grouped(model, "gpt_neox.layers", "attention", ("embed_in", "final_layer_norm"), NORMS),
+    body=lambda model: _grouped(
+        model, "gpt_neox.layers", "attention", ends=("embed_in", "final_layer_norm"), norms=NORMS
+    ),
     heads=on_decoder("embed_out"),
     prefix="gpt_neox.",
     unused=(r"gpt_neox\.layers\.\d+\.attention\.(masked_bias|bias|rotary_emb\..*)",),
@@ -63,12 +64,12 @@ GPT_NEOX = Family(
 
 def _read_heads(settings: Settings, model: Flat) -> Flat:
     heads = model["attention.heads"]
-    newer, side_by_side = settings.flag("new_decoder_architecture", False), settings.flag("parallel_attn", True)
-    if newer and not side_by_side:
-        raise settings.refusal("parallel_attn", "weft has only True beside new_decoder_architecture")
-    groups = settings.whole("num_kv_heads", heads) if newer else 1 if settings.flag("multi_query", True) else heads
-    norms = settings.whole("num_ln_in_parallel_attn", 2 if newer else 1)
-    kind = ("parallel-two-norms" if newer and norms == 2 else "parallel") if side_by_side else "sequential"
+    newer, in_parallel = settings.flag("new_decoder_architecture", False), settings.flag("parallel_attn", True)
+    if newer and not in_parallel:
+        raise settings.error("parallel_attn", "weft has only True with new_decoder_architecture")
+    groups = settings.integer("num_kv_heads", heads) if newer else 1 if settings.flag("multi_query", True) else heads
+    norms = settings.integer("num_ln_in_parallel_attn", 2 if newer else 1)
+    kind = ("parallel-two-norms" if newer and norms == 2 else "parallel") if in_parallel else "sequential"
     return {"attention.kv_heads": groups, "sublayers": kind}
 
 
@@ -92,19 +93,19 @@ def _read_positions(settings: Settings, model: Flat) -> Flat:
     return {"position.kind": "alibi", "position.factor": even_heads(model) ** -0.5, "position.rounded": True}
 
 
-def _falcon(called: Called, rows: tuple[Row, ...], **table: Any) -> Family:
+def _falcon(family_names: FamilyNames, rows: tuple[Row, ...], **fields: Any) -> Family:
     def body(model: Decoder) -> Rules:
         norms = {"norm": "ln_attn", "ff_norm": "ln_mlp"} if model.sublayers == "parallel-two-norms" else NORMS
-        return _grouped(model, "transformer.h", "self_attention", ("word_embeddings", "ln_f"), norms)
+        return _grouped(model, "transformer.h", "self_attention", ends=("word_embeddings", "ln_f"), norms=norms)
 
     return Family(
         rows=(*rows, *keys(std=("initializer_range", 0.02)), decoder_head(TIED)),
-        called=called,
+        names=family_names,
         body=body,
         heads=on_decoder(),
         prefix="transformer.",
         unused=(r"transformer\.h\.\d+\.self_attention\.rotary_emb\..*",),
-        **table,
+        **fields,
     )
 
 
@@ -132,19 +133,19 @@ BLOOM = _falcon(
 )
 
 
-def _norms(model: Decoder) -> Rules:
-    """The norms of queries and keys: one for all heads, or one for each, without biases."""
-    each = model.attention.qk_norm_over == "each-head"
-    found: list[Rule] = []
+def _qk_norms(model: Decoder) -> Rules:
+    """Rules of the norms of queries and keys: one for all heads, or one per head, without biases."""
+    per_head = model.attention.qk_norm_over == "each-head"
+    rules: list[NameRule] = []
     for part, heads in (("q", model.attention.heads), ("k", model.attention.groups)):
         name = f"model.layers.{{layer}}.self_attn.{part}_layernorm"
-        theirs = [f"{name}.norms.{head}" for head in range(heads)] if each else [name]
-        found += module(f"decoder.blocks.{{layer}}.attention.{part}_norm", *theirs, layout=A_ROW if each else SAME)
-    return tuple(found)
+        theirs = [f"{name}.norms.{head}" for head in range(heads)] if per_head else [name]
+        rules += module(f"decoder.blocks.{{layer}}.attention.{part}_norm", *theirs, layout=A_ROW if per_head else SAME)
+    return tuple(rules)
 
 
 def qk_norm(over: str, bias: bool) -> Special:
-    """qk_layernorm: LayerNorm of queries and keys."""
+    """Row of qk_layernorm: LayerNorm of queries and keys."""
 
     def read(settings: Settings, model: Flat) -> Flat:
         if not settings.flag("qk_layernorm", False):
@@ -155,16 +156,16 @@ def qk_norm(over: str, bias: bool) -> Special:
     return Special(read, lambda model: {"qk_layernorm": "attention.qk_norm.kind" in model})
 
 
-def _family(called: Called, rows: tuple[Row, ...], parts: Tree, **table: Any) -> Family:
-    """A family with LLaMA's names but for some `parts`, and with norms of queries and keys of their own."""
-    below = names(**{"q_norm": None, "k_norm": None, **parts})
+def _family(family_names: FamilyNames, rows: tuple[Row, ...], parts: Tree, **fields: Any) -> Family:
+    """Define a family with LLaMA's names except for `parts` and the norms of queries and keys."""
+    rules = names(**{"q_norm": None, "k_norm": None, **parts})
     return Family(
         rows=(*SIZES, *rows),
-        called=called,
-        body=lambda model: (*below, *_norms(model)),
-        heads=on_decoder(tags="score", without=("span",)),
+        names=family_names,
+        body=lambda model: (*rules, *_qk_norms(model)),
+        heads=on_decoder(token="score", without=("span",)),
         unused=(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\..*",),
-        **table,
+        **fields,
     )
 
 

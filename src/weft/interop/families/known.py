@@ -1,6 +1,6 @@
-"""Every family of Hugging Face models that weft reads and writes; a new one is named here, or in its relatives' file.
+"""All families of Hugging Face models that weft reads and writes; add a new one here, or in its relatives' module.
 
-What no family describes is told which one comes nearest, and what that lacks.
+For a model of an unknown family, the error names the nearest family and what that lacks.
 """
 
 import re
@@ -16,7 +16,7 @@ from weft.interop.settings import Flat, Settings, Transformer, shown
 from weft.interop.weight_map import conversions, their_shapes
 from weft.models.config import Decoder, Encoder, EncoderDecoder
 
-# where several can hold a model that weft has trained, the first one is written
+# if several can express a model trained by weft, the first is written
 DECODERS = (
     *(gpt2.GPT2, *llama.FAMILIES, gpt2.OPT, gpt_neox.GPT_NEOX, gpt2.GPTJ, gpt2.GPT_NEO),
     *(gpt_neox.PHI, gpt_neox.STABLELM, gpt_neox.FALCON, gpt_neox.STARCODER2, gpt_neox.BLOOM),
@@ -24,97 +24,98 @@ DECODERS = (
 ENCODERS = (*bert.FAMILIES, MODERNBERT, bert.DEBERTA_V2)
 FAMILIES: dict[str, Family] = {family.kind: family for family in (*DECODERS, *ENCODERS, *seq2seq.FAMILIES)}
 
-# what every config.json may have, whatever the model is
+# keys that any config.json may have
 COMMON = {
     *("architectures", "auto_map", "dtype", "id2label", "label2id", "model_type", "problem_type", "torch_dtype"),
     *("tie_word_embeddings", "transformers_version", "use_cache", "_name_or_path", "initializer_range", "torchscript"),
     *("is_decoder", "is_encoder_decoder", "add_cross_attention", "chunk_size_feed_forward", "pretraining_tp"),
     *("return_dict", "output_attentions", "output_hidden_states"),
 }
-MAX_NAMED = 4  # keys that a line has room for
-UNREAD = 3  # how many kinds of tensors without a place a value without one counts for
+MAX_LISTED = 4  # keys listed in a message
+UNSUPPORTED_VALUE = 3  # weight of an unsupported value against unknown kinds of tensors, in choosing the nearest family
 
 
-def family_of(tree: Tree, place: str, tensors: Collection[str] = ()) -> tuple[Family, str]:
-    """The family of a config.json, and which of its architectures the folder holds; `tensors` are those beside it."""
-    kind, named = tree.get("model_type"), tree.get("architectures")
-    architecture = named[0] if isinstance(named, list) and named else None
+def family_of(tree: Tree, location: str, tensors: Collection[str] = ()) -> tuple[Family, str]:
+    """Family of a config.json and the architecture it names; `tensors` are the names of the folder's tensors."""
+    kind, architectures = tree.get("model_type"), tree.get("architectures")
+    architecture = architectures[0] if isinstance(architectures, list) and architectures else None
     if not isinstance(architecture, str | None):
-        raise InteropError(f"{place}: architectures = {shown(named)}: expected the name of one")
+        raise InteropError(f"{location}: architectures = {shown(architectures)}: expected the name of one")
     by_name = {name: family for family in FAMILIES.values() for name in family.architectures}
     if kind is None and architecture in by_name:
         kind = by_name[architecture].kind
     if not isinstance(kind, str) or kind not in FAMILIES:
-        raise InteropError(f"{place}: model_type = {shown(kind)}: {_unknown(tree, tensors)}")
+        raise InteropError(f"{location}: model_type = {shown(kind)}: {_why_unknown(tree, tensors)}")
     family = FAMILIES[kind]
     if architecture is None:
         architecture = list(family.architectures)[-1]  # the base model
     if architecture not in family.architectures:
         known = ", ".join(family.architectures)
-        raise InteropError(f"{place}: architectures = {shown([architecture])}: of {family.title} weft reads {known}")
+        raise InteropError(f"{location}: architectures = {shown([architecture])}: of {family.title} weft reads {known}")
     return family, architecture
 
 
-def _unknown(tree: Tree, tensors: Collection[str]) -> str:
-    """Why a config.json can't be read, from the word that follows its model_type on."""
-    inside = tree.get("text_config")
-    if isinstance(inside, dict):
-        within = shown(inside.get("model_type"))
-        return f"a model of more than text, and weft reads text alone (here model_type = {within})"
-    given = {key for key, value in tree.items() if value is not None and key not in COMMON}
-    given = {key for key in given if not any(part in key for part in ("token", "dropout", "pdrop"))}
-    alike = [family for family in FAMILIES.values() if issubclass(family.model, _stacks(tree))]
-    counts = [key for key in sorted(given) if "expert" in key and isinstance(tree[key], int)]
-    counts = [key for key in counts if key.endswith("experts")] or counts  # how many there are, where that is given
+def _why_unknown(tree: Tree, tensors: Collection[str]) -> str:
+    """Explanation why a config.json can't be read, to follow its model_type in a message."""
+    text = tree.get("text_config")
+    if isinstance(text, dict):
+        text_type = shown(text.get("model_type"))
+        return f"a multimodal model, and weft reads only text models (its text_config has model_type = {text_type})"
+    present = {key for key, value in tree.items() if value is not None and key not in COMMON}
+    present = {key for key in present if not any(part in key for part in ("token", "dropout", "pdrop"))}
+    counts = [key for key in sorted(present) if "expert" in key and isinstance(tree[key], int)]
+    counts = [key for key in counts if key.endswith("experts")] or counts  # prefer the number of experts
     if experts := [key for key in counts if tree[key]]:
         count = f"{experts[0]} = {shown(tree[experts[0]])}"
         return f"a mixture of experts ({count}), and weft has one feed-forward for all tokens"
-    known = [(family, *_asked(family, tree, tensors)) for family in alike]
-    family, asked, reasons = max(known, key=lambda one: len(given & one[1]) - min(len(one[2]), UNREAD))
-    shared = given & asked
+    similar = [family for family in FAMILIES.values() if issubclass(family.model, _stacks(tree))]
+    compared = [(family, *_compare(family, tree, tensors)) for family in similar]
+    family, keys, reasons = max(compared, key=lambda c: len(present & c[1]) - min(len(c[2]), UNSUPPORTED_VALUE))
+    shared = present & keys
     if len(shared) < 3:
         return f"not a family that weft reads, nor like one; it reads {', '.join(FAMILIES)}"
-    others = sorted(given - shared)
-    lacks = ", ".join(others[:MAX_NAMED]) + (f" and {len(others) - MAX_NAMED} more" if len(others) > MAX_NAMED else "")
-    reasons = [f"which has no {lacks}"] * bool(others) + reasons[:1]
-    reasons = reasons or ["which has a place for every key and tensor: what differs is in the program of the other"]
+    others = sorted(present - shared)
+    more = f" and {len(others) - MAX_LISTED} more" if len(others) > MAX_LISTED else ""
+    reasons = [f"which has no {', '.join(others[:MAX_LISTED])}{more}"] * bool(others) + reasons[:1]
+    reasons = reasons or ["which has the same keys and tensors: the two must differ in their code"]
     return f"not a family that weft reads; the nearest is {family.title} ('{family.kind}'), {'; '.join(reasons)}"
 
 
-def _asked(family: Family, tree: Tree, tensors: Collection[str]) -> tuple[set[str], list[str]]:
-    """The keys that a family has, whether or not it has the values that are there; and what it can't say of a model:
-    a value that it does not have, or each kind of tensor that one has and the other has not."""
+def _compare(family: Family, tree: Tree, tensors: Collection[str]) -> tuple[set[str], list[str]]:
+    """Keys of a family, and reasons why it can't express a model: an unsupported value, or kinds of tensors that only
+    one of the two has."""
     settings, reasons = Settings(tree, "config.json"), list[str]()
-    own = [name for name, head in family.architectures.items() if head == "lm"] or list(family.architectures)
-    known: Flat = {key: there(tensors) for key, there in family.by_weights.items()}
+    classes = [name for name, head in family.architectures.items() if head == "lm"] or list(family.architectures)
+    known: Flat = {key: is_present(tensors) for key, is_present in family.by_weights.items()}
     try:
-        model = family.read(settings, own[0], known)
+        model = family.read(settings, classes[0], known)
     except WeftError as error:
-        reasons = [f"where {str(error).partition(': ')[2]}"] * UNREAD
-        found: Flat = {**family.fixed, "head.kind": family.architectures[own[0]], **known}
+        reasons = [f"where {str(error).partition(': ')[2]}"] * UNSUPPORTED_VALUE
+        partial: Flat = {**family.fixed, "head.kind": family.architectures[classes[0]], **known}
         for row in family.rows:
-            # a row may need what another would have read, had its value been one of the family's
+            # a row may need a setting of another row that could not be read
             with suppress(WeftError, KeyError):
-                found |= row.read(settings, found)
+                partial |= row.read(settings, partial)
     else:
-        if len(tensors) >= model.layers:  # before that many layers are listed
-            reasons = _misplaced(family, model, tensors)
-    return settings.asked | set(family.only), reasons
+        if len(tensors) >= model.layers:  # checked before that many layers are built
+            reasons = _tensor_differences(family, model, tensors)
+    return settings.used | set(family.only), reasons
 
 
-def _misplaced(family: Family, model: Transformer, tensors: Collection[str]) -> list[str]:
-    wanted, unused = set(their_shapes(conversions(family.rules(model), model))), "|".join(family.unused) or "$^"
-    known = wanted | family.copies(model).keys()
+def _tensor_differences(family: Family, model: Transformer, tensors: Collection[str]) -> list[str]:
+    expected, unused = set(their_shapes(conversions(family.rules(model), model))), "|".join(family.unused) or "$^"
+    known = expected | family.copies(model).keys()
     foreign = [name for name in tensors if name not in known and not re.fullmatch(unused, name)]
     kinds = {re.sub(r"\d+", "0", name): f"which has no tensor '{name}'" for name in reversed(foreign)}
-    for name in sorted(wanted.difference(tensors)):
+    for name in sorted(expected.difference(tensors)):
         kinds.setdefault(re.sub(r"\d+", "0", name), f"which needs a tensor '{name}'")
     return list(kinds.values())
 
 
 def _stacks(tree: Tree) -> type[Transformer] | tuple[type[Transformer], ...]:
-    named = tree.get("architectures")
-    name = str(named[0]) if isinstance(named, list) and named else ""
+    """Model types that the architecture of a config.json may be."""
+    architectures = tree.get("architectures")
+    name = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
     if tree.get("is_encoder_decoder") is True or name.endswith("ForConditionalGeneration"):
         return EncoderDecoder
     if name.endswith(("ForCausalLM", "LMHeadModel")):

@@ -2,11 +2,11 @@
 
 LLaMA 1–3 (Touvron et al. 2023; Dubey et al. 2024) and SmolLM2, which has the same architecture; Mistral (Jiang et al.
 2023) adds a window, Qwen2 biases, Qwen3 norms of queries and keys, SmolLM3 layers without positions, Granite factors,
-Phi-3 joins matrices; OLMo (Groeneveld et al. 2024) has norms without weights, OLMo 2 norms after each sublayer.
-Seed-OSS (2025) chooses its biases, Ministral 3 is Mistral, CWM is LLaMA 3 with a window in three of four layers.
-Gemma 1–3 (2024, 2025) scale their embeddings and count a gain from 1; Gemma 2 caps scores and logits, has norms on both
-sides of each sublayer, and a window in every other layer; Gemma 3 a window in five of six layers, which rotate by a
-base of their own, and norms of queries and keys.
+Phi-3 joint matrices; OLMo (Groeneveld et al. 2024) has norms without weights, OLMo 2 norms after each sublayer.
+Seed-OSS (2025) has optional biases, Ministral 3 is like Mistral, CWM is LLaMA 3 with a window in three of four layers.
+Gemma 1–3 (2024, 2025) scale their embeddings and add 1 to gains; Gemma 2 soft-caps scores and logits, has norms before
+and after each sublayer and a window in every other layer; Gemma 3 has a window in five of six layers, which have a
+separate rotary base, and norms of queries and keys.
 """
 
 from collections.abc import Callable
@@ -16,8 +16,8 @@ from typing import Any
 
 from weft.config import Tree
 from weft.interop.families import positions
-from weft.interop.families.base import GATED, UNTIED, Called, Family, decoder_head, on_decoder
-from weft.interop.settings import THEIR_ACTIVATIONS, Flat, Settings, repeated, shown
+from weft.interop.families.base import GATED, UNTIED, Family, FamilyNames, decoder_head, on_decoder
+from weft.interop.settings import THEIR_ACTIVATIONS, Flat, Settings, layer_pattern, shown
 from weft.interop.table import Key, Row, Special, biases, even_heads, follows, keys, round_factor
 from weft.interop.weight_map import Rules, block, module, tensor
 from weft.models.config import Decoder
@@ -31,7 +31,7 @@ LAYER: dict[str, Any] = {
 
 
 def names(final_norm: str = "norm", **changes: Any) -> Rules:
-    """LLaMA's names, with other words for some parts, and None for those that a family does not have."""
+    """Rules of LLaMA's weights with other names for some modules, and None for modules that a family lacks."""
     return (
         tensor("embedding.weight", "model.embed_tokens.weight"),
         *block("decoder", "model.layers.{layer}", **LAYER | changes),
@@ -45,8 +45,8 @@ OLD_ROOT = tuple(
 )
 
 
-def _named_in_an_older_way(model: Decoder) -> Rules:
-    """Those of families whose ForQuestionAnswering calls what is below the head by another word."""
+def _names_by_head(model: Decoder) -> Rules:
+    """Rules of families whose ForQuestionAnswering has the prefix `transformer.` instead of `model.`."""
     return OLD_ROOT if model.head.kind == "span" else NAMES
 
 
@@ -69,12 +69,12 @@ QK_EPS = follows("attention.qk_norm.eps", "norm.eps")
 
 
 def _read_qwen_window(settings: Settings, model: Flat) -> Flat:
-    """Qwen gives a window to the upper layers, from max_window_layers on."""
+    """Qwen's layers have a window from max_window_layers on."""
     if not settings.flag("use_sliding_window", False):
         return {}
     first = settings.tree.get("max_window_layers", 28)
     if not isinstance(first, int | None) or isinstance(first, bool):
-        raise settings.refusal("max_window_layers", "expected a whole number")
+        raise settings.error("max_window_layers", "expected a whole number")
     upper = [first is not None and layer >= first for layer in range(positions.depth(model))]
     windowed = positions.layer_types(settings, model, upper)
     return positions.with_windows(windowed, positions.window(settings, 4096)) if any(windowed) else {}
@@ -87,16 +87,16 @@ def _write_qwen_window(model: Flat) -> Tree:
 
 
 def _read_no_positions(settings: Settings, model: Flat) -> Flat:
-    """SmolLM3's every fourth layer knows no positions, and may have a window."""
-    layers, step = positions.depth(model), settings.whole("no_rope_layer_interval", 4)
-    rotated = settings.get("no_rope_layers") or [int(each) for each in positions.all_but_every(step, model)]
-    if not isinstance(rotated, list) or len(rotated) < layers or any(each not in (0, 1) for each in rotated):
-        raise settings.refusal("no_rope_layers", f"expected 0 or 1 for each of {model['layers']} layers")
+    """Every fourth layer of SmolLM3 has no positions, and may have a window."""
+    layers, step = positions.depth(model), settings.integer("no_rope_layer_interval", 4)
+    rotated = settings.get("no_rope_layers") or [int(flag) for flag in positions.all_but_every(step, model)]
+    if not isinstance(rotated, list) or len(rotated) < layers or any(flag not in (0, 1) for flag in rotated):
+        raise settings.error("no_rope_layers", f"expected 0 or 1 for each of {model['layers']} layers")
     size, used = positions.window(settings, None), settings.flag("use_sliding_window", False)
-    windowed = positions.layer_types(settings, model, [used and size is not None and not each for each in rotated])
-    positioned = [None if rotates else {"kind": "none"} for rotates in rotated[:layers]]
-    sizes = [size if narrow else None for narrow in windowed]
-    return repeated([{"window": w, "position": p} for w, p in zip(sizes, positioned, strict=True)])
+    windowed = positions.layer_types(settings, model, [used and size is not None and not flag for flag in rotated])
+    kinds = [None if flag else {"kind": "none"} for flag in rotated[:layers]]
+    sizes = [size if flag else None for flag in windowed]
+    return layer_pattern([{"window": w, "position": p} for w, p in zip(sizes, kinds, strict=True)])
 
 
 def _write_no_positions(model: Flat) -> Tree:
@@ -109,8 +109,9 @@ QWEN_WINDOW = Special(_read_qwen_window, _write_qwen_window)
 NO_POSITIONS = Special(_read_no_positions, _write_no_positions)
 
 
-def granite_factors(embedding: str, residual: str, attention: str, logits: str) -> tuple[Key, ...]:
-    """Granite multiplies embeddings, what sublayers add, and scores, and divides the logits."""
+def granite_factors(*theirs: str) -> tuple[Key, ...]:
+    """Rows of Granite's factors of embeddings, sublayers' outputs and scores, and of its divisor of logits."""
+    embedding, residual, attention, logits = theirs
     factor = partial(Key, default=1.0, kind="positive")
 
     def embedded(scale: float | bool, model: Flat) -> float:
@@ -127,22 +128,30 @@ def granite_factors(embedding: str, residual: str, attention: str, logits: str) 
     )
 
 
-def family(called: Called, rows: tuple[Row, ...], without: tuple[str, ...] = (), **more: Any) -> Family:
-    """A relative of LLaMA's: its rows, the heads that it does not have, and what else is not as LLaMA has it."""
+def family(
+    family_names: FamilyNames,
+    rows: tuple[Row, ...],
+    without: tuple[str, ...] = (),
+    *,
+    body: Rules | Callable[[Any], Rules] = NAMES,
+    fixed: Tree | None = None,
+    **fields: Any,
+) -> Family:
+    """Define a relative of LLaMA: its rows, the heads that it lacks, and other fields of `Family`."""
     return Family(
         rows=rows,
-        fixed={**GATED, **more.pop("fixed", {})},
-        called=called,
-        body=more.pop("body", NAMES),
-        heads=on_decoder(tags="score", without=without),
+        fixed={**GATED, **(fixed or {})},
+        names=family_names,
+        body=body,
+        heads=on_decoder(token="score", without=without),
         unused=(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\..*",),
-        **more,
+        **fields,
     )
 
 
 USUAL: tuple[Row, ...] = (*SHARED, HEAD, ACTIVATION)
 MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier")
-LLAMA = family(("llama", "LLaMA", "Llama"), (*USUAL, ATTENTION_BIAS, FEEDFORWARD_BIAS), body=_named_in_an_older_way)
+LLAMA = family(("llama", "LLaMA", "Llama"), (*USUAL, ATTENTION_BIAS, FEEDFORWARD_BIAS), body=_names_by_head)
 MISTRAL = family(
     ("mistral", "Mistral", "Mistral"),
     (*USUAL, positions.one_window(4096)),
@@ -152,21 +161,21 @@ MISTRAL = family(
 QWEN2 = family(
     ("qwen2", "Qwen2", "Qwen2"),
     (*USUAL, QWEN_WINDOW),
-    body=_named_in_an_older_way,
+    body=_names_by_head,
     fixed={"attention.bias": "qkv"},
     defaults={"max_position_embeddings": 32768},
 )
 QWEN3 = family(
     ("qwen3", "Qwen3", "Qwen3"),
     (*USUAL, QWEN_WINDOW, QK_EPS, ATTENTION_BIAS),
-    body=_named_in_an_older_way,
+    body=_names_by_head,
     fixed={"attention.qk_norm.kind": "rms"},
     defaults={"max_position_embeddings": 32768, "head_dim": 128},
 )
 SMOLLM3 = family(
     ("smollm3", "SmolLM3", "SmolLM3"),
     (*SIZES, WIDTH, EPS, positions.rotary(2000000.0), HEAD, ACTIVATION, ATTENTION_BIAS, FEEDFORWARD_BIAS, NO_POSITIONS),
-    body=_named_in_an_older_way,
+    body=_names_by_head,
     defaults={"max_position_embeddings": 32768, "tie_word_embeddings": True, "num_key_value_heads": 4},
 )
 GRANITE = family(
@@ -185,9 +194,9 @@ PHI3 = family(
 
 
 def _read_biases(settings: Settings, model: Flat) -> Flat:
-    """Seed-OSS: biases of queries, keys and values by one key, of what comes out by another."""
-    read_in, written = settings.flag("attention_bias", True), settings.flag("attention_out_bias", False)
-    return {"attention.bias": ("all" if written else "qkv") if read_in else "out" if written else "none"}
+    """Seed-OSS has one key for the biases of queries, keys and values, and another for that of the output."""
+    qkv, out = settings.flag("attention_bias", True), settings.flag("attention_out_bias", False)
+    return {"attention.bias": ("all" if out else "qkv") if qkv else "out" if out else "none"}
 
 
 def _write_biases(model: Flat) -> Tree:
@@ -196,13 +205,13 @@ def _write_biases(model: Flat) -> Tree:
 
 
 def _read_original(settings: Settings, model: Flat) -> Flat:
-    """Ministral 3 multiplies queries beyond the original context by a factor that grows with their position, and that
-    weft does not have: its context ends there."""
-    rope = Settings(positions.table_of(settings, MINISTRAL3_ROPE)[0], f"{settings.place}: rope_parameters")
-    original, context = rope.whole("original_max_position_embeddings", model["context"]), model["context"]
+    """Ministral 3 multiplies queries beyond the original context by a factor that grows with their position. weft has
+    no such factor, so the context is the original one."""
+    rope = Settings(positions.table_of(settings, MINISTRAL3_ROPE)[0], f"{settings.location}: rope_parameters")
+    original, context = rope.integer("original_max_position_embeddings", model["context"]), model["context"]
     if not rope.number(LATER_QUERIES, 0.0) or context <= original:
         return {}
-    warn(f"{LATER_QUERIES}: weft has no factor of queries beyond {original} tokens: the context is that, not {context}")
+    warn(f"{LATER_QUERIES}: weft has no factor of queries beyond {original} tokens; the context ends there")
     return {"context": original}
 
 
@@ -210,11 +219,12 @@ def _write_original(model: Flat) -> Tree:
     return {"rope_scaling": {**(positions.write_scaling(model) or {"rope_type": "default"}), LATER_QUERIES: 0.0}}
 
 
-def some_windows(narrow: Callable[[int], bool], default: int) -> Special:
-    """The row of a window that the layers have whose numbers are `narrow`, unless layer_types says otherwise."""
+def some_windows(has_window: Callable[[int], bool], default: int) -> Special:
+    """Row of a window in some layers: those of layer_types, or by default those whose number `has_window`."""
 
     def read(settings: Settings, model: Flat) -> Flat:
-        windowed = positions.layer_types(settings, model, [narrow(layer) for layer in range(positions.depth(model))])
+        usual = [has_window(layer) for layer in range(positions.depth(model))]
+        windowed = positions.layer_types(settings, model, usual)
         return positions.with_windows(windowed, positions.window(settings, default))
 
     return Special(read, positions.write_windows)
@@ -223,7 +233,7 @@ def some_windows(narrow: Callable[[int], bool], default: int) -> Special:
 SEED_OSS = family(
     ("seed_oss", "Seed-OSS", "SeedOss"),
     (*USUAL, Special(_read_biases, _write_biases), FEEDFORWARD_BIAS, *keys(dropout=("residual_dropout", 0.1))),
-    body=_named_in_an_older_way,
+    body=_names_by_head,
     defaults={"max_position_embeddings": 524288, "num_key_value_heads": 8, "head_dim": 128, "attention_dropout": 0.1},
 )
 LATER_QUERIES = "llama_4_scaling_beta"
@@ -235,21 +245,21 @@ CWM_ROPE: Tree = {
     "rope_type": "llama3", "rope_theta": 1e6, "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }  # fmt: skip
-ORIGINAL, CWM_ROTARY = Special(_read_original, _write_original), positions.rotary(1e6, absent=CWM_ROPE)
+ORIGINAL, CWM_ROTARY = Special(_read_original, _write_original), positions.rotary(1e6, default=CWM_ROPE)
 GROUPED = {"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5}
 MINISTRAL3 = family(
     ("ministral3", "Ministral 3", "Ministral3"),
-    (*SIZES, WIDTH, EPS, positions.rotary(absent=MINISTRAL3_ROPE), HEAD, ACTIVATION, positions.one_window(), ORIGINAL),
+    (*SIZES, WIDTH, EPS, positions.rotary(default=MINISTRAL3_ROPE), HEAD, ACTIVATION, positions.one_window(), ORIGINAL),
     only={"layer_types": None},
     defaults={"max_position_embeddings": 262144, **GROUPED},
 )
 CWM = family(
     ("cwm", "CWM", "Cwm"),
-    (*SIZES, WIDTH, EPS, CWM_ROTARY, HEAD, ACTIVATION, FEEDFORWARD_BIAS, some_windows(lambda at: at % 4 != 0, 8192)),
+    (*SIZES, WIDTH, EPS, CWM_ROTARY, HEAD, ACTIVATION, FEEDFORWARD_BIAS, some_windows(lambda n: n % 4 != 0, 8192)),
     without=("sequence", "token", "span"),
     defaults={"max_position_embeddings": 131072, **GROUPED},
 )
-CLIP = Key("attention.clip", "clip_qkv", kind="positive", none=True)
+CLIP = Key("attention.clip", "clip_qkv", kind="positive", nullable=True)
 OLMO = family(
     ("olmo", "OLMo", "Olmo"),
     (*SIZES, positions.rotary(), HEAD, ACTIVATION, ATTENTION_BIAS, CLIP),
@@ -267,12 +277,12 @@ OLMO2 = family(
 
 
 def _read_activation(settings: Settings, model: Flat) -> Flat:
-    """The first releases said gelu and meant its approximation by tanh; some files say the same by two keys."""
-    words = {key: settings.activation(key, "gelu") for key in ("hidden_act", "hidden_activation")}
-    meant = {key: "gelu-tanh" if word == "gelu" else word for key, word in words.items()}
-    if settings.get("hidden_activation") is not None and meant["hidden_activation"] != meant["hidden_act"]:
-        raise settings.refusal("hidden_activation", f"hidden_act = {shown(settings.get('hidden_act'))} says otherwise")
-    return {"feedforward.activation": meant["hidden_act"]}
+    """The first releases wrote gelu for its approximation by tanh; some files have both keys."""
+    names = {key: settings.activation(key, "gelu") for key in ("hidden_act", "hidden_activation")}
+    actual = {key: "gelu-tanh" if name == "gelu" else name for key, name in names.items()}
+    if settings.get("hidden_activation") is not None and actual["hidden_activation"] != actual["hidden_act"]:
+        raise settings.error("hidden_activation", f"contradicts hidden_act = {shown(settings.get('hidden_act'))}")
+    return {"feedforward.activation": actual["hidden_act"]}
 
 
 def _write_activation(model: Flat) -> Tree:
@@ -281,22 +291,26 @@ def _write_activation(model: Flat) -> Tree:
 
 
 def _five_of_six(settings: Settings, model: Flat) -> tuple[list[bool], int | None]:
-    usual = positions.all_but_every(settings.whole("sliding_window_pattern", 6), model)
+    usual = positions.all_but_every(settings.integer("sliding_window_pattern", 6), model)
     return positions.layer_types(settings, model, usual), positions.window(settings, 4096)
 
 
 EVERY_OTHER = some_windows(lambda layer: layer % 2 == 0, 4096)
-BASES = positions.two_bases(("rope_theta", 1e6), ("rope_local_base_freq", 1e4), _five_of_six, positions.write_windows)
+BASES = positions.two_bases(
+    ("rope_theta", 1e6), ("rope_local_base_freq", 1e4), read_windows=_five_of_six, write_windows=positions.write_windows
+)
 GEMMA_ACTIVATION = Special(_read_activation, _write_activation)
 GEMMA2_ACTIVATION = Special(keys(activation=("hidden_activation", "gelu_pytorch_tanh"))[0].read, _write_activation)
 SCALE = Key(
-    *("attention.scale", "query_pre_attn_scalar", 256),
+    "attention.scale",
+    "query_pre_attn_scalar",
+    256,
     kind="positive",
     to_ours=lambda scalar, model: scalar**-0.5,
     to_theirs=lambda scale, model: round_factor(scale**-2, 1e-6),
 )
-SCORES = Key("attention.softcap", "attn_logit_softcapping", 50.0, kind="positive", none=True)
-LOGITS = partial(Key, "head.softcap", "final_logit_softcapping", kind="positive", none=True)
+SCORES = Key("attention.softcap", "attn_logit_softcapping", 50.0, kind="positive", nullable=True)
+LOGITS = partial(Key, "head.softcap", "final_logit_softcapping", kind="positive", nullable=True)
 SANDWICH_NAMES = names(
     norm_out="post_attention_layernorm", ff_norm="pre_feedforward_layernorm", ff_norm_out="post_feedforward_layernorm"
 )
@@ -310,7 +324,7 @@ GEMMA = family(
 )
 GEMMA2 = replace(
     GEMMA,
-    called=("gemma2", "Gemma 2", "Gemma2"),
+    names=("gemma2", "Gemma 2", "Gemma2"),
     rows=(*SHARED, decoder_head(UNTIED, LOGITS(30.0)), GEMMA2_ACTIVATION, ATTENTION_BIAS, SCALE, SCORES, EVERY_OTHER),
     body=SANDWICH_NAMES,
     fixed={**GEMMA.fixed, "placement": "sandwich"},
@@ -318,10 +332,10 @@ GEMMA2 = replace(
 )
 GEMMA3 = replace(
     GEMMA2,
-    called=("gemma3_text", "Gemma 3", "Gemma3Text"),
-    # attn_logit_softcapping, which a file may have, does nothing
+    names=("gemma3_text", "Gemma 3", "Gemma3Text"),
+    # attn_logit_softcapping, which a file may have, has no effect
     rows=(*SHARED[:-1], decoder_head(UNTIED, LOGITS()), GEMMA2_ACTIVATION, ATTENTION_BIAS, SCALE, BASES, QK_EPS),
-    heads=on_decoder(tags="score", without=("token", "span")),
+    heads=on_decoder(token="score", without=("token", "span")),
     classes={"lm": "Gemma3ForCausalLM"},
     fixed={**GEMMA2.fixed, "attention.qk_norm.kind": "rms", "attention.qk_norm.offset": 1.0},
     defaults={**GEMMA2.defaults, "max_position_embeddings": 131072},

@@ -1,7 +1,7 @@
-"""ModernBERT (Warner et al. 2024): rotary positions, norms before the sublayers, a gated feed-forward, few biases.
+"""ModernBERT (Warner et al. 2024): rotary positions, pre-norm, a gated feed-forward, few biases.
 
-Two of three layers see a window to both sides, and rotate by a base of their own. The norm of the embeddings serves the
-first attention too, and every head begins with a dense layer and a norm.
+Two of three layers attend within a window to both sides and have a separate rotary base. The norm of the embeddings is
+also that of the first attention, and every head begins with a dense layer and a norm.
 """
 
 from weft.config import Tree
@@ -18,32 +18,32 @@ POOLING = {"cls": "first", "mean": "mean"}
 
 def _read_head(settings: Settings, model: Flat) -> Flat:
     kind, bias = model["head.kind"], settings.flag("classifier_bias", False)
-    chosen = settings.activation("classifier_activation", "gelu")
+    activation = settings.activation("classifier_activation", "gelu")
     if kind == "embedding":
         return {}
     if kind == "mlm":
-        tied, of_words = settings.flag("tie_word_embeddings", True), settings.flag("decoder_bias", True)
-        return {"head.tied": tied, "head.bias": of_words, "head.dense_bias": bias, "head.activation": chosen}
-    found: Flat = {"head.transform.activation": chosen, "head.transform.bias": bias}
-    found["head.dropout"] = settings.number("classifier_dropout", 0.0)
+        tied, lm_bias = settings.flag("tie_word_embeddings", True), settings.flag("decoder_bias", True)
+        return {"head.tied": tied, "head.bias": lm_bias, "head.dense_bias": bias, "head.activation": activation}
+    head: Flat = {"head.transform.activation": activation, "head.transform.bias": bias}
+    head["head.dropout"] = settings.number("classifier_dropout", 0.0)
     if kind != "span":
-        found["head.labels"] = count_labels(settings)
+        head["head.labels"] = count_labels(settings)
     if kind != "sequence":
-        return found
+        return head
     pooling = settings.get("classifier_pooling", "cls")
     if pooling not in tuple(POOLING):
-        raise settings.refusal("classifier_pooling", f"weft has {' and '.join(POOLING)}")
-    return found | {"head.pooler": False, "head.pooling": POOLING[pooling]}
+        raise settings.error("classifier_pooling", f"weft has {' and '.join(POOLING)}")
+    return head | {"head.pooler": False, "head.pooling": POOLING[pooling]}
 
 
 def _write_head(model: Flat) -> Tree:
-    words = model["head.kind"] == "mlm"
-    bias = "head.dense_bias" if words else "head.transform.bias"
-    activation = "head.activation" if words else "head.transform.activation"
+    is_mlm = model["head.kind"] == "mlm"
+    bias = "head.dense_bias" if is_mlm else "head.transform.bias"
+    activation = "head.activation" if is_mlm else "head.transform.activation"
     pooling = {ours: theirs for theirs, ours in POOLING.items()}
     return {
         "tie_word_embeddings": model.get("head.tied", True),
-        "decoder_bias": model["head.bias"] if words else True,
+        "decoder_bias": model["head.bias"] if is_mlm else True,
         "classifier_bias": model.get(bias, False),
         "classifier_activation": THEIR_ACTIVATIONS[model.get(activation, "gelu")],
         "classifier_dropout": model.get("head.dropout", 0.0),
@@ -52,14 +52,14 @@ def _write_head(model: Flat) -> Tree:
     }
 
 
-def _kinds(settings: Settings, model: Flat) -> tuple[list[bool], int]:
-    """Layers with a window, and its size: transformers counts both sides, without the token itself."""
-    step = settings.whole("global_attn_every_n_layers", 3)
+def _read_windows(settings: Settings, model: Flat) -> tuple[list[bool], int]:
+    """Whether each layer has a window, and its size; transformers counts both sides without the token itself."""
+    step = settings.integer("global_attn_every_n_layers", 3)
     windowed = layer_types(settings, model, [layer % step != 0 for layer in range(depth(model))])
-    return windowed, settings.whole("local_attention", 128) // 2 + 1
+    return windowed, settings.integer("local_attention", 128) // 2 + 1
 
 
-def _write_kinds(model: Flat) -> Tree:
+def _write_windows(model: Flat) -> Tree:
     tree = write_windows(model, "local_attention")
     return {**tree, "local_attention": 2 * ((tree["local_attention"] or 65) - 1)}
 
@@ -76,7 +76,7 @@ LABELS = (
     *module("output.transform.norm", "head.norm"),
     *module("output.out", "classifier"),
 )
-WORDS = (*module("output.dense", "head.dense"), *module("output.norm", "head.norm"), *module("output", "decoder"))
+MLM = (*module("output.dense", "head.dense"), *module("output.norm", "head.norm"), *module("output", "decoder"))
 LAYER = "model.layers.{layer}"
 MODERNBERT = family(
     ("modernbert", "ModernBERT", "ModernBert"),
@@ -84,7 +84,12 @@ MODERNBERT = family(
         *SIZES,
         ATTENTION_BIAS,
         FEEDFORWARD_BIAS,
-        two_bases(("global_rope_theta", 160000.0), ("local_rope_theta", 10000.0), _kinds, _write_kinds),
+        two_bases(
+            ("global_rope_theta", 160000.0),
+            ("local_rope_theta", 10000.0),
+            read_windows=_read_windows,
+            write_windows=_write_windows,
+        ),
         Special(_read_head, _write_head),
     ),
     fixed={**GATED, "norm.kind": "layer", "embedding_norm": True, "first_norm": False},
@@ -96,7 +101,7 @@ MODERNBERT = family(
         *block("encoder", LAYER, ff_norm="mlp_norm", gate_up="mlp.Wi", down="mlp.Wo"),
         *module("encoder.norm", "model.final_norm"),
     ),
-    heads={"mlm": WORDS, "sequence": LABELS, "token": LABELS, "span": LABELS, "embedding": ()},
+    heads={"mlm": MLM, "sequence": LABELS, "token": LABELS, "span": LABELS, "embedding": ()},
     root="model",
     unused=(r"(head|decoder|classifier)\..*",),
 )

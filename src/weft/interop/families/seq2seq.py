@@ -1,6 +1,6 @@
 """Encoder–decoders.
 
-Marian (Junczys-Dowmunt et al. 2018) and BART (Lewis et al. 2020), and with their blocks in pre-norm mBART (Liu et al.
+Marian (Junczys-Dowmunt et al. 2018) and BART (Lewis et al. 2020); with the same blocks in pre-norm mBART (Liu et al.
 2020), M2M-100 and NLLB (Fan et al. 2021; Costa-jussà et al. 2022) and PEGASUS (Zhang et al. 2020); T5, T5 v1.1 (Raffel
 et al. 2020; Shazeer 2020) and mT5 (Xue et al. 2021), which has the blocks of T5 v1.1.
 """
@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from weft.config import Tree
-from weft.interop.families.base import POST_NORM, Called, Family
+from weft.interop.families.base import POST_NORM, Family, FamilyNames
 from weft.interop.settings import ACTIVATIONS, THEIR_ACTIVATIONS, Flat, Settings
-from weft.interop.table import Row, Special, constant, follows, keys, same
+from weft.interop.table import Row, Special, constant, decoder_copy, follows, keys
 from weft.interop.weight_map import ONE_ROW, Rules, block, module, tensor
 from weft.models.config import EncoderDecoder
 from weft.nn.position import sinusoids
@@ -40,18 +40,18 @@ TWO_TABLES = (
     tensor("embedding.weight", "model.decoder.embed_tokens.weight"),
     tensor("source_embedding.weight", "model.encoder.embed_tokens.weight"),
 )
-WORDS = (tensor("output.weight", "lm_head.weight"), tensor("output.bias", "final_logits_bias", layout=ONE_ROW))
+LM_HEAD = (tensor("output.weight", "lm_head.weight"), tensor("output.bias", "final_logits_bias", layout=ONE_ROW))
 
 
-def _no_bias(model: EncoderDecoder) -> LazyWeights:
-    """transformers always adds a bias to the logits, and misses it in a file that has none."""
+def _zero_bias(model: EncoderDecoder) -> LazyWeights:
+    """Zeros for the bias of the logits; transformers always adds one, and warns if it is missing."""
     return {} if model.head.bias else {"final_logits_bias": partial(torch.zeros, 1, model.vocab_size)}
 
 
-def _waves(model: EncoderDecoder) -> LazyWeights:
-    """transformers misses the sinusoids in a file that has none, though it computes them anew."""
-    made = partial(sinusoids, torch.arange(model.context), model.d_model, "halves")
-    return dict.fromkeys((f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")), made)
+def _sinusoids(model: EncoderDecoder) -> LazyWeights:
+    """Sinusoidal positions; transformers warns if they are missing, although it computes them."""
+    make = partial(sinusoids, torch.arange(model.context), model.d_model, "halves")
+    return dict.fromkeys((f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")), make)
 
 
 SIZES = keys(
@@ -63,21 +63,21 @@ SIZES = keys(
 )  # fmt: skip
 SHARED: tuple[Row, ...] = (
     *SIZES,
-    same("decoder_attention_heads", "attention.heads", 16),
-    same("decoder_ffn_dim", "feedforward.d_ff", 4096),
+    decoder_copy("decoder_attention_heads", "attention.heads", 16),
+    decoder_copy("decoder_ffn_dim", "feedforward.d_ff", 4096),
     constant("is_encoder_decoder", True),
 )
-NORM_AFTER = {"normalize_before": False, "add_final_layer_norm": False}
-NORM_BEFORE = {"normalize_before": True, "add_final_layer_norm": True}
-WAVES = (r"model\.(encoder|decoder)\.embed_positions\.weights?",)  # sinusoids, which weft computes
+POST_NORM_KEYS = {"normalize_before": False, "add_final_layer_norm": False}
+PRE_NORM_KEYS = {"normalize_before": True, "add_final_layer_norm": True}
+SINUSOIDS = (r"model\.(encoder|decoder)\.embed_positions\.weights?",)  # weft computes them
 
 
 def _read_tables(settings: Settings, model: Flat) -> Flat:
-    """Marian's source and target may have embeddings of their own, and vocabularies of two sizes."""
+    """Marian's source and target may have separate embeddings and vocabularies."""
     if settings.flag("share_encoder_decoder_embeddings", True):
         return {}
     source = model["vocab_size"]
-    return {"source_vocab_size": source, "vocab_size": settings.whole("decoder_vocab_size", source)}
+    return {"source_vocab_size": source, "vocab_size": settings.integer("decoder_vocab_size", source)}
 
 
 def _write_tables(model: Flat) -> Tree:
@@ -87,61 +87,60 @@ def _write_tables(model: Flat) -> Tree:
     return {"share_encoder_decoder_embeddings": False, "vocab_size": source, "decoder_vocab_size": model["vocab_size"]}
 
 
-def _family(called: Called, *rows: Row, before: bool, position: Tree, **more: Any) -> Family:
-    """A family with these stacks: whether its norms come before the sublayers, and its positions; embeddings are normed
-    where these are learned."""
+def _family(family_names: FamilyNames, *rows: Row, pre_norm: bool, position: Tree, **fields: Any) -> Family:
+    """Define a family with these stacks; embeddings are normalised if positions are learned."""
     learned = position["kind"] == "learned"
-    placed = {f"position.{key}": value for key, value in position.items()}
+    positions = {f"position.{key}": value for key, value in position.items()}
     static = {} if learned else {"static_position_embeddings": True}
-    shared = {
-        "classes": {"lm": f"{called[2]}ForConditionalGeneration"},
-        "only": {**(NORM_BEFORE if before else NORM_AFTER), **static, "normalize_embedding": learned},
+    defaults = {
+        "classes": {"lm": f"{family_names[2]}ForConditionalGeneration"},
+        "only": {**(PRE_NORM_KEYS if pre_norm else POST_NORM_KEYS), **static, "normalize_embedding": learned},
         "by_weights": {"head.bias": lambda names: "final_logits_bias" in names},
-        "fillers": _no_bias,
+        "fillers": _zero_bias,
     }
     return Family(
         rows=(*SHARED, *rows),
-        fixed={**POST_NORM, "placement": "pre" if before else "post", **placed, "embedding_norm": learned},
-        called=called,
+        fixed={**POST_NORM, "placement": "pre" if pre_norm else "post", **positions, "embedding_norm": learned},
+        names=family_names,
         model=EncoderDecoder,
         body=lambda model: (*(ONE_TABLE if model.source_vocab_size is None else TWO_TABLES), *STACKS),
-        heads={"lm": WORDS},
+        heads={"lm": LM_HEAD},
         copied=dict.fromkeys((f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder")), TABLE),
-        unused=() if learned else WAVES,
-        **{**shared, **more},
+        unused=() if learned else SINUSOIDS,
+        **{**defaults, **fields},
     )
 
 
 LEARNED: Tree = {"kind": "learned", "offset": 2}
 HALVES: Tree = {"kind": "sinusoidal", "layout": "halves", "amplitude": 1.0}
-# positions are counted from the one after the pad token's id
-COUNTED = Special(
-    lambda settings, model: {"position.offset": settings.whole("pad_token_id", 1) + 1},
+# positions begin after the id of the padding token
+AFTER_PADDING = Special(
+    lambda settings, model: {"position.offset": settings.integer("pad_token_id", 1) + 1},
     lambda model: {"pad_token_id": max(1, model.get("position.offset", 0) - 1)},
 )
 MARIAN = _family(
     ("marian", "Marian", "Marian"),
     Special(_read_tables, _write_tables),
-    before=False,
+    pre_norm=False,
     position=HALVES,
     classes={"lm": "MarianMTModel"},
     base=None,
     prefix="",
 )
-BART = _family(("bart", "BART", "Bart"), before=False, position=LEARNED)
-MBART = _family(("mbart", "mBART", "MBart"), before=True, position=LEARNED)
+BART = _family(("bart", "BART", "Bart"), pre_norm=False, position=LEARNED)
+MBART = _family(("mbart", "mBART", "MBart"), pre_norm=True, position=LEARNED)
 PEGASUS = _family(
     ("pegasus", "PEGASUS", "Pegasus"),
-    before=True,
+    pre_norm=True,
     position=HALVES,
-    fillers=lambda model: {**_no_bias(model), **_waves(model)},
+    fillers=lambda model: {**_zero_bias(model), **_sinusoids(model)},
 )
 M2M100 = _family(
     ("m2m_100", "M2M-100", "M2M100"),
-    COUNTED,
-    before=True,
+    AFTER_PADDING,
+    pre_norm=True,
     position={"kind": "sinusoidal", "layout": "tensor2tensor"},
-    only=NORM_BEFORE,  # the other two it has always, whatever its config.json says
+    only=PRE_NORM_KEYS,  # it always has the other two, even if config.json contradicts
     defaults={"activation_function": "relu", "scale_embedding": True, "attention_dropout": 0.1},
     by_weights={},
     fillers=lambda model: {},
@@ -149,11 +148,11 @@ M2M100 = _family(
 
 
 def _t5_stack(side: str, feedforward: int) -> Rules:
-    """Names in one of the two stacks, whose feed-forward is the sublayer of that number."""
-    layer, own, dense = f"{side}.block.{{layer}}.layer", "0.SelfAttention", f"{feedforward}.DenseReluDense"
+    """Rules of one of T5's stacks; `feedforward` is the index of that sublayer."""
+    layer, attention, dense = f"{side}.block.{{layer}}.layer", "0.SelfAttention", f"{feedforward}.DenseReluDense"
     return (
-        tensor(f"{side}.position.weight", f"{side}.block.0.layer.{own}.relative_attention_bias.weight"),
-        *block(side, layer, qkv=f"{own}.*", out=f"{own}.o", norm="0.layer_norm"),
+        tensor(f"{side}.position.weight", f"{side}.block.0.layer.{attention}.relative_attention_bias.weight"),
+        *block(side, layer, qkv=f"{attention}.*", out=f"{attention}.o", norm="0.layer_norm"),
         *block(side, layer, cross_q="1.EncDecAttention.q", cross_kv="1.EncDecAttention.*"),
         *block(side, layer, cross_out="1.EncDecAttention.o", cross_norm="1.layer_norm"),
         *block(side, layer, up=f"{dense}.wi", gate_up=(f"{dense}.wi_0", f"{dense}.wi_1"), down=f"{dense}.wo"),
@@ -163,26 +162,26 @@ def _t5_stack(side: str, feedforward: int) -> Rules:
 
 
 def _read_feedforward(settings: Settings, model: Flat) -> Flat:
-    given = settings.get("feed_forward_proj", "relu")
-    gate, _, name = (given if isinstance(given, str) else "").rpartition("-")
+    projection = settings.get("feed_forward_proj", "relu")
+    gate, _, name = (projection if isinstance(projection, str) else "").rpartition("-")
     if gate not in ("", "gated") or name not in ACTIVATIONS:
-        raise settings.refusal("feed_forward_proj", f"weft has {', '.join(ACTIVATIONS)}, each also gated-…")
-    # what transformers makes of that word stands beside it in newer files, and counts
-    usual = "gelu_new" if given == "gated-gelu" else name
-    found: Flat = {"feedforward.activation": settings.activation("dense_act_fn", usual)}
+        raise settings.error("feed_forward_proj", f"weft has {', '.join(ACTIVATIONS)}, each also gated-…")
+    # newer files also have the values that transformers derives from it, which take precedence
+    default = "gelu_new" if projection == "gated-gelu" else name
+    activation: Flat = {"feedforward.activation": settings.activation("dense_act_fn", default)}
     if settings.flag("is_gated_act", bool(gate)):
-        return {"feedforward.kind": "gated", **found}
-    return {"feedforward.kind": "plain", **found, "feedforward.bias": False}
+        return {"feedforward.kind": "gated", **activation}
+    return {"feedforward.kind": "plain", **activation, "feedforward.bias": False}
 
 
 def _write_feedforward(model: Flat) -> Tree:
     name, gated = THEIR_ACTIVATIONS[model["feedforward.activation"]], model["feedforward.kind"] == "gated"
-    word = "gated-gelu" if gated and name == "gelu_new" else f"gated-{name}" if gated else name
-    return {"feed_forward_proj": word, "dense_act_fn": name, "is_gated_act": gated}
+    projection = "gated-gelu" if gated and name == "gelu_new" else f"gated-{name}" if gated else name
+    return {"feed_forward_proj": projection, "dense_act_fn": name, "is_gated_act": gated}
 
 
 def _read_scale(settings: Settings, model: Flat) -> Flat:
-    """T5 scales its output and v1.1 does not; older files tell them apart by tie_word_embeddings."""
+    """T5 scales its output and v1.1 does not; in older files, tie_word_embeddings distinguishes them."""
     scaled = settings.flag("scale_decoder_outputs", settings.flag("tie_word_embeddings", True))
     return {"head.scale": model["d_model"] ** -0.5 if scaled else None}
 
@@ -195,7 +194,7 @@ T5_SIZES = keys(
 )  # fmt: skip
 
 
-def _t5(called: Called, *rows: Row, **table: Any) -> Family:
+def _t5(family_names: FamilyNames, *rows: Row, **fields: Any) -> Family:
     return Family(
         rows=(
             *T5_SIZES,
@@ -206,19 +205,19 @@ def _t5(called: Called, *rows: Row, **table: Any) -> Family:
             *rows,
         ),
         fixed={"attention.scale": 1.0, "norm.kind": "rms", "position.kind": "t5", "init.kind": "xavier"},
-        called=called,
+        names=family_names,
         model=EncoderDecoder,
         body=(tensor("embedding.weight", "shared.weight"), *_t5_stack("encoder", 1), *_t5_stack("decoder", 2)),
         heads={"lm": (tensor("output.weight", "lm_head.weight"),)},
-        classes={"lm": f"{called[2]}ForConditionalGeneration"},
+        classes={"lm": f"{family_names[2]}ForConditionalGeneration"},
         base=None,
         prefix="",
-        # not in config.json: tied, unless an output table is stored that differs from the embeddings
+        # not in config.json: tied, unless a different LM head is stored
         by_weights={"head.tied": lambda names: True},
         copied=dict.fromkeys(("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), "shared.weight"),
-        # the first T5 files hold a table for the cross-attention as well, which nothing reads
+        # the first T5 files also have an unused bias for the cross-attention
         unused=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
-        **table,
+        **fields,
     )
 
 

@@ -1,4 +1,4 @@
-"""llama.cpp's architectures: how each calls its settings in a GGUF file, and which of them it takes for granted."""
+"""llama.cpp's architectures: the keys of each in a GGUF file, and the settings that it implies."""
 
 from collections.abc import Container, Mapping
 from typing import Any
@@ -6,25 +6,25 @@ from typing import Any
 from weft.config import Tree
 from weft.interop.families.llama import granite_factors
 from weft.interop.families.positions import all_but_every, depth, kinds_of, rotated_part, with_windows
-from weft.interop.settings import Flat, Settings, repeated
-from weft.interop.table import Key, Row, Special, Table, even_heads, follows, four_times, keys, same, switch
+from weft.interop.settings import Flat, Settings, layer_pattern
+from weft.interop.table import Key, Row, SettingsTable, Special, even_heads, follows, four_times, keys, repeats, switch
 
-# what frequencies are divided by: LLaMA 3.1's scaling of positions, and both lists of LongRoPE
+# tensors with divisors of rotary frequencies: LLaMA 3.1's scaling, and both lists of LongRoPE
 FREQUENCIES, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 WINDOW, STEP = "attention.sliding_window", "attention.sliding_window_pattern"
 SCALINGS = "position.scaling."
 
 
 def _read_scaling(settings: Settings, model: Flat) -> Flat:
-    """How positions were scaled for longer texts; LLaMA 3.1's way is a tensor, not a key."""
+    """Read the rotary scaling; that of LLaMA 3.1 is a tensor, not a key."""
     kind = settings.get("rope.scaling.type", "none")
-    settings.whole("rope.scaling.original_context_length", 8192)
+    settings.integer("rope.scaling.original_context_length", 8192)
     if f"{SCALINGS}kind" in model:
         return {}
     if kind == "linear":
         return {f"{SCALINGS}kind": "linear", f"{SCALINGS}factor": settings.number("rope.scaling.factor")}
     if kind != "none":
-        raise settings.refusal("rope.scaling.type", f"weft has none, linear, and LLaMA 3.1's '{FREQUENCIES}'")
+        raise settings.error("rope.scaling.type", f"weft has none, linear, and LLaMA 3.1's '{FREQUENCIES}'")
     return {}
 
 
@@ -39,8 +39,8 @@ def _write_scaling(model: Flat) -> Tree:
 
 
 def _read_window(settings: Settings, model: Flat) -> Flat:
-    """A window is read and not written: llama.cpp gives it to some layers only, as the architecture says."""
-    return {"attention.window": settings.whole(WINDOW)} if settings.get(WINDOW, 0) != 0 else {}
+    """Read a window, which is never written: llama.cpp applies it to the layers that the architecture implies."""
+    return {"attention.window": settings.integer(WINDOW)} if settings.get(WINDOW, 0) != 0 else {}
 
 
 SIZES: tuple[Row, ...] = (
@@ -51,7 +51,7 @@ SIZES: tuple[Row, ...] = (
 
 
 def _rotated(*width: Row) -> tuple[Row, ...]:
-    """The rows of an architecture with rotary positions, `width` those of attention.d_head."""
+    """Rows of an architecture with rotary positions; `width` are those of attention.d_head."""
     return (
         *SIZES,
         *keys(kv_heads=("attention.head_count_kv", lambda model: model["attention.heads"])),
@@ -62,44 +62,45 @@ def _rotated(*width: Row) -> tuple[Row, ...]:
 
 
 def _even(theirs: str) -> Special:
-    """A key that must be the width of a head, where heads have to share d_model evenly."""
-    return Special(same(theirs, "attention.d_head").read, lambda model: {theirs: even_heads(model)})
+    """Row of a key that must be d_head, in architectures where that is d_model / heads."""
+    return Special(repeats(theirs, "attention.d_head").read, lambda model: {theirs: even_heads(model)})
 
 
 WIDTH = keys(d_head=("attention.key_length", even_heads))
-ROTATED = _rotated(*WIDTH, same("attention.value_length", "attention.d_head"))
+ROTATED = _rotated(*WIDTH, repeats("attention.value_length", "attention.d_head"))
 EVEN = _rotated(
     Special(read=lambda settings, model: {"attention.d_head": even_heads(model)}),
     _even("attention.key_length"),
     _even("attention.value_length"),
 )
 EVEN_HEADS = _even("rope.dimension_count")
-WHOLE_HEADS = same("rope.dimension_count", "attention.d_head")
+WHOLE_HEADS = repeats("rope.dimension_count", "attention.d_head")
 RMS, LAYER_NORM = (keys(eps=f"attention.layer_norm_{kind}epsilon")[0] for kind in ("rms_", ""))
-UNROTATED = (*SIZES, same("attention.head_count_kv", "attention.heads"), LAYER_NORM)
+UNROTATED = (*SIZES, repeats("attention.head_count_kv", "attention.heads"), LAYER_NORM)
 QK_EPS = follows("attention.qk_norm.eps", "norm.eps")
-# a part of each head is rotated
 FRACTION = rotated_part("rope.dimension_count", lambda model: model["attention.d_head"])
-PARALLEL = switch("use_parallel_residual", True, {"sublayers": "parallel-two-norms"}, {"sublayers": "sequential"})
+PARALLEL = switch(
+    "use_parallel_residual", True, on={"sublayers": "parallel-two-norms"}, off={"sublayers": "sequential"}
+)
 
 
 def _read_every_other(settings: Settings, model: Flat) -> Flat:
-    """Gemma 2's window is that of every other layer, from the lowest on."""
-    return with_windows([layer % 2 == 0 for layer in range(depth(model))], settings.whole(WINDOW, 4096))
+    """Gemma 2 has a window in every other layer, beginning with the first."""
+    return with_windows([layer % 2 == 0 for layer in range(depth(model))], settings.integer(WINDOW, 4096))
 
 
 def _read_kinds(settings: Settings, model: Flat) -> Flat:
-    """Gemma 3's layers: five of six have a window and a base of their own, and positions that are not scaled."""
+    """Gemma 3 has a window, a separate rotary base and no rotary scaling in five of six layers."""
     if settings.get(WINDOW, 0) == 0:
         return {}
-    layers, given, size = depth(model), settings.get(STEP, 6), settings.whole(WINDOW)
-    if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
-        given = all_but_every(given, model)
-    if not isinstance(given, list) or len(given) < layers or any(each not in (0, 1) for each in given):
-        raise settings.refusal(STEP, f"expected a whole number, or true or false for each of {model['layers']} layers")
+    layers, windowed, size = depth(model), settings.get(STEP, 6), settings.integer(WINDOW)
+    if isinstance(windowed, int) and not isinstance(windowed, bool) and windowed >= 0:
+        windowed = all_but_every(windowed, model)
+    if not isinstance(windowed, list) or len(windowed) < layers or any(flag not in (0, 1) for flag in windowed):
+        raise settings.error(STEP, f"expected a whole number, or true or false for each of {model['layers']} layers")
     position = {"kind": "rotary", "base": settings.number("rope.freq_base_swa", 10000.0)}
-    alike = position["base"] == model["position.base"] and f"{SCALINGS}kind" not in model
-    return with_windows(given[:layers], size, None if alike else position)
+    same = position["base"] == model["position.base"] and f"{SCALINGS}kind" not in model
+    return with_windows(windowed[:layers], size, None if same else position)
 
 
 def _write_kinds(model: Flat) -> Tree:
@@ -114,84 +115,84 @@ def _write_kinds(model: Flat) -> Tree:
 
 
 def _scale(layers: int) -> Special:
-    """The factor of scores, for which there is no key: d_model / heads is in it where there are so many layers."""
+    """Row of the factor of scores, which has no key: (d_model / heads)^-0.5 in the model with this many layers."""
     return Special(
         lambda settings, model: {"attention.scale": even_heads(model) ** -0.5} if model["layers"] == layers else {}
     )
 
 
 def _read_no_positions(settings: Settings, model: Flat) -> Flat:
-    """SmolLM3's every fourth layer knows no positions."""
+    """Every fourth layer of SmolLM3 has no positions."""
     rotated = all_but_every(4, model)
-    return repeated([{"window": None, "position": None if each else {"kind": "none"}} for each in rotated])
+    return layer_pattern([{"window": None, "position": None if flag else {"kind": "none"}} for flag in rotated])
 
 
 def _above_zero(ours: str, theirs: str) -> Special:
-    """A number that is absent or 0 where there is none."""
+    """Row of an optional number: absent or 0 means None."""
 
     def read(settings: Settings, model: Flat) -> Flat:
         value = settings.number(theirs, 0.0)
         if value < 0:
-            raise settings.refusal(theirs, "expected a number above 0")
+            raise settings.error(theirs, "expected a number above 0")
         return {ours: value or None}
 
     return Special(read, lambda model: {theirs: model[ours]} if model.get(ours) is not None else {})
 
 
-def _llama_like(fixed: Mapping[str, Any], *more: Row) -> Table:
-    """RMSNorm, rotary positions, a gated feed-forward."""
-    usual = {"norm.kind": "rms", "position.kind": "rotary", "feedforward.kind": "gated"}
-    rows = (*ROTATED, RMS, WHOLE_HEADS, *(more or (Special(_read_window),)))
-    return Table(rows, {**usual, **fixed}, only={"expert_count": 0})
+def _llama_like(fixed: Mapping[str, Any], *rows: Row) -> SettingsTable:
+    """Table of an architecture with RMSNorm, rotary positions and a gated feed-forward."""
+    shared = {"norm.kind": "rms", "position.kind": "rotary", "feedforward.kind": "gated"}
+    rows = (*ROTATED, RMS, WHOLE_HEADS, *(rows or (Special(_read_window),)))
+    return SettingsTable(rows, {**shared, **fixed}, only={"expert_count": 0})
 
 
 GELU = {"feedforward.kind": "plain", "feedforward.activation": "gelu-tanh"}
 BIASED = {**GELU, "norm.kind": "layer", "attention.bias": "all"}
 
 
-def _plain(fixed: Mapping[str, Any], *more: Row) -> Table:
-    """LayerNorm, rotary positions, a plain feed-forward, and biases everywhere."""
-    return Table((*EVEN, LAYER_NORM, *more), {**BIASED, "position.kind": "rotary", **fixed})
+def _plain(fixed: Mapping[str, Any], *rows: Row) -> SettingsTable:
+    """Table of an architecture with LayerNorm, rotary positions, a plain feed-forward, and all biases."""
+    return SettingsTable((*EVEN, LAYER_NORM, *rows), {**BIASED, "position.kind": "rotary", **fixed})
 
 
-def _bare(fixed: Mapping[str, Any], *rows: Row) -> Table:
-    """Rotary positions, heads that share d_model evenly, and no biases but those of norms."""
-    usual = {"position.kind": "rotary", "attention.bias": "none", "feedforward.bias": False}
-    return Table((*EVEN, *rows), {**usual, **fixed})
+def _bare(fixed: Mapping[str, Any], *rows: Row) -> SettingsTable:
+    """Table of an architecture with rotary positions, d_head = d_model / heads, and biases only in norms."""
+    shared = {"position.kind": "rotary", "attention.bias": "none", "feedforward.bias": False}
+    return SettingsTable((*EVEN, *rows), {**shared, **fixed})
 
 
-def shown_by_tensors(architecture: str, names: Container[str]) -> Flat:
-    """Settings that no key holds, for the tensors of the first layer show them."""
+def settings_from_tensors(architecture: str, names: Container[str]) -> Flat:
+    """Settings without a key that follow from the names of the first layer's tensors."""
     if architecture == "falcon":
         return {"sublayers": "parallel-two-norms" if "blk.0.attn_norm_2.weight" in names else "parallel"}
     if architecture != "stablelm":
         return {}
-    found: Flat = {"sublayers": "sequential" if "blk.0.ffn_norm.weight" in names else "parallel"}
-    found["attention.bias"] = "qkv" if "blk.0.attn_q.bias" in names else "none"
+    settings: Flat = {"sublayers": "sequential" if "blk.0.ffn_norm.weight" in names else "parallel"}
+    settings["attention.bias"] = "qkv" if "blk.0.attn_q.bias" in names else "none"
     if "blk.0.attn_q_norm.weight" in names:
         norm = {"attention.qk_norm.kind": "layer", "attention.qk_norm.bias": False}
-        found |= {**norm, "attention.qk_norm_over": "each-head"}
-    return found
+        settings |= {**norm, "attention.qk_norm_over": "each-head"}
+    return settings
 
 
-def names_of_first(model: Flat) -> set[str]:
-    """Those tensors of a model's first layer that `shown_by_tensors` looks for."""
-    there = {
+def first_layer_tensors(model: Flat) -> set[str]:
+    """Names of a model's first-layer tensors that `settings_from_tensors` checks."""
+    present = {
         "blk.0.attn_norm_2.weight": model["sublayers"] == "parallel-two-norms",
         "blk.0.ffn_norm.weight": model["sublayers"] != "parallel",
         "blk.0.attn_q.bias": model["attention.bias"] in ("qkv", "all"),
         "blk.0.attn_q_norm.weight": model.get("attention.qk_norm.kind") is not None,
     }
-    return {name for name, is_there in there.items() if is_there}
+    return {name for name, is_present in present.items() if is_present}
 
 
-# files of these store queries and keys for rotary pairs that are adjacent
+# architectures whose files store queries and keys with adjacent rotary pairs
 ADJACENT = ("llama", "granite", "smollm3", "olmo")
-# files of these store queries, keys and values as one
+# architectures whose files store queries, keys and values as one matrix
 JOINED = ("gpt2", "gptneox", "phi2", "phi3", "falcon", "bloom")
-# files of these have a table of the output even where it is that of the embeddings; GPT-2's may have one
+# architectures whose files have an LM head even if it is tied; those of GPT-2 may have one
 REPEATED = ("olmo2", "gptneox", "phi2", "stablelm")
-# scalings of positions that are tensors, and the architectures in which llama.cpp looks for them
+# rotary scalings that are tensors → architectures in which llama.cpp supports them
 IN_TENSORS = {"llama3": ("llama", "granite"), "longrope": ("phi3",)}
 NO_BIAS = {"attention.bias": "none"}
 GEMMA = {**NO_BIAS, "feedforward.activation": "gelu-tanh", "embedding_scale": True, "norm.offset": 1.0}
@@ -200,7 +201,7 @@ QK_EPS_OF_EACH = Special(
     lambda settings, model: {"attention.qk_norm.eps": model["norm.eps"]} if "attention.qk_norm.kind" in model else {},
     lambda model: {"use_parallel_residual": model["sublayers"] == "parallel"},
 )
-# where several can hold a model, the first one is written
+# if several can express a model, the first is written
 ARCHITECTURES = {
     "qwen2": _llama_like({"attention.bias": "qkv"}),
     "llama": _llama_like({}),
@@ -233,6 +234,6 @@ ARCHITECTURES = {
         {"norm.kind": "layer", "norm.gain": False, "norm.bias": False, "feedforward.kind": "gated"},
         *(LAYER_NORM, EVEN_HEADS, _above_zero("attention.clip", "attention.clamp_kqv")),
     ),
-    "gpt2": Table(UNROTATED, {**BIASED, "position.kind": "learned"}),
-    "bloom": Table(UNROTATED, {**BIASED, "position.kind": "alibi", "embedding_norm": True}),
+    "gpt2": SettingsTable(UNROTATED, {**BIASED, "position.kind": "learned"}),
+    "bloom": SettingsTable(UNROTATED, {**BIASED, "position.kind": "alibi", "embedding_norm": True}),
 }

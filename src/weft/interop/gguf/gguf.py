@@ -1,9 +1,9 @@
-"""Models as GGUF files, llama.cpp's format: one file with the settings, the weights and the tokenizer.
+"""Read and write GGUF files, llama.cpp's format: settings, weights and tokenizer in one file.
 
-Quantized weights become fp32, which holds them exactly; fp16 would round each of them once more. Where all matrices of
-a file are of one 16-bit type and its vectors fit into it, that type is kept. The blocks themselves are kept beside the
-weights: a file that is written with `dtype = None` holds those of every matrix that is still the same, byte for byte,
-and any other matrix as the run does, so that reading it again gives the same numbers.
+Quantised weights become fp32, which represents them exactly; fp16 would round them again. If all matrices of a file
+have one 16-bit dtype that also represents its vectors, that dtype is kept. The quantised blocks are kept with the
+weights: an export with `dtype = None` writes those of every unchanged matrix byte for byte, and other matrices in the
+dtype of the run, so that reading it again gives the same values.
 """
 
 import math
@@ -20,15 +20,15 @@ from torch import Tensor
 from weft.config import Tree, validate
 from weft.errors import InteropError
 from weft.interop import weight_map
-from weft.interop.bundle import ModelBundle, as_dtype, lazily, named_tokenizer
+from weft.interop.bundle import ModelBundle, as_dtype, lazy_weights, load_tokenizer
 from weft.interop.gguf import architectures as llama_cpp
 from weft.interop.gguf import file as gguf_file
 from weft.interop.gguf.architectures import ARCHITECTURES, FREQUENCIES, LONG, REPEATED, SHORT
-from weft.interop.gguf.file import ARRAY, BY_NAME, DTYPES, FLOAT32, Contents, Encoding, LazyTensor, Value, typed
+from weft.interop.gguf.file import ARRAY, BY_NAME, DTYPES, FLOAT32, Contents, LazyTensor, TensorEncoding, Value, typed
 from weft.interop.gguf.tokenizer import read_tokenizer, tokenizer_keys
-from weft.interop.license import in_keys, to_keys
-from weft.interop.settings import Flat, Settings, Transformer, first_that_holds, flat, nested, shown
-from weft.interop.weight_map import SAME, Layout, Names, Rules, adjacent_pairs, block, module, tensor
+from weft.interop.license import license_from_keys, license_keys
+from weft.interop.settings import Flat, Settings, Transformer, first_lossless, flat, nested, shown
+from weft.interop.weight_map import SAME, Names, Rules, TensorLayout, adjacent_pairs, block, module, tensor
 from weft.models.config import Decoder, LMHead, Model
 from weft.nn.config import Norm, RMSNorm
 from weft.nn.position import Rotary as RotaryModule
@@ -36,27 +36,27 @@ from weft.nn.position_config import Llama3Scaling, LongRoPE, Rotary, Sizes
 from weft.progress import bar
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_k", "q4_0")
-# Four bits, and what takes their place where a row is not made of whole blocks; the tables of embeddings and of the
-# output, to which rounding does most harm, keep eight bits.
+# 4-bit dtypes → fallbacks for rows that are not whole blocks; embeddings and LM head, which suffer most from rounding,
+# have 8 bits instead
 FOUR_BITS = {"q4_k": ("Q5_0",), "q4_0": ()}
 TABLES = ("token_embd.weight", "output.weight")
 POSITIONS = "position_embd.weight"
 FACTORS = (FREQUENCIES, SHORT, LONG)  # tensors that are settings
-SCALED_BY = {FREQUENCIES: "llama3", LONG: "longrope"}  # by the tensors that are there
-PARTS = {  # of a block, by the words of `block`
+SCALED_BY = {FREQUENCIES: "llama3", LONG: "longrope"}  # tensor → the rotary scaling that it implies
+MODULE_NAMES = {  # of a block, by the short names of `block`
     "norm": "attn_norm", "q_norm": "attn_q_norm", "k_norm": "attn_k_norm", "out": "attn_output", "ff_norm": "ffn_norm",
     "norm_out": "post_attention_norm", "ff_norm_out": "post_ffw_norm", "up": "ffn_up", "down": "ffn_down",
 }  # fmt: skip
-MAX_KEPT_VALUES = 64  # of an array that is kept as a note
-KEPT = ("general.type", "general.name")  # keys that take their former values again
-# keys that describe the file itself and are always written afresh
+MAX_KEPT_VALUES = 64  # length of an array that is kept in the notes
+KEPT = ("general.type", "general.name")  # keys that keep their imported values
+# keys that describe the file itself and are always new
 GENERAL = {"general.architecture", "general.alignment", "general.file_type", "general.quantization_version"}
 
 
 def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
-    """The model in a GGUF file, with the tokenizer at another path if one is given.
+    """Read the model of a GGUF file; `tokenizer` is the path of another tokenizer that replaces the file's.
 
-    Weights are read, and unpacked, when they are asked for.
+    Weights are read, and dequantised, lazily.
     """
     contents = gguf_file.open_file(path)
     architecture = contents.get("general.architecture")
@@ -66,18 +66,18 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     if (parts := contents.get("split.count", 1)) != 1:
         raise InteropError(f"{path}: one of {shown(parts)} parts of a model; join them with llama-gguf-split")
     if any(entry.encoding.block > 1 for entry in contents.tensors.values()):
-        gguf_file.quantization()  # a missing package is an error now, not when the first weight is read
+        gguf_file.quantization()  # report a missing package now, not when the first weight is read
     settings = _settings_of(contents, architecture)
-    found = {name: entry.shape for name, entry in contents.tensors.items() if name not in FACTORS}
-    tables = [contents.raw(name) for name in TABLES if name in found]
+    shapes = {name: entry.shape for name, entry in contents.tensors.items() if name not in FACTORS}
+    tables = [contents.raw(name) for name in TABLES if name in shapes]
     if architecture in ("gpt2", *REPEATED) and len(tables) == 2 and tables[0] == tables[1]:
-        del found["output.weight"]
-    model = _read_settings(settings, contents, tied="output.weight" not in found)
+        del shapes["output.weight"]
+    model = _read_settings(settings, contents, tied="output.weight" not in shapes)
     if tokenizer is None:
-        own = read_tokenizer(settings.tree, str(path))
+        chosen_tokenizer = read_tokenizer(settings.tree, str(path))
     else:
-        own = named_tokenizer(tokenizer, model.vocab_size)
-        settings.asked |= {key for key in contents.keys if key.startswith("tokenizer.")}  # about another one
+        chosen_tokenizer = load_tokenizer(tokenizer, model.vocab_size)
+        settings.used |= {key for key in contents.keys if key.startswith("tokenizer.")}  # of the replaced one
     rows, tokens = model.vocab_size, contents.get("tokenizer.ggml.tokens")
     for key, size in (
         (f"{settings.prefix}vocab_size", settings.get("vocab_size", rows)),
@@ -86,31 +86,32 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
         if size != rows:
             raise InteropError(f"{path}: {key} has {shown(size)} entries, but 'token_embd.weight' has {rows} rows")
     table = weight_map.conversions(rules(architecture, model), model)
-    weights = weight_map.to_ours(table, found, contents.tensor, str(path))
+    weights = weight_map.to_ours(table, shapes, contents.tensor, location=str(path))
     encodings = {name: entry.encoding.name for name, entry in contents.tensors.items()}
     sizes: Counter[str] = Counter()
     for name, entry in contents.tensors.items():
         sizes[encodings[name]] += math.prod(entry.shape)
     stored = {name: kind for name, kind in encodings.items() if kind != "F32"}
-    most, file_type = sizes.most_common(1)[0][0], contents.get("general.file_type")
-    file_type = file_type if type(file_type) is int and most not in DTYPES else None
-    kind = most if file_type is None else gguf_file.FILE_TYPES.get(file_type, most)
-    dtype = _dtype(contents, model)
-    settings.asked |= {*GENERAL, "split.count", "tokenizer.chat_template"}
-    unasked = {key: value for key, value in contents.keys.items() if key not in settings.asked}
-    kept = {key: list(v) for key, v in unasked.items() if v.type != ARRAY or len(v.value) <= MAX_KEPT_VALUES}
+    most_common, file_type = sizes.most_common(1)[0][0], contents.get("general.file_type")
+    file_type = file_type if type(file_type) is int and most_common not in DTYPES else None
+    kind = most_common if file_type is None else gguf_file.FILE_TYPES.get(file_type, most_common)
+    dtype = _run_dtype(contents, model)
+    settings.used |= {*GENERAL, "split.count", "tokenizer.chat_template"}
+    unused = {key: value for key, value in contents.keys.items() if key not in settings.used}
+    kept = {key: list(v) for key, v in unused.items() if v.type != ARRAY or len(v.value) <= MAX_KEPT_VALUES}
     notes = {"keys": kept, "encodings": stored, "file_type": file_type}
     return ModelBundle(
         model=model,
         weights={name: as_dtype(make, dtype) for name, make in weights.items()},
-        tokenizer=own,
+        tokenizer=chosen_tokenizer,
         origin=f"{path.name} (GGUF, {architecture}, {kind})",
-        notes={"gguf": notes, "license": in_keys(settings.tree)},
-        unused=lazily(contents.blocks, (name for name, kind in stored.items() if kind not in DTYPES)),
+        notes={"gguf": notes, "license": license_from_keys(settings.tree)},
+        unused=lazy_weights(contents.blocks, (name for name, kind in stored.items() if kind not in DTYPES)),
     )
 
 
-def _dtype(contents: Contents, model: Decoder) -> torch.dtype:
+def _run_dtype(contents: Contents, model: Decoder) -> torch.dtype:
+    """Dtype of all matrices if they share one that represents all vectors exactly, else fp32."""
     offset = model.norm.offset if isinstance(model.norm, RMSNorm) else 0.0
     matrices = {entry.encoding.name for name, entry in contents.tensors.items() if not _always_fp32(name, entry.shape)}
     dtype = DTYPES.get(matrices.pop(), torch.float32) if len(matrices) == 1 else torch.float32
@@ -123,16 +124,16 @@ def _dtype(contents: Contents, model: Decoder) -> torch.dtype:
 
 
 def _always_fp32(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether llama.cpp wants a tensor in fp32, whatever the others are in."""
+    """Return whether llama.cpp requires fp32 for a tensor."""
     return len(shape) == 1 or name == POSITIONS or name.endswith("_norm.weight")
 
 
 def write(bundle: ModelBundle, path: Path, dtype: str | None = None) -> None:
-    """Write a model as a GGUF file, whole or not at all.
+    """Write a model as a GGUF file, atomically.
 
-    `dtype`, one of TYPES, is what matrices are stored in (Q4_K and Q4_0 but for the tables of embeddings and output,
-    which take Q8_0); without one each stays as it is, quantized blocks of a GGUF file too. Vectors are fp32, as
-    llama.cpp wants them. Keys that were read from a GGUF file and that weft does not use are written again.
+    `dtype`, one of TYPES, is that of the matrices (with Q4_K and Q4_0, embeddings and LM head are Q8_0); if None, each
+    matrix keeps its own, including imported quantised blocks. Vectors are fp32, as llama.cpp requires. Keys of an
+    imported GGUF file that weft does not use are written again.
     """
     architecture = architecture_of(bundle.model)
     assert isinstance(bundle.model, Decoder)
@@ -142,7 +143,7 @@ def write(bundle: ModelBundle, path: Path, dtype: str | None = None) -> None:
     former = bundle.notes.get("gguf", {}).get("file_type") or 0
     keys["general.file_type"] = typed(former if dtype is None else BY_NAME[dtype.upper()].file_type)
     with bar("writing", len(tensors)) as advance:
-        gguf_file.write_file(path, keys, tensors, advance)
+        gguf_file.write_file(path, keys, tensors, advance=advance)
 
 
 def _keys(bundle: ModelBundle, architecture: str, name: str) -> dict[str, Value]:
@@ -150,21 +151,21 @@ def _keys(bundle: ModelBundle, architecture: str, name: str) -> dict[str, Value]
     assert isinstance(model, Decoder)
     kept: Mapping[str, Any] = bundle.notes.get("gguf", {}).get("keys", {})
     if tokenizer is None or bundle.notes.get("tokenizer", tokenizer.fingerprint) != tokenizer.fingerprint:
-        kept = {key: value for key, value in kept.items() if not key.startswith("tokenizer.")}  # about another one
+        kept = {key: value for key, value in kept.items() if not key.startswith("tokenizer.")}  # of another one
     keys = {
         "general.architecture": architecture,
         "general.type": "model",
         "general.name": name,
         "general.file_type": 0,
         "general.quantization_version": 2,
-        **{key: name for key, name in to_keys(bundle.notes.get("license", {})).items() if key not in kept},
+        **{key: name for key, name in license_keys(bundle.notes.get("license", {})).items() if key not in kept},
     }
     keys |= {f"{architecture}.{key}": value for key, value in ARCHITECTURES[architecture].keys(flat(model)).items()}
     if tokenizer is not None:
         pre = kept["tokenizer.ggml.pre"][1] if "tokenizer.ggml.pre" in kept else None
         keys |= tokenizer_keys(tokenizer, model.vocab_size, pre)
-    own = {key: Value(*value) for key, value in kept.items() if key not in keys or key in KEPT}
-    return {key: typed(value) for key, value in keys.items()} | own
+    imported = {key: Value(*value) for key, value in kept.items() if key not in keys or key in KEPT}
+    return {key: typed(value) for key, value in keys.items()} | imported
 
 
 def _tensors(bundle: ModelBundle, architecture: str, dtype: str | None) -> list[LazyTensor]:
@@ -172,46 +173,47 @@ def _tensors(bundle: ModelBundle, architecture: str, dtype: str | None) -> list[
     assert isinstance(model, Decoder)
     parts = weight_map.conversions(rules(architecture, model), model)
     weights = weight_map.to_theirs(parts, bundle.weights)
-    tensors = [
-        LazyTensor(name, shape, _encoding(name, shape, dtype), weights[name], *_former(bundle, name))
-        for name, shape in weight_map.their_shapes(parts).items()
-    ]
+    tensors = []
+    for name, shape in weight_map.their_shapes(parts).items():
+        former, blocks = _former(bundle, name)
+        encoding = _encoding(name, shape, dtype)
+        tensors.append(LazyTensor(name, shape, encoding, read=weights[name], former=former, blocks=blocks))
     if architecture in REPEATED and isinstance(model.head, LMHead) and model.head.tied:
-        table = next(each for each in tensors if each.name == "token_embd.weight")
-        tensors.append(table._replace(name="output.weight"))
-    scaled = _factors(model).items()
-    return [LazyTensor(name, tuple(each.shape), BY_NAME["F32"], each.clone) for name, each in scaled] + tensors
+        embedding = next(lazy for lazy in tensors if lazy.name == "token_embd.weight")
+        tensors.append(embedding._replace(name="output.weight"))
+    factors = _factors(model).items()
+    return [LazyTensor(name, tuple(t.shape), BY_NAME["F32"], read=t.clone) for name, t in factors] + tensors
 
 
-def _former(bundle: ModelBundle, name: str) -> tuple[Encoding | None, Callable[[], Tensor] | None]:
-    """How a tensor was stored in the GGUF file that the model came from, if it did, and its quantized blocks."""
+def _former(bundle: ModelBundle, name: str) -> tuple[TensorEncoding | None, Callable[[], Tensor] | None]:
+    """Encoding of a tensor in the imported GGUF file, if any, and the function that reads its quantised blocks."""
     encoding = BY_NAME.get(bundle.notes.get("gguf", {}).get("encodings", {}).get(name))
     if encoding is None or encoding.block == 1:
         return encoding, None
     return (encoding, bundle.unused[name]) if name in bundle.unused else (None, None)
 
 
-def _encoding(name: str, shape: tuple[int, ...], dtype: str | None) -> Encoding | None:
+def _encoding(name: str, shape: tuple[int, ...], dtype: str | None) -> TensorEncoding | None:
     if _always_fp32(name, shape):
         return BY_NAME["F32"]
     if dtype is None:
         return None
-    wanted = (dtype.upper(), *FOUR_BITS.get(dtype, ()), "F16")
+    candidates = (dtype.upper(), *FOUR_BITS.get(dtype, ()), "F16")
     if dtype in FOUR_BITS and name in TABLES:
-        wanted = ("Q8_0", "F16")
-    return next(BY_NAME[each] for each in wanted if shape[-1] % BY_NAME[each].block == 0)
+        candidates = ("Q8_0", "F16")
+    return next(BY_NAME[kind] for kind in candidates if shape[-1] % BY_NAME[kind].block == 0)
 
 
 def _settings_of(contents: Contents, architecture: str) -> Settings:
-    """The keys of a file, to be asked for under the architecture's name.
+    """Keys of a file as settings with the architecture's prefix.
 
-    A float is the shortest number that fp32 stores as the same: 1e-5 was meant, not 9.999999747378752e-06.
+    A float is the shortest decimal with the same fp32 value: 1e-5, not 9.999999747378752e-06.
     """
     tree = {}
     for key, (type, value, of) in contents.keys.items():
         by_layer = type == ARRAY and key.startswith(f"{architecture}.") and not key.endswith(llama_cpp.STEP)
         if by_layer and len(set(value)) == 1:
-            type, value = of, value[0]  # given layer by layer, and the same for all
+            type, value = of, value[0]  # stored by layer, and the same for all layers
         tree[key] = float(str(np.float32(value))) if type == FLOAT32 else value
     return Settings(tree, str(contents.path), f"{architecture}.")
 
@@ -221,15 +223,15 @@ def _read_settings(settings: Settings, contents: Contents, tied: bool) -> Decode
     table = tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
         raise InteropError(f"{contents.path}: it has no matrix 'token_embd.weight' (vocab_size, d_model)")
-    if settings.whole("block_count") > len(tensors):  # before that many layers are built
-        raise settings.refusal("block_count", f"the file holds {len(tensors)} tensors in all")
+    if settings.integer("block_count") > len(tensors):  # checked before the layers are built
+        raise settings.error("block_count", f"the file has only {len(tensors)} tensors")
     biased = {part for part in ("q", "qkv", "output") if f"blk.0.attn_{part}.bias" in tensors}
-    read_in, written = bool(biased & {"q", "qkv"}), "output" in biased
-    bias = {(True, True): "all", (True, False): "qkv", (False, True): "out"}.get((read_in, written), "none")
+    qkv, out = bool(biased & {"q", "qkv"}), "output" in biased
+    bias = {(True, True): "all", (True, False): "qkv", (False, True): "out"}.get((qkv, out), "none")
     known = {"vocab_size": table.shape[0], "head.kind": "lm", "head.tied": tied, "attention.bias": bias}
     known["head.bias"] = "output.bias" in tensors
     architecture = settings.prefix.removesuffix(".")
-    known |= llama_cpp.shown_by_tensors(architecture, tensors)
+    known |= llama_cpp.settings_from_tensors(architecture, tensors)
     scaling = next((kind for name, kind in SCALED_BY.items() if name in tensors), None)
     if scaling is not None:
         known["position.scaling.kind"] = scaling
@@ -237,19 +239,19 @@ def _read_settings(settings: Settings, contents: Contents, tied: bool) -> Decode
     if scaling is not None:
         read = _llama3_scaling if scaling == "llama3" else _long_scaling
         model |= {f"position.scaling.{key}": value for key, value in read(settings, contents, model).items()}
-    return validate(Decoder, nested(model), settings.place)
+    return validate(Decoder, nested(model), settings.location)
 
 
 def _llama3_scaling(settings: Settings, contents: Contents, model: Flat) -> Tree:
-    """LLaMA 3.1's scaling of positions, from the factors that each frequency is divided by."""
-    found = contents.tensor(FREQUENCIES).float()
-    factor = float(found.nan_to_num(0.0, 0.0, 0.0).max().clamp(min=1.0))
-    original = settings.whole("rope.scaling.original_context_length", 8192)
+    """Rotary scaling of LLaMA 3.1, from the divisors of all frequencies."""
+    stored = contents.tensor(FREQUENCIES).float()
+    factor = float(stored.nan_to_num(0.0, 0.0, 0.0).max().clamp(min=1.0))
+    original = settings.integer("rope.scaling.original_context_length", 8192)
     scaling: Tree = Llama3Scaling(factor=factor, original_context=original).model_dump()
-    position = validate(Rotary, {"base": model["position.base"], "scaling": scaling}, settings.place)
-    wanted = _frequency_factors(position, model["attention.d_head"])
-    if found.shape != wanted.shape or not torch.allclose(found, wanted, rtol=1e-4):
-        raise InteropError(f"{contents.path}: '{FREQUENCIES}' holds another scaling of positions than LLaMA 3.1's")
+    position = validate(Rotary, {"base": model["position.base"], "scaling": scaling}, settings.location)
+    expected = _frequency_factors(position, model["attention.d_head"])
+    if stored.shape != expected.shape or not torch.allclose(stored, expected, rtol=1e-4):
+        raise InteropError(f"{contents.path}: '{FREQUENCIES}' is not a rotary scaling of LLaMA 3.1's kind")
     return scaling
 
 
@@ -260,7 +262,7 @@ def _long_scaling(settings: Settings, contents: Contents, model: Flat) -> Tree:
         side: tuple(float(str(factor)) for factor in contents.tensor(name).float().flatten().numpy())
         for side, name in (("short", SHORT), ("long", LONG))
     }
-    original = settings.whole("rope.scaling.original_context_length", model["context"])
+    original = settings.integer("rope.scaling.original_context_length", model["context"])
     attention = settings.number("rope.scaling.attn_factor", 1.0)
     return {**lists, "original_context": original, "attention_factor": attention}
 
@@ -275,22 +277,22 @@ def _factors(model: Decoder) -> dict[str, Tensor]:
 
 
 def _frequency_factors(position: Rotary, d_head: int) -> Tensor:
-    """What each rotary frequency is divided by, (d_head/2,): GGUF's form of LLaMA 3.1's scaling."""
+    """Divisors of the rotary frequencies, (d_head/2,): GGUF's form of LLaMA 3.1's scaling."""
     cpu, sizes = torch.device("cpu"), Sizes(d_model=d_head, heads=1, d_head=d_head, context=1, causal=True, layers=1)
     plain = RotaryModule(position.replace(scaling=None), sizes).frequencies(1, cpu)
     return plain / RotaryModule(position, sizes).frequencies(1, cpu)
 
 
 def architecture_of(model: Model) -> str:
-    """The architecture of llama.cpp that a model is, or an error that names what none of them has."""
+    """Architecture of llama.cpp that can express a model; InteropError that explains what the nearest one lacks."""
     if not isinstance(model, Decoder):
         raise InteropError(f"model.kind = '{model.kind}': a GGUF file can hold decoders only")
-    again = {name: partial(_read_again, name, model) for name in ARCHITECTURES}
-    return first_that_holds(model, again, "GGUF architecture")
+    round_trips = {name: partial(_round_trip, name, model) for name in ARCHITECTURES}
+    return first_lossless(model, round_trips, "GGUF architecture")
 
 
-def _read_again(name: str, model: Decoder) -> Transformer:
-    """The model that its keys would be read as beside its tensors."""
+def _round_trip(name: str, model: Decoder) -> Transformer:
+    """Model that is read from the keys that an architecture writes, and from the model's tensors."""
     table, ours = ARCHITECTURES[name], flat(model)
     tree = {f"{name}.{key}": value for key, value in table.keys(ours).items()}
     in_tensors = {"vocab_size", "head.tied", "attention.bias"}
@@ -298,36 +300,36 @@ def _read_again(name: str, model: Decoder) -> Transformer:
         in_tensors.add("head.bias")
     if name in llama_cpp.IN_TENSORS.get(ours.get("position.scaling.kind", ""), ()):
         in_tensors |= {key for key in ours if key.startswith("position.scaling.")}
-    if name in llama_cpp.ADJACENT:  # where it differs, rows are reordered
+    if name in llama_cpp.ADJACENT:  # rows are reordered if the model differs
         in_tensors.add("position.pairs")
     known = {"head.kind": "lm", **{key: ours[key] for key in in_tensors if key in ours}, **table.fixed}
-    known |= llama_cpp.shown_by_tensors(name, llama_cpp.names_of_first(ours))
+    known |= llama_cpp.settings_from_tensors(name, llama_cpp.first_layer_tensors(ours))
     return validate(Decoder, nested(table.settings(Settings(tree, "GGUF", f"{name}."), known)))
 
 
 def rules(architecture: str, model: Decoder) -> Rules:
-    """Where each of weft's tensors is in a file."""
-    gain, own = _gain(model.norm), _gain(model.attention.qk_norm)
+    """Rules of all tensors of an architecture."""
+    gain, qk_gain = _gain(model.norm), _gain(model.attention.qk_norm)
     halves = isinstance(model.position, Rotary) and model.position.pairs == "halves"
     pairs = adjacent_pairs(model.d_head) if halves and architecture in llama_cpp.ADJACENT else SAME
     joined = architecture in llama_cpp.JOINED
-    layouts = {"qkv": SAME if joined else (pairs, pairs, SAME), "q_norm": own, "k_norm": own}
+    layouts = {"qkv": SAME if joined else (pairs, pairs, SAME), "q_norm": qk_gain, "k_norm": qk_gain}
     layouts |= dict.fromkeys(("norm", "norm_out", "ff_norm", "ff_norm_out"), gain)
-    parts: dict[str, Names] = {**PARTS, "qkv": "attn_qkv" if joined else "attn_*"}
-    parts["gate_up"] = "ffn_up" if architecture == "phi3" else ("ffn_gate", "ffn_up")
+    names: dict[str, Names] = {**MODULE_NAMES, "qkv": "attn_qkv" if joined else "attn_*"}
+    names["gate_up"] = "ffn_up" if architecture == "phi3" else ("ffn_gate", "ffn_up")
     if architecture == "falcon" and model.sublayers == "parallel-two-norms":
-        parts |= {"norm": "attn_norm_2", "ff_norm": "attn_norm"}  # the second was added for attention
+        names |= {"norm": "attn_norm_2", "ff_norm": "attn_norm"}  # the second is that of attention
     return (
         tensor("embedding.weight", "token_embd.weight"),
         tensor("decoder.position.weight", POSITIONS),
         *module("decoder.embedding_norm", "token_embd_norm", layout=gain),
         *module("output", "output"),
         *module("decoder.norm", "output_norm", layout=gain),
-        *block("decoder", "blk.{layer}", layouts, **parts),
+        *block("decoder", "blk.{layer}", layouts, **names),
     )
 
 
-def _gain(norm: Norm | None) -> Layout:
-    """How a norm's gain is stored: whole, where here it may be `offset` plus a vector."""
+def _gain(norm: Norm | None) -> TensorLayout:
+    """Layout of a norm's gain, which is stored including `offset`."""
     offset = norm.offset if isinstance(norm, RMSNorm) else 0.0
-    return Layout(lambda theirs: theirs.float() - offset, lambda ours: ours.float() + offset) if offset else SAME
+    return TensorLayout(lambda theirs: theirs.float() - offset, lambda ours: ours.float() + offset) if offset else SAME

@@ -1,9 +1,9 @@
-"""The tokenizer of a Hugging Face folder, from whichever files it has, and back.
+"""Read and write the tokenizer of a Hugging Face folder.
 
-A tokenizer.json says itself what is read around a text. Older files (a SentencePiece model, GPT-2's or BERT's lists)
-leave it to the class that reads them. Some SentencePiece models have other ids in a model than in their file: fairseq
-puts four symbols of its own before the pieces, and after them the languages of a translator and the mask; PEGASUS has
-masks among them. Those that they list are in the folder's files; what is not there can't be named.
+A tokenizer.json defines the special tokens around a text. For older files (a SentencePiece model, the lists of GPT-2 or
+BERT), the class of transformers defines them. Some models have other ids than their SentencePiece file: fairseq puts
+four symbols before the pieces, and the languages of a translator and the mask after them; PEGASUS puts masks among
+them. The folder's files list these symbols.
 """
 
 import json
@@ -28,50 +28,47 @@ from weft.text.tokenizer import FILE, Tokenizer
 from weft.text.vocabularies import SETTINGS
 
 SPECIALS = "special_tokens_map.json"
-SOURCE = "source"  # the folder of the source's tokenizer in an export of weft; transformers takes it as a subfolder
+SOURCE = "source"  # folder of the source's tokenizer in an export of weft; transformers reads it as a subfolder
 PIECES, PEGASUS_PIECES, MARIAN = "sentencepiece.bpe.model", "spiece.model", ("source.spm", "target.spm", "vocab.json")
 TOKENIZER_FILES = (
     *(FILE, SETTINGS, SPECIALS, "added_tokens.json", "chat_template.jinja", "merges.txt", "vocab.txt"),
     *("tokenizer.model", PEGASUS_PIECES, PIECES, *MARIAN),
     *(f"{SOURCE}/{name}" for name in (FILE, SETTINGS, SPECIALS)),
 )
-LANGUAGE = re.compile(r">>[^<>]+<<$")  # a token that says which language to write
+LANGUAGE = re.compile(r">>[^<>]+<<$")  # a token that names the target language
 FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")
-LISTED = ("additional_special_tokens", "extra_special_tokens")
+EXTRA_KEYS = ("additional_special_tokens", "extra_special_tokens")
 
-Frame = tuple[Sequence[Role], Sequence[Role]]  # the roles of the tokens before and after a text
+FrameRoles = tuple[Sequence[Role], Sequence[Role]]  # of the tokens before and after a text
 _TABLE = tomllib.loads(Path(__file__).with_name("tokenizers.toml").read_text(encoding="utf-8"))
-CLASSES: Mapping[str, Frame] = _TABLE["frames"]
+CLASSES: Mapping[str, FrameRoles] = _TABLE["frames"]
 BY_MODEL: Mapping[str, str] = _TABLE["models"]
 LANGUAGES: Mapping[str, Tree] = _TABLE["languages"]
 M2M100: list[str] = _TABLE["m2m100"].split()
-SWITCHED = ("Llama", "Gemma", "GPT2")  # classes that are asked for `add_bos_token`
+SWITCHED = ("Llama", "Gemma", "GPT2")  # classes with the settings `add_bos_token` and `add_eos_token`
 
 
 def read_tokenizer(folder: Path, config: Tree, model: Model) -> tuple[Tokenizer | None, Tokenizer | None]:
-    """The folder's tokenizer, and another one for the source where it has two; None where it has none.
+    """Read the folder's tokenizer and, if it has two, that of the source; None for a missing one.
 
-    Roles come from the tokenizer's own files and then, for those that are missing, from the ids in config.json. What
-    an encoder–decoder generates begins with `decoder_start_token_id`, which therefore takes the role of bos.
+    Roles come from the tokenizer's files and, if missing there, from the ids in config.json. In an encoder–decoder,
+    generated text begins with `decoder_start_token_id`, which therefore has the role of bos.
     """
-    found, source = _find(folder, config)
-    if found is None:
+    target, source = _load(folder, config)
+    if target is None:
         return None, None
-    named = optional_object(folder / SPECIALS)  # which older folders have beside tokenizer_config.json
-    given = {role: _text(named.get(f"{role}_token")) for role in ROLES}
-    roles = {role: text for role, text in given.items() if text is not None} | found.roles
-    by_id = {role: _token(found, config.get(f"{role}_token_id")) for role in ROLES}
+    specials = optional_object(folder / SPECIALS)  # older folders have it beside tokenizer_config.json
+    texts = {role: _text(specials.get(f"{role}_token")) for role in ROLES}
+    roles = {role: text for role, text in texts.items() if text is not None} | target.roles
+    by_id = {role: _token(target, config.get(f"{role}_token_id")) for role in ROLES}
     roles |= {role: token for role, token in by_id.items() if token is not None and role not in roles}
-    settings = optional_object(folder / SETTINGS)
-    found, source = (
-        None if each is None else _framed_as_its_class(_with_roles(each, roles), settings, config.get("model_type"))
-        for each in (found, source)
-    )
-    assert found is not None
+    settings, model_type = optional_object(folder / SETTINGS), config.get("model_type")
+    target = _with_class_frame(_with_roles(target, roles), settings, model_type)
+    source = None if source is None else _with_class_frame(_with_roles(source, roles), settings, model_type)
     if isinstance(model, EncoderDecoder):
-        start = _token(found, config.get("decoder_start_token_id"))
+        start = _token(target, config.get("decoder_start_token_id"))
         roles |= {"bos": start} if start is not None else {}
-    return _with_roles(found, roles), source
+    return _with_roles(target, roles), source
 
 
 def _with_roles(tokenizer: Tokenizer, roles: dict[Role, str]) -> Tokenizer:
@@ -79,8 +76,8 @@ def _with_roles(tokenizer: Tokenizer, roles: dict[Role, str]) -> Tokenizer:
     return tokenizer if same else tokenizer.from_json(tokenizer.to_json(), roles, tokenizer.chat_template)
 
 
-def _find(folder: Path, config: Tree) -> tuple[Tokenizer | None, Tokenizer | None]:
-    renumbered = None if (folder / FILE).is_file() else _numbered(folder, str(config.get("model_type")))
+def _load(folder: Path, config: Tree) -> tuple[Tokenizer | None, Tokenizer | None]:
+    renumbered = None if (folder / FILE).is_file() else _read_renumbered(folder, str(config.get("model_type")))
     if renumbered is not None:
         return renumbered, None
     if (folder / FILE).is_file() or vocabularies.in_folder(folder) is not None:
@@ -95,7 +92,7 @@ def _find(folder: Path, config: Tree) -> tuple[Tokenizer | None, Tokenizer | Non
 
 
 def _text(token: Any) -> str | None:
-    """The text of a special token, which files give as it is or in a table."""
+    """Text of a special token, which is a string or an object with `content`."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 
@@ -110,17 +107,17 @@ def _token(tokenizer: Tokenizer, id: Any) -> str | None:
         return None
 
 
-def _numbered(folder: Path, family: str) -> Tokenizer | None:
-    """The tokenizer of a folder with such a file, by the model_type of its config.json; None where it has none."""
+def _read_renumbered(folder: Path, family: str) -> Tokenizer | None:
+    """Tokenizer whose ids differ from those of its SentencePiece file, by model_type; None if there is no such file."""
     pieces = folder / PIECES
     match family:
         case "m2m_100" if pieces.is_file() and (folder / "vocab.json").is_file():
-            languages = _listed(folder) or [f"__{code}__" for code in M2M100]  # their ids follow
+            languages = _extra_specials(folder) or [f"__{code}__" for code in M2M100]
             return _read_pieces(pieces, [*_tokens_by_id(folder / "vocab.json"), *languages], ("<pad>", *languages))
         case "m2m_100" | "mbart" | "xlm-roberta" if pieces.is_file():
             texts = _texts(pieces)
-            after = [text for text in _listed(folder) if text not in (*texts, *FAIRSEQ, "<mask>")]
-            after = ["<mask>", *after] if family == "xlm-roberta" else [*after, "<mask>"]  # which has no languages
+            after = [text for text in _extra_specials(folder) if text not in (*texts, *FAIRSEQ, "<mask>")]
+            after = ["<mask>", *after] if family == "xlm-roberta" else [*after, "<mask>"]  # languages before the mask
             return _read_pieces(pieces, [*FAIRSEQ, *texts[3:], *after], ("<pad>", *after))
         case "pegasus" if (pieces := folder / PEGASUS_PIECES).is_file():
             offset = optional_object(folder / SETTINGS).get("offset", 103)
@@ -141,18 +138,18 @@ def _tokens_by_id(path: Path) -> list[str]:
 
 
 def _read_pieces(path: Path, tokens: list[str], special: Sequence[str] = ()) -> Tokenizer:
-    """A SentencePiece model whose pieces are `tokens`, in this order; those that are `special` are never text."""
+    """Read a SentencePiece model and give its pieces the ids of `tokens`; `special` tokens never match text."""
     vocabulary = {text: id for id, text in enumerate(tokens)}
     if len(vocabulary) < len(tokens):
-        twice = next(text for id, text in enumerate(tokens) if vocabulary[text] != id)
-        raise TokenizerError(f"{path}: '{twice}' would have two ids")
+        repeated = next(text for id, text in enumerate(tokens) if vocabulary[text] != id)
+        raise TokenizerError(f"{path}: '{repeated}' would have two ids")
     try:
         backend, roles = call_library(lambda: sentencepiece.to_tokenizer(read_bytes(path), vocabulary))
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}") from None
     backend.add_special_tokens([AddedToken(text, normalized=False) for text in special if text in vocabulary])
-    usual: dict[Role, str] = {"pad": "<pad>", "mask": "<mask>"} if special else {}
-    return Tokenizer.from_json(backend.to_str(), {r: t for r, t in {**usual, **roles}.items() if t in vocabulary})
+    default: dict[Role, str] = {"pad": "<pad>", "mask": "<mask>"} if special else {}
+    return Tokenizer.from_json(backend.to_str(), {r: t for r, t in {**default, **roles}.items() if t in vocabulary})
 
 
 def _texts(path: Path) -> list[str]:
@@ -162,22 +159,22 @@ def _texts(path: Path) -> list[str]:
         raise TokenizerError(f"{path}: {error}") from None
 
 
-def _listed(folder: Path) -> list[str]:
+def _extra_specials(folder: Path) -> list[str]:
     for name in (SPECIALS, SETTINGS):
         tree = optional_object(folder / name)
-        for key in LISTED:
-            given = tree.get(key)
-            if isinstance(given, list) and given:
-                return [text for text in map(_text, given) if text]
+        for key in EXTRA_KEYS:
+            tokens = tree.get(key)
+            if isinstance(tokens, list) and tokens:
+                return [text for text in map(_text, tokens) if text]
     return []
 
 
-def _framed_as_its_class(tokenizer: Tokenizer, settings: Mapping[str, Any], model_type: object) -> Tokenizer:
-    """The tokenizer framed as transformers' class has it that tokenizer_config.json names, or the model's usual one.
+def _with_class_frame(tokenizer: Tokenizer, settings: Mapping[str, Any], model_type: object) -> Tokenizer:
+    """Add the frame of the class that tokenizer_config.json names, or of the default class for the model.
 
-    A tokenizer whose file says it, and one of an unknown class, stay as they are.
+    A tokenizer whose file defines a frame, or of an unknown class, is returned unchanged.
     """
-    name = _class(settings, model_type)
+    name = _class_name(settings, model_type)
     if tokenizer.has_frame or name not in CLASSES:
         return tokenizer
     before, after = CLASSES[name]
@@ -189,39 +186,39 @@ def _framed_as_its_class(tokenizer: Tokenizer, settings: Mapping[str, Any], mode
 
 
 def read_languages(folder: Path, config: Tree, tokenizer: Tokenizer) -> Tree | None:
-    """How a model of several languages is told which ones it reads and writes; None for one of no languages.
+    """Language settings of a multilingual model; None for other models.
 
-    The language to write is the one that the decoder begins with by its settings, those of generation_config.json too.
+    The default target language is the one that the decoder begins with, by config.json or generation_config.json.
     """
     settings = optional_object(folder / SETTINGS)
-    name = _class(settings, config.get("model_type"))
+    name = _class_name(settings, config.get("model_type"))
     if name not in LANGUAGES:
         return None
-    found = dict(LANGUAGES[name])
+    languages = dict(LANGUAGES[name])
     if settings.get("legacy_behaviour") is True and name == "Nllb":
-        found["source"] = "after"
-    begin, end = found["token"].split("{}")
+        languages["source"] = "after"
+    begin, end = languages["token"].split("{}")
     special = {id: token for token, id in tokenizer.special_tokens.items()}
     if name == "Marian" and not any(token.startswith(begin) and token.endswith(end) for token in special.values()):
         return None
-    if isinstance(reads := settings.get("src_lang"), str) and found["source"] != "none":
-        found["reads"] = reads
-    start = config.get("decoder_start_token_id" if found["target"] == "start" else "forced_bos_token_id")
+    if isinstance(reads := settings.get("src_lang"), str) and languages["source"] != "none":
+        languages["reads"] = reads
+    start = config.get("decoder_start_token_id" if languages["target"] == "start" else "forced_bos_token_id")
     first = special.get(start) if isinstance(start, int) else None
     if first is not None and (code := re.fullmatch(f"{re.escape(begin)}([A-Za-z_-]+){re.escape(end)}", first)):
-        found["writes"] = code[1]
+        languages["writes"] = code[1]
     elif isinstance(writes := settings.get("tgt_lang"), str):
-        found["writes"] = writes
-    return found
+        languages["writes"] = writes
+    return languages
 
 
-def _class(settings: Mapping[str, Any], model_type: object) -> str:
-    named = settings.get("tokenizer_class")
-    return str(named).removesuffix("Fast").removesuffix("Tokenizer") if named else BY_MODEL.get(str(model_type), "")
+def _class_name(settings: Mapping[str, Any], model_type: object) -> str:
+    name = settings.get("tokenizer_class")
+    return str(name).removesuffix("Fast").removesuffix("Tokenizer") if name else BY_MODEL.get(str(model_type), "")
 
 
 def tokenizer_files(bundle: ModelBundle) -> dict[str, bytes]:
-    """The files of a tokenizer: the ones that were read if the tokenizer has not changed, otherwise new ones."""
+    """Files of a tokenizer: the imported ones if it has not changed, otherwise new ones."""
     assert bundle.tokenizer is not None
     files = {name: data for name, data in bundle.files.items() if name in TOKENIZER_FILES}
     if not files or bundle.notes.get("tokenizer") != bundle.tokenizer.fingerprint:
@@ -232,7 +229,7 @@ def tokenizer_files(bundle: ModelBundle) -> dict[str, bytes]:
 
 
 def _new_files(tokenizer: Tokenizer, bundle: ModelBundle) -> dict[str, bytes]:
-    """With what the model reads around a text in them, so that other programs put it there too."""
+    """New files of a tokenizer; its tokenizer.json includes the frame of the model."""
     if bundle.frame is not None and bundle.frame != tokenizer.frame:
         tokenizer = framed(tokenizer, *([tokenizer.token(id) for id in side] for side in bundle.frame))
     roles = {f"{role}_token": token for role, token in tokenizer.roles.items()}
@@ -249,5 +246,5 @@ def _new_files(tokenizer: Tokenizer, bundle: ModelBundle) -> dict[str, bytes]:
 
 
 def json_bytes(tree: Any) -> bytes:
-    """A JSON file as transformers writes it."""
+    """Encode JSON with the formatting of transformers."""
     return (json.dumps(tree, indent=2, ensure_ascii=False) + "\n").encode()

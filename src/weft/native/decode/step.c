@@ -1,146 +1,149 @@
-/* A decoder's step for some tokens of each of some texts, with the products that it is made of, on a CPU.
+/* A decoder's step on a CPU, for one or more tokens of each of several texts, and the matrix products it consists of.
  *
- * A step of a small model is bound by how many operations there are and by how fast weights come from memory. Here a
- * step is one call: each thread computes its rows of every matrix, for all tokens while it has them at hand, and threads
- * meet a few times a layer. Weights are float32, bf16, or whole numbers of 8 or 4 bits with scales (`rounding.py`); with
- * whole numbers, what they are multiplied with is rounded to 8 bits too, in blocks of 32 with a scale each. Every row of
- * a product is summed by one thread, always in the same order: what comes out does not depend on the number of threads,
- * nor a text on the others.
+ * A step of a small model is bound by the number of operations and by how fast weights come from memory. Here it is one
+ * call: each thread computes its rows of every matrix for all tokens while these rows are in cache, and threads meet at
+ * a few barriers per layer. Weights are float32, bf16, or int8 or int4 with scales (`quantized_weights.py`). With
+ * integer weights, activations are quantised to int8 in blocks of 32 with one scale each. Every row of a product is
+ * summed by one thread in a fixed order: results depend neither on the number of threads nor on the other texts.
  *
- * `native.py` compiles this file and calls it.
- */
-#include "attend.h"
-#include "log_totals.h"
+ * Compiled and called by `native.py`. */
+#include "attention.h"
+#include "gemm.h"
+#include "logsumexp.h"
 #include "threads.h"
-#include "tiles.h"
 
-#define TILE 64      /* rows of x that a row of weights is multiplied with while it is in the first cache */
-#define TOGETHER 128 /* rows of a step that go through all layers together: what they leave stays in the second cache */
+#define X_TILE 64     /* rows of x that are multiplied by a row of weights while it is in the L1 cache */
+#define STEP_ROWS 128 /* tokens that go through all layers together, so that activations stay in the L2 cache */
 
 enum { RELU, SILU, GELU, GELU_TANH };
 
-typedef struct { int first, last; } Range; /* of which the last is the first beyond it */
+typedef struct { int first, last; } Range; /* [first, last) */
 
-/* A thread's part of so many rows of a matrix: those that are multiplied together are one thread's. */
-static inline Range own(const Matrix *m, int rows, int thread, int threads) {
-    int some = at_once(m), all = (rows + some - 1) / some, last = share(all, thread + 1, threads) * some;
-    Range range = {share(all, thread, threads) * some, last < rows ? last : rows};
+/* A thread's share of `rows` rows of a matrix, in whole groups of rows that are multiplied together. */
+static inline Range own_rows(const Matrix *m, int rows, int thread, int threads) {
+    int size = group_rows(m), groups = (rows + size - 1) / size;
+    int last = share_start(groups, thread + 1, threads) * size;
+    Range range = {share_start(groups, thread, threads) * size, last < rows ? last : rows};
     return range;
 }
 
-/* ---- a product by itself */
+/* ---- a single matrix product, summed as in a decoder's step */
 
 typedef struct {
     const Matrix *matrix;
     const float *x;
     float *y;
     int rows;
-    Rounded rounded;
+    QuantisedRows quantised;
 } Product;
 
-static void multiply(void *given, int thread, int threads) {
-    Product *p = given;
+static void multiply(void *argument, int thread, int threads) {
+    Product *p = argument;
     const Matrix *m = p->matrix;
-    int n = m->columns, whole = m->kind >= INT8;
-    if (whole)
-        for (int r = share(p->rows, thread, threads); r < share(p->rows, thread + 1, threads); r++)
-            round_blocks(p->x + (int64_t)r * n, n, of_row(p->rounded, r, n));
-    meet(&pool.inside, threads);
-    Range mine = own(m, m->rows, thread, threads);
-    for (int tile = 0; tile < p->rows; tile += TILE) {
-        int some = p->rows - tile < TILE ? p->rows - tile : TILE;
-        Rounded rounded = whole ? of_row(p->rounded, tile, n) : p->rounded;
-        all_products(m, mine.first, mine.last, p->x + (int64_t)tile * n, rounded, some, p->y + (int64_t)tile * m->rows, m->rows);
+    int n = m->columns, integer = m->dtype >= INT8;
+    if (integer)
+        for (int r = share_start(p->rows, thread, threads); r < share_start(p->rows, thread + 1, threads); r++)
+            quantise_row(p->x + (int64_t)r * n, n, from_row(p->quantised, r, n));
+    barrier_wait(&pool.inside, threads);
+    Range own = own_rows(m, m->rows, thread, threads);
+    for (int tile = 0; tile < p->rows; tile += X_TILE) {
+        int count = p->rows - tile < X_TILE ? p->rows - tile : X_TILE;
+        QuantisedRows quantised = integer ? from_row(p->quantised, tile, n) : p->quantised;
+        multiply_rows(m, own.first, own.last, p->x + (int64_t)tile * n, quantised, count,
+                      p->y + (int64_t)tile * m->rows, m->rows);
     }
 }
 
-static Rounded space_for(int64_t rows, int columns) {
+static QuantisedRows allocate_quantised(int64_t rows, int columns) {
     int64_t blocks = rows * (columns / BLOCK);
-    Rounded r = {malloc(rows * columns + 1), malloc(4 * blocks + 4), malloc(4 * blocks + 4), malloc(4 * blocks + 4)};
-    return r;
+    size_t size = 4 * blocks + 4;
+    QuantisedRows q = {malloc(rows * columns + 1), malloc(size), malloc(size), malloc(size)};
+    return q;
 }
 
-static void give_back(Rounded r) { free(r.numbers), free(r.scales), free(r.offsets), free(r.sums); }
+static void free_quantised(QuantisedRows q) { free(q.values), free(q.scales), free(q.offsets), free(q.sums); }
 
-static int missing(Rounded r) { return !r.numbers || !r.scales || !r.offsets || !r.sums; }
+static int allocation_failed(QuantisedRows q) { return !q.values || !q.scales || !q.offsets || !q.sums; }
 
-/* x (rows, columns) times a matrix → y (rows, its rows). Not 0: there was no memory. */
-int weft_product(const Matrix *matrix, const float *x, float *y, int rows, int threads) {
+/* y (rows, matrix rows) = x (rows, columns) times the matrix transposed, plus its bias. Returns non-zero if out of
+ * memory. */
+int weft_multiply(const Matrix *matrix, const float *x, float *y, int rows, int threads) {
     Product p = {matrix, x, y, rows, {0}};
-    if (matrix->kind >= INT8) {
-        p.rounded = space_for(rows, matrix->columns);
-        if (missing(p.rounded)) {
-            give_back(p.rounded);
+    if (matrix->dtype >= INT8) {
+        p.quantised = allocate_quantised(rows, matrix->columns);
+        if (allocation_failed(p.quantised)) {
+            free_quantised(p.quantised);
             return 1;
         }
     }
-    together(multiply, &p, threads);
-    give_back(p.rounded);
+    run_parallel(multiply, &p, threads);
+    free_quantised(p.quantised);
     return 0;
 }
 
-/* ---- many rows at once, in float32 */
+/* ---- GEMM in float32 */
 
 typedef struct {
     const Matrix *matrix;
     const float *x;
-    float *y, *turned;
-    Vector *sums; /* of TILES tiles for each thread */
+    float *y, *packed;
+    Vector *sums; /* of GEMM_TILES tiles for each thread */
     int rows, claim;
-    atomic_int panel, ready, tile; /* the next one that nobody has, panels that are turned, the next tile */
-} Many;
+    atomic_int panel, ready, tile; /* next unclaimed panel, packed panels, next unclaimed tile */
+} Gemm;
 
-/* Threads take what is left, a little at a time: one that has no processor just now keeps few of the others waiting. */
-static void multiply_many(void *given, int thread, int threads) {
-    Many *p = given;
+/* Threads claim small pieces of work, so that one which loses its core delays the others little. */
+static void multiply_gemm(void *argument, int thread, int threads) {
+    Gemm *p = argument;
     const Matrix *m = p->matrix;
-    int n = m->columns, full = turned_of(p->rows), panels = (full + PANEL - 1) / PANEL;
+    int n = m->columns, full = packed_rows(p->rows), panels = (full + X_PANEL - 1) / X_PANEL;
     (void)threads;
     for (int i; (i = atomic_fetch_add(&p->panel, 1)) < panels; atomic_fetch_add(&p->ready, 1)) {
-        int first = i * PANEL, width = full - first < PANEL ? full - first : PANEL, rows = p->rows - first;
-        turn(p->x + (int64_t)first * n, rows < width ? rows : width, n, width, p->turned + (int64_t)first * n);
+        int first = i * X_PANEL, width = full - first < X_PANEL ? full - first : X_PANEL, rows = p->rows - first;
+        pack_panel(p->x + (int64_t)first * n, rows < width ? rows : width, n, width, p->packed + (int64_t)first * n);
     }
-    for (int tries = 0; atomic_load(&p->ready) < panels; tries++) rest(tries);
-    int tiles = (m->rows + TALL - 1) / TALL;
-    Vector *sums = p->sums + (int64_t)thread * TILES * sums_of(p->rows);
+    for (int tries = 0; atomic_load(&p->ready) < panels; tries++) spin(tries);
+    int tiles = (m->rows + GEMM_ROWS - 1) / GEMM_ROWS;
+    Vector *sums = p->sums + (int64_t)thread * GEMM_TILES * tile_sums(p->rows);
     for (int i; (i = atomic_fetch_add(&p->tile, p->claim)) < tiles;)
         for (int end = i + p->claim < tiles ? i + p->claim : tiles, next; i < end; i = next) {
-            next = i + TILES < end ? i + TILES : end;
-            tall_products(m, i, next, p->x, p->turned, p->rows, sums, p->y);
+            next = i + GEMM_TILES < end ? i + GEMM_TILES : end;
+            gemm_tiles(m, i, next, p->x, p->packed, p->rows, sums, p->y);
         }
 }
 
-/* x (rows, columns) times a matrix in float32, of at least TALL rows and of columns in sixteens → y (rows, its rows). How
- * a row of x is summed up depends on how many there are. Not 0: there was no memory. */
-int weft_many(const Matrix *matrix, const float *x, float *y, int rows, int threads) {
-    float *turned = aligned_alloc(64, 4 * ((int64_t)turned_of(rows) + 1) * matrix->columns);
-    Vector *sums = aligned_alloc(64, (int64_t)threads * TILES * sums_of(rows) * sizeof *sums);
-    int failed = !turned || !sums;
-    int most = matrix->rows / TALL / (2 * threads), claim = most < 1 ? 1 : most < 64 / TALL ? most : 64 / TALL;
-    Many p = {matrix, x, y, turned, sums, rows, claim, 0, 0, 0};
-    if (!failed) together(multiply_many, &p, threads);
-    free(turned), free(sums);
+/* `weft_multiply` of a float32 matrix that has at least GEMM_ROWS rows and a multiple of 16 columns: faster for many
+ * rows of x, but how a row is summed depends on their number. Returns non-zero if out of memory. */
+int weft_gemm(const Matrix *matrix, const float *x, float *y, int rows, int threads) {
+    float *packed = aligned_alloc(64, 4 * ((int64_t)packed_rows(rows) + 1) * matrix->columns);
+    Vector *sums = aligned_alloc(64, (int64_t)threads * GEMM_TILES * tile_sums(rows) * sizeof *sums);
+    int failed = !packed || !sums;
+    int half_share = matrix->rows / GEMM_ROWS / (2 * threads); /* tiles */
+    int claim = half_share < 1 ? 1 : half_share < 64 / GEMM_ROWS ? half_share : 64 / GEMM_ROWS;
+    Gemm p = {matrix, x, y, packed, sums, rows, claim, 0, 0, 0};
+    if (!failed) run_parallel(multiply_gemm, &p, threads);
+    free(packed), free(sums);
     return failed;
 }
 
-/* ---- a step */
+/* ---- a decoder's step */
 
-#define MEETING 4 /* rows that are worth meeting once more for, instead of every thread preparing all of them */
+#define MIN_SHARED_ROWS 4 /* from this many rows on, threads divide their preparation, at the cost of a barrier */
 
-typedef struct { /* of texts: so many tokens each, from a place on, with keys and values in the blocks of its table */
-    int32_t texts, width;
-    const int64_t *counts, *places, *tables; /* (texts), (texts), (texts, width) */
-} Texts;
+typedef struct { /* the next counts[i] tokens of text i, from positions[i] on, with the KV blocks tables[i] */
+    int32_t texts, table_width;
+    const int64_t *counts, *positions, *tables; /* (texts), (texts), (texts, table_width) */
+} Batch;
 
 typedef struct {
     const Model *model;
-    int rows, runs;
-    const Run *run;
+    int rows, spans;
+    const TokenSpan *span;
     float *x, *qkv, *mixed, *hidden; /* (rows, …) */
-    float *scratch;                  /* (threads, space) */
-    int64_t space;
-    float *normed;    /* (threads, rows, d_model) */
-    Rounded *rounded; /* (rows, …) a thread */
+    float *scratch;                  /* (threads, scratch_size) */
+    int64_t scratch_size;
+    float *normalised;        /* (threads, rows, d_model) */
+    QuantisedRows *quantised; /* (rows, …) for each thread */
     float *result;
     int logits;
 } Step;
@@ -151,39 +154,40 @@ static void normalise(const Norm *norm, const float *x, int n, float *out) {
         Vector sum = {0};
         int i = 0;
         for (; i + LANES <= n; i += LANES) sum += LOAD(x + i);
-        mean = total(sum);
+        mean = reduce(sum);
         for (; i < n; i++) mean += x[i];
         mean /= (float)n;
     }
     for (int i = 0; i < n; i++) out[i] = x[i] - mean;
-    float squares = 0;
-    squares += total(dot(out, out, n, &squares));
-    float factor = 1.0f / sqrtf(squares / (float)n + norm->eps);
+    float tail = 0;
+    Vector squares = dot(out, out, n, &tail);
+    float factor = 1.0f / sqrtf((tail + reduce(squares)) / (float)n + norm->eps);
     for (int i = 0; i < n; i++) out[i] = out[i] * factor * (norm->gain[i] + norm->offset);
     if (norm->bias)
         for (int i = 0; i < n; i++) out[i] += norm->bias[i];
 }
 
-typedef struct { /* what a matrix is multiplied with, as it wants it */
+typedef struct { /* rows that a matrix is multiplied by: float32, and quantised if the matrix is integer */
     const float *x;
-    Rounded rounded;
-} Given;
+    QuantisedRows quantised;
+} Activations;
 
-static Given prepared(Step *s, const Matrix *m, const Norm *norm, const float *x, int thread, int threads) {
-    int alone = s->rows < MEETING, first = alone ? 0 : share(s->rows, thread, threads), n = m->columns;
-    int last = alone ? s->rows : share(s->rows, thread + 1, threads), mine = alone ? thread : 0;
+static Activations prepare(Step *s, const Matrix *m, const Norm *norm, const float *x, int thread, int threads) {
+    int shared = s->rows >= MIN_SHARED_ROWS, n = m->columns, buffer = shared ? 0 : thread;
+    int first = shared ? share_start(s->rows, thread, threads) : 0;
+    int last = shared ? share_start(s->rows, thread + 1, threads) : s->rows;
     if (norm) {
-        float *own = s->normed + (int64_t)mine * s->rows * n;
-        for (int r = first; r < last; r++) normalise(norm, x + (int64_t)r * n, n, own + (int64_t)r * n);
-        x = own;
+        float *out = s->normalised + (int64_t)buffer * s->rows * n;
+        for (int r = first; r < last; r++) normalise(norm, x + (int64_t)r * n, n, out + (int64_t)r * n);
+        x = out;
     }
-    for (int r = first; m->kind >= INT8 && r < last; r++)
-        round_blocks(x + (int64_t)r * n, n, of_row(s->rounded[mine], r, n));
-    if (!alone) meet(&pool.inside, threads);
-    return (Given){x, s->rounded[mine]};
+    for (int r = first; m->dtype >= INT8 && r < last; r++)
+        quantise_row(x + (int64_t)r * n, n, from_row(s->quantised[buffer], r, n));
+    if (shared) barrier_wait(&pool.inside, threads);
+    return (Activations){x, s->quantised[buffer]};
 }
 
-static inline float activated(float x, int kind) {
+static inline float activate_one(float x, int kind) {
     switch (kind) {
     case RELU: return x > 0 || x != x ? x : 0;
     case GELU: return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
@@ -191,188 +195,196 @@ static inline float activated(float x, int kind) {
     }
 }
 
-/* x σ(z): 0.5 x (1 + tanh(z / 2)) is the same. */
-static inline Vector weighed(Vector x, int kind) {
+/* x σ(z): SiLU, and GELU's tanh approximation, since 0.5 (1 + tanh(z / 2)) = σ(z). */
+static inline Vector times_sigmoid(Vector x, int kind) {
     Vector z = kind == SILU ? x : 1.5957691216057308f * (x + 0.044715f * x * x * x);
-    return x / (1.0f + exponential(-z));
+    return x / (1.0f + exp_vector(-z));
 }
 
-/* f(x) in place; those of them that are made of e^x, a vector at a time. */
+/* Apply an activation in place. */
 static void activate(float *x, int n, int kind) {
     int i = 0;
     if (kind == SILU || kind == GELU_TANH) {
-        for (; i + LANES <= n; i += LANES) STORE(x + i, weighed(LOAD(x + i), kind));
+        for (; i + LANES <= n; i += LANES) STORE(x + i, times_sigmoid(LOAD(x + i), kind));
         Vector last = {0};
         memcpy(&last, x + i, 4 * (n - i));
-        last = weighed(last, kind);
+        last = times_sigmoid(last, kind);
         memcpy(x + i, &last, 4 * (n - i));
         return;
     }
-    for (; i < n; i++) x[i] = activated(x[i], kind);
+    for (; i < n; i++) x[i] = activate_one(x[i], kind);
 }
 
-/* A thread's part of all heads: of a text with one token more, one after the other; of others, tiles of their queries. */
+/* A thread's share of all heads: single heads of texts that decode one token, tiles of queries of the others. */
 static void attend_all(Step *s, const Layer *layer, int thread, int threads) {
     const Model *m = s->model;
-    int width = (m->heads + 2 * m->kv_heads) * m->d_head, heads = s->rows * (m->heads + 2 * m->kv_heads), units = 0;
-    float *scratch = s->scratch + thread * s->space;
-    Range mine = {share(heads, thread, threads), share(heads, thread + 1, threads)};
-    for (int i = 0; i < s->runs; i++) {
-        const Run *run = s->run + i;
-        units += run->many ? m->kv_heads * tiles_of(m, run) : m->heads;
-        for (int r = 0; r < run->count; r++) {
-            int at = (run->first + r) * (m->heads + 2 * m->kv_heads), end = at + m->heads + 2 * m->kv_heads;
-            int last = mine.last < end ? mine.last : end;
-            for (int head = mine.first > at ? mine.first : at; head < last; head++)
-                put(m, layer, run->table, run->place + r, head - at, s->qkv + (int64_t)(run->first + r) * width);
+    int row_heads = m->heads + 2 * m->kv_heads, width = row_heads * m->d_head, heads = s->rows * row_heads, units = 0;
+    float *scratch = s->scratch + thread * s->scratch_size;
+    Range own = {share_start(heads, thread, threads), share_start(heads, thread + 1, threads)};
+    for (int i = 0; i < s->spans; i++) {
+        const TokenSpan *span = s->span + i;
+        units += span->prefill ? m->kv_heads * query_tiles(m, span) : m->heads;
+        for (int r = 0; r < span->count; r++) {
+            int first = (span->row + r) * row_heads, end = first + row_heads, last = own.last < end ? own.last : end;
+            float *qkv = s->qkv + (int64_t)(span->row + r) * width;
+            for (int head = own.first > first ? own.first : first; head < last; head++)
+                rotate_or_store(m, layer, span->table, span->position + r, head - first, qkv);
         }
     }
-    meet(&pool.inside, threads);
-    mine = (Range){share(units, thread, threads), share(units, thread + 1, threads)};
-    for (int i = 0, unit = 0; i < s->runs; i++) {
-        const Run *run = s->run + i;
-        const float *qkv = s->qkv + (int64_t)run->first * width;
-        float *mixed = s->mixed + (int64_t)run->first * m->heads * m->d_head;
-        int tiles = tiles_of(m, run), all = run->many ? m->kv_heads * tiles : m->heads;
-        int first = mine.first > unit ? mine.first - unit : 0, last = mine.last - unit < all ? mine.last - unit : all;
+    barrier_wait(&pool.inside, threads);
+    own = (Range){share_start(units, thread, threads), share_start(units, thread + 1, threads)};
+    for (int i = 0, unit = 0; i < s->spans; i++) {
+        const TokenSpan *span = s->span + i;
+        const float *qkv = s->qkv + (int64_t)span->row * width;
+        float *mixed = s->mixed + (int64_t)span->row * m->heads * m->d_head;
+        int tiles = query_tiles(m, span), count = span->prefill ? m->kv_heads * tiles : m->heads;
+        int first = own.first > unit ? own.first - unit : 0, last = own.last - unit < count ? own.last - unit : count;
         for (int at = first; at < last; at++)
-            if (run->many)
-                attend_together(m, layer, run, at / tiles, at % tiles, qkv, scratch, mixed);
+            if (span->prefill)
+                attend_prefill(m, layer, span, at / tiles, at % tiles, qkv, scratch, mixed);
             else
-                attend(m, layer, run, at, qkv + at * m->d_head, scratch, mixed + at * m->d_head);
-        unit += all;
+                attend_decode(m, layer, span, at, qkv + at * m->d_head, scratch, mixed + at * m->d_head);
+        unit += count;
     }
 }
 
-/* A thread's rows times each x → its y. */
-static void own_products(Step *s, const Matrix *m, Given x, float *y, int thread, int threads) {
-    Range mine = own(m, m->rows, thread, threads);
-    all_products(m, mine.first, mine.last, x.x, x.rounded, s->rows, y, m->rows);
+/* y = x times a thread's share of the rows. */
+static void multiply_own(Step *s, const Matrix *m, Activations x, float *y, int thread, int threads) {
+    Range own = own_rows(m, m->rows, thread, threads);
+    multiply_rows(m, own.first, own.last, x.x, x.quantised, s->rows, y, m->rows);
 }
 
-/* y += x, y *= x; a whole band is of a size that the compiler knows. */
+/* y += x and y *= x. The size of a full panel is known at compile time. */
 static inline void add_to(float *restrict y, const float *restrict x, int n) {
-    if (n == BAND)
-        for (int i = 0; i < BAND; i++) y[i] += x[i];
+    if (n == PANEL_ROWS)
+        for (int i = 0; i < PANEL_ROWS; i++) y[i] += x[i];
     else
         for (int i = 0; i < n; i++) y[i] += x[i];
 }
 
-static inline void times_to(float *restrict y, const float *restrict x, int n) {
-    if (n == BAND)
-        for (int i = 0; i < BAND; i++) y[i] *= x[i];
+static inline void multiply_by(float *restrict y, const float *restrict x, int n) {
+    if (n == PANEL_ROWS)
+        for (int i = 0; i < PANEL_ROWS; i++) y[i] *= x[i];
     else
         for (int i = 0; i < n; i++) y[i] *= x[i];
 }
 
-/* The same, added to y. */
-static void add_products(Step *s, const Matrix *m, Given x, float *y, int thread, int threads) {
-    Range mine = own(m, m->rows, thread, threads);
-    float more[MOST][BAND];
-    for (int row = mine.first, end; row < mine.last; row = end) {
-        end = end_of(m, row, mine.last);
+/* y += x times a thread's share of the rows. */
+static void add_own(Step *s, const Matrix *m, Activations x, float *y, int thread, int threads) {
+    Range own = own_rows(m, m->rows, thread, threads);
+    float sums[MAX_BATCH][PANEL_ROWS];
+    for (int row = own.first, end; row < own.last; row = end) {
+        end = group_end(m, row, own.last);
         for (int t = 0, count; t < s->rows; t += count) {
-            count = products(m, row, end, x.x, x.rounded, t, s->rows, more);
-            for (int k = 0; k < count; k++) add_to(y + (int64_t)(t + k) * m->rows + row, more[k], end - row);
+            count = multiply_group(m, row, end, x.x, x.quantised, t, s->rows, sums);
+            for (int k = 0; k < count; k++) add_to(y + (int64_t)(t + k) * m->rows + row, sums[k], end - row);
         }
     }
 }
 
 static void feed_forward(Step *s, const Layer *layer, int thread, int threads) {
     const Model *m = s->model;
-    const Matrix *both = &layer->up;
-    Given h = prepared(s, both, &layer->feedforward_norm, s->x, thread, threads);
-    Range mine = own(both, m->d_ff, thread, threads);
-    all_products(both, mine.first, mine.last, h.x, h.rounded, s->rows, s->hidden, m->d_ff);
+    const Matrix *gate_up = &layer->up;
+    Activations h = prepare(s, gate_up, &layer->feedforward_norm, s->x, thread, threads);
+    Range own = own_rows(gate_up, m->d_ff, thread, threads);
+    multiply_rows(gate_up, own.first, own.last, h.x, h.quantised, s->rows, s->hidden, m->d_ff);
     for (int t = 0; t < s->rows; t++)
-        activate(s->hidden + (int64_t)t * m->d_ff + mine.first, mine.last - mine.first, m->activation);
-    float up[MOST][BAND];
-    for (int row = m->d_ff + mine.first, end; m->gated && row < m->d_ff + mine.last; row = end) {
-        end = end_of(both, row, m->d_ff + mine.last);
+        activate(s->hidden + (int64_t)t * m->d_ff + own.first, own.last - own.first, m->activation);
+    float up[MAX_BATCH][PANEL_ROWS];
+    for (int row = m->d_ff + own.first, end; m->gated && row < m->d_ff + own.last; row = end) {
+        end = group_end(gate_up, row, m->d_ff + own.last);
         for (int t = 0, count; t < s->rows; t += count) {
-            count = products(both, row, end, h.x, h.rounded, t, s->rows, up);
-            for (int k = 0; k < count; k++) times_to(s->hidden + (int64_t)(t + k) * m->d_ff + row - m->d_ff, up[k], end - row);
+            count = multiply_group(gate_up, row, end, h.x, h.quantised, t, s->rows, up);
+            for (int k = 0; k < count; k++)
+                multiply_by(s->hidden + (int64_t)(t + k) * m->d_ff + row - m->d_ff, up[k], end - row);
         }
     }
 }
 
-static void step(void *given, int thread, int threads) {
-    Step *s = given;
+static void step(void *argument, int thread, int threads) {
+    Step *s = argument;
     const Model *m = s->model;
     for (int number = 0; number < m->layers; number++) {
         const Layer *layer = m->layer + number;
-        Given h = prepared(s, &layer->qkv, &layer->attention_norm, s->x, thread, threads);
-        own_products(s, &layer->qkv, h, s->qkv, thread, threads);
-        meet(&pool.inside, threads);
+        Activations h = prepare(s, &layer->qkv, &layer->attention_norm, s->x, thread, threads);
+        multiply_own(s, &layer->qkv, h, s->qkv, thread, threads);
+        barrier_wait(&pool.inside, threads);
         attend_all(s, layer, thread, threads);
-        meet(&pool.inside, threads);
-        h = prepared(s, &layer->out, 0, s->mixed, thread, threads);
-        add_products(s, &layer->out, h, s->x, thread, threads);
-        meet(&pool.inside, threads);
+        barrier_wait(&pool.inside, threads);
+        h = prepare(s, &layer->out, 0, s->mixed, thread, threads);
+        add_own(s, &layer->out, h, s->x, thread, threads);
+        barrier_wait(&pool.inside, threads);
         feed_forward(s, layer, thread, threads);
-        meet(&pool.inside, threads);
-        h = prepared(s, &layer->down, 0, s->hidden, thread, threads);
-        add_products(s, &layer->down, h, s->x, thread, threads);
-        meet(&pool.inside, threads);
+        barrier_wait(&pool.inside, threads);
+        h = prepare(s, &layer->down, 0, s->hidden, thread, threads);
+        add_own(s, &layer->down, h, s->x, thread, threads);
+        barrier_wait(&pool.inside, threads);
     }
     if (s->logits) {
-        Given h = prepared(s, &m->head, &m->norm, s->x, thread, threads);
-        own_products(s, &m->head, h, s->result, thread, threads);
+        Activations h = prepare(s, &m->head, &m->norm, s->x, thread, threads);
+        multiply_own(s, &m->head, h, s->result, thread, threads);
         return;
     }
     for (int64_t row = thread; row < s->rows; row += threads)
         normalise(&m->norm, s->x + row * m->d_model, m->d_model, s->result + row * m->d_model);
 }
 
-/* The next rows, at most `most`: those of which texts they are; `text` and its `read` tokens move on. */
-static int take(const Texts *texts, int *text, int64_t *read, int most, Run *runs, int *count) {
+/* Take the next rows of a batch, at most `max_rows`, as spans. `text` and the number of its tokens `taken` so far
+ * advance. Returns the number of rows. */
+static int take_rows(const Batch *batch, int *text, int64_t *taken, int max_rows, TokenSpan *spans, int *count) {
     int rows = 0;
-    for (*count = 0; *text < texts->texts && rows < most;) {
-        int64_t tokens = texts->counts[*text], some = tokens - *read < most - rows ? tokens - *read : most - rows;
-        const int64_t *table = texts->tables + (int64_t)*text * texts->width;
-        if (some) runs[(*count)++] = (Run){rows, some, texts->places[*text] + *read, tokens > 1, table};
-        rows += some, *read += some;
-        if (*read == tokens) ++*text, *read = 0;
+    for (*count = 0; *text < batch->texts && rows < max_rows;) {
+        int64_t tokens = batch->counts[*text];
+        int64_t length = tokens - *taken < max_rows - rows ? tokens - *taken : max_rows - rows;
+        const int64_t *table = batch->tables + (int64_t)*text * batch->table_width;
+        if (length)
+            spans[(*count)++] = (TokenSpan){rows, length, batch->positions[*text] + *taken, tokens > 1, table};
+        rows += length, *taken += length;
+        if (*taken == tokens) ++*text, *taken = 0;
     }
     return rows;
 }
 
-/* x (rows, d_model), the embeddings of some tokens of each text, through all layers, some rows at a time → features
- * (rows, d_model), or with `logits` (rows, the head's). Keys and values are stored. Not 0: there was no memory. */
-int weft_step(const Model *model, const float *x, const Texts *texts, int logits, float *result, int threads) {
+/* Run the embedded tokens x (rows, d_model) of a batch through all layers, up to STEP_ROWS at a time, and store their
+ * keys and values → features (rows, d_model), or with `logits` (rows, head rows). Returns non-zero if out of memory. */
+int weft_step(const Model *model, const float *x, const Batch *batch, int logits, float *result, int threads) {
     int width = model->heads * model->d_head, widest = model->d_model > model->d_ff ? model->d_model : model->d_ff;
     widest = (width > widest ? width : widest) + BLOCK;
-    size_t all = 0, qkv = (model->heads + 2 * model->kv_heads) * (size_t)model->d_head, longest = 0, many = 0;
-    for (int text = 0; text < texts->texts; text++) {
-        size_t end = texts->places[text] + texts->counts[text];
-        longest = end > longest ? end : longest, all += texts->counts[text], many |= texts->counts[text] > 1;
+    size_t tokens = 0, qkv = (model->heads + 2 * model->kv_heads) * (size_t)model->d_head, longest = 0, prefill = 0;
+    for (int text = 0; text < batch->texts; text++) {
+        size_t end = batch->positions[text] + batch->counts[text];
+        longest = end > longest ? end : longest, tokens += batch->counts[text], prefill |= batch->counts[text] > 1;
     }
-    size_t rows = all < TOGETHER ? all : TOGETHER, space = many ? (size_t)scratch_of(model, longest) : longest + LANES;
-    size_t floats = rows * (model->d_model * (size_t)(1 + threads) + qkv + width + model->d_ff) + threads * space;
-    float *memory = malloc(4 * floats);
-    Rounded *rounded = calloc(threads, sizeof *rounded);
-    int failed = !memory || !rounded;
-    for (int i = 0; rounded && i < threads; i++) {
-        rounded[i] = space_for(rows, widest);
-        failed |= missing(rounded[i]);
+    size_t rows = tokens < STEP_ROWS ? tokens : STEP_ROWS;
+    size_t scratch_size = prefill ? (size_t)prefill_scratch(model, longest) : longest + LANES;
+    size_t row_floats = model->d_model * (size_t)(1 + threads) + qkv + width + model->d_ff;
+    float *memory = malloc(4 * (rows * row_floats + threads * scratch_size));
+    QuantisedRows *quantised = calloc(threads, sizeof *quantised);
+    int failed = !memory || !quantised;
+    for (int i = 0; quantised && i < threads; i++) {
+        quantised[i] = allocate_quantised(rows, widest);
+        failed |= allocation_failed(quantised[i]);
     }
-    Run runs[TOGETHER];
-    int64_t read = 0;
-    for (int text = 0; !failed && text < texts->texts;) {
-        Step s = {.model = model, .run = runs, .rounded = rounded, .space = space, .logits = logits};
-        s.rows = take(texts, &text, &read, TOGETHER, runs, &s.runs);
+    TokenSpan spans[STEP_ROWS];
+    int64_t taken = 0;
+    for (int text = 0; !failed && text < batch->texts;) {
+        Step s = {.model = model, .span = spans, .quantised = quantised, .logits = logits};
+        s.rows = take_rows(batch, &text, &taken, STEP_ROWS, spans, &s.spans);
         float *next = memory;
         s.x = next, next += rows * model->d_model;
         s.qkv = next, next += rows * qkv;
         s.mixed = next, next += rows * width;
         s.hidden = next, next += rows * model->d_ff;
-        s.normed = next, next += rows * threads * model->d_model;
-        s.scratch = next, s.result = result;
+        s.normalised = next, next += rows * threads * model->d_model;
+        s.scratch = next, s.scratch_size = scratch_size, s.result = result;
         memcpy(s.x, x, 4 * (size_t)s.rows * model->d_model);
-        together(step, &s, threads);
+        run_parallel(step, &s, threads);
         x += (size_t)s.rows * model->d_model, result += (size_t)s.rows * (logits ? model->head.rows : model->d_model);
     }
-    for (int i = 0; rounded && i < threads; i++) give_back(rounded[i]);
-    free(rounded), free(memory);
+    for (int i = 0; quantised && i < threads; i++) free_quantised(quantised[i]);
+    free(quantised), free(memory);
     return failed;
 }
+
+/* Sizes of the structs that `native.py` declares as well, in its order. */
+const int32_t weft_struct_sizes[] = {sizeof(Matrix), sizeof(Norm), sizeof(Layer), sizeof(Model), sizeof(Batch)};

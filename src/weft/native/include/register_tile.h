@@ -1,48 +1,44 @@
-/* A product's tile, which stays in registers: HIGH rows of ACROSS vectors. */
+/* The register tile of a matrix product: TILE_ROWS rows of TILE_VECTORS vectors, accumulated in registers. */
 #pragma once
 
 #include "vectors.h"
 
 #if defined(__AVX512F__)
-#define HIGH 8
-#define ACROSS 2
+#define TILE_ROWS 8
+#define TILE_VECTORS 2
 #elif defined(__AVX__)
-#define HIGH 4
-#define ACROSS 2
+#define TILE_ROWS 4
+#define TILE_VECTORS 2
 #else
-#define HIGH 4
-#define ACROSS 4
+#define TILE_ROWS 4
+#define TILE_VECTORS 4
 #endif
-#define WIDTH (ACROSS * LANES)
+#define TILE_COLUMNS (TILE_VECTORS * LANES)
 
-typedef struct { Vector sums[HIGH][ACROSS]; } Tile;
+typedef struct { Vector sums[TILE_ROWS][TILE_VECTORS]; } Tile;
 
-/* tile += a b over `depth`: a[r * down + i * along], b[i * apart + column]. */
+/* tile += a b over `depth`: a[row * a_row + i * a_step] and b[i * b_step + column]. */
 static inline __attribute__((always_inline)) void multiply_add(
-    Tile *tile, int depth, const float *a, int64_t down, int64_t along, const float *b, int64_t apart) {
+    Tile *tile, int depth, const float *a, int64_t a_row, int64_t a_step, const float *b, int64_t b_step) {
     Tile t = *tile;
 #pragma GCC unroll 4
     for (int i = 0; i < depth; i++) {
-        Vector row[ACROSS];
-        for (int c = 0; c < ACROSS; c++) row[c] = LOAD(b + i * apart + c * LANES);
-        for (int r = 0; r < HIGH; r++)
-            for (int c = 0; c < ACROSS; c++) t.sums[r][c] += a[r * down + i * along] * row[c];
+        Vector row[TILE_VECTORS];
+        for (int c = 0; c < TILE_VECTORS; c++) row[c] = LOAD(b + i * b_step + c * LANES);
+        for (int r = 0; r < TILE_ROWS; r++)
+            for (int c = 0; c < TILE_VECTORS; c++) t.sums[r][c] += a[r * a_row + i * a_step] * row[c];
     }
     *tile = t;
 }
 
-/* Sums that begin at 0 with every block round less than those that go on. */
-static inline void add_tile(const Tile *t, float *to, int64_t apart) {
-    for (int r = 0; r < HIGH; r++)
-        for (int c = 0; c < ACROSS; c++) STORE(to + r * apart + c * LANES, LOAD(to + r * apart + c * LANES) + t->sums[r][c]);
+/* Add a block's sums. Sums that restart from 0 in every block round less than one running sum. */
+static inline void add_tile(const Tile *t, float *to, int64_t stride) {
+    for (int r = 0; r < TILE_ROWS; r++)
+        for (int c = 0; c < TILE_VECTORS; c++)
+            STORE(to + r * stride + c * LANES, LOAD(to + r * stride + c * LANES) + t->sums[r][c]);
 }
 
-static inline void write_tile(const Tile *t, float *to, int64_t apart) {
-    for (int r = 0; r < HIGH; r++)
-        for (int c = 0; c < ACROSS; c++) STORE(to + r * apart + c * LANES, t->sums[r][c]);
-}
-
-static inline Vector larger(Vector a, Vector b) {
-    Integers mine = a > b;
-    return (Vector)((mine & (Integers)a) | (~mine & (Integers)b));
+static inline void store_tile(const Tile *t, float *to, int64_t stride) {
+    for (int r = 0; r < TILE_ROWS; r++)
+        for (int c = 0; c < TILE_VECTORS; c++) STORE(to + r * stride + c * LANES, t->sums[r][c]);
 }

@@ -1,6 +1,7 @@
-/* A few threads that share a piece of work and meet inside it. They wait by looking again and again: what they wait for
- * takes microseconds, and being woken takes longer. They are those of torch's own operations where these are OpenMP's,
- * for two such pools would take the processors from each other; else a pool of its own. */
+/* Work sharing: one function runs on several threads, which meet at barriers inside it.
+ *
+ * Threads spin at a barrier: the wait takes microseconds, and waking a thread takes longer. They are the threads of
+ * torch's OpenMP runtime where it has one, since two pools would compete for the cores; otherwise this file's pool. */
 #pragma once
 
 #include <pthread.h>
@@ -8,32 +9,31 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
-typedef void (*Work)(void *given, int thread, int threads);
-typedef struct { atomic_uint waiting, turn; } Gate;
+typedef void (*Work)(void *argument, int thread, int threads);
+typedef struct { atomic_uint arrived, phase; } Barrier;
 
-/* Where a thread's part of so many things begins; the next one's is where it ends. */
-static inline int share(int count, int thread, int threads) { return (int)((int64_t)count * thread / threads); }
+/* First of the `count` items that belong to a thread. Its share ends where the next thread's begins. */
+static inline int share_start(int count, int thread, int threads) { return (int)((int64_t)count * thread / threads); }
 
 static struct {
-    pthread_mutex_t calls, sleep; /* one call at a time */
+    pthread_mutex_t calls, sleep; /* `calls` is held for a whole call: one runs at a time */
     pthread_cond_t wake;
-    atomic_uint begun, asleep;
-    Gate inside, end; /* where the threads of a call meet, and where all do when it ends */
-    int started, threads; /* beside the caller; in this call */
-    pid_t process;
+    atomic_uint begun, sleeping; /* calls so far; threads that wait for `wake` */
+    Barrier inside, end;         /* of the threads of a call; of all threads, when a call ends */
+    int started, threads;        /* threads besides the caller; threads of this call */
     Work work;
-    void *given;
+    void *argument;
 } pool = {.calls = PTHREAD_MUTEX_INITIALIZER, .sleep = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
 
-static inline void rest(int tries) {
+/* One iteration of a spin loop. */
+static inline void spin(int tries) {
     if (tries > 2048) {
-        sched_yield(); /* there are more threads than processors */
+        sched_yield(); /* there are more threads than cores */
         return;
     }
 #if defined(__aarch64__)
@@ -43,85 +43,91 @@ static inline void rest(int tries) {
 #endif
 }
 
-/* Until so many threads are here. */
-static void meet(Gate *gate, int threads) {
+static void barrier_wait(Barrier *barrier, int threads) {
     if (threads == 1) return;
-    unsigned turn = atomic_load_explicit(&gate->turn, memory_order_acquire);
-    if (atomic_fetch_add_explicit(&gate->waiting, 1, memory_order_acq_rel) + 1 == (unsigned)threads) {
-        atomic_store_explicit(&gate->waiting, 0, memory_order_relaxed);
-        atomic_store_explicit(&gate->turn, turn + 1, memory_order_release);
+    unsigned phase = atomic_load_explicit(&barrier->phase, memory_order_acquire);
+    if (atomic_fetch_add_explicit(&barrier->arrived, 1, memory_order_acq_rel) + 1 == (unsigned)threads) {
+        atomic_store_explicit(&barrier->arrived, 0, memory_order_relaxed);
+        atomic_store_explicit(&barrier->phase, phase + 1, memory_order_release);
         return;
     }
-    for (int tries = 0; atomic_load_explicit(&gate->turn, memory_order_acquire) == turn; tries++) rest(tries);
+    for (int tries = 0; atomic_load_explicit(&barrier->phase, memory_order_acquire) == phase; tries++) spin(tries);
 }
 
-typedef struct { int number; unsigned seen; } Start;
+typedef struct { int number; unsigned seen; } WorkerStart;
 
-static void *worker(void *given) {
-    Start start = *(Start *)given;
-    free(given);
+static void *worker(void *argument) {
+    WorkerStart start = *(WorkerStart *)argument;
+    free(argument);
     for (;;) {
         for (int tries = 0; atomic_load_explicit(&pool.begun, memory_order_acquire) == start.seen; tries++) {
-            if (tries < 10000) { /* the next call mostly comes soon */
-                rest(tries & 1023);
+            if (tries < 10000) { /* the next call usually comes soon */
+                spin(tries & 1023);
                 continue;
             }
             pthread_mutex_lock(&pool.sleep);
-            atomic_fetch_add(&pool.asleep, 1);
+            atomic_fetch_add(&pool.sleeping, 1);
             while (atomic_load(&pool.begun) == start.seen) pthread_cond_wait(&pool.wake, &pool.sleep);
-            atomic_fetch_sub(&pool.asleep, 1);
+            atomic_fetch_sub(&pool.sleeping, 1);
             pthread_mutex_unlock(&pool.sleep);
         }
         start.seen++;
-        if (start.number < pool.threads) pool.work(pool.given, start.number, pool.threads);
-        meet(&pool.end, pool.started + 1);
+        if (start.number < pool.threads) pool.work(pool.argument, start.number, pool.threads);
+        barrier_wait(&pool.end, pool.started + 1);
     }
     return 0;
 }
 
-/* ---- OpenMP's threads, as compilers call them */
+/* ---- OpenMP's threads, through the entry points that compilers call */
 
 static struct {
     void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
-    int (*number)(void), (*count)(void);
-    pid_t process; /* in a fork of it, OpenMP's threads are gone and waited for forever */
-} shared;
+    int (*thread)(void), (*threads)(void);
+} openmp;
 
-void weft_share(void (*parallel)(void (*)(void *), void *, unsigned, unsigned), int (*number)(void), int (*count)(void)) {
-    shared.parallel = parallel, shared.number = number, shared.count = count, shared.process = getpid();
+void weft_use_openmp(
+    void (*parallel)(void (*)(void *), void *, unsigned, unsigned), int (*thread)(void), int (*threads)(void)) {
+    openmp.parallel = parallel, openmp.thread = thread, openmp.threads = threads;
 }
 
-typedef struct { Work work; void *given; } Task;
+typedef struct { Work work; void *argument; } Task;
 
-static void part(void *task) {
+static void run_task(void *task) {
     Task *t = task;
-    t->work(t->given, shared.number(), shared.count());
+    t->work(t->argument, openmp.thread(), openmp.threads());
 }
 
-/* Do a piece of work with so many threads, of which the caller is one. */
-static void together(Work work, void *given, int threads) {
+/* A forked child has one thread. Locks may be held, and barriers half full, by threads that exist only in the parent,
+ * and OpenMP would wait for its threads forever: the child begins with an empty pool. */
+static void reset_after_fork(void) {
+    openmp.parallel = 0;
+    pool.started = 0;
+    pthread_mutex_init(&pool.calls, 0);
+    pthread_mutex_init(&pool.sleep, 0);
+    pthread_cond_init(&pool.wake, 0);
+    atomic_store(&pool.sleeping, 0);
+    atomic_store(&pool.inside.arrived, 0);
+    atomic_store(&pool.end.arrived, 0);
+}
+
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(0, 0, reset_after_fork); }
+
+/* Run `work` on up to `threads` threads, the caller among them, and return when all have finished. */
+static void run_parallel(Work work, void *argument, int threads) {
     if (threads == 1) {
-        work(given, 0, 1);
+        work(argument, 0, 1);
         return;
     }
     pthread_mutex_lock(&pool.calls);
-    if (shared.parallel && shared.process == getpid()) {
-        Task task = {work, given};
-        shared.parallel(part, &task, threads, 0);
+    if (openmp.parallel) {
+        Task task = {work, argument};
+        openmp.parallel(run_task, &task, threads, 0);
         pthread_mutex_unlock(&pool.calls);
         return;
     }
-    if (pool.process != getpid()) { /* threads don't survive a fork, nor what they were in the middle of */
-        pool.process = getpid(), pool.started = 0;
-        pthread_mutex_init(&pool.sleep, 0);
-        pthread_cond_init(&pool.wake, 0);
-        atomic_store(&pool.asleep, 0);
-        atomic_store(&pool.inside.waiting, 0);
-        atomic_store(&pool.end.waiting, 0);
-    }
     while (pool.started + 1 < threads) {
         pthread_t thread;
-        Start *start = malloc(sizeof *start);
+        WorkerStart *start = malloc(sizeof *start);
         if (!start) break;
         start->number = pool.started + 1, start->seen = atomic_load(&pool.begun);
         if (pthread_create(&thread, 0, worker, start)) {
@@ -132,14 +138,14 @@ static void together(Work work, void *given, int threads) {
         pool.started++;
     }
     pool.threads = threads < pool.started + 1 ? threads : pool.started + 1;
-    pool.work = work, pool.given = given;
+    pool.work = work, pool.argument = argument;
     if (pool.started) {
         pthread_mutex_lock(&pool.sleep);
         atomic_fetch_add_explicit(&pool.begun, 1, memory_order_acq_rel);
-        if (atomic_load(&pool.asleep)) pthread_cond_broadcast(&pool.wake);
+        if (atomic_load(&pool.sleeping)) pthread_cond_broadcast(&pool.wake);
         pthread_mutex_unlock(&pool.sleep);
     }
-    work(given, 0, pool.threads);
-    meet(&pool.end, pool.started + 1);
+    work(argument, 0, pool.threads);
+    barrier_wait(&pool.end, pool.started + 1);
     pthread_mutex_unlock(&pool.calls);
 }

@@ -1,0 +1,247 @@
+/* Arguments of a decoder step, and its attention over a paged KV cache: of one token (decode), or of many tokens of one
+ * text (prefill). */
+#pragma once
+
+#include "gemv.h"
+#include "register_tile.h"
+
+#define MAX_D_HEAD 512 /* bounds the buffers on the stack; `native.py` has the same constant */
+#define VALUE_BLOCK 64 /* values summed from 0 before they are added to the output: longer sums round more */
+
+typedef struct { /* RMSNorm, or LayerNorm if `centred`: x → (x − mean) / deviation · (gain + offset) + bias */
+    const float *gain, *bias;
+    float eps, offset;
+    int32_t centred;
+} Norm;
+
+typedef struct {
+    Norm attention_norm, feedforward_norm;
+    Matrix qkv, out, up, down; /* `up` of a gated layer holds the gate's rows first */
+    float *keys, *values;      /* KV block 0 of each: (kv_heads, block_size, d_head); blocks are `stride` apart */
+} Layer;
+
+typedef struct {
+    int32_t layers, d_model, heads, kv_heads, d_head, d_ff, gated, activation, block_size;
+    int64_t stride;
+    float scale;
+    const float *cos, *sin; /* (positions, d_head / 2), or null without rotary positions */
+    const Layer *layer;
+    Norm norm;
+    Matrix head; /* 0 rows if there is none */
+} Model;
+
+typedef struct { /* consecutive tokens of one text, in consecutive rows */
+    int row, count, position; /* row and position of the first token */
+    int prefill;              /* whether the step reads more than one token of the text, here or in other spans */
+    const int64_t *table;     /* the text's KV blocks */
+} TokenSpan;
+
+static void apply_rope(const Model *m, const float *from, int position, float *to) {
+    int half = m->d_head / 2;
+    if (!m->cos) {
+        memcpy(to, from, 4 * m->d_head);
+        return;
+    }
+    const float *cos = m->cos + (int64_t)position * half, *sin = m->sin + (int64_t)position * half;
+    for (int i = 0; i < half; i++) {
+        to[i] = from[i] * cos[i] - from[i + half] * sin[i];
+        to[i + half] = from[i + half] * cos[i] + from[i] * sin[i];
+    }
+}
+
+/* The cached vector of a position; `head` is the head's first vector in KV block 0. */
+static inline float *cached_vector(const Model *m, float *head, const int64_t *table, int position) {
+    return head + table[position / m->block_size] * m->stride + (int64_t)(position % m->block_size) * m->d_head;
+}
+
+/* One head of a row of qkv (heads + 2 kv_heads, d_head): rotate a query in place, or store a key or a value. */
+static void rotate_or_store(
+    const Model *m, const Layer *layer, const int64_t *table, int position, int head, float *qkv) {
+    int d = m->d_head, kv = head - m->heads;
+    float *vector = qkv + head * d, rotated[MAX_D_HEAD];
+    if (kv >= m->kv_heads) {
+        float *values = layer->values + (int64_t)(kv - m->kv_heads) * m->block_size * d;
+        memcpy(cached_vector(m, values, table, position), vector, 4 * d);
+        return;
+    }
+    apply_rope(m, vector, position, rotated);
+    float *keys = layer->keys + (int64_t)kv * m->block_size * d;
+    memcpy(kv < 0 ? vector : cached_vector(m, keys, table, position), rotated, 4 * d);
+}
+
+/* ---- decode */
+
+typedef struct { /* walks over the cached vectors of one head, from position 0 */
+    float *head, *vector;
+    const int64_t *table;
+    int left; /* vectors left in the current KV block */
+} Cursor;
+
+static inline float *next_vector(Cursor *cursor, const Model *m) {
+    if (!cursor->left) cursor->vector = cursor->head + *cursor->table++ * m->stride, cursor->left = m->block_size;
+    float *vector = cursor->vector;
+    cursor->vector += m->d_head, cursor->left--;
+    return vector;
+}
+
+/* out += Σ weights[i] · scale · rows[i], for ROW_GROUP rows or one. */
+static inline void accumulate(
+    float *restrict out, const float *const *rows, const float *weights, float scale, int count, int d) {
+    if (count < ROW_GROUP) {
+        for (int j = 0; j < d; j++) out[j] += weights[0] * scale * rows[0][j];
+        return;
+    }
+    const float *a = rows[0], *b = rows[1], *c = rows[2], *e = rows[3];
+    float w = weights[0] * scale, x = weights[1] * scale, y = weights[2] * scale, z = weights[3] * scale;
+    for (int j = 0; j < d; j++) out[j] = out[j] + w * a[j] + x * b[j] + y * c[j] + z * e[j];
+}
+
+/* Attention of the query at `span->position` to all keys up to its own → out (d_head). `scores` has LANES more elements
+ * than there are keys. */
+static void attend_decode(const Model *m, const Layer *layer, const TokenSpan *span, int head, const float *q,
+                          float *scores, float *out) {
+    int d = m->d_head, position = span->position;
+    const int64_t at = (int64_t)(head / (m->heads / m->kv_heads)) * m->block_size * d;
+    Cursor keys = {layer->keys + at, 0, span->table, 0}, values = {layer->values + at, 0, span->table, 0};
+    const float *k = cached_vector(m, keys.head, span->table, position);
+    const float *v = cached_vector(m, values.head, span->table, position);
+    float max = -INFINITY;
+    for (int i = 0; i <= position; i += ROW_GROUP) { /* the last key is repeated to fill the group */
+        const float *rows[ROW_GROUP];
+        for (int r = 0; r < ROW_GROUP; r++) rows[r] = i + r < position ? next_vector(&keys, m) : k;
+        dot_rows(rows, q, d, scores + i);
+        for (int r = 0; r < ROW_GROUP; r++) {
+            float score = scores[i + r] *= m->scale;
+            max = score > max || score != score ? score : max;
+        }
+    }
+    for (int i = position + 1; i < position + 1 + LANES; i++) scores[i] = -INFINITY; /* fills the last vector */
+    Vector sum = {0};
+    for (int i = 0; i <= position; i += LANES) {
+        Vector e = exp_vector(LOAD(scores + i) - max);
+        STORE(scores + i, e);
+        for (int j = 0; i + j > position - LANES && j < LANES; j++)
+            if (i + j > position) e[j] = 0;
+        sum += e;
+    }
+    float inverse = 1.0f / reduce(sum), weight = scores[position] * inverse;
+    for (int j = 0; j < d; j++) out[j] = weight * v[j];
+    for (int i = 0, count; i < position; i += count) { /* in groups: `out` is read and written once for each */
+        const float *rows[ROW_GROUP];
+        count = position - i < ROW_GROUP ? 1 : ROW_GROUP;
+        for (int r = 0; r < count; r++) rows[r] = next_vector(&values, m);
+        accumulate(out, rows, scores + i, inverse, count, d);
+    }
+}
+
+/* ---- prefill
+ *
+ * Lanes hold the queries that share keys, of several tokens and heads. Nothing is reduced across lanes, so a query's
+ * result does not depend on the other queries. */
+
+/* Tiles of TILE_COLUMNS queries in a span, for each KV head. */
+static inline int query_tiles(const Model *m, const TokenSpan *span) {
+    return (span->count * (m->heads / m->kv_heads) + TILE_COLUMNS - 1) / TILE_COLUMNS;
+}
+
+/* Floats of scratch memory that `attend_prefill` needs for texts of up to `length` tokens. */
+static inline int64_t prefill_scratch(const Model *m, int64_t length) {
+    return (length + 2 * (int64_t)m->d_head + TILE_ROWS) * TILE_COLUMNS;
+}
+
+/* TILE_ROWS consecutive keys: in place, or copied where they span KV blocks or reach beyond `end`. */
+static inline const float *gather_keys(const Model *m, float *head, const int64_t *table, int position, int end,
+                                       float *copy) {
+    if (m->block_size - position % m->block_size >= TILE_ROWS && position + TILE_ROWS <= end)
+        return cached_vector(m, head, table, position);
+    for (int r = 0; r < TILE_ROWS; r++) {
+        int key = position + r < end ? position + r : end - 1;
+        memcpy(copy + r * m->d_head, cached_vector(m, head, table, key), 4 * m->d_head);
+    }
+    return copy;
+}
+
+/* Replace scores (keys, TILE_COLUMNS) by e^(score − max) and sum them. A query sees keys up to its own position. */
+static void exponentiate(float *scores, int keys, const IntVector *positions, Vector *sums) {
+    Vector max[TILE_VECTORS];
+    for (int c = 0; c < TILE_VECTORS; c++) max[c] = (Vector){0} - INFINITY, sums[c] = (Vector){0};
+    for (int key = 0; key < keys; key++)
+        for (int c = 0; c < TILE_VECTORS; c++) {
+            Vector score = LOAD(scores + key * TILE_COLUMNS + c * LANES);
+            max[c] = max_lanes(select_lanes(positions[c] >= key, score, max[c]), max[c]);
+        }
+    for (int key = 0; key < keys;) {
+        Vector block[TILE_VECTORS] = {0};
+        for (int end = key + VALUE_BLOCK < keys ? key + VALUE_BLOCK : keys; key < end; key++)
+            for (int c = 0; c < TILE_VECTORS; c++) {
+                Vector e = exp_nonpositive(LOAD(scores + key * TILE_COLUMNS + c * LANES) - max[c]);
+                e = (Vector)((positions[c] >= key) & (IntVector)e);
+                STORE(scores + key * TILE_COLUMNS + c * LANES, e);
+                block[c] += e;
+            }
+        for (int c = 0; c < TILE_VECTORS; c++) sums[c] += block[c];
+    }
+}
+
+typedef struct { const float *values; int count; } ValueRun; /* contiguous cached values */
+
+/* out (TILE_COLUMNS, d_head) += values of the keys [key, end), at most VALUE_BLOCK, weighted by `weights`. */
+static void add_values(const Model *m, float *head, const int64_t *table, int key, int end, const float *weights,
+                       float *out) {
+    ValueRun runs[VALUE_BLOCK];
+    int d = m->d_head, count = 0, tiled = d / TILE_COLUMNS * TILE_COLUMNS;
+    for (int at = key, length; at < end; at += length) {
+        length = m->block_size - at % m->block_size < end - at ? m->block_size - at % m->block_size : end - at;
+        runs[count++] = (ValueRun){cached_vector(m, head, table, at), length};
+    }
+    for (int j = 0; j < tiled; j += TILE_COLUMNS)
+        for (int i = 0; i < TILE_COLUMNS; i += TILE_ROWS) {
+            Tile t = {0};
+            const float *from = weights + i;
+            for (int p = 0; p < count; from += runs[p++].count * TILE_COLUMNS)
+                multiply_add(&t, runs[p].count, from, 1, TILE_COLUMNS, runs[p].values + j, d);
+            add_tile(&t, out + i * d + j, d);
+        }
+    for (int p = 0; tiled < d && p < count; p++)
+        for (int k = 0; k < runs[p].count; k++, weights += TILE_COLUMNS)
+            for (int i = 0; i < TILE_COLUMNS; i++)
+                for (int j = tiled; j < d; j++) out[i * d + j] += weights[i] * runs[p].values[k * d + j];
+}
+
+/* Attention of one tile of the queries (span->count, heads / kv_heads) that share a KV head. `qkv` and `mixed` begin at
+ * the span's first row. */
+static void attend_prefill(const Model *m, const Layer *layer, const TokenSpan *span, int kv, int tile,
+                           const float *qkv, float *scratch, float *mixed) {
+    int d = m->d_head, groups = m->heads / m->kv_heads, first = tile * TILE_COLUMNS;
+    int queries = span->count * groups - first, width = (m->heads + 2 * m->kv_heads) * d;
+    float *transposed = scratch, *out = transposed + d * TILE_COLUMNS, *scores = out + d * TILE_COLUMNS;
+    float copy[TILE_ROWS * MAX_D_HEAD], *keys = layer->keys + (int64_t)kv * m->block_size * d;
+    float *values = layer->values + (int64_t)kv * m->block_size * d;
+    IntVector positions[TILE_VECTORS];
+    Vector sums[TILE_VECTORS];
+    queries = queries < TILE_COLUMNS ? queries : TILE_COLUMNS;
+    for (int i = 0; i < TILE_COLUMNS; i++) { /* the last query is repeated to fill the tile */
+        int query = first + (i < queries ? i : queries - 1);
+        const float *q = qkv + (int64_t)(query / groups) * width + (kv * groups + query % groups) * d;
+        for (int j = 0; j < d; j++) transposed[j * TILE_COLUMNS + i] = q[j] * m->scale;
+        positions[i / LANES][i % LANES] = span->position + query / groups;
+    }
+    int end = span->position + (first + queries - 1) / groups + 1;
+    for (int key = 0; key < end; key += TILE_ROWS) {
+        Tile t = {0};
+        multiply_add(&t, d, gather_keys(m, keys, span->table, key, end, copy), d, 1, transposed, TILE_COLUMNS);
+        store_tile(&t, scores + (int64_t)key * TILE_COLUMNS, TILE_COLUMNS);
+    }
+    exponentiate(scores, end, positions, sums);
+    memset(out, 0, sizeof(float) * d * TILE_COLUMNS);
+    for (int key = 0; key < end; key += VALUE_BLOCK) {
+        int block_end = key + VALUE_BLOCK < end ? key + VALUE_BLOCK : end;
+        add_values(m, values, span->table, key, block_end, scores + (int64_t)key * TILE_COLUMNS, out);
+    }
+    for (int i = 0; i < queries; i++) {
+        int query = first + i;
+        float *to = mixed + ((int64_t)(query / groups) * m->heads + kv * groups + query % groups) * d;
+        float inverse = 1.0f / sums[i / LANES][i % LANES];
+        for (int j = 0; j < d; j++) to[j] = out[i * d + j] * inverse;
+    }
+}

@@ -1,0 +1,139 @@
+"""Small decoders of all architectures that weft writes as GGUF files, with random weights and a BPE tokenizer."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.interop.bundle import ModelBundle
+from weft.interop.gguf import gguf
+from weft.interop.gguf.file import open_file
+from weft.models.build import build
+from weft.models.config import Decoder, LMHead
+from weft.models.presets import gpt, llama
+from weft.nn.config import Attention, Gated, LayerNorm, Plain, RMSNorm
+from weft.nn.position_config import ALiBi, LinearScaling, Llama3Scaling, LongRoPE, NoPosition, Rotary
+from weft.text.config import BPE
+from weft.text.tokenizer import Tokenizer, build_tokenizer
+
+D, HEADS, LAYERS, FF = 64, 4, 2, 96
+TEXTS = (
+    "the cat sat on the mat in 1984, and the cat's hat  was 3.14 big",
+    "naïve café: 東京 🙂\n\n  12\t3 hats",
+    "  the",
+    "",
+)
+GPT = gpt(LAYERS, D, HEADS, context=48, vocab_size=300)
+LLAMA = llama(LAYERS, D, HEADS, d_ff=FF, context=48, vocab_size=300)
+GROUPED = llama(LAYERS, D, HEADS, d_ff=FF, context=48, vocab_size=300, kv_heads=2)
+TIED = llama(LAYERS, D, HEADS, d_ff=FF, context=48, vocab_size=300, tied=True)
+ROTARY_GPT = GPT.replace(position=Rotary())
+WITHOUT_BIAS = ROTARY_GPT.replace(
+    feedforward=Plain(d_ff=FF, activation="gelu-tanh", bias=False), attention=Attention(heads=HEADS)
+)
+SHORT = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.1)
+LONG = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 13.0, 21.3)
+GEMMA = TIED.replace(feedforward=Gated(d_ff=FF, activation="gelu-tanh"), embedding_scale=True, norm=RMSNorm(offset=1.0))
+GEMMA3 = GEMMA.replace(
+    layers=7,
+    placement="sandwich",
+    attention=Attention(heads=HEADS, kv_heads=2, d_head=24, qk_norm=RMSNorm(offset=1.0)),
+    position=Rotary(base=1e6),
+    pattern=[{"window": 5, "position": Rotary(base=1e4)}] * 5 + [{}],
+)
+STABLELM = GROUPED.replace(norm=LayerNorm(), position=Rotary(fraction=0.25))
+FAMILIES = {
+    "llama": GROUPED,
+    "llama-neighbours": LLAMA.replace(position=Rotary(pairs="adjacent")),
+    "llama-linear": LLAMA.replace(position=Rotary(scaling=LinearScaling(factor=4.0))),
+    "llama-3.1": TIED.replace(position=Rotary(base=5e5, scaling=Llama3Scaling(factor=32.0))),
+    "llama-biased": LLAMA.replace(attention=Attention(heads=HEADS, bias="all")),
+    "llama-out": LLAMA.replace(attention=Attention(heads=HEADS, bias="out")),
+    "qwen2-biased": LLAMA.replace(attention=Attention(heads=HEADS, bias="qkv"), head=LMHead(tied=False, bias=True)),
+    "qwen2": LLAMA.replace(attention=Attention(heads=HEADS, kv_heads=2, bias="qkv")),
+    "qwen3": llama(LAYERS, D, HEADS, d_ff=FF, context=48, vocab_size=300, norm=RMSNorm(eps=1e-6)).replace(
+        attention=Attention(heads=HEADS, kv_heads=2, d_head=24, qk_norm=RMSNorm(eps=1e-6))
+    ),
+    "gemma": GEMMA,
+    "gpt2": GPT,
+    "gemma2": GEMMA.replace(
+        placement="sandwich",
+        attention=Attention(heads=2, d_head=256, softcap=50.0),  # transformers supports only this width in GGUF files
+        head=LMHead(softcap=30.0),
+        pattern=[{"window": 5}, {}],
+    ),
+    "olmo2": LLAMA.replace(
+        placement="res-post", attention=Attention(heads=HEADS, kv_heads=2, qk_norm=RMSNorm(), qk_norm_over="heads")
+    ),
+    "granite": LLAMA.replace(
+        embedding_scale=12.0,
+        residual_scale=0.25,
+        attention=Attention(heads=HEADS, scale=0.125),
+        head=LMHead(scale=0.125),
+    ),
+    "starcoder2": ROTARY_GPT,
+    "gptneox": ROTARY_GPT.replace(sublayers="parallel-two-norms", position=Rotary(fraction=0.5)),
+    "phi2": ROTARY_GPT.replace(sublayers="parallel", position=Rotary(fraction=0.5), head=LMHead(tied=False, bias=True)),
+    "phi3": GROUPED.replace(position=Rotary(fraction=0.75)),
+    "phi3-long": TIED.replace(
+        context=512,
+        position=Rotary(scaling=LongRoPE(short=SHORT, long=LONG, original_context=256, attention_factor=1.25)),
+    ),
+    "gemma3": GEMMA3.replace(position=Rotary(base=1e6, scaling=LinearScaling(factor=8.0))),
+    "gemma3-softcap": GEMMA3.replace(
+        layers=4, pattern=[{"window": 5}, {}], position=Rotary(base=1e4), head=LMHead(tied=False, softcap=20.0)
+    ),
+    "gemma3-windows": GEMMA3.replace(
+        pattern=[], attention=GEMMA3.attention.replace(window=5), position=Rotary(base=2e4)
+    ),
+    "smollm3": llama(5, D, HEADS, d_ff=FF, context=48, vocab_size=300, kv_heads=2, tied=True, base=5e6).replace(
+        pattern=[{}, {}, {}, {"position": NoPosition()}]
+    ),
+    "falcon": WITHOUT_BIAS.replace(sublayers="parallel", attention=Attention(heads=HEADS, kv_heads=1)),
+    "falcon-40b": WITHOUT_BIAS.replace(sublayers="parallel-two-norms", attention=Attention(heads=HEADS, kv_heads=2)),
+    "stablelm": STABLELM,
+    "stablelm-tied": STABLELM.replace(head=LMHead(), attention=Attention(heads=HEADS, bias="qkv")),
+    "stablelm-12b": STABLELM.replace(
+        sublayers="parallel",
+        attention=Attention(heads=HEADS, kv_heads=2, qk_norm=LayerNorm(bias=False), qk_norm_over="each-head"),
+    ),
+    "olmo": GROUPED.replace(
+        norm=LayerNorm(gain=False, bias=False), attention=Attention(heads=HEADS, kv_heads=2, clip=0.5)
+    ),
+    "bloom": GPT.replace(position=ALiBi(), embedding_norm=True),
+}
+TINY = llama(1, 32, 2, d_ff=32, context=16, vocab_size=300)
+
+
+def bpe(size: int = 300) -> Tokenizer:
+    return build_tokenizer(BPE(vocab_size=size), [" ".join(TEXTS)] * 4)
+
+
+def random_weights(model: Decoder, dtype: torch.dtype = torch.float32) -> dict[str, Callable[[], Tensor]]:
+    """Random weights, with gains around 1, so that a swapped or missing tensor changes the logits."""
+    state = build(model).state_dict()
+    weights = {n: (torch.randn_like(t) * 0.15 + n.endswith("norm.weight")).to(dtype) for n, t in state.items()}
+    return {name: partial(weights.__getitem__, name) for name in weights}
+
+
+def write(
+    path: Path, model: Any, weights: Any = None, *, dtype: str | None = None, notes: dict[str, Any] | None = None
+) -> None:
+    """Write a model with random weights, or these, and the tokenizer of 300 tokens."""
+    weights = random_weights(model) if weights is None else weights
+    gguf.write(ModelBundle(model, weights, bpe(), "here", notes=notes or {}), path, dtype)
+
+
+def logits(bundle: ModelBundle, tokens: Tensor) -> Tensor:
+    model = build(bundle.model).eval()
+    model.load_state_dict({name: read().float() for name, read in bundle.weights.items()})
+    with torch.no_grad():
+        return model(tokens)
+
+
+def encodings(path: Path) -> dict[str, str]:
+    """Names of the encodings of a file's tensors."""
+    return {name: entry.encoding.name for name, entry in open_file(path).tensors.items()}

@@ -1,0 +1,378 @@
+"""Tiny models of transformers for every family that weft reads, and helpers to compare them with weft's."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.later import Later
+from torch import Tensor, nn
+
+from weft.data.batch import Source
+from weft.decode.fast.stepper import Stepper
+from weft.interop.bundle import ModelBundle, lazy_weights
+from weft.interop.hf import hf
+from weft.interop.hf.tokenizer import TOKENIZER_FILES
+from weft.models.base import LanguageModel
+from weft.models.build import build
+from weft.models.config import Decoder, Encoder, EncoderDecoder
+from weft.models.presets import gpt
+from weft.nn.init import empty_weights
+from weft.text.config import Word
+from weft.text.tokenizer import Tokenizer, build_tokenizer
+
+hf_models = Later("transformers")
+
+V, D, H, F = 61, 32, 4, 48
+
+SIZES = {
+    "vocab_size": V, "hidden_size": D, "num_hidden_layers": 2, "num_attention_heads": H, "max_position_embeddings": 32,
+}  # fmt: skip
+BERT = {**SIZES, "intermediate_size": F}
+ROTARY = {**BERT, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+LLAMA3 = {
+    "rope_theta": 5e5, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
+YARN = {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 2.0], "long_factor": [1.5, 3.0]}
+THREE_LAYERS = {**ROTARY, "num_hidden_layers": 3}
+GEMMA3 = {
+    **THREE_LAYERS, "head_dim": 12, "sliding_window": 5,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+    },
+}  # fmt: skip
+GRANITE = {
+    **ROTARY, "embedding_multiplier": 12.0, "attention_multiplier": 0.1, "residual_multiplier": 0.22,
+    "logits_scaling": 7.0,
+}  # fmt: skip
+GPT_NEO = {
+    "vocab_size": V, "hidden_size": D, "num_layers": 3, "num_heads": H, "max_position_embeddings": 32,
+    "window_size": 5, "attention_types": [[["global", "local"], 1], [["global"], 1]],
+}  # fmt: skip
+GPT2 = {
+    "vocab_size": V, "n_positions": 32, "n_embd": D, "n_layer": 2, "n_head": H, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+OPT = {**SIZES, "ffn_dim": F, "word_embed_proj_dim": D}
+ROBERTA = {**BERT, "max_position_embeddings": 34, "type_vocab_size": 1}
+ELECTRA = {**BERT, "embedding_size": 20}
+ALBERT = {**ELECTRA, "num_hidden_layers": 4}
+MPNET = {**BERT, "max_position_embeddings": 34}
+MODERNBERT = {**BERT, "num_hidden_layers": 4, "local_attention": 6, "pad_token_id": 0}
+DEBERTA = {
+    **BERT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 4,
+    "max_relative_positions": -1, "norm_rel_ebd": "layer_norm", "share_att_key": True, "position_biased_input": False,
+    "type_vocab_size": 0,
+}  # fmt: skip
+DISTIL = {"vocab_size": V, "dim": D, "n_layers": 2, "n_heads": H, "hidden_dim": F, "max_position_embeddings": 32}
+PAIRS = {
+    "vocab_size": V, "d_model": D, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": H,
+    "decoder_attention_heads": H, "encoder_ffn_dim": F, "decoder_ffn_dim": F, "max_position_embeddings": 32,
+    "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1, "forced_eos_token_id": 1, "decoder_start_token_id": 0,
+}  # fmt: skip
+T5 = {
+    "vocab_size": V, "d_model": D, "d_kv": 6, "d_ff": F, "num_layers": 2, "num_decoder_layers": 3, "num_heads": H,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20, "decoder_start_token_id": 0,
+}  # fmt: skip
+
+# name → class of transformers and its settings
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2LMHeadModel", GPT2),
+    "llama": ("LlamaForCausalLM", ROTARY),
+    "llama-tied-biased": (
+        "LlamaForCausalLM",
+        {**ROTARY, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
+    ),
+    "llama3": ("LlamaForCausalLM", {**ROTARY, "rope_parameters": LLAMA3}),
+    "llama-linear": (
+        "LlamaForCausalLM",
+        {**ROTARY, "rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 4.0}},
+    ),
+    "llama-dynamic": (
+        "LlamaForCausalLM",
+        {**ROTARY, "rope_parameters": {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 2.0}},
+    ),
+    "mistral": ("MistralForCausalLM", {**ROTARY, "sliding_window": 5}),
+    "qwen2": ("Qwen2ForCausalLM", ROTARY),
+    "qwen2-window": (
+        "Qwen2ForCausalLM",
+        {**ROTARY, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0},
+    ),
+    "qwen3": ("Qwen3ForCausalLM", {**ROTARY, "head_dim": 12}),
+    "qwen2-layers": (
+        "Qwen2ForCausalLM",
+        {**THREE_LAYERS, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    ),
+    "gemma": ("GemmaForCausalLM", {**ROTARY, "head_dim": 12}),
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        {**ROTARY, "head_dim": 12, "sliding_window": 5, "query_pre_attn_scalar": 9, "attn_logit_softcapping": 0.5},
+    ),
+    "gemma3_text": ("Gemma3ForCausalLM", GEMMA3),
+    "smollm3": (
+        "SmolLM3ForCausalLM",
+        {**THREE_LAYERS, "no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 5},
+    ),
+    "granite": ("GraniteForCausalLM", GRANITE),
+    "phi3": ("Phi3ForCausalLM", {**ROTARY, "partial_rotary_factor": 0.5, "sliding_window": 5}),
+    "phi3-longrope": (
+        "Phi3ForCausalLM",
+        {**ROTARY, "original_max_position_embeddings": 16, "partial_rotary_factor": 0.5, "rope_parameters": LONGROPE},
+    ),
+    "olmo": ("OlmoForCausalLM", ROTARY),
+    "olmo-clipped": ("OlmoForCausalLM", {**ROTARY, "clip_qkv": 0.3}),
+    "olmo2": ("Olmo2ForCausalLM", ROTARY),
+    "seed_oss": ("SeedOssForCausalLM", {**ROTARY, "head_dim": 12, "residual_dropout": 0.0}),
+    "seed_oss-biases": (
+        "SeedOssForCausalLM",
+        {**ROTARY, "residual_dropout": 0.0, "attention_out_bias": True, "mlp_bias": True},
+    ),
+    "ministral3": (
+        "Ministral3ForCausalLM",
+        {**ROTARY, "head_dim": 12, "sliding_window": 5, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.1}},
+    ),
+    "cwm": ("CwmForCausalLM", {**THREE_LAYERS, "head_dim": 12, "sliding_window": 5, "rope_parameters": LLAMA3}),
+    "opt": ("OPTForCausalLM", OPT),
+    "opt-350m": ("OPTForCausalLM", {**OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 20}),
+    "opt-no-bias": ("OPTForCausalLM", {**OPT, "word_embed_proj_dim": 20, "enable_bias": False}),
+    "gpt_neox": ("GPTNeoXForCausalLM", {**ROTARY, "rotary_pct": 0.5}),
+    "gpt_neox-sequential": (
+        "GPTNeoXForCausalLM",
+        {**ROTARY, "rotary_pct": 0.25, "use_parallel_residual": False, "attention_bias": False, "rotary_emb_base": 500},
+    ),
+    "gptj": ("GPTJForCausalLM", {**GPT2, "rotary_dim": 4}),
+    "gpt_neo": ("GPTNeoForCausalLM", GPT_NEO),
+    "phi": ("PhiForCausalLM", {**ROTARY, "partial_rotary_factor": 0.5}),
+    "phi-normed": ("PhiForCausalLM", {**ROTARY, "qk_layernorm": True}),
+    "stablelm": ("StableLmForCausalLM", {**ROTARY, "use_qkv_bias": True, "partial_rotary_factor": 0.5}),
+    "stablelm-parallel": ("StableLmForCausalLM", {**ROTARY, "use_parallel_residual": True, "qk_layernorm": True}),
+    "starcoder2": ("Starcoder2ForCausalLM", {**ROTARY, "sliding_window": 5}),
+    "falcon": ("FalconForCausalLM", SIZES),
+    "falcon-grouped": ("FalconForCausalLM", {**SIZES, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-one-norm": (
+        "FalconForCausalLM",
+        {**SIZES, "new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon-sequential": ("FalconForCausalLM", {**SIZES, "parallel_attn": False, "multi_query": False}),
+    "falcon-alibi": (
+        "FalconForCausalLM",
+        {**SIZES, "num_attention_heads": 6, "hidden_size": 36, "alibi": True, "bias": True, "parallel_attn": False},
+    ),
+    "bloom": ("BloomForCausalLM", {"vocab_size": V, "hidden_size": D, "n_layer": 2, "n_head": H}),
+    "llama-yarn": (
+        "LlamaForCausalLM",
+        {**ROTARY, "rope_parameters": {**YARN, "original_max_position_embeddings": 8}},
+    ),
+    "gpt2-labels": ("GPT2ForSequenceClassification", {**GPT2, "num_labels": 3}),
+    "gpt2-tags": ("GPT2ForTokenClassification", {**GPT2, "num_labels": 3}),
+    "gpt2-answers": ("GPT2ForQuestionAnswering", GPT2),
+    "llama-labels": ("LlamaForSequenceClassification", {**ROTARY, "num_labels": 3}),
+    "llama-tags": ("LlamaForTokenClassification", {**ROTARY, "num_labels": 3}),
+    "llama-answers": ("LlamaForQuestionAnswering", ROTARY),
+    "bert-pretraining": ("BertForPreTraining", BERT),
+    "bert-masked": ("BertForMaskedLM", BERT),
+    "bert-next": ("BertForNextSentencePrediction", BERT),
+    "bert-labels": ("BertForSequenceClassification", {**BERT, "id2label": {0: "bad", 1: "fair", 2: "good"}}),
+    "bert-tags": ("BertForTokenClassification", {**BERT, "num_labels": 5}),
+    "bert-answers": ("BertForQuestionAnswering", BERT),
+    "bert-headless": ("BertModel", BERT),
+    "roberta-masked": ("RobertaForMaskedLM", ROBERTA),
+    "roberta-labels": ("RobertaForSequenceClassification", ROBERTA),
+    "roberta-tags": ("RobertaForTokenClassification", ROBERTA),
+    "roberta-answers": ("RobertaForQuestionAnswering", ROBERTA),
+    "roberta-headless": ("RobertaModel", ROBERTA),
+    "xlm-roberta": ("XLMRobertaForMaskedLM", ROBERTA),
+    "camembert": ("CamembertForTokenClassification", ROBERTA),
+    "electra": ("ElectraForPreTraining", ELECTRA),
+    "electra-generator": ("ElectraForMaskedLM", ELECTRA),
+    "electra-wide": ("ElectraForMaskedLM", {**ELECTRA, "embedding_size": D}),
+    "electra-labels": ("ElectraForSequenceClassification", ELECTRA),
+    "electra-answers": ("ElectraForQuestionAnswering", ELECTRA),
+    "electra-headless": ("ElectraModel", ELECTRA),
+    "albert": ("AlbertForMaskedLM", ALBERT),
+    "albert-pretraining": ("AlbertForPreTraining", ALBERT),
+    "albert-groups": ("AlbertForTokenClassification", {**ALBERT, "num_hidden_groups": 2}),
+    "albert-labels": ("AlbertForSequenceClassification", ALBERT),
+    "albert-headless": ("AlbertModel", {**ALBERT, "embedding_size": D}),
+    "mpnet": ("MPNetForMaskedLM", MPNET),
+    "mpnet-labels": ("MPNetForSequenceClassification", MPNET),
+    "mpnet-headless": ("MPNetModel", MPNET),
+    "modernbert": ("ModernBertForMaskedLM", MODERNBERT),
+    "modernbert-labels": (
+        "ModernBertForSequenceClassification",
+        {**MODERNBERT, "classifier_pooling": "mean", "norm_bias": True, "attention_bias": True, "mlp_bias": True},
+    ),
+    "modernbert-tags": ("ModernBertForTokenClassification", {**MODERNBERT, "classifier_bias": True, "num_labels": 5}),
+    "modernbert-answers": ("ModernBertForQuestionAnswering", MODERNBERT),
+    "modernbert-headless": ("ModernBertModel", {**MODERNBERT, "layer_types": ["full_attention"] * 4}),
+    "deberta-v2": ("DebertaV2ForMaskedLM", DEBERTA),
+    "deberta-v2-labels": ("DebertaV2ForSequenceClassification", {**DEBERTA, "num_labels": 3, "norm_rel_ebd": "none"}),
+    "deberta-v2-tags": ("DebertaV2ForTokenClassification", {**DEBERTA, "type_vocab_size": 2}),
+    "deberta-v2-answers": ("DebertaV2ForQuestionAnswering", {**DEBERTA, "max_relative_positions": 10}),
+    "deberta-v2-headless": ("DebertaV2Model", DEBERTA),
+    "distilbert-masked": ("DistilBertForMaskedLM", DISTIL),
+    "distilbert-labels": ("DistilBertForSequenceClassification", DISTIL),
+    "distilbert-tags": ("DistilBertForTokenClassification", DISTIL),
+    "distilbert-answers": ("DistilBertForQuestionAnswering", DISTIL),
+    "distilbert-headless": ("DistilBertModel", DISTIL),
+    "marian": ("MarianMTModel", {**PAIRS, "activation_function": "swish", "scale_embedding": True}),
+    "marian-two-tables": (
+        "MarianMTModel",
+        {**PAIRS, "decoder_vocab_size": 50, "share_encoder_decoder_embeddings": False},
+    ),
+    "bart": ("BartForConditionalGeneration", PAIRS),
+    "mbart": ("MBartForConditionalGeneration", {**PAIRS, "scale_embedding": True}),
+    "pegasus": ("PegasusForConditionalGeneration", {**PAIRS, "scale_embedding": True}),
+    "m2m_100": ("M2M100ForConditionalGeneration", {**PAIRS, "pad_token_id": 1, "eos_token_id": 2}),
+    "t5": ("T5ForConditionalGeneration", T5),
+    "mt5": ("MT5ForConditionalGeneration", T5),
+    "t5-v1.1": ("T5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+}
+
+
+def theirs(name: str, settings: dict[str, Any]) -> nn.Module:
+    """A tiny model of transformers with random weights, which reveal a swap or an omission."""
+    kind = getattr(hf_models, name)
+    return filled(kind(kind.config_class(**settings)))
+
+
+def saved(folder: Path, name: str, settings: dict[str, Any], **options: Any) -> Any:
+    """Save such a model in a folder, and return it."""
+    model: Any = theirs(name, settings)
+    model.save_pretrained(folder, **options)
+    return model
+
+
+def filled(model: nn.Module) -> nn.Module:
+    """Fill a model with random weights, gains around 1."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "embed_positions" in name and not parameter.requires_grad:
+                continue  # sinusoids
+            parameter.normal_(std=0.15)
+            is_norm = "norm" in name.lower() or "ln_" in name
+            if is_norm and name.endswith("weight") and not type(model).__name__.startswith("Gemma"):
+                parameter.add_(1.0)
+        for name, buffer in model.named_buffers():
+            if name == "final_logits_bias":
+                buffer.normal_()
+    return model.eval()
+
+
+def built(bundle: ModelBundle) -> LanguageModel:
+    """Build weft's model with the weights of a bundle."""
+    with empty_weights():
+        model = build(bundle.model)
+    model.load_state_dict({name: make() for name, make in bundle.weights.items()}, assign=True)
+    return model.eval()
+
+
+@torch.no_grad()
+def difference(ours: nn.Module, other: nn.Module) -> float:
+    """Largest difference between the outputs of two models, at real tokens."""
+    torch.manual_seed(1)
+    config: Any = ours.config
+    tokens, target = (torch.randint(3, min(50, config.vocab_size), (3, time)) for time in (13, 7))
+    mask = torch.arange(13)[None] < torch.tensor([13, 7, 4])[:, None]
+    real = mask[..., None]
+    if isinstance(config, Decoder):
+        return max(gap(*map(_logits, (ours(row), other(row)))) for row in (tokens[:1], tokens[1:2]))
+    inputs = {"attention_mask": mask.long()}
+    if isinstance(config, EncoderDecoder):
+        output = ours(target, source=Source(tokens, mask))
+        return gap(output, other(tokens, decoder_input_ids=target, **inputs).logits)
+    segments = {}
+    if isinstance(config, Encoder) and config.segments > 1:
+        segments = {"segments": (torch.arange(13) > 4).long().expand(3, 13)}
+        inputs["token_type_ids"] = segments["segments"]
+    output, expected = ours(tokens, mask=mask, **segments), other(tokens, **inputs)
+    match config.head.kind:
+        case "mlm+nsp":
+            next_sentence = expected.get("seq_relationship_logits", expected.get("sop_logits"))
+            words = gap(output.words * real, expected.prediction_logits * real)
+            return max(words, gap(output.next_sentence, next_sentence))
+        case "embedding":
+            pooled = (expected.last_hidden_state * real).sum(1) / real.sum(1)
+            return gap(output, nn.functional.normalize(pooled, dim=-1))
+        case "mlm" | "token" | "span":
+            return gap(output * real, _logits(expected) * real)
+        case "replaced":
+            return gap(output * mask, expected.logits * mask)
+    return gap(output, expected.logits)
+
+
+def _logits(output: Any) -> Tensor:
+    """Logits of an output; for a span, those of its start and its end stacked."""
+    if isinstance(output, Tensor):
+        return output
+    if hasattr(output, "start_logits"):
+        return torch.stack([output.start_logits, output.end_logits], dim=-1)
+    return output.logits
+
+
+def gap(one: Tensor, other: Tensor) -> float:
+    assert one.shape == other.shape
+    return float((one - other).abs().max())
+
+
+@torch.no_grad()
+def greedy(model: LanguageModel, prompt: Tensor, steps: int) -> list[int]:
+    """Most likely tokens after a prompt, one after another."""
+    stepper = Stepper(model, 1, prompt_tokens=prompt.shape[1], limit=prompt.shape[1] + steps)
+    logits, tokens = model.head(stepper.read(prompt))[:, -1], []
+    for _ in range(steps):
+        tokens.append(int(logits.argmax()))
+        logits = stepper.step(torch.tensor(tokens[-1:]))
+    return tokens
+
+
+def stepped(model: LanguageModel, tokens: Tensor) -> Tensor:
+    """Logits of tokens, of which three are read first and the others one by one, on the fast path."""
+    stepper = Stepper(model, len(tokens), prompt_tokens=3, limit=tokens.shape[1])
+    first = model.head(stepper.read(tokens[:, :3]))
+    return torch.cat([first, *(stepper.step(token)[:, None].clone() for token in tokens[:, 3:].T)], dim=1)
+
+
+def exported(bundle: ModelBundle, folder: Path, **options: Any) -> Path:
+    folder.mkdir()
+    hf.write(bundle, folder, **options)
+    return folder
+
+
+def same_files(one: Path, other: Path) -> bool:
+    """Whether weights, settings and tokenizer of two folders are equal byte for byte."""
+    parts = {*hf.KEPT, *TOKENIZER_FILES}
+    names = {n for n in parts if (one / n).is_file()} | {file.name for file in one.glob("*.safetensors")}
+    assert {file.name for file in other.glob("*.safetensors")} <= names
+    return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
+
+
+def words(size: int = V) -> Tokenizer:
+    return build_tokenizer(Word(vocab_size=size), [" ".join(f"w{number}" for number in range(size))])
+
+
+def fresh_model(settings: Any) -> ModelBundle:
+    torch.manual_seed(0)
+    weights = build(settings).state_dict()
+    return ModelBundle(settings, lazy_weights(weights.__getitem__, weights), tokenizer=None, origin="here")
+
+
+def a_folder(folder: Path, tokenizer: Tokenizer | None = None, settings: Any = None) -> Path:
+    """A tiny GPT-2 as a Hugging Face folder."""
+    return exported(
+        replace(fresh_model(settings or gpt(2, D, H, context=32, vocab_size=V)), tokenizer=tokenizer), folder
+    )
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))

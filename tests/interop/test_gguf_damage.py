@@ -1,0 +1,165 @@
+"""Broken GGUF files are refused in one line, without much memory."""
+
+import random
+import re
+import struct
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.interop.gguf_models import FAMILIES, SHORT, TINY, write
+
+from weft.errors import WeftError
+from weft.interop.gguf import gguf as weft_gguf
+
+pytestmark = pytest.mark.usefixtures("seeded")
+
+
+@pytest.fixture(scope="module")
+def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The bytes of a complete file."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("gguf") / "m.gguf"
+    write(path, TINY)
+    return path.read_bytes()
+
+
+def refusal(path: Path, data: bytes) -> str:
+    """Return the one line with which a file of these bytes is refused."""
+    path.write_bytes(data)
+    with pytest.raises(WeftError) as caught:
+        weft_gguf.read(path)
+    message = str(caught.value)
+    assert message.startswith(str(path))
+    assert "\n" not in message
+    return message
+
+
+def overwritten(data: bytes, offset: int, new: bytes) -> bytes:
+    return data[:offset] + new + data[offset + len(new) :]
+
+
+def after(data: bytes, name: bytes) -> int:
+    """Offset of the end of a name, at its first occurrence."""
+    return data.index(name) + len(name)
+
+
+def renamed(data: bytes, old: bytes, new: bytes) -> bytes:
+    assert len(old) == len(new)
+    assert data.count(old) == 1
+    return data.replace(old, new)
+
+
+def test_a_truncated_file_is_refused(content: bytes, tmp_path: Path) -> None:
+    step = len(content) // 60
+    for size in [0, 3, 4, 7, 8, 15, 23, 24, *range(30, len(content), step), len(content) - 64]:
+        refusal(tmp_path / "m.gguf", content[:size])
+
+
+def test_random_damage_gives_one_line_or_a_model(content: bytes, tmp_path: Path) -> None:
+    rng = random.Random(0)
+    header = content.index(b"blk.0.ffn_down") + 64
+    path = tmp_path / "m.gguf"
+    messages: list[str] = []
+    for _ in range(80):
+        data = bytearray(content)
+        for _ in range(rng.choice([1, 2, 8])):
+            offset = rng.choice([rng.randrange(header), rng.randrange(64)])
+            data[offset] = rng.choice([0, 1, 0x7F, 0xFF, rng.randrange(256)])
+        path.write_bytes(data)
+        try:
+            weft_gguf.read(path)
+        except WeftError as error:
+            messages.append(str(error))
+    assert len(messages) > 20
+    assert not any("\n" in message for message in messages)
+
+
+def test_huge_sizes_take_no_memory(content: bytes, tmp_path: Path) -> None:
+    tokens = after(content, b"tokenizer.ggml.tokens") + 8
+    name = content.index(b"token_embd.weight") - 8
+    dimensions = after(content, b"token_embd.weight") + 4
+    tracemalloc.start()
+    for offset in (8, 16, 24, tokens, name, dimensions):
+        refusal(tmp_path / "m.gguf", overwritten(content, offset, struct.pack("<Q", 2**62)))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20 * len(content) + 2**22
+
+
+def integer(key: bytes, value: int) -> Any:
+    """A change of the file: another value of a key of type uint32."""
+    return lambda data: overwritten(data, after(data, key) + 4, struct.pack("<I", value))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: b"GGML" + data[4:], "not a GGUF file: it begins with b'GGML'"),
+        (lambda data: b"", "not a GGUF file"),
+        (lambda data: overwritten(data, 4, struct.pack("<I", 9)), "version 9"),
+        (lambda data: overwritten(data, 4, struct.pack(">I", 3)), "big-endian"),
+        (lambda data: renamed(data, b"blk.0.attn_q.w", b"blk.0.attn_x.w"), "'blk.0.attn_q.weight' .* is missing"),
+        (
+            lambda data: renamed(data, b"\x0d\0\0\0\0\0\0\0output.weight", b"\x0d\0\0\0\0\0\0\0other.weight_"),
+            "'other.weight_' .* no place",
+        ),
+        (lambda data: renamed(data, b"llama.embedding_length", b"llama.embedding_lengtx"), "embedding_length is miss"),
+        (lambda data: renamed(data, b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba"), "'mamba': .*llama"),
+        (lambda data: renamed(data, b"gpt-2", b"gpt-9"), "tokenizer.ggml.pre = 'gpt-9'"),
+        (
+            lambda data: overwritten(data, after(data, b"token_embd.weight") + 20, struct.pack("<I", 39)),
+            "'token_embd.weight' is of ggml type 39.*Q4_K",
+        ),
+        (
+            integer(b"llama.feed_forward_length", 31),
+            r"'blk.0.ffn_gate.weight' is \[32, 32\]; the settings require \[31, 32\]",
+        ),
+        (integer(b"llama.block_count", 2**20), "llama.block_count = 1048576: the file has only 12 tensors"),
+        (integer(b"llama.vocab_size", 299), "vocab_size has 299 entries, but 'token_embd.weight' has 300 rows"),
+    ],
+)
+def test_the_message_names_the_error(change: Any, message: str, content: bytes, tmp_path: Path) -> None:
+    line = refusal(tmp_path / "m.gguf", change(content))
+    assert re.search(message, line), line
+
+
+SHORT_FACTORS = b"rope_factors_short.weight"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "gemma3",
+            lambda data: data,
+            "sliding_window_pattern = [True, False]: expected a whole number, or true or false for each of 7",
+        ),
+        (
+            "llama-3.1",
+            lambda data: data.replace(struct.pack("<f", 5e5), struct.pack("<f", -5e5)),
+            "base = -500000.0: expected a number greater than 0",
+        ),
+        (
+            "phi3-long",
+            lambda data: renamed(data, b"factors_short", b"factors_shore"),
+            "it has a tensor 'rope_factors_long.weight', but no 'rope_factors_short.weight'",
+        ),
+        (
+            "phi3-long",
+            lambda data: overwritten(data, after(data, SHORT_FACTORS) + 4, struct.pack("<Q", 7)),
+            "needs 8 factors in short and in long",
+        ),
+        (
+            "phi3-long",
+            lambda data: renamed(data, struct.pack("<f", SHORT[-1]), struct.pack("<f", float("nan"))),
+            "position.scaling",
+        ),
+    ],
+)
+def test_invalid_windows_and_factors_are_refused(name: str, change: Any, message: str, tmp_path: Path) -> None:
+    pattern = {"gguf": {"keys": {"gemma3.attention.sliding_window_pattern": [9, [True, False], 7]}}}
+    write(tmp_path / "m.gguf", FAMILIES[name], notes=pattern if name == "gemma3" else None)
+    assert message in refusal(tmp_path / "m.gguf", change((tmp_path / "m.gguf").read_bytes()))

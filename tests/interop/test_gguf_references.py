@@ -1,0 +1,225 @@
+"""GGUF files compared with other programs: the package `gguf` writes them, transformers and llama.cpp read them."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.interop.gguf_models import FAMILIES, FF, GEMMA3, HEADS, LAYERS, TEXTS, D, bpe, logits, random_weights, write
+from tests.later import Later
+from torch import Tensor
+
+from weft.interop.bundle import ModelBundle
+from weft.interop.gguf import gguf as weft_gguf
+from weft.interop.gguf.file import open_file
+from weft.interop.gguf.tokenizer import tokenizer_keys
+from weft.models.config import Decoder, LMHead
+
+transformers = Later("transformers")
+gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
+pytestmark = pytest.mark.usefixtures("seeded")
+
+SIZES: dict[str, Any] = {"hidden_size": D, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
+LLAMA: dict[str, Any] = {
+    **SIZES,
+    "intermediate_size": FF,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 48,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+FALCON = {"num_kv_heads": 2, "new_decoder_architecture": True, "activation": "gelu_pytorch_tanh"}
+GEMMA3_SETTINGS = {"num_hidden_layers": 7, "head_dim": 24, "query_pre_attn_scalar": 24, "sliding_window": 5}
+# prefix of the classes in transformers, and settings
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", LLAMA),
+    "qwen2": ("Qwen2", LLAMA),
+    "qwen3": ("Qwen3", {**LLAMA, "head_dim": 128}),
+    "gemma": ("Gemma", {**LLAMA, "head_dim": 24, "tie_word_embeddings": True}),
+    "gpt2": ("GPT2", {"n_positions": 1024, "n_embd": D, "n_layer": LAYERS, "n_head": HEADS}),
+    "phi3": ("Phi3", {**LLAMA, "original_max_position_embeddings": 48, "pad_token_id": 0, "sliding_window": 6}),
+    "gemma3": ("Gemma3", {**LLAMA, **GEMMA3_SETTINGS, "tie_word_embeddings": True}),
+    "smollm3": ("SmolLM3", {**LLAMA, "num_hidden_layers": 5, "pad_token_id": 0, "tie_word_embeddings": True}),
+    "falcon": ("Falcon", {**SIZES, **FALCON}),
+    "stablelm": ("StableLm", {**LLAMA, "use_qkv_bias": True}),
+    "olmo": ("Olmo", {**LLAMA, "clip_qkv": 0.5, "tie_word_embeddings": True}),
+    "bloom": ("Bloom", {"hidden_size": D, "n_layer": LAYERS, "n_head": HEADS}),
+}
+
+
+def reference_model(architecture: str) -> Any:
+    prefix, settings = ARCHITECTURES[architecture]
+    config = getattr(transformers, f"{prefix}TextConfig" if prefix == "Gemma3" else f"{prefix}Config")
+    head = "LMHeadModel" if architecture == "gpt2" else "ForCausalLM"
+    model = getattr(transformers, f"{prefix}{head}")(config(vocab_size=300, **settings)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.15)
+    return model
+
+
+def add_settings(writer: Any, architecture: str, config: Any) -> None:
+    """Add the keys that the converter of llama.cpp writes."""
+    plain = architecture in ("gpt2", "falcon", "bloom")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(1024 if architecture == "gpt2" else 48)
+    writer.add_embedding_length(D)
+    writer.add_feed_forward_length(4 * D if plain else FF)
+    writer.add_head_count(HEADS)
+    if architecture != "gpt2":
+        writer.add_head_count_kv(HEADS if architecture == "bloom" else 2)
+    if plain or architecture in ("stablelm", "olmo"):
+        writer.add_layer_norm_eps(1e-5)
+    else:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if architecture in ("phi3", "smollm3", "olmo"):
+        writer.add_rope_dimension_count(D // HEADS)
+    elif architecture == "stablelm":
+        writer.add_rope_dimension_count(D // HEADS // 4)
+    if architecture in ("qwen3", "gemma", "gemma3"):
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+    if not plain:
+        rotary = config.rope_parameters
+        writer.add_rope_freq_base((rotary["full_attention"] if architecture == "gemma3" else rotary)["rope_theta"])
+    if architecture in ("phi3", "gemma3"):
+        writer.add_sliding_window(config.sliding_window)
+    if architecture == "olmo":
+        writer.add_clamp_kqv(config.clip_qkv)
+
+
+def interleaved(weight: Tensor, heads: int) -> Tensor:
+    """Reorder the rows of queries or keys as llama.cpp does: halves become neighbours."""
+    return weight.reshape(heads, 2, weight.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
+
+
+def separated(fused: Tensor, groups: int) -> Tensor:
+    """Reorder queries, keys and values, which are stored group by group, to all queries, all keys, all values."""
+    parts = fused.reshape(groups, -1, D // HEADS, *fused.shape[1:])
+    return torch.cat([part.reshape(-1, *fused.shape[1:]) for part in (parts[:, :-2], parts[:, -2], parts[:, -1])])
+
+
+def converted(architecture: str, name: str, weight: Tensor) -> Tensor:
+    """Change a tensor as the converter of llama.cpp does."""
+    if architecture in ("llama", "smollm3", "olmo") and ("q_proj" in name or "k_proj" in name):
+        return interleaved(weight, HEADS if "q_proj" in name else 2)
+    if "query_key_value" in name:
+        return separated(weight, HEADS if architecture == "bloom" else 2)
+    if architecture.startswith("gemma") and name.endswith("norm.weight"):
+        return weight + 1
+    if architecture == "gpt2" and weight.dim() == 2 and ".h." in name:
+        return weight.T.contiguous()
+    return weight
+
+
+def write_reference(path: Path, architecture: str, model: Any) -> None:
+    """Write a model of transformers with the package `gguf`, under its names."""
+    writer = gguf.GGUFWriter(path, architecture)
+    add_settings(writer, architecture, model.config)
+    keys = tokenizer_keys(bpe(), 300)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(keys["tokenizer.ggml.tokens"])
+    writer.add_token_types(keys["tokenizer.ggml.token_type"])
+    writer.add_token_merges(keys["tokenizer.ggml.merges"])
+    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(kind, model.config.num_hidden_layers)
+    for name, parameter in model.named_parameters():
+        weight = converted(architecture, name, parameter.data.clone())
+        name = name.removeprefix("transformer.") if architecture == "bloom" else name
+        writer.add_tensor(names.get_name(name, (".weight", ".bias")), weight.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_reference_file_gives_the_logits_of_transformers(architecture: str, tmp_path: Path) -> None:
+    theirs = reference_model(architecture)
+    write_reference(tmp_path / "m.gguf", architecture, theirs)
+    bundle = weft_gguf.read(tmp_path / "m.gguf")
+    tokens = torch.randint(300, (2, 17))
+    tolerance = 1e-5 if architecture in ("llama", "qwen2", "qwen3", "gemma", "gpt2") else 2e-5
+    with torch.no_grad():
+        assert (logits(bundle, tokens) - theirs(tokens).logits).abs().max() <= tolerance
+    assert isinstance(bundle.model, Decoder) and isinstance(bundle.model.head, LMHead)
+    assert bundle.model.head.tied == theirs.config.tie_word_embeddings
+    assert bundle.tokenizer is not None
+    assert [bundle.tokenizer.encode(text) for text in TEXTS] == [bpe().encode(text) for text in TEXTS]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gpt2"])
+def test_transformers_reads_an_imported_model(architecture: str, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="transformers needs accelerate to read GGUF files")
+    write_reference(tmp_path / "first.gguf", architecture, reference_model(architecture))
+    weft_gguf.write(weft_gguf.read(tmp_path / "first.gguf"), tmp_path / "m.gguf", "f16")
+    ours = weft_gguf.read(tmp_path / "m.gguf")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="m.gguf", dtype=torch.float32).eval()
+    tokens = torch.randint(300, (2, 17))
+    with torch.no_grad():
+        assert (logits(ours, tokens) - theirs(tokens).logits).abs().max() <= 1e-5
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
+    for text in TEXTS:
+        assert tokenizer.encode(text, add_special_tokens=False) == bpe().encode(text)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gemma3",
+        "falcon",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma2", "starcoder2", "stablelm", "bloom")),
+    ],
+)
+def test_transformers_reads_other_decoders(name: str, tmp_path: Path) -> None:
+    """Of the architectures that weft writes, those that transformers reads from GGUF files."""
+    pytest.importorskip("accelerate", reason="transformers needs accelerate to read GGUF files")
+    model = FAMILIES[name].replace(context=512)
+    if name == "gemma3":  # transformers supports only this width, and no scaling, in GGUF files
+        model = GEMMA3.replace(attention=GEMMA3.attention.replace(heads=2, kv_heads=1, d_head=256))
+    weights = random_weights(model)
+    write(tmp_path / "m.gguf", model, weights)
+    if name == "falcon":  # transformers has the exact GELU, llama.cpp the approximation
+        model = model.replace(feedforward=model.feedforward.replace(activation="gelu"))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="m.gguf", dtype=torch.float32).eval()
+    tokens = torch.randint(300, (2, 17))
+    tolerance = 5e-5 if name == "gemma3" else 1e-5  # gemma3 has seven layers
+    with torch.no_grad():
+        ours = logits(ModelBundle(model, weights, None, ""), tokens)
+        assert (ours - theirs(tokens).logits).abs().max() <= tolerance
+
+
+@pytest.mark.parametrize("dtype", [None, "f16", "q8_0", "q4_k", "q4_0"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_llama_cpp_reads_every_architecture(name: str, dtype: str | None, tmp_path: Path) -> None:
+    """llama.cpp keeps its KV cache in fp16, and rounds the activations that it multiplies by 8-bit blocks."""
+    llama_cpp = pytest.importorskip("llama_cpp", reason="the package llama-cpp-python is not installed")
+    write(tmp_path / "m.gguf", FAMILIES[name].replace(context=512), dtype=dtype)
+    tokens = torch.randint(3, 300, (1, 20))
+    ours = logits(weft_gguf.read(tmp_path / "m.gguf"), tokens)[0]
+    theirs = llama_cpp.Llama(str(tmp_path / "m.gguf"), n_ctx=64, logits_all=True, verbose=False, n_threads=1)
+    theirs.eval(tokens[0].tolist())
+    scores = torch.from_numpy(np.array(theirs.scores[:20]))
+    assert (scores - ours).norm() <= (0.06 if dtype in ("q8_0", "q4_k", "q4_0") else 0.008) * ours.norm()
+    for text in TEXTS[:2]:
+        assert theirs.tokenize(text.encode(), add_bos=False) == bpe().encode(text)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tensors_have_the_names_of_the_package_gguf(name: str, tmp_path: Path) -> None:
+    """And the LM head is stored for those architectures of which llama.cpp requires it."""
+    write(tmp_path / "m.gguf", FAMILIES[name])
+    contents = open_file(tmp_path / "m.gguf")
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    architecture = kinds[contents.get("general.architecture")]
+    names = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[architecture]}
+    stored = {re.sub(r"^blk\.\d+", "blk.{bid}", tensor.rpartition(".")[0]) for tensor in contents.tensors}
+    assert stored <= names | {"output"}
+    assert "output" in stored or architecture.name not in ("OLMO2", "GPTNEOX", "PHI2", "STABLELM")
