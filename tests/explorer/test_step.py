@@ -41,7 +41,8 @@ WALK = """() => {
   for (;;) {
     const matrix = document.querySelector(".step-matrix");
     matrix?.dispatchEvent(new KeyboardEvent("keydown", { key: "Home", bubbles: true }));
-    seen.push([".step-where", ".step-panel h2", ".step-readout"].map(name => document.querySelector(name)?.textContent));
+    const names = [".step-where", ".step-panel h2", ".step-readout"];
+    seen.push(names.map(name => document.querySelector(name)?.textContent));
     if (next.disabled) return seen;
     next.click();
   }
