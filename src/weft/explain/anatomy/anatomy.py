@@ -12,7 +12,7 @@ from weft.explain.anatomy.parts import ModelPart
 from weft.explain.anatomy.recurrent import bahdanau_columns, ngram_columns, recurrent_columns
 from weft.explain.anatomy.transformer import transformer_columns
 from weft.explain.texts import TEXTS
-from weft.figures.page import mount_point, part
+from weft.figures.page import as_json, mount_point, part
 from weft.figures.picture import Picture
 from weft.figures.tables import WIDTH
 from weft.models.bahdanau import Bahdanau
@@ -62,7 +62,7 @@ class Anatomy(Picture):
             "parameters": self.parameters,
             "letters": self.letters(),
             "columns": [self._record(column) for column in self.columns],
-            "diagrams": [{**each._asdict(), "shapes": [shape._asdict() for shape in each.shapes]} for each in diagrams],
+            "diagrams": as_json(diagrams),
         }
 
     def _record(self, part: ModelPart) -> dict[str, Any]:
