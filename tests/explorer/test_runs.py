@@ -181,7 +181,7 @@ def test_many_points_are_drawn_at_once_and_no_spike_is_lost(page: Any, at: Calla
     assert found["took"] < 150 and found["points"] < 6000 and found["spike"] == 1
 
 
-SMOOTHED = """async ([values, weight]) => (await import("/web/chart_axes.js")).smoothed(values, weight)"""
+SMOOTHED = """async ([values, weight]) => (await import("/web/chart_axes.js")).smooth(values, weight)"""
 
 
 def test_smoothing_has_no_bias_towards_its_beginning(page: Any, at: Callable[..., str]) -> None:

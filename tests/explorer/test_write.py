@@ -18,8 +18,8 @@ from weft.decode.sampling import filter_logits
 HOSTILE = "<img src=x onerror=alert(1)> \u202eA tale"
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}: {% endfor %}"
 JUDGE = """async ([packed, settings]) => {
-  const { Distribution, unpacked } = await import("/web/distribution.js");
-  const full = new Distribution(unpacked(packed)), left = full.left(settings);
+  const { Distribution, unpackLogprobs } = await import("/web/distribution.js");
+  const full = new Distribution(unpackLogprobs(packed)), left = full.filter(settings);
   return { ...left, ids: [...full.order.slice(0, left.kept)], p: [...left.probabilities] };
 }"""
 ESCAPE = """() => new MutationObserver((_, watch) => {

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.interop.test_smollm2 import the_file
+from tests.interop.test_smollm2 import model_file
 from tests.later import Later
 from tests.serve.serving import Served, served
 
@@ -29,7 +29,7 @@ FRUIT = {
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("smollm2") / "smollm2"
-    import_model(the_file(), path)
+    import_model(model_file(), path)
     return path
 
 
