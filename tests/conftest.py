@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from tests.command import Cli
 
 from weft.objectives import next_token
 
@@ -31,6 +32,11 @@ def sooner() -> Iterator[None]:
         for absent in () if torch.cuda.is_available() else (torch.cuda, torch.xpu, torch.mtia):
             patch.setattr(absent, "manual_seed_all", lambda seed: None)  # each would note the whole stack
         yield
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)
 
 
 EARLIER = Path(__file__).parent / "api" / "runs-0.1"

@@ -1,12 +1,13 @@
-"""Parts of pages that are made from weft itself: its commands, its settings, its functions, its routes."""
+"""Parts of the reference pages, as Markdown: commands, settings, functions and routes, read from weft itself."""
 
 import ast
 import inspect
 import json
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
+from itertools import groupby
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -16,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 import weft
 from ext import references
-from ext.pages import ROOT
+from ext.pages import GENERATED, ROOT
 from weft.api.explain import Explain
 from weft.config import Config, tag_of
 from weft.decode.config import Beam, Sampling
@@ -24,146 +25,129 @@ from weft.figures.picture import Picture
 from weft.serve.app import make_routes
 from weft.serve.config import Limits, Serving
 from weft.serve.library import Library
-from weft.serve.metrics import Metrics
 from weft.serve.page import routes
+from weft.serve.server import Metrics
 
-Rows = Iterator[list[str]]
-CLASSES: tuple[type, ...] = (weft.Run, Explain, Picture)  # what functions and methods give back
-OPTIONS: tuple[type[Config], ...] = (Sampling, Beam)  # what `weft.sampling` and `weft.beam` take
+CLASSES: tuple[type, ...] = (weft.Run, Explain, Picture)  # returned by functions and methods
+OPTIONS: tuple[type[Config], ...] = (Sampling, Beam)  # the arguments of `weft.sampling` and `weft.beam`
+SETTING_COLUMNS = ["key", "type", "default", "meaning"]
+TYPE_NAMES = {int: "integer", float: "number", str: "text", bool: "`true` or `false`"}
+WITHOUT_EFFECT = ("Ignored.", "Refused: weft's models have none.")
 
 
-def table(header: list[str], rows: Rows) -> str:
-    """A Markdown table, or nothing where there are no rows."""
+def table(header: list[str], rows: Iterable[list[str]]) -> str:
+    """Return a Markdown table, or nothing if there are no rows."""
     lines = [" | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) for row in rows]
     head = [" | ".join(header), " | ".join("---" for _ in header)]
     return "\n".join(f"| {line} |" for line in [*head, *lines]) + "\n" if lines else ""
+
+
+def prose(text: str) -> str:
+    """Return a sentence of a help text or docstring as Markdown: options as code, special characters escaped."""
+    text = re.sub(r"(?<![\w`-])(--\w[\w-]*)(?![^`]*`(?:[^`]*`[^`]*`)*[^`]*$)", r"`\1`", " ".join(text.split()))
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(part if part.startswith("`") else re.sub(r"([<>*\[\]{}$_])", r"\\\1", part) for part in parts)
 
 
 # ---- commands
 
 
 def commands() -> str:
-    """Every command: what it does, an example, its arguments and options."""
+    """Return every command: its help, an example, its arguments and options."""
     parts, panel = [], ""
     for name, command in references.commands().items():
         if command.rich_help_panel and command.rich_help_panel != panel:
             panel = command.rich_help_panel
             parts.append(f"## {panel}\n")
-        parts.append(f"({name.replace(' ', '-')})=\n### `{name}`\n")
+        parts.append(f"### `{name}`\n")
         context = typer.Context(command, info_name=name)
         params = [param for param in command.get_params(context) if param.name != "help"]
         usage = [piece for param in params for piece in param.get_usage_pieces(context)]
         if not hasattr(command, "commands"):
             parts.append(f"```text\n{' '.join([name, '[OPTIONS]', *usage])}\n```\n")
-        parts.append("\n".join(_help(command.help or "")))
+        for is_example, paragraphs in groupby(
+            (command.help or "").split("\n\n"), lambda text: text.startswith(("$ ", "  "))
+        ):
+            if is_example:
+                lines = [line.strip().removeprefix("$ ") for line in paragraphs]
+                parts.append("\n".join(["```bash", *lines, "```\n"]))
+            else:
+                parts.append("\n\n".join(map(prose, paragraphs)) + "\n")
         arguments = [param for param in params if param.param_type_name == "argument"]
-        parts.append(table(["argument", ""], ([f"`{each.metavar}`", _prose(each.help or "")] for each in arguments)))
-        groups = dict.fromkeys(each.rich_help_panel for each in params if each not in arguments)
-        for group in groups:
-            options = [each for each in params if each not in arguments and each.rich_help_panel == group]
+        parts.append(table(["argument", ""], ([f"`{param.metavar}`", prose(param.help or "")] for param in arguments)))
+        for group in dict.fromkeys(param.rich_help_panel for param in params if param not in arguments):
+            options = [param for param in params if param not in arguments and param.rich_help_panel == group]
             parts.append(table([group.lower() if isinstance(group, str) else "option", ""], map(_option, options)))
-    return "\n".join(parts)
-
-
-def _help(text: str) -> Iterator[str]:
-    """The paragraphs of a command's help; lines that begin with $ are an example."""
-    for example, paragraphs in _grouped(text.split("\n\n")):
-        if example:
-            yield "```sh\n" + "\n".join(line.strip().removeprefix("$ ") for line in paragraphs) + "\n```\n"
-        else:
-            yield "\n\n".join(map(_prose, paragraphs)) + "\n"
-
-
-def _grouped(paragraphs: list[str]) -> list[tuple[bool, list[str]]]:
-    """Paragraphs in a row that are examples, or that are not."""
-    found: list[tuple[bool, list[str]]] = []
-    for paragraph in paragraphs:
-        example = paragraph.startswith(("$ ", "  "))
-        if not found or found[-1][0] != example:
-            found.append((example, []))
-        found[-1][1].append(paragraph)
-    return found
+    return "\n".join(filter(None, parts))
 
 
 def _option(option: Any) -> list[str]:
     first = f"{option.opts[0]} {option.metavar or ''}".rstrip()
-    names = ", ".join(f"`{each}`" for each in (first, *option.opts[1:], *option.secondary_opts))
+    names = ", ".join(f"`{name}`" for name in (first, *option.opts[1:], *option.secondary_opts))
     default = option.default.value if isinstance(option.default, Enum) else option.default
     shown = default if option.show_default and default not in (None, False, (), "", ...) else None
-    return [names, _prose(option.help or "") + ("" if shown is None else f" Default: `{shown}`.")]
-
-
-def _prose(text: str) -> str:
-    """A sentence of a help or a docstring as Markdown: options are code, and what Markdown would take is escaped."""
-    text = re.sub(r"(?<![\w`-])(--\w[\w-]*)(?![^`]*`(?:[^`]*`[^`]*`)*[^`]*$)", r"`\1`", " ".join(text.split()))
-    parts = re.split(r"(`[^`]*`)", text)
-    return "".join(part if part.startswith("`") else re.sub(r"([<>*\[\]{}$_])", r"\\\1", part) for part in parts)
+    return [names, prose(option.help or "") + ("" if shown is None else f" Default: `{shown}`.")]
 
 
 # ---- settings
 
 
 def settings() -> str:
-    """Every table of a recipe and every variant of it, with all keys: type, default and meaning."""
+    """Return every table of a recipe and its variants, with all keys: type, default and meaning."""
     parts = []
-    for name, kinds in references.tables().items():
-        if references.first(name) != name:
+    for name, variants in references.tables().items():
+        if references.described_at(name) != name:
             continue
-        parts.append(f"({references.anchor(name)})=\n## {f'`{name}`' if name else 'The recipe'}\n")
-        for kind in kinds:
-            if tag_of(kind) and len(kinds) > 1:
-                parts.append(f'({references.anchor(name, kind)})=\n### `{name}.kind = "{tag_of(kind)}"`\n')
-            parts.append(docstring(kind) + "\n")
-            keys = ((key, its) for key, its in kind.model_fields.items() if key != "kind")
-            parts.append(table(KEYS, (_key(name, key, its) for key, its in keys)))
-    return "\n".join(parts)
+        parts.append(f"## {references.heading(name)}\n")
+        for variant in variants:
+            if tag_of(variant) and len(variants) > 1:
+                parts.append(f"### {references.heading(name, variant)}\n")
+            parts.append(docstring(variant) + "\n")
+            fields = ((key, field) for key, field in variant.model_fields.items() if key != "kind")
+            parts.append(table(SETTING_COLUMNS, (_setting(name, key, field) for key, field in fields)))
+    return "\n".join(filter(None, parts))
 
 
-KEYS = ["key", "type", "default", "meaning"]
-
-
-def _key(inside: str, name: str, its: FieldInfo) -> list[str]:
+def _setting(inside: str, name: str, field: FieldInfo) -> list[str]:
     key = f"{inside}.{name}".lstrip(".")
-    return [f"`{name}`", _type(key, its), _default(its), _prose(its.description or about(key))]
+    return [f"`{name}`", _type(key, field), _default(field), prose(field.description or about_table(key))]
 
 
-def about(key: str) -> str:
-    """What a table holds, for the key that names it: the first sentence of its only type."""
-    kinds = references.tables().get(key, [])
-    return (kinds[0].__doc__ or "").partition(".")[0] + "." if len(kinds) == 1 else ""
+def about_table(key: str) -> str:
+    """Return the first sentence about a table that has only one config type."""
+    variants = references.tables().get(key, [])
+    return (variants[0].__doc__ or "").partition(".")[0] + "." if len(variants) == 1 else ""
 
 
-def _type(key: str, its: FieldInfo) -> str:
+def _type(key: str, field: FieldInfo) -> str:
     if key in references.tables():
-        shown = f"[`{references.first(key)}`](#{references.anchor(references.first(key))})"
-        return f"a list of {shown}" if get_origin(its.annotation) is tuple else shown
-    return " or ".join(dict.fromkeys(_words(its.annotation)))
+        place = references.described_at(key)
+        link = f"[`{place}`](#{references.slug(references.heading(place))})"
+        return f"a list of {link}" if get_origin(field.annotation) is tuple else link
+    return " or ".join(dict.fromkeys(_alternatives(field.annotation)))
 
 
-PLAIN = {int: "whole number", float: "number", str: "text", bool: "`true` or `false`"}
-
-
-def _words(annotation: Any) -> Iterator[str]:
-    """A type in words: one for each of its alternatives."""
+def _alternatives(annotation: Any) -> Iterator[str]:
+    """Yield the alternatives of a type, in words."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        yield from _words(inner[0])
+        yield from _alternatives(inner[0])
     elif origin is Literal:
         yield from (f"`{value}`" for value in inner)
     elif origin is tuple:
         count = "a list of " if inner[-1] is Ellipsis else f"{len(inner)} × "
-        yield count + next(_words(inner[0]))
+        yield count + next(_alternatives(inner[0]))
     elif origin is dict or origin is Mapping:
         yield "a table"
     elif inner:
-        yield from (word for each in inner for word in _words(each))
+        yield from (word for part in inner for word in _alternatives(part))
     elif annotation is not NoneType:
-        yield PLAIN.get(annotation) or f"`{annotation.__name__}`"
+        yield TYPE_NAMES.get(annotation) or f"`{annotation.__name__}`"
 
 
-def _default(its: FieldInfo) -> str:
-    value = its.get_default(call_default_factory=True)
-    if its.is_required():
+def _default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True)
+    if field.is_required():
         return "required"
     if isinstance(value, Config):
         return f"`{tag_of(value.__class__)}`" if tag_of(value.__class__) else ""
@@ -174,73 +158,78 @@ def _default(its: FieldInfo) -> str:
 
 
 def python() -> str:
-    """The functions of `weft`, then the classes that they lead to, from their docstrings."""
+    """Return the functions of `weft`, then the classes that they return, from their docstrings."""
     functions = [getattr(weft, name) for name in weft.__all__ if name != "__version__"]
-    parts = [
-        "## Functions\n",
-        *(_function(each, f"weft.{each.__name__}") for each in functions if not inspect.isclass(each)),
-    ]
+    parts = ["## Functions\n"]
+    parts += [_function(each, f"weft.{each.__name__}") for each in functions if not inspect.isclass(each)]
     for kind in CLASSES:
         parts.append(f"## {kind.__name__}\n\n{docstring(kind)}\n\n{_source(kind)}\n")
-        for name, member in members(kind):
-            parts.append(_function(member, f"{kind.__name__}.{name}"))
+        parts += [_function(member, f"{kind.__name__}.{name}") for name, member in members(kind)]
     for options in OPTIONS:
         parts.append(f"## {options.__name__}\n\n{docstring(options)}\n\n{_source(options)}\n")
-        parts.append(table(KEYS[:3], (_key("", name, its)[:3] for name, its in options.model_fields.items())))
+        parts.append(table(SETTING_COLUMNS[:3], (_setting("", *item)[:3] for item in options.model_fields.items())))
     return "\n".join(parts)
 
 
 def members(kind: type) -> Iterator[tuple[str, Any]]:
-    """The public methods and properties that a class of weft defines, its bases included, in their order."""
+    """Yield the public methods and properties of a class, those of its bases in weft included, in their order."""
     for name in dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base)):
         member = inspect.getattr_static(kind, name)
-        member = getattr(member, "fget", None) or getattr(member, "func", member)
-        member = inspect.unwrap(getattr(member, "__func__", member))
-        ours = getattr(member, "__module__", "") or ""
-        if not name.startswith("_") and inspect.isfunction(member) and ours.startswith("weft."):
-            yield name, inspect.getattr_static(kind, name)
+        function = _underlying(member)
+        module = getattr(function, "__module__", "") or ""
+        if not name.startswith("_") and inspect.isfunction(function) and module.startswith("weft."):
+            yield name, member
+
+
+def _underlying(member: Any) -> Any:
+    """Return the function behind a method, a property or a cached property."""
+    for attribute in ("fget", "func", "__func__"):
+        member = getattr(member, attribute, None) or member
+    return inspect.unwrap(member)
 
 
 def _function(member: Any, name: str) -> str:
-    function = getattr(member, "fget", None) or getattr(member, "func", None)
-    directive = "function" if function is None else "attribute"
-    function = inspect.unwrap(function or getattr(member, "__func__", member))
+    function = _underlying(member)
     tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     assert isinstance(tree, ast.FunctionDef)
-    given = [each for each in [*tree.args.posonlyargs, *tree.args.args] if each.arg not in ("self", "cls")]
-    shown = ast.unparse(ast.arguments(**{**vars(tree.args), "posonlyargs": [], "args": given}))
-    # what is given back, by its name alone
-    returns = re.sub(r"'|\b\w+\.", "", f" -> {ast.unparse(tree.returns)}") if tree.returns else ""
-    signature = f"{name}({shown}){returns}" if directive == "function" else name
-    return f"````{{py:{directive}}} {signature}\n\n{docstring(function)}\n\n{_source(function)}\n````\n"
+    positional = [each for each in [*tree.args.posonlyargs, *tree.args.args] if each.arg not in ("self", "cls")]
+    arguments = ast.unparse(ast.arguments(**{**vars(tree.args), "posonlyargs": [], "args": positional}))
+    returns = re.sub(r"'|\b\w+\.", "", ast.unparse(tree.returns)) if tree.returns else ""  # without modules
+    is_property = getattr(member, "fget", None) or getattr(member, "func", None)
+    signature = f"{name}: {returns}" if is_property else f"{name}({arguments}) -> {returns}"
+    return f"### `{name}`\n\n```py\n{signature}\n```\n\n{docstring(function)}\n\n{_source(function)}\n"
 
 
 def _source(thing: Any) -> str:
     file = Path(inspect.getsourcefile(thing) or "").relative_to(ROOT / "src").as_posix()
-    return f"{{src}}`{file}:{thing.__qualname__}`"
+    return f"Source: `{file}:{thing.__qualname__}`"
 
 
 def docstring(thing: Any) -> str:
-    """A docstring as Markdown: paragraphs, and what is indented as it is."""
+    """Return a docstring as Markdown; indented paragraphs stay as they are."""
     paragraphs = (inspect.getdoc(thing) or "").split("\n\n")
-    return "\n\n".join(each if each.startswith(" ") else _prose(each) for each in paragraphs)
+    return "\n\n".join(each if each.startswith(" ") else prose(each) for each in paragraphs)
 
 
 # ---- HTTP
 
 
 def http() -> str:
-    """Every route of `weft serve`, with the parameters and fields of its request."""
+    """Return every route of `weft serve`, with the parameters and fields of its request."""
     library = Library([str(ROOT / "nothing")], None, Limits(), may_be_empty=True)
     parts = []
     for route in routes(make_routes(library, Serving(), Metrics(library)).openapi()):
-        parts.append(f"## `{route['method']} {route['path']}`\n\n{_prose(route['about'])}\n")
-        fields = route["fields"]
-        ignored = [name for name, words in fields if words in ("Ignored.", "Refused: weft's models have none.")]
-        parts.append(table(["field", ""], ([f"`{n}`", _prose(words)] for n, words in fields if n not in ignored)))
-        if ignored:
-            parts.append(f"Without effect, or refused: {', '.join(f'`{name}`' for name in ignored)}.\n")
-    return "\n".join(parts)
+        parts.append(f"## `{route['method']} {route['path']}`\n\n{prose(route['about'])}\n")
+        fields = [(name, words) for name, words in route["fields"] if words not in WITHOUT_EFFECT]
+        parts.append(table(["field", ""], ([f"`{name}`", prose(words)] for name, words in fields)))
+        if ignored := [f"`{name}`" for name, words in route["fields"] if words in WITHOUT_EFFECT]:
+            parts.append(f"Without effect, or refused: {', '.join(ignored)}.\n")
+    return "\n".join(filter(None, parts))
 
 
-GENERATED: dict[str, Callable[[], str]] = {"commands": commands, "settings": settings, "python": python, "http": http}
+PARTS: dict[str, Callable[[], str]] = {"commands": commands, "settings": settings, "python": python, "http": http}
+
+
+def generated(text: str) -> str:
+    """Return a page with its generated parts as they are now."""
+    return GENERATED.sub(lambda part: f"{part[1]}\n{PARTS[part[2]]()}\n{part[3]}", text)

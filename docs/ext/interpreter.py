@@ -1,7 +1,7 @@
-"""The Python of one page: runs the blocks that it is sent, one after the other, with the same names.
+"""The Python interpreter of one page: runs the blocks that it is sent, one after the other, in one namespace.
 
-A block comes as a line of JSON on standard input; the exit code goes back as a line on standard output, and what the
-block printed, its child processes too, into the file that the line named.
+A block arrives as a line of JSON on standard input, and its exit code is answered as a line on standard output. The
+output of the block and its child processes goes to the file that the request names.
 """
 
 import json
@@ -14,25 +14,25 @@ from typing import Any
 
 def main() -> None:
     sys.path[0] = ""  # the page's folder, as at a prompt
-    asking, answering = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w")
+    requests, replies = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    names: dict[str, Any] = {"__name__": "__main__"}
-    for line in asking:
-        asked = json.loads(line)
-        with open(asked["output"], "wb") as output:
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for line in requests:
+        request = json.loads(line)
+        with open(request["output"], "wb") as output:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
-        status = run(asked["code"], f"<{asked['name']}>", names)
+        status = run(request["code"], f"<{request['name']}>", namespace)
         sys.stdout.flush()
-        answering.write(f"{status}\n")
-        answering.flush()
+        replies.write(f"{status}\n")
+        replies.flush()
 
 
-def run(code: str, name: str, names: dict[str, Any]) -> int:
-    """Execute a block; what it raises is printed as Python would."""
+def run(code: str, name: str, namespace: dict[str, Any]) -> int:
+    """Execute a block and return its exit code; print a traceback for an exception, as Python does."""
     linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)  # for tracebacks
     try:
-        exec(compile(code, name, "exec"), names)
+        exec(compile(code, name, "exec"), namespace)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException as error:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from weft.api.settings import beam, sampling
     from weft.api.train import prepare, resume, train
 
-__version__ = "0.1.0"
+__version__ = "0.4.0"
 __all__ = ["Run", "__version__", "architecture", "beam", "load", "plan", "prepare", "resume", "sampling", "train"]
 
 _MODULES = {

@@ -1,4 +1,4 @@
-"""`weft docs` opens the built documentation, or names the command that builds it."""
+"""`weft docs` opens the built documentation, and builds it in a checkout that has none."""
 
 import webbrowser
 from pathlib import Path
@@ -36,5 +36,19 @@ def test_a_missing_site_is_one_line(opened: list[str], tmp_path: Path, capsys: p
     assert "make docs" in captured.err and captured.err.count("\n") == 1 and not captured.out
 
 
-def test_the_default_is_the_checkouts_site() -> None:
-    assert Path(__file__).parents[2] / "site" == docs.SITE
+def test_a_checkout_builds_its_site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sources, site = tmp_path / "docs", tmp_path / "site"
+    (sources / "ext").mkdir(parents=True)
+    (sources / "ext" / "site.py").write_text(
+        "import pathlib, sys\nsite = pathlib.Path(sys.argv[1])\nsite.mkdir()\n(site / 'index.html').touch()"
+    )
+    docs.build(sources, site)
+    assert (site / "index.html").is_file() and "building the documentation" in capsys.readouterr().err
+    (sources / "ext" / "site.py").write_text("raise SystemExit('no such module')")
+    with pytest.raises(docs.ConfigError, match="cannot be built: no such module"):
+        docs.build(sources, tmp_path / "other")
+
+
+def test_the_site_is_part_of_the_package() -> None:
+    root = Path(__file__).parents[2]
+    assert root / "src" / "weft" / "site" == docs.SITE and root / "docs" == docs.SOURCES

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from tests.decode.fast.helpers import build_transformer, sharpen
 
 from weft.decode.config import Sampling
 from weft.decode.constrain import Grammar
@@ -12,11 +14,10 @@ from weft.decode.generate import generate
 from weft.decode.prompt import Prompt, Prompts
 from weft.decode.text import Completion, gather
 from weft.models.base import EncoderInput, LanguageModel
-from weft.models.build import build
-from weft.models.config import Decoder
+from weft.models.config import NGram
+from weft.models.ngram import NGram as NGramModel
+from weft.models.presets import llama
 from weft.models.transformer import Transformer
-from weft.nn.config import Attention, Gated, RMSNorm
-from weft.nn.position_config import Rotary
 from weft.text.tokenizer import Tokenizer
 
 VOCAB = 40
@@ -24,23 +25,8 @@ VOCAB = 40
 
 def decoder(**changes: object) -> Transformer:
     """A LLaMA with two layers of 16, with `changes`; the weights are always the same."""
-    torch.manual_seed(0)
-    config = Decoder(
-        vocab_size=VOCAB,
-        context=16,
-        layers=2,
-        d_model=16,
-        attention=Attention(heads=2),
-        feedforward=Gated(d_ff=32),
-        norm=RMSNorm(),
-        position=Rotary(),
-    ).replace(**changes)
-    model = build(config).eval()
-    assert isinstance(model, Transformer)
-    with torch.no_grad():  # initial weights give almost uniform logits; make the distribution sharper
-        for parameter in model.parameters():
-            parameter.mul_(4.0 if parameter.ndim > 1 else 1.0)
-    return model
+    config = llama(2, 16, 2, d_ff=32, context=16, vocab_size=VOCAB, tied=True)
+    return sharpen(build_transformer(config.replace(**changes)))
 
 
 def complete(
@@ -72,15 +58,26 @@ def token_ids(
     return rows
 
 
-def recompute_greedy(model: LanguageModel, prompt: Sequence[int], count: int, window: int | None = None) -> list[int]:
+@torch.no_grad()
+def recompute_greedy(
+    model: LanguageModel, prompt: Sequence[int], count: int, window: int | None = None, *, banned: Sequence[int] = ()
+) -> list[int]:
     """Continue a prompt greedily without a cache; a full window drops its first half."""
     text, start = list(prompt), 0
     for _ in range(count):
         while window is not None and len(text) - start > window:
             start += window // 2
-        with torch.no_grad():
-            text.append(int(model(torch.tensor([text[start:]]))[0, -1].argmax()))
+        logits = model(torch.tensor([text[start:]]))[0, -1]
+        logits[list(banned)] = -torch.inf
+        text.append(int(logits.argmax()))
     return text[len(prompt) :]
+
+
+def ngram_model(vocab_size: int, seed: int = 0, **changes: object) -> LanguageModel:
+    """A trigram model of random tokens."""
+    model = NGramModel(NGram(vocab_size=vocab_size, order=3).replace(**changes))
+    model.fit(np.random.default_rng(seed).integers(0, vocab_size, 400))
+    return model.eval()
 
 
 class Asking(Engine):

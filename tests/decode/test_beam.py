@@ -17,7 +17,7 @@ from tests.pairwise import pairwise
 
 from weft.data.batch import Source
 from weft.decode.beam import Hypothesis, beam_search, search_texts
-from weft.decode.config import Beam, GNMTLength, PowerLength, Sampling
+from weft.decode.config import Beam, GNMTLength, LengthPenalty, PowerLength, Sampling
 from weft.decode.prompt import Prompt
 from weft.errors import ConfigError, ModelError
 from weft.interop.families.llama import LLAMA
@@ -40,19 +40,10 @@ VOCAB, D, EOS = 23, 16, 3
 def pair() -> tuple[Transformer, Any]:
     """The same weights in weft and in Transformers, sharp enough that texts end at different lengths."""
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=D,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        rms_norm_eps=1e-5,
-        bos_token_id=None,
-        eos_token_id=EOS,
-        pad_token_id=0,
-    )
-    theirs = transformers.LlamaForCausalLM(config).eval()
+    sizes = {"vocab_size": VOCAB, "hidden_size": D, "intermediate_size": 24, "max_position_embeddings": 64}
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 2, "rms_norm_eps": 1e-5}
+    tokens = {"bos_token_id": None, "eos_token_id": EOS, "pad_token_id": 0}
+    theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **layers, **tokens)).eval()
     randomise(theirs)
     with torch.no_grad():
         theirs.lm_head.weight.mul_(4.0)
@@ -73,22 +64,15 @@ def ending(*prompts: list[int], eos_id: int = EOS) -> list[Prompt]:
 def counted_passes(model: Transformer) -> Iterator[list[int]]:
     """Collect an item for each forward pass."""
     passes: list[int] = []
-    assert model.decoder is not None
-    handle = model.decoder.blocks[0].register_forward_hook(lambda *_: passes.append(1))
+    handle = model.get_submodule("decoder.blocks.0").register_forward_hook(lambda *_: passes.append(1))
     yield passes
     handle.remove()
 
 
 def check_hypotheses(theirs: Any, prompt: list[int], hypotheses: Sequence[Hypothesis], **options: Any) -> None:
     """Compare n-best texts and scores with those of Transformers."""
-    expected = theirs.generate(
-        torch.tensor([prompt]),
-        max_new_tokens=9,
-        do_sample=False,
-        output_scores=True,
-        return_dict_in_generate=True,
-        **options,
-    )
+    options |= {"max_new_tokens": 9, "do_sample": False, "output_scores": True, "return_dict_in_generate": True}
+    expected = theirs.generate(torch.tensor([prompt]), **options)
     texts = [row[len(prompt) :].tolist() for row in expected.sequences]
     texts = [row[: row.index(EOS) + 1] if EOS in row else row for row in texts]
     assert [list(h.ids) for h in hypotheses] == texts
@@ -131,19 +115,10 @@ def test_rules_change_scores_as_in_transformers(pair: tuple[Transformer, Any], r
     penalty = 1.0 if renormalise else 1.3
     rules = Beam(max_tokens=9, no_repeat_ngram=2, repetition_penalty=penalty, banned=(3, 7), min_tokens=2)
     settings = rules.replace(beams=4, n=4, settled="likely", renormalise=renormalise)
+    options = {"min_new_tokens": 2, "num_beams": 4, "num_return_sequences": 4, "no_repeat_ngram_size": 2}
+    rules_of_theirs = {"repetition_penalty": penalty, "suppress_tokens": [3, 7], "renormalize_logits": renormalise}
     for prompt, hypotheses in zip(PROMPTS, beam_search(ours, ending(*PROMPTS), settings), strict=True):
-        check_hypotheses(
-            theirs,
-            prompt,
-            hypotheses,
-            min_new_tokens=2,
-            num_beams=4,
-            num_return_sequences=4,
-            no_repeat_ngram_size=2,
-            repetition_penalty=penalty,
-            suppress_tokens=[3, 7],
-            renormalize_logits=renormalise,
-        )
+        check_hypotheses(theirs, prompt, hypotheses, **options, **rules_of_theirs)
 
 
 def test_the_n_best_are_the_first_of_a_larger_n(pair: tuple[Transformer, Any]) -> None:
@@ -163,7 +138,7 @@ def test_a_settled_search_stops(pair: tuple[Transformer, Any]) -> None:
 
 
 @pytest.mark.parametrize("penalty", [PowerLength(alpha=0.0), PowerLength(alpha=1.0), GNMTLength(alpha=0.6)])
-def test_a_wide_beam_finds_the_best_texts(penalty: PowerLength | GNMTLength) -> None:
+def test_a_wide_beam_finds_the_best_texts(penalty: LengthPenalty) -> None:
     V, steps, eos = 4, 3, 0
     torch.manual_seed(1)
     model = build(Recurrent(vocab_size=V, d_model=8, cell="elman")).eval()
@@ -183,12 +158,13 @@ def test_a_wide_beam_finds_the_best_texts(penalty: PowerLength | GNMTLength) -> 
     assert [h.score for h in results] == pytest.approx([scores[text] for text in best[:10]], abs=1e-5)
 
 
-def naive_search(
-    model: LanguageModel, prompt: list[int], settings: Beam, limit: int
-) -> list[tuple[tuple[int, ...], float]]:
+Scored = tuple[float, tuple[int, ...]]  # a score and a text's ids
+
+
+def naive_search(model: LanguageModel, prompt: list[int], settings: Beam, limit: int) -> list[Scored]:
     """Beam search without a cache, to the limit; with a patience, until patience · beams texts have ended."""
-    alive: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
-    ended: list[tuple[tuple[int, ...], float]] = []
+    alive: list[Scored] = [(0.0, ())]
+    ended: list[Scored] = []
     while alive and (settings.patience is None or len(ended) < settings.patience * settings.beams):
         candidates = []
         for total, ids in alive:
@@ -201,17 +177,15 @@ def naive_search(
             if len(alive) < settings.beams and ids[-1] != EOS and len(ids) < limit:
                 alive.append((total, ids))
             elif index < settings.beams:
-                ended.append((ids, total / settings.length_penalty.divisor(len(ids))))
-    return sorted(ended, key=lambda each: -each[1])[: settings.n]
+                ended.append((total / settings.length_penalty.divisor(len(ids)), ids))
+    return sorted(ended, reverse=True)[: settings.n]
 
 
 @pytest.mark.parametrize("patience", [None, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize(
     "penalty", [PowerLength(alpha=0.0), PowerLength(alpha=1.0), PowerLength(alpha=-0.5), GNMTLength(alpha=0.6)]
 )
-def test_a_search_that_ends_early_equals_a_naive_search_to_the_limit(
-    patience: float | None, penalty: PowerLength | GNMTLength
-) -> None:
+def test_a_search_that_ends_early_equals_a_naive_one(patience: float | None, penalty: LengthPenalty) -> None:
     torch.manual_seed(0)
     model = build(gpt(1, 12, 2, context=24, vocab_size=9)).eval()
     with torch.no_grad():
@@ -222,8 +196,8 @@ def test_a_search_that_ends_early_equals_a_naive_search_to_the_limit(
     limited = [replace(prompt, max_tokens=limit) for prompt, limit in zip(ending(*prompts), limits, strict=True)]
     for prompt, limit, hypotheses in zip(prompts, limits, beam_search(model, limited, settings), strict=True):
         expected = naive_search(model, prompt, settings, limit)
-        assert [h.ids for h in hypotheses] == [ids for ids, _ in expected]
-        assert [h.score for h in hypotheses] == pytest.approx([score for _, score in expected], abs=1e-5)
+        assert [h.ids for h in hypotheses] == [ids for _, ids in expected]
+        assert [h.score for h in hypotheses] == pytest.approx([score for score, _ in expected], abs=1e-5)
 
 
 def test_patience_ends_a_search_that_rewards_length(pair: tuple[Transformer, Any]) -> None:

@@ -1,11 +1,11 @@
 """A cache that grows with the text gives the same text as one allocated in full."""
 
+from collections.abc import Callable
 from itertools import islice
 
-import numpy as np
 import pytest
 import torch
-from tests.decode.small import VOCAB, decoder
+from tests.decode.small import VOCAB, decoder, ngram_model
 
 from weft.api.settings import sampling
 from weft.decode.beam import beam_search
@@ -17,34 +17,26 @@ from weft.decode.prompt import Prompt
 from weft.decode.speculative import Draft, speculate
 from weft.errors import ConfigError
 from weft.models.base import LanguageModel, State
-from weft.models.build import build as build_model
-from weft.models.config import NGram, Recurrent
-from weft.models.ngram import NGram as NGramModel
+from weft.models.build import build
+from weft.models.config import Recurrent
 from weft.nn.config import LayerNorm
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [11]]
 
 
-def build(name: str) -> LanguageModel:
-    torch.manual_seed(0)
-    match name:
-        case "fast path":
-            return decoder()
-        case "general":
-            return decoder(norm=LayerNorm())
-        case "lstm":
-            return build_model(Recurrent(vocab_size=VOCAB, d_model=16, cell="lstm", layers=2)).eval()
-        case "contrastive":
-            return ContrastiveModel(decoder(), decoder(d_model=8)).eval()
-        case _:
-            model = NGramModel(NGram(vocab_size=VOCAB, order=3))
-            model.fit(np.arange(400) ** 2 % VOCAB)
-            return model.eval()
+MODELS: dict[str, Callable[[], LanguageModel]] = {
+    "fast path": decoder,
+    "general": lambda: decoder(norm=LayerNorm()),
+    "lstm": lambda: build(Recurrent(vocab_size=VOCAB, d_model=16, cell="lstm", layers=2)).eval(),
+    "ngram": lambda: ngram_model(VOCAB),
+    "contrastive": lambda: ContrastiveModel(decoder(), decoder(d_model=8)).eval(),
+}
 
 
-@pytest.mark.parametrize("name", ["fast path", "general", "lstm", "ngram", "contrastive"])
+@pytest.mark.parametrize("name", MODELS)
 def test_a_text_that_outgrows_its_cache(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = build(name)
+    torch.manual_seed(0)
+    model = MODELS[name]()
     settings = Sampling(max_tokens=24, seed=2)  # beyond the window as well
 
     def texts() -> list[object]:

@@ -2,10 +2,9 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
-from tests.decode.small import token_ids
+from tests.decode.small import ngram_model, token_ids
 
 from weft.decode.beam import beam_search
 from weft.decode.config import Beam, Sampling
@@ -13,8 +12,7 @@ from weft.decode.contrastive import ContrastiveModel
 from weft.errors import ConfigError
 from weft.models.base import LanguageModel
 from weft.models.build import build
-from weft.models.config import NGram, Recurrent
-from weft.models.ngram import NGram as NGramModel
+from weft.models.config import Recurrent
 from weft.models.presets import gpt, llama
 from weft.models.smoothing import MaximumLikelihood
 
@@ -30,18 +28,13 @@ def models() -> tuple[LanguageModel, LanguageModel]:
     return expert, amateur
 
 
-def ngram_model() -> LanguageModel:
-    model = NGramModel(NGram(vocab_size=V, order=3, smoothing=MaximumLikelihood()))
-    model.fit(np.random.default_rng(0).integers(0, V, 400), np.array([0]))
-    return model.eval()
-
-
 @pytest.mark.parametrize("ngram", ["neither", "amateur", "expert"])
 def test_the_formula(ngram: str) -> None:
     """An n-gram model may be either side: its features are token ids, and some of its probabilities are zero."""
+    trigrams = ngram_model(V, smoothing=MaximumLikelihood())
     expert, amateur = models()
-    expert = ngram_model() if ngram == "expert" else expert
-    amateur = ngram_model() if ngram == "amateur" else amateur
+    expert = trigrams if ngram == "expert" else expert
+    amateur = trigrams if ngram == "amateur" else amateur
     both = ContrastiveModel(expert, amateur, strength=0.7, plausible=0.21)
     tokens = torch.randint(0, V, (2, 5))
     with torch.no_grad():

@@ -1,6 +1,7 @@
 """Many texts: the engine and lockstep batches generate the same, and each is used where it is faster."""
 
 from dataclasses import replace
+from unittest.mock import create_autospec
 
 import pytest
 import torch
@@ -46,21 +47,14 @@ def test_the_engine_and_lockstep_generate_the_same_in_order(rows: int) -> None:
 
 def test_texts_are_yielded_as_soon_as_all_before_them_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first text is yielded while others are still generated."""
-    steps = 0
-    step = many.Engine.step
-
-    def counted(engine: many.Engine) -> bool:
-        nonlocal steps
-        steps += 1
-        return step(engine)
-
-    monkeypatch.setattr(many.Engine, "step", counted)
+    step = create_autospec(many.Engine.step, side_effect=many.Engine.step)
+    monkeypatch.setattr(many.Engine, "step", step)
     settings = Sampling(max_tokens=10, temperature=0.0, banned=(BYTES.eos_id or 0,))
     texts = completions(MODEL, prompts(), settings, seeds=[0] * len(TEXTS), rows=2)
     next(texts)
-    first = steps
+    first = step.call_count
     assert len(list(texts)) == len(TEXTS) - 1
-    assert steps >= 3 * first > 0
+    assert step.call_count >= 3 * first > 0
 
 
 def test_where_the_engine_is_used() -> None:

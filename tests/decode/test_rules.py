@@ -1,6 +1,7 @@
 """Penalties, biases, bans and filters: equal to Transformers', and independent between the rows of a batch."""
 
-from typing import Any
+from itertools import product
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -9,22 +10,11 @@ from tests.later import Later
 from torch import Tensor
 
 from weft.config import validate
+from weft.decode import sampling
 from weft.decode.config import Beam, Rules, Sampling
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt
-from weft.decode.sampling import (
-    TokenHistory,
-    apply_rules,
-    choose_tokens,
-    count_penalties,
-    filter_logits,
-    min_p,
-    no_repeat_ngram,
-    repetition_penalty,
-    top_k,
-    top_p,
-    typical,
-)
+from weft.decode.sampling import PenaltyHistory, apply_rules, choose_tokens, filter_logits
 from weft.errors import ConfigError, ModelError
 from weft.models.base import LanguageModel
 from weft.models.build import build
@@ -46,8 +36,8 @@ def prompts() -> Tensor:
     return torch.randint(V, (B, 12), generator=torch.Generator().manual_seed(1))
 
 
-def history_of(prompts: Tensor, generated: Tensor) -> TokenHistory:
-    history = TokenHistory(prompts.tolist(), V, torch.device("cpu"))
+def history_of(prompts: Tensor, generated: Tensor) -> PenaltyHistory:
+    history = PenaltyHistory(prompts.tolist(), V, torch.device("cpu"))
     for column in generated.T:
         history.push(column.tolist())
     return history
@@ -57,10 +47,10 @@ def history_of(prompts: Tensor, generated: Tensor) -> TokenHistory:
 def test_filters_equal_transformers(logits: Tensor, prompts: Tensor, value: float) -> None:
     for ours, theirs in [
         (filter_logits(logits, [Sampling(temperature=value)] * B), transformers.TemperatureLogitsWarper(value)),
-        (top_k(logits, int(value * 20)), transformers.TopKLogitsWarper(int(value * 20))),
-        (top_p(logits, value), transformers.TopPLogitsWarper(value)),
-        (min_p(logits, value), transformers.MinPLogitsWarper(value)),
-        (typical(logits, value), transformers.TypicalLogitsWarper(value)),
+        (sampling.top_k(logits, int(value * 20)), transformers.TopKLogitsWarper(int(value * 20))),
+        (sampling.top_p(logits, value), transformers.TopPLogitsWarper(value)),
+        (sampling.min_p(logits, value), transformers.MinPLogitsWarper(value)),
+        (sampling.typical(logits, value), transformers.TypicalLogitsWarper(value)),
     ]:
         torch.testing.assert_close(ours, theirs(prompts, logits.clone()))
 
@@ -69,17 +59,16 @@ def test_filters_equal_transformers(logits: Tensor, prompts: Tensor, value: floa
 def test_penalties_and_bans_equal_transformers(logits: Tensor, prompts: Tensor, penalty: float) -> None:
     seen = torch.zeros(B, V, dtype=torch.bool).scatter(1, prompts, True)
     theirs = transformers.RepetitionPenaltyLogitsProcessor(penalty)(prompts, logits.clone())
-    torch.testing.assert_close(repetition_penalty(logits, seen, penalty), theirs)
+    torch.testing.assert_close(sampling.repetition_penalty(logits, seen, penalty), theirs)
 
     bias = transformers.SequenceBiasLogitsProcessor([[[5], penalty], [[9], -penalty]])
     for rule, processor in [
         (Rules(banned=(3, 7)), transformers.SuppressTokensLogitsProcessor([3, 7])),
         (Rules(logit_bias={5: penalty, 9: -penalty}), bias),
+        (Rules(forced=(8,)), transformers.ForcedBOSTokenLogitsProcessor(8)),
     ]:
         ours = apply_rules(logits, [rule] * B, [0] * B)
-        torch.testing.assert_close(ours, processor(prompts, logits.clone()))
-    first = transformers.ForcedBOSTokenLogitsProcessor(8)(prompts[:, :1], logits.clone())
-    torch.testing.assert_close(apply_rules(logits, [Rules(forced=(8,))] * B, [0] * B), first)
+        torch.testing.assert_close(ours, processor(prompts[:, :1], logits.clone()))
 
     minimum = transformers.MinNewTokensLengthLogitsProcessor(10, 4, 2)
     for count in (1, 4):
@@ -99,20 +88,21 @@ def test_banned_ngrams_equal_transformers(logits: Tensor, size: int) -> None:
     ours = apply_rules(logits, [Rules(no_repeat_ngram=size)] * B, [5] * B, history=history)
     torch.testing.assert_close(ours, expected)
     for short in (ids[:, :1], ids[:, :2]):
-        torch.testing.assert_close(no_repeat_ngram(logits, short.tolist(), [size] * B), theirs(short, logits.clone()))
+        ours = sampling.no_repeat_ngram(logits, short.tolist(), [size] * B)
+        torch.testing.assert_close(ours, theirs(short, logits.clone()))
     history.reorder([B - 1, *range(B - 1)])
     assert history.texts == ids.roll(1, 0).tolist()
 
 
 def test_frequency_and_presence_follow_their_formulas(logits: Tensor) -> None:
     counts = torch.randint(4, (B, V), generator=torch.Generator().manual_seed(2)).float()
-    expected = torch.stack(
-        [
-            torch.stack([x - 0.4 * n - (1.5 if n else 0.0) for x, n in zip(*row, strict=True)])
-            for row in zip(logits, counts, strict=True)
-        ]
-    )
-    torch.testing.assert_close(count_penalties(logits, counts, 0.4, presence=1.5), expected)
+    history = PenaltyHistory([[]] * B, V, logits.device)
+    history.counts = counts
+    found = apply_rules(logits, [Rules(frequency_penalty=0.4, presence_penalty=1.5)] * B, [9] * B, history=history)
+    for row, column in product(range(B), range(V)):
+        times = int(counts[row, column])
+        expected = float(logits[row, column]) - 0.4 * times - (1.5 if times else 0.0)
+        assert float(found[row, column]) == pytest.approx(expected, abs=1e-5)
 
 
 def test_only_the_repetition_penalty_counts_the_prompt(logits: Tensor, prompts: Tensor) -> None:
@@ -196,16 +186,11 @@ def test_min_tokens_delays_eos(model: LanguageModel) -> None:
 
 
 def test_equal_prompts_are_read_once_and_continued_apart(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    batches: list[int] = []
-    advance = model.advance
-
-    def counted(tokens: Tensor, *more: Any) -> Tensor:
-        batches.append(len(tokens))
-        return advance(tokens, *more)
-
-    monkeypatch.setattr(model, "advance", counted)
+    advance = Mock(wraps=model.advance)
+    monkeypatch.setattr(model, "advance", advance)
     prompts, settings = [[1, 2]] * 3 + [[3]] * 3, Sampling(max_tokens=6)
     texts = token_ids(model, prompts, settings)
+    batches = [len(call.args[0]) for call in advance.call_args_list]
     assert batches[0] == 2 and set(batches[1:]) == {6}
     assert texts == [token_ids(model, [prompt], settings, seeds=[row])[0] for row, prompt in enumerate(prompts)]
     assert len({tuple(text) for text in texts}) == 6

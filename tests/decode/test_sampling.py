@@ -10,26 +10,14 @@ from tests.later import Later
 from torch import Tensor
 
 from weft.config import validate
+from weft.decode import sampling
 from weft.decode.config import Sampling
-from weft.decode.sampling import (
-    check_logits,
-    choose_tokens,
-    draw,
-    filter_logits,
-    greedy,
-    invalid_logits_error,
-    mark_invalid,
-    min_p,
-    top_k,
-    top_log_probs,
-    top_p,
-)
+from weft.decode.sampling import check_logits, choose_tokens, draw, filter_logits, greedy, min_p, top_k, top_p
 from weft.errors import ConfigError, ModelError
 
 stats = Later("scipy.stats")
-logit_rows = st.lists(st.lists(st.floats(-20, 20, width=32), min_size=7, max_size=7), min_size=1, max_size=4).map(
-    torch.tensor
-)
+logit_row = st.lists(st.floats(-20, 20, width=32), min_size=7, max_size=7)
+logit_rows = st.lists(logit_row, min_size=1, max_size=4).map(torch.tensor)
 LOGITS = torch.tensor([0.4, 0.3, 0.2, 0.06, 0.04]).log()
 
 
@@ -66,18 +54,16 @@ def test_filters_compose_in_the_stated_order() -> None:
 
 @given(logit_rows, st.integers(1, 9), st.floats(0.01, 1.0), st.floats(0.01, 1.0))
 @settings(max_examples=60, deadline=None)
-def test_every_filter_keeps_the_likeliest_and_changes_no_kept_logit(
-    logits: Tensor, k: int, nucleus: float, fraction: float
-) -> None:
+def test_filters_keep_the_likeliest_and_change_no_kept_logit(logits: Tensor, k: int, p: float, fraction: float) -> None:
     before = logits.clone()
-    for result in (top_k(logits, k), top_p(logits, nucleus), min_p(logits, fraction)):
+    for result in (top_k(logits, k), top_p(logits, p), min_p(logits, fraction)):
         kept = torch.isfinite(result)
         assert torch.equal(result[kept], logits[kept])
         assert bool(kept.gather(-1, greedy(logits).unsqueeze(-1)).all())
     assert torch.equal(logits, before)
     assert bool((torch.isfinite(top_k(logits, k)).sum(-1) >= min(k, 7)).all())
-    total = logits.softmax(-1).where(torch.isfinite(top_p(logits, nucleus)), torch.zeros(())).sum(-1)
-    assert bool((total >= nucleus - 1e-5).all())
+    total = logits.softmax(-1).where(torch.isfinite(top_p(logits, p)), torch.zeros(())).sum(-1)
+    assert bool((total >= p - 1e-5).all())
 
 
 def test_greedy_takes_the_first_of_ties() -> None:
@@ -108,10 +94,8 @@ def test_a_row_draws_the_same_token_alone_and_in_a_batch() -> None:
     logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
     uniforms = [0.3, 0.6, 0.9, 0.99, 0.8, 0.7]
     together = choose_tokens(logits, several, uniforms).tolist()
-    rows = [slice(row, row + 1) for row in range(6)]
-    assert [[token] for token in together] == [
-        choose_tokens(logits[row], several[row], uniforms[row]).tolist() for row in rows
-    ]
+    for row, token in enumerate(together):
+        assert choose_tokens(logits[row : row + 1], several[row : row + 1], uniforms[row : row + 1]).tolist() == [token]
     assert together[2] == int(greedy(logits[2]))
 
 
@@ -122,8 +106,8 @@ def test_logits_without_a_choice_are_refused(value: float, message: str) -> None
     logits = torch.full((1, 4), value)
     with pytest.raises(ModelError, match=message):
         check_logits(logits)
-    marks = mark_invalid(torch.tensor([2, 3]), torch.cat([logits, torch.zeros(1, 4)])).tolist()
-    assert message in str(invalid_logits_error(marks[0])) and marks[1] == 3
+    marks = sampling.mark_invalid(torch.tensor([2, 3]), torch.cat([logits, torch.zeros(1, 4)])).tolist()
+    assert message in str(sampling.invalid_logits_error(marks[0])) and marks[1] == 3
 
 
 def test_top_log_probs_of_a_large_vocabulary() -> None:
@@ -132,7 +116,7 @@ def test_top_log_probs_of_a_large_vocabulary() -> None:
         logits = torch.randn(5, size) * 4
         logits[1, : size // 2] = -torch.inf
         logits[2] = -torch.inf
-        log_p, ids = top_log_probs(logits, 6)
+        log_p, ids = sampling.top_log_probs(logits, 6)
         expected, expected_ids = logits.double().log_softmax(-1).topk(6)
         finite = [0, 1, 3, 4]
         assert ids[finite].equal(expected_ids[finite])
@@ -140,26 +124,16 @@ def test_top_log_probs_of_a_large_vocabulary() -> None:
         assert (log_p[2] == -torch.inf).all()
         logits[3, 1] = torch.nan
         with pytest.raises(ModelError, match="NaN or infinite"):
-            top_log_probs(logits, 6)
+            sampling.top_log_probs(logits, 6)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("temperature", -0.1),
-        ("temperature", math.nan),
-        ("top_p", 1.5),
-        ("top_p", 0.0),
-        ("min_p", -1.0),
-        ("typical_p", 1.1),
-        ("top_k", 0),
-        ("max_tokens", 0),
-        ("seed", -1),
-        ("stop", [""]),
-        ("logit_bias", {-1: 2.0}),
-        ("logprobs", -1),
-    ],
-)
+IMPOSSIBLE = [
+    ("temperature", -0.1), ("temperature", math.nan), ("top_p", 1.5), ("top_p", 0.0), ("min_p", -1.0), ("top_k", 0),
+    ("typical_p", 1.1), ("max_tokens", 0), ("seed", -1), ("stop", [""]), ("logit_bias", {-1: 2.0}), ("logprobs", -1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "value"), IMPOSSIBLE)
 def test_impossible_settings_are_refused_by_name(key: str, value: object) -> None:
     with pytest.raises(ConfigError, match=key):
         validate(Sampling, {key: value})

@@ -27,10 +27,9 @@ WINDOW = 12
 def learned(context: int = WINDOW, **changes: object) -> Transformer:
     """A decoder with learned positions whose texts don't become periodic, so that a wrong window shows."""
     model = decoder(position=Learned(), norm=LayerNorm(), context=context, **changes)
-    assert model.decoder is not None
     with torch.no_grad():
-        for parameter in model.decoder.parameters():
-            parameter.mul_(4.0 if parameter.ndim > 1 else 1.0)
+        for name, parameter in model.named_parameters():
+            parameter.mul_(4.0 if name.startswith("decoder.") and parameter.ndim > 1 else 1.0)
     return model
 
 

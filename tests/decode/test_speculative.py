@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.decode.small import complete, token_ids
+from tests.decode.fast.helpers import sharpen
+from tests.decode.small import complete, ngram_model, token_ids
 from tests.later import Later
 from torch import Tensor
 
@@ -19,10 +20,8 @@ from weft.decode.text import gather
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, State
 from weft.models.build import build
-from weft.models.config import NGram, Recurrent
-from weft.models.ngram import NGram as NGramModel
+from weft.models.config import Recurrent
 from weft.models.presets import gpt, llama
-from weft.models.transformer import Transformer
 from weft.text.config import Byte
 from weft.text.tokenizer import build_tokenizer
 
@@ -32,27 +31,14 @@ VOCAB = 12
 GREEDY = Sampling(temperature=0.0, max_tokens=30)
 
 
-def sharpen(model: LanguageModel, factor: float) -> LanguageModel:
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(factor if parameter.ndim > 1 else 1.0)
-    return model.eval()
-
-
-def ngram(seed: int) -> LanguageModel:
-    model = NGramModel(NGram(vocab_size=VOCAB, order=3))
-    model.fit(torch.randint(VOCAB, (400,), generator=torch.Generator().manual_seed(seed)).numpy())
-    return model.eval()
-
-
 @pytest.fixture(scope="module")
 def models() -> dict[str, LanguageModel]:
     torch.manual_seed(0)
     return {
-        "llama": sharpen(build(llama(2, 16, 2, d_ff=24, context=64, vocab_size=VOCAB)), 4.0),
-        "gpt": sharpen(build(gpt(1, 16, 2, context=40, vocab_size=VOCAB)), 4.0),
+        "llama": sharpen(build(llama(2, 16, 2, d_ff=24, context=64, vocab_size=VOCAB))),
+        "gpt": sharpen(build(gpt(1, 16, 2, context=40, vocab_size=VOCAB))),
         "lstm": sharpen(build(Recurrent(vocab_size=VOCAB, d_model=12, cell="lstm")), 2.0),
-        "ngram": ngram(1),
+        "ngram": ngram_model(VOCAB),
     }
 
 
@@ -81,11 +67,11 @@ def test_greedy_text_is_identical(models: dict[str, LanguageModel], name: str, d
     assert [chunk.logprob for chunk in chunks] == pytest.approx([chunk.logprob for chunk in expected], abs=1e-4)
 
 
-def test_samples_are_identical_with_deterministic_drafts(models: dict[str, LanguageModel]) -> None:
-    for seed in range(4):
-        settings = Sampling(max_tokens=40, seed=seed, top_p=0.9)
-        chunks = speculate(models["ngram"], [1, 2], settings, drafter=LookUp(2))
-        assert [chunk.id for chunk in chunks] == token_ids(models["ngram"], [[1, 2]], settings)[0]
+@pytest.mark.parametrize("seed", range(4))
+def test_samples_are_identical_with_deterministic_drafts(models: dict[str, LanguageModel], seed: int) -> None:
+    settings = Sampling(max_tokens=40, seed=seed, top_p=0.9)
+    chunks = speculate(models["ngram"], [1, 2], settings, drafter=LookUp(2))
+    assert [chunk.id for chunk in chunks] == token_ids(models["ngram"], [[1, 2]], settings)[0]
 
 
 class Bigram(LanguageModel):
@@ -136,18 +122,11 @@ def test_a_draft_model_does_not_change_the_distribution(changes: Any) -> None:
 def test_a_good_draft_saves_steps() -> None:
     """A copy of the model is always right: six tokens per step."""
     torch.manual_seed(0)
-    model = sharpen(build(llama(2, 16, 2, d_ff=24, context=64, vocab_size=VOCAB)), 4.0)
-    steps = 0
-
-    def count(*_: object) -> None:
-        nonlocal steps
-        steps += 1
-
-    assert isinstance(model, Transformer) and model.decoder is not None
-    draft = Draft(deepcopy(model), Prompt([1, 2, 3]), GREEDY)
-    model.decoder.blocks[0].register_forward_hook(count)
+    model = sharpen(build(llama(2, 16, 2, d_ff=24, context=64, vocab_size=VOCAB)))
+    draft, steps = Draft(deepcopy(model), Prompt([1, 2, 3]), GREEDY), list[int]()
+    model.get_submodule("decoder.blocks.0").register_forward_hook(lambda *_: steps.append(1))
     list(speculate(model, [1, 2, 3], GREEDY, drafter=draft))
-    assert steps == 5
+    assert len(steps) == 5
 
 
 def test_look_up_takes_the_longest_and_latest_match() -> None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 import torch
@@ -39,21 +40,16 @@ def translator() -> Translator:
 def test_answers_equal_those_of_each_line_alone(
     translator: Translator, settings: Beam | Sampling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batches: list[int] = []
-    answers = Translator._answers
-
-    def counted(self: Translator, source: Source, *more: Any) -> list[str]:
-        batches.append(len(source.tokens))
-        return answers(self, source, *more)
-
-    monkeypatch.setattr(Translator, "_answers", counted)
+    answers = create_autospec(Translator._answers, side_effect=Translator._answers)
+    monkeypatch.setattr(Translator, "_answers", answers)
     found = translator.translate(LINES, settings)
     assert [not text for text in found] == [not line.strip() for line in LINES]
-    assert len(set(found)) > 3 and batches == [6]
+    assert len(set(found)) > 3 and [len(call.args[1].tokens) for call in answers.call_args_list] == [6]
     assert found == [translator.translate([line], settings)[0] for line in LINES]
-    batches.clear()
+    answers.reset_mock()
     monkeypatch.setattr(decoding, "BATCH_LIMITS", (50, 6))
     assert translator.translate(LINES, settings) == found
+    batches = [len(call.args[1].tokens) for call in answers.call_args_list]
     assert sum(batches) == 6 and max(batches) <= 6 // getattr(settings, "beams", 1)
 
 

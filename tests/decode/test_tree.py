@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.decode.fast.helpers import sharpen
 from tests.decode.small import VOCAB, complete, decoder, token_ids
 from tests.lectures.test_f19_search import FIRST, MODEL, SECOND
 from tests.models.contract import PaddedSource
@@ -12,9 +13,8 @@ from weft.decode.beam import beam_search
 from weft.decode.config import Beam, Branching, Sampling
 from weft.decode.prompt import Prompt
 from weft.decode.tree import search_trees
-from weft.models.base import LanguageModel
 from weft.models.build import build
-from weft.models.config import Bahdanau, Recurrent
+from weft.models.config import Bahdanau, Model, Recurrent
 from weft.models.presets import vaswani
 from weft.text.config import Byte
 from weft.text.tokenizer import build_tokenizer
@@ -22,22 +22,18 @@ from weft.text.tokenizer import build_tokenizer
 SETTINGS = Branching(depth=5, beams=3, samples=6, seed=3, alternatives=4)
 
 
-def model_of(family: str) -> LanguageModel:
-    torch.manual_seed(0)
-    match family:
-        case "decoder":
-            return decoder()
-        case "recurrent":
-            return build(Recurrent(vocab_size=VOCAB, d_model=16)).eval()
-        case "vaswani":
-            return build(vaswani(2, 16, 2, d_ff=32, dropout=0.0, vocab_size=VOCAB)).eval()
-        case _:
-            return build(Bahdanau(vocab_size=VOCAB, d_model=16)).eval()
+FAMILIES: dict[str, Model] = {
+    "decoder": decoder().config,
+    "recurrent": Recurrent(vocab_size=VOCAB, d_model=16),
+    "vaswani": vaswani(2, 16, 2, d_ff=32, dropout=0.0, vocab_size=VOCAB),
+    "bahdanau": Bahdanau(vocab_size=VOCAB, d_model=16),
+}
 
 
-@pytest.mark.parametrize("family", ["decoder", "recurrent", "vaswani", "bahdanau"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_leaves_are_the_decoded_texts(family: str) -> None:
-    model, prompt = model_of(family), Prompt([5, 6], eos_id=3)
+    torch.manual_seed(0)
+    model, prompt = sharpen(build(FAMILIES[family])), Prompt([5, 6], eos_id=3)
     source = PaddedSource(torch.tensor([[3, 9, 4, 1]])) if family in ("vaswani", "bahdanau") else None
     trees = search_trees(model, prompt, SETTINGS, source=source)
 

@@ -1,4 +1,4 @@
-"""Pages that list what weft has leave nothing out, and each guide says what it leads to and how long it takes."""
+"""Pages that list the parts of weft are complete, and each guide states its result and its duration."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from weft.recipe.objective import OBJECTIVES
 from weft.recipe.resolve import recipe_names
 
 DOCS = Path(__file__).parents[2] / "docs"
-GUIDES = sorted(path for path in (DOCS / "guides").glob("*.md") if path.name != "index.md")
+GUIDES = sorted(path for path in (DOCS / "guides").glob("*.md") if path.name != "README.md")
 ADDED = ("position", "tokenizer", "objective", "view", "family")
 
 
@@ -44,14 +44,14 @@ def test_every_family_is_named() -> None:
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
-def test_a_guide_begins_with_its_end_and_its_time(page: Path) -> None:
+def test_a_guide_begins_with_its_result_and_its_duration(page: Path) -> None:
     beginning = page.read_text(encoding="utf-8").split("\n## ")[0]
     assert "**What you'll have at the end:**" in beginning and "**Time:**" in beginning
-    assert f"\n{page.stem}\n" in text("guides/index.md")
+    assert f"({page.name})" in text("guides/README.md")
 
 
 @pytest.mark.parametrize("part", ADDED)
-def test_adding_a_part_is_done_on_its_page(part: str) -> None:
+def test_the_page_on_adding_a_part_runs_it(part: str) -> None:
     page = text(f"design/add-{part}.md")
-    assert "```{run}" in page and "PYTHONPATH=src python -m weft" in page
-    assert f"add-{part}" in text("design/index.md") and f"add-{part}" in (DOCS.parent / "CONTRIBUTING.md").read_text()
+    assert "```sh" in page and "PYTHONPATH=src python -m weft" in page
+    assert f"add-{part}" in text("design/README.md") and f"add-{part}" in (DOCS.parent / "CONTRIBUTING.md").read_text()

@@ -1,4 +1,4 @@
-"""What pages point at: found if it is there, an error if it isn't; and reference pages that leave nothing out."""
+"""References of pages: the target, or an error if it does not exist; and reference pages that are complete."""
 
 import re
 from collections.abc import Iterator
@@ -30,10 +30,10 @@ def test_a_source_is_a_file_and_a_line(target: str, path: str, begins: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("find", "text", "said"),
+    ("find", "text", "message"),
     [
         (references.source, "weft/nn/nothing.py", "no such file"),
-        (references.source, "weft/nn/attention.py:SelfAttention.backward", "no 'SelfAttention.backward'"),
+        (references.source, "weft/nn/attention.py:SelfAttention.backward", "does not define 'SelfAttention.backward'"),
         (references.fact, "F28", "F1 to F27"),
         (references.fact, "F0", "F1 to F27"),
         (references.setting, "optimizer.learning_rate", "no such setting"),
@@ -41,8 +41,8 @@ def test_a_source_is_a_file_and_a_line(target: str, path: str, begins: str) -> N
         (references.command, "weft train --greedy", "has no option --greedy"),
     ],
 )
-def test_what_is_not_there_is_an_error(find: Any, text: str, said: str) -> None:
-    with pytest.raises(LookupError, match=said):
+def test_a_missing_target_is_an_error(find: Any, text: str, message: str) -> None:
+    with pytest.raises(LookupError, match=message):
         find(text)
 
 
@@ -54,65 +54,74 @@ def test_facts_are_their_tests() -> None:
 @pytest.mark.parametrize(
     ("text", "anchor"),
     [
-        ("steps", "setting"),
-        ("steps=60", "setting"),
-        ("optimizer", "setting-optimizer"),
-        ("optimizer=muon", "setting-optimizer-muon"),
-        ("optimizer.lr", "setting-optimizer-adamw"),
-        ("optimizer.rounds=3", "setting-optimizer-muon"),
-        ("model.attention.heads", "setting-model-attention"),
-        ("model.cell", "setting-model-recurrent"),
-        ("model.pattern.position.pairs", "setting-model-position-rotary"),
-        ("source_tokenizer.vocab_size", "setting-tokenizer-word"),
-        ("data.mixture.weight", "setting-data-mixture"),
-        ("adapter.rank", "setting-adapter"),
+        ("steps", "the-recipe"),
+        ("steps=60", "the-recipe"),
+        ("optimizer", "optimizer"),
+        ("optimizer=muon", "optimizerkind--muon"),
+        ("optimizer.lr", "optimizerkind--adamw"),
+        ("optimizer.rounds=3", "optimizerkind--muon"),
+        ("model.attention.heads", "modelattention"),
+        ("model.cell", "modelkind--recurrent"),
+        ("model.pattern.position.pairs", "modelpositionkind--rotary"),
+        ("source_tokenizer.vocab_size", "tokenizerkind--word"),
+        ("data.mixture.weight", "datamixture"),
+        ("adapter.rank", "adapter"),
     ],
 )
-def test_a_setting_has_a_place_on_its_page(text: str, anchor: str) -> None:
-    assert references.setting(text).startswith(anchor)
-    assert f"({references.setting(text)})=" in generated.settings()
+def test_a_setting_has_a_section_in_the_reference(text: str, anchor: str) -> None:
+    assert references.find(text) in (("docs/reference/settings.md", anchor), None)
+    assert references.setting(text) == anchor and anchor in anchors(generated.settings())
 
 
-def test_commands_have_a_place_on_their_page() -> None:
-    page = generated.commands()
+def anchors(page: str) -> set[str]:
+    return {references.slug(heading) for heading in re.findall(r"^##+ (.*)$", page, re.M)}
+
+
+@pytest.mark.parametrize("text", ["data.json", "steps", "x.y", 'data="book.txt"', "weft", "weft/", "nn/mask.py", "F5"])
+def test_other_code_is_no_reference(text: str) -> None:
+    assert references.find(text) is None
+
+
+def test_every_command_has_a_section_in_the_reference() -> None:
+    sections = anchors(generated.commands())
     for name in references.commands():
-        assert f"({references.command(name)})=" in page
+        assert references.command(name) in sections
     assert references.command("weft config show") == "weft-config-show"
     assert references.command("weft train --resume runs/x") == "weft-train"
 
 
 def schema_keys(schema: dict[str, Any], node: dict[str, Any], inside: str = "") -> Iterator[str]:
-    """Every dotted key that the JSON Schema of recipes allows."""
+    """Yield every dotted key that the JSON Schema of recipes allows."""
     parts = [*node.get("anyOf", ()), *node.get("oneOf", ())] + ([node["items"]] if "items" in node else [])
     for part in parts:
         yield from schema_keys(schema, part, inside)
     if "$ref" in node:
         yield from schema_keys(schema, schema["$defs"][node["$ref"].rpartition("/")[2]], inside)
-    for name, its in node.get("properties", {}).items():
+    for name, field in node.get("properties", {}).items():
         yield f"{inside}{name}"
-        yield from schema_keys(schema, its, f"{inside}{name}.")
+        yield from schema_keys(schema, field, f"{inside}{name}.")
 
 
 def test_no_key_of_the_recipe_is_missing() -> None:
     schema = Recipe.model_json_schema()
-    assert set(schema_keys(schema, schema)) == set(references.keys())
+    assert set(schema_keys(schema, schema)) == set(references.setting_anchors())
 
 
-def test_every_key_says_what_it_means() -> None:
-    silent = []
+def test_every_key_has_a_description() -> None:
+    missing = []
     for name, kinds in references.tables().items():
-        for kind in kinds if references.first(name) == name else ():
+        for kind in kinds if references.described_at(name) == name else ():
             assert kind.__doc__, f"{kind.__name__} has no docstring"
-            for key, its in kind.model_fields.items():
-                if key != "kind" and not (its.description or generated.about(f"{name}.{key}".lstrip("."))):
-                    silent.append(f"{kind.__name__}.{key}")
-    assert not silent
+            for key, field in kind.model_fields.items():
+                if key != "kind" and not (field.description or generated.about_table(f"{name}.{key}".lstrip("."))):
+                    missing.append(f"{kind.__name__}.{key}")
+    assert not missing
 
 
 def test_every_command_has_an_example() -> None:
     page = generated.commands()
     sections = dict(re.findall(r"^### `([^`]+)`\n(.*?)(?=^##|\Z)", page, re.M | re.S))
-    examples = {name: "\n".join(re.findall(r"```sh\n(.*?)```", text, re.S)) for name, text in sections.items()}
+    examples = {name: "\n".join(re.findall(r"```bash\n(.*?)```", text, re.S)) for name, text in sections.items()}
     assert [name for name, text in sections.items() if "[OPTIONS]" in text and name not in examples[name]] == []
 
 

@@ -34,5 +34,4 @@ def test_intervals_cover_the_true_value() -> None:
 
 
 def test_equal_sections_have_an_interval_of_width_zero() -> None:
-    low, high = ratio_interval([3.0] * 5, [2.0] * 5, weights(5))
-    assert low == high == 1.5
+    assert ratio_interval([3.0] * 5, [2.0] * 5, weights(5)) == (1.5, 1.5)

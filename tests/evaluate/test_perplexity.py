@@ -15,10 +15,9 @@ from weft.errors import DataError
 from weft.evaluate.perplexity import Score, ScoringOptions, ngram_token_scores, token_losses, token_scores, windows
 from weft.models.base import LanguageModel
 from weft.models.build import build
-from weft.models.config import Decoder, NGram, Recurrent
+from weft.models.config import NGram, Recurrent
 from weft.models.ngram import NGram as NGramModel
-from weft.nn.config import Attention, Gated, RMSNorm
-from weft.nn.position_config import Rotary
+from weft.models.presets import llama
 
 
 def tokens(ids: list[int], size: int | None = None, starts: tuple[int, ...] = (0,)) -> Tokens:
@@ -27,22 +26,8 @@ def tokens(ids: list[int], size: int | None = None, starts: tuple[int, ...] = (0
     return held.tokens(np.array(ids), list(starts), [total, *[0] * (len(starts) - 1)])
 
 
-def decoder() -> LanguageModel:
-    torch.manual_seed(0)
-    config = Decoder(
-        vocab_size=11,
-        layers=1,
-        d_model=8,
-        attention=Attention(heads=2),
-        feedforward=Gated(d_ff=16),
-        norm=RMSNorm(),
-        position=Rotary(),
-        dropout=0.5,
-    )
-    return build(config)
-
-
-MODEL = decoder()
+torch.manual_seed(0)
+MODEL = build(llama(1, 8, 2, d_ff=16, vocab_size=11, tied=True, dropout=0.5))
 IDS = torch.randint(0, 11, (50,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
@@ -50,16 +35,15 @@ def score(model: LanguageModel, text: Tokens, options: ScoringOptions, limit: in
     return Score.of(token_scores(model, text, options, limit=limit), text, limit)
 
 
-def ngram_score(model: NGramModel, text: Tokens) -> Score:
-    return Score.of([ngram_token_scores(model, text)], text)
+@torch.no_grad()
+def forward_loss(model: LanguageModel, ids: list[int]) -> float:
+    logits = model(torch.tensor([ids[:-1]]))[0]
+    return float(torch.nn.functional.cross_entropy(logits.double(), torch.tensor(ids[1:]), reduction="sum"))
 
 
 def direct(ids: list[int]) -> float:
     """Σ −log p of ids[1:] in one forward pass."""
-    MODEL.eval()
-    with torch.no_grad():
-        logits = MODEL(torch.tensor([ids[:-1]]))[0]
-    return float(torch.nn.functional.cross_entropy(logits.double(), torch.tensor(ids[1:]), reduction="sum"))
+    return forward_loss(MODEL.eval(), ids)
 
 
 @given(st.integers(2, 60), st.integers(1, 20), st.integers(0, 20))
@@ -99,12 +83,8 @@ def test_with_a_token_before_the_text_its_first_token_counts() -> None:
 
 def test_a_stride_gives_every_token_more_context() -> None:
     result = score(MODEL, tokens(IDS), ScoringOptions(12, stride=1))
-    expected = direct(IDS[:13])
-    MODEL.eval()
-    for i in range(13, 50):
-        with torch.no_grad():
-            logits = MODEL(torch.tensor([IDS[i - 12 : i]]))[0, -1]
-        expected += float(-logits.double().log_softmax(-1)[IDS[i]])
+    # the last token of each window: a loss of 13 tokens without that of the first 12
+    expected = direct(IDS[:13]) + sum(direct(IDS[i - 12 : i + 1]) - direct(IDS[i - 12 : i]) for i in range(13, 50))
     assert result.tokens == 49
     assert result.nats == pytest.approx(expected, rel=1e-5)
 
@@ -129,22 +109,21 @@ def test_scoring_does_not_change_the_model() -> None:
 def test_recurrent_models_are_scored() -> None:
     torch.manual_seed(0)
     model = build(Recurrent(vocab_size=11, d_model=8, cell="lstm"))
-    with torch.no_grad():
-        logits = model(torch.tensor([IDS[:-1]]))[0]
-    expected = torch.nn.functional.cross_entropy(logits, torch.tensor(IDS[1:]), reduction="sum")
-    assert score(model, tokens(IDS), ScoringOptions(100)).nats == pytest.approx(float(expected), rel=1e-5)
+    expected = forward_loss(model, IDS)
+    assert score(model, tokens(IDS), ScoringOptions(100)).nats == pytest.approx(expected, rel=1e-5)
 
 
 def test_ngram_scores_agree_with_windows() -> None:
     model = NGramModel(NGram(vocab_size=11, order=3))
     model.fit(np.array(IDS[:40]))
-    looked_up = ngram_score(model, tokens(IDS))
-    assert looked_up.tokens == 50
+
+    def nats(ids: list[int], starts: tuple[int, ...] = (0,)) -> list[float]:
+        return ngram_token_scores(model, tokens(ids, starts=starts), limit=None, unscored=()).nats.tolist()
+
     windowed = score(model, tokens(IDS), ScoringOptions(64))  # without the first token, which has no context
     first = -float(model.log_prob(np.array(IDS[:1]))[0])
-    assert looked_up.nats == pytest.approx(windowed.nats + first, rel=1e-4)
-    parts = [ngram_score(model, tokens(ids)).nats for ids in (IDS[:20], IDS[20:])]
-    assert ngram_score(model, tokens(IDS, starts=(0, 20))).nats == pytest.approx(sum(parts), rel=1e-5)
+    assert sum(nats(IDS)) == pytest.approx(windowed.nats + first, rel=1e-4) and len(nats(IDS)) == 50
+    assert nats(IDS, (0, 20)) == pytest.approx([*nats(IDS[:20]), *nats(IDS[20:])], rel=1e-5)
 
 
 def test_a_limit_scores_the_first_tokens() -> None:

@@ -41,18 +41,12 @@ def read(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """One text with several models and tokenizers, each with at least one of the texts."""
     folder = tmp_path_factory.mktemp("read")
     text, names = request.param
-    if text == "book":
-        source = folder / "book.txt"
-        source.write_text(TEXT, encoding="utf-8")
-    else:
-        source = folder / "rows.jsonl"
-        source.write_text("\n".join(json.dumps({"text": row}) for row in ROWS), encoding="utf-8")
+    source = folder / ("book.txt" if text == "book" else "rows.jsonl")
+    rows = "\n".join(json.dumps({"text": row}) for row in ROWS)
+    source.write_text(TEXT if text == "book" else rows, encoding="utf-8")
     data = [f"data.sources=[{str(source)!r}]", "data.validation.kind=tail", "data.validation.fraction=0.5"]
-    readers = {name: READERS[name] for name in names}
-    return {
-        name: prepared(folder / name, preset, kind, [*data, *changes])
-        for name, (preset, kind, changes) in readers.items()
-    }
+    readers = ((name, *READERS[name]) for name in names)
+    return {name: prepared(folder / name, preset, kind, [*data, *changes]) for name, preset, kind, changes in readers}
 
 
 def test_losses_add_up(read: dict[str, Any]) -> None:

@@ -11,12 +11,8 @@ from weft.evaluate.agreement import RatedPair, cosine, read_pairs, similarity
 
 stats = Later("scipy.stats")
 
-VECTORS = {
-    "cup": np.array([1.0, 0.1], dtype=np.float32),
-    "mug": np.array([0.9, 0.2], dtype=np.float32),
-    "sea": np.array([0.0, 1.0], dtype=np.float32),
-    "lake": np.array([0.3, 0.8], dtype=np.float32),
-}
+POINTS = {"cup": [1.0, 0.1], "mug": [0.9, 0.2], "sea": [0.0, 1.0], "lake": [0.3, 0.8]}
+VECTORS = {word: np.array(point, dtype=np.float32) for word, point in POINTS.items()}
 EXPECTED = [RatedPair("cup", "mug", 9.0), RatedPair("sea", "lake", 7.5), RatedPair("cup", "sea", 1.0)]
 
 
@@ -31,9 +27,8 @@ EXPECTED = [RatedPair("cup", "mug", 9.0), RatedPair("sea", "lake", 7.5), RatedPa
     ],
 )
 def test_formats(tmp_path: Path, content: str) -> None:
-    file = tmp_path / "pairs.txt"
-    file.write_text(content, newline="")
-    assert read_pairs(str(file)) == EXPECTED
+    (tmp_path / "pairs.txt").write_text(content, newline="")
+    assert read_pairs(str(tmp_path / "pairs.txt")) == EXPECTED
 
 
 def test_the_correlation_is_of_cosines_and_scores() -> None:
@@ -64,9 +59,8 @@ def test_words_without_a_vector_are_counted_and_named() -> None:
     ],
 )
 def test_files_without_pairs_are_refused(tmp_path: Path, content: str, message: str) -> None:
-    file = tmp_path / "pairs.txt"
-    file.write_text(content)
+    (tmp_path / "pairs.txt").write_text(content)
     with pytest.raises(DataError, match=message):
-        read_pairs(str(file))
+        read_pairs(str(tmp_path / "pairs.txt"))
     with pytest.raises(DataError, match="cannot be read"):
         read_pairs(str(tmp_path / "none.tsv"))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
+from tests.decode.fast.helpers import sharpen
 from tests.later import Later
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -16,19 +17,12 @@ from weft.api.load import load
 
 transformers = Later("transformers")
 
-TEXT = "".join(
-    f"The frog number {n} sat by  the river.\n\nDie Kröte, it's said, sang 漢字 {n * 37}.\r\n\t- one\n"
-    for n in range(4)
-)
+LINE = "The frog number {} sat by  the river.\n\nDie Kröte, it's said, sang 漢字 {}.\r\n\t- one\n"
+TEXT = "".join(LINE.format(n, n * 37) for n in range(4))
 SIZES: dict[str, dict[str, Any]] = {
     "GPT2LMHeadModel": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 48},
-    "LlamaForCausalLM": {
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "max_position_embeddings": 48,
-    },
+    "LlamaForCausalLM": {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    | {"num_attention_heads": 2, "max_position_embeddings": 48},
 }
 TEMPLATES = {"bpe": "$A", "sentencepiece": "<s> $A", "unigram": "<s> $A </s>", "wordpiece": "[CLS] $A [SEP]"}
 
@@ -76,9 +70,7 @@ def test_the_loss_equals_that_of_a_naive_loop(kind: str, tmp_path: Path) -> None
     made = getattr(transformers, "LlamaForCausalLM" if kind == "sentencepiece" else "GPT2LMHeadModel")
     torch.manual_seed(0)
     theirs = made(made.config_class(vocab_size=len(tokenizer), **SIZES[made.__name__])).eval()
-    with torch.no_grad():
-        for parameter in theirs.parameters():
-            parameter.mul_(8.0)  # far from uniform
+    sharpen(theirs, 8.0)
     theirs.save_pretrained(tmp_path / "theirs")
     tokenizer.save_pretrained(tmp_path / "theirs")
     import_model(tmp_path / "theirs", tmp_path / "run")

@@ -56,9 +56,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_a_small_vocabulary_has_no_advantage(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
     found = {}
     for name, path in runs.items():
-        capsys.readouterr()
         assert run(["evaluate", str(path), "--json"]) == 0
         found[name] = json.loads(capsys.readouterr().out)
     assert found["few"]["unknown_share"] > 0.5 > found["all"]["unknown_share"] >= found["bpe"]["unknown_share"] == 0.0

@@ -1,13 +1,12 @@
 """The view of attention: heads are chosen, followed and switched off, and the address gives the same view again."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.explorer.reading import At, saved_svg
 
 TEXT = "A tale is told, and then"
-At = Callable[..., str]
 
 
 def opened(page: Any, address: str) -> None:
@@ -114,9 +113,7 @@ def test_it_is_kept_as_svg_and_fits_a_phone(page: Any, at: At) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     opened(page, at("attention", model="gpt", text=TEXT, layer=0, head=1))
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    with page.expect_download() as download:
-        page.get_by_role("button", name="Save SVG").click()
-    saved = Path(download.value.path()).read_text("utf-8")
+    saved = saved_svg(page)
     assert saved.startswith("<svg") and "data:image/png;base64" in saved and "<path" in saved and "var(" not in saved
     assert "rgb(" not in saved and "color(" not in saved  # colours that every program reads
     assert page.locator(".att-queries button").last.text_content() in saved

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.explorer.reading import saved_svg
 from tests.serve.serving import RUNS, Served, served
 
 from weft.config import read_toml
@@ -113,9 +114,7 @@ def test_several_are_overlaid_and_compared(page: Any, at: Callable[..., str]) ->
     assert page.locator(".tools code").inner_text() == "weft runs diff runs/first runs/second"
     page.get_by_label("Step").fill("0")
     assert page.locator(".runs-text pre").all_inner_texts() == ["once upon", "once upon"] and "at=30" in page.url
-    with page.expect_download() as saved:
-        page.get_by_role("button", name="Save SVG").click()
-    text = Path(saved.value.path()).read_text()
+    text = saved_svg(page)
     assert text.count("<polyline") > 10 and "first, held out" in text and "var(--" not in text
     page.get_by_label("Find").fill("seco")
     page.get_by_text("1 of 2 runs").wait_for()

@@ -24,16 +24,6 @@ CONFIGS: dict[str, TrainedConfig] = {
 
 
 @pytest.fixture(scope="session")
-def texts() -> list[str]:
-    return TEXTS
-
-
-@pytest.fixture(scope="session")
-def configs() -> dict[str, TrainedConfig]:
-    return CONFIGS
-
-
-@pytest.fixture(scope="session")
 def tokenizers() -> dict[str, Tokenizer]:
     return {kind: build_tokenizer(config, TEXTS) for kind, config in CONFIGS.items()}
 

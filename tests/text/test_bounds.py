@@ -36,25 +36,14 @@ def template(single: list[dict[str, Any]], ids: int = 1) -> dict[str, Any]:
 
 TEN = replace({"String": "a"}, "a" * 10)
 TEXT, MARK = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<s>", "type_id": 0}}
-LONG = "x" * 2_100_000
+UNTYPED, BETWEEN = {"pattern": {"String": "a"}, "content": "a" * 10}, replace({"Regex": ""}, "b" * 9)
+LONG, LONGER = "x" * 2_100_000, "makes a text more than 64 times as long"
 BOMBS = {
-    "nine steps": (content(normalizer=sequence(*[TEN] * 9)), "its normalizer makes a text more than 64 times as long"),
-    "steps without types": (
-        content(normalizer={"normalizers": [{"pattern": {"String": "a"}, "content": "a" * 10}] * 9}),
-        "more than 64 times as long|did not match",
-    ),
-    "an expression per letter": (
-        content(normalizer=sequence(*[replace({"Regex": "a|b"}, "ab" * 8)] * 3)),
-        "more than 64 times as long",
-    ),
-    "between all letters": (
-        content(normalizer=sequence(replace({"Regex": ""}, "b" * 9), replace({"String": "b"}, "c" * 9))),
-        "more than 64 times as long",
-    ),
-    "a decoder": (
-        content(decoder={"type": "Sequence", "decoders": [TEN] * 9}),
-        "its decoder makes a text more than 64 times as long",
-    ),
+    "nine steps": (content(normalizer=sequence(*[TEN] * 9)), f"its normalizer {LONGER}"),
+    "steps without types": (content(normalizer={"normalizers": [UNTYPED] * 9}), f"{LONGER}|did not match"),
+    "an expression per letter": (content(normalizer=sequence(*[replace({"Regex": "a|b"}, "ab" * 8)] * 3)), LONGER),
+    "between all letters": (content(normalizer=sequence(BETWEEN, replace({"String": "b"}, "c" * 9))), LONGER),
+    "a decoder": (content(decoder={"type": "Sequence", "decoders": [TEN] * 9}), f"its decoder {LONGER}"),
     "many steps": (content(normalizer=sequence(*[{"type": "Lowercase"}] * 600)), "more than 512 steps"),
     "a large template": (content(post_processor=template([TEXT, *[MARK] * 3000])), "puts 3,001 tokens around"),
     "a token of many ids": (content(post_processor=template([MARK, TEXT], 40_000)), "puts 40,001 tokens around"),

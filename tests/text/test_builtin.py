@@ -86,16 +86,13 @@ def test_the_path_of_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert builtin.cache_folder() == Path("/elsewhere")
 
 
-def test_a_python_without_sources_is_refused(library: Path) -> None:
+def test_a_python_without_sources_and_unknown_names_are_refused(library: Path) -> None:
+    with pytest.raises(DataError, match=r"builtin:pyton: no such built-in corpus; did you mean 'python'\?"):
+        builtin.corpus("pyton")
     for file in library.rglob("*.py"):
         file.unlink()
     with pytest.raises(DataError, match="holds no Python sources"):
         builtin.corpus("python")
-
-
-def test_an_unknown_name_is_refused() -> None:
-    with pytest.raises(DataError, match=r"builtin:pyton: no such built-in corpus; did you mean 'python'\?"):
-        builtin.corpus("pyton")
 
 
 @pytest.mark.slow  # parses the whole standard library

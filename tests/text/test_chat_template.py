@@ -179,9 +179,8 @@ NESTED = """{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}
     ],
 )
 @pytest.mark.timeout(60)
-def test_templates_that_fail_or_never_end_are_refused_in_one_line(
-    plain: Tokenizer, template: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_and_endless_templates(plain: Tokenizer, template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are refused in one line."""
     monkeypatch.setattr(templates, "MAX_MILLISECONDS", 50)
     with pytest.raises(TokenizerError, match=r"^the chat template cannot be rendered: .") as raised:
         with_template(plain, template).chat(TALK)
@@ -195,11 +194,9 @@ WIDE = "('ba' * (8000000 + i))"
 @pytest.mark.parametrize(
     "work",
     [
-        *(
-            f"{WIDE} | {name} | list"
-            for name in ("unique", "sort", "groupby(0)", "batch(1)", "slice(9)", "map('upper')")
-        ),
-        *(f"{WIDE} | {name}" for name in ("list", "wordwrap(1)", "pprint", "urlize", "reverse | join('-')", "random")),
+        *(f"{WIDE} | {name} | list" for name in ("unique", "sort", "groupby(0)", "batch(1)", "slice(9)")),
+        *(f"{WIDE} | {name}" for name in ("map('upper') | list", "list", "wordwrap(1)", "pprint", "urlize")),
+        *(f"{WIDE} | {name}" for name in ("reverse | join('-')", "random")),
         *(f"{WIDE}.{name}" for name in ("split('a')", "replace('b', 'c' * 99999)", "zfill(10**9)", "splitlines()")),
         *(f"('a\n' * 8000000) | {name}" for name in ("indent(99)", "title", "trim | wordcount", "escape")),
         *("(10**10)**(10**8)", "lipsum(n=10**6)", "'x' | center(10**9)", "[cycler(*range(99999))] * 10**8"),
@@ -207,9 +204,7 @@ WIDE = "('ba' * (8000000 + i))"
     ],
 )
 @pytest.mark.timeout(60)
-def test_no_filter_test_method_or_operator_escapes_the_limits(
-    plain: Tokenizer, work: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_operation_escapes_the_limits(plain: Tokenizer, work: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "MAX_MILLISECONDS", 50)
     monkeypatch.setattr(templates, "MAX_MEMORY_BYTES", 1 << 28)
     chatty = with_template(plain, "{% for i in range(99999) %}\n{% set x = " + work + " %}{% endfor %}")
@@ -236,9 +231,7 @@ def test_ctrl_c_ends_a_template(plain: Tokenizer) -> None:
     assert quick.chat([]) == "x"
 
 
-def test_errors_name_the_file_the_line_and_the_reason(
-    plain: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_name_file_line_and_reason(plain: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "MAX_MILLISECONDS", 200)
     for template, reason in (
         ("\n\n" + ENDLESS.replace("BODY", ""), r"line 3: it takes more than 0\.2 seconds"),
@@ -254,9 +247,8 @@ def test_errors_name_the_file_the_line_and_the_reason(
             Tokenizer.load(tmp_path).chat(TALK)
 
 
-def test_the_child_process_imports_nothing_from_the_working_directory(
-    plain: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_child_imports_nothing_local(plain: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules in the working directory are not imported."""
     for name in ("json", "jinja2", "weft", "resource"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     monkeypatch.chdir(tmp_path)
@@ -294,22 +286,14 @@ def test_long_templates_and_unusual_characters(plain: Tokenizer) -> None:
     assert with_template(plain, long).chat([]) == long
 
 
+SLICED = """{% set rest = messages[1:] %}{%- for m in messages %}{% if loop.index > rest | length %}[INST]{% endif %}
+{%- for call in [m.content, m.role] %}{{ call | trim }}{% endfor %}{% endfor %}"""
+
+
 @pytest.mark.parametrize(
-    ("template", "words", "turns", "count"),
-    [
-        (
-            """{% set rest = messages[1:] %}{%- for m in messages %}{% if loop.index > rest | length %}[INST]{% endif %}
-{%- for call in [m.content, m.role] %}{{ call | trim }}{% endfor %}{% endfor %}""",
-            100,
-            3000,
-            1,
-        ),
-        (WITH_TOOLS, 600, 1000, 500),
-    ],
+    ("template", "words", "turns", "count"), [(SLICED, 100, 3000, 1), (WITH_TOOLS, 600, 1000, 500)]
 )
-def test_a_long_conversation_is_within_the_limits(
-    plain: Tokenizer, template: str, words: int, turns: int, count: int
-) -> None:
+def test_long_conversations_are_allowed(plain: Tokenizer, template: str, words: int, turns: int, count: int) -> None:
     content = "a word " * words
     messages = [{"role": "user" if n % 2 == 0 else "assistant", "content": content} for n in range(turns)]
     text = with_template(plain, template).chat(messages)
@@ -358,9 +342,7 @@ def test_invalid_settings_are_refused(plain: Tokenizer, settings: str, message: 
         ({"default": "no"}, None),
     ],
 )
-def test_the_default_of_several_templates_is_used(
-    plain: Tokenizer, value: Any, expected: str | None, tmp_path: Path
-) -> None:
+def test_the_default_template_is_used(plain: Tokenizer, value: Any, expected: str | None, tmp_path: Path) -> None:
     plain.save(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
     assert Tokenizer.load(tmp_path).chat_template == expected

@@ -21,9 +21,9 @@ BITS = [
     *["\u3000", "\u00ad", "ﬁ", "ａ", "▁", "▁▁", "<eos>", "<unk>", "[CLS]", "<0x0A>", "<|x|>", "\u0085", "हिन्दी", "กำ"],
     *["aa", "aaa"],
 ]  # fmt: skip
-TRAINING_TEXT = " ".join(
-    f"The frogs {n} sat by the river, and it's one frog's song.\nDie Kröte sang 漢字 {n * 7}.\n\n" for n in range(30)
-)
+SPECIAL = ["<unk>", "<eos>"]
+LINES = "The frogs {} sat by the river, and it's one frog's song.\nDie Kröte sang 漢字 {}.\n\n"
+TRAINING_TEXT = " ".join(LINES.format(n, n * 7) for n in range(30))
 
 
 def texts(seed: int, count: int = 60) -> list[str]:
@@ -46,11 +46,9 @@ def bpe(
         backend.pre_tokenizer = pre
         if normalizer is not None and not later:
             backend.normalizer = normalizer
-        bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
         alphabet = pre_tokenizers.ByteLevel.alphabet() if "ByteLevel" in str(pre) else []
-        trainer = trainers.BpeTrainer(
-            vocab_size=700, special_tokens=["<unk>", "<eos>", *bytes_], initial_alphabet=alphabet, show_progress=False
-        )
+        special = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256))]
+        trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=special, initial_alphabet=alphabet)
         backend.train_from_iterator([TRAINING_TEXT + "".join(BITS)], trainer)
         backend.decoder = decoders.ByteLevel() if alphabet else decoders.Metaspace()
         if later:
@@ -66,9 +64,7 @@ def unigram(pre: pre_tokenizers.PreTokenizer, normalizer: normalizers.Normalizer
         backend = tokenizers.Tokenizer(models.Unigram())
         backend.normalizer, backend.pre_tokenizer = normalizer, pre
         backend.decoder = decoders.Metaspace()
-        trainer = trainers.UnigramTrainer(
-            vocab_size=300, special_tokens=["<unk>", "<eos>"], unk_token="<unk>", show_progress=False
-        )
+        trainer = trainers.UnigramTrainer(vocab_size=300, special_tokens=SPECIAL, unk_token="<unk>")
         backend.train_from_iterator([TRAINING_TEXT + "".join(BITS)], trainer)
         return Tokenizer.from_json(backend.to_str())
 
@@ -93,9 +89,10 @@ def meta(scheme: Literal["always", "never", "first"], splits: bool = True) -> pr
     return pre_tokenizers.Metaspace(prepend_scheme=scheme, split=splits)
 
 
-SQUEEZED = normalizers.Sequence(
-    [normalizers.NFKC(), normalizers.Strip(left=True, right=True), normalizers.Replace(Regex(" {2,}"), " ")]
-)
+SPACES = normalizers.Strip(left=True, right=True), normalizers.Replace(Regex(" {2,}"), " ")
+SQUEEZED = normalizers.Sequence([normalizers.NFKC(), *SPACES])
+WORDS_THEN_METASPACE = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), meta("first")])
+byte_level = pre_tokenizers.ByteLevel
 LLAMA = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
 KINDS: dict[str, tuple[Callable[[], Tokenizer], SplitPoints | None]] = {
     "own-byte": (trained(Byte()), "anywhere"),
@@ -104,36 +101,20 @@ KINDS: dict[str, tuple[Callable[[], Tokenizer], SplitPoints | None]] = {
     "own-bpe": (trained(BPE()), "lines"),
     "own-wordpiece": (trained(WordPiece()), "lines"),
     "own-unigram": (trained(Unigram()), "spaces"),
-    "gpt-2": (bpe(pre_tokenizers.ByteLevel(add_prefix_space=False)), "lines"),
-    "roberta": (bpe(pre_tokenizers.ByteLevel(add_prefix_space=True)), "lines"),
+    "gpt-2": (bpe(byte_level(False)), "lines"),
+    "roberta": (bpe(byte_level(True)), "lines"),
     "llama-3": (bpe(split(PATTERNS["cl100k"])), "lines"),
     "gpt-4o": (bpe(split(PATTERNS["o200k"]), normalizers.NFC()), "lines"),
     "qwen-2": (bpe(split(PATTERNS["qwen2"]), normalizers.NFKC()), "lines"),
-    "smollm": (
-        bpe(pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)])),
-        "lines",
-    ),
-    "prefix-after-digits": (
-        bpe(pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=True)])),
-        "spaces",
-    ),
+    "smollm": (bpe(pre_tokenizers.Sequence([pre_tokenizers.Digits(True), byte_level(False)])), "lines"),
+    "prefix-after-digits": (bpe(pre_tokenizers.Sequence([pre_tokenizers.Digits(True), byte_level(True)])), "spaces"),
     "gemma": (bpe(meta("never")), "spaces"),
     "metaspace-always": (bpe(meta("always"), normalizers.NFC()), "spaces"),
     "llama-2": (bpe(meta("always"), LLAMA, later=True), "spaces"),
     "one-word": (bpe(meta("first", False)), None),  # its merges cross words
     "t5": (unigram(meta("always"), SQUEEZED), "spaces"),
-    "words-then-metaspace": (
-        unigram(pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), meta("first")]), SQUEEZED),
-        "lines",
-    ),
-    "added": (
-        added(
-            bpe(pre_tokenizers.ByteLevel(add_prefix_space=False)),
-            AddedToken("  "),
-            AddedToken("frog", single_word=True),
-        ),
-        "lines",
-    ),
+    "words-then-metaspace": (unigram(WORDS_THEN_METASPACE, SQUEEZED), "lines"),
+    "added": (added(bpe(byte_level(False)), AddedToken("  "), AddedToken("frog", single_word=True)), "lines"),
     "added-metaspace": (added(bpe(meta("always")), AddedToken("frog"), AddedToken(" ")), "spaces"),
     "added-across": (added(trained(BPE()), AddedToken("frog the")), None),
     "added-strips": (added(trained(BPE()), AddedToken("frog", rstrip=True)), None),

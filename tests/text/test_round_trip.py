@@ -85,32 +85,22 @@ def test_half_a_character_is_held_back_and_replaced_at_the_end(tokenizers: dict[
     assert stream.flush() == "�" == byte.decode([first])
 
 
-def test_a_char_tokenizer_spells_unseen_characters_in_bytes(tokenizers: dict[str, Tokenizer]) -> None:
+def test_unseen_characters_become_bytes_or_unknown(tokenizers: dict[str, Tokenizer]) -> None:
     char = tokenizers["char"]
     assert [char.token(id) for id in char.encode("xñ")] == ["x", "<0xC3>", "<0xB1>"]
-
-
-def test_a_char_tokenizer_without_bytes_has_characters_and_special_tokens() -> None:
     compact = build_tokenizer(Char(fallback="unk"), ["hello"])
     assert compact.vocab_size == 4 + len(set("hello"))
     assert compact.decode(compact.encode("hole")) == "hole"
     assert compact.encode("hat") == [compact.id("h"), compact.unk_id, compact.unk_id]
 
 
-def test_values_that_are_no_text_are_refused(tokenizers: dict[str, Tokenizer]) -> None:
-    tokenizer = tokenizers["bpe"]
+@pytest.mark.parametrize("value", [5, "\ud800", "ok \udfff", "\ude00\ud83d"])
+def test_values_that_are_no_text_are_refused(tokenizer: Tokenizer, value: Any) -> None:
+    message = "^5: expected a text, not int" if value == 5 else r"lone surrogate, U\+D[8-F]"
     encoders: list[Callable[[Any], Any]] = [tokenizer.encode, tokenizer.token_spans]
-    for encode in (*encoders, lambda value: tokenizer.encode_batch([value])):
-        with pytest.raises(TokenizerError, match=r"^5: expected a text, not int"):
-            encode(5)
-
-
-@pytest.mark.parametrize("broken", ["\ud800", "ok \udfff", "\ude00\ud83d"])
-def test_lone_surrogates_are_refused(tokenizer: Tokenizer, broken: str) -> None:
-    encoders: list[Callable[[str], Any]] = [tokenizer.encode, tokenizer.token_spans]
-    for encode in (*encoders, lambda text: tokenizer.encode_batch(["fine", text])):
-        with pytest.raises(TokenizerError, match=r"lone surrogate, U\+D[8-F]"):
-            encode(broken)
+    for encode in (*encoders, lambda value: tokenizer.encode_batch(["fine", value])):
+        with pytest.raises(TokenizerError, match=message):
+            encode(value)
 
 
 def test_ids_outside_the_vocabulary_are_refused(tokenizer: Tokenizer) -> None:

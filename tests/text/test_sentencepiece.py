@@ -4,9 +4,12 @@ import io
 import random
 import struct
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.text.conftest import TEXTS
 
 from weft.errors import TokenizerError
 from weft.text.config import Pretrained
@@ -16,19 +19,9 @@ from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 LOOK_ALIKE = "</s><s><unk> <0x41>"
 HARD = [
-    "",
-    " ",
-    "  two  spaces ",
-    "a\tb\nc\r\nd",
-    "naïve café ﬁne ①½ ｆｕｌｌ",
-    "日本語 한국어 🙂 e\u0301 \u00a0x\u200by",
-    unicodedata.normalize("NFD", "한국어 Việt"),
-    LOOK_ALIKE,
-    "aaaaaaaaaaaaaaaaaaa",
-    "a<sep>b <sep> c<sep><sep>",
-    "<sep>begins, and ends <sep>",
-    "▁x ▁▁",
-    "line\nand line\n",
+    *["", " ", "  two  spaces ", "a\tb\nc\r\nd", "naïve café ﬁne ①½ ｆｕｌｌ", "aaaaaaaaaaaaaaaaaaa", "▁x ▁▁"],
+    *["日本語 한국어 🙂 e\u0301 \u00a0x\u200by", unicodedata.normalize("NFD", "한국어 Việt"), LOOK_ALIKE],
+    *["a<sep>b <sep> c<sep><sep>", "<sep>begins, and ends <sep>", "line\nand line\n"],
 ]
 
 
@@ -129,6 +122,14 @@ def test_another_vocabulary_changes_the_ids() -> None:
 # ---- against SentencePiece itself
 
 
+def train_sentencepiece(texts: Sequence[str], kind: str, vocab_size: int, **options: object) -> tuple[bytes, Any]:
+    """The file of a trained model, and SentencePiece's processor of it."""
+    theirs, file = pytest.importorskip("sentencepiece", reason="sentencepiece is not installed"), io.BytesIO()
+    options |= {"model_type": kind, "vocab_size": vocab_size, "hard_vocab_limit": False, "num_threads": 1}
+    theirs.SentencePieceTrainer.train(sentence_iterator=iter(texts), model_writer=file, minloglevel=2, **options)
+    return file.getvalue(), theirs.SentencePieceProcessor(model_proto=file.getvalue())
+
+
 @pytest.mark.parametrize("kind", ["unigram", "bpe", "char"])
 @pytest.mark.parametrize(
     "options",
@@ -140,27 +141,15 @@ def test_another_vocabulary_changes_the_ids() -> None:
     ],
     ids=["plain", "bytes", "symbols", "bare"],
 )
-def test_sentencepiece_agrees(kind: str, options: dict[str, object], tmp_path: Path, texts: list[str]) -> None:
-    theirs = pytest.importorskip("sentencepiece", reason="sentencepiece is not installed")
-    file = io.BytesIO()
-    theirs.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts),
-        model_writer=file,
-        model_type=kind,
-        vocab_size=420 if "byte_fallback" in options else 150,
-        hard_vocab_limit=False,
-        num_threads=1,
-        minloglevel=2,
-        **options,
-    )
-    (tmp_path / "x.model").write_bytes(file.getvalue())
+def test_sentencepiece_agrees(kind: str, options: dict[str, object], tmp_path: Path) -> None:
+    file, theirs = train_sentencepiece(TEXTS, kind, 420 if "byte_fallback" in options else 150, **options)
+    (tmp_path / "x.model").write_bytes(file)
     ours = build_tokenizer(Pretrained(path=str(tmp_path / "x.model")))
-    theirs = theirs.SentencePieceProcessor(model_proto=file.getvalue())
     assert ours.vocab_size == theirs.get_piece_size()
     roles = {"unk_id": theirs.unk_id(), "bos_id": theirs.bos_id(), "eos_id": theirs.eos_id()}
     assert {name: getattr(ours, name) for name in roles} == roles
     assert ours.pad_id == (3 if "pad_id" in options else None)
-    for text in [*texts[:4], *HARD]:
+    for text in [*TEXTS[:4], *HARD]:
         ids = theirs.encode(text)
         assert ours.encode(text) == ids, text
         if theirs.unk_id() not in ids:
@@ -168,26 +157,17 @@ def test_sentencepiece_agrees(kind: str, options: dict[str, object], tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe", "char"])
-def test_pieces_of_another_vocabulary(kind: str, texts: list[str]) -> None:
+def test_pieces_of_another_vocabulary(kind: str) -> None:
     """As in CTranslate2 and Marian: SentencePiece segments, and pieces that the vocabulary lacks are unknown."""
-    theirs = pytest.importorskip("sentencepiece", reason="sentencepiece is not installed")
-    file = io.BytesIO()
-    theirs.SentencePieceTrainer.train(
-        sentence_iterator=iter(["the cat sat on the mat", "a dog and a cat", "the mat is red, the dog is not"]),
-        model_writer=file,
-        model_type=kind,
-        vocab_size=30,
-        hard_vocab_limit=False,
-        minloglevel=2,
-    )
-    cutter = theirs.SentencePieceProcessor(model_proto=file.getvalue())
+    texts = ["the cat sat on the mat", "a dog and a cat", "the mat is red, the dog is not"]
+    file, cutter = train_sentencepiece(texts, kind, 30)
     pieces = [cutter.id_to_piece(id) for id in range(cutter.get_piece_size())]
     order = ["</s>", "▁Hund", "é", "<unk>", "house", *reversed(pieces[3:]), "<s>", "п", "р", "▁caté", "<pad>"]
     vocabulary, rng = {token: id for id, token in enumerate(order)}, random.Random(0)
-    backend, roles = to_tokenizer(file.getvalue(), vocabulary)
+    backend, roles = to_tokenizer(file, vocabulary)
     ours = Tokenizer.from_json(backend.to_str(), {**roles, "pad": "<pad>"})
     words = ["the ", "cat", "é", "п", "пр", "привет", "東", "🙂", " house", "Hund", *pieces[:3], "<pad>", "zz", " "]
-    for text in [*texts[:4], *("".join(rng.choices(words, k=rng.randrange(1, 7))) for _ in range(300))]:
+    for text in [*TEXTS[:4], *("".join(rng.choices(words, k=rng.randrange(1, 7))) for _ in range(300))]:
         expected = [vocabulary.get(piece, vocabulary["<unk>"]) for piece in cutter.encode(text, out_type=str)]
         assert ours.encode(text) == expected, text
 

@@ -19,11 +19,8 @@ from weft.text.grammars import rewriting, sentences
 from weft.text.grammars.rng import Rng
 
 ROWS = 1000  # of a split that are checked
-COLUMNS = {
-    "sentiment": ("text", "label"),
-    "questions": ("context", "question", "answer", "source", "target"),
-    "chatter": ("messages",),
-}
+QUESTIONS = ("context", "question", "answer", "source", "target")
+COLUMNS = {"sentiment": ("text", "label"), "questions": QUESTIONS, "chatter": ("messages",)}
 
 
 def first_rows(name: str, split: Side, count: int) -> Iterator[dict[str, Any]]:
@@ -114,9 +111,8 @@ def test_spoken_years(year: int, words: str) -> None:
 
 
 def test_spelled_days() -> None:
-    assert rewriting._spell_date(rewriting.DATE_FORMATS[0], datetime.date(1999, 5, 3)) == (
-        "the third of May, nineteen ninety-nine"
-    )
+    spelled = rewriting._spell_date(rewriting.DATE_FORMATS[0], datetime.date(1999, 5, 3))
+    assert spelled == "the third of May, nineteen ninety-nine"
     assert [rewriting.ordinal(day) for day in (1, 12, 20, 21, 30, 31)] == [
         "first", "twelfth", "twentieth", "twenty-first", "thirtieth", "thirty-first",
     ]  # fmt: skip
@@ -211,12 +207,8 @@ def parse_statement(statement: str) -> tuple[dict[str, Any], str, str, str]:
 
 
 def test_names_follow_zipfs_law() -> None:
-    counts = Counter(
-        name
-        for row in first_rows("questions", "train", ROWS)
-        for name in sentences.QUESTIONS["names"]
-        if name in row["context"]
-    )
+    stories, names = [row["context"] for row in first_rows("questions", "train", ROWS)], sentences.QUESTIONS["names"]
+    counts = Counter(name for story in stories for name in names if name in story)
     assert [name for name, _ in counts.most_common(2)] == ["Anna", "Omar"]
     assert counts["Anna"] > 4 * counts["Ivan"] > 0
 

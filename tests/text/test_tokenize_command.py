@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from tests.text.conftest import TEXTS
 from typer.testing import CliRunner, Result
 
 from weft.cli.tokenize import tokenize
@@ -20,8 +21,8 @@ def run(*words: str, **options: object) -> Result:
 
 
 @pytest.fixture
-def corpus(tmp_path: Path, texts: list[str]) -> str:
-    (tmp_path / "corpus.txt").write_text("\n".join(texts))
+def corpus(tmp_path: Path) -> str:
+    (tmp_path / "corpus.txt").write_text("\n".join(TEXTS))
     return str(tmp_path / "corpus.txt")
 
 
@@ -48,14 +49,12 @@ def test_kinds_are_trained_on_data(kind: str, corpus: str) -> None:
     assert answer["bytes_per_token"] == pytest.approx(13 / answer["tokens"], abs=1e-4)
 
 
-def test_a_file_standard_input_and_a_finished_tokenizer(
-    corpus: str, tmp_path: Path, tokenizers: dict[str, Tokenizer], texts: list[str]
-) -> None:
+def test_a_file_and_standard_input_are_tokenized(corpus: str, tmp_path: Path, tokenizers: dict[str, Tokenizer]) -> None:
     tokenizers["bpe"].save(tmp_path / "run")
-    expected = tokenizers["bpe"].encode("\n".join(texts))
+    expected = tokenizers["bpe"].encode("\n".join(TEXTS))
     for result in (
         run(corpus, "--tokenizer", str(tmp_path / "run")),
-        run("-", "--tokenizer", str(tmp_path / "run" / "tokenizer.json"), input="\n".join(texts)),
+        run("-", "--tokenizer", str(tmp_path / "run" / "tokenizer.json"), input="\n".join(TEXTS)),
     ):
         assert [int(line.split("\t")[0]) for line in result.output.splitlines()] == expected
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers as backend
+from tests.text.conftest import TEXTS
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from weft.errors import TokenizerError
@@ -22,46 +23,60 @@ from weft.text.tokenizer import Tokenizer, build_tokenizer
 LOOK_ALIKE = "a <eos> <bos><pad> [MASK] [CLS] <unk> </s> <0x41> b"
 
 
+@pytest.fixture
+def byte(tokenizers: dict[str, Tokenizer]) -> Tokenizer:
+    return tokenizers["byte"]
+
+
+@pytest.fixture
+def bpe(tokenizers: dict[str, Tokenizer]) -> Tokenizer:
+    return tokenizers["bpe"]
+
+
+def foreign_unigram(special: list[str], *pieces: str) -> backend.Tokenizer:
+    """Another program's unigram model, which begins with special tokens; the last of them is unk."""
+    vocab = [*((token, 0.0) for token in special), *((piece, -3.0) for piece in pieces)]
+    foreign = backend.Tokenizer(models.Unigram(vocab, unk_id=len(special) - 1))
+    foreign.pre_tokenizer, foreign.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    foreign.add_special_tokens(special)
+    return foreign
+
+
 # ---- files
 
 
 @pytest.mark.parametrize("name", ["run", "run/tokenizer.json"])
-def test_a_saved_tokenizer_is_unchanged(tokenizer: Tokenizer, tmp_path: Path, name: str, texts: list[str]) -> None:
+def test_a_saved_tokenizer_is_unchanged(tokenizer: Tokenizer, tmp_path: Path, name: str) -> None:
     tokenizer.chat_template = None
     tokenizer.save(tmp_path / name)
     loaded = Tokenizer.load(tmp_path / name)
     assert loaded.fingerprint == tokenizer.fingerprint
     assert (loaded.kind, loaded.roles, loaded.vocab_size) == (tokenizer.kind, tokenizer.roles, tokenizer.vocab_size)
-    for text in [*texts, LOOK_ALIKE]:
+    for text in [*TEXTS, LOOK_ALIKE]:
         assert loaded.encode(text) == tokenizer.encode(text)
     assert build_tokenizer(Pretrained(path=str(tmp_path / name)), ["ignored"]).fingerprint == tokenizer.fingerprint
     assert sorted(file.name for file in (tmp_path / "run").iterdir()) == ["tokenizer.json", "tokenizer_config.json"]
 
 
-def test_transformers_loads_it_and_agrees(tokenizer: Tokenizer, tmp_path: Path, texts: list[str]) -> None:
+def test_transformers_loads_it_and_agrees(tokenizer: Tokenizer, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     tokenizer.save(tmp_path)
     for loader in (transformers.AutoTokenizer, transformers.PreTrainedTokenizerFast):
         theirs = loader.from_pretrained(tmp_path)
         assert len(theirs) == tokenizer.vocab_size
         assert (theirs.pad_token_id, theirs.eos_token_id) == (tokenizer.pad_id, tokenizer.eos_id)
-        for text in [*texts[:4], "unseen: ñandú 𝄞\r\n"]:
+        for text in [*TEXTS[:4], "unseen: ñandú 𝄞\r\n"]:
             ids = theirs(text, add_special_tokens=False)["input_ids"]
             assert ids == tokenizer.encode(text)
             assert theirs.decode(ids) == tokenizer.decode(ids, specials=True)
+        if tokenizer.kind == "wordpiece":  # a sentence has BERT's frame
+            framed = [tokenizer.cls_id, *tokenizer.encode("the fox"), tokenizer.sep_id]
+            assert theirs("the fox")["input_ids"] == framed
 
 
-def test_transformers_frames_a_sentence_of_a_bert_file(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    piece = tokenizers["wordpiece"]
-    piece.save(tmp_path)
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert theirs("the fox")["input_ids"] == [piece.cls_id, *piece.encode("the fox"), piece.sep_id]
-
-
-def test_roles_come_from_tokenizer_config_or_customary_names(tmp_path: Path, texts: list[str]) -> None:
+def test_roles_come_from_tokenizer_config_or_customary_names(tmp_path: Path) -> None:
     specials = Specials(pad="<nothing>", bos="<s>", eos="</s>")
-    build_tokenizer(BPE(specials=specials), texts).save(tmp_path)
+    build_tokenizer(BPE(specials=specials), TEXTS).save(tmp_path)
     assert Tokenizer.load(tmp_path).roles == specials.roles()
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": {"content": "</s>"}, "mask_token": "[ABSENT]"}')
     assert Tokenizer.load(tmp_path).roles == {"eos": "</s>"}
@@ -80,10 +95,8 @@ def test_roles_come_from_tokenizer_config_or_customary_names(tmp_path: Path, tex
         ("tokenizer_config.json", "[]", "expected a JSON object"),
     ],
 )
-def test_broken_files_are_named(
-    tokenizers: dict[str, Tokenizer], tmp_path: Path, name: str, content: str, message: str
-) -> None:
-    tokenizers["byte"].save(tmp_path)
+def test_broken_files_are_named(byte: Tokenizer, tmp_path: Path, name: str, content: str, message: str) -> None:
+    byte.save(tmp_path)
     (tmp_path / name).write_text(content)
     with pytest.raises(TokenizerError, match=message) as raised:
         Tokenizer.load(tmp_path)
@@ -101,10 +114,8 @@ def test_missing_and_binary_files_are_refused(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
-def test_a_failed_write_keeps_the_old_file(
-    tokenizers: dict[str, Tokenizer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenizers["byte"].save(tmp_path)
+def test_a_failed_write_keeps_the_old_file(byte: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    byte.save(tmp_path)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
 
     def full(handle: int) -> None:
@@ -112,31 +123,26 @@ def test_a_failed_write_keeps_the_old_file(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(TokenizerError, match="cannot be written: No space left on device"):
-        tokenizers["char"].save(tmp_path)
+        build_tokenizer(BPE(), TEXTS).save(tmp_path)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
-def test_saved_files_have_the_usual_permissions(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
-    tokenizers["byte"].save(tmp_path)
+def test_saved_files_have_the_usual_permissions(byte: Tokenizer, tmp_path: Path) -> None:
+    byte.save(tmp_path)
     (tmp_path / "plain").touch()
     expected = stat.S_IMODE((tmp_path / "plain").stat().st_mode)
     assert stat.S_IMODE((tmp_path / "tokenizer.json").stat().st_mode) == expected
 
 
-def test_padding_and_truncation_of_a_foreign_file_are_ignored(
-    tokenizers: dict[str, Tokenizer], texts: list[str]
-) -> None:
-    foreign = backend.Tokenizer.from_str(tokenizers["bpe"].to_json())
+def test_padding_and_truncation_of_a_foreign_file_are_ignored(bpe: Tokenizer) -> None:
+    foreign = backend.Tokenizer.from_str(bpe.to_json())
     foreign.enable_truncation(3)
     foreign.enable_padding(length=3)
-    assert Tokenizer.from_json(foreign.to_str()).encode(texts[0]) == tokenizers["bpe"].encode(texts[0])
+    assert Tokenizer.from_json(foreign.to_str()).encode(TEXTS[0]) == bpe.encode(TEXTS[0])
 
 
 def test_a_foreign_unigram_model_finds_no_special_tokens_in_a_text() -> None:
-    vocab = [("</s>", 0.0), ("<unk>", 0.0), *((piece, -3.0) for piece in ("▁", "a", "<", "/", "s", ">"))]
-    foreign = backend.Tokenizer(models.Unigram(vocab, unk_id=1))
-    foreign.pre_tokenizer, foreign.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    foreign.add_special_tokens(["</s>", "<unk>"])
+    foreign = foreign_unigram(["</s>", "<unk>"], "▁", "a", "<", "/", "s", ">")
     ours = Tokenizer.from_json(foreign.to_str())
     assert [ours.token(id) for id in ours.encode("a</s>")] == ["▁", "a", "<", "/", "s", ">"]
     assert ours.decode(ours.encode("a </s> a")) == "a </s> a"
@@ -153,8 +159,7 @@ def test_decoders_that_look_ahead_are_refused() -> None:
 # ---- special tokens
 
 
-def test_special_tokens_are_added_on_request_only(tokenizers: dict[str, Tokenizer]) -> None:
-    bpe = tokenizers["bpe"]
+def test_special_tokens_are_added_on_request_only(bpe: Tokenizer) -> None:
     assert bpe.encode("fox", bos=True, eos=True) == [bpe.bos_id, *bpe.encode("fox"), bpe.eos_id]
     assert bpe.encode("<bos>fox<eos>", specials=True) == [bpe.bos_id, *bpe.encode("fox"), bpe.eos_id]
     assert bpe.encode("<bos>fox<eos>") != bpe.encode("<bos>fox<eos>", specials=True)
@@ -167,48 +172,38 @@ def test_decoding_leaves_special_tokens_out_by_default(tokenizers: dict[str, Tok
     assert word.decode(ids, specials=True) == "<bos> The <unk> fox <eos>"
 
 
-def test_an_unknown_piece_is_left_out(tokenizers: dict[str, Tokenizer]) -> None:
-    vocab = [("<unk>", 0.0), *((piece, -3.0) for piece in ("▁", "a", "b"))]
-    foreign = backend.Tokenizer(models.Unigram(vocab, unk_id=0))
-    foreign.pre_tokenizer, foreign.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    foreign.add_special_tokens(["<unk>"])
-    ours = Tokenizer.from_json(foreign.to_str())
+def test_an_unknown_piece_is_left_out() -> None:
+    ours = Tokenizer.from_json(foreign_unigram(["<unk>"], "▁", "a", "b").to_str())
     assert ours.unk_id in ours.encode("a x b")
     assert ours.decode(ours.encode("a x b")) == "a  b" == "".join(map(ours.stream().push, ours.encode("a x b")))
     assert ours.decode(ours.encode("a x b"), specials=True) == "a <unk> b"
 
 
-def test_a_trusting_tokenizer_reads_special_tokens(tokenizers: dict[str, Tokenizer]) -> None:
-    plain = tokenizers["bpe"]
-    finds = plain.reading_specials()
-    text = "<bos>fox<eos>"
-    expected = [plain.need("bos"), *plain.encode("fox"), plain.need("eos")]
-    assert finds.encode(text) == finds.encode_batch([text])[0] == expected != plain.encode(text)
+def test_a_trusting_tokenizer_reads_special_tokens(bpe: Tokenizer) -> None:
+    finds, text = bpe.reading_specials(), "<bos>fox<eos>"
+    expected = [bpe.need("bos"), *bpe.encode("fox"), bpe.need("eos")]
+    assert finds.encode(text) == finds.encode_batch([text])[0] == expected != bpe.encode(text)
     assert [span.id for span in finds.token_spans(text)] == expected
     assert pickle.loads(pickle.dumps(finds)).encode(text) == expected
-    assert finds.fingerprint == plain.fingerprint and finds.decode(expected) == "fox"
+    assert finds.fingerprint == bpe.fingerprint and finds.decode(expected) == "fox"
 
 
 def test_a_missing_role_is_refused(tokenizers: dict[str, Tokenizer]) -> None:
-    piece = tokenizers["wordpiece"]
-    assert piece.bos_id is None
-    with pytest.raises(
-        TokenizerError, match=r"wordpiece tokenizer has no bos token \(it has pad, unk, cls, sep, mask\)"
-    ):
-        piece.encode("fox", bos=True)
+    message = r"wordpiece tokenizer has no bos token \(it has pad, unk, cls, sep, mask\)"
+    assert tokenizers["wordpiece"].bos_id is None
+    with pytest.raises(TokenizerError, match=message):
+        tokenizers["wordpiece"].encode("fox", bos=True)
 
 
-def test_roles_may_share_a_token(texts: list[str]) -> None:
+def test_roles_may_share_a_token() -> None:
     shared = Specials(pad="<|endoftext|>", bos="<|endoftext|>", eos="<|endoftext|>", extra=("<|user|>",))
-    bpe = build_tokenizer(BPE(specials=shared), texts)
+    bpe = build_tokenizer(BPE(specials=shared), TEXTS)
     assert bpe.special_tokens == {"<|endoftext|>": 0, "<|user|>": 1}
     assert bpe.pad_id == bpe.bos_id == bpe.eos_id == 0
 
 
 def test_tokens_and_ids(tokenizer: Tokenizer) -> None:
-    assert [tokenizer.id(tokenizer.token(id)) for id in range(tokenizer.vocab_size)] == list(
-        range(tokenizer.vocab_size)
-    )
+    assert all(tokenizer.id(tokenizer.token(id)) == id for id in range(tokenizer.vocab_size))
     with pytest.raises(TokenizerError, match="'fxo fxo' is not in the vocabulary"):
         tokenizer.id("fxo fxo")
 
@@ -216,20 +211,18 @@ def test_tokens_and_ids(tokenizer: Tokenizer) -> None:
 # ---- batches and processes
 
 
-def test_a_batch_equals_single_texts(tokenizer: Tokenizer, texts: list[str]) -> None:
-    many = [*texts, "", LOOK_ALIKE, "x" * 5000]
+def test_a_batch_equals_single_texts(tokenizer: Tokenizer) -> None:
+    many = [*TEXTS, "", LOOK_ALIKE, "x" * 5000]
     assert tokenizer.encode_batch(many) == [tokenizer.encode(text) for text in many]
     assert tokenizer.encode_batch([]) == []
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_process_encodes_without_warnings(
-    tokenizers: dict[str, Tokenizer], capfd: pytest.CaptureFixture[str], texts: list[str]
-) -> None:
-    tokenizers["bpe"].encode_batch(texts)  # starts its threads
+def test_a_forked_process_encodes_without_warnings(bpe: Tokenizer, capfd: pytest.CaptureFixture[str]) -> None:
+    bpe.encode_batch(TEXTS)  # starts its threads
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        forked = pool.apply_async(tokenizers["bpe"].encode_batch, (texts,)).get(timeout=30)
-    assert forked == tokenizers["bpe"].encode_batch(texts)
+        forked = pool.apply_async(bpe.encode_batch, (TEXTS,)).get(timeout=30)
+    assert forked == bpe.encode_batch(TEXTS)
     assert "parallelism" not in capfd.readouterr().err
 
 
@@ -249,9 +242,8 @@ def test_configs_import_no_heavy_library() -> None:
 
 @pytest.mark.parametrize("id", [10**6, 10**8, 4_000_000_000])
 @pytest.mark.parametrize("kind", ["bpe", "word", "wordpiece"])
-def test_an_id_far_beyond_the_others_is_refused_before_allocation(
-    tokenizers: dict[str, Tokenizer], kind: str, id: int, tmp_path: Path
-) -> None:
+def test_an_id_far_beyond_the_others(tokenizers: dict[str, Tokenizer], kind: str, id: int, tmp_path: Path) -> None:
+    """It is refused before anything is allocated for it."""
     tree = json.loads(tokenizers[kind].to_json())
     tree["model"]["vocab"]["zz"] = id
     (tmp_path / "tokenizer.json").write_text(json.dumps(tree))
@@ -262,8 +254,8 @@ def test_an_id_far_beyond_the_others_is_refused_before_allocation(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
 
 
-def test_a_vocabulary_may_skip_ids(tokenizers: dict[str, Tokenizer]) -> None:
-    tree = json.loads(tokenizers["bpe"].to_json())
+def test_a_vocabulary_may_skip_ids(bpe: Tokenizer) -> None:
+    tree = json.loads(bpe.to_json())
     tree["model"]["vocab"]["zz"] = 50_000
     loaded = Tokenizer.from_json(json.dumps(tree))
     assert (loaded.vocab_size, loaded.id("zz")) == (50_001, 50_000)
@@ -277,30 +269,29 @@ def test_gpt2_files_with_an_excessive_id_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("id", [10**8, 4_000_000_000])
-def test_an_added_token_with_an_excessive_id_takes_no_memory(tokenizers: dict[str, Tokenizer], id: int) -> None:
+def test_an_added_token_with_an_excessive_id_takes_no_memory(bpe: Tokenizer, id: int) -> None:
     """The library renumbers added tokens after the others."""
-    tree = json.loads(tokenizers["bpe"].to_json())
+    tree = json.loads(bpe.to_json())
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     tree["added_tokens"].append({"id": id, "content": "<zz>", "special": True, **flags})
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     loaded = Tokenizer.from_json(json.dumps(tree))
-    assert loaded.id("<zz>") == loaded.vocab_size - 1 == tokenizers["bpe"].vocab_size
+    assert loaded.id("<zz>") == loaded.vocab_size - 1 == bpe.vocab_size
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
     tree["model"]["vocab"]["<zz>"] = id
     with pytest.raises(TokenizerError, match=f"the token '<zz>' has id {id}"):
         Tokenizer.from_json(json.dumps(tree))
 
 
-def test_a_post_processor_with_an_invalid_id_is_refused(tokenizers: dict[str, Tokenizer]) -> None:
-    bpe = tokenizers["bpe"]
+def test_a_post_processor_with_an_invalid_id_is_refused(bpe: Tokenizer) -> None:
     framed = backend.Tokenizer.from_str(bpe.to_json())
     framed.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 4_000_000_000)])
     with pytest.raises(TokenizerError, match="puts id 4000000000 around a text"):
         _ = Tokenizer.from_json(framed.to_str(), bpe.roles).leading
 
 
-def test_the_frame_is_that_of_the_post_processor(tokenizers: dict[str, Tokenizer]) -> None:
-    bpe, piece = tokenizers["bpe"], tokenizers["wordpiece"]
+def test_the_frame_is_that_of_the_post_processor(bpe: Tokenizer, tokenizers: dict[str, Tokenizer]) -> None:
+    piece = tokenizers["wordpiece"]
     assert bpe.frame == ((), ())
     assert piece.frame == ((piece.need("cls"),), (piece.need("sep"),))
     ids = [("<bos>", bpe.need("bos")), ("<eos>", bpe.need("eos"))]
@@ -323,14 +314,8 @@ TEMPLATE = """{%- for message in messages %}
 {%- if add_generation_prompt %}{{ bos_token }}assistant:{% endif %}"""
 
 
-@pytest.fixture
-def chatty(tokenizers: dict[str, Tokenizer]) -> Tokenizer:
-    byte = tokenizers["byte"]
-    return Tokenizer.from_json(byte.to_json(), byte.roles, TEMPLATE)
-
-
-def test_a_chat_template_renders_and_is_saved(chatty: Tokenizer, tmp_path: Path) -> None:
-    chatty.save(tmp_path)
+def test_a_chat_template_renders_and_is_saved(byte: Tokenizer, tmp_path: Path) -> None:
+    Tokenizer.from_json(byte.to_json(), byte.roles, TEMPLATE).save(tmp_path)
     loaded = Tokenizer.load(tmp_path)
     text = loaded.chat([{"role": "user", "content": "Hi"}])
     assert text == "<bos>user: Hi<eos><bos>assistant:"
@@ -358,6 +343,6 @@ def test_special_tokens_in_messages_are_text(tokenizer: Tokenizer) -> None:
     assert len([id for id in read(mark, chatty.reading_specials()) if id in special]) == len(frame) + 1
 
 
-def test_a_missing_chat_template_is_refused(tokenizers: dict[str, Tokenizer]) -> None:
+def test_a_missing_chat_template_is_refused(bpe: Tokenizer) -> None:
     with pytest.raises(TokenizerError, match="has no chat template"):
-        tokenizers["bpe"].chat([])
+        bpe.chat([])

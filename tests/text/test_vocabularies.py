@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from tests.text.conftest import TEXTS
 from typer.testing import CliRunner
 
 from weft.cli.tokenize import tokenize
@@ -29,23 +30,20 @@ def test_bert(tmp_path: Path) -> None:
         assert tokenizer.decode([5, 6, 7]) == "the foxes"
 
 
-def test_a_vocabulary_of_whole_words(tmp_path: Path) -> None:
+def test_bert_with_whole_words_or_with_capitals(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(write_lines(tmp_path, [piece for piece in BERT if piece != "##es"]))
     assert tokenizer.kind == "wordpiece"
     assert tokenizer.encode("The Foxes, Café") == [5, 1, 8, 7]
+    cased = Tokenizer.load(write_lines(tmp_path, [*BERT, "The", "Café"]))
+    assert cased.encode("The Café the cafe") == [11, 12, 5, 8]
 
 
-def test_bert_with_capitals_keeps_them(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.load(write_lines(tmp_path, [*BERT, "The", "Café"]))
-    assert tokenizer.encode("The Café the cafe") == [11, 12, 5, 8]
-
-
-def test_bert_equals_transformers(tmp_path: Path, texts: list[str]) -> None:
+def test_bert_equals_transformers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     letters = "abcdefghijklmnopqrstuvwxyz.,;!?()…0123456789"
     ours = Tokenizer.load(write_lines(tmp_path, [*BERT[:9], *letters, *(f"##{letter}" for letter in letters)]))
     theirs = transformers.BertTokenizerFast(vocab=str(tmp_path / "vocab.txt"))
-    for text in [*texts[:4], "x" * 101, "a\u0301 日本 \x00b"]:
+    for text in [*TEXTS[:4], "x" * 101, "a\u0301 日本 \x00b"]:
         assert ours.encode(text) == theirs(text, add_special_tokens=False)["input_ids"], text
     ours.save(tmp_path / "saved")
     saved = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
@@ -53,14 +51,14 @@ def test_bert_equals_transformers(tmp_path: Path, texts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("names", [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")])
-def test_gpt2(names: tuple[str, str], tmp_path: Path, tokenizers: dict[str, Tokenizer], texts: list[str]) -> None:
+def test_gpt2(names: tuple[str, str], tmp_path: Path, tokenizers: dict[str, Tokenizer]) -> None:
     model = json.loads(tokenizers["bpe"].to_json())["model"]
     vocab, merges = tmp_path / names[0], tmp_path / names[1]
     vocab.write_text(json.dumps(model["vocab"]))
     write_lines(tmp_path, ["#version: 0.2", *(" ".join(pair) for pair in model["merges"])], names[1])
     for path in (tmp_path, vocab, merges):
         tokenizer = Tokenizer.load(path)
-        assert [tokenizer.encode(text) for text in texts[:4]] == [tokenizers["bpe"].encode(text) for text in texts[:4]]
+        assert [tokenizer.encode(text) for text in TEXTS[:4]] == [tokenizers["bpe"].encode(text) for text in TEXTS[:4]]
         assert tokenizer.eos_id == tokenizers["bpe"].eos_id
     write_lines(tmp_path, ["a zzz"], names[1])
     with pytest.raises(TokenizerError, match="line 1: 'a zzz' does not merge"):

@@ -18,17 +18,11 @@ if TYPE_CHECKING:
     from weft.figures.picture import Picture
 
 View = StrEnum("View", list(VIEWS))  # type: ignore[misc]
+Text = str | None
 SUFFIXES = (".html", ".svg", ".png", ".pdf", ".dot")
 # the views that each option applies to
-VIEWS_OF = {
-    "layer": ("attention", "step"),
-    "head": ("attention",),
-    "word": ("attention",),
-    "place": ("saliency", "step"),
-    "shapes": ("graph",),
-    "backward": ("graph",),
-    "open": ("graph",),
-}
+VIEWS_OF = {"layer": ("attention", "step"), "head": ("attention",), "word": ("attention",)}
+VIEWS_OF |= {"place": ("saliency", "step"), "shapes": ("graph",), "backward": ("graph",), "open": ("graph",)}
 
 
 def explain(
@@ -39,10 +33,8 @@ def explain(
         "parallel, a layer with every kind of parallelism (d_model=, d_ff=, heads=, tokens=).",
     ),
     changes: options.Changes = None,
-    text: str | None = option(None, "The text to look at.", value="TEXT", show_default="one of the held-out data"),
-    target: str | None = option(
-        None, "The translation, for a translation model.", value="TEXT", show_default="its own"
-    ),
+    text: Text = option(None, "The text to look at.", value="TEXT", show_default="one of the held-out data"),
+    target: Text = option(None, "The translation, for a translation model.", value="TEXT", show_default="its own"),
     only: View | None = option(None, "One view: " + ", ".join(VIEWS) + ".", value="VIEW", show_default="all"),
     layer: int | None = option(None, "Attention, step: the layer, counted from 0."),
     head: int | None = option(None, "Attention: the head, counted from 0."),

@@ -81,17 +81,11 @@ class ComparisonPage(PanelsPage):
         rows = [[ranked.name, *_cells(ranked).values()] for ranked in self.ranking]
         tables = [Table(("contender", *COLUMNS), rows, "Contenders", [TEXTS["contenders"]])]
         tables += [effects_table(self.effects)] if self.effects else []
-        fields = ("name", "differs", "sample")
-        return {
-            "kind": "compare",
-            "title": self.title,
-            "about": self.about,
-            "result": self.result,
-            **study_data(self.panels(), tables, method(comparison, self.ranking)),
-            "contenders": [{field: getattr(ranked, field) for field in fields} for ranked in self.ranking],
-            "facts": comparison.facts,
-            "command": comparison.command,
-        }
+        texts = {"kind": "compare", "title": self.title, "about": self.about, "result": self.result}
+        shared = study_data(self.panels(), tables, method(comparison, self.ranking))
+        contenders = [{key: getattr(ranked, key) for key in ("name", "differs", "sample")} for ranked in self.ranking]
+        source = {"facts": comparison.facts, "command": comparison.command}
+        return {**texts, **shared, "contenders": contenders, **source}
 
     def sections(self) -> list[Section]:
         ranking, comparison = self.ranking, self.comparison
@@ -167,8 +161,7 @@ def effects_table(effects: Sequence[Effect]) -> Table:
     for effect in effects:
         pairs = str(effect.pairs) if effect.pairs == effect.planned else f"{effect.pairs} of {effect.planned}"
         rows.append((effect.name, f"{effect.difference:+.4f}", f"{effect.low:+.4f} to {effect.high:+.4f}", pairs))
-    remark = "A negative change is better: fewer bits per byte with the value to the right of the arrow."
-    return Table(("setting", "bits per byte", "95 % interval", "pairs"), rows, "Main effects", [remark])
+    return Table(("setting", "bits per byte", "95 % interval", "pairs"), rows, "Main effects", [TEXTS["effect"]])
 
 
 def grid_table(contenders: Sequence[Ranked], varied: Mapping[str, tuple[str, ...]]) -> Table:

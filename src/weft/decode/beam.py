@@ -14,7 +14,7 @@ from torch import Tensor
 from weft.decode.config import Beam
 from weft.decode.generate import max_length, prefill
 from weft.decode.prompt import Prompt, Prompts, as_prompts, check_prompts, context_window, output_vocab_size
-from weft.decode.sampling import TokenHistory, apply_rules, logsumexp, top_log_probs
+from weft.decode.sampling import PenaltyHistory, apply_rules, logsumexp, top_log_probs
 from weft.decode.text import Completion, Detokenizer, Finish, StopCondition
 from weft.errors import ConfigError, ModelError
 from weft.models.base import EncoderInput, LanguageModel
@@ -48,8 +48,7 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """Return the `settings.n` best continuations of each prompt, best first; prompts, or ids, are of one vocabulary.
 
-    Fewer than n are returned only if fewer exist. Probabilities are those after the rules of `settings`. `on_step` is
-    called in every step of every search.
+    Fewer than n are returned only if fewer exist. Probabilities are those after the rules. Every step calls `on_step`.
     """
     checked = as_prompts(prompts)
     check_prompts(model, checked, [settings] * len(checked))
@@ -150,8 +149,7 @@ class _PromptSearch:
             return True
         if settings.settled == "likely" and len(self.ended) == settings.beams:
             return best / settings.length_penalty.divisor(length - 1) <= self.ended[-1].score
-        # log p can only fall, so the score is best at the next token, or at the last one where length is rewarded;
-        # at best there is no coverage penalty
+        # log p can only fall: the score is best at the next token, or, where length is rewarded, at the last one
         bound = max(best / settings.length_penalty.divisor(each) for each in (length, self.limit))
         return bound <= self.ended[settings.n - 1].score
 
@@ -204,7 +202,7 @@ class _SearchBatch:
         self.device = self.logits.device
         if coverage is not None:
             coverage.begin([len(each) - 1 for each in ids])
-        self.history = TokenHistory(ids, self.vocab_size, self.device) if self.settings.penalises else None
+        self.history = PenaltyHistory(ids, self.vocab_size, self.device) if self.settings.penalises else None
         self.width, self.written = 1, 0
         # log p of the live prefixes, (searches, width)
         self.scores = torch.zeros(len(ids), 1, dtype=torch.float64, device=self.device)

@@ -15,6 +15,8 @@ from weft.config import Config
 StopString = Annotated[str, Field(min_length=1)]
 TokenId = Annotated[int, Field(ge=0)]
 Bias = Annotated[float, Field(ge=-1000.0, le=1000.0)]
+Penalty = Annotated[float, Field(ge=-100.0, le=100.0)]
+Fraction = Annotated[float | None, Field(gt=0.0, le=1.0)]
 MAX_TOKENS = 10**9  # bounds every setting that counts tokens
 MIN_TEMPERATURE = 1e-30  # below this, dividing logits may overflow; at this, only ties with the maximum have a chance
 
@@ -31,18 +33,10 @@ class Rules(Config):
     min_tokens: int = Field(0, ge=0, le=MAX_TOKENS, description="Don't end the text before this many tokens.")
     stop: tuple[StopString, ...] = Field((), description="Stop before any of these strings.")
     stop_ids: tuple[TokenId, ...] = Field((), description="Token ids that end the text, besides end-of-text.")
-    repetition_penalty: float = Field(
-        1.0, gt=0.0, le=100.0, description="Above 1: tokens of the prompt and the text become less likely."
-    )
-    frequency_penalty: float = Field(
-        0.0, ge=-100.0, le=100.0, description="Subtract this from a token's logit for each time it was generated."
-    )
-    presence_penalty: float = Field(
-        0.0, ge=-100.0, le=100.0, description="Subtract this once from the logit of each token that was generated."
-    )
-    no_repeat_ngram: int = Field(
-        0, ge=0, le=MAX_TOKENS, description="No n-gram of this many tokens may repeat; 0 allows all."
-    )
+    repetition_penalty: float = Field(1.0, gt=0.0, le=100.0, description="Above 1: avoid tokens of prompt and text.")
+    frequency_penalty: Penalty = Field(0.0, description="Subtract this from a logit each time its token was generated.")
+    presence_penalty: Penalty = Field(0.0, description="Subtract this once from the logit of each generated token.")
+    no_repeat_ngram: int = Field(0, ge=0, le=MAX_TOKENS, description="No n-gram of this size may repeat; 0 allows all.")
     logit_bias: dict[TokenId, Bias] = Field({}, description="Values to add to logits, by token id.")
     banned: tuple[TokenId, ...] = Field((), description="Token ids that are never generated.")
     forced: tuple[TokenId, ...] = Field((), description="Token ids that the text begins with.")
@@ -73,27 +67,18 @@ class Rules(Config):
 class Sampling(Rules):
     """Settings of sampling, one token after the other.
 
-    Filters apply in the order of declaration, temperature first. Without filters and at temperature 1, the draw follows
-    the model's distribution exactly.
+    Filters apply in the order of declaration, temperature first. Without them, the model's distribution is unchanged.
     """
 
     temperature: float = Field(
         1.0, ge=0.0, le=100.0, description="Below 1: safer; above 1: bolder; 0: always the likeliest token (greedy)."
     )
     top_k: int | None = Field(None, gt=0, le=MAX_TOKENS, description="Draw from this many likeliest tokens.")
-    top_p: float | None = Field(
-        None, gt=0.0, le=1.0, description="Draw from the fewest likeliest tokens that reach this probability."
-    )
-    min_p: float | None = Field(
-        None, gt=0.0, le=1.0, description="Drop tokens less likely than this fraction of the likeliest."
-    )
-    typical_p: float | None = Field(
-        None, gt=0.0, le=1.0, description="Draw from the most typical tokens that reach this probability."
-    )
+    top_p: Fraction = Field(None, description="Draw from the fewest likeliest tokens that reach this probability.")
+    min_p: Fraction = Field(None, description="Drop tokens less likely than this fraction of the likeliest.")
+    typical_p: Fraction = Field(None, description="Draw from the most typical tokens that reach this probability.")
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of the draws: the same seed gives the same text.")
-    logprobs: int | None = Field(
-        None, ge=0, le=100, description="Report log-probabilities of each token and of this many alternatives."
-    )
+    logprobs: int | None = Field(None, ge=0, le=100, description="Report log p of each token and this many others.")
     slide: bool = Field(True, description="Beyond the model's window, continue from the last tokens; otherwise stop.")
 
     @model_validator(mode="after")
@@ -138,28 +123,19 @@ class Beam(Rules):
     The search ends when no live prefix can still reach the texts to return (`settled = "certain"`); where length is
     rewarded, that may be at `max_tokens` only. With "likely" it also ends when as many texts as beams have ended and no
     live prefix scores better now, as in Transformers; with a `patience`, when patience · beams texts have ended (Kasai
-    et al. 2022), where fairseq and CTranslate2 use 1. The coverage penalty is Wu et al.'s (2016, §7), the replacement
-    of unknown tokens Luong et al.'s (2015).
+    et al. 2022; 1 in fairseq and CTranslate2). Coverage: Wu et al. 2016, §7. Unknown tokens: Luong et al. 2015.
     """
 
     beams: int = Field(4, ge=1, le=1000, description="Number of beams; 1 is greedy.")
     n: int = Field(1, gt=0, description="Number of texts to return, best first.")
-    length_penalty: LengthPenalty = Field(
-        PowerLength(), description="Divide log p by a power of the length; a higher power favours long texts."
-    )
-    coverage_penalty: float = Field(
-        0.0, ge=0.0, le=10.0, description="Lower the score of texts that leave out parts of the source."
-    )
-    patience: float | None = Field(
-        None, gt=0.0, le=1000.0, description="End the search once patience · beams texts are complete."
-    )
+    length_penalty: LengthPenalty = Field(PowerLength(), description="Divisor of log p; high powers favour long texts.")
+    coverage_penalty: float = Field(0.0, ge=0.0, le=10.0, description="Penalise texts that skip parts of the source.")
+    patience: float | None = Field(None, gt=0.0, le=1000.0, description="End after patience · beams complete texts.")
     settled: Literal["certain", "likely"] = Field(
         "certain", description="End the search when better texts are impossible (certain) or improbable (likely)."
     )
     renormalise: bool = Field(True, description="Renormalise probabilities over the tokens that the rules allow.")
-    replace_unknown: bool = Field(
-        False, description="Replace each unknown token by the source token that it attends to most."
-    )
+    replace_unknown: bool = Field(False, description="Replace unknown tokens by the source tokens they attend to most.")
 
     @model_validator(mode="after")
     def _enough_beams(self) -> Self:
@@ -180,14 +156,9 @@ class Branching(Config):
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of the samples.")
 
 
-# Options of commands whose name differs from the setting's; None: not offered, such as token ids.
-UNOFFERED = ("stop_ids", "logit_bias", "banned", "forced", "last", "settled", "renormalise", "replace_unknown")
-OPTIONS: Mapping[str, str | None] = {
-    "typical_p": "--typical",
-    "slide": "--slide/--no-slide",
-    "beams": "--beam",
-    **dict.fromkeys(UNOFFERED),
-}
+# Settings that commands don't offer, such as token ids, and options whose name differs from the setting's.
+UNOFFERED = {"stop_ids", "logit_bias", "banned", "forced", "last", "settled", "renormalise", "replace_unknown"}
+RENAMED = {"typical_p": "--typical", "slide": "--slide/--no-slide", "beams": "--beam"}
 Group = Literal["rules", "sampling", "beam"]
 
 
@@ -224,5 +195,5 @@ def _parameter(name: str, field: FieldInfo, group: Group) -> Parameter:
         description=field.description or "",
         bounds={key: limit for key, limit in limits if limit is not None},
         group=group,
-        option=OPTIONS.get(name, f"--{name.replace('_', '-')}"),
+        option=None if name in UNOFFERED else RENAMED.get(name, f"--{name.replace('_', '-')}"),
     )

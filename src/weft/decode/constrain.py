@@ -144,8 +144,7 @@ class Constraint:
 class _Vocabulary:
     """A tokenizer as llguidance expects it: the bytes of each token.
 
-    At the beginning of a text, a token may lose its leading space. These variants follow the tokenizer's `size` tokens,
-    in the order of `openings`.
+    A token that begins a text may lose its leading space: such variants follow the `size` tokens, as `openings` lists.
     """
 
     def __init__(self, tokenizer: Tokenizer):

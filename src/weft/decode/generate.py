@@ -140,19 +140,14 @@ def max_length(prompts: Sequence[Sequence[int]], max_tokens: int, model: Languag
 
 
 def complete(
-    model: LanguageModel,
-    prompts: Sequence[Prompt],
-    settings: Sampling,
-    *,
-    seeds: Sequence[int] | None = None,
-    source: EncoderInput | None = None,
+    model: LanguageModel, prompts: Sequence[Prompt], settings: Sampling, *, source: EncoderInput | None = None
 ) -> list[Completion]:
-    """Continue prompts and return the new text of each; prompt i draws with seeds[i], by default settings.seed + i."""
+    """Continue prompts and return the new text of each; prompt i draws with settings.seed + i."""
     if not prompts:
         return []
     if source is not None:
-        return gather(generate(model, prompts, settings, seeds=seeds, source=source), prompts)
-    seeds = [settings.seed + row for row in range(len(prompts))] if seeds is None else seeds
+        return gather(generate(model, prompts, settings, source=source), prompts)
+    seeds = range(settings.seed, settings.seed + len(prompts))
     return list(completions(model, prompts, settings, seeds=seeds, rows=len(prompts)))
 
 

@@ -100,8 +100,7 @@ def ends_mid_text(tokenizer: Tokenizer, prompt: str | Sequence[int]) -> bool:
 def start_token(tokenizer: Tokenizer) -> int:
     """Return the token that an empty prompt starts from: the one before a text in training.
 
-    weft's training data separates texts by the end-of-text token. Without one, it is the begin token, a newline, or the
-    tokenizer's first token.
+    That is end-of-text, which separates texts in training; else the begin token, a newline, or the first token.
     """
     special = tokenizer.bos_id if tokenizer.eos_id is None else tokenizer.eos_id
     return [0, *tokenizer.encode("\n")][-1] if special is None else special
@@ -144,9 +143,8 @@ def check_prompts(model: LanguageModel, prompts: Sequence[Prompt], rules: Sequen
 def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], max_tokens: int | None = None) -> Prompt:
     """Return the prompt for a reply to {role, content} messages, the last of which is the user's.
 
-    With a chat template, the reply begins a text, and every special token ends it. Without a template, the model
-    continues the plain text. If the conversation exceeds `max_tokens`, the oldest turns are dropped, but not the system
-    prompt.
+    With a chat template, the reply begins a text, and every special token ends it. Without one, the model continues the
+    plain text. If the conversation exceeds `max_tokens`, its oldest turns are dropped, but not the system prompt.
     """
     check_messages(messages)
     if tokenizer.chat_template is None:

@@ -57,8 +57,7 @@ def min_p(logits: Tensor, p: PerRow) -> Tensor:
 def typical(logits: Tensor, p: PerRow) -> Tensor:
     """Keep the most typical tokens of logits (…, V) that together have probability p (Meister et al. 2023).
 
-    A token is typical if its surprisal −log p(token) is near the entropy, the expected surprisal. Tokens that tie with
-    the last one kept are kept as well.
+    A token is typical if its surprisal, −log p, is near the entropy. Tokens that tie with the last one kept stay too.
     """
     p = _column(p, logits)
     log_p = logits.float().log_softmax(dim=-1)
@@ -247,11 +246,6 @@ def repetition_penalty(logits: Tensor, seen: Tensor, penalty: PerRow) -> Tensor:
     return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
-def count_penalties(logits: Tensor, counts: Tensor, frequency: PerRow, *, presence: PerRow) -> Tensor:
-    """Subtract `frequency` · counts (…, V) from logits (…, V), and `presence` where the count is positive."""
-    return logits - _column(frequency, logits) * counts - _column(presence, logits) * (counts > 0)
-
-
 def no_repeat_ngram(logits: Tensor, texts: Sequence[Sequence[int]], sizes: Sequence[int]) -> Tensor:
     """Exclude tokens that would repeat an n-gram of sizes[i] tokens in texts[i]; 0 allows all (Paulus et al. 2018)."""
     banned = torch.zeros_like(logits, dtype=torch.bool)
@@ -263,12 +257,9 @@ def no_repeat_ngram(logits: Tensor, texts: Sequence[Sequence[int]], sizes: Seque
     return logits.masked_fill(banned, -torch.inf)
 
 
-class TokenHistory:
-    """Tokens of each row so far, for penalties.
-
-    `texts` are the token ids of prompt and text, `in_prompt` (batch, V) marks the tokens of the prompt, and
-    `counts` (batch, V) counts the generated tokens.
-    """
+class PenaltyHistory:
+    """Tokens of each row so far, for penalties: `texts` are the ids of prompt and text, `in_prompt` (batch, V) marks
+    the prompt's tokens, and `counts` (batch, V) counts the generated ones."""
 
     def __init__(self, prompts: Sequence[Sequence[int]], vocab_size: int, device: torch.device):
         self.in_prompt = torch.zeros(len(prompts), vocab_size, dtype=torch.bool, device=device)
@@ -289,9 +280,8 @@ class TokenHistory:
         self.texts = [self.texts[row].copy() for row in index]
 
     @classmethod
-    def concatenate(cls, histories: "Sequence[TokenHistory]") -> "TokenHistory":
-        first = histories[0]
-        result = cls([], first.in_prompt.shape[1], first.in_prompt.device)
+    def concatenate(cls, histories: "Sequence[PenaltyHistory]") -> "PenaltyHistory":
+        result = cls([], 0, torch.device("cpu"))
         result.texts = [text for each in histories for text in each.texts]
         result.in_prompt = torch.cat([each.in_prompt for each in histories])
         result.counts = torch.cat([each.counts for each in histories])
@@ -303,7 +293,7 @@ def apply_rules(
     rules: Sequence[Rules],
     written: Sequence[int],
     *,
-    history: TokenHistory | None = None,
+    history: PenaltyHistory | None = None,
     eos_id: int | None = None,
 ) -> Tensor:
     """Apply rules[i] to row i of logits (B, V), whose text has written[i] tokens so far.
@@ -312,36 +302,27 @@ def apply_rules(
     min_tokens, forced and last. The `history` is required if a rule penalises.
     """
     logits = logits.float()
-    if any(rule.logit_bias for rule in rules):
-        biases = torch.zeros_like(logits)
-        for row, rule in enumerate(rules):
-            for token, bias in rule.logit_bias.items():
-                biases[row, token] = bias
-        logits = logits + biases
+    if any(rule.changes_logits for rule in rules):
+        logits = logits.clone()
+    for row, rule in enumerate(rules):
+        for token, bias in rule.logit_bias.items():
+            logits[row, token] += bias
     if history is not None:
         penalties = [(rule.repetition_penalty, rule.frequency_penalty, rule.presence_penalty) for rule in rules]
         repetition, frequency, presence = torch.tensor(penalties, device=logits.device).unbind(1)
         logits = repetition_penalty(logits, history.in_prompt | (history.counts > 0), repetition)
-        logits = count_penalties(logits, history.counts, frequency, presence=presence)
+        logits = logits - frequency[:, None] * history.counts - presence[:, None] * (history.counts > 0)
         sizes = [rule.no_repeat_ngram for rule in rules]
         logits = no_repeat_ngram(logits, history.texts, sizes) if any(sizes) else logits
-    banned, forced = [], []
-    for rule, count in zip(rules, written, strict=True):
+    for row, (rule, count) in enumerate(zip(rules, written, strict=True)):
         ends = () if count >= rule.min_tokens else (*rule.stop_ids, *(() if eos_id is None else (eos_id,)))
-        banned.append([*rule.banned, *ends])
+        if rule.banned or ends:
+            logits[row, [*rule.banned, *ends]] = -torch.inf
         last = rule.last if count == rule.max_tokens - 1 else None
-        forced.append(rule.forced[count] if count < len(rule.forced) else last)
-    if any(banned):
-        excluded = torch.zeros_like(logits, dtype=torch.bool)
-        for row, tokens in enumerate(banned):
-            excluded[row, tokens] = True
-        logits = logits.masked_fill(excluded, -torch.inf)
-    if any(token is not None for token in forced):
-        logits = logits.clone()
-        for row, only in enumerate(forced):
-            if only is not None:  # certain, even if the model excludes it
-                logits[row] = -torch.inf
-                logits[row, only] = 0.0
+        only = rule.forced[count] if count < len(rule.forced) else last
+        if only is not None:  # certain, even if the model excludes it
+            logits[row] = -torch.inf
+            logits[row, only] = 0.0
     return logits
 
 

@@ -79,9 +79,7 @@ class Draft:
         max_tokens = min(max_tokens, self.limit - len(visible) + 1)  # the last token is never read
         if max_tokens < 1:
             return DraftTokens([], None)
-        logits = self._catch_up(visible)
-        tokens: list[int] = []
-        rows: list[Tensor] = []
+        logits, tokens, rows = self._catch_up(visible), list[int](), list[Tensor]()
         while True:
             check_logits(logits)
             if self.settings.greedy:
@@ -131,8 +129,7 @@ def _speculate(model: LanguageModel, drafter: LookUp | Draft, text: GeneratedTex
     stepper = Stepper(model, 1, len(text.ids), limit=limit)
     history = list(text.prompt.ids)
     read = 0  # tokens of text.ids that the model has read
-    # Lengths at which the position encoding changes its scale. A draft beyond one would change the rotation of the
-    # tokens before it.
+    # A draft beyond a length at which the position encoding rescales would change the rotation of earlier tokens.
     switches = model.decoder.switches if isinstance(model, Transformer) and model.decoder is not None else []
     while True:
         if text.full:

@@ -13,7 +13,7 @@ from torch import Tensor
 from weft.decode.config import Rules, Sampling
 from weft.decode.constrain import Constraint
 from weft.decode.prompt import Prompt, slide
-from weft.decode.sampling import TokenHistory, apply_rules, check_logits, choose_tokens
+from weft.decode.sampling import PenaltyHistory, apply_rules, check_logits, choose_tokens
 from weft.text.tokenizer import Tokenizer
 
 UNIFORMS_PER_CALL = 64  # random numbers that a text takes from its generator in one call
@@ -60,9 +60,7 @@ class Detokenizer:
             self.ready, self.pending = self.ready + self.pending[:start], ""
             return True
         size = len(self.pending)
-        partial = (
-            n for stop in self.stop for n in range(1, min(size + 1, len(stop))) if self.pending.endswith(stop[:n])
-        )
+        partial = (n for s in self.stop for n in range(1, min(size + 1, len(s))) if self.pending.endswith(s[:n]))
         shown = size - max(partial, default=0)
         self.ready, self.pending = self.ready + self.pending[:shown], self.pending[shown:]
         return False
@@ -104,10 +102,6 @@ class StopCondition:
             return "stop"
         return finish
 
-    def take(self) -> str:
-        """Return the text that became ready since the last call; empty where only ids are generated."""
-        return "" if self.detokenizer is None else self.detokenizer.take()
-
     def copy(self) -> "StopCondition":
         """Return a copy for another beam with the same prefix."""
         other = object.__new__(StopCondition)
@@ -122,9 +116,8 @@ class Chunk:
     """One token of one text, and the text it adds.
 
     `text` may be empty: a character is incomplete, or a stop string may have begun. `tokens` counts the tokens of the
-    row so far. `finish` is set at the end of the text. `logprob` is the model's log-probability of the token and `top`
-    the likeliest tokens as (id, log-probability), if requested. `slid`: the model read only the last part of the text.
-    `stopped`: the stop string that ended it.
+    row so far. `finish` is set at the end of the text, with the stop string that ended it in `stopped`. If requested,
+    `logprob` is the token's and `top` the likeliest ones as (id, log-probability). `slid`: the model read only the end.
     """
 
     row: int
@@ -157,7 +150,7 @@ class GeneratedText:
         self.changes_logits = settings.changes_logits or self.stop_condition.constraint is not None
         # whether choosing or reporting the next token takes state that only the host has
         self.needs_host = self.changes_logits or settings.logprobs is not None
-        self.history: TokenHistory | None = None  # set where the settings penalise
+        self.history: PenaltyHistory | None = None  # set where the settings penalise
         self.rng = torch.Generator().manual_seed(seed)
         self._uniforms: list[float] = []
 
@@ -200,7 +193,7 @@ class GeneratedText:
         return Chunk(
             row=self.row,
             id=token,
-            text=self.stop_condition.take(),
+            text="" if detokenizer is None else detokenizer.take(),
             tokens=self.written,
             finish=finish,
             logprob=logprobs[0],
@@ -231,8 +224,8 @@ def _adjust_rows(texts: Sequence[GeneratedText], logits: Tensor) -> Tensor:
     history = None
     if any(rule.penalises for rule in rules):
         for text in texts:
-            text.history = text.history or TokenHistory([text.prompt.ids], logits.shape[-1], logits.device)
-        history = TokenHistory.concatenate([text.history for text in texts if text.history is not None])
+            text.history = text.history or PenaltyHistory([text.prompt.ids], logits.shape[-1], logits.device)
+        history = PenaltyHistory.concatenate([text.history for text in texts if text.history is not None])
     written = [text.written for text in texts]
     result = apply_rules(logits, rules, written, history=history, eos_id=texts[0].prompt.eos_id)
     constraints = [text.stop_condition.constraint for text in texts]
@@ -265,9 +258,8 @@ def token_logprobs(logits: Tensor, tokens: Sequence[int], settings: Sequence[Sam
     values, ids = log_p.topk(min(most, logits.shape[-1]), dim=-1)
     tops = [list(zip(*pair, strict=True)) for pair in zip(ids.tolist(), values.tolist(), strict=True)]
     chosen = log_p.gather(-1, torch.tensor(tokens, device=logits.device).unsqueeze(-1)).squeeze(-1).tolist()
-    return [
-        NO_LOGPROBS if count is None else (chosen[row], tuple(tops[row][:count])) for row, count in enumerate(requests)
-    ]
+    rows = zip(requests, chosen, tops, strict=True)
+    return [NO_LOGPROBS if count is None else (value, tuple(top[:count])) for count, value, top in rows]
 
 
 @dataclass(frozen=True)

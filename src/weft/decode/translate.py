@@ -17,8 +17,7 @@ from weft.models.base import LanguageModel, device_of
 from weft.text.tokenizer import Tokenizer
 
 # Limits of a batch: tokens of its sources in every beam, padding included, and rows (beams of all sources). Keys and
-# values grow with the former, logits with the latter. Larger batches are hardly faster; these take about 1 GB with a
-# translation model of usual size.
+# values grow with the former, logits with the latter. These take about 1 GB; larger batches are hardly faster.
 BATCH_LIMITS, CUDA_BATCH_LIMITS = (3600, 90), (32768, 1024)
 # An answer has at most LENGTH_RATIO tokens per token of its source, plus EXTRA_TOKENS: a model that fails to end its
 # text repeats itself, and all beams continue to the limit.
@@ -84,14 +83,12 @@ class Translator:
             limits = [int(self.ratio * length) + EXTRA_TOKENS for length in source.mask.sum(dim=1).tolist()]
             prompts = [replace(prompt, max_tokens=limit) for prompt, limit in zip(prompts, limits, strict=True)]
         if isinstance(settings, Beam):
-            attended = partial(self._attended_pieces, source=source, texts=texts) if settings.replace_unknown else None
+            attended = partial(self._best_pieces, source=source, texts=texts) if settings.replace_unknown else None
             results = search_texts(self.model, prompts, settings, source=source, replacements=attended)
             return [best[0].text for best in results]
         return [completion.text for completion in complete(self.model, prompts, settings, source=source)]
 
-    def _attended_pieces(
-        self, row: int, ids: tuple[int, ...], *, source: Source, texts: Sequence[str]
-    ) -> dict[int, str]:
+    def _best_pieces(self, row: int, ids: tuple[int, ...], *, source: Source, texts: Sequence[str]) -> dict[int, str]:
         """Return the source piece that each unknown token attends to, in the last layer's first head as CTranslate2."""
         assert source.mask is not None
         probabilities, captured = self.model.alignment, list[Tensor]()
@@ -112,6 +109,5 @@ class Translator:
         mark = self.source.roles.get("unk")
         spellings = [None if s.id != self.source.unk_id else s.text if s.token == mark else s.token for s in spans]
         pieces = [stream.push(span.id, text) for span, text in zip(spans, spellings, strict=True)]
-        return {
-            position: pieces[best] for position, best in zip(unknown, attention.argmax(dim=-1).tolist(), strict=True)
-        }
+        best = attention.argmax(dim=-1).tolist()
+        return {position: pieces[index] for position, index in zip(unknown, best, strict=True)}

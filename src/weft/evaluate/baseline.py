@@ -28,8 +28,6 @@ def character_baseline(training: Iterable[str], held_out: Iterable[str]) -> Base
     known, counts = Counter(chain.from_iterable(training)), Counter(chain.from_iterable(held_out))
     total = known.total() + len(known) + 1
     unseen = math.log2(total) + math.log2(CHARACTERS - len(known))
-    bits = sum(
-        count * (math.log2(total / (known[character] + 1)) if character in known else unseen)
-        for character, count in counts.items()
-    )
+    costs = {character: math.log2(total / (count + 1)) for character, count in known.items()}
+    bits = sum(count * costs.get(character, unseen) for character, count in counts.items())
     return Baseline(bits, counts.total(), sum(count * utf8_size(character) for character, count in counts.items()))

@@ -117,9 +117,8 @@ def overlap(
 ) -> Overlap:
     """Compare an evaluation text with a training text, both as tokens; `progress` receives the bytes read."""
     speller, size = _Speller(tokenizer), sum(text.bytes for text in held_out)
-    blocks = [
-        (number, block) for number, text in enumerate(held_out, 1) for block in speller.blocks(text, HELD_OUT_BLOCK)
-    ]
+    texts = enumerate(held_out, start=1)
+    blocks = [(number, block) for number, text in texts for block in speller.blocks(text, HELD_OUT_BLOCK)]
     progress(size)
     unit = CHARACTERS if blocks and words_are_long(blocks[0][1].text) else WORDS
     sample = max(1, -(-size // (MIN_WORD_BYTES * max_ngrams)))
@@ -226,11 +225,7 @@ def overlap_tables(found: Overlap, max_characters: int = 44) -> list[Table]:
 
 
 def passages_table(
-    title: str,
-    header: tuple[str, str],
-    rows: Sequence[tuple[str, int, int, int, str]],
-    *,
-    max_characters: int,
+    title: str, header: tuple[str, str], rows: Sequence[tuple[str, int, int, int, str]], *, max_characters: int
 ) -> Table:
     """Table of passages: a value, the part and document, the byte offset in it, and the words."""
     several, cells = any(part > 1 for _, part, *_ in rows), []
@@ -253,8 +248,7 @@ def words_are_long(text: bytes) -> bool:
 def ngrams(text: bytes, documents: Ids, unit: Unit, *, sample: int = 1) -> NGrams:
     """Return the n-grams of a UTF-8 text whose documents begin at these bytes; one hash in `sample` is kept.
 
-    N-grams don't cross documents, which whitespace has to separate, and hold no unknown word. A document shorter than
-    an n-gram is one n-gram.
+    N-grams don't cross documents, which whitespace separates, nor hold unknown words; a shorter document is one n-gram.
     """
     raw, kind = _classify(text)
     kept = np.flatnonzero(kind == KEPT)

@@ -162,7 +162,7 @@ def token_scores(
         by_length = groupby(windows(total, options.length, options.stride), key=lambda window: window.length)
         for _, same_length in by_length:
             while batch := list(islice(same_length, options.batch)):
-                scores = _score_batch(model, text, options, batch=batch)
+                scores = _score(model, text, options, batch=batch)
                 any_scored = any_scored or len(scores.nats) > 0
                 yield scores
     if not any_scored:
@@ -200,9 +200,7 @@ def _is_scored(ids: Ids, unscored: Sequence[int]) -> npt.NDArray[np.bool_]:
     return np.isin(ids, unscored, invert=True) if unscored else np.ones(ids.shape, dtype=bool)
 
 
-def ngram_token_scores(
-    model: NGram, text: Tokens, *, limit: int | None = None, unscored: Sequence[int] = ()
-) -> TokenScores:
+def ngram_token_scores(model: NGram, text: Tokens, *, limit: int | None, unscored: Sequence[int]) -> TokenScores:
     """Return −log p of an n-gram model, which needs no windows: the context is n − 1 tokens of the same document."""
     total = _limited(text, limit)
     if not total:
@@ -221,9 +219,7 @@ def _limited(text: Tokens, limit: int | None) -> int:
 
 
 @torch.no_grad()
-def _score_batch(
-    model: LanguageModel, text: Tokens, options: ScoringOptions, *, batch: list[ScoringWindow]
-) -> TokenScores:
+def _score(model: LanguageModel, text: Tokens, options: ScoringOptions, *, batch: list[ScoringWindow]) -> TokenScores:
     device, length = device_of(model), batch[0].length
     rows = torch.stack([_row(text, window, options.first) for window in batch]).to(device)
     context = np.broadcast_to(np.arange(1, length + 1), (len(batch), length))
@@ -257,10 +253,9 @@ def token_losses(model: LanguageModel, features: Tensor, targets: Tensor, *, max
     if not len(targets):
         return features.new_zeros(0)
     vocab_size: int = model.config.vocab_size  # type: ignore[attr-defined]
-    rows, parts = max(1, max_logits // vocab_size), []
-    for inputs, expected in zip(features.split(rows), targets.split(rows), strict=True):
-        parts.append(F.cross_entropy(model.head(inputs.unsqueeze(0))[0].float(), expected, reduction="none"))
-    return torch.cat(parts)
+    rows = max(1, max_logits // vocab_size)
+    parts = zip(features.split(rows), targets.split(rows), strict=True)
+    return torch.cat([F.cross_entropy(model.head(x[None])[0].float(), y, reduction="none") for x, y in parts])
 
 
 class Surprisal(NamedTuple):

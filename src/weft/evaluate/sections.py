@@ -1,8 +1,7 @@
 """Loss of a text section by section, for resampling: how certain is a difference between two models?
 
-Sections are documents. A document longer than a hundredth of the text is cut into equal pieces, and very short
-documents are merged with their neighbours. All is measured in bytes of the text, so that a text has the same sections
-with every tokenizer.
+Sections are documents. A document longer than a hundredth of the text is cut into equal pieces, and very short ones are
+merged with their neighbours. All is measured in bytes, so that a text has the same sections with every tokenizer.
 """
 
 import math

@@ -35,12 +35,8 @@ def translation_metrics(texts: Sequence[str], references: Sequence[str]) -> dict
         bleu_score = {"bleu": float(scores[0])} if signature else {}
         return {**bleu_score, "chrf": float(scores[1]), "rouge_l": rouge, "exact": exact}
 
-    return {
-        **measure(np.ones(len(pairs))),
-        **signature,
-        "rows": len(pairs),
-        "intervals": row_intervals(measure, len(pairs)),
-    }
+    rows = len(pairs)
+    return {**measure(np.ones(rows)), **signature, "rows": rows, "intervals": row_intervals(measure, rows)}
 
 
 def rouge_l(text: str, reference: str) -> float:

@@ -1,8 +1,7 @@
 """Bytes of a text that its tokens don't spell: unknown words, and whitespace that a tokenizer drops.
 
-A model isn't charged for bytes that it doesn't predict. An unknown word costs one token, whatever its spelling, so bits
-per byte would improve with a smaller vocabulary. A compressor would have to write these bytes literally, so they are
-charged at 8 bits each.
+A model isn't charged for bytes that it doesn't predict: an unknown word costs one token, so bits per byte would improve
+with a smaller vocabulary. A compressor would write these bytes literally, so they are charged at 8 bits each.
 """
 
 from collections.abc import Iterator

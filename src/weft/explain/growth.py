@@ -119,10 +119,9 @@ def _axis(model: Any, key: str) -> GrowthAxis:
     for name, measure in MEASURES.items():
         if not measure(model):
             continue  # an encoder has no cache
-        slope, power = (
-            math.log(measure(large) / measure(small)) / math.log(n / m)
-            for (m, small), (n, large) in ((near[0], near[-1]), far)
-        )
+        ends = ((near[0], near[-1]), far)
+        growths = (math.log(measure(large) / measure(small)) / math.log(n / m) for (m, small), (n, large) in ends)
+        slope, power = growths
         values = tuple(float(measure(changed)) for _, changed in drawn)
         curves.append(GrowthCurve(name, values, slope, power=round(power)))
     sizes = tuple(size for size, _ in drawn)
@@ -140,11 +139,8 @@ def _wider(model: Any, factor: float) -> dict[str, Any] | None:
         sizes = {key: width for key, width in widths.items() if width is not None}
     if any(size * factor < 1 or size * factor != int(size * factor) for size in sizes.values()):
         return None
-    wide = {key: int(size * factor) for key, size in sizes.items()}
-    if not isinstance(model, config.TransformerConfig):
-        return wide
-    return {
-        "d_model": wide["d_model"],
-        "attention": attention.replace(heads=wide["heads"], d_head=model.d_head, kv_heads=wide.get("kv_heads")),
-        "feedforward": inner.replace(d_ff=wide["d_ff"]),
-    }
+    wide: dict[str, Any] = {key: int(size * factor) for key, size in sizes.items()}
+    if isinstance(model, config.TransformerConfig):
+        heads = {"heads": wide.pop("heads"), "kv_heads": wide.pop("kv_heads", None), "d_head": model.d_head}
+        wide |= {"attention": attention.replace(**heads), "feedforward": inner.replace(d_ff=wide.pop("d_ff"))}
+    return wide

@@ -80,7 +80,8 @@ class HeadTable(Picture):
     @property
     def known(self) -> list[str]:
         """Names of the statistics that apply to these heads."""
-        return [name for name in COLUMNS if any(not np.isnan(of[name]).all() for of in self.statistics.values())]
+        tables = self.statistics.values()
+        return [name for name in COLUMNS if any(not np.isnan(statistics[name]).all() for statistics in tables)]
 
     def index(self, head: Head) -> str:
         """Return a head's index, such as '3.1', after the kind of attention if there are several."""
@@ -103,7 +104,9 @@ class HeadTable(Picture):
 
     def _role_lines(self) -> list[str]:
         by_role = {name: [self.index(head) for head in self.heads() if name in head.names] for name in _ROLES}
-        return [f"{name}: {counted(len(of), 'head')}: {', '.join(of)}" for name, of in by_role.items() if of]
+        return [
+            f"{name}: {counted(len(heads), 'head')}: {', '.join(heads)}" for name, heads in by_role.items() if heads
+        ]
 
     def _maps(self, titles: dict[AttentionKind, str]) -> list[list[SmallMap | None]]:
         """Return a map (layers, heads) of every statistic; one row per kind of attention."""

@@ -83,10 +83,8 @@ class SearchTrees(Picture):
         return [tree_layout(tree) for tree in self.trees]
 
     def figure(self) -> Figure:
-        sizes = [
-            (layout.width, 34 + layout.height + 18 * len(_output_lines(tree)) + 10)
-            for tree, layout in zip(self.trees, self.layouts, strict=True)
-        ]
+        pairs = list(zip(self.trees, self.layouts, strict=True))
+        sizes = [(layout.width, layout.height + 18 * len(_output_lines(tree)) + 44) for tree, layout in pairs]
         beside = sum(width for width, _ in sizes) + 30 * len(sizes) <= MAX_ROW_WIDTH
         width = sum(w + 30 for w, _ in sizes) if beside else max(w for w, _ in sizes) + 30
         height = max(h for _, h in sizes) if beside else sum(h for _, h in sizes)
@@ -96,7 +94,7 @@ class SearchTrees(Picture):
         axes.set(xlim=(0, width), ylim=(height, 0))
         axes.axis("off")
         x = y = 0.0
-        for tree, layout, (w, h) in zip(self.trees, self.layouts, sizes, strict=True):
+        for (tree, layout), (w, h) in zip(pairs, sizes, strict=True):
             _draw(axes, tree, layout, origin=(x + 15, y))
             x, y = (x + w + 30, y) if beside else (x, y + h)
         return figure

@@ -83,11 +83,10 @@ class Histograms(Charts):
         tables = [Table(header, rows, "Weights, range over the layers")]
         for name, layers in self.activations.items():
             shares = [share for share in SHARES if any(getattr(each, share) is not None for each in layers.values())]
-            cells = [
-                (layer, *map(table_number, (each.mean, each.deviation, each.largest)),
-                 *(f"{getattr(each, share):.1%}" for share in shares))
-                for layer, each in layers.items()
-            ]  # fmt: skip
+            cells = []
+            for layer, each in layers.items():
+                moments = map(table_number, (each.mean, each.deviation, each.largest))
+                cells.append((layer, *moments, *(f"{getattr(each, share):.1%}" for share in shares)))
             columns, remarks = ("layer", "mean", "deviation", "largest", *shares), [TEXTS["histograms"]]
             tables.append(Table(columns, cells, f"Activations: {name}", remarks if len(tables) == 1 else ()))
         if self.entropy:
@@ -144,12 +143,9 @@ def _activations(reading: Reading) -> tuple[dict[str, dict[str, Histogram]], dic
             summarise(name, x.detach())
         return x
 
-    watched = {
-        name: partial(watch, name)
-        for name, tap in taps(model).items()
-        if (isinstance(tap.module, nn.RNNBase) if name in RECURRENT else name.endswith(WATCHED))
-    }
-    with evaluating(model), torch.no_grad(), capture(model, replace=watched):
+    modules = {name: tap.module for name, tap in taps(model).items() if name in RECURRENT or name.endswith(WATCHED)}
+    names = [name for name, module in modules.items() if name not in RECURRENT or isinstance(module, nn.RNNBase)]
+    with evaluating(model), torch.no_grad(), capture(model, replace={name: partial(watch, name) for name in names}):
         model(reading.tokens, **reading.model_kwargs)
     for name, states in steps.items():
         summarise(name, torch.cat(states, dim=1))

@@ -75,17 +75,12 @@ def uvicorn_config(app: App, serving: Serving, **options: Any) -> uvicorn.Config
 
 
 def run_server(library: Library, serving: Serving, listener: socket.socket | None, **options: Any) -> None:
-    """Serve until the process is ended, with the interpreter configured for it."""
+    """Serve until the process is ended, with its thread switching and garbage collection set for serving."""
     config = uvicorn_config(make_app(library, serving), serving, **options)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    configure_interpreter()
-    uvicorn.Server(config).run(None if listener is None else [listener])
-
-
-def configure_interpreter() -> None:
-    """Set the process's thread switching and garbage collection for serving; once, when the process starts to serve."""
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.set_threshold(GC_THRESHOLD, 10, 10)
+    uvicorn.Server(config).run(None if listener is None else [listener])
 
 
 def freeze_loaded() -> None:

@@ -174,9 +174,8 @@ def _reason(error: Exception, path: Path, name: str) -> str:
 def comparisons(request: Request) -> Response:
     """List all comparisons and scaling laws with their results; damaged ones with the problem."""
     all_studies = [_study(name, folder) for name, folder in studies(server_of(request).library.paths).items()]
-    return encoded_response(
-        {"data": [{key: study[key] for key in STUDY_SUMMARY if key in study} for study in all_studies]}
-    )
+    summaries = [{key: study[key] for key in STUDY_SUMMARY if key in study} for study in all_studies]
+    return encoded_response({"data": summaries})
 
 
 @router.get("/v1/comparisons/{name}")

@@ -8,8 +8,7 @@ A task has training rows and held-out rows, drawn from small grammars:
 
     for row in task_rows("dates", "train"): …        {"source": "3 May 1999", "target": "1999-05-03"}
 
-The same name always gives the same rows. A hash of the item (the date, the number, the sentence) decides whether it is
-held out, so that no item is in both splits.
+The same name always gives the same rows. A hash of an item (a date, a number, a sentence) decides its split.
 """
 
 import ast
@@ -38,6 +37,7 @@ except ImportError:  # some distributions ship it separately; the docstrings rem
 
 CORPORA = ("python",)
 FORMAT = 1  # version of the cached file; increment it when the text below changes
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "pydoc_data"}
 
 
@@ -99,21 +99,15 @@ def _docstrings(file: Path) -> list[tuple[str, str]]:
             tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):  # not a valid source file
         return []
-    found: list[tuple[str, str]] = []
 
-    def walk(node: ast.AST, name: str) -> None:
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node)
-            if text:
-                found.append((name, text.encode("utf-8", "replace").decode()))  # may hold a lone surrogate
+    def walk(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
+        if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)):
+            yield name, text.encode("utf-8", "replace").decode()  # may hold a lone surrogate
         for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                walk(child, f"{name}.{child.name}".lstrip("."))
-            elif isinstance(child, ast.stmt):
-                walk(child, name)
+            if isinstance(child, ast.stmt):
+                yield from walk(child, f"{name}.{getattr(child, 'name', '')}".strip("."))
 
-    walk(tree, "")
-    return found
+    return list(walk(tree, ""))
 
 
 class Task(NamedTuple):

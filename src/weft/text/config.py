@@ -52,9 +52,7 @@ class Specials(Config):
 
 
 OPEN = Specials(pad="<pad>", unk="<unk>", bos="<bos>", eos="<eos>")
-CLOSED = Specials(
-    pad="<pad>", bos="<bos>", eos="<eos>"
-)  # for kinds that can spell any text, so that nothing is unknown
+CLOSED = Specials(pad="<pad>", bos="<bos>", eos="<eos>")  # for kinds that spell any text: nothing is unknown
 BERT = Specials(pad="[PAD]", unk="[UNK]", cls="[CLS]", sep="[SEP]", mask="[MASK]")
 
 
@@ -85,9 +83,7 @@ class Char(Trained):
     kind: Literal["char"] = "char"
     vocab_size: VocabSize | None = Field(None, description="number of most frequent characters to keep; absent: all")
     lowercase: bool = Field(False, description="convert text to lower case first")
-    fallback: Literal["bytes", "unk"] = Field(
-        "bytes", description="unseen characters become UTF-8 bytes or the unk token"
-    )
+    fallback: Literal["bytes", "unk"] = Field("bytes", description="unseen characters become UTF-8 bytes or unk tokens")
 
     @model_validator(mode="after")
     def _unknown(self) -> Self:
@@ -149,9 +145,7 @@ class Pretrained(Config):
 
     kind: Literal["pretrained"] = "pretrained"
     path: str = Field(description="file or folder")
-    pattern: Pattern | None = Field(
-        None, description="expression that splits text of a rank file; absent: by the number of ranks"
-    )
+    pattern: Pattern | None = Field(None, description="how a rank file's text is split; absent: by its number of ranks")
 
 
 TrainedConfig = Word | Char | Byte | BPE | WordPiece | Unigram

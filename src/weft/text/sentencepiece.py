@@ -21,6 +21,7 @@ from weft.text.token_bytes import BYTE_TOKEN, byte_tokens
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of pieces
 FOREIGN = 7  # not in the file format: a piece of an external vocabulary that the model lacks
 UNIGRAM, BPE, WORD, CHAR = range(1, 5)  # types of models
+VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5  # types of fields in protocol buffers
 
 # Fields of sentencepiece_model.proto that are read: number and default. bytes stand for strings, messages and floats.
 Fields = Mapping[str, tuple[int, int | bytes]]
@@ -267,19 +268,13 @@ def _wire_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
-        match key & 7:
-            case 0:
-                value, at = _varint(data, at)
-                yield key >> 3, value
-                continue
-            case 1:
-                size = 8
-            case 2:
-                size, at = _varint(data, at)
-            case 5:
-                size = 4
-            case _:
-                raise TokenizerError(f"not a SentencePiece model: no field begins at byte {at}")
+        if (kind := key & 7) not in (VARINT, FIXED64, LENGTH, FIXED32):
+            raise TokenizerError(f"not a SentencePiece model: no field begins at byte {at}")
+        if kind == VARINT:
+            value, at = _varint(data, at)
+            yield key >> 3, value
+            continue
+        size, at = _varint(data, at) if kind == LENGTH else (8 if kind == FIXED64 else 4, at)
         if size > len(data) - at:
             raise TokenizerError(f"not a SentencePiece model, or a truncated one: no {size} bytes at byte {at}")
         yield key >> 3, data[at : at + size]

@@ -1,7 +1,6 @@
 """Chat templates: programs in a tokenizer's files, which may produce text and do nothing else.
 
-They run in a separate process (`sandbox.py`) with limited time and memory: every template ends, and a faulty one can't
-take the parent process down.
+They run in a separate process (`sandbox.py`) with limited time and memory, so that each ends, and none stops weft.
 """
 
 import os

@@ -63,9 +63,7 @@ class Tokenizer:
     read by `encode(..., specials=True)` and `reading_specials`, for trusted texts.
     """
 
-    def __init__(
-        self, backend: tokenizers.Tokenizer, roles: Mapping[Role, str], chat_template: str | None = None
-    ) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, roles: Mapping[Role, str], chat_template: str | None = None):
         backend.no_padding()
         backend.no_truncation()
         vocab = backend.get_vocab()
@@ -113,9 +111,10 @@ class Tokenizer:
         if not backend.get_vocab_size():
             raise TokenizerError("not a tokenizer: its vocabulary is empty")
         if roles is None:
-            known = backend.token_to_id
-            named = {role: next((t for t in names if known(t) is not None), None) for role, names in CUSTOMARY.items()}
-            roles = {role: token for role, token in named.items() if token is not None}
+            known = {
+                role: [t for t in names if backend.token_to_id(t) is not None] for role, names in CUSTOMARY.items()
+            }
+            roles = {role: tokens[0] for role, tokens in known.items() if tokens}
         return call_library(lambda: cls(backend, roles, chat_template))
 
     @classmethod
@@ -162,8 +161,7 @@ class Tokenizer:
         return self._json
 
     def __reduce__(self) -> tuple[Any, ...]:
-        rebuild = partial(_rebuild, finds_specials=self.finds_specials)
-        return rebuild, (self._json, self.roles, self.chat_template)
+        return partial(_rebuild, finds_specials=self.finds_specials), (self._json, self.roles, self.chat_template)
 
     def reading_specials(self) -> "Tokenizer":
         """Return a copy that reads special tokens in every text: only for trusted texts."""
@@ -342,12 +340,11 @@ class Tokenizer:
     def chat(self, messages: Sequence[Mapping[str, str]], *, reply: bool = True) -> str:
         """Render a conversation of {role, content} messages; `reply` begins the assistant's turn.
 
-        The template comes with the tokenizer, so it is rendered in a sandbox. `to_chat` prepares the messages, and
-        `chat_ids` encodes the result.
+        The template isn't trusted and runs in a sandbox. `to_chat` prepares messages, `chat_ids` encodes the result.
         """
         if self.chat_template is None:
-            hint = f"a {vocabularies.SETTINGS} beside {FILE} may provide one"
-            raise TokenizerError(f"this tokenizer has no chat template; {hint}")
+            files = f"{vocabularies.SETTINGS} beside {FILE}"
+            raise TokenizerError(f"this tokenizer has no chat template; a {files} may provide one")
         tokens = {f"{role}_token": self.roles.get(role, "") for role in ROLES}
         variables = {"messages": messages, "add_generation_prompt": reply, "tools": None, "documents": None, **tokens}
         try:
@@ -380,13 +377,11 @@ def _rebuild(json: str, roles: Mapping[Role, str], chat_template: str | None, *,
     return tokenizer
 
 
-def build_tokenizer(
-    settings: TokenizerConfig, texts: Iterable[str] = (), default_size: int = DEFAULT_SIZE
-) -> Tokenizer:
-    """Return the tokenizer of the settings: trained on texts, which are read once, one at a time; or a finished one.
+def build_tokenizer(config: TokenizerConfig, texts: Iterable[str] = (), default_size: int = DEFAULT_SIZE) -> Tokenizer:
+    """Return the tokenizer of a config: trained on texts, which are read once, one at a time; or a finished one.
 
-    If the settings name no `vocab_size`, the vocabulary has `default_size` tokens, or as many as the text supports.
+    If the config names no `vocab_size`, the vocabulary has `default_size` tokens, or as many as the text supports.
     """
-    if isinstance(settings, Pretrained):
-        return Tokenizer.load(settings.path, settings.pattern)
-    return Tokenizer(train(settings, texts, default_size), settings.specials.roles())
+    if isinstance(config, Pretrained):
+        return Tokenizer.load(config.path, config.pattern)
+    return Tokenizer(train(config, texts, default_size), config.specials.roles())

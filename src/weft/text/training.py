@@ -108,10 +108,6 @@ def _fit(vocab_size: int | None, supported: int) -> int:
     return supported if vocab_size is None else vocab_size
 
 
-def _numbered(tokens: Iterable[str]) -> dict[str, int]:
-    return {token: id for id, token in enumerate(tokens)}
-
-
 def _word(config: Word, texts: Iterable[str]) -> Tokenizer:
     specials = config.specials.tokens()
     unk = {} if config.specials.unk is None else {"unk_token": config.specials.unk}
@@ -128,7 +124,7 @@ def _word(config: Word, texts: Iterable[str]) -> Tokenizer:
     words = words[: _fit(config.vocab_size, len(specials) + len(words)) - len(specials)]
     if config.order == "codepoint":
         words.sort()
-    backend.model = models.WordLevel(_numbered([*specials, *words]), **unk)
+    backend.model = models.WordLevel({word: id for id, word in enumerate([*specials, *words])}, **unk)
     return backend
 
 
@@ -142,7 +138,8 @@ def _char(config: Char, texts: Iterable[str]) -> Tokenizer:
     _check_minimum(config.vocab_size, len(fixed) + 1, f"{len(fixed)} special and byte tokens and a character")
     size = _fit(config.vocab_size, len(fixed) + len(counts)) - len(fixed)
     frequent = sorted(counts, key=lambda char: (-counts[char], char))[:size]
-    vocab, unk = _numbered([*fixed, *sorted(frequent)]), None if fallback else config.specials.unk
+    vocab = {token: id for id, token in enumerate([*fixed, *sorted(frequent)])}
+    unk = None if fallback else config.specials.unk
     backend = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=fallback, unk_token=unk))
     backend.normalizer = _lowercase(config.lowercase)
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
@@ -152,8 +149,8 @@ def _char(config: Char, texts: Iterable[str]) -> Tokenizer:
 def _byte(config: Byte) -> Tokenizer:
     """Return a byte-level BPE model without merges; ids are the special tokens, then the bytes by value."""
     letters = byte_letters()
-    vocab = _numbered([*config.specials.tokens(), *sorted(letters, key=letters.__getitem__)])
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokens = [*config.specials.tokens(), *sorted(letters, key=letters.__getitem__)]
+    backend = Tokenizer(models.BPE(vocab={token: id for id, token in enumerate(tokens)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     return backend
@@ -209,7 +206,7 @@ def _wordpiece(config: WordPiece, texts: Iterable[str], default_size: int) -> To
     vocab = list(dict.fromkeys([*fixed, *merged]))
     _fit(config.vocab_size, len(vocab))
 
-    numbered, unk = _numbered(vocab[:size]), config.specials.unk
+    numbered, unk = {token: id for id, token in enumerate(vocab[:size])}, config.specials.unk
     backend = Tokenizer(models.WordPiece(numbered, unk_token=unk, max_input_chars_per_word=MAX_WORD_CHARACTERS))
     backend.normalizer = normalizer
     backend.pre_tokenizer = pre_tokenizer
@@ -258,8 +255,7 @@ def _unigram(config: Unigram, texts: Iterable[str], default_size: int) -> Tokeni
 def _deterministic(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
     """Make scores and order the same on every run.
 
-    The trainer restores pruned characters at its lowest score, 0.0001 apart, in an order that changes from run to run,
-    and its sums differ in the last digits.
+    The trainer restores pruned characters at its lowest score, 0.0001 apart, in any order, and its sums are rounded.
     """
     lowest = round(min((score for _, score in pieces), default=0.0), 6)
     pruned = lowest + 1e-4 * sum(len(piece) == 1 for piece, _ in pieces)

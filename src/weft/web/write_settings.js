@@ -18,7 +18,7 @@ export async function fetchSettings(api, signal) {
   return Object.fromEntries(data.map(setting => [setting.name, setting]));
 }
 
-// The values in the address, or the defaults; a value out of bounds is clamped, and one that is no number is ignored.
+// The values in the address, or the defaults; a value out of bounds is clamped, anything but a number is ignored.
 export function settingsOf(state, info, known) {
   const usual = defaults(info), of = name => state[name] ?? usual[name];
   const how = of("how") in MODES ? of("how") : usual.how;

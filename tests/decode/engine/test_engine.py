@@ -47,8 +47,7 @@ def engine_for(name: str, limits: EngineLimits, *, ahead: bool) -> Asking:
 
 
 def random_jobs(count: int, seed: int, *, rules: bool) -> list[Job]:
-    """Prompts of 0 to 40 characters and texts of 1 to 5 tokens, greedy or sampled; with `rules` that only the host can
-    apply, some of them."""
+    """Prompts of 0 to 40 characters and texts of 1 to 5 tokens, greedy or sampled, some with host-only `rules`."""
     rng = random.Random(seed)
     jobs: list[Job] = []
     for number in range(count):
@@ -92,6 +91,15 @@ def check_empty(engine: Asking) -> None:
     assert not manager.tables
     assert len(manager.free_rows) == engine.scheduler.rows
     assert bool((manager.table_rows == manager.store.nowhere).all())
+
+
+def check_run(engine: Asking, jobs: Sequence[Job]) -> list[Request]:
+    """Run jobs together: each text is the one that is written alone, and the engine is empty afterwards."""
+    requests = submit(engine, jobs)
+    engine.run()
+    check_texts(requests, engine.model, jobs)
+    check_empty(engine)
+    return requests
 
 
 # ---- the same texts
@@ -171,20 +179,15 @@ def test_stop_ids() -> None:
 
 
 def test_a_common_prefix_is_read_once() -> None:
-    model, prefix = MODELS["llama"], "you are a helpful machine. "  # 27 tokens: 6 blocks of 4
+    prefix = "you are a helpful machine. "  # 27 tokens: 6 blocks of 4
     jobs: list[Job] = [(prefix + tail, Sampling(max_tokens=6, temperature=0.0)) for tail in ("a", "bc", "d", "e")]
-    engine = Asking(model, BYTES, EngineLimits(block_size=4))
-    requests = submit(engine, jobs)
-    engine.run()
-    check_texts(requests, model, jobs)
+    engine = Asking(MODELS["llama"], BYTES, EngineLimits(block_size=4))
+    requests = check_run(engine, jobs)
     prompts = sum(len(request.prompt.ids) for request in requests)
     assert engine.counts.shared == 3 * 24  # all came together, but three waited for the first to be read
     assert engine.counts.prompt == prompts - 3 * 24
-    repeated = submit(engine, jobs)  # no text uses the blocks now, but they are still cached
-    engine.run()
-    check_texts(repeated, model, jobs)
+    check_run(engine, jobs)  # no text uses the blocks now, but they are still cached
     assert engine.counts.shared - 3 * 24 >= 4 * 24
-    check_empty(engine)
 
 
 def test_the_last_block_of_a_cached_prompt_is_read_again() -> None:
@@ -217,15 +220,10 @@ def test_an_answer_is_shared_with_the_next_question() -> None:
 def test_the_youngest_is_preempted_if_blocks_run_out(blocks: int, ahead: bool) -> None:
     """An engine that is ahead lets the host catch up first."""
     rng, rules = random.Random(5), {} if ahead else {"banned": NO_EOS}
-    jobs: list[Job] = [
-        ("".join(rng.choices("abcdef", k=10)), Sampling(max_tokens=30, seed=n, **rules)) for n in range(6)
-    ]
+    prompts = ["".join(rng.choices("abcdef", k=10)) for _ in range(6)]
     engine = engine_for("llama", EngineLimits(blocks=blocks, block_size=4, rows=6), ahead=ahead)
-    requests = submit(engine, jobs)
-    engine.run()
+    check_run(engine, [(prompt, Sampling(max_tokens=30, seed=n, **rules)) for n, prompt in enumerate(prompts)])
     assert engine.counts.preempted > 0
-    check_texts(requests, MODELS["llama"], jobs)
-    check_empty(engine)
 
 
 def test_a_long_prompt_delays_nobody() -> None:
@@ -281,20 +279,14 @@ def test_models_that_continue_no_text_are_refused() -> None:
 
 def test_a_text_may_take_all_blocks() -> None:
     engine = Asking(MODELS["gpt2"], BYTES, EngineLimits(blocks=4, block_size=4))
-    job = "abcdefghij", Sampling(max_tokens=7, temperature=0.0)
-    requests = submit(engine, [job])
-    engine.run()
-    check_texts(requests, MODELS["gpt2"], [job])
+    check_run(engine, [("abcdefghij", Sampling(max_tokens=7, temperature=0.0))])
 
 
 def test_the_window_ends_a_text() -> None:
     engine = Asking(MODELS["gpt2"], BYTES, EngineLimits(block_size=5))
-    job = "x" * 45, Sampling(max_tokens=50, temperature=0.0, banned=NO_EOS, slide=False)
-    request = submit(engine, [job])[0]
-    engine.run()
-    check_texts([request], MODELS["gpt2"], [job])
-    assert request.chunks[-1].finish == "length"
-    assert request.written == 4
+    settings = Sampling(max_tokens=50, temperature=0.0, banned=NO_EOS, slide=False)
+    (request,) = check_run(engine, [("x" * 45, settings)])
+    assert request.chunks[-1].finish == "length" and request.written == 4
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=12), st.integers(0, 300))

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from weft.decode.engine.paging import BlockStore, PagedCache
 from weft.models.base import EncoderInput
-from weft.models.config import Decoder
+from weft.models.presets import llama
 from weft.models.transformer import Transformer, TransformerState
-from weft.nn.config import Attention, Gated, RMSNorm
+from weft.nn.config import Attention
 from weft.nn.position_config import ALiBi, Learned, Position, Relative, Rotary
 
 VOCAB = 13
@@ -48,18 +48,8 @@ class PagedTransformer(Transformer):
 
 def paged(position: Position, attention: Attention | None = None) -> PagedTransformer:
     torch.manual_seed(0)
-    return PagedTransformer(
-        Decoder(
-            vocab_size=VOCAB,
-            context=64,
-            layers=2,
-            d_model=16,
-            attention=attention or Attention(heads=4, kv_heads=2),
-            feedforward=Gated(d_ff=32),
-            position=position,
-            norm=RMSNorm(),
-        )
-    )
+    config = llama(2, 16, 4, d_ff=32, context=64, vocab_size=VOCAB, kv_heads=2, tied=True)
+    return PagedTransformer(config.replace(position=position, attention=attention or config.attention))
 
 
 @pytest.mark.parametrize("position", [Rotary(), Learned(), ALiBi(), Relative()], ids=lambda position: position.kind)

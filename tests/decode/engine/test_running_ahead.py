@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.decode.engine.test_engine import BYTES, MODELS, Job, alone, check_empty, check_texts, engine_for, submit
+from tests.decode.engine.test_engine import BYTES, MODELS, Job, alone, check_empty, check_run, check_texts, engine_for
 
 from weft.decode.config import Sampling
 from weft.decode.constrain import regex
@@ -14,11 +14,7 @@ from weft.errors import ModelError
 def test_a_sliding_window_waits_for_the_host() -> None:
     jobs: list[Job] = [("abcdefgh" * 5, Sampling(max_tokens=40, seed=n)) for n in range(3)]
     engine = engine_for("gpt2", EngineLimits(blocks=64, block_size=4, rows=3), ahead=True)
-    requests = submit(engine, jobs)
-    engine.run()
-    assert any(request.slid for request in requests)
-    check_texts(requests, MODELS["gpt2"], jobs)
-    check_empty(engine)
+    assert any(request.slid for request in check_run(engine, jobs))
 
 
 def test_blocks_of_an_ended_text_are_reused() -> None:
@@ -28,11 +24,8 @@ def test_blocks_of_an_ended_text_are_reused() -> None:
     jobs: list[Job] = [("abc", greedy.replace(stop=(stop,)))]
     jobs += [("bcda" + tail, greedy.replace(max_tokens=6)) for tail in "efgh"]
     engine = engine_for("llama", EngineLimits(blocks=6, block_size=4, rows=2), ahead=True)
-    requests = submit(engine, jobs)
-    engine.run()
-    assert requests[0].chunks[-1].finish == "stop" and requests[0].written < 8
-    check_texts(requests, MODELS["llama"], jobs)
-    check_empty(engine)
+    stopped = check_run(engine, jobs)[0]
+    assert stopped.chunks[-1].finish == "stop" and stopped.written < 8
 
 
 def test_a_grammar_and_log_probabilities_beside_a_text_that_runs_ahead() -> None:

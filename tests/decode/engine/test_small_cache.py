@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.decode.small import Asking, decoder
+from tests.decode.small import Asking, decoder, recompute_greedy
 
 from weft.cli.main import run
 from weft.costs.memory import cache_bytes
@@ -55,15 +55,8 @@ def rounded_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SelfAttention, "rotate", rotate_and_round)
 
 
-@torch.inference_mode()
-def continue_greedily(model: Transformer, ids: Sequence[int], count: int) -> list[int]:
-    """Append `count` tokens, reading the whole text again for each."""
-    text = list(ids)
-    for _ in range(count):
-        logits = model.head(model.features(torch.tensor([text])))[0, -1]
-        logits[EOS] = -torch.inf
-        text.append(int(logits[: BYTES.vocab_size].argmax()))
-    return text
+def continued(model: Transformer, ids: Sequence[int], count: int) -> list[int]:
+    return [*ids, *recompute_greedy(model, ids, count, banned=[EOS])]
 
 
 def test_vectors_in_8_bits() -> None:
@@ -87,7 +80,7 @@ def test_texts_equal_those_of_a_rounded_model(name: str, rounded_attention: None
         requests = [engine.ask(prompt, GREEDY) for prompt in prompts]
         engine.run()
         # the engine rounds a second time, which changes nothing
-        assert [request.ids for request in requests] == [continue_greedily(model, prompt, 14) for prompt in prompts]
+        assert [request.ids for request in requests] == [continued(model, prompt, 14) for prompt in prompts]
     assert engine.counts.shared >= 2 * 16 + 3 * 16
     assert engine.manager.store.data.dtype == torch.int8 and engine.manager.native is None
 
@@ -104,7 +97,7 @@ def test_preempted_cancelled_and_reused_blocks(rounded_attention: None) -> None:
     engine.cancel(cancelled)
     engine.run()
     assert engine.counts.preempted > 0
-    assert [request.ids for request in requests] == [continue_greedily(model, prompt, 30) for prompt in prompts]
+    assert [request.ids for request in requests] == [continued(model, prompt, 30) for prompt in prompts]
     assert engine.manager.pool.free_blocks == 14
 
 
@@ -122,8 +115,8 @@ def test_many_texts_with_a_small_cache(rounded_attention: None) -> None:
     texts, model = ["sea", "one", "two"], MODELS["llama"]
     completions = generate_many(model, BYTES, texts, job=BulkJob(GREEDY, quantize_cache="int8"))
     for text, [completion] in zip(texts, completions, strict=True):
-        ids = Prompt.of(BYTES, text).ids
-        assert completion.text == BYTES.decode(continue_greedily(model, ids, 14)[len(ids) :])
+        expected = recompute_greedy(model, Prompt.of(BYTES, text).ids, 14, banned=[EOS])
+        assert completion.text == BYTES.decode(expected)
 
 
 def test_unsupported_models_and_searches_are_refused() -> None:
@@ -136,14 +129,9 @@ def test_unsupported_models_and_searches_are_refused() -> None:
         list(generate_many(MODELS["llama"], BYTES, ["a"], job=BulkJob(GREEDY, quantize_cache="int2")))
 
 
-@pytest.mark.parametrize("options", [[], ["--n", "2"], ["--file", "-", "--beam", "3"]])
-def test_commands_refuse_single_texts_and_beam_search(
-    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["generate", str(tmp_path), "--quantize-cache", "int8", *options]) == 2
-    assert "--quantize-cache is for many texts: give --file, and no --beam" in capsys.readouterr().err
-
-
-def test_the_server_refuses_other_widths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_refuse_what_they_cannot_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for options in ([], ["--n", "2"], ["--file", "-", "--beam", "3"]):
+        assert run(["generate", str(tmp_path), "--quantize-cache", "int8", *options]) == 2
+        assert "--quantize-cache is for many texts: give --file, and no --beam" in capsys.readouterr().err
     assert run(["serve", str(tmp_path), "--quantize-cache", "int2"]) == 2
     assert "quantize_cache" in capsys.readouterr().err

@@ -12,25 +12,13 @@ from weft.decode.fast.cpu import CPUFastPath
 from weft.decode.fast.path import PlainPath
 from weft.decode.fast.quantize import quantize
 from weft.decode.generate import generate
-from weft.models.config import EncoderDecoder, LayerKind, LMHead
-from weft.models.presets import gpt, llama
+from weft.models.config import LayerKind, LMHead
+from weft.models.presets import gpt, llama, vaswani
 from weft.models.transformer import Transformer, TransformerState
+from weft.nn import position_config as positions
 from weft.nn.config import Attention, Gated, LayerNorm, LoRA, Plain, RMSNorm
 from weft.nn.linear import LowRank
-from weft.nn.position_config import (
-    ALiBi,
-    DynamicNTK,
-    Learned,
-    LearnedT5,
-    LinearScaling,
-    LongRoPE,
-    NoPosition,
-    Relative,
-    Rotary,
-    Sinusoidal,
-    T5Bias,
-    YaRN,
-)
+from weft.nn.position_config import Rotary
 from weft.training.weights import add_adapters
 
 CONFIGS = {
@@ -38,22 +26,13 @@ CONFIGS = {
     "grouped-query, tied": llama(3, 48, 6, d_ff=40, context=32, vocab_size=50, kv_heads=2, tied=True),
     "multi-query": llama(1, 32, 4, d_ff=48, context=32, vocab_size=50, kv_heads=1),
     "scaled positions": llama(2, 32, 4, d_ff=48, context=32, vocab_size=50).replace(
-        position=Rotary(base=500.0, scaling=LinearScaling(factor=2.0)), embedding_scale=True
+        position=Rotary(base=500.0, scaling=positions.LinearScaling(factor=2.0)), embedding_scale=True
     ),
 }
 GQA = llama(2, 32, 4, d_ff=48, context=32, vocab_size=50, kv_heads=2)
-MARIAN = EncoderDecoder(
-    vocab_size=50,
-    context=32,
-    layers=2,
-    encoder_layers=1,
-    d_model=32,
-    attention=Attention(heads=4, bias="all"),
+MARIAN = vaswani(2, 32, 4, d_ff=48, dropout=0.0, vocab_size=50, context=32, encoder_layers=1).replace(
     feedforward=Plain(d_ff=48, activation="silu"),
-    norm=LayerNorm(),
-    placement="post",
-    position=Sinusoidal(layout="halves"),
-    embedding_scale=True,
+    position=positions.Sinusoidal(layout="halves"),
     head=LMHead(bias=True),
 )
 FAMILIES = {
@@ -61,23 +40,17 @@ FAMILIES = {
     "Qwen": GQA.replace(attention=Attention(heads=4, kv_heads=2, bias="qkv", qk_norm=RMSNorm())),
     "Gemma": GQA.replace(norm=RMSNorm(offset=1.0), feedforward=Gated(d_ff=40, activation="gelu-tanh")),
     "window": GQA.replace(attention=Attention(heads=4, kv_heads=2, window=4)),
-    "ALiBi, window": GQA.replace(position=ALiBi(), attention=Attention(heads=4, kv_heads=2, window=4)),
+    "ALiBi, window": GQA.replace(position=positions.ALiBi(), attention=Attention(heads=4, kv_heads=2, window=4)),
     "YaRN, capped logits": GQA.replace(
-        position=Rotary(scaling=YaRN(factor=4.0, original_context=8)), head=LMHead(softcap=3.0)
+        position=Rotary(scaling=positions.YaRN(factor=4.0, original_context=8)), head=LMHead(softcap=3.0)
     ),
     "OLMo, scaled": GQA.replace(norm=LayerNorm(bias=False, gain=False), embedding_scale=3.0),
-    "no positions, no norms": GQA.replace(position=NoPosition(), placement="none"),
+    "no positions, no norms": GQA.replace(position=positions.NoPosition(), placement="none"),
     "Marian": MARIAN,
-    "BART": MARIAN.replace(position=Learned(offset=2), embedding_norm=True, embedding_scale=False),
-    "T5": MARIAN.replace(
-        placement="pre",
-        attention=Attention(heads=4, d_head=6, scale=1.0),
-        feedforward=Gated(d_ff=40, activation="gelu-tanh"),
-        norm=RMSNorm(eps=1e-6),
-        position=T5Bias(buckets=8, max_distance=20),
-        embedding_scale=False,
-        head=LMHead(scale=32**-0.5),
-    ),
+    "BART": MARIAN.replace(position=positions.Learned(offset=2), embedding_norm=True, embedding_scale=False),
+    "T5": MARIAN.replace(placement="pre", attention=Attention(heads=4, d_head=6, scale=1.0), embedding_scale=False)
+    .replace(norm=RMSNorm(eps=1e-6), feedforward=Gated(d_ff=40, activation="gelu-tanh"), head=LMHead(scale=32**-0.5))
+    .replace(position=positions.T5Bias(buckets=8, max_distance=20)),
     "grouped-query, rotary": MARIAN.replace(
         attention=Attention(heads=4, kv_heads=2, qk_norm=LayerNorm()), position=Rotary()
     ),
@@ -86,9 +59,7 @@ FAMILIES = {
 
 @pytest.mark.parametrize(("name", "batch", "bits"), each_once(CONFIGS, [1, 3], [None, "int8", "int4"]))
 def test_equals_the_plain_step(name: str, batch: int, bits: str | None) -> None:
-    model = amplified(CONFIGS[name])
-    if bits is not None:
-        quantize(model, bits)
+    model = amplified(CONFIGS[name], bits)
     prompt = torch.randint(50, (batch, 5))
     tolerance = 1e-4 if bits is None else 0.05  # kernels that quantise x to 8 bits may round a tie the other way
     with torch.inference_mode():
@@ -107,11 +78,11 @@ def test_equals_the_plain_step(name: str, batch: int, bits: str | None) -> None:
 
 def test_generate_uses_it_until_the_last_row_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     model, default_paths = amplified(CONFIGS["grouped-query, tied"]), stepper.STEP_PATHS
-    created: list[int] = []
+    created: list[CPUFastPath] = []
 
     class Counted(CPUFastPath):
         def __init__(self, model: Transformer, state: TransformerState):
-            created.append(1)
+            created.append(self)
             super().__init__(model, state)
 
     def texts(*paths: type[PlainPath]) -> list[tuple[int, int]]:
@@ -126,9 +97,7 @@ def test_generate_uses_it_until_the_last_row_ends(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(("name", "kernels"), each_once(FAMILIES, ["torch", "int8", "gemm"]))
 def test_every_family_equals_its_forward_pass_while_rows_are_reordered(name: str, kernels: str) -> None:
-    model = amplified(FAMILIES[name])
-    if kernels == "int8":
-        quantize(model, "int8")
+    model = amplified(FAMILIES[name], "int8" if kernels == "int8" else None)
     source = None
     if model.encoder is not None:
         real = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]], dtype=torch.bool)
@@ -172,24 +141,21 @@ def test_unsupported_models_and_states() -> None:
     assert not CPUFastPath.fits(model, state)
     stop()
     assert CPUFastPath.fits(model, state)
-    for unsupported in (
-        plain.replace(position=Rotary(pairs="adjacent")),
-        plain.replace(position=Rotary(scaling=DynamicNTK(factor=2.0))),
-        plain.replace(position=Rotary(scaling=LongRoPE(short=(1.0,) * 4, long=(2.0,) * 4, original_context=4))),
-        plain.replace(position=Relative()),
-        plain.replace(position=Rotary(fraction=0.5)),
-        plain.replace(position=LearnedT5()),
-        plain.replace(residual=False),
-        plain.replace(residual_scale=0.5),
-        plain.replace(placement="sandwich"),
-        plain.replace(placement="res-post"),
-        plain.replace(sublayers="parallel"),
-        plain.replace(pattern=(LayerKind(window=4), LayerKind())),
-        plain.replace(attention=Attention(heads=4, softcap=5.0)),
-        plain.replace(attention=Attention(heads=4, qk_norm=RMSNorm(), qk_norm_over="heads")),
-    ):
-        other = build_transformer(unsupported)
-        assert not CPUFastPath.fits(other, other.start(2, 8))
+    scaling = positions.LongRoPE(short=(1.0,) * 4, long=(2.0,) * 4, original_context=4)
+    rotary = Rotary(pairs="adjacent"), Rotary(fraction=0.5), Rotary(scaling=scaling)
+    dynamic = Rotary(scaling=positions.DynamicNTK(factor=2.0))
+    changes: dict[str, tuple[object, ...]] = {
+        "position": (*rotary, dynamic, positions.Relative(), positions.LearnedT5()),
+        "residual": (False,),
+        "residual_scale": (0.5,),
+        "placement": ("sandwich", "res-post"),
+        "sublayers": ("parallel",),
+        "pattern": ((LayerKind(window=4), LayerKind()),),
+        "attention": (Attention(heads=4, softcap=5.0), Attention(heads=4, qk_norm=RMSNorm(), qk_norm_over="heads")),
+    }
+    for name, value in ((name, value) for name, values in changes.items() for value in values):
+        other = build_transformer(plain.replace(**{name: value}))
+        assert not CPUFastPath.fits(other, other.start(2, 8)), (name, value)
     assert not CPUFastPath.fits(model.double(), model.start(2, 8))
 
 

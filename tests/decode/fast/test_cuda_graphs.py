@@ -12,7 +12,7 @@ from weft.decode.fast.cuda_graphs import GraphStep, has_fixed_shape
 from weft.decode.fast.path import is_llama_like
 from weft.decode.fast.stepper import Stepper
 from weft.decode.generate import generate
-from weft.decode.prompt import Prompt
+from weft.decode.prompt import Prompt, Prompts
 from weft.errors import ModelError
 from weft.models.build import build
 from weft.models.config import Recurrent
@@ -39,21 +39,24 @@ SETTINGS = {
 }
 
 
+Tokens = list[tuple[int, int, str | None]]  # row, id and why the text ends
+
+
+def tokens_of(model: Transformer, settings: list[Sampling], prompts: Prompts = PROMPTS) -> Tokens:
+    return [(chunk.row, chunk.id, chunk.finish) for chunk in generate(model, prompts, settings)]
+
+
 @torch.inference_mode()
-def run_ahead(
-    model: Transformer, settings: list[Sampling], prompts: list[Prompt] | None = None
-) -> list[tuple[int, int, str | None]]:
+def run_ahead(model: Transformer, settings: list[Sampling], prompts: Prompts = PROMPTS) -> Tokens:
     """Generate as on a GPU, without capturing graphs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stepper, "runs_ahead", True)
-        return [(chunk.row, chunk.id, chunk.finish) for chunk in generate(model, prompts or PROMPTS, settings)]
+        return tokens_of(model, settings, prompts)
 
 
 @pytest.mark.parametrize(("name", "sampling"), each_once(MODELS, SETTINGS))
 def test_choosing_on_the_device_gives_the_same_tokens(name: str, sampling: str) -> None:
-    model, settings = MODELS[name], SETTINGS[sampling]
-    plain = [(token.row, token.id, token.finish) for token in generate(model, PROMPTS, settings)]
-    assert run_ahead(model, settings) == plain
+    assert run_ahead(MODELS[name], SETTINGS[sampling]) == tokens_of(MODELS[name], SETTINGS[sampling])
 
 
 def test_tokens_after_a_stop_are_dropped() -> None:
@@ -63,7 +66,7 @@ def test_tokens_after_a_stop_are_dropped() -> None:
     stop_ids = [frozenset(), frozenset({unstopped[7][1]}), frozenset()]
     prompts = [Prompt(ids, eos_id=first[4], stop_ids=stop) for ids, stop in zip(PROMPTS, stop_ids, strict=True)]
     stopped = run_ahead(model, settings, prompts)
-    assert stopped == [(token.row, token.id, token.finish) for token in generate(model, prompts, settings)]
+    assert stopped == tokens_of(model, settings, prompts)
     assert {finish for _, _, finish in stopped} >= {"eos", "stop"}
     assert len(stopped) < len(unstopped)
 

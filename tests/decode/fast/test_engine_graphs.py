@@ -92,8 +92,7 @@ def on_gpu(kind: str, vocab_size: int) -> Transformer:
 
 @torch.inference_mode()
 def max_shortfall(model: Transformer, prompt: list[int], ids: list[int]) -> float:
-    """How far chosen tokens are below the likeliest at most, in standard deviations of the logits of a float32 model
-    that reads the whole text in one pass."""
+    """Largest gap of a chosen token to the likeliest, in standard deviations of a float32 model's logits."""
     exact = copy.deepcopy(model).float()
     logits = exact.head(exact.features(torch.tensor([ids[:-1]], device="cuda")))[0, len(prompt) - 1 :]
     chosen = logits.gather(1, torch.tensor(ids[len(prompt) :], device="cuda")[:, None])[:, 0]
@@ -112,10 +111,7 @@ def test_the_engine_on_a_gpu_writes_what_each_text_alone_gets(kind: str) -> None
     assert graphs is not None
     prompts = [list(range(1, 2 + 5 * row)) for row in range(12)]
     prompts += [[*range(1, 30), row] for row in range(6)]  # with a common prefix
-    settings = [
-        Sampling(max_tokens=20 + n) if n % 3 == 1 else Sampling(temperature=0.0, max_tokens=20 + n)
-        for n in range(len(prompts))
-    ]
+    settings = [Sampling(temperature=float(n % 3 == 1), max_tokens=20 + n) for n in range(len(prompts))]
     requests = [engine.ask(prompt, settings[n], seed=n) for n, prompt in enumerate(prompts)]
     max_ahead = 0
     while engine.step():
@@ -137,9 +133,8 @@ def test_the_engine_on_a_gpu_writes_what_each_text_alone_gets(kind: str) -> None
 @pytest.mark.gpu
 @torch.inference_mode()
 def test_the_kernels_read_blocks_as_they_read_a_contiguous_cache() -> None:
-    model = build_transformer(llama(2, 128, 4, d_ff=256, context=512, vocab_size=100, kv_heads=2)).to(
-        "cuda", torch.bfloat16
-    )
+    config = llama(2, 128, 4, d_ff=256, context=512, vocab_size=100, kv_heads=2)
+    model = build_transformer(config).to("cuda", torch.bfloat16)
     graphs = paged_graphs(model, BlockStore(model, 200, 16), 3)
     assert graphs is not None and graphs.kernels is not None
     set_tables(graphs, random_tables(200, 3, 40))
@@ -157,9 +152,8 @@ def test_the_kernels_read_blocks_as_they_read_a_contiguous_cache() -> None:
 @torch.inference_mode()
 def test_chunks_of_many_prompts_beside_a_step(heads: int, kv_heads: int, d_head: int, bits: CacheBits | None) -> None:
     """Compare with the model's features of whole texts, in float32."""
-    exact = build_transformer(
-        llama(2, heads * d_head, heads, d_ff=256, context=2048, vocab_size=100, kv_heads=kv_heads)
-    ).cuda()
+    config = llama(2, heads * d_head, heads, d_ff=256, context=2048, vocab_size=100, kv_heads=kv_heads)
+    exact = build_transformer(config).cuda()
     model = copy.deepcopy(exact).bfloat16()
     graphs = paged_graphs(model, BlockStore(model, 500, 16, bits=bits), 5)
     assert graphs is not None and graphs.kernels is not None

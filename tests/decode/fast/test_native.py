@@ -19,7 +19,6 @@ from weft.decode.engine.paging import BlockStore
 from weft.decode.fast import matmul, native, quantized_weights, stepper
 from weft.decode.fast.native_step import BYTES_PER_THREAD, NativeStep, native_decoder
 from weft.decode.fast.path import PlainPath
-from weft.decode.fast.quantize import quantize
 from weft.decode.generate import generate
 from weft.models.config import Decoder
 from weft.models.presets import gpt, llama
@@ -79,9 +78,7 @@ def decode(model: Transformer, *, bytes_per_thread: int = BYTES_PER_THREAD) -> t
     ("name", "bits"), [*each_once(CONFIGS, [None, "bf16", "int8", "int4"]), *product(ODD_CONFIGS, [None, "bf16"])]
 )
 def test_equals_the_plain_step(name: str, bits: str | None) -> None:
-    model = amplified({**CONFIGS, **ODD_CONFIGS}[name])
-    if bits is not None:
-        quantize(model, bits)
+    model = amplified({**CONFIGS, **ODD_CONFIGS}[name], bits)
     for found, expected in zip(*decode(model), strict=True):
         assert_same(found, expected, bits)
 
@@ -105,7 +102,7 @@ def test_products_equal_those_of_the_dequantised_weights(bits: matmul.Bits, K: i
     assert not found[3:5].isfinite().any() and found[[0, 1, 2, 5]].isfinite().all()
 
 
-def check_integer_products() -> None:
+def test_integer_products_of_any_shape() -> None:
     """Compare with float64, for x that 8 bits represent exactly."""
     for N, K in ((1, 32), (15, 64), (16, 96), (17, 32), (37, 544), (100, 96)):
         generator = torch.Generator().manual_seed(N + K)
@@ -129,13 +126,9 @@ def check_integer_products() -> None:
             assert bool((error <= 1e-6 * F.linear(x.double().abs(), w.abs())).all()), (bits, N, K, float(error.max()))
 
 
-def test_integer_products_of_any_shape() -> None:
-    check_integer_products()
-
-
 @pytest.mark.parametrize("older_cpu", OLDER_CPUS, indirect=True)
 def test_integer_products_on_older_cpus(older_cpu: None) -> None:
-    check_integer_products()
+    test_integer_products_of_any_shape()
 
 
 @pytest.mark.parametrize(("N", "K"), [(8, 16), (9, 48), (37, 512), (23, 1040), (150, 528)])
@@ -193,8 +186,7 @@ def test_logsumexp_equals_torchs(size: int) -> None:
 
 
 def test_the_number_of_threads_changes_no_bit() -> None:
-    model = amplified(CONFIGS["tied"])
-    quantize(model, "int4")
+    model = amplified(CONFIGS["tied"], "int4")
     before = torch.get_num_threads()
     try:
         results = []
@@ -246,9 +238,7 @@ def test_a_process_forked_while_another_thread_is_in_c_has_its_own_pool() -> Non
 
 @pytest.mark.parametrize(("name", "bits"), each_once(CONFIGS, [None, "bf16", "int8", "int4"]))
 def test_texts_in_blocks_equal_a_single_text_to_the_bit(name: str, bits: str | None) -> None:
-    model = amplified(CONFIGS[name])
-    if bits is not None:
-        quantize(model, bits)
+    model = amplified(CONFIGS[name], bits)
     lengths, size = [3, 11, 1, 7, 4], 4
     texts = [torch.arange(1, 40)[number : number + length] for number, length in enumerate(lengths)]
     store = BlockStore(model, 20, size)
@@ -297,10 +287,8 @@ def test_unsupported_models_and_states() -> None:
         model = amplified(config)
         return NativeStep.fits(model, model.start(batch, 8))
 
-    assert fits(LLAMA)
-    assert not fits(LLAMA, batch=2)
-    assert not fits(LLAMA.replace(attention=Attention(heads=3, kv_heads=1, window=4)))
-    assert not fits(LLAMA.replace(attention=Attention(heads=3, kv_heads=1, qk_norm=RMSNorm())))
-    assert not fits(LLAMA.replace(placement="post"))
-    assert not fits(LLAMA.replace(residual=False))
-    assert not fits(LLAMA.replace(position={"kind": "alibi"}))
+    assert fits(LLAMA) and not fits(LLAMA, batch=2)
+    for attention in (Attention(heads=3, kv_heads=1, window=4), Attention(heads=3, kv_heads=1, qk_norm=RMSNorm())):
+        assert not fits(LLAMA.replace(attention=attention))
+    for change in ({"placement": "post"}, {"residual": False}, {"position": {"kind": "alibi"}}):
+        assert not fits(LLAMA.replace(**change)), change

@@ -10,7 +10,6 @@ from torch import Tensor
 from weft.decode.engine.paging import BlockStore
 from weft.decode.fast import native
 from weft.decode.fast.native_step import NativeStep, native_decoder
-from weft.decode.fast.quantize import quantize
 from weft.models.presets import llama
 from weft.models.transformer import Transformer
 
@@ -32,9 +31,7 @@ def read_in(model: Transformer, tokens: Tensor, sizes: list[int]) -> tuple[Tenso
 
 @pytest.mark.parametrize(("name", "bits"), each_once(CONFIGS, [None, "bf16", "int8", "int4"]))
 def test_a_prompt_equals_the_models(name: str, bits: str | None) -> None:
-    model = amplified(CONFIGS[name])
-    if bits is not None:
-        quantize(model, bits)
+    model = amplified(CONFIGS[name], bits)
     tokens = torch.arange(37)[None] * 7 % 50
     state = model.start(1, 40)
     with torch.inference_mode():
@@ -48,10 +45,9 @@ def test_a_prompt_equals_the_models(name: str, bits: str | None) -> None:
     assert_same(read_in(model, tokens, [1, 9, 1, 26])[0], features, bits)
 
 
-def check_a_long_prompt() -> None:
-    model = amplified(llama(2, 96, 3, d_ff=160, context=600, vocab_size=50, kv_heads=1))
+def test_a_prompt_longer_than_a_step_of_c() -> None:
+    model = amplified(llama(2, 96, 3, d_ff=160, context=600, vocab_size=50, kv_heads=1), "int4")
     tokens = torch.arange(301)[None] * 7 % 50
-    quantize(model, "int4")
     features, store = read_in(model, tokens, [301])
     for sizes in ([128, 128, 45], [300, 1], [7, 294]):
         other, other_store = read_in(model, tokens, sizes)
@@ -60,7 +56,11 @@ def check_a_long_prompt() -> None:
         assert_same(other, features, "int4")
 
 
-def check_heads(d_model: int, heads: int, kv_heads: int) -> None:
+@pytest.mark.parametrize(
+    ("d_model", "heads", "kv_heads"), [(96, 3, 1), (80, 2, 2), (32, 4, 2), (160, 2, 1), (90, 5, 1)]
+)
+def test_heads_of_any_width(d_model: int, heads: int, kv_heads: int) -> None:
+    """d_head is 32, 40, 8, 80 and 18."""
     model = amplified(llama(2, d_model, heads, d_ff=64, context=200, vocab_size=50, kv_heads=kv_heads))
     tokens = torch.arange(150)[None] * 7 % 50
     state = model.start(1, 150)
@@ -69,24 +69,14 @@ def check_heads(d_model: int, heads: int, kv_heads: int) -> None:
     assert_same(read_in(model, tokens, [70, 80])[0], expected, None)
 
 
-def test_a_prompt_longer_than_a_step_of_c() -> None:
-    check_a_long_prompt()
-
-
-@pytest.mark.parametrize("shape", [(96, 3, 1), (80, 2, 2), (32, 4, 2), (160, 2, 1), (90, 5, 1)])
-def test_heads_of_any_width(shape: tuple[int, int, int]) -> None:
-    check_heads(*shape)  # d_head is 32, 40, 8, 80 and 18
-
-
 @pytest.mark.parametrize("older_cpu", OLDER_CPUS, indirect=True)
 def test_older_cpus(older_cpu: None) -> None:
-    check_heads(80, 2, 2)
-    check_a_long_prompt()
+    test_heads_of_any_width(80, 2, 2)
+    test_a_prompt_longer_than_a_step_of_c()
 
 
 def test_rows_of_unequal_length() -> None:
-    model = amplified(LLAMA)
-    quantize(model, "int8")
+    model = amplified(LLAMA, "int8")
     tokens, lengths = torch.arange(36).view(3, 12) * 7 % 50, torch.tensor([5, 12, 1])
     plain, fast = model.start(3, 24), model.start(3, 24)
     with torch.inference_mode():
@@ -100,8 +90,7 @@ def test_rows_of_unequal_length() -> None:
 
 
 def test_chunks_of_prompts_and_single_tokens_in_blocks() -> None:
-    model = amplified(CONFIGS["tied"])
-    quantize(model, "int4")
+    model = amplified(CONFIGS["tied"], "int4")
     size, before, counts = 4, [6, 0, 9], [7, 10, 1]
     store = BlockStore(model, 15, size)
     decoder = native_decoder(model, store)

@@ -94,14 +94,13 @@ def test_4_bits_equal_the_definition_in_chunks_of_any_size(centred: bool, monkey
     weight[2, :32] = 0.0
     scheme = weights.quantize_groups if centred else weights.quantize_symmetric
     quantized = scheme(weight)
-    assert (
-        int(quantized.numbers.min()) == -8 and int(quantized.numbers.max()) <= 7 and quantized.scales.shape == (12, 3)
-    )
+    numbers = quantized.numbers
+    assert int(numbers.min()) == -8 and int(numbers.max()) <= 7 and quantized.scales.shape == (12, 3)
     expected = quantize_group_by_group(weight, centred)
     torch.testing.assert_close(quantized.dequantize(), expected, rtol=1e-5, atol=1e-6)
     monkeypatch.setattr(weights, "CHUNK", 5 * 96)
     chunked = scheme(weight)
-    assert torch.equal(chunked.numbers, quantized.numbers) and torch.equal(chunked.dequantize(), quantized.dequantize())
+    assert torch.equal(chunked.numbers, numbers) and torch.equal(chunked.dequantize(), quantized.dequantize())
 
 
 # ---- products

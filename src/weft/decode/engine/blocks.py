@@ -30,8 +30,7 @@ class EngineLimits:
     At most `rows` texts are written at a time, in `blocks` KV blocks of `block_size` tokens. A step reads at most
     `prefill` prompt tokens; None: enough to keep the device busy without delaying the other texts for long. At most
     `max_cached_blocks` blocks of texts that have ended are kept for others with the same prefix; None: all free ones.
-    With `bits` keys and values are quantised: half the memory and, on a GPU and without grouped-query attention, 0.6 of
-    the time.
+    With `bits` keys and values are quantised: half the memory; on a GPU without grouped queries, 0.6 of the time.
     """
 
     blocks: int = 2048
@@ -263,8 +262,7 @@ class BlockManager:
 
 
 def split_by_size(items: Sequence[int], sizes: Sequence[int], cost: float) -> list[list[int]]:
-    """Split items of these sizes into groups, padded to their largest, wherever a split saves more padding than
-    `cost`."""
+    """Split items into groups, padded to their largest size, wherever a split saves more padding than `cost`."""
     items = list(items)
     largest = max(sizes, default=0)
     if largest * len(items) - sum(sizes) <= cost:

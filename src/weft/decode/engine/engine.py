@@ -142,9 +142,8 @@ class Engine:
         request = Request(next(self._numbers), prompt, settings, window=self.window, seed=seed)
         pool, blocks = self.manager.pool, self.manager.store.blocks
         if pool.blocks_for(request.max_len) > blocks:
-            raise ModelError(
-                f"prompt and text are {request.max_len} tokens, but there is memory for {blocks * pool.block_size}"
-            )
+            capacity = blocks * pool.block_size
+            raise ModelError(f"prompt and text are {request.max_len} tokens, but there is memory for {capacity}")
         self.scheduler.waiting.append(request)
         return request
 
@@ -190,11 +189,10 @@ class Engine:
         running = sorted((item for item in work if not item[0].ended), key=lambda item: item[1])
         failure = ModelError("not enough memory to read this text beside the others")
         failure.__cause__ = error
-        for number, (request, _) in enumerate(running, start=1):
-            if number == len(running):
-                self._end(request, failure)
-            else:
-                self.scheduler.requeue(request)
+        for request, _ in running[:-1]:
+            self.scheduler.requeue(request)
+        for request, _ in running[-1:]:
+            self._end(request, failure)
 
     def _step(self, work: Work) -> None:
         features = self.manager.read(work)

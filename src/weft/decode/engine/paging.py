@@ -116,8 +116,7 @@ class PagedCache:
 
 
 class PagedLayer(NamedTuple):
-    """One layer's blocks (blocks, 2, kv_heads, block_size, d_head) while new keys and values come in; in 8 bits with
-    their scales."""
+    """One layer's blocks (blocks, 2, kv_heads, block_size, d_head) while it is extended; in 8 bits with scales."""
 
     cache: PagedCache
     store: Tensor

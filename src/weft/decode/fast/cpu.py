@@ -32,6 +32,7 @@ from weft.nn.position_config import ALiBi, Learned, NoPosition, PositionConfig, 
 
 LinearFunction = Callable[[Tensor], Tensor]  # x (batch, K) → x Wᵀ + b (batch, N)
 ResidualFunction = Callable[[Tensor, Tensor], Tensor]  # residual (batch, N), x (batch, K) → residual + x Wᵀ + b
+SublayerFunction = Callable[[Tensor, LinearFunction], Tensor]
 
 EMBEDDED: tuple[type[PositionConfig], ...] = (Sinusoidal, Learned)  # positions added to the embeddings
 SCORE_BIASED: tuple[type[PositionConfig], ...] = (T5Bias, ALiBi)  # positions that bias scores, by distance alone
@@ -69,8 +70,7 @@ class CPUFastPath(PlainPath):
 
     @classmethod
     def fits(cls, model: LanguageModel, state: State) -> bool:
-        """Whether this is a decoder in float32, with or without a source, whose positions do the same in every step,
-        and rows are equally long."""
+        """Whether this is a float32 decoder, perhaps with a source, of fixed positions, and rows are equally long."""
         settings = model.config
         even = isinstance(state, TransformerState) and state.even and isinstance(state.cache, KeyValueCache)
         if not even or not is_float32_on_cpu(model) or not isinstance(settings, Decoder | EncoderDecoder):
@@ -111,8 +111,7 @@ class CPUFastPath(PlainPath):
 
     def _bind(self) -> None:
         """Take views of the state's keys and values, and make position tables for its capacity."""
-        state, decoder = self.state, self.model.decoder
-        assert decoder is not None
+        state = self.state
         self.store, self.source = state.cache.store, state.source_cache
         if not self.uses_gemm and len(state.lengths) > 1 and native.library() is not None:
             self._use_gemm()
@@ -127,7 +126,8 @@ class CPUFastPath(PlainPath):
         if state.max_len == self.max_len:
             return
         self.max_len = state.max_len
-        position, kind, positions = decoder.position, self.model.config.position, torch.arange(self.max_len)[None]
+        position, kind = self.model.decoder.position, self.model.config.position
+        positions = torch.arange(self.max_len)[None]
         if isinstance(kind, EMBEDDED):
             zeros = torch.zeros(1, self.max_len, self.model.config.d_model)
             self.position_embeddings = position.embed(zeros, positions)[0]
@@ -140,7 +140,6 @@ class CPUFastPath(PlainPath):
 
     def _use_gemm(self) -> None:
         model, self.uses_gemm = self.model, True
-        assert model.decoder is not None
         self.layers = [CPULayer(block, self.min_gemm_weights) for block in model.decoder.blocks]
         if type(model.output) is heads.LMHead and model.output.softcap is None:
             table = model.embedding.weight if model.output.weight is None else model.output.weight
@@ -174,15 +173,14 @@ class CPUFastPath(PlainPath):
         queries = q.view(rows, B // rows, H, D).transpose(1, 2)
         queries = queries if layer.cross_norm is None else layer.cross_norm(queries)
         mask = None if layer.mask is None else layer.mask.expand(-1, -1, B // rows, -1)
-        mixed = F.scaled_dot_product_attention(
-            queries, *layer.source, attn_mask=mask, scale=layer.scale, enable_gqa=self.kv_heads != H
-        )
+        arguments, shared = (queries, *layer.source), self.kv_heads != H
+        mixed = F.scaled_dot_product_attention(*arguments, attn_mask=mask, scale=layer.scale, enable_gqa=shared)
         return mixed.transpose(1, 2).reshape(B, H * D)
 
 
 class CPULayer:
-    """A block's functions, and views of its keys and values. Matrices with at least `min_gemm_weights` elements are
-    multiplied by weft's GEMM; None: all by torch."""
+    """A block's functions, and views of its keys and values. weft's GEMM multiplies matrices of `min_gemm_weights`
+    elements or more; None: torch multiplies all."""
 
     keys: Tensor  # (batch, kv_heads, max_len, d_head)
     values: Tensor
@@ -211,9 +209,7 @@ class CPULayer:
         self.activate = gate if gated else activation
 
 
-def _sublayer(
-    skip: Any, first: nn.Module, last: nn.Module, *, gemm: int | None
-) -> Callable[[Tensor, LinearFunction], Tensor]:
+def _sublayer(skip: Any, first: nn.Module, last: nn.Module, *, gemm: int | None) -> SublayerFunction:
     """Build f(x, between) = x + last(between(first(x))), with the norm before or after it."""
     project, add = _linear(first, gemm), _residual(last, gemm)
     norm = _norm(skip.norm)
@@ -250,8 +246,7 @@ def _residual(part: nn.Module, gemm: int | None) -> ResidualFunction:
 
 
 def _quantized(part: nn.Module) -> tuple[LinearFunction, Tensor | None]:
-    """A quantised layer's kernel without the overhead of calling modules, and the centres (groups, N) that it leaves
-    out. Other layers are returned as they are."""
+    """A quantised layer's kernel, and the centres (groups, N) that it leaves out; other layers unchanged, and None."""
     if not isinstance(part, QuantizedLinear) or part.bias is not None:
         return part, None
     matmul = part.matmul
@@ -279,8 +274,7 @@ def _norm(norm: Any) -> LinearFunction | None:
 
 
 class GemmLinear:
-    """x (batch, K) → x Wᵀ + b by weft's GEMM. The result is overwritten by the next call: new memory would have to be
-    cleared."""
+    """x (batch, K) → x Wᵀ + b by weft's GEMM, overwritten by the next call: new memory would have to be cleared."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
         self.tensors, self.matrix = (weight, bias), native.matrix(weight, weight.shape, bias=bias)

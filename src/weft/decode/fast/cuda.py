@@ -54,6 +54,7 @@ class FusedLayers:
         self.kernels, self.kernels4, self.kernels8 = kernels, kernels4, kernels8
         self.attend, self.chunks, self.model = attend, chunks, model
         self.blocks: list[Any] = list(model.decoder.blocks)
+        self.norm: Any = model.decoder.norm
         config, table = model.config, model.embedding.weight
         self.device, self.dtype = table.device, table.dtype
         self.heads, self.kv_heads, self.d_head = config.attention.heads, config.attention.groups, config.d_head
@@ -68,11 +69,6 @@ class FusedLayers:
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         shape = batch, self.heads, self.kv_heads, self.d_head
         return self.attend.DecodeAttention(*shape, self.device, programs_per_sm * processors, int8)
-
-    def normalise(self, x: Tensor) -> Tensor:
-        """Apply the final norm to x (…, d_model)."""
-        assert self.model.decoder is not None and self.model.decoder.norm is not None
-        return self.model.decoder.norm(x)
 
     def _feedforward(self, block: Any, x: Tensor) -> Tensor:
         """Add the gated feed-forward layer to x (…, d_model)."""
@@ -91,8 +87,7 @@ class FusedLayers:
     def _matvec(
         self, part: nn.Module, x: Tensor, *, norm: Any = None, residual: Tensor | None = None, gated: bool = False
     ) -> Tensor | None:
-        """Apply a linear layer with its norm, gate and residual in one kernel; None unless x is a single row and the
-        kernel can read the weights."""
+        """Apply norm, linear layer, gate and residual in one kernel; None if x or the weights don't fit it."""
         weights = _weights(part) if x.dim() == 2 and len(x) == 1 else None
         if weights is None:
             return None
@@ -150,9 +145,8 @@ class CUDAFastPath(FusedLayers, PlainPath):
             for number, block in enumerate(self.blocks):
                 x = self._attend_prompt(block, x, store[number])
                 x = self._feedforward(block, x)
-        features = self.normalise(x)
         self.state.advance(time, lengths)
-        return features
+        return self.norm(x)
 
     def step(self, tokens: Tensor) -> Tensor:
         """Read tokens (batch, 1) → logits (batch, vocab_size). Every row's length grows by one, on the device."""
@@ -180,18 +174,16 @@ class CUDAFastPath(FusedLayers, PlainPath):
 
     def _head(self, x: Tensor) -> Tensor:
         """x (batch, d_model) → logits (batch, vocab_size)."""
-        head, stack = self.model.output, self.model.decoder
-        assert isinstance(head, heads.LMHead) and stack is not None and stack.norm is not None
-        weights = None
+        head, weights = self.model.output, None
+        assert isinstance(head, heads.LMHead)
         if x.shape[0] == 1 and head.scale is None:
             if isinstance(head, QuantizedHead):
                 weights = _weights(head.words)
             elif head.bias is None:
                 weights = (self.model.embedding.weight if head.weight is None else head.weight), None
         if weights is not None:
-            gain, eps = stack.norm.weight, stack.norm.eps
-            return self.kernels.matvec(x, *weights, gain, eps, out=self.logits, pdl=self.pdl)
-        return self.model.head(self.normalise(x).unsqueeze(1))[:, 0]
+            return self.kernels.matvec(x, *weights, self.norm.weight, self.norm.eps, out=self.logits, pdl=self.pdl)
+        return self.model.head(self.norm(x).unsqueeze(1))[:, 0]
 
 
 class PromptChunk(NamedTuple):
@@ -227,7 +219,7 @@ class PagedFastPath(FusedLayers):
             arguments = qkv, self.angles, keys, values, lengths, block.attention.scale, mixed
             attention(*arguments, pdl=self.pdl, tables=self.tables, slots=slots, scales=scales)
             x = self._feedforward(block, self._linear(block.attention.out, mixed, residual=x))
-        return self.normalise(x)
+        return self.norm(x)
 
     def read(self, chunks: list[PromptChunk]) -> Tensor:
         """Read chunks of several texts → features (chunks, d_model) after the last token of each."""
@@ -254,7 +246,7 @@ class PagedFastPath(FusedLayers):
             self.chunks.attend_chunks(qkv, keys, values, scales, self.tables, tiles_on_device, attention.scale, mixed)
             del qkv
             x = self._feedforward(block, self._linear(attention.out, mixed, residual=x))
-        return self.normalise(x.index_select(0, last))
+        return self.norm(x.index_select(0, last))
 
 
 def _weights(part: nn.Module) -> tuple[Tensor, Tensor | None] | None:

@@ -61,10 +61,7 @@ class CaptureSpace:
     ) -> Captured:
         """Capture `work` as a CUDA graph, after a warm-up in which its kernels are compiled and loaded, and which is
         undone. Work of a kind that these weights have done before needs no warm-up."""
-        assert model.decoder is not None
-        weights = model.decoder.blocks[0].attention.qkv  # type: ignore[union-attr]
-        assert isinstance(weights, nn.Module)
-        kinds = self.warmed_up.setdefault(weights, set())
+        kinds = self.warmed_up.setdefault(model.get_submodule("decoder.blocks.0.attention.qkv"), set())
         current = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
@@ -103,8 +100,7 @@ class BucketState(TransformerState):
 
 
 def has_fixed_shape(model: LanguageModel, state: State) -> bool:
-    """Whether all steps within the capacity of `state` have one shape, as CUDA graphs need, and involve no other
-    process."""
+    """Whether all steps within the capacity of `state` have one shape, as CUDA graphs need, and run in one process."""
     if not isinstance(model, Transformer) or not isinstance(state, TransformerState) or model.shards > 1:
         return False
     return isinstance(state.cache, KeyValueCache) and not positions_change(model, state.max_len)
@@ -232,8 +228,7 @@ class DeviceSampler:
         self.uses_kernel = device.type == "cuda" and not self.any_sampled and has_cuda_kernels()
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Choose the next tokens (batch,) after logits (batch, ≥ vocab_size). Where that is impossible, −1 is
-        recorded."""
+        """Choose the next tokens (batch,) after logits (batch, ≥ vocab_size); −1 is recorded where none is possible."""
         if self.uses_kernel:
             from weft.decode.fast import kernels
 

@@ -63,12 +63,7 @@ def to_float(tile):  # type: ignore[no-untyped-def]
         )
     elif tile.dtype == tl.bfloat16:
         converted = tl.inline_asm_elementwise(
-            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
-            "=&r,=r,r",
-            [tile],
-            dtype=tl.float32,
-            is_pure=True,
-            pack=2,
+            "shl.b32 $0,$2,16; and.b32 $1,$2,0xffff0000;", "=&r,=r,r", [tile], dtype=tl.float32, is_pure=True, pack=2
         )
     else:
         converted = tile.to(tl.float32)

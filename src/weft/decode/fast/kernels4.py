@@ -4,8 +4,7 @@ A single row is first quantised to 8 bits, as on a CPU: integers are multiplied 
 weights to float takes longer than reading them.
 
 A group is 32 consecutive weights of a row in 16 bytes: the first 16 in the lower nibbles, the others in the upper. It
-has a scale and a centre, in bf16 in the lower and the upper half of an int32: w ≈ scale · (u − 8) + centre for a nibble
-u.
+has a scale and a centre, the bf16 halves of an int32: nibble u stands for the weight scale · (u − 8) + centre.
 
 Imported only where there is a GPU.
 """
@@ -42,8 +41,8 @@ def store_rows(y, residual_ptr, y_ptr, rows, columns, M, N: tl.constexpr, RESIDU
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _nibbles_to_float(tile):  # type: ignore[no-untyped-def]
-    """1 + u/16 for the lower and the upper nibbles u. u is the top of such a float's mantissa, so a byte permutation
-    makes it; an integer conversion would be slow."""
+    """1 + u/16 for lower and upper nibbles u, by a byte permutation: u is the top of such a float's mantissa. An
+    integer conversion would be slow."""
     lower, upper = tl.inline_asm_elementwise(
         """{
         .reg .b32 l, h;
@@ -245,9 +244,8 @@ def _matmul_kernel(  # type: ignore[no-untyped-def]
     sums = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, GROUPS, DEPTH):
         valid = (columns < N)[:, None] & (start + group < GROUPS)[None, :]
-        tile = tl.load(
-            w_ptr + (first + start)[:, :, None] * HALF + byte[None, None, :], mask=valid[:, :, None], other=0
-        )
+        tiles = w_ptr + (first + start)[:, :, None] * HALF + byte[None, None, :]
+        tile = tl.load(tiles, mask=valid[:, :, None], other=0)
         scale, centre = _nibble_scales(tl.load(group_ptr + first + start, mask=valid, other=0))
         lower, upper = _nibbles_to_float(tile)
         lower = (lower * scale[:, :, None] + centre[:, :, None]).to(x_ptr.dtype.element_ty)

@@ -79,8 +79,7 @@ def _matmul_kernel(  # type: ignore[no-untyped-def]
 
 
 def quantize(x: Tensor, gain: Tensor | None = None, eps: float = 0.0, gated: bool = False) -> QuantizedX:
-    """Quantise x (…, K) to 15 bits: with `gain` (K,) after RMSNorm; with `gated`, silu of the first half of x (…, 2 K)
-    times the second."""
+    """Quantise x (…, K) to 15 bits: with `gain` (K,) after RMSNorm; if `gated`, silu(a) · b for x = [a, b] (…, 2 K)."""
     x, K, M = x.contiguous(), x.shape[-1] // (2 if gated else 1), x.numel() // x.shape[-1]
     y = torch.empty(2, *x.shape[:-1], K, dtype=torch.int8, device=x.device)
     scales = torch.empty(M, dtype=torch.float32, device=x.device)

@@ -105,8 +105,7 @@ def split_digits(numbers: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class KleidiAIInt8(Matmul):
-    """8 bits on Arm, as two 4-bit digits that the 4-bit kernel multiplies in one call: faster than torch's 8-bit
-    kernel, which converts every weight to float."""
+    """8 bits on Arm as two digits for the 4-bit kernel: torch's 8-bit one is slower, since it converts to float."""
 
     def tensors(self, weight: Packed) -> dict[str, Tensor | None]:
         numbers, scales, _ = weight.unpack()

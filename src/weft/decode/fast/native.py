@@ -99,8 +99,7 @@ def matrix(
 
 
 def multiply(weight: CMatrix, x: Tensor, threads: int | None = None) -> Tensor:
-    """Multiply x (M, columns) by a matrix (N, columns) transposed, in float32 → (M, N); by default on torch's number of
-    threads."""
+    """Multiply x (M, columns) by a matrix (N, columns) transposed, in float32 → (M, N); threads: torch's by default."""
     x = x.float().contiguous()
     assert x.dim() == 2 and x.shape[1] == weight.columns, f"{tuple(x.shape)} times {weight.columns} columns"
     y = torch.empty(len(x), weight.rows)

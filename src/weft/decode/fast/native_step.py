@@ -31,14 +31,14 @@ SETTINGS = LLAMA | setting_names("ngrams", attention="bias", feedforward="activa
 class NativeDecoder:
     """Runs tokens of several texts through a decoder over a paged KV cache, one C call per step.
 
-    keys, values (layers, blocks, kv_heads, block_size, d_head); a text's table lists its blocks. A text's results are
-    the same to the bit whatever the other texts are, and also when its tokens are split over several calls, as long as
-    each call reads more than one of them.
+    keys, values (layers, blocks, kv_heads, block_size, d_head); a text's table lists its blocks. A text's results don't
+    depend, to the bit, on other texts, nor on how its tokens are split over calls that read more than one of them.
     """
 
     def __init__(self, model: Transformer, keys: Tensor, values: Tensor):
         assert model.decoder is not None and model.decoder.norm is not None
         self.model, settings, blocks = model, model.config, model.decoder.blocks
+        self.position = model.decoder.position
         self.bytes_per_thread = BYTES_PER_THREAD
         self.tensors: list[Tensor] = []  # keeps alive what C points to and nobody else owns
         layers = (self._layer(block, keys[n], values[n]) for n, block in enumerate(blocks))
@@ -79,14 +79,13 @@ class NativeDecoder:
     ) -> Tensor:
         """Read the next counts (texts,) embedded tokens of each text, by default one, x (rows, d_model), from positions
         (texts,) on → features (rows, d_model) or logits (rows, V), valid until the next call."""
-        assert self.model.decoder is not None
         self._extend_angles(tables.shape[1] * self.c_model.block_size)
         if counts is None:
             counts = self.ones = self.ones if len(self.ones) == len(positions) else torch.ones_like(positions)
             token_positions = positions
         else:
             token_positions = torch.arange(len(x)) + (positions - counts.cumsum(0) + counts).repeat_interleave(counts)
-        x = self.model.decoder.position.embed(x[:, None], token_positions[:, None]).contiguous()
+        x = self.position.embed(x[:, None], token_positions[:, None]).contiguous()
         width = self.c_model.head.rows if logits else self.c_model.d_model
         if (result := self.results.get(width)) is None or len(result) != len(x):
             result = self.results[width] = torch.empty(len(x), width)
@@ -111,9 +110,8 @@ class NativeDecoder:
         """Compute rotary angles for this many positions, at least doubling the table if it is too short."""
         if positions <= self.positions:
             return
-        assert self.model.decoder is not None
         self.positions = max(positions, 2 * self.positions)
-        angles = self.model.decoder.position.angles(torch.arange(self.positions)[None], self.positions, torch.float32)
+        angles = self.position.angles(torch.arange(self.positions)[None], self.positions, torch.float32)
         if angles is not None:
             self.angles = [angle[0, 0].contiguous() for angle in angles]
             self.c_model.cos, self.c_model.sin = (native.address(angle) for angle in self.angles)
@@ -197,7 +195,6 @@ class NativeStep(PlainPath):
     def _last_tokens(self, token: int) -> list[int]:
         """Record a token as read, and return the last tokens that n-grams are made of, newest first."""
         state, model = self.state, self.model
-        assert model.ngrams is not None and state.history is not None
         if self.recent is not None and self.recent[0] == state.longest:
             before = self.recent[1]
         else:
@@ -250,6 +247,4 @@ def _is_supported(model: LanguageModel) -> bool:
 
 def _has_native_weights(model: Transformer) -> bool:
     parts = [part for part in model.decoder.modules() if isinstance(part, nn.Linear | QuantizedLinear)]  # type: ignore[union-attr]
-    return all(
-        isinstance(p.matmul, NativeMatmul) if isinstance(p, QuantizedLinear) else type(p) is Linear for p in parts
-    )
+    return all(type(p) is Linear or isinstance(getattr(p, "matmul", None), NativeMatmul) for p in parts)

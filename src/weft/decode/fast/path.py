@@ -99,8 +99,7 @@ def is_float32_on_cpu(model: LanguageModel) -> TypeGuard[Transformer]:
 
 
 def has_readable_weights(model: Transformer) -> bool:
-    """Whether a path may read the weights without calling the modules: all of them are in this process, and no hook or
-    watcher observes the model."""
+    """Whether a path may bypass the modules: all weights are in this process, and no hook or watcher observes them."""
     return model.shards == 1 and not any(
         part.watchers if isinstance(part, Probabilities) else part._forward_hooks or part._forward_pre_hooks
         for part in model.modules()

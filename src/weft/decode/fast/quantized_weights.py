@@ -15,12 +15,7 @@ DTYPES: dict[Bits, torch.dtype] = {"bf16": torch.bfloat16, "int8": torch.int8, "
 GROUP = 32  # consecutive weights of a row with one scale, in 4 bits
 MAX_INT8 = 119  # largest 8-bit number: both of its nibbles are then signed 4-bit numbers (`KleidiAIInt8`)
 SYMMETRIC_PEAKS = (-8.5, -8.0, -7.5, -7.0)  # candidates for what a group's largest weight becomes, without centres
-RANGE_FRACTIONS = (
-    1.0,
-    0.94,
-    0.88,
-    0.82,
-)  # candidates for the part of a group's range that 4 bits cover; the rest clips
+RANGE_FRACTIONS = (1.0, 0.94, 0.88, 0.82)  # candidates for the part of a group's range that isn't clipped
 MAX_ERROR_RATIO = 0.75  # squared error with centres over that without, above which centres aren't worth their time
 CHUNK, CHUNK_ON_CUDA = 1 << 18, 1 << 25  # weights quantised at a time, so that temporaries stay in cache
 
@@ -125,8 +120,7 @@ def quantize_vectors(x: Tensor) -> tuple[Tensor, Tensor]:
 def quantize_groups(weight: Tensor, group: int = GROUP) -> Unpacked:
     """Quantise weight (N, K) to 4 bits with centres: numbers (N, K) from −8 to 7, scales and centres (N, K/group).
 
-    The part of a group's range that is covered minimises the group's squared error. Blocks of 16 even steps, such as
-    those of a Q4_1 file, are met exactly.
+    The range that is covered minimises a group's squared error. 16 even steps, as in a Q4_1 file, are met exactly.
     """
     return _by_groups(_centred, weight, group)
 

@@ -66,8 +66,7 @@ class Stepper:
         return self._path(tokens)
 
     def step_between(self, tokens: Tensor) -> Tensor:
-        """Read one token in every row like `step`, but without CUDA graphs: for rows that are reordered after every
-        token, so that capturing would not pay."""
+        """Read one token in every row without CUDA graphs: capturing doesn't pay if rows are reordered each step."""
         if self.state.lengths.is_cuda:
             return self.model.head(self.read(tokens.unsqueeze(1)))[:, -1]
         return self.step(tokens)
@@ -92,8 +91,7 @@ class Stepper:
         return self.state.max_len == self.limit and GraphStep.fits(self.model, self.state)
 
     def run_ahead(self, logits: Tensor, sampler: DeviceSampler, steps: int) -> Iterator[list[int]]:
-        """Yield the tokens of all rows, step by step, at most `steps` times, from the logits (batch, V) after the
-        prompts on."""
+        """Yield all rows' tokens, step by step, at most `steps` times, from the prompts' last logits (batch, V) on."""
         assert isinstance(self.model, Transformer) and isinstance(self.state, TransformerState)
         self._drop_path()
         return GraphStep(self.model, self.state, sampler).run_ahead(logits, steps)

@@ -178,9 +178,7 @@ def figure(drawing: Diagram) -> Figure:
     """Draw the diagram for print."""
     fig = new_figure(INCHES * drawing.width, INCHES * drawing.height)
     axes: Any = fig.add_subplot()
-    axes.set_xlim(0, drawing.width)
-    axes.set_ylim(0, drawing.height)
-    axes.set_aspect("equal")
+    axes.set(xlim=(0, drawing.width), ylim=(0, drawing.height), aspect="equal")
     axes.axis("off")
     for shape in drawing.shapes:
         start, end = shape.points[0], shape.points[-1]

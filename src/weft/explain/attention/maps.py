@@ -27,7 +27,9 @@ from weft.figures.heatmap import MAX_LABELS, annotate_cells, draw_cells, label_a
 from weft.figures.page import Section, mount_point
 from weft.figures.picture import SHADES, Picture, new_figure
 from weft.models.base import LanguageModel, evaluating
-from weft.models.config import Bahdanau, Decoder, Encoder, EncoderDecoder
+from weft.models.config import Bahdanau, EncoderDecoder, TransformerConfig
+from weft.models.stack import Stack
+from weft.models.transformer import Transformer
 
 AttentionKind = Literal["encoder", "decoder", "cross"]
 NAMES: dict[AttentionKind, str] = {
@@ -95,9 +97,8 @@ class HeadMap(Picture):
         label_axis(axes.yaxis, self.queries, self.start[0], block=block)
         axes.tick_params(axis="x", rotation=90)
         axes.xaxis.tick_top()
-        axes.set_xlabel("key: attended to")
         axes.xaxis.set_label_position("top")
-        axes.set_ylabel("query: attends")
+        axes.set(xlabel="key: attended to", ylabel="query: attends")
         figure.suptitle(self.title, parse_math=False, fontsize=11)
         if side <= MAX_WRITTEN and block == 1:
             annotate_cells(axes, image, lambda row, column: f"{cells[row, column]:.2f}", size=7)
@@ -203,8 +204,7 @@ class AttentionMaps(Picture):
             axes.tick_params(length=0, labelsize=8)
             axes.xaxis.tick_top()
             axes.xaxis.set_label_position("top")
-            axes.set_xlabel("head" if len(self.parts) == 1 else f"{NAMES[part.kind]}: head")
-            axes.set_ylabel("layer")
+            axes.set(xlabel="head" if len(self.parts) == 1 else f"{NAMES[part.kind]}: head", ylabel="layer")
             axes.spines[:].set_visible(False)
         return figure
 
@@ -257,7 +257,7 @@ def attention_maps(reading: Reading) -> AttentionMaps:
     read, as in Bahdanau et al. (2015).
     """
     model, names = reading.model, probability_names(reading.model)
-    if isinstance(config := model.config, Encoder | Decoder | EncoderDecoder):
+    if isinstance(config := model.config, TransformerConfig):
         maps, time = config.layers * config.attention.heads, max(len(reading.ids), len(reading.source or ()))
         if isinstance(config, EncoderDecoder):
             maps = 2 * maps + (config.encoder_layers or config.layers) * config.attention.heads
@@ -282,19 +282,14 @@ def attention_maps(reading: Reading) -> AttentionMaps:
 
 def probability_names(model: LanguageModel) -> dict[AttentionKind, str]:
     """Return the names under which `capture` finds each kind of attention's probabilities; `*` is the layer."""
-    encoder: dict[AttentionKind, str] = {"encoder": "encoder.*.attention.probabilities"}
-    decoder: dict[AttentionKind, str] = {"decoder": "decoder.*.attention.probabilities"}
-    match model.config:
-        case Encoder():
-            return encoder
-        case Decoder():
-            return decoder
-        case EncoderDecoder():
-            return {**encoder, **decoder, "cross": "decoder.*.cross.probabilities"}
-        case Bahdanau():
-            return {"cross": "attention.probabilities"}
-    advice = "it takes a Transformer (encoder, decoder, encoder-decoder) or a bahdanau model"
-    raise unsupported(model, "no attention", advice)
+    if isinstance(model.config, Bahdanau):
+        return {"cross": "attention.probabilities"}
+    if not isinstance(model, Transformer):
+        advice = "it takes a Transformer (encoder, decoder, encoder-decoder) or a bahdanau model"
+        raise unsupported(model, "no attention", advice)
+    stacks: dict[AttentionKind, Stack | None] = {"encoder": model.encoder, "decoder": model.decoder}
+    names = {kind: f"{kind}.*.attention.probabilities" for kind, stack in stacks.items() if stack is not None}
+    return names | ({"cross": "decoder.*.cross.probabilities"} if len(names) == 2 else {})
 
 
 def _checked(part: KindMaps, name: str, number: int) -> int:

@@ -81,7 +81,6 @@ class GraphPicture(Picture):
 
     def boxes(self) -> list[Subgraph | int]:
         """Return the visible nodes and closed groups, in the order of the pass."""
-
         boxes = sorted(self._boxes(self.root), key=lambda box: box if isinstance(box, int) else min(box.nodes()))
         return boxes[::-1] if self.backward else boxes
 
@@ -100,12 +99,11 @@ class GraphPicture(Picture):
         functions |= dict.fromkeys(MODULES[group.kind] for group in self.root.subgraphs() if group.kind in MODULES)
         result = "b" if self.labelled.substitute else "y"
         rules = []
-        for name in functions:
-            if (rule := self.labelled.rules.get(name)) is not None:
-                letters = {letter: letter for letter in rule.operands} | {"y": result}
-                forward = f"{result} = " + rule.forward.format_map(letters)
-                gradients = [rule.gradient(operand, letters) for operand in rule.gradients]
-                rules.append({"operation": name, "forward": forward, "gradients": gradients})
+        for name, rule in ((name, self.labelled.rules[name]) for name in functions if name in self.labelled.rules):
+            letters = {letter: letter for letter in rule.operands} | {"y": result}
+            forward = f"{result} = {rule.forward.format_map(letters)}"
+            gradients = [rule.gradient(operand, letters) for operand in rule.gradients]
+            rules.append({"operation": name, "forward": forward, "gradients": gradients})
         return rules
 
     def data(self) -> dict[str, Any]:

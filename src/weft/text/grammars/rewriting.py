@@ -79,9 +79,8 @@ def words_to_date(rng: Rng, in_split: InSplit) -> Row | None:
 def date_to_words(rng: Rng, in_split: InSplit) -> Row | None:
     """Return {source, target} such as 1999-05-03 → the third of May, nineteen ninety-nine."""
     day = _day(rng)
-    return (
-        {"source": day.isoformat(), "target": _spell_date(DATE_FORMATS[0], day)} if in_split(day.isoformat()) else None
-    )
+    row = {"source": day.isoformat(), "target": _spell_date(DATE_FORMATS[0], day)}
+    return row if in_split(day.isoformat()) else None
 
 
 def ordinal(number: int) -> str:
