@@ -15,7 +15,7 @@ def test_a_confusion_matrix_names_labels_and_counts(tmp_path: Path) -> None:
     (axes,) = picture.figure().axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["$no$", "yes"]
     assert [text.get_text() for text in axes.texts] == ["90", "10", "0", "0"]
-    assert axes.images[0].get_array().tolist() == [[0.9, 0.1], [0.0, 0.0]]
+    assert np.asarray(axes.images[0].get_array()).tolist() == [[0.9, 0.1], [0.0, 0.0]]
     assert (axes.get_ylabel(), axes.get_xlabel(), axes.get_title()) == ("actual", "predicted", "held out")
     png = picture.save(tmp_path / "deep" / "matrix.png")
     assert png.read_bytes().startswith(b"\x89PNG")
