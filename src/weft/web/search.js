@@ -98,8 +98,7 @@ function drawing(tree, layout, describe) {
  * @param {{ step?: any, play?: boolean, changed?: (state: { step: number | undefined }) => void }} options
  */
 export function mount(element, data, { step, play = false, changed = () => {} } = {}) {
-  const { element: details, show: describe } = panel(
-    "Bold paths lead to the result, dashed ones were considered and dropped. Point at a node for details.");
+  const { element: details, show: describe } = panel("Bold: result. Dashed: dropped. Point at a node for details.");
   const trees = data.trees.map((tree, n) => drawing(tree, data.layouts[n], describe));
   const last = Math.max(...trees.map(tree => tree.steps)); // tokens; one more step shows the final texts
   let at = last + 1;
