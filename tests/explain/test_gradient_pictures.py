@@ -9,7 +9,7 @@ from weft.errors import ConfigError, DataError, ModelError
 from weft.explain.capture import capture
 from weft.explain.gradients import gradient_flow, gradient_flows, gradient_norms
 from weft.explain.groups import ParameterGroup
-from weft.figures.plot import plain
+from weft.figures.formats import table_number
 from weft.models.config import EmbeddingHead
 
 TEXT = tuple(range(5, 21))
@@ -21,7 +21,7 @@ def test_all_six_stacks_are_shown() -> None:
     assert [(flow.placement, flow.residual) for flow in found.flows] == stacks
     assert found.flows[1] == gradient_flow("post", True, 4, d_model=8, seed=3)
     text = found.text() or ""
-    assert plain(found.flows[0].full[0]) in text and "e+0" not in text and "e-0" not in text
+    assert table_number(found.flows[0].full[0]) in text and "e+0" not in text and "e-0" not in text
     assert "4 layers of width 8" in text
     assert [row[:2] for row in found.tables()[0].rows][3] == ("pre-norm", "no")
     assert found.html().count('role="img"') == 4

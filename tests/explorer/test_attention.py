@@ -62,15 +62,15 @@ def test_heads_are_switched_off_and_on(page: Any, at: At) -> None:
     page.locator(".attention-heads button").nth(2).wait_for()
     assert page.locator(".att-off").count() == 2
     page.locator(".attention-off .shaded-token").nth(2).click()
-    assert "nats" in page.locator(".attention-off .shaded-told").text_content()
+    assert "nats" in page.locator(".attention-off .shaded-details").text_content()
     assert page.locator(".attention-text").count() == 2
     told = page.locator(".attention-totals").text_content()
     page.reload()
     page.locator(".attention-totals").wait_for()
     assert page.locator(".attention-totals").text_content() == told
     assert page.locator(".att-off").count() == 2
-    page.get_by_role("button", name="All on again").click()
-    page.get_by_text("Switch a head off, by its button").wait_for()
+    page.get_by_role("button", name="Switch all on").click()
+    page.get_by_text("Switch a head off, with its button").wait_for()
     assert "off" not in state(page)
 
 
@@ -106,7 +106,7 @@ def test_other_models(page: Any, at: At, model: str, off: str) -> None:
 
 def test_a_model_without_attention(page: Any, at: At) -> None:
     page.goto(at("attention", model="lstm"))
-    page.get_by_text("A model of kind 'recurrent' has no such view.").wait_for()
+    page.get_by_text("This view is not available for a model of kind 'recurrent'.").wait_for()
 
 
 def test_it_is_kept_as_svg_and_fits_a_phone(page: Any, at: At) -> None:

@@ -86,7 +86,7 @@ def test_names_are_text_and_what_has_not_ended_says_so(page: Any, at: Callable[.
     assert page.locator("main img").count() == 0
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.get_by_label("Comparison").select_option("runs")
-    page.get_by_text("1 of its runs has finished").wait_for()
+    page.get_by_text("Unfinished: 1 run done").wait_for()
     assert "study=runs" in page.url
 
 

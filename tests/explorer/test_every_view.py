@@ -114,9 +114,9 @@ def test_the_page_goes_on_when_the_server_is_back(browser: Any, runs: Path) -> N
         page.goto(f"{first.url}/#/surprise?model=gpt&text={quote('A tale')}")
         settle(page)
     page.locator("textarea").first.fill("Another tale")
-    page.get_by_text("The server does not answer").wait_for()
+    page.get_by_text("The server is not responding").wait_for()
     with served(runs, port=port):
-        page.get_by_text("The server does not answer").wait_for(state="detached")
+        page.get_by_text("The server is not responding").wait_for(state="detached")
         settle(page)
         assert page.locator("textarea").first.input_value() in ("Another tale", "A tale")
     page.close()
@@ -127,7 +127,7 @@ def test_a_key_is_asked_for(browser: Any, runs: Path) -> None:
         page = browser.new_page(reduced_motion="reduce")
         page.goto(f"{server.url}/#/tokens?model=gpt")
         page.get_by_label("Key").fill("a long secret")
-        page.get_by_role("button", name="Go on").click()
+        page.get_by_role("button", name="Continue").click()
         settle(page)
         assert page.locator("h1").inner_text() == "Tokens"
         page.close()

@@ -15,7 +15,7 @@ SHADES = "tokens => tokens.map(token => Number(token.style.getPropertyValue('--s
 def test_a_chosen_token_is_explained(page: Any, at: Callable[..., str], runs: Path) -> None:
     explain = weft.load(runs / "gpt").explain
     show(page, at("saliency", model="gpt", text="A tale of two"), "gpt")
-    assert "What the model would write next" in page.locator(".saliency-target").inner_text()
+    assert "The model's next token" in page.locator(".saliency-target").inner_text()
     before = explain.reading("A tale of two").before
     page.locator(".saliency-text .shaded-token").nth(before + 3).click()
     page.wait_for_function("() => location.hash.includes('place=')")

@@ -41,7 +41,8 @@ WALK = """() => {
   for (;;) {
     const matrix = document.querySelector(".step-matrix");
     matrix?.dispatchEvent(new KeyboardEvent("keydown", { key: "Home", bubbles: true }));
-    seen.push([".step-where", ".step-panel h2", ".step-told"].map(name => document.querySelector(name)?.textContent));
+    const names = [".step-where", ".step-panel h2", ".step-readout"];
+    seen.push(names.map(name => document.querySelector(name)?.textContent));
     if (next.disabled) return seen;
     next.click();
   }
@@ -108,7 +109,7 @@ def test_what_is_shown_stands_in_the_address(page: Any, at: At) -> None:
     page.locator(".step-tokens button").nth(2).click()
     page.locator('.step-tokens button:nth-child(3)[aria-pressed="true"]').wait_for()
     page.locator('.step-box[data-id="decoder.1"]').click()
-    page.get_by_role("button", name="Open this block").click()
+    page.get_by_role("button", name="Unfold this block").click()
     page.locator('.step-box[data-id="decoder.1.attention.softmax"]').click()
     page.locator(".step-head select").select_option("1")
     before = page.locator(".step-keys").text_content()

@@ -30,7 +30,7 @@ def test_what_is_typed_is_scored_and_is_in_the_address(page: Any, at: At, runs: 
     page.get_by_label("Surprisal in").select_option("bits")
     page.locator(".shaded-token").nth(1).click()
     page.keyboard.press("ArrowRight")
-    told = page.locator(".shaded-told").inner_text()
+    told = page.locator(".shaded-details").inner_text()
     assert f"{(known.nats[2] or 0.0) / math.log(2):.2f} bits, rank {known.ranks[2]:,}" in told
     command = page.locator(".tools code").inner_text()
     assert command == f"weft explain runs/gpt --only surprise --text '{HOSTILE}'"
@@ -39,7 +39,7 @@ def test_what_is_typed_is_scored_and_is_in_the_address(page: Any, at: At, runs: 
     assert "var(" not in picture and "class=" not in picture and "color(" not in picture
     page.reload()
     page.wait_for_selector(".surprise-facts")
-    assert page.locator(".shaded-told").inner_text() == told
+    assert page.locator(".shaded-details").inner_text() == told
     box = page.get_by_label("Text", exact=True)
     assert box.input_value() == HOSTILE
     # what can't be read is said, and the last picture stays

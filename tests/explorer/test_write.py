@@ -18,8 +18,8 @@ from weft.decode.sampling import filter_logits
 HOSTILE = "<img src=x onerror=alert(1)> \u202eA tale"
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}: {% endfor %}"
 JUDGE = """async ([packed, settings]) => {
-  const { Distribution, unpacked } = await import("/web/distribution.js");
-  const full = new Distribution(unpacked(packed)), left = full.left(settings);
+  const { Distribution, unpackLogprobs } = await import("/web/distribution.js");
+  const full = new Distribution(unpackLogprobs(packed)), left = full.filter(settings);
   return { ...left, ids: [...full.order.slice(0, left.kept)], p: [...left.probabilities] };
 }"""
 ESCAPE = """() => new MutationObserver((_, watch) => {
@@ -126,7 +126,7 @@ def test_writing_stops_and_stays_stopped(page: Any, at: At) -> None:
     assert len(before) < 400 and "*" in page.url
     opened(page, page.url)
     assert texts(page) == before
-    page.get_by_role("button", name="Write on").click()
+    page.get_by_role("button", name="Continue").click()
     page.wait_for_selector(f".write-token:nth-child({len(before) + 1})")
 
 
@@ -136,7 +136,7 @@ def test_settings_change_the_distribution_and_the_text(page: Any, at: At) -> Non
     page.wait_for_selector(".write-sum:has-text('keep 3 of')")
     page.wait_for_selector(".write-dropped")
     assert "top_k=3" in page.url
-    page.get_by_label("Choose").select_option("beam")
+    page.get_by_label("Method").select_option("beam")
     page.locator(".write-segment:has-text('score')").nth(3).wait_for()
     assert "--beam 4" in page.locator(".tools code").inner_text()
     page.get_by_label("Tokens", exact=True).fill("4")
@@ -157,7 +157,7 @@ def test_a_conversation_goes_on_and_is_there_after_a_reload(page: Any, tmp_path:
     with served(tmp_path / "talks") as own:
         opened(page, f"{own.url}/#/write?text=Hello&length=5")
         reply = "".join(texts(page)).strip()
-        page.get_by_role("button", name="Answer it").click()
+        page.get_by_role("button", name="Send").click()
         page.locator("#write-prompt").fill("And then?")
         page.wait_for_selector(".write-text[aria-busy=false] .write-token")
         opened(page, page.url)
@@ -172,7 +172,7 @@ def test_hidden_words_are_filled_in(page: Any, at: At) -> None:
     text = page.locator("#write-prompt").input_value()
     assert "[MASK]" in text
     page.locator(".write-fill .write-row").first.click()
-    page.wait_for_selector(".write-fills:has-text('Choose a token')")
+    page.wait_for_selector(".write-fills:has-text('Select a token')")
     assert "[MASK]" not in page.locator("#write-prompt").input_value()
     page.locator(".write-hide").nth(1).click()
     page.wait_for_selector(".write-fill .write-row")

@@ -119,7 +119,7 @@ def test_the_command(blocks: list[Any], capsys: Capture, tmp_path: Path, monkeyp
         (["d_modle=64"], "did you mean 'd_model'?"),
         (["--only", "costs"], "--only: not an option of weft explain parallel"),
         (["--shapes"], "--shapes: not an option of weft explain parallel"),
-        (["--out", "a.dot"], "a.dot: it is written as .html, .svg, .png or .pdf"),
+        (["--out", "a.dot"], "a.dot: expected a file name ending in .html, .svg, .png or .pdf"),
     ],
 )
 def test_mistakes_are_one_line(

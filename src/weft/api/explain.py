@@ -64,7 +64,7 @@ def shows_text(tokens: int = SHOWN_TOKENS, *, untrained: bool = False) -> Callab
             if text is not None or self.trained is None:
                 return view(self, text, **options)
             text, origin = self.own_text(tokens)
-            return views.picture.noted(view(self, text, **options), f"{_quote('The text', text, origin)}.")
+            return views.picture.with_note(view(self, text, **options), f"{_quote('The text', text, origin)}.")
 
         return cast(View, with_default_text)
 

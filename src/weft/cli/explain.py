@@ -11,7 +11,7 @@ from weft.cli.console.options import flag, option, recipe_argument
 from weft.cli.console.terminal import echo, loading, print_json
 from weft.errors import ConfigError
 from weft.explain.views import OF_A_TEXT, VIEWS
-from weft.figures.tables import wrapped
+from weft.figures.tables import wrap
 
 if TYPE_CHECKING:
     from weft.api.explain import Explain
@@ -111,7 +111,7 @@ def _show(picture: "Picture", summary: str, out: Path | None, *, as_json: bool) 
     if as_json:
         print_json({"title": picture.title, "note": picture.note, **picture.data()})
     elif out is None:
-        echo("\n\n".join(filter(None, (summary, "\n".join(wrapped(picture.note))))))
+        echo("\n\n".join(filter(None, (summary, "\n".join(wrap(picture.note))))))
 
 
 def _parallel(arguments: dict[str, Any]) -> None:
@@ -140,12 +140,12 @@ def _picture(explained: "Explain", only: str | None, *, inputs: dict[str, Any], 
         return explained.search(inputs["text"], **options)
     if only != "attention" or not options:
         return getattr(explained, only or "all")(**inputs, **options)
-    from weft.figures.picture import noted
+    from weft.figures.picture import with_note
 
     maps = explained.attention(**inputs)
     if "word" in options:
-        return noted(maps.follow(options["word"], options.get("layer", 0), options.get("head")), maps.note)
+        return with_note(maps.follow(options["word"], options.get("layer", 0), options.get("head")), maps.note)
     if len(options) < 2:
         present, missing = ("layer", "head") if "layer" in options else ("head", "layer")
         raise ConfigError(f"--{present} {options[present]}: give --{missing} as well, or --word to see all heads")
-    return noted(maps.head(options["layer"], options["head"]), maps.note)
+    return with_note(maps.head(options["layer"], options["head"]), maps.note)

@@ -29,11 +29,12 @@ from weft.compare.sizes import TooSmallError
 from weft.costs.units import short
 from weft.errors import ConfigError
 from weft.figures.charts import Panels, PanelsPage
+from weft.figures.formats import scientific
 from weft.figures.page import Section, html_tables, part
-from weft.figures.plot import Axis, Look, Plot, Series, scientific
+from weft.figures.plot import Axis, Look, Plot, Series
 from weft.figures.prose import prose
 from weft.figures.shapes import html_plots
-from weft.figures.tables import Table, text_tables, wrapped
+from weft.figures.tables import Table, text_tables, wrap
 from weft.machine import pick_device
 from weft.progress import log_to_stderr
 
@@ -43,9 +44,9 @@ TOKENS_PER_PARAMETER = 10  # of the largest run; the smaller sizes have more
 MIN_SIZES, MAX_SIZES = 3, 16  # sizes of a ladder
 NEXT = "next"
 EXTRAPOLATION = 30.0  # factor beyond the largest fitted budget up to which the optimal size is drawn
-FLOPS = Axis("FLOPs in training", log=True, named=scientific, pad=0.06)
-PARAMETERS = Axis("parameters", log=True, named=short, pad=0.08)
-COSTS = {"flops": FLOPS, "tokens": Axis("tokens", log=True, named=short, pad=0.06)}
+FLOPS = Axis("FLOPs in training", log=True, format="scientific", pad=0.06)
+PARAMETERS = Axis("parameters", log=True, pad=0.08)
+COSTS = {"flops": FLOPS, "tokens": Axis("tokens", log=True, pad=0.06)}
 CURVE_POINTS = 24  # points of a drawn curve
 ISOFLOP_BUDGETS = 4  # curves of equal compute, from the smallest run's to the largest's
 CHART_SIZE = (480, 330)
@@ -119,7 +120,7 @@ class ScalingPage(PanelsPage):
         }
 
     def text(self) -> str:
-        return "\n\n".join([text_tables(self.tables()), "\n".join(wrapped(self.result))])
+        return "\n\n".join([text_tables(self.tables()), "\n".join(wrap(self.result))])
 
     def data(self) -> dict[str, Any]:
         """Return the page's texts, tables and charts as values, for the Explorer."""
@@ -228,7 +229,7 @@ class ScalingPage(PanelsPage):
         if self.check:
             run = self.check.measured
             series.append(Series(points=[(run.tokens, run.parameters)], look=Look("c1", "*", width=0)))
-        tokens = Axis("tokens", log=True, named=short, pad=0.08)
+        tokens = Axis("tokens", log=True, pad=0.08)
         plot = Plot("Sizes and lengths of the runs", series, tokens, PARAMETERS, size=CHART_SIZE)
         return Panels("scaling-runs", TEXTS["trained"], [plot])
 
@@ -236,7 +237,7 @@ class ScalingPage(PanelsPage):
         points = [(point.loss, 100 * self._residual(point)) for point in self.fit.points]
         limit = max(0.1, *(abs(y) for _, y in points)) * 1.2
         series = [Series(points=points, look=Look(marker="o", width=0)), Series(look=Look("ink", width=0.9), level=0.0)]
-        x, y = Axis("measured bits per byte"), Axis("%", holds=(-limit, limit))
+        x, y = Axis("measured bits per byte"), Axis("%", includes=(-limit, limit))
         plot = Plot("Residuals: measured minus fitted", series, x, y, size=CHART_SIZE)
         return Panels("scaling-residuals", TEXTS["residuals"], [plot])
 

@@ -117,8 +117,8 @@ class TokenizerComparison(Charts):
             Series(measure.label, [(measure.entries, measure.bytes_per_token)], look)
             for measure, look in zip(self.measures, looks, strict=True)
         ]
-        x = Axis("vocabulary size", log=True, named=lambda tick: f"{tick:,.0f}", pad=0.12)
-        y = Axis("bytes per token, held-out text", holds=(0.0,), pad=0.12)
+        x = Axis("vocabulary size", log=True, format="count", pad=0.12)
+        y = Axis("bytes per token, held-out text", includes=(0.0,), pad=0.12)
         return [Plot("Bytes per token by vocabulary size", series, x, y, size=(480, 330))]
 
     def tables(self) -> Sequence[Table]:

@@ -15,7 +15,7 @@ from weft.costs.memory import Memory, Workload, activation_bytes, cache_bytes, n
 from weft.costs.units import byte_size, reach, short
 from weft.errors import ModelError, counted
 from weft.explain.texts import TEXTS
-from weft.figures.page import as_json, html_tables, mounted
+from weft.figures.page import as_json, html_tables, mount_point
 from weft.figures.picture import SHADES, Picture, new_figure
 from weft.figures.tables import Table, text_tables
 from weft.models import config
@@ -89,7 +89,7 @@ class Costs(Picture):
         return text_tables(self.tables())
 
     def html(self) -> str:
-        return mounted("costs.js", self.data()) + html_tables(self.tables())
+        return mount_point("costs.js", self.data()) + html_tables(self.tables())
 
     def data(self) -> dict[str, Any]:
         """Return the data of web/costs.js."""

@@ -27,7 +27,8 @@ from weft.explain.groups import ParameterGroup, parameter_groups
 from weft.explain.reading import Reading, predicts_tokens
 from weft.explain.texts import TEXTS
 from weft.figures.charts import Charts
-from weft.figures.plot import Axis, Plot, lines, plain, scientific, whole_numbers
+from weft.figures.formats import table_number
+from weft.figures.plot import Axis, Plot, integer_axis, lines
 from weft.figures.tables import Table
 from weft.models.base import evaluating
 from weft.models.config import Decoder, Encoder
@@ -93,8 +94,8 @@ class GradientFlows(Charts):
         """Return four charts that share one axis."""
         values = [value for flow in self.flows for value in (*flow.full, *flow.token_specific) if value > 0]
         low, high = max(min(values), 1e-24) / 3, max(values) * 10
-        y = Axis("‖gradient‖ / the top's", log=True, named=scientific, holds=(low, high))
-        layers, charts = whole_numbers("layer", self.layers + 1), []
+        y = Axis("‖gradient‖ / the top's", log=True, format="scientific", includes=(low, high))
+        layers, charts = integer_axis("layer", self.layers + 1), []
         for part, name in (("full", "full gradient"), ("token_specific", "token-specific part")):
             for residual, skips in ((True, "with skips"), (False, "without skips")):
                 norms = {NAMES[flow.placement]: getattr(flow, part) for flow in self.flows if flow.residual == residual}
@@ -107,7 +108,7 @@ class GradientFlows(Charts):
         depths = sorted({0, layers // 4, layers // 2, 3 * layers // 4, layers})
         rows = []
         for flow in self.flows:
-            norms = map(plain, (flow.full[0], *(flow.token_specific[depth] for depth in depths)))
+            norms = map(table_number, (flow.full[0], *(flow.token_specific[depth] for depth in depths)))
             rows.append((NAMES[flow.placement], "yes" if flow.residual else "no", *norms))
         header = ("norm", "skips", "full", *(f"layer {depth}" if depth < layers else "top" for depth in depths))
         title = f"Gradient relative to the top's, {counted(layers, 'layer')} of width {self.d_model} at initialisation"
@@ -151,11 +152,11 @@ class GradientNorms(Charts):
         rows = []
         for layer in dict.fromkeys([*self.stream, *(group.layer for group in self.parameters if group.layer)]):
             norms = (self.parameters.get(ParameterGroup(layer, part)) for part in parts)
-            cells = ["" if pair is None else plain(pair[0]) for pair in norms]
-            stream = [plain(self.stream[layer]) if layer in self.stream else ""] if self.stream else []
+            cells = ["" if pair is None else table_number(pair[0]) for pair in norms]
+            stream = [table_number(self.stream[layer]) if layer in self.stream else ""] if self.stream else []
             rows.append((layer, *stream, *cells))
         outside = [
-            (group.part, plain(norm), plain(norm / size) if size else "")
+            (group.part, table_number(norm), table_number(norm / size) if size else "")
             for group, (norm, size) in self.parameters.items()
             if not group.layer
         ]
@@ -181,8 +182,9 @@ class GradientHistory(Charts):
 
     def tables(self) -> list[Table]:
         last = list(self.stages.values())[-1]
-        rows = [(layer, *(plain(stage.stream[layer]) for stage in self.stages.values())) for layer in last.stream]
-        rows.append(("loss", *(f"{stage.loss:.3f}" for stage in self.stages.values())))
+        stages = self.stages.values()
+        rows = [(layer, *(table_number(stage.stream[layer]) for stage in stages)) for layer in last.stream]
+        rows.append(("loss", *(f"{stage.loss:.3f}" for stage in stages)))
         streams = Table(("layer", *self.stages), rows, "Norm of the gradient in the residual stream")
         return [*([streams] if last.stream else []), *last.tables()]
 
@@ -254,4 +256,4 @@ def _stream_chart(norms: dict[str, list[float]]) -> list[Plot]:
 
 def _chart(title: str, norms: dict[str, list[float]], label: str) -> Plot:
     layers = max(map(len, norms.values()), default=0)
-    return lines(title, norms, range(layers), x=whole_numbers(label, layers), y=Axis("norm of the gradient", log=True))
+    return lines(title, norms, range(layers), x=integer_axis(label, layers), y=Axis("norm of the gradient", log=True))

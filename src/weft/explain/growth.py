@@ -12,7 +12,6 @@ from typing import Any
 from weft.config import Config
 from weft.costs.count import count
 from weft.costs.memory import cache_bytes
-from weft.costs.units import short
 from weft.errors import ModelError
 from weft.explain.texts import TEXTS
 from weft.figures.charts import Charts
@@ -69,7 +68,7 @@ class Growth(Charts):
     about = TEXTS["growth"]
 
     def charts(self) -> list[Plot]:
-        charts, y = [], Axis("parameters, FLOPs or bytes", log=True, named=short)
+        charts, y = [], Axis("parameters, FLOPs or bytes", log=True, format="number")
         for axis in self.axes:
             x = Axis(axis.unit, log=True, ticks={size: f"{size:,}" for size in axis.sizes[::2]})
             laws = [f"{curve.name}: slope {curve.slope:.2f}, far out {curve.law(axis.letter)}" for curve in axis.curves]

@@ -24,7 +24,7 @@ from weft.explain.attention.maps import NAMES, AttentionKind, AttentionMaps, Hea
 from weft.explain.capture import capture
 from weft.explain.reading import Reading, unsupported
 from weft.explain.texts import TEXTS
-from weft.figures.heatmap import SmallMap, small_maps
+from weft.figures.heatmap import SmallMap, small_multiples
 from weft.figures.page import template
 from weft.figures.picture import Picture
 from weft.models.base import LanguageModel, evaluating
@@ -90,7 +90,7 @@ class HeadTable(Picture):
     def text(self) -> str:
         """Return the first heads of the table in 80 columns, and the heads of each role."""
         width = 15 if len(self.statistics) > 1 else 6
-        lines = [f"{'head':<{width}}" + "".join(f"{COLUMNS[name][1]:>7}" for name in self.known) + "  what it does"]
+        lines = [f"{'head':<{width}}" + "".join(f"{COLUMNS[name][1]:>7}" for name in self.known) + "  role"]
         heads = self.heads()
         for head in heads[:LISTED_HEADS]:
             cells = "".join(f"{_cell(getattr(head, name)):>7}" for name in self.known)
@@ -136,7 +136,7 @@ class HeadTable(Picture):
         )
 
     def figure(self) -> Figure:
-        return small_maps(self._maps({kind: f"{kind} " for kind in NAMES}), self.title)
+        return small_multiples(self._maps({kind: f"{kind} " for kind in NAMES}), self.title)
 
 
 def named_maps(reading: Reading) -> AttentionMaps:

@@ -92,8 +92,8 @@ class StepTiming(Charts):
         seconds = dict(zip(("products alone", "memory alone", "measured"), (*self.bounds, self.seconds), strict=True))
         labels = list(map(_seconds, seconds.values()))
         bars = Series(points=list(enumerate(seconds.values())), bars=True, labels=labels)
-        x = Axis(ticks=dict(enumerate(seconds)), holds=(-0.5, 2.5))
-        return [Plot(self._step, [bars], x, Axis("seconds per step", holds=(0.0,), pad=0.15))]
+        x = Axis(ticks=dict(enumerate(seconds)), includes=(-0.5, 2.5))
+        return [Plot(self._step, [bars], x, Axis("seconds per step", includes=(0.0,), pad=0.15))]
 
 
 def step_time(model: LanguageModel, length: int, batch: int = 1, *, repeats: int = REPEATS) -> StepTiming:

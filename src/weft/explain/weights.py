@@ -19,7 +19,8 @@ from weft.explain.groups import parameter_groups
 from weft.explain.reading import Reading
 from weft.explain.texts import TEXTS
 from weft.figures.charts import Charts
-from weft.figures.plot import Axis, Look, Plot, Series, lines, plain, whole_numbers
+from weft.figures.formats import table_number
+from weft.figures.plot import Axis, Look, Plot, Series, integer_axis, lines
 from weft.figures.tables import Table
 from weft.models.base import LanguageModel, evaluating
 from weft.nn.config import Plain
@@ -66,7 +67,7 @@ class Histograms(Charts):
         entropy = {name: list(layers.values()) for name, layers in self.entropy.items()}
         layers = max(map(len, entropy.values()), default=0)
         if layers > 1:
-            x, y = whole_numbers("layer", layers), Axis("share of the maximum", holds=(0.0, 1.0))
+            x, y = integer_axis("layer", layers), Axis("share of the maximum", includes=(0.0, 1.0))
             charts.append(lines("entropy of attention", entropy, range(layers), x=x, y=y))
         return charts
 
@@ -74,7 +75,7 @@ class Histograms(Charts):
         rows = []
         for part, layers in self.weights.items():
             ranges = []
-            for statistic, text in (("deviation", plain), ("largest", plain), ("zeros", "{:.1%}".format)):
+            for statistic, text in (("deviation", table_number), ("largest", table_number), ("zeros", "{:.1%}".format)):
                 values = [getattr(histogram, statistic) for histogram in layers.values()]
                 ranges.append(" – ".join(dict.fromkeys(text(end) for end in (min(values), max(values)))))
             rows.append((part, str(len(layers)), *ranges))
@@ -84,7 +85,7 @@ class Histograms(Charts):
             shares = [share for share in SHARES if any(getattr(each, share) is not None for each in layers.values())]
             cells = []
             for layer, each in layers.items():
-                moments = map(plain, (each.mean, each.deviation, each.largest))
+                moments = map(table_number, (each.mean, each.deviation, each.largest))
                 cells.append((layer, *moments, *(f"{getattr(each, share):.1%}" for share in shares)))
             columns, remarks = ("layer", "mean", "deviation", "largest", *shares), [TEXTS["histograms"]]
             tables.append(Table(columns, cells, f"Activations: {name}", remarks if len(tables) == 1 else ()))
@@ -189,4 +190,4 @@ def _chart(title: str, layers: dict[str, Histogram]) -> Plot:
         centres = (histogram.edges[:-1] + histogram.edges[1:]) / 2
         points = [(float(x), float(y)) for x, y in zip(centres, heights, strict=True) if low <= x <= high]
         series.append(Series(points=points, look=Look(f"{shade:.0f}%", width=1.3)))
-    return Plot(title, series, Axis("value"), Axis("share of the peak", holds=(0.0, 1.0)))
+    return Plot(title, series, Axis("value"), Axis("share of the peak", includes=(0.0, 1.0)))

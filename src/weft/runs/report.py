@@ -182,7 +182,7 @@ def _plots(record: Record, result: dict[str, Any]) -> list[Plot]:
         if result.get("bits_per_byte") and result.get("loss"):  # in nats per token, like the loss
             losses.append(_level(baseline * result["loss"] / result["bits_per_byte"]))
     marks = [(event["to"], f"rolled back to here from step {event['step']}") for event in record.rollbacks]
-    step, log_step, from_zero = Axis("step", pad=0), Axis("step", log=True, pad=0), Axis(holds=(0.0,), clips=True)
+    step, log_step, from_zero = Axis("step", pad=0), Axis("step", log=True, pad=0), Axis(includes=(0.0,), clips=True)
     keys = ("accuracy", "next_accuracy", "spearman")
     others = {METRICS[key].title: _curve(key, metrics, f"validation_{key}", look=DOTTED) for key in keys}
     plots = [
@@ -190,7 +190,7 @@ def _plots(record: Record, result: dict[str, Any]) -> list[Plot]:
         Plot("Loss, both axes on a log scale", losses, log_step, Axis(log=True, clips=True), marks),
         Plot("Bits per byte, held out", bits, step, Axis(clips=True)),
         *(Plot(f"{title[0].upper()}{title[1:]}, held out", [curve], step) for title, curve in others.items()),
-        Plot("Learning rate", [_curve("learning rate", metrics, "lr")], step, Axis(holds=(0.0,))),
+        Plot("Learning rate", [_curve("learning rate", metrics, "lr")], step, Axis(includes=(0.0,))),
         Plot("Gradient norm before clipping", [_curve("norm", metrics, "gradient_norm")], step, from_zero, marks),
         Plot("Tokens per second", [_curve("speed", record.timings, "tokens_per_second")], step, from_zero),
     ]

@@ -12,7 +12,7 @@ from weft.explain.anatomy.parts import ModelPart
 from weft.explain.anatomy.recurrent import bahdanau_columns, ngram_columns, recurrent_columns
 from weft.explain.anatomy.transformer import transformer_columns
 from weft.explain.texts import TEXTS
-from weft.figures.page import as_json, mounted, part
+from weft.figures.page import as_json, mount_point, part
 from weft.figures.picture import Picture
 from weft.figures.tables import WIDTH
 from weft.models.bahdanau import Bahdanau
@@ -51,7 +51,7 @@ class Anatomy(Picture):
         return figure(diagram(self.columns))
 
     def html(self) -> str:
-        return mounted("anatomy.js", self.data(), part("texts", [self.text()]))
+        return mount_point("anatomy.js", self.data(), part("texts", [self.text()]))
 
     def data(self) -> dict[str, Any]:
         """Return the data of web/anatomy.js: all parts, a diagram of each column and, of several, one of all."""

@@ -23,8 +23,8 @@ from weft.explain.attention.page import pack
 from weft.explain.capture import capture
 from weft.explain.reading import WHITE, Reading, unsupported
 from weft.explain.texts import TEXTS
-from weft.figures.heatmap import MAX_LABELS, label_axis, label_inches, pooled, shade_cells, shortened, write_cells
-from weft.figures.page import Section, mounted
+from weft.figures.heatmap import MAX_LABELS, annotate_cells, draw_cells, label_axis, label_inches, max_pool, shorten
+from weft.figures.page import Section, mount_point
 from weft.figures.picture import SHADES, Picture, new_figure
 from weft.models.base import LanguageModel, evaluating
 from weft.models.config import Bahdanau, EncoderDecoder, TransformerConfig
@@ -85,14 +85,14 @@ class HeadMap(Picture):
 
     def figure(self) -> Figure:
         """Return the heat map, queries in rows; in a long text each cell is the maximum of a block."""
-        cells, block = pooled(self.probabilities, MAX_CELLS)
+        cells, block = max_pool(self.probabilities, MAX_CELLS)
         rows, columns = cells.shape
         side = max(rows, columns)
         inches = 9.0 / side if side > MAX_LABELS else 0.42 if side <= MAX_WRITTEN else 0.2
         width = max(2.4, columns * inches) + label_inches(self.queries) + 0.9
         figure = new_figure(width, max(1.6, rows * inches) + label_inches(self.keys) + 0.7)
         axes: Any = figure.add_subplot()
-        image = shade_cells(axes, cells, PowerNorm(0.5, vmin=0.0, vmax=float(cells.max()) or 1.0))
+        image = draw_cells(axes, cells, PowerNorm(0.5, vmin=0.0, vmax=float(cells.max()) or 1.0))
         label_axis(axes.xaxis, self.keys, self.start[1], block=block)
         label_axis(axes.yaxis, self.queries, self.start[0], block=block)
         axes.tick_params(axis="x", rotation=90)
@@ -101,13 +101,13 @@ class HeadMap(Picture):
         axes.set(xlabel="key: attended to", ylabel="query: attends")
         figure.suptitle(self.title, parse_math=False, fontsize=11)
         if side <= MAX_WRITTEN and block == 1:
-            write_cells(axes, image, lambda row, column: f"{cells[row, column]:.2f}", size=7)
+            annotate_cells(axes, image, lambda row, column: f"{cells[row, column]:.2f}", size=7)
         else:
             figure.colorbar(image, shrink=0.6, aspect=25, pad=0.02).outline.set_linewidth(0.5)
         return figure
 
     def text(self) -> str:
-        labels = [shortened(label) for label in self.queries[:MAX_TEXT_ROWS]]
+        labels = [shorten(label) for label in self.queries[:MAX_TEXT_ROWS]]
         width = max(map(len, labels))
         lines = [
             f"{row + self.start[0]:>4}  {label:<{width}}  → {strongest(self.probabilities[row], self.keys)}"[:79]
@@ -167,7 +167,7 @@ class AttentionMaps(Picture):
         about = TEXTS["follow"].format(name=repr(name), first=first, least=MIN_DRAWN)
         about += " Here the word is the one being written." * (part.kind == "cross")
         where = f"layer {layer}" if head is None else f"layer {layer}, head {head}"
-        title = f"What {shortened(name, 24)!r} attends to: {NAMES[part.kind]}, {where}"
+        title = f"What {shorten(name, 24)!r} attends to: {NAMES[part.kind]}, {where}"
         tokens: dict[str, Any] = {"chosen": chosen, "queries": part.queries, "keys": part.keys}
         return LineView(title, about, part.probabilities[layer][heads][:, chosen], heads=heads, **tokens)
 
@@ -197,7 +197,7 @@ class AttentionMaps(Picture):
         for axes, part in zip(grid[:, 0], self.parts, strict=True):
             layers, heads = part.probabilities.shape[:2]
             mosaic, pitch = _mosaic(part.probabilities)
-            image = shade_cells(axes, mosaic, PowerNorm(0.5, vmin=0.0, vmax=1.0))  # the root keeps 0.01 visible
+            image = draw_cells(axes, mosaic, PowerNorm(0.5, vmin=0.0, vmax=1.0))  # the root keeps 0.01 visible
             image.set_cmap(SHADES.with_extremes(bad="#b9b9b9"))
             axes.set_xticks([pitch[1] * (head + 0.5) for head in range(heads)], range(heads))
             axes.set_yticks([pitch[0] * (layer + 0.5) for layer in range(layers)], range(layers))
@@ -222,7 +222,7 @@ class AttentionMaps(Picture):
         return {"parts": parts, "notes": list(dict.fromkeys(notes)), "named": named}
 
     def html(self) -> str:
-        return mounted("attention.js", self.packed(), Markup("<pre>{}</pre>").format(self.text()))
+        return mount_point("attention.js", self.packed(), Markup("<pre>{}</pre>").format(self.text()))
 
     def sections(self) -> list[Section]:
         stacked = any(part.kind != "cross" and len(part.probabilities) > 1 for part in self.parts)
@@ -241,7 +241,7 @@ class AttentionMaps(Picture):
 def _mosaic(probabilities: Probabilities) -> tuple[Probabilities, tuple[int, int]]:
     """Return all maps (layers, heads, time, source time) as one image separated by NaN, and the pitch of the maps."""
     layers, heads = probabilities.shape[:2]
-    maps, _ = pooled(probabilities, 96 if layers * heads <= 64 else 64)
+    maps, _ = max_pool(probabilities, 96 if layers * heads <= 64 else 64)
     # Small maps are enlarged, so that the separators stay thin lines.
     maps = maps.repeat(-(-40 // maps.shape[2]), axis=2).repeat(-(-40 // maps.shape[3]), axis=3)
     framed = np.pad(maps, ((0, 0), (0, 0), (3, 0), (3, 0)), constant_values=np.nan)

@@ -16,7 +16,7 @@ from weft.explain.graph.graph import Call, Graph, Node, graph
 from weft.explain.graph.labels import LabelledGraph, function_label, variable_names
 from weft.explain.graph.layered import LayeredLayout
 from weft.explain.texts import TEXTS
-from weft.figures.page import as_json, mounted
+from weft.figures.page import as_json, mount_point
 from weft.figures.picture import FIGURES, PAGE, Picture, check_picture
 from weft.models.base import evaluating
 from weft.storage.files import write_text
@@ -92,7 +92,7 @@ class GraphPicture(Picture):
                 yield child
 
     def html(self) -> str:
-        return mounted("graph.js", self.data(), self.svg())
+        return mount_point("graph.js", self.data(), self.svg())
 
     def _rules(self) -> list[dict[str, Any]]:
         functions = dict.fromkeys(node.function for node in self.labelled.graph.nodes if node.kind == "variable")

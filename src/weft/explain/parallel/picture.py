@@ -15,7 +15,7 @@ from weft.explain.parallel.parallel import FEATURES, TOKENS, BlockSizes, BlockSp
 from weft.explain.parallel.ranks import Collective
 from weft.explain.texts import TEXTS
 from weft.figures.page import Section, html_tables
-from weft.figures.picture import COLOURS, Picture, new_figure, svg
+from weft.figures.picture import COLOURS, Picture, inline_svg, new_figure
 from weft.figures.tables import WIDTH, Table, text_tables
 
 INK, SOFT, GREY = "#000000", "#808080", "#bdbdbd"  # black becomes the page's ink
@@ -46,7 +46,7 @@ class ParallelSplits(Picture):
         sections = []
         for block in self.blocks:
             title = f"{block.block.name} on {block.ranks} processes"
-            drawn = SCROLLING.format(title, Markup(svg(_draw(block), title)))
+            drawn = SCROLLING.format(title, Markup(inline_svg(_draw(block), title)))
             sizes, (first, function, second), mlp = block.sizes, block.block.names, block.block.name == "MLP"
             wide = (sizes.d_ff, sizes.d_ff) if mlp else (3 * sizes.d_model, sizes.d_model)
             words: dict[str, Any] = {"first": first, "function": function, "second": second, "sizes": sizes}
