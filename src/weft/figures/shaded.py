@@ -95,7 +95,7 @@ def drawable(text: str) -> str:
     return "".join(MISSING if _advance(char) is None else char for char in text)
 
 
-class _TextFragment(NamedTuple):
+class _TextRun(NamedTuple):
     """Part of a token on one line; x and width in points."""
 
     line: int
@@ -144,7 +144,7 @@ def _draw_legend(axes: Any, top: float, measure: Measure, *, note: str, font: di
     axes.text(x + 6, y, measure.name + negative + note, **small)
 
 
-def _fragments(tokens: Sequence[Token]) -> Iterator[_TextFragment]:
+def _fragments(tokens: Sequence[Token]) -> Iterator[_TextRun]:
     """Break a text into lines of TEXT_WIDTH, between tokens and at line feeds."""
     line, x = 0, 0.0
     for number, token in enumerate(tokens):
@@ -159,6 +159,6 @@ def _fragments(tokens: Sequence[Token]) -> Iterator[_TextFragment]:
                     line, x = line + 1, 0.0
                     fragment = fragment.lstrip(" ") or fragment
                 width = width_of(fragment, FONT_SIZE)
-                yield _TextFragment(line, x, width, text=fragment, token=number)
+                yield _TextRun(line, x, width, text=fragment, token=number)
                 x += width
             line, x = (line + 1, 0.0) if ends_line else (line, x)
