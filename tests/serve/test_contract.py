@@ -206,7 +206,9 @@ def test_own_routes_return_what_the_run_does(server: Served) -> None:
     assert explained["log_prob"] == pytest.approx(gpt.explain.saliency("A tale", place=2).log_prob, abs=1e-5)
     settings = {"beams": 2, "samples": 1}
     trees = server.json("/v1/explain/search", model="gpt", input="A tale", settings=settings)["search"]
-    assert len(trees["trees"][2]["written"]) == 1 and len(trees["laid"][1]["spots"]) == len(trees["trees"][1]["nodes"])
+    assert len(trees["trees"][2]["written"]) == 1 and len(trees["layouts"][1]["positions"]) == len(
+        trees["trees"][1]["nodes"]
+    )
 
 
 def test_settings_are_described_for_forms(server: Served) -> None:
