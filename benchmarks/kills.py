@@ -134,7 +134,7 @@ class Job:
         else:
             return False
         rank, processes, before = pick.randrange(PROCESSES), self.processes(), len(self.output)
-        trained = "pre-flight:" in self.output.rpartition("this job has begun")[2]
+        trained = "pre-flight:" in self.output.rpartition("begun by this job")[2]
         writing = any((self.run / "checkpoints").glob(".step-*"))
         if rank not in processes:
             return False
