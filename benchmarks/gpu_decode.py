@@ -235,7 +235,7 @@ def decoding(bench: Bench, part: str, kind: str, batch: int) -> None:
 
 @torch.inference_mode()
 def step_seconds(bench: Bench, model: Any, batch: int, context: int, capacity: int) -> float:
-    """Seconds of one captured greedy step after `context` tokens; the KV cache holds zeros, which take as long to read."""
+    """Seconds of one captured greedy step after `context` tokens; the KV cache holds zeros."""
     state = model.start(batch, capacity + 8)
     state.advance(context)
     rngs = [torch.Generator() for _ in range(batch)]
