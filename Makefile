@@ -29,7 +29,7 @@ help:
 	@echo "make test-sanitized the C sources under AddressSanitizer and UndefinedBehaviorSanitizer (needs gcc)"
 	@echo "make coverage      lines and branches that make test runs"
 	@echo "make dist          build the wheel and the source archive in dist/, with the documentation"
-	@echo "make lint          ruff and mypy, and the C sources compiled without warnings"
+	@echo "make lint          ruff and mypy, the C sources compiled without warnings, the JavaScript checked by tsc (needs npm)"
 	@echo "make format        format the code with ruff"
 	@echo "make bench         the benchmarks that need no GPU"
 	@echo "make clean         remove everything that these targets created, except runs/"
@@ -142,6 +142,9 @@ lint: install
 	      -c src/weft/native/$$file -o /dev/null || exit 1; \
 	  done; \
 	else echo "no C compiler: the C sources were not checked"; fi
+	@if command -v npm > /dev/null; then \
+	  npm install --silent --no-save --prefix $(VENV) typescript@5.9.3 > /dev/null && $(VENV)/node_modules/.bin/tsc -p .; \
+	else echo "npm is not installed: the JavaScript of src/weft/web is not checked"; fi
 
 format: install
 	$(BIN)/ruff format .

@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Fixtures and hooks for every test."""
 
 import gc
 import os
@@ -11,45 +11,58 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from tests.command import Cli
 
+from weft import progress
 from weft.objectives import next_token
 
-# how long drawing an example takes says how busy the machine is
+# the time to draw an example depends on how busy the machine is
 settings.register_profile("weft", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("weft")
 
-# started in the background, a shell hands down an ignored Ctrl-C; the tests press it
+# a shell starts background processes with SIGINT ignored, but the tests send it
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
-def sooner() -> Iterator[None]:
-    """Leave out what every training would wait for: the disk, and long texts at its end."""
+def faster_training() -> Iterator[None]:
+    """Skip what every training would wait for: the disk, and long samples at its end."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
         patch.setattr(next_token, "SAMPLE_TOKENS", 8)
         for absent in () if torch.cuda.is_available() else (torch.cuda, torch.xpu, torch.mtia):
-            patch.setattr(absent, "manual_seed_all", lambda seed: None)  # each would note the whole stack
+            patch.setattr(absent, "manual_seed_all", lambda seed: None)  # each would record the whole stack
         yield
 
 
+@pytest.fixture(autouse=True)
+def fresh_warnings() -> None:
+    """Forget the warnings of earlier tests, since each is printed once per process."""
+    progress.warn.cache_clear()
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)
+
+
 EARLIER = Path(__file__).parent / "api" / "runs-0.1"
-BEST = {"chat-lora": "step-00000003"}  # of the others it is the last
+BEST = {"chat-lora": "step-00000003"}  # for all other runs, the last checkpoint is the best
 
 
 def pytest_configure() -> None:
-    """An archive of the sources holds no links: those of the earlier runs are made again."""
+    """Create the links of the earlier runs, which an archive of the sources does not hold."""
     for folder in EARLIER.glob("*/checkpoints"):
         last = max(path.name for path in folder.glob("step-*"))
         for name, step in (("latest", last), ("best", BEST.get(folder.parent.name, last))):
             if not (folder / name).exists():
-                with suppress(FileExistsError):  # another process was quicker
+                with suppress(FileExistsError):  # another process created it
                     (folder / name).symlink_to(step)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[Any]:
-    """What is imported and collected stays to the end: nobody looks for garbage in it, now or later, nor often."""
+    """Collect tests without garbage collection, and exempt the collected objects from later ones, which are rare."""
     gc.disable()
     try:
         return (yield)
@@ -60,7 +73,7 @@ def pytest_collection() -> Iterator[Any]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is marked for a GPU where there is none."""
+    """Skip tests marked `gpu` on machines without one."""
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

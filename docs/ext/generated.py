@@ -25,8 +25,8 @@ from weft.figures.picture import Picture
 from weft.serve.app import make_routes
 from weft.serve.config import Limits, Serving
 from weft.serve.library import Library
-from weft.serve.metrics import Metrics
 from weft.serve.page import routes
+from weft.serve.server import Metrics
 
 CLASSES: tuple[type, ...] = (weft.Run, Explain, Picture)  # returned by functions and methods
 OPTIONS: tuple[type[Config], ...] = (Sampling, Beam)  # the arguments of `weft.sampling` and `weft.beam`

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.command import Cli
 
 import weft
 from weft.cli.main import run as command
@@ -26,16 +27,13 @@ Capture = pytest.CaptureFixture[str]
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of 0.1, resumed so that it has the checksums of later versions."""
-    path = tmp_path_factory.mktemp("finished") / "run"
-    shutil.copytree(RUNS / "base", path, symlinks=True)
-    weft.resume(path, log=lambda line: None)
-    return path
+    run = shutil.copytree(RUNS / "base", tmp_path_factory.mktemp("finished") / "run", symlinks=True)
+    return weft.resume(run, log=lambda line: None).path
 
 
 @pytest.fixture
 def run(finished: Path, tmp_path: Path) -> Path:
-    shutil.copytree(finished, tmp_path / "run", symlinks=True)
-    return tmp_path / "run"
+    return Path(shutil.copytree(finished, tmp_path / "run", symlinks=True))
 
 
 def overwrite(file: Path, offset: int, size: int) -> None:
@@ -45,22 +43,20 @@ def overwrite(file: Path, offset: int, size: int) -> None:
 
 @pytest.mark.parametrize("name", ["train-00000.tokens", "validation-00000.sections", "train-00000.sections"])
 @pytest.mark.parametrize("words", [["evaluate"], ["train", "--resume"]])
-def test_damaged_tokens_are_refused(run: Path, name: str, words: list[str], capsys: Capture) -> None:
+def test_damaged_tokens_are_refused(run: Path, name: str, words: list[str], cli: Cli) -> None:
     file = run / "data" / name
     overwrite(file, file.stat().st_size // 2, file.stat().st_size // 2)
-    assert command([*words, str(run)]) == 2
-    line = capsys.readouterr().err.splitlines()[-1]
+    line = cli.refused(*words, run)
     assert f"{name}: damaged: the checksum is wrong; remove {run / 'data'}, and `weft train --resume" in line
 
 
-def test_damaged_rows_are_refused(tmp_path: Path, capsys: Capture) -> None:
+def test_damaged_rows_are_refused(tmp_path: Path, cli: Cli) -> None:
     shutil.copytree(RUNS / "classify", tmp_path / "run", symlinks=True)
     file = tmp_path / "run/data/train.safetensors"
     whole = file.read_bytes()
     for damaged in (bytes(len(whole)), whole[:-8] + bytes(8), whole[:-8], b""):
         file.write_bytes(damaged)
-        assert command(["train", "--resume", str(tmp_path / "run")]) == 2
-        assert "train.safetensors: damaged" in capsys.readouterr().err.splitlines()[-1]
+        assert "train.safetensors: damaged" in cli.refused("train", "--resume", tmp_path / "run")
 
 
 def test_removed_data_is_prepared_again_from_the_same_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,14 +104,12 @@ def test_damaged_metrics_are_reported_and_left_out(run: Path, capsys: Capture) -
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl"])
-def test_invalid_lines_are_left_out(run: Path, name: str, capsys: Capture) -> None:
-    odd = b"\n".join(
-        [b"\xff" * 40, b"[]", b'{"event": "result", "loss": "x"}', b'{"step": 1, "loss": "x"}', b"[" * 9000]
-    )
+def test_invalid_lines_are_left_out(run: Path, name: str, cli: Cli) -> None:
+    objects = [b'{"event": "result", "loss": "x"}', b'{"step": 1, "loss": "x"}']
+    odd = b"\n".join([b"\xff" * 40, b"[]", *objects, b"[" * 9000])
     (run / name).write_bytes(odd + b"\n" + (run / name).read_bytes())
-    assert command(["evaluate", str(run)]) == 0
-    assert command(["train", "--resume", str(run)]) == 0
-    assert f"{run / name}: 5 lines can't be read (first: line 1); left out" in capsys.readouterr().err
+    messages = cli.logged("evaluate", run) + cli.logged("train", "--resume", run)
+    assert f"{run / name}: 5 lines can't be read (first: line 1); left out" in messages
 
 
 # ---- random damage, as in benchmarks/damage.py
@@ -132,9 +126,7 @@ def harness() -> ModuleType:
 
 
 @pytest.mark.parametrize("seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(20, 100))])
-def test_random_damage_is_detected_or_harmless(
-    run: Path, finished: Path, harness: ModuleType, seed: int, capsys: Capture
-) -> None:
+def test_random_damage_is_detected_or_harmless(run: Path, harness: ModuleType, seed: int, capsys: Capture) -> None:
     pick = random.Random(seed)
     words = ["evaluate", str(run), "--json"]
     expected = answer(words, capsys)
@@ -175,8 +167,7 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def pair(twins: Path, tmp_path: Path) -> Path:
-    shutil.copytree(twins, tmp_path / "pair", symlinks=True)
-    return tmp_path / "pair"
+    return Path(shutil.copytree(twins, tmp_path / "pair", symlinks=True))
 
 
 LAST, FIRST = "checkpoints/step-00000004", "checkpoints/step-00000002"
@@ -188,51 +179,44 @@ def swap(pair: Path, *names: str) -> None:
         shutil.copytree(pair / "other" / name, pair / "run" / name)
 
 
-def test_an_intact_checkpoint_of_another_run_is_skipped(pair: Path, capsys: Capture) -> None:
+def test_an_intact_checkpoint_of_another_run_is_skipped(pair: Path, cli: Cli) -> None:
     swap(pair, LAST)
     message = f"{pair / 'run' / LAST}: this checkpoint belongs to another run"
-    assert command(["generate", str(pair / "run"), "--prompt", "1", "--max-tokens", "3"]) == 0
-    assert message in capsys.readouterr().err
+    assert message in cli.logged("generate", pair / "run", "--prompt", "1", "--max-tokens", "3")
     steps = average_checkpoints(pair / "run/checkpoints")[1]
     assert steps == [2]
     assert [path.name for path in intact(pair / "run/checkpoints")] == [Path(FIRST).name]  # the target of a rollback
     lines: list[str] = []
     weft.resume(pair / "run", log=lines.append)
     assert f"{message}; continuing from step-00000002" in lines
-    assert command(["generate", str(pair / "run"), "--prompt", "1", "--max-tokens", "3"]) == 0
-    assert message not in capsys.readouterr().err
+    assert message not in cli.logged("generate", pair / "run", "--prompt", "1", "--max-tokens", "3")
     swap(pair, LAST, FIRST)
-    assert command(["evaluate", str(pair / "run")]) == 2
-    assert message in capsys.readouterr().err.splitlines()[-1]
+    assert message in cli.refused("evaluate", pair / "run")
 
 
-def test_an_older_checkpoint_of_another_run_as_the_newest_is_reported(pair: Path, capsys: Capture) -> None:
+def test_an_older_checkpoint_of_another_run_as_the_newest_is_reported(pair: Path, cli: Cli) -> None:
     """It names another best checkpoint."""
     shutil.rmtree(pair / "run" / LAST)
     shutil.copytree(pair / "other" / FIRST, pair / "run" / LAST)
-    assert command(["evaluate", str(pair / "run")]) == 0
-    assert f"{pair / 'run' / LAST}" in capsys.readouterr().err
+    assert f"{pair / 'run' / LAST}" in cli.logged("evaluate", pair / "run")
 
 
-def test_a_copy_of_a_whole_run_is_valid(pair: Path, capsys: Capture) -> None:
+def test_a_copy_of_a_whole_run_is_valid(pair: Path, cli: Cli) -> None:
     shutil.rmtree(pair / "run")
     shutil.copytree(pair / "other", pair / "run", symlinks=True)
-    assert command(["evaluate", str(pair / "run")]) == 0
-    assert "another run" not in capsys.readouterr().err
+    assert "another run" not in cli.logged("evaluate", pair / "run")
 
 
-def test_a_missing_last_checkpoint_is_reported(pair: Path, capsys: Capture) -> None:
+def test_a_missing_last_checkpoint_is_reported(pair: Path, cli: Cli) -> None:
     expected = {file.name: file.read_bytes() for file in (pair / "run" / LAST).glob("*.safetensors")}
     shutil.rmtree(pair / "run" / LAST)
-    assert command(["runs", str(pair)]) == 0
-    assert "its last checkpoint, of step 4, is missing" in capsys.readouterr().out
-    assert command(["generate", str(pair / "run"), "--prompt", "1", "--max-tokens", "3"]) == 0
+    assert "its last checkpoint, of step 4, is missing" in cli("runs", pair)
     message = f"{pair / 'run' / LAST}: missing, though the run ended with it"
-    assert message in capsys.readouterr().err
+    assert message in cli.logged("generate", pair / "run", "--prompt", "1", "--max-tokens", "3")
     shutil.copytree(pair / "run", pair / "none", symlinks=True)
     shutil.rmtree(pair / "none" / FIRST)
-    assert command(["generate", str(pair / "none"), "--prompt", "1"]) == 2
-    assert "none/checkpoints/step-00000004: missing, though the run ended with it" in capsys.readouterr().err
+    line = cli.refused("generate", pair / "none", "--prompt", "1")
+    assert "none/checkpoints/step-00000004: missing, though the run ended with it" in line
     for name, then in (("run", "continuing from step-00000002"), ("none", "starting again from the first step")):
         lines: list[str] = []
         weft.resume(pair / name, log=lines.append)
@@ -240,16 +224,14 @@ def test_a_missing_last_checkpoint_is_reported(pair: Path, capsys: Capture) -> N
         assert {file.name: file.read_bytes() for file in (pair / name / LAST).glob("*.safetensors")} == expected
 
 
-def test_truncated_events_are_reported(pair: Path, capsys: Capture) -> None:
+def test_truncated_events_are_reported(pair: Path, cli: Cli) -> None:
     events = pair / "run/events.jsonl"
     events.write_bytes(events.read_bytes()[:-5])
-    assert command(["runs", str(pair)]) == 0
-    assert f"{events}: the last line is incomplete; left out" in capsys.readouterr().err
+    assert f"{events}: the last line is incomplete; left out" in cli.logged("runs", pair)
 
 
 @pytest.mark.parametrize("name", ["events.jsonl", "metrics.jsonl", "data/plan.json", "checkpoints/latest"])
-def test_a_pipe_instead_of_a_file_is_refused(pair: Path, name: str, capsys: Capture) -> None:
+def test_a_pipe_instead_of_a_file_is_refused(pair: Path, name: str, cli: Cli) -> None:
     (pair / "run" / name).unlink()
     os.mkfifo(pair / "run" / name)
-    assert command(["train", "--resume", str(pair / "run")]) == 2
-    assert f"{pair / 'run' / name}: a pipe or a device" in capsys.readouterr().err.splitlines()[-1]
+    assert f"{pair / 'run' / name}: a pipe or a device" in cli.refused("train", "--resume", pair / "run")

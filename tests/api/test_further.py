@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.command import Cli
 
 import weft
 from weft.cli.main import run as command
@@ -47,9 +48,8 @@ def files(run: Path) -> dict[str, bytes]:
 def test_a_run_and_other_data_is_fine_tuning(base: Path, tmp_path: Path) -> None:
     run, other, lines = base / "run", str(base / "b.txt"), list[str]()
     before = files(run)
-    done = weft.train(
-        run, data=other, run=tmp_path / "new", changes=["steps=1", "optimizer.lr=1e-12"], log=lines.append
-    )
+    changes = {"steps": 1, "optimizer.lr": 1e-12}
+    done = weft.train(run, data=other, run=tmp_path / "new", changes=changes, log=lines.append)
     assert lines[0] == f"fine-tuning the weights of {run} on {other}; {run} itself stays unchanged"
     assert files(run) == before
     old = weft.load(run)
@@ -62,10 +62,9 @@ def test_a_run_and_other_data_is_fine_tuning(base: Path, tmp_path: Path) -> None
     assert (config.objective, config.schedule.kind) == (old.config.objective, "cosine")
 
 
-def test_an_adapter_is_trained_on_a_run(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_adapter_is_trained_on_a_run(base: Path, tmp_path: Path, cli: Cli) -> None:
     words = ["--data", str(base / "b.txt"), "--run", str(tmp_path / "new"), "steps=2", "adapter.rank=4"]
-    assert command(["train", str(base / "run"), *words]) == 0
-    assert "fine-tuning the weights of" in capsys.readouterr().err
+    assert "fine-tuning the weights of" in cli.logged("train", base / "run", *words)
     config = weft.load(tmp_path / "new").config
     assert config.adapter is not None and config.adapter.rank == 4
     assert config.init == str(base / "run")
@@ -89,10 +88,9 @@ def test_a_run_is_fine_tuned_for_another_objective(base: Path, tmp_path: Path) -
     assert done.classify(["some words"])
 
 
-def test_a_run_without_data_lists_the_commands(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_data_lists_the_commands(base: Path, cli: Cli) -> None:
     run = base / "run"
-    assert command(["train", str(run), "seed=3"]) == 2
-    line = capsys.readouterr().err
+    line = cli.refused("train", run, "seed=3")
     for advice in (f"weft train {run} --data FILE", f"weft train --resume {run}", f"weft train {run}/config.toml"):
         assert advice in line
 
@@ -152,14 +150,12 @@ def test_the_commands_of_an_extended_run_are_noted(base: Path, tmp_path: Path) -
     assert "\n".join(commands) in html.unescape((tmp_path / "run" / "report.html").read_text())
 
 
-def test_evaluations_and_logs_at_other_steps(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluations_and_logs_at_other_steps(run: Path, cli: Cli) -> None:
     words = ["steps=12", "evaluate.every=3", "log.every=2", "checkpoint.every=3"]
     assert command(["train", "--resume", str(run), *words]) == 0
     evaluated = [line["step"] for line in metrics(run) if "validation_loss" in line]
     assert evaluated == [2, 4, 6, 9, 12]
-    capsys.readouterr()
-    assert command(["train", "--resume", str(run)]) == 0
-    assert "no line of step" not in capsys.readouterr().err  # earlier lines were logged at other steps
+    assert "no line of step" not in cli.logged("train", "--resume", run)
 
 
 def test_a_run_that_patience_stopped_is_extended_with_more_patience(base: Path, tmp_path: Path) -> None:
@@ -186,12 +182,9 @@ def test_a_run_that_patience_stopped_is_extended_with_more_patience(base: Path, 
         ("other.txt", "the run keeps its recipe and text; give nothing else, or steps=3000"),
     ],
 )
-def test_changes_that_would_make_another_run_are_refused(
-    base: Path, capsys: pytest.CaptureFixture[str], change: str, message: str
-) -> None:
+def test_changes_that_would_make_another_run_are_refused(base: Path, cli: Cli, change: str, message: str) -> None:
     before = files(base / "run")
-    assert command(["train", "--resume", str(base / "run"), change]) == 2
-    assert message in capsys.readouterr().err
+    assert message in cli.refused("train", "--resume", base / "run", change)
     assert files(base / "run") == before
 
 

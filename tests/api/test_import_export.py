@@ -18,17 +18,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.interop.hf_models import (
-    CASES,
-    a_folder,
-    difference,
-    edit,
-    exported,
-    fresh_model,
-    same_files,
-    theirs,
-    words,
-)
+from tests.command import Cli, Patch
+from tests.interop.hf_models import CASES, a_folder, difference, edit, exported, fresh_model, same_files, theirs, words
 from tests.later import Later
 
 import weft
@@ -49,6 +40,7 @@ from weft.text.tokenizer import Tokenizer
 
 transformers = Later("transformers")
 
+Sentences = tuple[Path, Any]  # the folder of a sentence encoder, and transformers' model
 Capture = pytest.CaptureFixture[str]
 
 
@@ -78,9 +70,8 @@ def greedy(folder: Path, prompt: str, count: int) -> str:
 # ---- there and back
 
 
-def test_import_generate_and_export(folder: Path, tmp_path: Path, capsys: Capture) -> None:
-    assert command(["import", str(folder), str(tmp_path / "run")]) == 0
-    printed = capsys.readouterr().out
+def test_import_generate_and_export(folder: Path, tmp_path: Path, cli: Cli) -> None:
+    printed = cli("import", folder, tmp_path / "run")
     assert "LLaMA, Hugging Face" in printed
     assert " parameters, 280 tokens, decoder" in printed
     imported = api.load(tmp_path / "run", "cpu")
@@ -88,21 +79,20 @@ def test_import_generate_and_export(folder: Path, tmp_path: Path, capsys: Captur
     assert text == greedy(folder, "the cat", 20)
     assert len(text) > 10
 
-    assert command(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "hf"]) == 0
-    assert "LLaMA, for transformers" in capsys.readouterr().out
+    assert "LLaMA, for transformers" in cli("export", tmp_path / "run", tmp_path / "out", "--to", "hf")
     assert same_files(folder, tmp_path / "out")
     assert (tmp_path / "out/README.md").is_file()
     assert greedy(tmp_path / "out", "the cat", 20) == text
 
 
-def test_links_and_the_current_folder_as_targets(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_and_the_current_folder_as_targets(folder: Path, tmp_path: Path, cli: Cli, monkeypatch: Patch) -> None:
     for name in ("here", "link", "cwd"):
         (tmp_path / name).mkdir()
     (tmp_path / "other").symlink_to(tmp_path / "link")
-    assert command(["import", str(folder), str(tmp_path / "other")]) == 0
+    cli("import", folder, tmp_path / "other")
     assert (tmp_path / "link/config.toml").is_file()
     monkeypatch.chdir(tmp_path / "here")
-    assert command(["import", str(folder), "."]) == 0
+    cli("import", folder, ".")
     assert (tmp_path / "here/config.toml").is_file()
     monkeypatch.chdir(tmp_path / "cwd")
     for to in ("hf", "gguf", "weft"):
@@ -113,13 +103,8 @@ def test_links_and_the_current_folder_as_targets(folder: Path, tmp_path: Path, m
 def test_a_trained_run(tmp_path: Path) -> None:
     """transformers generates the same text from its export, and importing that gives the same weights."""
     (tmp_path / "book.txt").write_text("the cat sat on the mat, and the dog ate the hat. " * 60)
-    changes = {
-        "model": {"layers": 1, "d_model": 32, "attention": {"heads": 2}, "feedforward": {"d_ff": 48}},
-        "batch": {"length": 16, "size": 4},
-        "steps": 6,
-        "tokenizer": {"kind": "byte"},
-        "optimizer": {"lr": 0.01},
-    }
+    changes = {"steps": 6, "tokenizer": "byte", "optimizer.lr": 0.01, "batch.length": 16, "batch.size": 4}
+    changes |= {"model.layers": 1, "model.d_model": 32, "model.attention.heads": 2, "model.feedforward.d_ff": 48}
     data = [str(tmp_path / "book.txt")]
     done = weft.train("gpt-tiny", data=data, run=tmp_path / "run", changes=changes, log=lambda line: None)
     export_model(tmp_path / "run", "hf", tmp_path / "out")
@@ -135,23 +120,20 @@ def test_a_trained_run(tmp_path: Path) -> None:
     assert all(torch.equal(weight.cpu(), again[name]) for name, weight in ours.items())
 
 
-def test_a_classifier_of_pairs_exported_as_a_run(tmp_path: Path, capsys: Capture) -> None:
+def test_a_classifier_of_pairs_exported_as_a_run(tmp_path: Path, cli: Cli) -> None:
     rows = [f"the cat {n}\tthe dog {n % 3}\t{'yes' if n % 2 else 'no'}" for n in range(60)]
     (tmp_path / "rows.tsv").write_text("\n".join(["a\tb\tanswer", *rows]) + "\n")
     objective = ["objective=classify", "objective.text=a", "objective.second=b", "objective.label=answer"]
     small = ["model.layers=1", "model.d_model=16", "model.attention.heads=2", "model.feedforward.d_ff=16", "steps=2"]
     source, run = str(tmp_path / "rows.tsv"), str(tmp_path / "run")
-    options = ["--data", source, "--run", run, *objective, *small, "batch.length=24"]
-    assert command(["train", "bert-tiny", *options]) == 0
+    cli("train", "bert-tiny", "--data", source, "--run", run, *objective, *small, "batch.length=24")
     export_model(run, "weft", tmp_path / "out")
     before, after = api.load(run), api.load(tmp_path / "out")
     assert after.config.objective == before.config.objective
     assert after.config.batch.length == 24
     assert after.classify(["a cat"], ["a dog"]) == before.classify(["a cat"], ["a dog"])
     assert after.evaluate(source) == before.evaluate(source)
-    capsys.readouterr()
-    assert command(["evaluate", str(tmp_path / "out")]) == 2
-    assert "this run has no held-out data; name the data to evaluate on with --data" in capsys.readouterr().err
+    assert "this run has no held-out data; name the data to evaluate on" in cli.refused("evaluate", tmp_path / "out")
 
 
 @pytest.mark.slow
@@ -170,16 +152,21 @@ def test_the_sentiment_recipe_is_a_bert_for_transformers(tmp_path: Path) -> None
     assert max(predicted.values()) == pytest.approx(share, abs=1e-4)
 
 
+def imported(case: str, folder: Path) -> tuple[weft.Run, Any]:
+    """Return a run that was imported from a model of transformers, and that model."""
+    name, settings = CASES[case]
+    other: Any = theirs(name, settings)
+    other.save_pretrained(folder / "theirs")
+    words().save(folder / "theirs")
+    import_model(folder / "theirs", folder / "run")
+    return api.load(folder / "run", "cpu"), other
+
+
 @pytest.mark.parametrize("case", ["bert-answers", "gpt2-answers"])
 def test_answers_of_an_imported_model(case: str, tmp_path: Path) -> None:
     """The likeliest span of up to 30 tokens by transformers' logits, over overlapping windows."""
-    name, settings = CASES[case]
-    other: Any = theirs(name, settings)
-    other.save_pretrained(tmp_path / "theirs")
+    run, other = imported(case, tmp_path)
     tokenizer = words()
-    tokenizer.save(tmp_path / "theirs")
-    import_model(tmp_path / "theirs", tmp_path / "run")
-    run = api.load(tmp_path / "run", "cpu")
     assert run.config.objective.kind == "answer"
     question, text = "w1 w2 w3", " ".join(f"w{number}" for number in range(10, 50))
     (found,) = run.answer([question], [text])
@@ -194,10 +181,8 @@ def test_answers_of_an_imported_model(case: str, tmp_path: Path) -> None:
         segments = {"token_type_ids": torch.tensor([[0] * start + [1] * (len(row) - start)])} if case[0] == "b" else {}
         with torch.no_grad():
             answer = other(torch.tensor([row]), **segments)
-        starts, ends = (
-            logits[0, start : len(row) - len(after)].softmax(-1).tolist()
-            for logits in (answer.start_logits, answer.end_logits)
-        )
+        tokens = slice(start, len(row) - len(after))
+        starts, ends = (logits[0, tokens].softmax(-1).tolist() for logits in (answer.start_logits, answer.end_logits))
         for first, begins in enumerate(starts):
             for last in range(first, min(len(ends), first + 30)):
                 best = max(best, (begins * ends[last], begin + first, begin + last))
@@ -209,27 +194,23 @@ def test_answers_of_an_imported_model(case: str, tmp_path: Path) -> None:
     assert same_files(tmp_path / "theirs", tmp_path / "out")
 
 
-@pytest.mark.parametrize(
-    "case", ["bert-labels", "marian", "bert-headless", "bert-tags", "bert-masked", "deberta-v2-labels"]
-)
+OBJECTIVES = {"bert-labels": "classify", "marian": "pairs", "bert-headless": "contrastive", "bert-tags": "tag"}
+OBJECTIVES |= {"bert-masked": "masked", "deberta-v2-labels": "classify"}
+
+
+@pytest.mark.parametrize("case", OBJECTIVES)
 def test_every_kind_of_model_becomes_a_run(case: str, tmp_path: Path) -> None:
-    name, settings = CASES[case]
-    other: Any = theirs(name, settings)
-    other.save_pretrained(tmp_path / "theirs")
-    words().save(tmp_path / "theirs")
-    import_model(tmp_path / "theirs", tmp_path / "run")
-    imported = api.load(tmp_path / "run", "cpu")
-    assert difference(imported.model, other) <= 1e-5
-    objectives = {"bert-labels": "classify", "marian": "pairs", "bert-headless": "contrastive", "bert-tags": "tag"}
-    assert imported.config.objective.kind == objectives.get(case, "classify" if "labels" in case else "masked")
+    run, other = imported(case, tmp_path)
+    assert difference(run.model, other) <= 1e-5
+    assert run.config.objective.kind == OBJECTIVES[case]
     if case == "bert-labels":
-        assert getattr(imported.config.objective, "labels", None) == ("bad", "fair", "good")
+        assert getattr(run.config.objective, "labels", None) == ("bad", "fair", "good")
     export_model(tmp_path / "run", "hf", tmp_path / "out")
     assert same_files(tmp_path / "theirs", tmp_path / "out")
 
 
 @pytest.fixture
-def sentences(tmp_path: Path) -> tuple[Path, Any]:
+def sentences(tmp_path: Path) -> Sentences:
     """A sentence encoder in sentence-transformers' format with 32 positions, of which it uses 9."""
     folder, letters = tmp_path / "theirs", "abcdefghijklmnopqrstuvwxyz"
     other: Any = theirs("BertModel", CASES["bert-headless"][1])
@@ -243,9 +224,7 @@ def sentences(tmp_path: Path) -> tuple[Path, Any]:
     return folder, other
 
 
-def test_a_sentence_encoder_reads_max_seq_length_tokens(
-    sentences: tuple[Path, Any], tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_sentence_encoder_reads_max_seq_length_tokens(sentences: Sentences, tmp_path: Path, capsys: Capture) -> None:
     folder, other = sentences
     import_model(folder, tmp_path / "run")
     run, texts = api.load(tmp_path / "run", "cpu"), ["ab", "abcdefg", "the quick brown fox jumps over it"]
@@ -267,7 +246,7 @@ def test_a_sentence_encoder_reads_max_seq_length_tokens(
     assert import_model(tmp_path / "fresh", tmp_path / "again")[0].recipe().batch.length == 9
 
 
-def test_max_seq_length_from_other_files(sentences: tuple[Path, Any], capsys: Capture) -> None:
+def test_max_seq_length_from_other_files(sentences: Sentences, capsys: Capture) -> None:
     folder, _ = sentences
     config = folder / "sentence_bert_config.json"
     config.rename(folder / "sentence_roberta_config.json")
@@ -315,13 +294,8 @@ def test_memory_stays_near_the_size_of_the_weights(tmp_path: Path) -> None:
     """At most 1.1 × the size of 100 MB of weights, to import, load and export them."""
     script = tmp_path / "measure.py"
     script.write_text(MEASURE)
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    command, environment = [sys.executable, str(script), str(tmp_path)], {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     peaks = json.loads(done.stdout.splitlines()[-1])
     assert peaks["size"] > 90e6
     assert max(peaks["import"], peaks["load"], peaks["export"]) <= 1.1 * peaks["size"], peaks
@@ -372,7 +346,7 @@ print(json.dumps(took))
 # ---- sources
 
 
-def test_a_name_on_the_hub(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_on_the_hub(folder: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     downloads = []
 
     def snapshot_download(name: str, allow_patterns: list[str]) -> str:
@@ -416,34 +390,19 @@ def test_a_separate_tokenizer(tmp_path: Path) -> None:
 
 
 MISTAKES = {
-    "nothing there": (["import", "{tmp}/thiers", "{tmp}/run"], r"thiers: no such file or folder; did you mean"),
-    "a run already": (["import", "{tmp}/taken", "{tmp}/run"], r"already a run of weft; it needs no import"),
-    "an empty folder": (
-        ["import", "{tmp}/empty", "{tmp}/run"],
-        r"not a model that weft knows: it has no config.json",
-    ),
-    "one file of many": (
-        ["import", "{tmp}/theirs/model.safetensors", "{tmp}/run"],
-        r"one file of a model; name the folder that it is in",
-    ),
-    "another file": (
-        ["import", "{tmp}/notes.txt", "{tmp}/run"],
-        r"notes.txt: not a model that weft knows; ",
-    ),
-    "a pickle": (["import", "{tmp}/pytorch_model.bin", "{tmp}/run"], r"pytorch_model.bin: one file of a model; name"),
-    "taken": (["import", "{tmp}/theirs", "{tmp}/taken"], r"taken: already exists and is not an empty folder"),
-    "cut short": (["import", "{tmp}/short", "{tmp}/run"], r"not a complete safetensors file"),
-    "no run": (["export", "{tmp}/theirs", "{tmp}/run", "--to", "hf"], r"not a run"),
-    "unknown format": (
-        ["export", "{tmp}/ours", "{tmp}/run", "--to", "gg"],
-        r"'gg': unknown export format; did you mean 'gguf'",
-    ),
-    "unknown type": (["export", "{tmp}/ours", "{tmp}/run", "--to", "hf", "--dtype", "int3"], r"--dtype int3: "),
-    "dest taken": (
-        ["export", "{tmp}/ours", "{tmp}/taken", "--to", "hf"],
-        r"taken: already exists and is not an empty folder",
-    ),
-    "not expressible": (["export", "{tmp}/odd", "{tmp}/run", "--to", "hf"], r"model\.residual = False"),
+    "nothing there": ("import thiers run", r"thiers: no such file or folder; did you mean"),
+    "a run already": ("import taken run", r"already a run of weft; it needs no import"),
+    "an empty folder": ("import empty run", r"not a model that weft knows: it has no config.json"),
+    "one file of many": ("import theirs/model.safetensors run", r"one file of a model; name the folder that it is in"),
+    "another file": ("import notes.txt run", r"notes.txt: not a model that weft knows; "),
+    "a pickle": ("import pytorch_model.bin run", r"pytorch_model.bin: one file of a model; name"),
+    "taken": ("import theirs taken", r"taken: already exists and is not an empty folder"),
+    "cut short": ("import short run", r"not a complete safetensors file"),
+    "no run": ("export theirs run --to hf", r"not a run"),
+    "unknown format": ("export ours run --to gg", r"'gg': unknown export format; did you mean 'gguf'"),
+    "unknown type": ("export ours run --to hf --dtype int3", r"--dtype int3: "),
+    "dest taken": ("export ours taken --to hf", r"taken: already exists and is not an empty folder"),
+    "not expressible": ("export odd run --to hf", r"model\.residual = False"),
 }
 
 
@@ -472,17 +431,15 @@ def places(tmp_path_factory: pytest.TempPathFactory, pieces: Tokenizer) -> Path:
 
 
 @pytest.mark.parametrize("case", MISTAKES)
-def test_mistakes_take_one_line_and_leave_nothing(case: str, places: Path, capsys: Capture) -> None:
-    arguments, message = MISTAKES[case]
+def test_mistakes_take_one_line_and_leave_nothing(case: str, places: Path, cli: Cli, monkeypatch: Patch) -> None:
+    words, message = MISTAKES[case]
+    monkeypatch.chdir(places)
     before = sorted(path.name for path in places.iterdir())
-    assert command([word.replace("{tmp}", str(places)) for word in arguments]) == 2
-    printed = capsys.readouterr().err.strip()
-    assert len(printed.splitlines()) == 1
-    assert re.search(message, printed), printed
+    assert re.search(message, cli.refused(*words.split()))
     assert sorted(path.name for path in places.iterdir()) == before
 
 
-def test_a_failed_import_leaves_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_import_leaves_nothing(folder: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     def full(run: Any, bundle: Any, recipe: Any) -> None:
         (run.path / "half").write_text("a")
         raise OSError(28, "No space left on device")
@@ -494,9 +451,7 @@ def test_a_failed_import_leaves_nothing(folder: Path, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize(("to", "writer"), [("hf", hf), ("gguf", gguf), ("onnx", onnx), ("weft", importing)])
-def test_a_failed_export_leaves_nothing(
-    to: str, writer: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_export_leaves_nothing(to: str, writer: Any, folder: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     import_model(folder, tmp_path / "run")
 
     def fails(*args: Any) -> None:
@@ -549,16 +504,15 @@ def test_all_minilm_l6_v2(tmp_path: Path) -> None:
     assert same_files(source, tmp_path / "out")
 
 
+SEQUENCE = {"kind": "sequence", "pooling": "last", "pooler": False, "bias": False}
+
+
 @pytest.mark.parametrize(
     ("head", "labels", "objective"),
     [
         ({"kind": "lm"}, None, "next-token"),
-        (
-            {"kind": "sequence", "labels": 2, "pooling": "last", "pooler": False, "bias": False},
-            ("no", "yes"),
-            "classify",
-        ),
-        ({"kind": "sequence", "labels": 1, "pooling": "last", "pooler": False, "bias": False}, ("LABEL_0",), "regress"),
+        ({**SEQUENCE, "labels": 2}, ("no", "yes"), "classify"),
+        ({**SEQUENCE, "labels": 1}, ("LABEL_0",), "regress"),
         ({"kind": "token", "labels": 2}, ("start", "end"), "tag"),
     ],
 )

@@ -7,7 +7,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +18,7 @@ import pytest
 import torch
 from tests.api.conftest import with_bos
 from tests.api.test_import_export import sharp
+from tests.command import Cli
 from tests.interop.hf_models import exported, fresh_model
 from tests.later import Later
 
@@ -99,15 +100,8 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "data.jsonl").write_text("".join(json.dumps(document) + "\n" for document in documents()))
     for name, definition in TASKS.items():
         data = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(folder / "data.jsonl")}}}
-        task = {
-            "task": f"local_{name}",
-            **data,
-            "test_split": "test",
-            "num_fewshot": 0,
-            **definition,
-            "metadata": {"version": 1.0},
-        }
-        (folder / f"{name}.yaml").write_text(json.dumps(task))
+        task = {"task": f"local_{name}", **data, "test_split": "test", "num_fewshot": 0, "metadata": {"version": 1.0}}
+        (folder / f"{name}.yaml").write_text(json.dumps({**task, **definition}))
     return folder
 
 
@@ -268,29 +262,19 @@ def test_a_recurrent_model_has_no_window(trained: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "line"),
+    ("options", "task", "line"),
     [
-        (lambda runs: ours.WeftLM(str(runs / "gpt"), batch_size=0), "batch_size = 0: expected 1 or more texts"),
-        (lambda runs: ours.WeftLM(str(runs / "gpt"), dtype="int3"), "dtype = int3: available: bfloat16"),
-        (
-            lambda runs: ours.WeftLM(str(runs / "gpt"), batchsize=2),
-            "batchsize: no such argument; did you mean 'batch_size'",
-        ),
-        (lambda runs: _write(runs, max_gen_toks=99), "max_gen_toks = 99: prompt and text may have 48 tokens"),
-        (lambda runs: _write(runs, num_beams=4), "num_beams = 4: beam search is not available for tasks"),
-        (
-            lambda runs: _write(runs, penalty_alpha=1),
-            "penalty_alpha: a task sets it in gen_kwargs, but weft has no such setting",
-        ),
+        ({"batch_size": 0}, {}, "batch_size = 0: expected 1 or more texts"),
+        ({"dtype": "int3"}, {}, "dtype = int3: available: bfloat16"),
+        ({"batchsize": 2}, {}, "batchsize: no such argument; did you mean 'batch_size'"),
+        ({}, {"max_gen_toks": 99}, "max_gen_toks = 99: prompt and text may have 48 tokens"),
+        ({}, {"num_beams": 4}, "num_beams = 4: beam search is not available for tasks"),
+        ({}, {"penalty_alpha": 1}, "penalty_alpha: a task sets it in gen_kwargs, but weft has no such setting"),
     ],
 )
-def test_invalid_settings_are_refused(runs: Path, make: Callable[[Path], Any], line: str) -> None:
+def test_invalid_settings_are_refused(runs: Path, options: dict[str, Any], task: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigError, match=line):
-        make(runs)
-
-
-def _write(runs: Path, **settings: Any) -> None:
-    ours.WeftLM(str(runs / "gpt")).generate_until([request("the", settings)], disable_tqdm=True)
+        ours.WeftLM(str(runs / "gpt"), **options).generate_until([request("the", task)], disable_tqdm=True)
 
 
 def test_a_chat_template_formats_the_messages(runs: Path) -> None:
@@ -319,65 +303,53 @@ def test_a_chat_template_formats_the_messages(runs: Path) -> None:
     ("words", "line"),
     [
         (["--limit", "3"], "--limit 3: needs --tasks"),
-        (["--tasks", ","], "--tasks ',': expected the name of a task"),
+        (["--tasks", ",", "--tasks-path", "TASKS"], "--tasks ',': expected the name of a task"),
         (["--tasks", "local_choice", "--stride", "3"], "--stride 3: not available with --tasks"),
         (["--tasks", "local_choice", "--tasks-path", "nowhere"], "--tasks-path nowhere: no such folder"),
-        (["--tasks", "local_choice,local_choice*"], None),
-        (["--tasks", "broken"], "--tasks broken: cannot be loaded"),
-        (["--tasks", "far"], "--tasks far: its dataset is on the hub: weft couldn't reach the hub"),
+        (["--tasks", "broken", "--tasks-path", "TASKS"], "--tasks broken: cannot be loaded"),
+        (
+            ["--tasks", "far", "--tasks-path", "TASKS"],
+            "--tasks far: its dataset is on the hub: weft couldn't reach the",
+        ),
     ],
 )
-def test_mistakes_get_one_line(
-    runs: Path, tasks: Path, words: list[str], line: str | None, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mistakes_get_one_line(runs: Path, tasks: Path, words: list[str], line: str, cli: Cli) -> None:
+    choice = {"test_split": "test", **TASKS["choice"]}
     broken = {"task": "broken", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "nowhere.jsonl"}}}
-    (tasks / "broken.yaml").write_text(json.dumps({**broken, "test_split": "test", **TASKS["choice"]}))
-    (tasks / "far.yaml").write_text(
-        json.dumps({"task": "far", "dataset_path": "some/where", "test_split": "test", **TASKS["choice"]})
-    )
-    path = ["--tasks-path", str(tasks)] if "--tasks" in words and "--tasks-path" not in words else []
-    capsys.readouterr()
-    code = command(["evaluate", str(runs / "gpt"), *words, *path])
-    shown = capsys.readouterr()
-    if line is None:
-        assert code == 0 and "acc_norm" in shown.out
-    else:
-        assert code == 2 and line in shown.err and shown.err.count("\n") == 1
+    (tasks / "broken.yaml").write_text(json.dumps({**broken, **choice}))
+    (tasks / "far.yaml").write_text(json.dumps({"task": "far", "dataset_path": "some/where", **choice}))
+    given = [str(tasks) if word == "TASKS" else word for word in words]
+    assert line in cli.refused("evaluate", runs / "gpt", *given)
 
 
-def test_an_encoder_has_no_tasks(tokenizer: Tokenizer, tasks: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_task_that_matches_twice_is_evaluated_once(runs: Path, tasks: Path, cli: Cli) -> None:
+    words = ["--tasks", "local_choice,local_choice*", "--tasks-path", tasks]
+    assert cli("evaluate", runs / "gpt", *words).count("acc_norm") == 1
+
+
+def test_an_encoder_has_no_tasks(tokenizer: Tokenizer, tasks: Path, tmp_path: Path, cli: Cli) -> None:
     settings = bert(1, 16, 2, vocab_size=tokenizer.vocab_size, context=16)
     import_model(exported(replace(fresh_model(settings), tokenizer=tokenizer), tmp_path / "bert"), tmp_path / "run")
-    capsys.readouterr()
-    words = ["--tasks", "local_choice", "--tasks-path", str(tasks)]
-    assert command(["evaluate", str(tmp_path / "run"), *words]) == 2
-    err = capsys.readouterr().err
-    assert "be evaluated on tasks" in err and err.count("\n") == 1
+    words = ["--tasks", "local_choice", "--tasks-path", tasks]
+    assert "be evaluated on tasks" in cli.refused("evaluate", tmp_path / "run", *words)
 
 
-def test_the_command_prints_a_line_per_metric(runs: Path, tasks: Path, capsys: Capture) -> None:
+def test_the_command_prints_a_line_per_metric(runs: Path, tasks: Path, cli: Cli) -> None:
     words = ["evaluate", str(runs / "gpt"), "--tasks", "local_rolling,local_write", "--tasks-path", str(tasks)]
     found = ours.evaluate_tasks(load(runs / "gpt", "cpu"), ["local_rolling"], limit=3, folder=tasks)["results"]
-    capsys.readouterr()
-    assert command([*words, "--limit", "3"]) == 0
-    out = capsys.readouterr().out
+    out = cli(*words, "--limit", "3")
     assert max(map(len, out.splitlines())) <= 80
     assert f"{found['local_rolling']['bits_per_byte,none']:.4f}" in out and "exact_match" in out
-    assert command([*words, "--limit", "3", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["results"]["local_rolling"] == found["local_rolling"]
+    assert cli.json(*words, "--limit", "3")["results"]["local_rolling"] == found["local_rolling"]
 
 
 @pytest.mark.slow
 def test_wefts_command_is_the_harnesss_with_weft(runs: Path, tasks: Path, tmp_path: Path) -> None:
     def run(folder: Path) -> subprocess.CompletedProcess[str]:
-        words = ["--model", "weft", "--model_args", f"run={folder}", "--tasks", "local_choice"]
-        return subprocess.run(
-            [sys.executable, "-m", "weft.cli.lm_eval", *words, "--include_path", str(tasks), "--batch_size", "4"],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "HF_DATASETS_CACHE": str(tmp_path)},
-        )
+        words = ["--model", "weft", "--model_args", f"run={folder}", "--tasks", "local_choice", "--batch_size", "4"]
+        command = [sys.executable, "-m", "weft.cli.lm_eval", *words, "--include_path", str(tasks)]
+        environment = {**os.environ, "HF_DATASETS_CACHE": str(tmp_path)}
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
     done = run(runs / "gpt")
     assert done.returncode == 0, done.stderr
@@ -389,7 +361,6 @@ def test_wefts_command_is_the_harnesss_with_weft(runs: Path, tasks: Path, tmp_pa
 
 def test_starting_python_does_not_import_weft() -> None:
     """Not even through the .pth file of an editable install."""
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-c", "import site"], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-X", "importtime", "-c", "import site"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "site" in done.stderr and "weft" not in done.stderr

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.command import Cli, Patch
 from tests.interop.hf_models import exported, fresh_model
 from tests.later import Later
 
 import weft
 from weft.api.import_model import import_model
 from weft.api.settings import with_defaults
-from weft.cli.main import run as command
 from weft.decode.prompt import context_window
 from weft.errors import ConfigError, WeftError
 from weft.interop.generation import generation_settings, search_settings
@@ -124,7 +124,7 @@ def test_a_long_text_is_scored_in_overlapping_windows() -> None:
             assert found[index] == pytest.approx(-float(log_p[ids[0, index + 1]]), rel=1e-4)
 
 
-def test_invalid_arguments_are_one_line(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_arguments_are_one_line(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
     run, labels = weft.load(OLD / "gpt"), weft.load(OLD / "classify")
     invalid_calls: list[Callable[[], object]] = [
         lambda: run.perplexity(""),
@@ -159,9 +159,8 @@ def test_chat_is_reply_and_takes_a_conversation() -> None:
     run = weft.load(OLD / "gpt")
     settings: dict[str, Any] = {"temperature": 0.0, "max_tokens": 8}
     messages = [{"role": "system", "content": "cat."}, {"role": "user", "content": "the"}]
-    assert run.chat(messages, **settings) == "".join(
-        chunk.text for chunk in run.reply(messages, weft.sampling(**settings))
-    )
+    chunks = run.reply(messages, weft.sampling(**settings))
+    assert run.chat(messages, **settings) == "".join(chunk.text for chunk in chunks)
     assert run.chat("the", **settings) == run.generate("the", **settings)
     assert run.chat(messages, **settings) == run.generate("cat.\nthe", **settings)
 
@@ -173,12 +172,9 @@ def test_chat_is_reply_and_takes_a_conversation() -> None:
 def test_surprisal_is_the_loss_of_transformers(family: str, pieces: Tokenizer, tmp_path: Path) -> None:
     """With a tokenizer that puts bos before a text, and with one that does not, where the first token is not scored."""
     tokenizer = pieces if family == "llama" else build_tokenizer(BPE(vocab_size=262), ["the cat sat. " * 9])
-    size: dict[str, Any] = {"vocab_size": tokenizer.vocab_size}
-    settings = (
-        llama(2, 32, 4, d_ff=48, context=64, kv_heads=2, **size)
-        if family == "llama"
-        else gpt(2, 32, 4, context=64, **size)
-    )
+    settings: Any = gpt(2, 32, 4, context=64, vocab_size=tokenizer.vocab_size)
+    if family == "llama":
+        settings = llama(2, 32, 4, d_ff=48, context=64, vocab_size=tokenizer.vocab_size, kv_heads=2)
     folder = exported(replace(fresh_model(settings), tokenizer=tokenizer), tmp_path / "theirs")
     import_model(folder, tmp_path / "run")
     run = weft.load(tmp_path / "run")
@@ -207,7 +203,7 @@ def checkpoint(tmp_path: Path, pieces: Tokenizer) -> Path:
     return folder
 
 
-def test_a_checkpoints_generation_config_is_used(checkpoint: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_checkpoints_generation_config_is_used(checkpoint: Path, tmp_path: Path, cli: Cli) -> None:
     import_model(checkpoint, tmp_path / "run")
     run = weft.load(tmp_path / "run")
     theirs = {"temperature": 0.6, "top_p": 0.8, "max_tokens": 9, "stop_ids": (270, 271)}
@@ -215,36 +211,25 @@ def test_a_checkpoints_generation_config_is_used(checkpoint: Path, tmp_path: Pat
     text = run.complete(["the"], weft.sampling(**theirs, seed=3))[0].text
     assert run.generate("the", seed=3) == text
     assert text and text != run.complete(["the"], weft.sampling(max_tokens=9, seed=3))[0].text
-    capsys.readouterr()
-    assert command(["generate", str(tmp_path / "run"), "--prompt", "the", "--seed", "3"]) == 0
-    shown = capsys.readouterr()
-    assert shown.out == f"the{text}\n"
+    command = ["generate", tmp_path / "run", "--prompt", "the"]
+    assert cli(*command, "--seed", "3") == f"the{text}\n"
     source = "from the checkpoint's generation_config.json"
-    assert shown.err == f"weft: using temperature 0.6, top_p 0.8, max_tokens 9, {source}\n"
-    words = ["--greedy", "--max-tokens", "5"]
-    assert command(["generate", str(tmp_path / "run"), "--prompt", "the", *words]) == 0
+    assert cli.err == f"weft: using temperature 0.6, top_p 0.8, max_tokens 9, {source}\n"
     greedy = run.complete(["the"], weft.sampling(temperature=0.0, max_tokens=5, stop_ids=(270, 271)))[0].text
-    assert tuple(capsys.readouterr()) == (f"the{greedy}\n", "")
-    assert command(["generate", str(tmp_path / "run"), "--prompt", "the", "--beam", "2"]) == 0
-    assert "using max_tokens 9, from" in capsys.readouterr().err
+    assert cli(*command, "--greedy", "--max-tokens", "5") == f"the{greedy}\n" and cli.err == ""
+    assert "using max_tokens 9, from" in cli.logged(*command, "--beam", "2")
 
 
-def test_a_checkpoints_stop_strings_are_logged(
-    checkpoint: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoints_stop_strings_are_logged(checkpoint: Path, tmp_path: Path, cli: Cli, monkeypatch: Patch) -> None:
     (checkpoint / "generation_config.json").write_text('{"stop_strings": ["e", "\\n"], "max_new_tokens": 3}')
     import_model(checkpoint, tmp_path / "run")
     message = "weft: using max_tokens 3, stop 'e', '\\n', from the checkpoint's generation_config.json\n"
     for words in ["generate", "--prompt", "the"], ["generate", "--prompt", "the", "--beam", "2"], ["chat"]:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the\n"), encoding="utf-8"))
-        capsys.readouterr()
-        assert command([words[0], str(tmp_path / "run"), *words[1:]]) == 0
-        assert capsys.readouterr().err == message
+        assert cli.logged(words[0], tmp_path / "run", *words[1:]) == message
 
 
-def test_chat_has_its_own_default_temperature(
-    checkpoint: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chat_has_its_own_default_temperature(checkpoint: Path, tmp_path: Path, cli: Cli, monkeypatch: Patch) -> None:
     (checkpoint / "generation_config.json").write_text('{"eos_token_id": 2, "transformers_version": "4"}')
     import_model(checkpoint, tmp_path / "run")
     run = weft.load(tmp_path / "run")
@@ -256,9 +241,7 @@ def test_chat_has_its_own_default_temperature(
     assert plain != reply
     for words, expected in ([], reply), (["--temperature", "1", "--top-p", "1"], plain):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the\n"), encoding="utf-8"))
-        capsys.readouterr()
-        assert command(["chat", str(tmp_path / "run"), "--max-tokens", "12", *words]) == 0
-        assert capsys.readouterr().out == f"{expected}\n"
+        assert cli("chat", tmp_path / "run", "--max-tokens", "12", *words) == f"{expected}\n"
 
 
 def test_invalid_generation_settings_are_reported() -> None:

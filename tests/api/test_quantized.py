@@ -3,11 +3,14 @@
 import json
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+from tests.command import Cli, Patch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -120,22 +123,12 @@ def run(trained: Path, tmp_path: Path) -> RunFolder:
     return RunFolder(shutil.copytree(trained, tmp_path / "run", symlinks=True))
 
 
-class Calls:
-    """Counts how often weights are quantised."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch):
-        self.count = 0
-
-        def counted(*args: Any) -> Any:
-            self.count += 1
-            return quantize(*args)
-
-        monkeypatch.setattr(quantized, "quantize", counted)
-
-
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    return Calls(monkeypatch)
+def calls(monkeypatch: Patch) -> Mock:
+    """Counts how often weights are quantised."""
+    counted = Mock(side_effect=quantize)
+    monkeypatch.setattr(quantized, "quantize", counted)
+    return counted
 
 
 def best(run: RunFolder) -> Path:
@@ -143,56 +136,48 @@ def best(run: RunFolder) -> Path:
 
 
 @pytest.mark.parametrize("bits", ["bf16", "int8", "int4"])
-def test_the_second_load_uses_the_kept_weights(run: RunFolder, bits: str, calls: Calls) -> None:
+def test_the_second_load_uses_the_kept_weights(run: RunFolder, bits: str, calls: Mock) -> None:
     expected = logits(quantize(weft.load(run.path, "cpu").model, bits))
     first = weft.load(run.path, "cpu", quantize=bits)
     assert torch.equal(logits(first.model), expected)
     weights = best(run) / "model.safetensors"
     weights.write_bytes(bytes(weights.stat().st_size))  # the float32 weights are no longer needed
     second = weft.load(run.path, "cpu", quantize=bits)
-    assert calls.count == 1 and first.quantized == second.quantized == bits
+    assert calls.call_count == 1 and first.quantized == second.quantized == bits
     assert torch.equal(logits(second.model), expected)
     assert sorted(path.name for path in run.quantized.glob("[a-z]*")) == [f"{bits}.json", f"{bits}.safetensors"]
 
 
-def test_stale_and_damaged_files_are_rebuilt(run: RunFolder, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stale_and_damaged_files_are_rebuilt(run: RunFolder, calls: Mock, monkeypatch: Patch) -> None:
     file, note = run.quantized / "int8.safetensors", run.quantized / "int8.json"
     expected = logits(weft.load(run.path, "cpu", quantize="int8").model)
     whole = file.read_bytes()
 
-    def cut() -> None:
-        file.write_bytes(whole[:-40])
-
-    def flip() -> None:
-        file.write_bytes(whole[:-40] + bytes([whole[-40] ^ 1]) + whole[-39:])
-
-    def lose() -> None:
-        file.unlink()
-
-    def forget() -> None:
-        note.write_text("[" * 100_000)
-
-    def newer() -> None:
-        monkeypatch.setattr(quantized, "FORMAT", quantized.FORMAT + 1)
-
-    for number, harm in enumerate((cut, flip, lose, forget, newer), 2):
+    harms: dict[str, Callable[[], object]] = {
+        "cut": lambda: file.write_bytes(whole[:-40]),
+        "flipped": lambda: file.write_bytes(whole[:-40] + bytes([whole[-40] ^ 1]) + whole[-39:]),
+        "lost": file.unlink,
+        "a damaged note": lambda: note.write_text("[" * 100_000),
+        "an older format": lambda: monkeypatch.setattr(quantized, "FORMAT", quantized.FORMAT + 1),
+    }
+    for number, (name, harm) in enumerate(harms.items(), 2):
         harm()
         assert torch.equal(logits(weft.load(run.path, "cpu", quantize="int8").model), expected)
-        assert calls.count == number, harm.__name__
+        assert calls.call_count == number, name
         assert file.read_bytes() == whole
     # other settings, another checkpoint
     config = run.config.read_text()
     run.config.write_text(config.replace("eps = 1e-05", "eps = 1e-01").replace("eps = 1e-06", "eps = 1e-01"))
     changed = weft.load(run.path, "cpu", quantize="int8")
-    assert calls.count == 7 and not torch.equal(logits(changed.model), expected)
+    assert calls.call_count == 7 and not torch.equal(logits(changed.model), expected)
 
 
-def test_a_folder_that_cannot_be_written_is_no_error(run: RunFolder, calls: Calls) -> None:
+def test_a_folder_that_cannot_be_written_is_no_error(run: RunFolder, calls: Mock) -> None:
     run.quantized.write_text("in the way")
     expected = logits(quantize(weft.load(run.path, "cpu").model, "int8"))
     for number in (1, 2):
         assert torch.equal(logits(weft.load(run.path, "cpu", quantize="int8").model), expected)
-        assert calls.count == number
+        assert calls.call_count == number
     assert run.quantized.read_text() == "in the way"
 
 
@@ -203,14 +188,13 @@ def test_nothing_is_written_through_a_link(run: RunFolder, tmp_path: Path) -> No
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_a_missing_checkpoint_is_still_an_error(run: RunFolder, capsys: Capture) -> None:
+def test_a_missing_checkpoint_is_still_an_error(run: RunFolder, cli: Cli) -> None:
     weft.load(run.path, "cpu", quantize="int8")
     shutil.rmtree(run.checkpoints)
-    assert command(["generate", str(run.path), "--quantize", "int8"]) == 2
-    assert "no checkpoint yet" in capsys.readouterr().err
+    assert "no checkpoint yet" in cli.refused("generate", run.path, "--quantize", "int8")
 
 
-def test_an_adapter_is_merged_and_its_base_checked(run: RunFolder, tmp_path: Path, calls: Calls) -> None:
+def test_an_adapter_is_merged_and_its_base_checked(run: RunFolder, tmp_path: Path, calls: Mock) -> None:
     book, tuned = run.path.parent / "book.txt", tmp_path / "tuned"
     book.write_text("you see the cat.\n" * 200)
     words = [f"init={run.path}", "adapter.rank=2", "steps=3", "batch.size=4", "optimizer.lr=0.01"]
@@ -218,7 +202,7 @@ def test_an_adapter_is_merged_and_its_base_checked(run: RunFolder, tmp_path: Pat
     expected = logits(quantize(weft.load(tuned, "cpu").model, "int4"))
     for _ in range(2):
         assert torch.equal(logits(weft.load(tuned, "cpu", quantize="int4").model), expected)
-    assert calls.count == 1
+    assert calls.call_count == 1
     manifest = best(run) / "manifest.json"
     tree = json.loads(manifest.read_text())
     tree["files"]["model.safetensors"]["sha256"] = ["0" * 64]
@@ -266,18 +250,14 @@ def test_the_choice_is_logged_with_its_reasons() -> None:
     )
 
 
-def test_auto_measures_once(run: RunFolder, calls: Calls, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_auto_measures_once(run: RunFolder, calls: Mock, monkeypatch: Patch, cli: Cli, capsys: Capture) -> None:
     speeds = iter([100.0, 150.0, 310.0, 200.0])
     monkeypatch.setattr(auto_width, "_speed", lambda model: next(speeds))
     words = ["generate", str(run.path), "--prompt", "the", "--greedy", "--max-tokens", "6", "--quantize"]
-    outputs = []
-    for _ in range(2):
-        assert command([*words, "auto"]) == 0
-        outputs.append(capsys.readouterr())
-    assert calls.count == 3 and outputs[0] == outputs[1]
-    assert outputs[0].err.startswith("weft: quantize = int8: 3.1 × as fast as fp32, loss ")
-    assert command([*words, "int8"]) == 0
-    assert capsys.readouterr().out == outputs[0].out and calls.count == 3  # kept by auto
+    outputs = [(cli(*words, "auto"), cli.err) for _ in range(2)]
+    assert calls.call_count == 3 and outputs[0] == outputs[1]
+    assert cli.err.startswith("weft: quantize = int8: 3.1 × as fast as fp32, loss ")
+    assert cli(*words, "int8") == outputs[0][0] and calls.call_count == 3
     note = json.loads((run.quantized / "auto.json").read_text())
     exact, small = (weft.load(run.path, "cpu", quantize=bits).evaluate()["loss"] for bits in (None, "int8"))
     assert note["losses"]["fp32"] == pytest.approx(exact, rel=1e-6)
@@ -289,19 +269,17 @@ def test_auto_measures_once(run: RunFolder, calls: Calls, monkeypatch: pytest.Mo
     assert weft.load(run.path, "cpu", quantize="auto").quantized is None
     assert "weft: quantize = fp32: nothing is faster" in capsys.readouterr().err
     assert json.loads((run.quantized / "auto.json").read_text())["losses"] == note["losses"]
-    assert command(["evaluate", str(run.path), "--quantize", "auto", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(exact, rel=1e-6)
+    assert cli.json("evaluate", run.path, "--quantize", "auto")["loss"] == pytest.approx(exact, rel=1e-6)
 
 
 def test_without_held_out_data_losses_are_measured_on_pythons_documentation(
-    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    run: RunFolder, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.setattr(auto_width, "MIN_TOKENS", 200)
     monkeypatch.setattr(auto_width, "MAX_CPU_WORK", 0)
-    monkeypatch.setattr(
-        auto_width, "corpus", lambda name: weft.text.builtin.BuiltinCorpus(["The interpreter.\n" * 30], "")
-    )
-    assert command(["export", str(run.path), "--to", "weft", str(tmp_path / "alone")]) == 0
+    corpus = weft.text.builtin.BuiltinCorpus(["The interpreter.\n" * 30], "")
+    monkeypatch.setattr(auto_width, "corpus", lambda name: corpus)
+    weft.load(run.path, "cpu").export("weft", tmp_path / "alone")
     capsys.readouterr()
     loaded = weft.load(tmp_path / "alone", "cpu", quantize="auto")
     line = capsys.readouterr().err
@@ -316,8 +294,7 @@ def test_without_held_out_data_losses_are_measured_on_pythons_documentation(
     assert note["losses"]["fp32"] == pytest.approx(float(torch.cat(nats).mean()), rel=1e-5)
 
 
-def test_bad_widths_are_one_line(run: RunFolder, capsys: Capture) -> None:
+def test_bad_widths_are_one_line(run: RunFolder, cli: Cli) -> None:
     for name in ("generate", "chat", "evaluate"):
-        assert command([name, str(run.path), "--quantize", "int3"]) == 2
-        line = capsys.readouterr().err
-        assert "quantize = 'int3': expected 'bf16', 'int8' or 'int4'; or 'auto'" in line and line.count("\n") == 1
+        line = cli.refused(name, run.path, "--quantize", "int3")
+        assert "quantize = 'int3': expected 'bf16', 'int8' or 'int4'; or 'auto'" in line

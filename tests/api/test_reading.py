@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.command import Patch
 
 import weft
 from weft.data import amount, streams
@@ -26,16 +27,15 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "book.txt").write_text("\n".join(lines))
     documents = [" ".join(lines[at : at + 5]) for at in range(0, len(lines), 5)]
     (folder / "documents.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in documents))
-    signs = [
-        chr(0x4E00 + pick.randrange(700)) for _ in range(50_000)
-    ]  # more characters than the vocabulary size that would be chosen
+    # more characters than the vocabulary size that would be chosen
+    signs = [chr(0x4E00 + pick.randrange(700)) for _ in range(50_000)]
     (folder / "signs.txt").write_text("\n".join("".join(signs[at : at + 60]) for at in range(0, len(signs), 60)))
     rows = [{"text": text, "label": number % 2, "source": text, "target": text} for number, text in enumerate(lines)]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return folder
 
 
-def count_reads(monkeypatch: pytest.MonkeyPatch, file: Path) -> list[int]:
+def count_reads(monkeypatch: Patch, file: Path) -> list[int]:
     """Record the sizes of all further reads of a file."""
     sizes: list[int] = []
     plain = builtins.open
@@ -80,13 +80,7 @@ def count_reads(monkeypatch: pytest.MonkeyPatch, file: Path) -> list[int]:
     ],
 )
 def test_passes_over_the_text(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    sources: Path,
-    recipe: str,
-    name: str,
-    changes: list[str],
-    passes: int,
+    recipe: str, name: str, changes: list[str], passes: int, sources: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     file = sources / name
     sizes = count_reads(monkeypatch, file)
@@ -94,7 +88,7 @@ def test_passes_over_the_text(
     assert passes <= sum(sizes) / file.stat().st_size < passes + MAX_SAMPLED
 
 
-def test_a_finished_tokenizer_needs_no_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sources: Path) -> None:
+def test_a_finished_tokenizer_needs_no_text(monkeypatch: Patch, tmp_path: Path, sources: Path) -> None:
     options: dict[str, Any] = {"data": str(sources / "book.txt"), "log": lambda line: None}
     first = weft.train("gpt-tiny", run=tmp_path / "first", changes=TINY, **options)
     sizes = count_reads(monkeypatch, sources / "book.txt")

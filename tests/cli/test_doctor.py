@@ -1,13 +1,12 @@
 """`weft doctor` with made-up measurements."""
 
-import json
 from collections.abc import Sequence
 
 import pytest
 import torch
+from tests.command import Cli, Patch
 
 from weft import machine
-from weft.cli.main import run
 
 Capture = pytest.CaptureFixture[str]
 RATES = {"fp32": 217e9, "bf16": 747e9, "int8": 0.0}
@@ -15,7 +14,7 @@ GPU = {"fp32": 51e12, "bf16": 790e12}
 
 
 @pytest.fixture
-def xeon(monkeypatch: pytest.MonkeyPatch) -> None:
+def xeon(monkeypatch: Patch) -> None:
     def matmul_rates(*sizes: int, dtypes: Sequence[str] = ("fp32", "bf16"), device: str = "cpu") -> dict[str, float]:
         return {dtype: (RATES if device == "cpu" else GPU)[dtype] for dtype in dtypes}
 
@@ -35,29 +34,26 @@ def lines(text: str) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("xeon")
-def test_a_processor_and_its_measurements(capsys: Capture) -> None:
-    assert run(["doctor"]) == 0
-    rows = lines(capsys.readouterr().out)
+def test_a_processor_and_its_measurements(cli: Cli) -> None:
+    rows = lines(cli("doctor"))
     assert rows["torch"] == torch.__version__
     assert rows["processor"].startswith("Xeon, ")
     assert rows["instructions"] == "AMX bf16, AVX2"
     assert rows["memory bandwidth"] == "one thread 11 GB/s, all 30.4 GB/s"
     assert rows["products"] == "fp32 217 GFLOP/s, bf16 747 GFLOP/s"  # int8 has none that torch uses
     assert rows["training"].startswith("bf16: this CPU multiplies bf16 3.4 times as fast")
-    assert run(["doctor", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = cli.json("doctor")
     assert found["products"] == RATES
     assert found["memory bandwidth"] == {"one thread": 11e9, "all threads": 30.4e9}
     assert found["training"]["precision"] == "bf16"
 
 
 @pytest.mark.usefixtures("xeon")
-def test_a_gpu_and_its_measurements(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_and_its_measurements(cli: Cli, monkeypatch: Patch) -> None:
     about = type("About", (), {"name": "H200", "total_memory": 139 << 30})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: about)
-    assert run(["doctor"]) == 0
-    rows = lines(capsys.readouterr().out)
+    rows = lines(cli("doctor"))
     assert rows["GPU 0"].startswith("H200, 139 GiB; fp32 51 TFLOP/s, bf16 790 TFLOP/s, memory bandwidth 4,000 GB/s; ")
     assert "training" not in rows  # on the GPU, in bf16

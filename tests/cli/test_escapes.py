@@ -1,15 +1,11 @@
 """Escape sequences from files and models are escaped before they reach a terminal."""
 
-import os
-import pty
-import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.command import Cli, Patch, on_a_terminal
 
 from weft.cli.console import terminal
-from weft.cli.main import run
 from weft.figures.tables import Table
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m"
@@ -32,15 +28,14 @@ class Terminal:
         pass
 
 
-def test_error_messages_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_messages_are_escaped(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "a.csv").write_text(f"one,[red]{EVIL}\n1,2\n")
-    assert run(["prepare", str(tmp_path / "a.csv"), "--out", str(tmp_path / "out")]) == 2
-    printed = capsys.readouterr().err
+    printed = cli.refused("prepare", tmp_path / "a.csv", "--out", tmp_path / "out")
     assert r"its columns: one, [red]\x1b]0;owned\x07\x1b[2J\x9b31m" in printed
     assert printed.rstrip("\n").isprintable()
 
 
-def test_output_is_escaped_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_is_escaped_only_on_a_terminal(monkeypatch: Patch) -> None:
     screen = Terminal()
     monkeypatch.setattr(sys, "stdout", screen)
     terminal.write(f"model says {EVIL}\n\tmore")
@@ -55,15 +50,6 @@ def test_output_is_escaped_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_tokens_are_escaped_on_a_real_terminal() -> None:
-    leader, follower = pty.openpty()
-    words = [sys.executable, "-m", "weft", "tokenize", f"a{EVIL}b", "--tokenizer", "byte", "--json"]
-    process = subprocess.Popen(words, stdout=follower, stderr=follower, env={**os.environ, "COLUMNS": "200"})
-    os.close(follower)
-    shown = b""
-    try:
-        while part := os.read(leader, 65536):
-            shown += part
-    except OSError:  # the other end is closed
-        pass
-    assert process.wait() == 0 and b"pieces" in shown
-    assert b"\x1b" not in shown and b"\x07" not in shown and "\x9b".encode() not in shown
+    words = ["tokenize", f"a{EVIL}b", "--tokenizer", "byte", "--json"]
+    shown = on_a_terminal("-m", "weft", *words, COLUMNS="200")
+    assert "pieces" in shown and not {"\x1b", "\x07", "\x9b"} & set(shown)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.command import Cli, Patch
 
 import weft
 from weft.api.explain import Explain
@@ -52,12 +53,11 @@ def test_views_of_every_kind_of_model(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_view_as_a_figure_and_all_on_one_page(capsys: Capture, tmp_path: Path) -> None:
+def test_a_view_as_a_figure_and_all_on_one_page(cli: Cli, tmp_path: Path) -> None:
     run_, page = str(RUNS / "lstm"), tmp_path / "all.html"
     assert run(["explain", run_, "--only", "surprise", "--text", TEXT, "--out", str(tmp_path / "a.svg")]) == 0
     assert (tmp_path / "a.svg").read_text().count("<svg") == 1
-    assert run(["explain", run_, "--text", "the <b>cat</b> sat", "--out", str(page)]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == f"lstm: {page}"
+    assert cli("explain", run_, "--text", "the <b>cat</b> sat", "--out", page).splitlines()[-1] == f"lstm: {page}"
     text = page.read_text()
     assert text.count("<section") == len(VIEWS) - len(LACKING["lstm"])
     assert "<b>cat</b>" not in text and "https://" not in text
@@ -85,18 +85,17 @@ def test_no_part_of_the_whole_page_is_printed_as_markup(name: str, tmp_path: Pat
         (["gpt3-175b", "--only", "anatomy"], "174,604,259,328"),
     ],
 )
-def test_facts_of_the_lectures(words: list[str], expected: str, capsys: Capture) -> None:
-    assert run(["explain", *words]) == 0
-    assert expected in capsys.readouterr().out
+def test_facts_of_the_lectures(words: list[str], expected: str, cli: Cli) -> None:
+    assert expected in cli("explain", *words)
 
 
-def test_a_head_and_a_word(capsys: Capture, tmp_path: Path) -> None:
-    command = ["explain", str(RUNS / "gpt"), "--only", "attention", "--text", TEXT]
+def test_a_head_and_a_word(cli: Cli, tmp_path: Path) -> None:
+    command = ["explain", RUNS / "gpt", "--only", "attention", "--text", TEXT]
     for options, name in ((["--layer", "0", "--head", "0"], "head.png"), (["--word", "cat"], "word.pdf")):
-        assert run([*command, *options, "--out", str(tmp_path / name)]) == 0
+        cli(*command, *options, "--out", tmp_path / name)
         assert (tmp_path / name).stat().st_size > 1000
-    graph = ["explain", str(RUNS / "gpt"), "--only", "graph", "--shapes", "--open", "decoder.0"]
-    assert run([*graph, "--out", str(tmp_path / "g.dot")]) == 0
+    graph = ["--only", "graph", "--shapes", "--open", "decoder.0"]
+    cli("explain", RUNS / "gpt", *graph, "--out", tmp_path / "g.dot")
     assert (tmp_path / "g.dot").read_text().startswith("digraph")
 
 
@@ -118,8 +117,8 @@ def test_a_head_and_a_word(capsys: Capture, tmp_path: Path) -> None:
         (["{gpt}", "--only", "costs", "--text", TEXT], "--text: the view 'costs' shows no text"),
         (["{gpt}", "--only", "attention", "--target", TEXT], "target: "),
         (["{gpt}", "model.layers=3"], "a run is shown as it is"),
-        (["{gpt}", "--out", "a.png"], "a.png: it is written as .html"),
-        (["{gpt}", "--only", "costs", "--out", "a.jpg"], "a.jpg: it is written as"),
+        (["{gpt}", "--out", "a.png"], "a.png: expected a file name ending in .html"),
+        (["{gpt}", "--only", "costs", "--out", "a.jpg"], "a.jpg: expected a file name ending in"),
         (["{gpt}", "--only", "heat"], "--only"),
         (["{ngram}", "--only", "attention"], "a model of kind 'ngram' has no attention"),
         (["gpt2", "--only", "attention"], "'gpt2' has no weights yet"),
@@ -129,29 +128,29 @@ def test_a_head_and_a_word(capsys: Capture, tmp_path: Path) -> None:
     ],
 )
 def test_invalid_options_are_one_line(
-    words: list[str], message: str, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str], message: str, cli: Cli, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(["explain", *(word.format(gpt=RUNS / "gpt", ngram=RUNS / "ngram") for word in words)]) == 2
-    out, err = capsys.readouterr()
-    assert not out and message in err and len(err.splitlines()) == 1
+    words = [word.format(gpt=RUNS / "gpt", ngram=RUNS / "ngram") for word in words]
+    assert message in cli.refused("explain", *words)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_position_and_a_search(capsys: Capture) -> None:
+def test_a_position_and_a_search(cli: Cli) -> None:
+    def shown(view: str, *words: str) -> str:
+        return cli("explain", RUNS / "gpt", "--only", view, "--text", TEXT, *words).strip()
+
     explain = weft.load(RUNS / "gpt").explain
-    assert run(["explain", str(RUNS / "gpt"), "--only", "saliency", "--text", TEXT, "--place", "2"]) == 0
-    assert capsys.readouterr().out.strip() == explain.saliency(TEXT, place=2).text()
-    assert run(["explain", str(RUNS / "gpt"), "--only", "step", "--text", TEXT, "--place", "2", "--layer", "0"]) == 0
-    assert capsys.readouterr().out.strip() == (explain.step(TEXT, place=2, layer=0).text() or "").strip()
-    assert run(["explain", str(RUNS / "gpt"), "--only", "search", "--text", TEXT, "beams=2", "depth=5", "top_k=1"]) == 0
+    assert shown("saliency", "--place", "2") == explain.saliency(TEXT, place=2).text()
+    step = explain.step(TEXT, place=2, layer=0).text() or ""
+    assert shown("step", "--place", "2", "--layer", "0") == step.strip()
     trees = explain.search(TEXT, settings=Branching(beams=2, depth=5, top_k=1))
-    assert capsys.readouterr().out.strip() == trees.text()
+    assert shown("search", "beams=2", "depth=5", "top_k=1") == trees.text()
     # samples with top_k = 1 equal greedy search
     assert {text.text for text in trees.trees[2].written} == {text.text for text in trees.trees[0].written}
 
 
-def test_an_empty_translation_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_translation_ends(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Explain, "_translation", lambda self, objective, text: "")
     found = weft.load(RUNS / "pairs").explain.surprise("a b")
     assert len(found.tokens) == 1 and not found.tokens[0].text  # the end-of-text token
@@ -169,12 +168,11 @@ def test_from_python() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt", "masked-next", "pairs", "classify"])
-def test_a_view_without_a_text_shows_held_out_data(name: str, capsys: Capture) -> None:
+def test_a_view_without_a_text_shows_held_out_data(name: str, cli: Cli) -> None:
     objective = weft.load(RUNS / name).objective
     held_out = " ".join(objective.excerpt("validation", 40).split())
     assert held_out and held_out != " ".join(objective.excerpt("train", 40).split())
-    assert run(["explain", str(RUNS / name), "--only", "weights"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = " ".join(cli("explain", RUNS / name, "--only", "weights").split())
     assert "The text (from the held-out data): “" in shown
     assert held_out.startswith(shown.rpartition("“")[2].removesuffix("”.").removesuffix("…"))
     for text, notes in ((None, 1), ("the cat", 0)):
@@ -190,7 +188,7 @@ def test_explain_writes_nothing_into_a_run(name: str, tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_the_text_without_held_out_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_text_without_held_out_data(tmp_path: Path, monkeypatch: Patch) -> None:
     shutil.copytree(RUNS / "gpt", tmp_path / "run", symlinks=True)
     explain = weft.load(tmp_path / "run").explain
     with pytest.MonkeyPatch.context() as patch:
@@ -214,7 +212,7 @@ def test_a_long_text_is_continued_from_its_end() -> None:
 
 
 @pytest.mark.slow
-def test_a_page_draws_each_view_and_translates_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_draws_each_view_and_translates_once(tmp_path: Path, monkeypatch: Patch) -> None:
     drawn: list[str] = []
 
     def record(kind: type, method: str, title: str) -> None:

@@ -12,14 +12,14 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.command import Cli, Patch
 
 from weft.cli import explore as command
-from weft.cli.main import run
 from weft.serve import listen as server
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def opened(monkeypatch: Patch) -> list[str]:
     """The addresses that a browser was opened with; no server is started."""
     pages: list[str] = []
     monkeypatch.setattr(webbrowser, "get", lambda: webbrowser.BackgroundBrowser("browser"))
@@ -34,34 +34,32 @@ class _Synchronous:
         self.start = lambda: target(*args)
 
 
-def test_a_browser_with_a_window_is_opened(
-    opened: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert run(["explore", str(tmp_path)]) == 0
-    assert len(opened) == 1 and opened[0].startswith("http://127.0.0.1:") and opened[0] in capsys.readouterr().err
-    assert run(["explore", str(tmp_path), "--no-browser"]) == 0 and len(opened) == 1
+def test_a_browser_with_a_window_is_opened(opened: list[str], tmp_path: Path, cli: Cli, monkeypatch: Patch) -> None:
+    cli("explore", tmp_path)
+    assert len(opened) == 1 and opened[0].startswith("http://127.0.0.1:") and opened[0] in cli.err
+    cli("explore", tmp_path, "--no-browser")
     monkeypatch.setattr(webbrowser, "get", lambda: webbrowser.GenericBrowser("lynx"))
-    assert run(["explore", str(tmp_path)]) == 0 and len(opened) == 1  # lynx would take over the terminal
+    cli("explore", tmp_path)
+    assert len(opened) == 1  # lynx would take over the terminal
 
 
 def test_a_taken_port_is_an_error_only_if_it_was_requested(
-    opened: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    opened: list[str], tmp_path: Path, cli: Cli, monkeypatch: Patch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         monkeypatch.setattr(command, "DEFAULT_PORT", port)
-        assert run(["explore", str(tmp_path)]) == 0 and f":{port}/" not in opened[0]
-        assert run(["explore", str(tmp_path), "--port", str(port)]) == 2
-    assert "try another port" in capsys.readouterr().err
+        cli("explore", tmp_path)
+        assert f":{port}/" not in opened[0] and "try another port" in cli.refused("explore", tmp_path, "--port", port)
 
 
 def test_a_missing_folder_is_an_error_unless_it_is_the_default(
-    opened: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    opened: list[str], tmp_path: Path, cli: Cli, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(["explore", "rnus"]) == 2
-    assert capsys.readouterr().err == "weft: rnus: no such folder; `weft train` creates runs/\n"
-    assert run(["explore"]) == 0 and len(opened) == 1
+    assert cli.refused("explore", "rnus") == "rnus: no such folder; `weft train` creates runs/"
+    cli("explore")
+    assert len(opened) == 1
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.command import Cli, Patch
 
 from weft.cli.main import _message, program, run
 from weft.recipe.resolve import recipe_names
@@ -16,19 +17,9 @@ TEXT = "The cat sat on the mat. The dog sat on the log, and the cat looked at th
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def mistake(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """Return the line of the error that a command ends with."""
-    assert run(list(words)) == 2
-    errors = capsys.readouterr().err
-    assert "Traceback" not in errors
-    last = errors.splitlines()[-1]
-    assert last.startswith("weft: ")
-    return last.removeprefix("weft: ")
 
 
 Capture = pytest.CaptureFixture[str]
@@ -43,9 +34,9 @@ Capture = pytest.CaptureFixture[str]
         (b"hi", "book.txt: too short to train on"),
     ],
 )
-def test_texts_that_cannot_be_trained_on(folder: Path, capsys: Capture, content: bytes, words: str) -> None:
+def test_texts_that_cannot_be_trained_on(folder: Path, cli: Cli, content: bytes, words: str) -> None:
     (folder / "book.txt").write_bytes(content)
-    assert words in mistake(capsys, "train", "llama-tiny", "--data", "book.txt")
+    assert words in cli.refused("train", "llama-tiny", "--data", "book.txt")
     assert sorted(p.name for p in folder.rglob("*") if p.is_file()) == ["book.txt"]
 
 
@@ -102,10 +93,7 @@ def test_texts_that_cannot_be_trained_on(folder: Path, capsys: Capture, content:
         ("config show quickstart steps", "'steps' … key=value"),
         ("quikstart", "'quikstart' … quickstart"),
         ("train gpt-tiny data=book.txt", "data = 'book.txt': expected a table … --data"),
-        (
-            "explain runs/none --only attension",
-            "--only … 'attension' … did you mean 'attention'? … --help",
-        ),
+        ("explain runs/none --only attension", "--only … 'attension' … did you mean 'attention'? … --help"),
         ("explain gpt2 --only zzz", "'zzz' … anatomy … weights"),
         ("plan gpt2 --precision bf17", "--precision … 'bf17' … 'bf16'"),
         ("explain gpt-tiny --only attention", "attention: 'gpt-tiny' has no weights yet … weft explain RUN"),
@@ -122,60 +110,58 @@ def test_texts_that_cannot_be_trained_on(folder: Path, capsys: Capture, content:
         ("list", "'list' … weft runs"),
     ],
 )
-def test_invalid_words_are_named_with_what_would_be_right(capsys: Capture, command: str, facts: str) -> None:
-    line, position = mistake(capsys, *shlex.split(command)), 0
+def test_invalid_words_are_named_with_what_would_be_right(cli: Cli, command: str, facts: str) -> None:
+    line, position = cli.refused(*shlex.split(command)), 0
     for fact in facts.split(" … "):
         assert fact in line[position:], line
         position = line.index(fact, position) + len(fact)
 
 
-def test_messages_about_files_and_columns(folder: Path, capsys: Capture) -> None:
+def test_messages_about_files_and_columns(folder: Path, cli: Cli) -> None:
     (folder / "a.csv").write_text("id,body\n1,hello there\n" * 20)
-    line = mistake(capsys, "train", "gpt-tiny", "--data", "a.csv")
+    line = cli.refused("train", "gpt-tiny", "--data", "a.csv")
     assert "'text'" in line and "id, body" in line and "data.column=NAME" in line and "--column NAME" in line
-    line = mistake(capsys, "train", "bert-tiny", "objective=classify", "--data", "a.csv", "objective.text=body")
+    line = cli.refused("train", "bert-tiny", "objective=classify", "--data", "a.csv", "objective.text=body")
     assert "'label'" in line and "id, body" in line and "objective.label=NAME" in line
-    assert mistake(capsys, "train", "gpt-tiny", "--data", "zzzzz").startswith("zzzzz: no such file; files here: a.csv")
+    assert cli.refused("train", "gpt-tiny", "--data", "zzzzz").startswith("zzzzz: no such file; files here: a.csv")
     (folder / "old name.txt").write_bytes("Größe und Übermut\n".encode("latin1") * 50)
-    line = mistake(capsys, "train", "gpt-tiny", "--data", "old name.txt")
+    line = cli.refused("train", "gpt-tiny", "--data", "old name.txt")
     for fact in ("old name.txt", "byte 2 (0xf6)", "data.encoding=cp1252", "--encoding cp1252", "iconv -f cp1252"):
         assert fact in line
-    line = mistake(capsys, "train", "gpt-tiny", "--data", "old name.txt", "data.encoding=cp12522")
+    line = cli.refused("train", "gpt-tiny", "--data", "old name.txt", "data.encoding=cp12522")
     assert line.startswith("data.encoding: 'cp12522'") and "cp1252?" in line
 
 
-def test_a_text_instead_of_a_recipe(folder: Path, capsys: Capture) -> None:
+def test_a_text_instead_of_a_recipe(folder: Path, cli: Cli) -> None:
     (folder / "book.txt").write_text(TEXT)
     (folder / "book.pdf").write_bytes(b"%PDF\x00\xff")
     (folder / "texts").mkdir()
     for command in ("train book.txt", "train book.pdf", "train texts", "config show book.txt"):
         source = command.split()[-1]
-        line = mistake(capsys, *command.split())
+        line = cli.refused(*command.split())
         assert line.startswith(f"{source}: neither a recipe (.toml) nor a run")
         assert line.endswith(f"weft train gpt-tiny --data {source}")
 
 
 @pytest.mark.parametrize(("name", "separator"), [("a.csv", ";"), ("a.csv", "\t"), ("a.tsv", ","), ("a.csv", "|")])
-def test_a_table_with_other_separators(folder: Path, capsys: Capture, name: str, separator: str) -> None:
+def test_a_table_with_other_separators(folder: Path, cli: Cli, name: str, separator: str) -> None:
     (folder / name).write_text(f"text{separator}label\nhello there{separator}1\n" * 20)
     for words in (["gpt-tiny"], ["bert-tiny", "objective=classify"]):
-        line = mistake(capsys, "train", *words, "--data", name)
+        line = cli.refused("train", *words, "--data", name)
         assert line.startswith(f"{name}: its columns are separated by {separator!r}; a .csv file needs commas")
 
 
-def test_plain_text_instead_of_rows(folder: Path, capsys: Capture) -> None:
+def test_plain_text_instead_of_rows(folder: Path, cli: Cli) -> None:
     (folder / "book.txt").write_text(TEXT * 30)
-    line = mistake(capsys, "train", "vaswani-tiny", "--data", "book.txt")
+    line = cli.refused("train", "vaswani-tiny", "--data", "book.txt")
     assert line.startswith("book.txt: plain text, but objective 'pairs' reads columns (source, target)")
     assert "--targets FILE" in line
-    line = mistake(capsys, "train", "bert-tiny", "--data", "book.txt", "objective=classify")
+    line = cli.refused("train", "bert-tiny", "--data", "book.txt", "objective=classify")
     assert "(text, label); give it a .tsv" in line and "--targets" not in line
 
 
 @pytest.mark.parametrize("command", ["prepare", "compare", "scale", "train"])
-def test_an_interrupted_command_says_whether_it_resumes(
-    command: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_command_says_whether_it_resumes(command: str, capsys: Capture, monkeypatch: Patch) -> None:
     def interrupted(*arguments: object, **more: object) -> None:
         raise KeyboardInterrupt
 
@@ -185,65 +171,65 @@ def test_an_interrupted_command_says_whether_it_resumes(
     assert capsys.readouterr().err == f"weft: interrupted{resumes}\n"
 
 
-def test_a_broken_row_names_the_option_to_skip_it(folder: Path, capsys: Capture) -> None:
+def test_a_broken_row_names_the_option_to_skip_it(folder: Path, cli: Cli) -> None:
     (folder / "a.csv").write_text("text,label\nfine,1\n" + "bad\n" + "good,0\n")
-    line = mistake(capsys, "train", "bert-tiny", "objective=classify", "--data", "a.csv")
+    line = cli.refused("train", "bert-tiny", "objective=classify", "--data", "a.csv")
     assert line.endswith("a.csv:3: has 1 field, the header has 2; data.on_error=skip leaves such rows out")
 
 
-def test_a_recipe_that_is_not_toml(folder: Path, capsys: Capture) -> None:
+def test_a_recipe_that_is_not_toml(folder: Path, cli: Cli) -> None:
     (folder / "bad.toml").write_text("steps = ")
-    assert mistake(capsys, "train", "bad.toml", "--data", "x").startswith("bad.toml: not valid TOML")
-    assert "none.toml: no such recipe" in mistake(capsys, "train", "none.toml")
+    assert cli.refused("train", "bad.toml", "--data", "x").startswith("bad.toml: not valid TOML")
+    assert "none.toml: no such recipe" in cli.refused("train", "none.toml")
 
 
-def test_a_folder_that_cannot_be_written(folder: Path, capsys: Capture) -> None:
+def test_a_folder_that_cannot_be_written(folder: Path, cli: Cli) -> None:
     (folder / "book.txt").write_text(TEXT * 30)
     (folder / "file").touch()
-    line = mistake(capsys, "train", "llama-tiny", "--data", "book.txt", "--run", "file/run")
+    line = cli.refused("train", "llama-tiny", "--data", "book.txt", "--run", "file/run")
     assert "cannot be written: Not a directory" in line
 
 
-def test_a_run_by_its_bare_name_or_misspelled(folder: Path, capsys: Capture) -> None:
+def test_a_run_by_its_bare_name_or_misspelled(folder: Path, cli: Cli) -> None:
     (folder / "runs" / "old").mkdir(parents=True)
     (folder / "runs" / "old" / "config.toml").write_text("name = 'old'\n")
-    assert mistake(capsys, "generate", "old").endswith("old: not a run: no such folder; did you mean runs/old?")
-    assert mistake(capsys, "evaluate", "runs/odl").endswith("no such folder; did you mean runs/old?")
-    assert mistake(capsys, "explain", "runs/odl").endswith("did you mean 'runs/old'?")
-    assert mistake(capsys, "evaluate", "zebra").endswith("not a run: no such folder")
+    assert cli.refused("generate", "old").endswith("old: not a run: no such folder; did you mean runs/old?")
+    assert cli.refused("evaluate", "runs/odl").endswith("no such folder; did you mean runs/old?")
+    assert cli.refused("explain", "runs/odl").endswith("did you mean 'runs/old'?")
+    assert cli.refused("evaluate", "zebra").endswith("not a run: no such folder")
 
 
-def test_a_run_is_never_overwritten(folder: Path, capsys: Capture) -> None:
+def test_a_run_is_never_overwritten(folder: Path, cli: Cli) -> None:
     (folder / "runs" / "old").mkdir(parents=True)
     (folder / "runs" / "old" / "config.toml").write_text("name = 'old'\n")
     (folder / "book.txt").write_text(TEXT * 30)
-    line = mistake(capsys, "train", "llama-tiny", "--data", "book.txt", "--run", "runs/old")
+    line = cli.refused("train", "llama-tiny", "--data", "book.txt", "--run", "runs/old")
     assert "a run is already here; continue it with `weft train --resume runs/old`" in line
     assert (folder / "runs" / "old" / "config.toml").read_text() == "name = 'old'\n"
 
 
-def test_a_refused_start_leaves_no_folder(folder: Path, capsys: Capture) -> None:
-    mistake(capsys, "train", "gpt-tiny", "--data", "none.txt")
-    mistake(capsys, "train", "gpt-tiny", "--data", "none.txt", "--run", "far/away/run")
+def test_a_refused_start_leaves_no_folder(folder: Path, cli: Cli) -> None:
+    cli.refused("train", "gpt-tiny", "--data", "none.txt")
+    cli.refused("train", "gpt-tiny", "--data", "none.txt", "--run", "far/away/run")
     assert list(folder.iterdir()) == []
     (folder / "runs" / "other").mkdir(parents=True)
-    mistake(capsys, "train", "gpt-tiny", "--data", "none.txt")
+    cli.refused("train", "gpt-tiny", "--data", "none.txt")
     assert [path.name for path in folder.rglob("*")] == ["runs", "other"]
 
 
-def test_a_folder_with_other_files_is_left_alone(folder: Path, capsys: Capture) -> None:
+def test_a_folder_with_other_files_is_left_alone(folder: Path, cli: Cli) -> None:
     (folder / "photos").mkdir()
     (folder / "photos" / "cat.jpg").write_text("cat")
     (folder / "book.txt").write_text(TEXT * 30)
-    line = mistake(capsys, "train", "llama-tiny", "--data", "book.txt", "--run", "photos")
+    line = cli.refused("train", "llama-tiny", "--data", "book.txt", "--run", "photos")
     assert "holds other files" in line
     assert [p.name for p in (folder / "photos").iterdir()] == ["cat.jpg"]
 
 
-def test_a_vocabulary_larger_than_the_text_supports(folder: Path, capsys: Capture) -> None:
+def test_a_vocabulary_larger_than_the_text_supports(folder: Path, cli: Cli) -> None:
     (folder / "book.txt").write_text(TEXT * 30)
     words = ["train", "llama-tiny", "--data", "book.txt", "tokenizer.vocab_size=50000"]
-    line = mistake(capsys, *words)
+    line = cli.refused(*words)
     assert "tokenizer.vocab_size = 50000: the text supports" in line
     assert not (folder / "runs" / "llama-tiny").exists()
 
@@ -255,7 +241,7 @@ def test_closed_standard_streams_act_as_empty(closed: int) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_not_hidden(monkeypatch: Patch) -> None:
     def broken(*arguments: object, **more: object) -> None:
         raise RuntimeError("a bug")
 
@@ -264,19 +250,16 @@ def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
         run(["config", "show", "quickstart"])
 
 
-def test_weft_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weft_debug_shows_the_traceback(monkeypatch: Patch) -> None:
     monkeypatch.setenv("WEFT_DEBUG", "1")
     with pytest.raises(ValueError, match="no such recipe or preset"):
         run(["config", "show", "quikstart"])
 
 
-def test_help_version_and_schema(capsys: Capture) -> None:
-    assert run([]) == 0
-    assert "quickstart" in capsys.readouterr().out
-    assert run(["--version"]) == 0
-    assert capsys.readouterr().out.startswith("weft ")
-    assert run(["config", "schema"]) == 0
-    assert "optimizer" in json.loads(capsys.readouterr().out)["properties"]
+def test_help_version_and_schema(cli: Cli) -> None:
+    assert "quickstart" in cli()
+    assert cli("--version").startswith("weft ")
+    assert "optimizer" in json.loads(cli("config", "schema"))["properties"]
     assert run(["config"]) == 2
 
 
@@ -318,9 +301,8 @@ def test_a_signal_lets_a_command_clean_up(name: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (128 + getattr(signal, name), "cleaned up\n", "")
 
 
-def test_presets_also_lists_recipes(capsys: Capture) -> None:
-    assert run(["presets"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_presets_also_lists_recipes(cli: Cli) -> None:
+    lines = cli("presets").splitlines()
     shown = {line.split()[0]: line for line in lines[lines.index("") + 2 :]}
     assert sorted(shown) == recipe_names()
     assert shown["dates"].endswith("built in") and "ISO 8601" in shown["dates"]

@@ -6,18 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.command import Cli
 
 import weft
-from weft.cli.main import run
 from weft.config import to_toml
 from weft.costs.count import count
 from weft.models.presets import PRESETS, preset
 from weft.recipe.resolve import resolve
 
 
-def test_presets_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["presets", "--json"]) == 0
-    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+def test_presets_as_json(cli: Cli) -> None:
+    rows = {row["name"]: row for row in cli.json("presets")}
     assert rows["gpt2-xl"]["parameters"] == 1_557_611_200
     assert rows["llama3-8b"]["shape"] == "32 × 4096 (32/8)"
     assert set(rows) == set(PRESETS)
@@ -32,108 +31,94 @@ def test_presets_and_plan_import_no_torch() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "vaswani-base", "bert-base", "lstm", "bahdanau", "llama-65b"])
-def test_plan_a_preset(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", name]) == 0
-    out = capsys.readouterr().out
+def test_plan_a_preset(name: str, cli: Cli) -> None:
+    out = cli("plan", name)
     assert f"{count(preset(name)).parameters:,}" in out
     assert "petaflop/s-days" in out
     assert "kWh" in out
 
 
-def test_plan_an_ngram(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", "ngram-3"]) == 0
-    out = capsys.readouterr().out
+def test_plan_an_ngram(cli: Cli) -> None:
+    out = cli("plan", "ngram-3")
     assert "counts instead of weights" in out
     assert "kWh" not in out
 
 
-def test_plan_with_changes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", "gpt2", "model.layers=24", "--tokens", "300B", "--batch", "512", "--length", "512"]) == 0
-    out = capsys.readouterr().out
+def test_plan_with_changes(cli: Cli) -> None:
+    out = cli("plan", "gpt2", "model.layers=24", "--tokens", "300B", "--batch", "512", "--length", "512")
     assert f"{count(preset('gpt2').replace(layers=24)).parameters:,}" in out
     assert "300B (as requested)" in out
     assert f"{-(-300 * 10**9 // (512 * 512)):,} of 512 × 512 tokens" in out
 
 
-def test_plan_a_recipe_and_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_a_recipe_and_a_run(tmp_path: Path, cli: Cli) -> None:
     recipe = resolve("gpt-tiny", ["steps=50", "batch.size=4", "batch.length=64", "precision=fp32"])
     (tmp_path / "config.toml").write_text(to_toml(recipe), encoding="utf-8")
     for source in (str(tmp_path), str(tmp_path / "config.toml")):
-        assert run(["plan", source, "--device", "cpu"]) == 0
-        out = capsys.readouterr().out
+        out = cli("plan", source, "--device", "cpu")
         assert "12.8k (the recipe's steps)" in out
         assert "50 of 4 × 64 tokens" in out
         assert "fp32" in out
 
 
-def test_more_devices_take_less_time_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", "llama3-8b", "--batch", "8"]) == 0
-    assert "too little for even one sequence; 2 devices could share it" in " ".join(capsys.readouterr().out.split())
-    assert run(["plan", "llama3-8b", "--batch", "8", "--gpus", "8"]) == 0
-    out = capsys.readouterr().out
+def test_more_devices_take_less_time_and_memory(cli: Cli) -> None:
+    out = " ".join(cli("plan", "llama3-8b", "--batch", "8").split())
+    assert "too little for even one sequence; 2 devices could share it" in out
+    out = cli("plan", "llama3-8b", "--batch", "8", "--gpus", "8")
     assert "on each of 8 devices" in out
     assert "too little" not in out
 
 
-def test_a_layout_is_chosen_and_the_others_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_layout_is_chosen_and_the_others_are_explained(cli: Cli) -> None:
     arguments = ["plan", "gpt3-175b", "--gpus", "1024", "--device", "a100", "--interconnect", "ib-hdr"]
-    assert run(arguments) == 0
-    out = capsys.readouterr().out
+    out = cli(*arguments)
     assert "2,048 × 2,048 tokens per step over 1,024 GPUs" in out
     assert "fastest that fits" in out
     assert "does not fit: 2.86 TiB of 74.5 GiB" in out  # a copy on each
     assert "25 GB/s per GPU between machines (ib-hdr)" in out
-    assert run([*arguments, "--json"]) == 0
-    values = json.loads(capsys.readouterr().out)
+    values = cli.json(*arguments)
     best, others = values["layouts"]["best"], values["layouts"]["others"]
     assert best["fits"]
     assert best["memory_bytes"]["peak"] < 80e9
     assert values["device"]["mfu"] == best["mfu"]
-    assert values["training"]["seconds"] == pytest.approx(
-        values["training"]["tokens"] / (2048 * 2048) * best["seconds"]["step"]
-    )
+    steps = values["training"]["tokens"] / (2048 * 2048)
+    assert values["training"]["seconds"] == pytest.approx(steps * best["seconds"]["step"])
     assert all(each["seconds"]["step"] >= best["seconds"]["step"] or not each["fits"] for each in others)
 
 
-def test_a_requested_layout_is_shown_beside_the_fastest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", "gpt2", "--gpus", "8", "--layout", "tensor=4,sequence=true"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_a_requested_layout_is_shown_beside_the_fastest(cli: Cli) -> None:
+    lines = cli("plan", "gpt2", "--gpus", "8", "--layout", "tensor=4,sequence=true").splitlines()
     [requested] = [line for line in lines if "slower: all-reduces" in line]
     assert requested.split()[:3] == ["2", "4", "seq"]
     assert "fastest of all" in lines[lines.index(requested) + 1]
 
 
-def test_the_prediction_for_one_h200_is_close_to_the_measurement(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_prediction_for_one_h200_is_close_to_the_measurement(cli: Cli) -> None:
     """59.6 ms and 14.1 GiB were measured."""
-    assert run(["plan", "gpt2", "--device", "h200", "--batch", "32", "--json"]) == 0
-    best = json.loads(capsys.readouterr().out)["layouts"]["best"]
+    best = cli.json("plan", "gpt2", "--device", "h200", "--batch", "32")["layouts"]["best"]
     assert best["seconds"]["step"] == pytest.approx(0.0596, rel=0.15)
     assert best["memory_bytes"]["peak"] / 2**30 == pytest.approx(14.1, rel=0.05)
-    assert run(["plan", "gpt2", "--device", "h200", "--mfu", "0.3"]) == 0
-    assert "At 30.0% of the peak of 989 TFLOP/s (--mfu; the prediction for a step is 4" in capsys.readouterr().out
+    out = cli("plan", "gpt2", "--device", "h200", "--mfu", "0.3")
+    assert "At 30.0% of the peak of 989 TFLOP/s (--mfu; the prediction for a step is 4" in out
 
 
-def test_python_gives_the_same_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", "gpt-tiny", "model.layers=2", "--gpus", "8", "--tokens", "1B", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
+def test_python_gives_the_same_plan(cli: Cli) -> None:
+    shown = cli.json("plan", "gpt-tiny", "model.layers=2", "--gpus", "8", "--tokens", "1B")
     for recipe, changes in (("gpt-tiny", {"model.layers": 2}), (resolve("gpt-tiny", ["model.layers=2"]), {})):
         plan = weft.plan(recipe, changes, gpus=8, tokens="1B")
         assert json.loads(json.dumps(plan.record())) == shown
         assert "fastest that fits" in str(plan) and "kWh" in str(plan)
 
 
-def test_published_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", "--published"]) == 0
-    out = capsys.readouterr().out
+def test_published_steps(cli: Cli) -> None:
+    out = cli("plan", "--published")
     assert "GPT 1008B" in out
     assert "LLaMA 3.1 405B" in out
 
 
-def test_a_step_of_a_number_of_tokens(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", "multi30k", "batch.tokens=4096", "batch.length=64"]) == 0
-    assert "of 32 × 64 tokens" in capsys.readouterr().out  # both sides of a pair count
-    assert run(["plan", "gpt-tiny", "objective=chat", "batch.tokens=4096", "batch.length=64"]) == 0
-    assert "of 64 × 64 tokens" in capsys.readouterr().out
+def test_a_step_of_a_number_of_tokens(cli: Cli) -> None:
+    assert "of 32 × 64 tokens" in cli("plan", "multi30k", "batch.tokens=4096", "batch.length=64")
+    assert "of 64 × 64 tokens" in cli("plan", "gpt-tiny", "objective=chat", "batch.tokens=4096", "batch.length=64")
 
 
 @pytest.mark.parametrize(
@@ -161,18 +146,12 @@ def test_a_step_of_a_number_of_tokens(capsys: pytest.CaptureFixture[str]) -> Non
         (["gpt2", "model.layers=99999999999999999999"], "999: expected a number less than"),
     ],
 )
-def test_mistakes_get_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", *arguments]) == 2
-    shown = capsys.readouterr()
-    assert message in shown.err
-    assert shown.err.count("\n") == 1
-    assert shown.out == ""
+def test_mistakes_get_one_line(arguments: list[str], message: str, cli: Cli) -> None:
+    assert message in cli.refused("plan", *arguments)
 
 
-def test_tables_of_the_lectures(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", "--lecture", "gpt3"]) == 0
-    out = capsys.readouterr().out
+def test_tables_of_the_lectures(cli: Cli) -> None:
+    out = cli("plan", "--lecture", "gpt3")
     assert "gpt3-175b     175B  174.6B" in out
     assert "gpt3-13b: table 2.1 prints d_model 5140" in out
-    assert run(["plan", "--lecture", "opt"]) == 0
-    assert "80.0" in capsys.readouterr().out
+    assert "80.0" in cli("plan", "--lecture", "opt")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.command import Cli, Patch, on_a_terminal
 
 from weft.cli.console.options import complete_runs
 from weft.cli.main import program, run
@@ -90,13 +91,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("presets --json", ""),
     ],
 )
-def test_standard_output_is_only_json(
-    trained: Path, command: str, keys: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_standard_output_is_only_json(trained: Path, command: str, keys: str, cli: Cli, monkeypatch: Patch) -> None:
     monkeypatch.chdir(trained)
-    capsys.readouterr()
-    assert run(shlex.split(command)) == 0
-    out = capsys.readouterr().out
+    out = cli(*shlex.split(command))
     try:
         found = json.loads(out)
     except json.JSONDecodeError:
@@ -107,35 +104,11 @@ def test_standard_output_is_only_json(
         assert isinstance(found, list) and found
 
 
-def test_exit_codes_are_in_the_help(capsys: Capture) -> None:
-    assert run(["--help"]) == 0
-    out = " ".join(capsys.readouterr().out.split())
+def test_exit_codes_are_in_the_help(cli: Cli) -> None:
+    out = " ".join(cli("--help").split())
     assert "Exit codes: 0 success; 2 a mistake" in out
     assert "130 interrupted" in out
     assert run(["config", "show", "quikstart"]) == 2
-
-
-def on_a_terminal(code: str, **environment: str) -> str:
-    """Return what a Python program writes to a terminal."""
-    pty = pytest.importorskip("pty")
-    kept = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
-    inner, outer = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        env={**kept, "TERM": "xterm-256color", "COLUMNS": "80", **environment},
-        stdout=outer,
-        stderr=outer,
-    )
-    os.close(outer)
-    shown = b""
-    try:
-        while part := os.read(inner, 65536):
-            shown += part
-    except OSError:  # the other end is closed
-        pass
-    os.close(inner)
-    process.wait()
-    return shown.decode()
 
 
 SHOW = """if True:
@@ -154,12 +127,12 @@ SHOW = """if True:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no pty")
 def test_no_color_is_honoured_on_a_terminal() -> None:
-    plain = on_a_terminal(SHOW, NO_COLOR="1")
+    plain = on_a_terminal("-c", SHOW, NO_COLOR="1")
     # without colours, │ separates tokens
     for part in ("Usage: ", "embeddings", "a│ │c│a│t", "weft: 'gtp2'", "reading"):
         assert part in plain
     assert not COLOUR.search(plain)
-    assert len(COLOUR.findall(on_a_terminal(SHOW))) > 10
+    assert len(COLOUR.findall(on_a_terminal("-c", SHOW))) > 10
 
 
 @pytest.mark.parametrize("both", [False, True])
@@ -172,7 +145,7 @@ def test_force_color_is_honoured_in_a_pipe_unless_no_color_is_set(both: bool) ->
     assert "reading" not in done.stderr  # a progress bar needs a terminal
 
 
-def completed(shell: str, words: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> str:
+def completed(shell: str, words: str, capsys: Capture, monkeypatch: Patch) -> str:
     """Return the completions that a shell gets for some words."""
     typed = {"_WEFT_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": words, "COMP_WORDS": words}
     typed |= {"COMP_CWORD": str(words.count(" ")), "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
@@ -185,7 +158,7 @@ def completed(shell: str, words: str, capsys: Capture, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shells_complete(shell: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shells_complete(shell: str, tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
     (tmp_path / "runs" / "book").mkdir(parents=True)
     (tmp_path / "runs" / "book" / "config.toml").touch()
     monkeypatch.chdir(tmp_path)
@@ -204,7 +177,7 @@ def test_shells_complete(shell: str, tmp_path: Path, capsys: Capture, monkeypatc
     assert re.findall(r"steps=\w*", offered("weft train dates step")) == ["steps=", "steps=5000"]
 
 
-def test_only_matches_are_completed(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_matches_are_completed(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
     (tmp_path / "runs" / "book").mkdir(parents=True)
     (tmp_path / "runs" / "book" / "config.toml").touch()
     monkeypatch.chdir(tmp_path)
@@ -224,7 +197,7 @@ def test_completion_imports_no_torch() -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_completion_script_can_be_shown(shell: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_completion_script_can_be_shown(shell: str, capsys: Capture, monkeypatch: Patch) -> None:
     monkeypatch.setattr("shellingham.detect_shell", lambda: (shell, f"/bin/{shell}"))
     with pytest.raises(SystemExit) as ended:
         run(["--show-completion"])

@@ -9,10 +9,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tests.command import Cli, Patch
 
 from weft import progress
 from weft.cli.console import terminal
-from weft.cli.main import COMMANDS, run
+from weft.cli.main import COMMANDS
 from weft.config import merge, validate
 from weft.figures.tables import Table
 from weft.models.presets import PRESETS
@@ -23,10 +24,9 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
-def test_presets_fit_the_terminal(width: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_presets_fit_the_terminal(width: int, cli: Cli, monkeypatch: Patch) -> None:
     monkeypatch.setattr(terminal, "terminal_width", lambda: width)
-    assert run(["presets"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = cli("presets").splitlines()
     assert not any("…" in line for line in lines)
     if width >= 80:
         assert max(map(len, lines)) <= width
@@ -40,20 +40,16 @@ def test_presets_fit_the_terminal(width: int, capsys: Capture, monkeypatch: pyte
 @pytest.mark.parametrize(
     "words", [["plan", "gpt2"], ["plan", "--lecture", "gpt3"], ["runs", "diff", "gpt2", "llama-7b"]]
 )
-def test_tables_fit_the_terminal(
-    words: list[str], width: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_fit_the_terminal(words: list[str], width: int, cli: Cli, monkeypatch: Patch) -> None:
     monkeypatch.setattr(terminal, "terminal_width", lambda: None)
-    assert run(words) == 0
-    whole = capsys.readouterr().out
+    whole = cli(*words)
     monkeypatch.setattr(terminal, "terminal_width", lambda: width)
-    assert run(words) == 0
-    fitted = capsys.readouterr().out
+    fitted = cli(*words)
     assert max(map(len, fitted.splitlines())) <= width
     assert sorted(fitted.split()) == sorted(whole.split())  # no word is cut, none is lost
 
 
-def test_a_long_cell_is_wrapped_between_words(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_cell_is_wrapped_between_words(capsys: Capture, monkeypatch: Patch) -> None:
     monkeypatch.setattr(terminal, "terminal_width", lambda: 30)
     table = Table(("a", "b"), [("one", "weft train --resume runs/a-very-long-name resumes")], text=(0, 1))
     terminal.print_tables(table)
@@ -70,9 +66,8 @@ def test_json_has_no_nan(capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize("command", ["generate", "train", "translate", "plan", "explain", "evaluate", "runs"])
-def test_help_shows_values_in_one_word(command: str, capsys: Capture) -> None:
-    assert run([*command.split(), "--help"]) == 0
-    out = capsys.readouterr().out
+def test_help_shows_values_in_one_word(command: str, cli: Cli) -> None:
+    out = cli(*command.split(), "--help")
     assert not re.search(r"<(bool|list|int|str|float|path)", out)
     assert "x>=" not in out and "SOURCE]" not in out
     assert "--help" in out
@@ -82,11 +77,10 @@ EVERY = [word.rstrip("_") for names in COMMANDS.values() for word in names.split
 
 
 @pytest.mark.parametrize("command", [*EVERY, "config show", "config schema"])
-def test_help_reads_as_prose(command: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_reads_as_prose(command: str, cli: Cli, monkeypatch: Patch) -> None:
     """Paragraphs are filled; there are no braces around required arguments."""
     monkeypatch.setenv("COLUMNS", "80")
-    assert run([*command.split(), "--help"]) == 0
-    usage, *prose = capsys.readouterr().out.partition("╭")[0].strip().splitlines()
+    usage, *prose = cli(*command.split(), "--help").partition("╭")[0].strip().splitlines()
     assert "{" not in usage
     assert max(map(len, (usage, *prose))) <= 80
     for line, following in itertools.pairwise(each.strip() for each in prose):
@@ -94,22 +88,19 @@ def test_help_reads_as_prose(command: str, capsys: Capture, monkeypatch: pytest.
             assert len(line) + 1 + len(following.split()[0]) > 78, f"a break after {line!r}"
 
 
-def test_config_show_marks_settings_that_are_chosen(capsys: Capture) -> None:
-    assert run(["config", "show", "gpt-tiny"]) == 0
-    text = capsys.readouterr().out
+def test_config_show_marks_settings_that_are_chosen(cli: Cli) -> None:
+    text = cli("config", "show", "gpt-tiny")
     assert "# steps: chosen from the text\n" in text
     assert "# optimizer: chosen for the machine\n" in text
     assert "# optimizer.lr: chosen from the text\n" in text
     assert "# size: chosen from the text\n" in text[text.index("[batch]") : text.index("[evaluate]")]
     assert validate(Recipe, tomllib.loads(text)) == resolve("gpt-tiny")
-    assert run(["config", "show", "gpt-tiny", "steps=5", "optimizer.lr=0.1", "batch.size=2"]) == 0
-    text = capsys.readouterr().out
+    text = cli("config", "show", "gpt-tiny", "steps=5", "optimizer.lr=0.1", "batch.size=2")
     assert "# steps" not in text
     assert "# lr" not in text
     assert "# size" not in text
     for name in ("sentiment", "ngram-3", "quickstart", "dates", "bert-tiny"):
-        assert run(["config", "show", name]) == 0
-        assert validate(Recipe, merge({}, tomllib.loads(capsys.readouterr().out))) == resolve(name)
+        assert validate(Recipe, merge({}, tomllib.loads(cli("config", "show", name)))) == resolve(name)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no pty")
@@ -130,9 +121,7 @@ def test_a_message_is_shown_while_torch_is_loaded() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).stderr == b""
 
 
-def test_messages_break_between_words_and_never_inside_a_command(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_messages_break_between_words_and_never_inside_a_command(capsys: Capture, monkeypatch: Patch) -> None:
     line = "weft: runs/x: a run is already here; continue it with `weft train --resume runs/x`, or choose another"
     progress.log_to_stderr(line)
     assert capsys.readouterr().err == f"{line}\n"
@@ -153,9 +142,7 @@ def test_messages_break_between_words_and_never_inside_a_command(
 
 
 @pytest.mark.parametrize("width", [40, 60, 80])
-def test_messages_above_a_progress_bar_are_wrapped(
-    width: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_messages_above_a_progress_bar_are_wrapped(width: int, capsys: Capture, monkeypatch: Patch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", str(width))
     with progress.drawn_bar("training", 2) as bar:
@@ -176,6 +163,5 @@ def test_replies_are_wrapped_between_words() -> None:
 
 
 @pytest.mark.slow
-def test_explain_parallel_fits_80_columns(capsys: Capture) -> None:
-    assert run(["explain", "parallel"]) == 0
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+def test_explain_parallel_fits_80_columns(cli: Cli) -> None:
+    assert max(map(len, cli("explain", "parallel").splitlines())) <= 80

@@ -3,13 +3,14 @@
 import os
 
 import pytest
+from tests.command import Patch
 
 from weft.cli.main import limit_spinning, run
 
 
 @pytest.mark.parametrize("user_value", [None, "100"])
 @pytest.mark.parametrize("words", [["train", "no-such-recipe"], ["quickstart", "no-such-key=1"]])
-def test_mimalloc_keeps_freed_memory(words: list[str], user_value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mimalloc_keeps_freed_memory(words: list[str], user_value: str | None, monkeypatch: Patch) -> None:
     monkeypatch.setenv("MIMALLOC_PURGE_DELAY", user_value or "")
     if user_value is None:
         monkeypatch.delenv("MIMALLOC_PURGE_DELAY")
@@ -27,7 +28,7 @@ def test_mimalloc_keeps_freed_memory(words: list[str], user_value: str | None, m
     ],
 )
 def test_idle_openmp_threads_soon_sleep_on_x86(
-    machine: str, environment: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch
+    machine: str, environment: dict[str, str], expected: str | None, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)
     monkeypatch.setattr(os, "environ", dict(environment))

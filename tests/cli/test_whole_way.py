@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import write_book
+from tests.command import Cli, Patch
 
 from weft.api import train as api
 from weft.api.load import load
@@ -43,34 +44,28 @@ def test_files_of_a_run(trained: Path) -> None:
     assert len(result[0]["samples"]) == 3
 
 
-def test_evaluate_repeats_the_final_evaluation(trained: Path, capsys: Capture) -> None:
-    assert run(["evaluate", str(trained), "--json"]) == 0
-    metrics = json.loads(capsys.readouterr().out)
+def test_evaluate_repeats_the_final_evaluation(trained: Path, cli: Cli) -> None:
+    metrics = cli.json("evaluate", trained)
     ended = load(trained).results()
     assert metrics["loss"] == pytest.approx(ended["loss"], rel=1e-6)
     assert metrics["bits_per_byte"] == pytest.approx(ended["bits_per_byte"], rel=1e-6)
     # each token is a byte, except the ends of texts
     assert metrics["bytes"] <= metrics["tokens"] <= metrics["bytes"] + 2
-    assert run(["evaluate", str(trained)]) == 0
-    assert "bits per byte" in capsys.readouterr().out
+    assert "bits per byte" in cli("evaluate", trained)
 
 
-def test_evaluate_on_other_text(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_evaluate_on_other_text(trained: Path, tmp_path: Path, cli: Cli) -> None:
     first, second = write_book(tmp_path / "a.txt", 1), write_book(tmp_path / "b.txt", 2)
-    assert run(["evaluate", str(trained), "--json", "--data", str(first), str(second)]) == 0
-    both = json.loads(capsys.readouterr().out)
+    both = json.loads(cli("evaluate", trained, "--json", "--data", first, second))
     assert both["bytes"] == first.stat().st_size + second.stat().st_size
-    assert run(["evaluate", str(trained), "--json", "--data", str(first), "--stride", "8"]) == 0
-    near = json.loads(capsys.readouterr().out)
+    near = json.loads(cli("evaluate", trained, "--json", "--data", first, "--stride", "8"))
     assert near["bytes"] == first.stat().st_size
-    assert run(["evaluate", str(trained), "--stride", "17"]) == 2
-    assert "stride = 17" in capsys.readouterr().err
+    assert "stride = 17" in cli.refused("evaluate", trained, "--stride", "17")
 
 
-def test_generate_is_reproducible_and_stops(trained: Path, capsys: Capture) -> None:
+def test_generate_is_reproducible_and_stops(trained: Path, cli: Cli) -> None:
     def write(*words: str) -> str:
-        assert run(["generate", str(trained), "--prompt", "The cat", "--max-tokens", "40", *words]) == 0
-        return capsys.readouterr().out
+        return cli("generate", trained, "--prompt", "The cat", "--max-tokens", "40", *words)
 
     first = write("--seed", "3")
     assert first.startswith("The cat")
@@ -89,17 +84,16 @@ def test_the_saved_recipe_repeats_the_run(trained: Path, tmp_path: Path) -> None
     assert (again / weights).read_bytes() == (trained / weights).read_bytes()
 
 
-def test_python_and_the_commands_agree(trained: Path, capsys: Capture) -> None:
+def test_python_and_the_commands_agree(trained: Path, cli: Cli) -> None:
     loaded = load(trained)
     assert loaded.config.steps == 6
     assert loaded.tokenizer.decode(loaded.tokenizer.encode("naïve")) == "naïve"
     assert loaded.perplexity() == pytest.approx(loaded.results()["perplexity"], rel=1e-6)
     text = loaded.generate("The cat", max_tokens=12, seed=5)
-    assert run(["generate", str(trained), "--prompt", "The cat", "--max-tokens", "12", "--seed", "5"]) == 0
-    assert capsys.readouterr().out == f"The cat{text}\n"
+    assert cli("generate", trained, "--prompt", "The cat", "--max-tokens", "12", "--seed", "5") == f"The cat{text}\n"
 
 
-def test_the_default_folder_is_a_free_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_folder_is_a_free_one(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     text = str(write_book(tmp_path / "book.txt"))
     table = {"tokenizer": {"kind": "char"}}
@@ -112,13 +106,12 @@ def test_the_default_folder_is_a_free_one(tmp_path: Path, monkeypatch: pytest.Mo
         api.train("ngram-3", data=text, changes=table, run=first.path)
 
 
-def test_quickstart_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_quickstart_twice(tmp_path: Path, monkeypatch: Patch, cli: Cli) -> None:
     """On a short text and with a small model; the second run takes another folder."""
     monkeypatch.chdir(tmp_path)
     write_book(tmp_path / "book.txt")
     words = ["quickstart", *SMALL, 'data.sources=["book.txt"]']
-    assert run(words) == 0
-    shown = capsys.readouterr().out
+    shown = cli(*words)
     for part in ("three generated texts", "bits per byte of character frequencies", "report.html", "weft generate"):
         assert part in shown
     events = read_lines(tmp_path / "runs" / "quickstart" / "events.jsonl")

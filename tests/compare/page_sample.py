@@ -15,14 +15,8 @@ BUDGET = 1e15
 SHARES = (1 / 27, 1 / 9, 1 / 3, 1.0)
 SECTIONS = 40
 BASE = "transformer"
-FACTS = {
-    "Text": "the built-in corpus, 1.1 MB",
-    "Held out": "111,540 bytes in 40 sections",
-    "Budget": "1e15 FLOPs for each contender",
-    "Machine": "2 cores, AMD EPYC",
-    "Seeds": "3",
-    "Date": "2026-05-04",
-}
+FACTS = {"Text": "the built-in corpus, 1.1 MB", "Held out": "111,540 bytes in 40 sections", "Seeds": "3"}
+FACTS |= {"Budget": "1e15 FLOPs for each contender", "Machine": "2 cores, AMD EPYC", "Date": "2026-05-04"}
 VARIED = {
     "model.placement": ("post", "pre"),
     "model.position.kind": ("sinusoidal", "rotary"),
@@ -39,23 +33,12 @@ def outcome(name: str, share: float, seed: int, law: tuple[float, float], **chan
     bits = 1.1 + law[0] * (law[1] * share) ** -0.25 + rng.normal(0, 0.004)
     nats = bits * math.log(2) * sizes * (hard + rng.normal(0, 0.01, SECTIONS))
     tokens = round(4e6 * share)
-    parts = np.geomspace(0.05, 1, 8)
-    progress = [(round(tokens * part), float(bits * part**-0.22)) for part in parts]
-    values: dict[str, object] = {
-        "contender": name,
-        "share": share,
-        "lr": 0.003,
-        "seed": seed,
-        "steps": round(2000 * share),
-        "tokens": tokens,
-        "flops": BUDGET * share,
-        "seconds": 90.0 * share / law[1] ** 0.5,
-        "parameters": 1_204_224,
-        "nats": tuple(map(float, nats)),
-        "bytes": tuple(map(float, sizes)),
-        "progress": tuple(progress),
-        "sample": f"ROMEO: what {name} <writes>\nis this & that.",
-    }
+    progress = [(round(tokens * part), float(bits * part**-0.22)) for part in np.geomspace(0.05, 1, 8)]
+    values: dict[str, object] = {"contender": name, "share": share, "lr": 0.003, "seed": seed}
+    values |= {"steps": round(2000 * share), "tokens": tokens, "flops": BUDGET * share, "parameters": 1_204_224}
+    values |= {"seconds": 90.0 * share / law[1] ** 0.5, "progress": tuple(progress)}
+    values |= {"nats": tuple(map(float, nats)), "bytes": tuple(map(float, sizes))}
+    values |= {"sample": f"ROMEO: what {name} <writes>\nis this & that."}
     return Outcome.model_validate(values | changed)
 
 
@@ -88,14 +71,8 @@ def comparison() -> Comparison:
         measured("transformer++", (0.75, 2.1), parameters=1_180_032),
     )
     command = "weft compare ngram-5 lstm transformer transformer++ --data corpus.txt --flops 1e15 --seeds 3"
-    return Comparison(
-        "Four models at 1e15 FLOPs",
-        command,
-        BASE,
-        contenders=contenders,
-        facts=FACTS,
-        notes=["The last 10% is held out."],
-    )
+    title, notes = "Four models at 1e15 FLOPs", ["The last 10% is held out."]
+    return Comparison(title, command, BASE, contenders=contenders, facts=FACTS, notes=notes)
 
 
 # factor on the efficiency of each setting's second value
@@ -104,11 +81,9 @@ GAINS = dict(zip(VARIED, (1.2, 1.45, 0.98, 1.3), strict=True))
 
 def ablation() -> Comparison:
     """Return all combinations of the four switches."""
-    contenders = [_cell(dict(zip(VARIED, values, strict=True))) for values in product(*VARIED.values())]
+    cells = tuple(_cell(dict(zip(VARIED, values, strict=True))) for values in product(*VARIED.values()))
     command = "weft compare four-switches --data corpus.txt --flops 1e15"
-    return Comparison(
-        "Four switches", command, contenders[0].name, contenders=tuple(contenders), facts=FACTS, varied=VARIED
-    )
+    return Comparison("Four switches", command, cells[0].name, contenders=cells, facts=FACTS, varied=VARIED)
 
 
 def _cell(levels: Mapping[str, str]) -> Result:
@@ -143,10 +118,6 @@ def scaling() -> ScalingPage:
     size, tokens = 2e7, 4e8
     measured = Point(size, tokens, law(size, tokens), 6 * size * tokens)
     check = Check(measured, fitted.predict(size, tokens), *fitted.predict_interval(size, tokens))
-    texts: dict[str, Any] = {
-        "command": "weft scale '<x>'",
-        "facts": {"Text": "<s>"},
-        "notes": ["<q>"],
-        "title": "Law <b>",
-    }
+    texts: dict[str, Any] = {"command": "weft scale '<x>'", "facts": {"Text": "<s>"}, "title": "Law <b>"}
+    texts["notes"] = ["<q>"]
     return ScalingPage(fitted, check, 1e18, optimum=fitted.optimal(1e18), **texts)

@@ -25,10 +25,8 @@ def shipped(name: str) -> tuple[Experiment, list[Recipe]]:
 
 def test_contenders_are_parsed() -> None:
     assert contender("transformer") == ("transformer", {"recipe": "transformer", "changes": {}})
-    assert contender("wide=lstm model.d_model=512") == (
-        "wide",
-        {"recipe": "lstm", "changes": {"model": {"d_model": 512}}},
-    )
+    changes = {"model": {"d_model": 512}}
+    assert contender("wide=lstm model.d_model=512") == ("wide", {"recipe": "lstm", "changes": changes})
     schedule = contender("step=lstm schedule.hold=9 schedule=step")[1]["changes"]["schedule"]
     assert schedule == {"kind": "step", "hold": 9}
     assert contender("my/own.toml model.layers=2")[0] == "own,layers=2"

@@ -47,11 +47,9 @@ def test_known_constants_are_recovered(constants: tuple[float, ...]) -> None:
     assert [getattr(found, name) for name in NAMES] == pytest.approx(constants, rel=0.01)
     assert np.abs(found.residuals).max() < 1e-6
     assert found.predict(1e9, 2e10) == pytest.approx(law(constants, 1e9, 2e10), rel=1e-3)
-
-
-def test_known_constants_are_recovered_at_hoffmanns_sizes() -> None:
-    found = fit(ladder(HOFFMANN, sizes=(7e7, 1e10, 6), lengths=(5e9, 5e11, 4)), draws=20)
-    assert [getattr(found, name) for name in NAMES] == pytest.approx(HOFFMANN, rel=0.01)
+    if constants is HOFFMANN:  # also at the paper's sizes
+        found = fit(ladder(HOFFMANN, sizes=(7e7, 1e10, 6), lengths=(5e9, 5e11, 4)), draws=20)
+        assert [getattr(found, name) for name in NAMES] == pytest.approx(HOFFMANN, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -131,12 +129,11 @@ def test_the_optimal_size_has_the_lowest_loss() -> None:
 
 def test_too_few_runs_are_refused() -> None:
     points = ladder(BITS)
-    with pytest.raises(ConfigError, match="at least 6 runs, of 3 sizes and 3 lengths; there are 5 runs, of 2 sizes"):
-        fit(points[:5])
-    with pytest.raises(ConfigError, match="8 runs, of 2 sizes and 4 lengths"):
-        fit(points[:8])
-    with pytest.raises(ConfigError, match=r"1 length$"):
-        fit(points[::4] * 2)
+    few = {"at least 6 runs, of 3 sizes and 3 lengths; there are 5 runs, of 2 sizes": points[:5]}
+    few |= {"8 runs, of 2 sizes and 4 lengths": points[:8], r"1 length$": points[::4] * 2}
+    for message, runs in few.items():
+        with pytest.raises(ConfigError, match=message):
+            fit(runs)
     lost = [Point(point.parameters, point.tokens, math.nan) for point in points[:4]]
     assert len(fit([*points[4:], *lost], draws=20).points) == 16
 

@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 from weft.compare.jobs import Job, Outcome, Sweep, rates_around
@@ -16,9 +17,7 @@ def outcome(job: Job, best: float, failed: str = "") -> Outcome:
     loss = 2 + abs(math.log(job.lr or best) - math.log(best)) + 0.1 / job.share + 0.001 * job.seed
     known = {"steps": 1, "tokens": 1, "flops": 1.0, "seconds": 1.0, "parameters": 1}
     nats = () if failed else (loss * math.log(2),)
-    return Outcome(
-        contender="a", share=job.share, lr=job.lr, seed=job.seed, nats=nats, bytes=nats and (1,), failed=failed, **known
-    )
+    return Outcome(**asdict(job), nats=nats, bytes=nats and (1,), failed=failed, **known)
 
 
 def simulate(result: Callable[[Job], Outcome]) -> dict[Job, Outcome]:
@@ -53,8 +52,7 @@ def test_the_search_is_widened_at_its_ends() -> None:
     for best in (0.0006, 0.16):
         outcomes, _ = finish(SWEEP, best)
         found, done = SWEEP.rate(1.0, outcomes)
-        assert done and found is not None
-        assert abs(math.log2(found / best)) <= 1
+        assert done and found is not None and abs(math.log2(found / best)) <= 1
 
 
 def test_the_order_of_the_runs_changes_nothing() -> None:

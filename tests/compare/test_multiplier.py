@@ -15,7 +15,6 @@ from weft.compare.multiplier import Curve, Multiplier, multiplier
 from weft.evaluate.bootstrap import bands, resample
 
 stats = Later("scipy.stats")
-
 SIZES = np.array([100.0, 300.0, 200.0])
 RUNGS = np.array([1 / 27, 1 / 9, 1 / 3, 1.0])
 
@@ -83,19 +82,15 @@ def test_the_interpolation_equals_scipys() -> None:
     found = measured(contender, baseline, draws=50)
     line = PchipInterpolator(-np.log([1.9, 1.31, 1.0]), np.log([3e3, 7e3, 5e4]))
     amount = math.exp(line(-math.log(1.17)))
-    assert found.value == pytest.approx(1e5 / amount)
-    assert found.loss == pytest.approx(1.17)
-    assert found.share == pytest.approx(amount / 5e4)
+    assert (found.value, found.loss, found.share) == pytest.approx((1e5 / amount, 1.17, amount / 5e4))
     assert found.at_full is None  # the baseline never reaches 1.0
     back = measured(baseline, contender, draws=50)
     assert back.value == pytest.approx(amount / 1e5)
-    assert back.at_full == back.value
-    assert back.share == 1
+    assert (back.at_full, back.share) == (back.value, 1)
     between = measured(curve([1.3], [6e3]), baseline, draws=50)
     other = PchipInterpolator(-np.log([2.0, 1.5, 1.45, 1.2, 1.17]), np.log([1e3, 2e3, 9e3, 2e4, 1e5]))
-    assert between.value == pytest.approx(math.exp(other(-math.log(1.3))) / 6e3)
-    assert between.low == pytest.approx(between.value)  # no noise, no width
-    assert between.high == pytest.approx(between.value)
+    expected = math.exp(other(-math.log(1.3))) / 6e3
+    assert (between.value, between.low, between.high) == pytest.approx((expected,) * 3)  # no noise, no width
 
 
 @pytest.mark.parametrize("times", [0.5, 2, 3, 10])
@@ -111,12 +106,7 @@ def test_a_known_multiplier_is_recovered_within_two_percent(world: tuple[float, 
 
 @pytest.mark.parametrize(
     ("times", "noise"),
-    [
-        (10, 0.003),
-        (3, 0.01),
-        pytest.param(2, 0.003, marks=pytest.mark.slow),
-        pytest.param(3, 0.003, marks=pytest.mark.slow),
-    ],
+    [(10, 0.003), (3, 0.01), *(pytest.param(times, 0.003, marks=pytest.mark.slow) for times in (2, 3))],
 )
 def test_the_interval_covers_the_truth(times: float, noise: float) -> None:
     world = World(seed_noise=noise)
@@ -140,8 +130,7 @@ def test_beyond_the_measured_range() -> None:
 
 def test_an_interval_may_leave_the_measured_range() -> None:
     found = measured(*World(seed_noise=0.01).curves(26, np.random.default_rng(3)))
-    assert found.low < 26
-    assert found.high == math.inf
+    assert found.low < 26 and found.high == math.inf
     assert "at least" in found.text() or found.beyond
 
 
@@ -151,6 +140,8 @@ def test_rungs_that_are_no_better_are_ignored() -> None:
     assert noisy.share == pytest.approx(1 / 100)  # the third of five rungs already reaches it
     flat = measured(curve([1.5, 1.5]), curve([1.5, 1.5], [5.0, 50.0]))
     assert flat.value == pytest.approx(5)
+    twice = measured(curve([2.0, 1.9, 1.5], [1.0, 1.0, 4.0]), curve([2.0, 1.5], [1.0, 4.0]))
+    assert twice.value == pytest.approx(1)  # two rungs of one amount count once
 
 
 def test_curves_without_a_multiplier() -> None:
@@ -163,11 +154,6 @@ def test_curves_without_a_multiplier() -> None:
     assert part.value == pytest.approx(10 / 100)
     same = measured(trained, trained)
     assert same.text() == "1.0× (1.0–1.0)"
-
-
-def test_two_rungs_of_one_amount_count_once() -> None:
-    found = measured(curve([2.0, 1.9, 1.5], [1.0, 1.0, 4.0]), curve([2.0, 1.5], [1.0, 4.0]))
-    assert found.value == pytest.approx(1)
 
 
 def test_one_rung_and_one_seed() -> None:

@@ -10,22 +10,10 @@ import numpy as np
 import pytest
 from tests.compare.page_sample import BASE, SHARES, VARIED, ablation, comparison, counted, measured, outcome
 
+from weft.compare import page as drawing
 from weft.compare.jobs import Comparison, Result, fraction
 from weft.compare.multiplier import Multiplier
-from weft.compare.page import (
-    AMOUNTS,
-    FAINT,
-    ComparisonPage,
-    effects_chart,
-    grid_table,
-    html_ranking,
-    looks,
-    loss_charts,
-    multiplier_chart,
-    ranking_chart,
-    ranking_table,
-    sweep_charts,
-)
+from weft.compare.page import AMOUNTS, FAINT, ComparisonPage, looks, multiplier_chart, ranking_chart, ranking_table
 from weft.compare.ranking import Ranked, main_effects, method, ranking, result, warnings
 from weft.figures.plot import Series
 from weft.figures.tables import text_table
@@ -65,11 +53,9 @@ def test_a_failed_contender_is_last_with_its_reason() -> None:
     assert page.ranking[-1].name == "gru" and page.ranking[-1].failed == "the loss is NaN"
     notes = "\n".join(method(given, page.ranking))
     assert "lstm is shown at 1/3 of the budget, where others have 1" in notes
-    assert "gru finished nothing: the loss is NaN" in notes
-    assert "gru finished nothing: the loss is NaN" in page.text()
-    line = next(line for line in page.text().splitlines() if line.startswith("gru"))
-    assert line.endswith("failed")
-    assert ">failed</td>" in html_ranking(page.ranking)
+    assert all("gru finished nothing: the loss is NaN" in text for text in (notes, page.text()))
+    assert next(line for line in page.text().splitlines() if line.startswith("gru")).endswith("failed")
+    assert ">failed</td>" in drawing.html_ranking(page.ranking)
 
 
 def test_a_contender_with_a_smaller_share_is_noted_even_if_it_is_best() -> None:
@@ -85,10 +71,6 @@ def test_a_rate_at_the_edge_of_the_sweep_is_noted(page: ComparisonPage) -> None:
     jobs = tuple(job.replace(lr=0.03) for job in best.result.outcomes)
     changed = replace(best, result=replace(best.result, outcomes=jobs))
     assert warnings([changed, *page.ranking[1:]])[0].startswith("The learning rate of transformer++ is the largest")
-
-
-def test_shares_are_written_as_fractions() -> None:
-    assert [fraction(share) for share in SHARES] == ["1/27", "1/9", "1/3", "1"]
 
 
 # ---- sentences
@@ -130,8 +112,8 @@ def test_results_without_a_multiplier_have_their_sentences() -> None:
 
 
 def test_the_method_has_the_shares_and_the_seeds(page: ComparisonPage) -> None:
-    notes = "\n".join(method(page.comparison, page.ranking))
-    assert "1/27, 1/9, 1/3, 1" in notes and "3 seeds" in notes
+    notes, shares = "\n".join(method(page.comparison, page.ranking)), ", ".join(map(fraction, SHARES))
+    assert shares == "1/27, 1/9, 1/3, 1" and shares in notes and "3 seeds" in notes
     assert notes.endswith("The last 10% is held out.")
 
 
@@ -194,12 +176,12 @@ def test_an_ablation_has_its_effects_and_its_grid() -> None:
     given = ablation()
     cells = {each.name: each for each in given.contenders}
     found = ranking(replace(given, contenders=tuple(replace(each, sweep=()) for each in cells.values())))
-    table = grid_table(found, VARIED)
+    table = drawing.grid_table(found, VARIED)
     assert len(table.rows) == 16 and list(table.header[:4]) == list(VARIED)
     bits = [by_hand(cells[each.name], 1.0) for each in found]
     assert [row[4].split()[0] for row in table.rows] == [f"{value:.3f}" for value in sorted(bits)]
     effects = main_effects(given.contenders, VARIED)
-    panels = effects_chart(effects)
+    panels = drawing.effects_chart(effects)
     assert panels is not None and "negative number, is better" in panels.about
     dots = [series.points[0][0] for series in panels.plots[0].series if len(series.points) == 1]
     for setting, dot in zip(VARIED, dots, strict=True):  # every setting has one other value
@@ -213,7 +195,7 @@ def test_an_ablation_has_its_effects_and_its_grid() -> None:
 
 def series_of(found: tuple[Ranked, ...], amount: str) -> dict[str, Series]:
     """Return the named series of a loss chart."""
-    panels = next(each for each in loss_charts(found) if each.name == f"loss-{amount}")
+    panels = next(each for each in drawing.loss_charts(found) if each.name == f"loss-{amount}")
     return {series.name: series for series in panels.plots[0].series if series.name}
 
 
@@ -275,7 +257,7 @@ def test_the_sweep_marks_the_chosen_rate_and_failures(page: ComparisonPage) -> N
     best = page.ranking[0]
     failed = outcome(best.name, SHARES[0], 0, (1, 1), lr=0.1, nats=(), bytes=(), failed="diverged")
     changed = replace(best, result=replace(best.result, sweep=(*best.result.sweep, failed)))
-    panels = sweep_charts([changed])
+    panels = drawing.sweep_charts([changed])
     assert panels is not None
     drawn = {series.look.marker: series.points for series in panels.plots[0].series}
     assert {rate for rate, _ in drawn["ring"]} == {0.003}

@@ -45,12 +45,9 @@ def test_a_finished_study_is_read_as_written(folder: Path) -> None:
     assert read_study(folder / "law")["kind"] == "scale"
 
 
-def test_a_running_study_has_the_number_of_finished_runs(folder: Path) -> None:
+def test_unfinished_and_damaged_studies(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     running = {"kind": "compare", "finished": False, "command": "weft compare a b", "runs": 2}
     assert read_study(folder / "runs") == running
-
-
-def test_a_damaged_study_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RunError, match=r"damaged: its results are damaged"):
         read_study(folder / "damaged")
     monkeypatch.setattr(module, "MAX_STUDY_BYTES", 100)

@@ -11,7 +11,7 @@ from weft.compare.tokenizers import LECTURE, TokenizerComparison, TokenizerMeasu
 from weft.data.config import FilesSplit, TextSource
 from weft.data.split import train_texts
 from weft.errors import ConfigError, DataError, TokenizerError
-from weft.text.config import BPE, Unigram, Word
+from weft.text.config import BPE, Char, Unigram, Word
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 TRAINING = "Henry is giving a lecture on transformers, and a café is a place.\n" * 12 + "once only\n"
@@ -119,8 +119,7 @@ def test_the_page_shows_every_token_in_a_box(compared: TokenizerComparison, tmp_
     html = compared.save(tmp_path / "page.html").read_text()
     boxes = re.findall(r'<span class="tok-piece tok-(\w+)">(.*?)</span>', html)
     assert len(boxes) == sum(len(each.pieces) for each in compared.measures)
-    unknown = [each for each, shown in boxes if each == "unknown" and shown == "&lt;unk&gt;"]
-    assert len(unknown) == 3
+    assert boxes.count(("unknown", "&lt;unk&gt;")) == 3
     assert "&lt;b&gt;a folder" in html and "<b>a folder" not in html
     assert 'aria-label="Bytes per token by vocabulary size"' in html
     for each in compared.measures:
@@ -165,6 +164,5 @@ def test_text_that_cannot_be_split_is_refused(tmp_path: Path) -> None:
 
 
 def test_specs_are_parsed() -> None:
-    assert parse_tokenizer("bpe:8000") == BPE(vocab_size=8000) and parse_tokenizer("word") == Word()
-    assert parse_tokenizer("unigram:99") == Unigram(vocab_size=99)
-    assert not isinstance(parse_tokenizer("char"), Tokenizer)
+    parsed = [parse_tokenizer(spec) for spec in ("bpe:8000", "word", "unigram:99", "char")]
+    assert parsed == [BPE(vocab_size=8000), Word(), Unigram(vocab_size=99), Char()]

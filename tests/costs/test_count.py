@@ -41,17 +41,8 @@ def built(model: Any) -> int:
         return sum(p.numel() for p in build(model).parameters())
 
 
-LARGE = [
-    "gpt3-175b",
-    "llama-65b",
-    "llama-33b",
-    "llama-13b",
-    "llama-7b",
-    "gpt3-13b",
-    "gpt3-6.7b",
-    "gpt2-xl",
-    "gpt2-large",
-]
+LARGE = ["gpt3-175b", "llama-65b", "llama-33b", "llama-13b", "llama-7b", "gpt3-13b", "gpt3-6.7b"]
+LARGE += ["gpt2-xl", "gpt2-large"]
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LARGE else ()) for n in PRESETS])
@@ -74,25 +65,16 @@ norms = st.sampled_from(
     [parts.LayerNorm(), parts.LayerNorm(bias=False), parts.LayerNorm(gain=False, bias=False), parts.RMSNorm()]
 )
 positions = st.one_of(
-    st.sampled_from(
-        [
-            position.NoPosition(),
-            position.Sinusoidal(),
-            position.Rotary(),
-            position.Rotary(fraction=0.5),
-            position.ALiBi(),
-        ]
-    ),
+    st.sampled_from([position.NoPosition(), position.Sinusoidal(), position.Rotary(), position.ALiBi()]),
+    st.just(position.Rotary(fraction=0.5)),
     st.builds(position.Learned, offset=st.integers(0, 3)),
     st.builds(position.Relative, max_distance=small),
     st.builds(position.Disentangled, buckets=st.just(4), norm_eps=st.none() | st.just(1e-7)),
     st.builds(position.T5Bias, buckets=st.sampled_from([4, 8])),
     st.builds(position.LearnedT5, offset=st.integers(0, 3), buckets=st.just(4)),
 )
-feedforwards = st.one_of(
-    st.builds(parts.Plain, d_ff=st.integers(1, 9), bias=st.booleans()),
-    st.builds(parts.Gated, d_ff=st.integers(1, 9), bias=st.booleans()),
-)
+widths = {"d_ff": st.integers(1, 9), "bias": st.booleans()}
+feedforwards = st.one_of(st.builds(parts.Plain, **widths), st.builds(parts.Gated, **widths))
 lm_heads = st.builds(config.LMHead, tied=st.booleans(), bias=st.booleans(), softcap=st.none() | st.just(5.0))
 transforms = st.none() | st.builds(config.Transform, bias=st.booleans())
 biases = {"tied": st.booleans(), "bias": st.booleans(), "dense_bias": st.booleans()}
@@ -137,9 +119,8 @@ def transformers(draw: st.DrawFn) -> Any:
     }
     if draw(st.booleans()):
         shared["position"] = position.Rotary()
-        shared["pattern"].append(
-            config.LayerKind(position=draw(st.sampled_from([position.NoPosition(), position.Rotary(base=9.0)])))
-        )
+        other = draw(st.sampled_from([position.NoPosition(), position.Rotary(base=9.0)]))
+        shared["pattern"].append(config.LayerKind(position=other))
     projected = shared["position"].projected
     if projected:
         shared["attention"] = attention.replace(kv_heads=None)
@@ -159,43 +140,22 @@ def transformers(draw: st.DrawFn) -> Any:
             ngrams, narrow = draw(st.none() | hashed), draw(st.sampled_from([None, 4]))
             return config.Decoder(**shared, d_embedding=narrow, ngrams=ngrams, head=draw(lm_heads))
         case "encoder":
-            head = draw(heads)
             divisors = [n for n in (1, 2, 3) if shared["layers"] % n == 0]
-            return config.Encoder(
-                **shared,
-                segments=draw(st.integers(0, 2)),
-                head=head,
-                d_embedding=None if projected else draw(st.sampled_from([None, 4, 8])),
-                distinct_layers=None if shared["pattern"] else draw(st.none() | st.sampled_from(divisors)),
-            )
+            shared["distinct_layers"] = None if shared["pattern"] else draw(st.none() | st.sampled_from(divisors))
+            shared["d_embedding"] = None if projected else draw(st.sampled_from([None, 4, 8]))
+            return config.Encoder(**shared, segments=draw(st.integers(0, 2)), head=draw(heads))
         case _:
-            return config.EncoderDecoder(
-                **shared,
-                encoder_layers=draw(st.none() | st.integers(1, 3)),
-                source_vocab_size=draw(st.none() | st.integers(12, 15)),
-                head=draw(lm_heads),
-            )
+            layers, rows = draw(st.none() | st.integers(1, 3)), draw(st.none() | st.integers(12, 15))
+            return config.EncoderDecoder(**shared, encoder_layers=layers, source_vocab_size=rows, head=draw(lm_heads))
 
 
-cells = st.sampled_from(["elman", "lstm", "gru"])
-recurrents = st.builds(
-    config.Recurrent,
-    vocab_size=st.integers(1, 11),
-    context=st.just(5),
-    cell=cells,
-    layers=st.integers(1, 3),
-    d_model=st.just(6),
-    d_embedding=st.sampled_from([None, 6]),
-    tied=st.booleans(),
-)
+cells: dict[str, st.SearchStrategy[Any]] = {"vocab_size": st.integers(1, 11), "context": st.just(5)}
+cells |= {"cell": st.sampled_from(["elman", "lstm", "gru"]), "layers": st.integers(1, 3), "d_model": st.just(6)}
+recurrents = st.builds(config.Recurrent, **cells, d_embedding=st.sampled_from([None, 6]), tied=st.booleans())
 alignments = st.builds(
     config.Bahdanau,
-    vocab_size=st.integers(1, 11),
+    **cells,
     source_vocab_size=st.none() | st.integers(12, 15),
-    context=st.just(5),
-    cell=cells,
-    layers=st.integers(1, 2),
-    d_model=st.just(6),
     d_embedding=st.none() | st.just(4),
     d_attention=st.none() | st.just(3),
 )
@@ -205,11 +165,8 @@ models = st.one_of(transformers(), transformers(), recurrents, alignments)
 @contextmanager
 def counting() -> Iterator[FlopCounterMode]:
     """Count FLOPs without fused attention and LSTM kernels, whose products torch doesn't see."""
-    with (
-        sdpa_kernel(SDPBackend.MATH),
-        torch.backends.mkldnn.flags(enabled=False),
-        FlopCounterMode(display=False) as counter,
-    ):
+    unfused = sdpa_kernel(SDPBackend.MATH), torch.backends.mkldnn.flags(enabled=False)
+    with unfused[0], unfused[1], FlopCounterMode(display=False) as counter:
         yield counter
 
 
@@ -248,19 +205,20 @@ def test_the_lectures_terms() -> None:
     cost = count(model)
     flops = {part.name: part.flops / cost.length for part in cost.components}
     d, L, T, V = 768, 12, 1024, 50257
-    assert flops["FFN"] == 16 * d * d * L
-    assert flops["MHA projections"] == 8 * d * d * L
-    assert flops["attention"] == 4 * T * d * L
-    assert flops["logits"] == 2 * d * V
+    assert (flops["FFN"], flops["MHA projections"]) == (16 * d * d * L, 8 * d * d * L)
+    assert (flops["attention"], flops["logits"]) == (4 * T * d * L, 2 * d * V)
     assert cost.training() == 3 * cost.forward
     assert cost.training(recompute=True) == 4 * (24 * d * d * L + 4 * T * d * L) + 3 * 2 * d * V
 
 
+def flops_by_component(model: Any, length: int | None = None) -> dict[str, int]:
+    return {part.name: part.flops for part in count(model, length).components}
+
+
 def test_a_window_bounds_the_keys() -> None:
-    full, narrow = preset("gpt-tiny"), preset("gpt-tiny")
-    narrow = narrow.replace(attention=narrow.attention.replace(window=32))
-    unbounded = {part.name: part.flops for part in count(full).components}
-    bounded = {part.name: part.flops for part in count(narrow).components}
+    full = preset("gpt-tiny")
+    unbounded = flops_by_component(full)
+    bounded = flops_by_component(full.replace(attention=full.attention.replace(window=32)))
     assert bounded["attention"] * 4 == unbounded["attention"]
     assert bounded["FFN"] == unbounded["FFN"]
 
@@ -268,14 +226,11 @@ def test_a_window_bounds_the_keys() -> None:
 def test_windows_in_some_layers_bound_their_keys() -> None:
     full = preset("gpt-tiny").replace(layers=5)
     pattern = (config.LayerKind(window=32), config.LayerKind())
-    unbounded = {part.name: part.flops for part in count(full, 128).components}
-    bounded = {part.name: part.flops for part in count(full.replace(pattern=pattern), 128).components}
+    unbounded, bounded = (flops_by_component(model, 128) for model in (full, full.replace(pattern=pattern)))
     assert bounded["attention"] == unbounded["attention"] * (3 * 32 + 2 * 128) // (5 * 128)
     layers = costs(full.replace(pattern=pattern), 128).layers
-    assert [(layer.name, layer.repeats) for layer in layers] == [
-        ("layer with a window of 32", 3),
-        ("layer with all of the past", 2),
-    ]
+    repeats = {"layer with a window of 32": 3, "layer with all of the past": 2}
+    assert {layer.name: layer.repeats for layer in layers} == repeats
     attention = [next(p.flops for p in layer.cost.components if p.name == "attention") for layer in layers]
     assert 3 * attention[0] + 2 * attention[1] == bounded["attention"]
 
@@ -296,9 +251,7 @@ def test_shares_sum_to_one() -> None:
 
 def test_an_ngram_model_has_no_weights() -> None:
     cost = count(preset("ngram-5"))
-    assert cost.parameters == 0
-    assert cost.forward == 0
-    assert "5 look-ups" in cost.note
+    assert cost.parameters == cost.forward == 0 and "5 look-ups" in cost.note
     assert training_memory(preset("ngram-5"), Workload(8, 64, "fp32")).total() == 0
 
 
@@ -360,9 +313,8 @@ def test_activations_equal_what_autograd_saves(
     precision: str, placement: str, feedforward: Config, position: Config
 ) -> None:
     around = {"placement": "pre", "sublayers": placement} if "parallel" in placement else {"placement": placement}
-    model = preset("gpt-tiny").replace(
-        layers=3, d_model=64, feedforward=feedforward, position=position, vocab_size=16, **around
-    )
+    sizes = {"layers": 3, "d_model": 64, "vocab_size": 16}
+    model = preset("gpt-tiny").replace(**sizes, feedforward=feedforward, position=position, **around)
     predicted = training_memory(model, Workload(4, 32, precision)).activations
     assert predicted == pytest.approx(saved_bytes(model, 4, 32, precision == "bf16"), rel=0.1)
 
@@ -397,12 +349,8 @@ def test_checkpointed_layers_store_their_inputs() -> None:
     ],
 )
 def test_bytes_per_parameter(work: Workload, bytes_per_parameter: int) -> None:
-    model = preset("gpt2")
-    assert training_memory(model, work).fixed == bytes_per_parameter * count(model).parameters
-
-
-def test_the_loss_has_chunks_of_logits_as_counted() -> None:
-    assert MAX_LOGITS == CPU_LOGITS
+    assert training_memory(preset("gpt2"), work).fixed == bytes_per_parameter * count(preset("gpt2")).parameters
+    assert MAX_LOGITS == CPU_LOGITS  # the loss has chunks of logits as counted
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "smollm2-135m"])
@@ -462,16 +410,9 @@ def test_devices_are_recognised_by_their_driver_names(driver: str, name: str | N
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [
-        ("300B", 3 * 10**11),
-        ("1.5T", 15 * 10**11),
-        ("3e11", 3 * 10**11),
-        ("20_000", 20_000),
-        ("7k", 7000),
-        (" 1M ", 10**6),
-    ],
+    [("300B", 3e11), ("1.5T", 1.5e12), ("3e11", 3e11), ("20_000", 20_000), ("7k", 7000), (" 1M ", 1e6)],
 )
-def test_counts_are_parsed(text: str, number: int) -> None:
+def test_counts_are_parsed(text: str, number: float) -> None:
     assert parse_count(text, "--tokens") == number
 
 
@@ -496,8 +437,7 @@ def test_the_flops_of_muons_update_are_counted(name: str) -> None:
         parameter.grad = torch.randn_like(parameter)
     with FlopCounterMode(display=False) as counted:
         muon.step()
-    assert counted.get_total_flops() == orthogonal_flops(shape, 3)
-    machine = Machine(device_named("h100"), gpus=1, mfu=0.5, precision="bf16")
-    update = orthogonal_flops(shape, 3)
+    update, machine = orthogonal_flops(shape, 3), Machine(device_named("h100"), gpus=1, mfu=0.5, precision="bf16")
+    assert counted.get_total_flops() == update
     plain, planned = (plan_training(1.0, 64, 16, machine=machine, update_flops=flops) for flops in (0.0, update))
     assert planned.flops - plain.flops == 4 * update

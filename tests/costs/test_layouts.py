@@ -34,9 +34,8 @@ NET = Interconnect("test", 100e9, 10e9, 8)
 
 
 def job(rows: int = 16, gpus: int = 1, **changes: Any) -> TrainingJob:
-    return replace(
-        TrainingJob(gpt(4, 64, 4, context=32, vocab_size=96), rows, 32, device=H100, net=NET, gpus=gpus), **changes
-    )
+    small = TrainingJob(gpt(4, 64, 4, context=32, vocab_size=96), rows, 32, device=H100, net=NET, gpus=gpus)
+    return replace(small, **changes)
 
 
 # ---- memory
@@ -67,9 +66,8 @@ def test_weights_gradients_and_moments_are_sharded() -> None:
     for name in ("weights", "gradients", "optimizer"):
         assert getattr(fourth, name) == getattr(alone, name) / 4
     muon = rank_memory(job(optimizer="muon"), LayoutChoice(Layout(replicate=1), 16))
-    assert muon.optimizer == pytest.approx(
-        training_memory(job().model, Workload(16, 32, "bf16", "muon")).optimizer, 1e-2
-    )
+    counted = training_memory(job().model, Workload(16, 32, "bf16", "muon"))
+    assert muon.optimizer == pytest.approx(counted.optimizer, rel=1e-2)
 
 
 def test_activations_by_hand() -> None:
@@ -90,10 +88,9 @@ def test_activations_by_hand() -> None:
 
 def test_a_pipeline_stage_stores_all_micro_batches_in_flight() -> None:
     layer = 32 * 64 + 16
-    first = rank_memory(job(rows=16, gpus=4), LayoutChoice(Layout(replicate=1, pipeline=4), 1))
-    assert first.activations == pytest.approx(32 * (4 * layer + 4 * 64))  # one layer per stage, four micro-batches
-    two = rank_memory(job(rows=2, gpus=4), LayoutChoice(Layout(replicate=1, pipeline=4), 1))
-    assert two.activations == pytest.approx(32 * (2 * layer + 4 * 64))
+    for batch, in_flight in ((16, 4), (2, 2)):  # one layer per stage, up to four micro-batches
+        memory = rank_memory(job(rows=batch, gpus=4), LayoutChoice(Layout(replicate=1, pipeline=4), 1))
+        assert memory.activations == pytest.approx(32 * (in_flight * layer + 4 * 64))
 
 
 def test_sharded_weights_are_gathered_two_layers_at_a_time() -> None:
@@ -163,27 +160,19 @@ def test_groups_span_machines() -> None:
 def test_times_of_collectives() -> None:
     inside = DeviceGroup(4, 1, NET)
     assert inside.gather(1e9) == pytest.approx(START + 3 * HOP_INSIDE + 0.75e9 / (LINK_SHARE * 100e9))
-    assert (
-        DeviceGroup(1, 1, NET).gather(1e9)
-        == DeviceGroup(1, 1, NET).reduce(1e9)
-        == DeviceGroup(1, 1, NET).send(1e9)
-        == 0
-    )
+    alone = DeviceGroup(1, 1, NET)
+    assert alone.gather(1e9) == alone.reduce(1e9) == alone.send(1e9) == 0
     assert inside.reduce(1e9) == pytest.approx(START + 6 * HOP_INSIDE + 1.5e9 / (LINK_SHARE * 100e9))
-    across = DeviceGroup(16, 1, NET)
-    assert across.gather(1e9) == pytest.approx(
-        START + 14 * HOP_INSIDE + HOP_ACROSS + 15 / 16 * 1e9 / (LINK_SHARE * 80e9)
-    )
+    across, hops = DeviceGroup(16, 1, NET), 14 * HOP_INSIDE + HOP_ACROSS
+    assert across.gather(1e9) == pytest.approx(START + hops + 15 / 16 * 1e9 / (LINK_SHARE * 80e9))
     assert DeviceGroup(2, 8, NET).send(1e6) == pytest.approx(START + HOP_ACROSS + 1e6 / (LINK_SHARE * 10e9))
 
 
 @pytest.mark.parametrize(("recompute", "times"), [(0.0, 4), (1.0, 6)])
 def test_a_layer_has_four_all_reduces(recompute: float, times: int) -> None:
     choice = LayoutChoice(Layout(replicate=1, tensor=2), 16, recompute)
-    five, four = (
-        Predictor(job(gpus=2, model=gpt(layers, 64, 4, context=32, vocab_size=96))).time(choice).tensor
-        for layers in (5, 4)
-    )
+    models = (gpt(layers, 64, 4, context=32, vocab_size=96) for layers in (5, 4))
+    five, four = (Predictor(job(gpus=2, model=model)).time(choice).tensor for model in models)
     assert five - four == pytest.approx(times * DeviceGroup(2, 1, NET).reduce(2 * 16 * 32 * 64))
 
 
@@ -199,12 +188,11 @@ def test_slow_links_are_not_hidden() -> None:
     given = TrainingJob(preset("gpt2"), 64, 1024, device=H100, net=replace(NET, across=1e9), gpus=16)
     choice = LayoutChoice(Layout(replicate=1, shard=16), 4)
     slow, fast = (Predictor(replace(given, net=replace(NET, across=speed))).time(choice) for speed in (1e8, 50e9))
-    layers = stage_parameters(given, choice, first=True, last=True)["layer"] * 12
-    least = 15 / 16 * (2 + 2 + 4) * layers / (LINK_SHARE * 8e8) - fast.compute
-    around = 15 / 16 * 2 * stage_parameters(given, choice, first=True, last=True)["around"] / (LINK_SHARE * 8e8)
-    assert (
-        least + around < slow.shard < 1.1 * least + around + fast.compute
-    )  # the first gather and the last reduction are exposed
+    parts = stage_parameters(given, choice, first=True, last=True)
+    least = 15 / 16 * (2 + 2 + 4) * 12 * parts["layer"] / (LINK_SHARE * 8e8) - fast.compute
+    around = 15 / 16 * 2 * parts["around"] / (LINK_SHARE * 8e8)
+    # the first gather and the last reduction are exposed
+    assert least + around < slow.shard < 1.1 * least + around + fast.compute
     assert fast.shard < 0.01 * slow.shard
 
 
@@ -260,9 +248,8 @@ def test_most_rows_are_held_out() -> None:
 )
 def test_peak_memory_on_one_h200(model: Any, batch: int, length: int, gibibytes: float) -> None:
     given = TrainingJob(model, batch, length, device=DEVICES["h200"], net=NET)
-    assert rank_memory(given, LayoutChoice(Layout(replicate=1), batch)).peak / 2**30 == pytest.approx(
-        gibibytes, rel=0.05
-    )
+    peak = rank_memory(given, LayoutChoice(Layout(replicate=1), batch)).peak
+    assert peak / 2**30 == pytest.approx(gibibytes, rel=0.05)
 
 
 # ---- the search
@@ -306,16 +293,8 @@ def test_tensor_beyond_a_machine_is_slow() -> None:
     ("layout", "changes", "reason"),
     [
         (Layout(tensor=3), {}, "tensor = 3: model.attention.heads = 4 can't be divided"),
-        (
-            Layout(tensor=4),
-            {"model": llama(2, 64, 4, d_ff=96, context=32, kv_heads=2)},
-            "4: model.attention.kv_heads = 2 can't be",
-        ),
-        (
-            Layout(tensor=4),
-            {"model": llama(2, 64, 4, d_ff=90, context=32)},
-            "tensor = 4: model.feedforward.d_ff = 90 can't be",
-        ),
+        (Layout(tensor=4), {"model": llama(2, 64, 4, d_ff=96, kv_heads=2)}, "4: model.attention.kv_heads = 2 can't be"),
+        (Layout(tensor=4), {"model": llama(2, 64, 4, d_ff=90)}, "tensor = 4: model.feedforward.d_ff = 90 can't be"),
         (Layout(pipeline=8), {}, "pipeline 8 is more than 4 layers"),
         (Layout(context=3), {}, "context 3 does not divide 32 tokens"),
         (Layout(shard=3), {}, "16 rows per step are not divisible by replicate × shard = 3"),

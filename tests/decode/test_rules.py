@@ -14,7 +14,7 @@ from weft.decode import sampling
 from weft.decode.config import Beam, Rules, Sampling
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt
-from weft.decode.sampling import TokenHistory, apply_rules, choose_tokens, filter_logits
+from weft.decode.sampling import PenaltyHistory, apply_rules, choose_tokens, filter_logits
 from weft.errors import ConfigError, ModelError
 from weft.models.base import LanguageModel
 from weft.models.build import build
@@ -36,8 +36,8 @@ def prompts() -> Tensor:
     return torch.randint(V, (B, 12), generator=torch.Generator().manual_seed(1))
 
 
-def history_of(prompts: Tensor, generated: Tensor) -> TokenHistory:
-    history = TokenHistory(prompts.tolist(), V, torch.device("cpu"))
+def history_of(prompts: Tensor, generated: Tensor) -> PenaltyHistory:
+    history = PenaltyHistory(prompts.tolist(), V, torch.device("cpu"))
     for column in generated.T:
         history.push(column.tolist())
     return history
@@ -96,7 +96,7 @@ def test_banned_ngrams_equal_transformers(logits: Tensor, size: int) -> None:
 
 def test_frequency_and_presence_follow_their_formulas(logits: Tensor) -> None:
     counts = torch.randint(4, (B, V), generator=torch.Generator().manual_seed(2)).float()
-    history = TokenHistory([[]] * B, V, logits.device)
+    history = PenaltyHistory([[]] * B, V, logits.device)
     history.counts = counts
     found = apply_rules(logits, [Rules(frequency_penalty=0.4, presence_penalty=1.5)] * B, [9] * B, history=history)
     for row, column in product(range(B), range(V)):

@@ -19,7 +19,7 @@ from weft.explain.attention.lines import gaps
 from weft.explain.attention.maps import MAX_PAGE_BYTES, AttentionMaps, KindMaps, attention_maps
 from weft.explain.capture import capture
 from weft.explain.reading import Reading, SourceTokens
-from weft.figures.heatmap import pooled
+from weft.figures.heatmap import max_pool
 from weft.models.build import build
 from weft.models.config import Bahdanau, Decoder, Encoder, EncoderDecoder, NGram, Recurrent
 from weft.text.config import Char
@@ -154,10 +154,10 @@ def test_rollout_is_the_sum_over_all_paths_through_the_layers(maps: AttentionMap
 def test_pooling_keeps_thin_lines() -> None:
     weights = np.zeros((2, 401, 303), np.float32)
     weights[1, 400, 302] = weights[0, 17, 5] = 0.7
-    small, block = pooled(weights, 100)
+    small, block = max_pool(weights, 100)
     assert block == 5 and small.shape == (2, 81, 61)
     assert small[1, 80, 60] == small[0, 3, 1] == np.float32(0.7) and np.count_nonzero(small) == 2
-    assert pooled(weights, 401)[0] is weights
+    assert max_pool(weights, 401)[0] is weights
     assert gaps([1, 2, 5, 6, 9]) == [1, 3]
 
 

@@ -54,15 +54,13 @@ OPERANDS: dict[str, dict[str, Any]] = {
     "amax": {"x": torch.tensor([[1.0, 3.0, 3.0], [2.0, 0.0, 1.0]], dtype=torch.float64)},
 }
 # PyTorch's function of a rule, where the rule's own is written out.
-FRAMEWORK = {
-    "linear": lambda x, W, b: F.linear(x, W, b),
-    "attention": lambda Q, K, V: F.scaled_dot_product_attention(Q, K, V),
+FRAMEWORK: dict[str, Any] = {
     "layer_norm": lambda x, w, b: F.layer_norm(x, (5,), w, b),
     "rms_norm": lambda x, w: F.rms_norm(x, (5,), w, 1e-6),
     "embedding": lambda W, i: F.embedding(i, W),
-    "addmm": torch.addmm,
-    "baddbmm": torch.baddbmm,
 }
+FRAMEWORK |= {"linear": F.linear, "attention": F.scaled_dot_product_attention}
+FRAMEWORK |= {"addmm": torch.addmm, "baddbmm": torch.baddbmm}
 
 
 # ---- the formulas as code
@@ -121,8 +119,8 @@ def ties(x: Tensor, y: Tensor) -> Tensor:
 
 
 PRODUCT = {"A": lambda g, B, **_: g @ B.mT, "B": lambda g, A, **_: A.mT @ g}
-ADDED = {**PRODUCT, "C": lambda g, C, **_: g.sum_to_size(C.shape)}
-# by rule: the function, and the gradient of each operand
+ADDED = {**PRODUCT, "C": lambda g, **_: g}
+# by rule: the function, and the gradient of each operand, before it is summed over the copies of a broadcast operand
 COMPUTED: dict[str, tuple[Any, dict[str, Any]]] = {
     "linear": (lambda x, W, b: x @ W.T + b, {
         "x": lambda g, W, **_: g @ W,
@@ -140,28 +138,15 @@ COMPUTED: dict[str, tuple[Any, dict[str, Any]]] = {
         "K": lambda g, Q, **of: scores_back(g, Q=Q, **of).mT @ Q,
         "V": lambda g, Q, K, **_: scores(Q, K).mT @ g,
     }),
-    "add": (lambda a, b: a + b, {
-        "a": lambda g, a, **_: g.sum_to_size(a.shape), "b": lambda g, b, **_: g.sum_to_size(b.shape),
-    }),
-    "sub": (lambda a, b: a - b, {
-        "a": lambda g, a, **_: g.sum_to_size(a.shape), "b": lambda g, b, **_: -g.sum_to_size(b.shape),
-    }),
-    "mul": (lambda a, b: a * b, {
-        "a": lambda g, a, b, **_: (g * b).sum_to_size(a.shape),
-        "b": lambda g, a, b, **_: (g * a).sum_to_size(b.shape),
-    }),
-    "div": (lambda a, b: a / b, {
-        "a": lambda g, a, b, **_: (g / b).sum_to_size(a.shape),
-        "b": lambda g, y, b, **_: (-g * y / b).sum_to_size(b.shape),
-    }),
+    "add": (lambda a, b: a + b, {"a": lambda g, **_: g, "b": lambda g, **_: g}),
+    "sub": (lambda a, b: a - b, {"a": lambda g, **_: g, "b": lambda g, **_: -g}),
+    "mul": (lambda a, b: a * b, {"a": lambda g, b, **_: g * b, "b": lambda g, a, **_: g * a}),
+    "div": (lambda a, b: a / b, {"a": lambda g, b, **_: g / b, "b": lambda g, y, b, **_: -g * y / b}),
     "pow": (lambda a, b: a**b, {"a": lambda g, a, b, **_: g * b * a ** (b - 1)}),
     "sum": (lambda x: x.sum(), {"x": lambda g, x, **_: g.expand_as(x)}),
     "mean": (lambda x: x.mean(-1, keepdim=True), {"x": lambda g, x, **_: (g / x.shape[-1]).expand_as(x)}),
     "amax": (lambda x: x.amax(-1), {"x": lambda g, x, y: g.unsqueeze(-1) * ties(x, y)}),
-    "where": (torch.where, {
-        "a": lambda g, c, a, **_: (g * c).sum_to_size(a.shape),
-        "b": lambda g, c, b, **_: (g * ~c).sum_to_size(b.shape),
-    }),
+    "where": (torch.where, {"a": lambda g, c, **_: g * c, "b": lambda g, c, **_: g * ~c}),
     "masked_fill": (lambda x, m: x.masked_fill(m, -9.0), {"x": lambda g, m, **_: g * ~m}),
     "index": (lambda x, i: x[i], {"x": lambda g, x, i, **_: scatter(g, x, i)}),
     "cat": (lambda a, b: torch.cat([a, b], -1), {
@@ -206,9 +191,10 @@ TAUGHT: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-def check(
-    rule: GradientRule, computed: tuple[Any, dict[str, Any]], operands: dict[str, Any], function: Any = None
-) -> None:
+Computed = tuple[Any, dict[str, Any]]
+
+
+def check(rule: GradientRule, computed: Computed, operands: dict[str, Any], function: Any = None) -> None:
     formula, gradients = computed
     assert gradients.keys() == rule.gradients.keys()
     inputs = {k: v.clone().requires_grad_(k in gradients) if isinstance(v, Tensor) else v for k, v in operands.items()}
@@ -217,7 +203,7 @@ def check(
     g = real(*y.shape, seed=7)
     expected = torch.autograd.grad(y, [inputs[k] for k in gradients], g)
     for (operand, compute), by_autograd in zip(gradients.items(), expected, strict=True):
-        got = compute(g=g, y=y.detach(), **operands)
+        got = compute(g=g, y=y.detach(), **operands).sum_to_size(operands[operand].shape)
         torch.testing.assert_close(got, by_autograd, atol=1e-12, rtol=1e-12, msg=f"gradient by {operand}")
 
 
@@ -230,20 +216,15 @@ def test_a_formula_is_the_gradient(name: str) -> None:
 
 @pytest.mark.parametrize("name", LECTURE)
 def test_f24_the_lectures_formulas(name: str) -> None:
-    operands: dict[str, dict[str, Tensor]] = {
-        "Linear": {"ω": real(3, 4), "a": real(4)},
-        "Sigmoid": {"a": real(4)},
-        "Softmax": {"a": real(4)},
-        "CrossEntropy": {"a": torch.softmax(real(4), 0), "â": torch.softmax(real(4, seed=1), 0)},
+    examples: dict[str, tuple[dict[str, Tensor], list[str]]] = {
+        "Linear": ({"ω": real(3, 4), "a": real(4)}, ["g_ω = g_b aᵀ", "g_a = ωᵀ g_b"]),
+        "Sigmoid": ({"a": real(4)}, ["g_a = g_b ⊙ b ⊙ (1 − b)"]),
+        "Softmax": ({"a": real(4)}, ["g_a = g_bᵀ (diag(b) − b bᵀ)"]),
+        "CrossEntropy": ({"a": real(4).softmax(0), "â": real(4, seed=1).softmax(0)}, ["g_â = −g_b (a ÷ â)"]),
     }
-    check(LECTURE[name], TAUGHT[name], operands[name])
-    texts = {
-        "Linear": ["g_ω = g_b aᵀ", "g_a = ωᵀ g_b"],
-        "Sigmoid": ["g_a = g_b ⊙ b ⊙ (1 − b)"],
-        "Softmax": ["g_a = g_bᵀ (diag(b) − b bᵀ)"],
-        "CrossEntropy": ["g_â = −g_b (a ÷ â)"],
-    }
-    assert [LECTURE[name].gradient(of, {"y": "b"}) for of in LECTURE[name].gradients] == texts[name]
+    operands, texts = examples[name]
+    check(LECTURE[name], TAUGHT[name], operands)
+    assert [LECTURE[name].gradient(of, {"y": "b"}) for of in LECTURE[name].gradients] == texts
 
 
 def test_every_text_names_only_operands() -> None:

@@ -14,7 +14,7 @@ from weft.explain.positions import Positions, positions
 from weft.models.config import Decoder
 from weft.nn.config import Attention
 from weft.nn.position import alibi_slopes
-from weft.nn.position_config import ALiBi, PositionConfig, Rotary, Sinusoidal
+from weft.nn.position_config import ALiBi, NoPosition, PositionConfig, Rotary, Sinusoidal
 
 
 def of(kind: Any, length: int = 24, d: int = 16, heads: int = 1) -> Positions:
@@ -61,8 +61,12 @@ def test_alibi_falls_with_the_distance() -> None:
 KINDS: dict[str, Any] = {kind.model_fields["kind"].default: kind for kind in kinds(PositionConfig)}
 
 
-@pytest.mark.parametrize("kind", [kind for name, kind in KINDS.items() if name != "none"])
+@pytest.mark.parametrize("kind", KINDS.values())
 def test_every_kind_is_drawn(kind: Any) -> None:
+    if kind is NoPosition:
+        with pytest.raises(ModelError, match="'none' change neither embeddings nor scores"):
+            of(kind())
+        return
     torch.manual_seed(3)
     before = torch.get_rng_state()
     found = of(kind())

@@ -29,27 +29,27 @@ def picture(depth: int = 5) -> SearchTrees:
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_nothing_overlaps(which: int) -> None:
     layout = picture().layouts[which]
-    spots = layout.spots
+    spots = layout.positions
     boxes = [(spot.x, spot.y - BOX / 2, spot.x + spot.width, spot.y + BOX / 2) for spot in spots]
     boxes += [(s.label_x, s.y - 4 - SMALL, s.label_x + width_of(s.label, SMALL), s.y - 4) for s in spots]
     for a, b in itertools.combinations(boxes, 2):
         assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
     for spot in spots:
         assert width_of(spot.text, 12.5) < spot.width  # a text stays in its box
-        assert spot.start[0] <= spot.turn < spot.label_x < spot.x
+        assert spot.start_x <= spot.turn < spot.label_x < spot.x
         assert spot.x >= 0 and spot.x + spot.width <= layout.width and spot.y + BOX / 2 <= layout.height
 
 
 def test_children_are_sorted_by_probability_with_their_parent_in_the_middle() -> None:
     shown = picture()
     for tree, layout in zip(shown.trees, shown.layouts, strict=True):
-        pairs = list(zip(tree.nodes, layout.spots, strict=True))
+        pairs = list(zip(tree.nodes, layout.positions, strict=True))
         for number in range(-1, len(tree.nodes)):
             children = sorted((pair for pair in pairs if pair[0].parent == number), key=lambda pair: pair[1].y)
             logprobs = [node.logprob for node, _ in children]
             assert logprobs == sorted(logprobs, reverse=True)
             if children:
-                y = layout.root if number < 0 else layout.spots[number].y
+                y = layout.root if number < 0 else layout.positions[number].y
                 assert y == pytest.approx((children[0][1].y + children[-1][1].y) / 2)
 
 
@@ -57,10 +57,10 @@ def test_the_page_holds_all_nodes_and_their_layout() -> None:
     shown = picture(3)
     html = shown.html()
     data = page_data(html)
-    for tree, layout, sent, laid in zip(shown.trees, shown.layouts, data["trees"], data["laid"], strict=True):
+    for tree, layout, sent, laid in zip(shown.trees, shown.layouts, data["trees"], data["layouts"], strict=True):
         assert [node["state"] for node in sent["nodes"]] == [node.state for node in tree.nodes]
         assert [node["total"] for node in sent["nodes"]] == [node.total for node in tree.nodes]
-        assert [spot["x"] for spot in laid["spots"]] == [spot.x for spot in layout.spots]
+        assert [spot["x"] for spot in laid["positions"]] == [spot.x for spot in layout.positions]
         assert [each["logprob"] for each in sent["written"]] == [each.logprob for each in tree.written]
     assert data["prompt"] == "a<b" and "a<b" not in html and escape(shown.text()) in html
     assert all(name in shown.text() for name in ("Greedy search", "Beam search", "Sampling"))
@@ -77,7 +77,7 @@ def test_a_text_that_greedy_search_misses_is_reported() -> None:
 def test_the_figure_draws_every_token() -> None:
     shown = picture(3)
     texts = [text.get_text() for text in shown.figure().axes[0].texts]
-    assert {spot.label for layout in shown.layouts for spot in layout.spots} <= set(texts)
+    assert {spot.label for layout in shown.layouts for spot in layout.positions} <= set(texts)
     assert texts.count("Beam search") == 1
 
 
@@ -85,7 +85,7 @@ def test_long_and_strange_tokens() -> None:
     words = ["\n", "  ", "x" * 60, "$a_b$", "漢字", "<b>"]
     nodes = tuple(SearchNode(-1, n, word, -1.0 - n, -1.0 - n, "kept") for n, word in enumerate(words))
     tree = SearchTree("greedy", nodes, (SearchedText("\n a", 0, -1.0),))
-    assert [spot.text for spot in tree_layout(tree).spots][:3] == ["⏎", "␣␣", "x" * 11 + "…"]
+    assert [spot.text for spot in tree_layout(tree).positions][:3] == ["⏎", "␣␣", "x" * 11 + "…"]
     shown = SearchTrees("p", (tree,))
     shown.figure().draw_without_rendering()
     assert "<b>" not in shown.html()

@@ -24,7 +24,7 @@ from weft.explain.step.step import MAX_TOKENS, StepPicture, step
 from weft.models import config as configs
 from weft.models.bahdanau import Bahdanau
 from weft.models.build import build
-from weft.models.config import Decoder, Encoder, EncoderDecoder, LayerKind, LMHead, NGram, PretrainingHead, Recurrent
+from weft.models.config import Decoder, Encoder, EncoderDecoder, LMHead, NGram, PretrainingHead, Recurrent
 from weft.models.smoothing import AddK, KneserNey, MaximumLikelihood, ModifiedKneserNey, StupidBackoff
 from weft.nn.config import Attention, Gated, RMSNorm
 from weft.nn.position_config import ALiBi, Disentangled, NoPosition, Relative, Rotary, Sinusoidal, T5Bias
@@ -53,9 +53,7 @@ VARIANTS: dict[str, Any] = {
     "res-post": GPT.replace(placement="res-post"),
     "opt": GPT.replace(d_embedding=16),
     "n-grams": GPT.replace(ngrams={"orders": [3, 2], "rows": 31, "width": 5}, embedding_scale=True),
-    "pattern": GPT.replace(
-        position=Rotary(), first_norm=False, pattern=(LayerKind(window=3), LayerKind(position=NoPosition()))
-    ),
+    "pattern": GPT.replace(position=Rotary(), first_norm=False, pattern=({"window": 3}, {"position": NoPosition()})),
     "no skips": GPT.replace(residual=False),
     "disentangled": Encoder(**{**SMALL, "position": Disentangled(buckets=8, max_distance=32)}, head=PretrainingHead()),
     "bert": Encoder(**{**SMALL, "placement": "post", "embedding_norm": True}, head=PretrainingHead()),
@@ -121,12 +119,9 @@ def test_a_transformer_shows_what_is_captured(variant: str, layer: int, position
         same(values(found, f"{block}.{part}.mask").softmax(-1), probabilities)
         same(values(found, f"{block}.{part}.mix").flatten(), captured[f"{block}.{part}.heads"][0, at])
         same(values(found, f"{block}.{part}.out"), captured[f"{block}.{part}"][0, at])
-    for number in range(config.layers):
-        same(
-            values(found, f"{name}.{number}", "attention"),
-            captured[f"{name}.{number}.attention.probabilities"][0, :, at],
-        )
-        same(values(found, f"{name}.{number}", "residual"), captured[f"{name}.{number}.residual"][0, at])
+    for summary in (f"{name}.{number}" for number in range(config.layers)):
+        same(values(found, summary, "attention"), captured[f"{summary}.attention.probabilities"][0, :, at])
+        same(values(found, summary, "residual"), captured[f"{summary}.residual"][0, at])
     assert found.choice is not None
     same(found.choice.logits, logits)
     candidates, likeliest = found.answer()["choice"]["candidates"], logits.softmax(-1).topk(40)

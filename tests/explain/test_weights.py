@@ -62,19 +62,16 @@ def test_entropy_is_a_share_of_the_maximum() -> None:
     assert list(found.entropy["decoder attention"].values()) == pytest.approx([1.0] * 4)
 
 
-@pytest.mark.parametrize("name", ["lstm", "bahdanau-tiny", "vaswani-tiny", "bert-tiny"])
+ENCODER, DECODER = ({f"{stack} residual", f"{stack} feed-forward hidden"} for stack in ("encoder", "decoder"))
+FAMILIES = {"lstm": {"recurrence states"}, "bahdanau-tiny": {"encoder states", "decoder states"}}
+FAMILIES |= {"vaswani-tiny": ENCODER | DECODER, "bert-tiny": ENCODER}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_shows_its_states(name: str) -> None:
     model = preset_model(name)
     found = histograms(model, read_ids(model, TEXT))
-    names = {
-        "lstm": {"recurrence states"},
-        "bahdanau-tiny": {"encoder states", "decoder states"},
-        "vaswani-tiny": {
-            f"{stack} {what}" for stack in ("encoder", "decoder") for what in ("residual", "feed-forward hidden")
-        },
-        "bert-tiny": {"encoder residual", "encoder feed-forward hidden"},
-    }[name]
-    assert set(found.activations) == names
+    assert set(found.activations) == FAMILIES[name]
     if name == "vaswani-tiny":
         assert set(found.entropy) == {"encoder attention", "decoder attention", "decoder cross"}
     if name == "lstm":

@@ -69,8 +69,7 @@ def at(server: Served) -> Callable[..., str]:
 
 def problems_of(page: Any) -> list[str]:
     """What the page says went wrong."""
-    found: list[str] = page.locator(".problem").all_inner_texts()
-    return found
+    return list(page.locator(".problem").all_inner_texts())
 
 
 def _wrong(message: Any) -> bool:

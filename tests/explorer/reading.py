@@ -1,7 +1,10 @@
 """Views of a text: going from one to the next without loading the page again."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+At = Callable[..., str]  # address of a view: at("attention", model="gpt", text="A tale")
 
 
 def show(page: Any, address: str, model: str) -> None:
@@ -11,9 +14,8 @@ def show(page: Any, address: str, model: str) -> None:
     page.wait_for_selector(".reading-drawn > *")
 
 
-def saved(page: Any, folder: Path) -> str:
-    """The picture that a view saves."""
+def saved_svg(page: Any) -> str:
+    """Save the view's first picture, and return it."""
     with page.expect_download() as download:
-        page.get_by_role("button", name="Save SVG").click()
-    download.value.save_as(folder / "view.svg")
-    return (folder / "view.svg").read_text("utf-8")
+        page.get_by_role("button", name="Save SVG").first.click()
+    return Path(download.value.path()).read_text("utf-8")

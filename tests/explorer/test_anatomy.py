@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.explorer.reading import saved_svg
 from tests.serve.serving import Served
 
 from weft.models.presets import PRESETS
@@ -78,9 +79,7 @@ def test_a_graph_is_opened_searched_and_reloaded(page: Any, at: Callable[..., st
     page.wait_for_selector(".graph-box.chosen")
     assert page.locator(".graph-plane").inner_text() == shown
     assert "--only graph --shapes" in page.locator(".tools code").inner_text()
-    with page.expect_download() as saved:
-        page.get_by_role("button", name="Save SVG").click()
-    text = saved.value.path().read_text("utf-8")
+    text = saved_svg(page)
     assert text.startswith("<svg") and "softmax" in text and "class=" not in text
 
 

@@ -1,13 +1,12 @@
 """The view of attention: heads are chosen, followed and switched off, and the address gives the same view again."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.explorer.reading import At, saved_svg
 
 TEXT = "A tale is told, and then"
-At = Callable[..., str]
 
 
 def opened(page: Any, address: str) -> None:
@@ -63,15 +62,15 @@ def test_heads_are_switched_off_and_on(page: Any, at: At) -> None:
     page.locator(".attention-heads button").nth(2).wait_for()
     assert page.locator(".att-off").count() == 2
     page.locator(".attention-off .shaded-token").nth(2).click()
-    assert "nats" in page.locator(".attention-off .shaded-told").text_content()
+    assert "nats" in page.locator(".attention-off .shaded-details").text_content()
     assert page.locator(".attention-text").count() == 2
     told = page.locator(".attention-totals").text_content()
     page.reload()
     page.locator(".attention-totals").wait_for()
     assert page.locator(".attention-totals").text_content() == told
     assert page.locator(".att-off").count() == 2
-    page.get_by_role("button", name="All on again").click()
-    page.get_by_text("Switch a head off, by its button").wait_for()
+    page.get_by_role("button", name="Switch all on").click()
+    page.get_by_text("Switch a head off, with its button").wait_for()
     assert "off" not in state(page)
 
 
@@ -107,16 +106,14 @@ def test_other_models(page: Any, at: At, model: str, off: str) -> None:
 
 def test_a_model_without_attention(page: Any, at: At) -> None:
     page.goto(at("attention", model="lstm"))
-    page.get_by_text("A model of kind 'recurrent' has no such view.").wait_for()
+    page.get_by_text("This view is not available for a model of kind 'recurrent'.").wait_for()
 
 
 def test_it_is_kept_as_svg_and_fits_a_phone(page: Any, at: At) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     opened(page, at("attention", model="gpt", text=TEXT, layer=0, head=1))
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    with page.expect_download() as download:
-        page.get_by_role("button", name="Save SVG").click()
-    saved = Path(download.value.path()).read_text("utf-8")
+    saved = saved_svg(page)
     assert saved.startswith("<svg") and "data:image/png;base64" in saved and "<path" in saved and "var(" not in saved
     assert "rgb(" not in saved and "color(" not in saved  # colours that every program reads
     assert page.locator(".att-queries button").last.text_content() in saved

@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 
 import pytest
 from tests.compare.page_sample import comparison, scaling
+from tests.explorer.reading import saved_svg
 from tests.serve.serving import RUNS, Served, served
 
 from weft.compare.page import ComparisonPage
@@ -75,9 +76,7 @@ def test_a_law_has_its_fit_and_its_runs_and_is_saved(page: Any, at: Callable[...
     axes.nth(2).click()
     assert "by FLOPs" in page.locator(".compare-losses .title").text_content()
     assert page.locator(".tools code").inner_text() == scaling().command
-    with page.expect_download() as saved:
-        page.get_by_role("button", name="Save SVG").click()
-    text = saved.value.path().read_text("utf-8")
+    text = saved_svg(page)
     assert text.count("<svg") >= 4 and "Residuals" in text
 
 
@@ -87,7 +86,7 @@ def test_names_are_text_and_what_has_not_ended_says_so(page: Any, at: Callable[.
     assert page.locator("main img").count() == 0
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.get_by_label("Comparison").select_option("runs")
-    page.get_by_text("1 of its runs has finished").wait_for()
+    page.get_by_text("Unfinished: 1 run done").wait_for()
     assert "study=runs" in page.url
 
 

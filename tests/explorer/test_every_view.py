@@ -1,6 +1,5 @@
 """Every view of every kind of model: it opens, reloads, is saved, is accessible, and takes no text for markup."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from urllib.parse import quote
 
 import pytest
 from tests.explorer.conftest import problems_of
+from tests.explorer.reading import saved_svg
 from tests.serve.serving import Served, served
 
 from weft.serve.config import Limits, Serving
@@ -77,10 +77,8 @@ def test_views_are_accessible(browser: Any, server: Served, model: str, scheme: 
         page.add_script_tag(path=str(AXE))
         found = page.evaluate("axe.run(document).then(result => result.violations)")
         bad = [each for each in found if each["impact"] in ("serious", "critical")]
-        assert not bad, (
-            view,
-            json.dumps([(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in bad]),
-        )
+        examples = [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in bad]
+        assert not bad, (view, examples)
     context.close()
 
 
@@ -96,21 +94,16 @@ def test_text_is_never_markup(page: Any, at: Callable[..., str], model: str) -> 
         assert page.locator("img[src=x], .view b:text-is('bold')").count() == 0
 
 
-def test_each_view_is_saved_as_a_picture(page: Any, at: Callable[..., str], tmp_path: Path) -> None:
+def test_each_view_is_saved_as_a_picture(page: Any, at: Callable[..., str]) -> None:
     page.goto(at("tokens", model="gpt"))
     for view in offered(page):
         page.goto(at(view, model="gpt"))
         settle(page)
-        buttons = page.get_by_role("button", name="Save SVG")
-        if not buttons.count():
+        if not page.get_by_role("button", name="Save SVG").count():
             assert view in ("runs", "compare"), view  # nothing is chosen there yet
             continue
-        with page.expect_download() as download:
-            buttons.first.click()
-        download.value.save_as(tmp_path / view)
-        text = (tmp_path / view).read_text()
-        assert text.startswith("<svg")
-        assert "var(--" not in text
+        text = saved_svg(page)
+        assert text.startswith("<svg") and "var(--" not in text
         assert "http" not in text.replace("http://www.w3.org/", "")
 
 
@@ -121,9 +114,9 @@ def test_the_page_goes_on_when_the_server_is_back(browser: Any, runs: Path) -> N
         page.goto(f"{first.url}/#/surprise?model=gpt&text={quote('A tale')}")
         settle(page)
     page.locator("textarea").first.fill("Another tale")
-    page.get_by_text("The server does not answer").wait_for()
+    page.get_by_text("The server is not responding").wait_for()
     with served(runs, port=port):
-        page.get_by_text("The server does not answer").wait_for(state="detached")
+        page.get_by_text("The server is not responding").wait_for(state="detached")
         settle(page)
         assert page.locator("textarea").first.input_value() in ("Another tale", "A tale")
     page.close()
@@ -134,7 +127,7 @@ def test_a_key_is_asked_for(browser: Any, runs: Path) -> None:
         page = browser.new_page(reduced_motion="reduce")
         page.goto(f"{server.url}/#/tokens?model=gpt")
         page.get_by_label("Key").fill("a long secret")
-        page.get_by_role("button", name="Go on").click()
+        page.get_by_role("button", name="Continue").click()
         settle(page)
         assert page.locator("h1").inner_text() == "Tokens"
         page.close()

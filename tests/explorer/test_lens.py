@@ -23,11 +23,11 @@ def test_cells_are_the_layers_guesses(page: Any, at: Callable[..., str], runs: P
     page.locator(".lens-chosen").focus()
     for key in ("ArrowDown", "ArrowLeft", "ArrowLeft"):
         page.keyboard.press(key)
-    told = page.locator(".shaded-told").inner_text()
+    told = page.locator(".shaded-details").inner_text()
     assert f"rank {known.final_rank[-2, -3]:,}." in told
     page.reload()
     page.wait_for_selector(".lens td")
-    assert page.locator(".shaded-told").inner_text() == told
+    assert page.locator(".shaded-details").inner_text() == told
     assert page.get_by_label("Each cell shows").input_value() == "rank"
 
 

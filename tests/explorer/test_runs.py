@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.explorer.reading import saved_svg
 from tests.serve.serving import RUNS, Served, served
 
 from weft.config import read_toml
@@ -77,8 +78,8 @@ def test_a_curve_is_read_zoomed_and_comes_back_with_its_address(page: Any, at: C
     page.mouse.move(box["x"] + 300, box["y"] + 90, steps=4)
     page.mouse.up()
     assert "zoom=" in page.url
-    page.get_by_label("By", exact=True).select_option("time")
-    assert "zoom=" not in page.url and page.get_by_text("time in steps").count() > 2
+    page.get_by_label("Horizontal axis").select_option("time")
+    assert "zoom=" not in page.url and page.get_by_text("training time").count() > 2
     page.locator(".chart").first.focus()
     page.keyboard.press("+")
     page.get_by_label("Smoothing").fill("0.5")
@@ -90,7 +91,7 @@ def test_a_curve_is_read_zoomed_and_comes_back_with_its_address(page: Any, at: C
     page.reload()
     page.locator(".chart .faint").first.wait_for(state="attached")
     assert page.evaluate(drawn) == before
-    page.get_by_role("button", name="Whole range").click()
+    page.get_by_role("button", name="Reset zoom").click()
     assert "zoom=" not in page.url
     page.locator(".chart").first.focus()
     for _ in range(80):  # until nothing can be told apart any more
@@ -111,11 +112,9 @@ def test_several_are_overlaid_and_compared(page: Any, at: Callable[..., str]) ->
     table = page.get_by_role("table").filter(has_text="setting")
     assert table.locator("tbody tr").all_inner_texts() == ["seed\t0\t5"]
     assert page.locator(".tools code").inner_text() == "weft runs diff runs/first runs/second"
-    page.get_by_label("When").fill("0")
+    page.get_by_label("Step").fill("0")
     assert page.locator(".runs-text pre").all_inner_texts() == ["once upon", "once upon"] and "at=30" in page.url
-    with page.expect_download() as saved:
-        page.get_by_role("button", name="Save SVG").click()
-    text = Path(saved.value.path()).read_text()
+    text = saved_svg(page)
     assert text.count("<polyline") > 10 and "first, held out" in text and "var(--" not in text
     page.get_by_label("Find").fill("seco")
     page.get_by_text("1 of 2 runs").wait_for()
@@ -128,7 +127,7 @@ def test_a_run_that_trains_moves_and_one_that_goes_is_told(page: Any, at: Callab
         fcntl.flock(lock, fcntl.LOCK_EX)
         page.goto(at("runs"))
         row = page.locator(".runs-table tr.marked")  # what trains now is shown unasked
-        assert HOSTILE in row.inner_text() and "training now" in row.inner_text()
+        assert HOSTILE in row.inner_text() and "running" in row.inner_text()
         with open(run.metrics, "a") as file:
             file.write(checked_line(line(50), 7))
         page.get_by_text("50 / ").wait_for()
@@ -137,7 +136,7 @@ def test_a_run_that_trains_moves_and_one_that_goes_is_told(page: Any, at: Callab
         assert "step 50" in told(page)
         lock.close()
         shutil.rmtree(run.path)
-        page.get_by_text("there is no such run here, or it has gone").first.wait_for()
+        page.get_by_text("no such run on this server, or no longer").first.wait_for()
         assert page.locator(".chart polyline.line").count() > 0  # what was known of it stays
     assert page.locator("img").count() == 0
 
@@ -181,7 +180,7 @@ def test_many_points_are_drawn_at_once_and_no_spike_is_lost(page: Any, at: Calla
     assert found["took"] < 150 and found["points"] < 6000 and found["spike"] == 1
 
 
-SMOOTHED = """async ([values, weight]) => (await import("/web/chart_axes.js")).smoothed(values, weight)"""
+SMOOTHED = """async ([values, weight]) => (await import("/web/chart_axes.js")).smooth(values, weight)"""
 
 
 def test_smoothing_has_no_bias_towards_its_beginning(page: Any, at: Callable[..., str]) -> None:

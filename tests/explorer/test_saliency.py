@@ -15,16 +15,14 @@ SHADES = "tokens => tokens.map(token => Number(token.style.getPropertyValue('--s
 def test_a_chosen_token_is_explained(page: Any, at: Callable[..., str], runs: Path) -> None:
     explain = weft.load(runs / "gpt").explain
     show(page, at("saliency", model="gpt", text="A tale of two"), "gpt")
-    assert "What the model would write next" in page.locator(".saliency-target").inner_text()
+    assert "The model's next token" in page.locator(".saliency-target").inner_text()
     before = explain.reading("A tale of two").before
     page.locator(".saliency-text .shaded-token").nth(before + 3).click()
     page.wait_for_function("() => location.hash.includes('place=')")
     page.keyboard.press("ArrowRight")
     known = explain.saliency("A tale of two", place=before + 3)
-    page.wait_for_function(
-        "told => document.querySelector('.saliency-target').textContent.includes(told)",
-        arg=f"log p {known.log_prob:.2f}".replace("-", "−"),
-    )
+    includes = "text => document.querySelector('.saliency-target').textContent.includes(text)"
+    page.wait_for_function(includes, arg=f"log p {known.log_prob:.2f}".replace("-", "−"))
     shades = page.locator(".saliency-text .shaded-token").evaluate_all(SHADES)
     norm = known.sides[0].norm
     assert shades[: len(norm)] == pytest.approx(norm / norm.max(), abs=1e-3) and not any(shades[len(norm) :])

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.explorer.reading import saved, show
+from tests.explorer.reading import saved_svg, show
 
 import weft
 from weft.decode.config import Branching
@@ -36,10 +36,10 @@ def test_trees_grow_step_by_step(page: Any, at: Callable[..., str], runs: Path) 
     page.wait_for_function("() => location.hash.includes('step=3')")
 
 
-def test_every_kind_that_writes_has_trees(page: Any, at: Callable[..., str], tmp_path: Path) -> None:
+def test_every_kind_that_writes_has_trees(page: Any, at: Callable[..., str]) -> None:
     for model, begins in {"lstm": "After", "ngram": "After", "pairs": "From", "bahdanau": "From"}.items():
         show(page, at("search", model=model, text="a b", samples=2, seed=7, temperature=0.5, top_k=2), model)
         assert page.locator(".search-tree svg").count() == 3
         assert page.locator(".search p").first.inner_text().startswith(begins)
-    picture = saved(page, tmp_path)
+    picture = saved_svg(page)
     assert "Beam search" in picture and picture.count("<svg") == 7 and "color(" not in picture

@@ -7,7 +7,7 @@ from typing import Any
 from tests.serve.serving import Served
 
 WEB = Path(__file__).parents[2] / "src" / "weft" / "web"
-MAX_WEB_BYTES = 400_000
+MAX_WEB_BYTES = 418_000
 
 
 def test_the_page_may_load_nothing_from_elsewhere(server: Served) -> None:
@@ -45,4 +45,4 @@ def test_views_are_offered_and_a_model_is_chosen(page: Any, at: Callable[..., st
 
 def test_a_model_that_is_not_there_is_named(page: Any, at: Callable[..., str]) -> None:
     page.goto(at("tokens", model="<img src=x onerror=alert(1)>"))
-    page.get_by_text("There is no model '<img src=x onerror=alert(1)>' here", exact=False).wait_for()
+    page.get_by_text("No model '<img src=x onerror=alert(1)>' on this server", exact=False).wait_for()

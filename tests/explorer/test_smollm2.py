@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.explorer.conftest import problems_of
 from tests.explorer.test_every_view import offered, settle
-from tests.interop.test_smollm2 import the_file
+from tests.interop.test_smollm2 import model_file
 from tests.serve.serving import Served, served
 
 from weft.api.import_model import import_model
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.weights, pytest.mark.timeout(1800)]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     place = tmp_path_factory.mktemp("smollm2") / "smollm2"
-    import_model(the_file(), place)
+    import_model(model_file(), place)
     with served(place, max_tokens=64, rows=4) as it:
         yield it
 

@@ -2,10 +2,10 @@
 
 import json
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.explorer.reading import At, saved_svg
 from tests.serve.serving import Served
 
 TEXT = "A tale is told"
@@ -41,7 +41,8 @@ WALK = """() => {
   for (;;) {
     const matrix = document.querySelector(".step-matrix");
     matrix?.dispatchEvent(new KeyboardEvent("keydown", { key: "Home", bubbles: true }));
-    seen.push([".step-where", ".step-panel h2", ".step-told"].map(name => document.querySelector(name)?.textContent));
+    const names = [".step-where", ".step-panel h2", ".step-readout"];
+    seen.push(names.map(name => document.querySelector(name)?.textContent));
     if (next.disabled) return seen;
     next.click();
   }
@@ -49,9 +50,7 @@ WALK = """() => {
 
 
 @pytest.mark.parametrize("model", FAMILIES)
-def test_every_stage_is_shown_with_its_own_numbers(
-    page: Any, at: Callable[..., str], server: Served, model: str
-) -> None:
+def test_every_stage_is_shown_with_its_own_numbers(page: Any, at: At, server: Served, model: str) -> None:
     stages = asked(server, model)["stages"]
     opened(page, at("step", model=model, text=TEXT))
     assert page.locator(".step-box").count() == len(stages)
@@ -64,7 +63,7 @@ def test_every_stage_is_shown_with_its_own_numbers(
     assert sum(told is not None for _, _, told in seen) >= (0 if model == "ngram" else 3)
 
 
-def test_the_probabilities_of_a_head_are_those_of_the_route(page: Any, at: Callable[..., str], server: Served) -> None:
+def test_the_probabilities_of_a_head_are_those_of_the_route(page: Any, at: At, server: Served) -> None:
     stages = {stage["id"]: stage for stage in asked(server, "gpt")["stages"]}
     opened(page, at("step", model="gpt", text=TEXT, stage="decoder.0.attention.softmax", head=1))
     shown = page.locator(".step-keys .step-now .step-number").all_text_contents()
@@ -72,7 +71,7 @@ def test_the_probabilities_of_a_head_are_those_of_the_route(page: Any, at: Calla
     assert [float(each) for each in shown] == pytest.approx(expected, abs=5e-4)
 
 
-def test_the_keyboard_steps_plays_and_moves_in_a_matrix(page: Any, at: Callable[..., str]) -> None:
+def test_the_keyboard_steps_plays_and_moves_in_a_matrix(page: Any, at: At) -> None:
     opened(page, at("step", model="gpt", text=TEXT))
     title = page.locator(".step-panel h2")
     page.keyboard.press("ArrowRight")
@@ -84,8 +83,7 @@ def test_the_keyboard_steps_plays_and_moves_in_a_matrix(page: Any, at: Callable[
     page.wait_for_function("() => document.querySelector('.step-panel h2').textContent === 'Embedding'")
     page.keyboard.press(" ")
     page.get_by_role("button", name="Play", exact=True).wait_for()
-    box = page.locator(".step-box.step-now")
-    box.focus()
+    page.locator(".step-box.step-now").focus()
     page.keyboard.press("ArrowUp")
     assert page.evaluate("document.activeElement.classList.contains('step-now')")
     assert page.evaluate("document.activeElement.dataset.id") == "embedding.position"
@@ -95,9 +93,9 @@ def of_two_blocks(route: Any) -> None:
     """The route's answer as if the one block of the model stood there twice: the one asked for is opened."""
     asked = route.request.post_data_json
     answer = route.fetch(post_data=json.dumps({**asked, "layer": None})).json()
-    inside, others = [], []
-    for stage in answer["step"]["stages"]:
-        (inside if stage["id"].startswith("decoder.0") else others).append(stage)
+    stages = answer["step"]["stages"]
+    inside = [stage for stage in stages if stage["id"].startswith("decoder.0")]
+    others = [stage for stage in stages if stage not in inside]
     above = json.loads(json.dumps(inside).replace("decoder.0", "decoder.1"))
     blocks = [inside[-1], *above] if asked["layer"] else [*inside, above[-1]]
     start = next(at for at, stage in enumerate(others) if stage["group"] == "output")
@@ -105,13 +103,13 @@ def of_two_blocks(route: Any) -> None:
     route.fulfill(json=answer)
 
 
-def test_what_is_shown_stands_in_the_address(page: Any, at: Callable[..., str]) -> None:
+def test_what_is_shown_stands_in_the_address(page: Any, at: At) -> None:
     page.route("**/v1/explain/step", of_two_blocks)
     opened(page, at("step", model="gpt", text=TEXT))
     page.locator(".step-tokens button").nth(2).click()
     page.locator('.step-tokens button:nth-child(3)[aria-pressed="true"]').wait_for()
     page.locator('.step-box[data-id="decoder.1"]').click()
-    page.get_by_role("button", name="Open this block").click()
+    page.get_by_role("button", name="Unfold this block").click()
     page.locator('.step-box[data-id="decoder.1.attention.softmax"]').click()
     page.locator(".step-head select").select_option("1")
     before = page.locator(".step-keys").text_content()
@@ -124,9 +122,7 @@ def test_what_is_shown_stands_in_the_address(page: Any, at: Callable[..., str]) 
         assert part in page.url
 
 
-def test_settings_change_the_choice_at_once_and_the_server_agrees(
-    page: Any, at: Callable[..., str], server: Served
-) -> None:
+def test_settings_change_the_choice_at_once_and_the_server_agrees(page: Any, at: At, server: Served) -> None:
     opened(page, at("step", model="gpt", text=TEXT, stage="output.choice"))
     with page.expect_response("**/v1/explain/step"):
         page.get_by_label("Temperature", exact=True).fill("0.5")
@@ -139,7 +135,7 @@ def test_settings_change_the_choice_at_once_and_the_server_agrees(
     assert f"{choice['kept']} of" in page.locator(".step-kept").inner_text()
 
 
-def test_a_chosen_token_is_appended(page: Any, at: Callable[..., str]) -> None:
+def test_a_chosen_token_is_appended(page: Any, at: At) -> None:
     opened(page, at("step", model="gpt", text=TEXT, stage="output.choice"))
     tokens = page.locator(".step-tokens button").count()
     page.locator(".step-candidates button").nth(1).click()
@@ -149,18 +145,15 @@ def test_a_chosen_token_is_appended(page: Any, at: Callable[..., str]) -> None:
     assert page.locator(".step-texts textarea").first.input_value() != TEXT
 
 
-def test_text_is_shown_as_text_and_a_picture_is_saved(page: Any, at: Callable[..., str]) -> None:
+def test_text_is_shown_as_text_and_a_picture_is_saved(page: Any, at: At) -> None:
     hostile = "<img src=x onerror=alert(1)>"
     opened(page, at("step", model="gpt", text=hostile))
     assert page.locator("img").count() == 0
-    with page.expect_download() as saved:
-        page.get_by_role("button", name="Save SVG").click()
-    drawn = saved.value.path().read_text("utf-8")
-    assert "Embedding" in drawn
-    assert "class=" not in drawn
+    drawn = saved_svg(page)
+    assert "Embedding" in drawn and "class=" not in drawn
 
 
-def test_groups_are_named_in_words(page: Any, at: Callable[..., str]) -> None:
+def test_groups_are_named_in_words(page: Any, at: At) -> None:
     page.goto(at("step", model="gpt"))
     names = "async () => ['source_embedding', 'decoder.3'].map((await import('/web/flow.js')).blockName)"
     assert page.evaluate(names) == ["Source embedding", "Decoder, block 3"]

@@ -1,18 +1,17 @@
 """Surprise on the text that somebody types: the model's own numbers, in the address too."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.explorer.reading import saved, show
+from tests.explorer.reading import At, saved_svg, show
 
 import weft
 
 HOSTILE = "A tale <img src=x>"
 
 
-def test_every_kind_that_predicts_words_is_surprised(page: Any, at: Callable[..., str]) -> None:
+def test_every_kind_that_predicts_words_is_surprised(page: Any, at: At) -> None:
     for model in ("gpt", "ngram", "masked-next", "pairs"):
         show(page, at("surprise", model=model), model)
         assert page.locator(".shaded-token[aria-selected=true]").count() == 1
@@ -20,9 +19,7 @@ def test_every_kind_that_predicts_words_is_surprised(page: Any, at: Callable[...
         assert page.locator(".reading-field").count() == (2 if model == "pairs" else 1)
 
 
-def test_what_is_typed_is_scored_and_stands_in_the_address(
-    page: Any, at: Callable[..., str], runs: Path, tmp_path: Path
-) -> None:
+def test_what_is_typed_is_scored_and_is_in_the_address(page: Any, at: At, runs: Path) -> None:
     known = weft.load(runs / "gpt").explain.surprise(HOSTILE)
     show(page, at("surprise", model="gpt"), "gpt")
     page.get_by_label("Text", exact=True).fill(HOSTILE)
@@ -33,16 +30,16 @@ def test_what_is_typed_is_scored_and_stands_in_the_address(
     page.get_by_label("Surprisal in").select_option("bits")
     page.locator(".shaded-token").nth(1).click()
     page.keyboard.press("ArrowRight")
-    told = page.locator(".shaded-told").inner_text()
-    assert f"{known.nats[2] / math.log(2):.2f} bits, rank {known.ranks[2]:,}" in told
+    told = page.locator(".shaded-details").inner_text()
+    assert f"{(known.nats[2] or 0.0) / math.log(2):.2f} bits, rank {known.ranks[2]:,}" in told
     command = page.locator(".tools code").inner_text()
     assert command == f"weft explain runs/gpt --only surprise --text '{HOSTILE}'"
-    picture = saved(page, tmp_path)
+    picture = saved_svg(page)
     assert picture.startswith("<svg") and all(f">{sign}<" in picture for sign in "Atale")
     assert "var(" not in picture and "class=" not in picture and "color(" not in picture
     page.reload()
     page.wait_for_selector(".surprise-facts")
-    assert page.locator(".shaded-told").inner_text() == told
+    assert page.locator(".shaded-details").inner_text() == told
     box = page.get_by_label("Text", exact=True)
     assert box.input_value() == HOSTILE
     # what can't be read is said, and the last picture stays

@@ -16,7 +16,7 @@ def test_a_text_is_cut_while_it_is_typed(page: Any, at: Callable[..., str]) -> N
     page.locator("#tokens-text").fill(HOSTILE)
     page.wait_for_selector(f"table:has-text('{len(HOSTILE.encode())}')")
     assert cut(page, "bytes").count() == len(HOSTILE.encode())
-    assert cut(page, "characters, of this text alone").count() == len(HOSTILE)
+    assert cut(page, "characters, trained on this text").count() == len(HOSTILE)
     assert page.locator("main img").count() == 0
     page.reload()
     page.wait_for_selector(".tok-piece")
@@ -26,7 +26,7 @@ def test_a_text_is_cut_while_it_is_typed(page: Any, at: Callable[..., str]) -> N
 def test_a_piece_tells_its_id_and_marks_the_same_characters_elsewhere(page: Any, at: Callable[..., str]) -> None:
     page.goto(at("tokens", text="a 😀 b"))
     page.wait_for_selector(".tok-piece")
-    cut(page, "characters, of this text alone").nth(2).hover()
+    cut(page, "characters, trained on this text").nth(2).hover()
     page.wait_for_selector(".tokens-here")
     assert page.locator(".tok-pieces[aria-label='bytes'] .tokens-same").count() == 4  # the bytes of one sign
     assert "bytes f0 9f 98 80" in page.locator(".tokens-facts").inner_text()

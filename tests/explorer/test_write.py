@@ -3,13 +3,13 @@
 import base64
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.explorer.reading import At, saved_svg
 from tests.serve.serving import RUNS, served
 
 from weft.decode.config import Sampling
@@ -18,8 +18,8 @@ from weft.decode.sampling import filter_logits
 HOSTILE = "<img src=x onerror=alert(1)> \u202eA tale"
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}: {% endfor %}"
 JUDGE = """async ([packed, settings]) => {
-  const { Distribution, unpacked } = await import("/web/distribution.js");
-  const full = new Distribution(unpacked(packed)), left = full.left(settings);
+  const { Distribution, unpackLogprobs } = await import("/web/distribution.js");
+  const full = new Distribution(unpackLogprobs(packed)), left = full.filter(settings);
   return { ...left, ids: [...full.order.slice(0, left.kept)], p: [...left.probabilities] };
 }"""
 ESCAPE = """() => new MutationObserver((_, watch) => {
@@ -41,8 +41,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 def texts(page: Any) -> list[str]:
-    found: list[str] = page.locator(".write-token").all_text_contents()
-    return found
+    return list(page.locator(".write-token").all_text_contents())
 
 
 def opened(page: Any, address: str) -> None:
@@ -54,14 +53,14 @@ def opened(page: Any, address: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["gpt", "lstm", "ngram", "bahdanau", "pairs"])
-def test_a_visitor_sees_a_text_at_once(page: Any, at: Callable[..., str], model: str) -> None:
+def test_a_visitor_sees_a_text_at_once(page: Any, at: At, model: str) -> None:
     opened(page, at("write", model=model, length=12))
     assert 1 <= len(texts(page)) <= 12
     assert page.locator("#write-prompt").input_value()
     assert page.locator(".write-rows button").count() >= 2
 
 
-def test_what_the_settings_leave_is_what_is_drawn_from(page: Any, at: Callable[..., str]) -> None:
+def test_what_the_settings_leave_is_what_is_drawn_from(page: Any, at: At) -> None:
     rng = np.random.default_rng(4)
     logits = torch.from_numpy(rng.normal(0.0, 2.5, 600).astype("<f4"))
     logits[40:48] = logits.topk(6).values[-1]  # equals
@@ -81,9 +80,7 @@ def test_what_the_settings_leave_is_what_is_drawn_from(page: Any, at: Callable[.
         assert found["entropy"] == pytest.approx(float(torch.special.entr(wanted).sum()), abs=1e-3)
 
 
-def test_another_token_begins_a_branch_and_a_reload_gives_the_same_tree(
-    page: Any, at: Callable[..., str], tmp_path: Path
-) -> None:
+def test_another_token_begins_a_branch_and_a_reload_gives_the_same_tree(page: Any, at: At) -> None:
     opened(page, at("write", model="gpt", text="A tale", length=14))
     first = texts(page)
     page.locator(".write-token").nth(4).click()
@@ -100,14 +97,11 @@ def test_another_token_begins_a_branch_and_a_reload_gives_the_same_tree(
     assert texts(page) == branch
     page.locator(".write-tree .write-segment").nth(1).click()
     assert texts(page) == first
-    with page.expect_download() as saving:
-        page.get_by_role("button", name="Save SVG").click()
-    saving.value.save_as(tmp_path / "tree.svg")
-    picture = (tmp_path / "tree.svg").read_text("utf-8")
+    picture = saved_svg(page)
     assert picture.startswith("<svg") and picture.count("<path") == 5
 
 
-def test_with_keys_alone(page: Any, at: Callable[..., str]) -> None:
+def test_with_keys_alone(page: Any, at: At) -> None:
     opened(page, at("write", model="gpt", text="A tale", length=8))
     first = texts(page)
     page.locator(".write-caret").focus()
@@ -124,7 +118,7 @@ def test_with_keys_alone(page: Any, at: Callable[..., str]) -> None:
     assert texts(page)[:5] == first[:5]
 
 
-def test_writing_stops_and_stays_stopped(page: Any, at: Callable[..., str]) -> None:
+def test_writing_stops_and_stays_stopped(page: Any, at: At) -> None:
     page.goto(at("write", model="gpt", text="A tale", length=400))
     page.evaluate(ESCAPE)
     page.wait_for_selector(".write-text[aria-busy=false] .write-token")
@@ -132,17 +126,17 @@ def test_writing_stops_and_stays_stopped(page: Any, at: Callable[..., str]) -> N
     assert len(before) < 400 and "*" in page.url
     opened(page, page.url)
     assert texts(page) == before
-    page.get_by_role("button", name="Write on").click()
+    page.get_by_role("button", name="Continue").click()
     page.wait_for_selector(f".write-token:nth-child({len(before) + 1})")
 
 
-def test_settings_change_the_distribution_and_the_text(page: Any, at: Callable[..., str]) -> None:
+def test_settings_change_the_distribution_and_the_text(page: Any, at: At) -> None:
     opened(page, at("write", model="gpt", text="A tale", length=10))
     page.get_by_label("Top-k").fill("3")
     page.wait_for_selector(".write-sum:has-text('keep 3 of')")
     page.wait_for_selector(".write-dropped")
     assert "top_k=3" in page.url
-    page.get_by_label("Choose").select_option("beam")
+    page.get_by_label("Method").select_option("beam")
     page.locator(".write-segment:has-text('score')").nth(3).wait_for()
     assert "--beam 4" in page.locator(".tools code").inner_text()
     page.get_by_label("Tokens", exact=True).fill("4")
@@ -150,7 +144,7 @@ def test_settings_change_the_distribution_and_the_text(page: Any, at: Callable[.
     page.locator(".write-segment:has-text('score')").nth(3).wait_for()
 
 
-def test_hostile_text_is_text(page: Any, at: Callable[..., str]) -> None:
+def test_hostile_text_is_text(page: Any, at: At) -> None:
     opened(page, at("write", model="ngram", text=HOSTILE, length=4))
     assert page.locator("#write-prompt").input_value() == HOSTILE
     assert page.locator("img").count() == 0
@@ -163,7 +157,7 @@ def test_a_conversation_goes_on_and_is_there_after_a_reload(page: Any, tmp_path:
     with served(tmp_path / "talks") as own:
         opened(page, f"{own.url}/#/write?text=Hello&length=5")
         reply = "".join(texts(page)).strip()
-        page.get_by_role("button", name="Answer it").click()
+        page.get_by_role("button", name="Send").click()
         page.locator("#write-prompt").fill("And then?")
         page.wait_for_selector(".write-text[aria-busy=false] .write-token")
         opened(page, page.url)
@@ -172,13 +166,13 @@ def test_a_conversation_goes_on_and_is_there_after_a_reload(page: Any, tmp_path:
         assert page.locator("#write-prompt").input_value() == "And then?"
 
 
-def test_hidden_words_are_filled_in(page: Any, at: Callable[..., str]) -> None:
+def test_hidden_words_are_filled_in(page: Any, at: At) -> None:
     page.goto(at("write", model="masked-next"))
     page.wait_for_selector(".write-fill .write-row")
     text = page.locator("#write-prompt").input_value()
     assert "[MASK]" in text
     page.locator(".write-fill .write-row").first.click()
-    page.wait_for_selector(".write-fills:has-text('Choose a token')")
+    page.wait_for_selector(".write-fills:has-text('Select a token')")
     assert "[MASK]" not in page.locator("#write-prompt").input_value()
     page.locator(".write-hide").nth(1).click()
     page.wait_for_selector(".write-fill .write-row")

@@ -1,4 +1,4 @@
-"""Figures are whole files of the right kind, with what they should say in them."""
+"""Figures are complete files of the right type, with the expected texts."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 
 from weft.errors import ConfigError, DataError
 from weft.figures.heatmap import ConfusionMatrix
-from weft.figures.picture import drawn
+from weft.figures.picture import render
 
 
 def test_a_confusion_matrix_names_labels_and_counts(tmp_path: Path) -> None:
@@ -15,7 +15,7 @@ def test_a_confusion_matrix_names_labels_and_counts(tmp_path: Path) -> None:
     (axes,) = picture.figure().axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["$no$", "yes"]
     assert [text.get_text() for text in axes.texts] == ["90", "10", "0", "0"]
-    assert axes.images[0].get_array().tolist() == [[0.9, 0.1], [0.0, 0.0]]
+    assert np.asarray(axes.images[0].get_array()).tolist() == [[0.9, 0.1], [0.0, 0.0]]
     assert (axes.get_ylabel(), axes.get_xlabel(), axes.get_title()) == ("actual", "predicted", "held out")
     png = picture.save(tmp_path / "deep" / "matrix.png")
     assert png.read_bytes().startswith(b"\x89PNG")
@@ -26,11 +26,11 @@ def test_a_confusion_matrix_names_labels_and_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
 def test_the_same_figure_is_the_same_file(kind: str) -> None:
-    first, second = (drawn(ConfusionMatrix(((1,),), ("a",)).figure(), kind) for _ in range(2))
+    first, second = (render(ConfusionMatrix(((1,),), ("a",)).figure(), kind) for _ in range(2))
     assert first == second
 
 
-def test_a_large_matrix_has_a_scale_in_place_of_numbers() -> None:
+def test_a_large_matrix_has_a_scale_instead_of_numbers() -> None:
     labels = tuple(f"label {n}" for n in range(30))
     counts = np.random.default_rng(0).integers(0, 9, (30, 30)).tolist()
     figure = ConfusionMatrix(tuple(map(tuple, counts)), labels).figure()
@@ -40,7 +40,7 @@ def test_a_large_matrix_has_a_scale_in_place_of_numbers() -> None:
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
     picture = ConfusionMatrix(((1,),), ("a",))
-    with pytest.raises(ConfigError, match=r"a\.jpg: it is written as \.svg, \.png or \.pdf"):
+    with pytest.raises(ConfigError, match=r"a\.jpg: expected a file name ending in \.svg, \.png or \.pdf"):
         picture.save(tmp_path / "a.jpg")
     with pytest.raises(ConfigError, match=r"^5: expected a file's path, such as figure\.pdf"):
         picture.save(5)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Tables in plain text: every number is there, and what is too wide is wrapped or left out, which is said."""
+"""Tables as text: columns that are too wide are wrapped, or dropped with a remark."""
 
 from weft.figures.page import html_table
 from weft.figures.tables import Table, text_lines, text_table
@@ -7,21 +7,21 @@ NAME = "placement=pre,position=rotary,norm=rmsnorm"
 TABLE = Table(("name", "size", "speed", ""), [(NAME, "12", "3.5", "a b c"), ("short", "1,000", "20", "")], "Title")
 
 
-def test_columns_stand_to_the_left_or_the_right() -> None:
+def test_columns_are_aligned_left_or_right() -> None:
     assert text_table(Table(("a", "n"), [("x", "1"), ("long", "100")], "T", ["R"])).splitlines() == [
         "T", "a       n", "x       1", "long  100", "R",
     ]  # fmt: skip
     assert text_table(Table(("", ""), [("x", "1")])) == "x  1"  # no header, no title
 
 
-def test_a_word_that_is_too_long_for_its_column_has_a_line_of_its_own() -> None:
+def test_a_word_too_long_for_its_column_is_on_a_separate_line() -> None:
     lines = text_table(TABLE._replace(text=(0, 3)), 40).splitlines()
     assert max(map(len, lines)) <= max(40, len(NAME))
     assert "".join(lines[2:4]).startswith(NAME[:40]) and lines[-1].split() == ["short", "1,000", "20"]
     assert any(line.split() == ["12", "3.5", "a", "b", "c"] for line in lines)
 
 
-def test_spare_columns_are_left_out_first_and_named() -> None:
+def test_spare_columns_are_dropped_and_named() -> None:
     table = TABLE._replace(spare=(2, 1))
     assert text_table(table, 200) == text_table(TABLE)
     lines = dict(text_lines(table, 52))
@@ -37,7 +37,7 @@ def test_a_page_escapes_cells_and_folds_long_tables() -> None:
     assert "<summary>Many: 17 rows</summary>" in long and "<caption" not in long
 
 
-def test_a_legend_explains_only_what_is_shown() -> None:
+def test_a_legend_explains_only_shown_columns() -> None:
     remarks = ["GPU: fast. MFU: the share of a peak (model.flops) that is used. rows: read at a time."]
     table = Table(("name", "MFU", "rows"), [("a" * 12, "0.5", "3")], "", remarks, spare=(1,))
     assert "MFU: the share" in text_table(table)

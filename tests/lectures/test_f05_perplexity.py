@@ -45,16 +45,9 @@ class Zeros:
     documents = read
 
 
-def test_the_slides_formula() -> None:
-    result = Score(-sum(math.log(p) for p in (1 / 4, 1 / 3, 1 / 4, 1 / 3)), 4, 4)
-    assert round(result.loss, 3) == 1.242
-    assert round(result.perplexity, 3) == 3.464
-
-
-def test_the_slide_through_the_evaluator() -> None:
+def test_the_slides_formula_alone_and_through_the_evaluator() -> None:
     text: Any = Zeros()
-    result = Score.of(token_scores(Slide(), text, ScoringOptions(8)), text)
-    assert result.tokens == 4
-    assert round(result.loss, 3) == 1.242
-    assert round(result.perplexity, 3) == 3.464
-    assert result.perplexity == pytest.approx(math.sqrt(12), rel=1e-6)
+    formula = Score(-sum(math.log(p) for p in (1 / 4, 1 / 3, 1 / 4, 1 / 3)), 4, 4)
+    for result in (formula, Score.of(token_scores(Slide(), text, ScoringOptions(8)), text)):
+        assert (result.tokens, round(result.loss, 3), round(result.perplexity, 3)) == (4, 1.242, 3.464)
+        assert result.perplexity == pytest.approx(math.sqrt(12), rel=1e-6)

@@ -30,9 +30,7 @@ def test_rms_norm() -> None:
     torch.nn.init.normal_(module.weight)
     expected = X / (X**2).mean(-1, keepdim=True).sqrt() * module.weight
     torch.testing.assert_close(module(X), expected, atol=1e-12, rtol=1e-12)
-
-
-def test_eps_is_inside_the_root() -> None:
+    # eps is inside the root
     tiny = torch.full((1, 4), 1e-4, dtype=torch.float64)
     expected = tiny / (tiny**2 + 1e-5).sqrt()
     torch.testing.assert_close(build(RMSNorm(eps=1e-5), 4).double()(tiny), expected)

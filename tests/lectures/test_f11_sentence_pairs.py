@@ -15,9 +15,7 @@ class Books:
     """Documents of 2 to 40 sentences; a token's id encodes its document and its position there."""
 
     def __init__(self) -> None:
-        draw = np.random.default_rng(0)
-        self._document: list[int] = []
-        self._sentences: list[Array] = []
+        draw, self._document, self._sentences = np.random.default_rng(0), list[int](), list[Array]()
         for document in range(30):
             start = 10_000 * (document + 1)
             for length in draw.integers(3, 25, draw.integers(2, 40)):

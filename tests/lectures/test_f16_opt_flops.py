@@ -24,14 +24,11 @@ def test_f16_the_slides_ratios(row: OPTRow) -> None:
 
 def test_f16_the_trend() -> None:
     shares = [opt_shares(row) for row in OPT]
-    for smaller, larger in pairwise(shares):
-        assert larger["FFN"] > smaller["FFN"]
-        assert larger["attention"] < smaller["attention"]
-        assert larger["logits"] < smaller["logits"]
-    for small, large in pairwise(OPT):
-        assert large.feedforward > small.feedforward
-        assert large.attention < small.attention
-        assert large.logits < small.logits
+    for rising in ([share["FFN"] for share in shares], [row.feedforward for row in OPT]):
+        assert all(small < large for small, large in pairwise(rising))
+    slide = [[row.attention for row in OPT], [row.logits for row in OPT]]
+    for falling in (*([share[part] for share in shares] for part in ("attention", "logits")), *slide):
+        assert all(small > large for small, large in pairwise(falling))
 
 
 def test_f16_the_mha_column_is_another_count() -> None:

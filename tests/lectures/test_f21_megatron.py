@@ -5,6 +5,7 @@ python -m pytest tests/lectures/test_f21_megatron.py
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -21,9 +22,13 @@ MEGATRON = ("columns", "rows")
 Capture = pytest.CaptureFixture[str]
 
 
+def sizes() -> Any:
+    return parallel.BlockSizes(d_model=D_MODEL, d_ff=D_FF, heads=2, tokens=TOKENS)
+
+
 @pytest.fixture(scope="module")
 def blocks() -> list[Any]:
-    return parallel.measure(parallel.BlockSizes(d_model=D_MODEL, d_ff=D_FF, heads=2, tokens=TOKENS), 2)
+    return parallel.measure(sizes(), 2)
 
 
 def split(block: Any, *way: str, sequence: bool = False) -> Any:
@@ -90,27 +95,18 @@ def test_a_ring_of_four(kind: str, sent: float) -> None:
 
 
 def test_the_command(blocks: list[Any], capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[Any, ...]] = []
-
-    def measure(*arguments: Any) -> list[Any]:
-        calls.append(arguments)
-        return blocks
-
+    measure = mock.Mock(return_value=blocks)
     monkeypatch.setattr("weft.explain.parallel.picture.measure", measure)
     words = ["explain", "parallel", "d_model=16", "d_ff=48", "heads=2", "tokens=6"]
     assert run(words) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines.count(["columns", "→", "rows", "all-reduce", "all-reduce"]) == 2
     assert run([*words, "--ranks", "2", "--out", str(tmp_path / "page.html")]) == 0
-    assert calls == [(parallel.BlockSizes(d_model=D_MODEL, d_ff=D_FF, heads=2, tokens=TOKENS), 2)] * 2
+    assert measure.mock_calls == [mock.call(sizes(), 2)] * 2
     page = (tmp_path / "page.html").read_text()
     assert page.count("<svg") == 2 and "&lt;svg" not in page and "1. QKV by columns, O by rows (Megatron)" in page
-    assert page.count(">reduce-scatter</text>") == sum(
-        kinds(places).count("reduce-scatter")
-        for block in blocks
-        for each in block.splits
-        for places in (each.forward, each.backward)
-    )
+    passes = [places for block in blocks for each in block.splits for places in (each.forward, each.backward)]
+    assert page.count(">reduce-scatter</text>") == sum(kinds(places).count("reduce-scatter") for places in passes)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +119,7 @@ def test_the_command(blocks: list[Any], capsys: Capture, tmp_path: Path, monkeyp
         (["d_modle=64"], "did you mean 'd_model'?"),
         (["--only", "costs"], "--only: not an option of weft explain parallel"),
         (["--shapes"], "--shapes: not an option of weft explain parallel"),
-        (["--out", "a.dot"], "a.dot: it is written as .html, .svg, .png or .pdf"),
+        (["--out", "a.dot"], "a.dot: expected a file name ending in .html, .svg, .png or .pdf"),
     ],
 )
 def test_mistakes_are_one_line(

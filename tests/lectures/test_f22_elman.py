@@ -32,11 +32,6 @@ def the_slide(w: dict[str, Tensor], activation: str, tokens: list[int]) -> Tenso
     return torch.stack(y)
 
 
-def loss(y: Tensor, targets: Tensor) -> Tensor:
-    """Σ_t −log p(w_t)."""
-    return -y[torch.arange(len(targets)), targets].log().sum()
-
-
 def text() -> tuple[Tensor, Tensor]:
     words = torch.randint(V, (T + 1,), generator=torch.Generator().manual_seed(0))
     return words[:-1], words[1:]
@@ -57,7 +52,8 @@ def test_f22_gradients_equal_finite_differences(activation: str) -> None:
     tokens, targets = text()
 
     def total() -> Tensor:
-        return loss(model(tokens[None])[0].softmax(-1), targets)
+        """Σ_t −log p(w_t)."""
+        return -model(tokens[None])[0].softmax(-1)[torch.arange(T), targets].log().sum()
 
     total().backward()
     step = 1e-6

@@ -38,8 +38,7 @@ def build() -> Model:
 def test_f23_rows_sum_to_one_over_real_words() -> None:
     copies = Copies(16, torch.Generator().manual_seed(1))
     _, a = attend(build(), copies)
-    assert a.shape == (16, MAX_LENGTH, MAX_LENGTH)
-    assert (a >= 0).all()
+    assert a.shape == (16, MAX_LENGTH, MAX_LENGTH) and (a >= 0).all()
     torch.testing.assert_close(a.sum(-1), torch.ones(16, MAX_LENGTH))
     assert (a[~copies.mask[:, None].expand_as(a)] == 0).all()
 

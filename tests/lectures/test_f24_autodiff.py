@@ -1,5 +1,6 @@
 """F24 (lecture 3): module-based automatic differentiation, and computation graphs."""
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,8 @@ from torch import Tensor, nn
 
 from weft.explain.graph.graph import Graph, graph
 from weft.models.build import build
-from weft.models.config import Bahdanau, Decoder, Recurrent
+from weft.models.config import Bahdanau, Recurrent
+from weft.models.presets import llama
 
 
 def vector(size: int, seed: int) -> Tensor:
@@ -84,19 +86,7 @@ def test_f24_one_node_per_intermediate_variable() -> None:
     assert functions(recorded) == ["mv", "sigmoid", "mv", "softmax", "log", "mul", "sum", "neg"]
     edges = {(recorded.nodes[a].name, recorded.nodes[b].name) for a, b in recorded.edges}
     v = [node.name for node in recorded.nodes if node.kind == "variable"]
-    assert edges == {
-        ("alpha", v[0]),
-        ("x", v[0]),
-        (v[0], v[1]),
-        ("beta", v[2]),
-        (v[1], v[2]),
-        (v[2], v[3]),
-        (v[3], v[4]),
-        ("label", v[5]),
-        (v[4], v[5]),
-        (v[5], v[6]),
-        (v[6], v[7]),
-    }
+    assert edges == {("alpha", v[0]), ("x", v[0]), ("beta", v[2]), ("label", v[5]), *pairwise(v)}
 
 
 def test_f24_elman_cell() -> None:
@@ -121,20 +111,12 @@ def _reaches(recorded: Graph, start: int, end: int) -> bool:
 def models() -> dict[str, tuple[nn.Module, dict[str, object]]]:
     sizes: dict[str, Any] = {"vocab_size": 9, "d_model": 8}
     source = SimpleNamespace(tokens=torch.tensor([[1, 2, 0]]), mask=torch.tensor([[True, True, False]]))
-    decoder = {
-        **sizes,
-        "layers": 1,
-        "attention": {"heads": 2},
-        "feedforward": {"kind": "gated", "d_ff": 16},
-        "norm": {"kind": "rms"},
-        "position": {"kind": "rotary"},
-    }
     return {
         "lstm": (build(Recurrent(**sizes, cell="lstm", layers=2)), {}),
         "gru": (build(Recurrent(**sizes, cell="gru", tied=True)), {}),
         "sigmoid": (build(Recurrent(**sizes, cell="elman", activation="sigmoid")), {}),
         "bahdanau": (build(Bahdanau(**sizes)), {"source": source}),
-        "decoder": (build(Decoder.model_validate(decoder)), {}),
+        "decoder": (build(llama(1, 8, 2, d_ff=16, vocab_size=9, tied=True)), {}),
     }
 
 
@@ -156,8 +138,7 @@ def test_f24_any_model_has_a_graph(name: str) -> None:
 
 def test_f24_a_tied_table_is_one_node_and_views_have_no_node() -> None:
     recorded = graph(models()["gru"][0].eval(), torch.tensor([[3, 4]]))
-    table = [i for i, node in enumerate(recorded.nodes) if node.name == "embedding.weight"]
-    assert len(table) == 1
-    used = [recorded.nodes[b].function for a, b in recorded.edges if a == table[0]]
+    (table,) = [i for i, node in enumerate(recorded.nodes) if node.name == "embedding.weight"]
+    used = [recorded.nodes[b].function for a, b in recorded.edges if a == table]
     assert used == ["embedding", "linear"]
     assert not {"view", "transpose", "t", "unbind", "clone"} & set(functions(recorded))

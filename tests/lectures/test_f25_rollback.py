@@ -57,5 +57,4 @@ def test_batches_with_nan_losses_are_discarded(tmp_path: Path, monkeypatch: pyte
     assert 3 <= len(discarded) <= 60
     assert not any(event["event"] == "rollback" for event in events)
     seen = losses(result)
-    assert all(loss is not None for loss in seen)
-    assert seen[-1] < 1.7  # chance is 3.14, the entropy of the text is near 1.2
+    assert None not in seen and seen[-1] < 1.7  # chance is 3.14, the entropy of the text is near 1.2

@@ -60,28 +60,31 @@ def plans(operations: int = 6, max_width: int = 4) -> st.SearchStrategy[list[Any
     return st.tuples(read, later).map(lambda plan: [plan[0], *plan[1]])
 
 
+def check_contract(
+    model: LanguageModel, vocab_size: int, source: PaddedSource | None = None, *, examples: int = 25
+) -> None:
+    """Steps equal whole passes, no token sees a later one, and rows are independent."""
+    check_step_equals_forward(model, vocab_size, source, examples)
+    check_causal(model, vocab_size, source)
+    check_rows_are_independent(model, vocab_size, source)
+
+
 def check_step_equals_forward(
-    model: LanguageModel,
-    vocab_size: int,
-    source: PaddedSource | None = None,
-    examples: int = 25,
-    tolerance: float = 1e-5,
+    model: LanguageModel, vocab_size: int, source: PaddedSource | None = None, examples: int = 25
 ) -> None:
     """After any reads, reorderings and truncations, a step gives the logits of the whole sequence read in one call."""
 
     @settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(plan=plans(), seed=st.integers(0, 99))
     def follow(plan: list[Any], seed: int) -> None:
-        _follow(model, vocab_size, source, plan, seed, tolerance)
+        _follow(model, vocab_size, source, plan, seed)
 
     model.eval()
     with torch.no_grad():
         follow()
 
 
-def _follow(
-    model: LanguageModel, vocab_size: int, source: PaddedSource | None, plan: list[Any], seed: int, tolerance: float
-) -> None:
+def _follow(model: LanguageModel, vocab_size: int, source: PaddedSource | None, plan: list[Any], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     batch = 3 if source is None else len(source.tokens)
     max_len = sum(operation.width for operation in plan if isinstance(operation, Read))
@@ -113,7 +116,7 @@ def _follow(
                 history[i] += tokens[i, :count].tolist()
                 if count:
                     whole = _logits(model, history[i], source, origin[i])
-                    torch.testing.assert_close(logits[i, :count], whole[-count:], atol=tolerance, rtol=tolerance)
+                    torch.testing.assert_close(logits[i, :count], whole[-count:], atol=1e-5, rtol=1e-5)
         assert state.lengths.tolist() == [len(row) for row in history]
         assert state.longest >= max(len(row) for row in history)
 
@@ -140,9 +143,7 @@ def check_causal(model: LanguageModel, vocab_size: int, source: PaddedSource | N
             assert not torch.equal(before[:, j:], after[:, j:])
 
 
-def check_rows_are_independent(
-    model: LanguageModel, vocab_size: int, source: PaddedSource | None = None, tolerance: float = 1e-5
-) -> None:
+def check_rows_are_independent(model: LanguageModel, vocab_size: int, source: PaddedSource | None = None) -> None:
     """Each row of a padded batch gets the logits of the row alone, for any padding."""
     model.eval()
     batch = 4 if source is None else len(source.tokens)
@@ -154,4 +155,4 @@ def check_rows_are_independent(
         together = model(tokens, **inputs)
         for i, n in enumerate(lengths):
             alone = _logits(model, tokens[i, :n].tolist(), source, i)
-            torch.testing.assert_close(together[i, :n], alone, atol=tolerance, rtol=tolerance)
+            torch.testing.assert_close(together[i, :n], alone, atol=1e-5, rtol=1e-5)

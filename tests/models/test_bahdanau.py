@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.models.contract import PaddedSource, check_causal, check_rows_are_independent, check_step_equals_forward
+from tests.models.contract import PaddedSource, check_contract
 from torch import Tensor, nn
 
 from weft.errors import ModelError
@@ -34,9 +34,7 @@ def padded_source() -> PaddedSource:
 @pytest.mark.parametrize("cell", CELLS)
 def test_every_cell_keeps_the_contract(cell: str, layers: int) -> None:
     model = build(cell, layers=layers)
-    check_step_equals_forward(model, V, padded_source(), examples=12)
-    check_causal(model, V, padded_source(), time=5)
-    check_rows_are_independent(model, V, padded_source())
+    check_contract(model, V, padded_source(), examples=12)
 
 
 def test_equals_the_formulas() -> None:
@@ -61,11 +59,8 @@ def test_equals_the_formulas() -> None:
     s = torch.tanh(w["bridge.weight"] @ backwards[0] + w["bridge.bias"])
     logits = []
     for i in target[0]:
-        energies = [
-            w["attention.scores.weight"][0]
-            @ torch.tanh(w["attention.queries.weight"] @ s + w["attention.keys.weight"] @ h)
-            for h in annotations
-        ]
+        W_q, W_k, v = (w[f"attention.{name}.weight"] for name in ("queries", "keys", "scores"))
+        energies = [v[0] @ torch.tanh(W_q @ s + W_k @ h) for h in annotations]
         alpha = torch.stack(energies).softmax(0)
         context = sum(a * h for a, h in zip(alpha, annotations, strict=True))
         y = w["embedding.weight"][i]
@@ -120,17 +115,15 @@ def test_every_parameter_gets_a_gradient() -> None:
 
 
 def test_errors_say_what_would_be_right() -> None:
-    model = build()
-    with pytest.raises(ModelError, match="needs a source"):
-        model(random_tokens(1, 2))
-    with pytest.raises(ModelError, match="needs a source"):
-        model.start(1, 2)
+    model, empty = build(), PaddedSource(random_tokens(2, 2), torch.tensor([[True, False], [False, False]]))
     with pytest.raises(ModelError, match="packed documents have none"):
         model(random_tokens(3, 2), source=padded_source(), documents=torch.zeros(3, 2))
-    with pytest.raises(ModelError, match="3 sources for 2 targets"):
-        model.start(2, 2, padded_source())
-    with pytest.raises(ModelError, match="source of row 1 is empty"):
-        model.start(2, 2, PaddedSource(random_tokens(2, 2), torch.tensor([[True, False], [False, False]])))
+    with pytest.raises(ModelError, match="needs a source"):
+        model(random_tokens(1, 2))
+    wrong = {"needs a source": None, "3 sources for 2 targets": padded_source(), "source of row 1 is empty": empty}
+    for message, source in wrong.items():
+        with pytest.raises(ModelError, match=message):
+            model.start(2, 2, source)
 
 
 @pytest.mark.gpu

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from pydantic import ValidationError
-from tests.models.contract import check_causal, check_rows_are_independent, check_step_equals_forward
+from tests.models.contract import check_contract
 
 from weft.explain.capture import capture
 from weft.models.build import build
@@ -15,8 +15,6 @@ from weft.nn.hashed_ngrams import NGramEmbedding
 
 VOCAB = 31
 PLAIN, NARROW = HashedNGrams(orders=(2, 4), rows=13), HashedNGrams(orders=(3,), rows=50, width=6)
-
-
 GPT = gpt(1, 24, 4, context=32, vocab_size=VOCAB)
 LLAMA = llama(2, 24, 4, d_ff=32, context=32, vocab_size=VOCAB, kv_heads=2)
 
@@ -87,9 +85,7 @@ def test_a_new_model_computes_the_same_as_without_them() -> None:
 @pytest.mark.parametrize("preset", [GPT, LLAMA])
 def test_models_with_ngrams_keep_the_contract(settings: HashedNGrams, preset: Decoder) -> None:
     model, _ = trained(settings, preset)
-    check_step_equals_forward(model, VOCAB)
-    check_causal(model, VOCAB)
-    check_rows_are_independent(model, VOCAB)
+    check_contract(model, VOCAB)
 
 
 def test_ngrams_do_not_cross_documents() -> None:

@@ -96,26 +96,16 @@ def test_gpt2() -> None:
     check_decoder(transformers.GPT2LMHeadModel(config), GPT2, settings, time=17)
 
 
-LLAMA_SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": D,
-    "intermediate_size": FF,
-    "num_hidden_layers": 2,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-}
+HF_SIZES: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": D, "num_hidden_layers": 2, "num_attention_heads": HEADS}
+LLAMA_SIZES = HF_SIZES | {"intermediate_size": FF, "num_key_value_heads": 2}
+LLAMA_SIZES |= {"rms_norm_eps": 1e-5, "tie_word_embeddings": False}
 GROUPED = llama(2, D, HEADS, d_ff=FF, context=32, vocab_size=VOCAB, kv_heads=2)
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 SCALINGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "plain": (None, {"rope_type": "default"}),
     "linear": (LinearScaling(factor=4.0), {"rope_type": "linear", "factor": 4.0}),
     "dynamic-ntk": (DynamicNTK(factor=2.0), {"rope_type": "dynamic", "factor": 2.0}),
-    "llama3": (
-        Llama3Scaling(factor=8.0, low=1.0, high=4.0, original_context=16),
-        {"rope_type": "llama3", "factor": 8.0, **LLAMA3},
-    ),
+    "llama3": (Llama3Scaling(original_context=16), {"rope_type": "llama3", "factor": 8.0, **LLAMA3}),
 }
 
 
@@ -143,14 +133,7 @@ def test_sliding_window_against_mistral() -> None:
 
 
 def test_bert_with_both_pretraining_heads() -> None:
-    config = transformers.BertConfig(
-        vocab_size=VOCAB,
-        hidden_size=D,
-        num_hidden_layers=2,
-        num_attention_heads=HEADS,
-        intermediate_size=4 * D,
-        max_position_embeddings=32,
-    )
+    config = transformers.BertConfig(**HF_SIZES, intermediate_size=4 * D, max_position_embeddings=32)
     theirs, settings = transformers.BertForPreTraining(config), bert(2, D, HEADS, vocab_size=VOCAB, context=32)
     assert isinstance(settings.head, PretrainingHead)
     ours = convert(theirs, BERT, settings)
@@ -164,50 +147,27 @@ def test_bert_with_both_pretraining_heads() -> None:
 
 
 def test_marian() -> None:
-    theirs = transformers.MarianMTModel(
-        transformers.MarianConfig(
-            vocab_size=VOCAB,
-            d_model=D,
-            encoder_layers=2,
-            decoder_layers=2,
-            encoder_attention_heads=HEADS,
-            decoder_attention_heads=HEADS,
-            encoder_ffn_dim=FF,
-            decoder_ffn_dim=FF,
-            max_position_embeddings=32,
-            activation_function="swish",
-            scale_embedding=True,
-            pad_token_id=0,
-            decoder_start_token_id=0,
-        )
-    )
+    sides = {"layers": 2, "attention_heads": HEADS, "ffn_dim": FF}
+    sizes: dict[str, Any] = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in sides.items()}
+    sizes |= {"vocab_size": VOCAB, "d_model": D, "max_position_embeddings": 32, "activation_function": "swish"}
+    config = transformers.MarianConfig(**sizes, scale_embedding=True, pad_token_id=0, decoder_start_token_id=0)
+    theirs = transformers.MarianMTModel(config)
     theirs.final_logits_bias.normal_()
-    settings = vaswani(2, D, HEADS, d_ff=FF, dropout=0.0, vocab_size=VOCAB).replace(
-        position=Sinusoidal(layout="halves"),
-        feedforward=Plain(d_ff=FF, activation="silu"),
-        head=LMHead(tied=True, bias=True),
+    ours = {"feedforward": Plain(d_ff=FF, activation="silu"), "head": LMHead(tied=True, bias=True)}
+    settings = vaswani(
+        2, D, HEADS, d_ff=FF, dropout=0.0, vocab_size=VOCAB, position=Sinusoidal(layout="halves"), **ours
     )
     check_seq2seq(theirs, MARIAN, settings)
 
 
 @pytest.mark.parametrize("gated", [False, True], ids=["t5", "t5-v1.1"])
 def test_t5(gated: bool) -> None:
-    theirs = transformers.T5ForConditionalGeneration(
-        transformers.T5Config(
-            vocab_size=VOCAB,
-            d_model=D,
-            d_kv=6,
-            d_ff=FF,
-            num_layers=2,
-            num_decoder_layers=3,
-            num_heads=HEADS,
-            relative_attention_num_buckets=8,
-            relative_attention_max_distance=20,
-            feed_forward_proj="gated-gelu" if gated else "relu",
-            tie_word_embeddings=not gated,  # always tied, and the output is scaled unless this is false
-            decoder_start_token_id=0,
-        )
-    )
+    sizes: dict[str, Any] = {"vocab_size": VOCAB, "d_model": D, "d_kv": 6, "d_ff": FF, "num_heads": HEADS}
+    sizes |= {"num_layers": 2, "num_decoder_layers": 3, "decoder_start_token_id": 0}
+    sizes |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}
+    sizes |= {"feed_forward_proj": "gated-gelu" if gated else "relu"}
+    sizes |= {"tie_word_embeddings": not gated}  # always tied, and the output is scaled unless this is false
+    theirs = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes))
     settings = EncoderDecoder(
         vocab_size=VOCAB,
         layers=3,
@@ -239,11 +199,7 @@ def torch_layers(side: str, last: str) -> tuple[NameRule, ...]:
     )
 
 
-TORCH = (
-    tensor("embedding.weight", "table"),
-    *torch_layers("encoder", "norm2"),
-    *torch_layers("decoder", "norm3"),
-)
+TORCH = (tensor("embedding.weight", "table"), *torch_layers("encoder", "norm2"), *torch_layers("decoder", "norm3"))
 
 
 def test_the_2017_transformer_in_torch() -> None:

@@ -5,42 +5,21 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.contract import PaddedSource, check_causal, check_rows_are_independent, check_step_equals_forward
+from tests.models.contract import PaddedSource, check_contract, check_step_equals_forward
 from torch import nn
 
 from weft.config import validate
 from weft.errors import ConfigError, ModelError
 from weft.explain.capture import capture
+from weft.models import config
 from weft.models.build import build as build_model
-from weft.models.config import (
-    ClassificationHead,
-    Decoder,
-    EmbeddingHead,
-    Encoder,
-    EncoderDecoder,
-    LayerKind,
-    LMHead,
-    MaskedLMHead,
-    NextSentenceHead,
-    ReplacedHead,
-    TaggingHead,
-)
+from weft.models.config import Decoder, Encoder, EncoderDecoder, LayerKind, LMHead, MaskedLMHead
 from weft.models.presets import bert, gpt, llama, vaswani
 from weft.models.transformer import Transformer
+from weft.nn import position_config
 from weft.nn.config import Attention, Gated, LayerNorm, NormalInit, Plain, RMSNorm
 from weft.nn.mask import Mask
-from weft.nn.position_config import (
-    ALiBi,
-    Disentangled,
-    Learned,
-    LinearScaling,
-    NoPosition,
-    Relative,
-    Rotary,
-    Sinusoidal,
-    T5Bias,
-    YaRN,
-)
+from weft.nn.position_config import Disentangled, Learned, NoPosition, Relative, Rotary, Sinusoidal, T5Bias
 from weft.nn.scaled_dot_product import Probabilities
 
 VOCAB = 29
@@ -51,28 +30,20 @@ POSITIONS = [
     Learned(),
     Relative(max_distance=3),
     Rotary(),
-    Rotary(pairs="adjacent", scaling=LinearScaling(factor=2.0)),
+    Rotary(pairs="adjacent", scaling=position_config.LinearScaling(factor=2.0)),
     T5Bias(buckets=8, max_distance=12),
-    ALiBi(),
-    ALiBi(factor=0.5, rounded=True),
+    position_config.ALiBi(),
+    position_config.ALiBi(factor=0.5, rounded=True),
     Disentangled(buckets=4, max_distance=12),
 ]
 
 
 def decoder(position: Any = None, **changes: Any) -> Decoder:
     """Small decoder with weights large enough for mistakes to show."""
-    fields: dict[str, Any] = {
-        "vocab_size": VOCAB,
-        "context": 32,
-        "layers": 2,
-        "d_model": 24,
-        "attention": Attention(heads=4, kv_heads=4 if isinstance(position, Relative | Disentangled) else 2),
-        "feedforward": Gated(d_ff=32),
-        "norm": RMSNorm(),
-        "position": position or Rotary(),
-        "init": NormalInit(std=0.2),
-    }
-    return Decoder(**{**fields, **changes})
+    attention = Attention(heads=4, kv_heads=4 if isinstance(position, Relative | Disentangled) else 2)
+    fields: dict[str, Any] = {"vocab_size": VOCAB, "context": 32, "layers": 2, "d_model": 24, "attention": attention}
+    fields |= {"feedforward": Gated(d_ff=32), "norm": RMSNorm(), "position": position or Rotary()}
+    return Decoder(**fields | {"init": NormalInit(std=0.2)} | changes)
 
 
 def build(settings: Decoder | Encoder | EncoderDecoder, seed: int = 0) -> Transformer:
@@ -106,11 +77,7 @@ DECODERS = {
     ),
     "layers that differ": decoder(
         layers=4,
-        pattern=(
-            LayerKind(window=3, position=Rotary(base=50.0)),
-            LayerKind(position=NoPosition()),
-            LayerKind(),
-        ),
+        pattern=(LayerKind(window=3, position=Rotary(base=50.0)), LayerKind(position=NoPosition()), LayerKind()),
     ),
     "narrow embeddings": decoder(d_embedding=10, position=Learned(), embedding_norm=True),
     "narrow embeddings, untied": decoder(d_embedding=10, placement="post", head=LMHead(tied=False, scale=0.5)),
@@ -119,16 +86,13 @@ DECODERS = {
         first_norm=False,
         attention=Attention(heads=4, kv_heads=2, qk_norm=LayerNorm(), qk_norm_over="each-head"),
     ),
-    "stretched": decoder(position=Rotary(scaling=YaRN(factor=4.0, original_context=8))),
+    "stretched": decoder(position=Rotary(scaling=position_config.YaRN(factor=4.0, original_context=8))),
 }
 
 
 @pytest.mark.parametrize("settings", DECODERS.values(), ids=DECODERS)
 def test_every_decoder_keeps_the_contract(settings: Decoder) -> None:
-    model = build(settings)
-    check_step_equals_forward(model, VOCAB, examples=5)
-    check_causal(model, VOCAB)
-    check_rows_are_independent(model, VOCAB)
+    check_contract(build(settings), VOCAB, examples=5)
 
 
 @torch.no_grad()
@@ -190,14 +154,9 @@ def padded_source(vocab_size: int = VOCAB) -> PaddedSource:
 
 @pytest.mark.parametrize("position", [Sinusoidal(), T5Bias(buckets=8, max_distance=12), Rotary()], ids=lambda p: p.kind)
 def test_encoder_decoder_keeps_the_contract(position: Any) -> None:
-    settings = vaswani(2, 24, 4, d_ff=32, dropout=0.0, vocab_size=VOCAB).replace(
-        position=position, source_vocab_size=17, encoder_layers=1
-    )
-    model = build(settings)
-    source = padded_source(17)
-    check_step_equals_forward(model, VOCAB, source, examples=10)
-    check_causal(model, VOCAB, source)
-    check_rows_are_independent(model, VOCAB, source)
+    changes = {"position": position, "source_vocab_size": 17, "encoder_layers": 1}
+    model = build(vaswani(2, 24, 4, d_ff=32, dropout=0.0, vocab_size=VOCAB, **changes))
+    check_contract(model, VOCAB, padded_source(17), examples=10)
 
 
 def test_source_padding_changes_nothing() -> None:
@@ -250,13 +209,13 @@ def test_watching_the_probabilities_changes_nothing_and_rows_sum_to_one() -> Non
 
 
 HEADS: list[tuple[Any, tuple[int, ...]]] = [
-    (NextSentenceHead(), (3, 2)),
-    (ClassificationHead(labels=4), (3, 4)),
-    (ClassificationHead(labels=1, pooling="mean", pooler=False), (3, 1)),
-    (ClassificationHead(labels=2, pooling="last"), (3, 2)),
-    (TaggingHead(labels=5), (3, 7, 5)),
-    (EmbeddingHead(), (3, 24)),
-    (EmbeddingHead(pooling="first", normalise=False), (3, 24)),
+    (config.NextSentenceHead(), (3, 2)),
+    (config.ClassificationHead(labels=4), (3, 4)),
+    (config.ClassificationHead(labels=1, pooling="mean", pooler=False), (3, 1)),
+    (config.ClassificationHead(labels=2, pooling="last"), (3, 2)),
+    (config.TaggingHead(labels=5), (3, 7, 5)),
+    (config.EmbeddingHead(), (3, 24)),
+    (config.EmbeddingHead(pooling="first", normalise=False), (3, 24)),
 ]
 
 
@@ -269,7 +228,7 @@ def test_heads(head: Any, shape: tuple[int, ...]) -> None:
     assert out.shape == shape
     alone = model(tokens[1:2, :4])
     torch.testing.assert_close(out[1:2, :4] if len(shape) == 3 else out[1:2], alone, atol=1e-5, rtol=1e-5)
-    if isinstance(head, EmbeddingHead) and head.normalise:
+    if isinstance(head, config.EmbeddingHead) and head.normalise:
         torch.testing.assert_close(out.norm(dim=-1), torch.ones(3))
 
 
@@ -385,7 +344,7 @@ def test_invalid_encoders_are_refused(changes: dict[str, Any], message: str) -> 
 
 
 def test_replaced_tokens_have_a_logit_each() -> None:
-    model: Any = build(SMALL_BERT.replace(head=ReplacedHead(activation="gelu")))
+    model: Any = build(SMALL_BERT.replace(head=config.ReplacedHead(activation="gelu")))
     tokens = torch.randint(23, (2, 9))
     features, head = model.features(tokens), model.output
     hidden = nn.functional.gelu(features @ head.dense.weight.T + head.dense.bias)

@@ -1,5 +1,6 @@
 """Dropout depends on the row: dividing, splitting or padding a batch does not change what is dropped."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,13 +39,8 @@ def test_neighbours_rows_layers_and_steps_are_independent() -> None:
         return (part(torch.ones(64, 32, 64), rng) == 0).float() - 0.5
 
     one = dropped(RNG, 0)
-    others = [
-        dropped(RNG, 1),
-        dropped(RNG, 2),
-        dropped(RNG.for_repeat(1), 0),
-        dropped(RowRng(row_keys(12346, torch.arange(64))), 0),
-        *[one.roll(1, n) for n in range(3)],
-    ]
+    others = [dropped(RNG, 1), dropped(RNG, 2), dropped(RNG.for_repeat(1), 0)]
+    others += [dropped(RowRng(row_keys(12346, torch.arange(64))), 0), *(one.roll(1, n) for n in range(3))]
     bound = 4.5 * 0.25 / one.numel() ** 0.5  # of the mean product of independent ±½
     for other in others:
         assert abs(float((one * other).mean())) < bound
@@ -115,8 +111,7 @@ def without_padding(batch: Batch) -> Batch:
     if batch.source is None:
         return batch
     longest = int(batch.source.mask.sum(1).max())
-    source = Source(batch.source.tokens[:, :longest], batch.source.mask[:, :longest])
-    return Batch(batch.tokens, batch.targets, documents=batch.documents, source=source, keys=batch.keys)
+    return replace(batch, source=Source(batch.source.tokens[:, :longest], batch.source.mask[:, :longest]))
 
 
 @pytest.mark.parametrize(
@@ -144,18 +139,13 @@ def test_every_dropout_of_a_model_has_a_distinct_number() -> None:
     assert len(dropped) == 2 and not torch.equal(*dropped)  # layers that share a block drop different elements
 
 
-def test_recomputed_blocks_drop_the_same() -> None:
-    model, batch = example("decoder")
-    plain = gradients(model, [batch])
-    for module in model.modules():
-        if isinstance(module, Stack):
-            module.recompute = True
-    torch.testing.assert_close(gradients(model, [batch]), plain)
-
-
-def test_blocks_of_queries_drop_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recomputed_blocks_and_blocks_of_queries_drop_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = example("decoder", documents=True)
-    plain = gradients(model.double(), [batch])
+    plain, stack = gradients(model.double(), [batch]), model.get_submodule("decoder")
+    assert isinstance(stack, Stack)
+    stack.recompute = True
+    torch.testing.assert_close(gradients(model, [batch]), plain, rtol=1e-9, atol=1e-9)
+    stack.recompute = False
     monkeypatch.setattr("weft.nn.attention_paths.MAX_DENSE_ENTRIES", 16)
     monkeypatch.setattr("weft.nn.attention_paths.QUERY_BLOCK", 4)
     torch.testing.assert_close(gradients(model, [batch]), plain, rtol=1e-9, atol=1e-9)

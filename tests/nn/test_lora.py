@@ -24,8 +24,7 @@ def test_a_new_adapter_changes_nothing_and_freezes_the_layer() -> None:
     linear, adapter = layer([6, 3], LoRA(rank=2), trained=False)
     x = torch.randn(4, 5, 10, dtype=torch.float64)
     assert torch.equal(adapter(x), linear(x))
-    assert adapter.weight is linear.weight
-    assert adapter.a.abs().max() > 0
+    assert adapter.weight is linear.weight and adapter.a.abs().max() > 0
     torch.nn.init.normal_(adapter.b)
     adapter(x).square().sum().backward()
     assert {name for name, p in adapter.named_parameters() if p.grad is not None} == {"a", "b"}
@@ -42,19 +41,16 @@ def test_the_formula(heights: list[int], bias: bool) -> None:
     expected = expected + linear.bias if bias else expected
     assert torch.allclose(adapter(x), expected, atol=1e-12)
     plain = adapter.merge()
-    assert type(plain) is Linear
-    assert torch.allclose(plain(x), expected, atol=1e-12)
+    assert type(plain) is Linear and torch.allclose(plain(x), expected, atol=1e-12)
     assert torch.linalg.matrix_rank(adapter.difference()) == min(2 * len(heights), 9)
 
 
 def test_merging_copies_the_frozen_weight() -> None:
     linear, adapter = layer([9], LoRA(rank=2))
-    before = linear.weight.clone()
-    plain = adapter.merge()
+    before, plain = linear.weight.clone(), adapter.merge()
     plain.weight.data.zero_()
     plain.bias.data.zero_()
-    assert torch.equal(linear.weight, before)
-    assert linear.bias.abs().max() > 0
+    assert torch.equal(linear.weight, before) and linear.bias.abs().max() > 0
 
 
 def test_dropout_affects_the_adapter_alone() -> None:
@@ -62,8 +58,7 @@ def test_dropout_affects_the_adapter_alone() -> None:
     x = torch.randn(50, 10, dtype=torch.float64)
     with torch.no_grad():
         assert not torch.allclose(adapter(x), adapter(x))
-        adapter.eval()
-        assert torch.equal(adapter(x), adapter(x))
+        assert torch.equal(adapter.eval()(x), adapter(x))
         adapter.b.zero_()
         adapter.train()
         assert torch.equal(adapter(x), linear(x))

@@ -9,15 +9,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.nn.config import LossTerms
-from weft.nn.loss import (
-    Readout,
-    _add_product,
-    chunk_loss,
-    chunk_rows,
-    cross_entropy,
-    gpu_chunk_loss,
-    linear_cross_entropy,
-)
+from weft.nn.loss import Readout, chunk_loss, chunk_rows, cross_entropy, gpu_chunk_loss, linear_cross_entropy
 
 
 def leaves(rows: int, d_model: int, vocab_size: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -126,21 +118,12 @@ def test_gradients_of_the_table_are_summed_in_fp32() -> None:
     features[1:] = 2.0**-8
     loss, _ = linear_cross_entropy(Readout(features, weight, None), torch.zeros(513, dtype=torch.long), rows=1)
     (gradient,) = torch.autograd.grad(loss, weight)
-    assert gradient.dtype == torch.float32
-    assert gradient.flatten().tolist() == pytest.approx([-1.5, 1.5])
+    assert gradient.dtype == torch.float32 and gradient.flatten().tolist() == pytest.approx([-1.5, 1.5])
 
 
 def test_chunks_are_powers_of_two_that_shrink_with_the_vocabulary() -> None:
     features = torch.zeros(1, 1)
     assert [chunk_rows(features, size) for size in (65, 8192, 50257, 1 << 30)] == [32768, 512, 64, 1]
-
-
-def test_a_product_starts_a_sum_or_adds_to_it() -> None:
-    a, b = torch.randn(3, 5), torch.randn(5, 2)
-    first = _add_product(None, a, b)
-    torch.testing.assert_close(first.clone(), a @ b)
-    torch.testing.assert_close(_add_product(first, a, b), 2 * a @ b, atol=1e-8, rtol=1e-5)
-    assert _add_product(None, a.bfloat16(), b.bfloat16()).dtype == torch.float32
 
 
 @pytest.mark.gpu
@@ -154,8 +137,7 @@ def test_the_kernel_computes_chunk_loss(vocab_size: int, width: int, terms: Loss
     weights[3] = 0.0
     expected = chunk_loss(logits.clone(), targets, weights, vocab_size=vocab_size, terms=terms)
     found = gpu_chunk_loss()(logits, targets, weights, vocab_size=vocab_size, terms=terms)
-    assert gpu_chunk_loss() is not chunk_loss
-    assert found[2] is logits  # overwritten
+    assert gpu_chunk_loss() is not chunk_loss and found[2] is logits  # overwritten
     torch.testing.assert_close(found[:2], expected[:2], rtol=1e-5, atol=0.0)
     torch.testing.assert_close(found[2].float(), expected[2].float(), rtol=1e-2, atol=1e-6)
     assert found[2][:, vocab_size:].eq(0).all()

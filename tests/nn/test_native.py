@@ -64,12 +64,12 @@ def check_attention(sizes: tuple[int, int], d_head: int, shared: int, causal: bo
         assert error <= max(1.2 * peer_error, 2e-7)
 
 
+TIMES = [(64, 64), (65, 65), (127, 127), (300, 300), (130, 203), (203, 130)]
+
+
 @needs_compiler
 @pytest.mark.parametrize(
-    ("sizes", "d_head", "shared", "causal"),
-    pairwise(
-        [(64, 64), (65, 65), (127, 127), (300, 300), (130, 203), (203, 130)], [32, 64, 96], [1, 2, 4], [True, False]
-    ),
+    ("sizes", "d_head", "shared", "causal"), pairwise(TIMES, [32, 64, 96], [1, 2, 4], [True, False])
 )
 def test_attention_equals_the_reference(sizes: tuple[int, int], d_head: int, shared: int, causal: bool) -> None:
     check_attention(sizes, d_head, shared, causal)
@@ -134,11 +134,9 @@ def test_a_bias_has_torchs_gradient(shape: tuple[int, ...]) -> None:
 def test_where_it_is_not_used() -> None:
     qkv = heads(64, 64, 32)
     assert native.attention_fits(*qkv)
-    assert not native.attention_fits(*heads(63, 64, 32))
-    assert not native.attention_fits(*heads(64, 64, 48))
-    assert not native.attention_fits(*(x.double() for x in qkv))
-    assert not native.attention_fits(*(x.detach() for x in qkv))
-    assert not native.attention_fits(*(x.mT.contiguous().mT for x in qkv))
+    for change in (torch.Tensor.double, torch.Tensor.detach, lambda x: x.mT.contiguous().mT):
+        assert not native.attention_fits(*(change(x) for x in qkv))
+    assert not native.attention_fits(*heads(63, 64, 32)) and not native.attention_fits(*heads(64, 64, 48))
     with torch.no_grad():
         assert not native.attention_fits(*qkv)
     with sdpa_kernel(SDPBackend.MATH):

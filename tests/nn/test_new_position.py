@@ -125,9 +125,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def printed(tree: Path) -> str:
     """Output of the script."""
     environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "COLUMNS": "120"}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], cwd=tree, env=environment, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", SCRIPT]
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -140,9 +139,8 @@ def test_the_plan_counts_its_weights(printed: str) -> None:
 
 
 def test_it_is_trained_and_saved(tree: Path, printed: str) -> None:
-    first, second = (
-        load_file(tree / "run" / "checkpoints" / f"step-0000000{step}" / "model.safetensors") for step in (1, 2)
-    )
+    folders = (tree / "run" / "checkpoints" / f"step-0000000{step}" for step in (1, 2))
+    first, second = (load_file(folder / "model.safetensors") for folder in folders)
     for name in ("decoder.position.weight", "decoder.position.slopes"):
         assert first[name].isfinite().all()
         assert not torch.equal(first[name], second[name])

@@ -54,17 +54,14 @@ def test_pairs() -> None:
     bos, eos, pad = PLAIN.need("bos"), PLAIN.need("eos"), PLAIN.need("pad")
     assert pad != 0
     batch = objective("pairs", PLAIN).batch(examples, np.array([1, 0]))
-    assert batch.source is not None
-    assert batch.source.tokens.tolist() == [[6, eos, pad, pad], [7, 8, 9, eos]]
+    assert batch.source is not None and batch.source.tokens.tolist() == [[6, eos, pad, pad], [7, 8, 9, eos]]
     assert batch.source.mask.tolist() == [[True, True, False, False], [True] * 4]
     assert batch.tokens.tolist() == [[bos, 8, 9], [bos, 5, pad]]
     assert batch.targets.tolist() == [[8, 9, eos], [5, eos, pad]]
-    assert batch.loss_mask is not None
-    assert batch.loss_mask.tolist() == [[True] * 3, [True, True, False]]
+    assert batch.loss_mask is not None and batch.loss_mask.tolist() == [[True] * 3, [True, True, False]]
     assert batch.count == 5
     cut = objective("pairs", PLAIN, 2).batch(examples, np.array([0, 1]))
-    assert cut.source is not None
-    assert cut.source.tokens.tolist() == [[7, eos], [6, eos]]
+    assert cut.source is not None and cut.source.tokens.tolist() == [[7, eos], [6, eos]]
     assert cut.tokens.tolist() == [[bos, 5], [bos, 8]]
     assert cut.targets.tolist() == [[5, eos], [8, eos]]
 
@@ -84,12 +81,10 @@ def test_lengths_are_those_of_the_batch(rows: list[tuple[list[int], list[int]]],
         for examples, changes in ((both, ["objective.second=second"]), (alone, [])):
             learned = objective("classify", tokenizer, length + 3, *changes)
             mask = learned.batch(examples, numbers).mask
-            assert mask is not None
-            assert learned.lengths(examples).tolist() == mask.sum(1).tolist()
+            assert mask is not None and learned.lengths(examples).tolist() == mask.sum(1).tolist()
         learned = objective("contrastive", tokenizer, length + 3)
         pair = learned.batch(both, numbers)
-        assert pair.source is not None
-        assert pair.mask is not None
+        assert pair.source is not None and pair.mask is not None
         widths = torch.stack([pair.mask.sum(1), pair.source.mask.sum(1)], dim=1)
         assert learned.lengths(both).tolist() == widths.tolist()
 
@@ -111,8 +106,7 @@ def test_a_budget_of_tokens_bounds_the_tensors() -> None:
     buckets = Buckets(learned.lengths(examples), tokens=256, seed=3)
     for step in range(buckets.steps_per_epoch):
         batch = learned.batch(examples, buckets.rows(step))
-        assert batch.source is not None
-        assert batch.tokens.numel() + batch.source.tokens.numel() <= 256
+        assert batch.source is not None and batch.tokens.numel() + batch.source.tokens.numel() <= 256
 
 
 # ---- sentences
@@ -127,8 +121,7 @@ def test_sentences_in_their_frame() -> None:
     assert one.segments is None
     two = framed([[7], [8, 9]], [[5, 6], [4]], Frame.usual(BERT))
     assert two.tokens.tolist() == [[cls, 7, sep, 5, 6, sep], [cls, 8, 9, sep, 4, sep]]
-    assert two.segments is not None
-    assert two.segments.tolist() == [[0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 1, 1]]
+    assert two.segments is not None and two.segments.tolist() == [[0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 1, 1]]
     assert framed([[7]], [[5, 6]], Frame.usual(PLAIN)).tokens.tolist() == [[7, eos, 5, 6, eos]]
 
 
@@ -166,8 +159,7 @@ def test_contrastive_pairs() -> None:
     batch = objective("contrastive", PLAIN).batch(examples, np.array([0, 1]))
     eos, pad = PLAIN.need("eos"), PLAIN.need("pad")
     assert batch.tokens.tolist() == [[4, eos], [7, eos]]
-    assert batch.source is not None
-    assert batch.source.tokens.tolist() == [[5, 6, eos], [8, eos, pad]]
+    assert batch.source is not None and batch.source.tokens.tolist() == [[5, 6, eos], [8, eos, pad]]
     assert batch.targets.tolist() == [0, 1]
 
 
@@ -210,8 +202,7 @@ def test_targets_begin_with_their_language() -> None:
     en, de, bos, eos, pad = (NAMED.id(token) for token in ("en_XX", "de_DE", "<bos>", "<eos>", "<pad>"))
     pairs = objective("pairs", NAMED, 5, "objective.languages.reads=en_XX", "objective.languages.writes=de_DE")
     batch = pairs.batch(examples, np.array([0, 1]))
-    assert batch.source is not None
-    assert batch.source.tokens.tolist() == [[en, 7, 8, 9, eos], [en, 6, eos, pad, pad]]
+    assert batch.source is not None and batch.source.tokens.tolist() == [[en, 7, 8, 9, eos], [en, 6, eos, pad, pad]]
     assert batch.tokens.tolist() == [[bos, de, 5, pad, pad], [bos, de, 8, 9, 9]]
     assert batch.targets.tolist() == [[de, 5, eos, pad, pad], [de, 8, 9, 9, eos]]
     assert pairs.lengths(examples).tolist() == [[5, 3], [3, 5]]
@@ -244,8 +235,7 @@ def test_the_first_token_of_a_word_carries_its_tag(kind: Any) -> None:
         begins = tokenizer.decode(example["first"][position:]).strip()
         assert begins.lower().startswith(word[:1].lower())
     batch = objective("tag", tokenizer).batch(held.examples([example]), np.array([0]))
-    assert batch.loss_mask is not None
-    assert batch.targets[batch.loss_mask].tolist() == [3, 1, 2, 0]
+    assert batch.loss_mask is not None and batch.targets[batch.loss_mask].tolist() == [3, 1, 2, 0]
     assert batch.count == 4
 
 
@@ -257,8 +247,7 @@ def test_tags_follow_the_frame_and_the_cut() -> None:
     no, yes = False, True
     assert batch.loss_mask.tolist() == [[no, yes, no, yes, no], [no, yes, no, no, no]]
     cut = objective("tag", BERT, 4).batch(examples, np.array([0, 1]))
-    assert cut.loss_mask is not None
-    assert cut.loss_mask.tolist() == [[no, yes, no, no], [no, yes, no, no]]
+    assert cut.loss_mask is not None and cut.loss_mask.tolist() == [[no, yes, no, no], [no, yes, no, no]]
 
 
 def test_words_and_tags_must_match() -> None:
@@ -283,9 +272,7 @@ def test_packed_conversations_are_separate(sizes: list[tuple[int, int]], length:
     learned = objective("chat", PLAIN, length)
     batch = learned.batch(examples, np.arange(len(rows)))
     assert batch.tokens.shape[1] == length
-    assert batch.loss_mask is not None
-    assert batch.documents is not None
-    assert batch.positions is not None
+    assert batch.loss_mask is not None and batch.documents is not None and batch.positions is not None
     real = batch.documents >= 0
     assert int(real.sum()) == int(learned.lengths(examples).sum())
     assert torch.equal(batch.targets[real], batch.tokens[real] + 1)

@@ -15,7 +15,6 @@ from weft.errors import DataError, ModelError
 from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import Bahdanau, EmbeddingHead, Encoder, NGram, Recurrent
-from weft.models.hidden import frame
 from weft.models.presets import bert, gpt, vaswani
 from weft.objectives.contrastive import EmbeddingOptions, Pooling, embed
 from weft.progress import Log
@@ -98,14 +97,6 @@ def test_pooling_is_over_the_text_in_its_frame(wordpiece: Tokenizer, bytewise: T
         assert found[0] == pytest.approx(vector, abs=1e-5)
 
 
-def test_the_frame_is_that_of_training(wordpiece: Tokenizer, bytewise: Tokenizer) -> None:
-    for tokenizer in (wordpiece, bytewise):
-        ids = tokenizer.encode(TEXTS[2])
-        for length in (None, 7):
-            trained_on = framed([ids], None, Frame.usual(tokenizer), length=length).tokens[0].tolist()
-            assert frame(tokenizer, ids, length).ids == trained_on
-
-
 def test_a_decoder_that_was_trained_to_embed_reads_as_it_was_trained(bytewise: Tokenizer) -> None:
     """Although the tokenizer's file frames a text differently."""
     backend = tokenizers.Tokenizer.from_str(bytewise.to_json())
@@ -158,11 +149,8 @@ def test_long_texts_are_cut_with_a_message(wordpiece: Tokenizer) -> None:
 
 def test_models_and_texts_without_vectors_are_refused(wordpiece: Tokenizer, bytewise: Tokenizer) -> None:
     size = bytewise.vocab_size
-    for config in (
-        NGram(vocab_size=size),
-        Bahdanau(vocab_size=size, d_model=8),
-        vaswani(1, 8, 2, d_ff=16, dropout=0.0, vocab_size=size),
-    ):
+    reader = vaswani(1, 8, 2, d_ff=16, dropout=0.0, vocab_size=size)
+    for config in (NGram(vocab_size=size), Bahdanau(vocab_size=size, d_model=8), reader):
         with pytest.raises(ModelError, match="gives no vectors for a text"):
             vectors(build(config), bytewise, ["a"])
     bare = build_tokenizer(Byte(specials=Specials()), [])

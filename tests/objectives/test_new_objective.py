@@ -1,13 +1,14 @@
 """A new objective is a settings class, a file and its entry in the table; no other file of the package is edited.
 
-Ordinal regression is added to a copy of the package: grades that have an order, such as one to five stars. Everything
-else, from the head of the model to `weft train`, `weft evaluate` and the report, follows.
+Ordinal regression, the example of docs/design/add-objective.md, is added to a copy of the package. Everything else,
+from the head of the model to `weft train`, `weft evaluate` and the report, follows.
 """
 
 import filecmp
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -18,69 +19,8 @@ import pytest
 
 import weft
 
-SETTINGS = '''
-class Grade(SequenceObjective):
-    """Grades 1 … `grades` in their order: is it above 1, above 2, …? (Frank and Hall 2001)"""
-
-    metrics = ("loss", "accuracy", "within_one")
-
-    kind: Literal["grade"] = "grade"
-    grade: Column = "grade"
-    grades: Annotated[int, Field(ge=2)] = 5
-
-    def chance(self, vocab_size: int) -> float:
-        return (self.grades - 1) * math.log(2)
-
-    def outputs(self) -> int | None:
-        return self.grades - 1
-
-
-'''
-
-OBJECTIVE = '''"""Grades that have an order, such as one to five stars."""
-
-from collections.abc import Iterable, Sequence
-from typing import Any
-
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-
-from weft.data.batch import Batch
-from weft.models.base import LanguageModel
-from weft.objectives.classify import SequenceObjective
-from weft.objectives.rows import head_outputs
-from weft.recipe import objective as config
-from weft.training.objective import Prediction
-
-
-class Grade(SequenceObjective[config.Grade]):
-    """One output for each grade but the highest: whether the text deserves more (Frank and Hall 2001)."""
-
-    answer, answer_kind = "grade", "number"
-
-    def output_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Return −log p of every answer, summed, from outputs (B, grades − 1) and targets (B,)."""
-        above = batch.targets[:, None] > torch.arange(1, self.settings.grades, device=outputs.device)
-        return F.binary_cross_entropy_with_logits(outputs, above.float(), reduction="sum")
-
-    def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
-        """Return the mean loss, and how often the grade is right, or off by one at most."""
-        loss, errors = 0.0, []
-        for logits, batch in head_outputs(model, batches):
-            loss += float(self.output_loss(logits, batch))
-            errors += (1 + (logits > 0).sum(1) - batch.targets).abs().tolist()
-        right, near = (sum(error <= limit for error in errors) / len(errors) for limit in (0, 1))
-        return {"loss": loss / len(errors), "accuracy": right, "within_one": near}
-
-    def predict(self, model: LanguageModel, texts: Sequence[str], second: Sequence[str] | None = None) -> list[int]:
-        """Return the grade of each text, or pair of texts."""
-        return [1 + int((row > 0).sum()) for row in self.outputs(model, texts, second)]
-
-    def present(self, text: str, prediction: int) -> Prediction:
-        return Prediction(f"{prediction}\t{text}", {"text": text, "grade": prediction})
-'''
-
+PAGE = Path(__file__).parents[2] / "docs/design/add-objective.md"
+SETTINGS, OBJECTIVE = re.findall(r"```py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 IMPORT, LINE = "from weft.objectives.grade import Grade\n", "    config.Grade: Grade,\n"
 
 
@@ -90,7 +30,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("package")
     copy = folder / "weft"
     shutil.copytree(Path(weft.__file__).parent, copy)  # with __pycache__: compiling takes most of the time
-    insert(copy / "recipe/objective.py", SETTINGS, before="OBJECTIVES: dict")
+    insert(copy / "recipe/objective.py", f"{SETTINGS}\n\n", before="OBJECTIVES = {")
     (copy / "objectives/grade.py").write_text(OBJECTIVE, encoding="utf-8")
     insert(copy / "objectives/table.py", IMPORT, before="from weft.objectives.masked import")
     insert(copy / "objectives/table.py", LINE, before="    config.Masked: Masked,\n")
@@ -100,7 +40,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def insert(file: Path, text: str, before: str) -> None:
     content = file.read_text(encoding="utf-8")
     assert content.count(before) == 1
-    file.write_text(content.replace(before, text.lstrip("\n") + before), encoding="utf-8")
+    file.write_text(content.replace(before, text + before), encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

@@ -28,13 +28,7 @@ from weft.storage import tensors
 WORDS = (
     "the small dog saw a big cat near old trees while two birds sang about warm rain on green hills".split()  # noqa: SIM905
 )
-TINY = {
-    "steps": 6,
-    "log": {"every": 2},
-    "evaluate": {"every": 3},
-    "checkpoint": {"every": 3},
-    "batch": {"length": 24},
-}
+TINY = {"steps": 6, "log": {"every": 2}, "evaluate": {"every": 3}, "checkpoint": {"every": 3}, "batch": {"length": 24}}
 FAST = {"kind": "adamw", "lr": 0.01}
 
 
@@ -43,14 +37,12 @@ def sentence(number: int, words: int = 6) -> str:
 
 
 def text(folder: Path, documents: int = 80) -> str:
-    path = folder / "text.jsonl"
-    rows = [{"text": " ".join(sentence(n * 11 + k, 4 + k % 5) for k in range(5))} for n in range(documents)]
-    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    return str(path)
+    texts = [" ".join(sentence(n * 11 + k, 4 + k % 5) for k in range(5)) for n in range(documents)]
+    return rows(folder, [{"text": text} for text in texts], "text.jsonl")
 
 
-def rows(folder: Path, values: Sequence[dict[str, Any]]) -> str:
-    path = folder / "rows.jsonl"
+def rows(folder: Path, values: Sequence[dict[str, Any]], name: str = "rows.jsonl") -> str:
+    path = folder / name
     path.write_text("\n".join(map(json.dumps, values)), encoding="utf-8")
     return str(path)
 
@@ -60,18 +52,9 @@ def labelled(folder: Path, labels: Sequence[Any] = (0, 1), count: int = 80) -> s
 
 
 def transformer(kind: str, **changes: Any) -> dict[str, Any]:
-    return {
-        "kind": kind,
-        "vocab_size": 300,
-        "context": 64,
-        "layers": 2,
-        "d_model": 16,
-        "attention": {"heads": 2},
-        "feedforward": {"kind": "plain", "d_ff": 32},
-        "norm": {"kind": "layer"},
-        "position": {"kind": "learned"},
-        **changes,
-    }
+    sizes = {"vocab_size": 300, "context": 64, "layers": 2, "d_model": 16, "attention": {"heads": 2}}
+    parts = {"feedforward": {"kind": "plain", "d_ff": 32}, "norm": {"kind": "layer"}, "position": {"kind": "learned"}}
+    return {"kind": kind, **sizes, **parts, **changes}
 
 
 def learn(folder: Path, source: str, model: dict[str, Any] | None, name: str = "run", **changes: Any) -> Run:
@@ -127,14 +110,12 @@ def test_pairs(tmp_path: Path, kind: str) -> None:
 
 def test_pairs_with_separate_vocabularies(tmp_path: Path) -> None:
     pairs = [{"source": sentence(n), "target": str(n)} for n in range(80)]
-    run = learn(
-        tmp_path,
-        rows(tmp_path, pairs),
-        transformer("encoder-decoder"),
-        tokenizer={"kind": "char", "fallback": "unk"},
-        source_tokenizer={"kind": "word"},
-        batch={"tokens": 512},
-    )
+    tokenizers: dict[str, Any] = {
+        "tokenizer": {"kind": "char", "fallback": "unk"},
+        "source_tokenizer": {"kind": "word"},
+    }
+    model = transformer("encoder-decoder")
+    run = learn(tmp_path, rows(tmp_path, pairs), model, batch={"tokens": 512}, **tokenizers)
     assert run.config.model.source_vocab_size != run.config.model.vocab_size  # type: ignore[union-attr]
     assert (run.path / "source" / "tokenizer.json").exists()
     again = api.resume(run.path, log=lambda line: None)  # a finished run is loaded again
@@ -151,9 +132,8 @@ def test_labels_are_found_and_saved(tmp_path: Path) -> None:
     assert {"accuracy", "macro_f1", "matthews"} <= metrics["intervals"].keys() <= metrics.keys()
     table = evaluation_report(run).metrics_table()
     assert table.header[2] == "95 % interval" and f"{metrics['rows']} rows" in table.remarks[0]
-    assert ["accuracy of always predicting the most common label", f"{metrics['baseline_accuracy']:.4%}"] in [
-        list(row[:2]) for row in table.rows
-    ]
+    baseline = "accuracy of always predicting the most common label", f"{metrics['baseline_accuracy']:.4%}"
+    assert baseline in [tuple(row[:2]) for row in table.rows]
     span = "–".join(f"{end:.1%}" for end in metrics["intervals"]["accuracy"])
     assert f"accuracy, held out ({span})" in report(RunFolder(run.path))
     titles, *mistakes = metrics["table"]
@@ -347,13 +327,9 @@ def test_data_that_teaches_nothing_is_refused(tmp_path: Path) -> None:
         learn(tmp_path, "x.tsv", None, init="nowhere", objective={"kind": "classify"})
     with pytest.raises(ConfigError, match="name their run with init="):
         learn(tmp_path, "x.tsv", transformer("decoder"), adapter={"kind": "lora"})
-
-
-@pytest.mark.parametrize("labels", [["same"], ["same", "same", "other"]])
-def test_labels_that_are_all_the_same(tmp_path: Path, labels: list[str]) -> None:
-    objective = {"kind": "classify", "labels": labels}
-    with pytest.raises(ConfigError, match="expected two or more distinct labels"):
-        learn(tmp_path, labelled(tmp_path, ["same"]), transformer("encoder"), objective=objective)
+    for labels in (["same"], ["same", "same", "other"]):
+        with pytest.raises(ConfigError, match="expected two or more distinct labels"):
+            learn(tmp_path, "x.tsv", transformer("encoder"), objective={"kind": "classify", "labels": labels})
 
 
 @pytest.mark.slow
@@ -372,13 +348,8 @@ def test_missing_held_out_rows_are_noticed(tmp_path: Path) -> None:
 
 def test_rows_that_cannot_be_read_are_skipped_and_counted(tmp_path: Path) -> None:
     values = [{"source": sentence(n), "target": "" if n % 10 == 0 else str(n)} for n in range(80)]
-    run = learn(
-        tmp_path,
-        rows(tmp_path, values),
-        transformer("encoder-decoder"),
-        batch={"tokens": 512},
-        data={"on_error": "skip"},
-    )
+    model, skip = transformer("encoder-decoder"), {"on_error": "skip"}
+    run = learn(tmp_path, rows(tmp_path, values), model, batch={"tokens": 512}, data=skip)
     assert events(RunFolder(run.path), "skipped")[0]["rows"] == 8
 
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 from tests.objectives.test_objectives import learn, rows, sentence, text, transformer
+from tests.training.small import events
 from torch import Tensor
 
 from weft.data.batch import Batch, Source
 from weft.parallel.ranks import Ranks
 from weft.runs.folder import RunFolder
-from weft.runs.lines import read_lines
 from weft.training.loader import shard_loader
 
 ENCODER = transformer("encoder", head={"kind": "mlm+nsp"}, segments=2)
@@ -58,5 +58,5 @@ def test_auto_begins_with_the_rows_of_a_step(tmp_path: Path) -> None:
     batch = {"size": 6, "micro": "auto"}
     run = learn(tmp_path, rows(tmp_path, examples), transformer("encoder"), objective={"kind": "classify"}, batch=batch)
     assert run.config.batch.micro == "auto"
-    (event,) = [line for line in read_lines(RunFolder(run.path).events) if line["event"] == "preflight"]
+    (event,) = events(run.path, "preflight")
     assert event["micro"] == 6

@@ -77,13 +77,10 @@ def _masked(time: int) -> Batch:
 
 
 Case = tuple[dict[str, Any], Any, Batch]
+TOKENS = {"context": 2, "tensor": 2, "sequence": True}
 CASES: dict[str, Case] = {
     "learned": ({"context": 4}, _decoder(position_config.Learned()), _rows(16)),
-    "rotary, documents, window": (
-        {"context": 2, "tensor": 2, "sequence": True},
-        _decoder(position_config.Rotary(), window=6),
-        _documents(16),
-    ),
+    "rotary, documents, window": (TOKENS, _decoder(position_config.Rotary(), window=6), _documents(16)),
     "masked": ({"context": 2, "shard": 2}, _encoder(), _masked(13)),
 }
 MORE: dict[str, Case] = {
@@ -209,9 +206,7 @@ def test_tokens_of_ranges() -> None:
     positions = [3, 4, 5, 10, 11, 12, 13]
     for start in range(8):
         for stop in range(start, 8):
-            assert [position for part in slice_ranges(ranges, start, stop) for position in part] == positions[
-                start:stop
-            ]
+            assert [*chain(*slice_ranges(ranges, start, stop))] == positions[start:stop]
     assert select_ranges(torch.arange(20)[None], ranges).tolist() == [positions]
     assert select_ranges(torch.arange(20)[None], ()).tolist() == [list(range(20))]
 
@@ -245,9 +240,8 @@ def test_dropout_follows_the_positions_of_a_row() -> None:
     rows = position_keys(full, 4, torch.Size((2, 16)))
     heads = position_keys(full, 4, torch.Size((2, 3, 16)), first=(1,))
     assert torch.equal(position_keys(part, 4, torch.Size((2, 6))), select_ranges(rows, ranges))
-    assert torch.equal(
-        position_keys(part, 4, torch.Size((2, 3)), first=(2,)), rows[:, [4, 9, 10]]
-    )  # tokens 2 … 4 of these
+    second = position_keys(part, 4, torch.Size((2, 3)), first=(2,))
+    assert torch.equal(second, rows[:, [4, 9, 10]])  # tokens 2 … 4 of these
     assert torch.equal(position_keys(part, 4, torch.Size((2, 3, 6)), first=(1,)), select_ranges(heads.mT, ranges).mT)
     assert torch.equal(position_keys(part, 4, torch.Size((2,))), position_keys(full, 4, torch.Size((2,))))
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tests.later import Later
 from tests.parallel.test_ranks import in_processes, note, noted
-from tests.training.small import CPU, held_out_loss, resume
-from tests.training.test_elastic import SAME, curve, followed, on_step, started, text
+from tests.training.small import CPU
+from tests.training.test_elastic import SAME, curve, on_step, resumed, started
 from torch import Tensor
 
 from weft.errors import ConfigError
@@ -35,6 +35,8 @@ apply, debug = Later("weft.parallel.apply"), Later("torch.distributed.tensor.deb
 # ---- gradients of every family
 
 SMALL = {"layers": 2, "d_model": 32, "vocab_size": 37, "dropout": 0.1}
+PATTERN = [{"window": 3}, {"position": {"kind": "none"}}]
+CAPPED = {"attention": {"heads": 4, "softcap": 0.5, "dropout": 0.1}, "head": {"kind": "lm", "softcap": 1.0}}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt": ("gpt-tiny", SMALL),
     "llama": ("llama-tiny", {**SMALL, "attention": {"heads": 4, "kv_heads": 2, "dropout": 0.1}}),
@@ -42,20 +44,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "t5": ("gpt-tiny", {**SMALL, "position": {"kind": "t5"}}),
     "relative": ("gpt-tiny", {**SMALL, "position": {"kind": "relative"}}),
     "qk-norm": ("llama-tiny", {**SMALL, "attention": {"heads": 4, "qk_norm": {"kind": "rms"}}}),
-    "parallel": (
-        "llama-tiny",
-        {**SMALL, "sublayers": "parallel", "pattern": [{"window": 3}, {"position": {"kind": "none"}}]},
-    ),
-    "sandwich": (
-        "llama-tiny",
-        {
-            **SMALL,
-            "placement": "sandwich",
-            "residual_scale": 0.5,
-            "attention": {"heads": 4, "softcap": 0.5, "dropout": 0.1},
-            "head": {"kind": "lm", "softcap": 1.0},
-        },
-    ),
+    "parallel": ("llama-tiny", {**SMALL, "sublayers": "parallel", "pattern": PATTERN}),
+    "sandwich": ("llama-tiny", {**SMALL, **CAPPED, "placement": "sandwich", "residual_scale": 0.5}),
     "bert": ("bert-tiny", SMALL),
     "vaswani": ("vaswani-tiny", SMALL),
     "lstm": ("lstm", {"layers": 2, "d_model": 16, "vocab_size": 37}),
@@ -312,15 +302,12 @@ def _resumed(ranks: Ranks, folder: Path, sizes: dict[str, Any], at: int | None =
     """Resume a run over another mesh, and stop it again in step `at`, if any."""
     if at is not None:
         stop_at(at)
-    recipe = open_run(folder / "run").settled_recipe().replace(parallel=sizes)
     if ranks.leads:
-        RunFolder(folder / "run").write_config(recipe)
+        run = open_run(folder / "run")
+        run.write_config(run.settled_recipe().replace(parallel=sizes))
     ranks.barrier()
     try:
-        if ranks.leads:
-            resume(folder / "run", corpus=text(), evaluate=held_out_loss(text()), quiet=True, ranks=ranks)
-        else:
-            followed(ranks, folder, recipe, held_out_loss(text()))
+        resumed(ranks, folder)
     except StoppedError:
         assert at is not None
 
@@ -355,7 +342,7 @@ def _twice(ranks: Ranks, folder: Path, axis: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("axis", "count"), [("tensor", 2), pytest.param("replicate", 4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("axis", "count"), [("tensor", 2), ("replicate", 4)])
 def test_a_run_resumes_to_the_bit_on_its_own_mesh(tmp_path: Path, axis: str, count: int) -> None:
     assert in_processes(_twice, tmp_path, axis, count=count) == [0] * count
     assert curve(tmp_path / "cut/run") == curve(tmp_path / "whole/run")

@@ -16,12 +16,9 @@ from weft.recipe.resolve import recipe_names, resolve
 from weft.text.config import BPE, Char, WordPiece
 
 
-def test_a_preset_is_a_recipe() -> None:
+def test_a_preset_is_a_recipe_and_every_shipped_recipe_resolves() -> None:
     recipe = resolve("llama-tiny")
     assert (recipe.name, recipe.model.kind, recipe.steps) == ("llama-tiny", "decoder", None)
-
-
-def test_every_shipped_recipe_resolves() -> None:
     assert "quickstart" in recipe_names()
     for name in recipe_names():
         assert resolve(name).name == name
@@ -66,9 +63,7 @@ def test_overrides_are_applied() -> None:
     recipe = resolve("gpt-tiny", ["model.layers=2", "optimizer.lr=0.01", "schedule.floor=0.5", "batch.size=3"])
     assert recipe.model == preset("gpt-tiny").replace(layers=2)
     assert (recipe.optimizer, recipe.schedule, recipe.batch.size) == (AdamW(lr=0.01), Cosine(floor=0.5), 3)
-
-
-def test_a_kind_may_be_named_alone() -> None:
+    # a kind may be named alone
     recipe = resolve("gpt-tiny", ["tokenizer=char", "optimizer=sgd", "schedule=noam"])
     assert (recipe.tokenizer, recipe.optimizer, recipe.schedule) == (Char(), SGD(), Noam())
 
@@ -94,9 +89,8 @@ def test_data_replaces_a_recipes_validation_files_too(tmp_path: Path) -> None:
     data = resolve(str(file), data=["b.tsv"], log=lines.append).data
     assert (data.sources, data.targets, data.encoding, data.on_error) == (("b.tsv",), (), "utf-8", "skip")
     assert data.validation == HashSplit()
-    assert lines == [
-        "data.validation = hash: a tenth is held out; the recipe's validation files (v.en) go with its text"
-    ]
+    hash_split = "data.validation = hash: a tenth is held out"
+    assert lines == [f"{hash_split}; the recipe's validation files (v.en) go with its text"]
     lines.clear()
     changes = ["data.validation.kind=files", 'data.validation.sources=["w.en"]', 'data.targets=["b.de"]']
     data = resolve(str(file), changes, ["b.en"], log=lines.append).data
@@ -130,11 +124,7 @@ def test_data_replaces_a_recipes_validation_files_too(tmp_path: Path) -> None:
         ("gpt-tiny", ["batch.size=2", "batch.micro=3"], r"batch\.micro = 3 is more"),
         ("gpt-tiny", ["batch.length=4096"], r"batch\.length = 4096: the model's positions end at"),
         ("gpt-tiny", ["name=a/b"], "name = 'a/b'"),
-        (
-            "gpt-tiny",
-            ["tokenizer.vocab_size=-5"],
-            "^tokenizer.vocab_size = -5: expected a number greater than or equal",
-        ),
+        ("gpt-tiny", ["tokenizer.vocab_size=-5"], "^tokenizer.vocab_size = -5: expected a number greater than or"),
     ],
 )
 def test_mistakes_are_reported_in_one_line(source: str, changes: list[str], message: str) -> None:
@@ -146,6 +136,8 @@ def test_mistakes_are_reported_in_one_line(source: str, changes: list[str], mess
 def test_a_vocabulary_size_alone_keeps_the_models_kind_of_tokenizer() -> None:
     for name, tokenizer in (("bert-tiny", WordPiece(vocab_size=300)), ("gpt-tiny", BPE(vocab_size=300))):
         assert resolve(name, ["tokenizer.vocab_size=300"]).tokenizer == tokenizer
+    assert resolve("gpt-tiny", ["tokenizer=bpe:8000"]).tokenizer == BPE(vocab_size=8000)  # both in one word
+    assert resolve("gpt-tiny", {"tokenizer": "char:50"}).tokenizer == Char(vocab_size=50)
 
 
 def test_the_model_has_the_vocabulary_size_of_its_tokenizer() -> None:
@@ -153,15 +145,8 @@ def test_the_model_has_the_vocabulary_size_of_its_tokenizer() -> None:
     assert resolve("gpt-tiny", ["tokenizer=bpe:1000"]).model.vocab_size == 1000
     padded = resolve("gpt-tiny", ["tokenizer=bpe:1000", "model.vocab_size=1024"])
     assert padded.model.vocab_size == 1024
-    pair = resolve("vaswani-tiny", ["tokenizer=bpe:1000", "source_tokenizer=bpe:700"])
-    assert pair.model.model_dump(include={"vocab_size", "source_vocab_size"}) == {
-        "vocab_size": 1000, "source_vocab_size": 700
-    }  # fmt: skip
-
-
-def test_a_tokenizers_kind_and_size_in_one_word() -> None:
-    assert resolve("gpt-tiny", ["tokenizer=bpe:8000"]).tokenizer == BPE(vocab_size=8000)
-    assert resolve("gpt-tiny", {"tokenizer": "char:50"}).tokenizer == Char(vocab_size=50)
+    pair = resolve("vaswani-tiny", ["tokenizer=bpe:1000", "source_tokenizer=bpe:700"]).model
+    assert (pair.vocab_size, pair.source_vocab_size) == (1000, 700)  # type: ignore[union-attr]
 
 
 def test_a_recipes_warmup_is_shortened_for_few_steps() -> None:

@@ -41,16 +41,15 @@ def test_choices_never_override_the_recipe() -> None:
     words = ["steps=77", "batch.size=5", "batch.length=64", "optimizer.lr=0.5", "tokenizer=char", "log.every=9"]
     recipe, choices = settled(resolve("gpt-tiny", words), 1_000_000)
     assert (recipe.steps, recipe.batch.size, recipe.batch.length) == (77, 5, 64)
-    assert recipe.optimizer.lr == 0.5
-    assert recipe.tokenizer.kind == "char"
+    assert (recipe.optimizer.lr, recipe.tokenizer.kind) == (0.5, "char")
     assert not {"steps", "batch.size", "optimizer.lr", "tokenizer"} & {choice.key for choice in choices}
 
 
 def test_only_settings_with_effect_are_shown_for_n_grams() -> None:
     recipe, choices = settled(resolve("ngram-3"), 1_000_000)
     assert recipe.optimizer.lr is not None
-    keys = [choice.key for choice in choices]
-    assert keys == ["tokenizer", "tokenizer.vocab_size", "steps", "batch.length", "model.vocab_size"]
+    keys = ["tokenizer", "tokenizer.vocab_size", "steps", "batch.length", "model.vocab_size"]
+    assert [choice.key for choice in choices] == keys
 
 
 def test_more_text_gets_a_larger_vocabulary() -> None:
@@ -80,8 +79,7 @@ def test_larger_models_get_lower_learning_rates() -> None:
 
 def test_the_model_gets_the_tokenizers_vocabulary_size() -> None:
     recipe, choices = settle(resolve("gpt-tiny", ["tokenizer=byte"]), facts(10**6, Byte(), 300))
-    assert recipe.model.vocab_size == 300
-    assert choices[-1].key == "model.vocab_size"
+    assert recipe.model.vocab_size == 300 and choices[-1].key == "model.vocab_size"
     _, choices = settle(resolve("gpt-tiny", ["tokenizer=byte", "model.vocab_size=1"]), facts(10**6, Byte(), 330))
     assert choices[-1].why == "the vocabulary of the tokenizer, instead of the recipe's 1"
     # an embedding table padded for the kernels stays unchanged
@@ -139,30 +137,24 @@ def test_evaluations_of_rows_and_of_adapters_cost_a_tenth_too() -> None:
     times = -(-100 // recipe.evaluate.every)
     assert times * recipe.evaluate.tokens / 3 <= 0.1 * 100 * 16 * 100  # type: ignore[operator]
     full = resolve("gpt-tiny", ["tokenizer=byte", "steps=100"]).replace(init="x")
-    lora = full.replace(adapter={"rank": 4})
-    small, large = (settle(recipe, Facts(10**6, 257))[0].evaluate.tokens for recipe in (lora, full))
-    assert small == pytest.approx(large * 2 / 3, abs=1)  # type: ignore[operator]
+    small, large = (settle(r, Facts(10**6, 257))[0] for r in (full.replace(adapter={"rank": 4}), full))
+    assert small.evaluate.tokens == pytest.approx(large.evaluate.tokens * 2 / 3, abs=1)  # type: ignore[operator]
+    assert small.optimizer.kind == large.optimizer.kind == "adamw"  # trained weights are fine-tuned with AdamW
 
 
 def test_the_recipes_evaluations_are_kept() -> None:
     words = ["tokenizer=byte", "steps=40", "evaluate.every=4", "evaluate.tokens=32768"]
     recipe, choices = settle(resolve("gpt-tiny", words), Facts(10**6, 257))
-    assert (recipe.evaluate.every, recipe.evaluate.tokens) == (4, 32768)
+    assert (recipe.evaluate.every, recipe.evaluate.tokens, recipe.checkpoint.every) == (4, 32768, 4)
     assert not [choice for choice in choices if choice.key.startswith("evaluate")]
     often, _ = settle(resolve("gpt-tiny", words[:3]), Facts(10**6, 257))
     per_step = often.batch.size * often.batch.length  # type: ignore[operator]
     assert often.evaluate.tokens * 10 / 3 <= 0.1 * 40 * per_step  # type: ignore[operator]
 
 
-def test_checkpoints_are_saved_with_the_evaluations() -> None:
-    recipe, _ = settled(resolve("gpt-tiny", ["steps=1000", "evaluate.every=250"]), 1_000_000)
-    assert recipe.checkpoint.every == 250
-
-
 def test_facts_are_shown_as_an_amount_of_data() -> None:
-    assert str(Facts(1_115_394, 257)) == "1.1 MB of text"
-    assert str(Facts(800, 257)) == "800 bytes of text"
-    assert str(Facts(800, 257, rows=12_000)) == "12,000 rows"
+    shown = [str(Facts(1_115_394, 257)), str(Facts(800, 257)), str(Facts(800, 257, rows=12_000))]
+    assert shown == ["1.1 MB of text", "800 bytes of text", "12,000 rows"]
 
 
 @pytest.mark.parametrize(
@@ -187,10 +179,8 @@ def test_the_number_format_follows_the_measured_speed(bf16: float, chosen: str, 
     assert recipe.precision == chosen
     assert shapes == [(4 * 128, 384, 1536)]  # the shape of the run's feed-forward product
     assert [choice.why for choice in choices if choice.key == "precision"] == [why]
-    assert (
-        settle(recipe, Facts(10**6, 257), "cpu", measure=measure)[0].precision == chosen
-    )  # a settled recipe is not measured again
-    assert len(shapes) == 1
+    assert settle(recipe, Facts(10**6, 257), "cpu", measure=measure)[0].precision == chosen
+    assert len(shapes) == 1  # a settled recipe is not measured again
 
 
 @pytest.mark.parametrize(
@@ -252,11 +242,6 @@ def test_the_chosen_optimizer_suits_the_run(preset: str, words: tuple[str, ...],
     assert recipe.optimizer.kind == kind
     shown = "optimizer" in {choice.key for choice in choices}
     assert shown == (preset != "ngram-3" and not any("optimizer" in word for word in words))
-
-
-def test_trained_weights_are_fine_tuned_with_adamw() -> None:
-    recipe = resolve("gpt-tiny", ["tokenizer=byte"]).replace(init="x")
-    assert settle(recipe, Facts(10**6, 257))[0].optimizer.kind == "adamw"
 
 
 @pytest.mark.parametrize(("device", "many", "few"), [("cpu", 100_000, 200_000), ("cuda", 10_000_000, 10**9)])

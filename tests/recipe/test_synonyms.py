@@ -1,5 +1,8 @@
 """Other programs' names for settings lead to keys that exist."""
 
+from contextlib import suppress
+from itertools import product
+
 import pytest
 
 from weft.config import keys_of
@@ -9,21 +12,14 @@ from weft.recipe.config import Recipe
 from weft.recipe.resolve import resolve
 from weft.recipe.synonyms import SYNONYMS
 
-CHANGES: tuple[list[str], ...] = (
-    [],
-    ["data.validation.kind=files", "data.validation.sources=['a']"],
-    ["optimizer=sgd"],
-)
+FILES = ["data.validation.kind=files", "data.validation.sources=['a']"]
 
 
 def every_key() -> set[str]:
     keys: set[str] = {"model"}
-    for name in PRESETS:
-        for changes in CHANGES:
-            try:
-                keys |= set(keys_of(Recipe, resolve(name, ["tokenizer=bpe", *changes]).model_dump()))
-            except WeftError:
-                continue
+    for name, changes in product(PRESETS, ([], FILES, ["optimizer=sgd"])):
+        with suppress(WeftError):
+            keys |= set(keys_of(Recipe, resolve(name, ["tokenizer=bpe", *changes]).model_dump()))
     return keys
 
 

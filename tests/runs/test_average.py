@@ -33,8 +33,7 @@ def value_of(path: Path) -> tuple[float, int]:
     checkpoint.verify(path)
     model = Tied(0.0)
     checkpoint.load_weights(path, model)
-    assert model.out.weight is model.table.weight
-    assert model.table.weight.unique().numel() == 1
+    assert model.out.weight is model.table.weight and model.table.weight.unique().numel() == 1
     return model.table.weight[0, 0].item(), int(model.count)
 
 
@@ -61,8 +60,7 @@ def test_damaged_checkpoints_are_skipped(tmp_path: Path, last: int) -> None:
     broken = tmp_path / "step-00000003/model.safetensors"
     broken.write_bytes(broken.read_bytes()[:-4])
     path, steps = average_checkpoints(tmp_path, last=last)
-    assert steps == [1, 2]
-    assert value_of(path)[0] == 1.5
+    assert steps == [1, 2] and value_of(path)[0] == 1.5
 
 
 def test_an_average_is_no_step_and_is_replaced(tmp_path: Path) -> None:
@@ -80,16 +78,11 @@ def test_an_average_is_no_step_and_is_replaced(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
-def test_different_models_are_refused(tmp_path: Path) -> None:
-    save(tmp_path, 1, 1.0)
-    other = nn.Linear(2, 2)
-    checkpoint.write(tmp_path, snapshot(2, other, None, notes={}), keep=10)
-    with pytest.raises(RunError, match="can't be averaged"):
-        average_checkpoints(tmp_path)
-    assert not (tmp_path / "averaged").exists()
-    assert not list(tmp_path.glob(".*"))
-
-
-def test_no_checkpoint_yet(tmp_path: Path) -> None:
+def test_no_checkpoints_and_different_models_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no intact checkpoint"):
         average_checkpoints(tmp_path)
+    save(tmp_path, 1, 1.0)
+    checkpoint.write(tmp_path, snapshot(2, nn.Linear(2, 2), None, notes={}), keep=10)
+    with pytest.raises(RunError, match="can't be averaged"):
+        average_checkpoints(tmp_path)
+    assert not (tmp_path / "averaged").exists() and not list(tmp_path.glob(".*"))

@@ -61,10 +61,8 @@ def test_round_trip_is_exact(tmp_path: Path) -> None:
     other, other_optimizer = trained(seed=1)
     torch.manual_seed(99)
     assert checkpoint.load(path, other, other_optimizer)[0] == {"loss": 0.1 + 0.2}
-    assert path.name == "step-00000007"
-    assert torch.equal(torch.rand(3), after)
-    assert torch.equal(other.table.weight, model.table.weight)
-    assert other.out.weight is other.table.weight
+    assert path.name == "step-00000007" and torch.equal(torch.rand(3), after)
+    assert torch.equal(other.table.weight, model.table.weight) and other.out.weight is other.table.weight
     for key, value in optimizer.state[model.table.weight].items():
         assert torch.equal(other_optimizer.state[other.table.weight][key], value)
 
@@ -200,21 +198,20 @@ def test_the_old_checkpoint_is_removed_only_after_the_new_one_reads_back(
 
 
 def test_weights_of_another_shape_are_refused_in_one_line(tmp_path: Path) -> None:
-    path = save(tmp_path, 1)
     with pytest.raises(RunError, match="do not fit the model") as caught:
-        checkpoint.load_weights(path, nn.Linear(2, 2))
+        checkpoint.load_weights(save(tmp_path, 1), nn.Linear(2, 2))
     assert "\n" not in str(caught.value)
 
 
 # ---- written by a thread while training continues
 
 
-def saver(run: RunFolder, keep: int = 2) -> Saver:
-    return Saver(run, write, keep, before=lambda: None)
-
-
 def write(folder: Path, copy: Snapshot, keep: int, interrupted: bool) -> Path:
     return checkpoint.write(folder, copy, keep, interrupted=interrupted)
+
+
+def saver(run: RunFolder, keep: int = 2) -> Saver:
+    return Saver(run, write, keep, before=lambda: None)
 
 
 def state(step: int) -> Callable[[], Snapshot]:
@@ -226,17 +223,15 @@ def test_the_state_at_the_time_of_saving_is_written(tmp_path: Path, monkeypatch:
     """The next step may change the weights while the thread still writes."""
     model, optimizer = trained()
     expected = model.table.weight.detach().clone()
-    go = threading.Event()
-    original = tensors.save_file
+    go, original = threading.Event(), tensors.save_file
 
     def slow(*args: Any) -> None:
         assert go.wait(20)
         original(*args)
 
     monkeypatch.setattr(tensors, "save_file", slow)
-    run = RunFolder(tmp_path)
+    run, notes = RunFolder(tmp_path), {"waiting": [1.0]}
     writing = saver(run)
-    notes = {"waiting": [1.0]}
     writing.save(1, lambda: snapshot(1, model, optimizer, notes=notes), best=True)
     assert not checkpoint.checkpoints(run.checkpoints)
     notes["waiting"].append(2.0)
@@ -260,9 +255,8 @@ def test_a_full_disk_is_logged_and_the_next_write_may_succeed(tmp_path: Path, mo
     monkeypatch.setattr(tensors, "save_file", failing(error))
     writing.save(2, state(2), best=True)
     writing.wait()
-    assert "step-00000002: the checkpoint cannot be written: I/O error: No space left" in (
-        writing.failure_message() or ""
-    )
+    message = writing.failure_message() or ""
+    assert "step-00000002: the checkpoint cannot be written: I/O error: No space left" in message
     assert writing.failure_message() is None and writing.lost_best
     assert checkpoint.newest_good(run.checkpoints)[0].name == "step-00000001"
     assert not list(run.checkpoints.glob(".step*"))
@@ -279,14 +273,12 @@ def test_a_full_disk_is_logged_and_the_next_write_may_succeed(tmp_path: Path, mo
     assert events == ["checkpoint", "checkpoint failed", "checkpoint"]
 
 
-def test_no_checkpoint_is_written_without_its_metrics(tmp_path: Path) -> None:
+def test_failures_before_and_in_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No checkpoint is written without its metrics; a bug in the thread is raised where the loop waits."""
     writing = Saver(RunFolder(tmp_path), write, 1, before=failing(OSError(28, "No space left on device")))
     writing.save(1, state(1))
     with pytest.raises(RunError, match=r"metrics\.jsonl: cannot be written: No space left.*no checkpoint was written"):
         writing.finish()
-
-
-def test_a_bug_in_the_thread_is_raised_where_the_loop_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensors, "save_file", failing(ZeroDivisionError()))
     writing = saver(RunFolder(tmp_path))
     writing.save(1, state(1))
@@ -308,8 +300,7 @@ def test_training_continues_through_a_full_disk(train_run: TrainRun, monkeypatch
     monkeypatch.setattr(checkpoint, "write", sometimes)
     lines: list[str] = []
     result = train_run(evaluate=True, log=lines.append)
-    assert result.steps == 12
-    assert any("training continues" in line for line in lines)
+    assert result.steps == 12 and any("training continues" in line for line in lines)
     assert (result.run.checkpoints / "best").exists()
     assert checkpoint.newest_good(result.run.checkpoints)[0].name == "step-00000012"
 
@@ -331,8 +322,7 @@ def test_a_rollback_leaves_no_dangling_links(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path, step, keep=3, best=step == 3)
     checkpoint.forget_after(tmp_path, 2)
-    assert os.readlink(tmp_path / "latest") == "step-00000002"
-    assert not (tmp_path / "best").is_symlink()
+    assert os.readlink(tmp_path / "latest") == "step-00000002" and not (tmp_path / "best").is_symlink()
     checkpoint.forget_after(tmp_path, 0)
     assert list(tmp_path.iterdir()) == []
 

@@ -1,5 +1,7 @@
 """Checkpoints of version 0.1 load under the current names of parameters."""
 
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -38,16 +40,11 @@ def as_in_0_1(path: Path) -> None:
 
 
 def moments(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, torch.Tensor]:
-    return {
-        f"{kind}/{name}": optimizer.state[parameter][kind]
-        for name, parameter in model.named_parameters()
-        for kind in ("exp_avg", "exp_avg_sq", "step")
-    }
+    pairs = product(("exp_avg", "exp_avg_sq", "step"), model.named_parameters())
+    return {f"{kind}/{name}": optimizer.state[parameter][kind] for kind, (name, parameter) in pairs}
 
 
-def assert_equal(mine: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    assert mine.keys() == other.keys()
-    assert all(torch.equal(mine[name], other[name]) for name in mine)
+assert_equal = partial(torch.testing.assert_close, rtol=0, atol=0)
 
 
 @pytest.fixture
@@ -77,12 +74,11 @@ def test_an_average_over_both_versions(saved: Path) -> None:
     other, optimizer = pretrained(1)
     checkpoint.write(saved.parent, snapshot(8, other, optimizer, notes={}), keep=2)
     path, steps = average_checkpoints(saved.parent, 2)
-    assert steps == [7, 8]
     model = build(bert(1, 16, 2, vocab_size=32, context=16))
     checkpoint.load_weights(path, model)
     first, second = pretrained(0)[0].state_dict(), other.state_dict()
-    for name, value in model.state_dict().items():
-        torch.testing.assert_close(value, (first[name] + second[name]) / 2)
+    assert steps == [7, 8]
+    torch.testing.assert_close(model.state_dict(), {name: (first[name] + second[name]) / 2 for name in first})
 
 
 def test_other_names_are_unchanged() -> None:

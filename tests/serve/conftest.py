@@ -9,14 +9,8 @@ from tests.serve.serving import RUNS, Served, served
 
 import weft
 
-SMALL = {
-    "tokenizer": "byte",
-    "steps": 1,
-    "model.layers": 2,
-    "model.d_model": 32,
-    "model.context": 64,
-    "model.attention.heads": 2,
-}
+SMALL = {"tokenizer": "byte", "steps": 1, "model.layers": 2, "model.d_model": 32, "model.context": 64}
+SMALL |= {"model.attention.heads": 2}
 
 
 @pytest.fixture(scope="session")

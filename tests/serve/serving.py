@@ -47,6 +47,12 @@ class Served:
         assert response.status_code == 200, response.text
         return response.json()
 
+    def refused(self, path: str, body: Any = None, status: int = 400, **options: Any) -> str:
+        """Return the message of an error response, which must be in the format of its API."""
+        response = self.post(path, body, **options)
+        assert response.status_code == status, response.text
+        return refusal(response)
+
     def raw(self, request: bytes) -> bytes:
         """Send bytes and return the response until the server closes the connection."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=20) as connection:
@@ -90,6 +96,16 @@ def served(
         server.should_exit = True
         thread.join(timeout=30)
         assert not thread.is_alive()
+
+
+def refusal(response: httpx.Response) -> str:
+    """Return the message of an error response, which must be in the format of its API."""
+    error = response.json()["error"]
+    if response.request.url.path.startswith("/v1/messages"):
+        assert response.json()["type"] == "error" and set(error) == {"type", "message"}
+    else:
+        assert set(error) == {"message", "type", "param", "code"}
+    return str(error["message"])
 
 
 def idle(thread: ModelThread) -> bool:

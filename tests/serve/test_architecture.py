@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.compare.page_sample import comparison
-from tests.serve.serving import RUNS, Served, served, until
+from tests.serve.serving import RUNS, Served, refusal, served, until
 
 import weft
 from weft.compare.page import ComparisonPage
@@ -65,7 +65,7 @@ def test_presets_are_listed_and_paths_are_refused(server: Served) -> None:
 @pytest.mark.parametrize("view", ["costs", "growth", "graph"])
 def test_an_ngram_model_has_no_such_view(server: Served, view: str) -> None:
     response = server.get(f"/v1/architecture/{view}?model=ngram")
-    assert response.status_code == 400 and "n-gram" in response.json()["error"]["message"]
+    assert response.status_code == 400 and "n-gram" in refusal(response)
 
 
 def test_comparisons_are_listed_and_returned(server: Served) -> None:

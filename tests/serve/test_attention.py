@@ -19,9 +19,8 @@ TEXT = "A tale is told"
 
 
 def without(server: Served, model: str, heads: Any, **options: Any) -> dict[str, Any]:
-    response = server.json("/v1/explain/without_heads", model=model, input=TEXT, heads=heads, **options)
-    result: dict[str, Any] = response["without_heads"]
-    return result
+    body = {"model": model, "input": TEXT, "heads": heads, **options}
+    return dict(server.json("/v1/explain/without_heads", **body)["without_heads"])
 
 
 def test_packed_maps_are_the_models(server: Served, runs: Path) -> None:
@@ -76,8 +75,7 @@ def test_every_kind_of_attention_can_be_switched_off(server: Served, model: str,
     ],
 )
 def test_unknown_heads_are_refused(server: Served, body: dict[str, Any], message: str) -> None:
-    response = server.post("/v1/explain/without_heads", {"model": "bytes", "input": TEXT, **body})
-    assert response.status_code == 400 and message in response.json()["error"]["message"]
+    assert message in server.refused("/v1/explain/without_heads", {"model": "bytes", "input": TEXT, **body})
 
 
 def test_an_empty_target_has_no_surprisal(server: Served) -> None:

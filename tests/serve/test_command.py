@@ -12,9 +12,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.command import Cli, Patch
 from tests.serve.serving import RUNS, until
-
-from weft.cli.main import run as command
 
 
 @pytest.mark.timeout(20)
@@ -36,25 +35,18 @@ from weft.cli.main import run as command
     ],
 )
 def test_invalid_options_are_refused(
-    options: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    options: list[str], message: str, tmp_path: Path, monkeypatch: Patch, cli: Cli
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(RUNS / "gpt", "gpt")
     Path("short").write_text("long enough\nshort\n")
     Path("empty").write_text("# none\n")
-    assert command(["serve", str(tmp_path / "gpt"), *options]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 and message in lines[0]
+    assert message in cli.refused("serve", tmp_path / "gpt", *options)
 
 
-def test_two_runs_of_the_same_name_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_runs_of_the_same_name_are_refused(tmp_path: Path, cli: Cli) -> None:
     shutil.copytree(RUNS / "gpt", tmp_path / "gpt")
-    assert command(["serve", str(RUNS / "gpt"), str(tmp_path / "gpt")]) == 2
-    assert "is named 'gpt' as well; rename one of them" in capsys.readouterr().err
+    assert "is named 'gpt' as well; rename one of them" in cli.refused("serve", RUNS / "gpt", tmp_path / "gpt")
 
 
 @pytest.mark.slow
@@ -88,19 +80,8 @@ def test_a_certificate_serves_https(tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("no openssl to create a certificate")
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    openssl = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes"]
-    openssl += [
-        "-keyout",
-        str(key),
-        "-out",
-        str(certificate),
-        "-days",
-        "1",
-        "-subj",
-        "/CN=localhost",
-        "-addext",
-        "subjectAltName=DNS:localhost",
-    ]
+    options = "req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
+    openssl = ["openssl", *options.split(), "-keyout", str(key), "-out", str(certificate)]
     subprocess.run(openssl, check=True, capture_output=True)
     run = shutil.copytree(RUNS / "ngram", tmp_path / "ngram")
     words = [sys.executable, "-m", "weft", "serve", str(run), "--port", "0"]

@@ -16,12 +16,7 @@ from weft.decode.text import Completion
 anthropic, openai = Later("anthropic"), Later("openai")
 
 CONTINUING = ("gpt", "lstm", "ngram")
-SCHEMA = {
-    "type": "object",
-    "properties": {"a": {"enum": [1, 2]}},
-    "required": ["a"],
-    "additionalProperties": False,
-}
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 HI: Any = [{"role": "user", "content": "hi"}]
 
@@ -79,9 +74,8 @@ def test_log_probabilities(client: Any, model: str) -> None:
     assert found.tokens
     for token, logprob, top in zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True):
         assert logprob <= 0 and max(top.values()) == pytest.approx(top[token])  # greedy: the likeliest one
-    chat = client.chat.completions.create(
-        model=model, messages=HI, max_completion_tokens=4, seed=1, logprobs=True, top_logprobs=2
-    )
+    options = {"max_completion_tokens": 4, "seed": 1, "logprobs": True, "top_logprobs": 2}
+    chat = client.chat.completions.create(model=model, messages=HI, **options)
     content = chat.choices[0].logprobs.content
     assert content is not None and all(len(token.top_logprobs) == 2 for token in content)
 
@@ -167,10 +161,9 @@ def test_tools_pictures_and_unknown_fields_are_refused_by_name(client: Any, clau
     assert caught.value.param == "tools"
     with pytest.raises(openai.BadRequestError, match="tools: "):
         client.responses.create(model="gpt", input="hi", tools=[{"type": "web_search"}])
+    tool = {"name": "look", "input_schema": {"type": "object"}}
     with pytest.raises(anthropic.BadRequestError, match="tools: "):
-        claude.messages.create(
-            model="gpt", max_tokens=5, messages=HI, tools=[{"name": "look", "input_schema": {"type": "object"}}]
-        )
+        claude.messages.create(model="gpt", max_tokens=5, messages=HI, tools=[tool])
     picture: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]
     with pytest.raises(openai.BadRequestError, match="weft reads only text"):
         client.chat.completions.create(model="gpt", messages=picture)

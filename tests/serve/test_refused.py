@@ -8,26 +8,20 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.serve.serving import Served, idle, served, until
+from tests.command import Patch
+from tests.serve.serving import Served, idle, refusal, served, until
 
 from weft.serve import gate, listen
 from weft.serve.config import Limits, Serving
 
 COMPLETE = "/v1/completions"
-OPENAI = {"message", "type", "param", "code"}
 GOOD = {"model": "gpt", "prompt": "a", "max_tokens": 2}
 DEEP = 100_000
 
 
 def refused(response: httpx.Response, status: int = 400) -> str:
-    """Return the message of an error response, which must be in the format of its API."""
     assert response.status_code == status, response.text
-    error = response.json()["error"]
-    if response.request.url.path.startswith("/v1/messages"):
-        assert response.json()["type"] == "error" and set(error) == {"type", "message"}
-    else:
-        assert set(error) == OPENAI
-    return str(error["message"])
+    return refusal(response)
 
 
 BROKEN = {
@@ -81,16 +75,16 @@ def test_an_exploding_pattern_does_not_hang_the_server(server: Served) -> None:
 def test_metadata_must_be_text(server: Served) -> None:
     body = b'{"model": "gpt", "input": "a", "max_output_tokens": 1, "metadata": {"a": NaN}}'
     headers = {"Content-Type": "application/json"}
-    assert "metadata" in refused(server.post("/v1/responses", content=body, headers=headers))
+    assert "metadata" in server.refused("/v1/responses", content=body, headers=headers)
 
 
 def test_unknown_paths_methods_and_models(server: Served) -> None:
     for path in ("/v2/completions", "/v1/models/..%2f..%2fetc", "/v1/models/nobody", "/v1/explain", "/%00", "/v1/%ff"):
         refused(server.get(path), 404)
     refused(server.get(COMPLETE), 405)
-    assert "did you mean 'gpt'" in refused(server.post(COMPLETE, {**GOOD, "model": "gtp"}), 404)
-    assert "nope" in refused(server.post("/v1/messages", {"model": "nope", "max_tokens": 1, "messages": HI}), 404)
-    refused(server.post("/v1/explain/passwords", {"model": "gpt", "input": "a"}))
+    assert "did you mean 'gpt'" in server.refused(COMPLETE, {**GOOD, "model": "gtp"}, 404)
+    assert "nope" in server.refused("/v1/messages", {"model": "nope", "max_tokens": 1, "messages": HI}, 404)
+    server.refused("/v1/explain/passwords", {"model": "gpt", "input": "a"})
 
 
 @pytest.mark.parametrize(
@@ -104,17 +98,16 @@ def test_unknown_paths_methods_and_models(server: Served) -> None:
     ],
 )
 def test_views_refuse_options_of_others(server: Served, view: str, options: dict[str, Any], message: str) -> None:
-    body = {"model": "gpt", "input": "a tale", **options}
-    assert message in refused(server.post(f"/v1/explain/{view}", body))
+    assert message in server.refused(f"/v1/explain/{view}", {"model": "gpt", "input": "a tale", **options})
 
 
 HI = [{"role": "user", "content": "hi"}]
 
 
 def test_a_request_for_too_many_texts_is_refused_for_good(server: Served) -> None:
-    assert "texts" in refused(server.post(COMPLETE, {**GOOD, "prompt": ["a"] * 100, "n": 16}))
-    refused(server.post(COMPLETE, {**GOOD, "n": 100}))
-    refused(server.post(COMPLETE, {**GOOD, "best_of": 100}))
+    assert "texts" in server.refused(COMPLETE, {**GOOD, "prompt": ["a"] * 100, "n": 16})
+    server.refused(COMPLETE, {**GOOD, "n": 100})
+    server.refused(COMPLETE, {**GOOD, "best_of": 100})
 
 
 def test_a_large_body_is_refused_before_it_is_read(server: Served) -> None:
@@ -136,11 +129,8 @@ def test_a_large_body_is_refused_before_it_is_read(server: Served) -> None:
 
 
 def test_bytes_that_are_not_http_are_answered_or_closed(server: Served) -> None:
-    for request in (
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20,
-        b"GET / HTTP/9.9\r\n\r\n",
-        b"\r\n" * 100 + b"x\r\n\r\n",
-    ):
+    tls = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20
+    for request in (tls, b"GET / HTTP/9.9\r\n\r\n", b"\r\n" * 100 + b"x\r\n\r\n"):
         assert server.raw(request)[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 505", b"")
     assert server.post(COMPLETE, GOOD).status_code == 200
 
@@ -153,7 +143,7 @@ def test_endless_headers_are_cut_off(server: Served) -> None:
             connection.sendall(lines)
 
 
-def test_idle_connections_are_closed(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_connections_are_closed(server: Served, monkeypatch: Patch) -> None:
     monkeypatch.setattr(listen, "IDLE_SECONDS", 0.3)
     for request in (b"", b"GET /heal", b"GET /health HTTP/1.1\r\nHost: localhost\r\n"):
         assert server.raw(request) == b""
@@ -176,10 +166,8 @@ def test_only_named_origins_may_read_responses(server: Served, runs: Path) -> No
     assert server.http.options(COMPLETE, headers=preflight).status_code == 405
     with served(runs / "gpt", serving=Serving(origins=("https://a.example",), keys=("a long key",))) as named:
         key = {"Authorization": "Bearer a long key"}
-        for response in (
-            named.http.options(COMPLETE, headers=preflight),
-            named.get("/v1/models", headers={"Origin": "https://a.example", **key}),
-        ):
+        found = named.get("/v1/models", headers={"Origin": "https://a.example", **key})
+        for response in (named.http.options(COMPLETE, headers=preflight), found):
             assert response.headers["access-control-allow-origin"] == "https://a.example"
         response = named.get("/v1/models", headers={"Origin": "https://b.example", **key})
         assert "access-control-allow-origin" not in response.headers
@@ -195,10 +183,10 @@ def test_keys(runs: Path) -> None:
         for headers in (*bearers, {"x-api-key": "schlüssel".encode()}):
             assert server.get("/v1/models", headers=headers).status_code == 200
         assert server.get("/health").status_code == 200
-        refused(server.post("/v1/messages", {}), 401)
+        server.refused("/v1/messages", {}, 401)
 
 
-def test_an_internal_error_fails_one_request_and_is_not_quoted(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_fails_one_request_and_is_not_quoted(server: Served, monkeypatch: Patch) -> None:
     """Also if it is not an Exception, such as a panic in a Rust library."""
     server.post(COMPLETE, GOOD)
     thread = server.thread("gpt")
@@ -210,16 +198,16 @@ def test_an_internal_error_fails_one_request_and_is_not_quoted(server: Served, m
         raise Panic("inside: /secret/path")
 
     monkeypatch.setattr(thread.loaded.tokenizer, "token_spans", fails)
-    message = refused(server.post("/v1/tokenize", {"model": "gpt", "input": "a"}), 500)
+    message = server.refused("/v1/tokenize", {"model": "gpt", "input": "a"}, 500)
     assert message == "internal server error; the server's log has the details"
     monkeypatch.setattr(thread._engine, "_step", fails)
-    refused(server.post(COMPLETE, GOOD), 500)
+    server.refused(COMPLETE, GOOD, 500)
     monkeypatch.undo()
     until(lambda: idle(thread))
     assert server.post(COMPLETE, GOOD).status_code == 200 and thread.blocks[0] == 0
 
 
-def test_running_out_of_memory_fails_one_request(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_memory_fails_one_request(server: Served, monkeypatch: Patch) -> None:
     server.post(COMPLETE, GOOD)
     thread = server.thread("gpt")
     assert thread._engine is not None
@@ -229,22 +217,22 @@ def test_running_out_of_memory_fails_one_request(server: Served, monkeypatch: py
 
     with monkeypatch.context() as patch:
         patch.setattr(thread._engine.manager, "read", fails)
-        assert "memory" in refused(server.post(COMPLETE, GOOD), 503)
+        assert "memory" in server.refused(COMPLETE, GOOD, 503)
     assert server.post(COMPLETE, GOOD).status_code == 200 and thread.blocks[0] == 0
     monkeypatch.setattr(thread.loaded.tokenizer, "token_spans", fails)
-    assert "memory" in refused(server.post("/v1/tokenize", {"model": "gpt", "input": "a"}), 503)
+    assert "memory" in server.refused("/v1/tokenize", {"model": "gpt", "input": "a"}, 503)
 
 
 def test_a_proxy_may_add_a_path_prefix(runs: Path) -> None:
     with served(runs / "gpt", serving=Serving(root_path="/llm")) as server:
         assert server.post(COMPLETE, GOOD).status_code == 200
-        refused(server.post("/v1/messages", {"model": "gpt"}))
+        server.refused("/v1/messages", {"model": "gpt"})
         refused(server.get("/v1/messages"), 405)
         assert "openapi.json" in server.get("/docs").text
 
 
 @pytest.mark.parametrize("log_prompts", [False, True])
-def test_the_log_has_prompts_only_on_request(runs: Path, monkeypatch: pytest.MonkeyPatch, log_prompts: bool) -> None:
+def test_the_log_has_prompts_only_on_request(runs: Path, monkeypatch: Patch, log_prompts: bool) -> None:
     lines: list[str] = []
     monkeypatch.setattr("weft.serve.app.log.info", lambda message, *values: lines.append(message % values))
     with served(runs / "gpt", serving=Serving(log_prompts=log_prompts)) as server:
@@ -257,9 +245,9 @@ def test_a_request_has_a_time_limit(runs: Path) -> None:
     with served(runs / "ngram", seconds=0.2, max_tokens=1 << 16) as server:
         begun = time.monotonic()
         body = {"model": "ngram", "prompt": "a", "max_tokens": 60_000, "logit_bias": {"3": -100}}
-        assert "not done within" in refused(server.post(COMPLETE, body), 408)
+        assert "not done within" in server.refused(COMPLETE, body, 408)
         assert time.monotonic() - begun < 5
-        assert "not done within" in refused(server.post(COMPLETE, {**body, "beams": 4}), 408)
+        assert "not done within" in server.refused(COMPLETE, {**body, "beams": 4}, 408)
         events = server.post(COMPLETE, {**body, "stream": True}).text.split("\n\n")
         assert "not done within" in json.loads(events[-2].partition("data: ")[2])["error"]["message"]
         until(lambda: idle(server.thread("ngram")))

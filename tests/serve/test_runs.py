@@ -80,17 +80,18 @@ def test_a_server_of_one_run_shows_no_other(folder: Path) -> None:
 def test_only_new_lines_are_sent(server: Served, folder: Path) -> None:
     write_metrics(folder / "gpt", 5)
     first = metrics(server)
-    assert first["series"]["loss"] == [[1, 2, 3, 4, 5], [9 / n for n in range(1, 6)]]
-    assert first["series"]["seconds"][1] == [0.5, 1.0, 1.5, 2.0, 2.5] and first["flops_per_token"] > 0
+    assert first["series"]["loss"] == {"steps": [1, 2, 3, 4, 5], "values": [9 / n for n in range(1, 6)]}
+    assert first["series"]["seconds"]["values"] == [0.5, 1.0, 1.5, 2.0, 2.5] and first["flops_per_token"] > 0
     assert not first["reset"] and not first["more"] and "steps" not in first["series"]
     assert metrics(server, first["next"])["series"] == {}
     with open(folder / "gpt" / "metrics.jsonl", "a") as file:
         file.write(checked_line({"step": 6, "validation_loss": 1.5}, 6) + '{"step": 7, "val')
     second = metrics(server, first["next"])
-    assert second["series"] == {"validation_loss": [[6], [1.5]]} and second["damaged"] == 0 and not second["reset"]
+    assert second["series"] == {"validation_loss": {"steps": [6], "values": [1.5]}}
+    assert second["damaged"] == 0 and not second["reset"]
     write_metrics(folder / "gpt", 3)  # a rollback
     third = metrics(server, second["next"])
-    assert third["reset"] and third["series"]["loss"][0] == [1, 2, 3]
+    assert third["reset"] and third["series"]["loss"]["steps"] == [1, 2, 3]
     (folder / "gpt" / "timings.jsonl").write_text("")  # a run that logs no times is not sent again and again
     fourth = metrics(server, metrics(server)["next"])
     assert fourth["series"] == {} and not fourth["reset"]
@@ -106,7 +107,7 @@ def test_long_journals_come_in_parts_and_keep_their_spikes(
     since, values, parts = "", list[float](), 0
     while True:
         part = metrics(server, since)
-        steps, norms = part["series"]["gradient_norm"]
+        steps, norms = part["series"]["gradient_norm"]["steps"], part["series"]["gradient_norm"]["values"]
         assert len(steps) <= 50 and not part["reset"] and part["damaged"] == 0
         values, since, parts = values + norms, part["next"], parts + 1
         if not part["more"]:
@@ -117,7 +118,7 @@ def test_long_journals_come_in_parts_and_keep_their_spikes(
 def test_damage_is_reported_in_one_sentence_without_paths(server: Served, folder: Path) -> None:
     run = folder / "gpt"
     (run / "metrics.jsonl").write_bytes(b'{"step": 1, "loss": \x00\xff}\n{"step": 2, "lr": 0.5}\n')
-    assert metrics(server)["damaged"] == 1 and metrics(server)["series"] == {"lr": [[2], [0.5]]}
+    assert metrics(server)["damaged"] == 1 and metrics(server)["series"] == {"lr": {"steps": [2], "values": [0.5]}}
     with open(run / "events.jsonl", "a") as file:
         file.write("no JSON\n")
     damage = server.get("/v1/runs/gpt/events").json()["damage"]
@@ -142,7 +143,7 @@ def test_a_request_cannot_name_a_path(server: Served, name: str) -> None:
 def test_an_invalid_position_reads_from_the_start(server: Served, folder: Path, since: str) -> None:
     write_metrics(folder / "gpt", 2)
     response = server.get(f"/v1/runs/gpt/metrics?since={since}")
-    assert response.status_code == 200 and response.json()["series"]["loss"][0] == [1, 2]
+    assert response.status_code == 200 and response.json()["series"]["loss"]["steps"] == [1, 2]
 
 
 def test_events_and_samples_are_short(server: Served, folder: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.interop.test_smollm2 import the_file
+from tests.interop.test_smollm2 import model_file
 from tests.later import Later
 from tests.serve.serving import Served, served
 
@@ -18,18 +18,14 @@ anthropic, openai = Later("anthropic"), Later("openai")
 pytestmark = [pytest.mark.weights, pytest.mark.timeout(1800)]
 
 MESSAGES: Any = [{"role": "user", "content": "What is the capital of France?"}]
-FRUIT = {
-    "type": "object",
-    "properties": {"fruit": {"enum": ["apple", "cherry"]}, "red": {"type": "boolean"}},
-    "required": ["fruit", "red"],
-    "additionalProperties": False,
-}
+PROPERTIES = {"fruit": {"enum": ["apple", "cherry"]}, "red": {"type": "boolean"}}
+FRUIT = {"type": "object", "properties": PROPERTIES, "required": ["fruit", "red"], "additionalProperties": False}
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("smollm2") / "smollm2"
-    import_model(the_file(), path)
+    import_model(model_file(), path)
     return path
 
 
@@ -58,27 +54,19 @@ def test_chat_equals_the_runs_chat(client: Any, run: Path) -> None:
 
 def test_a_message_ends_with_its_turn(server: Served) -> None:
     claude = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=600)
-    greedy = {"temperature": 0}
-    found = claude.messages.create(model="smollm2", messages=MESSAGES, max_tokens=24, extra_body=greedy)
+    body = {"model": "smollm2", "messages": MESSAGES, "max_tokens": 24, "extra_body": {"temperature": 0}}
+    found = claude.messages.create(**body)
     assert found.content[0].type == "text" and "Paris" in found.content[0].text
     assert found.stop_reason == "end_turn" and found.stop_sequence is None
-    stopped = claude.messages.create(
-        model="smollm2", messages=MESSAGES, max_tokens=24, stop_sequences=["Par"], extra_body=greedy
-    )
+    stopped = claude.messages.create(**body, stop_sequences=["Par"])
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "Par")
 
 
 def test_schemas_log_probabilities_and_embeddings(client: Any) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "fruit", "schema": FRUIT}}
     messages: Any = [{"role": "user", "content": "Name a red fruit, as JSON."}]
-    found = client.chat.completions.create(
-        model="smollm2",
-        messages=messages,
-        response_format=form,
-        max_completion_tokens=48,
-        logprobs=True,
-        top_logprobs=3,
-    )
+    options = {"max_completion_tokens": 48, "logprobs": True, "top_logprobs": 3}
+    found = client.chat.completions.create(model="smollm2", messages=messages, response_format=form, **options)
     assert set(json.loads(found.choices[0].message.content or "")) == {"fruit", "red"}
     assert found.choices[0].logprobs is not None and found.choices[0].logprobs.content
     assert len(client.embeddings.create(model="smollm2", input=["a cat", "a dog"]).data[1].embedding) == 576

@@ -101,7 +101,7 @@ def test_the_bounds_can_be_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_LIMITS", "2")
     assert Tokenizer.from_json(hundred).encode("a") == [0]
     monkeypatch.setenv("WEFT_LIMITS", "many")
-    with pytest.raises(ConfigError, match="WEFT_LIMITS = 'many': expected how many times"):
+    with pytest.raises(ConfigError, match="WEFT_LIMITS = 'many': expected a factor by which to raise the bounds"):
         Tokenizer.from_json(hundred)
 
 

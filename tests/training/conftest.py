@@ -1,9 +1,9 @@
-"""The small model, text and recipe of `small.py` as fixtures."""
+"""The small runs and text of `small.py` as fixtures."""
 
 from pathlib import Path
 
 import pytest
-from tests.training.small import Corpus, Evaluate, MakeRecipe, Runs, held_out_loss, small, small_text
+from tests.training.small import Corpus, Evaluate, Runs, held_out_loss, small_text
 
 
 @pytest.fixture
@@ -14,11 +14,6 @@ def runs(tmp_path: Path) -> Runs:
 @pytest.fixture
 def corpus() -> Corpus:
     return small_text()
-
-
-@pytest.fixture
-def recipe() -> MakeRecipe:
-    return small
 
 
 @pytest.fixture

@@ -15,8 +15,6 @@ from weft.data.batch import Batch
 from weft.models.base import LanguageModel
 from weft.objectives.next_token import NextToken
 from weft.objectives.tokens import token_loss
-from weft.parallel.ranks import ALONE, Ranks
-from weft.progress import Log, log_to_stderr
 from weft.recipe import objective as config
 from weft.recipe.config import Recipe, SettledRecipe
 from weft.recipe.resolve import resolve
@@ -33,7 +31,6 @@ from weft.training.worker import TrainingWorker
 VOCAB = 23
 CPU = torch.device("cpu")
 Corpus = Any  # has `train` and `validation`
-MakeRecipe = Callable[..., SettledRecipe]
 Evaluate = Callable[[LanguageModel], dict[str, float]]
 Sample = Callable[[LanguageModel], list[str]]
 
@@ -49,20 +46,9 @@ def settled(preset: str, *changes: str) -> SettledRecipe:
 
 def small(*changes: str) -> SettledRecipe:
     """Return the settled recipe of a two-layer LLaMA with dropout, so that random numbers matter too."""
-    base = [
-        "model.layers=2",
-        "model.d_model=16",
-        "model.attention.heads=2",
-        "model.feedforward.d_ff=24",
-        "model.dropout=0.1",
-        "batch.size=4",
-        "batch.length=12",
-        "steps=12",
-        "log.every=3",
-        "evaluate.every=4",
-        "checkpoint.every=5",
-    ]
-    return settled("llama-tiny", *base, *changes)
+    model = ["layers=2", "d_model=16", "attention.heads=2", "feedforward.d_ff=24", "dropout=0.1"]
+    training = ["batch.size=4", "batch.length=12", "steps=12", "log.every=3", "evaluate.every=4", "checkpoint.every=5"]
+    return settled("llama-tiny", *(f"model.{setting}" for setting in model), *training, *changes)
 
 
 def counting_text(tokens: int, seed: int = 0) -> npt.NDArray[np.int64]:
@@ -147,33 +133,21 @@ def train(
     corpus: Corpus,
     evaluate: Evaluate | None = None,
     sample: Sample | None = None,
-    log: Log = log_to_stderr,
-    quiet: bool = False,
-    ranks: Ranks = ALONE,
-    device: str = "cpu",
     command: str | None = None,
+    device: str = "cpu",
+    **options: Any,
 ) -> RunResult:
-    """Train on a text in memory, in a new run folder."""
-    worker = TrainingWorker(torch.device(device), ranks, log, quiet)
+    """Train on a text in memory, in a new run folder. `options` are those of the worker."""
+    worker = TrainingWorker(torch.device(device), **options)
     objective = TextInMemory(recipe, [corpus], evaluate, sample_with=sample)
     with claim_run(path) as folder:
         return start.train(recipe, folder, objective, worker=worker, notes={"command": command})
 
 
-def resume(
-    path: Path,
-    *,
-    corpus: Corpus,
-    evaluate: Evaluate | None = None,
-    log: Log = log_to_stderr,
-    quiet: bool = False,
-    ranks: Ranks = ALONE,
-    device: str = "cpu",
-) -> RunResult:
-    """Continue a run that `train` began."""
+def resume(path: Path, *, corpus: Corpus, evaluate: Evaluate | None = None, **options: Any) -> RunResult:
+    """Continue a run that `train` began. `options` are those of the worker."""
     folder = open_run(path)
-    recipe = folder.settled_recipe()
-    worker = TrainingWorker(torch.device(device), ranks, log, quiet)
+    recipe, worker = folder.settled_recipe(), TrainingWorker(CPU, **options)
     with lock_run(folder):
         return start.resume(recipe, folder, TextInMemory(recipe, [corpus], evaluate), worker=worker)
 

@@ -16,7 +16,7 @@ from tests.training.small import Evaluate, Runs, change_steps, events, overwrite
 
 from weft.data.batch import Batch
 from weft.runs import checkpoint
-from weft.runs.folder import RunFolder, claim_run
+from weft.runs.folder import RunFolder
 from weft.training.step import OptimisationStep
 from weft.training.weights import load_model
 
@@ -204,17 +204,3 @@ def test_killed_while_rolling_back_to_fresh_weights(runs: Runs, monkeypatch: pyt
         interfere(monkeypatch, overwrite=2)
     resumed = runs.resume(evaluate=runs.evaluate)
     assert contents(resumed.run) == contents(straight.run)
-
-
-# ---- the folder
-
-
-def test_a_start_that_was_killed_and_then_interrupted_can_be_repeated(tmp_path: Path) -> None:
-    place = tmp_path / "run"
-    place.mkdir()
-    (place / ".lock").touch()
-    (place / ".tokenizer.json.0123abcd").touch()  # a file that the killed process was writing
-    with pytest.raises(KeyboardInterrupt), claim_run(place):
-        raise KeyboardInterrupt
-    with claim_run(place):
-        pass

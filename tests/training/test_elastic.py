@@ -211,9 +211,8 @@ def test_micro_batches_fit_on_every_rank(tmp_path: Path) -> None:
 
 def _failing(ranks: Ranks, folder: Path) -> None:
     def broken(model: LanguageModel) -> dict[str, float]:
-        if (
-            ranks.leads and (folder / "run/metrics.jsonl").exists()
-        ):  # after its pre-flight, which the other may still be in
+        # after rank 0's pre-flight, which the other may still be in
+        if ranks.leads and (folder / "run/metrics.jsonl").exists():
             raise SystemExit(5)
         return {"loss": 1.0}
 

@@ -86,13 +86,7 @@ def test_captured_steps_learn_like_plain_ones(
 
 def test_a_captured_run_survives_a_rollback(runs: Runs) -> None:
     found = runs.train(
-        *WIDE,
-        "steps=60",
-        "compile=true",
-        "log.every=2",
-        "checkpoint.every=10",
-        "optimizer.lr=1",
-        device="cuda",
+        *WIDE, "steps=60", "compile=true", "log.every=2", "checkpoint.every=10", "optimizer.lr=1", device="cuda"
     )
     assert events(found.run, "rollback")
     assert torch.isfinite(torch.tensor(losses(runs.folder / "run"))).all()
@@ -110,7 +104,7 @@ tokens = torch.randint(4096, (32, 1024), device="cuda")
 documents = (torch.rand(32, 1024, device="cuda") < 0.005).cumsum(1)
 starts = torch.where(documents.diff(dim=1, prepend=documents[:, :1] - 1) > 0, torch.arange(1024, device="cuda"), 0)
 positions = torch.arange(1024, device="cuda") - starts.cummax(1).values
-model = build(gpt(2, 256, 4, 1024, 4096)).cuda()
+model = build(gpt(2, 256, 4, context=1024, vocab_size=4096)).cuda()
 upstream = torch.randn(32, 1024, 256, device="cuda")
 
 

@@ -83,7 +83,7 @@ def test_too_few_rows_to_divide_is_one_line(corpus: Corpus) -> None:
         shard_loader(few, by_tokens, Ranks(1, 3))
 
 
-def test_rows_that_are_compared_with_each_other_are_not_shard_loader(corpus: Corpus) -> None:
+def test_rows_that_are_compared_with_each_other_are_not_divided(corpus: Corpus) -> None:
     recipe: Any = SimpleNamespace(objective=Contrastive(), batch=BatchConfig(size=4))
     with pytest.raises(ConfigError, match=r"so 2 processes can't share it"):
         shard_loader(loader(small(), corpus), recipe, Ranks(0, 2))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from tests.training.small import MakeRecipe, Runs, events, settled, train
+from tests.training.small import Runs, events, settled, small, train
 
 from weft import progress
 from weft.errors import ConfigError
@@ -68,8 +68,7 @@ def test_metrics_hold_only_what_the_recipe_decides(runs: Runs) -> None:
 
 def test_tensorboard_events_are_written(runs: Runs) -> None:
     pytest.importorskip("tensorboard")
-    settings = ["steps=2", "log.every=1", "log.tensorboard=true"]
-    result = runs.train(*settings)
+    result = runs.train("steps=2", "log.every=1", "log.tensorboard=true")
     (file,) = result.run.tensorboard.iterdir()
     assert file.stat().st_size > 200
 
@@ -115,11 +114,9 @@ class Recorder:
 def test_weights_and_biases_sees_every_line_and_the_same_run(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
     monkeypatch.setitem(sys.modules, "wandb", recorder)
-    settings = ["log.wandb=offline", "steps=6", "checkpoint.every=3"]
-    result = runs.train(*settings)
-    assert [line["loss"] for line in recorder.lines if "loss" in line] == [
-        line["loss"] for line in read_lines(result.run.metrics)
-    ]
+    result = runs.train("log.wandb=offline", "steps=6", "checkpoint.every=3")
+    expected = [line["loss"] for line in read_lines(result.run.metrics)]
+    assert [line["loss"] for line in recorder.lines if "loss" in line] == expected
     shutil.rmtree(result.run.checkpoints / "step-00000006")
     runs.resume(quiet=True)
     first, second = recorder.starts
@@ -132,8 +129,7 @@ def test_weights_and_biases_sees_every_line_and_the_same_run(runs: Runs, monkeyp
 @pytest.mark.slow  # because of the service that wandb starts
 def test_weights_and_biases_offline(runs: Runs) -> None:
     pytest.importorskip("wandb")
-    settings = ["log.wandb=offline", "steps=2", "log.every=1"]
-    result = runs.train(*settings)
+    result = runs.train("log.wandb=offline", "steps=2", "log.every=1")
     assert list((result.run.path / "wandb").glob("offline-run-*"))
 
 
@@ -179,8 +175,8 @@ def test_samples_on_the_way_change_nothing(runs: Runs) -> None:
 # ---- compiled passes
 
 
-def test_compiling_is_undone_and_spares_short_evaluations(recipe: MakeRecipe) -> None:
-    model, tokens = build(recipe().model).eval(), torch.randint(0, 20, (2, 8))
+def test_compiling_is_undone_and_spares_short_evaluations() -> None:
+    model, tokens = build(small().model).eval(), torch.randint(0, 20, (2, 8))
     plain, replaced = model.features(tokens), torch.zeros(())
     with compiled(model, capture=False) as passes:
         assert passes.evaluating is passes.plain
@@ -195,5 +191,5 @@ def test_compiling_is_undone_and_spares_short_evaluations(recipe: MakeRecipe) ->
 @pytest.mark.parametrize(
     ("tokens", "device", "pays"), [(100, "cpu", False), (10**8, "cpu", True), (10**8, "cuda", False)]
 )
-def test_long_evaluations_are_compiled(recipe: MakeRecipe, tokens: int, device: str, pays: bool) -> None:
-    assert evaluations_pay(recipe(f"evaluate.tokens={tokens}"), 1e5, torch.device(device)) is pays
+def test_long_evaluations_are_compiled(tokens: int, device: str, pays: bool) -> None:
+    assert evaluations_pay(small(f"evaluate.tokens={tokens}"), 1e5, torch.device(device)) is pays

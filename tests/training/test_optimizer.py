@@ -1,7 +1,11 @@
 """Muon: orthogonalised updates of the matrices in blocks, one by one; and every optimizer's state, bit for bit."""
 
+from itertools import chain
+from typing import Any
+
 import pytest
 import torch
+from tests.training.small import same_parameters
 from torch import nn
 
 from weft.costs.memory import Workload, training_memory
@@ -32,6 +36,13 @@ def set_gradients(net: nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for p in net.parameters():
         p.grad = torch.randn(p.shape, generator=generator)
+
+
+def take(optimizer: torch.optim.Optimizer, net: nn.Module, seed: int, divisor: torch.Tensor | None = None) -> None:
+    """Update with random gradients."""
+    set_gradients(net, seed)
+    set_rate(optimizer, 0.01)
+    update(optimizer, divisor)
 
 
 def test_singular_values_are_near_one() -> None:
@@ -73,14 +84,8 @@ def test_each_part_of_a_fused_matrix_steps_as_torchs_muon(rounds: int) -> None:
     assert [16, 8, 8] in heights.values()
     assert [24, 24] in heights.values()
     pieces = {p: [nn.Parameter(part.clone()) for part in p.detach().split(sizes)] for p, sizes in heights.items()}
-    theirs = torch.optim.Muon(
-        [part for parts in pieces.values() for part in parts],
-        lr=0.01,
-        weight_decay=0.1,
-        momentum=0.9,
-        ns_steps=rounds,
-        adjust_lr_fn="match_rms_adamw",
-    )
+    options: dict[str, Any] = {"weight_decay": 0.1, "momentum": 0.9, "adjust_lr_fn": "match_rms_adamw"}
+    theirs = torch.optim.Muon(chain(*pieces.values()), lr=0.01, ns_steps=rounds, **options)
     for seed in range(3):
         set_gradients(net, seed)
         for p, parts in pieces.items():
@@ -102,9 +107,7 @@ def test_embeddings_heads_and_gains_step_as_adamw() -> None:
     optimizers = build_optimizer(Muon(), ours), build_optimizer(AdamW(), reference)
     for seed in range(2):
         for net, optimizer in zip((ours, reference), optimizers, strict=True):
-            set_gradients(net, seed)
-            set_rate(optimizer, 0.01)
-            update(optimizer, None)
+            take(optimizer, net, seed)
     matrices = block_matrices(ours)
     expected = dict(reference.named_parameters())
     others = [(name, p) for name, p in ours.named_parameters() if p not in matrices]
@@ -126,24 +129,17 @@ def test_the_state_is_saved_and_loaded_bit_for_bit(settings: Optimizer) -> None:
     straight, broken = model(), model()
     optimizer = build_optimizer(settings, straight)
     for seed in range(4):
-        set_gradients(straight, seed)
-        set_rate(optimizer, 0.01)
-        update(optimizer, torch.tensor(2.0))
+        take(optimizer, straight, seed, torch.tensor(2.0))
     first = build_optimizer(settings, broken)
     for seed in range(2):
-        set_gradients(broken, seed)
-        set_rate(first, 0.01)
-        update(first, torch.tensor(2.0))
+        take(first, broken, seed, torch.tensor(2.0))
     saved = {name: tensor.clone() for name, tensor in optimizer_state(first, broken).items()}
     assert len(saved) >= len(list(broken.parameters()))
     second = build_optimizer(settings, broken)
     load_optimizer_state(second, broken, saved)
     for seed in range(2, 4):
-        set_gradients(broken, seed)
-        set_rate(second, 0.01)
-        update(second, torch.tensor(2.0))
-    for ours, theirs in zip(broken.parameters(), straight.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
+        take(second, broken, seed, torch.tensor(2.0))
+    assert same_parameters(broken, straight)
     for name, tensor in optimizer_state(second, broken).items():
         assert torch.equal(tensor, optimizer_state(optimizer, straight)[name])
 
@@ -159,8 +155,7 @@ def test_dividing_in_the_update_is_dividing_before_it(settings: Optimizer) -> No
                 gradient_of(p).div_(8.0)
         set_rate(optimizer, 0.1)
         update(optimizer, divisor)
-    for a, b in zip(ours.parameters(), reference.parameters(), strict=True):
-        assert torch.equal(a, b)
+    assert same_parameters(ours, reference)
 
 
 @pytest.mark.parametrize("settings", ALL, ids=lambda s: s.kind)
@@ -179,8 +174,7 @@ def test_a_skipped_update_leaves_no_trace(settings: Optimizer) -> None:
                     gradient_of(p).fill_(float("nan"))
             set_rate(optimizer, 0.1)
             update(optimizer, torch.tensor(1.0), torch.tensor(float(skipped)))
-    for a, b in zip(ours.parameters(), reference.parameters(), strict=True):
-        assert torch.equal(a, b)
+    assert same_parameters(ours, reference)
 
 
 def test_muon_stores_as_much_as_planned() -> None:
@@ -188,8 +182,7 @@ def test_muon_stores_as_much_as_planned() -> None:
     settings = gpt(2, 32, 2, context=16, vocab_size=64)
     net = build(settings)
     optimizer = build_optimizer(Muon(), net)
-    set_gradients(net, 0)
-    update(optimizer, None)
+    take(optimizer, net, 0)
     stored = sum(t.nbytes for name, t in optimizer_state(optimizer, net).items() if not name.startswith("step/"))
     assert training_memory(settings, Workload(1, 16, "fp32", "muon")).optimizer == pytest.approx(stored, rel=0.03)
 

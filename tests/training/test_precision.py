@@ -16,17 +16,7 @@ from weft.models.transformer import Transformer
 from weft.nn.linear import Linear
 from weft.recipe.config import Precision
 from weft.training import precision
-from weft.training.precision import (
-    FP8,
-    EightBitLinear,
-    arithmetic,
-    autocast,
-    check_precision,
-    quantise,
-    reading,
-    slow_precision,
-    use_eight_bits,
-)
+from weft.training.precision import FP8, EightBitLinear, arithmetic, autocast, check_precision, quantise, slow_precision
 
 quiet = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 
@@ -64,8 +54,14 @@ def eight_bit_copy(linear: nn.Linear) -> EightBitLinear:
     return EightBitLinear(copy)
 
 
-def gradients(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    return [tensor.grad for tensor in tensors if tensor.grad is not None]
+def results(layer: Any, x: torch.Tensor, g: torch.Tensor, format_: Precision, device: torch.device) -> list[Any]:
+    """Return a layer's output, and the gradients of its input, weight and bias."""
+    inputs = x.to(device, copy=True).requires_grad_()
+    with autocast(format_, device):
+        y = layer(inputs)
+    y.backward(g.to(device, y.dtype))
+    trained = inputs, layer.weight, layer.bias
+    return [y.float().cpu(), *(tensor.grad.cpu() for tensor in trained if tensor.grad is not None)]
 
 
 def test_an_eight_bit_layer_is_close_and_its_gradients_too() -> None:
@@ -74,16 +70,10 @@ def test_an_eight_bit_layer_is_close_and_its_gradients_too() -> None:
     exact = nn.Linear(256, 64)
     rough = eight_bit_copy(exact)
     x, g = torch.randn(4, 16, 256), torch.randn(4, 16, 64)
-    results = []
-    for layer, context in ((exact, autocast("fp32", CPU)), (rough, autocast("fp8", CPU))):
-        inputs = x.clone().requires_grad_()
-        with context:
-            y = layer(inputs)
-        y.backward(g.to(y.dtype))
-        results.append((y.float(), *gradients(inputs, layer.weight, layer.bias)))
-    assert results[1][2].dtype == torch.float32
-    for (ours, expected), limit in zip(zip(*reversed(results), strict=True), (0.04, 0.04, 0.01, 0.01), strict=True):
-        assert 0 < (ours - expected).norm() / expected.norm() < limit
+    ours, theirs = results(rough, x, g, "fp8", CPU), results(exact, x, g, "fp32", CPU)
+    assert ours[2].dtype == torch.float32
+    for value, expected, limit in zip(ours, theirs, (0.04, 0.04, 0.01, 0.01), strict=True):
+        assert 0 < (value - expected).norm() / expected.norm() < limit
 
 
 @quiet
@@ -106,7 +96,7 @@ def test_only_the_layers_inside_blocks_get_eight_bits() -> None:
     before = list(model.named_parameters())
     torch.manual_seed(0)
     state = torch.get_rng_state()
-    use_eight_bits(model)
+    precision.use_eight_bits(model)
     assert torch.equal(torch.get_rng_state(), state)  # no random number is drawn
     assert sum(isinstance(module, EightBitLinear) for module in model.modules()) == 2 * 4
     after = list(model.named_parameters())
@@ -135,26 +125,17 @@ def test_a_gpus_eight_bit_layer_learns_what_the_emulated_one_does() -> None:
     here = eight_bit_copy(nn.Linear(256, 64))
     there = eight_bit_copy(here).cuda()
     x, g = torch.randn(4, 16, 256), torch.randn(4, 16, 64)
-    results = []
-    for layer, device in ((here, CPU), (there, torch.device("cuda"))):
-        inputs = x.to(device, copy=True).requires_grad_()
-        with autocast("fp8", device):
-            y = layer(inputs)
-        y.backward(g.to(device, y.dtype))
-        results.append([t.cpu().float() for t in (y, *gradients(inputs, layer.weight, layer.bias))])
-    for ours, expected in zip(*results, strict=True):
+    emulated, products = results(here, x, g, "fp8", CPU), results(there, x, g, "fp8", torch.device("cuda"))
+    for expected, ours in zip(emulated, products, strict=True):
         assert (ours - expected).norm() / expected.norm() < 0.01
 
 
 # ---- devices
 
 
-def test_eight_bits_need_a_gpu() -> None:
+def test_eight_bits_need_a_recent_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"^precision = 'fp8': needs a GPU with eight-bit products"):
         check_precision("fp8", CPU)
-
-
-def test_an_old_gpu_has_no_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A100")
     with pytest.raises(ConfigError, match=r"^precision = 'fp8': A100 has no eight-bit products .*use bf16$"):
@@ -165,9 +146,7 @@ def test_an_old_gpu_has_no_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_cpu_with_slow_narrow_products_gives_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = {"fp32": 60e9, "bf16": 0.12e9, "fp16": 45e9}
-    monkeypatch.setattr(
-        precision, "matmul_rates", lambda *sizes, dtypes: {format_: rates[format_] for format_ in dtypes}
-    )
+    monkeypatch.setattr(precision, "matmul_rates", lambda *sizes, dtypes: {name: rates[name] for name in dtypes})
     assert slow_precision("fp32", CPU) is None
     assert slow_precision("fp16", CPU) is None
     assert slow_precision("bf16", CPU) == "precision = bf16: this CPU multiplies it 500 times as slowly as fp32"
@@ -176,13 +155,16 @@ def test_a_cpu_with_slow_narrow_products_gives_a_warning(monkeypatch: pytest.Mon
     assert slow_precision("tf32", torch.device("cuda")) is None
 
 
-def test_switches_are_restored() -> None:
+@pytest.mark.parametrize(("format_", "short"), [("fp32", False), ("tf32", True)])
+def test_switches_are_restored(format_: Precision, short: bool) -> None:
+    """cuDNN's switch is that of recurrent products."""
     torch.set_float32_matmul_precision("highest")
-    with arithmetic("tf32", deterministic=True):
-        assert torch.get_float32_matmul_precision() == "high"
-        assert torch.are_deterministic_algorithms_enabled()
+    before = torch.backends.cudnn.allow_tf32
+    with arithmetic(format_, deterministic=short):
+        assert torch.get_float32_matmul_precision() == ("high" if short else "highest")
+        assert torch.are_deterministic_algorithms_enabled() is torch.backends.cudnn.allow_tf32 is short
     assert torch.get_float32_matmul_precision() == "highest"
-    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.backends.cudnn.allow_tf32 is before and not torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.mark.parametrize(
@@ -201,19 +183,11 @@ def test_a_plain_arm_computes_fp32_without_onednn(
 def test_a_trained_model_reads_in_fp32_where_its_format_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = {"fp32": 60e9, "bf16": 0.12e9}
     monkeypatch.setattr(precision, "matmul_rates", lambda *sizes, dtypes: rates)
-    with reading("bf16", CPU):
+    with precision.reading("bf16", CPU):
         assert not torch.is_autocast_enabled("cpu")
     rates["bf16"] = 200e9
-    with reading("bf16", CPU):
+    with precision.reading("bf16", CPU):
         assert torch.is_autocast_enabled("cpu")
-
-
-@pytest.mark.parametrize(("format_", "short"), [("fp32", False), ("tf32", True)])
-def test_recurrent_products_follow_the_precision(format_: Precision, short: bool) -> None:
-    before = torch.backends.cudnn.allow_tf32
-    with arithmetic(format_, deterministic=False):
-        assert torch.backends.cudnn.allow_tf32 is short
-    assert torch.backends.cudnn.allow_tf32 is before
 
 
 # ---- the residual stream

@@ -8,18 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.training.small import (
-    CPU,
-    Corpus,
-    MakeRecipe,
-    Runs,
-    TextInMemory,
-    change_steps,
-    events,
-    loader,
-    same_parameters,
-    small,
-)
+from tests.training.small import CPU, Corpus, Runs, TextInMemory, change_steps, events, loader, same_parameters, small
 
 from weft.data.batch import Batch
 from weft.errors import ConfigError, RunError
@@ -102,15 +91,14 @@ def test_a_resumed_run_begins_with_the_saved_size(runs: Runs, monkeypatch: pytes
     assert saved_micro(run) == 2
 
 
-def test_neither_a_number_nor_auto_is_one_line(recipe: MakeRecipe) -> None:
+def test_neither_a_number_nor_auto_is_one_line() -> None:
     for wrong in ("some", "0", "-2", "true", "1.5"):
         with pytest.raises(ConfigError, match=r"batch\.micro: .* expected a whole number above 0, or auto"):
-            recipe(f"batch.micro={wrong}")
+            small(f"batch.micro={wrong}")
 
 
 def test_auto_is_the_whole_batch_where_it_fits(runs: Runs) -> None:
-    settings = ["batch.micro=auto", "steps=2"]
-    assert saved_micro(runs.train(*settings).run) == 4
+    assert saved_micro(runs.train("batch.micro=auto", "steps=2").run) == 4
 
 
 def test_not_even_one_sequence_is_one_line(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +108,7 @@ def test_not_even_one_sequence_is_one_line(runs: Runs, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("auto", [False, True])
-def test_the_optimizers_moments_count(tmp_path: Path, recipe: MakeRecipe, corpus: Corpus, auto: bool) -> None:
+def test_the_optimizers_moments_count(tmp_path: Path, corpus: Corpus, auto: bool) -> None:
     """The first update creates them, so that the second step needs more memory."""
     settings, moments = small("batch.size=8"), 0
 
@@ -181,7 +169,7 @@ def test_other_errors_are_not_hidden(runs: Runs, monkeypatch: pytest.MonkeyPatch
         runs.train(quiet=True)
 
 
-def test_one_pass_of_an_evaluation_is_enough(recipe: MakeRecipe, corpus: Corpus) -> None:
+def test_one_pass_of_an_evaluation_is_enough(corpus: Corpus) -> None:
     model = build(small().model)
     tokens = loader(small(), corpus).parts(1)[0].tokens
     seen = 0
@@ -205,8 +193,7 @@ def test_it_costs_less_than_two_steps(runs: Runs, monkeypatch: pytest.MonkeyPatc
         return {"loss": 1.0}
 
     monkeypatch.setattr(TextInMemory, "validation_metrics", record)
-    settings = ["steps=1", "evaluate.tokens=99999"]
-    runs.train(*settings, evaluate=lambda model: {})
+    runs.train("steps=1", "evaluate.tokens=99999", evaluate=lambda model: {})
     assert steps == [0, 1] and limits == [4 * 12, 99999]
 
 

@@ -226,10 +226,8 @@ def test_a_second_interrupt_stops_immediately(runs: Runs, monkeypatch: pytest.Mo
 
 def test_an_existing_run_is_refused(runs: Runs) -> None:
     runs.train("steps=1")
-    with (
-        pytest.raises(RunError, match=r"already here.*weft train --resume .*run.*--run"),
-        claim_run(runs.folder / "run"),
-    ):
+    here = r"already here.*weft train --resume .*run.*--run"
+    with pytest.raises(RunError, match=here), claim_run(runs.folder / "run"):
         pass
     assert not (runs.folder / "run/.lock").exists()
 
@@ -244,11 +242,16 @@ def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path: Path, nam
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_start_that_was_killed_can_be_repeated(tmp_path: Path) -> None:
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_start_that_was_killed_can_be_repeated(tmp_path: Path, interrupted: bool) -> None:
     (tmp_path / "run/data").mkdir(parents=True)
     (tmp_path / "run/source").mkdir()
-    for name in (".lock", "tokenizer.json", "base.json", ".config.toml.77"):
+    partial = ".tokenizer.json.0123abcd" if interrupted else ".config.toml.77"  # a file that was being written
+    for name in (".lock", "tokenizer.json", "base.json", partial):
         (tmp_path / "run" / name).touch()
+    if interrupted:
+        with pytest.raises(KeyboardInterrupt), claim_run(tmp_path / "run"):
+            raise KeyboardInterrupt
     with claim_run(tmp_path / "run") as run:
         assert run.path == tmp_path / "run"
 
@@ -290,23 +293,19 @@ def test_an_unwritable_path_is_one_line(tmp_path: Path) -> None:
 # ---- edited files
 
 
-def replace_line(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new, 1))
-
-
 @pytest.mark.parametrize(
-    ("old", "new", "line"),
+    ("setting", "line"),
     [
-        ("steps = 2\n", "", "steps: missing; the recipe of a started run must be complete"),
-        ("lr = 0.01\n", "", r"optimizer\.lr: missing"),
-        ('precision = "fp32"\n', "", "precision: missing"),
+        ("steps = 2\n", "steps: missing; the recipe of a started run must be complete"),
+        ("lr = 0.01\n", r"optimizer\.lr: missing"),
+        ('precision = "fp32"\n', "precision: missing"),
     ],
 )
-def test_a_recipe_that_lost_a_setting_is_not_resumed(runs: Runs, old: str, new: str, line: str) -> None:
+def test_a_recipe_that_lost_a_setting_is_not_resumed(runs: Runs, setting: str, line: str) -> None:
     run = runs.train("steps=2", "optimizer.lr=0.01").run
-    replace_line(run.config, old, new)
+    text = run.config.read_text()
+    assert setting in text
+    run.config.write_text(text.replace(setting, "", 1))
     with pytest.raises(RunError, match=line):
         runs.resume()
 
@@ -314,12 +313,7 @@ def test_a_recipe_that_lost_a_setting_is_not_resumed(runs: Runs, old: str, new: 
 @pytest.mark.parametrize(("kind", "name"), [("adam", "Adam"), ("sgd", "SGD"), ("muon", "Muon")])
 def test_another_optimizer_cannot_resume(runs: Runs, kind: str, name: str) -> None:
     run = runs.train("steps=2", "optimizer=adamw").run
-    text = run.config.read_text()
-    begin = text.index("[optimizer]")
-    end = text.index("[", begin + 1)
-    while text[end - 1] != "\n":  # a list inside the table
-        end = text.index("[", end + 1)
-    run.config.write_text(f'{text[:begin]}[optimizer]\nkind = "{kind}"\nlr = 0.01\n\n{text[end:]}')
+    run.write_config(run.settled_recipe().replace(optimizer={"kind": kind, "lr": 0.01}))
     with pytest.raises(RunError, match=f"saved by AdamW, whose state {name} can't use; change optimizer.kind back"):
         runs.resume()
 

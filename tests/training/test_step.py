@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.training.small import CPU, Corpus, MakeRecipe, loader, next_token_loss
+from tests.training.small import CPU, Corpus, loader, next_token_loss, small
 
 from weft.data.batch import Batch, Source
 from weft.errors import ConfigError
@@ -43,11 +43,9 @@ def backward(
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("parts", [2, 3, 4])
-def test_splitting_a_batch_never_changes_the_gradient(
-    recipe: MakeRecipe, corpus: Corpus, parts: int, masked: bool
-) -> None:
+def test_splitting_a_batch_never_changes_the_gradient(corpus: Corpus, parts: int, masked: bool) -> None:
     torch.manual_seed(0)
-    settings = recipe("model.dropout=0.0")
+    settings = small("model.dropout=0.0")
     model = build(settings.model)
     (batch,) = loader(settings, corpus).parts(1)
     if masked:  # the last row has one target, the others almost all
@@ -63,9 +61,9 @@ def test_splitting_a_batch_never_changes_the_gradient(
         assert (ours - theirs).abs().max() <= 1e-6
 
 
-def test_a_model_without_a_readout_has_the_same_gradient(recipe: MakeRecipe, corpus: Corpus) -> None:
+def test_a_model_without_a_readout_has_the_same_gradient(corpus: Corpus) -> None:
     """The loss of all logits equals the chunked loss."""
-    settings = recipe("model.dropout=0.0")
+    settings = small("model.dropout=0.0")
     model = build(settings.model)
     (batch,) = loader(settings, corpus).parts(1)
 
@@ -85,8 +83,8 @@ def test_a_model_without_a_readout_has_the_same_gradient(recipe: MakeRecipe, cor
     torch.testing.assert_close([plain_loss, *plain], [loss, *expected], atol=1e-5, rtol=1e-5)
 
 
-def test_matrices_decay_and_vectors_do_not(recipe: MakeRecipe) -> None:
-    model = build(recipe().model)
+def test_matrices_decay_and_vectors_do_not() -> None:
+    model = build(small().model)
     decaying, fixed = decay_groups(model, 0.5)
     assert (decaying["weight_decay"], fixed["weight_decay"]) == (0.5, 0.0)
     assert all(p.dim() >= 2 for p in decaying["params"])
@@ -106,8 +104,8 @@ def test_decay_shrinks_matrices_without_a_gradient() -> None:
     assert torch.equal(model.bias, before["bias"])
 
 
-def test_clipping_bounds_the_update_and_reports_the_norm_before(recipe: MakeRecipe, corpus: Corpus) -> None:
-    settings = recipe("model.dropout=0.0")
+def test_clipping_bounds_the_update_and_reports_the_norm_before(corpus: Corpus) -> None:
+    settings = small("model.dropout=0.0")
     model = build(settings.model)
     before = [p.detach().clone() for p in model.parameters()]
     optimizer = optimizers.build(SGD(momentum=0.0, weight_decay=0.0), model)
@@ -119,8 +117,8 @@ def test_clipping_bounds_the_update_and_reports_the_norm_before(recipe: MakeReci
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
-def test_bf16_is_close_to_fp32(recipe: MakeRecipe, corpus: Corpus) -> None:
-    settings = recipe("model.dropout=0.0")
+def test_bf16_is_close_to_fp32(corpus: Corpus) -> None:
+    settings = small("model.dropout=0.0")
     model = build(settings.model)
     parts = loader(settings, corpus).parts(1)
     exact, _, _ = backward(model, next_token_loss, parts)
@@ -190,10 +188,7 @@ def test_the_scale_grows_in_calm_and_is_saved_with_the_moments(tmp_path: Path) -
     for _ in range(5):
         step([batch], 1e-2)
     saved = learner.copy(5, {})
-    assert {name: float(saved.moments[name]) for name in ("scale/loss", "calm/loss")} == {
-        "scale/loss": 2 * FIRST_SCALE,
-        "calm/loss": 2.0,
-    }
+    assert (float(saved.moments["scale/loss"]), float(saved.moments["calm/loss"])) == (2 * FIRST_SCALE, 2.0)
     path = learner.write(tmp_path, saved, keep=1)
     step([batch], 1e-2)
     learner.load(path)
@@ -306,8 +301,7 @@ def test_features_are_traced_as_one_graph(name: str, mode: str) -> None:
         expected = model.features(tokens, **inputs)
     assert len(graphs) == 1
     tables = sum("weft.kept" in str(node.target) for node in graphs[0].graph.nodes)
-    assert (
-        tables == {"gpt": 0, "llama": 2, "bert": 0, "vaswani": 2}[name]
-    )  # sines are computed once, not in every layer
+    # sines are computed once, not in every layer
+    assert tables == {"gpt": 0, "llama": 2, "bert": 0, "vaswani": 2}[name]
     difference = (found.float() - expected.float()).norm() / expected.float().norm()
     assert difference < (1e-5 if mode == "recompute" else 0.02)

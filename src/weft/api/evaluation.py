@@ -1,14 +1,14 @@
 """Evaluation of a run on data: metrics, their details, and the overlap with the training text."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from weft.api.arguments import checked
-from weft.config import validate
+from weft.config import Tree, validate
 from weft.data.config import Data
 from weft.data.shards import Side
 from weft.decode.prompt import context_window
@@ -99,16 +99,13 @@ def _without_windows(stride: int) -> ConfigError:
 
 
 @contextmanager
-def evaluation_on(
-    objective: Objective[Any], model: LanguageModel, data: Mapping[str, Any] | None
-) -> Iterator[Evaluation]:
+def evaluation_on(objective: Objective[Any], model: LanguageModel, data: Tree | None) -> Iterator[Evaluation]:
     """Open a run's held-out data for evaluation, or all of `data`, which is given as settings."""
     objective.settings.check(objective.recipe.model)
     if data is None:
         if not objective.recipe.data.parts or not objective.holds_out:
-            raise DataError(
-                f"{objective.folder.path}: this run has no held-out data; name the data to evaluate on with --data"
-            )
+            path = objective.folder.path
+            raise DataError(f"{path}: this run has no held-out data; name the data to evaluate on with --data")
         yield Evaluation(model, objective, objective, side="validation")
         return
     inherited = {key: getattr(objective.recipe.data, key) for key in ("column", "on_error", "document_mask")}

@@ -46,6 +46,7 @@ MAX_QUOTED = 160  # characters of a text in a note
 GRAPH_TOKENS = 4  # length of the input to a computation graph when no text is given
 MAX_PARAMETERS = 30_000_000  # of a preset that is built, and trained for a step, only to be shown
 MAX_ABLATED_FLOPS = 2e12  # of all forward passes with one head ablated: a few seconds on two cores
+Text = str | None
 View = TypeVar("View", bound=Callable[..., Any])
 
 
@@ -57,13 +58,13 @@ def shows_text(tokens: int = SHOWN_TOKENS, *, untrained: bool = False) -> Callab
 
     def decorate(view: View) -> View:
         @wraps(view)
-        def with_default_text(self: "Explain", text: str | None = None, **options: Any) -> Any:
+        def with_default_text(self: "Explain", text: Text = None, **options: Any) -> Any:
             if not untrained:
                 self._require_trained(view.__name__)
             if text is not None or self.trained is None:
                 return view(self, text, **options)
             text, origin = self.own_text(tokens)
-            return views.picture.noted(view(self, text, **options), f"{_quote('The text', text, origin)}.")
+            return views.picture.with_note(view(self, text, **options), f"{_quote('The text', text, origin)}.")
 
         return cast(View, with_default_text)
 
@@ -127,7 +128,7 @@ class Explain:
         return views.positions.positions(shown, min(128, model.longest or 128))
 
     @shows_text(untrained=True)
-    def gradients(self, text: str | None = None, *, target: str | None = None) -> "views.picture.Picture":
+    def gradients(self, text: Text = None, *, target: Text = None) -> "views.picture.Picture":
         """Show gradient norms by layer: of a run on a text, at each of its checkpoints; else of untrained stacks with
         pre-norm and post-norm, with and without skip connections (Xiong et al. 2020)."""
         if self.trained is None:
@@ -168,16 +169,16 @@ class Explain:
         return views.timing.step_time(self.model, length or min(128, getattr(self.recipe.model, "context", 128)), batch)
 
     @shows_text(untrained=True)
-    def weights(self, text: str | None = None, *, target: str | None = None) -> "views.weights.Histograms":
+    def weights(self, text: Text = None, *, target: Text = None) -> "views.weights.Histograms":
         """Show histograms of the weights, and for a run of the activations on a text."""
         return views.weights.histograms(self.model, None if self.trained is None else self.reading(text, target))
 
     @shows_text(GRAPH_TOKENS, untrained=True)
     def graph(
         self,
-        text: str | None = None,
+        text: Text = None,
         *,
-        target: str | None = None,
+        target: Text = None,
         shapes: bool = False,
         backward: bool = False,
         open: str | Sequence[str] = (),
@@ -201,32 +202,28 @@ class Explain:
         return views.graph.graph_picture(model.eval(), tokens, **options)
 
     @shows_text()
-    def attention(self, text: str | None = None, *, target: str | None = None) -> "views.attention.AttentionMaps":
+    def attention(self, text: Text = None, *, target: Text = None) -> "views.attention.AttentionMaps":
         """Show the attention probabilities of every head; `.head`, `.follow` and `.rollout` show parts of them."""
         return views.heads.named_maps(self.reading(text, target))
 
     @shows_text()
-    def heads(
-        self, text: str | None = None, *, target: str | None = None, ablate: bool = True
-    ) -> "views.heads.HeadTable":
+    def heads(self, text: Text = None, *, target: Text = None, ablate: bool = True) -> "views.heads.HeadTable":
         """Show statistics of each head, and with `ablate` the increase of the loss without it, in nats per token."""
         return views.heads.head_statistics(self.reading(text, target), ablate)
 
     @shows_text()
-    def surprise(
-        self, text: str | None = None, *, target: str | None = None, top: int = 5
-    ) -> "views.surprise.Surprise":
+    def surprise(self, text: Text = None, *, target: Text = None, top: int = 5) -> "views.surprise.Surprise":
         """Show the surprisal of each token, and the `top` likeliest tokens at its position."""
         return views.surprise.surprise(self.reading(text, target), top)
 
     @shows_text()
-    def lens(self, text: str | None = None, *, target: str | None = None) -> "views.lens.Lens":
+    def lens(self, text: Text = None, *, target: Text = None) -> "views.lens.Lens":
         """Show what each layer would predict (the logit lens)."""
         return views.lens.lens(self.reading(text, target))
 
     @shows_text()
     def saliency(
-        self, text: str | None = None, *, target: str | None = None, place: int | None = None
+        self, text: Text = None, *, target: Text = None, place: int | None = None
     ) -> "views.saliency.Saliency":
         """Show how much the prediction after token `place`, by default the last, depends on each token (gradients)."""
         reading = self.reading(text, target)
@@ -235,7 +232,7 @@ class Explain:
         return views.saliency.saliency(reading, last if place is None else place)
 
     @shows_text()
-    def search(self, text: str | None = None, *, settings: Branching | None = None) -> "views.search.SearchTrees":
+    def search(self, text: Text = None, *, settings: Branching | None = None) -> "views.search.SearchTrees":
         """Show greedy search, beam search and samples for a few tokens after a text, as trees."""
         (model, objective), text = self._require_trained("search"), self.own_text()[0] if text is None else text
         prompt, source = Prompt.of(objective.tokenizer, text), None
@@ -248,9 +245,9 @@ class Explain:
     @shows_text()
     def step(
         self,
-        text: str | None = None,
+        text: Text = None,
         *,
-        target: str | None = None,
+        target: Text = None,
         place: int | None = None,
         layer: int | None = None,
         temperature: float = 1.0,
@@ -268,7 +265,7 @@ class Explain:
         reading = self.reading(text, target)
         return views.step.step(reading, text=text, position=place, layer=layer, sampling=settings, labels=labels)
 
-    def reading(self, text: str | None = None, target: str | None = None) -> "views.reading.Reading":
+    def reading(self, text: Text = None, target: Text = None) -> "views.reading.Reading":
         """Return a text as the model's input, with special tokens around it.
 
         An encoder–decoder reads the text and writes `target`; if that is None, the model's own translation.
@@ -323,7 +320,7 @@ class Explain:
             raise ConfigError(f"{view}: {untrained}; train it, and name its run: weft explain RUN")
         return self.trained, self.objective
 
-    def all(self, text: str | None = None, *, target: str | None = None) -> "views.picture.Album":
+    def all(self, text: Text = None, *, target: Text = None) -> "views.picture.Album":
         """Show all views of this model on one page."""
         inputs: dict[str, Any] = {}
         name, origin = self.recipe.name, ""

@@ -1,5 +1,6 @@
 """Load a run's folder as a `Run`, its weights in the requested dtype or width."""
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -51,9 +52,7 @@ def load(
     device = _device(device)
     if quantize == AUTO:
         quantized = QuantizedRun(folder, device, dtype)
-        (model, measured), damage = checkpoint.find(
-            folder.checkpoints, "best", lambda path: load_best_width(quantized, path)
-        )
+        (model, measured), damage = checkpoint.find(folder.checkpoints, "best", partial(load_best_width, quantized))
         log_to_stderr(f"weft: {measured.line}")
         width = None if measured.chosen == measured.plain else measured.chosen
     elif quantize is not None:

@@ -160,16 +160,7 @@ def plan(recipe: str | Path | Recipe, changes: Changes = (), **settings: Any) ->
     work = Workload(min(micro or rows, -(-rows // gpus)), length, precision, optimizer, gpus)
     update = orthogonal_flops(resolved.model, getattr(resolved.optimizer, "rounds", 0), resolved.adapter)
     training = plan_training(cost.training(), tokens, rows * length, machine=machine, update_flops=update)
-    return Plan(
-        recipe=resolved,
-        cost=cost,
-        work=work,
-        machine=machine,
-        training=training,
-        search=layouts,
-        rows=rows,
-        basis=basis,
-    )
+    return Plan(resolved, cost, work, machine=machine, training=training, search=layouts, rows=rows, basis=basis)
 
 
 def _default_rows(recipe: Recipe, gpus: int, length: int) -> int:

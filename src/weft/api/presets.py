@@ -37,17 +37,9 @@ def presets() -> list[PresetRow]:
         model: Any = make()
         cost, context = count(model), getattr(model, "context", None)
         kind = model.cell if model.kind == "recurrent" else model.kind
-        rows.append(
-            PresetRow(
-                name=name,
-                kind=kind,
-                parameters=cost.parameters,
-                shape=_shape(model),
-                context=context,
-                flops_per_token=cost.forward,
-                origin=origin,
-            )
-        )
+        size, flops = cost.parameters, cost.forward
+        row = PresetRow(name, kind, size, shape=_shape(model), context=context, flops_per_token=flops, origin=origin)
+        rows.append(row)
     return rows
 
 

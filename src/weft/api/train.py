@@ -47,6 +47,8 @@ from weft.training.precision import reading
 from weft.training.run_data import Tokenizers
 from weft.training.worker import TrainingWorker
 
+Choices = list[ChosenSetting]
+
 
 @checked
 def prepare(
@@ -61,13 +63,11 @@ def prepare(
 
     A TextSource carries `validation` and `column` itself, and the encoding.
     """
-    if isinstance(sources, TextSource):
-        text = sources
-    else:
-        text = TextSource(source_names(sources), validation or HashSplit(), column)
+    if not isinstance(sources, TextSource):
+        sources = TextSource(source_names(sources), validation or HashSplit(), column)
     if not isinstance(tokenizer, Tokenizer):
-        tokenizer = build_tokenizer(tokenizer, train_texts(text))
-    return prepare_shards(text, out, tokenizer)
+        tokenizer = build_tokenizer(tokenizer, train_texts(sources))
+    return prepare_shards(sources, out, tokenizer)
 
 
 @checked
@@ -186,12 +186,10 @@ def _extend(folder: RunFolder, recipe: SettledRecipe, changes: Changes, *, ranks
     if not messages:
         return recipe
     if "steps" in messages and not isinstance(recipe.schedule, Constant | Noam):
-        before, after = (
-            schedule.build(r.schedule, r.optimizer.lr or 0.0, r.steps, d_model=0) for r in (recipe, longer)
-        )
+        old, new = (schedule.build(r.schedule, r.optimizer.lr or 0.0, r.steps, d_model=0) for r in (recipe, longer))
         messages["steps"] += f"; the {recipe.schedule.kind} schedule now spans {longer.steps} steps"
         if step:
-            rates = f"was {before(step):.2g} at step {step} and is {after(step + 1):.2g} at step {step + 1}"
+            rates = f"was {old(step):.2g} at step {step} and is {new(step + 1):.2g} at step {step + 1}"
             messages["steps"] += f": the learning rate {rates}"
     report_changes(folder, log)
     folder.write_config(longer)
@@ -214,7 +212,7 @@ def _check(recipe: Recipe) -> None:
         raise DataError("'-': training may read its text twice, but standard input can be read once; name a file")
 
 
-def _prepare(recipe: Recipe, folder: RunFolder, log: Log) -> tuple[SettledRecipe, Objective[Any], list[ChosenSetting]]:
+def _prepare(recipe: Recipe, folder: RunFolder, log: Log) -> tuple[SettledRecipe, Objective[Any], Choices]:
     """Train the tokenizer, tokenize the data and settle the recipe; also return what was chosen."""
     device = pick_device().type
     config, choices, tokenizers = _tokenizers(recipe, folder, device)
@@ -248,9 +246,7 @@ def _tokens_learned(init: str | None) -> int | None:
     return total if visited else None
 
 
-def _tokenizers(
-    recipe: Recipe, folder: RunFolder, device: str
-) -> tuple[TokenizerConfig, list[ChosenSetting], Tokenizers]:
+def _tokenizers(recipe: Recipe, folder: RunFolder, device: str) -> tuple[TokenizerConfig, Choices, Tokenizers]:
     """Train or load the tokenizers and save them in the run's folder; also return the target's settings and choices."""
     objective = objectives.build(recipe, folder)
     config, choices = _tokenizer_settings(recipe, objective, device)
@@ -272,8 +268,8 @@ def _tokenizers(
 
 
 def trained_tokenizer(
-    config: TokenizerConfig, choices: list[ChosenSetting], texts: Callable[[], Iterable[str]]
-) -> tuple[Tokenizer, TokenizerConfig, list[ChosenSetting]]:
+    config: TokenizerConfig, choices: Choices, texts: Callable[[], Iterable[str]]
+) -> tuple[Tokenizer, TokenizerConfig, Choices]:
     """Train a tokenizer on `texts`, or load it; return it with its settings and the choices made for it.
 
     A vocabulary size that was chosen, not set, shrinks or grows to what the text supports.
@@ -302,9 +298,7 @@ def _texts(objective: Objective[Any], side: Literal["target", "source"] | None) 
     return require_text(objective.texts(side), sources, ", or hold out nothing with data.validation.kind=none")
 
 
-def _tokenizer_settings(
-    recipe: Recipe, objective: Objective[Any], device: str
-) -> tuple[TokenizerConfig, list[ChosenSetting]]:
+def _tokenizer_settings(recipe: Recipe, objective: Objective[Any], device: str) -> tuple[TokenizerConfig, Choices]:
     """Return the settings of the recipe's tokenizer, the prepared data's, or one chosen for the amount of text."""
     prepared = [part.prepared for part in recipe.data.parts if part.prepared is not None]
     if prepared and recipe.tokenizer is None:

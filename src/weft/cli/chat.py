@@ -5,17 +5,9 @@ from collections.abc import Iterator
 from itertools import count
 from typing import TYPE_CHECKING
 
-from weft.cli.console import options
+from weft.cli.console import generation, options
 from weft.cli.console.distributed import distributed_command, load_sharded, refuse_sharded
-from weft.cli.console.generation import (
-    DEFAULT_MAX_TOKENS,
-    Settings,
-    TextRemarks,
-    check_continues,
-    generation_options,
-    log_checkpoint_defaults,
-    with_greedy,
-)
+from weft.cli.console.generation import DEFAULT_MAX_TOKENS, Settings, TextRemarks, generation_options
 from weft.cli.console.options import flag, option
 from weft.cli.console.terminal import echo, loading, terminal_width, wrap_words, write
 from weft.errors import DataError, WeftError, suggestion
@@ -57,14 +49,14 @@ def chat(
         from weft.api.settings import sampling, with_defaults
         from weft.parallel.ranks import join
 
-    settings = with_greedy(settings, greedy)
+    settings = generation.with_greedy(settings, greedy)
     refuse_sharded(join(), {"--quantize": quantize})
     sampling(**settings)  # refuse invalid settings before anything is loaded
     loaded = load_sharded(run, quantize=quantize)
     loaded = loaded.reading_specials() if special_tokens else loaded
-    check_continues(loaded)
+    generation.check_continues(loaded)
     chosen = sampling(**with_defaults(settings, {"max_tokens": DEFAULT_MAX_TOKENS, **loaded.chat_defaults}))
-    log_checkpoint_defaults(loaded, chosen, settings)
+    generation.log_checkpoint_defaults(loaded, chosen, settings)
     messages = [] if system is None else [{"role": "system", "content": system}]
     logged = False  # that a reply was too long for the window
     terminal = join().share(sys.stdin.isatty)

@@ -11,24 +11,18 @@ from weft.cli.console.options import flag, option, recipe_argument
 from weft.cli.console.terminal import echo, loading, print_json
 from weft.errors import ConfigError
 from weft.explain.views import OF_A_TEXT, VIEWS
-from weft.figures.tables import wrapped
+from weft.figures.tables import wrap
 
 if TYPE_CHECKING:
     from weft.api.explain import Explain
     from weft.figures.picture import Picture
 
 View = StrEnum("View", list(VIEWS))  # type: ignore[misc]
+Text = str | None
 SUFFIXES = (".html", ".svg", ".png", ".pdf", ".dot")
 # the views that each option applies to
-VIEWS_OF = {
-    "layer": ("attention", "step"),
-    "head": ("attention",),
-    "word": ("attention",),
-    "place": ("saliency", "step"),
-    "shapes": ("graph",),
-    "backward": ("graph",),
-    "open": ("graph",),
-}
+VIEWS_OF = {"layer": ("attention", "step"), "head": ("attention",), "word": ("attention",)}
+VIEWS_OF |= {"place": ("saliency", "step"), "shapes": ("graph",), "backward": ("graph",), "open": ("graph",)}
 
 
 def explain(
@@ -39,10 +33,8 @@ def explain(
         "parallel, a layer with every kind of parallelism (d_model=, d_ff=, heads=, tokens=).",
     ),
     changes: options.Changes = None,
-    text: str | None = option(None, "The text to look at.", value="TEXT", show_default="one of the held-out data"),
-    target: str | None = option(
-        None, "The translation, for a translation model.", value="TEXT", show_default="its own"
-    ),
+    text: Text = option(None, "The text to look at.", value="TEXT", show_default="one of the held-out data"),
+    target: Text = option(None, "The translation, for a translation model.", value="TEXT", show_default="its own"),
     only: View | None = option(None, "One view: " + ", ".join(VIEWS) + ".", value="VIEW", show_default="all"),
     layer: int | None = option(None, "Attention, step: the layer, counted from 0."),
     head: int | None = option(None, "Attention: the head, counted from 0."),
@@ -119,7 +111,7 @@ def _show(picture: "Picture", summary: str, out: Path | None, *, as_json: bool) 
     if as_json:
         print_json({"title": picture.title, "note": picture.note, **picture.data()})
     elif out is None:
-        echo("\n\n".join(filter(None, (summary, "\n".join(wrapped(picture.note))))))
+        echo("\n\n".join(filter(None, (summary, "\n".join(wrap(picture.note))))))
 
 
 def _parallel(arguments: dict[str, Any]) -> None:
@@ -148,12 +140,12 @@ def _picture(explained: "Explain", only: str | None, *, inputs: dict[str, Any], 
         return explained.search(inputs["text"], **options)
     if only != "attention" or not options:
         return getattr(explained, only or "all")(**inputs, **options)
-    from weft.figures.picture import noted
+    from weft.figures.picture import with_note
 
     maps = explained.attention(**inputs)
     if "word" in options:
-        return noted(maps.follow(options["word"], options.get("layer", 0), options.get("head")), maps.note)
+        return with_note(maps.follow(options["word"], options.get("layer", 0), options.get("head")), maps.note)
     if len(options) < 2:
         present, missing = ("layer", "head") if "layer" in options else ("head", "layer")
         raise ConfigError(f"--{present} {options[present]}: give --{missing} as well, or --word to see all heads")
-    return noted(maps.head(options["layer"], options["head"]), maps.note)
+    return with_note(maps.head(options["layer"], options["head"]), maps.note)

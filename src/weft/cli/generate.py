@@ -7,18 +7,9 @@ from math import exp
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.cli.console import options
+from weft.cli.console import generation, options
 from weft.cli.console.distributed import distributed_command, load_sharded, refuse_sharded
-from weft.cli.console.generation import (
-    DEFAULT_MAX_TOKENS,
-    PANELS,
-    Settings,
-    TextRemarks,
-    check_continues,
-    generation_options,
-    log_checkpoint_defaults,
-    with_greedy,
-)
+from weft.cli.console.generation import DEFAULT_MAX_TOKENS, PANELS, Settings, TextRemarks, generation_options
 from weft.cli.console.options import option, run_option
 from weft.cli.console.terminal import echo, loading, print_tables, write
 from weft.errors import ConfigError, WeftError
@@ -87,7 +78,7 @@ def generate(
         from weft.parallel.ranks import join
 
     ranks, beams = join(), settings.get("beams")
-    speculates, patterns = draft is not None or lookup is not None, (regex, json_schema, grammar)
+    drafts, patterns = draft is not None or lookup is not None, (regex, json_schema, grammar)
     one_text = file is None and out is None and not as_json and beams is None and n == 1
     one_text = one_text and "logprobs" not in settings
     refusals = {
@@ -96,15 +87,11 @@ def generate(
         f"--batch {batch}: expected 1 or more prompts": batch is not None and batch < 1,
         f"--batch {batch}: there is only one prompt; --file reads many": batch is not None and file is None,
         f"--n {n}: greedy decoding draws nothing, so all texts would be equal; use --beam": greedy and n > 1,
-        "--draft and --lookup write one text; leave out --n, --beam, --file, --out, --json": (
-            speculates and not one_text
-        ),
+        "--draft and --lookup write one text; leave out --n, --beam, --file, --out, --json": drafts and not one_text,
         "--draft and --lookup exclude each other": draft is not None and lookup is not None,
         f"--lookup {lookup}: expected 1 … {MAX_LOOKUP} tokens": lookup is not None and not 1 <= lookup <= MAX_LOOKUP,
         "--regex, --json-schema and --grammar exclude each other": sum(each is not None for each in patterns) > 1,
-        "--amateur cannot be combined with --draft or --lookup, which speculate for one model": (
-            amateur is not None and speculates
-        ),
+        "--amateur cannot be combined with --draft or --lookup, which speculate for one model": amateur and drafts,
         "--quantize-cache is for many texts: give --file, and no --beam": (
             quantize_cache is not None and (file is None or beams is not None)
         ),
@@ -116,7 +103,7 @@ def generate(
     quantized = {"--quantize": quantize, "--quantize-cache": quantize_cache}
     refuse_sharded(ranks, {**quantized, "--draft": draft, "--amateur": amateur, "--out": out})
     if beams is None:
-        settings = with_greedy(settings, greedy)
+        settings = generation.with_greedy(settings, greedy)
     elif greedy:
         settings["greedy"] = True
     settings_with = partial(_sampling_or_beam, settings, n, gnmt_penalty)
@@ -126,10 +113,10 @@ def generate(
     prompts = ranks.share(lambda: _prompts(prompt, file))
     loaded = load_sharded(run, quantize=quantize)
     loaded = loaded.reading_specials() if special_tokens else loaded
-    check_continues(loaded)
+    generation.check_continues(loaded)
     defaults = loaded.defaults if beams is None else loaded.beam_defaults
     chosen = settings_with({"max_tokens": DEFAULT_MAX_TOKENS, **defaults})
-    log_checkpoint_defaults(loaded, chosen, settings)
+    generation.log_checkpoint_defaults(loaded, chosen, settings)
     if amateur is not None:
         loaded = loaded.against(load(amateur), 0.5 if contrast is None else contrast)
     for text in ban or ():
@@ -228,12 +215,8 @@ def _pattern(run: "Run", regex: str | None, *, json_schema: Path | None, grammar
 
 
 def _logprobs_table(completion: "Completion") -> Table:
-    rows = [
-        (
-            repr(token.text),
-            f"{exp(token.logprob):.3f}",
-            "  ".join(f"{text!r} {exp(logprob):.3f}" for text, logprob in token.top),
-        )
-        for token in completion.scored
-    ]
+    rows = []
+    for token in completion.scored:
+        likeliest = "  ".join(f"{text!r} {exp(logprob):.3f}" for text, logprob in token.top)
+        rows.append((repr(token.text), f"{exp(token.logprob):.3f}", likeliest))
     return Table(("token", "probability", "likeliest here"), rows, text=(0, 2))

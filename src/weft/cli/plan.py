@@ -2,6 +2,8 @@
 
 from enum import StrEnum
 
+import typer
+
 from weft.cli.console import options
 from weft.cli.console.options import flag, option, recipe_argument
 from weft.cli.console.terminal import print_json, print_tables
@@ -12,6 +14,7 @@ Precision = StrEnum("Precision", ["bf16", "tf32", "fp32"])
 
 
 def plan(
+    context: typer.Context,
     source: str | None = recipe_argument("PRESET|RECIPE|RUN", "A preset, a recipe or a run's folder.", None),
     changes: options.Changes = None,
     device: str = option(
@@ -60,21 +63,10 @@ def plan(
     if source is None:
         raise ConfigError("nothing to plan: name a preset, a recipe or a run, for instance: weft plan gpt2")
 
+    from weft.api.plan import PlanSettings
     from weft.api.plan import plan as make_plan
 
-    result = make_plan(
-        source,
-        changes or [],
-        device=device,
-        gpus=gpus,
-        interconnect=interconnect,
-        layout=layout,
-        tokens=tokens,
-        mfu=mfu,
-        batch=batch,
-        length=length,
-        precision=precision,
-    )
+    result = make_plan(source, changes or [], **{name: context.params[name] for name in PlanSettings.model_fields})
     if as_json:
         print_json(result.record())
     else:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from weft.data.config import Split
     from weft.data.shards import Shards
 
+COUNTED = ("tokens", "documents", "bytes")  # of a shard
+
 
 def prepare(
     sources: list[str] = argument("SOURCE", "Files, folders, globs, '-', builtin:python or hub names."),
@@ -63,13 +65,8 @@ def prepare(
     if column is not None and all(map(is_plain, sources)):
         raise ConfigError(f"--column {column}: {sources[0]} is plain text, which has no columns")
     data = validate(Data, {"encoding": encoding or "utf-8"})
-    text = TextSource(
-        sources,
-        _split(validation or "0.1"),
-        column or "text",
-        data.encoding,
-        None if part is None else parse_part(part),
-    )
+    split, numbers = _split(validation or "0.1"), None if part is None else parse_part(part)
+    text = TextSource(sources, split, column or "text", data.encoding, numbers)
     name = tokenizer or "bpe"
 
     def training_texts() -> Iterable[str]:
@@ -98,16 +95,10 @@ def _split(validation: str) -> "Split":
 
 
 def _print_summary(shards: "Shards", as_json: bool) -> None:
-    by_split = {split: shards.of(split) for split in ("train", "validation")}
-    totals = {
-        split: {
-            "tokens": sum(shard.tokens for shard in parts),
-            "documents": sum(shard.documents for shard in parts),
-            "bytes": sum(shard.bytes for shard in parts),
-            "shards": len(parts),
-        }
-        for split, parts in by_split.items()
-    }
+    totals: dict[str, dict[str, int]] = {}
+    for split in ("train", "validation"):
+        parts = shards.of(split)
+        totals[split] = {key: sum(getattr(shard, key) for shard in parts) for key in COUNTED} | {"shards": len(parts)}
     index, fingerprint = shards.index, shards.fingerprint
     if as_json:
         facts = {"path": shards.path, "vocab_size": index.vocab_size, "dtype": index.dtype, "sha256": fingerprint}
@@ -116,8 +107,7 @@ def _print_summary(shards: "Shards", as_json: bool) -> None:
     rows = []
     for split, total in totals.items():
         ratio = f"{total['bytes'] / total['tokens']:.2f}" if total["tokens"] else "–"
-        counts = [f"{total[key]:,}" for key in ("tokens", "documents", "bytes")]
-        rows.append((split, *counts, ratio, str(total["shards"])))
-    print_tables(Table(("split", "tokens", "documents", "bytes", "bytes/token", "shards"), rows))
+        rows.append((split, *(f"{total[key]:,}" for key in COUNTED), ratio, str(total["shards"])))
+    print_tables(Table(("split", *COUNTED, "bytes/token", "shards"), rows))
     typer.echo(f"vocabulary {index.vocab_size:,}, {index.dtype}, sha256 {fingerprint[:16]}")
     typer.echo(f"written to {shards.path}")

@@ -17,17 +17,13 @@ from weft.figures.tables import Table
 if TYPE_CHECKING:
     from weft.runs.listing import RunRow
 
+ABOUT_WORDS = "A folder of runs (default: runs); or diff A B, to compare two runs, recipes or presets."
 MAX_NAMED = 2  # names of data per run in the table
 UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def runs(
-    words: list[str] | None = argument(
-        "DIR",
-        "A folder of runs (default: runs); or diff A B, to compare two runs, recipes or presets.",
-        None,
-        autocompletion=options.complete_runs,
-    ),
+    words: list[str] | None = argument("DIR", ABOUT_WORDS, None, autocompletion=options.complete_runs),
     as_json: options.AsJson = False,
 ) -> None:
     """List the runs in a folder with their objective, progress and best metric; or compare two recipes.

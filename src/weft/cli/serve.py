@@ -71,7 +71,8 @@ def serve(
     library = Library(paths, quantize, limits, on_change=freeze_loaded)
     listener = None if uds is not None else listen(host, port)
     scheme = "http" if ssl_certfile is None else "https"
-    url = str(uds) if listener is None else f"{scheme}://{_url_host(host)}:{listener.getsockname()[1]}"
+    url_host = f"[{host}]" if ":" in host else "127.0.0.1" if host in ANY_ADDRESS else host
+    url = str(uds) if listener is None else f"{scheme}://{url_host}:{listener.getsockname()[1]}"
     log_to_stderr(f"weft: serving {', '.join(library.models)} at {url}, routes at {url}/docs; Ctrl-C stops the server")
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
     files = {"uds": uds, "ssl_certfile": ssl_certfile, "ssl_keyfile": ssl_keyfile}
@@ -113,7 +114,3 @@ def listen(host: str, port: int) -> socket.socket:
         raise ConfigError(f"--host {host} --port {port}: {error.strerror}; try another port") from None
     listener.set_inheritable(True)
     return listener
-
-
-def _url_host(host: str) -> str:
-    return f"[{host}]" if ":" in host else "127.0.0.1" if host in ANY_ADDRESS else host

@@ -101,9 +101,8 @@ def find_tokenizer(name: str, vocab: int | None, texts: Callable[[], Iterable[st
         name, vocab = kind, int(size)
     if name not in KINDS:
         if not Path(name).exists():
-            raise ConfigError(
-                f"--tokenizer {name}: not a kind of tokenizer, a file or a folder; {suggestion(name, KINDS)}"
-            )
+            near = suggestion(name, KINDS)
+            raise ConfigError(f"--tokenizer {name}: not a kind of tokenizer, a file or a folder; {near}")
         if vocab is not None:
             raise ConfigError(f"--vocab {vocab}: {name} is a finished tokenizer; its vocabulary is fixed")
         return Tokenizer.load(name)

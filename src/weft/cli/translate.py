@@ -73,10 +73,8 @@ def translate(
     sources = join().share(lambda: [line.rstrip("\r\n") for line in lines(file)])  # lines end as in training
     loaded = load_sharded(run)
     loaded = loaded.reading_specials() if special_tokens else loaded
-    length = loaded.config.batch.length
-    chosen = search(
-        {"beams": DEFAULT_BEAMS, "patience": DEFAULT_PATIENCE, "max_tokens": length, **loaded.beam_defaults}
-    )
+    defaults = {"beams": DEFAULT_BEAMS, "patience": DEFAULT_PATIENCE, "max_tokens": loaded.config.batch.length}
+    chosen = search(defaults | loaded.beam_defaults)
     check(chosen.beams)
     ratio = None if "max_tokens" in settings else LENGTH_RATIO
     with bar("translating", len(sources)) as advance:

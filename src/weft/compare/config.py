@@ -40,9 +40,8 @@ class Budget(Config):
         units = self.model_dump(exclude_none=True)
         if len(units) != 1:
             hint = "give --flops 1e13, for instance, or flops = 1e13 in a file"
-            raise ValueError(
-                f"expected one of flops, tokens and minutes, found {' and '.join(units) or 'none'}; {hint}"
-            )
+            found = " and ".join(units) or "none"
+            raise ValueError(f"expected one of flops, tokens and minutes, found {found}; {hint}")
         return self
 
     @property
@@ -95,10 +94,8 @@ class Experiment(Config):
     def _check_names(self) -> Self:
         for name in self.contenders:
             if not NAME.fullmatch(name):
-                raise ValueError(
-                    f"contenders: '{name}' can't be a name: expected letters, digits and . _ + , = - (150 at most); "
-                    "give it another, as in wide=transformer"
-                )
+                expected = "letters, digits and . _ + , = - (150 at most); give it another, as in wide=transformer"
+                raise ValueError(f"contenders: '{name}' can't be a name: expected {expected}")
         if self.baseline is not None and self.baseline not in self.contenders:
             raise ValueError(f"baseline = '{self.baseline}': not one of {', '.join(self.contenders)}")
         for key, values in self.vary.items():

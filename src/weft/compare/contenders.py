@@ -106,10 +106,8 @@ class ReadyContender:
         recipe = self.recipe
         if recipe.steps is None:
             if not isinstance(recipe.schedule, Noam) and (recipe.schedule.warmup or 0) > steps:
-                raise ConfigError(
-                    f"{self.name}: schedule.warmup = {recipe.schedule.warmup} is longer than the {steps:,} steps that "
-                    "the budget pays for; set it lower, or leave it out"
-                )
+                warmup = f"schedule.warmup = {recipe.schedule.warmup} is longer than the {steps:,} steps"
+                raise ConfigError(f"{self.name}: {warmup} that the budget pays for; set it lower, or leave it out")
             recipe = recipe.replace(steps=steps)
         return replace(self, recipe=recipe, full=_settled(recipe, {"steps": steps}, self.text, device=self.device))
 
@@ -117,10 +115,8 @@ class ReadyContender:
         """Return the learning rates, shares of the budget and seeds of its jobs, as far as they come to a step."""
         if self.is_ngram:
             return Sweep(self.name, rates=(), rounds=SEARCH_SHARES, shares=tuple(experiment.shares), seeds=(0,))
-        rounds, shares = (
-            tuple(share for share in all_shares if round(self.full.steps * share))
-            for all_shares in (SEARCH_SHARES, experiment.shares)
-        )
+        searched, steps = (SEARCH_SHARES, experiment.shares), self.full.steps
+        rounds, shares = (tuple(share for share in shares if round(steps * share)) for shares in searched)
         rates, seeds = rates_around(self.rate, experiment.rates if rounds else 1), tuple(range(experiment.seeds))
         return Sweep(self.name, rates=rates, rounds=rounds, shares=shares, seeds=seeds)
 
@@ -162,18 +158,15 @@ def prepare_contenders(experiment: Experiment, folder: Path, device: str, *, log
     recipes = {name: _resolved(experiment, name) for name in experiment.contenders}
     texts = _tokenized(experiment, recipes, folder, device=device, log=log)
     if experiment.budget.unit == "tokens" and len({text.path for text in texts.values()}) > 1:
-        raise ConfigError(
-            f"--tokens {experiment.budget.tokens}: contenders with different tokenizers have different tokens; "
-            "give one tokenizer to all (tokenizer=bpe), or a budget in --flops or --minutes"
-        )
+        hint = "give one tokenizer to all (tokenizer=bpe), or a budget in --flops or --minutes"
+        problem = "contenders with different tokenizers have different tokens"
+        raise ConfigError(f"--tokens {experiment.budget.tokens}: {problem}; {hint}")
     contenders = []
     for name, recipe in recipes.items():
         text, settings = texts[name], experiment.contenders[name]
         if settings.parameters is not None or experiment.sizes == "budget":
-            model = recipe.model.replace(vocab_size=text.facts.vocab_size)
-            model = (
-                resize_to(model, settings.parameters) if settings.parameters else resize_for(experiment.budget, model)
-            )
+            model, size = recipe.model.replace(vocab_size=text.facts.vocab_size), settings.parameters
+            model = resize_to(model, size) if size else resize_for(experiment.budget, model)
             recipe = recipe.replace(model=model.model_dump())
         if isinstance(recipe.model, NGram) and experiment.budget.tokens is not None:
             tokens = min(experiment.budget.tokens, len(text.shards.train))
@@ -242,10 +235,9 @@ def _tokenized(
     for text in by_tokenizer.values():
         size = 0 if text.shards.validation is None else text.shards.validation.bytes
         if size < MIN_HELD_OUT_BYTES:
-            raise DataError(
-                f"{', '.join(data.sources)}: {size:,} bytes are held out, too few to tell models apart; expected "
-                f"{MIN_HELD_OUT_BYTES:,} or more: give more text, or hold out more with data.validation"
-            )
+            held_out = f"{', '.join(data.sources)}: {size:,} bytes are held out, too few to tell models apart"
+            hint = "give more text, or hold out more with data.validation"
+            raise DataError(f"{held_out}; expected {MIN_HELD_OUT_BYTES:,} or more: {hint}")
     return by_name
 
 
@@ -255,11 +247,9 @@ def _steps(budget: Budget, contender: ReadyContender) -> int:
     steps = int(budget.amount // cost)
     if steps < 1:
         needed = f"{cost:.3g} FLOPs" if budget.unit == "flops" else f"{tokens:,} tokens"
-        raise TooSmallError(
-            f"{contender.name}: one step of {batch.size} × {batch.length} tokens takes {needed}, more than the budget "
-            f"of {budget}; give a larger budget, or a smaller model or batch.size",
-            tokens=tokens,
-        )
+        step = f"one step of {batch.size} × {batch.length} tokens takes {needed}, more than the budget of {budget}"
+        hint = "give a larger budget, or a smaller model or batch.size"
+        raise TooSmallError(f"{contender.name}: {step}; {hint}", tokens=tokens)
     return steps
 
 

@@ -2,10 +2,9 @@
 
 import json
 import platform
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,8 @@ from weft.errors import ConfigError, RunError, WeftError, counted
 from weft.figures.prose import prose
 from weft.machine import matmul_rates, pick_device
 from weft.progress import log_to_stderr
-from weft.storage import files
+from weft.runs.checkpoint import read_json
+from weft.runs.folder import remove_start
 from weft.storage.files import locked, write_text
 from weft.training.worker import device_name
 
@@ -85,10 +85,8 @@ def _timed(runner: Runner, budget: Budget, watch: Watch) -> dict[str, ReadyConte
         probe = outcomes[Job(name, 0.0, contender.rate, seed=0)]
         steps = int(60 * budget.amount * probe.steps / probe.seconds)
         if steps < 1:
-            raise ConfigError(
-                f"{name}: one step takes {probe.seconds / probe.steps:.1f} s, more than the budget of {budget}; give "
-                "more time, or a smaller model or batch.size"
-            )
+            slow = f"one step takes {probe.seconds / probe.steps:.1f} s, more than the budget of {budget}"
+            raise ConfigError(f"{name}: {slow}; give more time, or a smaller model or batch.size")
         timed[name] = contender.with_steps(steps)
     return timed
 
@@ -135,14 +133,7 @@ def claim_folder(out: Path, plan: str = PLAN) -> Iterator[None]:
             yield
         except (WeftError, OSError):
             if not (out / plan).exists():
-                for entry in [entry for entry in out.iterdir() if entry.name not in before]:
-                    if entry.is_dir():
-                        shutil.rmtree(entry, ignore_errors=True)
-                    else:
-                        entry.unlink(missing_ok=True)
-                with suppress(OSError):  # not empty
-                    for folder in created:
-                        folder.rmdir()
+                remove_start([entry for entry in out.iterdir() if entry.name not in before], created)
             raise
 
 
@@ -150,7 +141,7 @@ def _start(
     experiment: Experiment, out: Path, data: Path, *, jobs: JobScheduler, command: str
 ) -> tuple[list[ReadyContender], JobResources, dict[str, Any]]:
     """Prepare the contenders and the folder's plan.json; refuse a folder with another comparison."""
-    plan = _read_plan(out)
+    plan = _read_plan(out / PLAN)
     request = json.loads(experiment.model_dump_json(exclude_none=True))
     earlier = request if plan is None else plan["asked"]
     if differing := ", ".join(key for key in {**request, **earlier} if request.get(key) != earlier.get(key)):
@@ -169,16 +160,11 @@ def _start(
     return contenders, replace(resources, threads=plan["machine"]["threads"]), plan
 
 
-def _read_plan(out: Path) -> dict[str, Any] | None:
-    if not (out / PLAN).is_file():
-        return None
-    try:
-        plan = json.loads(files.read_text(out / PLAN))
-        if all(key in plan for key in ("asked", "machine", "command", "began")):
-            return dict(plan)
-    except (ValueError, OSError, TypeError):
-        pass
-    raise RunError(f"{out / PLAN}: not written by weft compare, or damaged; give another folder with --out")
+def _read_plan(path: Path) -> dict[str, Any] | None:
+    plan = read_json(path)
+    if path.is_file() and not {"asked", "machine", "command", "began"} <= plan.keys():
+        raise RunError(f"{path}: not written by weft compare, or damaged; give another folder with --out")
+    return plan or None
 
 
 def _result(contender: ReadyContender, sweep: Sweep, outcomes: Mapping[Job, Outcome]) -> Result:

@@ -96,10 +96,8 @@ def fit(points: Sequence[Point], draws: int = 200, seed: int = 0) -> Fit:
     sizes, lengths = {point.parameters for point in points}, {point.tokens for point in points}
     if len(points) < MIN_POINTS or min(len(sizes), len(lengths)) < MIN_VALUES:
         given = f"{counted(len(points), 'run')}, of {counted(len(sizes), 'size')} and {counted(len(lengths), 'length')}"
-        raise ConfigError(
-            f"a scaling law needs at least {MIN_POINTS} runs, of {MIN_VALUES} sizes and {MIN_VALUES} lengths; "
-            f"there are {given}"
-        )
+        needed = f"{MIN_POINTS} runs, of {MIN_VALUES} sizes and {MIN_VALUES} lengths"
+        raise ConfigError(f"a scaling law needs at least {needed}; there are {given}")
     ladder = _Ladder(points)
     all_rows = np.arange(len(points))
     best = min((ladder.minimise(start, all_rows) for start in ladder.starts()), key=lambda found: found.cost).x

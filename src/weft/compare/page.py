@@ -14,21 +14,22 @@ from weft.compare.multiplier import BEYOND
 from weft.compare.ranking import NOTHING, Effect, Ranked, flops_text, main_effects, method, ranking, result, warnings
 from weft.costs.units import plain, short
 from weft.figures.charts import Panels, PanelsPage
-from weft.figures.page import Section, html_table, html_tables, mounted, part
-from weft.figures.plot import LOOKS, Axis, Look, Plot, Point, Series, Whisker, multiple, scientific, signed, whiskers
+from weft.figures.formats import Format
+from weft.figures.page import Section, html_table, html_tables, mount_point, part
+from weft.figures.plot import LOOKS, Axis, Look, Plot, Point, Series, Whisker, whiskers
 from weft.figures.prose import prose
 from weft.figures.shapes import html_plots, plot_data
-from weft.figures.tables import WIDTH, Table, text_table, wrapped
+from weft.figures.tables import WIDTH, Table, text_table, wrap
 
 TEXTS = prose(__file__)
 MAX_OPEN = 6  # more small charts or samples than this are folded
-AMOUNTS: dict[str, tuple[str, Callable[[float], str]]] = {  # field of an outcome → its title and number format
-    "flops": ("FLOPs", scientific),
-    "tokens": ("tokens", short),
-    "steps": ("steps", short),
-    "seconds": ("seconds", plain),
+AMOUNTS: dict[str, tuple[str, Format]] = {  # field of an outcome → its title and axis format
+    "flops": ("FLOPs", "scientific"),
+    "tokens": ("tokens", "number"),
+    "steps": ("steps", "number"),
+    "seconds": ("seconds", "number"),
 }
-BITS = Axis("bits per byte", log=True, named=lambda tick: f"{tick:.4g}", pad=0.08)
+BITS = Axis("bits per byte", log=True, pad=0.08)
 BASELINE, FAINT = Look("ink", "o"), Look("soft", ".", width=0.9)
 SMALL = (320, 240)
 
@@ -67,7 +68,7 @@ class ComparisonPage(PanelsPage):
 
     def text(self) -> str:
         tables = [ranking_table(self.ranking), *([effects_table(self.effects)] if self.effects else [])]
-        paragraphs = ["\n".join(wrapped(text)) for text in (self.result, *warnings(self.ranking))]
+        paragraphs = ["\n".join(wrap(text)) for text in (self.result, *warnings(self.ranking))]
         return "\n\n".join([*(text_table(table, WIDTH) for table in tables), *paragraphs])
 
     def record(self) -> dict[str, Any]:
@@ -80,17 +81,11 @@ class ComparisonPage(PanelsPage):
         rows = [[ranked.name, *_cells(ranked).values()] for ranked in self.ranking]
         tables = [Table(("contender", *COLUMNS), rows, "Contenders", [TEXTS["contenders"]])]
         tables += [effects_table(self.effects)] if self.effects else []
-        fields = ("name", "differs", "sample")
-        return {
-            "kind": "compare",
-            "title": self.title,
-            "about": self.about,
-            "result": self.result,
-            **study_data(self.panels(), tables, method(comparison, self.ranking)),
-            "contenders": [{field: getattr(ranked, field) for field in fields} for ranked in self.ranking],
-            "facts": comparison.facts,
-            "command": comparison.command,
-        }
+        texts = {"kind": "compare", "title": self.title, "about": self.about, "result": self.result}
+        shared = study_data(self.panels(), tables, method(comparison, self.ranking))
+        contenders = [{key: getattr(ranked, key) for key in ("name", "differs", "sample")} for ranked in self.ranking]
+        source = {"facts": comparison.facts, "command": comparison.command}
+        return {**texts, **shared, "contenders": contenders, **source}
 
     def sections(self) -> list[Section]:
         ranking, comparison = self.ranking, self.comparison
@@ -118,7 +113,7 @@ def study_data(panels: Sequence[Panels], tables: Sequence[Table], notes: Sequenc
 
 def result_section(result: str, facts: Mapping[str, str], command: str) -> Section:
     """Return the first section of a page: the summary, the facts, and the command that repeats the study."""
-    html = part("lead", result) + part("facts", facts) + mounted("command.js", command, part("command", command))
+    html = part("lead", result) + part("facts", facts) + mount_point("command.js", command, part("command", command))
     return Section("Result", "", html, ("command.js",))
 
 
@@ -166,8 +161,7 @@ def effects_table(effects: Sequence[Effect]) -> Table:
     for effect in effects:
         pairs = str(effect.pairs) if effect.pairs == effect.planned else f"{effect.pairs} of {effect.planned}"
         rows.append((effect.name, f"{effect.difference:+.4f}", f"{effect.low:+.4f} to {effect.high:+.4f}", pairs))
-    remark = "A negative change is better: fewer bits per byte with the value to the right of the arrow."
-    return Table(("setting", "bits per byte", "95 % interval", "pairs"), rows, "Main effects", [remark])
+    return Table(("setting", "bits per byte", "95 % interval", "pairs"), rows, "Main effects", [TEXTS["effect"]])
 
 
 def grid_table(contenders: Sequence[Ranked], varied: Mapping[str, tuple[str, ...]]) -> Table:
@@ -194,13 +188,13 @@ def loss_charts(contenders: Sequence[Ranked]) -> list[Panels]:
     grey = [name for name, look in chosen.items() if look is FAINT]
     others = grey if len(grey) < 2 else [f"{len(grey)} others"]
     charts = []
-    for amount, (title, named) in AMOUNTS.items():
+    for amount, (title, number_format) in AMOUNTS.items():
         if any(ranked.mean(amount) > 0 for ranked in done):
             series = [line for ranked in done for line in _loss_series(ranked, amount, chosen[ranked.name])]
             series = sorted(series, key=lambda line: bool(line.name))  # named series are drawn on top
             series += [Series(name, look=FAINT) for name in others]
             height = 330 + 17 * sum(len(line.name) > 30 for line in series)  # long names take a line in the legend
-            axis = Axis(f"{title} in training", log=True, named=named, pad=0.06)
+            axis = Axis(f"{title} in training", log=True, format=number_format, pad=0.06)
             plot = Plot(f"Bits per byte against {title}", series, axis, BITS, size=(480, height))
             charts.append(Panels(f"loss-{amount}", TEXTS["loss"], [plot]))
     return charts
@@ -236,7 +230,7 @@ def ranking_chart(contenders: Sequence[Ranked]) -> Panels | None:
     base = next((ranked for ranked in done if ranked.baseline), done[0])
     rows = [Whisker(f"{r.bits_text()}  {r.name}", r.bits, *r.bounds, chosen[r.name]._replace(width=0)) for r in done]
     axis = replace(BITS, label="← better · bits per byte", log=False)
-    plots = [whiskers("Bits per byte", rows, axis, base.bits)]
+    plots = [whiskers("Bits per byte", rows, axis, neutral=base.bits)]
     return Panels("ranking", TEXTS["ranking"].format(base=base.name), plots)
 
 
@@ -251,8 +245,8 @@ def multiplier_chart(contenders: Sequence[Ranked]) -> Panels | None:
     if not rows:
         return None
     base = next(ranked.name for ranked in contenders if ranked.baseline)
-    axis = Axis("compute multiplier · better →", log=True, named=multiple)
-    plots = [whiskers(f"Compute multiplier against {base}", rows, axis, 1.0)]
+    axis = Axis("compute multiplier · better →", log=True, format="multiple")
+    plots = [whiskers(f"Compute multiplier against {base}", rows, axis, neutral=1.0)]
     return Panels("multipliers", TEXTS["multipliers"].format(base=base), plots)
 
 
@@ -265,8 +259,8 @@ def effects_chart(effects: Sequence[Effect]) -> Panels | None:
         unclear, change = effect.low <= 0 <= effect.high, effect.difference
         look = Look("soft", "o") if unclear else LOOKS[0] if change < 0 else LOOKS[1]
         rows.append(Whisker(f"{change:+.3f}  {effect.name}", change, effect.low, effect.high, look))
-    axis = Axis("← better · change in bits per byte · worse →", named=signed)
-    return Panels("effects", TEXTS["effects"], [whiskers("Main effects", rows, axis, 0.0)])
+    axis = Axis("← better · change in bits per byte · worse →", format="signed")
+    return Panels("effects", TEXTS["effects"], [whiskers("Main effects", rows, axis, neutral=0.0)])
 
 
 def sweep_charts(contenders: Sequence[Ranked]) -> Panels | None:
@@ -293,5 +287,5 @@ def _sweep_plot(ranked: Ranked) -> Plot:
     failed = [(outcome.lr, 1.02 * top) for outcome in sweep if not outcome.nats and outcome.lr]
     series += [Series(points=rings, look=Look("ink", "ring", width=0))]
     series += [Series("failed", failed, Look("soft", "x", width=0))] if failed else []
-    rates = Axis("learning rate", log=True, named=lambda tick: f"{tick:.2g}".replace("e-0", "e-"))
+    rates = Axis("learning rate", log=True)
     return Plot(ranked.name, series, rates, BITS, size=SMALL)

@@ -149,11 +149,8 @@ def main_effects(
     correlation would take many more than three seeds. If it is positive, the interval is conservative.
     """
     share = max((share for result in results for share in result.shares), default=0.0)
-    planned = {
-        tuple(result.levels.get(setting, values[0]) for setting, values in varied.items()): result
-        for result in results
-        if result.levels is not None
-    }
+    levelled = [(result.levels, result) for result in results if result.levels is not None]
+    planned = {tuple(levels.get(key, values[0]) for key, values in varied.items()): r for levels, r in levelled}
     done = {levels: result.at(share) for levels, result in planned.items() if result.at(share)}
     if not done:
         return []
@@ -197,11 +194,8 @@ def result(contenders: Sequence[Ranked]) -> str:
         rival = done[1]
         sentences = [f"No contender beats the baseline, {_named(best)}."]
         sentences.append(f"The next best, {_named(rival)}, {_against(rival, base)}.")
-    sentences += [
-        f"{ranked.name}, which is counted instead of trained, ends at {ranked.bits:.3f}."
-        for ranked in done
-        if ranked.is_ngram and ranked not in (best, base, rival)
-    ]
+    counted_only = [ranked for ranked in done if ranked.is_ngram and ranked not in (best, base, rival)]
+    sentences += [f"{r.name}, which is counted instead of trained, ends at {r.bits:.3f}." for r in counted_only]
     return " ".join(sentences)
 
 
@@ -220,23 +214,12 @@ def _against(ranked: Ranked, base: Ranked) -> str:
         better = base.bits - ranked.bits
         side = "better" if better > 0 else "worse"
         return f"is {abs(better):.3f} bits per byte {side} than {name}; curves of one point have no multiplier"
-    value, bounds = factor_text(times.value), bounds_text(times.low, times.high)
-    inverse = factor_text(1 / times.value)
-    if times.beyond == "above":
-        return (
-            f"is better with its smallest share of the budget than {name} with all of it: {name} needs more than"
-            f" {value} times the compute for the same loss, which is beyond the measured range"
-        )
-    if times.beyond == "below":
-        return (
-            f"is worse with the whole budget than {name} with its smallest share of it: it needs more than {inverse}"
-            f" times the compute of {name} for the same loss, which is beyond the measured range"
-        )
+    value, inverse = factor_text(times.value), factor_text(1 / times.value)
+    bounds = bounds_text(times.low, times.high)
+    if times.beyond is not None:
+        return TEXTS[times.beyond].format(name=name, value=value, inverse=inverse)
     if times.low <= 1 <= times.high:
-        return (
-            f"needs about as much compute as {name} for the same loss: the multiplier is {value}, and its interval,"
-            f" {bounds}, includes 1"
-        )
+        return TEXTS["equal"].format(name=name, value=value, bounds=bounds)
     if times.value > 1:
         return f"needs {value} times less compute than {name} for the same loss ({bounds})"
     around = bounds_text(*(1 / end if end else math.inf for end in (times.high, times.low)))

@@ -124,15 +124,9 @@ class Runner:
     @contextmanager
     def _pool(self) -> Iterator[Pool]:
         """Open the pool that runs jobs; on exit, none of them continues."""
-        threads, gpus = self.resources.threads, self.resources.gpus
-        pool: Pool
-        match self.resources.scheduler.kind:
-            case "here":
-                pool = Processes(threads)
-            case "slurm":
-                pool = Processes(threads, srun(threads, gpus))
-            case "ray":
-                pool = RayTasks(threads, gpus)
+        kind, threads, gpus = self.resources.scheduler.kind, self.resources.threads, self.resources.gpus
+        launcher = srun(threads, gpus) if kind == "slurm" else ()
+        pool = RayTasks(threads, gpus) if kind == "ray" else Processes(threads, launcher)
         try:
             yield pool
         except KeyboardInterrupt:

@@ -29,11 +29,12 @@ from weft.compare.sizes import TooSmallError
 from weft.costs.units import short
 from weft.errors import ConfigError
 from weft.figures.charts import Panels, PanelsPage
+from weft.figures.formats import scientific
 from weft.figures.page import Section, html_tables, part
-from weft.figures.plot import Axis, Look, Plot, Series, scientific
+from weft.figures.plot import Axis, Look, Plot, Series
 from weft.figures.prose import prose
 from weft.figures.shapes import html_plots
-from weft.figures.tables import Table, text_tables, wrapped
+from weft.figures.tables import Table, text_tables, wrap
 from weft.machine import pick_device
 from weft.progress import log_to_stderr
 
@@ -43,9 +44,9 @@ TOKENS_PER_PARAMETER = 10  # of the largest run; the smaller sizes have more
 MIN_SIZES, MAX_SIZES = 3, 16  # sizes of a ladder
 NEXT = "next"
 EXTRAPOLATION = 30.0  # factor beyond the largest fitted budget up to which the optimal size is drawn
-FLOPS = Axis("FLOPs in training", log=True, named=scientific, pad=0.06)
-PARAMETERS = Axis("parameters", log=True, named=short, pad=0.08)
-COSTS = {"flops": FLOPS, "tokens": Axis("tokens", log=True, named=short, pad=0.06)}
+FLOPS = Axis("FLOPs in training", log=True, format="scientific", pad=0.06)
+PARAMETERS = Axis("parameters", log=True, pad=0.08)
+COSTS = {"flops": FLOPS, "tokens": Axis("tokens", log=True, pad=0.06)}
 CURVE_POINTS = 24  # points of a drawn curve
 ISOFLOP_BUDGETS = 4  # curves of equal compute, from the smallest run's to the largest's
 CHART_SIZE = (480, 330)
@@ -56,12 +57,7 @@ CONSTANTS = {
     "alpha": ("α", "exponent of the parameters"),
     "beta": ("β", "exponent of the tokens"),
 }
-METHOD = (
-    TEXTS["fitted"],
-    TEXTS["fit-interval"],
-    "The optimal size minimises the fitted loss for a budget of C = 6·N·D FLOPs.",
-    "The next rung is trained after the fit, to test its prediction.",
-)
+METHOD = tuple(TEXTS[name] for name in ("fitted", "fit-interval", "optimum", "next-trained"))
 
 
 class Check(NamedTuple):
@@ -105,18 +101,13 @@ class ScalingPage(PanelsPage):
         low, high = self.fit.optimal_interval(self.budget)
         known = low > 1 and high < 0.99 * self.budget / 6
         bounds = f"{short(low)}–{short(high)}" if known else "poorly determined by these runs"
-        summary = (
-            f"The optimal size grows with the budget C as C^{exponent:.2f}, and the tokens as C^{1 - exponent:.2f}."
-            f" For {flops_text(self.budget)} FLOPs it is {size} parameters ({bounds}), trained on {tokens} tokens."
-        )
-        if self.check:
-            side = "inside" if self.check.holds else "outside"
-            summary += (
-                f" For the next rung, which was not used in the fit, the prediction was {self.check.predicted:.3f} bits"
-                f" per byte and the measurement {self.check.measured.loss:.3f}: {abs(self.check.error):.1%} off, {side}"
-                f" the interval ({self.check.low:.3f}–{self.check.high:.3f})."
-            )
-        return summary
+        best = {"flops": flops_text(self.budget), "size": size, "bounds": bounds, "tokens": tokens}
+        law = TEXTS["law"].format(exponent=exponent, token_exponent=1 - exponent, **best)
+        if self.check is None:
+            return law
+        side, error = "inside" if self.check.holds else "outside", abs(self.check.error)
+        values = self.check._asdict() | {"measured": self.check.measured.loss, "error": error, "side": side}
+        return f"{law} {TEXTS['next-rung'].format(**values)}"
 
     def record(self) -> dict[str, Any]:
         """Return the summary, the constants with their intervals, the runs, and the next rung."""
@@ -129,7 +120,7 @@ class ScalingPage(PanelsPage):
         }
 
     def text(self) -> str:
-        return "\n\n".join([text_tables(self.tables()), "\n".join(wrapped(self.result))])
+        return "\n\n".join([text_tables(self.tables()), "\n".join(wrap(self.result))])
 
     def data(self) -> dict[str, Any]:
         """Return the page's texts, tables and charts as values, for the Explorer."""
@@ -192,9 +183,8 @@ class ScalingPage(PanelsPage):
             cost, star = getattr(run, amount), Look("c1", "*", width=0)
             series.append(Series(points=[(cost, end) for end in self.check[2:]], look=Look("c1", "_")))
             series.append(Series(points=[(cost, run.loss)], look=star, labels=[short(run.parameters)]))
-        plot = Plot(
-            f"Bits per byte against {axis.label.split(' ')[0]}, by parameters", series, axis, BITS, size=CHART_SIZE
-        )
+        title = f"Bits per byte against {axis.label.split(' ')[0]}, by parameters"
+        plot = Plot(title, series, axis, BITS, size=CHART_SIZE)
         return Panels("scaling-loss" if amount == "flops" else f"scaling-loss-{amount}", TEXTS["scaling-loss"], [plot])
 
     def _isoflops(self) -> Panels:
@@ -239,7 +229,7 @@ class ScalingPage(PanelsPage):
         if self.check:
             run = self.check.measured
             series.append(Series(points=[(run.tokens, run.parameters)], look=Look("c1", "*", width=0)))
-        tokens = Axis("tokens", log=True, named=short, pad=0.08)
+        tokens = Axis("tokens", log=True, pad=0.08)
         plot = Plot("Sizes and lengths of the runs", series, tokens, PARAMETERS, size=CHART_SIZE)
         return Panels("scaling-runs", TEXTS["trained"], [plot])
 
@@ -247,7 +237,7 @@ class ScalingPage(PanelsPage):
         points = [(point.loss, 100 * self._residual(point)) for point in self.fit.points]
         limit = max(0.1, *(abs(y) for _, y in points)) * 1.2
         series = [Series(points=points, look=Look(marker="o", width=0)), Series(look=Look("ink", width=0.9), level=0.0)]
-        x, y = Axis("measured bits per byte"), Axis("%", holds=(-limit, limit))
+        x, y = Axis("measured bits per byte"), Axis("%", includes=(-limit, limit))
         plot = Plot("Residuals: measured minus fitted", series, x, y, size=CHART_SIZE)
         return Panels("scaling-residuals", TEXTS["residuals"], [plot])
 
@@ -328,20 +318,15 @@ def check_budget(experiment: Experiment, sizes: int, data: Path) -> None:
         needed = math.ceil(1.01 * needed / digit) * digit
     if needed > given:
         family, smaller = next(iter(experiment.contenders)), "fewer --sizes or --rungs, or a smaller batch.size"
-        raise ConfigError(
-            f"--budget {given:.3g}: too small for {sizes} sizes of {family}, each trained for {rungs.rungs} lengths of "
-            f"a step or more; give --budget {needed:.2g} or more, or {smaller}"
-        )
+        trained = f"each trained for {rungs.rungs} lengths of a step or more"
+        problem = f"--budget {given:.3g}: too small for {sizes} sizes of {family}, {trained}"
+        raise ConfigError(f"{problem}; give --budget {needed:.2g} or more, or {smaller}")
 
 
 def points_of(comparison: Comparison) -> list[Point]:
     """Return the size, tokens, bits per byte and FLOPs of every finished run."""
-    return [
-        Point(outcome.multiplied, outcome.tokens, outcome.bits_per_byte, flops=outcome.flops)
-        for result in comparison.contenders
-        for outcome in result.outcomes
-        if outcome.nats
-    ]
+    outcomes = (outcome for result in comparison.contenders for outcome in result.outcomes if outcome.nats)
+    return [Point(each.multiplied, each.tokens, each.bits_per_byte, flops=each.flops) for each in outcomes]
 
 
 def check_of(law: Fit, points: Sequence[Point]) -> Check | None:

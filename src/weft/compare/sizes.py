@@ -77,13 +77,11 @@ def resize_to(model: Model, parameters: float) -> Model:
     if distance > math.log(MAX_SIZE_RATIO):
         too_small = multiplied(best) > parameters
         hint = "a larger budget, or a smaller vocabulary such as tokenizer=char" if too_small else "a smaller budget"
-        message = (
-            f"no model of this family has about {parameters:,.0f} parameters with a vocabulary of "
-            f"{best.vocab_size:,}: the nearest has {multiplied(best):,}; give {hint}"
-        )
-        raise (
-            TooSmallError(message, parameters=multiplied(best) / MAX_SIZE_RATIO) if too_small else ConfigError(message)
-        )
+        sizes = f"{parameters:,.0f} parameters with a vocabulary of {best.vocab_size:,}"
+        message = f"no model of this family has about {sizes}: the nearest has {multiplied(best):,}; give {hint}"
+        if too_small:
+            raise TooSmallError(message, parameters=multiplied(best) / MAX_SIZE_RATIO)
+        raise ConfigError(message)
     return best
 
 

@@ -91,10 +91,6 @@ class TokenizerMeasure:
         return self.unknown_words / max(1, self.words)
 
     @property
-    def unknown_token_share(self) -> float:
-        return self.unknown_tokens / max(1, self.tokens)
-
-    @property
     def label(self) -> str:
         """The name, truncated if it is too long for a table."""
         return self.name if len(self.name) <= MAX_LABEL else f"…{self.name[1 - MAX_LABEL :]}"
@@ -121,8 +117,8 @@ class TokenizerComparison(Charts):
             Series(measure.label, [(measure.entries, measure.bytes_per_token)], look)
             for measure, look in zip(self.measures, looks, strict=True)
         ]
-        x = Axis("vocabulary size", log=True, named=lambda tick: f"{tick:,.0f}", pad=0.12)
-        y = Axis("bytes per token, held-out text", holds=(0.0,), pad=0.12)
+        x = Axis("vocabulary size", log=True, format="count", pad=0.12)
+        y = Axis("bytes per token, held-out text", includes=(0.0,), pad=0.12)
         return [Plot("Bytes per token by vocabulary size", series, x, y, size=(480, 330))]
 
     def tables(self) -> Sequence[Table]:
@@ -131,7 +127,7 @@ class TokenizerComparison(Charts):
             sizes = (f"{m.bytes_per_token:.3f}", f"{m.tokens_per_byte:.4f}", f"{m.tokens_per_word:.3f}")
             exact = "yes" if m.exact else "no"
             lengths.append((m.label, f"{m.entries:,}", *sizes, f"{m.unknown_word_share:.2%}", exact))
-            shares = (f"{m.used:.1%}", f"{m.rare:.1%}", f"{m.unknown_token_share:.2%}")
+            shares = (f"{m.used:.1%}", f"{m.rare:.1%}", f"{m.unknown_tokens / max(1, m.tokens):.2%}")
             training = "" if m.training_seconds is None else f"{m.training_seconds:.2f} s"
             rates = (m.encode_speed, m.encode_all_cores_speed, m.decode_speed)
             speeds.append((m.label, *shares, training, *(f"{rate:.2f}" for rate in rates)))
@@ -222,24 +218,20 @@ def _measure(
     ordinary = np.ones(tokenizer.vocab_size, dtype=bool)
     ordinary[list(tokenizer.special_tokens.values())] = False
     words = Counter(word for section in held_out for word in section.split())
-    encode, encode_all_cores, decode = _speeds(tokenizer, held_out)
+    sizes = {"bytes": sum(map(utf8_size, held_out)), "words": words.total(), "tokens": int(counts.sum())}
     return TokenizerMeasure(
         name=spec,
         kind=tokenizer.kind,
         entries=tokenizer.vocab_size,
-        bytes=sum(map(utf8_size, held_out)),
-        words=words.total(),
-        tokens=int(counts.sum()),
+        **sizes,
         unknown_tokens=0 if tokenizer.unk_id is None else int(counts[tokenizer.unk_id]),
         unknown_words=_unknown_words(tokenizer, words),
         used=float((counts[ordinary] > 0).mean()),
         rare=float((trained[ordinary] < RARE).mean()),
         exact=all(tokenizer.decode(ids) == section for ids, section in zip(encoded, held_out, strict=True)),
         training_seconds=seconds,
-        encode_speed=encode,
-        encode_all_cores_speed=encode_all_cores,
-        decode_speed=decode,
         pieces=pieces,
+        **_speeds(tokenizer, held_out),
     )
 
 
@@ -263,20 +255,19 @@ def _unknown_words(tokenizer: Tokenizer, words: Counter[str]) -> int:
     return sum(words[word] for word, ids in zip(distinct, encoded, strict=True) if tokenizer.unk_id in ids)
 
 
-def _speeds(tokenizer: Tokenizer, held_out: Sequence[str]) -> tuple[float, float, float]:
+def _speeds(tokenizer: Tokenizer, held_out: Sequence[str]) -> dict[str, Any]:
     """Return MB/s of encoding one text at a time, of encoding in a batch on all cores, and of decoding."""
     before = accumulate(map(utf8_size, held_out), initial=0)  # bytes before each section
     texts = [section for section, size in zip(held_out, before, strict=False) if size < TIMED_BYTES]
     size, encoded = sum(map(utf8_size, texts)), tokenizer.encode_batch(texts)
-    single = _fastest(lambda: [tokenizer.encode(text) for text in texts])
-    batched = _fastest(lambda: tokenizer.encode_batch(texts))
-    decoding = _fastest(lambda: [tokenizer.decode(ids) for ids in encoded])
-    return size / single / 1e6, size / batched / 1e6, size / decoding / 1e6
-
-
-def _fastest(function: Callable[[], object]) -> float:
-    """Return the time of the fastest of several calls in seconds; slower ones were disturbed by other work."""
-    return max(min(timeit.repeat(function, number=1, repeat=REPEATS)), 1e-9)
+    timed: dict[str, Callable[[], object]] = {
+        "encode_speed": lambda: [tokenizer.encode(text) for text in texts],
+        "encode_all_cores_speed": lambda: tokenizer.encode_batch(texts),
+        "decode_speed": lambda: [tokenizer.decode(ids) for ids in encoded],
+    }
+    # the fastest of several calls counts: slower ones were disturbed by other work
+    fastest = {key: min(timeit.repeat(call, number=1, repeat=REPEATS)) for key, call in timed.items()}
+    return {key: size / max(seconds, 1e-9) / 1e6 for key, seconds in fastest.items()}
 
 
 def _pieces(tokenizer: Tokenizer, sentence: str) -> Iterator[tuple[str, bool]]:

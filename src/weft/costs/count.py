@@ -87,8 +87,7 @@ def count(model: Config, length: int | None = None, adapter: LoRA | None = None)
     max_length = getattr(model, "longest", None)
     if length is not None and max_length is not None and length > max_length:
         raise ModelError(f"length {length}: the model's positions end at model.context = {max_length}")
-    context: int = getattr(model, "context", 1)
-    time = length or context
+    time: int = length if length else getattr(model, "context", 1)
     match model:
         case config.TransformerConfig():
             return _transformer(model, time)
@@ -182,16 +181,13 @@ def block_linears(model: config.TransformerConfig, cross: bool = False) -> list[
 
 def _transformer(model: config.TransformerConfig, T: int) -> Count:
     D, E, d_head, attention = model.d_model, model.width, model.d_head, model.attention
-    embeddings, projection, biased = model.vocab_size * E, 0, isinstance(model, config.Encoder)
+    embeddings, projection = model.vocab_size * E, E * D if model.factorised else 0
     if isinstance(model, config.EncoderDecoder):
         embeddings += (model.source_vocab_size or 0) * E
     elif isinstance(model, config.Encoder):
         embeddings += model.segments * E
-    if model.factorised:
-        projection = E * D
-    ngrams = model.ngrams if isinstance(model, config.Decoder) else None
     hashed = up = 0
-    if ngrams is not None:
+    if isinstance(model, config.Decoder) and (ngrams := model.ngrams) is not None:
         hashed, up = len(ngrams.orders) * ngrams.rows * (ngrams.width or E), (ngrams.width or 0) * E
 
     linears: list[LinearSpec] = []
@@ -222,7 +218,7 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
         Component("embeddings", embeddings, 0),
         Component("n-grams", hashed + up, 2 * T * up, looked_up=hashed),
         Component("positions", positions, 0),
-        Component("projection", projection and projection + biased * D, 2 * T * projection),
+        Component("projection", projection and projection + isinstance(model, config.Encoder) * D, 2 * T * projection),
         products("MHA projections", [linear for linear in linears if not linear.name.startswith("feedforward")]),
         Component("attention", 0, 4 * pairs * attention.heads * d_head + by_position, True),
         products("FFN", [linear for linear in linears if linear.name.startswith("feedforward")]),

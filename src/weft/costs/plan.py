@@ -12,11 +12,13 @@ from weft.costs.layouts import LayoutChoice, RankMemory, TrainingJob, rank_memor
 from weft.costs.memory import Memory, Workload, cache_bytes, training_memory
 from weft.costs.units import byte_size, duration, plain, short
 from weft.errors import ConfigError
+from weft.figures.prose import prose
 from weft.figures.tables import Table
 from weft.layout import AXES, Layout
 from weft.models.config import Decoder
 from weft.nn.config import LoRA
 
+TEXTS = prose(__file__)
 PETAFLOP_DAY = 8.64e19  # FLOPs of 10¹⁵ FLOP/s for a day (Brown et al. 2020)
 PUE = 1.1  # power that a large data centre draws per watt of its machines
 MAX_BEST = 3  # layouts shown as the best
@@ -70,30 +72,19 @@ def plan_training(
 
 def components_table(name: str, cost: Count) -> Table:
     """Return the parameters and FLOPs of a model, per component."""
-    rows = [
-        (
-            part.name,
-            f"{part.parameters:,}",
-            f"{part.parameters / cost.parameters:.1%}" if cost.parameters else "",
-            short(part.flops / cost.length) if part.flops else "",
-            f"{cost.share(part):.1%}" if part.flops else "",
-        )
-        for part in cost.components
-    ]
+    rows = []
+    for part in cost.components:
+        share = f"{part.parameters / cost.parameters:.1%}" if cost.parameters else ""
+        flops = (short(part.flops / cost.length), f"{cost.share(part):.1%}") if part.flops else ("", "")
+        rows.append((part.name, f"{part.parameters:,}", share, *flops))
     rows.append(("total", f"{cost.parameters:,}", "", short(cost.forward), ""))
     remarks = [cost.note] if cost.note else []
     if cost.trainable < cost.parameters:
-        remarks.append(
-            f"{cost.trainable:,} of the parameters, {cost.trainable / cost.parameters:.2%}, are trained; the others are"
-            f" frozen. Training takes {short(cost.training())} FLOPs per token."
-        )
+        trained, training = cost.trainable / cost.parameters, short(cost.training())
+        remarks.append(TEXTS["frozen"].format(trainable=cost.trainable, share=trained, training=training))
     elif cost.parameters:
-        remarks.append(
-            f"FLOPs are those of the forward pass at {cost.length:,} tokens per sequence. Training takes 3 times as"
-            f" many, {short(cost.training())} per token, {short(cost.training(recompute=True))} with activation"
-            " checkpointing."
-            " An m×k by k×n product is 2mkn; attention counts every key of the sequence, even under a causal mask."
-        )
+        training, recomputed = short(cost.training()), short(cost.training(recompute=True))
+        remarks.append(TEXTS["forward"].format(length=cost.length, training=training, recomputed=recomputed))
     return Table(("part", "parameters", "share", "FLOPs/token", "share"), rows, name, remarks)
 
 
@@ -107,10 +98,8 @@ def training_table(training: TrainingPlan, machine: Machine, *, basis: str, batc
         ("speed", f"{short(training.tokens / training.seconds)} tokens/s"),
         ("energy", f"{plain(training.kilowatt_hours)} kWh"),
     ]
-    remark = (
-        f"At {machine.mfu:.1%} of the peak of {machine.peak / 1e12:,.4g} TFLOP/s ({machine.basis});"
-        f" {machine.device.watts:g} W per device, times {PUE} for the data centre (PUE)."
-    )
+    rate = {"mfu": machine.mfu, "peak": machine.peak / 1e12, "basis": machine.basis}
+    remark = TEXTS["training"].format(**rate, watts=machine.device.watts, pue=PUE)
     title = f"{machine.gpus:,} × {machine.device.title}" if machine.gpus > 1 else machine.device.title
     return Table(("training", machine.precision), rows, title, [remark], text=(0, 1))
 
@@ -134,9 +123,7 @@ def layouts_table(search: LayoutSearch) -> Table:
     remarks = [
         f"{job.device.title}: {net.inside / 1e9:.4g} GB/s each way inside a machine of {net.machine:,}"
         + (f", {net.across / 1e9:.4g} GB/s per GPU between machines ({net.name})." if job.gpus > net.machine else "."),
-        "seq: with parallel.sequence. rows: sequences per GPU and micro-batch (batch.micro). recompute: with activation"
-        " checkpointing (batch.recompute). waits: communication that compute does not hide. Times are those of the"
-        " slowest pipeline stage, which has the logits.",
+        TEXTS["layouts"],
     ]
     header = (*axes, "rows", "recompute", "memory", "compute", "waits", "bubble", "step", "MFU", "")
     title = f"{job.rows:,} × {job.length:,} tokens per step over {job.gpus:,} GPUs"
@@ -167,8 +154,6 @@ def _row(layout: LayoutPrediction, axes: Sequence[str], reason: str) -> tuple[st
 def _seconds(seconds: float) -> str:
     return f"{plain(seconds)} s" if seconds >= 1 else f"{plain(1e3 * seconds)} ms"
 
-
-# ---- memory
 
 PARTS = {"weights": "weights", "copies": "16-bit copies", "gradients": "gradients", "optimizer": "optimizer"}
 PARTS |= {"activations": "activations", "logits": "logits", "passing": "temporary"}
@@ -228,13 +213,11 @@ def _capacity(device: Device, length: int, max_sequences: Sequence[int], *, min_
 
 def _min_devices(job: TrainingJob) -> int | None:
     """Return the smallest power of two of devices that can shard the weights, with one recomputed sequence on each."""
-
-    def fits_on(gpus: int) -> bool:
+    for gpus in (1 << power for power in range(1, MAX_DEVICES.bit_length())):
         choice = LayoutChoice(Layout(replicate=1, shard=gpus), 1, 1.0)
-        return rank_memory(replace(job, rows=gpus), choice).peak <= job.device.memory
-
-    sizes = (1 << power for power in range(1, MAX_DEVICES.bit_length()))
-    return next((gpus for gpus in sizes if gpus > job.gpus and fits_on(gpus)), None)
+        if gpus > job.gpus and rank_memory(replace(job, rows=gpus), choice).peak <= job.device.memory:
+            return gpus
+    return None
 
 
 def _max_sequences(job: TrainingJob, choice: LayoutChoice) -> int:
@@ -252,8 +235,6 @@ def _generation(model: Config, cost: Count, machine: Machine) -> list[str]:
     if not cache:
         return []
     small = f" ({byte_size(cache_bytes(model, 'int8'))} in int8)" if isinstance(model, Decoder) else ""
-    return [
-        f"Generation caches {byte_size(cache)} per token{small}, {byte_size(cache * cost.length)} for {cost.length:,}."
-        f" Each token reads {byte_size(weights)} of 16-bit weights,"
-        f" so one sequence gets at most {short(machine.device.bandwidth / weights)} tokens/s."
-    ]
+    sizes = {"cache": byte_size(cache), "total": byte_size(cache * cost.length), "weights": byte_size(weights)}
+    rate = short(machine.device.bandwidth / weights)
+    return [TEXTS["generation"].format(**sizes, small=small, length=cost.length, rate=rate)]

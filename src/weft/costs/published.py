@@ -15,7 +15,7 @@ from weft.costs.count import count
 from weft.costs.devices import DEVICES, interconnect_named
 from weft.costs.layout_search import LayoutPrediction, Predictor
 from weft.costs.layouts import LayoutChoice, TrainingJob, refusal
-from weft.costs.plan import PETAFLOP_DAY
+from weft.costs.plan import PETAFLOP_DAY, TEXTS
 from weft.costs.roofline import Software
 from weft.costs.units import plain, short
 from weft.figures.tables import Table
@@ -99,12 +99,7 @@ def opt_table() -> Table:
     for row in OPT:
         slide = zip(parts, (row.projections, row.feedforward, row.attention, row.logits), strict=True)
         rows.append((row.name, *(f"{opt_shares(row)[part]:.1f} | {share:4.1f}" for part, share in slide)))
-    remark = (
-        f"weft counts 8d²L, 16d²L, 4TdL and 2dV per token (T = {OPT_CONTEXT}, V = {OPT_VOCABULARY}); an update runs the"
-        " layers 4 times, because they are recomputed once, and the logits 3 times. The slide's FFN, attention and"
-        " logits have the same ratios to each other. Its MHA column follows from no standard count, and shifts the"
-        " others. Both show that the FFN's share rises with size, while those of attention and logits fall."
-    )
+    remark = TEXTS["slide-shares"].format(context=OPT_CONTEXT, vocabulary=OPT_VOCABULARY)
     return Table(("size", *parts), rows, "Percent of an update's FLOPs for OPT's sizes: weft | slide", [remark])
 
 
@@ -113,12 +108,8 @@ USED_DEVICES = DEVICES | {
     "a100-40gb": replace(A100, memory=40 * 10**9),
     "h100-500w": replace(H100, title="H100, 500 W", memory=96 * 10**9, bandwidth=2.4e12, share=0.5, watts=500),
 }
-SOFTWARE = {
-    "compiled": Software(),
-    "eager": Software(compiled=False),
-    "plain attention": Software(fused_attention=False),
-    "async tensor": Software(hidden_tensor=True),
-}
+SOFTWARE = {"compiled": Software(), "eager": Software(compiled=False)}
+SOFTWARE |= {"plain attention": Software(fused_attention=False), "async tensor": Software(hidden_tensor=True)}
 
 
 @dataclass(frozen=True)
@@ -157,10 +148,9 @@ def rows() -> list[MeasuredStep]:
 
 def _row(cells: Mapping[str, str]) -> MeasuredStep:
     model, device, gpus = _model(cells), USED_DEVICES[cells["device"]], int(cells["gpus"])
-    net = interconnect_named(cells["network"], device, gpus)
-    job = TrainingJob(model, int(cells["rows"]), model.context, device=device, net=net, gpus=gpus)
-    job = replace(job, precision=cells["precision"], software=SOFTWARE[cells["software"]])
-    job = replace(job, predicted=0.15 if cells["family"] == "BERT" else 1.0)
+    net, software = interconnect_named(cells["network"], device, gpus), SOFTWARE[cells["software"]]
+    job = TrainingJob(model, int(cells["rows"]), model.context, device=device, net=net, gpus=gpus, software=software)
+    job = replace(job, precision=cells["precision"], predicted=0.15 if cells["family"] == "BERT" else 1.0)
     layout = validate(Layout, {axis: cells[axis] for axis in (*AXES, "sequence") if axis in cells}).over(gpus)
     share, chunks = float(cells["recompute"]), int(cells["chunks"])
     choices = tuple(LayoutChoice(layout, int(micro), share, chunks=chunks) for micro in cells["micro"].split())
@@ -193,15 +183,8 @@ def published_table() -> Table:
         layout = f"{row.job.gpus:,}: {best.choice.layout.in_words}" if row.job.gpus > 1 else "1"
         values = (f"{row.value:,g}", f"{value:,.{1 if row.unit == 'ms' else 0}f}", row.unit)
         shown.append((row.source, row.name, layout, *values, f"{error:+.1%}", row.used))
-    far = sum(error > 0.25 for error in errors)
-    remarks = [
-        f"{len(errors)} rows, {len(errors) - far} within 25 %; median error {median(errors):.1%}, of the"
-        f" {len(held_out)} rows that no constant was fitted to (fitted) or changed for (seen) {median(held_out):.1%}.",
-        "Far off are DeepSpeed's ZeRO-3, and context parallelism over 4 and 8 GPUs; the planner does not model what"
-        " slowed them down. No other row has sharding over more than 128 GPUs, so treat its predictions with care.",
-        "Tokens/s and FLOP/s are per GPU. weft: benchmarks/RESULTS.md. Megatron: Narayanan et al. 2021, tables 1 and 2,"
-        " A100; FLOP/s include recomputation. torchtitan: its benchmarks of December 2024, H100 at 500 W."
-        " MosaicML: llm-foundry's training benchmarks, A100.",
-    ]
+    near = sum(error <= 0.25 for error in errors)
+    medians = {"median": median(errors), "held_out": len(held_out), "held_out_median": median(held_out)}
+    remarks = [TEXTS["errors"].format(rows=len(errors), near=near, **medians), TEXTS["far-off"], TEXTS["sources"]]
     header = ("source", "model", "GPUs and layout", "measured", "predicted", "unit", "error", "")
     return Table(header, shown, "Predicted and measured steps", remarks, text=(0, 1, 2, 5, 7))

@@ -14,7 +14,7 @@ from torch import Tensor
 from weft.decode.config import Beam
 from weft.decode.generate import max_length, prefill
 from weft.decode.prompt import Prompt, Prompts, as_prompts, check_prompts, context_window, output_vocab_size
-from weft.decode.sampling import TokenHistory, apply_rules, logsumexp, top_log_probs
+from weft.decode.sampling import PenaltyHistory, apply_rules, logsumexp, top_log_probs
 from weft.decode.text import Completion, Detokenizer, Finish, StopCondition
 from weft.errors import ConfigError, ModelError
 from weft.models.base import EncoderInput, LanguageModel
@@ -202,7 +202,7 @@ class _SearchBatch:
         self.device = self.logits.device
         if coverage is not None:
             coverage.begin([len(each) - 1 for each in ids])
-        self.history = TokenHistory(ids, self.vocab_size, self.device) if self.settings.penalises else None
+        self.history = PenaltyHistory(ids, self.vocab_size, self.device) if self.settings.penalises else None
         self.width, self.written = 1, 0
         # log p of the live prefixes, (searches, width)
         self.scores = torch.zeros(len(ids), 1, dtype=torch.float64, device=self.device)

@@ -257,7 +257,7 @@ def no_repeat_ngram(logits: Tensor, texts: Sequence[Sequence[int]], sizes: Seque
     return logits.masked_fill(banned, -torch.inf)
 
 
-class TokenHistory:
+class PenaltyHistory:
     """Tokens of each row so far, for penalties: `texts` are the ids of prompt and text, `in_prompt` (batch, V) marks
     the prompt's tokens, and `counts` (batch, V) counts the generated ones."""
 
@@ -280,7 +280,7 @@ class TokenHistory:
         self.texts = [self.texts[row].copy() for row in index]
 
     @classmethod
-    def concatenate(cls, histories: "Sequence[TokenHistory]") -> "TokenHistory":
+    def concatenate(cls, histories: "Sequence[PenaltyHistory]") -> "PenaltyHistory":
         result = cls([], 0, torch.device("cpu"))
         result.texts = [text for each in histories for text in each.texts]
         result.in_prompt = torch.cat([each.in_prompt for each in histories])
@@ -293,7 +293,7 @@ def apply_rules(
     rules: Sequence[Rules],
     written: Sequence[int],
     *,
-    history: TokenHistory | None = None,
+    history: PenaltyHistory | None = None,
     eos_id: int | None = None,
 ) -> Tensor:
     """Apply rules[i] to row i of logits (B, V), whose text has written[i] tokens so far.

@@ -13,7 +13,7 @@ from torch import Tensor
 from weft.decode.config import Rules, Sampling
 from weft.decode.constrain import Constraint
 from weft.decode.prompt import Prompt, slide
-from weft.decode.sampling import TokenHistory, apply_rules, check_logits, choose_tokens
+from weft.decode.sampling import PenaltyHistory, apply_rules, check_logits, choose_tokens
 from weft.text.tokenizer import Tokenizer
 
 UNIFORMS_PER_CALL = 64  # random numbers that a text takes from its generator in one call
@@ -150,7 +150,7 @@ class GeneratedText:
         self.changes_logits = settings.changes_logits or self.stop_condition.constraint is not None
         # whether choosing or reporting the next token takes state that only the host has
         self.needs_host = self.changes_logits or settings.logprobs is not None
-        self.history: TokenHistory | None = None  # set where the settings penalise
+        self.history: PenaltyHistory | None = None  # set where the settings penalise
         self.rng = torch.Generator().manual_seed(seed)
         self._uniforms: list[float] = []
 
@@ -224,8 +224,8 @@ def _adjust_rows(texts: Sequence[GeneratedText], logits: Tensor) -> Tensor:
     history = None
     if any(rule.penalises for rule in rules):
         for text in texts:
-            text.history = text.history or TokenHistory([text.prompt.ids], logits.shape[-1], logits.device)
-        history = TokenHistory.concatenate([text.history for text in texts if text.history is not None])
+            text.history = text.history or PenaltyHistory([text.prompt.ids], logits.shape[-1], logits.device)
+        history = PenaltyHistory.concatenate([text.history for text in texts if text.history is not None])
     written = [text.written for text in texts]
     result = apply_rules(logits, rules, written, history=history, eos_id=texts[0].prompt.eos_id)
     constraints = [text.stop_condition.constraint for text in texts]

@@ -31,7 +31,7 @@ class EvaluationPage(Charts):
             ("Loss by frequency of the token", "occurrences in the training text"): self.details.frequencies,
         }
         return [
-            bars(title, {each.name: each.loss for each in buckets}, label, "nats per token")
+            bars(title, {each.name: each.loss for each in buckets}, label, y_label="nats per token")
             for (title, label), buckets in parts.items()
             if buckets
         ]

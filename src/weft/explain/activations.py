@@ -28,7 +28,7 @@ class Activations(Charts):
     columns = 3
 
     def charts(self) -> list[Plot]:
-        x, y = Axis("x", holds=(self.x[0], self.x[-1])), Axis(holds=(-1.0, 4.0))  # one scale, to compare the functions
+        x, y = Axis("x", includes=(self.x[0], self.x[-1])), Axis(includes=(-1.0, 4.0))  # one scale for all functions
         pairs = {name: {"f(x)": values, "f′(x)": self.slopes[name]} for name, values in self.values.items()}
         return [lines(name, pair, self.x, x=x, y=y) for name, pair in pairs.items()]
 

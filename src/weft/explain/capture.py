@@ -68,13 +68,6 @@ class Captured(Mapping[str, Tensor]):
             raise ModelError(f"{name!r}: the model did not compute it inside this capture")
         return self._calls[name]
 
-    def gradient(self, name: str) -> Tensor:
-        """Return the gradient of the last call's tensor, after a backward pass; needs `grads=True`."""
-        gradient = self[name].grad
-        if gradient is None:
-            raise ModelError(f"{name!r} has no gradient: it takes capture(…, grads=True) and a backward pass")
-        return gradient
-
 
 @contextmanager
 def capture(
@@ -82,8 +75,9 @@ def capture(
 ) -> Iterator[Captured]:
     """Keep the tensors that match `names` while the model runs inside the context.
 
-    With `grads`, their gradients are kept too, and attention uses its reference implementation. `replace` maps names to
-    functions that return a tensor of the same shape to continue with, such as `without_head(2)` for probabilities.
+    With `grads`, a backward pass sets their `.grad`, and attention uses its reference implementation. `replace` maps
+    names to functions that return a tensor of the same shape to continue with, such as `without_head(2)` for
+    probabilities.
     """
     all_taps = taps(model)
     kept = list(dict.fromkeys(name for pattern in names for name in matching(pattern, all_taps)))

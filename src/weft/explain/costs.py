@@ -15,7 +15,7 @@ from weft.costs.memory import Memory, Workload, activation_bytes, cache_bytes, n
 from weft.costs.units import byte_size, reach, short
 from weft.errors import ModelError, counted
 from weft.explain.texts import TEXTS
-from weft.figures.page import html_tables, mounted
+from weft.figures.page import as_json, html_tables, mount_point
 from weft.figures.picture import SHADES, Picture, new_figure
 from weft.figures.tables import Table, text_tables
 from weft.models import config
@@ -89,12 +89,11 @@ class Costs(Picture):
         return text_tables(self.tables())
 
     def html(self) -> str:
-        return mounted("costs.js", self.data()) + html_tables(self.tables())
+        return mount_point("costs.js", self.data()) + html_tables(self.tables())
 
     def data(self) -> dict[str, Any]:
         """Return the data of web/costs.js."""
-        bars = self.bars()
-        return {"bars": [{**bar._asdict(), "pieces": [piece._asdict() for piece in bar.pieces]} for bar in bars]}
+        return as_json({"bars": self.bars()})
 
     def figure(self) -> Figure:
         bars = self.bars()
@@ -119,9 +118,9 @@ class Costs(Picture):
         cost, total, bytes_ = self.cost, self.cost.parameters, self.memory.total()
         flops = [(part.name, cost.share(part)) for part in cost.components]
         weights = [(part.name, part.parameters / total) for part in cost.components]
-        fields = {name: name for name in ("weights", "copies", "gradients", "optimizer", "activations", "logits")}
-        fields["copies"] = "16-bit copies"
-        memory = [(label, getattr(self.memory, name) / bytes_) for name, label in fields.items()]
+        names = ("weights", "copies", "gradients", "optimizer", "activations", "logits")
+        labels = ("weights", "16-bit copies", *names[2:])
+        memory = [(label, getattr(self.memory, name) / bytes_) for label, name in zip(labels, names, strict=True)]
         shades = _shades(weights, flops)  # a component has the same shade in both
         both_passes = f"{short(cost.forward)} forward, {short(cost.training())} in training"
         title = f"Bytes in training on one sequence of {cost.length:,} tokens"
@@ -145,9 +144,9 @@ class Costs(Picture):
                 tells = f"{f'{layer.name} {number}' if several else layer.name}: {text(cost)}, {share}"
                 label, shade = f"{share} each" if several else share, 55 if number % 2 else 75
                 pieces.append(BarSegment(name, label, cost / total, shade, tells))
-        rest = total - inside
-        tells = f"{OUTSIDE_LAYERS}: {text(rest)}, {rest / total:.1%}"
-        pieces.append(BarSegment(OUTSIDE_LAYERS, f"{rest / total:.1%}", rest / total, 18, tells))
+        outside, share = total - inside, f"{(total - inside) / total:.1%}"
+        tells = f"{OUTSIDE_LAYERS}: {text(outside)}, {share}"
+        pieces.append(BarSegment(OUTSIDE_LAYERS, share, outside / total, 18, tells))
         return CostBar(title, counted(sum(layer.repeats for layer in self.layers), "layer"), pieces)
 
     def _part_rows(self, cost: Count, indent: str = "") -> list[tuple[str, ...]]:
@@ -165,10 +164,8 @@ class Costs(Picture):
             each = ", each" if layer.repeats > 1 else ""
             rows.append((f"  {layer.name}{each}, per token", byte_size(layer.activations)))
         if self.cache:
-            rows += [
-                ("generation: cache, per token", byte_size(self.cache)),
-                (f"generation: cache of {length:,} tokens", byte_size(self.cache * length)),
-            ]
+            rows.append(("generation: cache, per token", byte_size(self.cache)))
+            rows.append((f"generation: cache of {length:,} tokens", byte_size(self.cache * length)))
         return Table(("bytes", "size"), rows, "Bytes; training with AdamW, products and cache in bf16")
 
 
@@ -192,10 +189,8 @@ def _layers(model: Config, T: int) -> tuple[LayerCost, ...]:
             below, one = model.encoder_layers or model.layers, count(model.replace(encoder_layers=1, layers=1), T)
             encoder = _sum((count(model.replace(encoder_layers=2, layers=1), T), 1), (one, -1))
             decoder = _sum((count(model.replace(encoder_layers=1, layers=2), T), 1), (one, -1))
-            return (
-                LayerCost("encoder layer", below, encoder, activations=kept[0]),
-                LayerCost("decoder layer", model.layers, decoder, activations=kept[below]),
-            )
+            first = LayerCost("encoder layer", below, encoder, activations=kept[0])
+            return first, LayerCost("decoder layer", model.layers, decoder, activations=kept[below])
         case config.TransformerConfig():
             sharing, kinds = model.sharing, model.layer_kinds(model.layers)  # shared layers are counted as one
             causal, layers = not isinstance(model, config.Encoder), []

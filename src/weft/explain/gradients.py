@@ -27,7 +27,8 @@ from weft.explain.groups import ParameterGroup, parameter_groups
 from weft.explain.reading import Reading, predicts_tokens
 from weft.explain.texts import TEXTS
 from weft.figures.charts import Charts
-from weft.figures.plot import Axis, Plot, lines, plain, scientific, whole_numbers
+from weft.figures.formats import table_number
+from weft.figures.plot import Axis, Plot, integer_axis, lines
 from weft.figures.tables import Table
 from weft.models.base import evaluating
 from weft.models.config import Decoder, Encoder
@@ -90,31 +91,28 @@ class GradientFlows(Charts):
     about = TEXTS["gradient-flows"]
 
     def charts(self) -> list[Plot]:
-        return [
-            self._chart(f"{name}, {'with' if residual else 'without'} skips", part, residual)
-            for part, name in (("full", "full gradient"), ("token_specific", "token-specific part"))
-            for residual in (True, False)
-        ]
+        """Return four charts that share one axis."""
+        values = [value for flow in self.flows for value in (*flow.full, *flow.token_specific) if value > 0]
+        low, high = max(min(values), 1e-24) / 3, max(values) * 10
+        y = Axis("‖gradient‖ / the top's", log=True, format="scientific", includes=(low, high))
+        layers, charts = integer_axis("layer", self.layers + 1), []
+        for part, name in (("full", "full gradient"), ("token_specific", "token-specific part")):
+            for residual, skips in ((True, "with skips"), (False, "without skips")):
+                norms = {NAMES[flow.placement]: getattr(flow, part) for flow in self.flows if flow.residual == residual}
+                drawn = {norm: [value if value >= low else 0.0 for value in each] for norm, each in norms.items()}
+                charts.append(lines(f"{name}, {skips}", drawn, range(self.layers + 1), x=layers, y=y))
+        return charts
 
     def tables(self) -> list[Table]:
         layers = self.layers
         depths = sorted({0, layers // 4, layers // 2, 3 * layers // 4, layers})
         rows = []
         for flow in self.flows:
-            norms = map(plain, (flow.full[0], *(flow.token_specific[depth] for depth in depths)))
+            norms = map(table_number, (flow.full[0], *(flow.token_specific[depth] for depth in depths)))
             rows.append((NAMES[flow.placement], "yes" if flow.residual else "no", *norms))
         header = ("norm", "skips", "full", *(f"layer {depth}" if depth < layers else "top" for depth in depths))
         title = f"Gradient relative to the top's, {counted(layers, 'layer')} of width {self.d_model} at initialisation"
         return [Table(header, rows, title, [TEXTS["gradient-flows-table"]], text=(0, 1))]
-
-    def _chart(self, title: str, part: str, residual: bool) -> Plot:
-        norms = {NAMES[flow.placement]: getattr(flow, part) for flow in self.flows if flow.residual == residual}
-        # All four charts share one axis.
-        values = [value for flow in self.flows for value in (*flow.full, *flow.token_specific) if value > 0]
-        low, high = max(min(values), 1e-24) / 3, max(values) * 10
-        drawn = {name: [value if value >= low else 0.0 for value in each] for name, each in norms.items()}
-        y = Axis("‖gradient‖ / the top's", log=True, named=scientific, holds=(low, high))
-        return lines(title, drawn, range(self.layers + 1), x=whole_numbers("layer", self.layers + 1), y=y)
 
 
 def gradient_flows(layers: int = 24, d_model: int = 64, seed: int = 0) -> GradientFlows:
@@ -142,12 +140,11 @@ class GradientNorms(Charts):
         stacks: dict[str, list[float]] = {}
         for name, value in self.stream.items():
             stacks.setdefault(name.split(".")[0], []).append(value)
-        several = len({group.layer.split(".")[0] for group in self.parameters if group.layer}) > 1
+        layered = [(group.layer.split(".")[0], group.part, norm) for group, (norm, _) in self.parameters.items()]
+        several = len({stack for stack, _, _ in layered if stack}) > 1
         parts: dict[str, list[float]] = {}
-        for group, (norm, _) in self.parameters.items():
-            if group.layer:
-                name = f"{group.layer.split('.')[0]} {group.part}" if several else group.part
-                parts.setdefault(name, []).append(norm)
+        for stack, part, norm in (row for row in layered if row[0]):
+            parts.setdefault(f"{stack} {part}" if several else part, []).append(norm)
         return [*_stream_chart(stacks), _chart("of the parameters", parts, "layer")]
 
     def tables(self) -> list[Table]:
@@ -155,11 +152,11 @@ class GradientNorms(Charts):
         rows = []
         for layer in dict.fromkeys([*self.stream, *(group.layer for group in self.parameters if group.layer)]):
             norms = (self.parameters.get(ParameterGroup(layer, part)) for part in parts)
-            cells = ["" if pair is None else plain(pair[0]) for pair in norms]
-            stream = [plain(self.stream[layer]) if layer in self.stream else ""] if self.stream else []
+            cells = ["" if pair is None else table_number(pair[0]) for pair in norms]
+            stream = [table_number(self.stream[layer]) if layer in self.stream else ""] if self.stream else []
             rows.append((layer, *stream, *cells))
         outside = [
-            (group.part, plain(norm), plain(norm / size) if size else "")
+            (group.part, table_number(norm), table_number(norm / size) if size else "")
             for group, (norm, size) in self.parameters.items()
             if not group.layer
         ]
@@ -185,8 +182,9 @@ class GradientHistory(Charts):
 
     def tables(self) -> list[Table]:
         last = list(self.stages.values())[-1]
-        rows = [(layer, *(plain(stage.stream[layer]) for stage in self.stages.values())) for layer in last.stream]
-        rows.append(("loss", *(f"{stage.loss:.3f}" for stage in self.stages.values())))
+        stages = self.stages.values()
+        rows = [(layer, *(table_number(stage.stream[layer]) for stage in stages)) for layer in last.stream]
+        rows.append(("loss", *(f"{stage.loss:.3f}" for stage in stages)))
         streams = Table(("layer", *self.stages), rows, "Norm of the gradient in the residual stream")
         return [*([streams] if last.stream else []), *last.tables()]
 
@@ -206,8 +204,8 @@ def gradient_norms(reading: Reading) -> GradientNorms:
         gradients = torch.autograd.grad(loss, [*(captured[name] for name in names), *weights], allow_unused=True)
     labels = [name.removesuffix(".residual").replace(".dropout", ".in") for name in names]
     stream = dict(zip(labels, map(_norm, gradients[: len(names)]), strict=True))
-    rest = iter(gradients[len(names) :])
-    parameters = {group: (_total([next(rest) for _ in own]), _total(own)) for group, own in groups.items()}
+    left = iter(gradients[len(names) :])
+    parameters = {group: (_total([next(left) for _ in members]), _total(members)) for group, members in groups.items()}
     return GradientNorms(what, float(loss.detach()), stream, parameters=parameters)
 
 
@@ -258,4 +256,4 @@ def _stream_chart(norms: dict[str, list[float]]) -> list[Plot]:
 
 def _chart(title: str, norms: dict[str, list[float]], label: str) -> Plot:
     layers = max(map(len, norms.values()), default=0)
-    return lines(title, norms, range(layers), x=whole_numbers(label, layers), y=Axis("norm of the gradient", log=True))
+    return lines(title, norms, range(layers), x=integer_axis(label, layers), y=Axis("norm of the gradient", log=True))

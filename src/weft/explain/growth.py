@@ -12,7 +12,6 @@ from typing import Any
 from weft.config import Config
 from weft.costs.count import count
 from weft.costs.memory import cache_bytes
-from weft.costs.units import short
 from weft.errors import ModelError
 from weft.explain.texts import TEXTS
 from weft.figures.charts import Charts
@@ -69,7 +68,7 @@ class Growth(Charts):
     about = TEXTS["growth"]
 
     def charts(self) -> list[Plot]:
-        charts, y = [], Axis("parameters, FLOPs or bytes", log=True, named=short)
+        charts, y = [], Axis("parameters, FLOPs or bytes", log=True, format="number")
         for axis in self.axes:
             x = Axis(axis.unit, log=True, ticks={size: f"{size:,}" for size in axis.sizes[::2]})
             laws = [f"{curve.name}: slope {curve.slope:.2f}, far out {curve.law(axis.letter)}" for curve in axis.curves]
@@ -120,10 +119,9 @@ def _axis(model: Any, key: str) -> GrowthAxis:
     for name, measure in MEASURES.items():
         if not measure(model):
             continue  # an encoder has no cache
-        slope, power = (
-            math.log(measure(large) / measure(small)) / math.log(n / m)
-            for (m, small), (n, large) in ((near[0], near[-1]), far)
-        )
+        ends = ((near[0], near[-1]), far)
+        growths = (math.log(measure(large) / measure(small)) / math.log(n / m) for (m, small), (n, large) in ends)
+        slope, power = growths
         values = tuple(float(measure(changed)) for _, changed in drawn)
         curves.append(GrowthCurve(name, values, slope, power=round(power)))
     sizes = tuple(size for size, _ in drawn)
@@ -141,11 +139,8 @@ def _wider(model: Any, factor: float) -> dict[str, Any] | None:
         sizes = {key: width for key, width in widths.items() if width is not None}
     if any(size * factor < 1 or size * factor != int(size * factor) for size in sizes.values()):
         return None
-    wide = {key: int(size * factor) for key, size in sizes.items()}
-    if not isinstance(model, config.TransformerConfig):
-        return wide
-    return {
-        "d_model": wide["d_model"],
-        "attention": attention.replace(heads=wide["heads"], d_head=model.d_head, kv_heads=wide.get("kv_heads")),
-        "feedforward": inner.replace(d_ff=wide["d_ff"]),
-    }
+    wide: dict[str, Any] = {key: int(size * factor) for key, size in sizes.items()}
+    if isinstance(model, config.TransformerConfig):
+        heads = {"heads": wide.pop("heads"), "kv_heads": wide.pop("kv_heads", None), "d_head": model.d_head}
+        wide |= {"attention": attention.replace(**heads), "feedforward": inner.replace(d_ff=wide.pop("d_ff"))}
+    return wide

@@ -24,7 +24,7 @@ from weft.explain.attention.maps import NAMES, AttentionKind, AttentionMaps, Hea
 from weft.explain.capture import capture
 from weft.explain.reading import Reading, unsupported
 from weft.explain.texts import TEXTS
-from weft.figures.heatmap import SmallMap, small_maps
+from weft.figures.heatmap import SmallMap, small_multiples
 from weft.figures.page import template
 from weft.figures.picture import Picture
 from weft.models.base import LanguageModel, evaluating
@@ -80,7 +80,8 @@ class HeadTable(Picture):
     @property
     def known(self) -> list[str]:
         """Names of the statistics that apply to these heads."""
-        return [name for name in COLUMNS if any(not np.isnan(of[name]).all() for of in self.statistics.values())]
+        tables = self.statistics.values()
+        return [name for name in COLUMNS if any(not np.isnan(statistics[name]).all() for statistics in tables)]
 
     def index(self, head: Head) -> str:
         """Return a head's index, such as '3.1', after the kind of attention if there are several."""
@@ -89,7 +90,7 @@ class HeadTable(Picture):
     def text(self) -> str:
         """Return the first heads of the table in 80 columns, and the heads of each role."""
         width = 15 if len(self.statistics) > 1 else 6
-        lines = [f"{'head':<{width}}" + "".join(f"{COLUMNS[name][1]:>7}" for name in self.known) + "  what it does"]
+        lines = [f"{'head':<{width}}" + "".join(f"{COLUMNS[name][1]:>7}" for name in self.known) + "  role"]
         heads = self.heads()
         for head in heads[:LISTED_HEADS]:
             cells = "".join(f"{_cell(getattr(head, name)):>7}" for name in self.known)
@@ -103,7 +104,9 @@ class HeadTable(Picture):
 
     def _role_lines(self) -> list[str]:
         by_role = {name: [self.index(head) for head in self.heads() if name in head.names] for name in _ROLES}
-        return [f"{name}: {counted(len(of), 'head')}: {', '.join(of)}" for name, of in by_role.items() if of]
+        return [
+            f"{name}: {counted(len(heads), 'head')}: {', '.join(heads)}" for name, heads in by_role.items() if heads
+        ]
 
     def _maps(self, titles: dict[AttentionKind, str]) -> list[list[SmallMap | None]]:
         """Return a map (layers, heads) of every statistic; one row per kind of attention."""
@@ -133,7 +136,7 @@ class HeadTable(Picture):
         )
 
     def figure(self) -> Figure:
-        return small_maps(self._maps({kind: f"{kind} " for kind in NAMES}), self.title)
+        return small_multiples(self._maps({kind: f"{kind} " for kind in NAMES}), self.title)
 
 
 def named_maps(reading: Reading) -> AttentionMaps:

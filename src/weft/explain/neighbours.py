@@ -99,13 +99,9 @@ class InContext:
     words: tuple[Occurrence, ...]
     vectors: NDArray[np.float32]
 
-    def occurrences(self, word: str) -> list[int]:
-        """Return the indices of a word in `words`, regardless of case."""
-        return [n for n, each in enumerate(self.words) if each.text.casefold() == word.casefold()]
-
     def nearest(self, word: str, top: int = 10) -> list[tuple[Occurrence, list[tuple[Occurrence, float]]]]:
-        """Return, for each occurrence of the word, the most similar words of all sentences with their cosines."""
-        occurrences = self.occurrences(word)
+        """Return, for each occurrence of a word in any case, the most similar words of all sentences, with cosines."""
+        occurrences = [n for n, each in enumerate(self.words) if each.text.casefold() == word.casefold()]
         if not occurrences:
             texts = [each.text for each in self.words]
             raise DataError(f"'{word}' is in none of the {len(self.sentences)} sentences; {suggestion(word, texts)}")

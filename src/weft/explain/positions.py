@@ -58,9 +58,8 @@ class Positions(Charts):
         for each in self.encodings:
             if each.stripes is not None:
                 charts.append(Chart(f"{each.name}: what is added", partial(_draw_stripes, each.stripes)))
-            if each.curves:
-                title = f"{each.name}: {each.curve_label}"
-                charts.append(lines(title, each.curves, range(self.length), x=Axis("distance"), y=Axis()))
+            title = f"{each.name}: {each.curve_label}"
+            charts.append(lines(title, each.curves, range(self.length), x=Axis("distance"), y=Axis()))
         return charts
 
     def tables(self) -> list[Table]:
@@ -81,9 +80,7 @@ class Positions(Charts):
             for each in self.encodings
             for name, curve in each.curves.items()
         ]
-        if curves:
-            tables.append(Table(("positions", "", *map(str, distances)), curves, "Against distance", text=(0, 1)))
-        return tables
+        return [*tables, Table(("positions", "", *map(str, distances)), curves, "Against distance", text=(0, 1))]
 
 
 def positions(model: TransformerConfig | Transformer, length: int = 128) -> Positions:
@@ -130,15 +127,16 @@ def _encoding(name: str, module: Position, sizes: Sizes, *, attention: Any, leng
         heads = range(0, sizes.heads, max(1, sizes.heads // 4))
         curves = {f"head {head}": _array(bias[0, head, -1].flip(0).double()) for head in list(heads)[:4]}
         return Encoding(name, None, curves, curve_label="added to the score")
-    if (rows := module.distances(indices, indices)) is not None:
-        # Each row of a layer's table belongs to a distance; compare it with the row of distance 0.
-        table = module.vectors() if isinstance(module, Disentangled) else getattr(attention, "relative_keys", None)
-        if table is None:
-            table = torch.nn.init.xavier_uniform_(torch.empty(int(rows.max()) + 1, sizes.d_head))
-        vectors = table.double()[rows[0, -1].flip(0)]
-        curves = {"key vectors": _array(vectors @ vectors[0])}
-        return Encoding(name, None, curves, curve_label="product with the vector of distance 0")
-    return Encoding(name, None, {}, curve_label="nothing")
+    if type(module).distances is Position.distances:
+        raise ModelError(f"positions of kind '{name}' change neither embeddings nor scores: there is nothing to draw")
+    # Each row of a layer's table belongs to a distance; compare it with the row of distance 0.
+    rows = module.distances(indices, indices)
+    table = module.vectors() if isinstance(module, Disentangled) else getattr(attention, "relative_keys", None)
+    if table is None:
+        table = torch.nn.init.xavier_uniform_(torch.empty(int(rows.max()) + 1, sizes.d_head))
+    vectors = table.double()[rows[0, -1].flip(0)]
+    curves = {"key vectors": _array(vectors @ vectors[0])}
+    return Encoding(name, None, curves, curve_label="product with the vector of distance 0")
 
 
 def _rotary_encoding(name: str, module: Position, sizes: Sizes, *, length: int) -> Encoding:

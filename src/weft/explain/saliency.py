@@ -120,8 +120,8 @@ def saliency(reading: Reading, position: int = -1) -> Saliency:
         at = max((n for n, id in enumerate(ids) if id not in special), default=at)
     target: int | None = ids[at] if masked else ids[at + 1] if at + 1 < len(ids) else None
     ids = [*ids[:at], tokenizer.need("mask"), *ids[at + 1 :]] if masked else ids[: at + 1]
-    separate_table = getattr(model, "source_embedding", None) is not None
-    names = ["embedding", *(["source_embedding"] if separate_table else [])]
+    # The source is embedded first, by its own table or the target's.
+    names = [name for name in ("source_embedding", "embedding") if getattr(model, name, None) is not None]
     # cuDNN has no backward pass for recurrent models in evaluation mode.
     with evaluating(model) as device, torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
         with capture(model, *names, grads=True) as captured:
@@ -133,8 +133,7 @@ def saliency(reading: Reading, position: int = -1) -> Saliency:
         log_p = logits[0].log_softmax(-1)
         if target is None:
             target = int(log_p[: tokenizer.vocab_size].argmax())
-        # The source is embedded first, by its own table or the target's.
-        embeddings = [*(captured.calls("source_embedding") if separate_table else []), *captured.calls("embedding")]
+        embeddings = [x for name in names for x in captured.calls(name)]
         gradients = torch.autograd.grad(log_p[target], embeddings)
     texts = [("text", tokenizer, ids)]
     if reading.source is not None:

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from weft.errors import DataError
 from weft.figures.charts import Charts
-from weft.figures.plot import Axis, Look, Plot, Series, plain
+from weft.figures.formats import table_number
+from weft.figures.plot import Axis, Look, Plot, Series
 from weft.figures.tables import Table
 
 
@@ -27,13 +28,13 @@ class Schedule(Charts):
         rates = Series(points=list(enumerate(self.rates.tolist(), 1)))
         label = f"peak {self.rates[peak]:.3g} at step {peak + 1:,}"
         top = Series(points=[(peak + 1, float(self.rates[peak]))], look=Look("c1", "o"), labels=[label])
-        x, y = Axis("step"), Axis("learning rate", holds=(0.0,), pad=0.1)
+        x, y = Axis("step"), Axis("learning rate", includes=(0.0,), pad=0.1)
         return [Plot(self.title, [rates, top], x, y, size=(640, 300))]
 
     def tables(self) -> list[Table]:
         steps, peak = len(self.rates), int(self.rates.argmax())
         listed = sorted({0, *(steps * part // 10 for part in range(1, 10)), steps - 1, peak})
-        rows = [(f"{step + 1:,}", plain(self.rates[step]), "peak" if step == peak else "") for step in listed]
+        rows = [(f"{step + 1:,}", table_number(self.rates[step]), "peak" if step == peak else "") for step in listed]
         return [Table(("step", "rate", ""), rows, self.title, text=(2,))]
 
 

@@ -14,7 +14,7 @@ from matplotlib.path import Path
 from weft.decode.tree import SearchTree
 from weft.explain.reading import WHITE
 from weft.explain.texts import TEXTS
-from weft.figures.heatmap import shortened
+from weft.figures.heatmap import shorten
 from weft.figures.page import as_json
 from weft.figures.picture import SHADES, Picture, new_figure
 from weft.figures.shaded import drawable, families, width_of
@@ -30,7 +30,7 @@ STATES = ("pruned", "kept", "chosen")
 TITLES = {"greedy": "Greedy search", "beam": "Beam search", "sampling": "Sampling"}
 
 
-class NodeSpot(NamedTuple):
+class NodePosition(NamedTuple):
     """Box of a node by its left edge and vertical middle, the label of its edge, and the start of the edge."""
 
     text: str
@@ -39,7 +39,8 @@ class NodeSpot(NamedTuple):
     width: float
     label: str
     label_x: float
-    start: tuple[float, float]
+    start_x: float
+    start_y: float
 
     @property
     def turn(self) -> float:
@@ -50,7 +51,7 @@ class NodeSpot(NamedTuple):
 class TreeLayout(NamedTuple):
     """Spots of a tree's nodes, in their order; nothing overlaps. `root` is the y of the root."""
 
-    spots: list[NodeSpot]
+    positions: list[NodePosition]
     root: float
     width: float
     height: float
@@ -82,10 +83,8 @@ class SearchTrees(Picture):
         return [tree_layout(tree) for tree in self.trees]
 
     def figure(self) -> Figure:
-        sizes = [
-            (layout.width, 34 + layout.height + 18 * len(_output_lines(tree)) + 10)
-            for tree, layout in zip(self.trees, self.layouts, strict=True)
-        ]
+        pairs = list(zip(self.trees, self.layouts, strict=True))
+        sizes = [(layout.width, layout.height + 18 * len(_output_lines(tree)) + 44) for tree, layout in pairs]
         beside = sum(width for width, _ in sizes) + 30 * len(sizes) <= MAX_ROW_WIDTH
         width = sum(w + 30 for w, _ in sizes) if beside else max(w for w, _ in sizes) + 30
         height = max(h for _, h in sizes) if beside else sum(h for _, h in sizes)
@@ -95,13 +94,13 @@ class SearchTrees(Picture):
         axes.set(xlim=(0, width), ylim=(height, 0))
         axes.axis("off")
         x = y = 0.0
-        for tree, layout, (w, h) in zip(self.trees, self.layouts, sizes, strict=True):
+        for (tree, layout), (w, h) in zip(pairs, sizes, strict=True):
             _draw(axes, tree, layout, origin=(x + 15, y))
             x, y = (x + w + 30, y) if beside else (x, y + h)
         return figure
 
     def data(self) -> dict[str, Any]:
-        return super().data() | as_json({"about": self.about, "laid": self.layouts})
+        return super().data() | as_json({"about": self.about, "layouts": self.layouts})
 
     def text(self) -> str:
         return "\n".join("\n  ".join((TITLES[tree.name], *_output_lines(tree))) for tree in self.trees)
@@ -121,7 +120,7 @@ def tree_layout(tree: SearchTree) -> TreeLayout:
         depth[number] = depth[node.parent] + 1
     for siblings in children.values():
         siblings.sort(key=lambda number: -nodes[number].logprob)
-    texts = [shortened(visible(node.text), MAX_CHARACTERS) for node in nodes]
+    texts = [shorten(visible(node.text), MAX_CHARACTERS) for node in nodes]
     labels = [_edge_label(exp(node.logprob)) + (f" ×{node.count}" if node.count > 1 else "") for node in nodes]
     widths = [width_of(text, FONT) + 2 * PAD for text in texts]
     columns = range(1, max(depth.values()) + 1)
@@ -143,14 +142,15 @@ def tree_layout(tree: SearchTree) -> TreeLayout:
         else:
             rows[number], leaves = float(leaves), leaves + 1
     y = {number: EDGE + ROW * (row + 0.5) for number, row in rows.items()}
-    spots = []
+    positions = []
     for number, node in enumerate(nodes):
         column, parent = depth[number], node.parent
         start_x = EDGE + ROOT if parent < 0 else box_x[column - 1] + widths[parent]
-        edge: dict[str, Any] = {"label": labels[number], "label_x": label_x[column], "start": (start_x, y[parent])}
-        spots.append(NodeSpot(texts[number], box_x[column], y[number], width=widths[number], **edge))
+        edge: dict[str, Any] = {"label": labels[number], "label_x": label_x[column]}
+        edge |= {"start_x": start_x, "start_y": y[parent]}
+        positions.append(NodePosition(texts[number], box_x[column], y[number], width=widths[number], **edge))
     width = max(MIN_TREE_WIDTH, end[columns[-1]] + EDGE)
-    return TreeLayout(spots, root=y[-1], width=width, height=2 * EDGE + ROW * leaves)
+    return TreeLayout(positions, root=y[-1], width=width, height=2 * EDGE + ROW * leaves)
 
 
 def visible(text: str) -> str:
@@ -179,10 +179,12 @@ def _draw(axes: Any, tree: SearchTree, layout: TreeLayout, *, origin: tuple[floa
     axes.text(x, origin[1] + 16, TITLES[tree.name], fontsize=FONT * 0.72, weight="bold", **font)
     axes.plot([x + EDGE + ROOT / 2], [y + layout.root], "o", color="black", ms=4)
     # Chosen nodes are drawn last, on top.
-    for node, spot in sorted(zip(tree.nodes, layout.spots, strict=True), key=lambda pair: STATES.index(pair[0].state)):
+    for node, spot in sorted(
+        zip(tree.nodes, layout.positions, strict=True), key=lambda pair: STATES.index(pair[0].state)
+    ):
         chosen, pruned = node.state == "chosen", node.state == "pruned"
         ink = "#77736c" if pruned else "black"
-        (from_x, from_y), turn, to = spot.start, spot.turn, y + spot.y
+        from_x, from_y, turn, to = spot.start_x, spot.start_y, spot.turn, y + spot.y
         points = [(from_x, from_y), (turn, from_y), (turn + CURVE / 2, from_y), (turn + CURVE / 2, spot.y)]
         points += [(spot.label_x, spot.y), (spot.x, spot.y)]
         codes = [Path.MOVETO, Path.LINETO, Path.CURVE4, Path.CURVE4, Path.CURVE4, Path.LINETO]

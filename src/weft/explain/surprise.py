@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from typing import NamedTuple
 
 import torch
@@ -73,14 +74,6 @@ class Surprise(Picture):
         size = sum(len(token.text.encode()) for token, nats in pairs if nats is not None)
         return sum(self.scored) / math.log(2) / size if size else math.nan
 
-    @property
-    def total(self) -> str:
-        name = "pseudo-perplexity" if self.masked else "perplexity"
-        return (
-            f"{len(self.scored):,} tokens, {self.nats_per_token:.3f} nats per token, "
-            f"{name} {self.perplexity:,.4g}, {self.bits_per_byte:.3f} bits per byte"
-        )
-
     @cached_property
     def measure(self) -> Measure:
         """Shades of the tokens; similarly surprising texts share one scale."""
@@ -92,21 +85,19 @@ class Surprise(Picture):
         return lines_figure(self.title, self.tokens, self.measure)
 
     def text(self) -> str:
-        order = sorted(range(len(self.nats)), key=lambda position: -(self.nats[position] or 0.0))
-        rows = [self._rows[position] for position in order if self.nats[position] is not None]
-        return text_table(Table(HEADINGS, rows[:MAX_ROWS], "", text=(1, 5)), WIDTH) + f"\n\n{self.total}"
-
-    @cached_property
-    def _rows(self) -> list[tuple[str, ...]]:
-        rows: list[tuple[str, ...]] = []
-        columns = zip(self.tokens, self.nats, self.ranks, self.guesses, strict=True)
-        for position, (token, nats, rank, guesses) in enumerate(columns, 1):
-            cells = ("–",) * 3
-            if nats is not None:
-                cells = (f"{nats:.2f}" if math.isfinite(nats) else "∞", percent(math.exp(-nats)), f"{rank:,}")
+        columns = zip(count(1), self.tokens, self.nats, self.ranks, self.guesses, strict=False)
+        scored = [
+            (nats, position, token, rank, top) for position, token, nats, rank, top in columns if nats is not None
+        ]
+        rows = []
+        for nats, position, token, rank, guesses in sorted(scored, key=lambda row: -row[0])[:MAX_ROWS]:
+            surprisal = f"{nats:.2f}" if math.isfinite(nats) else "∞"
             likeliest = " · ".join(f"{guess.piece} {percent(guess.probability)}" for guess in guesses)
-            rows.append((str(position), token.piece, *cells, likeliest))
-        return rows
+            rows.append((str(position), token.piece, surprisal, percent(math.exp(-nats)), f"{rank:,}", likeliest))
+        name = "pseudo-perplexity" if self.masked else "perplexity"
+        means = f"{self.nats_per_token:.3f} nats per token, {name} {self.perplexity:,.4g}"
+        total = f"{len(self.scored):,} tokens, {means}, {self.bits_per_byte:.3f} bits per byte"
+        return text_table(Table(HEADINGS, rows, "", text=(1, 5)), WIDTH) + f"\n\n{total}"
 
 
 @torch.no_grad()

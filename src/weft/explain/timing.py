@@ -92,8 +92,8 @@ class StepTiming(Charts):
         seconds = dict(zip(("products alone", "memory alone", "measured"), (*self.bounds, self.seconds), strict=True))
         labels = list(map(_seconds, seconds.values()))
         bars = Series(points=list(enumerate(seconds.values())), bars=True, labels=labels)
-        x = Axis(ticks=dict(enumerate(seconds)), holds=(-0.5, 2.5))
-        return [Plot(self._step, [bars], x, Axis("seconds per step", holds=(0.0,), pad=0.15))]
+        x = Axis(ticks=dict(enumerate(seconds)), includes=(-0.5, 2.5))
+        return [Plot(self._step, [bars], x, Axis("seconds per step", includes=(0.0,), pad=0.15))]
 
 
 def step_time(model: LanguageModel, length: int, batch: int = 1, *, repeats: int = REPEATS) -> StepTiming:
@@ -119,8 +119,8 @@ def step_time(model: LanguageModel, length: int, batch: int = 1, *, repeats: int
         source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=device)
         target = torch.zeros_like(source)
         bandwidth = 2 * COPIED_BYTES / min(_clock(lambda: target.copy_(source), device) for _ in range(3))
-    names = {"cpu": f"the processor ({counted(torch.get_num_threads(), 'thread')})"}
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else names.get(device.type, device.type)
+    name = f"the processor ({counted(torch.get_num_threads(), 'thread')})" if device.type == "cpu" else device.type
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else name
     sheet = device_called(name) if device.type == "cuda" else None
     flops, traffic = cost.training() * batch * length, 3.0 * weights[0].element_size() * cost.parameters
     peak = None if sheet is None else sheet.peak({torch.float32: "fp32"}.get(weights[0].dtype, "bf16"))

@@ -19,7 +19,8 @@ from weft.explain.groups import parameter_groups
 from weft.explain.reading import Reading
 from weft.explain.texts import TEXTS
 from weft.figures.charts import Charts
-from weft.figures.plot import Axis, Look, Plot, Series, lines, plain, whole_numbers
+from weft.figures.formats import table_number
+from weft.figures.plot import Axis, Look, Plot, Series, integer_axis, lines
 from weft.figures.tables import Table
 from weft.models.base import LanguageModel, evaluating
 from weft.nn.config import Plain
@@ -66,7 +67,7 @@ class Histograms(Charts):
         entropy = {name: list(layers.values()) for name, layers in self.entropy.items()}
         layers = max(map(len, entropy.values()), default=0)
         if layers > 1:
-            x, y = whole_numbers("layer", layers), Axis("share of the maximum", holds=(0.0, 1.0))
+            x, y = integer_axis("layer", layers), Axis("share of the maximum", includes=(0.0, 1.0))
             charts.append(lines("entropy of attention", entropy, range(layers), x=x, y=y))
         return charts
 
@@ -74,7 +75,7 @@ class Histograms(Charts):
         rows = []
         for part, layers in self.weights.items():
             ranges = []
-            for statistic, text in (("deviation", plain), ("largest", plain), ("zeros", "{:.1%}".format)):
+            for statistic, text in (("deviation", table_number), ("largest", table_number), ("zeros", "{:.1%}".format)):
                 values = [getattr(histogram, statistic) for histogram in layers.values()]
                 ranges.append(" – ".join(dict.fromkeys(text(end) for end in (min(values), max(values)))))
             rows.append((part, str(len(layers)), *ranges))
@@ -82,11 +83,10 @@ class Histograms(Charts):
         tables = [Table(header, rows, "Weights, range over the layers")]
         for name, layers in self.activations.items():
             shares = [share for share in SHARES if any(getattr(each, share) is not None for each in layers.values())]
-            cells = [
-                (layer, *map(plain, (each.mean, each.deviation, each.largest)),
-                 *(f"{getattr(each, share):.1%}" for share in shares))
-                for layer, each in layers.items()
-            ]  # fmt: skip
+            cells = []
+            for layer, each in layers.items():
+                moments = map(table_number, (each.mean, each.deviation, each.largest))
+                cells.append((layer, *moments, *(f"{getattr(each, share):.1%}" for share in shares)))
             columns, remarks = ("layer", "mean", "deviation", "largest", *shares), [TEXTS["histograms"]]
             tables.append(Table(columns, cells, f"Activations: {name}", remarks if len(tables) == 1 else ()))
         if self.entropy:
@@ -143,12 +143,9 @@ def _activations(reading: Reading) -> tuple[dict[str, dict[str, Histogram]], dic
             summarise(name, x.detach())
         return x
 
-    watched = {
-        name: partial(watch, name)
-        for name, tap in taps(model).items()
-        if (isinstance(tap.module, nn.RNNBase) if name in RECURRENT else name.endswith(WATCHED))
-    }
-    with evaluating(model), torch.no_grad(), capture(model, replace=watched):
+    modules = {name: tap.module for name, tap in taps(model).items() if name in RECURRENT or name.endswith(WATCHED)}
+    names = [name for name, module in modules.items() if name not in RECURRENT or isinstance(module, nn.RNNBase)]
+    with evaluating(model), torch.no_grad(), capture(model, replace={name: partial(watch, name) for name in names}):
         model(reading.tokens, **reading.model_kwargs)
     for name, states in steps.items():
         summarise(name, torch.cat(states, dim=1))
@@ -193,4 +190,4 @@ def _chart(title: str, layers: dict[str, Histogram]) -> Plot:
         centres = (histogram.edges[:-1] + histogram.edges[1:]) / 2
         points = [(float(x), float(y)) for x, y in zip(centres, heights, strict=True) if low <= x <= high]
         series.append(Series(points=points, look=Look(f"{shade:.0f}%", width=1.3)))
-    return Plot(title, series, Axis("value"), Axis("share of the peak", holds=(0.0, 1.0)))
+    return Plot(title, series, Axis("value"), Axis("share of the peak", includes=(0.0, 1.0)))

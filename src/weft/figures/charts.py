@@ -1,4 +1,4 @@
-"""Pictures made of a few charts: side by side in print, and one below another on a narrow page."""
+"""Pictures made of several charts: side by side in print, and stacked on a narrow page."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -11,54 +11,54 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from weft.figures.page import html_charts, html_tables
-from weft.figures.picture import COLOURS, FIGURES, SHADES, Picture, new_figure, svg
+from weft.figures.picture import COLOURS, FIGURES, SHADES, Picture, inline_svg, new_figure
 from weft.figures.plot import Plot
-from weft.figures.shapes import AREAS, TEXTS, html_plot, laid_out, plot_data
+from weft.figures.shapes import AREAS, TEXTS, html_plot, lay_out, plot_data
 from weft.figures.tables import Table, text_tables
 
-UNITS = 104  # of a plot's plane to the inch
+UNITS_PER_INCH = 104  # of a plot's plane
 INK = {"ink": "#000000", "soft": "#808080", "": "#000000", **{f"c{n}": colour for n, colour in enumerate(COLOURS)}}
-INKS = {"grid": "soft", "axis": "soft", "mark": "c1"}  # of what is no series
+DEFAULT_COLOURS = {"grid": "soft", "axis": "soft", "mark": "c1"}  # of shapes that belong to no series
 ALPHAS = {"grid": 0.4, "faint": 0.4, "band": 0.18}
-AT = {"start": "left", "middle": "center", "end": "right"}
+ALIGNMENTS = {"start": "left", "middle": "center", "end": "right"}
 
 
 class Chart(NamedTuple):
-    """A chart that is drawn by hand: what it is called, and what draws it on matplotlib's axes."""
+    """Chart that a function draws on matplotlib axes."""
 
     title: str
     draw: Callable[[Any], None]
 
 
 class Charts(Picture):
-    """Charts, and tables that say the same in numbers."""
+    """Charts, and tables of the same values."""
 
     scripts: ClassVar[tuple[str, ...]] = ("chart.js",)
     columns: ClassVar[int] = 2
-    size: ClassVar[tuple[float, float]] = (4.6, 3.1)  # inches of a chart that is drawn by hand
+    size: ClassVar[tuple[float, float]] = (4.6, 3.1)  # inches of a `Chart`
 
     @abstractmethod
     def charts(self) -> Sequence[Chart | Plot]:
-        """What is drawn, in reading order."""
+        """Return the charts in reading order."""
 
     def tables(self) -> Sequence[Table]:
-        """The same in numbers; they are what a terminal shows."""
+        """Return the values as tables, which a terminal shows."""
         return ()
 
     def figure(self) -> Figure:
         return self._figure(self.charts())
 
     def data(self) -> dict[str, Any]:
-        """Its described charts, as web/chart.js draws them."""
-        return {"plots": [plot_data(each) for each in self.charts() if isinstance(each, Plot)]}
+        """Return the data of web/chart.js for every `Plot`."""
+        return {"plots": [plot_data(chart) for chart in self.charts() if isinstance(chart, Plot)]}
 
     def html(self) -> str:
-        """Every chart by itself, so that a narrow page shows them in full size, and the tables."""
-        charts = self.charts()
-        drawn = [
-            html_plot(each) if isinstance(each, Plot) else svg(self._figure([each]), each.title) for each in charts
+        """Return every chart as a separate element, so that a narrow page shows it in full size, and the tables."""
+        charts = [
+            html_plot(chart) if isinstance(chart, Plot) else inline_svg(self._figure([chart]), chart.title)
+            for chart in self.charts()
         ]
-        return html_charts(drawn) + html_tables(self.tables())
+        return html_charts(charts) + html_tables(self.tables())
 
     def text(self) -> str | None:
         return text_tables(self.tables()) or None
@@ -66,8 +66,8 @@ class Charts(Picture):
     def _figure(self, charts: Sequence[Chart | Plot]) -> Figure:
         columns = min(self.columns, len(charts))
         rows = -(-len(charts) // columns)
-        inches = [[side / UNITS for side in each.size] if isinstance(each, Plot) else self.size for each in charts]
-        width, height = map(max, zip(*inches, strict=True))
+        sizes = [[side / UNITS_PER_INCH for side in c.size] if isinstance(c, Plot) else self.size for c in charts]
+        width, height = map(max, zip(*sizes, strict=True))
         figure = new_figure(columns * width, rows * height)
         for number, chart in enumerate(charts, 1):
             axes = figure.add_subplot(rows, columns, number)
@@ -83,7 +83,7 @@ class Charts(Picture):
 
 @dataclass(frozen=True)
 class Panels(Charts):
-    """Described charts of one kind, with the `name` of the file that they are saved as."""
+    """Plots of one kind, saved as a file called `name`."""
 
     name: str
     about: str
@@ -96,45 +96,46 @@ class Panels(Charts):
 
 
 class PanelsPage(Picture):
-    """A page with described charts in it, which are saved as figures beside it."""
+    """Page with plots that are also saved as figures."""
 
     @abstractmethod
     def panels(self) -> Sequence[Panels]:
-        """All charts, in reading order."""
+        """Return all panels in reading order."""
 
     def figure(self) -> Figure:
         return self.panels()[0].figure()
 
     def save_figures(self, folder: Path) -> list[Path]:
-        """Write each as .svg and .png under its name: loss-flops.svg, multipliers.png, …"""
-        return [each.save(folder / f"{each.name}{suffix}") for each in self.panels() for suffix in (".svg", ".png")]
+        """Write every panel as .svg and .png under its name: loss-flops.svg, multipliers.png, …"""
+        return [panel.save(folder / f"{panel.name}{suffix}") for panel in self.panels() for suffix in (".svg", ".png")]
 
 
 def _draw_plot(axes: Any, plot: Plot) -> None:
     axes.set(xlim=(0, plot.size[0]), ylim=(plot.size[1], 0))
     axes.axis("off")
-    layout = laid_out(plot)
+    layout = lay_out(plot)
     for shape in layout.shapes if layout else ():
-        look, (xs, ys) = shape.look, zip(*shape.places, strict=True)
-        colour = look.colour or INKS.get(shape.kind, "ink")
-        shade = to_hex(SHADES(float(colour[:-1]) / 100)) if colour.endswith("%") else INK[colour]
-        ink = {"color": shade, "alpha": ALPHAS.get(shape.kind)}
+        look, (xs, ys) = shape.look, zip(*shape.points, strict=True)
+        name = look.colour or DEFAULT_COLOURS.get(shape.kind, "ink")
+        colour = to_hex(SHADES(float(name[:-1]) / 100)) if name.endswith("%") else INK[name]
+        ink = {"color": colour, "alpha": ALPHAS.get(shape.kind)}
         if shape.kind in TEXTS:
-            size, level = 9.5 if shape.kind == "title" else 8.5, "center" if shape.angle == -90 else "baseline"
-            where = {"ha": AT[shape.anchor], "va": level, "rotation": -shape.angle, "rotation_mode": "anchor"}
+            size, baseline = 9.5 if shape.kind == "title" else 8.5, "center" if shape.angle == -90 else "baseline"
+            aligned = {"ha": ALIGNMENTS[shape.anchor], "va": baseline}
+            rotated = {"rotation": -shape.angle, "rotation_mode": "anchor"}
             behind = {"bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.5}} if shape.kind == "name" else {}
-            axes.text(xs[0], ys[0], shape.text, fontsize=size, parse_math=False, **ink, **where, **behind)
+            axes.text(xs[0], ys[0], shape.text, fontsize=size, parse_math=False, **ink, **aligned, **rotated, **behind)
             continue
         if shape.kind in AREAS:
-            (drawn,) = axes.fill(xs, ys, linewidth=0, **ink)
+            (artist,) = axes.fill(xs, ys, linewidth=0, **ink)
         elif shape.kind == "dot":
             ring = look.marker == "ring"
             style = {"markersize": 8, "fillstyle": "none"} if ring else {"markersize": 4.5}
-            (drawn,) = axes.plot(xs, ys, marker="o" if ring else look.marker, **style, **ink)
+            (artist,) = axes.plot(xs, ys, marker="o" if ring else look.marker, **style, **ink)
         else:
             dash = (0, [float(length) for length in look.dash.split()]) if look.dash else "-"
             width = 0.4 if shape.kind == "faint" else 0.8 * look.width
-            (drawn,) = axes.plot(xs, ys, linewidth=width, linestyle=dash, **ink)
-        if shape.cut and layout:
+            (artist,) = axes.plot(xs, ys, linewidth=width, linestyle=dash, **ink)
+        if shape.clipped and layout:
             x, y, width, height = layout.box
-            drawn.set_clip_path(Rectangle((x, y), width, height, transform=axes.transData))
+            artist.set_clip_path(Rectangle((x, y), width, height, transform=axes.transData))

@@ -1,4 +1,4 @@
-"""Heat maps: cells whose shade tells a number, with labels along both sides; many small ones; a confusion matrix."""
+"""Heat maps: shaded cells with labels on two sides, grids of small maps, and a confusion matrix."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,21 +11,21 @@ from numpy.typing import NDArray
 
 from weft.figures.picture import FIGURES, SHADES, Picture, new_figure
 
-MAX_LABELS = 60  # tokens that each get a label; of more, every so many-th
+MAX_LABELS = 60  # tokens that are all labelled; of more, every n-th is
 MAX_LABEL_CHARACTERS = 14
-MAX_WRITTEN_CELLS = 400  # of a confusion matrix: they are still large enough for a number
-DARK = 0.55  # a shade that needs white letters
-SHADE_STEPS = 20  # of small maps on a page
+MAX_ANNOTATED_CELLS = 400  # cells of a confusion matrix that are large enough for a number
+DARK = 0.55  # a darker shade has white text
+SHADE_STEPS = 20  # shades of a small map on a page
 
 Values = TypeVar("Values", bound=NDArray[Any])
 
 
-def pooled(values: Values, most: int) -> tuple[Values, int]:
-    """(…, rows, columns) with at most `most` rows and columns, each cell the largest of a block; and its size.
+def max_pool(values: Values, max_cells: int) -> tuple[Values, int]:
+    """Return (…, rows, columns) max-pooled to at most `max_cells` rows and columns, and the size of a block.
 
-    Both sides have blocks of one size, so that a diagonal stays one. The mean would let a thin line fade.
+    Blocks are square, so that a diagonal stays a diagonal. The mean would let a thin line fade.
     """
-    size = -(-max(values.shape[-2:]) // most)
+    size = -(-max(values.shape[-2:]) // max_cells)
     if size > 1:
         for axis in (-2, -1):
             starts = np.arange(0, values.shape[axis], size)
@@ -33,32 +33,32 @@ def pooled(values: Values, most: int) -> tuple[Values, int]:
     return values, size
 
 
-def shortened(label: str, most: int = MAX_LABEL_CHARACTERS) -> str:
-    """A token that is not too long for a label."""
-    return label if len(label) <= most else f"{label[: most - 1]}…"
+def shorten(label: str, max_characters: int = MAX_LABEL_CHARACTERS) -> str:
+    """Return a label of at most `max_characters`, with an ellipsis if it was cut."""
+    return label if len(label) <= max_characters else f"{label[: max_characters - 1]}…"
 
 
 def label_inches(labels: Sequence[str]) -> float:
-    """The margin that the longest label takes."""
-    return 0.25 + 0.085 * (max(map(len, map(shortened, labels))) + (5 if len(labels) > MAX_LABELS else 0))
+    """Return the margin that the longest label takes."""
+    return 0.25 + 0.085 * (max(map(len, map(shorten, labels))) + (5 if len(labels) > MAX_LABELS else 0))
 
 
-def label_axis(axis: Any, labels: Sequence[str], start: int = 0, block: int = 1) -> None:
-    """Label an axis with tokens; where they are many, with some of them and their places, counted from `start`."""
+def label_axis(axis: Any, labels: Sequence[str], start: int = 0, *, block: int = 1) -> None:
+    """Label an axis with tokens; of many tokens, with every n-th and its position, counted from `start`."""
     step = 1 if len(labels) <= MAX_LABELS else -(-len(labels) // 45 // block) * block
-    places = range(0, len(labels), step)
-    names = [f"{place + start}: " * (step > 1) + shortened(labels[place]) for place in places]
-    axis.set_ticks([place / block for place in places], names, parse_math=False, fontsize=8)
+    positions = range(0, len(labels), step)
+    names = [f"{position + start}: " * (step > 1) + shorten(labels[position]) for position in positions]
+    axis.set_ticks([position / block for position in positions], names, parse_math=False, fontsize=8)
     axis.set_tick_params(length=0 if step == 1 else 2)
 
 
-def shade_cells(axes: Any, values: NDArray[Any], norm: Any = None) -> Any:
-    """Shaded cells, and what a colour bar needs; without a `norm` from 0 to 1."""
+def draw_cells(axes: Any, values: NDArray[Any], norm: Any = None) -> Any:
+    """Draw shaded cells and return their image; without a `norm`, shades go from 0 to 1."""
     return axes.imshow(values, cmap=SHADES, norm=norm or Normalize(0.0, 1.0), interpolation="nearest")
 
 
-def write_cells(axes: Any, image: Any, text: Callable[[int, int], str], size: float) -> None:
-    """A text in every cell of an image, white on dark shades."""
+def annotate_cells(axes: Any, image: Any, text: Callable[[int, int], str], *, size: float) -> None:
+    """Write a text into every cell of an image, in white on dark shades."""
     for (row, column), value in np.ndenumerate(image.get_array()):
         color = "white" if image.norm(value) > DARK else "black"
         axes.text(column, row, text(row, column), ha="center", va="center", color=color, fontsize=size)
@@ -66,7 +66,7 @@ def write_cells(axes: Any, image: Any, text: Callable[[int, int], str], size: fl
 
 @dataclass(frozen=True)
 class SmallMap:
-    """Numbers (rows, columns), shaded from 0 to `top`; NaN where one means nothing, which leaves a cell empty."""
+    """Values (layers, heads), shaded from 0 to `top`; the cell of a NaN is empty."""
 
     title: str
     values: NDArray[np.float64]
@@ -75,12 +75,12 @@ class SmallMap:
 
     @property
     def largest(self) -> str:
-        """The largest number and where it stands."""
+        """Maximum, with its unit, layer and head."""
         row, column = np.unravel_index(int(np.nanargmax(self.values)), self.values.shape)
         return f"{f'{self.values[row, column]:.2f} {self.unit}'.strip()} in layer {row}, head {column}"
 
     def shades(self) -> Iterator[tuple[int, str]]:
-        """For a page: each shade in percent, and its cells as one path of unit squares."""
+        """Yield each shade in percent, with its cells as one SVG path of unit squares."""
         steps = np.rint(np.clip(np.nan_to_num(self.values) / self.top, 0, 1) * SHADE_STEPS).astype(int)
         for step in range(1, SHADE_STEPS + 1):
             cells = "".join(f"M{column} {row}h1v1h-1z" for row, column in np.argwhere(steps == step))
@@ -88,9 +88,9 @@ class SmallMap:
                 yield 100 * step // SHADE_STEPS, cells
 
     def draw(self, axes: Any) -> None:
-        """For print; numbers below 0 are marked."""
+        """Draw for print; negative values have a dash."""
         rows, columns = self.values.shape
-        image = shade_cells(axes, self.values, Normalize(0.0, self.top))
+        image = draw_cells(axes, self.values, Normalize(0.0, self.top))
         axes.set_title(self.title + (f" ({self.unit})" if self.unit else ""), fontsize=8)
         axes.set_xticks(range(0, columns, -(-columns // 6)))
         axes.set_yticks(range(0, rows, -(-rows // 8)))
@@ -102,32 +102,32 @@ class SmallMap:
         bar.outline.set_linewidth(0.4)
 
 
-def small_maps(rows: Sequence[Sequence[SmallMap | None]], title: str) -> Figure:
-    """Rows of small maps of one shape each, as many in all rows; those of a wide row in two lines."""
-    shapes = [next(each.values.shape for each in row if each is not None) for row in rows]
+def small_multiples(rows: Sequence[Sequence[SmallMap | None]], title: str) -> Figure:
+    """Draw rows of small maps, all of one length; maps of a row have one shape. Wide rows are split into two lines."""
+    shapes = [next(small.values.shape for small in row if small is not None) for row in rows]
     widest = max(columns for _, columns in shapes)
-    tall = [0.75 + max(0.5, min(0.17, 6.0 / count) * count) for count, _ in shapes]
-    wide = 0.75 + max(0.9, min(0.17, 3.0 / widest) * widest)
+    heights = [0.75 + max(0.5, min(0.17, 6.0 / layers) * layers) for layers, _ in shapes]
+    width = 0.75 + max(0.9, min(0.17, 3.0 / widest) * widest)
     count = len(rows[0])
-    across = count if count * wide < 12 else -(-count // 2)
-    lines = -(-count // across)
-    figure = new_figure(max(4.0, across * wide + 0.3), lines * sum(tall) + 0.5)
+    per_line = count if count * width < 12 else -(-count // 2)
+    lines = -(-count // per_line)
+    figure = new_figure(max(4.0, per_line * width + 0.3), lines * sum(heights) + 0.5)
     figure.suptitle(title, parse_math=False, fontsize=11)
-    grid: Any = figure.subplots(lines * len(rows), across, squeeze=False, height_ratios=tall * lines)
-    for place, axes in np.ndenumerate(grid):
-        line, row = divmod(place[0], len(rows))
-        which = line * across + place[1]
-        chosen = rows[row][which] if which < count else None
-        if chosen is None:
+    grid: Any = figure.subplots(lines * len(rows), per_line, squeeze=False, height_ratios=heights * lines)
+    for (grid_row, grid_column), axes in np.ndenumerate(grid):
+        line, row = divmod(grid_row, len(rows))
+        index = line * per_line + grid_column
+        small = rows[row][index] if index < count else None
+        if small is None:
             axes.axis("off")
         else:
-            chosen.draw(axes)
+            small.draw(axes)
     return figure
 
 
 @dataclass(frozen=True)
 class ConfusionMatrix(Picture):
-    """Counts (labels, labels) with actual labels in rows; the shade is the share of the row, the number the count."""
+    """Counts (labels, labels), actual labels in rows; a cell shows its count and is shaded by its share of the row."""
 
     counts: tuple[tuple[int, ...], ...]
     labels: tuple[str, ...]
@@ -142,17 +142,16 @@ class ConfusionMatrix(Picture):
         inches = min(24.0, 1.8 + 0.45 * len(labels) + 0.05 * min(40, max(map(len, labels))))
         figure = new_figure(inches, inches)
         axes: Any = figure.add_subplot()
-        image = shade_cells(axes, shares)
-        # a label may hold a dollar sign, which begins no formula
+        image = draw_cells(axes, shares)
         tilted = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if max(map(len, labels)) > 3 else {}
-        axes.set_xticks(range(len(labels)), labels, parse_math=False, **tilted)
+        axes.set_xticks(range(len(labels)), labels, parse_math=False, **tilted)  # a dollar sign starts no formula
         axes.set_yticks(range(len(labels)), labels, parse_math=False)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         axes.set(xlabel="predicted", ylabel="actual")
         axes.set_title(self.title, parse_math=False)
-        if counts.size > MAX_WRITTEN_CELLS:
+        if counts.size > MAX_ANNOTATED_CELLS:
             figure.colorbar(image, shrink=0.8)
         else:
-            write_cells(axes, image, lambda row, column: f"{counts[row, column]:,}", 9)
+            annotate_cells(axes, image, lambda row, column: f"{counts[row, column]:,}", size=9)
         return figure

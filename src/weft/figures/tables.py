@@ -1,4 +1,4 @@
-"""Tables: described once, here set in plain text; `figures/page.py` has them on a page."""
+"""Tables, defined once and formatted here as plain text; `figures/page.py` formats them for a page."""
 
 import re
 import textwrap
@@ -7,14 +7,14 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 WIDTH = 80
-MIN_TEXT_WIDTH = 16  # characters that a column of text is left with, however narrow the terminal
-WRAPPED_WIDTH = 36  # a column that is wider may be wrapped, so it need not be left out
+MIN_TEXT_WIDTH = 16  # characters that a text column keeps in a narrow terminal
+WRAPPED_WIDTH = 36  # a wider column can be wrapped, so no other column has to be dropped for it
 
 
 class Table(NamedTuple):
-    """Columns numbered in `text` stand to the left, all others to the right; those without anything are left out.
+    """Columns listed in `text` are aligned left, all others right; empty columns are left out.
 
-    Where there is too little space, columns of `spare` are left out, the first one first.
+    In a narrow terminal, columns listed in `spare` are dropped, the first one first.
     """
 
     header: Sequence[str]
@@ -26,52 +26,53 @@ class Table(NamedTuple):
 
 
 def text_lines(table: Table, width: int | None = None, prose: int = WIDTH) -> Iterator[tuple[str, str]]:
-    """The lines of a table, and what each belongs to: title, header, row or remark.
+    """Yield each line of a table, and what it belongs to: title, header, row or remark.
 
-    In a `width` that is too narrow, the widest of the columns in `text` is wrapped between its words. Title and remarks
+    If the table is wider than `width`, the widest of the columns in `text` is wrapped between words. Title and remarks
     are wrapped at `prose` columns.
     """
-    table = table if width is None else _without_spare(table, width)
+    table = table if width is None else _drop_spare(table, width)
     widths = _widths(table)
-    if width is not None and (over := _line_width(widths) - width) > 0:
+    if width is not None and (excess := _line_width(widths) - width) > 0:
         widest = max(table.text, key=lambda column: widths[column])
-        widths[widest] = max(MIN_TEXT_WIDTH, widths[widest] - over)
-    yield from (("title", line) for line in wrapped(table.title, prose))
+        widths[widest] = max(MIN_TEXT_WIDTH, widths[widest] - excess)
+    yield from (("title", line) for line in wrap(table.title, prose))
     for number, row in enumerate((table.header, *table.rows)):
         if any(row):
-            yield from (("row" if number else "header", line) for line in _row_lines(row, widths, table.text, width))
-    yield from (("remark", line) for remark in table.remarks for line in wrapped(remark, prose))
+            lines = _row_lines(row, widths, table.text, width=width)
+            yield from (("row" if number else "header", line) for line in lines)
+    yield from (("remark", line) for remark in table.remarks for line in wrap(remark, prose))
 
 
 def text_table(table: Table, width: int | None = None) -> str:
-    """A table in plain text."""
+    """Format a table as plain text."""
     return "\n".join(line for _, line in text_lines(table, width))
 
 
 def text_tables(tables: Sequence[Table], width: int | None = None) -> str:
-    """Several, one below another."""
+    """Format several tables, separated by empty lines."""
     return "\n\n".join(text_table(table, width) for table in tables)
 
 
-def wrapped(text: str, width: int = WIDTH) -> list[str]:
-    """A paragraph in lines; no word is broken."""
+def wrap(text: str, width: int = WIDTH) -> list[str]:
+    """Wrap a paragraph without breaking words."""
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
-def _without_spare(table: Table, width: int) -> Table:
-    """The table with as many spare columns empty as it takes to fit, and a remark that says so."""
-    rows, gone = [list(row) for row in (table.header, *table.rows)], []
+def _drop_spare(table: Table, width: int) -> Table:
+    """Empty as many spare columns as needed to fit, and add a remark that names them."""
+    rows, dropped = [list(row) for row in (table.header, *table.rows)], []
     for column in table.spare:
-        if _line_width([min(each, WRAPPED_WIDTH) for each in _widths(Table(rows[0], rows[1:]))]) <= width:
+        if _line_width([min(size, WRAPPED_WIDTH) for size in _widths(Table(rows[0], rows[1:]))]) <= width:
             break
-        gone.append(table.header[column])
+        dropped.append(table.header[column])
         for row in rows:
             row[column] = ""
-    if not gone:
+    if not dropped:
         return table
-    explained = rf"(?:^| )(?:{'|'.join(map(re.escape, gone))}): .*?\.(?= |$)"  # "MFU: what it means."
-    remarks = [re.sub(explained, "", remark).strip() for remark in table.remarks]
-    remarks.append(f"not shown for lack of space: {', '.join(gone)}; --json has all")
+    explanation = rf"(?:^| )(?:{'|'.join(map(re.escape, dropped))}): .*?\.(?= |$)"  # "MFU: what it means."
+    remarks = [re.sub(explanation, "", remark).strip() for remark in table.remarks]
+    remarks.append(f"not shown for lack of space: {', '.join(dropped)}; --json has all")
     return table._replace(header=rows[0], rows=rows[1:], remarks=remarks)
 
 
@@ -83,12 +84,12 @@ def _line_width(widths: Sequence[int]) -> int:
     return sum(width + 2 for width in widths if width) - 2
 
 
-def _row_lines(row: Sequence[str], widths: Sequence[int], text: Sequence[int], width: int | None) -> Iterator[str]:
-    """A row as one line, or as more where a cell is wider than its column.
+def _row_lines(row: Sequence[str], widths: Sequence[int], text: Sequence[int], *, width: int | None) -> Iterator[str]:
+    """Yield a row as one line, or several if a cell is wider than its column.
 
-    A first cell with a word that is too long for its column has lines of its own.
+    A first cell with a word that is too long for its column is on separate lines.
     """
-    cells = [wrapped(cell, column) if len(cell) > column else [cell] for cell, column in zip(row, widths, strict=True)]
+    cells = [wrap(cell, column) if len(cell) > column else [cell] for cell, column in zip(row, widths, strict=True)]
     if width is not None and max(map(len, cells[0])) > widths[0]:
         yield from textwrap.wrap(row[0], width)
         cells[0] = [""]

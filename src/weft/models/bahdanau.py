@@ -78,9 +78,8 @@ class Bahdanau(LanguageModel):
         d_embedding = config.d_embedding or D
         self.embedding = nn.Embedding(config.vocab_size, d_embedding)
         # without its own vocabulary, the source shares the target's embeddings
-        self.source_embedding = (
-            nn.Embedding(config.source_vocab_size, d_embedding) if config.source_vocab_size is not None else None
-        )
+        size = config.source_vocab_size
+        self.source_embedding = None if size is None else nn.Embedding(size, d_embedding)
         self.source_dropout = Dropout(config.dropout)
         self.encoder = recurrence(config.cell, d_embedding, D, layers=config.layers, bidirectional=True)
         self.between_encoder = InterLayerDropout(config.layers, config.dropout)
@@ -135,7 +134,7 @@ class Bahdanau(LanguageModel):
         if documents is not None:
             raise ModelError(f"{self._name()} has one source per row; packed documents have none")
         encoded = self._encode_for(len(tokens), source, rng)
-        return self._decode(tokens, encoded, encoded.state, rng=rng)
+        return self._decode(tokens, encoded, encoded.state, stored=None, rng=rng)
 
     def readout(self, features: Tensor) -> Readout:
         return Readout(features, self.output.weight, self.output.bias, shard=self.vocab_shard).local()
@@ -146,7 +145,7 @@ class Bahdanau(LanguageModel):
     def advance(self, tokens: Tensor, state: State, lengths: Tensor | None = None) -> Tensor:
         assert isinstance(state, AlignedStates)
         state.reserve(tokens.shape[1])
-        features = self._decode(tokens, state.source, state.current(), stored=state)
+        features = self._decode(tokens, state.source, state.current(), stored=state, rng=None)
         state.advance(tokens.shape[1], lengths)
         return features
 
@@ -158,13 +157,7 @@ class Bahdanau(LanguageModel):
         return self.encode(source, rng)
 
     def _decode(
-        self,
-        tokens: Tensor,
-        source: Encoded,
-        state: Tensor,
-        *,
-        stored: HiddenStates | None = None,
-        rng: RowRng | None = None,
+        self, tokens: Tensor, source: Encoded, state: Tensor, *, stored: HiddenStates | None, rng: RowRng | None
     ) -> Tensor:
         """Readouts (batch, time, d_model) of tokens (batch, time) read from `state`; new states go into `stored`."""
         check_tokens(tokens, self.config.vocab_size)
@@ -172,10 +165,8 @@ class Bahdanau(LanguageModel):
         states, contexts, probabilities = [], [], []
         for t in range(tokens.shape[1]):
             context, a = self.attention(state[0, -1], source)
-            x, drop = (
-                torch.cat([inputs[:, t], context], dim=-1),
-                self.between_decoder.drop(rng, tokens.is_cuda, begin=t),
-            )
+            x = torch.cat([inputs[:, t], context], dim=-1)
+            drop = self.between_decoder.drop(rng, tokens.is_cuda, begin=t)
             s, state = read(self.decoder, x[:, None], state, drop=drop)
             if stored is not None:
                 stored.keep(state, t + 1)

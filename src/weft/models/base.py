@@ -6,6 +6,7 @@
 Decoding, scoring and serving use nothing else of a model.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
@@ -230,8 +231,6 @@ def check_range(low: int, high: int, vocab_size: int) -> None:
 
 def current_name(name: str) -> str:
     """Current name of a saved parameter, or of an optimizer's moment of one (`exp_avg/name`)."""
-    moment, slash, parameter = name.rpartition("/")
     for old, new in RENAMED.items():
-        if parameter.startswith(old):
-            return moment + slash + new + parameter.removeprefix(old)
+        name = re.sub(rf"(^|/){re.escape(old)}", rf"\g<1>{new}", name)
     return name

@@ -1,6 +1,6 @@
 """Builds models from settings."""
 
-from typing import overload
+from typing import Any, overload
 
 from weft.models import config
 from weft.models.bahdanau import Bahdanau
@@ -22,11 +22,6 @@ def build(settings: config.NGram) -> NGram: ...
 def build(settings: config.Model) -> LanguageModel: ...
 def build(settings: config.Model | config.TransformerConfig) -> LanguageModel:
     """Build the model that `settings` describe, with new weights; an n-gram model has no counts yet."""
-    if isinstance(settings, config.Recurrent):
-        return Recurrent(settings)
-    if isinstance(settings, config.Bahdanau):
-        return Bahdanau(settings)
-    if isinstance(settings, config.NGram):
-        return NGram(settings)
-    assert isinstance(settings, config.Decoder | config.Encoder | config.EncoderDecoder)
-    return Transformer(settings)
+    classes: dict[type, type[Any]] = {config.Recurrent: Recurrent, config.Bahdanau: Bahdanau, config.NGram: NGram}
+    model: LanguageModel = classes.get(type(settings), Transformer)(settings)
+    return model

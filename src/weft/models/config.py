@@ -111,18 +111,9 @@ class EmbeddingHead(Config):
     normalise: bool = Field(True, description="scale vectors to length 1")
 
 
-Head = Annotated[
-    LMHead
-    | MaskedLMHead
-    | NextSentenceHead
-    | PretrainingHead
-    | ClassificationHead
-    | TaggingHead
-    | SpanHead
-    | ReplacedHead
-    | EmbeddingHead,
-    Field(discriminator="kind"),
-]
+PretrainingHeads = LMHead | MaskedLMHead | NextSentenceHead | PretrainingHead
+TaskHeads = ClassificationHead | TaggingHead | SpanHead | ReplacedHead | EmbeddingHead
+Head = Annotated[PretrainingHeads | TaskHeads, Field(discriminator="kind")]
 
 
 # ---- Transformers
@@ -136,6 +127,9 @@ def _factor(value: Any) -> Any:
     if not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ValueError(f"{value!r}: expected true, false, or a number above 0")
     return float(value)
+
+
+Factor = Annotated[bool | float, BeforeValidator(_factor)]
 
 
 class LayerKind(Config):
@@ -158,9 +152,7 @@ class TransformerConfig(Block):
     context: PositiveInt = Field(1024, description="longest sequence in training")
     layers: Layers = Field(description="number of layers")
     pattern: tuple[LayerKind, ...] = Field((), description="kinds of layers from the first on, repeated over the depth")
-    embedding_scale: Annotated[bool | float, BeforeValidator(_factor)] = Field(
-        False, description="multiply embeddings by √d_model, or by this number"
-    )
+    embedding_scale: Factor = Field(False, description="multiply embeddings by √d_model, or by this number")
     embedding_norm: bool = Field(False, description="normalise the embeddings")
     first_norm: bool = Field(True, description="use a norm before the first attention")
     init: Init = Field(NormalInit(), description="initial weights")
@@ -200,9 +192,8 @@ class TransformerConfig(Block):
         for kind in self.pattern:
             for position in (self.position, kind.position) if kind.position is not None else ():
                 if not (position.rotates or isinstance(position, NoPosition)):
-                    raise ValueError(
-                        f"pattern: only rotary or no positions can differ between layers, not '{position.kind}'"
-                    )
+                    differing = f"only rotary or no positions can differ between layers, not '{position.kind}'"
+                    raise ValueError(f"pattern: {differing}")
                 position.check(self.d_model, self.d_head)
         return self
 
@@ -291,9 +282,7 @@ class EncoderDecoder(TransformerConfig):
 
     kind: Literal["encoder-decoder"] = "encoder-decoder"
     encoder_layers: Layers | None = Field(None, description="layers of the encoder; absent: same as `layers`")
-    source_vocab_size: PositiveInt | None = Field(
-        None, description="size of a separate table for the source; absent: one table for both"
-    )
+    source_vocab_size: PositiveInt | None = Field(None, description="rows of a separate source table; absent: shared")
     head: LMHead = Field(LMHead(), description="output head")
 
     @model_validator(mode="after")
@@ -324,9 +313,8 @@ class Recurrent(Config):
         if self.tied and self.d_embedding not in (None, self.d_model):
             raise ValueError(f"tied embeddings need d_embedding = d_model = {self.d_model}, not {self.d_embedding}")
         if self.cell != "elman" and self.activation != "tanh":
-            raise ValueError(
-                f"activation = '{self.activation}' is for the elman cell; '{self.cell}' has fixed activations"
-            )
+            fixed = f"'{self.cell}' has fixed activations"
+            raise ValueError(f"activation = '{self.activation}' is for the elman cell; {fixed}")
         return self
 
 
@@ -335,9 +323,7 @@ class Bahdanau(Config):
 
     kind: Literal["bahdanau"] = "bahdanau"
     vocab_size: PositiveInt = Field(description="tokens in the vocabulary; the tokenizer decides")
-    source_vocab_size: PositiveInt | None = Field(
-        None, description="size of a separate table for the source; absent: one table for both"
-    )
+    source_vocab_size: PositiveInt | None = Field(None, description="rows of a separate source table; absent: shared")
     context: PositiveInt = Field(256, description="longest sequence in training")
     cell: Literal["elman", "lstm", "gru"] = Field("gru", description="kind of cell")
     layers: PositiveInt = Field(1, description="number of layers")

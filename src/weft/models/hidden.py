@@ -58,10 +58,8 @@ def frame_for(model: LanguageModel) -> Callable[[Tokenizer, Sequence[int], int |
 
 def frame(tokenizer: Tokenizer, ids: Sequence[int], max_tokens: int | None) -> FramedText:
     """Frame a text's ids as its tokenizer file does; the text is cut at its end to fit into `max_tokens`."""
-    before, after = tokenizer.frame
-    if not before and not after:
-        return trained_frame(tokenizer, ids, max_tokens)
-    return _frame((before, after), ids, max_tokens)
+    framed = any(tokenizer.frame)
+    return _frame(tokenizer.frame, ids, max_tokens) if framed else trained_frame(tokenizer, ids, max_tokens)
 
 
 def trained_frame(tokenizer: Tokenizer, ids: Sequence[int], max_tokens: int | None) -> FramedText:

@@ -19,7 +19,6 @@ from weft.models.config import NGram as NGramConfig
 from weft.models.ngram_counts import Documents, Ints, Trie, TrieLevel, check_ids, count_ngrams, document_starts, lookups
 from weft.models.ngram_smoothing import Weights, smooth
 from weft.models.smoothing import AddK
-from weft.nn.dropout import RowRng
 from weft.progress import bar
 
 CHUNK = 1 << 18  # tokens scored at a time
@@ -126,12 +125,7 @@ class NGram(LanguageModel):
         return score
 
     def forward_features(
-        self,
-        tokens: Tensor,
-        *,
-        documents: Tensor | None = None,
-        positions: Tensor | None = None,
-        rng: RowRng | None = None,
+        self, tokens: Tensor, *, documents: Tensor | None = None, positions: object = None, rng: object = None
     ) -> Tensor:
         """Context (batch, time, order − 1) of the word after each of tokens (batch, time), oldest word first. With
         document ids (batch, time), a context has only words of its document. `positions` and `rng` are ignored."""

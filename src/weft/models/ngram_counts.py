@@ -62,9 +62,7 @@ class Documents(NamedTuple):
 def document_starts(tokens: int, boundaries: Array | None) -> NDArray[np.int64]:
     """Starts of documents, including 0, from ascending offsets that may include 0 and the end."""
     offsets = np.asarray([] if boundaries is None else boundaries, dtype=np.int64)
-    assert bool((np.diff(offsets, prepend=0, append=tokens) >= 0).all()), (
-        "document boundaries must ascend from 0 to the end"
-    )
+    assert bool((np.diff(offsets, prepend=0, append=tokens) >= 0).all()), "boundaries must ascend from 0 to the end"
     return np.unique(np.append(0, offsets[offsets < tokens]))
 
 

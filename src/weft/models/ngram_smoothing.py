@@ -47,10 +47,19 @@ def smooth(trie: Trie, smoothing: Smoothing, openings: list[Ints], *, tick: Tick
 
 
 def discounts(smoothing: KneserNey | ModifiedKneserNey, adjusted: Ints) -> Discounts:
-    """Kneser–Ney discounts of one order, estimated from all its adjusted counts."""
-    if isinstance(smoothing, ModifiedKneserNey):
-        return _three_discounts(adjusted)
-    one = _discount(adjusted) if smoothing.discount is None else smoothing.discount
+    """Kneser–Ney discounts of one order, estimated from all its adjusted counts.
+
+    Y = n₁/(n₁ + 2n₂), from the numbers of n-grams that occur once and twice (Ney, Essen and Kneser 1994). The modified
+    discounts are D₁ = 1 − 2Y n₂/n₁, D₂ = 2 − 3Y n₃/n₂ and D₃₊ = 3 − 4Y n₄/n₃ (Chen and Goodman 1999, eq. 26), or three
+    times Y if there are too few counts to estimate them.
+    """
+    if isinstance(smoothing, KneserNey) and smoothing.discount is not None:
+        return (smoothing.discount,) * 3
+    n1, n2, n3, n4 = (int(np.count_nonzero(adjusted == times)) for times in (1, 2, 3, 4))
+    one = n1 / (n1 + 2 * n2) if n1 and n2 else FALLBACK_DISCOUNT
+    if isinstance(smoothing, ModifiedKneserNey) and n1 and n2 and n3:
+        three = 1 - 2 * one * n2 / n1, 2 - 3 * one * n3 / n2, 3 - 4 * one * n4 / n3
+        return three if min(three) > 0 else (one, one, one)
     return one, one, one
 
 
@@ -198,20 +207,3 @@ def _discounted_mass(above: TrieLevel, adjusted: Ints, discounts: Discounts) -> 
         if discount != three:
             mass += (discount - three) * _sum_continuations(above, (adjusted == times).astype(np.int8))
     return mass
-
-
-def _three_discounts(adjusted: Ints) -> Discounts:
-    """D₁ = 1 − 2Y n₂/n₁, D₂ = 2 − 3Y n₃/n₂, D₃₊ = 3 − 4Y n₄/n₃ with Y = n₁/(n₁ + 2n₂) (Chen and Goodman 1999, eq. 26).
-    A single discount, three times, if there are too few counts to estimate three."""
-    n1, n2, n3, n4 = (int(np.count_nonzero(adjusted == times)) for times in (1, 2, 3, 4))
-    one = _discount(adjusted)
-    if not (n1 and n2 and n3):
-        return one, one, one
-    three = 1 - 2 * one * n2 / n1, 2 - 3 * one * n3 / n2, 3 - 4 * one * n4 / n3
-    return three if min(three) > 0 else (one, one, one)
-
-
-def _discount(adjusted: Ints) -> float:
-    """n₁ / (n₁ + 2n₂), from the numbers of n-grams that occur once and twice (Ney, Essen and Kneser 1994)."""
-    once, twice = int(np.count_nonzero(adjusted == 1)), int(np.count_nonzero(adjusted == 2))
-    return once / (once + 2 * twice) if once and twice else FALLBACK_DISCOUNT

@@ -60,9 +60,8 @@ class Recurrent(LanguageModel):
         d_embedding = config.d_embedding or config.d_model
         self.embedding = nn.Embedding(config.vocab_size, d_embedding)
         self.dropout = Dropout(config.dropout, config.variational)
-        self.recurrence = recurrence(
-            config.cell, d_embedding, config.d_model, layers=config.layers, activation=config.activation
-        )
+        sizes, layers = (d_embedding, config.d_model), config.layers
+        self.recurrence = recurrence(config.cell, *sizes, layers=layers, activation=config.activation)
         self.between = InterLayerDropout(config.layers, config.dropout, config.variational)
         self.output_dropout = Dropout(config.dropout, config.variational)
         # W_yh and b_y; if tied, W_yh is the embedding table
@@ -113,9 +112,7 @@ class Recurrent(LanguageModel):
         check_tokens(tokens, self.config.vocab_size)
         T = tokens.shape[1]
         state.reserve(T)
-        inputs = self.dropout(self.embedding(tokens))
-        now = state.current()
-        hidden = []
+        inputs, now, hidden = self.dropout(self.embedding(tokens)), state.current(), []
         for t in range(T):
             h, now = read(self.recurrence, inputs[:, t : t + 1], now, drop=self.between.drop(None, tokens.is_cuda))
             state.keep(now, t + 1)

@@ -31,9 +31,7 @@ class KneserNey(Config):
     """Interpolated Kneser–Ney (Chen and Goodman 1999); the default discount is n₁/(n₁ + 2n₂) for each order."""
 
     kind: Literal["kneser-ney"] = "kneser-ney"
-    discount: float | None = Field(
-        default=None, gt=0.0, lt=1.0, description="subtracted from every count; absent: estimated for each order"
-    )
+    discount: float | None = Field(None, gt=0.0, lt=1.0, description="subtracted from every count; absent: estimated")
 
 
 class ModifiedKneserNey(Config):
@@ -42,6 +40,5 @@ class ModifiedKneserNey(Config):
     kind: Literal["modified-kneser-ney"] = "modified-kneser-ney"
 
 
-Smoothing = Annotated[
-    MaximumLikelihood | AddK | StupidBackoff | KneserNey | ModifiedKneserNey, Field(discriminator="kind")
-]
+AnySmoothing = MaximumLikelihood | AddK | StupidBackoff | KneserNey | ModifiedKneserNey
+Smoothing = Annotated[AnySmoothing, Field(discriminator="kind")]

@@ -131,16 +131,8 @@ class Transformer(LanguageModel):
         rng: RowRng | None = None,
     ) -> Tensor:
         """tokens (batch, time) → (batch, time, d_model). `RowInputs` describes the other arguments."""
-        rows = RowInputs(
-            positions=positions,
-            segments=segments,
-            source=source,
-            documents=documents,
-            mask=mask,
-            ranges=ranges,
-            rng=rng,
-        )
-        return self.forward_rows(tokens, rows)
+        rows = RowInputs(positions=positions, segments=segments, source=source, documents=documents, mask=mask)
+        return self.forward_rows(tokens, rows._replace(ranges=ranges, rng=rng))
 
     def forward_rows(
         self,
@@ -209,9 +201,8 @@ class Transformer(LanguageModel):
             raise ModelError("a model divided into pipeline stages cannot generate; load its checkpoint on one process")
         longest = self.config.longest
         if longest is not None and max_len > longest:
-            raise ModelError(
-                f"{max_len} tokens exceed the {longest} positions that this model has learned (model.context)"
-            )
+            learned = f"{longest} positions that this model has learned (model.context)"
+            raise ModelError(f"{max_len} tokens exceed the {learned}")
         table, first = self.embedding.weight, self.decoder.blocks[0]
         assert isinstance(first, Block)
         shape = len(self.decoder.blocks), 2, batch, first.attention.kv_heads, max_len, self.config.d_head

@@ -2,8 +2,8 @@
 
 GELU (Hendrycks and Gimpel 2016), x · Φ(x), and its tanh approximation have cheaper forms here for ARM and for compiled
 code on GPUs. PyTorch's backward pass of GELU is not vectorised on ARM and takes as long as a matrix product there. The
-autograd functions below save the output and the gate (Φ(x), or its approximation), which is most of the gradient
-already, and recover x as their quotient. They save no more than PyTorch's.
+autograd function below saves the output and the gate (Φ(x), or its approximation), which is most of the gradient
+already, and recovers x as their quotient. It saves no more than PyTorch's.
 """
 
 import math
@@ -26,7 +26,7 @@ def gelu(x: Tensor) -> Tensor:
     """x · Φ(x)."""
     if native.gelu_fits(x):
         return native.FusedGELU.apply(x, True)
-    return _ExactGELU.apply(x) if _trains_on_arm(x) else F.gelu(x)
+    return _GELU.apply(x, True) if _trains_on_arm(x) else F.gelu(x)
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def gelu_tanh(x: Tensor) -> Tensor:
         return gelu_by_sigmoid(x)
     if native.gelu_fits(x):
         return native.FusedGELU.apply(x, False)
-    return _TanhGELU.apply(x) if _trains_on_arm(x) else F.gelu(x, approximate="tanh")
+    return _GELU.apply(x, False) if _trains_on_arm(x) else F.gelu(x, approximate="tanh")
 
 
 def gelu_by_sigmoid(x: Tensor) -> Tensor:
@@ -48,45 +48,31 @@ def _trains_on_arm(x: Tensor) -> bool:
     return ON_ARM and x.requires_grad and x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def _recover_input(out: Tensor, gate: Tensor) -> Tensor:
-    """x from x · gate; 0 where the gate is 0, as the gradient is."""
-    return out / gate.clamp(min=torch.finfo(gate.dtype).tiny)
-
-
-class _ExactGELU(torch.autograd.Function):
-    """d/dx x Φ(x) = Φ(x) + x · exp(−x²/2)/√2π."""
+class _GELU(torch.autograd.Function):
+    """d/dx x Φ(x) = Φ(x) + x · exp(−x²/2)/√2π if `exact`; else d/dx x σ(u) = σ + x σ(1 − σ) u′ with
+    u = SLOPE · (x + CUBE x³)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        gate = (x * 0.5**0.5).erf_().add_(1.0).mul_(0.5)
+    def forward(ctx: Any, x: Tensor, exact: bool) -> Tensor:
+        if exact:
+            gate = (x * 0.5**0.5).erf_().add_(1.0).mul_(0.5)
+        else:
+            gate = x.square().mul_(SLOPE * CUBE).add_(SLOPE).mul_(x).sigmoid_()
         out = x * gate
         ctx.save_for_backward(out, gate)
+        ctx.exact = exact
         return out
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> Tensor:
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
         out, gate = ctx.saved_tensors
-        x = _recover_input(out, gate)
-        density = x.square().mul_(-0.5).exp_().mul_((2.0 * math.pi) ** -0.5)
-        return density.mul_(x).add_(gate).mul_(upstream[0])
-
-
-class _TanhGELU(torch.autograd.Function):
-    """d/dx x σ(u) = σ + x σ(1 − σ) u′ with u = SLOPE · (x + CUBE x³)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        gate = x.square().mul_(SLOPE * CUBE).add_(SLOPE).mul_(x).sigmoid_()
-        out = x * gate
-        ctx.save_for_backward(out, gate)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> Tensor:
-        out, gate = ctx.saved_tensors
-        du = _recover_input(out, gate).square_().mul_(3.0 * SLOPE * CUBE).add_(SLOPE)
+        x = out / gate.clamp(min=torch.finfo(gate.dtype).tiny)  # 0 where the gate is 0, as the gradient is
+        if ctx.exact:
+            density = x.square().mul_(-0.5).exp_().mul_((2.0 * math.pi) ** -0.5)
+            return density.mul_(x).add_(gate).mul_(upstream[0]), None
+        du = x.square_().mul_(3.0 * SLOPE * CUBE).add_(SLOPE)
         # x σ (1 − σ) = out − out · gate
-        return torch.addcmul(out, out, gate, value=-1.0).mul_(du).add_(gate).mul_(upstream[0])
+        return torch.addcmul(out, out, gate, value=-1.0).mul_(du).add_(gate).mul_(upstream[0]), None
 
 
 activations: dict[Activation, Callable[[Tensor], Tensor]] = {

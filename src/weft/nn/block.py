@@ -22,11 +22,10 @@ class Sublayer(nn.Module):
 
     def __init__(self, settings: BlockConfig, has_norm: bool = True):
         super().__init__()
-        has_norm = has_norm and settings.placement in ("pre", "post", "sandwich")
-        has_norm_out = settings.placement in ("res-post", "sandwich")
-        self.norm, self.norm_out = (
-            norm.build(settings.norm, settings.d_model) if present else None for present in (has_norm, has_norm_out)
-        )
+        present = has_norm and settings.placement in ("pre", "post", "sandwich")
+        self.norm = norm.build(settings.norm, settings.d_model) if present else None
+        after = settings.placement in ("res-post", "sandwich")
+        self.norm_out = norm.build(settings.norm, settings.d_model) if after else None
         self.pre = settings.placement != "post"
         self.residual, self.scale = settings.residual, settings.residual_scale
         self.dropout = Dropout(settings.dropout)

@@ -136,9 +136,8 @@ class Block(Config):
     def _check_sizes(self) -> Self:
         heads = self.attention.heads
         if self.attention.d_head is None and self.d_model % heads:
-            raise ValueError(
-                f"attention.heads = {heads} does not divide d_model = {self.d_model}; set attention.d_head"
-            )
+            indivisible = f"attention.heads = {heads} does not divide d_model = {self.d_model}"
+            raise ValueError(f"{indivisible}; set attention.d_head")
         if self.sublayers != "sequential" and self.placement != "pre":
             raise ValueError(f"sublayers = '{self.sublayers}' needs placement = 'pre', not '{self.placement}'")
         self.position.check(self.d_model, self.d_head)
@@ -179,9 +178,7 @@ class HashedNGrams(Config):
     text that is read about once: over several epochs, large tables memorise it.
     """
 
-    orders: tuple[Annotated[int, Field(ge=2, le=16)], ...] = Field(
-        (2,), description="lengths of the n-grams, in tokens"
-    )
+    orders: tuple[Annotated[int, Field(ge=2, le=16)], ...] = Field((2,), description="lengths of the n-grams")
     rows: Annotated[int, Field(gt=0, le=MAX_NGRAM_ROWS)] = Field(16_384, description="rows of each table")
     width: PositiveInt | None = Field(None, description="width of a row; absent: that of the token embeddings")
 
@@ -251,9 +248,7 @@ class LoRA(Config):
     kind: Literal["lora"] = "lora"
     rank: PositiveInt = Field(8, description="rank of B A")
     alpha: PositiveFloat = Field(16.0, description="adapters are multiplied by alpha / rank")
-    targets: tuple[str, ...] | None = Field(
-        None, description="patterns for names of adapted layers; absent: all of attention"
-    )
+    targets: tuple[str, ...] | None = Field(None, description="patterns of adapted layers' names; absent: attention")
     dropout: Probability = Field(0.0, description="fraction of the adapters' inputs to drop")
     head: bool = Field(False, description="train the head as well")
 

@@ -10,7 +10,6 @@ twice and shift three times (Wellons 2018, "lowbias32"; the last one is shorter)
 """
 
 from collections.abc import Callable
-from functools import cache
 from types import ModuleType
 from typing import NamedTuple
 
@@ -60,23 +59,17 @@ def position_keys(rng: RowRng, number: int, shape: torch.Size, *, first: tuple[i
         return _position_keys(rng, number, shape, first=starts)
     *outer, begin = starts
     here = slice_ranges(rng.ranges, begin, begin + shape[-1])
-    sizes = [torch.Size((*shape[:-1], len(part))) for part in here]
-    keys = [
-        _position_keys(rng, number, size, first=(*outer, part.start)) for size, part in zip(sizes, here, strict=True)
-    ]
-    return torch.cat(keys, dim=-1)
+    parts = [(torch.Size((*shape[:-1], len(part))), (*outer, part.start)) for part in here]
+    return torch.cat([_position_keys(rng, number, size, first=start) for size, start in parts], dim=-1)
 
 
 def _position_keys(rng: RowRng, number: int, shape: torch.Size, *, first: tuple[int, ...]) -> Tensor:
-    device = rng.keys.device
     call = (number + rng.offset + 1) * 0x632BE5AB % 2**31
-    if device.type == "cuda" and not torch.compiler.is_compiling() and len(shape) in (2, 3):
-        kernels = _gpu_kernels()
-        if kernels is not None:
-            return kernels.position_keys(rng.keys, call, tuple(shape[1:]), first)
+    if len(shape) in (2, 3) and (kernels := _gpu_kernels(rng.keys)) is not None:
+        return kernels.position_keys(rng.keys, call, tuple(shape[1:]), first)
     keys = _mix(rng.keys + call)
     for begin, size in zip(first, shape[1:], strict=True):
-        indices = torch.arange(begin, begin + size, dtype=torch.int32, device=device)
+        indices = torch.arange(begin, begin + size, dtype=torch.int32, device=rng.keys.device)
         keys = _mix(keys.unsqueeze(-1) + indices * GOLDEN)
     return keys
 
@@ -87,10 +80,8 @@ def drop_values(x: Tensor, p: float, keys: Tensor | None, *, first: int = 0) -> 
     if keys is None:
         return F.dropout(x, p)
     limit, scale = threshold(p)
-    if x.is_cuda and not torch.compiler.is_compiling():
-        kernels = _gpu_kernels()
-        if kernels is not None:
-            return kernels.KeyedDropout.apply(x, keys, first, limit, scale)
+    if (kernels := _gpu_kernels(x)) is not None:
+        return kernels.KeyedDropout.apply(x, keys, first, limit, scale)
     return (x * scale).masked_fill(_drop_mask(keys, x.shape[-1], first, limit=limit), 0.0)
 
 
@@ -128,9 +119,9 @@ def _last_hash(h: Tensor) -> Tensor:
     return h
 
 
-@cache
-def _gpu_kernels() -> ModuleType | None:
-    if not has_triton():
+def _gpu_kernels(x: Tensor) -> ModuleType | None:
+    """Kernels for a tensor on a GPU; None in compiled code, which a compiler fuses, and without Triton."""
+    if not x.is_cuda or torch.compiler.is_compiling() or not has_triton():
         return None
     from weft.nn.kernels import dropout as dropout_kernels
 

@@ -41,17 +41,13 @@ class Gated(nn.Module):
     def forward(self, x: Tensor, rng: RowRng | None = None) -> Tensor:
         """(batch, time, d_model) → (batch, time, d_model)."""
         gate_up = self.gate_up(x, rng=rng)
-        if self._fits_kernel(gate_up):
-            return self.swiglu.apply(gate_up, self.down.weight)
+        # compiled training on a GPU in bf16, without bias or dropout
+        if self.swiglu is not None and torch.compiler.is_compiling() and torch.is_grad_enabled():
+            plain = type(self.down) is Linear and self.down.bias is None and not self.dropout.drops
+            if plain and gate_up.is_cuda and gate_up.dtype == torch.bfloat16:
+                return self.swiglu.apply(gate_up, self.down.weight)
         gate, up = gate_up.chunk(2, dim=-1)
         return self.down(self.dropout(self.activation(gate) * up, rng), rng=rng)
-
-    def _fits_kernel(self, gate_up: Tensor) -> bool:
-        """Whether the kernel computes the gradient: compiled training on a GPU in bf16, without bias or dropout."""
-        if self.swiglu is None or not torch.compiler.is_compiling():
-            return False
-        plain = type(self.down) is Linear and self.down.bias is None and not self.dropout.drops
-        return torch.is_grad_enabled() and plain and gate_up.is_cuda and gate_up.dtype == torch.bfloat16
 
 
 def _swiglu_kernel() -> Any:

@@ -132,8 +132,7 @@ def sharded_chunk_loss(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`chunk_loss` of local logits (N, local size) of a sharded vocabulary; targets are ids of the whole vocabulary.
     Two all-reduces: the largest logit of each row, then its sums (Shoeybi et al. 2019, §3)."""
-    smoothing = terms.smoothing
-    exact, size = logits.float(), logits.shape[-1]
+    smoothing, exact, size = terms.smoothing, logits.float(), logits.shape[-1]
     is_local = (targets >= shard.first) & (targets < shard.first + size)
     column = (targets - shard.first).clamp(0, size - 1)[:, None]
     top = exact.amax(-1, keepdim=True)
@@ -167,17 +166,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(  # noqa: PLR0913 — autograd.Function takes no keywords
-        ctx: Any,
-        features: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        shard: VocabShard | None,
-        softcap: float | None,
-        targets: Tensor,
-        weights: Tensor,
-        terms: LossTerms,
-        rows: int,
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, features: Tensor, weight: Tensor, bias: Tensor | None, shard: VocabShard | None,
+        softcap: float | None, targets: Tensor, weights: Tensor, terms: LossTerms, rows: int,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         need_features, need_weight, need_bias = ctx.needs_input_grad[:3]
         vocab_size = weight.shape[0]
         compute = gpu_chunk_loss() if features.is_cuda else chunk_loss
@@ -221,9 +212,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         gradients, ctx.gradients = ctx.gradients, None
-        assert gradients is not None, (
-            "gradients are scaled in place; a second backward pass needs a second forward pass"
-        )
+        assert gradients is not None, "gradients are scaled in place: each backward pass needs a forward pass"
         scaled = (None if d is None else d.mul_(upstream[0]).to(t) for d, t in zip(gradients, ctx.dtypes, strict=True))
         return *scaled, *[None] * 6
 

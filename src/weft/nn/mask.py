@@ -82,7 +82,9 @@ class Mask:
 
     def visible(self, row: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Whether each query sees each key, by row number, token number of the query and index of the key."""
-        index = self._query_index(row, query)
+        index = query + self.offset if self.indices is None else self.indices[row, query]
+        for tokens, part in range_slices(self.ranges):  # never together with `indices`
+            index = torch.where(query < tokens.start, index, query + (part.start - tokens.start))
         seen = key <= index if self.causal else key >= 0
         if self.window is not None:
             seen = seen & (key > index - self.window)
@@ -93,14 +95,6 @@ class Mask:
         if self.documents is not None:
             seen = seen & (self.documents[0][row, query] == self.documents[1][row, key])
         return seen
-
-    def _query_index(self, row: Tensor, query: Tensor) -> Tensor:
-        if self.indices is not None:
-            return self.indices[row, query]
-        index = query + self.offset
-        for tokens, part in range_slices(self.ranges):
-            index = torch.where(query < tokens.start, index, query + (part.start - tokens.start))
-        return index
 
     @property
     def rows(self) -> int:

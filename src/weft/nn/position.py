@@ -6,7 +6,6 @@ its class here only computes distances.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
 import torch
@@ -25,9 +24,7 @@ class Position(nn.Module):
     """No position encoding, and the base class of all others. A subclass names its settings in its class statement
     (`settings=config.Learned`) and is built from them and the stack's `Sizes`. Its table, if any, is `weight`."""
 
-    classes: ClassVar[dict[type[config.PositionConfig], Callable[[Any, config.Sizes], "Position"]]] = {
-        config.NoPosition: lambda settings, sizes: Position(settings, sizes)
-    }
+    classes: ClassVar[dict[type[config.PositionConfig], type["Position"]]] = {}
     biases: ClassVar[bool] = False  # whether a subclass overrides `bias`
     heads_here: slice | None = None  # heads of this process, if tensor parallelism divides them
     switch: int | None = None  # texts longer than this have other angles, from their first token on
@@ -300,4 +297,5 @@ class ALiBi(Position, settings=config.ALiBi):
 
 def build(settings: config.PositionConfig, sizes: config.Sizes) -> Position:
     """Build the position encoding that `settings` describe, for a stack of these sizes."""
-    return Position.classes[type(settings)](settings, sizes)
+    kind = Position if isinstance(settings, config.NoPosition) else Position.classes[type(settings)]
+    return kind(settings, sizes)

@@ -187,9 +187,7 @@ class YaRN(Config):
     fast: PositiveFloat = Field(32.0, description="turns above which a pair is kept")
     slow: PositiveFloat = Field(1.0, description="turns below which a pair is divided by `factor`")
     whole_pairs: bool = Field(True, description="begin and end the ramp at whole pairs")
-    attention_factor: PositiveFloat | None = Field(
-        None, description="factor of queries and keys; absent: 0.1 ln(factor) + 1"
-    )
+    attention_factor: PositiveFloat | None = Field(None, description="of queries and keys; absent: 0.1 ln(factor) + 1")
 
     @property
     def sharpening(self) -> float:
@@ -243,10 +241,8 @@ class Rotary(PositionConfig):
         if d_head % 2 and self.fraction == 1.0:
             raise ValueError(f"rotary positions rotate pairs of coordinates, but d_head = {d_head} is odd")
         if rotated % 2 or not rotated:
-            raise ValueError(
-                f"rotary positions rotate pairs of coordinates, but fraction = {self.fraction} of d_head = {d_head}"
-                f" is {rotated}"
-            )
+            part = f"fraction = {self.fraction} of d_head = {d_head} is {rotated}"
+            raise ValueError(f"rotary positions rotate pairs of coordinates, but {part}")
         if isinstance(self.scaling, DynamicNTK) and rotated == 2:  # the exponent is rotated / (rotated − 2)
             raise ValueError("dynamic-ntk scaling needs at least two rotated pairs of coordinates, but there is one")
         if isinstance(self.scaling, LongRoPE) and {len(self.scaling.short), len(self.scaling.long)} != {rotated // 2}:

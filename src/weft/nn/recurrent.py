@@ -32,20 +32,14 @@ class SigmoidElman(nn.RNNBase):
         # The mode only determines the number of gates: one, as for tanh.
         super().__init__("RNN_TANH", d_input, d_model, layers, batch_first=True, **options)
 
-    def forward(
-        self, inputs: Tensor | PackedSequence, state: Tensor | None = None
-    ) -> tuple[Tensor | PackedSequence, Tensor]:
+    def forward(self, inputs: Any, state: Tensor | None = None) -> tuple[Any, Tensor]:
         """Hidden states (batch, time, d_model), and the last of each layer (layers, batch, d_model).
 
         h_t = σ(W_ah h_{t−1} + W_ax x_t + b_a). inputs (batch, time, d_input) or packed. Packed rows are sorted by
         length, longest first: at time t, row i is read if i < the size of step t; shorter rows keep their last state.
         """
-        steps: Sequence[Tensor]
-        if isinstance(inputs, PackedSequence):
-            steps = inputs.data.split(inputs.batch_sizes.tolist())
-        else:
-            steps = inputs.unbind(1)
-        last = []
+        packed, last = isinstance(inputs, PackedSequence), []
+        steps: Sequence[Tensor] = inputs.data.split(inputs.batch_sizes.tolist()) if packed else inputs.unbind(1)
         for layer, (W_ax, W_ah, b_ax, b_ah) in enumerate(self.all_weights):
             h = steps[0].new_zeros(len(steps[0]), self.hidden_size) if state is None else state[layer]
             outputs = []
@@ -55,9 +49,8 @@ class SigmoidElman(nn.RNNBase):
                 outputs.append(new)
             steps = outputs
             last.append(h)
-        if isinstance(inputs, PackedSequence):
-            return PackedSequence(torch.cat(list(steps)), inputs.batch_sizes), torch.stack(last)
-        return torch.stack(list(steps), dim=1), torch.stack(last)
+        hidden = PackedSequence(torch.cat(list(steps)), inputs.batch_sizes) if packed else torch.stack(list(steps), 1)
+        return hidden, torch.stack(last)
 
 
 def recurrence(

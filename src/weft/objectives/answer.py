@@ -1,5 +1,4 @@
-"""Extractive question answering: the span of a text that answers a question (Rajpurkar et al. 2016; Devlin et al. 2019,
-§4.2)."""
+"""Extractive question answering: a span of a text (Rajpurkar et al. 2016; Devlin et al. 2019, §4.2)."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -15,15 +14,7 @@ from weft.data.examples import Examples
 from weft.data.table import Kind, Row
 from weft.errors import ConfigError, DataError
 from weft.models.base import LanguageModel
-from weft.objectives.rows import (
-    Numbers,
-    RowObjective,
-    check_finite,
-    head_outputs,
-    naming_row,
-    read_columns,
-    read_framed,
-)
+from weft.objectives.rows import Numbers, RowObjective, head_outputs, naming_row, read_columns, read_framed
 from weft.progress import bar
 from weft.recipe import objective as config
 from weft.text.tokenizer import Tokenizer, TokenSpan
@@ -37,14 +28,6 @@ class AnswerSpan(NamedTuple):
     probability: float
     start: int
     end: int
-
-
-class Window(NamedTuple):
-    """Tokens of the text of a question, from number `begin` on."""
-
-    question: int
-    begin: int
-    ids: list[int]
 
 
 class Answer(RowObjective[config.Answer]):
@@ -104,18 +87,16 @@ class Answer(RowObjective[config.Answer]):
         return {"loss": loss / max(1, 2 * rows), "exact": right / max(1, rows)}
 
     def predict(self, model: LanguageModel, questions: Sequence[str], contexts: Sequence[str]) -> list[AnswerSpan]:
-        """Return the likeliest answer of at most `longest` tokens to each question. Texts longer than a row are read in
-        windows that overlap by half."""
+        """Return the likeliest answer to each question. Long texts are read in windows that overlap by half."""
         if len(questions) != len(contexts):
             raise ConfigError(f"{len(contexts)} texts for {len(questions)} questions; each question needs one")
         fits = [self.fit(self.tokenizer.encode(question)) for question in questions]
         spans = [self.tokenizer.token_spans(context) for context in contexts]
-        windows = [window for n, (_, _, space) in enumerate(fits) for window in _windows(n, spans[n], space)]
+        windows = [(n, *window) for n, (_, _, space) in enumerate(fits) for window in _windows(spans[n], space)]
         best = [AnswerSpan("", 0.0, start=0, end=0)] * len(questions)
-        question_ids = [fits[window.question][0] for window in windows]
+        question_ids, context_ids = [fits[n][0] for n, _, _ in windows], [ids for _, _, ids in windows]
         with bar("reading", len(windows)) as advance:
-            for numbers, outputs in read_framed(self, model, question_ids, others=[window.ids for window in windows]):
-                check_finite(outputs, self.folder.path)
+            for numbers, outputs in read_framed(self, model, question_ids, others=context_ids):
                 for n, logits in zip(numbers, outputs, strict=True):
                     number, begin, ids = windows[n]
                     offset = fits[number][1]
@@ -148,11 +129,11 @@ class Answer(RowObjective[config.Answer]):
             yield Prediction(line, {**record, "start": answer.start, "end": answer.end})
 
 
-def _windows(number: int, spans: Sequence[TokenSpan], size: int) -> Iterator[Window]:
-    """Yield the tokens of a question's text in windows of `size` that overlap by half."""
+def _windows(spans: Sequence[TokenSpan], size: int) -> Iterator[tuple[int, list[int]]]:
+    """Yield windows of `size` tokens of a text that overlap by half: the number of the first token, and the ids."""
     ids = [span.id for span in spans]
     for begin in range(0, max(1, len(ids)), max(1, size // 2)):
-        yield Window(number, begin, ids[begin : begin + size])
+        yield begin, ids[begin : begin + size]
         if begin + size >= len(ids):
             break
 

@@ -18,7 +18,7 @@ from weft.data.table import Kind, Row, read_texts
 from weft.errors import ConfigError
 from weft.evaluate.agreement import label_intervals, label_metrics
 from weft.models.base import LanguageModel
-from weft.objectives.rows import Numbers, RowObjective, check_finite, head_outputs, read_columns, read_framed
+from weft.objectives.rows import Numbers, RowObjective, head_outputs, read_columns, read_framed
 from weft.progress import bar
 from weft.recipe import objective as config
 from weft.training.objective import Prediction, Results
@@ -101,7 +101,6 @@ class SequenceObjective(RowObjective[S]):
             for numbers, part in read_framed(self, model, ids, others=others):
                 outputs[numbers] = part
                 advance(len(numbers))
-        check_finite(outputs, self.folder.path)
         return outputs
 
 
@@ -159,8 +158,7 @@ def classification_metrics(
 ) -> dict[str, Any]:
     """Return the mean −log p of the right label and the metrics of labels, with a baseline and `intervals` on request.
 
-    `outputs` yields logits (N, labels) and targets (N,), batch by batch; if rows have several targets, (N, words,
-    labels) and (N, words), -1 where there is none.
+    `outputs` yields logits (N, labels) and targets (N,), or (N, words, labels) and (N, words) with -1 for no target.
     """
     losses, actual, predicted, rows, count = list[float](), list[int](), list[int](), list[int](), 0
     for logits, targets in outputs:

@@ -44,16 +44,14 @@ class Contrastive(RowObjective[config.Contrastive]):
         return np.stack([framed_lengths(examples, (side,), self.frame, length=self.length) for side in SIDES], axis=1)
 
     def batch(self, examples: Examples, numbers: Numbers) -> Batch:
-        """Return pairs of texts in separate frames, the second as the source; the target of row i is i, its partner
-        (B,)."""
+        """Return pairs of texts in separate frames, the second as the source; targets (B,) are the partners' rows."""
         texts = ([examples.ids(side, n).tolist() for n in numbers] for side in SIDES)
         first, second = (framed(ids, None, self.frame, length=self.length) for ids in texts)
         source = Source(second.tokens, second.mask)
         return Batch(first.tokens, torch.arange(len(first.tokens)), mask=first.mask, source=source)
 
     def loss(self, model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
-        """Return the mean −log p of the partner in both directions, by cosine similarity (Radford et al. 2021,
-        §2.3)."""
+        """Return the mean −log p of the partner in both directions, by cosines (Radford et al. 2021, §2.3)."""
         assert batch.source is not None, "each text has a partner"
         rng = row_rng(batch)
         first = head_output(model, features, batch)

@@ -1,5 +1,4 @@
-"""BERT's two pretraining tasks on pairs of passages: masked tokens, and next-sentence prediction (Devlin et al. 2019,
-§3.1)."""
+"""BERT's pretraining on pairs of passages: masked tokens and next-sentence prediction (Devlin et al. 2019, §3.1)."""
 
 import shutil
 from collections import Counter
@@ -25,8 +24,7 @@ from weft.training.objective import EVALUATION_BATCH_TOKENS, loss_extras
 
 
 class MaskedNext(MaskedObjective[config.MaskedNext], ExampleObjective[config.MaskedNext]):
-    """Predict masked tokens in a pair of passages, and whether the second follows the first. Documents are split into
-    sentences, and pairs of passages are drawn as they are read."""
+    """Predict masked tokens in a pair of passages of sentences, and whether the second follows the first."""
 
     read_as = "sentences"
     usage = "weft train {run} --data rows.tsv objective=classify"

@@ -43,8 +43,7 @@ class Pairs(TranslationObjective[config.Pairs], RowObjective[config.Pairs]):
         return np.stack([source, np.minimum(target, self.length)], axis=1)
 
     def batch(self, examples: Examples, numbers: Numbers) -> Batch:
-        """Return a batch with source: usually text and eos (B, S); tokens: bos and target; targets: target and eos
-        (B, T)."""
+        """Return sources (B, S), usually text and eos; tokens, bos and target; and targets, target and eos (B, T)."""
         target, (_, bos, first) = self.tokenizers.target, self.direction
         eos, max_length = target.need("eos"), text_length(self.length, 1 + len(first))
         texts = [[*first, *examples.ids("target", n)[:max_length].tolist()] for n in numbers]

@@ -83,11 +83,10 @@ class ExampleObjective(BatchObjective[S]):
 
 
 class RowObjective(ExampleObjective[S]):
-    """Rows with named columns. `label_field` is the setting that names the column of labels, and an example's field of
-    their ids, if there are labels."""
+    """Rows with named columns."""
 
     label_ids: Labels
-    label_field: ClassVar[str] = "label"
+    label_field: ClassVar[str] = "label"  # setting that names the column of labels, and an example's field of their ids
 
     @cached_property
     def frame(self) -> Frame:
@@ -255,7 +254,7 @@ def read_framed(
     *,
     others: Sequence[list[int]] | None = None,
 ) -> Iterator[tuple[list[int], npt.NDArray[np.float32]]]:
-    """Read texts, or pairs of texts, the longest first; yield the numbers of each batch's texts, and the outputs."""
+    """Read texts, or pairs of texts, the longest first; yield the numbers of each batch's texts, and finite outputs."""
     device = device_of(model)
     lengths = [len(text) + (0 if others is None else len(others[n])) for n, text in enumerate(ids)]
     order = sorted(range(len(ids)), key=lambda n: -lengths[n])
@@ -268,7 +267,11 @@ def read_framed(
         batch = framed([ids[n] for n in numbers], second, objective.frame, length=objective.length)
         optional = {"mask": batch.mask, "segments": batch.segments}
         inputs = {key: value.to(device) for key, value in optional.items() if value is not None}
-        yield numbers, model.forward(batch.tokens.to(device), **inputs).float().cpu().numpy()
+        outputs = model.forward(batch.tokens.to(device), **inputs).float().cpu()
+        if not outputs.isfinite().all():
+            reason = "its weights are damaged, or training diverged"
+            raise ModelError(f"{objective.folder.path}: its outputs are not finite; {reason}")
+        yield numbers, outputs.numpy()
 
 
 def read_columns(file: str, first: str, second: str, *, expected: str) -> tuple[list[str], list[str]]:
@@ -277,9 +280,3 @@ def read_columns(file: str, first: str, second: str, *, expected: str) -> tuple[
         raise ConfigError(f"{expected}; name a file with the columns '{first}' and '{second}'")
     rows = list(read_rows(RowSource([file], {first: "text", second: "text"})))
     return [row.values[first] for row in rows], [row.values[second] for row in rows]
-
-
-def check_finite(outputs: npt.NDArray[Any], folder: Path) -> None:
-    """Refuse NaN and infinity in a model's outputs."""
-    if not np.isfinite(outputs).all():
-        raise ModelError(f"{folder}: its outputs are not finite; its weights are damaged, or training diverged")

@@ -16,7 +16,7 @@ from weft.data.table import Kind, Row, RowSource, has_lines, read_rows, read_tex
 from weft.errors import ConfigError, DataError
 from weft.models.base import LanguageModel
 from weft.objectives.classify import classification_metrics
-from weft.objectives.rows import Numbers, RowObjective, check_finite, head_outputs, naming_row, read_framed
+from weft.objectives.rows import Numbers, RowObjective, head_outputs, naming_row, read_framed
 from weft.progress import bar
 from weft.recipe import objective as config
 from weft.text.tokenizer import Tokenizer
@@ -96,7 +96,6 @@ class Tag(RowObjective[config.Tag]):
 
     def _likeliest(self, logits: npt.NDArray[np.float32]) -> tuple[str, float]:
         """Return the tag with the largest of logits (labels,), and its probability."""
-        check_finite(logits, self.folder.path)
         best = int(logits.argmax())
         return self.labels[best], float(torch.from_numpy(logits).softmax(-1)[best])
 
@@ -136,8 +135,7 @@ def tagged_example(tokenizer: Tokenizer, words: Sequence[str], tags: Sequence[in
 
 
 def _parts(example: Mapping[str, Sequence[int]], max_length: int | None) -> Iterator[tuple[list[int], dict[int, int]]]:
-    """Yield parts of a sentence of at most `max_length` tokens, cut between words: the tokens, and the position of each
-    word."""
+    """Yield tokens, and positions of words in them, of a sentence, cut between words into `max_length` at most."""
     ids, words = list(example["first"]), list(example["tags"])
     begin = 0
     while begin < len(ids):

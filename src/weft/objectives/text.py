@@ -80,8 +80,7 @@ class TextObjective(Objective[S]):
         return [shards.validation for shards in self.corpora if shards.validation is not None]
 
     def excerpt(self, side: Side, tokens: int) -> str:
-        """Return the beginning of the first document of at least `tokens` tokens, or else of the longest near the
-        beginning of the text."""
+        """Return the beginning of the first document of at least `tokens` tokens, or else of the longest found."""
         for shards in map(Shards.open, self._folders()[:1]):  # without verification, which would write a note
             self.check_tokenizer({"tokenizer": shards.index.tokenizer})
             text = shards.tokens(side)

@@ -54,8 +54,7 @@ class TranslationObjective(TokenObjective[W]):
 
 
 def token_loss(model: LanguageModel, features: Tensor, batch: Batch, *, settings: config.TokenObjective) -> Loss:
-    """Return −log p of each target, summed over the loss mask; the extra `nll` is without smoothing and z-loss, for
-    perplexity."""
+    """Return −log p of the targets, summed over the loss mask; the extra `nll` is without smoothing and z-loss."""
     terms = LossTerms(settings.smoothing, settings.z_loss)
     targets = batch.targets.flatten()
     mask = batch.loss_mask.flatten() if batch.loss_mask is not None else None

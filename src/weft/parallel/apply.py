@@ -1,5 +1,4 @@
-"""A model with empty weights sharded over a mesh: by tensor parallelism, activation checkpointing, compilation and
-FSDP2.
+"""A model with empty weights sharded over a mesh, by tensor parallelism, pipeline stages and FSDP2.
 
 The sharded model is trained like that of one process. `ShardedParallel` has what differs: which gradients are summed
 over which ranks and when, and which part of each parameter is here.
@@ -152,8 +151,7 @@ class ShardedParallel(Parallel):
 
 
 def lay_out(model: LanguageModel, mesh: Mesh, precision: str, *, compile_: bool) -> ShardedParallel:
-    """Shard a model with empty weights over the mesh; then `root.to_empty` allocates memory, and `fill` sets
-    weights."""
+    """Shard a model with empty weights over the mesh; `root.to_empty` then allocates memory, `fill` sets weights."""
     layout, sizes = mesh.layout, Parallel(model).sizes
     stage = keep_stage(model, mesh) if layout.pipeline > 1 else None
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
@@ -165,11 +163,10 @@ def lay_out(model: LanguageModel, mesh: Mesh, precision: str, *, compile_: bool)
         tensor.shard(model, layout, mesh.submesh("tensor"))
         tensor_sums = [name for name, _ in model.named_parameters() if tensor.is_partial(name, layout, biases)]
     if layout.context > 1:
-        context.install(model, mesh.context)
-    if compile_:
         for stack in stacks:
-            for block in stack.blocks:
-                block.compile()
+            stack.context = context.Gathered(mesh.context)
+    for block in (block for stack in stacks for block in stack.blocks) if compile_ else ():
+        block.compile()
     pipeline = None if stage is None else Pipeline(model, mesh, stage)
     if layout.sequence:
         model.wrap(lambda features: tensor.padded(features, layout.tensor))

@@ -4,8 +4,7 @@ Everything but attention acts on one token at a time and needs no communication.
 of its tokens and all-gathers the keys and values of whole rows, layer by layer; in the backward pass their gradients
 are reduce-scattered (Dubey et al. 2024, §3.3.2). So every mask, position and kernel works as in one process. Ring
 attention (Liu et al. 2023) would never hold all keys of a row, but torch's, still experimental, supports only the
-causal mask and all-gathers for every other one. With grouped queries the keys are small compared with the other
-activations.
+causal mask and all-gathers for every other one. With grouped queries the keys are the smaller part of activations.
 
 Under a causal mask later tokens attend to more keys. So a row is cut into two chunks per process, and process i of n
 reads chunks i and 2n − 1 − i: each has the same work.
@@ -14,7 +13,7 @@ reads chunks i and 2n − 1 − i: each has the same work.
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import _functional_collectives as collectives
 from torch.nn import functional as F
 
@@ -23,7 +22,6 @@ from weft.data.batch import Batch
 from weft.errors import ConfigError
 from weft.layout import Layout
 from weft.models.config import Decoder, Encoder
-from weft.models.stack import Stack
 from weft.nn.mask import Ranges, select_ranges
 from weft.parallel.mesh import Mesh
 from weft.parallel.ranks import Ranks
@@ -99,7 +97,8 @@ differentiable_gather = (
 
 @dataclass(frozen=True)
 class Gathered:
-    """Keys and values of whole rows, gathered from the processes that divide them: a `Past` of every layer."""
+    """Keys and values of whole rows, gathered from the processes that divide them: a `Past` of every layer. Attention
+    then sees whole rows of sharded batches; batches of whole rows are unaffected."""
 
     ranks: Ranks
 
@@ -109,10 +108,3 @@ class Gathered:
         early, late = differentiable_gather(both, 0, self.ranks.group).chunk(2, dim=-2)
         k, v = torch.cat([*early.unbind(), *reversed(late.unbind())], dim=-2).unbind()
         return k, v
-
-
-def install(model: nn.Module, ranks: Ranks) -> None:
-    """Make a model's attention see whole rows of sharded batches; batches of whole rows are unaffected."""
-    for module in model.modules():
-        if isinstance(module, Stack):
-            module.context = Gathered(ranks)

@@ -133,12 +133,9 @@ class Heartbeat:
         return [] if self.store_silent or not first else [r for r in others if reports[r] == first[r] not in ENDS]
 
     def speaks(self, gone: Iterable[int]) -> bool:
-        """Return whether this process prints why all stop: the lowest rank left or, if the store is gone, the lowest
-        rank left on this machine."""
-        left = [
-            rank for rank in range(self.ranks) if rank not in gone and (not self.store_silent or self._is_local(rank))
-        ]
-        return self.rank == min(left, default=self.rank)
+        """Return whether this process prints why all stop: the lowest rank left (on this machine without a store)."""
+        reachable = (rank for rank in range(self.ranks) if not self.store_silent or self._is_local(rank))
+        return self.rank == min((rank for rank in reachable if rank not in gone), default=self.rank)
 
     def name(self, rank: int) -> str:
         """Return a process's name in messages: its rank, pid and host."""

@@ -40,8 +40,7 @@ class PipelineStep:
 
 
 class Pipeline(nn.Module):
-    """One stage of a model, and its training and evaluation steps with the other stages. All processes create it at the
-    same point, after tensor parallelism."""
+    """One stage of a model, and its steps with the other stages. All processes create it, after tensor parallelism."""
 
     def __init__(self, model: LanguageModel, mesh: Mesh, stage: Stage):
         super().__init__()
@@ -114,8 +113,7 @@ class Pipeline(nn.Module):
         return loss.float() * step.gradient
 
     def finish_gradients(self, local: Mapping[str, Tensor]) -> None:
-        """Sum the gradients of `local`, this process's parts of the parameters, over the processes that read other
-        rows, and over the stages that hold the same parameter."""
+        """Sum the gradients of `local` parameters over the readers of other rows, and over stages that share them."""
         self.mesh.readers.sum_([part.grad for part in local.values() if part.grad is not None])
         for ranks, names in self._shared:
             trained = [local[name] for name in names if self.model.get_parameter(name).requires_grad]
@@ -144,8 +142,7 @@ class Pipeline(nn.Module):
     ) -> tuple[Tensor, ...]:
         """Run this stage's layers; return what the next stage receives, or features (batch, time, d_model) at the end.
 
-        Received hidden states are widened to the dtype of embeddings, which decides that of rotary angles; a stack
-        narrows them as it narrows embeddings.
+        Received hidden states are widened to the dtype of embeddings, which decides that of rotary angles.
         """
         model, stage, rows = self.model, self.stage, RowInputs(**arguments)
         wide = [tensor.to(self._wide) for tensor in received]
@@ -223,8 +220,7 @@ class Pipeline(nn.Module):
         return torch.bfloat16 if enabled and dtype == torch.bfloat16 else self._wide
 
     def _boundary(self, layer: int, tokens: Tensor, source: EncoderInput | None) -> list[tuple[int, ...]]:
-        """Return the shapes of what is sent before a layer: an encoded source, and hidden states, of the local tokens
-        alone if the tensor axis divides them."""
+        """Return the shapes of what is sent before a layer: an encoded source, and hidden states of local tokens."""
         width, spans = self.model.config.d_model, self.stage.spans
         if layer == 0:
             return []

@@ -1,10 +1,8 @@
 """The process group of a distributed run: ranks, sums over ranks, and small values that all ranks agree on.
 
-torchrun starts the processes and gives each its rank. Callers are written as for one process: with a single process
-nothing in this file does anything.
-
-Large tensors travel on the device that they are on (NCCL between GPUs). Text, small integers and barriers go through
-host memory (Gloo), where waiting keeps no GPU busy.
+torchrun starts the processes and gives each its rank. With a single process nothing in this file does anything. Large
+tensors travel on the device that they are on (NCCL between GPUs). Text, small integers and barriers go through host
+memory (Gloo), where waiting keeps no GPU busy.
 """
 
 import atexit
@@ -99,8 +97,7 @@ def is_lost_peer(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class Ranks:
-    """The rank of this process among all `ranks` processes, or those of a `group`. Rank 0 leads: it writes and
-    decides."""
+    """The rank of this process among all `ranks`, or those of a `group`. Rank 0 leads: it writes and decides."""
 
     rank: int = 0
     ranks: int = 1
@@ -117,8 +114,7 @@ class Ranks:
 
     @torch.no_grad()
     def sum_(self, tensors: Sequence[Tensor], bucket_bytes: int = BUCKET_BYTES) -> None:
-        """All-reduce tensors in place, to the same bits on every rank; all ranks pass the same shapes in the same
-        order. On a GPU the host does not wait."""
+        """All-reduce tensors of the same shapes and order in place, to the same bits, without waiting for a GPU."""
         if self.alone:
             return
         with self._collective():

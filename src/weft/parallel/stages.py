@@ -58,10 +58,6 @@ class Stage:
     tied: bool  # whether the LM head shares the embedding
 
     @property
-    def is_first(self) -> bool:
-        return self.number == 0
-
-    @property
     def is_last(self) -> bool:
         return self.number == self.of - 1
 
@@ -95,9 +91,9 @@ class Stage:
         if first == "output":
             return self.is_last
         if first != "embedding":
-            return self.is_first  # segments, and a separate embedding of the source
+            return self.number == 0  # segments, and a separate embedding of the source
         writes = "decoder" if "decoder" in self.spans else "encoder"
-        return self.begins(writes) or (shared and self.is_first) or (self.tied and self.is_last)
+        return self.begins(writes) or (shared and self.number == 0) or (self.tied and self.is_last)
 
 
 def keep_stage(model: LanguageModel, mesh: Mesh) -> Stage:

@@ -18,14 +18,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    PrepareModuleOutput,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import parallel as tp
 from torch.nn import functional as F
 
 from weft.config import Config
@@ -101,29 +94,31 @@ def shard(model: LanguageModel, layout: Layout, mesh: DeviceMesh) -> None:
         if isinstance(module, Stack):
             _shard_stack(module, layout, mesh)
             styles |= _sequence_styles(name, module, model) if layout.sequence else {}
-    parallelize_module(model, mesh, styles, src_data_rank=None)
+    tp.parallelize_module(model, mesh, styles, src_data_rank=None)
     _shard_vocabulary(model, mesh)
 
 
-def _style(name: str, placed: Placement | None, layout: Layout) -> ParallelStyle:
+def _style(name: str, placed: Placement | None, layout: Layout) -> tp.ParallelStyle:
     between = Shard(1) if layout.sequence else Replicate()
     if placed == "column":
         # a decoder reads all tokens of its source
-        return ColwiseParallel(input_layouts=Replicate() if name.endswith(".kv") else between)
-    return RowwiseParallel(output_layouts=between) if placed == "row" else RowwiseParallel(input_layouts=Replicate())
+        return tp.ColwiseParallel(input_layouts=Replicate() if name.endswith(".kv") else between)
+    return (
+        tp.RowwiseParallel(output_layouts=between) if placed == "row" else tp.RowwiseParallel(input_layouts=Replicate())
+    )
 
 
-def _sequence_styles(name: str, stack: Stack, model: LanguageModel) -> dict[str, ParallelStyle]:
+def _sequence_styles(name: str, stack: Stack, model: LanguageModel) -> dict[str, tp.ParallelStyle]:
     """Return the styles that divide tokens before a stack's first layer and gather them after its last, if here."""
     here = {key for key, _ in stack.blocks.named_children()}
     layers = (getattr(model.config, "encoder_layers", None) if name == "encoder" else None) or model.config.layers  # type: ignore[attr-defined]
-    styles: dict[str, ParallelStyle] = {}
+    styles: dict[str, tp.ParallelStyle] = {}
     if "0" in here:
-        styles[f"{name}.blocks.0"] = PrepareModuleInput(
+        styles[f"{name}.blocks.0"] = tp.PrepareModuleInput(
             input_layouts=(Replicate(),), desired_input_layouts=(Shard(1),), use_local_output=True
         )
     if str(layers - 1) in here:
-        styles[name] = PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate())
+        styles[name] = tp.PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate())
     return styles
 
 
@@ -235,8 +230,7 @@ def _shard_vocabulary(model: LanguageModel, mesh: DeviceMesh) -> None:
 def keep_local(model: LanguageModel, mesh: Mesh) -> None:
     """Replace the DTensors of a model that `shard` has sharded by their local parts, once it has its weights.
 
-    All processes must then choose the same tokens. Their logits are equal to the bit, but a GPU sums probabilities in
-    an order that varies: all continue with rank 0's choice.
+    All processes continue with rank 0's tokens: logits are equal to the bit, but a GPU's sums of probabilities vary.
     """
     ranks, patterns = mesh.axis("tensor"), plan(model.config)
     for name, module in list(model.named_modules()):

@@ -51,13 +51,9 @@ class BatchConfig(Config):
     """
 
     size: PositiveInt | None = Field(None, description="sequences per step; chosen if absent")
-    tokens: PositiveInt | None = Field(
-        None, description="tokens per step, padding included, for rows of varying length"
-    )
+    tokens: PositiveInt | None = Field(None, description="tokens per step with padding, for rows of varying length")
     micro: Micro = Field(None, description="sequences per micro-batch; auto: as many as fit in memory; absent: chosen")
-    length: PositiveInt | None = Field(
-        None, description="tokens per sequence; longer rows are truncated; chosen if absent"
-    )
+    length: PositiveInt | None = Field(None, description="tokens per sequence; longer rows are cut; chosen if absent")
     recompute: bool = Field(False, description="recompute activations in the backward pass, to save memory")
     carry: bool | None = Field(None, description="continue rows and recurrent states across steps; chosen if absent")
 
@@ -130,9 +126,7 @@ class Recipe(Config):
     deterministic: bool = Field(False, description="reproduce runs bit for bit on a GPU too, at some cost in speed")
     data: Data = Field(Data(), description="where the text comes from, and which part of it is held out")
     tokenizer: TokenizerConfig | None = Field(None, description="how text is split into tokens; chosen if absent")
-    source_tokenizer: TokenizerConfig | None = Field(
-        None, description="separate tokenizer for the source side of pairs"
-    )
+    source_tokenizer: TokenizerConfig | None = Field(None, description="separate tokenizer for the source of pairs")
     init: Text | None = Field(None, description="run whose weights training starts from; absent: fresh weights")
     adapter: LoRA | None = Field(None, description="freeze the weights of `init` and train a small addition (LoRA)")
     model: Model = Field(description="the model to train")
@@ -141,9 +135,7 @@ class Recipe(Config):
     schedule: Schedule = Field(Cosine(), description="how the learning rate changes over the steps")
     batch: BatchConfig = Field(BatchConfig(), description="how much text a step reads")
     evaluate: EvaluateConfig = Field(EvaluateConfig(), description="when and on what the model is evaluated")
-    checkpoint: CheckpointConfig = Field(
-        CheckpointConfig(), description="when checkpoints are saved and how many are kept"
-    )
+    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="when to save checkpoints, how many to keep")
     log: LogConfig = Field(LogConfig(), description="where metrics are written")
     guard: GuardConfig = Field(GuardConfig(), description="what to do when training diverges")
     parallel: Layout = Field(Layout(), description="how the work is divided among processes")
@@ -156,9 +148,9 @@ class Recipe(Config):
 
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
-        checks = (_schedule_problems, _batch_problems, _model_problems, _layout_problems)
-        for problem in (problem for check in checks for problem in check(self)):
-            raise ValueError(problem)
+        for check in (_schedule_problems, _batch_problems, _model_problems, _layout_problems):
+            for problem in check(self):
+                raise ValueError(problem)
         return self
 
 
@@ -263,9 +255,8 @@ class SettledRecipe(Recipe):
 
     @model_validator(mode="after")
     def _check_rate(self) -> Self:
-        if not isinstance(self.schedule, Noam):
-            if self.optimizer.lr is None:
-                raise ValueError("optimizer.lr: missing")
-            if self.schedule.warmup is None:
-                raise ValueError("schedule.warmup: missing")
+        rates = {"optimizer.lr": self.optimizer.lr, "schedule.warmup": self.schedule.warmup}
+        missing = [key for key, value in rates.items() if value is None]
+        if missing and not isinstance(self.schedule, Noam):
+            raise ValueError(f"{missing[0]}: missing")
         return self

@@ -14,6 +14,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_
 
 from weft.config import AnyKind, Config, Tree, kinds
 from weft.errors import ConfigError
+from weft.models.config import Pooling
 
 Reads = Literal["text", "sentences", "rows"]
 Column = Annotated[str, Field(min_length=1)]
@@ -183,9 +184,7 @@ class SequenceObjective(ObjectiveConfig):
 
     text: Column = Field("text", description="column of the texts")
     second: Column | None = Field(None, description="column of the second texts of pairs; absent: single texts")
-    pooling: Literal["first", "mean", "last"] | None = Field(
-        None, description="hidden states that represent the text; absent: first, or last in a decoder"
-    )
+    pooling: Pooling | None = Field(None, description="hidden states to pool; absent: first, or last in a decoder")
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -285,9 +284,7 @@ class Contrastive(ObjectiveConfig):
         return math.inf  # depends on the size of the batch
 
 
-OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
-    kind.model_fields["kind"].default: kind for kind in kinds(ObjectiveConfig)
-}
+OBJECTIVES = {str(kind.model_fields["kind"].default): kind for kind in kinds(ObjectiveConfig)}
 AnyObjective = Annotated[ObjectiveConfig, AnyKind()]
 
 

@@ -13,9 +13,7 @@ PeakRate = Annotated[PositiveFloat | None, Field(description="peak learning rate
 Momentum = Annotated[Beta, Field(description="decay rate of the moving sum of gradients")]
 Betas = Annotated[tuple[Beta, Beta], Field(description="decay rates of the first and second moment")]
 Epsilon = Annotated[PositiveFloat, Field(description="added to the square root of the second moment")]
-WeightDecay = Annotated[
-    NonNegativeFloat, Field(description="decoupled weight decay of matrices, multiplied by the learning rate; 0: none")
-]
+WeightDecay = Annotated[NonNegativeFloat, Field(description="decoupled decay of matrices, times the rate; 0: none")]
 Clip = Annotated[NonNegativeFloat, Field(description="maximum norm of the gradient; 0: no clipping")]
 
 Warmup = Annotated[NonNegativeInt | None, Field(description="steps of linear warm-up; chosen if absent")]
@@ -35,9 +33,7 @@ class AdamW(Config):
     eps: Epsilon = 1e-8
     weight_decay: WeightDecay = 0.1
     clip: Clip = 1.0
-    layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        1.0, description="learning rate of each layer relative to the layer above; 1: all equal"
-    )
+    layer_decay: float = Field(1.0, gt=0.0, le=1.0, description="learning rate relative to the layer above; 1: equal")
 
 
 class Adam(Config):
@@ -72,9 +68,7 @@ class Muon(Config):
     lr: PeakRate = None
     momentum: Momentum = 0.95
     rounds: PositiveInt = Field(5, description="Newton–Schulz iterations per update")
-    betas: tuple[Beta, Beta] = Field(
-        (0.9, 0.95), description="decay rates of AdamW's moments, for weights outside the blocks"
-    )
+    betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="decay rates of AdamW's moments, outside the blocks")
     eps: Epsilon = 1e-8
     weight_decay: WeightDecay = 0.1
     clip: Clip = 1.0
@@ -122,9 +116,7 @@ class StepDecay(Config):
     warmup: Warmup = None
     hold: NonNegativeInt = Field(description="steps before the first decay")
     every: PositiveInt = Field(description="steps between decays")
-    factor: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
-        0.5, description="factor on the learning rate at each decay"
-    )
+    factor: float = Field(0.5, gt=0.0, lt=1.0, description="factor on the learning rate at each decay")
 
 
 class Noam(Config):

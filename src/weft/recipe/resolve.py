@@ -90,9 +90,8 @@ def _without_data(tree: Tree, above: Mapping[str, Any], log: Log) -> Tree:
         removed.add("validation")
         if not (isinstance(changed, Mapping) and "validation" in changed):
             files = ", ".join(map(str, validation.get("sources", ())))
-            log(
-                f"data.validation = hash: a tenth is held out; the recipe's validation files ({files}) go with its text"
-            )
+            hash_split = "data.validation = hash: a tenth is held out"
+            log(f"{hash_split}; the recipe's validation files ({files}) go with its text")
     return {**tree, "data": {key: value for key, value in data.items() if key not in removed}}
 
 
@@ -259,12 +258,10 @@ def _with_head(tree: Tree) -> Tree:
     head: Tree = {"kind": kind}
     if kind in ("sequence", "token"):
         head["labels"] = 2  # placeholder until the rows are read
-    if kind in ("sequence", "embedding") and is_decoder:
-        head["pooling"] = "last"  # only the last token attends to all others
     if kind == "sequence" and is_decoder:
         head["pooler"] = False
-    if pooling:
-        head["pooling"] = pooling
+    if pooling or (kind in ("sequence", "embedding") and is_decoder):
+        head["pooling"] = pooling or "last"  # only the last token of a decoder attends to all others
     return {**tree, "model": {**model, "head": head}}
 
 
@@ -272,9 +269,8 @@ def _with_warmup(tree: Tree, above: Mapping[str, Any], log: Log) -> Tree:
     """Shorten the recipe's warm-up if `steps` was overridden with fewer steps than that."""
     settings, changed = flat(tree), flat(above)
     steps, warmup = changed.get("steps"), settings.get("schedule.warmup")
-    if not (isinstance(steps, int) and isinstance(warmup, int) and warmup > steps):
-        return tree
-    if "schedule.warmup" in changed or settings.get("schedule.kind") == "noam":
+    fixed = "schedule.warmup" in changed or settings.get("schedule.kind") == "noam"
+    if fixed or not (isinstance(steps, int) and isinstance(warmup, int) and warmup > steps):
         return tree
     shorter = max(1, steps // 10)
     log(f"schedule.warmup = {shorter} instead of {warmup}, which would be longer than the {steps} steps")

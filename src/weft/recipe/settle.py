@@ -270,12 +270,11 @@ def _choose_steps(draft: _Draft, size: _RunSize) -> None:
 def _choose_row_batch(draft: _Draft, facts: Facts, gpu: bool) -> None:
     length = min(getattr(draft.recipe.model, "context", 256), 512)
     draft.choose("batch.length", length, "longer rows are truncated there")
-    if draft.recipe.batch.size is None and draft.recipe.batch.tokens is None:
-        if draft.recipe.objective.by_tokens:
-            draft.choose("batch.tokens", 8192 if gpu else 2048, "rows of similar length, padding included")
-        else:
-            size = max(1, min(32 if gpu else 16, (facts.rows or 1) // 4))
-            draft.choose("batch.size", size, "rows of similar length")
+    if draft.recipe.objective.by_tokens and draft.recipe.batch.size is None:
+        draft.choose("batch.tokens", 8192 if gpu else 2048, "rows of similar length, padding included")
+    elif draft.recipe.batch.tokens is None:
+        size = max(1, min(32 if gpu else 16, (facts.rows or 1) // 4))
+        draft.choose("batch.size", size, "rows of similar length")
 
 
 def _choose_row_steps(draft: _Draft, facts: Facts, size: _RunSize) -> None:

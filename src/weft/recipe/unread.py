@@ -28,10 +28,8 @@ def _unread(recipe: Recipe) -> Iterator[str]:
     if adapter is not None and isinstance(recipe.model, TransformerConfig) and adapter.rank > recipe.model.d_model:
         yield f"adapter.rank = {adapter.rank}: no matrix of this model has a higher rank than {recipe.model.d_model}"
     if recipe.batch.carry and not recipe.can_carry:
-        yield (
-            "batch.carry: only a recurrent model with objective 'next-token', one text and no data.document_mask "
-            "carries states from row to row; leave it out"
-        )
+        carrying = "a recurrent model with objective 'next-token', one text and no data.document_mask"
+        yield f"batch.carry: only {carrying} carries states from row to row; leave it out"
     if recipe.seed > MAX_SEED:
         yield f"seed = {recipe.seed}: expected at most {MAX_SEED}"
 
@@ -70,10 +68,8 @@ def _unread_evaluation(recipe: Recipe) -> Iterator[str]:
     if not isinstance(recipe.data.validation, NoSplit):
         return
     none = "nothing is held out to evaluate on (data.validation.kind = 'none')"
-    for key in ("every", "tokens", "patience"):
-        value = getattr(recipe.evaluate, key)
-        if value is not None:
-            yield f"evaluate.{key} = {value}: {none}"
+    values = {key: getattr(recipe.evaluate, key) for key in ("every", "tokens", "patience")}
+    yield from (f"evaluate.{key} = {value}: {none}" for key, value in values.items() if value is not None)
     if metric != "loss":
         yield f"evaluate.metric = '{metric}': {none}"
     if recipe.checkpoint.average:

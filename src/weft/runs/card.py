@@ -18,10 +18,8 @@ from weft.runs.report import Record
 
 # (kind of model, kind of head) → task name on the Hugging Face Hub
 TASKS = {
-    ("encoder", "mlm"): "fill-mask",
-    ("encoder", "mlm+nsp"): "fill-mask",
-    ("encoder", "sequence"): "text-classification",
-    ("decoder", "sequence"): "text-classification",
+    **{("encoder", head): "fill-mask" for head in ("mlm", "mlm+nsp")},
+    **{(model, "sequence"): "text-classification" for model in ("encoder", "decoder")},
     ("encoder", "token"): "token-classification",
     ("encoder", "embedding"): "sentence-similarity",
     ("encoder-decoder", "lm"): "translation",
@@ -67,10 +65,8 @@ def _front_matter(recipe: Recipe, license: Mapping[str, str]) -> str:
     head = getattr(recipe.model, "head", None)
     task = TASKS.get((recipe.model.kind, head.kind if head is not None else "lm"))
     tag = f'pipeline_tag: "{task}"\n' if task else ""
-    fields = {"license": "unknown", **license}
-    lines = "".join(
-        f"{field}: {json.dumps(str(value))}\n" for field, value in fields.items()
-    )  # JSON strings are valid YAML
+    fields = {"license": "unknown", **license}  # JSON strings are valid YAML
+    lines = "".join(f"{field}: {json.dumps(str(value))}\n" for field, value in fields.items())
     return f'---\n{lines}tags: ["weft"]\n{tag}---'
 
 

@@ -64,9 +64,8 @@ def step_of(path: Path) -> int:
 
 def write(folder: Path, copy: Snapshot, keep: int, *, interrupted: bool = False) -> Path:
     """Write a checkpoint, update the links, and remove checkpoints that are no longer needed (`prune`)."""
-    return write_with(
-        lambda temporary: write_files(temporary, copy), folder / checkpoint_name(copy.step, interrupted), keep
-    )
+    target = folder / checkpoint_name(copy.step, interrupted)
+    return write_with(lambda temporary: write_files(temporary, copy), target, keep)
 
 
 def write_with(fill: Callable[[Path], None], target: Path, keep: int) -> Path:
@@ -342,11 +341,8 @@ def place_weights(path: Path, model: nn.Module, device: torch.device) -> None:
     dtype = tensors.common_dtype(file)
     if device.type == "cpu" and dtype in (torch.float16, torch.bfloat16):
         dtype = torch.float32
-    checksums = manifest["files"][file.name]["sha256"]
-    weights = {
-        current_name(name): tensor.to(dtype) if tensor.is_floating_point() else tensor
-        for name, tensor in tensors.load_verified(file, device, checksums)
-    }
+    stored = tensors.load_verified(file, device, manifest["files"][file.name]["sha256"])
+    weights = {current_name(name): value.to(dtype) if value.is_floating_point() else value for name, value in stored}
     _load_state(path, model, weights, assign=True)
 
 

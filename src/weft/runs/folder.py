@@ -146,21 +146,20 @@ def claim_run(path: Path | str) -> Iterator[RunFolder]:
             yield run
         except BaseException:
             if not run.config.exists():
-                _remove_start(run, created or ([run.path] if entries else []))
+                leftovers = [run.path / name for name in BEFORE_START | {LOCK}]
+                remove_start(leftovers, created or ([run.path] if entries else []))
             raise
 
 
 def _refuse_run(run: RunFolder) -> None:
     if run.config.exists():
-        raise RunError(
-            f"{run.path}: a run is already here; continue it with `weft train --resume {run.path}`, "
-            "or choose another folder with --run"
-        )
+        hint = f"continue it with `weft train --resume {run.path}`, or choose another folder with --run"
+        raise RunError(f"{run.path}: a run is already here; {hint}")
 
 
-def _remove_start(run: RunFolder, folders: Sequence[Path]) -> None:
-    """Remove the files of a failed start, then `folders`, innermost first, as far as they are empty."""
-    for path in (run.path / name for name in BEFORE_START | {LOCK}):
+def remove_start(paths: Sequence[Path], folders: Sequence[Path]) -> None:
+    """Remove the files and folders `paths` of a failed start, then `folders`, innermost first, if they are empty."""
+    for path in paths:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
@@ -197,11 +196,10 @@ def _refuse_links(run: RunFolder) -> None:
     """
     for folder in (run.path, run.checkpoints, run.data):
         entries = list(os.scandir(folder)) if folder.is_dir() else []
-        if special := [
-            entry.path for entry in entries if not (entry.is_symlink() or entry.is_file() or entry.is_dir())
-        ]:
+        links = [entry.path for entry in entries if entry.is_symlink()]
+        if special := [e.path for e in entries if not (e.is_symlink() or e.is_file() or e.is_dir())]:
             raise RunError(f"{special[0]}: a pipe or a device, to which weft can't write; move it away")
-        for link in [entry.path for entry in entries if entry.is_symlink()]:
+        for link in links:
             if folder != run.checkpoints or os.path.dirname(os.readlink(link)):
                 hint = "replace it with its target"
                 raise RunError(f"{link}: a link, through which weft would write outside the run; {hint}")

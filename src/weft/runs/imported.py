@@ -56,9 +56,7 @@ def write_run(run: RunFolder, bundle: ModelBundle, recipe: Recipe) -> None:
     write_text(run.origin / "notes.json", json.dumps(notes, indent=1, ensure_ascii=False))
     for name, data in bundle.files.items():
         file = run.origin / "files" / name
-        assert file.resolve().is_relative_to(run.origin.resolve()), (
-            "file names come from the format's reader, not from the model"
-        )
+        assert file.resolve().is_relative_to(run.origin.resolve()), "file names come from the format's reader"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(data)
     if bundle.unused:
@@ -78,13 +76,10 @@ def read_run(run: RunFolder, weights: LazyWeights) -> ModelBundle:
         originals = {path.relative_to(origin / "files").as_posix(): files.read_bytes(path) for path in paths}
         if (origin / "unused.safetensors").is_file():
             unused = _readers(origin / "unused.safetensors")
-    labels = getattr(recipe.objective, "labels", None)
-    labels = None if labels is None else tuple(labels)
+    labels, length = getattr(recipe.objective, "labels", None), recipe.batch.length
     source = Tokenizer.load(run.source_tokenizer) if (run.source_tokenizer / FILE).is_file() else None
     bundle = ModelBundle(recipe.model, weights, Tokenizer.load(run.path), origin=str(run.path), notes=notes)
-    return replace(
-        bundle, unused=unused, files=originals, labels=labels, length=recipe.batch.length, source_tokenizer=source
-    )
+    return replace(bundle, unused=unused, files=originals, labels=labels, length=length, source_tokenizer=source)
 
 
 def license_of(run: RunFolder) -> dict[str, str]:
@@ -141,8 +136,7 @@ def checkpoint_weights(path: Path, model: Model) -> LazyWeights:
     tied = json.loads(files.read_text(path / "manifest.json"))["tied"]
     weights = {**stored, **{name: stored[original] for name, original in tied.items()}}
     weights = {current_name(name): read for name, read in weights.items()}
-    missing = [name for name in shapes(model) if name not in weights]
-    if missing:
+    if missing := [name for name in shapes(model) if name not in weights]:
         raise RunError(f"{path}: '{missing[0]}' is missing, but the model in config.toml has it")
     return weights
 

@@ -28,8 +28,7 @@ class Journal:
         self._open(after)
 
     def _open(self, after: int) -> None:
-        run, log = self._run, self._recipe.log
-        paths = (run.metrics, run.timings)
+        run, log, paths = self._run, self._recipe.log, (self._run.metrics, self._run.timings)
         self._lines = dict.fromkeys(paths, 0)  # number of lines in each file
         for path in (path for path in paths if path.exists()):
             kept = [line for line in read_lines(path) if line["step"] <= after]

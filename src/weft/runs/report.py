@@ -27,7 +27,6 @@ from weft.storage.files import write_text
 Lines = Sequence[dict[str, Any]]
 WHOLE_PROCESS = "On a CPU, the measured memory is that of the whole process."
 EMPTY_LINES = re.compile(r"\n\s*\n\s*\n")  # runs of empty lines, which are shortened in early samples
-CARDS: dict[str, Any] = {"kind": "prose", "row_names": True, "cards": True}
 DOTTED = Look(marker="o")  # for values that are measured only at evaluations
 
 
@@ -88,15 +87,11 @@ def report(run: RunFolder) -> str:
         "Curves": html_plots(_plots(record, result)),
         "Discarded updates and rollbacks": _pairs(_divergence(record)),
         "Confusion matrix": _confusion(result),
-        "Most confident mistakes" if "predicted" in header else "Held-out examples": _filled(
-            Table(header, examples, text=range(len(header))), **CARDS
-        ),
+        "Most confident mistakes" if "predicted" in header else "Held-out examples": _cards_table(header, examples),
         "Samples": part("texts", result.get("samples") or ()),
         "Samples during training": _pairs([(f"step {step}", text) for step, text in sorted(samples.items())]),
         "Cost": _filled(Table(("", "predicted", "measured"), _cost(record), remarks=[WHOLE_PROCESS])),
-        "Settings chosen by weft": _filled(
-            Table(("setting", "chosen", "why"), start.get("choices") or (), text=(0, 1, 2)), **CARDS
-        ),
+        "Settings chosen by weft": _cards_table(("setting", "chosen", "why"), start.get("choices") or ()),
         "How to reproduce it": _pairs([row for row in origin.items() if row[1]]),
         "Recipe": part("texts", [files.read_text(run.config)]),
     }
@@ -104,13 +99,9 @@ def report(run: RunFolder) -> str:
     sections = [Section(title, lead.get(title, ""), html, ("chart.js",)) for title, html in parts.items() if html]
     began, resumed = str(start.get("time", "?"))[:16].replace("T", " "), len(record.all("resume"))
     name, recipe = run.path.resolve().name, record.recipe.name
-    summary = [
-        f"recipe {recipe}" if recipe != name else "",
-        f"started {began}",
-        f"on {start.get('device', 'an unknown device')}",
-        f"resumed {counted(resumed, 'time')}" if resumed else "",
-        _state(record),
-    ]
+    summary = [f"recipe {recipe}" if recipe != name else "", f"started {began}"]
+    summary.append(f"on {start.get('device', 'an unknown device')}")
+    summary += [f"resumed {counted(resumed, 'time')}" if resumed else "", _state(record)]
     return page(name, sections, summary=", ".join(filter(None, summary)), styles=("page.css",))
 
 
@@ -118,6 +109,10 @@ def _filled(table: Table, **options: Any) -> str:
     """Render a table, with every value as text; "" if it has no rows."""
     rows = [list(map(str, row)) for row in table.rows]
     return html_table(table._replace(rows=rows), **options) if rows else ""
+
+
+def _cards_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    return _filled(Table(header, rows, text=range(len(header))), kind="prose", row_names=True, cards=True)
 
 
 def _pairs(rows: Sequence[Sequence[str]]) -> str:
@@ -187,17 +182,15 @@ def _plots(record: Record, result: dict[str, Any]) -> list[Plot]:
         if result.get("bits_per_byte") and result.get("loss"):  # in nats per token, like the loss
             losses.append(_level(baseline * result["loss"] / result["bits_per_byte"]))
     marks = [(event["to"], f"rolled back to here from step {event['step']}") for event in record.rollbacks]
-    step, log_step, from_zero = Axis("step", pad=0), Axis("step", log=True, pad=0), Axis(holds=(0.0,), clips=True)
-    others = {
-        METRICS[key].title: _curve(key, metrics, f"validation_{key}", look=DOTTED)
-        for key in ("accuracy", "next_accuracy", "spearman")
-    }
+    step, log_step, from_zero = Axis("step", pad=0), Axis("step", log=True, pad=0), Axis(includes=(0.0,), clips=True)
+    keys = ("accuracy", "next_accuracy", "spearman")
+    others = {METRICS[key].title: _curve(key, metrics, f"validation_{key}", look=DOTTED) for key in keys}
     plots = [
         Plot("Loss", losses, step, Axis(clips=True), marks),
         Plot("Loss, both axes on a log scale", losses, log_step, Axis(log=True, clips=True), marks),
         Plot("Bits per byte, held out", bits, step, Axis(clips=True)),
         *(Plot(f"{title[0].upper()}{title[1:]}, held out", [curve], step) for title, curve in others.items()),
-        Plot("Learning rate", [_curve("learning rate", metrics, "lr")], step, Axis(holds=(0.0,))),
+        Plot("Learning rate", [_curve("learning rate", metrics, "lr")], step, Axis(includes=(0.0,))),
         Plot("Gradient norm before clipping", [_curve("norm", metrics, "gradient_norm")], step, from_zero, marks),
         Plot("Tokens per second", [_curve("speed", record.timings, "tokens_per_second")], step, from_zero),
     ]

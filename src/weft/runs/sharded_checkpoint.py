@@ -78,16 +78,11 @@ def _moments(
     for parameter, values in optimizer.state.items():
         name = names[parameter]
         for moment, value in values.items():
-            if isinstance(value, Tensor):
-                shards[f"{MOMENTS}/{moment}/{name}"] = TensorShard(value, _geometry(parallel, name, value))
+            if isinstance(value, Tensor):  # sharded like its parameter, or a replicated scalar
+                sharded = value.dim() and value.shape == parameter.shape
+                geometry = parallel.geometries[name] if sharded else Geometry.full(value)
+                shards[f"{MOMENTS}/{moment}/{name}"] = TensorShard(value, geometry)
     return shards
-
-
-def _geometry(parallel: ShardedParallel, name: str, value: Tensor) -> Geometry:
-    """Return the geometry of optimizer state: that of its parameter, or replicated for scalars and global state."""
-    if name in parallel.local and value.shape == parallel.local[name].shape and value.dim():
-        return parallel.geometries[name]
-    return Geometry.full(value)
 
 
 def size(parallel: ShardedParallel, optimizer: optim.Optimizer, step_state: Mapping[str, Tensor]) -> int:
@@ -154,8 +149,7 @@ def _save(folder: Path, copy: ShardedSnapshot, ranks: Ranks) -> None:
         layout[key] = [tensors.NAMES[shard.tensor.dtype], list(shard.geometry.shape), sizes]
     layouts = ranks.gather(layout)
     _all_or_none(ranks, lambda: _allocate(folder, layouts) if ranks.leads else None)
-    chosen = _assigned(layouts, ranks.rank)
-    _all_or_none(ranks, lambda: write_pieces(folder, copy.shards, chosen))
+    _all_or_none(ranks, lambda: write_pieces(folder, copy.shards, _assigned(layouts, ranks.rank)))
 
 
 def _allocate(folder: Path, layouts: list[PieceLayout]) -> None:
@@ -277,7 +271,7 @@ def _empty_moments(path: Path, parallel: ShardedParallel) -> dict[str, tuple[Any
             shard = TensorShard(torch.zeros_like(owner, dtype=dtype), parallel.geometries[name])
         else:
             full = torch.zeros(entry.shape, dtype=dtype, device=default)
-            shard = TensorShard(full, _geometry(parallel, "", full))
+            shard = TensorShard(full, Geometry.full(full))
         moments[f"{MOMENTS}/{moment}/{name}"] = owner, moment, shard
     return moments
 
@@ -287,7 +281,6 @@ def _read(path: Path, shards: Mapping[str, TensorShard]) -> None:
     """Fill this rank's shards from the memory-mapped files; only the pages it needs are read."""
     for file in {file_of(key)[0] for key in shards}:
         for name, tensor in tensors.iterate(path / file):
-            shard = shards.get(f"{file}/{current_name(name)}")
-            if shard is not None:
+            if (shard := shards.get(f"{file}/{current_name(name)}")) is not None:
                 for piece in shard.geometry.chunks:
                     piece.of(shard.tensor).copy_(piece.cut(tensor))

@@ -52,9 +52,7 @@ def learned_state(model: nn.Module) -> dict[str, Tensor]:
 
 def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return contiguous copies in host memory: safetensors refuses views, and training changes the originals."""
-    return {
-        name: torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach()) for name, tensor in tensors.items()
-    }
+    return {name: torch.empty(x.shape, dtype=x.dtype).copy_(x.detach()) for name, x in tensors.items()}
 
 
 def _untie(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -20,9 +20,8 @@ from weft.serve.config import Serving
 from weft.serve.errors import RefusedError, on_http, on_invalid, on_refused
 from weft.serve.gate import App, Gate, Message, Receive, Scope, Send
 from weft.serve.library import Library
-from weft.serve.metrics import Metrics
 from weft.serve.page import POLICY, routes_page
-from weft.serve.server import Server
+from weft.serve.server import Metrics, Server
 
 log = logging.getLogger("weft.serve")
 
@@ -71,9 +70,8 @@ def make_routes(library: Library, serving: Serving, metrics: Metrics) -> FastAPI
         """Return counters and latencies for Prometheus."""
         return PlainTextResponse(metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
-    app.add_exception_handler(RefusedError, on_refused)
-    app.add_exception_handler(WeftError, on_refused)
-    app.add_exception_handler(Exception, on_refused)
+    for kind in (RefusedError, WeftError, Exception):
+        app.add_exception_handler(kind, on_refused)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_invalid)
     return app
@@ -97,9 +95,7 @@ def _with_metrics(app: App, metrics: Metrics) -> App:
         try:
             await app(scope, receive, send_and_note)
         finally:
-            path = getattr(
-                scope.get("route"), "path", "other"
-            )  # the route, not the requested path, which may be anything
+            path = getattr(scope.get("route"), "path", "other")  # not the requested path, which may be anything
             metrics.requests.labels(path, str(status)).inc()
             log.info("%s %s %d %.3f s", scope["method"], path, status, time.monotonic() - start)
 

@@ -27,10 +27,8 @@ def build_engine(run: Run, limits: Limits) -> Engine | None:
     size = block_bytes(model, BLOCK_SIZE, limits.quantize_cache)
     able = int(CACHE_SHARE * free_memory(device)) // size
     blocks = kv_blocks(able, max_length, rows=limits.rows, context=model.config.context)
-    max_cached = None if device.type == "cuda" else MAX_KEPT_BYTES // size
-    engine_limits = EngineLimits(
-        blocks, BLOCK_SIZE, limits.rows, max_cached_blocks=max_cached, bits=limits.quantize_cache
-    )
+    bits, max_cached = limits.quantize_cache, None if device.type == "cuda" else MAX_KEPT_BYTES // size
+    engine_limits = EngineLimits(blocks, BLOCK_SIZE, limits.rows, max_cached_blocks=max_cached, bits=bits)
     return Engine(model, run.tokenizer.vocab_size, engine_limits)
 
 

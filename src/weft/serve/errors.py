@@ -13,6 +13,7 @@ from weft.errors import WeftError, out_of_memory
 OPENAI = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 ANTHROPIC = {**OPENAI, 413: "request_too_large", 500: "api_error"}
 PROBLEMS = {"missing": "this field is required", "extra_forbidden": "unknown field; /docs lists those of this route"}
+UNION_MEMBERS = ("str", "int", "float", "bool")  # in pydantic's locations
 MAX_MESSAGE_CHARACTERS = 400
 MAX_VALUE_CHARACTERS = 60  # of a wrong value that a message quotes
 
@@ -78,16 +79,12 @@ async def on_invalid(request: Request, error: Exception) -> JSONResponse:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return error_response(request, RefusedError(400, f"the body is not valid JSON: {first['ctx']['error']}"))
-    key = ".".join(str(part) for part in first["loc"][1:] if not _names_type(part))
+    # a part such as "str" or "list[int]" names a member of a union, not a key of the body
+    key = ".".join(str(part) for part in first["loc"][1:] if part not in UNION_MEMBERS and "[" not in str(part))
     message = PROBLEMS.get(first["type"], first["msg"].removeprefix("Value error, ").replace("Input should", "must"))
     if first["type"] not in (*PROBLEMS, "value_error"):
         message += f", not {_shown(first['input'])}"
     return error_response(request, RefusedError(400, f"{key}: {message}" if key else message, param=key or None))
-
-
-def _names_type(part: Any) -> bool:
-    """Return whether a part of pydantic's location names a member of a union rather than a key of the body."""
-    return isinstance(part, str) and (part in ("str", "int", "float", "bool") or "[" in part)
 
 
 def _shown(value: Any) -> str:

@@ -25,13 +25,10 @@ from weft.serve.events import encoded_response
 from weft.serve.schema import Name
 from weft.serve.server import server_of
 
-# only scripts and styles of this server are loaded; nothing is framed or sent elsewhere
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self';"
-    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 HEADERS = {
-    "Content-Security-Policy": POLICY,
+    # only scripts and styles of this server are loaded; nothing is framed or sent elsewhere
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:;"
+    " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
@@ -72,6 +69,8 @@ def _model_facts(folder: RunFolder, _modified: int) -> dict[str, Any]:
     recipe = folder.recipe()
     model, objective = recipe.model, recipe.objective
     writes = isinstance(model, EncoderDecoder | Bahdanau)
+    tokenizer = folder.path / "tokenizer_config.json"
+    tokenizer_config = tokenizer.read_text("utf-8") if tokenizer.is_file() else ""
     return {
         "kind": model.kind,
         "objective": objective.kind,
@@ -84,15 +83,8 @@ def _model_facts(folder: RunFolder, _modified: int) -> dict[str, Any]:
         "heads": None if isinstance(model, Recurrent | Bahdanau | NGram) else model.attention.heads,
         "context": getattr(model, "context", None),
         "vocab_size": getattr(model, "vocab_size", None),
-        "chat": objective.kind == "chat" or _has_chat_template(folder),
+        "chat": objective.kind == "chat" or "chat_template" in tokenizer_config,
     }
-
-
-def _has_chat_template(folder: RunFolder) -> bool:
-    try:
-        return "chat_template" in (folder.path / "tokenizer_config.json").read_text("utf-8")
-    except OSError:
-        return False
 
 
 @router.get("/v1/presets")

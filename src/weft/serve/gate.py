@@ -3,13 +3,14 @@
 import asyncio
 import hashlib
 import hmac
-import json
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from starlette.responses import JSONResponse
+
 from weft.serve.config import Serving
-from weft.serve.errors import error_body
+from weft.serve.errors import RefusedError, error_body
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -21,6 +22,8 @@ OPEN_PATHS = {"/health", "/ready", "/"}  # need no key: a load balancer's checks
 OPEN_FOLDER = "/web/"
 HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\s\[\]:/@]+))(?::\d*)?")
 BODY_SECONDS = 30.0  # time limit for receiving a body
+CLOSE = {"Connection": "close"}  # the rest of the body is not read
+HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 408: CLOSE, 413: CLOSE}  # of refusals, by status
 
 
 class Gate:
@@ -35,48 +38,54 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
         path = scope["path"].removeprefix(self.serving.root_path)
-
-        async def refuse(status: int, message: str, close: bool = False) -> None:
-            content = json.dumps(error_body(path, status, message)).encode()
-            answer = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
-            answer += [(b"connection", b"close")] * close + [(b"www-authenticate", b"Bearer")] * (status == 401)
-            await send({"type": "http.response.start", "status": status, "headers": answer})
-            await send({"type": "http.response.body", "body": content})
-
-        if "*" not in self.hosts and _host_name(headers.get(b"host", b"").decode("latin-1")) not in self.hosts:
-            await refuse(421, "this server does not answer to the requested host name; --allow-host adds one")
+        try:
+            self._check_headers(scope, path, dict(scope["headers"]))
+            content = await self._read_body(scope, receive)
+        except RefusedError as refused:
+            body = error_body(path, refused.status, refused.message)
+            await JSONResponse(body, refused.status, HEADERS.get(refused.status))(scope, receive, send)
             return
+        if content is None:
+            return
+        messages = iter([{"type": "http.request", "body": content, "more_body": False}])
+
+        async def replay() -> Message:
+            """Return the body, which has been read already, and then later messages."""
+            return next(messages, None) or await receive()
+
+        await self.app(scope, replay, send)
+
+    def _check_headers(self, scope: Scope, path: str, headers: dict[bytes, bytes]) -> None:
+        if "*" not in self.hosts and _host_name(headers.get(b"host", b"").decode("latin-1")) not in self.hosts:
+            raise RefusedError(421, "this server does not answer to the requested host name; --allow-host adds one")
         client = self._client(headers)
         if client is None and path not in OPEN_PATHS and not path.startswith(OPEN_FOLDER):
-            await refuse(401, "a key is required: Authorization: Bearer KEY, or x-api-key: KEY")
-            return
+            raise RefusedError(401, "a key is required: Authorization: Bearer KEY, or x-api-key: KEY")
         scope.setdefault("state", {})["client"] = client or "anybody"
-        limit = self.serving.limits.body_bytes
-        too_large = f"the body is too large; at most {limit} bytes are accepted"
         length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > limit:
-            await refuse(413, too_large, close=True)
-            return
-        content = bytearray()
-        if scope["method"] in ("POST", "PUT", "PATCH", "DELETE"):
-            try:
-                async with asyncio.timeout(BODY_SECONDS):
-                    while True:
-                        message = await receive()
-                        if message["type"] == "http.disconnect":
-                            return
-                        content += message.get("body", b"")
-                        if len(content) > limit:
-                            await refuse(413, too_large, close=True)
-                            return
-                        if not message.get("more_body"):
-                            break
-            except TimeoutError:
-                await refuse(408, f"the body did not arrive within {BODY_SECONDS:.0f} seconds", close=True)
-                return
-        await self.app(scope, _replay(bytes(content), receive), send)
+        self._check_size(int(length) if length.isdigit() else None)
+
+    def _check_size(self, size: int | None) -> None:
+        limit = self.serving.limits.body_bytes
+        if size is None or size > limit:
+            raise RefusedError(413, f"the body is too large; at most {limit} bytes are accepted")
+
+    async def _read_body(self, scope: Scope, receive: Receive) -> bytes | None:
+        """Return the body of a request; None if the client disconnects before its end."""
+        content, more = bytearray(), scope["method"] in ("POST", "PUT", "PATCH", "DELETE")
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    content += message.get("body", b"")
+                    self._check_size(len(content))
+                    more = message.get("more_body", False)
+        except TimeoutError:
+            raise RefusedError(408, f"the body did not arrive within {BODY_SECONDS:.0f} seconds") from None
+        return bytes(content)
 
     def _client(self, headers: dict[bytes, bytes]) -> str | None:
         """Return the number of the request's key, or None for a wrong key; "anybody" if the server has no keys."""
@@ -93,17 +102,3 @@ def _host_name(host: str) -> str:
     """Return a Host header without its port; "" if it is malformed."""
     match = HOST.fullmatch(host.strip().lower())
     return "" if match is None else match[1] or match[2]
-
-
-def _replay(content: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that first yields the body, which has been read already."""
-    sent = False
-
-    async def replayed() -> Message:
-        nonlocal sent
-        if sent:
-            return await receive()
-        sent = True
-        return {"type": "http.request", "body": content, "more_body": False}
-
-    return replayed

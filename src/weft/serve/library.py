@@ -91,16 +91,10 @@ class Library:
             current = by_name.get(model.name)
             if model.folder.path.parent in self._folders and (current is None or current.created != model.created):
                 self.models.pop(model.name, None)
-                await self._release(model)
+                if not model.users:
+                    await self._unload(model)
         for model in now:
             self.models.setdefault(model.name, by_name[model.name])
-
-    async def _release(self, model: ServedModel) -> None:
-        """Unload a model that is no longer served, unless a request still uses it."""
-        thread = model.thread
-        if not model.users and thread is not None:
-            model.thread = None
-            await asyncio.to_thread(thread.close)
 
     def run_folders(self) -> dict[str, RunFolder]:
         """Return the runs in all paths by name, including those that cannot be served."""
@@ -153,20 +147,22 @@ class Library:
         finally:
             model.users -= 1
             model.last_used = time.monotonic()
-            if self.models.get(name) is not model:
-                await self._release(model)
+            if not model.users and self.models.get(name) is not model:  # no longer served
+                await self._unload(model)
 
     def close(self) -> None:
         """Unload all models."""
         for model in self.models.values():
-            thread, model.thread = model.thread, None
-            if thread is not None:
-                thread.close()
+            if model.thread is not None:
+                model.thread.close()
+                model.thread = None
 
     async def _load(self, model: ServedModel) -> ModelThread:
         """Load a model; others make room for it, the one that has been idle longest first."""
         parameters = count(model.folder.recipe().model).parameters
-        need = int(LOAD_MEMORY_RATIO * max(BYTES_PER_PARAMETER * parameters, _stored_bytes(model.folder)))
+        # the largest weights file counts too: the config doesn't contain the size of n-gram tables
+        stored = [file.stat().st_size for file in model.folder.checkpoints.glob(f"*/{WEIGHTS}")]
+        need = int(LOAD_MEMORY_RATIO * max([BYTES_PER_PARAMETER * parameters, *stored]))
         while free_memory(self.device) < need and await self._unload_one():
             pass
         while True:
@@ -190,14 +186,16 @@ class Library:
         idle = [model for model in self.models.values() if model.thread is not None and not model.users]
         if not idle:
             return False
-        oldest = min(idle, key=lambda model: model.last_used)
-        thread, oldest.thread = oldest.loaded_thread, None  # first, so that no request starts to use it
-        await asyncio.to_thread(thread.close)
-        del thread
+        await self._unload(min(idle, key=lambda model: model.last_used))
         self.on_change()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return True
+
+    async def _unload(self, model: ServedModel) -> None:
+        thread, model.thread = model.thread, None  # first, so that no request starts to use it
+        if thread is not None:
+            await asyncio.to_thread(thread.close)
 
 
 def find_runs(path: Path, may_be_empty: bool = False) -> list[RunFolder]:
@@ -230,8 +228,3 @@ def _modified(path: Path) -> tuple[int, int]:
     except OSError:
         return 0, 0
     return status.st_mtime_ns, status.st_size
-
-
-def _stored_bytes(run: RunFolder) -> int:
-    """Return the size of a run's largest weights file: the config doesn't contain the size of n-gram tables."""
-    return max((file.stat().st_size for file in run.checkpoints.glob(f"*/{WEIGHTS}")), default=0)

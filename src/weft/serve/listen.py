@@ -75,7 +75,7 @@ def uvicorn_config(app: App, serving: Serving, **options: Any) -> uvicorn.Config
 
 
 def run_server(library: Library, serving: Serving, listener: socket.socket | None, **options: Any) -> None:
-    """Serve until the process is ended, with the interpreter configured for it."""
+    """Serve until the process is ended."""
     config = uvicorn_config(make_app(library, serving), serving, **options)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     configure_interpreter()
@@ -83,7 +83,7 @@ def run_server(library: Library, serving: Serving, listener: socket.socket | Non
 
 
 def configure_interpreter() -> None:
-    """Set the process's thread switching and garbage collection for serving; once, when the process starts to serve."""
+    """Set the thread switching and the garbage collection of this process for serving."""
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.set_threshold(GC_THRESHOLD, 10, 10)
 

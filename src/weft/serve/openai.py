@@ -7,12 +7,11 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from weft import __version__
-from weft.decode.config import Beam, Sampling
+from weft.api.run import Run
 from weft.decode.prompt import Prompt, output_vocab_size
 from weft.serve import explorer
 from weft.serve.errors import RefusedError
@@ -21,15 +20,7 @@ from weft.serve.library import ServedModel
 from weft.serve.schema import ChatBody, CompletionBody, EmbeddingsBody, OpenAIBody
 from weft.serve.server import Server, client_of, server_of
 from weft.serve.text_generation import ScoredToken, TextGeneration, TextOutput, respond
-from weft.serve.text_request import (
-    TextRequest,
-    conversation,
-    grammar,
-    rules,
-    sampling_for,
-    search_settings,
-    writes_from_source,
-)
+from weft.serve.text_request import TextRequest, conversation, grammar, openai_settings, writes_from_source
 
 FINISH = {"eos": "stop", "stop": "stop", "length": "length", None: None}
 DEFAULT_MAX_TOKENS = 16  # of a completion, as in OpenAI's API
@@ -86,9 +77,8 @@ async def completions(request: Request, body: CompletionBody) -> Response:
         raise RefusedError(400, "best_of: compares whole texts; leave out stream and beams", param="best_of")
     # an executor thread is worthwhile for a long text to tokenize, or a grammar to compile
     inline = body.response_format is None and sum(map(len, _as_list(body.prompt))) <= MAX_INLINE_SIZE
-    return await respond(
-        request, body, _completion_request, whole=_completion, events=_completion_events, inline=inline
-    )
+    build, whole, events = _completion_request, _completion, _completion_events
+    return await respond(request, body, build, whole=whole, events=events, inline=inline)
 
 
 def _completion_request(server: Server, model: ServedModel, body: CompletionBody) -> TextRequest:
@@ -98,28 +88,19 @@ def _completion_request(server: Server, model: ServedModel, body: CompletionBody
     _check_ids(inputs, output_vocab_size(run.model, run.tokenizer.vocab_size), "prompt")
     best_of = body.best_of or body.n or 1
     logprobs = 0 if body.logprobs is None and best_of > (body.n or 1) else body.logprobs
-    others = {"logprobs": logprobs, **rules(body, run, server.limits)}
     max_tokens = body.max_tokens or DEFAULT_MAX_TOKENS
-    settings = sampling_for(body, run, server.limits, chat=False, max_tokens=max_tokens, **others)
-    return TextRequest(
-        model=model,
-        prompts=[Prompt.of(run.tokenizer, each, pattern) for each in inputs],
-        texts=[each if isinstance(each, str) else run.tokenizer.decode(each) for each in inputs],
-        settings=_searched(body, settings),
-        n=best_of,
-    )
-
-
-def _searched(body: CompletionBody | ChatBody, settings: Sampling) -> Sampling | Beam:
-    searched = search_settings(body, settings)
-    if isinstance(searched, Beam) and body.logprobs is not None and body.logprobs is not False:
-        raise RefusedError(400, "logprobs: not available with beam search", param="logprobs")
-    return searched
+    settings = openai_settings(body, run, server.limits, chat=False, max_tokens=max_tokens, logprobs=logprobs)
+    prompts = [Prompt.of(run.tokenizer, each, pattern) for each in inputs]
+    return TextRequest(model, prompts, _as_texts(run, inputs), settings=settings, n=best_of)
 
 
 def _as_list(inputs: Any) -> Sequence[Any]:
     """Return one text, or one list of ids, as a list of one."""
     return [inputs] if isinstance(inputs, str) or isinstance(inputs[0], int) else inputs
+
+
+def _as_texts(run: Run, inputs: Sequence[Any]) -> list[str]:
+    return [each if isinstance(each, str) else run.tokenizer.decode(each) for each in inputs]
 
 
 def _check_ids(inputs: Sequence[Any], size: int, param: str) -> None:
@@ -178,15 +159,9 @@ def _chat_request(server: Server, model: ServedModel, body: ChatBody) -> TextReq
     requested = body.max_completion_tokens or body.max_tokens
     pattern = grammar(body.response_format, run)
     prompt, max_tokens = conversation(run, body.messages, limits, max_tokens=requested, pattern=pattern)
-    others = {"logprobs": (body.top_logprobs or 0) if body.logprobs else None, **rules(body, run, limits)}
-    settings = sampling_for(body, run, limits, chat=True, max_tokens=max_tokens, **others)
-    return TextRequest(
-        model=model,
-        prompts=[prompt],
-        texts=[body.messages[-1].content],
-        settings=_searched(body, settings),
-        n=body.n or 1,
-    )
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    settings = openai_settings(body, run, limits, chat=True, max_tokens=max_tokens, logprobs=logprobs)
+    return TextRequest(model, [prompt], [body.messages[-1].content], settings=settings, n=body.n or 1)
 
 
 def _chat(body: ChatBody, request: TextRequest, texts: list[TextOutput]) -> dict[str, Any]:
@@ -234,24 +209,18 @@ async def _embeddings(server: Server, body: EmbeddingsBody, client: str) -> dict
     async with server.library.use(body.model) as model:
         run, inputs = model.run, _as_list(body.input)
         _check_ids(inputs, run.tokenizer.vocab_size, "input")
-        texts = [each if isinstance(each, str) else run.tokenizer.decode(each) for each in inputs]
+        texts = _as_texts(run, inputs)
         vectors = await model.loaded_thread.call(partial(run.embed, texts), client)
         tokens = sum(len(run.tokenizer.encode(text)) for text in texts)
     if body.dimensions is not None and body.dimensions != vectors.shape[1]:
         message = f"dimensions = {body.dimensions}: this model's vectors have {vectors.shape[1]}"
         raise RefusedError(400, message, param="dimensions")
-    rows = [
-        {"object": "embedding", "index": index, "embedding": _encode_vector(vector, body.encoding_format == "base64")}
-        for index, vector in enumerate(vectors)
-    ]
+    encoded = vectors.tolist()
+    if body.encoding_format == "base64":
+        encoded = [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
+    rows = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(encoded)]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return {"object": "list", "data": rows, "model": model.name, "usage": usage}
-
-
-def _encode_vector(vector: Any, as_base64: bool) -> Any:
-    if as_base64:
-        return base64.b64encode(np.asarray(vector, dtype="<f4").tobytes()).decode()
-    return vector.tolist()
 
 
 # ---- parts of several responses

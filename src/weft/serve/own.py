@@ -14,20 +14,10 @@ from weft.decode.config import parameters
 from weft.explain import views
 from weft.figures.page import as_json
 from weft.objectives.frame import LanguagePair
+from weft.serve import schema
 from weft.serve.errors import RefusedError
 from weft.serve.events import json_response
 from weft.serve.library import ServedModel
-from weft.serve.schema import (
-    Body,
-    ClassifyBody,
-    DetokenizeBody,
-    ExplainBody,
-    ReadingBody,
-    StepBody,
-    TextBody,
-    TranslateBody,
-    WithoutHeadsBody,
-)
 from weft.serve.server import client_of, server_of
 from weft.serve.text_request import filters
 
@@ -54,7 +44,7 @@ def model_route(router: APIRouter, path: str) -> Callable[[ModelFunction], Model
     return register
 
 
-async def call_model(request: Request, body: Body, function: ModelFunction) -> Response:
+async def call_model(request: Request, body: schema.Body, function: ModelFunction) -> Response:
     """Respond with the result of a function of the model that the body names."""
 
     async def work() -> dict[str, Any]:
@@ -76,7 +66,7 @@ async def settings() -> dict[str, list[dict[str, Any]]]:
 
 
 @model_route(router, "/v1/translate")
-def translate(model: ServedModel, body: TranslateBody) -> dict[str, Any]:
+def translate(model: ServedModel, body: schema.TranslateBody) -> dict[str, Any]:
     """Translate texts, or write whatever else the model has learned to write from a text."""
     run, search = model.run, None
     if body.beams is not None:
@@ -87,7 +77,7 @@ def translate(model: ServedModel, body: TranslateBody) -> dict[str, Any]:
 
 
 @model_route(router, "/v1/classify")
-def classify(model: ServedModel, body: ClassifyBody) -> dict[str, Any]:
+def classify(model: ServedModel, body: schema.ClassifyBody) -> dict[str, Any]:
     """Return the probability of each label for each text, the likeliest first."""
     texts, second = _as_list(body.input), None if body.second is None else _as_list(body.second)
     if second is not None and len(second) != len(texts):
@@ -96,14 +86,14 @@ def classify(model: ServedModel, body: ClassifyBody) -> dict[str, Any]:
 
 
 @model_route(router, "/v1/tokenize")
-def tokenize(model: ServedModel, body: TextBody) -> dict[str, Any]:
+def tokenize(model: ServedModel, body: schema.TextBody) -> dict[str, Any]:
     """Return the tokens of a text, and where each begins and ends in it."""
     spans = model.run.tokenizer.token_spans(body.input)
     return {"tokens": [span.id for span in spans], "spans": [[span.start, span.end] for span in spans]}
 
 
 @model_route(router, "/v1/detokenize")
-def detokenize(model: ServedModel, body: DetokenizeBody) -> dict[str, Any]:
+def detokenize(model: ServedModel, body: schema.DetokenizeBody) -> dict[str, Any]:
     """Return the text of a list of tokens."""
     check_ids(body.tokens, model.run.tokenizer.vocab_size)
     return {"text": model.run.tokenizer.decode(body.tokens)}
@@ -116,7 +106,7 @@ def check_ids(tokens: Sequence[int], size: int) -> None:
 
 
 @model_route(router, "/v1/score")
-def score(model: ServedModel, body: TextBody) -> dict[str, Any]:
+def score(model: ServedModel, body: schema.TextBody) -> dict[str, Any]:
     """Return the surprisal of each token of a text, −log p in nats, and the text's perplexity."""
     scored = model.run.surprisal(body.input)
     nats = [token.nats for token in scored if token.nats is not None]
@@ -126,13 +116,13 @@ def score(model: ServedModel, body: TextBody) -> dict[str, Any]:
 
 
 @model_route(router, "/v1/explain/text")
-def text(model: ServedModel, body: Body) -> dict[str, Any]:
+def text(model: ServedModel, body: schema.Body) -> dict[str, Any]:
     """Return a text to look at, from the run's held-out or training data, and its origin."""
     return dict(zip(("text", "origin"), model.run.explain.own_text(), strict=True))
 
 
 @model_route(router, "/v1/explain/step")
-def step(model: ServedModel, body: StepBody) -> dict[str, Any]:
+def step(model: ServedModel, body: schema.StepBody) -> dict[str, Any]:
     """Follow one token through a model, with the values of every stage."""
     _check_length(body)
     options = {"place": body.place, "layer": body.layer, **filters(body)}
@@ -142,30 +132,30 @@ def step(model: ServedModel, body: StepBody) -> dict[str, Any]:
 
 
 @model_route(router, "/v1/explain/maps")
-def maps(model: ServedModel, body: ReadingBody) -> dict[str, Any]:
+def maps(model: ServedModel, body: schema.ReadingBody) -> dict[str, Any]:
     """Return the attention of all heads, packed for the page, and the heads with a recognised role, by name."""
     return as_json({"maps": views.heads.named_maps(_reading(model, body)).packed()})
 
 
 @model_route(router, "/v1/explain/without_heads")
-def without_heads(model: ServedModel, body: WithoutHeadsBody) -> dict[str, Any]:
+def without_heads(model: ServedModel, body: schema.WithoutHeadsBody) -> dict[str, Any]:
     """Return the surprisal of each token of a text with some heads zeroed, and what the model then writes."""
     return as_json({"without_heads": views.ablation.without_heads(_reading(model, body), body.heads)})
 
 
-def _reading(model: ServedModel, body: ReadingBody) -> "views.reading.Reading":
+def _reading(model: ServedModel, body: schema.ReadingBody) -> "views.reading.Reading":
     _check_length(body)
     return model.run.explain.reading(body.input, body.target)
 
 
-def _check_length(body: ReadingBody) -> None:
+def _check_length(body: schema.ReadingBody) -> None:
     for name in ("input", "target"):
         if len(getattr(body, name) or "") > MAX_EXPLAINED:
             raise RefusedError(400, f"{name}: longer than {MAX_EXPLAINED} characters", param=name)
 
 
 @router.post("/v1/explain/{view}")
-async def explain(request: Request, view: View, body: ExplainBody) -> Response:
+async def explain(request: Request, view: View, body: schema.ExplainBody) -> Response:
     """Return the values of a view of `weft explain`, for a model and a text."""
     _check_length(body)
     fields = {"target": body.target, "place": body.place, "settings": body.settings}
@@ -174,7 +164,7 @@ async def explain(request: Request, view: View, body: ExplainBody) -> Response:
         if name not in VIEW_OPTIONS.get(view, ("target",)):
             raise RefusedError(400, f"{name}: the view '{view}' has no such option; leave it out", param=name)
 
-    def function(model: ServedModel, body: ExplainBody) -> dict[str, Any]:
+    def function(model: ServedModel, body: schema.ExplainBody) -> dict[str, Any]:
         return {view: getattr(model.run.explain, view)(body.input, **options).data()}
 
     return await call_model(request, body, function)

@@ -37,18 +37,9 @@ def _text_request(server: Server, model: ServedModel, body: ResponsesBody) -> Te
 def _response_object(body: ResponsesBody, request: TextRequest, id: str, *, text: TextOutput | None) -> dict[str, Any]:
     """Return the response object; without a text, as it is while the text is written."""
     truncated = text is not None and text.finish == "length"
-    read = request.prompt_tokens
-    usage = (
-        None
-        if text is None
-        else {
-            "input_tokens": read,
-            "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": text.tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": read + text.tokens,
-        }
-    )
+    read, written = request.prompt_tokens, 0 if text is None else text.tokens
+    usage = {"input_tokens": read, "output_tokens": written, "total_tokens": read + written}
+    usage_details = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
     return {
         "id": id,
         "object": "response",
@@ -69,18 +60,13 @@ def _response_object(body: ResponsesBody, request: TextRequest, id: str, *, text
         "tools": [],
         "top_p": body.top_p,
         "truncation": body.truncation or "disabled",
-        "usage": usage,
+        "usage": None if text is None else usage | usage_details,
     }
 
 
 def _message(id: str, text: str, status: str) -> dict[str, Any]:
-    return {
-        "id": id.replace("resp", "msg"),
-        "type": "message",
-        "status": status,
-        "role": "assistant",
-        "content": [] if status == "in_progress" else [_output_text(text)],
-    }
+    head = {"id": id.replace("resp", "msg"), "type": "message", "status": status, "role": "assistant"}
+    return {**head, "content": [] if status == "in_progress" else [_output_text(text)]}
 
 
 def _output_text(text: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from weft.compare.studies import read_study, studies
 from weft.config import flat
 from weft.costs.count import count
 from weft.errors import WeftError
-from weft.figures.plot import thinned
+from weft.figures.plot import thin
 from weft.recipe.metrics import metric
 from weft.runs.folder import RunFolder
 from weft.runs.lines import LineChunk, read, read_after
@@ -105,14 +105,17 @@ def _read_journal(path: Path, position: str) -> LineChunk:
         return LineChunk([], damaged=0, end="", restarted=bool(position), more=False)
 
 
-def _series(lines: list[dict[str, Any]]) -> dict[str, list[list[float | None]]]:
-    series: dict[str, list[list[float | None]]] = defaultdict(lambda: [[], []])
+def _series(lines: list[dict[str, Any]]) -> dict[str, dict[str, list[float | None]]]:
+    series: dict[str, dict[str, list[float | None]]] = defaultdict(lambda: {"steps": [], "values": []})
     for line in lines:
         for key in line.keys() - NOT_SERIES:
-            series[key][0].append(line["step"])
-            series[key][1].append(line[key])
-    indices = {key: thinned(ys, MAX_POINTS) for key, (_, ys) in series.items()}
-    return {key: [[axis[index] for index in indices[key]] for axis in axes] for key, axes in sorted(series.items())}
+            series[key]["steps"].append(line["step"])
+            series[key]["values"].append(line[key])
+    kept = {key: thin(columns["values"], MAX_POINTS) for key, columns in series.items()}
+    return {
+        key: {name: [column[index] for index in kept[key]] for name, column in columns.items()}
+        for key, columns in sorted(series.items())
+    }
 
 
 def _flops(run: RunFolder) -> float | None:
@@ -171,9 +174,8 @@ def _reason(error: Exception, path: Path, name: str) -> str:
 def comparisons(request: Request) -> Response:
     """List all comparisons and scaling laws with their results; damaged ones with the problem."""
     all_studies = [_study(name, folder) for name, folder in studies(server_of(request).library.paths).items()]
-    return encoded_response(
-        {"data": [{key: study[key] for key in STUDY_SUMMARY if key in study} for study in all_studies]}
-    )
+    summaries = [{key: study[key] for key in STUDY_SUMMARY if key in study} for study in all_studies]
+    return encoded_response({"data": summaries})
 
 
 @router.get("/v1/comparisons/{name}")

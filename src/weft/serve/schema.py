@@ -55,9 +55,8 @@ def _join_parts(value: Any) -> Any:
     return "".join(texts)
 
 
-Unsupported = Annotated[
-    Any, BeforeValidator(_refuse_unsupported), Field(description="Refused: weft's models have none.")
-]
+_ABOUT_UNSUPPORTED = Field(description="Refused: weft's models have none.")
+Unsupported = Annotated[Any, BeforeValidator(_refuse_unsupported), _ABOUT_UNSUPPORTED]
 Content = Annotated[str, BeforeValidator(_join_parts)]
 Ignored = Annotated[Any, Field(description="Ignored.")]  # identifies or bills the caller
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +59,5 @@ Task = TextTask | CallTask
 
 def call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: Any) -> None:
     """Schedule a call in another thread's event loop; nothing happens if that loop is closed."""
-    try:
+    with suppress(RuntimeError):  # closed: nobody waits any more
         loop.call_soon_threadsafe(function, *arguments)
-    except RuntimeError:  # closed: nobody waits any more
-        return

@@ -158,12 +158,12 @@ class TextGeneration:
 
     def _scored(self, chunks: Sequence[Chunk]) -> list[ScoredToken]:
         tokenizer = self.request.model.run.tokenizer
+
+        def scored(id: int, logprob: float) -> tuple[str, float]:
+            return spell_token(tokenizer, id), max(MIN_LOGPROB, logprob)
+
         return [
-            ScoredToken(
-                spell_token(tokenizer, chunk.id),
-                max(MIN_LOGPROB, chunk.logprob),
-                [(spell_token(tokenizer, id), max(MIN_LOGPROB, value)) for id, value in chunk.top],
-            )
+            ScoredToken(*scored(chunk.id, chunk.logprob), [scored(*token) for token in chunk.top])
             for chunk in chunks
             if chunk.logprob is not None and chunk.finish != "eos"
         ]
@@ -199,11 +199,10 @@ async def respond(
 
     if whole is None or body.stream:
         return await stream_response(request, stream())
-    to_json = whole
 
     async def collect() -> Any:
         async with texts() as generation:
-            return to_json(body, generation.request, await generation.collect())
+            return whole(body, generation.request, await generation.collect())
 
     return await json_response(request, collect())
 

@@ -18,7 +18,7 @@ from weft.objectives.spans import Spans
 from weft.serve.config import Limits
 from weft.serve.errors import RefusedError
 from weft.serve.library import ServedModel
-from weft.serve.schema import Format, OpenAIBody, Turn
+from weft.serve.schema import ChatBody, CompletionBody, Format, Turn
 
 JSON_OBJECT = {"type": "object", "additionalProperties": True}
 ROLES = {"developer": "system"}  # newer OpenAI clients' name → the usual one
@@ -76,18 +76,30 @@ def sampling_for(body: BaseModel, run: Run, limits: Limits, *, chat: bool, **oth
     return sampling(**with_defaults(requested, run.chat_defaults if chat else run.defaults))
 
 
-def rules(body: OpenAIBody, run: Run, limits: Limits) -> dict[str, Any]:
-    """Return the stop strings, penalties and logit biases of an OpenAI request."""
-    if (body.n or 1) > limits.choices:
-        raise RefusedError(400, f"n = {body.n}: this server writes at most {limits.choices} texts", param="n")
-    stop = [body.stop] if isinstance(body.stop, str) else body.stop
+def openai_settings(
+    body: CompletionBody | ChatBody, run: Run, limits: Limits, *, chat: bool, max_tokens: int, logprobs: int | None
+) -> Sampling | Beam:
+    """Return the settings of an OpenAI request: of sampling, or of beam search if it asks for `beams`."""
+    n = body.n or 1
+    if n > limits.choices:
+        raise RefusedError(400, f"n = {n}: this server writes at most {limits.choices} texts", param="n")
     bias: dict[int, float] = {}
     for key, value in (body.logit_bias or {}).items():
         if not key.isdecimal() or int(key) >= run.tokenizer.vocab_size:
             raise RefusedError(400, f"logit_bias: {key[:20]!r} is not a token id", param="logit_bias")
         bias[int(key)] = value
-    penalties = {key: getattr(body, key) for key in PENALTIES}
-    return {**penalties, "stop": tuple(stop) if stop else None, "logit_bias": bias or None}
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    rules = {"logprobs": logprobs, "stop": stop or None, "logit_bias": bias or None}
+    rules |= {key: getattr(body, key) for key in PENALTIES}
+    settings = sampling_for(body, run, limits, chat=chat, max_tokens=max_tokens, **rules)
+    if body.beams is None:
+        return settings
+    if n > body.beams:
+        raise RefusedError(400, f"n = {n}: a beam of {body.beams} holds at most {body.beams} texts", param="n")
+    if logprobs is not None:
+        raise RefusedError(400, "logprobs: not available with beam search", param="logprobs")
+    shared = {key: value for key, value in settings.model_dump(exclude_unset=True).items() if key in Beam.model_fields}
+    return beam(**shared, beams=body.beams, n=n)
 
 
 def grammar(format: Format | None, run: Run) -> Grammar | None:
@@ -108,16 +120,6 @@ def _required(value: T | None, name: str, kind: str) -> T:
     if value is None:
         raise RefusedError(400, f"response_format: type '{kind}' needs '{name}'", param="response_format")
     return value
-
-
-def search_settings(body: OpenAIBody, settings: Sampling) -> Sampling | Beam:
-    """Turn sampling settings into those of a beam search, if the request asks for `beams`."""
-    if body.beams is None:
-        return settings
-    if body.n is not None and body.n > body.beams:
-        raise RefusedError(400, f"n = {body.n}: a beam of {body.beams} holds at most {body.beams} texts", param="n")
-    shared = {key: value for key, value in settings.model_dump(exclude_unset=True).items() if key in Beam.model_fields}
-    return beam(**shared, beams=body.beams, n=body.n or 1)
 
 
 def conversation(

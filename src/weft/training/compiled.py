@@ -58,8 +58,7 @@ def compiled(model: LanguageModel, *, capture: bool, evaluations: bool = True) -
 
 
 def without_maps(model: LanguageModel) -> Pass:
-    """Return the model's pass with FlexAttention's block maps kept out of the graph: created inside one, they read out
-    of bounds (torch 2.11)."""
+    """Return the model's pass with block masks built outside the graph: inside they read out of bounds (torch 2.11)."""
     if not isinstance(model, Transformer):
         return model.forward_features
     outside = torch.compiler.disable(build_block_mask)

@@ -54,8 +54,7 @@ class Evaluator:
             return parallel.with_full_weights(lambda model: self.objective.evaluate(model, max_tokens))
 
     def evaluate(self, state: TrainingState, journal: Journal, display: Display) -> bool:
-        """Measure and report; return whether the weights are the best so far. Rank 0 evaluates for all, or all ranks
-        together if the model is sharded."""
+        """Measure and report; return whether the weights are the best so far. Rank 0 measures an unsharded model."""
         began = time.perf_counter()
         measured = self.measure() if self.is_sharded else None
         values, state.best = self.worker.ranks.share(lambda: (measured or self.measure(), state.best))

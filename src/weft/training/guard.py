@@ -67,8 +67,7 @@ class Guard:
         )
 
     def observe(self, records: Sequence[StepRecord], settings: GuardConfig, chance: float) -> int | None:
-        """Take in the steps since the last call; return the first bad step if it is time to roll back. `chance` is the
-        loss of a model that has learned nothing, ln vocab_size."""
+        """Take in new steps; return the first bad one if it is time to roll back. `chance` is a fresh model's loss."""
         ceiling = self.limits(settings)[0]
         since = None
         for record in records:

@@ -110,8 +110,7 @@ class Loop:
         return compiled(self.model, capture=capture, evaluations=pays)
 
     def _preflight(self, display: Display, state: TrainingState) -> None:
-        """Print what to expect, and try everything once. With `batch.micro` = auto this chooses the size of
-        micro-batches; nothing else changes."""
+        """Print what to expect, and try everything once. This sets the micro-batch size if `batch.micro` is auto."""
         sizes, device = self.learner.parallel.sizes, self.worker.device
         self.run.event("model", parameters=sizes[0])
         for line in expectations(self.recipe, sizes, state.step, device=device):

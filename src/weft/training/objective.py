@@ -22,12 +22,11 @@ EVALUATION_BATCH_TOKENS = 8192  # tokens of a batch during evaluation, padding i
 
 @dataclass(frozen=True)
 class Results:
-    """The results of an evaluation: metrics by name, texts that the model wrote, and a table of examples for the
-    report, with the column names in its first row."""
+    """The results of an evaluation."""
 
     metrics: dict[str, Any] = field(default_factory=dict)
-    samples: list[str] = field(default_factory=list)
-    table: list[list[str]] = field(default_factory=list)
+    samples: list[str] = field(default_factory=list)  # texts that the model wrote
+    table: list[list[str]] = field(default_factory=list)  # examples for the report, under a row of column names
 
 
 class Prediction(NamedTuple):
@@ -51,8 +50,7 @@ class Objective(RunData[S]):
         """
 
     def evaluate(self, model: LanguageModel, max_tokens: int | None = None) -> dict[str, float]:
-        """Return metrics on up to `evaluate.tokens` held-out tokens, or `max_tokens` if fewer; called repeatedly during
-        training."""
+        """Return metrics during training, on up to `evaluate.tokens` held-out tokens, or `max_tokens` if fewer."""
         limits = [limit for limit in (self.recipe.evaluate.tokens, max_tokens) if limit is not None]
         return self.validation_metrics(model, min(limits, default=None))
 
@@ -75,8 +73,7 @@ class Objective(RunData[S]):
     def predictions(
         self, model: LanguageModel, file: str, column: str | None = None, *, second: str | None = None
     ) -> Iterator[Prediction]:
-        """Yield the model's prediction for each text of a file, if it was trained to predict. `column` and `second`
-        name columns other than those of training."""
+        """Yield the model's prediction for each text of a file, from other columns than those of training if named."""
         raise self.cannot("classify")
 
     def cannot(self, verb: str) -> ConfigError:

@@ -18,8 +18,7 @@ def decay_groups(
 ) -> list[dict[str, Any]]:
     """Return groups of trainable parameters: matrices and embeddings with weight decay, vectors and scalars without.
 
-    Parameters in `without` are left out. With `layer_decay` below 1 each layer has separate groups, with the `factor`
-    of its learning rate.
+    Parameters in `without` are left out. With `layer_decay` each layer has groups with the `factor` of its rate.
     """
     factors = layer_factors(model, layer_decay) if layer_decay < 1.0 else {}
     groups: dict[tuple[bool, float], list[Tensor]] = {}
@@ -33,8 +32,7 @@ def decay_groups(
 
 
 def layer_factors(model: nn.Module, decay: float) -> dict[Tensor, float]:
-    """Return decay ** depth of every parameter, from the top (Howard and Ruder 2018, §3.2; Clark et al. 2020, appendix
-    A).
+    """Return decay ** depth of every parameter (Howard and Ruder 2018, §3.2; Clark et al. 2020, appendix A).
 
     The head and the norm before it have depth 0, the last block 1, and so on down; embeddings and positions are below
     the first block. The depths of an encoder and of a decoder are counted separately.
@@ -100,11 +98,9 @@ QUINTIC = (3.4445, -4.7750, 2.0315)  # steep at 0: small singular values reach 1
 
 
 class Muon(optim.Optimizer):
-    """Orthogonalised momentum (Jordan et al. 2024) for matrices and a fused AdamW for the other parameters, as one
-    optimizer with one state.
+    """Orthogonalised momentum (Jordan et al. 2024) for matrices, and a fused AdamW for the other parameters.
 
-    The first group holds the matrices; the other groups and the state are shared with the inner AdamW. A step
-    overwrites the gradients of the matrices.
+    The first group holds the matrices, whose gradients a step overwrites; AdamW shares the other groups and the state.
     """
 
     # set by `update`, as torch.amp's GradScaler does for a fused optimizer: a divisor, and 1 if the step is skipped
@@ -195,8 +191,7 @@ def parameters(optimizer: optim.Optimizer) -> list[Tensor]:
 def update(optimizer: optim.Optimizer, divisor: Tensor | None, skip: Tensor | None = None) -> None:
     """Update the weights with gradients / divisor, unless `skip` is 1; both () on the device, without waiting for it.
 
-    The fused kernel divides, through the attributes that torch.amp's GradScaler uses, so that clipping needs no extra
-    pass over the gradients.
+    The fused kernel divides, through attributes that torch.amp's GradScaler uses: clipping needs no extra pass.
     """
     optimizer.grad_scale, optimizer.found_inf = divisor, skip  # type: ignore[attr-defined]
     try:

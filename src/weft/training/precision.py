@@ -37,8 +37,7 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 
 
 def reading(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Return the autocast context in which a trained model reads text: that of its training, but fp32 on a CPU that
-    multiplies the narrow format far more slowly."""
+    """Return the autocast context of a trained model: that of its training, or fp32 on a CPU that is faster in it."""
     return autocast("fp32" if slow_precision(precision, device) else precision, device)
 
 
@@ -46,8 +45,7 @@ def reading(precision: Precision, device: torch.device) -> AbstractContextManage
 def arithmetic(precision: Precision, deterministic: bool) -> Iterator[None]:
     """Set torch's process-wide precision and determinism for a run; undone on exit.
 
-    On one machine with one version of torch a CPU is bit-for-bit reproducible anyway; `deterministic` restricts CUDA to
-    reproducible kernels too, at some cost in speed.
+    A CPU is reproducible to the bit anyway; `deterministic` restricts CUDA to reproducible kernels, which are slower.
     """
     matmul = torch.get_float32_matmul_precision()
     algorithms, tf32 = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.allow_tf32
@@ -116,8 +114,7 @@ FP8_UNIT = 16  # the sizes of an eight-bit product must be multiples of it
 
 
 def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise x (N, K) to eight bits with a scale (N, 1) per row, x ≈ x8 · scale; a row's largest value maps to
-    MAX_FP8."""
+    """Quantise x (N, K) to eight bits, x ≈ x8 · scale; the scale (N, 1) maps a row's largest value to MAX_FP8."""
     x = x.float()
     scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-12) / MAX_FP8
     return (x / scale).clamp(-MAX_FP8, MAX_FP8).to(FP8), scale
@@ -126,8 +123,7 @@ def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
 def eight_bit_product(
     a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], dtype: torch.dtype, *, bias: Tensor | None = None
 ) -> Tensor:
-    """Return a (N, K) times b (M, K) transposed, both quantised, plus a bias (M,), in `dtype`. A CPU computes the
-    product in fp32."""
+    """Return a (N, K) times b (M, K) transposed, both quantised, plus a bias (M,), in `dtype`; on a CPU via fp32."""
     if a[0].is_cuda:
         return torch._scaled_mm(a[0], b[0].T, a[1], b[1].T, bias, out_dtype=dtype, use_fast_accum=True)
     y = a[0].float() @ b[0].float().T * (a[1] * b[1].T)
@@ -173,8 +169,8 @@ class EightBitLinear(Linear):
 
 
 def use_eight_bits(model: nn.Module) -> None:
-    """Replace the linear layers inside blocks by `EightBitLinear`; parameters and their names are kept. Embeddings and
-    heads are left out: they are few, and sensitive."""
+    """Replace the linear layers inside blocks by `EightBitLinear`, over the same parameters. Embeddings and heads are
+    left out: they are few, and sensitive."""
     for block in [module for module in model.modules() if isinstance(module, Block)]:
         for name, part in list(block.named_modules()):
             if type(part) is Linear and part.in_features % FP8_UNIT == 0 and part.out_features % FP8_UNIT == 0:

@@ -229,8 +229,7 @@ def check_model(recipe: SettledRecipe, device: torch.device, layout: Layout = UN
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """The least number of bytes that a step takes with micro-batches of this many rows, weights and moments
-    included."""
+    """The least bytes that a step takes with micro-batches of this many rows, weights and moments included."""
 
     recipe: SettledRecipe
     first: Callable[[], Batch]  # makes the first step's batch; called only if rows differ in length

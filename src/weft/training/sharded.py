@@ -100,11 +100,10 @@ def start(recipe: SettledRecipe, mesh: Mesh, device: torch.device) -> ShardedLea
 def load_shard(
     run: RunFolder, ranks: Ranks, device: torch.device, *, dtype: torch.dtype | None = None
 ) -> tuple[LanguageModel, list[str]]:
-    """Load this process's shard of a run's model with its best weights; return it with a line for each damaged
-    checkpoint.
+    """Load this process's shard of a run's best weights; return the model, and a line for each damaged checkpoint.
 
-    All processes call this. Rank 0 finds a checkpoint and verifies it; then each process allocates and reads its shard
-    alone, in `dtype` or as `inference_dtype` says.
+    All processes call this. Rank 0 finds and verifies a checkpoint; each process reads only its shard, in `dtype` or
+    that of `inference_dtype`.
     """
 
     def intact(path: Path) -> Path:  # the moments, which are larger, are not read

@@ -50,8 +50,7 @@ class TrainingState:
         return [StepRecord(loss, norm, bool(discarded)) for loss, _, norm, _, discarded in new]
 
     def take_waiting(self) -> dict[str, float]:
-        """Return the metrics of one log line over the waiting steps, and clear them. Steps that were not finite are
-        left out of the means, and discarded updates are counted."""
+        """Return one log line's metrics of the waiting steps, and clear them; means leave out non-finite steps."""
         rows, self.waiting = self.waiting, []
         good = [row for row in rows if math.isfinite(row[0]) and math.isfinite(row[2])] or rows
         targets = sum(row[3] for row in good)

@@ -80,12 +80,10 @@ class OptimisationStep:
         return StepResult(loss, nll, norm, count, sum(part.read for part in parts), discarded)
 
     def backward(self, parts: Sequence[Batch], scale: Tensor | None = None) -> tuple[Tensor, Tensor, int]:
-        """Accumulate the gradient of the mean loss over all micro-batches; return the mean loss, the mean −log p and
-        the number of targets on this rank.
+        """Accumulate the gradient of the mean loss; return the mean loss, the mean −log p and this rank's targets.
 
         Each summed loss is divided by the targets of the whole step, on all ranks, known from the loss masks before the
-        first forward pass; so the gradient does not depend on how the batch is divided. Gradients and losses are summed
-        over the ranks. `scale` () multiplies the gradients.
+        first forward pass: the gradient does not depend on how a batch is divided. `scale` () multiplies the gradients.
         """
         targets, mesh = sum(part.count for part in parts), self.parallel.mesh
         parts = [part.to(self.device) for part in parts]

@@ -125,8 +125,7 @@ def base_note(origin: str) -> str:
 
 
 def check_base(run: RunFolder, recipe: Recipe, check: Callable[[Path], Path] = checkpoint.verified) -> None:
-    """Refuse a run whose adapter was trained for other weights than those of `init` now. `check` verifies the
-    checkpoint of `init`; `checkpoint.verified` reads all of it."""
+    """Refuse a run whose adapter was trained for other weights than those of `init` now, which `check` verifies."""
     assert recipe.init is not None
     try:
         noted = json.loads(files.read_text(run.base))["sha256"] if run.base.exists() else None
@@ -141,8 +140,7 @@ def check_base(run: RunFolder, recipe: Recipe, check: Callable[[Path], Path] = c
 
 def _base_hash(origin: str, check: Callable[[Path], Path] = checkpoint.verified) -> str:
     path, _ = checkpoint.find(open_run(origin).checkpoints, "best", check)
-    listed = json.loads(files.read_text(path / "manifest.json"))["files"]
-    return " ".join(listed["model.safetensors"]["sha256"])
+    return " ".join(checkpoint.manifest_of(path)["files"]["model.safetensors"]["sha256"])
 
 
 def _check_compatible(settings: Mapping[str, Any], origin: str) -> None:

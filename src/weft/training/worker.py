@@ -32,8 +32,7 @@ class TrainingWorker:
 
 
 def device_use(flops_per_token: float, tokens_per_second: float, device: torch.device) -> dict[str, float]:
-    """Return how much of a GPU a run uses: `memory`, peak bytes; and `mfu`, if the GPU's peak is known (model FLOPs
-    utilisation; Chowdhery et al. 2022, appendix B)."""
+    """Return a GPU's peak `memory` in bytes, and model FLOPs utilisation, `mfu` (Chowdhery et al. 2022, appendix B)."""
     if device.type != "cuda":
         return {}
     known = device_called(torch.cuda.get_device_name(device))
@@ -64,8 +63,7 @@ class Interruption:
 
 @contextmanager
 def interruptions(log: Log, ranks: Ranks = ALONE, *, relay_seconds: float = RELAY_SECONDS) -> Iterator[Interruption]:
-    """Record the first Ctrl-C or SIGTERM, for the loop to stop after the step; the second stops immediately. With
-    several processes the loop stops when they agree."""
+    """Record the first Ctrl-C or SIGTERM, for the loop to stop when all ranks agree; the second stops immediately."""
     interruption, when = Interruption(), 0.0
     if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
         yield interruption

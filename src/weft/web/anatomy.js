@@ -1,20 +1,20 @@
-/* A model's parts, drawn and listed. Its data: columns, each a part with parts in it, and diagrams: shapes on a plane
-   whose y grows upwards (explain/anatomy/diagram.py). Of several columns the first diagram has all of them. */
+// Parts of a model, drawn and listed. Data: columns, each a part with nested parts, and diagrams of shapes on a plane
+// whose y grows upwards (explain/anatomy/diagram.py). Of several columns, the first diagram shows all.
 import { button, h, picture, roving, s, soft, tip } from "./dom.js";
-import { counted as number, percent } from "./words.js";
+import { percent, withCommas as number } from "./words.js";
 
-const UNIT = 52; // pixels
+const UNIT = 52; // pixels per unit of a diagram
 const LOOKS = { norm: "norm", attention: "attention", embedding: "table", positions: "table", logits: "out",
   sentence: "out" };
 
-function drawShape({ kind, places, text, size, anchor, look, part }, name) {
-  const [[x, y]] = places, [endX, endY] = places.at(-1);
-  const between = { x, y: endY, width: endX - x, height: y - endY };
+function drawShape({ kind, points, text, size, anchor, look, part }, name) {
+  const { x, y } = points[0], { x: endX, y: endY } = points.at(-1);
+  const box = { x, y: endY, width: endX - x, height: y - endY };
   if (kind === "box") {
     return s("g", { class: `anat-box ${LOOKS[look] ?? "plain"}`, role: "button", tabindex: -1, "aria-label": name(part),
-      "aria-pressed": "false", "data-part": part.join(".") }, s("rect", { ...between, rx: 5 }));
+      "aria-pressed": "false", "data-part": part.join(".") }, s("rect", { ...box, rx: 5 }));
   }
-  if (kind === "frame") return s("rect", { ...between, rx: 9, class: "anat-frame" });
+  if (kind === "frame") return s("rect", { ...box, rx: 9, class: "anat-frame" });
   if (kind === "text") {
     return s("text", { x, y: y + size * 0.36, "font-size": size, "text-anchor": anchor, class: look }, text);
   }
@@ -24,27 +24,27 @@ function drawShape({ kind, places, text, size, anchor, look, part }, name) {
   }
   if (kind === "loop") {
     const out = `M${x} ${y}C${x - 24} ${y - 8} ${x - 24} ${endY + 8} ${endX} ${endY}`;
-    return s("path", { class: "anat-line", d: out + tip([endX, endY], [endX - 18, endY - 7]) });
+    return s("path", { class: "anat-line", d: out + tip({ x: endX, y: endY }, { x: endX - 18, y: endY - 7 }) });
   }
-  const line = `M${places.map(place => place.join(" ")).join("L")}`;
-  return s("path", { class: "anat-line", d: line + (kind === "arrow" ? tip(places.at(-1), places.at(-2)) : "") });
+  const line = `M${points.map(point => `${point.x} ${point.y}`).join("L")}`;
+  return s("path", { class: "anat-line", d: line + (kind === "arrow" ? tip(points.at(-1), points.at(-2)) : "") });
 }
 
 function drawing({ width, height, shapes }, name, label) {
   const placed = shapes.map(shape => ({ ...shape,
-    places: shape.places.map(([x, y]) => [Math.round(10 * x * UNIT) / 10,
-      Math.round(10 * (height - y) * UNIT) / 10]) }));
-  // texts stand on boxes, and boxes on lines
+    points: shape.points.map(({ x, y }) => ({ x: Math.round(10 * x * UNIT) / 10,
+      y: Math.round(10 * (height - y) * UNIT) / 10 })) }));
+  // texts are above boxes, boxes above lines
   const order = shape => ["frame", "line", "arrow", "loop", "sum", "box", "text"].indexOf(shape.kind);
   placed.sort((a, b) => order(a) - order(b));
   return picture(width * UNIT, height * UNIT, { width: null, height: null, class: "anat-drawing", role: "group",
     "aria-label": label }, placed.map(shape => drawShape(shape, name)));
 }
 
-// `around`: how often there is what holds the part.
-function card(part, path, whole, choose, around = 1) {
+// `around`: how often the enclosing part is repeated.
+function card(part, path, total, choose, around = 1) {
   const times = part.repeats > 1 ? `${part.repeats} × ` : "", id = path.join("."), all = around * part.repeats;
-  const each = all > 1 ? " each" : "", share = whole ? ` · ${percent(all * part.parameters / whole)}` : "";
+  const each = all > 1 ? " each" : "", share = total ? ` · ${percent(all * part.parameters / total)}` : "";
   return h("li", { class: `anat-part${part.parts.length ? " anat-whole" : ""}`, "data-part": id },
     h("div", { class: "anat-head" },
       button(`${times}${part.name}`, () => choose(id), { class: "anat-name" }),
@@ -57,20 +57,25 @@ function card(part, path, whole, choose, around = 1) {
     part.code.map(({ place, text }) => h("details", {}, h("summary", {}, place),
       h("pre", { tabindex: 0, "aria-label": place }, h("code", {}, text)))),
     part.parts.length > 0 && h("ol", {},
-      part.parts.map((inside, n) => card(inside, [...path, n], whole, choose, all))));
+      part.parts.map((inside, n) => card(inside, [...path, n], total, choose, all))));
 }
 
-// `shown` is { part }, the number of the one that is chosen.
+/**
+ * @param {any} element
+ * @param {any} data
+ * @param {{ shown?: { part?: string }, changed?: (state: { part: string }) => void }} options
+ *   `shown.part` is the path of the selected part
+ */
 export function mount(element, data, { shown = {}, changed = () => {} } = {}) {
-  const at = path => path.slice(1).reduce((part, place) => part.parts[place], data.columns[path[0]]);
+  const at = path => path.slice(1).reduce((part, n) => part.parts[n], data.columns[path[0]]);
   const name = path => {
     const part = at(path);
     return `${part.name}${part.parameters ? `, ${number(part.repeats * part.parameters)} parameters` : ""}`;
   };
   const several = data.columns.length > 1, names = data.columns.map(column => column.name);
-  const drawings = data.diagrams.map((each, n) => {
-    const own = several && n ? names[n - 1] : names.join(" and ");
-    return drawing(each, name, `${own}: boxes from the tokens below to the output above`);
+  const drawings = data.diagrams.map((diagram, n) => {
+    const label = several && n ? names[n - 1] : names.join(" and ");
+    return drawing(diagram, name, `${label}: boxes from the tokens below to the output above`);
   });
   const lists = data.columns.map((column, n) => [several && h("h3", { class: "anat-title" }, column.name),
     h("ol", { class: "anat-list" },
@@ -80,22 +85,22 @@ export function mount(element, data, { shown = {}, changed = () => {} } = {}) {
     ? [framed(drawings[0], "anat-joint"), h("div", {}, lists.map((list, n) => [
       list[0], framed(drawings[n + 1], "anat-single"), list[1]]))]
     : [framed(drawings[0], ""), h("div", {}, lists[0])];
-  const told = h("p", {}, data.parameters > 0 && [h("b", {}, number(data.parameters)), " parameters. "],
+  const summary = h("p", {}, data.parameters > 0 && [h("b", {}, number(data.parameters)), " parameters. "],
     soft(data.letters));
-  element.append(h("div", { class: "anatomy" }, told,
+  element.append(h("div", { class: "anatomy" }, summary,
     h("div", { class: `anat${several ? " anat-several" : ""}` }, body)));
 
   function mark(id) {
     for (const each of element.querySelectorAll(".anat-chosen")) each.classList.remove("anat-chosen");
     for (const each of element.querySelectorAll(".anat-box")) {
-      // what has no box of its own is in the box of what it belongs to
-      const holds = id !== undefined && `${id}.`.startsWith(`${each.dataset.part}.`);
-      each.setAttribute("aria-pressed", holds);
-      each.classList.toggle("anat-chosen", holds);
+      // a part without a box is in the box of the part that contains it
+      const contains = id !== undefined && `${id}.`.startsWith(`${each.dataset.part}.`);
+      each.setAttribute("aria-pressed", contains);
+      each.classList.toggle("anat-chosen", contains);
     }
-    const found = id === undefined ? null : element.querySelector(`li[data-part="${CSS.escape(id)}"]`);
-    found?.classList.add("anat-chosen");
-    return found;
+    const item = id === undefined ? null : element.querySelector(`li[data-part="${CSS.escape(id)}"]`);
+    item?.classList.add("anat-chosen");
+    return item;
   }
 
   function choose(id) {

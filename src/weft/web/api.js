@@ -1,17 +1,19 @@
-// The server's routes. A failure is an ApiError with the server's own sentence; status 0: the server is away.
-export class ApiError extends Error {
+// Requests to the server. A failure is an ApiError with the server's message; status 0 means no response.
+class ApiError extends Error {
   constructor(status, message) { super(message); this.status = status; }
 }
 
-const KEY = "weft-key";
-let waiting = 0;
+export const isAbort = error => error instanceof DOMException && error.name === "AbortError";
 
-// for this tab alone, and only where the server asks for one
+const KEY = "weft-key";
+let pending = 0; // requests
+
+// kept for this tab only, and only if the server requires one
 export const setKey = key => sessionStorage.setItem(KEY, key);
 
 function busy(change) {
-  waiting += change;
-  document.dispatchEvent(new CustomEvent("weft-busy", { detail: waiting }));
+  pending += change;
+  document.dispatchEvent(new CustomEvent("weft-busy", { detail: pending }));
 }
 
 async function call(path, options) {
@@ -22,14 +24,14 @@ async function call(path, options) {
   try {
     response = await fetch(new URL(path.replace(/^\//, ""), document.baseURI), { ...options, headers });
   } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new ApiError(0, "The server does not answer.");
+    if (isAbort(error)) throw error;
+    throw new ApiError(0, "The server is not responding.");
   }
   if (response.ok) return response;
-  let message = `The server answered ${response.status}.`;
+  let message = `The server returned status ${response.status}.`;
   try {
     message = (await response.json()).error.message;
-  } catch { /* no JSON: the status has to do */ }
+  } catch { /* not JSON: the status is all we know */ }
   throw new ApiError(response.status, message);
 }
 
@@ -41,8 +43,8 @@ async function read(path, options) {
     const response = await call(path, options);
     return await response.json();
   } catch (error) {
-    if (error.name === "AbortError" || error instanceof ApiError) throw error;
-    throw new ApiError(0, "The server's answer broke off.");
+    if (isAbort(error) || error instanceof ApiError) throw error;
+    throw new ApiError(0, "The connection was lost during the response.");
   } finally {
     busy(-1);
   }
@@ -51,21 +53,22 @@ async function read(path, options) {
 export const get = (path, signal) => read(path, { signal });
 export const post = (path, body, signal) => read(path, { ...json(body), signal });
 
-// The events of a stream, as objects; ends with [DONE] or with the stream.
+// The events of a stream, as objects; it ends with [DONE] or when the stream does.
 export async function* stream(path, body, signal) {
   busy(1);
   try {
-    const response = await call(path, { ...json({ ...body, stream: true }), signal });
-    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-    let left = "";
+    const { body: content } = await call(path, { ...json({ ...body, stream: true }), signal });
+    if (!content) return;
+    const reader = content.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "";
     for (;;) {
       const { done, value } = await reader.read().catch(error => {
-        if (error.name === "AbortError") throw error;
-        throw new ApiError(0, "The server's answer broke off.");
+        if (isAbort(error)) throw error;
+        throw new ApiError(0, "The connection was lost during the response.");
       });
       if (done) return;
-      const events = (left + value).split("\n\n");
-      left = events.pop();
+      const events = (rest + value).split("\n\n");
+      rest = events.pop() ?? "";
       for (const event of events) {
         const data = event.split("\n").filter(line => line.startsWith("data: ")).map(line => line.slice(6)).join("\n");
         if (!data || data === "[DONE]") continue;

@@ -1,31 +1,46 @@
-// Attention: the grid of all heads, one of them large, the tokens of the text, and the lines of a word.
+// Attention: a grid of all heads, one head enlarged, the tokens of the text, and the lines of one token.
 import { button, h, isPlain, roving, select, soft } from "./dom.js";
 import { Heat } from "./attention_heat.js";
 import { lines } from "./attention_lines.js";
-import { Shades, unpacked } from "./attention_maps.js";
-import { between, clamp, percent, share, short } from "./words.js";
+import { Shades, unpackMaps } from "./attention_maps.js";
+import { clamp, numberWithin, percent, share, short } from "./words.js";
 
-const GRID_POINTS = 40; // of a small map, along a side
-const LISTED = 8; // heads of one name that are shown before one asks for more
-const SHADES = [["root", "square root of the probability"], ["weight", "the probability"],
-  ["row", "relative to the row's largest"]];
-// What explain/heads.py calls heads: a letter in the grid, what such a head does, and the statistic that says so
-const DULL = ["uniform", "first token (sink)"]; // what is not shown first
-export const NAMES = {
-  "induction": ["I", "look at what followed an earlier copy of the token", head => percent(head.induction)],
-  "previous token": ["P", "look at the token before", head => percent(head.previous)],
-  "same token": ["S", "look at the token itself", head => percent(head.itself)],
-  "first token (sink)": ["F", "rest on the first token", head => percent(head.first)],
-  "local": ["L", "look at the nearest tokens", head => `${head.distance.toFixed(1)} tokens`],
-  "uniform": ["U", "look at all tokens alike", head => `${head.entropy.toFixed(2)} nats`],
+const GRID_POINTS = 40; // pixels along a side of a small map
+const LISTED = 8; // heads of one role that are shown before "more" is pressed
+const SHADES = [["root", "square root of the probability"], ["weight", "probability"],
+  ["row", "relative to the row's maximum"]];
+const UNINTERESTING = ["uniform", "first token (sink)"]; // roles of heads that are not selected at first
+// Roles of heads (explain/heads.py): letter in the grid, description, and the statistic that the role is based on.
+const ROLES = {
+  "induction": { letter: "I", does: "attend to the token after an earlier copy of the current one",
+    value: head => percent(head.induction) },
+  "previous token": { letter: "P", does: "attend to the previous token", value: head => percent(head.previous) },
+  "same token": { letter: "S", does: "attend to the token itself", value: head => percent(head.itself) },
+  "first token (sink)": { letter: "F", does: "attend to the first token", value: head => percent(head.first) },
+  "local": { letter: "L", does: "attend to the nearest tokens", value: head => `${head.distance.toFixed(1)} tokens` },
+  "uniform": { letter: "U", does: "attend to all tokens equally", value: head => `${head.entropy.toFixed(2)} nats` },
 };
 
-// `data`: parts (see explain/attention/page.py), notes, and perhaps named heads. `options` are the Explorer's:
-// `chosen` { kind, layer, head, token, lines } to begin with, `onchoose` hears what a person chose, `off` a set of
-// "kind.layer.head" that are switched off, `onoff` hears of such a wish, and `below` stands below the heads.
+/**
+ * @typedef {object} Options
+ * @property {{ kind?: string, layer?: any, head?: any, token?: any, lines?: string }} [chosen]
+ * @property {(changes: any) => void} [onchoose]
+ * @property {Set<string>} [off]
+ * @property {(off: Set<string>) => void} [onoff]
+ * @property {any} [below]
+ */
+
+/**
+ * Draw attention. `data` has parts (see explain/attention/page.py), notes, and optionally the heads with roles. The
+ * options are the Explorer's: `chosen` is the initial selection, `onchoose` is called with a new one, `off` is the set
+ * of heads "kind.layer.head" that are switched off, `onoff` is called to switch heads, `below` goes below the heads.
+ * @param {any} element
+ * @param {any} data
+ * @param {Options} options
+ */
 export async function mount(element, data, options = {}) {
   try {
-    const view = new View(data, await unpacked(data.parts), options);
+    const view = new View(data, await unpackMaps(data.parts), options);
     element.replaceChildren(view.root);
     view.begin();
     return view;
@@ -35,47 +50,80 @@ export async function mount(element, data, options = {}) {
   }
 }
 
-// One button of several is pressed, and in the tab order.
+// Press one of several buttons, and make it the one in the tab order.
 function pressed(before, now) {
   for (const [each, on] of [[before, false], [now, true]]) {
-    each?.setAttribute("aria-pressed", on);
+    each?.setAttribute("aria-pressed", String(on));
     if (each) each.tabIndex = on ? 0 : -1;
   }
   return now;
 }
 
 class View {
-  constructor(data, parts, { chosen = {}, onchoose = () => {}, off, onoff, below }) {
-    Object.assign(this, { parts, named: data.named ?? [], chosen, onchoose, off: off ?? new Set(), onoff });
-    [this.tokens, this.buttons] = [[], []];
+  /**
+   * @param {any} data
+   * @param {any[]} parts
+   * @param {Options} options
+   */
+  constructor(data, parts, { chosen = {}, onchoose = () => {}, off = new Set(), onoff, below }) {
+    this.parts = parts;
+    this.chosen = chosen;
+    this.onchoose = onchoose;
+    this.off = off;
+    this.onoff = onoff;
+    /** @type {any[]} */
+    this.heads = data.named ?? []; // heads with roles
+    /** @type {HTMLElement[]} */
+    this.tokens = []; // buttons of the queries
+    /** @type {HTMLElement[]} */
+    this.targets = []; // elements of the keys
+    /** @type {HTMLElement[]} */
+    this.buttons = []; // of all heads
+    /** @type {HTMLCanvasElement[]} */
+    this.canvases = [];
+    /** @type {HTMLElement | null} */
+    this.pressedHead = null;
+    /** @type {HTMLElement | null} */
+    this.pressedToken = null;
+    this.layer = 0;
+    this.head = 0;
+    this.query = 0;
+    this.width = 0;
+    this.room = 0; // pixels for the lines
+    this.closing = new AbortController();
+    /** @type {any} */
+    this.shades = null; // known once the element is in the page
+    /** @type {any} */
+    this.small = null; // pooled maps of the grid
     const at = parts.findIndex(part => part.kind === chosen.kind);
     this.maps = parts[at < 0 ? parts.length - 1 : at];
-    this.tellOff = h("p", { class: "unseen", "aria-live": "polite" });
-    this.root = h("div", { class: "att" }, this.controls(),
-      h("div", { class: "att-two" }, this.overview(), this.large()), below,
-      h("div", { class: "att-two" }, this.side(), this.followed()),
-      data.notes.map(note => h("p", { class: "soft" }, note)), this.tellOff);
-  }
-
-  // once it stands in the page: sizes and colours are known then
-  begin() {
-    this.shades = new Shades(this.root);
-    this.heat.shades = this.shades;
-    this.closing = new AbortController();
-    const on = { signal: this.closing.signal };
-    const again = () => { this.shades.take(); this.heat.draw(); this.drawGrid(); };
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again, on);
-    addEventListener("beforeprint", again, on);
-    this.resized = new ResizeObserver(() => {
+    this.heat = new Heat(null, { onquery: query => this.chooseToken(query),
+      onzoom: value => { this.range.value = value; } });
+    this.resizeObserver = new ResizeObserver(() => {
       if (this.root.clientWidth === this.width) return;
       this.resize();
       this.heat.resize();
       this.heat.draw();
       this.drawLines();
     });
+    this.announcement = h("p", { class: "unseen", "aria-live": "polite" });
+    this.root = h("div", { class: "att" }, this.controls(),
+      h("div", { class: "att-two" }, this.overview(), this.headPanel()), below,
+      h("div", { class: "att-two" }, this.tokenPanel(), this.linesPanel()),
+      data.notes.map(note => h("p", { class: "soft" }, note)), this.announcement);
+  }
+
+  // sizes and colours are known only once the element is in the page
+  begin() {
+    this.shades = new Shades(this.root);
+    this.heat.shades = this.shades;
+    const on = { signal: this.closing.signal };
+    const redraw = () => { this.shades.take(); this.heat.draw(); this.drawGrid(); };
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw, on);
+    addEventListener("beforeprint", redraw, on);
     this.resize();
     this.usePart(this.chosen);
-    this.resized.observe(this.root);
+    this.resizeObserver.observe(this.root);
   }
 
   resize() {
@@ -85,10 +133,10 @@ class View {
 
   close() {
     this.closing.abort();
-    this.resized.disconnect();
+    this.resizeObserver.disconnect();
   }
 
-  // ---- what it is made of
+  // ---- elements
 
   controls() {
     const { parts, maps } = this;
@@ -97,57 +145,56 @@ class View {
       this.usePart({});
       this.onchoose({ kind, layer: undefined, head: undefined, token: undefined });
     });
-    this.layerChoice = select([], 0, value => this.choose(Number(value), this.head));
-    this.headChoice = select([], 0, value => this.choose(this.layer, Number(value)));
-    this.shadeChoice = select(SHADES, "root", how => {
+    this.layerSelect = select([], 0, value => this.choose(Number(value), this.head));
+    this.headSelect = select([], 0, value => this.choose(this.layer, Number(value)));
+    this.shadeSelect = select(SHADES, "root", how => {
       this.shades.choose(how, this.maps);
       this.heat.draw();
       this.drawGrid();
     });
     this.range = select([], "all", value => {
-      if (value === "all") { this.heat.whole(); this.heat.draw(); } else this.heat.part(Number(value));
+      if (value === "all") { this.heat.resetZoom(); this.heat.draw(); } else this.heat.part(Number(value));
     });
     const label = (name, control) => h("label", {}, `${name} `, control);
-    [this.layerLabel, this.headLabel] = [label("Layer", this.layerChoice), label("Head", this.headChoice)];
+    this.layerLabel = label("Layer", this.layerSelect);
+    this.headLabel = label("Head", this.headSelect);
     const zoom = (sign, name, factor) => button(sign, () => this.heat.zoom(factor), { "aria-label": name });
     return h("div", { class: "att-controls" }, parts.length > 1 && label("Attention", this.kind),
-      this.layerLabel, this.headLabel, label("Shades", this.shadeChoice),
-      label("Tokens", this.range), h("span", { class: "att-zoom" }, zoom("+", "Zoom in on the chosen cell", 0.6), " ",
+      this.layerLabel, this.headLabel, label("Shades", this.shadeSelect),
+      label("Tokens", this.range), h("span", { class: "att-zoom" }, zoom("+", "Zoom in on the selected cell", 0.6), " ",
         zoom("−", "Zoom out", 1 / 0.6)));
   }
 
   overview() {
-    this.grid = h("div", { class: "att-grid", role: "group", "aria-label": "All heads: arrow keys choose a neighbour" +
+    this.grid = h("div", { class: "att-grid", role: "group", "aria-label": "All heads: arrow keys select a neighbour" +
       (this.onoff ? ", o switches one off" : ""),
     onclick: event => event.target.closest("button")?.focus(), onkeydown: event => {
-      if (event.key === "o" && this.onoff && isPlain(event)) this.toggle([[this.layer, this.head]]);
+      if (event.key === "o" && this.onoff && isPlain(event)) this.toggle([{ layer: this.layer, head: this.head }]);
     } });
-    const line = ({ dataset: { layer } }) => this.buttons.filter(each => each.dataset.layer === layer);
+    const line = ({ dataset: { layer } }) => this.buttons.filter(button => button.dataset.layer === layer);
     roving(this.grid, () => this.buttons, { row: line, onfocus: ({ dataset: { layer, head } }) => {
       if (this.layer !== Number(layer) || this.head !== Number(head)) this.choose(Number(layer), Number(head));
     } });
-    this.matter = h("div", { class: "att-matter" });
+    this.roles = h("div", { class: "att-roles" });
     return h("div", { class: "att-all" },
       h("h3", {}, "All heads ", soft("(layers down, heads across)")),
       h("div", { class: "scroll", role: "region", tabindex: -1, "aria-label": "Grid of all heads" }, this.grid),
-      this.matter);
+      this.roles);
   }
 
-  large() {
-    const zoomed = value => { this.range.value = value; };
-    this.heat = new Heat(null, { onquery: query => this.chooseToken(query), onzoom: zoomed });
+  headPanel() {
     this.headTitle = h("h3");
-    this.offHead = button("", () => this.toggle([[this.layer, this.head]]));
+    this.offHead = button("", () => this.toggle([{ layer: this.layer, head: this.head }]));
     this.offLayer = button("", () => this.toggle(this.wholeLayer()));
     return h("div", { class: "att-map" }, this.headTitle,
       this.onoff && h("p", { class: "att-switch" }, this.offHead, " ", this.offLayer),
       this.heat.canvas, this.heat.readout);
   }
 
-  side() {
+  tokenPanel() {
     this.from = h("h3");
     this.strip = h("div", { class: "att-strip att-queries", role: "group",
-      "aria-label": "Tokens that attend: arrow keys move from one to the next",
+      "aria-label": "Query tokens: arrow keys move between them",
       onclick: event => event.target.closest("button")?.focus() });
     roving(this.strip, () => this.tokens, { onfocus: ({ dataset: { place } }) => {
       if (this.query !== Number(place)) this.chooseToken(Number(place));
@@ -158,46 +205,51 @@ class View {
     const heading = name => h("th", { scope: "col" }, name);
     return h("div", { class: "att-side" }, this.from,
       h("p", { class: "soft att-hint" },
-        "Choose a token that attends. The shades tell what it attends to in this head."),
+        "Select a query token. Shades show what it attends to in this head."),
       this.strip, this.other, h("div", { class: "scroll" }, h("table", { class: "att-table" }, this.caption,
-        h("thead", {}, h("tr", {}, heading("strongest keys"), heading("place"), heading("probability"))),
+        h("thead", {}, h("tr", {}, heading("strongest keys"), heading("position"), heading("probability"))),
         this.strongest)));
   }
 
-  followed() {
-    const ways = [["all", "all heads of the layer"], ["one", "the chosen head"]];
-    this.which = select(ways, this.chosen.lines ?? "all", way => {
+  linesPanel() {
+    const choices = [["all", "all heads of the layer"], ["one", "the selected head"]];
+    this.linesSelect = select(choices, this.chosen.lines ?? "all", value => {
       this.drawLines();
-      this.onchoose({ lines: way === "all" ? undefined : way });
+      this.onchoose({ lines: value === "all" ? undefined : value });
     });
     this.lines = h("div", { class: "scroll", role: "region", tabindex: 0, "aria-label": "Lines between tokens" });
-    return h("div", { class: "att-lines" }, h("h3", {}, "Lines"), h("label", {}, "Show ", this.which), this.lines);
+    return h("div", { class: "att-lines" }, h("h3", {}, "Lines"), h("label", {}, "Show ", this.linesSelect),
+      this.lines);
   }
 
-  // ---- what is chosen
+  // ---- selection
 
+  /** @param {{ layer?: any, head?: any, token?: any }} selection */
   usePart({ layer, head, token }) {
-    const { maps } = this, mine = this.named.filter(each => each.kind === maps.kind);
-    const first = mine.find(each => each.names.some(name => !DULL.includes(name))) ?? { layer: 0, head: 0 };
+    const { maps } = this, mine = this.heads.filter(each => each.kind === maps.kind);
+    const first = mine.find(each => each.names.some(name => !UNINTERESTING.includes(name))) ?? { layer: 0, head: 0 };
     const options = count => Array.from({ length: count }, (_, n) => h("option", { value: n }, String(n)));
-    this.layerChoice.replaceChildren(...options(maps.layers));
-    this.headChoice.replaceChildren(...options(maps.heads));
-    [this.layerLabel.hidden, this.headLabel.hidden] = [maps.layers < 2, maps.heads < 2];
-    const within = (given, other, count) => Math.floor(between(given, 0, count - 1, other));
-    [this.layer, this.head] = [within(layer, first.layer, maps.layers), within(head, first.head, maps.heads)];
-    this.query = within(token, maps.queries.length * 0.7, maps.queries.length);
-    this.shades.choose(this.shadeChoice.value, maps);
+    this.layerSelect.replaceChildren(...options(maps.layers));
+    this.headSelect.replaceChildren(...options(maps.heads));
+    this.layerLabel.hidden = maps.layers < 2;
+    this.headLabel.hidden = maps.heads < 2;
+    const index = (text, otherwise, count) => Math.floor(numberWithin(text, 0, count - 1, otherwise));
+    this.layer = index(layer, first.layer, maps.layers);
+    this.head = index(head, first.head, maps.heads);
+    this.query = index(token, maps.queries.length * 0.7, maps.queries.length);
+    this.shades.choose(this.shadeSelect.value, maps);
     this.fillRange();
     this.heat.use(maps);
     this.fillStrips();
     this.fillGrid();
-    this.fillMatter();
+    this.fillRoles();
     this.showHead();
     this.scrollToToken();
   }
 
   choose(layer, head) {
-    [this.layer, this.head] = [layer, head];
+    this.layer = layer;
+    this.head = head;
     this.showHead();
     this.onchoose({ kind: this.maps.kind, layer, head });
   }
@@ -210,7 +262,7 @@ class View {
     this.onchoose({ token: this.query });
   }
 
-  // before anything is changed, so that the page needn't be laid out for it
+  // measured before any change, so that the page is not laid out twice
   scrollToToken() {
     const { strip } = this, top = this.tokens[this.query].offsetTop, { scrollTop, clientHeight } = strip;
     if (top < scrollTop || top > scrollTop + clientHeight - 30) strip.scrollTop = top - clientHeight / 2;
@@ -218,7 +270,8 @@ class View {
 
   showHead() {
     const { layer, head } = this, before = this.pressedHead, now = this.buttons[layer * this.maps.heads + head];
-    [this.layerChoice.value, this.headChoice.value] = [layer, head];
+    this.layerSelect.value = layer;
+    this.headSelect.value = head;
     this.pressedHead = pressed(before, now);
     const names = this.namesOf(layer, head);
     this.headTitle.textContent = `Layer ${layer}, head ${head}${names.length ? `: ${names.join(", ")}` : ""}`;
@@ -229,15 +282,15 @@ class View {
 
   namesOf(layer, head) {
     const { kind } = this.maps;
-    return this.named.find(each => each.kind === kind && each.layer === layer && each.head === head)?.names ?? [];
+    return this.heads.find(each => each.kind === kind && each.layer === layer && each.head === head)?.names ?? [];
   }
 
   showToken() {
     const { maps, layer, head, query } = this, found = maps.strongest(layer, head, query), label = maps.queries[query];
-    const verb = maps.kind === "cross" ? "Writing" : "From", weights = new Map(found);
+    const verb = maps.kind === "cross" ? "Generating" : "From", weights = new Map(found);
     this.from.textContent = `${verb} “${short(label, 24)}” (${query}), layer ${layer}, head ${head}`;
     this.targets.forEach((target, key) => {
-      // a shade between the two, on which neither dark nor light letters can be read, is left out
+      // medium shades, on which neither dark nor light letters are legible, are skipped
       const shade = Math.sqrt(weights.get(key) ?? 0), strong = shade > 0.5;
       target.style.setProperty("--p", `${Math.round(strong ? 40 + 60 * shade : 84 * shade)}%`);
       target.classList.toggle("att-strong", strong);
@@ -250,23 +303,25 @@ class View {
   }
 
   drawLines() {
-    const heads = this.which.value === "one" ? [this.head] : [...Array(this.maps.heads).keys()];
-    const asked = { layer: this.layer, heads, query: this.query };
-    this.lines.replaceChildren(lines(this.maps, asked, this.room));
+    const heads = this.linesSelect.value === "one" ? [this.head] : [...Array(this.maps.heads).keys()];
+    const selection = { layer: this.layer, heads, query: this.query };
+    this.lines.replaceChildren(lines(this.maps, selection, this.room));
   }
 
-  // What is shown, for keeping.
+  // The elements to save.
   pictures() {
     return [this.heat.picture(`${this.maps.name}, ${this.headTitle.textContent.toLowerCase()}`), this.lines.firstChild];
   }
 
-  // ---- what belongs to the maps of one kind
+  // ---- maps of one kind of attention
 
   fillRange() {
-    const { queries, block } = this.maps, size = 32 * block, found = [["all", `all ${queries.length}`]];
+    const { queries, block } = this.maps, size = 32 * block;
+    /** @type {[string | number, string][]} */
+    const choices = [["all", `all ${queries.length}`]];
     for (let start = 0; queries.length > size && start < queries.length; start += size)
-      found.push([start / block, `${start} to ${Math.min(start + size, queries.length) - 1}`]);
-    this.range.replaceChildren(...found.map(([value, name]) => h("option", { value }, name)),
+      choices.push([start / block, `${start} to ${Math.min(start + size, queries.length) - 1}`]);
+    this.range.replaceChildren(...choices.map(([value, name]) => h("option", { value }, name)),
       h("option", { value: "part", hidden: true }, "a part"));
   }
 
@@ -284,7 +339,7 @@ class View {
   fillGrid() {
     const { maps, grid } = this, tick = text => h("span", { class: "att-tick" }, String(text)), found = [tick("")];
     this.buttons = [];
-    this.canvases = []; // one a layer, below its buttons: one a head would take long to make
+    this.canvases = []; // one canvas per layer, below its buttons; one per head would be slow
     this.pressedHead = null;
     for (let head = 0; head < maps.heads; head++) found.push(tick(head));
     for (let layer = 0; layer < maps.layers; layer++) {
@@ -294,15 +349,15 @@ class View {
       for (let head = 0; head < maps.heads; head++) {
         const names = this.namesOf(layer, head);
         const badge = names.length > 0 && h("span", { class: "att-badge", "aria-hidden": "true" },
-          names.map(name => NAMES[name]?.[0] ?? "").join(""));
+          names.map(name => ROLES[name]?.letter ?? "").join(""));
         this.buttons.push(button(badge, null, { tabindex: -1, "aria-pressed": "false", dataset: { layer, head },
           style: { "grid-area": `${layer + 2} / ${head + 2}` } }));
         found.push(this.buttons.at(-1));
       }
     }
-    grid.style.setProperty("--att-heads", maps.heads);
+    grid.style.setProperty("--att-heads", String(maps.heads));
     grid.replaceChildren(...found);
-    this.small = maps.pooled(GRID_POINTS);
+    this.small = maps.maxPool(GRID_POINTS);
     this.drawGrid();
     this.showOff();
   }
@@ -313,9 +368,9 @@ class View {
       this.shades.paint(canvas, maps.slice(layer * heads, (layer + 1) * heads), columns));
   }
 
-  fillMatter() {
-    const { matter, maps } = this, mine = this.named.filter(each => each.kind === maps.kind);
-    const rows = Object.entries(NAMES).map(([name, [letter, does, value]]) => {
+  fillRoles() {
+    const { roles, maps } = this, mine = this.heads.filter(each => each.kind === maps.kind);
+    const rows = Object.entries(ROLES).map(([name, { letter, does, value }]) => {
       const heads = mine.filter(each => each.names.includes(name)), rest = heads.slice(LISTED);
       const found = each => button([`${each.layer}.${each.head} `, soft(value(each))],
         () => this.choose(each.layer, each.head));
@@ -323,24 +378,24 @@ class View {
         soft(` ${does}`), h("div", { class: "att-found" }, heads.slice(0, LISTED).map(found),
           rest.length > 0 && h("details", {}, h("summary", {}, `${rest.length} more`), rest.map(found))));
     }).filter(Boolean);
-    matter.hidden = !rows.length;
-    matter.replaceChildren(h("h3", {}, "Heads that matter ", soft("(layer.head)")),
+    roles.hidden = !rows.length;
+    roles.replaceChildren(h("h3", {}, "Heads with a role ", soft("(layer.head)")),
       h("ul", {}, rows));
   }
 
   // ---- heads that are switched off
 
-  wholeLayer() { return Array.from({ length: this.maps.heads }, (_, head) => [this.layer, head]); }
+  wholeLayer() { return Array.from({ length: this.maps.heads }, (_, head) => ({ layer: this.layer, head })); }
 
-  isOff([layer, head]) { return this.off.has(`${this.maps.kind}.${layer}.${head}`); }
+  isOff({ layer, head }) { return this.off.has(`${this.maps.kind}.${layer}.${head}`); }
 
-  // all of them off, or on again where they are off already
+  // switch all of them off, or on again if all are off
   toggle(heads) {
     const on = heads.every(each => this.isOff(each)), off = new Set(this.off);
-    for (const [layer, head] of heads) off[on ? "delete" : "add"](`${this.maps.kind}.${layer}.${head}`);
-    this.onoff(off);
-    const told = heads.length > 1 ? `layer ${this.layer}` : `layer ${this.layer}, head ${this.head}`;
-    this.tellOff.textContent = `${told} is ${on ? "on again" : "off"}`;
+    for (const { layer, head } of heads) off[on ? "delete" : "add"](`${this.maps.kind}.${layer}.${head}`);
+    this.onoff?.(off);
+    const name = heads.length > 1 ? `layer ${this.layer}` : `layer ${this.layer}, head ${this.head}`;
+    this.announcement.textContent = `${name} is ${on ? "on again" : "off"}`;
   }
 
   setOff(off) {
@@ -352,16 +407,16 @@ class View {
   showOff() {
     for (const button of this.buttons) {
       const [layer, head] = [Number(button.dataset.layer), Number(button.dataset.head)];
-      const off = this.isOff([layer, head]), words = [`layer ${layer}, head ${head}`, ...this.namesOf(layer, head)];
+      const off = this.isOff({ layer, head }), words = [`layer ${layer}, head ${head}`, ...this.namesOf(layer, head)];
       button.classList.toggle("att-off", off);
       button.setAttribute("aria-label", [...words, ...off ? ["switched off"] : []].join(", "));
     }
   }
 
   showSwitch() {
-    this.offHead.textContent = this.isOff([this.layer, this.head]) ? "Switch this head on" : "Switch this head off";
-    const whole = this.wholeLayer().every(each => this.isOff(each));
-    this.offLayer.textContent = `Switch layer ${this.layer} ${whole ? "on" : "off"}`;
+    this.offHead.textContent = this.isOff(this) ? "Switch this head on" : "Switch this head off";
+    const allOff = this.wholeLayer().every(each => this.isOff(each));
+    this.offLayer.textContent = `Switch layer ${this.layer} ${allOff ? "on" : "off"}`;
     this.offLayer.hidden = this.maps.heads < 2;
   }
 }

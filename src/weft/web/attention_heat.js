@@ -1,41 +1,58 @@
-// Attention: the heat map of one head, queries down and keys across. Pointing or the arrow keys read its cells, a part
-// of it can be looked at closer.
+// Attention: heat map of one head, queries down and keys across. The pointer and the arrow keys read its cells; it can
+// be zoomed.
 import { h, isPlain, s } from "./dom.js";
 import { clamp, share, short, textWidth } from "./words.js";
 
-const FONT = "11px system-ui, sans-serif", HIGHEST = 600, LARGEST_CELL = 44, SMALLEST_LABEL = 13;
+const FONT = "11px system-ui, sans-serif";
+const MAX_HEIGHT = 600, MAX_CELL = 44, MIN_LABEL = 13; // pixels: of the map, a cell, and between labels
 const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 
 export class Heat {
-  // `onquery` hears which token a person chose, `onzoom` that another part is shown
+  // `onquery` is called with a selected token, `onzoom` when another part is shown
   constructor(shades, { onquery, onzoom }) {
-    Object.assign(this, { shades, onquery, onzoom });
+    this.shades = shades;
+    this.onquery = onquery;
+    this.onzoom = onzoom;
+    /** @type {any} */
+    this.maps = null;
+    this.layer = 0;
+    this.head = 0;
+    this.query = 0;
+    this.visible = { top: 0, bottom: 0, left: 0, right: 0 }; // visible rows and columns
+    /** @type {[number, number] | null} */
+    this.cell = null; // row and column that are read
+    /** @type {[number, number, number, number] | null} */
+    this.dragged = null; // x, y, width and height
+    /** @type {any} */
+    this.measured = null;
     this.canvas = h("canvas", { class: "att-heat", tabindex: 0, role: "application",
       "aria-roledescription": "heat map" });
     this.hint = h("span", { class: "soft" },
-      "Point at a cell, or go there with the arrow keys; drag over a part, or press + and −, to zoom.");
+      "Point at a cell or use the arrow keys; drag, or press + and −, to zoom.");
     this.readout = h("p", { class: "att-readout", "aria-live": "polite" }, this.hint);
     this.small = h("canvas");
     this.listen();
   }
 
-  // other maps: all of them is shown
+  // show other maps, unzoomed
   use(maps) {
     this.maps = maps;
     this.resize();
-    this.whole();
+    this.resetZoom();
     this.readout.replaceChildren(this.hint);
   }
 
-  // a head, and the token whose row is marked
+  // show a head, and mark the row of a token
   show(layer, head, query) {
-    Object.assign(this, { layer, head, query });
-    if (this.cell) this.tell();
+    this.layer = layer;
+    this.head = head;
+    this.query = query;
+    if (this.cell) this.describe();
     this.draw();
   }
 
-  whole() {
-    this.seen = { top: 0, bottom: this.maps.rows, left: 0, right: this.maps.columns };
+  resetZoom() {
+    this.visible = { top: 0, bottom: this.maps.rows, left: 0, right: this.maps.columns };
     this.cell = null;
     this.onzoom("all");
   }
@@ -43,22 +60,22 @@ export class Heat {
   part(start) {
     const { rows, columns, kind } = this.maps, stop = Math.min(start + 32, rows);
     const across = kind === "cross" ? { left: 0, right: columns } : { left: start, right: stop };
-    this.seen = { top: start, bottom: stop, ...across };
+    this.visible = { top: start, bottom: stop, ...across };
     this.cell = null;
     this.draw();
   }
 
   zoom(factor) {
-    const { rows, columns, block } = this.maps, { top, bottom, left, right } = this.seen;
+    const { rows, columns, block } = this.maps, { top, bottom, left, right } = this.visible;
     const [row, column] = this.cell ?? [Math.floor(this.query / block), Math.floor((left + right) / 2)];
-    const span = (low, high, at, most) => {
-      const size = clamp(Math.round((high - low) * factor), Math.min(4, most), most);
-      const start = clamp(at - Math.floor(size / 2), 0, most - size);
+    const span = (low, pixelHeight, at, max) => {
+      const size = clamp(Math.round((pixelHeight - low) * factor), Math.min(4, max), max);
+      const start = clamp(at - Math.floor(size / 2), 0, max - size);
       return [start, start + size];
     };
     const [newTop, newBottom] = span(top, bottom, row, rows);
     const [newLeft, newRight] = span(left, right, column, columns);
-    this.seen = { top: newTop, bottom: newBottom, left: newLeft, right: newRight };
+    this.visible = { top: newTop, bottom: newBottom, left: newLeft, right: newRight };
     this.onzoom(newBottom - newTop === rows && newRight - newLeft === columns ? "all" : "part");
     this.draw();
   }
@@ -66,55 +83,56 @@ export class Heat {
   // ---- drawing
 
   label(labels, at) {
-    const { block } = this.maps, far = labels.length > 60 ? `${at * block}: ` : "";
-    return far + short(labels[at * block], 13);
+    const { block } = this.maps, prefix = labels.length > 60 ? `${at * block}: ` : "";
+    return prefix + short(labels[at * block], 13);
   }
 
-  // the room that it has: asked for once, because every question makes the browser lay out the page
+  // available space; read once, because reading it makes the browser lay out the page
   resize() {
     this.room = this.canvas.parentElement?.clientWidth || 320;
     this.measured = null;
   }
 
-  // sizes of what is drawn; measuring all labels takes a while, so it is done once for a part
+  // geometry; measuring all labels is slow, so it is done once per zoom
   measure() {
-    const { maps, seen, room } = this;
-    if (this.measured?.seen === seen) return this.measured;
-    const rows = seen.bottom - seen.top, columns = seen.right - seen.left;
+    const { maps, visible, room } = this;
+    if (this.measured?.seen === visible) return this.measured;
+    const rows = visible.bottom - visible.top, columns = visible.right - visible.left;
     const widest = (labels, from, to) => {
-      let most = 20;
-      for (let at = from; at < to; at++) most = Math.max(most, textWidth(this.label(labels, at), FONT));
-      return Math.ceil(most) + 8;
+      let max = 20;
+      for (let at = from; at < to; at++) max = Math.max(max, textWidth(this.label(labels, at), FONT));
+      return Math.ceil(max) + 8;
     };
-    const gutter = Math.min(widest(maps.queries, seen.top, seen.bottom), room * 0.3);
-    const header = Math.min(widest(maps.keys, seen.left, seen.right), 110);
-    const size = Math.min((room - gutter - 4) / columns, LARGEST_CELL, Math.max(HIGHEST / rows, 3));
-    return this.measured = { seen, rows, columns, gutter, header, size, width: room,
-      height: Math.ceil(header + size * rows + 4), step: Math.ceil(SMALLEST_LABEL / size) };
+    const gutter = Math.min(widest(maps.queries, visible.top, visible.bottom), room * 0.3);
+    const header = Math.min(widest(maps.keys, visible.left, visible.right), 110);
+    const size = Math.min((room - gutter - 4) / columns, MAX_CELL, Math.max(MAX_HEIGHT / rows, 3));
+    return this.measured = { visible, rows, columns, gutter, header, size, width: room,
+      height: Math.ceil(header + size * rows + 4), step: Math.ceil(MIN_LABEL / size) };
   }
 
-  // the names of rows and, turned, of columns, as many as have room
+  // labels of rows and, rotated, of columns, as many as fit
   labels({ rows, columns, gutter, header, size, step }) {
-    const { maps, seen } = this, found = [];
+    const { maps, visible } = this, labels = [];
     for (let n = 0; n < rows; n += step)
-      found.push({ text: this.label(maps.queries, n + seen.top), x: gutter - 5, y: header + (n + 0.5) * size });
+      labels.push({ text: this.label(maps.queries, n + visible.top), x: gutter - 5, y: header + (n + 0.5) * size });
     for (let n = 0; n < columns; n += step)
-      found.push({ text: this.label(maps.keys, n + seen.left), x: gutter + (n + 0.5) * size, y: header - 5, across: true });
-    return found;
+      labels.push({ text: this.label(maps.keys, n + visible.left), x: gutter + (n + 0.5) * size, y: header - 5,
+        across: true });
+    return labels;
   }
 
   draw() {
-    const { maps, canvas, seen, shades } = this;
+    const { maps, canvas, visible, shades } = this;
     const context = canvas.getContext("2d"), ratio = window.devicePixelRatio || 1;
     const frame = this.measure(), { rows, columns, gutter, header, size, width, height } = frame;
-    const [wide, high] = [Math.round(width * ratio), Math.round(height * ratio)];
-    if (canvas.width !== wide || canvas.height !== high) {
-      [canvas.width, canvas.height] = [wide, high];
+    const [pixelWidth, pixelHeight] = [Math.round(width * ratio), Math.round(height * ratio)];
+    if (canvas.width !== pixelWidth || canvas.height !== pixelHeight) {
+      [canvas.width, canvas.height] = [pixelWidth, pixelHeight];
       canvas.style.setProperty("height", `${height}px`);
     }
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, width, height);
-    shades.paint(this.small, [maps.part(this.layer, this.head, seen)], columns);
+    shades.paint(this.small, [maps.part(this.layer, this.head, visible)], columns);
     context.imageSmoothingEnabled = false;
     context.drawImage(this.small, gutter, header, size * columns, size * rows);
     Object.assign(context, { font: FONT, fillStyle: shades.ink, textBaseline: "middle" });
@@ -128,20 +146,20 @@ export class Heat {
     }
     this.drawMarks(context);
     canvas.setAttribute("aria-label", `${maps.name}, layer ${this.layer}, head ${this.head}, queries down, ` +
-      "keys across. Arrow keys read the cells, Enter chooses a query, plus and minus zoom, Escape shows all.");
+      "keys across. Arrow keys read cells, Enter selects a query, plus and minus zoom, Escape resets the zoom.");
   }
 
   drawMarks(context) {
-    const { seen, shades, measured: { rows, columns, gutter, header, size } } = this;
+    const { visible, shades, measured: { rows, columns, gutter, header, size } } = this;
     context.setLineDash([]);
     Object.assign(context, { strokeStyle: shades.soft, lineWidth: 1 });
     context.strokeRect(gutter - 0.5, header - 0.5, size * columns + 1, size * rows + 1);
     context.strokeStyle = shades.mark;
     context.lineWidth = 1.5;
-    const row = Math.floor(this.query / this.maps.block) - seen.top;
+    const row = Math.floor(this.query / this.maps.block) - visible.top;
     if (row >= 0 && row < rows) context.strokeRect(gutter, header + row * size, size * columns, size);
     if (this.cell) {
-      const [r, c] = [this.cell[0] - seen.top, this.cell[1] - seen.left];
+      const [r, c] = [this.cell[0] - visible.top, this.cell[1] - visible.left];
       context.lineWidth = 2.5;
       if (r >= 0 && r < rows && c >= 0 && c < columns)
         context.strokeRect(gutter + c * size - 1, header + r * size - 1, size + 2, size + 2);
@@ -152,7 +170,7 @@ export class Heat {
     }
   }
 
-  // The same for keeping: the cells are an image, all else stays as it is at any size.
+  // The map as an SVG to save: the cells are an image, everything else is vectors.
   picture(title) {
     const frame = this.measure(), { rows, columns, gutter, header, size, width, height } = frame;
     const large = h("canvas", { width: columns * 8, height: rows * 8 }), context = large.getContext("2d"), top = 24;
@@ -170,81 +188,85 @@ export class Heat {
   // ---- reading
 
   read(row, column) {
-    const { maps, seen } = this;
+    const { maps, visible } = this;
     this.cell = [clamp(row, 0, maps.rows - 1), clamp(column, 0, maps.columns - 1)];
     [row, column] = this.cell;
-    if (row < seen.top || row >= seen.bottom || column < seen.left || column >= seen.right) this.zoom(1);
-    this.tell();
+    if (row < visible.top || row >= visible.bottom || column < visible.left || column >= visible.right) this.zoom(1);
+    this.describe();
     this.draw();
   }
 
-  tell() {
+  describe() {
+    if (!this.cell) return;
     const { maps } = this, [row, column] = this.cell;
-    const named = (labels, at) => {
+    const labelOf = (labels, at) => {
       const first = at * maps.block, last = Math.min(first + maps.block, labels.length) - 1;
       return first === last ? `${first} ${labels[first]}`
         : `${first}–${last} ${labels.slice(first, last + 1).join("")}`;
     };
-    const weight = maps.past && column > row ? "masked: it comes later"
+    const weight = maps.past && column > row ? "masked: a later token"
       : (maps.block > 1 ? "at most " : "") + share(maps.weight(this.layer, this.head, row, column));
-    this.readout.textContent = `${named(maps.queries, row)} → ${named(maps.keys, column)}: ${weight}`;
+    this.readout.textContent = `${labelOf(maps.queries, row)} → ${labelOf(maps.keys, column)}: ${weight}`;
   }
 
+  /** @returns {[number, number]} */
   at(event) {
     const { gutter, header, size } = this.measured;
-    return [Math.floor((event.offsetY - header) / size) + this.seen.top,
-      Math.floor((event.offsetX - gutter) / size) + this.seen.left];
+    return [Math.floor((event.offsetY - header) / size) + this.visible.top,
+      Math.floor((event.offsetX - gutter) / size) + this.visible.left];
   }
 
   inside([row, column]) {
-    return row >= this.seen.top && row < this.seen.bottom && column >= this.seen.left && column < this.seen.right;
+    const { top, bottom, left, right } = this.visible;
+    return row >= top && row < bottom && column >= left && column < right;
   }
 
   listen() {
     const { canvas } = this;
-    let begun = null;
+    /** @type {{ x: number, y: number, cell: [number, number] } | null} */
+    let start = null;
     canvas.addEventListener("pointerdown", event => {
       if (event.pointerType !== "touch" && this.inside(this.at(event)))
-        begun = [event.offsetX, event.offsetY, this.at(event)];
+        start = { x: event.offsetX, y: event.offsetY, cell: this.at(event) };
     });
     canvas.addEventListener("pointermove", event => {
-      if (begun && Math.hypot(event.offsetX - begun[0], event.offsetY - begun[1]) > 6)
-        this.dragged = [begun[0], begun[1], event.offsetX - begun[0], event.offsetY - begun[1]];
+      if (start && Math.hypot(event.offsetX - start.x, event.offsetY - start.y) > 6)
+        this.dragged = [start.x, start.y, event.offsetX - start.x, event.offsetY - start.y];
       const [row, column] = this.at(event), moved = !this.cell || row !== this.cell[0] || column !== this.cell[1];
       if (this.inside([row, column]) && (this.dragged || moved)) this.read(row, column);
     });
     canvas.addEventListener("pointerup", event => {
-      const place = this.at(event), dragged = this.dragged && begun;
+      const cell = this.at(event), from = this.dragged && start;
       this.dragged = null;
-      if (dragged) this.zoomTo(begun[2], place);
-      else if (this.inside(place)) {
-        this.read(...place);
-        this.onquery(place[0] * this.maps.block);
+      if (from) this.zoomTo(from.cell, cell);
+      else if (this.inside(cell)) {
+        this.read(...cell);
+        this.onquery(cell[0] * this.maps.block);
       }
-      begun = null;
+      start = null;
     });
-    canvas.addEventListener("pointerleave", () => { begun = this.dragged = null; this.draw(); });
-    canvas.addEventListener("keydown", event => this.pressed(event));
+    canvas.addEventListener("pointerleave", () => { start = this.dragged = null; this.draw(); });
+    canvas.addEventListener("keydown", event => this.handleKey(event));
   }
 
   zoomTo(a, b) {
     const { rows, columns } = this.maps;
-    const span = (x, y, most) => [clamp(Math.min(x, y), 0, most - 1), clamp(Math.max(x, y) + 1, 1, most)];
+    const span = (x, y, max) => [clamp(Math.min(x, y), 0, max - 1), clamp(Math.max(x, y) + 1, 1, max)];
     const [top, bottom] = span(a[0], b[0], rows), [left, right] = span(a[1], b[1], columns);
-    this.seen = { top, bottom, left, right };
+    this.visible = { top, bottom, left, right };
     this.onzoom("part");
     this.draw();
   }
 
-  pressed(event) {
-    const [row, column] = this.cell ?? [Math.floor(this.query / this.maps.block), this.seen.left];
+  handleKey(event) {
+    const [row, column] = this.cell ?? [Math.floor(this.query / this.maps.block), this.visible.left];
     const step = ARROWS[event.key];
     if (!isPlain(event)) return;
     if (step) this.read(row + step[0], column + step[1]);
     else if (event.key === "Enter" || event.key === " ") this.onquery(row * this.maps.block);
     else if (event.key === "+" || event.key === "=") this.zoom(0.6);
     else if (event.key === "-") this.zoom(1 / 0.6);
-    else if (event.key === "Escape" || event.key === "0") { this.whole(); this.draw(); }
+    else if (event.key === "Escape" || event.key === "0") { this.resetZoom(); this.draw(); }
     else return;
     event.preventDefault();
   }

@@ -1,20 +1,31 @@
-// Attention: the probabilities of all heads, unpacked, and the colours they are drawn in.
+// Attention: unpacks the probabilities of all heads, and maps them to colours.
 import { h } from "./dom.js";
-import { bytesOf } from "./words.js";
+import { decodeBase64 } from "./words.js";
 
-async function inflated(text) {
-  const stream = new Blob([bytesOf(text)]).stream().pipeThrough(new DecompressionStream("deflate"));
+async function inflate(text) {
+  const stream = new Blob([decodeBase64(text)]).stream().pipeThrough(new DecompressionStream("deflate"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-// Every kind of attention that a page was given.
-export const unpacked = parts => Promise.all(parts.map(async part =>
-  new Maps(part, await inflated(part.weights), part.best && await inflated(part.best))));
+// All kinds of attention on a page.
+export const unpackMaps = parts => Promise.all(parts.map(async part =>
+  new Maps(part, await inflate(part.weights), part.best && await inflate(part.best))));
 
-// One kind of attention: weights by (layer, head, row, column), rows and columns being blocks of tokens.
+// One kind of attention: probabilities by (layer, head, row, column); rows and columns are blocks of tokens.
 class Maps {
-  constructor(given, bytes, best) {
-    Object.assign(this, given);
+  constructor(part, bytes, best) {
+    this.kind = part.kind;
+    this.name = part.name;
+    this.layers = part.layers;
+    this.heads = part.heads;
+    this.queries = part.queries;
+    this.keys = part.keys;
+    this.rows = part.rows;
+    this.columns = part.columns;
+    this.block = part.block; // tokens per row and column
+    this.levels = part.levels;
+    this.past = part.past; // whether only the lower triangle is stored
+    this.count = part.count; // strongest keys per query in `best`
     this.bytes = bytes;
     this.best = best;
     this.perMap = this.past ? (this.rows * (this.rows + 1)) / 2 : this.rows * this.columns;
@@ -29,33 +40,33 @@ class Maps {
 
   weight(layer, head, row, column) { return this.square[this.level(layer, head, row, column)]; }
 
-  // [key, weight] of a token, the strongest first
+  // [key, weight] of a query, the strongest first
   strongest(layer, head, query) {
-    const found = [];
+    const result = [];
     if (this.best) {
       const each = this.layers * this.heads * this.queries.length, all = each * this.count;
       for (let rank = 0; rank < this.count; rank++) {
         const at = rank * each + (layer * this.heads + head) * this.queries.length + query;
-        found.push([this.best[at] + 256 * this.best[all + at], this.square[this.best[2 * all + at]]]);
+        result.push([this.best[at] + 256 * this.best[all + at], this.square[this.best[2 * all + at]]]);
       }
     } else {
-      for (let key = 0; key < this.keys.length; key++) found.push([key, this.weight(layer, head, query, key)]);
+      for (let key = 0; key < this.keys.length; key++) result.push([key, this.weight(layer, head, query, key)]);
     }
-    return found.filter(([, weight]) => weight > 0).sort((a, b) => b[1] - a[1]);
+    return result.filter(([, weight]) => weight > 0).sort((a, b) => b[1] - a[1]);
   }
 
-  // the levels of a part of a map, row by row
+  // levels of a rectangle of a map, row by row
   part(layer, head, { top, bottom, left, right }) {
-    const found = new Uint8Array((bottom - top) * (right - left));
+    const result = new Uint8Array((bottom - top) * (right - left));
     let at = 0;
     for (let row = top; row < bottom; row++)
-      for (let column = left; column < right; column++) found[at++] = this.level(layer, head, row, column);
-    return found;
+      for (let column = left; column < right; column++) result[at++] = this.level(layer, head, row, column);
+    return result;
   }
 
-  // every map with at most so many points a side, each the largest of a block: { columns, maps: [levels] }
-  pooled(most) {
-    const size = Math.ceil(Math.max(this.rows, this.columns) / most);
+  // every map max-pooled to at most this many pixels per side: { columns, maps: [levels] }
+  maxPool(maxCells) {
+    const size = Math.ceil(Math.max(this.rows, this.columns) / maxCells);
     const rows = Math.ceil(this.rows / size), columns = Math.ceil(this.columns / size), maps = [];
     let at = 0;
     for (let map = 0; map < this.layers * this.heads; map++) {
@@ -79,28 +90,38 @@ function rgb(text) {
   return canvas.getImageData(0, 0, 1, 1).data;
 }
 
-// From levels to colours: the page's own, which differ by day and by night.
+// Maps levels to the colours of the page, light or dark.
 export class Shades {
   constructor(root) {
     this.root = root;
     this.palette = new Uint32Array(256);
+    this.how = "root";
+    this.levels = 1;
+    this.square = new Float32Array(2);
+    /** @type {Uint8Array[]} */
+    this.tables = []; // by the largest level
     this.take();
   }
 
   take() {
     const style = getComputedStyle(this.root), bytes = new Uint8Array(this.palette.buffer);
     const [card, deep] = ["--card", "--deep"].map(name => rgb(style.getPropertyValue(name)));
-    [this.ink, this.soft, this.mark] = ["--ink", "--soft", "--c1"].map(name => style.getPropertyValue(name));
+    this.ink = style.getPropertyValue("--ink");
+    this.soft = style.getPropertyValue("--soft");
+    this.mark = style.getPropertyValue("--c1");
     for (let n = 0; n < 256; n++)
       for (let part = 0; part < 4; part++)
         bytes[4 * n + part] = Math.round(card[part] + ((deep[part] - card[part]) * n) / 255);
   }
 
   choose(how, maps) {
-    [this.how, this.levels, this.square, this.tables] = [how, maps.levels, maps.square, []];
+    this.how = how;
+    this.levels = maps.levels;
+    this.square = maps.square;
+    this.tables = [];
   }
 
-  // what each level is drawn as, 0 … 255, in a row whose largest level is `largest`
+  // brightness of each level, 0 … 255, in a row whose maximum is `largest`
   table(largest) {
     if (this.how !== "row") largest = this.levels;
     const top = this.square[largest] || 1;
@@ -108,15 +129,15 @@ export class Shades {
       255 * Math.min(1, this.how === "root" ? n / this.levels : this.square[n] / top));
   }
 
-  // maps, levels (rows × columns) each, beside one another onto a canvas of as many points
+  // draw maps of levels (rows × columns) side by side on a canvas of one pixel per cell
   paint(canvas, maps, columns) {
-    const rows = maps[0].length / columns, wide = columns * maps.length;
-    [canvas.width, canvas.height] = [wide, rows];
-    const context = canvas.getContext("2d"), image = context.createImageData(wide, rows);
+    const rows = maps[0].length / columns, width = columns * maps.length;
+    [canvas.width, canvas.height] = [width, rows];
+    const context = canvas.getContext("2d"), image = context.createImageData(width, rows);
     const points = new Uint32Array(image.data.buffer);
     maps.forEach((levels, map) => {
       for (let row = 0, at = 0; row < rows; row++) {
-        let largest = 0, to = row * wide + map * columns;
+        let largest = 0, to = row * width + map * columns;
         if (this.how === "row") for (let n = at; n < at + columns; n++) largest = Math.max(largest, levels[n]);
         const table = this.table(largest);
         for (const end = at + columns; at < end; at++) points[to++] = this.palette[table[levels[at]]];

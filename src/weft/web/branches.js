@@ -1,23 +1,23 @@
-// Texts that begin alike, as a tree: what they share stands once, and where they part the tree forks.
+// Texts with a common beginning as a tree: a shared part is shown once, and the tree forks where texts diverge.
 import { button, h, soft } from "./dom.js";
 import { percent, sum } from "./words.js";
 
-// Branches [{ tokens: [{ id, … }] }] as segments { tokens, from (place of the first), branches (numbers), children }.
+// Branches [{ tokens: [{ id, … }] }] as segments { tokens, from (index of the first), branches (indices), children }.
 function tree(branches) {
-  const grow = (numbers, from) => {
-    const id = (number, place) => branches[number].tokens[place]?.id;
+  const grow = (indices, from) => {
+    const id = (index, place) => branches[index].tokens[place]?.id;
     let to = from;
-    const longest = Math.max(...numbers.map(number => branches[number].tokens.length));
-    while (to < longest && numbers.every(number => id(number, to) === id(numbers[0], to))) to += 1;
+    const longest = Math.max(...indices.map(index => branches[index].tokens.length));
+    while (to < longest && indices.every(index => id(index, to) === id(indices[0], to))) to += 1;
     const groups = new Map();
-    for (const number of numbers) {
-      if (to >= branches[number].tokens.length) continue;
-      groups.set(id(number, to), [...groups.get(id(number, to)) ?? [], number]);
+    for (const index of indices) {
+      if (to >= branches[index].tokens.length) continue;
+      groups.set(id(index, to), [...groups.get(id(index, to)) ?? [], index]);
     }
-    return { tokens: branches[numbers[0]].tokens.slice(from, to), from, branches: numbers,
-      children: numbers.length > 1 ? [...groups.values()].map(some => grow(some, to)) : [] };
+    return { tokens: branches[indices[0]].tokens.slice(from, to), from, branches: indices,
+      children: indices.length > 1 ? [...groups.values()].map(group => grow(group, to)) : [] };
   };
-  return grow(branches.map((_, number) => number), 0);
+  return grow(branches.map((_, index) => index), 0);
 }
 
 export const textOf = tokens => tokens.map(token => token.adds).join("");
@@ -28,32 +28,32 @@ const ending = text => [...text].length > 30
   : `${flat(text) || "…"} `;
 const leaves = segment => segment.children.length ? sum(segment.children.map(leaves)) : 1;
 
-// `at` is the number of the branch that is read, `choose(number)` goes to another. `start` is what stands before all.
+// `at` is the current branch, `choose(index)` switches to another, and `start` is the text before all of them.
 export function drawTree(box, { branches, at, start, choose }) {
   const draw = (segment, depth) => {
-    const here = segment.branches.includes(at), number = here ? at : segment.branches[0];
+    const here = segment.branches.includes(at), index = here ? at : segment.branches[0];
     const first = segment.tokens[0], leaf = !segment.children.length;
-    const score = leaf && branches[number].score;
+    const score = leaf && branches[index].score;
     const facts = [depth > 0 && first && percent(Math.exp(first.logprob)),
       typeof score === "number" && `score ${score.toFixed(2)}`].filter(Boolean).join(", ");
     return h("li", { style: { "--leaves": leaves(segment) } },
       button([h("bdi", {}, !depth && soft(ending(start)), shown(segment.tokens)),
-        facts && h("small", {}, ` ${facts}`)], () => choose(number),
+        facts && h("small", {}, ` ${facts}`)], () => choose(index),
       { class: "write-segment", "aria-current": here && "true" }),
       segment.children.length > 0 && h("ul", {}, segment.children.map(child => draw(child, depth + 1))));
   };
-  const kept = document.activeElement?.closest?.(".write-segment") && box.contains(document.activeElement)
+  const focused = document.activeElement?.closest?.(".write-segment") && box.contains(document.activeElement)
     ? [...box.querySelectorAll("button")].indexOf(document.activeElement) : -1;
   box.replaceChildren(h("ul", { class: "write-branches" }, draw(tree(branches), 0)));
-  box.querySelectorAll("button")[kept]?.focus();
+  box.querySelectorAll("button")[focused]?.focus();
 }
 
-// ---- in the address: ids of each branch that were chosen, joined by dots, and after a * how far it was written
+// ---- in the address: the chosen token ids of each branch, joined by dots, and after a * its length
 
-export const packed = branches => branches.map(each => each.forced.join(".")
+export const packBranches = branches => branches.map(each => each.forced.join(".")
   + (each.stopped === undefined ? "" : `*${each.stopped}`)).join("_");
 
-export function parsed(text) {
+export function parseBranches(text) {
   return (text ?? "").split("_").slice(0, 64).map(part => {
     const [ids, stopped] = part.split("*");
     const forced = ids.split(".").filter(id => /^\d{1,9}$/.test(id)).map(Number);
@@ -61,7 +61,7 @@ export function parsed(text) {
   });
 }
 
-// The turns of a conversation before the one that is written.
+// The turns of a conversation before the current one.
 export function turnsOf(text) {
   try {
     const turns = JSON.parse(text ?? "[]");
@@ -69,21 +69,21 @@ export function turnsOf(text) {
   } catch { return []; }
 }
 
-// ---- one token of a running text
+// ---- one token of the text
 
-const DARK_NATS = 8; // surprisal that has the darkest shade
+const DARK_NATS = 8; // nats of surprisal with the darkest shade
 
-// A token that adds nothing has a sign: the end, a part of a character, or a special token's name.
-function signOf({ adds, finish, text }) {
+// A token without text has a symbol: the end, part of a character, or the name of a special token.
+function symbolOf({ adds, finish, text }) {
   if (adds) return adds.includes("\n") ? "↵" : undefined;
   return finish === "eos" || finish === "stop" ? "■" : text.includes("\\x") ? "·" : text;
 }
 
-// `before` is the token before it: of many empty lines only the first takes space.
+// `before` is the previous token: of several empty lines only the first takes space.
 export function spanOf(token, before) {
   const blank = /^\n+$/.test(token.adds) && /\n$/.test(before?.adds ?? "");
   return h("span", { class: `shaded-token write-token${blank ? " write-blank" : ""}`, role: "option", tabindex: -1,
-    "aria-selected": "false", "data-sign": signOf(token),
+    "aria-selected": "false", "data-sign": symbolOf(token),
     "aria-label": `${token.text}, ${percent(Math.exp(token.logprob))}`,
     style: { "--s": Math.min(1, -token.logprob / DARK_NATS) } }, token.adds);
 }

@@ -1,19 +1,26 @@
-// A chart that one can point at: lines with bands, points, bars and marks on even or logarithmic axes. Dragging and the
-// keys + − 0 zoom, the pointer and the arrow keys read every series' value, its name in the legend switches one off.
-import { alike, drawable, exact, firstFrom, share, smoothed, unshare, valueAt } from "./chart_axes.js";
-import { atText, drawn, frameOf, points, round, sample } from "./chart_draw.js";
+// An interactive chart: lines with bands, points, bars and marks on linear or logarithmic axes. Dragging and the keys
+// + − 0 zoom, the pointer and the arrow keys read the value of every series, its name in the legend hides it.
+import {
+  drawable, exactText, fractionOf, indistinguishable, lowerBound, smooth, valueAt, valueAtFraction,
+} from "./chart_axes.js";
+import { coordinates, drawChart, frameOf, legendSample, positionText, round } from "./chart_draw.js";
 import { button, h, isPlain, s, uniqueId } from "./dom.js";
 import { clamp } from "./words.js";
+/** @import { Frame, PlotData, Range, SeriesData } from "./types" */
 
-const MIN_DRAG = 5; // pixels; less is a click
+const MIN_DRAG = 5; // pixels; a shorter drag is a click
 const MIN_WIDTH = 220; // pixels
-const NEAR = 5; // pixels from a mark, which is told then
-const MIN_SMOOTHED = 30; // points of a line that is worth smoothing
+const MARK_DISTANCE = 5; // pixels from a mark within which its text is shown
+const MIN_SMOOTHED = 30; // points of a line that can be smoothed
 const LOOK = { colour: "c0", marker: "", dash: "", width: 1.8 };
 
-// { title, size, x, y, series: [{ name, x, y, look, band, labels, level, background, bars, certain (never smoothed) }],
-//   marks: [[x, text, name]] }, as figures/shapes.py's plot_data has it; and smooth, zoom, hidden (names), controls.
-// `on`: { zoom, read, hidden } are told of changes that a person makes.
+/**
+ * Draw a chart into an element.
+ * @param {Element} element
+ * @param {PlotData} data
+ * @param {{ zoom?: (range: Range | null) => void, read?: (x: number | null) => void,
+ *   hidden?: (names: any[]) => void }} on  called when a person zooms, reads values or hides a series
+ */
 export function mount(element, data, on = {}) {
   const chart = new Chart(element, data, on);
   return { update: changes => chart.update(changes), zoom: range => chart.zoom(range, false),
@@ -22,16 +29,35 @@ export function mount(element, data, on = {}) {
 
 class Chart {
   constructor(element, data, on) {
-    Object.assign(this, { data: { ...data }, on, range: data.zoom ?? null, hidden: new Set(data.hidden) });
-    this.at = null; // the value of the horizontal axis that is read
-    this.memory = new Map(); // smoothed values
+    /** @type {PlotData} */
+    this.data = { ...data };
+    this.on = on;
+    /** @type {Range | null} */
+    this.range = data.zoom ?? null;
+    this.hidden = new Set(data.hidden);
+    /** @type {SeriesData[]} */
+    this.series = [];
+    /** @type {Frame | null} */
+    this.frame = null;
+    /** @type {number | null} */
+    this.at = null; // position on the horizontal axis at which values are read
+    this.smoothed = new Map(); // smoothed values, by the raw ones
+    /** @type {{ pixel: number, x: number } | null} */
+    this.dragStart = null;
+    this.redrawLate = false; // a redraw waits for the end of a drag
+    this.replacing = false; // the chart is being replaced, and loses focus for a moment
+    this.legendKey = "";
+    this.pendingUpdate = 0; // animation frame
+    this.resetButton = button("reset zoom", () => this.zoom(null));
+    /** @type {Map<string | undefined, Element[]>} */
+    this.valueCells = new Map(); // elements that show the values of a name
     this.valuesOf = this.valuesOf.bind(this);
     this.place = h("div", { class: "plot-place" });
-    this.told = h("span", { class: "plot-at" });
+    this.position = h("span", { class: "plot-at" });
     this.legend = h("div", { class: "plot-legend" });
     this.controls = data.controls === false ? null : h("div", { class: "plot-controls" });
     this.live = h("p", { class: "unseen", "aria-live": "polite" });
-    const foot = h("div", { class: "plot-foot" }, this.told, this.legend, this.controls);
+    const foot = h("div", { class: "plot-foot" }, this.position, this.legend, this.controls);
     this.plot = element.appendChild(h("div", { class: "plot" }, this.place, foot, this.live));
     this.update({});
     this.watch = new ResizeObserver(() => { if (this.place.clientWidth !== this.width) this.redraw(); });
@@ -40,78 +66,80 @@ class Chart {
 
   close() {
     this.watch.disconnect();
-    cancelAnimationFrame(this.waiting);
+    cancelAnimationFrame(this.pendingUpdate);
   }
 
   update(changes) {
     Object.assign(this.data, changes);
     if ("zoom" in changes) this.range = changes.zoom;
     if ("hidden" in changes) this.hidden = new Set(changes.hidden);
-    this.series = this.data.series.map(each => {
-      const x = each.x ?? [], ascends = x.every((value, n) => !n || value >= x[n - 1]);
-      return { ...each, x, y: each.y ?? [], ascends, look: { ...LOOK, ...each.look } };
+    this.series = this.data.series.map(series => {
+      const x = series.x ?? [], ascends = x.every((value, n) => !n || value >= x[n - 1]);
+      return { ...series, x, y: series.y ?? [], ascends, look: { ...LOOK, ...series.look } };
     });
-    this.reads = !this.data.y.ticks && this.series.some(each => each.x.length > 1 && !each.background);
-    this.zooms = this.reads && !this.data.x.ticks && !this.series.some(each => each.bars);
-    this.showNames();
+    this.readable = !this.data.y.ticks && this.series.some(series => series.x.length > 1 && !series.background);
+    this.zoomable = this.readable && !this.data.x.ticks && !this.series.some(series => series.bars);
+    this.showLegend();
     this.redraw();
   }
 
-  // A series' values as they are drawn; the raw ones stay faint behind them.
-  valuesOf(each) {
-    const weight = this.data.smooth ?? 0, { look } = each;
-    const plain = look.width && !look.marker && !each.background && !each.bars && !each.certain;
-    if (!weight || !plain || each.x.length < 3) return each.y;
-    const known = this.memory.get(each.y);
+  // The values of a series as they are drawn. If they are smoothed, the raw ones stay faint behind them.
+  valuesOf(series) {
+    const weight = this.data.smooth ?? 0, { look } = series;
+    const smoothable = look.width && !look.marker && !series.background && !series.bars && !series.exact;
+    if (!weight || !smoothable || series.x.length < 3) return series.y;
+    const known = this.smoothed.get(series.y);
     if (known?.weight === weight) return known.ys;
-    if (this.memory.size > 64) this.memory.clear();
-    const ys = smoothed(each.y, weight);
-    this.memory.set(each.y, { weight, ys });
+    if (this.smoothed.size > 64) this.smoothed.clear();
+    const ys = smooth(series.y, weight);
+    this.smoothed.set(series.y, { weight, ys });
     return ys;
   }
 
   // ---- legend and controls
 
-  showNames() {
-    const shown = this.series.filter(each => each.name), told = shown.length > 1 || this.reads;
-    const sign = JSON.stringify([told, shown.map(({ name, look }) => [name, look])]);
-    if (sign !== this.sign) {
-      this.sign = sign;
-      this.cells = new Map(); // where the values of a name are told
-      this.legend.replaceChildren(...told ? shown.map(each => this.entry(each, shown.length)) : []);
+  showLegend() {
+    const named = this.series.filter(series => series.name), shown = named.length > 1 || this.readable;
+    const key = JSON.stringify([shown, named.map(({ name, look }) => [name, look])]);
+    if (key !== this.legendKey) {
+      this.legendKey = key;
+      this.valueCells = new Map();
+      this.legend.replaceChildren(...shown ? named.map(series => this.legendEntry(series, named.length)) : []);
     }
-    if (this.controls && !this.controls.childNodes.length && this.zooms) this.addControls();
+    if (this.controls && !this.controls.childNodes.length && this.zoomable) this.addControls(this.controls);
   }
 
-  entry({ name, look }, count) {
+  /** @param {SeriesData} series */
+  legendEntry({ name, look }, count) {
     const value = h("span", { class: "plot-value" });
-    this.cells.set(name, [...this.cells.get(name) ?? [], value]);
-    const inside = [sample(look), h("span", {}, name), value];
-    if (count < 2) return h("span", { class: "plot-name" }, inside);
-    return button(inside, () => this.toggle(name), { class: "plot-name", dataset: { name },
+    this.valueCells.set(name, [...this.valueCells.get(name) ?? [], value]);
+    const content = [legendSample(look), h("span", {}, name), value];
+    if (count < 2) return h("span", { class: "plot-name" }, content);
+    return button(content, () => this.toggle(name), { class: "plot-name", dataset: { name },
       "aria-pressed": String(!this.hidden.has(name)) });
   }
 
   toggle(name) {
     if (!this.hidden.delete(name)) this.hidden.add(name);
-    for (const each of this.legend.children) {
-      if (each.dataset.name === name) each.setAttribute("aria-pressed", !this.hidden.has(name));
+    for (const entry of this.legend.querySelectorAll("button")) {
+      if (entry.dataset.name === name) entry.setAttribute("aria-pressed", String(!this.hidden.has(name)));
     }
     this.on.hidden?.([...this.hidden]);
     this.redraw();
   }
 
-  addControls() {
-    const positive = key => this.series.every(each => each[key].every(value => value === null || value > 0));
-    this.controls.append(...["x", "y"].filter(positive).map(key => this.logButton(key)));
-    const smooths = each => each.x.length >= MIN_SMOOTHED && each.look.width && !each.look.marker && !each.background;
-    if (!this.series.some(smooths)) return;
+  addControls(controls) {
+    const isPositive = key => this.series.every(series => series[key].every(value => value === null || value > 0));
+    controls.append(...["x", "y"].filter(isPositive).map(key => this.logButton(key)));
+    const isSmoothable = this.series.some(({ x, look, background }) =>
+      x.length >= MIN_SMOOTHED && look.width && !look.marker && !background);
+    if (!isSmoothable) return;
     const input = h("input", { type: "range", id: uniqueId("smooth"), min: 0, max: 0.99, step: 0.01, oninput: () => {
-      cancelAnimationFrame(this.waiting);
-      this.waiting = requestAnimationFrame(() => this.update({ smooth: Number(input.value) }));
+      cancelAnimationFrame(this.pendingUpdate);
+      this.pendingUpdate = requestAnimationFrame(() => this.update({ smooth: Number(input.value) }));
     } });
     input.value = this.data.smooth ?? 0;
-    this.controls.append(h("span", { class: "plot-smooth" }, h("label", { for: input.id }, "smooth"), input));
+    controls.append(h("span", { class: "plot-smooth" }, h("label", { for: input.id }, "smooth"), input));
   }
 
   logButton(key) {
@@ -126,186 +154,192 @@ class Chart {
   // ---- drawing
 
   draw() {
-    const [wanted, height] = this.data.size ?? [480, 290], width = Math.max(MIN_WIDTH, this.width || wanted);
-    const frame = frameOf(this, width, height), svg = drawn(this, frame, width, height);
+    const size = this.data.size ?? { width: 480, height: 290 };
+    const width = Math.max(MIN_WIDTH, this.width || size.width);
+    const frame = frameOf(this, width, size.height), svg = drawChart(this, frame, width, size.height);
     this.frame = frame;
     this.pointer = svg.appendChild(s("g", { class: "pointer" }));
-    if (this.reads && frame) {
-      svg.setAttribute("tabindex", 0);
-      this.listen(svg);
+    if (this.readable && frame) {
+      svg.setAttribute("tabindex", "0");
+      this.listen(svg, frame);
     }
     return svg;
   }
 
   redraw() {
-    if (this.from) { // somebody is choosing a range on what is drawn now
-      this.late = true;
+    if (this.dragStart) {
+      this.redrawLate = true;
       return;
     }
     this.width = this.place.clientWidth;
     const focused = this.place.contains(document.activeElement), svg = this.draw();
-    this.moving = focused; // what is taken away is blurred, and is not to be forgotten
+    this.replacing = focused;
     this.place.replaceChildren(svg);
     if (focused) svg.focus({ preventScroll: true });
-    this.moving = false;
+    this.replacing = false;
     if (this.controls) {
-      this.whole ??= button("whole chart", () => this.zoom(null));
-      if (this.range) this.controls.append(this.whole); else this.whole.remove();
+      if (this.range) this.controls.append(this.resetButton); else this.resetButton.remove();
     }
     this.show();
   }
 
   // ---- reading
 
-  readable() {
-    return this.series.filter(each => each.x.length && !each.background && !this.hidden.has(each.name));
+  readableSeries() {
+    return this.series.filter(series => series.x.length && !series.background && !this.hidden.has(series.name));
   }
 
-  // The point that is nearest on the screen, of whichever series.
-  nearest(x) {
-    let best = null, far = Infinity;
-    for (const { x: xs, ascends } of this.readable()) {
-      const at = ascends ? firstFrom(xs, x) : 0;
-      for (const value of ascends ? xs.slice(Math.max(0, at - 1), at + 1) : xs) {
-        const distance = Math.abs(this.frame.xOf(value) - this.frame.xOf(x));
-        if (distance < far) [far, best] = [distance, value];
+  // The point of any series that is nearest on the screen.
+  nearest(x, { xOf }) {
+    let best = null, least = Infinity;
+    for (const { x: xs, ascends } of this.readableSeries()) {
+      const n = ascends ? lowerBound(xs, x) : 0;
+      for (const value of ascends ? xs.slice(Math.max(0, n - 1), n + 1) : xs) {
+        const distance = Math.abs(xOf(value) - xOf(x));
+        if (distance < least) [least, best] = [distance, value];
       }
     }
     return best;
   }
 
-  read(x, tell = true) {
+  read(x, notify = true) {
     this.at = x;
     this.show();
-    if (tell) this.on.read?.(x);
+    if (notify) this.on.read?.(x);
   }
 
-  found(each) {
-    if (each.ascends) return valueAt(each.x, this.valuesOf(each), this.at);
-    const n = each.x.indexOf(this.at);
-    return n < 0 ? null : { value: each.y[n], between: false };
+  reading(series) {
+    if (series.ascends) return valueAt(series.x, this.valuesOf(series), this.at);
+    const n = series.x.indexOf(this.at);
+    return n < 0 ? null : { value: series.y[n], interpolated: false };
   }
 
   show() {
     const { frame, at, data } = this;
     if (!frame) return;
     const inside = at !== null && drawable(at, data.x.log) && at >= frame.xRange[0] && at <= frame.xRange[1];
-    const values = new Map(), told = [], shapes = [];
-    for (const each of inside ? this.readable() : []) {
-      const found = this.found(each);
-      if (!found || !drawable(found.value, data.y.log) || (found.between && !each.look.width)) continue;
-      const text = `${found.between ? "≈ " : ""}${exact(found.value, data.y)}`, y = frame.yOf(found.value);
-      values.set(each.name, [...values.get(each.name) ?? [], text]);
-      told.push(`${each.name ?? ""} ${text}`.trim());
-      if (y >= frame.top) shapes.push(s("circle", { cx: round(frame.xOf(at)), cy: round(y), r: 4 }));
+    const values = new Map(), texts = [], shapes = [];
+    for (const series of inside ? this.readableSeries() : []) {
+      const reading = this.reading(series);
+      if (!reading || !drawable(reading.value, data.y.log) || (reading.interpolated && !series.look.width)) continue;
+      const text = `${reading.interpolated ? "≈ " : ""}${exactText(reading.value, data.y)}`;
+      const x = frame.xOf(at ?? 0), y = frame.yOf(reading.value);
+      values.set(series.name, [...values.get(series.name) ?? [], text]);
+      texts.push(`${series.name ?? ""} ${text}`.trim());
+      if (y >= frame.top) shapes.push(s("circle", { cx: round(x), cy: round(y), r: 4 }));
     }
-    if (inside) shapes.push(s("polyline", { points: points([frame.top, frame.foot].map(y => [frame.xOf(at), y])) }));
+    let position = "";
+    if (inside) {
+      const x = frame.xOf(at), isNear = mark => Math.abs(frame.xOf(mark.x) - x) < MARK_DISTANCE;
+      shapes.push(s("polyline", { points: coordinates([[x, frame.top], [x, frame.bottom]]) }));
+      const smoothed = data.smooth ? ", smoothed" : "", marks = (data.marks ?? []).filter(isNear).slice(0, 2);
+      position = [positionText(data.x, at) + smoothed, ...marks.map(mark => mark.text)].join(" · ");
+    }
     this.pointer.replaceChildren(...shapes);
-    const near = ([x]) => Math.abs(frame.xOf(x) - frame.xOf(at)) < NEAR;
-    const marked = inside ? (data.marks ?? []).filter(near).map(each => each[1]).slice(0, 2) : [];
-    const words = inside ? [atText(data.x, at) + (data.smooth ? ", smoothed" : ""), ...marked].join(" · ") : "";
-    this.told.textContent = this.legend.childNodes.length || !words ? words : `${words}: ${told.join(", ")}`;
-    for (const [name, cells] of this.cells) {
+    const reading = position && `${position}: ${texts.join(", ")}`;
+    this.position.textContent = this.legend.childNodes.length ? position : reading;
+    for (const [name, cells] of this.valueCells) {
       cells.forEach((cell, n) => { cell.textContent = values.get(name)?.[n] ?? ""; });
     }
-    if (this.place.contains(document.activeElement)) this.live.textContent = words && `${words}: ${told.join(", ")}`;
+    if (this.place.contains(document.activeElement)) this.live.textContent = reading;
   }
 
   // ---- zooming
 
-  zoom(range, tell = true) {
-    if (range && alike(...range)) return;
+  zoom(range, notify = true) {
+    if (range && indistinguishable(range[0], range[1])) return;
     this.range = range;
     this.redraw();
-    if (tell) this.on.zoom?.(range);
+    if (notify) this.on.zoom?.(range);
   }
 
-  // To a part of what is in sight, from 0 to 1; what lies outside of these is more than that.
-  zoomTo(from, to) {
-    this.zoom([from, to].map(part => unshare(part, this.frame.xRange, this.data.x.log)));
+  // Zoom to a part of the visible range, from 0 to 1; values outside of these extend it.
+  zoomTo(from, to, { xRange }) {
+    this.zoom([from, to].map(part => valueAtFraction(part, xRange, this.data.x.log)));
   }
 
-  wider(middle) {
-    const { xRange } = this.frame, log = this.data.x.log;
-    const whole = frameOf({ ...this, range: null, valuesOf: this.valuesOf }, 480, 290).xRange;
-    const low = Math.max(whole[0], unshare(-middle, xRange, log));
-    const high = Math.min(whole[1], unshare(2 - middle, xRange, log));
-    this.zoom(low <= whole[0] && high >= whole[1] ? null : [low, high]);
+  zoomOut(middle, { xRange }) {
+    const { log } = this.data.x, full = frameOf({ ...this, range: null, valuesOf: this.valuesOf }, 480, 290)?.xRange;
+    if (!full) return;
+    const low = Math.max(full[0], valueAtFraction(-middle, xRange, log));
+    const high = Math.min(full[1], valueAtFraction(2 - middle, xRange, log));
+    this.zoom(low <= full[0] && high >= full[1] ? null : [low, high]);
   }
 
-  // The end of a drag; what came in the meantime is drawn.
-  release() {
-    this.from = null;
-    if (this.late) this.redraw();
-    this.late = false;
+  endDrag() {
+    this.dragStart = null;
+    if (this.redrawLate) this.redraw();
+    this.redrawLate = false;
   }
 
-  listen(svg) {
+  listen(svg, frame) {
     let moved = false;
-    const where = event => {
-      const box = svg.getBoundingClientRect(), { left, right, width, xRange } = this.frame;
+    const positionOf = event => {
+      const box = svg.getBoundingClientRect(), { left, right, width, xRange } = frame;
       const pixel = (event.clientX - box.left) * width / box.width;
-      return { pixel, x: unshare(clamp((pixel - left) / (right - left), 0, 1), xRange, this.data.x.log) };
+      return { pixel, x: valueAtFraction(clamp((pixel - left) / (right - left), 0, 1), xRange, this.data.x.log) };
     };
-    const chosen = event => [this.from.x, where(event).x].sort((one, other) => one - other);
+    const selected = (start, event) => [start.x, positionOf(event).x].sort((a, b) => a - b);
     const on = (name, work) => svg.addEventListener(name, work);
-    on("pointerdown", event => { if (event.button === 0) { this.from = where(event); moved = false; } });
+    on("pointerdown", event => { if (event.button === 0) { this.dragStart = positionOf(event); moved = false; } });
     on("pointermove", event => {
-      if (!this.from || !this.zooms || (!moved && Math.abs(where(event).pixel - this.from.pixel) < MIN_DRAG)) {
-        this.read(this.nearest(where(event).x));
+      const start = this.dragStart, here = positionOf(event);
+      if (!start || !this.zoomable || (!moved && Math.abs(here.pixel - start.pixel) < MIN_DRAG)) {
+        this.read(this.nearest(here.x, frame));
         return;
       }
       if (!moved) svg.setPointerCapture(event.pointerId);
       moved = true;
-      const [x, end] = chosen(event).map(this.frame.xOf), { top, foot } = this.frame;
-      this.pointer.replaceChildren(s("rect", { class: "chosen", x, y: top, width: end - x, height: foot - top }));
+      const [x, end] = selected(start, event).map(frame.xOf), height = frame.bottom - frame.top;
+      this.pointer.replaceChildren(s("rect", { class: "chosen", x, y: frame.top, width: end - x, height }));
     });
     on("pointerup", event => {
-      const range = moved && this.from && chosen(event);
-      this.release();
+      const range = moved && this.dragStart && selected(this.dragStart, event);
+      this.endDrag();
       if (range && range[1] > range[0]) this.zoom(range);
     });
     on("pointerleave", () => {
-      if (this.from && moved) return;
-      this.release();
+      if (this.dragStart && moved) return;
+      this.endDrag();
       this.read(null);
     });
-    on("pointercancel", () => { this.release(); this.read(null); });
-    on("dblclick", () => { if (this.zooms) this.zoom(null); });
-    on("blur", () => { if (!this.moving) this.read(null); });
-    on("keydown", event => this.key(event));
+    on("pointercancel", () => { this.endDrag(); this.read(null); });
+    on("dblclick", () => { if (this.zoomable) this.zoom(null); });
+    on("blur", () => { if (!this.replacing) this.read(null); });
+    on("keydown", event => this.handleKey(event, frame));
   }
 
-  key(event) {
-    if (!isPlain(event) || !this.frame) return;
-    const { xRange } = this.frame, log = this.data.x.log, way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    const middle = this.at === null ? 0.5 : share(this.at, xRange, log);
-    if (way && !event.shiftKey) this.step(way);
-    else if (!this.zooms) return;
-    else if (way && this.range) this.zoomTo(way / 4, 1 + way / 4);
-    else if (event.key === "+" || event.key === "=") this.zoomTo(middle / 2, (1 + middle) / 2);
-    else if (event.key === "-" && this.range) this.wider(middle);
+  handleKey(event, frame) {
+    if (!isPlain(event)) return;
+    const direction = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    const middle = this.at === null ? 0.5 : fractionOf(this.at, frame.xRange, this.data.x.log);
+    if (direction && !event.shiftKey) this.step(direction, frame);
+    else if (!this.zoomable) return;
+    else if (direction && this.range) this.zoomTo(direction / 4, 1 + direction / 4, frame);
+    else if (event.key === "+" || event.key === "=") this.zoomTo(middle / 2, (1 + middle) / 2, frame);
+    else if (event.key === "-" && this.range) this.zoomOut(middle, frame);
     else if (event.key === "0") this.zoom(null);
     else return;
     event.preventDefault();
   }
 
-  // To the next point; what is in sight moves along.
-  step(way) {
-    const { xRange } = this.frame, log = this.data.x.log, first = xRange[way > 0 ? 0 : 1];
-    const from = this.at ?? first, beyond = value => (value - from) * way > 0 || (this.at === null && value === from);
+  // Read the next point to the left (−1) or right (1); the visible range follows.
+  step(direction, frame) {
+    const { xRange } = frame, from = this.at ?? xRange[direction > 0 ? 0 : 1];
+    const isBeyond = value => (value - from) * direction > 0 || (this.at === null && value === from);
+    /** @type {number | null} */
     let next = null;
-    for (const { x: xs, ascends } of this.readable()) {
-      const at = ascends ? firstFrom(xs, from) : 0;
-      for (let n = at - 1; n < xs.length; n++) { // points may share a place
-        if (n >= 0 && beyond(xs[n]) && (next === null || (next - xs[n]) * way > 0)) next = xs[n];
-        if (ascends && n > at && xs[n] > from) break;
+    for (const { x: xs, ascends } of this.readableSeries()) {
+      const start = ascends ? lowerBound(xs, from) : 0;
+      for (let n = start - 1; n < xs.length; n++) { // several points may have the same x
+        if (n >= 0 && isBeyond(xs[n]) && (next === null || (next - xs[n]) * direction > 0)) next = xs[n];
+        if (ascends && n > start && xs[n] > from) break;
       }
     }
     if (next === null) return;
     if (this.range && (next < xRange[0] || next > xRange[1])) {
-      const by = share(next, xRange, log) - (way > 0 ? 0.8 : 0.2);
-      this.zoomTo(by, 1 + by);
+      const by = fractionOf(next, xRange, this.data.x.log) - (direction > 0 ? 0.8 : 0.2);
+      this.zoomTo(by, 1 + by, frame);
     }
     this.read(next);
   }

@@ -1,9 +1,9 @@
-// The command that repeats what a page tells.
-import { button, copied, h } from "./dom.js";
+// The command that reproduces a page.
+import { button, copyText, h } from "./dom.js";
 
 export function mount(element, command) {
   const code = h("code", {}, command);
-  element.append(h("div", { class: "command" }, h("p", { class: "soft" }, "This command repeats it:"),
+  element.append(h("div", { class: "command" }, h("p", { class: "soft" }, "Command to reproduce this:"),
     h("pre", { tabindex: 0, "aria-label": "Command" }, code),
-    button("Copy", event => copied(event.target, command, code))));
+    button("Copy", event => copyText(event.target, command, code))));
 }

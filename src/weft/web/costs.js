@@ -1,41 +1,41 @@
-// What a model costs, as bars: each is a whole, and its pieces tell what they are when they are pointed at.
+// Costs of a model as stacked bars; pointing at a segment shows its value.
 import { h, roving, s } from "./dom.js";
 
-const WIDE = 1000, HIGH = 34;
+const WIDTH = 1000, HEIGHT = 34;
 
 function strip(bar) {
   let left = 0;
-  return s("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, preserveAspectRatio: "none", class: "cost-bar", role: "group",
+  return s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", class: "cost-bar", role: "group",
     "aria-label": bar.title }, bar.pieces.map(({ share, shade, tells }) => {
-      const piece = s("rect", { x: left * WIDE, y: 0, width: share * WIDE, height: HIGH, class: "cost-piece",
+      const piece = s("rect", { x: left * WIDTH, y: 0, width: share * WIDTH, height: HEIGHT, class: "cost-piece",
         role: "img", tabindex: -1, "aria-label": tells, style: { "--p": shade / 100 } });
       left += share;
       return piece;
     }));
 }
 
-function drawn(bar) {
-  const told = h("span", { class: "soft", role: "status" }, bar.total);
+function drawBar(bar) {
+  const status = h("span", { class: "soft", role: "status" }, bar.total);
   const svg = strip(bar);
   const key = h("ul", { class: "cost-key" }, bar.pieces.map(({ name, label, shade }, n) => name && h("li",
     { "data-piece": n }, h("i", { style: { "--p": shade / 100 }, "aria-hidden": "true" }), `${name} ${label}`)));
   const pieces = [...svg.children];
-  const tell = n => {
-    told.textContent = bar.pieces[n]?.tells ?? bar.total;
+  const describe = n => {
+    status.textContent = bar.pieces[n]?.tells ?? bar.total;
     pieces.forEach((piece, at) => piece.classList.toggle("chosen", at === n));
     for (const each of key.children) each.classList.toggle("chosen", Number(each.dataset.piece) === n);
   };
-  roving(svg, () => pieces, { onfocus: piece => tell(pieces.indexOf(piece)) });
-  svg.addEventListener("pointermove", event => tell(pieces.indexOf(event.target)));
-  svg.addEventListener("pointerleave", () => tell(-1));
-  svg.addEventListener("focusout", () => tell(-1));
-  key.addEventListener("pointerover", event => tell(Number(event.target.closest("li")?.dataset.piece ?? -1)));
-  key.addEventListener("pointerleave", () => tell(-1));
-  return h("div", { class: "cost-part" }, h("p", { class: "cost-head" }, h("b", {}, bar.title), " ", told), svg, key);
+  roving(svg, () => pieces, { onfocus: piece => describe(pieces.indexOf(piece)) });
+  svg.addEventListener("pointermove", event => describe(pieces.indexOf(event.target)));
+  svg.addEventListener("pointerleave", () => describe(-1));
+  svg.addEventListener("focusout", () => describe(-1));
+  key.addEventListener("pointerover", event => describe(Number(event.target.closest("li")?.dataset.piece ?? -1)));
+  key.addEventListener("pointerleave", () => describe(-1));
+  return h("div", { class: "cost-part" }, h("p", { class: "cost-head" }, h("b", {}, bar.title), " ", status), svg, key);
 }
 
 export function mount(element, { bars }) {
-  const made = element.appendChild(h("div", { class: "costs" }, bars.map(drawn)));
-  return { svg: () => made };
+  const list = element.appendChild(h("div", { class: "costs" }, bars.map(drawBar)));
+  return { svg: () => list };
 }
 

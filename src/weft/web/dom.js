@@ -1,46 +1,56 @@
-// Elements from their parts. What is put into them is text, whatever it holds: nothing here reads markup.
+// Builds elements. Children are inserted as text, never parsed as markup.
 const SVG = "http://www.w3.org/2000/svg";
 
+/**
+ * @param {any} element
+ * @param {any} props
+ * @param {any[]} children
+ * @returns {any}
+ */
 function fill(element, props, children) {
   for (const [name, value] of Object.entries(props ?? {})) {
     if (value === undefined || value === null || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (name === "style") for (const [key, each] of Object.entries(value)) element.style.setProperty(key, each);
+    else if (name === "style") for (const [key, text] of Object.entries(value)) element.style.setProperty(key, text);
     else if (name === "dataset") Object.assign(element.dataset, value);
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat(Infinity).filter(each => each !== null && each !== undefined && each !== false));
+  element.append(...children.flat(Infinity).filter(child => child !== null && child !== undefined && child !== false));
   return element;
 }
 
-// h("button", { type: "button", onclick: go, style: { "--p": 0.5 } }, "Go on")
+// An HTML element: h("button", { type: "button", onclick: start, style: { "--p": 0.5 } }, "Start")
 export const h = (tag, props, ...children) => fill(document.createElement(tag), props, children);
 
-// The same of SVG.
+// An SVG element.
 export const s = (tag, props, ...children) => fill(document.createElementNS(SVG, tag), props, children);
 
-// A picture of so many pixels, or units where `props` say how wide it is.
+// An <svg> of this size in pixels, unless `props` has another width.
 export const picture = (width, height, props, ...children) =>
   s("svg", { viewBox: `0 0 ${width} ${height}`, width, height, ...props }, ...children);
 
-// The head of an arrow that comes to a place from another.
-export function tip([x, y], [fromX, fromY], size = 7) {
-  const angle = Math.atan2(y - fromY, x - fromX);
-  const side = turn => [x - size * Math.cos(angle + turn), y - size * Math.sin(angle + turn)].map(Math.round).join(" ");
+// Path of an arrow head at a point, pointing away from another.
+export function tip({ x, y }, from, size = 7) {
+  const angle = Math.atan2(y - from.y, x - from.x);
+  const side = by => [x - size * Math.cos(angle + by), y - size * Math.sin(angle + by)].map(Math.round).join(" ");
   return `M${side(0.45)}L${x} ${y}L${side(-0.45)}`;
 }
 
-export const button = (label, onclick, props) => h("button", { type: "button", onclick, ...props }, label);
+/**
+ * @param {any} label
+ * @param {((event: any) => void) | null} onclick
+ */
+export const button = (label, onclick, props = {}) => h("button", { type: "button", onclick, ...props }, label);
 
 export const soft = (...children) => h("span", { class: "soft" }, ...children);
 
-let made = 0;
-export const uniqueId = (prefix = "w") => `${prefix}-${++made}`;
+let lastId = 0;
+export const uniqueId = (prefix = "w") => `${prefix}-${++lastId}`;
 
 // A labelled control: field("Temperature", h("input", …)).
-export function field(label, control, ...more) {
+export function field(label, control, ...others) {
   control.id ||= uniqueId();
-  return h("div", { class: "field" }, h("label", { for: control.id }, label), control, ...more);
+  return h("div", { class: "field" }, h("label", { for: control.id }, label), control, ...others);
 }
 
 export function select(options, value, onchange, props = {}) {
@@ -48,51 +58,56 @@ export function select(options, value, onchange, props = {}) {
     options.map(([id, name]) => h("option", { value: id, selected: String(id) === String(value) }, name)));
 }
 
-// A slider that tells its value: `told(value)` in words.
-export function slider(label, { told, change, ...range }) {
-  const shown = h("output"), input = h("input", { type: "range", ...range, oninput: () => {
-    tell();
+// A slider that shows its value as text; `format(value)` returns it.
+export function slider(label, { format, change, ...range }) {
+  const output = h("output"), input = h("input", { type: "range", ...range, oninput: () => {
+    show();
     change(Number(input.value));
   } });
-  const tell = () => {
-    shown.textContent = told(Number(input.value));
-    input.setAttribute("aria-valuetext", shown.textContent);
+  const show = () => {
+    output.textContent = format(Number(input.value));
+    input.setAttribute("aria-valuetext", output.textContent);
   };
-  tell();
-  return field(label, input, shown);
+  show();
+  return field(label, input, output);
 }
 
-// `work` once nobody has called for so many milliseconds; `now` calls it at once.
+// Call `work` once there was no call for `ms` milliseconds; `now` calls it immediately.
 export function debounced(work, ms = 250) {
-  let timer;
-  const later = (...given) => { clearTimeout(timer); timer = setTimeout(() => work(...given), ms); };
-  later.now = (...given) => { clearTimeout(timer); return work(...given); };
+  let timer = 0;
+  const later = (...args) => { clearTimeout(timer); timer = setTimeout(() => work(...args), ms); };
+  later.now = (...args) => { clearTimeout(timer); return work(...args); };
   return later;
 }
 
-// A shortcut of the browser or the system is none of ours.
+// Whether no modifier key is pressed: shortcuts of the browser and the system are not handled.
 export const isPlain = event => !(event.altKey || event.ctrlKey || event.metaKey);
 
-// The item that is nearest in the line of items above (way −1) or below (1).
-function beside(items, from, way) {
+// The nearest item in the line of items above (direction −1) or below (1).
+function verticalNeighbour(items, from, direction) {
   const here = items[from].getBoundingClientRect();
   let best, least = Infinity, line = null;
-  for (let n = from + way; items[n]; n += way) {
+  for (let n = from + direction; items[n]; n += direction) {
     const there = items[n].getBoundingClientRect();
     if (Math.abs(there.top - here.top) < here.height / 2) continue;
     line ??= there.top;
     if (Math.abs(there.top - line) > here.height / 2) break;
-    const far = Math.abs(there.left - here.left);
-    if (far < least) [best, least] = [items[n], far];
+    const distance = Math.abs(there.left - here.left);
+    if (distance < least) [best, least] = [items[n], distance];
   }
   return best;
 }
 
-// Arrow keys, Home and End move the focus among `items()`, of which one is in the tab order at a time. `row(item)` are
-// those within which left and right, Home and End move.
+/**
+ * Move the focus among `items()` with the arrow keys, Home and End; only one item is in the tab order. Left and right,
+ * Home and End stay within `row(item)`.
+ * @param {any} container
+ * @param {() => any[]} items
+ * @param {{ onfocus?: (item: any) => void, row?: (item: any) => any[] }} options
+ */
 export function roving(container, items, { onfocus, row = items } = {}) {
   const enter = element => {
-    for (const each of items()) each.tabIndex = each === element ? 0 : -1;
+    for (const item of items()) item.tabIndex = item === element ? 0 : -1;
   };
   container.addEventListener("focusin", event => {
     if (!items().includes(event.target)) return;
@@ -102,27 +117,27 @@ export function roving(container, items, { onfocus, row = items } = {}) {
   container.addEventListener("keydown", event => {
     const all = items(), here = document.activeElement, at = all.indexOf(here);
     if (at < 0 || !isPlain(event)) return;
-    const way = { ArrowDown: 1, ArrowUp: -1 }[event.key], line = row(here), place = line.indexOf(here);
-    const to = { ArrowRight: place + 1, ArrowLeft: place - 1, Home: 0, End: line.length - 1 }[event.key];
-    if (way === undefined && to === undefined) return;
+    const direction = { ArrowDown: 1, ArrowUp: -1 }[event.key], line = row(here), index = line.indexOf(here);
+    const to = { ArrowRight: index + 1, ArrowLeft: index - 1, Home: 0, End: line.length - 1 }[event.key];
+    if (direction === undefined && to === undefined) return;
     event.preventDefault();
-    (way ? beside(all, at, way) : line[to])?.focus();
+    (direction ? verticalNeighbour(all, at, direction) : line[to])?.focus();
   });
   const first = items()[0];
-  if (first && !items().some(each => each.tabIndex === 0)) enter(first);
+  if (first && !items().some(item => item.tabIndex === 0)) enter(first);
 }
 
-// Tells on a button whether a text was copied; where a page may not, `shown`, the element with it, is selected.
-export async function copied(pressed, text, shown) {
-  const label = pressed.textContent;
-  if (shown) getSelection().selectAllChildren(shown);
+// Copy a text and report it on the button; if the page may not, `element`, which contains the text, is selected.
+export async function copyText(control, text, element = null) {
+  const label = control.textContent;
+  if (element) getSelection()?.selectAllChildren(element);
   try {
     await navigator.clipboard.writeText(text);
-    pressed.textContent = "Copied";
+    control.textContent = "Copied";
   } catch {
-    pressed.textContent = shown ? "Selected" : "Could not copy";
+    control.textContent = element ? "Selected" : "Could not copy";
   }
-  setTimeout(() => { pressed.textContent = label; }, 1500);
+  setTimeout(() => { control.textContent = label; }, 1500);
 }
 
-export const calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+export const prefersReducedMotion = () => matchMedia("(prefers-reduced-motion: reduce)").matches;

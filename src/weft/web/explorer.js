@@ -1,13 +1,17 @@
-// The Explorer: the views of a model or a folder of runs. What is shown stands in the address, after its #.
+// The Explorer: views of models and of a folder of runs. The state of a view is in the address, after the #.
 import * as api from "./api.js";
 import { field, h, select } from "./dom.js";
 
 const VIEWS = ["write", "step", "attention", "surprise", "lens", "saliency", "search", "tokens", "runs", "compare",
   "anatomy"];
-const RETRY_MS = 1500; // after which a server that is away is asked again
-const main = document.getElementById("main"), chooser = document.getElementById("chooser");
-const navigation = document.getElementById("views");
-let views = [], models = [], current = null;
+const RETRY_MS = 1500; // between requests to a server that does not respond
+const [main, chooser, navigation, busy] = ["main", "chooser", "views", "busy"].map(id =>
+  /** @type {HTMLElement} */ (document.getElementById(id)));
+/** @type {any[]} */
+let views = [], models = [];
+/** @type {{ end: AbortController, signal: AbortSignal, shown: any } | null} */
+let current = null;
+let busyTimer = 0;
 
 function address() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split(/\?(.*)/s);
@@ -15,8 +19,8 @@ function address() {
 }
 
 function link(path, state) {
-  const some = Object.entries(state).filter(([, value]) => value !== undefined && value !== null && value !== "");
-  return `#/${path}${some.length ? `?${new URLSearchParams(some)}` : ""}`;
+  const values = Object.entries(state).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  return `#/${path}${values.length ? `?${new URLSearchParams(values)}` : ""}`;
 }
 
 function show(path, state, push) {
@@ -29,45 +33,51 @@ function show(path, state, push) {
 function frame(info) {
   const { path, state } = address();
   navigation.replaceChildren(...views.filter(view => view.shows(info)).map(view =>
-    h("a", { href: link(view.path, { model: state.model }), "aria-current": view.path === path && "page" }, view.title)));
+    h("a", { href: link(view.path, { model: state.model }), "aria-current": view.path === path && "page" },
+      view.title)));
   navigation.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   chooser.replaceChildren(...models.length > 1
-    ? [field("Model", select(models.map(each => [each.id, each.id]), info?.id, id => open(path, { model: id }, true)))]
-    : models.map(each => h("span", { class: "soft" }, each.id)));
+    ? [field("Model", select(models.map(({ id }) => [id, id]), info?.id, id => open(path, { model: id }, true)))]
+    : models.map(model => h("span", { class: "soft" }, model.id)));
 }
 
-function problem(message, again) {
+/** @param {(() => void) | null} retry */
+function problem(message, retry = null) {
   return h("div", { class: "problem", role: "alert" }, h("p", {}, message),
-    again && h("p", {}, h("button", { type: "button", onclick: again }, "Try again")));
+    retry && h("p", {}, h("button", { type: "button", onclick: retry }, "Try again")));
 }
 
-// What stays, whatever else is done.
 const notice = message => h("p", { class: "notice" }, message);
 
-function askForKey() {
+function requestKey() {
   const key = h("input", { type: "password", autocomplete: "off", required: true });
   const form = h("form", { onsubmit: event => { event.preventDefault(); api.setKey(key.value); begin(); } },
-    h("p", {}, "This server asks for a key."), field("Key", key), " ", h("button", { class: "primary" }, "Go on"));
+    h("p", {}, "This server requires an API key."), field("Key", key), " ",
+    h("button", { class: "primary" }, "Continue"));
   main.replaceChildren(form);
   key.focus();
 }
 
-// What went wrong, below what is shown already; a server that is away is asked until it is back.
-function fail(error, view) {
-  if (error.name === "AbortError" || (view && view !== current)) return;
-  if (error.status === 401) return askForKey();
+// Show an error below the view; if the server does not respond, retry until it does.
+/** @param {any} view  where the error occurred; ignored if it is no longer shown */
+function fail(error, view = null) {
+  if (api.isAbort(error) || (view && view !== current)) return;
+  if (error.status === 401) return requestKey();
   main.querySelector(".problem")?.remove();
   if (error.status) return main.append(problem(error.message, render));
-  if (error.status === undefined) { console.error(error); return main.append(problem(`Something broke: ${error.message}`, render)); }
-  main.append(problem("The server does not answer. This page goes on when it is back."));
-  const wait = setInterval(async () => {
+  if (error.status === undefined) {
+    console.error(error);
+    return main.append(problem(`Unexpected error: ${error.message}`, render));
+  }
+  main.append(problem("The server is not responding. This page reconnects when it is back."));
+  const retry = setInterval(async () => {
     try {
       await api.get("health");
-      clearInterval(wait);
+      clearInterval(retry);
       await begin();
     } catch { /* not yet */ }
   }, RETRY_MS);
-  current?.signal.addEventListener("abort", () => clearInterval(wait));
+  current?.signal.addEventListener("abort", () => clearInterval(retry));
 }
 
 // ---- views
@@ -78,31 +88,33 @@ export function open(path, state, push = false) {
 }
 
 function emptyFolder() {
-  return h("div", {}, h("h1", {}, "No model yet"), h("p", {}, "Train one, and it appears here:"),
-    h("pre", {}, "weft train gpt-tiny --data book.txt"), h("p", { class: "soft" }, "weft quickstart needs no text of yours."));
+  return h("div", {}, h("h1", {}, "No models yet"), h("p", {}, "Train one and it appears here:"),
+    h("pre", {}, "weft train gpt-tiny --data book.txt"), h("p", { class: "soft" }, "weft quickstart needs no data."));
 }
 
 async function render() {
   current?.end.abort();
   current?.shown?.close?.();
   const { path, state } = address();
-  const newest = models.reduce((best, each) => best && best.created >= each.created ? best : each, null);
-  const info = models.find(each => each.id === state.model) ?? newest;
-  const offered = views.filter(view => view.shows(info));
-  const view = views.find(each => each.path === path) ?? offered[0];
+  const newest = models.reduce((best, model) => best && best.created >= model.created ? best : model, null);
+  const info = models.find(model => model.id === state.model) ?? newest;
+  const view = views.find(one => one.path === path) ?? views.find(one => one.shows(info));
   if (!view) { frame(info); return main.replaceChildren(emptyFolder()); }
   if (view.path !== path) return open(view.path, state);
   frame(info);
   document.title = `${view.title}${info ? ` · ${info.id}` : ""} · weft`;
-  const end = new AbortController(), mine = { end, signal: end.signal, shown: null };
+  const end = new AbortController();
+  /** @type {{ end: AbortController, signal: AbortSignal, shown: any }} */
+  const mine = { end, signal: end.signal, shown: null };
   current = mine;
   const place = h("div", { class: `view view-${view.path}` });
   main.replaceChildren(h("h1", {}, view.title), h("p", { class: "soft about" }, view.about), place);
   if (state.model && info?.id !== state.model) {
-    main.append(notice(`There is no model '${state.model}' here${info ? `; this is '${info.id}'` : ""}.`));
+    main.append(notice(`No model '${state.model}' on this server${info ? `; showing '${info.id}'` : ""}.`));
   }
   if (!view.shows(info)) {
-    return place.append(info ? h("p", {}, `A model of kind '${info.kind}' has no such view.`) : emptyFolder());
+    return place.append(info ? h("p", {}, `This view is not available for a model of kind '${info.kind}'.`)
+      : emptyFolder());
   }
   const context = {
     info, models, api, signal: end.signal, state: { ...state },
@@ -113,7 +125,7 @@ async function render() {
     },
     go: (to, changes = {}) => open(to, { model: context.state.model, ...changes }, true),
     fail: error => fail(error, mine),
-    done: () => main.querySelector(".problem")?.remove(), // what failed has been done since
+    done: () => main.querySelector(".problem")?.remove(), // a retry succeeded
     refresh: async () => { await list(); frame(info); },
   };
   try {
@@ -125,8 +137,8 @@ async function render() {
 }
 
 async function list() {
-  const found = await api.get("v1/models");
-  models = found.data.filter(each => each.weft).map(each => ({ id: each.id, created: each.created, ...each.weft }));
+  const { data } = await api.get("v1/models");
+  models = data.filter(model => model.weft).map(({ id, created, weft }) => ({ id, created, ...weft }));
 }
 
 async function begin() {
@@ -140,13 +152,12 @@ async function begin() {
 
 document.addEventListener("weft-busy", event => {
   clearTimeout(busyTimer);
-  const told = document.getElementById("busy");
-  if (!event.detail) told.textContent = "";
-  else busyTimer = setTimeout(() => { told.textContent = "the model is at work …"; }, 400);
+  if (!(/** @type {CustomEvent} */ (event)).detail) busy.textContent = "";
+  else busyTimer = setTimeout(() => { busy.textContent = "computing …"; }, 400);
 });
-let busyTimer;
 addEventListener("popstate", render);
 const loaded = await Promise.allSettled(VIEWS.map(name => import(`./view_${name}.js`)));
-views = loaded.filter(each => each.status === "fulfilled").map(each => each.value);
-for (const each of loaded) if (each.reason) console.error(each.reason);
+for (const result of loaded) {
+  if (result.status === "fulfilled") views.push(result.value); else console.error(result.reason);
+}
 await begin();

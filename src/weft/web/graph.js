@@ -29,6 +29,12 @@ const curve = line => {
 const joined = (...parts) => parts.filter(Boolean).join(" · ");
 
 // `shown` is a state as `changed` receives it: { open, at, shapes, backward }, strings; initial values are left out.
+/**
+ * @param {any} element
+ * @param {any} data
+ * @param {{ shown?: { open?: string, at?: string, shapes?: string, backward?: string },
+ *   changed?: (state: any) => void }} options
+ */
 export function mount(element, data, { shown = {}, changed = () => {} } = {}) {
   const { nodes, groups, title } = data, first = nodes.length, modules = groups.length > 1;
   const checkbox = (name, label) => {
@@ -99,6 +105,7 @@ export function mount(element, data, { shown = {}, changed = () => {} } = {}) {
     return { ...looks, name, lines, order, shape, path, formulas };
   }
 
+  /** @returns {any} */
   function boxFor(key) {
     const n = key - first;
     if (key >= first && open.has(n)) {

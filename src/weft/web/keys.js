@@ -1,82 +1,86 @@
-// Attention in four steps, one row a key: its score, whether the mask hides it, its probability, and what its value
-// adds to the mix. Columns fill as the reader steps, so that one sees a score become a share of the mix.
+// Attention in four steps, one row per key: its score, whether it is masked, its probability, and what its value
+// contributes to the output. Columns fill in as the reader steps through them.
 import { picture, s } from "./dom.js";
 import { extent, labelOf, largest, number, strip } from "./matrix.js";
-import { fitted, share, sum as total, textWidth } from "./words.js";
+import { fitText, share, sum as total, textWidth } from "./words.js";
 
-const ROW = 21, TOP = 24, NARROW = 480, NUMBERS = 47;
-const MOST_KEYS = 36; // that have a row of their own: those with the largest probabilities
+const ROW = 21, TOP = 24, NUMBERS = 47; // pixels: height of a row, of the heading; width of a number
+const NARROW = 480; // pixels; a narrower picture has one column less
+const MAX_KEYS = 36; // rows; of more keys, those with the largest probabilities
 const PARTS = ["scores", "mask", "softmax", "mix"];
-const ALSO = { energies: "scores", alignment: "softmax" }; // what Bahdanau et al. call them
+const BAHDANAU = { energies: "scores", alignment: "softmax" }; // names in Bahdanau et al.
 const NAMES = { scores: "score", mask: "masked", softmax: "probability", mix: "× value" };
 
-// the four stages of the attention that a stage belongs to, or null where it is none of them
+// the four stages of the attention that a stage belongs to; null for other stages
 export function attentionOf(stages, stage) {
-  const [, prefix, last] = stage.id.match(/^(.*)\.([^.]+)$/) ?? [], part = ALSO[last] ?? last;
+  const [, prefix, last] = stage.id.match(/^(.*)\.([^.]+)$/) ?? [], part = BAHDANAU[last] ?? last;
   if (!PARTS.includes(part)) return null;
-  const found = {};
+  const stagesByName = {};
   const find = name => stages.find(each => each.id === `${prefix}.${name}`);
-  for (const [other, name] of Object.entries(ALSO)) found[name] = find(other);
-  if (found.softmax) return { ...found, part };
-  for (const name of [...PARTS, "values"]) found[name] = find(name);
-  return found.softmax && found.scores ? { ...found, part } : null;
+  for (const [other, name] of Object.entries(BAHDANAU)) stagesByName[name] = find(other);
+  if (stagesByName.softmax) return { ...stagesByName, part };
+  for (const name of [...PARTS, "values"]) stagesByName[name] = find(name);
+  return stagesByName.softmax && stagesByName.scores ? { ...stagesByName, part } : null;
 }
 
 const row = ({ axes, values }, head) => (axes.length > 1 ? values[Math.min(head, values.length - 1)] : values);
 
-// values of a head's keys, (keys, d_head); heads of values may be shared by groups of heads of queries
+// values of a head's keys, (keys, d_head); several query heads may share a value head
 function valuesOf(stage, head, heads) {
   const tensor = stage?.tensors.find(each => each.axes.length === 3);
   return tensor ? tensor.values[Math.floor((head * tensor.values.length) / heads)] : null;
 }
 
-// the places that are shown, in their order: all of them, or the most probable
+// positions to show, in order: all, or the most probable
 function shownKeys(shares) {
   const all = shares.map((_, at) => at);
-  if (all.length <= MOST_KEYS) return all;
-  return all.sort((a, b) => (shares[b] ?? 0) - (shares[a] ?? 0)).slice(0, MOST_KEYS).sort((a, b) => a - b);
+  if (all.length <= MAX_KEYS) return all;
+  return all.sort((a, b) => (shares[b] ?? 0) - (shares[a] ?? 0)).slice(0, MAX_KEYS).sort((a, b) => a - b);
 }
 
-export function keysPicture(four, { width, head: asked }) {
-  const tensor = four.scores.tensors[0], axis = tensor.axes.at(-1);
+export function keysPicture(attention, { width, head: selectedHead }) {
+  const tensor = attention.scores.tensors[0], axis = tensor.axes.at(-1);
   const heads = tensor.axes.length > 1 ? tensor.values.length : 1;
-  const head = Math.min(asked, heads - 1), shares = row(four.softmax.tensors[0], head), places = shownKeys(shares);
-  const some = values => places.map(at => values[at]);
-  const scores = some(row(tensor, head)), masked = four.mask ? some(row(four.mask.tensors[0], head)) : scores;
-  const all = valuesOf(four.values, head, heads), values = all && some(all), probable = some(shares);
-  const reached = PARTS.indexOf(four.part);
-  // where there is little room, the mask hides scores in their own column
-  const hidden = width < NARROW && four.mask ? (reached < 1 ? "mask" : "scores") : "";
-  const parts = PARTS.filter(name => four[name] && name !== hidden);
+  const head = Math.min(selectedHead, heads - 1), shares = row(attention.softmax.tensors[0], head);
+  const places = shownKeys(shares);
+  const pick = values => places.map(at => values[at]);
+  const scores = pick(row(tensor, head)), masked = attention.mask ? pick(row(attention.mask.tensors[0], head)) : scores;
+  const all = valuesOf(attention.values, head, heads), values = all && pick(all), probable = pick(shares);
+  const reached = PARTS.indexOf(attention.part);
+  // on a narrow page, the mask is drawn in the column of the scores
+  const hidden = width < NARROW && attention.mask ? (reached < 1 ? "mask" : "scores") : "";
+  const parts = PARTS.filter(name => attention[name] && name !== hidden);
   const names = places.map(at => labelOf(axis, at));
   const left = Math.min(width * 0.24, 16 + Math.max(...names.map(name => textWidth(name))));
-  const wide = (width - left - 8) / parts.length, height = TOP + ROW * (places.length + 1.5) + 6;
+  const columnWidth = (width - left - 8) / parts.length, height = TOP + ROW * (places.length + 1.5) + 6;
   const draw = {
-    scores: x => bars(scores, { x, width: wide - 14, most: largest(scores), signed: true }),
-    mask: x => bars(masked, { x, width: wide - 14, most: largest(scores), signed: true }),
-    softmax: x => bars(probable, { x, width: wide - 14, most: extent(four.softmax.tensors[0], shares) }),
-    mix: x => (values ? mixed(values, probable, { x, width: wide - 14 }) : []),
+    scores: x => bars(scores, { x, width: columnWidth - 14, max: largest(scores), signed: true }),
+    mask: x => bars(masked, { x, width: columnWidth - 14, max: largest(scores), signed: true }),
+    softmax: x => bars(probable, { x, width: columnWidth - 14, max: extent(attention.softmax.tensors[0], shares) }),
+    mix: x => (values ? contributions(values, probable, { x, width: columnWidth - 14 }) : []),
   };
   const columns = parts.map((name, n) => {
-    const x = left + n * wide + 10, later = PARTS.indexOf(name) > reached, now = name === four.part;
+    const x = left + n * columnWidth + 10, later = PARTS.indexOf(name) > reached, now = name === attention.part;
     return s("g", { class: `step-part${later ? " step-later" : ""}${now ? " step-now" : ""}` },
-      s("rect", { class: "step-part-ground", x: x - 6, y: 2, width: wide - 2, height: height - 4, rx: 4 }),
-      s("text", { x, y: 16, class: "step-part-name" }, fitted(NAMES[name], wide - 12)),
+      s("rect", { class: "step-part-ground", x: x - 6, y: 2, width: columnWidth - 2, height: height - 4, rx: 4 }),
+      s("text", { x, y: 16, class: "step-part-name" }, fitText(NAMES[name], columnWidth - 12)),
       later ? null : draw[name](x),
-      name === "mix" && !later && sum(four.mix, head, { x, y: TOP + ROW * (places.length + 0.3), width: wide - 14 }));
+      name === "mix" && !later && mixSum(attention.mix, head,
+        { x, y: TOP + ROW * (places.length + 0.3), width: columnWidth - 14 }));
   });
   const others = shares.length - places.length, rest = total(shares) - total(probable);
   return picture(width, height, { class: "step-keys", role: "img",
-    "aria-label": `What the query at this place makes of ${shares.length} keys${heads > 1 ? ` in head ${head}` : ""}` },
+    "aria-label": `Attention of this query to ${shares.length} keys${heads > 1 ? ` in head ${head}` : ""}` },
   ...labels(names, left, TOP), ...columns,
   others ? s("text", { x: 8, y: height - 12, class: "step-part-name" },
-    fitted(`${others} further keys: ${number(Math.max(0, rest), 2)}`, left + (parts.length - 1) * wide - 8)) : null);
+    fitText(`${others} more keys: ${number(Math.max(0, rest), 2)}`,
+      left + (parts.length - 1) * columnWidth - 8)) : null);
 }
 
 const labels = (names, left, top) => names.map((name, at) =>
-  s("text", { x: left - 4, y: top + at * ROW + 14.5, "text-anchor": "end" }, fitted(name, left - 8)));
+  s("text", { x: left - 4, y: top + at * ROW + 14.5, "text-anchor": "end" }, fitText(name, left - 8)));
 
-// a vector whose entries have names: a row with a bar for each
+// a vector with named entries: one bar per row
 export function rows(tensor, { width }) {
   const names = tensor.values.map((_, at) => labelOf(tensor.axes[0], at)), signed = tensor.scale === "signed";
   const left = Math.min(width * 0.34, 16 + Math.max(...names.map(name => textWidth(name))));
@@ -85,27 +89,27 @@ export function rows(tensor, { width }) {
   return picture(width, height, { class: "step-keys", role: "img",
     "aria-label": `${tensor.name}: ${first.join(", ")}` },
   ...labels(names, left, 4),
-  ...bars(tensor.values, { x: left + 8, y: 4, width: width - left - 20, most: extent(tensor), signed }));
+  ...bars(tensor.values, { x: left + 8, y: 4, width: width - left - 20, max: extent(tensor), signed }));
 }
 
-// what each key's value adds to the mix: its probability times the value
-function mixed(values, shares, { x, width }) {
-  const most = largest(values) * Math.max(...shares.map(share => share ?? 0));
+// contribution of each key's value to the output: its probability times the value
+function contributions(values, shares, { x, width }) {
+  const max = largest(values) * Math.max(...shares.map(share => share ?? 0));
   return values.map((value, at) => strip(value.map(each => each * (shares[at] ?? 0)),
-    { x, y: TOP + at * ROW + 2, width, height: ROW - 4, most }));
+    { x, y: TOP + at * ROW + 2, width, height: ROW - 4, max }));
 }
 
-function sum(stage, head, { x, y, width }) {
+function mixSum(stage, head, { x, y, width }) {
   const tensor = stage.tensors.find(each => each.axes.length === 2 && each.axes[0].name === "head");
   if (!tensor) return null;
   return s("g", {}, s("path", { class: "step-sum", d: `M${x} ${y - 3}h${width}` }),
     strip(row(tensor, head), { x, y, width, height: ROW, scale: "signed" }));
 }
 
-// Bars below one another, from the left or, where they can be negative, from the middle, and their numbers. All bars of
-// a sign are one element.
-function bars(values, { x, y = TOP, width, most, signed = false }) {
-  const room = Math.max(8, width - NUMBERS), zero = signed ? x + room / 2 : x;
+// Bars in rows, from the left or, if values can be negative, from the middle, with their values. All bars of one sign
+// are one element.
+function bars(values, { x, y = TOP, width, max, signed = false }) {
+  const space = Math.max(8, width - NUMBERS), zero = signed ? x + space / 2 : x;
   const up = [], down = [], hidden = [], numbers = [];
   values.forEach((value, at) => {
     const top = y + at * ROW;
@@ -114,13 +118,13 @@ function bars(values, { x, y = TOP, width, most, signed = false }) {
       numbers.push(s("text", { x: x + width / 2, y: top + 14.5, class: "step-over", "text-anchor": "middle" }, "−∞"));
       return;
     }
-    const long = Math.max(0.4, Math.min(1, Math.abs(value) / most) * (signed ? room / 2 : room)).toFixed(1);
-    const ahead = value < 0 ? -long : long;
-    (value < 0 ? down : up).push(`M${zero} ${top + 4}h${ahead}v${ROW - 8}h${-ahead}z`);
-    const told = signed || value > 1 ? number(value, signed ? 3 : 4) : share(value);
-    numbers.push(s("text", { x: x + width, y: top + 14.5, "text-anchor": "end", class: "step-number" }, told));
+    const length = Math.max(0.4, Math.min(1, Math.abs(value) / max) * (signed ? space / 2 : space)).toFixed(1);
+    const signedLength = value < 0 ? -length : length;
+    (value < 0 ? down : up).push(`M${zero} ${top + 4}h${signedLength}v${ROW - 8}h${-signedLength}z`);
+    const text = signed || value > 1 ? number(value, signed ? 3 : 4) : share(value);
+    numbers.push(s("text", { x: x + width, y: top + 14.5, "text-anchor": "end", class: "step-number" }, text));
   });
-  const origin = { "transform-origin": `${zero}px 0` }; // from where bars grow
+  const origin = { "transform-origin": `${zero}px 0` }; // the line from which bars grow
   const path = (name, d) => d.length && s("path", { class: name, d: d.join(""), style: origin });
   return [signed && s("path", { class: "step-zero", d: `M${zero} ${y + 1}v${ROW * values.length - 2}` }),
     path("step-up step-grow", up), path("step-down step-grow", down),

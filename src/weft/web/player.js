@@ -1,8 +1,8 @@
-// Back, Play and Next. `move(by)` goes on or back and is false at the end, `tick()` goes on by itself, after `pace()`
-// milliseconds, until that is false; `restart()` goes to the beginning, `rested()` hears that it stands still.
+// Back, Play and Next. `move(by)` moves and returns false at the end; while playing, `tick()` is called every `pace()`
+// milliseconds until it returns false; `restart()` goes to the beginning, `onstop()` is called when it stops.
 import { button } from "./dom.js";
 
-export function player({ pace, move, tick = () => move(1), restart, rested = () => {} }) {
+export function player({ pace, move, tick = () => move(1), restart, onstop = () => {} }) {
   let timer = 0;
   const stop = () => {
     clearTimeout(timer);
@@ -11,12 +11,12 @@ export function player({ pace, move, tick = () => move(1), restart, rested = () 
   };
   const wait = () => {
     timer = setTimeout(async () => {
-      const more = await tick();
-      if (timer && more) wait();
+      const running = await tick();
+      if (timer && running) wait();
       else if (timer) pause();
     }, pace());
   };
-  const pause = () => { stop(); rested(); };
+  const pause = () => { stop(); onstop(); };
   const start = () => {
     if (next.disabled) restart();
     play.textContent = "Pause";
@@ -25,6 +25,6 @@ export function player({ pace, move, tick = () => move(1), restart, rested = () 
   const go = by => { move(by); pause(); };
   const toggle = () => (timer ? pause() : start());
   const back = button("Back", () => go(-1)), play = button("Play", toggle), next = button("Next", () => go(1));
-  const ends = (first, last) => { [back.disabled, next.disabled] = [first, last]; };
-  return { buttons: [back, play, next], start, pause, stop, toggle, go, ends };
+  const setEnds = (first, last) => { [back.disabled, next.disabled] = [first, last]; };
+  return { buttons: [back, play, next], start, pause, stop, toggle, go, setEnds };
 }

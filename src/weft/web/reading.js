@@ -1,24 +1,24 @@
-// What views of a text share: its boxes, a request once nobody types, and the last picture until the next one is there.
+// Shared by the views of a text: text boxes, a debounced request, and the last picture until the next one arrives.
 import { debounced, field, h } from "./dom.js";
-import { explained, tools } from "./save.js";
+import { explainCommand, saveTools } from "./save.js";
 
-const MAX_CHARACTERS = 4000; // that the server looks at
-const REFUSED = [400, 413, 422]; // what a person can mend in the boxes
+const MAX_CHARACTERS = 4000; // characters that the server reads
+const REFUSED = [400, 413, 422]; // errors that a person can correct in the text boxes
 
 const sentence = text => `${text.slice(0, 1).toUpperCase()}${text.slice(1)}.`;
 
-// One question at a time: the next one ends the one before, and `place` is busy meanwhile. `work(signal, …)` asks; what
-// goes wrong is told by the page, or by `refused(error)`, which is true where it did.
-export function latest(context, place, work, refused = () => false) {
+// Run one request at a time: the next aborts the previous one, and `place` is busy meanwhile. `work(signal, …)` sends
+// it; errors are shown by the page unless `refused(error)` returns true.
+export function latest(context, place, work, refused = _ => false) {
   let running = null;
-  return async (...given) => {
+  return async (...args) => {
     running?.abort();
     const mine = running = new AbortController();
     place.setAttribute("aria-busy", "true");
     try {
-      const found = await work(AbortSignal.any([context.signal, mine.signal]), ...given);
+      const result = await work(AbortSignal.any([context.signal, mine.signal]), ...args);
       context.done();
-      return found;
+      return result;
     } catch (error) {
       if (!refused(error)) context.fail(error);
       return undefined;
@@ -28,68 +28,70 @@ export function latest(context, place, work, refused = () => false) {
   };
 }
 
-// A text to be typed, with its label.
+// A labelled text box.
 export function textBox(label, oninput, props = {}) {
   const area = h("textarea", { rows: 3, maxlength: MAX_CHARACTERS, spellcheck: "false", dir: "auto", oninput,
     ...props });
-  const made = field(label, area);
-  made.classList.add("reading-field");
-  return { made, area };
+  const labelled = field(label, area);
+  labelled.classList.add("reading-field");
+  return { field: labelled, area };
 }
 
-// `view` is the name of the command's option and of its route, unless `route` is another. `draw(place, data)` draws an
-// answer, `asked()` says what else is asked for; `options()` are words of the command, `reset` what no longer holds of
-// another text, `controls` elements below the boxes, `svg(place)` what is kept. It gets `again()`, which asks
-// once nobody has called it for a moment.
-export async function readingView(main, context, given) {
-  const { view, route = view, draw, svg, asked = () => ({}), options = () => [], reset = [], controls = [],
-    target = true } = given;
+// `view` is the command's option and the route, unless `route` is given. `draw(place, data)` draws a response;
+// `request()` returns further parameters, `words()` the options of the command, `reset` the state to clear for another
+// text, `controls` elements below the boxes, `svg(place)` the elements to save. They get `again()`, which sends the
+// request after a pause.
+/** @param {any} options */
+export async function readingView(main, context, options) {
+  const { view, route = view, draw, svg, request = () => ({}), words = () => [], reset = [], controls = [],
+    target = true } = options;
   const { info, state, api, signal } = context;
   const drawn = h("div", { class: "reading-drawn" });
   const about = h("p", { class: "soft about" });
   const problem = h("p", { class: "reading-problem", role: "alert" });
   const origin = h("p", { class: "soft reading-origin" });
-  const none = Object.fromEntries(reset.map(name => [name, undefined]));
-  let own = "";
+  const cleared = Object.fromEntries(reset.map(name => [name, undefined]));
+  let sample = ""; // the model's sample text
 
   const refused = error => {
     if (REFUSED.includes(error.status)) problem.textContent = sentence(error.message);
     return REFUSED.includes(error.status);
   };
-  const ask = latest(context, drawn, async ending => {
-    const body = { model: info.id, input: state.text, target: target ? state.target : undefined, ...asked() };
-    const answer = (await api.post(`v1/explain/${route}`, body, ending))[route];
+  const load = latest(context, drawn, async ending => {
+    const body = { model: info.id, input: state.text, target: target ? state.target : undefined, ...request() };
+    const response = (await api.post(`v1/explain/${route}`, body, ending))[route];
     problem.textContent = "";
-    about.textContent = answer.about ?? "";
-    await draw(drawn, answer);
+    about.textContent = response.about ?? "";
+    await draw(drawn, response);
     if (!row.isConnected) main.append(row);
   }, refused);
-  const later = debounced(ask);
-  given.again = later;
+  const later = debounced(load);
+  options.again = later;
 
-  const text = textBox(info.writes ? "Source" : "Text", () => {
-    const typed = text.area.value;
-    context.set({ ...none, text: typed === own || !typed ? undefined : typed });
+  const textField = textBox(info.writes ? "Source" : "Text", () => {
+    const typed = textField.area.value;
+    context.set({ ...cleared, text: typed === sample || !typed ? undefined : typed });
     origin.hidden = state.text !== undefined;
     later();
   });
-  const written = textBox("Target", () => {
-    context.set({ ...none, target: written.area.value || undefined });
+  const targetBox = textBox("Target", () => {
+    context.set({ ...cleared, target: targetBox.area.value || undefined });
     later();
-  }, { placeholder: "what the model writes itself" });
-  text.area.value = state.text ?? "";
-  written.area.value = state.target ?? "";
-  const command = () => explained(info, view, { ...state, target: target && state.target }, ...options());
-  main.append(h("div", { class: "reading-boxes" }, text.made, info.writes && target ? written.made : ""), origin,
-    ...controls, problem, h("h2", { class: "unseen" }, "The text as the model sees it"), drawn, about);
-  const row = tools({ svg: () => svg(drawn), name: view, command }); // once there is something to keep
+  }, { placeholder: "empty: the model's own continuation" });
+  textField.area.value = state.text ?? "";
+  targetBox.area.value = state.target ?? "";
+  const command = () => explainCommand(info, view, { ...state, target: target && state.target }, ...words());
+  const boxes = h("div", { class: "reading-boxes" }, textField.field, info.writes && target ? targetBox.field : "");
+  main.append(boxes, origin, ...controls, problem, h("h2", { class: "unseen" }, "The text as the model reads it"),
+    drawn, about);
+  const row = saveTools({ svg: () => svg(drawn), name: view, command }); // once there is something to save
 
-  const first = ask();
-  const found = await api.post("v1/explain/text", { model: info.id }, signal);
-  own = found.text;
-  text.area.placeholder = own;
-  if (state.text === undefined && !text.area.value) text.area.value = own;
-  origin.textContent = `The text is ${found.origin}.`;
+  const first = load();
+  const example = await api.post("v1/explain/text", { model: info.id }, signal);
+  sample = example.text;
+  textField.area.placeholder = sample;
+  if (state.text === undefined && !textField.area.value) textField.area.value = sample;
+  origin.textContent = `The text is ${example.origin}.`;
   origin.hidden = state.text !== undefined;
   await first;
   return {};

@@ -1,91 +1,98 @@
-// Which tokens a prediction depends on, by the gradient of its log-probability.
+// Saliency: tokens that a prediction depends on, by the gradient of its log-probability.
 import { h, soft } from "./dom.js";
-import { chosenOf, legend, panel, shadeOf, shaded } from "./shaded.js";
+import { inlineSelect, legend, panel, shadedText, shadeOf } from "./shaded.js";
 import { table } from "./table.js";
 import { minus, percent } from "./words.js";
 
 const MEASURES = { norm: "gradient norm", times_input: "gradient × input" };
-const MOST = 6; // tokens that are told as those that matter most
+const MAX_LISTED = 6; // tokens listed as the most important ones
 
-const SIGNED = 0.05; // a shade from which on a sign is marked
-const large = value => value === 0 || Math.abs(value) >= 0.001;
-const plain = value => (large(value) ? String(+value.toPrecision(3)) : value.toExponential(1));
+const MIN_SIGNED = 0.05; // shade from which the sign is marked
+const isLarge = value => value === 0 || Math.abs(value) >= 0.001;
+const plain = value => (isLarge(value) ? String(+value.toPrecision(3)) : value.toExponential(1));
 const signed = value => (value > 0 ? "+" : "") + minus(plain(value));
 const NEXT = { text: "", piece: "next?" };
 
-function heading(data, own) {
-  const kind = own ? "What the model would write next, " : "";
-  const given = data.masked ? ", masked and predicted from both sides" : "";
-  const likely = `probability ${percent(Math.exp(data.log_prob))}, log p ${minus(data.log_prob.toFixed(2))} nats`;
-  return h("p", { class: "saliency-target" }, kind, h("b", {}, data.target), `${given}: ${likely}. It depends on:`);
+function heading(data, isNext) {
+  const kind = isNext ? "The model's next token, " : "";
+  const condition = data.masked ? ", masked and predicted from both sides" : "";
+  const probability = `probability ${percent(Math.exp(data.log_prob))}, log p ${minus(data.log_prob.toFixed(2))} nats`;
+  return h("p", { class: "saliency-target" }, kind, h("b", {}, data.target),
+    `${condition}: ${probability}. It depends on:`);
 }
 
-// The tokens of all sides that matter most, with bars; those that lower log p are hatched.
-function most(data, measure, top) {
+// The most important tokens of all sides, with bars; those that lower log p are hatched.
+function mostImportant(data, measure, top) {
   const all = data.sides.flatMap(side => side.tokens.map((token, n) => ({ side, token, value: side[measure][n] })));
   all.sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
   const bar = value => h("span", { class: `saliency-bar${value < 0 ? " saliency-less" : ""}`,
     style: { "--s": shadeOf(value, top).toFixed(3) } });
-  return h("ol", { class: "saliency-most" }, all.slice(0, MOST).map(({ side, token, value }) => h("li", {},
+  return h("ol", { class: "saliency-most" }, all.slice(0, MAX_LISTED).map(({ side, token, value }) => h("li", {},
     h("b", {}, token.piece), soft(data.sides.length > 1 ? side.name : ""), bar(value),
     h("span", { class: "saliency-number" }, measure === "norm" ? plain(value) : signed(value)))));
 }
 
-// `data` is the JSON of explain/saliency.py's Saliency. `options`: the measure that is chosen at first,
-// `changed({ measure })`, and, where another prediction can be asked for, `explain(place)`.
+// `data` is the JSON of explain/saliency.py's Saliency. `options`: the initial measure, `changed({ measure })`, and
+// `explain(position)` if another prediction can be requested.
+/**
+ * @param {any} element
+ * @param {any} data
+ * @param {{ measure?: string, explain?: ((position: number) => void) | null, changed?: (state: any) => void }} options
+ */
 export function mount(element, data, { measure = "norm", explain = null, changed = () => {} } = {}) {
   const focused = element.querySelector(".saliency-text")?.contains(document.activeElement);
   const text = data.sides.at(-1);
   let chosen = Object.hasOwn(MEASURES, measure) ? measure : "norm";
-  const { element: tells, tell } = panel(`${explain ? "Point at" : "Choose"} a token to see its numbers.`);
-  const tellOf = side => n => {
+  const { element: details, show: describe } = panel(`${explain ? "Point at" : "Select"} a token to see its values.`);
+  const describeToken = side => n => {
     if (side.norm[n] === undefined) return;
-    const numbers = ` gradient norm ${plain(side.norm[n])}, gradient × input ${signed(side.times_input[n])}`;
-    tell(h("p", {}, h("b", {}, side.tokens[n].piece), numbers));
+    const values = ` gradient norm ${plain(side.norm[n])}, gradient × input ${signed(side.times_input[n])}`;
+    describe(h("p", {}, h("b", {}, side.tokens[n].piece), values));
   };
 
-  // where a translation has ended, nothing comes next; a masked model's tokens are all there
-  const goesOn = explain !== null && !data.masked && data.sides.length === 1;
-  const tokens = [...text.tokens, ...data.rest, ...(goesOn ? [NEXT] : [])];
+  // nothing follows a finished translation, and a masked model has all of its tokens
+  const hasNext = explain !== null && !data.masked && data.sides.length === 1;
+  const tokens = [...text.tokens, ...data.rest, ...(hasNext ? [NEXT] : [])];
   const target = data.masked ? data.place : data.place + 1;
   const strips = data.sides.slice(0, -1).map(side =>
-    shaded({ label: `The ${side.name}`, tokens: side.tokens, choose: tellOf(side), point: tellOf(side) }));
-  const own = shaded(explain === null
-    ? { label: "The text", tokens: text.tokens, choose: tellOf(text) }
-    : { label: "The text; choose the token to be explained", tokens, point: tellOf(text),
+    shadedText({ label: `The ${side.name}`, tokens: side.tokens, choose: describeToken(side),
+      point: describeToken(side) }));
+  const textStrip = shadedText(explain === null
+    ? { label: "The text", tokens: text.tokens, choose: describeToken(text) }
+    : { label: "The text; select the token to explain", tokens, point: describeToken(text),
       choose: n => (data.masked || n > 0) && explain(data.masked ? n : n - 1) });
-  own.element.classList.add("saliency-text");
-  strips.push(own);
+  textStrip.element.classList.add("saliency-text");
+  strips.push(textStrip);
 
   const key = h("div");
   const list = h("div");
   const shade = () => {
-    // a mask matters more to its own place than all else, and would leave the rest white
+    // a mask depends mostly on itself, and would leave all other tokens white
     const others = (value, n) => (data.masked && n === data.place ? 0 : Math.abs(value));
     const top = Math.max(...data.sides.flatMap(side => side[chosen].map(others)));
     const below = data.sides.some(side => side[chosen].some(value => value < 0));
     const show = value => plain(+value.toPrecision(2));
     key.replaceChildren(legend(MEASURES[chosen], top, { below, more: data.masked, show }));
-    const mark = value => shadeOf(value, top) * (value < 0 && shadeOf(value, top) >= SIGNED ? -1 : 1);
+    const mark = value => shadeOf(value, top) * (value < 0 && shadeOf(value, top) >= MIN_SIGNED ? -1 : 1);
     strips.forEach((strip, n) => strip.shade(data.sides[n][chosen].map(mark)));
-    list.replaceChildren(most(data, chosen, top));
+    list.replaceChildren(mostImportant(data, chosen, top));
   };
-  const measures = chosenOf("Shaded by", MEASURES, chosen, "saliency-measure", name => {
+  const measures = inlineSelect("Shaded by", MEASURES, chosen, "saliency-measure", name => {
     chosen = name;
     shade();
     changed({ measure: chosen });
   });
   const tables = data.sides.map(side => table({ folds: true, text: [0, 1],
     title: data.sides.length > 1 ? `All tokens of the ${side.name} as a table` : "All tokens as a table",
-    header: ["place", "token", ...Object.values(MEASURES)], rows: side.tokens.map((token, n) =>
+    header: ["position", "token", ...Object.values(MEASURES)], rows: side.tokens.map((token, n) =>
       [String(n + 1), token.piece, plain(side.norm[n]), signed(side.times_input[n])]) }));
-  const titled = (strip, n) => (data.sides.length > 1
+  const withTitle = (strip, n) => (data.sides.length > 1
     ? [h("h3", {}, n < strips.length - 1 ? "Source" : "Text"), strip.element] : strip.element);
   element.replaceChildren(h("div", { class: "saliency" },
-    measures, key, heading(data, target >= text.tokens.length + data.rest.length), tells, strips.map(titled),
-    h("h3", {}, "What matters most"), list, tables));
+    measures, key, heading(data, target >= text.tokens.length + data.rest.length), details, strips.map(withTitle),
+    h("h3", {}, "Most important tokens"), list, tables));
   shade();
   if (explain === null) return;
-  own.mark(target);
-  if (focused) own.element.querySelector("[aria-selected=true]")?.focus({ preventScroll: true });
+  textStrip.mark(target);
+  if (focused) textStrip.element.querySelector("[aria-selected=true]")?.focus({ preventScroll: true });
 }

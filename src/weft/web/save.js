@@ -1,12 +1,12 @@
-// Keeping what a view shows: as SVG, as PNG, as a link to it, or as the command that gives the same.
-import { button, copied, h, picture, s, soft } from "./dom.js";
-import { pictured } from "./laid.js";
+// Save a view as SVG or PNG, or copy a link to it or the command that reproduces it.
+import { button, copyText, h, picture, s, soft } from "./dom.js";
+import { toSvg } from "./snapshot.js";
 
 const pageColour = () => getComputedStyle(document.documentElement).getPropertyValue("--page").trim() || "#fff";
 
-// What is shown in some elements, below one another, as one SVG.
+// The visible content of elements, stacked, as one SVG.
 function stacked(elements, gap = 24) {
-  const copies = [elements].flat().filter(Boolean).map(pictured);
+  const copies = [elements].flat().filter(Boolean).map(toSvg);
   let y = 0, wide = 0;
   for (const copy of copies) {
     copy.setAttribute("y", y);
@@ -39,23 +39,30 @@ async function png(svg, scale = 2) {
   }
 }
 
-// A word as a shell takes it.
-export const quoted = text => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`;
+// Quote a word for a shell.
+export const shellQuote = text => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`;
 
-// `weft explain` of a run, of a text and perhaps what is written from it.
-export const explained = (info, view, { text, target }, ...options) => ["weft explain", quoted(`runs/${info.id}`),
-  `--only ${view}`, text && `--text ${quoted(text)}`, target && `--target ${quoted(target)}`, ...options]
-  .filter(Boolean).join(" ");
+// `weft explain` of a run, a text and optionally its continuation.
+/**
+ * @param {{ id: string }} info
+ * @param {string} view
+ * @param {{ text?: string, target?: string }} state
+ * @param {(string | undefined)[]} options
+ */
+export function explainCommand(info, view, { text, target }, ...options) {
+  return ["weft explain", shellQuote(`runs/${info.id}`), `--only ${view}`, text && `--text ${shellQuote(text)}`,
+    target && `--target ${shellQuote(target)}`, ...options].filter(Boolean).join(" ");
+}
 
-// The row at the end of a view. `svg` gives the element that is kept, or several, `command` a line for a shell.
-export function tools({ svg, name, command }) {
+// The row of buttons below a view. `svg` returns the elements to save, `command` a line for a shell.
+export function saveTools({ svg, name, command }) {
   const line = h("code"), show = () => { line.textContent = command(); };
   const row = h("div", { class: "tools" },
     svg && button("Save SVG", () => download(asBlob(stacked(svg())), `${name}.svg`)),
     svg && button("Save PNG", async () => download(await png(stacked(svg())), `${name}.png`)),
-    button("Copy link", event => copied(event.target, location.href)),
-    command && h("span", { class: "tools-command" }, soft("The same by command: "), line, " ",
-      button("Copy", event => copied(event.target, command(), line))));
+    button("Copy link", event => copyText(event.target, location.href)),
+    command && h("span", { class: "tools-command" }, soft("Command: "), line, " ",
+      button("Copy", event => copyText(event.target, command(), line))));
   if (command) {
     show();
     document.addEventListener("weft-state", () => row.isConnected && show());

@@ -1,46 +1,47 @@
-// Greedy search, beam search and sampling as trees, which grow a token at a time.
-import { calm, h, picture, s, soft } from "./dom.js";
+// Greedy search, beam search and sampling as trees that grow one token at a time.
+import { h, picture, prefersReducedMotion, s, soft } from "./dom.js";
 import { player } from "./player.js";
-import { panel, placeIn } from "./shaded.js";
-import { scrolling, table } from "./table.js";
-import { clamp, minus, percent, signs } from "./words.js";
+import { indexIn, panel } from "./shaded.js";
+import { scrollRegion, table } from "./table.js";
+import { clamp, minus, percent, showWhitespace } from "./words.js";
 
-// explain/search.py lays trees out with the same measures
+// explain/search.py uses the same measures
 const [BOX, CURVE, EDGE, ROOT] = [19, 13, 5, 7];
 const TITLES = { greedy: "Greedy search", beam: "Beam search", sampling: "Sampling" };
 const STATES = ["pruned", "kept", "chosen"];
-const PACE = 900; // milliseconds a step
-const BECAME = { pruned: "was looked at and dropped", kept: "was followed", chosen: "leads to what was written" };
+const PACE = 900; // milliseconds per step
+const OUTCOMES = { pruned: "considered and dropped", kept: "kept", chosen: "part of the result" };
 
 const fixed = value => minus(value.toFixed(2));
 
-// Of every node how many tokens lead to it, and the text from the prompt to it.
-function beginnings(nodes) {
-  const found = [];
+// For every node its depth in tokens, and the text from the prompt to it.
+function prefixes(nodes) {
+  const paths = [];
   for (const node of nodes) {
-    const before = node.parent < 0 ? { depth: 0, text: "" } : found[node.parent];
-    found.push({ depth: before.depth + 1, text: before.text + node.text });
+    const before = node.parent < 0 ? { depth: 0, text: "" } : paths[node.parent];
+    paths.push({ depth: before.depth + 1, text: before.text + node.text });
   }
-  return found;
+  return paths;
 }
 
-function branch(node, spot) {
-  const [fromX, fromY] = spot.start;
-  const turn = spot.label_x - CURVE;
-  const bend = turn + CURVE / 2;
-  const edge = `M${fromX} ${fromY}H${turn}C${bend} ${fromY} ${bend} ${spot.y} ${spot.label_x} ${spot.y}H${spot.x}`;
+function branch(node, position) {
+  const { start_x: fromX, start_y: fromY } = position;
+  const curveStart = position.label_x - CURVE;
+  const bend = curveStart + CURVE / 2;
+  const curve = `C${bend} ${fromY} ${bend} ${position.y} ${position.label_x} ${position.y}`;
+  const edge = `M${fromX} ${fromY}H${curveStart}${curve}H${position.x}`;
   return s("g", {},
-    s("title", {}, `log p ${fixed(node.logprob)}, of the whole ${fixed(node.total)}`),
+    s("title", {}, `log p ${fixed(node.logprob)}, total ${fixed(node.total)}`),
     s("path", { d: edge }),
-    s("rect", { x: spot.x, y: spot.y - BOX / 2, width: spot.width, height: BOX, rx: 4 }),
-    s("text", { x: spot.x + spot.width / 2, y: spot.y + 4.5, class: "search-token" }, spot.text),
-    s("text", { x: spot.label_x + 2, y: spot.y - 4, class: "search-p" }, spot.label));
+    s("rect", { x: position.x, y: position.y - BOX / 2, width: position.width, height: BOX, rx: 4 }),
+    s("text", { x: position.x + position.width / 2, y: position.y + 4.5, class: "search-token" }, position.text),
+    s("text", { x: position.label_x + 2, y: position.y - 4, class: "search-p" }, position.label));
 }
 
-function written(tree) {
+function resultList(tree) {
   const counts = new Map();
   for (const { text, logprob } of tree.written) {
-    const line = JSON.stringify([signs(text), fixed(logprob)]);
+    const line = JSON.stringify([showWhitespace(text), fixed(logprob)]);
     counts.set(line, (counts.get(line) ?? 0) + 1);
   }
   return h("ul", { class: "search-written" }, [...counts].map(([line, count]) => {
@@ -50,71 +51,75 @@ function written(tree) {
   }));
 }
 
-// One tree: its `element`, its `steps`, and `show(step)`, which shows as much as is known after so many tokens. Beam
-// search knows only after the last one which beginning is the best.
-function drawing(tree, laid, tell) {
+// One tree: its `element`, its number of `steps`, and `show(step)`, which shows the tree after this many tokens. Beam
+// search knows the best beam only after the last one.
+function drawing(tree, layout, describe) {
   const title = TITLES[tree.name];
-  const found = beginnings(tree.nodes);
-  const steps = Math.max(0, ...found.map(each => each.depth));
-  const branches = tree.nodes.map((node, n) => branch(node, laid.spots[n]));
+  const paths = prefixes(tree.nodes);
+  const steps = Math.max(0, ...paths.map(each => each.depth));
+  const branches = tree.nodes.map((node, n) => branch(node, layout.positions[n]));
   branches.forEach((each, n) => each.addEventListener("pointerenter", () => {
     const node = tree.nodes[n];
-    const numbers = `log p of its last token ${fixed(node.logprob)}, of the whole ${fixed(node.total)}`;
-    tell(h("p", {}, h("b", {}, signs(found[n].text)), ` ${BECAME[node.state]}: ${numbers}`));
+    const numbers = `log p of the last token ${fixed(node.logprob)}, total ${fixed(node.total)}`;
+    describe(h("p", {}, h("b", {}, showWhitespace(paths[n].text)), ` ${OUTCOMES[node.state]}: ${numbers}`));
   }));
-  // what was chosen is drawn over the rest
+  // the chosen path is drawn on top
   const order = STATES.flatMap(state => branches.filter((_, n) => tree.nodes[n].state === state));
-  const svg = picture(laid.width, laid.height, { width: null, height: null, role: "img",
+  const svg = picture(layout.width, layout.height, { width: null, height: null, role: "img",
     "aria-label": `${title} as a tree; the table below has its nodes` },
-  s("circle", { cx: EDGE + ROOT / 2, cy: laid.root, r: ROOT / 2 }), order);
-  const texts = written(tree);
+  s("circle", { cx: EDGE + ROOT / 2, cy: layout.root, r: ROOT / 2 }), order);
+  const texts = resultList(tree);
   const rows = tree.nodes.map((node, n) =>
-    [signs(found[n].text), percent(Math.exp(node.logprob)), fixed(node.total), node.state]);
-  const nodes = table({ title: "All nodes as a table", header: ["beginning", "probability", "log p of all", "became"],
+    [showWhitespace(paths[n].text), percent(Math.exp(node.logprob)), fixed(node.total), node.state]);
+  const nodes = table({ title: "All nodes as a table", header: ["text", "probability", "total log p", "outcome"],
     rows, text: [0, 3], folds: true });
   nodes.querySelector(".scroll").setAttribute("aria-label", `${title}: table`);
-  const element = h("figure", { class: "search-tree", style: { "--width": `${Math.round(laid.width)}px` } },
+  const element = h("figure", { class: "search-tree", style: { "--width": `${Math.round(layout.width)}px` } },
     h("figcaption", {}, h("b", {}, title)),
-    scrolling(`${title}: tree, scrolls sideways`, svg), texts, nodes);
+    scrollRegion(`${title}: tree, scrolls sideways`, svg), texts, nodes);
   const show = (step, last) => {
     branches.forEach((each, n) => {
       const { state } = tree.nodes[n];
       const open = tree.name === "beam" && step <= last && state === "chosen";
       each.setAttribute("class", `search-${open ? "kept" : state}`);
-      each.classList.toggle("search-later", found[n].depth > step);
-      each.classList.toggle("search-new", found[n].depth === step);
+      each.classList.toggle("search-later", paths[n].depth > step);
+      each.classList.toggle("search-new", paths[n].depth === step);
     });
     texts.classList.toggle("search-later", step <= last);
   };
   return { element, steps, show };
 }
 
-// `data` is the JSON of explain/search.py's SearchTrees. `options`: the `step` that is shown at first, by default the
-// last; `play` to begin with the first, and `changed({ step })`, which hears where it stops; undefined is the last.
+// `data` is the JSON of explain/search.py's SearchTrees. `options`: the initial `step`, by default the last; `play`
+// starts at the first; `changed({ step })` is called when it stops, with undefined for the last step.
+/**
+ * @param {any} element
+ * @param {any} data
+ * @param {{ step?: any, play?: boolean, changed?: (state: { step: number | undefined }) => void }} options
+ */
 export function mount(element, data, { step, play = false, changed = () => {} } = {}) {
-  const { element: tells, tell } = panel("Bold leads to what was written, dashed was looked at and dropped. "
-    + "Point at a node to see more of it.");
-  const trees = data.trees.map((tree, n) => drawing(tree, data.laid[n], tell));
-  const last = Math.max(...trees.map(tree => tree.steps)); // tokens; one more step tells which texts were written
+  const { element: details, show: describe } = panel("Bold: result. Dashed: dropped. Point at a node for details.");
+  const trees = data.trees.map((tree, n) => drawing(tree, data.layouts[n], describe));
+  const last = Math.max(...trees.map(tree => tree.steps)); // tokens; one more step shows the final texts
   let at = last + 1;
   const status = h("span", { class: "search-status", role: "status" });
   const show = to => {
     at = clamp(to, 0, last + 1);
     trees.forEach(tree => tree.show(at, last));
-    status.textContent = at > last ? "What was written" : at === 0 ? "The prompt" : `Token ${at} of ${last}`;
-    playing.ends(at === 0, at > last);
+    status.textContent = at > last ? "Result" : at === 0 ? "Prompt" : `Token ${at} of ${last}`;
+    playing.setEnds(at === 0, at > last);
     return at <= last;
   };
   const playing = player({ pace: () => PACE, move: by => show(at + by), restart: () => show(0),
-    rested: () => changed({ step: at > last ? undefined : at }) });
+    onstop: () => changed({ step: at > last ? undefined : at }) });
   element.replaceChildren(h("div", { class: "search" },
-    h("p", {}, data.translates ? "From " : "After ", h("code", {}, signs(data.prompt))),
-    h("div", { class: "search-steps", role: "group", "aria-label": "The search, token by token" },
+    h("p", {}, data.translates ? "From " : "After ", h("code", {}, showWhitespace(data.prompt))),
+    h("div", { class: "search-steps", role: "group", "aria-label": "Search, token by token" },
       playing.buttons, status),
-    tells,
+    details,
     h("div", { class: "search-trees" }, trees.map(tree => tree.element))));
-  const grows = play && !calm();
-  show(grows ? 0 : placeIn({ length: last + 1 }, step) ?? last + 1);
-  if (grows) playing.start();
+  const animated = play && !prefersReducedMotion();
+  show(animated ? 0 : indexIn({ length: last + 1 }, step) ?? last + 1);
+  if (animated) playing.start();
   return { close: playing.stop };
 }

@@ -1,59 +1,63 @@
-// A running text whose tokens are shaded. One is chosen with a click or the arrow keys; others can be pointed at.
+// A text with shaded tokens. One is selected by a click or the arrow keys; others can be pointed at.
 import { h, roving, select, soft } from "./dom.js";
 import { percent } from "./words.js";
 
 const LEGEND = [0, 0.25, 0.5, 0.75, 1];
 
-// How dark a number is, 0 … 1, where `top` and more are the darkest.
+// Shade of a value, 0 … 1; `top` and more are the darkest.
 export function shadeOf(value, top) {
   return value === null || top <= 0 ? 0 : Math.min(1, Math.abs(value) / top);
 }
 
-// A place of a list that an address names, or undefined: an address may hold anything.
-export function placeIn(list, named) {
-  const place = Number(named ?? NaN);
+// An index into a list from the address, which may hold anything; undefined if it is not one.
+export function indexIn(list, text) {
+  const place = Number(text ?? NaN);
   return Number.isInteger(place) && place >= 0 && place < list.length ? place : undefined;
 }
 
-const short = value => String(+value.toPrecision(2));
+const twoDigits = value => String(+value.toPrecision(2));
 
-// The shades with the numbers that they stand for; `more`: some numbers are larger; `below`: some are less than 0.
-export function legend(name, top, { more = false, below = false, show = short } = {}) {
+// The legend: shades and their values; `more`: there are larger values; `below`: there are negative ones.
+export function legend(name, top, { more = false, below = false, show = twoDigits } = {}) {
   const swatch = step => h("span", { class: "shaded-swatch", style: { "--s": step } },
     show(step * top) + (more && step === 1 ? "+" : ""));
   return h("p", { class: "shaded-legend" }, h("span", {}, name), LEGEND.map(swatch),
     below ? h("span", { class: "shaded-swatch shaded-below", style: { "--s": 0.6 } }, "below 0") : null);
 }
 
-// The space before a word stays white. Of a line's end in two signs, the second is the text.
-export function parted(text) {
+// The space before a word stays white. A line break of two characters is shown by the second.
+export function splitSpace(text) {
   const plain = text.includes("\n") || text === "\r" ? text.replaceAll("\r", "") : text;
   return /^ \S/u.test(plain) ? [" ", plain.slice(1)] : ["", plain];
 }
 
-// What is drawn before a token's text without being text: a token that adds none, or the end of a line.
-function signOf(token) {
+// The symbol before a token: for a token without text, or for a line break.
+function symbolOf(token) {
   const lines = token.text.split("\n").length - 1;
   return token.text.replace(/^\r+|\r+$/g, "") ? "⏎".repeat(lines) : token.piece;
 }
 
 function tokenOf(token) {
-  const [space, text] = parted(token.text);
-  const sign = signOf(token);
+  const [space, text] = splitSpace(token.text);
+  const symbol = symbolOf(token);
   const label = text.trim() ? {} : { "aria-label": token.piece };
   const span = h("span", { class: "shaded-token", role: "option", tabindex: "-1", "aria-selected": "false", ...label },
-    sign ? h("span", { class: "shaded-sign", "aria-hidden": "true" }, sign) : null, text);
+    symbol ? h("span", { class: "shaded-sign", "aria-hidden": "true" }, symbol) : null, text);
   return [space, span];
 }
 
-// `tokens`: [{ text, piece }]. `choose(n)` hears of the one that is chosen, `point(n)` of the one below the pointer.
-// Returns the strip's `element`, `shade(shades)`, with shades below 0 where the numbers are, and `mark(n)`.
-export function shaded({ label, tokens, choose = () => {}, point = () => {} }) {
-  const made = tokens.map(tokenOf);
-  const spans = made.map(([, span]) => span);
-  const numbers = new Map(spans.map((span, n) => [span, n]));
+// `tokens`: [{ text, piece }]. `choose(n)` is called with a selected token, `point(n)` with the one below the pointer.
+// Returns the `element`, `shade(shades)`, in which negative shades are marked, and `mark(n)`, which selects a token.
+/**
+ * @param {{ label: string, tokens: { text: string, piece: string }[], choose?: (n: number) => void,
+ *   point?: (n: number) => void }} options
+ */
+export function shadedText({ label, tokens, choose = () => {}, point = () => {} }) {
+  const nodes = tokens.map(tokenOf);
+  const spans = nodes.map(([, span]) => span);
+  const indices = new Map(spans.map((span, n) => [span, n]));
   const element = h("div", { class: "shaded-text", role: "listbox", "aria-orientation": "horizontal", dir: "auto",
-    "aria-label": `${label}; arrow keys go from token to token` }, made.flat());
+    "aria-label": `${label}; arrow keys move between tokens` }, nodes.flat());
   let at = 0;
 
   const mark = n => {
@@ -64,16 +68,16 @@ export function shaded({ label, tokens, choose = () => {}, point = () => {} }) {
     }
     at = n;
   };
-  const below = event => numbers.get(event.target.closest(".shaded-token"));
+  const tokenAt = event => indices.get(event.target.closest(".shaded-token"));
   roving(element, () => spans, { onfocus: span => {
-    const n = numbers.get(span);
+    const n = indices.get(span) ?? 0;
     if (n === at && span.getAttribute("aria-selected") === "true") return;
     mark(n);
     choose(n);
   } });
-  element.addEventListener("click", event => spans[below(event)]?.focus({ preventScroll: true }));
+  element.addEventListener("click", event => spans[tokenAt(event) ?? -1]?.focus({ preventScroll: true }));
   element.addEventListener("pointerover", event => {
-    const n = below(event);
+    const n = tokenAt(event);
     if (n !== undefined) point(n);
   });
   const shade = shades => spans.forEach((span, n) => {
@@ -83,20 +87,20 @@ export function shaded({ label, tokens, choose = () => {}, point = () => {} }) {
   return { element, shade, mark };
 }
 
-// A choice among `names`, { name: label }, in the words around it.
-export function chosenOf(label, names, name, kind, onchange) {
+// A labelled <select> within a sentence; `names` is { name: label }.
+export function inlineSelect(label, names, name, kind, onchange) {
   return h("label", { class: kind }, `${label} `, select(Object.entries(names), name, onchange));
 }
 
-// What is told of a token or a cell that is chosen; a screen reader says it.
+// The details of the selected token or cell; a screen reader announces them.
 export function panel(hint) {
-  const element = h("div", { class: "shaded-told", "aria-live": "polite" }, soft(hint));
-  return { element, tell: (...parts) => element.replaceChildren(...parts) };
+  const element = h("div", { class: "shaded-details", "aria-live": "polite" }, soft(hint));
+  return { element, show: (...parts) => element.replaceChildren(...parts) };
 }
 
-// Tokens with their probabilities, the likeliest first.
-export function likeliest(guesses) {
-  return h("ol", { class: "shaded-likely" }, guesses.map(({ piece, probability }) =>
+// Tokens with their probabilities, the most probable first.
+export function predictionList(predictions) {
+  return h("ol", { class: "shaded-likely" }, predictions.map(({ piece, probability }) =>
     h("li", { class: "shaded-swatch", style: { "--s": probability.toFixed(3) } },
       h("b", {}, piece), ` ${percent(probability)}`)));
 }

@@ -1,12 +1,13 @@
-// On a page that stands alone: each drawing is built from the data that stand inside of it.
-for (const place of document.querySelectorAll("[data-module]")) {
-  const before = [...place.childNodes], data = JSON.parse(place.querySelector("script").textContent);
+// On a standalone page: every mount point is drawn from the data inside it.
+export {};
+for (const place of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("[data-module]"))) {
+  const before = [...place.childNodes], data = JSON.parse(place.querySelector("script")?.textContent ?? "null");
   try {
     const { mount } = await import(`weft/${place.dataset.module}`);
     place.replaceChildren();
     mount(place, data);
   } catch (error) {
-    place.replaceChildren(...before); // what can be read without the drawing
+    place.replaceChildren(...before); // the fallback
     console.error(error);
   }
 }

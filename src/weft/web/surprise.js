@@ -1,16 +1,16 @@
-// How surprising each token of a text is to a model, and what it expected instead.
+// Surprisal of each token of a text, and the tokens that the model expected instead.
 import { button, h, picture, s, soft } from "./dom.js";
-import { chosenOf, legend, likeliest, panel, parted, placeIn, shadeOf, shaded } from "./shaded.js";
+import { indexIn, inlineSelect, legend, panel, predictionList, shadedText, shadeOf, splitSpace } from "./shaded.js";
 import { facts, table } from "./table.js";
-import { clamp, counted, large, mean as meanOf, percent, sum as total } from "./words.js";
+import { clamp, formatLarge, mean as meanOf, percent, sum as total, withCommas } from "./words.js";
 
-const UNITS = { nats: 1, bits: Math.LN2 }; // nats of each unit
-const TOPS = [1, 2, 4, 6, 8, 10, 12, 16]; // numbers that may be the darkest shade
-const PLACES = 5; // that are told as the most surprising
-const AROUND = 3; // tokens on both sides of such a place
+const UNITS = { nats: 1, bits: Math.LN2 }; // nats per unit
+const TOPS = [1, 2, 4, 6, 8, 10, 12, 16]; // candidate values for the darkest shade
+const MAX_LISTED = 5; // tokens listed as the most surprising
+const CONTEXT = 3; // tokens of context on either side
 const CHART = { height: 120, left: 34, top: 14, bottom: 6, widest: 736 };
 
-// −log p of each token in nats; ∞ where it has a rank and no number, null where nothing predicts it.
+// −log p of each token in nats; ∞ if it has a rank but no value, null if nothing predicts it.
 const surprisals = data => data.nats.map((nats, n) => (nats === null && data.ranks[n] !== null ? Infinity : nats));
 
 const shown = value => (Number.isFinite(value) ? value.toFixed(2) : "∞");
@@ -30,114 +30,120 @@ export function totals(data) {
 function summary(data, unit) {
   const { tokens, mean, perplexity, bitsPerByte } = totals(data);
   return facts([
-    [tokens === 1 ? "token" : "tokens", counted(tokens)],
+    [tokens === 1 ? "token" : "tokens", withCommas(tokens)],
     [`${unit} per token`, exact(mean / UNITS[unit])],
-    [data.masked ? "pseudo-perplexity" : "perplexity", large(perplexity)],
+    [data.masked ? "pseudo-perplexity" : "perplexity", formatLarge(perplexity)],
     ["bits per byte", exact(bitsPerByte)],
   ], "facts surprise-facts");
 }
 
-// The shade is the darkest at the 95th percentile: the same numbers look the same in texts that are about alike.
+// The darkest shade is at the 95th percentile, rounded, so that shades are comparable between similar texts.
 function topOf(values) {
   const finite = values.filter(Number.isFinite).sort((a, b) => a - b);
   const high = finite.length ? finite[Math.floor(0.95 * (finite.length - 1))] : TOPS[0];
-  return TOPS.find(top => top >= high) ?? TOPS.at(-1);
+  return TOPS.find(top => top >= high) ?? TOPS[TOPS.length - 1];
 }
 
-// A stem a token, and a line at their mean. Redrawn only when the values or its width change.
+// One stem per token, and a line at the mean. Redrawn only when the values or the width change.
 function chart(values, unit, width) {
   const { height, left, top, bottom } = CHART;
   const finite = values.filter(value => value !== null && Number.isFinite(value));
-  const most = Math.max(...finite, 1e-9);
+  const max = Math.max(...finite, 1e-9);
   const mean = meanOf(finite.length ? finite : [0]);
   const step = (width - left) / values.length;
-  const y = value => top + (height - top - bottom) * (1 - Math.min(1, value / most));
+  const y = value => top + (height - top - bottom) * (1 - Math.min(1, value / max));
   const x = n => left + step * (n + 0.5);
   const stem = n => (values[n] === null ? "" : `M${x(n).toFixed(1)} ${height - bottom}V${y(values[n]).toFixed(1)}`);
   const thick = Math.max(1, Math.min(12, step - 1.5)).toFixed(1);
   const chosen = s("path", { class: "surprise-chosen", "stroke-width": thick });
-  const drawn = picture(width, height, { class: "surprise-chart", role: "img",
-    "aria-label": `Surprisal of each token, up to ${most.toFixed(1)} ${unit}; mean ${mean.toFixed(1)}` },
+  const plot = picture(width, height, { class: "surprise-chart", role: "img",
+    "aria-label": `Surprisal of each token, up to ${max.toFixed(1)} ${unit}; mean ${mean.toFixed(1)}` },
   s("path", { class: "surprise-stems", d: values.map((_, n) => stem(n)).join(""), "stroke-width": thick }), chosen,
   s("path", { class: "surprise-axis", d: `M${left} ${height - bottom}H${width}` }),
   s("path", { class: "surprise-mean", d: `M${left} ${y(mean).toFixed(1)}H${width}` }),
-  s("text", { x: left - 4, y: top + 4, "text-anchor": "end" }, most.toFixed(1)),
+  s("text", { x: left - 4, y: top + 4, "text-anchor": "end" }, max.toFixed(1)),
   s("text", { x: left - 4, y: height - bottom, "text-anchor": "end" }, "0"));
-  const nearest = pointed => {
-    const box = drawn.getBoundingClientRect();
-    return clamp(Math.floor(((pointed - box.left) * (width / box.width) - left) / step), 0, values.length - 1);
+  const nearest = clientX => {
+    const box = plot.getBoundingClientRect();
+    return clamp(Math.floor(((clientX - box.left) * (width / box.width) - left) / step), 0, values.length - 1);
   };
-  return { picture: drawn, nearest, mark: n => chosen.setAttribute("d", stem(n)) };
+  return { picture: plot, nearest, mark: n => chosen.setAttribute("d", stem(n)) };
 }
 
-function told(data, values, unit, n) {
+function tokenDetails(data, values, unit, n) {
   const name = h("b", {}, data.tokens[n].piece);
-  if (values[n] === null) return [h("p", {}, name, " Nothing predicts it.")];
-  const rank = `rank ${counted(data.ranks[n])} of ${counted(data.vocab_size)}`;
+  if (values[n] === null) return [h("p", {}, name, " Not predicted.")];
+  const rank = `rank ${withCommas(data.ranks[n])} of ${withCommas(data.vocab_size)}`;
   const p = percent(Math.exp(-values[n] * UNITS[unit]));
   const facts = ` probability ${p}, ${shown(values[n])} ${unit}, ${rank}. Expected:`;
-  return [h("p", {}, name, facts), likeliest(data.guesses[n])];
+  return [h("p", {}, name, facts), predictionList(data.guesses[n])];
 }
 
-// The places that surprise most, in what stands around them.
-function most(data, values, unit, choose) {
+// The most surprising tokens, in context.
+function mostSurprising(data, values, unit, choose) {
   const order = values.map((_, n) => n).filter(n => values[n] !== null).sort((a, b) => values[b] - values[a]);
   const texts = data.tokens.map(token => token.text);
   const words = (from, to) => texts.slice(Math.max(0, from), to).join("").replace(/\s+/g, " ");
-  return h("ol", { class: "surprise-most" }, order.slice(0, PLACES).map(n => {
+  return h("ol", { class: "surprise-most" }, order.slice(0, MAX_LISTED).map(n => {
     const expected = data.guesses[n][0];
-    const [space, word] = parted(texts[n]);
+    const [space, word] = splitSpace(texts[n]);
     return h("li", {}, button([h("span", { class: "surprise-number" }, `${shown(values[n])} ${unit}`),
-      h("span", { class: "surprise-around" }, words(n - AROUND, n) + space,
-        h("b", {}, word.trim() ? word : data.tokens[n].piece), words(n + 1, n + 1 + AROUND)),
+      h("span", { class: "surprise-around" }, words(n - CONTEXT, n) + space,
+        h("b", {}, word.trim() ? word : data.tokens[n].piece), words(n + 1, n + 1 + CONTEXT)),
       soft("expected ", h("code", {}, expected.piece), ` ${percent(expected.probability)}`)],
     () => choose(n)));
   }));
 }
 
-// `data` is the JSON of explain/surprise.py's Surprise. `options`: the unit and the place that are chosen at first, and
-// `changed({ unit, place })`, which hears of others.
+// `data` is the JSON of explain/surprise.py's Surprise. `options`: the initial unit and position, and
+// `changed({ unit, place })`, which is called with other ones.
+/**
+ * @param {any} element
+ * @param {any} data
+ * @param {{ unit?: string, place?: any, changed?: (state: any) => void }} options
+ */
 export function mount(element, data, { unit = "nats", place, changed = () => {} } = {}) {
   const box = h("div", { class: "surprise" });
   const nats = surprisals(data);
-  const first = nats.indexOf(Math.max(...nats)); // the most surprising one, where none is chosen
-  let state = { unit: Object.hasOwn(UNITS, unit) ? unit : "nats", place: placeIn(data.tokens, place) ?? first };
+  const first = nats.indexOf(Math.max(...nats)); // by default the most surprising one
+  let state = { unit: Object.hasOwn(UNITS, unit) ? unit : "nats", place: indexIn(data.tokens, place) ?? first };
   let draw = () => {};
 
   const build = () => {
     const values = nats.map(each => (each === null ? null : each / UNITS[state.unit]));
     const top = topOf(values);
-    const { element: tells, tell } = panel("Choose a token to see what was expected in its place.");
-    tells.classList.add("shaded-tall");
-    const strip = shaded({ label: "The text, shaded by surprisal", tokens: data.tokens, choose: n => choose(n) });
+    const { element: details, show: describe } = panel("Select a token to see what the model expected instead.");
+    details.classList.add("shaded-tall");
+    const strip = shadedText({ label: "The text, shaded by surprisal", tokens: data.tokens, choose: n => choose(n) });
     strip.shade(values.map(value => shadeOf(value, top)));
     const holder = h("div", { class: "surprise-holder" });
-    let drawn = null;
+    let plot = null;
     const choose = (n, quiet = false) => {
       strip.mark(n);
-      drawn?.mark(n);
-      tell(...told(data, values, state.unit, n));
+      plot?.mark(n);
+      describe(...tokenDetails(data, values, state.unit, n));
       state = { ...state, place: n };
       if (!quiet) changed({ ...state });
     };
     draw = () => {
       const width = clamp(Math.floor(element.clientWidth), 240, CHART.widest);
-      drawn = chart(values, state.unit, width);
-      drawn.picture.addEventListener("click", event => choose(drawn.nearest(event.clientX)));
-      drawn.mark(state.place);
-      holder.replaceChildren(drawn.picture);
+      plot = chart(values, state.unit, width);
+      plot.picture.addEventListener("click", event => choose(plot.nearest(event.clientX)));
+      plot.mark(state.place);
+      holder.replaceChildren(plot.picture);
     };
-    const units = chosenOf("Surprisal in", { nats: "nats", bits: "bits" }, state.unit, "surprise-unit", name => switchTo(name));
+    const units = inlineSelect("Surprisal in", { nats: "nats", bits: "bits" }, state.unit, "surprise-unit",
+      name => switchTo(name));
     const numbers = n => (values[n] === null ? ["–", "–", "–"]
-      : [shown(values[n]), percent(Math.exp(-nats[n])), counted(data.ranks[n])]);
+      : [shown(values[n]), percent(Math.exp(-nats[n])), withCommas(data.ranks[n])]);
     const expected = n => data.guesses[n].map(guess => `${guess.piece} ${percent(guess.probability)}`).join(" · ");
     const rows = data.tokens.map((token, n) => [String(n + 1), token.piece, ...numbers(n), expected(n)]);
-    const header = ["place", "token", state.unit, "probability", "rank", "likeliest"];
+    const header = ["position", "token", state.unit, "probability", "rank", "most probable"];
     box.replaceChildren(summary(data, state.unit), units,
       legend(`surprisal, ${state.unit}`, top, { more: values.some(value => value > top * 1.001) }),
-      tells, strip.element,
-      h("h3", {}, "Token by token"), holder,
-      h("h3", {}, "The most surprising places"), most(data, values, state.unit, choose),
+      details, strip.element,
+      h("h3", {}, "Surprisal by token"), holder,
+      h("h3", {}, "Most surprising tokens"), mostSurprising(data, values, state.unit, choose),
       table({ title: "All tokens as a table", header, rows, text: [0, 1, 5], folds: true }));
     draw();
     choose(state.place, true);
@@ -150,7 +156,7 @@ export function mount(element, data, { unit = "nats", place, changed = () => {} 
   };
   element.replaceChildren(box);
   build();
-  // a page that is made wider or narrower has a chart of that width
+  // the chart follows the width of the page
   let before = element.clientWidth;
   new ResizeObserver(() => {
     if (element.clientWidth === before) return;

@@ -1,18 +1,22 @@
-// A table as the pages that stand alone have it: { header, rows, title, remarks, text }, where `text` are the columns
-// that stand to the left; cells are texts or elements. A long one is folded.
+// A table as on standalone pages: { header, rows, title, remarks, text }. Columns in `text` are aligned left; cells are
+// texts or elements. A long table is folded.
 import { h } from "./dom.js";
 
-const MANY = 16;
+const MAX_UNFOLDED = 16; // rows
 
-export function scrolling(label, ...children) {
+export function scrollRegion(label, ...children) {
   return h("div", { class: "scroll", role: "region", tabindex: 0, "aria-label": label }, children);
 }
 
 export const fold = (summary, ...children) =>
   h("details", { class: "fold" }, h("summary", {}, summary), children);
 
-// `cards`: each row is a card on a narrow page. `named`: the first cell of a row names it. `marked(n)`: it stands out.
-export function drawn({ header, rows, text, kind = "", cards = false, named = cards, marked = () => false }) {
+// `cards`: each row is a card on a narrow page. `named`: the first cell is the row's header. `marked(n)`: highlight it.
+/**
+ * @param {{ header: any[], rows: any[][], text: number[], kind?: string, cards?: boolean, named?: boolean,
+ *   marked?: (row: number) => boolean }} table
+ */
+export function htmlTable({ header, rows, text, kind = "", cards = false, named = cards, marked = _ => false }) {
   const role = name => (cards ? { role: name } : {});
   const side = n => (text.includes(n) ? undefined : "n");
   const cellOf = (cell, n) => (named && !n ? h("th", { scope: "row", ...role("rowheader") }, cell)
@@ -25,15 +29,16 @@ export function drawn({ header, rows, text, kind = "", cards = false, named = ca
       h("tr", { class: marked(n) && "marked", ...role("row") }, row.map(cellOf)))));
 }
 
-// What is known, by name.
+// A list of names and values.
 export const facts = (pairs, kind = "facts") => h("dl", { class: kind }, pairs.map(([name, fact]) =>
   h("div", {}, h("dt", {}, name), h("dd", {}, fact))));
 
-// `folds`: always, or never.
-export function table({ rows, title = "", remarks = [], text = [0], folds = rows.length > MANY, ...given }) {
+// `folds`: fold always, or never.
+/** @param {any} table */
+export function table({ rows, title = "", remarks = [], text = [0], folds = rows.length > MAX_UNFOLDED, ...options }) {
   const size = rows.length === 1 ? "1 row" : `${rows.length} rows`;
-  const region = scrolling(title || given.header[0], drawn({ rows, text, ...given }));
-  const said = remarks.map(remark => h("p", { class: "soft about" }, remark));
-  return folds ? fold(`${title}: ${size}`, region, said)
-    : h("div", {}, title && h("p", { class: "caption", "aria-hidden": "true" }, title), region, said);
+  const region = scrollRegion(title || options.header[0], htmlTable({ rows, text, ...options }));
+  const notes = remarks.map(remark => h("p", { class: "soft about" }, remark));
+  return folds ? fold(`${title}: ${size}`, region, notes)
+    : h("div", {}, title && h("p", { class: "caption", "aria-hidden": "true" }, title), region, notes);
 }

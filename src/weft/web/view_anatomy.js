@@ -1,22 +1,22 @@
-// What a model is made of: its parts, what they cost, how that grows, and the computation graph. No weights are needed.
+// Anatomy: the parts of a model, their costs, how costs grow, and the computation graph. No weights are needed.
 import * as anatomy from "./anatomy.js";
 import * as chart from "./chart.js";
 import * as costs from "./costs.js";
 import { button, field, h, select } from "./dom.js";
 import * as graph from "./graph.js";
 import { latest } from "./reading.js";
-import { quoted, tools } from "./save.js";
+import { saveTools, shellQuote } from "./save.js";
 import { table } from "./table.js";
 
 export const title = "Anatomy";
-export const about = "What the model is made of, what each part costs, and how it computes.";
+export const about = "Parts of the model, their costs, and the computation.";
 export const path = "anatomy";
 export const shows = () => true;
 
-const SHOWN = { anatomy: "Parts", costs: "Costs", growth: "Growth", graph: "Graph" };
-const COUNTS = "An n-gram model looks up counts: it has no weights that cost anything, and its graph needs the counts: "
+const SECTIONS = { anatomy: "Parts", costs: "Costs", growth: "Growth", graph: "Graph" };
+const NGRAM_NOTE = "An n-gram model looks up counts. It has no weights to count, and its graph depends on the counts: "
   + "weft explain RUN --only graph draws it.";
-const OF_A_GRAPH = ["open", "at", "shapes", "backward"];
+const GRAPH_STATE = ["open", "at", "shapes", "backward"];
 const growth = {
   mount(place, { plots }) {
     const charts = h("div", { class: "charts" });
@@ -30,55 +30,56 @@ const MODULES = { anatomy, costs, growth, graph };
 export async function mount(main, context) {
   const { api, info, signal, state } = context;
   const presets = (await api.get("v1/presets", signal)).data;
+  /** @type {any} */
   let drawn = null;
-  const current = () => state.show in SHOWN ? state.show : "anatomy";
+  const current = () => state.show in SECTIONS ? state.show : "anatomy";
   const preset = () => presets.some(each => each.name === state.preset) ? state.preset : info ? undefined : "gpt2";
   const kind = () => preset() ? presets.find(each => each.name === preset()).kind : info.kind;
-  const own = info ? [["", `${info.id}, this model`]] : [];
-  const place = h("div", { class: "anatomy-place" }), said = h("p", { class: "soft about" });
-  const tabs = Object.entries(SHOWN).map(([name, label]) =>
+  const thisModel = info ? [["", `${info.id}, this model`]] : [];
+  const place = h("div", { class: "anatomy-place" }), caption = h("p", { class: "soft about" });
+  const tabs = Object.entries(SECTIONS).map(([name, label]) =>
     button(label, () => change({ show: name }), { "data-show": name }));
   main.append(
     h("div", { class: "fields" },
-      field("Architecture", select([...own, ...presets.map(({ name }) => [name, name])], preset() ?? "",
+      field("Architecture", select([...thisModel, ...presets.map(({ name }) => [name, name])], preset() ?? "",
         name => change({ preset: name || undefined }))),
-      h("div", { class: "anatomy-tabs", role: "group", "aria-label": "What is shown" }, tabs)),
-    place, said,
-    tools({ name: `anatomy-${preset() ?? info?.id}`, svg: () => drawn?.svg() ?? place, command }));
+      h("div", { class: "anatomy-tabs", role: "group", "aria-label": "Section" }, tabs)),
+    place, caption,
+    saveTools({ name: `anatomy-${preset() ?? info?.id}`, svg: () => drawn?.svg() ?? place, command }));
 
   function command() {
-    const source = quoted(preset() ?? `runs/${info.id}`), show = current();
+    const source = shellQuote(preset() ?? `runs/${info.id}`), show = current();
     const flags = show !== "graph" ? [] : ["shapes", "backward"].filter(name => state[name] === "1");
     return ["weft explain", source, "--only", show, ...flags.map(name => `--${name}`)].join(" ");
   }
 
-  // What is open in the graph of one model says nothing of another's.
+  // Folds that are open in one model's graph do not apply to another's.
   function change(changes) {
-    const of = { ...Object.fromEntries([...OF_A_GRAPH, "part"].map(name => [name, undefined])), ...changes };
+    const of = { ...Object.fromEntries([...GRAPH_STATE, "part"].map(name => [name, undefined])), ...changes };
     context.set("preset" in changes ? of : changes, { push: true });
     show();
   }
 
-  function tell(why) {
+  function explain(reason) {
     drawn = null;
-    said.textContent = "";
-    place.replaceChildren(h("p", {}, why));
+    caption.textContent = "";
+    place.replaceChildren(h("p", {}, reason));
     return true;
   }
 
-  // a model that has no such view says why
+  // a model without this view shows the reason
   const show = latest(context, place, async ending => {
     const name = current(), of = preset();
     for (const tab of tabs) tab.setAttribute("aria-pressed", tab.dataset.show === name);
-    if (kind() === "ngram" && name !== "anatomy") return tell(COUNTS); // asking would only be refused
+    if (kind() === "ngram" && name !== "anatomy") return explain(NGRAM_NOTE); // the request would be refused
     const query = new URLSearchParams(of ? { preset: of } : { model: info.id });
     const data = await api.get(`v1/architecture/${name}?${query}`, ending);
     drawn?.close?.();
-    said.textContent = data.about;
+    caption.textContent = data.about;
     place.replaceChildren();
     drawn = MODULES[name].mount(place, data, { shown: state, changed: changes => context.set(changes) });
     return place.append(...data.tables.map(table));
-  }, error => error.status === 400 && tell(error.message));
+  }, error => error.status === 400 && explain(error.message));
 
   await show();
   return { close: () => drawn?.close?.() };

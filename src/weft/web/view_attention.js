@@ -1,11 +1,11 @@
-// Where each head looks while the model reads a text, and what the text costs without some of them.
-import { mount as drawn } from "./attention.js";
-import { comparison, nothingOff } from "./attention_off.js";
+// Attention: what each head attends to in a text, and the loss of the text without some heads.
+import { mount as drawAttention } from "./attention.js";
+import { comparison, switchOffHint } from "./attention_off.js";
 import { debounced, h } from "./dom.js";
 import { latest, readingView } from "./reading.js";
 
 export const title = "Attention";
-export const about = "Where each head looks. Switch heads off, and see what the text loses.";
+export const about = "What each head attends to. Switch heads off to see how the loss changes.";
 export const path = "attention";
 
 const HEAD = /^(encoder|decoder|cross)\.\d+\.\d+$/;
@@ -16,14 +16,21 @@ export function shows(info) { return info !== null && KINDS.includes(info.kind);
 export async function mount(main, context) {
   const view = new AttentionView(context);
   await readingView(main, context, { view: "attention", route: "maps", draw: (place, maps) => view.draw(place, maps),
-    svg: () => view.pictures(), options: () => view.options() });
+    svg: () => view.pictures(), words: () => view.words() });
   return view;
 }
 
 class AttentionView {
   constructor(context) {
-    Object.assign(this, { context, wholes: new Map() });
-    this.panel = h("div", { class: "attention-off" }, nothingOff());
+    this.context = context;
+    this.baselines = new Map(); // responses with all heads on
+    /** @type {any} */
+    this.shown = null;
+    /** @type {string[] | null} */
+    this.kinds = null;
+    /** @type {any[] | null} */
+    this.responses = null;
+    this.panel = h("div", { class: "attention-off" }, switchOffHint());
     this.without = context.info.words && h("section", { class: "attention-without", "aria-label": "Without heads" },
       h("h3", {}, "Without heads"), this.panel);
     this.off = new Set((context.state.off ?? "").split(",").filter(each => HEAD.test(each)));
@@ -37,7 +44,7 @@ class AttentionView {
   async draw(place, maps) {
     this.forget(maps.parts);
     const before = this.shown;
-    this.shown = await drawn(place, maps, {
+    this.shown = await drawAttention(place, maps, {
       chosen: { ...this.context.state }, off: this.off, below: this.without,
       onchoose: changed => this.context.set(changed),
       onoff: this.without ? off => this.switchOff(off) : undefined,
@@ -47,11 +54,11 @@ class AttentionView {
     if (this.without) this.measured.now();
   }
 
-  // heads that this model has not, as an address may name them
+  // heads from the address that this model does not have
   forget(parts) {
     for (const each of this.off) {
-      const [kind, layer, head] = each.split("."), part = parts.find(other => other.kind === kind);
-      if (!part || layer >= part.layers || head >= part.heads) this.off.delete(each);
+      const [kind, layer, head] = each.split("."), part = parts.find(one => one.kind === kind);
+      if (!part || Number(layer) >= part.layers || Number(head) >= part.heads) this.off.delete(each);
     }
   }
 
@@ -62,39 +69,39 @@ class AttentionView {
     this.measured();
   }
 
-  // ---- what the text costs
+  // ---- loss without heads
 
   async measure(ending) {
-    this.answers = null;
-    if (!this.off.size) return this.panel.replaceChildren(nothingOff());
+    this.responses = null;
+    if (!this.off.size) return this.panel.replaceChildren(switchOffHint());
     const heads = [...this.off].map(each => {
       const [kind, layer, head] = each.split(".");
       return [kind, Number(layer), Number(head)];
     });
-    this.answers = [await this.withoutHeads([], ending), await this.withoutHeads(heads, ending)];
-    return this.panel.replaceChildren(comparison(this.off, ...this.answers, on =>
+    this.responses = [await this.withoutHeads([], ending), await this.withoutHeads(heads, ending)];
+    return this.panel.replaceChildren(comparison(this.off, this.responses[0], this.responses[1], on =>
       this.switchOff(new Set([...this.off].filter(each => !on.includes(each))))));
   }
 
-  // with all heads on, it is asked once for a text
+  // with all heads on, requested once per text
   async withoutHeads(heads, ending) {
     const { info, api, state: { text = null, target = null } } = this.context;
-    const asked = { model: info.id, input: text, target, heads }, key = JSON.stringify(asked);
-    if (this.wholes.has(key)) return this.wholes.get(key);
-    const answer = (await api.post("v1/explain/without_heads", asked, ending)).without_heads;
-    if (!heads.length) this.wholes = new Map([[key, answer]]);
-    return answer;
+    const body = { model: info.id, input: text, target, heads }, key = JSON.stringify(body);
+    if (this.baselines.has(key)) return this.baselines.get(key);
+    const response = (await api.post("v1/explain/without_heads", body, ending)).without_heads;
+    if (!heads.length) this.baselines = new Map([[key, response]]);
+    return response;
   }
 
-  // ---- keeping it
+  // ---- saving
 
   pictures() {
-    return [...this.shown?.pictures() ?? [], this.answers && this.panel];
+    return [...this.shown?.pictures() ?? [], this.responses && this.panel];
   }
 
-  // the command line shows the heads that read the source, where there are several kinds
-  options() {
-    const { kind, layer, head } = this.context.state, told = layer !== undefined && head !== undefined;
-    return told && (!kind || !this.kinds || kind === this.kinds.at(-1)) ? [`--layer ${layer} --head ${head}`] : [];
+  // of several kinds, the command shows cross-attention
+  words() {
+    const { kind, layer, head } = this.context.state, selected = layer !== undefined && head !== undefined;
+    return selected && (!kind || !this.kinds || kind === this.kinds.at(-1)) ? [`--layer ${layer} --head ${head}`] : [];
   }
 }

@@ -1,20 +1,20 @@
-// What `weft compare` and `weft scale` found, in the folders that the server was given: curves, ranking, laws.
+// Compare: results of `weft compare` and `weft scale` in the server's folders: curves, ranking, scaling laws.
 import * as chart from "./chart.js";
 import { button, field, h, select, soft } from "./dom.js";
 import { latest } from "./reading.js";
-import { tools } from "./save.js";
+import { saveTools } from "./save.js";
 import { facts, fold, table } from "./table.js";
 
 export const title = "Compare";
-export const about = "Models trained with equal compute, and laws of how the loss falls.";
+export const about = "Models trained with equal compute, and scaling laws.";
 export const path = "compare";
 export const shows = () => true;
 
-const HOW = ["weft compare lstm transformer++ --data book.txt --flops 1e13",
+const COMMANDS = ["weft compare lstm transformer++ --data book.txt --flops 1e13",
   "weft scale llama-tiny --data book.txt --budget 1e13"];
-const OF_LOSS = /^(scaling-)?loss|isoflops/;
-const FOLDED = ["sweep"]; // small charts, one for each contender
-const WIDE = [760, 420]; // pixels of the chart of losses
+const LOSS_PANELS = /^(scaling-)?loss|isoflops/;
+const FOLDED = ["sweep"]; // panels with one small chart per contender
+const LOSS_SIZE = { width: 760, height: 420 }; // pixels
 
 const labelOf = panel => /isoflops/.test(panel.name) ? "parameters"
   : panel.plots[0].x.label.replace(" in training", "");
@@ -23,12 +23,16 @@ export async function mount(main, context) {
   const { api, signal, state } = context;
   const studies = (await api.get("v1/comparisons", signal)).data;
   if (!studies.length) {
-    main.append(h("p", {}, "There is no comparison in the folders of this server. These commands make one; "
-      + "then name its folder beside the runs: weft serve runs comparisons"), ...HOW.map(line => h("pre", {}, line)));
+    main.append(h("p", {}, "No comparisons in this server's folders. These commands make one; "
+      + "then serve its folder along with the runs: weft serve runs comparisons"),
+    ...COMMANDS.map(line => h("pre", {}, line)));
     return {};
   }
   const place = h("div");
-  let charts = [], shown = null;
+  /** @type {ReturnType<typeof chart.mount>[]} */
+  let charts = [];
+  /** @type {any} */
+  let shown = null;
   const known = () => studies.find(each => each.name === state.study) ?? studies.find(each => each.finished)
     ?? studies[0];
   const choice = select(studies.map(each => [each.name, each.name]), known().name, name => {
@@ -36,37 +40,38 @@ export async function mount(main, context) {
     show();
   });
   main.append(h("div", { class: "fields" }, field("Comparison", choice)), place,
-    tools({ name: "compare", command: () => shown?.command || HOW[0],
+    saveTools({ name: "compare", command: () => shown?.command || COMMANDS[0],
       svg: () => charts.length ? charts.map(each => each.element) : place }));
 
-  const draw = (into, plot, on) => {
+  const draw = (into, plot, on = {}) => {
     const drawn = chart.mount(into.appendChild(h("div")), plot, on);
     charts.push(drawn);
     return drawn;
   };
 
-  // Curves: one large chart, whose horizontal axis is chosen.
+  // Curves: one large chart with a choice of horizontal axes.
   function losses(panels) {
     if (!panels.length) return null;
     const current = () => panels.find(each => labelOf(each) === state.x) ?? panels[0];
     const section = h("section", { "aria-label": "Loss" }), into = h("div", { class: "compare-losses" });
-    const said = h("p", { class: "soft about" }), hidden = () => state.hidden?.split("\n") ?? [];
+    const caption = h("p", { class: "soft about" }), hidden = () => state.hidden?.split("\n") ?? [];
     const axes = panels.map(each => button(labelOf(each), () => {
       context.set({ x: each === panels[0] ? undefined : labelOf(each) });
       fill();
     }));
+    /** @type {ReturnType<typeof chart.mount> | null} */
     let drawn = null;
     const fill = () => {
       const panel = current();
       axes.forEach((button, n) => button.setAttribute("aria-pressed", panels[n] === panel));
-      said.textContent = panel.about;
+      caption.textContent = panel.about;
       if (drawn) { drawn.close(); charts = charts.filter(each => each !== drawn); into.replaceChildren(); }
-      drawn = draw(into, { ...panel.plots[0], size: WIDE, hidden: hidden() },
+      drawn = draw(into, { ...panel.plots[0], size: LOSS_SIZE, hidden: hidden() },
         { hidden: names => context.set({ hidden: names.join("\n") || undefined }) });
     };
     section.append(h("div", { class: "compare-axes", role: "group", "aria-label": "Bits per byte against" },
-      soft("Bits per byte against "), axes), into, said);
-    return [section, fill];
+      soft("Bits per byte against "), axes), into, caption);
+    return { section, fill };
   }
 
   function contenders({ contenders: all, settings = {} }) {
@@ -80,7 +85,7 @@ export async function mount(main, context) {
       rows.length > 0 && fold(`Settings that differ: ${rows.length}`,
         table({ header: ["setting", ...names], rows: rows.slice(0, 400), text: columns, folds: false })),
       all.filter(each => each.sample).map(each =>
-        fold(`What ${each.name} writes`, h("pre", { tabindex: 0 }, each.sample)))];
+        fold(`Samples of ${each.name}`, h("pre", { tabindex: 0 }, each.sample)))];
   }
 
   const show = latest(context, place, async ending => {
@@ -93,18 +98,18 @@ export async function mount(main, context) {
     shown = data;
     place.replaceChildren(...data.finished ? [] : unfinished(data));
     if (data.finished) fillPlace(data);
-    return document.dispatchEvent(new CustomEvent("weft-state")); // the command is another one
+    return document.dispatchEvent(new CustomEvent("weft-state")); // the command changes
   });
 
   const unfinished = data => [
-    h("p", {}, `It has not ended: ${data.runs} of its runs ${data.runs === 1 ? "has" : "have"} finished. `
-      + "The same command goes on with it:"), h("pre", {}, data.command)];
+    h("p", {}, `Unfinished: ${data.runs} ${data.runs === 1 ? "run" : "runs"} done. `
+      + "Run the command again to continue:"), h("pre", {}, data.command)];
 
   function fillPlace(data) {
-    const [curves, fill] = losses(data.panels.filter(each => OF_LOSS.test(each.name))) ?? [];
-    place.append(h("h2", {}, data.title), h("p", { class: "lead" }, data.result), curves ?? "");
-    fill?.();
-    const others = data.panels.filter(each => !OF_LOSS.test(each.name));
+    const curves = losses(data.panels.filter(each => LOSS_PANELS.test(each.name)));
+    place.append(h("h2", {}, data.title), h("p", { class: "lead" }, data.result), curves?.section ?? "");
+    curves?.fill();
+    const others = data.panels.filter(each => !LOSS_PANELS.test(each.name));
     const open = others.filter(each => !FOLDED.includes(each.name));
     const pair = h("div", { class: "charts" });
     place.append(pair);
@@ -116,20 +121,20 @@ export async function mount(main, context) {
     }
     place.append(...data.tables.map(table), ...contenders(data).flat().filter(Boolean));
     for (const panel of others.filter(each => FOLDED.includes(each.name))) place.append(small(panel));
-    place.append(fold("How it was measured", facts(Object.entries(data.facts ?? {})),
+    place.append(fold("Method", facts(Object.entries(data.facts ?? {})),
       h("ul", { class: "about notes" }, data.notes.map(line => h("li", {}, line)))));
   }
 
-  // Many small charts, drawn when they are looked at.
+  // Many small charts, drawn when they become visible.
   function small(panel) {
     const into = h("div", { class: "charts small" });
-    const made = fold(`Learning rates: ${panel.plots.length} charts`,
+    const folded = fold(`Learning rates: ${panel.plots.length} charts`,
       h("p", { class: "soft about" }, panel.about), into);
-    made.addEventListener("toggle", () => {
+    folded.addEventListener("toggle", () => {
       if (into.childNodes.length) return;
       for (const plot of panel.plots) draw(into, { ...plot, controls: false });
     });
-    return made;
+    return folded;
   }
 
   await show();

@@ -1,28 +1,33 @@
-// The runs of the folder: their curves as they grow, several overlaid; what they wrote, and what they differ in.
+// Runs: training curves, live and overlaid, samples, differences between recipes, and events.
 import { mount as mountChart } from "./chart.js";
 import { button, debounced, field, h, select } from "./dom.js";
-import { AXES, add, axisOf, charts, empty } from "./runs_curves.js";
-import { STATES, events, listOf, noRuns, recipes, sampleOf } from "./runs_parts.js";
-import { quoted, tools } from "./save.js";
-import { scrolling } from "./table.js";
-import { between, counted } from "./words.js";
+import { add, AXES, axisOf, charts, empty } from "./runs_curves.js";
+import { events, listOf, noRuns, recipes, sampleOf, STATES } from "./runs_parts.js";
+import { saveTools, shellQuote } from "./save.js";
+import { scrollRegion } from "./table.js";
+import { numberWithin, withCommas } from "./words.js";
 
 export const title = "Runs";
-export const about = "What each run learned, and how; a run that is training moves.";
+export const about = "Training curves, samples, recipes and events, updated live.";
 export const path = "runs";
 export const shows = () => true;
 
-const POLL_MS = 2000, CALM_MS = 8000; // between looks at a folder where something trains, and where nothing does
-const MAX_CHOSEN = 12; // runs at a time
-const byNumber = key => (one, other) => (other[key] ?? -Infinity) - (one[key] ?? -Infinity);
-const byBest = (one, other) => (one.metric ?? "~").localeCompare(other.metric ?? "~")
-  || (one.best ?? Infinity) - (other.best ?? Infinity);
-const SORTS = { changed: ["last changed", byNumber("changed")], name: ["name", (a, b) => a.name.localeCompare(b.name)],
-  best: ["best", byBest], size: ["parameters", byNumber("parameters")], steps: ["steps", byNumber("steps_done")] };
+const POLL_MS = 2000, IDLE_MS = 8000; // between requests while a run is training, and while none is
+const MAX_CHOSEN = 12; // runs shown together
+const descending = key => (a, b) => (b[key] ?? -Infinity) - (a[key] ?? -Infinity);
+const byBest = (a, b) => (a.metric ?? "~").localeCompare(b.metric ?? "~")
+  || (a.best ?? Infinity) - (b.best ?? Infinity);
+const SORTS = {
+  changed: { label: "last changed", order: descending("changed") },
+  name: { label: "name", order: (a, b) => a.name.localeCompare(b.name) },
+  best: { label: "best", order: byBest },
+  size: { label: "parameters", order: descending("parameters") },
+  steps: { label: "steps", order: descending("steps_done") },
+};
 
-// names in the address: a comma stands between them, and none inside
-const listed = text => (text ?? "").split(",").filter(Boolean).map(decodeURIComponent);
-const joined = names => names.map(encodeURIComponent).join(",") || undefined;
+// names in the address, separated by commas
+const splitNames = text => (text ?? "").split(",").filter(Boolean).map(decodeURIComponent);
+const joinNames = names => names.map(encodeURIComponent).join(",") || undefined;
 
 export async function mount(main, context) {
   const view = new Runs(main, context);
@@ -33,33 +38,44 @@ export async function mount(main, context) {
 class Runs {
   constructor(main, context) {
     const { state } = context, range = state.zoom?.split(",").map(Number).filter(Number.isFinite);
-    Object.assign(this, { context, rows: [], data: new Map(), drawn: new Map() });
-    this.chosen = listed(state.runs);
-    this.hidden = listed(state.hide);
+    this.context = context;
+    /** @type {any[]} */
+    this.rows = []; // of the list
+    /** @type {Map<string, any>} */
+    this.data = new Map(); // metrics, samples and events by run
+    /** @type {Map<string, ReturnType<typeof mountChart>>} */
+    this.charts = new Map(); // by metric
+    this.now = 0;
+    this.timer = 0;
+    this.chosen = splitNames(state.runs);
+    this.hidden = splitNames(state.hide);
     this.zoom = range?.length === 2 && range[0] < range[1] ? range : null;
-    this.list = scrolling("Runs");
+    this.list = scrollRegion("Runs");
     this.list.classList.add("runs-scroll");
-    this.counted = h("p", { class: "soft runs-counted", role: "status" });
+    this.status = h("p", { class: "soft runs-counted", role: "status" });
     this.notes = h("div", { class: "runs-notes" });
     this.grid = h("div", { class: "charts" });
     this.curves = h("section", {}, h("h2", { class: "unseen" }, "Curves"), this.controls(), this.notes, this.grid);
-    [this.samples, this.recipes, this.events] = [h("section"), h("section"), h("section")];
-    const pictures = () => [...this.drawn.values()].map(chart => chart.element);
-    this.foot = h("div", {}, tools({ svg: pictures, name: "runs", command: () => this.command() }));
+    this.samples = h("section");
+    this.recipes = h("section");
+    this.events = h("section");
+    const pictures = () => [...this.charts.values()].map(chart => chart.element);
+    this.foot = h("div", {}, saveTools({ svg: pictures, name: "runs", command: () => this.command() }));
     this.parts = [this.finder(), this.list, this.curves, this.samples, this.recipes, this.events, this.foot];
-    main.append(...this.parts.slice(0, 2), this.counted, ...this.parts.slice(2));
+    main.append(...this.parts.slice(0, 2), this.status, ...this.parts.slice(2));
   }
 
   close() {
     clearTimeout(this.timer);
-    for (const chart of this.drawn.values()) chart.close();
+    for (const chart of this.charts.values()) chart.close();
   }
 
   async begin() {
-    await this.look();
+    await this.loadList();
     if (!this.chosen.length) {
-      const moving = this.rows.find(run => run.state === "running"), curved = this.rows.find(run => run.steps_done > 1);
-      this.chosen = [moving ?? curved ?? this.rows[0]].filter(Boolean).map(run => run.name);
+      const running = this.rows.find(run => run.state === "running");
+      const first = running ?? this.rows.find(run => run.steps_done > 1) ?? this.rows[0];
+      this.chosen = first ? [first.name] : [];
     }
     this.showList();
     const first = this.list.querySelector(".marked");
@@ -69,26 +85,27 @@ class Runs {
     this.wait();
   }
 
-  // ---- what is known
+  // ---- data
 
-  async look() {
-    const found = await this.context.api.get("v1/runs", this.context.signal);
-    this.now = found.now;
-    this.rows = found.runs;
+  async loadList() {
+    const { now, runs } = await this.context.api.get("v1/runs", this.context.signal);
+    this.now = now;
+    this.rows = runs;
   }
 
   state(name) { return this.rows.find(run => run.name === name)?.state; }
 
-  // Whatever is new of a run; whether there was anything.
+  // Load new data of a run; returns whether there was any.
   async load(name) {
     const run = this.data.get(name) ?? empty(name), before = run.problem;
     this.data.set(name, run);
-    if (!this.state(name)) { // what was known of it stays
-      run.problem = `${name}: there is no such run here, or it has gone.`;
+    if (!this.state(name)) { // earlier data are kept
+      run.problem = `${name}: no such run on this server, or no longer.`;
       return run.problem !== before;
     }
     try {
-      run.reading ??= this.read(run).finally(() => { run.reading = null; }); // two at once would add the same lines
+      // concurrent requests would add lines twice
+      run.reading ??= this.read(run).finally(() => { run.reading = null; });
       const grew = await run.reading;
       run.problem = null;
       return grew || Boolean(before);
@@ -101,20 +118,20 @@ class Runs {
 
   async read(run) {
     const { api, signal } = this.context, state = this.state(run.name);
-    const ask = what => api.get(`v1/runs/${encodeURIComponent(run.name)}/${what}`, signal);
+    const get = path => api.get(`v1/runs/${encodeURIComponent(run.name)}/${path}`, signal);
     let grew = false, evaluated = !run.since || run.state !== state;
     for (let more = true; more;) {
-      const answer = await ask(`metrics?since=${encodeURIComponent(run.since)}`);
-      more = answer.more;
-      evaluated ||= answer.reset || Object.keys(answer.series).some(key => key.startsWith("validation_"));
-      grew = add(run, answer) || grew;
+      const response = await get(`metrics?since=${encodeURIComponent(run.since)}`);
+      more = response.more;
+      evaluated ||= response.reset || Object.keys(response.series).some(key => key.startsWith("validation_"));
+      grew = add(run, response) || grew;
     }
     if (evaluated) {
-      const [told, written] = await Promise.all([ask("events"), ask("samples")]);
-      Object.assign(run, { state, events: told.events, damage: told.damage });
+      const [events, written] = await Promise.all([get("events"), get("samples")]);
+      Object.assign(run, { state, events: events.events, damage: events.damage });
       Object.assign(run, { samples: written.samples, final: written.final });
     }
-    run.recipe ??= (await ask("recipe")).flat;
+    run.recipe ??= (await get("recipe")).flat;
     return grew || evaluated;
   }
 
@@ -128,18 +145,18 @@ class Runs {
     this.show();
   }
 
-  // Look again as long as anybody looks here.
+  // Poll while the page is visible.
   wait() {
     clearTimeout(this.timer);
     if (document.hidden || this.context.signal.aborted) return;
-    const moving = this.rows.some(run => run.state === "running");
-    this.timer = setTimeout(() => this.again(), moving ? POLL_MS : CALM_MS);
+    const running = this.rows.some(run => run.state === "running");
+    this.timer = setTimeout(() => this.poll(), running ? POLL_MS : IDLE_MS);
   }
 
-  async again() {
+  async poll() {
     try {
       const before = this.rows, changed = new Map(before.map(run => [run.name, run.changed]));
-      await this.look();
+      await this.loadList();
       if (JSON.stringify(this.rows) !== JSON.stringify(before)) this.showList();
       const moved = this.chosen.filter(name => {
         const run = this.rows.find(each => each.name === name);
@@ -150,11 +167,11 @@ class Runs {
       this.wait();
     } catch (error) {
       this.context.fail(error);
-      if (error.status) this.wait(); // where the server is away, the page begins anew when it is back
+      if (error.status) this.wait(); // without a response, the page restarts when the server is back
     }
   }
 
-  // ---- the list
+  // ---- list
 
   finder() {
     const { state, set } = this.context;
@@ -162,7 +179,7 @@ class Runs {
       set({ find: find.value || undefined });
       this.showList();
     }, 100) });
-    const sort = select(Object.entries(SORTS).map(([id, [name]]) => [id, name]), state.sort ?? "changed", value => {
+    const sort = select(Object.entries(SORTS).map(([id, { label }]) => [id, label]), state.sort ?? "changed", value => {
       set({ sort: value === "changed" ? undefined : value });
       this.showList();
     });
@@ -172,32 +189,33 @@ class Runs {
   showList() {
     const { find = "", sort } = this.context.state;
     const text = run => [run.name, run.objective, run.model, STATES[run.state]].join(" ").toLowerCase();
-    const [, order] = SORTS[sort] ?? SORTS.changed;
+    const { order } = SORTS[sort] ?? SORTS.changed;
     const found = this.rows.filter(run => text(run).includes(find.toLowerCase())).sort(order);
-    const focused = this.list.contains(document.activeElement) ? document.activeElement.value : null;
+    const active = /** @type {HTMLInputElement} */ (document.activeElement);
+    const focused = this.list.contains(active) ? active.value : null;
     this.list.replaceChildren(listOf(found, this.now, this.chosen, (name, chosen) => this.choose(name, chosen)));
     if (focused !== null) [...this.list.querySelectorAll("input")].find(box => box.value === focused)?.focus();
     for (const part of this.parts) part.hidden = !this.rows.length;
-    const some = found.length < this.rows.length ? `${found.length} of ${this.rows.length} runs` : "";
-    this.counted.replaceChildren(this.rows.length ? some : noRuns());
+    const count = found.length < this.rows.length ? `${found.length} of ${this.rows.length} runs` : "";
+    this.status.replaceChildren(this.rows.length ? count : noRuns());
   }
 
   choose(name, chosen) {
     if (chosen && this.chosen.length >= MAX_CHOSEN) {
       this.showList();
-      this.counted.textContent = `${MAX_CHOSEN} runs at a time; take one away first.`;
+      this.status.textContent = `${MAX_CHOSEN} runs at most; deselect one first.`;
       return;
     }
     this.chosen = chosen ? [...this.chosen, name] : this.chosen.filter(each => each !== name);
-    this.context.set({ runs: joined(this.chosen), at: undefined });
+    this.context.set({ runs: joinNames(this.chosen), at: undefined });
     this.showList();
     this.loadChosen().catch(error => this.context.fail(error));
   }
 
-  // ---- the curves
+  // ---- curves
 
   controls() {
-    const { state, set } = this.context, later = debounced(() => this.showCurves(), 15);
+    const { state, set } = this.context, redraw = debounced(() => this.showCurves(), 15);
     const box = (label, key) => {
       const input = h("input", { type: "checkbox", checked: state[key] === "1", onchange: () => {
         set({ [key]: input.checked ? "1" : undefined });
@@ -207,102 +225,103 @@ class Runs {
     };
     const smooth = h("input", { type: "range", min: 0, max: 0.99, step: 0.01, value: state.smooth ?? 0, oninput: () => {
       set({ smooth: Number(smooth.value) ? smooth.value : undefined });
-      later();
+      redraw();
     } });
     const axis = select(Object.entries(AXES).map(([id, { name }]) => [id, name]), state.x ?? "step", value => {
       this.zoom = null;
       set({ x: value === "step" ? undefined : value, zoom: undefined });
       this.showCurves();
     });
-    this.whole = button("Whole range", () => this.zoomTo(null));
-    return h("div", { class: "fields" }, field("By", axis), field("Smoothing", smooth), box("log x", "logx"),
-      box("log y", "logy"), this.whole);
+    this.resetZoom = button("Reset zoom", () => this.zoomTo(null));
+    return h("div", { class: "fields" }, field("Horizontal axis", axis), field("Smoothing", smooth),
+      box("log x", "logx"), box("log y", "logy"), this.resetZoom);
   }
 
   zoomTo(range, from = null) {
     this.zoom = range;
     this.context.set({ zoom: range ? range.map(end => Number(end.toPrecision(6))).join(",") : undefined });
-    for (const [key, chart] of this.drawn) if (key !== from) chart.zoom(range);
-    this.whole.hidden = !range;
+    for (const [key, chart] of this.charts) if (key !== from) chart.zoom(range);
+    this.resetZoom.hidden = !range;
   }
 
   known() { return this.chosen.map(name => this.data.get(name)).filter(Boolean); }
 
   showCurves() {
     const { state } = this.context, x = AXES[state.x] ? state.x : "step", runs = this.known();
-    const wanted = charts(runs, { x, logX: state.logx === "1", logY: state.logy === "1" });
-    const smooth = between(state.smooth, 0, 0.99, 0);
-    if (wanted.map(chart => chart.key).join() !== [...this.drawn.keys()].join()) {
-      for (const chart of this.drawn.values()) chart.close();
-      this.drawn.clear();
+    const list = charts(runs, { x, logX: state.logx === "1", logY: state.logy === "1" });
+    const smooth = numberWithin(state.smooth, 0, 0.99, 0);
+    if (list.map(chart => chart.key).join() !== [...this.charts.keys()].join()) {
+      for (const chart of this.charts.values()) chart.close();
+      this.charts.clear();
       this.grid.replaceChildren();
     }
-    for (const data of wanted) {
-      const now = { ...data, smooth, zoom: this.zoom, hidden: this.hidden };
-      if (this.drawn.has(data.key)) this.drawn.get(data.key).update(now); else this.addChart(now);
+    for (const data of list) {
+      const current = { ...data, smooth, zoom: this.zoom, hidden: this.hidden };
+      const chart = this.charts.get(data.key);
+      if (chart) chart.update(current); else this.addChart(current);
     }
-    this.whole.hidden = !this.zoom;
-    const notes = runs.length ? runs.flatMap(run => this.notesOf(run, x)) : ["Choose a run."];
+    this.resetZoom.hidden = !this.zoom;
+    const notes = runs.length ? runs.flatMap(run => this.notesOf(run, x)) : ["Select a run."];
     this.notes.replaceChildren(...notes.filter(Boolean).map(note => h("p", { class: "soft" }, note)));
   }
 
   addChart(data) {
-    const { key } = data, others = work => { for (const [each, chart] of this.drawn) if (each !== key) work(chart); };
-    this.drawn.set(key, mountChart(this.grid.appendChild(h("div")), data, {
+    const { key } = data, others = work => { for (const [name, chart] of this.charts) if (name !== key) work(chart); };
+    this.charts.set(key, mountChart(this.grid.appendChild(h("div")), data, {
       zoom: range => this.zoomTo(range, key),
       read: at => others(chart => chart.read(at)),
       hidden: names => {
         this.hidden = names;
-        this.context.set({ hide: joined(names) });
+        this.context.set({ hide: joinNames(names) });
         others(chart => chart.update({ hidden: names }));
       },
     }));
   }
 
-  // What has to be said of a run beside its curves.
+  // Remarks on a run.
   notesOf(run, x) {
     const logged = Object.keys(run.series).length, lines = run.damaged === 1 ? "line" : "lines";
-    return [run.problem, run.damage, run.damaged && `${run.name}: ${run.damaged} damaged ${lines} left out`,
-      !logged && `${run.name} has logged nothing${this.state(run.name) === "running" ? " yet" : ""}.`,
-      logged && !axisOf(run, x) && `${run.name} did not log what an axis of ${AXES[x].name} takes.`];
+    return [run.problem, run.damage, run.damaged && `${run.name}: ${run.damaged} damaged ${lines} skipped`,
+      !logged && `${run.name} has no metrics${this.state(run.name) === "running" ? " yet" : ""}.`,
+      logged && !axisOf(run, x) && `${run.name} has no metrics for an axis of ${AXES[x].name}.`];
   }
 
   show() {
     this.showCurves();
     this.showSamples();
-    const told = this.known().filter(run => run.recipe), open = this.recipes.querySelector("details")?.open;
-    this.recipes.replaceChildren(...told.length ? recipes(told, open) : []);
+    const known = this.known().filter(run => run.recipe), open = this.recipes.querySelector("details")?.open;
+    this.recipes.replaceChildren(...known.length ? recipes(known, open) : []);
     this.events.replaceChildren(...events(this.known()));
-    document.dispatchEvent(new CustomEvent("weft-state")); // the command may be another
+    document.dispatchEvent(new CustomEvent("weft-state")); // the command may change
   }
 
   showSamples() {
     const runs = this.known().filter(run => run.samples.length || run.final.length), { state, set } = this.context;
     const steps = [...new Set(runs.flatMap(run => run.samples.map(each => each.step)))].sort((a, b) => a - b);
     const places = runs.some(run => run.final.length) ? [...steps, "end"] : steps, last = places.length - 1;
-    const asked = places.findIndex(place => String(place) === state.at);
-    const texts = h("div", { class: "runs-texts" }), told = h("output");
+    const selected = places.findIndex(place => String(place) === state.at);
+    const texts = h("div", { class: "runs-texts" }), output = h("output");
     const draw = place => {
-      told.textContent = place === "end" ? "at the end" : `at step ${counted(place)}`;
+      output.textContent = place === "end" ? "at the end" : `at step ${withCommas(place)}`;
       texts.replaceChildren(...runs.map(run => sampleOf(run, place, runs.length > 1)));
     };
-    const slider = h("input", { type: "range", min: 0, max: last, value: asked < 0 ? last : asked, class: "runs-slider",
-      oninput: () => {
+    const slider = h("input", { type: "range", class: "runs-slider", min: 0, max: last,
+      value: selected < 0 ? last : selected, oninput: () => {
         const place = places[Number(slider.value)];
         set({ at: place === places[last] ? undefined : String(place) });
         draw(place);
       } });
     const focused = this.samples.contains(document.activeElement);
-    this.samples.replaceChildren(...runs.length ? [h("h2", {}, "What it wrote"),
-      h("div", { class: "fields", hidden: last < 1 }, field("When", slider, told)), texts] : []);
+    this.samples.replaceChildren(...runs.length ? [h("h2", {}, "Samples"),
+      h("div", { class: "fields", hidden: last < 1 }, field("Step", slider, output)), texts] : []);
     if (focused) slider.focus();
     if (runs.length) draw(places[Number(slider.value)]);
   }
 
   command() {
-    const names = this.chosen.map(name => quoted(`runs/${name}`));
+    const names = this.chosen.map(name => shellQuote(`runs/${name}`));
     if (names.length === 2) return `weft runs diff ${names.join(" ")}`;
-    const stopped = names.length === 1 && this.state(this.chosen[0]) === "interrupted";
-    return stopped ? `weft train --resume ${names[0]}` : "weft runs";
+    const interrupted = names.length === 1 && this.state(this.chosen[0]) === "interrupted";
+    return interrupted ? `weft train --resume ${names[0]}` : "weft runs";
   }
 }

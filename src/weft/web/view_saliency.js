@@ -1,9 +1,9 @@
-// Saliency: choose a token and see which others its prediction depends on.
+// Saliency: select a token and see which others its prediction depends on.
 import { readingView } from "./reading.js";
 import * as saliency from "./saliency.js";
 
 export const title = "Saliency";
-export const about = "Choose a token, and see which others its prediction depends on.";
+export const about = "Select a token to see which others its prediction depends on.";
 export const path = "saliency";
 export const shows = info => Boolean(info?.words && info.kind !== "ngram");
 
@@ -14,11 +14,12 @@ export function mount(main, context) {
     view.again();
   };
   const changed = ({ measure }) => context.set({ measure: measure === "norm" ? undefined : measure });
+  /** @type {any} */
   const view = {
     view: "saliency",
     reset: ["place"],
-    asked: () => ({ place: state.place === undefined ? undefined : Number(state.place) }),
-    options: () => (state.place === undefined ? [] : [`--place ${state.place}`]),
+    request: () => ({ place: state.place === undefined ? undefined : Number(state.place) }),
+    words: () => (state.place === undefined ? [] : [`--place ${state.place}`]),
     draw: (drawn, data) => saliency.mount(drawn, data, { measure: state.measure, changed, explain }),
     svg: drawn => [...drawn.querySelectorAll(".saliency-target, .shaded-text")],
   };

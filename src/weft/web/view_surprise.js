@@ -1,4 +1,4 @@
-// Surprise: the text you type, each token shaded by how surprising it is to the model.
+// Surprise: your text, each token shaded by its surprisal.
 import { readingView } from "./reading.js";
 import * as surprise from "./surprise.js";
 

@@ -1,12 +1,12 @@
-// Tokens: how every tokenizer at hand cuts a text, live and side by side.
+// Tokens: how all available tokenizers split a text, live and side by side.
 import { debounced, h, roving, soft } from "./dom.js";
 import { latest, textBox } from "./reading.js";
-import { quoted, tools } from "./save.js";
+import { saveTools, shellQuote } from "./save.js";
 import { table } from "./table.js";
-import { counted } from "./words.js";
+import { withCommas } from "./words.js";
 
 export const title = "Tokens";
-export const about = "How each tokenizer at hand cuts a text.";
+export const about = "How each available tokenizer splits a text.";
 export const path = "tokens";
 export const shows = () => true;
 
@@ -17,33 +17,33 @@ const MAX_LENGTH = 10_000;
 
 export async function mount(main, context) {
   const { api, state } = context;
-  const { made, area: box } = textBox("Text", debounced(() => {
+  const { field, area: box } = textBox("Text", debounced(() => {
     context.set({ text: box.value === EXAMPLE ? undefined : box.value });
-    cut(box.value);
+    tokenize(box.value);
   }), { id: "tokens-text", maxlength: MAX_LENGTH });
   box.value = state.text ?? EXAMPLE;
   const list = h("div", { class: "tokens-list" }), totals = h("div", { class: "tokens-counts" });
   const facts = h("p", { class: "tokens-facts", "aria-live": "polite" });
-  let found = [];
+  let tokenizers = [];
 
-  const cut = latest(context, list, async (ending, text) => {
-    found = (await api.post("v1/tokenizers", { input: text }, ending)).tokenizers;
+  const tokenize = latest(context, list, async (ending, text) => {
+    ({ tokenizers } = await api.post("v1/tokenizers", { input: text }, ending));
     draw(text);
   });
 
   function draw(text) {
     const characters = [...text].length, bytes = new TextEncoder().encode(text).length;
-    list.replaceChildren(...found.map(each => cutOf(each, mark)));
-    totals.replaceChildren(counts(found, characters, bytes));
+    list.replaceChildren(...tokenizers.map(each => sectionOf(each, mark)));
+    totals.replaceChildren(counts(tokenizers, characters, bytes));
     mark(null);
   }
 
-  // What a piece is, and the same characters wherever else they were cut.
+  // Describe a token, and show the same characters in the other tokenizers.
   function mark(token, piece) {
     for (const each of list.querySelectorAll(".tokens-same, .tokens-here"))
       each.classList.remove("tokens-same", "tokens-here");
     if (!token) return facts.replaceChildren(
-      "Point at a token, or go there with the arrow keys, to see its id and its bytes.");
+      "Point at a token or use the arrow keys to see its id and bytes.");
     piece.classList.add("tokens-here");
     const { start, end: to } = token;
     for (const each of list.querySelectorAll(".tok-piece")) {
@@ -51,23 +51,23 @@ export async function mount(main, context) {
     }
     const entry = token.token === token.text ? [] : [", in the vocabulary ", h("code", {}, h("bdi", {}, token.token))];
     return facts.replaceChildren(h("bdi", { class: "write-piece" }, token.text), ` is token ${token.id}`, ...entry,
-      piece.classList.contains("tok-unknown") ? "; it stands for what the vocabulary lacks"
+      piece.classList.contains("tok-unknown") ? "; the unknown token"
         : `; bytes ${token.bytes.match(/../g)?.join(" ") ?? "none"}`,
       `; characters ${start + 1} to ${Math.max(start + 1, to)}.`);
   }
 
-  main.append(made, facts, list, totals,
-    tools({ name: "tokens", svg: () => list, command: () =>
-      `weft tokenize ${quoted(box.value)} --tokenizer ${context.info
-        ? quoted(`runs/${context.info.id}`) : "byte"} --ids` }));
-  await cut(box.value);
+  main.append(field, facts, list, totals,
+    saveTools({ name: "tokens", svg: () => list, command: () =>
+      `weft tokenize ${shellQuote(box.value)} --tokenizer ${context.info
+        ? shellQuote(`runs/${context.info.id}`) : "byte"} --ids` }));
+  await tokenize(box.value);
   return {};
 }
 
 const nameOf = each => each.models.length ? each.models.join(", ")
-  : `${NAMES[each.kind]}${each.kind === "byte" ? "" : ", of this text alone"}`;
+  : `${NAMES[each.kind]}${each.kind === "byte" ? "" : ", trained on this text"}`;
 
-function cutOf(each, mark) {
+function sectionOf(each, mark) {
   const pieces = h("p", { class: "tok-pieces", role: "group", "aria-label": nameOf(each), dir: "auto" });
   each.tokens.forEach((token, place) => {
     const piece = h("span", { class: `tok-piece tok-${token.id === each.unknown ? "unknown" : place % 4}`,
@@ -80,17 +80,18 @@ function cutOf(each, mark) {
   });
   roving(pieces, () => [...pieces.querySelectorAll(".tok-piece")]);
   const more = each.count - each.tokens.length;
-  const kind = each.models.length ? ` ${NAMES[each.kind]}, ${counted(each.vocab_size)} in the vocabulary` : "";
+  const kind = each.models.length ? ` ${NAMES[each.kind]}, ${withCommas(each.vocab_size)} in the vocabulary` : "";
   return h("section", { class: "tok-row" }, h("h2", { class: "tokens-name" }, h("bdi", {}, nameOf(each))),
-    soft(`${counted(each.count)} ${each.count === 1 ? "token" : "tokens"}${kind && `;${kind}`}`),
-    each.error ? h("p", {}, each.error) : pieces, more > 0 && h("p", { class: "soft" }, `… and ${counted(more)} more`));
+    soft(`${withCommas(each.count)} ${each.count === 1 ? "token" : "tokens"}${kind && `;${kind}`}`),
+    each.error ? h("p", {}, each.error) : pieces,
+    more > 0 && h("p", { class: "soft" }, `… and ${withCommas(more)} more`));
 }
 
-function counts(found, characters, bytes) {
+function counts(tokenizers, characters, bytes) {
   const per = (amount, tokens) => tokens ? (amount / tokens).toFixed(2) : "–";
   return table({ title: "Counts", named: true, folds: false,
     header: ["tokenizer", "tokens", "characters per token", "bytes per token", "vocabulary"],
-    rows: found.map(each => [h("bdi", {}, nameOf(each)), counted(each.count), per(characters, each.count),
-      per(bytes, each.count), each.models.length || each.kind === "byte" ? counted(each.vocab_size) : "–"]) });
+    rows: tokenizers.map(each => [h("bdi", {}, nameOf(each)), withCommas(each.count), per(characters, each.count),
+      per(bytes, each.count), each.models.length || each.kind === "byte" ? withCommas(each.vocab_size) : "–"]) });
 }
 

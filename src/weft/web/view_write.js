@@ -1,19 +1,19 @@
-// Write: what a model writes, token by token, what else it could have said, and where that would have led.
-import { drawTree, packed, parsed, spanOf, textOf, turnsOf } from "./branches.js";
-import { Distribution, drawPlace, SHOWN, unpacked } from "./distribution.js";
+// Write: generated text token by token, the alternatives at every position, and the branches they lead to.
+import { drawTree, packBranches, parseBranches, spanOf, textOf, turnsOf } from "./branches.js";
+import { Distribution, drawPosition, MAX_LISTED, unpackLogprobs } from "./distribution.js";
 import { button, debounced, h, roving } from "./dom.js";
 import { mountFill } from "./fill.js";
 import { latest, textBox } from "./reading.js";
-import { tools } from "./save.js";
-import { between } from "./words.js";
+import { saveTools } from "./save.js";
+import { numberWithin } from "./words.js";
 import { command, controls, fetchSettings, MAX_TOKENS, settingsOf } from "./write_settings.js";
 
-const WORDS = 6; // of the model's own text that a visitor sees continued
-const MAX_BRANCHES = 24, MAX_KEPT = 24; // distributions that are kept
-const MORE = 48; // tokens that are added to a text that has to go on
+const WORDS = 6; // words of the model's sample text that are continued at first
+const MAX_BRANCHES = 24, MAX_CACHED = 24; // distributions that are cached
+const ADDED_TOKENS = 48; // tokens added to a text that is continued
 
 export const title = "Write";
-export const about = "What the model writes, token by token, and what else it could have said.";
+export const about = "Text generated token by token, with alternatives at every position.";
 export const path = "write";
 
 const masked = info => info.objective.startsWith("masked");
@@ -26,42 +26,56 @@ export async function mount(main, context) {
   return { close: () => writer.end.abort() };
 }
 
-const LABELS = { chat: ["You", "The model"], pairs: ["Source", "What the model writes"],
-  text: ["Prompt", "What follows"] };
+const LABELS = { chat: { prompt: "You", text: "The model" }, pairs: { prompt: "Source", text: "Generated text" },
+  text: { prompt: "Prompt", text: "Continuation" } };
 
 class Writer {
   constructor(main, context, known) {
-    Object.assign(this, { main, context, known, info: context.info, end: new AbortController(), kept: new Map() });
+    this.main = main;
+    this.context = context;
+    this.known = known; // settings
+    this.info = context.info;
+    this.end = new AbortController();
+    this.cache = new Map(); // distributions by token ids
+    this.input = context.state.text;
+    this.sample = ""; // the model's sample text
+    this.failed = false;
+    this.writing = false;
+    this.treeFrame = 0;
+    this.topFrame = 0;
+    /** @type {number | null} */
+    this.place = null; // index of the selected token; null: the next one
     this.chats = this.info.chat && !this.info.writes && context.state.mode !== "complete";
     this.turns = this.chats ? turnsOf(context.state.turns) : [];
-    this.branches = parsed(context.state.tree);
-    this.at = Math.floor(between(context.state.at, 0, this.branches.length - 1, 0));
-    this.place = null; // of the token that is looked at; null: the next one
+    this.branches = parseBranches(context.state.tree);
+    this.at = Math.floor(numberWithin(context.state.at, 0, this.branches.length - 1, 0));
     this.pinned = false;
     this.soon = debounced(() => this.run(), 300);
-    this.lookSoon = debounced(() => this.fetchLooked(), 120);
+    this.fetchSoon = debounced(() => this.fetchSelected(), 120);
     this.build();
-    this.fetchNext = latest(context, this.rows, (...given) => this.next(...given));
+    this.fetchNext = latest(context, this.rows, (signal, tokens, key) => this.next(signal, tokens, key));
   }
 
+  spans() { return [...this.text.children]; }
   get branch() { return this.branches[this.at]; }
   get settings() { return settingsOf(this.context.state, this.info, this.known); }
   ids(to) { return this.branch.tokens.slice(0, to).map(token => token.id); }
 
-  // ---- the page
+  // ---- page
 
   build() {
-    const [given, follows] = LABELS[this.chats ? "chat" : this.info.writes ? "pairs" : "text"];
-    const { made, area } = textBox(given, debounced(() => this.asks(area.value)), { id: "write-prompt", rows: 2 });
+    const { prompt: promptLabel, text: textLabel } = LABELS[this.chats ? "chat" : this.info.writes ? "pairs" : "text"];
+    const { field, area } = textBox(promptLabel, debounced(() => this.setInput(area.value)),
+      { id: "write-prompt", rows: 2 });
     this.prompt = area;
-    this.text = h("div", { class: "write-text", role: "listbox", "aria-label": follows,
+    this.text = h("div", { class: "write-text", role: "listbox", "aria-label": textLabel,
       "aria-orientation": "horizontal", dir: "auto" });
     this.caret = h("span", { class: "write-caret", role: "option", tabindex: 0, "aria-selected": "true",
       "aria-label": "the next token" });
     this.stopButton = button("Stop", () => this.stop());
-    this.moreButton = button("Write on", () => this.writeOn());
-    this.againButton = button("Begin again", () => this.reset());
-    this.goOn = this.chats && button("Answer it", () => this.nextTurn());
+    this.continueButton = button("Continue", () => this.continue());
+    this.restartButton = button("Restart", () => this.reset());
+    this.sendButton = this.chats && button("Send", () => this.nextTurn());
     this.state = h("span", { class: "soft", role: "status" });
     this.treeBox = h("section", { class: "write-tree", hidden: true, "aria-label": "Branches" });
     this.heading = h("h2", { id: "write-heading" }, "The next token");
@@ -74,27 +88,28 @@ class Writer {
     this.main.append(
       h("div", { class: "write-columns" },
         h("div", { class: "write-main" }, mode, this.transcript,
-          made, h("p", { class: "soft write-label" }, follows), this.text,
-          h("div", { class: "fields" }, this.stopButton, this.moreButton, this.againButton, this.goOn, this.state),
-          h("p", { class: "soft write-hint" }, "The stronger the shade, the more the token surprised the model. "
-            + "Point at one, or go there with the arrow keys, to see what else could have stood there."),
+          field, h("p", { class: "soft write-label" }, textLabel), this.text,
+          h("div", { class: "fields" }, this.stopButton, this.continueButton, this.restartButton, this.sendButton,
+            this.state),
+          h("p", { class: "soft write-hint" }, "Darker tokens were more surprising to the model. "
+            + "Point at one or use the arrow keys to see alternatives."),
           this.treeBox),
-        h("aside", { class: "write-side", "aria-label": "How tokens are chosen" },
+        h("aside", { class: "write-side", "aria-label": "Sampling settings" },
           controls(this.context.state, this.info, this.known, changes => this.changed(changes)),
           h("section", { class: "write-place" }, this.heading, this.facts, this.rows, this.sum))),
-      tools({ name: "write", svg: () => [this.text, !this.treeBox.hidden && this.treeBox],
+      saveTools({ name: "write", svg: () => [this.text, !this.treeBox.hidden && this.treeBox],
         command: () => command(this.info, this.settings, this.known,
-          { prompt: this.asked ?? "", chats: this.chats }) }));
+          { prompt: this.input ?? "", chats: this.chats }) }));
     this.listen();
   }
 
   listen() {
     const { signal } = this.context;
-    this.spans = () => [...this.text.children];
     const placeOf = target => this.spans().indexOf(target.closest("[role=option]"));
-    roving(this.text, this.spans, { onfocus: span => this.look(placeOf(span)) });
+    roving(this.text, () => this.spans(), { onfocus: span => this.select(placeOf(span)) });
     this.text.addEventListener("pointerover", event => {
-      if (event.pointerType === "mouse" && !this.pinned && placeOf(event.target) >= 0) this.look(placeOf(event.target));
+      const place = placeOf(event.target);
+      if (event.pointerType === "mouse" && !this.pinned && place >= 0) this.select(place);
     });
     this.text.addEventListener("click", event => {
       const span = event.target.closest("[role=option]");
@@ -112,86 +127,88 @@ class Writer {
     document.addEventListener("keydown", event => {
       if (event.key !== "Escape") return;
       if (this.writing) this.stop();
-      else if (this.rows.contains(document.activeElement)) this.spans()[this.looked]?.focus();
+      else if (this.rows.contains(document.activeElement)) this.spans()[this.selected]?.focus();
       this.pinned = false;
     }, { signal });
     signal.addEventListener("abort", () => this.end.abort());
   }
 
-  // ---- what is asked
+  // ---- requests
 
   async begin() {
     const { state, api, signal } = this.context;
-    this.asked = state.text;
-    if (!this.asked && !this.turns.length) {
+    this.input = state.text;
+    if (!this.input && !this.turns.length) {
       const { text } = await api.post("v1/explain/text", { model: this.info.id }, signal);
-      this.own = this.info.writes ? text
+      this.sample = this.info.writes ? text
         : text.match(new RegExp(`^(\\s*\\S+){1,${WORDS * (this.chats ? 2 : 1)}}`, "u"))[0];
-      this.asked = this.own;
+      this.input = this.sample;
     }
-    this.prompt.value = this.asked ?? "";
-    document.dispatchEvent(new CustomEvent("weft-state")); // the command knows the prompt now
+    this.prompt.value = this.input ?? "";
+    document.dispatchEvent(new CustomEvent("weft-state")); // the command contains the prompt
     this.drawTurns();
     this.drawText();
     this.run();
   }
 
-  asks(text) {
-    if (!text.trim() && !this.turns.length) text = this.own ?? this.asked;
-    if (text === this.asked) return;
-    this.asked = text;
-    this.kept.clear();
-    this.context.set({ text: text === this.own ? undefined : text });
+  setInput(text) {
+    if (!text.trim() && !this.turns.length) text = this.sample ?? this.input;
+    if (text === this.input) return;
+    this.input = text;
+    this.cache.clear();
+    this.context.set({ text: text === this.sample ? undefined : text });
     this.reset();
   }
 
   changed(changes) {
-    const again = Object.keys(changes).some(name => name === "how" || name === "beams");
+    const restarts = Object.keys(changes).some(name => name === "how" || name === "beams");
     Object.assign(this.context.state, changes);
-    this.context.set(again ? { ...changes, tree: undefined, at: undefined } : changes);
-    if (again) { this.branches = parsed(""); this.at = 0; this.place = null; this.drawText(); }
-    this.drawLooked();
+    this.context.set(restarts ? { ...changes, tree: undefined, at: undefined } : changes);
+    if (restarts) { this.branches = parseBranches(""); this.at = 0; this.place = null; this.drawText(); }
+    this.drawSelected();
     this.soon();
   }
 
   reset() {
-    this.branches = parsed("");
-    Object.assign(this, { at: 0, place: null, pinned: false });
+    this.branches = parseBranches("");
+    this.at = 0;
+    this.place = null;
+    this.pinned = false;
     this.drawText();
     this.remember();
     this.run();
   }
 
-  get begun() {
+  get body() {
     const { id } = this.info;
-    if (!this.chats) return { model: id, input: this.asked };
-    const messages = [...this.turns, this.asked].map((content, turn) =>
+    if (!this.chats) return { model: id, input: this.input };
+    const messages = [...this.turns, this.input].map((content, turn) =>
       ({ role: turn % 2 ? "assistant" : "user", content }));
     return { model: id, messages };
   }
 
-  // ---- writing
+  // ---- generation
 
   async run() {
     this.end.abort();
     this.end = new AbortController();
     const { signal } = this.end, { how } = this.settings;
-    if (!this.asked?.trim()) return this.tell("", false);
-    this.tell("writing …", true);
+    if (!this.input?.trim()) return this.showState("", false);
+    this.showState("writing …", true);
     try {
       if (how === "beam") await this.search(signal);
       const order = [this.branch, ...this.branches.filter(each => each !== this.branch)];
       for (const branch of order) await this.write(branch, signal);
       if (this.failed) this.context.done();
       this.failed = false;
-      this.tell("", false);
+      this.showState("", false);
       this.drawTree();
-      if (!this.pinned && this.place === null) this.lookAtEnd();
-      else this.fetchLooked();
+      if (!this.pinned && this.place === null) this.selectEnd();
+      else this.fetchSelected();
     } catch (error) {
       if (error.name === "AbortError") return;
       this.failed = true;
-      this.tell("", false);
+      this.showState("", false);
       this.context.fail(error);
     }
   }
@@ -199,20 +216,20 @@ class Writer {
   async search(signal) {
     const { beams, length } = this.settings, before = this.branches[0].before ?? this.branches[0].forced;
     const { texts } = await this.context.api.post("v1/beams",
-      { ...this.begun, tokens: before, beams, max_tokens: length }, signal);
+      { ...this.body, tokens: before, beams, max_tokens: length }, signal);
     this.branches = texts.map(text => ({ score: text.score, forced: [...before, ...text.ids], tokens: [] }));
     this.at = Math.min(this.at, this.branches.length - 1);
-    this.branches[0].before = before; // where to search from, when the settings change
+    this.branches[0].before = before; // position from which beam search restarts when settings change
     this.drawText();
   }
 
   async write(branch, signal) {
     const { length, drawing, seed } = this.settings;
-    const most = branch.score === undefined
+    const maxTokens = branch.score === undefined
       ? branch.stopped ?? Math.max(length, branch.forced.length) : branch.forced.length;
     let place = 0;
-    if (!most) return;
-    const body = { ...this.begun, ...drawing, seed, tokens: branch.forced, max_tokens: most, top: 10 };
+    if (!maxTokens) return;
+    const body = { ...this.body, ...drawing, seed, tokens: branch.forced, max_tokens: maxTokens, top: 10 };
     for await (const token of this.context.api.stream("v1/write", body, signal)) {
       if (signal.aborted) return;
       if (token.id === undefined) continue;
@@ -232,13 +249,13 @@ class Writer {
       if (!finished) branch.stopped = Math.max(branch.tokens.length, branch.forced.length);
     }
     this.remember();
-    this.tell("stopped", false);
-    this.look(this.branch.tokens.length);
+    this.showState("stopped", false);
+    this.select(this.branch.tokens.length);
   }
 
-  writeOn() {
+  continue() {
     delete this.branch.stopped;
-    const length = Math.min(MAX_TOKENS, this.branch.tokens.length + MORE);
+    const length = Math.min(MAX_TOKENS, this.branch.tokens.length + ADDED_TOKENS);
     if (length > this.settings.length) {
       const input = [...this.main.querySelectorAll(".write-settings .field")].at(-1).querySelector("input");
       input.value = length;
@@ -249,9 +266,9 @@ class Writer {
   }
 
   nextTurn() {
-    this.turns.push(this.asked, textOf(this.branch.tokens));
-    this.asked = "";
-    this.kept.clear();
+    this.turns.push(this.input, textOf(this.branch.tokens));
+    this.input = "";
+    this.cache.clear();
     this.prompt.value = "";
     this.context.set({ turns: JSON.stringify(this.turns), text: undefined });
     this.drawTurns();
@@ -259,23 +276,23 @@ class Writer {
     this.prompt.focus();
   }
 
-  // Whether the model itself has ended the text.
-  get over() { return ["eos", "stop"].includes(this.branch.tokens.at(-1)?.finish); }
+  // Whether the model ended the text.
+  get ended() { return ["eos", "stop"].includes(this.branch.tokens.at(-1)?.finish); }
 
-  tell(message, writing) {
+  showState(message, writing) {
     this.writing = writing;
-    this.state.textContent = message || (this.over && !writing ? "The model ended the text." : "");
+    this.state.textContent = message || (this.ended && !writing ? "The model ended the text." : "");
     this.stopButton.disabled = !writing;
     this.facts.setAttribute("aria-live", writing ? "off" : "polite"); // it changes with every token
     const long = this.branch.tokens.length >= MAX_TOKENS;
-    this.moreButton.disabled = writing || this.over || long || this.settings.how === "beam";
-    if (this.goOn) this.goOn.disabled = writing || !this.branch.tokens.length;
+    this.continueButton.disabled = writing || this.ended || long || this.settings.how === "beam";
+    if (this.sendButton) this.sendButton.disabled = writing || !this.branch.tokens.length;
     this.text.setAttribute("aria-busy", writing);
   }
 
   remember() {
     const beam = this.settings.how === "beam";
-    const tree = beam ? packed([{ forced: this.branches[0].before ?? [] }]) : packed(this.branches);
+    const tree = beam ? packBranches([{ forced: this.branches[0].before ?? [] }]) : packBranches(this.branches);
     this.context.set({ tree: tree || undefined, at: this.at || undefined });
   }
 
@@ -295,7 +312,8 @@ class Writer {
       if (this.branches.length > MAX_BRANCHES) this.branches.shift();
       this.at = this.branches.length - 1;
     }
-    Object.assign(this, { place: null, pinned: false });
+    this.place = null;
+    this.pinned = false;
     this.drawText();
     this.drawTree();
     this.remember();
@@ -305,12 +323,14 @@ class Writer {
   }
 
   goTo(number) {
-    Object.assign(this, { at: number, place: null, pinned: false });
+    this.at = number;
+    this.place = null;
+    this.pinned = false;
     this.remember();
     this.drawText();
     this.drawTree();
-    this.tell(this.writing ? "writing …" : "", this.writing);
-    this.lookAtEnd();
+    this.showState(this.writing ? "writing …" : "", this.writing);
+    this.selectEnd();
   }
 
   // ---- drawing
@@ -337,7 +357,7 @@ class Writer {
   drawTree() {
     this.treeBox.hidden = this.branches.length < 2;
     if (this.treeBox.hidden) return;
-    const start = this.info.writes || this.chats ? "" : this.asked;
+    const start = this.info.writes || this.chats ? "" : this.input;
     drawTree(this.treeBox, { branches: this.branches, at: this.at, start, choose: number => this.goTo(number) });
   }
 
@@ -346,7 +366,7 @@ class Writer {
     this.treeFrame = requestAnimationFrame(() => { this.treeFrame = 0; this.drawTree(); });
   }
 
-  // While a text is written, what stood beside each token passes by.
+  // During generation, the distribution of each token is shown briefly.
   drawTopSoon(place) {
     cancelAnimationFrame(this.topFrame);
     this.topFrame = requestAnimationFrame(() => {
@@ -355,48 +375,48 @@ class Writer {
     });
   }
 
-  // ---- what stands at a place
+  // ---- details of a position
 
-  look(place) {
+  select(place) {
     if (place < 0) return;
     this.place = place >= this.branch.tokens.length ? null : place;
     const shown = this.place ?? this.branch.tokens.length;
     this.spans().forEach((span, at) => span.setAttribute("aria-selected", at === shown));
-    this.drawLooked();
-    this.lookSoon();
+    this.drawSelected();
+    this.fetchSoon();
   }
 
-  // What comes next; or the end itself, where the model has ended the text.
-  lookAtEnd() {
-    this.look(this.branch.tokens.length - (this.over ? 1 : 0));
+  // The next token, or the end if the model has ended the text.
+  selectEnd() {
+    this.select(this.branch.tokens.length - (this.ended ? 1 : 0));
   }
 
-  get looked() { return this.place ?? this.branch.tokens.length; }
+  get selected() { return this.place ?? this.branch.tokens.length; }
   keyOf(place) { return this.ids(place).join("."); }
 
-  drawLooked() {
-    const place = this.looked, token = this.branch.tokens[place], known = this.kept.get(this.keyOf(place));
+  drawSelected() {
+    const place = this.selected, token = this.branch.tokens[place], known = this.cache.get(this.keyOf(place));
     if (known) this.drawPanel(token, known.tokens, known.full);
     else if (token?.top.length) this.drawPanel(token, token.top);
   }
 
-  fetchLooked() {
-    const place = this.looked, key = this.keyOf(place);
-    if (this.kept.has(key)) return this.drawLooked();
-    const moves = this.place === null && (this.over || this.writing); // nothing follows, or not what is there now
-    return this.asked?.trim() && !moves && this.fetchNext(this.ids(place), key);
+  fetchSelected() {
+    const place = this.selected, key = this.keyOf(place);
+    if (this.cache.has(key)) return this.drawSelected();
+    const moves = this.place === null && (this.ended || this.writing); // nothing follows, or something else
+    return this.input?.trim() && !moves && this.fetchNext(this.ids(place), key);
   }
 
   async next(ending, tokens, key) {
-    const body = { ...this.begun, tokens, top: SHOWN, logprobs: true };
-    const found = await this.context.api.post("v1/next", body, ending);
-    this.kept.set(key, { tokens: found.tokens, full: new Distribution(unpacked(found.logprobs)) });
-    if (this.kept.size > MAX_KEPT) this.kept.delete(this.kept.keys().next().value);
-    if (key === this.keyOf(this.looked)) this.drawLooked();
+    const body = { ...this.body, tokens, top: MAX_LISTED, logprobs: true };
+    const next = await this.context.api.post("v1/next", body, ending);
+    this.cache.set(key, { tokens: next.tokens, full: new Distribution(unpackLogprobs(next.logprobs)) });
+    if (this.cache.size > MAX_CACHED) this.cache.delete(this.cache.keys().next().value);
+    if (key === this.keyOf(this.selected)) this.drawSelected();
   }
 
-  drawPanel(token, tokens, full) {
+  drawPanel(token, tokens, full = null) {
     const { how, drawing } = this.settings, choose = each => this.choose(each);
-    drawPlace(this, { token, tokens, full, settings: how === "beam" ? undefined : drawing, choose });
+    drawPosition(this, { token, tokens, full, settings: how === "beam" ? undefined : drawing, choose });
   }
 }

@@ -1,11 +1,11 @@
 // Settings of the Write view: the form, the values for the server, and the equivalent command. Descriptions, bounds and
 // options of the settings come from the server, which makes them from weft/decode/config.py.
 import { button, field, h, select, slider } from "./dom.js";
-import { quoted } from "./save.js";
-import { between } from "./words.js";
+import { shellQuote } from "./save.js";
+import { numberWithin } from "./words.js";
 
 export const MAX_TOKENS = 400, MAX_BEAMS = 16;
-const MODES = { draw: "at random", greedy: "the likeliest", beam: "beam search" };
+const MODES = { draw: "sampling", greedy: "greedy", beam: "beam search" };
 // sliders of the form: their range, which may be narrower than the server's bounds, and the value that means "off"
 const SLIDERS = { temperature: { max: 2, step: 0.05 }, top_p: { min: 0.05, step: 0.05, off: 1 },
   min_p: { max: 0.5, step: 0.01, off: 0 } };
@@ -18,15 +18,15 @@ export async function fetchSettings(api, signal) {
   return Object.fromEntries(data.map(setting => [setting.name, setting]));
 }
 
-// The values in the address, or the defaults; a value out of bounds is clamped, and one that is no number is ignored.
+// The values in the address, or the defaults; a value out of bounds is clamped, anything but a number is ignored.
 export function settingsOf(state, info, known) {
   const usual = defaults(info), of = name => state[name] ?? usual[name];
   const how = of("how") in MODES ? of("how") : usual.how;
   const draws = how === "draw", { ge = 0, le } = known.temperature.bounds;
-  const top_p = between(of("top_p"), 0.01, known.top_p.bounds.le, 1);
-  const min_p = between(of("min_p"), 0, known.min_p.bounds.le, 0);
-  const whole = (name, ...ends) => Math.round(between(of(name), ...ends)), top_k = whole("top_k", 0, 1e6, 0);
-  const temperature = between(of("temperature"), ge, Math.min(le, SLIDERS.temperature.max), 0.8);
+  const top_p = numberWithin(of("top_p"), 0.01, known.top_p.bounds.le, 1);
+  const min_p = numberWithin(of("min_p"), 0, known.min_p.bounds.le, 0);
+  const whole = (name, ...ends) => Math.round(numberWithin(of(name), ...ends)), top_k = whole("top_k", 0, 1e6, 0);
+  const temperature = numberWithin(of("temperature"), ge, Math.min(le, SLIDERS.temperature.max), 0.8);
   return {
     how, beams: whole("beams", 1, MAX_BEAMS, 4), length: whole("length", 1, MAX_TOKENS, 48),
     seed: whole("seed", 0, 2 ** 53 - 1, 0), shown: { temperature, top_k, top_p, min_p },
@@ -48,18 +48,18 @@ export function controls(state, info, known, change) {
   const slide = (name, value) => {
     const { off, ...range } = { min: 0, max: known[name].bounds.le, ...SLIDERS[name] };
     return slider(labelOf(name), { ...range, value, title: known[name].description, change: to => set(name)(String(to)),
-      told: shown => (shown === off ? "off" : shown.toFixed(2)) });
+      format: shown => (shown === off ? "off" : shown.toFixed(2)) });
   };
   const draw = () => {
     const { how, beams, length, seed, shown } = settingsOf(state, info, known);
     const seeds = number("seed", seed, { min: 0 });
-    const another = button("Another", () => {
+    const another = button("New seed", () => {
       const input = seeds.querySelector("input");
       input.value = Number(input.value) + 1;
       set("seed")(input.value);
     });
     box.replaceChildren(
-      field("Choose", select(Object.entries(MODES), how, value => { set("how")(value); draw(); })),
+      field("Method", select(Object.entries(MODES), how, value => { set("how")(value); draw(); })),
       ...how === "draw" ? [
         slide("temperature", shown.temperature),
         number("top_k", shown.top_k || "", { min: 0, placeholder: "off" }),
@@ -75,15 +75,15 @@ export function controls(state, info, known, change) {
 
 // A command for a shell that writes the same text.
 export function command(info, settings, known, { prompt, chats }) {
-  const run = quoted(`runs/${info.id}`), { how, drawing, beams, length, seed } = settings;
+  const run = shellQuote(`runs/${info.id}`), { how, drawing, beams, length, seed } = settings;
   const option = (name, value) => `${known[name].option} ${value}`, limit = option("max_tokens", length);
   if (info.writes) {
     const search = option("beams", how === "beam" ? beams : 1);
-    return `echo ${quoted(prompt)} | weft translate ${run} ${search} ${limit}`;
+    return `echo ${shellQuote(prompt)} | weft translate ${run} ${search} ${limit}`;
   }
   const options = how === "beam" ? [option("beams", beams)] : !drawing.temperature ? ["--greedy"]
     : [...Object.entries(drawing).map(([name, value]) => option(name, value)), option("seed", seed)];
   const ofChat = options.filter(each => !/^--(beam|top-k|min-p)/.test(each));
   return chats ? `weft chat ${run} ${ofChat.join(" ")} ${limit}`
-    : `weft generate ${run} --prompt ${quoted(prompt)} ${options.join(" ")} ${limit}`;
+    : `weft generate ${run} --prompt ${shellQuote(prompt)} ${options.join(" ")} ${limit}`;
 }

@@ -13,25 +13,9 @@ import torch
 from torch import distributed
 
 # all communication functions of torch.distributed
-COMMUNICATION = [
-    "all_reduce",
-    "all_gather",
-    "all_gather_into_tensor",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "all_to_all",
-    "broadcast",
-    "reduce",
-    "all_to_all_single",
-    "gather",
-    "scatter",
-    "send",
-    "recv",
-    "isend",
-    "irecv",
-    "batch_isend_irecv",
-    "barrier",
-]
+COMMUNICATION = ["all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor"]
+COMMUNICATION += ["all_to_all", "all_to_all_single", "broadcast", "reduce", "gather", "scatter", "barrier"]
+COMMUNICATION += ["send", "recv", "isend", "irecv", "batch_isend_irecv"]
 calls: list[str] = []
 
 

@@ -1,6 +1,7 @@
 """Comparison of a model in lectures/ with weft's: loss and gradients, under mapped names."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,16 +46,13 @@ def assert_same(
     assert_gradients(found, {name: expected[name] for name in found})
 
 
-def linear(weights: Tensors, theirs: str, ours: str) -> dict[str, Tensor]:
-    """Linear layer or embedding, with its bias if it has one."""
-    parts = {f"{theirs}.{part}": weights.get(f"{ours}.{part}") for part in ("weight", "bias")}
-    return {name: weight for name, weight in parts.items() if weight is not None}
+def linear(weights: Tensors, theirs: str, ours: str, names: tuple[str, str] = ("weight", "bias")) -> dict[str, Tensor]:
+    """Weight and, if there is one, bias of a linear layer, an embedding or a norm; `names` are the file's."""
+    pairs = zip(names, ("weight", "bias"), strict=True)
+    return {f"{theirs}.{name}": weights[f"{ours}.{part}"] for name, part in pairs if f"{ours}.{part}" in weights}
 
 
-def norm(weights: Tensors, theirs: str, ours: str) -> dict[str, Tensor]:
-    """Norm with gain g and, if it has one, bias b."""
-    parts = {f"{theirs}.g": weights.get(f"{ours}.weight"), f"{theirs}.b": weights.get(f"{ours}.bias")}
-    return {name: weight for name, weight in parts.items() if weight is not None}
+norm = partial(linear, names=("g", "b"))
 
 
 def split(weights: Tensors, theirs: str, names: tuple[str, ...], ours: str, heights: list[int]) -> dict[str, Tensor]:

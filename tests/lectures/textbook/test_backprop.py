@@ -86,9 +86,8 @@ def test_the_gradients_of_wefts_elman_network() -> None:
     loss, _ = linear_cross_entropy(model.readout(features), torch.tensor(tokens[1:]))
     loss.backward()
     weights = {name: nodes(weight.detach().reshape(len(weight), -1)) for name, weight in model.named_parameters()}
-    b_a, b_ah, b_y = (
-        [row[0] for row in weights[name]] for name in ("recurrence.bias_ih_l0", "recurrence.bias_hh_l0", "output_bias")
-    )
+    biases = ("recurrence.bias_ih_l0", "recurrence.bias_hh_l0", "output_bias")
+    b_a, b_ah, b_y = ([row[0] for row in weights[name]] for name in biases)
     h, losses = [Node(0.0) for _ in range(3)], []
     for word, target in pairwise(tokens):
         past = backprop.linear(h, weights["recurrence.weight_hh_l0"])
@@ -109,5 +108,4 @@ def test_it_learns_a_table(tmp_path: Path) -> None:
     points = [(rng.gauss(5, 3), rng.gauss(-100, 1)) for _ in range(100)]
     (tmp_path / "table.csv").write_text("\n".join(f"{x},{y},{int(x > 5) + int(y > -100)}" for x, y in points))
     code, out, _ = run("backprop", str(tmp_path / "table.csv"))
-    assert code == 0
-    assert int(out.splitlines()[-1].split(", ")[1].split()[0]) > 85
+    assert code == 0 and int(out.splitlines()[-1].split(", ")[1].split()[0]) > 85

@@ -5,12 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.lectures.textbook.lecture import (
-    TOLERANCE,
-    assert_gradients,
-    gradients,
-    load,
-)
+from tests.lectures.textbook.lecture import TOLERANCE, assert_gradients, gradients, load
 from torch import Tensor
 
 from weft.data.batch import Source
@@ -20,18 +15,9 @@ from weft.nn.loss import linear_cross_entropy
 
 bahdanau = load("bahdanau")
 
-NAMES = {
-    "embedding": "embedding",
-    "source_embedding": "encoder.embedding",
-    "encoder": "encoder.gru",
-    "decoder": "gru",
-    "bridge": "W_s",
-    "attention.queries": "attention.W_a",
-    "attention.keys": "attention.U_a",
-    "attention.scores": "attention.v_a",
-    "maxout": "U_o",
-    "output": "W_o",
-}
+NAMES = {"embedding": "embedding", "source_embedding": "encoder.embedding", "encoder": "encoder.gru", "decoder": "gru"}
+NAMES |= {"bridge": "W_s", "maxout": "U_o", "output": "W_o", "attention.queries": "attention.W_a"}
+NAMES |= {"attention.keys": "attention.U_a", "attention.scores": "attention.v_a"}
 SHAPES: list[dict[str, Any]] = [
     {"layers": 1, "d_model": 6, "d_embedding": 4, "d_attention": 5, "source_vocab_size": 9},
     {"layers": 2, "d_model": 4, "d_embedding": 4, "d_attention": 4, "source_vocab_size": None},
@@ -51,10 +37,8 @@ def pair(name: str, shape: dict[str, Any]) -> tuple[Any, Any]:
     theirs = bahdanau.Bahdanau(V_x, 11, *sizes, shape["layers"]).double()
     if shape["source_vocab_size"] is None:
         theirs.encoder.embedding = theirs.embedding
-    weights = renamed(ours.state_dict())
-    missing, unexpected = theirs.load_state_dict(weights, strict=False)
-    assert not unexpected
-    assert set(missing) <= {"encoder.embedding.weight"}
+    missing, unexpected = theirs.load_state_dict(renamed(ours.state_dict()), strict=False)
+    assert not unexpected and set(missing) <= {"encoder.embedding.weight"}
     return ours, theirs
 
 
@@ -76,12 +60,12 @@ def test_logits_loss_gradients_and_alignment_are_wefts(name: str, shape: dict[st
     torch.testing.assert_close(logits, ours.head(features), rtol=0, atol=TOLERANCE)
     torch.testing.assert_close(alpha, seen[0], rtol=0, atol=TOLERANCE)
     assert (alpha[~mask[:, None].expand_as(alpha)] == 0).all()
-    targets = y[:, 1:]
-    total, _ = linear_cross_entropy(ours.readout(features), targets.flatten(), (targets != 0).flatten())
-    (total / (targets != 0).sum()).backward()
+    targets, real = y[:, 1:], y[:, 1:] != 0
+    total, _ = linear_cross_entropy(ours.readout(features), targets.flatten(), real.flatten())
+    (total / real.sum()).backward()
     loss = bahdanau.loss(logits, targets)
     loss.backward()
-    assert loss.item() == pytest.approx(total.item() / int((targets != 0).sum()), rel=TOLERANCE)
+    assert loss.item() == pytest.approx(total.item() / int(real.sum()), rel=TOLERANCE)
     expected = renamed(gradients(ours))
     if ours.source_embedding is None:  # the shared table has two names, of which torch reports the first
         expected["encoder.embedding.weight"] = expected.pop("embedding.weight")

@@ -1,5 +1,6 @@
 """lectures/bert.py is weft's BERT: logits, losses and gradients of both pretraining tasks, and of the classifier."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -21,22 +22,15 @@ VOCAB, CONTEXT = 29, 20
 
 
 def encoder(settings: Encoder, weights: Tensors) -> dict[str, Tensor]:
-    found = {
-        **linear(weights, "encoder.words", "embedding"),
-        **linear(weights, "encoder.positions", "encoder.position"),
-        **linear(weights, "encoder.segments", "segments"),
-        **linear(weights, "encoder.norm", "encoder.embedding_norm"),
-    }
+    found = linear(weights, "encoder.words", "embedding") | linear(weights, "encoder.positions", "encoder.position")
+    found |= linear(weights, "encoder.segments", "segments")
+    found |= linear(weights, "encoder.norm", "encoder.embedding_norm")
+    names = {"W_o": "attention.out", "W1": "feedforward.up", "W2": "feedforward.down"}
+    names |= {"norm1": "attention_skip.norm", "norm2": "feedforward_skip.norm"}
     for n in range(settings.layers):
         ours, theirs = f"encoder.blocks.{n}", f"encoder.layers.{n}"
         found |= split(weights, theirs, ("W_q", "W_k", "W_v"), f"{ours}.attention.qkv", [settings.d_model] * 3)
-        for name, part in {
-            "W_o": "attention.out",
-            "W1": "feedforward.up",
-            "W2": "feedforward.down",
-            "norm1": "attention_skip.norm",
-            "norm2": "feedforward_skip.norm",
-        }.items():
+        for name, part in names.items():
             found |= linear(weights, f"{theirs}.{name}", f"{ours}.{part}")
     return found
 
@@ -53,24 +47,17 @@ def pretraining(settings: Encoder, weights: Tensors) -> dict[str, Tensor]:
 
 
 def classifier(settings: Encoder, weights: Tensors) -> dict[str, Tensor]:
-    return {
-        **encoder(settings, weights),
-        **linear(weights, "head.pooler", "output.pooler.dense"),
-        **linear(weights, "head.out", "output.out"),
-    }
+    found = encoder(settings, weights) | linear(weights, "head.pooler", "output.pooler.dense")
+    return found | linear(weights, "head.out", "output.out")
 
 
 def rows(batch: int, longest: int) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens, segments and labels of sentences of different lengths."""
-    pairs = [
-        (
-            torch.randint(bert.MASK + 1, VOCAB, (max(1, longest // 2 - n),)).tolist(),
-            torch.randint(bert.MASK + 1, VOCAB, (max(1, longest // 2 - 2 * n),)).tolist(),
-            n % 2,
-        )
-        for n in range(batch)
-    ]
-    return bert.to_batch(pairs)
+
+    def words(length: int) -> list[int]:
+        return torch.randint(bert.MASK + 1, VOCAB, (max(1, length),)).tolist()
+
+    return bert.to_batch([(words(longest // 2 - n), words(longest // 2 - 2 * n), n % 2) for n in range(batch)])
 
 
 SHAPES = pairwise([1, 3], [(8, 1), (24, 4)], [1, 5], [4, 16])
@@ -95,15 +82,8 @@ def test_both_tasks_of_pretraining(layers: int, width: tuple[int, int], batch: i
         torch.testing.assert_close(logits()[0][real], expected.words[real], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(logits()[1], expected.next_sentence, rtol=1e-5, atol=1e-5)
     weight = torch.full((batch,), float(chosen.sum()) / batch)
-    given = Batch(
-        tokens,
-        words,
-        loss_mask=chosen,
-        mask=real,
-        segments=segments,
-        next_sentence=is_next,
-        next_sentence_weight=weight,
-    )
+    given = Batch(tokens, words, loss_mask=chosen, mask=real, segments=segments)
+    given = replace(given, next_sentence=is_next, next_sentence_weight=weight)
     losses = (
         lambda features: masked_loss(ours, features, given),
         lambda: bert.pretraining_loss(logits(), words, chosen, is_next),

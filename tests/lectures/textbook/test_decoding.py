@@ -22,7 +22,6 @@ from weft.models.ngram import NGram
 from weft.models.presets import preset
 
 stats = Later("scipy.stats")
-
 decoding = load("decoding")
 END = 0
 
@@ -48,6 +47,13 @@ def model(name: str) -> LanguageModel:
 
 def logits(name: str) -> Callable[[Tensor], Tensor]:
     return lambda tokens: model(name)(tokens[None])[0].detach()
+
+
+def tabulated(name: str, max_tokens: int) -> Callable[[Tensor], Tensor]:
+    """`logits` after token 1 and up to `max_tokens` others, each text read once."""
+    paths = (path for n in range(max_tokens + 1) for path in product(range(9), repeat=n))
+    rows = {path: logits(name)(torch.tensor([1, *path])) for path in paths}
+    return lambda tokens: rows[tuple(tokens[1:].tolist())]
 
 
 PENALTIES: dict[str, tuple[LengthPenalty, Callable[[int], float]]] = {
@@ -86,8 +92,7 @@ def test_a_beam_as_wide_as_the_tree_finds_the_best_path() -> None:
     """Among all texts of three tokens, and in the lecture's tree, where greedy search fails."""
     assert decoding.greedy(decoding.tree, [0], None, 2) == [1, 0]
     best = decoding.beam_search(decoding.tree, [0], None, 2, 2)[0]
-    assert best.tokens == [2, 0]
-    assert best.log_p == pytest.approx(np.log(0.36), rel=1e-6)
+    assert best.tokens == [2, 0] and best.log_p == pytest.approx(np.log(0.36), rel=1e-6)
     paths = texts("gru", 3)
     found = decoding.beam_search(logits("gru"), [1], END, 3, 81, lambda length: 1.0)
     assert tuple(found[0].tokens) == max(paths, key=lambda path: paths[path])
@@ -118,13 +123,8 @@ def assert_drawn(drawn: list[tuple[int, ...]], paths: dict[tuple[int, ...], floa
 def test_speculative_decoding_samples_from_the_target(draft: str) -> None:
     """The draft may be another model, the model itself, or uniform."""
     generator, paths = torch.Generator().manual_seed(0), texts("gru", 2)
-    rows = {path: logits("gru")(torch.tensor([1, *path])) for n in range(3) for path in product(range(9), repeat=n)}
-    others = {path: logits("lstm")(torch.tensor([1, *path])) for n in range(3) for path in product(range(9), repeat=n)}
-    drafts = {
-        "gru": lambda tokens: rows[tuple(tokens[1:].tolist())],
-        "lstm": lambda tokens: others[tuple(tokens[1:].tolist())],
-        "uniform": lambda tokens: torch.zeros(len(tokens), 9),
-    }
+    drafts = {"gru": tabulated("gru", 2), "lstm": tabulated("lstm", 2)}
+    drafts["uniform"] = lambda tokens: torch.zeros(len(tokens), 9)
     runs = [decoding.speculative_decoding(drafts["gru"], drafts[draft], [1], END, 2, generator) for _ in range(1500)]
     assert_drawn([tuple(written) for written, _ in runs], paths)
     assert all(calls <= len(written) for written, calls in runs)
@@ -133,9 +133,7 @@ def test_speculative_decoding_samples_from_the_target(draft: str) -> None:
 
 
 def test_ancestral_sampling_draws_from_the_model() -> None:
-    generator = torch.Generator().manual_seed(0)
-    rows = {path: logits("gru")(torch.tensor([1, *path])) for n in range(2) for path in product(range(9), repeat=n)}
-    target = lambda tokens: rows[tuple(tokens[1:].tolist())]  # noqa: E731
+    generator, target = torch.Generator().manual_seed(0), tabulated("gru", 1)
     drawn = [tuple(decoding.ancestral_sampling(target, [1], END, 2, generator)) for _ in range(1500)]
     assert_drawn(drawn, texts("gru", 2))
 

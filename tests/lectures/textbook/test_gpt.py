@@ -23,11 +23,8 @@ VOCAB, CONTEXT = 23, 12
 
 def rename(settings: Decoder, weights: Tensors) -> dict[str, Tensor]:
     d_model = settings.d_model
-    found = {
-        **linear(weights, "W", "embedding"),
-        "p.weight": weights["decoder.position.weight"],
-        **norm(weights, "norm", "decoder.norm"),
-    }
+    found = linear(weights, "W", "embedding") | linear(weights, "p", "decoder.position")
+    found |= norm(weights, "norm", "decoder.norm")
     for n in range(settings.layers):
         ours, theirs = f"decoder.blocks.{n}", f"layers.{n}"
         found |= split(weights, f"{theirs}.attention", ("W_q", "W_k", "W_v"), f"{ours}.attention.qkv", [d_model] * 3)

@@ -92,8 +92,6 @@ def test_the_cache_gives_the_logits_of_a_whole_pass(parts: list[int], kv_heads: 
 def test_products_depend_only_on_distances() -> None:
     torch.manual_seed(0)
     q, k = torch.randn(2, 1, 8, dtype=torch.float64)
-    products = [
-        llama.rotate(q, torch.tensor([m]), 10000.0) @ llama.rotate(k, torch.tensor([m - 3]), 10000.0).mT
-        for m in (3, 4, 50)
-    ]
+    positions = [(torch.tensor([m]), torch.tensor([m - 3])) for m in (3, 4, 50)]
+    products = [llama.rotate(q, m, 10000.0) @ llama.rotate(k, n, 10000.0).mT for m, n in positions]
     torch.testing.assert_close(products[1:], products[:1] * 2, rtol=1e-5, atol=1e-8)

@@ -16,7 +16,6 @@ from weft.models.presets import preset
 from weft.models.smoothing import KneserNey, MaximumLikelihood, ModifiedKneserNey, Smoothing
 
 stats = Later("scipy.stats")
-
 ngram = load("ngram")
 
 

@@ -7,12 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.later import Later
-from tests.lectures.textbook.lecture import (
-    TOLERANCE,
-    assert_gradients,
-    gradients,
-    load,
-)
+from tests.lectures.textbook.lecture import TOLERANCE, assert_gradients, gradients, load
 from torch import Tensor
 
 from weft.models.build import build
@@ -21,7 +16,6 @@ from weft.nn.loss import linear_cross_entropy
 from weft.nn.recurrent import CarriedState
 
 stats = Later("scipy.stats")
-
 rnn = load("rnn")
 
 SHAPES: list[dict[str, Any]] = [

@@ -30,10 +30,8 @@ def attention(weights: Tensors, theirs: str, ours: str, d_model: int) -> dict[st
 
 def rename(settings: EncoderDecoder, weights: Tensors) -> dict[str, Tensor]:
     found = linear(weights, "embedding", "embedding")
-    for side, sublayers in {
-        "encoder": ("attention", "feedforward"),
-        "decoder": ("attention", "cross", "feedforward"),
-    }.items():
+    sides = {"encoder": ("attention", "feedforward"), "decoder": ("attention", "cross", "feedforward")}
+    for side, sublayers in sides.items():
         for n in range(settings.layers):
             ours, theirs = f"{side}.blocks.{n}", f"{side}.{n}"
             found |= attention(weights, f"{theirs}.self_attention", f"{ours}.attention", settings.d_model)
@@ -72,9 +70,8 @@ def test_logits_loss_and_gradients(
     given = Batch(written[:, :-1], written[:, 1:], loss_mask=real, source=source)
 
     def loss() -> Tensor:
-        return transformer.smoothed_loss(
-            theirs.decode(written[:, :-1], *theirs.encode(read)), written[:, 1:], smoothing
-        )
+        logits = theirs.decode(written[:, :-1], *theirs.encode(read))
+        return transformer.smoothed_loss(logits, written[:, 1:], smoothing)
 
     weft = lambda features: token_loss(ours, features, given, settings=Pairs(smoothing=smoothing))  # noqa: E731
     parity.assert_same(ours, theirs, partial(rename, settings), given, (weft, loss))

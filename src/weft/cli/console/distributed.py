@@ -67,9 +67,8 @@ def _launch(count: int, arguments: Sequence[str]) -> int:
     command = [sys.executable, "-P", "-m", "weft", *arguments]
     try:
         with TemporaryDirectory() as logs:
-            torchrun.main(
-                ["--standalone", f"--nproc-per-node={count}", "--log-dir", logs, "--no-python", "--", *command]
-            )
+            options = ["--standalone", f"--nproc-per-node={count}", "--log-dir", logs, "--no-python"]
+            torchrun.main([*options, "--", *command])
     except SignalException as error:
         return 128 + error.sigval
     except ChildFailedError as error:

@@ -91,9 +91,8 @@ def unknown_option(error: Any, arguments: Sequence[str]) -> str | None:
     if any(param.metavar == "KEY=VALUE" for param in params):
         word = name.lstrip("-").replace("-", "_")
         if key := recipe_key(word):
-            return (
-                f"no such option: {name}; settings of a recipe are written key=value: {key}={_value(name, arguments)}"
-            )
+            value = _value(name, arguments)
+            return f"no such option: {name}; settings of a recipe are written key=value: {key}={value}"
         if word in SYNONYMS:  # not a setting here
             return f"no such option: {name}; {SYNONYMS[word].removeprefix(': ')}"
     return None

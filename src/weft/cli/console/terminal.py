@@ -42,22 +42,18 @@ def write(text: str) -> None:
 
 def print_tables(*tables: Table) -> None:
     """Print tables with an empty line between them, fitted to the width of a terminal."""
+    # NO_COLOR forbids styles, FORCE_COLOR allows them in a pipe; None: only on a terminal
+    coloured = False if os.environ.get("NO_COLOR") else True if os.environ.get("FORCE_COLOR") else None
     width = terminal_width()
     prose = max(MIN_PROSE_WIDTH, min(width or MAX_PROSE_WIDTH, MAX_PROSE_WIDTH))
     for number, table in enumerate(tables):
         if number:
             typer.echo()
-        safe = table._replace(
-            header=list(map(escaped, table.header)), rows=[list(map(escaped, row)) for row in table.rows]
-        )
-        safe = safe._replace(title=escaped(table.title), remarks=list(map(escaped, table.remarks)))
+        header, *rows = (list(map(escaped, row)) for row in (table.header, *table.rows))
+        title, remarks = escaped(table.title), list(map(escaped, table.remarks))
+        safe = table._replace(header=header, rows=rows, title=title, remarks=remarks)
         for part, line in text_lines(safe, width, prose):
-            typer.secho(line, color=coloured(), **STYLES.get(part, {}))
-
-
-def coloured() -> bool | None:
-    """Return whether to style lines: NO_COLOR forbids it, FORCE_COLOR allows it in a pipe; None: if on a terminal."""
-    return False if os.environ.get("NO_COLOR") else True if os.environ.get("FORCE_COLOR") else None
+            typer.secho(line, color=coloured, **STYLES.get(part, {}))
 
 
 def print_json(value: Any) -> None:

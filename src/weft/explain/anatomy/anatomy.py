@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -12,7 +12,7 @@ from weft.explain.anatomy.parts import ModelPart
 from weft.explain.anatomy.recurrent import bahdanau_columns, ngram_columns, recurrent_columns
 from weft.explain.anatomy.transformer import transformer_columns
 from weft.explain.texts import TEXTS
-from weft.figures.page import mounted, part
+from weft.figures.page import as_json, mount_point, part
 from weft.figures.picture import Picture
 from weft.figures.tables import WIDTH
 from weft.models.bahdanau import Bahdanau
@@ -51,28 +51,21 @@ class Anatomy(Picture):
         return figure(diagram(self.columns))
 
     def html(self) -> str:
-        return mounted("anatomy.js", self.data(), part("texts", [self.text()]))
+        return mount_point("anatomy.js", self.data(), part("texts", [self.text()]))
 
     def data(self) -> dict[str, Any]:
         """Return the data of web/anatomy.js: all parts, a diagram of each column and, of several, one of all."""
         single = [diagram((column,), number) for number, column in enumerate(self.columns)]
         diagrams = single if len(single) == 1 else [diagram(self.columns), *single]
-        return {
-            "kind": self.settings.kind,
-            "parameters": self.parameters,
-            "letters": self.letters(),
-            "columns": [self._record(column) for column in self.columns],
-            "diagrams": [{**each._asdict(), "shapes": [shape._asdict() for shape in each.shapes]} for each in diagrams],
-        }
+        columns = [self._record(column) for column in self.columns]
+        named = {"kind": self.settings.kind, "parameters": self.parameters, "letters": self.letters()}
+        return as_json({**named, "columns": columns, "diagrams": diagrams})
 
     def _record(self, part: ModelPart) -> dict[str, Any]:
         """Return a part and its parts as JSON data."""
-        return {
-            **{key: getattr(part, key) for key in ("name", "formula", "shape", "parameters", "repeats", "note")},
-            "settings": part.settings(self.settings),
-            "code": [asdict(code) for code in part.code],
-            "parts": [self._record(inside) for inside in part.parts],
-        }
+        fields = {key: getattr(part, key) for key in ("name", "formula", "shape", "parameters", "repeats", "note")}
+        fields |= {"settings": part.settings(self.settings), "code": part.code}
+        return fields | {"parts": list(map(self._record, part.parts))}
 
     def letters(self) -> str:
         """Return the meaning of the letters in shapes."""

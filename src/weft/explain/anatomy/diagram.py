@@ -36,15 +36,22 @@ FILLS = {
 }
 
 
+class DiagramPoint(NamedTuple):
+    """Point of a diagram, in units of its plane."""
+
+    x: float
+    y: float
+
+
 class DiagramShape(NamedTuple):
-    """Box, frame, line, arrow, loop, sum or text; `places` are points, of a box and a frame two opposite corners.
+    """Box, frame, line, arrow, loop, sum or text; `points` of a box and a frame are two opposite corners.
 
     The `look` of a box is a key of FILLS. A text of `size` points is anchored at its start, middle or end. `part`
     identifies the part of a box: its column, its index there, its index inside that …
     """
 
     kind: str
-    places: tuple[Point, ...]
+    points: tuple[Point, ...]
     text: str = ""
     size: float = 8.5
     anchor: str = "middle"
@@ -70,8 +77,8 @@ class _Column:
     shapes: list[DiagramShape] = field(default_factory=list)
     source_readers: list[Point] = field(default_factory=list)
 
-    def add(self, kind: str, *places: Point, look: str = "", part: tuple[int, ...] = ()) -> None:
-        self.shapes.append(DiagramShape(kind, places, look=look, part=part))
+    def add(self, kind: str, *points: Point, look: str = "", part: tuple[int, ...] = ()) -> None:
+        self.shapes.append(DiagramShape(kind, points, look=look, part=part))
 
     def write(self, at: Point, text: str, *, size: float = 8.5, anchor: str = "middle", look: str = "") -> None:
         self.shapes.append(DiagramShape("text", (at,), text, size=size, anchor=anchor, look=look))
@@ -104,7 +111,7 @@ def diagram(columns: Sequence[ModelPart], first: int = 0) -> Diagram:
             last.write((edge - 0.6, y + 0.18), "source", anchor="end")
     height = max(stack.y for stack in drawn) + GAP - BOTTOM + 0.1
     shapes = [
-        shape._replace(places=tuple((round(x - LEFT, 3), round(y - BOTTOM, 3)) for x, y in shape.places))
+        shape._replace(points=tuple(DiagramPoint(round(x - LEFT, 3), round(y - BOTTOM, 3)) for x, y in shape.points))
         for stack in drawn
         for shape in stack.shapes
     ]
@@ -171,12 +178,10 @@ def figure(drawing: Diagram) -> Figure:
     """Draw the diagram for print."""
     fig = new_figure(INCHES * drawing.width, INCHES * drawing.height)
     axes: Any = fig.add_subplot()
-    axes.set_xlim(0, drawing.width)
-    axes.set_ylim(0, drawing.height)
-    axes.set_aspect("equal")
+    axes.set(xlim=(0, drawing.width), ylim=(0, drawing.height), aspect="equal")
     axes.axis("off")
     for shape in drawing.shapes:
-        start, end = shape.places[0], shape.places[-1]
+        start, end = shape.points[0], shape.points[-1]
         match shape.kind:
             case "text":
                 colour = {"inside": "#111111", "soft": SOFT}.get(shape.look, INK)
@@ -193,5 +198,5 @@ def figure(drawing: Diagram) -> Figure:
                 axes.plot(*start, marker="o", markersize=10, **ring)
                 axes.plot(*start, marker="+", markersize=8, **ring)
             case "line":
-                axes.plot(*zip(*shape.places, strict=True), **LINE)
+                axes.plot(*zip(*shape.points, strict=True), **LINE)
     return fig

@@ -90,10 +90,11 @@ def _toml(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def size(*of: nn.Module | nn.Parameter | None) -> int:
+def size(*members: nn.Module | nn.Parameter | None) -> int:
     """Return the number of parameters in these modules and parameters."""
-    parameters = ((one,) if isinstance(one, nn.Parameter) else one.parameters() for one in of if one is not None)
-    return sum(parameter.numel() for each in parameters for parameter in each)
+    present = (each for each in members if each is not None)
+    weights = ((each,) if isinstance(each, nn.Parameter) else each.parameters() for each in present)
+    return sum(weight.numel() for each in weights for weight in each)
 
 
 @cache

@@ -153,12 +153,12 @@ def _self_attention(settings: BlockConfig, module: Any, stack: Stack, *, time: s
 
 
 def _cross(settings: BlockConfig, module: Any) -> ModelPart:
-    words, of = _sizes(settings, "T") | {"source": "S", "bias": with_bias(module.q)}, attention.CrossAttention
-    words["heads"] = _heads_text(settings)
+    words = _sizes(settings, "T") | {"source": "S", "bias": with_bias(module.q), "heads": _heads_text(settings)}
+    forward, keys_values = attention.CrossAttention.forward, attention.CrossAttention.keys_values
     parts = (
-        part("queries", words, own=size(module.q), by=[of.forward]),
-        part("source-keys-values", words, own=size(module.kv), by=[of.keys_values]),
-        *_query_norm(settings, module, of.forward, of.keys_values),
+        part("queries", words, own=size(module.q), by=[forward]),
+        part("source-keys-values", words, own=size(module.kv), by=[keys_values]),
+        *_query_norm(settings, module, forward, keys_values),
         *_mixed(settings, module, words, causal=False),
     )
     return replace(part("cross-attention", words), parts=parts, reads=True)

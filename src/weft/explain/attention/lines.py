@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from weft.figures.heatmap import MAX_LABELS, label_inches, shortened
+from weft.figures.heatmap import MAX_LABELS, label_inches, shorten
 from weft.figures.picture import Picture, new_figure
 
 MIN_DRAWN = 0.02  # lines of a smaller probability are not drawn, except each head's strongest
@@ -98,7 +98,7 @@ class LineView(Picture):
 def strongest(probabilities: Probabilities, keys: Sequence[str], limit: int = 3) -> str:
     """Return the keys of the largest non-zero probabilities (source time,), with their values, as text."""
     indices = [i for i in np.argsort(-probabilities, kind="stable")[:limit] if probabilities[i] > 0]
-    return ",  ".join(f"{shortened(keys[i])} {probabilities[i]:.2f}" for i in indices)
+    return ",  ".join(f"{shorten(keys[i])} {probabilities[i]:.2f}" for i in indices)
 
 
 def gaps(tokens: Sequence[int]) -> list[int]:
@@ -107,4 +107,4 @@ def gaps(tokens: Sequence[int]) -> list[int]:
 
 
 def _numbered(labels: Sequence[str], token: int) -> str:
-    return shortened(labels[token]) if len(labels) <= MAX_LABELS else f"{token}: {shortened(labels[token])}"
+    return shorten(labels[token]) if len(labels) <= MAX_LABELS else f"{token}: {shorten(labels[token])}"

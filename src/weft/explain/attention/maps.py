@@ -23,11 +23,13 @@ from weft.explain.attention.page import pack
 from weft.explain.capture import capture
 from weft.explain.reading import WHITE, Reading, unsupported
 from weft.explain.texts import TEXTS
-from weft.figures.heatmap import MAX_LABELS, label_axis, label_inches, pooled, shade_cells, shortened, write_cells
-from weft.figures.page import Section, mounted
+from weft.figures.heatmap import MAX_LABELS, annotate_cells, draw_cells, label_axis, label_inches, max_pool, shorten
+from weft.figures.page import Section, mount_point
 from weft.figures.picture import SHADES, Picture, new_figure
 from weft.models.base import LanguageModel, evaluating
-from weft.models.config import Bahdanau, Decoder, Encoder, EncoderDecoder
+from weft.models.config import Bahdanau, EncoderDecoder, TransformerConfig
+from weft.models.stack import Stack
+from weft.models.transformer import Transformer
 
 AttentionKind = Literal["encoder", "decoder", "cross"]
 NAMES: dict[AttentionKind, str] = {
@@ -83,30 +85,29 @@ class HeadMap(Picture):
 
     def figure(self) -> Figure:
         """Return the heat map, queries in rows; in a long text each cell is the maximum of a block."""
-        cells, block = pooled(self.probabilities, MAX_CELLS)
+        cells, block = max_pool(self.probabilities, MAX_CELLS)
         rows, columns = cells.shape
         side = max(rows, columns)
         inches = 9.0 / side if side > MAX_LABELS else 0.42 if side <= MAX_WRITTEN else 0.2
         width = max(2.4, columns * inches) + label_inches(self.queries) + 0.9
         figure = new_figure(width, max(1.6, rows * inches) + label_inches(self.keys) + 0.7)
         axes: Any = figure.add_subplot()
-        image = shade_cells(axes, cells, PowerNorm(0.5, vmin=0.0, vmax=float(cells.max()) or 1.0))
+        image = draw_cells(axes, cells, PowerNorm(0.5, vmin=0.0, vmax=float(cells.max()) or 1.0))
         label_axis(axes.xaxis, self.keys, self.start[1], block=block)
         label_axis(axes.yaxis, self.queries, self.start[0], block=block)
         axes.tick_params(axis="x", rotation=90)
         axes.xaxis.tick_top()
-        axes.set_xlabel("key: attended to")
         axes.xaxis.set_label_position("top")
-        axes.set_ylabel("query: attends")
+        axes.set(xlabel="key: attended to", ylabel="query: attends")
         figure.suptitle(self.title, parse_math=False, fontsize=11)
         if side <= MAX_WRITTEN and block == 1:
-            write_cells(axes, image, lambda row, column: f"{cells[row, column]:.2f}", size=7)
+            annotate_cells(axes, image, lambda row, column: f"{cells[row, column]:.2f}", size=7)
         else:
             figure.colorbar(image, shrink=0.6, aspect=25, pad=0.02).outline.set_linewidth(0.5)
         return figure
 
     def text(self) -> str:
-        labels = [shortened(label) for label in self.queries[:MAX_TEXT_ROWS]]
+        labels = [shorten(label) for label in self.queries[:MAX_TEXT_ROWS]]
         width = max(map(len, labels))
         lines = [
             f"{row + self.start[0]:>4}  {label:<{width}}  → {strongest(self.probabilities[row], self.keys)}"[:79]
@@ -166,7 +167,7 @@ class AttentionMaps(Picture):
         about = TEXTS["follow"].format(name=repr(name), first=first, least=MIN_DRAWN)
         about += " Here the word is the one being written." * (part.kind == "cross")
         where = f"layer {layer}" if head is None else f"layer {layer}, head {head}"
-        title = f"What {shortened(name, 24)!r} attends to: {NAMES[part.kind]}, {where}"
+        title = f"What {shorten(name, 24)!r} attends to: {NAMES[part.kind]}, {where}"
         tokens: dict[str, Any] = {"chosen": chosen, "queries": part.queries, "keys": part.keys}
         return LineView(title, about, part.probabilities[layer][heads][:, chosen], heads=heads, **tokens)
 
@@ -196,15 +197,14 @@ class AttentionMaps(Picture):
         for axes, part in zip(grid[:, 0], self.parts, strict=True):
             layers, heads = part.probabilities.shape[:2]
             mosaic, pitch = _mosaic(part.probabilities)
-            image = shade_cells(axes, mosaic, PowerNorm(0.5, vmin=0.0, vmax=1.0))  # the root keeps 0.01 visible
+            image = draw_cells(axes, mosaic, PowerNorm(0.5, vmin=0.0, vmax=1.0))  # the root keeps 0.01 visible
             image.set_cmap(SHADES.with_extremes(bad="#b9b9b9"))
             axes.set_xticks([pitch[1] * (head + 0.5) for head in range(heads)], range(heads))
             axes.set_yticks([pitch[0] * (layer + 0.5) for layer in range(layers)], range(layers))
             axes.tick_params(length=0, labelsize=8)
             axes.xaxis.tick_top()
             axes.xaxis.set_label_position("top")
-            axes.set_xlabel("head" if len(self.parts) == 1 else f"{NAMES[part.kind]}: head")
-            axes.set_ylabel("layer")
+            axes.set(xlabel="head" if len(self.parts) == 1 else f"{NAMES[part.kind]}: head", ylabel="layer")
             axes.spines[:].set_visible(False)
         return figure
 
@@ -222,7 +222,7 @@ class AttentionMaps(Picture):
         return {"parts": parts, "notes": list(dict.fromkeys(notes)), "named": named}
 
     def html(self) -> str:
-        return mounted("attention.js", self.packed(), Markup("<pre>{}</pre>").format(self.text()))
+        return mount_point("attention.js", self.packed(), Markup("<pre>{}</pre>").format(self.text()))
 
     def sections(self) -> list[Section]:
         stacked = any(part.kind != "cross" and len(part.probabilities) > 1 for part in self.parts)
@@ -241,7 +241,7 @@ class AttentionMaps(Picture):
 def _mosaic(probabilities: Probabilities) -> tuple[Probabilities, tuple[int, int]]:
     """Return all maps (layers, heads, time, source time) as one image separated by NaN, and the pitch of the maps."""
     layers, heads = probabilities.shape[:2]
-    maps, _ = pooled(probabilities, 96 if layers * heads <= 64 else 64)
+    maps, _ = max_pool(probabilities, 96 if layers * heads <= 64 else 64)
     # Small maps are enlarged, so that the separators stay thin lines.
     maps = maps.repeat(-(-40 // maps.shape[2]), axis=2).repeat(-(-40 // maps.shape[3]), axis=3)
     framed = np.pad(maps, ((0, 0), (0, 0), (3, 0), (3, 0)), constant_values=np.nan)
@@ -257,7 +257,7 @@ def attention_maps(reading: Reading) -> AttentionMaps:
     read, as in Bahdanau et al. (2015).
     """
     model, names = reading.model, probability_names(reading.model)
-    if isinstance(config := model.config, Encoder | Decoder | EncoderDecoder):
+    if isinstance(config := model.config, TransformerConfig):
         maps, time = config.layers * config.attention.heads, max(len(reading.ids), len(reading.source or ()))
         if isinstance(config, EncoderDecoder):
             maps = 2 * maps + (config.encoder_layers or config.layers) * config.attention.heads
@@ -282,19 +282,14 @@ def attention_maps(reading: Reading) -> AttentionMaps:
 
 def probability_names(model: LanguageModel) -> dict[AttentionKind, str]:
     """Return the names under which `capture` finds each kind of attention's probabilities; `*` is the layer."""
-    encoder: dict[AttentionKind, str] = {"encoder": "encoder.*.attention.probabilities"}
-    decoder: dict[AttentionKind, str] = {"decoder": "decoder.*.attention.probabilities"}
-    match model.config:
-        case Encoder():
-            return encoder
-        case Decoder():
-            return decoder
-        case EncoderDecoder():
-            return {**encoder, **decoder, "cross": "decoder.*.cross.probabilities"}
-        case Bahdanau():
-            return {"cross": "attention.probabilities"}
-    advice = "it takes a Transformer (encoder, decoder, encoder-decoder) or a bahdanau model"
-    raise unsupported(model, "no attention", advice)
+    if isinstance(model.config, Bahdanau):
+        return {"cross": "attention.probabilities"}
+    if not isinstance(model, Transformer):
+        advice = "it takes a Transformer (encoder, decoder, encoder-decoder) or a bahdanau model"
+        raise unsupported(model, "no attention", advice)
+    stacks: dict[AttentionKind, Stack | None] = {"encoder": model.encoder, "decoder": model.decoder}
+    names = {kind: f"{kind}.*.attention.probabilities" for kind, stack in stacks.items() if stack is not None}
+    return names | ({"cross": "decoder.*.cross.probabilities"} if len(names) == 2 else {})
 
 
 def _checked(part: KindMaps, name: str, number: int) -> int:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from weft.explain.attention.lines import Probabilities
-from weft.figures.heatmap import pooled
+from weft.figures.heatmap import max_pool
 
 # Cells per side, levels of a probability, and strongest keys per query of a pooled map; the first that fits is used.
 QUALITIES = (
@@ -36,7 +36,7 @@ def pack(probabilities: Probabilities, *, max_characters: int, causal: bool) -> 
     packed: dict[str, Any] = {}
     for cells, levels, count in QUALITIES:
         if max(maps.shape[-2:]) > cells:
-            maps, block = pooled(probabilities, cells)
+            maps, block = max_pool(probabilities, cells)
         rows, columns = maps.shape[-2:]
         quantised = _quantise(maps, levels)
         weights = _deflate(quantised[:, :, *np.tril_indices(rows)] if causal else quantised)

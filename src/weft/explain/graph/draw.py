@@ -11,8 +11,7 @@ from matplotlib.path import Path
 
 from weft.explain.graph.fold import Subgraph
 from weft.explain.graph.labels import BoxLabels, LabelledGraph, function_label
-from weft.explain.graph.layered import Size
-from weft.explain.graph.layout import GroupLayout, group_layouts
+from weft.explain.graph.layered import GroupLayout, Size, group_layouts
 from weft.explain.graph.placing import TITLE_HEIGHT, Box, Connector, place
 from weft.figures.page import template
 from weft.figures.shaded import width_of
@@ -129,8 +128,7 @@ def figure(drawing: Drawing) -> Figure:
     fig = Figure(figsize=(width * scale, height * scale))
     FigureCanvasAgg(fig)
     axes: Any = fig.add_axes((0.0, 0.0, 1.0, 1.0))
-    axes.set_xlim(-MARGIN, drawing.width - MARGIN)
-    axes.set_ylim(drawing.height - MARGIN, -MARGIN)
+    axes.set(xlim=(-MARGIN, drawing.width - MARGIN), ylim=(drawing.height - MARGIN, -MARGIN))
     axes.axis("off")
     unit = 0.75 * scale
     for drawn in drawing.boxes:

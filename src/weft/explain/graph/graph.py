@@ -6,8 +6,11 @@ recorded as it executes, so the graph shows the control flow that was taken.
 """
 
 import inspect
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
@@ -77,23 +80,14 @@ def graph(model: nn.Module, *args: Any, **kwargs: Any) -> Graph:
     for name, value in (inspect.signature(model.forward).bind_partial(*args).arguments | kwargs).items():
         for path, tensor in _named_tensors(name, value):
             recorder.add(tensor, recorder.leaf("input", path, tensor))
-    hooks = [
-        hook
-        for path, module in model.named_modules()
-        for hook in (
-            module.register_forward_pre_hook(lambda module, _, path=path: recorder.enter(path, module)),
-            module.register_forward_hook(lambda _, inputs, output, path=path: recorder.leave(path or "model", output)),
-        )
-    ]
-    mkldnn_enabled = torch._C._get_mkldnn_enabled()
-    try:
-        torch._C._set_mkldnn_enabled(False)
+    with ExitStack() as undo:
+        for path, module in model.named_modules():
+            undo.callback(module.register_forward_pre_hook(partial(recorder.enter, path)).remove)
+            undo.callback(module.register_forward_hook(partial(recorder.leave, path or "model")).remove)
+        undo.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
+        torch._C._set_mkldnn_enabled(False)  # torch.backends.mkldnn.flags would warn about TF32
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), recorder:
             result = functional_call(model, weights, args, kwargs)
-    finally:
-        torch._C._set_mkldnn_enabled(mkldnn_enabled)
-        for hook in hooks:
-            hook.remove()
     return recorder.ancestors([tensor for _, tensor in _named_tensors("", result)])
 
 
@@ -152,14 +146,14 @@ class _Recorder(TorchDispatchMode):
         call = self.open_calls[-1] if self.open_calls else 0
         return Node(kind, kind, name, call=call, shape=tuple(tensor.shape), floating=tensor.is_floating_point())
 
-    def enter(self, path: str, module: nn.Module) -> None:
+    def enter(self, path: str, module: nn.Module, inputs: Any) -> None:
         self.calls.append(Call(path, type(module).__name__, self.open_calls[-1] if self.open_calls else 0))
         self.open_calls.append(len(self.calls) - 1)
 
-    def leave(self, path: str, output: Any) -> None:
+    def leave(self, path: str, *call: Any) -> None:  # module, inputs and output
         """Name a module's first output after the module, unless a submodule has named it already."""
         self.open_calls.pop()
-        for _, tensor in islice(_named_tensors("", output), 1):
+        for _, tensor in islice(_named_tensors("", call[-1]), 1):
             i = self.find(tensor)
             if self.nodes[i].name.startswith(f"{path}:"):
                 self.nodes[i] = replace(self.nodes[i], name=path)
@@ -226,8 +220,7 @@ class _Recorder(TorchDispatchMode):
                 return "linear"
         if "scaled_dot_product" in name:
             return "attention"
-        plain = name.strip("_").removeprefix("native_").removeprefix("safe_").removeprefix("thnn_")
-        plain = plain.removesuffix("_forward")
+        plain = re.sub("^(native_|safe_|thnn_)|_forward$", "", name.strip("_"))
         if plain == "gelu" and kwargs.get("approximate") == "tanh":
             return "gelu-tanh"
         return {"mm": "matmul", "bmm": "matmul"}.get(plain, plain)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 
 from weft.explain.graph.fold import Subgraph, reader_path, short_path
 from weft.explain.graph.formulas import MODULES, RULES, GradientRule
@@ -42,11 +43,8 @@ class LabelledGraph:
     @cached_property
     def backward_order(self) -> list[int]:
         """Number of each node in the order of the backward pass, from 1; 0 for nodes without a gradient."""
-        order, left = [], sum(self.differentiable)
-        for differentiable in self.differentiable:
-            order.append(left if differentiable else 0)
-            left -= differentiable
-        return order
+        total, passed = sum(self.differentiable), accumulate(self.differentiable)
+        return [reached * (total + 1 - n) for reached, n in zip(self.differentiable, passed, strict=True)]
 
     @cached_property
     def formulas(self) -> list[tuple[str, ...]]:
@@ -59,16 +57,15 @@ class LabelledGraph:
         rule = self.rules.get(node.function)
         if rule is None:
             return ("no formula in the table",)
-        letters = [rule.operands[min(n, len(rule.operands) - 1)] for n in range(len(node.arguments))]
-        sources = [source for _, source in node.arguments]
+        last = len(rule.operands) - 1
+        operands = [(rule.operands[min(n, last)], source) for n, (_, source) in enumerate(node.arguments)]
         names = {}
         if self.substitute:
-            names = {letter: self.names[source] for letter, source in zip(letters, sources, strict=True)}
-            names["y"] = self.names[i]
-        elif node.scalar is not None and len(sources) == 1:
+            names = {letter: self.names[source] for letter, source in operands} | {"y": self.names[i]}
+        elif node.scalar is not None and len(operands) == 1:
             names = {"b": _short_number(node.scalar)}
-        reached = [letter for letter, source in zip(letters, sources, strict=True) if self.differentiable[source]]
-        return tuple(rule.gradient(letter, names) for letter in dict.fromkeys(reached) if letter in rule.gradients)
+        reached = dict.fromkeys(letter for letter, source in operands if self.differentiable[source])
+        return tuple(rule.gradient(letter, names) for letter in reached if letter in rule.gradients)
 
     def group_formulas(self, group: Subgraph) -> tuple[str, ...]:
         """Gradients of a closed module that has a rule as a whole."""
@@ -76,7 +73,7 @@ class LabelledGraph:
         if rule is None:
             return ()
         parameters = sum(self.graph.nodes[i].kind == "parameter" for i in group.nodes())
-        return tuple(rule.gradient(of, {}) for of in rule.gradients if of != "b" or parameters > 1)
+        return tuple(rule.gradient(operand, {}) for operand in rule.gradients if operand != "b" or parameters > 1)
 
     def order(self, child: Subgraph | int, *, backward: bool) -> str:
         """Return a node's number in the order of computation, or a group's first and last."""

@@ -16,7 +16,7 @@ from weft.explain.graph.graph import Call, Graph, Node, graph
 from weft.explain.graph.labels import LabelledGraph, function_label, variable_names
 from weft.explain.graph.layered import LayeredLayout
 from weft.explain.texts import TEXTS
-from weft.figures.page import as_json, mounted
+from weft.figures.page import as_json, mount_point
 from weft.figures.picture import FIGURES, PAGE, Picture, check_picture
 from weft.models.base import evaluating
 from weft.storage.files import write_text
@@ -81,7 +81,6 @@ class GraphPicture(Picture):
 
     def boxes(self) -> list[Subgraph | int]:
         """Return the visible nodes and closed groups, in the order of the pass."""
-
         boxes = sorted(self._boxes(self.root), key=lambda box: box if isinstance(box, int) else min(box.nodes()))
         return boxes[::-1] if self.backward else boxes
 
@@ -93,19 +92,18 @@ class GraphPicture(Picture):
                 yield child
 
     def html(self) -> str:
-        return mounted("graph.js", self.data(), self.svg())
+        return mount_point("graph.js", self.data(), self.svg())
 
     def _rules(self) -> list[dict[str, Any]]:
         functions = dict.fromkeys(node.function for node in self.labelled.graph.nodes if node.kind == "variable")
         functions |= dict.fromkeys(MODULES[group.kind] for group in self.root.subgraphs() if group.kind in MODULES)
         result = "b" if self.labelled.substitute else "y"
         rules = []
-        for name in functions:
-            if (rule := self.labelled.rules.get(name)) is not None:
-                letters = {letter: letter for letter in rule.operands} | {"y": result}
-                forward = f"{result} = " + rule.forward.format_map(letters)
-                gradients = [rule.gradient(operand, letters) for operand in rule.gradients]
-                rules.append({"operation": name, "forward": forward, "gradients": gradients})
+        for name, rule in ((name, self.labelled.rules[name]) for name in functions if name in self.labelled.rules):
+            letters = {letter: letter for letter in rule.operands} | {"y": result}
+            forward = f"{result} = {rule.forward.format_map(letters)}"
+            gradients = [rule.gradient(operand, letters) for operand in rule.gradients]
+            rules.append({"operation": name, "forward": forward, "gradients": gradients})
         return rules
 
     def data(self) -> dict[str, Any]:

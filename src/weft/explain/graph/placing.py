@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from weft.explain.graph.layered import LINE_GAP, OUTSIDE, LayeredLayout, Vertex
-from weft.explain.graph.layout import GroupLayout
+from weft.explain.graph.layered import LINE_GAP, OUTSIDE, GroupLayout, LayeredLayout, Vertex
 
 PAD = 12.0  # between a frame and its content
 TITLE_HEIGHT = 24.0

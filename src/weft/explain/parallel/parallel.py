@@ -73,10 +73,8 @@ class SplitScheme(NamedTuple):
 
 
 BY: tuple[SplitBy, SplitBy] = ("columns", "rows")
-SCHEMES = [
-    *(SplitScheme(a, b, sequence) for a in BY for b in BY for sequence in (False, True)),
-    SplitScheme(None, None),
-]
+SCHEMES = [SplitScheme(a, b, sequence) for a in BY for b in BY for sequence in (False, True)]
+SCHEMES.append(SplitScheme(None, None))
 
 
 @dataclass(frozen=True)
@@ -178,28 +176,28 @@ def _run(
     outputs, forward, placements = [], [], []
     flops = activations = 0
     value: Any = distribute_tensor(x, mesh, [required[0]])
-    for stage, placement in zip(stages, required, strict=True):
+    for (_, compute), placement in zip(stages, required, strict=True):
         inputs.append(value.detach().requires_grad_())
         with Meter() as meter:
             moved = inputs[-1].redistribute(mesh, [placement])
-            value = stage.compute(moved)
+            value = compute(moved)
         outputs.append(value)
         forward.append(tuple(meter.collectives))
         placements.append((inputs[-1].placements[0], placement))
         flops += meter.flops
-        activations += moved.to_local().numel() if stage is not stages[-1] else 0
+        activations += moved.to_local().numel() if len(outputs) < len(stages) else 0
     backward: list[tuple[Collective, ...]] = []
     deferred: list[Collective] = []
     gradients: list[Any] = []
     gradient: Any = distribute_tensor(upstream, mesh, [required[-1]])
-    for stage, read, out in zip(stages[::-1], inputs[::-1], outputs[::-1], strict=True):
+    for (weights, _), read, out in zip(stages[::-1], inputs[::-1], outputs[::-1], strict=True):
         with Meter() as meter:
-            both: Any = torch.autograd.grad(out, [read, *stage.weights], gradient)
+            both: Any = torch.autograd.grad(out, [read, *weights], gradient)
         gradient, *of_weights = both
         backward.insert(0, tuple(meter.collectives))
         flops += meter.flops
         with Meter() as meter:  # each process used a replicated weight on its tokens only
-            pairs = zip(of_weights, stage.weights, strict=True)
+            pairs = zip(of_weights, weights, strict=True)
             gradients[:0] = [each.redistribute(mesh, weight.placements) for each, weight in pairs]
         deferred += meter.collectives
     results = [gathered(each) for each in (outputs[-1], gradient, *gradients)]
@@ -211,24 +209,20 @@ def _run(
         backward=tuple(backward[1:]),
         deferred=tuple(deferred),
         flops=flops,
-        weights=sum(weight.to_local().numel() for stage in stages for weight in stage.weights),
+        weights=sum(weight.to_local().numel() for weights, _ in stages for weight in weights),
         activations=activations,
         placements=tuple(placements[1:]),
         differences=(errors[0], errors[1], max(errors[2:])),
     )
 
 
-class _BlockStage(NamedTuple):
-    """Step of a block and the weights it uses. torch's types do not distinguish DTensors from tensors."""
+def _stages(
+    block: TwoMatrixBlock, scheme: SplitScheme, mesh: DeviceMesh
+) -> list[tuple[list[Any], Callable[[Any], Any]]]:
+    """Return norm, A, f, B and the end: the weights of each, split by the scheme, and the function that applies them.
 
-    weights: list[Any]
-    compute: Callable[[Any], Any]
-
-
-def _stages(block: TwoMatrixBlock, scheme: SplitScheme, mesh: DeviceMesh) -> list[_BlockStage]:
-    """Return norm, A, f, B and the end, with their weights split by the scheme.
-
-    A bias is added to complete sums, so it belongs to the next stage and is split like that stage's input.
+    A bias is added to complete sums, so it belongs to the next stage and is split like that stage's input. (torch's
+    types do not distinguish DTensors from tensors.)
     """
     _, _, middle, _, end = scheme.placements()
     biases: list[SplitBy | None] = ["columns" if placement == FEATURES else None for placement in (middle, end)]
@@ -246,11 +240,11 @@ def _stages(block: TwoMatrixBlock, scheme: SplitScheme, mesh: DeviceMesh) -> lis
         return DTensor.from_local(block.function(x.to_local()), x.device_mesh, x.placements)
 
     return [
-        _BlockStage([gain, shift], lambda x: F.layer_norm(x, gain.shape, gain, shift, block.norm.eps)),
-        _BlockStage([first], lambda x: F.linear(x, first)),
-        _BlockStage([bias], lambda x: function(x + bias)),
-        _BlockStage([second], lambda x: F.linear(x, second)),
-        _BlockStage([last], lambda x: x + last),
+        ([gain, shift], lambda x: F.layer_norm(x, gain.shape, gain, shift, block.norm.eps)),
+        ([first], lambda x: F.linear(x, first)),
+        ([bias], lambda x: function(x + bias)),
+        ([second], lambda x: F.linear(x, second)),
+        ([last], lambda x: x + last),
     ]
 
 

@@ -15,7 +15,7 @@ from weft.explain.parallel.parallel import FEATURES, TOKENS, BlockSizes, BlockSp
 from weft.explain.parallel.ranks import Collective
 from weft.explain.texts import TEXTS
 from weft.figures.page import Section, html_tables
-from weft.figures.picture import COLOURS, Picture, new_figure, svg
+from weft.figures.picture import COLOURS, Picture, inline_svg, new_figure
 from weft.figures.tables import WIDTH, Table, text_tables
 
 INK, SOFT, GREY = "#000000", "#808080", "#bdbdbd"  # black becomes the page's ink
@@ -34,9 +34,10 @@ SCROLLING = Markup('<div class="scroll splits" role="region" tabindex="0" aria-l
 class ParallelSplits(Picture):
     """Every split of an MLP and an attention block over processes."""
 
-    title: str
-    about: str
     blocks: tuple[BlockSplits, ...]
+
+    title = "Splitting a layer over processes"
+    about = TEXTS["splits"]
 
     def figure(self) -> Figure:
         return _draw(*self.blocks)
@@ -45,7 +46,7 @@ class ParallelSplits(Picture):
         sections = []
         for block in self.blocks:
             title = f"{block.block.name} on {block.ranks} processes"
-            drawn = SCROLLING.format(title, Markup(svg(_draw(block), title)))
+            drawn = SCROLLING.format(title, Markup(inline_svg(_draw(block), title)))
             sizes, (first, function, second), mlp = block.sizes, block.block.names, block.block.name == "MLP"
             wide = (sizes.d_ff, sizes.d_ff) if mlp else (3 * sizes.d_model, sizes.d_model)
             words: dict[str, Any] = {"first": first, "function": function, "second": second, "sizes": sizes}
@@ -60,8 +61,7 @@ class ParallelSplits(Picture):
 
 def parallel_splits(sizes: BlockSizes | None = None, ranks: int = 2) -> ParallelSplits:
     """Measure every split of an MLP and an attention block over this many processes against the unsplit block."""
-    blocks = measure(sizes or BlockSizes(), ranks)
-    return ParallelSplits("Splitting a layer over processes", TEXTS["splits"], tuple(blocks))
+    return ParallelSplits(tuple(measure(sizes or BlockSizes(), ranks)))
 
 
 def _tables(splits: BlockSplits) -> list[Table]:
@@ -101,8 +101,7 @@ def _draw(*blocks: BlockSplits) -> Figure:
     for number, splits in enumerate(blocks):
         bottom, height = sum(heights[number + 1 :]) / sum(heights), heights[number] / sum(heights)
         axes: Any = figure.add_axes((0.0, bottom, 1.0, height))
-        axes.set_xlim(-0.1, width - 0.1)
-        axes.set_ylim(above - heights[number], above)
+        axes.set(xlim=(-0.1, width - 0.1), ylim=(above - heights[number], above))
         axes.axis("off")
         if len(blocks) > 1:
             axes.text(0, 1.2, f"{splits.block.name} on {splits.ranks} processes", va="center", fontsize=12)
@@ -148,9 +147,8 @@ class _SplitRow:
     def function(self, name: str) -> None:
         """Draw a box for a function that every process applies to its data."""
         width = 0.3 + 0.125 * len(name)
-        look: dict[str, Any] = {"facecolor": "#f3ecd2", "edgecolor": SOFT, "linewidth": 0.8}
-        look["boxstyle"] = "round,pad=0,rounding_size=0.1"
-        self.axes.add_patch(FancyBboxPatch((self.x, self.y - 0.24), width, 0.48, **look))
+        look: dict[str, Any] = {"facecolor": "#f3ecd2", "edgecolor": SOFT, "boxstyle": "round,pad=0,rounding_size=0.1"}
+        self.axes.add_patch(FancyBboxPatch((self.x, self.y - 0.24), width, 0.48, linewidth=0.8, **look))
         self.axes.text(self.x + width / 2, self.y, name, ha="center", va="center", fontsize=8, color="#111111")
         self.x += width + GAP
 
@@ -197,16 +195,15 @@ class _SplitRow:
 
     def _rectangle(self, size: Pair, split_by: SplitBy | None, line: float) -> None:
         """Draw a rectangle in stripes of the processes' colours, the first at the left or on top; grey if not split."""
-        (x, y), (width, height) = (self.x, self.y), size
-        for rank in range(self.ranks) if split_by else ():
-            stripe = {**_colour(rank), "linewidth": 0.4, "edgecolor": "#fefefe"}
-            if split_by == "columns":
-                corner, shard = (x + width * rank / self.ranks, y - height / 2), (width / self.ranks, height)
-            else:
-                corner, shard = (x, y + height / 2 - height * (rank + 1) / self.ranks), (width, height / self.ranks)
-            self.axes.add_patch(Rectangle(corner, *shard, **stripe))
+        (x, y), (width, height), ranks = (self.x, self.y), size, self.ranks
         if split_by is None:
             _patch(self.axes, (x, y), size, facecolor=GREY, alpha=1.0, linewidth=0)
+        for rank in range(ranks) if split_by else ():
+            stripe = {**_colour(rank), "linewidth": 0.4, "edgecolor": "#fefefe"}
+            corner, shard = (x + width * rank / ranks, y - height / 2), (width / ranks, height)
+            if split_by == "rows":
+                corner, shard = (x, y + height / 2 - height * (rank + 1) / ranks), (width, height / ranks)
+            self.axes.add_patch(Rectangle(corner, *shard, **stripe))
         _patch(self.axes, (x, y), size, **_outline(line))
 
     def _name(self, name: str, size: Pair, font_size: float) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from weft.errors import counted
 from weft.explain.anatomy.parts import with_bias
-from weft.explain.step.passing import Compared, FollowedToken
+from weft.explain.step.passing import AttentionInputs, FollowedToken
 from weft.explain.step.stage import cost, linear_cost, sent
 from weft.nn.attention import CrossAttention, Heads, RelativeAttention, ScoredAttention, SelfAttention
 from weft.nn.attention_paths import Scoring
@@ -21,22 +21,19 @@ HIDDEN_BY = {"future": "the causal mask", "window": "the attention window"}
 
 def attention_stages(token: FollowedToken, part: str, *, read: str, source: str | None) -> None:
     """Record an attention of the opened layer; `read` is the stage of its input, `source` that of the source's."""
-    stages, module, compared = token.stages, getattr(token.block, part), token.compared(part)
-    id, position, keys = f"{token.name}.{token.opened}.{part}", token.position, ("key", compared.keys)
-    *inputs, values = _projection_stages(token, part, compared, read=read, source=source or read)
-    if compared.mask.angles is not None and part == "attention":
-        cos, sin = (each[0, 0, position] for each in compared.mask.angles)
-        rotated = [
-            sent("queries, rotated", compared.rotated.q[0, :, position], "head", "coordinate"),
-            sent("keys, rotated", compared.rotated.k[0], "head", keys, "coordinate"),
-        ]
+    stages, module, qkv = token.stages, getattr(token.block, part), token.attention_inputs(part)
+    id, position, keys = f"{token.name}.{token.opened}.{part}", token.position, ("key", qkv.keys)
+    *inputs, values = _projection_stages(token, part, qkv, read=read, source=source or read)
+    if qkv.mask.angles is not None and part == "attention":
+        cos, sin = (each[0, 0, position] for each in qkv.mask.angles)
+        rotated = [sent("queries, rotated", qkv.rotated.q[0, :, position], "head", "coordinate")]
+        rotated.append(sent("keys, rotated", qkv.rotated.k[0], "head", keys, "coordinate"))
         angles = [sent("cos θ", cos, "pair"), sent("sin θ", sin, "pair")]
-        sizes = {"position": position, "pairs": len(cos)}
-        rotate = type(compared.mask.position).rotate
+        sizes, rotate = {"position": position, "pairs": len(cos)}, type(qkv.mask.position).rotate
         inputs = [stages.record(f"{id}.rotary", *rotated, *angles, numbers=sizes, inputs=inputs, by=rotate)]
-    scores = module.scores(compared.rotated, compared.mask)[0, :, position]
-    _scores_stage(token, part, scores, keys=compared.keys, inputs=inputs)
-    _mask_stages(token, id, scores, compared=compared)
+    scores = module.scores(qkv.rotated, qkv.mask)[0, :, position]
+    _scores_stage(token, part, scores, keys=qkv.keys, inputs=inputs)
+    _mask_stages(token, id, scores, qkv=qkv)
     probabilities = token.captured[f"{id}.probabilities"][0, :, position]
     softmax = sent("probabilities", probabilities, "head", keys, scale="probability")
     softmax_id = stages.record(f"{id}.softmax", softmax, by=masked_softmax)
@@ -48,16 +45,16 @@ def attention_stages(token: FollowedToken, part: str, *, read: str, source: str 
         numbers={"heads": H, "d_head": d_head},
         inputs=(softmax_id, values),
         by=type(module).mix if isinstance(module, ScoredAttention) else reference_attention,
-        cost=cost(2 * H * d_head * len(compared.keys), module.relative_values if relative else None),
+        cost=cost(2 * H * d_head * len(qkv.keys), module.relative_values if relative else None),
     )
     output, words = sent("attention", token.at(id), "coordinate"), {"heads": H, "bias": with_bias(module.out)}
     stages.record(f"{id}.out", output, text="heads-mixed", words=words, by=Heads.attend, cost=linear_cost(module.out))
 
 
-def _projection_stages(token: FollowedToken, part: str, compared: Compared, *, read: str, source: str) -> list[str]:
+def _projection_stages(token: FollowedToken, part: str, qkv: AttentionInputs, *, read: str, source: str) -> list[str]:
     """Record the position's queries and all keys and values; return the ids of the three stages."""
     module: Any = getattr(token.block, part)
-    cross, (q, k, v), keys = isinstance(module, CrossAttention), compared.plain, ("key", compared.keys)
+    cross, (q, k, v), keys = isinstance(module, CrossAttention), qkv.plain, ("key", qkv.keys)
     H, G, d_head = module.heads, module.kv_heads, module.d_head
     clipped = "" if module.clip is None else f", clipped to ±{module.clip:g}"
     normalised = "" if module.q_norm is None else ", normalised"
@@ -74,7 +71,7 @@ def _projection_stages(token: FollowedToken, part: str, compared: Compared, *, r
         stage = record(
             f"{id}.{name}",
             sent(name, x[0], "head", keys, "coordinate"),
-            numbers={"kv_heads": G, "d_head": d_head, "keys": len(compared.keys)},
+            numbers={"kv_heads": G, "d_head": d_head, "keys": len(qkv.keys)},
             words=words | {"made": shared + after},
             inputs=(source if cross else read,),
             by=CrossAttention.keys_values if cross else project,
@@ -111,25 +108,25 @@ def _scores_stage(token: FollowedToken, part: str, scores: Tensor, *, keys: Sequ
     )
 
 
-def _mask_stages(token: FollowedToken, id: str, scores: Tensor, *, compared: Compared) -> None:
+def _mask_stages(token: FollowedToken, id: str, scores: Tensor, *, qkv: AttentionInputs) -> None:
     """Record the position bias, if any, and the masked scores."""
-    position, keys = token.position, ("key", compared.keys)
-    mask, encoding = compared.mask.mask, compared.mask.position
-    bias = encoding.local_bias(compared.mask.queries[:, position : position + 1], compared.mask.keys)
+    position, keys = token.position, ("key", qkv.keys)
+    mask, encoding = qkv.mask.mask, qkv.mask.position
+    bias = encoding.local_bias(qkv.mask.queries[:, position : position + 1], qkv.mask.keys)
     if bias is not None:
         scores = scores + bias[0, :, 0]
         biased = [sent("scores with bias", scores, "head", keys), sent("bias", bias[0, :, 0], "head", keys)]
         token.stages.record(f"{id}.bias", *biased, by=type(encoding).bias, cost=cost(0, *encoding.parameters()))
-    visible = mask.dense(slice(position, position + 1), slice(0, len(compared.keys)), scores.device)[0, 0, 0]
+    visible = mask.dense(slice(position, position + 1), slice(0, len(qkv.keys)), scores.device)[0, 0, 0]
     hidden = {"future": len(visible) - 1 - position if mask.causal else 0}
     hidden["window"] = int((~visible).sum()) - hidden["future"]
     hidden = {why: count for why, count in hidden.items() if count}
-    are = {why: f"{counted(count, 'key')} {'is' if count == 1 else 'are'}" for why, count in hidden.items()}
-    reasons = [f"{keys_are} hidden by {HIDDEN_BY[why]}" for why, keys_are in are.items()]
-    masked = sent("scores, masked", scores.masked_fill(~visible, -torch.inf), "head", keys)
+    reasons = [
+        f"{counted(n, 'key')} {'is' if n == 1 else 'are'} hidden by {HIDDEN_BY[why]}" for why, n in hidden.items()
+    ]
     token.stages.record(
         f"{id}.mask",
-        masked,
+        sent("scores, masked", scores.masked_fill(~visible, -torch.inf), "head", keys),
         sent("seen", visible, keys, scale="positive"),
         numbers={"keys": len(visible), "seen": int(visible.sum()), **hidden},
         words={"hidden": "; ".join(reasons) or "No key is hidden from this token"},

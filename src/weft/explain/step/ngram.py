@@ -1,6 +1,6 @@
 """Stages of an n-gram model: counts order by order, and the probability that each leaves to the shorter context."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -21,13 +21,15 @@ Interpolated = KneserNey | ModifiedKneserNey
 class NGramOrder(NamedTuple):
     """Prediction of the n-grams of one order after a context: counts and log p, (vocab_size,) each.
 
-    The counts of an unseen context (not `known`) are zero. `factor` is the log of the weight of the shorter context.
+    The counts of an unseen context (not `known`) are zero. `shorter` is log p after the next shorter context, and
+    `factor` the log of its weight.
     """
 
     n: int
     known: bool
     counts: Tensor
     log_p: Tensor
+    shorter: Tensor | None = None
     factor: float | None = None
 
 
@@ -37,7 +39,7 @@ def orders(model: NGram, context: Tensor) -> Iterator[NGramOrder]:
     log_p = table("log_prob", 1).clone()
     yield NGramOrder(1, True, table("counts", 1), log_p=log_p.clone())
     for n, entry in enumerate(map(int, model._suffixes(context[None])), start=2):
-        counts, factor = torch.zeros_like(table("counts", 1)), None
+        counts, shorter, factor = torch.zeros_like(table("counts", 1)), log_p.clone(), None
         if isinstance(model.config.smoothing, AddK) and bool((context[width - n + 1 :] < V).all()):
             log_p[:] = -torch.tensor(V).log()
         if entry >= 0:
@@ -46,7 +48,7 @@ def orders(model: NGram, context: Tensor) -> Iterator[NGramOrder]:
             children = slice(*table("starts", n - 1)[entry : entry + 2].tolist())
             tokens = table("words", n)[children].long()
             counts[tokens], log_p[tokens] = table("counts", n)[children], table("log_prob", n)[children]
-        yield NGramOrder(n, entry >= 0, counts, log_p=log_p.clone(), factor=factor)
+        yield NGramOrder(n, entry >= 0, counts, log_p=log_p.clone(), shorter=shorter, factor=factor)
 
 
 def ngram_stages(stages: StageList, reading: Reading, position: int, *, settings: Sampling) -> Candidates:
@@ -64,11 +66,8 @@ def ngram_stages(stages: StageList, reading: Reading, position: int, *, settings
     texts, words = pieces(tokenizer, known), {"width": width, "own": len(known)}
     last, by = sent("context", torch.tensor(known), ("token", texts), scale="positive"), NGram.forward_features
     stages.record("embedding.context", last, text="last-tokens", numbers={"order": width + 1}, words=words, by=by)
-    shorter = None
     for order in all_orders:
-        visible = texts[len(texts) - order.n + 1 :]
-        _order_stage(stages, model, order, shorter=shorter, choice=choice, context=visible)
-        shorter = order
+        _order_stage(stages, model, order, choice=choice, context=texts[len(texts) - order.n + 1 :])
     longest = torch.stack([torch.where(order.counts > 0, order.n, 0) for order in all_orders]).amax(0)
     tensors = [choice.sent("log p", choice.logits, "signed"), choice.sent("order", longest, "positive")]
     numbers = {"vocab_size": len(choice.logits)}
@@ -77,26 +76,16 @@ def ngram_stages(stages: StageList, reading: Reading, position: int, *, settings
     return choice
 
 
-def _order_stage(
-    stages: StageList,
-    model: NGram,
-    order: NGramOrder,
-    *,
-    shorter: NGramOrder | None,
-    choice: Candidates,
-    context: Sequence[str],
-) -> None:
-    """Record one order; `shorter` is the one below, `context` its tokens as text."""
+def _order_stage(stages: StageList, model: NGram, order: NGramOrder, *, choice: Candidates, context: list[str]) -> None:
+    """Record one order; `context` are its tokens as text."""
     smoothing, p = model.config.smoothing, order.log_p.exp()
     interpolated = isinstance(smoothing, Interpolated)
-    numbers: dict[str, Any] = {
-        "count of the context": int(order.counts.sum()),
-        "different tokens after it": int((order.counts > 0).sum()),
-    }
+    numbers: dict[str, Any] = {"count of the context": int(order.counts.sum())}
+    numbers["different tokens after it"] = int((order.counts > 0).sum())
     tensors = [choice.sent("probability", p, "probability"), choice.sent("counts", order.counts, "positive")]
-    if order.factor is not None and shorter is not None:
+    if order.factor is not None and order.shorter is not None:
         numbers["γ(c)"] = float(torch.tensor(order.factor).exp())
-        below = torch.full_like(p, 1 / len(p)) if isinstance(smoothing, AddK) else shorter.log_p.exp()
+        below = torch.full_like(p, 1 / len(p)) if isinstance(smoothing, AddK) else order.shorter.exp()
         backed_off = numbers["γ(c)"] * below
         backed_off = backed_off if interpolated else backed_off.masked_fill(order.counts > 0, 0.0)
         tensors.append(choice.sent("from the shorter context", backed_off, "probability"))

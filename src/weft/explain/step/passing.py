@@ -7,7 +7,7 @@ methods from its arguments in that pass.
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
@@ -23,7 +23,7 @@ Arguments = dict[str, list[tuple[Any, ...]]]  # of every call of an attention mo
 SUBLAYERS = ("attention", "cross", "feedforward")
 
 
-class Compared(NamedTuple):
+class AttentionInputs(NamedTuple):
     """Queries, keys and values of an attention, before and after rotation, its mask, and the keys' tokens."""
 
     plain: QKV
@@ -52,19 +52,15 @@ class FollowedToken:
     @property
     def embedding(self) -> str:
         """Group of the stages below the first layer."""
-        return "source_embedding" if self._reads_source else "embedding"
-
-    @property
-    def _reads_source(self) -> bool:
-        return self.name == "encoder" and self.reading.source is not None
+        return "source_embedding" if self.name == "encoder" and self.reading.source is not None else "embedding"
 
     @property
     def ids(self) -> Sequence[int]:
-        return self.reading.source or () if self._reads_source else self.reading.ids
+        return self.reading.ids if self.embedding == "embedding" else self.reading.source or ()
 
     @property
     def pieces(self) -> Sequence[str]:
-        return self.source_pieces if self._reads_source else self.reading.pieces
+        return self.reading.pieces if self.embedding == "embedding" else self.source_pieces
 
     @property
     def source_pieces(self) -> Sequence[str]:
@@ -72,9 +68,7 @@ class FollowedToken:
 
     @property
     def stack(self) -> Stack:
-        stack = getattr(self.model, self.name)
-        assert isinstance(stack, Stack)
-        return stack
+        return cast(Stack, getattr(self.model, self.name))
 
     @property
     def block(self) -> Any:
@@ -101,16 +95,16 @@ class FollowedToken:
         skip = getattr(self.stack.layers[layer], f"{part}_skip")
         return self.at(f"{self.name}.{layer}.{part if skip.norm_out is None else f'{part}_skip.norm_out'}") * skip.scale
 
-    def compared(self, part: str) -> Compared:
+    def attention_inputs(self, part: str) -> AttentionInputs:
         """Return the queries, keys and values of the opened layer's attention."""
         block, call = divmod(self.opened, self.stack.sharing)
         module, arguments = getattr(self.block, part), self.arguments[f"{self.name}.{block}.{part}"][call]
         if part == "attention":
             plain = module.project(arguments[0])
-            return Compared(plain, module.rotate(plain, arguments[1]), arguments[1], self.pieces)
+            return AttentionInputs(plain, module.rotate(plain, arguments[1]), arguments[1], self.pieces)
         queries = module.split(module.clip_projection(module.q(arguments[0])), module.heads, module.q_norm)
         plain = QKV(queries, *arguments[1])
-        return Compared(plain, plain, arguments[2], self.source_pieces)
+        return AttentionInputs(plain, plain, arguments[2], self.source_pieces)
 
 
 @contextmanager

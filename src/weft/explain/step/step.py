@@ -149,8 +149,8 @@ def step(
                 raise ConfigError(f"layer = {layer}: only a Transformer has a layer to open; leave it out")
             kind, record = FAMILIES[type(model)]
             choice = record(stages, reading, at, settings=settings)
-    found: dict[str, Any] = {"choice": choice, "masked": masked, "source_position": source_position}
-    return StepPicture(kind, text, reading, position=at, stages=stages, **found)
+    outcome: dict[str, Any] = {"choice": choice, "masked": masked, "source_position": source_position}
+    return StepPicture(kind, text, reading, position=at, stages=stages, **outcome)
 
 
 def _followed_token(

@@ -1,6 +1,6 @@
 """GPU kernels of `attention_paths.dropout_attention` that never materialise the probabilities (Dao 2023).
 
-PyTorch's fused kernels draw dropout from a row's head_row in the batch of one process. These drop the same elements as
+PyTorch's fused kernels draw dropout from a row's index in the batch of one process. These drop the same elements as
 `dropout.drop_values`: those where the hash of the query's key and the column is small. The backward pass hashes again,
 and saves only the output, one value per query, and the keys.
 
@@ -244,17 +244,9 @@ def _contiguous_vectors(x: Tensor) -> Tensor:
 
 @torch.library.custom_op("weft::dropped_attention", mutates_args=())
 def dropped_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    keys: Tensor,
-    real: Tensor | None,
-    documents: Tensor | None,
-    causal: bool,
-    window: int,
-    scale: float,
-    p: float,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, real: Tensor | None, documents: Tensor | None,
+    causal: bool, window: int, scale: float, p: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attention output, shaped as q, and log2 of each query's sum of exponentials, (batch, heads, time).
 
     q (batch, heads, time, d_head), k and v (batch, kv_heads, source time, d_head); keys (batch, heads, time) are random
@@ -282,15 +274,9 @@ def _(q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("weft::dropped_attention_backward", mutates_args=())
 def dropped_attention_backward(
-    d_out: Tensor,
-    saved: list[Tensor],
-    real: Tensor | None,
-    documents: Tensor | None,
-    causal: bool,
-    window: int,
-    scale: float,
-    p: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+    d_out: Tensor, saved: list[Tensor], real: Tensor | None, documents: Tensor | None,
+    causal: bool, window: int, scale: float, p: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k and v; `saved` holds q, k, v, keys, and the two outputs of `dropped_attention`."""
     q, k, v, keys, out, lse = saved
     q, k, v, d_out = (_contiguous_vectors(x) for x in (q, k, v, d_out))

@@ -1,18 +1,18 @@
-// What a page shows, as an SVG that stands alone: of a drawing its shapes, of anything else the same boxes and texts.
+// Converts part of a page to a standalone SVG: drawings keep their shapes, other elements become boxes and texts.
 import { s } from "./dom.js";
 
 const PROPERTIES = ["stroke-width", "stroke-dasharray", "stroke-linecap", "stroke-linejoin", "opacity",
   "font-family", "font-size", "font-weight", "font-style", "text-anchor", "dominant-baseline", "paint-order",
   "visibility", "display", "writing-mode", "image-rendering", "shape-rendering", "text-decoration-line",
   "letter-spacing", "white-space"];
-const EDGE = 8; // pixels around what is laid out
-const pen = document.createElement("canvas").getContext("2d");
+const EDGE = 8; // pixels around the content
+const ruler = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
 
-// A colour as every program reads it, #rrggbb, and its opacity: not all know color(srgb 0.5 0.6 0.7 / 0.5).
+// A colour as #rrggbb and an opacity: not every program reads color(srgb 0.5 0.6 0.7 / 0.5).
 function colourOf(value) {
-  if (!/^(rgb|color\(srgb )/.test(value)) return { colour: value, opacity: 1 }; // none
-  const [red, green, blue, opacity = 1] = value.match(/\d[\d.]*(e-\d+)?/g), whole = value.startsWith("color") ? 255 : 1;
-  const two = part => Math.round(whole * part).toString(16).padStart(2, "0");
+  if (!/^(rgb|color\(srgb )/.test(value)) return { colour: value, opacity: 1 }; // transparent
+  const [red, green, blue, opacity = 1] = value.match(/\d[\d.]*(e-\d+)?/g), scale = value.startsWith("color") ? 255 : 1;
+  const two = part => Math.round(scale * part).toString(16).padStart(2, "0");
   return { colour: `#${[red, green, blue].map(two).join("")}`, opacity };
 }
 
@@ -24,8 +24,8 @@ function setColours(element, style) {
   }
 }
 
-// A copy of an SVG that needs no style of the page: what its elements look like stands in their attributes.
-function standing(svg) {
+// A copy of an SVG that needs no style sheet: its computed style is in its attributes.
+function withoutStyleSheet(svg) {
   const box = svg.viewBox.baseVal, copy = svg.cloneNode(true);
   const width = box?.width || svg.clientWidth || 800, height = box?.height || svg.clientHeight || 400;
   const from = [svg, ...svg.querySelectorAll("*")], to = [copy, ...copy.querySelectorAll("*")];
@@ -35,7 +35,7 @@ function standing(svg) {
     const style = getComputedStyle(element);
     for (const name of PROPERTIES) {
       const value = style.getPropertyValue(name);
-      if (value) to[index].setAttribute(name.replace(/-line$/, ""), value); // as SVG calls it
+      if (value) to[index].setAttribute(name.replace(/-line$/, ""), value); // the SVG property
     }
     setColours(to[index], style);
     for (const name of ["class", "style", "tabindex"]) to[index].removeAttribute(name);
@@ -46,28 +46,30 @@ function standing(svg) {
   return copy;
 }
 
-// A text node in pieces, one a line, with where each begins; what its box cuts off is left out.
+// Parts of a text node, one per line, with their positions; clipped text is left out.
 function lines(node) {
   const parent = node.parentElement;
-  const cut = getComputedStyle(parent).overflowX === "hidden" && parent.scrollWidth > parent.clientWidth;
+  const clipped = getComputedStyle(parent).overflowX === "hidden" && parent.scrollWidth > parent.clientWidth;
   const edge = parent.getBoundingClientRect().right;
   const range = document.createRange();
-  const found = [];
+  /** @type {{ text: string, left: number, top: number }[]} */
+  const parts = [];
   let at = 0;
-  for (const sign of node.data) {
+  for (const character of node.data) {
     range.setStart(node, at);
-    range.setEnd(node, at += sign.length);
+    range.setEnd(node, at += character.length);
     const box = range.getClientRects()[0];
-    if (!box || sign === "\n") continue;
-    if (cut && box.right > edge) {
-      if (found.length) found.at(-1).text += "…";
+    if (!box || character === "\n") continue;
+    if (clipped && box.right > edge) {
+      const last = parts.at(-1);
+      if (last) last.text += "…";
       break;
     }
-    const line = found.at(-1);
-    if (line && Math.abs(line.top - box.top) < 2) line.text += sign;
-    else found.push({ text: sign, left: box.left, top: box.top });
+    const line = parts.at(-1);
+    if (line && Math.abs(line.top - box.top) < 2) line.text += character;
+    else parts.push({ text: character, left: box.left, top: box.top });
   }
-  return found.filter(line => line.text.trim());
+  return parts.filter(line => line.text.trim());
 }
 
 function boxes(element, style) {
@@ -78,22 +80,22 @@ function boxes(element, style) {
     "stroke-dasharray": style.borderTopStyle === "dashed" ? "4 2" : undefined }));
 }
 
-// `clip` is the box of what scrolls around an element: what is not in sight there is not in the picture.
-function laidOut(root) {
-  const whole = root.getBoundingClientRect();
-  const [x, y] = [value => value - whole.left + EDGE, value => value - whole.top + EDGE];
+// `clip` is the box of the scrolling element around this one; invisible content is left out.
+function elementToSvg(root) {
+  const bounds = root.getBoundingClientRect();
+  const [x, y] = [value => value - bounds.left + EDGE, value => value - bounds.top + EDGE];
   const parts = [];
   const walk = (element, clip) => {
     const style = getComputedStyle(element), seen = box => box.top < clip.bottom - 1 && box.bottom > clip.top + 1;
     for (const { box, ...look } of boxes(element, style).filter(each => seen(each.box))) {
       parts.push(s("rect", { x: x(box.left), y: y(box.top), width: box.width, height: box.height, ...look }));
     }
-    parts.push(...["::before", "::after"].map(which => joining(element, which, x, y)).filter(Boolean));
-    pen.font = `${style.fontWeight} ${style.fontSize} ${style.fontFamily}`;
-    const rise = pen.measureText("x").fontBoundingBoxAscent, own = element.getBoundingClientRect();
-    const inner = element === root || style.overflowY === "visible" ? clip : own;
+    parts.push(...["::before", "::after"].map(which => pseudoLine(element, which, x, y)).filter(Boolean));
+    ruler.font = `${style.fontWeight} ${style.fontSize} ${style.fontFamily}`;
+    const rise = ruler.measureText("x").fontBoundingBoxAscent, rectangle = element.getBoundingClientRect();
+    const inner = element === root || style.overflowY === "visible" ? clip : rectangle;
     for (const child of element.childNodes) {
-      if (child.localName === "svg") parts.push(embedded(child, x, y));
+      if (child.localName === "svg") parts.push(embeddedSvg(child, x, y));
       else if (child.nodeType === Node.ELEMENT_NODE && !child.matches(".plot-controls")) walk(child, inner);
       if (child.nodeType !== Node.TEXT_NODE) continue;
       for (const { text, left, top } of lines(child)) {
@@ -104,24 +106,24 @@ function laidOut(root) {
     }
   };
   walk(root, { top: -Infinity, bottom: Infinity });
-  const wide = Math.max(Math.ceil(whole.width), root.scrollWidth);
-  return s("svg", { viewBox: `0 0 ${wide + 2 * EDGE} ${Math.ceil(whole.height) + 2 * EDGE}` }, parts);
+  const wide = Math.max(Math.ceil(bounds.width), root.scrollWidth);
+  return s("svg", { viewBox: `0 0 ${wide + 2 * EDGE} ${Math.ceil(bounds.height) + 2 * EDGE}` }, parts);
 }
 
-// A line that joins elements, such as those of a tree, is the border of what stands before or after one.
-function joining(element, which, x, y) {
-  const style = getComputedStyle(element, which), own = element.getBoundingClientRect();
+// A line that joins elements, as in a tree, is the border of a pseudo-element.
+function pseudoLine(element, which, x, y) {
+  const style = getComputedStyle(element, which), rectangle = element.getBoundingClientRect();
   if (style.position !== "absolute" || style.content === "none") return null;
   const [left, top, width, height] = ["left", "top", "width", "height"].map(name => parseFloat(style[name]));
-  const across = parseFloat(style.borderTopWidth) > 0, way = across ? `h${width}` : `v${height}`;
-  return s("path", { d: `M${x(own.left) + left} ${y(own.top) + top}${way}`, fill: "none",
+  const across = parseFloat(style.borderTopWidth) > 0, line = across ? `h${width}` : `v${height}`;
+  return s("path", { d: `M${x(rectangle.left) + left} ${y(rectangle.top) + top}${line}`, fill: "none",
     stroke: across ? style.borderTopColor : style.borderLeftColor });
 }
 
-function embedded(svg, x, y) {
-  const { left, top, width, height } = svg.getBoundingClientRect(), copy = standing(svg);
+function embeddedSvg(svg, x, y) {
+  const { left, top, width, height } = svg.getBoundingClientRect(), copy = withoutStyleSheet(svg);
   for (const [name, value] of Object.entries({ x: x(left), y: y(top), width, height })) copy.setAttribute(name, value);
   return copy;
 }
 
-export const pictured = element => standing(element.localName === "svg" ? element : laidOut(element));
+export const toSvg = element => withoutStyleSheet(element.localName === "svg" ? element : elementToSvg(element));
