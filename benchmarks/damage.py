@@ -1,12 +1,12 @@
-"""Damage to every file of a run: it is detected, or it is harmless.
+"""Damage files of a run at random: every command must detect the damage or be unaffected by it.
 
     python benchmarks/damage.py --damages 1000
 
 Small runs of several kinds, finished and interrupted, are copied; one file of the copy is damaged (a bit flipped, a
-block overwritten, cut short, emptied, removed, lines moved, a pipe or an endless file in its place, a checkpoint of
-another run …), and a command is run on it in a process of its own. The
-command must end with exit code 2 and one line, or warn in a line that names the file, or give what it gives without the
-damage. Anything else, a traceback or a hang included, is a failure.
+block overwritten, truncated, emptied, removed, lines moved, replaced by a pipe, an endless file or a checkpoint of
+another run …), and a command runs on the copy in a separate process. The command must exit with code 2 and one line,
+or warn in a line that names the file, or produce its usual output. Anything else, including a traceback or a hang,
+is a failure.
 """
 
 import argparse
@@ -34,12 +34,12 @@ from weft.cli.main import run as command
 from weft.runs.lines import read
 from weft.training.step import OptimisationStep
 
-SECONDS = 60  # after which a command is taken to hang
-MEMORY = 12 << 30  # of addresses, most of which torch's libraries take
-MOST = 13  # steps of the runs
+MAX_SECONDS = 60  # a command that runs longer hangs
+MAX_ADDRESS_SPACE = 12 << 30  # bytes; torch's libraries map most of it
+STEPS = 13  # training steps of each run
 
 SMALL = [
-    "model.layers=1", "model.d_model=16", "model.attention.heads=2", "model.feedforward.d_ff=24", f"steps={MOST}",
+    "model.layers=1", "model.d_model=16", "model.attention.heads=2", "model.feedforward.d_ff=24", f"steps={STEPS}",
     "log.every=2", "evaluate.every=4", "checkpoint.every=4", "batch.length=16", "seed=3",
 ]  # fmt: skip
 
@@ -81,27 +81,11 @@ KINDS: dict[str, tuple[str, str, list[str], list[str]]] = {
 # ---- the runs
 
 
-def texts(folder: Path) -> None:
-    """The text and rows that all runs learn from."""
+def write_data(folder: Path) -> None:
+    """Write the text, pairs and labelled rows that the runs train on."""
     pick = random.Random(0)
-    words = [
-        "the",
-        "red",
-        "cat",
-        "sat",
-        "on",
-        "a",
-        "warm",
-        "mat",
-        "and",
-        "saw",
-        "cold",
-        "blue",
-        "fish",
-        "near",
-        "old",
-        "dogs",
-    ]
+    words = ["the", "red", "cat", "sat", "on", "a", "warm", "mat", "and", "saw", "cold", "blue", "fish", "near", "old",
+             "dogs"]  # fmt: skip
     sentences = [" ".join(pick.choices(words, k=pick.randint(4, 9))) for _ in range(400)]
     (folder / "text.txt").write_text(".\n\n".join(sentences), encoding="utf-8")
     (folder / "few.txt").write_text("\n".join(sentences[:3]) + "\n", encoding="utf-8")
@@ -112,21 +96,21 @@ def texts(folder: Path) -> None:
 
 
 def interrupted(steps: int) -> Callable[..., Any]:
-    """A step that fails after so many: what stands then is what a killed process leaves."""
+    """Optimisation step that ends the process after `steps` steps, as a kill would."""
     take, taken = OptimisationStep.__call__, 0
 
-    def step(self: OptimisationStep, *given: Any) -> Any:
+    def step(self: OptimisationStep, *args: Any) -> Any:
         nonlocal taken
         taken += 1
-        if taken > steps + 2:  # two in the pre-flight
+        if taken > steps + 2:  # the pre-flight takes two steps
             os._exit(9)
-        return take(self, *given)
+        return take(self, *args)
 
     return step
 
 
-def make(kind: str, path: Path, stop: int | None) -> None:
-    """Train one of the runs in a process of its own."""
+def train(kind: str, path: Path, stop: int | None) -> None:
+    """Train one of the runs in a subprocess, interrupted after `stop` steps unless that is None."""
     preset, data, words, _ = KINDS[kind]
     small = SMALL if kind != "ngram" else ["seed=3"]
     words = ["train", preset, "--data", data, "--run", str(path), *small, *words]
@@ -136,18 +120,18 @@ def make(kind: str, path: Path, stop: int | None) -> None:
             OptimisationStep.__call__ = interrupted(stop)  # type: ignore[method-assign]
         return command(words)
 
-    found = apart(go)
+    found = run_in_subprocess(go)
     if found["code"] != (0 if stop is None else 9):
         raise SystemExit(f"{kind}: {found}")
 
 
-def imported(source: Path, path: Path) -> None:
-    """A finished run exported for other programs, and imported again."""
+def export_and_import(source: Path, path: Path) -> None:
+    """Export a finished run to Hugging Face's format and import the result as `path`."""
     for words in (
         ["export", str(source), str(path.with_name("exported")), "--to", "hf"],
         ["import", str(path.with_name("exported")), str(path)],
     ):
-        found = apart(lambda words=words: command(words))  # type: ignore[misc]
+        found = run_in_subprocess(lambda words=words: command(words))  # type: ignore[misc]
         if found["code"] != 0:
             raise SystemExit(f"{words}: {found}")
 
@@ -155,15 +139,15 @@ def imported(source: Path, path: Path) -> None:
 # ---- commands
 
 
-def apart(go: Callable[[], int]) -> dict[str, Any]:
-    """Run something in a process of its own: its exit code, what it printed, and whether it hung."""
+def run_in_subprocess(go: Callable[[], int]) -> dict[str, Any]:
+    """Call `go` in a forked process; return its exit code and output. A hang ends with SIGALRM."""
     with tempfile.TemporaryDirectory(prefix="weft-damage-") as name:
         out, err = Path(name, "out"), Path(name, "err")
         number = os.fork()
         if number == 0:
             code = 1
-            signal.alarm(SECONDS)
-            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+            signal.alarm(MAX_SECONDS)
+            resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_SPACE, MAX_ADDRESS_SPACE))
             with open(out, "w") as sys.stdout, open(err, "w") as sys.stderr:
                 try:
                     code = go()
@@ -177,36 +161,36 @@ def apart(go: Callable[[], int]) -> dict[str, Any]:
         return {"code": code, "out": out.read_text(errors="replace"), "err": err.read_text(errors="replace")}
 
 
-def act(action: str, kind: str, path: Path, folder: Path) -> dict[str, Any]:
-    """One command on a run, and its answer: what it printed, or the weights and metrics that it left."""
+def run_action(action: str, kind: str, path: Path, folder: Path) -> dict[str, Any]:
+    """Run a command on a run; its `answer` is the output, or the weights and metrics after resuming."""
     if action == "resume":
-        found = apart(lambda: command(["train", "--resume", str(path)]))
+        found = run_in_subprocess(lambda: command(["train", "--resume", str(path)]))
         found["answer"] = outcome(path) if found["code"] == 0 else None
         return found
     if action == "runs":
-        found = apart(lambda: command(["runs", str(folder), "--json"]))
+        found = run_in_subprocess(lambda: command(["runs", str(folder), "--json"]))
         return {**found, "answer": found["out"] if found["code"] else None}
     if action == "evaluate":
-        more = ["--data", str(folder / "text.txt")] if kind == "imported" else []
-        found = apart(lambda: command(["evaluate", str(path), "--json", *more]))
+        data = ["--data", str(folder / "text.txt")] if kind == "imported" else []
+        found = run_in_subprocess(lambda: command(["evaluate", str(path), "--json", *data]))
         with contextlib.suppress(ValueError):
             found["out"] = json.loads(found["out"])
-            found["out"].pop("baseline_bits_per_byte", None)  # left out where the events no longer tell
+            found["out"].pop("baseline_bits_per_byte", None)  # missing if the events are damaged
     elif action == "export":
-        target = path.with_name("again")
+        target = path.with_name("exported-copy")
         shutil.rmtree(target, ignore_errors=True)
-        found = apart(lambda: command(["export", str(path), str(target), "--to", "hf"]))
+        found = run_in_subprocess(lambda: command(["export", str(path), str(target), "--to", "hf"]))
         files = sorted(file for file in target.rglob("*") if file.is_file()) if target.exists() else []
         found["out"] = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
     else:
         use = KINDS.get(kind, KINDS["text"])[3]
-        found = apart(lambda: command([use[0], str(path), *use[1:]]))
+        found = run_in_subprocess(lambda: command([use[0], str(path), *use[1:]]))
     found["answer"] = found["out"]
     return found
 
 
 def outcome(path: Path) -> dict[str, Any]:
-    """The weights, latest and best, and the metrics of a run."""
+    """Hashes of a run's latest and best weights, and its metrics and result."""
     found: dict[str, Any] = {"metrics": read(path / "metrics.jsonl")[0]}
     for name in ("latest", "best"):
         file = path / "checkpoints" / name / "model.safetensors"
@@ -220,7 +204,7 @@ def outcome(path: Path) -> dict[str, Any]:
 
 
 def swap(copy: Path, path: Path, others: list[Path], pick: random.Random) -> tuple[Path, str]:
-    """A checkpoint of the copy is another run's instead, often of one that differs in its seed alone; or it is gone."""
+    """Replace a checkpoint of the copy by another run's, often its twin's (same recipe), or remove it."""
     file = pick.choice(_checkpoints(copy))
     twin = path.with_name(f"{path.name}-twin") / "checkpoints" / file.name
     other = twin if twin.exists() and pick.random() < 0.7 else pick.choice(_checkpoints(pick.choice(others)))
@@ -232,11 +216,11 @@ def swap(copy: Path, path: Path, others: list[Path], pick: random.Random) -> tup
 
 
 def _checkpoints(run: Path) -> list[Path]:
-    return [each for each in (run / "checkpoints").glob("*-0*") if not each.is_symlink()]
+    return [path for path in (run / "checkpoints").glob("*-0*") if not path.is_symlink()]
 
 
-def spoil(file: Path, pick: random.Random) -> str:
-    """Damage a file somehow; how."""
+def corrupt(file: Path, pick: random.Random) -> str:
+    """Damage a file at random; return the name of the damage."""
     if file.is_symlink():
         how = pick.choice(["removed", "dangling", "elsewhere"])
         others = [path for path in file.parent.glob("step-*") if path.name != os.readlink(file)]
@@ -247,7 +231,7 @@ def spoil(file: Path, pick: random.Random) -> str:
             file.symlink_to(pick.choice(others).name)
         return how
     data = file.read_bytes()
-    ways: dict[str, Callable[[], bytes | None]] = {
+    damages: dict[str, Callable[[], bytes | None]] = {
         "bit": lambda: _put(data, pick.randrange(len(data)), lambda old: bytes([old[0] ^ 1 << pick.randrange(8)])),
         "zeros": lambda: _put(data, pick.randrange(len(data)), lambda old: bytes(len(old)), pick.choice([16, 512])),
         "noise": lambda: _put(data, pick.randrange(len(data)), lambda old: pick.randbytes(len(old)), 64),
@@ -265,15 +249,15 @@ def spoil(file: Path, pick: random.Random) -> str:
     lines = data.splitlines(keepends=True)
     if file.suffix in (".jsonl", ".json", ".toml") and len(lines) > 2:
         at, other = pick.sample(range(len(lines)), 2)
-        ways |= {
+        damages |= {
             "line twice": lambda: b"".join([*lines[:at], lines[at], *lines[at:]]),
             "line lost": lambda: b"".join([*lines[:at], *lines[at + 1 :]]),
             "lines swapped": lambda: b"".join(
                 lines[other] if n == at else lines[at] if n == other else line for n, line in enumerate(lines)
             ),
         }
-    how = pick.choice(list(ways)) if data else "removed"
-    changed = ways[how]()
+    how = pick.choice(list(damages)) if data else "removed"
+    changed = damages[how]()
     if changed is not None:
         file.write_bytes(changed)
         return how if changed != data else "nothing"
@@ -296,7 +280,7 @@ def _put(data: bytes, at: int, new: Callable[[bytes], bytes], size: int = 1) -> 
 
 
 def verdict(found: dict[str, Any], expected: dict[str, Any], file: Path) -> str:
-    """What became of a damage."""
+    """Return whether the damage was refused, warned about or harmless; failures are in capitals."""
     lines = found["err"].strip().splitlines()
     if found["code"] == -signal.SIGALRM:
         return "HANG"
@@ -311,7 +295,7 @@ def verdict(found: dict[str, Any], expected: dict[str, Any], file: Path) -> str:
 
 
 def damageable(path: Path) -> list[Path]:
-    """Every file and link of a run that anything reads."""
+    """Every file and link of a run that some command reads."""
     ignored = ("report.html", ".lock")
     return sorted(
         file for file in path.rglob("*") if (file.is_file() or file.is_symlink()) and file.name not in ignored
@@ -319,21 +303,21 @@ def damageable(path: Path) -> list[Path]:
 
 
 def bench(damages: int, seed: int, kinds: list[str]) -> Counter[str]:
-    """So many damages; how often each verdict came."""
+    """Apply `damages` random damages and count the verdicts."""
     pick, verdicts = random.Random(seed), Counter[str]()
     with tempfile.TemporaryDirectory(prefix="weft-damage-") as name, contextlib.chdir(name):
         folder = Path(name)
-        texts(folder)
+        write_data(folder)
         runs: list[tuple[str, Path]] = []
         for kind in kinds:
             runs.append((kind, folder / f"{kind}-finished"))
-            make(kind, runs[-1][1], None)
-            make(kind, folder / f"{kind}-finished-twin", None)
+            train(kind, runs[-1][1], None)
+            train(kind, folder / f"{kind}-finished-twin", None)
             if kind != "ngram":
                 runs.append((kind, folder / f"{kind}-interrupted"))
-                make(kind, runs[-1][1], 10)
+                train(kind, runs[-1][1], 10)
         if "text" in kinds:
-            imported(folder / "text-finished", folder / "imported")
+            export_and_import(folder / "text-finished", folder / "imported")
             runs.append(("imported", folder / "imported"))
         expected: dict[tuple[Path, str], dict[str, Any]] = {}
         for number in range(damages):
@@ -342,18 +326,18 @@ def bench(damages: int, seed: int, kinds: list[str]) -> Counter[str]:
                 ["evaluate", "use", "export"] if kind == "imported" else ["evaluate", "use", "resume", "resume", "runs"]
             )
             if (path, action) not in expected:
-                expected[path, action] = act(action, kind, copied(path, folder), folder)
+                expected[path, action] = run_action(action, kind, copy_run(path, folder), folder)
                 if expected[path, action]["code"] != 0:
                     raise SystemExit(f"{path.name} {action}: {expected[path, action]}")
-            copy = copied(path, folder)
+            copy = copy_run(path, folder)
             files = damageable(copy)
-            # a file of each kind as often as any other, not each of many checkpoints'
+            # names are equally likely, however many checkpoints have a file of that name
             file = pick.choice(pick.choice(list(_by_name(files).values())))
             if number % 8 == 0 and (copy / "checkpoints").is_dir():
                 file, how = swap(copy, path, [other for _, other in runs if other != path], pick)
             else:
-                how = spoil(file, pick)
-            found = act(action, kind, copy, folder)
+                how = corrupt(file, pick)
+            found = run_action(action, kind, copy, folder)
             result = verdict(found, expected[path, action], file)
             verdicts[result] += 1
             if number % 100 == 99:
@@ -364,8 +348,8 @@ def bench(damages: int, seed: int, kinds: list[str]) -> Counter[str]:
     return verdicts
 
 
-def copied(path: Path, folder: Path) -> Path:
-    """The run once more, always in the same place: what is printed names it."""
+def copy_run(path: Path, folder: Path) -> Path:
+    """Copy a run, always to the same path, because commands print it."""
     copy = folder / "copy"
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(path, copy, symlinks=True)
@@ -386,7 +370,9 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     options = parser.parse_args()
     torch.set_num_threads(1)  # a fork inherits no threads
-    importlib.import_module("torch._dynamo")  # the first optimizer loads it, which takes seconds: once here, for all
+    importlib.import_module(
+        "torch._dynamo"
+    )  # the first optimizer imports it, which takes seconds; do it once, before forking
     for module in ("weft.api.train", "weft.api.export_model", "weft.api.import_model"):
         importlib.import_module(module)
     began = time.perf_counter()

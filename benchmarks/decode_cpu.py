@@ -1,17 +1,17 @@
-"""Decoding on a CPU: SmolLM2's shape (135M, random weights), greedy, one text, against transformers in the same run.
+"""Time greedy decoding of one text on a CPU, with SmolLM2's shape (135M, random weights), beside transformers.
 
     python benchmarks/decode_cpu.py [--ways fp32 bf16 int8 int4 torch general transformers] [--new 32] [--rounds 3]
                                     [--threads N] [--llama-bench PROGRAM [--gguf FILE]] [--tiny]
 
-fp32 … int4        weft, with weights in so many bits
-torch              weft in fp32 by torch's operations, as where there is no C compiler
-general            weft's plain step, in fp32: what a model of an unusual shape takes
-transformers       generate() of the same shape, with the same weights in fp32; its tokens must be weft's
-llama.cpp          its llama-bench, on a GGUF file or the same weights in Q4_0 (embeddings in Q8_0)
+fp32 … int4        weft, with weights of this dtype
+torch              weft in fp32 with torch's operations, as on a machine without a C compiler
+general            weft's plain decode step in fp32, which models of an unusual shape take
+transformers       generate() with the same weights in fp32; its tokens must equal weft's
+llama.cpp          llama-bench, on a GGUF file or the same weights in Q4_0 (embeddings in Q8_0)
 
-The ways take turns, round after round, so that what else the machine does meets all of them. What is timed are the
-tokens after the first, so that reading the prompt does not count. A way is judged by its best round: tokens a second by
-the clock, and milliseconds of processor time a token, which others disturb less.
+All take turns in every round, so that other load on the machine affects them equally. Only tokens after the first are
+timed, which excludes the prefill. The best round counts: tokens per second by the clock, and milliseconds of processor
+time per token, which other processes disturb less.
 """
 
 import argparse
@@ -44,11 +44,11 @@ from weft.models.config import Decoder
 from weft.models.presets import llama
 
 WAYS = ("fp32", "bf16", "int8", "int4", "torch", "general", "transformers")
-PROMPT = 16
+PROMPT = 16  # tokens
 
 
 def weight_bytes(model: Any) -> int:
-    """Bytes of all that a model holds, each tensor counted once."""
+    """Bytes of a model's parameters and buffers, each tensor counted once."""
     tensors = [*model.parameters(), *model.buffers()]
     return sum({tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in tensors}.values())
 
@@ -65,7 +65,7 @@ def ours(config: Decoder, width: str) -> Any:
 
 
 def theirs(config: Decoder, model: Any) -> Any:
-    """transformers' LLaMA of the same shape, with the weights of `model`."""
+    """Build transformers' LLaMA with the shape and weights of `model`."""
     import transformers
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -110,11 +110,11 @@ def shape(tiny: bool) -> Decoder:
 
 
 def contestants(options: argparse.Namespace) -> dict[str, Callable[[int], list[int]]]:
-    """What each way does: write so many tokens after the prompt, and say which."""
+    """Functions that generate `count` tokens after the prompt and return their ids, by name."""
     config = shape(options.tiny)
     prompt = list(range(1, PROMPT + 1))
     plain = ours(config, "fp32")
-    ways: dict[str, Callable[[int], list[int]]] = {}
+    writers: dict[str, Callable[[int], list[int]]] = {}
 
     def write(model: Any, count: int) -> list[int]:
         return [token.id for token in generate(model, [prompt], Sampling(temperature=0.0, max_tokens=count))]
@@ -130,24 +130,25 @@ def contestants(options: argparse.Namespace) -> dict[str, Callable[[int], list[i
     for width in ("fp32", "bf16", "int8", "int4"):
         if width in options.ways:
             model = plain if width == "fp32" else ours(config, width)
-            ways[width] = partial(write, model)
+            writers[width] = partial(write, model)
     if "torch" in options.ways:
-        ways["torch"] = lambda count: write_without(count, NativeStep)
+        writers["torch"] = lambda count: write_without(count, NativeStep)
     if "general" in options.ways:
-        ways["general"] = lambda count: write_without(count, NativeStep, CPUFastPath)
+        writers["general"] = lambda count: write_without(count, NativeStep, CPUFastPath)
     if "transformers" in options.ways and importlib.util.find_spec("transformers") is not None:
         peer, tokens = theirs(config, plain), torch.tensor([prompt])
 
         def write_theirs(count: int) -> list[int]:
-            given = {"do_sample": False, "min_new_tokens": count, "max_new_tokens": count}
-            return peer.generate(tokens, attention_mask=torch.ones_like(tokens), **given)[0, PROMPT:].tolist()
+            length = {"min_new_tokens": count, "max_new_tokens": count}
+            mask = torch.ones_like(tokens)
+            return peer.generate(tokens, attention_mask=mask, do_sample=False, **length)[0, PROMPT:].tolist()
 
-        ways["transformers"] = write_theirs
-    return ways
+        writers["transformers"] = write_theirs
+    return writers
 
 
-def as_gguf(config: Decoder, path: Path) -> None:
-    """The weights that `ours` draws, in four bits, without a vocabulary, for llama-bench feeds random tokens."""
+def write_gguf(config: Decoder, path: Path) -> None:
+    """Write the weights of `ours` in four bits, without a vocabulary: llama-bench feeds random tokens."""
     torch.manual_seed(0)
     weights = build(config).state_dict()
     bundle = ModelBundle(config, lazy_weights(weights.__getitem__, weights), None, "random weights")
@@ -157,23 +158,23 @@ def as_gguf(config: Decoder, path: Path) -> None:
 
 
 def llama_cpp(program: str, file: str, new: int) -> float:
-    """Tokens a second by llama-bench: a process of its own, of which loading isn't counted."""
-    given = ["-m", file, "-p", "0", "-n", str(new), "-r", "1", "-t", str(torch.get_num_threads()), "-o", "json"]
-    output = subprocess.run([program, *given], check=True, capture_output=True, text=True).stdout
+    """Tokens per second by llama-bench, without loading."""
+    arguments = ["-m", file, "-p", "0", "-n", str(new), "-r", "1", "-t", str(torch.get_num_threads()), "-o", "json"]
+    output = subprocess.run([program, *arguments], check=True, capture_output=True, text=True).stdout
     return float(json.loads(output)[0]["avg_ts"])
 
 
 class Times(NamedTuple):
-    """Seconds by the clock, and of the processor."""
+    """Seconds by the clock and of processor time."""
 
     clock: float
     processor: float
 
 
-def timed(way: Callable[[int], list[int]], count: int) -> Times:
-    """What a way takes for so many tokens."""
+def timed(write: Callable[[int], list[int]], count: int) -> Times:
+    """Time the generation of `count` tokens."""
     start, spent = time.perf_counter(), time.process_time()
-    way(count)
+    write(count)
     return Times(time.perf_counter() - start, time.process_time() - spent)
 
 
@@ -183,47 +184,47 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--llama-bench", help="llama.cpp's program of this name")
-    parser.add_argument("--gguf", help="the file that it reads")
+    parser.add_argument("--llama-bench", help="path of llama.cpp's llama-bench")
+    parser.add_argument("--gguf", help="the file that llama-bench reads")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     print(f"{torch.get_num_threads()} threads, torch {torch.__version__}", flush=True)
-    ways, folder = contestants(options), tempfile.TemporaryDirectory()
+    writers, folder = contestants(options), tempfile.TemporaryDirectory()
     file = options.gguf
     if options.llama_bench is not None and file is None:
         file = f"{folder.name}/model.gguf"
-        as_gguf(shape(options.tiny), Path(file))
-    written = {name: way(options.new) for name, way in ways.items()}  # the first call also prepares
-    firsts: dict[str, list[Times]] = {name: [] for name in ways}
-    wholes: dict[str, list[Times]] = {name: [] for name in ways}
-    theirs_too: list[float] = []
+        write_gguf(shape(options.tiny), Path(file))
+    outputs = {name: write(options.new) for name, write in writers.items()}  # the first call also warms up
+    firsts: dict[str, list[Times]] = {name: [] for name in writers}
+    wholes: dict[str, list[Times]] = {name: [] for name in writers}
+    llama_rates: list[float] = []
     for _ in range(options.rounds):
-        for name, way in ways.items():
-            firsts[name].append(timed(way, 1))
-            wholes[name].append(timed(way, 1 + options.new))
+        for name, write in writers.items():
+            firsts[name].append(timed(write, 1))
+            wholes[name].append(timed(write, 1 + options.new))
         if file is not None:
-            theirs_too.append(llama_cpp(options.llama_bench, file, options.new))
+            llama_rates.append(llama_cpp(options.llama_bench, file, options.new))
     prompt = {name: Times(*map(min, zip(*times, strict=True))) for name, times in firsts.items()}
-    clock = {name: [(whole.clock - prompt[name].clock) / options.new for whole in wholes[name]] for name in ways}
+    clock = {name: [(whole.clock - prompt[name].clock) / options.new for whole in wholes[name]] for name in writers}
     processor = {
-        name: [(whole.processor - prompt[name].processor) / options.new for whole in wholes[name]] for name in ways
+        name: [(whole.processor - prompt[name].processor) / options.new for whole in wholes[name]] for name in writers
     }
-    base = "transformers" if "transformers" in ways else next(iter(ways))
-    for name in ways:
+    base = "transformers" if "transformers" in writers else next(iter(writers))
+    for name in writers:
         best, spent = min(clock[name]), min(processor[name])
         against = (
             "" if name == base else f"; {min(clock[base]) / best:.2f} × {base} ({min(processor[base]) / spent:.2f} ×)"
         )
         rates = " ".join(f"{1 / seconds:.1f}" for seconds in clock[name])
-        print(f"{name:14} {1 / best:6.1f} tok/s ({rates}), {spent * 1e3:5.1f} ms of processor time a token{against}")
-    if theirs_too:
-        rates = " ".join(f"{rate:.1f}" for rate in theirs_too)
-        against = ", ".join(f"{name} {1 / min(clock[name]) / max(theirs_too):.2f} ×" for name in ways)
-        print(f"{'llama.cpp':14} {max(theirs_too):6.1f} tok/s ({rates}); of that, {against}")
-    if {"fp32", "transformers"} <= set(written):
-        same = written["fp32"] == written["transformers"]
+        print(f"{name:14} {1 / best:6.1f} tok/s ({rates}), {spent * 1e3:5.1f} ms of processor time per token{against}")
+    if llama_rates:
+        rates = " ".join(f"{rate:.1f}" for rate in llama_rates)
+        against = ", ".join(f"{name} {1 / min(clock[name]) / max(llama_rates):.2f} ×" for name in writers)
+        print(f"{'llama.cpp':14} {max(llama_rates):6.1f} tok/s ({rates}); of that, {against}")
+    if {"fp32", "transformers"} <= set(outputs):
+        same = outputs["fp32"] == outputs["transformers"]
         print(f"weft's tokens and transformers': {'the same' if same else 'NOT the same'}")
 
 

@@ -1,16 +1,16 @@
-"""The models that `gpu_train.py` measures: weft's and its peers', with the same sizes, tokens, optimizer and clipping.
+"""Models that `gpu_train.py` measures: weft's and its peers', with the same sizes, tokens, optimizer and clipping.
 
-gpt2     GPT-2 124M, 32 × 1024 tokens; peers: nanoGPT (where its model.py is given), transformers
-packed   the same over documents of 20 to 1,000 tokens that don't see each other; peer: transformers with the mask
-         laid out. Beside `gpt2` it shows what the mask costs; its passes are compiled, but not captured
+gpt2     GPT-2 124M, 32 × 1024 tokens; peers: nanoGPT (with --nanogpt), transformers
+packed   GPT-2 124M on packed documents of 20 to 1,000 tokens that don't attend to each other; peer: transformers with
+         a dense mask. The difference to `gpt2` is the cost of the mask; passes are compiled, but not captured
 llama    22 layers, d 2048, 16 heads, d_ff 5632, V 32000: 1.26 B; 8 × 2048 tokens; peer: transformers
-bert     BERT-base, masked words, 64 × 512 tokens of which 15 % are masked, the same number in each row; peer:
-         transformers. weft forms logits at the masked places alone; dropout 0.1 in both
+bert     BERT-base, masked LM, 64 × 512 tokens, 15 % of each row masked; peer: transformers. weft computes logits only
+         at masked positions; dropout 0.1 in both
 vaswani  the base model of 2017, 128 pairs of 128 + 128 tokens, label smoothing and dropout 0.1; peer:
          torch.nn.Transformer
 
-A step is forward, backward, clipping to norm 1 and fused AdamW, compiled, under bf16 autocast, on random tokens that
-lie ready. weft's is the step of its trainer, with passes that are captured as CUDA graphs.
+A step is forward, backward, clipping to norm 1 and fused AdamW, compiled, under bf16 autocast, on random tokens already
+on the device. weft's is its trainer's step, with passes captured as CUDA graphs.
 """
 
 import importlib.util
@@ -42,12 +42,12 @@ from weft.training.step import OptimisationStep
 Step = Callable[[], Tensor]
 
 LR, BETAS, DECAY, CLIP = 6e-4, (0.9, 0.95), 0.1, 1.0
-MASKED = 0.15
+MASKED = 0.15  # fraction of BERT's tokens
 
 
 @dataclass(frozen=True)
 class Size:
-    """What both sides build: rows of `length` tokens, and a model's sizes."""
+    """Sizes of a model, and of its batch: `rows` rows of `length` tokens."""
 
     rows: int
     length: int
@@ -58,7 +58,7 @@ class Size:
     vocab_size: int
 
     def shrunk(self) -> "Size":
-        """The same kind of model, but one that a processor steps through at once."""
+        """Return a size small enough for a CPU to check the script with."""
         return replace(self, rows=2, length=32, layers=2, d_model=64, heads=2, d_ff=128, vocab_size=101)
 
 
@@ -72,12 +72,12 @@ SIZES = {
 
 
 def tokens_of(case: str, size: Size) -> int:
-    """That a step reads."""
+    """Number of tokens per step."""
     return size.rows * size.length * (2 if case == "vaswani" else 1)
 
 
 def flops_of(case: str, size: Size) -> float:
-    """Of a step: 6 a weight and token that it multiplies, and 12 · d · time a layer and token for attention."""
+    """FLOPs per step: per token 6 for each weight, and 12 · d · time for each layer's attention."""
     rows, d = size.rows * size.length, size.d_model
     matrices = 3 if case == "llama" else 2
     layer = 6 * (4 * d * d + matrices * d * size.d_ff) + 12 * d * size.length
@@ -89,22 +89,22 @@ def flops_of(case: str, size: Size) -> float:
 
 
 class Bench:
-    """Where and how everything runs."""
+    """Device and precision, and the training steps of weft and its peers on them."""
 
     def __init__(self, precision: Any, compiled: bool, device: torch.device, nanogpt: Path | None):
         self.precision, self.compiled, self.device, self.nanogpt = precision, compiled, device, nanogpt
 
     def random(self, size: Size, *shape: int) -> Tensor:
-        """Token ids."""
+        """Random token ids."""
         return torch.randint(size.vocab_size, shape, device=self.device)
 
     def text(self, size: Size) -> tuple[Tensor, Tensor]:
-        """Tokens and the next ones."""
+        """Random tokens and their targets, each (rows, length)."""
         row = self.random(size, size.rows, size.length + 1)
         return row[:, :-1].contiguous(), row[:, 1:].contiguous()
 
     def ours(self, settings: Any, batch: Batch, loss: LossFunction, capture: bool = True) -> Step:
-        """The step of weft's trainer, with the checks that it makes."""
+        """Training step of weft's trainer, including its checks."""
         model = build(settings).to(self.device).train()
         if self.precision == "fp8":
             check_precision("fp8", self.device)
@@ -118,7 +118,7 @@ class Bench:
         return lambda: step([batch], LR, limits).loss
 
     def theirs(self, model: nn.Module, loss: Callable[[Any], Tensor]) -> Step:
-        """A step as the peers' users write it; `loss` reads the compiled model."""
+        """Training step as the peers' users write it; `loss` is called with the compiled model."""
         model.to(self.device).train()
         parameters = list(model.parameters())
         groups = [
@@ -144,7 +144,6 @@ class Bench:
 
 
 def token_loss_of(settings: NextToken) -> LossFunction:
-    """The loss of the next token with these settings."""
     return lambda model, features, batch: token_loss(model, features, batch, settings=settings)
 
 
@@ -154,7 +153,7 @@ def gpt2_weft(bench: Bench, size: Size) -> Step:
 
 
 def gpt2_nanogpt(bench: Bench, size: Size) -> Step:
-    """nanoGPT's model at its own settings: no biases, a vocabulary filled up to a multiple of 64."""
+    """nanoGPT's model with its defaults: no biases, vocabulary padded to a multiple of 64."""
     assert bench.nanogpt is not None
     spec = importlib.util.spec_from_file_location("nanogpt_model", bench.nanogpt)
     assert spec is not None and spec.loader is not None, bench.nanogpt
@@ -174,34 +173,34 @@ def gpt2_nanogpt(bench: Bench, size: Size) -> Step:
 
 
 def documents(bench: Bench, size: Size) -> tuple[Tensor, Tensor]:
-    """The ids of the documents that fill each row (rows, length), and each token's place in its own."""
+    """Document id and position within the document of each token, both (rows, length)."""
     rng = torch.Generator().manual_seed(0)
-    ids, places = torch.zeros(2, size.rows, size.length, dtype=torch.long)
+    ids, positions = torch.zeros(2, size.rows, size.length, dtype=torch.long)
     for row in range(size.rows):
         start, document = 0, 0
         while start < size.length:
-            shortest = size.length / 50  # lengths are even on a log scale
+            shortest = size.length / 50  # lengths are log-uniform
             end = start + int(shortest * 50 ** torch.rand((), generator=rng).item()) + 1
             ids[row, start:end] = document
-            places[row, start:end] = torch.arange(len(places[row, start:end]))
+            positions[row, start:end] = torch.arange(len(positions[row, start:end]))
             start, document = end, document + 1
-    return ids.to(bench.device), places.to(bench.device)
+    return ids.to(bench.device), positions.to(bench.device)
 
 
 def packed_weft(bench: Bench, size: Size) -> Step:
     settings = gpt(size.layers, size.d_model, size.heads, context=size.length, vocab_size=size.vocab_size)
-    ids, places = documents(bench, size)
-    batch = Batch(*bench.text(size), positions=places, documents=ids)
+    ids, positions = documents(bench, size)
+    batch = Batch(*bench.text(size), positions=positions, documents=ids)
     return bench.ours(settings, batch, token_loss_of(NextToken()), capture=False)
 
 
 def packed_transformers(bench: Bench, size: Size) -> Step:
-    ids, places = documents(bench, size)
-    seen = (ids[:, None, :, None] == ids[:, None, None, :]).tril()
-    return gpt2_transformers(bench, size, attention_mask=seen, position_ids=places)
+    ids, positions = documents(bench, size)
+    mask = (ids[:, None, :, None] == ids[:, None, None, :]).tril()
+    return gpt2_transformers(bench, size, attention_mask=mask, position_ids=positions)
 
 
-def gpt2_transformers(bench: Bench, size: Size, **given: Tensor) -> Step:
+def gpt2_transformers(bench: Bench, size: Size, **inputs: Tensor) -> Step:
     import transformers
 
     config = transformers.GPT2Config(
@@ -217,7 +216,7 @@ def gpt2_transformers(bench: Bench, size: Size, **given: Tensor) -> Step:
     )
     model = transformers.GPT2LMHeadModel._from_config(config, attn_implementation="sdpa")
     tokens, _ = bench.text(size)
-    return bench.theirs(model, lambda model: model(input_ids=tokens, labels=tokens, **given).loss)
+    return bench.theirs(model, lambda model: model(input_ids=tokens, labels=tokens, **inputs).loss)
 
 
 def llama_weft(bench: Bench, size: Size) -> Step:
@@ -245,21 +244,21 @@ def llama_transformers(bench: Bench, size: Size) -> Step:
     return bench.theirs(model, lambda model: model(input_ids=tokens, labels=tokens).loss)
 
 
-# ---- masked words
+# ---- masked LM
 
 
 def _masked(bench: Bench, size: Size) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens, the places that were masked, and the words that stood there."""
+    """Tokens (rows, length), and the masked positions and their targets (rows, masked)."""
     masked = round(MASKED * size.length)
     tokens = bench.random(size, size.rows, size.length)
-    places = torch.rand(size.rows, size.length, device=bench.device).argsort(dim=1)[:, :masked]
-    return tokens, places, bench.random(size, size.rows, masked)
+    positions = torch.rand(size.rows, size.length, device=bench.device).argsort(dim=1)[:, :masked]
+    return tokens, positions, bench.random(size, size.rows, masked)
 
 
 def bert_weft(bench: Bench, size: Size) -> Step:
-    tokens, places, words = _masked(bench, size)
-    targets = torch.zeros_like(tokens).scatter(1, places, words)
-    mask = torch.zeros_like(tokens, dtype=torch.bool).scatter(1, places, True)
+    tokens, positions, words = _masked(bench, size)
+    targets = torch.zeros_like(tokens).scatter(1, positions, words)
+    mask = torch.zeros_like(tokens, dtype=torch.bool).scatter(1, positions, True)
     settings = bert(size.layers, size.d_model, size.heads, vocab_size=size.vocab_size, context=size.length).replace(
         head=MaskedLMHead()
     )
@@ -277,13 +276,13 @@ def bert_transformers(bench: Bench, size: Size) -> Step:
         num_attention_heads=size.heads,
         max_position_embeddings=size.length,
     )
-    tokens, places, words = _masked(bench, size)
-    labels = torch.full_like(tokens, -100).scatter(1, places, words)
+    tokens, positions, words = _masked(bench, size)
+    labels = torch.full_like(tokens, -100).scatter(1, positions, words)
     model = transformers.BertForMaskedLM._from_config(config, attn_implementation="sdpa")
     return bench.theirs(model, lambda model: model(input_ids=tokens, labels=labels).loss)
 
 
-# ---- translation; every sentence fills its row, so neither side masks padding
+# ---- translation; every sentence fills its row: neither side masks padding
 
 
 def vaswani_weft(bench: Bench, size: Size) -> Step:
@@ -302,7 +301,7 @@ def vaswani_weft(bench: Bench, size: Size) -> Step:
 
 
 class _Unpadded(Batch):
-    """A batch whose source has no mask."""
+    """Batch without a source mask."""
 
     @property
     def read(self) -> int:
@@ -311,7 +310,7 @@ class _Unpadded(Batch):
 
 
 class TorchTransformer(nn.Module):
-    """torch.nn.Transformer between one table of embeddings, with the sinusoids of 2017."""
+    """torch.nn.Transformer with one tied embedding matrix and sinusoidal positions."""
 
     def __init__(self, size: Size):
         super().__init__()
@@ -327,7 +326,7 @@ class TorchTransformer(nn.Module):
         self.register_buffer("ahead", nn.Transformer.generate_square_subsequent_mask(size.length))
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """(batch, time) → (batch, time, d_model)."""
+        """Embed tokens: (batch, time) → (batch, time, d_model)."""
         return self.dropout(self.embedding(tokens) * self.d_model**0.5 + self.waves)
 
     def forward(self, source: Tensor, tokens: Tensor) -> Tensor:

@@ -1,18 +1,18 @@
-"""Decoding on one GPU: a LLaMA of 7B with random bf16 weights, and transformers in the same call if asked.
+"""Time decoding of a 7B LLaMA with random bf16 weights on one GPU; --transformers also times transformers.
 
     python benchmarks/gpu_decode.py [--parts check bf16 int8 int4 batch batch8 prefill context tune] [--transformers]
                                     [--out FILE] [--tiny]
 
-check    a small model on the GPU: the CUDA fast path and the general captured step against the plain one
+check    small models: the CUDA fast path and the general captured step against the plain step
 bf16     batch 1, a prompt of 128, 200 new tokens, greedy
-int8     the same with 8-bit weights; int4 the same with 4-bit weights
-batch    batch 32, bf16; batch8 the same with 8-bit weights
-prefill  reading 8,192 tokens, with the share of the 989 TFLOP/s that bf16 has on paper
-context  milliseconds a token when 1k, 4k and 16k tokens have been read
-tune     tiles for the matrix–vector kernel and shapes of attention, each in a chain of 24 launches over fresh weights
+int8     as bf16, with 8-bit weights; int4 with 4-bit weights
+batch    batch 32, bf16; batch8 with 8-bit weights
+prefill  a prompt of 8,192 tokens, as a fraction of bf16's nominal 989 TFLOP/s
+context  milliseconds per token after 1k, 4k and 16k tokens
+tune     tiles of the matrix–vector kernel and attention shapes, each in a chain of 24 launches over fresh weights
 
-The limit of a step is the time to read its weights and its cache once, at 4.0 TB/s. --tiny checks the script on a small
-model; without a GPU only the parts that have a CPU path run. Its times mean nothing.
+The limit of a step is the time to read its weights and KV cache once, at 4.0 TB/s. --tiny checks the script with a
+small model; without a GPU only the parts that have a CPU path run. Times with --tiny mean nothing.
 """
 
 import argparse
@@ -42,17 +42,17 @@ from weft.models.config import Decoder
 from weft.models.presets import gpt, llama
 from weft.nn.config import Gated
 
-BANDWIDTH = 4.0e12
-PEAK = 989e12
-PROMPT, NEW = 128, 200
-PDL = True  # tuned for GPUs that have it
+BANDWIDTH = 4.0e12  # bytes per second of GPU memory
+PEAK = 989e12  # nominal FLOPs per second in bf16
+PROMPT, NEW = 128, 200  # tokens
+PDL = True  # programmatic dependent launch, which the tuned GPUs have
 SMALL = [(2, 512, 2), (1, 1024, 4), (4, 1024, 4), (8, 1024, 4), (4, 2048, 4), (8, 2048, 8), (4, 4096, 8)]
-TILES_TRIED = {  # by bits; with 4, columns are counted in groups of 32
+CANDIDATE_TILES = {  # by bits; for 4 bits, columns are counted in groups of 32
     16: [*SMALL, (1, 2048, 4), (8, 2048, 4), (1, 4096, 8)],
     8: [*SMALL, (4, 512, 2), (2, 1024, 4), (2, 2048, 4), (4, 2048, 8), (2, 4096, 8)],
     4: [(2, 64, 2), (2, 128, 4), (4, 32, 1), (4, 64, 2), (4, 64, 1), (4, 128, 4), (8, 32, 1), (8, 64, 2), (8, 128, 4)],
 }
-CROWDS = ((2, 64), (1, 64), (4, 64), (2, 32))
+ATTENTION_SHAPES = ((2, 64), (1, 64), (4, 64), (2, 32))  # programs per multiprocessor, keys per block
 PARTS = ("check", "bf16", "int8", "int4", "batch", "batch8", "prefill", "context")
 
 
@@ -67,14 +67,14 @@ class Bench:
         self.model: Any = None
         self.kind: str | None = None
 
-    def say(self, part: str, line: str, **figures: Any) -> None:
+    def log(self, part: str, line: str, **metrics: Any) -> None:
         print(f"{part:14} {line}", flush=True)
         if self.out is not None:
             with open(self.out, "a", encoding="utf-8") as file:
-                file.write(json.dumps({"part": part, **figures}) + "\n")
+                file.write(json.dumps({"part": part, **metrics}) + "\n")
 
     def load(self, kind: str) -> Any:
-        """The model with fresh weights, of this kind; one at a time."""
+        """Build the model with weights of this dtype, and drop the previous one."""
         if self.kind != kind:
             self.model = None
             gc.collect()
@@ -99,7 +99,7 @@ class Bench:
             torch.cuda.synchronize()
 
     def read_bytes(self, batch: int, context: float) -> float:
-        """What a step reads: all weights but the embeddings' table, and the cache."""
+        """Bytes a decode step reads: the KV cache and all weights except the embedding."""
         table = self.model.embedding.weight
         weights = weight_bytes(self.model) - table.numel() * table.element_size()
         return weights + batch * context * self.token_bytes
@@ -110,19 +110,19 @@ class Bench:
 
     @property
     def wide_bytes(self) -> int:
-        """What reading holds of a token where it is widest: the gated layer, its input and its output."""
+        """Peak bytes of activations per prompt token: a gated layer, its input and its output."""
         assert isinstance(self.config.feedforward, Gated)
         return 2 * (2 * self.config.d_model + 3 * self.config.feedforward.d_ff)
 
 
 def weight_bytes(model: Any) -> int:
-    """Bytes of all that a model holds, each tensor counted once."""
+    """Bytes of a model's parameters and buffers, each tensor counted once."""
     tensors = [*model.parameters(), *model.buffers()]
     return sum({tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in tensors}.values())
 
 
 def build(config: Decoder, device: torch.device, dtype: torch.dtype) -> Any:
-    """A model with random weights, made where and as it is used."""
+    """Build a model with random weights directly on `device` in `dtype`."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -136,7 +136,7 @@ def build(config: Decoder, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def check(bench: Bench) -> None:
-    """The captured steps against the plain step, on small models, for one row and for three of unequal length."""
+    """Check the captured steps against the plain step on small models, for one row and three of unequal length."""
     shapes = {
         "llama": llama(4, 512, 8, d_ff=1408, vocab_size=1000),
         "llama, shared": llama(4, 512, 8, d_ff=1408, vocab_size=1000, kv_heads=2, tied=True),
@@ -150,47 +150,47 @@ def check(bench: Bench) -> None:
                 quantize(model, width)
             for batch in (1, 3):
                 try:
-                    worst, kind = compared(bench, model, batch)
+                    worst, path = compare_logits(bench, model, batch)
                 except Exception as error:
                     traceback.print_exc()
-                    bench.say("check", f"{name} {width} batch {batch}: {error!r:.200}", error=repr(error))
-                    alone(bench)
+                    bench.log("check", f"{name} {width} batch {batch}: {error!r:.200}", error=repr(error))
+                    disable_overlap(bench)
                     continue
                 verdict = "fine" if worst < 0.03 else "WRONG"
-                if verdict == "WRONG" and kind == "fast path":
-                    alone(bench)
-                line = f"{name:14} {width} batch {batch}: {kind:9} {worst:.4f} of the largest logit off, {verdict}"
-                bench.say("check", line, model=name, width=width, batch=batch, way=kind, off=worst)
+                if verdict == "WRONG" and path == "fast path":
+                    disable_overlap(bench)
+                line = f"{name:14} {width} batch {batch}: {path:9} {worst:.4f} of the largest logit off, {verdict}"
+                bench.log("check", line, model=name, width=width, batch=batch, path=path, off=worst)
 
 
-def alone(bench: Bench) -> None:
-    """From here on, kernels that don't overlap: to tell whether that was what went wrong."""
+def disable_overlap(bench: Bench) -> None:
+    """Disable overlapping kernels from here on, to find out whether they caused the failure."""
     from weft.decode.fast import kernels
 
     if bench.device.type == "cuda" and kernels.has_pdl(bench.device):
         kernels.has_pdl = lambda device: False
-        bench.say("check", "kernels no longer overlap from here on", pdl=False)
+        bench.log("check", "kernels no longer overlap from here on", pdl=False)
 
 
 @torch.inference_mode()
-def compared(bench: Bench, model: Any, batch: int) -> tuple[float, str]:
-    """The largest difference of logits over a prompt and 40 steps, as a share of the largest logit."""
+def compare_logits(bench: Bench, model: Any, batch: int) -> tuple[float, str]:
+    """Largest difference of logits over a prompt and 40 steps, as a fraction of the largest logit, and the path."""
     lengths = torch.tensor([200, 17, 129][:batch], device=bench.device)
     prompt = torch.randint(1000, (batch, 200), device=bench.device)
-    plain, fixed = model.start(batch, 360), Stepper(model, batch, prompt_tokens=200, limit=360)
-    given = lengths if batch > 1 else None
-    ours = model.head(model.advance(prompt, plain, given)[:, :17])
-    theirs = model.head(fixed.read(prompt, given)[:, :17])
-    worst = float((ours - theirs).abs().max() / ours.abs().max())
+    plain, captured = model.start(batch, 360), Stepper(model, batch, prompt_tokens=200, limit=360)
+    ragged = lengths if batch > 1 else None
+    expected = model.head(model.advance(prompt, plain, ragged)[:, :17])
+    actual = model.head(captured.read(prompt, ragged)[:, :17])
+    worst = float((expected - actual).abs().max() / expected.abs().max())
     for _ in range(40):
         tokens = torch.randint(1000, (batch,), device=bench.device)
-        a, b = model.step(tokens.unsqueeze(1), plain)[:, -1].float(), fixed.step(tokens).float()
+        a, b = model.step(tokens.unsqueeze(1), plain)[:, -1].float(), captured.step(tokens).float()
         worst = max(worst, float((a - b).abs().max() / a.abs().max()))
-    return worst, "fast path" if CUDAFastPath.fits(model, fixed.state) else "general"
+    return worst, "fast path" if CUDAFastPath.fits(model, captured.state) else "general"
 
 
 def decoding(bench: Bench, part: str, kind: str, batch: int) -> None:
-    """Whole calls of `generate`, the first of which compiles and captures."""
+    """Time whole calls of `generate`; the first compiles and captures."""
     model = bench.load(kind)
     prompt, new = (8, 4) if bench.tiny else (PROMPT, NEW)
     prompts = torch.randint(bench.config.vocab_size, (batch, prompt)).tolist()
@@ -214,7 +214,7 @@ def decoding(bench: Bench, part: str, kind: str, batch: int) -> None:
     whole = min(t for t, _ in times)
     steps = step_seconds(bench, model, batch, prompt, prompt + new)
     limit = bench.read_bytes(batch, prompt + new / 2) / BANDWIDTH
-    figures: dict[str, Any] = {
+    metrics: dict[str, Any] = {
         "tokens_per_second": batch * new / whole,
         "spread": [batch * new / t for t, _ in times],
         "step_ms": steps * 1e3,
@@ -228,18 +228,18 @@ def decoding(bench: Bench, part: str, kind: str, batch: int) -> None:
     if bench.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated()
         predicted = weight_bytes(model) + batch * (prompt + new) * bench.token_bytes + batch * prompt * bench.wide_bytes
-        figures |= {"peak_bytes": peak, "predicted_bytes": predicted}
+        metrics |= {"peak_bytes": peak, "predicted_bytes": predicted}
         line += f"; peak {peak / 1e9:.2f} GB, predicted {predicted / 1e9:.2f}"
-    bench.say(part, line, **figures)
+    bench.log(part, line, **metrics)
 
 
 @torch.inference_mode()
-def step_seconds(bench: Bench, model: Any, batch: int, context: int, room: int) -> float:
-    """Seconds of one captured greedy step, after `context` tokens that nobody read: zeros weigh as much."""
-    state = model.start(batch, room + 8)
+def step_seconds(bench: Bench, model: Any, batch: int, context: int, capacity: int) -> float:
+    """Seconds of one captured greedy step after `context` tokens; the KV cache holds zeros."""
+    state = model.start(batch, capacity + 8)
     state.advance(context)
     rngs = [torch.Generator() for _ in range(batch)]
-    repeats = min(room - context, 8 if bench.tiny else 64)
+    repeats = min(capacity - context, 8 if bench.tiny else 64)
     settings = [Sampling(temperature=0.0)] * batch
     sampler = DeviceSampler(settings, rngs, steps=3 * repeats, vocab_size=bench.config.vocab_size, device=bench.device)
     step = GraphStep(model, state, sampler)
@@ -278,7 +278,7 @@ def prefill(bench: Bench) -> None:
     best = min(times)
     rate = (products + scores) / best
     line = f"{best * 1e3:.1f} ms, {length / best:,.0f} tok/s, {rate / 1e12:.0f} TFLOP/s = {rate / PEAK:.1%}"
-    bench.say("prefill", line, seconds=best, mfu=rate / PEAK, mfu_without_scores=products / best / PEAK)
+    bench.log("prefill", line, seconds=best, mfu=rate / PEAK, mfu_without_scores=products / best / PEAK)
 
 
 def context(bench: Bench) -> None:
@@ -286,15 +286,15 @@ def context(bench: Bench) -> None:
     for length in (16, 64) if bench.tiny else (1024, 4096, 16384):
         seconds = step_seconds(bench, model, 1, length, length + 64)
         limit = bench.read_bytes(1, length) / BANDWIDTH
-        line = f"{length:6d} tokens before: {seconds * 1e3:.3f} ms a token, {limit / seconds:.0%} of the bandwidth"
-        bench.say("context", line, context=length, step_ms=seconds * 1e3, limit_ms=limit * 1e3)
+        line = f"{length:6d} tokens before: {seconds * 1e3:.3f} ms per token, {limit / seconds:.0%} of the bandwidth"
+        bench.log("context", line, context=length, step_ms=seconds * 1e3, limit_ms=limit * 1e3)
 
 
 # ---- the matrix–vector kernel
 
 
 def chain_seconds(launch: Callable[[int], Any], count: int = 24) -> float:
-    """Seconds of one launch, of `count` in a row, captured and replayed."""
+    """Mean seconds per launch, of `count` captured in a row and replayed."""
     launch(0)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -314,9 +314,9 @@ def chain_seconds(launch: Callable[[int], Any], count: int = 24) -> float:
 
 @torch.inference_mode()
 def tune(bench: Bench) -> None:
-    """Tiles for each matrix, best first, and attention's shape; the parts that follow use the best of them.
+    """Rank tiles for each matrix and shapes of attention; the following parts use the best ones.
 
-    The lines `TILES` and `PROGRAMS_PER_SM, KEY_BLOCK` are what `fast/kernels.py` and `fast/attend.py` keep.
+    `fast/kernels.py` stores the printed `TILES`, `fast/attend.py` the printed `PROGRAMS_PER_SM, KEY_BLOCK`.
     """
     from weft.decode.fast import attend, kernels
 
@@ -326,28 +326,28 @@ def tune(bench: Bench) -> None:
     best: dict[tuple[int, int, int], Any] = {}
     for bits in bench.bits:
         for name, (N, K) in shapes.items():
-            if bits == 4 and name == "head":  # which stays in 8
+            if bits == 4 and name == "head":  # the head keeps 8 bits
                 continue
             gated = name == "gate_up"
             results = matvec_seconds(bench.device, N, K, bits, gated, name in ("qkv", "gate_up", "head"))
             ranked = sorted(results.items(), key=lambda item: item[1])
             shown = "  ".join(f"{_tile(key)} {seconds * 1e6:.1f}" for key, seconds in ranked)
-            limit = N * K * (5 if bits == 4 else bits) / 8 / BANDWIDTH  # with their scales, 4 bits are 5
+            limit = N * K * (5 if bits == 4 else bits) / 8 / BANDWIDTH  # with scales, 4-bit weights take 5 bits each
             line = f"{name}, {bits} bits: limit {limit * 1e6:.1f} µs; {shown}"
-            figures = {_tile(key): seconds * 1e6 for key, seconds in ranked}
-            bench.say("tune", line, matrix=name, bits=bits, microseconds=figures)
+            microseconds = {_tile(key): seconds * 1e6 for key, seconds in ranked}
+            bench.log("tune", line, matrix=name, bits=bits, microseconds=microseconds)
             best[N // 2 if gated else N, K, bits] = next(key for key, _ in ranked if key is not None)
             torch.cuda.empty_cache()
-    bench.say("tune", f"TILES = {best}", tiles={str(key): value for key, value in best.items()})
+    bench.log("tune", f"TILES = {best}", tiles={str(key): value for key, value in best.items()})
     kernels.TILES.update(best)
     for bits in (16, 8):
         pairs = sorted(attention_seconds(bench, bits).items(), key=lambda item: item[1])
         shown = "  ".join(f"{c}/{b} {seconds * 1e6:.1f}" for (c, b), seconds in pairs)
-        line = f"attention over {PROMPT + NEW // 2} and out, {bits} bits: crowd/block {shown}"
-        bench.say("tune", line, bits=bits, microseconds={str(key): seconds * 1e6 for key, seconds in pairs})
+        line = f"attention over {PROMPT + NEW // 2} and out, {bits} bits: programs/block {shown}"
+        bench.log("tune", line, bits=bits, microseconds={str(key): seconds * 1e6 for key, seconds in pairs})
         if pairs and bits == 16:
             attend.PROGRAMS_PER_SM, attend.KEY_BLOCK = pairs[0][0]
-            bench.say("tune", f"PROGRAMS_PER_SM, KEY_BLOCK = {pairs[0][0]}", attention=pairs[0][0])
+            bench.log("tune", f"PROGRAMS_PER_SM, KEY_BLOCK = {pairs[0][0]}", attention=pairs[0][0])
 
 
 def _tile(tile: tuple[int, int, int] | None) -> str:
@@ -355,7 +355,7 @@ def _tile(tile: tuple[int, int, int] | None) -> str:
 
 
 def many_weights(device: torch.device, N: int, K: int, bits: int) -> tuple[list[Tensor], Tensor | None]:
-    """More than the GPU's cache holds, and scales, where small numbers have some."""
+    """Copies of a weight that exceed the GPU's cache together, and their scales if quantised."""
     copies = max(3, 400_000_000 // (N * K))
     weights = [torch.randn(N, K, device=device, dtype=torch.bfloat16) for _ in range(copies)]
     if bits == 16:
@@ -368,20 +368,20 @@ def many_weights(device: torch.device, N: int, K: int, bits: int) -> tuple[list[
 
 
 def matvec_seconds(
-    device: torch.device, N: int, K: int, bits: int, gated: bool, normed: bool
+    device: torch.device, N: int, K: int, bits: int, gated: bool, normalised: bool
 ) -> dict[tuple[int, int, int] | None, float]:
-    """Seconds of a product by tile, and of the library's (None)."""
+    """Seconds of a matrix–vector product by tile; None is torch's."""
     from weft.decode.fast import kernels
 
     weights, scale = many_weights(device, N, K, bits)
-    gain = torch.ones(K, device=device, dtype=torch.bfloat16) if normed else None
+    gain = torch.ones(K, device=device, dtype=torch.bfloat16) if normalised else None
     x = torch.randn(1, K, device=device, dtype=torch.bfloat16)
     rows = N // 2 if gated else N
     y = torch.zeros(1, rows, device=device, dtype=torch.bfloat16)
     results: dict[tuple[int, int, int] | None, float] = {}
     if bits == 16:
         results[None] = chain_seconds(lambda n: torch.nn.functional.linear(x, weights[n % len(weights)]))
-    for tile in TILES_TRIED[bits]:
+    for tile in CANDIDATE_TILES[bits]:
         if rows % tile[0] or tile[0] * tile[1] * (16 if bits == 4 else 1) > (8192 if gated else 16384):
             continue
 
@@ -396,21 +396,21 @@ def matvec_seconds(
 
 
 def attention_seconds(bench: Bench, bits: int) -> dict[tuple[int, int], float]:
-    """Seconds of an attention and the product after it, by programs a processor and keys a block."""
+    """Seconds of attention and its output projection, by programs per multiprocessor and keys per block."""
     from weft.decode.fast import attend, kernels
 
     heads, D, device = bench.config.attention.heads, bench.config.d_model, bench.device
     weights, scale = many_weights(device, D, D, bits)
-    seen = PROMPT + NEW // 2
-    kind = {"device": device, "dtype": torch.bfloat16}
-    cache = torch.randn(2, 1, heads, seen + 1, D // heads, **kind)  # type: ignore[call-overload]
-    qkv, mixed, x = (torch.randn(1, width, **kind) for width in (3 * D, D, D))  # type: ignore[call-overload]
-    angles = torch.ones(2, seen + 1, D // heads // 2, device=device).unbind(0)
-    lengths = torch.full((1,), seen, device=device)
+    keys = PROMPT + NEW // 2
+    options = {"device": device, "dtype": torch.bfloat16}
+    cache = torch.randn(2, 1, heads, keys + 1, D // heads, **options)  # type: ignore[call-overload]
+    qkv, mixed, x = (torch.randn(1, width, **options) for width in (3 * D, D, D))  # type: ignore[call-overload]
+    angles = torch.ones(2, keys + 1, D // heads // 2, device=device).unbind(0)
+    lengths = torch.full((1,), keys, device=device)
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     results: dict[tuple[int, int], float] = {}
-    for crowd, block in CROWDS:
-        attention = attend.DecodeAttention(1, heads, heads, D // heads, device, crowd * processors, False)
+    for programs, block in ATTENTION_SHAPES:
+        attention = attend.DecodeAttention(1, heads, heads, D // heads, device, programs * processors, False)
         attention.block = block
 
         def launch(n: int, attention: Any = attention) -> Tensor:
@@ -419,9 +419,9 @@ def attention_seconds(bench: Bench, bits: int) -> dict[tuple[int, int], float]:
             return kernels.matvec(mixed, weight, scale, None, 0.0, x, False, x, PDL)
 
         try:
-            results[crowd, block] = chain_seconds(launch)
+            results[programs, block] = chain_seconds(launch)
         except Exception as error:
-            print(f"{crowd}/{block}: {error!r:.200}", flush=True)
+            print(f"{programs}/{block}: {error!r:.200}", flush=True)
     return results
 
 
@@ -429,7 +429,7 @@ def attention_seconds(bench: Bench, bits: int) -> dict[tuple[int, int], float]:
 
 
 def peers(bench: Bench) -> None:
-    """transformers with a cache that grows and with one of fixed size, which it compiles."""
+    """Time transformers with a dynamic cache and with a static one, for which it compiles."""
     import transformers
 
     ours = bench.config
@@ -472,13 +472,13 @@ def peers(bench: Bench) -> None:
             times.append(time.perf_counter() - start)
         rate = batch * new / min(times)
         line = f"{name} cache, batch {batch}: {rate:.1f} tok/s (first call {times[0]:.1f} s)"
-        bench.say("transformers", line, cache=name, batch=batch, tokens_per_second=rate)
+        bench.log("transformers", line, cache=name, batch=batch, tokens_per_second=rate)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=[*PARTS, "tune"])
-    parser.add_argument("--bits", type=int, nargs="*", default=list(TILES_TRIED), help="tune: weights of so many")
+    parser.add_argument("--bits", type=int, nargs="*", default=list(CANDIDATE_TILES), help="tune: bits per weight")
     parser.add_argument("--transformers", action="store_true")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--tiny", action="store_true")
@@ -498,14 +498,14 @@ def main() -> None:
         "batch8": lambda: decoding(bench, "int8, batch 32", "int8", 4 if bench.tiny else 32),
         "int4": lambda: decoding(bench, "int4", "int4", 1),
     }
-    for part, do in work.items():
+    for part, measure in work.items():
         if part in options.parts:
             start = time.perf_counter()
             try:
-                do()
-            except Exception as error:  # the parts that follow may still say something
+                measure()
+            except Exception as error:  # continue with the next part
                 traceback.print_exc()
-                bench.say(part, f"failed: {error!r:.300}", error=repr(error))
+                bench.log(part, f"failed: {error!r:.300}", error=repr(error))
             print(f"{'':14} {part} took {time.perf_counter() - start:.1f} s", flush=True)
     if options.transformers:
         peers(bench)

@@ -1,10 +1,10 @@
-"""What dropout that follows the row costs on a GPU: forward and backward passes in bf16, eager and compiled.
+"""Time per-row dropout on a GPU: forward and backward passes in bf16, eager and compiled.
 
     python benchmarks/gpu_dropout.py [--models gpt-mini bert-base gpt2] [--steps 20] [--no-compile]
 
-row      weft's: masks from the row's key, in kernels of our own
-torch    torch's generator and its fused attention, which draws in an order of its own
-none     the same model without dropout, through the fused kernels
+row      weft's: masks derived from the row's key, in custom kernels
+torch    torch's generator and fused attention
+none     no dropout, with the fused kernels
 """
 
 import argparse
@@ -26,7 +26,7 @@ SHAPES = {"gpt-mini": (64, 256), "bert-base": (32, 512), "gpt2": (32, 1024)}
 
 
 def fused(qkv: QKV, mask: AttentionMask, scoring: attention_paths.Scoring) -> torch.Tensor:
-    """Attention as PyTorch fuses it, with its own dropout; every row is whole here, so masks are not needed."""
+    """PyTorch's fused attention and dropout; rows have no padding, so only the causal mask matters."""
     assert scoring.dropping is not None
     return F.scaled_dot_product_attention(
         *qkv.repeat_kv(), dropout_p=scoring.p, is_causal=mask.mask.triangular, scale=scoring.scale
@@ -34,29 +34,29 @@ def fused(qkv: QKV, mask: AttentionMask, scoring: attention_paths.Scoring) -> to
 
 
 def settings(name: str, p: float) -> Any:
-    found = preset(name)
-    return found.replace(dropout=p, attention=found.attention.replace(dropout=p))
+    model = preset(name)
+    return model.replace(dropout=p, attention=model.attention.replace(dropout=p))
 
 
-def timed(name: str, way: str, compiled: bool, steps: int) -> tuple[float, float]:
-    """Tokens a second and GiB at the peak."""
+def timed(name: str, kind: str, compiled: bool, steps: int) -> tuple[float, float]:
+    """Tokens per second and peak memory in GiB."""
     torch.manual_seed(0)
     torch._dynamo.reset()
-    own = attention_paths.dropout_attention
-    attention_paths.dropout_attention = fused if way == "torch" else own
+    original = attention_paths.dropout_attention
+    attention_paths.dropout_attention = fused if kind == "torch" else original
     try:
-        model = build(settings(name, 0.0 if way == "none" else 0.1)).cuda().train()
+        model = build(settings(name, 0.0 if kind == "none" else 0.1)).cuda().train()
         assert isinstance(model, LanguageModel)
         features = torch.compile(model.forward_features) if compiled else model.forward_features
         rows, length = SHAPES[name]
         tokens = torch.randint(0, 1000, (rows, length), device="cuda")
-        numbers = torch.arange(rows, device="cuda")
+        row_ids = torch.arange(rows, device="cuda")
         torch.cuda.reset_peak_memory_stats()
         for step in range(steps + 5):
             if step == 5:
                 torch.cuda.synchronize()
                 started = time.perf_counter()
-            rng = RowRng(row_keys(step, numbers)) if way == "row" else None
+            rng = RowRng(row_keys(step, row_ids)) if kind == "row" else None
             with torch.autocast("cuda", torch.bfloat16):
                 loss = features(tokens, rng=rng).float().square().mean()
             loss.backward()
@@ -64,7 +64,7 @@ def timed(name: str, way: str, compiled: bool, steps: int) -> tuple[float, float
         torch.cuda.synchronize()
         took = time.perf_counter() - started
     finally:
-        attention_paths.dropout_attention = own
+        attention_paths.dropout_attention = original
     return rows * length * steps / took, torch.cuda.max_memory_allocated() / 2**30
 
 
@@ -73,13 +73,13 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(SHAPES))
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--no-compile", action="store_true")
-    given = parser.parse_args()
-    for name in given.models:
-        for compiled in (False,) if given.no_compile else (False, True):
-            for way in ("row", "torch", "none"):
-                pace, memory = timed(name, way, compiled, given.steps)
-                how = "compiled" if compiled else "eager"
-                print(f"{name:10} {how:9} {way:6} {pace:>10,.0f} tokens/s {memory:6.1f} GiB", flush=True)
+    options = parser.parse_args()
+    for name in options.models:
+        for compiled in (False,) if options.no_compile else (False, True):
+            for kind in ("row", "torch", "none"):
+                rate, memory = timed(name, kind, compiled, options.steps)
+                mode = "compiled" if compiled else "eager"
+                print(f"{name:10} {mode:9} {kind:6} {rate:>10,.0f} tokens/s {memory:6.1f} GiB", flush=True)
 
 
 if __name__ == "__main__":

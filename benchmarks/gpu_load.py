@@ -1,10 +1,10 @@
-"""How fast a large run is loaded onto a GPU, against reading its file.
+"""Time loading a large run onto a GPU, beside reading its file.
 
     python benchmarks/gpu_load.py [--preset llama-7b] [--folder FOLDER] [--drop]
 
-A run with random bf16 weights is written to FOLDER, loaded with `weft.load` in a new process, and its file is read and
-hashed from end to end beside it. The file has just been written and lies in memory; --drop also measures the disk and
-a load with that memory emptied, which needs root.
+A run with random bf16 weights is written to FOLDER and loaded with `weft.load` in a new process; for comparison its
+file is read and hashed in full. The file has just been written and is in the page cache; --drop also measures the disk
+and a load with an empty page cache, which needs root.
 """
 
 import argparse
@@ -54,33 +54,35 @@ def main() -> None:
     parser.add_argument("--preset", default="llama-7b")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--drop", action="store_true")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=given.folder) as place:
-        run = RunFolder(Path(place) / "run")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        run = RunFolder(Path(folder) / "run")
         run.path.mkdir()
-        model = preset(given.preset)
-        drawn = {name: _random(shape) for name, shape in shapes(model).items()}
-        bundle = ModelBundle(model, drawn, build_tokenizer(Byte(), []), "random weights")
+        model = preset(options.preset)
+        weights = {name: _random(shape) for name, shape in shapes(model).items()}
+        bundle = ModelBundle(model, weights, build_tokenizer(Byte(), []), "random weights")
         write_run(run, bundle, recipe_for(bundle, run.path))
         file = run.checkpoints / "best" / "model.safetensors"
         size = file.stat().st_size
-        print(f"{given.preset}: {size / 1e9:.2f} GB in {file}", flush=True)
+        print(f"{options.preset}: {size / 1e9:.2f} GB in {file}", flush=True)
 
-        def show(what: str, seconds: float, more: str = "") -> None:
-            print(f"{what:44} {seconds:6.2f} s {size / seconds / 1e9:6.2f} GB/s{more}", flush=True)
+        def show(label: str, seconds: float, note: str = "") -> None:
+            print(f"{label:44} {seconds:6.2f} s {size / seconds / 1e9:6.2f} GB/s{note}", flush=True)
 
-        def load(what: str) -> None:
-            told = json.loads(subprocess.check_output([sys.executable, "-c", LOAD, str(run.path)]))
-            show(what, told["seconds"], f", {told['host'] / size:.2f} × the file in host memory, {told['dtype']}")
+        def load(label: str) -> None:
+            result = json.loads(subprocess.check_output([sys.executable, "-c", LOAD, str(run.path)]))
+            show(
+                label, result["seconds"], f", {result['host'] / size:.2f} × the file in host memory, {result['dtype']}"
+            )
 
-        if given.drop:
+        if options.drop:
             _drop()
-            show("the disk itself, 16 threads", _read(file, direct=True))
+            show("read from disk, 16 threads", _read(file, direct=True))
             _drop()
-            load("weft.load, nothing of it in memory")
-        show("read from memory, one thread", _read(file, threads=1))
-        show("read from memory, 16 threads", _read(file))
-        show("hashed from memory, 16 threads", _timed(lambda: checksums(file)))
+            load("weft.load, page cache empty")
+        show("read from page cache, one thread", _read(file, threads=1))
+        show("read from page cache, 16 threads", _read(file))
+        show("hashed from page cache, 16 threads", _timed(lambda: checksums(file)))
         load("weft.load")
 
 
@@ -100,18 +102,18 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def _read(path: Path, threads: int = THREADS, direct: bool = False) -> float:
-    """Seconds to read a file from end to end, `direct` past the system's memory of it."""
+    """Seconds to read a file in full; `direct` bypasses the page cache."""
     piece, size = 1 << 24, path.stat().st_size
     handle = os.open(path, os.O_RDONLY | (os.O_DIRECT if direct else 0))
-    own = threading.local()
+    local = threading.local()
 
-    def one(start: int) -> None:
-        if not hasattr(own, "buffer"):
-            own.buffer = mmap.mmap(-1, piece)  # which begins with a page, as O_DIRECT asks for
-        os.preadv(handle, [own.buffer], start)
+    def read_piece(start: int) -> None:
+        if not hasattr(local, "buffer"):
+            local.buffer = mmap.mmap(-1, piece)  # page-aligned, as O_DIRECT requires
+        os.preadv(handle, [local.buffer], start)
 
     with ThreadPoolExecutor(threads) as pool:
-        seconds = _timed(lambda: list(pool.map(one, range(0, size, piece))))
+        seconds = _timed(lambda: list(pool.map(read_piece, range(0, size, piece))))
     os.close(handle)
     return seconds
 

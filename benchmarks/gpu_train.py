@@ -1,17 +1,17 @@
-"""Training steps on one GPU: weft and its peers, in the same call, with the same sizes, optimizer and clipping.
+"""Time training steps on one GPU: weft and its peers, with the same sizes, optimizer and clipping.
 
     python benchmarks/gpu_train.py [--only gpt2 llama bert vaswani] [--precision bf16 fp8] [--nanogpt PATH/model.py]
                                    [--steps 20] [--warmup 6] [--limit 200] [--tiny]
     python benchmarks/gpu_train.py --profile gpt2 [--precision fp8]
     python benchmarks/gpu_train.py --overhead
 
-What is measured stands in `gpu_cases.py`. Each model has a process of its own. All of them compile at the same time,
-and are then tuned and measured one at a time, while nothing else runs: a process reports that it is ready and waits for
-its turn. Compiled code is kept in --cache, so a second call on the same machine starts sooner. --precision names those
-of weft's products; peers run in bf16. The share of the GPU's peak (MFU) is that of bf16 in both.
+`gpu_cases.py` defines the cases. Each model has a separate process. They all compile concurrently, and are then tuned
+and measured one at a time, while nothing else runs: a process reports that it is ready and waits for its turn. Compiled
+code is kept in --cache, so a second call on the same machine starts sooner. --precision selects the precision of weft's
+matrix products; peers run in bf16. MFU is relative to the GPU's bf16 peak for both.
 
---profile shows where a step's time goes, kernel by kernel. --overhead compares a step of the whole trainer, with its
-data, guard and log, with the bare step. --tiny checks the script in a minute on any device; its times mean nothing.
+--profile lists the kernels of a step by time. --overhead compares a step of the whole trainer, with its data, guard and
+log, with the bare step. --tiny checks the script in a minute on any device; its times mean nothing.
 """
 
 import argparse
@@ -42,23 +42,22 @@ GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
 
 
-# ---- one model, in its own process
+# ---- one model, in a worker process
 
 
-def make(given: argparse.Namespace, case: str, who: str, precision: str) -> Step:
-    """The step of one model."""
+def make(options: argparse.Namespace, case: str, who: str, *, precision: str) -> Step:
     torch.set_float32_matmul_precision("high")  # as the peers' users do
     torch.manual_seed(0)
-    bench = Bench(precision if GPU else "fp32", GPU, DEVICE, given.nanogpt)
-    return CASES[case][who](bench, size_of(given, case))
+    bench = Bench(precision if GPU else "fp32", GPU, DEVICE, options.nanogpt)
+    return CASES[case][who](bench, size_of(options, case))
 
 
-def size_of(given: argparse.Namespace, case: str) -> Size:
-    return SIZES[case].shrunk() if given.tiny else SIZES[case]
+def size_of(options: argparse.Namespace, case: str) -> Size:
+    return SIZES[case].shrunk() if options.tiny else SIZES[case]
 
 
 def switches(who: str, precision: str) -> Any:
-    """weft's own, for weft's step."""
+    """Context manager with weft's arithmetic settings for weft; does nothing for peers."""
     return arithmetic(precision if GPU else "fp32", deterministic=False) if who == "weft" else nullcontext()  # type: ignore[arg-type]
 
 
@@ -67,57 +66,57 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def worker(given: argparse.Namespace, case: str, who: str, precision: str) -> None:
-    """Compile, report that, wait for the word, measure, and report the result in one line of JSON."""
+def worker(options: argparse.Namespace, case: str, who: str, precision: str) -> None:
+    """Compile, report readiness, wait for a line on stdin, measure, and report the result as a line of JSON."""
     started = time.perf_counter()
     with switches(who, precision):
-        step = make(given, case, who, precision)
+        step = make(options, case, who, precision=precision)
         if GPU and who == "weft":
-            step()  # a capture can't be stopped half-way
+            step()  # a capture can't be interrupted
         elif GPU:
             compile_only(step)
         report(ready=True, seconds=time.perf_counter() - started)
         sys.stdin.readline()
-        if GPU and who == "weft":  # capturing takes the memory that replaying uses
+        if GPU and who == "weft":  # capture allocates the memory that replays use
             torch.cuda.reset_peak_memory_stats()
-        for _ in range(given.warmup):
+        for _ in range(options.warmup):
             step()
         wait()
-        if GPU and who != "weft":  # tuning takes memory that a step does not
+        if GPU and who != "weft":  # tuning allocates memory that a step does not need
             torch.cuda.reset_peak_memory_stats()
         began = time.perf_counter()
-        for _ in range(given.steps):
+        for _ in range(options.steps):
             loss = step()
         wait()
-        ms = 1e3 * (time.perf_counter() - began) / given.steps
+        ms = 1e3 * (time.perf_counter() - began) / options.steps
     peak = torch.cuda.max_memory_allocated() / 2**30 if GPU else 0.0
     report(ms=ms, peak=peak, loss=float(loss))
 
 
 class _ReadyError(Exception):
-    """The first kernel was about to start."""
+    """Raised when the first kernel is about to start."""
 
 
 def compile_only(step: Step) -> None:
-    """Have both passes compiled, and stop before anything runs: kernels are tuned when nothing else is on the GPU.
+    """Compile both passes without running a kernel: kernels are tuned later, when nothing else is on the GPU.
 
-    A torch that can't compile the backward pass beforehand makes the whole step.
+    Run the whole step if this torch can't compile the backward pass ahead of time.
     """
-    from torch._functorch import config as ahead
+    from torch._functorch import config as functorch
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-    def stop(*args: Any, **given: Any) -> None:
+    def stop(*args: Any, **kwargs: Any) -> None:
         raise _ReadyError
 
     run = CachingAutotuner.run
-    if hasattr(ahead, "force_non_lazy_backward_lowering"):
-        ahead.force_non_lazy_backward_lowering = True
+    if hasattr(functorch, "force_non_lazy_backward_lowering"):
+        functorch.force_non_lazy_backward_lowering = True
         CachingAutotuner.run = stop  # type: ignore[method-assign,assignment]
     try:
         step()
     except _ReadyError:
         pass
-    except torch.OutOfMemoryError:  # others compile too; what was compiled stays, and later there will be memory
+    except torch.OutOfMemoryError:  # other workers are compiling too; compiled code is kept
         gc.collect()
     finally:
         CachingAutotuner.run = run  # type: ignore[method-assign]
@@ -125,16 +124,16 @@ def compile_only(step: Step) -> None:
     torch.cuda.empty_cache()
 
 
-def report(**what: Any) -> None:
-    print("@" + json.dumps(what), flush=True)
+def report(**result: Any) -> None:
+    print("@" + json.dumps(result), flush=True)
 
 
-# ---- all of them
+# ---- all models
 
 
 @dataclass
 class Runner:
-    """A worker as its parent sees it."""
+    """Worker process as seen by its parent."""
 
     case: str
     who: str
@@ -150,12 +149,12 @@ class Runner:
         return f"{self.who} {self.precision}" if self.who == "weft" else self.who
 
 
-def start(given: argparse.Namespace, case: str, who: str, precision: str, folder: Path) -> Runner:
-    """A worker under way, and a thread that listens to it."""
+def start(options: argparse.Namespace, case: str, who: str, precision: str, folder: Path) -> Runner:
+    """Start a worker, and a thread that reads its output."""
     command = [sys.executable, __file__, "--worker", case, who, precision]
-    command += ["--steps", str(given.steps), "--warmup", str(given.warmup)]
-    command += ["--nanogpt", str(given.nanogpt)] if given.nanogpt else []
-    command += ["--tiny"] if given.tiny else []
+    command += ["--steps", str(options.steps), "--warmup", str(options.warmup)]
+    command += ["--nanogpt", str(options.nanogpt)] if options.nanogpt else []
+    command += ["--tiny"] if options.tiny else []
     log = (folder / f"{case}-{who}-{precision}.log").open("w+")
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
     runner = Runner(case, who, precision, process, log, threading.Event(), threading.Event(), {})
@@ -166,7 +165,7 @@ def start(given: argparse.Namespace, case: str, who: str, precision: str, folder
             if line.startswith("@"):
                 runner.reported |= json.loads(line[1:])
                 (runner.done if "ms" in runner.reported else runner.ready).set()
-        process.wait()  # it has reported all it had
+        process.wait()  # end of output
         runner.ready.set()
         runner.done.set()
 
@@ -174,27 +173,27 @@ def start(given: argparse.Namespace, case: str, who: str, precision: str, folder
     return runner
 
 
-def measure_all(given: argparse.Namespace) -> None:
-    """The table."""
+def measure_all(options: argparse.Namespace) -> None:
+    """Measure all requested models and print the table."""
     began = time.perf_counter()
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(given.cache.resolve())
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(options.cache.resolve())
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")
-    wanted = [
+    jobs = [
         (case, who, precision)
-        for case in sorted(given.only, key=lambda case: -SIZES[case].layers * SIZES[case].d_model)
+        for case in sorted(options.only, key=lambda case: -SIZES[case].layers * SIZES[case].d_model)
         for who in CASES[case]
-        if who != "nanoGPT" or given.nanogpt is not None
-        for precision in (given.precision if who == "weft" else ["bf16"])
+        if who != "nanoGPT" or options.nanogpt is not None
+        for precision in (options.precision if who == "weft" else ["bf16"])
     ]
     with tempfile.TemporaryDirectory() as folder:
-        runners = [start(given, *one, Path(folder)) for one in wanted]
+        runners = [start(options, *job, Path(folder)) for job in jobs]
         try:
             for runner in runners:
-                runner.ready.wait(max(0.0, began + given.patience - time.perf_counter()))
+                runner.ready.wait(max(0.0, began + options.patience - time.perf_counter()))
             print(f"compiled in {time.perf_counter() - began:.0f} s", flush=True)
-            for runner in sorted(runners, key=lambda r: list(SIZES).index(r.case)):  # and weft before its peers
-                turn(runner, began + given.limit)
-                show(given, runner, runners)
+            for runner in sorted(runners, key=lambda r: list(SIZES).index(r.case)):  # stable: weft before its peers
+                turn(runner, began + options.limit)
+                show(options, runner, runners)
         finally:
             for runner in runners:
                 runner.process.kill()
@@ -211,15 +210,15 @@ def turn(runner: Runner, end: float) -> None:
         runner.done.wait(max(0.0, end - time.perf_counter()))
 
 
-def show(given: argparse.Namespace, runner: Runner, runners: list[Runner]) -> None:
-    """A line of the table, or what went wrong."""
+def show(options: argparse.Namespace, runner: Runner, runners: list[Runner]) -> None:
+    """Print a line of the table, or the error."""
     if "ms" not in runner.reported:
-        in_time = runner.process.poll() is not None
-        print(f"{runner.case:8} {runner.name:22} {'failed:' if in_time else 'did not finish in time'}", flush=True)
+        failed = runner.process.poll() is not None
+        print(f"{runner.case:8} {runner.name:22} {'failed:' if failed else 'did not finish in time'}", flush=True)
         runner.log.seek(0)
-        print("".join(runner.log.readlines()[-30:]) if in_time else "", end="", flush=True)
+        print("".join(runner.log.readlines()[-30:]) if failed else "", end="", flush=True)
         return
-    ms, size = runner.reported["ms"], size_of(given, runner.case)
+    ms, size = runner.reported["ms"], size_of(options, runner.case)
     known = device_called(torch.cuda.get_device_name(DEVICE)) if GPU else None
     share = f"{flops_of(runner.case, size) / (1e-3 * ms * known.bf16):6.1%}" if known else "     –"
     ratios = [
@@ -235,34 +234,34 @@ def show(given: argparse.Namespace, runner: Runner, runners: list[Runner]) -> No
     )
 
 
-# ---- where the time goes
+# ---- profile and overhead
 
 
-def profile(given: argparse.Namespace) -> None:
-    """The kernels of three of weft's steps, the longest first."""
-    for precision in given.precision:
+def profile(options: argparse.Namespace) -> None:
+    """Print the kernels of three of weft's steps, the longest first."""
+    for precision in options.precision:
         with switches("weft", precision):
-            step = make(given, given.profile, "weft", precision)
-            for _ in range(given.warmup):
+            step = make(options, options.profile, "weft", precision=precision)
+            for _ in range(options.warmup):
                 step()
             wait()
-            with torch.profiler.profile() as watched:
+            with torch.profiler.profile() as profiler:
                 for _ in range(3):
                     step()
                 wait()
         key = "self_device_time_total" if GPU else "self_cpu_time_total"
-        events = sorted(watched.key_averages(), key=lambda event: -getattr(event, key))
+        events = sorted(profiler.key_averages(), key=lambda event: -getattr(event, key))
         total = sum(getattr(event, key) for event in events) / 3e3
-        print(f"{given.profile} in {precision}: {total:.2f} ms of kernels a step")
+        print(f"{options.profile} in {precision}: {total:.2f} ms of kernels per step")
         for event in events[:40]:
             print(f"{getattr(event, key) / 3e3:8.3f} ms {event.count // 3:5d} × {event.key[:140]}")
 
 
-def overhead(given: argparse.Namespace) -> None:
-    """Milliseconds a step of the whole trainer and of the bare step, with the same model, in one process.
+def overhead(options: argparse.Namespace) -> None:
+    """Print milliseconds per step of the whole trainer and of the bare step, with the same model, in one process.
 
-    On a GPU the trainer's own work overlaps with the device's, and the difference is what counts. On a processor, what
-    the loop does between two steps is timed too: it is too small for a difference of two runs.
+    On a GPU the trainer's work overlaps with the device's, so the difference is its cost. The time between two steps is
+    measured too: on a CPU it is too small to show in the difference of two runs.
     """
     from weft.data.batch import Batch
     from weft.models.presets import gpt
@@ -277,7 +276,7 @@ def overhead(given: argparse.Namespace) -> None:
     from weft.training.step import OptimisationStep
     from weft.training.worker import TrainingWorker
 
-    sizes = (12, 768, 12, 256, 8192) if GPU and not given.tiny else (2, 64, 2, 32, 256)
+    sizes = (12, 768, 12, 256, 8192) if GPU and not options.tiny else (2, 64, 2, 32, 256)
     rows, steps = 16, 100
     precision = "bf16" if GPU else "fp32"
     changes = [f"batch.size={rows}", f"batch.length={sizes[3]}", f"steps={steps}", "log.every=10", "tokenizer=byte"]
@@ -291,12 +290,12 @@ def overhead(given: argparse.Namespace) -> None:
     take = OptimisationStep.__call__
 
     class OneBatch(NextToken):
-        """The same batch at every step."""
+        """Objective that trains on one batch."""
 
-        loader = Loader(lambda *place: batch, lambda step: rows, float, min_rows=rows, row="row", micro=rows)
+        loader = Loader(lambda *position: batch, lambda step: rows, float, min_rows=rows, row="row", micro=rows)
         fingerprints, holds_out = (), False
 
-    gaps: list[float] = []  # between the end of a step and the beginning of the next
+    gaps: list[float] = []  # seconds between the end of a step and the start of the next
     ended = None
 
     def timed(*args: Any) -> Any:
@@ -319,60 +318,61 @@ def overhead(given: argparse.Namespace) -> None:
     bare_step = OptimisationStep(
         Parallel(model), optimizer.build(recipe.optimizer, model), loss, DEVICE, recipe.precision, 1.0
     )
-    there = batch.to(DEVICE)
+    on_device = batch.to(DEVICE)
     bare = []
     with arithmetic(recipe.precision, deterministic=False):
         for _ in range(len(laps)):
             wait()
             began = time.perf_counter()
             for _ in range(10):
-                bare_step([there], 1e-4)
+                bare_step([on_device], 1e-4)
             wait()
             bare.append((time.perf_counter() - began) / 10)
     bare = sorted(bare[2:])
     trainer, step = 1e3 * whole[len(whole) // 2], 1e3 * bare[len(bare) // 2]
     gap = 1e3 * sorted(gaps)[len(gaps) // 2]
     print(
-        f"medians: trainer {trainer:.3f} ms a step, bare step {step:.3f} ms: {trainer - step:+.3f} ms, "
+        f"medians: trainer {trainer:.3f} ms per step, bare step {step:.3f} ms: {trainer - step:+.3f} ms, "
         f"{(trainer - step) / 50:+.2%} of a step of 50 ms; between steps {gap:.3f} ms, {gap / 50:.2%}"
     )
 
 
 def main() -> None:
-    """What was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--precision", nargs="+", choices=("bf16", "fp8"), default=["bf16"], help="of weft's products")
+    parser.add_argument(
+        "--precision", nargs="+", choices=("bf16", "fp8"), default=["bf16"], help="of weft's matrix products"
+    )
     parser.add_argument("--nanogpt", type=Path, help="the model.py of a nanoGPT checkout")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--warmup", type=int, default=6)
-    parser.add_argument("--patience", type=float, default=150.0, help="seconds to compile in before measuring begins")
+    parser.add_argument("--patience", type=float, default=150.0, help="seconds for compiling, before measuring begins")
     parser.add_argument("--limit", type=float, default=200.0, help="seconds in all")
     parser.add_argument("--cache", type=Path, default=Path("build/inductor"), help="compiled code is kept here")
-    parser.add_argument("--profile", choices=CASES, metavar="CASE", help="show where weft's time goes instead")
-    parser.add_argument("--overhead", action="store_true", help="measure what the trainer adds to a step instead")
+    parser.add_argument("--profile", choices=CASES, metavar="CASE", help="list the kernels of weft's step instead")
+    parser.add_argument("--overhead", action="store_true", help="measure the trainer's overhead per step instead")
     parser.add_argument("--tiny", action="store_true", help="check the script on any device")
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.worker:
+    options = parser.parse_args()
+    if options.worker:
         try:
-            worker(given, *given.worker)
-        except Exception:  # the others continue
+            worker(options, *options.worker)
+        except Exception:  # the other workers continue
             traceback.print_exc()
             sys.exit(1)
         return
-    if given.overhead:
-        overhead(given)
+    if options.overhead:
+        overhead(options)
         return
-    if not GPU and not given.tiny:
+    if not GPU and not options.tiny:
         parser.error("this needs a GPU; --tiny checks the script without one")
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(given.cache.resolve())
-    name = torch.cuda.get_device_name() if GPU else "a processor: times mean nothing"
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(options.cache.resolve())
+    name = torch.cuda.get_device_name() if GPU else "a CPU: times mean nothing"
     print(f"{name}, torch {torch.__version__}", flush=True)
-    if given.profile:
-        profile(given)
+    if options.profile:
+        profile(options)
     else:
-        measure_all(given)
+        measure_all(options)
 
 
 if __name__ == "__main__":

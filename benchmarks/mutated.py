@@ -1,11 +1,11 @@
-"""Model files from elsewhere, broken in every way: each is imported, or refused with one line, soon and in little room.
+"""Import randomly corrupted model files: each must import, or be refused with one line, within time and memory limits.
 
     python benchmarks/mutated.py --files 2000
 
-Small models are written in each format that weft imports. Then, file by file, something is changed: bytes, lengths and
-numbers, the structure of JSON, the end cut off; or the file becomes a link, a folder or a pipe. A process of its own
-imports each and, where that succeeds, uses its tokenizer. It must end within 10 seconds and 2 GiB, with exit code 0, or
-with 2 and one line on standard error that a terminal can be trusted with.
+Small models are written in each format that weft imports. Then one file is changed at a time: bytes, lengths and
+integers, the structure of JSON, truncation; or the file becomes a link, a folder or a pipe. A separate process imports
+each model and, if that succeeds, uses its tokenizer. It must end within 10 seconds and 2 GiB, with exit code 0, or with
+2 and one printable line on standard error.
 """
 
 import argparse
@@ -33,7 +33,7 @@ import torch
 from safetensors.torch import load_file
 
 import weft.api.import_model
-import weft.costs.count  # noqa: F401 — here, so that no child needs to
+import weft.costs.count  # noqa: F401 — imported before forking, so that children don't have to
 from weft.cli.main import run as command
 from weft.interop.bundle import ModelBundle
 from weft.interop.gguf import gguf
@@ -48,17 +48,17 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.interop import ctranslate2_models as ct2
 from tests.text import test_sentencepiece as sp
 
-SECONDS, BYTES = 10, 2 << 30
+MAX_SECONDS, MAX_BYTES = 10, 2 << 30  # for one import
 TEXT = "the cat sat on the mat, and the dog ate the rat in the hat of the man who ran from the van to the barn. " * 4
 Files = dict[str, bytes]
 
 
-# ---- whole models, each as its files; the first is the one that is named
+# ---- intact models, each as its files; `weft import` gets the first file or its folder
 
 
 def _files(folder: Path, first: str) -> Files:
-    found = {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-    return {first: found[first], **found}
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {first: files[first], **files}
 
 
 def _bundle(name: str, tokenizer: Tokenizer, **changes: Any) -> ModelBundle:
@@ -85,9 +85,9 @@ def _gguf(folder: Path) -> Files:
 
 def _llama2c(folder: Path) -> Files:
     d, hidden, layers, heads, vocab, context = 8, 12, 1, 2, 262, 8
-    numbers = vocab * d + layers * (2 * d + 4 * d * d + 3 * d * hidden) + d + context * d // heads
+    count = vocab * d + layers * (2 * d + 4 * d * d + 3 * d * hidden) + d + context * d // heads
     head = struct.pack("<7i", d, hidden, layers, heads, heads, vocab, context)
-    (folder / "m.bin").write_bytes(head + torch.randn(numbers).numpy().tobytes())
+    (folder / "m.bin").write_bytes(head + torch.randn(count).numpy().tobytes())
     tokens = ["<unk>", "\n<s>\n", "\n</s>\n", *byte_tokens(), "a", "b", "ab"]
     parts = [struct.pack("<fi", -1.0, len(token)) + token.encode() for token in tokens]
     (folder / "tokenizer.bin").write_bytes(struct.pack("<i", 6) + b"".join(parts))
@@ -111,21 +111,21 @@ def _nanogpt(old: bool) -> Callable[[Path], Files]:
 
 
 def _ctranslate2(folder: Path) -> Files:
-    made = ct2.binary(*ct2.variables(ct2.random_model(ct2.MODELS["marian"])))
-    ct2.folder(folder / "m", made)
+    binary = ct2.binary(*ct2.variables(ct2.random_model(ct2.MODELS["marian"])))
+    ct2.folder(folder / "m", binary)
     return _files(folder, "m/model.bin")
 
 
 def _ctranslate2_first(folder: Path) -> Files:
-    """Version 1: without a kind, by OpenNMT-tf's names."""
-    found, aliases = ct2.variables(ct2.random_model(ct2.MODELS["opennmt"]))
-    ct2.folder(folder / "m", ct2.first_binary(ct2.first_names(found, aliases)))
+    """Write format version 1: no model kind, OpenNMT-tf's names."""
+    variables, aliases = ct2.variables(ct2.random_model(ct2.MODELS["opennmt"]))
+    ct2.folder(folder / "m", ct2.first_binary(ct2.first_names(variables, aliases)))
     (folder / "m/config.json").unlink()
     return _files(folder, "m/model.bin")
 
 
 def _argos(folder: Path) -> Files:
-    """A package in an archive; SentencePiece's model is written by hand."""
+    """Write a zipped package with a handmade SentencePiece model."""
     (folder / "m").mkdir()
     ct2.folder(folder / "m/model", ct2.binary(*ct2.variables(ct2.random_model(ct2.MODELS["marian"])), version=5))
     kinds = (sp.UNKNOWN, sp.CONTROL, sp.CONTROL, *[sp.NORMAL] * len(ct2.TOKENS))
@@ -149,7 +149,7 @@ def _pickled(name: str, tokenizer: Tokenizer) -> Callable[[Path], Files]:
 
 
 def models() -> dict[str, Callable[[Path], Files]]:
-    """A writer for each kind of model."""
+    """Writers by format; each writes a model to a folder and returns its files."""
     bpe, words = build_tokenizer(BPE(vocab_size=300), [TEXT]), build_tokenizer(Word(vocab_size=20), [TEXT])
     bpe.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     unigram = build_tokenizer(Unigram(), [TEXT])
@@ -174,31 +174,31 @@ VALUES: list[Any] = [
     None, True, False, 0, -1, 1, 2**31, 2**63, 10**18, -(2**70), 1e308, float("nan"), float("inf"), 0.5, "", "a",
     "a" * 100_000, "\x1b]0;title\x07\x1b[31m[red]", "\ud800", "../../x", [], {}, [[]], {"a": 1}, [1] * 999,
 ]  # fmt: skip
-DEEP = "[" * 100_000
-NUMBERS = (0, 1, 0x7F, 0xFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**63 - 1, 2**64 - 1)
+DEEP = "[" * 100_000  # deeper than any parser's recursion limit
+INTEGERS = (0, 1, 0x7F, 0xFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**63 - 1, 2**64 - 1)
 
 
-def _places(tree: Any) -> list[tuple[Any, Any]]:
-    """Every (container, key) of a JSON value; of large ones some."""
-    found, waiting = [], [tree]
+def _entries(tree: Any) -> list[tuple[Any, Any]]:
+    """Pairs (container, key) of a JSON value, at most 40 per container."""
+    entries, waiting = [], [tree]
     while waiting:
         node = waiting.pop()
         keys = list(node) if isinstance(node, dict) else list(range(len(node)))
         for key in keys[:40]:
-            found.append((node, key))
+            entries.append((node, key))
             if isinstance(node[key], dict | list):
                 waiting.append(node[key])
-    return found
+    return entries
 
 
 def mutate_json(data: bytes, rng: random.Random) -> bytes:
-    """Another value, no value, or the same key twice, somewhere in the tree."""
+    """Change, remove or duplicate random values of the tree."""
     tree = json.loads(data)
     for _ in range(rng.choice((1, 1, 1, 3))):
-        places = _places(tree)
-        if not places:
+        entries = _entries(tree)
+        if not entries:
             break
-        node, key = rng.choice(places)
+        node, key = rng.choice(entries)
         match rng.randrange(6):
             case 0:
                 del node[key]
@@ -210,42 +210,42 @@ def mutate_json(data: bytes, rng: random.Random) -> bytes:
             case 3 if isinstance(node[key], int):
                 node[key] = rng.choice((node[key] + 1, node[key] - 1, node[key] * 1000, -node[key], str(node[key])))
             case _:
-                node[key] = deepcopy(rng.choice(VALUES))  # a later change must not reach the others
+                node[key] = deepcopy(rng.choice(VALUES))  # a later mutation must not change VALUES
     return json.dumps(tree).encode("utf-8", "surrogatepass")
 
 
 def mutate_bytes(data: bytes, rng: random.Random) -> bytes:
-    """Other bytes, mostly near the beginning, where sizes are; or fewer, or more."""
+    """Change, remove or insert bytes, mostly near the beginning, where sizes are stored."""
     if not data:
         return b"\0"
     out = bytearray(data)
     near = min(len(out), rng.choice((64, 1024, 8192, len(out))))
-    place = rng.randrange(near) if rng.random() < 0.8 else max(0, len(out) - 1 - rng.randrange(near))
+    offset = rng.randrange(near) if rng.random() < 0.8 else max(0, len(out) - 1 - rng.randrange(near))
     match rng.randrange(6):
         case 0 | 1:
             for _ in range(rng.choice((1, 1, 4, 32))):
-                out[min(len(out) - 1, place + rng.randrange(16))] = rng.randrange(256)
+                out[min(len(out) - 1, offset + rng.randrange(16))] = rng.randrange(256)
         case 2:
             width = rng.choice((1, 2, 4, 8))
-            out[place : place + width] = (rng.choice(NUMBERS) % 256**width).to_bytes(width, "little")
+            out[offset : offset + width] = (rng.choice(INTEGERS) % 256**width).to_bytes(width, "little")
         case 3:
-            del out[place:]
+            del out[offset:]
         case 4:
-            del out[place : place + rng.choice((1, 8, 100))]
+            del out[offset : offset + rng.choice((1, 8, 100))]
         case _:
-            out[place:place] = bytes(rng.choices(range(256), k=rng.choice((1, 8, 100))))
+            out[offset:offset] = bytes(rng.choices(range(256), k=rng.choice((1, 8, 100))))
     return bytes(out)
 
 
 def mutate_header(data: bytes, rng: random.Random) -> bytes:
-    """The JSON header of a safetensors file, with a length that fits it."""
+    """Mutate the JSON header of a safetensors file and correct its length."""
     length = int.from_bytes(data[:8], "little")
     header = mutate_json(data[8 : 8 + length], rng)
     return len(header).to_bytes(8, "little") + header + data[8 + length :]
 
 
-def place(path: Path, data: bytes, rng: random.Random) -> str:
-    """Write a file in a broken form; what was done to it."""
+def write_mutated(path: Path, data: bytes, rng: random.Random) -> str:
+    """Write a corrupt version of a file; return the name of the mutation."""
     if rng.random() < 0.03:
         kind = rng.choice(("itself", "nowhere", "zero", "folder", "pipe", "missing"))
         targets = {"itself": path.name, "nowhere": "/nowhere/at/all", "zero": "/dev/zero"}
@@ -262,18 +262,18 @@ def place(path: Path, data: bytes, rng: random.Random) -> str:
     return mutate.__name__
 
 
-# ---- trying one
+# ---- one import
 
 
 def attempt(files: Files, seed: int, folder: Path) -> tuple[str, str]:
-    """Break one of a model's files and import it in a process of its own; the outcome, and what went wrong."""
+    """Corrupt one of a model's files and import it in a subprocess; return the outcome and the reason."""
     rng = random.Random(seed)
     broken = rng.choice(list(files))
     for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         if name != broken:
             (folder / name).write_bytes(data)
-    what = f"{broken}: {place(folder / broken, files[broken], rng)}"
+    mutation = f"{broken}: {write_mutated(folder / broken, files[broken], rng)}"
     first = next(iter(files))
     source = folder / first if "/" not in first else (folder / first).parent
     log, begin = folder / "stderr", time.monotonic()
@@ -284,32 +284,32 @@ def attempt(files: Files, seed: int, folder: Path) -> tuple[str, str]:
     printed = log.read_text("utf-8", "replace") if log.exists() else ""
     seconds = time.monotonic() - begin
     if os.WIFSIGNALED(status):
-        return "killed", f"{what}: signal {os.WTERMSIG(status)} after {seconds:.1f} s; {printed[-300:]}"
+        return "killed", f"{mutation}: signal {os.WTERMSIG(status)} after {seconds:.1f} s; {printed[-300:]}"
     code = os.WEXITSTATUS(status)
     lines = printed.splitlines()
     if code not in (0, 2) or "Traceback" in printed:
-        return "traceback", f"{what}: exit {code}: {printed[-1500:]}"
+        return "traceback", f"{mutation}: exit {code}: {printed[-1500:]}"
     if code == 2 and (len(lines) != 1 or not lines[0].startswith("weft: ") or not lines[0].isprintable()):
-        return "not one line", f"{what}: {printed[-600:]!r}"
-    if used.ru_maxrss * 1024 > BYTES:
-        return "memory", f"{what}: {used.ru_maxrss >> 10} MiB"
+        return "not one line", f"{mutation}: {printed[-600:]!r}"
+    if used.ru_maxrss * 1024 > MAX_BYTES:
+        return "memory", f"{mutation}: {used.ru_maxrss >> 10} MiB"
     return ("imported", "") if code == 0 else ("refused", lines[0] if lines else "")
 
 
 def _import(source: Path, folder: Path, log: Path) -> None:
-    """In the child: import, then use the tokenizer; never returns."""
+    """Import a model and use its tokenizer, then exit; runs in the child process."""
     code = 1
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(SECONDS)
-        resource.setrlimit(resource.RLIMIT_AS, (_virtual() + 2 * BYTES,) * 2)
+        signal.alarm(MAX_SECONDS)
+        resource.setrlimit(resource.RLIMIT_AS, (_virtual() + 2 * MAX_BYTES,) * 2)
         out = os.open(log, os.O_WRONLY | os.O_CREAT)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(out, 2)
         sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-        named = ["--tokenizer", str(folder / "tok")] if (folder / "tok").is_dir() else []
-        code = command(["import", str(source), str(folder / "run"), *named])
+        extra = ["--tokenizer", str(folder / "tok")] if (folder / "tok").is_dir() else []
+        code = command(["import", str(source), str(folder / "run"), *extra])
         if code == 0:
             tokenizer = Tokenizer.load(folder / "run")
             ids = tokenizer.encode("the cat, the dog")
@@ -330,21 +330,21 @@ def _virtual() -> int:
 
 
 def sweep(count: int, seed: int = 0, only: str | None = None) -> tuple[Counter[str], list[str]]:
-    """Break `count` models, the formats in turn: how many ended in each way, and what must not have been."""
+    """Corrupt and import `count` models, formats in turn; return the number of each outcome and the failures."""
     torch.set_num_threads(1)
     outcomes: Counter[str] = Counter()
     wrong: list[str] = []
-    with tempfile.TemporaryDirectory() as place:
-        whole = {}
+    with tempfile.TemporaryDirectory() as parent:
+        intact = {}
         for name, write in models().items():
-            (Path(place) / name).mkdir()
-            whole[name] = write(Path(place) / name)
-        names = [only] if only else list(whole)
+            (Path(parent) / name).mkdir()
+            intact[name] = write(Path(parent) / name)
+        names = [only] if only else list(intact)
         for number in range(count):
             name = names[number % len(names)]
-            folder = Path(place) / "try"
+            folder = Path(parent) / "try"
             folder.mkdir()
-            outcome, reason = attempt(whole[name], seed + number, folder)
+            outcome, reason = attempt(intact[name], seed + number, folder)
             shutil.rmtree(folder)
             outcomes[f"{name}: {outcome}"] += 1
             if outcome not in ("imported", "refused"):
@@ -358,9 +358,9 @@ if __name__ == "__main__":
     parser.add_argument("--files", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", help="one format")
-    given = parser.parse_args()
+    options = parser.parse_args()
     started = time.monotonic()
-    found, failures = sweep(given.files, given.seed, given.only)
-    print(", ".join(f"{count} {name}" for name, count in sorted(found.items())))
-    print(f"{given.files} files in {time.monotonic() - started:.0f} s: {len(failures)} wrong")
+    outcomes, failures = sweep(options.files, options.seed, options.only)
+    print(", ".join(f"{count} {name}" for name, count in sorted(outcomes.items())))
+    print(f"{options.files} files in {time.monotonic() - started:.0f} s: {len(failures)} wrong")
     sys.exit(bool(failures))

@@ -1,11 +1,11 @@
-"""Two machines that train together over a bad network: delay and loss slow them down, a cut ends both with a message.
+"""Train on two nodes over a faulty network: delay and loss slow training down, a broken link ends both with a message.
 
     sudo python benchmarks/network_faults.py --patience 20
 
-Each of two torchrun nodes runs in a network, process and host namespace of its own. Their packets go through this
-process (a TUN device in each namespace), which holds them back, loses some of them or all. Delayed, lossy or cut off
-for a moment, a run must end with the weights that it has without that; cut off for good, both nodes must say so within
-WEFT_PATIENCE and a little, and end.
+Each of two torchrun nodes runs in separate network, process and host namespaces. Their packets pass through this
+process (a TUN device in each namespace), which delays or drops them. With delay, loss or a short interruption a run
+must end with the weights of an undisturbed run. After a permanent interruption both nodes must report it and end
+within WEFT_PATIENCE plus GRACE seconds.
 """
 
 import argparse
@@ -33,13 +33,13 @@ DEVICE, PORT = "weft0", 29400
 MODEL = ["model.d_model=16", "model.attention.heads=2", "model.feedforward.d_ff=24", "model.layers=1"]
 SETTINGS = [*MODEL, "tokenizer=byte", "batch.size=4", "batch.length=16", "steps=10", "log.every=1", "schedule.warmup=2",
             "evaluate.every=10", "evaluate.tokens=100", "checkpoint.every=5", "parallel.shard=2"]  # fmt: skip
-LITTLE = 20.0  # seconds beyond the patience in which both must have ended
-LONG = 300.0  # seconds in which anything must have ended
+GRACE = 20.0  # seconds beyond WEFT_PATIENCE in which both nodes must end
+MAX_SECONDS = 300.0  # a job that runs longer hangs
 
 
 @dataclass
 class Network:
-    """Two namespaces, and what happens to packets between them; `lost` names the nodes whose packets get nowhere."""
+    """Two namespaces and the link between them; packets from the nodes in `lost` are dropped."""
 
     delay: float = 0.0
     loss: float = 0.0
@@ -58,23 +58,25 @@ class Network:
             _ip("netns", "del", name)
 
     def _node(self, node: int) -> int:
-        """A namespace and its device, whose packets are read and written here."""
+        """Create a node's namespace and its TUN device; return the device's file descriptor."""
         name = self.names[node]
         _ip("netns", "add", name)
         with _inside(name):
             device = os.open("/dev/net/tun", os.O_RDWR)
-            fcntl.ioctl(device, 0x400454CA, struct.pack("16sH22x", DEVICE.encode(), 0x1001))  # TUNSETIFF: packets, bare
+            fcntl.ioctl(
+                device, 0x400454CA, struct.pack("16sH22x", DEVICE.encode(), 0x1001)
+            )  # TUNSETIFF: IFF_TUN | IFF_NO_PI
         _ip("-n", name, "addr", "add", f"10.77.0.{node + 1}/24", "dev", DEVICE)
         for link in ("lo", DEVICE):
             _ip("-n", name, "link", "set", link, "up")
         return device
 
     def link(self, node: int, state: str) -> None:
-        """Take a node's link `down`, or `up` again."""
+        """Set a node's link `up` or `down`."""
         _ip("-n", self.names[node], "link", "set", DEVICE, state)
 
     def _carry(self, node: int) -> None:
-        """From one node to the other, in order, each packet when its time has come."""
+        """Forward packets from one node to the other in order, each after the delay."""
         waiting: list[tuple[float, int, bytes]] = []
         ready, pick, number = threading.Condition(), random.Random(node), 0
 
@@ -100,9 +102,9 @@ class Network:
                     ready.notify()
 
 
-def _quietly(call: object, *given: object) -> bytes | None:
+def _quietly(call: object, *args: object) -> bytes | None:
     try:
-        return call(*given)  # type: ignore[operator,no-any-return]
+        return call(*args)  # type: ignore[operator,no-any-return]
     except OSError:
         return None
 
@@ -113,21 +115,21 @@ def _ip(*words: str) -> None:
 
 @contextmanager
 def _inside(name: str) -> Iterator[None]:
-    """This thread in a network namespace."""
-    libc, own = ctypes.CDLL(None, use_errno=True), os.open("/proc/thread-self/ns/net", os.O_RDONLY)
-    there = os.open(f"/var/run/netns/{name}", os.O_RDONLY)
+    """Move this thread into a network namespace; undone on exit."""
+    libc, original = ctypes.CDLL(None, use_errno=True), os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    target = os.open(f"/var/run/netns/{name}", os.O_RDONLY)
     try:
-        if libc.setns(there, 0x40000000):
+        if libc.setns(target, 0x40000000):
             raise OSError(ctypes.get_errno(), "setns")
         yield
     finally:
-        libc.setns(own, 0x40000000)
-        os.close(own)
-        os.close(there)
+        libc.setns(original, 0x40000000)
+        os.close(original)
+        os.close(target)
 
 
 def refusal() -> str | None:
-    """Why this machine can't do it, or None."""
+    """Return why this machine can't run the benchmark, or None."""
     missing = [name for name in ("ip", "unshare") if shutil.which(name) is None]
     if sys.platform != "linux" or missing:
         return f"needs Linux with {' and '.join(missing) or 'network namespaces'}"
@@ -135,7 +137,7 @@ def refusal() -> str | None:
         with Network():
             return None
     except (OSError, subprocess.CalledProcessError) as error:
-        return f"network namespaces can't be made here: {getattr(error, 'stderr', None) or error}"
+        return f"cannot create network namespaces: {getattr(error, 'stderr', None) or error}"
 
 
 # ---- a job
@@ -143,7 +145,7 @@ def refusal() -> str | None:
 
 @dataclass
 class Job:
-    """A torchrun in each namespace, on machines called node0 and node1; what each prints goes to a file."""
+    """torchrun in each namespace, on hosts called node0 and node1; each logs to a file."""
 
     network: Network
     run: Path
@@ -157,47 +159,60 @@ class Job:
     def __exit__(self, *error: object) -> None:
         for node in self.nodes:
             if node.poll() is None:
-                node.kill()  # and with it all that is in its namespace
+                node.kill()  # also ends all processes of its namespace
             node.wait()
 
     def _start(self, node: int) -> subprocess.Popen[bytes]:
         words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(node)]
         words += ["--nproc-per-node", "1", "--master-addr", "10.77.0.1", "--master-port", str(PORT), "-m", "--", "weft"]
         words += ["train", "gpt-tiny", "--data", "text.txt", "--run", str(self.run), *SETTINGS]
-        alone = ["ip", "netns", "exec", self.network.names[node], "unshare", "--pid", "--uts", "--fork", "--mount-proc"]
-        alone += ["--kill-child", "sh", "-c", f'hostname node{node}; exec "$@"', "sh"]
-        given = os.environ | {"GLOO_SOCKET_IFNAME": DEVICE, "WEFT_PATIENCE": str(self.patience), "OMP_NUM_THREADS": "1"}
+        isolate = [
+            "ip",
+            "netns",
+            "exec",
+            self.network.names[node],
+            "unshare",
+            "--pid",
+            "--uts",
+            "--fork",
+            "--mount-proc",
+        ]
+        isolate += ["--kill-child", "sh", "-c", f'hostname node{node}; exec "$@"', "sh"]
+        environment = os.environ | {
+            "GLOO_SOCKET_IFNAME": DEVICE,
+            "WEFT_PATIENCE": str(self.patience),
+            "OMP_NUM_THREADS": "1",
+        }
         log = self.logs[node].open("w")
-        return subprocess.Popen([*alone, *words], stdout=log, stderr=subprocess.STDOUT, env=given)
+        return subprocess.Popen([*isolate, *words], stdout=log, stderr=subprocess.STDOUT, env=environment)
 
-    def reached(self, step: int) -> None:
-        """Wait for a step."""
-        until = time.monotonic() + LONG
+    def wait_for_step(self, step: int) -> None:
+        until = time.monotonic() + MAX_SECONDS
         while f"step {step}/" not in self.logs[0].read_text():
             if time.monotonic() > until or any(node.poll() is not None for node in self.nodes):
-                raise SystemExit(f"{self.run.name}: never got to step {step}:\n{self.printed()}")
+                raise SystemExit(f"{self.run.name}: did not reach step {step}:\n{self.tails()}")
             time.sleep(0.02)
 
-    def ended(self) -> list[float]:
-        """The seconds until each node has ended; those that hang take as long as we wait."""
-        began, ends = time.monotonic(), [LONG, LONG]
-        while time.monotonic() - began < LONG and LONG in ends:
+    def wait(self) -> list[float]:
+        """Seconds until each node has ended; MAX_SECONDS for one that hangs."""
+        began, ends = time.monotonic(), [MAX_SECONDS, MAX_SECONDS]
+        while time.monotonic() - began < MAX_SECONDS and MAX_SECONDS in ends:
             for node, process in enumerate(self.nodes):
-                if process.poll() is not None and ends[node] == LONG:
+                if process.poll() is not None and ends[node] == MAX_SECONDS:
                     ends[node] = time.monotonic() - began
             time.sleep(0.05)
         return ends
 
     def lines(self, node: int) -> list[str]:
-        """What weft said of an end."""
+        """weft's messages in a node's log."""
         return [line for line in self.logs[node].read_text().splitlines() if line.startswith("weft: ")]
 
-    def printed(self) -> str:
+    def tails(self) -> str:
         return "\n".join(f"--- node {node}\n{log.read_text()[-3000:]}" for node, log in enumerate(self.logs))
 
 
 def outcome(run: Path) -> list[str]:
-    """The weights and moments of each checkpoint by their sums, and the curve."""
+    """Verified checksums of each checkpoint's files, and the metrics."""
     folder = RunFolder(run)
     return [
         folder.metrics.read_text(),
@@ -210,7 +225,7 @@ def outcome(run: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Case:
-    """What is wrong with the network, and for how many seconds after step 3; None: from the beginning to the end."""
+    """A network fault. Delay and loss last for the whole run; others start after step 3, for `seconds` or for good."""
 
     name: str
     delay: float = 0.0
@@ -218,7 +233,7 @@ class Case:
     lost: tuple[int, ...] = ()
     down: int | None = None
     seconds: float | None = None
-    ends: bool = False  # with a message
+    ends: bool = False  # both nodes must end with a message
 
 
 CASES = [
@@ -234,40 +249,42 @@ CASES = [
 ]
 
 
-def tried(case: Case, patience: float, expected: list[str] | None) -> tuple[list[str], list[str]]:
-    """Train through a case; a row of the table, and what came out."""
+def run_case(case: Case, patience: float, expected: list[str] | None) -> tuple[list[str], list[str]]:
+    """Train with a fault; return a row of the table and the outcome."""
     run, began = Path(case.name.replace(" ", "-").replace("%", "").replace("'", "")), time.monotonic()
     steady = not case.lost and case.down is None
     with Network(delay=case.delay * steady, loss=case.loss * steady) as network, Job(network, run, patience) as job:
         if not steady:
-            job.reached(3)
+            job.wait_for_step(3)
             network.lost = set(case.lost)
             if case.down is not None:
                 network.link(case.down, "down")
             if case.seconds is not None:
                 time.sleep(case.seconds)
                 network.lost = set()
-        ends = job.ended()
+        ends = job.wait()
         codes = [node.poll() for node in job.nodes]
         lines = [job.lines(node) for node in (0, 1)]
     seconds = f"{time.monotonic() - began:.0f}" if not case.ends else " / ".join(f"{end:.1f}" for end in ends)
     if case.ends:
-        right = max(ends) < patience + LITTLE and all(len(said) == 1 for said in lines) and 0 not in codes
-        found: list[str] = []
+        right = max(ends) < patience + GRACE and all(len(messages) == 1 for messages in lines) and 0 not in codes
+        result: list[str] = []
     else:
-        found = outcome(run) if codes == [0, 0] else []
-        right = bool(found) and (expected is None or found == expected)
-    if any("Traceback" in log.read_text().partition("elastic")[0] for log in job.logs):  # torchrun's own comes last
+        result = outcome(run) if codes == [0, 0] else []
+        right = bool(result) and (expected is None or result == expected)
+    if any(
+        "Traceback" in log.read_text().partition("elastic")[0] for log in job.logs
+    ):  # torchrun's traceback comes last
         right = False
     if not right:
-        print(job.printed(), flush=True)
-    said = [f"node{node}: {line[6:].split('; stopping')[0]}" for node in (0, 1) for line in lines[node]]
-    row = [case.name, "ends" if case.ends else "the same weights", seconds, " · ".join(said)]
-    return [*row, "yes" if right else "no"], found
+        print(job.tails(), flush=True)
+    messages = [f"node{node}: {line[6:].split('; stopping')[0]}" for node in (0, 1) for line in lines[node]]
+    row = [case.name, "ends" if case.ends else "the same weights", seconds, " · ".join(messages)]
+    return [*row, "yes" if right else "no"], result
 
 
 def main() -> int:
-    """Go through all cases, or those asked for; exit status 1 where one isn't as it should be."""
+    """Run the selected cases; return exit status 1 if one fails."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--patience", type=float, default=20.0)
     parser.add_argument("--only", nargs="*", default=[case.name for case in CASES], help="names of cases")
@@ -281,12 +298,12 @@ def main() -> int:
         os.chdir(folder)
         Path("text.txt").write_text("".join(f"frog {n} sat by river {n * n % 97} and ran\n\n" for n in range(200)))
         for case in [case for case in CASES if case.name in options.only]:
-            row, found = tried(case, options.patience, expected)
-            expected = expected or found or None
+            row, result = run_case(case, options.patience, expected)
+            expected = expected or result or None
             rows.append(row)
             print(f"{row[0]}: {row[2]} s: {row[4]}", flush=True)
         os.chdir("/")
-    print("\n| the network | should | seconds (a cut: from it, node 0 / 1) | what is said | as it should |")
+    print("\n| fault | expected | seconds (cut: until the end of node 0 / 1) | messages | passed |")
     print("|---|---|---|---|---|")
     for row in rows:
         print(f"| {' | '.join(row)} |")

@@ -1,9 +1,9 @@
-"""n-grams at scale: time and memory to build, tokens a second on one core, perplexity; nltk and KenLM beside them.
+"""Measure n-gram models: build time, memory, tokens per second on one core and perplexity; also nltk and KenLM.
 
     python benchmarks/ngram.py --file enwik8.gz --unit bpe --tokens 10000000
-    python benchmarks/ngram.py --tokens 1000000                      # a generated text, Zipf's law
+    python benchmarks/ngram.py --tokens 1000000                      # generated text, Zipf's law
 
-The last twentieth of the text is held out. Run it with OMP_NUM_THREADS=1; numpy needs no more than one core.
+The last twentieth of the text is held out. Run with OMP_NUM_THREADS=1: the work is single-threaded.
 """
 
 import argparse
@@ -33,52 +33,54 @@ Tokens = NDArray[np.int32]
 
 
 def main() -> None:
-    """Read or make the tokens, build, score, and do the same with what else is installed."""
+    """Read or generate tokens, then build and score weft's model and the installed peers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--file", type=Path, help="a text file, .gz too; without it a text is generated")
-    parser.add_argument("--unit", choices=["byte", "word", "bpe"], default="bpe", help="what a token of the file is")
-    parser.add_argument("--vocab", type=int, default=8192, help="the size of the vocabulary for words and bpe")
-    parser.add_argument("--tokens", type=int, default=1_000_000, help="how many tokens to take at most")
+    parser.add_argument("--file", type=Path, help="a text file, may be .gz; default: generated text")
+    parser.add_argument("--unit", choices=["byte", "word", "bpe"], default="bpe", help="unit of a token")
+    parser.add_argument("--vocab", type=int, default=8192, help="vocabulary size for word and bpe")
+    parser.add_argument("--tokens", type=int, default=1_000_000, help="maximum number of tokens")
     parser.add_argument("--order", type=int, default=5)
     parser.add_argument("--smoothing", choices=SMOOTHING, default="kneser-ney")
-    parser.add_argument("--slice", type=int, default=50_000, help="how many tokens nltk is given; 0 leaves it out")
-    given = parser.parse_args()
+    parser.add_argument("--slice", type=int, default=50_000, help="tokens for nltk; 0: skip it")
+    options = parser.parse_args()
 
-    tokens, vocab_size = read(given.file, given.unit, given.vocab, given.tokens) if given.file else make(given.tokens)
+    tokens, vocab_size = (
+        read(options.file, options.unit, options.vocab, options.tokens) if options.file else generate(options.tokens)
+    )
     held_out = max(1, len(tokens) // 20)
     train, test = tokens[:-held_out], tokens[-held_out:]
-    print(f"{len(train):,} tokens to count, {len(test):,} held out, {vocab_size:,} words, order {given.order}")
+    print(f"{len(train):,} training tokens, {len(test):,} held out, {vocab_size:,} words, order {options.order}")
     model, seconds, peak = build(
-        train, NGram(vocab_size=vocab_size, order=given.order, smoothing=SMOOTHING[given.smoothing])
+        train, NGram(vocab_size=vocab_size, order=options.order, smoothing=SMOOTHING[options.smoothing])
     )
     size = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
     entries = sum(model.entries)
     print(f"built in          {seconds:.1f} s on one core, {len(train) / seconds / 1e6:.2f} M tokens/s")
     print(f"distinct n-grams  {' + '.join(f'{n:,}' for n in model.entries)} = {entries:,}")
-    print(f"tables            {size / 1e9:.2f} GB, {size / entries:.1f} bytes an n-gram")
-    print(f"peak memory       {peak / 1e9:.2f} GB above the tokens, {peak / entries:.1f} bytes an n-gram")
+    print(f"tables            {size / 1e9:.2f} GB, {size / entries:.1f} bytes per n-gram")
+    print(f"peak memory       {peak / 1e9:.2f} GB above the tokens, {peak / entries:.1f} bytes per n-gram")
     for name, text in (("held-out", test), ("training", train[: len(test)])):
         began = time.process_time()
         scores = model.log_prob(text)
         rate = len(text) / (time.process_time() - began)
         print(f"{name} text     {rate / 1e6:.2f} M tokens/s, perplexity {np.exp(-scores.mean(dtype=np.float64)):.2f}")
-    if given.slice:
-        beside_nltk(train[: given.slice], test[:500], vocab_size, given.order)
-    beside_kenlm(train[:2_000_000], test, given.order)
+    if options.slice:
+        time_nltk(train[: options.slice], test[:500], vocab_size, options.order)
+    time_kenlm(train[:2_000_000], test, options.order)
 
 
-def read(path: Path, unit: str, vocab: int, most: int) -> tuple[Tokens, int]:
-    """Up to `most` tokens of a file, and the size of their vocabulary."""
+def read(path: Path, unit: str, vocab: int, limit: int) -> tuple[Tokens, int]:
+    """Up to `limit` tokens of a file, and the size of their vocabulary."""
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         if unit == "byte":
-            return np.frombuffer(file.read(most), dtype=np.uint8).astype(np.int32), 256
-        text = file.read(most * 6).decode("utf-8", errors="replace")
+            return np.frombuffer(file.read(limit), dtype=np.uint8).astype(np.int32), 256
+        text = file.read(limit * 6).decode("utf-8", errors="replace")
     if unit == "word":
-        words = text.split()[:most]
+        words = text.split()[:limit]
         kinds, ids, counts = np.unique(np.array(words, dtype=object), return_inverse=True, return_counts=True)
         rank = np.empty(len(kinds), dtype=np.int32)
         rank[np.argsort(-counts, kind="stable")] = np.arange(len(kinds))
-        return np.minimum(rank[ids], vocab - 1).astype(np.int32), vocab  # the last id is every rarer word
+        return np.minimum(rank[ids], vocab - 1).astype(np.int32), vocab  # the last id stands for all rarer words
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -93,22 +95,22 @@ def read(path: Path, unit: str, vocab: int, most: int) -> tuple[Tokens, int]:
         )
         for low in range(0, len(lines), 10_000)
     ]
-    return np.concatenate(ids)[:most], tokenizer.get_vocab_size()
+    return np.concatenate(ids)[:limit], tokenizer.get_vocab_size()
 
 
-def make(most: int, vocab_size: int = 8192) -> tuple[Tokens, int]:
-    """Words by Zipf's law, half of them decided by the two before, so that long n-grams recur."""
+def generate(limit: int, vocab_size: int = 8192) -> tuple[Tokens, int]:
+    """Words by Zipf's law, half of them determined by the two before, so that long n-grams recur."""
     rng = np.random.default_rng(0)
-    tokens = np.minimum(rng.zipf(1.2, most), vocab_size).astype(np.int64) - 1
+    tokens = np.minimum(rng.zipf(1.2, limit), vocab_size).astype(np.int64) - 1
     for _ in range(2):
-        follow = np.flatnonzero(rng.random(most) < 0.5)
+        follow = np.flatnonzero(rng.random(limit) < 0.5)
         follow = follow[follow >= 2]
         tokens[follow] = (tokens[follow - 1] * 31 + tokens[follow - 2] * 17) % vocab_size
     return tokens.astype(np.int32), vocab_size
 
 
 def build(tokens: Tokens, config: NGram) -> tuple[Model, float, int]:
-    """A fitted model, the seconds of processor time it took, and the most memory it held above what was there."""
+    """Fit a model; return it, the seconds of processor time, and the peak of additional memory in bytes."""
     before, stop, peak = resident(), threading.Event(), [0]
 
     def watch() -> None:
@@ -117,7 +119,7 @@ def build(tokens: Tokens, config: NGram) -> tuple[Model, float, int]:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    began = time.process_time()  # of this process alone: others may be using the machine
+    began = time.process_time()  # unaffected by other processes
     model = build_model(config)
     model.fit(tokens, progress=True)
     seconds = time.process_time() - began
@@ -127,15 +129,15 @@ def build(tokens: Tokens, config: NGram) -> tuple[Model, float, int]:
 
 
 def resident() -> int:
-    """Bytes of memory this process holds now, or held at most where the system does not say."""
+    """Resident memory of this process in bytes; its peak on systems without /proc."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def beside_nltk(train: Tokens, test: Tokens, vocab_size: int, order: int) -> None:
-    """Stupid back-off in both; nltk's Kneser–Ney walks every context of an order for every word, minutes for this."""
+def time_nltk(train: Tokens, test: Tokens, vocab_size: int, order: int) -> None:
+    """Time stupid back-off in nltk and weft; nltk's Kneser–Ney would take minutes here."""
     try:
         from nltk.lm import StupidBackoff as Peer
         from nltk.util import everygrams
@@ -153,13 +155,13 @@ def beside_nltk(train: Tokens, test: Tokens, vocab_size: int, order: int) -> Non
     ours = build_model(NGram(vocab_size=vocab_size, order=order, smoothing=StupidBackoff()))
     ours.fit(train)
     done = time.process_time()
-    rate, own = len(train) / (built - began), len(train) / (done - scored)
-    print(f"nltk, {len(train):,} tokens: built at {rate:,.0f} tokens/s (weft {own:,.0f}),", end=" ")
+    rate, our_rate = len(train) / (built - began), len(train) / (done - scored)
+    print(f"nltk, {len(train):,} tokens: built at {rate:,.0f} tokens/s (weft {our_rate:,.0f}),", end=" ")
     print(f"scored at {len(test) / (scored - built):,.0f} tokens/s")
 
 
-def beside_kenlm(train: Tokens, test: Tokens, order: int) -> None:
-    """KenLM's query speed on its own trie, where it and its `lmplz` are installed."""
+def time_kenlm(train: Tokens, test: Tokens, order: int) -> None:
+    """Time KenLM's queries, if it and its `lmplz` are installed."""
     try:
         import kenlm
     except ImportError:

@@ -1,10 +1,10 @@
-"""What looking inside costs: a model that nobody looks into, and a click on a page of `weft explain`, in Chromium.
+"""Time a forward pass without instrumentation, and clicks on pages of `weft explain` in Chromium.
 
     python benchmarks/pages.py [--turns 40] [--before PATH/src]
 
-With --before, a pass of gpt-mini (4 × 128 tokens, CPU, one thread) is timed in turns in this checkout and in another
-one, each in its own process. Clicks are timed until the frame after them is drawn, on attention of 12 layers × 12
-heads × 128 tokens and on a graph; pages are made in a temporary folder.
+With --before, a pass of gpt-mini (4 × 128 tokens, CPU, one thread) is timed alternately in this checkout and another
+one, each in its own process. Clicks are timed until the next frame is drawn, on attention of 12 layers × 12 heads × 128
+tokens and on graphs; pages are written to a temporary folder.
 """
 
 import argparse
@@ -32,33 +32,33 @@ with torch.no_grad():
 CLICKS = """
 <script>
 addEventListener("load", () => setTimeout(async () => {
-  const found = [], all = [...document.querySelectorAll("button, [role=button]")];
+  const times = [], all = [...document.querySelectorAll("button, [role=button]")];
   for (const element of all.filter((_, n) => n % Math.ceil(all.length / 40) === 0)) {
     const begun = performance.now();
     element.dispatchEvent(new MouseEvent("click", { bubbles: true }));
     await new Promise(done => requestAnimationFrame(() => setTimeout(done)));
-    found.push(performance.now() - begun);
+    times.push(performance.now() - begun);
   }
-  fetch("/done", { method: "POST", body: JSON.stringify(found) });
+  fetch("/done", { method: "POST", body: JSON.stringify(times) });
 }, 1500));
 </script>
 """
 
 
 def passes(before: Path, turns: int) -> None:
-    """Time forward passes of two checkouts in turns."""
-    places = {"before": before, "now": ROOT / "src"}
+    """Time forward passes of two checkouts alternately."""
+    sources = {"before": before, "now": ROOT / "src"}
     running = {
         name: subprocess.Popen(
             [sys.executable, "-c", PASSES],
-            env={"PYTHONPATH": str(place), "PATH": "/usr/bin:/bin"},
+            env={"PYTHONPATH": str(source), "PATH": "/usr/bin:/bin"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        for name, place in places.items()
+        for name, source in sources.items()
     }
-    times: dict[str, list[float]] = {name: [] for name in places}
+    times: dict[str, list[float]] = {name: [] for name in sources}
     for _ in range(turns):
         for name, process in running.items():
             assert process.stdin is not None and process.stdout is not None
@@ -67,15 +67,15 @@ def passes(before: Path, turns: int) -> None:
             times[name].append(float(process.stdout.readline()))
     for process in running.values():
         process.kill()
-    least = {name: min(found) for name, found in times.items()}
-    middle = {name: statistics.median(found) for name, found in times.items()}
+    least = {name: min(seconds) for name, seconds in times.items()}
+    middle = {name: statistics.median(seconds) for name, seconds in times.items()}
     for name in times:
         print(f"{name:8} least {least[name] * 1e3:8.2f} ms   median {middle[name] * 1e3:8.2f} ms")
     print(f"now / before: least {least['now'] / least['before']:.4f}, median {middle['now'] / middle['before']:.4f}")
 
 
 def clicks() -> None:
-    """Make pages and click on what can be clicked."""
+    """Write pages, and time clicks on their buttons."""
     import numpy as np
     import torch
 
@@ -97,15 +97,15 @@ def clicks() -> None:
     }
     with tempfile.TemporaryDirectory() as folder:
         for name, picture in pages.items():
-            place = picture.save(Path(folder) / "page.html")
-            took = sorted(clicked(place.read_text("utf-8") + CLICKS))
-            size, middle = place.stat().st_size / 1e6, took[len(took) // 2]
+            file = picture.save(Path(folder) / "page.html")
+            took = sorted(click_times(file.read_text("utf-8") + CLICKS))
+            size, middle = file.stat().st_size / 1e6, took[len(took) // 2]
             print(f"{name:26} {size:.2f} MB  {len(took)} clicks: median {middle:.0f} ms, slowest {took[-1]:.0f} ms")
 
 
-def clicked(page: str) -> list[float]:
-    """The milliseconds of each click on a page that Chromium shows in real time."""
-    found: list[list[float]] = []
+def click_times(page: str) -> list[float]:
+    """Milliseconds of each click on a page in Chromium."""
+    results: list[list[float]] = []
 
     class Pages(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -115,32 +115,32 @@ def clicked(page: str) -> list[float]:
             self.wfile.write(page.encode() if self.path == "/" else b"")
 
         def do_POST(self) -> None:
-            found.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            results.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             self.send_response(204)
             self.end_headers()
 
-        def log_message(self, format: str, *given: object) -> None:
+        def log_message(self, format: str, *args: object) -> None:
             pass
 
     server = HTTPServer(("127.0.0.1", 0), Pages)
     browser = shutil.which("chromium") or "google-chrome"
-    where = f"http://127.0.0.1:{server.server_port}/"
+    url = f"http://127.0.0.1:{server.server_port}/"
     size = "--window-size=1280,1000"
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", size, "--remote-debugging-port=0", where]
-    shown = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not found:
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", size, "--remote-debugging-port=0", url]
+    chromium = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not results:
         server.handle_request()
-    shown.kill()
-    return found[0]
+    chromium.kill()
+    return results[0]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--before", type=Path)
-    given = parser.parse_args()
-    if given.before is not None:
-        passes(given.before, given.turns)
+    options = parser.parse_args()
+    if options.before is not None:
+        passes(options.before, options.turns)
     clicks()
 
 

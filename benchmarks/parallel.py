@@ -1,14 +1,14 @@
-"""What laying a model out over processes costs, and whether sums travel while the backward pass goes on.
+"""Measure the cost of FSDP2 on one process, and how much of the all-reduces the backward pass hides.
 
     python benchmarks/parallel.py one [--cases gpt2 llama] [--steps 20] [--tiny]      one GPU, one process
     torchrun --nproc-per-node 2 benchmarks/parallel.py overlap [--trace FILE]         gloo, on processors
 
-`one`: the trainer's step, compiled, plain (without and with CUDA graphs) and through FSDP2 over a mesh of one process,
-whose blocks are compiled one by one: what FSDP2 costs where there is nobody to share with. Each has a process of its
-own; they take turns, and the best of three rounds counts.
+`one`: the trainer's step, compiled, plain (without and with CUDA graphs) and with FSDP2 over a mesh of one process,
+where each block is compiled separately. Each variant has a separate process; they take turns, and the best of three
+rounds counts.
 
-`overlap`: a step of two replicas under torch's profiler: how much of the time of their all-reduces lies within the
-backward pass, and when the first began. `--trace` keeps the trace of process 0, for chrome://tracing or Perfetto.
+`overlap`: a step of two replicas under torch's profiler: how much of the all-reduces' time is within the backward
+pass, and when the first begins. `--trace` keeps the trace of process 0, for chrome://tracing or Perfetto.
 """
 
 import argparse
@@ -48,8 +48,8 @@ from weft.training.step import OptimisationStep
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
-WAYS = ("plain", "captured", "fsdp2")
-WARMUP = 5
+VARIANTS = ("plain", "captured", "fsdp2")
+WARMUP = 5  # steps
 
 
 def settings_of(case: str, size: Size) -> Any:
@@ -60,10 +60,10 @@ def settings_of(case: str, size: Size) -> Any:
     return gpt(size.layers, size.d_model, size.heads, context=size.length, vocab_size=size.vocab_size)
 
 
-def stepping(case: str, size: Size, way: str) -> Any:
-    """A step of the trainer."""
+def training_step(case: str, size: Size, variant: str) -> Any:
+    """Step of the trainer as a function without arguments."""
     settings, precision = settings_of(case, size), "bf16" if GPU else "fp32"
-    if way == "fsdp2":
+    if variant == "fsdp2":
         distributed.init_process_group(
             "nccl" if GPU else "gloo", init_method=f"file://{tempfile.mktemp()}", rank=0, world_size=1
         )
@@ -83,7 +83,7 @@ def stepping(case: str, size: Size, way: str) -> Any:
     else:
         model = build(settings).to(DEVICE).train()
         if GPU:
-            model.wrap(lambda features: Compiled(without_maps(model), capture=way == "captured"))
+            model.wrap(lambda features: Compiled(without_maps(model), capture=variant == "captured"))
         parallel = Parallel(model)
         adamw = optimizer.build(AdamW(betas=(0.9, 0.95), weight_decay=DECAY), model)
     batch = Batch(*Bench(precision, GPU, DEVICE, None).text(size))
@@ -98,48 +98,52 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def one(given: argparse.Namespace) -> None:
-    """Each way in a process of its own, in turns."""
-    for case in given.cases:
+def one(options: argparse.Namespace) -> None:
+    """Time each variant in a separate process, taking turns."""
+    for case in options.cases:
         best: dict[str, dict[str, float]] = {}
-        for _ in range(given.rounds):
-            for way in WAYS:
-                command = [sys.executable, __file__, "one", "--way", way, "--cases", case, "--steps", str(given.steps)]
-                told = subprocess.run([*command, *(["--tiny"] if given.tiny else [])], capture_output=True, text=True)
-                if told.returncode:
-                    sys.exit(told.stderr)
-                found = json.loads(told.stdout.splitlines()[-1])
-                if way not in best or found["ms"] < best[way]["ms"]:
-                    best[way] = found
+        for _ in range(options.rounds):
+            for variant in VARIANTS:
+                command = [sys.executable, __file__, "one", "--way", variant, "--cases", case]
+                command += ["--steps", str(options.steps), *(["--tiny"] if options.tiny else [])]
+                done = subprocess.run(command, capture_output=True, text=True)
+                if done.returncode:
+                    sys.exit(done.stderr)
+                result = json.loads(done.stdout.splitlines()[-1])
+                if variant not in best or result["ms"] < best[variant]["ms"]:
+                    best[variant] = result
         plain = best["plain"]["ms"]
-        for way, found in best.items():
-            cost = found["ms"] / plain - 1.0
-            print(f"{case:6} {way:9} {found['ms']:9.2f} ms a step  {cost:+7.2%}  {found['gib']:6.2f} GiB", flush=True)
+        for variant, result in best.items():
+            cost = result["ms"] / plain - 1.0
+            print(
+                f"{case:6} {variant:9} {result['ms']:9.2f} ms per step  {cost:+7.2%}  {result['gib']:6.2f} GiB",
+                flush=True,
+            )
 
 
-def measured(given: argparse.Namespace, case: str) -> dict[str, float]:
-    size = SIZES[case] if GPU and not given.tiny else SIZES[case].shrunk()
+def measure(options: argparse.Namespace, case: str) -> dict[str, float]:
+    size = SIZES[case] if GPU and not options.tiny else SIZES[case].shrunk()
     torch.manual_seed(0)
     with arithmetic("bf16" if GPU else "fp32", deterministic=False):
-        step = stepping(case, size, given.way)
+        step = training_step(case, size, options.way)
         for _ in range(WARMUP):
             step()
         wait()
         if GPU:
             torch.cuda.reset_peak_memory_stats()
         began = time.perf_counter()
-        for _ in range(given.steps):
+        for _ in range(options.steps):
             step()
         wait()
-        ms = 1e3 * (time.perf_counter() - began) / given.steps
+        ms = 1e3 * (time.perf_counter() - began) / options.steps
     return {"ms": ms, "gib": torch.cuda.max_memory_allocated() / 2**30 if GPU else 0.0}
 
 
-# ---- what overlaps
+# ---- overlap of all-reduces
 
 
-def overlap(given: argparse.Namespace) -> None:
-    """Two replicas of a model whose gradients fill several of DDP's buckets of 25 MiB."""
+def overlap(options: argparse.Namespace) -> None:
+    """Profile a step of two replicas; the gradients fill several of DDP's 25 MiB buckets."""
     ranks, size = join(), Size(4, 128, 6, 512, 8, 2048, 8192)
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -150,47 +154,48 @@ def overlap(given: argparse.Namespace) -> None:
     step = OptimisationStep(parallel, adamw, token_loss_of(NextToken()), torch.device("cpu"), "fp32", CLIP)
     for _ in range(3):
         step([batch], LR)
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
         step([batch], LR)
     if ranks.leads:
         with tempfile.TemporaryDirectory() as folder:
-            file = Path(given.trace or Path(folder) / "trace.json")
-            seen.export_chrome_trace(str(file))
+            file = Path(options.trace or Path(folder) / "trace.json")
+            profiler.export_chrome_trace(str(file))
             _report(json.loads(file.read_text())["traceEvents"])
     ranks.barrier()
 
 
 def _report(events: list[dict[str, Any]]) -> None:
-    """When sums travelled, beside when the backward pass computed."""
+    """Print how much of the all-reduces' time is within the backward pass."""
     spans = [event for event in events if event.get("ph") == "X"]
     backward = [event for event in spans if "Backward" in event["name"] and event["name"].startswith("autograd::")]
     begin, end = min(event["ts"] for event in backward), max(event["ts"] + event["dur"] for event in backward)
     sums = [event for event in spans if "all_reduce" in event["name"] and "gloo" in event["name"]]
-    large = [event for event in sums if begin < event["ts"] < end]  # before and after, counts and losses are summed
+    large = [
+        event for event in sums if begin < event["ts"] < end
+    ]  # outside the pass, only counts and losses are reduced
     total = sum(event["dur"] for event in large)
-    within = sum(max(0.0, min(end, event["ts"] + event["dur"]) - max(begin, event["ts"])) for event in large)
+    hidden = sum(max(0.0, min(end, event["ts"] + event["dur"]) - max(begin, event["ts"])) for event in large)
     print(f"backward pass {(end - begin) / 1e3:.1f} ms; {len(large)} all-reduces, {total / 1e3:.1f} ms in all")
-    print(f"{within / total:.0%} of their time lies within the backward pass", end="; ")
+    print(f"{hidden / total:.0%} of their time is within the backward pass", end="; ")
     print(f"the first begins after {(min(e['ts'] for e in large) - begin) / (end - begin):.0%} of it")
 
 
 def main() -> None:
-    """What was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("one", "overlap"))
     parser.add_argument("--cases", nargs="+", default=["gpt2", "llama"], choices=("gpt2", "llama"))
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--way", choices=WAYS)
+    parser.add_argument("--way", choices=VARIANTS)
     parser.add_argument("--trace")
-    given = parser.parse_args()
-    if given.what == "overlap":
-        overlap(given)
-    elif given.way is not None:
-        print(json.dumps(measured(given, given.cases[0])))
+    options = parser.parse_args()
+    if options.what == "overlap":
+        overlap(options)
+    elif options.way is not None:
+        print(json.dumps(measure(options, options.cases[0])))
     else:
-        one(given)
+        one(options)
 
 
 if __name__ == "__main__":

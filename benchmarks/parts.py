@@ -1,8 +1,8 @@
-"""One forward and backward pass of GPT-2's and LLaMA's shapes beside transformers, and attention memory against length.
+"""Time a forward and backward pass of GPT-2 and LLaMA beside transformers; measure attention memory by length.
 
     python benchmarks/parts.py [--batch 1] [--length 256] [--rounds 5]
 
-Both models run in the same process, turn by turn, so that whatever else the machine does falls on both.
+Both models run alternately in one process, so that other load on the machine affects both.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from weft.nn.position import Position
 
 
 def theirs(name: str) -> torch.nn.Module:
-    """The peer of a preset, on scaled_dot_product_attention."""
+    """Build transformers' model of a preset, with scaled_dot_product_attention."""
     import transformers
 
     ours = preset(name)
@@ -47,7 +47,7 @@ def theirs(name: str) -> torch.nn.Module:
 
 
 def pass_of(model: torch.nn.Module, tokens: torch.Tensor, logits: Callable[[torch.Tensor], torch.Tensor]) -> float:
-    """Seconds of one forward and backward pass with the same loss for both."""
+    """Seconds of one forward and backward pass."""
     model.zero_grad(set_to_none=True)
     start = time.perf_counter()
     F.cross_entropy(logits(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
@@ -55,12 +55,12 @@ def pass_of(model: torch.nn.Module, tokens: torch.Tensor, logits: Callable[[torc
 
 
 def logits_of(peer: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A peer as a function from tokens to logits."""
+    """Function from tokens to logits of a transformers model."""
     return lambda tokens: peer(tokens, use_cache=False).logits
 
 
 def passes(name: str, batch: int, length: int, rounds: int) -> None:
-    """Median seconds of both, and the ratio."""
+    """Print the median seconds of both, and their ratio."""
     ours = build(preset(name))
     peer = theirs(name)
     tokens = torch.randint(preset(name).vocab_size, (batch, length + 1))
@@ -78,30 +78,30 @@ def passes(name: str, batch: int, length: int, rounds: int) -> None:
 
 
 def attention_memory(length: int, masked: str) -> None:
-    """In a process of its own: the peak that one attention layer adds, forward and backward."""
+    """Print the peak memory in MiB that one attention layer adds; runs in a separate process."""
     from weft.nn.attention_paths import fast_attention
     from weft.nn.mask import AttentionMask, Mask
     from weft.nn.scaled_dot_product import QKV
 
     q, k, v = (torch.randn(1, 4, length, 64, requires_grad=True) for _ in range(3))
-    places = torch.arange(length)[None]
-    documents = (places // 1000, places // 1000)
+    positions = torch.arange(length)[None]
+    documents = (positions // 1000, positions // 1000)
     mask = {
         "causal": Mask(causal=True),
         "window 256": Mask(causal=True, window=256),
         "documents": Mask(causal=True, documents=documents),
     }[masked]
-    where = AttentionMask(mask, Position(), places, keys=places)
+    attention_mask = AttentionMask(mask, Position(), positions, keys=positions)
     warm = torch.randn(1, 4, 8, 64, requires_grad=True)
     F.scaled_dot_product_attention(warm, warm, warm).sum().backward()
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
+    Path("/proc/self/clear_refs").write_text("5")  # reset the high-water mark
     before = high_water()
-    fast_attention(QKV(q, k, v), 0.125, where).sum().backward()
+    fast_attention(QKV(q, k, v), 0.125, attention_mask).sum().backward()
     print((high_water() - before) // 1024)
 
 
 def high_water() -> int:
-    """The most memory that this process has held, in KiB."""
+    """Peak resident memory of this process, in KiB."""
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
 

@@ -1,11 +1,11 @@
-"""What `weft plan` predicts beside what a training step takes on this machine: milliseconds and peak memory.
+"""Compare the predictions of `weft plan` with a training step on this machine: milliseconds and peak memory.
 
     python benchmarks/plan.py [--cases gpt2:32 gpt2:8 llama:8 llama:2] [--precision bf16] [--steps 10] [--tiny]
 
-A case is a model of `gpu_cases.py` and its rows at a time. Each has a process of its own: the step of weft's trainer,
-compiled and captured, on random tokens (about a minute each for compiling). Peak memory is what the allocator gave out
-after capturing. Without a GPU, or with --tiny, the models are tiny and the predictions those of an assumed processor:
-that checks the script, and its figures mean nothing.
+A case is a model of `gpu_cases.py` and its rows per micro-batch. Each runs in a separate process: the step of weft's
+trainer, compiled and captured, on random tokens (about a minute each to compile). Peak memory is the allocator's after
+capturing. Without a GPU, or with --tiny, the models are tiny and the predictions assume a generic CPU: this checks the
+script, and its numbers mean nothing.
 """
 
 import argparse
@@ -27,34 +27,34 @@ from weft.training.precision import arithmetic
 
 GPU = torch.cuda.is_available()
 STEPS = {"gpt2": gpt2_weft, "llama": llama_weft}
-WARMUP = 5
+WARMUP = 5  # steps
 
 
-def size_of(given: argparse.Namespace, case: str) -> tuple[str, Size]:
+def size_of(options: argparse.Namespace, case: str) -> tuple[str, Size]:
     name, rows = case.split(":")
-    if given.tiny or not GPU:
+    if options.tiny or not GPU:
         return name, replace(SIZES[name].shrunk(), rows=int(rows))
     return name, replace(SIZES[name], rows=int(rows))
 
 
-def measure(given: argparse.Namespace, case: str) -> dict[str, float]:
-    """Milliseconds a step, and the GiB of its peak."""
-    name, size = size_of(given, case)
-    precision = given.precision if GPU else "fp32"
+def measure(options: argparse.Namespace, case: str) -> dict[str, float]:
+    """Milliseconds per step, and peak memory in GiB."""
+    name, size = size_of(options, case)
+    precision = options.precision if GPU else "fp32"
     torch.manual_seed(0)
     with arithmetic(precision, deterministic=False):
         step = STEPS[name](Bench(precision, GPU, torch.device("cuda" if GPU else "cpu"), None), size)
-        step()  # compiles and captures, which takes memory that a step does not
+        step()  # compile and capture, which allocate memory that a step does not need
         if GPU:
             torch.cuda.reset_peak_memory_stats()
         for _ in range(WARMUP):
             step()
         wait()
         began = time.perf_counter()
-        for _ in range(given.steps):
+        for _ in range(options.steps):
             step()
         wait()
-        ms = 1e3 * (time.perf_counter() - began) / given.steps
+        ms = 1e3 * (time.perf_counter() - began) / options.steps
     return {"ms": ms, "gib": torch.cuda.max_memory_allocated() / 2**30 if GPU else 0.0}
 
 
@@ -63,8 +63,8 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def predict(given: argparse.Namespace, case: str) -> LayoutPrediction:
-    name, size = size_of(given, case)
+def predict(options: argparse.Namespace, case: str) -> LayoutPrediction:
+    name, size = size_of(options, case)
     if name == "gpt2":
         model = gpt(size.layers, size.d_model, size.heads, context=size.length, vocab_size=size.vocab_size)
     else:
@@ -74,7 +74,7 @@ def predict(given: argparse.Namespace, case: str) -> LayoutPrediction:
     device: Device | None = device_called(torch.cuda.get_device_name()) if GPU else DEVICES["cpu"]
     if device is None:
         sys.exit(f"{torch.cuda.get_device_name()}: not in the planner's table of devices")
-    precision = given.precision if GPU else "fp32"
+    precision = options.precision if GPU else "fp32"
     job = TrainingJob(
         model, size.rows, size.length, device=device, net=interconnect_named(None, device, 1), precision=precision
     )
@@ -88,28 +88,28 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    for case in [given.one] if given.one else given.cases:
+    options = parser.parse_args()
+    for case in [options.one] if options.one else options.cases:
         name, _, rows = case.partition(":")
         if name not in STEPS or not rows.isdecimal() or int(rows) < 1:
             parser.error(f"--cases {case}: expected a model ({', '.join(STEPS)}) and its rows, such as gpt2:32")
-    if given.one:
-        print("@" + json.dumps(measure(given, given.one)), flush=True)
+    if options.one:
+        print("@" + json.dumps(measure(options, options.one)), flush=True)
         return
-    print(f"{torch.cuda.get_device_name() if GPU else 'a processor'}, torch {torch.__version__}, {given.precision}\n")
+    print(f"{torch.cuda.get_device_name() if GPU else 'a CPU'}, torch {torch.__version__}, {options.precision}\n")
     print("| case | ms | planned | error | peak GiB | planned | error |\n|---|---|---|---|---|---|---|")
-    for case in given.cases:
-        command = [sys.executable, __file__, "--one", case, "--precision", given.precision]
-        command += ["--steps", str(given.steps), *(["--tiny"] if given.tiny else [])]
+    for case in options.cases:
+        command = [sys.executable, __file__, "--one", case, "--precision", options.precision]
+        command += ["--steps", str(options.steps), *(["--tiny"] if options.tiny else [])]
         done = subprocess.run(command, capture_output=True, text=True)
         lines = [line for line in done.stdout.splitlines() if line.startswith("@")]
         if done.returncode or not lines:
             print(f"| {case} | failed: {(done.stderr.strip().splitlines() or ['?'])[-1]} |", flush=True)
             continue
-        found, planned = json.loads(lines[0][1:]), predict(given, case)
+        measured, planned = json.loads(lines[0][1:]), predict(options, case)
         ms, gib = 1e3 * planned.time.total, planned.memory.peak / 2**30
-        row = [case, f"{found['ms']:.1f}", f"{ms:.1f}", f"{ms / found['ms'] - 1:+.1%}"]
-        row += [f"{found['gib']:.2f}", f"{gib:.2f}", f"{gib / found['gib'] - 1:+.1%}" if found["gib"] else ""]
+        row = [case, f"{measured['ms']:.1f}", f"{ms:.1f}", f"{ms / measured['ms'] - 1:+.1%}"]
+        row += [f"{measured['gib']:.2f}", f"{gib:.2f}", f"{gib / measured['gib'] - 1:+.1%}" if measured["gib"] else ""]
         print(f"| {' | '.join(row)} |", flush=True)
 
 

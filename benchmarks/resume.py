@@ -1,13 +1,13 @@
-"""Bit-exact resume under fire: a run that is killed and interrupted again and again ends as the run that never stopped.
+"""Check bit-exact resume: a run that is killed and interrupted repeatedly ends like one that never stopped.
 
     make test-resume
     python benchmarks/resume.py --kills 1000 --interrupts 200
 
-Each kind of run below is trained once straight through, from text to report. Then each is started again and again; its
+Each kind of run below is trained once without interruption, from text to report. Then it is trained again; its
 processes get SIGKILL, Ctrl-C, SIGTERM or two Ctrl-C in a row, half of them at a random instant and half right before a
-random operation on the disk, and are resumed, until they have had enough and may finish. Every checkpoint with all that
-is in it, `latest`, `best`, the averaged weights, metrics.jsonl and the final metrics must be the same, and nothing else
-may be left in the folder.
+random disk operation, and are resumed, until a random number of signals was sent. All files of every checkpoint,
+`latest`, `best`, the averaged weights, metrics.jsonl and the final metrics must be identical, and no other files may be
+left in the folder.
 """
 
 import argparse
@@ -42,8 +42,8 @@ from weft.runs.lines import read_lines
 OPERATIONS = ("replace", "rename", "symlink", "unlink", "rmdir", "mkdir", "fsync")
 SIGNALS = ([signal.SIGINT], [signal.SIGINT], [signal.SIGTERM], [signal.SIGINT, signal.SIGINT])
 TEXT, OTHER, PAIRS, LABELS, BASE = "text.txt", "other.txt", "pairs.tsv", "labels.tsv", "base"
-REACH = 0.3  # of a straight run, within which a process is stopped: something is left for those that follow
-PATIENT = 200.0  # seconds in which a process must end
+REACH = 0.3  # fraction of an uninterrupted run within which a process is stopped, so that later ones have work
+MAX_SECONDS = 200.0  # a process that runs longer hangs
 
 # ---- the runs
 
@@ -57,18 +57,18 @@ OFTEN = [
     "evaluate.tokens=100",
     "checkpoint.every=3",
 ]
-# rates so high and a guard so strict that a run rolls back several times
+# learning rates so high and a guard so strict that a run rolls back several times
 WILD = ["steps=40", "log.every=1", "schedule.warmup=30", "guard.patience=3", "guard.window=16"]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A run: its preset or recipe, what it reads and what is changed; `happens` must be among its events."""
+    """A run: its preset or recipe, data and changed settings; `event` must be among its events."""
 
     recipe: str
     data: tuple[str, ...]
     changes: Sequence[str]
-    happens: str = "finish"
+    event: str = "finish"
 
 
 KINDS = {
@@ -117,7 +117,7 @@ KINDS = {
 
 
 def write_data(folder: Path) -> None:
-    """Some kilobytes for each kind of run to learn from."""
+    """Write a few kilobytes of training data for each kind of run."""
     pick = random.Random(0)
     words = ["the", "a", "cat", "dog", "bird", "sees", "hears", "likes", "small", "old", "tree", "and", "slowly"]
 
@@ -147,7 +147,7 @@ def silent(line: str) -> None:
 
 
 def child(work: Callable[[], None], errors: Path) -> int:
-    """`work` in a process of its own. A fork needs no second start of Python; only this thread exists yet."""
+    """Run `work` in a forked process, without restarting Python; return its id. Fork before starting threads."""
     number = os.fork()
     if number:
         return number
@@ -166,21 +166,18 @@ def child(work: Callable[[], None], errors: Path) -> int:
 
 
 def at_operation(number: int, act: Callable[[], None]) -> Callable[[], int]:
-    """From now on: `act` right before the operation on the disk of this number, in whichever thread it happens.
-
-    How many there were so far.
-    """
+    """Call `act` right before the disk operation of this number, in any thread; return a count of operations so far."""
     done, lock = 0, threading.Lock()
 
     def counted(operation: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*given: Any, **more: Any) -> Any:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
             nonlocal done
             with lock:
                 done += 1
                 now = done == number
             if now:
                 act()
-            return operation(*given, **more)
+            return operation(*args, **kwargs)
 
         return wrapped
 
@@ -189,8 +186,8 @@ def at_operation(number: int, act: Callable[[], None]) -> Callable[[], int]:
     return lambda: done
 
 
-def end_of(process: int, seconds: float = PATIENT) -> int | None:
-    """The exit status of a process, or None where it goes on for longer than that."""
+def end_of(process: int, seconds: float = MAX_SECONDS) -> int | None:
+    """Exit status of a process, or None if it runs longer than `seconds`."""
     until = time.perf_counter() + seconds
     while True:
         done, status = os.waitpid(process, os.WNOHANG)
@@ -203,7 +200,7 @@ def end_of(process: int, seconds: float = PATIENT) -> int | None:
 
 @dataclass
 class Straight:
-    """A run that was never stopped: how long it took, its operations on the disk, and what came out."""
+    """An uninterrupted run: its duration, number of disk operations, and outcome."""
 
     seconds: float
     operations: int
@@ -211,44 +208,44 @@ class Straight:
 
 
 def straight(kind: Kind, path: Path, errors: Path) -> Straight:
-    """Train without a disturbance."""
-    noted, began = path.with_suffix(".operations"), time.perf_counter()
+    """Train without interruption."""
+    count_file, began = path.with_suffix(".operations"), time.perf_counter()
 
     def work() -> None:
         count = at_operation(0, lambda: None)
         go(kind, path)
-        noted.write_text(str(count()))
+        count_file.write_text(str(count()))
 
     status = end_of(child(work, errors))
     if status != 0:
-        raise SystemExit(f"{path.name}: failed by itself with status {status}: {errors.read_text()[-2000:]}")
-    if not any(event["event"] == kind.happens for event in read_lines(path / "events.jsonl")):
-        raise SystemExit(f"{path.name}: the straight run knows no event '{kind.happens}'")
-    return Straight(time.perf_counter() - began, int(noted.read_text()), outcome(path))
+        raise SystemExit(f"{path.name}: failed uninterrupted with status {status}: {errors.read_text()[-2000:]}")
+    if not any(event["event"] == kind.event for event in read_lines(path / "events.jsonl")):
+        raise SystemExit(f"{path.name}: the uninterrupted run has no event '{kind.event}'")
+    return Straight(time.perf_counter() - began, int(count_file.read_text()), outcome(path))
 
 
 def disturb(kind: Kind, path: Path, known: Straight, signals: Sequence[int], pick: random.Random, errors: Path) -> str:
-    """One process of a run that gets signals, at an instant or before an operation; how that went."""
-    chosen = pick.random() < 0.5
-    number = pick.randint(1, max(2, int(REACH * known.operations))) if chosen else 0
+    """Run a process that gets signals at a random instant or before a disk operation; return how it ended."""
+    at_disk = pick.random() < 0.5
+    number = pick.randint(1, max(2, int(REACH * known.operations))) if at_disk else 0
 
     def act() -> None:
-        for each in signals:
-            os.kill(os.getpid(), each)
+        for sent in signals:
+            os.kill(os.getpid(), sent)
 
     def work() -> None:
-        if chosen:
+        if at_disk:
             at_operation(number, act)
         go(kind, path)
 
     process = child(work, errors)
-    if not chosen:
-        for each in signals:
+    if not at_disk:
+        for sent in signals:
             status = end_of(process, pick.random() * REACH * known.seconds)
             if status is not None:
                 break
-            os.kill(process, each)
-    if chosen or status is None:
+            os.kill(process, sent)
+    if at_disk or status is None:
         status = end_of(process)
     if status is None:
         os.kill(process, signal.SIGKILL)
@@ -259,44 +256,44 @@ def disturb(kind: Kind, path: Path, known: Straight, signals: Sequence[int], pic
     return {0: "finished", 130: "interrupted"}.get(os.WEXITSTATUS(status), "failed")
 
 
-# ---- what came out
+# ---- outcomes
 
 
 def outcome(path: Path) -> dict[str, str]:
-    """All that a recipe decides of a run, under a name for each: the checkpoints with their sums, links, metrics."""
+    """Everything a recipe determines, by name: checksums of the checkpoints, links, metrics, file names."""
     run = RunFolder(path)
-    found = {"metrics.jsonl": run.metrics.read_text(), "files": " ".join(sorted(os.listdir(path)))}
+    result = {"metrics.jsonl": run.metrics.read_text(), "files": " ".join(sorted(os.listdir(path)))}
     for entry in sorted(run.checkpoints.iterdir()):
         if entry.is_symlink():
-            found[f"checkpoints/{entry.name}"] = os.readlink(entry)
+            result[f"checkpoints/{entry.name}"] = os.readlink(entry)
         else:
-            found[f"checkpoints/{entry.name}"] = json.dumps(sums(entry), sort_keys=True)
-    found["result"] = json.dumps({key: value for key, value in run.results().items() if key != "samples"})
-    return found
+            result[f"checkpoints/{entry.name}"] = json.dumps(checksums(entry), sort_keys=True)
+    result["result"] = json.dumps({key: value for key, value in run.results().items() if key != "samples"})
+    return result
 
 
-def sums(path: Path) -> dict[str, Any]:
-    """The checksums of a checkpoint's files, which they have."""
+def checksums(path: Path) -> dict[str, Any]:
+    """Verified checksums of a checkpoint's files."""
     try:
-        listed: dict[str, Any] = checkpoint.verify(path)["files"]
+        files: dict[str, Any] = checkpoint.verify(path)["files"]
     except RunError as error:
         return {"damaged": str(error)}
-    return listed
+    return files
 
 
-def differences(expected: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
-    return [name for name in sorted(expected.keys() | found.keys()) if expected.get(name) != found.get(name)]
+def differences(expected: Mapping[str, str], actual: Mapping[str, str]) -> list[str]:
+    return [name for name in sorted(expected.keys() | actual.keys()) if expected.get(name) != actual.get(name)]
 
 
-# ---- all of it
+# ---- trials
 
 
 @dataclass
 class Tally:
-    """What is to happen to the processes of all runs, and what did."""
+    """Settings of the trials, and counts of what happened."""
 
-    share: float  # of the signals that are no kills
-    most: int  # signals for a run
+    interrupt_share: float  # fraction of signals that are not SIGKILL
+    max_signals: int  # per run
     ended: Counter[str] = field(default_factory=Counter)
     kills: int = 0
     interrupts: int = 0
@@ -304,10 +301,10 @@ class Tally:
 
 
 def trial(kind: Kind, path: Path, known: Straight, pick: random.Random, tally: Tally) -> list[str]:
-    """A run whose processes are killed or interrupted; what differs in the end."""
+    """Train a run whose processes are killed or interrupted; return its differences from the uninterrupted run."""
     errors = path.with_suffix(".errors")
-    for _ in range(pick.randint(tally.most // 2, tally.most)):
-        interrupt = pick.random() < tally.share
+    for _ in range(pick.randint(tally.max_signals // 2, tally.max_signals)):
+        interrupt = pick.random() < tally.interrupt_share
         ended = disturb(kind, path, known, pick.choice(SIGNALS) if interrupt else [signal.SIGKILL], pick, errors)
         tally.ended[ended] += 1
         if ended in ("failed", "hung"):
@@ -316,7 +313,7 @@ def trial(kind: Kind, path: Path, known: Straight, pick: random.Random, tally: T
             break
         tally.interrupts += interrupt
         tally.kills += not interrupt
-    for _ in range(pick.choice((1, 1, 2))):  # a finished run stays as it is
+    for _ in range(pick.choice((1, 1, 2))):  # resuming a finished run must not change it
         status = end_of(child(lambda: go(kind, path), errors))
         if status != 0:
             return [f"the last process ended with status {status}: {errors.read_text()[-1500:]}"]
@@ -330,17 +327,19 @@ def main() -> int:
     parser.add_argument("--interrupts", type=int, default=200)
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=[*KINDS])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", type=Path, help="a folder for runs that ended differently")
+    parser.add_argument("--keep", type=Path, help="folder for runs that ended differently")
     options = parser.parse_args()
-    torch.set_num_threads(1)  # a fork inherits no threads, and sums come in the order of the threads
-    importlib.import_module("torch._dynamo")  # the first optimizer loads it, which takes seconds: once here, for all
-    # texts to look at take half of the time, and decide nothing
+    torch.set_num_threads(1)  # a fork inherits no threads, and the order of sums depends on them
+    importlib.import_module(
+        "torch._dynamo"
+    )  # the first optimizer imports it, which takes seconds; do it once, before forking
+    # sample texts take half of the time, and the outcome does not depend on them
     next_token.complete = lambda model, prompts, settings: [SimpleNamespace(text="")] * len(prompts)  # type: ignore
     pick, began, wrong = random.Random(options.seed), time.perf_counter(), 0
     signals = max(1, options.kills + options.interrupts)
     # every kind of run gets its share
     tally = Tally(options.interrupts / signals, max(2, min(16, signals // len(options.kinds))))
-    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # a kill loses nothing that the system holds already
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # a kill loses nothing that the kernel already has
     with tempfile.TemporaryDirectory(prefix="weft-resume-", dir=memory) as name:
         os.chdir(name)
         write_data(Path())
@@ -348,15 +347,15 @@ def main() -> int:
             straight(Kind("llama-tiny", (TEXT,), [*DECODER, *OFTEN]), Path(BASE), Path("errors"))
         known = {kind: straight(KINDS[kind], Path(f"straight {kind}"), Path("errors")) for kind in options.kinds}
         for kind, run in known.items():
-            print(f"{kind}: {run.seconds:.1f} s, {run.operations} operations on the disk", flush=True)
+            print(f"{kind}: {run.seconds:.1f} s, {run.operations} disk operations", flush=True)
         for kind in itertools.cycle(options.kinds):
             if tally.kills >= options.kills and tally.interrupts >= options.interrupts:
                 break
             path = Path("run")
-            found = trial(KINDS[kind], path, known[kind], pick, tally)
-            if found:
+            wrong_files = trial(KINDS[kind], path, known[kind], pick, tally)
+            if wrong_files:
                 wrong += 1
-                print(f"{kind}: DIFFERENT: {', '.join(found)}", flush=True)
+                print(f"{kind}: DIFFERENT: {', '.join(wrong_files)}", flush=True)
                 if options.keep is not None:
                     shutil.copytree(path, options.keep / f"{wrong} {kind}", symlinks=True)
                     shutil.copytree(f"straight {kind}", options.keep / f"{wrong} straight", symlinks=True)

@@ -1,17 +1,17 @@
-"""How fast `weft serve` writes for many clients at once, on loopback.
+"""Measure `weft serve` with many concurrent clients on loopback: throughput, latency and memory.
 
     python benchmarks/serve.py --seconds 60 --streams 64
     python benchmarks/serve.py --run smollm2 --transformers smollm2-hf --streams 8 32 --seconds 1 --tokens 16 --greedy
     python benchmarks/serve.py --minutes 30 --drops 0
 
-One client alone, then many, each of which asks for a text of `--tokens` tokens, reads it as it comes and asks again.
-Then clients that go away at random, after which no block may be in use and memory must be as before. The server is a
-process of its own, by default of a decoder of 4 layers of 256 over characters that is made first. `--run` takes another
-run; `--url` and `--model` ask another server that speaks OpenAI's API, with `--chat` for conversations alone.
+First one client, then many, each of which requests a text of `--tokens` tokens, reads the stream and repeats. Then
+clients disconnect at random, after which no KV block may be in use and memory must not have grown. The server runs in a
+separate process, by default with a small character-level decoder (4 layers, d_model 256) that is trained first. `--run`
+serves another run; `--url` and `--model` use another server with OpenAI's API, with `--chat` if it only has chats.
 
-`--transformers` names the same model as `weft export --to hf` writes it, `--llama-server` llama.cpp's program and the
-file that `--to gguf` writes: these servers answer the same clients in turn with weft. With `--minutes`, texts are then
-asked for half as often as the server can write them, and what it holds in memory meanwhile is fitted with a line.
+`--transformers` names a folder that `weft export --to hf` wrote, `--llama-server` llama.cpp's program and a file that
+`--to gguf` wrote: these servers and weft answer the same clients alternately. With `--minutes`, texts are then
+requested at half the measured throughput, and a line is fitted to the server's memory.
 """
 
 import argparse
@@ -37,14 +37,14 @@ import weft
 from weft.progress import log_to_stderr
 
 CHANGES = {"tokenizer": "char", "steps": 1, "model.layers": 4, "model.d_model": 256, "model.context": 512}
-MOST = 64  # texts that are open at a time while memory is watched
-SAMPLE_SECONDS = 10.0
+MAX_OPEN = 64  # concurrent texts while memory is watched
+SAMPLE_SECONDS = 10.0  # between two readings of the server's memory
 PROMPT = "The following story is told by somebody who was there, or says so: "
 
 
 @dataclass
-class Seen:
-    """What clients have seen, in seconds and tokens."""
+class Measurements:
+    """Measurements of clients: seconds to the first token and between tokens, and counts."""
 
     first: list[float] = field(default_factory=list)
     between: list[float] = field(default_factory=list)
@@ -54,21 +54,21 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Place:
-    """A model of a server."""
+class ServedModel:
+    """Model that a server offers."""
 
     url: str
     model: str
     chat: bool = False
     greedy: bool = False
 
-    async def ask(self, tokens: int, seed: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def request(self, tokens: int, seed: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         parts = urlsplit(self.url)
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-        said = f"{PROMPT}{seed}"
-        asked = {"messages": [{"role": "user", "content": said}]} if self.chat else {"prompt": said}
+        prompt = f"{PROMPT}{seed}"
+        text = {"messages": [{"role": "user", "content": prompt}]} if self.chat else {"prompt": prompt}
         temperature = 0.0 if self.greedy else 0.8
-        body = {"model": self.model, **asked, "max_tokens": tokens, "seed": seed, "temperature": temperature}
+        body = {"model": self.model, **text, "max_tokens": tokens, "seed": seed, "temperature": temperature}
         body["stream"] = True
         content = json.dumps({**body, "stream_options": {"include_usage": True}}).encode()
         path = "chat/completions" if self.chat else "completions"
@@ -78,12 +78,12 @@ class Place:
         return reader, writer
 
 
-async def read_text(place: Place, tokens: int, seed: int, seen: Seen) -> None:
-    """One text as it comes."""
+async def read_text(model: ServedModel, tokens: int, seed: int, measured: Measurements) -> None:
+    """Request one text and read its stream."""
     began = last = time.perf_counter()
     writer, usage = None, None
     try:
-        reader, writer = await place.ask(tokens, seed)
+        reader, writer = await model.request(tokens, seed)
         begun = False
         while line := await reader.readline():
             if not line.startswith(b"data: {"):
@@ -91,65 +91,66 @@ async def read_text(place: Place, tokens: int, seed: int, seen: Seen) -> None:
             now = time.perf_counter()
             if b'"usage":{' in line or b'"usage": {' in line:
                 usage = json.loads(line[6:])["usage"] or usage
-            (seen.between if begun else seen.first).append(now - (last if begun else began))
+            (measured.between if begun else measured.first).append(now - (last if begun else began))
             last, begun = now, True
     except OSError:
         usage = None
     finally:
         if writer is not None:
             writer.close()
-    seen.texts += 1
-    seen.failures += usage is None
-    seen.tokens += 0 if usage is None else usage["completion_tokens"]
+    measured.texts += 1
+    measured.failures += usage is None
+    measured.tokens += 0 if usage is None else usage["completion_tokens"]
 
 
-async def load(place: Place, streams: int, seconds: float, tokens: int) -> tuple[Seen, float]:
-    """What so many clients see in so many seconds; the texts they are reading then are read to their ends."""
-    seen, began = Seen(), time.perf_counter()
+async def load(model: ServedModel, streams: int, seconds: float, tokens: int) -> tuple[Measurements, float]:
+    """Run `streams` clients for `seconds`, then let them finish their texts; return their measurements and the time."""
+    measured, began = Measurements(), time.perf_counter()
 
     async def client(number: int) -> None:
         seed = number
         while time.perf_counter() - began < seconds:
-            await read_text(place, tokens, seed, seen)
+            await read_text(model, tokens, seed, measured)
             seed += streams
 
     await asyncio.gather(*(client(number) for number in range(streams)))
-    return seen, time.perf_counter() - began
+    return measured, time.perf_counter() - began
 
 
-async def soak(place: Place, server: "subprocess.Popen[bytes]", rate: float, seconds: float, tokens: int) -> None:
-    """Ask for `rate` texts a second, of which at most MOST are open; the line through the server's memory meanwhile."""
-    seen, began, held = Seen(), time.perf_counter(), []
+async def soak(model: ServedModel, server: "subprocess.Popen[bytes]", rate: float, seconds: float, tokens: int) -> None:
+    """Request `rate` texts per second, at most MAX_OPEN at a time, and print the growth of the server's memory."""
+    measured, began, samples = Measurements(), time.perf_counter(), []
     open_now: set[asyncio.Task[None]] = set()
-    skipped = asked = 0
+    skipped = requested = 0
     while (now := time.perf_counter() - began) < seconds:
-        if now >= SAMPLE_SECONDS * len(held):
-            held.append(memory(server))
-        if now < asked / rate:
-            await asyncio.sleep(min(asked / rate - now, SAMPLE_SECONDS))
+        if now >= SAMPLE_SECONDS * len(samples):
+            samples.append(memory(server))
+        if now < requested / rate:
+            await asyncio.sleep(min(requested / rate - now, SAMPLE_SECONDS))
             continue
-        asked += 1
-        if len(open_now) >= MOST:
+        requested += 1
+        if len(open_now) >= MAX_OPEN:
             skipped += 1
             continue
-        task = asyncio.create_task(read_text(place, tokens, asked, seen))
+        task = asyncio.create_task(read_text(model, tokens, requested, measured))
         open_now.add(task)
         task.add_done_callback(open_now.discard)
     await asyncio.gather(*open_now)
-    row(f"{rate:.2f} texts/s, {seconds / 60:.0f} min", seen, time.perf_counter() - began)
-    late = held[len(held) // 3 :]  # what is needed once is there by then
+    row(f"{rate:.2f} texts/s, {seconds / 60:.0f} min", measured, time.perf_counter() - began)
+    late = samples[len(samples) // 3 :]  # after one-time allocations
     slope = statistics.linear_regression(range(len(late)), late).slope if len(late) > 1 else float("nan")
-    print(f"memory {held[0]:.0f} → {late[0]:.1f} → {held[-1]:.1f} MB: {slope * 3600 / SAMPLE_SECONDS:+.1f} MB an hour")
-    print(f"{used_blocks(place.url)} blocks in use; {skipped} texts were not asked for, as {MOST} were open")
+    hourly = slope * 3600 / SAMPLE_SECONDS
+    print(f"memory {samples[0]:.0f} → {late[0]:.1f} → {samples[-1]:.1f} MB: {hourly:+.1f} MB per hour")
+    print(f"{used_blocks(model.url)} blocks in use; {skipped} texts were skipped, because {MAX_OPEN} were open")
 
 
-async def drop(place: Place, connections: int, at_once: int) -> None:
-    """Clients that go away: before the answer, at its beginning, in the middle."""
-    rng, free = random.Random(0), asyncio.Semaphore(at_once)
+async def drop(model: ServedModel, connections: int, concurrent: int) -> None:
+    """Connect clients that disconnect before, at the start of, or during the answer."""
+    rng, free = random.Random(0), asyncio.Semaphore(concurrent)
 
     async def one(number: int) -> None:
         async with free:
-            reader, writer = await place.ask(400, number)
+            reader, writer = await model.request(400, number)
             try:
                 async with asyncio.timeout(rng.choice((0.0, 0.01, 0.1, 1.0))):
                     await reader.read()
@@ -165,12 +166,12 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
 
 
-def row(name: str, seen: Seen, seconds: float) -> float:
-    rate = seen.tokens / seconds
-    first = f"{1e3 * statistics.median(seen.first):.0f} / {1e3 * percentile(seen.first, 0.95):.0f}"
+def row(name: str, measured: Measurements, seconds: float) -> float:
+    rate = measured.tokens / seconds
+    first = f"{1e3 * statistics.median(measured.first):.0f} / {1e3 * percentile(measured.first, 0.95):.0f}"
     print(
-        f"| {name} | {rate:,.0f} | {first} | {1e3 * percentile(seen.between, 0.95):.1f} "
-        f"| {seen.texts:,} | {seen.failures} |",
+        f"| {name} | {rate:,.0f} | {first} | {1e3 * percentile(measured.between, 0.95):.1f} "
+        f"| {measured.texts:,} | {measured.failures} |",
         flush=True,
     )
     return rate
@@ -182,14 +183,13 @@ def serve(run: Path, log: Path, options: list[str]) -> tuple["subprocess.Popen[b
         server = subprocess.Popen(command, stderr=stderr)
     for _ in range(600):
         time.sleep(0.1)
-        if found := re.search(r" at (http://\S+), routes", log.read_text()):
-            with_ready = f"{found[1]}/ready"
+        if match := re.search(r" at (http://\S+), routes", log.read_text()):
             try:
-                if json.load(urlopen(with_ready, timeout=5))["ready"]:
-                    return server, found[1]
+                if json.load(urlopen(f"{match[1]}/ready", timeout=5))["ready"]:
+                    return server, match[1]
             except OSError:
                 continue
-    raise SystemExit(f"the server has not begun: {log.read_text()}")
+    raise SystemExit(f"the server did not start: {log.read_text()}")
 
 
 def used_blocks(url: str) -> int:
@@ -199,7 +199,7 @@ def used_blocks(url: str) -> int:
 
 @contextmanager
 def other_server(command: list[str], log: Path) -> Iterator[str]:
-    """The address of another program's server, on a port that is free now."""
+    """Start another program's server on a free port; yield its URL."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with log.open("w") as stderr:
@@ -210,7 +210,7 @@ def other_server(command: list[str], log: Path) -> Iterator[str]:
             with suppress(OSError), urlopen(f"http://localhost:{port}/health", timeout=5):
                 break
         else:
-            raise SystemExit(f"the server has not begun: {log.read_text()}")
+            raise SystemExit(f"the server did not start: {log.read_text()}")
         yield f"http://localhost:{port}"
     finally:
         server.terminate()
@@ -218,23 +218,22 @@ def other_server(command: list[str], log: Path) -> Iterator[str]:
 
 
 def memory(server: "subprocess.Popen[bytes]") -> float:
-    """Megabytes that the server holds now."""
-    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{server.pid}/status").read_text())
-    assert found is not None
-    return int(found[1]) / 1024
+    """Resident memory of the server, in MiB."""
+    match = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{server.pid}/status").read_text())
+    assert match is not None
+    return int(match[1]) / 1024
 
 
-def drops(place: Place, server: "subprocess.Popen[bytes]", connections: int, at_once: int) -> None:
-    """Twice: what the first round leaves in memory, the second finds there."""
-    held = []
+def drops(model: ServedModel, server: "subprocess.Popen[bytes]", connections: int, concurrent: int) -> None:
+    """Drop connections in two rounds, and print the server's memory after each."""
+    megabytes = []
     for _ in range(2):
-        asyncio.run(drop(place, connections, at_once))
+        asyncio.run(drop(model, connections, concurrent))
         end = time.monotonic() + 60
-        while used_blocks(place.url) and time.monotonic() < end:
+        while used_blocks(model.url) and time.monotonic() < end:
             time.sleep(0.2)
-        held.append(memory(server))
-    megabytes = [round(each) for each in held]
-    print(f"{connections:,} connections dropped, twice: {used_blocks(place.url)} blocks in use, {megabytes} MB")
+        megabytes.append(round(memory(server)))
+    print(f"{connections:,} connections dropped, twice: {used_blocks(model.url)} blocks in use, {megabytes} MB")
 
 
 def main() -> None:
@@ -247,64 +246,75 @@ def main() -> None:
     parser.add_argument("--url")
     parser.add_argument("--model", default="")
     parser.add_argument("--chat", action="store_true")
-    parser.add_argument("--greedy", action="store_true", help="the likeliest token always")
-    parser.add_argument("--transformers", type=Path, metavar="FOLDER", help="the same model, served beside it")
-    parser.add_argument("--llama-server", nargs=2, metavar=("PROGRAM", "GGUF"), help="llama.cpp's, beside it")
-    parser.add_argument("--quantize", help="weft's weights, as `weft serve` takes it")
-    parser.add_argument("--minutes", type=float, default=0.0, help="at half of what the server can write")
-    given = parser.parse_args()
+    parser.add_argument("--greedy", action="store_true", help="always take the likeliest token")
+    parser.add_argument("--transformers", type=Path, metavar="FOLDER", help="the model as exported with --to hf")
+    parser.add_argument(
+        "--llama-server",
+        nargs=2,
+        metavar=("PROGRAM", "GGUF"),
+        help="llama.cpp's server, and the model as exported with --to gguf",
+    )
+    parser.add_argument("--quantize", help="passed to `weft serve`")
+    parser.add_argument(
+        "--minutes", type=float, default=0.0, help="duration of the memory test, at half the throughput"
+    )
+    options = parser.parse_args()
     print("| | tokens/s | first token p50 / p95, ms | between p95, ms | texts | failures |\n|---|---|---|---|---|---|")
-    if given.url is not None:
-        measure({"": Place(given.url, given.model, given.chat, given.greedy)}, given)
+    if options.url is not None:
+        measure({"": ServedModel(options.url, options.model, options.chat, options.greedy)}, options)
         return
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        if given.run is None:
+        if options.run is None:
             text = Path(folder, "text.txt")
             text.write_text(Path(__file__).parents[1].joinpath("README.md").read_text(encoding="utf-8") * 5)
-            given.run = Path(folder, "small")
-            weft.train("llama-tiny", data=str(text), run=given.run, changes=CHANGES, log=lambda line: None)
-        server, url = serve(given.run, Path(folder, "log"), ["--quantize", given.quantize] if given.quantize else [])
+            options.run = Path(folder, "small")
+            weft.train("llama-tiny", data=str(text), run=options.run, changes=CHANGES, log=lambda line: None)
+        server, url = serve(
+            options.run, Path(folder, "log"), ["--quantize", options.quantize] if options.quantize else []
+        )
         try:
-            place = Place(url, given.run.resolve().name, given.chat, given.greedy)
-            places = {"weft": place}
-            if given.transformers is not None:
-                command = [str(Path(sys.executable).with_name("transformers")), "serve", str(given.transformers)]
+            model = ServedModel(url, options.run.resolve().name, options.chat, options.greedy)
+            models = {"weft": model}
+            if options.transformers is not None:
+                command = [str(Path(sys.executable).with_name("transformers")), "serve", str(options.transformers)]
                 other = stack.enter_context(other_server(command, Path(folder, "transformers")))
-                places["transformers"] = Place(other, str(given.transformers), given.chat, given.greedy)
-            if given.llama_server is not None:
-                program, file = given.llama_server
-                rows = str(max(given.streams))
+                models["transformers"] = ServedModel(other, str(options.transformers), options.chat, options.greedy)
+            if options.llama_server is not None:
+                program, file = options.llama_server
+                rows = str(max(options.streams))
                 command = [program, "-m", file, "-np", rows, "-c", str(512 * int(rows)), "-t", "2"]
                 other = stack.enter_context(other_server(command, Path(folder, "llama.cpp")))
-                places["llama.cpp"] = Place(other, "model", given.chat, given.greedy)
-            rate = measure(places, given)
-            if given.drops:
-                drops(place, server, given.drops, 100)
-            if given.minutes:
-                asyncio.run(soak(place, server, rate / given.tokens / 2, 60 * given.minutes, given.tokens))
+                models["llama.cpp"] = ServedModel(other, "model", options.chat, options.greedy)
+            rate = measure(models, options)
+            if options.drops:
+                drops(model, server, options.drops, 100)
+            if options.minutes:
+                asyncio.run(soak(model, server, rate / options.tokens / 2, 60 * options.minutes, options.tokens))
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait(60)
 
 
-def measure(places: dict[str, Place], given: argparse.Namespace) -> float:
-    """Tokens a second of the first of some servers with the last number of streams; they are asked in turn."""
-    for place in places.values():
-        asyncio.run(load(place, 2, 1.0, 16))  # what is done once
+def measure(models: dict[str, ServedModel], options: argparse.Namespace) -> float:
+    """Measure all servers alternately; return the first one's tokens per second with the last number of streams."""
+    for model in models.values():
+        asyncio.run(load(model, 2, 1.0, 16))  # warm-up
     rates: dict[int, dict[str, float]] = {}
-    for streams in dict.fromkeys((1, *given.streams)):
-        seconds = given.seconds if streams > 1 else min(given.seconds, 20.0)
+    for streams in dict.fromkeys((1, *options.streams)):
+        seconds = options.seconds if streams > 1 else min(options.seconds, 20.0)
         several = "streams" if streams > 1 else "stream"
         rates[streams] = {
-            name: row(f"{streams} {several} {name}".rstrip(), *asyncio.run(load(place, streams, seconds, given.tokens)))
-            for name, place in places.items()
+            name: row(
+                f"{streams} {several} {name}".rstrip(), *asyncio.run(load(model, streams, seconds, options.tokens))
+            )
+            for name, model in models.items()
         }
         first, *others = rates[streams].values()
-        for name, other in zip(list(places)[1:], others, strict=True):
-            log_to_stderr(f"{streams} {several}: {first / other:.2f} times as many tokens a second as {name}")
-    alone, many = (next(iter(rates[streams].values())) for streams in (1, given.streams[-1]))
-    log_to_stderr(f"{given.streams[-1]} streams are {many / alone:.1f} times as fast as one")
+        for name, other in zip(list(models)[1:], others, strict=True):
+            log_to_stderr(f"{streams} {several}: {first / other:.2f} times the tokens per second of {name}")
+    alone, many = (next(iter(rates[streams].values())) for streams in (1, options.streams[-1]))
+    log_to_stderr(f"{options.streams[-1]} streams: {many / alone:.1f} times the throughput of one")
     return many
 
 

@@ -1,10 +1,10 @@
-"""What the server costs: streams of one model over HTTP against the bare engine, in one run.
+"""Measure the server's overhead: streams of one model over HTTP beside the bare engine.
 
     python benchmarks/serve_engine.py                                                          # a small model
     python benchmarks/serve_engine.py --layers 32 --d-model 4096 --d-ff 11008 --vocab 32000 --streams 64 256   # 7B
 
-Weights are random; each stream asks for as many tokens as the others, from a prompt of its own, and reads server-sent
-events in client processes of their own. The engine is timed before and after the server, with the same requests.
+Weights are random. Each stream has a different prompt and the same number of tokens; separate client processes read the
+server-sent events. The engine is timed before and after the server, with the same requests.
 """
 
 import argparse
@@ -38,11 +38,11 @@ from weft.serve.model_thread import ModelThread
 from weft.text.config import Word
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 
-CLIENTS = 8  # processes
+CLIENTS = 8  # client processes
 
 
 def main() -> None:
-    """Tokens a second of both, for each number of streams."""
+    """Print tokens per second of both, for each number of streams."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--d-model", type=int, default=256)
@@ -51,39 +51,39 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[8, 32])
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--answer", type=int, default=128)
-    given = parser.parse_args()
+    options = parser.parse_args()
 
-    run = random_run(given)
+    run = random_run(options)
     model, tokenizer = run.model, run.tokenizer
     configure_interpreter()
     pool = ProcessPoolExecutor(CLIENTS, mp_context=get_context("spawn"))
     list(pool.map(time.sleep, [0.5] * CLIENTS))
-    for streams in given.streams:
+    for streams in options.streams:
         rng = random.Random(streams)
         size = tokenizer.vocab_size
-        prompts = [[rng.randrange(8, size) for _ in range(given.prompt)] for _ in range(streams)]
-        settings = Sampling(max_tokens=given.answer, temperature=0.0)
-        blocks = streams * -(-(given.prompt + given.answer) // 16) + 64
-        held = EngineLimits(blocks=blocks, rows=streams)
-        before = bare(model, tokenizer, held, prompts, settings)
-        served = over_http(run, prompts, given.answer, pool)
-        after = bare(model, tokenizer, held, prompts, settings)
+        prompts = [[rng.randrange(8, size) for _ in range(options.prompt)] for _ in range(streams)]
+        settings = Sampling(max_tokens=options.answer, temperature=0.0)
+        blocks = streams * -(-(options.prompt + options.answer) // 16) + 64
+        limits = EngineLimits(blocks=blocks, rows=streams)
+        before = bare(model, tokenizer, limits, prompts, settings)
+        served = over_http(run, prompts, options.answer, pool)
+        after = bare(model, tokenizer, limits, prompts, settings)
         best = max(before, after)
         print(
-            f"{streams} streams of {given.prompt} + {given.answer} tokens: "
+            f"{streams} streams of {options.prompt} + {options.answer} tokens: "
             f"engine {before:,.0f} and {after:,.0f} tokens/s, "
-            f"server {', '.join(f'{each:,.0f}' for each in served)}: {max(served) / best:.1%} of the engine",
+            f"server {', '.join(f'{rate:,.0f}' for rate in served)}: {max(served) / best:.1%} of the engine",
             flush=True,
         )
     pool.shutdown()
 
 
-def random_run(given: argparse.Namespace) -> Run:
-    """A LLaMA of the sizes given with random weights, made in place, over words without meaning."""
-    tokenizer = build_tokenizer(Word(), [" ".join(f"w{number}" for number in range(given.vocab - 4))])
+def random_run(options: argparse.Namespace) -> Run:
+    """Build a LLaMA of these sizes with random weights, created on the device, and a vocabulary of made-up words."""
+    tokenizer = build_tokenizer(Word(), [" ".join(f"w{number}" for number in range(options.vocab - 4))])
     gpu = torch.cuda.is_available()
-    heads = given.d_model // (128 if given.d_model >= 1024 else 32)
-    config = llama(given.layers, given.d_model, heads, d_ff=given.d_ff, vocab_size=given.vocab, context=2048)
+    heads = options.d_model // (128 if options.d_model >= 1024 else 32)
+    config = llama(options.layers, options.d_model, heads, d_ff=options.d_ff, vocab_size=options.vocab, context=2048)
     torch.set_default_dtype(torch.bfloat16 if gpu else torch.float32)
     with torch.device("cuda" if gpu else "cpu"):
         model = build(config).eval()
@@ -93,13 +93,13 @@ def random_run(given: argparse.Namespace) -> Run:
 
 
 def bare(
-    model: LanguageModel, tokenizer: Tokenizer, held: EngineLimits, prompts: list[list[int]], settings: Sampling
+    model: LanguageModel, tokenizer: Tokenizer, limits: EngineLimits, prompts: list[list[int]], settings: Sampling
 ) -> float:
-    """Tokens a second by the engine alone, the second time; its memory is free again afterwards."""
-    engine = Engine(model, tokenizer.vocab_size, held)
+    """Tokens per second of the engine's second run; its memory is freed afterwards."""
+    engine = Engine(model, tokenizer.vocab_size, limits)
     for _ in range(2):
         begin = time.perf_counter()
-        asked = [engine.submit(Prompt.of(tokenizer, ids), settings, 0) for ids in prompts]
+        requests = [engine.submit(Prompt.of(tokenizer, ids), settings, 0) for ids in prompts]
         while engine.step():
             pass
         seconds = time.perf_counter() - begin
@@ -107,11 +107,11 @@ def bare(
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return sum(each.written for each in asked) / seconds
+    return sum(request.written for request in requests) / seconds
 
 
 def over_http(run: Run, prompts: list[list[int]], answer: int, pool: ProcessPoolExecutor) -> list[float]:
-    """Tokens a second by a server in this process, three times; the first also compiles."""
+    """Tokens per second of three runs over HTTP, with a server in this process; the first also compiles."""
     limits = Limits(rows=len(prompts), queue=2 * len(prompts), per_client=2 * len(prompts))
     library = Library([], None, limits)
     served = library.models["model"] = ServedModel("model", None, 0)  # type: ignore[arg-type]
@@ -137,9 +137,9 @@ def over_http(run: Run, prompts: list[list[int]], answer: int, pool: ProcessPool
 
 
 def streams_of(port: int, prompts: list[list[int]], answer: int) -> int:
-    """Read so many streams at once; how many tokens they had."""
+    """Request all prompts concurrently and read the streams; return the number of tokens."""
 
-    async def one(ids: list[int]) -> int:
+    async def read_stream(ids: list[int]) -> int:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
         body = {"model": "model", "prompt": ids, "max_tokens": answer, "temperature": 0, "stream": True}
         content = json.dumps({**body, "stream_options": {"include_usage": True}}).encode()
@@ -153,10 +153,10 @@ def streams_of(port: int, prompts: list[list[int]], answer: int) -> int:
             json.loads(b'{"' + tail[tail.rindex(b"completion_tokens") :].split(b",")[0] + b"}")["completion_tokens"]
         )
 
-    async def all_of_them() -> int:
-        return sum(await asyncio.gather(*map(one, prompts)))
+    async def read_all() -> int:
+        return sum(await asyncio.gather(*map(read_stream, prompts)))
 
-    return asyncio.run(all_of_them())
+    return asyncio.run(read_all())
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""How long a server takes from its process's start until it is ready and until it has written, first and once more.
+"""Time a server's start until it is ready and has answered, with empty caches and with warm ones.
 
     python benchmarks/serve_start.py                                                                # a small model
     python benchmarks/serve_start.py --layers 32 --d-model 4096 --d-ff 11008 --vocab 32000 --streams 64   # 7B's shape
 
-The first start finds empty caches: nothing compiled in C, no Triton kernels, nothing of torch's or the driver's. The
-second finds what the first has left, in a process of its own again. Weights are random and made in place, so reading
-them from a disk is not in it: `model` is how long making them takes. CUDA graphs are never kept, and captured at first
-use: `text` and `texts` are the first answers to one client and to `--streams`, `again` the same once more.
+The first start has empty caches: no compiled C, Triton kernels, or code of torch and the driver. The second, in another
+process, uses the caches of the first. Weights are random and created on the device, so nothing is read from disk:
+`model` is the time to create them. CUDA graphs are never cached, but captured at first use: `text` and `texts` are the
+first answers to one client and to `--streams` clients, `again` repeats `texts`.
 """
 
 import argparse
@@ -35,29 +35,31 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--answer", type=int, default=32)
-    parser.add_argument("--begun", type=float, help=argparse.SUPPRESS)  # by the clock, in the process that serves
-    given = parser.parse_args()
-    if given.begun is not None:
-        print(json.dumps(stages(given)))
+    parser.add_argument(
+        "--begun", type=float, help=argparse.SUPPRESS
+    )  # start of the serving process, in seconds since the epoch
+    options = parser.parse_args()
+    if options.begun is not None:
+        print(json.dumps(stages(options)))
         return
     print(f"| seconds | {' | '.join(STAGES)} |\n|---|{'---|' * len(STAGES)}")
-    with tempfile.TemporaryDirectory() as place:
-        kept = {name: str(Path(place, name)) for name in CACHES}
+    with tempfile.TemporaryDirectory() as folder:
+        caches = {name: str(Path(folder, name)) for name in CACHES}
         for start in ("first start", "second start"):
             command = [sys.executable, *sys.argv, "--begun", str(time.time())]
-            said = subprocess.run(command, env=os.environ | kept, stdout=subprocess.PIPE, check=True, text=True)
-            seconds = json.loads(said.stdout.splitlines()[-1])
+            done = subprocess.run(command, env=os.environ | caches, stdout=subprocess.PIPE, check=True, text=True)
+            seconds = json.loads(done.stdout.splitlines()[-1])
             print(f"| {start} | {' | '.join(f'{seconds[stage]:.2f}' for stage in STAGES)} |", flush=True)
 
 
-def stages(given: argparse.Namespace) -> dict[str, float]:
-    """Seconds that each stage has taken, in this process."""
-    found: dict[str, float] = {}
-    before = given.begun
+def stages(options: argparse.Namespace) -> dict[str, float]:
+    """Seconds of each stage, in this process."""
+    seconds: dict[str, float] = {}
+    before = options.begun
 
     def took(stage: str) -> None:
         nonlocal before
-        found[stage], before = time.time() - before, time.time()
+        seconds[stage], before = time.time() - before, time.time()
 
     import uvicorn
 
@@ -69,9 +71,9 @@ def stages(given: argparse.Namespace) -> dict[str, float]:
     from weft.serve.model_thread import ModelThread
 
     took("imports")
-    run = serve_engine.random_run(given)
+    run = serve_engine.random_run(options)
     took("model")
-    limits = Limits(rows=given.streams, queue=2 * given.streams, per_client=2 * given.streams)
+    limits = Limits(rows=options.streams, queue=2 * options.streams, per_client=2 * options.streams)
     library = Library([], None, limits)
     configure_interpreter()
     library.models["model"] = ServedModel("model", None, 0, ModelThread("model", run, limits))  # type: ignore[arg-type]
@@ -88,15 +90,15 @@ def stages(given: argparse.Namespace) -> dict[str, float]:
             break
         time.sleep(0.01)
     took("ready")
-    prompts = [[8 + (31 * row + place) % (given.vocab - 16) for place in range(given.prompt)] for row in range(64)]
-    serve_engine.streams_of(port, prompts[:1], given.answer)
+    prompts = [[8 + (31 * row + n) % (options.vocab - 16) for n in range(options.prompt)] for row in range(64)]
+    serve_engine.streams_of(port, prompts[:1], options.answer)
     took("text")
     for stage in ("texts", "again"):
-        serve_engine.streams_of(port, [prompts[row % 64] for row in range(given.streams)], given.answer)
+        serve_engine.streams_of(port, [prompts[row % 64] for row in range(options.streams)], options.answer)
         took(stage)
     server.should_exit = True
     thread.join()
-    return found
+    return seconds
 
 
 if __name__ == "__main__":

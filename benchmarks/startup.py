@@ -1,16 +1,16 @@
-"""From the command line to the first token: `weft generate` beside transformers, each in a process of its own.
+"""Time the first token from the command line: `weft generate` beside transformers, in separate processes.
 
     python benchmarks/startup.py [--rounds 3] [--folder /tmp/startup] [--threads N] [--profile] [--tiny]
 
-The model has SmolLM2-135M's shape and random weights, in fp32; its tokenizer 49,152 tokens, of which 48,896 are merges.
-transformers saves it, `weft import` makes a run of it, and both read their own files, which are in the page cache.
+The model has SmolLM2-135M's shape and random weights, in fp32; its tokenizer has 49,152 tokens and 48,896 merges.
+transformers saves it, `weft import` makes a run of it, and each loads its own files from the page cache.
 
 weft           `python -m weft generate RUN --prompt … --greedy --max-tokens 1`, from start to exit
-weft, phases   the same work with a clock between its phases; --profile shows it by function
+weft, phases   the same work, timed by phase; --profile shows it by function
 transformers   AutoTokenizer and AutoModelForCausalLM from_pretrained, then generate of one token
 
-The processes take turns, and the best round of each counts. torch's own import is stated, and taken off the sums.
-Processor time is that of all threads, and is disturbed less by what else the machine does.
+The processes take turns, and the best round of each counts. Importing torch is listed, but not part of the sums.
+Processor time includes all threads; other load on the machine affects it less.
 """
 
 import argparse
@@ -28,7 +28,7 @@ Laps = dict[str, list[float]]  # seconds by the clock and of processor time, by 
 
 
 class Clock:
-    """What passes between two phases."""
+    """Time of each phase, by the clock and of processor time."""
 
     def __init__(self) -> None:
         self.laps: Laps = {}
@@ -40,60 +40,60 @@ class Clock:
         self.before = time.perf_counter(), time.process_time()
 
 
-# ---- in a process of its own
+# ---- in a separate process
 
 
-def bare(clock: Clock, place: str) -> None:
-    """torch alone."""
+def bare(clock: Clock, path: str) -> None:
+    """Import torch only."""
     import torch  # noqa: F401
 
     clock.lap("import torch")
 
 
-def ours(clock: Clock, place: str) -> None:
-    """What `weft generate` does."""
+def ours(clock: Clock, path: str) -> None:
+    """Do the work of `weft generate`."""
     import weft.cli.main  # noqa: F401
 
     clock.lap("the command line")
     from weft.cli.console.terminal import loading
 
     with loading():
-        bare(clock, place)
+        bare(clock, path)
         from weft.api.load import load
         from weft.cli.console.generation import TextRemarks  # noqa: F401
         from weft.decode.config import Sampling
         from weft.text.tokenizer import Tokenizer
     clock.lap("import weft")
-    Tokenizer.load(place)
+    Tokenizer.load(path)
     clock.lap("(the tokenizer alone)")
-    run = load(place)
+    run = load(path)
     clock.lap("load weights and tokenizer")
     next(run.write(PROMPT, Sampling(temperature=0.0, max_tokens=1)))
     clock.lap("the first token")
 
 
-def profile(clock: Clock, place: str) -> None:
-    """Where loading and the first token spend processor time, by function."""
+def profile(clock: Clock, path: str) -> None:
+    """Profile the processor time of loading and the first token, by function."""
     import cProfile
     import pstats
 
     from weft.api.load import load
     from weft.decode.config import Sampling
 
-    watch = cProfile.Profile(time.process_time)
-    with watch:
-        next(load(place).write(PROMPT, Sampling(temperature=0.0, max_tokens=1)))
-    pstats.Stats(watch).sort_stats("tottime").print_stats(20)
+    profiler = cProfile.Profile(time.process_time)
+    with profiler:
+        next(load(path).write(PROMPT, Sampling(temperature=0.0, max_tokens=1)))
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(20)
 
 
-def theirs(clock: Clock, place: str) -> None:
-    """The same with transformers."""
-    bare(clock, place)
+def theirs(clock: Clock, path: str) -> None:
+    """Load the model and generate a token with transformers."""
+    bare(clock, path)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     clock.lap("import transformers")
-    tokenizer = AutoTokenizer.from_pretrained(place)
-    model = AutoModelForCausalLM.from_pretrained(place)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    model = AutoModelForCausalLM.from_pretrained(path)
     clock.lap("load weights and tokenizer")
     model.generate(**tokenizer(PROMPT, return_tensors="pt"), max_new_tokens=1, do_sample=False, pad_token_id=0)
     clock.lap("the first token")
@@ -106,7 +106,7 @@ WORK = {work.__name__: work for work in (bare, ours, profile, theirs)}
 
 
 def prepare(folder: Path, tiny: bool) -> tuple[Path, Path]:
-    """A model as transformers saves it, and the run that weft makes of it."""
+    """Create a model in transformers' format, and a run imported from it."""
     saved, run = folder / "hf", folder / "run"
     if not (run / "config.toml").exists():
         import torch
@@ -144,7 +144,7 @@ def prepare(folder: Path, tiny: bool) -> tuple[Path, Path]:
 
 
 def timed(command: list[str], environment: dict[str, str]) -> tuple[float, float, str]:
-    """Seconds by the clock and of processor time of a process, and what it printed."""
+    """Seconds by the clock and of processor time of a process, and its output."""
     before, start = os.times(), time.perf_counter()
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     wall, after = time.perf_counter() - start, os.times()
@@ -154,20 +154,20 @@ def timed(command: list[str], environment: dict[str, str]) -> tuple[float, float
     return wall, used, done.stdout
 
 
-def phases(work: str, place: Path, environment: dict[str, str]) -> Laps:
-    """The laps of one process."""
-    out = timed([sys.executable, __file__, "--work", work, "--folder", str(place)], environment)[2]
-    found: Laps = json.loads(out.splitlines()[-1])
-    return found
+def phases(work: str, path: Path, environment: dict[str, str]) -> Laps:
+    """Run a process; return the time of its phases."""
+    out = timed([sys.executable, __file__, "--work", work, "--folder", str(path)], environment)[2]
+    laps: Laps = json.loads(out.splitlines()[-1])
+    return laps
 
 
 def best(rounds: list[Laps]) -> Laps:
-    """The least that each phase took, by the clock and in processor time."""
-    return {name: [min(one[name][kind] for one in rounds) for kind in (0, 1)] for name in rounds[0]}
+    """Minimum of each phase over all rounds, by the clock and of processor time."""
+    return {name: [min(laps[name][kind] for laps in rounds) for kind in (0, 1)] for name in rounds[0]}
 
 
 def show(title: str, laps: Laps) -> None:
-    """A table of phases, and their sum without torch's import and what was measured beside."""
+    """Print a table of phases, and their sum without torch's import and phases in parentheses."""
     print(f"\n{title:30} {'clock':>8} {'processor':>10}")
     for name, (wall, used) in laps.items():
         print(f"  {name:28} {wall:7.2f} s {used:8.2f} s")
@@ -182,25 +182,25 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "weft-startup")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--tiny", action="store_true", help="a model of two layers, to try the benchmark itself")
+    parser.add_argument("--tiny", action="store_true", help="use a model of two layers, to check the script")
     parser.add_argument("--work", choices=WORK, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.work:
+    options = parser.parse_args()
+    if options.work:
         clock = Clock()
-        WORK[given.work](clock, str(given.folder))
+        WORK[options.work](clock, str(options.folder))
         print(json.dumps(clock.laps))
         return
-    saved, run = prepare(given.folder, given.tiny)
-    environment: dict[str, Any] = dict(os.environ, HF_HUB_OFFLINE="1", OMP_NUM_THREADS=str(given.threads))
-    # as where a package is installed: compiled once, whatever this shell says
+    saved, run = prepare(options.folder, options.tiny)
+    environment: dict[str, Any] = dict(os.environ, HF_HUB_OFFLINE="1", OMP_NUM_THREADS=str(options.threads))
+    # allow bytecode to be cached, as for an installed package
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    environment["PYTHONPYCACHEPREFIX"] = str(given.folder / "bytecode")
-    if given.profile:
+    environment["PYTHONPYCACHEPREFIX"] = str(options.folder / "bytecode")
+    if options.profile:
         print(timed([sys.executable, __file__, "--work", "profile", "--folder", str(run)], environment)[2])
         return
     command = [sys.executable, "-m", "weft", "generate", str(run), "--prompt", PROMPT, "--greedy", "--max-tokens", "1"]
     whole, torch, mine, peer = [], [], [], []
-    for turn in range(given.rounds + 1):  # the first compiles, and fills the page cache
+    for turn in range(options.rounds + 1):  # the first turn compiles bytecode and fills the page cache
         whole.append({"weft generate": list(timed(command, environment)[:2])})
         torch.append(phases("bare", run, environment))
         mine.append(phases("ours", run, environment))

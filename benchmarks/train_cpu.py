@@ -1,14 +1,14 @@
-"""Training steps on the processor beside transformers' GPT-2: the same shapes, the same tokens, the same optimizer.
+"""Time training steps on a CPU beside transformers' GPT-2, with the same shapes, tokens and optimizer.
 
     python benchmarks/train_cpu.py [--only 1 2 3] [--precision fp32 bf16] [--rounds 5] [--threads 1] [--profile]
     python benchmarks/train_cpu.py --loss [--seeds 3] [--steps 200] [--width 128]
 
 A step is forward, backward, clipping to norm 1 and AdamW, eager. weft's is the step of its trainer; transformers' runs
-under torch's autocast in bf16. All models run in the same process, turn by turn, so that whatever else the machine does
-falls on all of them; ratios are those of the medians. With one thread its processor time is measured, else the clock.
+under torch's autocast in bf16. All models run alternately in one process, so that other load on the machine affects
+them equally; ratios are of medians. Processor time is measured with one thread, otherwise wall-clock time.
 
 --loss trains the recipe's GPT on the built-in Python text in fp32 and in bf16, with the same seeds, and prints the
-validation losses, whose differences between formats stand beside those between seeds.
+validation losses and how much they differ between precisions and between seeds.
 """
 
 import argparse
@@ -35,14 +35,14 @@ from weft.training import optimizer
 from weft.training.precision import arithmetic, autocast
 from weft.training.step import OptimisationStep
 
-# layers, heads, d_model, length, rows, words; the first two are nanoGPT's character models for a processor and a GPU
+# layers, heads, d_model, length, rows, vocab_size; the first two are nanoGPT's character models for CPU and GPU
 SHAPES = [(4, 4, 128, 64, 12, 65), (6, 6, 384, 256, 8, 65), (4, 12, 768, 256, 4, 8192)]
 LR = 1e-3
 CPU = torch.device("cpu")
 
 
 def ours(shape: tuple[int, ...], precision: Precision) -> Callable[[Batch], float]:
-    """A step of weft's trainer."""
+    """Training step of weft's trainer."""
     layers, heads, d_model, length, _, vocab_size = shape
     model = build(gpt(layers, d_model, heads, context=length, vocab_size=vocab_size)).train()
     settings = NextToken()
@@ -56,14 +56,14 @@ def ours(shape: tuple[int, ...], precision: Precision) -> Callable[[Batch], floa
     )
 
     def run(batch: Batch) -> float:
-        with arithmetic(precision, deterministic=False):  # weft's own switches, as around its loop
+        with arithmetic(precision, deterministic=False):  # weft's settings, as in its training loop
             return float(step([batch], LR).loss)
 
     return run
 
 
 def theirs(shape: tuple[int, ...], precision: Precision) -> Callable[[Batch], float]:
-    """The same step with transformers' GPT-2 on scaled_dot_product_attention, as its users write it."""
+    """Training step of transformers' GPT-2 with scaled_dot_product_attention, as its users write it."""
     import transformers
 
     layers, heads, d_model, length, _, vocab_size = shape
@@ -82,7 +82,7 @@ def theirs(shape: tuple[int, ...], precision: Precision) -> Callable[[Batch], fl
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.1)
 
     def step(batch: Batch) -> float:
-        # transformers shifts the labels itself: it is given the row that holds both tokens and targets
+        # transformers shifts the labels itself
         with autocast(precision, CPU):
             loss = model(input_ids=batch.tokens, labels=batch.tokens).loss
         loss.backward()
@@ -95,14 +95,14 @@ def theirs(shape: tuple[int, ...], precision: Precision) -> Callable[[Batch], fl
 
 
 def example(shape: tuple[int, ...]) -> Batch:
-    """Random tokens, and each one's next."""
+    """Batch of random tokens."""
     torch.manual_seed(0)
     row = torch.randint(shape[5], (shape[4], shape[3] + 1))
     return Batch(row[:, :-1].contiguous(), row[:, 1:].contiguous())
 
 
 def compare(shape: tuple[int, ...], precisions: list[Precision], rounds: int, steps: int) -> None:
-    """Median seconds a step of each, and the ratios."""
+    """Print the median seconds per step of each, and the ratios."""
     layers, _, d_model, length, rows, vocab_size = shape
     batch = example(shape)
     runs = {}
@@ -130,19 +130,19 @@ def compare(shape: tuple[int, ...], precisions: list[Precision], rounds: int, st
 
 
 def profile(shape: tuple[int, ...], precision: Precision, steps: int) -> None:
-    """Where weft's step spends its time."""
+    """Print the operations of weft's step by time."""
     batch, step = example(shape), ours(shape, precision)
     for _ in range(3):
         step(batch)
-    with torch.profiler.profile() as watched:
+    with torch.profiler.profile() as profiler:
         for _ in range(steps):
             step(batch)
-    print(watched.key_averages().table(sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=50))
+    print(profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=50))
 
 
 def losses(precisions: list[Precision], seeds: int, steps: int, width: int) -> None:
-    """Validation losses of a small GPT in each format over the same seeds."""
-    found: dict[Precision, list[float]] = {precision: [] for precision in precisions}
+    """Print validation losses of a small GPT in each precision, over the same seeds."""
+    results: dict[Precision, list[float]] = {precision: [] for precision in precisions}
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(seeds):
             for precision in precisions:
@@ -156,35 +156,37 @@ def losses(precisions: list[Precision], seeds: int, steps: int, width: int) -> N
                     changes=changes,
                     log=lambda line: None,
                 )
-                found[precision].append(run.evaluate()["loss"])
-                print(f"seed {seed}, {precision}: {found[precision][-1]:.4f}", flush=True)
-    for precision, values in found.items():
+                results[precision].append(run.evaluate()["loss"])
+                print(f"seed {seed}, {precision}: {results[precision][-1]:.4f}", flush=True)
+    for precision, values in results.items():
         spread = statistics.stdev(values) if len(values) > 1 else 0.0
-        apart = [mine - first for mine, first in zip(values, found[precisions[0]], strict=True)]
+        differences = [loss - baseline for loss, baseline in zip(values, results[precisions[0]], strict=True)]
         print(
             f"{precision}: mean {statistics.mean(values):.4f}, between seeds ± {spread:.4f}, "
-            f"against {precisions[0]} {statistics.mean(apart):+.4f}"
+            f"against {precisions[0]} {statistics.mean(differences):+.4f}"
         )
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", type=int, nargs="+", choices=(1, 2, 3), default=[1, 2, 3], help="which shapes")
+    parser.add_argument(
+        "--only", type=int, nargs="+", choices=(1, 2, 3), default=[1, 2, 3], help="numbers of the shapes"
+    )
     parser.add_argument("--precision", nargs="+", choices=("fp32", "bf16"), default=["fp32"])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, help="steps a turn (default 1); with --loss of a run (default 200)")
+    parser.add_argument("--steps", type=int, help="per turn (default 1); with --loss, per run (default 200)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--profile", action="store_true", help="show where weft's time goes instead")
+    parser.add_argument("--profile", action="store_true", help="list the operations of weft's step instead")
     parser.add_argument("--loss", action="store_true", help="compare the losses in fp32 and bf16 instead")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--width", type=int, default=128, help="d_model of the model whose losses are compared")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    if given.loss:
-        losses(["fp32", "bf16"], given.seeds, given.steps or 200, given.width)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.loss:
+        losses(["fp32", "bf16"], options.seeds, options.steps or 200, options.width)
         raise SystemExit
-    for number in given.only:
-        if given.profile:
-            profile(SHAPES[number - 1], given.precision[0], given.steps or 1)
+    for number in options.only:
+        if options.profile:
+            profile(SHAPES[number - 1], options.precision[0], options.steps or 1)
         else:
-            compare(SHAPES[number - 1], given.precision, given.rounds, given.steps or 1)
+            compare(SHAPES[number - 1], options.precision, options.rounds, options.steps or 1)

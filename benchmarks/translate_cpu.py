@@ -1,18 +1,17 @@
-"""Translation on a CPU: OPUS-MT's shape, beam search, against CTranslate2 in fp32 and transformers in the same run.
+"""Time translation on a CPU with beam search and OPUS-MT's shape, beside CTranslate2 in fp32 and transformers.
 
     python benchmarks/translate_cpu.py [--ways weft ctranslate2 transformers] [--lines 50] [--beam 5] [--rounds 2]
                                        [--threads N] [--memory 100] [--tiny]
 
 weft           `run.translate`, as `weft translate` calls it, from a run imported from CTranslate2's folder
-ctranslate2    Translator.translate_batch in float32, all lines at once or 32 at a time, whichever is faster
-transformers   MarianMTModel.generate(num_beams=…, early_stopping=True), lines of like length together, 25 at a time
+ctranslate2    Translator.translate_batch in float32, with all lines in one call, and with batches of 32
+transformers   MarianMTModel.generate(num_beams=…, early_stopping=True), in batches of 25 lines sorted by length
 
-All have the same weights: Marian's shape of 6 + 6 layers, d_model 512, d_ff 2048 and 65,000 tokens, drawn at random,
-with a row for eos that was fitted so that answers end about where their lines do. The ways take turns, round after
-round; a way is judged by its best round, by the clock and by processor time, which others disturb less. How many
-answers are the same is printed: all three end a search when as many answers have ended as there are beams. With
---memory, `weft translate` reads so many lines in a process of its own, whose peak is printed, beside that of a process
-that imports torch alone.
+All have the same random weights in Marian's shape of 6 + 6 layers, d_model 512, d_ff 2048 and 65,000 tokens; the row of
+eos is fitted so that answers are about as long as their lines. All take turns in every round, and the best round
+counts, by the clock and by processor time, which other load disturbs less. The number of equal answers is printed: all
+three end a search when as many answers have ended as there are beams. With --memory, `weft translate` reads this many
+lines in a separate process; its peak memory is printed, beside that of a process that only imports torch.
 """
 
 import argparse
@@ -39,7 +38,7 @@ from weft.decode.config import Beam
 
 EOS, UNK = 0, 1
 WAYS = ("weft", "ctranslate2", "transformers")
-LONGEST = 128
+MAX_TOKENS = 128  # of an answer
 PEAK = """
 import resource, subprocess, sys
 subprocess.run(sys.argv[1:], check=True)
@@ -49,7 +48,7 @@ Answers = list[list[str]]  # the tokens of each line's answer
 
 
 def peer(tiny: bool) -> MarianMTModel:
-    """Marian with weights that write different words at different places; the last token is the pad, as OPUS-MT's."""
+    """Build Marian with weights that vary its words by position; the last token is the padding, as in OPUS-MT."""
     layers, d_model, heads, d_ff, vocab = (2, 64, 4, 128, 500) if tiny else (6, 512, 8, 2048, 65001)
     torch.manual_seed(0)
     config = MarianConfig(
@@ -78,28 +77,28 @@ def peer(tiny: bool) -> MarianMTModel:
             narrow = 0.13 if "shared" in name else 0.05 if "fc" in name else 0.02
             weight.normal_(std=0.02 if weight.ndim == 1 else narrow * wide)
         model.model.shared.weight[-1] = 0.0
-        for _ in range(3):  # eos is read by the encoder too, so that its row changes what it is fitted to
+        for _ in range(3):  # the encoder reads eos too, so its new row changes the features it is fitted to
             fit_end(model)
     return model
 
 
 def fit_end(model: MarianMTModel) -> None:
-    """Give eos a row and a bias by which its logit grows with an answer, and passes the others' at its end."""
+    """Fit a row and a bias for eos: its logit grows with the answer, and exceeds the others near its end."""
     vocab, rng = model.config.vocab_size, torch.Generator().manual_seed(1)
     lengths = torch.randint(6, 41, (64,), generator=rng)
     sources = torch.randint(2, vocab - 1, (64, 40), generator=rng)
-    places = torch.arange(40)
-    mask = (places < lengths[:, None]).long()
+    positions = torch.arange(40)
+    mask = (positions < lengths[:, None]).long()
     sources[torch.arange(64), lengths - 1] = EOS
     sources = sources.masked_fill(mask == 0, vocab - 1)
     written = torch.randint(2, vocab - 1, (64, 60), generator=rng)
     written[:, 0] = vocab - 1
     features = model.model(input_ids=sources, attention_mask=mask, decoder_input_ids=written).last_hidden_state
     top = (features[:, ::10] @ model.model.shared.weight[2:-1].T).amax(-1).mean()
-    # 13 lower: the best of many beams is above what was fitted
-    wanted = top - 13.0 + 0.5 * (torch.arange(60) - lengths[:, None])
+    # 13 lower: the best of many beams exceeds the mean
+    target = top - 13.0 + 0.5 * (torch.arange(60) - lengths[:, None])
     x = torch.cat((features.flatten(0, 1), torch.ones(64 * 60, 1)), dim=1)
-    fitted = torch.linalg.solve(x.T @ x + 10.0 * torch.eye(x.shape[1]), x.T @ wanted.flatten())
+    fitted = torch.linalg.solve(x.T @ x + 10.0 * torch.eye(x.shape[1]), x.T @ target.flatten())
     model.model.shared.weight[EOS] = fitted[:-1]
     model.final_logits_bias[0, EOS] = fitted[-1]
 
@@ -111,9 +110,9 @@ def lines(count: int, vocab: int) -> list[str]:
     return [" ".join(f"t{id}" for id in torch.randint(2, vocab - 1, (n,), generator=rng).tolist()) for n in lengths]
 
 
-def folders(model: MarianMTModel, place: Path) -> tuple[Path, Path]:
-    """The same weights for CTranslate2 and, imported from there, for weft."""
-    theirs, ours = place / "ctranslate2", place / "run"
+def folders(model: MarianMTModel, folder: Path) -> tuple[Path, Path]:
+    """Write the weights for CTranslate2, and import its folder as a run of weft."""
+    theirs, ours = folder / "ctranslate2", folder / "run"
     spec = MarianMTLoader().get_model_spec(model)
     tokens = ["</s>", "<unk>", *(f"t{id}" for id in range(2, model.config.vocab_size - 1))]
     spec.register_source_vocabulary(tokens)
@@ -129,64 +128,65 @@ def folders(model: MarianMTModel, place: Path) -> tuple[Path, Path]:
     return theirs, ours
 
 
-def contestants(options: argparse.Namespace, model: MarianMTModel, place: Path) -> dict[str, Callable[[], Answers]]:
-    read = lines(options.lines, model.config.vocab_size)
-    theirs, ours = folders(model, place)
-    ways: dict[str, Callable[[], Answers]] = {}
+def contestants(options: argparse.Namespace, model: MarianMTModel, folder: Path) -> dict[str, Callable[[], Answers]]:
+    texts = lines(options.lines, model.config.vocab_size)
+    theirs, ours = folders(model, folder)
+    translators: dict[str, Callable[[], Answers]] = {}
     if "weft" in options.ways:
         run = weft.load(ours)
         settings = Beam(beams=options.beam, patience=1.0)
-        ways["weft"] = lambda: [text.split() for text in run.translate(read, settings)]
+        translators["weft"] = lambda: [text.split() for text in run.translate(texts, settings)]
     if "ctranslate2" in options.ways:
         translator = ctranslate2.Translator(
             str(theirs), compute_type="float32", inter_threads=1, intra_threads=torch.get_num_threads()
         )
-        tokens = [line.split() for line in read]
+        tokens = [line.split() for line in texts]
         for name, size in (("ctranslate2", 0), ("ctranslate2, 32", 32)):
 
             def theirs_of(size: int = size) -> Answers:
-                given: dict[str, Any] = {"beam_size": options.beam, "max_decoding_length": LONGEST}
-                return [r.hypotheses[0] for r in translator.translate_batch(tokens, max_batch_size=size, **given)]
+                results = translator.translate_batch(
+                    tokens, max_batch_size=size, beam_size=options.beam, max_decoding_length=MAX_TOKENS
+                )
+                return [result.hypotheses[0] for result in results]
 
-            ways[name] = theirs_of
+            translators[name] = theirs_of
     if "transformers" in options.ways:
-        ways["transformers"] = lambda: by_transformers(model, read, options.beam)
-    return ways
+        translators["transformers"] = lambda: translate_with_transformers(model, texts, options.beam)
+    return translators
 
 
-def by_transformers(model: MarianMTModel, read: list[str], beams: int) -> Answers:
-    pad, order = model.config.vocab_size - 1, sorted(range(len(read)), key=lambda number: len(read[number].split()))
-    found: Answers = [[] for _ in read]
+def translate_with_transformers(model: MarianMTModel, texts: list[str], beams: int) -> Answers:
+    pad, order = model.config.vocab_size - 1, sorted(range(len(texts)), key=lambda number: len(texts[number].split()))
+    translations: Answers = [[] for _ in texts]
     for first in range(0, len(order), 25):
-        some = order[first : first + 25]
-        rows = [[*(int(word[1:]) for word in read[number].split()), EOS] for number in some]
+        batch = order[first : first + 25]
+        rows = [[*(int(word[1:]) for word in texts[number].split()), EOS] for number in batch]
         longest = max(map(len, rows))
         tokens = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows])
-        given = {"num_beams": beams, "do_sample": False, "early_stopping": True, "max_new_tokens": LONGEST}
-        given["bad_words_ids"] = [[pad]]
-        answers = model.generate(tokens, attention_mask=(tokens != pad).long(), **given)
-        for number, answer in zip(some, answers.tolist(), strict=True):
-            found[number] = ["<unk>" if id == UNK else f"t{id}" for id in answer if id not in (EOS, pad)]
-    return found
+        settings: dict[str, Any] = {"num_beams": beams, "do_sample": False, "early_stopping": True}
+        settings |= {"max_new_tokens": MAX_TOKENS, "bad_words_ids": [[pad]]}
+        answers = model.generate(tokens, attention_mask=(tokens != pad).long(), **settings)
+        for number, answer in zip(batch, answers.tolist(), strict=True):
+            translations[number] = ["<unk>" if id == UNK else f"t{id}" for id in answer if id not in (EOS, pad)]
+    return translations
 
 
-def memory(options: argparse.Namespace, vocab: int, place: Path) -> str:
-    """What `weft translate` needs for many lines, in a process of its own."""
-    (place / "lines.txt").write_text("".join(line + "\n" for line in lines(options.memory, vocab)))
+def memory(options: argparse.Namespace, vocab: int, folder: Path) -> str:
+    """Time and peak memory of `weft translate` for many lines, in a separate process."""
+    (folder / "lines.txt").write_text("".join(line + "\n" for line in lines(options.memory, vocab)))
     code = "import sys; from weft.cli.main import run; sys.exit(run(sys.argv[1:]))"
-    given = ["translate", str(place / "run"), str(place / "lines.txt"), "--out", str(place / "answers.txt")]
+    arguments = ["translate", str(folder / "run"), str(folder / "lines.txt"), "--out", str(folder / "answers.txt")]
     bare = peak([sys.executable, "-c", "import torch"])
     start = time.perf_counter()
-    most = peak([sys.executable, "-c", code, *given, "--beam", str(options.beam)])
+    used = peak([sys.executable, "-c", code, *arguments, "--beam", str(options.beam)])
     took = time.perf_counter() - start
-    asked = f"`weft translate`, {options.memory} lines: {took:.1f} s in all"
-    return f"{asked}, {most:.0f} MB at most; torch alone {bare:.0f} MB"
+    return f"`weft translate`, {options.memory} lines: {took:.1f} s, peak {used:.0f} MB; torch alone {bare:.0f} MB"
 
 
 def peak(command: list[str]) -> float:
-    """Megabytes (10⁶ bytes) that a process has resident at most.
+    """Peak resident memory of a process, in megabytes (10⁶ bytes).
 
-    A small process starts it: one that is started counts the memory of the process that it was copied from.
+    A small process starts it, because a child's peak includes the memory of its parent at the fork.
     """
     return float(subprocess.run([sys.executable, "-c", PEAK, *command], check=True, stdout=subprocess.PIPE).stdout)
 
@@ -210,27 +210,27 @@ def main() -> None:
     print(f"{torch.get_num_threads()} threads, {versions}", flush=True)
     model = peer(options.tiny)
     with tempfile.TemporaryDirectory() as folder:
-        ways = contestants(options, model, Path(folder))
-        written: dict[str, Answers] = {}
-        clock: dict[str, list[float]] = {name: [] for name in ways}
-        processor: dict[str, list[float]] = {name: [] for name in ways}
+        translators = contestants(options, model, Path(folder))
+        outputs: dict[str, Answers] = {}
+        clock: dict[str, list[float]] = {name: [] for name in translators}
+        processor: dict[str, list[float]] = {name: [] for name in translators}
         for _ in range(options.rounds):
-            for name, way in ways.items():
+            for name, translate in translators.items():
                 start, spent = time.perf_counter(), time.process_time()
-                written[name] = way()
+                outputs[name] = translate()
                 processor[name].append(time.process_time() - spent)
                 clock[name].append(time.perf_counter() - start)
                 print(f"  {name}: {clock[name][-1]:.1f} s, {processor[name][-1]:.1f} s of processor time", flush=True)
-        for name, answers in written.items():
+        for name, answers in outputs.items():
             seconds, spent, tokens = min(clock[name]), min(processor[name]), sum(map(len, answers)) + len(answers)
             rates = f"{len(answers) / seconds:.2f} lines/s, {tokens / seconds:.0f} tokens/s"
             line = f"{name:16} {seconds:6.1f} s, {spent:6.1f} s of processor time; {rates}"
-            if name != "weft" and "weft" in ways:
-                same = sum(mine == other for mine, other in zip(written["weft"], answers, strict=True))
+            if name != "weft" and "weft" in translators:
+                same = sum(mine == other for mine, other in zip(outputs["weft"], answers, strict=True))
                 times = f"{seconds / min(clock['weft']):.2f} × ({spent / min(processor['weft']):.2f} ×)"
-                line += f"; weft is {times} as fast, {same} of {len(answers)} answers the same"
+                line += f"; weft is {times} as fast, {same} of {len(answers)} answers are equal"
             print(line)
-        if options.memory and "weft" in ways:
+        if options.memory and "weft" in translators:
             print(memory(options, model.config.vocab_size, Path(folder)))
 
 

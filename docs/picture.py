@@ -1,8 +1,8 @@
-"""The README's picture, docs/explorer.png: one step of a GPT in the Explorer.
+"""Take the README's picture, docs/explorer.png: one step of a GPT in the Explorer.
 
     python docs/picture.py runs/gpt-tiny "First Citizen: Our business is not unknown to"
 
-Needs playwright, which `make install` brings, and Chromium.
+Needs Chromium and playwright, which `make install` installs.
 """
 
 import re
@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from playwright.sync_api import sync_playwright
 
-WIDTH, HEIGHT = 1180, 960
+WIDTH, HEIGHT = 1180, 960  # pixels
 
 
 def main(run: str, text: str) -> None:
@@ -23,11 +23,11 @@ def main(run: str, text: str) -> None:
     )
     try:
         assert server.stderr is not None
-        address = next(found[1] for line in server.stderr if (found := re.search(r" at (http://\S+),", line)))
+        url = next(match[1] for line in server.stderr if (match := re.search(r" at (http://\S+),", line)))
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
             page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, reduced_motion="reduce")
-            page.goto(f"{address}/#/step?text={quote(text)}&stage=decoder.0.attention.softmax")
+            page.goto(f"{url}/#/step?text={quote(text)}&stage=decoder.0.attention.softmax")
             page.wait_for_selector("[aria-busy=true]", state="detached")
             page.wait_for_load_state("networkidle")
             page.screenshot(path=Path(__file__).with_name("explorer.png"))

@@ -181,10 +181,10 @@ def main() -> None:
         sys.exit(2)
     torch.manual_seed(0)
     torch.set_num_threads(1)  # such small matrices gain nothing from more threads
-    known, held_out = pairs[:-300], pairs[-300:]
-    sources, targets = Vocabulary([x for x, _ in known]), Vocabulary([y for _, y in known])
+    training, held_out = pairs[:-300], pairs[-300:]
+    sources, targets = Vocabulary([x for x, _ in training]), Vocabulary([y for _, y in training])
     model = Bahdanau(len(sources.words), len(targets.words), m=n, n=n, n_a=n)
-    train(model, [(sources.encode(x), targets.encode(y)) for x, y in known], steps)
+    train(model, [(sources.encode(x), targets.encode(y)) for x, y in training], steps)
     right = 0
     for x, y in held_out:
         words, alpha = model.translate(sources.encode(x))

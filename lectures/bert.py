@@ -3,7 +3,7 @@
     python lectures/bert.py             pretrain on generated restaurant reviews; task: is a review good?
     python lectures/bert.py book.txt    pretrain on your own text; task: is a paragraph from its first half?
 
-Figure: fine-tuned on 400 labels, it labels 100 % of 500 other reviews right.
+Figure: fine-tuned on 400 labels, it labels 100 % of 500 other reviews correctly.
 """
 
 import math
@@ -96,14 +96,14 @@ def pretraining_loss(logits: tuple[Tensor, Tensor], words: Tensor, chosen: Tenso
     return F.cross_entropy(logits[0][chosen], words[chosen]) + F.cross_entropy(logits[1], is_next)
 
 
-def masked(words: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
+def mask_words(words: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
     """Choose 15 % of the words (batch, time); of these, 80 % become [MASK], 10 % a random word, 10 % stay."""
     chosen, fate = (torch.rand(words.shape) < 0.15) & (words > MASK), torch.rand(words.shape)
     tokens = torch.where(chosen & (fate < 0.8), MASK, words)
     return torch.where(chosen & (fate >= 0.9), torch.randint(MASK + 1, vocab_size, words.shape), tokens), chosen
 
 
-def framed(rows: list[Row]) -> tuple[Tensor, Tensor, Tensor]:
+def to_batch(rows: list[Row]) -> tuple[Tensor, Tensor, Tensor]:
     """Padded tokens [CLS] a [SEP] b [SEP], segments (0 for a, 1 for b), (batch, time) each, and labels (batch,)."""
     tokens = [torch.tensor([CLS, *a, SEP, *([*b, SEP] if b else [])]) for a, b, _ in rows]
     segments = [(torch.arange(len(row)) > len(a) + 1).long() for row, (a, _, _) in zip(tokens, rows, strict=True)]
@@ -134,7 +134,7 @@ def fine_tune(encoder: Encoder, rows: list[Row], others: list[Row]) -> float:
     model = nn.ModuleDict({"encoder": encoder, "classifier": Classifier(encoder.words.embedding_dim, 2)})
 
     def logits_and_labels(rows: list[Row]) -> tuple[Tensor, Tensor]:
-        tokens, segments, labels = framed(rows)
+        tokens, segments, labels = to_batch(rows)
         return model["classifier"](encoder(tokens, segments)), labels
 
     fit(model, 120, 1e-3, lambda: F.cross_entropy(*logits_and_labels(random.choices(rows, k=16))))
@@ -162,7 +162,7 @@ def main(paths: list[str]) -> int:
     try:
         if paths:
             paragraphs = re.split(r"\n\s*\n", Path(paths[0]).read_text(encoding="utf-8").lower())
-            texts = [text for each in paragraphs if len(text := re.findall(r"[^.!?]*\w[.!?]", each)) > 1]
+            texts = [text for block in paragraphs if len(text := re.findall(r"[^.!?]*\w[.!?]", block)) > 1]
             labels = [int(n < len(texts) // 2) for n in range(len(texts))]
         if len(texts) < 500:
             raise ValueError(f"expected at least 500 paragraphs of two or more sentences, found {len(texts)}")
@@ -172,24 +172,24 @@ def main(paths: list[str]) -> int:
     common = Counter(word for text in texts for sentence in text for word in sentence.split()).most_common(4000)
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(word for word, _ in common)]
     ids = {word: id for id, word in enumerate(vocabulary)}
-    documents = [[[ids.get(word, UNKNOWN) for word in each.split()[:20]] for each in text] for text in texts]
+    documents = [[[ids.get(word, UNKNOWN) for word in part.split()[:20]] for part in text] for text in texts]
     rows: list[Row] = [(text[0], [], label) for text, label in zip(documents, labels, strict=True)]
     random.shuffle(rows)
     encoder, head = Encoder(len(ids), 48, 2, 64, 4), Pretraining(len(ids), 64)
 
     def loss() -> Tensor:
-        words, segments, is_next = framed([next_sentence(documents) for _ in range(32)])
-        tokens, chosen = masked(words, len(ids))
+        words, segments, is_next = to_batch([next_sentence(documents) for _ in range(32)])
+        tokens, chosen = mask_words(words, len(ids))
         return pretraining_loss(head(encoder(tokens, segments), encoder.words.weight), words, chosen, is_next)
 
     fit(nn.ModuleList([encoder, head]), 700, 1.5e-3, loss)
-    words, segments, _ = framed(rows[-1:])
+    words, segments, _ = to_batch(rows[-1:])
     for i in range(1, words.shape[1] - 1):  # mask each word in turn
         tokens = words.index_fill(1, torch.tensor([i]), MASK)
         best = head(encoder(tokens, segments), encoder.words.weight)[0][0, i].topk(4).indices
         print(f"{vocabulary[words[0, i]]:>10} ←", *(vocabulary[id] for id in best))
     accuracy = fine_tune(encoder, rows[:400], rows[400:900])
-    print(f"of unseen texts, {accuracy:.1%} are labelled right")
+    print(f"of unseen texts, {accuracy:.1%} are labelled correctly")
     return 0
 
 

@@ -30,9 +30,9 @@ def stand_in(char: str) -> str:
     return {"L": "a", "N": "0"}.get(unicodedata.category(char)[0], "\t" if char.isspace() else "!")
 
 
-def cut_words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Split like GPT-2: a space belongs to the next word; letters, numbers and other characters are separate words."""
-    return [text[found.start() : found.end()] for found in WORD.finditer("".join(map(stand_in, text)))]
+    return [text[match.start() : match.end()] for match in WORD.finditer("".join(map(stand_in, text)))]
 
 
 # ---- Learning: start from single bytes, so that nothing is out of vocabulary, and merge
@@ -68,18 +68,18 @@ def learn_merges(
 ) -> dict[Pair, int]:
     """Learn pairs to merge, with their ranks 0, 1, …, until there are `size` tokens or no pair occurs twice."""
     count = {word.encode(): c for word, c in words.items()}
-    cut = {word: [bytes([b]) for b in word] for word in count}
+    pieces_of = {word: [bytes([b]) for b in word] for word in count}
     pieces, pairs = Counter[bytes](), Counter[Pair]()
     words_with: defaultdict[Pair, set[bytes]] = defaultdict(set)  # words that contain, or contained, a pair
 
     def add(word: bytes, times: int) -> None:
-        for piece in cut[word]:
+        for piece in pieces_of[word]:
             pieces[piece] += times
-        for pair in pairwise(cut[word]):
+        for pair in pairwise(pieces_of[word]):
             pairs[pair] += times
             words_with[pair].add(word)
 
-    for word in cut:
+    for word in pieces_of:
         add(word, count[word])
     ids = {piece: id for id, piece in enumerate(BYTES)}
     ranks: dict[Pair, int] = {}
@@ -92,7 +92,7 @@ def learn_merges(
         ids.setdefault(best[0] + best[1], len(ids))
         for word in words_with.pop(best):
             add(word, -count[word])
-            cut[word] = merge(cut[word], best)
+            pieces_of[word] = merge(pieces_of[word], best)
             add(word, count[word])
     return ranks
 
@@ -164,8 +164,8 @@ SLIDE_PIECES = ["henry", "is", "giv", "##in", "'", "a", "lec", "##true", "on", "
 def make_text(count: int) -> str:
     """Generate words such as " retransforming"."""
     rng = random.Random(0)
-    made = ("".join(rng.choice(part.split("|")) for part in PARTS) for _ in range(count))
-    return "".join(word if word.startswith(" ") else " " + word for word in made)
+    words = ("".join(rng.choice(part.split("|")) for part in PARTS) for _ in range(count))
+    return "".join(word if word.startswith(" ") else " " + word for word in words)
 
 
 def main() -> None:
@@ -176,14 +176,14 @@ def main() -> None:
         except (OSError, UnicodeDecodeError) as error:
             print(f"bpe.py: {sys.argv[1]}: {getattr(error, 'strerror', None) or error}", file=sys.stderr)
             sys.exit(2)
-    found = cut_words(text)
-    words, held_out = Counter(found[: len(found) * 9 // 10]), found[len(found) * 9 // 10 :]
+    all_words = split_words(text)
+    words, held_out = Counter(all_words[: len(all_words) * 9 // 10]), all_words[len(all_words) * 9 // 10 :]
     ranks, by_likelihood = learn_merges(words, size), learn_merges(words, size, wordpiece_rule)
     log_p = learn_unigram(words, size - len(BYTES))
     print("BPE merges first:", *(repr((a + b).decode(errors="replace")) for a, b in list(ranks)[:12]))
     print("WordPiece merges first:", *(repr((a + b).decode(errors="replace")) for a, b in list(by_likelihood)[:12]))
-    print("BPE:", "|".join(piece.decode(errors="replace") for word in cut_words(SLIDE) for piece in bpe(word, ranks)))
-    slide = [word.strip() for word in cut_words(SLIDE.lower())]
+    print("BPE:", "|".join(piece.decode(errors="replace") for word in split_words(SLIDE) for piece in bpe(word, ranks)))
+    slide = [word.strip() for word in split_words(SLIDE.lower())]
     print("WordPiece with the slide's pieces:", "|".join(p for word in slide for p in wordpiece(word, SLIDE_PIECES)))
     print("unigram:", "|".join(piece for word in held_out[-12:] for piece in unigram(word, log_p)))
     size = sum(len(word.encode()) for word in held_out)

@@ -34,10 +34,10 @@ def next_log_p(model: Model, tokens: list[int]) -> Tensor:
 
 def greedy(model: Model, prompt: list[int], end: int | None, max_tokens: int) -> list[int]:
     """Select the edge with the lowest −log p at each node. A heuristic: it does not always find the best path."""
-    written: list[int] = []
-    while len(written) < max_tokens and written[-1:] != [end]:
-        written.append(int(next_log_p(model, prompt + written).argmax()))
-    return written
+    output: list[int] = []
+    while len(output) < max_tokens and output[-1:] != [end]:
+        output.append(int(next_log_p(model, prompt + output).argmax()))
+    return output
 
 
 class Hypothesis(NamedTuple):
@@ -97,10 +97,10 @@ def ancestral_sampling(
     model: Model, prompt: list[int], end: int | None, max_tokens: int, generator: torch.Generator
 ) -> list[int]:
     """Pick a random edge with its probability at each node. Exact."""
-    written: list[int] = []
-    while len(written) < max_tokens and written[-1:] != [end]:
-        written.append(roll(next_log_p(model, prompt + written).exp(), generator))
-    return written
+    output: list[int] = []
+    while len(output) < max_tokens and output[-1:] != [end]:
+        output.append(roll(next_log_p(model, prompt + output).exp(), generator))
+    return output
 
 
 def speculative_decoding(
@@ -111,23 +111,23 @@ def speculative_decoding(
     A small, fast `draft` guesses AHEAD tokens. A guess x from q is kept with probability min(1, p(x) / q(x)); otherwise
     the token is drawn from max(0, p − q), normalised. So x has probability min(p, q) + max(0, p − q) = p.
     """
-    written, calls = list[int](), 0
-    while len(written) < max_tokens and written[-1:] != [end]:
+    output, calls = list[int](), 0
+    while len(output) < max_tokens and output[-1:] != [end]:
         guesses, q = list[int](), list[Tensor]()
-        for _ in range(min(AHEAD, max_tokens - len(written) - 1)):
-            q.append(next_log_p(draft, prompt + written + guesses).exp())
+        for _ in range(min(AHEAD, max_tokens - len(output) - 1)):
+            q.append(next_log_p(draft, prompt + output + guesses).exp())
             guesses.append(roll(q[-1], generator))
         # one call checks all guesses: p[i] is the distribution of guess i, and the last row that of the next token
-        p = model(torch.tensor(prompt + written + guesses))[-len(guesses) - 1 :].double().softmax(-1)
+        p = model(torch.tensor(prompt + output + guesses))[-len(guesses) - 1 :].double().softmax(-1)
         calls += 1
         for i, x in enumerate(guesses):
-            kept = bool(torch.rand((), generator=generator, dtype=torch.float64) * q[i][x] < p[i][x])
-            written.append(x if kept else roll((p[i] - q[i]).clamp(min=0), generator))
-            if not kept or x == end:
+            accepted = bool(torch.rand((), generator=generator, dtype=torch.float64) * q[i][x] < p[i][x])
+            output.append(x if accepted else roll((p[i] - q[i]).clamp(min=0), generator))
+            if not accepted or x == end:
                 break
         else:
-            written.append(roll(p[-1], generator))
-    return written, calls
+            output.append(roll(p[-1], generator))
+    return output, calls
 
 
 # ---- Models: a tree where greedy search fails, and n-gram models of characters
@@ -187,13 +187,13 @@ def main() -> None:
     model, draft = ngram(tokens, 5, len(ids)), ngram(tokens, 3, len(ids))
 
     texts = [("greedy", greedy(model, [end], end, 60))]
-    texts += [(f"beam, {found.score:.3f}", found.tokens) for found in beam_search(model, [end], end, 60, 3)]
+    texts += [(f"beam, {best.score:.3f}", best.tokens) for best in beam_search(model, [end], end, 60, 3)]
     texts += [("sampled", ancestral_sampling(model, [end], end, 60, generator)) for _ in range(3)]
-    for name, written in texts:
-        print(f"{name:12}", "".join(vocabulary[token] for token in written).strip())
-    written, calls = speculative_decoding(model, draft, [end], None, 400, generator)
-    print("speculative\n" + "".join(vocabulary[token] for token in written[:200]).strip())
-    print(f"{len(written) / calls:.2f} tokens per call of the model")
+    for name, output in texts:
+        print(f"{name:12}", "".join(vocabulary[token] for token in output).strip())
+    output, calls = speculative_decoding(model, draft, [end], None, 400, generator)
+    print("speculative\n" + "".join(vocabulary[token] for token in output[:200]).strip())
+    print(f"{len(output) / calls:.2f} tokens per call of the model")
 
 
 if __name__ == "__main__":

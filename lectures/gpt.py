@@ -87,8 +87,8 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor, caches: list[list[Tensor]] | None = None) -> Tensor:
         """tokens (batch, time) → logits (batch, time, vocab_size) of the token after each; one cache per layer."""
-        read = caches[0][0].shape[2] if caches and caches[0] else 0
-        x = self.W(tokens) + self.p(torch.arange(read, read + tokens.shape[1]))
+        cached = caches[0][0].shape[2] if caches and caches[0] else 0
+        x = self.W(tokens) + self.p(torch.arange(cached, cached + tokens.shape[1]))
         for number, layer in enumerate(self.layers):
             x = layer(x, caches[number] if caches is not None else None)
         return self.norm(x) @ self.W.weight.T
@@ -117,8 +117,8 @@ def train(model: GPT, text: Tensor, steps: int, batch: int) -> None:
 
 
 # ---- Sampling: roll a weighted die for each token, after removing some of its sides
-def heated(logits: Tensor, temperature: float) -> Tensor:
-    """A temperature below 1 makes likely tokens even likelier."""
+def with_temperature(logits: Tensor, temperature: float) -> Tensor:
+    """Divide by the temperature: below 1, likely tokens become even likelier."""
     return logits / temperature
 
 
@@ -173,22 +173,22 @@ def main(paths: list[str], context: int = 64) -> int:
     characters = sorted(set(text))
     ids = {character: id for id, character in enumerate(characters)}
     tokens = torch.tensor([ids[character] for character in text])
-    learned, held_out = tokens[: len(tokens) * 9 // 10], tokens[len(tokens) * 9 // 10 :]
+    training, held_out = tokens[: len(tokens) * 9 // 10], tokens[len(tokens) * 9 // 10 :]
     model = GPT(len(characters), context, layers=2, d_model=64, heads=4)
-    train(model, learned, steps=1000, batch=16)
+    train(model, training, steps=1000, batch=16)
     with torch.no_grad():
         print(f"loss on unseen text: {loss(model, held_out.unfold(0, context + 1, context)[:200]):.3f}")
     if not paths:
         print(f"entropy of the grammar: {10_000 * 15 * math.log(2) / len(text):.3f}")
     filters: dict[str, Callable[[Tensor], Tensor]] = {
         "unfiltered": lambda logits: logits,
-        "temperature 0.5": lambda logits: heated(logits, 0.5),
+        "temperature 0.5": lambda logits: with_temperature(logits, 0.5),
         "top-k 3": lambda logits: top_k(logits, 3),
         "top-p 0.9": lambda logits: top_p(logits, 0.9),
     }
     for name, choose in filters.items():
-        written = generate(model, held_out[None, :1], context - 1, choose)
-        print(f"\n{name}:\n{''.join(characters[id] for id in written[0].tolist()).strip()}")
+        output = generate(model, held_out[None, :1], context - 1, choose)
+        print(f"\n{name}:\n{''.join(characters[id] for id in output[0].tolist()).strip()}")
     return 0
 
 

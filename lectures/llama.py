@@ -1,5 +1,5 @@
 """Lecture 2: LLaMA, and the changes since 2017: pre-norm, RMSNorm, rotary positions and a gated SiLU. Since LLaMA 2,
-several heads of queries also share keys and values, which makes the cache smaller.
+groups of query heads also share keys and values, which makes the cache smaller.
 
     python lectures/llama.py             train on sentences of a small grammar, character by character
     python lectures/llama.py book.txt    train on your own text
@@ -118,8 +118,8 @@ class LLaMA(nn.Module):
     def forward(self, tokens: Tensor, caches: Caches | None = None) -> Tensor:
         """tokens (batch, time) → logits (batch, time, vocab_size) of the token after each; one cache per layer."""
         caches = [[] for _ in self.layers] if caches is None else caches
-        read = caches[0][0].shape[2] if caches[0] else 0
-        x, m = self.embedding(tokens), torch.arange(read, read + tokens.shape[1])
+        cached = caches[0][0].shape[2] if caches[0] else 0
+        x, m = self.embedding(tokens), torch.arange(cached, cached + tokens.shape[1])
         for layer, cache in zip(self.layers, caches, strict=True):
             x = layer(x, m, cache)
         return self.norm(x) @ self.W.weight.T
@@ -183,15 +183,15 @@ def main(paths: list[str], context: int = 64) -> int:
     characters = sorted(set(text))
     ids = {character: id for id, character in enumerate(characters)}
     tokens = torch.tensor([ids[character] for character in text])
-    learned, held_out = tokens[: len(tokens) * 9 // 10], tokens[len(tokens) * 9 // 10 :]
+    training, held_out = tokens[: len(tokens) * 9 // 10], tokens[len(tokens) * 9 // 10 :]
     model = LLaMA(Sizes(len(characters)))
-    train(model, learned, steps=1000, window=torch.arange(context + 1))
+    train(model, training, steps=1000, window=torch.arange(context + 1))
     with torch.no_grad():
         print(f"loss on unseen text: {loss(model, held_out.unfold(0, context + 1, context)[:200]):.3f}")
     if not paths:
         print(f"entropy of the grammar: {10_000 * 15 * math.log(2) / len(text):.3f}")
-    written, caches = generate(model, held_out[None, :1], 2 * context)  # twice the length of training
-    print("".join(characters[id] for id in written[0].tolist()).strip())
+    output, caches = generate(model, held_out[None, :1], 2 * context)  # twice the length of training
+    print("".join(characters[id] for id in output[0].tolist()).strip())
     print(f"the cache of a layer: keys and values of {caches[0][0].shape[1]} heads, for 4 heads of queries")
     return 0
 

@@ -3,7 +3,7 @@
     python lectures/ngram.py            what cows eat, as on the slide; then sentences of a small grammar about cows
     python lectures/ngram.py book.txt   your own text
 
-Figure: on held-out sentences of the grammar the perplexity is 2.11 at N = 6; the grammar's own is 1.96.
+Figure: on held-out sentences of the grammar the perplexity is 2.11 at N = 6; the grammar's is 1.96.
 """
 
 import math
@@ -167,8 +167,8 @@ def learn(text: Gram, longest: int) -> None:
     print(f"{len(train):,} words, {len(vocabulary):,} distinct; perplexity on {len(held_out):,} held-out words:")
     for N in range(1, longest + 1):
         model = KneserNey([train], N, len(vocabulary))
-        counted = perplexity(score(MaximumLikelihood([train], N).p, held_out))
-        print(f"N = {N}: {counted:7.2f} from counts alone, {perplexity(score(model.p, held_out)):7.2f} with Kneser–Ney")
+        raw = perplexity(score(MaximumLikelihood([train], N).p, held_out))
+        print(f"N = {N}: {raw:7.2f} from counts alone, {perplexity(score(model.p, held_out)):7.2f} with Kneser–Ney")
     print(" ".join(sample(model.p, vocabulary, random.Random(1))[1:]).replace(END, "\n"))
 
 
@@ -189,10 +189,10 @@ def main() -> None:
     for w, c in cows.dice[2]["cows", "eat"].most_common():
         print(f"p({w} | cows, eat) = {c}/11 = {cows.p(w, ('cows', 'eat')):.3f}")
     rng = random.Random(0)
-    derived = [derive("TEXT", rng) for _ in range(4000)]
-    learn(tuple(w for words, _ in derived for w in (*words, END)), 6)
-    mean = sum(log_p for _, log_p in derived) / sum(len(words) + 1 for words, _ in derived)
-    print(f"the grammar's own perplexity: {math.exp(-mean):.2f}")
+    sentences = [derive("TEXT", rng) for _ in range(4000)]
+    learn(tuple(w for words, _ in sentences for w in (*words, END)), 6)
+    mean = sum(log_p for _, log_p in sentences) / sum(len(words) + 1 for words, _ in sentences)
+    print(f"the grammar's perplexity: {math.exp(-mean):.2f}")
 
 
 if __name__ == "__main__":

@@ -141,12 +141,12 @@ def train(model: RNNLM, text: Tensor, steps: int, B: int = 32, T: int = 32) -> N
 @torch.no_grad()
 def sample(model: RNNLM, prompt: list[int], length: int, generator: torch.Generator) -> list[int]:
     """Roll the die p(w_t | h_t), read the token that lands face up, repeat; return the generated tokens."""
-    written, new, states = [], prompt, None
+    output, new, states = [], prompt, None
     for _ in range(length):
         logits, states = model(torch.tensor([new]), states)
         new = torch.multinomial(logits[0, -1].softmax(-1), 1, generator=generator).tolist()
-        written += new
-    return written
+        output += new
+    return output
 
 
 def make_text(sentences: int) -> tuple[str, float]:
@@ -188,10 +188,10 @@ def main() -> None:
     model = RNNLM(CELLS[name], V=len(ids), d_x=64, d_h=128 if len(sys.argv) == 1 else 192)
     train(model, tokens[: -held_out.numel()], steps)
     with torch.no_grad():
-        measured = loss(model(held_out[:, :-1])[0], held_out[:, 1:])
-    print(f"held-out loss {measured:.3f} nats per character", f"(entropy {entropy:.3f})" if len(sys.argv) == 1 else "")
-    written = sample(model, tokens[:20].tolist(), 400, torch.Generator().manual_seed(0))
-    print(text[:20] + "".join(list(ids)[token] for token in written))
+        J = loss(model(held_out[:, :-1])[0], held_out[:, 1:])
+    print(f"held-out loss {J:.3f} nats per character", f"(entropy {entropy:.3f})" if len(sys.argv) == 1 else "")
+    output = sample(model, tokens[:20].tolist(), 400, torch.Generator().manual_seed(0))
+    print(text[:20] + "".join(list(ids)[token] for token in output))
 
 
 if __name__ == "__main__":

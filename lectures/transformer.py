@@ -98,7 +98,7 @@ def sinusoids(length: int, d: int) -> Tensor:
 
 
 class Transformer(nn.Module):
-    """One table of embeddings serves the source, the target and (transposed) the logits."""
+    """One embedding matrix serves the source, the target and (transposed) the logits."""
 
     def __init__(self, vocab_size: int, layers: int, d_model: int, heads: int, d_ff: int):
         super().__init__()
@@ -182,8 +182,8 @@ def main(paths: list[str]) -> int:
     common = Counter(word for row in rows for text in row for word in text.split()).most_common(2000)
     vocabulary = ["<pad>", "<s>", "</s>", "<unk>", *(word for word, _ in common)]
     ids = {word: id for id, word in enumerate(vocabulary)}
-    read = [[[ids.get(word, UNKNOWN) for word in text.split()[:20]] for text in row] for row in rows]
-    pairs = [([*source, END], [BEGIN, *target, END]) for source, target in read]
+    encoded = [[[ids.get(word, UNKNOWN) for word in text.split()[:20]] for text in row] for row in rows]
+    pairs = [([*source, END], [BEGIN, *target, END]) for source, target in encoded]
     model = Transformer(len(vocabulary), layers=2, d_model=64, heads=4, d_ff=256)
     train(model, pairs[:-200], steps=800)
     model.eval()

@@ -4,7 +4,7 @@ parameters beyond the third are named by the caller."""
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +14,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "weft"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 ROOMS = sorted({path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in MODULES})
+SCRIPTS = ["benchmarks", "lectures", "docs", "docs/ext"]  # folders of Python outside the package
 
 # A docstring that begins with one of these leans on its neighbour, or hides what is returned.
 LEANING = re.compile(r"(The same|Those|That|These|This|What|As|How|So|Such|It|Its|Inside|Likewise|Where|Of)\b")
@@ -50,15 +51,26 @@ def docstrings(path: Path) -> Iterator[tuple[int, str]]:
                 yield getattr(node, "lineno", 1), text
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_docstrings_stand_alone(room: str) -> None:
-    found = [
+def leaning(paths: Iterable[Path]) -> list[str]:
+    return [
         f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
-        for path in modules_of(room)
+        for path in paths
         for line, text in docstrings(path)
         if LEANING.match(text)
     ]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_docstrings_stand_alone(room: str) -> None:
+    found = leaning(modules_of(room))
     assert not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize("folder", SCRIPTS)
+def test_docstrings_of_scripts_stand_alone(folder: str) -> None:
+    paths = sorted((ROOT / folder).glob("*.py"))
+    found = leaning(paths)
+    assert paths and not found, "\n" + "\n".join(found)
 
 
 def phrases(folder: Path) -> list[str]:
@@ -80,8 +92,9 @@ def test_no_phrase_has_to_be_read_twice(folder: str) -> None:
     assert not found, "\n" + "\n".join(found)
 
 
-def test_no_phrase_of_the_documentation_has_to_be_read_twice() -> None:
-    found = [*phrases(ROOT / "docs"), *phrases(ROOT / "lectures")]
+@pytest.mark.parametrize("folder", ["docs", "lectures", "benchmarks"])
+def test_no_phrase_outside_the_package_has_to_be_read_twice(folder: str) -> None:
+    found = phrases(ROOT / folder)
     assert not found, "\n" + "\n".join(found)
 
 

@@ -131,7 +131,7 @@ def test_random_damage_is_detected_or_harmless(run: Path, harness: ModuleType, s
     words = ["evaluate", str(run), "--json"]
     expected = answer(words, capsys)
     file = pick.choice(pick.choice(list(harness._by_name(harness.damageable(run)).values())))
-    damage = harness.spoil(file, pick)
+    damage = harness.corrupt(file, pick)
     outcome = answer(words, capsys)
     verdict = harness.verdict(outcome, expected, file)
     assert verdict in ("refused", "warned", "harmless"), (file.name, damage, outcome)

@@ -57,7 +57,7 @@ def rows(batch: int, longest: int) -> tuple[Tensor, Tensor, Tensor]:
     def words(length: int) -> list[int]:
         return torch.randint(bert.MASK + 1, VOCAB, (max(1, length),)).tolist()
 
-    return bert.framed([(words(longest // 2 - n), words(longest // 2 - 2 * n), n % 2) for n in range(batch)])
+    return bert.to_batch([(words(longest // 2 - n), words(longest // 2 - 2 * n), n % 2) for n in range(batch)])
 
 
 SHAPES = pairwise([1, 3], [(8, 1), (24, 4)], [1, 5], [4, 16])
@@ -70,7 +70,7 @@ def test_both_tasks_of_pretraining(layers: int, width: tuple[int, int], batch: i
     theirs = nn.ModuleDict({"encoder": parts, "head": bert.Pretraining(VOCAB, width[0])}).eval()
     theirs.load_state_dict(pretraining(settings, ours.state_dict()))
     words, segments, is_next = rows(batch, longest)
-    tokens, chosen = bert.masked(words, VOCAB)
+    tokens, chosen = bert.mask_words(words, VOCAB)
     chosen[:, 1] = True
     real = tokens != bert.PAD
 
@@ -113,7 +113,7 @@ def test_masking() -> None:
     """15 % of the words are chosen, of these 80, 10 and 10 %, never special tokens; within four standard errors."""
     torch.manual_seed(0)
     words = torch.randint(0, 10_000, (1000, 1000))
-    tokens, chosen = bert.masked(words, 10_000)
+    tokens, chosen = bert.mask_words(words, 10_000)
     assert not chosen[words <= bert.MASK].any() and torch.equal(tokens[~chosen], words[~chosen])
     count = int(chosen.sum())
     assert count / int((words > bert.MASK).sum()) == pytest.approx(0.15, abs=0.0015)
@@ -131,8 +131,8 @@ def test_next_sentences() -> None:
     assert sum(is_next for *_, is_next in drawn) == pytest.approx(2000, abs=130)
 
 
-def test_rows_are_framed() -> None:
-    tokens, segments, labels = bert.framed([([7, 8], [9], 1), ([7], [8, 9, 9], 0)])
+def test_rows_become_a_batch() -> None:
+    tokens, segments, labels = bert.to_batch([([7, 8], [9], 1), ([7], [8, 9, 9], 0)])
     cls, sep, pad = bert.CLS, bert.SEP, bert.PAD
     assert tokens.tolist() == [[cls, 7, 8, sep, 9, sep, pad], [cls, 7, sep, 8, 9, 9, sep]]
     assert segments.tolist() == [[0, 0, 0, 0, 1, 1, 0], [0, 0, 0, 1, 1, 1, 1]] and labels.tolist() == [1, 0]

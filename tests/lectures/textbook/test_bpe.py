@@ -44,7 +44,7 @@ def saved(tokenizer: Tokenizer) -> Any:
 def learned(text: str, size: int) -> tuple[Tokenizer, dict[tuple[bytes, bytes], int]]:
     """weft's tokenizer with up to `size` tokens besides special ones, and the merges of lectures/bpe.py."""
     tokenizer = build_tokenizer(BPE(), [text], default_size=size + 3)
-    return tokenizer, bpe.learn_merges(Counter(bpe.cut_words(text)), size)
+    return tokenizer, bpe.learn_merges(Counter(bpe.split_words(text)), size)
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -63,7 +63,7 @@ def test_pieces_are_wefts(name: str) -> None:
     tokenizer, ranks = learned(TEXTS[name], 350)
     ids = {piece: id for id, piece in enumerate([*bpe.BYTES, *dict.fromkeys(a + b for a, b in ranks)], start=3)}
     for text in TEXTS.values():
-        pieces = [piece for word in bpe.cut_words(text) for piece in bpe.bpe(word, ranks)]
+        pieces = [piece for word in bpe.split_words(text) for piece in bpe.bpe(word, ranks)]
         assert b"".join(pieces).decode() == text
         assert [ids[piece] for piece in pieces] == tokenizer.encode(text)
 
@@ -79,7 +79,7 @@ def test_wordpiece_is_wefts() -> None:
 
 
 def test_the_slides_pieces() -> None:
-    words = [word.strip() for word in bpe.cut_words(bpe.SLIDE.lower())]
+    words = [word.strip() for word in bpe.split_words(bpe.SLIDE.lower())]
     assert [piece for word in words for piece in bpe.wordpiece(word, bpe.SLIDE_PIECES)] == bpe.SLIDE_PIECES
 
 
@@ -117,6 +117,6 @@ def test_the_rules_of_bpe_and_wordpiece_differ() -> None:
 
 
 def test_unigram_learns_recurring_pieces() -> None:
-    log_p = bpe.learn_unigram(Counter(bpe.cut_words(bpe.make_text(3000))), 60)
+    log_p = bpe.learn_unigram(Counter(bpe.split_words(bpe.make_text(3000))), 60)
     assert {"transform", "ing", "able"} <= {piece.strip() for piece in log_p}
     assert bpe.unigram(" unlearnable", log_p)[-1] == "able"

@@ -68,7 +68,8 @@ def test_filters_are_wefts() -> None:
     rounded = drawn.round()  # with many ties
     for logits in (drawn, rounded):
         for temperature in (0.3, 1.0, 2.0):
-            assert torch.equal(gpt.heated(logits, temperature), sampling.apply_temperature(logits, temperature))
+            expected = sampling.apply_temperature(logits, temperature)
+            assert torch.equal(gpt.with_temperature(logits, temperature), expected)
         for k in (1, 2, 7, VOCAB, VOCAB + 5):
             assert torch.equal(gpt.top_k(logits, k), sampling.top_k(logits, k))
         for p in (0.01, 0.3, 0.9, 0.999, 1.0):
