@@ -3,6 +3,7 @@
 The command line prints that line and exits with 2. Bugs are caught by `assert`, never by one of these.
 """
 
+import shlex
 from collections.abc import Iterable
 from difflib import get_close_matches
 from itertools import islice
@@ -83,6 +84,11 @@ def first_line(error: BaseException) -> str:
 def download_first(address: str) -> str:
     """Say that weft doesn't read addresses; the caller appends how to pass the downloaded file."""
     return f"'{address}': weft reads files, not addresses; download it, for instance with curl -LO, and give the file"
+
+
+def quoted(name: object) -> str:
+    """Quote a name or path for a shell, in a command that a message shows."""
+    return shlex.quote(str(name))
 
 
 def suggestion(name: str, known: Iterable[str], limit: int = 12, *, what: str = "available") -> str:

@@ -34,6 +34,11 @@ class _Synchronous:
         self.start = lambda: target(*args)
 
 
+def test_a_missing_folder_of_runs_is_reported(opened: list[str], tmp_path: Path, cli: Cli, monkeypatch: Patch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "weft: runs: no such folder yet" in cli.logged("explore", "--no-browser")
+
+
 def test_a_browser_with_a_window_is_opened(opened: list[str], tmp_path: Path, cli: Cli, monkeypatch: Patch) -> None:
     cli("explore", tmp_path)
     assert len(opened) == 1 and opened[0].startswith("http://127.0.0.1:") and opened[0] in cli.err

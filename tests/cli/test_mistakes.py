@@ -108,6 +108,11 @@ def test_texts_that_cannot_be_trained_on(folder: Path, cli: Cli, content: bytes,
         ("resume 'runs/a b'", "'resume' … weft train --resume 'runs/a b'"),
         ("sample runs/a --n 3", "'sample' … weft generate runs/a --n 3"),
         ("list", "'list' … weft runs"),
+        ("train gpt-tiny --epochs 3", "--epochs … steps=VALUE; one epoch is"),
+        ("train gpt-tiny model.d=128", "model.d: unknown key … 'model.d_model'"),
+        ("generate gpt2", "gpt2: not a run: a preset … weft train gpt2 --data FILE"),
+        ("import https://huggingface.co/a/b runs/b", "by its name: weft import a/b RUN"),
+        ("import https://a.b/c.gguf runs/b", "not addresses … give the file"),
     ],
 )
 def test_invalid_words_are_named_with_what_would_be_right(cli: Cli, command: str, facts: str) -> None:
@@ -197,6 +202,19 @@ def test_a_run_by_its_bare_name_or_misspelled(folder: Path, cli: Cli) -> None:
     assert cli.refused("evaluate", "runs/odl").endswith("no such folder; did you mean runs/old?")
     assert cli.refused("explain", "runs/odl").endswith("did you mean 'runs/old'?")
     assert cli.refused("evaluate", "zebra").endswith("not a run: no such folder")
+
+
+def test_paths_that_are_not_runs(folder: Path, cli: Cli) -> None:
+    (folder / "runs" / "ö l" / "checkpoints").mkdir(parents=True)
+    (folder / "runs" / "ö l" / "config.toml").write_text("name = 'old'\n")
+    (folder / "book.txt").write_text(TEXT)
+    (folder / "stale").symlink_to("gone")
+    assert cli.refused("evaluate", "book.txt").endswith("not a run: a file; give the folder of a run")
+    assert cli.refused("evaluate", "runs").endswith("not a run: a folder of runs; give one: runs/ö l")
+    assert cli.refused("generate", "runs/ö l/checkpoints").endswith("a part of one; give runs/ö l")
+    assert cli.refused("generate", "stale").endswith("a link to gone, which is missing")
+    assert "weft train --resume 'runs/ö l'" in cli.refused("train", "runs/ö l")
+    assert cli.refused("train", "book.txt", "gpt-tiny").endswith("first: weft train gpt-tiny --data book.txt")
 
 
 def test_a_run_is_never_overwritten(folder: Path, cli: Cli) -> None:

@@ -14,6 +14,7 @@ from weft.figures.tables import Table
 from weft.recipe.metrics import against_baseline, metric
 
 BASELINE = "baseline_bits_per_byte"
+WITHOUT_BASELINE = "it is unfinished or imported, or its text was no longer there when training ended"
 UNITS = {
     "loss": "nats per token",
     "perplexity": "of the next token",
@@ -32,6 +33,7 @@ class EvaluationReport:
     details: Details | None
     overlap: Overlap | None
     unchecked: int  # bytes to read for an overlap that was not computed
+    no_baseline: str | None = None  # why a language model's metrics have no baseline
 
     @property
     def metrics(self) -> Mapping[str, Any]:
@@ -93,6 +95,8 @@ class EvaluationReport:
     def record(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
         values = dict(self.metrics)
+        if self.no_baseline is not None:
+            values["no_baseline"] = self.no_baseline
         for width, metrics in list(self.measured.items())[1:]:
             values[width] = {key: value for key, value in metrics.items() if isinstance(value, float)}
         if (overlap := self.overlap) is not None:
@@ -152,9 +156,14 @@ def evaluation_report(
         raise DataError(f"{error.line}; this run reads '{error.column}', so rename the column") from None
     baseline = run.results().get(BASELINE) if data is None else None  # known for the run's own data
     metrics |= {} if baseline is None else {BASELINE: baseline}
+    why = None
+    if baseline is None and "bits_per_byte" in metrics:
+        why = (
+            f"the run's results have none: {WITHOUT_BASELINE}" if data is None else "known only for the run's own data"
+        )
     measured = {"": metrics}
     width = load(run.path, quantize=quantize).quantized if quantize == "auto" else quantize
     if width is not None:
         run.quantize(width)
         measured = {"as trained": metrics, width: run.evaluate(data, stride=stride, encoding=encoding)}
-    return EvaluationReport(measured, details=found, overlap=passages, unchecked=unchecked)
+    return EvaluationReport(measured, details=found, overlap=passages, unchecked=unchecked, no_baseline=why)

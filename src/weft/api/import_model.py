@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.config import validate
-from weft.errors import InteropError, RunError
+from weft.errors import InteropError, RunError, quoted
 from weft.interop import peft
 from weft.interop.bundle import ModelBundle, lazy_weights
 from weft.interop.formats import read_model
@@ -55,7 +55,8 @@ def _import_adapter(source: Path, target: Path, base: Path | str | None) -> tupl
     base_run = open_run(base)
     base_recipe = base_run.recipe()
     if base_recipe.adapter is not None:
-        raise InteropError(f"--base {base}: itself an adapter; merge it first: weft export {base} DEST --to weft")
+        merge = f"weft export {quoted(base)} DEST --to weft"
+        raise InteropError(f"--base {base}: itself an adapter; merge it first: {merge}")
     path, _ = checkpoint.find(base_run.checkpoints, "best", checkpoint.verified)
     model = read_run(base_run, checkpoint_weights(path, base_recipe.model))
     adapter = peft.read(source, model)

@@ -20,7 +20,7 @@ from weft.data.prepare import prepare as prepare_shards
 from weft.data.shards import Shards
 from weft.data.sources import find_files
 from weft.data.split import require_text, train_texts
-from weft.errors import ConfigError, DataError, LostError, RunError, TokenizerError, WeftError
+from weft.errors import ConfigError, DataError, LostError, RunError, TokenizerError, WeftError, quoted
 from weft.machine import matmul_rates, pick_device
 from weft.models.base import device_of
 from weft.objectives import table as objectives
@@ -103,9 +103,10 @@ def train(
     if not isinstance(recipe, Recipe):
         source, above = str(recipe), changed_tables(changes)
         if is_run(source) and "init" not in above and not fine_tunes(source, above, sources):
+            shown, config = quoted(source), quoted(Path(source) / "config.toml")
             raise ConfigError(
-                f"{source}: a run; to fine-tune its weights on other text: weft train {source} --data FILE; to "
-                f"resume it: weft train --resume {source}; to repeat it: weft train {Path(source) / 'config.toml'}"
+                f"{source}: a run; to fine-tune its weights on other text: weft train {shown} --data FILE; to "
+                f"resume it: weft train --resume {shown}; to repeat it: weft train {config}"
             )
     resolved = resolve(recipe, changes, sources, log=log)
     _check(resolved)
@@ -137,7 +138,7 @@ def resume(run: Path | str, *, changes: Changes = (), log: Log = log_to_stderr) 
         return _follow(ranks)
     folder = open_run(run)
     if not folder.recipe().data.parts:
-        raise RunError(f"{run}: imported, not trained here; fine-tune it with `weft train {run} --data FILE`")
+        raise RunError(f"{run}: imported, not trained here; fine-tune it with `weft train {quoted(run)} --data FILE`")
     recipe = folder.settled_recipe()
     with lock_run(folder):
         objective = objectives.build(recipe, folder)

@@ -40,6 +40,8 @@ def explore(
         from weft.serve.library import Library
         from weft.serve.listen import freeze_loaded, run_server
 
+    if not folder.is_dir():
+        log_to_stderr(f"weft: {folder}: no such folder yet; `weft train` and `weft quickstart` create it")
     serving = Serving()
     comparisons = [str(COMPARISONS)] if folder == RUNS and COMPARISONS.is_dir() else []
     library = Library([str(folder), *comparisons], None, serving.limits, may_be_empty=True, on_change=freeze_loaded)

@@ -5,6 +5,7 @@ from pathlib import Path
 from weft.cli.console import options
 from weft.cli.console.options import argument, option, run_option
 from weft.cli.console.terminal import echo, loading, print_json
+from weft.errors import quoted
 
 
 def import_(
@@ -36,9 +37,9 @@ def import_(
         return
     echo(f"{folder.path}: from {bundle.origin}")
     echo(f"{parameters:,} parameters, {bundle.tokenizer.vocab_size:,} tokens, {bundle.model.kind}")
-    head = getattr(bundle.model, "head", None)
+    head, shown = getattr(bundle.model, "head", None), quoted(folder.path)
     if head is not None and not any(head.kind in objective.heads for objective in OBJECTIVES.values()):
         echo(f"no command uses its head of kind '{head.kind}'; it is kept, and exported")
-        echo(f"use       weft embed {folder.path}, or weft train … init={folder.path} to train another head")
+        echo(f"use       weft embed {shown}, or weft train … init={shown} to train another head")
     if bundle.model.kind == "decoder" and bundle.tokenizer.chat_template is not None:
-        echo(f"use       weft chat {folder.path}")
+        echo(f"use       weft chat {shown}")

@@ -10,7 +10,7 @@ from weft.cli.console import options
 from weft.cli.console.options import argument, flag, option
 from weft.cli.console.terminal import print_json, print_tables
 from weft.cli.tokenize import find_tokenizer
-from weft.errors import ConfigError, TokenizerError
+from weft.errors import ConfigError, TokenizerError, quoted
 from weft.figures.tables import Table
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def prepare(
         if part is not None:
             raise TokenizerError(
                 f"--part {part}: all parts need the same finished tokenizer; train one on a sample of the text, for "
-                f"instance with weft prepare FILE --tokenizer {name} --out first, and give --tokenizer first"
+                f"instance with weft prepare FILE --tokenizer {quoted(name)} --out first, and give --tokenizer first"
             )
         if "-" in sources:
             raise TokenizerError("'-': standard input can be read only once; give a finished tokenizer, or name a file")

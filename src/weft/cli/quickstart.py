@@ -8,6 +8,7 @@ from weft.cli.console import options
 from weft.cli.console.options import command_line, option
 from weft.cli.console.terminal import escaped, loading, print_json
 from weft.cli.train import keep_freed_memory, summarise
+from weft.errors import quoted
 
 RUN = Path("runs/quickstart")
 
@@ -42,6 +43,6 @@ def quickstart(
         console.print(Text(escaped(f"{number}  " + "\n   ".join(sample.strip().splitlines()))))
     console.print()
     summarise(done)
-    explored = "" if folder.parent == Path("runs") else f" {folder.parent}"
+    explored = "" if folder.parent == Path("runs") else f" {quoted(folder.parent)}"
     console.print(f"\nlook inside:    weft explore{explored}")
     console.print("your own text:  weft train gpt-tiny --data book.txt")

@@ -12,7 +12,7 @@ from weft.cli.console.distributed import start_processes
 from weft.cli.console.help import recipe_key
 from weft.cli.console.options import command_line, flag, option, recipe_argument, run_option
 from weft.cli.console.terminal import echo, loading, print_json, print_tables
-from weft.errors import ConfigError
+from weft.errors import ConfigError, quoted
 from weft.figures.tables import Table
 
 if TYPE_CHECKING:
@@ -63,11 +63,13 @@ def train(
         if sources or targets or on_error or run is not None:
             raise ConfigError(
                 f"--resume {resume}: the run keeps its recipe and text; give nothing else, or steps=3000 to extend it; "
-                f"to fine-tune it on other text: weft train {resume} --data FILE"
+                f"to fine-tune it on other text: weft train {quoted(resume)} --data FILE"
             )
     elif recipe is None:
         raise ConfigError("no recipe: give a preset or a recipe, for instance: weft train gpt-tiny --data book.txt")
     elif sources and not data:
+        if Path(recipe).is_file() and not Path(sources[0]).exists():  # the other way round
+            raise ConfigError(f"write the recipe first: weft train {quoted(sources[0])} --data {quoted(recipe)}")
         raise ConfigError(f"'{sources[0]}': settings are written key=value, and text is given with --data")
     start_processes(processes, context.obj)
     if resume is not None:
@@ -104,5 +106,5 @@ def summarise(run: "Run") -> None:
         remark = against_baseline(results)
         print_tables(Table(("on held-out data", ""), shown, "", [remark] if remark else []))
     echo(f"\nreport    {run.path / 'report.html'}")
-    echo(f"use       {run.objective.usage.format(run=run.path)}")
-    echo(f"evaluate  weft evaluate {run.path}")
+    echo(f"use       {run.objective.usage.format(run=quoted(run.path))}")
+    echo(f"evaluate  weft evaluate {quoted(run.path)}")

@@ -7,7 +7,6 @@ import codecs
 import gzip
 import io
 import os
-import shlex
 import sys
 import tempfile
 import tomllib
@@ -22,7 +21,7 @@ from typing import IO
 
 import zstandard
 
-from weft.errors import DataError
+from weft.errors import DataError, quoted
 from weft.progress import warn
 from weft.storage.untrusted import refuse_beyond
 
@@ -180,7 +179,7 @@ def decode(text: bytes, name: str, offset: int) -> str:
 
 def _encoding_advice(name: str, encoding: str) -> str:
     """Advice on reading a file in another encoding: the setting, and the command that converts it to UTF-8."""
-    source = "FILE" if name == "-" else shlex.quote(name)
+    source = "FILE" if name == "-" else quoted(name)
     setting = f"set data.encoding={encoding} for all files (weft prepare, evaluate: --encoding {encoding})"
     command = f"iconv -f {_TABLE['iconv'].get(encoding, encoding)} -t utf-8 {source} > utf-8.txt"
     return f"{setting}, or save it as UTF-8: {command}"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from weft.errors import InteropError, hub_failure, suggestion
+from weft.errors import InteropError, download_first, hub_failure, quoted, suggestion
 from weft.interop import llama2c, nanogpt
 from weft.interop.bundle import ModelBundle
 from weft.interop.ctranslate2 import argos, ctranslate2
@@ -43,6 +43,10 @@ def read_model(source: Path | str, tokenizer: Path | str | None = None) -> Model
     path, name = Path(source), str(source)
     if not path.exists():
         if not re.fullmatch(r"(hub:)?\w[\w.-]*/\w[\w.-]*", name) or Path(name.partition("/")[0]).is_dir():
+            if page := re.match(r"https?://huggingface\.co/([\w.-]+/[\w.-]+)", name):
+                raise InteropError(f"{name}: give a model on the hub by its name: weft import {page[1]} RUN")
+            if "://" in name:
+                raise InteropError(download_first(name))
             near = suggestion(name, map(str, path.parent.glob("*")), what="files here")
             raise InteropError(f"{name}: no such file or folder{near and f'; {near}'}")
         path = _download(name.removeprefix("hub:"))
@@ -80,5 +84,5 @@ def _why_unrecognised(path: Path) -> str:
     if path.is_file():
         refuse_pointer(path)
     if path.suffix in (".safetensors", ".json") or WEIGHTS.match(path.name):
-        return f"one file of a model; name the folder that it is in: weft import {path.absolute().parent} RUN"
+        return f"one file of a model; name the folder that it is in: weft import {quoted(path.absolute().parent)} RUN"
     return f"not a model that weft knows; {known}"

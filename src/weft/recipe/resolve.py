@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.config import Tree, assignments, flat, merge, nested, read_toml, validate
-from weft.errors import ConfigError, download_first, suggestion
+from weft.errors import ConfigError, download_first, quoted, suggestion
 from weft.models.presets import PRESETS, preset
 from weft.progress import Log, log_to_stderr
 from weft.recipe.config import SOURCE_TOKENIZER, Recipe, SettledRecipe
@@ -120,7 +120,7 @@ def _find(source: str) -> tuple[Tree, str]:
         return {"name": source, "model": source}, source
     if path.exists():
         problem = f"{source}: neither a recipe (.toml) nor a run"
-        raise ConfigError(f"{problem}; to train on a text: weft train gpt-tiny --data {source}")
+        raise ConfigError(f"{problem}; to train on a text: weft train gpt-tiny --data {quoted(source)}")
     if "://" in source:
         raise ConfigError(f"{download_first(source)}: weft train gpt-tiny --data FILE")
     runs = (str(config.parent) for config in Path("runs").glob("*/config.toml"))

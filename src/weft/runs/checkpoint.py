@@ -25,7 +25,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn, optim
 
-from weft.errors import DamageError, RunError
+from weft.errors import DamageError, RunError, quoted
 from weft.models.base import current_name
 from weft.runs.folder import CHECKPOINT, RunFolder, writing
 from weft.runs.snapshot import Snapshot, learned_state, load_optimizer_state, restore_random_state
@@ -265,7 +265,8 @@ def newest_good(folder: Path) -> tuple[Path, list[str]]:
 def find(folder: Path, which: Literal["best", "latest"], use: Callable[[Path], T]) -> tuple[T, list[str]]:
     """Return what `use` makes of the best or latest checkpoint, or of the newest undamaged one, and damage found."""
     if not folder.is_dir():
-        raise RunError(f"{folder.parent}: no checkpoint yet; continue with `weft train --resume {folder.parent}`")
+        resume = f"weft train --resume {quoted(folder.parent)}"
+        raise RunError(f"{folder.parent}: no checkpoint yet; continue with `{resume}`")
     existing, damage = all_checkpoints(folder), dict[str, None]()  # an ordered set
     order = existing[::-1]
     if (message := lost(folder)) is not None:
@@ -289,7 +290,7 @@ def find(folder: Path, which: Literal["best", "latest"], use: Callable[[Path], T
         except DamageError as error:
             damage[str(error)] = None
     if not damage:
-        raise RunError(f"{folder}: no checkpoint here yet; continue with `weft train --resume {folder.parent}`")
+        raise RunError(f"{folder}: no checkpoint here yet; continue with `weft train --resume {quoted(folder.parent)}`")
     raise RunError(f"{folder}: no checkpoint can be read: {'; '.join(damage)}")
 
 

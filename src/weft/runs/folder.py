@@ -29,7 +29,8 @@ from typing import Any
 from safetensors import SafetensorError
 
 from weft.config import read_toml, to_toml, validate
-from weft.errors import ConfigError, RunError
+from weft.errors import ConfigError, RunError, listed, quoted
+from weft.models.presets import PRESETS
 from weft.progress import Log
 from weft.recipe.config import SOURCE_TOKENIZER, Recipe, SettledRecipe
 from weft.recipe.objective import upgrade
@@ -153,7 +154,7 @@ def claim_run(path: Path | str) -> Iterator[RunFolder]:
 
 def _refuse_run(run: RunFolder) -> None:
     if run.config.exists():
-        hint = f"continue it with `weft train --resume {run.path}`, or choose another folder with --run"
+        hint = f"continue it with `weft train --resume {quoted(run.path)}`, or choose another folder with --run"
         raise RunError(f"{run.path}: a run is already here; {hint}")
 
 
@@ -219,13 +220,27 @@ def open_run(path: Path | str) -> RunFolder:
     """Return the folder of an existing run; suggest similar names next to it and in runs/ if there is none."""
     run = RunFolder(path)
     if not run.config.is_file():
-        reason = "no such folder" if not run.path.exists() else "there is no config.toml in it"
+        reason = _why_no_run(run.path)
         others = [file.parent for base in {run.path.parent, Path("runs")} for file in base.glob("*/config.toml")]
         near = get_close_matches(run.path.name, {other.name for other in others}, n=3)
         names = sorted(str(other) for other in others if other.name in near)
         hint = f"; did you mean {' or '.join(names)}?" if names else ""
         raise RunError(f"{run.path}: not a run: {reason}{hint}")
     return run
+
+
+def _why_no_run(path: Path) -> str:
+    holders = (folder for folder in path.parents[:3] if path.exists() and RunFolder(folder).config.exists())
+    if (inside := next(holders, None)) is not None:
+        return f"a part of one; give {inside}"
+    if not path.exists():
+        preset = path.name in PRESETS and str(path) == path.name
+        stale = path.is_symlink() and f"a link to {os.readlink(path)}, which is missing"
+        return f"a preset; train it first: weft train {path} --data FILE" if preset else stale or "no such folder"
+    if not path.is_dir():
+        return "a file; give the folder of a run"
+    runs = sorted(str(config.parent) for config in path.glob("*/config.toml"))
+    return f"a folder of runs; give one: {listed(runs)}" if runs else "there is no config.toml in it"
 
 
 # ---- hashes of the small files that decide what a run computes, recorded when it starts

@@ -14,7 +14,7 @@ from weft.api.load import check_width, load
 from weft.api.run import Run
 from weft.compare.studies import studies
 from weft.costs.count import count
-from weft.errors import ConfigError, WeftError, out_of_memory, suggestion
+from weft.errors import ConfigError, WeftError, out_of_memory, quoted, suggestion
 from weft.machine import free_memory, pick_device
 from weft.runs.checkpoint import WEIGHTS
 from weft.runs.folder import LOCK, RunFolder, open_run
@@ -204,7 +204,8 @@ def find_runs(path: Path, may_be_empty: bool = False) -> list[RunFolder]:
     if runs := [] if is_run else _runs_in(path):
         return runs
     if (path / "config.json").is_file():
-        raise ConfigError(f"{path}: another program's model; import it first: weft import {path} runs/{path.name}")
+        command = f"weft import {quoted(path)} {quoted(f'runs/{path.name}')}"
+        raise ConfigError(f"{path}: another program's model; import it first: {command}")
     may_be_empty = may_be_empty or bool(studies([path]))  # a folder may hold comparisons only
     return [] if may_be_empty and not is_run else [open_run(path)]
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import optim
 
-from weft.errors import DivergedError, LostError, RunError
+from weft.errors import DivergedError, LostError, RunError, quoted
 from weft.models.base import LanguageModel
 from weft.models.stack import Stack
 from weft.parallel.mesh import Mesh
@@ -205,4 +205,5 @@ class Saver:
         if self._failure is not None:
             standing = checkpoint.all_checkpoints(self._run.checkpoints)
             left = f"the newest whole checkpoint is {standing[-1].name}" if standing else "no checkpoint was written"
-            raise RunError(f"{self._failure}; {left}; `weft train --resume {self._run.path}` continues from there")
+            resume = f"weft train --resume {quoted(self._run.path)}"
+            raise RunError(f"{self._failure}; {left}; `{resume}` continues from there")

@@ -13,7 +13,7 @@ import torch
 
 from weft.costs.count import count
 from weft.data.batch import Batch
-from weft.errors import counted
+from weft.errors import counted, quoted
 from weft.models.transformer import Transformer
 from weft.parallel import mesh
 from weft.parallel.passes import Parallel
@@ -300,7 +300,7 @@ class Loop:
         self.run.event("interrupted", step=state.step, signal=interruption.signal)
         self.worker.log(
             f"stopped after step {state.step} of {self.recipe.steps}, saved; "
-            f"continue with `weft train --resume {self.run.path}`"
+            f"continue with `weft train --resume {quoted(self.run.path)}`"
         )
         if interruption.signal == signal.SIGTERM:
             raise SystemExit(128 + signal.SIGTERM)

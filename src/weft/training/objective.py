@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.data.batch import Batch
 from weft.data.shards import Side
-from weft.errors import ConfigError
+from weft.errors import ConfigError, quoted
 from weft.models.base import LanguageModel, evaluating
 from weft.recipe.objective import ObjectiveConfig
 from weft.training.run_data import RunData
@@ -79,7 +79,7 @@ class Objective(RunData[S]):
     def cannot(self, verb: str) -> ConfigError:
         """Return the error for something that a run with this objective was not trained for."""
         path = self.folder.path
-        use = self.usage.format(run=path)
+        use = self.usage.format(run=quoted(path))
         return ConfigError(f"{path}: this run is {self.settings.makes}; it can't {verb}; use it with {use}")
 
 

@@ -9,7 +9,7 @@ from typing import Any, Generic, Literal, TypeVar, cast
 from weft.data.amount import amount
 from weft.data.shards import Shards, Side
 from weft.data.split import train_texts
-from weft.errors import RunError
+from weft.errors import RunError, quoted
 from weft.progress import Log
 from weft.recipe.config import Recipe
 from weft.recipe.objective import ObjectiveConfig
@@ -68,7 +68,7 @@ class RunData(ABC, Generic[S]):
     def repair_hint(self) -> str:
         """Instructions to repair the prepared data in the run's folder, for an error message."""
         run = self.folder
-        return f"remove {run.data}, and `weft train --resume {run.path}` prepares it again from its sources"
+        return f"remove {run.data}, and `weft train --resume {quoted(run.path)}` prepares it again from its sources"
 
     def amount(self) -> int:
         """Estimate the bytes of training text from the sizes of the files, without the held-out split."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from weft.costs.layouts import indivisible
-from weft.errors import ConfigError
+from weft.errors import ConfigError, quoted
 from weft.layout import Layout
 from weft.models.base import LanguageModel
 from weft.models.build import build
@@ -137,7 +137,7 @@ def check_divides(run: RunFolder, recipe: Recipe, processes: int) -> None:
     if recipe.adapter is not None:
         raise ConfigError(
             f"{run.path}: an adapter is merged into its base by one process; merge it permanently with "
-            f"`weft export {run.path} MERGED --to weft`, and start {processes} processes with that run"
+            f"`weft export {quoted(run.path)} MERGED --to weft`, and start {processes} processes with that run"
         )
     if recipe.model.kind == "ngram":
         raise ConfigError(f"{run.path}: an n-gram model has no matrices for {processes} processes to divide; start one")

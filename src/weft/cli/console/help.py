@@ -10,7 +10,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from weft.errors import ConfigError
+from weft.errors import ConfigError, quoted
 from weft.recipe.synonyms import SYNONYMS
 
 TABLE: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
@@ -40,7 +40,7 @@ class CommandGroup(TyperGroup):
         return [_concise(param) for param in super().get_params(ctx)]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        word, following = args[0], " ".join(shlex.quote(each) for each in args[1:])
+        word, following = args[0], shlex.join(args[1:])
         if ctx.parent is None and word in COMMANDS and word not in self.commands:
             raise ConfigError(f"no such command '{word}'; write `weft {COMMANDS[word].format(following).strip()}`")
         return super().resolve_command(ctx, args)
@@ -71,7 +71,7 @@ def extra_words(error: Any) -> str | None:
     options = {option for param in error.ctx.command.params for option in param.opts}
     if "--prompt" not in options:
         return None
-    return f"unexpected argument: {match[1]}; give the text to continue as --prompt {shlex.quote(match[1])}"
+    return f"unexpected argument: {match[1]}; give the text to continue as --prompt {quoted(match[1])}"
 
 
 def unknown_option(error: Any, arguments: Sequence[str]) -> str | None:
@@ -90,7 +90,10 @@ def unknown_option(error: Any, arguments: Sequence[str]) -> str | None:
             return f"no such option: {name}; it is an argument: {error.ctx.command_path} {' '.join(words)}"
     if any(param.metavar == "KEY=VALUE" for param in params):
         word = name.lstrip("-").replace("-", "_")
-        if key := recipe_key(word):
+        note = SYNONYMS.get(word, "").partition(": ")[2]
+        if (key := recipe_key(word)) and note:  # the value given there means something else here
+            return f"no such option: {name}; settings of a recipe are written key=value: {key}=VALUE; {note}"
+        if key:
             value = _value(name, arguments)
             return f"no such option: {name}; settings of a recipe are written key=value: {key}={value}"
         if word in SYNONYMS:  # not a setting here
