@@ -141,6 +141,7 @@ OPTIONAL = {
     "onnx",
     "onnxruntime",
     "onnxscript",
+    "pandas",
     "pyarrow",
     "ray",
     "resource",

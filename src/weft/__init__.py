@@ -19,9 +19,42 @@ if TYPE_CHECKING:
     from weft.api.run import Run
     from weft.api.settings import beam, sampling
     from weft.api.train import prepare, resume, train
+    from weft.errors import (
+        ConfigError,
+        DamageError,
+        DataError,
+        DivergedError,
+        InteropError,
+        LostError,
+        ModelError,
+        RunError,
+        TokenizerError,
+        WeftError,
+    )
 
 __version__ = "0.4.0"
-__all__ = ["Run", "__version__", "architecture", "beam", "load", "plan", "prepare", "resume", "sampling", "train"]
+__all__ = [
+    "ConfigError",
+    "DamageError",
+    "DataError",
+    "DivergedError",
+    "InteropError",
+    "LostError",
+    "ModelError",
+    "Run",
+    "RunError",
+    "TokenizerError",
+    "WeftError",
+    "__version__",
+    "architecture",
+    "beam",
+    "load",
+    "plan",
+    "prepare",
+    "resume",
+    "sampling",
+    "train",
+]
 
 _MODULES = {
     "weft.api.explain": ("architecture",),
@@ -30,6 +63,7 @@ _MODULES = {
     "weft.api.run": ("Run",),
     "weft.api.settings": ("beam", "sampling"),
     "weft.api.train": ("prepare", "resume", "train"),
+    "weft.errors": tuple(name for name in __all__ if name.endswith("Error")),
 }
 
 

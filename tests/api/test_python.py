@@ -8,6 +8,7 @@ import inspect
 import io
 import json
 import pydoc
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +22,7 @@ from tests.interop.hf_models import exported, fresh_model
 from tests.later import Later
 
 import weft
+from weft import errors
 from weft.api.import_model import import_model
 from weft.api.settings import with_defaults
 from weft.decode.prompt import context_window
@@ -28,6 +30,7 @@ from weft.errors import ConfigError, WeftError
 from weft.interop.generation import generation_settings, search_settings
 from weft.models.presets import gpt, llama
 from weft.recipe.resolve import resolve
+from weft.runs.lines import checked_lines
 from weft.text.config import BPE, Char
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 
@@ -94,6 +97,45 @@ def test_the_repr_of_a_run_is_one_line() -> None:
     shown = repr(weft.load(OLD / "base"))
     assert shown.endswith(" parameters, step 12, perplexity 54.42)")
     assert "step" in repr(weft.load(OLD / "ngram")) or "n-gram" in repr(weft.load(OLD / "ngram"))
+
+
+def test_a_run_as_a_table_and_its_metrics_as_columns(tmp_path: Path, monkeypatch: Patch) -> None:
+    shutil.copytree(OLD / "gpt", tmp_path / "gpt")
+    logged = {"step": 1, "loss": 2.5, "tokens": 9, "epoch": 0.5}
+    lines = checked_lines([logged, {"step": 2, "validation_loss": 2.25}])
+    (tmp_path / "gpt" / "metrics.jsonl").write_text(lines)
+    run = weft.load(tmp_path / "gpt")
+    assert "<table" in run._repr_html_() and "parameters" in run._repr_html_()
+    assert repr(run.tokenizer).startswith("Tokenizer(") and len(repr(run.tokenizer)) < 60
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    columns = {name: [value, None] for name, value in logged.items()}
+    assert run.metrics == {**columns, "step": [1, 2], "validation_loss": [None, 2.25]}
+    monkeypatch.delitem(sys.modules, "pandas")
+    pandas = pytest.importorskip("pandas")
+    assert isinstance(run.metrics, pandas.DataFrame) and list(run.metrics["step"]) == [1, 2]
+
+
+def test_errors_are_exported() -> None:
+    assert weft.WeftError is WeftError and issubclass(weft.RunError, weft.WeftError)
+    assert {name for name in vars(errors) if name.endswith("Error")} <= set(weft.__all__)
+
+
+def test_settings_as_arguments_of_train_are_answered_with_changes() -> None:
+    train: Any = weft.train
+    with pytest.raises(ConfigError, match=r"^steps: no such argument; .* changes=\{'steps': 5\}$"):
+        train("gpt-tiny", data="book.txt", steps=5)
+    with pytest.raises(ConfigError, match=r"changes=\{'optimizer.lr': 0.1\}$"):
+        train("gpt-tiny", learning_rate=0.1)
+
+
+def test_another_programs_model_is_to_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "smol lm").mkdir()
+    (tmp_path / "smol lm" / "config.json").write_text("{}")
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    with pytest.raises(weft.RunError, match=r"import it first: weft import '.*/smol lm' 'runs/smol lm'$"):
+        weft.load(tmp_path / "smol lm")
+    with pytest.raises(weft.RunError, match=r"weft import .*/a\.gguf runs/a$"):
+        weft.load(tmp_path / "a.gguf")
 
 
 def test_the_surprisal_of_a_text_adds_up_to_its_perplexity() -> None:

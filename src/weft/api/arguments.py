@@ -14,6 +14,8 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from weft.config import Config
 from weft.errors import ConfigError, suggestion
+from weft.recipe.config import Recipe
+from weft.recipe.synonyms import SYNONYMS
 
 T = TypeVar("T", bound=Callable[..., Any])
 MAX_SHOWN = 60  # characters of a wrong value in a message
@@ -68,7 +70,7 @@ def checked(function: T) -> T:
         known = hints()
         for name, value in {**dict(zip(signature.parameters, args, strict=False)), **kwargs}.items():
             if name not in known and not takes_any:
-                raise ConfigError(f"{name}: no such argument; {suggestion(name, known)}")
+                raise ConfigError(f"{name}: no such argument; {_instead(name, value, known)}")
             hint = known.get(name, Any)
             if not _fits(value, hint):
                 shown, expected = repr(value), re.sub(r"\b\w+\.", "", inspect.formatannotation(hint))
@@ -78,6 +80,15 @@ def checked(function: T) -> T:
         return function(*args, **kwargs)
 
     return with_checks  # type: ignore[return-value]
+
+
+def _instead(name: str, value: Any, known: Mapping[str, Any]) -> str:
+    """Say what to write for an unknown argument: settings of a recipe are `changes`."""
+    key = SYNONYMS.get(name, "").partition(":")[0] or name
+    table = key.partition(".")[0]
+    if "changes" in known and (table in Recipe.model_fields or table in Recipe.synonyms):
+        return f"settings of the recipe are written changes={{{key!r}: {value!r:.{MAX_SHOWN}}}}"
+    return suggestion(name, known)
 
 
 def _fits(value: Any, hint: Any) -> bool:

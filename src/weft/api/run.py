@@ -28,6 +28,8 @@ from weft.decode.text import Chunk, Completion
 from weft.decode.translate import LENGTH_RATIO
 from weft.errors import ConfigError, DataError
 from weft.evaluate.perplexity import Score, Surprisal
+from weft.figures.page import html_table
+from weft.figures.tables import Table
 from weft.models.base import LanguageModel
 from weft.objectives import table as objectives
 from weft.objectives.answer import Answer, AnswerSpan
@@ -40,7 +42,9 @@ from weft.objectives.spans import Spans
 from weft.objectives.tag import Tag
 from weft.progress import Advance, warn
 from weft.recipe.config import Recipe
+from weft.recipe.metrics import metric
 from weft.runs.folder import RunFolder
+from weft.runs.lines import read_lines
 from weft.text.tokenizer import Tokenizer
 from weft.training.objective import Objective
 from weft.training.run_data import Tokenizers
@@ -69,12 +73,32 @@ class Run:
         facts = [f"{self.config.model.kind} of {count(self.config.model).parameters:,} parameters"]
         if (step := best.resolve().name.removeprefix("step-")).isdecimal():
             facts.append(f"step {int(step)}")
-        metric = self.config.evaluate.metric
-        if metric == "loss" and "perplexity" in results:
-            metric = "perplexity"
-        if isinstance(results.get(metric), float):
-            facts.append(f"{metric.replace('_', ' ')} {results[metric]:.4g}")
+        name = self.config.evaluate.metric
+        if name == "loss" and "perplexity" in results:
+            name = "perplexity"
+        if isinstance(results.get(name), float):
+            facts.append(f"{name.replace('_', ' ')} {results[name]:.4g}")
         return f"Run({str(self.path)!r}: {', '.join(facts)})"
+
+    def _repr_html_(self) -> str:
+        values = {"run": str(self.path), "objective": self.config.objective.kind, "model": self.config.model.kind}
+        values["parameters"] = f"{count(self.config.model).parameters:,}"
+        numbers = ((name, value) for name, value in self.results().items() if isinstance(value, float))
+        values |= {metric(name).title: format(value, metric(name).format) for name, value in numbers}
+        return html_table(Table(("", ""), list(values.items()), "", text=(0, 1)))
+
+    @property
+    def metrics(self) -> Any:
+        """Metrics logged during training, a row per line of metrics.jsonl: a DataFrame if pandas is installed, or else
+        a dict of columns. What a row doesn't have is NaN or None."""
+        rows = read_lines(RunFolder(self.path).metrics)
+        names = [name for name in dict.fromkeys(name for row in rows for name in row) if name != "check"]
+        columns = {name: [row.get(name) for row in rows] for name in names}
+        try:
+            import pandas
+        except ImportError:
+            return columns
+        return pandas.DataFrame(columns)
 
     @cached_property
     def _generation_defaults(self) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -237,6 +237,9 @@ def _why_no_run(path: Path) -> str:
         preset = path.name in PRESETS and str(path) == path.name
         stale = path.is_symlink() and f"a link to {os.readlink(path)}, which is missing"
         return f"a preset; train it first: weft train {path} --data FILE" if preset else stale or "no such folder"
+    if path.suffix == ".gguf" or (path / "config.json").is_file():
+        imported = quoted(f"runs/{path.stem if path.is_file() else path.name}")
+        return f"another program's model; import it first: weft import {quoted(path)} {imported}"
     if not path.is_dir():
         return "a file; give the folder of a run"
     runs = sorted(str(config.parent) for config in path.glob("*/config.toml"))

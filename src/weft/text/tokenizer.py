@@ -172,6 +172,9 @@ class Tokenizer:
         """sha256 that two tokenizers share if they give the same ids and roles to texts without special tokens."""
         return hashlib.sha256(f"{self._json}\n{json.dumps(self.roles)}".encode()).hexdigest()
 
+    def __repr__(self) -> str:
+        return f"Tokenizer({type(self._backend.model).__name__}: {self.vocab_size:,} tokens)"
+
     def encode(self, text: str, *, bos: bool = False, eos: bool = False, specials: bool = False) -> list[int]:
         """Return the ids of a text; `specials` reads special tokens in it, only for trusted text."""
         with bounds.quiet:
