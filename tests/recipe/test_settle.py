@@ -232,7 +232,6 @@ def test_the_rate_follows_how_far_the_weights_were_trained() -> None:
         ("lstm", (), "cpu", "adamw"),
         ("ngram-3", (), "cpu", "adamw"),
         ("gpt-tiny", ("schedule=noam",), "cpu", "adamw"),  # sets Adam's learning rate itself
-        ("gpt-tiny", ("parallel.shard=2",), "cpu", "adamw"),
         ("gpt-tiny", ("optimizer.lr=0.001",), "cpu", "adamw"),
         ("gpt-tiny", ("optimizer=sgd",), "cpu", "sgd"),
     ],
@@ -242,6 +241,17 @@ def test_the_chosen_optimizer_suits_the_run(preset: str, words: tuple[str, ...],
     assert recipe.optimizer.kind == kind
     shown = "optimizer" in {choice.key for choice in choices}
     assert shown == (preset != "ngram-3" and not any("optimizer" in word for word in words))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("axis", ["replicate", "shard", "tensor", "context", "pipeline"])
+def test_choices_do_not_depend_on_the_layout(axis: str, device: str) -> None:
+    for preset in ("gpt-tiny", "llama-tiny", "gpt2"):
+        for size in (3001, 1_000_000):
+            one, choices = settled(resolve(preset), size, device)
+            two, same = settled(resolve(preset, [f"parallel.{axis}=2"]), size, device)
+            assert two.replace(parallel={}) == one
+            assert same == choices
 
 
 @pytest.mark.parametrize(("device", "many", "few"), [("cpu", 100_000, 200_000), ("cuda", 10_000_000, 10**9)])

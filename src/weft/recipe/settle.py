@@ -206,7 +206,7 @@ def _choose_optimizer(draft: _Draft, size: _RunSize) -> None:
     recipe, model, device = draft.recipe, draft.recipe.model, "cuda" if size.gpu else "cpu"
     if recipe.optimizer is not None:
         return
-    fresh = recipe.init is None and not recipe.parallel.splits and not isinstance(recipe.schedule, Noam)
+    fresh = recipe.init is None and not isinstance(recipe.schedule, Noam)
     measured = (
         isinstance(model, TransformerConfig)
         and model.placement == "pre"
