@@ -158,7 +158,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def check_gradients(folder: Path, cases: int, processes: int = 2) -> None:
+def check_errors(folder: Path, cases: int, processes: int = 2) -> None:
     for one in noted(folder, processes):
         assert len(one["errors"]) == cases
         for name, sizes, errors in one["errors"]:
@@ -166,7 +166,7 @@ def check_gradients(folder: Path, cases: int, processes: int = 2) -> None:
 
 
 def test_gradients_are_those_of_one_process(steps: Path) -> None:
-    check_gradients(steps / "gradients", len(cases_of(PAIRWISE)))
+    check_errors(steps / "gradients", len(cases_of(PAIRWISE)))
 
 
 BOTH: dict[str, Any] = {"tensor": 2, "shard": 2}
@@ -177,7 +177,7 @@ TWO_AXES: list[tuple[str, dict[str, Any]]] = [("llama", {**BOTH, "sequence": Tru
 @pytest.mark.parametrize(("cases", "count"), [(cases_of(EVERY), 2), ([*TWO_AXES, ("bert", {"tensor": 2})], 4)])
 def test_every_gradient_is_that_of_one_process(tmp_path: Path, cases: list[Any], count: int) -> None:
     assert in_processes(_gradients, tmp_path, cases, count=count) == [0] * count
-    check_gradients(tmp_path, len(cases), count)
+    check_errors(tmp_path, len(cases), count)
 
 
 # ---- collectives
