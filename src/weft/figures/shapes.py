@@ -194,9 +194,12 @@ class _PlotFrame:
         for series in front if self.plot.y.clips else ():
             if series.level is None or self.y_limits[0] <= series.level <= self.y_limits[1]:
                 continue
-            above = series.level > self.y_limits[1]
-            arrow, y = series.look._replace(marker="^" if above else "v"), self.top - 5 if above else self.bottom - 6
-            arrows += [self.right] if above else []
+            is_above = series.level > self.y_limits[1]
+            arrow, y = (
+                series.look._replace(marker="^" if is_above else "v"),
+                self.top - 5 if is_above else self.bottom - 6,
+            )
+            arrows += [self.right] if is_above else []
             yield Shape("dot", [(self.right - 4, y)], arrow, series.name)
             yield Shape("tick", [(self.right - 12, y + 4)], arrow, general(series.level, 4), anchor="end")
         above = [point for series in front for point in series.points if point[1] > self.y_limits[1]]
