@@ -111,6 +111,14 @@ def test_results_without_a_multiplier_have_their_sentences() -> None:
     assert summary(nothing) == "No contender finished a job, so there is nothing to compare."
 
 
+def test_every_contender_that_wins_is_named() -> None:
+    named = {"second": 1.7, "new": 2.0, "old": 0.5}
+    contenders = (measured(BASE, (0.75, 1)), *(measured(name, (0.75, times)) for name, times in named.items()))
+    text = result(found := ranking(Comparison("", "", BASE, contenders=contenders, facts={})))
+    assert [ranked.name for ranked in found] == ["new", "second", BASE, "old"]
+    assert text.startswith("new (") and f"Also better than {BASE}: second (" in text and "old" not in text
+
+
 def test_the_method_has_the_shares_and_the_seeds(page: ComparisonPage) -> None:
     notes, shares = "\n".join(method(page.comparison, page.ranking)), ", ".join(map(fraction, SHARES))
     assert shares == "1/27, 1/9, 1/3, 1" and shares in notes and "3 seeds" in notes

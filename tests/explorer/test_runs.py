@@ -100,6 +100,17 @@ def test_a_curve_is_read_zoomed_and_comes_back_with_its_address(page: Any, at: C
     assert "zoom=" not in page.url
 
 
+def test_the_menu_of_models_chooses_the_run(page: Any, at: Callable[..., str]) -> None:
+    chosen = page.locator(".runs-scroll input:checked")
+    for name in ("first", "second"):
+        page.goto(at("runs", model=name))
+        chosen.wait_for()
+        assert chosen.evaluate_all("boxes => boxes.map(box => box.value)") == [name]
+    page.get_by_label("Model").select_option("first")
+    page.wait_for_function("() => document.querySelector('.runs-scroll input:checked')?.value === 'first'")
+    assert chosen.count() == 1
+
+
 def test_several_are_overlaid_and_compared(page: Any, at: Callable[..., str]) -> None:
     page.goto(at("runs", runs="first"))
     page.get_by_role("checkbox", name="second").check()

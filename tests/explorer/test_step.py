@@ -157,3 +157,16 @@ def test_groups_are_named_in_words(page: Any, at: At) -> None:
     page.goto(at("step", model="gpt"))
     names = "async () => ['source_embedding', 'decoder.3'].map((await import('/web/flow.js')).blockName)"
     assert page.evaluate(names) == ["Source embedding", "Decoder, block 3"]
+
+
+def test_a_text_that_is_too_long_is_whole_and_its_message_replaces_the_picture(page: Any, at: At) -> None:
+    opened(page, at("step", model="gpt", text=TEXT))
+    page.get_by_label("Text").fill("ab " * 1400)
+    message = page.locator(".problem")
+    message.wait_for()
+    assert "longer than 4000 characters" in message.inner_text() and not page.locator(".step-panel").is_visible()
+    assert len(page.get_by_label("Text").input_value()) == 4200
+    assert message.bounding_box()["y"] < page.get_by_label("Text").bounding_box()["y"]
+    page.get_by_label("Text").fill(TEXT)
+    page.locator(".step-panel h2").wait_for()
+    assert not message.count()

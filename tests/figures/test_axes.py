@@ -1,6 +1,7 @@
 """Axes of a page (web/chart_axes.js, web/numbers.js) have the limits, ticks and labels of print."""
 
 import json
+import math
 import random
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from weft.figures.formats import FORMATS, Format, general, table_number
+from weft.figures.formats import FORMATS, Format, fixed, general, table_number
 from weft.figures.plot import Axis, Plot, Series
 from weft.figures.shapes import plot_data
 
@@ -109,3 +110,9 @@ def test_numbers_of_a_table_have_three_digits(value: float, text: str) -> None:
 
 def test_short_exponents() -> None:
     assert [general(value, 3) for value in (1e-7, 123456.0, 0.00012345, 1.0)] == ["1e-7", "1.23e5", "0.000123", "1"]
+
+
+def test_a_huge_number_is_not_written_out() -> None:
+    texts = {120.944: "120.94", 999999.0: "999999.00", 1e178: "1e178", -2.376e10: "-2.38e10", math.inf: "∞"}
+    assert {value: fixed(value, ".2f") for value in texts} == texts
+    assert fixed(math.nan) == "nan"

@@ -83,12 +83,24 @@ def test_only_the_highest_of_crowded_spikes_is_labelled() -> None:
     plot = Plot("x", [Series("a", one), Series("b", other)], y=Axis(clips=True))
     assert [arrow.text for arrow in shapes(plot, "dot")] == ["6: 120"]
     assert [each.text for each in shapes(plot, "tick") if each.look.colour == "c1"] == ["120"]
-    assert not shapes(Plot("x", [Series("a", one), Series("base", level=90.0)], y=Axis(clips=True)), "dot")
+    assert not shapes(Plot("x", [Series("a", calm), Series("base", level=2.9)], y=Axis(clips=True)), "dot")
+
+
+@pytest.mark.parametrize(("level", "marker"), [(90.0, "^"), (-40.0, "v")])
+def test_a_baseline_far_away_leaves_the_curve_its_room(level: float, marker: str) -> None:
+    points = [(float(i), 3.0 + i / 50) for i in range(50)]
+    plot = Plot("x", [Series("a", points), Series("base", level=level)], y=Axis(clips=True))
+    layout = lay_out(plot)
+    assert layout is not None
+    heights = [y for line in lines(plot) if len(line) > 2 for _, y in line]
+    assert max(heights) - min(heights) > 0.8 * layout.box[3]
+    (arrow,) = shapes(plot, "dot")
+    assert arrow.look.marker == marker and f"{level:g}" in [shape.text for shape in shapes(plot, "tick")]
 
 
 def test_a_baseline_is_at_its_value() -> None:
-    """Even far above all points, the axis includes it, and it is not a spike."""
-    points = [(float(i), 3.0 + 0.01 * (i % 5)) for i in range(50)]
+    """A baseline above all points, but not far above, is on the axis, and it is not a spike."""
+    points = [(float(i), 3.0 + 0.5 * (i % 5)) for i in range(50)]
     plot = Plot("x", [Series("a", points), Series("base 4.7", level=4.7)], y=Axis(clips=True))
     ticks = row_ticks(plot)
     (one, low), (other, high) = ((float(text), y) for text, y in list(ticks.items())[:2])

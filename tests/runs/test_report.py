@@ -48,6 +48,8 @@ def test_rollbacks_and_costs_are_on_the_page(train_run: TrainRun) -> None:
     html = write_report(result.run).read_text()
     assert 'class="mark"><title>rolled back to here from step ' in html and ">abandoned<" in html
     assert "Discarded updates and rollbacks" in html and "continued with 0.5 of the learning rate" in html
+    rate = [line["rate"] for line in read_lines(result.run.events) if line["event"] == "rollback"][-1]
+    assert f"the learning rate was cut to {rate:.3g} of optimizer.lr, from 3 to {3 * rate:.3g}." in html
     parameters = sum(p.numel() for p in result.model.parameters())
     predicted = measured = f'<td class="n">{parameters:,}</td>'
     assert f"<td>parameters</td>{predicted}{measured}" in html

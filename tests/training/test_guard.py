@@ -191,10 +191,24 @@ def test_overwritten_weights_are_rolled_back(runs: Runs, monkeypatch: pytest.Mon
 def test_no_progress_means_further_back_and_then_the_end(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     overwrite_at(monkeypatch, *range(50, 400))
     settings = [*LONG, "guard.rollbacks=2"]
-    with pytest.raises(RunError, match=r"diverged at step \d+ and 2 rollbacks did not help; lower") as e:
+    with pytest.raises(
+        RunError, match=r"and 2 rollbacks, down to 0.125 of the learning rate, did not help; lower"
+    ) as e:
         runs.train(*settings)
     assert "\n" not in str(e.value)
     assert [line["to"] for line in events(runs.folder / "run", "rollback")] == [40, 20]
+
+
+def test_a_diverged_model_is_never_called_the_best(runs: Runs) -> None:
+    lines: list[str] = []
+    wild = ["optimizer.lr=1e4", "evaluate.every=1", "schedule.warmup=1", "guard.spike=0", "log.every=1"]
+    huge = {"loss": 2.376e10, "perplexity": math.inf}
+    runs.train(*wild, "steps=3", log=lines.append, evaluate=lambda model: huge, quiet=False)
+    (line, *_) = [line for line in lines if "validation" in line]
+    assert line == (
+        "step 1: validation loss 2.38e10 · perplexity ∞ (worse than a model that has learned nothing, 3.14)"
+    )
+    assert all(len(word) < 12 for line in lines if line.startswith("step") for word in line.split())
 
 
 @pytest.mark.slow

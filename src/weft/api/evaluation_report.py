@@ -10,6 +10,7 @@ from weft.data.rows import MissingColumnError
 from weft.errors import ConfigError, DataError, RunError, counted
 from weft.evaluate.details import Details
 from weft.evaluate.overlap import QUICK_BYTES, Overlap, overlap_tables
+from weft.figures.formats import fixed
 from weft.figures.tables import Table
 from weft.recipe.metrics import against_baseline, metric
 
@@ -59,11 +60,11 @@ class EvaluationReport:
         for key, value in first.items():
             if isinstance(value, float):
                 shown = ".4%" if metric(key).format.endswith("%") else ".4f"
-                cells = [format(metrics[key], shown) for metrics in self.measured.values() if key in metrics]
+                cells = [fixed(metrics[key], shown) for metrics in self.measured.values() if key in metrics]
                 if several and key in last and value:
                     cells.append(f"{last[key] / value - 1:+.2%}")
                 elif key in intervals:
-                    cells.append("–".join(format(end, shown) for end in intervals[key]))
+                    cells.append("–".join(fixed(end, shown) for end in intervals[key]))
                 title = "baseline" if key == BASELINE else metric(key).title  # its unit describes it
                 rows.append([title, *cells, UNITS.get(key, "") if text else ""])
             elif isinstance(value, str):

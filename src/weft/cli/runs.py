@@ -60,7 +60,7 @@ def _cells(row: "RunRow") -> tuple[str, ...]:
     names = list(dict.fromkeys("/".join(Path(name).parts[-2 if "*" in name else -1 :]) for name in row.data))
     planned = f"/{row.steps:,}" if row.steps is not None else ""
     parameters = f" {short(row.parameters)}" if row.parameters else ""
-    best = "" if row.best is None or row.metric is None else f"{row.best:{metric(row.metric).format}}"
+    best = "" if row.best is None or row.metric is None else metric(row.metric).text(row.best)
     age = time() - row.changed
     seconds, unit = next((each for each in UNITS if age >= each[0]), UNITS[-1])  # the largest unit that fits
     return (

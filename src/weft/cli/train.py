@@ -94,17 +94,21 @@ def keep_freed_memory() -> None:
 def summarise(run: "Run") -> None:
     """Print the metrics of a finished run, and the commands that use it."""
     from weft.recipe.metrics import METRICS, against_baseline, metric
+    from weft.runs.folder import RunFolder
+    from weft.runs.report import read_record
 
     results = run.results()
     order = [*METRICS, *(key for key in results if key not in METRICS)]
     shown = [
-        (metric(key).title, format(results[key], metric(key).format))
+        (metric(key).title, metric(key).text(results[key]))
         for key in order
         if isinstance(results.get(key), float) and (key != "unknown_share" or results[key])
     ]
     if shown:
         remark = against_baseline(results)
         print_tables(Table(("on held-out data", ""), shown, "", [remark] if remark else []))
+    if cut := read_record(RunFolder(run.path)).rate_cut:
+        echo(f"\n{cut}")
     echo(f"\nreport    {run.path / 'report.html'}")
     echo(f"use       {run.objective.usage.format(run=quoted(run.path))}")
     echo(f"evaluate  weft evaluate {quoted(run.path)}")

@@ -194,9 +194,20 @@ def result(contenders: Sequence[Ranked]) -> str:
         rival = done[1]
         sentences = [f"No contender beats the baseline, {_named(best)}."]
         sentences.append(f"The next best, {_named(rival)}, {_against(rival, base)}.")
+    also = [_named(ranked) for ranked in done if ranked not in (best, rival) and _wins(ranked, base)]
+    if also:
+        sentences.append(f"Also better than {base.name}: {', '.join(also)}.")
     counted_only = [ranked for ranked in done if ranked.is_ngram and ranked not in (best, base, rival)]
     sentences += [f"{r.name}, which is counted instead of trained, ends at {r.bits:.3f}." for r in counted_only]
     return " ".join(sentences)
+
+
+def _wins(ranked: Ranked, base: Ranked) -> bool:
+    """Return whether a trained contender is better than the baseline, by more than the multiplier's interval."""
+    times = ranked.multiplier
+    if ranked.is_ngram or ranked.bits >= base.bits:
+        return False
+    return times is None or times.beyond == "above" or (times.beyond is None and times.low > 1)
 
 
 def _named(ranked: Ranked) -> str:

@@ -10,6 +10,7 @@ from weft.data.shards import Ids, Tokens
 from weft.evaluate.overlap import passages_table
 from weft.evaluate.perplexity import TokenScores, perplexity
 from weft.evaluate.unspelled import spell_tokens
+from weft.figures.formats import fixed
 from weft.figures.tables import Table
 from weft.text.tokenizer import Tokenizer
 
@@ -158,6 +159,6 @@ def _buckets_table(title: str, first: str, buckets: Sequence[LossBucket]) -> Tab
     tokens, nats, rows = sum(each.tokens for each in buckets), sum(each.nats for each in buckets), []
     for each in buckets:
         share, of_loss = f"{each.tokens / tokens:.1%}", f"{each.nats / nats:.1%}" if nats else "–"
-        loss = (f"{each.loss:.3f}", f"{perplexity(each.loss):,.2f}")
+        loss = (fixed(each.loss), fixed(perplexity(each.loss), ",.2f"))
         rows.append((each.name, f"{each.tokens:,}", share, *loss, of_loss))
     return Table((first, "tokens", "of all", "loss", "perplexity", "of the loss"), rows, title)

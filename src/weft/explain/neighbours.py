@@ -45,7 +45,7 @@ class Occurrence(NamedTuple):
 def embedding_table(model: LanguageModel) -> Tensor:
     """Return a model's input embeddings (vocab_size, d)."""
     if isinstance(model, NGram):
-        raise ModelError("a model of kind 'ngram' has no embeddings: it counts words")
+        raise ModelError("a model of kind 'ngram' has no embeddings: it counts tokens")
     return model.get_parameter("embedding.weight").detach()
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 Format = Literal["number", "count", "scientific", "multiple", "signed"]
 SUFFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+MAX_FIXED = 1e6  # larger numbers say little with all their digits
 MIN_SUFFIXED = 1e4  # smaller numbers are written out: 2500, but 25k
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -18,6 +19,13 @@ def general(value: float, digits: int = 6) -> str:
     """Format with at most `digits` significant digits, as %g does but with a short exponent: 0.05, 2500, 5e-5."""
     mantissa, exponential, power = f"{value:.{digits}g}".partition("e")
     return f"{mantissa}e{int(power)}" if exponential else mantissa
+
+
+def fixed(value: float, specification: str = ".3f") -> str:
+    """Format as `specification` says (".2f"), but a number of more than six digits as 2.38e10, and infinity as ∞."""
+    if math.isfinite(value) and abs(value) < MAX_FIXED:
+        return format(value, specification)
+    return general(value, 3).replace("inf", "∞")
 
 
 def number(value: float) -> str:

@@ -21,6 +21,7 @@ MAX_LINE_POINTS = 500  # points of a drawn line; more are averaged
 MAX_DATA_POINTS = 2000  # points of a series that a page holds; more are thinned
 EDGE, LINE_HEIGHT = 14.0, 17.0  # margin around everything; height of a line of text
 LETTER_WIDTH, TITLE_LETTER_WIDTH = 7.0, 9.2  # approximate
+MIN_ROOM = 0.05  # share of its value over which a flat curve may be spread
 OUTLIER_WIDTH = 44.0  # arrow and number of an outlier
 BARE = Look("", width=1.0)  # of shapes that belong to no series
 AREAS, TEXTS = ("band", "bar"), ("title", "name", "tick")  # kinds of shapes
@@ -64,10 +65,14 @@ def lay_out(plot: Plot) -> ChartLayout | None:
     top = math.inf
     if plot.y.clips:  # a few spikes, far above 90 % of the values, must not flatten the rest
         high = sorted(ys)[int(0.9 * (len(ys) - 1))]
-        top = high + 4 * max(high - min(ys), abs(high) * 0.05)
+        top = high + 4 * max(high - min(ys), abs(high) * MIN_ROOM)
     reached = [end for line in front for ends in line.band for end in ends]
-    reached += [line.level for line in front if line.level is not None]
-    frame = _PlotFrame(plot, plot.x.limits(xs), plot.y.limits([*(y for y in ys if y <= top), *reached]))
+    kept = [y for y in ys if y <= top]
+    levels = [line.level for line in front if line.level is not None]
+    if plot.y.clips:  # a level that would take more than half of the chart is marked at its edge
+        room = max(max(kept) - min(kept), MIN_ROOM * abs(max(kept)))
+        levels = [level for level in levels if min(kept) - room <= level <= max(kept) + room]
+    frame = _PlotFrame(plot, plot.x.limits(xs), plot.y.limits([*kept, *reached, *levels]))
     lines = [shape for line in sorted(series, key=lambda line: not line.background) for shape in frame.draw(line)]
     shapes = [*frame.decorations(), *lines, *frame.outliers(front)]
     # clipped shapes form one group, below markers and texts
@@ -181,8 +186,22 @@ class _PlotFrame:
         return f"{self.plot.x.label_of(value[0])}: {general(value[1], 4)}"
 
     def outliers(self, front: Sequence[Series]) -> Iterator[Shape]:
-        """Yield an arrow at the upper edge, with its value, for every point above it; of neighbours the highest."""
+        """Yield an arrow at the edge, with its value, for each level outside and point above.
+
+        Of neighbouring points only the highest has one.
+        """
         arrows, look = list[float](), Look("c1", "^")
+        for series in front if self.plot.y.clips else ():
+            if series.level is None or self.y_limits[0] <= series.level <= self.y_limits[1]:
+                continue
+            is_above = series.level > self.y_limits[1]
+            arrow, y = (
+                series.look._replace(marker="^" if is_above else "v"),
+                self.top - 5 if is_above else self.bottom - 6,
+            )
+            arrows += [self.right] if is_above else []
+            yield Shape("dot", [(self.right - 4, y)], arrow, series.name)
+            yield Shape("tick", [(self.right - 12, y + 4)], arrow, general(series.level, 4), anchor="end")
         above = [point for series in front for point in series.points if point[1] > self.y_limits[1]]
         for point in sorted(above, key=lambda point: -point[1]):
             x = self.x_of(point[0])

@@ -1,6 +1,5 @@
 """Objectives whose targets are tokens that a decoder writes."""
 
-import math
 from collections.abc import Iterable
 from functools import cached_property
 from typing import Any, TypeVar
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from weft.data.batch import Batch, Frame
 from weft.decode.translate import LENGTH_RATIO, Direction, Translator
+from weft.evaluate.perplexity import perplexity
 from weft.models.base import LanguageModel
 from weft.nn.config import LossTerms
 from weft.nn.loss import cross_entropy, linear_cross_entropy
@@ -28,7 +28,7 @@ class TokenObjective(Objective[W]):
 
     def metrics(self, model: LanguageModel, batches: Iterable[Batch]) -> dict[str, Any]:
         loss = mean_loss(self, model, batches)
-        return {"loss": loss, "perplexity": math.exp(min(700.0, loss))}
+        return {"loss": loss, "perplexity": perplexity(loss)}
 
 
 class TranslationObjective(TokenObjective[W]):

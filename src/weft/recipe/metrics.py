@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from weft.figures.formats import fixed
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -14,6 +16,10 @@ class Metric:
     title: str
     format: str = ".3f"
     lower_is_better: bool = False
+
+    def text(self, value: float) -> str:
+        """Format a value of the metric."""
+        return fixed(value, self.format)
 
 
 _TABLE = tomllib.loads(Path(__file__).with_name("metrics.toml").read_text(encoding="utf-8"))

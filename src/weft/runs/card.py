@@ -41,7 +41,7 @@ def model_card(
     record = Record(recipe, metrics=(), timings=(), events=events)
     start, result = record.last("start"), record.last("result")
     numbers = {name: value for name, value in result.items() if type(value) in (int, float)}
-    metrics = [(metric(name).title, format(value, metric(name).format)) for name, value in numbers.items()]
+    metrics = [(metric(name).title, metric(name).text(value)) for name, value in numbers.items()]
     samples = [_fenced(text) for text in result.get("samples") or () if isinstance(text, str)][:3]
     table = result.get("table") or []
     versions = ", ".join(f"{name} {start[name]}" for name in ("weft", "torch", "python") if start.get(name))

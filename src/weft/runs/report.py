@@ -13,6 +13,7 @@ from weft.costs.devices import MFU, device_called
 from weft.costs.memory import Workload, training_memory
 from weft.costs.units import byte_size, duration, short
 from weft.errors import counted
+from weft.figures.formats import fixed, general
 from weft.figures.page import Section, html_table, page, part
 from weft.figures.plot import PLAIN, Axis, Look, Plot, Series
 from weft.figures.shapes import html_plots
@@ -65,6 +66,18 @@ class Record:
         """Rollbacks without repetitions: a run that is killed and resumed may record the same one again."""
         return list({(event["step"], event["to"], event["tries"]): event for event in self.all("rollback")}.values())
 
+    @property
+    def rate_cut(self) -> str:
+        """A sentence about the learning rate that rollbacks have cut; "" if there were none."""
+        if not self.rollbacks:
+            return ""
+        rate, planned = self.rollbacks[-1]["rate"], self.recipe.optimizer and self.recipe.optimizer.lr
+        rates = f", from {planned:g} to {general(rate * planned, 3)}" if planned else ""
+        return (
+            f"Training diverged and was rolled back {counted(len(self.rollbacks), 'time')}: the learning rate was cut "
+            f"to {general(rate, 3)} of optimizer.lr{rates}. Begin the next run with a lower optimizer.lr."
+        )
+
 
 def write_report(run: RunFolder) -> Path:
     """Write a run's report, and return its path."""
@@ -73,10 +86,15 @@ def write_report(run: RunFolder) -> Path:
     return run.report
 
 
+def read_record(run: RunFolder) -> Record:
+    """Read the record of a run."""
+    metrics, timings, events = (read_lines(path) for path in (run.metrics, run.timings, run.events))
+    return Record(run.recipe(), metrics=metrics, timings=timings, events=events)
+
+
 def report(run: RunFolder) -> str:
     """Return the report as HTML."""
-    metrics, timings, events = (read_lines(path) for path in (run.metrics, run.timings, run.events))
-    record = Record(run.recipe(), metrics=metrics, timings=timings, events=events)
+    record = read_record(run)
     start, result = record.last("start"), record.last("result")
     header, *examples = result.get("table") or [[]]
     samples = {event["step"]: EMPTY_LINES.sub("\n\n", " … ".join(event["texts"])) for event in record.all("samples")}
@@ -95,7 +113,7 @@ def report(run: RunFolder) -> str:
         "How to reproduce it": _pairs([row for row in origin.items() if row[1]]),
         "Recipe": part("texts", [files.read_text(run.config)]),
     }
-    lead = {"": against_baseline(result)}
+    lead = {"": " ".join(filter(None, (against_baseline(result), record.rate_cut)))}
     sections = [Section(title, lead.get(title, ""), html, ("chart.js",)) for title, html in parts.items() if html]
     began, resumed = str(start.get("time", "?"))[:16].replace("T", " "), len(record.all("resume"))
     name, recipe = run.path.resolve().name, record.recipe.name
@@ -139,9 +157,9 @@ def _state(record: Record) -> str:
 
 def _metric_cards(values: Mapping[str, Any], where: str) -> list[tuple[str, str]]:
     hidden, intervals = ("nats_per_character", "baseline_bits_per_byte"), values.get("intervals") or {}
-    spans = {key: "–".join(format(end, METRICS[key].format) for end in intervals[key]) for key in intervals}
+    spans = {key: "–".join(METRICS[key].text(end) for end in intervals[key]) for key in intervals}
     return [
-        (format(values[key], metric.format), f"{metric.title}, {where}" + (f" ({spans[key]})" if key in spans else ""))
+        (metric.text(values[key]), f"{metric.title}, {where}" + (f" ({spans[key]})" if key in spans else ""))
         for key, metric in METRICS.items()
         if isinstance(values.get(key), float | int) and key not in hidden and (values[key] or key != "unknown_share")
     ]
@@ -159,7 +177,7 @@ def _cards(record: Record, result: dict[str, Any]) -> list[tuple[str, str]]:
     if logged:
         last = logged[-1]
         tokens = (f"{last['tokens']:,}", f"tokens read, {last['epoch']:.2f} epochs")
-        cards += [(f"{last['loss']:.3f}", "last training loss"), tokens, (f"{last['step']:,}", "steps")]
+        cards += [(fixed(last["loss"]), "last training loss"), tokens, (f"{last['step']:,}", "steps")]
     if record.last("model").get("parameters"):
         cards.append((f"{record.last('model')['parameters']:,}", "parameters"))
     if record.seconds:
@@ -212,7 +230,9 @@ def _divergence(record: Record) -> list[tuple[str, str]]:
     rows = []
     for event in record.rollbacks:
         back = f"diverged; rolled back from step {event['step']} to step {event['to']}"
-        rows.append((f"step {event['since']}", f"{back}, continued with {event['rate']:g} of the learning rate"))
+        rows.append(
+            (f"step {event['since']}", f"{back}, continued with {general(event['rate'], 3)} of the learning rate")
+        )
     if discarded := {step for event in record.all("discarded") for step in event["steps"]}:
         shown = ", ".join(str(step) for step in sorted(discarded)[:12]) + (", …" if len(discarded) > 12 else "")
         rows.append((f"step {shown}", "update discarded: loss or gradient out of bounds"))

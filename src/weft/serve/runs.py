@@ -66,7 +66,7 @@ def _run_summary(row: RunRow) -> dict[str, Any]:
     if row.problem:
         summary["problem"] = row.problem.replace(row.path, row.name)
     if row.best is not None and row.metric is not None:
-        summary["best_text"] = f"{metric(row.metric).title} {row.best:{metric(row.metric).format}}"
+        summary["best_text"] = f"{metric(row.metric).title} {metric(row.metric).text(row.best)}"
     return {key: value for key, value in summary.items() if key not in ("path", "data")}
 
 

@@ -2,18 +2,24 @@
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 
 from weft.costs.count import count
+from weft.figures.formats import fixed
 from weft.progress import Bar, Log, drawn_bar
 from weft.recipe.config import SettledRecipe
 from weft.recipe.objective import NextToken
 from weft.training.worker import device_name
 
-FORMATS = {"tokens_per_second": "{:,.0f} tok/s", "mfu": "{:.0%} MFU", "gradient_norm": "grad {:.2f}"}
+FORMATS: dict[str, Callable[[float], str]] = {
+    "tokens_per_second": "{:,.0f} tok/s".format,
+    "mfu": "{:.0%} MFU".format,
+    "gradient_norm": lambda norm: f"grad {fixed(norm, '.2f')}",
+    "loss": lambda loss: f"loss {fixed(loss)}",
+}
 
 
 class TrainingClock:
@@ -67,7 +73,7 @@ class Display:
             self._bar.at(step)
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        text = " · ".join(FORMATS.get(key, f"{key} {{:.3f}}").format(value) for key, value in metrics.items())
+        text = " · ".join(FORMATS[key](value) for key, value in metrics.items())
         if self._bar is not None:
             self._bar.note(f"{step}/{self._steps} · {text}")
         elif step - self._shown >= self._every or self._shown == self._first:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from weft.errors import ConfigError, suggestion
+from weft.figures.formats import fixed
 from weft.models.base import evaluating
 from weft.recipe.config import SettledRecipe
 from weft.recipe.metrics import metric
@@ -19,6 +20,7 @@ from weft.runs.folder import RunFolder
 from weft.runs.journal import Journal
 from weft.runs.report import write_report
 from weft.training.display import Display, TimeBudget
+from weft.training.guard import CHANCE_MARGIN
 from weft.training.learner import Learner
 from weft.training.objective import Objective
 from weft.training.precision import autocast
@@ -123,5 +125,8 @@ class Evaluator:
     def _line(self, values: Mapping[str, float], better: bool) -> str:
         decides = self.recipe.evaluate.metric
         shown = [key for number, key in enumerate(values) if number < SHOWN_METRICS or key == decides]
-        metrics = " · ".join(f"{metric(key).title} {values[key]:{metric(key).format}}" for key in shown)
+        metrics = " · ".join(f"{metric(key).title} {metric(key).text(values[key])}" for key in shown)
+        chance = self.recipe.objective.chance(self.recipe.model.vocab_size)
+        if values.get("loss", 0.0) > CHANCE_MARGIN * chance:
+            return f"validation {metrics} (worse than a model that has learned nothing, {fixed(chance, '.2f')})"
         return f"validation {metrics}{' (best)' if better else ''}"

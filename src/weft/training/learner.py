@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import optim
 
-from weft.errors import DivergedError, LostError, RunError, quoted
+from weft.errors import DivergedError, LostError, RunError, counted, quoted
+from weft.figures.formats import general
 from weft.models.base import LanguageModel
 from weft.models.stack import Stack
 from weft.parallel.mesh import Mesh
@@ -120,7 +121,9 @@ def roll_back(
     """
     guard = state.guard
     if guard.tries >= recipe.guard.rollbacks:
-        tried = f"{guard.tries} rollback{'s' if guard.tries > 1 else ''} did not help"
+        tried = (
+            f"{counted(guard.tries, 'rollback')}, down to {general(guard.rate, 3)} of the learning rate, did not help"
+        )
         raise DivergedError(
             f"{run.path}: training diverged at step {since}{f' and {tried}' if guard.tries else ''}; lower "
             f"optimizer.lr, lengthen schedule.warmup, look at the text, or allow more with guard.rollbacks"

@@ -14,6 +14,7 @@ import torch
 from weft.costs.count import count
 from weft.data.batch import Batch
 from weft.errors import counted, quoted
+from weft.figures.formats import general
 from weft.models.transformer import Transformer
 from weft.parallel import mesh
 from weft.parallel.passes import Parallel
@@ -273,7 +274,7 @@ class Loop:
         display.line(
             f"step {state.step}: training has diverged since step {since} (loss {loss:.3g}); rolling back to "
             f"{f'step {earlier.step}' if earlier.step else 'fresh weights'}, skipping the text in between, with "
-            f"{guard.rate:g} of the learning rate (attempt {guard.tries} of {self.recipe.guard.rollbacks})"
+            f"{general(guard.rate, 3)} of the learning rate (attempt {guard.tries} of {self.recipe.guard.rollbacks})"
         )
         return earlier
 

@@ -3,7 +3,7 @@ import {
   clippedTop, drawable, exactText, fractionOf, limits, lowerBound, polylines, roundTicks,
 } from "./chart_axes.js";
 import { s } from "./dom.js";
-import { formatOf } from "./numbers.js";
+import { formatOf, general } from "./numbers.js";
 import { clamp, fitText } from "./words.js";
 /** @import { AxisData, ChartState, Frame, Look, PlotData, Range, SeriesData, Tick } from "./types" */
 /** @typedef {[number, number]} Point */
@@ -22,6 +22,7 @@ const MARKERS = { s: "m-3-3h6v6h-6z", "^": "m0-4 4 7h-8z", D: "m0-4 4 4-4 4-4-4z
   ">": "m4 0-7 4v-8z", "<": "m-4 0 7 4v-8z",
   "*": "m0-6 1.4 4.2h4.4l-3.6 2.6 1.4 4.2-3.6-2.6-3.6 2.6 1.4-4.2-3.6-2.6h4.4z",
   x: "m-3-3 6 6m0-6-6 6", "|": "m0-5v10", _: "m-5 0h10" };
+const MIN_ROOM = 0.05; // share of its value over which a flat curve may be spread
 const OUTLIER = { colour: "c1", marker: "^", dash: "", width: 0 };
 
 export const round = value => Math.round(value * 10) / 10;
@@ -89,6 +90,7 @@ function visibleSpan(series, range) {
 function axisRanges({ data: { x, y }, range, valuesOf }, front) {
   const xEnds = [Infinity, -Infinity], yEnds = [Infinity, -Infinity], includes = [...y.includes ?? []];
   const widen = (ends, value) => { if (value < ends[0]) ends[0] = value; if (value > ends[1]) ends[1] = value; };
+  const levels = [];
   const top = y.clips ? clippedTop(front.flatMap(series => sample(series, valuesOf(series), range, y.log))) : Infinity;
   for (const series of front) {
     const [from, to] = visibleSpan(series, range), values = valuesOf(series), { band, level } = series;
@@ -101,9 +103,12 @@ function axisRanges({ data: { x, y }, range, valuesOf }, front) {
         if (end !== null && drawable(end, y.log)) includes.push(end);
       }
     }
-    if (typeof level === "number" && drawable(level, y.log)) includes.push(level);
+    if (typeof level === "number" && drawable(level, y.log)) levels.push(level);
   }
   if (xEnds[0] > xEnds[1]) return null;
+  // a level that would take more than half of a chart that clips is marked at its edge
+  const room = y.clips ? Math.max(yEnds[1] - yEnds[0], MIN_ROOM * Math.abs(yEnds[1])) : Infinity;
+  includes.push(...levels.filter(level => !(level < yEnds[0] - room || level > yEnds[1] + room)));
   const shown = yEnds[0] <= yEnds[1] ? yEnds : includes.length ? includes : [1];
   const zoomed = range && (!x.log || range[0] > 0) ? range : limits(x, xEnds);
   return { xRange: zoomed, yRange: limits({ ...y, includes }, shown) };
@@ -291,7 +296,14 @@ function outliers(chart, frame) {
     }
   }
   points.sort((a, b) => b.y - a.y);
-  return points.slice(0, MAX_OUTLIERS).flatMap(point => {
+  const levels = (y.clips ? frame.front : []).flatMap(({ level, look, name = "" }) => {
+    if (typeof level !== "number" || (level >= frame.yRange[0] && level <= frame.yRange[1])) return [];
+    const above = level > frame.yRange[1], at = above ? top - 5 : frame.bottom - 6;
+    if (above) arrows.push(right);
+    return [marker({ ...look, marker: above ? "^" : "v" }, [right - 4, at], name),
+      s("text", { x: round(right - 12), y: round(at + 4), ...coloured(look, "tick", "end") }, general(level, 4))];
+  });
+  const spikes = points.slice(0, MAX_OUTLIERS).flatMap(point => {
     const at = frame.xOf(point.x), edge = right - OUTLIER_WIDTH, late = at > edge;
     const isNear = arrow => Math.abs(at - arrow) < (Math.max(at, arrow) > edge ? 2 : 1) * OUTLIER_WIDTH;
     if (at < left || at > right || arrows.some(isNear)) return [];
@@ -300,6 +312,7 @@ function outliers(chart, frame) {
     return [marker(OUTLIER, [at, top - 5], `${positionText(x, point.x)}: ${text}`),
       s("text", { class: `tick c1 ${late ? "end" : ""}`, x: beside, y: top - 1 }, text)];
   });
+  return [...levels, ...spikes];
 }
 
 /**

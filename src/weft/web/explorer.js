@@ -58,18 +58,20 @@ function requestKey() {
   key.focus();
 }
 
-// Show an error below the view; if the server does not respond, retry until it does.
+// Show an error above the view; if the server does not respond, retry until it does.
 /** @param {any} view  where the error occurred; ignored if it is no longer shown */
 function fail(error, view = null) {
   if (api.isAbort(error) || (view && view !== current)) return;
   if (error.status === 401) return requestKey();
   main.querySelector(".problem")?.remove();
-  if (error.status) return main.append(problem(error.message, render));
+  const below = main.querySelector(".view");
+  const place = shown => { if (below) below.before(shown); else main.append(shown); };
+  if (error.status) return place(problem(error.message, render));
   if (error.status === undefined) {
     console.error(error);
-    return main.append(problem(`Unexpected error: ${error.message}`, render));
+    return place(problem(`Unexpected error: ${error.message}`, render));
   }
-  main.append(problem("The server is not responding. This page reconnects when it is back."));
+  place(problem("The server is not responding. This page reconnects when it is back."));
   const retry = setInterval(async () => {
     try {
       await api.get("health");

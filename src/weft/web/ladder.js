@@ -21,7 +21,7 @@ function shownOrders(stages, stage, width) {
 }
 
 function contextOf(stages, order) {
-  const context = stages.find(each => each.id === "embedding.context")?.tensors[0].axes[0].labels ?? [];
+  const context = stages.find(each => each.id === "context.last")?.tensors[0].axes[0].labels ?? [];
   return order > 1 ? context.slice(1 - order).map(visibleToken).join(" ") : "any context";
 }
 

@@ -1,8 +1,8 @@
 // Shared by the views of a text: text boxes, a debounced request, and the last picture until the next one arrives.
+import { isAbort } from "./api.js";
 import { debounced, field, h } from "./dom.js";
 import { explainCommand, saveTools } from "./save.js";
 
-const MAX_CHARACTERS = 4000; // characters that the server reads
 const REFUSED = [400, 413, 422]; // errors that a person can correct in the text boxes
 
 const sentence = text => `${text.slice(0, 1).toUpperCase()}${text.slice(1)}.`;
@@ -18,8 +18,10 @@ export function latest(context, place, work, refused = _ => false) {
     try {
       const result = await work(AbortSignal.any([context.signal, mine.signal]), ...args);
       context.done();
+      place.hidden = false;
       return result;
     } catch (error) {
+      if (!isAbort(error)) place.hidden = true; // an earlier picture is not that of the present text
       if (!refused(error)) context.fail(error);
       return undefined;
     } finally {
@@ -30,8 +32,7 @@ export function latest(context, place, work, refused = _ => false) {
 
 // A labelled text box.
 export function textBox(label, oninput, props = {}) {
-  const area = h("textarea", { rows: 3, maxlength: MAX_CHARACTERS, spellcheck: "false", dir: "auto", oninput,
-    ...props });
+  const area = h("textarea", { rows: 3, spellcheck: "false", dir: "auto", oninput, ...props });
   const labelled = field(label, area);
   labelled.classList.add("reading-field");
   return { field: labelled, area };

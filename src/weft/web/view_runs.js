@@ -73,8 +73,9 @@ class Runs {
   async begin() {
     await this.loadList();
     if (!this.chosen.length) {
+      const { info, state } = this.context, menu = this.rows.find(run => run.name === info?.id);
       const running = this.rows.find(run => run.state === "running");
-      const first = running ?? this.rows.find(run => run.steps_done > 1) ?? this.rows[0];
+      const first = (state.model ? menu : running ?? menu) ?? running ?? this.rows.find(run => run.steps_done > 1) ?? this.rows[0];
       this.chosen = first ? [first.name] : [];
     }
     this.showList();

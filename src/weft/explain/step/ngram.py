@@ -61,11 +61,11 @@ def ngram_stages(stages: StageList, reading: Reading, position: int, *, settings
     all_orders = list(orders(model, context))
     logits = all_orders[-1].log_p[: output_vocab_size(model, tokenizer.vocab_size)]
     choice = candidates(logits, settings, lambda ids: pieces(tokenizer, ids))
-    stages.record_tokens("embedding", reading.ids, reading.pieces, position=position)
+    stages.record_tokens("context", reading.ids, reading.pieces, position=position)
     known = [id for id in context.tolist() if id < V]
     texts, words = pieces(tokenizer, known), {"width": width, "own": len(known)}
     last, by = sent("context", torch.tensor(known), ("token", texts), scale="positive"), NGram.forward_features
-    stages.record("embedding.context", last, text="last-tokens", numbers={"order": width + 1}, words=words, by=by)
+    stages.record("context.last", last, text="last-tokens", numbers={"order": width + 1}, words=words, by=by)
     for order in all_orders:
         _order_stage(stages, model, order, choice=choice, context=texts[len(texts) - order.n + 1 :])
     longest = torch.stack([torch.where(order.counts > 0, order.n, 0) for order in all_orders]).amax(0)
