@@ -16,7 +16,7 @@ from weft.decode.prompt import Prompt, output_vocab_size
 from weft.serve import explorer
 from weft.serve.errors import RefusedError
 from weft.serve.events import DONE, Events, event, json_response
-from weft.serve.library import ServedModel
+from weft.serve.library import Library, ServedModel
 from weft.serve.schema import ChatBody, CompletionBody, EmbeddingsBody, OpenAIBody
 from weft.serve.server import Server, client_of, server_of
 from weft.serve.text_generation import ScoredToken, TextGeneration, TextOutput, respond
@@ -37,7 +37,7 @@ async def models(request: Request) -> dict[str, Any]:
     """List the models of this server (OpenAI's format)."""
     library = server_of(request).library
     await library.refresh()
-    return {"object": "list", "data": [_model_object(model) for model in library.models.values()]}
+    return {"object": "list", "data": [_model_object(library, model) for model in library.models.values()]}
 
 
 @router.get("/v1/models/{name}")
@@ -48,12 +48,12 @@ async def model(request: Request, name: str) -> dict[str, Any]:
     served = library.models.get(name)
     if served is None:
         raise RefusedError(404, f"model '{name[:60]}' is not served here; /v1/models lists the models", param="model")
-    return _model_object(served)
+    return _model_object(library, served)
 
 
-def _model_object(model: ServedModel) -> dict[str, Any]:
+def _model_object(library: Library, model: ServedModel) -> dict[str, Any]:
     facts = {"id": model.name, "object": "model", "created": model.created, "owned_by": "weft"}
-    return {**facts, "weft": explorer.model_facts(model.folder)}
+    return {**facts, "weft": explorer.model_facts(library, model.folder)}
 
 
 def _response_head(model: ServedModel, kind: str, prefix: str) -> dict[str, Any]:
