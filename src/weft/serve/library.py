@@ -148,7 +148,7 @@ class Library:
         if newest := max(self.models.values(), key=lambda model: model.created, default=None):
             with suppress(WeftError, RefusedError):  # reported to whoever requests this model
                 async with self.use(newest.name) as model:
-                    await model.loaded_thread.call(model.loaded_thread.warm_up, "the server itself")
+                    await model.loaded_thread.call(lambda: None, "the server itself")  # after it has warmed up
         self.ready = True
 
     @asynccontextmanager
