@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from weft.serve.events import Events, event
+from weft.serve.input_size import check_size
 from weft.serve.library import ServedModel
 from weft.serve.schema import CountBody, MessagesBody, Turn
 from weft.serve.server import Server, server_of
@@ -28,6 +29,7 @@ async def count_tokens(request: Request, body: CountBody) -> dict[str, int]:
     """Count the tokens of a conversation (Anthropic's format)."""
     limits = server_of(request).limits
     async with server_of(request).library.use(body.model) as model:
+        await check_size(body, model.run.tokenizer, limits)
         prompt, _ = await asyncio.to_thread(conversation, model.run, _turns(body), limits, max_tokens=1)
     return {"input_tokens": len(prompt.ids)}
 

@@ -1,6 +1,7 @@
 """Error responses, in the format of the API that the client speaks."""
 
 import json
+import logging
 from typing import Any
 
 from fastapi import Request
@@ -16,6 +17,7 @@ PROBLEMS = {"missing": "this field is required", "extra_forbidden": "unknown fie
 UNION_MEMBERS = ("str", "int", "float", "bool")  # in pydantic's locations
 MAX_MESSAGE_CHARACTERS = 400
 MAX_VALUE_CHARACTERS = 60  # of a wrong value that a message quotes
+log = logging.getLogger("weft.serve")
 
 
 class RefusedError(Exception):
@@ -56,6 +58,13 @@ def as_refused(error: BaseException) -> RefusedError:
     if isinstance(error, WeftError):
         return RefusedError(400, " ".join(str(error).split()))
     return RefusedError(500, "internal server error; the server's log has the details")
+
+
+def logged(name: str, error: BaseException) -> RefusedError:
+    """Turn an error into a refusal, and log it under a name if it is not the client's mistake."""
+    if not isinstance(error, WeftError | RefusedError):
+        log.exception("%s", name, exc_info=error)
+    return as_refused(error)
 
 
 async def on_refused(request: Request, error: Exception) -> JSONResponse:

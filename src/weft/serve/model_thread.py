@@ -5,7 +5,6 @@ step after each decode step.
 """
 
 import asyncio
-import logging
 import threading
 import time
 from collections import deque
@@ -17,12 +16,11 @@ from weft.decode.config import Sampling
 from weft.decode.engine.engine import Counts
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt, check_prompts
-from weft.errors import WeftError
 from weft.models.base import device_of
 from weft.serve.config import Limits
 from weft.serve.delivery import ThrottledDelivery
 from weft.serve.engine import build_engine
-from weft.serve.errors import RefusedError, as_refused
+from weft.serve.errors import RefusedError, logged
 from weft.serve.fair_queue import FairQueue
 from weft.serve.stepped_call import SteppedCall
 from weft.serve.tasks import CallTask, Task, TextTask, call_in_loop
@@ -31,7 +29,6 @@ MAX_CALLS = 8  # calls in progress, each of which holds memory
 MAX_YIELD_SECONDS = 0.05  # how long the thread lets an event loop run before each step, while a GPU is busy anyway
 
 T = TypeVar("T")
-log = logging.getLogger("weft.serve")
 
 
 class ModelThread(threading.Thread):
@@ -263,10 +260,7 @@ class ModelThread(threading.Thread):
             self._end(task)
 
     def _logged(self, error: BaseException) -> RefusedError:
-        """Turn an error into a refusal, and log it if it is not the client's mistake."""
-        if not isinstance(error, WeftError | RefusedError):
-            log.exception("%s", self.name, exc_info=error)
-        return as_refused(error)
+        return logged(self.name, error)
 
     def _refuse(self, task: Task, refused: RefusedError) -> None:
         if isinstance(task, CallTask):

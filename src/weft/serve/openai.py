@@ -1,5 +1,6 @@
 """OpenAI's routes: models, completions, chat completions and embeddings."""
 
+import asyncio
 import base64
 import time
 import uuid
@@ -16,6 +17,7 @@ from weft.decode.prompt import Prompt, output_vocab_size
 from weft.serve import explorer
 from weft.serve.errors import RefusedError
 from weft.serve.events import DONE, Events, event, json_response
+from weft.serve.input_size import check_size
 from weft.serve.library import Library, ServedModel
 from weft.serve.schema import ChatBody, CompletionBody, EmbeddingsBody, OpenAIBody
 from weft.serve.server import Server, client_of, server_of
@@ -208,10 +210,11 @@ async def embeddings(request: Request, body: EmbeddingsBody) -> Response:
 async def _embeddings(server: Server, body: EmbeddingsBody, client: str) -> dict[str, Any]:
     async with server.library.use(body.model) as model:
         run, inputs = model.run, _as_list(body.input)
+        await check_size(body, run.tokenizer, server.limits)
         _check_ids(inputs, run.tokenizer.vocab_size, "input")
-        texts = _as_texts(run, inputs)
+        texts = await asyncio.to_thread(_as_texts, run, inputs)
+        tokens = await asyncio.to_thread(lambda: sum(map(len, run.tokenizer.encode_batch(texts))))
         vectors = await model.loaded_thread.call(partial(run.embed, texts), client)
-        tokens = sum(len(run.tokenizer.encode(text)) for text in texts)
     if body.dimensions is not None and body.dimensions != vectors.shape[1]:
         message = f"dimensions = {body.dimensions}: this model's vectors have {vectors.shape[1]}"
         raise RefusedError(400, message, param="dimensions")

@@ -17,6 +17,7 @@ from weft.decode.config import Beam, Sampling
 from weft.decode.text import Chunk, Finish, spell_token
 from weft.serve.errors import RefusedError
 from weft.serve.events import Events, json_response, stream_response
+from weft.serve.input_size import check_size
 from weft.serve.library import ServedModel
 from weft.serve.model_thread import late
 from weft.serve.server import Server, client_of, server_of
@@ -190,6 +191,7 @@ async def respond(
     @asynccontextmanager
     async def texts() -> AsyncIterator[TextGeneration]:
         async with server.library.use(body.model) as model:
+            await check_size(body, model.run.tokenizer, server.limits)
             prepared = build(server, model, body) if inline else await asyncio.to_thread(build, server, model, body)
             async with TextGeneration(server, prepared, client) as generation:
                 yield generation
