@@ -20,7 +20,7 @@ from weft.models.presets import PRESETS
 from weft.models.presets import preset as preset_named
 from weft.recipe.config import Recipe
 from weft.runs.folder import RunFolder
-from weft.serve.errors import RefusedError
+from weft.serve.errors import RefusedError, UnknownModelError
 from weft.serve.events import encoded_response
 from weft.serve.library import Library
 from weft.serve.schema import Name
@@ -115,7 +115,7 @@ def _recipe(request: Request, model: str | None, preset: str | None) -> Recipe:
     library = server_of(request).library
     served = library.models.get(model or "")
     if served is None:
-        raise RefusedError(404, f"model '{(model or '')[:60]}': no such model on this server", param="model")
+        raise UnknownModelError(model or "", "no such model on this server")
     try:
         return library.recipe(served.folder)
     except WeftError as error:

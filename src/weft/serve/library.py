@@ -22,7 +22,7 @@ from weft.runs.checkpoint import WEIGHTS
 from weft.runs.folder import LOCK, RunFolder, open_run
 from weft.runs.listing import RunRow, run_folders, run_row
 from weft.serve.config import Limits
-from weft.serve.errors import RefusedError, as_refused
+from weft.serve.errors import RefusedError, UnknownModelError, as_refused
 from weft.serve.model_thread import ModelThread
 from weft.storage.files import is_locked, link_out
 
@@ -158,8 +158,7 @@ class Library:
             await self.refresh()
         model = self.models.get(name)
         if model is None:
-            known = suggestion(name[:60], self.models, what="served")
-            raise RefusedError(404, f"model '{name[:60]}': {known}", param="model")
+            raise UnknownModelError(name, suggestion(name[:60], self.models, what="served"))
         model.users += 1
         try:
             if model.thread is None:

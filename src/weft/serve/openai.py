@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -15,7 +16,7 @@ from weft import __version__
 from weft.api.run import Run
 from weft.decode.prompt import Prompt, output_vocab_size
 from weft.serve import explorer
-from weft.serve.errors import RefusedError
+from weft.serve.errors import RefusedError, UnknownModelError
 from weft.serve.events import DONE, Events, event, json_response
 from weft.serve.input_size import check_size
 from weft.serve.library import Library, ServedModel
@@ -49,7 +50,7 @@ async def model(request: Request, name: str) -> dict[str, Any]:
     await library.refresh()
     served = library.models.get(name)
     if served is None:
-        raise RefusedError(404, f"model '{name[:60]}' is not served here; /v1/models lists the models", param="model")
+        raise UnknownModelError(name, "not served here; /v1/models lists the models")
     return _model_object(library, served)
 
 
@@ -215,9 +216,12 @@ async def _embeddings(server: Server, body: EmbeddingsBody, client: str) -> dict
         texts = await asyncio.to_thread(_as_texts, run, inputs)
         tokens = await asyncio.to_thread(lambda: sum(map(len, run.tokenizer.encode_batch(texts))))
         vectors = await model.loaded_thread.call(partial(run.embed, texts), client)
-    if body.dimensions is not None and body.dimensions != vectors.shape[1]:
-        message = f"dimensions = {body.dimensions}: this model's vectors have {vectors.shape[1]}"
-        raise RefusedError(400, message, param="dimensions")
+    if body.dimensions is not None:
+        if body.dimensions > vectors.shape[1]:
+            message = f"dimensions = {body.dimensions}: this model's vectors have {vectors.shape[1]}"
+            raise RefusedError(400, message, param="dimensions")
+        vectors = vectors[:, : body.dimensions]  # the first ones, of length 1 again (Kusupati et al. 2022)
+        vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     encoded = vectors.tolist()
     if body.encoding_format == "base64":
         encoded = [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
