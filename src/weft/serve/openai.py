@@ -15,7 +15,7 @@ from starlette.responses import Response
 from weft import __version__
 from weft.api.run import Run
 from weft.decode.prompt import Prompt, output_vocab_size
-from weft.serve import explorer
+from weft.serve import anthropic, explorer
 from weft.serve.errors import RefusedError, UnknownModelError
 from weft.serve.events import DONE, Events, event, json_response
 from weft.serve.input_size import check_size
@@ -37,9 +37,11 @@ router = APIRouter()
 
 @router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
-    """List the models of this server (OpenAI's format)."""
+    """List the models of this server (OpenAI's format; Anthropic's for its clients, by their version header)."""
     library = server_of(request).library
     await library.refresh()
+    if "anthropic-version" in request.headers:
+        return anthropic.model_list(list(library.models.values()))
     return {"object": "list", "data": [_model_object(library, model) for model in library.models.values()]}
 
 
