@@ -42,11 +42,11 @@ MAX_CELL_SECONDS = 600
 
 # A notebook's pictures are recorded as figures, which code hosts show, instead of pages that need scripts.
 DRAW_FIGURES = """\
-from weft.figures.picture import Picture, drawn
+from weft.figures.picture import Picture, render
 
 formatters = get_ipython().display_formatter.formatters
 formatters["text/html"].for_type(Picture, lambda picture: None)
-formatters["image/svg+xml"].for_type(Picture, lambda picture: drawn(picture.figure(), "svg").decode())
+formatters["image/svg+xml"].for_type(Picture, lambda picture: render(picture.figure(), "svg").decode())
 """
 
 

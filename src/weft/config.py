@@ -270,7 +270,7 @@ def _config_types(annotation: Any, metadata: Iterable[Any] = ()) -> list[type[Co
 
 
 def to_toml(config: Config, comments: Mapping[str, str] | None = None) -> str:
-    """Format a config as TOML. Values that are None are left out: absent and None mean the same.
+    """Format a config as TOML. Values that are None are left out: absent and None are equivalent.
 
     `comments` maps dotted keys that are left out to a comment, written where the key would be.
     """

@@ -232,7 +232,6 @@ def test_the_rate_follows_how_far_the_weights_were_trained() -> None:
         ("lstm", (), "cpu", "adamw"),
         ("ngram-3", (), "cpu", "adamw"),
         ("gpt-tiny", ("schedule=noam",), "cpu", "adamw"),  # sets Adam's learning rate itself
-        ("gpt-tiny", ("parallel.shard=2",), "cpu", "adamw"),
         ("gpt-tiny", ("optimizer.lr=0.001",), "cpu", "adamw"),
         ("gpt-tiny", ("optimizer=sgd",), "cpu", "sgd"),
     ],
@@ -242,6 +241,25 @@ def test_the_chosen_optimizer_suits_the_run(preset: str, words: tuple[str, ...],
     assert recipe.optimizer.kind == kind
     shown = "optimizer" in {choice.key for choice in choices}
     assert shown == (preset != "ngram-3" and not any("optimizer" in word for word in words))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("axis", ["replicate", "shard", "tensor", "context", "pipeline"])
+def test_choices_do_not_depend_on_the_layout(axis: str, device: str) -> None:
+    for preset in ("gpt-tiny", "llama-tiny", "gpt2"):
+        for size in (1_000_000,) if axis == "context" else (3001, 1_000_000):
+            one, choices = settled(resolve(preset), size, device)
+            two, same = settled(resolve(preset, [f"parallel.{axis}=2"]), size, device)
+            assert two.replace(parallel={}) == one
+            assert same == choices
+
+
+def test_rows_that_processes_divide_have_a_fitting_length() -> None:
+    one, two = (settled(resolve("gpt-tiny", words), 900)[1] for words in ([], ["parallel.context=2"]))
+    (length,) = (choice.value for choice in one if choice.key == "batch.length")
+    (choice,) = (choice for choice in two if choice.key == "batch.length")
+    assert length % 4 and choice.value == length // 4 * 4
+    assert choice.why == "so that the processes of parallel.context can divide a row"
 
 
 @pytest.mark.parametrize(("device", "many", "few"), [("cpu", 100_000, 200_000), ("cuda", 10_000_000, 10**9)])

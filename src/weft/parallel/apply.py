@@ -22,6 +22,7 @@ from weft.models.stack import Stack
 from weft.nn.attention import CrossAttention
 from weft.nn.linear import Linear
 from weft.parallel import context, tensor
+from weft.parallel.exchange import MatrixExchange
 from weft.parallel.mesh import Mesh
 from weft.parallel.passes import Context, LossFunction, Parallel, Root, States, T
 from weft.parallel.pipeline import Pipeline
@@ -56,6 +57,14 @@ class ShardedParallel(Parallel):
         """The position of each local part in its full parameter."""
         shards = self.mesh.layout.tensor
         return {name: geometry(p, self.fused.get(name, ()), shards) for name, p in self.model.named_parameters()}
+
+    def exchange(self, matrices: Iterable[Tensor]) -> MatrixExchange | None:
+        """Return the way to the whole of some parameters; None if this process has them. All processes call this."""
+        if self.mesh.stage.alone:
+            return None
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self.model.named_parameters()}
+        geometries = [self.geometries[names[matrix]] for matrix in matrices]
+        return MatrixExchange(self.mesh.stage, geometries, device_of(self.model))
 
     @torch.no_grad()
     def fill(self, full: Iterable[tuple[str, Tensor]]) -> None:

@@ -18,8 +18,9 @@ class Mesh:
 
     `devices` has the axes pipeline, replicate, shard and tensor. Ranks of the context axis divide the tokens of a row
     and hold the same weights, so the shard axis of `devices` spans them as well. `readers` read different rows of a
-    batch; `counters` read different tokens of it, so that their counts and losses are summed. `checkpoints` has a
-    process group for writing checkpoints, which happens during the passes and must not mix with their messages.
+    batch; `counters` read different tokens of it, so that their counts and losses are summed. `stage` holds
+    the same layers, a pipeline's stage or all. `checkpoints` has a process group for writing checkpoints, which happens
+    during the passes and must not mix with their messages.
     """
 
     layout: Layout = ONE
@@ -28,6 +29,7 @@ class Mesh:
     readers: Ranks = ALONE
     counters: Ranks = ALONE
     context: Ranks = ALONE
+    stage: Ranks = ALONE
     checkpoints: Ranks = ALONE
 
     @property
@@ -58,12 +60,23 @@ def build(layout: Layout, world: Ranks, device: torch.device) -> Mesh:
     devices = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
     counters = _ranks(world, devices["replicate", "shard"]._flatten("counters"))
     checkpoints = replace(world, group=distributed.new_group(backend="gloo", timeout=TIMEOUT))
-    readers, context = counters, ALONE
+    readers, context, stage = counters, ALONE, world
+    if layout.pipeline > 1:
+        stage = _ranks(world, devices["replicate", "shard", "tensor"]._flatten("stage"))
     if layout.context > 1:
         fine = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=AXES)
         readers = _ranks(world, fine["replicate", "shard"]._flatten("readers"))
         context = _ranks(world, fine["context"])
-    return Mesh(layout, world, devices, readers=readers, counters=counters, context=context, checkpoints=checkpoints)
+    return Mesh(
+        layout,
+        world,
+        devices,
+        readers=readers,
+        counters=counters,
+        context=context,
+        stage=stage,
+        checkpoints=checkpoints,
+    )
 
 
 def _ranks(world: Ranks, axis: DeviceMesh) -> Ranks:

@@ -127,6 +127,14 @@ class Ranks:
                 parts = flat.split([tensor.numel() for tensor in bucket])
                 torch._foreach_copy_(list(bucket), [p.view_as(t) for p, t in zip(parts, bucket, strict=True)])
 
+    def all_to_all(self, flat: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """Send a range of `flat` to each rank, and return what all ranks have sent here, by rank. `sent` and `received`
+        are the numbers of elements."""
+        arrived = flat.new_empty(sum(received))
+        with self._collective():
+            distributed.all_to_all_single(arrived, flat, list(received), list(sent), group=self.group)
+        return arrived
+
     def total(self, number: int, device: torch.device) -> int | Tensor:
         """Return the sum of a number over all ranks: on the device, (), without waiting; alone, the number itself."""
         if self.alone:

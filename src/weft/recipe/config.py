@@ -210,8 +210,6 @@ def _layout_problems(recipe: Recipe) -> Iterator[str]:
         yield f"parallel.{axis}: only a Transformer can be split this way, not a '{model.kind}' model"
     if recipe.batch.micro == "auto":
         yield "batch.micro = 'auto': only one process alone can try what fits; with parallel.* set a number"
-    if isinstance(recipe.optimizer, Muon):
-        yield "optimizer.kind = 'muon': Muon needs whole matrices, which parallel.* splits; use adamw, or replicas only"
     if recipe.adapter is not None and (tensor > 1 or layout.pipeline > 1):
         yield "adapter: the matrices it adds to can't be split over parallel.tensor or parallel.pipeline; use shard"
     if recipe.precision == "fp8" and tensor > 1:

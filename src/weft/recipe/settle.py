@@ -206,7 +206,7 @@ def _choose_optimizer(draft: _Draft, size: _RunSize) -> None:
     recipe, model, device = draft.recipe, draft.recipe.model, "cuda" if size.gpu else "cpu"
     if recipe.optimizer is not None:
         return
-    fresh = recipe.init is None and not recipe.parallel.splits and not isinstance(recipe.schedule, Noam)
+    fresh = recipe.init is None and not isinstance(recipe.schedule, Noam)
     measured = (
         isinstance(model, TransformerConfig)
         and model.placement == "pre"
@@ -227,6 +227,8 @@ def _choose_batch(draft: _Draft, run: _RunSize) -> None:
     if draft.recipe.can_carry and draft.recipe.batch.carry is not False and length > CARRIED_LENGTH:
         # states carry over from row to row, so short rows lose nothing, and a batch holds more of them
         length, why = CARRIED_LENGTH, "short rows suffice, because each continues the one before it"
+    if 0 < (excess := length % draft.recipe.parallel.row_unit) < length:
+        length, why = length - excess, "so that the processes of parallel.context can divide a row"
     length = draft.choose("batch.length", length, why)
     # with little compute, many small steps learn more than a few large ones; but each of Muon's has a fixed cost
     tokens = 1024 if isinstance(draft.recipe.optimizer, Muon) else 512

@@ -106,7 +106,8 @@ class ModelThread(threading.Thread):
     def _put(self, tasks: Sequence[Task]) -> None:
         client = tasks[0].client
         with self._changed:
-            running = sum(task.client == client for task in (*self._active, *self._calls))
+            in_progress: list[Task] = [*self._active, *self._calls]
+            running = sum(task.client == client for task in in_progress)
             self._queue.put(client, tasks, running=running)
             self._last_loop = tasks[0].loop
             self._changed.notify()

@@ -1,7 +1,7 @@
 """Optimizers built from their settings. Weight decay applies to matrices; gains and biases do not decay."""
 
 from collections.abc import Container, Mapping, Sequence
-from typing import Any, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 import torch
 from torch import Tensor, nn, optim
@@ -11,6 +11,10 @@ from weft.models.stack import Stack
 from weft.nn.block import block_linears
 from weft.nn.linear import LowRank
 from weft.recipe import optimizer as config
+
+if TYPE_CHECKING:  # takes a second to load
+    from weft.parallel.apply import ShardedParallel
+    from weft.parallel.exchange import MatrixExchange
 
 
 def decay_groups(
@@ -61,18 +65,20 @@ def block_matrices(model: nn.Module) -> dict[Tensor, list[int]]:
     return heights
 
 
-def build(settings: config.Optimizer, model: nn.Module, local: Mapping[str, Tensor] | None = None) -> optim.Optimizer:
+def build(settings: config.Optimizer, model: nn.Module, sharded: "ShardedParallel | None" = None) -> optim.Optimizer:
     """Build the optimizer of a model's trainable parameters, with fused kernels; `set_rate` sets its learning rate.
-    `local` has this process's part of each parameter by name, if the model is sharded: the optimizer updates these."""
-    parts: dict[Tensor, Tensor] = {p: local[name] for name, p in model.named_parameters()} if local else {}
+    If the model is `sharded`, the optimizer updates this process's part of each parameter."""
+    parts: dict[Tensor, Tensor] = {}
+    if sharded is not None:
+        parts = {p: sharded.local[name] for name, p in model.named_parameters()}
 
-    def groups(decay: float, layer_decay: float = 1.0) -> list[dict[str, Any]]:
-        full = decay_groups(model, decay, layer_decay=layer_decay)
+    def groups(decay: float, **options: Any) -> list[dict[str, Any]]:
+        full = decay_groups(model, decay, **options)
         return [{**group, "params": [parts.get(p, p) for p in group["params"]]} for group in full]
 
     match settings:
         case config.AdamW():
-            decayed = groups(settings.weight_decay, settings.layer_decay)
+            decayed = groups(settings.weight_decay, layer_decay=settings.layer_decay)
             return optim.AdamW(decayed, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
         case config.Adam():
             return optim.Adam(groups(0.0), lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
@@ -88,7 +94,10 @@ def build(settings: config.Optimizer, model: nn.Module, local: Mapping[str, Tens
                 raise ConfigError(
                     "optimizer.kind = 'muon': needs a model made of Transformer blocks; use adamw instead"
                 )
-            return Muon(settings, matrices, decay_groups(model, settings.weight_decay, without=matrices))
+            others = groups(settings.weight_decay, without=matrices)
+            exchange = None if sharded is None else sharded.exchange(matrices)
+            local = {parts.get(matrix, matrix): heights for matrix, heights in matrices.items()}
+            return Muon(settings, local, others, exchange=exchange)
         case _:
             assert_never(settings)
 
@@ -101,16 +110,24 @@ class Muon(optim.Optimizer):
     """Orthogonalised momentum (Jordan et al. 2024) for matrices, and a fused AdamW for the other parameters.
 
     The first group holds the matrices, whose gradients a step overwrites; AdamW shares the other groups and the state.
+    With an `exchange` this process has parts of the matrices; it orthogonalises the momentum of some whole ones.
     """
 
     # set by `update`, as torch.amp's GradScaler does for a fused optimizer: a divisor, and 1 if the step is skipped
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
 
-    def __init__(self, settings: config.Muon, matrices: dict[Tensor, list[int]], others: list[dict[str, Any]]):
+    def __init__(
+        self,
+        settings: config.Muon,
+        matrices: dict[Tensor, list[int]],
+        others: list[dict[str, Any]],
+        *,
+        exchange: "MatrixExchange | None" = None,
+    ):
         first = {"params": list(matrices), "weight_decay": settings.weight_decay, "momentum": settings.momentum}
         super().__init__([first, *others], {"lr": 0.0})
-        self.heights, self.rounds = list(matrices.values()), settings.rounds
+        self.heights, self.rounds, self.exchange = list(matrices.values()), settings.rounds, exchange
         self.adamw = None  # if only the matrices of an adapter are trained
         if others:
             self.adamw = optim.AdamW(self.param_groups[1:], lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
@@ -126,16 +143,34 @@ class Muon(optim.Optimizer):
         lr: float | Tensor = group["lr"]
         if self.found_inf is not None:  # 0 if the step is skipped, without waiting for the device
             lr = lr * (1.0 - self.found_inf)
-        matrices = zip(group["params"], self.heights, strict=True)
-        updated = [(matrix, heights) for matrix, heights in matrices if matrix.grad is not None]
-        if not updated:
+        weights = {number: matrix for number, matrix in enumerate(group["params"]) if matrix.grad is not None}
+        directions: dict[int, Tensor] = {}
+        if weights:
+            directions = dict(zip(weights, self._directions([*weights.values()], group["momentum"]), strict=True))
+            torch._foreach_mul_([*weights.values()], 1.0 - lr * group["weight_decay"])
+        if self.exchange is None:
+            self._subtract_updates(weights, directions, lr)
             return
-        weights = [matrix for matrix, _ in updated]
-        directions = self._directions(weights, group["momentum"])
-        torch._foreach_mul_(weights, 1.0 - lr * group["weight_decay"])
+
+        def changes(whole: dict[int, Tensor]) -> dict[int, Tensor]:
+            zeros = {number: torch.zeros_like(direction) for number, direction in whole.items()}
+            self._subtract_updates(zeros, whole, lr)
+            return zeros
+
+        for number, matrix in enumerate(group["params"]):  # processes exchange all matrices, updated or not
+            if number not in directions:
+                directions[number] = torch.zeros_like(matrix)
+        local = [directions[number] for number in range(len(directions))]
+        for number, change in enumerate(self.exchange.map(local, changes)):
+            if number in weights:
+                weights[number].add_(change)
+
+    def _subtract_updates(self, weights: Mapping[int, Tensor], directions: Mapping[int, Tensor], lr: Any) -> None:
+        """Orthogonalise the directions of whole matrices, by number, and subtract them from the weights times `lr`."""
         by_shape: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}  # (weights, direction)
-        for (matrix, heights), direction in zip(updated, directions, strict=True):
-            for pair in zip(matrix.split(heights), direction.split(heights), strict=True):
+        for number, direction in directions.items():
+            heights = self.heights[number]
+            for pair in zip(weights[number].split(heights), direction.split(heights), strict=True):
                 by_shape.setdefault(tuple(pair[1].shape), []).append(pair)
         for shape, pairs in by_shape.items():
             # root mean square 0.2, as AdamW's updates have (Liu et al. 2025, §2.2)

@@ -43,7 +43,7 @@ class ShardedLearner(Learner):
     def restart(self, recipe: SettledRecipe) -> None:
         torch.manual_seed(recipe.seed)
         self.parallel.fill(first_model(recipe).named_parameters())
-        self.optimizer = optimizer.build(recipe.optimizer, self.model, self.parallel.local)
+        self.optimizer = optimizer.build(recipe.optimizer, self.model, self.parallel)
         self.step_state.restore({})
 
     def copy(self, step: int, notes: Mapping[str, Any]) -> sharded_checkpoint.ShardedSnapshot:
@@ -94,7 +94,7 @@ def start(recipe: SettledRecipe, mesh: Mesh, device: torch.device) -> ShardedLea
     parallel = lay_out(prepare_model(model, recipe), mesh, recipe.precision, compile_=recipe.compile)
     parallel.root.to_empty(device=device)
     parallel.fill(broadcast())
-    return ShardedLearner(parallel, optimizer.build(recipe.optimizer, model, parallel.local))
+    return ShardedLearner(parallel, optimizer.build(recipe.optimizer, model, parallel))
 
 
 def load_shard(
