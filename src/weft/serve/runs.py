@@ -75,7 +75,7 @@ def _run_summary(row: RunRow) -> dict[str, Any]:
 
 @router.get("/v1/runs/{name}/metrics")
 def metrics(
-    request: Request, name: str, run: NamedRun, since: Annotated[str, Query(max_length=MAX_SINCE)] = ""
+    request: Request, name: str, run: NamedRun, *, since: Annotated[str, Query(max_length=MAX_SINCE)] = ""
 ) -> Response:
     """Return the metrics logged after `since`, the `next` of an earlier response: steps and values of each series,
     thinned to minima and maxima.
