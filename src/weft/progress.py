@@ -1,4 +1,4 @@
-"""Messages and progress bars on standard error. A bar is drawn only on a terminal."""
+"""Messages and progress bars on standard error, drawn only on a terminal; pauses, at which long work can be stopped."""
 
 import re
 import shutil
@@ -6,6 +6,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import cache
 from time import monotonic
 from typing import Literal
@@ -24,6 +25,24 @@ UNBREAKABLE = re.compile(
     r"\d (?:s|[KMG]i?B)\b|`[^`]*`|"
     r"\bweft (?:(?:runs|config) )?[a-z]+(?: (?:[^\s;,]*[-/=._\d][^\s;,]*|[A-Z]+)(?![^\s;,]))+"
 )
+
+
+_on_pause: ContextVar[Callable[[], None]] = ContextVar("on_pause", default=lambda: None)
+
+
+def pause() -> None:
+    """Let the caller of long work do something else, or end the work with an error; called between its steps."""
+    _on_pause.get()()
+
+
+@contextmanager
+def pausing(on_pause: Callable[[], None]) -> Iterator[None]:
+    """Have every `pause` of this thread call `on_pause` inside the `with` block."""
+    token = _on_pause.set(on_pause)
+    try:
+        yield
+    finally:
+        _on_pause.reset(token)
 
 
 def log_to_stderr(line: str) -> None:

@@ -228,3 +228,19 @@ def test_health_readiness_metrics_and_pages(server: Served) -> None:
     assert 'weft_cache_blocks_used{model="gpt"} 0.0' in metrics
     assert "/v1/chat/completions" in server.get("/docs").text
     assert "/v1/chat/completions" in server.get("/openapi.json").json()["paths"]
+
+
+def test_models_are_listed_in_the_format_of_the_client(server: Served) -> None:
+    names = [row["id"] for row in server.get("/v1/models").json()["data"]]
+    listed = server.get("/v1/models", headers={"anthropic-version": "2023-06-01"}).json()
+    assert [row["id"] for row in listed["data"]] == names and listed["last_id"] == names[-1] and not listed["has_more"]
+    assert {tuple(row) for row in listed["data"]} == {("type", "id", "display_name", "created_at")}
+
+
+def test_embeddings_can_be_shortened(server: Served) -> None:
+    whole = server.json("/v1/embeddings", model="gpt", input="a tale")["data"][0]["embedding"]
+    short = server.json("/v1/embeddings", model="gpt", input="a tale", dimensions=4)["data"][0]["embedding"]
+    norm = sum(value**2 for value in whole[:4]) ** 0.5
+    assert short == pytest.approx([value / norm for value in whole[:4]])
+    body = {"model": "gpt", "input": "a", "dimensions": len(whole) + 1}
+    assert f"this model's vectors have {len(whole)}" in server.refused("/v1/embeddings", body)

@@ -2,9 +2,10 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from tests.serve.serving import Served, idle, served, until
 
 from weft.api.load import load
 from weft.api.settings import sampling
-from weft.serve import library, listen
+from weft.serve import library, listen, model_thread
 from weft.serve.config import Limits, Serving
+from weft.serve.errors import RefusedError
 from weft.serve.library import ServedModel
 from weft.serve.model_thread import ModelThread
 
@@ -33,7 +35,11 @@ def busy(thread: ModelThread) -> Iterator[None]:
         begun.set()
         end.wait(20)
 
-    caller = threading.Thread(target=lambda: asyncio.run(thread.call(wait, "the test")))
+    def call() -> None:
+        with suppress(RefusedError):  # its deadline
+            asyncio.run(thread.call(wait, "the test"))
+
+    caller = threading.Thread(target=call)
     caller.start()
     assert begun.wait(20)
     try:
@@ -82,7 +88,7 @@ def test_a_full_queue_refuses_with_retry_after(runs: Path) -> None:
             turns = [{"role": "user", "content": "hi"}]
             bodies: dict[str, dict[str, Any]] = {
                 COMPLETE: {"prompt": "a"},
-                "/v1/tokenize": {"input": "a"},
+                "/v1/score": {"input": "a"},
                 "/v1/messages": {"max_tokens": 2, "messages": turns},
             }
             for path, body in bodies.items():
@@ -233,3 +239,54 @@ def test_a_model_in_use_is_not_unloaded(runs: Path, monkeypatch: pytest.MonkeyPa
             monkeypatch.setattr(library, "free_memory", lambda device: 0)
             assert complete(server, "gpt") == 200
         assert writing.result().status_code == 200
+
+
+LENGTHY: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"model": "lstm", "prompt": "a", "max_tokens": 60_000, "beams": 64, "logit_bias": {"3": -100}},
+    "/v1/score": {"model": "lstm", "input": "A tale is told, and then another one.\n" * 800},
+    "/v1/embeddings": {"model": "lstm", "input": ["A tale is told, and then another one.\n" * 20] * 1000},
+}
+
+
+@pytest.mark.parametrize("path", LENGTHY)
+def test_long_work_takes_turns_and_ends_with_its_client(runs: Path, path: str) -> None:
+    with served(runs / "lstm", max_tokens=1 << 16, read_tokens=1 << 20) as server:
+        assert complete(server, "lstm") == 200
+        thread = server.thread("lstm")
+        with server.connected(LENGTHY[path], path):
+            until(lambda: thread._calls)
+            began = time.monotonic()
+            assert complete(server, "lstm") == 200
+            assert server.post("/v1/tokenize", {"model": "lstm", "input": "a"}).status_code == 200
+            assert thread._calls and time.monotonic() - began < 5
+        until(lambda: not thread._calls)
+        with server.connected(LENGTHY[path], path):
+            until(lambda: thread._calls)
+            thread.close()  # SIGTERM: the call is refused at its next pause
+            assert not thread._calls
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_deadline_holds_while_waiting(runs: Path, stream: bool) -> None:
+    with served(runs / "gpt", seconds=0.5) as server:
+        assert complete(server, "gpt") == 200
+        with busy(server.thread("gpt")):  # in a step without a pause
+            began = time.monotonic()
+            response = server.post(COMPLETE, {"model": "gpt", "prompt": "a", "stream": stream})
+            assert response.status_code == 408 and "within" in response.text and time.monotonic() - began < 5
+            assert server.post("/v1/score", {"model": "gpt", "input": "a"}).status_code == 408
+            assert server.post("/v1/tokenize", {"model": "gpt", "input": "a"}).status_code == 200  # needs no turn
+            until(lambda: server.thread("gpt").waiting <= 2)
+        until(lambda: idle(server.thread("gpt")))
+        assert complete(server, "gpt") == 200
+
+
+def test_calls_beyond_those_in_progress_hold_up_no_text(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_thread, "MAX_CALLS", 1)
+    body = LENGTHY["/v1/completions"]
+    with served(runs / "lstm", max_tokens=1 << 16) as server:
+        complete(server, "lstm")
+        with server.connected(body), server.connected(body), server.connected(body):
+            until(lambda: server.thread("lstm").waiting == 2)
+            assert complete(server, "lstm") == 200 and server.thread("lstm").waiting == 2
+        until(lambda: idle(server.thread("lstm")))

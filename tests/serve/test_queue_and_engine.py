@@ -42,7 +42,7 @@ def test_too_many_tasks_are_refused_all_together(
         queue.put("another", list(range(tasks)), running=running)
     assert caught.value.status == status and len(queue) == waiting
     assert caught.value.retry_after == (None if status == 400 else 1 + waiting // 2)
-    assert queue.clear() == list(range(waiting)) and not queue
+    assert queue.drop() == list(range(waiting)) and not queue
 
 
 def task(index: int, queue: "asyncio.Queue[Any]") -> TextTask:

@@ -256,3 +256,43 @@ def test_a_request_has_a_time_limit(runs: Path) -> None:
 def test_limits_are_checked() -> None:
     with pytest.raises(ValueError, match="queue"):
         Limits(queue=0)
+
+
+TEXT_ROUTES: dict[str, dict[str, Any]] = {
+    COMPLETE: {"prompt": "TEXT"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "TEXT"}]},
+    "/v1/responses": {"input": "TEXT"},
+    "/v1/messages": {"max_tokens": 1, "messages": [{"role": "user", "content": "TEXT"}]},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "TEXT"}]},
+    "/v1/embeddings": {"input": ["TEXT", "TEXT"]},
+    "/v1/classify": {"input": "a", "second": "TEXT"},
+    **{
+        f"/v1/{name}": {"input": "TEXT"}
+        for name in ("translate", "score", "tokenize", "next", "write", "beams", "fill")
+    },
+}
+
+
+@pytest.mark.parametrize("path", TEXT_ROUTES)
+def test_a_text_beyond_the_bound_is_refused_before_any_work(runs: Path, path: str) -> None:
+    with served(runs / "bytes", read_tokens=100) as server:
+        for text, message in (("a" * 2000, "bytes; this server reads at most 1,600"), ("a" * 101, "tokens; this")):
+            body = json.loads(json.dumps(TEXT_ROUTES[path]).replace("TEXT", text))
+            assert message in server.refused(path, {"model": "bytes", **body}, 413)
+
+
+def test_errors_have_the_fields_that_clients_look_for(server: Served) -> None:
+    for response in (server.post(COMPLETE, {**GOOD, "model": "nobody"}), server.get("/v1/models/nobody")):
+        error = response.json()["error"]
+        assert (response.status_code, error["type"], error["code"]) == (404, "invalid_request_error", "model_not_found")
+    assert server.get(COMPLETE).headers["allow"] == "POST"
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    message = refused(server.post(COMPLETE, content=json.dumps(GOOD), headers=form), 415)
+    assert "Content-Type: application/json" in message and "x-www-form-urlencoded" in message
+
+
+def test_every_response_has_an_id_of_its_own(server: Served) -> None:
+    responses = [server.get("/health"), server.get("/nowhere"), server.post(COMPLETE, GOOD), server.post(COMPLETE, {})]
+    responses += [server.get("/health", headers={"Host": "x.example"}), server.post(COMPLETE, {**GOOD, "stream": True})]
+    ids = {response.headers["x-request-id"] for response in responses}
+    assert len(ids) == len(responses) and {response.headers["request-id"] for response in responses} == ids

@@ -18,6 +18,7 @@ from weft.decode.sampling import PenaltyHistory, apply_rules, logsumexp, top_log
 from weft.decode.text import Completion, Detokenizer, Finish, StopCondition
 from weft.errors import ConfigError, ModelError
 from weft.models.base import EncoderInput, LanguageModel
+from weft.progress import pause
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,6 @@ def search_texts(
     *,
     source: EncoderInput | None = None,
     replacements: Replacements | None = None,
-    on_step: StepCallback | None = None,
 ) -> list[list[Completion]]:
     """Return the `settings.n` best continuations of each prompt as text, best first, without stop strings."""
     if not prompts:
@@ -86,7 +86,7 @@ def search_texts(
             text.end()
         return Completion(text.take(), len(hypothesis.ids), hypothesis.finish, score=hypothesis.score)
 
-    rows = beam_search(model, prompts, settings, source=source, on_step=on_step)
+    rows = beam_search(model, prompts, settings, source=source)
     return [[completion(each, row) for each in hypotheses] for row, hypotheses in enumerate(rows)]
 
 
@@ -210,7 +210,7 @@ class _SearchBatch:
     @torch.inference_mode()
     def run(self) -> list[list[Hypothesis]]:
         while self._step():
-            pass
+            pause()
         return [search.ended[: self.settings.n] for search in self.all_searches]
 
     def _step(self) -> bool:

@@ -20,6 +20,7 @@ from weft.decode.text import Chunk, Completion, GeneratedText, adjust_logits, ex
 from weft.errors import ModelError
 from weft.models.base import EncoderInput, LanguageModel, device_of
 from weft.models.transformer import Transformer
+from weft.progress import pause
 
 MAX_ENGINE_ROWS = 256  # texts that the engine generates at a time
 BLOCK_SIZE = 16  # tokens per KV block
@@ -78,6 +79,7 @@ def _until_full(model: LanguageModel, texts: list[GeneratedText], source: Encode
         logits = logits[:, :vocab_size]
         chunks = extend_texts(texts, logits, adjust_logits(texts, logits), agree=model.agree)
         yield from chunks
+        pause()
         live = [row for row, chunk in enumerate(chunks) if chunk.finish is None]
         ended = len(live) < len(texts)
         texts = [texts[row] for row in live] if ended else texts
@@ -99,6 +101,7 @@ def _run_ahead(stepper: Stepper, texts: Sequence[GeneratedText], logits: Tensor,
     for tokens in stepper.run_ahead(logits, sampler, steps):
         chunks = [text.push(tokens[row]) for row, text in live]
         yield from chunks
+        pause()
         live = [each for each, chunk in zip(live, chunks, strict=True) if chunk.finish is None]
         if not live:
             break

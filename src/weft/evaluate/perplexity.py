@@ -23,6 +23,7 @@ from weft.errors import DataError
 from weft.models.base import LanguageModel, device_of, evaluating
 from weft.models.ngram import NGram
 from weft.nn.recurrent import CarriedState
+from weft.progress import pause
 
 NATS_PER_BYTE = 8 * math.log(2)  # cost of a byte that no token spells
 MIN_LANE_WINDOWS = 64  # windows per lane of a text that is read with carried states
@@ -276,6 +277,7 @@ def surprisals(model: LanguageModel, ids: Sequence[int], before: Sequence[int], 
     nats: list[float | None] = [None] * (not before)
     with evaluating(model) as device:
         for window in windows(len(tokens), length, max(1, length // 2)):
+            pause()
             row = tokens[window.start : window.start + window.length + 1].to(device)
             features = model.advance(row[None, :-1], model.start(1, window.length))
             nats += token_losses(model, features[0, -window.scored :], row[-window.scored :]).tolist()

@@ -17,6 +17,7 @@ from weft.models.base import LanguageModel, evaluating
 from weft.models.config import Decoder, EncoderDecoder, LMHead
 from weft.models.recurrent import Recurrent
 from weft.models.transformer import Transformer
+from weft.progress import pause
 from weft.text.tokenizer import Tokenizer
 
 
@@ -101,5 +102,6 @@ def read(
             inputs = {} if isinstance(model, Recurrent) or bool(mask.all()) else {"mask": mask.to(device)}
             features = model.features(tokens.to(device), **inputs).float()
             yield TextFeatures(rows, features, mask.to(device))
+            pause()
             if progress is not None:
                 progress(len(rows))

@@ -26,7 +26,7 @@ from weft.errors import ConfigError, DataError, ModelError, RunError, WeftError
 from weft.models.base import LanguageModel, device_of, evaluating, row_rng
 from weft.models.transformer import Transformer
 from weft.objectives.frame import sentence_frame
-from weft.progress import Log
+from weft.progress import Log, pause
 from weft.recipe.objective import LabelObjective, ObjectiveConfig
 from weft.recipe.settle import Facts
 from weft.storage.files import utf8_size
@@ -244,6 +244,7 @@ def head_outputs(model: LanguageModel, batches: Iterable[Batch]) -> Iterator[tup
         for batch in batches:
             local = batch.to(device)
             yield head_output(model, model.read(local), local).cpu(), batch
+            pause()
 
 
 @torch.no_grad()

@@ -2,12 +2,15 @@
 
 import asyncio
 import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from weft.serve.events import Events, event
+from weft.serve.input_size import check_size
 from weft.serve.library import ServedModel
 from weft.serve.schema import CountBody, MessagesBody, Turn
 from weft.serve.server import Server, server_of
@@ -28,8 +31,24 @@ async def count_tokens(request: Request, body: CountBody) -> dict[str, int]:
     """Count the tokens of a conversation (Anthropic's format)."""
     limits = server_of(request).limits
     async with server_of(request).library.use(body.model) as model:
+        await check_size(body, model.run.tokenizer, limits)
         prompt, _ = await asyncio.to_thread(conversation, model.run, _turns(body), limits, max_tokens=1)
     return {"input_tokens": len(prompt.ids)}
+
+
+def model_list(models: Sequence[ServedModel]) -> dict[str, Any]:
+    """List models in Anthropic's format, on one page."""
+    rows = [
+        {
+            "type": "model",
+            "id": model.name,
+            "display_name": model.name,
+            "created_at": datetime.fromtimestamp(model.created, UTC).isoformat(),
+        }
+        for model in models
+    ]
+    ends = {"first_id": rows[0]["id"], "last_id": rows[-1]["id"]} if rows else {"first_id": None, "last_id": None}
+    return {"data": rows, "has_more": False, **ends}
 
 
 def _turns(body: CountBody) -> list[Turn]:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -78,18 +79,21 @@ def make_routes(library: Library, serving: Serving, metrics: Metrics) -> FastAPI
 
 
 def _with_metrics(app: App, metrics: Metrics) -> App:
-    """Wrap an application to count and log each request."""
+    """Wrap an application to count and log each request, and to send an id with each response."""
 
     async def counted(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
         status, start = 499, time.monotonic()  # 499: disconnected before a response
+        id = f"req_{uuid.uuid4().hex}".encode()
 
         async def send_and_note(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                names = (b"x-request-id", b"request-id")  # OpenAI's and Anthropic's
+                message = {**message, "headers": [*message["headers"], *((name, id) for name in names)]}
             await send(message)
 
         try:

@@ -20,8 +20,9 @@ from weft.models.presets import PRESETS
 from weft.models.presets import preset as preset_named
 from weft.recipe.config import Recipe
 from weft.runs.folder import RunFolder
-from weft.serve.errors import RefusedError
+from weft.serve.errors import RefusedError, UnknownModelError
 from weft.serve.events import encoded_response
+from weft.serve.library import Library
 from weft.serve.schema import Name
 from weft.serve.server import server_of
 
@@ -56,9 +57,10 @@ async def file(name: str) -> Response:
     return Response(web_file(name), media_type=TYPES[suffix], headers=HEADERS)
 
 
-def model_facts(folder: RunFolder) -> dict[str, Any] | None:
+def model_facts(library: Library, folder: RunFolder) -> dict[str, Any] | None:
     """Return the facts that the page shows about a model before it is loaded; None if its recipe cannot be read."""
     try:
+        library.check_links(folder.path)
         return _model_facts(folder, folder.config.stat().st_mtime_ns)
     except (WeftError, OSError):
         return None
@@ -110,10 +112,14 @@ def _recipe(request: Request, model: str | None, preset: str | None) -> Recipe:
         if preset not in PRESETS:  # `architecture` would also take a file's path
             raise RefusedError(404, f"preset '{preset[:60]}': {suggestion(preset[:60], PRESETS)}", param="preset")
         return architecture(preset).recipe
-    served = server_of(request).library.models.get(model or "")
+    library = server_of(request).library
+    served = library.models.get(model or "")
     if served is None:
-        raise RefusedError(404, f"model '{(model or '')[:60]}': no such model on this server", param="model")
-    return served.folder.recipe()
+        raise UnknownModelError(model or "", "no such model on this server")
+    try:
+        return library.recipe(served.folder)
+    except WeftError as error:
+        raise RefusedError(409, str(error).replace(str(served.folder.path), f"model '{served.name}'")) from None
 
 
 @lru_cache(maxsize=MAX_CACHED_VIEWS)

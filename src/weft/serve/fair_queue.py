@@ -1,7 +1,7 @@
 """A queue in which clients take turns, so that a client with many requests delays no other client."""
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from weft.serve.config import Limits
@@ -37,16 +37,23 @@ class FairQueue(Generic[T]):
         self._tasks.setdefault(client, deque()).extend(tasks)
         self.arrivals += len(tasks)
 
-    def take(self) -> T:
-        """Remove and return the oldest task of the client that was served longest ago."""
-        client, tasks = self._tasks.popitem(last=False)
-        task = tasks.popleft()
-        if tasks:
-            self._tasks[client] = tasks
-        return task
+    def take(self, fits: Callable[[T], bool] = lambda task: True) -> T | None:
+        """Remove and return the oldest task that fits, of the client that was served longest ago; None if none does."""
+        for client, tasks in self._tasks.items():
+            if (task := next(filter(fits, tasks), None)) is not None:
+                tasks.remove(task)
+                del self._tasks[client]
+                if tasks:
+                    self._tasks[client] = tasks
+                return task
+        return None
 
-    def clear(self) -> list[T]:
-        """Remove and return all tasks."""
-        tasks = [task for queue in self._tasks.values() for task in queue]
-        self._tasks.clear()
-        return tasks
+    def drop(self, unwanted: Callable[[T], bool] = lambda task: True) -> list[T]:
+        """Remove and return all unwanted tasks."""
+        dropped = [task for tasks in self._tasks.values() for task in tasks if unwanted(task)]
+        for client, tasks in list(self._tasks.items()):
+            if left := deque(task for task in tasks if not unwanted(task)):
+                self._tasks[client] = left
+            else:
+                del self._tasks[client]
+        return dropped

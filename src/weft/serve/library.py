@@ -1,6 +1,7 @@
 """The models of a server by name: loaded on first use, and unloaded when memory runs short."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -14,19 +15,22 @@ from weft.api.load import check_width, load
 from weft.api.run import Run
 from weft.compare.studies import studies
 from weft.costs.count import count
-from weft.errors import ConfigError, WeftError, out_of_memory, quoted, suggestion
+from weft.errors import ConfigError, RunError, WeftError, out_of_memory, quoted, suggestion
 from weft.machine import free_memory, pick_device
+from weft.recipe.config import Recipe
 from weft.runs.checkpoint import WEIGHTS
 from weft.runs.folder import LOCK, RunFolder, open_run
 from weft.runs.listing import RunRow, run_folders, run_row
 from weft.serve.config import Limits
-from weft.serve.errors import RefusedError, as_refused
+from weft.serve.errors import RefusedError, UnknownModelError, as_refused
 from weft.serve.model_thread import ModelThread
-from weft.storage.files import is_locked
+from weft.storage.files import is_locked, link_out
 
 LOAD_MEMORY_RATIO = 1.5  # memory that must be free to load a model, as a multiple of the size of its weights
 BYTES_PER_PARAMETER = 4  # while a model is loaded
 RETRY_SECONDS = 10  # Retry-After of a request that found no memory
+SEE_LOG = "the server's log has the details"
+log = logging.getLogger("weft.serve")
 
 
 @dataclass
@@ -112,16 +116,39 @@ class Library:
             files = (run.path, run.config, run.events, run.metrics, run.checkpoints)
             state = [_modified(path) for path in files], is_locked(run.path / LOCK)
             known = self._rows.get(run.path)
-            rows[run.path] = known if known and known[0] == state else (state, replace(run_row(run), name=name))
+            rows[run.path] = known if known and known[0] == state else (state, self._row(run, name))
         self._rows = rows
         return [row for _, row in rows.values()]
+
+    def _row(self, run: RunFolder, name: str) -> RunRow:
+        try:
+            self.check_links(run.path)
+            if run.config.is_file():
+                self.recipe(run)
+        except RunError as error:
+            return RunRow(name, str(run.path), "damaged", changed=_modified(run.path)[0] / 1e9, problem=str(error))
+        return replace(run_row(run), name=name)
+
+    def check_links(self, folder: Path) -> None:
+        """Refuse a folder of this server with links out of it: clients must not read other files through them."""
+        if (link := link_out(folder, folder if folder in self.paths else folder.parent)) is not None:
+            raise _link_error(link)
+
+    def recipe(self, run: RunFolder) -> Recipe:
+        """Return a run's recipe. Errors are for clients: they don't quote the file, the log does."""
+        self.check_links(run.path)
+        try:
+            return run.recipe()
+        except (WeftError, OSError) as error:
+            log.warning("%s", error)
+            raise RunError(f"{run.config}: not a valid recipe; {SEE_LOG}") from None
 
     async def prepare(self) -> None:
         """Load the newest model ahead of the first request."""
         if newest := max(self.models.values(), key=lambda model: model.created, default=None):
             with suppress(WeftError, RefusedError):  # reported to whoever requests this model
                 async with self.use(newest.name) as model:
-                    await model.loaded_thread.call(model.loaded_thread.warm_up, "the server itself")
+                    await model.loaded_thread.call(lambda: None, "the server itself")  # after it has warmed up
         self.ready = True
 
     @asynccontextmanager
@@ -131,8 +158,7 @@ class Library:
             await self.refresh()
         model = self.models.get(name)
         if model is None:
-            known = suggestion(name[:60], self.models, what="served")
-            raise RefusedError(404, f"model '{name[:60]}': {known}", param="model")
+            raise UnknownModelError(name, suggestion(name[:60], self.models, what="served"))
         model.users += 1
         try:
             if model.thread is None:
@@ -159,7 +185,7 @@ class Library:
 
     async def _load(self, model: ServedModel) -> ModelThread:
         """Load a model; others make room for it, the one that has been idle longest first."""
-        parameters = count(model.folder.recipe().model).parameters
+        parameters = count(self.recipe(model.folder).model).parameters
         # the largest weights file counts too: the config doesn't contain the size of n-gram tables
         stored = [file.stat().st_size for file in model.folder.checkpoints.glob(f"*/{WEIGHTS}")]
         need = int(LOAD_MEMORY_RATIO * max([BYTES_PER_PARAMETER * parameters, *stored]))
@@ -176,8 +202,13 @@ class Library:
                 raise RefusedError(503, message, retry_after=RETRY_SECONDS)
 
     def _start(self, model: ServedModel) -> ModelThread:
-        run = load(model.folder.path, self.device, quantize=self.quantize)
-        thread = ModelThread(model.name, run, self.limits)
+        try:
+            run = load(model.folder.path, self.device, quantize=self.quantize)
+            assert run.defaults is not None  # reads the generation_config.json of an imported model
+            thread = ModelThread(model.name, run, self.limits)
+        except WeftError as error:  # may quote a file
+            log.warning("%s", error)
+            raise RefusedError(409, f"model '{model.name}' cannot be loaded; {SEE_LOG}") from None
         self.on_change()
         return thread
 
@@ -207,14 +238,23 @@ def find_runs(path: Path, may_be_empty: bool = False) -> list[RunFolder]:
         command = f"weft import {quoted(path)} {quoted(f'runs/{path.name}')}"
         raise ConfigError(f"{path}: another program's model; import it first: {command}")
     may_be_empty = may_be_empty or bool(studies([path]))  # a folder may hold comparisons only
-    return [] if may_be_empty and not is_run else [open_run(path)]
+    if may_be_empty and not is_run:
+        return []
+    if is_run and (link := link_out(path, path)) is not None:
+        raise _link_error(link)
+    return [open_run(path)]
+
+
+def _link_error(link: Path) -> RunError:
+    return RunError(f"{link}: a link, through which weft would read outside the run; replace it with its target")
 
 
 def _runs_in(folder: Path) -> list[RunFolder]:
     """Return the runs in a folder that have a checkpoint; a run in training is served from its newest one."""
     with suppress(OSError):
         runs = [RunFolder(file.parent) for file in sorted(folder.glob("*/config.toml"))]
-        return [run for run in runs if run.steps() and not run.path.name.startswith(".")]
+        named = [run for run in runs if run.steps() and not run.path.name.startswith(".")]
+        return [run for run in named if link_out(run.path, folder) is None]
     return []
 
 

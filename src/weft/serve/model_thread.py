@@ -1,12 +1,13 @@
-"""The thread that owns a served model: it writes texts side by side and answers other calls between decode steps.
+"""The thread that owns a served model: it writes texts side by side, and other calls take turns with decode steps.
 
-The engine runs a decoder's texts in one batch. Other models write their texts in turn, one token each.
+The engine runs a decoder's texts in one batch. Other models write their texts in turn, one token each. One call gets a
+step after each decode step.
 """
 
 import asyncio
-import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -15,19 +16,19 @@ from weft.decode.config import Sampling
 from weft.decode.engine.engine import Counts
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt, check_prompts
-from weft.errors import WeftError
 from weft.models.base import device_of
 from weft.serve.config import Limits
 from weft.serve.delivery import ThrottledDelivery
 from weft.serve.engine import build_engine
-from weft.serve.errors import RefusedError, as_refused
+from weft.serve.errors import RefusedError, logged
 from weft.serve.fair_queue import FairQueue
+from weft.serve.stepped_call import SteppedCall
 from weft.serve.tasks import CallTask, Task, TextTask, call_in_loop
 
+MAX_CALLS = 8  # calls in progress, each of which holds memory
 MAX_YIELD_SECONDS = 0.05  # how long the thread lets an event loop run before each step, while a GPU is busy anyway
 
 T = TypeVar("T")
-log = logging.getLogger("weft.serve")
 
 
 class ModelThread(threading.Thread):
@@ -39,6 +40,7 @@ class ModelThread(threading.Thread):
         self._changed = threading.Condition()
         self._queue = FairQueue[Task](limits)
         self._active: list[TextTask] = []
+        self._calls: deque[CallTask] = deque()  # in progress; the first gets the next step
         self._delivery = ThrottledDelivery()
         self._closed = False
         self._last_loop: asyncio.AbstractEventLoop | None = None  # of the newest task
@@ -54,7 +56,7 @@ class ModelThread(threading.Thread):
         self._put(tasks)
 
     async def call(self, function: Callable[[], T], client: str) -> T:
-        """Call a function on this thread, between decode steps, and return its result."""
+        """Call a function that uses the model, in turns with decode steps, and return its result."""
         loop = asyncio.get_running_loop()
         deadline = time.monotonic() + self.limits.seconds
         task = CallTask(function, client, deadline, loop, loop.create_future())
@@ -64,9 +66,11 @@ class ModelThread(threading.Thread):
                 result: T = await task.result
                 return result
         except TimeoutError:
-            raise self._late("done") from None
+            raise late("done", self.limits) from None
         finally:
             task.cancelled = True
+            with self._changed:
+                self._changed.notify()
 
     def cancel(self, tasks: Sequence[TextTask]) -> None:
         with self._changed:
@@ -102,11 +106,13 @@ class ModelThread(threading.Thread):
     def _put(self, tasks: Sequence[Task]) -> None:
         client = tasks[0].client
         with self._changed:
-            self._queue.put(client, tasks, running=sum(task.client == client for task in self._active))
+            in_progress: list[Task] = [*self._active, *self._calls]
+            running = sum(task.client == client for task in in_progress)
+            self._queue.put(client, tasks, running=running)
             self._last_loop = tasks[0].loop
             self._changed.notify()
 
-    def warm_up(self) -> None:
+    def _warm_up(self) -> None:
         """Write two tokens, so that GPU kernels are compiled and CUDA graphs captured before the first request."""
         if self._engine is not None and self._on_gpu:
             self._engine.submit(Prompt.of(self.loaded.tokenizer, [0]), Sampling(max_tokens=2, temperature=0.0), 0)
@@ -114,24 +120,36 @@ class ModelThread(threading.Thread):
                 pass
 
     def run(self) -> None:
+        try:
+            self._warm_up()
+        except Exception as error:  # requests will report it
+            self._logged(error)
         while True:
             with self._changed:
-                while not (self._queue or self._active or self._closed):
+                while not (self._queue or self._active or self._calls or self._closed):
                     self._changed.wait()
             if self._on_gpu:
                 self._yield_to_event_loop()
             with self._changed:
                 if self._closed:
                     break
+                expired = self._queue.drop(_over)
                 admitted = self._admit()
+            for task in expired:
+                self._refuse(task, late("begun", self.limits))
             for task in admitted:
                 self._begin(task)
             self._drop_cancelled()
             self._step()
+            self._step_call()
             self._delivery.flush(throttled=bool(self._active))
         with self._changed:
-            unfinished = [*self._active, *self._queue.clear()]
+            unfinished = [*self._active, *self._calls, *self._queue.drop()]
             self._active = []
+        for call in self._calls:
+            assert call.call is not None
+            call.call.cancel()
+        self._calls.clear()
         for task in unfinished:
             self._refuse(task, RefusedError(503, "the model was unloaded", retry_after=1))
         self._delivery.flush(throttled=False)
@@ -150,22 +168,19 @@ class ModelThread(threading.Thread):
                 return
 
     def _admit(self) -> list[Task]:
-        """Take tasks from the queue while the batch has free rows."""
+        """Take texts from the queue while the batch has free rows, and calls while few are in progress."""
         admitted: list[Task] = []
-        while self._queue and len(self._active) + len(admitted) < self.limits.rows:
-            admitted.append(self._queue.take())
-            if isinstance(admitted[-1], CallTask):
-                break  # texts in progress get a decode step after each call
+        free = {TextTask: self.limits.rows - len(self._active), CallTask: MAX_CALLS - len(self._calls)}
+        while (task := self._queue.take(lambda task: free[type(task)] > 0)) is not None:
+            admitted.append(task)
+            free[type(task)] -= 1
         return admitted
 
     def _begin(self, task: Task) -> None:
-        if task.cancelled:
-            return
         try:
-            if time.monotonic() > task.deadline:
-                raise self._late("begun")
             if isinstance(task, CallTask):
-                task.resolve(task.function(), None)
+                task.call = SteppedCall(task.function)
+                self._calls.append(task)
                 return
             check_prompts(self.loaded.model, [task.prompt], [task.settings])
             if self._engine is None:
@@ -178,10 +193,9 @@ class ModelThread(threading.Thread):
             self._refuse(task, self._logged(error))
 
     def _drop_cancelled(self) -> None:
-        now = time.monotonic()
-        for task in [task for task in self._active if task.cancelled or now > task.deadline]:
+        for task in filter(_over, list(self._active)):
             if not task.cancelled:
-                self._refuse(task, self._late("done"))
+                self._refuse(task, late("done", self.limits))
             self._end(task)
 
     def _end(self, task: TextTask) -> None:
@@ -214,6 +228,24 @@ class ModelThread(threading.Thread):
                     self._refuse(task, failure or self._logged(request.error))
                 self._active.remove(task)
 
+    def _step_call(self) -> None:
+        """Run one step of the call that has waited longest for one."""
+        if not self._calls:
+            return
+        task = self._calls[0]
+        assert task.call is not None
+        if _over(task):
+            task.call.cancel()
+            task.call.error = late("done", self.limits)
+        elif not task.call.step():
+            self._calls.rotate(-1)
+            return
+        self._calls.popleft()
+        if task.call.error is None:
+            task.resolve(task.call.result, None)
+        else:
+            self._refuse(task, self._logged(task.call.error))
+
     def _write_token(self, task: TextTask) -> None:
         assert task.stream is not None
         try:
@@ -228,17 +260,21 @@ class ModelThread(threading.Thread):
         if chunk.finish is not None:
             self._end(task)
 
-    def _late(self, state: str) -> RefusedError:
-        return RefusedError(408, f"not {state} within {self.limits.seconds:.0f} seconds")
-
     def _logged(self, error: BaseException) -> RefusedError:
-        """Turn an error into a refusal, and log it if it is not the client's mistake."""
-        if not isinstance(error, WeftError | RefusedError):
-            log.exception("%s", self.name, exc_info=error)
-        return as_refused(error)
+        return logged(self.name, error)
 
     def _refuse(self, task: Task, refused: RefusedError) -> None:
         if isinstance(task, CallTask):
             task.resolve(None, refused)
         else:
             self._delivery.add(task, refused)
+
+
+def late(state: str, limits: Limits) -> RefusedError:
+    """Return the refusal of a request that reached its deadline."""
+    return RefusedError(408, f"not {state} within {limits.seconds:g} seconds")
+
+
+def _over(task: Task) -> bool:
+    """Return whether nobody waits for a task any more, or not for longer."""
+    return task.cancelled or time.monotonic() > task.deadline

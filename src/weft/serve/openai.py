@@ -1,5 +1,6 @@
 """OpenAI's routes: models, completions, chat completions and embeddings."""
 
+import asyncio
 import base64
 import time
 import uuid
@@ -7,16 +8,18 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from weft import __version__
 from weft.api.run import Run
 from weft.decode.prompt import Prompt, output_vocab_size
-from weft.serve import explorer
-from weft.serve.errors import RefusedError
+from weft.serve import anthropic, explorer
+from weft.serve.errors import RefusedError, UnknownModelError
 from weft.serve.events import DONE, Events, event, json_response
-from weft.serve.library import ServedModel
+from weft.serve.input_size import check_size
+from weft.serve.library import Library, ServedModel
 from weft.serve.schema import ChatBody, CompletionBody, EmbeddingsBody, OpenAIBody
 from weft.serve.server import Server, client_of, server_of
 from weft.serve.text_generation import ScoredToken, TextGeneration, TextOutput, respond
@@ -34,10 +37,12 @@ router = APIRouter()
 
 @router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
-    """List the models of this server (OpenAI's format)."""
+    """List the models of this server (OpenAI's format; Anthropic's for its clients, by their version header)."""
     library = server_of(request).library
     await library.refresh()
-    return {"object": "list", "data": [_model_object(model) for model in library.models.values()]}
+    if "anthropic-version" in request.headers:
+        return anthropic.model_list(list(library.models.values()))
+    return {"object": "list", "data": [_model_object(library, model) for model in library.models.values()]}
 
 
 @router.get("/v1/models/{name}")
@@ -47,13 +52,13 @@ async def model(request: Request, name: str) -> dict[str, Any]:
     await library.refresh()
     served = library.models.get(name)
     if served is None:
-        raise RefusedError(404, f"model '{name[:60]}' is not served here; /v1/models lists the models", param="model")
-    return _model_object(served)
+        raise UnknownModelError(name, "not served here; /v1/models lists the models")
+    return _model_object(library, served)
 
 
-def _model_object(model: ServedModel) -> dict[str, Any]:
+def _model_object(library: Library, model: ServedModel) -> dict[str, Any]:
     facts = {"id": model.name, "object": "model", "created": model.created, "owned_by": "weft"}
-    return {**facts, "weft": explorer.model_facts(model.folder)}
+    return {**facts, "weft": explorer.model_facts(library, model.folder)}
 
 
 def _response_head(model: ServedModel, kind: str, prefix: str) -> dict[str, Any]:
@@ -208,13 +213,17 @@ async def embeddings(request: Request, body: EmbeddingsBody) -> Response:
 async def _embeddings(server: Server, body: EmbeddingsBody, client: str) -> dict[str, Any]:
     async with server.library.use(body.model) as model:
         run, inputs = model.run, _as_list(body.input)
+        await check_size(body, run.tokenizer, server.limits)
         _check_ids(inputs, run.tokenizer.vocab_size, "input")
-        texts = _as_texts(run, inputs)
+        texts = await asyncio.to_thread(_as_texts, run, inputs)
+        tokens = await asyncio.to_thread(lambda: sum(map(len, run.tokenizer.encode_batch(texts))))
         vectors = await model.loaded_thread.call(partial(run.embed, texts), client)
-        tokens = sum(len(run.tokenizer.encode(text)) for text in texts)
-    if body.dimensions is not None and body.dimensions != vectors.shape[1]:
-        message = f"dimensions = {body.dimensions}: this model's vectors have {vectors.shape[1]}"
-        raise RefusedError(400, message, param="dimensions")
+    if body.dimensions is not None:
+        if body.dimensions > vectors.shape[1]:
+            message = f"dimensions = {body.dimensions}: this model's vectors have {vectors.shape[1]}"
+            raise RefusedError(400, message, param="dimensions")
+        vectors = vectors[:, : body.dimensions]  # the first ones, of length 1 again (Kusupati et al. 2022)
+        vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     encoded = vectors.tolist()
     if body.encoding_format == "base64":
         encoded = [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]

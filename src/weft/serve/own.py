@@ -1,5 +1,6 @@
 """weft's own routes: other tasks than writing, how a model reads a text, and views of its inside."""
 
+import asyncio
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,8 +16,9 @@ from weft.explain import views
 from weft.figures.page import as_json
 from weft.objectives.frame import LanguagePair
 from weft.serve import schema
-from weft.serve.errors import RefusedError
+from weft.serve.errors import RefusedError, logged
 from weft.serve.events import json_response
+from weft.serve.input_size import check_size
 from weft.serve.library import ServedModel
 from weft.serve.server import client_of, server_of
 from weft.serve.text_request import filters
@@ -29,12 +31,12 @@ ModelFunction = TypeVar("ModelFunction", bound=Callable[[ServedModel, Any], dict
 router = APIRouter()
 
 
-def model_route(router: APIRouter, path: str) -> Callable[[ModelFunction], ModelFunction]:
-    """Serve a function of a model and a body at `path`; it is called on the model's thread."""
+def model_route(router: APIRouter, path: str, *, uses_model: bool = True) -> Callable[[ModelFunction], ModelFunction]:
+    """Serve a function of a model and a body at `path`; unless it `uses_model`, it needs no turn of the model's."""
 
     def register(function: ModelFunction) -> ModelFunction:
         async def endpoint(request: Request, body: Any) -> Response:
-            return await call_model(request, body, function)
+            return await call_model(request, body, function, uses_model=uses_model)
 
         endpoint.__name__, endpoint.__doc__ = function.__name__, function.__doc__
         endpoint.__annotations__["body"] = get_type_hints(function)["body"]
@@ -44,15 +46,33 @@ def model_route(router: APIRouter, path: str) -> Callable[[ModelFunction], Model
     return register
 
 
-async def call_model(request: Request, body: schema.Body, function: ModelFunction) -> Response:
+async def call_model(
+    request: Request, body: schema.Body, function: ModelFunction, *, uses_model: bool = True
+) -> Response:
     """Respond with the result of a function of the model that the body names."""
 
     async def work() -> dict[str, Any]:
         async with server_of(request).library.use(body.model) as model:
-            result = await model.loaded_thread.call(partial(function, model, body), client_of(request))
+            await check_size(body, model.run.tokenizer, server_of(request).limits)
+            if uses_model:
+                result = await model.loaded_thread.call(partial(function, model, body), client_of(request))
+            else:
+                result = await asyncio.to_thread(_refusing(function), model, body)
             return {"model": model.name, **result}
 
     return await json_response(request, work())
+
+
+def _refusing(function: Callable[[ServedModel, Any], dict[str, Any]]) -> Callable[[ServedModel, Any], dict[str, Any]]:
+    """Return a function whose errors are refusals; a panic in a Rust library is not an Exception."""
+
+    def call(model: ServedModel, body: Any) -> dict[str, Any]:
+        try:
+            return function(model, body)
+        except BaseException as error:
+            raise logged(model.name, error) from None
+
+    return call
 
 
 def _as_list(texts: str | Sequence[str]) -> list[str]:
@@ -85,14 +105,14 @@ def classify(model: ServedModel, body: schema.ClassifyBody) -> dict[str, Any]:
     return {"labels": model.run.classify(texts, second)}
 
 
-@model_route(router, "/v1/tokenize")
+@model_route(router, "/v1/tokenize", uses_model=False)
 def tokenize(model: ServedModel, body: schema.TextBody) -> dict[str, Any]:
     """Return the tokens of a text, and where each begins and ends in it."""
     spans = model.run.tokenizer.token_spans(body.input)
     return {"tokens": [span.id for span in spans], "spans": [[span.start, span.end] for span in spans]}
 
 
-@model_route(router, "/v1/detokenize")
+@model_route(router, "/v1/detokenize", uses_model=False)
 def detokenize(model: ServedModel, body: schema.DetokenizeBody) -> dict[str, Any]:
     """Return the text of a list of tokens."""
     check_ids(body.tokens, model.run.tokenizer.vocab_size)

@@ -24,6 +24,7 @@ from weft.runs.lines import LineChunk, read, read_after
 from weft.runs.listing import RunRow
 from weft.serve.errors import RefusedError
 from weft.serve.events import encoded_response
+from weft.serve.library import Library
 from weft.serve.server import server_of
 
 MAX_JOURNAL_BYTES = 4 << 20  # of a journal read for one response; the page requests the rest
@@ -42,10 +43,12 @@ router = APIRouter()
 
 def run_named(request: Request, name: str) -> Iterator[RunFolder]:
     """Yield the run of this name; an error while it is used is reported with the name instead of the path."""
-    run = server_of(request).library.run_folders().get(name)
+    library = server_of(request).library
+    run = library.run_folders().get(name)
     if run is None:
         raise RefusedError(404, f"run '{name[:60]}': no such run on this server, or no longer", param="name")
     try:
+        library.check_links(run.path)
         yield run
     except (WeftError, OSError) as error:
         raise RefusedError(409, f"run '{name[:60]}': {_reason(error, run.path, name)}") from None
@@ -71,7 +74,9 @@ def _run_summary(row: RunRow) -> dict[str, Any]:
 
 
 @router.get("/v1/runs/{name}/metrics")
-def metrics(name: str, run: NamedRun, since: Annotated[str, Query(max_length=MAX_SINCE)] = "") -> Response:
+def metrics(
+    request: Request, name: str, run: NamedRun, *, since: Annotated[str, Query(max_length=MAX_SINCE)] = ""
+) -> Response:
     """Return the metrics logged after `since`, the `next` of an earlier response: steps and values of each series,
     thinned to minima and maxima.
 
@@ -89,7 +94,7 @@ def metrics(name: str, run: NamedRun, since: Annotated[str, Query(max_length=MAX
     content = {
         "name": name,
         "series": _series(lines),
-        "flops_per_token": _flops(run),
+        "flops_per_token": _flops(server_of(request).library, run),
         "damaged": sum(chunk.damaged for chunk in chunks),
         "next": ",".join(chunk.end for chunk in chunks),
         "reset": reset,
@@ -118,10 +123,10 @@ def _series(lines: list[dict[str, Any]]) -> dict[str, dict[str, list[float | Non
     }
 
 
-def _flops(run: RunFolder) -> float | None:
+def _flops(library: Library, run: RunFolder) -> float | None:
     """Return the training FLOPs per token, or None if the recipe cannot be read."""
     try:
-        recipe = run.recipe()
+        recipe = library.recipe(run)
         return count(recipe.model, recipe.batch.length, recipe.adapter).training(recipe.batch.recompute) or None
     except (WeftError, OSError):
         return None
@@ -159,9 +164,9 @@ def samples(name: str, run: NamedRun) -> Response:
 
 
 @router.get("/v1/runs/{name}/recipe")
-def recipe(name: str, run: NamedRun) -> Response:
+def recipe(request: Request, name: str, run: NamedRun) -> Response:
     """Return a run's settings, nested and by dotted keys."""
-    settings = run.recipe().model_dump(mode="json", exclude_none=True)
+    settings = server_of(request).library.recipe(run).model_dump(mode="json", exclude_none=True)
     return encoded_response({"name": name, "recipe": settings, "flat": flat(settings)})
 
 
@@ -173,7 +178,8 @@ def _reason(error: Exception, path: Path, name: str) -> str:
 @router.get("/v1/comparisons")
 def comparisons(request: Request) -> Response:
     """List all comparisons and scaling laws with their results; damaged ones with the problem."""
-    all_studies = [_study(name, folder) for name, folder in studies(server_of(request).library.paths).items()]
+    library = server_of(request).library
+    all_studies = [_study(library, name, folder) for name, folder in studies(library.paths).items()]
     summaries = [{key: study[key] for key in STUDY_SUMMARY if key in study} for study in all_studies]
     return encoded_response({"data": summaries})
 
@@ -181,17 +187,19 @@ def comparisons(request: Request) -> Response:
 @router.get("/v1/comparisons/{name}")
 def comparison(request: Request, name: str) -> Response:
     """Return the result of `weft compare` or `weft scale`: texts, tables, and the values of charts."""
-    folder = studies(server_of(request).library.paths).get(name)
+    library = server_of(request).library
+    folder = studies(library.paths).get(name)
     if folder is None:
         raise RefusedError(404, f"comparison '{name[:60]}': no such comparison on this server", param="name")
-    study = _study(name, folder)
+    study = _study(library, name, folder)
     if "problem" in study:
         raise RefusedError(409, study["problem"])
     return encoded_response(study)
 
 
-def _study(name: str, folder: Path) -> dict[str, Any]:
+def _study(library: Library, name: str, folder: Path) -> dict[str, Any]:
     try:
+        library.check_links(folder)
         return {"name": name, **read_study(folder)}
     except (WeftError, OSError) as error:
         return {"name": name, "problem": _reason(error, folder, f"comparison '{name}'")}

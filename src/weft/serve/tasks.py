@@ -12,6 +12,7 @@ from weft.decode.prompt import Prompt
 from weft.decode.text import Chunk
 from weft.models.base import EncoderInput
 from weft.serve.errors import RefusedError
+from weft.serve.stepped_call import SteppedCall
 
 Output = Chunk | RefusedError
 
@@ -36,7 +37,7 @@ class TextTask:
 
 @dataclass(eq=False)
 class CallTask:
-    """One function to call while nothing else uses the model."""
+    """One function to call; it takes turns with other tasks at every `weft.progress.pause`."""
 
     function: Callable[[], Any]
     client: str
@@ -44,6 +45,7 @@ class CallTask:
     loop: asyncio.AbstractEventLoop
     result: "asyncio.Future[Any]"
     cancelled: bool = False
+    call: SteppedCall | None = None  # once it has begun
 
     def resolve(self, value: Any, error: RefusedError | None) -> None:
         """Set the result, or the error, from any thread."""

@@ -17,12 +17,15 @@ from weft.decode.config import Beam, Sampling
 from weft.decode.text import Chunk, Finish, spell_token
 from weft.serve.errors import RefusedError
 from weft.serve.events import Events, json_response, stream_response
+from weft.serve.input_size import check_size
 from weft.serve.library import ServedModel
+from weft.serve.model_thread import late
 from weft.serve.server import Server, client_of, server_of
 from weft.serve.tasks import Output, TextTask
 from weft.serve.text_request import TextRequest, writes_from_source
 from weft.storage.untrusted import printable
 
+GRACE_SECONDS = 0.5  # by which a model's thread may be late to report that the time is over
 MIN_LOGPROB = -9999.0  # reported for tokens that the model excludes: JSON has no −∞
 log = logging.getLogger("weft.serve")
 
@@ -75,13 +78,14 @@ class TextGeneration:
         self.server, self.request, self.client = server, request, client
         self.thread = request.model.loaded_thread
         self.tasks: list[TextTask] = []
-        self.closed = False
+        self._timer: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.closed = True
+        if self._timer is not None:
+            self._timer.cancel()
         self.thread.cancel(self.tasks)
 
     async def collect(self) -> list[TextOutput]:
@@ -101,7 +105,7 @@ class TextGeneration:
         first, between = metrics.first_token.labels(name), metrics.between_tokens.labels(name)
         generated = metrics.written_tokens.labels(name)
         if isinstance(request.settings, Beam) or (request.source is None and writes_from_source(request.model.run)):
-            for delta in await self.thread.call(partial(_whole_texts, request, self._check_waiting), self.client):
+            for delta in await self.thread.call(partial(_whole_texts, request), self.client):
                 generated.inc(delta.tokens)
                 yield delta
             return
@@ -145,11 +149,10 @@ class TextGeneration:
             for index in range(request.n * len(request.prompts))
         ]
         self.thread.submit(self.tasks)
+        limits = self.server.limits  # the model's thread refuses late texts between its steps; this, during a long one
+        refused = (0, late("done", limits))
+        self._timer = asyncio.get_running_loop().call_later(limits.seconds + GRACE_SECONDS, outputs.put_nowait, refused)
         return outputs
-
-    def _check_waiting(self, *_: object) -> None:
-        if self.closed:
-            raise RefusedError(499, "the client has disconnected")
 
     def _delta(self, index: int, chunks: list[Chunk]) -> TextDelta:
         text = chunks[0].text if len(chunks) == 1 else "".join(chunk.text for chunk in chunks)
@@ -188,6 +191,7 @@ async def respond(
     @asynccontextmanager
     async def texts() -> AsyncIterator[TextGeneration]:
         async with server.library.use(body.model) as model:
+            await check_size(body, model.run.tokenizer, server.limits)
             prepared = build(server, model, body) if inline else await asyncio.to_thread(build, server, model, body)
             async with TextGeneration(server, prepared, client) as generation:
                 yield generation
@@ -207,16 +211,16 @@ async def respond(
     return await json_response(request, collect())
 
 
-def _whole_texts(request: TextRequest, check_waiting: Callable[..., None]) -> list[TextDelta]:
-    """Run a beam search, or a model that writes one text from another; `check_waiting` raises to end it early."""
+def _whole_texts(request: TextRequest) -> list[TextDelta]:
+    """Run a beam search, or a model that writes one text from another."""
     run, settings = request.model.run, request.settings
     if writes_from_source(run):
         if request.n > 1 or getattr(settings, "logprobs", None) is not None:
             raise RefusedError(400, "n and logprobs: not available for a model that writes one text from another")
         search = settings if isinstance(settings, Beam) else None
-        translations = run.translate(request.texts, search, progress=check_waiting)
+        translations = run.translate(request.texts, search)
         return [TextDelta(row, text, len(run.tokenizer.encode(text)), "eos") for row, text in enumerate(translations)]
     assert isinstance(settings, Beam)
-    by_prompt = search_texts(run.model, list(request.prompts), settings, on_step=check_waiting)
+    by_prompt = search_texts(run.model, list(request.prompts), settings)
     texts = [text for candidates in by_prompt for text in candidates[: request.n]]
     return [TextDelta(row, text.text, text.tokens, text.finish) for row, text in enumerate(texts)]

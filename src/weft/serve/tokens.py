@@ -168,10 +168,12 @@ def tokenizers(request: Request, body: TokenizersBody) -> Response:
     """Tokenize a text with every distinct tokenizer on this server, and with those that need no training."""
     text = body.input
     by_fingerprint: dict[str, tuple[list[str], Tokenizer]] = {}
-    for model in list(server_of(request).library.models.values()):
+    library = server_of(request).library
+    for model in list(library.models.values()):
         folder = model.folder
         for path, name in ((folder.path, model.name), (folder.source_tokenizer, f"{model.name}, source")):
             with suppress(WeftError, OSError):  # the run may be gone, and few have a source tokenizer
+                library.check_links(folder.path)
                 tokenizer = _load_tokenizer(path, (path / FILE).stat().st_mtime_ns)
                 by_fingerprint.setdefault(tokenizer.fingerprint, ([], tokenizer))[0].append(name)
     rows = [{"models": names, **_tokenization(tokenizer, text)} for names, tokenizer in by_fingerprint.values()]

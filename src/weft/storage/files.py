@@ -55,6 +55,25 @@ def open_regular(path: Path) -> BufferedReader:
     return open(handle, "rb")
 
 
+def link_out(folder: Path, root: Path) -> Path | None:
+    """Return a link through which a reader of `folder` would leave it, or `folder` if it is one out of `root`.
+
+    Links inside the folder, such as one checkpoint's second name, are no such links; None if there are no others.
+    """
+    inside = os.path.realpath(folder)
+    if not _contains(os.path.realpath(root), inside):
+        return folder
+    for parent, folders, names in os.walk(inside):
+        for path in (os.path.join(parent, name) for name in (*folders, *names)):
+            if os.path.islink(path) and not _contains(inside, os.path.realpath(path)):
+                return folder / os.path.relpath(path, inside)
+    return None
+
+
+def _contains(folder: str, path: str) -> bool:
+    return path == folder or path.startswith(os.path.join(folder, ""))
+
+
 def read_bytes(path: Path, limit: int = MAX_NOTE_BYTES) -> bytes:
     """Read a regular file of at most `limit` bytes."""
     with open_regular(path) as file:

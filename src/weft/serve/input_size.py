@@ -1,0 +1,46 @@
+"""Bounds of the texts in a request, known before any work: in bytes at once, in tokens off the event loop."""
+
+import asyncio
+from typing import Any
+
+from pydantic import BaseModel
+
+from weft.serve.config import Limits
+from weft.serve.errors import RefusedError
+from weft.storage.files import utf8_size
+from weft.text.tokenizer import Tokenizer
+
+TEXTS = ("input", "second", "target", "prompt", "messages", "system", "instructions", "tokens")  # fields of bodies
+MAX_BYTES_PER_TOKEN = 16  # a text with more bytes than this times the bound in tokens is not tokenized
+
+
+async def check_size(body: BaseModel, tokenizer: Tokenizer, limits: Limits) -> None:
+    """Refuse a body whose texts have more tokens than the server reads; short ones need not be tokenized for that."""
+    limit, texts = limits.read_tokens, {name: getattr(body, name) for name in TEXTS if getattr(body, name, None)}
+    parts = {name: list(_parts(value)) for name, value in texts.items()}
+    size = sum(utf8_size(part) if isinstance(part, str) else 1 for each in parts.values() for part in each)
+    if size <= limit:  # a token has at least one byte
+        return
+    largest = max(parts, key=lambda name: sum(len(part) if isinstance(part, str) else 1 for part in parts[name]))
+    if size > limit * MAX_BYTES_PER_TOKEN:
+        message = f"{size:,} bytes; this server reads at most {limit * MAX_BYTES_PER_TOKEN:,} in one request"
+        raise RefusedError(413, f"{largest}: {message}", param=largest)
+
+    def count() -> int:
+        found = 0
+        for part in (part for each in parts.values() for part in each):
+            found += len(tokenizer.encode(part)) if isinstance(part, str) else 1
+        return found
+
+    if (tokens := await asyncio.to_thread(count)) > limit:
+        message = f"{tokens:,} tokens; this server reads at most {limit:,} in one request"
+        raise RefusedError(413, f"{largest}: {message}", param=largest)
+
+
+def _parts(value: Any) -> Any:
+    """Yield the texts and the ids in a field."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _parts(each)
+    else:
+        yield getattr(value, "content", value)
