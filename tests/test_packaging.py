@@ -17,7 +17,13 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 MAX_WHEEL_BYTES, MAX_SDIST_BYTES = 5 << 20, 6 << 20
 DEVELOPMENT_TOOLS = {"pytest", "mypy", "ruff", "hypothesis", "pre-commit", "transformers", "playwright", "hatchling"}
-NAMES = ["Run", "__version__", "architecture", "beam", "load", "plan", "prepare", "resume", "sampling", "train"]
+NAMES = sorted(
+    ["Run", "__version__", "architecture", "beam", "load", "plan", "prepare", "resume", "sampling", "train"]
+    + [
+        f"{name}Error"
+        for name in ("Config", "Damage", "Data", "Diverged", "Interop", "Lost", "Model", "Run", "Tokenizer", "Weft")
+    ]
+)
 
 
 def test_the_public_names_are_these() -> None:
