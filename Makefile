@@ -142,9 +142,9 @@ lint: install
 	      -c src/weft/native/$$file -o /dev/null || exit 1; \
 	  done; \
 	else echo "no C compiler: the C sources were not checked"; fi
-	@if command -v npm > /dev/null; then \
-	  npm install --silent --no-save --prefix $(VENV) typescript@5.9.3 > /dev/null && $(VENV)/node_modules/.bin/tsc -p .; \
-	else echo "npm is not installed: the JavaScript of src/weft/web is not checked"; fi
+	@if command -v npm > /dev/null && npm install --silent --no-save --prefix $(VENV) typescript@5.9.3 > /dev/null; \
+	then $(VENV)/node_modules/.bin/tsc -p .; \
+	else echo "npm cannot install TypeScript: the JavaScript of src/weft/web is not checked"; fi
 
 format: install
 	$(BIN)/ruff format .
