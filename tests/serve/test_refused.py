@@ -276,7 +276,10 @@ TEXT_ROUTES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("path", TEXT_ROUTES)
 def test_a_text_beyond_the_bound_is_refused_before_any_work(runs: Path, path: str) -> None:
     with served(runs / "bytes", read_tokens=100) as server:
-        for text, message in (("a" * 2000, "bytes; this server reads at most 1,600"), ("a" * 101, "tokens; this")):
+        for text, message in (
+            ("a" * 2000, "bytes; this server reads at most 1,600"),
+            ("a" * 101, "more than 100 tokens"),
+        ):
             body = json.loads(json.dumps(TEXT_ROUTES[path]).replace("TEXT", text))
             assert message in server.refused(path, {"model": "bytes", **body}, 413)
 

@@ -84,7 +84,7 @@ class Run:
         values = {"run": str(self.path), "objective": self.config.objective.kind, "model": self.config.model.kind}
         values["parameters"] = f"{count(self.config.model).parameters:,}"
         numbers = ((name, value) for name, value in self.results().items() if isinstance(value, float))
-        values |= {metric(name).title: format(value, metric(name).format) for name, value in numbers}
+        values |= {metric(name).title: metric(name).text(value) for name, value in numbers}
         return html_table(Table(("", ""), list(values.items()), "", text=(0, 1)))
 
     @property

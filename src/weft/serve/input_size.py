@@ -26,14 +26,16 @@ async def check_size(body: BaseModel, tokenizer: Tokenizer, limits: Limits) -> N
         message = f"{size:,} bytes; this server reads at most {limit * MAX_BYTES_PER_TOKEN:,} in one request"
         raise RefusedError(413, f"{largest}: {message}", param=largest)
 
-    def count() -> int:
-        found = 0
+    def is_too_long() -> bool:
+        tokens = 0
         for part in (part for each in parts.values() for part in each):
-            found += len(tokenizer.encode(part)) if isinstance(part, str) else 1
-        return found
+            tokens += len(tokenizer.encode(part)) if isinstance(part, str) else 1
+            if tokens > limit:
+                return True
+        return False
 
-    if (tokens := await asyncio.to_thread(count)) > limit:
-        message = f"{tokens:,} tokens; this server reads at most {limit:,} in one request"
+    if await asyncio.to_thread(is_too_long):
+        message = f"more than {limit:,} tokens, which is the most that this server reads in one request"
         raise RefusedError(413, f"{largest}: {message}", param=largest)
 
 

@@ -135,8 +135,7 @@ class Library:
             raise _link_error(link)
 
     def recipe(self, run: RunFolder) -> Recipe:
-        """Return a run's recipe. Errors are for clients: they don't quote the file, the log does."""
-        self.check_links(run.path)
+        """Return the recipe of a run whose links were checked. Errors are for clients: only the log quotes the file."""
         try:
             return run.recipe()
         except (WeftError, OSError) as error:
@@ -185,6 +184,7 @@ class Library:
 
     async def _load(self, model: ServedModel) -> ModelThread:
         """Load a model; others make room for it, the one that has been idle longest first."""
+        await asyncio.to_thread(self.check_links, model.folder.path)
         parameters = count(self.recipe(model.folder).model).parameters
         # the largest weights file counts too: the config doesn't contain the size of n-gram tables
         stored = [file.stat().st_size for file in model.folder.checkpoints.glob(f"*/{WEIGHTS}")]
@@ -204,7 +204,7 @@ class Library:
     def _start(self, model: ServedModel) -> ModelThread:
         try:
             run = load(model.folder.path, self.device, quantize=self.quantize)
-            assert run.defaults is not None  # reads the generation_config.json of an imported model
+            _ = run.defaults  # reads the generation_config.json of an imported model, so that its errors appear here
             thread = ModelThread(model.name, run, self.limits)
         except WeftError as error:  # may quote a file
             log.warning("%s", error)

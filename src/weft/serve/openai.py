@@ -42,7 +42,11 @@ async def models(request: Request) -> dict[str, Any]:
     await library.refresh()
     if "anthropic-version" in request.headers:
         return anthropic.model_list(list(library.models.values()))
-    return {"object": "list", "data": [_model_object(library, model) for model in library.models.values()]}
+    served = list(library.models.values())
+    return {
+        "object": "list",
+        "data": await asyncio.to_thread(lambda: [_model_object(library, each) for each in served]),
+    }
 
 
 @router.get("/v1/models/{name}")
@@ -53,7 +57,7 @@ async def model(request: Request, name: str) -> dict[str, Any]:
     served = library.models.get(name)
     if served is None:
         raise UnknownModelError(name, "not served here; /v1/models lists the models")
-    return _model_object(library, served)
+    return await asyncio.to_thread(_model_object, library, served)
 
 
 def _model_object(library: Library, model: ServedModel) -> dict[str, Any]:
@@ -218,11 +222,11 @@ async def _embeddings(server: Server, body: EmbeddingsBody, client: str) -> dict
         texts = await asyncio.to_thread(_as_texts, run, inputs)
         tokens = await asyncio.to_thread(lambda: sum(map(len, run.tokenizer.encode_batch(texts))))
         vectors = await model.loaded_thread.call(partial(run.embed, texts), client)
-    if body.dimensions is not None:
-        if body.dimensions > vectors.shape[1]:
-            message = f"dimensions = {body.dimensions}: this model's vectors have {vectors.shape[1]}"
-            raise RefusedError(400, message, param="dimensions")
-        vectors = vectors[:, : body.dimensions]  # the first ones, of length 1 again (Kusupati et al. 2022)
+    dimensions, width = body.dimensions, vectors.shape[1]
+    if dimensions is not None and dimensions > width:
+        raise RefusedError(400, f"dimensions = {dimensions}: this model's vectors have {width}", param="dimensions")
+    if dimensions is not None and dimensions < width:
+        vectors = vectors[:, :dimensions]  # the first ones, scaled to length 1 (Kusupati et al. 2022)
         vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     encoded = vectors.tolist()
     if body.encoding_format == "base64":

@@ -15,10 +15,10 @@ from weft.recipe.objective import NextToken
 from weft.training.worker import device_name
 
 FORMATS: dict[str, Callable[[float], str]] = {
+    "loss": lambda loss: f"loss {fixed(loss)}",
+    "gradient_norm": lambda norm: f"grad {fixed(norm, '.2f')}",
     "tokens_per_second": "{:,.0f} tok/s".format,
     "mfu": "{:.0%} MFU".format,
-    "gradient_norm": lambda norm: f"grad {fixed(norm, '.2f')}",
-    "loss": lambda loss: f"loss {fixed(loss)}",
 }
 
 
@@ -73,7 +73,7 @@ class Display:
             self._bar.at(step)
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        text = " · ".join(FORMATS[key](value) for key, value in metrics.items())
+        text = " · ".join(FORMATS[key](metrics[key]) for key in FORMATS if key in metrics)
         if self._bar is not None:
             self._bar.note(f"{step}/{self._steps} · {text}")
         elif step - self._shown >= self._every or self._shown == self._first:

@@ -286,8 +286,7 @@ class Loop:
         per_process = speed["tokens_per_second"] / self.worker.ranks.ranks
         speed |= device_use(self.flops_per_token, per_process, self.worker.device)
         journal.timings(step, speed)
-        shown = ("loss", "gradient_norm", "tokens_per_second", "mfu")
-        display.metrics(step, {key: value for key, value in (metrics | speed).items() if key in shown})
+        display.metrics(step, metrics | speed)
 
     def _stop_early(self, state: TrainingState, display: Display) -> None:
         metric = self.recipe.evaluate.metric
