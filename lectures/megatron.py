@@ -125,6 +125,7 @@ class Model(nn.Module):
 
 def train(rank: int, ranks: int, store: str, text: str) -> None:
     """Train on one process."""
+    torch.set_num_threads(1)  # the processes would compete for the cores
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
     torch.manual_seed(0)  # all processes draw the same weights, and later the same rows
     characters = sorted(set(text))

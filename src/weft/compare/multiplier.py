@@ -51,7 +51,8 @@ class Multiplier:
     loss. "above": the contender is better with its smallest amount than the baseline with its largest, so `value` is a
     lower bound and `high` is infinite. "below": the contender is worse with its largest amount than the baseline with
     its smallest, so `value` is an upper bound and `low` is 0. An interval that extends beyond the measured range has
-    such ends too. With one seed the variation between seeds is unknown, and both ends are NaN. `at_full` is the multiplier at the contender's lowest loss, None if the baseline never reaches it.
+    such ends too. With one seed the variation between seeds is unknown, and both ends are NaN. `at_full` is the
+    multiplier at the contender's lowest loss, None if the baseline never reaches it.
     """
 
     value: float

@@ -337,7 +337,8 @@ class Tokenizer:
         token = self.roles.get(role)
         if token is None:
             has = f"it has {', '.join(self.roles) or 'none'}"
-            raise TokenizerError(f"this {self.kind} tokenizer has no {role} token ({has}); set tokenizer.specials.{role}, such as <{role}>")
+            key = f"tokenizer.specials.{role}"
+            raise TokenizerError(f"this {self.kind} tokenizer has no {role} token ({has}); set {key}=<{role}>")
         return self.special_tokens[token]
 
     def chat(self, messages: Sequence[Mapping[str, str]], *, reply: bool = True) -> str:
