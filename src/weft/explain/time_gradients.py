@@ -31,6 +31,7 @@ MAX_WIDTH = 128  # of the untrained models
 STEPS_BACK = (0, 1, 2, 4, 8, 16, 32)  # columns of a table
 RADII = (0.7, 1.0, 1.3)  # spectral radius of W_ah of the lines
 FORGET_BIAS = 1.0  # opens the gate: σ(1) = 73 % of a cell state passes, instead of σ(0) = 50 %
+MAX_BOUND = 100  # a bound is drawn up to this multiple of the largest norm
 SMALL_INPUTS = 1e-4  # standard deviation of the embeddings: tanh stays in its linear range
 
 
@@ -97,7 +98,6 @@ class TimeGradients(Charts):
 
     title = "Gradients through time"
     about = TEXTS["time-gradients"]
-    columns = 3
 
     def charts(self) -> list[Plot]:
         """Return the charts of cells, of spectral radii with their bounds, and of clipping."""
@@ -143,11 +143,13 @@ def state_chart(
     """Plot the norms against time, each with its bound as a dotted line."""
     time, series = max(len(each.norms) for each in named.values()), []
     for index, (name, each) in enumerate(named.items()):
-        look = LOOKS[index % len(LOOKS)]._replace(marker="", dash="6 3" if index >= len(LOOKS) else "")
+        look = LOOKS[index % len(LOOKS)]._replace(marker="")
+        look = look._replace(dash="") if each.bound else look  # a dotted line is a bound
         series.append(Series(name, list(enumerate(each.norms)), look))
-        if each.bound:
-            dotted = look._replace(dash="1.5 3", width=1.2)
-            series.append(Series(f"{name}: bound", list(enumerate(each.bound)), dotted, background=True))
+        bound = [point for point in enumerate(each.bound) if point[1] <= MAX_BOUND * max(each.norms)]
+        if bound:
+            named_before = any(drawn.name == "bound" for drawn in series)
+            series.append(Series("" if named_before else "bound", bound, look._replace(dash="1.5 3", width=1.2)))
     y = y or Axis("‖∂loss/∂h_t‖, the last token's loss", log=True, format="scientific")
     return Plot(title, series, integer_axis("time step t", time), y)
 
