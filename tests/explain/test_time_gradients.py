@@ -29,7 +29,7 @@ def test_elman_equals_the_loop_and_stays_below_its_bound(activation: Any) -> Non
     torch.manual_seed(0)
     model = build(Recurrent(**SMALL, cell="elman", activation=activation)).eval()
     tokens = torch.randint(20, (2, 7))
-    found, loss = state_gradients(model, tokens)  # type: ignore[arg-type]
+    found, loss = state_gradients(model, tokens)
     w = dict(model.named_parameters())
     sigma = {"tanh": torch.tanh, "relu": torch.relu, "sigmoid": torch.sigmoid}[activation]
     h, states = torch.zeros(2, 12), []
@@ -50,11 +50,11 @@ def test_the_gradient_of_the_whole_state(cell: Any, layers: int) -> None:
     torch.manual_seed(1)
     model = build(Recurrent(**SMALL, cell=cell, layers=layers)).eval()
     tokens = torch.randint(20, (1, 6))
-    found, _ = state_gradients(model, tokens)  # type: ignore[arg-type]
+    found, _ = state_gradients(model, tokens)
     assert len(found.norms) == 5 and not found.bound
     state = model.start(1, 6)
     model.advance(tokens[:, :3], state)
-    carried = state.current().detach().requires_grad_()  # type: ignore[attr-defined]
+    carried = state.current().detach().requires_grad_()
     hidden: Any = carried if cell == "lstm" else carried[0]
     last = model.recurrence(model.embedding(tokens[:, 3:-1]), tuple(hidden) if cell == "lstm" else hidden)[0][:, -1]
     loss = F.cross_entropy(model.readout(last).logits(), tokens[:, -1])

@@ -53,7 +53,7 @@ def test_dropout_follows_the_sum(blocks: list[Any]) -> None:
     assert parallel.DROPOUT > 0
     assert all(max(split.differences) < 1e-13 for block in blocks for split in block.splits)
     picture = Later("weft.explain.parallel.picture").parallel_splits(sizes(), 2)
-    assert "Z = Dropout(YB)" in picture.html()
+    assert "Z = Dropout(YB)" in picture.sections()[0].about
 
 
 def test_rows_first_need_one_before_the_nonlinearity(blocks: list[Any]) -> None:
