@@ -75,6 +75,11 @@ class _GELU(torch.autograd.Function):
         return torch.addcmul(out, out, gate, value=-1.0).mul_(du).add_(gate).mul_(upstream[0]), None
 
 
+def swish(x: Tensor, beta: float) -> Tensor:
+    """x · σ(βx) (Ramachandran et al. 2017); SiLU if β = 1."""
+    return x * torch.sigmoid(beta * x)
+
+
 activations: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": gelu,
