@@ -4,8 +4,8 @@ The conventions are those of the lectures and of PaLM (Chowdhery et al. 2022, ap
 
 - A product of an m × k matrix with a k × n matrix is 2mkn FLOPs: a multiplication and an addition each.
 - Only matrix products count. Norms, activations, softmax, biases and look-ups are well below 1 % and left out.
-- Attention counts every query against all T keys, 2 · T · heads · (d_head + d_v) per token and layer, even under a causal
-  mask, which needs only half of it; a `window` smaller than T bounds the keys.
+- Attention counts every query against all T keys, 2 · T · heads · (d_head + d_v) per token and layer, even under a
+  causal mask, which needs only half of it; a `window` smaller than T bounds the keys.
 - The backward pass costs twice the forward pass, so training is three forward passes. With activation checkpointing the
   layers run forward once more. A frozen matrix needs no weight gradient, so its backward pass costs one forward pass;
   that the lowest layers of a frozen model need no gradient at all is ignored.
