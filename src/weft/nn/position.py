@@ -116,7 +116,7 @@ class Concatenated(Position, settings=config.Concatenated):
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         waves = sinusoids(positions, self.sizes.d_model - x.shape[-1], base=self.settings.base)
         waves = compute_once((self.settings.amplitude * waves).to(x.dtype))
-        return torch.cat((x, waves.expand(len(x), -1, -1)), dim=-1)
+        return torch.cat((x, waves.expand(x.shape[0], -1, -1)), dim=-1)
 
 
 class Learned(Position, settings=config.Learned):
