@@ -24,7 +24,7 @@ from weft.models.config import Decoder
 from weft.models.presets import gpt, llama
 from weft.models.transformer import Transformer
 from weft.native import compiler
-from weft.nn.config import Attention, Gated, Plain, RMSNorm
+from weft.nn.config import Gated, Plain, RMSNorm
 from weft.nn.position_config import LinearScaling, Rotary
 
 pytestmark = [
