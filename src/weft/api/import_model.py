@@ -10,7 +10,7 @@ from weft.errors import InteropError, RunError, quoted
 from weft.interop import peft
 from weft.interop.bundle import ModelBundle, lazy_weights
 from weft.interop.formats import read_model
-from weft.models.config import Decoder, Encoder, EncoderDecoder
+from weft.models.config import Decoder, Encoder, EncoderDecoder, StaticVectors
 from weft.recipe.config import SOURCE_TOKENIZER, Recipe
 from weft.recipe.objective import OBJECTIVES
 from weft.recipe.resolve import run_name
@@ -122,6 +122,8 @@ def _objective(bundle: ModelBundle) -> dict[str, Any]:
     model = bundle.model
     if isinstance(model, EncoderDecoder):
         return {"kind": "pairs", "languages": bundle.languages} if bundle.languages else {"kind": "pairs"}
+    if isinstance(model, StaticVectors):
+        return {"kind": "word-vectors"}
     if not isinstance(model, Decoder | Encoder) or model.head.kind == "lm":
         return {"kind": "next-token"}
     head = model.head
