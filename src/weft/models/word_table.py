@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from weft.errors import ModelError
 from weft.models.base import LanguageModel, check_tokens
 from weft.models.config import StaticVectors
 
@@ -20,3 +21,6 @@ class WordTable(LanguageModel):
         check_tokens(tokens, self.config.vocab_size)
         features: Tensor = self.embedding(tokens)
         return features
+
+    def head(self, features: Tensor) -> Tensor:
+        raise ModelError("word vectors predict no tokens; use them with `weft neighbours`")

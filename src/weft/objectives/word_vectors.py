@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from weft.data.batch import Batch
 from weft.data.shards import Side
-from weft.errors import ConfigError, quoted
+from weft.errors import ConfigError
 from weft.models.base import LanguageModel
 from weft.models.word_table import WordTable
 from weft.objectives.text import TextObjective
@@ -54,9 +54,8 @@ class WordVectors(TextObjective[config.WordVectors]):
         self._refuse()
 
     def _refuse(self) -> NoReturn:
-        run = quoted(self.folder.path)
-        how = f"weft neighbours {run} --pairs FILE (similarity), or --questions FILE (analogies)"
-        raise ConfigError(f"{self.folder.path}: word vectors are not evaluated on a text; measure them with {how}")
+        how = "weft neighbours RUN --pairs FILE (similarity), or --questions FILE (analogies)"
+        raise ConfigError(f"word vectors are not evaluated on a text; measure them with {how}")
 
     def final_evaluation(self, model: LanguageModel) -> Results:
         """Return frequent words with their nearest neighbours."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from weft.data.config import FilesSplit, HashSplit, NoSplit
 from weft.errors import ConfigError, suggestion
 from weft.models.config import NGram, StaticVectors, TransformerConfig
-from weft.recipe.config import Recipe
+from weft.recipe.config import Recipe, SettledRecipe
 from weft.recipe.objective import TokenObjective
 
 MAX_SEED = 2**62 - 1  # torch's generators take 64 bits; evaluations and rollbacks add to the seed
@@ -67,8 +67,8 @@ def _unread_evaluation(recipe: Recipe) -> Iterator[str]:
     if metric not in objective.metrics:
         known = suggestion(metric, objective.metrics)
         yield f"evaluate.metric = '{metric}': objective '{objective.kind}' has no such metric; {known}"
-    if not isinstance(recipe.data.validation, NoSplit):
-        return
+    if not isinstance(recipe.data.validation, NoSplit) or isinstance(recipe, SettledRecipe):
+        return  # a settled recipe has a value for every setting
     none = "nothing is held out to evaluate on (data.validation.kind = 'none')"
     values = {key: getattr(recipe.evaluate, key) for key in ("every", "tokens", "patience")}
     yield from (f"evaluate.{key} = {value}: {none}" for key, value in values.items() if value is not None)
@@ -99,6 +99,8 @@ def _unread_by_word_vectors(recipe: Recipe) -> Iterator[str]:
     kind = f"'{recipe.model.kind}'"
     if recipe.init is not None:
         yield f"init = '{recipe.init}': a model of kind {kind} is trained from scratch; train on both texts instead"
+    if recipe.optimizer is not None and not isinstance(recipe, SettledRecipe):
+        yield f"optimizer: a model of kind {kind} has its learning rate in model.lr; leave it out"
     if recipe.evaluate.patience is not None:
         yield f"evaluate.patience: a model of kind {kind} is not evaluated in training; leave it out"
     if recipe.checkpoint.average:
