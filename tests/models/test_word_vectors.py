@@ -83,7 +83,7 @@ def test_glove_takes_adagrad_steps_on_its_loss() -> None:
     biases = state["word_biases"][4, 0] + state["context_biases"][7, 0]
     loss = 0.3 * (state["words"][4] @ state["contexts"][7] + biases - 2.5) ** 2 / 2
     loss.backward()
-    assert training._update(4, 7, 2.5, 0.3) == pytest.approx(float(loss.detach()), rel=1e-5)
+    assert training._update(4, 7, 2.5, weight=0.3) == pytest.approx(float(loss.detach()), rel=1e-5)
     for name in ("words", "contexts"):
         gradient, squares = state[name].grad, training.state[f"{name[:-1]}_squares"]
         assert gradient is not None

@@ -83,7 +83,9 @@ def neighbours(
     else:
         nearest = nearest_words(loaded.model, loaded.tokenizer, word, top=top or 10)
         if map_ is not None:
-            echo(f"{neighbour_map(loaded.model, loaded.tokenizer, word, nearest).save(map_)}: written", err=True)
+            echo(
+                f"{neighbour_map(loaded.model, loaded.tokenizer, word, nearest=nearest).save(map_)}: written", err=True
+            )
         if as_json:
             listed = [{"text": near.text, "id": near.id, "cosine": round(near.cosine, 6)} for near in nearest]
             echo(record({"word": word, "neighbours": listed}))

@@ -70,7 +70,7 @@ def cloud(
     return Cloud(title, tuple(words), tuple(groups or [""] * len(words)), points, share, named)
 
 
-def neighbour_map(model: LanguageModel, tokenizer: Tokenizer, word: str, nearest: Sequence[Neighbour]) -> WordMap:
+def neighbour_map(model: LanguageModel, tokenizer: Tokenizer, word: str, *, nearest: Sequence[Neighbour]) -> WordMap:
     """Map a word, or the words of a sum, with the nearest neighbours by the embedding table."""
     words = [each for _, each in signed_words(word)]
     own = [vector for each in words if (vector := word_vector(model, tokenizer, each)) is not None]

@@ -24,7 +24,7 @@ class GloVeTraining:
     """Tables of a GloVe model in training, and the co-occurrence counts of the text (see `Word2VecTraining`)."""
 
     def __init__(self, settings: GloVe, text: Words, *, seed: int, progress: bool = False):
-        word_counts(text, settings.vocab_size)
+        occurrences = word_counts(text, settings.vocab_size)
         self.settings = settings
         V, D, rng = settings.vocab_size, settings.d_model, np.random.default_rng(seed)
         with bar("counting pairs", len(text) * settings.window, enabled=progress) as tick:
@@ -38,6 +38,7 @@ class GloVeTraining:
         self.state: dict[str, Floats] = {name: padded(V, D) for name in ("words", "contexts")}
         for table in self.state.values():
             table[:, :D] = (rng.random((V, D), dtype=np.float32) - 0.5) / D
+            table[occurrences == 0] = 0  # special tokens, and words that only occur elsewhere
         self.state |= {name: padded(V, D, fill=1.0) for name in ("word_squares", "context_squares")}
         for name in ("word_biases", "context_biases"):  # (vocab_size, 2): biases, and their sums of squares
             self.state[name] = np.tile(np.array([0.0, 1.0], dtype=np.float32), (V, 1))
@@ -62,9 +63,9 @@ class GloVeTraining:
         pairs = zip(self.first[rows].tolist(), self.second[rows].tolist(), strict=True)
         for (a, b), log_count, weight in zip(pairs, self.log_count[rows], self.weight[rows], strict=True):
             for word, context in ((a, b), (b, a)) if a != b else ((a, b),):
-                loss += self._update(word, context, float(log_count), float(weight)), 1.0
+                loss += self._update(word, context, float(log_count), weight=float(weight)), 1.0
 
-    def _update(self, word: int, context: int, log_count: float, weight: float) -> float:
+    def _update(self, word: int, context: int, log_count: float, *, weight: float) -> float:
         """Take a step of AdaGrad on one pair; return its loss."""
         state, lr = self.state, self.settings.lr
         w, c = state["words"][word].copy(), state["contexts"][context].copy()

@@ -31,6 +31,7 @@ class Word2VecTraining:
         V, D = settings.vocab_size, settings.d_model
         self.embedding, self.context = padded(V, D), padded(V, D)
         self.embedding[:, :D] = (np.random.default_rng(seed).random((V, D), dtype=np.float32) - 0.5) / D
+        self.embedding[counts == 0] = 0  # special tokens, and words that only occur elsewhere
         self.keep = keep_thresholds(counts, settings.subsample)
         self.threshold, self.alias = alias_table(counts**POWER)
         self.chunk = min(MAX_CHUNK, max(MIN_CHUNK, len(text) // CHUNKS))
