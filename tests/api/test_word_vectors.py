@@ -9,7 +9,7 @@ import torch
 from tests.command import Cli
 
 import weft as package
-from weft.errors import ConfigError, TokenizerError
+from weft.errors import ConfigError, DataError, TokenizerError
 from weft.evaluate.analogies import Question, analogies, read_questions
 from weft.explain.neighbours import signed_words
 
@@ -134,6 +134,10 @@ def test_a_text_without_frequent_words_is_refused(tmp_path: Path) -> None:
     changes = {"tokenizer": {"kind": "word", "min_count": 2}}
     with pytest.raises(TokenizerError, match="min_count = 2: no word occurs this often"):
         package.train("word2vec", data=str(tmp_path / "a.txt"), run=tmp_path / "run", changes=changes)
+    assert not (tmp_path / "run" / "config.toml").exists()
+    (tmp_path / "a.txt").write_text("one one one")
+    with pytest.raises(DataError, match="too few to learn vectors from"):
+        package.train("word2vec", data=str(tmp_path / "a.txt"), run=tmp_path / "run")
     assert not (tmp_path / "run" / "config.toml").exists()
 
 

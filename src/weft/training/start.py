@@ -57,8 +57,7 @@ def train(
         _begin(run, recipe)
         return _count(recipe, run, objective, worker=worker)
     if recipe.model.kind in ("word2vec", "glove"):
-        _begin(run, recipe)
-        return train_word_vectors(recipe, run, objective, worker=worker)
+        return train_word_vectors(recipe, run, objective, worker=worker, begin=lambda: _begin(run, recipe))
     loop = Loop(recipe, run, objective, worker=worker)
     worker.ranks.share(lambda: "")  # no checkpoint: the other ranks begin with fresh weights as well
     # config.toml is written once the pre-flight has passed: a start that fails leaves no run behind

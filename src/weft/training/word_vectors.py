@@ -7,6 +7,7 @@ their vectors differ a little from run to run.
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -29,8 +30,18 @@ from weft.training.state import RunResult
 from weft.training.worker import TrainingWorker
 
 
-def train_word_vectors(recipe: SettledRecipe, run: RunFolder, objective: Any, *, worker: TrainingWorker) -> RunResult:
-    """Train for the epochs that a run's newest checkpoint has not seen, and save them; a finished run is unchanged."""
+def train_word_vectors(
+    recipe: SettledRecipe,
+    run: RunFolder,
+    objective: Any,
+    *,
+    worker: TrainingWorker,
+    begin: Callable[[], None] = lambda: None,
+) -> RunResult:
+    """Train for the epochs that a run's newest checkpoint has not seen, and save them; a finished run is unchanged.
+
+    `begin` is called once the text is known to be large enough.
+    """
     started, model = time.perf_counter(), build(recipe.model)
     assert isinstance(model, WordTable)
     saved = checkpoint.newest_good(run.checkpoints)[0] if checkpoint.all_checkpoints(run.checkpoints) else None
@@ -38,6 +49,7 @@ def train_word_vectors(recipe: SettledRecipe, run: RunFolder, objective: Any, *,
     loss = math.nan if saved is None else checkpoint.notes_of(saved).get("loss", math.nan)
     if done < recipe.steps:
         training, words = _training(recipe, objective, progress=not worker.quiet)
+        begin()
         if saved is not None:
             for name, tensor in checkpoint.load_tensors(saved / MOMENTS).items():
                 training.state[name][:] = tensor.numpy()
