@@ -17,12 +17,12 @@ from weft.api.export_model import export_model
 from weft.api.settings import generation_defaults, sampling, translation_beam, with_defaults
 from weft.costs.count import count
 from weft.decode.bulk import BulkJob, bulk, generate_many
-from weft.decode.config import Beam, Sampling
+from weft.decode.config import CHAT_DEFAULTS, Beam, Sampling
 from weft.decode.constrain import Grammar, json_schema, lark, regex
 from weft.decode.contrastive import ContrastiveModel
 from weft.decode.fast.quantize import quantize
 from weft.decode.generate import generate
-from weft.decode.prompt import CHAT_DEFAULTS, Message, Prompt, chat_prompt, context_window, max_prompt_tokens
+from weft.decode.prompt import Message, Prompt, chat_prompt, context_window, max_prompt_tokens
 from weft.decode.speculative import Draft, LookUp, speculate
 from weft.decode.text import Chunk, Completion
 from weft.decode.translate import LENGTH_RATIO
@@ -118,6 +118,18 @@ class Run:
     def chat_defaults(self) -> dict[str, Any]:
         """Sampling settings for replies: `defaults`, and if these have no temperature, a low one with a top_p."""
         return self.defaults if "temperature" in self.defaults else {**CHAT_DEFAULTS, **self.defaults}
+
+    @property
+    def decoding(self) -> dict[str, Sampling | Beam]:
+        """Default settings of decoding, by the command that uses them: "translate", or "generate" and "chat".
+
+        Empty if the model writes no text. The Python API, the server and the Explorer decode with the same settings.
+        """
+        if isinstance(self.objective, Pairs | Spans):
+            return {"translate": translation_beam(self.objective.length, self.beam_defaults)}
+        if not self.config.objective.continues:
+            return {}
+        return {"generate": sampling(**self.defaults), "chat": sampling(**self.chat_defaults)}
 
     @takes_settings(Sampling)
     def generate(self, prompt: str = "", **settings: Any) -> str:
@@ -324,7 +336,7 @@ class Run:
         """
         if not isinstance(self.objective, Pairs | Spans):
             raise self.objective.cannot("translate")
-        chosen = settings or translation_beam(self.objective.length, self.beam_defaults)
+        chosen = settings or self.decoding["translate"]
         return self.objective.translator(self.model, LanguagePair(*languages), ratio).translate(texts, chosen, progress)
 
     def classify(self, texts: Sequence[str], second: Sequence[str] | None = None) -> list[dict[str, float]]:

@@ -15,9 +15,6 @@ from weft.text.tokenizer import Tokenizer
 
 TAIL = 64  # characters, or tokens, that suffice to see how a prompt ends
 Message = Mapping[str, str]
-# Settings of replies where the checkpoint has none: at temperature 1 over the whole vocabulary, a small model soon
-# picks a word that leads nowhere. Other programs are similar (llama.cpp: 0.8 and 0.95, Ollama: 0.8 and 0.9).
-CHAT_DEFAULTS = {"temperature": 0.7, "top_p": 0.9}
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class SequenceObjective(RowObjective[S]):
     answer_kind: ClassVar[Kind]
 
     def columns(self) -> Mapping[str, Kind]:
-        texts: dict[str, Kind] = dict.fromkeys(self.settings.texts, "text")
+        texts: dict[str, Kind] = dict.fromkeys(self.settings.input_columns, "text")
         return {**texts, getattr(self.settings, self.answer): self.answer_kind}
 
     def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
@@ -48,7 +48,7 @@ class SequenceObjective(RowObjective[S]):
     @property
     def fields(self) -> dict[str, str]:
         """An example's fields of ids, and the columns that they come from."""
-        return dict(zip(("first", "second"), self.settings.texts, strict=False))
+        return dict(zip(("first", "second"), self.settings.input_columns, strict=False))
 
     def lengths(self, examples: Examples) -> Numbers:
         return framed_lengths(examples, tuple(self.fields), self.frame, length=self.length)

@@ -78,6 +78,7 @@ def _model_facts(folder: RunFolder, _modified: int) -> dict[str, Any]:
         "objective": objective.kind,
         "makes": objective.makes,
         "continues": objective.continues,
+        "inputs": list(objective.input_columns),
         "writes": writes,
         "words": objective.continues or writes or objective.kind in ("masked", "masked+next"),
         "parameters": count(model).parameters,

@@ -10,7 +10,6 @@ from fastapi import APIRouter, Request
 from fastapi.encoders import jsonable_encoder
 from starlette.responses import Response
 
-from weft.api.settings import translation_beam
 from weft.decode.config import parameters
 from weft.explain import views
 from weft.figures.page import as_json
@@ -80,18 +79,25 @@ def _as_list(texts: str | Sequence[str]) -> list[str]:
 
 
 @router.get("/v1/settings")
-async def settings() -> dict[str, list[dict[str, Any]]]:
-    """Describe the settings of generation: name, default, bounds, description, and the option of `weft generate`."""
-    return {"data": [jsonable_encoder(parameter._asdict(), exclude={"type"}) for parameter in parameters()]}
+async def settings(request: Request, model: schema.Name | None = None) -> dict[str, Any]:
+    """Describe the settings of generation: name, default, bounds, description, and the option of `weft generate`.
+
+    With a `model`, `decoding` has its default settings, by the command that uses them.
+    """
+    described = {"data": [jsonable_encoder(parameter._asdict(), exclude={"type"}) for parameter in parameters()]}
+    if model is None:
+        return described
+    async with server_of(request).library.use(model) as served:
+        decoding = await asyncio.to_thread(lambda: served.run.decoding)
+    return {**described, "decoding": {command: each.model_dump(mode="json") for command, each in decoding.items()}}
 
 
 @model_route(router, "/v1/translate")
 def translate(model: ServedModel, body: schema.TranslateBody) -> dict[str, Any]:
     """Translate texts, or write whatever else the model has learned to write from a text."""
-    run, search = model.run, None
-    if body.beams is not None:
-        length = getattr(run.objective, "length", 128)
-        search = translation_beam(length, {**run.beam_defaults, "beams": body.beams})
+    run, search = model.run, model.run.decoding.get("translate")
+    if body.beams is not None and search is not None:
+        search = search.replace(beams=body.beams)
     languages = LanguagePair(body.source, body.target)
     return {"translations": run.translate(_as_list(body.input), search, languages)}
 
@@ -141,6 +147,13 @@ def text(model: ServedModel, body: schema.Body) -> dict[str, Any]:
     return dict(zip(("text", "origin"), model.run.explain.own_text(), strict=True))
 
 
+@model_route(router, "/v1/explain/prediction")
+def prediction(model: ServedModel, body: schema.PredictionBody) -> dict[str, Any]:
+    """Return what a classifier, tagger, regression model, answer finder or embedding model predicts, and why."""
+    _check_length(body)
+    return {"prediction": model.run.explain.prediction(body.input, body.second, output=body.output)}
+
+
 @model_route(router, "/v1/explain/step")
 def step(model: ServedModel, body: schema.StepBody) -> dict[str, Any]:
     """Follow one token through a model, with the values of every stage."""
@@ -168,9 +181,9 @@ def _reading(model: ServedModel, body: schema.ReadingBody) -> "views.reading.Rea
     return model.run.explain.reading(body.input, body.target)
 
 
-def _check_length(body: schema.ReadingBody) -> None:
-    for name in ("input", "target"):
-        if len(getattr(body, name) or "") > MAX_EXPLAINED:
+def _check_length(body: schema.ReadingBody | schema.PredictionBody) -> None:
+    for name in ("input", "target", "second"):
+        if len(getattr(body, name, None) or "") > MAX_EXPLAINED:
             raise RefusedError(400, f"{name}: longer than {MAX_EXPLAINED} characters", param=name)
 
 

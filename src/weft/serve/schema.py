@@ -251,8 +251,10 @@ class WriteBody(PrefixBody, SamplingBody):
 
 
 class BeamsBody(PrefixBody):
-    beams: int = setting("beams", 4, ge=1, le=64)
-    max_tokens: int = setting("max_tokens", 64, ge=1, le=MAX_STREAMED_TOKENS)
+    """Beam search; settings that are left out are the model's defaults."""
+
+    beams: int | None = setting("beams", ge=1, le=64)
+    max_tokens: int | None = setting("max_tokens", ge=1, le=MAX_STREAMED_TOKENS)
 
 
 class FillBody(TextBody):
@@ -262,6 +264,12 @@ class FillBody(TextBody):
 class ReadingBody(Body):
     input: str | None = None
     target: str | None = None
+
+
+class PredictionBody(Body):
+    input: str | None = None
+    second: str | None = Field(default=None, description="Second text of a pair, context of a question, or comparison.")
+    output: int | str | None = Field(default=None, description="Explained label, index of a word or of a similar text.")
 
 
 class ExplainBody(ReadingBody):

@@ -13,11 +13,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from torch import Tensor
 
-from weft.api.settings import beam, sampling
+from weft.api.settings import beam, sampling, with_defaults
 from weft.decode.beam import beam_search
-from weft.decode.config import Sampling
+from weft.decode.config import Beam, Sampling
 from weft.decode.generate import prefill
 from weft.decode.prompt import Prompt, check_prompts, context_window, output_vocab_size
+from weft.decode.translate import LENGTH_RATIO, max_answer_tokens
 from weft.errors import WeftError
 from weft.explain import views
 from weft.models.base import EncoderInput, evaluating
@@ -151,13 +152,19 @@ async def _write_events(body: WriteBody, generation: TextGeneration) -> Events:
 @model_route(router, "/v1/beams")
 def beams(model: ServedModel, body: BeamsBody) -> dict[str, Any]:
     """Return the best texts that beam search finds after a text and tokens, with log p and the score, which allows for
-    the length."""
+    the length. Without settings, the first is the one that `/v1/translate` returns."""
     run, (prompt, source) = model.run, _prompt(model, body)
+    settings = run.decoding["translate"] if source is not None else beam(**with_defaults({}, run.beam_defaults))
+    assert isinstance(settings, Beam)
+    max_tokens = min(body.max_tokens or settings.max_tokens, model.loaded_thread.limits.max_tokens)
+    if source is not None and body.max_tokens is None:
+        max_tokens = min(max_tokens, max_answer_tokens(source.tokens.shape[1], LENGTH_RATIO))
+    number = body.beams or settings.beams
+    # all beams, unless the search ends before as many texts have ended: then the best one would be another
+    n = max(1, min(number, int((settings.patience or 1) * number)))
+    changes = {"beams": number, "n": n, "max_tokens": max(1, max_tokens - len(body.tokens))}
     prompt = replace(prompt, ids=[*prompt.ids, *body.tokens])
-    max_tokens = max(1, min(body.max_tokens, model.loaded_thread.limits.max_tokens) - len(body.tokens))
-    stop_ids = run.defaults.get("stop_ids")
-    settings = beam(beams=body.beams, n=body.beams, stop_ids=stop_ids, max_tokens=max_tokens)
-    return {"texts": as_json(beam_search(run.model, [prompt], settings, source=source)[0])}
+    return {"texts": as_json(beam_search(run.model, [prompt], settings.replace(**changes), source=source)[0])}
 
 
 # ---- tokenizations
