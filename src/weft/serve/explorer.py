@@ -79,6 +79,7 @@ def _model_facts(folder: RunFolder, _modified: int) -> dict[str, Any]:
         "makes": objective.makes,
         "continues": objective.continues,
         "inputs": list(objective.input_columns),
+        "imported": folder.origin.is_dir(),
         "writes": writes,
         "words": objective.continues or writes or objective.kind in ("masked", "masked+next"),
         "parameters": count(model).parameters,
