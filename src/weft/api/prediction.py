@@ -113,16 +113,16 @@ class Predictor:
         return self._gradients(found.span.text, [found.question, found.window], choose)
 
     def _nearest(self, objective: Contrastive, texts: Sequence[str], output: str | int | None) -> Record:
-        compared, vectors = self._compared if len(texts) == 1 else (texts[1:], self._embed(texts[1:]))
-        cosines = vectors @ self._embed(texts[:1])[0] if compared else np.zeros(0)
-        order = [n for n in np.argsort(-cosines, kind="stable").tolist() if len(compared) == 1 or compared[n] != texts[0]]
-        order = order[:MAX_NEAREST]
-        if not order:
+        text, *second = texts
+        compared, vectors = (second, self._embed(second)) if second else self._compared
+        cosines = vectors @ self._embed([text])[0] if compared else np.zeros(0)
+        order = [n for n in np.argsort(-cosines, kind="stable").tolist() if second or compared[n] != text]
+        if not (order := order[:MAX_NEAREST]):
             return {"nearest": [], "saliency": None}
         index = _index(output, len(order), default=0)
         other = torch.from_numpy(vectors[order[index]]).to(device_of(self.model))
         ids, before, length = frame_for(self.model)(
-            objective.tokenizer, objective.tokenizer.encode(texts[0]), objective.length
+            objective.tokenizer, objective.tokenizer.encode(text), objective.length
         )
         gradients = self._row_gradients(
             compared[order[index]],
@@ -135,13 +135,12 @@ class Predictor:
         return {"nearest": nearest, "compared": len(compared), "chosen": index, "saliency": gradients}
 
     @cached_property
-    def _compared(self) -> tuple[Sequence[str], npt.NDArray[np.float32]]:
-        """Texts of the run's data, held out if possible, and their vectors (texts, d_model)."""
-        for side in ORIGINS:
-            with suppress(WeftError):
-                if texts := self.objective.first_texts(side, MAX_COMPARED):
-                    return texts, self._embed(texts)
-        return (), np.zeros((0, 0), dtype=np.float32)
+    def _compared(self) -> tuple[list[str], npt.NDArray[np.float32]]:
+        """Texts of the run's data, the held-out ones first, and their vectors (texts, d_model)."""
+        texts: list[str] = []
+        with suppress(WeftError):  # the data may be gone, and an imported model has none
+            texts = [text for side in ORIGINS for text in self.objective.first_texts(side, MAX_COMPARED)]
+        return texts, self._embed(texts) if texts else np.zeros((0, 0), dtype=np.float32)
 
     def _embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         options = EmbeddingOptions(length=self.objective.length)

@@ -81,6 +81,7 @@ export async function readingView(main, context, options) {
   const origin = h("p", { class: "soft reading-origin" });
   const cleared = Object.fromEntries(reset.map(name => [name, undefined]));
   const sampled = api.post("v1/explain/text", { model: info.id }, signal);
+  sampled.catch(() => {}); // where nothing waits for it
   const answers = info.writes && target && (await fetchDecoding(context)).translate;
 
   const refused = error => {
@@ -124,7 +125,7 @@ export async function readingView(main, context, options) {
     const example = await sampled;
     if (state.text === undefined) textField.area.value = example.text;
     origin.textContent = sampleNote(example.origin);
-  } else sampled.catch(() => {}); // nothing shows it
+  }
   await first;
   return {};
 }
