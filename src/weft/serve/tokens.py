@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weft.api.settings import beam, sampling, with_defaults
 from weft.decode.beam import beam_search
-from weft.decode.config import Beam, Sampling
+from weft.decode.config import Beam, Rules, Sampling
 from weft.decode.generate import prefill
 from weft.decode.prompt import Prompt, check_prompts, context_window, output_vocab_size
 from weft.decode.translate import LENGTH_RATIO, max_answer_tokens
@@ -53,6 +53,11 @@ def _prompt(model: ServedModel, body: PrefixBody) -> tuple[Prompt, EncoderInput 
     if not run.config.objective.continues:
         raise run.objective.cannot("write")
     return Prompt.of(run.tokenizer, text), None
+
+
+def _forced(forced: Sequence[int], prompt: Prompt, *, source: EncoderInput | None, written: int) -> tuple[int, ...]:
+    """Return the forced tokens of a text of which `written` tokens exist; a source's prompt may contain the first."""
+    return tuple(forced[written + (0 if source is None else len(prompt.ids) - 1) :])
 
 
 def _token_rows(names: Sequence[str], ids: Sequence[int], logprobs: Sequence[float]) -> list[dict[str, Any]]:
@@ -132,8 +137,11 @@ async def write(request: Request, body: WriteBody) -> Response:
 
 def _write_request(server: Server, model: ServedModel, body: WriteBody) -> TextRequest:
     run, (prompt, source) = model.run, _prompt(model, body)
-    rules = {"forced": tuple(body.tokens), "stop_ids": run.defaults.get("stop_ids"), "logprobs": body.top}
-    settings = sampling(**requested_settings(body, server.limits, max_tokens=body.max_tokens, **rules))
+    defaults = {key: value for key, value in run.defaults.items() if key in Rules.model_fields}
+    forced = (*body.tokens, *_forced(run.defaults.get("forced", ()), prompt, source=source, written=len(body.tokens)))
+    rules = {"forced": forced, "logprobs": body.top}
+    requested = requested_settings(body, server.limits, max_tokens=body.max_tokens, **rules)
+    settings = sampling(**with_defaults(requested, defaults))
     return TextRequest(model=model, prompts=[prompt], texts=[body.input], settings=settings, source=source)
 
 
@@ -162,9 +170,12 @@ def beams(model: ServedModel, body: BeamsBody) -> dict[str, Any]:
     number = body.beams or settings.beams
     # all beams, unless the search ends before as many texts have ended: then the best one would be another
     n = max(1, min(number, int((settings.patience or 1) * number)))
-    changes = {"beams": number, "n": n, "max_tokens": max(1, max_tokens - len(body.tokens))}
+    max_tokens = max(1, max_tokens - len(body.tokens))
+    forced = _forced(settings.forced, prompt, source=source, written=len(body.tokens))
+    limits = {"max_tokens": max_tokens, "min_tokens": min(settings.min_tokens, max_tokens)}
+    settings = settings.replace(beams=number, n=n, forced=forced, **limits)
     prompt = replace(prompt, ids=[*prompt.ids, *body.tokens])
-    return {"texts": as_json(beam_search(run.model, [prompt], settings.replace(**changes), source=source)[0])}
+    return {"texts": as_json(beam_search(run.model, [prompt], settings, source=source)[0])}
 
 
 # ---- tokenizations

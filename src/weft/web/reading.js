@@ -98,6 +98,7 @@ export async function readingView(main, context, options) {
     about.textContent = response.about ?? "";
     await draw(drawn, response);
     if (!row.isConnected) main.append(row);
+    document.dispatchEvent(new CustomEvent("weft-state")); // the command contains the target
   }, refused);
   const later = debounced(load);
   options.again = later;
