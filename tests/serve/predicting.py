@@ -7,7 +7,13 @@ from typing import Any
 import weft
 
 NAMES, PLACES = ("Ada", "Alan", "Grace", "Ken"), ("Paris", "Oslo", "Rome", "Lima")
-SMALL = {"steps": 2, "model.layers": 1, "model.d_model": 32, "model.attention.heads": 2, "model.context": 32}
+SMALL: dict[str, Any] = {
+    "steps": 2,
+    "model.layers": 1,
+    "model.d_model": 32,
+    "model.attention.heads": 2,
+    "model.context": 32,
+}
 SMALL |= {"tokenizer.kind": "wordpiece", "tokenizer.vocab_size": 50}
 
 

@@ -98,6 +98,8 @@ def test_refused_predictions(predicting: Served, server: Served) -> None:
     assert "0 … 2" in predicting.refused(path, {"model": "tag", "input": TEXT, "output": 3})
     assert "two texts" in predicting.refused(path, {"model": "entail", "input": TEXT})
     assert "one text" in predicting.refused(path, {"model": "regress", "input": TEXT, "second": TEXT})
+    assert "expects question and context" in predicting.refused(path, {"model": "answer", "input": TEXT})
+    assert "expects words" in predicting.refused(path, {"model": "tag", "input": TEXT, "second": TEXT})
     assert "longer than" in predicting.refused(path, {"model": "tag", "input": "a " * 3000})
     assert "a language model" in server.refused(path, {"model": "gpt", "input": TEXT})
 

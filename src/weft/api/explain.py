@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from weft.api.arguments import checked
-from weft.api.prediction import NO_DATA, ORIGINS, SENTENCE, Predictor
+from weft.api.prediction import NO_DATA, ORIGINS, SENTENCE, RowPredictor
 from weft.api.settings import generation_defaults, sampling, translation_beam
 from weft.costs.count import count
 from weft.decode.config import Beam, Branching
@@ -275,22 +275,17 @@ class Explain:
         Some models read a `second` text: a question its context, an embedding model one to compare with. `saliency` has
         the gradients of one `output` by token: of a label, of the tag of a word, of the similarity to a text.
         """
-        objective, origin = self._require_trained("prediction")[1], None
-        if not isinstance(objective, RowObjective) or not self.recipe.objective.input_columns:
-            raise ModelError(
-                f"prediction: {objective.folder.path} is {self.recipe.objective.makes}, without a prediction"
-            )
-        texts: Sequence[str] = (text or "", *(() if second is None else (second,)))
-        if text is None:
-            texts, origin = self._predictor.own_inputs(SHOWN_TOKENS)
-        predicted = self._predictor.predict(texts, output)
-        return {"kind": self.recipe.objective.kind, "texts": list(texts), "origin": origin, **predicted}
+        given = None if text is None else (text, *(() if second is None else (second,)))
+        texts, origin = self._predictor.own_inputs() if given is None else (given, None)
+        record = {"kind": self.recipe.objective.kind, "texts": list(texts), "origin": origin}
+        return record | self._predictor.predict(texts, output)
 
     @cached_property
-    def _predictor(self) -> Predictor:
+    def _predictor(self) -> RowPredictor:
         model, objective = self._require_trained("prediction")
-        assert isinstance(objective, RowObjective)
-        return Predictor(model, objective)
+        if not isinstance(objective, RowObjective) or not self.recipe.objective.input_columns:
+            raise objective.cannot("predict labels, numbers or vectors")
+        return RowPredictor(model, objective)
 
     def reading(self, text: Text = None, target: Text = None) -> "views.reading.Reading":
         """Return a text as the model's input, with special tokens around it.

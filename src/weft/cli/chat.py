@@ -28,9 +28,8 @@ Messages = list[dict[str, str]]
 @distributed_command
 @generation_options(
     "temperature top_p max_tokens slide seed stop",
-    defaults={
-        name: str(value) for name, value in {**CHAT_DEFAULTS, "max_tokens": DEFAULT_MAX_TOKENS, "seed": 0}.items()
-    },
+    defaults={name: str(default) for name, default in CHAT_DEFAULTS.items()}
+    | {"max_tokens": str(DEFAULT_MAX_TOKENS), "seed": "0"},
     panels={},
 )
 def chat(

@@ -30,17 +30,6 @@ class AnswerSpan(NamedTuple):
     end: int
 
 
-class FoundAnswer(NamedTuple):
-    """An answer, and the tokens of the row that it was found in: of the question, of the window of the text, and of the
-    answer's first and last token in that window."""
-
-    span: AnswerSpan
-    question: list[int]
-    window: list[int]
-    first: int = 0
-    last: int = 0
-
-
 class Answer(RowObjective[config.Answer]):
     """−log p of the first and last token of an answer, at its first occurrence in the text."""
 
@@ -98,17 +87,13 @@ class Answer(RowObjective[config.Answer]):
         return {"loss": loss / max(1, 2 * rows), "exact": right / max(1, rows)}
 
     def predict(self, model: LanguageModel, questions: Sequence[str], contexts: Sequence[str]) -> list[AnswerSpan]:
-        """Return the likeliest answer to each question."""
-        return [found.span for found in self.find(model, questions, contexts)]
-
-    def find(self, model: LanguageModel, questions: Sequence[str], contexts: Sequence[str]) -> list[FoundAnswer]:
-        """Find the likeliest answer to each question. Long texts are read in windows that overlap by half."""
+        """Return the likeliest answer to each question. Long texts are read in windows that overlap by half."""
         if len(questions) != len(contexts):
             raise ConfigError(f"{len(contexts)} texts for {len(questions)} questions; each question needs one")
         fits = [self.fit(self.tokenizer.encode(question)) for question in questions]
         spans = [self.tokenizer.token_spans(context) for context in contexts]
         windows = [(n, *window) for n, (_, _, space) in enumerate(fits) for window in _windows(spans[n], space)]
-        best = [FoundAnswer(AnswerSpan("", 0.0, start=0, end=0), question, []) for question, _, _ in fits]
+        best = [AnswerSpan("", 0.0, start=0, end=0)] * len(questions)
         question_ids, context_ids = [fits[n][0] for n, _, _ in windows], [ids for _, _, ids in windows]
         with bar("reading", len(windows)) as advance:
             for numbers, outputs in read_framed(self, model, question_ids, others=context_ids):
@@ -116,11 +101,10 @@ class Answer(RowObjective[config.Answer]):
                     number, begin, ids = windows[n]
                     offset = fits[number][1]
                     likeliest = self._likeliest(logits[offset : offset + len(ids)])
-                    if likeliest is not None and likeliest[2] > best[number].span.probability:
+                    if likeliest is not None and likeliest[2] > best[number].probability:
                         first, last = (spans[number][begin + token] for token in likeliest[:2])
                         text = contexts[number][first.start : last.end]
-                        span = AnswerSpan(text, likeliest[2], start=first.start, end=last.end)
-                        best[number] = FoundAnswer(span, fits[number][0], ids, likeliest[0], likeliest[1])
+                        best[number] = AnswerSpan(text, likeliest[2], start=first.start, end=last.end)
                 advance(len(numbers))
         return best
 

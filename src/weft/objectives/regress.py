@@ -39,7 +39,7 @@ class Regress(SequenceObjective[config.Regress]):
     def score_range(self) -> tuple[float, float] | None:
         """Return the smallest and the largest number of the training rows; None if they are not here."""
         with suppress(WeftError):
-            if (examples := self._unverified("train")) is not None:
+            if (examples := self.open_examples("train")) is not None:
                 scores = examples.values("score")
                 return float(scores.min()), float(scores.max())
         return None

@@ -70,23 +70,16 @@ class ExampleObjective(BatchObjective[S]):
 
     def excerpt(self, side: Side, tokens: int) -> str:
         """Return the longest of the first examples of at most `tokens` tokens, or else the shortest."""
-        if not (examples := self._unverified(side)):
+        # without verification, which would write a note into the folder
+        examples = Examples.open(self._file(side)) if side in self._sides else ()
+        if not examples:
             return ""
-        field = next((name for name in ("source", "tokens") if name in examples.fields), examples.fields[0])
-        tokenizer = self.tokenizers.source if field == "source" else self.tokenizer
-        return tokenizer.decode(examples.ids(field, _excerpt_row(examples, field, tokens)).tolist())
-
-    def _unverified(self, side: Side) -> Examples | None:
-        """Return the examples of a split; verification would write a note into the folder."""
-        if side not in self._sides or not (examples := Examples.open(self._file(side))):
-            return None
         self.check_tokenizer(examples.notes)
-        return examples
-
-
-def _excerpt_row(examples: Examples, field: str, tokens: int) -> int:
-    lengths = examples.lengths(field)[:SEARCHED_EXAMPLES]
-    return int(np.argmax(np.where(lengths <= tokens, lengths, -lengths)))
+        field = next((name for name in ("source", "tokens") if name in examples.fields), examples.fields[0])
+        lengths = examples.lengths(field)[:SEARCHED_EXAMPLES]
+        best = int(np.argmax(np.where(lengths <= tokens, lengths, -lengths)))
+        tokenizer = self.tokenizers.source if field == "source" else self.tokenizer
+        return tokenizer.decode(examples.ids(field, best).tolist())
 
 
 class RowObjective(ExampleObjective[S]):
@@ -105,23 +98,17 @@ class RowObjective(ExampleObjective[S]):
         """The labels, in the order of the head's outputs."""
         return getattr(self.settings, "labels", None) or ()
 
-    def input_excerpt(self, side: Side, tokens: int) -> tuple[str, ...]:
-        """Return the texts of one of the first examples, such as a question and its context; empty if there is none."""
-        fields = ("first", "second")[: len(self.settings.input_columns)]
-        if not fields or not (examples := self._unverified(side)):
-            return ()
-        row = _excerpt_row(examples, "first", tokens)
-        return tuple(self.tokenizer.decode(examples.ids(field, row).tolist()) for field in fields)
+    def open_examples(self, side: Side) -> Examples | None:
+        """Return the examples of a split, if it has any; verification would write a note into the folder."""
+        return (Examples.open(self._file(side)) or None) if side in self._sides else None
 
-    def first_texts(self, side: Side, rows: int) -> list[str]:
-        """Return the distinct texts of the first examples of a split."""
-        examples = self._unverified(side)
-        ids = (
-            []
-            if examples is None
-            else [examples.ids(field, row) for row in range(min(rows, len(examples))) for field in examples.fields]
-        )
-        return list(dict.fromkeys(self.tokenizer.decode(each.tolist()) for each in ids))
+    def input_texts(self, side: Side, rows: int) -> list[tuple[str, ...]]:
+        """Return the texts of the first examples of a split, one or two each."""
+        if (examples := self.open_examples(side)) is None:
+            return []
+        fields = [field for field in ("first", "second") if field in examples.fields]
+        ids = ([examples.ids(field, row).tolist() for field in fields] for row in range(min(rows, len(examples))))
+        return [tuple(map(self.tokenizer.decode, texts)) for texts in ids]
 
     @abstractmethod
     def columns(self) -> Mapping[str, Kind]:
