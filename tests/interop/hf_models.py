@@ -229,10 +229,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**PAIRS, "decoder_vocab_size": 50, "share_encoder_decoder_embeddings": False},
     ),
     "bart": ("BartForConditionalGeneration", PAIRS),
+    "bart-labels": ("BartForSequenceClassification", {**PAIRS, "num_labels": 3, "decoder_start_token_id": 1}),
     "mbart": ("MBartForConditionalGeneration", {**PAIRS, "scale_embedding": True}),
     "pegasus": ("PegasusForConditionalGeneration", {**PAIRS, "scale_embedding": True}),
     "m2m_100": ("M2M100ForConditionalGeneration", {**PAIRS, "pad_token_id": 1, "eos_token_id": 2}),
     "t5": ("T5ForConditionalGeneration", T5),
+    "t5-labels": ("T5ForSequenceClassification", {**T5, "num_labels": 3, "eos_token_id": 1}),
+    "mt5-labels": ("MT5ForSequenceClassification", {**T5, "eos_token_id": 1}),
     "mt5": ("MT5ForConditionalGeneration", T5),
     "t5-v1.1": ("T5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
 }
@@ -287,6 +290,10 @@ def difference(ours: nn.Module, other: nn.Module) -> float:
     if isinstance(config, Decoder):
         return max(gap(*map(_logits, (ours(row), other(row)))) for row in (tokens[:1], tokens[1:2]))
     inputs = {"attention_mask": mask.long()}
+    if isinstance(config, EncoderDecoder) and config.head.kind == "sequence":
+        tokens[torch.arange(3), mask.sum(1) - 1] = 1
+        other.config.update({"eos_token_id": 1, "pad_token_id": 0})  # type: ignore[operator,union-attr]
+        return gap(ours(tokens, mask=mask), other(tokens, **inputs).logits)
     if isinstance(config, EncoderDecoder):
         output = ours(target, source=Source(tokens, mask))
         return gap(output, other(tokens, decoder_input_ids=target, **inputs).logits)

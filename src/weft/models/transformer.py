@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from weft.data.batch import Source
 from weft.errors import ModelError
 from weft.models import heads
 from weft.models.base import EncoderInput, LanguageModel, State, check_tokens
@@ -151,6 +152,9 @@ class Transformer(LanguageModel):
         stack, attended, documents, rng = self.decoder or self.encoder, None, rows.documents, rows.rng
         assert stack is not None
         if self.decoder is not None and self.encoder is not None:
+            if isinstance(self.config, EncoderDecoder) and self.config.start is not None and rows.source is None:
+                rows = rows._replace(source=Source(tokens, rows.mask), mask=None)
+                tokens = torch.cat((torch.full_like(tokens[:, :1], self.config.start), tokens[:, :-1]), dim=1)
             source = self.require_source(rows.source)
             if encoded is None:
                 encoded = self.encode(source, rng=rng, build_block_mask=build_block_mask)

@@ -180,6 +180,7 @@ class MaskedNext(MaskedObjective):
 class SequenceObjective(ObjectiveConfig):
     """Base of objectives that predict something about a whole text, or about a pair of texts."""
 
+    kinds = ("encoder", "decoder", "encoder-decoder")
     heads = ("sequence",)
 
     text: Column = Field("text", description="column of the texts")

@@ -102,6 +102,7 @@ GPT_NEO = Family(
     names=("gpt_neo", "GPT-Neo", "GPTNeo"),
     rows=(*NEO_SIZES, decoder_head(TIED), Special(_read_kinds, _write_kinds)),
     fixed={**LEARNED, "attention.bias": "out", "attention.scale": 1.0},
+    only={"is_causal": True},  # transformers ignores the key
     body=(
         *ENDS,
         *POSITIONS,
@@ -116,8 +117,8 @@ GPT_NEO = Family(
 
 def _check_width(settings: Settings, model: Flat) -> Flat:
     settings.only(_remove_final_layer_norm=False)
-    if model["d_embedding"] is not None and model["head.kind"] != "lm":
-        raise settings.error("word_embed_proj_dim", "weft reads such a model only with an LM head")
+    if model["d_embedding"] is not None and not (model["head.kind"] == "lm" and settings.flag("is_causal", True)):
+        raise settings.error("word_embed_proj_dim", "weft reads such a model only if it is causal, with an LM head")
     return {}
 
 

@@ -123,13 +123,13 @@ BLOOM_SIZES = keys(
 HEADS = Special(_read_heads, _write_heads)
 POSITIONS = Special(_read_positions, lambda model: {"alibi": model["position.kind"] == "alibi", **ROTARY.write(model)})
 FALCON_ROWS: tuple[Row, ...] = (*FALCON_SIZES, HEADS, all_biases("bias", False), POSITIONS)
-FALCON = _falcon(("falcon", "Falcon", "Falcon"), FALCON_ROWS, fixed=PLAIN)
+FALCON = _falcon(("falcon", "Falcon", "Falcon"), FALCON_ROWS, fixed=PLAIN, only={"is_causal": True})
 BLOOM = _falcon(
     ("bloom", "BLOOM", "Bloom"),
     (*BLOOM_SIZES, Special(read=lambda settings, model: {"feedforward.d_ff": four_times(model)})),
     fixed={**PLAIN, "feedforward.activation": "gelu-tanh", "attention.bias": "all"}
     | {"position.kind": "alibi", "embedding_norm": True},
-    only={"apply_residual_connection_post_layernorm": False},
+    only={"apply_residual_connection_post_layernorm": False, "is_causal": True},
 )
 
 
@@ -191,6 +191,7 @@ STABLELM = _family(
     ),
     parts={},
     fixed={**ROTATED, "feedforward.kind": "gated"},
+    only={"is_causal": True},  # transformers honours the key only in batches with padding
     defaults={"max_position_embeddings": 4096},
 )
 STARCODER2 = _family(

@@ -103,9 +103,9 @@ def _compare(family: Family, tree: Tree, tensors: Collection[str]) -> tuple[set[
 
 
 def _tensor_differences(family: Family, model: Transformer, tensors: Collection[str]) -> list[str]:
-    expected, unused = set(their_shapes(conversions(family.rules(model), model))), "|".join(family.unused) or "$^"
+    expected = set(their_shapes(conversions(family.rules(model), model)))
     known = expected | family.copies(model).keys()
-    foreign = [name for name in tensors if name not in known and not re.fullmatch(unused, name)]
+    foreign = [name for name in tensors if name not in known and not family.is_unused(name)]
     kinds = {re.sub(r"\d+", "0", name): f"which has no tensor '{name}'" for name in reversed(foreign)}
     for name in sorted(expected.difference(tensors)):
         kinds.setdefault(re.sub(r"\d+", "0", name), f"which needs a tensor '{name}'")
