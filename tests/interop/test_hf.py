@@ -21,6 +21,7 @@ from tests.interop.hf_models import (
     built,
     difference,
     exported,
+    filled,
     fresh_model,
     gap,
     greedy,
@@ -36,12 +37,14 @@ from weft.decode.config import Sampling
 from weft.decode.prompt import Prompt
 from weft.decode.speculative import Draft, LookUp, speculate
 from weft.errors import InteropError
-from weft.interop.bundle import ModelBundle
+from weft.interop.bundle import ModelBundle, lazy_weights
 from weft.interop.families.known import FAMILIES
 from weft.interop.hf import hf
+from weft.models.build import build
 from weft.models.config import Decoder
 from weft.models.presets import bert, gpt, llama, preset, vaswani
 from weft.nn.config import Attention
+from weft.nn.position_config import Sinusoidal
 
 # cases that another family expresses: written as that one, unless imported as themselves
 WRITTEN_AS = {
@@ -238,8 +241,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         r"no Hugging Face family .*\.window = 4, where GPT-2 has None; .* without model\.attention\.window$",
     ),
     "sinusoids": (
-        lambda: vaswani(1, D, H, d_ff=F, dropout=0.0, vocab_size=V, context=32),
-        r"model\.position\.layout = 'interleaved', where Marian has 'halves'; .* with model\.position\.layout=halves$",
+        lambda: vaswani(1, D, H, d_ff=F, dropout=0.0, vocab_size=V, context=32).replace(
+            position=Sinusoidal(amplitude=0.5).model_dump()
+        ),
+        r"model\.position\.amplitude = 0\.5, where Marian has 1\.0; .* with model\.position\.amplitude=1\.0$",
     ),
     "no residual": (
         lambda: llama(1, D, H, d_ff=F, context=32, vocab_size=V).replace(residual=False),
@@ -260,6 +265,20 @@ def test_a_model_that_no_family_can_express_is_refused(case: str, tmp_path: Path
     make, message = REFUSED[case]
     with pytest.raises(InteropError, match=message):
         exported(fresh_model(make()), tmp_path / "out")
+
+
+@pytest.mark.parametrize("changes", [{}, {"placement": "pre", "encoder_layers": 3}, {"source_vocab_size": 55}], ids=str)
+def test_interleaved_sinusoids_are_reordered(changes: dict[str, Any], tmp_path: Path) -> None:
+    """The 2017 Transformer is written as Marian or PEGASUS, which have all sines first."""
+    settings = vaswani(2, D, H, d_ff=F, dropout=0.0, vocab_size=V, context=32).replace(**changes)
+    ours = filled(build(settings))
+    weights = ours.state_dict()
+    bundle = ModelBundle(settings, lazy_weights(weights.__getitem__, weights), tokenizer=None, origin="here")
+    folder = exported(bundle, tmp_path / "out")
+    name = json.loads((folder / "config.json").read_text())["architectures"][0]
+    loaded = getattr(hf_models, name).from_pretrained(folder).eval()
+    assert difference(ours, loaded) <= 1e-5
+    assert difference(built(hf.read(folder)), loaded) <= 1e-5
 
 
 UNKNOWN = {

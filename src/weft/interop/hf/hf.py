@@ -20,6 +20,7 @@ from weft.interop.bundle import ModelBundle, as_dtype, check_vocabulary, load_to
 from weft.interop.families.base import Family, label_keys
 from weft.interop.families.known import FAMILIES, family_of
 from weft.interop.hf import weights
+from weft.interop.hf.sines_first import sines_first
 from weft.interop.hf.tokenizer import TOKENIZER_FILES, json_bytes, read_languages, read_tokenizer, tokenizer_files
 from weft.interop.license import license_of_folder
 from weft.interop.settings import Flat, Settings, Transformer, differences, first_lossless, shown
@@ -157,6 +158,7 @@ def write(bundle: ModelBundle, folder: Path, dtype: str | None = None) -> Family
     A model that was imported from such a folder and has not changed gets back its names, dtypes and files. `dtype`, one
     of TYPES, converts all weights.
     """
+    bundle = sines_first(bundle)
     family, tree, notes = _to_config(bundle)
     theirs = weights.to_family(bundle, family, notes)
     if dtype is not None:
