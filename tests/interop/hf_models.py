@@ -167,6 +167,45 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**SIZES, "num_attention_heads": 6, "hidden_size": 36, "alibi": True, "bias": True, "parallel_attn": False},
     ),
     "bloom": ("BloomForCausalLM", {"vocab_size": V, "hidden_size": D, "n_layer": 2, "n_head": H}),
+    "cohere": ("CohereForCausalLM", {**ROTARY, "logit_scale": 0.3}),
+    "cohere-normed": ("CohereForCausalLM", {**ROTARY, "use_qk_norm": True, "attention_bias": True}),
+    "cohere2": ("Cohere2ForCausalLM", {**THREE_LAYERS, "sliding_window": 5, "layer_types": GEMMA3["layer_types"]}),
+    "glm": ("GlmForCausalLM", {**ROTARY, "head_dim": 8}),
+    "glm4": ("Glm4ForCausalLM", {**ROTARY, "head_dim": 12}),
+    "olmo3": (
+        "Olmo3ForCausalLM",
+        {
+            **THREE_LAYERS,
+            "sliding_window": 5,
+            "layer_types": GEMMA3["layer_types"],
+            "rope_parameters": GEMMA3["rope_parameters"],
+        },
+    ),
+    "exaone4": ("Exaone4ForCausalLM", {**THREE_LAYERS, "sliding_window": 5, "sliding_window_pattern": 2}),
+    "exaone4-full": (
+        "Exaone4ForCausalLM",
+        {**THREE_LAYERS, "sliding_window": None, "layer_types": ["full_attention"] * 3},
+    ),
+    "helium": ("HeliumForCausalLM", {**ROTARY, "head_dim": 8, "attention_bias": True}),
+    "ernie4_5": ("Ernie4_5ForCausalLM", {**ROTARY, "head_dim": 12}),
+    "ernie4_5-biases": (
+        "Ernie4_5ForCausalLM",
+        {**ROTARY, "head_dim": 8, "use_bias": True, "tie_word_embeddings": False},
+    ),
+    "hunyuan_v1_dense": (
+        "HunYuanDenseV1ForCausalLM",
+        {
+            **ROTARY,
+            "head_dim": 12,
+            "rope_parameters": {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0, "rope_theta": 1e4},
+        },
+    ),
+    "arcee": ("ArceeForCausalLM", {**ROTARY, "head_dim": 8, "mlp_bias": True}),
+    "nemotron": ("NemotronForCausalLM", {**ROTARY, "head_dim": 12}),
+    "ministral": (
+        "MinistralForCausalLM",
+        {**THREE_LAYERS, "head_dim": 12, "sliding_window": 5, "layer_types": GEMMA3["layer_types"]},
+    ),
     "llama-yarn": (
         "LlamaForCausalLM",
         {**ROTARY, "rope_parameters": {**YARN, "original_max_position_embeddings": 8}},

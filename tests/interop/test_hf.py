@@ -20,6 +20,7 @@ from tests.interop.hf_models import (
     a_folder,
     built,
     difference,
+    edit,
     exported,
     filled,
     fresh_model,
@@ -55,6 +56,9 @@ WRITTEN_AS = {
     "seed_oss-biases": "LlamaForCausalLM",
     "ministral3": "MistralForCausalLM",
     "cwm": "SmolLM3ForCausalLM",
+    "helium": "GlmForCausalLM",
+    "ernie4_5": "GlmForCausalLM",
+    "ministral": "SmolLM3ForCausalLM",
     "mt5": "T5ForConditionalGeneration",
     "mt5-labels": "T5ForSequenceClassification",
 }
@@ -282,13 +286,10 @@ def test_interleaved_sinusoids_are_reordered(changes: dict[str, Any], tmp_path: 
 
 
 UNKNOWN = {
-    "GlmForCausalLM": r"'glm': .* LLaMA \('llama'\), where .*partial_rotary_factor = 0\.5: weft has only 1\.0$",
-    "Olmo3ForCausalLM": r"'olmo3': .*; which needs a tensor 'model\.layers\.0\.input_layernorm\.weight'$",
-    "ArceeForCausalLM": r"'arcee': .* LLaMA \('llama'\), where hidden_act = 'relu2': weft has gelu",
-    "HeliumForCausalLM": r"'helium': .*, which has the same keys and tensors: the two must differ in their code",
-    "Exaone4ForCausalLM": r"'exaone4': .*; which needs a tensor 'model\.layers\.0\.input_layernorm\.weight'$",
     "ApertusForCausalLM": r"'apertus': .* LLaMA \('llama'\), where hidden_act = 'xielu': weft has gelu",
-    "HunYuanDenseV1ForCausalLM": r"'hunyuan_v1_dense': .* no tensor 'model\.layers\.0\.self_attn\.\w+norm\.weight'$",
+    "BitNetForCausalLM": r"'bitnet': .* no tensor 'model\.layers\.0\.self_attn\.attn_sub_norm\.weight'$",
+    "VaultGemmaForCausalLM": r"'vaultgemma': .* needs a tensor 'model\.layers\.0\.post_attention_layernorm\.weight'$",
+    "DiffLlamaForCausalLM": r"'diffllama': .* LLaMA \('llama'\), which has no lambda_std_dev; which has no tensor",
 }
 
 
@@ -299,7 +300,18 @@ def test_an_unknown_family_is_compared_with_the_nearest(name: str, tmp_path: Pat
         hf.read(tmp_path)
 
 
-@pytest.mark.parametrize("case", ["seed_oss", "seed_oss-biases", "ministral3", "cwm"])
+def test_an_unknown_family_with_the_keys_and_tensors_of_another(tmp_path: Path) -> None:
+    saved(tmp_path, "LlamaForCausalLM", ROTARY)
+    edit(tmp_path, model_type="other", architectures=["OtherForCausalLM"])
+    with pytest.raises(
+        InteropError, match=r"'other': .* has the same keys and tensors: the two must differ in their code"
+    ):
+        hf.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "case", ["seed_oss", "seed_oss-biases", "ministral3", "cwm", "helium", "ernie4_5", "ministral"]
+)
 def test_a_family_like_another_keeps_its_name_after_import(case: str, tmp_path: Path) -> None:
     saved(tmp_path / "theirs", *CASES[case])
     bundle = hf.read(tmp_path / "theirs")
