@@ -61,6 +61,7 @@ GPT_NEO = {
 GPT2 = {
     "vocab_size": V, "n_positions": 32, "n_embd": D, "n_layer": 2, "n_head": H, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+MPT = {"vocab_size": V, "d_model": 36, "n_heads": 6, "n_layers": 2, "max_seq_len": 32}
 OPT = {**SIZES, "ffn_dim": F, "word_embed_proj_dim": D}
 ROBERTA = {**BERT, "max_position_embeddings": 34, "type_vocab_size": 1}
 ELECTRA = {**BERT, "embedding_size": 20}
@@ -206,6 +207,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "MinistralForCausalLM",
         {**THREE_LAYERS, "head_dim": 12, "sliding_window": 5, "layer_types": GEMMA3["layer_types"]},
     ),
+    "gpt_bigcode": ("GPTBigCodeForCausalLM", GPT2),
+    "gpt_bigcode-heads": ("GPTBigCodeForCausalLM", {**GPT2, "multi_query": False}),
+    "gpt_bigcode-labels": ("GPTBigCodeForSequenceClassification", {**GPT2, "num_labels": 3}),
+    "codegen": ("CodeGenForCausalLM", {**GPT2, "rotary_dim": 4}),
+    "mpt": ("MptForCausalLM", MPT),
+    "mpt-clipped": ("MptForCausalLM", {**MPT, "attn_config": {"clip_qkv": 0.3, "softmax_scale": 0.2}}),
+    "mpt-tags": ("MptForTokenClassification", MPT),
     "llama-yarn": (
         "LlamaForCausalLM",
         {**ROTARY, "rope_parameters": {**YARN, "original_max_position_embeddings": 8}},

@@ -57,6 +57,8 @@ WRITTEN_AS = {
     "ministral3": "MistralForCausalLM",
     "cwm": "SmolLM3ForCausalLM",
     "helium": "GlmForCausalLM",
+    "gpt_bigcode-heads": "GPT2LMHeadModel",
+    "codegen": "GPTJForCausalLM",
     "ernie4_5": "GlmForCausalLM",
     "ministral": "SmolLM3ForCausalLM",
     "mt5": "T5ForConditionalGeneration",
@@ -310,7 +312,18 @@ def test_an_unknown_family_with_the_keys_and_tensors_of_another(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "case", ["seed_oss", "seed_oss-biases", "ministral3", "cwm", "helium", "ernie4_5", "ministral"]
+    "case",
+    [
+        "seed_oss",
+        "seed_oss-biases",
+        "ministral3",
+        "cwm",
+        "helium",
+        "ernie4_5",
+        "ministral",
+        "gpt_bigcode-heads",
+        "codegen",
+    ],
 )
 def test_a_family_like_another_keeps_its_name_after_import(case: str, tmp_path: Path) -> None:
     saved(tmp_path / "theirs", *CASES[case])

@@ -20,7 +20,7 @@ from weft.models.config import Decoder, Encoder, EncoderDecoder
 DECODERS = (
     *(gpt2.GPT2, *llama.FAMILIES, gpt2.OPT, gpt_neox.GPT_NEOX, gpt2.GPTJ, gpt2.GPT_NEO),
     *(gpt_neox.PHI, gpt_neox.STABLELM, gpt_neox.FALCON, gpt_neox.STARCODER2, gpt_neox.BLOOM),
-    *recent.FAMILIES,
+    *(*recent.FAMILIES, gpt2.GPT_BIGCODE, gpt2.CODEGEN, gpt_neox.MPT),
 )
 ENCODERS = (*bert.FAMILIES, MODERNBERT, bert.DEBERTA_V2)
 FAMILIES: dict[str, Family] = {family.kind: family for family in (*DECODERS, *ENCODERS, *seq2seq.FAMILIES)}

@@ -21,6 +21,7 @@ from weft.interop.families.base import Family, label_keys
 from weft.interop.families.known import FAMILIES, family_of
 from weft.interop.hf import weights
 from weft.interop.hf.sines_first import sines_first
+from weft.interop.hf.text_tower import text_tensors, text_tower
 from weft.interop.hf.tokenizer import TOKENIZER_FILES, json_bytes, read_languages, read_tokenizer, tokenizer_files
 from weft.interop.license import license_of_folder
 from weft.interop.settings import Flat, Settings, Transformer, differences, first_lossless, shown
@@ -53,8 +54,14 @@ PARTS = ("Transformer", "Pooling", "Normalize")  # modules of sentence-transform
 def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
     """Read the model of a folder; `tokenizer` is the path of another tokenizer that replaces the folder's."""
     tree = read_object(folder / CONFIG)
+    stored, kept = weights.list_weights(folder), KEPT
+    tower = text_tower(tree, str(folder / CONFIG))
+    if tower is not None:
+        parts = len(stored)
+        tree, stored = tower, text_tensors(stored)
+        warn(f"{folder}: a multimodal model; its text part is read, {len(stored)} of {parts} tensors")
+        kept = (GENERATION,)
     settings = Settings(tree, str(folder / CONFIG))
-    stored = weights.list_weights(folder)
     family, architecture = family_of(tree, settings.location, stored)
     head, known = family.architectures[architecture], Flat()
     if head == "lm":
@@ -81,7 +88,9 @@ def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
     else:
         target, source = load_tokenizer(tokenizer, model.vocab_size), None
     is_translator = isinstance(model, EncoderDecoder) and model.head.kind == "lm" and target is not None
-    kept = KEPT if tokenizer is not None else (*KEPT, *TOKENIZER_FILES)
+    kept = kept if tokenizer is not None else (*kept, *TOKENIZER_FILES)
+    if tower is not None:  # the export is a model of text, in one file
+        notes |= {"names": {}, "headers": {}}
     # the model's name: that on the hub if it came from there, else its folder
     cached = re.search(r"models--([^/]+)--([^/]+)/snapshots/", f"{folder.as_posix()}/")
     name = f"{cached[1]}/{cached[2]}" if cached else str(folder)
