@@ -278,6 +278,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bart": ("BartForConditionalGeneration", PAIRS),
     "bart-labels": ("BartForSequenceClassification", {**PAIRS, "num_labels": 3, "decoder_start_token_id": 1}),
     "mbart": ("MBartForConditionalGeneration", {**PAIRS, "scale_embedding": True}),
+    "blenderbot": ("BlenderbotForConditionalGeneration", PAIRS),
     "pegasus": ("PegasusForConditionalGeneration", {**PAIRS, "scale_embedding": True}),
     "m2m_100": ("M2M100ForConditionalGeneration", {**PAIRS, "pad_token_id": 1, "eos_token_id": 2}),
     "t5": ("T5ForConditionalGeneration", T5),

@@ -71,6 +71,7 @@ MODELS = {
     "mpnet": "mpnet",
     "modernbert": "modernbert",
     "deberta-v2": "deberta-v2",
+    "blenderbot": "blenderbot",
     "marian": "marian-two-tables",
     "bart": "bart",
     "mbart": "mbart",

@@ -1,8 +1,8 @@
 """Encoder–decoders.
 
 Marian (Junczys-Dowmunt et al. 2018) and BART (Lewis et al. 2020); with the same blocks in pre-norm mBART (Liu et al.
-2020), M2M-100 and NLLB (Fan et al. 2021; Costa-jussà et al. 2022) and PEGASUS (Zhang et al. 2020); T5, T5 v1.1 (Raffel
-et al. 2020; Shazeer 2020) and mT5 (Xue et al. 2021), which has the blocks of T5 v1.1.
+2020), M2M-100 and NLLB (Fan et al. 2021; Costa-jussà et al. 2022), PEGASUS (Zhang et al. 2020) and Blenderbot (Roller
+et al. 2021); T5, T5 v1.1 (Raffel et al. 2020; Shazeer 2020) and mT5 (Xue et al. 2021), which has the blocks of T5 v1.1.
 """
 
 from dataclasses import replace
@@ -168,6 +168,14 @@ PEGASUS = _family(
     position=HALVES,
     fillers=lambda model: {**_zero_bias(model), **_sinusoids(model)},
 )
+BLENDERBOT = replace(
+    MBART,
+    names=("blenderbot", "Blenderbot", "Blenderbot"),
+    fixed={**MBART.fixed, "position.offset": 0, "embedding_norm": False},
+    only={**MBART.only, "normalize_embedding": False},
+    classes={"lm": "BlenderbotForConditionalGeneration"},
+    defaults={"max_position_embeddings": 128, "decoder_attention_heads": 32, "decoder_ffn_dim": 10240},
+)
 M2M100 = _family(
     ("m2m_100", "M2M-100", "M2M100"),
     AFTER_PADDING,
@@ -261,4 +269,4 @@ def _t5(family_names: FamilyNames, *lm: Row, **fields: Any) -> Family:
 SCALE = Special(_read_scale, lambda model: {"tie_word_embeddings": model["head.scale"] is not None})
 T5 = _t5(("t5", "T5", "T5"), SCALE)
 MT5 = _t5(("mt5", "mT5", "MT5"), defaults={"feed_forward_proj": "gated-gelu"})
-FAMILIES = (MARIAN, BART, MBART, PEGASUS, M2M100, T5, MT5)
+FAMILIES = (MARIAN, BART, MBART, PEGASUS, M2M100, T5, MT5, BLENDERBOT)
