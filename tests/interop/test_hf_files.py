@@ -40,7 +40,7 @@ from torch import Tensor
 
 from weft.errors import InteropError, WeftError
 from weft.interop.hf import hf
-from weft.models.config import Decoder, EncoderDecoder
+from weft.models.config import Decoder, EncoderDecoder, LMHead
 from weft.models.presets import llama, vaswani
 from weft.nn.position_config import Sinusoidal
 
@@ -97,7 +97,8 @@ def test_an_lm_head_that_differs_is_not_tied(tmp_path: Path) -> None:
     saved(tmp_path / "theirs", "T5ForConditionalGeneration", {**T5, "tie_word_embeddings": False})
     rewrite(tmp_path / "theirs", lambda tensors: tensors | {"lm_head.weight": torch.randn(V, D)})
     bundle = hf.read(tmp_path / "theirs")
-    assert isinstance(bundle.model, EncoderDecoder) and not bundle.model.head.tied
+    assert isinstance(bundle.model, EncoderDecoder)
+    assert isinstance(bundle.model.head, LMHead) and not bundle.model.head.tied
     back = exported(bundle, tmp_path / "back")
     assert same_files(tmp_path / "theirs", back)
     other = hf_models.T5ForConditionalGeneration.from_pretrained(back)

@@ -40,7 +40,7 @@ def classify(
         texts = read_texts(file, column, "text")
         shares = loaded.classify(texts, labels=names, template=template, multi_label=multi_label)
         assert isinstance(loaded.objective, Classify)  # classify has checked it
-        predictions = map(loaded.objective.present, texts, shares)
+        predictions = iter(map(loaded.objective.present, texts, shares))
     else:
         predictions = loaded.objective.predictions(loaded.model, file, column, second=second)
     for prediction in predictions:

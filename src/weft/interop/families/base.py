@@ -96,7 +96,8 @@ class Family(SettingsTable):
     def _with_their_keys(self, message: str) -> str:
         """Replace settings in a message by the keys that they were read from."""
         keys = {row.ours: row.theirs for row in self.rows if isinstance(row, Key)}
-        keys = {name.rpartition(".")[2]: key for name, key in keys.items()} | keys
+        short = {name.rpartition(".")[2]: key for name, key in keys.items()}
+        keys = {"fraction": "partial_rotary_factor", **short, **keys}
         message = re.sub(r"; set [a-z_.]+$", "", message)  # config.json may have no key for it
         return re.sub(r"(?<![\w.'])[a-z_.]+(?= = )", lambda match: keys.get(match[0], match[0]), message)
 

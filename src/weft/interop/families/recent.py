@@ -2,6 +2,7 @@
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from weft.config import Tree, flat
 from weft.interop.families import positions
@@ -44,7 +45,7 @@ def rotated_in_windows(all_without: bool) -> Special:
         step = len(step) if isinstance(step, str) else step  # "LLLG": the last layer of each group has no window
         if not isinstance(step, int) or isinstance(step, bool) or step < 0:
             raise settings.error(
-                "sliding_window_pattern", "expected a number of layers, of which the last has no window"
+                "sliding_window_pattern", "expected the number of layers from one without a window to the next"
             )
         usual = [size is not None and flag for flag in positions.all_but_every(step, model)]
         windowed = positions.layer_types(settings, model, usual)
@@ -97,13 +98,11 @@ def _read_alpha(settings: Settings, model: Flat) -> Flat:
     return {"position.base": base * rope.positive("alpha") ** (d_head / (d_head - 2))}
 
 
+LAYER_NORM_EPS, COHERE_HEAD = keys(eps=("layer_norm_eps", 1e-5)), decoder_head(TIED, LOGIT_SCALE)
 # name in recent.toml → rows
 ROWS: dict[str, tuple[Row, ...]] = {
     "sizes": (*SIZES, WIDTH, EPS, HEAD, ACTIVATION),
-    "cohere": (
-        *(*SIZES, WIDTH, *keys(eps=("layer_norm_eps", 1e-5)), decoder_head(TIED, LOGIT_SCALE), ACTIVATION),
-        ATTENTION_BIAS,
-    ),
+    "cohere": (*SIZES, WIDTH, *LAYER_NORM_EPS, COHERE_HEAD, ACTIVATION, ATTENTION_BIAS),
     "norm_eps": keys(eps=("norm_eps", 1e-5)),
     "biased": (ATTENTION_BIAS,),
     "biased_qkv": (biases("attention_bias", False, "qkv"),),
@@ -123,11 +122,12 @@ def _family(kind: str, table: Tree) -> Family:
     rotary = positions.rotary(table.get("base", 10000.0), fraction=table.get("fraction"))
     rows = {**ROWS, "rotary": (rotary,)}
     title, classes = table["names"]
+    modules: dict[str, Any] = {module: name or None for module, name in table.get("modules", {}).items()}
     return family(
         (kind, title, classes),
         tuple(row for name in table["rows"] for row in rows[name]),
         tuple(table["without"]),
-        body=names(**{module: name or None for module, name in table.get("modules", {}).items()}),
+        body=names(**modules),
         fixed=flat(table.get("fixed", {})),
         defaults=table["defaults"],
     )
