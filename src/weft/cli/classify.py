@@ -39,8 +39,9 @@ def classify(
             raise ConfigError(wrong if not names else f"--second {second}: --labels reads one text at a time")
         texts = read_texts(file, column, "text")
         shares = loaded.classify(texts, labels=names, template=template, multi_label=multi_label)
-        assert isinstance(loaded.objective, Classify)  # classify has checked it
-        predictions = iter(map(loaded.objective.present, texts, shares))
+        objective = loaded.objective
+        assert isinstance(objective, Classify)  # classify has checked it
+        predictions = iter([objective.present(text, row) for text, row in zip(texts, shares, strict=True)])
     else:
         predictions = loaded.objective.predictions(loaded.model, file, column, second=second)
     for prediction in predictions:
