@@ -20,6 +20,8 @@ from weft.models.transformer import Transformer
 from weft.progress import pause
 from weft.text.tokenizer import Tokenizer
 
+Ids = Sequence[int]
+
 
 class FramedText(NamedTuple):
     """Token ids of a text in its frame: `before` special tokens, `length` of the text, then the end of the frame."""
@@ -59,18 +61,20 @@ def frame_for(model: LanguageModel) -> Callable[[Tokenizer, Sequence[int], int |
 
 def frame(tokenizer: Tokenizer, ids: Sequence[int], max_tokens: int | None) -> FramedText:
     """Frame a text's ids as its tokenizer file does; the text is cut at its end to fit into `max_tokens`."""
-    framed = any(tokenizer.frame)
-    return _frame(tokenizer.frame, ids, max_tokens) if framed else trained_frame(tokenizer, ids, max_tokens)
+    if not any(tokenizer.frame):
+        return trained_frame(tokenizer, ids, max_tokens)
+    return surround(tokenizer.frame, ids, max_tokens)
 
 
 def trained_frame(tokenizer: Tokenizer, ids: Sequence[int], max_tokens: int | None) -> FramedText:
     """Frame a text's ids as weft's training does (`weft.data.batch.framed`), cut to fit into `max_tokens`."""
     before = () if tokenizer.cls_id is None or tokenizer.sep_id is None else (tokenizer.cls_id,)
     end = tokenizer.sep_id if before else tokenizer.eos_id
-    return _frame((before, () if end is None else (end,)), ids, max_tokens)
+    return surround((before, () if end is None else (end,)), ids, max_tokens)
 
 
-def _frame(around: tuple[Sequence[int], Sequence[int]], ids: Sequence[int], max_tokens: int | None) -> FramedText:
+def surround(around: tuple[Ids, Ids], ids: Sequence[int], max_tokens: int | None) -> FramedText:
+    """Put ids before and after a text's ids; the text is cut at its end to fit into `max_tokens`."""
     before, after = around
     length = len(ids) if max_tokens is None else max(0, max_tokens - len(before) - len(after))
     text = list(ids[:length])

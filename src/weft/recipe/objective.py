@@ -187,6 +187,7 @@ class MaskedNext(MaskedObjective):
 class SequenceObjective(ObjectiveConfig):
     """Base of objectives that predict something about a whole text, or about a pair of texts."""
 
+    kinds = ("encoder", "decoder", "encoder-decoder")
     heads = ("sequence",)
     inputs = ("text", "second")
 
