@@ -320,5 +320,10 @@ def _scored(chunks: Sequence[Chunk], text: str, tokenizer: Tokenizer, *, mid_tex
 
 def spell_token(tokenizer: Tokenizer, id: int) -> str:
     """Return a token as it appears in running text; special tokens by name."""
+    return token_spelling(tokenizer, id).decode("utf-8", "replace")
+
+
+def token_spelling(tokenizer: Tokenizer, id: int) -> bytes:
+    """Return the bytes of a token in running text, which may be a part of a character; special tokens by name."""
     special = id in tokenizer.special_tokens.values()
-    return tokenizer.token(id) if special else tokenizer.token_bytes(id).decode("utf-8", "replace")
+    return tokenizer.token(id).encode() if special else tokenizer.token_bytes(id)

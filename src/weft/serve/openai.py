@@ -4,6 +4,7 @@ import asyncio
 import base64
 import time
 import uuid
+from codecs import getincrementaldecoder
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -77,8 +78,6 @@ def _response_head(model: ServedModel, kind: str, prefix: str) -> dict[str, Any]
 async def completions(request: Request, body: CompletionBody) -> Response:
     """Continue prompts (OpenAI's format)."""
     limit = server_of(request).limits.choices
-    if body.echo and body.logprobs is not None:
-        raise RefusedError(400, "echo: no log-probabilities of prompts; /v1/score returns them", param="echo")
     n, best_of = body.n or 1, body.best_of or body.n or 1
     if best_of < n or best_of > limit:
         raise RefusedError(400, f"best_of = {best_of}: expected {n} … {limit}", param="best_of")
@@ -97,10 +96,27 @@ def _completion_request(server: Server, model: ServedModel, body: CompletionBody
     _check_ids(inputs, output_vocab_size(run.model, run.tokenizer.vocab_size), "prompt")
     best_of = body.best_of or body.n or 1
     logprobs = 0 if body.logprobs is None and best_of > (body.n or 1) else body.logprobs
-    max_tokens = body.max_tokens or DEFAULT_MAX_TOKENS
-    settings = openai_settings(body, run, server.limits, chat=False, max_tokens=max_tokens, logprobs=logprobs)
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    settings = openai_settings(body, run, server.limits, chat=False, max_tokens=max(1, max_tokens), logprobs=logprobs)
+    if body.echo and body.logprobs is not None and writes_from_source(run):
+        raise RefusedError(400, "echo with logprobs: this model writes one text from another", param="echo")
     prompts = [Prompt.of(run.tokenizer, each, pattern) for each in inputs]
-    return TextRequest(model, prompts, _as_texts(run, inputs), settings=settings, n=best_of)
+    # tokens that the tokenizer puts before a text are no part of it
+    ids = [
+        prompt.ids[len(run.tokenizer.leading) :] if isinstance(each, str) else prompt.ids
+        for prompt, each in zip(prompts, inputs, strict=True)
+    ]
+    echoed = [len(tokens) if each else 0 for tokens, each in zip(ids, inputs, strict=True)]
+    return TextRequest(
+        model,
+        prompts,
+        _as_texts(run, inputs),
+        settings=settings,
+        n=best_of,
+        writes=max_tokens > 0,
+        echoed=echoed if body.echo else None,
+        echo_logprobs=body.logprobs,
+    )
 
 
 def _as_list(inputs: Any) -> Sequence[Any]:
@@ -121,12 +137,12 @@ def _check_ids(inputs: Sequence[Any], size: int, param: str) -> None:
 def _completion(body: CompletionBody, request: TextRequest, texts: list[TextOutput]) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     n = body.n or 1
-    for number, prompt in enumerate(request.texts):
+    for number in range(len(request.prompts)):
         candidates = texts[number * request.n : (number + 1) * request.n]
         if request.n > n:
             candidates = sorted(candidates, key=lambda text: -text.mean_logprob)[:n]
         for text in candidates:
-            row = {"index": len(rows), "text": (prompt if body.echo else "") + text.text}
+            row = {"index": len(rows), "text": text.text}
             row["logprobs"] = None if body.logprobs is None else _completion_logprobs(text.scored, 0)
             rows.append({**row, "finish_reason": FINISH[text.finish]})
     usage = _usage(request, sum(text.tokens for text in texts))
@@ -137,15 +153,13 @@ async def _completion_events(body: CompletionBody, generation: TextGeneration) -
     request = generation.request
     head, tokens = _response_head(request.model, "text_completion", "cmpl"), 0
     offsets = [0] * (len(request.prompts) * request.n)
-    echoes = {row: request.texts[row // request.n] for row in range(len(offsets))} if body.echo else {}
     async for delta in generation.deltas():
         tokens += delta.tokens
-        text = echoes.pop(delta.row, "") + delta.text
-        if not text and delta.finish is None and not delta.scored:
+        if not delta.text and delta.finish is None and not delta.scored:
             continue  # an incomplete character
         logprobs = _completion_logprobs(delta.scored, offsets[delta.row]) if delta.scored else None
         offsets[delta.row] += len(delta.text)
-        row = {"index": delta.row, "text": text, "logprobs": logprobs}
+        row = {"index": delta.row, "text": delta.text, "logprobs": logprobs}
         yield event({**head, "choices": [{**row, "finish_reason": FINISH[delta.finish]}]})
     if _includes_usage(body):
         yield event({**head, "choices": [], "usage": _usage(request, tokens)})
@@ -251,19 +265,31 @@ def _includes_usage(body: OpenAIBody) -> bool:
 def _completion_logprobs(scored: Iterable[ScoredToken], offset: int) -> dict[str, Any]:
     """Return log-probabilities in the format of completions; the first token begins at `offset` characters."""
     rows: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    decoder = getincrementaldecoder("utf-8")("replace")
     for token in scored:
-        rows["tokens"].append(token.token)
+        likeliest: dict[str, float | None] = {}
+        for key, value in [*token.top, (token.token, token.logprob)]:
+            likeliest.setdefault(_shown(key), value)  # of two that look alike, the likelier one
+        rows["tokens"].append(_shown(token.token))
         rows["token_logprobs"].append(token.logprob)
-        rows["top_logprobs"].append(dict(token.top))
+        rows["top_logprobs"].append(None if token.logprob is None else likeliest)
         rows["text_offset"].append(offset)
-        offset += len(token.token)
+        offset += len(decoder.decode(token.token))
     return rows
+
+
+def _shown(token: bytes) -> str:
+    """Return a token as text; its bytes, as OpenAI's API does, if it is a part of a character."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
 
 
 def _chat_logprobs(scored: Iterable[ScoredToken]) -> list[dict[str, Any]]:
     """Return log-probabilities in the format of chat completions."""
 
-    def entry(token: str, logprob: float) -> dict[str, Any]:
-        return {"token": token, "bytes": list(token.encode("utf-8", "replace")), "logprob": logprob}
+    def entry(token: bytes, logprob: float | None) -> dict[str, Any]:
+        return {"token": _shown(token), "bytes": list(token), "logprob": logprob}
 
     return [{**entry(each.token, each.logprob), "top_logprobs": [entry(*top) for top in each.top]} for each in scored]

@@ -137,10 +137,10 @@ class OpenAIBody(SamplingBody):
 
 class CompletionBody(OpenAIBody):
     prompt: str | Ids | Annotated[list[str] | list[Ids], Field(min_length=1, max_length=128)] = ""
-    max_tokens: int | None = setting("max_tokens", ge=1)
+    max_tokens: int | None = setting("max_tokens", ge=0)
     logprobs: int | None = setting("logprobs", ge=0, le=20)
     best_of: int | None = Field(default=None, ge=1, le=128, description="Write this many texts; return the likeliest.")
-    echo: bool | None = None
+    echo: bool | None = Field(default=None, description="Begin each text with its prompt, with its log-probabilities.")
     suffix: Unsupported = None
 
 

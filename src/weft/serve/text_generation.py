@@ -14,7 +14,8 @@ from starlette.responses import Response
 
 from weft.decode.beam import search_texts
 from weft.decode.config import Beam, Sampling
-from weft.decode.text import Chunk, Finish, spell_token
+from weft.decode.text import Chunk, Finish, token_spelling
+from weft.evaluate.perplexity import prompt_logprobs
 from weft.serve.errors import RefusedError
 from weft.serve.events import Events, json_response, stream_response
 from weft.serve.input_size import check_size
@@ -33,9 +34,9 @@ log = logging.getLogger("weft.serve")
 class ScoredToken(NamedTuple):
     """A token with its log-probability, and the likeliest tokens at its position."""
 
-    token: str
-    logprob: float
-    top: list[tuple[str, float]]
+    token: bytes
+    logprob: float | None  # None for the first token of a prompt
+    top: list[tuple[bytes, float]]
 
 
 class TextDelta(NamedTuple):
@@ -59,16 +60,19 @@ class TextOutput:
     finish: Finish | None = None
     scored: tuple[ScoredToken, ...] = ()
     stopped: str | None = None
+    echoed: int = 0  # tokens of the prompt in `scored`
 
     def add(self, delta: TextDelta) -> None:
         self.text += delta.text
         self.tokens += delta.tokens
+        self.echoed += 0 if delta.tokens else len(delta.scored)
         self.finish, self.stopped = delta.finish or self.finish, delta.stopped or self.stopped
         self.scored += tuple(delta.scored)
 
     @property
     def mean_logprob(self) -> float:
-        return sum(token.logprob for token in self.scored) / max(1, len(self.scored))
+        logprobs = [token.logprob or 0.0 for token in self.scored[self.echoed :]]
+        return sum(logprobs) / max(1, len(logprobs))
 
 
 class TextGeneration:
@@ -104,6 +108,11 @@ class TextGeneration:
         metrics.prompt_tokens.labels(name).inc(request.prompt_tokens)
         first, between = metrics.first_token.labels(name), metrics.between_tokens.labels(name)
         generated = metrics.written_tokens.labels(name)
+        if request.echoed is not None or not request.writes:
+            for delta in await self._prompt_deltas():
+                yield delta
+            if not request.writes:
+                return
         if isinstance(request.settings, Beam) or (request.source is None and writes_from_source(request.model.run)):
             for delta in await self.thread.call(partial(_whole_texts, request), self.client):
                 generated.inc(delta.tokens)
@@ -131,6 +140,22 @@ class TextGeneration:
                 if text_chunks[-1].finish is not None:
                     unfinished.remove(index)
                 yield self._delta(index, text_chunks)
+
+    async def _prompt_deltas(self) -> list[TextDelta]:
+        """Return the beginning of each text: its prompt, if that is echoed; the whole text if nothing is written."""
+        request, scores = self.request, [list[ScoredToken]() for _ in self.request.prompts]
+        if request.echoed is not None and (top := request.echo_logprobs) is not None:
+            model = request.model.run.model
+            logprobs = await self.thread.call(
+                lambda: [prompt_logprobs(model, each, top) for each in request.prompts], self.client
+            )
+            for score, prompt, values, count in zip(scores, request.prompts, logprobs, request.echoed, strict=True):
+                tokens = list(zip(prompt.ids, values, strict=True))[len(prompt.ids) - count :]
+                score += [self._scored_token(id, value, top) for id, (value, top) in tokens]
+        texts = [""] * len(scores) if request.echoed is None else request.texts
+        finish: Finish | None = None if request.writes else "length"
+        rows = [row for row in range(len(scores)) for _ in range(request.n)]
+        return [TextDelta(n, texts[row], 0, finish, scores[row]) for n, row in enumerate(rows)]
 
     def _submit(self, settings: Sampling) -> "asyncio.Queue[tuple[int, Output]]":
         """Submit a task for each text to the model's thread; return the queue of their outputs."""
@@ -160,16 +185,15 @@ class TextGeneration:
         return TextDelta(index, text, len(chunks), chunks[-1].finish, scored, chunks[-1].stopped, chunks)
 
     def _scored(self, chunks: Sequence[Chunk]) -> list[ScoredToken]:
+        scored = [chunk for chunk in chunks if chunk.logprob is not None and chunk.finish != "eos"]
+        return [self._scored_token(chunk.id, chunk.logprob, chunk.top) for chunk in scored]
+
+    def _scored_token(self, id: int, logprob: float | None, top: Sequence[tuple[int, float]]) -> ScoredToken:
         tokenizer = self.request.model.run.tokenizer
-
-        def scored(id: int, logprob: float) -> tuple[str, float]:
-            return spell_token(tokenizer, id), max(MIN_LOGPROB, logprob)
-
-        return [
-            ScoredToken(*scored(chunk.id, chunk.logprob), [scored(*token) for token in chunk.top])
-            for chunk in chunks
-            if chunk.logprob is not None and chunk.finish != "eos"
-        ]
+        likeliest = [(token_spelling(tokenizer, token), max(MIN_LOGPROB, value)) for token, value in top]
+        return ScoredToken(
+            token_spelling(tokenizer, id), None if logprob is None else max(MIN_LOGPROB, logprob), likeliest
+        )
 
 
 async def respond(

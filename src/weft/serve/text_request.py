@@ -36,6 +36,9 @@ class TextRequest:
     settings: Sampling | Beam
     n: int = 1
     source: EncoderInput | None = None  # what an encoder–decoder reads, if its text is written token by token
+    writes: bool = True  # False: nothing is written after the prompts
+    echoed: Sequence[int] | None = None  # the texts begin with their prompts: the last tokens of each, this many
+    echo_logprobs: int | None = None  # number of likeliest tokens at each position of the echoed prompts
 
     @property
     def prompt_tokens(self) -> int:
