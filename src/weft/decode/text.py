@@ -80,7 +80,9 @@ class StopCondition:
         limits = rules.max_tokens, prompt.max_tokens, None if window is None else window - len(prompt.ids) + 1
         self.limit = min(limit for limit in limits if limit is not None)
         self.written = 0
-        self.constraint: Constraint | None = None if prompt.grammar is None else prompt.grammar.begin(prompt.mid_text)
+        self.constraint: Constraint | None = None
+        if prompt.grammar is not None:
+            self.constraint = prompt.grammar.begin(prompt.mid_text, self.stop_ids)
         tokenizer = prompt.tokenizer
         self.detokenizer = None if tokenizer is None else Detokenizer(tokenizer, rules.stop, prompt.mid_text)
 
@@ -90,8 +92,10 @@ class StopCondition:
         finish: Finish | None = "length" if self.written == self.limit else None
         if token == self.eos_id:
             finish = "eos"
+        elif token in self.stop_ids:
+            finish = "stop"
         else:
-            if token in self.stop_ids or (self.detokenizer is not None and self.detokenizer.push(token)):
+            if self.detokenizer is not None and self.detokenizer.push(token):
                 finish = "stop"
             if self.constraint is not None:
                 self.constraint.push(token)

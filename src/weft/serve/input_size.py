@@ -10,7 +10,18 @@ from weft.serve.errors import RefusedError
 from weft.storage.files import utf8_size
 from weft.text.tokenizer import Tokenizer
 
-TEXTS = ("input", "second", "target", "prompt", "messages", "system", "instructions", "tokens")  # fields of bodies
+TEXTS = (
+    "input",
+    "second",
+    "target",
+    "prompt",
+    "messages",
+    "system",
+    "instructions",
+    "tokens",
+    "tools",
+)  # fields of bodies
+UNCOUNTED = ("role", "type")  # fields of messages that are no text
 MAX_BYTES_PER_TOKEN = 16  # a text with more bytes than this times the bound in tokens is not tokenized
 
 
@@ -40,9 +51,13 @@ async def check_size(body: BaseModel, tokenizer: Tokenizer, limits: Limits) -> N
 
 
 def _parts(value: Any) -> Any:
-    """Yield the texts and the ids in a field."""
-    if isinstance(value, list):
+    """Yield the texts and the numbers in a field."""
+    if isinstance(value, str | int | float):
+        yield value
+    elif isinstance(value, dict):
+        yield from _parts([*value.keys(), *value.values()])
+    elif isinstance(value, BaseModel):
+        yield from _parts([each for name, each in value if name not in UNCOUNTED])
+    elif isinstance(value, list):
         for each in value:
             yield from _parts(each)
-    else:
-        yield getattr(value, "content", value)

@@ -16,6 +16,8 @@ from starlette.responses import Response
 from weft import __version__
 from weft.api.run import Run
 from weft.decode.prompt import Prompt, output_vocab_size
+from weft.decode.text import Finish
+from weft.decode.tool_calls import CallStart, Tool, call_format
 from weft.serve import anthropic, explorer
 from weft.serve.errors import RefusedError, UnknownModelError
 from weft.serve.events import DONE, Events, event, json_response
@@ -24,9 +26,19 @@ from weft.serve.library import Library, ServedModel
 from weft.serve.schema import ChatBody, CompletionBody, EmbeddingsBody, OpenAIBody
 from weft.serve.server import Server, client_of, server_of
 from weft.serve.text_generation import ScoredToken, TextGeneration, TextOutput, respond
-from weft.serve.text_request import TextRequest, conversation, grammar, openai_settings, writes_from_source
+from weft.serve.text_request import (
+    TextRequest,
+    ToolUse,
+    conversation,
+    grammar,
+    openai_settings,
+    tool_use,
+    writes_from_source,
+)
+from weft.serve.turns import NamedTool
 
 FINISH = {"eos": "stop", "stop": "stop", "length": "length", None: None}
+NO_PARAMETERS = {"type": "object", "properties": {}}  # schema of the arguments of a tool that has none
 DEFAULT_MAX_TOKENS = 16  # of a completion, as in OpenAI's API
 MAX_INLINE_SIZE = 4096  # characters or tokens of a prompt that are tokenized faster than a thread starts
 
@@ -180,20 +192,32 @@ async def chats(request: Request, body: ChatBody) -> Response:
 def _chat_request(server: Server, model: ServedModel, body: ChatBody) -> TextRequest:
     run, limits = model.run, server.limits
     requested = body.max_completion_tokens or body.max_tokens
-    pattern = grammar(body.response_format, run)
-    prompt, max_tokens = conversation(run, body.messages, limits, max_tokens=requested, pattern=pattern)
+    pattern, use = grammar(body.response_format, run), _tool_use(body)
+    if use is not None and body.beams is not None:
+        raise RefusedError(400, "beams: not available with tools", param="beams")
+    messages = [message for turn in body.messages for message in turn.messages()]
+    prompt, max_tokens = conversation(run, messages, limits, max_tokens=requested, pattern=pattern, use=use)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     settings = openai_settings(body, run, limits, chat=True, max_tokens=max_tokens, logprobs=logprobs)
-    return TextRequest(model, [prompt], [body.messages[-1].content], settings=settings, n=body.n or 1)
+    calls, texts = None if use is None else call_format(run.tokenizer), [messages[-1]["content"]]
+    return TextRequest(model, [prompt], texts, settings=settings, n=body.n or 1, calls=calls)
+
+
+def _tool_use(body: ChatBody) -> ToolUse | None:
+    functions = [tool.function for tool in body.tools or ()]
+    tools = [Tool(each.name, each.description or "", each.parameters or NO_PARAMETERS) for each in functions]
+    choice = "tool" if isinstance(body.tool_choice, NamedTool) else body.tool_choice or "auto"
+    name = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
+    return tool_use(tools, choice, name=name, several=body.parallel_tool_calls is not False)
 
 
 def _chat(body: ChatBody, request: TextRequest, texts: list[TextOutput]) -> dict[str, Any]:
     rows = [
         {
             "index": index,
-            "message": {"role": "assistant", "content": text.text, "refusal": None},
+            "message": _message(text),
             "logprobs": {"content": _chat_logprobs(text.scored), "refusal": None} if body.logprobs else None,
-            "finish_reason": FINISH[text.finish],
+            "finish_reason": _finish(text.finish, bool(text.calls)),
         }
         for index, text in enumerate(texts)
     ]
@@ -201,19 +225,46 @@ def _chat(body: ChatBody, request: TextRequest, texts: list[TextOutput]) -> dict
     return {**_response_head(request.model, "chat.completion", "chatcmpl"), "choices": rows, "usage": usage}
 
 
+def _message(text: TextOutput) -> dict[str, Any]:
+    message = {"role": "assistant", "content": text.text, "refusal": None}
+    if text.calls:
+        calls = [(f"call_{uuid.uuid4().hex[:24]}", name, arguments) for name, arguments in text.calls]
+        message |= {"content": text.text or None, "tool_calls": [_tool_call(*call) for call in calls]}
+    return message
+
+
+def _tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _finish(finish: Finish | None, called: bool) -> str | None:
+    return "tool_calls" if called and finish not in (None, "length") else FINISH[finish]
+
+
 async def _chat_events(body: ChatBody, generation: TextGeneration) -> Events:
     request = generation.request
-    head, tokens, begun = _response_head(request.model, "chat.completion.chunk", "chatcmpl"), 0, set[int]()
+    head, tokens, calls = _response_head(request.model, "chat.completion.chunk", "chatcmpl"), 0, dict[int, int]()
     async for delta in generation.deltas():
         tokens += delta.tokens
-        first = delta.row not in begun
-        if not (delta.text or delta.finish or delta.scored or first):
+        first = delta.row not in calls
+        if not (delta.text or delta.finish or delta.scored or delta.parts or first):
             continue  # an incomplete character
-        begun.add(delta.row)
-        content = {"role": "assistant", "content": delta.text} if first else {"content": delta.text}
+        content: dict[str, Any] = {"role": "assistant"} if first else {}
+        if delta.text or not delta.parts:
+            content["content"] = delta.text
+        calls.setdefault(delta.row, 0)
+        if delta.parts:
+            content["tool_calls"] = list[dict[str, Any]]()
+        for part in delta.parts:
+            if isinstance(part, CallStart):
+                calls[delta.row] += 1
+                call = _tool_call(f"call_{uuid.uuid4().hex[:24]}", part.name, "")
+            else:
+                call = {"function": {"arguments": part.text}}
+            content["tool_calls"].append({"index": calls[delta.row] - 1, **call})
         logprobs = {"content": _chat_logprobs(delta.scored), "refusal": None} if delta.scored else None
         row = {"index": delta.row, "delta": content, "logprobs": logprobs}
-        yield event({**head, "choices": [{**row, "finish_reason": FINISH[delta.finish]}]})
+        yield event({**head, "choices": [{**row, "finish_reason": _finish(delta.finish, calls[delta.row] > 0)}]})
     if _includes_usage(body):
         yield event({**head, "choices": [], "usage": _usage(request, tokens)})
     yield DONE

@@ -2,9 +2,24 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import Field
 
 from weft.decode.config import Branching, parameters
+from weft.serve.turns import (
+    MAX_TOOLS,
+    ChatTurn,
+    Content,
+    FunctionTool,
+    Ignored,
+    MessagesTool,
+    MessagesToolChoice,
+    MessagesTurn,
+    Name,
+    NamedTool,
+    Strict,
+    Turn,
+    Unsupported,
+)
 
 MAX_STOPS = 16  # stop strings
 MAX_INPUTS = 2048  # texts in one request
@@ -12,7 +27,6 @@ MAX_STREAMED_TOKENS = 4096  # of a text that /v1/write or /v1/beams writes
 MAX_TOKENIZED = 10_000  # characters of a text for /v1/tokenizers
 MAX_HEADS = 4096  # attention heads switched off in one request
 SETTINGS = {parameter.name: parameter for parameter in parameters()}
-Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Stops = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[TokenId], Field(min_length=1)]
@@ -25,57 +39,8 @@ def setting(name: str, default: Any = None, **bounds: float) -> Any:
     return Field(default=default, description=SETTINGS[name].description, **limits)
 
 
-class Strict(BaseModel):
-    """Base of all bodies and their parts: unknown fields are refused."""
-
-    model_config = ConfigDict(extra="forbid", populate_by_name=True, allow_inf_nan=False, protected_namespaces=())
-
-
 class Body(Strict):
     model: Name
-
-
-def _refuse_unsupported(value: Any) -> None:
-    if value not in (None, [], {}, "none", "auto", False):
-        raise ValueError("not supported by weft's models; leave it out")
-
-
-def _join_parts(value: Any) -> Any:
-    """Join a content in parts to one text."""
-    if not isinstance(value, list):
-        return value
-    texts = []
-    for part in value:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("text", "input_text", "output_text"):
-            raise ValueError(f"weft reads only text, not {kind!r:.40}")
-        if not isinstance(part.get("text"), str):
-            raise ValueError("a part of type 'text' needs a 'text'")
-        texts.append(part["text"])
-    return "".join(texts)
-
-
-_ABOUT_UNSUPPORTED = Field(description="Refused: weft's models have none.")
-Unsupported = Annotated[Any, BeforeValidator(_refuse_unsupported), _ABOUT_UNSUPPORTED]
-Content = Annotated[str, BeforeValidator(_join_parts)]
-Ignored = Annotated[Any, Field(description="Ignored.")]  # identifies or bills the caller
-
-
-class NoTools(BaseModel):
-    """Fields about tools, which weft's models cannot call; clients may send the values that mean none."""
-
-    tools: Unsupported = None
-    tool_choice: Unsupported = None
-    parallel_tool_calls: Ignored = None
-
-
-class Turn(Strict):
-    """One message of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-    name: str | None = None
-    type: Literal["message"] = "message"
 
 
 class SamplingBody(Body):
@@ -144,8 +109,11 @@ class CompletionBody(OpenAIBody):
     suffix: Unsupported = None
 
 
-class ChatBody(OpenAIBody, NoTools):
-    messages: Annotated[list[Turn], Field(min_length=1)]
+class ChatBody(OpenAIBody):
+    messages: Annotated[list[ChatTurn], Field(min_length=1)]
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
     max_tokens: int | None = setting("max_tokens", ge=1)
     max_completion_tokens: int | None = setting("max_tokens", ge=1)
     logprobs: bool | None = None
@@ -161,7 +129,7 @@ class TextSettings(Strict):
     verbosity: Unsupported = None
 
 
-class ResponsesBody(SamplingBody, NoTools):
+class ResponsesBody(SamplingBody):
     input: str | Annotated[list[Turn], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: int | None = setting("max_tokens", ge=1)
@@ -172,16 +140,16 @@ class ResponsesBody(SamplingBody, NoTools):
     previous_response_id: Unsupported = None
     reasoning: Unsupported = None
     truncation: Literal["auto", "disabled"] | None = None
+    tools: Unsupported = None
+    tool_choice: Unsupported = None
+    parallel_tool_calls: Ignored = None
 
 
-class MessagesTurn(Strict):
-    role: Literal["user", "assistant"]
-    content: Content
-
-
-class CountBody(Body, NoTools):
+class CountBody(Body):
     messages: Annotated[list[MessagesTurn], Field(min_length=1)]
     system: Content | None = None
+    tools: Annotated[list[MessagesTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: MessagesToolChoice | None = None
     thinking: Unsupported = None
 
 

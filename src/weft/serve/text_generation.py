@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -15,6 +15,7 @@ from starlette.responses import Response
 from weft.decode.beam import search_texts
 from weft.decode.config import Beam, Sampling
 from weft.decode.text import Chunk, Finish, token_spelling
+from weft.decode.tool_calls import CallArguments, CallParser, CallStart, ReplyPart, ReplyText
 from weft.evaluate.perplexity import prompt_logprobs
 from weft.serve.errors import RefusedError
 from weft.serve.events import Events, json_response, stream_response
@@ -49,6 +50,7 @@ class TextDelta(NamedTuple):
     scored: Sequence[ScoredToken] = ()
     stopped: str | None = None  # the stop string that ended the text
     chunks: Sequence[Chunk] = ()  # token by token; empty if the whole text comes in one delta
+    parts: Sequence[CallStart | CallArguments] = ()  # of tool calls, after the text
 
 
 @dataclass
@@ -61,6 +63,7 @@ class TextOutput:
     scored: tuple[ScoredToken, ...] = ()
     stopped: str | None = None
     echoed: int = 0  # tokens of the prompt in `scored`
+    calls: list[tuple[str, str]] = field(default_factory=list)  # names and arguments of tool calls
 
     def add(self, delta: TextDelta) -> None:
         self.text += delta.text
@@ -68,6 +71,12 @@ class TextOutput:
         self.echoed += 0 if delta.tokens else len(delta.scored)
         self.finish, self.stopped = delta.finish or self.finish, delta.stopped or self.stopped
         self.scored += tuple(delta.scored)
+        for part in delta.parts:
+            if isinstance(part, CallStart):
+                self.calls.append((part.name, ""))
+            else:
+                name, arguments = self.calls[-1]
+                self.calls[-1] = name, arguments + part.text
 
     @property
     def mean_logprob(self) -> float:
@@ -83,6 +92,7 @@ class TextGeneration:
         self.thread = request.model.loaded_thread
         self.tasks: list[TextTask] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._parsers: dict[int, CallParser] = {}  # of replies that may call tools
 
     async def __aenter__(self) -> Self:
         return self
@@ -182,7 +192,16 @@ class TextGeneration:
     def _delta(self, index: int, chunks: list[Chunk]) -> TextDelta:
         text = chunks[0].text if len(chunks) == 1 else "".join(chunk.text for chunk in chunks)
         scored = () if chunks[0].logprob is None else self._scored(chunks)
-        return TextDelta(index, text, len(chunks), chunks[-1].finish, scored, chunks[-1].stopped, chunks)
+        delta = TextDelta(index, text, len(chunks), chunks[-1].finish, scored, chunks[-1].stopped, chunks)
+        if self.request.calls is None:
+            return delta
+        parser = self._parsers.get(index) or CallParser(self.request.model.run.tokenizer, self.request.calls)
+        self._parsers[index] = parser
+        parts = [part for chunk in chunks for part in parser.push(chunk.id, chunk.text)]
+        parts += parser.end() if delta.finish is not None else []
+        return delta._replace(
+            text="".join(part.text for part in parts if isinstance(part, ReplyText)), parts=_calls(parts)
+        )
 
     def _scored(self, chunks: Sequence[Chunk]) -> list[ScoredToken]:
         scored = [chunk for chunk in chunks if chunk.logprob is not None and chunk.finish != "eos"]
@@ -194,6 +213,17 @@ class TextGeneration:
         return ScoredToken(
             token_spelling(tokenizer, id), None if logprob is None else max(MIN_LOGPROB, logprob), likeliest
         )
+
+
+def _calls(parts: Iterable[ReplyPart]) -> list[CallStart | CallArguments]:
+    """Return the parts of tool calls, with consecutive pieces of arguments joined."""
+    calls: list[CallStart | CallArguments] = []
+    for part in parts:
+        if isinstance(part, CallArguments) and calls and isinstance(calls[-1], CallArguments):
+            calls[-1] = CallArguments(calls[-1].text + part.text)
+        elif not isinstance(part, ReplyText):
+            calls.append(part)
+    return calls
 
 
 async def respond(
