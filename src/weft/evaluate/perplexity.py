@@ -23,7 +23,7 @@ from weft.decode.config import Sampling
 from weft.decode.prompt import Prompt, context_window, output_vocab_size
 from weft.decode.text import NO_LOGPROBS, Logprobs, token_logprobs
 from weft.errors import DataError
-from weft.models.base import LanguageModel, device_of, evaluating
+from weft.models.base import READ_CHUNK, LanguageModel, device_of, evaluating
 from weft.models.ngram import NGram
 from weft.nn.recurrent import CarriedState
 from weft.progress import pause
@@ -31,7 +31,6 @@ from weft.progress import pause
 NATS_PER_BYTE = 8 * math.log(2)  # cost of a byte that no token spells
 MIN_LANE_WINDOWS = 64  # windows per lane of a text that is read with carried states
 HEAD_ELEMENTS = 1 << 24  # logits computed at a time: 64 MiB in fp32
-READ_CHUNK = 1024  # tokens of a text that are read between two pauses
 
 
 def perplexity(loss: float) -> float:
