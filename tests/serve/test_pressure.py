@@ -250,7 +250,7 @@ LENGTHY: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("path", LENGTHY)
 def test_long_work_takes_turns_and_ends_with_its_client(runs: Path, path: str) -> None:
-    with served(runs / "lstm", max_tokens=1 << 16, read_tokens=1 << 20) as server:
+    with served(runs / "lstm", max_tokens=1 << 16, max_input_tokens=1 << 20) as server:
         assert complete(server, "lstm") == 200
         thread = server.thread("lstm")
         with server.connected(LENGTHY[path], path):

@@ -39,7 +39,7 @@ BROKEN = {
     "too large a number": b'{"model": "gpt", "prompt": "a", "temperature": 1e999}',
     "too many digits": b'{"model": "gpt", "prompt": "a", "seed": ' + b"9" * 10_000 + b"}",
     "a negative number": b'{"model": "gpt", "prompt": "a", "max_tokens": -1}',
-    "zero": b'{"model": "gpt", "prompt": "a", "max_tokens": 0}',
+    "zero": b'{"model": "gpt", "prompt": "a", "n": 0}',
     "too much": b'{"model": "gpt", "prompt": "a", "max_tokens": 1000000000000}',
     "a wrong type": b'{"model": "gpt", "prompt": {"a": 1}}',
     "mixed types": b'{"model": "gpt", "prompt": ["a", 1]}',
@@ -275,7 +275,7 @@ TEXT_ROUTES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("path", TEXT_ROUTES)
 def test_a_text_beyond_the_bound_is_refused_before_any_work(runs: Path, path: str) -> None:
-    with served(runs / "bytes", read_tokens=100) as server:
+    with served(runs / "bytes", max_input_tokens=100) as server:
         for text, message in (
             ("a" * 2000, "bytes; this server reads at most 1,600"),
             ("a" * 101, "more than 100 tokens"),

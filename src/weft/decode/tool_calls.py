@@ -31,7 +31,7 @@ class Tool(NamedTuple):
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How a family of models writes tool calls (`tool_calls.toml`)."""
+    """The format in which a family of models writes tool calls (`tool_calls.toml`)."""
 
     name: str
     marker: str

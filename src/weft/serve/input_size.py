@@ -27,7 +27,7 @@ MAX_BYTES_PER_TOKEN = 16  # a text with more bytes than this times the bound in 
 
 async def check_size(body: BaseModel, tokenizer: Tokenizer, limits: Limits) -> None:
     """Refuse a body whose texts have more tokens than the server reads; short ones need not be tokenized for that."""
-    limit, texts = limits.read_tokens, {name: getattr(body, name) for name in TEXTS if getattr(body, name, None)}
+    limit, texts = limits.max_input_tokens, {name: getattr(body, name) for name in TEXTS if getattr(body, name, None)}
     parts = {name: list(_parts(value)) for name, value in texts.items()}
     size = sum(utf8_size(part) if isinstance(part, str) else 1 for each in parts.values() for part in each)
     if size <= limit:  # a token has at least one byte

@@ -1,12 +1,14 @@
 """Bodies of requests. Unknown fields, and settings that weft cannot honour, are refused by name."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from weft.decode.config import Branching, parameters
 from weft.serve.turns import (
+    MAX_FIELDS,
     MAX_TOOLS,
+    MAX_TURNS,
     ChatTurn,
     Content,
     FunctionTool,
@@ -19,18 +21,45 @@ from weft.serve.turns import (
     Strict,
     Turn,
     Unsupported,
+    at_most,
 )
 
 MAX_STOPS = 16  # stop strings
 MAX_INPUTS = 2048  # texts in one request
+MAX_PROMPTS = 128  # of one request for completions
+MAX_BIASES = 10_000  # of logits
 MAX_STREAMED_TOKENS = 4096  # of a text that /v1/write or /v1/beams writes
 MAX_TOKENIZED = 10_000  # characters of a text for /v1/tokenizers
 MAX_HEADS = 4096  # attention heads switched off in one request
 SETTINGS = {parameter.name: parameter for parameter in parameters()}
-Stops = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS)]
+Stops = Annotated[list[Annotated[str, Field(min_length=1)]], at_most(MAX_STOPS, "stop strings")]
+Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
+Head = tuple[Literal["encoder", "decoder", "cross"], int, int]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-Ids = Annotated[list[TokenId], Field(min_length=1)]
-Texts = str | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
+Ids = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+Strings = Annotated[list[str], Field(min_length=1, fail_fast=True)]
+ListOfIds = Annotated[list[Ids], Field(min_length=1, fail_fast=True)]
+Texts = Annotated[str | Strings, at_most(MAX_INPUTS, "texts")]
+T = TypeVar("T")
+Messages = Annotated[list[T], Field(min_length=1, fail_fast=True), at_most(MAX_TURNS, "messages")]
+
+
+def _check_inputs(limit: int) -> BeforeValidator:
+    """Return a check of texts or ids, so that a long wrong list is refused with one error."""
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, list) or not value:
+            return value
+        kinds = set(map(type, value))
+        if kinds == {int} and min(value) >= 0:
+            return value
+        if kinds not in ({str}, {list}):
+            raise ValueError("expected a text, a list of texts, a list of token ids, or a list of such lists")
+        if len(value) > limit:
+            raise ValueError(f"{len(value):,} texts; at most {limit:,} are accepted in one request")
+        return value
+
+    return BeforeValidator(check)
 
 
 def setting(name: str, default: Any = None, **bounds: float) -> Any:
@@ -88,7 +117,7 @@ class OpenAIBody(SamplingBody):
     frequency_penalty: float | None = setting("frequency_penalty", ge=-2.0, le=2.0)
     presence_penalty: float | None = setting("presence_penalty", ge=-2.0, le=2.0)
     repetition_penalty: float | None = setting("repetition_penalty")
-    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = setting("logit_bias")
+    logit_bias: Annotated[dict[str, Bias] | None, at_most(MAX_BIASES, "biases")] = setting("logit_bias")
     response_format: Format | None = None
     beams: int | None = Field(default=None, ge=1, le=64, description="Beam search with this many beams.")
     stream_options: StreamOptions | None = None
@@ -101,7 +130,7 @@ class OpenAIBody(SamplingBody):
 
 
 class CompletionBody(OpenAIBody):
-    prompt: str | Ids | Annotated[list[str] | list[Ids], Field(min_length=1, max_length=128)] = ""
+    prompt: Annotated[str | Ids | Strings | ListOfIds, _check_inputs(MAX_PROMPTS)] = ""
     max_tokens: int | None = setting("max_tokens", ge=0)
     logprobs: int | None = setting("logprobs", ge=0, le=20)
     best_of: int | None = Field(default=None, ge=1, le=128, description="Write this many texts; return the likeliest.")
@@ -110,8 +139,8 @@ class CompletionBody(OpenAIBody):
 
 
 class ChatBody(OpenAIBody):
-    messages: Annotated[list[ChatTurn], Field(min_length=1)]
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    messages: Messages[ChatTurn]
+    tools: Annotated[list[FunctionTool] | None, at_most(MAX_TOOLS, "tools")] = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     max_tokens: int | None = setting("max_tokens", ge=1)
@@ -130,11 +159,11 @@ class TextSettings(Strict):
 
 
 class ResponsesBody(SamplingBody):
-    input: str | Annotated[list[Turn], Field(min_length=1)]
+    input: str | Messages[Turn]
     instructions: str | None = None
     max_output_tokens: int | None = setting("max_tokens", ge=1)
     text: TextSettings | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str] | None, at_most(MAX_FIELDS, "entries")] = None
     user: Ignored = None
     store: Ignored = None
     previous_response_id: Unsupported = None
@@ -146,9 +175,9 @@ class ResponsesBody(SamplingBody):
 
 
 class CountBody(Body):
-    messages: Annotated[list[MessagesTurn], Field(min_length=1)]
+    messages: Messages[MessagesTurn]
     system: Content | None = None
-    tools: Annotated[list[MessagesTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[MessagesTool] | None, at_most(MAX_TOOLS, "tools")] = None
     tool_choice: MessagesToolChoice | None = None
     thinking: Unsupported = None
 
@@ -165,7 +194,7 @@ class MessagesBody(CountBody):
 
 
 class EmbeddingsBody(Body):
-    input: str | Ids | Annotated[list[str] | list[Ids], Field(min_length=1, max_length=MAX_INPUTS)]
+    input: Annotated[str | Ids | Strings | ListOfIds, _check_inputs(MAX_INPUTS)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(default=None, ge=1)
     user: Ignored = None
@@ -188,7 +217,7 @@ class TextBody(Body):
 
 
 class DetokenizeBody(Body):
-    tokens: list[TokenId]
+    tokens: list[TokenId] = Field(fail_fast=True)
 
 
 class TokenizersBody(Strict):
@@ -202,8 +231,8 @@ class PrefixBody(Body):
     ids of tokens written so far."""
 
     input: str = ""
-    messages: Annotated[list[Turn], Field(min_length=1)] | None = None
-    tokens: list[TokenId] = Field(default=[], max_length=MAX_STREAMED_TOKENS)
+    messages: Messages[Turn] | None = None
+    tokens: Annotated[list[TokenId], at_most(MAX_STREAMED_TOKENS, "tokens")] = Field(default=[], fail_fast=True)
 
 
 class NextBody(PrefixBody):
@@ -248,6 +277,6 @@ class StepBody(ReadingBody):
 
 
 class WithoutHeadsBody(ReadingBody):
-    heads: list[tuple[Literal["encoder", "decoder", "cross"], int, int]] = Field(
-        default=[], max_length=MAX_HEADS, description="Heads to switch off, each as [kind, layer, head]."
+    heads: Annotated[list[Head], at_most(MAX_HEADS, "heads")] = Field(
+        default=[], fail_fast=True, description="Heads to switch off, each as [kind, layer, head]."
     )

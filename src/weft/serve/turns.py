@@ -7,6 +7,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 
 from weft.serve.errors import RefusedError
 
+MAX_FIELDS = 100  # of an object, known and unknown ones
+MAX_TURNS = 10_000  # messages in one request, or blocks in one message
 MAX_TOOLS = 128  # tools in one request, or calls in one message
 ROLES = {"developer": "system"}  # newer OpenAI clients' name → the usual one
 Message = dict[str, Any]  # of a conversation, as chat templates take it
@@ -14,10 +16,28 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
 
 
+def at_most(limit: int, what: str) -> BeforeValidator:
+    """Return a check of the size of a list or an object, before its items are validated one by one."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, list | dict) and len(value) > limit:
+            raise ValueError(f"{len(value):,} {what}; at most {limit:,} are accepted")
+        return value
+
+    return BeforeValidator(check)
+
+
 class Strict(BaseModel):
     """Base of all bodies and their parts: unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True, allow_inf_nan=False, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > MAX_FIELDS:
+            raise ValueError(f"{len(value):,} fields; /docs lists those of this route")
+        return value
 
 
 def _refuse_unsupported(value: Any) -> None:
@@ -77,7 +97,7 @@ class ChatTurn(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_calls: Annotated[list[ToolCall] | None, at_most(MAX_TOOLS, "tool calls")] = None
     tool_call_id: Name | None = None
     refusal: Ignored = None
     annotations: Ignored = None
@@ -145,7 +165,7 @@ class NamedTool(Strict):
     function: NamedFunction
 
 
-class TextBlock(Strict):
+class ContentText(Strict):
     type: Literal["text"]
     text: str
     cache_control: Ignored = None
@@ -181,19 +201,20 @@ def _check_blocks(value: Any) -> Any:
     return value
 
 
-Block = Annotated[TextBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+Block = Annotated[ContentText | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+Blocks = Annotated[list[Block], Field(fail_fast=True)]
 
 
 class MessagesTurn(Strict):
     role: Literal["user", "assistant"]
-    content: Annotated[str | list[Block], BeforeValidator(_check_blocks)]
+    content: Annotated[str | Blocks, BeforeValidator(_check_blocks), at_most(MAX_TURNS, "blocks")]
 
     def messages(self) -> list[Message]:
         """Return the turn as chat templates take it: the results of tools, then its text and tool calls."""
-        blocks = [TextBlock(type="text", text=self.content)] if isinstance(self.content, str) else self.content
+        blocks = [ContentText(type="text", text=self.content)] if isinstance(self.content, str) else self.content
         results = [block for block in blocks if isinstance(block, ToolResultBlock)]
         calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
-        texts = [block.text for block in blocks if isinstance(block, TextBlock)]
+        texts = [block.text for block in blocks if isinstance(block, ContentText)]
         if (results and self.role != "user") or (calls and self.role != "assistant"):
             kind = "tool_result" if results else "tool_use"
             raise RefusedError(400, f"messages: a block '{kind}' in a turn of role '{self.role}'", param="messages")
