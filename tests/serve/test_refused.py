@@ -128,6 +128,29 @@ def test_a_large_body_is_refused_before_it_is_read(server: Served) -> None:
     assert server.post(COMPLETE, GOOD).status_code == 200
 
 
+LARGE: dict[str, tuple[str, dict[str, Any], str]] = {
+    "texts": (COMPLETE, {"prompt": ["a"] * 500_000}, "prompt: 500,000 texts; at most 128"),
+    "lists": (COMPLETE, {"prompt": [[1]] * 500_000}, "prompt: 500,000 texts; at most 128"),
+    "negative ids": (COMPLETE, {"prompt": [-1] * 500_000}, "prompt: expected a text, a list of texts"),
+    "mixed": ("/v1/embeddings", {"input": ["a", 1] * 200_000}, "input: expected a text, a list of texts"),
+    "turns": ("/v1/chat/completions", {"messages": [{"role": "x"}] * 100_000}, "messages: 100,000 messages"),
+    "blocks": (
+        "/v1/messages",
+        {"max_tokens": 1, "messages": [{"role": "user", "content": [{"type": "text"}] * 50_000}]},
+        "blocks; at most 10,000",
+    ),
+    "fields": (COMPLETE, {f"k{number}": 1 for number in range(100_000)}, "100,001 fields"),
+    "biases": (COMPLETE, {"logit_bias": {str(number): "a" for number in range(100_000)}}, "100,000 biases"),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_long_list_of_mistakes_is_refused_with_one_error(server: Served, name: str) -> None:
+    """Validation runs in the event loop, and an error per item would hold up everybody for minutes."""
+    path, body, message = LARGE[name]
+    assert message in server.refused(path, {"model": "gpt", **body})
+
+
 def test_bytes_that_are_not_http_are_answered_or_closed(server: Served) -> None:
     tls = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20
     for request in (tls, b"GET / HTTP/9.9\r\n\r\n", b"\r\n" * 100 + b"x\r\n\r\n"):
