@@ -369,7 +369,11 @@ def test_a_served_run_gets_the_same_results_over_http(runs: Path, tasks: Path, n
 
     names = ["local_choice", "local_rolling"]
     with served(runs / name) as server:
-        options = {"model": name, "base_url": f"{server.url}/v1/completions", "tokenizer": str(runs / f"{name}-hf")}
+        options: dict[str, Any] = {
+            "model": name,
+            "base_url": f"{server.url}/v1/completions",
+            "tokenizer": str(runs / f"{name}-hf"),
+        }
         # the harness subtracts 1, and the last token of its prompts need not be read
         options |= {"max_length": CONTEXT + 2, "batch_size": 4, "add_bos_token": name == "llama"}
         manager = TaskManager(include_path=str(tasks), include_defaults=False)

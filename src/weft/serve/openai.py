@@ -226,7 +226,7 @@ def _chat(body: ChatBody, request: TextRequest, texts: list[TextOutput]) -> dict
 
 
 def _message(text: TextOutput) -> dict[str, Any]:
-    message = {"role": "assistant", "content": text.text, "refusal": None}
+    message: dict[str, Any] = {"role": "assistant", "content": text.text, "refusal": None}
     if text.calls:
         calls = [(f"call_{uuid.uuid4().hex[:24]}", name, arguments) for name, arguments in text.calls]
         message |= {"content": text.text or None, "tool_calls": [_tool_call(*call) for call in calls]}
