@@ -344,7 +344,8 @@ class Tokenizer:
         token = self.roles.get(role)
         if token is None:
             has = f"it has {', '.join(self.roles) or 'none'}"
-            raise TokenizerError(f"this {self.kind} tokenizer has no {role} token ({has}); set specials.{role}")
+            key = f"tokenizer.specials.{role}"
+            raise TokenizerError(f"this {self.kind} tokenizer has no {role} token ({has}); set {key}=<{role}>")
         return self.special_tokens[token]
 
     def chat(
