@@ -23,8 +23,8 @@ from weft.runs.folder import RunFolder
 from weft.serve.errors import RefusedError, UnknownModelError
 from weft.serve.events import encoded_response
 from weft.serve.library import Library
-from weft.serve.schema import Name
 from weft.serve.server import server_of
+from weft.serve.turns import Name
 
 HEADERS = {
     # only scripts and styles of this server are loaded; nothing is framed or sent elsewhere

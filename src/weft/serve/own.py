@@ -10,9 +10,12 @@ from fastapi import APIRouter, Request
 from fastapi.encoders import jsonable_encoder
 from starlette.responses import Response
 
+from weft.api.run import Run
 from weft.decode.config import parameters
 from weft.explain import views
 from weft.figures.page import as_json
+from weft.models.base import device_of
+from weft.models.config import TransformerConfig
 from weft.objectives.frame import LanguagePair
 from weft.serve import schema
 from weft.serve.errors import RefusedError, logged
@@ -25,6 +28,9 @@ from weft.serve.text_request import filters
 View = Literal["attention", "heads", "lens", "saliency", "search", "surprise"]
 VIEW_OPTIONS = {"saliency": ("target", "place"), "search": ("settings",)}  # other views take a target only
 MAX_EXPLAINED = 4000  # characters of a text to explain: attention maps grow with its square
+MIN_EXPLAINED_TOKENS = 64
+MAX_MAP_ELEMENTS = 1 << 24  # attention probabilities of all heads in one response
+PASS_FLOPS, PASS_FLOPS_ON_CUDA = 10**11, 10**13  # that take about a second
 ModelFunction = TypeVar("ModelFunction", bound=Callable[[ServedModel, Any], dict[str, Any]])
 
 router = APIRouter()
@@ -150,14 +156,14 @@ def text(model: ServedModel, body: schema.Body) -> dict[str, Any]:
 @model_route(router, "/v1/explain/prediction")
 def prediction(model: ServedModel, body: schema.PredictionBody) -> dict[str, Any]:
     """Return what a classifier, tagger, regression model, answer finder or embedding model predicts, and why."""
-    _check_length(body)
+    _check_length(model, body)
     return {"prediction": model.run.explain.prediction(body.input, body.second, output=body.output)}
 
 
 @model_route(router, "/v1/explain/step")
 def step(model: ServedModel, body: schema.StepBody) -> dict[str, Any]:
     """Follow one token through a model, with the values of every stage."""
-    _check_length(body)
+    _check_length(model, body)
     options = {"place": body.place, "layer": body.layer, **filters(body)}
     if body.temperature is not None:
         options["temperature"] = body.temperature
@@ -177,20 +183,37 @@ def without_heads(model: ServedModel, body: schema.WithoutHeadsBody) -> dict[str
 
 
 def _reading(model: ServedModel, body: schema.ReadingBody) -> "views.reading.Reading":
-    _check_length(body)
+    _check_length(model, body)
     return model.run.explain.reading(body.input, body.target)
 
 
-def _check_length(body: schema.ReadingBody | schema.PredictionBody) -> None:
-    for name in ("input", "target", "second"):
-        if len(getattr(body, name, None) or "") > MAX_EXPLAINED:
+def _check_length(model: ServedModel, body: schema.ReadingBody | schema.PredictionBody) -> None:
+    """Refuse a text that a view reads for seconds: other requests wait for a captured pass, which cannot be cut."""
+    run, limit = model.run, max_explained_tokens(model.run)
+    source = run.objective.tokenizers.source
+    for name, tokenizer in (("input", source), ("second", source), ("target", run.tokenizer)):
+        text = getattr(body, name, None) or ""
+        if len(text) > MAX_EXPLAINED:
             raise RefusedError(400, f"{name}: longer than {MAX_EXPLAINED} characters", param=name)
+        tokens = len(tokenizer.encode(text))
+        if tokens > limit:
+            raise RefusedError(
+                400, f"{name}: {tokens:,} tokens; a view of this model takes at most {limit:,}", param=name
+            )
+
+
+def max_explained_tokens(run: Run) -> int:
+    """Return the number of tokens of a text to explain, whose pass takes about a second, with all attention maps."""
+    parameters = sum(parameter.numel() for parameter in run.model.parameters())
+    flops = PASS_FLOPS_ON_CUDA if device_of(run.model).type == "cuda" else PASS_FLOPS
+    config = run.model.config
+    maps = config.layers * config.attention.heads if isinstance(config, TransformerConfig) else 1
+    return max(MIN_EXPLAINED_TOKENS, min(flops // max(1, 2 * parameters), math.isqrt(MAX_MAP_ELEMENTS // maps)))
 
 
 @router.post("/v1/explain/{view}")
 async def explain(request: Request, view: View, body: schema.ExplainBody) -> Response:
     """Return the values of a view of `weft explain`, for a model and a text."""
-    _check_length(body)
     fields = {"target": body.target, "place": body.place, "settings": body.settings}
     options = {name: value for name, value in fields.items() if value is not None}
     for name in options:
@@ -198,6 +221,7 @@ async def explain(request: Request, view: View, body: schema.ExplainBody) -> Res
             raise RefusedError(400, f"{name}: the view '{view}' has no such option; leave it out", param=name)
 
     def function(model: ServedModel, body: schema.ExplainBody) -> dict[str, Any]:
+        _check_length(model, body)
         return {view: getattr(model.run.explain, view)(body.input, **options).data()}
 
     return await call_model(request, body, function)

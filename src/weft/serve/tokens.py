@@ -45,7 +45,8 @@ def _prompt(model: ServedModel, body: PrefixBody) -> tuple[Prompt, EncoderInput 
     run = model.run
     check_ids(body.tokens, output_vocab_size(run.model, run.tokenizer.vocab_size))
     if body.messages is not None and not writes_from_source(run):
-        return conversation(run, body.messages, model.loaded_thread.limits, max_tokens=None)[0], None
+        messages = [message for turn in body.messages for message in turn.messages()]
+        return conversation(run, messages, model.loaded_thread.limits, max_tokens=None)[0], None
     text = body.input if body.messages is None else body.messages[-1].content
     if writes_from_source(run):
         reading = run.explain.reading(text, "")
