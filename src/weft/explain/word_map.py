@@ -41,17 +41,19 @@ class WordMap(Charts):
 
     title = "Words in two dimensions"
     about = TEXTS["word-map"]
+    size = (6.4, 4.8)
 
     def charts(self) -> list[Chart]:
         return [Chart(cloud.title, partial(_draw, cloud)) for cloud in self.clouds]
 
     def tables(self) -> list[Table]:
+        several = len(self.clouds) > 1
         rows = [
-            (cloud.title, word, group, f"{x:.3f}", f"{y:.3f}")
+            (cloud.title if several else "", word, group, f"{x:.3f}", f"{y:.3f}")
             for cloud in self.clouds
             for word, group, (x, y) in zip(cloud.words, cloud.groups, cloud.points.tolist(), strict=True)
         ]
-        return [Table(("map", "word", "group", "x", "y"), rows, text=(0, 1, 2))]
+        return [Table(("map" if several else "", "word", "group", "x", "y"), rows, text=(0, 1, 2))]
 
 
 def cloud(
