@@ -3,15 +3,7 @@
 import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from weft.config import Config
 from weft.models.smoothing import ModifiedKneserNey, Smoothing
@@ -379,7 +371,7 @@ class Word2Vec(StaticVectors):
     )
     window: PositiveInt = Field(5, description="largest distance of two words that predict each other")
     negatives: Annotated[int, Field(gt=0, lt=64)] = Field(5, description="random words per prediction")
-    subsample: NonNegativeFloat = Field(
+    subsample: Annotated[float, Field(ge=0.0)] = Field(
         1e-3, description="leave out words of a higher frequency than this, at random; 0: none"
     )
     lr: PositiveFloat = Field(0.025, description="learning rate at the beginning")

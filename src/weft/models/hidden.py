@@ -58,7 +58,7 @@ def frame_for(model: LanguageModel) -> Callable[[Tokenizer, Sequence[int], int |
     Vectors of words need no frame."""
     config = model.config
     if isinstance(model, WordTable):
-        return lambda tokenizer, ids, max_tokens: _frame(((), ()), ids, max_tokens)
+        return lambda tokenizer, ids, max_tokens: surround(((), ()), ids, max_tokens)
     trained_here = isinstance(config, Decoder) and not isinstance(config.head, LMHead)
     return trained_frame if trained_here or isinstance(model, Recurrent) else frame
 
