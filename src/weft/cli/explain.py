@@ -144,7 +144,7 @@ def _picture(explained: "Explain", only: str | None, *, inputs: dict[str, Any], 
 
     maps = explained.attention(**inputs)
     if "word" in options:
-        return with_note(maps.follow(options["word"], options.get("layer", 0), options.get("head")), maps.note)
+        return with_note(maps.follow(options["word"], options.get("layer"), options.get("head")), maps.note)
     if len(options) < 2:
         present, missing = ("layer", "head") if "layer" in options else ("head", "layer")
         raise ConfigError(f"--{present} {options[present]}: give --{missing} as well, or --word to see all heads")

@@ -14,6 +14,7 @@ const UNINTERESTING = ["uniform", "first token (sink)"]; // roles of heads that 
 const ROLES = {
   "induction": { letter: "I", does: "attend to the token after an earlier copy of the current one",
     value: head => percent(head.induction) },
+  "long distance": { letter: "D", does: "attend to a token far away", value: head => `${head.pair}, ${percent(head.distant)}` },
   "previous token": { letter: "P", does: "attend to the previous token", value: head => percent(head.previous) },
   "same token": { letter: "S", does: "attend to the token itself", value: head => percent(head.itself) },
   "first token (sink)": { letter: "F", does: "attend to the first token", value: head => percent(head.first) },

@@ -3,6 +3,7 @@
 maps = attention_maps(reading)
 maps.head(3, 1)                  # the heat map of one head
 maps.follow("making", layer=4)   # the tokens a word attends to, one colour per head (Vaswani et al. 2017, figure 3)
+maps.follow("difficult")         # … in the layer with the strongest attention to a distant token
 maps.rollout()                   # attention through all layers (Abnar and Zuidema 2020)
 """
 
@@ -42,6 +43,7 @@ MAX_PAGE_BYTES = 2_000_000  # all packed maps of a page, so that a page of many 
 MAX_CELLS = 200  # cells along a side of a printed map; longer texts are pooled
 MAX_WRITTEN = 10  # tokens up to which the probabilities are written into the cells
 MAX_TEXT_ROWS = 40
+MIN_DISTANT = 5  # tokens between a query and a key that are far apart
 NEXT_TOKEN = "…"  # label of the last row of attention to a source, whose token is not in the text
 _CHARACTERS = {visible: char for char, visible in WHITE.items()}
 _WORD = re.compile(r"\w+(?:['’-]\w+)*")
@@ -68,8 +70,10 @@ class Head(NamedTuple):
     first: float
     previous: float
     itself: float
+    distant: float
     induction: float
     cost: float
+    pair: str  # query and key of `distant`
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,9 +160,17 @@ class AttentionMaps(Picture):
             about += " Each cell is the maximum of a block of tokens."
         return HeadMap(title, about, cells, queries=queries, keys=keys, start=start)
 
-    def follow(self, word: str | int, layer: int, head: int | None = None, *, kind: str | None = None) -> LineView:
-        """Return lines from a word, or a token's index, to the tokens it attends to, in one or all heads of a layer."""
+    def follow(
+        self, word: str | int, layer: int | None = None, head: int | None = None, *, kind: str | None = None
+    ) -> LineView:
+        """Return lines from a word, or a token's index, to the tokens it attends to, in one or all heads of a layer.
+
+        By default it is the layer with the largest probability from the word to a distant token.
+        """
         part = self.part(kind)
+        if layer is None:
+            far = distant_probabilities(part)[:, :, _find_word(word, part.queries)[0]]
+            layer = int(far.max(axis=(1, 2, 3)).argmax())
         _checked(part, "layer", layer)
         heads = list(range(part.probabilities.shape[1])) if head is None else [_checked(part, "head", head)]
         chosen, times = _find_word(word, part.queries)
@@ -236,6 +248,20 @@ class AttentionMaps(Picture):
             for layer, means in enumerate(part.probabilities.mean(axis=(1, 2))):
                 lines.append(f"  layer {layer:>2}  mostly to {strongest(means, part.keys, 4)}"[:79])
         return "\n".join(lines)
+
+
+def distant_probabilities(part: KindMaps) -> Probabilities:
+    """Return the probabilities (layers, heads, time, source time) of keys at least MIN_DISTANT tokens from the query.
+
+    Others are 0, and so are those of the first token and, in an encoder, of the last: heads with nothing to attend to
+    attend there. Positions in two different texts have no distance, so all of them count.
+    """
+    p = part.probabilities
+    if part.kind == "cross":
+        return p
+    queries, keys = np.indices(p.shape[2:])
+    counted_keys = (keys > 0) & ((keys < p.shape[3] - 1) | (part.kind == "decoder"))
+    return np.where((np.abs(queries - keys) >= MIN_DISTANT) & counted_keys, p, np.float32(0.0))
 
 
 def _mosaic(probabilities: Probabilities) -> tuple[Probabilities, tuple[int, int]]:
