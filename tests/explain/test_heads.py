@@ -126,7 +126,7 @@ def test_text_fits_a_terminal_and_the_page_is_a_table(table: HeadTable) -> None:
     text = table.text()
     assert text.startswith("What 8 heads do") and max(map(len, text.splitlines())) < 80
     html = table.html()
-    assert html.count("<svg") == 7 and '<th scope="row">' in html and 'aria-label="cost of 2 layers' in html
+    assert html.count("<svg") == 8 and '<th scope="row">' in html and 'aria-label="cost of 2 layers' in html
 
 
 # ---- induction

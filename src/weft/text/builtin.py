@@ -2,8 +2,10 @@
 
 The corpus `python` is Python's documentation: the topics of `help()` and the docstrings of the standard library, more
 than two million characters of English prose about code. The library's sources are parsed, not imported, so no code
-runs. The same Python gives the same corpus, byte for byte. The corpus `particles` are sentences of a small grammar, whose
-last word depends on the verb: `she turned the old radio near the door off .`
+runs. The same Python gives the same corpus, byte for byte.
+
+The corpus `particles` is sentences of a small grammar, whose last word depends on the verb, several words before it:
+`she turned the old radio near the door off .`
 
 A task has training rows and held-out rows, drawn from small grammars:
 
