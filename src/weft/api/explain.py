@@ -97,6 +97,10 @@ class Explain:
         """Show parameters, FLOPs and bytes by component and layer, for texts of `length` tokens."""
         return views.costs.costs(self.recipe.model, length)
 
+    def cache(self, steps: int = 6) -> "views.cache.CacheSteps":
+        """Show what the first `steps` steps of generation compute, with and without a KV cache."""
+        return views.cache.cache_steps(self.recipe.model, steps)
+
     def growth(self) -> "views.growth.Growth":
         """Show how the costs grow with length, width, depth and vocabulary."""
         return views.growth.growth(self.recipe.model)
