@@ -74,23 +74,23 @@ class CacheSteps(Charts):
             for row, name in enumerate(("Q", "K", "V")):
                 for token in range(t):
                     old = "dropped" if name == "Q" else "read"
-                    _cell(axes, left + token, row * 1.15, old if cached and token < t - 1 else "computed")
+                    _cell(axes, (left + token, row * 1.15), old if cached and token < t - 1 else "computed")
                 axes.text(left - 0.3, row * 1.15 + 0.5, name, ha="right", va="center", fontsize=9)
             for query in range(t):
                 for key in range(query + 1):
-                    _cell(axes, left + key, 4.2 + query, "dropped" if cached and query < t - 1 else "computed")
+                    _cell(axes, (left + key, 4.2 + query), "dropped" if cached and query < t - 1 else "computed")
             axes.text(left - 0.3, 4.2 + t / 2, "Q Kᵀ", ha="right", va="center", fontsize=9)
             cost = f"{'with' if cached else 'without'} cache\n{self.products.step(t, cached=cached):,}"
             axes.text(left + n / 2, -0.4, cost, ha="center", va="bottom", fontsize=8.5)
         for row, (look, meaning) in enumerate(MEANINGS.items() if t == 1 and n > 3 else ()):
-            _cell(axes, 0.0, 6.2 + 1.25 * row, look)
+            _cell(axes, (0.0, 6.2 + 1.25 * row), look)
             axes.text(1.4, 6.7 + 1.25 * row, meaning, va="center", fontsize=8)
         axes.set(xlim=(-1.6, 2 * n + GAP + 0.2), ylim=(4.4 + n, -1.9), aspect="equal")
         axes.axis("off")
 
 
-def _cell(axes: Any, x: float, y: float, look: str) -> None:
-    axes.add_patch(Rectangle((x, y), 1.0, 1.0, linewidth=0.8, **LOOKS[look]))
+def _cell(axes: Any, corner: tuple[float, float], look: str) -> None:
+    axes.add_patch(Rectangle(corner, 1.0, 1.0, linewidth=0.8, **LOOKS[look]))
 
 
 def cache_steps(model: Config, steps: int = 6) -> CacheSteps:

@@ -85,7 +85,7 @@ class HeadTable(Picture):
         heads = []
         for kind, statistics in self.statistics.items():
             for layer, head in np.ndindex(statistics["entropy"].shape):
-                values = {name: float(table[layer, head]) for name, table in statistics.items()}
+                values: dict[str, Any] = {name: float(table[layer, head]) for name, table in statistics.items()}
                 named: dict[str, Any] = {"names": self.names[kind][layer][head], "pair": self.pairs[kind][layer][head]}
                 heads.append(Head(kind, layer, head, **named, **values))
 

@@ -146,16 +146,15 @@ def unrolled(column: ModelPart) -> Diagram:
                 stack.add("arrow", (x + width / 2, middle), (x + width / 2 + 0.4, middle))
             stack.y += HEIGHT
         stack.rise("arrow")
-        for text, look, part in ((f"y{t}", "logits", (0, len(column.parts) - 1)), (f"ℓ{t}", "norm", ())):
-            box = {"look": look, "part": part or (0, len(column.parts) - 1)}
-            stack.add("box", (x - width / 2, stack.y), (x + width / 2, stack.y + HEIGHT), **box)
+        for text, look in ((f"y{t}", "logits"), (f"ℓ{t}", "norm")):
+            corners = (x - width / 2, stack.y), (x + width / 2, stack.y + HEIGHT)
+            stack.add("box", *corners, look=look, part=(0, len(column.parts) - 1))
             stack.write((x, stack.y + HEIGHT / 2), text, size=10.0, look="inside")
             stack.y += HEIGHT
-            if part:
+            if look == "logits":
                 stack.rise("arrow")
-    captions = ("y_t = softmax(W_yh h_t + b_y), ℓ_t = −log of y_t at the next word, ℓ = Σ ℓ_t",)
-    for line, caption in enumerate(captions):
-        stack.write((1.6 * pitch, stack.y + 0.4 + 0.3 * line), caption, size=8.0, look="soft")
+    caption = "y_t = softmax(W_yh h_t + b_y), ℓ_t = −log of y_t at the next word, ℓ = Σ ℓ_t"
+    stack.write((1.6 * pitch, stack.y + 0.4), caption, size=8.0, look="soft")
     left = 2.1
     shapes = [
         shape._replace(points=tuple(DiagramPoint(round(x + left, 3), round(y - BOTTOM, 3)) for x, y in shape.points))

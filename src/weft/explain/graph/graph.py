@@ -202,7 +202,7 @@ class _Recorder(TorchDispatchMode):
         if not outputs:
             return self._view(name, args, result)
         self.last_product = None
-        second = args[1] if len(args) > 1 and schema.arguments[1].name in ("other", "exponent", "value") else None
+        second: Any = args[1] if len(args) > 1 and schema.arguments[1].name in ("other", "exponent", "value") else None
         masks_nothing = name == "masked_fill" and type(args[1]) is Tensor and not args[1].any()
         if sources and (name in COPIES or masks_nothing or (name in NEUTRAL and _is_number(second, NEUTRAL[name]))):
             i = sources[0]
