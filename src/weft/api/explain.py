@@ -9,13 +9,14 @@ Each view is a picture that a notebook displays and that can be saved:
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, wraps
-from typing import Any, TypeVar, cast
+from functools import cached_property, partial, wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
 from weft.api.arguments import checked
 from weft.api.settings import generation_defaults, sampling, translation_beam
+from weft.config import Config
 from weft.costs.count import count
 from weft.decode.config import Branching
 from weft.decode.prompt import Prompt
@@ -26,7 +27,7 @@ from weft.explain.views import OF_A_TEXT, VIEWS
 from weft.models.base import LanguageModel, device_of
 from weft.models.build import build
 from weft.models.config import Bahdanau as BahdanauConfig
-from weft.models.config import EncoderDecoder, LMHead, NGram, TransformerConfig
+from weft.models.config import EncoderDecoder, LMHead, NGram, Recurrent, TransformerConfig
 from weft.models.hidden import context_of, frame_for
 from weft.models.transformer import Transformer
 from weft.objectives.frame import text_frame
@@ -38,6 +39,11 @@ from weft.recipe.resolve import resolve
 from weft.runs import checkpoint
 from weft.training import schedule
 from weft.training.objective import Objective
+
+if TYPE_CHECKING:  # these modules draw, and are imported on first use
+    from weft.explain.attention.maps import AttentionMaps
+    from weft.explain.graph.picture import GraphPicture
+    from weft.explain.step.step import StepPicture
 
 SENTENCE = "The animal didn't cross the street because it was too tired."
 SHOWN_TOKENS = 40  # of a text that the user did not choose
@@ -69,6 +75,17 @@ def shows_text(tokens: int = SHOWN_TOKENS, *, untrained: bool = False) -> Callab
         return cast(View, with_default_text)
 
     return decorate
+
+
+def _untrained_gradients(model: Config, clip: float) -> "views.picture.Picture":
+    if isinstance(model, NGram):
+        raise ModelError(views.gradients.NO_GRADIENT)
+    if isinstance(model, BahdanauConfig):  # its decoder is a recurrent network
+        sizes = {"vocab_size": model.vocab_size, "d_model": model.d_model, "layers": model.layers}
+        model = Recurrent(**sizes, cell=model.cell, init=model.init)
+    if isinstance(model, Recurrent):
+        return views.time_gradients.time_gradients(model, clip=clip)
+    return views.gradients.gradient_flows()
 
 
 def _quote(name: str, text: str, origin: str) -> str:
@@ -133,11 +150,16 @@ class Explain:
 
     @shows_text(untrained=True)
     def gradients(self, text: Text = None, *, target: Text = None) -> "views.picture.Picture":
-        """Show gradient norms by layer: of a run on a text, at each of its checkpoints; else of untrained stacks with
-        pre-norm and post-norm, with and without skip connections (Xiong et al. 2020)."""
+        """Show gradient norms by layer, and for a recurrent model by time step.
+
+        For a run they are those of a text at each of its checkpoints. For a preset they are those of untrained stacks:
+        with pre-norm and post-norm, with and without skip connections (Xiong et al. 2020), or of recurrent cells.
+        """
+        optimizer, model = self.recipe.optimizer, self.recipe.model
+        clip = 1.0 if optimizer is None else optimizer.clip
         if self.trained is None:
-            return views.gradients.gradient_flows()
-        reading, norms = self.reading(text, target), views.gradients.gradient_norms
+            return _untrained_gradients(model, clip)
+        reading, norms = self.reading(text, target), partial(views.gradients.gradient_norms, clip=clip)
         history = {name: norms(replace(reading, model=model)) for name, model in self._checkpoints(self.trained)}
         best = norms(reading)
         return views.gradients.GradientHistory({**history, "best": best}) if history else best
@@ -186,7 +208,7 @@ class Explain:
         shapes: bool = False,
         backward: bool = False,
         open: str | Sequence[str] = (),
-    ) -> "views.graph.GraphPicture":
+    ) -> "GraphPicture":
         """Show the computation graph, folded by module; of a preset for a few tokens, without weights.
 
         `shapes` adds the shapes of all tensors, `backward` the backward pass with its formulas, and `open` names the
@@ -207,7 +229,7 @@ class Explain:
         return views.graph.graph_picture(model.eval(), tokens, **options)
 
     @shows_text()
-    def attention(self, text: Text = None, *, target: Text = None) -> "views.attention.AttentionMaps":
+    def attention(self, text: Text = None, *, target: Text = None) -> "AttentionMaps":
         """Show the attention probabilities of every head; `.head`, `.follow` and `.rollout` show parts of them."""
         return views.heads.named_maps(self.reading(text, target))
 
@@ -258,7 +280,7 @@ class Explain:
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
-    ) -> "views.step.StepPicture":
+    ) -> "StepPicture":
         """Follow one token through the model with its actual values, from ids to the choice of the next token.
 
         `place` is the position of the token, by default the last; `layer` the block that is shown in detail, by default

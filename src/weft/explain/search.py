@@ -83,7 +83,7 @@ class SearchTrees(Picture):
 
     @property
     def loss(self) -> str:
-        """What greedy search loses against the best path that was found, in a sentence."""
+        """Loss of greedy search against the best path that was found, in a sentence."""
         totals = {tree.name: -max(text.logprob for text in tree.written) for tree in self.trees if tree.written}
         if "greedy" not in totals:
             return ""
