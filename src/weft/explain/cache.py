@@ -10,6 +10,7 @@ from matplotlib.patches import Rectangle
 from weft.costs.count import count
 from weft.errors import ModelError
 from weft.explain.texts import TEXTS
+from weft.figures import formats
 from weft.figures.charts import Chart, Charts
 from weft.figures.picture import SHADES
 from weft.figures.tables import Table
@@ -80,7 +81,8 @@ class CacheSteps(Charts):
                 for key in range(query + 1):
                     _cell(axes, (left + key, 4.2 + query), "dropped" if cached and query < t - 1 else "computed")
             axes.text(left - 0.3, 4.2 + t / 2, "Q Kᵀ", ha="right", va="center", fontsize=9)
-            cost = f"{'with' if cached else 'without'} cache\n{self.products.step(t, cached=cached):,}"
+            products = formats.number(self.products.step(t, cached=cached))
+            cost = f"{'with' if cached else 'without'} cache\n{products} multiplications"
             axes.text(left + n / 2, -0.4, cost, ha="center", va="bottom", fontsize=8.5)
         for row, (look, meaning) in enumerate(MEANINGS.items() if t == 1 and n > 3 else ()):
             _cell(axes, (0.0, 6.2 + 1.25 * row), look)
