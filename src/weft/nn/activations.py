@@ -80,8 +80,14 @@ def swish(x: Tensor, beta: float) -> Tensor:
     return x * torch.sigmoid(beta * x)
 
 
+def relu2(x: Tensor) -> Tensor:
+    """relu(x)² (So et al. 2021)."""
+    return F.relu(x).square()
+
+
 activations: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
+    "relu2": relu2,
     "gelu": gelu,
     "gelu-tanh": gelu_tanh,
     "silu": F.silu,
