@@ -63,7 +63,9 @@ def tokenize(
     elif marks and not console.is_terminal:
         echo(" ".join(_marked(spans, spellings)))
     elif console.is_terminal:
-        _print_coloured(console, spans, [f"{mark} " for mark in _marked(spans, spellings)] if marks else spellings, ids=ids)
+        _print_coloured(
+            console, spans, [f"{mark} " for mark in _marked(spans, spellings)] if marks else spellings, ids=ids
+        )
         console.print(f"{counts_text}, {ratio:.2f} bytes per token", style="dim", highlight=False)
     else:
         for span, spelling in zip(spans, spellings, strict=True):
@@ -136,7 +138,9 @@ def _spellings(tokenizer: "Tokenizer", spans: "list[TokenSpan]") -> list[str]:
 def _marked(spans: "list[TokenSpan]", spellings: list[str]) -> list[str]:
     """Return each token as in the vocabulary, with its ## or ▁; the space of a byte-level token becomes ▁ as well."""
     return [
-        span.token if span.token.isascii() or "▁" in span.token or span.token == spelling else spelling.replace(" ", "▁")
+        span.token
+        if span.token.isascii() or "▁" in span.token or span.token == spelling
+        else spelling.replace(" ", "▁")
         for span, spelling in zip(spans, spellings, strict=True)
     ]
 

@@ -56,7 +56,7 @@ class Check(Config):
         holds = self.equals is None or abs(value - self.equals) <= self.within + 1e-12
         holds &= self.above is None or value > self.above
         holds &= self.below is None or value < self.below
-        return Verdict(self.about, self.expected, match[1], holds)
+        return Verdict(self.about, self.expected, number[0] if len(text) > len(number[0]) else match[1], holds)
 
     @property
     def expected(self) -> str:

@@ -125,7 +125,8 @@ class Workspace:
             remove_folder(path)  # unfinished, or made by another version
         try:
             if setup.content:
-                write_text(path, setup.content)
+                self._prepare(setup.content)
+                write_text(path, setup.content.lstrip("\n"))
             else:
                 self._prepare(setup.text)
                 self._execute(setup, 0)
@@ -154,16 +155,19 @@ class Workspace:
         paths = [str(Path(weft.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "100", "NO_COLOR": "1"}
         environment |= {"PYTHONUTF8": "1", "OMP_NUM_THREADS": str(max(1, cores() // self._workers))}
-        with file.open("rb") as stdin, subprocess.Popen(
-            [sys.executable, "-P", *words],
-            cwd=self.folder,
-            env=environment,
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-            errors="replace",
-        ) as process:
+        with (
+            file.open("rb") as stdin,
+            subprocess.Popen(
+                [sys.executable, "-P", *words],
+                cwd=self.folder,
+                env=environment,
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                encoding="utf-8",
+                errors="replace",
+            ) as process,
+        ):
             self._processes.add(process)
             try:
                 output, log = process.communicate(timeout=MAX_SECONDS)
