@@ -3,6 +3,7 @@
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
+from itertools import pairwise
 from typing import Any
 
 from weft.costs.plan import PETAFLOP_DAY, TEXTS
@@ -33,7 +34,8 @@ class TrainingCompute(Charts):
             points = [(float(r["parameters"]), _days(r)) for r in self.rows if r["family"] == family]
             series.append(Series(family, points, look))
         reference = Series("50 petaflop/s-days", look=Look("soft", dash="2 3", width=1.2), level=50.0)
-        x, y = Axis("parameters", log=True, format="count"), Axis("petaflop/s-days", log=True)
+        x = Axis("parameters", log=True, ticks={1e8: "100M", 1e9: "1B", 1e10: "10B", 1e11: "100B"})
+        y = Axis("petaflop/s-days", log=True)
         return [Plot(self.title, [*series, reference], x, y, size=(640, 400))]
 
     def tables(self) -> list[Table]:
@@ -84,15 +86,23 @@ class Logbook(Charts):
         for cause, look in CAUSES.items():
             days = [event["day"] for event in self.events if event["cause"] == cause]
             series.append(Series(cause, [(day, _interpolated(progress.points, day)) for day in days], look))
-        x, y = Axis("day", includes=(0.0,)), Axis("percent of 300 billion tokens", includes=(0.0, 100.0))
+        y = Axis("percent of 300 billion tokens", includes=(0.0, 100.0))
         rates = [(event["day"], event["rate"]) for event in self.events if "rate" in event]
-        label = [f"{0.6 * rate:.1f}e-4" for _, rate in rates]
-        steps = Series("OPT-175B, where stated", rates, Look("c1", "o", "3 3"), labels=label)
-        gpt3 = Series("GPT-3 175B", look=Look("soft", dash="6 4", width=1.2), level=1.0)
-        scale = Axis("learning rate ÷ GPT-3's", includes=(0.0,), pad=0.12)
+        labels = [f"{0.6 * rate:.1f}e-4" for _, rate in rates]
+        stated = Series("OPT-175B, where stated", rates, Look("c1", "o", width=0), labels=labels)
+        gpt3 = Series("GPT-3 175B, 0.6e-4", look=Look("soft", dash="6 4", width=1.2), level=1.0)
+        restarts = [(event["day"], event["restarts"]) for event in self.events if "restarts" in event]
+        days = Axis("day", includes=(0.0, float(self.events[-1]["day"])))
         return [
-            Plot(self.title, [*series], x, y, size=(640, 340)),
-            Plot("Learning rate", [steps, gpt3], x, scale, size=(640, 250)),
+            Plot(self.title, series, days, y, size=(640, 340)),
+            Plot(
+                "Restarts since the last start from scratch",
+                [Series(points=restarts, look=Look("c0", "o"), labels=[f"{n:g}" for _, n in restarts])],
+                days,
+                Axis(pad=0.15),
+                size=(640, 220),
+            ),
+            Plot("Learning rate ÷ GPT-3's", [stated, gpt3], days, Axis(includes=(0.0,), pad=0.15), size=(640, 220)),
         ]
 
     def tables(self) -> list[Table]:
@@ -112,7 +122,7 @@ class Logbook(Charts):
 
 def _interpolated(points: Any, day: float) -> float:
     """Progress on a day, on the straight line between the two points around it."""
-    for (a, low), (b, high) in zip(points, points[1:], strict=False):
+    for (a, low), (b, high) in pairwise(points):
         if a <= day <= b:
             return float(low + (high - low) * (day - a) / (b - a))
     return 0.0

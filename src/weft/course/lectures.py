@@ -1,6 +1,7 @@
 """Lectures as data: their figures, tables and claims in the order of the slides, each with the command that shows it.
 
-The files are `lectures/*.toml`, one per lecture. `lectures/setup.toml` lists the texts and models that their commands use.
+There is one file per lecture, `lectures/1.toml` and so on; `lectures/setup.toml` lists the texts and models that their
+commands use.
 """
 
 import re
@@ -8,6 +9,7 @@ import shlex
 import tomllib
 from functools import cache
 from importlib import resources
+from itertools import pairwise
 from typing import Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
@@ -121,7 +123,7 @@ class Entry(Source):
     @property
     def figures(self) -> list[str]:
         """Names of the figures that the commands write."""
-        pairs = [pair for words in self.commands for pair in zip(words, words[1:], strict=False)]
+        pairs = [pair for words in self.commands for pair in pairwise(words)]
         return [name for option, name in pairs if option == "--out" and name.endswith(".svg")]
 
 
