@@ -1,5 +1,6 @@
 """Page of a lecture: every figure, table and claim with its command, its output and the verdict on its numbers."""
 
+import base64
 from collections.abc import Sequence
 
 from markupsafe import Markup
@@ -8,9 +9,8 @@ from weft.course.lectures import Lecture
 from weft.course.workspace import Result
 from weft.errors import counted
 from weft.figures.page import Section, html_table, page, part
-from weft.figures.picture import themed_svg
 from weft.figures.tables import Table
-from weft.storage.files import read_text
+from weft.storage.files import read_bytes
 
 MAX_OUTPUT_LINES = 40  # a longer output is folded
 MAX_FIGURE_BYTES = 20 << 20
@@ -47,9 +47,9 @@ def _section(position: int, result: Result) -> Section:
     if result.error:
         html += Markup('<p class="lecture-failed">Failed: {}</p>').format(result.error)
     for path in result.figures:
-        html += Markup('<div class="scroll">{}</div>').format(
-            themed_svg(read_text(path, MAX_FIGURE_BYTES), f"{entry.title}: figure")
-        )
+        data = base64.b64encode(read_bytes(path, MAX_FIGURE_BYTES)).decode()
+        image = Markup('<img src="data:image/svg+xml;base64,{}" alt="{}">').format(data, f"Figure: {entry.title}")
+        html += Markup('<div class="lecture-figure scroll" tabindex="0">{}</div>').format(image)
     if result.output and not (result.figures and len(result.output.splitlines()) <= len(result.figures)):
         output = Markup('<div class="lecture-output scroll" tabindex="0"><pre>{}</pre></div>').format(result.output)
         lines = len(result.output.splitlines())

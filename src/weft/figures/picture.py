@@ -142,11 +142,7 @@ def render(figure: Figure, kind: str) -> bytes:
 
 def inline_svg(figure: Figure, label: str) -> Markup:
     """Return a figure as an <svg> element for a page: its text stays text, and its colours are those of the page."""
-    return themed_svg(_savefig(figure, "svg", {"svg.fonttype": "none"}, transparent=True).decode(), label)
-
-
-def themed_svg(text: str, label: str) -> Markup:
-    """Return a rendered figure as an <svg> element whose colours are those of the page."""
+    text = _savefig(figure, "svg", {"svg.fonttype": "none"}, transparent=True).decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"#[0-9a-f]{6}", lambda colour: THEME.get(colour[0], colour[0]), text)
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
