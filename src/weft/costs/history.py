@@ -14,7 +14,7 @@ from weft.figures.plot import LOOKS, Axis, Look, Plot, Series
 from weft.figures.tables import Table
 
 CAUSES = {"numerics": Look("c1", "^", width=0), "hardware": Look("c0", "s", width=0)}
-CAUSES |= {"decision": Look("c2", "D", width=0)}
+CAUSES |= {"milestone": Look("c2", "D", width=0)}
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Logbook(Charts):
         return [
             Plot(self.title, series, days, y, size=(640, 340)),
             Plot(
-                "Restarts since the last start from scratch",
+                "Restarts of lineage 12: at least 40 by day 28, about 90 in all",
                 [Series(points=restarts, look=Look("c0", "o"), labels=[f"{n:g}" for _, n in restarts])],
                 days,
                 Axis(pad=0.15),
