@@ -4,7 +4,8 @@
     python benchmarks/serve_engine.py --layers 32 --d-model 4096 --d-ff 11008 --vocab 32000 --streams 64 256   # 7B
 
 Weights are random. Each stream has a different prompt and the same number of tokens; separate client processes read the
-server-sent events. The engine is timed before and after the server, with the same requests.
+server-sent events. Engine and server are warmed up as a server is before it is ready, then timed for the same rounds.
+Every round has new prompts: none profits from another's cached prefixes.
 """
 
 import argparse
@@ -39,6 +40,7 @@ from weft.text.config import Word
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 
 CLIENTS = 8  # client processes
+Prompts = list[list[int]]  # a prompt per stream
 
 
 def main() -> None:
@@ -51,6 +53,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[8, 32])
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--answer", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
 
     run = random_run(options)
@@ -59,22 +62,17 @@ def main() -> None:
     pool = ProcessPoolExecutor(CLIENTS, mp_context=get_context("spawn"))
     list(pool.map(time.sleep, [0.5] * CLIENTS))
     for streams in options.streams:
-        rng = random.Random(streams)
-        size = tokenizer.vocab_size
-        prompts = [[rng.randrange(8, size) for _ in range(options.prompt)] for _ in range(streams)]
+        rng, words = random.Random(streams), range(8, tokenizer.vocab_size)
+        rounds = [[rng.choices(words, k=options.prompt) for _ in range(streams)] for _ in range(options.rounds)]
         settings = Sampling(max_tokens=options.answer, temperature=0.0)
         blocks = streams * -(-(options.prompt + options.answer) // 16) + 64
-        limits = EngineLimits(blocks=blocks, rows=streams)
-        before = bare(model, tokenizer, limits, prompts, settings)
-        served = over_http(run, prompts, options.answer, pool)
-        after = bare(model, tokenizer, limits, prompts, settings)
-        best = max(before, after)
+        bare = engine_rates(model, tokenizer, EngineLimits(blocks=blocks, rows=streams), rounds, settings)
+        served = over_http(run, rounds, options.answer, pool)
         print(
-            f"{streams} streams of {options.prompt} + {options.answer} tokens: "
-            f"engine {before:,.0f} and {after:,.0f} tokens/s, "
-            f"server {', '.join(f'{rate:,.0f}' for rate in served)}: {max(served) / best:.1%} of the engine",
-            flush=True,
+            f"{streams} streams of {options.prompt} + {options.answer} tokens, tokens/s of engine and server by round:"
         )
+        for engine, server in zip(bare, served, strict=True):
+            print(f"  {engine:,.0f}, {server:,.0f}: {server / engine:.1%}", flush=True)
     pool.shutdown()
 
 
@@ -92,30 +90,36 @@ def random_run(options: argparse.Namespace) -> Run:
     return Run(Path("."), Recipe.model_validate(recipe.model_dump()), model, tokenizer)
 
 
-def bare(
-    model: LanguageModel, tokenizer: Tokenizer, limits: EngineLimits, prompts: list[list[int]], settings: Sampling
-) -> float:
-    """Tokens per second of the engine's second run; its memory is freed afterwards."""
+def engine_rates(
+    model: LanguageModel, tokenizer: Tokenizer, limits: EngineLimits, rounds: list[Prompts], settings: Sampling
+) -> list[float]:
+    """Tokens per second of the engine in each round; its memory is freed afterwards."""
     engine = Engine(model, tokenizer.vocab_size, limits)
-    for _ in range(2):
+    engine.warm_up()
+    rates = []
+    for prompts in rounds:
         begin = time.perf_counter()
         requests = [engine.submit(Prompt.of(tokenizer, ids), settings, 0) for ids in prompts]
         while engine.step():
             pass
-        seconds = time.perf_counter() - begin
-    del engine
+        rates.append(sum(request.written for request in requests) / (time.perf_counter() - begin))
+    del engine, requests
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return sum(request.written for request in requests) / seconds
+    return rates
 
 
-def over_http(run: Run, prompts: list[list[int]], answer: int, pool: ProcessPoolExecutor) -> list[float]:
-    """Tokens per second of three runs over HTTP, with a server in this process; the first also compiles."""
-    limits = Limits(rows=len(prompts), queue=2 * len(prompts), per_client=2 * len(prompts))
+def over_http(run: Run, rounds: list[Prompts], answer: int, pool: ProcessPoolExecutor) -> list[float]:
+    """Tokens per second of each round over HTTP, with a server in this process."""
+    streams = len(rounds[0])
+    limits = Limits(rows=streams, queue=2 * streams, per_client=2 * streams)
     library = Library([], None, limits)
     served = library.models["model"] = ServedModel("model", None, 0)  # type: ignore[arg-type]
+    begin = time.perf_counter()
     served.thread = ModelThread("model", run, limits)
+    asyncio.run(served.thread.call(lambda: None, "the benchmark"))
+    print(f"ready after {time.perf_counter() - begin:.1f} s", flush=True)
     freeze_loaded()
     config = uvicorn.Config(make_app(library, Serving(limits=limits)), port=0, log_config=None, access_log=False)
     server = uvicorn.Server(config)
@@ -125,7 +129,7 @@ def over_http(run: Run, prompts: list[list[int]], answer: int, pool: ProcessPool
         time.sleep(0.05)
     port = server.servers[0].sockets[0].getsockname()[1]
     rates = []
-    for _ in range(3):
+    for prompts in rounds:
         parts = [prompts[number::CLIENTS] for number in range(CLIENTS)]
         begin = time.perf_counter()
         futures = [pool.submit(streams_of, port, part, answer) for part in parts]

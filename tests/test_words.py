@@ -129,6 +129,8 @@ def test_parameters_are_in_the_open(room: str) -> None:
                 if not fixed and (len(positional) > MAX_POSITIONAL or every > MAX_PARAMETERS):
                     where = f"{path.relative_to(ROOT)}:{node.lineno}"
                     found.append(f"{where}: {node.name}({', '.join(positional)}), {every} in all")
-            if isinstance(node, ast.Name) and node.id == "Unpack":
+            if (
+                isinstance(node, ast.Name) and node.id == "Unpack" and room != "api"
+            ):  # there it shows settings to editors
                 found.append(f"{path.relative_to(ROOT)}:{node.lineno}: Unpack hides parameters")
     assert not found, "\n" + "\n".join(found)

@@ -331,7 +331,7 @@ def status(key):
 
 folder = Path(sys.argv[1])
 for name, layers in (("warm", 1), ("large", 8)):
-    model = llama(layers, 512, 8, 1408, 64, vocab_size=300)
+    model = llama(layers, 512, 8, d_ff=1408, context=64, vocab_size=300)
     weights = {name: (lambda s=s: torch.full(s, 0.01)) for name, s in shapes(model).items()}
     (folder / name).mkdir()
     hf.write(ModelBundle(model, weights, build_tokenizer(Byte(), []), "here"), folder / name)

@@ -9,6 +9,7 @@ import io
 import json
 import pydoc
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,16 +24,42 @@ from tests.later import Later
 
 import weft
 from weft import errors
+from weft.api.evaluation import EvaluationMetrics
 from weft.api.import_model import import_model
-from weft.api.settings import with_defaults
+from weft.api.settings import BeamSettings, SamplingSettings, with_defaults
+from weft.decode.config import Beam, Sampling
 from weft.decode.prompt import context_window
 from weft.errors import ConfigError, WeftError
 from weft.interop.generation import generation_settings, search_settings
 from weft.models.presets import gpt, llama
 from weft.recipe.resolve import resolve
+from weft.runs.folder import open_run
 from weft.runs.lines import checked_lines
 from weft.text.config import BPE, Char
 from weft.text.tokenizer import Tokenizer, build_tokenizer
+
+PUBLIC_USE = """
+from pathlib import Path
+
+import weft
+
+run = weft.train("gpt-tiny", data="book.txt", run="runs/book", changes={"steps": 5})
+text: str = run.generate("Once", max_tokens=5, temperature=0.7, stop=["."])
+reply: str = run.chat("hi", top_p=0.9)
+value: float = run.perplexity("x")
+ids: list[int] = run.tokenizer.encode("x")
+run.explain.attention("A text.").save("attention.html")
+run.explain.step("A text.").save("step.html")
+run.explain.graph().save("graph.svg")
+loaded: weft.Run = weft.load(Path("runs/book"), quantize="int8")
+print(weft.plan("llama-7b", device="a100"), weft.resume("runs/book"), weft.architecture("gpt-tiny").anatomy())
+completions = loaded.complete(["a"], weft.sampling(max_tokens=3)) + loaded.complete(["a"], weft.beam(beams=3))
+print([each.text for each in completions], loaded.embed(["a"]).shape, loaded.evaluate()["loss"], run.results())
+try:
+    weft.load("x")
+except weft.WeftError as error:
+    print(error)
+"""
 
 transformers = Later("transformers")
 
@@ -133,9 +160,9 @@ def test_another_programs_model_is_to_be_imported(tmp_path: Path) -> None:
     (tmp_path / "smol lm" / "config.json").write_text("{}")
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
     with pytest.raises(weft.RunError, match=r"import it first: weft import '.*/smol lm' 'runs/smol lm'$"):
-        weft.load(tmp_path / "smol lm")
+        open_run(tmp_path / "smol lm")
     with pytest.raises(weft.RunError, match=r"weft import .*/a\.gguf runs/a$"):
-        weft.load(tmp_path / "a.gguf")
+        open_run(tmp_path / "a.gguf")
 
 
 def test_the_surprisal_of_a_text_adds_up_to_its_perplexity() -> None:
@@ -179,7 +206,7 @@ def test_invalid_arguments_are_one_line(tmp_path: Path, capsys: Capture, monkeyp
         lambda: run.chat([3]),  # type: ignore[list-item]
         lambda: run.chat([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]),
         lambda: run.chat([{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]),
-        lambda: run.chat("a", temperature="hot"),
+        lambda: run.chat("a", temperature="hot"),  # type: ignore[arg-type]
         lambda: run.export("word", tmp_path / "x"),
         lambda: labels.chat("a"),
         lambda: labels.surprisal("a"),
@@ -245,10 +272,53 @@ def checkpoint(tmp_path: Path, pieces: Tokenizer) -> Path:
     return folder
 
 
+def test_other_programs_models_are_loaded_through_the_cache(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    run = weft.load(checkpoint)
+    assert run.path.is_relative_to(tmp_path / "cache") and "importing" in capsys.readouterr().err
+    assert weft.load(checkpoint).path == run.path and "importing" not in capsys.readouterr().err
+    (checkpoint / "generation_config.json").write_text("{}")
+    assert weft.load(checkpoint).path != run.path
+    (checkpoint / "config.json").write_text("{}")
+    with pytest.raises(WeftError, match=r"theirs.*model_type"):
+        weft.load(checkpoint)
+    for missing in ("runs/typo", "nobody/here/model", "typo"):
+        with pytest.raises(WeftError, match="not a run: no such folder"):
+            weft.load(missing)
+
+
+def test_settings_that_type_checkers_see_are_those_of_decoding() -> None:
+    for shown, config in ((SamplingSettings, Sampling), (BeamSettings, Beam)):
+        assert list(shown.__annotations__) == list(config.model_fields)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(shutil.which("pyright") is None, reason="pyright is not installed: npm install -g pyright")
+def test_public_names_pass_pyright_in_strict_mode(tmp_path: Path) -> None:
+    (tmp_path / "use.py").write_text(PUBLIC_USE)
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"typeCheckingMode": "strict"}))
+    command = ["pyright", "--pythonpath", sys.executable]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout
+    (tmp_path / "use.py").write_text(PUBLIC_USE.replace("max_tokens", "max_tokenz"))
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert 'No parameter named "max_tokenz"' in found.stdout
+
+
+def test_notebooks_show_tables(checkpoint: Path, pieces: Tokenizer) -> None:
+    html = pieces._repr_html_()
+    assert "Tokenizer(BPE" in html and "&lt;" in html and "<bos>" not in html
+    shown = EvaluationMetrics(loss=1.5, tokens=9, intervals={"loss": [1.25, 1.75]})._repr_html_()
+    assert "1.500" in shown and "1.250 to 1.750" in shown
+
+
 def test_a_checkpoints_generation_config_is_used(checkpoint: Path, tmp_path: Path, cli: Cli) -> None:
     import_model(checkpoint, tmp_path / "run")
     run = weft.load(tmp_path / "run")
-    theirs = {"temperature": 0.6, "top_p": 0.8, "max_tokens": 9, "stop_ids": (270, 271)}
+    theirs: Any = {"temperature": 0.6, "top_p": 0.8, "max_tokens": 9, "stop_ids": (270, 271)}
     assert run.defaults == run.chat_defaults == theirs
     text = run.complete(["the"], weft.sampling(**theirs, seed=3))[0].text
     assert run.generate("the", seed=3) == text

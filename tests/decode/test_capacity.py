@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import islice
+from typing import Any, cast
 
 import pytest
 import torch
@@ -70,4 +71,4 @@ def test_a_cache_for_a_billion_tokens_is_not_allocated_beforehand() -> None:
 @pytest.mark.parametrize("value", [10**9 + 1, 2**63 - 1, 99999999999999999999])
 def test_excessive_limits_are_refused(name: str, value: int) -> None:
     with pytest.raises(ConfigError, match=f"{name} = {value}: expected a number less than or equal to 1000000000"):
-        sampling(**{name: value})
+        sampling(**cast(Any, {name: value}))

@@ -18,6 +18,8 @@ from weft.evaluate.details import Details, LossBucket, by_frequency, by_position
 from weft.evaluate.overlap import Overlap, overlap
 from weft.evaluate.perplexity import Surprisal, surprisals
 from weft.evaluate.sections import section_metrics
+from weft.figures.page import html_table
+from weft.figures.tables import Table
 from weft.models.base import LanguageModel, device_of
 from weft.models.ngram import NGram
 from weft.objectives import table as objectives
@@ -26,9 +28,24 @@ from weft.objectives.next_token import NextToken
 from weft.objectives.rows import RowObjective
 from weft.objectives.tokens import TranslationObjective
 from weft.progress import bar, log_to_stderr
+from weft.recipe.metrics import metric
 from weft.runs.folder import RunFolder
 from weft.training.objective import Objective
 from weft.training.precision import reading
+
+
+class EvaluationMetrics(dict[str, Any]):
+    """Metrics by name, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        low_high = self.get("intervals") or {}
+        rows = [
+            (metric(name).title, metric(name).text(value), " to ".join(map(metric(name).text, low_high.get(name, ()))))
+            for name, value in self.items()
+            if isinstance(value, float)
+        ]
+        heading = ("metric", "value", "95 % interval" if low_high else "")
+        return html_table(Table(heading, rows, "", text=(0, 1, 2)))
 
 
 @checked
@@ -41,15 +58,15 @@ class Evaluation:
     objective: Objective[Any]
     side: Side
 
-    def metrics(self, stride: int | None = None) -> dict[str, Any]:
+    def metrics(self, stride: int | None = None) -> EvaluationMetrics:
         """Return all metrics of the objective; `stride` is as for `Run.evaluate`."""
         with self._precision():
             if stride is None:
-                return self.objective.measure(self.model, self.side).metrics
+                return EvaluationMetrics(self.objective.measure(self.model, self.side).metrics)
             if not isinstance(self.objective, NextToken):
                 raise _without_windows(stride)
             self._check_stride(stride)
-            return self.objective.measure(self.model, self.side, stride).metrics
+            return EvaluationMetrics(self.objective.measure(self.model, self.side, stride).metrics)
 
     def details(self, stride: int | None = None) -> Details:
         """Return a language model's metrics with the loss by context length and by token frequency, and the most

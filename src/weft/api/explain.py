@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
@@ -39,6 +39,11 @@ from weft.runs import checkpoint
 from weft.runs.report import plots, read_record
 from weft.training import schedule
 from weft.training.objective import Objective
+
+if TYPE_CHECKING:  # these modules draw, and are imported on first use
+    from weft.explain.attention.maps import AttentionMaps
+    from weft.explain.graph.picture import GraphPicture
+    from weft.explain.step.step import StepPicture
 
 SENTENCE = "The animal didn't cross the street because it was too tired."
 SHOWN_TOKENS = 40  # of a text that the user did not choose
@@ -200,7 +205,7 @@ class Explain:
         shapes: bool = False,
         backward: bool = False,
         open: str | Sequence[str] = (),
-    ) -> "views.graph.GraphPicture":
+    ) -> "GraphPicture":
         """Show the computation graph, folded by module; of a preset for a few tokens, without weights.
 
         `shapes` adds the shapes of all tensors, `backward` the backward pass with its formulas, and `open` names the
@@ -220,7 +225,7 @@ class Explain:
         return views.graph.graph_picture(model.eval(), tokens, **options)
 
     @shows_text()
-    def attention(self, text: Text = None, *, target: Text = None) -> "views.attention.AttentionMaps":
+    def attention(self, text: Text = None, *, target: Text = None) -> "AttentionMaps":
         """Show the attention probabilities of every head; `.head`, `.follow` and `.rollout` show parts of them."""
         return views.heads.named_maps(self.reading(text, target))
 
@@ -271,7 +276,7 @@ class Explain:
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
-    ) -> "views.step.StepPicture":
+    ) -> "StepPicture":
         """Follow one token through the model with its actual values, from ids to the choice of the next token.
 
         `place` is the position of the token, by default the last; `layer` the block that is shown in detail, by default

@@ -1,23 +1,27 @@
 """Import models of other programs as runs."""
 
+import hashlib
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import weft
 from weft.config import validate
 from weft.errors import InteropError, RunError, quoted
 from weft.interop import peft
 from weft.interop.bundle import ModelBundle, lazy_weights
-from weft.interop.formats import read_model
+from weft.interop.formats import find_model, read_model
 from weft.models.config import Decoder, Encoder, EncoderDecoder
+from weft.progress import log_to_stderr
 from weft.recipe.config import SOURCE_TOKENIZER, Recipe
 from weft.recipe.objective import OBJECTIVES
 from weft.recipe.resolve import run_name
 from weft.runs import checkpoint
 from weft.runs.folder import RunFolder, open_run
 from weft.runs.imported import checkpoint_weights, read_run, write_run
-from weft.storage.files import replacing_folder, write_text
+from weft.storage.files import cache_folder, replacing_folder, write_text
 from weft.training.weights import base_note
 
 MAX_WINDOW = 2048  # tokens per window when an imported model is evaluated, even if its context is longer
@@ -45,6 +49,19 @@ def import_model(
         raise InteropError(f"{source}: it has no tokenizer; name one of {size} tokens with --tokenizer")
     save_run(bundle, target, recipe_for(bundle, target))
     return RunFolder(target), bundle
+
+
+def imported_run(source: Path | str) -> Path:
+    """Return a run of another program's model in weft's cache, imported when the model is new or its files changed."""
+    path = find_model(source).absolute()
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    states = [(str(file), state.st_size, state.st_mtime_ns) for file in files if (state := file.stat())]
+    key = hashlib.blake2b(json.dumps([weft.__version__, states]).encode(), digest_size=6).hexdigest()
+    run = cache_folder() / "imported" / f"{run_name(str(source).replace('/', '-'))}-{key}"
+    if not RunFolder(run).config.is_file():
+        log_to_stderr(f"weft: importing {source} into {run}")
+        import_model(path, run)
+    return run
 
 
 def _import_adapter(source: Path, target: Path, base: Path | str | None) -> tuple[RunFolder, ModelBundle]:

@@ -7,16 +7,18 @@ import torch
 
 from weft.api.arguments import checked
 from weft.api.auto_width import load_best_width
+from weft.api.import_model import imported_run
 from weft.api.run import Run
 from weft.data.shards import tokenizer_note
 from weft.decode.fast.quantize import check_bits
 from weft.errors import ConfigError
+from weft.interop.formats import recognises
 from weft.machine import pick_device
 from weft.models.transformer import Transformer
 from weft.parallel.ranks import ALONE, Ranks
 from weft.progress import log_to_stderr, warn
 from weft.runs import checkpoint
-from weft.runs.folder import changed_files, open_run
+from weft.runs.folder import RunFolder, changed_files, open_run
 from weft.text.tokenizer import Tokenizer
 from weft.training.quantized import QuantizedRun
 from weft.training.weights import inference_dtype, load_model
@@ -35,6 +37,11 @@ def load(
 ) -> Run:
     """Load a run's model with its best weights, and its tokenizer; damaged checkpoints are skipped with a warning.
 
+        weft.load("runs/book"), weft.load("path/to/SmolLM2"), weft.load("org/model"), weft.load("model.gguf")
+
+    Another program's model, or one on the hub, is imported into weft's cache first; `weft import` imports it into a
+    folder of your choice.
+
     `dtype` is the dtype of a Transformer's weights. The default is float32; on a GPU it is a 16-bit dtype for a model
     that generates text and was trained in bf16 or fp8, or imported in 16 bits, because every decode step reads all
     weights. `quantize` is the width of the weights: 'bf16', 'int8', 'int4', or 'auto' for the fastest that costs at
@@ -47,6 +54,8 @@ def load(
         if not ranks.alone:
             raise ConfigError(f"quantize = {quantize!r}: not available for a model sharded over several processes")
     with ranks.leader_first():  # rank 0 reports what is wrong with a run
+        if not RunFolder(run).config.is_file() and recognises(run):
+            run = imported_run(run)
         folder = open_run(run)
         recipe = folder.recipe()
     device = _device(device)

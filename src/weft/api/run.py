@@ -4,17 +4,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from html import escape
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from weft.api.arguments import Sources, checked, source_names, takes_settings
-from weft.api.evaluation import Evaluation, evaluation_on, text_surprisal
+from weft.api.evaluation import Evaluation, EvaluationMetrics, evaluation_on, text_surprisal
 from weft.api.explain import Explain
 from weft.api.export_model import export_model
-from weft.api.settings import generation_defaults, sampling, translation_beam, with_defaults
+from weft.api.settings import SamplingSettings, generation_defaults, sampling, translation_beam, with_defaults
 from weft.costs.count import count
 from weft.decode.bulk import BulkJob, bulk, generate_many
 from weft.decode.config import Beam, Sampling
@@ -28,8 +29,6 @@ from weft.decode.text import Chunk, Completion
 from weft.decode.translate import LENGTH_RATIO
 from weft.errors import ConfigError, DataError
 from weft.evaluate.perplexity import Score, Surprisal
-from weft.figures.page import html_table
-from weft.figures.tables import Table
 from weft.models.base import LanguageModel
 from weft.objectives import table as objectives
 from weft.objectives.answer import Answer, AnswerSpan
@@ -42,7 +41,6 @@ from weft.objectives.spans import Spans
 from weft.objectives.tag import Tag
 from weft.progress import Advance, warn
 from weft.recipe.config import Recipe
-from weft.recipe.metrics import metric
 from weft.runs.folder import RunFolder
 from weft.runs.lines import read_lines
 from weft.text.tokenizer import Tokenizer
@@ -81,11 +79,7 @@ class Run:
         return f"Run({str(self.path)!r}: {', '.join(facts)})"
 
     def _repr_html_(self) -> str:
-        values = {"run": str(self.path), "objective": self.config.objective.kind, "model": self.config.model.kind}
-        values["parameters"] = f"{count(self.config.model).parameters:,}"
-        numbers = ((name, value) for name, value in self.results().items() if isinstance(value, float))
-        values |= {metric(name).title: metric(name).text(value) for name, value in numbers}
-        return html_table(Table(("", ""), list(values.items()), "", text=(0, 1)))
+        return f"<p>{escape(repr(self))}</p>{EvaluationMetrics(self.results())._repr_html_()}"
 
     @property
     def metrics(self) -> Any:
@@ -120,7 +114,7 @@ class Run:
         return self.defaults if "temperature" in self.defaults else {**CHAT_DEFAULTS, **self.defaults}
 
     @takes_settings(Sampling)
-    def generate(self, prompt: str = "", **settings: Any) -> str:
+    def generate(self, prompt: str = "", **settings: Unpack[SamplingSettings]) -> str:
         """Return the text that the model writes after `prompt`.
 
         The settings are those of `weft.sampling`; the checkpoint's `defaults` hold for those left out.
@@ -128,7 +122,7 @@ class Run:
         return self.complete([prompt], sampling(**with_defaults(settings, self.defaults)))[0].text
 
     @takes_settings(Sampling)
-    def chat(self, messages: Sequence[Message] | str, **settings: Any) -> str:
+    def chat(self, messages: Sequence[Message] | str, **settings: Unpack[SamplingSettings]) -> str:
         """Return the model's reply to a user's text, or to a list of {"role": …, "content": …} messages.
 
         Roles are system, user and assistant, and the last message is the user's. The settings are those of
@@ -258,7 +252,7 @@ class Run:
         *,
         stride: int | None = None,
         encoding: str = "utf-8",
-    ) -> dict[str, Any]:
+    ) -> EvaluationMetrics:
         """Return all metrics of the run's objective, on its held-out data or on all of `data` (with their `targets`).
 
         A language model's windows overlap if `stride` is given: each starts this many tokens after the previous one.

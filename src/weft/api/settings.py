@@ -1,11 +1,11 @@
 """Settings of generation from keyword arguments, with the defaults of an imported checkpoint."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict, Unpack
 
 from weft.api.arguments import checked, takes_settings
 from weft.config import Tree, validate
-from weft.decode.config import Beam, Rules, Sampling
+from weft.decode.config import Beam, LengthPenalty, Rules, Sampling
 from weft.interop.generation import SAMPLING_KEYS
 from weft.progress import log_to_stderr
 from weft.runs.folder import RunFolder
@@ -13,16 +13,59 @@ from weft.runs.imported import generation
 from weft.text.tokenizer import Tokenizer
 
 
+class RulesSettings(TypedDict, total=False):
+    """The fields of `Rules`, for editors and type checkers. None keeps the default."""
+
+    max_tokens: int | None
+    min_tokens: int | None
+    stop: Sequence[str] | None
+    stop_ids: Sequence[int] | None
+    repetition_penalty: float | None
+    frequency_penalty: float | None
+    presence_penalty: float | None
+    no_repeat_ngram: int | None
+    logit_bias: Mapping[int, float] | None
+    banned: Sequence[int] | None
+    forced: Sequence[int] | None
+    last: int | None
+
+
+class SamplingSettings(RulesSettings, total=False):
+    """The fields of `Sampling`."""
+
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    typical_p: float | None
+    seed: int | None
+    logprobs: int | None
+    slide: bool | None
+
+
+class BeamSettings(RulesSettings, total=False):
+    """The fields of `Beam`."""
+
+    beams: int | None
+    n: int | None
+    length_penalty: LengthPenalty | Mapping[str, Any] | None
+    coverage_penalty: float | None
+    patience: float | None
+    settled: Literal["certain", "likely"] | None
+    renormalise: bool | None
+    replace_unknown: bool | None
+
+
 @checked
 @takes_settings(Sampling)
-def sampling(**settings: Any) -> Sampling:
+def sampling(**settings: Unpack[SamplingSettings]) -> Sampling:
     """Return settings for sampling: temperature, top_k, top_p, max_tokens, seed, stop …; None keeps the default."""
     return validate(Sampling, {key: value for key, value in settings.items() if value is not None})
 
 
 @checked
 @takes_settings(Beam)
-def beam(**settings: Any) -> Beam:
+def beam(**settings: Unpack[BeamSettings]) -> Beam:
     """Return settings for beam search: beams, n, length_penalty, max_tokens, stop …; None keeps the default."""
     return validate(Beam, {key: value for key, value in settings.items() if value is not None})
 

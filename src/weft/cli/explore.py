@@ -28,7 +28,8 @@ def explore(
     $ weft explore runs
     """
     if folder != RUNS and not folder.is_dir():
-        raise ConfigError(f"{folder}: no such folder; `weft train` creates {RUNS}/")
+        a_file = "a file; give a run's folder, or a folder of runs"
+        raise ConfigError(f"{folder}: {a_file if folder.exists() else f'no such folder; `weft train` creates {RUNS}/'}")
     try:
         listener = listen(HOST, DEFAULT_PORT if port is None else port)
     except ConfigError:

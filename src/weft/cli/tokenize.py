@@ -82,7 +82,9 @@ def _read_text(text: str) -> str:
         path = Path(text)
         if len(text) < 1024 and path.is_file():
             return path.read_bytes().decode("utf-8")
-        if FILE_NAME.fullmatch(text):
+        if len(text) < 1024 and path.is_dir():
+            log_to_stderr(f"weft: {text}: a folder; its name is tokenized (a run's tokenizer: --tokenizer {text})")
+        elif FILE_NAME.fullmatch(text):
             log_to_stderr(f"weft: {text}: no such file; the name itself is tokenized")
         return text
     except UnicodeDecodeError as error:

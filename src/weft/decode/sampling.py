@@ -122,20 +122,25 @@ def on_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
-def fetch_tokens(row: Tensor) -> Callable[[], list[int]]:
-    """Start copying tokens (batch,) to the host; the returned function waits for them."""
-    if not row.is_cuda:
-        return row.tolist
-    host = torch.empty(row.shape, dtype=row.dtype, pin_memory=True)
-    host.copy_(row, non_blocking=True)
-    copied = torch.cuda.Event()
-    copied.record()
+class TokenFetch:
+    """A copy of tokens (batch,) to the host, in progress; calling it waits for them and returns them."""
 
-    def wait() -> list[int]:
-        copied.synchronize()
-        return host.tolist()
+    def __init__(self, tokens: Tensor):
+        self._host, self._copied = tokens, None
+        if tokens.is_cuda:
+            self._host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+            self._host.copy_(tokens, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
 
-    return wait
+    @property
+    def ready(self) -> bool:
+        return self._copied is None or self._copied.query()
+
+    def __call__(self) -> list[int]:
+        if self._copied is not None:
+            self._copied.synchronize()
+        return list(self._host.tolist())
 
 
 def greedy(logits: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ Tokens become text as they are generated: whole characters only, and no part of 
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,6 +53,9 @@ class Detokenizer:
         return other
 
     def _add(self, text: str) -> bool:
+        if not self.stop:
+            self.ready += text
+            return False
         self.pending += text
         matches = [(start, stop) for stop in self.stop if (start := self.pending.find(stop)) >= 0]
         if matches:
@@ -111,8 +114,7 @@ class StopCondition:
         return other
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """One token of one text, and the text it adds.
 
     `text` may be empty: a character is incomplete, or a stop string may have begun. `tokens` counts the tokens of the

@@ -38,22 +38,42 @@ PICKLED = ["pytorch_model*.bin"]
 HUB_FILES = ["README.md", "*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja"]
 
 
+HUB_NAME = re.compile(r"(hub:)?\w[\w.-]*/\w[\w.-]*")
+
+
 def read_model(source: Path | str, tokenizer: Path | str | None = None) -> ModelBundle:
     """Read another program's model in any of the formats; a model on the hub is downloaded first."""
-    path, name = Path(source), str(source)
-    if not path.exists():
-        if not re.fullmatch(r"(hub:)?\w[\w.-]*/\w[\w.-]*", name) or Path(name.partition("/")[0]).is_dir():
-            if page := re.match(r"https?://huggingface\.co/([\w.-]+/[\w.-]+)", name):
-                raise InteropError(f"{name}: give a model on the hub by its name: weft import {page[1]} RUN")
-            if "://" in name:
-                raise InteropError(download_first(name))
-            near = suggestion(name, map(str, path.parent.glob("*")), what="files here")
-            raise InteropError(f"{name}: no such file or folder{near and f'; {near}'}")
-        path = _download(name.removeprefix("hub:"))
+    path = find_model(source)
     for form in FORMATS:
         if form.recognises(path):
             return form.read(path, None if tokenizer is None else Path(tokenizer))
     raise InteropError(f"{path}: {_why_unrecognised(path)}")
+
+
+def recognises(source: Path | str) -> bool:
+    """Return whether a path has one of the formats, or may be a name on the hub."""
+    return any(form.recognises(Path(source)) for form in FORMATS) or _may_be_on_hub(str(source))
+
+
+def find_model(source: Path | str) -> Path:
+    """Return the path of a model; one on the hub is downloaded first."""
+    path, name = Path(source), str(source)
+    if path.exists():
+        return path
+    if _may_be_on_hub(name):
+        return _download(name.removeprefix("hub:"))
+    if page := re.match(r"https?://huggingface\.co/([\w.-]+/[\w.-]+)", name):
+        raise InteropError(f"{name}: give a model on the hub by its name: weft import {page[1]} RUN")
+    if "://" in name:
+        raise InteropError(download_first(name))
+    near = suggestion(name, map(str, path.parent.glob("*")), what="files here")
+    raise InteropError(f"{name}: no such file or folder{near and f'; {near}'}")
+
+
+def _may_be_on_hub(name: str) -> bool:
+    """Return whether nothing here has this name, nor its first part, which would be a user's folder."""
+    owner = name.partition("/")[0]
+    return bool(HUB_NAME.fullmatch(name)) and owner != "runs" and not Path(name).exists() and not Path(owner).is_dir()
 
 
 def _download(repository: str) -> Path:

@@ -54,7 +54,10 @@ def run_folders(folder: Path) -> list[RunFolder]:
     try:
         folders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     except FileNotFoundError:
-        raise RunError(f"{folder}: no such folder; `weft train` creates runs/") from None
+        listed = " (`weft runs` alone lists them)" if str(folder) in ("list", "ls", "show") else ""
+        raise RunError(f"{folder}: no such folder; `weft train` creates runs/{listed}") from None
+    except NotADirectoryError:
+        raise RunError(f"{folder}: a file; give a run's folder, or a folder of runs") from None
     except OSError as error:
         raise RunError(f"{folder}: cannot be read: {error.strerror}") from None
     markers = ("config.toml", "events.jsonl", LOCK)

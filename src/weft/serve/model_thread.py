@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from weft.api.run import Run
-from weft.decode.config import Sampling
 from weft.decode.engine.engine import Counts
 from weft.decode.generate import generate
-from weft.decode.prompt import Prompt, check_prompts
+from weft.decode.prompt import check_prompts
 from weft.models.base import device_of
 from weft.serve.config import Limits
 from weft.serve.delivery import ThrottledDelivery
@@ -27,6 +26,7 @@ from weft.serve.tasks import CallTask, Task, TextTask, call_in_loop
 
 MAX_CALLS = 8  # calls in progress, each of which holds memory
 MAX_YIELD_SECONDS = 0.05  # how long the thread lets an event loop run before each step, while a GPU is busy anyway
+POLL_SECONDS = 0.001  # interval at which a yielding thread checks whether the GPU has finished
 
 T = TypeVar("T")
 
@@ -112,16 +112,10 @@ class ModelThread(threading.Thread):
             self._last_loop = tasks[0].loop
             self._changed.notify()
 
-    def _warm_up(self) -> None:
-        """Write two tokens, so that GPU kernels are compiled and CUDA graphs captured before the first request."""
-        if self._engine is not None and self._on_gpu:
-            self._engine.submit(Prompt.of(self.loaded.tokenizer, [0]), Sampling(max_tokens=2, temperature=0.0), 0)
-            while self._engine.step():
-                pass
-
     def run(self) -> None:
         try:
-            self._warm_up()
+            if self._engine is not None:
+                self._engine.warm_up()
         except Exception as error:  # requests will report it
             self._logged(error)
         while True:
@@ -155,16 +149,19 @@ class ModelThread(threading.Thread):
         self._delivery.flush(throttled=False)
 
     def _yield_to_event_loop(self) -> None:
-        """Let the event loop run until it is idle, while the GPU is busy.
+        """Let the event loop run until it is idle, but not beyond the end of the step that the GPU is working on.
 
         Both threads would otherwise take the interpreter from each other at every operation. It also lets requests that
         arrive together start together.
         """
-        end = time.monotonic() + MAX_YIELD_SECONDS
+        end, engine = time.monotonic() + MAX_YIELD_SECONDS, self._engine if self._active else None
         while self._last_loop is not None:
             arrivals, idle = self._queue.arrivals, threading.Event()
             call_in_loop(self._last_loop, self._last_loop.call_soon, idle.set)  # runs after everything pending now
-            if not idle.wait(max(0.0, end - time.monotonic())) or self._queue.arrivals == arrivals:
+            while not idle.wait(POLL_SECONDS):
+                if time.monotonic() > end or (engine is not None and not engine.busy):
+                    return
+            if self._queue.arrivals == arrivals:
                 return
 
     def _admit(self) -> list[Task]:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
+from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -32,6 +33,7 @@ from weft.text.training import DEFAULT_SIZE, look_alikes, refuse_surrogates, tra
 os.register_at_fork(after_in_child=lambda: os.environ.__setitem__("TOKENIZERS_PARALLELISM", "false"))
 
 FILE = "tokenizer.json"
+SHOWN_TOKENS = 60  # of a vocabulary, in a notebook
 Ids = tuple[int, ...]
 
 # tokens of each role in a file that names no roles
@@ -174,6 +176,11 @@ class Tokenizer:
 
     def __repr__(self) -> str:
         return f"Tokenizer({type(self._backend.model).__name__}: {self.vocab_size:,} tokens)"
+
+    def _repr_html_(self) -> str:
+        tokens = " ".join(f"<code>{escape(self.token(id))}</code>" for id in range(min(self.vocab_size, SHOWN_TOKENS)))
+        roles = ", ".join(f"{role} <code>{escape(token)}</code>" for role, token in self.roles.items())
+        return f"<p>{escape(repr(self))}{roles and f'; {roles}'}</p><p>{tokens} …</p>"
 
     def encode(self, text: str, *, bos: bool = False, eos: bool = False, specials: bool = False) -> list[int]:
         """Return the ids of a text; `specials` reads special tokens in it, only for trusted text."""

@@ -17,7 +17,7 @@ from tests.decode.small import Asking, complete
 from weft.decode.config import Sampling
 from weft.decode.constrain import regex
 from weft.decode.engine.blocks import Request, split_by_size
-from weft.decode.engine.engine import EngineLimits
+from weft.decode.engine.engine import Counts, EngineLimits
 from weft.decode.fast.cuda_graphs import PagedGraphs
 from weft.decode.prompt import Prompt
 from weft.decode.text import Completion
@@ -100,6 +100,23 @@ def check_run(engine: Asking, jobs: Sequence[Job]) -> list[Request]:
     check_texts(requests, engine.model, jobs)
     check_empty(engine)
     return requests
+
+
+# ---- warm-up
+
+
+@pytest.mark.parametrize(("name", "blocks"), [("llama", 64), ("gpt2", 64), ("llama", 3)])
+def test_a_warmed_up_engine_prepares_nothing_later(name: str, blocks: int) -> None:
+    engine = engine_for(name, EngineLimits(blocks=blocks, block_size=16, rows=5), ahead=True)
+    engine.warm_up()
+    check_empty(engine)
+    assert engine.counts == Counts()
+    graphs = engine.manager.graphs
+    assert graphs is not None
+    captured = set(graphs.steps)
+    assert {rows for rows, _ in captured} == {1, 2, 4, 8}
+    check_run(engine, random_jobs(20 if blocks > 3 else 1, 1, rules=False))
+    assert set(graphs.steps) == captured
 
 
 # ---- the same texts

@@ -64,11 +64,13 @@ def _concise(param: Any) -> Any:
 
 
 def extra_words(error: Any) -> str | None:
-    """Return a message for unexpected words of a command that takes a --prompt."""
+    """Return a message for unexpected words of a command that takes a --prompt, or reads turns line by line."""
     match = re.search(r"unexpected extra argument(?:s|\(s\))? \((.*)\)", getattr(error, "message", ""))
     if match is None or error.ctx is None:
         return None
     options = {option for param in error.ctx.command.params for option in param.opts}
+    if error.ctx.command.name == "chat":
+        return f"unexpected argument: {match[1]}; turns are read line by line: echo {quoted(match[1])} | weft chat RUN"
     if "--prompt" not in options:
         return None
     return f"unexpected argument: {match[1]}; give the text to continue as --prompt {quoted(match[1])}"
@@ -86,7 +88,7 @@ def unknown_option(error: Any, arguments: Sequence[str]) -> str | None:
             return f"no such option: {name}; use {known}"
     words = [param.metavar or "" for param in params if not param.opts[0].startswith("-")]
     for word in (name, OPTIONS.get(name, "")):
-        if word.lstrip("-").upper() in words:
+        if any(word.lstrip("-").upper() in metavar.split("|") for metavar in words):
             return f"no such option: {name}; it is an argument: {error.ctx.command_path} {' '.join(words)}"
     if any(param.metavar == "KEY=VALUE" for param in params):
         word = name.lstrip("-").replace("-", "_")

@@ -14,8 +14,9 @@ dropped. Its blocks are reused only by later steps of the device, so nothing ove
 can choose a token, as under a grammar, the step waits for it.
 """
 
+import random
+import sys
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
@@ -25,11 +26,16 @@ from torch import Tensor
 from weft.decode.config import Sampling
 from weft.decode.engine.blocks import BlockManager, EngineLimits, Request, Work
 from weft.decode.prompt import Prompt, context_window
-from weft.decode.sampling import choose_tokens, fetch_tokens, invalid_logits_error, mark_invalid, on_device
+from weft.decode.sampling import TokenFetch, choose_tokens, invalid_logits_error, mark_invalid, on_device
 from weft.decode.text import Chunk, adjust_logits, extend_texts
 from weft.errors import ModelError, WeftError, out_of_memory
 from weft.models.transformer import Transformer
 
+WARM_UP_TOKENS = 4  # written by each text of a warm-up
+WARM_UP_SAMPLING = (
+    Sampling(max_tokens=WARM_UP_TOKENS, temperature=0.0),
+    Sampling(max_tokens=WARM_UP_TOKENS, temperature=1.0, top_k=50, top_p=0.9),
+)
 PREFILL, PREFILL_ON_CUDA = 512, 2048  # prompt tokens per step by default; fewer leave part of a large GPU idle
 
 
@@ -42,6 +48,9 @@ class Counts:
     written: int = 0  # tokens
     preempted: int = 0  # preemptions of requests
     steps: int = 0
+
+    def reset(self) -> None:
+        self.prompt = self.shared = self.written = self.preempted = self.steps = 0
 
 
 class Scheduler:
@@ -121,7 +130,7 @@ class Scheduler:
         return [item for item in work if item[0].number not in preempted] if preempted else work
 
 
-PendingTokens = tuple[list[Request], Callable[[], list[int]]]  # requests, and a function that waits for their tokens
+PendingTokens = tuple[list[Request], TokenFetch]  # requests and their newest tokens
 
 
 class Engine:
@@ -136,6 +145,28 @@ class Engine:
         self.scheduler = Scheduler(self.manager, self.counts, rows=limits.rows, prefill=prefill)
         self._numbers = count(1)  # of requests, in order of submission
         self._pending: PendingTokens | None = None  # tokens of the last step that the host has not seen
+
+    def warm_up(self) -> None:
+        """Compile kernels, capture CUDA graphs and grow the allocator's pool, so that no request waits for them.
+
+        Texts are written and dropped: prompts of all lengths up to a whole step's, then as many at a time as there are
+        rows, greedily and sampled. Without CUDA graphs there is nothing to prepare.
+        """
+        if self.manager.graphs is None:
+            return
+        with torch.inference_mode():
+            self.manager.graphs.capture_steps()
+        room = min(self.manager.pool.block_size * (self.manager.store.blocks - 1), self.window or sys.maxsize)
+        longest = min(self.scheduler.prefill, room - WARM_UP_TOKENS)
+        batches = [[1 << power] for power in range(longest.bit_length())] + [[longest], [16] * self.scheduler.rows]
+        rng = random.Random(0)
+        for settings in WARM_UP_SAMPLING:
+            for lengths in batches:
+                for length in lengths:
+                    self.submit(Prompt(rng.choices(range(self.vocab_size), k=length)), settings, 0)
+                while self.step():
+                    pass
+        self.counts.reset()
 
     def submit(self, prompt: Prompt, settings: Sampling, seed: int) -> Request:
         """Request a continuation of a checked prompt."""
@@ -156,6 +187,11 @@ class Engine:
     @property
     def idle(self) -> bool:
         return not (self.scheduler.waiting or self.scheduler.running)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the device is still working on the last step."""
+        return self._pending is not None and not self._pending[1].ready
 
     @torch.inference_mode()
     def step(self) -> bool:
@@ -217,7 +253,7 @@ class Engine:
         uniforms = [0.0 if request.settings.greedy else request.uniform() for request in requests]
         tokens = mark_invalid(choose_tokens(logits, settings, uniforms), logits)
         self.manager.set_newest(requests, tokens.clamp(min=0))
-        pending = requests, fetch_tokens(tokens)
+        pending = requests, TokenFetch(tokens)
         for request in requests:
             request.ahead += 1
         self._catch_up()

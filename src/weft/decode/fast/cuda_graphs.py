@@ -27,7 +27,7 @@ from weft.decode.engine.paging import BlockStore, PagedCache
 from weft.decode.fast.cuda import CUDAFastPath, PagedFastPath, PromptChunk, supports_kernels
 from weft.decode.fast.matmul import has_cuda_kernels
 from weft.decode.fast.path import PlainPath, positions_change
-from weft.decode.sampling import Filters, check_logits, draw, fetch_tokens, greedy, on_device
+from weft.decode.sampling import Filters, TokenFetch, check_logits, draw, greedy, on_device
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, State
 from weft.models.transformer import Transformer, TransformerState
@@ -158,12 +158,12 @@ class GraphStep(PlainPath):
         sampler = self.sampler
         assert sampler is not None
         self.tokens.copy_(sampler(logits).unsqueeze(1))
-        pending: deque[Callable[[], list[int]]] = deque()
+        pending: deque[TokenFetch] = deque()
         for number in range(steps):
             if number:
                 sampler.current_step = number
                 logits = self()
-            pending.append(fetch_tokens(sampler.history[number]))
+            pending.append(TokenFetch(sampler.history[number]))
             if len(pending) > (MAX_AHEAD if self.device.type == "cuda" else 0):
                 yield _checked(pending.popleft()(), logits, sampler.vocab_size)
         while pending:
@@ -302,6 +302,12 @@ class PagedGraphs:
         prefilled.record_stream(current)
         current.wait_stream(self.prefill_stream)
         return torch.cat([*features, prefilled])
+
+    def capture_steps(self) -> None:
+        """Capture the step of every batch size before it is needed; the spare slot's rows write nowhere."""
+        slots = self.spare_slot  # as many as there are rows
+        for rows in [*(size for size in BATCH_SIZES if size < slots), *range(320, slots, 64), slots]:
+            self.step([self.spare_slot] * rows, [0] * rows, [0] * rows)
 
     def step(self, slots: Sequence[int], lengths: Sequence[int], tokens: Sequence[int]) -> Tensor:
         """Read one token in each of these slots, after lengths[i] others; −1 stands for the newest one on the device →
