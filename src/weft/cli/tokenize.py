@@ -139,12 +139,9 @@ def _spellings(tokenizer: "Tokenizer", spans: "list[TokenSpan]") -> list[str]:
 
 def _marked(spans: "list[TokenSpan]", spellings: list[str]) -> list[str]:
     """Return each token as in the vocabulary, with its ## or ▁; the space of a byte-level token becomes ▁ as well."""
-    return [
-        span.token
-        if span.token.isascii() or "▁" in span.token or span.token == spelling
-        else spelling.replace(" ", "▁")
-        for span, spelling in zip(spans, spellings, strict=True)
-    ]
+    pairs = zip(spans, spellings, strict=True)
+    tokens = [span.token if span.token.isascii() or "▁" in span.token else spelling for span, spelling in pairs]
+    return [token.replace(" ", "▁") for token in tokens]
 
 
 def _print_coloured(console: "Console", spans: "list[TokenSpan]", spellings: list[str], *, ids: bool) -> None:
