@@ -9,9 +9,9 @@ import pytest
 from tests.command import Cli
 
 from weft.cli.main import program
-from weft.course.lectures import Check, Entry, Lecture, lectures, setups
+from weft.course.lectures import EntryCheck, Lecture, LectureEntry, lectures, setups
 from weft.course.page import lecture_page, summary
-from weft.course.workspace import Result, Workspace
+from weft.course.workspace import EntryResult, Workspace
 from weft.errors import ConfigError
 
 ENTRIES = [(number, entry) for number, lecture in lectures().items() for entry in lecture.entries]
@@ -29,8 +29,8 @@ def parse(words: list[str]) -> None:
         context = command.make_context(name, rest, parent=context)
 
 
-def claim(title: str, python: str, *checks: Check) -> Entry:
-    return Entry(title=title, kind="claim", about=f"About {title}.", python=python, checks=checks)
+def claim(title: str, python: str, *checks: EntryCheck) -> LectureEntry:
+    return LectureEntry(title=title, kind="claim", about=f"About {title}.", python=python, checks=checks)
 
 
 def test_every_item_of_the_slides_has_an_entry() -> None:
@@ -70,25 +70,25 @@ def test_figures_have_names_of_their_own_and_checks_are_valid() -> None:
 @pytest.mark.parametrize(
     ("check", "output", "holds"),
     [
-        (Check(about="n", find="n = (.*)$", equals=1234.0), "n = 1,234", True),
-        (Check(about="n", find="n = (.*)$", equals=-1.9, within=0.01), "n = −1.905", True),
-        (Check(about="n", find="n = (.*)$", equals=-1.9, within=0.01), "n = 1.9", False),
-        (Check(about="n", find=r"n = ([\d.e+-]+)", below=1e-6), "n = 2.2e-08.", True),
-        (Check(about="n", find="n = (.*)$", above=0, below=3), "n = 3", False),
-        (Check(about="n", find="n = (.*)$", above=0), "n = nan", False),
-        (Check(about="n", find="n = (.*)$", above=0), "m = 1", False),
-        (Check(about="n", find="^found"), "not\nfound", True),
+        (EntryCheck(about="n", find="n = (.*)$", equals=1234.0), "n = 1,234", True),
+        (EntryCheck(about="n", find="n = (.*)$", equals=-1.9, within=0.01), "n = −1.905", True),
+        (EntryCheck(about="n", find="n = (.*)$", equals=-1.9, within=0.01), "n = 1.9", False),
+        (EntryCheck(about="n", find=r"n = ([\d.e+-]+)", below=1e-6), "n = 2.2e-08.", True),
+        (EntryCheck(about="n", find="n = (.*)$", above=0, below=3), "n = 3", False),
+        (EntryCheck(about="n", find="n = (.*)$", above=0), "n = nan", False),
+        (EntryCheck(about="n", find="n = (.*)$", above=0), "m = 1", False),
+        (EntryCheck(about="n", find="^found"), "not\nfound", True),
     ],
 )
-def test_verdicts(check: Check, output: str, holds: bool) -> None:
+def test_verdicts(check: EntryCheck, output: str, holds: bool) -> None:
     assert check.verdict(output).holds is holds
 
 
 def test_a_failing_entry_does_not_stop_the_others(tmp_path: Path) -> None:
     entries = [
-        claim("one", "print('n = 1')", Check(about="n", find=r"n = (\d)", equals=1)),
+        claim("one", "print('n = 1')", EntryCheck(about="n", find=r"n = (\d)", equals=1)),
         claim("two", "raise SystemExit('it broke')"),
-        claim("three", "print('n = 3')", Check(about="n", find=r"n = (\d)", equals=4)),
+        claim("three", "print('n = 3')", EntryCheck(about="n", find=r"n = (\d)", equals=4)),
     ]
     done: list[int] = []
     one, two, three = results = Workspace(tmp_path / "new").run_all(entries, done.append)
@@ -130,13 +130,13 @@ def test_no_folder_of_another_kind_is_used(tmp_path: Path) -> None:
 def test_the_page_holds_everything(tmp_path: Path) -> None:
     figure = tmp_path / "a.svg"
     figure.write_text('<?xml version="1.0"?><svg viewBox="0 0 9 9"><path fill="#2f6f9f"/></svg>')
-    drawn = Entry(title="Drawn", kind="figure", about="A figure.", run="weft plan gpt2 --out a.svg")
-    said = claim("Said", "print('<b>')", Check(about="n", find="(n)", equals=1))
+    drawn = LectureEntry(title="Drawn", kind="figure", about="A figure.", run="weft plan gpt2 --out a.svg")
+    said = claim("Said", "print('<b>')", EntryCheck(about="n", find="(n)", equals=1))
     lecture = Lecture(title="Test", about="Two entries.", page="x", entries=(drawn, said))
     results = [
-        Result(drawn, output="Figure: a.svg", figures=(figure,)),
-        Result(said, output="<b>", verdicts=(said.checks[0].verdict("n"),)),
-        Result(claim("Broken", "1/0"), error="exit code 1: ZeroDivisionError"),
+        EntryResult(drawn, output="Figure: a.svg", figures=(figure,)),
+        EntryResult(said, output="<b>", verdicts=(said.checks[0].verdict("n"),)),
+        EntryResult(claim("Broken", "1/0"), error="exit code 1: ZeroDivisionError"),
     ]
     html = lecture_page(9, lecture, results)
     assert "Lecture 9: Test" in html and "1. Drawn" in html and "$ weft plan gpt2 --out a.svg" in html

@@ -12,7 +12,7 @@ from weft.progress import bar
 
 if TYPE_CHECKING:
     from weft.course.lectures import Lecture
-    from weft.course.workspace import Result
+    from weft.course.workspace import EntryResult
 
 FOLDER = Path("weft-lectures")
 
@@ -59,7 +59,7 @@ def lecture(
         raise RunError(f"lecture {number}: {'entry' if len(failed) == 1 else 'entries'} {numbers} failed or differ")
 
 
-def _write_page(number: int, chosen: "Lecture", results: "list[Result]", *, folder: Path) -> None:
+def _write_page(number: int, chosen: "Lecture", results: "list[EntryResult]", *, folder: Path) -> None:
     from weft.course.page import lecture_page
     from weft.storage.files import write_text
 
@@ -89,7 +89,7 @@ def _list_entries(number: int, chosen: "Lecture", *, as_json: bool) -> None:
     print_tables(Table(("", "kind", "what", "command"), rows, title, [remark], text=(1, 2, 3)))
 
 
-def _report(results: "list[Result]", *, as_json: bool, whole: bool) -> None:
+def _report(results: "list[EntryResult]", *, as_json: bool, whole: bool) -> None:
     """Print the results: in full for one entry, only what does not hold for a whole lecture."""
     from weft.course.page import summary, verdict_table
 

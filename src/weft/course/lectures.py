@@ -30,7 +30,7 @@ class Verdict(NamedTuple):
     holds: bool
 
 
-class Check(Config):
+class EntryCheck(Config):
     """Value that an output must contain: the first group of the regular expression `find`, within these bounds.
 
     Without bounds it is enough that the expression matches.
@@ -73,7 +73,7 @@ class Check(Config):
         return ", ".join(bounds) or "yes"
 
 
-class Source(Config):
+class EntrySource(Config):
     """Commands or a Python script, run in the folder of the lectures. Each line of `run` is one command of weft."""
 
     run: str = ""
@@ -90,20 +90,20 @@ class Source(Config):
         return (self.python or self.run).strip()
 
 
-class Setup(Source):
+class Setup(EntrySource):
     """Text file, folder or run that entries use: a file with this `content`, or what a source makes."""
 
     makes: str
     content: str = ""
 
 
-class Entry(Source):
+class LectureEntry(EntrySource):
     """Figure, table or claim of a lecture. `status` is the exit code of its command, 2 if it shows a refusal."""
 
     title: str
     kind: Literal["figure", "table", "claim"]
     about: str
-    checks: tuple[Check, ...] = ()
+    checks: tuple[EntryCheck, ...] = ()
     status: int = 0
 
     @model_validator(mode="after")
@@ -114,7 +114,7 @@ class Entry(Source):
 
     @property
     def shown(self) -> str:
-        """Source in one line, for a list."""
+        """EntrySource in one line, for a list."""
         first, *others = [line for line in self.run.replace("\\\n", " ").splitlines() if line.strip()] or [""]
         if self.python:
             return f"Python, {counted(len(self.text.splitlines()), 'line')}"
@@ -133,7 +133,7 @@ class Lecture(Config):
     title: str
     about: str
     page: str
-    entries: tuple[Entry, ...] = Field(min_length=1)
+    entries: tuple[LectureEntry, ...] = Field(min_length=1)
 
     def counts(self) -> dict[str, int]:
         """Number of entries of each kind."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from weft.course.lectures import Lecture
-from weft.course.workspace import Result
+from weft.course.workspace import EntryResult
 from weft.errors import counted
 from weft.figures.page import Section, html_table, page, part
 from weft.figures.tables import Table
@@ -16,13 +16,13 @@ MAX_OUTPUT_LINES = 40  # a longer output is folded
 MAX_FIGURE_BYTES = 20 << 20
 
 
-def lecture_page(number: int, lecture: Lecture, results: Sequence[Result]) -> str:
+def lecture_page(number: int, lecture: Lecture, results: Sequence[EntryResult]) -> str:
     """Return the page of a lecture."""
     sections = [_section(position, result) for position, result in enumerate(results, start=1)]
     return page(f"Lecture {number}: {lecture.title}", sections, summary=f"{lecture.about} {summary(results)}")
 
 
-def summary(results: Sequence[Result]) -> str:
+def summary(results: Sequence[EntryResult]) -> str:
     """Count the entries, and those whose numbers hold, differ or could not be computed, in a sentence."""
     checked = [result for result in results if result.verdicts]
     failed = sum(bool(result.error) for result in results)
@@ -33,13 +33,13 @@ def summary(results: Sequence[Result]) -> str:
     return "; ".join(parts) + "."
 
 
-def verdict_table(result: Result) -> Table:
+def verdict_table(result: EntryResult) -> Table:
     """Return the checks of an entry as a table."""
     rows = [(v.about, v.expected, v.found, "holds" if v.holds else "differs") for v in result.verdicts]
     return Table(("check", "expected", "found", ""), rows, text=(0, 1, 2, 3))
 
 
-def _section(position: int, result: Result) -> Section:
+def _section(position: int, result: EntryResult) -> Section:
     entry = result.entry
     command = entry.python.strip() or "\n".join(f"$ {line}" for line in _lines(entry.run))
     script = part("texts", [command])

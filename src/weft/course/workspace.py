@@ -15,7 +15,7 @@ from threading import Lock
 from typing import NamedTuple
 
 import weft
-from weft.course.lectures import Entry, Setup, Source, Verdict, setups
+from weft.course.lectures import EntrySource, LectureEntry, Setup, Verdict, setups
 from weft.errors import ConfigError, RunError
 from weft.progress import Advance
 from weft.storage.files import read_text, remove_folder, write_text
@@ -26,10 +26,10 @@ MAX_WORKERS = 4  # commands at the same time
 RECORD = "setup.json"  # what has been made, and by which commands
 
 
-class Result(NamedTuple):
+class EntryResult(NamedTuple):
     """Output of an entry, its figures and verdicts; `error` is the reason why it has none."""
 
-    entry: Entry
+    entry: LectureEntry
     output: str = ""
     figures: tuple[Path, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
@@ -61,7 +61,7 @@ class Workspace:
         self._workers = min(MAX_WORKERS, cores())
         self._write_record()
 
-    def run(self, entry: Entry) -> Result:
+    def run(self, entry: LectureEntry) -> EntryResult:
         """Run one entry, after what it needs has been made."""
         start = time.monotonic()
         try:
@@ -69,9 +69,9 @@ class Workspace:
             start = time.monotonic()
             output = self._execute(entry, entry.status)
         except RunError as error:
-            return Result(entry, error=str(error), seconds=time.monotonic() - start)
+            return EntryResult(entry, error=str(error), seconds=time.monotonic() - start)
         missing = [name for name in entry.figures if not (self.folder / name).is_file()]
-        return Result(
+        return EntryResult(
             entry,
             output=output,
             figures=tuple(self.folder / name for name in entry.figures if name not in missing),
@@ -80,10 +80,10 @@ class Workspace:
             seconds=time.monotonic() - start,
         )
 
-    def run_all(self, entries: Sequence[Entry], advance: Advance) -> list[Result]:
+    def run_all(self, entries: Sequence[LectureEntry], advance: Advance) -> list[EntryResult]:
         """Run entries, several at the same time, and return their results in order."""
 
-        def run(entry: Entry) -> Result:
+        def run(entry: LectureEntry) -> EntryResult:
             result = self.run(entry)
             advance(1)
             return result
@@ -140,7 +140,7 @@ class Workspace:
     def _write_record(self) -> None:
         write_text(self.folder / RECORD, json.dumps(self._made, indent=1, sort_keys=True) + "\n")
 
-    def _execute(self, source: Source, status: int) -> str:
+    def _execute(self, source: EntrySource, status: int) -> str:
         """Run the commands, or the script, of a source and return what they print."""
         scripts = [["-c", source.python]] if source.python else [["-m", "weft", *words] for words in source.commands]
         return "\n".join(self._output(words, status) for words in scripts)
