@@ -10,7 +10,7 @@ import tomllib
 from functools import cache
 from importlib import resources
 from itertools import pairwise
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -114,7 +114,7 @@ class LectureEntry(EntrySource):
 
     @property
     def shown(self) -> str:
-        """EntrySource in one line, for a list."""
+        """Commands in one line, for a list."""
         first, *others = [line for line in self.run.replace("\\\n", " ").splitlines() if line.strip()] or [""]
         if self.python:
             return f"Python, {counted(len(self.text.splitlines()), 'line')}"
@@ -140,7 +140,7 @@ class Lecture(Config):
         return {kind: sum(entry.kind == kind for entry in self.entries) for kind in KINDS}
 
 
-def _read(name: str) -> dict[str, object]:
+def _read(name: str) -> dict[str, Any]:
     return tomllib.loads((resources.files("weft") / "lectures" / f"{name}.toml").read_text("utf-8"))
 
 
@@ -153,7 +153,7 @@ def lectures() -> dict[int, Lecture]:
 @cache
 def setups() -> tuple[Setup, ...]:
     """Return the texts and runs that entries use; one that another is made from comes first."""
-    return tuple(map(Setup.model_validate, _read("setup")["setup"]))  # type: ignore[arg-type]
+    return tuple(map(Setup.model_validate, _read("setup")["setup"]))
 
 
 def lecture(number: int) -> Lecture:
