@@ -85,6 +85,7 @@ def test_a_rate_at_the_edge_of_the_sweep_is_noted(page: ComparisonPage) -> None:
         ((2.1, 1.8, math.inf), None, "(at least 1.8)"),
         ((27, 20, math.inf), "above", "more than 27 times the compute for the same loss, which is beyond the measured"),
         ((1 / 27, 0, 0.05), "below", "it needs more than 27 times the compute of transformer"),
+        ((2.1, math.nan, math.nan), None, "needs 2.1 times less compute than transformer for the same loss (one seed"),
         ((2.1, 0, math.inf), None, "beyond the measured range on both sides"),
     ],
 )

@@ -216,7 +216,7 @@ def test_masking_of_a_tokenizer() -> None:
     assert (masking.mask_id, masking.cls_id, masking.frame) == (tokenizer.mask_id, tokenizer.cls_id, 2)
     assert masking.special_ids.tolist() == sorted(tokenizer.special_tokens.values())
     assert masking.starts is not None
-    with pytest.raises(TokenizerError, match=r"no mask token .* set specials\.mask"):
+    with pytest.raises(TokenizerError, match=r"no mask token .* set tokenizer\.specials\.mask=<mask>"):
         Masking.of(build_tokenizer(Byte(), TEXTS))
 
 

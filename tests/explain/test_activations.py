@@ -27,6 +27,9 @@ def test_values_and_slopes_are_those_of_calculus() -> None:
         assert found.values[name] == pytest.approx(values, abs=1e-6)
         assert found.slopes[name] == pytest.approx(slopes, abs=1e-6)
     assert found.values["gelu-tanh"] == pytest.approx(found.values["gelu"], abs=1e-3)
+    assert found.swish[1.0] == pytest.approx(found.values["silu"], abs=1e-12)
+    assert found.swish[0.0] == pytest.approx(x / 2)
+    assert found.swish[5.0] == pytest.approx(x / (1 + np.exp(-5 * x)))
     assert found.slopes["gelu-tanh"] == pytest.approx(found.slopes["gelu"], abs=3e-3)
 
 
@@ -35,7 +38,7 @@ def test_all_functions_are_drawn_and_printed() -> None:
     text = found.text() or ""
     for name in ("relu", "gelu", "gelu-tanh", "silu", "sigmoid", "tanh"):
         assert name in text
-    assert found.html().count('role="img"') == 6
+    assert found.html().count('role="img"') == 7
     assert "0.8413" in text
     assert "-0.0000" not in text
 

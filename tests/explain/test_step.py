@@ -76,12 +76,16 @@ def stage(found: StepPicture, id: str) -> Any:
 
 
 def values(found: StepPicture, id: str, name: str = "") -> Tensor:
-    """A tensor of a stage, by default the first; null is −∞."""
+    """A tensor of a stage, by default the first, of which candidates may be sent; null is −∞."""
     tensors = stage(found, id).tensors
     tensor = next(each for each in tensors if not name or each["name"] == name)
-    assert tensor["cut"] is None
     array = np.array(tensor["values"], dtype=float)
-    assert list(array.shape) == tensor["shape"] and len(tensor["axes"]) == array.ndim
+    if tensor["axes"][0]["name"] == "candidate":
+        cut = {"axis": 0, "of": tensor["shape"][0]}
+        assert tensor["cut"] == (cut if tensor["shape"][0] > len(array) else None)
+    else:
+        assert tensor["cut"] is None and list(array.shape) == tensor["shape"]
+    assert len(tensor["axes"]) == array.ndim
     return torch.from_numpy(np.where(np.isnan(array), -np.inf, array)).float()
 
 
@@ -93,6 +97,17 @@ def same(found: Tensor, expected: Tensor, tolerance: float = 2e-6) -> None:
 def logits_of(model: Any, reading: Reading) -> Tensor:
     out = model(reading.tokens, **reading.model_kwargs)
     return (out[0] if isinstance(out, tuple) else out)[0]
+
+
+@torch.no_grad()
+def test_printed_shapes_are_the_models() -> None:
+    model = sharp(VARIANTS["gpt"])
+    found = step(read(model))
+    shapes = {row[0]: row[2:] for row in found.tables()[0].rows}
+    logits = logits_of(model, found.reading)[-1][: TOKENIZER.vocab_size]
+    expected = (str(TOKENIZER.vocab_size), f"{float(logits.norm()):.4g}")
+    assert shapes["output.logits"] == expected and shapes["output.choice"][0] == expected[0]
+    assert shapes["decoder.0"][0] == str(model.config.d_model)
 
 
 @pytest.mark.parametrize(("variant", "layer", "position"), each_once(VARIANTS, [0, 1, 3], [5, 0, None]))

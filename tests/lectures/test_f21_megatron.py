@@ -48,6 +48,14 @@ def test_columns_then_rows_need_one_all_reduce(blocks: list[Any]) -> None:
         assert kinds(best.backward) == ["all-reduce", "", "", ""]
 
 
+def test_dropout_follows_the_sum(blocks: list[Any]) -> None:
+    """Every split reproduces the unsplit block with one dropout mask, and needs no further collective for it."""
+    assert parallel.DROPOUT > 0
+    assert all(max(split.differences) < 1e-13 for block in blocks for split in block.splits)
+    picture = Later("weft.explain.parallel.picture").parallel_splits(sizes(), 2)
+    assert "Z = Dropout(YB)" in picture.sections()[0].about
+
+
 def test_rows_first_need_one_before_the_nonlinearity(blocks: list[Any]) -> None:
     for block in blocks:
         assert kinds(split(block, "rows", "columns").forward) == ["", "all-reduce", "", "all-gather"]

@@ -70,8 +70,10 @@ def plan(
             )
         from weft.costs.published import gpt3_table, opt_table, published_table
 
-        tables = {Lecture.gpt3: gpt3_table, Lecture.opt: opt_table, None: published_table}
-        print_tables(tables[lecture]())
+        if lecture == Lecture.opt:
+            print_tables(*opt_table())
+        else:
+            print_tables(gpt3_table() if lecture else published_table())
         return
     if out is not None:
         raise ConfigError(

@@ -51,7 +51,8 @@ class Multiplier:
     loss. "above": the contender is better with its smallest amount than the baseline with its largest, so `value` is a
     lower bound and `high` is infinite. "below": the contender is worse with its largest amount than the baseline with
     its smallest, so `value` is an upper bound and `low` is 0. An interval that extends beyond the measured range has
-    such ends too. `at_full` is the multiplier at the contender's lowest loss, None if the baseline never reaches it.
+    such ends too. With one seed the variation between seeds is unknown, and both ends are NaN. `at_full` is the
+    multiplier at the contender's lowest loss, None if the baseline never reaches it.
     """
 
     value: float
@@ -75,9 +76,12 @@ def factor_text(value: float) -> str:
 
 
 def bounds_text(low: float, high: float) -> str:
-    """Format an interval, with words for an end beyond the measured range."""
+    """Format an interval, with enough digits to tell its ends apart, and words for an end beyond the measured range."""
+    if math.isnan(low):
+        return "one seed, so no interval"
     if low > 0 and math.isfinite(high):
-        return f"{factor_text(low)}–{factor_text(high)}"
+        pairs = [(factor_text(low), factor_text(high)), *((f"{low:#.{n}g}", f"{high:#.{n}g}") for n in (3, 4))]
+        return next((f"{start}–{end}" for start, end in pairs if start != end), f"{pairs[0][0]} in all draws")
     if low > 0 or math.isfinite(high):
         return f"at least {factor_text(low)}" if low > 0 else f"at most {factor_text(high)}"
     return BEYOND
@@ -96,13 +100,15 @@ def multiplier(contender: Curve, baseline: Curve, *, draws: int = DRAWS, seed: i
     value, loss, amount = (float(array[0]) for array in _read((mine, ours.amounts), (other, theirs.amounts)))
     drawn = resample([list(ours.nats), list(theirs.nats)], ours.bytes, draws, seed=seed)
     low, high = ends(_read((drawn[0], ours.amounts), (drawn[1], theirs.amounts))[0])
+    if min(ours.nats.shape[1], theirs.nats.shape[1]) == 1:
+        low = high = math.nan
     share = min(amount / float(ours.amounts[-1]), 1.0)
     if value == math.inf:
         value = float(theirs.amounts[-1] / ours.amounts[0])
-        return Multiplier(value, min(low, value), math.inf, loss=loss, share=share, beyond="above")
+        return Multiplier(value, min(value, low), math.inf, loss=loss, share=share, beyond="above")
     if value == 0:
         value = float(theirs.amounts[0] / ours.amounts[-1])
-        return Multiplier(value, 0.0, max(high, value), loss=loss, share=share, beyond="below")
+        return Multiplier(value, 0.0, max(value, high), loss=loss, share=share, beyond="below")
     at_full = value if mine.min() >= other.min() else None
     return Multiplier(value, low, high, loss=loss, share=share, at_full=at_full)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -237,11 +238,11 @@ def ranking_chart(contenders: Sequence[Ranked]) -> Panels | None:
 def multiplier_chart(contenders: Sequence[Ranked]) -> Panels | None:
     """Plot the multipliers of the contenders; None if none has one."""
     chosen = looks(contenders)
-    rows = [
-        Whisker(f"{times.text()}  {r.name}", times.value, times.low, times.high, chosen[r.name], times.beyond)
-        for r in contenders
-        if (times := r.multiplier)
-    ]
+    rows = []
+    for r in contenders:
+        if times := r.multiplier:
+            low, high = (times.value if isnan(end) else end for end in (times.low, times.high))
+            rows.append(Whisker(f"{times.text()}  {r.name}", times.value, low, high, chosen[r.name], times.beyond))
     if not rows:
         return None
     base = next(ranked.name for ranked in contenders if ranked.baseline)

@@ -207,7 +207,7 @@ def _wins(ranked: Ranked, base: Ranked) -> bool:
     times = ranked.multiplier
     if ranked.is_ngram or ranked.bits >= base.bits:
         return False
-    return times is None or times.beyond == "above" or (times.beyond is None and times.low > 1)
+    return times is None or times.beyond == "above" or (times.beyond is None and not times.low <= 1)
 
 
 def _named(ranked: Ranked) -> str:

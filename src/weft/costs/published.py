@@ -7,6 +7,7 @@ import csv
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
+from math import isnan
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -75,38 +76,66 @@ def gpt3_table() -> Table:
 
 
 class OPTRow(NamedTuple):
-    """Row of the slide: shares of the FLOPs of an update, in percent."""
+    """Row of the slide: FLOPs of an update and their shares in percent; `batch` is OPT's, in units of 2²⁰ tokens."""
 
     name: str
     layers: int
     d_model: int
     heads: int
+    batch: float
+    update: float  # NaN where the slide cannot be read
     projections: float
     feedforward: float
     attention: float
     logits: float
 
+    @property
+    def shares(self) -> tuple[float, ...]:
+        return (self.projections, self.feedforward, self.attention, self.logits)
+
 
 # Zhang et al. 2022, table 1; the slide's smallest row is GPT-3 Large
 OPT = tuple(OPTRow(row["name"], *_numbers(row)) for row in csv_rows("opt.csv"))
 OPT_VOCABULARY, OPT_CONTEXT = 50272, 2048
+OPT_PARTS = ("MHA projections", "FFN", "attention", "logits")
 
 
-def opt_shares(row: OPTRow) -> dict[str, float]:
-    """Return weft's count of the FLOPs of an update, with the layers recomputed once, in percent per component."""
+def opt_flops(row: OPTRow) -> dict[str, float]:
+    """Return weft's count of the FLOPs of an update, with the layers recomputed once, by component."""
     cost = count(gpt(row.layers, row.d_model, row.heads, context=OPT_CONTEXT, vocab_size=OPT_VOCABULARY))
-    return {part.name: 100 * cost.share(part, recompute=True) for part in cost.components if part.flops}
+    update = row.batch * 2**20 * cost.training(recompute=True)
+    return {part.name: update * cost.share(part, recompute=True) for part in cost.components if part.flops}
 
 
-def opt_table() -> Table:
-    """Compare weft's shares of FLOPs with the slide's."""
-    parts = ("MHA projections", "FFN", "attention", "logits")
-    rows = []
+def opt_slide_flops(row: OPTRow) -> dict[str, float]:
+    """Return the FLOPs of an update by the count that reproduces the slide; the terms of the projections are fitted."""
+    d, T, layers = row.d_model, OPT_CONTEXT, row.layers
+    parts = (2 * d * d + 8 * T * d, 16 * d * d, 4 * T * d, 0.75 * 2 * d * OPT_VOCABULARY / layers)
+    update = row.batch * 2**20 * 4 * layers
+    return {name: update * flops for name, flops in zip(OPT_PARTS, parts, strict=True)}
+
+
+def _update_and_shares(flops: Mapping[str, float]) -> tuple[float, list[float]]:
+    """Return the sum over the components, and the share of each in percent."""
+    update = sum(flops.values())
+    return update, [100 * flops[part] / update for part in OPT_PARTS]
+
+
+def opt_table() -> tuple[Table, Table]:
+    """Compare the slide's columns with the count that reproduces them, and show weft's count of the same sizes."""
+    slide, ours = [], []
     for row in OPT:
-        slide = zip(parts, (row.projections, row.feedforward, row.attention, row.logits), strict=True)
-        rows.append((row.name, *(f"{opt_shares(row)[part]:.1f} | {share:4.1f}" for part, share in slide)))
-    remark = TEXTS["slide-shares"].format(context=OPT_CONTEXT, vocabulary=OPT_VOCABULARY)
-    return Table(("size", *parts), rows, "Percent of an update's FLOPs for OPT's sizes: weft | slide", [remark])
+        (matched, shares), (counted, our_shares) = (
+            _update_and_shares(flops(row)) for flops in (opt_slide_flops, opt_flops)
+        )
+        printed = (f"{row.projections:.0f}", f"{row.feedforward:.0f}", f"{row.attention:.1f}", f"{row.logits:.1f}")
+        cells = (f"{slide_share} | {share:4.1f}" for slide_share, share in zip(printed, shares, strict=True))
+        slide.append((row.name, f"{'?' if isnan(row.update) else f'{row.update:.1e}'} | {matched:.2e}", *cells))
+        ours.append((row.name, f"{counted:.2e}", *(f"{share:.1f}" for share in our_shares)))
+    sizes, header = {"context": OPT_CONTEXT, "vocabulary": OPT_VOCABULARY}, ("size", "FLOPs/update", *OPT_PARTS)
+    title = "FLOPs of an update for OPT's sizes, and their shares in percent"
+    reproduced = Table(header, slide, f"{title}: slide | reproduced", [TEXTS["slide-count"].format(**sizes)])
+    return reproduced, Table(header, ours, f"{title}: weft", [TEXTS["weft-count"].format(**sizes)])
 
 
 A100, H100 = DEVICES["a100"], DEVICES["h100"]

@@ -12,6 +12,7 @@ from weft.figures.plot import Axis, Plot, lines
 from weft.figures.tables import Table
 from weft.nn.activations import activations as functions
 
+SWISH_BETAS = (0.0, 0.5, 1.0, 1.702, 5.0)  # from x / 2 over SiLU and the sigmoid form of GELU to almost ReLU
 TABLE_X = (-2.0, -1.0, 0.0, 1.0, 2.0)  # arguments listed in the table
 
 
@@ -22,6 +23,7 @@ class Activations(Charts):
     x: NDArray[np.float64]
     values: dict[str, NDArray[np.float64]]
     slopes: dict[str, NDArray[np.float64]]
+    swish: dict[float, NDArray[np.float64]]  # x · σ(βx), by β
 
     title = "Activation functions"
     about = TEXTS["activations"]
@@ -30,7 +32,9 @@ class Activations(Charts):
     def charts(self) -> list[Plot]:
         x, y = Axis("x", includes=(self.x[0], self.x[-1])), Axis(includes=(-1.0, 4.0))  # one scale for all functions
         pairs = {name: {"f(x)": values, "f′(x)": self.slopes[name]} for name, values in self.values.items()}
-        return [lines(name, pair, self.x, x=x, y=y) for name, pair in pairs.items()]
+        swish = {f"β = {beta:g}": values for beta, values in self.swish.items()}
+        functions = [lines(name, pair, self.x, x=x, y=y) for name, pair in pairs.items()]
+        return [*functions, lines("Swish, x · σ(βx)", swish, self.x, x=x, y=y)]
 
     def tables(self) -> list[Table]:
         indices = [int(np.abs(self.x - x).argmin()) for x in TABLE_X]
@@ -40,7 +44,10 @@ class Activations(Charts):
             rows.append((name, *(f"{values[i]:.4f}" for i in indices), ""))
             rows.append((f"  {name}′", *(f"{slopes[i]:.4f}" for i in indices), f"{slopes.max():.3f}"))
         header = ("function", *(f"x = {x:g}" for x in TABLE_X), "steepest")
-        return [Table(header, rows, "Activation functions and their derivatives")]
+        swish = [
+            (f"Swish, β = {beta:g}", *(f"{values[i]:.4f}" for i in indices), "") for beta, values in self.swish.items()
+        ]
+        return [Table(header, [*rows, *swish], "Activation functions and their derivatives", [TEXTS["swish"]])]
 
 
 def activations(bound: float = 4.0) -> Activations:
@@ -53,4 +60,5 @@ def activations(bound: float = 4.0) -> Activations:
             y = function(argument)
             (slope,) = torch.autograd.grad(y.sum(), argument)
         values[str(name)], slopes[str(name)] = y.detach().numpy() + 0.0, slope.numpy() + 0.0  # −0 becomes 0
-    return Activations(x.numpy(), values, slopes)
+    swish = {beta: (x * torch.sigmoid(beta * x)).numpy() for beta in SWISH_BETAS}
+    return Activations(x.numpy(), values, slopes, swish=swish)

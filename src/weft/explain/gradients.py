@@ -13,7 +13,7 @@ A norm after the sum and a norm before it differ in how much of the skip they pr
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -26,13 +26,16 @@ from weft.explain.capture import capture, taps
 from weft.explain.groups import ParameterGroup, parameter_groups
 from weft.explain.reading import Reading, predicts_tokens
 from weft.explain.texts import TEXTS
+from weft.explain.time_gradients import StateGradients, state_chart, state_gradients, state_table
 from weft.figures.charts import Charts
 from weft.figures.formats import table_number
 from weft.figures.plot import Axis, Plot, integer_axis, lines
 from weft.figures.tables import Table
+from weft.models.bahdanau import Bahdanau
 from weft.models.base import evaluating
 from weft.models.config import Decoder, Encoder
 from weft.models.ngram import NGram
+from weft.models.recurrent import Recurrent
 from weft.models.transformer import Transformer
 from weft.nn.config import Attention, LayerNorm, Plain, XavierInit
 from weft.nn.position_config import Learned
@@ -40,6 +43,7 @@ from weft.nn.position_config import Learned
 Placement = Literal["pre", "post", "none"]
 NAMES: dict[Placement, str] = {"pre": "pre-norm", "post": "post-norm", "none": "no norm"}
 BATCH, TIME = 8, 32
+NO_GRADIENT = "an n-gram model learns by counting; it has no gradient"
 MASK_STRIDE = 7  # an encoder's text has every 7th token masked and predicted
 
 
@@ -132,6 +136,8 @@ class GradientNorms(Charts):
     loss: float
     stream: dict[str, float]  # by layer of the residual stream: "decoder.3" is after layer 3
     parameters: dict[ParameterGroup, tuple[float, float]]  # norms of the gradient and of the weights themselves
+    clip: float = 0.0  # maximum norm of the gradient in training; 0: none
+    states: StateGradients | None = None  # of a recurrent model
 
     title = "Gradient norms"
     about = TEXTS["gradient-norms"]
@@ -145,7 +151,8 @@ class GradientNorms(Charts):
         parts: dict[str, list[float]] = {}
         for stack, part, norm in (row for row in layered if row[0]):
             parts.setdefault(f"{stack} {part}" if several else part, []).append(norm)
-        return [*_stream_chart(stacks), _chart("of the parameters", parts, "layer")]
+        through_time = [] if self.states is None else [state_chart({"norm": self.states})]
+        return [*through_time, *_stream_chart(stacks), _chart("of the parameters", parts, "layer")]
 
     def tables(self) -> list[Table]:
         parts = list(dict.fromkeys(group.part for group in self.parameters if group.layer))
@@ -160,10 +167,15 @@ class GradientNorms(Charts):
             for group, (norm, size) in self.parameters.items()
             if not group.layer
         ]
-        remark = f"The loss is {self.what}: {self.loss:.3f}."
+        norm = sum(part**2 for part, _ in self.parameters.values()) ** 0.5
+        remark = f"The loss is {self.what}: {self.loss:.3f}. The norm of its whole gradient is {table_number(norm)}."
+        if 0 < self.clip < norm:
+            remark += f" Clipping to {self.clip:g} divides it by {norm / self.clip:.3g}."
         header = ("layer", *(["stream"] if self.stream else []), *parts)
         layered = Table(header, rows, "Norm of the gradient, by layer", [remark])
-        return [layered, Table(("part", "norm", "/ weights'"), outside, "Norm of the gradient, outside the layers")]
+        through_time = [] if self.states is None else [state_table({"norm": self.states})]
+        outer = Table(("part", "norm", "/ weights'"), outside, "Norm of the gradient, outside the layers")
+        return [*through_time, layered, outer]
 
 
 @dataclass(frozen=True)
@@ -178,7 +190,12 @@ class GradientHistory(Charts):
     def charts(self) -> list[Plot]:
         parameters = list(self.stages.values())[-1].charts()[-1]
         streams = {name: list(stage.stream.values()) for name, stage in self.stages.items()}
-        return [*_stream_chart(streams), replace(parameters, title=f"{parameters.title}, now")]
+        states = self._states()
+        through_time = [state_chart(states)] if states else []
+        return [*through_time, *_stream_chart(streams), replace(parameters, title=f"{parameters.title}, now")]
+
+    def _states(self) -> dict[str, StateGradients]:
+        return {name: stage.states for name, stage in self.stages.items() if stage.states is not None}
 
     def tables(self) -> list[Table]:
         last = list(self.stages.values())[-1]
@@ -186,19 +203,27 @@ class GradientHistory(Charts):
         rows = [(layer, *(table_number(stage.stream[layer]) for stage in stages)) for layer in last.stream]
         rows.append(("loss", *(f"{stage.loss:.3f}" for stage in stages)))
         streams = Table(("layer", *self.stages), rows, "Norm of the gradient in the residual stream")
-        return [*([streams] if last.stream else []), *last.tables()]
+        states = self._states()
+        through_time = [state_table(states)] if states else []
+        return [*through_time, *([streams] if last.stream else []), *replace(last, states=None).tables()]
 
 
-def gradient_norms(reading: Reading) -> GradientNorms:
+def gradient_norms(reading: Reading, *, clip: float = 0.0) -> GradientNorms:
     """Return the norms of the loss's gradient for a model, trained or not; the model is not changed."""
-    model = reading.model
+    model, states = reading.model, None
     if isinstance(model, NGram):
-        raise ModelError("an n-gram model learns by counting; it has no gradient")
+        raise ModelError(NO_GRADIENT)
     residuals = [name for name in taps(model) if name.endswith(".residual")]
     inputs = [f"{stack}.dropout" for stack in ("encoder", "decoder") if f"{stack}.0.residual" in residuals]
     names = [name for stack in ("encoder", "decoder") for name in (*inputs, *residuals) if name.startswith(stack)]
     groups = parameter_groups(model)
-    with evaluating(model), _unfrozen(model), capture(model, *names, grads=True) as captured, torch.enable_grad():
+    with ExitStack() as contexts:
+        for context in (evaluating(model), _unfrozen(model), torch.backends.cudnn.flags(enabled=False)):
+            contexts.enter_context(context)  # cuDNN's recurrent kernels have no backward pass in evaluation mode
+        if isinstance(model, Recurrent | Bahdanau) and len(reading.ids) > 1:
+            states, _ = state_gradients(model, reading.tokens, **reading.model_kwargs)
+        captured = contexts.enter_context(capture(model, *names, grads=True))
+        contexts.enter_context(torch.enable_grad())
         loss, what = _loss(reading)
         weights = [weight for group in groups.values() for weight in group]
         gradients = torch.autograd.grad(loss, [*(captured[name] for name in names), *weights], allow_unused=True)
@@ -206,7 +231,7 @@ def gradient_norms(reading: Reading) -> GradientNorms:
     stream = dict(zip(labels, map(_norm, gradients[: len(names)]), strict=True))
     left = iter(gradients[len(names) :])
     parameters = {group: (_total([next(left) for _ in members]), _total(members)) for group, members in groups.items()}
-    return GradientNorms(what, float(loss.detach()), stream, parameters=parameters)
+    return GradientNorms(what, float(loss.detach()), stream, parameters=parameters, clip=clip, states=states)
 
 
 def _loss(reading: Reading) -> tuple[Tensor, str]:

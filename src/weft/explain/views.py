@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from weft.explain import schedule as schedule
     from weft.explain import search as search
     from weft.explain import surprise as surprise
+    from weft.explain import time_gradients as time_gradients
     from weft.explain import timing as timing
     from weft.explain import training as training
     from weft.explain import weights as weights
@@ -43,7 +44,7 @@ OF_A_TEXT = (
     *("attention", "heads", "surprise", "lens", "saliency", "search", "step", "gradients", "weights", "graph"),
     "likelihood",
 )
-_MODULES = {name: f"weft.explain.{name}" for name in (*VIEWS, "ablation", "reading")} | {
+_MODULES = {name: f"weft.explain.{name}" for name in (*VIEWS, "ablation", "reading", "time_gradients")} | {
     "anatomy": "weft.explain.anatomy.anatomy",
     "attention": "weft.explain.attention.maps",
     "graph": "weft.explain.graph.picture",

@@ -1,9 +1,9 @@
 """Every split of a layer's matrices over processes: what each process sends, computes and holds.
 
-An MLP and an attention block have one form: f(norm(x) A) B. A is split by columns or by rows, and so is B (Shoeybi et
-al. 2019, §3). The output of A and the input of f decide which collectives are needed between them. With sequence
-parallelism, each process has a slice of the tokens in the norm before the block and in everything after it (Korthikanti
-et al. 2022, §4.2.2).
+An MLP and an attention block have one form: Dropout(f(norm(x) A) B). A is split by columns or by rows, and so is B
+(Shoeybi et al. 2019, §3). The output of A and the input of f decide which collectives are needed between them. With
+sequence parallelism, each process has a slice of the tokens in the norm before the block and in everything after it
+(Korthikanti et al. 2022, §4.2.2).
 """
 
 import math
@@ -30,6 +30,7 @@ from weft.nn.norm import LayerNorm
 from weft.nn.scaled_dot_product import QKV, reference_attention
 
 SplitBy = Literal["columns", "rows"]
+DROPOUT = 0.1
 WHOLE, TOKENS, FEATURES = Replicate(), Shard(1), Shard(2)  # placements of activations, (batch, time, width)
 
 
@@ -143,13 +144,14 @@ def measure(sizes: BlockSizes, ranks: int) -> list[BlockSplits]:
         torch.manual_seed(0)
         x, upstream = torch.randn(2, 1, sizes.tokens, sizes.d_model, dtype=torch.float64)
         blocks = [_mlp(sizes), _attention(sizes)]
+        kept = F.dropout(torch.ones_like(x), DROPOUT)  # the mask of dropout, divided by the share that is kept
     x, results = x.clone().requires_grad_(), []
     for block in blocks:
-        out = block.module(block.norm(x))
+        out = kept * block.module(block.norm(x))
         of_x, *of_weights = torch.autograd.grad(out, [x, *block.parameters], upstream)
         expected = [out.detach(), of_x, *block.ordered(of_weights)]
         with simulated(ranks) as mesh:
-            runs: dict[str, Any] = {"x": x.detach(), "upstream": upstream, "expected": expected}
+            runs: dict[str, Any] = {"x": x.detach(), "kept": kept, "upstream": upstream, "expected": expected}
             splits = [_run(block, scheme, mesh, **runs) for scheme in SCHEMES]
         calls = {split.scheme: sum(map(len, (*split.forward, *split.backward))) for split in splits}
         splits.sort(key=lambda split: (split.flops, sum(split.sent(ranks)), calls[split.scheme], split.activations))
@@ -164,14 +166,16 @@ def _run(
     mesh: DeviceMesh,
     *,
     x: Tensor,
+    kept: Tensor,
     upstream: Tensor,
     expected: Sequence[Tensor],
 ) -> MeasuredSplit:
     """Run both passes, stage by stage: norm, A, f, B and the end. Collectives are at the beginning of a stage.
 
-    `upstream` is the gradient of the result; `expected` are the result, the gradient of x and those of the parameters.
+    `kept` is the mask of dropout, the same on every process; `upstream` is the gradient of the result; `expected` are
+    the result, the gradient of x and those of the parameters.
     """
-    required, stages = scheme.placements(), _stages(block, scheme, mesh)
+    required, stages = scheme.placements(), _stages(block, scheme, mesh, kept=kept)
     inputs: list[Any] = []
     outputs, forward, placements = [], [], []
     flops = activations = 0
@@ -217,7 +221,7 @@ def _run(
 
 
 def _stages(
-    block: TwoMatrixBlock, scheme: SplitScheme, mesh: DeviceMesh
+    block: TwoMatrixBlock, scheme: SplitScheme, mesh: DeviceMesh, *, kept: Tensor
 ) -> list[tuple[list[Any], Callable[[Any], Any]]]:
     """Return norm, A, f, B and the end: the weights of each, split by the scheme, and the function that applies them.
 
@@ -234,6 +238,7 @@ def _stages(
         placement = Replicate() if by is None else Shard(0 if by == "columns" else 1)
         weights.append(distribute_tensor(parameter, mesh, [placement]).requires_grad_())
     gain, shift, first, bias, second, last = weights
+    mask: Any = distribute_tensor(kept, mesh, [end])
 
     def function(x: DTensor) -> DTensor:  # f of each process's shard, which has everything that f needs
         assert not isinstance(x.placements[0], Partial)
@@ -244,7 +249,7 @@ def _stages(
         ([first], lambda x: F.linear(x, first)),
         ([bias], lambda x: function(x + bias)),
         ([second], lambda x: F.linear(x, second)),
-        ([last], lambda x: x + last),
+        ([last], lambda x: mask * (x + last)),
     ]
 
 

@@ -58,7 +58,10 @@ class Candidates:
 
     def sent(self, name: str, values: Tensor, scale: str) -> dict[str, Any]:
         """Return the likeliest candidates' values out of (vocab_size,), as JSON data."""
-        return sent(name, values[self.ids], ("candidate", self.pieces), scale=scale)
+        size, uncut = len(values), sent(name, values, "candidate", scale=scale)
+        shown = sent(name, values[self.ids], ("candidate", self.pieces), scale=scale)
+        cut = {"axis": 0, "of": size} if size > len(self.ids) else None
+        return {**shown, "shape": [size], "cut": cut, "norm": uncut["norm"]}
 
 
 def candidates(logits: Tensor, settings: Sampling, names: Callable[[list[int]], list[str]]) -> Candidates:

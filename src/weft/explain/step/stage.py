@@ -42,9 +42,14 @@ class StepStage:
     cost: dict[str, int] | None
 
     @property
+    def result(self) -> dict[str, Any]:
+        """Tensor that the stage computes: the first, and for the summary of a block the residual stream after it."""
+        return next((tensor for tensor in self.tensors if tensor["name"] == "residual"), self.tensors[0])
+
+    @property
     def norm(self) -> float | None:
-        """Norm of the main tensor, uncut; None for integers such as ids."""
-        return self.tensors[0]["norm"]
+        """Norm of the result, uncut; None for integers such as ids."""
+        return self.result["norm"]
 
 
 class StageList(list[StepStage]):

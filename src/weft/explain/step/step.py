@@ -83,7 +83,7 @@ class StepPicture(Charts):
 
     def tables(self) -> list[Table]:
         rows = [
-            (s.id, s.title, " × ".join(map(str, s.tensors[0]["shape"])), "" if s.norm is None else f"{s.norm:.4g}")
+            (s.id, s.title, " × ".join(map(str, s.result["shape"])), "" if s.norm is None else f"{s.norm:.4g}")
             for s in self.stages
         ]
         title = f"Path of token {self.position}, {self.masked or self.reading.pieces[self.position]}"

@@ -1,0 +1,102 @@
+"""Gradients through time: against plain autograd, their bound, and what gates and spectral radii do to them."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from tests.explain.small import preset_model, read_ids
+from torch.nn import functional as F
+
+import weft
+from weft.errors import ModelError
+from weft.explain.gradients import gradient_norms
+from weft.explain.time_gradients import TimeGradients, state_gradients, time_gradients
+from weft.models.build import build
+from weft.models.config import Recurrent
+from weft.nn.config import FanInInit
+
+SMALL: dict[str, Any] = {"vocab_size": 20, "d_model": 12}
+
+
+@cache
+def untrained(seed: int) -> TimeGradients:
+    return time_gradients(Recurrent(vocab_size=64, d_model=64, init=FanInInit()), seed=seed)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "sigmoid"])
+def test_elman_equals_the_loop_and_stays_below_its_bound(activation: Any) -> None:
+    torch.manual_seed(0)
+    model = build(Recurrent(**SMALL, cell="elman", activation=activation)).eval()
+    tokens = torch.randint(20, (2, 7))
+    found, loss = state_gradients(model, tokens)
+    w = dict(model.named_parameters())
+    sigma = {"tanh": torch.tanh, "relu": torch.relu, "sigmoid": torch.sigmoid}[activation]
+    h, states = torch.zeros(2, 12), []
+    for x in model.embedding(tokens[:, :-1]).unbind(1):
+        b_a = w["recurrence.bias_ih_l0"] + w["recurrence.bias_hh_l0"]
+        h = sigma(h @ w["recurrence.weight_hh_l0"].T + x @ w["recurrence.weight_ih_l0"].T + b_a)
+        states.append(h)
+    expected = F.cross_entropy(h @ w["output"].T + w["output_bias"], tokens[:, -1])
+    norms = [float(gradient.norm()) for gradient in torch.autograd.grad(expected, states)]
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert found.norms == pytest.approx(norms, rel=1e-4)
+    assert all(norm <= bound * 1.0001 for norm, bound in zip(found.norms, found.bound, strict=True))
+
+
+@pytest.mark.parametrize(("cell", "layers"), [("lstm", 2), ("gru", 1), ("elman", 2)])
+def test_the_gradient_of_the_whole_state(cell: Any, layers: int) -> None:
+    """A small change of the state after a step changes the loss by its product with the gradient."""
+    torch.manual_seed(1)
+    model = build(Recurrent(**SMALL, cell=cell, layers=layers)).eval()
+    tokens = torch.randint(20, (1, 6))
+    found, _ = state_gradients(model, tokens)
+    assert len(found.norms) == 5 and not found.bound
+    state = model.start(1, 6)
+    model.advance(tokens[:, :3], state)
+    carried = state.current().detach().requires_grad_()
+    hidden: Any = carried if cell == "lstm" else carried[0]
+    last = model.recurrence(model.embedding(tokens[:, 3:-1]), tuple(hidden) if cell == "lstm" else hidden)[0][:, -1]
+    loss = F.cross_entropy(model.readout(last).logits(), tokens[:, -1])
+    (gradient,) = torch.autograd.grad(loss, carried)
+    assert found.norms[2] == pytest.approx(float(gradient.norm()), rel=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_forget_bias_slows_vanishing_down_in_every_seed(seed: int) -> None:
+    cells = untrained(seed).cells
+    first = {name: found.norms[0] for name, found in cells.items()}
+    assert all(first[name] < 1e-5 for name in ("Elman", "LSTM", "GRU"))  # all vanish at the usual initialisation
+    assert first["LSTM, forget bias 1"] > 100 * max(first["LSTM"], first["Elman"])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_spectral_radius_decides_between_vanishing_and_exploding(seed: int) -> None:
+    found = untrained(seed)
+    first = {radius: each.norms[0] for radius, each in found.radii.items()}
+    assert first[0.7] < 1e-5 and first[1.0] == pytest.approx(1, abs=0.01) and first[1.3] > 100
+    for each in found.radii.values():
+        assert all(norm <= 1.001 * bound for norm, bound in zip(each.norms, each.bound, strict=True))
+    assert found.weights[0.5] < 1 < 10 < found.weights[1.6]
+    rows = {row[0]: row[1:] for row in found.tables()[1].rows}
+    assert rows["1.6"][1] == "1.00" and rows["0.5"][0] == rows["0.5"][1]
+
+
+@pytest.mark.parametrize("name", ["elman", "lstm", "gru", "bahdanau-tiny"])
+def test_presets_show_time_steps_and_no_transformers(name: str) -> None:
+    found = weft.architecture(name, ["model.d_model=16"]).gradients()
+    assert isinstance(found, TimeGradients) and found.d_model == 16 and len(found.charts()) == 3
+    assert "norm" not in str(found.tables()[0].header) and "skips" not in (found.text() or "")
+
+
+def test_an_ngram_preset_has_no_gradient() -> None:
+    with pytest.raises(ModelError, match="learns by counting"):
+        weft.architecture("ngram-3").gradients()
+
+
+@pytest.mark.parametrize("name", ["lstm", "elman", "bahdanau-tiny"])
+def test_a_text_has_a_gradient_at_every_step(name: str) -> None:
+    found = gradient_norms(read_ids(preset_model(name), tuple(range(5, 21))), clip=1e-6)
+    assert found.states is not None and len(found.states.norms) == 15 and all(found.states.norms)
+    assert found.charts()[0].title == "of the hidden states"
+    assert "steps back" in (found.text() or "") and "Clipping to 1e-06 divides it by" in (found.text() or "")
