@@ -177,6 +177,7 @@ def test_one_entry(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("number", range(1, 6))
 def test_every_entry_runs(number: int, tmp_path: Path) -> None:
     results = Workspace(tmp_path).run_all(lectures()[number].entries, lambda done: None)
