@@ -85,24 +85,24 @@ class Logbook(Charts):
         series = [progress]
         for cause, look in CAUSES.items():
             days = [event["day"] for event in self.events if event["cause"] == cause]
-            series.append(Series(cause, [(day, _interpolated(progress.points, day)) for day in days], look))
+            series.append(Series(cause, [(day, _interpolated(progress.points, day)) for day in day_axis], look))
         y = Axis("percent of 300 billion tokens", includes=(0.0, 100.0))
         rates = [(event["day"], event["rate"]) for event in self.events if "rate" in event]
         labels = [f"{0.6 * rate:.1f}e-4" for _, rate in rates]
         stated = Series("OPT-175B, where stated", rates, Look("c1", "o", width=0), labels=labels)
         gpt3 = Series("GPT-3 175B, 0.6e-4", look=Look("soft", dash="6 4", width=1.2), level=1.0)
         restarts = [(event["day"], event["restarts"]) for event in self.events if "restarts" in event]
-        days = Axis("day", includes=(0.0, float(self.events[-1]["day"])))
+        day_axis = Axis("day", includes=(0.0, float(self.events[-1]["day"])))
         return [
-            Plot(self.title, series, days, y, size=(640, 340)),
+            Plot(self.title, series, day_axis, y, size=(640, 340)),
             Plot(
                 "Restarts of lineage 12: at least 40 by day 28, about 90 in all",
                 [Series(points=restarts, look=Look("c0", "o"), labels=[f"{n:g}" for _, n in restarts])],
-                days,
+                day_axis,
                 Axis(pad=0.15),
                 size=(640, 220),
             ),
-            Plot("Learning rate ÷ GPT-3's", [stated, gpt3], days, Axis(includes=(0.0,), pad=0.15), size=(640, 220)),
+            Plot("Learning rate ÷ GPT-3's", [stated, gpt3], day_axis, Axis(includes=(0.0,), pad=0.15), size=(640, 220)),
         ]
 
     def tables(self) -> list[Table]:
