@@ -85,7 +85,7 @@ class Logbook(Charts):
         series = [progress]
         for cause, look in CAUSES.items():
             days = [event["day"] for event in self.events if event["cause"] == cause]
-            series.append(Series(cause, [(day, _interpolated(progress.points, day)) for day in day_axis], look))
+            series.append(Series(cause, [(day, _interpolated(progress.points, day)) for day in days], look))
         y = Axis("percent of 300 billion tokens", includes=(0.0, 100.0))
         rates = [(event["day"], event["rate"]) for event in self.events if "rate" in event]
         labels = [f"{0.6 * rate:.1f}e-4" for _, rate in rates]
