@@ -188,8 +188,7 @@ def test_connections_that_drop_at_random_leave_nothing(server: Served) -> None:
             await asyncio.gather(*(drop(number, http) for number in range(40)))
 
     asyncio.run(drop_all())
-    until(lambda: idle(thread) and thread.blocks[0] == 0)
-    assert server.library.models["bytes"].users == 0
+    until(lambda: idle(thread) and thread.blocks[0] == 0 and server.library.models["bytes"].users == 0)
     assert server.post(COMPLETE, {**LONG, "max_tokens": 2}).status_code == 200
 
 

@@ -28,7 +28,7 @@ from weft.explain.views import OF_A_TEXT, VIEWS
 from weft.models.base import LanguageModel, device_of
 from weft.models.build import build
 from weft.models.config import Bahdanau as BahdanauConfig
-from weft.models.config import EncoderDecoder, NGram, Recurrent, TransformerConfig
+from weft.models.config import EncoderDecoder, LMHead, NGram, Recurrent, TransformerConfig
 from weft.models.hidden import context_of, frame_for
 from weft.models.transformer import Transformer
 from weft.objectives.frame import text_frame
@@ -115,6 +115,10 @@ class Explain:
     def costs(self, length: int | None = None) -> "views.costs.Costs":
         """Show parameters, FLOPs and bytes by component and layer, for texts of `length` tokens."""
         return views.costs.costs(self.recipe.model, length)
+
+    def cache(self, steps: int = 6) -> "views.cache.CacheSteps":
+        """Show what the first `steps` steps of generation compute, with and without a KV cache."""
+        return views.cache.cache_steps(self.recipe.model, steps)
 
     def growth(self) -> "views.growth.Growth":
         """Show how the costs grow with length, width, depth and vocabulary."""
@@ -229,7 +233,8 @@ class Explain:
         `shapes` adds the shapes of all tensors, `backward` the backward pass with its formulas, and `open` names the
         modules that are shown unfolded, such as "decoder.0".
         """
-        options: dict[str, Any] = {"shapes": shapes, "backward": backward, "open": open}
+        predicts = not isinstance(self.recipe.model, TransformerConfig) or isinstance(self.recipe.model.head, LMHead)
+        options: dict[str, Any] = {"shapes": shapes, "backward": backward, "open": open, "loss": predicts}
         if self.trained is not None:
             reading = self.reading(text, target)
             return views.graph.graph_picture(self.trained, reading.tokens, **options, **reading.model_kwargs)

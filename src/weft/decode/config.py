@@ -161,6 +161,14 @@ class Branching(Config):
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of the samples.")
 
 
+class TreeSearch(Config):
+    """Searches of a tree that a person wrote down."""
+
+    beams: int = Field(2, ge=1, le=10, description="Number of beams.")
+    samples: int = Field(6, ge=1, le=20, description="Number of sampled paths.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the samples.")
+
+
 # Settings that commands don't offer, such as token ids, and options whose name differs from the setting's.
 UNOFFERED = {"stop_ids", "logit_bias", "banned", "forced", "last", "settled", "renormalise", "replace_unknown"}
 RENAMED = {"typical_p": "--typical", "slide": "--slide/--no-slide", "beams": "--beam"}
