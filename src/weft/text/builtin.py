@@ -4,6 +4,9 @@ The corpus `python` is Python's documentation: the topics of `help()` and the do
 than two million characters of English prose about code. The library's sources are parsed, not imported, so no code
 runs. The same Python gives the same corpus, byte for byte.
 
+The corpus `stories` is short stories of a small grammar, each about one person's work, so that its sentences belong
+together: `The baker kneads the dough. Then she lights the oven.`
+
 A task has training rows and held-out rows, drawn from small grammars:
 
     for row in task_rows("dates", "train"): …        {"source": "3 May 1999", "target": "1999-05-03"}
@@ -27,7 +30,7 @@ from weft.errors import DataError, suggestion
 from weft.progress import bar
 from weft.storage import files
 from weft.storage.files import cache_folder, write_text
-from weft.text.grammars import rewriting, sentences
+from weft.text.grammars import english_french, rewriting, sentences
 from weft.text.grammars.rng import InSplit, Rng, Row
 
 try:
@@ -35,7 +38,8 @@ try:
 except ImportError:  # some distributions ship it separately; the docstrings remain
     topics = {}  # type: ignore[misc]
 
-CORPORA = ("python",)
+CORPORA = ("python", "stories")
+STORIES = 2000  # documents of the corpus `stories`
 FORMAT = 1  # version of the cached file; increment it when the text below changes
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "pydoc_data"}
@@ -49,10 +53,13 @@ class BuiltinCorpus(NamedTuple):
 
 
 def corpus(name: str) -> BuiltinCorpus:
-    """Return a built-in corpus; it is assembled once, which takes some seconds, and then read from the cache."""
+    """Return a built-in corpus; `python` is assembled once, which takes some seconds, and then read from the cache."""
     name = name.removeprefix("builtin:")
     if name not in CORPORA:
         raise DataError(f"builtin:{name}: no such built-in corpus; {suggestion(name, CORPORA)}")
+    if name == "stories":
+        rng = Rng(f"weft {name}")
+        return _identified([sentences.story(rng) for _ in range(STORIES)])
     sources = Path(sysconfig.get_path("stdlib"))
     # two Pythons of one version may ship different libraries, so the path of the sources is in the name
     path_hash = hashlib.sha256(str(sources).encode()).hexdigest()[:8]
@@ -67,6 +74,10 @@ def corpus(name: str) -> BuiltinCorpus:
         documents = list(dict.fromkeys(pages)) + _module_docstrings(sources)
         with contextlib.suppress(OSError):  # without a cache, the corpus is assembled again
             write_text(cache, json.dumps(documents, ensure_ascii=False))
+    return _identified(documents)
+
+
+def _identified(documents: list[str]) -> BuiltinCorpus:
     return BuiltinCorpus(documents, hashlib.sha256("\0".join(documents).encode()).hexdigest())
 
 
@@ -128,6 +139,7 @@ TASKS = {
     "sentiment": Task(sentences.opinion),
     "questions": Task(sentences.question),
     "chatter": Task(sentences.conversation, train=10_000, validation=500),
+    "english-french": Task(english_french.translation),
 }
 TASK_SOURCES = {f"builtin:{name}" for name in TASKS}
 

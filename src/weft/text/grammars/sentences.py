@@ -6,9 +6,9 @@ from pathlib import Path
 
 from weft.text.grammars.rng import InSplit, Rng, Row
 
-CHATTER, QUESTIONS, SENTIMENT = (
+CHATTER, QUESTIONS, SENTIMENT, STORIES = (
     tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8"))
-    for name in ("chatter", "questions", "sentiment")
+    for name in ("chatter", "questions", "sentiment", "stories")
 )
 WORDINGS, MEANINGS = CHATTER["wordings"], CHATTER["meanings"]
 LABELS = ("negative", "positive")
@@ -169,3 +169,15 @@ def _larger(rng: Rng) -> Exchange:
     question = rng.pick(WORDINGS["larger"]).format(a, b)
     low, high = sorted((a, b))
     return f"{low} or {high}", question, f"{high} is larger than {low}."
+
+
+def story(rng: Rng) -> str:
+    """Return 6 to 12 sentences about the work of one person, so that a sentence's words hint at the next one's."""
+    work, pronoun = rng.pick(tuple(STORIES["work"])), rng.pick(STORIES["pronouns"])
+    lines: list[str] = []
+    for _ in range(rng.between(6, 12)):
+        time = f"{rng.pick(STORIES['times'])} " if rng.chance(40) else ""
+        subject = pronoun if lines and rng.chance(50) else f"the {work}"
+        line = f"{time}{subject} {rng.pick(STORIES['work'][work])}."
+        lines.append(line[0].upper() + line[1:])
+    return " ".join(lines)
