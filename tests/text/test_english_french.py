@@ -1,7 +1,7 @@
 """The English–French grammar: agreement, word order, elision, and the alignment of words."""
 
 import re
-from itertools import islice
+from itertools import islice, pairwise
 
 import pytest
 
@@ -59,7 +59,7 @@ def test_no_article_or_pronoun_stays_before_a_vowel() -> None:
     unelided = {"le", "la", "je", "ne", "de", "que", "me", "ce", "ma", "sa", "beau", "nouveau"}
     for row in ROWS:
         words = row["target"].split()
-        pairs = zip(words, words[1:], strict=False)
+        pairs = pairwise(words)
         assert not [pair for pair in pairs if pair[0] in unelided and pair[1][0] in "aeéêiîoœuh"], row["target"]
         assert " de le " not in row["target"] and " de les " not in row["target"]
 
@@ -72,7 +72,9 @@ def test_links_are_within_the_sentences_and_cover_every_french_word() -> None:
 
 
 def test_object_pronouns_precede_the_verb_and_participles_agree() -> None:
-    saw = [target for source, target in TRANSLATIONS.items() if re.match(r"he \w+ her\b", source) and " l' a " in target]
+    saw = [
+        target for source, target in TRANSLATIONS.items() if re.match(r"he \w+ her\b", source) and " l' a " in target
+    ]
     assert saw and all(re.match(r"il l' a \w+e\b", target) for target in saw)
     negated = [target for source, target in TRANSLATIONS.items() if re.fullmatch(r"they do not \w+ (me|him)", source)]
     assert negated and all(re.fullmatch(r"ils ne (me|m'|le|l') \w+ent pas", target) for target in negated)

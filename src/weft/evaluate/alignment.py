@@ -46,7 +46,7 @@ def word_numbers(text: str, spans: Iterable[TokenSpan]) -> list[int]:
 
 
 def attended_words(
-    attention: npt.NDArray[np.float32], source_words: Sequence[int], target_words: Sequence[int]
+    attention: npt.NDArray[np.float32], source_words: npt.ArrayLike, target_words: npt.ArrayLike
 ) -> set[tuple[int, int]]:
     """Link each target word to the source word with the most attention (target tokens, source tokens)."""
     rows, columns = np.asarray(target_words), np.asarray(source_words)

@@ -79,7 +79,11 @@ class Pairs(TranslationObjective[config.Pairs], RowObjective[config.Pairs]):
         targets = [self.tokenizers.target.decode(examples.ids("target", n).tolist()) for n in range(len(examples))]
         greedy = Sampling(temperature=0.0, max_tokens=self.length)
         outputs = self.translator(model, ratio=None).translate(sources, greedy)
-        metrics = {**super().measure(model, side).metrics, **translation_metrics(outputs, targets), "decoding": "greedy"}
+        metrics = {
+            **super().measure(model, side).metrics,
+            **translation_metrics(outputs, targets),
+            "decoding": "greedy",
+        }
         if self.settings.alignment is not None and model.alignment is not None:
             alignment = self._alignment(model, examples)
             metrics |= {**alignment, "intervals": metrics["intervals"] | alignment["intervals"]}
@@ -103,7 +107,7 @@ class Pairs(TranslationObjective[config.Pairs], RowObjective[config.Pairs]):
                     model.forward_features(batch.tokens, **inputs(batch))
                     attention = captured.pop().float().cpu()  # (rows, [heads,] time, source time)
                     attention = attention.mean(1) if attention.dim() == 4 else attention
-                    for n, rows in zip(numbers, attention[:, first:, before:].numpy(), strict=True):
+                    for n, rows in zip(numbers.tolist(), attention[:, first:, before:].numpy(), strict=True):
                         source = examples.ids("source_words", n)[:max_source]  # long texts are truncated
                         target = examples.ids("target_words", n)[:max_target]
                         predicted = attended_words(rows[: len(target), : len(source)], source, target)

@@ -5,7 +5,7 @@ than two million characters of English prose about code. The library's sources a
 runs. The same Python gives the same corpus, byte for byte.
 
 The corpus `stories` is short stories of a small grammar, each about one person's work, so that its sentences belong
-together: `The baker kneads the dough. Then she lights the oven.`
+together: `The baker kneads the dough. The baker lights the oven.`
 
 A task has training rows and held-out rows, drawn from small grammars:
 

@@ -27,12 +27,16 @@ class Word(NamedTuple):
 
 
 class Phrase(NamedTuple):
-    """A part of a sentence in both languages, with the features of a noun phrase that verbs and adjectives agree with."""
+    """A part of a sentence in both languages, with the features of a noun phrase that other words agree with."""
 
     english: Sequence[Word]
     french: Sequence[Word]
     person: int = 1  # index into a verb's forms: je, il, nous, vous, ils
     feminine: bool = False
+
+    @property
+    def sides(self) -> tuple[Sequence[Word], Sequence[Word]]:
+        return self.english, self.french
 
     @property
     def plural(self) -> bool:
@@ -80,10 +84,11 @@ class Composer:
                 mark = mark or default
                 link = frozenset([marks[mark.rstrip("?")]]) if mark else frozenset()
                 sure, possible = (frozenset(), link) if mark.endswith("?") else (link, frozenset())
-                slot = slots[name[1:-1]][side] if name[0] == "{" else [Word(name)]
+                slot = slots[name[1:-1]].sides[side] if name[0] == "{" else [Word(name)]
                 words += [Word(word.text, word.sure | sure, word.possible | possible) for word in slot]
             sides.append(words)
-        return Phrase(*sides)
+        english, french = sides
+        return Phrase(english, french)
 
     def entry(self, english: str, french: str) -> Phrase:
         return self.join(f"{english} = {french}", {})
@@ -171,7 +176,9 @@ class Composer:
         features = subject.feminine, subject.plural
         state = self.adjective(GRAMMAR["adjectives"]["states"]["all"], *features)
         english, french = self.rng.pick(GRAMMAR["nouns"]["professions"]["both"]).split(" = ")
-        job = self.entry(_plural_forms(english)[subject.plural], _adjective_forms(french)[features[0] + 2 * features[1]])
+        job = self.entry(
+            _plural_forms(english)[subject.plural], _adjective_forms(french)[features[0] + 2 * features[1]]
+        )
         article = self.entry("" if subject.plural else "a", "")
         be = self.join(VERBS["be"][subject.person], {})
         return self.pattern(self.rng.pick(("state", "profession")), s=subject, be=be, state=state, job=job, a=article)

@@ -172,12 +172,6 @@ def _larger(rng: Rng) -> Exchange:
 
 
 def story(rng: Rng) -> str:
-    """Return 6 to 12 sentences about the work of one person, so that a sentence's words hint at the next one's."""
-    work, pronoun = rng.pick(tuple(STORIES["work"])), rng.pick(STORIES["pronouns"])
-    lines: list[str] = []
-    for _ in range(rng.between(6, 12)):
-        time = f"{rng.pick(STORIES['times'])} " if rng.chance(40) else ""
-        subject = pronoun if lines and rng.chance(50) else f"the {work}"
-        line = f"{time}{subject} {rng.pick(STORIES['work'][work])}."
-        lines.append(line[0].upper() + line[1:])
-    return " ".join(lines)
+    """Return 6 to 12 sentences about the work of one person."""
+    work = rng.pick(tuple(STORIES["work"]))
+    return " ".join(f"The {work} {rng.pick(STORIES['work'][work])}." for _ in range(rng.between(6, 12)))
