@@ -1,4 +1,4 @@
-"""Send generated requests to every route of a server: no answer may be a 5xx, and none may hang.
+"""Send generated requests to every route of a server: no answer may be a 5xx, and none may hang. Print the slowest.
 
     python benchmarks/serve_fuzz.py --cases 10000
 
@@ -24,6 +24,7 @@ from weft.errors import ConfigError
 RUNS = Path(__file__).parents[1] / "tests" / "api" / "runs-0.1"
 NAMES = ("gpt", "lstm", "ngram", "pairs", "classify", "bahdanau", "twins")
 MAX_SECONDS = 30  # a request that takes longer hangs
+SLOWEST = 15  # requests that are printed
 LIMITS = ["--max-tokens", "64", "--timeout", "20"]
 PHASES = "coverage,fuzzing"
 
@@ -42,8 +43,14 @@ def text(url: str) -> str:
     return answer
 
 
-def fuzz(cases: int, seed: int) -> int:
-    """Send `cases` requests; return the number sent. Failures are printed and raise an error."""
+def slowest(log: str) -> list[tuple[float, str]]:
+    """Return the slowest requests in a server's log: seconds, and method, path and status."""
+    requests = re.findall(r" ([A-Z]+ \S+ \d+) (\d+\.\d+) s$", log, re.MULTILINE)
+    return sorted(((float(seconds), request) for request, seconds in requests), reverse=True)[:SLOWEST]
+
+
+def fuzz(cases: int, seed: int) -> tuple[int, list[tuple[float, str]]]:
+    """Send `cases` requests; return the number sent, and the slowest. Failures are printed and raise an error."""
     with tempfile.TemporaryDirectory() as folder:
         for name in NAMES:  # loading a model may write to its run
             shutil.copytree(RUNS / name, Path(folder, "runs", name))
@@ -70,7 +77,7 @@ def fuzz(cases: int, seed: int) -> int:
                 raise ConfigError("the server generates another text than before")
             if "Traceback" in log.read_text():
                 raise ConfigError(log.read_text()[-20_000:])
-            return int(match[1])
+            return int(match[1]), slowest(log.read_text())
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait(60)
@@ -98,7 +105,10 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    print(f"{fuzz(options.cases, options.seed):,} requests: no 5xx, no hang")
+    count, requests = fuzz(options.cases, options.seed)
+    print(f"{count:,} requests: no 5xx, no hang; the slowest:")
+    for seconds, request in requests:
+        print(f"{seconds:8.3f} s  {request}")
 
 
 if __name__ == "__main__":

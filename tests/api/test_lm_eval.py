@@ -21,6 +21,7 @@ from tests.api.test_import_export import sharp
 from tests.command import Cli
 from tests.interop.hf_models import exported, fresh_model
 from tests.later import Later
+from tests.serve.serving import served
 
 from weft.api.export_model import export_model
 from weft.api.import_model import import_model
@@ -357,6 +358,31 @@ def test_wefts_command_is_the_harnesss_with_weft(runs: Path, tasks: Path, tmp_pa
     assert f"{found['acc_norm,none']:.4f}"[:5] in done.stdout
     missing = run(runs / "nowhere")
     assert missing.returncode == 2 and missing.stderr.splitlines()[-1].startswith("weft-lm-eval: ")
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_a_served_run_gets_the_same_results_over_http(runs: Path, tasks: Path, name: str) -> None:
+    """The harness's `local-completions` sends ids, several prompts per request, and reads the echoed prompts."""
+    pytest.importorskip("tenacity")  # of the extra lm-eval[api]
+    from lm_eval.evaluator import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    names = ["local_choice", "local_rolling"]
+    with served(runs / name) as server:
+        options: dict[str, Any] = {
+            "model": name,
+            "base_url": f"{server.url}/v1/completions",
+            "tokenizer": str(runs / f"{name}-hf"),
+        }
+        # the harness subtracts 1, and the last token of its prompts need not be read
+        options |= {"max_length": CONTEXT + 2, "batch_size": 4, "add_bos_token": name == "llama"}
+        manager = TaskManager(include_path=str(tasks), include_defaults=False)
+        theirs = simple_evaluate("local-completions", model_args=options, tasks=names, task_manager=manager)
+    expected = ours.evaluate_tasks(load(runs / name, "cpu"), names, folder=tasks)["results"]
+    for task in names:
+        for metric, value in expected[task].items():
+            if isinstance(value, float):
+                assert theirs["results"][task][metric] == pytest.approx(value, rel=1e-4), (task, metric)
 
 
 def test_starting_python_does_not_import_weft() -> None:

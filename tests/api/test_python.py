@@ -364,7 +364,8 @@ def test_invalid_generation_settings_are_reported() -> None:
     assert len(lines) == 8 and "temperature = 'hot'" in lines
     assert generation_settings({"eos_token_id": 50}, 50) == (nothing, ["eos_token_id = 50"])
     off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "typical_p": 1, "repetition_penalty": 1.0, "min_p": None}
-    assert generation_settings(off, 50) == ({"temperature": 1.0}, [])
+    assert generation_settings({**off, "do_sample": True}, 50) == ({"temperature": 1.0}, [])
+    assert generation_settings({"temperature": 0.7, "top_p": 0.9}, 50) == ({"temperature": 0.0}, [])  # no do_sample
     assert generation_settings({"do_sample": True}, 50) == ({"temperature": 1.0}, [])
     assert generation_settings({"do_sample": False, "top_p": 0.9}, 50) == ({"temperature": 0.0}, [])
     ids = {"forced_bos_token_id": 3, "forced_eos_token_id": 2, "suppress_tokens": [7], "bad_words_ids": [[8], [9, 10]]}

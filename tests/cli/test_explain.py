@@ -26,11 +26,11 @@ TEXT = "the cat sat"
 # the views that a kind of model does not have
 LACKING = {
     "gpt": set(),
-    "bahdanau": {"lens", "positions"},
-    "pairs": set(),
-    "masked-next": {"search"},
-    "classify": {"search", "surprise", "lens", "saliency"},
-    "lstm": {"attention", "heads", "lens", "positions"},
+    "bahdanau": {"cache", "lens", "positions"},
+    "pairs": {"cache"},
+    "masked-next": {"cache", "search"},
+    "classify": {"cache", "search", "surprise", "lens", "saliency"},
+    "lstm": {"attention", "cache", "heads", "lens", "positions"},
     "ngram": set(VIEWS) - {"anatomy", "surprise", "search", "step", "activations", "graph"},
 }
 Capture = pytest.CaptureFixture[str]

@@ -308,6 +308,17 @@ def test_an_implausible_compression_ratio_is_refused(
         assert len(values(name, columns={"text": "text"})) == 128
 
 
+@pytest.mark.parametrize("suffix", [".txt.gz", ".txt.zst"])
+def test_an_implausible_file_is_refused_before_any_of_its_text_is_read(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "MAX_DECOMPRESSED_BYTES", 1 << 23)
+    compress = gzip.compress if suffix.endswith("gz") else zstandard.compress
+    name = put(tmp_path / f"a{suffix}", compress(b"a tale\n" * (1 << 21)))
+    with pytest.raises(DataError, match="contain more than 8 MiB"):
+        next(streams.blocks(name))
+
+
 @pytest.mark.parametrize("row", ["[" * 100_000, '{"text": ' * 100_000, '{"text": ' + "1" * 10_000 + "}"])
 @pytest.mark.parametrize("suffix", ["jsonl", "json"])
 def test_pathological_json_is_reported_in_one_line(row: str, suffix: str, tmp_path: Path) -> None:

@@ -168,3 +168,17 @@ def test_a_page_has_the_text_without_scripts_and_everything_is_escaped() -> None
     data, text = page[: page.index("</script>")], page[page.index("</script>") :]
     assert "weft/models/ngram.py:" in data and "<" not in data[data.index("{") :]
     assert "<pre>" in text and "weft/models/ngram.py:" in text
+
+
+@pytest.mark.parametrize(("name", "hidden"), [("elman", {"h₁", "h_T", "h₀ = 0"}), ("lstm", {"h₁⁽⁰⁾", "h_T⁽¹⁾"})])
+def test_a_recurrent_network_is_drawn_over_time(name: str, hidden: set[str]) -> None:
+    picture = anatomy(preset(name))
+    over_time = picture.data()["unrolled"]
+    texts = {shape["text"] for shape in over_time["shapes"]}
+    assert {"x₁", "x_T", "y₂", "ℓ₁", "ℓ_T"} | hidden <= texts
+    for shape in over_time["shapes"]:
+        assert all(
+            0 <= point["x"] <= over_time["width"] and 0 <= point["y"] <= over_time["height"]
+            for point in shape["points"]
+        )
+    assert "unrolled" not in anatomy(preset("gpt-tiny")).data()

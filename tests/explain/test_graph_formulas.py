@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from weft.explain.graph.formulas import LECTURE, MODULES, RULES, GradientRule
 from weft.explain.graph.graph import graph
-from weft.explain.graph.labels import LabelledGraph, variable_names
+from weft.explain.graph.labels import LabelledGraph
+from weft.explain.graph.names import variable_names
 from weft.explain.graph.picture import mlp
 from weft.explain.reading import SourceTokens
 from weft.models.build import build
@@ -46,6 +47,7 @@ OPERANDS: dict[str, dict[str, Any]] = {
     "layer_norm": {"x": real(2, 3, 5), "w": real(5), "b": real(5, seed=1)},
     "rms_norm": {"x": real(2, 3, 5), "w": real(5)},
     "cross_entropy": {"x": X, "t": torch.tensor([4, 0, 2])},
+    "cross-entropy": {"p": X.softmax(-1), "t": torch.tensor([4, 0, 2])},
     "nll_loss": {"x": X, "t": torch.tensor([4, 0, 2])},
     "mse_loss": {"x": X, "t": real(3, 5, seed=1)},
     "log": {"x": X.abs() + 0.1},
@@ -178,6 +180,12 @@ COMPUTED: dict[str, tuple[Any, dict[str, Any]]] = {
     "rms_norm": (lambda x, w: w * x / rms(x), {
         "x": rms_norm_x, "w": lambda g, x, **_: (g * x / rms(x)).flatten(0, -2).sum(0),
     }),
+    "cross-entropy": (
+        lambda p, t: -p.log().gather(-1, t[:, None])[:, 0],
+        {"p": lambda g, p, t, **_: -g[:, None] / p * one_hot(p, t)},
+    ),
+    "split": (lambda x: x[:, 1:3], {"x": lambda g, **_: F.pad(g, (1, 2))}),
+    "unbind": (lambda x: x[1], {"x": lambda g, **_: torch.stack((g * 0, g, g * 0))}),
     "cross_entropy": (F.cross_entropy, {"x": lambda g, x, t, **_: g * (x.softmax(-1) - one_hot(x, t)) / len(x)}),
     "nll_loss": (F.nll_loss, {"x": lambda g, x, t, **_: -g * one_hot(x, t) / len(x)}),
     "mse_loss": (F.mse_loss, {"x": lambda g, x, t, **_: 2 * g * (x - t) / x.numel()}),

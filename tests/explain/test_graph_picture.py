@@ -97,7 +97,7 @@ def test_opening_one_block() -> None:
     deeper = labels(drawn("gpt2", open=["decoder.3.attention", "decoder.3.feedforward.*"]))
     assert any(inside == "softmax" for inside, _ in deeper)
     assert ("Linear", "qkv") in deeper
-    assert sum(inside == "parameter" and name == "weight" for inside, name in deeper) == 2
+    assert sum(inside == "parameter" and name in ("W₁", "W₂") for inside, name in deeper) == 2
 
 
 def test_depth() -> None:
@@ -151,7 +151,38 @@ def test_steps_of_a_recurrent_decoder_are_separate() -> None:
 def test_constants_fold() -> None:
     root = fold(graph(build(preset("gpt-tiny")).eval(), TOKENS))
     masks = [group for group in root.subgraphs() if group.kind == "constants"]
-    assert len(masks) == 4 and all(group.label == "where" for group in masks)
+    assert len(masks) == 4 and all(group.label == "mask" for group in masks)
+
+
+def names(name: str, **changes: Any) -> list[str]:
+    return drawn(name, **changes).labelled.names
+
+
+def test_variables_have_the_names_of_the_formulas() -> None:
+    for name in ("gpt-tiny", "llama-tiny"):
+        picture = drawn(name)
+        assert {"Q", "K", "V", "Q Kᵀ", "scores", "A", "A V", "W_QKV", "W₂", "x + FFN", "h", "logits"} <= {*names(name)}
+        functions = {picture.labelled.function(node) for node in picture.labelled.graph.nodes}
+        assert "mul 1/√d_k" in functions and not any(re.search(r"mul 0\.\d", function) for function in functions)
+    assert {"h₀", "h₄", "a₁", "W_ah", "W_ax", "b_ah", "W_yh", "b_y"} <= {*names("elman")}
+    lstm = names("lstm")  # two layers
+    assert {"c₀", "i₄", "f₁ ⊙ c₀", "tanh c₂", "h₄⁽¹⁾", "W_ah⁽¹⁾"} <= {*lstm} and "W_ax x₁⁽²⁾" not in lstm
+    for name in ("gpt-tiny", "llama-tiny", "elman", "lstm", "gru", "vaswani-tiny"):
+        assert not any(re.fullmatch("v[₀-₉]+", each) or "_l0" in each for each in names(name))
+
+
+def test_gates_of_an_lstm_depend_on_their_part_of_the_sum_only() -> None:
+    labelled = drawn("lstm").labelled
+    of = {name: node for node, name in zip(labelled.graph.nodes, labelled.names, strict=True)}
+    for gate in "ifgo":
+        ((_, part),) = of[f"{gate}₂"].arguments
+        assert labelled.names[part] == f"a_{gate}₂"
+
+
+def test_the_loss_follows_the_logits() -> None:
+    picture = graph_picture(build(preset("gpt-tiny")).eval(), TOKENS, loss=True)
+    assert picture.labelled.names[-5:] == ["logits", "y", "y*", "ℓ_t", "ℓ"]
+    assert "g_p = −g_y ÷ p at t, 0 elsewhere" in picture.labelled.formulas[-2]
 
 
 # ---- layout

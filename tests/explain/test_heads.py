@@ -126,7 +126,7 @@ def test_text_fits_a_terminal_and_the_page_is_a_table(table: HeadTable) -> None:
     text = table.text()
     assert text.startswith("What 8 heads do") and max(map(len, text.splitlines())) < 80
     html = table.html()
-    assert html.count("<svg") == 7 and '<th scope="row">' in html and 'aria-label="cost of 2 layers' in html
+    assert html.count("<svg") == 8 and '<th scope="row">' in html and 'aria-label="cost of 2 layers' in html
 
 
 # ---- induction
@@ -179,3 +179,20 @@ def test_induction_scores_by_definition(decoder: Reading) -> None:
     p = captured["decoder.1.attention.probabilities"].numpy()
     expected = [np.mean([p[row, head, i, i - 9] for row in range(3) for i in range(10, 20)]) for head in range(4)]
     np.testing.assert_allclose(induction_scores(decoder.model, 300, 10, rows=3, seed=4)[1], expected, atol=1e-6)
+
+
+def test_a_long_distance_head_is_found_and_its_layer_drawn(decoder: Reading) -> None:
+    maps = attention_maps(decoder)
+    (part,) = maps.parts
+    p = np.tril(np.ones_like(part.probabilities))
+    p /= p.sum(-1, keepdims=True)
+    p[1, 2, 8] = 0.0
+    p[1, 2, 8, 2], p[1, 2, 8, 8] = 0.9, 0.1
+    p[0, 0, 8] = 0.0
+    p[0, 0, 8, 0] = 1.0  # the first token does not count
+    constructed = replace(maps, parts=(part._replace(probabilities=p),))
+    table = head_statistics(decoder, ablate=False, maps=constructed)
+    assert [head.names.count("long distance") for head in table.heads()].count(1) == 1
+    pair = f"{part.queries[8]} → {part.keys[2]}"
+    assert f"long distance: 1 head: 1.2 {pair} 0.90" in table.html() and table.pairs["decoder"][1][2] == pair
+    assert "layer 1" in constructed.follow(8).title

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from pathlib import Path
 
 import pytest
 from markupsafe import escape
@@ -9,10 +10,11 @@ from tests.decode.small import decoder
 from tests.explain.small import page_data
 from tests.lectures.test_f19_search import MODEL
 
-from weft.decode.config import Branching
+from weft.decode.config import Branching, TreeSearch
 from weft.decode.prompt import Prompt
 from weft.decode.tree import SearchedText, SearchNode, SearchTree, search_trees
-from weft.explain.search import BOX, SMALL, SearchTrees, tree_layout, visible
+from weft.errors import ConfigError
+from weft.explain.search import BOX, SMALL, SearchTrees, handmade, tree_layout, visible
 from weft.figures.shaded import width_of
 from weft.text.config import Byte
 from weft.text.tokenizer import build_tokenizer
@@ -46,7 +48,7 @@ def test_children_are_sorted_by_probability_with_their_parent_in_the_middle() ->
         pairs = list(zip(tree.nodes, layout.positions, strict=True))
         for number in range(-1, len(tree.nodes)):
             children = sorted((pair for pair in pairs if pair[0].parent == number), key=lambda pair: pair[1].y)
-            logprobs = [node.logprob for node, _ in children]
+            logprobs = [node.logprob for node, _ in children if node.id >= 0]
             assert logprobs == sorted(logprobs, reverse=True)
             if children:
                 y = layout.root if number < 0 else layout.positions[number].y
@@ -68,10 +70,55 @@ def test_the_page_holds_all_nodes_and_their_layout() -> None:
 
 def test_a_text_that_greedy_search_misses_is_reported() -> None:
     shown = SearchTrees("0", tuple(search_trees(MODEL, Prompt([0]), Branching(depth=2, beams=2))))
-    values = [f"{math.log(p):.2f}".replace("-", "−") for p in (0.15, 0.36)]
-    assert f"misses a likelier text: log p {values[0]}, the beam's {values[1]}" in shown.about
+    values = [f"{-math.log(p):.2f}" for p in (0.15, 0.36)]
+    assert f"its path has −log p {values[0]} instead of {values[1]} (beam search, 2.4 times as likely)" in shown.about
     greedy, beam, _ = shown.trees
-    assert "misses" not in SearchTrees("0", (greedy, SearchTree("beam", beam.nodes, greedy.written))).about
+    assert "loses" not in SearchTrees("0", (greedy, SearchTree("beam", beam.nodes, greedy.written))).about
+
+
+def test_the_probability_that_a_search_did_not_consider_is_shown() -> None:
+    shown = picture(2)
+    for tree in shown.trees:
+        for parent in {node.parent for node in tree.nodes}:
+            children = [node for node in tree.nodes if node.parent == parent]
+            assert sum(math.exp(node.logprob) for node in children) == pytest.approx(1.0, abs=1e-4)
+        left = sum(math.exp(node.total) for node in tree.nodes if node.state == "unseen")
+        assert f"not considered: {100 * left:.0f}%" in "\n".join(shown.results(tree))
+
+
+def test_a_tree_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "tree.json"
+    file.write_text('{"tree": {"a": {"p": 0.6, "next": {"c": 0.5, "d": 0.5}}, "b": {"p": 0.4, "next": {"e": 1}}}}')
+    shown = handmade(file, TreeSearch(beams=2, samples=3))
+    texts = {tree.name: tree.written[0].text for tree in shown.trees}
+    assert texts | {"sampling": ""} == {"greedy": "a c", "beam": "b e", "sampling": "", "best": "b e"}
+    assert "loses 0.29" in shown.text() and "0.51 + 0.69 = 1.20" in shown.text()
+    states = {node.text: node.state for node in shown.trees[0].nodes}
+    assert states == {" a": "chosen", " b": "pruned", " c": "chosen", " d": "pruned", " e": "unseen"}
+    file.write_text(
+        '{"edges": "weight", "tree": {"a": {"weight": 3, "next": {"b": 1}}, "c": {"weight": 2, "next": {"d": 9}}}}'
+    )
+    shown = handmade(file, TreeSearch(beams=1))
+    assert [tree.written[0].text for tree in shown.trees] == ["c d", "c d", "a b"]
+    assert "%" not in "".join(spot.label for layout in shown.layouts for spot in layout.positions)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[1]", "expected a tree"),
+        ('{"tree": {"a": 0.7, "b": 0.5}}', "sum to 1.2"),
+        ('{"tree": {"a": {"p": 1, "next": {"b": -1}}}}', r"tree\.a\.next\.b: expected a probability"),
+        ('{"tree": {"a": true}}', "expected a probability"),
+        ('{"tree": {"a": 1}, "beams": 3}', "unknown key 'beams'"),
+        ('{"tree": {"a": 1}, "edges": "cost"}', "expected edges"),
+    ],
+)
+def test_a_bad_tree_is_refused(content: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "tree.json"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        handmade(file, TreeSearch())
 
 
 def test_the_figure_draws_every_token() -> None:

@@ -106,7 +106,7 @@ def test_other_models(page: Any, at: At, model: str, off: str) -> None:
 
 def test_a_model_without_attention(page: Any, at: At) -> None:
     page.goto(at("attention", model="lstm"))
-    page.get_by_text("This view is not available for a model of kind 'recurrent'.").wait_for()
+    page.get_by_text("lstm is a language model, which has no attention: it is recurrent.").wait_for()
 
 
 def test_it_is_kept_as_svg_and_fits_a_phone(page: Any, at: At) -> None:

@@ -15,13 +15,16 @@ from weft.serve.config import Limits, Serving
 AXE = Path(__file__).parents[2] / ".venv" / "node_modules" / "axe-core" / "axe.min.js"
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><b>bold</b> & \u202eleft"
 MODELS = ("gpt", "lstm", "ngram", "bahdanau", "masked-next", "classify", "pairs")
-VIEWS = ("write", "step", "attention", "surprise", "lens", "saliency", "search", "tokens", "runs", "compare", "anatomy")
+VIEWS = (
+    *("write", "predict", "step", "attention", "surprise", "lens", "saliency", "search"),
+    *("tokens", "runs", "compare", "anatomy"),
+)
 
 
 def offered(page: Any) -> list[str]:
     """The views that the page has for this model."""
     page.wait_for_selector("nav#views a")
-    links = page.eval_on_selector_all("nav#views a", "all => all.map(each => each.getAttribute('href'))")
+    links = page.eval_on_selector_all("nav#views a:not(.lacking)", "all => all.map(each => each.getAttribute('href'))")
     return [link.removeprefix("#/").split("?")[0] for link in links]
 
 

@@ -12,6 +12,7 @@ import torch
 from tests.explorer.reading import At, saved_svg
 from tests.serve.serving import RUNS, served
 
+import weft
 from weft.decode.config import Sampling
 from weft.decode.sampling import filter_logits
 
@@ -177,3 +178,48 @@ def test_hidden_words_are_filled_in(page: Any, at: At) -> None:
     page.locator(".write-hide").nth(1).click()
     page.wait_for_selector(".write-fill .write-row")
     assert "[MASK]" in page.locator("#write-prompt").input_value()
+
+
+def test_an_empty_prompt_is_empty(page: Any, at: At) -> None:
+    opened(page, at("write", model="gpt", length=6))
+    with page.expect_request("**/v1/write") as request:
+        page.locator("#write-prompt").fill("")
+    assert request.value.post_data_json["input"] == ""
+    page.wait_for_selector(".write-text[aria-busy=false] .write-token")
+    assert "text=&" in f"{page.url}&"
+    opened(page, page.url)
+    assert page.locator("#write-prompt").input_value() == ""
+    for view in ("step", "attention"):
+        with page.expect_request(
+            lambda request: "/v1/explain/" in request.url and "text" not in request.url
+        ) as request:
+            page.goto(at(view, model="gpt", text=""))
+        assert request.value.post_data_json["input"] == ""
+    page.goto(at("write", model="pairs", text=""))
+    page.get_by_text("Type a source text.").wait_for()
+    assert page.get_by_role("button", name="Restart").is_disabled()
+    page.goto(at("write", model="masked-next", text=""))
+    page.get_by_text("Type a text, then select a token to mask it.").wait_for()
+
+
+def test_every_view_has_the_answer_of_translate(page: Any, at: At, runs: Path) -> None:
+    run, source = weft.load(runs / "pairs"), "a b c"
+    default = run.decoding["translate"]
+    (best,), (greedy,) = run.translate([source]), run.translate([source], default.replace(beams=1))
+    opened(page, at("write", model="pairs", text=source))
+    assert "".join(texts(page)).removesuffix("<eos>").strip() == best.strip()
+    assert page.locator(".write-usual").inner_text() == "Default: beam 5, as weft translate"
+    page.get_by_label("Method").select_option("greedy")
+    page.get_by_role("button", name="Use it").click()
+    page.wait_for_function("() => document.querySelector('.write-settings select').value === 'beam'")
+    page.goto(at("step", model="pairs", text=source))
+    box = page.get_by_label("Generated so far")
+    page.wait_for_selector(".step-panel h2")
+    assert box.input_value().strip() == best.strip()
+    assert page.locator(".step-status").inner_text().startswith("Following token")
+    page.get_by_label("Answer").select_option("greedy")
+    page.wait_for_function("text => document.querySelectorAll('textarea')[1].value.trim() === text", arg=greedy.strip())
+    page.goto(at("search", model="pairs", text=source))
+    page.wait_for_selector(".search-tree")
+    assert page.get_by_label("Beams").input_value() == "5"
+    assert page.get_by_text("weft translate searches with 5 beams.").is_visible()

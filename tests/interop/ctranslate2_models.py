@@ -97,6 +97,7 @@ def variables(model: Transformer) -> tuple[Variables, dict[str, str]]:
             aliases[theirs] = "decoder/embeddings/weight"
     if "output.bias" in state:
         arrays["decoder/projection/bias"] = state["output.bias"]
+    assert isinstance(config.head, LMHead)
     if config.head.scale:
         arrays["decoder/scale_outputs"] = np.float32(config.head.scale)
     for side, layers in (("encoder", config.encoder_layers), ("decoder", config.layers)):

@@ -61,6 +61,7 @@ GPT_NEO = {
 GPT2 = {
     "vocab_size": V, "n_positions": 32, "n_embd": D, "n_layer": 2, "n_head": H, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+MPT = {"vocab_size": V, "d_model": 36, "n_heads": 6, "n_layers": 2, "max_seq_len": 32}
 OPT = {**SIZES, "ffn_dim": F, "word_embed_proj_dim": D}
 ROBERTA = {**BERT, "max_position_embeddings": 34, "type_vocab_size": 1}
 ELECTRA = {**BERT, "embedding_size": 20}
@@ -167,6 +168,52 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**SIZES, "num_attention_heads": 6, "hidden_size": 36, "alibi": True, "bias": True, "parallel_attn": False},
     ),
     "bloom": ("BloomForCausalLM", {"vocab_size": V, "hidden_size": D, "n_layer": 2, "n_head": H}),
+    "cohere": ("CohereForCausalLM", {**ROTARY, "logit_scale": 0.3}),
+    "cohere-normed": ("CohereForCausalLM", {**ROTARY, "use_qk_norm": True, "attention_bias": True}),
+    "cohere2": ("Cohere2ForCausalLM", {**THREE_LAYERS, "sliding_window": 5, "layer_types": GEMMA3["layer_types"]}),
+    "glm": ("GlmForCausalLM", {**ROTARY, "head_dim": 8}),
+    "glm4": ("Glm4ForCausalLM", {**ROTARY, "head_dim": 12}),
+    "olmo3": (
+        "Olmo3ForCausalLM",
+        {
+            **THREE_LAYERS,
+            "sliding_window": 5,
+            "layer_types": GEMMA3["layer_types"],
+            "rope_parameters": GEMMA3["rope_parameters"],
+        },
+    ),
+    "exaone4": ("Exaone4ForCausalLM", {**THREE_LAYERS, "sliding_window": 5, "sliding_window_pattern": 2}),
+    "exaone4-full": (
+        "Exaone4ForCausalLM",
+        {**THREE_LAYERS, "sliding_window": None, "layer_types": ["full_attention"] * 3},
+    ),
+    "helium": ("HeliumForCausalLM", {**ROTARY, "head_dim": 8, "attention_bias": True}),
+    "ernie4_5": ("Ernie4_5ForCausalLM", {**ROTARY, "head_dim": 12}),
+    "ernie4_5-biases": (
+        "Ernie4_5ForCausalLM",
+        {**ROTARY, "head_dim": 8, "use_bias": True, "tie_word_embeddings": False},
+    ),
+    "hunyuan_v1_dense": (
+        "HunYuanDenseV1ForCausalLM",
+        {
+            **ROTARY,
+            "head_dim": 12,
+            "rope_parameters": {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0, "rope_theta": 1e4},
+        },
+    ),
+    "arcee": ("ArceeForCausalLM", {**ROTARY, "head_dim": 8, "mlp_bias": True}),
+    "nemotron": ("NemotronForCausalLM", {**ROTARY, "head_dim": 12}),
+    "ministral": (
+        "MinistralForCausalLM",
+        {**THREE_LAYERS, "head_dim": 12, "sliding_window": 5, "layer_types": GEMMA3["layer_types"]},
+    ),
+    "gpt_bigcode": ("GPTBigCodeForCausalLM", GPT2),
+    "gpt_bigcode-heads": ("GPTBigCodeForCausalLM", {**GPT2, "multi_query": False}),
+    "gpt_bigcode-labels": ("GPTBigCodeForSequenceClassification", {**GPT2, "num_labels": 3}),
+    "codegen": ("CodeGenForCausalLM", {**GPT2, "rotary_dim": 4}),
+    "mpt": ("MptForCausalLM", MPT),
+    "mpt-clipped": ("MptForCausalLM", {**MPT, "attn_config": {"clip_qkv": 0.3, "softmax_scale": 0.2}}),
+    "mpt-tags": ("MptForTokenClassification", MPT),
     "llama-yarn": (
         "LlamaForCausalLM",
         {**ROTARY, "rope_parameters": {**YARN, "original_max_position_embeddings": 8}},
@@ -229,10 +276,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**PAIRS, "decoder_vocab_size": 50, "share_encoder_decoder_embeddings": False},
     ),
     "bart": ("BartForConditionalGeneration", PAIRS),
+    "bart-labels": ("BartForSequenceClassification", {**PAIRS, "num_labels": 3, "decoder_start_token_id": 1}),
     "mbart": ("MBartForConditionalGeneration", {**PAIRS, "scale_embedding": True}),
+    "blenderbot": ("BlenderbotForConditionalGeneration", PAIRS),
     "pegasus": ("PegasusForConditionalGeneration", {**PAIRS, "scale_embedding": True}),
     "m2m_100": ("M2M100ForConditionalGeneration", {**PAIRS, "pad_token_id": 1, "eos_token_id": 2}),
     "t5": ("T5ForConditionalGeneration", T5),
+    "t5-labels": ("T5ForSequenceClassification", {**T5, "num_labels": 3, "eos_token_id": 1}),
+    "mt5-labels": ("MT5ForSequenceClassification", {**T5, "eos_token_id": 1}),
     "mt5": ("MT5ForConditionalGeneration", T5),
     "t5-v1.1": ("T5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
 }
@@ -287,6 +338,10 @@ def difference(ours: nn.Module, other: nn.Module) -> float:
     if isinstance(config, Decoder):
         return max(gap(*map(_logits, (ours(row), other(row)))) for row in (tokens[:1], tokens[1:2]))
     inputs = {"attention_mask": mask.long()}
+    if isinstance(config, EncoderDecoder) and config.head.kind == "sequence":
+        tokens[torch.arange(3), mask.sum(1) - 1] = 1
+        other.config.update({"eos_token_id": 1, "pad_token_id": 0})  # type: ignore[operator,union-attr]
+        return gap(ours(tokens, mask=mask), other(tokens, **inputs).logits)
     if isinstance(config, EncoderDecoder):
         output = ours(target, source=Source(tokens, mask))
         return gap(output, other(tokens, decoder_input_ids=target, **inputs).logits)

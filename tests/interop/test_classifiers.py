@@ -12,6 +12,7 @@ from tests.later import Later
 import weft
 from weft.api.import_model import import_model
 from weft.api.load import load
+from weft.errors import ConfigError
 from weft.recipe.objective import Classify
 
 transformers = Later("transformers")
@@ -61,6 +62,41 @@ def test_labels_of_texts_and_pairs(name: str, tmp_path: Path) -> None:
         ours = [[row[f"LABEL_{n}"] for n in range(3)] for row in run.classify(TEXTS, second)]
         torch.testing.assert_close(torch.tensor(ours), expected, atol=1e-5, rtol=1e-4)
     assert expected.std(dim=0).max() > 0.005
+
+
+BART = {
+    "d_model": D, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": HEADS, "encoder_ffn_dim": FF,
+    "decoder_attention_heads": HEADS, "decoder_ffn_dim": FF, "max_position_embeddings": 64,
+}  # fmt: skip
+NLI = ["contradiction", "neutral", "entailment"]
+
+
+@pytest.mark.parametrize("names", [NLI, NLI[::-1]], ids=["last", "first"])
+def test_labels_without_training_are_those_of_transformers(names: list[str], tmp_path: Path) -> None:
+    """A model of natural-language inference judges hypotheses made of the labels."""
+    tokenizer = transformers.BartTokenizer(**bart_bpe())
+    ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad")}
+    ids |= {"decoder_start_token_id": tokenizer.eos_token_id, "vocab_size": len(tokenizer)}
+    labels = {"id2label": dict(enumerate(names)), "label2id": {name: n for n, name in enumerate(names)}}
+    torch.manual_seed(0)
+    model = transformers.BartForSequenceClassification(transformers.BartConfig(**ids, **labels, **BART)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.5)
+    model.save_pretrained(tmp_path / "theirs")
+    tokenizer.save_pretrained(tmp_path / "theirs")
+    import_model(tmp_path / "theirs", tmp_path / "run")
+    run = load(tmp_path / "run", "cpu").reading_specials()
+    pipeline = transformers.pipeline("zero-shot-classification", model=model, tokenizer=tokenizer, device="cpu")
+    three = ["frogs", "a toad", "x"]
+    for chosen, several in ((three, False), (three, True), (three[:1], False)):
+        ours = run.classify(TEXTS, labels=chosen, template="It is {}.", multi_label=several)
+        for text, row in zip(TEXTS, ours, strict=True):
+            theirs = pipeline(text, chosen, hypothesis_template="It is {}.", multi_label=several)
+            expected = dict(zip(theirs["labels"], theirs["scores"], strict=True))
+            assert row == pytest.approx(expected, abs=1e-5)
+    with pytest.raises(ConfigError, match=r"--template 'It is it': expected a sentence with \{\} for the label"):
+        run.classify(TEXTS, labels=["frogs"], template="It is it")
 
 
 def test_an_exported_classifier_gives_the_same_labels_in_transformers(tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ from tests.interop.hf_models import (
     a_folder,
     built,
     difference,
+    edit,
     exported,
+    filled,
     fresh_model,
     gap,
     greedy,
@@ -36,12 +38,14 @@ from weft.decode.config import Sampling
 from weft.decode.prompt import Prompt
 from weft.decode.speculative import Draft, LookUp, speculate
 from weft.errors import InteropError
-from weft.interop.bundle import ModelBundle
+from weft.interop.bundle import ModelBundle, lazy_weights
 from weft.interop.families.known import FAMILIES
 from weft.interop.hf import hf
+from weft.models.build import build
 from weft.models.config import Decoder
 from weft.models.presets import bert, gpt, llama, preset, vaswani
 from weft.nn.config import Attention
+from weft.nn.position_config import Sinusoidal
 
 # cases that another family expresses: written as that one, unless imported as themselves
 WRITTEN_AS = {
@@ -52,7 +56,13 @@ WRITTEN_AS = {
     "seed_oss-biases": "LlamaForCausalLM",
     "ministral3": "MistralForCausalLM",
     "cwm": "SmolLM3ForCausalLM",
+    "helium": "GlmForCausalLM",
+    "gpt_bigcode-heads": "GPT2LMHeadModel",
+    "codegen": "GPTJForCausalLM",
+    "ernie4_5": "GlmForCausalLM",
+    "ministral": "SmolLM3ForCausalLM",
     "mt5": "T5ForConditionalGeneration",
+    "mt5-labels": "T5ForSequenceClassification",
 }
 # cases whose features other cases cover
 SLOW = {
@@ -108,7 +118,11 @@ def test_import_and_export(case: str, tmp_path: Path, transformers_warnings: lis
 
 @pytest.mark.parametrize(
     "case",
-    [case for case, (_, keys) in CASES.items() if "decoder_start_token_id" in keys and case not in NOT_STEPPED],
+    [
+        case
+        for case, (_, keys) in CASES.items()
+        if "decoder_start_token_id" in keys and case not in NOT_STEPPED and "labels" not in case
+    ],
 )
 def test_decoding_step_by_step_equals_transformers(case: str, tmp_path: Path) -> None:
     """From the start token and the forced first token, with a KV cache."""
@@ -233,8 +247,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         r"no Hugging Face family .*\.window = 4, where GPT-2 has None; .* without model\.attention\.window$",
     ),
     "sinusoids": (
-        lambda: vaswani(1, D, H, d_ff=F, dropout=0.0, vocab_size=V, context=32),
-        r"model\.position\.layout = 'interleaved', where Marian has 'halves'; .* with model\.position\.layout=halves$",
+        lambda: vaswani(1, D, H, d_ff=F, dropout=0.0, vocab_size=V, context=32).replace(
+            position=Sinusoidal(amplitude=0.5).model_dump()
+        ),
+        r"model\.position\.amplitude = 0\.5, where Marian has 1\.0; .* with model\.position\.amplitude=1\.0$",
     ),
     "no residual": (
         lambda: llama(1, D, H, d_ff=F, context=32, vocab_size=V).replace(residual=False),
@@ -257,14 +273,25 @@ def test_a_model_that_no_family_can_express_is_refused(case: str, tmp_path: Path
         exported(fresh_model(make()), tmp_path / "out")
 
 
+@pytest.mark.parametrize("changes", [{}, {"placement": "pre", "encoder_layers": 3}, {"source_vocab_size": 55}], ids=str)
+def test_interleaved_sinusoids_are_reordered(changes: dict[str, Any], tmp_path: Path) -> None:
+    """The 2017 Transformer is written as Marian or PEGASUS, which have all sines first."""
+    settings = vaswani(2, D, H, d_ff=F, dropout=0.0, vocab_size=V, context=32).replace(**changes)
+    ours = filled(build(settings))
+    weights = ours.state_dict()
+    bundle = ModelBundle(settings, lazy_weights(weights.__getitem__, weights), tokenizer=None, origin="here")
+    folder = exported(bundle, tmp_path / "out")
+    name = json.loads((folder / "config.json").read_text())["architectures"][0]
+    loaded = getattr(hf_models, name).from_pretrained(folder).eval()
+    assert difference(ours, loaded) <= 1e-5
+    assert difference(built(hf.read(folder)), loaded) <= 1e-5
+
+
 UNKNOWN = {
-    "GlmForCausalLM": r"'glm': .* LLaMA \('llama'\), where .*partial_rotary_factor = 0\.5: weft has only 1\.0$",
-    "Olmo3ForCausalLM": r"'olmo3': .*; which needs a tensor 'model\.layers\.0\.input_layernorm\.weight'$",
-    "ArceeForCausalLM": r"'arcee': .* LLaMA \('llama'\), where hidden_act = 'relu2': weft has gelu",
-    "HeliumForCausalLM": r"'helium': .*, which has the same keys and tensors: the two must differ in their code",
-    "Exaone4ForCausalLM": r"'exaone4': .*; which needs a tensor 'model\.layers\.0\.input_layernorm\.weight'$",
     "ApertusForCausalLM": r"'apertus': .* LLaMA \('llama'\), where hidden_act = 'xielu': weft has gelu",
-    "HunYuanDenseV1ForCausalLM": r"'hunyuan_v1_dense': .* no tensor 'model\.layers\.0\.self_attn\.\w+norm\.weight'$",
+    "BitNetForCausalLM": r"'bitnet': .* no tensor 'model\.layers\.0\.self_attn\.attn_sub_norm\.weight'$",
+    "VaultGemmaForCausalLM": r"'vaultgemma': .* needs a tensor 'model\.layers\.0\.post_attention_layernorm\.weight'$",
+    "DiffLlamaForCausalLM": r"'diffllama': .* LLaMA \('llama'\), which has no lambda_std_dev; which has no tensor",
 }
 
 
@@ -275,7 +302,29 @@ def test_an_unknown_family_is_compared_with_the_nearest(name: str, tmp_path: Pat
         hf.read(tmp_path)
 
 
-@pytest.mark.parametrize("case", ["seed_oss", "seed_oss-biases", "ministral3", "cwm"])
+def test_an_unknown_family_with_the_keys_and_tensors_of_another(tmp_path: Path) -> None:
+    saved(tmp_path, "LlamaForCausalLM", ROTARY)
+    edit(tmp_path, model_type="other", architectures=["OtherForCausalLM"])
+    with pytest.raises(
+        InteropError, match=r"'other': .* has the same keys and tensors: the two must differ in their code"
+    ):
+        hf.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "seed_oss",
+        "seed_oss-biases",
+        "ministral3",
+        "cwm",
+        "helium",
+        "ernie4_5",
+        "ministral",
+        "gpt_bigcode-heads",
+        "codegen",
+    ],
+)
 def test_a_family_like_another_keeps_its_name_after_import(case: str, tmp_path: Path) -> None:
     saved(tmp_path / "theirs", *CASES[case])
     bundle = hf.read(tmp_path / "theirs")

@@ -40,7 +40,7 @@ from torch import Tensor
 
 from weft.errors import InteropError, WeftError
 from weft.interop.hf import hf
-from weft.models.config import Decoder, EmbeddingHead, Encoder, EncoderDecoder
+from weft.models.config import Decoder, EncoderDecoder, LMHead
 from weft.models.presets import llama, vaswani
 from weft.nn.position_config import Sinusoidal
 
@@ -97,7 +97,8 @@ def test_an_lm_head_that_differs_is_not_tied(tmp_path: Path) -> None:
     saved(tmp_path / "theirs", "T5ForConditionalGeneration", {**T5, "tie_word_embeddings": False})
     rewrite(tmp_path / "theirs", lambda tensors: tensors | {"lm_head.weight": torch.randn(V, D)})
     bundle = hf.read(tmp_path / "theirs")
-    assert isinstance(bundle.model, EncoderDecoder) and not bundle.model.head.tied
+    assert isinstance(bundle.model, EncoderDecoder)
+    assert isinstance(bundle.model.head, LMHead) and not bundle.model.head.tied
     back = exported(bundle, tmp_path / "back")
     assert same_files(tmp_path / "theirs", back)
     other = hf_models.T5ForConditionalGeneration.from_pretrained(back)
@@ -137,21 +138,6 @@ def test_other_problem_types_are_refused(tmp_path: Path, kind: str) -> None:
     edit(tmp_path, problem_type=kind)
     with pytest.raises(InteropError, match=f"problem_type = '{kind}': with 3 labels"):
         hf.read(tmp_path)
-
-
-def test_pooling_of_sentence_encoders(tmp_path: Path) -> None:
-    saved(tmp_path / "theirs", "BertModel", BERT)
-    (tmp_path / "theirs/1_Pooling").mkdir()
-    pooling = tmp_path / "theirs/1_Pooling/config.json"
-    pooling.write_text('{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}')
-    bundle = hf.read(tmp_path / "theirs")
-    assert isinstance(bundle.model, Encoder) and isinstance(bundle.model.head, EmbeddingHead)
-    assert (bundle.model.head.pooling, bundle.model.head.normalise) == ("first", False)
-    fresh = exported(replace(bundle, notes={}, files={}), tmp_path / "fresh")
-    assert hf.read(fresh).model == bundle.model
-    pooling.write_text('{"pooling_mode_max_tokens": true}')
-    with pytest.raises(InteropError, match=r"pooling by max_tokens; weft has mean, first \(cls\) and last"):
-        hf.read(tmp_path / "theirs")
 
 
 # ---- tokenizers

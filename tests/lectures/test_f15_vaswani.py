@@ -10,7 +10,7 @@ vocabulary, which the paper gives as "about 37000": 40,800 words would be 65 M.
 import pytest
 
 from weft.costs.count import count
-from weft.models.config import EncoderDecoder
+from weft.models.config import EncoderDecoder, LMHead
 from weft.models.presets import preset
 from weft.nn.config import LayerNorm, Plain
 from weft.nn.position_config import Sinusoidal
@@ -18,10 +18,11 @@ from weft.nn.position_config import Sinusoidal
 
 def test_f15_the_fields() -> None:
     model = preset("vaswani-base")
-    assert isinstance(model, EncoderDecoder)
+    assert isinstance(model, EncoderDecoder) and isinstance(model.head, LMHead)
     assert (model.layers, model.encoder_layers or model.layers) == (6, 6)
     assert (model.d_model, model.attention.heads, model.d_head) == (512, 8, 64)
-    assert [type(part) for part in (model.feedforward, model.norm, model.position)] == [Plain, LayerNorm, Sinusoidal]
+    assert isinstance(model.feedforward, Plain) and isinstance(model.norm, LayerNorm)
+    assert isinstance(model.position, Sinusoidal)
     assert (model.feedforward.d_ff, model.feedforward.activation) == (2048, "relu")
     assert (model.placement, model.dropout) == ("post", 0.1)
     assert (model.vocab_size, model.source_vocab_size, model.head.tied) == (37000, None, True)

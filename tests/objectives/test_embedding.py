@@ -1,7 +1,7 @@
 """Text embeddings: equal for a text alone and in a batch, independent of padding."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,9 @@ from weft.data.table import read_texts
 from weft.errors import DataError, ModelError
 from weft.models.base import LanguageModel
 from weft.models.build import build
-from weft.models.config import Bahdanau, EmbeddingHead, Encoder, NGram, Recurrent
+from weft.models.config import Bahdanau, EmbeddingHead, Encoder, NGram, Pooling, Recurrent
 from weft.models.presets import bert, gpt, vaswani
-from weft.objectives.contrastive import EmbeddingOptions, Pooling, embed
+from weft.objectives.contrastive import EmbeddingOptions, embed
 from weft.progress import Log
 from weft.text.config import CLOSED, Byte, Specials, WordPiece
 from weft.text.tokenizer import Tokenizer, build_tokenizer
@@ -61,7 +61,7 @@ def models(wordpiece: Tokenizer, bytewise: Tokenizer) -> list[tuple[LanguageMode
     return built
 
 
-@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+@pytest.mark.parametrize("pooling", get_args(Pooling))
 @pytest.mark.parametrize("kind", [0, 1, 2])
 def test_a_text_in_a_batch_equals_the_text_alone(
     wordpiece: Tokenizer, bytewise: Tokenizer, kind: int, pooling: Pooling

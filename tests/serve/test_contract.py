@@ -93,6 +93,32 @@ def test_stop_strings_biases_penalties_best_of_and_echo(client: Any) -> None:
     assert client.completions.create(**body, echo=True, seed=1).choices[0].text.startswith("A")
 
 
+@pytest.mark.parametrize("model", CONTINUING)
+def test_prompts_are_echoed_with_their_log_probabilities(client: Any, model: str) -> None:
+    body: dict[str, Any] = {"model": model, "temperature": 0, "logprobs": 2, "echo": True}
+    texts = client.completions.create(**body, prompt=["A tale", "told"], max_tokens=3).choices
+    assert [text.text[:-3] for text in texts] == ["A tale", "told"]
+    found = texts[0].logprobs
+    assert found.tokens[:6] == list("A tale") and found.text_offset == list(range(9))
+    assert found.token_logprobs[0] is found.top_logprobs[0] is None and max(found.token_logprobs[1:]) < 0
+    written = client.completions.create(**{**body, "echo": False}, prompt="A tale", max_tokens=3).choices[0].logprobs
+    assert written.token_logprobs == found.token_logprobs[6:]
+    ids = load(RUNS / model).tokenizer.encode("A tale")
+    read = client.completions.create(**body, prompt=[ids], max_tokens=0)
+    assert read.choices[0].text == "A tale" and read.choices[0].finish_reason == "length"
+    assert read.choices[0].logprobs.token_logprobs == pytest.approx(found.token_logprobs[:6], abs=1e-5)
+    assert read.usage.completion_tokens == 0
+    stream = client.completions.create(**body, prompt="A tale", max_tokens=3, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in stream) == texts[0].text
+
+
+def test_parts_of_characters_are_reported_as_bytes(client: Any) -> None:
+    found = client.completions.create(model="bytes", prompt="é€", max_tokens=0, logprobs=1, echo=True).choices[0]
+    assert found.text == "é€"
+    assert found.logprobs.tokens[:2] == ["bytes:\\xc3", "bytes:\\xa9"] and found.logprobs.text_offset == [0, 0, 1, 1, 1]
+    assert all(len(top) <= 2 for top in found.logprobs.top_logprobs[1:])
+
+
 def test_responses_follow_a_schema(client: Any) -> None:
     schema: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}
     form: Any = {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}

@@ -16,7 +16,10 @@ from tests.serve.serving import Served, idle, served, until
 
 from weft.api.load import load
 from weft.api.settings import sampling
-from weft.serve import library, listen, model_thread
+from weft.explain import views
+from weft.nn.block import Block
+from weft.progress import pausing
+from weft.serve import library, listen, model_thread, stepped_call
 from weft.serve.config import Limits, Serving
 from weft.serve.errors import RefusedError
 from weft.serve.library import ServedModel
@@ -185,8 +188,7 @@ def test_connections_that_drop_at_random_leave_nothing(server: Served) -> None:
             await asyncio.gather(*(drop(number, http) for number in range(40)))
 
     asyncio.run(drop_all())
-    until(lambda: idle(thread) and thread.blocks[0] == 0)
-    assert server.library.models["bytes"].users == 0
+    until(lambda: idle(thread) and thread.blocks[0] == 0 and server.library.models["bytes"].users == 0)
     assert server.post(COMPLETE, {**LONG, "max_tokens": 2}).status_code == 200
 
 
@@ -250,7 +252,7 @@ LENGTHY: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("path", LENGTHY)
 def test_long_work_takes_turns_and_ends_with_its_client(runs: Path, path: str) -> None:
-    with served(runs / "lstm", max_tokens=1 << 16, read_tokens=1 << 20) as server:
+    with served(runs / "lstm", max_tokens=1 << 16, max_input_tokens=1 << 20) as server:
         assert complete(server, "lstm") == 200
         thread = server.thread("lstm")
         with server.connected(LENGTHY[path], path):
@@ -264,6 +266,60 @@ def test_long_work_takes_turns_and_ends_with_its_client(runs: Path, path: str) -
             until(lambda: thread._calls)
             thread.close()  # SIGTERM: the call is refused at its next pause
             assert not thread._calls
+
+
+LENGTHY_PASSES: dict[str, tuple[str, dict[str, Any]]] = {
+    "a prompt of a recurrent model": ("lstm", {"prompt": "A tale is told. " * 300, "max_tokens": 1}),
+    "an embedding of a recurrent model": ("lstm", {"input": "A tale is told. " * 300}),
+    "a pass of a Transformer": ("gpt", {"input": "A tale is told. " * 4}),
+}
+
+
+@pytest.mark.parametrize("name", LENGTHY_PASSES)
+def test_a_single_pass_is_cut_into_steps(runs: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No step of a call reads a whole long text: it pauses every few tokens, or after each layer."""
+    monkeypatch.setattr(stepped_call, "STEP_SECONDS", 0.0)
+    model, body = LENGTHY_PASSES[name]
+    steps = 0
+    step = stepped_call.SteppedCall.step
+
+    def counted(call: stepped_call.SteppedCall) -> bool:
+        nonlocal steps
+        steps += 1
+        return step(call)
+
+    monkeypatch.setattr(stepped_call.SteppedCall, "step", counted)
+    path = COMPLETE if "prompt" in body else "/v1/next" if model == "gpt" else "/v1/embeddings"
+    with served(runs / model) as server:
+        assert server.post(path, {"model": model, **body}).status_code == 200
+    layers = sum(isinstance(module, Block) for module in load(runs / model).model.modules())
+    assert steps > (layers if model == "gpt" else 300 * 16 // 1024)
+
+
+def test_calls_end_when_the_server_stops_and_texts_do_not(runs: Path) -> None:
+    with served(runs / "lstm", max_tokens=1 << 16, max_input_tokens=1 << 20) as server, ThreadPoolExecutor(2) as pool:
+        assert complete(server, "lstm") == 200
+        thread, path = server.thread("lstm"), "/v1/score"
+        text = pool.submit(server.post, COMPLETE, {"model": "lstm", "prompt": "a", "max_tokens": 300})
+        call = pool.submit(server.post, path, LENGTHY[path])
+        until(lambda: thread._calls)
+        server.library.refuse_calls()
+        assert call.result(20).status_code == 503 and "stopping" in call.result().text
+        assert text.result(60).status_code == 200
+        assert server.post(path, LENGTHY[path]).status_code == 503
+
+
+def test_a_capture_is_not_paused(runs: Path) -> None:
+    """Between two tokens that a model writes without a head, no other pass may run: it would lose the head too."""
+    run, pauses = load(runs / "gpt"), 0
+
+    def count() -> None:
+        nonlocal pauses
+        pauses += 1
+
+    with pausing(count):
+        views.ablation.without_heads(run.explain.reading("a tale", None), [("decoder", 0, 0)])
+    assert not pauses
 
 
 @pytest.mark.parametrize("stream", [False, True])

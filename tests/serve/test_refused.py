@@ -39,7 +39,7 @@ BROKEN = {
     "too large a number": b'{"model": "gpt", "prompt": "a", "temperature": 1e999}',
     "too many digits": b'{"model": "gpt", "prompt": "a", "seed": ' + b"9" * 10_000 + b"}",
     "a negative number": b'{"model": "gpt", "prompt": "a", "max_tokens": -1}',
-    "zero": b'{"model": "gpt", "prompt": "a", "max_tokens": 0}',
+    "zero": b'{"model": "gpt", "prompt": "a", "n": 0}',
     "too much": b'{"model": "gpt", "prompt": "a", "max_tokens": 1000000000000}',
     "a wrong type": b'{"model": "gpt", "prompt": {"a": 1}}',
     "mixed types": b'{"model": "gpt", "prompt": ["a", 1]}',
@@ -126,6 +126,29 @@ def test_a_large_body_is_refused_before_it_is_read(server: Served) -> None:
             pass  # closed while it was still sending
     assert b" 400 " in server.raw(head + b"Connection: close\r\nContent-Length: " + b"9" * 400 + b"\r\n\r\n")[:20]
     assert server.post(COMPLETE, GOOD).status_code == 200
+
+
+LARGE: dict[str, tuple[str, dict[str, Any], str]] = {
+    "texts": (COMPLETE, {"prompt": ["a"] * 500_000}, "prompt: 500,000 texts; at most 128"),
+    "lists": (COMPLETE, {"prompt": [[1]] * 500_000}, "prompt: 500,000 texts; at most 128"),
+    "negative ids": (COMPLETE, {"prompt": [-1] * 500_000}, "prompt: expected a text, a list of texts"),
+    "mixed": ("/v1/embeddings", {"input": ["a", 1] * 200_000}, "input: expected a text, a list of texts"),
+    "turns": ("/v1/chat/completions", {"messages": [{"role": "x"}] * 100_000}, "messages: 100,000 messages"),
+    "blocks": (
+        "/v1/messages",
+        {"max_tokens": 1, "messages": [{"role": "user", "content": [{"type": "text"}] * 50_000}]},
+        "blocks; at most 10,000",
+    ),
+    "fields": (COMPLETE, {f"k{number}": 1 for number in range(100_000)}, "100,001 fields"),
+    "biases": (COMPLETE, {"logit_bias": {str(number): "a" for number in range(100_000)}}, "100,000 biases"),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_long_list_of_mistakes_is_refused_with_one_error(server: Served, name: str) -> None:
+    """Validation runs in the event loop, and an error per item would hold up everybody for minutes."""
+    path, body, message = LARGE[name]
+    assert message in server.refused(path, {"model": "gpt", **body})
 
 
 def test_bytes_that_are_not_http_are_answered_or_closed(server: Served) -> None:
@@ -275,7 +298,7 @@ TEXT_ROUTES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("path", TEXT_ROUTES)
 def test_a_text_beyond_the_bound_is_refused_before_any_work(runs: Path, path: str) -> None:
-    with served(runs / "bytes", read_tokens=100) as server:
+    with served(runs / "bytes", max_input_tokens=100) as server:
         for text, message in (
             ("a" * 2000, "bytes; this server reads at most 1,600"),
             ("a" * 101, "more than 100 tokens"),

@@ -7,6 +7,7 @@ import pytest
 
 from weft.errors import DataError
 from weft.text import builtin
+from weft.text.grammars.sentences import PARTICLES
 
 SOURCE = '''"""A module that must never be imported."""
 raise SystemExit
@@ -102,3 +103,14 @@ def test_the_corpus_has_about_two_million_characters(tmp_path: Path, monkeypatch
     assert sum(map(len, found.documents)) > 1_900_000
     assert len(set(found.documents)) == len(found.documents)
     assert len(found.sha256) == 64
+
+
+def test_the_last_word_of_a_sentence_is_the_particle_of_its_verb() -> None:
+    documents = builtin.corpus("builtin:particles").documents
+    assert len(documents) > 15_000 and len({*documents}) == len(documents)
+    particles = PARTICLES["particles"]
+    distances = set()
+    for words in map(str.split, documents):
+        assert words[-2] == particles[words[1]] and words[-1] == "."
+        distances.add(len(words) - 3)
+    assert min(distances) == 3 and max(distances) >= 12

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 
 from weft.api.arguments import checked
+from weft.api.prediction import NO_DATA, ORIGINS, SENTENCE, RowPredictor
 from weft.api.settings import generation_defaults, sampling, translation_beam
 from weft.config import Config
 from weft.costs.count import count
-from weft.decode.config import Branching
+from weft.decode.config import Beam, Branching
 from weft.decode.prompt import Prompt
 from weft.decode.tree import search_trees
 from weft.errors import ConfigError, ModelError, RunError, WeftError
@@ -27,7 +28,7 @@ from weft.explain.views import OF_A_TEXT, VIEWS
 from weft.models.base import LanguageModel, device_of
 from weft.models.build import build
 from weft.models.config import Bahdanau as BahdanauConfig
-from weft.models.config import EncoderDecoder, NGram, Recurrent, TransformerConfig
+from weft.models.config import EncoderDecoder, LMHead, NGram, Recurrent, TransformerConfig
 from weft.models.hidden import context_of, frame_for
 from weft.models.transformer import Transformer
 from weft.objectives.frame import text_frame
@@ -45,9 +46,9 @@ if TYPE_CHECKING:  # these modules draw, and are imported on first use
     from weft.explain.graph.picture import GraphPicture
     from weft.explain.step.step import StepPicture
 
-SENTENCE = "The animal didn't cross the street because it was too tired."
 SHOWN_TOKENS = 40  # of a text that the user did not choose
 MAX_FRAME_TOKENS = 4  # special tokens around a text
+MAX_DRAWN_BEAMS = 10  # of a search tree
 MAX_QUOTED = 160  # characters of a text in a note
 GRAPH_TOKENS = 4  # length of the input to a computation graph when no text is given
 MAX_PARAMETERS = 30_000_000  # of a preset that is built, and trained for a step, only to be shown
@@ -113,6 +114,10 @@ class Explain:
     def costs(self, length: int | None = None) -> "views.costs.Costs":
         """Show parameters, FLOPs and bytes by component and layer, for texts of `length` tokens."""
         return views.costs.costs(self.recipe.model, length)
+
+    def cache(self, steps: int = 6) -> "views.cache.CacheSteps":
+        """Show what the first `steps` steps of generation compute, with and without a KV cache."""
+        return views.cache.cache_steps(self.recipe.model, steps)
 
     def growth(self) -> "views.growth.Growth":
         """Show how the costs grow with length, width, depth and vocabulary."""
@@ -210,7 +215,8 @@ class Explain:
         `shapes` adds the shapes of all tensors, `backward` the backward pass with its formulas, and `open` names the
         modules that are shown unfolded, such as "decoder.0".
         """
-        options: dict[str, Any] = {"shapes": shapes, "backward": backward, "open": open}
+        predicts = not isinstance(self.recipe.model, TransformerConfig) or isinstance(self.recipe.model.head, LMHead)
+        options: dict[str, Any] = {"shapes": shapes, "backward": backward, "open": open, "loss": predicts}
         if self.trained is not None:
             reading = self.reading(text, target)
             return views.graph.graph_picture(self.trained, reading.tokens, **options, **reading.model_kwargs)
@@ -261,6 +267,9 @@ class Explain:
         if isinstance(objective, TranslationObjective):
             reading = self.reading(text, "")
             prompt, source = Prompt.of(reading.tokenizer, list(reading.ids)), reading.model_kwargs["source"]
+            settings = settings or Branching()
+            if "beams" not in settings.model_fields_set:
+                settings = settings.replace(beams=min(self._beam_settings(objective).beams, MAX_DRAWN_BEAMS))
         trees = tuple(search_trees(model, prompt, settings, source=source))
         return views.search.SearchTrees(text, trees, translates=source is not None)
 
@@ -286,6 +295,24 @@ class Explain:
         labels = objective.labels if isinstance(objective, RowObjective) else ()
         reading = self.reading(text, target)
         return views.step.step(reading, text=text, position=place, layer=layer, sampling=settings, labels=labels)
+
+    def prediction(self, text: Text = None, second: Text = None, *, output: str | int | None = None) -> dict[str, Any]:
+        """Return what a classifier, a tagger, a regression model, an answer finder or an embedding model predicts.
+
+        Some models read a `second` text: a question its context, an embedding model one to compare with. `saliency` has
+        the gradients of one `output` by token: of a label, of the tag of a word, of the similarity to a text.
+        """
+        given = None if text is None else (text, *(() if second is None else (second,)))
+        texts, origin = self._predictor.own_inputs() if given is None else (given, None)
+        record = {"kind": self.recipe.objective.kind, "texts": list(texts), "origin": origin}
+        return record | self._predictor.predict(texts, output)
+
+    @cached_property
+    def _predictor(self) -> RowPredictor:
+        model, objective = self._require_trained("prediction")
+        if not isinstance(objective, RowObjective) or not self.recipe.objective.input_columns:
+            raise objective.cannot("predict labels, numbers or vectors")
+        return RowPredictor(model, objective)
 
     def reading(self, text: Text = None, target: Text = None) -> "views.reading.Reading":
         """Return a text as the model's input, with special tokens around it.
@@ -319,19 +346,18 @@ class Explain:
         return views.reading.Reading(self.model, tokenizer, ids, 1 + len(first), source_ids, source)
 
     def _translation(self, objective: TranslationObjective[Any], text: str) -> str:
-        defaults = generation_defaults(objective.folder, objective.tokenizer)[1]
-        settings = translation_beam(objective.length, defaults)
-        return objective.translator(self.model).translate([text], settings)[0]
+        return objective.translator(self.model).translate([text], self._beam_settings(objective))[0]
+
+    def _beam_settings(self, objective: TranslationObjective[Any]) -> Beam:
+        return translation_beam(objective.length, generation_defaults(objective.folder, objective.tokenizer)[1])
 
     def own_text(self, tokens: int = SHOWN_TOKENS) -> tuple[str, str]:
         """Return a text of the run's held-out data, or else of its training data, and its origin in words."""
         model, objective = self._require_trained("a text")
-        text, origin = SENTENCE, "an example, as the run's data is not here"
+        text, origin = SENTENCE, NO_DATA
         with suppress(WeftError):  # the data may be gone, and an imported model has none
-            if held_out := objective.excerpt("validation", tokens):
-                text, origin = held_out, "from the held-out data"
-            elif trained := objective.excerpt("train", tokens):
-                text, origin = trained, "from the training data, as nothing was held out"
+            excerpts = ((objective.excerpt(side, tokens), origin) for side, origin in ORIGINS.items())
+            text, origin = next(((words, origin) for words, origin in excerpts if words), (text, origin))
         context, spans = context_of(model), objective.tokenizers.source.token_spans(text)
         shown = spans[: tokens if context is None else min(tokens, context - MAX_FRAME_TOKENS)]
         return (text[: shown[-1].end] if shown else text), origin

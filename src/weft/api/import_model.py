@@ -137,11 +137,13 @@ def recipe_like(recipe: Recipe, bundle: ModelBundle, path: Path) -> Recipe:
 
 def _objective(bundle: ModelBundle) -> dict[str, Any]:
     model = bundle.model
-    if isinstance(model, EncoderDecoder):
-        return {"kind": "pairs", "languages": bundle.languages} if bundle.languages else {"kind": "pairs"}
-    if not isinstance(model, Decoder | Encoder) or model.head.kind == "lm":
+    if not isinstance(model, Decoder | Encoder | EncoderDecoder):
         return {"kind": "next-token"}
     head = model.head
+    if isinstance(model, EncoderDecoder) and head.kind == "lm":
+        return {"kind": "pairs", "languages": bundle.languages} if bundle.languages else {"kind": "pairs"}
+    if isinstance(model, Decoder) and head.kind == "lm":
+        return {"kind": "next-token"}
     if getattr(head, "labels", None) == 1:
         return {"kind": "regress"}
     kinds = (kind for kind, each in OBJECTIVES.items() if model.kind in each.kinds and head.kind == each.heads[0])

@@ -18,22 +18,23 @@ from weft.api.export_model import export_model
 from weft.api.settings import SamplingSettings, generation_defaults, sampling, translation_beam, with_defaults
 from weft.costs.count import count
 from weft.decode.bulk import BulkJob, bulk, generate_many
-from weft.decode.config import Beam, Sampling
+from weft.decode.config import CHAT_DEFAULTS, Beam, Sampling
 from weft.decode.constrain import Grammar, json_schema, lark, regex
 from weft.decode.contrastive import ContrastiveModel
 from weft.decode.fast.quantize import quantize
 from weft.decode.generate import generate
-from weft.decode.prompt import CHAT_DEFAULTS, Message, Prompt, chat_prompt, context_window, max_prompt_tokens
+from weft.decode.prompt import Message, Prompt, chat_prompt, context_window, max_prompt_tokens
 from weft.decode.speculative import Draft, LookUp, speculate
 from weft.decode.text import Chunk, Completion
 from weft.decode.translate import LENGTH_RATIO
 from weft.errors import ConfigError, DataError
 from weft.evaluate.perplexity import Score, Surprisal
 from weft.models.base import LanguageModel
+from weft.models.config import Pooling
 from weft.objectives import table as objectives
 from weft.objectives.answer import Answer, AnswerSpan
-from weft.objectives.classify import Classify
-from weft.objectives.contrastive import Contrastive, EmbeddingOptions, Pooling, embed
+from weft.objectives.classify import Classify, ZeroShot
+from weft.objectives.contrastive import Contrastive, EmbeddingOptions, embed
 from weft.objectives.frame import ANY_LANGUAGES, LanguagePair
 from weft.objectives.pairs import Pairs
 from weft.objectives.regress import Regress
@@ -112,6 +113,18 @@ class Run:
     def chat_defaults(self) -> dict[str, Any]:
         """Sampling settings for replies: `defaults`, and if these have no temperature, a low one with a top_p."""
         return self.defaults if "temperature" in self.defaults else {**CHAT_DEFAULTS, **self.defaults}
+
+    @property
+    def decoding(self) -> dict[str, Sampling | Beam]:
+        """Default settings of decoding, by the command that uses them: "translate", or "generate" and "chat".
+
+        Empty if the model writes no text. The Python API, the server and the Explorer decode with the same settings.
+        """
+        if isinstance(self.objective, Pairs | Spans):
+            return {"translate": translation_beam(self.objective.length, self.beam_defaults)}
+        if not self.config.objective.continues:
+            return {}
+        return {"generate": sampling(**self.defaults), "chat": sampling(**self.chat_defaults)}
 
     @takes_settings(Sampling)
     def generate(self, prompt: str = "", **settings: Unpack[SamplingSettings]) -> str:
@@ -318,12 +331,27 @@ class Run:
         """
         if not isinstance(self.objective, Pairs | Spans):
             raise self.objective.cannot("translate")
-        chosen = settings or translation_beam(self.objective.length, self.beam_defaults)
+        chosen = settings or self.decoding["translate"]
         return self.objective.translator(self.model, LanguagePair(*languages), ratio).translate(texts, chosen, progress)
 
-    def classify(self, texts: Sequence[str], second: Sequence[str] | None = None) -> list[dict[str, float]]:
-        """Return the probability of each label for each text, or pair of texts, the likeliest first."""
-        return self._trained_for(Classify, "classify").predict(self.model, texts, second)
+    def classify(
+        self,
+        texts: Sequence[str],
+        second: Sequence[str] | None = None,
+        *,
+        labels: Sequence[str] | None = None,
+        template: str = "This example is {}.",
+        multi_label: bool = False,
+    ) -> list[dict[str, float]]:
+        """Return the probability of each label for each text, or pair of texts, the likeliest first.
+
+        With `labels`, a model of natural-language inference classifies texts by labels that it was not trained on: each
+        label becomes a hypothesis by the `template`. With `multi_label`, several may be right.
+        """
+        objective = self._trained_for(Classify, "classify")
+        if labels is None:
+            return objective.predict(self.model, texts, second)
+        return objective.zero_shot(self.model, texts, labels, options=ZeroShot(template, multi_label))
 
     def rate(self, texts: Sequence[str], second: Sequence[str] | None = None) -> list[float]:
         """Return the number that the model predicts for each text, or pair of texts."""
@@ -342,11 +370,13 @@ class Run:
     ) -> npt.NDArray[np.float32]:
         """Return a vector for each text, (texts, d_model); of length 1 with `normalise`.
 
-        `pooling` is "mean", "first" or "last"; by default the one that the model was trained with, or else the mean. A
-        model trained to embed reads at most `batch.length` tokens of a text.
+        `pooling` is "mean", "first", "last", "max", "mean-sqrt" or "weighted-mean"; by default the one that the model
+        was trained with, or else the mean. A model trained to embed reads at most `batch.length` tokens of a text.
         """
-        length = self.objective.length if isinstance(self.objective, Contrastive) else None
-        settings = EmbeddingOptions(pooling, normalise, batch, length)
+        settings = EmbeddingOptions(pooling, normalise, batch)
+        if isinstance(self.objective, Contrastive):
+            frame = self.objective.frame
+            settings = replace(settings, length=self.objective.length, frame=(frame.before, frame.after))
         return embed(self.model, self.tokenizer, texts, options=settings, log=warn)
 
     def _trained_for(self, objective: type[T], verb: str) -> T:

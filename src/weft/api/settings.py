@@ -5,7 +5,7 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from weft.api.arguments import checked, takes_settings
 from weft.config import Tree, validate
-from weft.decode.config import Beam, LengthPenalty, Rules, Sampling
+from weft.decode.config import TRANSLATION_DEFAULTS, Beam, LengthPenalty, Rules, Sampling
 from weft.interop.generation import SAMPLING_KEYS
 from weft.progress import log_to_stderr
 from weft.runs.folder import RunFolder
@@ -101,4 +101,4 @@ def generation_defaults(run: RunFolder, tokenizer: Tokenizer) -> tuple[Tree, Tre
 
 def translation_beam(length: int, defaults: Mapping[str, Any]) -> Beam:
     """Return the default beam search of a run that translates at most `length` tokens."""
-    return beam(**with_defaults({}, {"beams": 5, "patience": 1.0, "max_tokens": length, **defaults}))
+    return beam(**with_defaults({}, {**TRANSLATION_DEFAULTS, "max_tokens": length, **defaults}))

@@ -10,6 +10,7 @@ from weft.cli.console.distributed import distributed_command, load_sharded, refu
 from weft.cli.console.generation import DEFAULT_MAX_TOKENS, Settings, TextRemarks, generation_options
 from weft.cli.console.options import flag, option
 from weft.cli.console.terminal import echo, loading, terminal_width, wrap_words, write
+from weft.decode.config import CHAT_DEFAULTS
 from weft.errors import DataError, WeftError, suggestion
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ Messages = list[dict[str, str]]
 @distributed_command
 @generation_options(
     "temperature top_p max_tokens slide seed stop",
-    defaults={"temperature": "0.7", "top_p": "0.9", "max_tokens": str(DEFAULT_MAX_TOKENS), "seed": "0"},
+    defaults={name: str(default) for name, default in CHAT_DEFAULTS.items()}
+    | {"max_tokens": str(DEFAULT_MAX_TOKENS), "seed": "0"},
     panels={},
 )
 def chat(

@@ -7,18 +7,19 @@ from weft.cli.console.options import flag, option
 from weft.cli.console.terminal import echo, loading
 from weft.errors import ConfigError, DataError, suggestion
 
-POOLINGS = ("mean", "first", "last")
+POOLINGS = ("mean", "first", "last", "max", "mean-sqrt", "weighted-mean")
 
 
 def embed(
     run: options.Run,
     file: options.Texts = "-",
     pooling: str | None = option(
-        None, "Pooling over tokens (default: as in training, or mean).", value="mean|first|last"
+        None, "Pooling over tokens (default: as in training, or mean).", value="mean|first|last|max|…"
     ),
     raw: bool = flag("--raw", "Don't normalise the vectors to length 1."),
     column: str = option("text", "The column of the text, if the file has columns.", value="NAME"),
     batch: int = option(32, "Texts per batch.", min=1),
+    special_tokens: options.SpecialTokens = False,
     out: Path | None = option(None, "Write to this .npy file, or .jsonl with the texts (default: print JSON)."),
 ) -> None:
     """Turn texts into vectors: similar texts get similar vectors. Reads standard input if no FILE is given.
@@ -41,7 +42,8 @@ def embed(
     if out is not None:
         check_writable(out)
     texts = read_texts(file, column)
-    vectors = load(run).embed(texts, pooling=pooling, normalise=not raw, batch=batch)  # type: ignore[arg-type]
+    loaded = load(run).reading_specials() if special_tokens else load(run)
+    vectors = loaded.embed(texts, pooling=pooling, normalise=not raw, batch=batch)  # type: ignore[arg-type]
     pairs = zip(texts, vectors.tolist(), strict=True)
     lines = (record({"text": text, "vector": vector}) for text, vector in pairs)
     if out is None:

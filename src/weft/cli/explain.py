@@ -29,8 +29,9 @@ def explain(
     context: typer.Context,
     source: str = recipe_argument(
         "RUN|PRESET",
-        "A run's folder; a preset or recipe, which has no weights yet; mlp, the lectures' small network; or "
-        "parallel, a layer with every kind of parallelism (d_model=, d_ff=, heads=, tokens=).",
+        "A run's folder; a preset or recipe, which has no weights yet; mlp, the lectures' small network; tree, a small "
+        "search tree (or a .toml or .json file with one, and --only search; beams=, samples=, seed=); "
+        "or parallel, a layer with every kind of parallelism (d_model=, d_ff=, heads=, tokens=).",
     ),
     changes: options.Changes = None,
     text: Text = option(None, "The text to look at.", value="TEXT", show_default="one of the held-out data"),
@@ -63,6 +64,9 @@ def explain(
     is_run = RunFolder(source).config.is_file()
     if source == "parallel" and not is_run:
         _parallel(context.params)
+        return
+    if not is_run and (source == "tree" or (only == "search" and source.endswith((".toml", ".json")))):
+        _tree(context.params)
         return
     if ranks is not None:
         raise ConfigError(f"--ranks {ranks}: only for weft explain parallel")
@@ -134,6 +138,28 @@ def _parallel(arguments: dict[str, Any]) -> None:
     _show(picture, picture.text(), out, as_json=arguments["as_json"])
 
 
+def _tree(arguments: dict[str, Any]) -> None:
+    """Show the searches of a tree that a person wrote down; `arguments` are those of `weft explain`."""
+    from weft.config import assignments, validate
+    from weft.decode.config import TreeSearch
+
+    for name in ("text", "target", "ranks", *VIEWS_OF):
+        if arguments[name] is not None and arguments[name] is not False:
+            raise ConfigError(f"--{name}: not an option for a tree, which takes beams=, samples=, seed= and --out")
+    if arguments["only"] not in (None, "search"):
+        raise ConfigError(f"--only {arguments['only']}: a tree has only searches")
+    settings = validate(TreeSearch, assignments(arguments["changes"] or []))
+    with loading():
+        from weft.decode.handmade import EXAMPLE
+        from weft.explain.search import handmade
+        from weft.figures.picture import check_picture
+
+    if arguments["out"] is not None:
+        check_picture(arguments["out"])
+    picture = handmade(EXAMPLE if arguments["source"] == "tree" else Path(arguments["source"]), settings)
+    _show(picture, picture.text(), arguments["out"], as_json=arguments["as_json"])
+
+
 def _picture(explained: "Explain", only: str | None, *, inputs: dict[str, Any], options: dict[str, Any]) -> "Picture":
     """Draw one view of the `inputs`, or all of them."""
     if only == "search":
@@ -144,7 +170,7 @@ def _picture(explained: "Explain", only: str | None, *, inputs: dict[str, Any], 
 
     maps = explained.attention(**inputs)
     if "word" in options:
-        return with_note(maps.follow(options["word"], options.get("layer", 0), options.get("head")), maps.note)
+        return with_note(maps.follow(options["word"], options.get("layer"), options.get("head")), maps.note)
     if len(options) < 2:
         present, missing = ("layer", "head") if "layer" in options else ("head", "layer")
         raise ConfigError(f"--{present} {options[present]}: give --{missing} as well, or --word to see all heads")

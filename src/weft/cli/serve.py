@@ -30,6 +30,7 @@ def serve(
     per_key: int | None = option(None, "Texts of one key that may wait or be in progress (default: --queue)."),
     timeout: float = option(600.0, "End a request after this many seconds."),
     max_tokens: int = option(65536, "The most tokens that a request may ask for."),
+    max_input_tokens: int = option(131072, "The most tokens of the texts that a request may send."),
     ssl_certfile: Path | None = option(None, "A certificate, for https.", value="FILE"),
     ssl_keyfile: Path | None = option(None, "The certificate's private key.", value="FILE"),
     uds: Path | None = option(None, "Listen on this Unix socket instead.", value="PATH"),
@@ -57,8 +58,9 @@ def serve(
         from weft.serve.library import Library
         from weft.serve.listen import freeze_loaded, run_server
 
-    settings = {"queue": queue, "per_client": per_key or queue, "rows": rows, "seconds": timeout}
-    limits = validate(Limits, {**settings, "max_tokens": max_tokens, "quantize_cache": quantize_cache})
+    settings: dict[str, float] = {"queue": queue, "per_client": per_key or queue, "rows": rows, "seconds": timeout}
+    settings |= {"max_tokens": max_tokens, "max_input_tokens": max_input_tokens}
+    limits = validate(Limits, {**settings, "quantize_cache": quantize_cache})
     hosts = ("*",) if uds is not None or (keys and host not in LOOPBACK) else (*LOOPBACK, *_host_names(host))
     serving = Serving(
         keys=keys,

@@ -8,6 +8,7 @@ from weft.cli.console.distributed import distributed_command, load_sharded
 from weft.cli.console.generation import Settings, generation_options
 from weft.cli.console.options import argument, flag, option
 from weft.cli.console.terminal import loading, write
+from weft.decode.config import TRANSLATION_DEFAULTS
 from weft.errors import ConfigError, DataError
 from weft.storage.files import check_writable, write_text
 
@@ -15,17 +16,16 @@ if TYPE_CHECKING:
     from weft.decode.config import Beam
 
 SCORING = ("length_penalty", "coverage_penalty", "patience")
-DEFAULT_BEAMS, DEFAULT_PATIENCE = 5, 1.0
 
 
 @distributed_command
 @generation_options(
     "beams length_penalty coverage_penalty patience max_tokens",
     defaults={
-        "beams": f"the checkpoint's, or {DEFAULT_BEAMS}",
+        "beams": f"the checkpoint's, or {TRANSLATION_DEFAULTS['beams']}",
         "length_penalty": "the checkpoint's, or 1",
         "coverage_penalty": "0",
-        "patience": f"the checkpoint's, or {DEFAULT_PATIENCE:g}",
+        "patience": f"the checkpoint's, or {TRANSLATION_DEFAULTS['patience']:g}",
         "max_tokens": "twice the line's and 50, up to the run's length",
     },
     panels={},
@@ -73,7 +73,7 @@ def translate(
     sources = join().share(lambda: [line.rstrip("\r\n") for line in lines(file)])  # lines end as in training
     loaded = load_sharded(run)
     loaded = loaded.reading_specials() if special_tokens else loaded
-    defaults = {"beams": DEFAULT_BEAMS, "patience": DEFAULT_PATIENCE, "max_tokens": loaded.config.batch.length}
+    defaults = {**TRANSLATION_DEFAULTS, "max_tokens": loaded.config.batch.length}
     chosen = search(defaults | loaded.beam_defaults)
     check(chosen.beams)
     ratio = None if "max_tokens" in settings else LENGTH_RATIO

@@ -289,13 +289,23 @@ def framed(
         return Framed(*pad(rows, frame.fill), None)
     rows, segments = [], []
     for a, b in zip(first, second, strict=True):
-        if max_tokens is not None and len(a) + len(b) > max_tokens:
-            a = a[: max(max_tokens - len(b), (max_tokens + 1) // 2)]  # the space that b leaves, or half
-            b = b[: max_tokens - len(a)]
+        a, b = fit_pair(a, b, max_tokens)
         head, tail = [*frame.before, *a, *frame.between], [*b, *frame.after]
         rows.append(head + tail or [frame.fill])
         segments.append([0] * len(head) + [int(frame.segments)] * len(tail) or [0])
     return Framed(*pad(rows, frame.fill), pad(segments, 0)[0])
+
+
+def fit_pair(
+    first: Sequence[int], second: Sequence[int], max_tokens: int | None
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Truncate a pair of sentences to `max_tokens` together."""
+    if max_tokens is not None and len(first) + len(second) > max_tokens:
+        first = first[
+            : max(max_tokens - len(second), (max_tokens + 1) // 2)
+        ]  # the space that the second leaves, or half
+        second = second[: max_tokens - len(first)]
+    return first, second
 
 
 def framed_lengths(examples: Examples, fields: Sequence[str], frame: Frame, *, length: int) -> Array:

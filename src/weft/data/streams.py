@@ -98,15 +98,33 @@ def decompress(stream: IO[bytes], name: str, read_size: int | None = None) -> It
     if not name.lower().endswith(COMPRESSED):
         yield from iter(lambda: stream.read(read_size or BLOCK), b"")
         return
-    decompressed, total = (_gunzip if name.lower().endswith(".gz") else _unzstd)(stream, name), 0
-    size = os.fstat(stream.fileno()).st_size
-    for block in decompressed:
+    status, total = os.fstat(stream.fileno()), 0
+    size = status.st_size
+    if read_size is None:
+        _check_expansion(name, size, status.st_mtime_ns)
+    for block in _decompressed(stream, name):
         total += len(block)
         check_decompressed(total, size, name)
         if total > ANNOUNCED_BYTES:
             what = f"{size:,} compressed bytes contain more than {ANNOUNCED_BYTES >> 20:,} MiB of text"
             warn(f"{name}: {what}; decompressing all of it")
         yield block
+
+
+@lru_cache(maxsize=1024)
+def _check_expansion(name: str, size: int, _changed: int) -> None:
+    """Refuse a small file that expands implausibly, before any of its text is processed: that takes a few seconds."""
+    total = 0
+    with open(name, "rb") as stream:
+        for block in _decompressed(stream, name):
+            total += len(block)
+            check_decompressed(total, size, name)
+            if stream.tell() > MAX_DECOMPRESSED_BYTES // MAX_DECOMPRESSED_RATIO:
+                return
+
+
+def _decompressed(stream: IO[bytes], name: str) -> Iterator[bytes]:
+    return (_gunzip if name.lower().endswith(".gz") else _unzstd)(stream, name)
 
 
 def check_decompressed(total: int, size: int, name: str) -> None:

@@ -18,6 +18,11 @@ Bias = Annotated[float, Field(ge=-1000.0, le=1000.0)]
 Penalty = Annotated[float, Field(ge=-100.0, le=100.0)]
 Fraction = Annotated[float | None, Field(gt=0.0, le=1.0)]
 MAX_TOKENS = 10**9  # bounds every setting that counts tokens
+# Defaults of decoding by kind of model, where an imported checkpoint has none. A language model continues a text with
+# the defaults of `Sampling`. In a chat, temperature 1 over the whole vocabulary soon leads a small model astray; other
+# programs are similar (llama.cpp: 0.8 and 0.95, Ollama: 0.8 and 0.9).
+CHAT_DEFAULTS = {"temperature": 0.7, "top_p": 0.9}
+TRANSLATION_DEFAULTS = {"beams": 5, "patience": 1.0}  # of a model that writes one text from another
 MIN_TEMPERATURE = 1e-30  # below this, dividing logits may overflow; at this, only ties with the maximum have a chance
 
 
@@ -153,6 +158,14 @@ class Branching(Config):
     samples: int = Field(4, ge=1, le=20, description="Number of sampled texts.")
     temperature: float = Field(1.0, gt=0.0, le=100.0, description="Temperature of the samples.")
     top_k: int | None = Field(None, gt=0, le=MAX_TOKENS, description="Draw from this many likeliest tokens.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the samples.")
+
+
+class TreeSearch(Config):
+    """Searches of a tree that a person wrote down."""
+
+    beams: int = Field(2, ge=1, le=10, description="Number of beams.")
+    samples: int = Field(6, ge=1, le=20, description="Number of sampled paths.")
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of the samples.")
 
 

@@ -5,6 +5,7 @@ A grammar is a regular expression (Rust's syntax), a JSON schema, or a context-f
 
 import json
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -38,9 +39,13 @@ class Grammar:
             reason = _one_line(self._matcher.get_error(), multiline="\n" in lark)
             raise ConfigError(f"{name}: {reason}")
 
-    def begin(self, mid_text: bool = False) -> "Constraint":
-        """Return the constraint of a new text; `mid_text` if it continues the prompt's text."""
-        constraint = Constraint(self, self._matcher.deep_copy(), mid_text)
+    def begin(self, mid_text: bool = False, stop_ids: Iterable[int] = ()) -> "Constraint":
+        """Return the constraint of a new text; `mid_text` if it continues the prompt's text.
+
+        Where the text matches, it may end with eos or with one of `stop_ids`.
+        """
+        ends = torch.tensor(sorted(set(stop_ids)), dtype=torch.long)
+        constraint = Constraint(self, self._matcher.deep_copy(), mid_text, ends=ends)
         if not bool(constraint.mask().any()):
             where = "continue a prompt, whose words begin with a space" if mid_text else "begin a text"
             raise ModelError(f"{self.name}: no token of this vocabulary can {where}")
@@ -63,15 +68,19 @@ def json_schema(tokenizer: Tokenizer, schema: Any) -> Grammar:
 
     Objects have only the properties that the schema names, unless `additionalProperties` allows others.
     """
+    return Grammar(tokenizer, f"start: %json {schema_source(schema)}", "the schema", notes={"schema": schema})
+
+
+def schema_source(schema: Any) -> str:
+    """Return a schema as a grammar takes it after `%json`."""
     if not isinstance(schema, dict):
         raise ConfigError(f"the schema: expected an object such as {{'type': 'integer'}}, found {schema!r:.60}")
     try:
-        text = json.dumps({**_closed(schema), "x-guidance": JSON_LAYOUT})
+        return json.dumps({**_closed(schema), "x-guidance": JSON_LAYOUT})
     except RecursionError:
         raise ConfigError("the schema: nested too deeply") from None
     except AttributeError:
         raise ConfigError(f"the schema: {', '.join(sorted(NAMED))} are objects that name schemas") from None
-    return Grammar(tokenizer, f"start: %json {text}", "the schema", notes={"schema": schema})
 
 
 def _closed(schema: Any) -> Any:
@@ -99,8 +108,8 @@ def lark(tokenizer: Tokenizer, text: str) -> Grammar:
 class Constraint:
     """Tracks one text and decides which tokens may follow; beams that share a prefix need copies."""
 
-    def __init__(self, grammar: Grammar, matcher: LLMatcher, mid_text: bool):
-        self.grammar, self.matcher, self.mid_text = grammar, matcher, mid_text
+    def __init__(self, grammar: Grammar, matcher: LLMatcher, mid_text: bool, *, ends: Tensor):
+        self.grammar, self.matcher, self.mid_text, self.ends = grammar, matcher, mid_text, ends
         self._mask: Tensor | None = None
 
     def allowed(self) -> Tensor:
@@ -110,7 +119,7 @@ class Constraint:
         return self.mask()
 
     def mask(self) -> Tensor:
-        """Mask (V,) on the CPU, True where a token may follow; eos may where the text matches."""
+        """Mask (V,) on the CPU, True where a token may follow; eos and `ends` may where the text matches."""
         if self._mask is None:
             vocabulary = self.grammar.vocabulary
             bias = torch.frombuffer(bytearray(self.matcher.compute_logit_bias()), dtype=torch.uint8).bool()
@@ -119,6 +128,8 @@ class Constraint:
                 self._mask[vocabulary.openings] = bias[vocabulary.size : vocabulary.size + len(vocabulary.openings)]
             if self.matcher.is_error():  # no token fits; llguidance would end the text
                 self._mask.fill_(False)
+            elif len(self.ends) and self.matcher.is_accepting():
+                self._mask[self.ends] = True
         return self._mask
 
     def push(self, token: int) -> None:
@@ -133,12 +144,13 @@ class Constraint:
         """Whether the text matches and nothing but eos may follow."""
         if not self.matcher.is_accepting():
             return False
-        eos_id = self.grammar.vocabulary.eos_id
-        return int(self.mask().sum()) == (0 if eos_id is None else 1)
+        others, eos_id = self.mask().clone(), self.grammar.vocabulary.eos_id
+        others[self.ends if eos_id is None else torch.cat([self.ends, torch.tensor([eos_id])])] = False
+        return not bool(others.any())
 
     def copy(self) -> "Constraint":
         """Return a copy for another beam with the same prefix."""
-        return Constraint(self.grammar, self.matcher.deep_copy(), self.mid_text)
+        return Constraint(self.grammar, self.matcher.deep_copy(), self.mid_text, ends=self.ends)
 
 
 class _Vocabulary:

@@ -14,10 +14,7 @@ from weft.models.base import LanguageModel
 from weft.text.tokenizer import Tokenizer
 
 TAIL = 64  # characters, or tokens, that suffice to see how a prompt ends
-Message = Mapping[str, str]
-# Settings of replies where the checkpoint has none: at temperature 1 over the whole vocabulary, a small model soon
-# picks a word that leads nowhere. Other programs are similar (llama.cpp: 0.8 and 0.95, Ollama: 0.8 and 0.9).
-CHAT_DEFAULTS = {"temperature": 0.7, "top_p": 0.9}
+Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -140,13 +137,21 @@ def check_prompts(model: LanguageModel, prompts: Sequence[Prompt], rules: Sequen
     check_rules(rules, output_vocab_size(model, prompts[0].vocab_size))
 
 
-def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], max_tokens: int | None = None) -> Prompt:
-    """Return the prompt for a reply to {role, content} messages, the last of which is the user's.
+def chat_prompt(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    max_tokens: int | None = None,
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    continues_last: bool = False,
+) -> Prompt:
+    """Return the prompt for a reply to {role, content} messages, the last of which is the user's, or a tool's result.
 
     With a chat template, the reply begins a text, and every special token ends it. Without one, the model continues the
     plain text. If the conversation exceeds `max_tokens`, its oldest turns are dropped, but not the system prompt.
+    `tools` are definitions for the template. With `continues_last`, the last message is the beginning of the reply.
     """
-    check_messages(messages)
+    check_messages(messages, continues_last=continues_last)
     if tokenizer.chat_template is None:
         # a reply continues the line of the user's message; every other message begins a line
         lines = ["\n" * (each["role"] != "assistant") + each["content"] for each in messages]
@@ -155,8 +160,10 @@ def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], max_tokens: i
         cut = 0 if max_tokens is None else max(0, len(prompt.ids) - max(max_tokens, lead + 1))
         return replace(prompt, ids=[*prompt.ids[:lead], *prompt.ids[lead + cut :]])
     special = frozenset(tokenizer.special_tokens.values())
-    ids = _apply_template(tokenizer, messages, max_tokens)
-    return replace(Prompt.of(tokenizer, ids), mid_text=False, stop_ids=special)
+    reply = messages[-1]["content"] if continues_last else ""
+    turns = messages[:-1] if continues_last else messages
+    ids = _apply_template(tokenizer, turns, max_tokens, reply=reply, tools=tools)
+    return replace(Prompt.of(tokenizer, ids), mid_text=bool(reply), stop_ids=special)
 
 
 def max_prompt_tokens(window: int | None, reply_tokens: int) -> int | None:
@@ -164,8 +171,8 @@ def max_prompt_tokens(window: int | None, reply_tokens: int) -> int | None:
     return None if window is None else max(1, window - min(reply_tokens, window // 2))
 
 
-def check_messages(messages: Any) -> None:
-    """Raise DataError unless messages are a conversation that ends with the user's."""
+def check_messages(messages: Any, *, continues_last: bool = False) -> None:
+    """Raise DataError unless messages are a conversation that ends with the user's, or with a reply to continue."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise DataError("messages: expected a list such as [{'role': 'user', 'content': 'Hello'}]")
     for number, message in enumerate(messages, start=1):
@@ -173,21 +180,26 @@ def check_messages(messages: Any) -> None:
         if not all(isinstance(text, str) for text in texts):
             raise DataError(f"message {number}: expected {{'role': …, 'content': …}}, both text")
         role = message["role"]
-        if role not in ROLES:
+        if role not in (*ROLES, "tool"):
             raise DataError(f"message {number}: role = {role!r}: {suggestion(role, ROLES)}")
         if role == "system" and number > 1:
             raise DataError(f"message {number}: only the first message may be the system's")
-    if messages[-1]["role"] != "user":
-        raise DataError(f"the last message is the {messages[-1]['role']}'s; a reply answers the user's")
+    last = messages[-1]["role"]
+    if continues_last and (last != "assistant" or len(messages) == 1):
+        raise DataError(f"the last message is the {last}'s; only a reply to an earlier message can be continued")
+    if not continues_last and last not in ("user", "tool"):
+        raise DataError(f"the last message is the {last}'s; a reply answers the user's")
 
 
-def _apply_template(tokenizer: Tokenizer, messages: Sequence[Message], max_tokens: int | None) -> list[int]:
-    messages = tokenizer.to_chat(messages)
+def _apply_template(
+    tokenizer: Tokenizer, messages: Sequence[Message], max_tokens: int | None, *, reply: str, tools: Sequence[Any]
+) -> list[int]:
+    messages, tools, reply = tokenizer.to_chat(messages), tokenizer.escape(tools), tokenizer.escape(reply)
     system = messages[:1] if messages[0]["role"] == "system" else []
     turns = messages[len(system) :]
     roles = [turn["role"] for turn in turns]
     for first in [n for n in range(len(turns)) if n == 0 or roles[n - 1 : n + 1] == ["assistant", "user"]]:
-        ids = tokenizer.chat_ids(tokenizer.chat([*system, *turns[first:]]))
+        ids = tokenizer.chat_ids(tokenizer.chat([*system, *turns[first:]], tools=tools) + reply)
         if max_tokens is None or len(ids) <= max_tokens:
             return ids
     raise DataError(f"the conversation is {len(ids)} tokens, but the model can read {max_tokens} before it replies")

@@ -83,7 +83,9 @@ class StopCondition:
         limits = rules.max_tokens, prompt.max_tokens, None if window is None else window - len(prompt.ids) + 1
         self.limit = min(limit for limit in limits if limit is not None)
         self.written = 0
-        self.constraint: Constraint | None = None if prompt.grammar is None else prompt.grammar.begin(prompt.mid_text)
+        self.constraint: Constraint | None = None
+        if prompt.grammar is not None:
+            self.constraint = prompt.grammar.begin(prompt.mid_text, self.stop_ids)
         tokenizer = prompt.tokenizer
         self.detokenizer = None if tokenizer is None else Detokenizer(tokenizer, rules.stop, prompt.mid_text)
 
@@ -93,8 +95,10 @@ class StopCondition:
         finish: Finish | None = "length" if self.written == self.limit else None
         if token == self.eos_id:
             finish = "eos"
+        elif token in self.stop_ids:
+            finish = "stop"
         else:
-            if token in self.stop_ids or (self.detokenizer is not None and self.detokenizer.push(token)):
+            if self.detokenizer is not None and self.detokenizer.push(token):
                 finish = "stop"
             if self.constraint is not None:
                 self.constraint.push(token)
@@ -322,5 +326,10 @@ def _scored(chunks: Sequence[Chunk], text: str, tokenizer: Tokenizer, *, mid_tex
 
 def spell_token(tokenizer: Tokenizer, id: int) -> str:
     """Return a token as it appears in running text; special tokens by name."""
+    return token_spelling(tokenizer, id).decode("utf-8", "replace")
+
+
+def token_spelling(tokenizer: Tokenizer, id: int) -> bytes:
+    """Return the bytes of a token in running text, which may be a part of a character; special tokens by name."""
     special = id in tokenizer.special_tokens.values()
-    return tokenizer.token(id) if special else tokenizer.token_bytes(id).decode("utf-8", "replace")
+    return tokenizer.token(id).encode() if special else tokenizer.token_bytes(id)

@@ -24,6 +24,11 @@ BATCH_LIMITS, CUDA_BATCH_LIMITS = (3600, 90), (32768, 1024)
 LENGTH_RATIO, EXTRA_TOKENS = 2.0, 50
 
 
+def max_answer_tokens(source: int, ratio: float) -> int:
+    """Return the maximum number of tokens of an answer to `source` tokens."""
+    return int(ratio * source) + EXTRA_TOKENS
+
+
 class Direction(NamedTuple):
     """The `frame` of a source, the token that an answer `starts` from, and the tokens it is forced to begin with."""
 
@@ -80,7 +85,7 @@ class Translator:
         prompts = [Prompt.of(self.target, [self.direction.starts])] * len(source.tokens)
         if self.ratio is not None:
             assert source.mask is not None
-            limits = [int(self.ratio * length) + EXTRA_TOKENS for length in source.mask.sum(dim=1).tolist()]
+            limits = [max_answer_tokens(length, self.ratio) for length in source.mask.sum(dim=1).tolist()]
             prompts = [replace(prompt, max_tokens=limit) for prompt, limit in zip(prompts, limits, strict=True)]
         if isinstance(settings, Beam):
             attended = partial(self._best_pieces, source=source, texts=texts) if settings.replace_unknown else None

@@ -4,8 +4,9 @@ Greedy search follows the likeliest edge at each node, beam search follows sever
 sampling draws an edge by its probability. Trees are recorded while `generate` or `beam_search` runs.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import exp, log
 from typing import Literal, NamedTuple
 
 import torch
@@ -18,7 +19,8 @@ from weft.decode.prompt import Prompt
 from weft.decode.text import Chunk, spell_token
 from weft.models.base import EncoderInput, LanguageModel
 
-NodeState = Literal["chosen", "kept", "pruned"]
+NodeState = Literal["chosen", "kept", "pruned", "unseen"]
+MIN_REST = 5e-5  # probability of all edges that a search did not see, above which they are shown together
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class SearchNode:
     """A prefix, represented by its last token. `parent` is the index of the node before it, −1 for the prompt.
 
     `logprob` is log p of the token, `total` of the whole prefix. A "chosen" node leads to a returned text, a "kept" one
-    was extended, a "pruned" one never was. `count` samples share the prefix.
+    was extended, a "pruned" one never was, and an "unseen" one stands for all edges that the search did not consider.
+    `count` samples share the prefix.
     """
 
     parent: int
@@ -55,13 +58,17 @@ class SearchTree:
     nodes: tuple[SearchNode, ...]
     written: tuple[SearchedText, ...]
 
+    def nodes_to(self, leaf: int) -> list[int]:
+        """Return the indices of the nodes from the prompt to a node."""
+        indices: list[int] = []
+        while leaf >= 0:
+            indices.append(leaf)
+            leaf = self.nodes[leaf].parent
+        return indices[::-1]
+
     def path(self, leaf: int) -> tuple[int, ...]:
         """Return the token ids from the prompt to a node."""
-        ids: list[int] = []
-        while leaf >= 0:
-            ids.append(self.nodes[leaf].id)
-            leaf = self.nodes[leaf].parent
-        return tuple(reversed(ids))
+        return tuple(self.nodes[index].id for index in self.nodes_to(leaf))
 
 
 class Trees(NamedTuple):
@@ -116,8 +123,16 @@ class _TreeBuilder:
         self.nodes.append(SearchNode(parent, id, text, logprob=logprob, total=total, state=state))
         return index
 
+    def _rests(self) -> Iterator[SearchNode]:
+        """Yield a node for the probability that is left after each node's children."""
+        for parent in dict.fromkeys(node.parent for node in self.nodes):
+            rest = 1.0 - sum(exp(node.logprob) for node in self.nodes if node.parent == parent)
+            if rest > MIN_REST:
+                logprob = log(rest)
+                yield SearchNode(parent, -1, "…", logprob=logprob, total=self.total(parent) + logprob, state="unseen")
+
     def finish(self, name: str, leaves: Sequence[int]) -> SearchTree:
-        tree, prompt, texts = SearchTree(name, tuple(self.nodes), ()), self.prompt, []
+        tree, prompt, texts = SearchTree(name, (*self.nodes, *self._rests()), ()), self.prompt, []
         for leaf in leaves:
             ids = tree.path(leaf)
             text = " ".join(map(str, ids))

@@ -19,8 +19,11 @@ from torch import Tensor
 
 from weft.data.batch import restarting_positions
 from weft.data.shards import Ids, Tokens
+from weft.decode.config import Sampling
+from weft.decode.prompt import Prompt, context_window, output_vocab_size
+from weft.decode.text import NO_LOGPROBS, Logprobs, token_logprobs
 from weft.errors import DataError
-from weft.models.base import LanguageModel, device_of, evaluating
+from weft.models.base import READ_CHUNK, LanguageModel, device_of, evaluating
 from weft.models.ngram import NGram
 from weft.nn.recurrent import CarriedState
 from weft.progress import pause
@@ -275,10 +278,42 @@ def surprisals(model: LanguageModel, ids: Sequence[int], before: Sequence[int], 
         return [-each for each in model.log_prob(np.asarray(ids), np.zeros(0, dtype=np.int64)).tolist()]
     tokens = torch.tensor([*before, *ids])
     nats: list[float | None] = [None] * (not before)
+    for features, targets in _predictions(model, tokens, length):
+        nats += token_losses(model, features, targets).tolist()
+    return nats[-len(ids) :]
+
+
+@torch.no_grad()
+def prompt_logprobs(model: LanguageModel, prompt: Prompt, top: int) -> list[Logprobs]:
+    """Return log p of each token of a prompt, and of the `top` likeliest at its position; none of the first token.
+
+    A prompt longer than the model's window is read in windows that overlap by half.
+    """
+    vocab_size = output_vocab_size(model, prompt.vocab_size)
+    rows, settings = max(1, HEAD_ELEMENTS // vocab_size), Sampling(logprobs=top)
+    logprobs = [NO_LOGPROBS]
+    for features, targets in _predictions(model, torch.tensor(prompt.ids), context_window(model) or len(prompt.ids)):
+        for x, y in zip(features.split(rows), targets.split(rows), strict=True):
+            logits = model.head(x[None])[0][:, :vocab_size]
+            logprobs += token_logprobs(logits, y.tolist(), [settings] * len(y))
+    return logprobs
+
+
+def _predictions(model: LanguageModel, tokens: Tensor, length: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield features (N, …) before consecutive tokens of a text, and these tokens (N,); the first token has none.
+
+    Windows of `length` tokens overlap by half, and each is read in chunks with pauses between them.
+    """
     with evaluating(model) as device:
         for window in windows(len(tokens), length, max(1, length // 2)):
-            pause()
-            row = tokens[window.start : window.start + window.length + 1].to(device)
-            features = model.advance(row[None, :-1], model.start(1, window.length))
-            nats += token_losses(model, features[0, -window.scored :], row[-window.scored :]).tolist()
-    return nats[-len(ids) :]
+            row, state = (
+                tokens[window.start : window.start + window.length + 1].to(device),
+                model.start(1, window.length),
+            )
+            for first in range(0, window.length, READ_CHUNK):
+                pause()
+                last = min(first + READ_CHUNK, window.length)
+                features = model.advance(row[None, first:last], state)[0]
+                scored = max(first, window.length - window.scored)  # earlier ones were scored in the window before
+                if scored < last:
+                    yield features[scored - first :], row[scored + 1 : last + 1]

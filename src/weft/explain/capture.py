@@ -29,6 +29,7 @@ from weft.errors import ModelError, suggestion
 from weft.models.stack import Stack
 from weft.nn.block import Block
 from weft.nn.scaled_dot_product import Probabilities
+from weft.progress import pausing
 
 Change = Callable[[Tensor], Tensor]
 
@@ -87,6 +88,7 @@ def capture(
             changes.setdefault(name, []).append(change)
     captured = Captured(kept)
     with ExitStack() as stack:
+        stack.enter_context(pausing(lambda: None))  # during a pause, other passes would be captured or changed
         for name in dict.fromkeys([*changes, *kept]):
             through = partial(_pass_through, changes=changes.get(name, ()), keep=captured._calls.get(name), grads=grads)
             stack.callback(_hook(all_taps[name], through))

@@ -8,10 +8,12 @@ A head gets a name if it meets one of these thresholds; all are means over the q
     first token (sink)   at least 0.5 to the first token
     uniform              an entropy of at least 0.9 of the maximum that its mask allows
     local                a mean distance of at most 2 tokens, and at most half of that of uniform attention
+    long distance        at least 0.5 from one query to a key that is 5 or more tokens away and not the first token
 """
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +22,17 @@ from numpy.typing import NDArray
 
 from weft.errors import counted
 from weft.explain.ablation import ABLATED_TOKENS, ablation_costs
-from weft.explain.attention.maps import NAMES, AttentionKind, AttentionMaps, Head, KindMaps, attention_maps
+from weft.explain.attention.lines import Probabilities
+from weft.explain.attention.maps import (
+    MIN_DISTANT,
+    NAMES,
+    AttentionKind,
+    AttentionMaps,
+    Head,
+    KindMaps,
+    attention_maps,
+    distant_probabilities,
+)
 from weft.explain.capture import capture
 from weft.explain.reading import Reading, unsupported
 from weft.explain.texts import TEXTS
@@ -40,12 +52,15 @@ COLUMNS = {
     "first": ("to first", "first"),
     "previous": ("to previous", "prev."),
     "itself": ("to itself", "self"),
+    "distant": ("to distant", "far"),
     "induction": ("induction", "induc."),
     "cost": ("cost", "cost"),
 }
-PROBABILITIES = ("first", "previous", "itself", "induction")  # statistics between 0 and 1
+PROBABILITIES = ("first", "previous", "itself", "distant", "induction")  # statistics between 0 and 1
 UNITS = {"entropy": "nats", "distance": "tokens", "cost": "nats"}
-_ROLES = ("induction", "previous token", "same token", "local", "uniform", "first token (sink)")  # by interest
+_ROLES = (  # by interest
+    *("induction", "long distance", "previous token", "same token", "local", "uniform", "first token (sink)"),
+)
 
 Grid = NDArray[np.float64]  # (layers, heads); NaN where a statistic does not apply
 
@@ -55,21 +70,24 @@ class HeadTable(Picture):
     """Statistics of every head of a model on a text: `statistics` by kind and name, (layers, heads) each.
 
     entropy (nats) and distance (tokens) are means over queries; first, previous and itself are mean probabilities;
-    induction is the score of `induction_scores`; cost is the increase of the loss, in nats per token, without the head.
+    distant is the largest probability of a key far from its query, and `pairs` names the two; induction is the score of
+    `induction_scores`; cost is the increase of the loss, in nats per token, without the head.
     """
 
     title: str
     about: str
     statistics: dict[AttentionKind, dict[str, Grid]]
     names: dict[AttentionKind, list[list[tuple[str, ...]]]]
+    pairs: dict[AttentionKind, list[list[str]]]
 
     def heads(self) -> list[Head]:
         """Return all heads, the most interesting first: by cost or, without costs, by role."""
         heads = []
         for kind, statistics in self.statistics.items():
             for layer, head in np.ndindex(statistics["entropy"].shape):
-                values = {name: float(table[layer, head]) for name, table in statistics.items()}
-                heads.append(Head(kind, layer, head, names=self.names[kind][layer][head], **values))
+                values: dict[str, Any] = {name: float(table[layer, head]) for name, table in statistics.items()}
+                named: dict[str, Any] = {"names": self.names[kind][layer][head], "pair": self.pairs[kind][layer][head]}
+                heads.append(Head(kind, layer, head, **named, **values))
 
         def interest(head: Head) -> tuple[float, float]:
             role = min((_ROLES.index(name) for name in head.names), default=len(_ROLES) - 2.5)
@@ -103,10 +121,18 @@ class HeadTable(Picture):
         return "\n".join([self.title, *lines])
 
     def _role_lines(self) -> list[str]:
-        by_role = {name: [self.index(head) for head in self.heads() if name in head.names] for name in _ROLES}
+        def described(head: Head, role: str) -> str:
+            return self.index(head) + (f" {head.pair} {head.distant:.2f}" if role == "long distance" else "")
+
+        by_role = {role: [described(head, role) for head in self._by(role)] for role in _ROLES}
         return [
             f"{name}: {counted(len(heads), 'head')}: {', '.join(heads)}" for name, heads in by_role.items() if heads
         ]
+
+    def _by(self, role: str) -> list[Head]:
+        """Return the heads of a role; of long distance, the strongest first."""
+        heads = [head for head in self.heads() if role in head.names]
+        return sorted(heads, key=lambda head: -head.distant) if role == "long distance" else heads
 
     def _maps(self, titles: dict[AttentionKind, str]) -> list[list[SmallMap | None]]:
         """Return a map (layers, heads) of every statistic; one row per kind of attention."""
@@ -159,8 +185,10 @@ def head_statistics(reading: Reading, ablate: bool = True, maps: AttentionMaps |
         induction = induction_scores(reading.model, min(reading.tokenizer.vocab_size, config.vocab_size))
     statistics: dict[AttentionKind, dict[str, Grid]] = {}
     names: dict[AttentionKind, list[list[tuple[str, ...]]]] = {}
+    pairs: dict[AttentionKind, list[list[str]]] = {}
     for part in maps.parts:
         of_kind = statistics[part.kind] = _statistics(part)
+        pairs[part.kind] = _distant_pairs(part)
         if induction is not None:
             of_kind["induction"] = induction
         if part.kind in costs:
@@ -171,7 +199,7 @@ def head_statistics(reading: Reading, ablate: bool = True, maps: AttentionMaps |
     about += [TEXTS["heads-cost"].format(first=first)] * bool(costs)
     heads = sum(part.probabilities[..., 0, 0].size for part in maps.parts)
     title = "What the head does" if heads == 1 else f"What {heads} heads do"
-    return HeadTable(title, " ".join(about), statistics, names=names)
+    return HeadTable(title, " ".join(about), statistics, names=names, pairs=pairs)
 
 
 @torch.no_grad()
@@ -205,7 +233,19 @@ def _statistics(part: KindMaps) -> dict[str, Grid]:
         statistics["first"] = p[:, :, 1:, 0].mean(-1, dtype=np.float64)
         statistics["previous"] = p[:, :, later, later - 1].mean(-1, dtype=np.float64)
         statistics["itself"] = p[:, :, later, later].mean(-1, dtype=np.float64)
+    if part.kind != "cross" and T > MIN_DISTANT + 1:
+        statistics["distant"] = distant_probabilities(part).max(axis=(2, 3)).astype(np.float64)
     return statistics
+
+
+def _distant_pairs(part: KindMaps) -> list[list[str]]:
+    """Return query and key of each head's largest probability at a distance, by layer and head."""
+
+    def pair(probabilities: Probabilities) -> str:
+        query, key = np.unravel_index(int(probabilities.argmax()), probabilities.shape)
+        return f"{part.queries[query]} → {part.keys[key]}"
+
+    return [list(map(pair, heads)) for heads in distant_probabilities(part)]
 
 
 def _distances(T: int) -> NDArray[np.float32]:
@@ -224,6 +264,7 @@ def _roles(part: KindMaps, statistics: dict[str, Grid]) -> list[list[tuple[str, 
         "previous token": statistics["previous"] >= MIN_PROBABILITY,
         "same token": statistics["itself"] >= MIN_PROBABILITY,
         "local": statistics["distance"] <= min(MAX_LOCAL_DISTANCE, float(uniform_distance.mean()) / 2),
+        "long distance": statistics["distant"] >= MIN_PROBABILITY,
         "uniform": entropy >= MIN_ENTROPY_SHARE * max_entropy if max_entropy > 0 else np.zeros(entropy.shape, bool),
         "first token (sink)": statistics["first"] >= MIN_PROBABILITY,
     }

@@ -4,6 +4,7 @@ The norm of the gradient says how much a small change of a token's embedding wou
 gradient × input how much the embedding contributes to log p, to first order and with its sign (Denil et al. 2014).
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
+from torch import Tensor
 
 from weft.errors import DataError, ModelError
 from weft.explain.capture import capture
@@ -22,7 +24,7 @@ from weft.explain.texts import TEXTS
 from weft.figures.picture import COLOURS, Picture, new_figure
 from weft.figures.shaded import Measure, Token, drawable, families, lines_figure, percent
 from weft.figures.tables import Table, text_table
-from weft.models.base import evaluating
+from weft.models.base import LanguageModel, device_of, evaluating
 from weft.models.ngram import NGram
 from weft.models.transformer import Transformer
 
@@ -122,35 +124,51 @@ def saliency(reading: Reading, position: int = -1) -> Saliency:
     ids = [*ids[:at], tokenizer.need("mask"), *ids[at + 1 :]] if masked else ids[: at + 1]
     # The source is embedded first, by its own table or the target's.
     names = [name for name in ("source_embedding", "embedding") if getattr(model, name, None) is not None]
-    # cuDNN has no backward pass for recurrent models in evaluation mode.
-    with evaluating(model) as device, torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
-        with capture(model, *names, grads=True) as captured:
-            features = model.features(torch.tensor([ids], device=device), **reading.model_kwargs)[:, at]
+
+    def log_prob() -> Tensor:
+        nonlocal target
+        features = model.features(torch.tensor([ids], device=device_of(model)), **reading.model_kwargs)[:, at]
         if isinstance(model, Transformer):
             logits = model.readout(features).logits()
         else:
             logits = model.head(features[:, None])[:, 0]
         log_p = logits[0].log_softmax(-1)
-        if target is None:
-            target = int(log_p[: tokenizer.vocab_size].argmax())
-        embeddings = [x for name in names for x in captured.calls(name)]
-        gradients = torch.autograd.grad(log_p[target], embeddings)
+        target = int(log_p[: tokenizer.vocab_size].argmax()) if target is None else target
+        return log_p[target]
+
+    value, gradients = embedding_gradients(model, log_prob, names)
+    assert target is not None
     texts = [("text", tokenizer, ids)]
     if reading.source is not None:
         texts.insert(0, ("source", reading.source_tokenizer or tokenizer, list(reading.source)))
     sides = []
-    for (name, side_tokenizer, side_ids), x, gradient in zip(texts, embeddings, gradients, strict=True):
-        x, gradient = x[0].detach().double().cpu(), gradient[0].double().cpu()  # (time, d)
-        norm, times = gradient.norm(dim=-1).numpy(), (gradient * x).sum(-1).numpy()
+    for (name, side_tokenizer, side_ids), (norm, times) in zip(texts, gradients, strict=True):
         sides.append(Side(name, tuple(text_tokens(side_tokenizer, side_ids)), norm, times))
     last = at + 1 == len(reading.ids)
     which = "predicting" if masked else "the model's prediction after" if last else "the token that follows"
     return Saliency(
         about=TEXTS["saliency"].format(which=which, number=at + 1),
         target=pieces(tokenizer, [target])[0],
-        log_prob=float(log_p[target].detach()),
+        log_prob=value,
         sides=tuple(sides),
         place=at,
         rest=tuple(text_tokens(tokenizer, reading.ids)[len(ids) :]),
         masked=masked,
     )
+
+
+def embedding_gradients(
+    model: LanguageModel, compute: Callable[[], Tensor], names: Sequence[str]
+) -> tuple[float, list[tuple[NDArray[np.float64], NDArray[np.float64]]]]:
+    """Return the scalar that `compute` returns, and its gradient with respect to the outputs of each embedding layer.
+
+    A gradient is given as its norm and as gradient × input, (time,) each. `compute` reads one row.
+    """
+    # cuDNN has no backward pass for recurrent models in evaluation mode
+    with evaluating(model), torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
+        with capture(model, *names, grads=True) as captured:
+            value = compute()
+        embeddings = [x for name in names for x in captured.calls(name)]
+        gradients = torch.autograd.grad(value, embeddings)
+    pairs = [(x[0].detach().double().cpu(), g[0].double().cpu()) for x, g in zip(embeddings, gradients, strict=True)]
+    return float(value.detach()), [(g.norm(dim=-1).numpy(), (g * x).sum(-1).numpy()) for x, g in pairs]

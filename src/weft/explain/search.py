@@ -2,22 +2,27 @@
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import exp
+from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, PathPatch
 from matplotlib.path import Path
 
-from weft.decode.tree import SearchTree
+from weft.decode.config import TreeSearch
+from weft.decode.handmade import handmade_searches, read_tree
+from weft.decode.tree import SearchNode, SearchTree
 from weft.explain.reading import WHITE
 from weft.explain.texts import TEXTS
 from weft.figures.heatmap import shorten
 from weft.figures.page import as_json
 from weft.figures.picture import SHADES, Picture, new_figure
 from weft.figures.shaded import drawable, families, width_of
+from weft.figures.tables import wrap
 
 # Pixels on a page, where web/search.js repeats some of them; hundredths of an inch in a figure.
 ROW, BOX, FONT, SMALL = 26.0, 19.0, 12.5, 10.5
@@ -26,8 +31,10 @@ BOLD = 1.14  # width of bold text relative to normal text
 MAX_CHARACTERS = 12  # characters of a token shown in a node
 MIN_TREE_WIDTH = 240.0  # leaves space for the texts below a tree
 MAX_ROW_WIDTH = 900.0  # trees side by side
-STATES = ("pruned", "kept", "chosen")
-TITLES = {"greedy": "Greedy search", "beam": "Beam search", "sampling": "Sampling"}
+STATES = ("unseen", "pruned", "kept", "chosen")
+DASHES = {"unseen": (0, (1, 2)), "pruned": (0, (3, 2))}
+INKS = {"unseen": "#8f8b84", "pruned": "#6d6a64"}
+TITLES = {"greedy": "Greedy search", "beam": "Beam search", "sampling": "Sampling", "best": "Best of all paths"}
 
 
 class NodePosition(NamedTuple):
@@ -65,48 +72,84 @@ class SearchTrees(Picture):
     trees: tuple[SearchTree, ...]
     title: str = "Search trees"
     translates: bool = False
+    weight: str = "−log p"  # of an edge; other weights are no probabilities
 
     module = "search.js"
 
     @property
     def about(self) -> str:  # type: ignore[override]
-        """Explanation of the trees, and whether greedy search missed a likelier text."""
         what = "a translation could begin" if self.translates else "the text could continue"
-        best = {tree.name: tree.written[0].logprob for tree in self.trees if tree.written}
-        if "greedy" not in best or best.get("beam", -1e9) <= best["greedy"] + 1e-6:
-            return TEXTS["search"].format(what=what)
-        missed = f"log p {_decimal(best['greedy'])}, the beam's {_decimal(best['beam'])}"
-        return f"{TEXTS['search'].format(what=what)} Here greedy search misses a likelier text: {missed}."
+        return f"{TEXTS['search'].format(what=what, weight=self.weight)} {self.loss}".rstrip()
+
+    @property
+    def loss(self) -> str:
+        """Loss of greedy search against the best path that was found, in a sentence."""
+        totals = {tree.name: -max(text.logprob for text in tree.written) for tree in self.trees if tree.written}
+        if "greedy" not in totals:
+            return ""
+        best = min(totals, key=lambda name: totals[name])
+        greedy, lowest = totals["greedy"], totals[best]
+        if greedy <= lowest + 1e-6:
+            return "Here no search finds a better path than greedy search."
+        times = f", {exp(greedy - lowest):.3g} times as likely" if self.weight == "−log p" else ""
+        sums = f"{greedy:.2f} instead of {lowest:.2f} ({TITLES[best].lower()}{times})"
+        return f"Here greedy search loses {greedy - lowest:.2f}: its path has {self.weight} {sums}."
 
     @cached_property
     def layouts(self) -> list[TreeLayout]:
-        return [tree_layout(tree) for tree in self.trees]
+        return [tree_layout(tree, probabilities=self.weight == "−log p") for tree in self.trees]
+
+    def results(self, tree: SearchTree) -> list[str]:
+        """Return the texts that a search wrote with their weights and number of samples, and the probability left."""
+        counts = Counter(tree.written)
+        lines = []
+        for output, count in counts.items():
+            steps = [_decimal(-tree.nodes[n].logprob) for n in tree.nodes_to(output.leaf)]
+            total = " + ".join(steps) + f" = {_decimal(-output.logprob)}" * (len(steps) > 1)
+            lines.append(f"{visible(output.text)}   {self.weight} {total}" + (f" ×{count}" if count > 1 else ""))
+        seen_before = {-1, *(n for n, node in enumerate(tree.nodes) if node.state != "unseen")}
+        unseen = [node.total for node in tree.nodes if node.state == "unseen" and node.parent in seen_before]
+        left = f"not considered: {_percent(sum(map(exp, unseen)))} of the probability"
+        return [*lines, *([left] if unseen and self.weight == "−log p" else [])]
 
     def figure(self) -> Figure:
         pairs = list(zip(self.trees, self.layouts, strict=True))
-        sizes = [(layout.width, layout.height + 18 * len(_output_lines(tree)) + 44) for tree, layout in pairs]
-        beside = sum(width for width, _ in sizes) + 30 * len(sizes) <= MAX_ROW_WIDTH
-        width = sum(w + 30 for w, _ in sizes) if beside else max(w for w, _ in sizes) + 30
-        height = max(h for _, h in sizes) if beside else sum(h for _, h in sizes)
+        sizes = [(layout.width, layout.height + 18 * len(self.results(tree)) + 44) for tree, layout in pairs]
+        origins, x, y, row_height = list[tuple[float, float]](), 0.0, 0.0, 0.0
+        for width, height in sizes:
+            if x and x + width + 30 > MAX_ROW_WIDTH:
+                x, y, row_height = 0.0, y + row_height, 0.0
+            origins.append((x + 15, y))
+            x, row_height = x + width + 30, max(row_height, height)
+        width = max(x + w for (x, _), (w, _) in zip(origins, sizes, strict=True)) + 15
+        height = y + row_height
         figure = new_figure(width / 100, height / 100)
         figure.set_layout_engine("none")
         axes: Any = figure.add_axes((0, 0, 1, 1))
         axes.set(xlim=(0, width), ylim=(height, 0))
         axes.axis("off")
-        x = y = 0.0
-        for (tree, layout), (w, h) in zip(pairs, sizes, strict=True):
-            _draw(axes, tree, layout, origin=(x + 15, y))
-            x, y = (x + w + 30, y) if beside else (x, y + h)
+        for (tree, layout), origin in zip(pairs, origins, strict=True):
+            _draw(axes, tree, layout, results=self.results(tree), origin=origin)
         return figure
 
     def data(self) -> dict[str, Any]:
-        return super().data() | as_json({"about": self.about, "layouts": self.layouts})
+        return super().data() | as_json(
+            {"about": self.about, "layouts": self.layouts, "results": list(map(self.results, self.trees))}
+        )
 
     def text(self) -> str:
-        return "\n".join("\n  ".join((TITLES[tree.name], *_output_lines(tree))) for tree in self.trees)
+        lines = ["\n  ".join((TITLES[tree.name], *self.results(tree))) for tree in self.trees]
+        return "\n".join([*lines, *wrap(self.loss)])
 
 
-def tree_layout(tree: SearchTree) -> TreeLayout:
+def handmade(path: FilePath, settings: TreeSearch) -> SearchTrees:
+    """Return the searches of a tree in a TOML or JSON file."""
+    tree = read_tree(path)
+    weight = "−log p" if tree.probabilities else "weight"
+    return SearchTrees(tree.prompt, tuple(handmade_searches(tree, settings)), "Searches of a tree", weight=weight)
+
+
+def tree_layout(tree: SearchTree, *, probabilities: bool = True) -> TreeLayout:
     """Lay out a tree from left to right: one row per leaf, one column per token, likelier tokens above.
 
     A node is within the rows of its leaves, and an edge's label is in its child's row, after the column's curves; so
@@ -118,10 +161,11 @@ def tree_layout(tree: SearchTree) -> TreeLayout:
     for number, node in enumerate(nodes):
         children[node.parent].append(number)
         depth[number] = depth[node.parent] + 1
-    for siblings in children.values():
-        siblings.sort(key=lambda number: -nodes[number].logprob)
-    texts = [shorten(visible(node.text), MAX_CHARACTERS) for node in nodes]
-    labels = [_edge_label(exp(node.logprob)) + (f" ×{node.count}" if node.count > 1 else "") for node in nodes]
+    for siblings in children.values():  # the rest of the probability is last
+        siblings.sort(key=lambda number: (nodes[number].id < 0, -nodes[number].logprob))
+    words = all(node.text.startswith(" ") for node in nodes if node.id >= 0)  # no need to show the spaces between words
+    texts = [shorten(visible(node.text[words and node.id >= 0 :]), MAX_CHARACTERS) for node in nodes]
+    labels = [_edge_label(node, probabilities) for node in nodes]
     widths = [width_of(text, FONT) + 2 * PAD for text in texts]
     columns = range(1, max(depth.values()) + 1)
     label_x, box_x, end = {}, {}, {0: EDGE + ROOT}
@@ -159,21 +203,22 @@ def visible(text: str) -> str:
     return re.sub("^ +| +$", lambda spaces: WHITE[" "] * len(spaces[0]), marked)
 
 
-def _edge_label(p: float) -> str:
+def _edge_label(node: SearchNode, probabilities: bool) -> str:
+    parts = [_decimal(-node.logprob)] * (node.id >= 0) + [_percent(exp(node.logprob))] * probabilities
+    return " · ".join(parts) + (f" ×{node.count}" if node.count > 1 else "")
+
+
+def _percent(p: float) -> str:
     return "<0.01%" if p < 0.00005 else f"{100 * p:.{0 if p >= 0.1 else 1 if p >= 0.001 else 2}f}%"
 
 
 def _decimal(value: float) -> str:
-    return f"{value:.2f}".replace("-", "−")
+    return f"{value + 0.0:.2f}".replace("-", "−")
 
 
-def _output_lines(tree: SearchTree) -> list[str]:
-    """Return the texts that a search wrote, each with log p and its number of samples."""
-    counts = Counter((visible(output.text), _decimal(output.logprob)) for output in tree.written)
-    return [f"{text}   log p {p}" + (f" ×{count}" if count > 1 else "") for (text, p), count in counts.items()]
-
-
-def _draw(axes: Any, tree: SearchTree, layout: TreeLayout, *, origin: tuple[float, float]) -> None:
+def _draw(
+    axes: Any, tree: SearchTree, layout: TreeLayout, *, results: Sequence[str], origin: tuple[float, float]
+) -> None:
     x, y = origin[0], origin[1] + 30
     font = {"family": families(), "parse_math": False, "va": "center_baseline"}
     axes.text(x, origin[1] + 16, TITLES[tree.name], fontsize=FONT * 0.72, weight="bold", **font)
@@ -182,14 +227,13 @@ def _draw(axes: Any, tree: SearchTree, layout: TreeLayout, *, origin: tuple[floa
     for node, spot in sorted(
         zip(tree.nodes, layout.positions, strict=True), key=lambda pair: STATES.index(pair[0].state)
     ):
-        chosen, pruned = node.state == "chosen", node.state == "pruned"
-        ink = "#77736c" if pruned else "black"
+        chosen, ink = node.state == "chosen", INKS.get(node.state, "black")
         from_x, from_y, turn, to = spot.start_x, spot.start_y, spot.turn, y + spot.y
         points = [(from_x, from_y), (turn, from_y), (turn + CURVE / 2, from_y), (turn + CURVE / 2, spot.y)]
         points += [(spot.label_x, spot.y), (spot.x, spot.y)]
         codes = [Path.MOVETO, Path.LINETO, Path.CURVE4, Path.CURVE4, Path.CURVE4, Path.LINETO]
         path = Path([(x + px, y + py) for px, py in points], codes)
-        style: dict[str, Any] = {"lw": 2.0 if chosen else 0.8, "ls": (0, (3, 2)) if pruned else "-"}
+        style: dict[str, Any] = {"lw": 2.0 if chosen else 0.8, "ls": DASHES.get(node.state, "-")}
         axes.add_patch(PathPatch(path, fill=False, ec=ink, **style))
         fill = SHADES(0.18) if chosen else "white"
         box = {**style, "lw": 1.4 if chosen else 0.7, "fc": fill, "ec": ink, "boxstyle": "round,pad=0,rounding_size=4"}
@@ -197,5 +241,5 @@ def _draw(axes: Any, tree: SearchTree, layout: TreeLayout, *, origin: tuple[floa
         weight, middle = "bold" if chosen else "normal", x + spot.x + spot.width / 2
         axes.text(middle, to, drawable(spot.text), fontsize=FONT * 0.68, color=ink, ha="center", **font)
         axes.text(x + spot.label_x + 2, to - 7, spot.label, fontsize=SMALL * 0.68, color=ink, weight=weight, **font)
-    for number, line in enumerate(_output_lines(tree)):
+    for number, line in enumerate(results):
         axes.text(x, y + layout.height + 12 + 18 * number, drawable(line), fontsize=SMALL * 0.72, **font)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from weft.explain import ablation as ablation
     from weft.explain import activations as activations
+    from weft.explain import cache as cache
     from weft.explain import costs as costs
     from weft.explain import gradients as gradients
     from weft.explain import growth as growth
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     attention, graph, step = _attention, _graph, _step
 
 VIEWS = (
-    *("anatomy", "attention", "heads", "surprise", "lens", "saliency", "search", "step", "costs", "growth", "timing"),
-    *("graph", "gradients", "positions", "activations", "schedule", "weights"),
+    *("anatomy", "attention", "heads", "surprise", "lens", "saliency", "search", "step", "cache", "costs", "growth"),
+    *("timing", "graph", "gradients", "positions", "activations", "schedule", "weights"),
 )
 # views of a text, which need a trained model
 OF_A_TEXT = ("attention", "heads", "surprise", "lens", "saliency", "search", "step", "gradients", "weights", "graph")

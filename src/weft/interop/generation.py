@@ -59,7 +59,8 @@ class _Values:
 def generation_settings(tree: Mapping[str, Any], vocab_size: int, answers: bool = False) -> tuple[Tree, list[str]]:
     """Settings of a generation_config.json by weft's names, and its invalid `key = value` pairs.
 
-    If the file enables sampling without a temperature, it is 1. Ids that end a text become `stop_ids`. In
+    As in transformers, a file that sets the temperature or another sampling setting without `do_sample` asks for
+    greedy decoding; with it, the temperature is 1 by default. Ids that end a text become `stop_ids`. In
     transformers, `min_length` counts all tokens of the decoder: for a model that `answers` a source, the start token
     and the answer.
     """
@@ -77,9 +78,11 @@ def generation_settings(tree: Mapping[str, Any], vocab_size: int, answers: bool 
         values.reject(minimum)
         del settings["min_tokens"]
     samples = values.get("do_sample", _is_flag)
-    if samples or any(key in settings for key in SAMPLING_KEYS):
+    if samples:
         settings.setdefault("temperature", 1.0)
-    if samples is False or settings.get("temperature") == 0:  # greedy
+    elif samples is False or any(FIELDS[key][0] in settings for key in SAMPLING_KEYS):
+        settings["temperature"] = 0.0
+    if settings.get("temperature") == 0:  # greedy
         settings = {key: value for key, value in settings.items() if key not in SAMPLING_KEYS} | {"temperature": 0.0}
     if ends := _as_list(values.get("eos_token_id", lambda value: all(map(is_id, _as_list(value))))):
         settings["stop_ids"] = tuple(ends)

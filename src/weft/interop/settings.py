@@ -19,6 +19,7 @@ from weft.nn.config import Activation
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_fast": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu",
+    "relu2": "relu2",
     "sigmoid": "sigmoid", "silu": "silu", "swish": "silu", "tanh": "tanh",
 }  # fmt: skip
 # of several names, the first is written

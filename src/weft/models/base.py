@@ -23,6 +23,7 @@ from weft.nn.recurrent import CarriedState
 from weft.nn.scaled_dot_product import Probabilities
 
 RENAMED = {"output.follows.": "output.next_sentence."}  # prefixes of parameter names in checkpoints of weft 0.1
+READ_CHUNK = 1024  # tokens of a long text that are read between two pauses
 T = TypeVar("T")
 Pass = Callable[..., Tensor]
 

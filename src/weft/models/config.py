@@ -3,14 +3,14 @@
 import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from weft.config import Config
 from weft.models.smoothing import ModifiedKneserNey, Smoothing
 from weft.nn.config import Activation, Block, FanInInit, HashedNGrams, Init, NormalInit, Probability, RecurrentInit
 from weft.nn.position_config import NoPosition, Position, Sizes
 
-Pooling = Literal["first", "mean", "last"]
+Pooling = Literal["first", "mean", "last", "max", "mean-sqrt", "weighted-mean"]
 
 
 class LMHead(Config):
@@ -65,7 +65,7 @@ class ClassificationHead(Config):
 
     kind: Literal["sequence"] = "sequence"
     labels: PositiveInt = Field(description="number of labels")
-    pooling: Pooling = Field("first", description="which token's features represent the sequence, or their mean")
+    pooling: Pooling = Field("first", description="how tokens' features become one vector")
     pooler: bool = Field(True, description="put a dense layer in front")
     activation: Activation = Field("tanh", description="activation of the dense layer")
     transform: Transform | None = Field(None, description="dense layer with a norm, instead of the pooler")
@@ -107,7 +107,7 @@ class EmbeddingHead(Config):
     """One vector per sequence."""
 
     kind: Literal["embedding"] = "embedding"
-    pooling: Pooling = Field("mean", description="which token's features represent the sequence, or their mean")
+    pooling: Pooling = Field("mean", description="how tokens' features become one vector")
     normalise: bool = Field(True, description="scale vectors to length 1")
 
 
@@ -278,15 +278,26 @@ class Encoder(TransformerConfig):
 
 
 class EncoderDecoder(TransformerConfig):
-    """2017 Transformer: an encoder, and a decoder that attends to its output."""
+    """2017 Transformer: an encoder, and a decoder that attends to its output.
+
+    With a classification head, both read the same text, the decoder with `start` before it instead of its last token
+    (Lewis et al. 2020, §3.1).
+    """
 
     kind: Literal["encoder-decoder"] = "encoder-decoder"
     encoder_layers: Layers | None = Field(None, description="layers of the encoder; absent: same as `layers`")
     source_vocab_size: PositiveInt | None = Field(None, description="rows of a separate source table; absent: shared")
-    head: LMHead = Field(LMHead(), description="output head")
+    start: NonNegativeInt | None = Field(None, description="decoder's first token, if a head classifies texts")
+    head: Annotated[LMHead | ClassificationHead, Field(discriminator="kind")] = Field(
+        LMHead(), description="output head"
+    )
 
     @model_validator(mode="after")
     def _check_sublayers(self) -> Self:
+        if (self.head.kind == "sequence") != (self.start is not None):
+            raise ValueError("start: the decoder's first token is for a head of kind 'sequence', which needs it")
+        if self.start is not None and self.start >= self.vocab_size:
+            raise ValueError(f"start = {self.start} is outside the vocabulary of {self.vocab_size}")
         if self.sublayers != "sequential":
             raise ValueError(f"sublayers = '{self.sublayers}' is for models without a source; use 'sequential'")
         return self

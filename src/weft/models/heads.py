@@ -84,16 +84,24 @@ class MaskedLMHead(TokenHead):
 
 
 def pool(features: Tensor, mask: Tensor | None, pooling: config.Pooling) -> Tensor:
-    """One vector per sequence, (batch, time, d_model) → (batch, d_model); mask (batch, time), True where real."""
+    """One vector per sequence, (batch, time, d_model) → (batch, d_model); mask (batch, time), True where real.
+
+    `mean-sqrt` divides the sum by √length; `weighted-mean` weights the tokens by their numbers, 1 … length.
+    """
     if pooling == "first":
         return features[:, 0]
     if pooling == "last":
         last = torch.full_like(features[:, 0, 0], features.shape[1] - 1) if mask is None else mask.sum(dim=1) - 1
         return features[torch.arange(features.shape[0], device=features.device), last.long()]
-    if mask is None:
+    if pooling == "max":
+        return (features if mask is None else features.masked_fill(~mask[..., None], -torch.inf)).amax(dim=1)
+    if mask is None and pooling == "mean":
         return features.mean(dim=1)
-    weights = mask[..., None].to(features.dtype)
-    return (features * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
+    weights = features.new_ones(*features.shape[:2], 1) if mask is None else mask[..., None].to(features.dtype)
+    if pooling == "weighted-mean":
+        weights = weights * torch.arange(1, features.shape[1] + 1, device=features.device)[:, None]
+    total = weights.sum(dim=1).clamp(min=1)
+    return (features * weights).sum(dim=1) / (total.sqrt() if pooling == "mean-sqrt" else total)
 
 
 class Transform(nn.Module):

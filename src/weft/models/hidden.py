@@ -13,12 +13,14 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from weft.errors import DataError, ModelError
-from weft.models.base import LanguageModel, evaluating
+from weft.models.base import READ_CHUNK, LanguageModel, evaluating
 from weft.models.config import Decoder, EncoderDecoder, LMHead
 from weft.models.recurrent import Recurrent
 from weft.models.transformer import Transformer
 from weft.progress import pause
 from weft.text.tokenizer import Tokenizer
+
+Ids = Sequence[int]
 
 
 class FramedText(NamedTuple):
@@ -59,18 +61,20 @@ def frame_for(model: LanguageModel) -> Callable[[Tokenizer, Sequence[int], int |
 
 def frame(tokenizer: Tokenizer, ids: Sequence[int], max_tokens: int | None) -> FramedText:
     """Frame a text's ids as its tokenizer file does; the text is cut at its end to fit into `max_tokens`."""
-    framed = any(tokenizer.frame)
-    return _frame(tokenizer.frame, ids, max_tokens) if framed else trained_frame(tokenizer, ids, max_tokens)
+    if not any(tokenizer.frame):
+        return trained_frame(tokenizer, ids, max_tokens)
+    return surround(tokenizer.frame, ids, max_tokens)
 
 
 def trained_frame(tokenizer: Tokenizer, ids: Sequence[int], max_tokens: int | None) -> FramedText:
     """Frame a text's ids as weft's training does (`weft.data.batch.framed`), cut to fit into `max_tokens`."""
     before = () if tokenizer.cls_id is None or tokenizer.sep_id is None else (tokenizer.cls_id,)
     end = tokenizer.sep_id if before else tokenizer.eos_id
-    return _frame((before, () if end is None else (end,)), ids, max_tokens)
+    return surround((before, () if end is None else (end,)), ids, max_tokens)
 
 
-def _frame(around: tuple[Sequence[int], Sequence[int]], ids: Sequence[int], max_tokens: int | None) -> FramedText:
+def surround(around: tuple[Ids, Ids], ids: Sequence[int], max_tokens: int | None) -> FramedText:
+    """Put ids before and after a text's ids; the text is cut at its end to fit into `max_tokens`."""
     before, after = around
     length = len(ids) if max_tokens is None else max(0, max_tokens - len(before) - len(after))
     text = list(ids[:length])
@@ -100,8 +104,20 @@ def read(
             tokens = pad_sequence(ids, batch_first=True, padding_value=pad)
             mask = torch.arange(tokens.shape[1]) < torch.tensor([len(text) for text in ids])[:, None]
             inputs = {} if isinstance(model, Recurrent) or bool(mask.all()) else {"mask": mask.to(device)}
-            features = model.features(tokens.to(device), **inputs).float()
+            if isinstance(model, Recurrent) and tokens.shape[1] > READ_CHUNK:
+                features = _read_in_chunks(model, tokens.to(device))
+            else:
+                features = model.features(tokens.to(device), **inputs).float()
             yield TextFeatures(rows, features, mask.to(device))
             pause()
             if progress is not None:
                 progress(len(rows))
+
+
+def _read_in_chunks(model: Recurrent, tokens: Tensor) -> Tensor:
+    """Features (batch, time, d_model) of tokens (batch, time), read with pauses."""
+    state, parts = model.start(*tokens.shape), []
+    for chunk in tokens.split(READ_CHUNK, dim=1):
+        pause()
+        parts.append(model.advance(chunk, state).float())
+    return torch.cat(parts, dim=1)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from weft.data.batch import Source
 from weft.errors import ModelError
 from weft.models import heads
 from weft.models.base import EncoderInput, LanguageModel, State, check_tokens
@@ -151,18 +152,22 @@ class Transformer(LanguageModel):
         stack, attended, documents, rng = self.decoder or self.encoder, None, rows.documents, rows.rng
         assert stack is not None
         if self.decoder is not None and self.encoder is not None:
+            if isinstance(self.config, EncoderDecoder) and self.config.start is not None and rows.source is None:
+                mask = torch.ones_like(tokens, dtype=torch.bool) if rows.mask is None else rows.mask
+                rows = rows._replace(source=Source(tokens, mask), mask=None)
+                tokens = torch.cat((torch.full_like(tokens[:, :1], self.config.start), tokens[:, :-1]), dim=1)
             source = self.require_source(rows.source)
             if encoded is None:
                 encoded = self.encode(source, rng=rng, build_block_mask=build_block_mask)
             attended = mask_source(self.source_cache(encoded, rng), source.mask, tokens.shape[1])
         pair = None if documents is None else (select_ranges(documents, rows.ranges), documents)
-        mask = Mask(stack.causal, real=rows.mask, documents=pair, ranges=rows.ranges)
+        visible = Mask(stack.causal, real=rows.mask, documents=pair, ranges=rows.ranges)
         x = self.embed(tokens, self.embedding, rows.segments) if hidden is None else hidden
         if self.ngrams is not None and hidden is None:
             x = x + self.ngrams(tokens, None, rows.mask if documents is None else documents)
         keys = _indices(tokens) if rows.positions is None else rows.positions
         queries = select_ranges(keys, rows.ranges)
-        masks = [each.with_block_mask(build_block_mask) for each in stack.masks(mask, queries, keys, dtype=x.dtype)]
+        masks = [each.with_block_mask(build_block_mask) for each in stack.masks(visible, queries, keys, dtype=x.dtype)]
         past = [stack.context] * len(stack.layers) if rows.ranges else None
         return stack(x, queries if hidden is None else None, masks, past=past, source=attended, rng=rng)
 

@@ -75,8 +75,14 @@ class _GELU(torch.autograd.Function):
         return torch.addcmul(out, out, gate, value=-1.0).mul_(du).add_(gate).mul_(upstream[0]), None
 
 
+def relu2(x: Tensor) -> Tensor:
+    """relu(x)² (So et al. 2021)."""
+    return F.relu(x).square()
+
+
 activations: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
+    "relu2": relu2,
     "gelu": gelu,
     "gelu-tanh": gelu_tanh,
     "silu": F.silu,

@@ -33,6 +33,7 @@ class Heads(nn.Module):
         self.softcap, self.clip = settings.softcap, settings.clip
         self.out = Linear(self.heads * d_head, d_model, bias=settings.biased[1], into_residual=True)
         self.norm_heads = settings.qk_norm_over == "heads"  # one norm over all heads of a token
+        self.norm_rotated = settings.qk_norm_rotated
         self.q_norm, self.k_norm = (_norm(settings, heads, d_head) for heads in (self.heads, self.kv_heads))
         self.probabilities = Probabilities()
         self.dropout = Dropout(settings.dropout)
@@ -93,14 +94,19 @@ class SelfAttention(Heads):
     def project(self, x: Tensor, rng: RowRng | None = None) -> QKV:
         """Queries, keys and values of x (batch, time, d_model), before rotation."""
         q, k, v = self.clip_projection(self.qkv(x, rng=rng)).split(self.widths, -1)
-        q, k = self.split(q, self.heads, self.q_norm), self.split(k, self.kv_heads, self.k_norm)
+        q_norm, k_norm = (None, None) if self.norm_rotated else (self.q_norm, self.k_norm)
+        q, k = self.split(q, self.heads, q_norm), self.split(k, self.kv_heads, k_norm)
         return QKV(q, k, self.split(v, self.kv_heads))
 
     def rotate(self, qkv: QKV, mask: AttentionMask) -> QKV:
-        """Rotate queries and keys by their positions, if the position encoding is rotary."""
-        if mask.angles is None:
-            return qkv
-        return QKV(mask.position.rotate(qkv.q, mask.angles), mask.position.rotate(qkv.k, mask.angles), qkv.v)
+        """Rotate queries and keys by their positions, if the position encoding is rotary, and normalise them if their
+        norms come after it."""
+        q, k, v = qkv
+        if mask.angles is not None:
+            q, k = mask.position.rotate(q, mask.angles), mask.position.rotate(k, mask.angles)
+        if self.norm_rotated and self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q).to(q.dtype), self.k_norm(k).to(k.dtype)
+        return QKV(q, k, v)
 
 
 class CrossAttention(Heads):

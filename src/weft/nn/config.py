@@ -15,7 +15,7 @@ from weft.config import Config
 from weft.errors import ConfigError
 from weft.nn.position_config import Position
 
-Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "sigmoid", "tanh"]
+Activation = Literal["relu", "relu2", "gelu", "gelu-tanh", "silu", "sigmoid", "tanh"]
 MAX_NGRAM_ROWS = 1 << 30  # bounds the rows of an n-gram table; below the prime modulus of the hash
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -27,9 +27,12 @@ class LayerNorm(Config):
     eps: PositiveFloat = Field(1e-5, description="added to the variance")
     bias: bool = Field(True, description="add a trained vector")
     gain: bool = Field(True, description="multiply by a trained vector")
+    offset: float = Field(0.0, description="added to the trained gain; 1 in Nemotron")
 
     @model_validator(mode="after")
     def _check_bias(self) -> Self:
+        if self.offset and not self.gain:
+            raise ValueError("offset: it is added to the gain, and gain = false")
         if self.bias and not self.gain:
             raise ValueError("gain = false is a norm without weights, so it needs bias = false as well")
         return self
@@ -52,7 +55,8 @@ class Attention(Config):
     `d_head` defaults to d_model / heads, `scale` to 1/√d_head. With `window`, a token sees only that many tokens back.
     Queries, keys and values are clamped to ±`clip` (OLMo). A `softcap` c replaces each score s by c · tanh(s/c)
     (Gemma 2). `qk_norm` normalises queries and keys: each `head` with shared gains, each head with its own gains
-    (`each-head`; Bellagente et al. 2024), or all `heads` of a token together.
+    (`each-head`; Bellagente et al. 2024), or all `heads` of a token together; with `qk_norm_rotated`, after rotary
+    positions instead of before (Hunyuan).
     """
 
     heads: PositiveInt = Field(description="number of query heads")
@@ -62,6 +66,7 @@ class Attention(Config):
     clip: PositiveFloat | None = Field(None, description="clamp queries, keys and values to ± this")
     qk_norm: Norm | None = Field(None, description="norm of queries and keys")
     qk_norm_over: Literal["head", "each-head", "heads"] = Field("head", description="what `qk_norm` normalises over")
+    qk_norm_rotated: bool = Field(False, description="apply `qk_norm` after the rotation by positions")
     window: PositiveInt | None = Field(None, description="number of tokens back that a token sees; absent: all")
     scale: PositiveFloat | None = Field(None, description="factor of the scores; absent: 1/√d_head")
     softcap: PositiveFloat | None = Field(None, description="bound c of the scores: s becomes c · tanh(s/c)")
@@ -71,6 +76,8 @@ class Attention(Config):
     def _check_kv_heads(self) -> Self:
         if self.kv_heads is not None and self.heads % self.kv_heads:
             raise ValueError(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}")
+        if self.qk_norm_rotated and (self.qk_norm is None or self.qk_norm_over == "heads"):
+            raise ValueError("qk_norm_rotated needs a qk_norm, and qk_norm_over = 'head' or 'each-head'")
         return self
 
     @property

@@ -9,11 +9,21 @@ from weft.nn.init import Initialiser
 
 
 class LayerNorm(nn.LayerNorm):
-    """gain · (x − μ)/σ + bias over (…, width), with σ the population standard deviation."""
+    """gain · (x − μ)/σ + bias over (…, width), with σ the population standard deviation; `offset` is added to the
+    trained gain."""
+
+    offset = 0.0
 
     def reset_parameters(self, init: Initialiser | None = None) -> None:
-        """Set the gain to 1 and the bias to 0, whatever `init` says about other weights."""
+        """Set the gain to 1, less the offset, and the bias to 0, whatever `init` says about other weights."""
         super().reset_parameters()
+        if self.offset:
+            nn.init.constant_(self.weight, 1.0 - self.offset)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.offset:
+            return super().forward(x)
+        return F.layer_norm(x, self.normalized_shape, self.weight + self.offset, self.bias, self.eps)
 
 
 class RMSNorm(nn.Module):
@@ -38,7 +48,7 @@ class HeadNorm(nn.Module):
     def __init__(self, settings: config.Norm, heads: int, d_head: int):
         super().__init__()
         self.settings, self.width = settings, (d_head,)
-        self.offset = settings.offset if isinstance(settings, config.RMSNorm) else 0.0
+        self.offset = settings.offset
         gain, bias = (settings.gain, settings.bias) if isinstance(settings, config.LayerNorm) else (True, False)
         self.weight = nn.Parameter(torch.full((heads, d_head), 1.0 - self.offset)) if gain else None
         self.bias = nn.Parameter(torch.zeros(heads, d_head)) if bias else None
@@ -61,5 +71,7 @@ class HeadNorm(nn.Module):
 def build(settings: config.Norm, width: int) -> LayerNorm | RMSNorm:
     """Build the norm that `settings` describe, over vectors of this width."""
     if isinstance(settings, config.LayerNorm):
-        return LayerNorm(width, settings.eps, elementwise_affine=settings.gain, bias=settings.bias)
+        norm = LayerNorm(width, settings.eps, elementwise_affine=settings.gain, bias=settings.bias)
+        norm.offset = settings.offset
+        return norm
     return RMSNorm(width, settings.eps, settings.offset)

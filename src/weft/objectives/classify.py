@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from heapq import nlargest
 from typing import Any, ClassVar, TypeVar
 
@@ -25,6 +26,20 @@ from weft.training.objective import Prediction, Results
 
 S = TypeVar("S", bound=config.SequenceObjective)
 SHOWN_MISTAKES = 8  # in the report
+MAX_NAMED = 5  # labels named in a message
+
+
+@dataclass(frozen=True)
+class ZeroShot:
+    """Classification by labels that the model was not trained on: the `template` of a label's hypothesis, with {} for
+    the label, and whether several labels may be right."""
+
+    template: str = "This example is {}."
+    multi_label: bool = False
+
+    def __post_init__(self) -> None:
+        if "{}" not in self.template:
+            raise ConfigError(f"--template {self.template!r}: expected a sentence with {{}} for the label")
 
 
 class SequenceObjective(RowObjective[S]):
@@ -35,7 +50,7 @@ class SequenceObjective(RowObjective[S]):
     answer_kind: ClassVar[Kind]
 
     def columns(self) -> Mapping[str, Kind]:
-        texts: dict[str, Kind] = dict.fromkeys(self.settings.texts, "text")
+        texts: dict[str, Kind] = dict.fromkeys(self.settings.input_columns, "text")
         return {**texts, getattr(self.settings, self.answer): self.answer_kind}
 
     def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
@@ -48,7 +63,7 @@ class SequenceObjective(RowObjective[S]):
     @property
     def fields(self) -> dict[str, str]:
         """An example's fields of ids, and the columns that they come from."""
-        return dict(zip(("first", "second"), self.settings.texts, strict=False))
+        return dict(zip(("first", "second"), self.settings.input_columns, strict=False))
 
     def lengths(self, examples: Examples) -> Numbers:
         return framed_lengths(examples, tuple(self.fields), self.frame, length=self.length)
@@ -95,9 +110,13 @@ class SequenceObjective(RowObjective[S]):
             expected = "one text" if other is None else f"two texts, '{first}' and '{other}',"
             raise ConfigError(f"{self.folder.path}: this run expects {expected} at a time")
         ids = self.tokenizer.encode_batch(list(texts))
-        others = None if second is None else self.tokenizer.encode_batch(list(second))
-        outputs = np.zeros((len(texts), self.settings.outputs() or 1), dtype=np.float32)
-        with bar("reading", len(texts)) as advance:
+        return self._read(model, ids, None if second is None else self.tokenizer.encode_batch(list(second)))
+
+    def _read(
+        self, model: LanguageModel, ids: Sequence[list[int]], others: Sequence[list[int]] | None
+    ) -> npt.NDArray[np.float32]:
+        outputs = np.zeros((len(ids), self.settings.outputs() or 1), dtype=np.float32)
+        with bar("reading", len(ids)) as advance:
             for numbers, part in read_framed(self, model, ids, others=others):
                 outputs[numbers] = part
                 advance(len(numbers))
@@ -147,6 +166,31 @@ class Classify(SequenceObjective[config.Classify]):
         """Return the probability of each label for each text, or pair of texts, the likeliest first."""
         shares = torch.from_numpy(self.outputs(model, texts, second)).softmax(-1).tolist()
         return [dict(sorted(zip(self.labels, row, strict=True), key=lambda pair: -pair[1])) for row in shares]
+
+    def zero_shot(
+        self, model: LanguageModel, texts: Sequence[str], labels: Sequence[str], *, options: ZeroShot
+    ) -> list[dict[str, float]]:
+        """Return the probability of each of `labels`, which need no training, for each text, the likeliest first.
+
+        A model of natural-language inference judges whether the text entails the hypothesis made of a label (Yin et al.
+        2019). The labels compete, or each has its own probability against contradiction if several may be right.
+        """
+        entails = next((n for n, name in enumerate(self.labels) if name.lower().startswith("entail")), None)
+        if entails is None:
+            names = ", ".join(self.labels[:MAX_NAMED])
+            needs = "--labels needs a model of natural-language inference, with a label 'entailment'"
+            raise ConfigError(f"{self.folder.path}: its labels are {names}; {needs}")
+        hypotheses = self.tokenizer.encode_batch([options.template.replace("{}", label) for label in labels])
+        encoded = self.tokenizer.encode_batch(list(texts))
+        pairs = [(ids, hypothesis) for ids in encoded for hypothesis in hypotheses]
+        logits = torch.from_numpy(self._read(model, [ids for ids, _ in pairs], [other for _, other in pairs]))
+        if options.multi_label or len(labels) == 1:
+            contradicts = -1 if entails == 0 else 0  # as transformers chooses it, by its number
+            shares = logits[:, [contradicts, entails]].softmax(-1)[:, 1].view(-1, len(labels))
+        else:
+            shares = logits[:, entails].view(-1, len(labels)).softmax(-1)
+        rows = shares.tolist()
+        return [dict(sorted(zip(labels, row, strict=True), key=lambda pair: -pair[1])) for row in rows]
 
     def present(self, text: str, prediction: dict[str, float]) -> Prediction:
         label, share = next(iter(prediction.items()))

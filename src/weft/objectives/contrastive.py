@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,9 @@ from weft.data.examples import Examples
 from weft.data.table import Kind, Row
 from weft.errors import ModelError
 from weft.models.base import LanguageModel, row_rng
-from weft.models.config import EmbeddingHead
+from weft.models.config import EmbeddingHead, Pooling
 from weft.models.heads import pool
-from weft.models.hidden import check_readable, context_of, frame_for, read
+from weft.models.hidden import Ids, check_readable, context_of, frame_for, read, surround
 from weft.objectives.rows import Numbers, RowObjective, head_output
 from weft.progress import Log, bar
 from weft.recipe import objective as config
@@ -25,7 +25,6 @@ from weft.text.tokenizer import Tokenizer
 from weft.training.objective import Loss
 
 SIDES = ("first", "second")
-Pooling = Literal["mean", "first", "last"]
 SECOND_PASS = 1 << 10  # offset of the dropout numbers in the partners' pass, beyond those of any model
 
 
@@ -76,6 +75,7 @@ class EmbeddingOptions:
     normalise: bool = True  # to length 1
     batch: int = 32  # texts read at a time
     length: int | None = None  # tokens read of a text; None: as many as the model can read
+    frame: tuple[Ids, Ids] | None = None  # ids before and after every text; None: those that the model expects
 
 
 DEFAULT = EmbeddingOptions()
@@ -94,6 +94,9 @@ def embed(
     head = getattr(model.config, "head", None)
     pooling = options.pooling or (head.pooling if isinstance(head, EmbeddingHead) else "mean")
     max_length, frame = options.length or context_of(model), frame_for(model)
+    if options.frame is not None:
+        around = options.frame
+        frame = lambda tokenizer, ids, max_tokens: surround(around, ids, max_tokens)  # noqa: E731
     encoded = tokenizer.encode_batch(texts)
     framed_texts = [frame(tokenizer, ids, max_length) for ids in encoded]
     cut = sum(text.length < len(ids) for text, ids in zip(framed_texts, encoded, strict=True))

@@ -1,6 +1,7 @@
 """Regression: a number for a text, or for a pair of texts."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from weft.data.batch import Batch
+from weft.errors import WeftError
 from weft.evaluate.agreement import correlations
 from weft.models.base import LanguageModel
 from weft.objectives.classify import SequenceObjective
@@ -33,6 +35,14 @@ class Regress(SequenceObjective[config.Regress]):
 
     def predict(self, model: LanguageModel, texts: Sequence[str], second: Sequence[str] | None = None) -> list[float]:
         return [float(row[0]) for row in self.outputs(model, texts, second)]
+
+    def score_range(self) -> tuple[float, float] | None:
+        """Return the smallest and the largest number of the training rows; None if they are not here."""
+        with suppress(WeftError):
+            if (examples := self.open_examples("train")) is not None:
+                scores = examples.values("score")
+                return float(scores.min()), float(scores.max())
+        return None
 
     def present(self, text: str, prediction: float) -> Prediction:
         return Prediction(f"{prediction:.4f}\t{text}", {"text": text, "score": prediction})

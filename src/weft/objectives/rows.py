@@ -98,6 +98,18 @@ class RowObjective(ExampleObjective[S]):
         """The labels, in the order of the head's outputs."""
         return getattr(self.settings, "labels", None) or ()
 
+    def open_examples(self, side: Side) -> Examples | None:
+        """Return the examples of a split, if it has any; verification would write a note into the folder."""
+        return (Examples.open(self._file(side)) or None) if side in self._sides else None
+
+    def input_texts(self, side: Side, rows: int) -> list[tuple[str, ...]]:
+        """Return the texts of the first examples of a split, one or two each."""
+        if (examples := self.open_examples(side)) is None:
+            return []
+        fields = [field for field in ("first", "second") if field in examples.fields]
+        ids = ([examples.ids(field, row).tolist() for field in fields] for row in range(min(rows, len(examples))))
+        return [tuple(map(self.tokenizer.decode, texts)) for texts in ids]
+
     @abstractmethod
     def columns(self) -> Mapping[str, Kind]:
         """Return the columns that are read, and the kind of each."""

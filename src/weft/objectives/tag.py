@@ -99,6 +99,12 @@ class Tag(RowObjective[config.Tag]):
         best = int(logits.argmax())
         return self.labels[best], float(torch.from_numpy(logits).softmax(-1)[best])
 
+    def read_with(self, words: Sequence[str], word: int) -> tuple[list[int], int]:
+        """Return the tokens that are read together with a word, and the position of the word's first token."""
+        example = tagged_example(self.tokenizer, words, range(len(words)))
+        parts = _parts(example, self.frame.text_length(self.length))
+        return next((ids, positions[word]) for ids, positions in parts if word in positions)
+
     def outputs(self, model: LanguageModel, sentences: Sequence[Sequence[str]]) -> list[npt.NDArray[np.float32]]:
         """Return the logits (words, labels) of each sentence; sentences longer than a row are read in parts."""
         outputs = [np.zeros((len(words), len(self.labels)), dtype=np.float32) for words in sentences]

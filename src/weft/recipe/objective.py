@@ -36,9 +36,16 @@ class ObjectiveConfig(Config):
     divisible: ClassVar[bool] = True  # whether a batch can be split into micro-batches without changing the loss
     continues: ClassVar[bool] = False  # whether the trained model continues a text
     has_source: ClassVar[bool] = False  # whether the trained model writes one text from another
+    inputs: ClassVar[tuple[str, ...]] = ()  # settings that name the columns of the texts that a prediction is made from
     sentinels: ClassVar[int] = 0  # special tokens that mark masked spans
 
     kind: str
+
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        """Columns of the texts that a prediction is made from; empty if the model predicts tokens."""
+        columns = (getattr(self, setting) for setting in self.inputs)
+        return tuple(column for column in columns if column is not None)
 
     def chance(self, vocab_size: int) -> float:
         """Return the loss of a model that has learned nothing."""
@@ -183,15 +190,13 @@ class MaskedNext(MaskedObjective):
 class SequenceObjective(ObjectiveConfig):
     """Base of objectives that predict something about a whole text, or about a pair of texts."""
 
+    kinds = ("encoder", "decoder", "encoder-decoder")
     heads = ("sequence",)
+    inputs = ("text", "second")
 
     text: Column = Field("text", description="column of the texts")
     second: Column | None = Field(None, description="column of the second texts of pairs; absent: single texts")
     pooling: Pooling | None = Field(None, description="hidden states to pool; absent: first, or last in a decoder")
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        return (self.text,) if self.second is None else (self.text, self.second)
 
 
 class LabelObjective(ObjectiveConfig):
@@ -247,6 +252,7 @@ class Tag(LabelObjective):
 
     makes = "a tagger"
     heads = ("token",)
+    inputs = ("words",)
 
     kind: Literal["tag"] = "tag"
     words: Column = Field("words", description="column of the lists of words")
@@ -258,6 +264,7 @@ class Answer(ObjectiveConfig):
 
     makes = "a model that finds answers"
     heads = ("span",)
+    inputs = ("question", "context")
     metrics = ("loss", "exact")
     headline = "exact"
 
@@ -276,6 +283,7 @@ class Contrastive(ObjectiveConfig):
 
     makes = "an embedding model"
     heads = ("embedding",)
+    inputs = ("first",)
     divisible = False
 
     kind: Literal["contrastive"] = "contrastive"

@@ -1,6 +1,7 @@
 """Anthropic's Messages API, for text."""
 
 import asyncio
+import json
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -9,13 +10,19 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from weft.api.run import Run
+from weft.decode.prompt import Prompt
+from weft.decode.tool_calls import CallStart, Tool, call_format
+from weft.serve.config import Limits
+from weft.serve.errors import RefusedError
 from weft.serve.events import Events, event
 from weft.serve.input_size import check_size
 from weft.serve.library import ServedModel
-from weft.serve.schema import CountBody, MessagesBody, Turn
+from weft.serve.schema import CountBody, MessagesBody
 from weft.serve.server import Server, server_of
 from weft.serve.text_generation import TextGeneration, TextOutput, respond
-from weft.serve.text_request import TextRequest, conversation, sampling_for
+from weft.serve.text_request import TextRequest, ToolUse, conversation, sampling_for, tool_use
+from weft.serve.turns import MessagesToolChoice
 
 router = APIRouter()
 
@@ -32,7 +39,7 @@ async def count_tokens(request: Request, body: CountBody) -> dict[str, int]:
     limits = server_of(request).limits
     async with server_of(request).library.use(body.model) as model:
         await check_size(body, model.run.tokenizer, limits)
-        prompt, _ = await asyncio.to_thread(conversation, model.run, _turns(body), limits, max_tokens=1)
+        prompt, _ = await asyncio.to_thread(_prompt, model.run, body, limits, max_tokens=1)
     return {"input_tokens": len(prompt.ids)}
 
 
@@ -51,22 +58,43 @@ def model_list(models: Sequence[ServedModel]) -> dict[str, Any]:
     return {"data": rows, "has_more": False, **ends}
 
 
-def _turns(body: CountBody) -> list[Turn]:
-    turns = [Turn(role=turn.role, content=turn.content) for turn in body.messages]
-    return turns if body.system is None else [Turn(role="system", content=body.system), *turns]
+def _prompt(run: Run, body: CountBody, limits: Limits, *, max_tokens: int) -> tuple[Prompt, int]:
+    """Return the prompt of a conversation; a last turn of the assistant's is the beginning of the reply."""
+    messages = [message for turn in body.messages for message in turn.messages()]
+    continues_last = messages[-1]["role"] == "assistant"
+    if continues_last and (messages[-1]["content"].rstrip() != messages[-1]["content"] or "tool_calls" in messages[-1]):
+        raise RefusedError(
+            400, "messages: a reply to continue is text and cannot end with white space", param="messages"
+        )
+    if body.system is not None:
+        messages.insert(0, {"role": "system", "content": body.system})
+    use = _tool_use(body)
+    return conversation(run, messages, limits, max_tokens=max_tokens, use=use, continues_last=continues_last)
+
+
+def _tool_use(body: CountBody) -> ToolUse | None:
+    tools = [Tool(each.name, each.description or "", each.input_schema) for each in body.tools or ()]
+    choice = body.tool_choice or MessagesToolChoice(type="auto")
+    kind = "required" if choice.type == "any" else choice.type
+    return tool_use(tools, kind, name=choice.name, several=not choice.disable_parallel_tool_use)
 
 
 def _text_request(server: Server, model: ServedModel, body: MessagesBody) -> TextRequest:
-    turns, run, limits = _turns(body), model.run, server.limits
-    prompt, max_tokens = conversation(run, turns, limits, max_tokens=min(body.max_tokens, limits.max_tokens))
+    run, limits = model.run, server.limits
+    prompt, max_tokens = _prompt(run, body, limits, max_tokens=min(body.max_tokens, limits.max_tokens))
     stop = tuple(body.stop_sequences) if body.stop_sequences else None
     settings = sampling_for(body, run, limits, chat=True, max_tokens=max_tokens, stop=stop)
-    return TextRequest(model=model, prompts=[prompt], texts=[turns[-1].content], settings=settings)
+    calls = None if _tool_use(body) is None else call_format(run.tokenizer)
+    text = body.messages[-1].messages()[-1]["content"]
+    return TextRequest(model, [prompt], [text], settings=settings, calls=calls)
 
 
 def _message_object(request: TextRequest, text: TextOutput | None) -> dict[str, Any]:
     """Return the message object; without a text, as it is when the text begins."""
-    content = [] if text is None else [{"type": "text", "text": text.text}]
+    content: list[dict[str, Any]] = []
+    if text is not None:
+        content = [{"type": "text", "text": text.text}] if text.text or not text.calls else []
+        content += [_tool_block(name, _parsed(arguments)) for name, arguments in text.calls]
     head = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": request.model.name}
     usage = {"input_tokens": request.prompt_tokens, "output_tokens": 0 if text is None else text.tokens}
     return {**head, "content": content, **_stop_reason(text or TextOutput()), "usage": usage}
@@ -76,7 +104,21 @@ def _stop_reason(text: TextOutput) -> dict[str, str | None]:
     """Return why a text ended; the model's own end-of-turn token is no stop sequence."""
     reasons = {"length": "max_tokens", None: None}
     reason = "stop_sequence" if text.stopped is not None else reasons.get(text.finish, "end_turn")
+    reason = "tool_use" if text.calls and reason == "end_turn" else reason
     return {"stop_reason": reason, "stop_sequence": text.stopped}
+
+
+def _tool_block(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex[:24]}", "name": name, "input": arguments}
+
+
+def _parsed(arguments: str) -> dict[str, Any]:
+    """Return the arguments of a call; none if its end was cut off by `max_tokens`."""
+    try:
+        parsed: dict[str, Any] = json.loads(arguments)
+        return parsed
+    except ValueError:
+        return {}
 
 
 def _whole(body: MessagesBody, request: TextRequest, texts: list[TextOutput]) -> dict[str, Any]:
@@ -88,15 +130,26 @@ def _event(kind: str, **content: Any) -> bytes:
 
 
 async def _events(body: MessagesBody, generation: TextGeneration) -> Events:
-    begun, text = False, TextOutput()
+    begun, text, block = False, TextOutput(), -1  # the index of the open content block
     async for delta in generation.deltas():
         if not begun:
             begun = True
             yield _event("message_start", message=_message_object(generation.request, None))
-            yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
         text.add(delta)
+        if block < 0 and (delta.text or (delta.finish is not None and not text.calls)):
+            block = 0
+            yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
         if delta.text:
-            yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": delta.text})
-    yield _event("content_block_stop", index=0)
+            yield _event("content_block_delta", index=block, delta={"type": "text_delta", "text": delta.text})
+        for part in delta.parts:
+            if isinstance(part, CallStart):
+                if block >= 0:
+                    yield _event("content_block_stop", index=block)
+                block += 1
+                yield _event("content_block_start", index=block, content_block=_tool_block(part.name, {}))
+            else:
+                content = {"type": "input_json_delta", "partial_json": part.text}
+                yield _event("content_block_delta", index=block, delta=content)
+    yield _event("content_block_stop", index=block)
     yield _event("message_delta", delta=_stop_reason(text), usage={"output_tokens": text.tokens})
     yield _event("message_stop")

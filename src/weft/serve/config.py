@@ -14,7 +14,7 @@ class Limits(Config):
     per_client: PositiveInt = Field(default=256, description="Texts of one client that may wait or be in progress.")
     body_bytes: PositiveInt = Field(default=4 << 20, description="Size of a request's body.")
     max_tokens: PositiveInt = Field(default=1 << 16, description="Tokens of one text.")
-    read_tokens: PositiveInt = Field(default=1 << 17, description="Tokens of the texts that one request sends.")
+    max_input_tokens: PositiveInt = Field(default=1 << 17, description="Tokens of the texts that one request sends.")
     choices: PositiveInt = Field(default=16, description="Texts per prompt in one request.")
     seconds: float = Field(default=600.0, gt=0.0, description="Duration of a request.")
     rows: PositiveInt = Field(default=64, description="Texts that a model writes at the same time.")

@@ -23,8 +23,8 @@ from weft.runs.folder import RunFolder
 from weft.serve.errors import RefusedError, UnknownModelError
 from weft.serve.events import encoded_response
 from weft.serve.library import Library
-from weft.serve.schema import Name
 from weft.serve.server import server_of
+from weft.serve.turns import Name
 
 HEADERS = {
     # only scripts and styles of this server are loaded; nothing is framed or sent elsewhere
@@ -78,6 +78,8 @@ def _model_facts(folder: RunFolder, _modified: int) -> dict[str, Any]:
         "objective": objective.kind,
         "makes": objective.makes,
         "continues": objective.continues,
+        "inputs": list(objective.input_columns),
+        "imported": folder.origin.is_dir(),
         "writes": writes,
         "words": objective.continues or writes or objective.kind in ("masked", "masked+next"),
         "parameters": count(model).parameters,

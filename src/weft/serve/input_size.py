@@ -10,13 +10,24 @@ from weft.serve.errors import RefusedError
 from weft.storage.files import utf8_size
 from weft.text.tokenizer import Tokenizer
 
-TEXTS = ("input", "second", "target", "prompt", "messages", "system", "instructions", "tokens")  # fields of bodies
+TEXTS = (
+    "input",
+    "second",
+    "target",
+    "prompt",
+    "messages",
+    "system",
+    "instructions",
+    "tokens",
+    "tools",
+)  # fields of bodies
+UNCOUNTED = ("role", "type")  # fields of messages that are no text
 MAX_BYTES_PER_TOKEN = 16  # a text with more bytes than this times the bound in tokens is not tokenized
 
 
 async def check_size(body: BaseModel, tokenizer: Tokenizer, limits: Limits) -> None:
     """Refuse a body whose texts have more tokens than the server reads; short ones need not be tokenized for that."""
-    limit, texts = limits.read_tokens, {name: getattr(body, name) for name in TEXTS if getattr(body, name, None)}
+    limit, texts = limits.max_input_tokens, {name: getattr(body, name) for name in TEXTS if getattr(body, name, None)}
     parts = {name: list(_parts(value)) for name, value in texts.items()}
     size = sum(utf8_size(part) if isinstance(part, str) else 1 for each in parts.values() for part in each)
     if size <= limit:  # a token has at least one byte
@@ -40,9 +51,13 @@ async def check_size(body: BaseModel, tokenizer: Tokenizer, limits: Limits) -> N
 
 
 def _parts(value: Any) -> Any:
-    """Yield the texts and the ids in a field."""
-    if isinstance(value, list):
+    """Yield the texts and the numbers in a field."""
+    if isinstance(value, str | int | float):
+        yield value
+    elif isinstance(value, dict):
+        yield from _parts([*value.keys(), *value.values()])
+    elif isinstance(value, BaseModel):
+        yield from _parts([each for name, each in value if name not in UNCOUNTED])
+    elif isinstance(value, list):
         for each in value:
             yield from _parts(each)
-    else:
-        yield getattr(value, "content", value)

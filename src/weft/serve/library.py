@@ -175,6 +175,12 @@ class Library:
             if not model.users and self.models.get(name) is not model:  # no longer served
                 await self._unload(model)
 
+    def refuse_calls(self) -> None:
+        """End long work before the server stops; texts in progress are finished."""
+        for model in self.models.values():
+            if model.thread is not None:
+                model.thread.refuse_calls()
+
     def close(self) -> None:
         """Unload all models."""
         for model in self.models.values():

@@ -74,12 +74,24 @@ def uvicorn_config(app: App, serving: Serving, **options: Any) -> uvicorn.Config
     )
 
 
+class DrainingServer(uvicorn.Server):
+    """Ends calls as soon as the process is to stop; texts in progress have `DRAIN_SECONDS` to finish."""
+
+    def __init__(self, config: uvicorn.Config, library: Library):
+        super().__init__(config)
+        self.library = library
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.library.refuse_calls()
+        await super().shutdown(sockets)
+
+
 def run_server(library: Library, serving: Serving, listener: socket.socket | None, **options: Any) -> None:
     """Serve until the process is ended."""
     config = uvicorn_config(make_app(library, serving), serving, **options)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     configure_interpreter()
-    uvicorn.Server(config).run(None if listener is None else [listener])
+    DrainingServer(config, library).run(None if listener is None else [listener])
 
 
 def configure_interpreter() -> None:

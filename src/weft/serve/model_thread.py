@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from weft.api.run import Run
@@ -16,6 +17,8 @@ from weft.decode.engine.engine import Counts
 from weft.decode.generate import generate
 from weft.decode.prompt import check_prompts
 from weft.models.base import device_of
+from weft.nn.block import Block
+from weft.progress import pause
 from weft.serve.config import Limits
 from weft.serve.delivery import ThrottledDelivery
 from weft.serve.engine import build_engine
@@ -29,6 +32,7 @@ MAX_YIELD_SECONDS = 0.05  # how long the thread lets an event loop run before ea
 POLL_SECONDS = 0.001  # interval at which a yielding thread checks whether the GPU has finished
 
 T = TypeVar("T")
+STOPPING = RefusedError(503, "the server is stopping", retry_after=1)
 
 
 class ModelThread(threading.Thread):
@@ -46,6 +50,10 @@ class ModelThread(threading.Thread):
         self._last_loop: asyncio.AbstractEventLoop | None = None  # of the newest task
         self._on_gpu = device_of(run.model).type == "cuda"
         self._engine = build_engine(run, limits)
+        self._stopping = False  # calls are refused; texts are finished
+        for module in run.model.modules():
+            if isinstance(module, Block):  # so that a call's pass over a long text takes turns after each layer
+                module.register_forward_pre_hook(lambda *_: pause())
         self.counts = Counts() if self._engine is None else self._engine.counts
         self.start()
 
@@ -76,6 +84,12 @@ class ModelThread(threading.Thread):
         with self._changed:
             for task in tasks:
                 task.cancelled = True
+            self._changed.notify()
+
+    def refuse_calls(self) -> None:
+        """End the calls in progress, and refuse later ones: the server is stopping, once its texts are finished."""
+        with self._changed:
+            self._stopping = True
             self._changed.notify()
 
     def close(self) -> None:
@@ -140,9 +154,10 @@ class ModelThread(threading.Thread):
         with self._changed:
             unfinished = [*self._active, *self._calls, *self._queue.drop()]
             self._active = []
-        for call in self._calls:
-            assert call.call is not None
-            call.call.cancel()
+        texts = [task for task in unfinished if isinstance(task, TextTask)]
+        for call in [*(task.first for task in texts), *(task.call for task in self._calls)]:
+            if call is not None:
+                call.cancel()
         self._calls.clear()
         for task in unfinished:
             self._refuse(task, RefusedError(503, "the model was unloaded", retry_after=1))
@@ -183,6 +198,7 @@ class ModelThread(threading.Thread):
             if self._engine is None:
                 model = self.loaded.model
                 task.stream = generate(model, [task.prompt], task.settings, seeds=[task.seed], source=task.source)
+                task.first = SteppedCall(partial(next, task.stream))  # reads the prompt, which may be long
             else:
                 task.request = self._engine.submit(task.prompt, task.settings, task.seed)
             self._active.append(task)
@@ -199,7 +215,9 @@ class ModelThread(threading.Thread):
         self._active.remove(task)
         if task.request is not None and self._engine is not None:
             self._engine.cancel(task.request)
-        task.stream = None
+        if task.first is not None:
+            task.first.cancel()
+        task.stream = task.first = None
 
     def _step(self) -> None:
         """Write one token of every active text."""
@@ -231,9 +249,9 @@ class ModelThread(threading.Thread):
             return
         task = self._calls[0]
         assert task.call is not None
-        if _over(task):
+        if _over(task) or self._stopping:
             task.call.cancel()
-            task.call.error = late("done", self.limits)
+            task.call.error = STOPPING if self._stopping else late("done", self.limits)
         elif not task.call.step():
             self._calls.rotate(-1)
             return
@@ -246,7 +264,14 @@ class ModelThread(threading.Thread):
     def _write_token(self, task: TextTask) -> None:
         assert task.stream is not None
         try:
-            chunk = next(task.stream)
+            if task.first is None:
+                chunk = next(task.stream)
+            elif task.first.step():
+                if task.first.error is not None:
+                    raise task.first.error
+                chunk, task.first = task.first.result, None
+            else:
+                return
         except BaseException as error:
             self._refuse(task, self._logged(error))
             self._end(task)

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import time
 import uuid
+from codecs import getincrementaldecoder
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -15,6 +16,8 @@ from starlette.responses import Response
 from weft import __version__
 from weft.api.run import Run
 from weft.decode.prompt import Prompt, output_vocab_size
+from weft.decode.text import Finish
+from weft.decode.tool_calls import CallStart, Tool, call_format
 from weft.serve import anthropic, explorer
 from weft.serve.errors import RefusedError, UnknownModelError
 from weft.serve.events import DONE, Events, event, json_response
@@ -23,9 +26,19 @@ from weft.serve.library import Library, ServedModel
 from weft.serve.schema import ChatBody, CompletionBody, EmbeddingsBody, OpenAIBody
 from weft.serve.server import Server, client_of, server_of
 from weft.serve.text_generation import ScoredToken, TextGeneration, TextOutput, respond
-from weft.serve.text_request import TextRequest, conversation, grammar, openai_settings, writes_from_source
+from weft.serve.text_request import (
+    TextRequest,
+    ToolUse,
+    conversation,
+    grammar,
+    openai_settings,
+    tool_use,
+    writes_from_source,
+)
+from weft.serve.turns import NamedTool
 
 FINISH = {"eos": "stop", "stop": "stop", "length": "length", None: None}
+NO_PARAMETERS = {"type": "object", "properties": {}}  # schema of the arguments of a tool that has none
 DEFAULT_MAX_TOKENS = 16  # of a completion, as in OpenAI's API
 MAX_INLINE_SIZE = 4096  # characters or tokens of a prompt that are tokenized faster than a thread starts
 
@@ -77,8 +90,6 @@ def _response_head(model: ServedModel, kind: str, prefix: str) -> dict[str, Any]
 async def completions(request: Request, body: CompletionBody) -> Response:
     """Continue prompts (OpenAI's format)."""
     limit = server_of(request).limits.choices
-    if body.echo and body.logprobs is not None:
-        raise RefusedError(400, "echo: no log-probabilities of prompts; /v1/score returns them", param="echo")
     n, best_of = body.n or 1, body.best_of or body.n or 1
     if best_of < n or best_of > limit:
         raise RefusedError(400, f"best_of = {best_of}: expected {n} … {limit}", param="best_of")
@@ -97,10 +108,27 @@ def _completion_request(server: Server, model: ServedModel, body: CompletionBody
     _check_ids(inputs, output_vocab_size(run.model, run.tokenizer.vocab_size), "prompt")
     best_of = body.best_of or body.n or 1
     logprobs = 0 if body.logprobs is None and best_of > (body.n or 1) else body.logprobs
-    max_tokens = body.max_tokens or DEFAULT_MAX_TOKENS
-    settings = openai_settings(body, run, server.limits, chat=False, max_tokens=max_tokens, logprobs=logprobs)
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    settings = openai_settings(body, run, server.limits, chat=False, max_tokens=max(1, max_tokens), logprobs=logprobs)
+    if body.echo and body.logprobs is not None and writes_from_source(run):
+        raise RefusedError(400, "echo with logprobs: this model writes one text from another", param="echo")
     prompts = [Prompt.of(run.tokenizer, each, pattern) for each in inputs]
-    return TextRequest(model, prompts, _as_texts(run, inputs), settings=settings, n=best_of)
+    # tokens that the tokenizer puts before a text are no part of it
+    ids = [
+        prompt.ids[len(run.tokenizer.leading) :] if isinstance(each, str) else prompt.ids
+        for prompt, each in zip(prompts, inputs, strict=True)
+    ]
+    echoed = [len(tokens) if each else 0 for tokens, each in zip(ids, inputs, strict=True)]
+    return TextRequest(
+        model,
+        prompts,
+        _as_texts(run, inputs),
+        settings=settings,
+        n=best_of,
+        writes=max_tokens > 0,
+        echoed=echoed if body.echo else None,
+        echo_logprobs=body.logprobs,
+    )
 
 
 def _as_list(inputs: Any) -> Sequence[Any]:
@@ -121,12 +149,12 @@ def _check_ids(inputs: Sequence[Any], size: int, param: str) -> None:
 def _completion(body: CompletionBody, request: TextRequest, texts: list[TextOutput]) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     n = body.n or 1
-    for number, prompt in enumerate(request.texts):
+    for number in range(len(request.prompts)):
         candidates = texts[number * request.n : (number + 1) * request.n]
         if request.n > n:
             candidates = sorted(candidates, key=lambda text: -text.mean_logprob)[:n]
         for text in candidates:
-            row = {"index": len(rows), "text": (prompt if body.echo else "") + text.text}
+            row = {"index": len(rows), "text": text.text}
             row["logprobs"] = None if body.logprobs is None else _completion_logprobs(text.scored, 0)
             rows.append({**row, "finish_reason": FINISH[text.finish]})
     usage = _usage(request, sum(text.tokens for text in texts))
@@ -137,15 +165,13 @@ async def _completion_events(body: CompletionBody, generation: TextGeneration) -
     request = generation.request
     head, tokens = _response_head(request.model, "text_completion", "cmpl"), 0
     offsets = [0] * (len(request.prompts) * request.n)
-    echoes = {row: request.texts[row // request.n] for row in range(len(offsets))} if body.echo else {}
     async for delta in generation.deltas():
         tokens += delta.tokens
-        text = echoes.pop(delta.row, "") + delta.text
-        if not text and delta.finish is None and not delta.scored:
+        if not delta.text and delta.finish is None and not delta.scored:
             continue  # an incomplete character
         logprobs = _completion_logprobs(delta.scored, offsets[delta.row]) if delta.scored else None
         offsets[delta.row] += len(delta.text)
-        row = {"index": delta.row, "text": text, "logprobs": logprobs}
+        row = {"index": delta.row, "text": delta.text, "logprobs": logprobs}
         yield event({**head, "choices": [{**row, "finish_reason": FINISH[delta.finish]}]})
     if _includes_usage(body):
         yield event({**head, "choices": [], "usage": _usage(request, tokens)})
@@ -166,20 +192,32 @@ async def chats(request: Request, body: ChatBody) -> Response:
 def _chat_request(server: Server, model: ServedModel, body: ChatBody) -> TextRequest:
     run, limits = model.run, server.limits
     requested = body.max_completion_tokens or body.max_tokens
-    pattern = grammar(body.response_format, run)
-    prompt, max_tokens = conversation(run, body.messages, limits, max_tokens=requested, pattern=pattern)
+    pattern, use = grammar(body.response_format, run), _tool_use(body)
+    if use is not None and body.beams is not None:
+        raise RefusedError(400, "beams: not available with tools", param="beams")
+    messages = [message for turn in body.messages for message in turn.messages()]
+    prompt, max_tokens = conversation(run, messages, limits, max_tokens=requested, pattern=pattern, use=use)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     settings = openai_settings(body, run, limits, chat=True, max_tokens=max_tokens, logprobs=logprobs)
-    return TextRequest(model, [prompt], [body.messages[-1].content], settings=settings, n=body.n or 1)
+    calls, texts = None if use is None else call_format(run.tokenizer), [messages[-1]["content"]]
+    return TextRequest(model, [prompt], texts, settings=settings, n=body.n or 1, calls=calls)
+
+
+def _tool_use(body: ChatBody) -> ToolUse | None:
+    functions = [tool.function for tool in body.tools or ()]
+    tools = [Tool(each.name, each.description or "", each.parameters or NO_PARAMETERS) for each in functions]
+    choice = "tool" if isinstance(body.tool_choice, NamedTool) else body.tool_choice or "auto"
+    name = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
+    return tool_use(tools, choice, name=name, several=body.parallel_tool_calls is not False)
 
 
 def _chat(body: ChatBody, request: TextRequest, texts: list[TextOutput]) -> dict[str, Any]:
     rows = [
         {
             "index": index,
-            "message": {"role": "assistant", "content": text.text, "refusal": None},
+            "message": _message(text),
             "logprobs": {"content": _chat_logprobs(text.scored), "refusal": None} if body.logprobs else None,
-            "finish_reason": FINISH[text.finish],
+            "finish_reason": _finish(text.finish, bool(text.calls)),
         }
         for index, text in enumerate(texts)
     ]
@@ -187,19 +225,46 @@ def _chat(body: ChatBody, request: TextRequest, texts: list[TextOutput]) -> dict
     return {**_response_head(request.model, "chat.completion", "chatcmpl"), "choices": rows, "usage": usage}
 
 
+def _message(text: TextOutput) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": text.text, "refusal": None}
+    if text.calls:
+        calls = [(f"call_{uuid.uuid4().hex[:24]}", name, arguments) for name, arguments in text.calls]
+        message |= {"content": text.text or None, "tool_calls": [_tool_call(*call) for call in calls]}
+    return message
+
+
+def _tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _finish(finish: Finish | None, called: bool) -> str | None:
+    return "tool_calls" if called and finish not in (None, "length") else FINISH[finish]
+
+
 async def _chat_events(body: ChatBody, generation: TextGeneration) -> Events:
     request = generation.request
-    head, tokens, begun = _response_head(request.model, "chat.completion.chunk", "chatcmpl"), 0, set[int]()
+    head, tokens, calls = _response_head(request.model, "chat.completion.chunk", "chatcmpl"), 0, dict[int, int]()
     async for delta in generation.deltas():
         tokens += delta.tokens
-        first = delta.row not in begun
-        if not (delta.text or delta.finish or delta.scored or first):
+        first = delta.row not in calls
+        if not (delta.text or delta.finish or delta.scored or delta.parts or first):
             continue  # an incomplete character
-        begun.add(delta.row)
-        content = {"role": "assistant", "content": delta.text} if first else {"content": delta.text}
+        content: dict[str, Any] = {"role": "assistant"} if first else {}
+        if delta.text or not delta.parts:
+            content["content"] = delta.text
+        calls.setdefault(delta.row, 0)
+        if delta.parts:
+            content["tool_calls"] = list[dict[str, Any]]()
+        for part in delta.parts:
+            if isinstance(part, CallStart):
+                calls[delta.row] += 1
+                call = _tool_call(f"call_{uuid.uuid4().hex[:24]}", part.name, "")
+            else:
+                call = {"function": {"arguments": part.text}}
+            content["tool_calls"].append({"index": calls[delta.row] - 1, **call})
         logprobs = {"content": _chat_logprobs(delta.scored), "refusal": None} if delta.scored else None
         row = {"index": delta.row, "delta": content, "logprobs": logprobs}
-        yield event({**head, "choices": [{**row, "finish_reason": FINISH[delta.finish]}]})
+        yield event({**head, "choices": [{**row, "finish_reason": _finish(delta.finish, calls[delta.row] > 0)}]})
     if _includes_usage(body):
         yield event({**head, "choices": [], "usage": _usage(request, tokens)})
     yield DONE
@@ -251,19 +316,31 @@ def _includes_usage(body: OpenAIBody) -> bool:
 def _completion_logprobs(scored: Iterable[ScoredToken], offset: int) -> dict[str, Any]:
     """Return log-probabilities in the format of completions; the first token begins at `offset` characters."""
     rows: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    decoder = getincrementaldecoder("utf-8")("replace")
     for token in scored:
-        rows["tokens"].append(token.token)
+        likeliest: dict[str, float | None] = {}
+        for key, value in [*token.top, (token.token, token.logprob)]:
+            likeliest.setdefault(_shown(key), value)  # of two that look alike, the likelier one
+        rows["tokens"].append(_shown(token.token))
         rows["token_logprobs"].append(token.logprob)
-        rows["top_logprobs"].append(dict(token.top))
+        rows["top_logprobs"].append(None if token.logprob is None else likeliest)
         rows["text_offset"].append(offset)
-        offset += len(token.token)
+        offset += len(decoder.decode(token.token))
     return rows
+
+
+def _shown(token: bytes) -> str:
+    """Return a token as text; its bytes, as OpenAI's API does, if it is a part of a character."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
 
 
 def _chat_logprobs(scored: Iterable[ScoredToken]) -> list[dict[str, Any]]:
     """Return log-probabilities in the format of chat completions."""
 
-    def entry(token: str, logprob: float) -> dict[str, Any]:
-        return {"token": token, "bytes": list(token.encode("utf-8", "replace")), "logprob": logprob}
+    def entry(token: bytes, logprob: float | None) -> dict[str, Any]:
+        return {"token": _shown(token), "bytes": list(token), "logprob": logprob}
 
     return [{**entry(each.token, each.logprob), "top_logprobs": [entry(*top) for top in each.top]} for each in scored]

@@ -10,10 +10,12 @@ from fastapi import APIRouter, Request
 from fastapi.encoders import jsonable_encoder
 from starlette.responses import Response
 
-from weft.api.settings import translation_beam
+from weft.api.run import Run
 from weft.decode.config import parameters
 from weft.explain import views
 from weft.figures.page import as_json
+from weft.models.base import device_of
+from weft.models.config import TransformerConfig
 from weft.objectives.frame import LanguagePair
 from weft.serve import schema
 from weft.serve.errors import RefusedError, logged
@@ -26,6 +28,9 @@ from weft.serve.text_request import filters
 View = Literal["attention", "heads", "lens", "saliency", "search", "surprise"]
 VIEW_OPTIONS = {"saliency": ("target", "place"), "search": ("settings",)}  # other views take a target only
 MAX_EXPLAINED = 4000  # characters of a text to explain: attention maps grow with its square
+MIN_EXPLAINED_TOKENS = 64
+MAX_MAP_ELEMENTS = 1 << 24  # attention probabilities of all heads in one response
+PASS_FLOPS, PASS_FLOPS_ON_CUDA = 10**11, 10**13  # that take about a second
 ModelFunction = TypeVar("ModelFunction", bound=Callable[[ServedModel, Any], dict[str, Any]])
 
 router = APIRouter()
@@ -80,18 +85,25 @@ def _as_list(texts: str | Sequence[str]) -> list[str]:
 
 
 @router.get("/v1/settings")
-async def settings() -> dict[str, list[dict[str, Any]]]:
-    """Describe the settings of generation: name, default, bounds, description, and the option of `weft generate`."""
-    return {"data": [jsonable_encoder(parameter._asdict(), exclude={"type"}) for parameter in parameters()]}
+async def settings(request: Request, model: schema.Name | None = None) -> dict[str, Any]:
+    """Describe the settings of generation: name, default, bounds, description, and the option of `weft generate`.
+
+    With a `model`, `decoding` has its default settings, by the command that uses them.
+    """
+    described = {"data": [jsonable_encoder(parameter._asdict(), exclude={"type"}) for parameter in parameters()]}
+    if model is None:
+        return described
+    async with server_of(request).library.use(model) as served:
+        decoding = await asyncio.to_thread(lambda: served.run.decoding)
+    return {**described, "decoding": {command: each.model_dump(mode="json") for command, each in decoding.items()}}
 
 
 @model_route(router, "/v1/translate")
 def translate(model: ServedModel, body: schema.TranslateBody) -> dict[str, Any]:
     """Translate texts, or write whatever else the model has learned to write from a text."""
-    run, search = model.run, None
-    if body.beams is not None:
-        length = getattr(run.objective, "length", 128)
-        search = translation_beam(length, {**run.beam_defaults, "beams": body.beams})
+    run, search = model.run, model.run.decoding.get("translate")
+    if body.beams is not None and search is not None:
+        search = search.replace(beams=body.beams)
     languages = LanguagePair(body.source, body.target)
     return {"translations": run.translate(_as_list(body.input), search, languages)}
 
@@ -141,10 +153,17 @@ def text(model: ServedModel, body: schema.Body) -> dict[str, Any]:
     return dict(zip(("text", "origin"), model.run.explain.own_text(), strict=True))
 
 
+@model_route(router, "/v1/explain/prediction")
+def prediction(model: ServedModel, body: schema.PredictionBody) -> dict[str, Any]:
+    """Return what a classifier, tagger, regression model, answer finder or embedding model predicts, and why."""
+    _check_length(model, body)
+    return {"prediction": model.run.explain.prediction(body.input, body.second, output=body.output)}
+
+
 @model_route(router, "/v1/explain/step")
 def step(model: ServedModel, body: schema.StepBody) -> dict[str, Any]:
     """Follow one token through a model, with the values of every stage."""
-    _check_length(body)
+    _check_length(model, body)
     options = {"place": body.place, "layer": body.layer, **filters(body)}
     if body.temperature is not None:
         options["temperature"] = body.temperature
@@ -164,20 +183,37 @@ def without_heads(model: ServedModel, body: schema.WithoutHeadsBody) -> dict[str
 
 
 def _reading(model: ServedModel, body: schema.ReadingBody) -> "views.reading.Reading":
-    _check_length(body)
+    _check_length(model, body)
     return model.run.explain.reading(body.input, body.target)
 
 
-def _check_length(body: schema.ReadingBody) -> None:
-    for name in ("input", "target"):
-        if len(getattr(body, name) or "") > MAX_EXPLAINED:
+def _check_length(model: ServedModel, body: schema.ReadingBody | schema.PredictionBody) -> None:
+    """Refuse a text that a view reads for seconds: other requests wait for a captured pass, which cannot be cut."""
+    run, limit = model.run, max_explained_tokens(model.run)
+    source = run.objective.tokenizers.source
+    for name, tokenizer in (("input", source), ("second", source), ("target", run.tokenizer)):
+        text = getattr(body, name, None) or ""
+        if len(text) > MAX_EXPLAINED:
             raise RefusedError(400, f"{name}: longer than {MAX_EXPLAINED} characters", param=name)
+        tokens = len(tokenizer.encode(text))
+        if tokens > limit:
+            raise RefusedError(
+                400, f"{name}: {tokens:,} tokens; a view of this model takes at most {limit:,}", param=name
+            )
+
+
+def max_explained_tokens(run: Run) -> int:
+    """Return the number of tokens of a text to explain, whose pass takes about a second, with all attention maps."""
+    parameters = sum(parameter.numel() for parameter in run.model.parameters())
+    flops = PASS_FLOPS_ON_CUDA if device_of(run.model).type == "cuda" else PASS_FLOPS
+    config = run.model.config
+    maps = config.layers * config.attention.heads if isinstance(config, TransformerConfig) else 1
+    return max(MIN_EXPLAINED_TOKENS, min(flops // max(1, 2 * parameters), math.isqrt(MAX_MAP_ELEMENTS // maps)))
 
 
 @router.post("/v1/explain/{view}")
 async def explain(request: Request, view: View, body: schema.ExplainBody) -> Response:
     """Return the values of a view of `weft explain`, for a model and a text."""
-    _check_length(body)
     fields = {"target": body.target, "place": body.place, "settings": body.settings}
     options = {name: value for name, value in fields.items() if value is not None}
     for name in options:
@@ -185,6 +221,7 @@ async def explain(request: Request, view: View, body: schema.ExplainBody) -> Res
             raise RefusedError(400, f"{name}: the view '{view}' has no such option; leave it out", param=name)
 
     def function(model: ServedModel, body: schema.ExplainBody) -> dict[str, Any]:
+        _check_length(model, body)
         return {view: getattr(model.run.explain, view)(body.input, **options).data()}
 
     return await call_model(request, body, function)

@@ -9,10 +9,11 @@ from starlette.responses import Response
 
 from weft.serve.events import Events, event
 from weft.serve.library import ServedModel
-from weft.serve.schema import ResponsesBody, Turn
+from weft.serve.schema import ResponsesBody
 from weft.serve.server import Server
 from weft.serve.text_generation import TextGeneration, TextOutput, respond
 from weft.serve.text_request import TextRequest, conversation, grammar, sampling_for
+from weft.serve.turns import Turn
 
 router = APIRouter()
 
@@ -24,14 +25,15 @@ async def responses(request: Request, body: ResponsesBody) -> Response:
 
 
 def _text_request(server: Server, model: ServedModel, body: ResponsesBody) -> TextRequest:
-    turns = [Turn(role="user", content=body.input)] if isinstance(body.input, str) else list(body.input)
+    turns = [Turn(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+    messages = [message for turn in turns for message in turn.messages()]
     if body.instructions is not None:
-        turns.insert(0, Turn(role="system", content=body.instructions))
+        messages.insert(0, {"role": "system", "content": body.instructions})
     run, limits = model.run, server.limits
     pattern = grammar(None if body.text is None else body.text.format, run)
-    prompt, max_tokens = conversation(run, turns, limits, max_tokens=body.max_output_tokens, pattern=pattern)
+    prompt, max_tokens = conversation(run, messages, limits, max_tokens=body.max_output_tokens, pattern=pattern)
     settings = sampling_for(body, run, limits, chat=True, max_tokens=max_tokens)
-    return TextRequest(model=model, prompts=[prompt], texts=[turns[-1].content], settings=settings)
+    return TextRequest(model=model, prompts=[prompt], texts=[messages[-1]["content"]], settings=settings)
 
 
 def _response_object(body: ResponsesBody, request: TextRequest, id: str, *, text: TextOutput | None) -> dict[str, Any]:

@@ -1,22 +1,65 @@
 """Bodies of requests. Unknown fields, and settings that weft cannot honour, are refused by name."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import BeforeValidator, Field
 
 from weft.decode.config import Branching, parameters
+from weft.serve.turns import (
+    MAX_FIELDS,
+    MAX_TOOLS,
+    MAX_TURNS,
+    ChatTurn,
+    Content,
+    FunctionTool,
+    Ignored,
+    MessagesTool,
+    MessagesToolChoice,
+    MessagesTurn,
+    Name,
+    NamedTool,
+    Strict,
+    Turn,
+    Unsupported,
+    at_most,
+)
 
 MAX_STOPS = 16  # stop strings
 MAX_INPUTS = 2048  # texts in one request
+MAX_PROMPTS = 128  # of one request for completions
+MAX_BIASES = 10_000  # of logits
 MAX_STREAMED_TOKENS = 4096  # of a text that /v1/write or /v1/beams writes
 MAX_TOKENIZED = 10_000  # characters of a text for /v1/tokenizers
 MAX_HEADS = 4096  # attention heads switched off in one request
 SETTINGS = {parameter.name: parameter for parameter in parameters()}
-Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
-Stops = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS)]
+Stops = Annotated[list[Annotated[str, Field(min_length=1)]], at_most(MAX_STOPS, "stop strings")]
+Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
+Head = tuple[Literal["encoder", "decoder", "cross"], int, int]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-Ids = Annotated[list[TokenId], Field(min_length=1)]
-Texts = str | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
+Ids = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+Strings = Annotated[list[str], Field(min_length=1, fail_fast=True)]
+ListOfIds = Annotated[list[Ids], Field(min_length=1, fail_fast=True)]
+Texts = Annotated[str | Strings, at_most(MAX_INPUTS, "texts")]
+T = TypeVar("T")
+Messages = Annotated[list[T], Field(min_length=1, fail_fast=True), at_most(MAX_TURNS, "messages")]
+
+
+def _check_inputs(limit: int) -> BeforeValidator:
+    """Return a check of texts or ids, so that a long wrong list is refused with one error."""
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, list) or not value:
+            return value
+        kinds = set(map(type, value))
+        if kinds == {int} and min(value) >= 0:
+            return value
+        if kinds not in ({str}, {list}):
+            raise ValueError("expected a text, a list of texts, a list of token ids, or a list of such lists")
+        if len(value) > limit:
+            raise ValueError(f"{len(value):,} texts; at most {limit:,} are accepted in one request")
+        return value
+
+    return BeforeValidator(check)
 
 
 def setting(name: str, default: Any = None, **bounds: float) -> Any:
@@ -25,57 +68,8 @@ def setting(name: str, default: Any = None, **bounds: float) -> Any:
     return Field(default=default, description=SETTINGS[name].description, **limits)
 
 
-class Strict(BaseModel):
-    """Base of all bodies and their parts: unknown fields are refused."""
-
-    model_config = ConfigDict(extra="forbid", populate_by_name=True, allow_inf_nan=False, protected_namespaces=())
-
-
 class Body(Strict):
     model: Name
-
-
-def _refuse_unsupported(value: Any) -> None:
-    if value not in (None, [], {}, "none", "auto", False):
-        raise ValueError("not supported by weft's models; leave it out")
-
-
-def _join_parts(value: Any) -> Any:
-    """Join a content in parts to one text."""
-    if not isinstance(value, list):
-        return value
-    texts = []
-    for part in value:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("text", "input_text", "output_text"):
-            raise ValueError(f"weft reads only text, not {kind!r:.40}")
-        if not isinstance(part.get("text"), str):
-            raise ValueError("a part of type 'text' needs a 'text'")
-        texts.append(part["text"])
-    return "".join(texts)
-
-
-_ABOUT_UNSUPPORTED = Field(description="Refused: weft's models have none.")
-Unsupported = Annotated[Any, BeforeValidator(_refuse_unsupported), _ABOUT_UNSUPPORTED]
-Content = Annotated[str, BeforeValidator(_join_parts)]
-Ignored = Annotated[Any, Field(description="Ignored.")]  # identifies or bills the caller
-
-
-class NoTools(BaseModel):
-    """Fields about tools, which weft's models cannot call; clients may send the values that mean none."""
-
-    tools: Unsupported = None
-    tool_choice: Unsupported = None
-    parallel_tool_calls: Ignored = None
-
-
-class Turn(Strict):
-    """One message of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-    name: str | None = None
-    type: Literal["message"] = "message"
 
 
 class SamplingBody(Body):
@@ -123,7 +117,7 @@ class OpenAIBody(SamplingBody):
     frequency_penalty: float | None = setting("frequency_penalty", ge=-2.0, le=2.0)
     presence_penalty: float | None = setting("presence_penalty", ge=-2.0, le=2.0)
     repetition_penalty: float | None = setting("repetition_penalty")
-    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = setting("logit_bias")
+    logit_bias: Annotated[dict[str, Bias] | None, at_most(MAX_BIASES, "biases")] = setting("logit_bias")
     response_format: Format | None = None
     beams: int | None = Field(default=None, ge=1, le=64, description="Beam search with this many beams.")
     stream_options: StreamOptions | None = None
@@ -136,16 +130,19 @@ class OpenAIBody(SamplingBody):
 
 
 class CompletionBody(OpenAIBody):
-    prompt: str | Ids | Annotated[list[str] | list[Ids], Field(min_length=1, max_length=128)] = ""
-    max_tokens: int | None = setting("max_tokens", ge=1)
+    prompt: Annotated[str | Ids | Strings | ListOfIds, _check_inputs(MAX_PROMPTS)] = ""
+    max_tokens: int | None = setting("max_tokens", ge=0)
     logprobs: int | None = setting("logprobs", ge=0, le=20)
     best_of: int | None = Field(default=None, ge=1, le=128, description="Write this many texts; return the likeliest.")
-    echo: bool | None = None
+    echo: bool | None = Field(default=None, description="Begin each text with its prompt, with its log-probabilities.")
     suffix: Unsupported = None
 
 
-class ChatBody(OpenAIBody, NoTools):
-    messages: Annotated[list[Turn], Field(min_length=1)]
+class ChatBody(OpenAIBody):
+    messages: Messages[ChatTurn]
+    tools: Annotated[list[FunctionTool] | None, at_most(MAX_TOOLS, "tools")] = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
     max_tokens: int | None = setting("max_tokens", ge=1)
     max_completion_tokens: int | None = setting("max_tokens", ge=1)
     logprobs: bool | None = None
@@ -161,27 +158,27 @@ class TextSettings(Strict):
     verbosity: Unsupported = None
 
 
-class ResponsesBody(SamplingBody, NoTools):
-    input: str | Annotated[list[Turn], Field(min_length=1)]
+class ResponsesBody(SamplingBody):
+    input: str | Messages[Turn]
     instructions: str | None = None
     max_output_tokens: int | None = setting("max_tokens", ge=1)
     text: TextSettings | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str] | None, at_most(MAX_FIELDS, "entries")] = None
     user: Ignored = None
     store: Ignored = None
     previous_response_id: Unsupported = None
     reasoning: Unsupported = None
     truncation: Literal["auto", "disabled"] | None = None
+    tools: Unsupported = None
+    tool_choice: Unsupported = None
+    parallel_tool_calls: Ignored = None
 
 
-class MessagesTurn(Strict):
-    role: Literal["user", "assistant"]
-    content: Content
-
-
-class CountBody(Body, NoTools):
-    messages: Annotated[list[MessagesTurn], Field(min_length=1)]
+class CountBody(Body):
+    messages: Messages[MessagesTurn]
     system: Content | None = None
+    tools: Annotated[list[MessagesTool] | None, at_most(MAX_TOOLS, "tools")] = None
+    tool_choice: MessagesToolChoice | None = None
     thinking: Unsupported = None
 
 
@@ -197,7 +194,7 @@ class MessagesBody(CountBody):
 
 
 class EmbeddingsBody(Body):
-    input: str | Ids | Annotated[list[str] | list[Ids], Field(min_length=1, max_length=MAX_INPUTS)]
+    input: Annotated[str | Ids | Strings | ListOfIds, _check_inputs(MAX_INPUTS)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(default=None, ge=1)
     user: Ignored = None
@@ -220,7 +217,7 @@ class TextBody(Body):
 
 
 class DetokenizeBody(Body):
-    tokens: list[TokenId]
+    tokens: list[TokenId] = Field(fail_fast=True)
 
 
 class TokenizersBody(Strict):
@@ -234,8 +231,8 @@ class PrefixBody(Body):
     ids of tokens written so far."""
 
     input: str = ""
-    messages: Annotated[list[Turn], Field(min_length=1)] | None = None
-    tokens: list[TokenId] = Field(default=[], max_length=MAX_STREAMED_TOKENS)
+    messages: Messages[Turn] | None = None
+    tokens: Annotated[list[TokenId], at_most(MAX_STREAMED_TOKENS, "tokens")] = Field(default=[], fail_fast=True)
 
 
 class NextBody(PrefixBody):
@@ -251,8 +248,10 @@ class WriteBody(PrefixBody, SamplingBody):
 
 
 class BeamsBody(PrefixBody):
-    beams: int = setting("beams", 4, ge=1, le=64)
-    max_tokens: int = setting("max_tokens", 64, ge=1, le=MAX_STREAMED_TOKENS)
+    """Beam search; settings that are left out are the model's defaults."""
+
+    beams: int | None = setting("beams", ge=1, le=64)
+    max_tokens: int | None = setting("max_tokens", ge=1, le=MAX_STREAMED_TOKENS)
 
 
 class FillBody(TextBody):
@@ -262,6 +261,12 @@ class FillBody(TextBody):
 class ReadingBody(Body):
     input: str | None = None
     target: str | None = None
+
+
+class PredictionBody(Body):
+    input: str | None = None
+    second: str | None = Field(default=None, description="Second text of a pair, context of a question, or comparison.")
+    output: int | str | None = Field(default=None, description="Explained label, index of a word or of a similar text.")
 
 
 class ExplainBody(ReadingBody):
@@ -280,6 +285,6 @@ class StepBody(ReadingBody):
 
 
 class WithoutHeadsBody(ReadingBody):
-    heads: list[tuple[Literal["encoder", "decoder", "cross"], int, int]] = Field(
-        default=[], max_length=MAX_HEADS, description="Heads to switch off, each as [kind, layer, head]."
+    heads: Annotated[list[Head], at_most(MAX_HEADS, "heads")] = Field(
+        default=[], fail_fast=True, description="Heads to switch off, each as [kind, layer, head]."
     )

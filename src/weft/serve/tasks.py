@@ -33,6 +33,7 @@ class TextTask:
     cancelled: bool = False
     request: Request | None = None  # of the engine
     stream: Iterator[Chunk] | None = None  # for models that the engine doesn't run
+    first: SteppedCall | None = None  # which returns the first chunk of the stream
 
 
 @dataclass(eq=False)

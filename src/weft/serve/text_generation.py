@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -14,7 +14,9 @@ from starlette.responses import Response
 
 from weft.decode.beam import search_texts
 from weft.decode.config import Beam, Sampling
-from weft.decode.text import Chunk, Finish, spell_token
+from weft.decode.text import Chunk, Finish, token_spelling
+from weft.decode.tool_calls import CallArguments, CallParser, CallStart, ReplyPart, ReplyText
+from weft.evaluate.perplexity import prompt_logprobs
 from weft.serve.errors import RefusedError
 from weft.serve.events import Events, json_response, stream_response
 from weft.serve.input_size import check_size
@@ -33,9 +35,9 @@ log = logging.getLogger("weft.serve")
 class ScoredToken(NamedTuple):
     """A token with its log-probability, and the likeliest tokens at its position."""
 
-    token: str
-    logprob: float
-    top: list[tuple[str, float]]
+    token: bytes
+    logprob: float | None  # None for the first token of a prompt
+    top: list[tuple[bytes, float]]
 
 
 class TextDelta(NamedTuple):
@@ -48,6 +50,7 @@ class TextDelta(NamedTuple):
     scored: Sequence[ScoredToken] = ()
     stopped: str | None = None  # the stop string that ended the text
     chunks: Sequence[Chunk] = ()  # token by token; empty if the whole text comes in one delta
+    parts: Sequence[CallStart | CallArguments] = ()  # of tool calls, after the text
 
 
 @dataclass
@@ -59,16 +62,26 @@ class TextOutput:
     finish: Finish | None = None
     scored: tuple[ScoredToken, ...] = ()
     stopped: str | None = None
+    echoed: int = 0  # tokens of the prompt in `scored`
+    calls: list[tuple[str, str]] = field(default_factory=list)  # names and arguments of tool calls
 
     def add(self, delta: TextDelta) -> None:
         self.text += delta.text
         self.tokens += delta.tokens
+        self.echoed += 0 if delta.tokens else len(delta.scored)
         self.finish, self.stopped = delta.finish or self.finish, delta.stopped or self.stopped
         self.scored += tuple(delta.scored)
+        for part in delta.parts:
+            if isinstance(part, CallStart):
+                self.calls.append((part.name, ""))
+            else:
+                name, arguments = self.calls[-1]
+                self.calls[-1] = name, arguments + part.text
 
     @property
     def mean_logprob(self) -> float:
-        return sum(token.logprob for token in self.scored) / max(1, len(self.scored))
+        logprobs = [token.logprob or 0.0 for token in self.scored[self.echoed :]]
+        return sum(logprobs) / max(1, len(logprobs))
 
 
 class TextGeneration:
@@ -79,6 +92,7 @@ class TextGeneration:
         self.thread = request.model.loaded_thread
         self.tasks: list[TextTask] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._parsers: dict[int, CallParser] = {}  # of replies that may call tools
 
     async def __aenter__(self) -> Self:
         return self
@@ -104,6 +118,11 @@ class TextGeneration:
         metrics.prompt_tokens.labels(name).inc(request.prompt_tokens)
         first, between = metrics.first_token.labels(name), metrics.between_tokens.labels(name)
         generated = metrics.written_tokens.labels(name)
+        if request.echoed is not None or not request.writes:
+            for delta in await self._prompt_deltas():
+                yield delta
+            if not request.writes:
+                return
         if isinstance(request.settings, Beam) or (request.source is None and writes_from_source(request.model.run)):
             for delta in await self.thread.call(partial(_whole_texts, request), self.client):
                 generated.inc(delta.tokens)
@@ -132,6 +151,22 @@ class TextGeneration:
                     unfinished.remove(index)
                 yield self._delta(index, text_chunks)
 
+    async def _prompt_deltas(self) -> list[TextDelta]:
+        """Return the beginning of each text: its prompt, if that is echoed; the whole text if nothing is written."""
+        request, scores = self.request, [list[ScoredToken]() for _ in self.request.prompts]
+        if request.echoed is not None and (top := request.echo_logprobs) is not None:
+            model = request.model.run.model
+            logprobs = await self.thread.call(
+                lambda: [prompt_logprobs(model, each, top) for each in request.prompts], self.client
+            )
+            for score, prompt, values, count in zip(scores, request.prompts, logprobs, request.echoed, strict=True):
+                tokens = list(zip(prompt.ids, values, strict=True))[len(prompt.ids) - count :]
+                score += [self._scored_token(id, value, top) for id, (value, top) in tokens]
+        texts = [""] * len(scores) if request.echoed is None else request.texts
+        finish: Finish | None = None if request.writes else "length"
+        rows = [row for row in range(len(scores)) for _ in range(request.n)]
+        return [TextDelta(n, texts[row], 0, finish, scores[row]) for n, row in enumerate(rows)]
+
     def _submit(self, settings: Sampling) -> "asyncio.Queue[tuple[int, Output]]":
         """Submit a task for each text to the model's thread; return the queue of their outputs."""
         request, outputs = self.request, asyncio.Queue[tuple[int, Output]]()
@@ -157,19 +192,38 @@ class TextGeneration:
     def _delta(self, index: int, chunks: list[Chunk]) -> TextDelta:
         text = chunks[0].text if len(chunks) == 1 else "".join(chunk.text for chunk in chunks)
         scored = () if chunks[0].logprob is None else self._scored(chunks)
-        return TextDelta(index, text, len(chunks), chunks[-1].finish, scored, chunks[-1].stopped, chunks)
+        delta = TextDelta(index, text, len(chunks), chunks[-1].finish, scored, chunks[-1].stopped, chunks)
+        if self.request.calls is None:
+            return delta
+        parser = self._parsers.get(index) or CallParser(self.request.model.run.tokenizer, self.request.calls)
+        self._parsers[index] = parser
+        parts = [part for chunk in chunks for part in parser.push(chunk.id, chunk.text)]
+        parts += parser.end() if delta.finish is not None else []
+        return delta._replace(
+            text="".join(part.text for part in parts if isinstance(part, ReplyText)), parts=_calls(parts)
+        )
 
     def _scored(self, chunks: Sequence[Chunk]) -> list[ScoredToken]:
+        scored = [chunk for chunk in chunks if chunk.logprob is not None and chunk.finish != "eos"]
+        return [self._scored_token(chunk.id, chunk.logprob, chunk.top) for chunk in scored]
+
+    def _scored_token(self, id: int, logprob: float | None, top: Sequence[tuple[int, float]]) -> ScoredToken:
         tokenizer = self.request.model.run.tokenizer
+        likeliest = [(token_spelling(tokenizer, token), max(MIN_LOGPROB, value)) for token, value in top]
+        return ScoredToken(
+            token_spelling(tokenizer, id), None if logprob is None else max(MIN_LOGPROB, logprob), likeliest
+        )
 
-        def scored(id: int, logprob: float) -> tuple[str, float]:
-            return spell_token(tokenizer, id), max(MIN_LOGPROB, logprob)
 
-        return [
-            ScoredToken(*scored(chunk.id, chunk.logprob), [scored(*token) for token in chunk.top])
-            for chunk in chunks
-            if chunk.logprob is not None and chunk.finish != "eos"
-        ]
+def _calls(parts: Iterable[ReplyPart]) -> list[CallStart | CallArguments]:
+    """Return the parts of tool calls, with consecutive pieces of arguments joined."""
+    calls: list[CallStart | CallArguments] = []
+    for part in parts:
+        if isinstance(part, CallArguments) and calls and isinstance(calls[-1], CallArguments):
+            calls[-1] = CallArguments(calls[-1].text + part.text)
+        elif not isinstance(part, ReplyText):
+            calls.append(part)
+    return calls
 
 
 async def respond(

@@ -12,16 +12,17 @@ from weft.api.settings import beam, sampling, with_defaults
 from weft.decode.config import Beam, Sampling
 from weft.decode.constrain import Grammar
 from weft.decode.prompt import Prompt, chat_prompt, context_window, max_prompt_tokens
+from weft.decode.tool_calls import CallFormat, Tool, call_format, call_grammar
 from weft.models.base import EncoderInput
 from weft.objectives.pairs import Pairs
 from weft.objectives.spans import Spans
 from weft.serve.config import Limits
 from weft.serve.errors import RefusedError
 from weft.serve.library import ServedModel
-from weft.serve.schema import ChatBody, CompletionBody, Format, Turn
+from weft.serve.schema import ChatBody, CompletionBody, Format
+from weft.serve.turns import Message
 
 JSON_OBJECT = {"type": "object", "additionalProperties": True}
-ROLES = {"developer": "system"}  # newer OpenAI clients' name → the usual one
 PENALTIES = ("frequency_penalty", "presence_penalty", "repetition_penalty")
 T = TypeVar("T")
 
@@ -36,6 +37,10 @@ class TextRequest:
     settings: Sampling | Beam
     n: int = 1
     source: EncoderInput | None = None  # what an encoder–decoder reads, if its text is written token by token
+    writes: bool = True  # False: nothing is written after the prompts
+    echoed: Sequence[int] | None = None  # the texts begin with their prompts: the last tokens of each, this many
+    calls: CallFormat | None = None  # how the texts may call tools
+    echo_logprobs: int | None = None  # number of likeliest tokens at each position of the echoed prompts
 
     @property
     def prompt_tokens(self) -> int:
@@ -122,14 +127,54 @@ def _required(value: T | None, name: str, kind: str) -> T:
     return value
 
 
+@dataclass(frozen=True)
+class ToolUse:
+    """Tools that a reply may call: whether it must call one, and whether it may call several."""
+
+    tools: Sequence[Tool]
+    required: bool
+    several: bool
+
+
+def tool_use(tools: Sequence[Tool], choice: str, *, name: str | None, several: bool) -> ToolUse | None:
+    """Return the use of tools that a request asks for; `choice` is none, auto, required, or tool: the one of `name`."""
+    if choice == "none" or (not tools and choice == "auto"):
+        return None
+    names = [tool.name for tool in tools]
+    repeated = next((each for each in names if names.count(each) > 1), None)
+    if repeated is not None:
+        raise RefusedError(400, f"tools: two tools are named '{repeated}'", param="tools")
+    if not tools or (choice == "tool" and name not in names):
+        missing = "no tools to call" if not tools else f"'{name}' is not among the tools: {', '.join(names)}"
+        raise RefusedError(400, f"tool_choice: {missing}", param="tool_choice")
+    used = [tool for tool in tools if choice != "tool" or tool.name == name]
+    return ToolUse(used, choice != "auto", several and choice != "tool")
+
+
 def conversation(
-    run: Run, turns: Sequence[Turn], limits: Limits, *, max_tokens: int | None, pattern: Grammar | None = None
+    run: Run,
+    messages: Sequence[Message],
+    limits: Limits,
+    *,
+    max_tokens: int | None,
+    pattern: Grammar | None = None,
+    use: ToolUse | None = None,
+    continues_last: bool = False,
 ) -> tuple[Prompt, int]:
     """Return a conversation as a prompt, and the maximum number of tokens of the reply.
 
     A model that writes one text from another reads only the last turn.
     """
-    messages = [{"role": ROLES.get(turn.role, turn.role), "content": turn.content} for turn in turns]
+    calls = call_format(run.tokenizer)
+    if calls is None and (use is not None or any("tool_calls" in each or each["role"] == "tool" for each in messages)):
+        field = "messages" if use is None else "tools"
+        raise RefusedError(400, f"{field}: the chat template of this model has no tools; leave them out", param=field)
+    if calls is not None:
+        messages = [_with_call_ids(message, calls) for message in messages]
+    if use is not None and calls is not None:
+        if pattern is not None:
+            raise RefusedError(400, "response_format: not together with tools; leave one of them out", param="tools")
+        pattern = call_grammar(run.tokenizer, calls, use.tools, required=use.required, several=use.several)
     if writes_from_source(run):
         return Prompt.of(run.tokenizer, messages[-1]["content"], pattern), max_tokens or limits.max_tokens
     if not run.config.objective.continues:
@@ -137,7 +182,29 @@ def conversation(
     window = context_window(run.model)
     reserved = max_tokens or (limits.max_tokens if window is None else max(1, window // 2))
     max_reply = min(reserved, limits.max_tokens)
-    prompt = chat_prompt(run.tokenizer, messages, max_prompt_tokens(window, max_reply))
+    definitions = [] if use is None else [tool.definition() for tool in use.tools]
+    prompt = chat_prompt(
+        run.tokenizer,
+        messages,
+        max_prompt_tokens(window, max_reply),
+        tools=definitions,
+        continues_last=continues_last,
+    )
+    if use is not None and calls is not None:  # a special token before calls doesn't end the reply
+        trigger = run.tokenizer.special_tokens.get(calls.trigger)
+        prompt = replace(prompt, stop_ids=prompt.stop_ids - {trigger})
     if max_tokens is None and window is not None:
         max_reply = max(1, min(window - len(prompt.ids), limits.max_tokens))
     return replace(prompt, grammar=pattern), max_reply
+
+
+def _with_call_ids(message: Message, calls: CallFormat) -> Message:
+    """Return a message with the ids of calls as the template expects them."""
+    if "tool_call_id" in message:
+        message = {**message, "tool_call_id": calls.call_id(message["tool_call_id"])}
+    if "tool_calls" in message:
+        message = {
+            **message,
+            "tool_calls": [{**call, "id": calls.call_id(call["id"])} for call in message["tool_calls"]],
+        }
+    return message

@@ -13,11 +13,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from torch import Tensor
 
-from weft.api.settings import beam, sampling
+from weft.api.settings import beam, sampling, with_defaults
 from weft.decode.beam import beam_search
-from weft.decode.config import Sampling
+from weft.decode.config import Beam, Rules, Sampling
 from weft.decode.generate import prefill
 from weft.decode.prompt import Prompt, check_prompts, context_window, output_vocab_size
+from weft.decode.translate import LENGTH_RATIO, max_answer_tokens
 from weft.errors import WeftError
 from weft.explain import views
 from weft.models.base import EncoderInput, evaluating
@@ -44,7 +45,8 @@ def _prompt(model: ServedModel, body: PrefixBody) -> tuple[Prompt, EncoderInput 
     run = model.run
     check_ids(body.tokens, output_vocab_size(run.model, run.tokenizer.vocab_size))
     if body.messages is not None and not writes_from_source(run):
-        return conversation(run, body.messages, model.loaded_thread.limits, max_tokens=None)[0], None
+        messages = [message for turn in body.messages for message in turn.messages()]
+        return conversation(run, messages, model.loaded_thread.limits, max_tokens=None)[0], None
     text = body.input if body.messages is None else body.messages[-1].content
     if writes_from_source(run):
         reading = run.explain.reading(text, "")
@@ -52,6 +54,11 @@ def _prompt(model: ServedModel, body: PrefixBody) -> tuple[Prompt, EncoderInput 
     if not run.config.objective.continues:
         raise run.objective.cannot("write")
     return Prompt.of(run.tokenizer, text), None
+
+
+def _forced(forced: Sequence[int], prompt: Prompt, *, source: EncoderInput | None, written: int) -> tuple[int, ...]:
+    """Return the forced tokens of a text of which `written` tokens exist; a source's prompt may contain the first."""
+    return tuple(forced[written + (0 if source is None else len(prompt.ids) - 1) :])
 
 
 def _token_rows(names: Sequence[str], ids: Sequence[int], logprobs: Sequence[float]) -> list[dict[str, Any]]:
@@ -131,8 +138,11 @@ async def write(request: Request, body: WriteBody) -> Response:
 
 def _write_request(server: Server, model: ServedModel, body: WriteBody) -> TextRequest:
     run, (prompt, source) = model.run, _prompt(model, body)
-    rules = {"forced": tuple(body.tokens), "stop_ids": run.defaults.get("stop_ids"), "logprobs": body.top}
-    settings = sampling(**requested_settings(body, server.limits, max_tokens=body.max_tokens, **rules))
+    defaults = {key: value for key, value in run.defaults.items() if key in Rules.model_fields}
+    forced = (*body.tokens, *_forced(run.defaults.get("forced", ()), prompt, source=source, written=len(body.tokens)))
+    rules = {"forced": forced, "logprobs": body.top}
+    requested = requested_settings(body, server.limits, max_tokens=body.max_tokens, **rules)
+    settings = sampling(**with_defaults(requested, defaults))
     return TextRequest(model=model, prompts=[prompt], texts=[body.input], settings=settings, source=source)
 
 
@@ -151,12 +161,21 @@ async def _write_events(body: WriteBody, generation: TextGeneration) -> Events:
 @model_route(router, "/v1/beams")
 def beams(model: ServedModel, body: BeamsBody) -> dict[str, Any]:
     """Return the best texts that beam search finds after a text and tokens, with log p and the score, which allows for
-    the length."""
+    the length. Without settings, the first is the one that `/v1/translate` returns."""
     run, (prompt, source) = model.run, _prompt(model, body)
+    settings = run.decoding["translate"] if source is not None else beam(**with_defaults({}, run.beam_defaults))
+    assert isinstance(settings, Beam)
+    max_tokens = min(body.max_tokens or settings.max_tokens, model.loaded_thread.limits.max_tokens)
+    if source is not None and body.max_tokens is None:
+        max_tokens = min(max_tokens, max_answer_tokens(source.tokens.shape[1], LENGTH_RATIO))
+    number = body.beams or settings.beams
+    # all beams, unless the search ends before as many texts have ended: then the best one would be another
+    n = max(1, min(number, int((settings.patience or 1) * number)))
+    max_tokens = max(1, max_tokens - len(body.tokens))
+    forced = _forced(settings.forced, prompt, source=source, written=len(body.tokens))
+    limits = {"max_tokens": max_tokens, "min_tokens": min(settings.min_tokens, max_tokens)}
+    settings = settings.replace(beams=number, n=n, forced=forced, **limits)
     prompt = replace(prompt, ids=[*prompt.ids, *body.tokens])
-    max_tokens = max(1, min(body.max_tokens, model.loaded_thread.limits.max_tokens) - len(body.tokens))
-    stop_ids = run.defaults.get("stop_ids")
-    settings = beam(beams=body.beams, n=body.beams, stop_ids=stop_ids, max_tokens=max_tokens)
     return {"texts": as_json(beam_search(run.model, [prompt], settings, source=source)[0])}
 
 

@@ -7,6 +7,9 @@ runs. The same Python gives the same corpus, byte for byte.
 The corpus `stories` is short stories of a small grammar, each about one person's work, so that its sentences belong
 together: `The baker kneads the dough. The baker lights the oven.`
 
+The corpus `particles` is sentences of a small grammar, whose last word depends on the verb, several words before it:
+`she turned the old radio near the door off .`
+
 A task has training rows and held-out rows, drawn from small grammars:
 
     for row in task_rows("dates", "train"): …        {"source": "3 May 1999", "target": "1999-05-03"}
@@ -38,8 +41,11 @@ try:
 except ImportError:  # some distributions ship it separately; the docstrings remain
     topics = {}  # type: ignore[misc]
 
-CORPORA = ("python", "stories")
-STORIES = 2000  # documents of the corpus `stories`
+GENERATED = {  # corpora of small grammars: a document, and how many are drawn before repetitions are removed
+    "particles": (sentences.phrasal_verb, 20_000),
+    "stories": (sentences.story, 2000),
+}
+CORPORA = ("python", *GENERATED)
 FORMAT = 1  # version of the cached file; increment it when the text below changes
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "pydoc_data"}
@@ -57,9 +63,9 @@ def corpus(name: str) -> BuiltinCorpus:
     name = name.removeprefix("builtin:")
     if name not in CORPORA:
         raise DataError(f"builtin:{name}: no such built-in corpus; {suggestion(name, CORPORA)}")
-    if name == "stories":
-        rng = Rng(f"weft {name}")
-        return _identified([sentences.story(rng) for _ in range(STORIES)])
+    if name in GENERATED:
+        (draw, count), rng = GENERATED[name], Rng(f"weft {name}")
+        return _identified(list(dict.fromkeys(draw(rng) for _ in range(count))))
     sources = Path(sysconfig.get_path("stdlib"))
     # two Pythons of one version may ship different libraries, so the path of the sources is in the name
     path_hash = hashlib.sha256(str(sources).encode()).hexdigest()[:8]

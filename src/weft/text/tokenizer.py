@@ -348,27 +348,40 @@ class Tokenizer:
             raise TokenizerError(f"this {self.kind} tokenizer has no {role} token ({has}); set {key}=<{role}>")
         return self.special_tokens[token]
 
-    def chat(self, messages: Sequence[Mapping[str, str]], *, reply: bool = True) -> str:
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], *, reply: bool = True, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
         """Render a conversation of {role, content} messages; `reply` begins the assistant's turn.
 
-        The template isn't trusted and runs in a sandbox. `to_chat` prepares messages, `chat_ids` encodes the result.
+        `tools` are definitions of functions that the assistant may call, for a template that has tools. The template
+        isn't trusted and runs in a sandbox. `to_chat` prepares messages, `chat_ids` encodes the result.
         """
         if self.chat_template is None:
             files = f"{vocabularies.SETTINGS} beside {FILE}"
             raise TokenizerError(f"this tokenizer has no chat template; a {files} may provide one")
         tokens = {f"{role}_token": self.roles.get(role, "") for role in ROLES}
-        variables = {"messages": messages, "add_generation_prompt": reply, "tools": None, "documents": None, **tokens}
+        variables = {"messages": messages, "add_generation_prompt": reply, "documents": None, **tokens}
+        variables["tools"] = list(tools) or None
         try:
             return render(self.chat_template, variables)
         except TokenizerError as error:
             raise TokenizerError(f"{self.path.parent}: {error}" if self.path else str(error)) from None
 
-    def to_chat(self, messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    def to_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return messages for `chat`, with look-alikes of special tokens escaped, unless this tokenizer reads them."""
-        copies = [dict(message) for message in messages]
-        if all(self.encode(each["content"], specials=True) == self.encode(each["content"]) for each in copies):
-            return copies
-        return [{**message, "content": self._escape.escape(message["content"])} for message in copies]
+        return [
+            {key: value if key == "role" else self.escape(value) for key, value in message.items()}
+            for message in messages
+        ]
+
+    def escape(self, value: Any) -> Any:
+        """Return a text, or all texts in lists and dictionaries, with look-alikes of special tokens escaped."""
+        if isinstance(value, str):
+            differs = self.encode(value, specials=True) != self.encode(value)
+            return self._escape.escape(value) if differs else value
+        if isinstance(value, Mapping):
+            return {self.escape(key): self.escape(each) for key, each in value.items()}
+        return [self.escape(each) for each in value] if isinstance(value, list | tuple) else value
 
     def chat_ids(self, text: str) -> list[int]:
         """Return the ids of a conversation that `chat` rendered, with its special tokens, except escaped ones."""

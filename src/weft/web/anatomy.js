@@ -85,9 +85,13 @@ export function mount(element, data, { shown = {}, changed = () => {} } = {}) {
     ? [framed(drawings[0], "anat-joint"), h("div", {}, lists.map((list, n) => [
       list[0], framed(drawings[n + 1], "anat-single"), list[1]]))]
     : [framed(drawings[0], ""), h("div", {}, lists[0])];
+  // a recurrent network over time
+  const overTime = data.unrolled && drawing(data.unrolled, name, "the network over time: inputs below, losses above");
+  if (overTime) drawings.push(overTime);
   const summary = h("p", {}, data.parameters > 0 && [h("b", {}, number(data.parameters)), " parameters. "],
     soft(data.letters));
   element.append(h("div", { class: "anatomy" }, summary,
+    overTime && framed(overTime, "anat-time"),
     h("div", { class: `anat${several ? " anat-several" : ""}` }, body)));
 
   function mark(id) {

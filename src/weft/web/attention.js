@@ -14,6 +14,8 @@ const UNINTERESTING = ["uniform", "first token (sink)"]; // roles of heads that 
 const ROLES = {
   "induction": { letter: "I", does: "attend to the token after an earlier copy of the current one",
     value: head => percent(head.induction) },
+  "long distance": { letter: "D", does: "attend to a token far away",
+    value: head => `${head.pair}, ${percent(head.distant)}` },
   "previous token": { letter: "P", does: "attend to the previous token", value: head => percent(head.previous) },
   "same token": { letter: "S", does: "attend to the token itself", value: head => percent(head.itself) },
   "first token (sink)": { letter: "F", does: "attend to the first token", value: head => percent(head.first) },
@@ -149,6 +151,7 @@ class View {
     this.headSelect = select([], 0, value => this.choose(this.layer, Number(value)));
     this.shadeSelect = select(SHADES, "root", how => {
       this.shades.choose(how, this.maps);
+      this.drawLegend();
       this.heat.draw();
       this.drawGrid();
     });
@@ -176,10 +179,20 @@ class View {
       if (this.layer !== Number(layer) || this.head !== Number(head)) this.choose(Number(layer), Number(head));
     } });
     this.roles = h("div", { class: "att-roles" });
+    this.legend = h("p", { class: "att-legend soft" });
     return h("div", { class: "att-all" },
       h("h3", {}, "All heads ", soft("(layers down, heads across)")),
       h("div", { class: "scroll", role: "region", tabindex: -1, "aria-label": "Grid of all heads" }, this.grid),
-      this.roles);
+      this.legend, this.roles);
+  }
+
+  // the colour bar: a swatch for each of some probabilities
+  drawLegend() {
+    const how = this.shadeSelect.value, relative = how === "row";
+    const swatch = p => h("span", {}, h("i", { style: { background: `color-mix(in srgb, var(--deep) ${
+      100 * (how === "root" ? Math.sqrt(p) : p)}%, var(--card))` } }), relative ? percent(p) : String(p));
+    this.legend.replaceChildren(relative ? "share of the row's maximum " : "probability ",
+      ...[0, 0.01, 0.1, 0.25, 0.5, 1].map(swatch));
   }
 
   headPanel() {
@@ -238,6 +251,7 @@ class View {
     this.head = index(head, first.head, maps.heads);
     this.query = index(token, maps.queries.length * 0.7, maps.queries.length);
     this.shades.choose(this.shadeSelect.value, maps);
+    this.drawLegend();
     this.fillRange();
     this.heat.use(maps);
     this.fillStrips();

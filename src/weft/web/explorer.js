@@ -2,8 +2,10 @@
 import * as api from "./api.js";
 import { field, h, select } from "./dom.js";
 
-const VIEWS = ["write", "step", "attention", "surprise", "lens", "saliency", "search", "tokens", "runs", "compare",
-  "anatomy"];
+// views of what a model does with a text, then views that every model has
+const OF_A_TEXT = ["write", "predict", "step", "attention", "surprise", "lens", "saliency", "search"];
+const VIEWS = [...OF_A_TEXT, "tokens", "runs", "compare", "anatomy"];
+const MAY_BE_EMPTY = ["text", "second", "target"]; // an empty text is a text
 const RETRY_MS = 1500; // between requests to a server that does not respond
 const [main, chooser, navigation, busy] = ["main", "chooser", "views", "busy"].map(id =>
   /** @type {HTMLElement} */ (document.getElementById(id)));
@@ -19,7 +21,8 @@ function address() {
 }
 
 function link(path, state) {
-  const values = Object.entries(state).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  const values = Object.entries(state).filter(([name, value]) => value !== undefined && value !== null
+    && (value !== "" || MAY_BE_EMPTY.includes(name)));
   return `#/${path}${values.length ? `?${new URLSearchParams(values)}` : ""}`;
 }
 
@@ -32,13 +35,32 @@ function show(path, state, push) {
 
 function frame(info) {
   const { path, state } = address();
-  navigation.replaceChildren(...views.filter(view => view.shows(info)).map(view =>
-    h("a", { href: link(view.path, { model: state.model }), "aria-current": view.path === path && "page" },
-      view.title)));
+  const item = view => h("a", { href: link(view.path, { model: state.model }),
+    "aria-current": view.path === path && "page", title: info && view.lacks(info) && lacking(view, info),
+    class: view.lacks(info) && "lacking" }, view.title);
+  const [available, others] = [views.filter(view => !view.lacks(info)), views.filter(view => info && view.lacks(info))];
+  navigation.replaceChildren(...available.map(item),
+    ...others.length ? [h("span", { class: "soft" }, "not for this model:"), ...others.map(item)] : []);
   navigation.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   chooser.replaceChildren(...models.length > 1
-    ? [field("Model", select(models.map(({ id }) => [id, id]), info?.id, id => open(path, { model: id }, true)))]
+    ? [field("Model", select(models.map(({ id }) => [id, id]), info?.id, id => openModel(path, id)))]
     : models.map(model => h("span", { class: "soft" }, model.id)));
+}
+
+// Open the same view of another model, or the first view that it has.
+function openModel(path, id) {
+  const info = models.find(model => model.id === id), view = views.find(one => one.path === path);
+  return open(view?.lacks(info) ? "" : path, { model: id }, true);
+}
+
+// Why a model does not have a view.
+const lacking = (view, info) => `${info.id} is ${info.makes}, which ${view.lacks(info)}.`;
+
+function instead(view, info) {
+  const others = views.filter(each => OF_A_TEXT.includes(each.path) && !each.lacks(info)).slice(0, 3);
+  return h("p", {}, lacking(view, info), others.length > 0 && " Open ", others.map((each, n) =>
+    [n === 0 ? "" : n === others.length - 1 ? " or " : ", ",
+      h("a", { href: link(each.path, { model: info.id }) }, each.title)]), others.length > 0 && " instead.");
 }
 
 /** @param {(() => void) | null} retry */
@@ -100,7 +122,7 @@ async function render() {
   const { path, state } = address();
   const newest = models.reduce((best, model) => best && best.created >= model.created ? best : model, null);
   const info = models.find(model => model.id === state.model) ?? newest;
-  const view = views.find(one => one.path === path) ?? views.find(one => one.shows(info));
+  const view = views.find(one => one.path === path) ?? views.find(one => !one.lacks(info));
   if (!view) { frame(info); return main.replaceChildren(emptyFolder()); }
   if (view.path !== path) return open(view.path, state);
   frame(info);
@@ -114,10 +136,7 @@ async function render() {
   if (state.model && info?.id !== state.model) {
     main.append(notice(`No model '${state.model}' on this server${info ? `; showing '${info.id}'` : ""}.`));
   }
-  if (!view.shows(info)) {
-    return place.append(info ? h("p", {}, `This view is not available for a model of kind '${info.kind}'.`)
-      : emptyFolder());
-  }
+  if (view.lacks(info)) return place.append(info ? instead(view, info) : emptyFolder());
   const context = {
     info, models, api, signal: end.signal, state: { ...state },
     set(changes, { push = false } = {}) {

@@ -10,7 +10,7 @@ const TOP = 8; // predictions per mask
 export async function mountFill(main, context) {
   const { info, api, state, signal } = context;
   const { field, area: box } = textBox("Text with masked words",
-    debounced(() => box.value.trim() && change(box.value)), { id: "write-prompt", rows: 2 });
+    debounced(() => change(box.value)), { id: "write-prompt", rows: 2 });
   const pieces = h("div", { class: "write-text", role: "group", "aria-label": "Tokens; each can be masked" });
   const predictions = h("div", { class: "write-fills", "aria-live": "polite" });
   let text = state.text, mask = "[MASK]", tokens = [];
@@ -43,7 +43,8 @@ export async function mountFill(main, context) {
       () => replaceWord(token, withoutMarker(each.text)), { class: "write-row" })))));
     const read = tokens.at(-1)?.end ?? 0, long = [...text.trimEnd()].length > read;
     if (long) pieces.append(soft(" … the rest exceeds the model's context."));
-    if (!predictions.children.length) predictions.append(h("p", { class: "soft" }, "Select a token above to mask it."));
+    if (!predictions.children.length) predictions.append(h("p", { class: "soft" },
+      tokens.length ? "Select a token above to mask it." : "Type a text, then select a token to mask it."));
   }
 
   const request = latest(context, predictions, async ending => {
@@ -63,7 +64,7 @@ export async function mountFill(main, context) {
     h("p", { class: "soft write-label" }, "Input of the model. Select a token to mask it."), pieces, predictions,
     saveTools({ name: "fill", svg: () => [pieces, predictions],
       command: () => explainCommand(info, "surprise", { text }) }));
-  if (!text) {
+  if (text === undefined) {
     const sample = await api.post("v1/explain/text", { model: info.id }, signal);
     text = sample.text.trim().split(/\s+/).slice(0, WORDS).join(" ");
     box.value = text;

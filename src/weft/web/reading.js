@@ -1,11 +1,11 @@
 // Shared by the views of a text: text boxes, a debounced request, and the last picture until the next one arrives.
 import { isAbort } from "./api.js";
-import { debounced, field, h } from "./dom.js";
+import { debounced, field, h, select } from "./dom.js";
 import { explainCommand, saveTools } from "./save.js";
 
-const REFUSED = [400, 413, 422]; // errors that a person can correct in the text boxes
-
-const sentence = text => `${text.slice(0, 1).toUpperCase()}${text.slice(1)}.`;
+// Whether a person can correct an error in the text boxes.
+export const isRefused = error => [400, 413, 422].includes(error.status);
+export const capitalised = text => `${text.slice(0, 1).toUpperCase()}${text.slice(1)}`;
 
 // Run one request at a time: the next aborts the previous one, and `place` is busy meanwhile. `work(signal, …)` sends
 // it; errors are shown by the page unless `refused(error)` returns true.
@@ -38,6 +38,34 @@ export function textBox(label, oninput, props = {}) {
   return { field: labelled, area };
 }
 
+// Where a sample text comes from, as a sentence.
+export const sampleNote = origin => (origin.startsWith("from") ? `Sample ${origin}.`
+  : `${capitalised(origin)}.`);
+
+// Default settings of decoding by command, as `Run.decoding` returns them.
+export async function fetchDecoding({ api, info, signal }) {
+  return (await api.get(`v1/settings?model=${encodeURIComponent(info.id)}`, signal)).decoding;
+}
+
+export const beamLabel = beams => `beam ${beams}, as weft translate`;
+
+// The answer that a model which writes one text from another is shown with: found by its default search, or greedily.
+/** @param {() => void} changed */
+export function answerSelect(context, beams, changed) {
+  const { state } = context;
+  return field("Answer", select([["", beamLabel(beams)], ["greedy", "greedy"]], state.answer ?? "", value => {
+    context.set({ answer: value || undefined, target: undefined });
+    changed();
+  }));
+}
+
+// The target of a request: the text box's, or the greedy answer; null is the answer of the default search.
+export async function targetOf({ api, info, state }, source, ending) {
+  if (!info.writes || state.target !== undefined || state.answer !== "greedy") return state.target ?? null;
+  const body = { model: info.id, input: await source, beams: 1 };
+  return (await api.post("v1/translate", body, ending)).translations[0];
+}
+
 // `view` is the command's option and the route, unless `route` is given. `draw(place, data)` draws a response;
 // `request()` returns further parameters, `words()` the options of the command, `reset` the state to clear for another
 // text, `controls` elements below the boxes, `svg(place)` the elements to save. They get `again()`, which sends the
@@ -52,48 +80,53 @@ export async function readingView(main, context, options) {
   const problem = h("p", { class: "reading-problem", role: "alert" });
   const origin = h("p", { class: "soft reading-origin" });
   const cleared = Object.fromEntries(reset.map(name => [name, undefined]));
-  let sample = ""; // the model's sample text
+  const sampled = api.post("v1/explain/text", { model: info.id }, signal);
+  sampled.catch(() => {}); // where nothing waits for it
+  const answers = info.writes && target && (await fetchDecoding(context)).translate;
 
   const refused = error => {
-    if (REFUSED.includes(error.status)) problem.textContent = sentence(error.message);
-    return REFUSED.includes(error.status);
+    if (isRefused(error)) problem.textContent = `${capitalised(error.message)}.`;
+    return isRefused(error);
   };
   const load = latest(context, drawn, async ending => {
-    const body = { model: info.id, input: state.text, target: target ? state.target : undefined, ...request() };
+    const text = state.text ?? sampled.then(example => example.text);
+    const body = { model: info.id, input: state.text, ...request(),
+      target: target ? await targetOf(context, text, ending) ?? undefined : undefined };
+    options.sent = body;
     const response = (await api.post(`v1/explain/${route}`, body, ending))[route];
     problem.textContent = "";
     about.textContent = response.about ?? "";
     await draw(drawn, response);
     if (!row.isConnected) main.append(row);
+    document.dispatchEvent(new CustomEvent("weft-state")); // the command contains the target
   }, refused);
   const later = debounced(load);
   options.again = later;
 
   const textField = textBox(info.writes ? "Source" : "Text", () => {
-    const typed = textField.area.value;
-    context.set({ ...cleared, text: typed === sample || !typed ? undefined : typed });
-    origin.hidden = state.text !== undefined;
+    context.set({ ...cleared, text: textField.area.value });
+    origin.hidden = true;
     later();
   });
   const targetBox = textBox("Target", () => {
     context.set({ ...cleared, target: targetBox.area.value || undefined });
     later();
-  }, { placeholder: "empty: the model's own continuation" });
+  }, { placeholder: "empty: the answer that the model finds" });
   textField.area.value = state.text ?? "";
   targetBox.area.value = state.target ?? "";
-  const command = () => explainCommand(info, view, { ...state, target: target && state.target }, ...words());
-  const boxes = h("div", { class: "reading-boxes" }, textField.field, info.writes && target ? targetBox.field : "");
-  main.append(boxes, origin, ...controls, problem, h("h2", { class: "unseen" }, "The text as the model reads it"),
+  const command = () => explainCommand(info, view, { ...state, target: target && options.sent?.target }, ...words());
+  const boxes = h("div", { class: "reading-boxes" }, textField.field, answers ? targetBox.field : "");
+  const answer = answers && answerSelect(context, answers.beams, () => { targetBox.area.value = ""; later.now(); });
+  main.append(boxes, origin, answer || "", ...controls, problem, h("h2", { class: "unseen" }, "The text as the model reads it"),
     drawn, about);
   const row = saveTools({ svg: () => svg(drawn), name: view, command }); // once there is something to save
 
   const first = load();
-  const example = await api.post("v1/explain/text", { model: info.id }, signal);
-  sample = example.text;
-  textField.area.placeholder = sample;
-  if (state.text === undefined && !textField.area.value) textField.area.value = sample;
-  origin.textContent = `The text is ${example.origin}.`;
-  origin.hidden = state.text !== undefined;
+  if (state.text === undefined) {
+    const example = await sampled;
+    if (state.text === undefined) textField.area.value = example.text;
+    origin.textContent = sampleNote(example.origin);
+  }
   await first;
   return {};
 }

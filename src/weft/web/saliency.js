@@ -11,9 +11,10 @@ const MIN_SIGNED = 0.05; // shade from which the sign is marked
 const isLarge = value => value === 0 || Math.abs(value) >= 0.001;
 const plain = value => (isLarge(value) ? String(+value.toPrecision(3)) : value.toExponential(1));
 const signed = value => (value > 0 ? "+" : "") + minus(plain(value));
+const capitalised = name => name.slice(0, 1).toUpperCase() + name.slice(1);
 const NEXT = { text: "", piece: "next?" };
 
-function heading(data, isNext) {
+function tokenHeading(data, isNext) {
   const kind = isNext ? "The model's next token, " : "";
   const condition = data.masked ? ", masked and predicted from both sides" : "";
   const probability = `probability ${percent(Math.exp(data.log_prob))}, log p ${minus(data.log_prob.toFixed(2))} nats`;
@@ -33,13 +34,14 @@ function mostImportant(data, measure, top) {
 }
 
 // `data` is the JSON of explain/saliency.py's Saliency. `options`: the initial measure, `changed({ measure })`, and
-// `explain(position)` if another prediction can be requested.
+// `explain(position)` if another prediction can be requested, and the `heading` of a prediction that is not a token.
 /**
  * @param {any} element
  * @param {any} data
- * @param {{ measure?: string, explain?: ((position: number) => void) | null, changed?: (state: any) => void }} options
+ * @param {{ measure?: string, explain?: ((position: number) => void) | null, changed?: (state: any) => void,
+ *   heading?: any }} options
  */
-export function mount(element, data, { measure = "norm", explain = null, changed = () => {} } = {}) {
+export function mount(element, data, { measure = "norm", explain = null, changed = () => {}, heading } = {}) {
   const focused = element.querySelector(".saliency-text")?.contains(document.activeElement);
   const text = data.sides.at(-1);
   let chosen = Object.hasOwn(MEASURES, measure) ? measure : "norm";
@@ -87,9 +89,9 @@ export function mount(element, data, { measure = "norm", explain = null, changed
     header: ["position", "token", ...Object.values(MEASURES)], rows: side.tokens.map((token, n) =>
       [String(n + 1), token.piece, plain(side.norm[n]), signed(side.times_input[n])]) }));
   const withTitle = (strip, n) => (data.sides.length > 1
-    ? [h("h3", {}, n < strips.length - 1 ? "Source" : "Text"), strip.element] : strip.element);
+    ? [h("h3", {}, capitalised(data.sides[n].name)), strip.element] : strip.element);
   element.replaceChildren(h("div", { class: "saliency" },
-    measures, key, heading(data, target >= text.tokens.length + data.rest.length), details, strips.map(withTitle),
+    measures, key, heading ?? tokenHeading(data, target >= text.tokens.length + data.rest.length), details, strips.map(withTitle),
     h("h3", {}, "Most important tokens"), list, tables));
   shade();
   if (explain === null) return;

@@ -3,14 +3,15 @@ import { h, picture, prefersReducedMotion, s, soft } from "./dom.js";
 import { player } from "./player.js";
 import { indexIn, panel } from "./shaded.js";
 import { scrollRegion, table } from "./table.js";
-import { clamp, minus, percent, showWhitespace } from "./words.js";
+import { clamp, minus, showWhitespace } from "./words.js";
 
 // explain/search.py uses the same measures
 const [BOX, CURVE, EDGE, ROOT] = [19, 13, 5, 7];
-const TITLES = { greedy: "Greedy search", beam: "Beam search", sampling: "Sampling" };
-const STATES = ["pruned", "kept", "chosen"];
+const TITLES = { greedy: "Greedy search", beam: "Beam search", sampling: "Sampling",
+  best: "Best of all paths" };
+const STATES = ["unseen", "pruned", "kept", "chosen"];
 const PACE = 900; // milliseconds per step
-const OUTCOMES = { pruned: "considered and dropped", kept: "kept", chosen: "part of the result" };
+const OUTCOMES = { unseen: "not considered", pruned: "considered and dropped", kept: "kept", chosen: "part of the result" };
 
 const fixed = value => minus(value.toFixed(2));
 
@@ -24,43 +25,36 @@ function prefixes(nodes) {
   return paths;
 }
 
-function branch(node, position) {
+function branch(node, position, weight) {
   const { start_x: fromX, start_y: fromY } = position;
   const curveStart = position.label_x - CURVE;
   const bend = curveStart + CURVE / 2;
   const curve = `C${bend} ${fromY} ${bend} ${position.y} ${position.label_x} ${position.y}`;
   const edge = `M${fromX} ${fromY}H${curveStart}${curve}H${position.x}`;
   return s("g", {},
-    s("title", {}, `log p ${fixed(node.logprob)}, total ${fixed(node.total)}`),
+    s("title", {}, `${weight} ${fixed(-node.logprob)}, total ${fixed(-node.total)}`),
     s("path", { d: edge }),
     s("rect", { x: position.x, y: position.y - BOX / 2, width: position.width, height: BOX, rx: 4 }),
     s("text", { x: position.x + position.width / 2, y: position.y + 4.5, class: "search-token" }, position.text),
     s("text", { x: position.label_x + 2, y: position.y - 4, class: "search-p" }, position.label));
 }
 
-function resultList(tree) {
-  const counts = new Map();
-  for (const { text, logprob } of tree.written) {
-    const line = JSON.stringify([showWhitespace(text), fixed(logprob)]);
-    counts.set(line, (counts.get(line) ?? 0) + 1);
-  }
-  return h("ul", { class: "search-written" }, [...counts].map(([line, count]) => {
-    const [text, logprob] = JSON.parse(line);
-    const times = count > 1 ? ` ×${count}` : "";
-    return h("li", {}, h("code", {}, text || "(nothing)"), soft(` log p ${logprob}${times}`));
-  }));
-}
+// The texts of a search with their weights, and the probability that it did not consider.
+const resultList = lines => h("ul", { class: "search-written" }, lines.map(line => {
+  const [text, ...weights] = line.split("   ");
+  return h("li", {}, weights.length ? [h("code", {}, text || "(nothing)"), soft(` ${weights.join(" ")}`)] : soft(text));
+}));
 
 // One tree: its `element`, its number of `steps`, and `show(step)`, which shows the tree after this many tokens. Beam
 // search knows the best beam only after the last one.
-function drawing(tree, layout, describe) {
+function drawing(tree, layout, { describe, results, weight }) {
   const title = TITLES[tree.name];
   const paths = prefixes(tree.nodes);
   const steps = Math.max(0, ...paths.map(each => each.depth));
-  const branches = tree.nodes.map((node, n) => branch(node, layout.positions[n]));
+  const branches = tree.nodes.map((node, n) => branch(node, layout.positions[n], weight));
   branches.forEach((each, n) => each.addEventListener("pointerenter", () => {
     const node = tree.nodes[n];
-    const numbers = `log p of the last token ${fixed(node.logprob)}, total ${fixed(node.total)}`;
+    const numbers = `${weight} of the last token ${fixed(-node.logprob)}, total ${fixed(-node.total)}`;
     describe(h("p", {}, h("b", {}, showWhitespace(paths[n].text)), ` ${OUTCOMES[node.state]}: ${numbers}`));
   }));
   // the chosen path is drawn on top
@@ -68,10 +62,10 @@ function drawing(tree, layout, describe) {
   const svg = picture(layout.width, layout.height, { width: null, height: null, role: "img",
     "aria-label": `${title} as a tree; the table below has its nodes` },
   s("circle", { cx: EDGE + ROOT / 2, cy: layout.root, r: ROOT / 2 }), order);
-  const texts = resultList(tree);
+  const texts = resultList(results);
   const rows = tree.nodes.map((node, n) =>
-    [showWhitespace(paths[n].text), percent(Math.exp(node.logprob)), fixed(node.total), node.state]);
-  const nodes = table({ title: "All nodes as a table", header: ["text", "probability", "total log p", "outcome"],
+    [showWhitespace(paths[n].text), fixed(-node.logprob), fixed(-node.total), OUTCOMES[node.state]]);
+  const nodes = table({ title: "All nodes as a table", header: ["text", weight, "total", "outcome"],
     rows, text: [0, 3], folds: true });
   nodes.querySelector(".scroll").setAttribute("aria-label", `${title}: table`);
   const element = h("figure", { class: "search-tree", style: { "--width": `${Math.round(layout.width)}px` } },
@@ -98,8 +92,9 @@ function drawing(tree, layout, describe) {
  * @param {{ step?: any, play?: boolean, changed?: (state: { step: number | undefined }) => void }} options
  */
 export function mount(element, data, { step, play = false, changed = () => {} } = {}) {
-  const { element: details, show: describe } = panel("Bold: result. Dashed: dropped. Point at a node for details.");
-  const trees = data.trees.map((tree, n) => drawing(tree, data.layouts[n], describe));
+  const { element: details, show: describe } = panel("Bold: result. Dashed: dropped. Dotted: not considered. Point at a node for details.");
+  const trees = data.trees.map((tree, n) => drawing(tree, data.layouts[n],
+    { describe, results: data.results[n], weight: data.weight }));
   const last = Math.max(...trees.map(tree => tree.steps)); // tokens; one more step shows the final texts
   let at = last + 1;
   const status = h("span", { class: "search-status", role: "status" });
@@ -113,7 +108,7 @@ export function mount(element, data, { step, play = false, changed = () => {} } 
   const playing = player({ pace: () => PACE, move: by => show(at + by), restart: () => show(0),
     onstop: () => changed({ step: at > last ? undefined : at }) });
   element.replaceChildren(h("div", { class: "search" },
-    h("p", {}, data.translates ? "From " : "After ", h("code", {}, showWhitespace(data.prompt))),
+    data.prompt && h("p", {}, data.translates ? "From " : "After ", h("code", {}, showWhitespace(data.prompt))),
     h("div", { class: "search-steps", role: "group", "aria-label": "Search, token by token" },
       playing.buttons, status),
     details,

@@ -116,7 +116,7 @@ export function mount(element, data, hooks = {}) {
   return {
     // Show another response, at the same stage if it has it, or else at the first stage of a block.
     update(response, { stage = step.stages[at].id, block = null } = {}) {
-      if (response.place !== step.place || response.text !== step.text) data.picked = null;
+      if (response.place !== step.place || response.text !== step.text) data.picked = data.nextOf?.(response);
       step = withDrawnInputs(response);
       at = Math.max(0, step.stages.findIndex(each => (block ? groupOf(each) === block : each.id === stage)));
       hooks.stage?.(step.stages[at].id);

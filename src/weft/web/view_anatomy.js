@@ -11,7 +11,7 @@ import { table } from "./table.js";
 export const title = "Anatomy";
 export const about = "Parts of the model, their costs, and the computation.";
 export const path = "anatomy";
-export const shows = () => true;
+export const lacks = () => "";
 
 const SECTIONS = { anatomy: "Parts", costs: "Costs", growth: "Growth", graph: "Graph" };
 const NGRAM_NOTE = "An n-gram model looks up counts. It has no weights to count, and its graph depends on the counts: "

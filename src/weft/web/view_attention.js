@@ -11,12 +11,15 @@ export const path = "attention";
 const HEAD = /^(encoder|decoder|cross)\.\d+\.\d+$/;
 const KINDS = ["bahdanau", "encoder", "encoder-decoder", "decoder"];
 
-export function shows(info) { return info !== null && KINDS.includes(info.kind); }
+export const lacks = info => (KINDS.includes(info?.kind) ? ""
+  : `has no attention: it ${info?.kind === "ngram" ? "counts n-grams" : "is recurrent"}`);
 
 export async function mount(main, context) {
   const view = new AttentionView(context);
-  await readingView(main, context, { view: "attention", route: "maps", draw: (place, maps) => view.draw(place, maps),
-    svg: () => view.pictures(), words: () => view.words() });
+  /** @type {any} */
+  const options = { view: "attention", route: "maps", draw: (place, maps) => view.draw(place, maps, options.sent),
+    svg: () => view.pictures(), words: () => view.words() };
+  await readingView(main, context, options);
   return view;
 }
 
@@ -24,6 +27,7 @@ class AttentionView {
   constructor(context) {
     this.context = context;
     this.baselines = new Map(); // responses with all heads on
+    this.read = { input: null, target: null }; // the texts that are shown
     /** @type {any} */
     this.shown = null;
     /** @type {string[] | null} */
@@ -41,7 +45,8 @@ class AttentionView {
     this.shown?.close();
   }
 
-  async draw(place, maps) {
+  async draw(place, maps, { input = null, target = null }) {
+    this.read = { input, target };
     this.forget(maps.parts);
     const before = this.shown;
     this.shown = await drawAttention(place, maps, {
@@ -85,8 +90,8 @@ class AttentionView {
 
   // with all heads on, requested once per text
   async withoutHeads(heads, ending) {
-    const { info, api, state: { text = null, target = null } } = this.context;
-    const body = { model: info.id, input: text, target, heads }, key = JSON.stringify(body);
+    const { info, api } = this.context;
+    const body = { model: info.id, ...this.read, heads }, key = JSON.stringify(body);
     if (this.baselines.has(key)) return this.baselines.get(key);
     const response = (await api.post("v1/explain/without_heads", body, ending)).without_heads;
     if (!heads.length) this.baselines = new Map([[key, response]]);

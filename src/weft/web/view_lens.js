@@ -5,7 +5,8 @@ import { readingView } from "./reading.js";
 export const title = "Lens";
 export const about = "Prediction of each layer if the model ended there.";
 export const path = "lens";
-export const shows = info => Boolean(info?.words && info.heads); // a model with heads has a residual stream
+export const lacks = info => (!info?.words ? "predicts no tokens"
+  : info.heads ? "" : "has no residual stream to look at after each layer");
 
 export function mount(main, context) {
   const changed = ({ show, row, column }) => context.set({ show: show === "guess" ? undefined : show, row, column });

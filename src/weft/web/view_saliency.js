@@ -5,7 +5,8 @@ import * as saliency from "./saliency.js";
 export const title = "Saliency";
 export const about = "Select a token to see which others its prediction depends on.";
 export const path = "saliency";
-export const shows = info => Boolean(info?.words && info.kind !== "ngram");
+export const lacks = info => (!info?.words ? "predicts no tokens"
+  : info.kind === "ngram" ? "has counts and no gradients" : "");
 
 export function mount(main, context) {
   const { state } = context;

@@ -1,6 +1,6 @@
 // Search: greedy search, beam search and sampling as growing trees.
 import { field, h } from "./dom.js";
-import { readingView } from "./reading.js";
+import { fetchDecoding, readingView } from "./reading.js";
 import * as search from "./search.js";
 
 // the settings of decode/config.py's Branching
@@ -17,10 +17,14 @@ const SETTINGS = [
 export const title = "Search";
 export const about = "How greedy search, beam search and sampling continue a text, token by token.";
 export const path = "search";
-export const shows = info => Boolean(info?.continues || info?.writes);
+export const lacks = info => (info?.continues || info?.writes ? "" : "does not continue a text token by token");
 
-export function mount(main, context) {
-  const { state } = context;
+export async function mount(main, context) {
+  const { state } = context, { translate, generate } = await fetchDecoding(context);
+  const usualOf = ({ name, usual, max }) => (name === "beams" && translate ? Math.min(max, translate.beams) : usual);
+  const note = translate ? `weft translate searches with ${translate.beams} beams.`
+    : generate.temperature ? `weft generate samples at temperature ${generate.temperature}; --greedy and --beam search.`
+      : "weft generate is greedy for this model.";
   let drawing = null;
   const names = SETTINGS.map(({ name }) => name);
   const chosen = () => names.filter(name => state[name] !== undefined).map(name => [name, Number(state[name])]);
@@ -44,7 +48,8 @@ export function mount(main, context) {
     view: "search",
     target: false,
     reset: ["step"],
-    controls: [h("div", { class: "fields search-settings" }, SETTINGS.map(control))],
+    controls: [h("div", { class: "fields search-settings" },
+      SETTINGS.map(each => control({ ...each, usual: usualOf(each) }))), h("p", { class: "soft reading-origin" }, note)],
     request: () => (chosen().length ? { settings: Object.fromEntries(chosen()) } : {}),
     words: () => chosen().map(([name, value]) => `${name}=${value}`),
     draw,

@@ -3,15 +3,16 @@ import { button, debounced, h, isPlain, roving } from "./dom.js";
 import { explainCommand, saveTools } from "./save.js";
 import { NEUTRAL } from "./choice.js";
 import { sourcePosition } from "./flow.js";
-import { latest, textBox } from "./reading.js";
+import { answerSelect, fetchDecoding, latest, sampleNote, targetOf, textBox } from "./reading.js";
 import { mount as draw } from "./step.js";
 import { visibleToken } from "./words.js";
 
 export const title = "Inside a step";
 export const about = "The path of one token through the model, value by value.";
 export const path = "step";
-export const shows = info => info !== null;
+export const lacks = info => (info ? "" : "has no steps");
 
+const MIN_TEMPERATURE = 0.1; // of the slider
 const MAX_LETTERS = 48; // letters of the model's sample text at first
 
 const integer = text => (/^\d+$/.test(text ?? "") ? Number(text) : null);
@@ -23,19 +24,29 @@ export async function mount(main, context) {
   let step = null;
   /** @type {any} */
   let drawing = null;
+  let origin = ""; // of the sample text
   let sourceOpen = state.source === "open";
-  const settings = () => ({ temperature: real(state.temperature) ?? NEUTRAL.temperature, top_k: integer(state.top_k),
-    top_p: real(state.top_p) });
+  const { generate, translate } = info.continues || info.writes ? await fetchDecoding(context) : {};
+  // the model's default settings of sampling
+  const usual = generate?.temperature >= MIN_TEMPERATURE
+    ? { temperature: generate.temperature, top_k: generate.top_k, top_p: generate.top_p } : NEUTRAL;
+  const settings = () => ({ temperature: real(state.temperature) ?? usual.temperature,
+    top_k: state.top_k === "off" ? null : integer(state.top_k) ?? usual.top_k,
+    top_p: state.top_p === "off" ? null : real(state.top_p) ?? usual.top_p });
 
   const source = textBox(info.writes ? "Source" : "Text", () => typed({ text: input.value }), { rows: 2 });
   const written = info.writes && textBox("Generated so far",
-    () => typed({ target: target.value, fresh: target.value ? undefined : "1" }), { rows: 1 });
+    () => typed({ target: target.value }), { rows: 1 });
+  const answer = translate && answerSelect(context, translate.beams, () => {
+    context.set({ place: undefined, pick: undefined });
+    renew();
+  });
   const input = source.area, target = written ? written.area : null;
   const strip = (kind, name) => h("div", { class: `step-tokens ${kind}`, role: "group", "aria-label": name });
   const tokens = strip("step-places", "Tokens: select one to follow its path");
   const sources = info.writes ? strip("step-sources", "The source’s tokens") : null;
   const status = h("p", { class: "soft step-status", role: "status" }), body = h("div", { class: "step-body" });
-  const texts = h("div", { class: "step-texts" }, source.field, written && written.field);
+  const texts = h("div", { class: "step-texts" }, source.field, answer, written && written.field);
   main.append(...[texts, sources, tokens, status, body,
     saveTools({ svg: () => drawing?.svg(), name: `step-${info.id}`,
       command: () => explainCommand(info, "step", { text: input.value, target: target?.value },
@@ -44,15 +55,17 @@ export async function mount(main, context) {
   // ---- requests
   const load = latest(context, body, async ending => {
     const layer = info.heads ? integer(state.layer) : null; // only Transformers have blocks to unfold
-    const prefix = state.fresh ? "" : state.target ?? null; // null: the token that the model predicts
-    const { step: response } = await api.post("v1/explain/step", { model: info.id, input: input.value || null, layer,
-      target: target && prefix, place: integer(state.place), ...settings() }, ending);
-    if (target && prefix === null) {
+    const { step: response } = await api.post("v1/explain/step", { model: info.id, input: input.value, layer,
+      target: target && await targetOf(context, input.value, ending), place: integer(state.place), ...settings() }, ending);
+    if (target && state.target === undefined) {
       const generated = await api.post("v1/detokenize", { model: info.id, tokens: response.ids }, ending);
       target.value = generated.text;
     }
     return response;
   });
+
+  // the token that the text continues with, which may not be the likeliest
+  const nextOf = ({ ids, place }) => (info.continues || info.writes ? ids[place + 1] : undefined);
 
   /** @param {{ stage?: string, block?: string }} [where]  stage to show */
   async function renew(where) {
@@ -62,7 +75,7 @@ export async function mount(main, context) {
     showTokens();
     if (drawing) drawing.update(step, where);
     else drawing = draw(body, { step, stage: state.stage, head: state.head, settings: settings(),
-      picked: integer(state.pick) }, hooks);
+      nextOf, picked: integer(state.pick) ?? nextOf(step) }, hooks);
     return true;
   }
 
@@ -85,7 +98,7 @@ export async function mount(main, context) {
       renew({ block: group });
     },
     settings: values => {
-      const text = name => (values[name] === NEUTRAL[name] ? undefined : String(values[name]));
+      const text = name => (values[name] === usual[name] ? undefined : String(values[name] ?? "off"));
       context.set({ temperature: text("temperature"), top_k: text("top_k"), top_p: text("top_p") });
       confirm();
     },
@@ -102,7 +115,7 @@ export async function mount(main, context) {
       const { text } = await api.post("v1/detokenize", { model: info.id, tokens }, signal);
       if (text === before) { status.textContent = `${candidate.piece} ends the text.`; return false; }
       box.value = text;
-      const cleared = { fresh: undefined, place: undefined, pick: undefined, stage: undefined };
+      const cleared = { place: undefined, pick: undefined, stage: undefined };
       context.set({ ...cleared, [target ? "target" : "text"]: text });
       return await renew({ stage: step.stages[0].id });
     } catch (error) {
@@ -119,7 +132,9 @@ export async function mount(main, context) {
     pieces.forEach((piece, at) => { piece.tabIndex = at === step.place ? 0 : -1; });
     sources?.replaceChildren(...(step.source_pieces ?? []).map((piece, at) =>
       h("span", { class: at === sourcePosition(step) ? "step-here" : undefined }, visibleToken(piece))));
-    status.textContent = step.masked ? `“${visibleToken(step.masked)}” is masked.` : "";
+    status.textContent = `Following token ${step.place + 1} of ${step.pieces.length}.`
+      + (step.masked ? ` “${visibleToken(step.masked)}” is masked.` : "")
+      + (state.text === undefined && origin ? ` ${origin}` : "");
   }
   roving(tokens, () => [...tokens.children]);
 
@@ -138,14 +153,15 @@ export async function mount(main, context) {
     if (drawing.key(event)) event.preventDefault();
   }, { signal });
 
-  input.value = state.text || await sampleText();
+  input.value = state.text ?? await sampleText();
   if (target) target.value = state.target ?? "";
   await renew();
   context.set({}); // the command contains the text
   return { close() { drawing?.close(); } };
 
   async function sampleText() {
-    const { text } = await api.post("v1/explain/text", { model: info.id }, signal);
+    const { text, origin: from } = await api.post("v1/explain/text", { model: info.id }, signal);
+    origin = sampleNote(from);
     if (text.length <= MAX_LETTERS) return text;
     return text.slice(0, MAX_LETTERS).replace(/\s+\S*$/, "");
   }

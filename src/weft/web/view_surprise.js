@@ -5,7 +5,7 @@ import * as surprise from "./surprise.js";
 export const title = "Surprise";
 export const about = "How surprising each token is to the model, and what it expected instead.";
 export const path = "surprise";
-export const shows = info => Boolean(info?.words);
+export const lacks = info => (info?.words ? "" : "predicts no tokens");
 
 export function mount(main, context) {
   const changed = ({ unit, place }) => context.set({ unit: unit === "nats" ? undefined : unit, place });

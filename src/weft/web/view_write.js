@@ -17,14 +17,17 @@ export const about = "Text generated token by token, with alternatives at every 
 export const path = "write";
 
 const masked = info => info.objective.startsWith("masked");
-export const shows = info => Boolean(info && (info.continues || info.writes || masked(info)));
+export const lacks = info => (info && (info.continues || info.writes || masked(info)) ? "" : "writes no text");
 
 export async function mount(main, context) {
   if (masked(context.info)) return mountFill(main, context);
-  const writer = new Writer(main, context, await fetchSettings(context.api, context.signal));
+  const chats = chatsWith(context);
+  const writer = new Writer(main, context, await fetchSettings(context, chats));
   await writer.begin();
   return { close: () => writer.end.abort() };
 }
+
+const chatsWith = ({ info, state }) => info.chat && !info.writes && state.mode !== "complete";
 
 const LABELS = { chat: { prompt: "You", text: "The model" }, pairs: { prompt: "Source", text: "Generated text" },
   text: { prompt: "Prompt", text: "Continuation" } };
@@ -38,14 +41,13 @@ class Writer {
     this.end = new AbortController();
     this.cache = new Map(); // distributions by token ids
     this.input = context.state.text;
-    this.sample = ""; // the model's sample text
     this.failed = false;
     this.writing = false;
     this.treeFrame = 0;
     this.topFrame = 0;
     /** @type {number | null} */
     this.place = null; // index of the selected token; null: the next one
-    this.chats = this.info.chat && !this.info.writes && context.state.mode !== "complete";
+    this.chats = chatsWith(context);
     this.turns = this.chats ? turnsOf(context.state.turns) : [];
     this.branches = parseBranches(context.state.tree);
     this.at = Math.floor(numberWithin(context.state.at, 0, this.branches.length - 1, 0));
@@ -58,7 +60,7 @@ class Writer {
 
   spans() { return [...this.text.children]; }
   get branch() { return this.branches[this.at]; }
-  get settings() { return settingsOf(this.context.state, this.info, this.known); }
+  get settings() { return settingsOf(this.context.state, this.known); }
   ids(to) { return this.branch.tokens.slice(0, to).map(token => token.id); }
 
   // ---- page
@@ -66,7 +68,8 @@ class Writer {
   build() {
     const { prompt: promptLabel, text: textLabel } = LABELS[this.chats ? "chat" : this.info.writes ? "pairs" : "text"];
     const { field, area } = textBox(promptLabel, debounced(() => this.setInput(area.value)),
-      { id: "write-prompt", rows: 2 });
+      { id: "write-prompt", rows: 2, placeholder: this.chats || this.info.writes ? undefined
+        : "empty: the model begins a text" });
     this.prompt = area;
     this.text = h("div", { class: "write-text", role: "listbox", "aria-label": textLabel,
       "aria-orientation": "horizontal", dir: "auto" });
@@ -95,7 +98,7 @@ class Writer {
             + "Point at one or use the arrow keys to see alternatives."),
           this.treeBox),
         h("aside", { class: "write-side", "aria-label": "Sampling settings" },
-          controls(this.context.state, this.info, this.known, changes => this.changed(changes)),
+          controls(this.context.state, this.known, changes => this.changed(changes)),
           h("section", { class: "write-place" }, this.heading, this.facts, this.rows, this.sum))),
       saveTools({ name: "write", svg: () => [this.text, !this.treeBox.hidden && this.treeBox],
         command: () => command(this.info, this.settings, this.known,
@@ -138,11 +141,10 @@ class Writer {
   async begin() {
     const { state, api, signal } = this.context;
     this.input = state.text;
-    if (!this.input && !this.turns.length) {
+    if (this.input === undefined && !this.turns.length) {
       const { text } = await api.post("v1/explain/text", { model: this.info.id }, signal);
-      this.sample = this.info.writes ? text
+      this.input = this.info.writes ? text
         : text.match(new RegExp(`^(\\s*\\S+){1,${WORDS * (this.chats ? 2 : 1)}}`, "u"))[0];
-      this.input = this.sample;
     }
     this.prompt.value = this.input ?? "";
     document.dispatchEvent(new CustomEvent("weft-state")); // the command contains the prompt
@@ -152,11 +154,10 @@ class Writer {
   }
 
   setInput(text) {
-    if (!text.trim() && !this.turns.length) text = this.sample ?? this.input;
     if (text === this.input) return;
     this.input = text;
     this.cache.clear();
-    this.context.set({ text: text === this.sample ? undefined : text });
+    this.context.set({ text });
     this.reset();
   }
 
@@ -179,6 +180,12 @@ class Writer {
     this.run();
   }
 
+  // What is missing before the model can write; a language model can begin a text without a prompt.
+  get lacks() {
+    if (!(this.chats || this.info.writes) || this.input?.trim()) return "";
+    return this.chats ? "Type a message." : "Type a source text.";
+  }
+
   get body() {
     const { id } = this.info;
     if (!this.chats) return { model: id, input: this.input };
@@ -193,7 +200,7 @@ class Writer {
     this.end.abort();
     this.end = new AbortController();
     const { signal } = this.end, { how } = this.settings;
-    if (!this.input?.trim()) return this.showState("", false);
+    if (this.lacks) return this.showState(this.lacks, false);
     this.showState("writing …", true);
     try {
       if (how === "beam") await this.search(signal);
@@ -214,9 +221,9 @@ class Writer {
   }
 
   async search(signal) {
-    const { beams, length } = this.settings, before = this.branches[0].before ?? this.branches[0].forced;
+    const { beams, length, limited } = this.settings, before = this.branches[0].before ?? this.branches[0].forced;
     const { texts } = await this.context.api.post("v1/beams",
-      { ...this.body, tokens: before, beams, max_tokens: length }, signal);
+      { ...this.body, tokens: before, beams, max_tokens: limited || !this.info.writes ? length : undefined }, signal);
     this.branches = texts.map(text => ({ score: text.score, forced: [...before, ...text.ids], tokens: [] }));
     this.at = Math.min(this.at, this.branches.length - 1);
     this.branches[0].before = before; // position from which beam search restarts when settings change
@@ -285,7 +292,8 @@ class Writer {
     this.stopButton.disabled = !writing;
     this.facts.setAttribute("aria-live", writing ? "off" : "polite"); // it changes with every token
     const long = this.branch.tokens.length >= MAX_TOKENS;
-    this.continueButton.disabled = writing || this.ended || long || this.settings.how === "beam";
+    this.restartButton.disabled = Boolean(this.lacks);
+    this.continueButton.disabled = writing || this.lacks || this.ended || long || this.settings.how === "beam";
     if (this.sendButton) this.sendButton.disabled = writing || !this.branch.tokens.length;
     this.text.setAttribute("aria-busy", writing);
   }
@@ -404,7 +412,7 @@ class Writer {
     const place = this.selected, key = this.keyOf(place);
     if (this.cache.has(key)) return this.drawSelected();
     const moves = this.place === null && (this.ended || this.writing); // nothing follows, or something else
-    return this.input?.trim() && !moves && this.fetchNext(this.ids(place), key);
+    return !this.lacks && !moves && this.fetchNext(this.ids(place), key);
   }
 
   async next(ending, tokens, key) {

@@ -133,7 +133,7 @@ class NativeDecoder:
         assert isinstance(norm, LayerNorm | RMSNorm)
         centred = isinstance(norm, LayerNorm)
         bias = self._keep(norm.bias) if centred and norm.bias is not None else None
-        return native.CNorm(self._keep(norm.weight), bias, norm.eps, 0.0 if centred else norm.offset, centred)
+        return native.CNorm(self._keep(norm.weight), bias, norm.eps, norm.offset, centred)
 
     def _head(self) -> native.CMatrix | None:
         """Matrix of an LM head that does no more than multiply, and perhaps scale; None for other heads."""

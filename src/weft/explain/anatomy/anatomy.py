@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from weft.explain.anatomy.diagram import diagram, figure
+from weft.explain.anatomy.diagram import beside, diagram, figure, unrolled
 from weft.explain.anatomy.parts import ModelPart
 from weft.explain.anatomy.recurrent import bahdanau_columns, ngram_columns, recurrent_columns
 from weft.explain.anatomy.transformer import transformer_columns
@@ -19,6 +19,7 @@ from weft.models.bahdanau import Bahdanau
 from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import Model
+from weft.models.config import Recurrent as RecurrentConfig
 from weft.models.ngram import NGram
 from weft.models.recurrent import Recurrent
 from weft.models.transformer import Transformer
@@ -47,8 +48,14 @@ class Anatomy(Picture):
     def parameters(self) -> int:
         return sum(column.parameters for column in self.columns)
 
+    @property
+    def unrolls(self) -> bool:
+        """Whether the model is drawn over time as well."""
+        return isinstance(self.settings, RecurrentConfig)
+
     def figure(self) -> Figure:
-        return figure(diagram(self.columns))
+        drawn = diagram(self.columns)
+        return figure(beside(drawn, unrolled(self.columns[0])) if self.unrolls else drawn)
 
     def html(self) -> str:
         return mount_point("anatomy.js", self.data(), part("texts", [self.text()]))
@@ -59,7 +66,8 @@ class Anatomy(Picture):
         diagrams = single if len(single) == 1 else [diagram(self.columns), *single]
         columns = [self._record(column) for column in self.columns]
         named = {"kind": self.settings.kind, "parameters": self.parameters, "letters": self.letters()}
-        return as_json({**named, "columns": columns, "diagrams": diagrams})
+        over_time = {"unrolled": unrolled(self.columns[0])} if self.unrolls else {}
+        return as_json({**named, "columns": columns, "diagrams": diagrams, **over_time})
 
     def _record(self, part: ModelPart) -> dict[str, Any]:
         """Return a part and its parts as JSON data."""

@@ -19,6 +19,7 @@ WIDTH, HEIGHT, GAP, SUM_RADIUS = 3.3, 0.62, 0.34, 0.11  # of a box, between boxe
 COLUMN = 6.3  # distance of two stacks
 LEFT, BOTTOM = -2.9, -0.55  # origin of the plane
 INCHES = 0.72  # per unit
+MAX_UNROLLED_LAYERS = 3  # of a recurrent network that is drawn over time
 INK, SOFT = "#000000", "#808080"
 LINE: dict[str, Any] = {"color": INK, "linewidth": 1.0}
 ARROW = {"arrowstyle": "->", **LINE, "shrinkA": 0, "shrinkB": 0}
@@ -116,6 +117,62 @@ def diagram(columns: Sequence[ModelPart], first: int = 0) -> Diagram:
         for shape in stack.shapes
     ]
     return Diagram(COLUMN * len(columns) + 0.2, round(height, 3), shapes)
+
+
+def unrolled(column: ModelPart) -> Diagram:
+    """Draw a recurrent language model over time, with the names of the lectures: x_t, h_t, y_t and the loss ℓ_t.
+
+    `column` has an embedding, recurrent layers and logits. The last step is T.
+    """
+    layers = [(number, part) for number, part in enumerate(column.parts) if part.loops]
+    shown = [(number, copy) for number, part in layers for copy in range(part.repeats)][:MAX_UNROLLED_LAYERS]
+    pitch, width = 2.3, 1.35
+    stack = _Column(0.0, -1)
+    times = ("₁", "₂", "₃", "_T")
+    for step, t in enumerate(times):
+        x = step * pitch + 0.5 * (t == "_T")
+        stack.x, stack.y = x, -0.1
+        stack.write((x, -0.28), f"x{t}", size=10.0)
+        for level, (number, _) in enumerate(shown):
+            stack.rise("arrow")
+            middle, mark = stack.y + HEIGHT / 2, _layer_mark(level, len(shown))
+            stack.add("box", (x - width / 2, stack.y), (x + width / 2, stack.y + HEIGHT), part=(0, number))
+            stack.write((x, middle), f"h{t}{mark}", size=10.0, look="inside")
+            before = x - pitch + width / 2 if t not in ("₁", "_T") else x - width / 2 - 0.62
+            stack.add("arrow", (before, middle), (x - width / 2, middle))
+            label = {"₁": f"h₀{mark} = 0", "_T": "…"}.get(t, "")
+            stack.write((before - 0.08, middle), label, anchor="end")
+            if t == "₃":
+                stack.add("arrow", (x + width / 2, middle), (x + width / 2 + 0.4, middle))
+            stack.y += HEIGHT
+        stack.rise("arrow")
+        for text, look in ((f"y{t}", "logits"), (f"ℓ{t}", "norm")):
+            corners = (x - width / 2, stack.y), (x + width / 2, stack.y + HEIGHT)
+            stack.add("box", *corners, look=look, part=(0, len(column.parts) - 1))
+            stack.write((x, stack.y + HEIGHT / 2), text, size=10.0, look="inside")
+            stack.y += HEIGHT
+            if look == "logits":
+                stack.rise("arrow")
+    caption = "y_t = softmax(W_yh h_t + b_y), ℓ_t = −log of y_t at the next word, ℓ = Σ ℓ_t"
+    stack.write((1.6 * pitch, stack.y + 0.4), caption, size=8.0, look="soft")
+    left = 2.1
+    shapes = [
+        shape._replace(points=tuple(DiagramPoint(round(x + left, 3), round(y - BOTTOM, 3)) for x, y in shape.points))
+        for shape in stack.shapes
+    ]
+    return Diagram(round(left + 3 * pitch + 0.5 + width, 3), round(stack.y + 0.8 - BOTTOM, 3), shapes)
+
+
+def _layer_mark(level: int, levels: int) -> str:
+    return "" if levels == 1 else "⁽" + "⁰¹²³"[level] + "⁾"
+
+
+def beside(left: Diagram, right: Diagram) -> Diagram:
+    """Draw two diagrams side by side."""
+    moved = [
+        shape._replace(points=tuple(DiagramPoint(x + left.width, y) for x, y in shape.points)) for shape in right.shapes
+    ]
+    return Diagram(left.width + right.width, max(left.height, right.height), [*left.shapes, *moved])
 
 
 def _reads_source(part: ModelPart) -> bool:

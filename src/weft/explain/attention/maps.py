@@ -3,6 +3,7 @@
 maps = attention_maps(reading)
 maps.head(3, 1)                  # the heat map of one head
 maps.follow("making", layer=4)   # the tokens a word attends to, one colour per head (Vaswani et al. 2017, figure 3)
+maps.follow("difficult")         # … in the layer with the strongest attention to a distant token
 maps.rollout()                   # attention through all layers (Abnar and Zuidema 2020)
 """
 
@@ -42,6 +43,9 @@ MAX_PAGE_BYTES = 2_000_000  # all packed maps of a page, so that a page of many 
 MAX_CELLS = 200  # cells along a side of a printed map; longer texts are pooled
 MAX_WRITTEN = 10  # tokens up to which the probabilities are written into the cells
 MAX_TEXT_ROWS = 40
+MAX_GRID_TOKENS = 32  # tokens up to which they are written beside the maps of all heads
+TOKEN_INCHES = 0.105  # height of such a token
+MIN_DISTANT = 5  # tokens between a query and a key that are far apart
 NEXT_TOKEN = "…"  # label of the last row of attention to a source, whose token is not in the text
 _CHARACTERS = {visible: char for char, visible in WHITE.items()}
 _WORD = re.compile(r"\w+(?:['’-]\w+)*")
@@ -68,8 +72,10 @@ class Head(NamedTuple):
     first: float
     previous: float
     itself: float
+    distant: float
     induction: float
     cost: float
+    pair: str  # query and key of `distant`
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,9 +162,17 @@ class AttentionMaps(Picture):
             about += " Each cell is the maximum of a block of tokens."
         return HeadMap(title, about, cells, queries=queries, keys=keys, start=start)
 
-    def follow(self, word: str | int, layer: int, head: int | None = None, *, kind: str | None = None) -> LineView:
-        """Return lines from a word, or a token's index, to the tokens it attends to, in one or all heads of a layer."""
+    def follow(
+        self, word: str | int, layer: int | None = None, head: int | None = None, *, kind: str | None = None
+    ) -> LineView:
+        """Return lines from a word, or a token's index, to the tokens it attends to, in one or all heads of a layer.
+
+        By default it is the layer with the largest probability from the word to a distant token.
+        """
         part = self.part(kind)
+        if layer is None:
+            far = distant_probabilities(part)[:, :, _find_word(word, part.queries)[0]]
+            layer = int(far.max(axis=(1, 2, 3)).argmax())
         _checked(part, "layer", layer)
         heads = list(range(part.probabilities.shape[1])) if head is None else [_checked(part, "head", head)]
         chosen, times = _find_word(word, part.queries)
@@ -185,27 +199,55 @@ class AttentionMaps(Picture):
         return HeadMap(title, TEXTS["rollout"], total.astype(np.float32), queries=part.queries, keys=part.keys)
 
     def figure(self) -> Figure:
-        """Return all heads as small maps: layers in rows, heads in columns, the kinds one below another."""
-        widths, heights = [], []
+        """Return all heads as small maps: layers in rows, heads in columns, the kinds one below another.
+
+        The first row and column of maps have the tokens of the text, if they are few enough to be read.
+        """
+        widths, heights, margin = [], [], 0.0
         for layers, heads, queries, keys in (part.probabilities.shape for part in self.parts):
-            inches = min(1.5, 10.0 / heads, 14.0 / layers) if layers * heads > 1 else 3.0
-            widths.append(heads * inches * max(0.35, keys / max(queries, keys)))
-            heights.append(layers * inches * max(0.35, queries / max(queries, keys)))
-        figure = new_figure(max(max(widths) + 1.0, 3.2), sum(heights) + 0.75 * len(self.parts) + 0.3)
+            side = max(queries, keys)
+            inches = max(min(1.5, 10.0 / heads, 14.0 / layers), TOKEN_INCHES * side if side <= MAX_GRID_TOKENS else 0.0)
+            inches = inches if layers * heads > 1 else 3.0
+            widths.append(heads * inches * max(0.35, keys / side))
+            heights.append(layers * inches * max(0.35, queries / side))
+        for part in self.parts:
+            margin = max(margin, label_inches([*part.queries, *part.keys]) if _shows_tokens(part) else 0.0)
+        height = sum(heights) + (0.9 + margin) * len(self.parts) + 0.3
+        figure = new_figure(max(max(widths) + margin + 1.8, 3.6), height)
         figure.suptitle(self.title, parse_math=False, fontsize=11)
         grid: Any = figure.subplots(len(self.parts), 1, squeeze=False, height_ratios=heights)
-        for axes, part in zip(grid[:, 0], self.parts, strict=True):
-            layers, heads = part.probabilities.shape[:2]
+        for axes, part, height in zip(grid[:, 0], self.parts, heights, strict=True):
             mosaic, pitch = _mosaic(part.probabilities)
             image = draw_cells(axes, mosaic, PowerNorm(0.5, vmin=0.0, vmax=1.0))  # the root keeps 0.01 visible
             image.set_cmap(SHADES.with_extremes(bad="#b9b9b9"))
-            axes.set_xticks([pitch[1] * (head + 0.5) for head in range(heads)], range(heads))
-            axes.set_yticks([pitch[0] * (layer + 0.5) for layer in range(layers)], range(layers))
-            axes.tick_params(length=0, labelsize=8)
+            axes.spines[:].set_visible(False)
             axes.xaxis.tick_top()
             axes.xaxis.set_label_position("top")
-            axes.set(xlabel="head" if len(self.parts) == 1 else f"{NAMES[part.kind]}: head", ylabel="layer")
-            axes.spines[:].set_visible(False)
+            numbered = (axes.xaxis, axes.yaxis)
+            if _shows_tokens(part):
+                for axis, tokens, step in ((axes.xaxis, part.keys, pitch[1]), (axes.yaxis, part.queries, pitch[0])):
+                    cell = (step - 3) / len(tokens)
+                    positions = [2.5 + cell * (n + 0.5) for n in range(len(tokens))]
+                    axis.set_ticks(positions, map(shorten, tokens), parse_math=False)
+                axes.tick_params(length=0, labelsize=7, pad=1)
+                axes.tick_params(axis="x", rotation=90)
+                below, right = axes.secondary_xaxis("bottom"), axes.secondary_yaxis("right")
+                for extra in (below, right):
+                    extra.spines[:].set_visible(False)
+                numbered = (below.xaxis, right.yaxis)
+            name = "head" if len(self.parts) == 1 else f"{NAMES[part.kind]}: head"
+            for axis, label, count, step in zip(
+                numbered, (name, "layer"), part.probabilities.shape[1::-1], pitch[::-1], strict=True
+            ):
+                axis.set_ticks([step * (number + 0.5) for number in range(count)], range(count))
+                axis.set_tick_params(length=0, labelsize=8)
+                axis.set_label_text(label)
+            bar = figure.colorbar(
+                image, ax=axes, shrink=min(1.0, 3.0 / height), aspect=20, pad=0.02, label="probability"
+            )
+            bar.set_ticks([0.0, 0.01, 0.1, 0.25, 0.5, 1.0], labels=["0", "0.01", "0.1", "0.25", "0.5", "1"])
+            bar.ax.tick_params(labelsize=7)
+            bar.outline.set_linewidth(0.4)
         return figure
 
     def packed(self) -> dict[str, Any]:
@@ -236,6 +278,24 @@ class AttentionMaps(Picture):
             for layer, means in enumerate(part.probabilities.mean(axis=(1, 2))):
                 lines.append(f"  layer {layer:>2}  mostly to {strongest(means, part.keys, 4)}"[:79])
         return "\n".join(lines)
+
+
+def distant_probabilities(part: KindMaps) -> Probabilities:
+    """Return the probabilities (layers, heads, time, source time) of keys at least MIN_DISTANT tokens from the query.
+
+    Others are 0, and so are those of the first token and, in an encoder, of the last: heads with nothing to attend to
+    attend there. Positions in two different texts have no distance, so all of them count.
+    """
+    p = part.probabilities
+    if part.kind == "cross":
+        return p
+    queries, keys = np.indices(p.shape[2:])
+    counted_keys = (keys > 0) & ((keys < p.shape[3] - 1) | (part.kind == "decoder"))
+    return np.where((np.abs(queries - keys) >= MIN_DISTANT) & counted_keys, p, np.float32(0.0))
+
+
+def _shows_tokens(part: KindMaps) -> bool:
+    return max(part.probabilities.shape[2:]) <= MAX_GRID_TOKENS
 
 
 def _mosaic(probabilities: Probabilities) -> tuple[Probabilities, tuple[int, int]]:

@@ -10,7 +10,7 @@ from matplotlib.patches import FancyBboxPatch, PathPatch, Polygon
 from matplotlib.path import Path
 
 from weft.explain.graph.fold import Subgraph
-from weft.explain.graph.labels import BoxLabels, LabelledGraph, function_label
+from weft.explain.graph.labels import BoxLabels, LabelledGraph
 from weft.explain.graph.layered import GroupLayout, Size, group_layouts
 from weft.explain.graph.placing import TITLE_HEIGHT, Box, Connector, place
 from weft.figures.page import template
@@ -205,7 +205,7 @@ def dot(labelled: LabelledGraph, root: Subgraph, opened: frozenset[str], *, shap
     def write(group: Subgraph, indent: str) -> None:
         for child in group.children:
             if isinstance(child, int):
-                function, name = function_label(labelled.graph.nodes[child]), labelled.names[child]
+                function, name = labelled.function(labelled.graph.nodes[child]), labelled.names[child]
                 name = f"{name}  {labelled.shape(child)}" if shapes else name
                 lines.append(f"{indent}n{child} [label={quoted(function)}, xlabel={quoted(name)}];")
                 shown_as[child] = child

@@ -12,8 +12,10 @@ from graphlib import CycleError, TopologicalSorter
 
 from weft.explain.capture import matching
 from weft.explain.graph.graph import Graph
+from weft.explain.graph.names import reader_path, short_path, variable_names
 
 MAX_OPEN_NODES = 40  # a graph of at most this many nodes is shown with every group open
+DIGITS = "₀₁₂₃₄₅₆₇₈₉"
 MIN_REPEATED_LAYERS = 3  # fold at least this many identical consecutive layers into one box
 
 
@@ -48,8 +50,9 @@ def fold(graph: Graph, separate: Sequence[str] = ()) -> Subgraph:
     for node in graph.nodes:
         sources = [constant[source] for _, source in node.arguments]
         constant.append(node.kind == "constant" or (node.kind == "variable" and bool(sources) and all(sources)))
+    names = variable_names(graph)
     for subgraph in list(root.subgraphs()):
-        _fold_constants(graph, subgraph, constant)
+        _fold_constants(graph, subgraph, constant, names=names)
     paths = {subgraph.path: subgraph for subgraph in root.subgraphs() if subgraph.path}
     kept_apart = {path for pattern in separate if pattern for path in matching(pattern, paths)}
     for subgraph in list(root.subgraphs()):
@@ -101,22 +104,6 @@ def _by_call(graph: Graph) -> Subgraph:
     return root
 
 
-def reader_path(path: str) -> str:
-    """Return a module's path without the `blocks` list of a stack, as `capture` names it."""
-    return path.replace(".blocks.", ".")
-
-
-def short_path(path: str, parent: str) -> str:
-    """Return the part of a path that its parent does not say, with the stack's name before a bare layer number."""
-    parts, above = reader_path(path).split("."), reader_path(parent).split(".")
-    shared = 0
-    while shared < min(len(parts) - 1, len(above)) and parts[shared] == above[shared]:
-        shared += 1
-    if shared and parts[shared:] == parts[-1:] and parts[-1].isdigit():
-        shared -= 1
-    return ".".join(parts[shared:])
-
-
 def _move_to_owners(graph: Graph, root: Subgraph, subgraphs: dict[int, Subgraph]) -> None:
     """Move a call into the module that owns it if it was made before that module ran, unless this creates a cycle."""
     owner_calls = Counter(graph.calls[call].path for call in subgraphs)
@@ -140,8 +127,8 @@ def _move_to_owners(graph: Graph, root: Subgraph, subgraphs: dict[int, Subgraph]
             subgraph.label = label
 
 
-def _fold_constants(graph: Graph, parent: Subgraph, constant: Sequence[bool]) -> None:
-    """Fold each connected set of constant nodes."""
+def _fold_constants(graph: Graph, parent: Subgraph, constant: Sequence[bool], *, names: Sequence[str]) -> None:
+    """Fold each connected set of constant nodes; it is named after its results."""
     candidates = {child for child in parent.children if isinstance(child, int) and constant[child]}
     edges = [(a, b) for a, b in graph.edges if a in candidates and b in candidates]
     component_of = {node: {node} for node in candidates}
@@ -153,7 +140,7 @@ def _fold_constants(graph: Graph, parent: Subgraph, constant: Sequence[bool]) ->
     components = {id(component): component for component in component_of.values()}.values()
     for number, members in enumerate((each for each in components if len(each) > 1), 1):
         results = [node for node in sorted(members) if not any(a == node for a, _ in edges)]
-        label = ", ".join(dict.fromkeys(graph.nodes[node].function for node in results))
+        label = ", ".join(dict.fromkeys(names[node].rstrip(DIGITS) for node in results))
         path = ".".join(filter(None, (parent.path, f"constants{number}")))
         folded, last = Subgraph(path, label, "constants", [*sorted(members)]), max(members)
         _regroup(graph, parent, [folded if c == last else c for c in parent.children if c == last or c not in members])

@@ -21,11 +21,15 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from weft.nn.scaled_dot_product import Probabilities
+
 NodeKind = Literal["parameter", "input", "constant", "variable"]
 
 # Copies and reshapes are the same variable of the algorithm.
 COPIES = {"clone", "_to_copy", "detach", "alias", "lift_fresh"}
 IN_PLACE_RESHAPES = {"transpose_", "t_", "squeeze_", "unsqueeze_", "as_strided_", "detach_", "swapaxes_", "swapdims_"}
+SPLITS = {"split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "unbind"}
+NEUTRAL = {"add": 0.0, "sub": 0.0, "mul": 1.0, "div": 1.0}  # scalar with which an operation changes nothing
 PRODUCTS = ("linear", "matmul", "addmm", "baddbmm")
 SHAPE_ONLY = ("empty", "zeros", "ones", "full", "new_")  # prefixes of operations that read only their argument's shape
 
@@ -64,7 +68,8 @@ class Graph:
 def graph(model: nn.Module, *args: Any, **kwargs: Any) -> Graph:
     """Return the computation graph of `model(*args, **kwargs)`, recorded in one forward pass without gradients.
 
-    Fused kernels are disabled where PyTorch has an alternative, because they hide the operations of the slides. A model
+    Attention is computed by the formula, and fused kernels are disabled where PyTorch has an alternative, because they
+    hide the operations of the slides. A model
     on the meta device is recorded as if it ran on the CPU: nothing that depends on its weights is computed, but
     positions, masks and token ids are.
     """
@@ -84,6 +89,8 @@ def graph(model: nn.Module, *args: Any, **kwargs: Any) -> Graph:
         for path, module in model.named_modules():
             undo.callback(module.register_forward_pre_hook(partial(recorder.enter, path)).remove)
             undo.callback(module.register_forward_hook(partial(recorder.leave, path or "model")).remove)
+            if isinstance(module, Probabilities):  # a replacement, even an equal one, is mixed with the values as it is
+                undo.callback(module.watch(lambda probabilities: probabilities.view_as(probabilities)))
         undo.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
         torch._C._set_mkldnn_enabled(False)  # torch.backends.mkldnn.flags would warn about TF32
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), recorder:
@@ -105,10 +112,15 @@ def _named_tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
         yield from _named_tensors(name, vars(value))
 
 
+def _is_number(value: Any, expected: float | None = None) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and expected in (None, value)
+
+
 class _Recorder(TorchDispatchMode):
     """Record every tensor operation below autograd.
 
-    A variable is identified by its storage, so views belong to the variable; an in-place write starts a new variable.
+    A variable is identified by its storage, so views belong to the variable, except the parts of a split: queries, keys
+    and values are variables. An in-place write starts a new variable.
     """
 
     def __init__(self, model: nn.Module, weights: Mapping[str, Tensor]):
@@ -116,6 +128,7 @@ class _Recorder(TorchDispatchMode):
         self.nodes: list[Node] = []
         self.edges: list[tuple[int, int]] = []
         self.node_of: dict[int, int] = {}  # by storage
+        self.parts: dict[int, int] = {}  # nodes of the parts of splits, and of their views, by id of the tensor
         self.alive: list[Tensor] = []  # keeps storages from being freed, whose addresses could be reused
         self.calls: list[Call] = []
         self.open_calls: list[int] = []
@@ -136,6 +149,8 @@ class _Recorder(TorchDispatchMode):
 
     def find(self, tensor: Tensor) -> int:
         """Return the node of a tensor; add a parameter or a constant if no recorded operation computed it."""
+        if id(tensor) in self.parts:
+            return self.parts[id(tensor)]
         key = tensor.untyped_storage()._cdata
         if key not in self.node_of:
             self.add(tensor, self.leaf(*self.stored.get(key, ("constant", self._fresh_name("constant"), tensor))))
@@ -167,6 +182,8 @@ class _Recorder(TorchDispatchMode):
         name = schema.name.split("::")[-1]
         result = func(*args, **kwargs)
         outputs = [tensor for _, tensor in _named_tensors("", result)]
+        if name in SPLITS and isinstance(result, list | tuple) and len(outputs) > 1:
+            return self._split(name, args[0], outputs, result=result)
         # A view computes nothing: a parameter becomes a node when its values are used.
         is_view = bool(schema.returns) and all(r.alias_info is not None for r in schema.returns)
         if not schema.is_mutable and (is_view or not outputs):
@@ -185,15 +202,16 @@ class _Recorder(TorchDispatchMode):
         if not outputs:
             return self._view(name, args, result)
         self.last_product = None
-        if name in COPIES and sources:
+        second: Any = args[1] if len(args) > 1 and schema.arguments[1].name in ("other", "exponent", "value") else None
+        masks_nothing = name == "masked_fill" and type(args[1]) is Tensor and not args[1].any()
+        if sources and (name in COPIES or masks_nothing or (name in NEUTRAL and _is_number(second, NEUTRAL[name]))):
             i = sources[0]
         else:
             function = self._function_name(name, dict(operands), kwargs)
             if function == "linear" and len(arguments) == 3:  # addmm has the bias first
                 arguments = (*arguments[1:], arguments[0])
             path = self.calls[self.open_calls[-1] if self.open_calls else 0].path if self.calls else ""
-            second = args[1] if len(args) > 1 and schema.arguments[1].name in ("other", "exponent", "value") else None
-            scalar = float(second) if isinstance(second, int | float) and not isinstance(second, bool) else None
+            scalar = float(second) if _is_number(second) else None
             node = self.leaf("variable" if sources else "constant", self._fresh_name(path or "model"), outputs[0])
             i = self.add(outputs[0], replace(node, function=function, arguments=arguments, scalar=scalar))
             self.last_product = i if function in PRODUCTS else None
@@ -201,10 +219,32 @@ class _Recorder(TorchDispatchMode):
         for tensor in outputs:
             self.alive.append(tensor)
             self.node_of[tensor.untyped_storage()._cdata] = i
+            if id(tensor) in self.parts:
+                self.parts[id(tensor)] = i
+        return result
+
+    def _split(self, name: str, tensor: Tensor, outputs: list[Tensor], *, result: Any) -> Any:
+        """Add a node for each part of a tensor: to the current call, or to the module that computed it far below."""
+        whole, call = self.find(tensor), self.open_calls[-1] if self.open_calls else 0
+        if self.nodes[whole].kind == "constant":
+            return result
+        path, source = self.calls[call].path, self.calls[self.nodes[whole].call].path
+        if source != path and source.rpartition(".")[0] != path:
+            call, path = self.nodes[whole].call, source
+        function = name.removeprefix("unsafe_").split("_")[0]
+        for part in outputs:
+            node = self.leaf("variable", self._fresh_name(path or "model"), part)
+            self.nodes.append(replace(node, function=function, call=call, arguments=(("self", whole),)))
+            self.alive.append(part)
+            self.parts[id(part)] = len(self.nodes) - 1
+            self.edges.append((whole, len(self.nodes) - 1))
         return result
 
     def _view(self, name: str, args: Any, result: Any) -> Any:
         """Return the result of an operation that adds no node; a view right after a matrix product sets its shape."""
+        if args and id(args[0]) in self.parts and isinstance(result, Tensor):
+            self.alive.append(result)
+            self.parts[id(result)] = self.parts[id(args[0])]
         node = self.node_of.get(args[0].untyped_storage()._cdata) if name in ("view", "_unsafe_view") else None
         if node is not None and node == self.last_product:
             self.nodes[node] = replace(self.nodes[node], shape=tuple(result.shape))

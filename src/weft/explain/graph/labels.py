@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 
-from weft.explain.graph.fold import Subgraph, reader_path, short_path
+from weft.explain.graph.fold import Subgraph
 from weft.explain.graph.formulas import MODULES, RULES, GradientRule
 from weft.explain.graph.graph import Graph, Node
-
-SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
+from weft.explain.graph.names import scalar_label
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class LabelledGraph:
         if self.substitute:
             names = {letter: self.names[source] for letter, source in operands} | {"y": self.names[i]}
         elif node.scalar is not None and len(operands) == 1:
-            names = {"b": _short_number(node.scalar)}
+            names = {"b": scalar_label(self.graph, node)}
         reached = dict.fromkeys(letter for letter, source in operands if self.differentiable[source])
         return tuple(rule.gradient(letter, names) for letter in reached if letter in rule.gradients)
 
@@ -74,6 +73,10 @@ class LabelledGraph:
             return ()
         parameters = sum(self.graph.nodes[i].kind == "parameter" for i in group.nodes())
         return tuple(rule.gradient(operand, {}) for operand in rule.gradients if operand != "b" or parameters > 1)
+
+    def function(self, node: Node) -> str:
+        """Return the text inside a node's box: its function, with the operand if that is a number."""
+        return node.function if node.scalar is None else f"{node.function} {scalar_label(self.graph, node)}"
 
     def order(self, child: Subgraph | int, *, backward: bool) -> str:
         """Return a node's number in the order of computation, or a group's first and last."""
@@ -92,35 +95,9 @@ class LabelledGraph:
         lines = [" · ".join(filter(None, (order, shape)))]
         if isinstance(child, int):
             node = self.graph.nodes[child]
-            inside, name, style = function_label(node), self.names[child], str(node.kind)
+            inside, name, style = self.function(node), self.names[child], str(node.kind)
             lines += self.formulas[child] if backward else ()
         else:
             inside, name, style = child.kind, child.label, "group"
             lines += self.group_formulas(child) if backward else ()
         return BoxLabels(inside, name, tuple(filter(None, lines)), style)
-
-
-def variable_names(graph: Graph) -> list[str]:
-    """Return short names, unique within a frame: those of parameters and modules, and v₇ for other variables."""
-    names = []
-    for i, node in enumerate(graph.nodes):
-        call = graph.calls[node.call] if graph.calls else None
-        path = call.path if call else ""
-        if ":" in node.name:
-            names.append(f"v{i + 1}".translate(SUBSCRIPTS))
-        elif node.kind == "variable" and node.name == "model":
-            names.append("result")
-        elif call and node.kind == "variable" and node.name == path:
-            names.append(short_path(path, graph.calls[call.parent].path))
-        else:
-            names.append(reader_path(node.name.removeprefix(f"{path}.") if path else node.name))
-    return names
-
-
-def function_label(node: Node) -> str:
-    """Return the text inside a node's box: its function, with the operand if that is a plain number."""
-    return node.function if node.scalar is None else f"{node.function} {_short_number(node.scalar)}"
-
-
-def _short_number(value: float) -> str:
-    return f"{value:.4g}".replace("-", "−")

@@ -13,8 +13,9 @@ from weft.explain.graph import draw
 from weft.explain.graph.fold import Subgraph, fold, opened
 from weft.explain.graph.formulas import LECTURE, MODULES
 from weft.explain.graph.graph import Call, Graph, Node, graph
-from weft.explain.graph.labels import LabelledGraph, function_label, variable_names
+from weft.explain.graph.labels import LabelledGraph
 from weft.explain.graph.layered import LayeredLayout
+from weft.explain.graph.names import variable_names
 from weft.explain.texts import TEXTS
 from weft.figures.page import as_json, mount_point
 from weft.figures.picture import FIGURES, PAGE, Picture, check_picture
@@ -122,7 +123,7 @@ class GraphPicture(Picture):
             }
 
         nodes = [
-            {"function": function_label(node), "name": labelled.names[i], "kind": node.kind}
+            {"function": labelled.function(node), "name": labelled.names[i], "kind": node.kind}
             | described(i, labelled.formulas[i])
             for i, node in enumerate(labelled.graph.nodes)
         ]
@@ -149,6 +150,7 @@ def graph_picture(
     backward: bool = False,
     depth: int | None = None,
     open: str | Sequence[str] = (),
+    loss: bool = False,
     **kwargs: Any,
 ) -> GraphPicture:
     """Return the computation graph of `model(*args, **kwargs)`, in the lecture's conventions.
@@ -156,15 +158,31 @@ def graph_picture(
     The model runs once, in evaluation mode. On the meta device (`with torch.device("meta"): build(…)`) no values are
     computed, so the largest presets draw in seconds. `depth` levels of modules are shown open, or those that match
     `open` ("decoder.0", "decoder.*.attention"); `shapes` adds each tensor's shape; `backward` reverses the edges and
-    adds each gradient's formula.
+    adds each gradient's formula. With `loss`, the results are logits: softmax, target and cross-entropy follow.
     """
     with evaluating(model):
         recorded = graph(model, *args, **kwargs)
     if not any(node.kind == "variable" for node in recorded.nodes):
         raise ModelError(f"{type(model).__name__} computes no tensor from others; it has no computation graph")
+    recorded = with_loss(recorded) if loss else recorded
     title, labelled = f"Computation graph of {type(model).__name__}", LabelledGraph(recorded, variable_names(recorded))
     folded = GraphPicture(title, labelled, fold(recorded), frozenset(), shapes=shapes, backward=backward)
     return folded.unfolded(depth, open)
+
+
+def with_loss(graph: Graph) -> Graph:
+    """Append the loss to the graph of a language model's logits: y = softmax(…), ℓ = −Σ log y at the targets y*."""
+    logits = graph.nodes[-1]
+    nodes = [
+        Node("variable", "softmax", "y", shape=logits.shape, arguments=(("self", len(graph.nodes) - 1),)),
+        Node("constant", "next tokens", "y*", shape=logits.shape[:-1], floating=False),
+        Node("variable", "cross-entropy", "ℓ_t", shape=logits.shape[:-1], arguments=(("y", 0), ("t", 1))),
+        Node("variable", "sum", "ℓ", arguments=(("self", 2),)),
+    ]
+    first = len(graph.nodes)
+    nodes[2:] = [replace(n, arguments=tuple((role, first + i) for role, i in n.arguments)) for n in nodes[2:]]
+    edges = [(source, first + i) for i, node in enumerate(nodes) for _, source in node.arguments]
+    return Graph([*graph.nodes, *nodes], [*graph.edges, *edges], graph.calls)
 
 
 def lecture_mlp(*, shapes: bool = False, backward: bool = False) -> GraphPicture:

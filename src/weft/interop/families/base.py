@@ -6,7 +6,7 @@ a text by a linear layer without bias on the last token, and tags tokens or find
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +15,7 @@ from weft.errors import InteropError, WeftError
 from weft.interop.settings import Flat, Settings, Transformer, flat, nested
 from weft.interop.table import Key, Row, SettingsTable, Special, keys
 from weft.interop.weight_map import Rules, module, tensor
-from weft.models.config import Decoder
+from weft.models.config import Decoder, Encoder, EncoderDecoder
 from weft.nn.config import Activation
 from weft.storage.tensors import LazyWeights
 
@@ -37,7 +37,8 @@ CLASSES = {
 class Family(SettingsTable):
     """One `model_type` of config.json with the table of its settings.
 
-    Tensor names are those of a model with a head; files of the base model omit `prefix`.
+    Tensor names are those of a model with a head; files of the base model omit `prefix`. A decoder whose config.json
+    has `"is_causal": false` is an Encoder in weft, with the same blocks.
     """
 
     names: FamilyNames
@@ -74,28 +75,47 @@ class Family(SettingsTable):
 
     def read(self, settings: Settings, architecture: str, known: Mapping[str, Any]) -> Transformer:
         """Read the model of a config.json; `known` are settings that the weights or other files determine."""
-        model = self.settings(settings, {"head.kind": self.architectures[architecture], **known})
+        kind, stack = self.architectures[architecture], self.stack(settings)
+        kind = "embedding" if stack is not self.model and architecture == list(self.architectures)[-1] else kind
+        model = self.settings(settings, {"head.kind": kind, **known})
+        if stack is not self.model:
+            model = widened(model, 1)
         try:
-            return validate(self.model, nested(model), settings.location)
+            return validate(stack, nested(model), settings.location)
         except WeftError as error:
             raise InteropError(self._with_their_keys(str(error))) from None
+
+    def stack(self, settings: Settings) -> type[Transformer]:
+        """Type of the model: an Encoder if every token of a decoder attends to all others."""
+        if self.model is Encoder or settings.flag("is_causal", True):
+            return self.model
+        if self.model is EncoderDecoder:
+            raise settings.error("is_causal", "weft has only True")
+        return Encoder
 
     def _with_their_keys(self, message: str) -> str:
         """Replace settings in a message by the keys that they were read from."""
         keys = {row.ours: row.theirs for row in self.rows if isinstance(row, Key)}
+        short = {name.rpartition(".")[2]: key for name, key in keys.items()}
+        keys = {"fraction": "partial_rotary_factor", **short, **keys}
         message = re.sub(r"; set [a-z_.]+$", "", message)  # config.json may have no key for it
         return re.sub(r"(?<![\w.'])[a-z_.]+(?= = )", lambda match: keys.get(match[0], match[0]), message)
 
     def write(self, model: Transformer) -> Tree:
         """Content of config.json, as close as the family can come to the model."""
         classes = [name for name, head in self.architectures.items() if head == model.head.kind]
+        if model.head.kind == "embedding" and self.model is Decoder:
+            classes = list(self.architectures)[-1:]
         if not classes:
             raise InteropError(f"model.head.kind = '{model.head.kind}', which {self.title} does not have")
-        return {"model_type": self.kind, "architectures": classes[:1], **self.keys(flat(model))}
+        tree = {"model_type": self.kind, "architectures": classes[:1]}
+        if isinstance(model, self.model):
+            return tree | self.keys(flat(model))
+        return tree | self.keys(widened(flat(model), -1)) | {"is_causal": False}
 
     def known(self, model: Transformer) -> Flat:
         """Settings of a model that are read from its weights and other files instead of config.json."""
-        pooling = ("head.pooling", "head.normalise") if model.head.kind == "embedding" else ()
+        pooling = ("head.kind", "head.pooling", "head.normalise") if model.head.kind == "embedding" else ()
         return {key: value for key, value in flat(model).items() if key in (*self.by_weights, *pooling)}
 
     def rules(self, model: Transformer) -> Rules:
@@ -104,12 +124,32 @@ class Family(SettingsTable):
 
     def copies(self, model: Transformer) -> dict[str, str]:
         """Tensors that may be stored although they repeat another one, such as a tied LM head → the original."""
-        lm_head = self.heads.get("lm") or self.heads["mlm"]
-        names = {rule.ours: rule.theirs[0] for rule in (*self._body(model), *lm_head)}
-        return {names["output.weight"]: names["embedding.weight"], **self.copied}
+        names = {rule.ours: rule.theirs[0] for rule in (*self._body(model), *self._lm_head)}
+        tied = {names["output.weight"]: names["embedding.weight"]}
+        return {**({} if model.head.kind == "embedding" and self.model is Decoder else tied), **self.copied}
+
+    def is_unused(self, name: str) -> bool:
+        """Return whether weft does not use a tensor that is not among those of the model."""
+        patterns = (*self.unused, *(re.escape(part) for rule in self._lm_head for part in rule.theirs))
+        return any(re.fullmatch(pattern, name) for pattern in patterns)
+
+    @property
+    def _lm_head(self) -> Rules:
+        return self.heads.get("lm") or self.heads["mlm"]
 
     def _body(self, model: Transformer) -> Rules:
-        return self.body(model) if callable(self.body) else self.body
+        rules = self.body(model) if callable(self.body) else self.body
+        if isinstance(model, self.model):
+            return rules
+        return tuple(replace(rule, ours=re.sub(r"^decoder\.", "encoder.", rule.ours)) for rule in rules)
+
+
+def widened(model: Flat, by: int) -> Flat:
+    """Settings with all windows larger by this: of a decoder that is not causal, transformers counts them without the
+    token itself."""
+    pattern = [{**kind, "window": kind["window"] and kind["window"] + by} for kind in model.get("pattern", ())]
+    window = model.get("attention.window")
+    return {**model, "attention.window": window and window + by, "pattern": pattern}
 
 
 Heads = Mapping[str, Rules]  # kind of head → rules of its weights
@@ -152,7 +192,7 @@ def decoder_head(*lm: Row) -> Special:
             for row in lm:
                 head |= row.read(settings, {**model, **head})
             return head
-        if model["head.kind"] == "span":
+        if model["head.kind"] in ("span", "embedding"):
             return head
         head["head.labels"] = count_labels(settings)
         if model["head.kind"] == "token":

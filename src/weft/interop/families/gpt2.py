@@ -2,15 +2,22 @@
 
 GPT-Neo (Black et al. 2021) has a window in every other layer; GPT-J (Wang and Komatsuzaki 2021) rotates part of each
 head and computes attention and feed-forward in parallel. OPT (Zhang et al. 2022) has positions from 2; its version with
-350M parameters has post-norm and embeddings half as wide as its layers.
+350M parameters has post-norm and embeddings half as wide as its layers. GPTBigCode (SantaCoder, StarCoder; Li et al.
+2023) is GPT-2 with one head of keys and values; CodeGen (Nijkamp et al. 2023) is GPT-J with queries, values and keys
+stored in four groups.
 """
+
+from dataclasses import replace
+
+from torch import Tensor
 
 from weft.config import Tree
 from weft.interop.families.base import HEAD_BIAS, PLAIN, TIED, UNTIED, Family, decoder_head, on_decoder
 from weft.interop.families.positions import MAX_LAYERS, rotated_part, windows_of, with_windows
 from weft.interop.settings import Flat, Settings
 from weft.interop.table import Special, all_biases, embedding_width, four_times, keys, switch
-from weft.interop.weight_map import TRANSPOSED, Rules, TensorLayout, block, module, tensor
+from weft.interop.weight_map import TRANSPOSED, Rules, TensorLayout, block, grouped, module, reordered, tensor
+from weft.models.config import Decoder
 
 LEARNED = {**PLAIN, "position.kind": "learned"}
 LAYER, OPT_LAYER = "transformer.h.{layer}", "model.decoder.layers.{layer}"
@@ -64,6 +71,61 @@ GPTJ = Family(
     unused=(*MASKS, r"transformer\.h\.\d+\.attn\.embed_positions"),
 )
 
+CODEGEN_GROUPS = 4
+
+
+def _codegen_names(model: Decoder) -> Rules:
+    """Rules of CodeGen's weights; each of the groups holds a fourth of the queries, of the values and of the keys."""
+
+    def order(rows: Tensor) -> Tensor:
+        return rows.view(3, CODEGEN_GROUPS, -1)[[0, 2, 1]].transpose(0, 1).flatten()
+
+    return (
+        *ENDS,
+        *block("decoder", LAYER, {"qkv": reordered(order)}, norm="ln_1", qkv="attn.qkv_proj", out="attn.out_proj"),
+        *block("decoder", LAYER, up="mlp.fc_in", down="mlp.fc_out"),
+    )
+
+
+def _check_groups(settings: Settings, model: Flat) -> Flat:
+    if model["attention.heads"] % CODEGEN_GROUPS:
+        raise settings.error("n_head", f"expected a multiple of {CODEGEN_GROUPS}")
+    return {}
+
+
+CODEGEN = replace(
+    GPTJ,
+    names=("codegen", "CodeGen", "CodeGen"),
+    rows=(*GPTJ.rows, Special(_check_groups)),
+    body=_codegen_names,
+    heads=on_decoder(without=("sequence", "token", "span")),
+    unused=(*MASKS, r"transformer\.h\.\d+\.attn\.causal_mask"),
+)
+
+
+def _bigcode_names(model: Decoder) -> Rules:
+    layouts = {} if model.attention.groups == 1 else {"qkv": grouped(model.attention.heads, model.d_head)}
+    parts = {"qkv": "attn.c_attn", "out": "attn.c_proj", "up": "mlp.c_fc", "down": "mlp.c_proj"}
+    return (*ENDS, *POSITIONS, *block("decoder", LAYER, layouts, norm="ln_1", ff_norm="ln_2", **parts))
+
+
+MULTI_QUERY = Special(
+    lambda settings, model: {
+        "attention.kv_heads": 1 if settings.flag("multi_query", True) else model["attention.heads"]
+    },
+    lambda model: {"multi_query": model["attention.kv_heads"] == 1},
+)
+GPT_BIGCODE = replace(
+    GPT2,
+    names=("gpt_bigcode", "GPTBigCode", "GPTBigCode"),
+    rows=(*SIZES, EMBEDDING_DROPOUT, MULTI_QUERY, decoder_head(TIED)),
+    only={"scale_attn_weights": True, "add_cross_attention": False},
+    defaults={"activation_function": "gelu_pytorch_tanh"},
+    body=_bigcode_names,
+    heads=on_decoder(without=("span",)),
+    classes={},
+)
+
 KINDS = ("global", "local")
 
 
@@ -102,6 +164,7 @@ GPT_NEO = Family(
     names=("gpt_neo", "GPT-Neo", "GPTNeo"),
     rows=(*NEO_SIZES, decoder_head(TIED), Special(_read_kinds, _write_kinds)),
     fixed={**LEARNED, "attention.bias": "out", "attention.scale": 1.0},
+    only={"is_causal": True},  # transformers ignores the key
     body=(
         *ENDS,
         *POSITIONS,
@@ -116,8 +179,8 @@ GPT_NEO = Family(
 
 def _check_width(settings: Settings, model: Flat) -> Flat:
     settings.only(_remove_final_layer_norm=False)
-    if model["d_embedding"] is not None and model["head.kind"] != "lm":
-        raise settings.error("word_embed_proj_dim", "weft reads such a model only with an LM head")
+    if model["d_embedding"] is not None and not (model["head.kind"] == "lm" and settings.flag("is_causal", True)):
+        raise settings.error("word_embed_proj_dim", "weft reads such a model only if it is causal, with an LM head")
     return {}
 
 

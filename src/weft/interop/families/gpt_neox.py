@@ -3,7 +3,8 @@
 GPT-NeoX and Pythia (Black et al. 2022; Biderman et al. 2023), Phi 1 and 2 (Li et al. 2023) and StableLM (2023) rotate
 part of each head, StarCoder2 (Lozhkov et al. 2024) whole heads. The first Falcon (Almazrouei et al. 2023) has one head
 of keys and values and one norm for both sublayers; newer ones have groups and two norms; two small ones have ALiBi with
-penalties that are rounded and divided by √d_head. BLOOM (BigScience 2022) has ALiBi and normalised embeddings.
+penalties that are rounded and divided by √d_head. BLOOM (BigScience 2022) has ALiBi and normalised embeddings, MPT
+(MosaicML 2023) ALiBi and no biases.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from weft.interop.families.base import HEAD_BIAS, PLAIN, TIED, UNTIED, Family, F
 from weft.interop.families.llama import SIZES, names
 from weft.interop.families.positions import one_window, rotary
 from weft.interop.settings import Flat, Settings
-from weft.interop.table import Row, Special, all_biases, biases, even_heads, four_times, keys, switch, without
+from weft.interop.table import Key, Row, Special, all_biases, biases, even_heads, four_times, keys, switch, without
 from weft.interop.weight_map import A_ROW, SAME, NameRule, Rules, block, grouped, module, tensor
 from weft.models.config import Decoder
 
@@ -123,13 +124,60 @@ BLOOM_SIZES = keys(
 HEADS = Special(_read_heads, _write_heads)
 POSITIONS = Special(_read_positions, lambda model: {"alibi": model["position.kind"] == "alibi", **ROTARY.write(model)})
 FALCON_ROWS: tuple[Row, ...] = (*FALCON_SIZES, HEADS, all_biases("bias", False), POSITIONS)
-FALCON = _falcon(("falcon", "Falcon", "Falcon"), FALCON_ROWS, fixed=PLAIN)
+FALCON = _falcon(("falcon", "Falcon", "Falcon"), FALCON_ROWS, fixed=PLAIN, only={"is_causal": True})
 BLOOM = _falcon(
     ("bloom", "BLOOM", "Bloom"),
     (*BLOOM_SIZES, Special(read=lambda settings, model: {"feedforward.d_ff": four_times(model)})),
     fixed={**PLAIN, "feedforward.activation": "gelu-tanh", "attention.bias": "all"}
     | {"position.kind": "alibi", "embedding_norm": True},
-    only={"apply_residual_connection_post_layernorm": False},
+    only={"apply_residual_connection_post_layernorm": False, "is_causal": True},
+)
+
+
+MPT_ONLY: Tree = {
+    "attn_type": "multihead_attention", "alibi": True, "alibi_bias_max": 8, "qk_ln": False, "prefix_lm": False,
+    "attn_uses_sequence_id": False,
+}  # fmt: skip
+MPT_CLIP = Key("attention.clip", "clip_qkv", kind="positive", nullable=True)
+MPT_SCALE = Key("attention.scale", "softmax_scale", kind="positive", nullable=True)
+
+
+def _read_mpt_attention(settings: Settings, model: Flat) -> Flat:
+    table = settings.get("attn_config", {})
+    if not isinstance(table, dict):
+        raise settings.error("attn_config", "expected a table of settings")
+    attention = Settings(table, f"{settings.location}: attn_config")
+    attention.only(**MPT_ONLY)
+    dropout = attention.number("attn_pdrop", 0.0)
+    inner = MPT_CLIP.read(attention, model) | MPT_SCALE.read(attention, model)
+    return {**inner, "attention.dropout": dropout, "dropout": dropout, "feedforward.d_ff": four_times(model)}
+
+
+def _write_mpt_attention(model: Flat) -> Tree:
+    clip, scale, dropout = (model[f"attention.{key}"] for key in ("clip", "scale", "dropout"))
+    scale = None if scale == even_heads(model) ** -0.5 else scale
+    return {"attn_config": {"clip_qkv": clip, "softmax_scale": scale, "attn_pdrop": dropout or 0, **MPT_ONLY}}
+
+
+MPT_SIZES = keys(
+    vocab_size=("vocab_size", 50368), context=("max_seq_len", 2048), d_model=("d_model", 2048),
+    layers=("n_layers", 24), heads=("n_heads", 16), eps=("layer_norm_epsilon", 1e-5), std=("initializer_range", 0.02),
+)  # fmt: skip
+MPT_LAYER = "transformer.blocks.{layer}"
+MPT = Family(
+    names=("mpt", "MPT", "Mpt"),
+    rows=(*MPT_SIZES, Special(_read_mpt_attention, _write_mpt_attention), decoder_head(TIED)),
+    fixed={**PLAIN, "feedforward.activation": "gelu", "feedforward.bias": False, "norm.bias": False}
+    | {"position.kind": "alibi"},
+    only={"expansion_ratio": 4, "no_bias": True, "logit_scale": None, "is_causal": True},
+    body=(
+        tensor("embedding.weight", "transformer.wte.weight"),
+        *block("decoder", MPT_LAYER, norm="norm_1", qkv="attn.Wqkv", out="attn.out_proj"),
+        *block("decoder", MPT_LAYER, ff_norm="norm_2", up="ffn.up_proj", down="ffn.down_proj"),
+        *module("decoder.norm", "transformer.norm_f"),
+    ),
+    heads=on_decoder(),
+    prefix="transformer.",
 )
 
 
@@ -191,6 +239,7 @@ STABLELM = _family(
     ),
     parts={},
     fixed={**ROTATED, "feedforward.kind": "gated"},
+    only={"is_causal": True},  # transformers honours the key only in batches with padding
     defaults={"max_position_embeddings": 4096},
 )
 STARCODER2 = _family(

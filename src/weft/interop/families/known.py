@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from weft.config import Tree
 from weft.errors import InteropError, WeftError
-from weft.interop.families import bert, gpt2, gpt_neox, llama, seq2seq
+from weft.interop.families import bert, gpt2, gpt_neox, llama, recent, seq2seq
 from weft.interop.families.base import Family
 from weft.interop.families.modernbert import MODERNBERT
 from weft.interop.settings import Flat, Settings, Transformer, shown
@@ -20,6 +20,7 @@ from weft.models.config import Decoder, Encoder, EncoderDecoder
 DECODERS = (
     *(gpt2.GPT2, *llama.FAMILIES, gpt2.OPT, gpt_neox.GPT_NEOX, gpt2.GPTJ, gpt2.GPT_NEO),
     *(gpt_neox.PHI, gpt_neox.STABLELM, gpt_neox.FALCON, gpt_neox.STARCODER2, gpt_neox.BLOOM),
+    *(*recent.FAMILIES, gpt2.GPT_BIGCODE, gpt2.CODEGEN, gpt_neox.MPT),
 )
 ENCODERS = (*bert.FAMILIES, MODERNBERT, bert.DEBERTA_V2)
 FAMILIES: dict[str, Family] = {family.kind: family for family in (*DECODERS, *ENCODERS, *seq2seq.FAMILIES)}
@@ -103,9 +104,9 @@ def _compare(family: Family, tree: Tree, tensors: Collection[str]) -> tuple[set[
 
 
 def _tensor_differences(family: Family, model: Transformer, tensors: Collection[str]) -> list[str]:
-    expected, unused = set(their_shapes(conversions(family.rules(model), model))), "|".join(family.unused) or "$^"
+    expected = set(their_shapes(conversions(family.rules(model), model)))
     known = expected | family.copies(model).keys()
-    foreign = [name for name in tensors if name not in known and not re.fullmatch(unused, name)]
+    foreign = [name for name in tensors if name not in known and not family.is_unused(name)]
     kinds = {re.sub(r"\d+", "0", name): f"which has no tensor '{name}'" for name in reversed(foreign)}
     for name in sorted(expected.difference(tensors)):
         kinds.setdefault(re.sub(r"\d+", "0", name), f"which needs a tensor '{name}'")

@@ -1,17 +1,18 @@
 """Encoder–decoders.
 
 Marian (Junczys-Dowmunt et al. 2018) and BART (Lewis et al. 2020); with the same blocks in pre-norm mBART (Liu et al.
-2020), M2M-100 and NLLB (Fan et al. 2021; Costa-jussà et al. 2022) and PEGASUS (Zhang et al. 2020); T5, T5 v1.1 (Raffel
-et al. 2020; Shazeer 2020) and mT5 (Xue et al. 2021), which has the blocks of T5 v1.1.
+2020), M2M-100 and NLLB (Fan et al. 2021; Costa-jussà et al. 2022), PEGASUS (Zhang et al. 2020) and Blenderbot (Roller
+et al. 2021); T5, T5 v1.1 (Raffel et al. 2020; Shazeer 2020) and mT5 (Xue et al. 2021), which has the blocks of T5 v1.1.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from weft.config import Tree
-from weft.interop.families.base import POST_NORM, Family, FamilyNames
+from weft.interop.families.base import POST_NORM, TIED, Family, FamilyNames, count_labels, pooled_head, write_labels
 from weft.interop.settings import ACTIVATIONS, THEIR_ACTIVATIONS, Flat, Settings
 from weft.interop.table import Row, Special, constant, decoder_copy, follows, keys
 from weft.interop.weight_map import ONE_ROW, Rules, block, module, tensor
@@ -45,7 +46,11 @@ LM_HEAD = (tensor("output.weight", "lm_head.weight"), tensor("output.bias", "fin
 
 def _zero_bias(model: EncoderDecoder) -> LazyWeights:
     """Zeros for the bias of the logits; transformers always adds one, and warns if it is missing."""
-    return {} if model.head.bias else {"final_logits_bias": partial(torch.zeros, 1, model.vocab_size)}
+    return (
+        {}
+        if model.head.bias or model.head.kind != "lm"
+        else {"final_logits_bias": partial(torch.zeros, 1, model.vocab_size)}
+    )
 
 
 def _sinusoids(model: EncoderDecoder) -> LazyWeights:
@@ -59,10 +64,36 @@ SIZES = keys(
     layers="decoder_layers", d_model="d_model", heads="encoder_attention_heads", d_ff="encoder_ffn_dim",
     activation=("activation_function", "gelu"), attention_dropout=("attention_dropout", 0.0),
     feedforward_dropout=("activation_dropout", 0.0), dropout=("dropout", 0.1),
-    embedding_scale=("scale_embedding", False), tied=("tie_word_embeddings", True), std=("init_std", 0.02),
+    embedding_scale=("scale_embedding", False), std=("init_std", 0.02),
 )  # fmt: skip
+
+
+def _head(*lm: Row) -> Special:
+    """Row of the head: rows of an LM head, or those of a classifier of texts on the last token."""
+
+    def read(settings: Settings, model: Flat) -> Flat:
+        if model["head.kind"] == "lm":
+            return {key: value for row in lm for key, value in row.read(settings, model).items()}
+        start = settings.get("decoder_start_token_id")
+        if not isinstance(start, int) or isinstance(start, bool) or start < 0:
+            raise settings.error("decoder_start_token_id", "expected the id of a token")
+        dropout = settings.number("classifier_dropout", 0.0)
+        labels = {"head.labels": count_labels(settings), "head.dropout": dropout}
+        return {"start": start, "head.pooling": "last", **labels}
+
+    def write(model: Flat) -> Tree:
+        if model["head.kind"] == "lm":
+            return {key: value for row in lm for key, value in row.write(model).items()}
+        dropout = {"classifier_dropout": model["head.dropout"]}
+        return {"decoder_start_token_id": model["start"], **dropout, **write_labels(model)}
+
+    return Special(read, write)
+
+
+CLASSIFIER = pooled_head("output", "classification_head.dense", "classification_head.out_proj")
 SHARED: tuple[Row, ...] = (
     *SIZES,
+    _head(TIED),
     decoder_copy("decoder_attention_heads", "attention.heads", 16),
     decoder_copy("decoder_ffn_dim", "feedforward.d_ff", 4096),
     constant("is_encoder_decoder", True),
@@ -96,6 +127,7 @@ def _family(family_names: FamilyNames, *rows: Row, pre_norm: bool, position: Tre
         "classes": {"lm": f"{family_names[2]}ForConditionalGeneration"},
         "only": {**(PRE_NORM_KEYS if pre_norm else POST_NORM_KEYS), **static, "normalize_embedding": learned},
         "by_weights": {"head.bias": lambda names: "final_logits_bias" in names},
+        "heads": {"lm": LM_HEAD},
         "fillers": _zero_bias,
     }
     return Family(
@@ -104,7 +136,6 @@ def _family(family_names: FamilyNames, *rows: Row, pre_norm: bool, position: Tre
         names=family_names,
         model=EncoderDecoder,
         body=lambda model: (*(ONE_TABLE if model.source_vocab_size is None else TWO_TABLES), *STACKS),
-        heads={"lm": LM_HEAD},
         copied=dict.fromkeys((f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder")), TABLE),
         unused=() if learned else SINUSOIDS,
         **{**defaults, **fields},
@@ -127,13 +158,23 @@ MARIAN = _family(
     base=None,
     prefix="",
 )
-BART = _family(("bart", "BART", "Bart"), pre_norm=False, position=LEARNED)
+BART = _family(
+    ("bart", "BART", "Bart"), pre_norm=False, position=LEARNED, heads={"lm": LM_HEAD, "sequence": CLASSIFIER}
+)
 MBART = _family(("mbart", "mBART", "MBart"), pre_norm=True, position=LEARNED)
 PEGASUS = _family(
     ("pegasus", "PEGASUS", "Pegasus"),
     pre_norm=True,
     position=HALVES,
     fillers=lambda model: {**_zero_bias(model), **_sinusoids(model)},
+)
+BLENDERBOT = replace(
+    MBART,
+    names=("blenderbot", "Blenderbot", "Blenderbot"),
+    fixed={**MBART.fixed, "position.offset": 0, "embedding_norm": False},
+    only={**MBART.only, "normalize_embedding": False},
+    classes={"lm": "BlenderbotForConditionalGeneration"},
+    defaults={"max_position_embeddings": 128, "decoder_attention_heads": 32, "decoder_ffn_dim": 10240},
 )
 M2M100 = _family(
     ("m2m_100", "M2M-100", "M2M100"),
@@ -194,7 +235,11 @@ T5_SIZES = keys(
 )  # fmt: skip
 
 
-def _t5(family_names: FamilyNames, *rows: Row, **fields: Any) -> Family:
+T5_BODY = (tensor("embedding.weight", "shared.weight"), *_t5_stack("encoder", 1), *_t5_stack("decoder", 2))
+T5_PREFIXED = tuple(replace(rule, theirs=tuple(f"transformer.{name}" for name in rule.theirs)) for rule in T5_BODY)
+
+
+def _t5(family_names: FamilyNames, *lm: Row, **fields: Any) -> Family:
     return Family(
         rows=(
             *T5_SIZES,
@@ -202,13 +247,13 @@ def _t5(family_names: FamilyNames, *rows: Row, **fields: Any) -> Family:
             follows("attention.dropout", "dropout"),
             follows("feedforward.dropout", "dropout"),
             constant("is_encoder_decoder", True),
-            *rows,
+            _head(*lm),
         ),
         fixed={"attention.scale": 1.0, "norm.kind": "rms", "position.kind": "t5", "init.kind": "xavier"},
         names=family_names,
         model=EncoderDecoder,
-        body=(tensor("embedding.weight", "shared.weight"), *_t5_stack("encoder", 1), *_t5_stack("decoder", 2)),
-        heads={"lm": (tensor("output.weight", "lm_head.weight"),)},
+        body=lambda model: T5_BODY if model.head.kind == "lm" else T5_PREFIXED,
+        heads={"lm": (tensor("output.weight", "lm_head.weight"),), "sequence": CLASSIFIER},
         classes={"lm": f"{family_names[2]}ForConditionalGeneration"},
         base=None,
         prefix="",
@@ -224,4 +269,4 @@ def _t5(family_names: FamilyNames, *rows: Row, **fields: Any) -> Family:
 SCALE = Special(_read_scale, lambda model: {"tie_word_embeddings": model["head.scale"] is not None})
 T5 = _t5(("t5", "T5", "T5"), SCALE)
 MT5 = _t5(("mt5", "mT5", "MT5"), defaults={"feed_forward_proj": "gated-gelu"})
-FAMILIES = (MARIAN, BART, MBART, PEGASUS, M2M100, T5, MT5)
+FAMILIES = (MARIAN, BART, MBART, PEGASUS, M2M100, T5, MT5, BLENDERBOT)

@@ -20,10 +20,12 @@ from weft.interop.bundle import ModelBundle, as_dtype, check_vocabulary, load_to
 from weft.interop.families.base import Family, label_keys
 from weft.interop.families.known import FAMILIES, family_of
 from weft.interop.hf import weights
+from weft.interop.hf.sines_first import sines_first
+from weft.interop.hf.text_tower import text_tensors, text_tower
 from weft.interop.hf.tokenizer import TOKENIZER_FILES, json_bytes, read_languages, read_tokenizer, tokenizer_files
 from weft.interop.license import license_of_folder
-from weft.interop.settings import Flat, Settings, Transformer, differences, first_lossless
-from weft.models.config import EmbeddingHead, Encoder, EncoderDecoder
+from weft.interop.settings import Flat, Settings, Transformer, differences, first_lossless, shown
+from weft.models.config import Decoder, EmbeddingHead, Encoder, EncoderDecoder
 from weft.progress import bar, warn
 from weft.storage import tensors
 from weft.storage.untrusted import optional_object, read_bytes, read_object, read_text
@@ -41,17 +43,30 @@ TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_i
 GENERATION_IDS = ("decoder_start_token_id", "forced_bos_token_id")
 TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 MULTI_LABEL = "multi_label_classification"
-POOLING = {"cls_token": "first", "mean_tokens": "mean", "lasttoken": "last"}  # sentence-transformers' name → ours
+# sentence-transformers' name → ours
+POOLING = {
+    "cls_token": "first", "mean_tokens": "mean", "lasttoken": "last", "max_tokens": "max",
+    "mean_sqrt_len_tokens": "mean-sqrt", "weightedmean_tokens": "weighted-mean",
+}  # fmt: skip
+PARTS = ("Transformer", "Pooling", "Normalize")  # modules of sentence-transformers that weft has
 
 
 def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
     """Read the model of a folder; `tokenizer` is the path of another tokenizer that replaces the folder's."""
     tree = read_object(folder / CONFIG)
+    stored, kept = weights.list_weights(folder), KEPT
+    tower = text_tower(tree, str(folder / CONFIG))
+    if tower is not None:
+        parts = len(stored)
+        tree, stored = tower, text_tensors(stored)
+        warn(f"{folder}: a multimodal model; its text part is read, {len(stored)} of {parts} tensors")
+        kept = (GENERATION,)
     settings = Settings(tree, str(folder / CONFIG))
-    stored = weights.list_weights(folder)
     family, architecture = family_of(tree, settings.location, stored)
-    known = {key: is_present(stored) for key, is_present in family.by_weights.items()}
-    if family.architectures[architecture] == "embedding":
+    head, known = family.architectures[architecture], Flat()
+    if head == "lm":
+        known = {key: is_present(stored) for key, is_present in family.by_weights.items()}
+    if head in ("embedding", "lm"):
         known |= _read_pooling(folder)
     model = family.read(settings, architecture, known)
     problem, labels = settings.get("problem_type"), getattr(model.head, "labels", None)
@@ -72,8 +87,10 @@ def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
                 check_vocabulary(side, size or model.vocab_size, str(folder))
     else:
         target, source = load_tokenizer(tokenizer, model.vocab_size), None
-    is_translator = isinstance(model, EncoderDecoder) and target is not None
-    kept = KEPT if tokenizer is not None else (*KEPT, *TOKENIZER_FILES)
+    is_translator = isinstance(model, EncoderDecoder) and model.head.kind == "lm" and target is not None
+    kept = kept if tokenizer is not None else (*kept, *TOKENIZER_FILES)
+    if tower is not None:  # the export is a model of text, in one file
+        notes |= {"names": {}, "headers": {}}
     # the model's name: that on the hub if it came from there, else its folder
     cached = re.search(r"models--([^/]+)--([^/]+)/snapshots/", f"{folder.as_posix()}/")
     name = f"{cached[1]}/{cached[2]}" if cached else str(folder)
@@ -99,10 +116,22 @@ def _read_pooling(folder: Path) -> Flat:
     tree = read_object(folder / POOLED)
     modes = [key.removeprefix("pooling_mode_") for key, on in tree.items() if key.startswith("pooling_mode_") and on]
     if len(modes) != 1 or modes[0] not in POOLING:
-        shown = " and ".join(modes) or "nothing"
-        raise InteropError(f"{folder / POOLED}: pooling by {shown}; weft has mean, first (cls) and last")
-    modules = read_text(folder / MODULES) if (folder / MODULES).is_file() else ""
-    return {"head.pooling": POOLING[modes[0]], "head.normalise": "Normalize" in modules}
+        given = " and ".join(modes) or "nothing"
+        raise InteropError(f"{folder / POOLED}: pooling by {given}; weft has one of {', '.join(POOLING)}")
+    modules = _read_modules(folder / MODULES) if (folder / MODULES).is_file() else []
+    head = {"head.pooling": POOLING[modes[0]], "head.normalise": "Normalize" in modules}
+    return {"head.kind": "embedding", **head}
+
+
+def _read_modules(file: Path) -> list[str]:
+    """Names of a sentence encoder's modules; InteropError if one is not of PARTS."""
+    try:
+        names = [module["type"].rpartition(".")[2] for module in json.loads(read_text(file))]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise InteropError(f"{file}: expected a list of modules, each with a type") from None
+    if other := next((name for name in names if name not in PARTS), None):
+        raise InteropError(f"{file}: a module of type {shown(other)}; weft has {', '.join(PARTS)}")
+    return names
 
 
 def _read_length(folder: Path, model: Transformer, tokenizer: Tokenizer | None) -> int:
@@ -138,6 +167,7 @@ def write(bundle: ModelBundle, folder: Path, dtype: str | None = None) -> Family
     A model that was imported from such a folder and has not changed gets back its names, dtypes and files. `dtype`, one
     of TYPES, converts all weights.
     """
+    bundle = sines_first(bundle)
     family, tree, notes = _to_config(bundle)
     theirs = weights.to_family(bundle, family, notes)
     if dtype is not None:
@@ -170,12 +200,12 @@ def _small_files(bundle: ModelBundle, tree: Tree, *, unchanged: bool, sharded: b
     if GENERATION not in files and not isinstance(bundle.model, Encoder):
         generation = bundle.notes.get("generation") or {"_from_model_config": True}
         files[GENERATION] = json_bytes(generation | {key: tree[key] for key in TOKENS if key in tree})
-    if not unchanged and isinstance(bundle.model, Encoder) and isinstance(bundle.model.head, EmbeddingHead):
+    if not unchanged and isinstance(bundle.model, Decoder | Encoder) and isinstance(bundle.model.head, EmbeddingHead):
         files |= _sentence_transformers(bundle.model, bundle.model.head, bundle.length)
     return files | (tokenizer_files(bundle) if bundle.tokenizer is not None else {})
 
 
-def _sentence_transformers(model: Encoder, head: EmbeddingHead, length: int | None) -> dict[str, bytes]:
+def _sentence_transformers(model: Decoder | Encoder, head: EmbeddingHead, length: int | None) -> dict[str, bytes]:
     pooling = {f"pooling_mode_{theirs}": head.pooling == ours for theirs, ours in POOLING.items()}
     kinds = [("", "Transformer"), ("1_Pooling", "Pooling")] + [("2_Normalize", "Normalize")] * head.normalise
     modules = [
@@ -215,8 +245,9 @@ def choose(bundle: ModelBundle) -> Family:
     if not isinstance(model, Transformer):
         why = "Hugging Face has no family for it; only Transformers can be exported"
         raise InteropError(f"model.kind = '{model.kind}': {why}")
-    families = [family for family in FAMILIES.values() if isinstance(model, family.model)]
-    families.sort(key=lambda family: family.kind != bundle.notes.get("family"))
+    stacks = (type(model), Decoder) if isinstance(model, Encoder) else (type(model),)
+    families = [family for family in FAMILIES.values() if family.model in stacks]
+    families.sort(key=lambda family: (family.kind != bundle.notes.get("family"), family.model is not type(model)))
     by_title = {family.title: family for family in families}
     round_trips = {title: partial(_round_trip, family, model) for title, family in by_title.items()}
     return by_title[first_lossless(model, round_trips, "Hugging Face family")]

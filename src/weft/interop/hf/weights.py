@@ -99,11 +99,7 @@ def _current_name(family: Family, name: str, known: set[str]) -> str:
             name = new + name.removeprefix(old) if name.startswith(old) else name
         else:
             name = name.removesuffix(old) + new if name.endswith(old) else name
-    return next((full for full in (name, family.prefix + name) if full in known or _is_unused(family, full)), name)
-
-
-def _is_unused(family: Family, name: str) -> bool:
-    return any(re.fullmatch(pattern, name) for pattern in family.unused)
+    return next((full for full in (name, family.prefix + name) if full in known or family.is_unused(full)), name)
 
 
 def read(
@@ -129,7 +125,7 @@ def read(
             break
     used = {name: check_floats(tensor) for name, tensor in tensors.items() if name in expected}
     others = [name for name in tensors if name not in expected and name not in copies]
-    unused = [name for name in others if _is_unused(family, name)]
+    unused = [name for name in others if family.is_unused(name)]
     shapes = {name: tensors[name].shape for name in (*used, *others) if name not in unused}
     weights = to_ours(table, shapes, lambda name: tensors[name].read(), location=location)
     dtypes: dict[str, str] = {}  # of tensors that are promoted when they are joined with others

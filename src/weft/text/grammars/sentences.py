@@ -6,9 +6,9 @@ from pathlib import Path
 
 from weft.text.grammars.rng import InSplit, Rng, Row
 
-CHATTER, QUESTIONS, SENTIMENT, STORIES = (
+CHATTER, PARTICLES, QUESTIONS, SENTIMENT, STORIES = (
     tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8"))
-    for name in ("chatter", "questions", "sentiment", "stories")
+    for name in ("chatter", "particles", "questions", "sentiment", "stories")
 )
 WORDINGS, MEANINGS = CHATTER["wordings"], CHATTER["meanings"]
 LABELS = ("negative", "positive")
@@ -169,6 +169,17 @@ def _larger(rng: Rng) -> Exchange:
     question = rng.pick(WORDINGS["larger"]).format(a, b)
     low, high = sorted((a, b))
     return f"{low} or {high}", question, f"{high} is larger than {low}."
+
+
+def phrasal_verb(rng: Rng) -> str:
+    """Return a sentence that ends in the particle of its verb, which is 2 to 12 words before it."""
+    words, verb = PARTICLES, rng.pick(tuple(PARTICLES["particles"]))
+    sentence = [rng.pick(words["subjects"]), verb, "the", *rng.sample(words["adjectives"], rng.below(4))]
+    sentence.append(rng.pick(words["nouns"]))
+    for _ in range(rng.below(3)):
+        adjective = rng.sample(words["adjectives"], rng.below(2))
+        sentence += [rng.pick(words["prepositions"]), "the", *adjective, rng.pick(words["places"])]
+    return " ".join([*sentence, words["particles"][verb], "."])
 
 
 def story(rng: Rng) -> str:
