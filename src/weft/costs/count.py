@@ -98,6 +98,10 @@ def count(model: Config, length: int | None = None, adapter: LoRA | None = None)
         case config.NGram():
             note = f"counts instead of weights: the text decides how many; a token takes up to {model.order} look-ups"
             return Count((Component("counts", 0, 0),), time, note)
+        case config.StaticVectors():
+            size = model.vocab_size * model.d_model
+            note = "one vector per word, looked up: no products"
+            return Count((Component("embedding", size, 0, looked_up=size),), time, note)
         case _:
             raise ModelError(f"a {type(model).__name__} cannot be counted: it is not a model")
 

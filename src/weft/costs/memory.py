@@ -141,7 +141,7 @@ def activation_bytes(model: Config, T: int, n: int) -> tuple[list[float], float,
             alignment = T * A + T + 2 * D + A  # tanh(W_q s + W_k h_j) for every pair
             readout = 3 * D + E + 2 * D + D
             return [float(n * width) for width in encoder + decoder], n * (alignment + readout), n * 2 * D
-        case config.NGram():
+        case config.NGram() | config.StaticVectors():
             return [], 0.0, 0.0
         case _:
             raise ModelError(f"a {type(model).__name__} cannot be counted: it is not a model")

@@ -197,8 +197,8 @@ def _layout_problems(recipe: Recipe) -> Iterator[str]:
             yield "parallel.sequence: sequence parallelism extends tensor parallelism; set parallel.tensor too"
         return
     tensor = layout.tensor
-    if model.kind == "ngram":
-        yield "parallel: an n-gram model is counted by one process; leave it out"
+    if model.kind in ("ngram", "word2vec", "glove"):
+        yield f"parallel: a model of kind '{model.kind}' is trained by one process; leave it out"
     elif isinstance(model, TransformerConfig):
         if (reason := indivisible(model, tensor)) is not None:
             yield f"parallel.tensor = {tensor}: {reason}"
