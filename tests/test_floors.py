@@ -23,7 +23,7 @@ FLOORS = {
     "training": 5,
     "objectives": 6,
     "api": 7, "compare": 7,
-    "serve": 8,
+    "serve": 8, "course": 8,
     "cli": 9, "__main__": 10,
 }  # fmt: skip
 # on one floor, in this direction

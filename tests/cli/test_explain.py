@@ -25,13 +25,14 @@ RUNS = Path(__file__).parent.parent / "api" / "runs-0.1"
 TEXT = "the cat sat"
 # the views that a kind of model does not have
 LACKING = {
-    "gpt": set(),
-    "bahdanau": {"cache", "lens", "positions"},
-    "pairs": {"cache"},
-    "masked-next": {"cache", "search"},
-    "classify": {"cache", "search", "surprise", "lens", "saliency"},
-    "lstm": {"attention", "cache", "heads", "lens", "positions"},
-    "ngram": set(VIEWS) - {"anatomy", "surprise", "search", "step", "activations", "graph"},
+    "gpt": {"likelihood"},
+    "bahdanau": {"cache", "lens", "likelihood", "positions"},
+    "pairs": {"cache", "likelihood"},
+    "masked-next": {"cache", "likelihood", "search"},
+    "classify": {"cache", "likelihood", "search", "surprise", "lens", "saliency"},
+    "lstm": {"attention", "cache", "heads", "lens", "likelihood", "positions"},
+    "ngram": set(VIEWS)
+    - {"anatomy", "surprise", "search", "step", "activations", "graph", "precision", "training", "likelihood"},
 }
 Capture = pytest.CaptureFixture[str]
 

@@ -1,6 +1,7 @@
 """`weft plan` and `weft presets`."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -155,3 +156,18 @@ def test_tables_of_the_lectures(cli: Cli) -> None:
     assert "gpt3-175b     175B  174.6B" in out
     assert "gpt3-13b: table 2.1 prints d_model 5140" in out
     assert "80 | 79.7" in cli("plan", "--lecture", "opt")
+    assert re.search(r"gpt3-175b .* 3\.2M  0\.6e-4", out)
+    compute = cli("plan", "--lecture", "compute")
+    for row in re.findall(r"(?m)^(?:T5|BERT|RoBERTa|GPT-3).*?([\d.,]+) +([\d.,]+)$", compute):
+        counted, published = (float(number.replace(",", "")) for number in row)
+        assert counted == pytest.approx(published, rel=0.01)
+    assert "the provider deletes the cluster" in cli("plan", "--lecture", "logbook")
+
+
+def test_figures_of_the_lectures(cli: Cli, tmp_path: Path) -> None:
+    for name in ("compute", "logbook"):
+        cli("plan", "--lecture", name, "--out", tmp_path / f"{name}.svg")
+        assert "<svg" in (tmp_path / f"{name}.svg").read_text()
+    assert "only a table" in cli.refused("plan", "--lecture", "gpt3", "--out", "a.svg")
+    assert "weft explain" in cli.refused("plan", "gpt2", "--out", "a.svg")
+    assert "ending in" in cli.refused("plan", "--lecture", "compute", "--out", "a.txt")

@@ -38,6 +38,7 @@ from weft.progress import bar
 from weft.recipe.config import Recipe
 from weft.recipe.resolve import resolve
 from weft.runs import checkpoint
+from weft.runs.report import plots, read_record
 from weft.training import schedule
 from weft.training.objective import Objective
 
@@ -126,6 +127,23 @@ class Explain:
     def activations(self) -> "views.activations.Activations":
         """Show activation functions and their derivatives."""
         return views.activations.activations()
+
+    def precision(self) -> "views.precision.Precision":
+        """Show number formats bit by bit, and the size of the model in each."""
+        return views.precision.precision(count(self.recipe.model).parameters)
+
+    def training(self) -> "views.training.Training":
+        """Show the run as it was logged: curves, losses by epoch, epochs by source, rollbacks."""
+        folder = self._require_trained("training")[1].folder
+        record = read_record(folder)
+        curves, title = plots(record, record.last("result")), f"Training of {folder.path.resolve().name}"
+        return views.training.Training(title, tuple(curves), tuple(record.tables()))
+
+    @shows_text()
+    def likelihood(self, text: Text = None, *, target: Text = None) -> "views.likelihood.Likelihood":
+        """Derive the maximum-likelihood estimate of the words after a text, for an n-gram model."""
+        model, objective = self._require_trained("likelihood")
+        return views.likelihood.likelihood(model, objective.tokenizer, text or "")
 
     def schedule(self) -> "views.schedule.Schedule":
         """Show the learning rate at each step of the recipe."""

@@ -38,7 +38,7 @@ app = typer.Typer(
 
 # each subcommand is a function in a file of the same name
 COMMANDS = {
-    "Begin": "quickstart docs doctor",
+    "Begin": "quickstart docs lecture doctor",
     "Train a model": "train evaluate compare scale import_ export runs",
     "Use a model": "generate chat translate classify embed serve",
     "Inspect and prepare": "explore explain presets plan neighbours tokenize prepare",

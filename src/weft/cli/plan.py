@@ -1,15 +1,16 @@
 """`weft plan`: estimate the costs of a model and its training."""
 
 from enum import StrEnum
+from pathlib import Path
 
 import typer
 
 from weft.cli.console import options
 from weft.cli.console.options import flag, option, recipe_argument
-from weft.cli.console.terminal import print_json, print_tables
+from weft.cli.console.terminal import echo, print_json, print_tables
 from weft.errors import ConfigError
 
-Lecture = StrEnum("Lecture", ["gpt3", "opt"])  # tables of the lectures
+Lecture = StrEnum("Lecture", ["gpt3", "opt", "compute", "logbook"])  # tables of the lectures
 Precision = StrEnum("Precision", ["bf16", "tf32", "fp32"])
 
 
@@ -40,7 +41,12 @@ def plan(
     batch: int | None = option(None, "Sequences per step (default: the recipe's, or 32 per GPU).", min=1),
     length: int | None = option(None, "Tokens per sequence (default: the recipe's, or the context).", min=1),
     precision: Precision | None = option(None, "bf16, tf32 or fp32 (default: the recipe's, or bf16).", value="TYPE"),
-    lecture: Lecture | None = option(None, "Show a table of the lectures, gpt3 or opt.", value="NAME"),
+    lecture: Lecture | None = option(
+        None, "Show a table of the lectures: gpt3, opt, compute or logbook (of OPT's training).", value="NAME"
+    ),
+    out: Path | None = option(
+        None, "With --lecture compute or logbook: draw it, as .html, .svg, .png or .pdf.", value="FILE"
+    ),
     published: bool = flag("--published", "Show published and measured step times beside the predictions."),
     as_json: options.AsJson = False,
 ) -> None:
@@ -55,6 +61,13 @@ def plan(
         others = (gpus > 1, interconnect, layout, tokens, mfu, batch, length, precision, as_json, lecture and published)
         if device != "h100" or any(others):
             raise ConfigError(f"{shown} shows a fixed table; leave out the other options")
+        if lecture in (Lecture.compute, Lecture.logbook):
+            _draw(lecture, out)
+            return
+        if out is not None:
+            raise ConfigError(
+                f"--out {out}: {shown} is only a table; --lecture compute and --lecture logbook are drawn"
+            )
         from weft.costs.published import gpt3_table, opt_table, published_table
 
         if lecture == Lecture.opt:
@@ -62,6 +75,10 @@ def plan(
         else:
             print_tables(gpt3_table() if lecture else published_table())
         return
+    if out is not None:
+        raise ConfigError(
+            f"--out {out}: only with --lecture compute or logbook; for a model: weft explain PRESET --out"
+        )
     if source is None:
         raise ConfigError("nothing to plan: name a preset, a recipe or a run, for instance: weft plan gpt2")
 
@@ -73,3 +90,14 @@ def plan(
         print_json(result.record())
     else:
         print_tables(*result.tables())
+
+
+def _draw(lecture: Lecture, out: Path | None) -> None:
+    """Show a figure of published numbers: as tables, or drawn into a file."""
+    from weft.costs.history import opt_logbook, training_compute
+
+    picture = training_compute() if lecture is Lecture.compute else opt_logbook()
+    if out is None:
+        print_tables(*picture.tables())
+    else:
+        echo(f"{picture.title}: {picture.save(out)}")

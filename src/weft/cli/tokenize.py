@@ -32,6 +32,7 @@ def tokenize(
     data: list[str] | None = option(None, "Text to train on (default: Python's documentation).", value="SOURCE"),
     vocab: int | None = option(None, "Vocabulary size of a tokenizer to train (default: 8192 for subwords).", min=1),
     ids: bool = flag("--ids", "Show the ids as well."),
+    marks: bool = flag("--marks", "Show tokens as in the vocabulary, on one line: giv ##in, or ▁giv in."),
     json: bool = flag("--json", "Print one JSON object."),
 ) -> None:
     """Show how a text is split into tokens, and their number.
@@ -59,8 +60,12 @@ def tokenize(
     if json:
         listed = [span._asdict() for span in spans]
         echo(dumps({**counts, "bytes_per_token": round(ratio, 4), "pieces": listed}, ensure_ascii=False))
+    elif marks and not console.is_terminal:
+        echo(" ".join(_marked(spans, spellings)))
     elif console.is_terminal:
-        _print_coloured(console, spans, spellings, ids=ids)
+        _print_coloured(
+            console, spans, [f"{mark} " for mark in _marked(spans, spellings)] if marks else spellings, ids=ids
+        )
         console.print(f"{counts_text}, {ratio:.2f} bytes per token", style="dim", highlight=False)
     else:
         for span, spelling in zip(spans, spellings, strict=True):
@@ -130,6 +135,13 @@ def _spellings(tokenizer: "Tokenizer", spans: "list[TokenSpan]") -> list[str]:
         except UnicodeDecodeError:
             spellings.append("".join(f"<0x{byte:02X}>" for byte in content))
     return spellings
+
+
+def _marked(spans: "list[TokenSpan]", spellings: list[str]) -> list[str]:
+    """Return each token as in the vocabulary, with its ## or ▁; the space of a byte-level token becomes ▁ as well."""
+    pairs = zip(spans, spellings, strict=True)
+    tokens = [span.token if span.token.isascii() or "▁" in span.token else spelling for span, spelling in pairs]
+    return [token.replace(" ", "▁") for token in tokens]
 
 
 def _print_coloured(console: "Console", spans: "list[TokenSpan]", spellings: list[str], *, ids: bool) -> None:

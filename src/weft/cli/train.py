@@ -107,8 +107,12 @@ def summarise(run: "Run") -> None:
     if shown:
         remark = against_baseline(results)
         print_tables(Table(("on held-out data", ""), shown, "", [remark] if remark else []))
-    if cut := read_record(RunFolder(run.path)).rate_cut:
-        echo(f"\n{cut}")
+    record = read_record(RunFolder(run.path))
+    if record.sources.rows:
+        echo("")
+        print_tables(record.sources)
+    if record.rate_cut:
+        echo(f"\n{record.rate_cut}")
     echo(f"\nreport    {run.path / 'report.html'}")
     echo(f"use       {run.objective.usage.format(run=quoted(run.path))}")
     if run.config.model.kind in ("word2vec", "glove"):

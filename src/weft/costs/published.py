@@ -34,13 +34,16 @@ class GPT3Row(NamedTuple):
     d_model: int
     heads: int
     d_head: int
+    batch: float  # millions of tokens
+    rate: float
 
     @property
     def is_consistent(self) -> bool:
         return self.heads * self.d_head == self.d_model
 
 
-def _table(name: str) -> list[dict[str, str]]:
+def csv_rows(name: str) -> list[dict[str, str]]:
+    """Return the rows of a table of this room."""
     text = (resources.files("weft.costs") / name).read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
 
@@ -50,7 +53,7 @@ def _numbers(row: Mapping[str, str]) -> list[Any]:
 
 
 # GPT-3 Large has 16 heads of 96; two rows are inconsistent, and the presets' descriptions say what is built instead.
-GPT3 = tuple(GPT3Row(row["preset"], *_numbers(row)) for row in _table("gpt3.csv"))
+GPT3 = tuple(GPT3Row(row["preset"], *_numbers(row)) for row in csv_rows("gpt3.csv"))
 
 
 def gpt3_table() -> Table:
@@ -62,11 +65,14 @@ def gpt3_table() -> Table:
         difference = f"{cost.parameters / row.parameters - 1:+.1%}"
         sizes = (str(size) for size in (model.layers, model.d_model, model.attention.heads, model.d_head))
         compute = plain(cost.training() * 300e9 / PETAFLOP_DAY)
-        rows.append((row.preset, short(row.parameters), short(cost.parameters), difference, *sizes, compute))
-    remarks = ["Petaflop/s-days are those of training on 300 billion tokens."]
+        batch, rate = f"{row.batch:g}M", f"{row.rate * 1e4:.1f}e-4"
+        counted = (short(row.parameters), short(cost.parameters), difference)
+        rows.append((row.preset, *counted, *sizes, batch, rate, compute))
+    remarks = ["Batch sizes are in tokens. Petaflop/s-days are those of training on 300 billion tokens."]
     remarks += [f"{row.preset}: {PRESETS[row.preset][1]}." for row in GPT3 if not row.is_consistent]
-    header = ("preset", "slide", "weft", "differs", "layers", "d_model", "heads", "d_head", "PF/s-days")
-    return Table(header, rows, "GPT-3's sizes (Brown et al. 2020, table 2.1)", remarks)
+    sizes_header = ("layers", "d_model", "heads", "d_head", "batch", "rate", "PF/s-days")
+    header = ("preset", "slide", "weft", "differs", *sizes_header)
+    return Table(header, rows, "GPT-3's sizes (Brown et al. 2020, table 2.1)", [*remarks, TEXTS["compute-claims"]])
 
 
 class OPTRow(NamedTuple):
@@ -89,7 +95,7 @@ class OPTRow(NamedTuple):
 
 
 # Zhang et al. 2022, table 1; the slide's smallest row is GPT-3 Large
-OPT = tuple(OPTRow(row["name"], *_numbers(row)) for row in _table("opt.csv"))
+OPT = tuple(OPTRow(row["name"], *_numbers(row)) for row in csv_rows("opt.csv"))
 OPT_VOCABULARY, OPT_CONTEXT = 50272, 2048
 OPT_PARTS = ("MHA projections", "FFN", "attention", "logits")
 
@@ -172,7 +178,7 @@ class MeasuredStep:
 
 
 def rows() -> list[MeasuredStep]:
-    return [_row(cells) for cells in _table("published.csv")]
+    return [_row(cells) for cells in csv_rows("published.csv")]
 
 
 def _row(cells: Mapping[str, str]) -> MeasuredStep:

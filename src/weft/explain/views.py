@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from weft.explain import growth as growth
     from weft.explain import heads as heads
     from weft.explain import lens as lens
+    from weft.explain import likelihood as likelihood
     from weft.explain import positions as positions
+    from weft.explain import precision as precision
     from weft.explain import reading as reading
     from weft.explain import saliency as saliency
     from weft.explain import schedule as schedule
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from weft.explain import surprise as surprise
     from weft.explain import time_gradients as time_gradients
     from weft.explain import timing as timing
+    from weft.explain import training as training
     from weft.explain import weights as weights
     from weft.explain.anatomy import anatomy as anatomy
     from weft.explain.attention import maps as _attention
@@ -35,10 +38,14 @@ if TYPE_CHECKING:
 
 VIEWS = (
     *("anatomy", "attention", "heads", "surprise", "lens", "saliency", "search", "step", "cache", "costs", "growth"),
-    *("timing", "graph", "gradients", "positions", "activations", "schedule", "weights"),
+    *("timing", "graph", "gradients", "positions", "activations", "precision", "schedule", "training", "likelihood"),
+    "weights",
 )
 # views of a text, which need a trained model
-OF_A_TEXT = ("attention", "heads", "surprise", "lens", "saliency", "search", "step", "gradients", "weights", "graph")
+OF_A_TEXT = (
+    *("attention", "heads", "surprise", "lens", "saliency", "search", "step", "gradients", "weights", "graph"),
+    "likelihood",
+)
 _MODULES = {name: f"weft.explain.{name}" for name in (*VIEWS, "ablation", "reading", "time_gradients")} | {
     "anatomy": "weft.explain.anatomy.anatomy",
     "attention": "weft.explain.attention.maps",

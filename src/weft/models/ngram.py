@@ -6,6 +6,7 @@ is cut from the left until it was seen (only add-k keeps to its formula, which g
 distribution after every context sums to one, for every smoothing.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -160,6 +161,21 @@ class NGram(LanguageModel):
             child = torch.arange(len(row), device=row.device) + torch.repeat_interleave(begin - ends + sizes, sizes)
             rows[row, self._table("words", n)[child].long()] = self._table("log_prob", n)[child]
         return rows.view(B, T, V).to(features.device)
+
+    def following(self, context: Sequence[int]) -> dict[int, int]:
+        """Count every word that follows the last order − 1 words of `context` in the text; empty if unseen."""
+        self._check_fitted()
+        width, V = self.config.order - 1, self.config.vocab_size
+        last = list(context)[-width:] if width else []
+        if not last:
+            return {word: count for word, count in enumerate(self._table("counts", 1).tolist()) if count}
+        padded = torch.tensor([[V] * (width - len(last)) + last], device=self._table("counts", 1).device)
+        index, n = int(self._suffixes(padded)[len(last) - 1]), len(last)
+        if index < 0:
+            return {}
+        children = slice(*self._table("starts", n)[index : index + 2].tolist())
+        words, counts = self._table("words", n + 1)[children], self._table("counts", n + 1)[children]
+        return dict(zip(words.tolist(), counts.tolist(), strict=True))
 
     def _suffixes(self, contexts: Tensor) -> list[Tensor]:
         """Indices of the last n words of contexts (rows, words), for n = 1, 2, …; −1 where unseen or missing. All

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from weft.data.batch import Batch, evaluation_batches, windows_batch
 from weft.data.prepare import prepare as prepare_shards
@@ -94,6 +94,15 @@ class TextObjective(Objective[S]):
     @property
     def fingerprints(self) -> tuple[str, ...]:
         return tuple(shards.fingerprint for shards in self.corpora)
+
+    @property
+    def sources(self) -> list[dict[str, Any]]:
+        """Name, tokens and weight of each part of a mixture; empty if there is only one."""
+        parts = [(part.prepared or ", ".join(part.sources), part.weight) for part in self.recipe.data.parts]
+        if len(parts) < 2:
+            return []
+        sizes = map(len, self.tokens("train"))
+        return [{"name": n, "tokens": size, "weight": w} for (n, w), size in zip(parts, sizes, strict=True)]
 
     @property
     def holds_out(self) -> bool:

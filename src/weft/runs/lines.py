@@ -87,8 +87,16 @@ _LOGGED = _line(_StepLine, loss=float | None, tokens=int, epoch=float)
 _TIMED = _line(_StepLine, seconds=float, tokens_per_second=float)
 _EVENT = _line(_JsonLine, time=str, event=str)
 _Point = Annotated[tuple[int, float | None], Strict(False)]  # JSON has no tuples
+_Source = create_model("_Source", name=str, tokens=int, weight=float)
 _EVENTS = {
-    "start": _line(_EVENT, id=(str | None, None), command=(str | None, None), corpus=(list[str], []), device=(str, "")),
+    "start": _line(
+        _EVENT,
+        id=(str | None, None),
+        command=(str | None, None),
+        corpus=(list[str], []),
+        device=(str, ""),
+        sources=(list[_Source], []),
+    ),
     "recipe": _line(_EVENT, step=int, command=(str, "")),
     "checkpoint": _line(_EVENT, step=int),
     "evaluation": _line(_EVENT, step=int),

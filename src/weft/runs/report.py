@@ -22,6 +22,7 @@ from weft.recipe.config import Recipe
 from weft.recipe.metrics import METRICS, against_baseline
 from weft.runs.folder import STATES, RunFolder, writing
 from weft.runs.lines import read_lines
+from weft.runs.logbook import epoch_table, event_table, source_table
 from weft.storage import files
 from weft.storage.files import write_text
 
@@ -67,6 +68,17 @@ class Record:
         return list({(event["step"], event["to"], event["tries"]): event for event in self.all("rollback")}.values())
 
     @property
+    def sources(self) -> Table:
+        """Epochs of each source of a mixture; no rows if there is only one."""
+        return source_table(self.last("start").get("sources") or [], self.metrics)
+
+    def tables(self) -> list[Table]:
+        """Return what was logged by epoch, by source and by event."""
+        discarded = sorted({step for event in self.all("discarded") for step in event["steps"]})
+        events = event_table(self.rollbacks, discarded, self.all("resume"))
+        return [table for table in (epoch_table(self.metrics), self.sources, events) if table.rows or table is events]
+
+    @property
     def rate_cut(self) -> str:
         """A sentence about the learning rate that rollbacks have cut; "" if there were none."""
         if not self.rollbacks:
@@ -102,7 +114,9 @@ def report(run: RunFolder) -> str:
     origin |= {key: str(start.get(key) or "") for key in ("weft", "torch", "python")}
     parts = {
         "": part("cards", _cards(record, result)),
-        "Curves": html_plots(_plots(record, result)),
+        "Curves": html_plots(plots(record, result)),
+        "Cross-entropy by epoch": _filled(epoch_table(record.metrics)._replace(title="")),
+        "Epochs by source": _filled(record.sources._replace(title="")),
         "Discarded updates and rollbacks": _pairs(_divergence(record)),
         "Confusion matrix": _confusion(result),
         "Most confident mistakes" if "predicted" in header else "Held-out examples": _cards_table(header, examples),
@@ -188,7 +202,8 @@ def _cards(record: Record, result: dict[str, Any]) -> list[tuple[str, str]]:
     return cards
 
 
-def _plots(record: Record, result: dict[str, Any]) -> list[Plot]:
+def plots(record: Record, result: dict[str, Any]) -> list[Plot]:
+    """Return the curves of a run; `result` is its final evaluation."""
     metrics = record.metrics
     losses = [_curve("training", metrics, "loss"), _curve("held out", metrics, "validation_loss", look=Look("c1", "o"))]
     for event in record.rollbacks[-1:]:
@@ -203,16 +218,18 @@ def _plots(record: Record, result: dict[str, Any]) -> list[Plot]:
     step, log_step, from_zero = Axis("step", pad=0), Axis("step", log=True, pad=0), Axis(includes=(0.0,), clips=True)
     keys = ("accuracy", "next_accuracy", "spearman")
     others = {METRICS[key].title: _curve(key, metrics, f"validation_{key}", look=DOTTED) for key in keys}
-    plots = [
+    scale = [_curve("loss scale", metrics, "loss_scale")]
+    charts = [
         Plot("Loss", losses, step, Axis(clips=True), marks),
         Plot("Loss, both axes on a log scale", losses, log_step, Axis(log=True, clips=True), marks),
         Plot("Bits per byte, held out", bits, step, Axis(clips=True)),
         *(Plot(f"{title[0].upper()}{title[1:]}, held out", [curve], step) for title, curve in others.items()),
         Plot("Learning rate", [_curve("learning rate", metrics, "lr")], step, Axis(includes=(0.0,))),
         Plot("Gradient norm before clipping", [_curve("norm", metrics, "gradient_norm")], step, from_zero, marks),
+        Plot("Loss scale of fp16", scale, step, Axis(log=True), marks),
         Plot("Tokens per second", [_curve("speed", record.timings, "tokens_per_second")], step, from_zero),
     ]
-    return [plot for plot in plots if any(len(series.points) > 1 for series in plot.series)]
+    return [plot for plot in charts if any(len(series.points) > 1 for series in plot.series)]
 
 
 def _curve(name: str, lines: Lines, key: str, *, look: Look = PLAIN) -> Series:

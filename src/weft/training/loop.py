@@ -281,6 +281,8 @@ class Loop:
     def _log(self, state: TrainingState, journal: Journal, display: Display, *, clock: TrainingClock) -> None:
         metrics, step, guard = state.take_waiting(), state.step, state.guard
         line = {**metrics, "lr": guard.rate * self.rate(step), "tokens": state.tokens}
+        if (scale := self.learner.step_state.scale) is not None:  # of fp16
+            line["loss_scale"] = scale.item()
         journal.metrics(step, {**line, "epoch": round(self.loader.epochs(step + guard.shift), 6)})
         speed = clock.lap(step, state.tokens)
         per_process = speed["tokens_per_second"] / self.worker.ranks.ranks

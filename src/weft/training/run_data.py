@@ -97,6 +97,11 @@ class RunData(ABC, Generic[S]):
         """Hashes of the prepared data."""
 
     @property
+    def sources(self) -> list[dict[str, Any]]:
+        """Name, tokens and weight of each part of a mixture of texts; empty if there is only one."""
+        return []
+
+    @property
     @abstractmethod
     def loader(self) -> Loader:
         """The batches to train on."""

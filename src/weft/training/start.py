@@ -50,7 +50,8 @@ def train(
     check_log(recipe.log)
     versions = {"weft": __version__, "torch": torch.__version__, "python": platform.python_version()}
     where = {"device": device_name(worker.device), "processes": worker.ranks.ranks}
-    data = {"corpus": list(objective.fingerprints), "data_version": VERSION}
+    data: dict[str, Any] = {"corpus": list(objective.fingerprints), "data_version": VERSION}
+    data |= {"sources": objective.sources} if objective.sources else {}
     run.event("start", id=secrets.token_hex(8), **(notes or {}), **data, **versions, **where)
     torch.manual_seed(recipe.seed)
     if recipe.model.kind == "ngram":
