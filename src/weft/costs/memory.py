@@ -113,9 +113,9 @@ def cache_bytes(model: Config, precision: str) -> int:
     """
     match model:
         case config.Decoder() if precision == "int8":
-            return 2 * model.layers * model.attention.groups * (model.d_head + SCALE_BYTES)
+            return 2 * model.layers * model.attention.groups * (model.cache_width + SCALE_BYTES)
         case config.Decoder() | config.EncoderDecoder():
-            return 2 * model.layers * model.attention.groups * model.d_head * narrow(precision)
+            return 2 * model.layers * model.attention.groups * model.cache_width * narrow(precision)
         case config.Recurrent() | config.Bahdanau():
             return STATE_VECTORS[model.cell] * model.layers * model.d_model * narrow(precision)
         case _:
@@ -232,7 +232,7 @@ def _adapted(model: config.TransformerConfig, layers: list[float], adapter: LoRA
 
 def _attention(model: config.TransformerConfig, n: int, cross: bool) -> int:
     H, G, d_head = model.attention.heads, model.attention.groups, model.d_head
-    size = n * (H + 2 * G) * d_head + n * H * d_head + WIDE * H
+    size = n * (H + G) * (d_head + model.d_v) + WIDE * H
     if (model.position.rotates and not cross) or model.attention.qk_norm is not None:
         size += n * (H + G) * d_head  # queries and keys before they are rotated or normalised
     if model.attention.qk_norm is not None and n != WIDE:

@@ -165,7 +165,12 @@ class TransformerConfig(Block):
     @property
     def width(self) -> int:
         """Width of the token embeddings."""
-        return getattr(self, "d_embedding", None) or self.d_model
+        return getattr(self, "d_embedding", None) or self.d_model - self.position.concatenated_width(self.d_model)
+
+    @property
+    def projects_output(self) -> bool:
+        """Whether an LM head projects features from d_model to the width of its table."""
+        return self.factorised or self.width != self.d_model
 
     @property
     def added_width(self) -> int:
@@ -189,6 +194,8 @@ class TransformerConfig(Block):
             raise ValueError("first_norm = false needs placement = 'pre' and sublayers = 'sequential'")
         if self.pattern and self.attention.window is not None:
             raise ValueError("attention.window is for all layers; with a pattern, set the window of each of its kinds")
+        if self.factorised and self.position.concatenated_width(self.d_model):
+            raise ValueError("d_embedding: 'concatenated' positions decide the width of the embeddings; leave it out")
         for kind in self.pattern:
             for position in (self.position, kind.position) if kind.position is not None else ():
                 if not (position.rotates or isinstance(position, NoPosition)):
@@ -270,7 +277,7 @@ class Encoder(TransformerConfig):
 
     @property
     def added_width(self) -> int:
-        return self.width
+        return self.d_embedding or self.d_model
 
     @property
     def sharing(self) -> int:

@@ -203,7 +203,7 @@ def _layout_problems(recipe: Recipe) -> Iterator[str]:
         if (reason := indivisible(model, tensor)) is not None:
             yield f"parallel.tensor = {tensor}: {reason}"
         if not model.divisible:
-            unsupported = "d_embedding, ngrams, distinct_layers and disentangled positions"
+            unsupported = "d_embedding, ngrams, distinct_layers, and disentangled or concatenated positions"
             yield f"parallel: {unsupported} can't be split; use replicas only"
     elif layout.pipeline > 1 or layout.context > 1:
         axis = "pipeline" if layout.pipeline > 1 else "context"
