@@ -114,3 +114,12 @@ def test_the_last_word_of_a_sentence_is_the_particle_of_its_verb() -> None:
         assert words[-2] == particles[words[1]] and words[-1] == "."
         distances.add(len(words) - 3)
     assert min(distances) == 3 and max(distances) >= 12
+
+
+def test_a_story_is_about_one_persons_work() -> None:
+    stories = builtin.corpus("stories").documents
+    assert len(set(stories)) == len(stories) > 1900
+    for story in stories:
+        sentences = story.removesuffix(".").split(". ")
+        assert 6 <= len(sentences) <= 12
+        assert len({sentence.split()[1] for sentence in sentences}) == 1

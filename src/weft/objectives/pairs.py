@@ -4,20 +4,24 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from weft.data.batch import Batch, Source, filler, framed, framed_lengths, pad, text_length
 from weft.data.examples import Examples
 from weft.data.shards import Side
 from weft.data.table import Kind, Row
 from weft.decode.config import Sampling
+from weft.evaluate.alignment import Link, alignment_metrics, attended_words, parse_links, word_numbers
 from weft.evaluate.translation import translation_metrics
-from weft.models.base import LanguageModel
-from weft.objectives.rows import Numbers, RowObjective
+from weft.models.base import LanguageModel, evaluating, inputs
+from weft.objectives.rows import Numbers, RowObjective, naming_row
 from weft.objectives.tokens import TranslationObjective
 from weft.recipe import objective as config
 from weft.training.objective import Results
 
 SHOWN_PAIRS = 8  # in the report
+ALIGNED_ROWS = 64  # read in one call while attention is measured
 
 
 class Pairs(TranslationObjective[config.Pairs], RowObjective[config.Pairs]):
@@ -26,7 +30,8 @@ class Pairs(TranslationObjective[config.Pairs], RowObjective[config.Pairs]):
     usage = "weft translate {run} < lines.txt"
 
     def columns(self) -> Mapping[str, Kind]:
-        return {self.settings.source: "text", self.settings.target: "text"}
+        columns: dict[str, Kind] = {self.settings.source: "text", self.settings.target: "text"}
+        return columns if self.settings.alignment is None else {**columns, self.settings.alignment: "label"}
 
     def row_texts(self, values: Mapping[str, Any], side: Literal["target", "source"]) -> Iterator[str]:
         yield values[self.settings.source if side == "source" else self.settings.target]
@@ -34,7 +39,21 @@ class Pairs(TranslationObjective[config.Pairs], RowObjective[config.Pairs]):
     def encode(self, rows: Sequence[Row]) -> Iterable[dict[str, Any]]:
         sources = self.tokenizers.source.encode_batch([row.values[self.settings.source] for row in rows])
         targets = self.tokenizers.target.encode_batch([row.values[self.settings.target] for row in rows])
-        return [{"source": source, "target": target} for source, target in zip(sources, targets, strict=True)]
+        examples = [{"source": source, "target": target} for source, target in zip(sources, targets, strict=True)]
+        if self.settings.alignment is not None:
+            for row, example in zip(rows, examples, strict=True):
+                with naming_row(row):
+                    example |= self._links(row.values, self.settings.alignment)
+        return examples
+
+    def _links(self, values: Mapping[str, Any], column: str) -> dict[str, list[int]]:
+        """Return the word that each token of either text is part of, and the links as triples in one list."""
+        source, target = values[self.settings.source], values[self.settings.target]
+        return {
+            "source_words": word_numbers(source, self.tokenizers.source.token_spans(source)),
+            "target_words": word_numbers(target, self.tokenizers.target.token_spans(target)),
+            "links": [number for link in parse_links(values[column], source, target) for number in link],
+        }
 
     def lengths(self, examples: Examples) -> Numbers:
         """Return (examples, 2): tokens of the source in its frame, and of the target with bos or eos."""
@@ -60,7 +79,40 @@ class Pairs(TranslationObjective[config.Pairs], RowObjective[config.Pairs]):
         targets = [self.tokenizers.target.decode(examples.ids("target", n).tolist()) for n in range(len(examples))]
         greedy = Sampling(temperature=0.0, max_tokens=self.length)
         outputs = self.translator(model, ratio=None).translate(sources, greedy)
-        compared = translation_metrics(outputs, targets)
-        metrics = {**super().measure(model, side).metrics, **compared, "decoding": "greedy"}
+        metrics = {
+            **super().measure(model, side).metrics,
+            **translation_metrics(outputs, targets),
+            "decoding": "greedy",
+        }
+        if self.settings.alignment is not None and model.alignment is not None:
+            alignment = self._alignment(model, examples)
+            metrics |= {**alignment, "intervals": metrics["intervals"] | alignment["intervals"]}
         shown = [list(row) for row in zip(sources, targets, outputs, strict=True)][:SHOWN_PAIRS]
         return Results(metrics, table=[["source", "reference", "output"], *shown])
+
+    @torch.no_grad()
+    def _alignment(self, model: LanguageModel, examples: Examples) -> dict[str, Any]:
+        """Compare the true links with the attention of the last layer, mean of its heads, while the model reads the
+        targets: the attention that a token is predicted with is the token's."""
+        tap, captured, compared = model.alignment, list[Tensor](), []
+        assert tap is not None
+        before, first = len(self.frame.before), len(self.direction.first)
+        max_source, max_target = self.frame.text_length(self.length, 1), text_length(self.length, 1 + first)
+        stop = tap.watch(captured.append)
+        try:
+            with evaluating(model) as device:
+                for begin in range(0, len(examples), ALIGNED_ROWS):
+                    numbers = np.arange(begin, min(begin + ALIGNED_ROWS, len(examples)))
+                    batch = self.batch(examples, numbers).to(device)
+                    model.forward_features(batch.tokens, **inputs(batch))
+                    attention = captured.pop().float().cpu()  # (rows, [heads,] time, source time)
+                    attention = attention.mean(1) if attention.dim() == 4 else attention
+                    for n, rows in zip(numbers.tolist(), attention[:, first:, before:].numpy(), strict=True):
+                        source = examples.ids("source_words", n)[:max_source]  # long texts are truncated
+                        target = examples.ids("target_words", n)[:max_target]
+                        predicted = attended_words(rows[: len(target), : len(source)], source, target)
+                        links = examples.ids("links", n).reshape(-1, 3).tolist()
+                        compared.append((predicted, [Link(*link) for link in links]))
+        finally:
+            stop()
+        return alignment_metrics(compared)

@@ -145,6 +145,9 @@ class Pairs(TokenObjective):
     kind: Literal["pairs"] = "pairs"
     source: Column = Field("source", description="column of the texts to read")
     target: Column = Field("target", description="column of the texts to write")
+    alignment: Column | None = Field(
+        None, description="column of word alignments such as `0-0 1-2`, to evaluate attention with"
+    )
     languages: Languages | None = Field(None, description="language tokens of a multilingual model")
 
 

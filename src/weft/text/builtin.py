@@ -4,6 +4,9 @@ The corpus `python` is Python's documentation: the topics of `help()` and the do
 than two million characters of English prose about code. The library's sources are parsed, not imported, so no code
 runs. The same Python gives the same corpus, byte for byte.
 
+The corpus `stories` is short stories of a small grammar, each about one person's work, so that its sentences belong
+together: `The baker kneads the dough. The baker lights the oven.`
+
 The corpus `particles` is sentences of a small grammar, whose last word depends on the verb, several words before it:
 `she turned the old radio near the door off .`
 
@@ -30,7 +33,7 @@ from weft.errors import DataError, suggestion
 from weft.progress import bar
 from weft.storage import files
 from weft.storage.files import cache_folder, write_text
-from weft.text.grammars import rewriting, sentences
+from weft.text.grammars import english_french, rewriting, sentences
 from weft.text.grammars.rng import InSplit, Rng, Row
 
 try:
@@ -38,8 +41,11 @@ try:
 except ImportError:  # some distributions ship it separately; the docstrings remain
     topics = {}  # type: ignore[misc]
 
-CORPORA = ("python", "particles")
-MAX_SENTENCES = 20_000  # of the corpus `particles`, before repetitions are removed
+GENERATED = {  # corpora of small grammars: a document, and how many are drawn before repetitions are removed
+    "particles": (sentences.phrasal_verb, 20_000),
+    "stories": (sentences.story, 2000),
+}
+CORPORA = ("python", *GENERATED)
 FORMAT = 1  # version of the cached file; increment it when the text below changes
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "pydoc_data"}
@@ -57,9 +63,9 @@ def corpus(name: str) -> BuiltinCorpus:
     name = name.removeprefix("builtin:")
     if name not in CORPORA:
         raise DataError(f"builtin:{name}: no such built-in corpus; {suggestion(name, CORPORA)}")
-    if name == "particles":
-        rng = Rng(f"weft {name}")
-        return _identified(list(dict.fromkeys(sentences.phrasal_verb(rng) for _ in range(MAX_SENTENCES))))
+    if name in GENERATED:
+        (draw, count), rng = GENERATED[name], Rng(f"weft {name}")
+        return _identified(list(dict.fromkeys(draw(rng) for _ in range(count))))
     sources = Path(sysconfig.get_path("stdlib"))
     # two Pythons of one version may ship different libraries, so the path of the sources is in the name
     path_hash = hashlib.sha256(str(sources).encode()).hexdigest()[:8]
@@ -140,6 +146,7 @@ TASKS = {
     "questions": Task(sentences.question),
     "reports": Task(sentences.report),
     "chatter": Task(sentences.conversation, train=10_000, validation=500),
+    "english-french": Task(english_french.translation),
 }
 TASK_SOURCES = {f"builtin:{name}" for name in TASKS}
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from weft.text.grammars.rng import InSplit, Rng, Row
 
-CHATTER, PARTICLES, QUESTIONS, REPORTS, SENTIMENT = (
+CHATTER, PARTICLES, QUESTIONS, REPORTS, SENTIMENT, STORIES = (
     tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8"))
-    for name in ("chatter", "particles", "questions", "reports", "sentiment")
+    for name in ("chatter", "particles", "questions", "reports", "sentiment", "stories")
 )
 WORDINGS, MEANINGS = CHATTER["wordings"], CHATTER["meanings"]
 LABELS = ("negative", "positive")
@@ -202,3 +202,9 @@ def phrasal_verb(rng: Rng) -> str:
         adjective = rng.sample(words["adjectives"], rng.below(2))
         sentence += [rng.pick(words["prepositions"]), "the", *adjective, rng.pick(words["places"])]
     return " ".join([*sentence, words["particles"][verb], "."])
+
+
+def story(rng: Rng) -> str:
+    """Return 6 to 12 sentences about the work of one person."""
+    work = rng.pick(tuple(STORIES["work"]))
+    return " ".join(f"The {work} {rng.pick(STORIES['work'][work])}." for _ in range(rng.between(6, 12)))
