@@ -19,6 +19,7 @@ from weft.models.presets import vaswani
 from weft.text.config import Byte
 from weft.text.tokenizer import build_tokenizer
 
+REST = -1  # id of the node for all tokens that a search did not see
 SETTINGS = Branching(depth=5, beams=3, samples=6, seed=3, alternatives=4)
 
 
@@ -55,6 +56,8 @@ def test_probabilities_are_the_models() -> None:
     for tree in search_trees(model, prompt, SETTINGS):
         for index, node in enumerate(tree.nodes):
             path = tree.path(index)
+            if path[-1] == REST:
+                continue
             log_p = model(torch.tensor([[5, 6, *path]]))[0].log_softmax(-1)
             logprobs = [float(log_p[position, id]) for position, id in enumerate(path, start=1)]
             assert node.logprob == pytest.approx(logprobs[-1], abs=1e-5)
@@ -66,7 +69,8 @@ def test_the_beam_tree_shows_kept_and_pruned_prefixes() -> None:
     tree = search_trees(decoder(), Prompt([5, 6]), SETTINGS).beam
     depths = [len(tree.path(index)) for index in range(len(tree.nodes))]
     for depth in range(1, 6):
-        states = [node.state for node, its in zip(tree.nodes, depths, strict=True) if its == depth]
+        at_depth = [node for node, its in zip(tree.nodes, depths, strict=True) if its == depth]
+        states = [node.state for node in at_depth if node.id != REST]
         assert len(states) == 6 and states.count("pruned") == 3 and states.count("chosen") == 1
     pruned = {index for index, node in enumerate(tree.nodes) if node.state == "pruned"}
     assert not any(node.parent in pruned for node in tree.nodes)
@@ -75,12 +79,12 @@ def test_the_beam_tree_shows_kept_and_pruned_prefixes() -> None:
 def test_the_greedy_tree_shows_alternatives_and_samples_merge_by_prefix() -> None:
     trees = search_trees(decoder(), Prompt([5, 6]), SETTINGS)
     for parent in (-1, *(n for n, node in enumerate(trees.greedy.nodes) if node.state == "chosen")):
-        children = [node for node in trees.greedy.nodes if node.parent == parent]
+        children = [node for node in trees.greedy.nodes if node.parent == parent and node.id != REST]
         if children:
             assert len(children) == 4 and [node.state for node in children].count("chosen") == 1
             assert max(children, key=lambda node: node.logprob).state == "chosen"
     nodes = trees.sampling.nodes
-    assert sum(node.count for node in nodes if node.parent == -1) == 6
+    assert sum(node.count for node in nodes if node.parent == -1 and node.id != REST) == 6
     assert len({(node.parent, node.id) for node in nodes}) == len(nodes)
 
 

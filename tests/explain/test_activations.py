@@ -38,7 +38,7 @@ def test_all_functions_are_drawn_and_printed() -> None:
     text = found.text() or ""
     for name in ("relu", "gelu", "gelu-tanh", "silu", "sigmoid", "tanh"):
         assert name in text
-    assert found.html().count('role="img"') == 7
+    assert found.html().count('role="img"') == 8
     assert "0.8413" in text
     assert "-0.0000" not in text
 

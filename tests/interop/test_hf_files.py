@@ -302,12 +302,12 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
         r"the nearest is GPT-2 \('gpt2'\), which has no num_experts_per_tok, num_local_experts, shared$",
     ),
     "images": (
-        with_config(model_type="gemma3", text_config={"model_type": "gemma3_text"}),
-        r"'gemma3': a multimodal model, and weft reads only text models \(its text_config has .* = 'gemma3_text'\)$",
+        with_config(model_type="gemma9", text_config={"model_type": "gemma3_text"}),
+        r"'gemma9': a multimodal model, and weft reads only text models \(its text_config has .* = 'gemma3_text'\)$",
     ),
     "no family": (
         with_file("config.json", b"{}"),
-        r"model_type = None: not a family that weft reads, nor like one; it reads gpt2, llama, .*t5$",
+        r"model_type = None: not a family that weft reads, nor like one; it reads gpt2, llama, .*blenderbot$",
     ),
     "unknown head": (
         with_config(architectures=["GPT2DoubleHeadsModel"]),

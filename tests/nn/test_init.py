@@ -51,7 +51,8 @@ SMALL: dict[str, Any] = {
 
 
 def test_every_kind_of_model_is_tested() -> None:
-    trained = [kind for kind in get_args(get_args(models.Model)[0]) if kind is not models.NGram]
+    untrained = models.NGram, models.Word2Vec, models.GloVe  # counted, or started by the formulas of their papers
+    trained = [kind for kind in get_args(get_args(models.Model)[0]) if kind not in untrained]
     assert {settings.kind for settings in SMALL.values()} == {kind.model_fields["kind"].default for kind in trained}
 
 

@@ -7,7 +7,13 @@ from weft.recipe.objective import OBJECTIVES
 from weft.recipe.resolve import resolve
 from weft.runs.folder import RunFolder
 
-PRESETS = {"next-token": "gpt-tiny", "chat": "gpt-tiny", "pairs": "vaswani-tiny", "spans": "vaswani-tiny"}
+PRESETS = {
+    "next-token": "gpt-tiny",
+    "chat": "gpt-tiny",
+    "pairs": "vaswani-tiny",
+    "spans": "vaswani-tiny",
+    "word-vectors": "word2vec",
+}
 
 
 @pytest.mark.parametrize("kind", OBJECTIVES)

@@ -68,12 +68,12 @@ def plan(
             raise ConfigError(
                 f"--out {out}: {shown} is only a table; --lecture compute and --lecture logbook are drawn"
             )
-        from weft.costs.published import gpt3_table, opt_table, published_table
+        from weft.costs.published import gpt3_tables, opt_table, published_table
 
         if lecture == Lecture.opt:
             print_tables(*opt_table())
         else:
-            print_tables(gpt3_table() if lecture else published_table())
+            print_tables(*(gpt3_tables() if lecture else [published_table()]))
         return
     if out is not None:
         raise ConfigError(

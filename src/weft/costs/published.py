@@ -56,9 +56,9 @@ def _numbers(row: Mapping[str, str]) -> list[Any]:
 GPT3 = tuple(GPT3Row(row["preset"], *_numbers(row)) for row in csv_rows("gpt3.csv"))
 
 
-def gpt3_table() -> Table:
-    """Compare the slide's sizes with those of the presets."""
-    rows = []
+def gpt3_tables() -> list[Table]:
+    """Compare the slide's sizes with those of the presets; then batch, learning rate and compute."""
+    rows, training = [], []
     for row in GPT3:
         model = preset(row.preset)
         cost = count(model)
@@ -67,12 +67,15 @@ def gpt3_table() -> Table:
         compute = plain(cost.training() * 300e9 / PETAFLOP_DAY)
         batch, rate = f"{row.batch:g}M", f"{row.rate * 1e4:.1f}e-4"
         counted = (short(row.parameters), short(cost.parameters), difference)
-        rows.append((row.preset, *counted, *sizes, batch, rate, compute))
-    remarks = ["Batch sizes are in tokens. Petaflop/s-days are those of training on 300 billion tokens."]
-    remarks += [f"{row.preset}: {PRESETS[row.preset][1]}." for row in GPT3 if not row.is_consistent]
-    sizes_header = ("layers", "d_model", "heads", "d_head", "batch", "rate", "PF/s-days")
-    header = ("preset", "slide", "weft", "differs", *sizes_header)
-    return Table(header, rows, "GPT-3's sizes (Brown et al. 2020, table 2.1)", [*remarks, TEXTS["compute-claims"]])
+        rows.append((row.preset, *counted, *sizes))
+        training.append((row.preset, batch, rate, compute))
+    remarks = [f"{row.preset}: {PRESETS[row.preset][1]}." for row in GPT3 if not row.is_consistent]
+    header = ("preset", "slide", "weft", "differs", "layers", "d_model", "heads", "d_head")
+    notes = ["Batch sizes are in tokens. Petaflop/s-days are those of training on 300 billion tokens."]
+    return [
+        Table(header, rows, "GPT-3's sizes (Brown et al. 2020, table 2.1)", remarks),
+        Table(("preset", "batch", "rate", "PF/s-days"), training, "Their training", [*notes, TEXTS["compute-claims"]]),
+    ]
 
 
 class OPTRow(NamedTuple):

@@ -1,9 +1,18 @@
 """Settings of whole models; `models/build.py` builds the model, and presets name some of them."""
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from weft.config import Config
 from weft.models.smoothing import ModifiedKneserNey, Smoothing
@@ -298,6 +307,11 @@ class EncoderDecoder(TransformerConfig):
     head: Annotated[LMHead | ClassificationHead, Field(discriminator="kind")] = Field(
         LMHead(), description="output head"
     )
+
+    @field_validator("head", mode="before")
+    @classmethod
+    def _lm_head_by_default(cls, head: Any) -> Any:
+        return {"kind": "lm", **head} if isinstance(head, Mapping) else head
 
     @model_validator(mode="after")
     def _check_sublayers(self) -> Self:
