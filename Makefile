@@ -122,7 +122,7 @@ SANITIZED = LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-n
 test-sanitized: install
 	@$(SANITIZED) $(BIN)/python -c "from weft.decode.fast import native; assert native.library(), 'step.c was not compiled'"
 	$(SANITIZED) $(TEST_ENV) $(BIN)/python -m pytest -m "not slow" tests/decode/fast/test_native.py \
-	  tests/decode/fast/test_native_prompts.py tests/nn/test_native.py
+	  tests/decode/fast/test_native_prompts.py tests/nn/test_native.py tests/models/test_word_vectors.py
 
 coverage: install
 	$(TEST_ENV) $(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow and not gpu and not weights" --cov --cov-report=term --cov-report=html:build/coverage
@@ -136,7 +136,7 @@ lint: install
 	$(BIN)/mypy
 	@if command -v $(CC) > /dev/null; then \
 	  if [ "$$(uname -m)" = x86_64 ]; then tuning=-march=native; else tuning=-mcpu=native; fi; \
-	  for file in decode/step.c training/train.c; do \
+	  for file in decode/step.c training/train.c words/words.c; do \
 	    echo "$(CC) -Wall -Wextra -Werror $$file"; \
 	    $(CC) -O3 -std=gnu11 -fPIC -pthread $$tuning -Wall -Wextra -Werror -Isrc/weft/native/include \
 	      -c src/weft/native/$$file -o /dev/null || exit 1; \

@@ -6,8 +6,11 @@ import pytest
 
 from weft.compare.config import Experiment, contender, experiment, parse_vary, shipped_comparisons, tables_of
 from weft.config import Tree, merge
+from weft.costs.count import count
 from weft.errors import ConfigError
+from weft.models.config import Decoder
 from weft.models.presets import preset
+from weft.nn.position_config import Sinusoidal
 from weft.recipe.config import Recipe
 from weft.recipe.resolve import resolve
 
@@ -58,6 +61,16 @@ def test_the_four_switches_lead_from_one_preset_to_the_other() -> None:
     _, recipes = shipped("four-switches")
     assert len(recipes) == 16
     assert (recipes[0].model, recipes[-1].model) == (preset("transformer"), preset("transformer++"))
+
+
+def test_efficiency_compares_the_presets_at_one_size() -> None:
+    found, recipes = shipped("efficiency")
+    base, newer = (recipe.model for recipe in recipes)
+    assert found.baseline == "transformer" and list(found.contenders) == ["transformer", "transformer++"]
+    assert isinstance(base, Decoder) and isinstance(newer, Decoder)
+    assert (base.placement, newer.placement) == ("post", "pre")
+    assert isinstance(base.position, Sinusoidal) and base.position.amplitude == base.d_model**-0.5
+    assert count(base).parameters == pytest.approx(count(newer).parameters, rel=0.01)
 
 
 def test_the_minutes_lead_from_adamw_to_the_quickstart() -> None:

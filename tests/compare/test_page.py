@@ -73,6 +73,23 @@ def test_a_rate_at_the_edge_of_the_sweep_is_noted(page: ComparisonPage) -> None:
     assert warnings([changed, *page.ranking[1:]])[0].startswith("The learning rate of transformer++ is the largest")
 
 
+def test_the_multiplier_is_a_distance_in_the_chart_of_flops(page: ComparisonPage) -> None:
+    (chart,) = (panels.plots[0] for panels in page.panels() if panels.name == "loss-flops")
+    times, (line, interval) = page.ranking[0].multiplier, chart.series[-2:]
+    assert times is not None and line.name == "2.1× (2.0–2.2) for transformer++"
+    (start, loss), (end, same) = line.points
+    assert loss == same == times.loss and end / start == pytest.approx(times.value)
+    assert [x / start for x, _ in interval.points] == pytest.approx([times.low, times.high])
+    base = next(ranked for ranked in page.ranking if ranked.baseline)
+    assert (end, loss) == pytest.approx((base.mean("flops"), base.bits))  # the baseline's best loss is the lower one
+
+
+def test_curves_without_a_common_loss_have_no_distance() -> None:
+    other = measured("new", (0.75, 9e9))
+    (chart, *_) = ComparisonPage(replace(comparison(), contenders=(*comparison().contenders[2:3], other))).panels()
+    assert not any("for new" in line.name for line in chart.plots[0].series)
+
+
 # ---- sentences
 
 

@@ -67,6 +67,7 @@ norms = st.sampled_from(
 positions = st.one_of(
     st.sampled_from([position.NoPosition(), position.Sinusoidal(), position.Rotary(), position.ALiBi()]),
     st.just(position.Rotary(fraction=0.5)),
+    st.builds(position.Concatenated, width=st.sampled_from([None, 2, 14])),
     st.builds(position.Learned, offset=st.integers(0, 3)),
     st.builds(position.Relative, max_distance=small),
     st.builds(position.Disentangled, buckets=st.just(4), norm_eps=st.none() | st.just(1e-7)),
@@ -98,6 +99,7 @@ def transformers(draw: st.DrawFn) -> Any:
         heads=groups * share,
         kv_heads=groups,
         d_head=draw(st.sampled_from([None, 4, 12])),
+        d_v=draw(st.sampled_from([None, 3, 14])),
         bias=draw(st.sampled_from(["none", "qkv", "out", "all"])),
         qk_norm=draw(st.none() | norms),
         qk_norm_over=draw(st.sampled_from(["head", "each-head", "heads"])),
@@ -122,8 +124,9 @@ def transformers(draw: st.DrawFn) -> Any:
         other = draw(st.sampled_from([position.NoPosition(), position.Rotary(base=9.0)]))
         shared["pattern"].append(config.LayerKind(position=other))
     projected = shared["position"].projected
-    if projected:
-        shared["attention"] = attention.replace(kv_heads=None)
+    if projected or isinstance(shared["position"], position.Relative):
+        shared["attention"] = attention.replace(kv_heads=None, d_v=None)
+    beside = isinstance(shared["position"], position.Concatenated)
     kind = draw(st.sampled_from(["decoder", "encoder", "both"]))
     if shared["placement"] == "pre" and kind == "decoder":
         shared["sublayers"] = draw(st.sampled_from(["sequential", "parallel", "parallel-two-norms"]))
@@ -138,11 +141,12 @@ def transformers(draw: st.DrawFn) -> Any:
                 width=st.sampled_from([None, 3]),
             )
             ngrams, narrow = draw(st.none() | hashed), draw(st.sampled_from([None, 4]))
+            narrow = None if beside else narrow
             return config.Decoder(**shared, d_embedding=narrow, ngrams=ngrams, head=draw(lm_heads))
         case "encoder":
             divisors = [n for n in (1, 2, 3) if shared["layers"] % n == 0]
             shared["distinct_layers"] = None if shared["pattern"] else draw(st.none() | st.sampled_from(divisors))
-            shared["d_embedding"] = None if projected else draw(st.sampled_from([None, 4, 8]))
+            shared["d_embedding"] = None if projected or beside else draw(st.sampled_from([None, 4, 8]))
             return config.Encoder(**shared, segments=draw(st.integers(0, 2)), head=draw(heads))
         case _:
             layers, rows = draw(st.none() | st.integers(1, 3)), draw(st.none() | st.integers(12, 15))

@@ -1,5 +1,7 @@
 """BLEU and chrF equal sacreBLEU's; ROUGE-L equals the paper's."""
 
+import random
+
 import pytest
 import sacrebleu
 from hypothesis import given
@@ -44,6 +46,14 @@ def test_equal_texts_have_perfect_scores() -> None:
     found = t.translation_metrics(REFERENCES, REFERENCES)
     assert (found["bleu"], found["chrf"]) == pytest.approx((100.0, 100.0))
     assert (found["rouge_l"], found["exact"]) == (1.0, 1.0)
+
+
+def test_rouge_l_equals_the_rouge_score_package() -> None:
+    package = pytest.importorskip("rouge_score.rouge_scorer").RougeScorer(["rougeL"])
+    words, rng = ["Anna", "opened", "a", "school", "in", "Rome", "x2", "not"], random.Random(0)
+    for _ in range(200):
+        text, reference = (" ".join(rng.choices(words, k=rng.randint(0, 9))) + "." for _ in range(2))
+        assert t.rouge_l(text, reference) == pytest.approx(package.score(reference, text)["rougeL"].fmeasure)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from weft.models.build import build
 from weft.models.config import Encoder
 from weft.models.presets import PRESETS, preset
 from weft.nn.attention import SelfAttention
-from weft.nn.config import Attention, LayerNorm, RMSNorm
+from weft.nn.config import Attention, Gated, LayerNorm, RMSNorm
 from weft.nn.init import empty_weights
-from weft.nn.position_config import ALiBi, NoPosition, Relative, Rotary, Sinusoidal, T5Bias
+from weft.nn.position_config import ALiBi, Concatenated, NoPosition, Relative, Rotary, Sinusoidal, T5Bias
 from weft.nn.scaled_dot_product import reference_attention
 
 SMALL = preset("gpt-tiny")
@@ -28,6 +28,8 @@ VARIANTS = {
     "t5": SMALL.replace(position=T5Bias()),
     "alibi": SMALL.replace(position=ALiBi()),
     "rotary": SMALL.replace(position=Rotary(pairs="adjacent")),
+    "concatenated": SMALL.replace(position=Concatenated(), attention=Attention(heads=4, d_v=24)),
+    "swish": SMALL.replace(feedforward=Gated(d_ff=32, beta=1.5)),
     "sinusoidal": SMALL.replace(position=Sinusoidal()),
     "none": SMALL.replace(position=NoPosition(), placement="none"),
     "no skips": SMALL.replace(residual=False),

@@ -14,7 +14,7 @@ from weft.explain.positions import Positions, positions
 from weft.models.config import Decoder
 from weft.nn.config import Attention
 from weft.nn.position import alibi_slopes
-from weft.nn.position_config import ALiBi, NoPosition, PositionConfig, Rotary, Sinusoidal
+from weft.nn.position_config import ALiBi, Concatenated, NoPosition, PositionConfig, Rotary, Sinusoidal
 
 
 def of(kind: Any, length: int = 24, d: int = 16, heads: int = 1) -> Positions:
@@ -33,6 +33,11 @@ def test_sinusoids_are_the_formula() -> None:
     # sin a sin b + cos a cos b = cos(a − b)
     expected = [float(np.mean([math.cos(k / 10000 ** (2 * i / 16)) for i in range(8)])) for k in range(20)]
     assert found.curves["mean"] == pytest.approx(expected)
+
+
+def test_concatenated_positions_show_their_own_coordinates() -> None:
+    (found,), (added,) = of(Concatenated(width=6), d=16).encodings, of(Sinusoidal(), d=6).encodings
+    assert found.stripes is not None and found.stripes == pytest.approx(added.stripes)
 
 
 def test_the_lectures_values_are_printed() -> None:

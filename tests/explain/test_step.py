@@ -27,7 +27,7 @@ from weft.models.build import build
 from weft.models.config import Decoder, Encoder, EncoderDecoder, LMHead, NGram, PretrainingHead, Recurrent
 from weft.models.smoothing import AddK, KneserNey, MaximumLikelihood, ModifiedKneserNey, StupidBackoff
 from weft.nn.config import Attention, Gated, RMSNorm
-from weft.nn.position_config import ALiBi, Disentangled, NoPosition, Relative, Rotary, Sinusoidal, T5Bias
+from weft.nn.position_config import ALiBi, Concatenated, Disentangled, NoPosition, Relative, Rotary, Sinusoidal, T5Bias
 from weft.text.config import Byte
 from weft.text.tokenizer import build_tokenizer
 
@@ -45,6 +45,8 @@ VARIANTS: dict[str, Any] = {
     "alibi": GPT.replace(position=ALiBi()),
     "t5": GPT.replace(position=T5Bias(), attention=Attention(heads=4, scale=1.0)),
     "2017": GPT.replace(placement="post", position=Sinusoidal(), embedding_norm=True),
+    "concatenated": GPT.replace(position=Concatenated(), attention=Attention(heads=4, d_v=5)),
+    "swish": GPT.replace(feedforward=Gated(d_ff=48, beta=2.0)),
     "relative": GPT.replace(position=Relative(max_distance=3)),
     "window": GPT.replace(attention=Attention(heads=4, window=4, softcap=2.0, clip=0.5), position=NoPosition()),
     "parallel": GPT.replace(sublayers="parallel"),

@@ -27,7 +27,7 @@ from weft.interop.gguf.gguf import architecture_of
 from weft.models.config import ClassificationHead, Decoder, LMHead
 from weft.models.presets import preset
 from weft.nn.config import Attention, Gated, Plain
-from weft.nn.position_config import ALiBi, DynamicNTK, Llama3Scaling, NoPosition, Rotary
+from weft.nn.position_config import ALiBi, Concatenated, DynamicNTK, Llama3Scaling, NoPosition, Rotary
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -128,6 +128,9 @@ def test_another_tokenizer_replaces_that_of_the_file(tmp_path: Path) -> None:
             FAMILIES["phi3"].replace(attention=Attention(heads=HEADS, d_head=8)),
             "fraction = 0.75, where llama has 1.0",
         ),
+        (FAMILIES["llama"].replace(attention=Attention(heads=HEADS, d_v=3)), "d_v = 3, where llama has None"),
+        (FAMILIES["llama"].replace(feedforward=Gated(d_ff=FF, beta=0.5)), "beta = 0.5, where llama has 1.0"),
+        (FAMILIES["llama"].replace(position=Concatenated()), "kind = 'concatenated'"),
         (FAMILIES["llama"].replace(head=LMHead(bias=True)), "bias = 'none', where qwen2 has 'qkv'"),
         (FAMILIES["phi2"].replace(head=LMHead(tied=False)), "sublayers = 'parallel', where gptneox"),
         (

@@ -44,8 +44,8 @@ from weft.interop.hf import hf
 from weft.models.build import build
 from weft.models.config import Decoder
 from weft.models.presets import bert, gpt, llama, preset, vaswani
-from weft.nn.config import Attention
-from weft.nn.position_config import Sinusoidal
+from weft.nn.config import Attention, Gated
+from weft.nn.position_config import Concatenated, Sinusoidal
 
 # cases that another family expresses: written as that one, unless imported as themselves
 WRITTEN_AS = {
@@ -251,6 +251,18 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
             position=Sinusoidal(amplitude=0.5).model_dump()
         ),
         r"model\.position\.amplitude = 0\.5, where Marian has 1\.0; .* with model\.position\.amplitude=1\.0$",
+    ),
+    "values": (
+        lambda: llama(1, D, H, d_ff=F, context=32, vocab_size=V).replace(attention=Attention(heads=H, d_v=5)),
+        r"model\.attention\.d_v = 5, where LLaMA has None; .* without model\.attention\.d_v$",
+    ),
+    "swish": (
+        lambda: llama(1, D, H, d_ff=F, context=32, vocab_size=V).replace(feedforward=Gated(d_ff=F, beta=2.0)),
+        r"model\.feedforward\.beta = 2\.0, where LLaMA has 1\.0; .* with model\.feedforward\.beta=1\.0$",
+    ),
+    "concatenated": (
+        lambda: gpt(1, D, H, context=32, vocab_size=V).replace(position=Concatenated()),
+        r"model\.position\.kind = 'concatenated', where GPT-2 has 'learned'; .* with model\.position\.kind=learned$",
     ),
     "no residual": (
         lambda: llama(1, D, H, d_ff=F, context=32, vocab_size=V).replace(residual=False),

@@ -20,7 +20,7 @@ from weft.models.config import ClassificationHead, EncoderDecoder, LMHead, Pretr
 from weft.models.presets import bert, gpt, llama, vaswani
 from weft.models.transformer import Transformer
 from weft.nn.config import Attention, Gated, RMSNorm
-from weft.nn.position_config import DynamicNTK, Rotary, T5Bias
+from weft.nn.position_config import Concatenated, DynamicNTK, Rotary, T5Bias
 from weft.text.config import Byte
 from weft.text.tokenizer import build_tokenizer
 
@@ -137,10 +137,15 @@ def test_an_encoder_decoder_generates(runtime: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt", "classifier", "t5"])
+@pytest.mark.parametrize("name", ["gpt", "classifier", "t5", "wide values"])
 def test_other_models(name: str, runtime: Any, tmp_path: Path) -> None:
     config: Any = {
         "gpt": gpt(1, D, HEADS, context=32, vocab_size=VOCAB),
+        "wide values": gpt(1, D, HEADS, context=32, vocab_size=VOCAB).replace(
+            attention=Attention(heads=HEADS, d_v=9),
+            position=Concatenated(),
+            feedforward=Gated(d_ff=FF, beta=2.0),
+        ),
         "classifier": gpt(1, D, HEADS, context=32, vocab_size=VOCAB).replace(
             head=ClassificationHead(labels=3, pooling="last")
         ),

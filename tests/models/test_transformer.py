@@ -1,5 +1,6 @@
 """Transformers of all kinds: the stepping contract, masks, heads, and refused settings."""
 
+import math
 import re
 from typing import Any
 
@@ -19,7 +20,16 @@ from weft.models.transformer import Transformer
 from weft.nn import position_config
 from weft.nn.config import Attention, Gated, LayerNorm, NormalInit, Plain, RMSNorm
 from weft.nn.mask import Mask
-from weft.nn.position_config import Disentangled, Learned, NoPosition, Relative, Rotary, Sinusoidal, T5Bias
+from weft.nn.position_config import (
+    Concatenated,
+    Disentangled,
+    Learned,
+    NoPosition,
+    Relative,
+    Rotary,
+    Sinusoidal,
+    T5Bias,
+)
 from weft.nn.scaled_dot_product import Probabilities
 
 VOCAB = 29
@@ -27,6 +37,7 @@ POSITIONS = [
     NoPosition(),
     Sinusoidal(),
     Sinusoidal(layout="tensor2tensor"),
+    Concatenated(width=10),
     Learned(),
     Relative(max_distance=3),
     Rotary(),
@@ -86,6 +97,10 @@ DECODERS = {
         first_norm=False,
         attention=Attention(heads=4, kv_heads=2, qk_norm=LayerNorm(), qk_norm_over="each-head"),
     ),
+    "wide values": decoder(attention=Attention(heads=4, kv_heads=2, d_v=9, bias="all", qk_norm=RMSNorm())),
+    "narrow values, no heads shared": decoder(attention=Attention(heads=3, d_head=8, d_v=5, window=3)),
+    "concatenated, untied": decoder(position=Concatenated(), embedding_norm=True, head=LMHead(tied=False, bias=True)),
+    "swish": decoder(feedforward=Gated(d_ff=32, beta=1.7)),
     "stretched": decoder(position=Rotary(scaling=position_config.YaRN(factor=4.0, original_context=8))),
 }
 
@@ -140,6 +155,13 @@ def test_parallel_sublayers_are_summed(sublayers: str) -> None:
         ({"position": {"kind": "rotory"}}, "did you mean 'rotary'"),
         ({"norm": {"kind": "rms", "epsilon": 1}}, "norm.epsilon: unknown key"),
         ({"dropout": 1.5}, "dropout = 1.5"),
+        ({"attention": {"heads": 4, "d_v": 0}}, "attention.d_v = 0"),
+        ({"attention": {"heads": 4, "d_v": 7}, "position": Relative()}, "need attention.d_v = d_head = 6, not 7"),
+        ({"feedforward": {"kind": "plain", "d_ff": 9, "beta": 2}}, "needs feedforward.activation = 'silu', not 'relu'"),
+        ({"feedforward": {"kind": "gated", "d_ff": 9, "beta": 0}}, "feedforward.gated.beta = 0|feedforward.beta = 0"),
+        ({"position": {"kind": "concatenated", "width": 24}}, "leaves no coordinate of d_model = 24"),
+        ({"position": {"kind": "concatenated", "width": 5}}, "position.width = 5 is odd"),
+        ({"position": {"kind": "concatenated"}, "d_embedding": 6}, "decide the width of the embeddings"),
     ],
 )
 def test_invalid_settings_are_refused_by_name(change: dict[str, Any], message: str) -> None:
@@ -152,11 +174,28 @@ def padded_source(vocab_size: int = VOCAB) -> PaddedSource:
     return PaddedSource(torch.randint(vocab_size, (3, 6)), torch.arange(6)[None] < torch.tensor([6, 4, 1])[:, None])
 
 
-@pytest.mark.parametrize("position", [Sinusoidal(), T5Bias(buckets=8, max_distance=12), Rotary()], ids=lambda p: p.kind)
+@pytest.mark.parametrize(
+    "position", [Sinusoidal(), Concatenated(), T5Bias(buckets=8, max_distance=12), Rotary()], ids=lambda p: p.kind
+)
 def test_encoder_decoder_keeps_the_contract(position: Any) -> None:
+    d_v = 11 if isinstance(position, Rotary) else None
     changes = {"position": position, "source_vocab_size": 17, "encoder_layers": 1}
+    changes["attention"] = Attention(heads=4, bias="all", d_v=d_v)
     model = build(vaswani(2, 24, 4, d_ff=32, dropout=0.0, vocab_size=VOCAB, **changes))
     check_contract(model, VOCAB, padded_source(17), examples=10)
+
+
+@torch.no_grad()
+def test_concatenated_positions_are_beside_the_embeddings() -> None:
+    """The first layer reads [x_i ; p_i]: 16 coordinates of the token's row, then 4 sines and 4 cosines in turn."""
+    model: Any = build(decoder(position=Concatenated(width=8, base=100.0, amplitude=0.5)))
+    tokens = torch.randint(VOCAB, (2, 7))
+    assert model.embedding.weight.shape == (VOCAB, 16) and model.output.dense.weight.shape == (16, 24)
+    logits, features = model(tokens), model.features(tokens)
+    waves = [[f(i / 100.0 ** (2 * k / 8)) for k in range(4) for f in (math.sin, math.cos)] for i in range(7)]
+    expected = torch.cat((model.embedding.weight[tokens], 0.5 * torch.tensor(waves).expand(2, -1, -1)), dim=-1)
+    torch.testing.assert_close(model.decoder.begin(model.embedding(tokens), torch.arange(7)[None], None), expected)
+    torch.testing.assert_close(logits, features @ model.output.dense.weight.T @ model.embedding.weight.T)
 
 
 def test_source_padding_changes_nothing() -> None:

@@ -98,6 +98,14 @@ def test_fast_equals_reference(name: str, position: str) -> None:
     assert bool((((sums - 1).abs() < 1e-5) | (sums == 0)).all())
 
 
+@pytest.mark.parametrize("d_v", [3, 2 * D])
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.usefixtures("query_block")
+def test_values_of_another_width_equal_the_reference(name: str, d_v: int) -> None:
+    qkv = heads()
+    check_attention(qkv._replace(v=torch.randn(*qkv.v.shape[:-1], d_v, requires_grad=True)), masked(MASKS[name]))
+
+
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("window", [None, 5, 30])
 @pytest.mark.usefixtures("query_block")
@@ -135,7 +143,8 @@ def test_a_query_that_sees_no_key_gets_zeros() -> None:
 def test_flash_attention_aligns_the_triangle_with_the_last_key(kv_heads: int) -> None:
     shapes = ((8, 9), (kv_heads, 40), (kv_heads, 40))
     qkv = QKV(*(torch.randn(2, count, time, 64, device="cuda").bfloat16() for count, time in shapes))
-    assert attention_paths._fits_flash_attention(qkv.q)
+    assert attention_paths._fits_flash_attention(qkv)
+    assert not attention_paths._fits_flash_attention(qkv._replace(v=qkv.v[..., :32]))
     indices = torch.arange(40, device="cuda")[None]
     mask = AttentionMask(Mask(causal=True, offset=31), Position(), indices[:, -9:], keys=indices)
     expected, _ = reference_attention(QKV(*(x.float() for x in qkv)), 0.125, mask.dense())

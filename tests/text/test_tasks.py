@@ -21,6 +21,7 @@ from weft.text.grammars.rng import Rng
 ROWS = 1000  # of a split that are checked
 QUESTIONS = ("context", "question", "answer", "source", "target")
 COLUMNS = {"sentiment": ("text", "label"), "questions": QUESTIONS, "chatter": ("messages",)}
+COLUMNS["reports"] = ("text", "summary")
 
 
 def first_rows(name: str, split: Side, count: int) -> Iterator[dict[str, Any]]:
@@ -64,7 +65,7 @@ def test_rows_are_reproducible() -> None:
     for name in builtin.TASKS:
         for row in (*first_rows(name, "train", 1500), *first_rows(name, "validation", 200)):
             digest.update(json.dumps(row).encode())
-    assert digest.hexdigest()[:16] == "621cf67334b72891"
+    assert digest.hexdigest()[:16] == "0dfe89f1b10df1e2"
 
 
 def test_the_generator_is_uniform() -> None:
@@ -219,6 +220,26 @@ def test_held_out_stories_are_new() -> None:
         return {tuple(sorted(re.findall(r"[^.]+\.", f" {row['context']}"))) for row in rows}
 
     assert not stories("train") & stories("validation")
+
+
+def test_a_summary_has_who_did_what_and_where() -> None:
+    summary, firsts = re.compile(r"([A-Z]\w+) (\w+) (an? \w+) in ([A-Z]\w+)\."), Counter[bool]()
+    for row in first_rows("reports", "train", ROWS):
+        match = summary.fullmatch(row["summary"])
+        assert match is not None
+        name, did, thing, city = match.groups()
+        (event,) = (event for event in sentences.REPORTS["events"] if event["did"] == did)
+        assert thing in event["things"] and did != "was"
+        assert name in row["text"] and city in row["text"] and thing in row["text"].lower()
+        assert did in row["text"] or f"was {event['participle']}" in row["text"]
+        parts = row["text"].split(". ")
+        assert 2 <= len(parts) <= 5 and all(part[0].isupper() for part in parts)
+        people = [word for word in re.findall(r"[A-Z]\w+", row["text"]) if word in sentences.REPORTS["names"].split()]
+        firsts[people[0] == name] += 1
+    assert firsts[False] > 0.25 * ROWS  # the first name is often another person's
+    assert not {row["summary"] for row in first_rows("reports", "train", ROWS)} & {
+        row["summary"] for row in first_rows("reports", "validation", ROWS)
+    }
 
 
 def test_conversations_alternate_and_sums_are_correct() -> None:

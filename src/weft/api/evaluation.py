@@ -27,6 +27,7 @@ from weft.objectives.frame import text_frame
 from weft.objectives.next_token import NextToken
 from weft.objectives.rows import RowObjective
 from weft.objectives.tokens import TranslationObjective
+from weft.objectives.word_vectors import WordVectors
 from weft.progress import bar, log_to_stderr
 from weft.recipe.metrics import metric
 from weft.runs.folder import RunFolder
@@ -119,6 +120,8 @@ def _without_windows(stride: int) -> ConfigError:
 def evaluation_on(objective: Objective[Any], model: LanguageModel, data: Tree | None) -> Iterator[Evaluation]:
     """Open a run's held-out data for evaluation, or all of `data`, which is given as settings."""
     objective.settings.check(objective.recipe.model)
+    if isinstance(objective, WordVectors):
+        objective.measure(model)  # refused: they are measured by `weft neighbours`
     if data is None:
         if not objective.recipe.data.parts or not objective.holds_out:
             path = objective.folder.path

@@ -28,7 +28,7 @@ from weft.explain.views import OF_A_TEXT, VIEWS
 from weft.models.base import LanguageModel, device_of
 from weft.models.build import build
 from weft.models.config import Bahdanau as BahdanauConfig
-from weft.models.config import EncoderDecoder, LMHead, NGram, Recurrent, TransformerConfig
+from weft.models.config import EncoderDecoder, LMHead, NGram, Recurrent, StaticVectors, TransformerConfig
 from weft.models.hidden import context_of, frame_for
 from weft.models.transformer import Transformer
 from weft.objectives.frame import text_frame
@@ -149,6 +149,8 @@ class Explain:
         """Show the learning rate at each step of the recipe."""
         if isinstance(self.recipe.model, NGram):
             raise ModelError(f"{self.recipe.name}: an n-gram model is counted in one pass and has no learning rate")
+        if isinstance(self.recipe.model, StaticVectors):
+            raise ModelError(f"{self.recipe.name}: the learning rate of word vectors is in the model's settings")
         steps, optimizer, kind = self.recipe.steps, self.recipe.optimizer, self.recipe.schedule.kind
         lr = None if optimizer is None else optimizer.lr
         if steps is None or (lr is None and kind != "noam"):

@@ -7,7 +7,7 @@ from typing import Any
 
 from weft.api.import_model import check_empty, recipe_like, save_run
 from weft.errors import InteropError, RunError, suggestion
-from weft.interop import onnx, peft
+from weft.interop import onnx, peft, word_vectors
 from weft.interop.bundle import ModelBundle, lazy_weights
 from weft.interop.gguf import gguf
 from weft.interop.hf import hf
@@ -33,6 +33,7 @@ FORMATS: dict[str, tuple[str, ...] | str] = {
     "gguf": gguf.TYPES,
     "onnx": "an ONNX file is written in fp32",
     "weft": "a run keeps its weights as they are",
+    **dict.fromkeys(word_vectors.TITLES, "word vectors are written in fp32"),
 }
 
 
@@ -40,7 +41,8 @@ def export_model(run: Path | str, to: str, dest: Path | str, *, dtype: str | Non
     """Write a run's best weights as another program's model; return a line that describes the output.
 
     `to` is one of FORMATS: hf (a folder for transformers), peft (only a run's adapter, for peft), gguf (a file for
-    llama.cpp), onnx (a folder for onnxruntime) or weft (a run); all but peft merge an adapter into its base. `dtype` is
+    llama.cpp), onnx (a folder for onnxruntime), weft (a run), or a file of word vectors: word2vec, word2vec-binary,
+    glove; all but peft merge an adapter into its base. `dtype` is
     the type that weights are converted to: fp32, fp16, bf16 for hf; f32, f16, bf16, q8_0, q4_k, q4_0 for gguf. By
     default they keep theirs.
     """
@@ -93,6 +95,8 @@ def _write(run: RunFolder, to: str, target: Path, *, dtype: str | None) -> str:
     if to == "gguf":
         gguf.write(bundle, target, dtype)
         return "GGUF, for llama.cpp"
+    if to in word_vectors.TITLES:
+        return word_vectors.write(bundle, target, to)
     if to == "weft":  # with the run's objective, columns and length
         save_run(bundle, target, recipe_like(run.recipe(), bundle, target))
         return "a run"

@@ -13,7 +13,7 @@ from weft.errors import InteropError, RunError, quoted
 from weft.interop import peft
 from weft.interop.bundle import ModelBundle, lazy_weights
 from weft.interop.formats import find_model, read_model
-from weft.models.config import Decoder, Encoder, EncoderDecoder
+from weft.models.config import Decoder, Encoder, EncoderDecoder, StaticVectors
 from weft.progress import log_to_stderr
 from weft.recipe.config import SOURCE_TOKENIZER, Recipe
 from weft.recipe.objective import OBJECTIVES
@@ -137,6 +137,8 @@ def recipe_like(recipe: Recipe, bundle: ModelBundle, path: Path) -> Recipe:
 
 def _objective(bundle: ModelBundle) -> dict[str, Any]:
     model = bundle.model
+    if isinstance(model, StaticVectors):
+        return {"kind": "word-vectors"}
     if not isinstance(model, Decoder | Encoder | EncoderDecoder):
         return {"kind": "next-token"}
     head = model.head

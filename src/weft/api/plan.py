@@ -62,7 +62,7 @@ class Plan:
     def tables(self) -> list[Table]:
         """Return tables of components, layouts over several devices, memory per device, and the whole training run."""
         tables = [costs.components_table(self.recipe.name, self.cost)]
-        if not self.cost.parameters:
+        if not self.cost.forward:  # counts and tables of vectors: no products
             return tables
         if self.search is None:
             model, adapter = self.recipe.model, self.recipe.adapter

@@ -5,7 +5,7 @@ import tomllib
 from typing import Any, NamedTuple
 
 from weft.costs.count import count
-from weft.models.config import EncoderDecoder, NGram, TransformerConfig
+from weft.models.config import EncoderDecoder, NGram, StaticVectors, TransformerConfig
 from weft.models.presets import PRESETS
 from weft.recipe.resolve import recipe_names, shipped_recipes
 
@@ -47,6 +47,8 @@ def _shape(model: Any) -> str:
     match model:
         case NGram():
             return f"order {model.order}"
+        case StaticVectors():
+            return f"{model.d_model}"
         case TransformerConfig():
             layers = f"{model.encoder_layers or model.layers}+" if isinstance(model, EncoderDecoder) else ""
             grouped = f"/{model.attention.groups}" if model.attention.groups != model.attention.heads else ""

@@ -47,9 +47,10 @@ def compare(
 
     $ weft compare lstm transformer++ --data book.txt --flops 1e13
 
-    Instead of contenders, `four-switches` goes from the Transformer of 2017 to LLaMA, switch by switch; `minutes` goes
-    from AdamW to the recipe of `weft quickstart`; `tricks` tries other changes to that recipe, one at a time; and
-    `epochs` compares weight decay with dropout when a text is read many times.
+    Instead of contenders, `efficiency` measures that factor for the Transformer of 2017 and LLaMA, in minutes on two
+    cores; `four-switches` goes from one to the other, switch by switch; `minutes` goes from AdamW to the recipe of
+    `weft quickstart`; `tricks` tries other changes to that recipe, one at a time; and `epochs` compares weight decay
+    with dropout when a text is read many times.
     """
     from weft.compare.config import ComparisonRequest
 

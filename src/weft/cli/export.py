@@ -9,8 +9,10 @@ from weft.cli.console.terminal import echo, loading, print_json
 
 def export(
     run: options.Run,
-    dest: Path = argument("DEST", "The new folder; for gguf, the new file."),
-    to: str = option(..., "The format: hf, peft, gguf, onnx or weft.", "--to", value="FORMAT"),
+    dest: Path = argument("DEST", "The new folder; for gguf and word vectors, the new file."),
+    to: str = option(
+        ..., "hf, peft, gguf, onnx, weft; for word vectors word2vec, word2vec-binary or glove.", "--to", value="FORMAT"
+    ),
     dtype: str | None = option(None, "hf: fp32, fp16, bf16; gguf: f32, f16, bf16, q8_0, q4_k, q4_0.", value="TYPE"),
     as_json: options.AsJson = False,
 ) -> None:

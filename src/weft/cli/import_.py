@@ -12,7 +12,7 @@ def import_(
     source: str = argument(
         "SOURCE",
         "A Hugging Face folder or hub name, a .gguf file, a CTranslate2 folder, an .argosmodel, "
-        "llama2.c's .bin, nanoGPT's .pt, or a PEFT folder with a LoRA adapter.",
+        "llama2.c's .bin, nanoGPT's .pt, a PEFT folder with a LoRA adapter, or a file of word vectors.",
     ),
     run: Path = argument("RUN", "The new run's folder."),
     tokenizer: Path | None = option(None, "The tokenizer's file, for a source without one.", value="FILE"),

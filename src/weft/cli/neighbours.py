@@ -12,29 +12,52 @@ from weft.figures.tables import Table
 
 def neighbours(
     run: options.Run,
-    word: str | None = argument("WORD", "The word whose neighbours are shown.", default=None),
+    word: str | None = argument(
+        "WORD", "The word whose neighbours are shown, or a sum: 'king - man + woman'.", default=None
+    ),
     text: list[str] | None = option(None, "Compare words in context, in this sentence; may be repeated.", "--text"),
     top: int | None = option(None, "Number of neighbours to show (default: 10).", min=1),
     pairs: Path | None = option(None, "Instead of a word: word pairs with human ratings, to correlate with."),
+    questions: Path | None = option(None, "Instead of a word: analogies to answer, as in questions-words.txt."),
+    map_: Path | None = option(None, "Draw the words in two dimensions, as .html, .svg, .png or .pdf.", "--map"),
     as_json: options.AsJson = False,
 ) -> None:
-    """Show the words nearest to a word, by the model's embedding table or in context, or evaluate word similarity.
+    """Show the words nearest to a word, by the model's embedding table or in context, or evaluate word vectors.
 
     $ weft neighbours runs/bert frog
     """
-    if (word is None) == (pairs is None):
-        raise ConfigError("give either a WORD, or a file of rated pairs with --pairs")
-    if pairs is not None and (text or top):
-        raise ConfigError("--text and --top need a WORD; --pairs compares words without context")
+    if [word, pairs, questions].count(None) != 2:
+        raise ConfigError("give one of: a WORD, a file of rated pairs with --pairs, or of analogies with --questions")
+    if word is None and (text or top or map_):
+        raise ConfigError("--text, --top and --map need a WORD; --pairs and --questions compare words without context")
 
     with loading():
         from weft.api.load import load
         from weft.evaluate.agreement import read_pairs, similarity
-        from weft.explain.neighbours import in_context, nearest_words, word_vector
+        from weft.evaluate.analogies import analogies, read_questions
+        from weft.explain.neighbours import embedding_table, in_context, nearest_words, word_id, word_vector
+        from weft.explain.word_map import context_map, neighbour_map
+        from weft.figures.picture import check_picture
         from weft.runs.lines import record
 
+    if map_ is not None:
+        check_picture(map_)
     loaded = load(run)
-    if word is None:
+    if questions is not None:
+        table, tokenizer = embedding_table(loaded.model)[: loaded.tokenizer.vocab_size].cpu(), loaded.tokenizer
+        special = list(tokenizer.special_tokens.values())
+        asked = read_questions(str(questions))
+        sections = analogies(asked, table, lambda word: word_id(tokenizer, word), excluded=special)
+        if as_json:
+            for each in sections:
+                echo(record({**each._asdict(), "accuracy": each.accuracy}))
+            return
+        scores = [
+            (each.section, str(each.correct), str(each.answered), str(each.left_out), _percent(each.accuracy))
+            for each in sections
+        ]
+        print_tables(Table(("section", "correct", "answered", "left out", "accuracy"), scores))
+    elif word is None:
         measured = similarity(read_pairs(str(pairs)), lambda word: word_vector(loaded.model, loaded.tokenizer, word))
         if as_json:
             echo(record(asdict(measured)))
@@ -45,7 +68,11 @@ def neighbours(
             words = f"{counted(len(missing), 'word')} without a vector ({shown})"
             echo(f"{counted(measured.left_out, 'pair')} left out: {words}")
     elif text:
-        for occurrence, neighbours in in_context(loaded.model, loaded.tokenizer, text).nearest(word, top or 10):
+        contextual = in_context(loaded.model, loaded.tokenizer, text)
+        answers = contextual.nearest(word, top or 10)
+        if map_ is not None:
+            echo(f"{context_map(contextual, word).save(map_)}: written", err=True)
+        for occurrence, neighbours in answers:
             if as_json:
                 listed = [{**other._asdict(), "cosine": round(cosine, 6)} for other, cosine in neighbours]
                 echo(record({**occurrence._asdict(), "neighbours": listed}))
@@ -55,12 +82,20 @@ def neighbours(
             echo()
     else:
         nearest = nearest_words(loaded.model, loaded.tokenizer, word, top=top or 10)
+        if map_ is not None:
+            echo(
+                f"{neighbour_map(loaded.model, loaded.tokenizer, word, nearest=nearest).save(map_)}: written", err=True
+            )
         if as_json:
             listed = [{"text": near.text, "id": near.id, "cosine": round(near.cosine, 6)} for near in nearest]
             echo(record({"word": word, "neighbours": listed}))
             return
         rows = [(near.text, f"{near.cosine:.4f}") for near in nearest]
         print_tables(Table((f"nearest to {word}", "cosine"), rows))
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.1%}"
 
 
 def _marked(sentences: list[str], occurrence: tuple[int, int, int, str]) -> str:

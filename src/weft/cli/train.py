@@ -115,4 +115,7 @@ def summarise(run: "Run") -> None:
         echo(f"\n{record.rate_cut}")
     echo(f"\nreport    {run.path / 'report.html'}")
     echo(f"use       {run.objective.usage.format(run=quoted(run.path))}")
-    echo(f"evaluate  weft evaluate {quoted(run.path)}")
+    if run.config.model.kind in ("word2vec", "glove"):
+        echo(f"evaluate  weft neighbours {quoted(run.path)} --pairs FILE, or --questions FILE")
+    else:
+        echo(f"evaluate  weft evaluate {quoted(run.path)}")

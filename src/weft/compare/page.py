@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
-from math import isnan
+from math import inf, isnan
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ AMOUNTS: dict[str, tuple[str, Format]] = {  # field of an outcome → its title 
 }
 BITS = Axis("bits per byte", log=True, pad=0.08)
 BASELINE, FAINT = Look("ink", "o"), Look("soft", ".", width=0.9)
+DISTANCE, INTERVAL = Look("ink", "|", width=1.2), Look("ink", "|", width=4)
 SMALL = (320, 240)
 
 
@@ -194,11 +195,27 @@ def loss_charts(contenders: Sequence[Ranked]) -> list[Panels]:
             series = [line for ranked in done for line in _loss_series(ranked, amount, chosen[ranked.name])]
             series = sorted(series, key=lambda line: bool(line.name))  # named series are drawn on top
             series += [Series(name, look=FAINT) for name in others]
+            distance = _distance_series(done) if amount == "flops" else []
+            series += distance
             height = 330 + 17 * sum(len(line.name) > 30 for line in series)  # long names take a line in the legend
             axis = Axis(f"{title} in training", log=True, format=number_format, pad=0.06)
             plot = Plot(f"Bits per byte against {title}", series, axis, BITS, size=(480, height))
-            charts.append(Panels(f"loss-{amount}", TEXTS["loss"], [plot]))
+            text = f"{TEXTS['loss']} {TEXTS['distance']}" if distance else TEXTS["loss"]
+            charts.append(Panels(f"loss-{amount}", text, [plot]))
     return charts
+
+
+def _distance_series(contenders: Sequence[Ranked]) -> list[Series]:
+    """Return the best multiplier as a horizontal distance: a line at the loss where it is read, from the contender's
+    curve to the baseline's, and its interval around the baseline's end. None if the curves reach no common loss."""
+    best = next((ranked for ranked in contenders if not ranked.baseline and ranked.multiplier), None)
+    if best is None or (times := best.multiplier) is None or times.beyond:
+        return []
+    start = times.share * best.mean("flops")
+    line = Series(f"{times.text()} for {best.name}", [(start, times.loss), (times.value * start, times.loss)], DISTANCE)
+    ends = [(end * start, times.loss) for end in (times.low, times.high)]
+    bounded = all(0 < end < inf for end, _ in ends)  # NaN with one seed
+    return [line, *([Series(points=ends, look=INTERVAL)] if bounded else [])]
 
 
 def _loss_series(ranked: Ranked, amount: str, look: Look) -> list[Series]:

@@ -4,8 +4,8 @@ The conventions are those of the lectures and of PaLM (Chowdhery et al. 2022, ap
 
 - A product of an m × k matrix with a k × n matrix is 2mkn FLOPs: a multiplication and an addition each.
 - Only matrix products count. Norms, activations, softmax, biases and look-ups are well below 1 % and left out.
-- Attention counts every query against all T keys, 4 · T · heads · d_head per token and layer, even under a causal mask,
-  which needs only half of it; a `window` smaller than T bounds the keys.
+- Attention counts every query against all T keys, 2 · T · heads · (d_head + d_v) per token and layer, even under a
+  causal mask, which needs only half of it; a `window` smaller than T bounds the keys.
 - The backward pass costs twice the forward pass, so training is three forward passes. With activation checkpointing the
   layers run forward once more. A frozen matrix needs no weight gradient, so its backward pass costs one forward pass;
   that the lowest layers of a frozen model need no gradient at all is ignored.
@@ -98,6 +98,10 @@ def count(model: Config, length: int | None = None, adapter: LoRA | None = None)
         case config.NGram():
             note = f"counts instead of weights: the text decides how many; a token takes up to {model.order} look-ups"
             return Count((Component("counts", 0, 0),), time, note)
+        case config.StaticVectors():
+            size = model.vocab_size * model.d_model
+            note = "one vector per word, looked up: no products"
+            return Count((Component("embedding", size, 0, looked_up=size),), time, note)
         case _:
             raise ModelError(f"a {type(model).__name__} cannot be counted: it is not a model")
 
@@ -167,12 +171,14 @@ def block_linears(model: config.TransformerConfig, cross: bool = False) -> list[
     """Return the linear layers of a block, by their names inside it; `cross` adds cross-attention."""
     D, d_ff, attention = model.d_model, model.feedforward.d_ff, model.attention
     H, G = attention.heads * model.d_head, attention.groups * model.d_head
+    mixed, values = attention.heads * model.d_v, attention.groups * model.d_v
     (qkv_bias, out_bias), ff_bias = attention.biased, model.feedforward.bias
-    linears = [LinearSpec("attention.qkv", D, (H, G, G), bias=qkv_bias)]
-    linears.append(LinearSpec("attention.out", H, (D,), bias=out_bias))
+    linears = [LinearSpec("attention.qkv", D, (H, G, values), bias=qkv_bias)]
+    linears.append(LinearSpec("attention.out", mixed, (D,), bias=out_bias))
     if cross:
-        linears += [LinearSpec("cross.q", D, (H,), bias=qkv_bias), LinearSpec("cross.kv", D, (G, G), bias=qkv_bias)]
-        linears.append(LinearSpec("cross.out", H, (D,), bias=out_bias))
+        linears.append(LinearSpec("cross.q", D, (H,), bias=qkv_bias))
+        linears.append(LinearSpec("cross.kv", D, (G, values), bias=qkv_bias))
+        linears.append(LinearSpec("cross.out", mixed, (D,), bias=out_bias))
     gated = isinstance(model.feedforward, Gated)
     name, heights = ("feedforward.gate_up", (d_ff, d_ff)) if gated else ("feedforward.up", (d_ff,))
     linears.append(LinearSpec(name, D, heights, bias=ff_bias))
@@ -220,7 +226,7 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
         Component("positions", positions, 0),
         Component("projection", projection and projection + isinstance(model, config.Encoder) * D, 2 * T * projection),
         products("MHA projections", [linear for linear in linears if not linear.name.startswith("feedforward")]),
-        Component("attention", 0, 4 * pairs * attention.heads * d_head + by_position, True),
+        Component("attention", 0, 2 * pairs * attention.heads * (d_head + model.d_v) + by_position, True),
         products("FFN", [linear for linear in linears if linear.name.startswith("feedforward")]),
         Component("norms", norms, 0),
         *_head(model, T),
@@ -252,7 +258,7 @@ def _head(model: config.TransformerConfig, T: int) -> list[Component]:
         case config.LMHead() | config.MaskedLMHead() | config.PretrainingHead():
             logits = Component("logits", (0 if head.tied else V * E) + (V if head.bias else 0), 2 * T * E * V)
             if isinstance(head, config.LMHead):
-                return [Component("head", D * E, 2 * T * D * E), logits] if model.factorised else [logits]
+                return [Component("head", D * E, 2 * T * D * E), logits] if model.projects_output else [logits]
             extra = [pooler, sentence] if isinstance(head, config.PretrainingHead) else []
             return [_dense([(D, E, T), *extra], with_norm(E, head.dense_bias)), logits]
         case config.NextSentenceHead():

@@ -113,9 +113,9 @@ def cache_bytes(model: Config, precision: str) -> int:
     """
     match model:
         case config.Decoder() if precision == "int8":
-            return 2 * model.layers * model.attention.groups * (model.d_head + SCALE_BYTES)
+            return 2 * model.layers * model.attention.groups * (model.cache_width + SCALE_BYTES)
         case config.Decoder() | config.EncoderDecoder():
-            return 2 * model.layers * model.attention.groups * model.d_head * narrow(precision)
+            return 2 * model.layers * model.attention.groups * model.cache_width * narrow(precision)
         case config.Recurrent() | config.Bahdanau():
             return STATE_VECTORS[model.cell] * model.layers * model.d_model * narrow(precision)
         case _:
@@ -141,7 +141,7 @@ def activation_bytes(model: Config, T: int, n: int) -> tuple[list[float], float,
             alignment = T * A + T + 2 * D + A  # tanh(W_q s + W_k h_j) for every pair
             readout = 3 * D + E + 2 * D + D
             return [float(n * width) for width in encoder + decoder], n * (alignment + readout), n * 2 * D
-        case config.NGram():
+        case config.NGram() | config.StaticVectors():
             return [], 0.0, 0.0
         case _:
             raise ModelError(f"a {type(model).__name__} cannot be counted: it is not a model")
@@ -232,7 +232,7 @@ def _adapted(model: config.TransformerConfig, layers: list[float], adapter: LoRA
 
 def _attention(model: config.TransformerConfig, n: int, cross: bool) -> int:
     H, G, d_head = model.attention.heads, model.attention.groups, model.d_head
-    size = n * (H + 2 * G) * d_head + n * H * d_head + WIDE * H
+    size = n * (H + G) * (d_head + model.d_v) + WIDE * H
     if (model.position.rotates and not cross) or model.attention.qk_norm is not None:
         size += n * (H + G) * d_head  # queries and keys before they are rotated or normalised
     if model.attention.qk_norm is not None and n != WIDE:

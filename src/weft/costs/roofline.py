@@ -136,7 +136,8 @@ class Roofline:
         return Seconds((forward, backward), attention, self._traffic(model, batch, cross))
 
     def _attention(self, model: config.TransformerConfig, batch: MicroBatch, causal: bool) -> tuple[float, float]:
-        T, d_head, heads = batch.length, model.d_head, model.attention.heads // batch.tensor
+        T, heads = batch.length, model.attention.heads // batch.tensor
+        d_head = (model.d_head + model.d_v) / 2  # scores read keys, and the mean reads values
         queries = batch.tokens * heads
         if not self.software.fused_attention:
             pairs: float = queries * T

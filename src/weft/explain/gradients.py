@@ -37,6 +37,7 @@ from weft.models.config import Decoder, Encoder
 from weft.models.ngram import NGram
 from weft.models.recurrent import Recurrent
 from weft.models.transformer import Transformer
+from weft.models.word_table import WordTable
 from weft.nn.config import Attention, LayerNorm, Plain, XavierInit
 from weft.nn.position_config import Learned
 
@@ -213,6 +214,8 @@ def gradient_norms(reading: Reading, *, clip: float = 0.0) -> GradientNorms:
     model, states = reading.model, None
     if isinstance(model, NGram):
         raise ModelError(NO_GRADIENT)
+    if isinstance(model, WordTable):
+        raise ModelError("word vectors are trained word by word, without back-propagation; they have no layers to show")
     residuals = [name for name in taps(model) if name.endswith(".residual")]
     inputs = [f"{stack}.dropout" for stack in ("encoder", "decoder") if f"{stack}.0.residual" in residuals]
     names = [name for stack in ("encoder", "decoder") for name in (*inputs, *residuals) if name.startswith(stack)]

@@ -94,8 +94,9 @@ def growth(model: Config) -> Growth:
     A wider model keeps the size of its heads and the ratios d_ff / d_model and heads / kv_heads. Operations are those
     of training per token, at the full context; the cache is that of one text in bf16.
     """
-    if not count(model).parameters:
-        raise ModelError("an n-gram model has no sizes to grow with: the text decides how many counts there are")
+    if not count(model).forward:
+        kind = getattr(model, "kind", type(model).__name__)
+        raise ModelError(f"a model of kind '{kind}' only looks values up; it has no products whose cost could grow")
     return Growth(tuple(_axis(model, key) for key in SIZES))
 
 

@@ -52,8 +52,14 @@ def embedding_table(model: LanguageModel) -> Tensor:
 def word_ids(tokenizer: Tokenizer, word: str) -> list[int] | None:
     """Return the tokens of a word inside a text, or None if a part of it is unknown.
 
-    If the tokenizer joins a space to the following word, these are the tokens of the word after a space.
+    If the tokenizer joins a space to the following word, these are the tokens of the word after a space. In a
+    vocabulary of whole words, a word that a text would be split at (u.s.) is looked up as it is.
     """
+    try:
+        if tokenizer.kind == "word" and word not in tokenizer.special_tokens:
+            return [tokenizer.id(word)]
+    except TokenizerError:
+        pass
     try:
         spellings = [tokenizer.encode(text) for text in (f" {word}", word)]
     except TokenizerError:  # a word tokenizer without an unk token
@@ -62,22 +68,46 @@ def word_ids(tokenizer: Tokenizer, word: str) -> list[int] | None:
     return None if not ids or tokenizer.unk_id in ids else ids
 
 
+def word_id(tokenizer: Tokenizer, word: str) -> int | None:
+    """Return the id of a word that is one token; None for others."""
+    ids = word_ids(tokenizer, word)
+    return ids[0] if ids is not None and len(ids) == 1 else None
+
+
 def word_vector(model: LanguageModel, tokenizer: Tokenizer, word: str) -> NDArray[np.float32] | None:
     """Return a word's vector (d,), the mean over its tokens; None if it is unknown."""
     ids = word_ids(tokenizer, word)
     return None if ids is None else embedding_table(model)[ids].float().mean(dim=0).cpu().numpy()
 
 
-def nearest_words(model: LanguageModel, tokenizer: Tokenizer, word: str, *, top: int = 10) -> list[Neighbour]:
-    """Return the tokens whose vectors have the highest cosine similarity to the word's, without its own tokens."""
-    ids = word_ids(tokenizer, word)
-    if ids is None:
-        entries = [] if tokenizer.vocab_size > 100_000 else [_text(tokenizer, id) for id in range(tokenizer.vocab_size)]
-        raise DataError(f"'{word}' is not in the vocabulary; {suggestion(word, entries)}")
+def signed_words(expression: str) -> list[tuple[int, str]]:
+    """Return the words of an expression such as `king - man + woman` with their signs; of other texts, the text."""
+    parts = expression.replace("−", "-").split()
+    if not {"+", "-"} & set(parts) or len(parts) == 1:
+        return [(1, expression)]
+    parts = parts if parts[0] in ("+", "-") else ["+", *parts]
+    signs, words = parts[::2], parts[1::2]
+    if len(signs) != len(words) or not set(signs) <= {"+", "-"} or {"+", "-"} & set(words):
+        raise DataError(f"'{expression}': expected words joined by + or -, such as 'king - man + woman'")
+    return [(1 if sign == "+" else -1, word) for sign, word in zip(signs, words, strict=True)]
+
+
+def nearest_words(model: LanguageModel, tokenizer: Tokenizer, expression: str, *, top: int = 10) -> list[Neighbour]:
+    """Return the tokens whose vectors have the highest cosine similarity to a word's, without its own tokens.
+
+    An `expression` adds and subtracts vectors of length 1: `king - man + woman`.
+    """
     table = F.normalize(embedding_table(model).float(), dim=-1)
     size = min(tokenizer.vocab_size, len(table))  # the table may be padded
-    query = F.normalize(embedding_table(model)[ids].float().mean(dim=0), dim=0)
-    cosines = table[:size] @ query
+    ids, query = list[int](), torch.zeros_like(table[0])
+    for sign, word in signed_words(expression):
+        spelled = word_ids(tokenizer, word)
+        if spelled is None:
+            entries = [] if size > 100_000 else [_text(tokenizer, id) for id in range(tokenizer.vocab_size)]
+            raise DataError(f"'{word}' is not in the vocabulary; {suggestion(word, entries)}")
+        query += sign * F.normalize(embedding_table(model)[spelled].float().mean(dim=0), dim=0)
+        ids += spelled
+    cosines = table[:size] @ F.normalize(query, dim=0)
     cosines[[id for id in {*ids, *tokenizer.special_tokens.values()} if id < size]] = -torch.inf
     best = cosines.topk(min(top, size))
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)

@@ -113,8 +113,10 @@ def positions(model: TransformerConfig | Transformer, length: int = 128) -> Posi
 def _encoding(name: str, module: Position, sizes: Sizes, *, attention: Any, length: int) -> Encoding:
     device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
     indices = torch.arange(length, device=device)[None]
-    zeros = torch.zeros(1, length, sizes.d_model, dtype=torch.float64, device=device)
-    added = module.embed(zeros, indices)[0].double()
+    # concatenated positions have their own coordinates: nothing is before them here
+    beside = module.settings.concatenated_width(sizes.d_model) if module.settings is not None else 0
+    zeros = torch.zeros(1, length, sizes.d_model - beside, dtype=torch.float64, device=device)
+    added = module.embed(zeros, indices)[0, :, -beside:].double()
     if bool(added.any()):
         # The mean product of two rows at each distance, relative to that of a row with itself.
         products = added @ added.T

@@ -27,6 +27,7 @@ from weft.figures.tables import Table, text_table
 from weft.models.base import LanguageModel, device_of, evaluating
 from weft.models.ngram import NGram
 from weft.models.transformer import Transformer
+from weft.models.word_table import WordTable
 
 MAX_BARS = 44  # tokens that a figure draws as bars; longer texts are shaded lines
 MAX_ROWS = 12  # tokens listed in a terminal
@@ -112,6 +113,8 @@ def saliency(reading: Reading, position: int = -1) -> Saliency:
     model, tokenizer = reading.model, reading.tokenizer
     if isinstance(model, NGram):
         raise ModelError("an n-gram model has counts and no gradients; saliency needs a model with embeddings")
+    if isinstance(model, WordTable):
+        raise ModelError("word vectors predict nothing from a text; saliency needs a language model")
     masked, ids = predicts_masked(model), list(reading.ids)
     if not -len(ids) <= position < len(ids):
         last = len(ids) - 1

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from weft.errors import InteropError, download_first, hub_failure, quoted, suggestion
-from weft.interop import llama2c, nanogpt
+from weft.interop import llama2c, nanogpt, word_vectors
 from weft.interop.bundle import ModelBundle
 from weft.interop.ctranslate2 import argos, ctranslate2
 from weft.interop.gguf import gguf
@@ -31,6 +31,7 @@ FORMATS = (
     ImportFormat("an .argosmodel", argos.recognises, argos.read),
     ImportFormat("a Hugging Face folder or hub name", lambda path: (path / hf.CONFIG).is_file(), hf.read),
     ImportFormat("a .gguf file", lambda path: path.suffix == ".gguf", gguf.read),
+    ImportFormat("word vectors of word2vec or GloVe", word_vectors.recognises, word_vectors.read),
     ImportFormat("llama2.c's .bin", lambda path: path.suffix == ".bin" and not WEIGHTS.match(path.name), llama2c.read),
     ImportFormat("nanoGPT's .pt", lambda path: path.suffix == ".pt", nanogpt.read),
 )

@@ -178,14 +178,19 @@ def _files(model: Transformer) -> list[OnnxFile]:
         module = _Exported(_run_whole, model)
         return [OnnxFile("model.onnx", module, inputs=dict.fromkeys(names, text), outputs=outputs)]
     decoder, present = _Exported(_decode, model), ("logits", *_key_values("present", model))
-    past: Dims = ("batch", config.attention.groups, "past", config.d_head)
-    inputs = {"input_ids": text, **dict.fromkeys(_key_values("past_key_values", model), past)}
+
+    def vectors(name: str, time: str) -> dict[str, Dims]:
+        """Shapes of alternating keys and values."""
+        widths = {"key": config.d_head, "value": config.d_v}
+        names = _key_values(name, model)
+        return {each: ("batch", config.attention.groups, time, widths[each.rpartition(".")[2]]) for each in names}
+
+    inputs: dict[str, Dims] = {"input_ids": text, **vectors("past_key_values", "past")}
     if model.encoder is None:
         return [OnnxFile("model.onnx", decoder, inputs=inputs, outputs=present)]
     encoder, memory = _Exported(_encode_source, model), _key_values("memory", model)
-    cross: Dims = ("batch", config.attention.groups, "source", config.d_head)
-    inputs |= {"encoder_attention_mask": source, **dict.fromkeys(memory, cross)}
-    encoder_inputs = {"input_ids": source, "attention_mask": source}
+    inputs |= {"encoder_attention_mask": source, **vectors("memory", "source")}
+    encoder_inputs: dict[str, Dims] = {"input_ids": source, "attention_mask": source}
     return [
         OnnxFile("encoder.onnx", encoder, inputs=encoder_inputs, outputs=memory),
         OnnxFile("decoder.onnx", decoder, inputs=inputs, outputs=present),

@@ -130,6 +130,7 @@ def flat(model: Transformer) -> Flat:
     """Settings of a model by dotted key, with computed defaults filled in."""
     tree = model.model_dump(mode="json")
     tree["attention"] |= {"kv_heads": model.attention.groups, "d_head": model.d_head}
+    tree["attention"]["d_v"] = None if model.d_v == model.d_head else model.d_v
     tree["attention"]["scale"] = model.attention.scale or model.d_head**-0.5
     depth = model.layers
     if isinstance(model, EncoderDecoder):

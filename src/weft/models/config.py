@@ -165,7 +165,12 @@ class TransformerConfig(Block):
     @property
     def width(self) -> int:
         """Width of the token embeddings."""
-        return getattr(self, "d_embedding", None) or self.d_model
+        return getattr(self, "d_embedding", None) or self.d_model - self.position.concatenated_width(self.d_model)
+
+    @property
+    def projects_output(self) -> bool:
+        """Whether an LM head projects features from d_model to the width of its table."""
+        return self.factorised or self.width != self.d_model
 
     @property
     def added_width(self) -> int:
@@ -189,6 +194,8 @@ class TransformerConfig(Block):
             raise ValueError("first_norm = false needs placement = 'pre' and sublayers = 'sequential'")
         if self.pattern and self.attention.window is not None:
             raise ValueError("attention.window is for all layers; with a pattern, set the window of each of its kinds")
+        if self.factorised and self.position.concatenated_width(self.d_model):
+            raise ValueError("d_embedding: 'concatenated' positions decide the width of the embeddings; leave it out")
         for kind in self.pattern:
             for position in (self.position, kind.position) if kind.position is not None else ():
                 if not (position.rotates or isinstance(position, NoPosition)):
@@ -270,7 +277,7 @@ class Encoder(TransformerConfig):
 
     @property
     def added_width(self) -> int:
-        return self.width
+        return self.d_embedding or self.d_model
 
     @property
     def sharing(self) -> int:
@@ -355,4 +362,39 @@ class NGram(Config):
     smoothing: Smoothing = Field(ModifiedKneserNey(), description="smoothing of the counts")
 
 
-Model = Annotated[Decoder | Encoder | EncoderDecoder | Recurrent | Bahdanau | NGram, Field(discriminator="kind")]
+class StaticVectors(Config):
+    """Base of models that have one vector per word, whatever its context."""
+
+    vocab_size: PositiveInt = Field(description="words in the vocabulary; the tokenizer decides")
+    d_model: Annotated[int, Field(gt=0, le=2048)] = Field(100, description="width of the vectors")
+
+
+class Word2Vec(StaticVectors):
+    """Vectors that predict neighbouring words, trained with negative sampling (Mikolov et al. 2013)."""
+
+    kind: Literal["word2vec"] = "word2vec"
+    architecture: Literal["skip-gram", "cbow"] = Field(
+        "skip-gram", description="predict from each word of the window, or from their mean"
+    )
+    window: PositiveInt = Field(5, description="largest distance of two words that predict each other")
+    negatives: Annotated[int, Field(gt=0, lt=64)] = Field(5, description="random words per prediction")
+    subsample: Annotated[float, Field(ge=0.0)] = Field(
+        1e-3, description="leave out words of a higher frequency than this, at random; 0: none"
+    )
+    lr: PositiveFloat = Field(0.025, description="learning rate at the beginning")
+    min_lr: PositiveFloat = Field(1e-4, description="learning rate at the end; it falls linearly")
+
+
+class GloVe(StaticVectors):
+    """Vectors whose products fit the logarithms of co-occurrence counts (Pennington et al. 2014)."""
+
+    kind: Literal["glove"] = "glove"
+    window: PositiveInt = Field(10, description="largest distance of two words that are counted together")
+    x_max: PositiveFloat = Field(100.0, description="count from which all pairs have the same weight")
+    alpha: Annotated[float, Field(ge=0.0, le=1.0)] = Field(0.75, description="weight of rarer pairs: (count / x_max)^α")
+    lr: PositiveFloat = Field(0.05, description="learning rate of AdaGrad")
+
+
+Model = Annotated[
+    Decoder | Encoder | EncoderDecoder | Recurrent | Bahdanau | NGram | Word2Vec | GloVe, Field(discriminator="kind")
+]

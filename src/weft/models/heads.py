@@ -63,7 +63,7 @@ class LMHead(TokenHead):
     def __init__(self, settings: config.LMHead, model: config.TransformerConfig):
         super().__init__(model, settings.tied, settings.bias)
         self.scale, self.softcap = settings.scale, settings.softcap
-        self.dense = Linear(model.d_model, model.width, bias=False) if model.factorised else None
+        self.dense = Linear(model.d_model, model.width, bias=False) if model.projects_output else None
 
     def prepare(self, features: Tensor) -> Tensor:
         features = features if self.dense is None else self.dense(features)

@@ -17,6 +17,7 @@ from weft.models.base import READ_CHUNK, LanguageModel, evaluating
 from weft.models.config import Decoder, EncoderDecoder, LMHead
 from weft.models.recurrent import Recurrent
 from weft.models.transformer import Transformer
+from weft.models.word_table import WordTable
 from weft.progress import pause
 from weft.text.tokenizer import Tokenizer
 
@@ -41,9 +42,9 @@ class TextFeatures(NamedTuple):
 
 def check_readable(model: LanguageModel) -> None:
     """Raise ModelError if a model cannot read a text without a source."""
-    if not isinstance(model, Recurrent | Transformer) or isinstance(model.config, EncoderDecoder):
+    if not isinstance(model, Recurrent | Transformer | WordTable) or isinstance(model.config, EncoderDecoder):
         kind = getattr(model.config, "kind", type(model).__name__)
-        instead = "use an encoder, a decoder or a recurrent model"
+        instead = "use an encoder, a decoder, a recurrent model or word vectors"
         raise ModelError(f"a model of kind '{kind}' gives no vectors for a text; {instead}")
 
 
@@ -53,8 +54,11 @@ def context_of(model: LanguageModel) -> int | None:
 
 
 def frame_for(model: LanguageModel) -> Callable[[Tokenizer, Sequence[int], int | None], FramedText]:
-    """Function that frames texts for a model. Only weft trains recurrent models, and decoders without an LM head."""
+    """Function that frames texts for a model. Only weft trains recurrent models, and decoders without an LM head.
+    Vectors of words need no frame."""
     config = model.config
+    if isinstance(model, WordTable):
+        return lambda tokenizer, ids, max_tokens: surround(((), ()), ids, max_tokens)
     trained_here = isinstance(config, Decoder) and not isinstance(config.head, LMHead)
     return trained_frame if trained_here or isinstance(model, Recurrent) else frame
 

@@ -11,7 +11,18 @@ from typing import Any
 
 from weft.config import Config
 from weft.errors import ConfigError, suggestion
-from weft.models.config import Bahdanau, Decoder, Encoder, EncoderDecoder, LMHead, NGram, PretrainingHead, Recurrent
+from weft.models.config import (
+    Bahdanau,
+    Decoder,
+    Encoder,
+    EncoderDecoder,
+    GloVe,
+    LMHead,
+    NGram,
+    PretrainingHead,
+    Recurrent,
+    Word2Vec,
+)
 from weft.nn.config import Attention, Gated, LayerNorm, NormalInit, Plain, RMSNorm, XavierInit
 from weft.nn.position_config import Learned, Rotary, Sinusoidal
 
@@ -73,6 +84,7 @@ def vaswani(layers: int, d_model: int, heads: int, *, d_ff: int, dropout: float,
 
 FAMILIES: dict[str, Callable[..., Config]] = {make.__name__: make for make in (gpt, llama, bert, vaswani)}
 FAMILIES |= {"ngram": NGram, "recurrent": Recurrent, "bahdanau": Bahdanau, "decoder": Decoder}
+FAMILIES |= {"word2vec": Word2Vec, "glove": GloVe}
 
 
 def _entry(family: str, origin: str, **sizes: Any) -> tuple[Callable[[], Config], str]:

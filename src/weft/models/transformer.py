@@ -210,7 +210,7 @@ class Transformer(LanguageModel):
             raise ModelError(f"{max_len} tokens exceed the {learned}")
         table, first = self.embedding.weight, self.decoder.blocks[0]
         assert isinstance(first, Block)
-        shape = len(self.decoder.blocks), 2, batch, first.attention.kv_heads, max_len, self.config.d_head
+        shape = len(self.decoder.blocks), 2, batch, first.attention.kv_heads, max_len, self.config.cache_width
         cache = KeyValueCache(torch.zeros(shape, dtype=table.dtype, device=table.device))
         if self.encoder is not None:
             source = self.require_source(source)

@@ -75,6 +75,11 @@ class _GELU(torch.autograd.Function):
         return torch.addcmul(out, out, gate, value=-1.0).mul_(du).add_(gate).mul_(upstream[0]), None
 
 
+def swish(x: Tensor, beta: float) -> Tensor:
+    """x · σ(βx) (Ramachandran et al. 2017); SiLU if β = 1."""
+    return x * torch.sigmoid(beta * x)
+
+
 def relu2(x: Tensor) -> Tensor:
     """relu(x)² (So et al. 2021)."""
     return F.relu(x).square()

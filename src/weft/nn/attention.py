@@ -27,11 +27,16 @@ class Heads(nn.Module):
 
     def __init__(self, settings: AttentionConfig, d_model: int, d_head: int):
         super().__init__()
-        self.heads, self.kv_heads, self.d_head = settings.heads, settings.groups, d_head
+        self.heads, self.kv_heads, self.d_head, self.d_v = (
+            settings.heads,
+            settings.groups,
+            d_head,
+            settings.d_v or d_head,
+        )
         self.first_head = 0  # index of the first head here, if tensor parallelism divides the heads
         self.scale = settings.scale or d_head**-0.5
         self.softcap, self.clip = settings.softcap, settings.clip
-        self.out = Linear(self.heads * d_head, d_model, bias=settings.biased[1], into_residual=True)
+        self.out = Linear(self.heads * self.d_v, d_model, bias=settings.biased[1], into_residual=True)
         self.norm_heads = settings.qk_norm_over == "heads"  # one norm over all heads of a token
         self.norm_rotated = settings.qk_norm_rotated
         self.q_norm, self.k_norm = (_norm(settings, heads, d_head) for heads in (self.heads, self.kv_heads))
@@ -40,9 +45,10 @@ class Heads(nn.Module):
         self.kernels = bool(settings.dropout) and load_kernels()
 
     def split(self, x: Tensor, heads: int, norm: nn.Module | None = None) -> Tensor:
-        """(batch, time, heads · d_head) → (batch, heads, time, d_head), normalised if there is a norm."""
+        """(batch, time, heads · width) → (batch, heads, time, width), normalised if there is a norm. The width is
+        d_head, or d_v for values."""
         x = norm(x) if norm is not None and self.norm_heads else x
-        x = x.unflatten(-1, (heads, self.d_head)).transpose(1, 2)
+        x = x.unflatten(-1, (heads, -1)).transpose(1, 2)
         return x if norm is None or self.norm_heads else norm(x)
 
     def clip_projection(self, x: Tensor) -> Tensor:
@@ -60,7 +66,7 @@ class Heads(nn.Module):
         return self.scoring(None).scores(qkv)
 
     def mix(self, qkv: QKV, mask: AttentionMask, rng: RowRng | None) -> Tensor:
-        """Values weighted by the attention probabilities → (batch, heads, time, d_head)."""
+        """Values weighted by the attention probabilities → (batch, heads, time, d_v)."""
         return attend(qkv, mask, self.scoring(rng), tap=self.probabilities)
 
     def attend(self, qkv: QKV, mask: AttentionMask, rng: RowRng | None) -> Tensor:
@@ -81,7 +87,7 @@ class SelfAttention(Heads):
 
     def __init__(self, settings: AttentionConfig, d_model: int, d_head: int):
         super().__init__(settings, d_model, d_head)
-        self.widths = [heads * d_head for heads in (self.heads, self.kv_heads, self.kv_heads)]
+        self.widths = [self.heads * d_head, self.kv_heads * d_head, self.kv_heads * self.d_v]
         self.qkv = Linear(d_model, *self.widths, bias=settings.biased[0])
 
     def forward(self, x: Tensor, mask: AttentionMask, *, past: Past | None = None, rng: RowRng | None = None) -> Tensor:
@@ -114,13 +120,14 @@ class CrossAttention(Heads):
 
     def __init__(self, settings: AttentionConfig, d_model: int, d_head: int):
         super().__init__(settings, d_model, d_head)
-        keys = self.kv_heads * d_head
         self.q = Linear(d_model, self.heads * d_head, bias=settings.biased[0])
-        self.kv = Linear(d_model, keys, keys, bias=settings.biased[0])
+        self.kv = Linear(d_model, self.kv_heads * d_head, self.kv_heads * self.d_v, bias=settings.biased[0])
 
     def keys_values(self, source: Tensor, rng: RowRng | None = None) -> tuple[Tensor, Tensor]:
-        """Keys and values, each (batch, kv_heads, source time, d_head), of source (batch, source time, d_model)."""
-        k, v = self.clip_projection(self.kv(source, rng=rng)).chunk(2, dim=-1)
+        """Keys and values (batch, kv_heads, source time, d_head or d_v) of source (batch, source time, d_model)."""
+        k, v = self.clip_projection(self.kv(source, rng=rng)).split(
+            [self.kv_heads * w for w in (self.d_head, self.d_v)], -1
+        )
         return self.split(k, self.kv_heads, self.k_norm), self.split(v, self.kv_heads)
 
     def forward(

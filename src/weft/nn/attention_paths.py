@@ -57,7 +57,7 @@ class Scoring(NamedTuple):
 
 
 def attend(qkv: QKV, mask: AttentionMask, scoring: Scoring, *, tap: Probabilities | None = None) -> Tensor:
-    """Compute attention with the fastest kernel that fits → (batch, heads, time, d_head).
+    """Compute attention with the fastest kernel that fits → (batch, heads, time, d_v).
 
     If `tap` has watchers, the probabilities pass through it. As long as no watcher replaces them, the usual kernels
     compute the result, so that it is bit for bit the same with and without watchers.
@@ -81,7 +81,7 @@ def fast_attention(qkv: QKV, scale: float, mask: AttentionMask) -> Tensor:
         if native.attention_fits(*qkv):
             return native.FusedAttention.apply(scale, limits.triangular, *qkv)
         return _fused(qkv, scale, causal=limits.triangular)
-    if limits.plain_causal and not biased and _fits_flash_attention(qkv.q):
+    if limits.plain_causal and not biased and _fits_flash_attention(qkv):
         return _flash_attention(qkv, scale, limits.ranges)
     if mask.fits_flex_attention:
         return _flex()(*qkv, block_mask=mask.block_mask(), scale=scale, enable_gqa=qkv.grouped)
@@ -138,6 +138,8 @@ def load_kernels() -> bool:
 
 def _dropout_kernels_fit(qkv: QKV, mask: AttentionMask) -> bool:
     limits, narrow = mask.mask, qkv.q.dtype in (torch.float16, torch.bfloat16) and qkv.q.shape[-1] <= 128
+    if not qkv.equal_widths:
+        return False
     by_index = limits.causal or limits.window is not None or limits.documents is not None
     shifted = limits.indices is not None or limits.offset or limits.ranges
     return qkv.q.is_cuda and narrow and not (by_index and shifted) and not mask.position.biases
@@ -154,8 +156,9 @@ def _fused(qkv: QKV, scale: float, *, mask: Tensor | None = None, causal: bool =
         return F.scaled_dot_product_attention(*qkv.repeat_kv(), attn_mask=mask, is_causal=causal, scale=scale)
 
 
-def _fits_flash_attention(q: Tensor) -> bool:
-    return q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
+def _fits_flash_attention(qkv: QKV) -> bool:
+    q, narrow = qkv.q, qkv.q.dtype in (torch.float16, torch.bfloat16)
+    return q.is_cuda and narrow and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256 and qkv.equal_widths
 
 
 def _flash_attention(qkv: QKV, scale: float, ranges: Ranges = ()) -> Tensor:

@@ -16,7 +16,8 @@ class Past(Protocol):
 
 
 class KeyValueCache:
-    """Keys and values of every layer and row: store (layers, 2, batch, kv_heads, max_len, d_head)."""
+    """Keys and values of every layer and row: store (layers, 2, batch, kv_heads, max_len, width). The width is that of
+    keys or of values; the narrower of them leave the last coordinates unused."""
 
     def __init__(self, store: Tensor):
         self.store = store
@@ -50,22 +51,29 @@ class KeyValueCache:
 
 
 class LayerCache:
-    """One layer of the cache while new keys and values are added: store (2, batch, kv_heads, max_len, d_head)."""
+    """One layer of the cache while new keys and values are added: store (2, batch, kv_heads, max_len, width)."""
 
     def __init__(self, store: Tensor, indices: Tensor | None, start: int):
         self.keys, self.values, self.indices, self.start = store[0], store[1], indices, start
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values (batch, kv_heads, time, d_head); return all of them, up to the longest row."""
+        """Write keys and values (batch, kv_heads, time, d_head or d_v); return all of them, up to the longest row."""
         stop = self.start + keys.shape[2]
+        all_keys, all_values = self.keys[..., : keys.shape[-1]], self.values[..., : values.shape[-1]]
         if self.indices is None:
-            self.keys[:, :, self.start : stop] = keys
-            self.values[:, :, self.start : stop] = values
+            all_keys[:, :, self.start : stop] = keys
+            all_values[:, :, self.start : stop] = values
         else:
             row = torch.arange(keys.shape[0], device=keys.device)[:, None]
-            self.keys[row, :, self.indices] = keys.transpose(1, 2).to(self.keys.dtype)
-            self.values[row, :, self.indices] = values.transpose(1, 2).to(self.values.dtype)
-        return self.keys[:, :, :stop], self.values[:, :, :stop]
+            all_keys[row, :, self.indices] = keys.transpose(1, 2).to(self.keys.dtype)
+            all_values[row, :, self.indices] = values.transpose(1, 2).to(self.values.dtype)
+        return all_keys[:, :, :stop], all_values[:, :, :stop]
+
+
+def stack_padded(keys: Tensor, values: Tensor) -> Tensor:
+    """Stack keys and values (…, d_head or d_v) to (2, …, width), the narrower of them padded with zeros."""
+    width = max(keys.shape[-1], values.shape[-1])
+    return torch.stack([F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x for x in (keys, values)])
 
 
 class TokenHistory:

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt, model_valida
 
 from weft.config import Config
 from weft.errors import ConfigError
-from weft.nn.position_config import Position
+from weft.nn.position_config import Position, Relative
 
 Activation = Literal["relu", "relu2", "gelu", "gelu-tanh", "silu", "sigmoid", "tanh"]
 MAX_NGRAM_ROWS = 1 << 30  # bounds the rows of an n-gram table; below the prime modulus of the hash
@@ -52,7 +52,8 @@ Norm = Annotated[LayerNorm | RMSNorm, Field(discriminator="kind")]
 class Attention(Config):
     """Multi-head attention (Vaswani et al. 2017, §3.2); fewer `kv_heads` than `heads` is grouped-query attention.
 
-    `d_head` defaults to d_model / heads, `scale` to 1/√d_head. With `window`, a token sees only that many tokens back.
+    `d_head`, the width of queries and keys (d_k in the paper), defaults to d_model / heads, `d_v`, that of values, to
+    `d_head`, and `scale` to 1/√d_head. With `window`, a token sees only that many tokens back.
     Queries, keys and values are clamped to ±`clip` (OLMo). A `softcap` c replaces each score s by c · tanh(s/c)
     (Gemma 2). `qk_norm` normalises queries and keys: each `head` with shared gains, each head with its own gains
     (`each-head`; Bellagente et al. 2024), or all `heads` of a token together; with `qk_norm_rotated`, after rotary
@@ -62,6 +63,7 @@ class Attention(Config):
     heads: PositiveInt = Field(description="number of query heads")
     kv_heads: PositiveInt | None = Field(None, description="number of key and value heads; absent: same as `heads`")
     d_head: PositiveInt | None = Field(None, description="width of a head; absent: d_model / heads")
+    d_v: PositiveInt | None = Field(None, description="width of a head's values; absent: same as `d_head`")
     bias: Literal["none", "qkv", "out", "all"] = Field("none", description="which projections have a bias")
     clip: PositiveFloat | None = Field(None, description="clamp queries, keys and values to ± this")
     qk_norm: Norm | None = Field(None, description="norm of queries and keys")
@@ -97,6 +99,7 @@ class Plain(Config):
     kind: Literal["plain"] = "plain"
     d_ff: PositiveInt = Field(description="hidden width")
     activation: Activation = Field("relu", description="activation function f")
+    beta: PositiveFloat = Field(1.0, description="β of silu as Swish, x · σ(βx): from x/2 at 0 to relu at ∞")
     bias: bool = Field(True, description="add biases")
     dropout: Probability = Field(0.0, description="fraction of hidden values to drop")
 
@@ -107,6 +110,7 @@ class Gated(Config):
     kind: Literal["gated"] = "gated"
     d_ff: PositiveInt = Field(description="hidden width")
     activation: Activation = Field("silu", description="activation function f")
+    beta: PositiveFloat = Field(1.0, description="β of silu as Swish, x · σ(βx): from x/2 at 0 to relu at ∞")
     bias: bool = Field(False, description="add biases")
     dropout: Probability = Field(0.0, description="fraction of hidden values to drop")
 
@@ -150,6 +154,11 @@ class Block(Config):
         self.position.check(self.d_model, self.d_head)
         if self.position.projected and self.attention.groups != heads:
             raise ValueError(f"'{self.position.kind}' positions need attention.kv_heads = attention.heads")
+        if self.feedforward.beta != 1.0 and self.feedforward.activation != "silu":
+            given = f"feedforward.beta = {self.feedforward.beta}"
+            raise ValueError(f"{given} needs feedforward.activation = 'silu', not '{self.feedforward.activation}'")
+        if isinstance(self.position, Relative) and self.d_v != self.d_head:
+            raise ValueError(f"'relative' positions need attention.d_v = d_head = {self.d_head}, not {self.d_v}")
         return self
 
     @property
@@ -167,6 +176,15 @@ class Block(Config):
     @property
     def d_head(self) -> int:
         return self.attention.d_head or self.d_model // self.attention.heads
+
+    @property
+    def d_v(self) -> int:
+        return self.attention.d_v or self.d_head
+
+    @property
+    def cache_width(self) -> int:
+        """Width of a vector of the KV cache, which stores keys and values in one tensor."""
+        return max(self.d_head, self.d_v)
 
 
 class NormalInit(Config):

@@ -1,5 +1,7 @@
 """Position-wise feed-forward layer: plain (Vaswani et al. 2017, §3.3) or gated (Shazeer 2020)."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -7,7 +9,7 @@ from torch import Tensor, nn
 
 from weft.machine import has_triton
 from weft.nn import config
-from weft.nn.activations import activations
+from weft.nn.activations import activations, swish
 from weft.nn.dropout import Dropout, RowRng
 from weft.nn.linear import Linear
 
@@ -20,7 +22,7 @@ class Plain(nn.Module):
         self.up = Linear(d_model, settings.d_ff, bias=settings.bias)
         self.down = Linear(settings.d_ff, d_model, bias=settings.bias, into_residual=True)
         self.dropout = Dropout(settings.dropout)
-        self.activation = activations[settings.activation]
+        self.activation = _activation(settings)
 
     def forward(self, x: Tensor, rng: RowRng | None = None) -> Tensor:
         """(batch, time, d_model) → (batch, time, d_model)."""
@@ -35,8 +37,8 @@ class Gated(nn.Module):
         self.gate_up = Linear(d_model, settings.d_ff, settings.d_ff, bias=settings.bias)
         self.down = Linear(settings.d_ff, d_model, bias=settings.bias, into_residual=True)
         self.dropout = Dropout(settings.dropout)
-        self.activation = activations[settings.activation]
-        self.swiglu: Any = _swiglu_kernel() if settings.activation == "silu" else None
+        self.activation = _activation(settings)
+        self.swiglu: Any = _swiglu_kernel() if self.activation is activations["silu"] else None
 
     def forward(self, x: Tensor, rng: RowRng | None = None) -> Tensor:
         """(batch, time, d_model) → (batch, time, d_model)."""
@@ -48,6 +50,10 @@ class Gated(nn.Module):
                 return self.swiglu.apply(gate_up, self.down.weight)
         gate, up = gate_up.chunk(2, dim=-1)
         return self.down(self.dropout(self.activation(gate) * up, rng), rng=rng)
+
+
+def _activation(settings: config.FeedForward) -> Callable[[Tensor], Tensor]:
+    return activations[settings.activation] if settings.beta == 1.0 else partial(swish, beta=settings.beta)
 
 
 def _swiglu_kernel() -> Any:

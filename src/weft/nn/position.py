@@ -1,8 +1,8 @@
 """Position encodings.
 
-An encoding overrides up to three methods: `embed` adds to the token embeddings, `rotate` rotates queries and keys, and
-`bias` adds to the attention scores. `Relative` (Shaw et al. 2018) has tables in every layer, which the attention holds;
-its class here only computes distances.
+An encoding overrides up to three methods: `embed` adds to the token embeddings or extends them, `rotate` rotates
+queries and keys, and `bias` adds to the attention scores. `Relative` (Shaw et al. 2018) has tables in every layer,
+which the attention holds; its class here only computes distances.
 """
 
 import math
@@ -44,7 +44,8 @@ class Position(nn.Module):
         init.table(self.weight)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Add the encoding of positions (batch or 1, time) to x (batch, time, d_model)."""
+        """Add the encoding of positions (batch or 1, time) to x (batch, time, d_model), or concatenate it to a
+        narrower x."""
         return x
 
     def angles(self, positions: Tensor, longest: int | Tensor, dtype: torch.dtype) -> Angles | None:
@@ -107,6 +108,15 @@ class Sinusoidal(Position, settings=config.Sinusoidal):
         shifted, layout = positions + self.settings.offset, self.settings.layout
         waves = sinusoids(shifted, self.sizes.d_model, layout, base=self.settings.base)
         return x + compute_once((self.settings.amplitude * waves).to(x.dtype))
+
+
+class Concatenated(Position, settings=config.Concatenated):
+    """[x_i ; p_i]: x (batch, time, d_model − width) and sines and cosines of its positions."""
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        waves = sinusoids(positions, self.sizes.d_model - x.shape[-1], base=self.settings.base)
+        waves = compute_once((self.settings.amplitude * waves).to(x.dtype))
+        return torch.cat((x, waves.expand(x.shape[0], -1, -1)), dim=-1)
 
 
 class Learned(Position, settings=config.Learned):

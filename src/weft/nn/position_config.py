@@ -33,6 +33,10 @@ class PositionConfig(Config):
     def check(self, d_model: int, d_head: int) -> None:
         """Raise ValueError if the sizes do not fit."""
 
+    def concatenated_width(self, d_model: int) -> int:
+        """Number of the d_model coordinates that hold the position; the others hold the token's embedding."""
+        return 0
+
     def changes_after(self, context: int) -> int | None:
         """Length of a text above which the encoding of a position depends on the length; None: it never does."""
         return None
@@ -76,6 +80,26 @@ class Sinusoidal(PositionConfig):
     def check(self, d_model: int, d_head: int) -> None:
         if d_model % 2:
             raise ValueError(f"sinusoidal positions pair sines with cosines, but d_model = {d_model} is odd")
+
+
+class Concatenated(PositionConfig):
+    """Sines and cosines beside the embeddings, [x_i ; p_i], instead of added to them: the last `width` of the d_model
+    coordinates are p_i, and the token embeddings x_i have the others."""
+
+    kind: Literal["concatenated"] = "concatenated"
+    width: PositiveInt | None = Field(None, description="width of p_i, an even number; absent: about d_model / 4")
+    base: PositiveFloat = Field(10000.0, description="slowest wavelength over 2π, approximately")
+    amplitude: PositiveFloat = Field(1.0, description="amplitude of the waves")
+
+    def concatenated_width(self, d_model: int) -> int:
+        return self.width or max(2, d_model // 8 * 2)
+
+    def check(self, d_model: int, d_head: int) -> None:
+        width = self.concatenated_width(d_model)
+        if width % 2:
+            raise ValueError(f"concatenated positions pair sines with cosines, but position.width = {width} is odd")
+        if width >= d_model:
+            raise ValueError(f"position.width = {width} leaves no coordinate of d_model = {d_model} for the embedding")
 
 
 class Learned(PositionConfig):

@@ -13,8 +13,8 @@ from weft.nn.activations import apply_softcap
 
 
 class QKV(NamedTuple):
-    """q (batch, heads, time, d_head); k and v (batch, kv_heads, source time, d_head). Each head of keys and values is
-    shared by heads / kv_heads heads of queries."""
+    """q (batch, heads, time, d_head); k (batch, kv_heads, source time, d_head); v (batch, kv_heads, source time, d_v).
+    Each head of keys and values is shared by heads / kv_heads heads of queries."""
 
     q: Tensor
     k: Tensor
@@ -24,6 +24,11 @@ class QKV(NamedTuple):
     def pairs(self) -> int:
         """Number of queries times number of keys."""
         return self.q.shape[2] * self.k.shape[2]
+
+    @property
+    def equal_widths(self) -> bool:
+        """Whether values are as wide as keys: d_v = d_head."""
+        return self.k.shape[-1] == self.v.shape[-1]
 
     @property
     def grouped(self) -> bool:
@@ -49,7 +54,7 @@ def reference_attention(
     drop: Callable[[Tensor], Tensor] = lambda probabilities: probabilities,
     softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """softmax(q kᵀ · scale)v and the probabilities: (batch, heads, time, d_head), (batch, heads, time, source time).
+    """softmax(q kᵀ · scale)v and the probabilities: (batch, heads, time, d_v), (batch, heads, time, source time).
 
     mask is bool (True: visible) or float (added to the scores). A query that sees no key gets zeros. `drop` is applied
     to the probabilities, `softcap` to the scores.

@@ -13,6 +13,7 @@ from weft.objectives.pairs import Pairs
 from weft.objectives.regress import Regress
 from weft.objectives.spans import Spans
 from weft.objectives.tag import Tag
+from weft.objectives.word_vectors import WordVectors
 from weft.recipe import objective as config
 from weft.recipe.config import Recipe
 from weft.runs.folder import RunFolder
@@ -31,6 +32,7 @@ OBJECTIVES: dict[type[config.ObjectiveConfig], type[Objective[Any]]] = {
     config.Regress: Regress,
     config.Spans: Spans,
     config.Tag: Tag,
+    config.WordVectors: WordVectors,
 }
 
 

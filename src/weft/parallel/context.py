@@ -22,6 +22,7 @@ from weft.data.batch import Batch
 from weft.errors import ConfigError
 from weft.layout import Layout
 from weft.models.config import Decoder, Encoder
+from weft.nn.cache import stack_padded
 from weft.nn.mask import Ranges, select_ranges
 from weft.parallel.mesh import Mesh
 from weft.parallel.ranks import Ranks
@@ -104,7 +105,7 @@ class Gathered:
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Gather keys and values (batch, kv_heads, local tokens, d_head) → (batch, kv_heads, time, d_head)."""
-        both = torch.stack((keys, values))[None]  # one message
+        both = stack_padded(keys, values)[None]  # one message
         early, late = differentiable_gather(both, 0, self.ranks.group).chunk(2, dim=-2)
         k, v = torch.cat([*early.unbind(), *reversed(late.unbind())], dim=-2).unbind()
-        return k, v
+        return k[..., : keys.shape[-1]], v[..., : values.shape[-1]]

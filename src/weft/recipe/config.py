@@ -197,13 +197,13 @@ def _layout_problems(recipe: Recipe) -> Iterator[str]:
             yield "parallel.sequence: sequence parallelism extends tensor parallelism; set parallel.tensor too"
         return
     tensor = layout.tensor
-    if model.kind == "ngram":
-        yield "parallel: an n-gram model is counted by one process; leave it out"
+    if model.kind in ("ngram", "word2vec", "glove"):
+        yield f"parallel: a model of kind '{model.kind}' is trained by one process; leave it out"
     elif isinstance(model, TransformerConfig):
         if (reason := indivisible(model, tensor)) is not None:
             yield f"parallel.tensor = {tensor}: {reason}"
         if not model.divisible:
-            unsupported = "d_embedding, ngrams, distinct_layers and disentangled positions"
+            unsupported = "d_embedding, ngrams, distinct_layers, and disentangled or concatenated positions"
             yield f"parallel: {unsupported} can't be split; use replicas only"
     elif layout.pipeline > 1 or layout.context > 1:
         axis = "pipeline" if layout.pipeline > 1 else "context"

@@ -91,6 +91,19 @@ class NextToken(TokenObjective):
     kind: Literal["next-token"] = "next-token"
 
 
+class WordVectors(ObjectiveConfig):
+    """Learn a vector per word from the words around it; how, the model's settings say (word2vec, GloVe)."""
+
+    makes = "a table of word vectors"
+    reads = "text"
+    kinds = ("word2vec", "glove")
+
+    kind: Literal["word-vectors"] = "word-vectors"
+
+    def chance(self, vocab_size: int) -> float:
+        return math.inf  # depends on the model's settings
+
+
 class Spans(TokenObjective):
     """Span corruption: read a text with masked spans, write the spans (T5; Raffel et al. 2020)."""
 

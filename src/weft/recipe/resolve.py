@@ -16,6 +16,12 @@ from weft.recipe.objective import OBJECTIVES, upgrade
 from weft.recipe.optimizer import Noam
 
 Changes = Iterable[str] | Mapping[str, Any]  # key=value overrides, or a table of dotted keys
+DEFAULT_OBJECTIVES = {
+    "encoder-decoder": "pairs",
+    "bahdanau": "pairs",
+    "word2vec": "word-vectors",
+    "glove": "word-vectors",
+}
 ORIGINS = ("sources", "prepared", "mixture")  # keys of `data` that say where text comes from; a recipe sets one
 
 
@@ -236,9 +242,12 @@ def covers_vocabulary(rows: Any, size: int) -> bool:
 def _with_objective(tree: Tree) -> Tree:
     """Set the default objective of the kind of model."""
     model, objective = tree.get("model", {}), tree.get("objective", {})
+    if model.get("kind") in ("word2vec", "glove") and "validation" not in tree.get("data", {}):
+        # their loss is no measure of the vectors, so nothing is held out for it
+        tree = {**tree, "data": {**tree.get("data", {}), "validation": {"kind": "none"}}}
     if "kind" in objective:
         return tree
-    default = {"encoder-decoder": "pairs", "bahdanau": "pairs"}.get(model.get("kind", ""), "next-token")
+    default = DEFAULT_OBJECTIVES.get(model.get("kind", ""), "next-token")
     if model.get("kind") == "encoder":
         head = model.get("head", {}).get("kind")
         fitting = (kind for kind, its in OBJECTIVES.items() if its.kinds[0] == "encoder" and head == its.heads[0])
@@ -283,8 +292,8 @@ def _default_kinds(tree: Tree) -> Tree:
     if "optimizer" in tree:
         kinds["optimizer"] = {"kind": "adamw"}
     if "tokenizer" in tree:
-        is_encoder = tree.get("model", {}).get("kind") == "encoder"  # needs WordPiece's special tokens
-        kinds["tokenizer"] = {"kind": "wordpiece" if is_encoder else "bpe"}
+        fitting = {"encoder": "wordpiece", "word2vec": "word", "glove": "word"}  # an encoder needs [CLS] and [SEP]
+        kinds["tokenizer"] = {"kind": fitting.get(tree.get("model", {}).get("kind", ""), "bpe")}
     if "validation" in tree.get("data", {}):
         kinds["data"] = {"validation": {"kind": "hash"}}
     return kinds

@@ -12,7 +12,7 @@ from typing import Any
 
 from weft.config import Tree, merge, nested, validate
 from weft.costs.count import decoding_weights
-from weft.models.config import NGram, TransformerConfig
+from weft.models.config import NGram, StaticVectors, TransformerConfig, Word2Vec
 from weft.recipe.config import Precision, Recipe, SettledRecipe
 from weft.recipe.objective import LabelObjective
 from weft.recipe.optimizer import Muon, Noam
@@ -52,8 +52,15 @@ TOKENS_PER_TRAINED_PARAMETER = 20  # weights that have read as many count as tra
 # (rows, inputs, outputs) of a matrix product → FLOP/s by number format
 Measure = Callable[[int, int, int], Mapping[str, float]]
 
-# choices worth showing for an n-gram model; the other settings get values too, but have no effect
+# choices worth showing for models that take no gradient steps; the other settings get values too, but have no effect
 NGRAM_KEYS = ("tokenizer", "tokenizer.vocab_size", "steps", "batch.length", "model.vocab_size")
+WORD_VECTOR_KEYS = ("tokenizer", "tokenizer.min_count", "steps", "model.vocab_size")
+
+# word2vec and GloVe: epochs over a large text, and words that a small one is read for in all
+EPOCHS, MAX_WORD_EPOCHS = {"word2vec": 5, "glove": 25}, 100
+TRAINED_WORDS = 5_000_000
+# bytes of text from which words that occur less often have no vector: rarer ones teach too little
+MIN_COUNTS = {1_000_000: 5, 100_000: 2, 0: 1}
 
 
 @dataclass(frozen=True)
@@ -92,6 +99,12 @@ def choose_tokenizer(recipe: Recipe, bytes_: int, device: str = "cpu") -> tuple[
     draft = _Draft(recipe)
     if recipe.model.kind == "encoder":
         draft.choose("tokenizer", {"kind": "wordpiece"}, "BERT's subword tokenizer, with its special tokens")
+    elif isinstance(recipe.model, StaticVectors):
+        words = {"kind": "word", "lowercase": True, "split": "punctuation"}
+        draft.choose("tokenizer", words, "a vector for each whole word")
+        if draft.recipe.tokenizer is not None and draft.recipe.tokenizer.kind == "word":
+            least = next(count for size, count in MIN_COUNTS.items() if bytes_ >= size)
+            draft.choose("tokenizer.min_count", least, "rarer words have no vector")
     elif recipe.objective.sentinels:
         extra = [f"<extra_id_{n}>" for n in range(recipe.objective.sentinels)]
         specials = {"pad": "<pad>", "bos": "<bos>", "eos": "<eos>", "extra": extra}
@@ -114,8 +127,9 @@ def settle(
     On a CPU, `measure` decides the number format; without it that is fp32, which is fast on every CPU.
     """
     draft, gpu = _Draft(recipe), device == "cuda"
-    is_ngram = isinstance(recipe.model, NGram)
-    if is_ngram:
+    shown_keys: tuple[str, ...] | None = None
+    if isinstance(recipe.model, NGram):
+        shown_keys = NGRAM_KEYS
         draft.choose("steps", 1, "n-grams are counted in one pass")
         draft.choose("batch.size", 1, "n-grams are counted in one pass")
         draft.choose("batch.length", 256, "the window that evaluation reads")
@@ -127,6 +141,9 @@ def settle(
     tokens = round(0.9 * facts.bytes / bytes_per_token)  # a tenth is held out
     if recipe.data.tokens is not None:
         tokens = min(tokens, recipe.data.tokens * max(1, len(recipe.data.parts)))
+    if isinstance(recipe.model, StaticVectors):
+        shown_keys = WORD_VECTOR_KEYS
+        _choose_epochs(draft, tokens)
     maturity = 0.0 if recipe.init is None else 1.0
     if recipe.init is not None and recipe.adapter is None and facts.trained_tokens is not None:
         maturity = min(1.0, facts.trained_tokens / (TOKENS_PER_TRAINED_PARAMETER * max(1, parameters)))
@@ -152,7 +169,7 @@ def settle(
     _choose_evaluations(draft, facts, size)
     _set_labels(draft, facts)
     _set_vocabulary(draft, facts)
-    shown = [choice for choice in draft.choices if not is_ngram or choice.key in NGRAM_KEYS]
+    shown = [choice for choice in draft.choices if shown_keys is None or choice.key in shown_keys]
     return validate(SettledRecipe, draft.tree), shown
 
 
@@ -246,6 +263,19 @@ def _choose_batch(draft: _Draft, run: _RunSize) -> None:
         enough = 4 * size * length <= run.tokens
         why = "each row continues the one before it" if enough else "the text is too short for rows that continue"
         draft.choose("batch.carry", enough, why)
+
+
+def _choose_epochs(draft: _Draft, tokens: int) -> None:
+    """Choose the number of epochs of word2vec or GloVe, which are its steps."""
+    least = EPOCHS[draft.recipe.model.kind]
+    epochs = max(least, min(MAX_WORD_EPOCHS, TRAINED_WORDS // max(1, tokens)))
+    what = "the text" if isinstance(draft.recipe.model, Word2Vec) else "all pairs of words"
+    draft.choose("steps", epochs, f"epochs over {what}" + ("; a small text is read more often" * (epochs > least)))
+    draft.choose("batch.size", 1, "words are read one by one")
+    draft.choose("batch.length", 256, "words are read one by one")
+    draft.choose("log.every", 1, "every epoch")
+    draft.choose("evaluate.every", draft.tree["steps"], "once, at the end")
+    draft.choose("checkpoint.every", -(-draft.tree["steps"] // 5), "five times per run")
 
 
 def _choose_steps(draft: _Draft, size: _RunSize) -> None:

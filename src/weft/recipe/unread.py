@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from weft.data.config import FilesSplit, HashSplit, NoSplit
 from weft.errors import ConfigError, suggestion
-from weft.models.config import NGram, TransformerConfig
-from weft.recipe.config import Recipe
+from weft.models.config import NGram, StaticVectors, TransformerConfig
+from weft.recipe.config import Recipe, SettledRecipe
 from weft.recipe.objective import TokenObjective
 
 MAX_SEED = 2**62 - 1  # torch's generators take 64 bits; evaluations and rollbacks add to the seed
@@ -22,6 +22,8 @@ def _unread(recipe: Recipe) -> Iterator[str]:
     yield from _unread_evaluation(recipe)
     if isinstance(recipe.model, NGram):
         yield from _unread_by_ngrams(recipe)
+    if isinstance(recipe.model, StaticVectors):
+        yield from _unread_by_word_vectors(recipe)
     objective, adapter = recipe.objective, recipe.adapter
     if recipe.source_tokenizer is not None and not objective.has_source:
         yield f"source_tokenizer: objective '{objective.kind}' has no separate source text; leave it out"
@@ -65,8 +67,8 @@ def _unread_evaluation(recipe: Recipe) -> Iterator[str]:
     if metric not in objective.metrics:
         known = suggestion(metric, objective.metrics)
         yield f"evaluate.metric = '{metric}': objective '{objective.kind}' has no such metric; {known}"
-    if not isinstance(recipe.data.validation, NoSplit):
-        return
+    if not isinstance(recipe.data.validation, NoSplit) or isinstance(recipe, SettledRecipe):
+        return  # a settled recipe has a value for every setting
     none = "nothing is held out to evaluate on (data.validation.kind = 'none')"
     values = {key: getattr(recipe.evaluate, key) for key in ("every", "tokens", "patience")}
     yield from (f"evaluate.{key} = {value}: {none}" for key, value in values.items() if value is not None)
@@ -91,3 +93,19 @@ def _unread_by_ngrams(recipe: Recipe) -> Iterator[str]:
         yield f"checkpoint.average: {counted}, so there are no checkpoints to average"
     if recipe.data.mixture:
         yield "data.mixture: an n-gram model counts one text; give sources or a prepared folder"
+
+
+def _unread_by_word_vectors(recipe: Recipe) -> Iterator[str]:
+    kind = f"'{recipe.model.kind}'"
+    if recipe.init is not None:
+        yield f"init = '{recipe.init}': a model of kind {kind} is trained from scratch; train on both texts instead"
+    if recipe.optimizer is not None and not isinstance(recipe, SettledRecipe):
+        yield f"optimizer: a model of kind {kind} has its learning rate in model.lr; leave it out"
+    if recipe.evaluate.patience is not None:
+        yield f"evaluate.patience: a model of kind {kind} is not evaluated in training; leave it out"
+    if recipe.checkpoint.average:
+        yield f"checkpoint.average: a model of kind {kind} keeps no checkpoints to average; leave it out"
+    if recipe.data.mixture:
+        yield f"data.mixture: a model of kind {kind} reads one text; give sources or a prepared folder"
+    if recipe.data.document_mask:
+        yield f"data.document_mask: windows of a model of kind {kind} end with a document anyway; leave it out"

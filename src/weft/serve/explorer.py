@@ -15,7 +15,7 @@ from weft.costs.count import count
 from weft.errors import WeftError, suggestion
 from weft.explain import views
 from weft.figures.page import web_file, web_files
-from weft.models.config import Bahdanau, EncoderDecoder, NGram, Recurrent
+from weft.models.config import Bahdanau, EncoderDecoder, TransformerConfig
 from weft.models.presets import PRESETS
 from weft.models.presets import preset as preset_named
 from weft.recipe.config import Recipe
@@ -84,7 +84,7 @@ def _model_facts(folder: RunFolder, _modified: int) -> dict[str, Any]:
         "words": objective.continues or writes or objective.kind in ("masked", "masked+next"),
         "parameters": count(model).parameters,
         "layers": getattr(model, "layers", None),
-        "heads": None if isinstance(model, Recurrent | Bahdanau | NGram) else model.attention.heads,
+        "heads": model.attention.heads if isinstance(model, TransformerConfig) else None,
         "context": getattr(model, "context", None),
         "vocab_size": getattr(model, "vocab_size", None),
         "chat": objective.kind == "chat" or "chat_template" in tokenizer_config,

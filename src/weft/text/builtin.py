@@ -138,6 +138,7 @@ TASKS = {
     "numbers-back": Task(rewriting.number_to_words),
     "sentiment": Task(sentences.opinion),
     "questions": Task(sentences.question),
+    "reports": Task(sentences.report),
     "chatter": Task(sentences.conversation, train=10_000, validation=500),
 }
 TASK_SOURCES = {f"builtin:{name}" for name in TASKS}

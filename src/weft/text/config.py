@@ -67,6 +67,7 @@ class Word(Trained):
 
     kind: Literal["word"] = "word"
     vocab_size: VocabSize | None = Field(None, description="number of most frequent words to keep; absent: all")
+    min_count: VocabSize | None = Field(None, description="leave out words that occur fewer times than this")
     lowercase: bool = Field(False, description="convert text to lower case first")
     split: Literal["whitespace", "punctuation"] = Field(
         "whitespace", description="where words end: at whitespace, or at punctuation too"

@@ -115,10 +115,13 @@ def _word(config: Word, texts: Iterable[str]) -> Tokenizer:
     backend.normalizer = _lowercase(config.lowercase)
     splits = {"whitespace": pre_tokenizers.WhitespaceSplit, "punctuation": pre_tokenizers.Whitespace}
     backend.pre_tokenizer = _split_look_alikes(splits[config.split](), config.specials)
-    backend.train_from_iterator(texts, trainers.WordLevelTrainer(vocab_size=2**31, show_progress=False))
+    trainer = trainers.WordLevelTrainer(vocab_size=2**31, show_progress=False, min_frequency=config.min_count or 0)
+    backend.train_from_iterator(texts, trainer)
     trained = backend.get_vocab()
     words = sorted(trained, key=trained.__getitem__)  # the trainer's ids: by frequency, then by code point
     if not words:
+        if config.min_count is not None:
+            raise TokenizerError(f"tokenizer.min_count = {config.min_count}: no word occurs this often; lower it")
         raise TokenizerError("there is no text to train the tokenizer on, only white space")
     _check_minimum(config.vocab_size, len(specials) + 1, f"{len(specials)} special tokens and a word")
     words = words[: _fit(config.vocab_size, len(specials) + len(words)) - len(specials)]

@@ -139,8 +139,9 @@ def check_divides(run: RunFolder, recipe: Recipe, processes: int) -> None:
             f"{run.path}: an adapter is merged into its base by one process; merge it permanently with "
             f"`weft export {quoted(run.path)} MERGED --to weft`, and start {processes} processes with that run"
         )
-    if recipe.model.kind == "ngram":
-        raise ConfigError(f"{run.path}: an n-gram model has no matrices for {processes} processes to divide; start one")
+    if recipe.model.kind in ("ngram", "word2vec", "glove"):
+        kind = f"a model of kind '{recipe.model.kind}'"
+        raise ConfigError(f"{run.path}: {kind} has no matrices for {processes} processes to divide; start one")
     if isinstance(recipe.model, TransformerConfig):
         model = recipe.model
         if (reason := indivisible(model, processes)) is not None:

@@ -1,6 +1,6 @@
 """The ways into training: a new run, a resumed one, and following rank 0's run on the other ranks.
 
-An n-gram model takes no steps: it is counted.
+An n-gram model takes no steps: it is counted. The steps of word2vec and GloVe are epochs (`word_vectors.py`).
 """
 
 import math
@@ -30,6 +30,7 @@ from weft.training.loop import Loop
 from weft.training.objective import Objective
 from weft.training.state import RunResult, TrainingState
 from weft.training.weights import base_note, check_base
+from weft.training.word_vectors import train_word_vectors
 from weft.training.worker import TrainingWorker, device_name
 
 
@@ -56,6 +57,8 @@ def train(
     if recipe.model.kind == "ngram":
         _begin(run, recipe)
         return _count(recipe, run, objective, worker=worker)
+    if recipe.model.kind in ("word2vec", "glove"):
+        return train_word_vectors(recipe, run, objective, worker=worker, begin=lambda: _begin(run, recipe))
     loop = Loop(recipe, run, objective, worker=worker)
     worker.ranks.share(lambda: "")  # no checkpoint: the other ranks begin with fresh weights as well
     # config.toml is written once the pre-flight has passed: a start that fails leaves no run behind
@@ -102,6 +105,8 @@ def resume(recipe: SettledRecipe, run: RunFolder, objective: Objective[Any], *, 
     torch.manual_seed(recipe.seed)
     if recipe.model.kind == "ngram":
         return _count(recipe, run, objective, worker=worker)
+    if recipe.model.kind in ("word2vec", "glove"):
+        return train_word_vectors(recipe, run, objective, worker=worker)
     loop = Loop(recipe, run, objective, worker=worker)
     state, origin = TrainingState(), ""
     if checkpoint.all_checkpoints(run.checkpoints):
@@ -138,10 +143,10 @@ def _repair(run: RunFolder, recipe: SettledRecipe, state: TrainingState, *, log:
 def follow(recipe: SettledRecipe, run: FollowedRun, objective: Objective[Any], *, worker: TrainingWorker) -> None:
     """Take part in a run that rank 0 trains or resumes: the same steps, on other rows of each batch.
 
-    Every process makes every update; only rank 0 evaluates and writes, unless the model is sharded. An n-gram model is
-    counted by rank 0 alone.
+    Every process makes every update; only rank 0 evaluates and writes, unless the model is sharded. N-gram models and
+    word vectors are trained by rank 0 alone.
     """
-    if recipe.model.kind == "ngram":
+    if recipe.model.kind in ("ngram", "word2vec", "glove"):
         return
     torch.manual_seed(recipe.seed)
     loop = Loop(recipe, run, objective, worker=worker)

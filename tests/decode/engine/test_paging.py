@@ -57,6 +57,11 @@ def test_reading_reordering_and_truncating(position: Position) -> None:
     check_step_equals_forward(paged(position), VOCAB, examples=15)
 
 
+@pytest.mark.parametrize("d_v", [3, 7])
+def test_values_of_another_width(d_v: int) -> None:
+    check_step_equals_forward(paged(Rotary(), Attention(heads=4, kv_heads=2, d_v=d_v)), VOCAB, examples=8)
+
+
 def test_a_window_over_blocks() -> None:
     check_step_equals_forward(paged(Rotary(), Attention(heads=2, window=3)), VOCAB, examples=10)
 

@@ -40,6 +40,7 @@ FAMILIES = {
     "Qwen": GQA.replace(attention=Attention(heads=4, kv_heads=2, bias="qkv", qk_norm=RMSNorm())),
     "Gemma": GQA.replace(norm=RMSNorm(offset=1.0), feedforward=Gated(d_ff=40, activation="gelu-tanh")),
     "window": GQA.replace(attention=Attention(heads=4, kv_heads=2, window=4)),
+    "Swish": GQA.replace(feedforward=Gated(d_ff=40, beta=1.7)),
     "ALiBi, window": GQA.replace(position=positions.ALiBi(), attention=Attention(heads=4, kv_heads=2, window=4)),
     "YaRN, capped logits": GQA.replace(
         position=Rotary(scaling=positions.YaRN(factor=4.0, original_context=8)), head=LMHead(softcap=3.0)
@@ -145,13 +146,17 @@ def test_unsupported_models_and_states() -> None:
     rotary = Rotary(pairs="adjacent"), Rotary(fraction=0.5), Rotary(scaling=scaling)
     dynamic = Rotary(scaling=positions.DynamicNTK(factor=2.0))
     changes: dict[str, tuple[object, ...]] = {
-        "position": (*rotary, dynamic, positions.Relative(), positions.LearnedT5()),
+        "position": (*rotary, dynamic, positions.Relative(), positions.LearnedT5(), positions.Concatenated()),
         "residual": (False,),
         "residual_scale": (0.5,),
         "placement": ("sandwich", "res-post"),
         "sublayers": ("parallel",),
         "pattern": ((LayerKind(window=4), LayerKind()),),
-        "attention": (Attention(heads=4, softcap=5.0), Attention(heads=4, qk_norm=RMSNorm(), qk_norm_over="heads")),
+        "attention": (
+            Attention(heads=4, softcap=5.0),
+            Attention(heads=4, qk_norm=RMSNorm(), qk_norm_over="heads"),
+            Attention(heads=4, d_v=5),
+        ),
     }
     for name, value in ((name, value) for name, values in changes.items() for value in values):
         other = build_transformer(plain.replace(**{name: value}))

@@ -24,7 +24,7 @@ from weft.models.config import Decoder
 from weft.models.presets import gpt, llama
 from weft.models.transformer import Transformer
 from weft.native import compiler
-from weft.nn.config import Attention, Plain, RMSNorm
+from weft.nn.config import Gated, Plain, RMSNorm
 from weft.nn.position_config import LinearScaling, Rotary
 
 pytestmark = [
@@ -288,7 +288,9 @@ def test_unsupported_models_and_states() -> None:
         return NativeStep.fits(model, model.start(batch, 8))
 
     assert fits(LLAMA) and not fits(LLAMA, batch=2)
-    for attention in (Attention(heads=3, kv_heads=1, window=4), Attention(heads=3, kv_heads=1, qk_norm=RMSNorm())):
-        assert not fits(LLAMA.replace(attention=attention))
-    for change in ({"placement": "post"}, {"residual": False}, {"position": {"kind": "alibi"}}):
+    plain, unsupported = LLAMA.attention, ({"window": 4}, {"qk_norm": RMSNorm()}, {"d_v": 5})
+    changes: list[dict[str, object]] = [{"attention": plain.replace(**each)} for each in unsupported]
+    changes += [{"placement": "post"}, {"residual": False}, {"position": {"kind": "alibi"}}]
+    changes += [{"feedforward": Gated(d_ff=9, beta=2.0)}, {"position": {"kind": "concatenated"}}]
+    for change in changes:
         assert not fits(LLAMA.replace(**change)), change

@@ -23,6 +23,7 @@ from torch.nn.functional import pad
 
 from weft.decode.fast.quantized_weights import quantize_vectors
 from weft.models.transformer import Transformer
+from weft.nn.cache import stack_padded
 
 BlockKey = bytes
 CacheBits = Literal["int8"]
@@ -33,12 +34,12 @@ def block_bytes(model: Transformer, block_size: int, bits: CacheBits | None = No
     """Bytes of the keys and values of `block_size` tokens in all layers."""
     assert model.decoder is not None
     config, width = model.config, model.embedding.weight.dtype.itemsize
-    vector = config.d_head * width if bits is None else config.d_head + SCALE_DTYPE.itemsize
+    vector = config.cache_width * width if bits is None else config.cache_width + SCALE_DTYPE.itemsize
     return 2 * len(model.decoder.blocks) * config.attention.groups * block_size * vector
 
 
 class BlockStore:
-    """A Transformer's KV blocks: data (layers, blocks + 1, 2, kv_heads, block_size, d_head), allocated once. In 8 bits
+    """A Transformer's KV blocks: data (layers, blocks + 1, 2, kv_heads, block_size, width), allocated once. In 8 bits
     they have `scales` (layers, blocks + 1, 2, kv_heads, block_size).
 
     The block after the last, `nowhere`, receives what is written for positions without a block: padding.
@@ -47,7 +48,7 @@ class BlockStore:
     def __init__(self, model: Transformer, blocks: int, block_size: int, *, bits: CacheBits | None = None):
         assert model.decoder is not None
         config, table = model.config, model.embedding.weight
-        shape = (len(model.decoder.blocks), blocks + 1, 2, config.attention.groups, block_size, config.d_head)
+        shape = (len(model.decoder.blocks), blocks + 1, 2, config.attention.groups, block_size, config.cache_width)
         self.data = _zeros(shape, table.dtype if bits is None else torch.int8, table.device)
         self.scales = None if bits is None else _zeros(shape[:-1], SCALE_DTYPE, table.device)
         self.blocks, self.block_size, self.nowhere = blocks, block_size, blocks
@@ -126,9 +127,9 @@ class PagedLayer(NamedTuple):
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write these (batch, kv_heads, time, d_head), and return all up to the longest row."""
-        B, H, T, D = keys.shape
+        (B, H, T, d_head), d_v, D = keys.shape, values.shape[-1], self.store.shape[-1]
         written, read = self.cache.indices(self.positions, self.start, T)
-        new, dtype = torch.stack((keys, values)), keys.dtype
+        new, dtype = stack_padded(keys, values), keys.dtype
         if self.scales is not None:
             new, scales = quantize_vectors(new)
             self.scales.view(-1).index_copy_(0, written, scales.flatten())
@@ -141,7 +142,7 @@ class PagedLayer(NamedTuple):
             scales = self.scales.view(-1, self.cache.blocks.block_size).index_select(0, read)
             gathered = gathered.view(-1, D).to(dtype) * scales.view(-1, 1).to(dtype)
         keys, values = gathered.view(2, B, H, -1, D)[:, :, :, : self.start + T]
-        return keys, values
+        return keys[..., :d_head], values[..., :d_v]
 
 
 @dataclass

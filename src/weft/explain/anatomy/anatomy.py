@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from weft.explain.anatomy.diagram import beside, diagram, figure, unrolled
 from weft.explain.anatomy.parts import ModelPart
-from weft.explain.anatomy.recurrent import bahdanau_columns, ngram_columns, recurrent_columns
+from weft.explain.anatomy.recurrent import bahdanau_columns, ngram_columns, recurrent_columns, word_table_columns
 from weft.explain.anatomy.transformer import transformer_columns
 from weft.explain.texts import TEXTS
 from weft.figures.page import as_json, mount_point, part
@@ -23,6 +23,7 @@ from weft.models.config import Recurrent as RecurrentConfig
 from weft.models.ngram import NGram
 from weft.models.recurrent import Recurrent
 from weft.models.transformer import Transformer
+from weft.models.word_table import WordTable
 from weft.nn.init import empty_weights
 
 COLUMNS: dict[type[LanguageModel], Callable[[Any], tuple[ModelPart, ...]]] = {
@@ -30,6 +31,7 @@ COLUMNS: dict[type[LanguageModel], Callable[[Any], tuple[ModelPart, ...]]] = {
     Recurrent: recurrent_columns,
     Bahdanau: bahdanau_columns,
     NGram: ngram_columns,
+    WordTable: word_table_columns,
 }
 
 

@@ -1,4 +1,4 @@
-"""Parts of models other than Transformers: recurrent stacks, Bahdanau's attention, and n-grams."""
+"""Parts of models other than Transformers: recurrent stacks, Bahdanau's attention, n-grams and word vectors."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,8 +8,12 @@ from torch import nn
 from weft.explain.anatomy.parts import ModelPart, folded, part, size
 from weft.models import ngram, ngram_smoothing
 from weft.models.bahdanau import AdditiveAttention, Bahdanau
+from weft.models.config import GloVe, Word2Vec
+from weft.models.glove import GloVeTraining, cooccurrences
 from weft.models.ngram import NGram
 from weft.models.recurrent import Recurrent
+from weft.models.word2vec import Word2VecTraining
+from weft.models.word_table import WordTable
 from weft.nn.recurrent import SigmoidElman, read
 
 
@@ -52,6 +56,23 @@ def ngram_columns(model: NGram) -> tuple[ModelPart, ...]:
     counts = part("counts", words, by=[NGram.fit, ngram.count_ngrams], note=note)
     smoothing = part(f"smoothing-{kind}", words, by=[ngram_smoothing.smooth, NGram.head])
     return (ModelPart("n-gram", parts=(context, counts, smoothing)),)
+
+
+def word_table_columns(model: WordTable) -> tuple[ModelPart, ...]:
+    """Return the table of vectors, and what it is trained to predict."""
+    settings = model.config
+    words: dict[str, object] = {"name": "word", "time": "T", "V": f"{settings.vocab_size:,}", "E": settings.d_model}
+    table = part("embedding", words, own=size(model.embedding), by=[WordTable.forward_features])
+    note = "only in training: the context vectors are not part of the model"
+    if isinstance(settings, Word2Vec):
+        words |= {"window": settings.window, "negatives": settings.negatives}
+        by = [Word2VecTraining._train_chunk, Word2VecTraining._update]
+        return (ModelPart("word2vec", parts=(table, part(settings.architecture, words, by=by, note=note))),)
+    assert isinstance(settings, GloVe)
+    words |= {"window": settings.window, "x_max": f"{settings.x_max:g}", "alpha": settings.alpha}
+    counts = part("co-occurrences", words, by=[cooccurrences])
+    fit = part("glove-fit", words, by=[GloVeTraining._update], note=note)
+    return (ModelPart("GloVe", parts=(table, counts, fit)),)
 
 
 def _embedding(settings: Any, table: nn.Embedding | None, name: str, *, time: str = "T") -> ModelPart:

@@ -14,7 +14,17 @@ from weft.nn.attention_paths import attend
 from weft.nn.config import Block as BlockConfig
 from weft.nn.config import Gated
 from weft.nn.hashed_ngrams import NGramEmbedding
-from weft.nn.position_config import ALiBi, Disentangled, Learned, NoPosition, Relative, Rotary, Sinusoidal, T5Bias
+from weft.nn.position_config import (
+    ALiBi,
+    Concatenated,
+    Disentangled,
+    Learned,
+    NoPosition,
+    Relative,
+    Rotary,
+    Sinusoidal,
+    T5Bias,
+)
 from weft.nn.scaled_dot_product import masked_softmax, reference_attention
 
 TIED = "tied to the embedding table, counted there"
@@ -26,7 +36,8 @@ def transformer_columns(model: Transformer) -> tuple[ModelPart, ...]:
     E, factor = settings.width, settings.embedding_scale
     words = {"V": f"{settings.vocab_size:,}", "E": E, "D": settings.d_model}
     words["scaled"] = "" if factor is False else " · √d_model" if factor is True else f" · {factor:g}"
-    words["keys"] = ("d_model" if settings.d_model == E else "d_embedding") + " embedding_scale" * bool(words["scaled"])
+    width = "d_embedding" if settings.factorised else "d_model" if settings.d_model == E else "d_model position.width"
+    words["keys"] = width + " embedding_scale" * bool(words["scaled"])
     embedding = part("token-embedding", words, own=size(model.embedding), by=[Transformer.embed])
     if model.encoder is not None and model.decoder is not None:
         words["V"] = f"{settings.source_vocab_size or settings.vocab_size:,}"
@@ -55,8 +66,9 @@ def _sizes(settings: Any, time: str) -> dict[str, Any]:
     """Return the words of parts.toml for a block that reads sequences of length `time`."""
     chosen, inner = settings.attention, settings.feedforward
     sizes = {"time": time, "source": time, "D": settings.d_model, "H": chosen.heads, "G": chosen.groups}
-    sizes |= {"K": settings.d_head, "HK": chosen.heads * settings.d_head}
-    return sizes | {"F": f"{inner.d_ff:,}", "F0": inner.d_ff, "f": inner.activation}
+    sizes |= {"K": settings.d_head, "HW": chosen.heads * settings.d_v}
+    beta = "" if inner.beta == 1.0 else f", β = {inner.beta:g}"
+    return sizes | {"F": f"{inner.d_ff:,}", "F0": inner.d_ff, "f": inner.activation, "beta": beta}
 
 
 def _stack(settings: Any, stack: Stack, time: str) -> tuple[ModelPart, ...]:
@@ -139,8 +151,9 @@ def _norm(name: str, module: Any, *, time: str, width: int) -> ModelPart:
 def _self_attention(settings: BlockConfig, module: Any, stack: Stack, *, time: str) -> ModelPart:
     """Return self-attention: projections, positions, scores and their mean, and the output projection."""
     chosen, words, by = settings.attention, _sizes(settings, time), [attention.SelfAttention.forward]
-    words["joined"] = (chosen.heads + 2 * chosen.groups) * settings.d_head
+    words["joined"] = (chosen.heads + chosen.groups) * settings.d_head + chosen.groups * settings.d_v
     words["bias"] = with_bias(module.qkv) + ("" if chosen.clip is None else f", clipped to ±{chosen.clip:g}")
+    words["kv"] = _keys_values(settings, time)
     words |= {"masked": "masked " if stack.causal else "", "heads": _heads_text(settings)}
     words["box"] = f"{words['masked']}self-attention".capitalize()
     parts = (
@@ -154,6 +167,7 @@ def _self_attention(settings: BlockConfig, module: Any, stack: Stack, *, time: s
 
 def _cross(settings: BlockConfig, module: Any) -> ModelPart:
     words = _sizes(settings, "T") | {"source": "S", "bias": with_bias(module.q), "heads": _heads_text(settings)}
+    words["kv"] = _keys_values(settings, "S")
     forward, keys_values = attention.CrossAttention.forward, attention.CrossAttention.keys_values
     parts = (
         part("queries", words, own=size(module.q), by=[forward]),
@@ -164,9 +178,16 @@ def _cross(settings: BlockConfig, module: Any) -> ModelPart:
     return replace(part("cross-attention", words), parts=parts, reads=True)
 
 
+def _keys_values(settings: BlockConfig, time: str) -> str:
+    """Return the shapes of keys and values."""
+    shape = f"(B, {settings.attention.groups}, {time}, {settings.d_head})"
+    return f"k, v {shape}" if settings.d_v == settings.d_head else f"k {shape}, v (…, {settings.d_v})"
+
+
 def _heads_text(settings: BlockConfig) -> str:
     H, G = settings.attention.heads, settings.attention.groups
-    return f"{H} heads × {settings.d_head}" + (f", {G} of keys and values" if G != H else "")
+    widths = f"{settings.d_head}" if settings.d_v == settings.d_head else f"{settings.d_head}, values {settings.d_v}"
+    return f"{H} heads × {widths}" + (f", {G} of keys and values" if G != H else "")
 
 
 def _query_norm(settings: BlockConfig, module: Any, *by: Any) -> list[ModelPart]:
@@ -196,13 +217,16 @@ def _mixed(settings: BlockConfig, module: Any, words: dict[str, Any], *, causal:
 
 
 def _added_positions(settings: Any, stack: Stack, time: str) -> list[ModelPart]:
-    """Return positions that are added to the embeddings, or a table that all layers read."""
+    """Return positions that are added or concatenated to the embeddings, or a table that all layers read."""
     chosen, width, own = settings.position, settings.added_width, size(stack.position)
     words = {"time": time, "width": width, "kind": chosen.kind}
     match chosen:
         case Sinusoidal():
             by = [position.sinusoids, position.Sinusoidal.embed]
             return [part("sinusoidal", words | {"base": chosen.base}, own=own, by=by)]
+        case Concatenated():
+            words |= {"base": chosen.base, "E": settings.width, "beside": width - settings.width}
+            return [part("concatenated", words, own=own, by=[position.sinusoids, position.Concatenated.embed])]
         case Learned():
             return [part("learned", words | {"context": f"{settings.context:,}"}, own=own, by=[position.Learned.embed])]
         case T5Bias():

@@ -37,15 +37,15 @@ def attention_stages(token: FollowedToken, part: str, *, read: str, source: str 
     probabilities = token.captured[f"{id}.probabilities"][0, :, position]
     softmax = sent("probabilities", probabilities, "head", keys, scale="probability")
     softmax_id = stages.record(f"{id}.softmax", softmax, by=masked_softmax)
-    H, d_head, relative = module.heads, module.d_head, isinstance(module, RelativeAttention)
+    H, d_v, relative = module.heads, module.d_v, isinstance(module, RelativeAttention)
     stages.record(
         f"{id}.mix",
-        sent("heads", token.at(f"{id}.heads").view(H, d_head), "head", "coordinate"),
+        sent("heads", token.at(f"{id}.heads").view(H, d_v), "head", "coordinate"),
         text="relative-mix" if relative else "mix",
-        numbers={"heads": H, "d_head": d_head},
+        numbers={"heads": H, "d_head" if d_v == module.d_head else "d_v": d_v},
         inputs=(softmax_id, values),
         by=type(module).mix if isinstance(module, ScoredAttention) else reference_attention,
-        cost=cost(2 * H * d_head * len(qkv.keys), module.relative_values if relative else None),
+        cost=cost(2 * H * d_v * len(qkv.keys), module.relative_values if relative else None),
     )
     output, words = sent("attention", token.at(id), "coordinate"), {"heads": H, "bias": with_bias(module.out)}
     stages.record(f"{id}.out", output, text="heads-mixed", words=words, by=Heads.attend, cost=linear_cost(module.out))
@@ -68,14 +68,15 @@ def _projection_stages(token: FollowedToken, part: str, qkv: AttentionInputs, *,
     ids = [record(f"{id}.queries", tensor, numbers=numbers, words=words, inputs=inputs, by=project, cost=weights)]
     shared = "" if H == G else f", each shared by {H // G} heads of queries"
     for name, x, after in (("keys", k, clipped + normalised), ("values", v, clipped)):
+        width = x.shape[-1]
         stage = record(
             f"{id}.{name}",
             sent(name, x[0], "head", keys, "coordinate"),
-            numbers={"kv_heads": G, "d_head": d_head, "keys": len(qkv.keys)},
+            numbers={"kv_heads": G, "d_head" if width == d_head else "d_v": width, "keys": len(qkv.keys)},
             words=words | {"made": shared + after},
             inputs=(source if cross else read,),
             by=CrossAttention.keys_values if cross else project,
-            cost=_part_cost(module.kv if cross else linear, linear.in_features * G * d_head),
+            cost=_part_cost(module.kv if cross else linear, linear.in_features * G * width),
         )
         ids.append(stage)
     return ids

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from weft.decode.config import Sampling
-from weft.errors import ConfigError, DataError
+from weft.errors import ConfigError, DataError, ModelError
 from weft.explain.reading import Reading
 from weft.explain.step.head import Candidates, head_stages
 from weft.explain.step.ngram import ngram_stages
@@ -147,6 +147,8 @@ def step(
         else:
             if layer is not None:
                 raise ConfigError(f"layer = {layer}: only a Transformer has a layer to open; leave it out")
+            if type(model) not in FAMILIES:
+                raise ModelError("word vectors predict no next token, so there is no step to follow")
             kind, record = FAMILIES[type(model)]
             choice = record(stages, reading, at, settings=settings)
     outcome: dict[str, Any] = {"choice": choice, "masked": masked, "source_position": source_position}

@@ -72,12 +72,13 @@ def _embedding_stages(token: FollowedToken) -> None:
         x = _projection_stage(token, stack.projection)
     if type(stack.position).embed is not Position.embed:
         index = torch.tensor([[position]], device=x.device)
-        added = stack.position.embed(torch.zeros_like(x)[None, None], index)[0, 0]
-        x = x + added
-        tensors = [sent("sum", x, "coordinate"), sent("position", added, "coordinate")]
+        encoded, added = (stack.position.embed(each[None, None], index)[0, 0] for each in (x, torch.zeros_like(x)))
+        beside = len(encoded) > len(x)  # concatenated, not added
+        tensors = [sent("joined" if beside else "sum", encoded, "coordinate")]
+        tensors.append(sent("position", added[len(x) :] if beside else added, "coordinate"))
         numbers, embed = {"position": position}, type(stack.position).embed
-        weights = cost(0, stack.position)
-        token.stages.record(f"{group}.position", *tensors, numbers=numbers, by=embed, cost=weights)
+        weights, text = cost(0, stack.position), "position-beside" if beside else "position"
+        token.stages.record(f"{group}.position", *tensors, text=text, numbers=numbers, by=embed, cost=weights)
     if stack.embedding_norm is not None:
         _norm_stage(token, f"{group}.norm", stack.embedding_norm, x=token.at(f"{token.name}.embedding_norm"))
     if stack.projection is not None and stack.narrow:

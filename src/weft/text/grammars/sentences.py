@@ -1,4 +1,4 @@
-"""Sentences of small grammars: opinions, stories with a question, conversations. Their words are in TOML files."""
+"""Sentences of small grammars: opinions, stories with a question, reports, conversations. Words are in TOML files."""
 
 import tomllib
 from collections.abc import Sequence
@@ -6,9 +6,9 @@ from pathlib import Path
 
 from weft.text.grammars.rng import InSplit, Rng, Row
 
-CHATTER, PARTICLES, QUESTIONS, SENTIMENT = (
+CHATTER, PARTICLES, QUESTIONS, REPORTS, SENTIMENT = (
     tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8"))
-    for name in ("chatter", "particles", "questions", "sentiment")
+    for name in ("chatter", "particles", "questions", "reports", "sentiment")
 )
 WORDINGS, MEANINGS = CHATTER["wordings"], CHATTER["meanings"]
 LABELS = ("negative", "positive")
@@ -98,6 +98,28 @@ def _zipf(rng: Rng, options: Sequence[str], count: int) -> list[str]:
         if options[index] not in drawn:
             drawn.append(options[index])
     return rng.sample(drawn, count)
+
+
+def report(rng: Rng, in_split: InSplit) -> Row | None:
+    """Return {text, summary}: a report of two to five sentences, and who did what and where in one.
+
+    Other people, things and cities in the report don't belong into the summary. Wording and order vary, so that a
+    summary is neither the first sentence nor the first name. Who, what and where decide the split of a report, in any
+    wording.
+    """
+    event = rng.pick(REPORTS["events"])
+    name, other_name = rng.sample(REPORTS["names"].split(), 2)
+    city, other_city = rng.sample(REPORTS["cities"].split(), 2)
+    thing, other_thing = rng.sample(event["things"], 2)
+    words = {"n": name, "d": event["did"], "p": event["participle"], "x": thing, "c": city}
+    others = {"m": other_name, "o": other_thing, "b": other_city}
+    summary = REPORTS["summary"].format(**words)
+    if not in_split(summary):
+        return None
+    sentences = rng.sample(REPORTS["other"], rng.between(1, 3))
+    sentences.insert(rng.below(len(sentences) + 1), rng.pick(REPORTS["news"]))
+    filled = [sentence.format(**words, **others) for sentence in sentences]
+    return {"text": " ".join(text[0].upper() + text[1:] for text in filled), "summary": summary}
 
 
 def conversation(rng: Rng, in_split: InSplit) -> Row | None:
