@@ -109,6 +109,16 @@ def test_a_text_is_made_once_and_again_if_it_is_lost(tmp_path: Path) -> None:
     assert "Henry" in Workspace(tmp_path).run(reads).output
 
 
+def test_what_was_made_from_another_version_is_made_again(tmp_path: Path) -> None:
+    reads = claim("reads", "print(open('write.txt').readline())")
+    first = Workspace(tmp_path).run(reads).output
+    record = json.loads((tmp_path / "setup.json").read_text())
+    record["read.txt"] = "an earlier script"
+    (tmp_path / "setup.json").write_text(json.dumps(record))
+    (tmp_path / "write.txt").write_text("made from that")
+    assert Workspace(tmp_path).run(reads).output == first != "made from that"
+
+
 def test_a_failure_to_make_something_names_it(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     (tmp_path / "animals.txt").mkdir()

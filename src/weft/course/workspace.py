@@ -111,7 +111,7 @@ class Workspace:
     def _prepare(self, text: str) -> None:
         """Make the texts and runs that a source mentions, unless they have been made by the same commands before."""
         for setup in setups():
-            if setup.text != text and search(rf"(?<![\w/-]){escape(setup.makes)}(?![\w-])", text):
+            if setup.text != text and _mentions(text, setup.makes):
                 with self._locks[setup.makes]:
                     self._make(setup)
 
@@ -119,21 +119,23 @@ class Workspace:
         if setup.makes in self._failed:
             raise RunError(self._failed[setup.makes])
         source, path = setup.content or setup.text, self.folder / setup.makes
-        if self._made.get(setup.makes) == source and path.exists():
-            return
-        if path.is_dir():
-            remove_folder(path)  # unfinished, or made by another version
         try:
+            self._prepare(source)
+            if self._made.get(setup.makes) == source and path.exists():
+                return
+            if path.is_dir():
+                remove_folder(path)  # unfinished, or made by another version
             if setup.content:
-                self._prepare(setup.content)
                 write_text(path, setup.content.lstrip("\n"))
             else:
-                self._prepare(setup.text)
                 self._execute(setup, 0)
         except RunError as error:
             self._failed[setup.makes] = f"{setup.makes} could not be made: {error}"
             raise RunError(self._failed[setup.makes]) from None
         with self._record_lock:
+            for other in setups():
+                if other != setup and _mentions(other.content or other.text, setup.makes):
+                    self._made.pop(other.makes, None)  # made from an earlier version of this
             self._made[setup.makes] = source
             self._write_record()
 
@@ -180,3 +182,7 @@ class Workspace:
             reason = log.strip().rpartition("\n")[2].removeprefix("weft: ") or "no message"
             raise RunError(f"exit code {process.returncode}: {reason}")
         return (output + (log if status else "")).strip("\n")
+
+
+def _mentions(text: str, path: str) -> bool:
+    return search(rf"(?<![\w/-]){escape(path)}(?![\w-])", text) is not None
