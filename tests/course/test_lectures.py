@@ -172,6 +172,7 @@ def test_mistakes(cli: Cli, tmp_path: Path) -> None:
     assert "entries 1 to 41" in cli.refused("lecture", 3, 0)
     assert "name a lecture" in cli.refused("lecture", "--all")
     assert "leave out 7" in cli.refused("lecture", 3, 7, "--all")
+    assert "nothing is written by a list" in cli.refused("lecture", 3, "--out", tmp_path)
     (tmp_path / "mine.txt").write_text("mine")
     assert "not empty" in cli.refused("lecture", 3, 7, "--out", tmp_path)
 

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 
 from weft.api.arguments import checked
-from weft.api.prediction import NO_DATA, ORIGINS, SENTENCE, RowPredictor
-from weft.api.settings import generation_defaults, sampling, translation_beam
+from weft.api.prediction import RowPredictor
+from weft.api.reading import default_beam, own_text, read_text, translation
+from weft.api.settings import sampling
 from weft.config import Config
 from weft.costs.count import count
-from weft.decode.config import Beam, Branching
+from weft.decode.config import Branching
 from weft.decode.prompt import Prompt
 from weft.decode.tree import search_trees
 from weft.errors import ConfigError, ModelError, RunError, WeftError
@@ -29,9 +30,7 @@ from weft.models.base import LanguageModel, device_of
 from weft.models.build import build
 from weft.models.config import Bahdanau as BahdanauConfig
 from weft.models.config import EncoderDecoder, LMHead, NGram, Recurrent, StaticVectors, TransformerConfig
-from weft.models.hidden import context_of, frame_for
 from weft.models.transformer import Transformer
-from weft.objectives.frame import text_frame
 from weft.objectives.rows import RowObjective
 from weft.objectives.tokens import TranslationObjective
 from weft.progress import bar
@@ -48,7 +47,6 @@ if TYPE_CHECKING:  # these modules draw, and are imported on first use
     from weft.explain.step.step import StepPicture
 
 SHOWN_TOKENS = 40  # of a text that the user did not choose
-MAX_FRAME_TOKENS = 4  # special tokens around a text
 MAX_DRAWN_BEAMS = 10  # of a search tree
 MAX_QUOTED = 160  # characters of a text in a note
 GRAPH_TOKENS = 4  # length of the input to a computation graph when no text is given
@@ -289,7 +287,7 @@ class Explain:
             prompt, source = Prompt.of(reading.tokenizer, list(reading.ids)), reading.model_kwargs["source"]
             settings = settings or Branching()
             if "beams" not in settings.model_fields_set:
-                settings = settings.replace(beams=min(self._beam_settings(objective).beams, MAX_DRAWN_BEAMS))
+                settings = settings.replace(beams=min(default_beam(objective).beams, MAX_DRAWN_BEAMS))
         trees = tuple(search_trees(model, prompt, settings, source=source))
         return views.search.SearchTrees(text, trees, translates=source is not None)
 
@@ -340,47 +338,11 @@ class Explain:
         An encoder–decoder reads the text and writes `target`; if that is None, the model's own translation.
         """
         (model, objective), text = self._require_trained("a text"), self.own_text()[0] if text is None else text
-        tokenizer = objective.tokenizer
-        if isinstance(objective, TranslationObjective):
-            return self._pair(objective, text, target)
-        if target:
-            kind = self.recipe.objective.makes
-            raise ConfigError(f"target: {objective.folder.path} is {kind}, which reads only one text; leave it out")
-        ids = tokenizer.encode(text)
-        if self.recipe.objective.continues:
-            before: tuple[int, ...] = text_frame(self.recipe, tokenizer).begins
-            return views.reading.Reading(model, tokenizer, (*before, *ids), len(before))
-        if isinstance(objective, RowObjective):
-            before, after = objective.frame.before, objective.frame.after
-            return views.reading.Reading(model, tokenizer, (*before, *ids, *after), len(before))
-        framed = frame_for(model)(tokenizer, ids, None)
-        return views.reading.Reading(model, tokenizer, tuple(framed.ids), framed.before)
-
-    def _pair(self, objective: TranslationObjective[Any], text: str, target: str | None) -> "views.reading.Reading":
-        ends = target is None or bool(target)  # a translation by the model ends; an empty target has yet to begin
-        target = self._translation(objective, text) if target is None else target
-        source, tokenizer = objective.tokenizers.source, objective.tokenizers.target
-        frame, starts, first = objective.direction
-        source_ids = (*frame.before, *source.encode(text), *frame.after)
-        ids = (starts, *first, *tokenizer.encode(target), *((tokenizer.need("eos"),) if ends else ()))
-        return views.reading.Reading(self.model, tokenizer, ids, 1 + len(first), source_ids, source)
-
-    def _translation(self, objective: TranslationObjective[Any], text: str) -> str:
-        return objective.translator(self.model).translate([text], self._beam_settings(objective))[0]
-
-    def _beam_settings(self, objective: TranslationObjective[Any]) -> Beam:
-        return translation_beam(objective.length, generation_defaults(objective.folder, objective.tokenizer)[1])
+        return read_text(self.recipe, model, objective, text=text, target=target)
 
     def own_text(self, tokens: int = SHOWN_TOKENS) -> tuple[str, str]:
         """Return a text of the run's held-out data, or else of its training data, and its origin in words."""
-        model, objective = self._require_trained("a text")
-        text, origin = SENTENCE, NO_DATA
-        with suppress(WeftError):  # the data may be gone, and an imported model has none
-            excerpts = ((objective.excerpt(side, tokens), origin) for side, origin in ORIGINS.items())
-            text, origin = next(((words, origin) for words, origin in excerpts if words), (text, origin))
-        context, spans = context_of(model), objective.tokenizers.source.token_spans(text)
-        shown = spans[: tokens if context is None else min(tokens, context - MAX_FRAME_TOKENS)]
-        return (text[: shown[-1].end] if shown else text), origin
+        return own_text(*self._require_trained("a text"), tokens)
 
     def _require_trained(self, view: str) -> tuple[LanguageModel, Objective[Any]]:
         if self.trained is None or self.objective is None:
@@ -396,7 +358,7 @@ class Explain:
             name = self.objective.folder.path.resolve().name
             text, origin = self.own_text() if text is None else (text, "")
             if isinstance(self.objective, TranslationObjective) and target is None:
-                target = self._translation(self.objective, text)  # once, not in every view
+                target = translation(self.trained, self.objective, text)  # once, not in every view
             self.reading(text, target)  # raises for a text that the model cannot read
             inputs = {"text": text, "target": target}
         pictures = []

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from weft.api.reading import NO_DATA, ORIGINS, SENTENCE
 from weft.data.batch import fit_pair, framed
-from weft.data.shards import Side
 from weft.errors import ConfigError, WeftError, suggestion
 from weft.explain import views
 from weft.figures.page import as_json
@@ -27,13 +27,7 @@ from weft.objectives.regress import Regress
 from weft.objectives.rows import RowObjective
 from weft.objectives.tag import Tag
 
-SENTENCE = "The animal didn't cross the street because it was too tired."
 EXAMPLE_INPUTS = ("Why didn't the animal cross the street?", SENTENCE)
-ORIGINS: dict[Side, str] = {
-    "validation": "from the held-out data",
-    "train": "from the training data, as nothing was held out",
-}
-NO_DATA = "an example, as the run's data is not here"
 MAX_LETTERS = 200  # of the first text of a row that is shown as an example
 MAX_COMPARED = 400  # rows of each split whose texts are compared with a text
 MAX_NEAREST = 8  # similar texts that are listed

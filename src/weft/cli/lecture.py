@@ -21,7 +21,9 @@ def lecture(
     number: int | None = argument("LECTURE", "The lecture, 1 to 5; without it, all are listed.", None),
     entry: int | None = argument("ENTRY", "The number of a figure, table or claim, to run it.", None),
     all_entries: bool = flag("--all", "Run everything and write one page, which takes some minutes."),
-    out: Path = option(FOLDER, "The folder for texts, models, figures and pages.", value="FOLDER"),
+    out: Path | None = option(
+        None, f"The folder for texts, models, figures and pages (default: {FOLDER}).", value="FOLDER"
+    ),
     as_json: options.AsJson = False,
 ) -> None:
     """Show every figure, table and claim of the five lectures, with the command for each.
@@ -30,6 +32,8 @@ def lecture(
     """
     from weft.course import lectures
 
+    if out is not None and entry is None and not all_entries:
+        raise ConfigError(f"--out {out}: nothing is written by a list; name an entry, or add --all")
     if number is None:
         if all_entries:
             raise ConfigError("--all: name a lecture, for instance: weft lecture 3 --all")
@@ -47,12 +51,13 @@ def lecture(
         )
     from weft.course.workspace import Workspace
 
-    workspace = Workspace(out)
+    folder = out or FOLDER
+    workspace = Workspace(folder)
     entries = chosen.entries if entry is None else [chosen.entries[entry - 1]]
     with bar(f"lecture {number}", len(entries)) as advance:
         results = workspace.run_all(entries, advance)
     if entry is None:
-        _write_page(number, chosen, results, folder=out)
+        _write_page(number, chosen, results, folder=folder)
     _report(results, as_json=as_json, whole=entry is None)
     if failed := [position for position, result in enumerate(results, entry or 1) if not result.holds]:
         numbers = ", ".join(map(str, failed))

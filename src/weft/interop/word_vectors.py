@@ -147,7 +147,8 @@ def _lines(cursor: Cursor, form: str) -> Rows:
         except ValueError:
             vector = np.zeros(0, dtype=np.float32)
         if len(vector) != width:
-            raise cursor.error(f"word {number}, {word!r:.60}: expected {width} numbers after it")
+            name = word.decode("utf-8", "replace")
+            raise cursor.error(f"word {number}, {name!r:.60}: expected {width} numbers after it")
         yield word, vector
     if count is not None and number != count:
         raise cursor.error(f"truncated or damaged: its header says {count:,} words, and it has {number:,}")

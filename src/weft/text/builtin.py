@@ -19,8 +19,10 @@ The same name always gives the same rows. A hash of an item (a date, a number, a
 
 import ast
 import contextlib
+import functools
 import hashlib
 import inspect
+import itertools
 import json
 import platform
 import sysconfig
@@ -152,7 +154,24 @@ TASK_SOURCES = {f"builtin:{name}" for name in TASKS}
 
 
 def task_rows(name: str, split: Literal["train", "validation"]) -> Iterator[Row]:
-    """Yield the rows of one split of a task, all different."""
+    """Yield the rows of one split of a task, all different, drawn once per process as far as they are read."""
+    rows, drawn = _drawn(name, split)
+    for index in itertools.count():
+        if index == len(rows):
+            row = next(drawn, None)
+            if row is None:
+                return
+            rows.append(row)
+        yield rows[index]
+
+
+@functools.cache
+def _drawn(name: str, split: Literal["train", "validation"]) -> tuple[list[Row], Iterator[Row]]:
+    """Return a list for the rows drawn so far, and the iterator that draws the others."""
+    return [], _draw_rows(name, split)
+
+
+def _draw_rows(name: str, split: Literal["train", "validation"]) -> Iterator[Row]:
     task, held_out = TASKS[name], split == "validation"
     rng = Rng(f"weft {name} {split}")
     seen: set[str] = set()
