@@ -10,7 +10,7 @@ import pytest
 from tests.command import Cli, Patch
 
 import weft
-from weft.api.explain import Explain
+from weft.api import reading
 from weft.cli.main import run
 from weft.data.shards import Shards, Tokens
 from weft.decode.config import Branching
@@ -152,7 +152,7 @@ def test_a_position_and_a_search(cli: Cli) -> None:
 
 
 def test_an_empty_translation_ends(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Explain, "_translation", lambda self, objective, text: "")
+    monkeypatch.setattr(reading, "translation", lambda model, objective, text: "")
     found = weft.load(RUNS / "pairs").explain.surprise("a b")
     assert len(found.tokens) == 1 and not found.tokens[0].text  # the end-of-text token
     with pytest.raises(DataError, match="empty"):

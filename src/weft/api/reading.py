@@ -31,7 +31,7 @@ def read_text(
     """Return a text as the model's input, with special tokens around it; `target` is as for `Explain.reading`."""
     tokenizer = objective.tokenizer
     if isinstance(objective, TranslationObjective):
-        return _read_pair(model, objective, text, target)
+        return _read_pair(model, objective, text, target=target)
     if target:
         kind = recipe.objective.makes
         raise ConfigError(f"target: {objective.folder.path} is {kind}, which reads only one text; leave it out")
@@ -46,7 +46,7 @@ def read_text(
     return Reading(model, tokenizer, tuple(framed.ids), framed.before)
 
 
-def _read_pair(model: LanguageModel, objective: TranslationObjective[Any], text: str, target: str | None) -> Reading:
+def _read_pair(model: LanguageModel, objective: TranslationObjective[Any], text: str, *, target: str | None) -> Reading:
     ends = target is None or bool(target)  # a translation by the model ends; an empty target has yet to begin
     target = translation(model, objective, text) if target is None else target
     source, tokenizer = objective.tokenizers.source, objective.tokenizers.target
