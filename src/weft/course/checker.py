@@ -1,0 +1,404 @@
+"""Checks a student's function against a reference, and explains the first tensor that differs.
+
+A case's tolerance follows from its condition: how much the reference's result changes when its inputs change by rounding.
+"""
+
+import hashlib
+import inspect
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from weft.course.attempt import from_json
+from weft.course.calls import CallRequest, CallResult, TracedValue, call
+from weft.course.exercises import Exercise, Mistake, exercise, record_progress
+from weft.course.explanation import Explanation
+from weft.course.values import FLOORS, Draw, MismatchError, OtherValue, encode, gap, magnitude, map_tensors, parts
+from weft.errors import ConfigError, DataError
+from weft.workers import Children
+
+ROUNDS = 2  # seeds for which the cases of an exercise are drawn
+PERTURBATIONS = 4  # of a case, to measure its condition
+AMPLIFICATION = 64  # rounding of a whole computation, in units of rounding of its inputs
+SIZES = (40, 160)  # for which the executed lines are counted; a quadratic loop executes 16 times as many
+MAX_GROWTH = 8.0
+WALL_FACTOR = 3  # seconds of wall-clock time per second of CPU time; the machine may be busy
+Calls = Callable[[Sequence[CallRequest]], list[CallResult]]
+
+
+class Case(NamedTuple):
+    """Arguments with the expected results by name, and the tolerance of each."""
+
+    name: str
+    arguments: dict[str, Any]
+    expected: dict[str, Any]
+    tolerances: dict[str, float]
+
+    @property
+    def size(self) -> int:
+        return sum(value.numel() for value in self.arguments.values() if isinstance(value, Tensor))
+
+
+class Judgement(NamedTuple):
+    """Verdict on one case: a problem and the output it is about, or neither; `parts` are the outputs by name."""
+
+    case: Case
+    result: CallResult
+    problem: str = ""
+    about: str = ""
+    parts: dict[str, Any] = {}  # noqa: RUF012
+
+
+class AttemptLimits(NamedTuple):
+    """Limits of the process that runs a file: seconds of CPU time, and bytes of memory beyond torch's."""
+
+    seconds: int = 10
+    bytes: int = 2 << 30
+
+
+def check(function: Callable[..., Any], name: str) -> Explanation:
+    """Check a function that solves the exercise `name`; the answer explains what is wrong, in text and in HTML.
+
+    The function runs in this process.
+    """
+    if not callable(function):
+        raise ConfigError(f"weft.check: expected a function and an exercise's name, got {type(function).__name__}")
+    chosen = exercise(name)
+    file = inspect.getsourcefile(inspect.unwrap(function)) or "" if inspect.isroutine(function) else ""
+    found = examine(chosen, partial(_call_here, function, file))
+    record_progress(chosen.name, found.passed, found.cases)
+    return found
+
+
+def _call_here(function: Callable[..., Any], file: str, requests: Sequence[CallRequest]) -> list[CallResult]:
+    return [call(function, request, file) for request in requests]
+
+
+class FileCalls:
+    """Calls of a function in a submitted file, each series in a limited process; `weak` are limits not enforced."""
+
+    def __init__(self, source: str, name: str, children: Children, limits: AttemptLimits = AttemptLimits()) -> None:  # noqa: B008
+        self.source, self.name, self.children, self.limits = source, name, children, limits
+        self.weak: list[str] = []
+
+    def __call__(self, requests: Sequence[CallRequest]) -> list[CallResult]:
+        calls = [each._asdict() | {"arguments": encode(each.arguments)} for each in requests]
+        limits = {**self.limits._asdict(), "wall": WALL_FACTOR * self.limits.seconds}
+        request = {"source": self.source, "file": f"{self.name}.py", "function": self.name, "calls": calls, **limits}
+        with self.children.acquire() as child:
+            try:
+                answer = child.request(request)
+            except OSError:  # it ended the process that started it
+                child.process.kill()
+                raise _EndedError("it ended the process that runs it") from None
+        results, loading = list[CallResult](), ""
+        for line in answer["lines"]:
+            try:
+                data = json.loads(line)
+                if "weak" in data:
+                    self.weak = [str(each) for each in data["weak"]]
+                elif "load" in data:
+                    failed = from_json(data["load"])
+                    loading = f"line {failed.line}: {failed.error}" if failed.line else failed.error
+                else:
+                    results.append(from_json(data))
+            except (ValueError, KeyError, TypeError, RuntimeError, RecursionError):
+                results.append(CallResult(error="the answer cannot be read"))
+        if loading:
+            raise _EndedError(loading)
+        results = results[: len(requests)]
+        reason = self._reason(answer["ended"], answer["status"])
+        return results + [CallResult(error=reason) for _ in range(len(requests) - len(results))]
+
+    def _reason(self, ended: str, status: int) -> str:
+        if ended == "time" or status in (-24, -9):  # SIGXCPU, and SIGKILL a second later
+            return f"it takes more than {self.limits.seconds} seconds"
+        if ended == "size":
+            return "its answers are too large"
+        return f"the process ended with exit status {status} before it answered"
+
+
+class _EndedError(Exception):
+    """No function could be called."""
+
+
+def check_file(chosen: Exercise, source: str, children: Children, *, secret: str = "") -> Explanation:
+    """Check the code of a submission in a limited process."""
+    calls = FileCalls(source, chosen.name, children)
+    try:
+        found = examine(chosen, calls, secret=secret)
+    except _EndedError as error:
+        found = Explanation(chosen.name, chosen.title, 0, 1, problem=str(error))
+    return found._replace(weak=tuple(calls.weak))
+
+
+def examine(chosen: Exercise, calls: Calls, *, secret: str = "") -> Explanation:
+    """Check a function that `calls` calls; a secret draws other cases than those that students see."""
+    reference = chosen.reference()
+    cases = _cases(chosen, secret)
+    requests = [
+        CallRequest(case.arguments, _differentiable(chosen, case), repeat=number == 0) for number, case in enumerate(cases)
+    ]
+    judged = [judge(chosen, case, result) for case, result in zip(cases, calls(requests), strict=True)]
+    failed = sorted((each for each in judged if each.problem), key=lambda each: each.case.size)
+    passed = len(judged) - len(failed)
+    found = Explanation(chosen.name, chosen.title, passed, len(judged), printed=judged[0].result.printed)
+    if not failed:
+        return found._replace(problem=_growth(chosen, reference, calls))
+    return _explain(chosen, failed[0], judged, calls)._replace(passed=passed, cases=len(judged), printed=found.printed)
+
+
+# ---- Cases
+
+
+@lru_cache(maxsize=64)
+def _cases(chosen: Exercise, secret: str) -> tuple[Case, ...]:
+    return tuple(_draw_cases(chosen, chosen.reference(), secret))
+
+
+def _draw_cases(chosen: Exercise, reference: Any, secret: str) -> Iterator[Case]:
+    for number in range(ROUNDS):
+        digest = hashlib.sha256(f"{secret}/{chosen.name}/{number}".encode()).digest()
+        seed = int.from_bytes(digest[:8]) if secret else number
+        for position, (name, arguments) in enumerate(reference.cases(Draw(seed))):
+            yield from _case(chosen, reference, name, arguments, torch.float64)
+            if position == 0 and any(_is_float(value) for value in arguments.values()):
+                single = map_tensors(arguments, lambda each: each.float() if each.is_floating_point() else each)
+                yield from _case(chosen, reference, f"{name}, float32", single, torch.float32)
+
+
+def _case(chosen: Exercise, reference: Any, name: str, arguments: dict[str, Any], dtype: torch.dtype) -> Iterator[Case]:
+    """Yield a case, unless rounding of its inputs changes its result altogether."""
+    exact = map_tensors(arguments, lambda each: each.double() if each.is_floating_point() else each)
+    expected = _expected(chosen, reference, exact)
+    largest = max(map(magnitude, expected.values()), default=0.0)
+    tolerances = {
+        part: FLOORS[dtype] * max(magnitude(value), 1e-3 * largest, 1e-300) for part, value in expected.items()
+    }
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(PERTURBATIONS):
+        nudged = map_tensors(exact, lambda each: _nudged(each, torch.finfo(dtype).eps, generator))
+        try:
+            changed = _expected(chosen, reference, nudged)
+            for part, value in expected.items():
+                tolerances[part] = max(tolerances[part], AMPLIFICATION * gap(value, changed[part]))
+        except MismatchError:
+            return
+    if all(math.isfinite(tolerance) for tolerance in tolerances.values()):
+        yield Case(name, arguments, expected, tolerances)
+
+
+def _expected(chosen: Exercise, reference: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    request = CallRequest(arguments, [name for name in chosen.gradients if _is_float(arguments[name])])
+    result = call(getattr(reference, chosen.name), request, "")
+    if result.error:
+        raise ConfigError(f"{chosen.folder / 'reference.py'}: {result.error}")
+    return _parts(chosen, result)
+
+
+def _nudged(value: Tensor, eps: float, generator: torch.Generator) -> Tensor:
+    if not value.is_floating_point():
+        return value
+    return value * (1 + eps * (2 * torch.rand(value.shape, generator=generator, dtype=torch.float64) - 1))
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _differentiable(chosen: Exercise, case: Case) -> list[str]:
+    return [name for name in chosen.gradients if _is_float(case.arguments[name])]
+
+
+def _parts(chosen: Exercise, result: CallResult) -> dict[str, Any]:
+    """Name the outputs and the gradients of a result."""
+    return parts(result.value, chosen.outputs) | {f"∂/∂{name}": each for name, each in result.gradients.items()}
+
+
+# ---- Verdicts
+
+
+def judge(chosen: Exercise, case: Case, result: CallResult) -> Judgement:
+    """Compare a result with a case."""
+    if result.error:
+        where = f"line {result.line}: " if result.line else ""
+        return Judgement(case, result, f"{where}{result.error}")
+    if empty := _empty(chosen, result.value):
+        return Judgement(case, result, empty, next(iter(chosen.formulas)))
+    if result.changed:
+        return Judgement(case, result, f"it changes its argument {result.changed[0]} in place")
+    if result.random:
+        return Judgement(case, result, "it returns another result when it is called again: it uses global randomness")
+    try:
+        given = _parts(chosen, result)
+    except MismatchError as error:
+        return Judgement(case, result, str(error))
+    for name, expected in case.expected.items():
+        if name not in given:
+            continue  # a gradient, of a function that NumPy computes
+        try:
+            distance = gap(expected, given[name])
+        except MismatchError as error:
+            return Judgement(case, result, f"{name} {error}" if str(error).startswith("has") else f"{name}: {error}", name, given)
+        if distance > case.tolerances[name]:
+            return Judgement(case, result, _by_how_much(case, name, distance), name, given)
+    return Judgement(case, result, parts=given)
+
+
+def _empty(chosen: Exercise, value: Any) -> str:
+    """Say what to do first, if the hole is empty."""
+    values = value if isinstance(value, tuple) else (value,)
+    if not any(each is None or each is ... or (isinstance(each, OtherValue) and each == "...") for each in values):
+        return ""
+    name, formula = next(iter(chosen.formulas.items()))
+    return f"it returns {'None' if value is None else '...'}: fill the hole, beginning with {name} = {formula}"
+
+
+def _by_how_much(case: Case, name: str, distance: float) -> str:
+    about = f"{name} differs by {distance:.2g}" if math.isfinite(distance) else f"{name} differs"
+    single = FLOORS[torch.float32] * magnitude(case.expected[name])
+    double = any(_is_float(value) and value.dtype == torch.float64 for value in case.arguments.values())
+    if name.startswith("∂"):
+        return f"{about}, though the output is right: is something detached, or computed with .data, .item() or no_grad?"
+    return f"{about}: only the digits of float32 are right; keep the dtype of the inputs" if double and distance < single else about
+
+
+def _growth(chosen: Exercise, reference: Any, calls: Calls) -> str:
+    """Name a loop that grows with the square of the size, if the reference's `growth` forbids one."""
+    if not hasattr(reference, "growth"):
+        return ""
+    few, many = calls([CallRequest(reference.growth(Draw(0), size), count=True) for size in SIZES])
+    if many.error or many.lines > MAX_GROWTH * max(few.lines, 10):
+        return "its loops grow with the square of the input's length; one pass is enough"
+    return ""
+
+
+# ---- Explanations
+
+
+def _explain(chosen: Exercise, worst: Judgement, judged: Sequence[Judgement], calls: Calls) -> Explanation:
+    case, name, line, text, problem = worst.case, worst.about, worst.result.line, worst.result.text, worst.problem
+    expected, given = case.expected.get(name), worst.parts.get(name)
+    plain = not name and not worst.result.error  # such as an argument changed in place
+    if not plain:
+        first = _first_step(chosen, worst, calls)
+        if first is not None:
+            step, expected, problem = first
+            name, line, text, given = step.name, step.line, step.text, step.value
+            problem += f" in the case “{case.name}”" + (f"; then {worst.problem}" if worst.result.error else "")
+        elif not worst.result.error:
+            problem += f" in the case “{case.name}”"
+    mistake = _known_mistake(chosen, judged)
+    rows = "" if mistake or not worst.parts else _rows(chosen, case, calls)
+    failed = tuple(dict.fromkeys(each.case.name for each in judged if each.problem))
+    return Explanation(
+        chosen.name,
+        chosen.title,
+        problem=problem,
+        tensor=name,
+        formula=f"{name} = {chosen.formulas[name]}" if name in chosen.formulas else "",
+        source=f"lecture {chosen.lecture}, {chosen.slide}; {chosen.paper}",
+        line=line,
+        text=text,
+        mistake=mistake.says if mistake else rows,
+        expected=expected,
+        given=given,
+        arguments=case.arguments,
+        failed=failed,
+    )
+
+
+def _first_step(chosen: Exercise, worst: Judgement, calls: Calls) -> tuple[TracedValue, Any, str] | None:
+    """Return the first watched variable with another value than in the reference, that value, and the problem."""
+    watch = list(chosen.formulas)
+    request = CallRequest(worst.case.arguments, watch=watch)
+    ours = call(getattr(chosen.reference(), chosen.name), request, str(chosen.folder / "reference.py")).steps
+    theirs = calls([request])[0].steps
+    floor = FLOORS[torch.float32 if worst.case.name.endswith("float32") else torch.float64]
+    for position, step in enumerate(ours):
+        before = [each for each in ours[:position] if each.name == step.name]
+        all_ours = [each for each in ours if each.name == step.name]
+        all_theirs = [each for each in theirs if each.name == step.name]
+        if step.name == "return" or not all_theirs or isinstance(all_theirs[-1].value, OtherValue):
+            continue
+        if len(all_ours) != len(all_theirs) and len(before) + 1 < len(all_ours):
+            continue  # another loop: only the last values are comparable
+        other = all_theirs[len(before)] if len(all_ours) == len(all_theirs) else all_theirs[-1]
+        try:
+            distance = gap(step.value, other.value)
+        except MismatchError as error:
+            if str(error).startswith("has"):
+                return other, step.value, f"{step.name} {error}"
+            continue
+        if distance > floor * AMPLIFICATION * max(magnitude(step.value), 1e-6):
+            return other, step.value, f"{step.name} differs by {distance:.2g}"
+    last = next((each for each in reversed(theirs) if each.name == "return"), None)
+    if last is None or worst.result.error:
+        return None
+    part = worst.about
+    return last._replace(name=part, value=worst.parts.get(part)), worst.case.expected.get(part), worst.problem
+
+
+def _known_mistake(chosen: Exercise, judged: Sequence[Judgement]) -> Mistake | None:
+    """Return the known mistake that gives exactly these numbers, in all cases."""
+    for mistake in chosen.mistakes:
+        function = getattr(chosen.reference(mistake), chosen.name)
+        if all(_gives(chosen, function, each) for each in judged):
+            return mistake
+    return None
+
+
+def _gives(chosen: Exercise, function: Callable[..., Any], judged: Judgement) -> bool:
+    """Return whether a function with a mistake gives the result that was judged, or fails where that failed."""
+    request = CallRequest(judged.case.arguments, _differentiable(chosen, judged.case))
+    result = call(function, request, "")
+    if result.error or judged.result.error:
+        return bool(result.error) and bool(judged.result.error)
+    if result.changed != judged.result.changed:
+        return False
+    try:
+        made, given = _parts(chosen, result), judged.parts or _parts(chosen, judged.result)
+        return all(
+            gap(value, given[name]) <= max(judged.case.tolerances[name], FLOORS[torch.float64] * magnitude(value))
+            for name, value in made.items()
+            if name in given
+        )
+    except MismatchError as error:
+        try:
+            _parts(chosen, judged.result)
+        except MismatchError:
+            return True
+        return str(error) == ""
+
+
+def _rows(chosen: Exercise, case: Case, calls: Calls) -> str:
+    """Say so if each row of the batch alone would have been right."""
+    batched = [name for name in chosen.batch if isinstance(case.arguments.get(name), Tensor)]
+    rows = len(case.arguments[batched[0]]) if batched else 1
+    if rows < 2:
+        return ""
+    reference = chosen.reference()
+    alone = [
+        each
+        for row in range(rows)
+        for each in _case(chosen, reference, "", {n: v[row : row + 1] if n in batched else v for n, v in case.arguments.items()}, torch.float64)
+    ]
+    results = calls([CallRequest(each.arguments) for each in alone])
+    right = all(not judge(chosen, each, result).problem for each, result in zip(alone, results, strict=True))
+    return "each row alone is right: the result of a row depends on the other rows of the batch" if right else ""
+
+
+def read_submission(path: Path, name: str, own: Path | None) -> Exercise:
+    """Return the exercise that a file solves: `name`, or the one that is called like the file."""
+    try:
+        return exercise(name or path.stem, own)
+    except ConfigError as error:
+        if name:
+            raise
+        raise DataError(f"{path}: {error}; or name it: weft exercise check {path} NAME") from None
