@@ -3,15 +3,13 @@
 import ast
 import inspect
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from tests.lectures.textbook.lecture import load_file
 
-from weft.course.calls import CallRequest, CallResult, call
+from weft.course.calls import CallResult, call
 from weft.course.checker import examine
 from weft.course.exercises import Exercise, by_lecture, exercises
 from weft.course.explanation import Explanation
@@ -30,7 +28,11 @@ def checked(exercise: Exercise, function: Callable[..., Any], file: str) -> Expl
 
 def variants(name: str) -> dict[str, Callable[..., Any]]:
     module = load_file(VARIANTS / f"{name}.py", f"variants_{name}")
-    return {key: each for key, each in vars(module).items() if inspect.isfunction(each) and each.__module__ == module.__name__ and key[0] != "_"}
+    return {
+        key: each
+        for key, each in vars(module).items()
+        if inspect.isfunction(each) and each.__module__ == module.__name__ and key[0] != "_"
+    }
 
 
 def test_there_are_enough_for_every_lecture() -> None:
@@ -46,7 +48,9 @@ def test_the_reference_passes_and_the_hole_does_not(exercise: Exercise) -> None:
     assert found.holds and found.cases >= 4, str(found)
     assert len(exercise.mistakes) >= 2
     ours, theirs = (
-        ast.unparse(next(n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == exercise.name).args)
+        ast.unparse(
+            next(n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == exercise.name).args
+        )
         for text in (exercise.hole, Path(exercise.folder / "reference.py").read_text())
     )
     assert ours == theirs

@@ -67,7 +67,7 @@ def _collect(reader: int, until: float) -> tuple[bytes, str]:
 
 
 def _stop(process: int, *, late: bool) -> int:
-    """Wait for a process, or kill it if it is late, and kill its group; return its exit status, negative for a signal."""
+    """Wait for a process, or kill it if it is late; kill its group; return its exit status, negative for a signal."""
     until, done, status = time.monotonic() + (0 if late else GRACE_SECONDS), 0, 0
     while not done and time.monotonic() < until:
         done, status = os.waitpid(process, os.WNOHANG)
@@ -133,7 +133,9 @@ def to_json(result: CallResult) -> dict[str, Any]:
 
 def from_json(data: dict[str, Any]) -> CallResult:
     """Convert JSON data, which may come from a student's code, to a result."""
-    steps = tuple(TracedValue(str(name), int(line), str(text), decode(value)) for name, line, text, value in data["steps"])
+    steps = tuple(
+        TracedValue(str(name), int(line), str(text), decode(value)) for name, line, text, value in data["steps"]
+    )
     given = {**data, "value": decode(data["value"]), "gradients": dict(decode(data["gradients"])), "steps": steps}
     return CallResult(**{**given, "changed": tuple(map(str, data["changed"])), "error": str(data["error"])})
 

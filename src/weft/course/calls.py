@@ -25,7 +25,7 @@ MAX_COUNTED_LINES = 2_000_000
 
 
 class CallRequest(NamedTuple):
-    """Arguments of a call. `watch` are variables whose values are recorded, `gradients` arguments to differentiate by."""
+    """Arguments of a call; `watch` are variables to record, `gradients` arguments to differentiate by."""
 
     arguments: dict[str, Any]
     gradients: Sequence[str] = ()
@@ -80,7 +80,9 @@ def call(function: Callable[..., Any], request: CallRequest, file: str) -> CallR
             sys.settrace(None)
             line, text = _line_of(error, file)
             message = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".removesuffix(": ")
-            return CallResult(error=message, line=line, text=text, steps=tracer.found if tracer else (), printed=printed.getvalue())
+            return CallResult(
+                error=message, line=line, text=text, steps=tracer.found if tracer else (), printed=printed.getvalue()
+            )
         finally:
             sys.settrace(None)
     gradients = _gradients(value, arguments, request.gradients)
@@ -100,11 +102,19 @@ def _gradients(value: Any, arguments: dict[str, Any], names: Sequence[str]) -> d
     outputs = [each for each in _tensors(value) if each.requires_grad]
     if not names or not outputs:
         return {}
-    weights = [torch.arange(1, each.numel() + 1, dtype=torch.float64).cos().reshape(each.shape).to(each) for each in outputs]
-    total = torch.stack([(each * weight).nan_to_num(0.0, 0.0, 0.0).sum().double() for each, weight in zip(outputs, weights, strict=True)]).sum()
+    weights = [
+        torch.arange(1, each.numel() + 1, dtype=torch.float64).cos().reshape(each.shape).to(each) for each in outputs
+    ]
+    total = torch.stack(
+        [
+            (each * weight).nan_to_num(0.0, 0.0, 0.0).sum().double()
+            for each, weight in zip(outputs, weights, strict=True)
+        ]
+    ).sum()
     found = torch.autograd.grad(total, [arguments[name] for name in names], allow_unused=True)
     return {
-        name: torch.zeros_like(arguments[name]) if each is None else each for name, each in zip(names, found, strict=True)
+        name: torch.zeros_like(arguments[name]) if each is None else each
+        for name, each in zip(names, found, strict=True)
     }
 
 
@@ -139,13 +149,13 @@ def _global_seeds(seed: int) -> Iterator[None]:
     """Seed the global generators inside the context, and restore them."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002
+    np.random.seed(seed)
     torch.manual_seed(seed)
     try:
         yield
     finally:
         random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
+        np.random.set_state(states[1])
         torch.set_rng_state(states[2])
 
 

@@ -1,6 +1,6 @@
 """Checks a student's function against a reference, and explains the first tensor that differs.
 
-A case's tolerance follows from its condition: how much the reference's result changes when its inputs change by rounding.
+A case's tolerance follows from its condition: how much the reference's result changes if its inputs are rounded.
 """
 
 import hashlib
@@ -143,7 +143,8 @@ def examine(chosen: Exercise, calls: Calls, *, secret: str = "") -> Explanation:
     reference = chosen.reference()
     cases = _cases(chosen, secret)
     requests = [
-        CallRequest(case.arguments, _differentiable(chosen, case), repeat=number == 0) for number, case in enumerate(cases)
+        CallRequest(case.arguments, _differentiable(chosen, case), repeat=number == 0)
+        for number, case in enumerate(cases)
     ]
     judged = [judge(chosen, case, result) for case, result in zip(cases, calls(requests), strict=True)]
     failed = sorted((each for each in judged if each.problem), key=lambda each: each.case.size)
@@ -245,7 +246,9 @@ def judge(chosen: Exercise, case: Case, result: CallResult) -> Judgement:
         try:
             distance = gap(expected, given[name])
         except MismatchError as error:
-            return Judgement(case, result, f"{name} {error}" if str(error).startswith("has") else f"{name}: {error}", name, given)
+            return Judgement(
+                case, result, f"{name} {error}" if str(error).startswith("has") else f"{name}: {error}", name, given
+            )
         if distance > case.tolerances[name]:
             return Judgement(case, result, _by_how_much(case, name, distance), name, given)
     return Judgement(case, result, parts=given)
@@ -265,8 +268,14 @@ def _by_how_much(case: Case, name: str, distance: float) -> str:
     single = FLOORS[torch.float32] * magnitude(case.expected[name])
     double = any(_is_float(value) and value.dtype == torch.float64 for value in case.arguments.values())
     if name.startswith("∂"):
-        return f"{about}, though the output is right: is something detached, or computed with .data, .item() or no_grad?"
-    return f"{about}: only the digits of float32 are right; keep the dtype of the inputs" if double and distance < single else about
+        return (
+            f"{about}, though the output is right: is something detached, or computed with .data, .item() or no_grad?"
+        )
+    return (
+        f"{about}: only the digits of float32 are right; keep the dtype of the inputs"
+        if double and distance < single
+        else about
+    )
 
 
 def _growth(chosen: Exercise, reference: Any, calls: Calls) -> str:
@@ -387,7 +396,13 @@ def _rows(chosen: Exercise, case: Case, calls: Calls) -> str:
     alone = [
         each
         for row in range(rows)
-        for each in _case(chosen, reference, "", {n: v[row : row + 1] if n in batched else v for n, v in case.arguments.items()}, torch.float64)
+        for each in _case(
+            chosen,
+            reference,
+            "",
+            {n: v[row : row + 1] if n in batched else v for n, v in case.arguments.items()},
+            torch.float64,
+        )
     ]
     results = calls([CallRequest(each.arguments) for each in alone])
     right = all(not judge(chosen, each, result).problem for each, result in zip(alone, results, strict=True))

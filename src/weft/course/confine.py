@@ -1,7 +1,7 @@
 """Limits on the process that runs a student's code: time, memory, files, network and other processes.
 
-The kernel enforces them where it can (Linux: resource limits, seccomp, Landlock). Python's audit hooks, which native code can
-evade, enforce the rest; `confine` returns what neither enforces, or only the hooks.
+The kernel enforces them where it can (Linux: resource limits, seccomp, Landlock). Python's audit hooks, which native
+code can evade, enforce the rest; `confine` returns what is left to them.
 """
 
 import ctypes
@@ -30,8 +30,28 @@ LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
 WRITES = 0b1111111110010  # Landlock: write and remove files, make and remove folders, devices, sockets and links
 WRITE_FILE = 0b10
 # audit events: those with a path as first argument, and those refused always
-PATH_EVENTS = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate", "os.link", "os.symlink", "os.chmod", "shutil.")
-DENIED_EVENTS = ("socket.", "subprocess.", "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.kill", "pty.")
+PATH_EVENTS = (
+    "os.remove",
+    "os.rename",
+    "os.rmdir",
+    "os.mkdir",
+    "os.truncate",
+    "os.link",
+    "os.symlink",
+    "os.chmod",
+    "shutil.",
+)
+DENIED_EVENTS = (
+    "socket.",
+    "subprocess.",
+    "os.system",
+    "os.exec",
+    "os.fork",
+    "os.posix_spawn",
+    "os.spawn",
+    "os.kill",
+    "pty.",
+)
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -104,8 +124,15 @@ def _seccomp() -> None:
         return struct.pack("<HBBI", code, true, false, value)
 
     load, equal, mask, result = 0x20, 0x15, 0x45, 0x06  # of BPF: load a word, compare, test bits, return
-    program = [statement(load, 4), statement(equal, architecture, 1, 0), statement(result, ERROR | EPERM), statement(load, 0)]
-    program += [part for number in denied for part in (statement(equal, number, 0, 1), statement(result, ERROR | EPERM))]
+    program = [
+        statement(load, 4),
+        statement(equal, architecture, 1, 0),
+        statement(result, ERROR | EPERM),
+        statement(load, 0),
+    ]
+    program += [
+        part for number in denied for part in (statement(equal, number, 0, 1), statement(result, ERROR | EPERM))
+    ]
     # clone3 passes its flags in memory, which a filter can't read; libc then uses clone
     program += [statement(equal, CLONE3, 0, 1), statement(result, ERROR | ENOSYS)]
     program += [statement(equal, clone, 0, 3), statement(load, 16), statement(mask, CLONE_THREAD, 1, 0)]

@@ -1,13 +1,14 @@
 """Exercises as folders of data: text.md, hole.py, reference.py and exercise.toml. Adding one is adding a folder.
 
-`reference.py` computes the expected numbers, in a function with the exercise's name, and draws the cases. A known mistake
-is a change of its text, so that the checker can compute the numbers that the mistake gives.
+`reference.py` computes the expected numbers, in a function with the exercise's name, and draws the cases. A known
+mistake is a change of its text, so that the checker can compute the numbers that the mistake gives.
 """
 
 import importlib.util
 import json
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache, lru_cache
 from importlib.abc import SourceLoader
 from pathlib import Path
@@ -37,7 +38,7 @@ class Mistake(Config):
 class Exercise(Config):
     """Exercise. The keys of `formulas` are the variables that the checker looks at, in the order of computation.
 
-    `gradients` are arguments whose gradients are compared as well, and `batch` those whose first dimension is the batch.
+    `gradients` are arguments whose gradients are compared too, and `batch` those whose first dimension is the batch.
     """
 
     name: str = Field(pattern=r"[a-z][a-z0-9_]*")
@@ -70,8 +71,8 @@ class Exercise(Config):
 
     def starting_file(self) -> str:
         """Return the file to complete, with the text as its docstring."""
-        lines = [part for line in self.text.splitlines() for part in (wrap(line, 110) if line[:1] != " " else [line]) or [""]]
-        text = "\n".join(lines).replace("\\", "\\\\").replace('"""', "'''").removeprefix("# ")
+        paragraphs = [text if text[:1] == " " else "\n".join(wrap(text, 110)) for text in self.text.split("\n\n")]
+        text = "\n\n".join(paragraphs).replace("\\", "\\\\").replace('"""', "'''").removeprefix("# ")
         return f'"""{text}\n\nCheck it with: weft exercise check {self.name}.py\n"""\n\n{self.hole}'
 
     def notebook(self) -> str:
@@ -178,10 +179,8 @@ def progress() -> dict[str, list[int]]:
 
 def record_progress(name: str, passed: int, cases: int) -> None:
     """Record the result of a check for the list of exercises; a cache that can't be written is not an error."""
-    try:
+    with suppress(OSError):
         write_text(_progress_file(), json.dumps({**progress(), name: [passed, cases]}, indent=1) + "\n")
-    except OSError:
-        pass
 
 
 def _progress_file() -> Path:

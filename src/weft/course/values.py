@@ -12,11 +12,8 @@ from torch import Tensor
 
 MAX_TENSOR_BYTES = 1 << 24  # of a tensor in an answer
 FLOORS = {torch.float64: 1e-9, torch.float32: 2e-5}  # relative difference that other orders of summation may make
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool)
-    + (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-}
+KINDS = "float64 float32 float16 bfloat16 bool int64 int32 int16 int8 uint8"
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in KINDS.split()}
 
 
 class Draw:
@@ -27,15 +24,15 @@ class Draw:
         self.random = random.Random(seed)
 
     def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
-        return torch.from_numpy(self.rng.standard_normal(shape) * scale)
+        return torch.tensor(self.rng.standard_normal(shape) * scale, dtype=torch.float64)
 
     def uniform(self, *shape: int) -> Tensor:
         """Return numbers in [0, 1)."""
-        return torch.from_numpy(self.rng.random(shape))
+        return torch.tensor(self.rng.random(shape), dtype=torch.float64)
 
     def integers(self, low: int, high: int, *shape: int) -> Tensor:
         """Return integers in [low, high)."""
-        return torch.from_numpy(self.rng.integers(low, high, shape))
+        return torch.tensor(self.rng.integers(low, high, shape))
 
     def probabilities(self, *shape: int) -> Tensor:
         """Return distributions over the last dimension."""
@@ -94,7 +91,9 @@ def decode(data: Any) -> Any:
             return {decode(key): decode(item) for key, item in items}
         case {"tensor": dtype, "shape": shape, "data": text}:
             raw = bytearray(base64.b64decode(text))
-            return (torch.frombuffer(raw, dtype=DTYPES[dtype]) if raw else torch.empty(0, dtype=DTYPES[dtype])).reshape(shape)
+            return (torch.frombuffer(raw, dtype=DTYPES[dtype]) if raw else torch.empty(0, dtype=DTYPES[dtype])).reshape(
+                shape
+            )
         case {"other": text}:
             return OtherValue(text)
     return data
@@ -158,7 +157,7 @@ def gap(expected: Any, given: Any) -> float:
 
 def _tensor_gap(expected: Tensor, given: Any) -> float:
     try:
-        other = given if isinstance(given, Tensor) else torch.tensor(given)
+        other = given if isinstance(given, Tensor) else torch.tensor(given, dtype=torch.float64)
         a, b = expected.to(torch.float64), other.detach().to(torch.float64)
     except (TypeError, ValueError, RuntimeError):
         raise MismatchError(f"expected {described(expected)}, got {described(given)}") from None

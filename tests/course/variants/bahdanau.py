@@ -19,6 +19,8 @@ def loop(s, h, mask, W_a, U_a, v_a):
 
 
 def as_a_dict(s, h, mask, W_a, U_a, v_a):
-    e = (torch.tanh(torch.nn.functional.linear(s, W_a)[:, None] + torch.nn.functional.linear(h, U_a)) @ v_a[:, None])[..., 0]
+    e = (torch.tanh(torch.nn.functional.linear(s, W_a)[:, None] + torch.nn.functional.linear(h, U_a)) @ v_a[:, None])[
+        ..., 0
+    ]
     alpha = e.masked_fill(~mask, -torch.inf).softmax(-1)
     return {"context": (alpha[:, None] @ h)[:, 0], "alpha": alpha}

@@ -11,7 +11,10 @@ def by_torch(x, h, c, W, b):
 
 def by_slices(x, h, c, W, b):
     n, d_x = h.shape[1], x.shape[1]
-    a = [x @ W[k * n : (k + 1) * n, :d_x].T + h @ W[k * n : (k + 1) * n, d_x:].T + b[k * n : (k + 1) * n] for k in range(4)]
+    a = [
+        x @ W[k * n : (k + 1) * n, :d_x].T + h @ W[k * n : (k + 1) * n, d_x:].T + b[k * n : (k + 1) * n]
+        for k in range(4)
+    ]
     c = torch.sigmoid(a[1]) * c + torch.sigmoid(a[0]) * torch.tanh(a[2])
     return torch.sigmoid(a[3]) * torch.tanh(c), c
 

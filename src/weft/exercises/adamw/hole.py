@@ -3,7 +3,16 @@ from torch import Tensor
 
 
 def adamw(
-    theta: Tensor, g: Tensor, m: Tensor, v: Tensor, t: int, lr: float, beta1: float, beta2: float, eps: float, decay: float
+    theta: Tensor,
+    g: Tensor,
+    m: Tensor,
+    v: Tensor,
+    t: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    decay: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return θ, m and v after step t."""
     m = ...  # β₁ m + (1 − β₁) g

@@ -20,7 +20,12 @@ def cases(draw: Any) -> Any:
     def arguments(B: int, T: int, S: int, scale: float = 1.0) -> dict[str, Tensor]:
         mask = draw.uniform(B, T, S) < 0.6
         mask[..., 0] = True
-        return {"Q": draw.normal(B, T, 8, scale=scale), "K": draw.normal(B, S, 8), "V": draw.normal(B, S, 3), "mask": mask}
+        return {
+            "Q": draw.normal(B, T, 8, scale=scale),
+            "K": draw.normal(B, S, 8),
+            "V": draw.normal(B, S, 3),
+            "mask": mask,
+        }
 
     yield "random", arguments(2, 4, 5)
     yield "batch 1, length 1", arguments(1, 1, 1)

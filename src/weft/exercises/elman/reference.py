@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 
-def elman(
-    x: Tensor, W_ah: Tensor, W_ax: Tensor, b_a: Tensor, W_yh: Tensor, b_y: Tensor
-) -> tuple[Tensor, Tensor]:
+def elman(x: Tensor, W_ah: Tensor, W_ax: Tensor, b_a: Tensor, W_yh: Tensor, b_y: Tensor) -> tuple[Tensor, Tensor]:
     """Return the distributions y (batch, T, V) of all steps, and the last state h (batch, d_h)."""
     h = x.new_zeros(len(x), len(b_a))
     ys = []

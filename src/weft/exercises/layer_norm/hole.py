@@ -2,9 +2,7 @@ import torch
 from torch import Tensor
 
 
-def layer_norm(
-    x: Tensor, gain: Tensor, bias: Tensor, eps: float, g_y: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def layer_norm(x: Tensor, gain: Tensor, bias: Tensor, eps: float, g_y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return y (rows, n), and the gradients of x (rows, n), gain (n,) and bias (n,)."""
     mu = ...  # the mean over the features: (rows, 1)
     sigma = ...  # √(1/n Σ (x_i − μ)² + eps): (rows, 1)

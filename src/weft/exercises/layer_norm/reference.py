@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 
-def layer_norm(
-    x: Tensor, gain: Tensor, bias: Tensor, eps: float, g_y: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def layer_norm(x: Tensor, gain: Tensor, bias: Tensor, eps: float, g_y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return y (rows, n), and the gradients of x (rows, n), gain (n,) and bias (n,)."""
     mu = x.mean(dim=-1, keepdim=True)
     sigma = torch.sqrt((x - mu).square().mean(dim=-1, keepdim=True) + eps)
