@@ -4,14 +4,15 @@ import json
 import os
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.command import Cli
 
-from weft.course.checker import check_file
-from weft.course.exercises import FOLDER, exercise, source_of
-from weft.course.grades import Grade, attempts, grade, submissions, write_grades
+from weft.course.checker import AttemptLimits, check_file
+from weft.course.exercises import FOLDER, attempts, exercise, source_of
+from weft.course.grades import Grade, grade, submissions, write_grades
 from weft.errors import DataError
 from weft.workers import Children
 
@@ -27,7 +28,7 @@ def run(children: Children, code: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def children() -> object:
+def children() -> Iterator[Children]:
     with attempts() as processes:
         yield processes
 
@@ -67,12 +68,11 @@ def test_native_code_cannot_write_outside(children: Children, tmp_path: Path) ->
 
 
 @linux
-def test_an_endless_loop_ends(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
-    from weft.course import checker
-
-    limits = checker.AttemptLimits(seconds=1)
-    monkeypatch.setattr(checker.FileCalls.__init__, "__defaults__", (limits,))
-    assert "more than 1 seconds" in run(children, "while True:\n    pass\n")
+def test_an_endless_loop_ends(children: Children) -> None:
+    loop = "while True:\n    pass\n"
+    assert (
+        "more than 1 seconds" in check_file(exercise("warmup"), loop, children, limits=AttemptLimits(seconds=1)).problem
+    )
 
 
 def test_what_it_prints_and_deletes_does_not_matter(children: Children) -> None:

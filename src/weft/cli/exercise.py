@@ -83,16 +83,13 @@ def check(
 
     $ weft exercise check attention.py
     """
-    from weft.course.exercises import source_of
+    from weft.course.exercises import attempts, record_progress, solved_by, source_of
 
-    source = source_of(file)
-    with loading():
-        from weft.course.checker import check_file, read_submission
-        from weft.course.exercises import record_progress
-        from weft.course.grades import Grade, Submission, attempts, weak_limits
-
-    chosen = read_submission(file, name, own)
+    source, chosen = source_of(file), solved_by(file, name, own)
     with attempts() as children:
+        with loading():
+            from weft.course.checker import check_file
+            from weft.course.grades import Grade, Submission, weak_limits
         answer = check_file(chosen, source, children)
     record_progress(chosen.name, answer.passed if answer.holds else min(answer.passed, answer.cases - 1), answer.cases)
     if as_json:
@@ -114,6 +111,7 @@ def grade(
         None, "A file to write: .csv, .json (Gradescope's results.json) or .html. May be repeated.", value="FILE"
     ),
     secret: str = option("", "Draw other cases than students see: any text, which you keep to yourself.", value="TEXT"),
+    seconds: int = option(10, "The CPU time for each file.", min=1),
     own: Own = None,
 ) -> None:
     """Grade a folder of submissions, each in a process of its own with limited time, memory and rights.
@@ -134,7 +132,7 @@ def grade(
 
     found = submissions(folder, chosen)
     with bar("grading", len(found)) as advance:
-        grades = grade_all(found, secret, advance)
+        grades = grade_all(found, secret, advance, seconds=seconds)
     for path in out or []:
         write_grades(grades, path)
         echo(f"{path}", err=True)

@@ -49,7 +49,7 @@ for panel, names in COMMANDS.items():
         command = getattr(import_module(f"weft.cli.{name}"), name)
         app.command(name.rstrip("_"), cls=Command, rich_help_panel=panel, context_settings=settings)(command)
 app.add_typer(config.app, name="config", rich_help_panel="Inspect and prepare")
-app.add_typer(exercise.app, name="exercise", rich_help_panel="Begin")
+app.add_typer(exercise.app, name="exercise", rich_help_panel="Teach")
 
 
 @app.callback(help=HELP)

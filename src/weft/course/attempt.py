@@ -133,11 +133,19 @@ def to_json(result: CallResult) -> dict[str, Any]:
 
 def from_json(data: dict[str, Any]) -> CallResult:
     """Convert JSON data, which may come from a student's code, to a result."""
-    steps = tuple(
-        TracedValue(str(name), int(line), str(text), decode(value)) for name, line, text, value in data["steps"]
+    steps = [TracedValue(str(name), int(line), str(text), decode(value)) for name, line, text, value in data["steps"]]
+    return CallResult(
+        decode(data["value"]),
+        {str(name): value for name, value in decode(data["gradients"]).items()},
+        error=str(data["error"]),
+        line=int(data["line"]),
+        text=str(data["text"]),
+        changed=tuple(map(str, data["changed"])),
+        random=bool(data["random"]),
+        steps=tuple(steps),
+        lines=int(data["lines"]),
+        printed=str(data["printed"]),
     )
-    given = {**data, "value": decode(data["value"]), "gradients": dict(decode(data["gradients"])), "steps": steps}
-    return CallResult(**{**given, "changed": tuple(map(str, data["changed"])), "error": str(data["error"])})
 
 
 def main() -> None:

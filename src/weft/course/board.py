@@ -1,5 +1,6 @@
 """A competition: runs ranked by a metric, each verified from its folder, and on request by training it again."""
 
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ def rank(
 ) -> list[BoardEntry]:
     """Rank runs by a metric, the best first; those that don't count come last."""
     condition = _condition(at_least) if at_least else None
-    entries = [_entry(open_run(path), by, within, condition) for path in runs]
+    entries = [_entry(open_run(path), by, within=within, condition=condition) for path in runs]
     texts = Counter(entry.text for entry in entries)
     common = max(texts, key=lambda text: texts[text])
     entries = [
@@ -58,7 +59,7 @@ def _condition(text: str) -> tuple[str, float]:
         raise ConfigError(f"--at-least {text}: expected METRIC=NUMBER, for instance accuracy=0.99") from None
 
 
-def _entry(run: RunFolder, by: str, within: float | None, condition: tuple[str, float] | None) -> BoardEntry:
+def _entry(run: RunFolder, by: str, *, within: float | None, condition: tuple[str, float] | None) -> BoardEntry:
     events = read_lines(run.events)
     values = {key: float(value) for key, value in run.results().items() if isinstance(value, int | float)}
     problems: list[str] = []
@@ -96,21 +97,23 @@ def _replay(path: Path, entry: BoardEntry) -> str:
         except WeftError as error:
             return f"it cannot be trained again: {error}"
         again = RunFolder(Path(folder) / "run")
-        ours, theirs = (_steps(each) for each in (again, RunFolder(path)))
+        ours, theirs = _steps(again), _steps(RunFolder(path))
+        values = {key: value for key, value in again.results().items() if key in entry.values}
         start = next((event for event in read_lines(again.events) if event["event"] == "start"), {})
     where = "" if start.get("device", "") == entry.device else f" ({entry.device} then, {start.get('device')} now)"
     for step in sorted({*ours, *theirs}):
         if ours.get(step) != theirs.get(step):
             return f"differs from step {step:,} on{where}"
-    return ""
+    differing = [key for key, value in values.items() if value != entry.values[key]]
+    return f"its final {differing[0]} differs{where}" if differing else ""
 
 
 def _steps(run: RunFolder) -> dict[int, list[str]]:
-    """Return the lines of metrics.jsonl by step, as text: bit for bit."""
+    """Return the lines of metrics.jsonl by step, as text: bit for bit. A damaged line counts as step 0."""
     steps: dict[int, list[str]] = {}
-    if run.metrics.exists():
-        for values, line in zip(read_lines(run.metrics), read_text(run.metrics).splitlines(), strict=False):
-            steps.setdefault(int(values["step"]), []).append(line)
+    for line in read_text(run.metrics).splitlines() if run.metrics.exists() else ():
+        match = re.search(r'"step": (\d+)', line)
+        steps.setdefault(int(match[1]) if match else 0, []).append(line)
     return steps
 
 

@@ -1,15 +1,12 @@
 """Checks a student's function against a reference, and explains the first tensor that differs.
 
-A case's tolerance follows from its condition: how much the reference's result changes if its inputs are rounded.
+The result alone decides. Variables that are named as in the exercise only help to find where it went wrong.
 """
 
-import hashlib
 import inspect
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,32 +14,17 @@ from torch import Tensor
 
 from weft.course.attempt import from_json
 from weft.course.calls import CallRequest, CallResult, TracedValue, call
+from weft.course.cases import AMPLIFICATION, Case, conditioned, differentiable, draw_cases, is_float, named_parts
 from weft.course.exercises import Exercise, Mistake, exercise, record_progress
 from weft.course.explanation import Explanation
-from weft.course.values import FLOORS, Draw, MismatchError, OtherValue, encode, gap, magnitude, map_tensors, parts
-from weft.errors import ConfigError, DataError
+from weft.course.values import FLOORS, Draw, MismatchError, OtherValue, encode, gap, magnitude
+from weft.errors import ConfigError
 from weft.workers import Children
 
-ROUNDS = 2  # seeds for which the cases of an exercise are drawn
-PERTURBATIONS = 4  # of a case, to measure its condition
-AMPLIFICATION = 64  # rounding of a whole computation, in units of rounding of its inputs
 SIZES = (40, 160)  # for which the executed lines are counted; a quadratic loop executes 16 times as many
 MAX_GROWTH = 8.0
 WALL_FACTOR = 3  # seconds of wall-clock time per second of CPU time; the machine may be busy
 Calls = Callable[[Sequence[CallRequest]], list[CallResult]]
-
-
-class Case(NamedTuple):
-    """Arguments with the expected results by name, and the tolerance of each."""
-
-    name: str
-    arguments: dict[str, Any]
-    expected: dict[str, Any]
-    tolerances: dict[str, float]
-
-    @property
-    def size(self) -> int:
-        return sum(value.numel() for value in self.arguments.values() if isinstance(value, Tensor))
 
 
 class Judgement(NamedTuple):
@@ -62,6 +44,9 @@ class AttemptLimits(NamedTuple):
     bytes: int = 2 << 30
 
 
+DEFAULT_LIMITS = AttemptLimits()
+
+
 def check(function: Callable[..., Any], name: str) -> Explanation:
     """Check a function that solves the exercise `name`; the answer explains what is wrong, in text and in HTML.
 
@@ -70,20 +55,17 @@ def check(function: Callable[..., Any], name: str) -> Explanation:
     if not callable(function):
         raise ConfigError(f"weft.check: expected a function and an exercise's name, got {type(function).__name__}")
     chosen = exercise(name)
-    file = inspect.getsourcefile(inspect.unwrap(function)) or "" if inspect.isroutine(function) else ""
-    found = examine(chosen, partial(_call_here, function, file))
+    code = getattr(inspect.unwrap(function), "__code__", None)  # a module or another object has none
+    file = code.co_filename if code else ""
+    found = examine(chosen, lambda requests: [call(function, request, file) for request in requests])
     record_progress(chosen.name, found.passed, found.cases)
     return found
-
-
-def _call_here(function: Callable[..., Any], file: str, requests: Sequence[CallRequest]) -> list[CallResult]:
-    return [call(function, request, file) for request in requests]
 
 
 class FileCalls:
     """Calls of a function in a submitted file, each series in a limited process; `weak` are limits not enforced."""
 
-    def __init__(self, source: str, name: str, children: Children, limits: AttemptLimits = AttemptLimits()) -> None:  # noqa: B008
+    def __init__(self, source: str, name: str, *, children: Children, limits: AttemptLimits) -> None:
         self.source, self.name, self.children, self.limits = source, name, children, limits
         self.weak: list[str] = []
 
@@ -108,7 +90,7 @@ class FileCalls:
                     loading = f"line {failed.line}: {failed.error}" if failed.line else failed.error
                 else:
                     results.append(from_json(data))
-            except (ValueError, KeyError, TypeError, RuntimeError, RecursionError):
+            except (ValueError, KeyError, TypeError, AttributeError, RuntimeError):  # RecursionError is a RuntimeError
                 results.append(CallResult(error="the answer cannot be read"))
         if loading:
             raise _EndedError(loading)
@@ -128,9 +110,11 @@ class _EndedError(Exception):
     """No function could be called."""
 
 
-def check_file(chosen: Exercise, source: str, children: Children, *, secret: str = "") -> Explanation:
+def check_file(
+    chosen: Exercise, source: str, children: Children, *, secret: str = "", limits: AttemptLimits = DEFAULT_LIMITS
+) -> Explanation:
     """Check the code of a submission in a limited process."""
-    calls = FileCalls(source, chosen.name, children)
+    calls = FileCalls(source, chosen.name, children=children, limits=limits)
     try:
         found = examine(chosen, calls, secret=secret)
     except _EndedError as error:
@@ -140,86 +124,17 @@ def check_file(chosen: Exercise, source: str, children: Children, *, secret: str
 
 def examine(chosen: Exercise, calls: Calls, *, secret: str = "") -> Explanation:
     """Check a function that `calls` calls; a secret draws other cases than those that students see."""
-    reference = chosen.reference()
-    cases = _cases(chosen, secret)
+    cases = draw_cases(chosen, secret)
     requests = [
-        CallRequest(case.arguments, _differentiable(chosen, case), repeat=number == 0)
+        CallRequest(case.arguments, differentiable(chosen, case.arguments), repeat=number == 0)
         for number, case in enumerate(cases)
     ]
     judged = [judge(chosen, case, result) for case, result in zip(cases, calls(requests), strict=True)]
-    failed = sorted((each for each in judged if each.problem), key=lambda each: each.case.size)
-    passed = len(judged) - len(failed)
+    passed = sum(not each.problem for each in judged)
     found = Explanation(chosen.name, chosen.title, passed, len(judged), printed=judged[0].result.printed)
-    if not failed:
-        return found._replace(problem=_growth(chosen, reference, calls))
-    return _explain(chosen, failed[0], judged, calls)._replace(passed=passed, cases=len(judged), printed=found.printed)
-
-
-# ---- Cases
-
-
-@lru_cache(maxsize=64)
-def _cases(chosen: Exercise, secret: str) -> tuple[Case, ...]:
-    return tuple(_draw_cases(chosen, chosen.reference(), secret))
-
-
-def _draw_cases(chosen: Exercise, reference: Any, secret: str) -> Iterator[Case]:
-    for number in range(ROUNDS):
-        digest = hashlib.sha256(f"{secret}/{chosen.name}/{number}".encode()).digest()
-        seed = int.from_bytes(digest[:8]) if secret else number
-        for position, (name, arguments) in enumerate(reference.cases(Draw(seed))):
-            yield from _case(chosen, reference, name, arguments, torch.float64)
-            if position == 0 and any(_is_float(value) for value in arguments.values()):
-                single = map_tensors(arguments, lambda each: each.float() if each.is_floating_point() else each)
-                yield from _case(chosen, reference, f"{name}, float32", single, torch.float32)
-
-
-def _case(chosen: Exercise, reference: Any, name: str, arguments: dict[str, Any], dtype: torch.dtype) -> Iterator[Case]:
-    """Yield a case, unless rounding of its inputs changes its result altogether."""
-    exact = map_tensors(arguments, lambda each: each.double() if each.is_floating_point() else each)
-    expected = _expected(chosen, reference, exact)
-    largest = max(map(magnitude, expected.values()), default=0.0)
-    tolerances = {
-        part: FLOORS[dtype] * max(magnitude(value), 1e-3 * largest, 1e-300) for part, value in expected.items()
-    }
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(PERTURBATIONS):
-        nudged = map_tensors(exact, lambda each: _nudged(each, torch.finfo(dtype).eps, generator))
-        try:
-            changed = _expected(chosen, reference, nudged)
-            for part, value in expected.items():
-                tolerances[part] = max(tolerances[part], AMPLIFICATION * gap(value, changed[part]))
-        except MismatchError:
-            return
-    if all(math.isfinite(tolerance) for tolerance in tolerances.values()):
-        yield Case(name, arguments, expected, tolerances)
-
-
-def _expected(chosen: Exercise, reference: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    request = CallRequest(arguments, [name for name in chosen.gradients if _is_float(arguments[name])])
-    result = call(getattr(reference, chosen.name), request, "")
-    if result.error:
-        raise ConfigError(f"{chosen.folder / 'reference.py'}: {result.error}")
-    return _parts(chosen, result)
-
-
-def _nudged(value: Tensor, eps: float, generator: torch.Generator) -> Tensor:
-    if not value.is_floating_point():
-        return value
-    return value * (1 + eps * (2 * torch.rand(value.shape, generator=generator, dtype=torch.float64) - 1))
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def _differentiable(chosen: Exercise, case: Case) -> list[str]:
-    return [name for name in chosen.gradients if _is_float(case.arguments[name])]
-
-
-def _parts(chosen: Exercise, result: CallResult) -> dict[str, Any]:
-    """Name the outputs and the gradients of a result."""
-    return parts(result.value, chosen.outputs) | {f"∂/∂{name}": each for name, each in result.gradients.items()}
+    if passed == len(judged):
+        return found._replace(problem=_growth(chosen, calls))
+    return _explain(chosen, judged, calls)._replace(passed=passed, cases=len(judged), printed=found.printed)
 
 
 # ---- Verdicts
@@ -230,14 +145,14 @@ def judge(chosen: Exercise, case: Case, result: CallResult) -> Judgement:
     if result.error:
         where = f"line {result.line}: " if result.line else ""
         return Judgement(case, result, f"{where}{result.error}")
-    if empty := _empty(chosen, result.value):
-        return Judgement(case, result, empty, next(iter(chosen.formulas)))
+    if None not in case.expected.values() and (empty := _empty(chosen, result.value)):
+        return Judgement(case, result, empty)
     if result.changed:
         return Judgement(case, result, f"it changes its argument {result.changed[0]} in place")
     if result.random:
         return Judgement(case, result, "it returns another result when it is called again: it uses global randomness")
     try:
-        given = _parts(chosen, result)
+        given = named_parts(chosen, result)
     except MismatchError as error:
         return Judgement(case, result, str(error))
     for name, expected in case.expected.items():
@@ -246,9 +161,7 @@ def judge(chosen: Exercise, case: Case, result: CallResult) -> Judgement:
         try:
             distance = gap(expected, given[name])
         except MismatchError as error:
-            return Judgement(
-                case, result, f"{name} {error}" if str(error).startswith("has") else f"{name}: {error}", name, given
-            )
+            return Judgement(case, result, f"{name}: {error}", name, given)
         if distance > case.tolerances[name]:
             return Judgement(case, result, _by_how_much(case, name, distance), name, given)
     return Judgement(case, result, parts=given)
@@ -257,29 +170,28 @@ def judge(chosen: Exercise, case: Case, result: CallResult) -> Judgement:
 def _empty(chosen: Exercise, value: Any) -> str:
     """Say what to do first, if the hole is empty."""
     values = value if isinstance(value, tuple) else (value,)
-    if not any(each is None or each is ... or (isinstance(each, OtherValue) and each == "...") for each in values):
+    empty = [each is None or each is ... or (isinstance(each, OtherValue) and each == "...") for each in values]
+    if not any(empty):
         return ""
-    name, formula = next(iter(chosen.formulas.items()))
-    return f"it returns {'None' if value is None else '...'}: fill the hole, beginning with {name} = {formula}"
+    name = next(iter(chosen.formulas)) if all(empty) else chosen.outputs[empty.index(True) % len(chosen.outputs)]
+    shown = "None" if value is None else "..."
+    return f"it returns {shown}: fill the hole, beginning with {name} = {chosen.formulas[name]}"
 
 
 def _by_how_much(case: Case, name: str, distance: float) -> str:
     about = f"{name} differs by {distance:.2g}" if math.isfinite(distance) else f"{name} differs"
     single = FLOORS[torch.float32] * magnitude(case.expected[name])
-    double = any(_is_float(value) and value.dtype == torch.float64 for value in case.arguments.values())
+    double = any(is_float(value) and value.dtype == torch.float64 for value in case.arguments.values())
     if name.startswith("∂"):
-        return (
-            f"{about}, though the output is right: is something detached, or computed with .data, .item() or no_grad?"
-        )
+        return f"{about}, though the output is right: is something detached, or computed with .data or .item()?"
     return (
-        f"{about}: only the digits of float32 are right; keep the dtype of the inputs"
-        if double and distance < single
-        else about
+        f"{about}: only float32's digits are right; keep the inputs' dtype" if double and distance < single else about
     )
 
 
-def _growth(chosen: Exercise, reference: Any, calls: Calls) -> str:
+def _growth(chosen: Exercise, calls: Calls) -> str:
     """Name a loop that grows with the square of the size, if the reference's `growth` forbids one."""
+    reference = chosen.reference()
     if not hasattr(reference, "growth"):
         return ""
     few, many = calls([CallRequest(reference.growth(Draw(0), size), count=True) for size in SIZES])
@@ -291,7 +203,9 @@ def _growth(chosen: Exercise, reference: Any, calls: Calls) -> str:
 # ---- Explanations
 
 
-def _explain(chosen: Exercise, worst: Judgement, judged: Sequence[Judgement], calls: Calls) -> Explanation:
+def _explain(chosen: Exercise, judged: Sequence[Judgement], calls: Calls) -> Explanation:
+    """Explain the smallest case that is wrong."""
+    worst = min((each for each in judged if each.problem), key=lambda each: each.case.size)
     case, name, line, text, problem = worst.case, worst.about, worst.result.line, worst.result.text, worst.problem
     expected, given = case.expected.get(name), worst.parts.get(name)
     plain = not name and not worst.result.error  # such as an argument changed in place
@@ -304,8 +218,9 @@ def _explain(chosen: Exercise, worst: Judgement, judged: Sequence[Judgement], ca
         elif not worst.result.error:
             problem += f" in the case “{case.name}”"
     mistake = _known_mistake(chosen, judged)
-    rows = "" if mistake or not worst.parts else _rows(chosen, case, calls)
-    failed = tuple(dict.fromkeys(each.case.name for each in judged if each.problem))
+    if mistake is None and worst.parts and _right_alone(chosen, case, calls):
+        problem += "; each row alone is right: the result of a row depends on the other rows of the batch"
+    wrong = tuple(dict.fromkeys(each.case.name for each in judged if each.problem))
     return Explanation(
         chosen.name,
         chosen.title,
@@ -315,11 +230,11 @@ def _explain(chosen: Exercise, worst: Judgement, judged: Sequence[Judgement], ca
         source=f"lecture {chosen.lecture}, {chosen.slide}; {chosen.paper}",
         line=line,
         text=text,
-        mistake=mistake.says if mistake else rows,
+        mistake=mistake.says if mistake else "",
         expected=expected,
         given=given,
         arguments=case.arguments,
-        failed=failed,
+        failed=wrong,
     )
 
 
@@ -342,8 +257,8 @@ def _first_step(chosen: Exercise, worst: Judgement, calls: Calls) -> tuple[Trace
         try:
             distance = gap(step.value, other.value)
         except MismatchError as error:
-            if str(error).startswith("has"):
-                return other, step.value, f"{step.name} {error}"
+            if isinstance(step.value, Tensor) and isinstance(other.value, Tensor):
+                return other, step.value, f"{step.name}: {error}"
             continue
         if distance > floor * AMPLIFICATION * max(magnitude(step.value), 1e-6):
             return other, step.value, f"{step.name} differs by {distance:.2g}"
@@ -365,55 +280,32 @@ def _known_mistake(chosen: Exercise, judged: Sequence[Judgement]) -> Mistake | N
 
 def _gives(chosen: Exercise, function: Callable[..., Any], judged: Judgement) -> bool:
     """Return whether a function with a mistake gives the result that was judged, or fails where that failed."""
-    request = CallRequest(judged.case.arguments, _differentiable(chosen, judged.case))
+    request = CallRequest(judged.case.arguments, differentiable(chosen, judged.case.arguments))
     result = call(function, request, "")
     if result.error or judged.result.error:
         return bool(result.error) and bool(judged.result.error)
     if result.changed != judged.result.changed:
         return False
     try:
-        made, given = _parts(chosen, result), judged.parts or _parts(chosen, judged.result)
+        made, given = named_parts(chosen, result), judged.parts or named_parts(chosen, judged.result)
         return all(
             gap(value, given[name]) <= max(judged.case.tolerances[name], FLOORS[torch.float64] * magnitude(value))
             for name, value in made.items()
             if name in given
         )
-    except MismatchError as error:
-        try:
-            _parts(chosen, judged.result)
-        except MismatchError:
-            return True
-        return str(error) == ""
+    except MismatchError:
+        return False
 
 
-def _rows(chosen: Exercise, case: Case, calls: Calls) -> str:
-    """Say so if each row of the batch alone would have been right."""
+def _right_alone(chosen: Exercise, case: Case, calls: Calls) -> bool:
+    """Return whether each row of a batch would have been right alone."""
     batched = [name for name in chosen.batch if isinstance(case.arguments.get(name), Tensor)]
     rows = len(case.arguments[batched[0]]) if batched else 1
-    if rows < 2:
-        return ""
-    reference = chosen.reference()
-    alone = [
-        each
-        for row in range(rows)
-        for each in _case(
-            chosen,
-            reference,
-            "",
-            {n: v[row : row + 1] if n in batched else v for n, v in case.arguments.items()},
-            torch.float64,
-        )
+    slices = [
+        {name: value[row : row + 1] if name in batched else value for name, value in case.arguments.items()}
+        for row in range(rows if rows > 1 else 0)
     ]
+    alone = [each for arguments in slices for each in conditioned(chosen, arguments)]
     results = calls([CallRequest(each.arguments) for each in alone])
-    right = all(not judge(chosen, each, result).problem for each, result in zip(alone, results, strict=True))
-    return "each row alone is right: the result of a row depends on the other rows of the batch" if right else ""
-
-
-def read_submission(path: Path, name: str, own: Path | None) -> Exercise:
-    """Return the exercise that a file solves: `name`, or the one that is called like the file."""
-    try:
-        return exercise(name or path.stem, own)
-    except ConfigError as error:
-        if name:
-            raise
-        raise DataError(f"{path}: {error}; or name it: weft exercise check {path} NAME") from None
+    right = [not judge(chosen, each, result).problem for each, result in zip(alone, results, strict=True)]
+    return bool(right) and all(right)

@@ -7,9 +7,9 @@ code can evade, enforce the rest; `confine` returns what is left to them.
 import ctypes
 import os
 import platform
+import re
 import struct
 import sys
-from collections.abc import Callable
 from typing import Any
 
 try:
@@ -23,55 +23,28 @@ DENIED = {
     "aarch64": (0xC00000B7, (198, 199, 200, 203, 221, 129, 117, 154, 157, 130, 131, 270, 271, 281, 424, 425), 220),
 }
 CLONE3, CLONE_THREAD = 435, 0x10000
+OTHER_ABI = 0x40000000  # numbers of x32's system calls
 EPERM, ENOSYS = 1, 38
 ALLOW, ERROR = 0x7FFF0000, 0x00050000  # results of a seccomp filter; the error's number is added
 NO_NEW_PRIVILEGES, SECCOMP, FILTER = 38, 22, 2  # arguments of prctl
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
 WRITES = 0b1111111110010  # Landlock: write and remove files, make and remove folders, devices, sockets and links
-WRITE_FILE = 0b10
+WRITE_FILE, REFER, TRUNCATE = 1 << 1, 1 << 13, 1 << 14
 # audit events: those with a path as first argument, and those refused always
-PATH_EVENTS = (
-    "os.remove",
-    "os.rename",
-    "os.rmdir",
-    "os.mkdir",
-    "os.truncate",
-    "os.link",
-    "os.symlink",
-    "os.chmod",
-    "shutil.",
-)
-DENIED_EVENTS = (
-    "socket.",
-    "subprocess.",
-    "os.system",
-    "os.exec",
-    "os.fork",
-    "os.posix_spawn",
-    "os.spawn",
-    "os.kill",
-    "pty.",
-)
+PATH_EVENTS = re.compile(r"os\.(?:remove|rename|rmdir|mkdir|truncate|link|symlink|chmod|chown)|shutil\.")
+DENIED_EVENTS = re.compile(r"socket\.|subprocess\.|os\.(?:system|exec|fork|posix_spawn|spawn|kill)|pty\.")
+NATIVE_EVENTS = re.compile(r"ctypes\.")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def confine(folder: str, seconds: int, max_bytes: int) -> list[str]:
     """Limit this process from now on; files may be written in `folder` only. Return what is not fully enforced."""
     weak = [] if _limit_resources(seconds, max_bytes) else ["memory"]
-    files = _attempt(lambda: _landlock(folder))
-    processes = _attempt(_seccomp)
+    files, processes = _landlock(folder), _seccomp()
     weak += [] if files else ["writing outside the folder"]
     weak += [] if processes else ["network and new processes"]
     _add_hook(folder, native=files and processes)
     return weak
-
-
-def _attempt(install: Callable[[], None]) -> bool:
-    try:
-        install()
-    except (OSError, AttributeError, KeyError):
-        return False
-    return True
 
 
 def _limit_resources(seconds: int, max_bytes: int) -> bool:
@@ -89,65 +62,54 @@ def _limit_resources(seconds: int, max_bytes: int) -> bool:
     return True
 
 
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
-def _checked(result: int) -> int:
-    if result < 0:
-        raise OSError(ctypes.get_errno(), "refused by the kernel")
-    return result
-
-
-def _landlock(folder: str) -> None:
-    """Allow writing in `folder` and to /dev/null only (Linux 5.13)."""
+def _landlock(folder: str) -> bool:
+    """Allow writing in `folder` and to /dev/null only (Linux 5.13); return whether the kernel does."""
     if sys.platform != "linux":
-        raise OSError("not Linux")
-    libc = _libc()
-    rules = _checked(libc.syscall(LANDLOCK_CREATE, struct.pack("<Q", WRITES), 8, 0))
-    for path, rights in ((folder, WRITES), (os.devnull, WRITE_FILE)):
-        handle = os.open(path, getattr(os, "O_PATH", 0))
-        _checked(libc.syscall(LANDLOCK_ADD, rules, 1, struct.pack("<Qi", rights, handle), 0))
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    version = libc.syscall(LANDLOCK_CREATE, None, 0, 1)
+    if version < 1:
+        return False
+    handled = WRITES | (REFER if version >= 2 else 0) | (TRUNCATE if version >= 3 else 0)
+    rules = libc.syscall(LANDLOCK_CREATE, struct.pack("<Q", handled), 8, 0)
+    for path, rights in ((folder, handled), (os.devnull, WRITE_FILE)):
+        handle = os.open(path, os.O_PATH)
+        libc.syscall(LANDLOCK_ADD, rules, 1, struct.pack("<Qi", rights, handle), 0)
         os.close(handle)
-    _checked(libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0))
-    _checked(libc.syscall(LANDLOCK_RESTRICT, rules, 0))
-    os.close(rules)
+    libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    return libc.syscall(LANDLOCK_RESTRICT, rules, 0) == 0
 
 
-def _seccomp() -> None:
-    """Refuse sockets, new processes and signals to others; threads are allowed."""
-    if sys.platform != "linux":
-        raise OSError("not Linux")
+def _seccomp() -> bool:
+    """Refuse sockets, new processes and signals to others, but not threads; return whether the kernel does."""
+    if sys.platform != "linux" or platform.machine() not in DENIED:
+        return False
     architecture, denied, clone = DENIED[platform.machine()]
-
-    def statement(code: int, value: int, true: int = 0, false: int = 0) -> bytes:
-        return struct.pack("<HBBI", code, true, false, value)
-
-    load, equal, mask, result = 0x20, 0x15, 0x45, 0x06  # of BPF: load a word, compare, test bits, return
-    program = [
-        statement(load, 4),
-        statement(equal, architecture, 1, 0),
-        statement(result, ERROR | EPERM),
-        statement(load, 0),
-    ]
-    program += [
-        part for number in denied for part in (statement(equal, number, 0, 1), statement(result, ERROR | EPERM))
-    ]
+    load, equal, at_least, mask, result = (
+        0x20,
+        0x15,
+        0x35,
+        0x45,
+        0x06,
+    )  # of BPF; then the value, and jumps if true or not
+    program = [(load, 4, 0, 0), (equal, architecture, 1, 0), (result, ERROR | EPERM, 0, 0), (load, 0, 0, 0)]
+    program += [(at_least, OTHER_ABI, 0, 1), (result, ERROR | EPERM, 0, 0)]
+    program += [step for number in denied for step in ((equal, number, 0, 1), (result, ERROR | EPERM, 0, 0))]
     # clone3 passes its flags in memory, which a filter can't read; libc then uses clone
-    program += [statement(equal, CLONE3, 0, 1), statement(result, ERROR | ENOSYS)]
-    program += [statement(equal, clone, 0, 3), statement(load, 16), statement(mask, CLONE_THREAD, 1, 0)]
-    program += [statement(result, ERROR | EPERM), statement(result, ALLOW)]
-    code = ctypes.create_string_buffer(b"".join(program))
+    program += [(equal, CLONE3, 0, 1), (result, ERROR | ENOSYS, 0, 0)]
+    program += [(equal, clone, 0, 3), (load, 16, 0, 0), (mask, CLONE_THREAD, 1, 0), (result, ERROR | EPERM, 0, 0)]
+    program.append((result, ALLOW, 0, 0))
+    steps = b"".join(struct.pack("<HBBI", code, true, false, value) for code, value, true, false in program)
+    code = ctypes.create_string_buffer(steps)
     header = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(code)))
-    libc = _libc()
-    _checked(libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0))
-    _checked(libc.prctl(SECCOMP, FILTER, header, 0, 0))
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    return libc.prctl(SECCOMP, FILTER, header, 0, 0) == 0
 
 
 def _add_hook(folder: str, *, native: bool) -> None:
     """Refuse the same in Python, with a message; without the kernel's help refuse native code as well."""
     inside = os.path.join(os.path.realpath(folder), "")
-    denied = DENIED_EVENTS if native else (*DENIED_EVENTS, "ctypes.")
 
     def may_write(path: Any) -> bool:
         if isinstance(path, int):
@@ -160,10 +122,10 @@ def _add_hook(folder: str, *, native: bool) -> None:
             path, _, flags = arguments
             if isinstance(flags, int) and flags & WRITING and path is not None and not may_write(path):
                 raise PermissionError(f"writing {path} is not allowed: outside the folder")
-        elif event.startswith(PATH_EVENTS):
+        elif PATH_EVENTS.match(event):
             if arguments and isinstance(arguments[0], str | bytes | os.PathLike) and not may_write(arguments[0]):
                 raise PermissionError(f"{event} of {arguments[0]!r} is not allowed: outside the folder")
-        elif event.startswith(denied):
+        elif DENIED_EVENTS.match(event) or (not native and NATIVE_EVENTS.match(event)):
             raise PermissionError(f"{event} is not allowed")
 
     sys.addaudithook(hook)

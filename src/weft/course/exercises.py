@@ -7,8 +7,9 @@ mistake is a change of its text, so that the checker can compute the numbers tha
 import importlib.util
 import json
 import re
-from collections.abc import Iterable
-from contextlib import suppress
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from importlib.abc import SourceLoader
 from pathlib import Path
@@ -22,9 +23,11 @@ from weft.config import Config, read_toml, validate
 from weft.errors import ConfigError, DataError, suggestion
 from weft.figures.tables import wrap
 from weft.storage.files import cache_folder, read_text, write_text
+from weft.workers import Children
 
 FOLDER = Path(weft.__file__).parent / "exercises"
 MAX_SOURCE_BYTES = 1 << 20  # of a submitted file
+COMMAND = (sys.executable, "-m", "weft.course.attempt")
 CHECK_CELL = 'import weft\n\nweft.check({0}, "{0}")'
 
 
@@ -169,6 +172,18 @@ def source_of(path: Path) -> str:
     return "\n".join(re.sub(r"^\s*(?:[%!]|weft\.check\().*$", "", cell, flags=re.MULTILINE) for cell in cells) + "\n"
 
 
+@contextmanager
+def attempts() -> Iterator[Children]:
+    """Yield the processes in which files are run; the first loads torch while this process does something else."""
+    children = Children(COMMAND, {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
+    try:
+        with children.acquire():
+            pass
+        yield children
+    finally:
+        children.close()
+
+
 def progress() -> dict[str, list[int]]:
     """Return the numbers of passed and of all cases at the last check of each exercise, by name."""
     try:
@@ -193,3 +208,13 @@ def by_lecture(found: Iterable[Exercise]) -> dict[int, list[Exercise]]:
     for each in found:
         groups.setdefault(each.lecture, []).append(each)
     return groups
+
+
+def solved_by(path: Path, name: str, own: Path | None) -> Exercise:
+    """Return the exercise that a file solves: `name`, or the one that is called like the file."""
+    try:
+        return exercise(name or path.stem, own)
+    except ConfigError as error:
+        if name:
+            raise
+        raise DataError(f"{path}: {error}; or name it: weft exercise check {path} NAME") from None

@@ -53,17 +53,18 @@ class Explanation(NamedTuple):
             lines.append(f"These are exactly the numbers of a known mistake: {self.mistake}.")
         if self.formula:
             lines.append(f"{self.formula}    ({self.source})")
+        if self.arguments:
+            lines.append(f"arguments: {', '.join(f'{name} {_size(value)}' for name, value in self.arguments.items())}")
         if self.failed:
             lines.append(f"wrong: {', '.join(self.failed)}")
         return [line for line in lines if line]
 
     def tables(self) -> list[Table]:
-        """Return expected and given values side by side, and the arguments of the case."""
+        """Return expected and given values side by side."""
         if self.given is None or self.expected is None:
             return []
-        rows = [("expected", "given")]
-        both = zip(_lines(self.expected), _lines(self.given), strict=False)
-        return [Table((f"{self.tensor}: {rows[0][0]}", rows[0][1]), list(both), text=(0, 1))]
+        rows = zip(*map(_lines, _most_different(self.expected, self.given)), strict=False)
+        return [Table((f"{self.tensor}: expected", "given"), list(rows), text=(0, 1))]
 
     def __str__(self) -> str:
         tables = [text_table(table) for table in self.tables()]
@@ -83,6 +84,24 @@ class Explanation(NamedTuple):
             )
             html += Markup("<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>").format(head, rows)
         return str(html)
+
+
+def _size(value: Any) -> str:
+    """Return a tensor's shape, a number, or the length of anything else."""
+    if isinstance(value, Tensor):
+        return str(tuple(value.shape))
+    return f"= {value}" if isinstance(value, bool | int | float) else f"of length {len(value)}"
+
+
+def _most_different(expected: Any, given: Any) -> tuple[Any, Any]:
+    """Return the matrices of two tensors that differ most."""
+    if not (isinstance(expected, Tensor) and isinstance(given, Tensor) and expected.shape == given.shape):
+        return expected, given
+    if expected.dim() < 3 or not expected.numel():
+        return expected, given
+    one, other = expected.double().flatten(0, -3), given.double().flatten(0, -3)
+    distance = (one - other).abs().nan_to_num(1.0, 1.0, 1.0).flatten(1).amax(1)
+    return one[distance.argmax()], other[distance.argmax()]
 
 
 def _lines(value: Any) -> list[str]:

@@ -4,15 +4,13 @@ import csv
 import io
 import json
 import os
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weft.course.checker import check_file
-from weft.course.exercises import Exercise, exercises, source_of
+from weft.course.checker import AttemptLimits, check_file
+from weft.course.exercises import Exercise, attempts, exercises, source_of
 from weft.course.explanation import Explanation
 from weft.errors import DataError, WeftError, counted
 from weft.figures.page import Section, html_table, page, part
@@ -21,7 +19,6 @@ from weft.progress import Advance
 from weft.storage.files import write_text
 from weft.workers import Children, cores
 
-COMMAND = (sys.executable, "-m", "weft.course.attempt")
 SUFFIXES = (".py", ".ipynb")
 MAX_POINTS = 100
 
@@ -45,16 +42,6 @@ class Grade(NamedTuple):
         """Share of the cases that are right, of 100 points; none for a solution that is right but forbidden."""
         share = self.answer.passed / max(self.answer.cases, 1)
         return round(MAX_POINTS * share, 1) if self.answer.holds or share < 1 else 0.0
-
-
-@contextmanager
-def attempts() -> Iterator[Children]:
-    """Yield the processes in which files are run."""
-    children = Children(COMMAND, {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
-    try:
-        yield children
-    finally:
-        children.close()
 
 
 def submissions(folder: Path, chosen: Sequence[Exercise]) -> list[Submission]:
@@ -82,11 +69,15 @@ def _files(student: Path) -> dict[str, Path]:
     return {path.stem.replace("-", "_"): path for path in reversed(paths)}
 
 
-def grade(found: Sequence[Submission], secret: str, advance: Advance) -> list[Grade]:
-    """Check all submissions, several at the same time; none can stop the others."""
+def grade(found: Sequence[Submission], secret: str, advance: Advance, *, seconds: int = 10) -> list[Grade]:
+    """Check all submissions, several at the same time; none can stop the others.
+
+    Each has `seconds` of CPU time for an exercise.
+    """
+    limits = AttemptLimits(seconds=seconds)
 
     def check(submission: Submission) -> Grade:
-        answer = _check(submission, secret, children)
+        answer = _check(submission, secret, children, limits=limits)
         advance(1)
         return Grade(submission, answer)
 
@@ -94,15 +85,17 @@ def grade(found: Sequence[Submission], secret: str, advance: Advance) -> list[Gr
         return list(pool.map(check, found))
 
 
-def _check(submission: Submission, secret: str, children: Children) -> Explanation:
+def _check(submission: Submission, secret: str, children: Children, *, limits: AttemptLimits) -> Explanation:
     chosen = submission.exercise
     missing = Explanation(chosen.name, chosen.title, 0, 1)
     if submission.path is None:
         return missing._replace(problem="nothing was submitted")
     try:
-        return check_file(chosen, source_of(submission.path), children, secret=secret)
+        return check_file(chosen, source_of(submission.path), children, secret=secret, limits=limits)
     except WeftError as error:
         return missing._replace(problem=str(error))
+    except Exception as error:  # whatever a submission answers, the others are graded
+        return missing._replace(problem=f"it cannot be checked: {type(error).__name__}: {error}")
 
 
 def write_grades(grades: Sequence[Grade], path: Path) -> None:

@@ -162,7 +162,7 @@ def _tensor_gap(expected: Tensor, given: Any) -> float:
     except (TypeError, ValueError, RuntimeError):
         raise MismatchError(f"expected {described(expected)}, got {described(given)}") from None
     if a.shape != b.shape:
-        raise MismatchError(f"has shape {tuple(b.shape)}; expected {tuple(a.shape)}")
+        raise MismatchError(f"its shape is {tuple(b.shape)}; expected {tuple(a.shape)}")
     same = (a == b) | (a.isnan() & b.isnan())
     distance = (a - b).abs()[~same]
     return float(distance.nan_to_num(math.inf, math.inf).max()) if distance.numel() else 0.0
