@@ -100,7 +100,7 @@ def check(
     if weak := weak_limits([Grade(Submission("", chosen, file), answer)]):
         echo(f"weft: {weak}", err=True)
     if not answer.holds:
-        raise typer.Exit(1)
+        raise typer.Exit(2)
 
 
 @app.command(cls=Command)
@@ -130,7 +130,7 @@ def grade(
         from weft.course.grades import grade as grade_all
         from weft.course.grades import grade_table, submissions, weak_limits, write_grades
 
-    found = submissions(folder, chosen)
+    found = submissions(folder, chosen, own)
     with bar("grading", len(found)) as advance:
         grades = grade_all(found, secret, advance, seconds=seconds)
     for path in out or []:

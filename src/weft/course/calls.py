@@ -31,7 +31,7 @@ class CallRequest(NamedTuple):
     gradients: Sequence[str] = ()
     watch: Sequence[str] = ()
     repeat: bool = False  # call it twice, with different states of the global random-number generators
-    count: bool = False  # count the lines that are executed
+    count_lines: bool = False
 
 
 class TracedValue(NamedTuple):
@@ -66,66 +66,59 @@ class _Bounded(io.StringIO):
 
 def call(function: Callable[..., Any], request: CallRequest, file: str) -> CallResult:
     """Call a function whose code is in `file`."""
-    arguments = map_tensors(request.arguments, Tensor.clone)
-    for name in request.gradients:
-        arguments[name].requires_grad_()
-    tracer = _Tracer(file, request.watch, request.count) if request.watch or request.count else None
-    printed = _Bounded()
+    arguments, printed = map_tensors(request.arguments, Tensor.clone), _Bounded()
+    tracer = _Tracer(file, request.watch)
     with _global_seeds(1), redirect_stdout(printed), redirect_stderr(printed):
         try:
-            if tracer is not None:
+            if request.watch or request.count_lines:
                 sys.settrace(tracer)
-            value = to_tensors(function(**arguments))
+            value = to_tensors(function(*arguments.values()))
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             sys.settrace(None)
-            line, text = _line_of(error, file)
             message = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".removesuffix(": ")
-            return CallResult(
-                error=message, line=line, text=text, steps=tracer.found if tracer else (), printed=printed.getvalue()
-            )
+            line, text = _line_of(error, file)
+            return CallResult(error=message, line=line, text=text, steps=tracer.found, printed=printed.getvalue())
         finally:
             sys.settrace(None)
-    gradients = _gradients(value, arguments, request.gradients)
+        gradients = _gradients(function, request)
+        second = _again(function, request.arguments) if request.repeat else value
     return CallResult(
         map_tensors(value, Tensor.detach),
         gradients,
         changed=tuple(name for name, before in request.arguments.items() if not _same(before, arguments[name])),
-        random=request.repeat and _is_random(function, request.arguments, value),
-        steps=tracer.found if tracer else (),
-        lines=tracer.lines if tracer else 0,
+        random=second is not None and not _same(value, second),
+        steps=tracer.found,
+        lines=tracer.lines,
         printed=printed.getvalue(),
     )
 
 
-def _gradients(value: Any, arguments: dict[str, Any], names: Sequence[str]) -> dict[str, Tensor]:
-    """Differentiate a weighted sum of all outputs that are differentiable; the weights are fixed."""
-    outputs = [each for each in _tensors(value) if each.requires_grad]
-    if not names or not outputs:
+def _gradients(function: Callable[..., Any], request: CallRequest) -> dict[str, Tensor]:
+    """Differentiate a weighted sum of all outputs, with fixed weights; nothing if an output isn't differentiable."""
+    leaves = {name: request.arguments[name].clone().requires_grad_() for name in request.gradients}
+    if not leaves:
         return {}
-    weights = [
-        torch.arange(1, each.numel() + 1, dtype=torch.float64).cos().reshape(each.shape).to(each) for each in outputs
-    ]
-    total = torch.stack(
-        [
-            (each * weight).nan_to_num(0.0, 0.0, 0.0).sum().double()
-            for each, weight in zip(outputs, weights, strict=True)
-        ]
-    ).sum()
-    found = torch.autograd.grad(total, [arguments[name] for name in names], allow_unused=True)
-    return {
-        name: torch.zeros_like(arguments[name]) if each is None else each
-        for name, each in zip(names, found, strict=True)
-    }
+    try:
+        value = function(*map_tensors(request.arguments | leaves, Tensor.clone).values())
+        found: list[Tensor] = []
+        map_tensors(value, found.append)
+        if not found or not all(each.requires_grad for each in found):
+            return {}
+        weighted = [each * torch.arange(1, each.numel() + 1).cos().reshape(each.shape).to(each) for each in found]
+        total = torch.stack([each.nan_to_num(0.0, 0.0, 0.0).sum().double() for each in weighted]).sum()
+        gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    except Exception:  # such as a call of .numpy(), which is no mistake
+        return {}
+    return dict(zip(leaves, gradients, strict=True))
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
+def _again(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """Call a function with another state of the global random-number generators."""
+    with _global_seeds(2):
+        try:
+            return to_tensors(function(*map_tensors(arguments, Tensor.clone).values()))
+        except Exception:
+            return None
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -133,15 +126,6 @@ def _same(a: Any, b: Any) -> bool:
         return gap(a, b) == 0
     except MismatchError:
         return False
-
-
-def _is_random(function: Callable[..., Any], arguments: dict[str, Any], first: Any) -> bool:
-    with _global_seeds(2), redirect_stdout(_Bounded()):
-        try:
-            second = to_tensors(function(**map_tensors(arguments, Tensor.clone)))
-        except Exception:
-            return False
-    return not _same(map_tensors(first, Tensor.detach), map_tensors(second, Tensor.detach))
 
 
 @contextmanager
@@ -170,8 +154,8 @@ def _line_of(error: BaseException, file: str) -> tuple[int, str]:
 class _Tracer:
     """Records the values that lines of a file give to watched variables, and counts the lines."""
 
-    def __init__(self, file: str, watch: Sequence[str], count: bool) -> None:
-        self.file, self.watch, self.count = file, set(watch), count
+    def __init__(self, file: str, watch: Sequence[str]) -> None:
+        self.file, self.watch = file, set(watch)
         self.lines, self.found = 0, tuple[TracedValue, ...]()
         self._last: dict[tuple[int, str], Any] = {}
         self._lines: dict[int, int] = {}
@@ -187,7 +171,7 @@ class _Tracer:
                 self._last[key, name] = _mark(frame.f_locals[name]), frame.f_locals[name]
             return self
         self.lines += 1
-        if self.count and self.lines > MAX_COUNTED_LINES:
+        if self.lines > MAX_COUNTED_LINES:
             raise TimeoutError(f"it executes more than {MAX_COUNTED_LINES:,} lines")
         if event in ("line", "return") and self.watch:
             for name in self.watch & frame.f_locals.keys():

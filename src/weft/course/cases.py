@@ -4,6 +4,7 @@ A case's tolerance follows from its condition: how much the reference's result c
 """
 
 import hashlib
+import inspect
 import math
 from collections.abc import Iterator
 from functools import lru_cache
@@ -52,7 +53,7 @@ def _drawn(chosen: Exercise, reference: Any, secret: str) -> Iterator[Case]:
             yield from conditioned(chosen, arguments, name=name)
             if position == 0 and any(is_float(value) for value in arguments.values()):
                 single = map_tensors(arguments, lambda each: each.float() if each.is_floating_point() else each)
-                yield from conditioned(chosen, single, name=f"{name}, float32", dtype=torch.float32)
+                yield from conditioned(chosen, single, name=f"{name} in float32", dtype=torch.float32)
 
 
 def conditioned(
@@ -60,6 +61,8 @@ def conditioned(
 ) -> Iterator[Case]:
     """Yield a case, unless rounding of its arguments changes its result altogether."""
     reference = chosen.reference()
+    names = inspect.signature(getattr(reference, chosen.name)).parameters
+    arguments = {name: arguments[name] for name in names}
     exact = map_tensors(arguments, lambda each: each.double() if each.is_floating_point() else each)
     expected = _expected(chosen, reference, exact)
     largest = max(map(magnitude, expected.values()), default=0.0)

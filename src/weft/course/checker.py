@@ -194,7 +194,7 @@ def _growth(chosen: Exercise, calls: Calls) -> str:
     reference = chosen.reference()
     if not hasattr(reference, "growth"):
         return ""
-    few, many = calls([CallRequest(reference.growth(Draw(0), size), count=True) for size in SIZES])
+    few, many = calls([CallRequest(reference.growth(Draw(0), size), count_lines=True) for size in SIZES])
     if many.error or many.lines > MAX_GROWTH * max(few.lines, 10):
         return "its loops grow with the square of the input's length; one pass is enough"
     return ""

@@ -8,7 +8,7 @@ import importlib.util
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from importlib.abc import SourceLoader
@@ -200,14 +200,6 @@ def record_progress(name: str, passed: int, cases: int) -> None:
 
 def _progress_file() -> Path:
     return cache_folder() / "exercises.json"
-
-
-def by_lecture(found: Iterable[Exercise]) -> dict[int, list[Exercise]]:
-    """Group exercises by lecture."""
-    groups: dict[int, list[Exercise]] = {}
-    for each in found:
-        groups.setdefault(each.lecture, []).append(each)
-    return groups
 
 
 def solved_by(path: Path, name: str, own: Path | None) -> Exercise:

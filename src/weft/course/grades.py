@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -44,28 +45,24 @@ class Grade(NamedTuple):
         return round(MAX_POINTS * share, 1) if self.answer.holds or share < 1 else 0.0
 
 
-def submissions(folder: Path, chosen: Sequence[Exercise]) -> list[Submission]:
+def submissions(folder: Path, chosen: Sequence[Exercise], own: Path | None = None) -> list[Submission]:
     """Find the submissions: a folder for each student with files named like exercises, or a single student's files.
 
-    Without `chosen`, the exercises are those for which anybody submitted a file; a missing one gets 0 points.
+    Without `chosen`, the exercises are those for which anybody submitted a file, also of the folder `own`.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; expected a folder for each student")
     single = any(path.suffix in SUFFIXES for path in folder.iterdir() if path.is_file())
-    students = (
-        [folder] if single else sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
-    )
+    students = [folder] if single else sorted(path for path in folder.glob("[!.]*") if path.is_dir())
     files = {student: _files(student) for student in students}
-    wanted = chosen or [each for each in exercises().values() if any(each.name in found for found in files.values())]
+    wanted = chosen or [each for each in exercises(own).values() if any(each.name in found for found in files.values())]
     if not wanted:
         raise DataError(f"{folder}: no submissions; expected files such as STUDENT/attention.py")
     return [Submission(student.name, each, found.get(each.name)) for student, found in files.items() for each in wanted]
 
 
 def _files(student: Path) -> dict[str, Path]:
-    paths = sorted(
-        path for path in student.rglob("*") if path.suffix in SUFFIXES and path.is_file() and not path.is_symlink()
-    )
+    paths = [path for path in sorted(student.rglob("*")) if path.suffix in SUFFIXES and not path.is_symlink()]
     return {path.stem.replace("-", "_"): path for path in reversed(paths)}
 
 
@@ -127,16 +124,10 @@ def _csv(grades: Sequence[Grade]) -> str:
     names = list(dict.fromkeys(each.submission.exercise.name for each in grades))
     writer.writerow(["student", "total", *names, *(f"{name}: problem" for name in names)])
     for student, own in _by_student(grades).items():
-        problems = [" ".join(_problem(each).split()) for each in own]
-        safe = [
-            f"'{text}" if text[:1] in ("=", "+", "-", "@") else text for text in (student, *problems)
-        ]  # no formulas
+        problems = [" ".join((each.answer.mistake or each.answer.problem).split()) for each in own]
+        safe = [re.sub(r"^(?=[=+@-])", "'", text) for text in (student, *problems)]  # no formulas
         writer.writerow([safe[0], total(own), *(each.points for each in own), *safe[1:]])
     return file.getvalue()
-
-
-def _problem(each: Grade) -> str:
-    return each.answer.mistake or each.answer.problem
 
 
 def _gradescope(grades: Sequence[Grade]) -> str:
@@ -144,13 +135,7 @@ def _gradescope(grades: Sequence[Grade]) -> str:
     results: dict[str, Any] = {}
     for student, own in _by_student(grades).items():
         tests = [
-            {
-                "name": each.submission.exercise.title,
-                "score": each.points,
-                "max_score": MAX_POINTS,
-                "output": str(each.answer),
-            }
-            for each in own
+            {"name": e.answer.title, "score": e.points, "max_score": MAX_POINTS, "output": str(e.answer)} for e in own
         ]
         results[student] = {"score": total(own), "tests": tests}
     value = next(iter(results.values())) if len(results) == 1 else results
@@ -172,9 +157,8 @@ def _page(grades: Sequence[Grade]) -> str:
         wrong = [each for each in own if not each.answer.holds]
         html = part("texts", [str(each.answer) for each in wrong]) if wrong else part("lead", "Everything is right.")
         sections.append(Section(student, f"{total(own):g} points", html))
-    return page(
-        "Grades", sections, summary=f"{counted(len(students), 'student')}, {counted(len(grades), 'submission')}."
-    )
+    counts = f"{counted(len(students), 'student')}, {counted(len(grades), 'submission')}."
+    return page("Grades", sections, summary=counts)
 
 
 def weak_limits(grades: Sequence[Grade]) -> str:

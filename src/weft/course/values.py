@@ -90,10 +90,8 @@ def decode(data: Any) -> Any:
         case {"dict": list(items)}:
             return {decode(key): decode(item) for key, item in items}
         case {"tensor": dtype, "shape": shape, "data": text}:
-            raw = bytearray(base64.b64decode(text))
-            return (torch.frombuffer(raw, dtype=DTYPES[dtype]) if raw else torch.empty(0, dtype=DTYPES[dtype])).reshape(
-                shape
-            )
+            raw, kind = bytearray(base64.b64decode(text)), DTYPES[dtype]
+            return (torch.frombuffer(raw, dtype=kind) if raw else torch.empty(0, dtype=kind)).reshape(shape)
         case {"other": text}:
             return OtherValue(text)
     return data
