@@ -204,8 +204,9 @@ def _growth(chosen: Exercise, calls: Calls) -> str:
 
 
 def _explain(chosen: Exercise, judged: Sequence[Judgement], calls: Calls) -> Explanation:
-    """Explain the smallest case that is wrong."""
-    worst = min((each for each in judged if each.problem), key=lambda each: each.case.size)
+    """Explain the smallest case that is wrong; first what is not about numbers, such as a changed argument."""
+    failed = [each for each in judged if each.problem]
+    worst = min(failed, key=lambda each: (bool(each.about or each.result.error), each.case.size))
     case, name, line, text, problem = worst.case, worst.about, worst.result.line, worst.result.text, worst.problem
     expected, given = case.expected.get(name), worst.parts.get(name)
     plain = not name and not worst.result.error  # such as an argument changed in place
@@ -220,7 +221,7 @@ def _explain(chosen: Exercise, judged: Sequence[Judgement], calls: Calls) -> Exp
     mistake = _known_mistake(chosen, judged)
     if mistake is None and worst.parts and _right_alone(chosen, case, calls):
         problem += "; each row alone is right: the result of a row depends on the other rows of the batch"
-    wrong = tuple(dict.fromkeys(each.case.name for each in judged if each.problem))
+    wrong = tuple(dict.fromkeys(each.case.name for each in failed))
     return Explanation(
         chosen.name,
         chosen.title,
@@ -240,33 +241,42 @@ def _explain(chosen: Exercise, judged: Sequence[Judgement], calls: Calls) -> Exp
 
 def _first_step(chosen: Exercise, worst: Judgement, calls: Calls) -> tuple[TracedValue, Any, str] | None:
     """Return the first watched variable with another value than in the reference, that value, and the problem."""
-    watch = list(chosen.formulas)
-    request = CallRequest(worst.case.arguments, watch=watch)
+    request = CallRequest(worst.case.arguments, watch=list(chosen.formulas))
     ours = call(getattr(chosen.reference(), chosen.name), request, str(chosen.folder / "reference.py")).steps
     theirs = calls([request])[0].steps
-    floor = FLOORS[torch.float32 if worst.case.name.endswith("float32") else torch.float64]
     for position, step in enumerate(ours):
-        before = [each for each in ours[:position] if each.name == step.name]
-        all_ours = [each for each in ours if each.name == step.name]
-        all_theirs = [each for each in theirs if each.name == step.name]
-        if step.name == "return" or not all_theirs or isinstance(all_theirs[-1].value, OtherValue):
-            continue
-        if len(all_ours) != len(all_theirs) and len(before) + 1 < len(all_ours):
-            continue  # another loop: only the last values are comparable
-        other = all_theirs[len(before)] if len(all_ours) == len(all_theirs) else all_theirs[-1]
-        try:
-            distance = gap(step.value, other.value)
-        except MismatchError as error:
-            if isinstance(step.value, Tensor) and isinstance(other.value, Tensor):
-                return other, step.value, f"{step.name}: {error}"
-            continue
-        if distance > floor * AMPLIFICATION * max(magnitude(step.value), 1e-6):
-            return other, step.value, f"{step.name} differs by {distance:.2g}"
+        expected = [each.value for each in ours if each.name == step.name]
+        given = [each for each in theirs if each.name == step.name]
+        number = sum(each.name == step.name for each in ours[:position])
+        if len(given) == len(expected):
+            given = given[number : number + 1]
+        elif number + 1 < len(expected):
+            continue  # other loops: only the last values can be compared
+        if step.name != "return" and given and not any(_close(step.value, each.value) for each in given):
+            try:
+                problem = f"{step.name} differs by {gap(step.value, given[-1].value):.2g}"
+            except MismatchError as error:
+                if not isinstance(given[-1].value, Tensor):
+                    continue  # the name stands for something else
+                problem = f"{step.name}: {error}"
+            return given[-1], step.value, problem
     last = next((each for each in reversed(theirs) if each.name == "return"), None)
     if last is None or worst.result.error:
         return None
     part = worst.about
     return last._replace(name=part, value=worst.parts.get(part)), worst.case.expected.get(part), worst.problem
+
+
+def _close(expected: Any, given: Any) -> bool:
+    """Return whether a variable has the value that it has in the reference, to the digits of either precision."""
+    single = any(is_float(each) and each.dtype == torch.float32 for each in (expected, given))
+    try:
+        distance = gap(expected, given)
+    except MismatchError:
+        return False
+    return distance <= AMPLIFICATION * FLOORS[torch.float32 if single else torch.float64] * max(
+        magnitude(expected), 1e-6
+    )
 
 
 def _known_mistake(chosen: Exercise, judged: Sequence[Judgement]) -> Mistake | None:

@@ -156,7 +156,7 @@ def gap(expected: Any, given: Any) -> float:
 def _tensor_gap(expected: Tensor, given: Any) -> float:
     try:
         other = given if isinstance(given, Tensor) else torch.tensor(given, dtype=torch.float64)
-        a, b = expected.to(torch.float64), other.detach().to(torch.float64)
+        a, b = expected.detach().to(torch.float64), other.detach().to(torch.float64)
     except (TypeError, ValueError, RuntimeError):
         raise MismatchError(f"expected {described(expected)}, got {described(given)}") from None
     if a.shape != b.shape:
