@@ -113,6 +113,10 @@ def _completion_request(server: Server, model: ServedModel, body: CompletionBody
     if body.echo and body.logprobs is not None and writes_from_source(run):
         raise RefusedError(400, "echo with logprobs: this model writes one text from another", param="echo")
     prompts = [Prompt.of(run.tokenizer, each, pattern) for each in inputs]
+    returned = sum(len(prompt.ids) for prompt in prompts) * (1 + (body.logprobs or 0))
+    if body.echo and body.logprobs is not None and returned > server.limits.max_input_tokens:
+        most = f"this server returns at most {server.limits.max_input_tokens:,} for prompts"
+        raise RefusedError(413, f"logprobs: {returned:,} log-probabilities; {most}", param="logprobs")
     # tokens that the tokenizer puts before a text are no part of it
     ids = [
         prompt.ids[len(run.tokenizer.leading) :] if isinstance(each, str) else prompt.ids

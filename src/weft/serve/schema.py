@@ -18,6 +18,7 @@ from weft.serve.turns import (
     MessagesTurn,
     Name,
     NamedTool,
+    OtherRoutes,
     Strict,
     Turn,
     Unsupported,
@@ -169,8 +170,8 @@ class ResponsesBody(SamplingBody):
     previous_response_id: Unsupported = None
     reasoning: Unsupported = None
     truncation: Literal["auto", "disabled"] | None = None
-    tools: Unsupported = None
-    tool_choice: Unsupported = None
+    tools: OtherRoutes = None
+    tool_choice: OtherRoutes = None
     parallel_tool_calls: Ignored = None
 
 

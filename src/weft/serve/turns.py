@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
-from weft.serve.errors import RefusedError
+from weft.serve.errors import RefusedError, shown
 
 MAX_FIELDS = 100  # of an object, known and unknown ones
 MAX_TURNS = 10_000  # messages in one request, or blocks in one message
@@ -40,9 +40,14 @@ class Strict(BaseModel):
         return value
 
 
-def _refuse_unsupported(value: Any) -> None:
-    if value not in (None, [], {}, "none", "auto", False):
-        raise ValueError("not supported by weft's models; leave it out")
+def refused_unless_empty(reason: str, description: str) -> Any:
+    """Return the type of a field that is refused for this reason, unless it asks for nothing."""
+
+    def check(value: Any) -> None:
+        if value not in (None, [], {}, "none", "auto", False):
+            raise ValueError(f"{reason}; leave it out")
+
+    return Annotated[Any, BeforeValidator(check), Field(description=description)]
 
 
 def _join_parts(value: Any) -> Any:
@@ -53,15 +58,17 @@ def _join_parts(value: Any) -> Any:
     for part in value:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in ("text", "input_text", "output_text"):
-            raise ValueError(f"weft reads only text, not {kind!r:.40}")
+            raise ValueError(f"weft reads only text, not {shown(kind)}")
         if not isinstance(part.get("text"), str):
             raise ValueError("a part of type 'text' needs a 'text'")
         texts.append(part["text"])
     return "".join(texts)
 
 
-_ABOUT_UNSUPPORTED = Field(description="Refused: weft's models have none.")
-Unsupported = Annotated[Any, BeforeValidator(_refuse_unsupported), _ABOUT_UNSUPPORTED]
+Unsupported = refused_unless_empty("not supported by weft's models", "Refused: weft's models have none.")
+OtherRoutes = refused_unless_empty(
+    "not on this route: /v1/chat/completions and /v1/messages take tools", "Refused: other routes take tools."
+)
 Content = Annotated[str, BeforeValidator(_join_parts)]
 Ignored = Annotated[Any, Field(description="Ignored.")]  # identifies or bills the caller
 
@@ -197,7 +204,7 @@ def _check_blocks(value: Any) -> Any:
     for block in value if isinstance(value, list) else []:
         kind = block.get("type") if isinstance(block, dict) else None
         if kind not in ("text", "tool_use", "tool_result"):
-            raise ValueError(f"weft reads only text, tool calls and their results, not {kind!r:.40}")
+            raise ValueError(f"weft reads only text, tool calls and their results, not {shown(kind)}")
     return value
 
 
