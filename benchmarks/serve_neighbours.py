@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
-from serve_fuzz import RUNS, address
 from tests.serve.tool_models import write_models
 
+from serve_fuzz import RUNS, address
 from weft.serve.config import Limits
 
 WRITERS = ("gpt", "lstm", "ngram", "hermes", "pairs", "bahdanau")
@@ -179,7 +179,7 @@ def cases() -> dict[str, Request]:
     for path in ("/v1/models", "/v1/runs", "/v1/runs/gpt/metrics", "/v1/runs/gpt/events", "/openapi.json", "/docs"):
         found[path] = Request(path, None)
     for view in ("graph", "growth", "costs", "anatomy"):
-        found[f"{view} of a preset"] = Request(f"/v1/architecture/{view}?preset=llama-3-70b", None)
+        found[f"{view} of a preset"] = Request(f"/v1/architecture/{view}?preset=gpt3-175b", None)
     return found
 
 

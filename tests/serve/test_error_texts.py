@@ -30,8 +30,8 @@ WRONG: dict[str, Any] = {
 }
 PYTHON = re.compile(
     r"Input|should|validation|valid (?:string|integer|number|list|dictionary|boolean|tuple)|dictionary|tuple|instance|"
-    r"None\b|NoneType|True|False|subscriptable|discriminator|type=|[gl][et]=|Value error|Error\b|Python|pydantic|\bstr\b|\bint\b|"
-    r"\bdict\b|\bfloat\b|NamedTool|list\[|__|attribute|keyword|argument\b|parse"
+    r"None\b|NoneType|True|False|subscriptable|discriminator|type=|[gl][et]=|Value error|Error\b|Python|pydantic|"
+    r"\b(?:str|int|dict|float)\b|NamedTool|list\[|__|attribute|keyword|argument\b|parse"
 )
 
 
