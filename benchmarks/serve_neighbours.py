@@ -258,10 +258,9 @@ def main() -> None:
             columns = f"{status:8} {took:7.2f} s {len(waits):5} {longest.seconds:7.3f} s {longest.processor:7.2f} s"
             failures = sorted({wait.status for wait in waits} - {200})
             print(f"{columns}  {name}{f', neighbours got {failures}' if failures else ''}", flush=True)
-    (longest, name), load = max(rows), os.getloadavg()
-    print(
-        f"\nlongest wait {longest.seconds:.3f} s ({longest.processor:.2f} s of processor): {name}; load {load[0]:.1f}"
-    )
+        (longest, name), load = max(rows), os.getloadavg()[0]
+        wait = f"{longest.seconds:.3f} s ({longest.processor:.2f} s of processor)"
+        print(f"\nlongest wait {wait}: {name}; load {load:.1f}")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from weft.progress import pause
 from weft.serve import schema
 from weft.serve.errors import RefusedError, logged
 from weft.serve.events import json_response
-from weft.serve.input_size import check_size
+from weft.serve.input_size import check_ids, check_size
 from weft.serve.library import ServedModel
 from weft.serve.server import client_of, server_of
 from weft.serve.text_request import filters
@@ -129,14 +129,8 @@ def tokenize(model: ServedModel, body: schema.TextBody) -> dict[str, Any]:
 @model_route(router, "/v1/detokenize", uses_model=False)
 def detokenize(model: ServedModel, body: schema.DetokenizeBody) -> dict[str, Any]:
     """Return the text of a list of tokens."""
-    check_ids(body.tokens, model.run.tokenizer.vocab_size)
+    check_ids([body.tokens], model.run.tokenizer.vocab_size, "tokens")
     return {"text": model.run.tokenizer.decode(body.tokens)}
-
-
-def check_ids(tokens: Sequence[int], size: int) -> None:
-    """Refuse ids beyond a vocabulary of `size` tokens."""
-    if tokens and max(tokens) >= size:
-        raise RefusedError(400, f"tokens: {max(tokens)} is not a token id; expected 0 … {size - 1}", param="tokens")
 
 
 @model_route(router, "/v1/score")

@@ -252,7 +252,12 @@ async def respond(
     async def texts() -> AsyncIterator[TextGeneration]:
         async with server.library.use(body.model) as model:
             await check_size(body, model.run.tokenizer, server.limits)
-            prepared = build(server, model, body) if inline else await asyncio.to_thread(build, server, model, body)
+            try:
+                async with asyncio.timeout(server.limits.seconds):  # a grammar may be compiled for longer
+                    arguments = (server, model, body)
+                    prepared = build(*arguments) if inline else await asyncio.to_thread(build, *arguments)
+            except TimeoutError:
+                raise late("begun", server.limits) from None
             async with TextGeneration(server, prepared, client) as generation:
                 yield generation
 

@@ -184,11 +184,7 @@ def conversation(
     max_reply = min(reserved, limits.max_tokens)
     definitions = [] if use is None else [tool.definition() for tool in use.tools]
     prompt = chat_prompt(
-        run.tokenizer,
-        messages,
-        max_prompt_tokens(window, max_reply),
-        tools=definitions,
-        continues_last=continues_last,
+        run.tokenizer, messages, max_prompt_tokens(window, max_reply), tools=definitions, continues_last=continues_last
     )
     if use is not None and calls is not None:  # a special token before calls doesn't end the reply
         trigger = run.tokenizer.special_tokens.get(calls.trigger)
