@@ -153,8 +153,8 @@ class ResponsesBody(SamplingBody):
     previous_response_id: Unsupported = None
     reasoning: Unsupported = None
     truncation: Literal["auto", "disabled"] | None = None
-    tools: turns.OtherRoutes = None
-    tool_choice: turns.OtherRoutes = None
+    tools: turns.ToolsElsewhere = None
+    tool_choice: turns.ToolsElsewhere = None
     parallel_tool_calls: Ignored = None
 
 

@@ -40,14 +40,14 @@ class Strict(BaseModel):
         return value
 
 
-def refused_unless_empty(reason: str, description: str) -> Any:
+def _refused(reason: str) -> Any:
     """Return the type of a field that is refused for this reason, unless it asks for nothing."""
 
     def check(value: Any) -> None:
         if value not in (None, [], {}, "none", "auto", False):
             raise ValueError(f"{reason}; leave it out")
 
-    return Annotated[Any, BeforeValidator(check), Field(description=description)]
+    return Annotated[Any, BeforeValidator(check), Field(description="Refused.")]
 
 
 def _join_parts(value: Any) -> Any:
@@ -65,10 +65,8 @@ def _join_parts(value: Any) -> Any:
     return "".join(texts)
 
 
-Unsupported = refused_unless_empty("not supported by weft's models", "Refused: weft's models have none.")
-OtherRoutes = refused_unless_empty(
-    "not on this route: /v1/chat/completions and /v1/messages take tools", "Refused: other routes take tools."
-)
+Unsupported = _refused("not supported by weft's models")
+ToolsElsewhere = _refused("not on this route: /v1/chat/completions and /v1/messages take tools")
 Content = Annotated[str, BeforeValidator(_join_parts)]
 Ignored = Annotated[Any, Field(description="Ignored.")]  # identifies or bills the caller
 
