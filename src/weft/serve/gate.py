@@ -89,8 +89,8 @@ class Gate:
             raise RefusedError(408, f"the body did not arrive within {BODY_SECONDS:.0f} seconds") from None
         values = count_values(content)
         if values > self.max_values:
-            message = f"the body has {values:,} values; this server reads at most {self.max_values:,} in one request"
-            raise RefusedError(413, message)
+            most = f"this server reads at most {self.max_values:,} in one request"
+            raise RefusedError(413, f"the body has {values:,} values; {most}")
         return bytes(content)
 
     def _client(self, headers: dict[bytes, bytes]) -> str | None:

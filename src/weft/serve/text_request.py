@@ -196,11 +196,6 @@ def conversation(
 
 def _with_call_ids(message: Message, calls: CallFormat) -> Message:
     """Return a message with the ids of calls as the template expects them."""
-    if "tool_call_id" in message:
-        message = {**message, "tool_call_id": calls.call_id(message["tool_call_id"])}
-    if "tool_calls" in message:
-        message = {
-            **message,
-            "tool_calls": [{**call, "id": calls.call_id(call["id"])} for call in message["tool_calls"]],
-        }
-    return message
+    ids = {"tool_call_id": calls.call_id(message["tool_call_id"])} if "tool_call_id" in message else {}
+    called = [{**call, "id": calls.call_id(call["id"])} for call in message.get("tool_calls", ())]
+    return {**message, **ids, **({"tool_calls": called} if called else {})}

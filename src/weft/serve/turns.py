@@ -40,14 +40,14 @@ class Strict(BaseModel):
         return value
 
 
-def _refused(reason: str) -> Any:
-    """Return the type of a field that is refused for this reason, unless it asks for nothing."""
+def _refused(reason: str) -> BeforeValidator:
+    """Return the check of a field that is refused for this reason, unless it asks for nothing."""
 
     def check(value: Any) -> None:
         if value not in (None, [], {}, "none", "auto", False):
             raise ValueError(f"{reason}; leave it out")
 
-    return Annotated[Any, BeforeValidator(check), Field(description="Refused.")]
+    return BeforeValidator(check)
 
 
 def _join_parts(value: Any) -> Any:
@@ -65,8 +65,9 @@ def _join_parts(value: Any) -> Any:
     return "".join(texts)
 
 
-Unsupported = _refused("not supported by weft's models")
-ToolsElsewhere = _refused("not on this route: /v1/chat/completions and /v1/messages take tools")
+_ABOUT_REFUSED, _OTHER_ROUTES = Field(description="Refused."), "/v1/chat/completions and /v1/messages take tools"
+Unsupported = Annotated[Any, _refused("not supported by weft's models"), _ABOUT_REFUSED]
+ToolsElsewhere = Annotated[Any, _refused(f"not on this route: {_OTHER_ROUTES}"), _ABOUT_REFUSED]
 Content = Annotated[str, BeforeValidator(_join_parts)]
 Ignored = Annotated[Any, Field(description="Ignored.")]  # identifies or bills the caller
 
