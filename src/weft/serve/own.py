@@ -206,8 +206,9 @@ def max_explained_tokens(run: Run) -> int:
     parameters = sum(parameter.numel() for parameter in run.model.parameters())
     flops = PASS_FLOPS_ON_CUDA if device_of(run.model).type == "cuda" else PASS_FLOPS
     config = run.model.config
-    in_parallel = isinstance(config, TransformerConfig)
-    most = math.isqrt(MAX_MAP_ELEMENTS // (config.layers * config.attention.heads)) if in_parallel else MAX_STEPS
+    most = MAX_STEPS
+    if isinstance(config, TransformerConfig):
+        most = math.isqrt(MAX_MAP_ELEMENTS // (config.layers * config.attention.heads))
     return max(MIN_EXPLAINED_TOKENS, min(flops // max(1, 2 * parameters), most))
 
 
