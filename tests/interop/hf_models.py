@@ -231,6 +231,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert-tags": ("BertForTokenClassification", {**BERT, "num_labels": 5}),
     "bert-answers": ("BertForQuestionAnswering", BERT),
     "bert-headless": ("BertModel", BERT),
+    "bert-causal": ("BertLMHeadModel", {**BERT, "is_decoder": True}),
+    "bert-causal-tags": ("BertForTokenClassification", {**BERT, "is_decoder": True}),
+    "bert-causal-headless": ("BertModel", {**BERT, "is_decoder": True}),
+    "roberta-causal": ("RobertaForCausalLM", {**ROBERTA, "is_decoder": True, "hidden_act": "relu"}),
+    "xlm-roberta-causal": ("XLMRobertaForCausalLM", {**ROBERTA, "is_decoder": True}),
     "roberta-masked": ("RobertaForMaskedLM", ROBERTA),
     "roberta-labels": ("RobertaForSequenceClassification", ROBERTA),
     "roberta-tags": ("RobertaForTokenClassification", ROBERTA),
@@ -335,7 +340,7 @@ def difference(ours: nn.Module, other: nn.Module) -> float:
     tokens, target = (torch.randint(3, min(50, config.vocab_size), (3, time)) for time in (13, 7))
     mask = torch.arange(13)[None] < torch.tensor([13, 7, 4])[:, None]
     real = mask[..., None]
-    if isinstance(config, Decoder):
+    if isinstance(config, Decoder) and config.head.kind != "embedding":
         return max(gap(*map(_logits, (ours(row), other(row)))) for row in (tokens[:1], tokens[1:2]))
     inputs = {"attention_mask": mask.long()}
     if isinstance(config, EncoderDecoder) and config.head.kind == "sequence":

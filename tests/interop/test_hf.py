@@ -50,6 +50,7 @@ from weft.nn.position_config import Concatenated, Sinusoidal
 # cases that another family expresses: written as that one, unless imported as themselves
 WRITTEN_AS = {
     "xlm-roberta": "RobertaForMaskedLM",
+    "xlm-roberta-causal": "RobertaForCausalLM",
     "camembert": "RobertaForTokenClassification",
     "electra-wide": "BertForMaskedLM",
     "seed_oss": "Qwen2ForCausalLM",
@@ -66,6 +67,7 @@ WRITTEN_AS = {
 }
 # cases whose features other cases cover
 SLOW = {
+    *("bert-causal-tags", "bert-causal-headless", "xlm-roberta-causal"),
     *("roberta-answers", "electra-answers", "electra-headless", "albert-labels", "mpnet-labels", "opt-no-bias"),
     *("modernbert-tags", "modernbert-answers", "modernbert-headless"),
     *("deberta-v2-tags", "deberta-v2-answers", "deberta-v2-headless"),

@@ -102,11 +102,12 @@ class Transformer(LanguageModel):
             self.encoder = Stack(settings, settings.encoder_layers or settings.layers, causal=False, cross=False)
             self.decoder = Stack(settings, settings.layers, causal=True, cross=True)
         elif isinstance(settings, Encoder):
-            self.segments = Embedding(settings.segments, settings.width) if settings.segments else None
             self.encoder = Stack(settings, settings.layers, causal=False, cross=False)
         else:
             self.ngrams = NGramEmbedding(settings.ngrams, settings.width) if settings.ngrams else None
             self.decoder = Stack(settings, settings.layers, causal=True, cross=False)
+        if not isinstance(settings, EncoderDecoder) and settings.segments:
+            self.segments = Embedding(settings.segments, settings.width)
         self.output = heads.build(settings, settings.head)
         self.reset_parameters()
         self.number_dropouts()
@@ -272,7 +273,7 @@ class Transformer(LanguageModel):
         return x + self.ngrams(tokens, history.last(self.ngrams.reach, lengths))
 
     def embed(self, tokens: Tensor, table: nn.Embedding, segments: Tensor | None = None) -> Tensor:
-        """Embed tokens (batch, time), in an encoder with their segments → (batch, time, width)."""
+        """Embed tokens (batch, time) with their segments, by default the first → (batch, time, width)."""
         check_tokens(tokens, table.num_embeddings)
         x, factor = table(tokens), self.config.embedding_factor
         x = x if factor is None else x * factor

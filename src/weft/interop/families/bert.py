@@ -60,6 +60,7 @@ def usual_heads(mlm: tuple[str, ...], pooler: str, out: str = "classifier") -> H
 BERT_MLM = tuple(f"cls.predictions.{part}" for part in ("transform.dense", "transform.LayerNorm", "decoder", "bias"))
 ROBERTA_MLM = tuple(f"lm_head.{part}" for part in ("dense", "layer_norm", "decoder", "bias"))
 ROBERTA_HEADS = usual_heads(ROBERTA_MLM, "classifier.dense", "classifier.out_proj")
+BERT_LM, ROBERTA_LM = ({"lm": mlm_head("output", names, ".transform")} for names in (BERT_MLM, ROBERTA_MLM))
 _NEXT_SENTENCE = ("bert.pooler.dense", "cls.seq_relationship")
 
 
@@ -79,7 +80,8 @@ BODY = keys(
     dropout=("hidden_dropout_prob", 0.1), std=("initializer_range", 0.02),
 )  # fmt: skip
 FIXED = {**POST_NORM, "position.kind": "learned", "embedding_norm": True}
-NO_DECODER = {"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"}
+NO_CROSS = {"add_cross_attention": False, "position_embedding_type": "absolute"}
+NO_DECODER = {"is_decoder": False, **NO_CROSS}
 GAMMA_AND_BETA = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
@@ -119,8 +121,11 @@ BERT = family(
     heads={
         "mlm+nsp": (*mlm_head("output.words", BERT_MLM), *pooled_head("output.next_sentence", *_NEXT_SENTENCE)),
         "nsp": pooled_head("output", *_NEXT_SENTENCE),
+        **BERT_LM,
         **usual_heads(BERT_MLM, "bert.pooler.dense"),
     },
+    classes={"lm": "BertLMHeadModel"},
+    only=NO_CROSS,
     pooler="bert.pooler.dense",
     unused=(r"cls\.(seq_relationship|predictions)\..*",),
     renames=GAMMA_AND_BETA,
@@ -142,7 +147,8 @@ ROBERTA = family(
     ("roberta", "RoBERTa", "Roberta"),
     (*BODY, Special(_read_offset, _write_offset), encoder_head("tanh", BERT_DROPOUTS, mlm="gelu")),
     body=body("roberta"),
-    heads=ROBERTA_HEADS,
+    heads={**ROBERTA_LM, **ROBERTA_HEADS},
+    only=NO_CROSS,
     pooler="roberta.pooler.dense",
     unused=(r"lm_head\..*",),
     renames=GAMMA_AND_BETA,

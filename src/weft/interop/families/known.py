@@ -86,7 +86,8 @@ def _compare(family: Family, tree: Tree, tensors: Collection[str]) -> tuple[set[
     """Keys of a family, and reasons why it can't express a model: an unsupported value, or kinds of tensors that only
     one of the two has."""
     settings, reasons = Settings(tree, "config.json"), list[str]()
-    classes = [name for name, head in family.architectures.items() if head == "lm"] or list(family.architectures)
+    usual = "mlm" if family.model is Encoder else "lm"
+    classes = [name for name, head in family.architectures.items() if head == usual] or list(family.architectures)
     known: Flat = {key: is_present(tensors) for key, is_present in family.by_weights.items()}
     try:
         model = family.read(settings, classes[0], known)

@@ -245,7 +245,7 @@ def choose(bundle: ModelBundle) -> Family:
     if not isinstance(model, Transformer):
         why = "Hugging Face has no family for it; only Transformers can be exported"
         raise InteropError(f"model.kind = '{model.kind}': {why}")
-    stacks = (type(model), Decoder) if isinstance(model, Encoder) else (type(model),)
+    stacks = (type(model),) if isinstance(model, EncoderDecoder) else (Decoder, Encoder)
     families = [family for family in FAMILIES.values() if family.model in stacks]
     families.sort(key=lambda family: (family.kind != bundle.notes.get("family"), family.model is not type(model)))
     by_title = {family.title: family for family in families}
