@@ -265,6 +265,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "modernbert-tags": ("ModernBertForTokenClassification", {**MODERNBERT, "classifier_bias": True, "num_labels": 5}),
     "modernbert-answers": ("ModernBertForQuestionAnswering", MODERNBERT),
     "modernbert-headless": ("ModernBertModel", {**MODERNBERT, "layer_types": ["full_attention"] * 4}),
+    "modernbert-decoder": ("ModernBertDecoderForCausalLM", MODERNBERT),
+    "modernbert-decoder-biases": (
+        "ModernBertDecoderForCausalLM",
+        {**MODERNBERT, "norm_bias": True, "attention_bias": True, "mlp_bias": True, "decoder_bias": False}
+        | {"classifier_bias": True, "classifier_activation": "relu", "tie_word_embeddings": False},
+    ),
+    "modernbert-decoder-labels": (
+        "ModernBertDecoderForSequenceClassification",
+        {**MODERNBERT, "classifier_bias": True, "num_labels": 3, "global_attn_every_n_layers": 2},
+    ),
     "deberta-v2": ("DebertaV2ForMaskedLM", DEBERTA),
     "deberta-v2-labels": ("DebertaV2ForSequenceClassification", {**DEBERTA, "num_labels": 3, "norm_rel_ebd": "none"}),
     "deberta-v2-tags": ("DebertaV2ForTokenClassification", {**DEBERTA, "type_vocab_size": 2}),

@@ -70,6 +70,7 @@ MODELS = {
     "albert": "albert-groups",
     "mpnet": "mpnet",
     "modernbert": "modernbert",
+    "modernbert-decoder": "modernbert-decoder",
     "deberta-v2": "deberta-v2",
     "blenderbot": "blenderbot",
     "marian": "marian-two-tables",

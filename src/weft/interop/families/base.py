@@ -53,6 +53,7 @@ class Family(SettingsTable):
     by_weights: Mapping[str, Callable[[Collection[str]], bool]] = field(default_factory=dict)
     copied: Mapping[str, str] = field(default_factory=dict)  # tensors, besides a tied LM head, that repeat another one
     unused: tuple[str, ...] = ()  # patterns of tensors that weft does not use
+    ids: Mapping[str, int] = field(default_factory=dict)  # role of a token → its id, if the class requires one
     fillers: Callable[[Any], LazyWeights] = lambda model: {}  # tensors that transformers warns about if missing
     # old suffix of a name, or prefix that ends in a dot → the current one
     renames: Mapping[str, str] = field(default_factory=dict)
@@ -149,7 +150,12 @@ class Family(SettingsTable):
         rules = self.body(model) if callable(self.body) else self.body
         if isinstance(model, self.model):
             return rules
-        return tuple(replace(rule, ours=re.sub(r"^(de|en)coder\.", f"{model.kind}.", rule.ours)) for rule in rules)
+        return in_stack(model.kind, rules)
+
+
+def in_stack(stack: str, rules: Rules) -> Rules:
+    """Rules of an encoder or a decoder for the other kind of stack."""
+    return tuple(replace(rule, ours=re.sub(r"^(de|en)coder\.", f"{stack}.", rule.ours)) for rule in rules)
 
 
 def widened(model: Flat, by: int) -> Flat:

@@ -11,7 +11,7 @@ from weft.config import Tree
 from weft.errors import InteropError, WeftError
 from weft.interop.families import bert, gpt2, gpt_neox, llama, recent, seq2seq
 from weft.interop.families.base import Family
-from weft.interop.families.modernbert import MODERNBERT
+from weft.interop.families.modernbert import MODERNBERT, MODERNBERT_DECODER
 from weft.interop.settings import Flat, Settings, Transformer, shown
 from weft.interop.weight_map import conversions, their_shapes
 from weft.models.config import Decoder, Encoder, EncoderDecoder
@@ -20,7 +20,7 @@ from weft.models.config import Decoder, Encoder, EncoderDecoder
 DECODERS = (
     *(gpt2.GPT2, *llama.FAMILIES, gpt2.OPT, gpt_neox.GPT_NEOX, gpt2.GPTJ, gpt2.GPT_NEO),
     *(gpt_neox.PHI, gpt_neox.STABLELM, gpt_neox.FALCON, gpt_neox.STARCODER2, gpt_neox.BLOOM),
-    *(*recent.FAMILIES, gpt2.GPT_BIGCODE, gpt2.CODEGEN, gpt_neox.MPT),
+    *(*recent.FAMILIES, gpt2.GPT_BIGCODE, gpt2.CODEGEN, gpt_neox.MPT, MODERNBERT_DECODER),
 )
 ENCODERS = (*bert.FAMILIES, MODERNBERT, bert.DEBERTA_V2)
 FAMILIES: dict[str, Family] = {family.kind: family for family in (*DECODERS, *ENCODERS, *seq2seq.FAMILIES)}

@@ -232,7 +232,7 @@ def _to_config(bundle: ModelBundle) -> tuple[Family, Tree, Tree]:
         config |= label_keys(bundle.labels)
     ids = {role: getattr(bundle.tokenizer, f"{role}_id", None) for role in ("bos", "eos", "pad")}
     for role, id in ids.items():
-        config.setdefault(f"{role}_token_id", id)
+        config.setdefault(f"{role}_token_id", family.ids.get(role) if id is None else id)
     if isinstance(bundle.model, EncoderDecoder):  # in weft, generated text begins with bos
         config.setdefault("decoder_start_token_id", next((id for id in ids.values() if id is not None), 0))
         config.setdefault("forced_eos_token_id", None)
