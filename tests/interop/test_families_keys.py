@@ -101,7 +101,7 @@ def differences(family: str, folder: Path, subset: dict[str, Any] | None = None)
             if key not in str(error):
                 lines.append(f"{change}: {error}")
         else:
-            if not gap <= 1e-5:
+            if not gap <= 1e-4:
                 lines.append(f"{change}: differs by {gap}")
     return lines
 

@@ -71,6 +71,8 @@ MODELS = {
     "mpnet": "mpnet",
     "modernbert": "modernbert",
     "modernbert-decoder": "modernbert-decoder",
+    "eurobert": "eurobert-labels",
+    "nomic_bert": "nomic_bert",
     "deberta-v2": "deberta-v2",
     "blenderbot": "blenderbot",
     "marian": "marian-two-tables",
@@ -80,6 +82,7 @@ MODELS = {
     "m2m_100": "m2m_100",
     "t5": "t5",
     "mt5": "mt5",
+    "umt5": "umt5",
 }
 DEEP: Any = []  # nested lists
 for _ in range(3000):

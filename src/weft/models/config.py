@@ -17,7 +17,7 @@ from pydantic import (
 from weft.config import Config
 from weft.models.smoothing import ModifiedKneserNey, Smoothing
 from weft.nn.config import Activation, Block, FanInInit, HashedNGrams, Init, NormalInit, Probability, RecurrentInit
-from weft.nn.position_config import NoPosition, Position, Sizes
+from weft.nn.position_config import LayeredT5, NoPosition, Position, Sizes
 
 Pooling = Literal["first", "mean", "last", "max", "mean-sqrt", "weighted-mean"]
 
@@ -199,7 +199,8 @@ class TransformerConfig(Block):
     def divisible(self) -> bool:
         """Whether tensor parallelism can divide the weights."""
         plain = self.width == self.d_model and getattr(self, "ngrams", None) is None
-        return self.sharing == 1 and plain and not self.position.projected
+        whole = self.position.projected or isinstance(self.position, LayeredT5)
+        return self.sharing == 1 and plain and not whole
 
     @model_validator(mode="after")
     def _check_pattern(self) -> Self:

@@ -18,6 +18,7 @@ from weft.nn.position_config import (
     ALiBi,
     Concatenated,
     Disentangled,
+    LayeredT5,
     Learned,
     NoPosition,
     Relative,
@@ -233,7 +234,7 @@ def _added_positions(settings: Any, stack: Stack, time: str) -> list[ModelPart]:
             return [part("t5-table", {"buckets": chosen.buckets, "H": settings.attention.heads}, own=own)]
         case Disentangled():
             return [part("disentangled-table", words | {"rows": 2 * chosen.buckets}, own=own)]
-        case NoPosition() | Rotary() | ALiBi() | Relative():
+        case NoPosition() | Rotary() | ALiBi() | Relative() | LayeredT5():
             return []
         case _:  # declared elsewhere
             words["formula"] = type(stack.position).__doc__ or ""
@@ -253,6 +254,9 @@ def _scored_positions(settings: Any, stack: Stack, module: Any) -> list[ModelPar
         case T5Bias():
             note = "one table for all layers, counted before them"
             return [part("t5-bias", {}, by=[position.T5Bias.bias, position.T5Bias.bucket], note=note)]
+        case LayeredT5():
+            own, by = size(module.relative_bias), [attention.BiasedAttention.scores, position.T5Bias.bucket]
+            return [part("t5-bias", {}, own=own, by=by)]
         case Disentangled():
             return [part("disentangled", {}, by=[type(module).mix, position.Disentangled.distances])]
         case Relative():

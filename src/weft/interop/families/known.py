@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from weft.config import Tree
 from weft.errors import InteropError, WeftError
-from weft.interop.families import bert, gpt2, gpt_neox, llama, recent, seq2seq
+from weft.interop.families import bert, encoders, gpt2, gpt_neox, llama, recent, seq2seq
 from weft.interop.families.base import Family
 from weft.interop.families.modernbert import MODERNBERT, MODERNBERT_DECODER
 from weft.interop.settings import Flat, Settings, Transformer, shown
@@ -22,7 +22,7 @@ DECODERS = (
     *(gpt_neox.PHI, gpt_neox.STABLELM, gpt_neox.FALCON, gpt_neox.STARCODER2, gpt_neox.BLOOM),
     *(*recent.FAMILIES, gpt2.GPT_BIGCODE, gpt2.CODEGEN, gpt_neox.MPT, MODERNBERT_DECODER),
 )
-ENCODERS = (*bert.FAMILIES, MODERNBERT, bert.DEBERTA_V2)
+ENCODERS = (*bert.FAMILIES, MODERNBERT, bert.DEBERTA_V2, *encoders.FAMILIES)
 FAMILIES: dict[str, Family] = {family.kind: family for family in (*DECODERS, *ENCODERS, *seq2seq.FAMILIES)}
 
 # keys that any config.json may have

@@ -2,7 +2,8 @@
 
 Marian (Junczys-Dowmunt et al. 2018) and BART (Lewis et al. 2020); with the same blocks in pre-norm mBART (Liu et al.
 2020), M2M-100 and NLLB (Fan et al. 2021; Costa-jussà et al. 2022), PEGASUS (Zhang et al. 2020) and Blenderbot (Roller
-et al. 2021); T5, T5 v1.1 (Raffel et al. 2020; Shazeer 2020) and mT5 (Xue et al. 2021), which has the blocks of T5 v1.1.
+et al. 2021); T5, T5 v1.1 (Raffel et al. 2020; Shazeer 2020) and mT5 (Xue et al. 2021), which has the blocks of T5 v1.1, as has
+UMT5 (Chung et al. 2023), with position biases in every layer.
 """
 
 from dataclasses import replace
@@ -191,8 +192,10 @@ M2M100 = _family(
 def _t5_stack(side: str, feedforward: int) -> Rules:
     """Rules of one of T5's stacks; `feedforward` is the index of that sublayer."""
     layer, attention, dense = f"{side}.block.{{layer}}.layer", "0.SelfAttention", f"{feedforward}.DenseReluDense"
+    bias = f"{attention}.relative_attention_bias.weight"
     return (
-        tensor(f"{side}.position.weight", f"{side}.block.0.layer.{attention}.relative_attention_bias.weight"),
+        tensor(f"{side}.position.weight", f"{side}.block.0.layer.{bias}"),
+        tensor(f"{side}.blocks.{{layer}}.attention.relative_bias", f"{layer}.{bias}"),
         *block(side, layer, qkv=f"{attention}.*", out=f"{attention}.o", norm="0.layer_norm"),
         *block(side, layer, cross_q="1.EncDecAttention.q", cross_kv="1.EncDecAttention.*"),
         *block(side, layer, cross_out="1.EncDecAttention.o", cross_norm="1.layer_norm"),
@@ -267,6 +270,11 @@ def _t5(family_names: FamilyNames, *lm: Row, **fields: Any) -> Family:
 
 
 SCALE = Special(_read_scale, lambda model: {"tie_word_embeddings": model["head.scale"] is not None})
+SCALED = Special(read=lambda settings, model: {"head.scale": model["d_model"] ** -0.5})
 T5 = _t5(("t5", "T5", "T5"), SCALE)
 MT5 = _t5(("mt5", "mT5", "MT5"), defaults={"feed_forward_proj": "gated-gelu"})
-FAMILIES = (MARIAN, BART, MBART, PEGASUS, M2M100, T5, MT5, BLENDERBOT)
+UMT5 = replace(
+    _t5(("umt5", "UMT5", "UMT5"), SCALED, defaults={"feed_forward_proj": "gated-gelu"}),
+    fixed={**T5.fixed, "position.kind": "layered-t5"},
+)
+FAMILIES = (MARIAN, BART, MBART, PEGASUS, M2M100, T5, MT5, UMT5, BLENDERBOT)
