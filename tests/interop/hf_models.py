@@ -207,6 +207,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "MinistralForCausalLM",
         {**THREE_LAYERS, "head_dim": 12, "sliding_window": 5, "layer_types": GEMMA3["layer_types"]},
     ),
+    "apertus": ("ApertusForCausalLM", {**ROTARY, "rope_parameters": LLAMA3}),
+    "apertus-relu2": (
+        "ApertusForCausalLM",
+        {**ROTARY, "head_dim": 12, "attention_bias": True, "hidden_act": "relu2", "rope_parameters": LLAMA3},
+    ),
+    "apertus-tags": ("ApertusForTokenClassification", {**ROTARY, "rope_parameters": LLAMA3}),
     "gpt_bigcode": ("GPTBigCodeForCausalLM", GPT2),
     "gpt_bigcode-heads": ("GPTBigCodeForCausalLM", {**GPT2, "multi_query": False}),
     "gpt_bigcode-labels": ("GPTBigCodeForSequenceClassification", {**GPT2, "num_labels": 3}),

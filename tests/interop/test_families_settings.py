@@ -58,6 +58,7 @@ MODELS = {
     "arcee": "arcee",
     "nemotron": "nemotron",
     "ministral": "ministral",
+    "apertus": "apertus",
     "gpt_bigcode": "gpt_bigcode",
     "codegen": "codegen",
     "mpt": "mpt-clipped",

@@ -302,7 +302,6 @@ def test_interleaved_sinusoids_are_reordered(changes: dict[str, Any], tmp_path: 
 
 
 UNKNOWN = {
-    "ApertusForCausalLM": r"'apertus': .* LLaMA \('llama'\), where hidden_act = 'xielu': weft has gelu",
     "BitNetForCausalLM": r"'bitnet': .* no tensor 'model\.layers\.0\.self_attn\.attn_sub_norm\.weight'$",
     "VaultGemmaForCausalLM": r"'vaultgemma': .* needs a tensor 'model\.layers\.0\.post_attention_layernorm\.weight'$",
     "DiffLlamaForCausalLM": r"'diffllama': .* LLaMA \('llama'\), which has no lambda_std_dev; which has no tensor",

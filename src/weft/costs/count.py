@@ -197,9 +197,10 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
         hashed, up = len(ngrams.orders) * ngrams.rows * (ngrams.width or E), (ngrams.width or 0) * E
 
     linears: list[LinearSpec] = []
-    positions = by_position = norms = pairs = 0
+    positions = by_position = norms = pairs = activations = 0
     for depth, causal, cross in stacks(model):
         linears += depth * block_linears(model, cross)
+        activations += 2 * (depth // model.sharing) if model.feedforward.activation == "xielu" else 0
         attentions = depth * (2 if cross else 1)
         kinds = model.layer_kinds(depth)
         pairs += sum(T * seen(kind.window, causal, T) for kind in kinds) + (depth * T * T if cross else 0)
@@ -228,6 +229,7 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
         products("MHA projections", [linear for linear in linears if not linear.name.startswith("feedforward")]),
         Component("attention", 0, 2 * pairs * attention.heads * (d_head + model.d_v) + by_position, True),
         products("FFN", [linear for linear in linears if linear.name.startswith("feedforward")]),
+        Component("activations", activations, 0),
         Component("norms", norms, 0),
         *_head(model, T),
     ]

@@ -271,7 +271,8 @@ def _feedforward(settings: BlockConfig, layer: Any, time: str) -> ModelPart:
     words |= {"bias1": " + b₁" if chosen.bias else "", "bias2": " + b₂" if chosen.bias else ""}
     gated, down = isinstance(chosen, Gated), part("down", words, own=size(module.down), by=by)
     up = part("gate-up" if gated else "up", words, own=size(module.gate_up if gated else module.up), by=by)
-    middle = part("gate" if gated else "activation", words, by=by)
+    own = size(module.activation) if chosen.activation == "xielu" else 0
+    middle = part("gate" if gated else "activation", words, own=own, by=by)
     return replace(part("gated" if gated else "feedforward", words, by=by), parts=(up, middle, down))
 
 

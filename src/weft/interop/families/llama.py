@@ -14,6 +14,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from weft.config import Tree
 from weft.interop.families import positions
 from weft.interop.families.base import GATED, UNTIED, Family, FamilyNames, decoder_head, on_decoder
@@ -22,6 +24,7 @@ from weft.interop.table import Key, Row, Special, biases, even_heads, follows, k
 from weft.interop.weight_map import Rules, block, module, tensor
 from weft.models.config import Decoder
 from weft.progress import warn
+from weft.storage.tensors import LazyWeights
 
 LAYER: dict[str, Any] = {
     "norm": "input_layernorm", "qkv": "self_attn.*_proj", "q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm",
@@ -30,13 +33,27 @@ LAYER: dict[str, Any] = {
 }  # fmt: skip
 
 
+XIELU_OF = "model.layers.{}.mlp.act_fn"
+
+
 def names(final_norm: str = "norm", **changes: Any) -> Rules:
     """Rules of LLaMA's weights with other names for some modules, and None for modules that a family lacks."""
     return (
         tensor("embedding.weight", "model.embed_tokens.weight"),
         *block("decoder", "model.layers.{layer}", **LAYER | changes),
         *module("decoder.norm", f"model.{final_norm}"),
+        *(
+            tensor(f"decoder.blocks.{{layer}}.feedforward.activation.{name}", f"{XIELU_OF.format('{layer}')}.{name}")
+            for name in ("alpha_p", "alpha_n")
+        ),
     )
+
+
+def xielu_constants(model: Decoder) -> LazyWeights:
+    """Constants of xIELU, which transformers stores in every layer."""
+    layers = range(model.layers if model.feedforward.activation == "xielu" else 0)
+    values = {"beta": 0.5, "eps": -1e-6}.items()
+    return {f"{XIELU_OF.format(n)}.{name}": partial(torch.tensor, value) for n in layers for name, value in values}
 
 
 NAMES = names()
@@ -144,7 +161,8 @@ def family(
         names=family_names,
         body=body,
         heads=on_decoder(token="score", without=without),
-        unused=(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\..*",),
+        unused=(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\..*", r"model\.layers\.\d+\.mlp\.act_fn\.(beta|eps)"),
+        fillers=xielu_constants,
         **fields,
     )
 

@@ -20,7 +20,7 @@ from weft.interop.families.llama import (
     names,
     some_windows,
 )
-from weft.interop.settings import Flat, Settings, layer_pattern
+from weft.interop.settings import THEIR_ACTIVATIONS, Flat, Settings, layer_pattern
 from weft.interop.table import Key, Row, Special, all_biases, biases, keys
 
 TABLES: Tree = tomllib.loads(Path(__file__).with_name("recent.toml").read_text(encoding="utf-8"))
@@ -98,10 +98,20 @@ def _read_alpha(settings: Settings, model: Flat) -> Flat:
     return {"position.base": base * rope.positive("alpha") ** (d_head / (d_head - 2))}
 
 
+def _read_activation(settings: Settings, model: Flat) -> Flat:
+    xielu = settings.get("hidden_act", "xielu") == "xielu"
+    return {"feedforward.activation": "xielu" if xielu else settings.activation("hidden_act")}
+
+
+def _write_activation(model: Flat) -> Tree:
+    return {"hidden_act": THEIR_ACTIVATIONS[model["feedforward.activation"]]}
+
+
 LAYER_NORM_EPS, COHERE_HEAD = keys(eps=("layer_norm_eps", 1e-5)), decoder_head(TIED, LOGIT_SCALE)
 # name in recent.toml → rows
 ROWS: dict[str, tuple[Row, ...]] = {
     "sizes": (*SIZES, WIDTH, EPS, HEAD, ACTIVATION),
+    "sizes_only": (*SIZES, WIDTH, EPS, HEAD),
     "cohere": (*SIZES, WIDTH, *LAYER_NORM_EPS, COHERE_HEAD, ACTIVATION, ATTENTION_BIAS),
     "norm_eps": keys(eps=("norm_eps", 1e-5)),
     "biased": (ATTENTION_BIAS,),
@@ -114,12 +124,14 @@ ROWS: dict[str, tuple[Row, ...]] = {
     "rotated_in_windows_or_all": (rotated_in_windows(True),),
     "olmo3_rotary": (Special(TWO_BASES.read, _write_bases),),
     "alpha_rotary": (Special(_read_alpha, ROTARY.write),),
+    "xielu": (Special(_read_activation, _write_activation),),
     "windows": (some_windows(lambda layer: True, 4096),),
 }
 
 
 def _family(kind: str, table: Tree) -> Family:
-    rotary = positions.rotary(table.get("base", 10000.0), fraction=table.get("fraction"))
+    base, options = table.get("base", 10000.0), {key: table.get(key) for key in ("fraction", "default")}
+    rotary = positions.rotary(base, **options)
     rows = {**ROWS, "rotary": (rotary,)}
     title, classes = table["names"]
     modules: dict[str, Any] = {module: name or None for module, name in table.get("modules", {}).items()}

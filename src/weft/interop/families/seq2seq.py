@@ -2,8 +2,8 @@
 
 Marian (Junczys-Dowmunt et al. 2018) and BART (Lewis et al. 2020); with the same blocks in pre-norm mBART (Liu et al.
 2020), M2M-100 and NLLB (Fan et al. 2021; Costa-jussà et al. 2022), PEGASUS (Zhang et al. 2020) and Blenderbot (Roller
-et al. 2021); T5, T5 v1.1 (Raffel et al. 2020; Shazeer 2020) and mT5 (Xue et al. 2021), which has the blocks of T5 v1.1, as has
-UMT5 (Chung et al. 2023), with position biases in every layer.
+et al. 2021); T5, T5 v1.1 (Raffel et al. 2020; Shazeer 2020), and with the blocks of T5 v1.1 mT5 (Xue et al. 2021) and
+UMT5 (Chung et al. 2023), whose layers have separate position biases.
 """
 
 from dataclasses import replace
