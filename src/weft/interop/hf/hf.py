@@ -57,8 +57,8 @@ def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
     stored, kept = weights.list_weights(folder), KEPT
     tower = text_tower(tree, str(folder / CONFIG))
     if tower is not None:
-        parts = len(stored)
-        tree, stored = tower, text_tensors(stored)
+        parts, tree = len(stored), tower
+        stored = text_tensors(stored, tree)
         warn(f"{folder}: a multimodal model; its text part is read, {len(stored)} of {parts} tensors")
         kept = (GENERATION,)
     settings = Settings(tree, str(folder / CONFIG))
