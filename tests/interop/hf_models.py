@@ -73,6 +73,10 @@ DEBERTA = {
     "max_relative_positions": -1, "norm_rel_ebd": "layer_norm", "share_att_key": True, "position_biased_input": False,
     "type_vocab_size": 0,
 }  # fmt: skip
+ESM = {
+    **BERT, "max_position_embeddings": 34, "pad_token_id": 1, "mask_token_id": 15, "token_dropout": True,
+    "position_embedding_type": "rotary",
+}  # fmt: skip
 DISTIL = {"vocab_size": V, "dim": D, "n_layers": 2, "n_heads": H, "hidden_dim": F, "max_position_embeddings": 32}
 PAIRS = {
     "vocab_size": V, "d_model": D, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": H,
@@ -295,6 +299,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nomic_bert-labels": ("NomicBertForSequenceClassification", {**BERT, "head_dim": 12, "num_labels": 3}),
     "nomic_bert-tags": ("NomicBertForTokenClassification", {**BERT, "num_labels": 5, "hidden_act": "gelu"}),
     "nomic_bert-headless": ("NomicBertModel", BERT),
+    "esm": ("EsmForMaskedLM", ESM),
+    "esm-learned": ("EsmForMaskedLM", {**ESM, "position_embedding_type": "absolute", "emb_layer_norm_before": True}),
+    "esm-labels": ("EsmForSequenceClassification", {**ESM, "token_dropout": False, "rope_theta": 500.0}),
+    "esm-tags": ("EsmForTokenClassification", {**ESM, "num_labels": 5}),
+    "esm-headless": ("EsmModel", ESM),
     "deberta-v2": ("DebertaV2ForMaskedLM", DEBERTA),
     "deberta-v2-labels": ("DebertaV2ForSequenceClassification", {**DEBERTA, "num_labels": 3, "norm_rel_ebd": "none"}),
     "deberta-v2-tags": ("DebertaV2ForTokenClassification", {**DEBERTA, "type_vocab_size": 2}),

@@ -74,6 +74,7 @@ MODELS = {
     "modernbert-decoder": "modernbert-decoder",
     "eurobert": "eurobert-labels",
     "nomic_bert": "nomic_bert",
+    "esm": "esm",
     "deberta-v2": "deberta-v2",
     "blenderbot": "blenderbot",
     "marian": "marian-two-tables",

@@ -269,13 +269,15 @@ class Encoder(TransformerConfig):
 
     With `d_embedding`, the embeddings of tokens, positions and segments have this width, and a linear layer projects
     their sum to d_model. With `distinct_layers`, each block runs layers / distinct_layers times in a row. Both save
-    parameters (Lan et al. 2020, §3.1).
+    parameters (Lan et al. 2020, §3.1). With `dropped_token`, masked tokens embed to 0, and the embeddings of a text are
+    divided by the fraction of the others, as dropout would (Lin et al. 2023).
     """
 
     kind: Literal["encoder"] = "encoder"
     segments: int = Field(default=0, ge=0, description="number of trained segment vectors; BERT has 2")
     d_embedding: PositiveInt | None = Field(None, description="width of the embeddings; absent: d_model")
     distinct_layers: Layers | None = Field(None, description="number of blocks with distinct weights; absent: all")
+    dropped_token: NonNegativeInt | None = Field(None, description="id of a mask token that embeds to 0; absent: none")
     head: Head = Field(MaskedLMHead(), description="output head")
 
     @model_validator(mode="after")
