@@ -315,6 +315,23 @@ def test_an_unknown_family_is_compared_with_the_nearest(name: str, tmp_path: Pat
         hf.read(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "needs"),
+    [
+        ("longformer", "LongformerForMaskedLM", "within a window"),
+        ("led", "LEDForConditionalGeneration", "within a window"),
+        ("deberta", "DebertaModel", "projections of distances"),
+        ("t5gemma", "T5GemmaForConditionalGeneration", "differ in their settings"),
+        ("mbart", "MBartForSequenceClassification", "the text's last token"),
+    ],
+)
+def test_a_refusal_says_what_the_model_needs(kind: str, name: str, needs: str, tmp_path: Path) -> None:
+    saved(tmp_path, "LlamaForCausalLM", ROTARY)
+    edit(tmp_path, model_type=kind, architectures=[name])
+    with pytest.raises(InteropError, match=f"weft reads.*; it needs .*{needs}"):
+        hf.read(tmp_path)
+
+
 def test_an_unknown_family_with_the_keys_and_tensors_of_another(tmp_path: Path) -> None:
     saved(tmp_path, "LlamaForCausalLM", ROTARY)
     edit(tmp_path, model_type="other", architectures=["OtherForCausalLM"])

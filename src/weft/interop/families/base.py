@@ -5,15 +5,17 @@ a text by a linear layer without bias on the last token, and tags tokens or find
 """
 
 import re
+import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from weft.config import Tree, validate
 from weft.errors import InteropError, WeftError
 from weft.interop.settings import Flat, Settings, Transformer, flat, nested
-from weft.interop.table import Key, Row, SettingsTable, Special, keys
+from weft.interop.table import Key, Row, SettingsTable, Special, even_heads, four_times, keys
 from weft.interop.weight_map import Rules, module, tensor
 from weft.models.config import Decoder, Encoder, EncoderDecoder
 from weft.nn.config import Activation
@@ -23,6 +25,22 @@ from weft.storage.tensors import LazyWeights
 PLAIN = {"feedforward.kind": "plain", "norm.kind": "layer", "init.kind": "normal"}
 GATED = {"feedforward.kind": "gated", "norm.kind": "rms", "position.kind": "rotary", "init.kind": "normal"}
 POST_NORM = {**PLAIN, "attention.bias": "all", "placement": "post", "init.depth_scaled": False}
+
+TABLES: Tree = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))
+COMPUTED: dict[Any, Callable[[Flat], int]] = {
+    "= 4 d_model": four_times,
+    "= d_model / heads": even_heads,
+    "= heads": lambda model: model["attention.heads"],
+    "= encoder_layers": lambda model: model["encoder_layers"],
+}
+
+
+def sizes(name: str) -> tuple[Key, ...]:
+    """Rows of a table of keys in tables.toml."""
+    table: Tree = TABLES["keys"][name]
+    pairs = {ours: (key[0], COMPUTED.get(key[1], key[1])) for ours, key in table.items() if isinstance(key, list)}
+    return keys(**table | pairs)
+
 
 FamilyNames = tuple[str, str, str]  # in config.json, in messages, and at the beginning of class names
 # kind of head → end of the class name in transformers

@@ -13,7 +13,7 @@ import torch
 
 from weft.config import Tree
 from weft.interop.families import bert, positions
-from weft.interop.families.base import GATED, POST_NORM, count_labels, encoder_head, in_stack, write_labels
+from weft.interop.families.base import GATED, POST_NORM, TABLES, count_labels, encoder_head, in_stack, write_labels
 from weft.interop.families.bert import BERT_DROPOUTS, BODY, ROBERTA_HEADS, embeddings, family, usual_heads
 from weft.interop.families.llama import ACTIVATION, ATTENTION_BIAS, EPS, FEEDFORWARD_BIAS, NAMES, SIZES, WIDTH
 from weft.interop.settings import Flat, Settings
@@ -66,24 +66,6 @@ EUROBERT = family(
     root="model",
 )
 
-NOMIC_LAYER = {
-    "qkv": "attn.Wqkv", "out": "attn.out_proj", "norm": "norm1", "gate_up": ("mlp.fc12", "mlp.fc11"),
-    "down": "mlp.fc2", "ff_norm": "norm2",
-}  # fmt: skip
-# names and values of keys in the first files, which came with code of their own
-NOMIC_OLDER = {
-    "hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
-    "intermediate_size": "n_inner", "max_position_embeddings": "n_positions", "layer_norm_eps": "layer_norm_epsilon",
-    "rope_theta": "rotary_emb_base", "hidden_dropout_prob": "resid_pdrop",
-    "attention_probs_dropout_prob": "attn_pdrop",
-}  # fmt: skip
-NOMIC_ONLY = {
-    "activation_function": "swiglu", "rotary_emb_fraction": 1.0, "rotary_emb_scale_base": None,
-    "rotary_scaling_factor": None, "scale_attn_weights": True,
-} | dict.fromkeys((
-    "causal", "prenorm", "parallel_block", "qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "rotary_emb_interleaved",
-    "use_rms_norm", "is_decoder", "add_cross_attention", "scale_attn_by_inverse_layer_idx",
-), False)  # fmt: skip
 NOMIC_MLM = tuple(f"cls.predictions.{part}" for part in ("transform.dense", "transform.layer_norm", "decoder", "bias"))
 NOMIC_HEADS = usual_heads(NOMIC_MLM, "nomic_bert.pooler.dense")
 NOMIC_BERT = family(
@@ -92,12 +74,12 @@ NOMIC_BERT = family(
     fixed={**POST_NORM, **GATED, "norm.kind": "layer", "attention.bias": "none", "embedding_norm": True},
     defaults={"vocab_size": 30528, "max_position_embeddings": 2048, "hidden_act": "silu"}
     | dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0),
-    only=NOMIC_ONLY,
-    older=NOMIC_OLDER,
+    only={**TABLES["only"]["nomic_bert"], "rotary_emb_scale_base": None, "rotary_scaling_factor": None},
+    older=TABLES["older"]["nomic_bert"],
     body=(
         *(rule for rule in embeddings("nomic_bert.embeddings") if "norm" not in rule.ours),
         *module("encoder.embedding_norm", "nomic_bert.emb_ln"),
-        *block("encoder", "nomic_bert.encoder.layers.{layer}", **NOMIC_LAYER),
+        *block("encoder", "nomic_bert.encoder.layers.{layer}", **TABLES["modules"]["nomic_bert"]),
     ),
     heads={kind: rules for kind, rules in NOMIC_HEADS.items() if kind != "span"},
     unused=(r"cls\.predictions\..*",),
@@ -144,10 +126,6 @@ def _esm_fillers(model: Encoder) -> LazyWeights:
     return {**tensors, **bert.unused_pooler("esm.pooler.dense", model)}
 
 
-ESM_LAYER = {
-    "qkv": tuple(f"attention.self.{part}" for part in bert.QKV), "out": "attention.output.dense",
-    "norm": "attention.LayerNorm", "up": "intermediate.dense", "down": "output.dense", "ff_norm": "LayerNorm",
-}  # fmt: skip
 ESM_DROPOUTS = dict.fromkeys(("sequence", "token"), ("hidden_dropout_prob",))
 ESM_HEADS = {kind: rules for kind, rules in ROBERTA_HEADS.items() if kind != "span"}
 ESM_ROWS = tuple(row for row in BODY if row.ours not in ("segments", "feedforward.activation"))
@@ -161,7 +139,7 @@ ESM = replace(
         body=(
             *embeddings("esm.embeddings")[:2],
             *module("encoder.embedding_norm", "esm.embeddings.layer_norm"),
-            *block("encoder", "esm.encoder.layer.{layer}", **ESM_LAYER),
+            *block("encoder", "esm.encoder.layer.{layer}", **TABLES["modules"]["esm"]),
             *module("encoder.norm", "esm.encoder.emb_layer_norm_after"),
         ),
         heads=ESM_HEADS,

@@ -8,12 +8,12 @@ et al. 2025) is the same as a causal model.
 from dataclasses import replace
 
 from weft.config import Tree
-from weft.interop.families.base import GATED, count_labels, in_stack, write_labels
+from weft.interop.families.base import GATED, count_labels, in_stack, sizes, write_labels
 from weft.interop.families.bert import family
 from weft.interop.families.llama import ATTENTION_BIAS, FEEDFORWARD_BIAS
 from weft.interop.families.positions import depth, layer_types, two_bases, window, write_windows
 from weft.interop.settings import THEIR_ACTIVATIONS, Flat, Settings
-from weft.interop.table import Special, keys
+from weft.interop.table import Special
 from weft.interop.weight_map import block, module, tensor
 from weft.models.config import Decoder
 
@@ -82,13 +82,7 @@ def _rotary(own: int) -> Special:
     return two_bases(*bases, read_windows=read, write_windows=write)
 
 
-SIZES = keys(
-    vocab_size=("vocab_size", 50368), context=("max_position_embeddings", 8192), d_model=("hidden_size", 768),
-    d_ff=("intermediate_size", 1152), layers=("num_hidden_layers", 22), heads=("num_attention_heads", 12),
-    activation=("hidden_activation", "gelu"), eps=("norm_eps", 1e-5), norm_bias=("norm_bias", False),
-    attention_dropout=("attention_dropout", 0.0), feedforward_dropout=("mlp_dropout", 0.0),
-    dropout=("embedding_dropout", 0.0), std=("initializer_range", 0.02),
-)  # fmt: skip
+SIZES = sizes("modernbert")
 LABELS = (
     *module("output.transform.dense", "head.dense"),
     *module("output.transform.norm", "head.norm"),

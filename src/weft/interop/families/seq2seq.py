@@ -13,9 +13,18 @@ from typing import Any
 import torch
 
 from weft.config import Tree
-from weft.interop.families.base import POST_NORM, TIED, Family, FamilyNames, count_labels, pooled_head, write_labels
+from weft.interop.families.base import (
+    POST_NORM,
+    TIED,
+    Family,
+    FamilyNames,
+    count_labels,
+    pooled_head,
+    sizes,
+    write_labels,
+)
 from weft.interop.settings import ACTIVATIONS, THEIR_ACTIVATIONS, Flat, Settings
-from weft.interop.table import Row, Special, constant, decoder_copy, follows, keys
+from weft.interop.table import Row, Special, constant, decoder_copy, follows
 from weft.interop.weight_map import ONE_ROW, Rules, block, module, tensor
 from weft.models.config import EncoderDecoder
 from weft.nn.position import sinusoids
@@ -60,13 +69,7 @@ def _sinusoids(model: EncoderDecoder) -> LazyWeights:
     return dict.fromkeys((f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")), make)
 
 
-SIZES = keys(
-    vocab_size="vocab_size", context=("max_position_embeddings", 1024), encoder_layers="encoder_layers",
-    layers="decoder_layers", d_model="d_model", heads="encoder_attention_heads", d_ff="encoder_ffn_dim",
-    activation=("activation_function", "gelu"), attention_dropout=("attention_dropout", 0.0),
-    feedforward_dropout=("activation_dropout", 0.0), dropout=("dropout", 0.1),
-    embedding_scale=("scale_embedding", False), std=("init_std", 0.02),
-)  # fmt: skip
+SIZES = sizes("bart")
 
 
 def _head(*lm: Row) -> Special:
@@ -230,12 +233,7 @@ def _read_scale(settings: Settings, model: Flat) -> Flat:
     return {"head.scale": model["d_model"] ** -0.5 if scaled else None}
 
 
-T5_SIZES = keys(
-    vocab_size="vocab_size", context=("n_positions", 512), encoder_layers="num_layers",
-    layers=("num_decoder_layers", lambda model: model["encoder_layers"]), d_model="d_model", heads="num_heads",
-    d_head=("d_kv", 64), d_ff="d_ff", eps=("layer_norm_epsilon", 1e-6), dropout=("dropout_rate", 0.1),
-    buckets=("relative_attention_num_buckets", 32), max_distance=("relative_attention_max_distance", 128),
-)  # fmt: skip
+T5_SIZES = sizes("t5")
 
 
 T5_BODY = (tensor("embedding.weight", "shared.weight"), *_t5_stack("encoder", 1), *_t5_stack("decoder", 2))
