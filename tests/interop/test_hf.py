@@ -67,7 +67,10 @@ WRITTEN_AS = {
 }
 # cases whose features other cases cover
 SLOW = {
-    *("bert-causal-tags", "bert-causal-headless", "xlm-roberta-causal"),
+    *("bert-causal-tags", "bert-causal-headless", "xlm-roberta-causal", "umt5-relu", "umt5-labels", "apertus-relu2"),
+    *("eurobert-biases", "eurobert-labels-first", "eurobert-labels-mean", "eurobert-tags", "eurobert-headless"),
+    *("nomic_bert-labels", "nomic_bert-tags", "nomic_bert-headless", "apertus-tags", "esm-tags", "esm-headless"),
+    *("modernbert-decoder-biases", "modernbert-decoder-labels"),
     *("roberta-answers", "electra-answers", "electra-headless", "albert-labels", "mpnet-labels", "opt-no-bias"),
     *("modernbert-tags", "modernbert-answers", "modernbert-headless"),
     *("deberta-v2-tags", "deberta-v2-answers", "deberta-v2-headless"),

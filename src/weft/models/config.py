@@ -200,7 +200,7 @@ class TransformerConfig(Block):
         """Whether tensor parallelism can divide the weights."""
         plain = self.width == self.d_model and getattr(self, "ngrams", None) is None
         whole = self.position.projected or isinstance(self.position, LayeredT5)
-        return self.sharing == 1 and plain and not whole
+        return self.sharing == 1 and plain and not whole and self.feedforward.activation != "xielu"
 
     @model_validator(mode="after")
     def _check_pattern(self) -> Self:

@@ -165,7 +165,7 @@ class Transformer(LanguageModel):
             attended = mask_source(self.source_cache(encoded, rng), source.mask, tokens.shape[1])
         pair = None if documents is None else (select_ranges(documents, rows.ranges), documents)
         visible = Mask(stack.causal, real=rows.mask, documents=pair, ranges=rows.ranges)
-        x = self.embed(tokens, self.embedding, rows.segments, rows.mask) if hidden is None else hidden
+        x = self.embed(tokens, self.embedding, rows.segments, mask=rows.mask) if hidden is None else hidden
         if self.ngrams is not None and hidden is None:
             x = x + self.ngrams(tokens, None, rows.mask if documents is None else documents)
         keys = _indices(tokens) if rows.positions is None else rows.positions
@@ -275,7 +275,7 @@ class Transformer(LanguageModel):
         return x + self.ngrams(tokens, history.last(self.ngrams.reach, lengths))
 
     def embed(
-        self, tokens: Tensor, table: nn.Embedding, segments: Tensor | None = None, mask: Tensor | None = None
+        self, tokens: Tensor, table: nn.Embedding, segments: Tensor | None = None, *, mask: Tensor | None = None
     ) -> Tensor:
         """Embed tokens (batch, time) with their segments, by default the first → (batch, time, width). `mask`
         (batch, time) is True where a token is real."""

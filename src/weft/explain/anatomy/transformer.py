@@ -316,11 +316,12 @@ def _transformed(transform: heads.Transform) -> str:
 
 
 def _transform(settings: Any, module: heads.MaskedLMHead | heads.Transform) -> ModelPart:
-    D, E, head, by, key = settings.d_model, settings.width, settings.head, heads.MaskedLMHead.prepare, "head"
+    D, E, head, key = settings.d_model, settings.width, settings.head, "head"
+    by: list[Any] = [heads.MaskedLMHead.prepare]
     if isinstance(module, heads.Transform):
-        E, head, by, key = D, head.transform, heads.Transform.forward, "head.transform"
+        E, head, by, key = D, head.transform, [heads.Transform.forward], "head.transform"
     words = {"D": D, "E": E, "f": head.activation, "out": "the same" if E == D else f"(B, T, {E})", "key": key}
-    return part("transform", words, own=size(module.dense, module.norm), by=[by])
+    return part("transform", words, own=size(module.dense, module.norm), by=by)
 
 
 def _logits(model: Transformer, module: heads.TokenHead) -> ModelPart:

@@ -164,8 +164,8 @@ def _transform_stage(stages: StageList, head: heads.TokenHead, features: Tensor)
     if prepared is features:
         return
     dense, scale, after = (getattr(head, name, None) for name in ("dense", "scale", "norm"))
-    transform = head.transform if isinstance(head, heads.LMHead) else None
-    products = sum(2 * each.weight.numel() for each in (dense, transform and transform.dense) if each is not None)
+    transform: Any = getattr(head, "transform", None)
+    linears = [each for each in (dense, None if transform is None else transform.dense) if each is not None]
     stages.record(
         "output.transform",
         sent("prepared", prepared, "coordinate"),
@@ -173,5 +173,5 @@ def _transform_stage(stages: StageList, head: heads.TokenHead, features: Tensor)
         numbers={} if scale is None else {"scale": scale},
         words={"factors": ("" if scale is None else "scale · ") + ("" if dense is None else "W ")},
         by=type(head).prepare,
-        cost=cost(products, dense, after, transform),
+        cost=cost(sum(2 * each.weight.numel() for each in linears), dense, after, transform),
     )

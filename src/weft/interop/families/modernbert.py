@@ -13,7 +13,7 @@ from weft.interop.families.bert import family
 from weft.interop.families.llama import ATTENTION_BIAS, FEEDFORWARD_BIAS
 from weft.interop.families.positions import depth, layer_types, two_bases, window, write_windows
 from weft.interop.settings import THEIR_ACTIVATIONS, Flat, Settings
-from weft.interop.table import Special
+from weft.interop.table import Row, Special
 from weft.interop.weight_map import block, module, tensor
 from weft.models.config import Decoder
 
@@ -95,7 +95,7 @@ LM = (
     *module("output", "decoder"),
 )
 LAYER = "model.layers.{layer}"
-ROWS = (*SIZES, ATTENTION_BIAS, FEEDFORWARD_BIAS)
+ROWS: tuple[Row, ...] = (*SIZES, ATTENTION_BIAS, FEEDFORWARD_BIAS)
 BODY = (
     tensor("embedding.weight", "model.embeddings.tok_embeddings.weight"),
     *module("encoder.embedding_norm", "model.embeddings.norm"),

@@ -96,7 +96,7 @@ def _write_activation(model: Flat) -> Tree:
 
 
 LAYER_NORM_EPS, COHERE_HEAD = keys(eps=("layer_norm_eps", 1e-5)), decoder_head(TIED, LOGIT_SCALE)
-GEMMA = (*SIZES, WIDTH, EPS, ATTENTION_BIAS)
+GEMMA: tuple[Row, ...] = (*SIZES, WIDTH, EPS, ATTENTION_BIAS)
 MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
 # name in recent.toml → rows
 ROWS: dict[str, tuple[Row, ...]] = {
@@ -137,8 +137,8 @@ ROWS: dict[str, tuple[Row, ...]] = {
 
 
 def _family(kind: str, table: Tree) -> Family:
-    base, options = table.get("base", 10000.0), {key: table.get(key) for key in ("fraction", "default", "original")}
-    rotary = positions.rotary(base, **options)
+    options: dict[str, Any] = {key: table.get(key) for key in ("fraction", "default", "original")}
+    rotary = positions.rotary(table.get("base", 10000.0), **options)
     rows = {**ROWS, "rotary": (rotary,)}
     title, classes = table["names"]
     modules: dict[str, Any] = {module: name or None for module, name in table.get("modules", {}).items()}
