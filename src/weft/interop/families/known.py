@@ -59,8 +59,8 @@ def family_of(tree: Tree, location: str, tensors: Collection[str] = ()) -> tuple
 
 def _why_unknown(tree: Tree, tensors: Collection[str]) -> str:
     """Explanation why a config.json can't be read, to follow its model_type in a message."""
-    if (needs := NEEDS.get(str(tree.get("model_type")))) is not None:
-        return f"not a family that weft reads; it needs {needs}"
+    if isinstance(kind := tree.get("model_type"), str) and kind in NEEDS:
+        return f"not a family that weft reads; it needs {NEEDS[kind]}"
     text = tree.get("text_config")
     if isinstance(text, dict):
         text_type = shown(text.get("model_type"))
