@@ -88,7 +88,7 @@ NOMIC_BERT = family(
 
 
 def _read_esm(settings: Settings, model: Flat) -> Flat:
-    kind = settings.get("position_embedding_type", "absolute")
+    kind = settings.tree.get("position_embedding_type", "absolute")  # null means no positions
     if kind not in ("absolute", "rotary"):
         raise settings.error("position_embedding_type", "weft has absolute and rotary")
     dropped = settings.integer("mask_token_id") if settings.flag("token_dropout", False) else None
