@@ -96,6 +96,7 @@ def test_a_failing_entry_does_not_stop_the_others(tmp_path: Path) -> None:
     assert not two.holds and "it broke" in two.error
     assert not three.holds and three.verdicts[0].found == "3"
     assert done == [1, 1, 1]
+    assert Workspace(tmp_path / "new").needs(entries) == []
     assert summary(results) == "3 entries, 2 of them checked; 1 differ; 1 failed."
 
 

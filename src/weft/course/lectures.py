@@ -98,12 +98,16 @@ class Setup(EntrySource):
 
 
 class LectureEntry(EntrySource):
-    """Figure, table or claim of a lecture. `status` is the exit code of its command, 2 if it shows a refusal."""
+    """Figure, table or claim of a lecture.
+
+    `draws` are figures besides those of --out and --map; `status` is the exit code, 2 if the command shows a refusal.
+    """
 
     title: str
     kind: Literal["figure", "table", "claim"]
     about: str
     checks: tuple[EntryCheck, ...] = ()
+    draws: tuple[str, ...] = ()
     status: int = 0
 
     @model_validator(mode="after")
@@ -124,7 +128,8 @@ class LectureEntry(EntrySource):
     def figures(self) -> list[str]:
         """Names of the figures that the commands write."""
         pairs = [pair for words in self.commands for pair in pairwise(words)]
-        return [name for option, name in pairs if option == "--out" and name.endswith(".svg")]
+        named = [name for option, name in pairs if option in ("--out", "--map") and name.endswith(".svg")]
+        return [*named, *self.draws]
 
 
 class Lecture(Config):
