@@ -80,10 +80,14 @@ class EntrySource(Config):
     python: str = ""
 
     @property
+    def lines(self) -> list[str]:
+        """Commands, one each; a line that ends in a backslash continues on the next."""
+        return [" ".join(line.split()) for line in self.run.replace("\\\n", " ").splitlines() if line.strip()]
+
+    @property
     def commands(self) -> list[list[str]]:
-        """Words of each command, without `weft`; a line that ends in a backslash continues on the next."""
-        lines = self.run.replace("\\\n", " ").splitlines()
-        return [shlex.split(line)[1:] for line in lines if line.strip()]
+        """Words of each command, without `weft`."""
+        return [shlex.split(line)[1:] for line in self.lines]
 
     @property
     def text(self) -> str:
@@ -119,10 +123,9 @@ class LectureEntry(EntrySource):
     @property
     def shown(self) -> str:
         """Commands in one line, for a list."""
-        first, *others = [line for line in self.run.replace("\\\n", " ").splitlines() if line.strip()] or [""]
         if self.python:
             return f"Python, {counted(len(self.text.splitlines()), 'line')}"
-        return " ".join(first.split()) + (" …" if others else "")
+        return self.lines[0] + (" …" if len(self.lines) > 1 else "")
 
     @property
     def figures(self) -> list[str]:
