@@ -12,6 +12,8 @@ from weft.errors import ModelError
 from weft.explain.neurons import MAX_UNITS, lecture_neurons, neurons
 from weft.models.build import build
 from weft.models.config import Recurrent
+from weft.text.config import Word
+from weft.text.tokenizer import build_tokenizer
 
 
 def elman(**sizes: int) -> Recurrent:
@@ -26,10 +28,10 @@ def lines(picture: object) -> list[tuple[str, float]]:
 
 def test_one_line_per_weight_with_its_sign_and_size() -> None:
     torch.manual_seed(0)
-    model = build(elman())
-    picture = neurons(model, list("abcde"))
+    model = build(elman(vocab_size=7))
+    picture = neurons(model, build_tokenizer(Word(), ["a b c"]))
     drawn = lines(picture)
-    assert len(drawn) == 4 * 3 + 4 * 4 + 5 * 4
+    assert len(drawn) == 4 * 3 + 4 * 4 + 7 * 4
     values = np.concatenate([each.values.T.ravel() for each in picture.weights])
     colours = {colour for colour, _ in drawn}
     assert len(colours) == 2
@@ -39,7 +41,7 @@ def test_one_line_per_weight_with_its_sign_and_size() -> None:
     widths = np.array([width for _, width in drawn[: len(first)]])
     assert np.argmax(widths) == np.abs(first).argmax() and np.allclose(picture.weights[0].values, model_weight(model))
     words = [text.get_text() for text in picture.figure().axes[0].texts]
-    assert {"x₃", "h₄", "y₅", "a", "e", "W_ax", "W_ah", "W_yh"} <= set(words) and "⋮" not in words
+    assert {"x₃", "h₄", "y₅", "a", "c", "W_ax", "W_ah", "W_yh"} <= set(words) and "⋮" not in words
 
 
 def model_weight(model: torch.nn.Module) -> np.ndarray:

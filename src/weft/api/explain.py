@@ -217,9 +217,7 @@ class Explain:
         """Show one step of an Elman network as units and the weights between them."""
         if not isinstance(self.recipe.model, Recurrent):
             raise ModelError(views.neurons.OTHERS)
-        tokenizer = None if self.objective is None else self.objective.tokenizer
-        tokens = [] if tokenizer is None else [tokenizer.token(id) for id in range(tokenizer.vocab_size)]
-        return views.neurons.neurons(self.model, tokens)
+        return views.neurons.neurons(self.model, None if self.objective is None else self.objective.tokenizer)
 
     @shows_text(untrained=True)
     def weights(self, text: Text = None, *, target: Text = None) -> "views.weights.Histograms":

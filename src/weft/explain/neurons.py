@@ -18,6 +18,7 @@ from weft.figures.picture import COLOURS, Picture, new_figure
 from weft.figures.tables import Table, text_tables
 from weft.models.base import LanguageModel
 from weft.models.recurrent import Recurrent
+from weft.text.tokenizer import Tokenizer
 
 MAX_UNITS = 12  # of a column; of more, the first are drawn, then "⋮" and the last two
 RADIUS, GAP = 0.34, 1.0  # of a circle, between two layers of one column
@@ -145,10 +146,11 @@ def lecture_neurons() -> Neurons:
     return Neurons(layers, [UnitWeights(name, n, n + 1, draw.normal(size=shape)) for name, n, shape in shapes])
 
 
-def neurons(model: LanguageModel, tokens: Sequence[str] = ()) -> Neurons:
-    """Return one step of an Elman network as neurons; `tokens` are the names of its outputs."""
+def neurons(model: LanguageModel, tokenizer: Tokenizer | None = None) -> Neurons:
+    """Return one step of an Elman network as neurons; its outputs are labelled with the tokenizer's tokens."""
     if not isinstance(model, Recurrent) or model.config.cell != "elman" or model.config.layers > 1:
         raise ModelError(OTHERS)
+    tokens = [] if tokenizer is None else [tokenizer.token(id) for id in range(tokenizer.vocab_size)]
     output = model.embedding.weight if model.output is None else model.output
     tensors = (model.recurrence.weight_ih_l0, model.recurrence.weight_hh_l0, output)
     w_ax, w_ah, w_y = (each.detach().double().cpu().numpy() for each in tensors)
