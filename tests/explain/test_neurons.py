@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from tests.command import Cli
 
 import weft
@@ -44,7 +45,7 @@ def test_one_line_per_weight_with_its_sign_and_size() -> None:
     assert {"x₃", "h₄", "y₅", "a", "c", "W_ax", "W_ah", "W_yh"} <= set(words) and "⋮" not in words
 
 
-def model_weight(model: torch.nn.Module) -> np.ndarray:
+def model_weight(model: torch.nn.Module) -> NDArray[np.float64]:
     return dict(model.named_parameters())["recurrence.weight_ih_l0"].detach().double().numpy()
 
 

@@ -152,7 +152,7 @@ def neurons(model: LanguageModel, tokenizer: Tokenizer | None = None) -> Neurons
         raise ModelError(OTHERS)
     tokens = [] if tokenizer is None else [tokenizer.token(id) for id in range(tokenizer.vocab_size)]
     output = model.embedding.weight if model.output is None else model.output
-    tensors = (model.recurrence.weight_ih_l0, model.recurrence.weight_hh_l0, output)
+    tensors = (*model.recurrence.all_weights[0][:2], output)
     w_ax, w_ah, w_y = (each.detach().double().cpu().numpy() for each in tensors)
     layers = [
         UnitLayer("x", "xₜ", w_ax.shape[1], 0),
