@@ -20,7 +20,7 @@ from weft.costs.devices import (
     interconnect_named,
 )
 from weft.costs.layout_search import Predictor, kind, layout_from, search, why_not
-from weft.costs.layouts import LayoutChoice, TrainingJob, rank_memory, refusal, stage_parameters
+from weft.costs.layouts import LayoutChoice, TrainingJob, rank_memory, refusal
 from weft.costs.memory import GPU_BYTES_PER_LOGIT, Workload, layer_bytes, logits_bytes, training_memory
 from weft.costs.published import MeasuredStep, published_table, rows
 from weft.costs.roofline import MicroBatch, Roofline, Software
@@ -52,7 +52,7 @@ def test_the_parameters_of_a_rank_equal_those_of_the_split_model(make: Callable[
         replicated = "norm" in name or "position" in name or name.endswith((".out.bias", ".down.bias"))
         parameters += weight.numel() // (1 if replicated else tensor)
     layout = LayoutChoice(Layout(replicate=1, tensor=tensor))
-    parts = stage_parameters(job(gpus=tensor, model=model), layout, first=True, last=True)
+    parts = layout.parameters(job(gpus=tensor, model=model), first=True, last=True)
     assert parts["layers"] + parts["around"] == pytest.approx(parameters, rel=0.005)  # without the last norm
 
 
@@ -95,7 +95,7 @@ def test_a_pipeline_stage_stores_all_micro_batches_in_flight() -> None:
 
 def test_sharded_weights_are_gathered_two_layers_at_a_time() -> None:
     given, choice = job(gpus=4), LayoutChoice(Layout(replicate=1, shard=4), 4)
-    parts = stage_parameters(given, choice, first=True, last=True)
+    parts = choice.parameters(given, first=True, last=True)
     memory = rank_memory(given, choice)
     assert memory.copies == 2 * (2 * parts["layer"] + parts["around"])
     assert memory.weights == 4 * (parts["layers"] + parts["around"]) / 4
@@ -188,7 +188,7 @@ def test_slow_links_are_not_hidden() -> None:
     given = TrainingJob(preset("gpt2"), 64, 1024, device=H100, net=replace(NET, across=1e9), gpus=16)
     choice = LayoutChoice(Layout(replicate=1, shard=16), 4)
     slow, fast = (Predictor(replace(given, net=replace(NET, across=speed))).time(choice) for speed in (1e8, 50e9))
-    parts = stage_parameters(given, choice, first=True, last=True)
+    parts = choice.parameters(given, first=True, last=True)
     least = 15 / 16 * (2 + 2 + 4) * 12 * parts["layer"] / (LINK_SHARE * 8e8) - fast.compute
     around = 15 / 16 * 2 * parts["around"] / (LINK_SHARE * 8e8)
     # the first gather and the last reduction are exposed

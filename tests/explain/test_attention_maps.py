@@ -67,12 +67,12 @@ def test_encoders_encoder_decoders_and_bahdanau() -> None:
     (part,) = attention_maps(reading(Encoder(**SMALL))).parts
     assert part.kind == "encoder" and part.queries == part.keys == [char.replace(" ", "␣") for char in TEXT]
     both = attention_maps(reading(EncoderDecoder(**SMALL), "the more", "voting"))
-    assert both.kinds == ["encoder", "decoder", "cross"]
+    assert [part.kind for part in both.parts] == ["encoder", "decoder", "cross"]
     assert [part.probabilities.shape for part in both.parts] == [(3, 4, 6, 6), (3, 4, 8, 8), (3, 4, 8, 6)]
     assert both.part().queries == [*"he␣more", "…"] and both.part().keys == list("voting")
     assert both.head(2, 3, "encoder").probabilities.shape == (6, 6)
     bahdanau = attention_maps(reading(Bahdanau(vocab_size=300, d_model=16), "the", "is it"))
-    assert bahdanau.kinds == ["cross"] and bahdanau.part().probabilities.shape == (1, 1, 3, 5)
+    assert [each.kind for each in bahdanau.parts] == ["cross"] and bahdanau.part().probabilities.shape == (1, 1, 3, 5)
     for part in (*both.parts, *bahdanau.parts):
         np.testing.assert_allclose(part.probabilities.sum(-1), 1, atol=1e-5)
     with pytest.raises(ModelError, match="needs layers of self-attention"):

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -44,7 +44,7 @@ def random_case(rng: random.Random) -> tuple[Axis, list[float], int]:
     high = low * (1 + width) if low > 0 else abs(low) * width
     values = [low, high, *(rng.uniform(low, high) for _ in range(3))]
     includes = rng.choice(((), (low,), (high,), (high * 2,), (low, high), () if log else (0.0,)))
-    format: Format = rng.choice(list(FORMATS))
+    format: Format = rng.choice(get_args(Format))
     axis = Axis(log=log, format=format, includes=includes, pad=rng.choice((0.0, 0.04, 0.1)))
     return axis, values, rng.randint(1, 9)
 

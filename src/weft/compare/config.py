@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
+from importlib.resources.abc import Traversable
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -144,8 +145,7 @@ class Experiment(Config):
             # in a full grid, a word speaks for itself, but a number needs the name of its setting
             words = {key for key in named if self.grid == "full" and isinstance(self.vary[key][0], str | Mapping)}
             parts = [levels[short[key]] if key in words else f"{short[key]}={levels[short[key]]}" for key in named]
-            name = ",".join(parts or [base_name])
-            contenders[name] = {"recipe": base.recipe, "changes": changes, "levels": levels}
+            contenders[",".join(parts or [base_name])] = {"recipe": base.recipe, "changes": changes, "levels": levels}
         if len(contenders) < len(combinations):
             raise ConfigError("vary: two values of one setting are the same")
         return validate(Experiment, {**self.model_dump(exclude_none=True), "contenders": contenders})
@@ -180,10 +180,10 @@ def _valid_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._+,=-]+", "-", text)
 
 
-def shipped_comparisons() -> list[str]:
-    """Return the names of the comparisons shipped with weft."""
+def shipped_comparisons() -> dict[str, Traversable]:
+    """Return the files of the comparisons shipped with weft, by name."""
     folder = resources.files("weft") / "recipes" / "compare"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return {entry.name.removesuffix(".toml"): entry for entry in folder.iterdir() if entry.name.endswith(".toml")}
 
 
 def tables_of(source: str) -> Tree | None:
@@ -191,8 +191,8 @@ def tables_of(source: str) -> Tree | None:
 
     A contender written as a recipe's name, or as a table of `recipe` and changes, becomes a table with `changes`.
     """
-    if source in shipped_comparisons():
-        with resources.as_file(resources.files("weft") / "recipes" / "compare" / f"{source}.toml") as file:
+    if source in (shipped := shipped_comparisons()):
+        with resources.as_file(shipped[source]) as file:
             tree = read_toml(file)
     elif source.endswith(".toml") and Path(source).is_file():
         tree = read_toml(Path(source))

@@ -62,8 +62,7 @@ class Fit:
         laws = np.log(_law(self.draws, parameters, tokens))
         # five constants were fitted to the points, so the residuals are smaller than the scatter of a new run
         runs = len(self.residuals)
-        scatter = self.residuals * math.sqrt(runs / (runs - len(CONSTANTS)))
-        low, high = ends((laws[:, None] + scatter).ravel())
+        low, high = ends((laws[:, None] + self.residuals * math.sqrt(runs / (runs - len(CONSTANTS)))).ravel())
         return math.exp(low), math.exp(high)
 
     def optimal(self, flops: float) -> tuple[float, float]:

@@ -90,7 +90,7 @@ class Outcome(Config):
 
 @dataclass(frozen=True)
 class Result:
-    """Results of a contender: its outcomes at every share of the budget with every seed, and those of its sweep."""
+    """Outcomes of a contender at every share of the budget with every seed, and those of its sweep."""
 
     name: str
     recipe: str
@@ -117,19 +117,15 @@ class Result:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Results of a comparison.
-
-    `facts` describe the text, the budget and the machine, by topic; `notes` are remarks on the method. `varied` are the
-    settings of an ablation with their values, the base's first.
-    """
+    """Results of a comparison."""
 
     title: str
     command: str
     baseline: str
     contenders: tuple[Result, ...]
-    facts: Mapping[str, str]
-    notes: Sequence[str] = ()
-    varied: Mapping[str, tuple[str, ...]] | None = None
+    facts: Mapping[str, str]  # on the text, the budget and the machine, by topic
+    notes: Sequence[str] = ()  # remarks on the method
+    varied: Mapping[str, tuple[str, ...]] | None = None  # settings of an ablation with their values, the base's first
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ def multiplier(contender: Curve, baseline: Curve, *, draws: int = DRAWS, seed: i
 
 
 def _read(ours: tuple[Array, Array], theirs: tuple[Array, Array]) -> tuple[Array, Array, Array]:
-    """Read pairs of curves, each losses (draws, rungs) and amounts (rungs,), at the lowest loss that both reach.
+    """Read pairs of losses (draws, rungs) and amounts (rungs,) at the lowest loss that both curves reach.
 
     Return, (draws,) each: the multipliers, ∞ or 0 beyond the range; the losses; the contender's amounts.
     """
@@ -155,10 +155,8 @@ def _amounts_for(losses: Array, amounts: Array, target: Array) -> Array:
 
 
 def _monotone_cubic(x: Array, y: Array, at: Array) -> Array:
-    """Evaluate curves through x (draws, knots) and y (knots,), both ascending, at `at` (draws,): (draws,).
-
-    Equals scipy's PchipInterpolator, of which a thousand, one per x, would take a second.
-    """
+    """Evaluate curves through x (draws, knots) and y (knots,), both ascending, at `at` (draws,): (draws,)."""
+    # equals scipy's PchipInterpolator, of which a thousand, one per x, would take a second
     if len(y) == 1:
         return np.repeat(y, len(at))
     h = np.diff(x)

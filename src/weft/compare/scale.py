@@ -132,8 +132,7 @@ class ScalingPage(PanelsPage):
         panels, charts = self.panels(), []
         for title, group in (("Scaling law", panels[:4]), ("Training runs", panels[4:])):
             plots = html_plots([plot for panel in group for plot in panel.plots])
-            about = " ".join(dict.fromkeys(panel.about for panel in group))
-            charts.append(Section(title, about, plots, ("chart.js",)))
+            charts.append(Section(title, " ".join(dict.fromkeys(p.about for p in group)), plots, ("chart.js",)))
         return [
             result_section(self.result, self.facts, self.command),
             *charts,

@@ -26,8 +26,7 @@ def studies(paths: Iterable[Path]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for path in paths:
         with suppress(OSError):  # removed meanwhile
-            folders = [path] if kind_of(path) else sorted(folder for folder in path.iterdir() if kind_of(folder))
-            for folder in folders:
+            for folder in [path] if kind_of(path) else sorted(each for each in path.iterdir() if kind_of(each)):
                 found.setdefault(folder.resolve().name, folder)
     return found
 

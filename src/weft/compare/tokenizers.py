@@ -76,21 +76,6 @@ class TokenizerMeasure:
         return self.bytes / max(1, self.tokens)
 
     @property
-    def tokens_per_byte(self) -> float:
-        """Factor from bits per token to bits per byte."""
-        return self.tokens / max(1, self.bytes)
-
-    @property
-    def tokens_per_word(self) -> float:
-        """Tokens per word (fertility; Rust et al. 2021)."""
-        return self.tokens / max(1, self.words)
-
-    @property
-    def unknown_word_share(self) -> float:
-        """Share of words that are unknown in whole or in part."""
-        return self.unknown_words / max(1, self.words)
-
-    @property
     def label(self) -> str:
         """The name, truncated if it is too long for a table."""
         return self.name if len(self.name) <= MAX_LABEL else f"…{self.name[1 - MAX_LABEL :]}"
@@ -124,9 +109,10 @@ class TokenizerComparison(Charts):
     def tables(self) -> Sequence[Table]:
         first, lengths, speeds = self.measures[0], [], []
         for m in self.measures:
-            sizes = (f"{m.bytes_per_token:.3f}", f"{m.tokens_per_byte:.4f}", f"{m.tokens_per_word:.3f}")
-            exact = "yes" if m.exact else "no"
-            lengths.append((m.label, f"{m.entries:,}", *sizes, f"{m.unknown_word_share:.2%}", exact))
+            per_word = max(1, m.words)  # tokens per word: fertility (Rust et al. 2021)
+            sizes = (f"{m.bytes_per_token:.3f}", f"{m.tokens / max(1, m.bytes):.4f}", f"{m.tokens / per_word:.3f}")
+            unknown, exact = f"{m.unknown_words / per_word:.2%}", "yes" if m.exact else "no"
+            lengths.append((m.label, f"{m.entries:,}", *sizes, unknown, exact))
             shares = (f"{m.used:.1%}", f"{m.rare:.1%}", f"{m.unknown_tokens / max(1, m.tokens):.2%}")
             training = "" if m.training_seconds is None else f"{m.training_seconds:.2f} s"
             rates = (m.encode_speed, m.encode_all_cores_speed, m.decode_speed)
@@ -141,8 +127,7 @@ class TokenizerComparison(Charts):
     def text(self) -> str:
         lines = [f"“{self.sentence}”"]
         for measure in self.measures:
-            tokens = " ".join(visible(piece) for piece, _ in measure.pieces)
-            line = f"{measure.label} ({len(measure.pieces)}): {tokens}"
+            line = f"{measure.label} ({len(measure.pieces)}): {' '.join(visible(piece) for piece, _ in measure.pieces)}"
             lines += textwrap.wrap(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
         return "\n\n".join(filter(None, [super().text(), "\n".join(lines)]))
 

@@ -119,8 +119,7 @@ def decoding_weights(model: Config, vocab_size: int) -> dict[str, int]:
             per_layer = _cells(model.cell, [model.d_model], model.d_model)[1]
         case _:
             return {}
-    width: int = getattr(model, "width", model.d_model)
-    return {"layers": model.layers * per_layer, "logits": vocab_size * width}
+    return {"layers": model.layers * per_layer, "logits": vocab_size * getattr(model, "width", model.d_model)}
 
 
 def _matrix(inputs: int, outputs: int, bias: bool = False) -> int:
@@ -237,8 +236,7 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
 
 def seen(window: int | None, causal: bool, T: int) -> int:
     """Return the number of keys, out of T, that a query is compared with."""
-    window = window or T
-    return min(T, window if causal else 2 * window - 1)
+    return min(T, (window or T) if causal else 2 * (window or T) - 1)
 
 
 def sublayer_norms(model: config.TransformerConfig, cross: bool) -> int:

@@ -42,11 +42,6 @@ class Device:
         """Return the peak FLOP/s in a precision; FP8 counts as bf16, its lower bound."""
         return {"tf32": self.tf32, "fp32": self.fp32}.get(precision, self.bf16)
 
-    @property
-    def exponentials(self) -> float:
-        """Exponentials per second: 16 per `lanes` fused multiply-adds."""
-        return self.fp32 / 2 * 16 / self.lanes
-
 
 MFU = 0.4  # assumed fraction of the peak that training reaches, if no step is predicted
 
@@ -135,8 +130,7 @@ class DeviceGroup:
     @property
     def bandwidth(self) -> float:
         """Bytes/s of a ring through all of them."""
-        link = min(self.net.inside, self.members * self.net.across) if self.crosses else self.net.inside
-        return LINK_SHARE * link
+        return LINK_SHARE * (min(self.net.inside, self.members * self.net.across) if self.crosses else self.net.inside)
 
     def gather(self, bytes_: float) -> float:
         """Return the seconds of an all-gather or a reduce-scatter of a tensor of this size."""

@@ -18,15 +18,7 @@ from dataclasses import dataclass
 
 from weft.config import assignments, validate
 from weft.costs.count import stacks
-from weft.costs.layouts import (
-    LayoutChoice,
-    RankMemory,
-    TrainingJob,
-    indivisible,
-    rank_memory,
-    refusal,
-    stage_parameters,
-)
+from weft.costs.layouts import LayoutChoice, RankMemory, TrainingJob, indivisible, rank_memory, refusal
 from weft.costs.memory import WIDE, narrow
 from weft.costs.roofline import OTHER, MicroBatch, Seconds
 from weft.costs.units import byte_size
@@ -96,8 +88,7 @@ class Predictor:
         self._passes: dict[MicroBatch, tuple[list[Seconds], tuple[float, float]]] = {}
 
     def __call__(self, choice: LayoutChoice) -> LayoutPrediction:
-        memory, time = rank_memory(self.job, choice), self.time(choice)
-        return LayoutPrediction(self.job, choice, memory=memory, time=time)
+        return LayoutPrediction(self.job, choice, memory=rank_memory(self.job, choice), time=self.time(choice))
 
     def time(self, choice: LayoutChoice) -> StepSeconds:
         job, layout, p = self.job, choice.layout, choice.layout.pipeline
@@ -106,8 +97,8 @@ class Predictor:
         stacked, depth = list(zip(depths, layers, strict=True)), sum(depths)
         forward = OTHER * sum(d * layer.forward for d, layer in stacked)
         backward = OTHER * sum(d * (layer.backward + layer.recompute(choice.recompute)) for d, layer in stacked)
-        largest = stage_parameters(job, choice, first=True, last=True)
-        owned = stage_parameters(job, choice, first=p == 1, last=True)
+        largest = choice.parameters(job, first=True, last=True)
+        owned = choice.parameters(job, first=p == 1, last=True)
         parameters = (owned["layers"] + owned["around"]) / layout.shard
         has_copies = layout.shard == 1 and narrow(job.precision) < WIDE
         casts = job.roofline.move(CAST_BYTES * parameters) if has_copies else 0.0
@@ -199,7 +190,7 @@ class LayoutSearch:
         return self.fitting[0] if self.fitting else min(self.too_large, key=lambda layout: layout.memory.peak)
 
     def others(self) -> list[LayoutPrediction]:
-        """Return the fastest of each other kind, then the smallest of each kind that never fits.
+        """Return the fastest of each other kind, then the smallest of each that never fits.
 
         If there are many, return those that use a single axis, and the first of the others.
         """
@@ -215,15 +206,11 @@ class LayoutSearch:
 def search(
     job: TrainingJob, layout: Layout | None = None, *, micro: int | None = None, recompute: bool | None = None
 ) -> LayoutSearch:
-    """Predict every layout, or only `layout`, with every micro-batch size, or only `micro`.
-
-    `recompute` is whether layers are recomputed in the backward pass; None tries both.
-    """
+    """Predict every layout, or `layout`, with every micro-batch size, or `micro`, with and without `recompute`."""
     predict, fitting = Predictor(job), []
     too_large: dict[tuple[str, ...], tuple[float, LayoutChoice]] = {}
     reason, hint = None, "change --layout or --gpus"
-    layouts = [layout.over(job.gpus, "--layout", hint)] if layout is not None else list(_layouts(job))
-    for candidate in layouts:
+    for candidate in _layouts(job) if layout is None else [layout.over(job.gpus, "--layout", hint)]:
         for size in _micro_sizes(job, candidate, micro):
             reason = refusal(job, LayoutChoice(candidate, size))
             if reason is not None:

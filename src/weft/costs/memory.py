@@ -139,8 +139,8 @@ def activation_bytes(model: Config, T: int, n: int) -> tuple[list[float], float,
             encoder = [inputs + 2 * cell for inputs in [E] + deeper * [2 * D]]
             decoder = [inputs + cell for inputs in [E + 2 * D] + deeper * [D]]
             alignment = T * A + T + 2 * D + A  # tanh(W_q s + W_k h_j) for every pair
-            readout = 3 * D + E + 2 * D + D
-            return [float(n * width) for width in encoder + decoder], n * (alignment + readout), n * 2 * D
+            outside = n * (alignment + 3 * D + E + 2 * D + D)  # and the readout
+            return [float(n * width) for width in encoder + decoder], outside, n * 2 * D
         case config.NGram() | config.StaticVectors():
             return [], 0.0, 0.0
         case _:

@@ -59,10 +59,7 @@ class TrainingPlan:
 def plan_training(
     flops_per_token: float, tokens: int, tokens_per_step: int, *, machine: Machine, update_flops: float = 0.0
 ) -> TrainingPlan:
-    """Plan a run over `tokens`, with `update_flops` per optimizer step.
-
-    MFU counts only the model's FLOPs: recomputed layers are not in `flops_per_token`.
-    """
+    """Plan a run over `tokens`. MFU counts only the model's FLOPs, without those of layers that are recomputed."""
     steps = -(-tokens // tokens_per_step)
     flops = flops_per_token * tokens + update_flops * steps
     seconds = flops / (machine.peak * machine.mfu)
@@ -193,8 +190,7 @@ def _parts(memory: Memory | RankMemory) -> list[tuple[str, str]]:
 
 
 def _micro_batch(sequences: int, length: int, gpus: int) -> str:
-    devices = f", on each of {gpus:,} devices" if gpus > 1 else ""
-    return f"micro-batch of {sequences} × {length:,} tokens{devices}"
+    return f"micro-batch of {sequences} × {length:,} tokens" + (f", on each of {gpus:,} devices" if gpus > 1 else "")
 
 
 def _capacity(device: Device, length: int, max_sequences: Sequence[int], *, min_devices: int | None) -> str:

@@ -148,7 +148,7 @@ class Roofline:
         seen = T / 2 + DIAGONAL if causal else T
         kinds = model.kinds()
         pairs = queries * sum(min(seen, T, kind.window or T) for kind in kinds) / len(kinds)
-        softmax = PAIR * pairs / self.device.exponentials
+        softmax = PAIR * pairs / (self.device.fp32 / 2 * 16 / self.device.lanes)
         slowdown = DROPOUT_SLOWDOWN if model.attention.dropout else 1.0
         softmax, rate = slowdown * softmax, self.rate / slowdown
         forward, backward = (products * d_head * pairs / rate for products in (4, 10))

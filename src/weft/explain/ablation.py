@@ -79,10 +79,7 @@ def removal(model: LanguageModel, heads: Sequence[HeadIndex]) -> dict[str, Chang
 
 @torch.no_grad()
 def ablation_costs(reading: Reading) -> dict[AttentionKind, NDArray[np.float64]]:
-    """Return the increase of the loss without each head, in nats per token, (layers, heads) by kind.
-
-    A batch ablates one head per row, and the decoder's layers below the ablated one are not run again.
-    """
+    """Return the increase of the loss without each head, in nats per token, (layers, heads) by kind."""
     model = reading.model
     assert isinstance(model, Transformer) and model.decoder is not None
     decoder = model.decoder
@@ -108,6 +105,7 @@ def ablation_costs(reading: Reading) -> dict[AttentionKind, NDArray[np.float64]]
             x = block(x, **kwargs)
         return x if decoder.norm is None else decoder.norm(x)
 
+    # a batch ablates one head per row, and the decoder's layers below the ablated one are not run again
     batch = max(1, BATCH_TOKENS // max(ids.shape[1], len(reading.source or ())))
     costs: dict[AttentionKind, NDArray[np.float64]] = {}
     with evaluating(model):

@@ -60,8 +60,7 @@ class CacheSteps(Charts):
         for t in range(1, self.steps + 1):
             costs = [self.products.step(t, cached=cached) for cached in (False, True)]
             totals = [total + cost for total, cost in zip(totals, costs, strict=True)]
-            pairs = t * (t + 1) // 2
-            rows.append((str(t), f"{t}, {pairs}", f"{costs[0]:,}", f"1, {t}", str(t - 1), f"{costs[1]:,}"))
+            rows.append((str(t), f"{t}, {t * (t + 1) // 2}", f"{costs[0]:,}", f"1, {t}", str(t - 1), f"{costs[1]:,}"))
         ratio = f"{totals[0] / totals[1]:.2f} times as many"
         rows.append(("all", "", f"{totals[0]:,}", "", "", f"{totals[1]:,}"))
         header = ("step", "tokens, scores", "without", "tokens, scores", "read", "with cache")

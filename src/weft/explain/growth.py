@@ -121,8 +121,7 @@ def _axis(model: Any, key: str) -> GrowthAxis:
         if not measure(model):
             continue  # an encoder has no cache
         ends = ((near[0], near[-1]), far)
-        growths = (math.log(measure(large) / measure(small)) / math.log(n / m) for (m, small), (n, large) in ends)
-        slope, power = growths
+        slope, power = (math.log(measure(large) / measure(small)) / math.log(n / m) for (m, small), (n, large) in ends)
         values = tuple(float(measure(changed)) for _, changed in drawn)
         curves.append(GrowthCurve(name, values, slope, power=round(power)))
     sizes = tuple(size for size, _ in drawn)

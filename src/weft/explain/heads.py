@@ -22,17 +22,9 @@ from numpy.typing import NDArray
 
 from weft.errors import counted
 from weft.explain.ablation import ABLATED_TOKENS, ablation_costs
+from weft.explain.attention import maps as attention
 from weft.explain.attention.lines import Probabilities
-from weft.explain.attention.maps import (
-    MIN_DISTANT,
-    NAMES,
-    AttentionKind,
-    AttentionMaps,
-    Head,
-    KindMaps,
-    attention_maps,
-    distant_probabilities,
-)
+from weft.explain.attention.maps import NAMES, AttentionKind, AttentionMaps, Head, KindMaps, attention_maps
 from weft.explain.capture import capture
 from weft.explain.reading import Reading, unsupported
 from weft.explain.texts import TEXTS
@@ -58,9 +50,8 @@ COLUMNS = {
 }
 PROBABILITIES = ("first", "previous", "itself", "distant", "induction")  # statistics between 0 and 1
 UNITS = {"entropy": "nats", "distance": "tokens", "cost": "nats"}
-_ROLES = (  # by interest
-    *("induction", "long distance", "previous token", "same token", "local", "uniform", "first token (sink)"),
-)
+# by interest
+_ROLES = ("induction", "long distance", "previous token", "same token", "local", "uniform", "first token (sink)")
 
 Grid = NDArray[np.float64]  # (layers, heads); NaN where a statistic does not apply
 
@@ -121,18 +112,13 @@ class HeadTable(Picture):
         return "\n".join([self.title, *lines])
 
     def _role_lines(self) -> list[str]:
-        def described(head: Head, role: str) -> str:
-            return self.index(head) + (f" {head.pair} {head.distant:.2f}" if role == "long distance" else "")
-
-        by_role = {role: [described(head, role) for head in self._by(role)] for role in _ROLES}
-        return [
-            f"{name}: {counted(len(heads), 'head')}: {', '.join(heads)}" for name, heads in by_role.items() if heads
-        ]
-
-    def _by(self, role: str) -> list[Head]:
-        """Return the heads of a role; of long distance, the strongest first."""
-        heads = [head for head in self.heads() if role in head.names]
-        return sorted(heads, key=lambda head: -head.distant) if role == "long distance" else heads
+        lines = []
+        for role in _ROLES:
+            heads, distant = [head for head in self.heads() if role in head.names], role == "long distance"
+            heads = sorted(heads, key=lambda head: -head.distant) if distant else heads
+            named = [self.index(head) + (f" {head.pair} {head.distant:.2f}" if distant else "") for head in heads]
+            lines += [f"{role}: {counted(len(heads), 'head')}: {', '.join(named)}"] if heads else []
+        return lines
 
     def _maps(self, titles: dict[AttentionKind, str]) -> list[list[SmallMap | None]]:
         """Return a map (layers, heads) of every statistic; one row per kind of attention."""
@@ -173,10 +159,7 @@ def named_maps(reading: Reading) -> AttentionMaps:
 
 
 def head_statistics(reading: Reading, ablate: bool = True, maps: AttentionMaps | None = None) -> HeadTable:
-    """Return statistics of every head on a text and, with `ablate`, the cost of removing it (over 128 tokens).
-
-    `maps` is the attention of this reading, if already computed.
-    """
+    """Return statistics of every head on a text, from its `maps` if given, and with `ablate` the cost without it."""
     maps = maps or attention_maps(reading)
     predicts = isinstance(reading.model, Transformer) and isinstance(reading.model.config.head, LMHead)
     costs = ablation_costs(reading) if ablate and predicts and len(reading.ids) > 1 else {}
@@ -233,8 +216,8 @@ def _statistics(part: KindMaps) -> dict[str, Grid]:
         statistics["first"] = p[:, :, 1:, 0].mean(-1, dtype=np.float64)
         statistics["previous"] = p[:, :, later, later - 1].mean(-1, dtype=np.float64)
         statistics["itself"] = p[:, :, later, later].mean(-1, dtype=np.float64)
-    if part.kind != "cross" and T > MIN_DISTANT + 1:
-        statistics["distant"] = distant_probabilities(part).max(axis=(2, 3)).astype(np.float64)
+    if part.kind != "cross" and T > attention.MIN_DISTANT + 1:
+        statistics["distant"] = attention.distant_probabilities(part).max(axis=(2, 3)).astype(np.float64)
     return statistics
 
 
@@ -245,7 +228,7 @@ def _distant_pairs(part: KindMaps) -> list[list[str]]:
         query, key = np.unravel_index(int(probabilities.argmax()), probabilities.shape)
         return f"{part.queries[query]} → {part.keys[key]}"
 
-    return [list(map(pair, heads)) for heads in distant_probabilities(part)]
+    return [list(map(pair, heads)) for heads in attention.distant_probabilities(part)]
 
 
 def _distances(T: int) -> NDArray[np.float32]:

@@ -151,19 +151,16 @@ def _rotary_encoding(name: str, module: Position, sizes: Sizes, *, length: int) 
         other: Literal["halves", "adjacent"] = "adjacent" if settings.pairs == "halves" else "halves"
         layouts = {settings.pairs: module, other: build(settings.replace(pairs=other), sizes)}
     exact = {pairs: _shift_error(each, d, length) for pairs, each in layouts.items()}
-    curves = {"q = k": _array(rotated @ rotated[0])}
-    return Encoding(name, None, curves, curve_label="product of q and k", exact=exact)
+    return Encoding(name, None, {"q = k": _array(rotated @ rotated[0])}, curve_label="product of q and k", exact=exact)
 
 
 def _shift_error(module: Position, d: int, length: int) -> float:
     """Return the largest change of the products of random q and k when both positions are shifted."""
-    rng = torch.Generator().manual_seed(0)
-    q, k = torch.randn(2, 1, 1, 1, d, generator=rng, dtype=torch.float64)
+    q, k = torch.randn(2, 1, 1, 1, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     products = []
     for shift in SHIFTS:
         queries = _rotate(module, q.expand(1, 1, length, d), torch.arange(length) + shift)
-        key = _rotate(module, k.expand(1, 1, 1, d), torch.tensor([shift]))
-        products.append(queries @ key[0])
+        products.append(queries @ _rotate(module, k.expand(1, 1, 1, d), torch.tensor([shift]))[0])
     return max(float((each - products[0]).abs().max()) for each in products)
 
 

@@ -144,16 +144,15 @@ def saliency(reading: Reading, position: int = -1) -> Saliency:
     texts = [("text", tokenizer, ids)]
     if reading.source is not None:
         texts.insert(0, ("source", reading.source_tokenizer or tokenizer, list(reading.source)))
-    sides = []
-    for (name, side_tokenizer, side_ids), (norm, times) in zip(texts, gradients, strict=True):
-        sides.append(Side(name, tuple(text_tokens(side_tokenizer, side_ids)), norm, times))
+    parts = zip(texts, gradients, strict=True)
+    sides = tuple(Side(name, tuple(text_tokens(its, read)), *gradient) for (name, its, read), gradient in parts)
     last = at + 1 == len(reading.ids)
     which = "predicting" if masked else "the model's prediction after" if last else "the token that follows"
     return Saliency(
         about=TEXTS["saliency"].format(which=which, number=at + 1),
         target=pieces(tokenizer, [target])[0],
         log_prob=value,
-        sides=tuple(sides),
+        sides=sides,
         place=at,
         rest=tuple(text_tokens(tokenizer, reading.ids)[len(ids) :]),
         masked=masked,
@@ -163,10 +162,7 @@ def saliency(reading: Reading, position: int = -1) -> Saliency:
 def embedding_gradients(
     model: LanguageModel, compute: Callable[[], Tensor], names: Sequence[str]
 ) -> tuple[float, list[tuple[NDArray[np.float64], NDArray[np.float64]]]]:
-    """Return the scalar that `compute` returns, and its gradient with respect to the outputs of each embedding layer.
-
-    A gradient is given as its norm and as gradient × input, (time,) each. `compute` reads one row.
-    """
+    """Return the scalar that `compute` gives for one row, and each embedding's norm and gradient × input, (time,)."""
     # cuDNN has no backward pass for recurrent models in evaluation mode
     with evaluating(model), torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
         with capture(model, *names, grads=True) as captured:

@@ -133,9 +133,8 @@ class SearchTrees(Picture):
         return figure
 
     def data(self) -> dict[str, Any]:
-        return super().data() | as_json(
-            {"about": self.about, "layouts": self.layouts, "results": list(map(self.results, self.trees))}
-        )
+        computed = {"about": self.about, "layouts": self.layouts, "results": list(map(self.results, self.trees))}
+        return super().data() | as_json(computed)
 
     def text(self) -> str:
         lines = ["\n  ".join((TITLES[tree.name], *self.results(tree))) for tree in self.trees]
@@ -223,10 +222,8 @@ def _draw(
     font = {"family": families(), "parse_math": False, "va": "center_baseline"}
     axes.text(x, origin[1] + 16, TITLES[tree.name], fontsize=FONT * 0.72, weight="bold", **font)
     axes.plot([x + EDGE + ROOT / 2], [y + layout.root], "o", color="black", ms=4)
-    # Chosen nodes are drawn last, on top.
-    for node, spot in sorted(
-        zip(tree.nodes, layout.positions, strict=True), key=lambda pair: STATES.index(pair[0].state)
-    ):
+    pairs = zip(tree.nodes, layout.positions, strict=True)
+    for node, spot in sorted(pairs, key=lambda pair: STATES.index(pair[0].state)):  # chosen nodes last, on top
         chosen, ink = node.state == "chosen", INKS.get(node.state, "black")
         from_x, from_y, turn, to = spot.start_x, spot.start_y, spot.turn, y + spot.y
         points = [(from_x, from_y), (turn, from_y), (turn + CURVE / 2, from_y), (turn + CURVE / 2, spot.y)]

@@ -9,6 +9,7 @@ For an LSTM h_t stands for both parts of the state.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -103,10 +104,8 @@ class TimeGradients(Charts):
         """Return the charts of cells, of spectral radii with their bounds, and of clipping."""
         y = Axis("‖∂loss/∂h_t‖ / the last step's", log=True, format="scientific")
         radii = {f"radius {radius:g}": each for radius, each in self.radii.items()}
-        charts = [
-            state_chart(self.cells, "cells at initialisation", y),
-            state_chart(radii, "Elman, by spectral radius", y),
-        ]
+        charts = [state_chart(self.cells, "cells at initialisation", y)]
+        charts.append(state_chart(radii, "Elman, by spectral radius", y))
         clipped = {"gradient": self.weights.values(), f"clipped to {self.clip:g}": self._clipped().values()}
         radius, norm = Axis("spectral radius of W_ah"), Axis("norm of the weights' gradient", log=True)
         return [*charts, lines("clipping", clipped, list(self.weights), x=radius, y=norm)]
@@ -164,7 +163,7 @@ def time_gradients(config: RecurrentConfig, *, clip: float = 1.0, seed: int = 0)
     cells = {name: StateGradients(gradients.norms) for name, (gradients, _) in found.items()}
     elman = _with_cell(small, "elman").replace(layers=1)
     scan = [n / 10 for n in range(5, 17)]
-    scanned = {radius: _untrained(elman, seed, change=_with_radius(radius)) for radius in {*scan, *RADII}}
+    scanned = {radius: _untrained(elman, seed, change=partial(_scale, radius=radius)) for radius in {*scan, *RADII}}
     radii = {radius: scanned[radius][0] for radius in RADII}
     weights = {radius: scanned[radius][1] for radius in scan}
     return TimeGradients(small.d_model, clip, cells, radii=radii, weights=weights)
@@ -199,14 +198,11 @@ def _open_forget_gate(model: Recurrent) -> None:
         model.recurrence.all_weights[layer][2][width : 2 * width] = FORGET_BIAS
 
 
-def _with_radius(radius: float) -> Callable[[Recurrent], None]:
-    @torch.no_grad()
-    def change(model: Recurrent) -> None:
-        """Make W_ah an orthogonal matrix times `radius`, which is then its spectral radius and its norm."""
-        _, W_ah, b_ax, b_ah = model.recurrence.all_weights[0]
-        nn.init.orthogonal_(W_ah, radius)
-        model.embedding.weight.normal_(std=SMALL_INPUTS)
-        b_ax.zero_()
-        b_ah.zero_()
-
-    return change
+@torch.no_grad()
+def _scale(model: Recurrent, radius: float) -> None:
+    """Make W_ah an orthogonal matrix times `radius`, which is then its spectral radius and its norm."""
+    _, W_ah, b_ax, b_ah = model.recurrence.all_weights[0]
+    nn.init.orthogonal_(W_ah, radius)
+    model.embedding.weight.normal_(std=SMALL_INPUTS)
+    b_ax.zero_()
+    b_ah.zero_()

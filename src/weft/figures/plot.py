@@ -17,15 +17,12 @@ MAX_INTEGER_TICKS = 9
 
 
 class Look(NamedTuple):
-    """Style of a series. The colour is one of web/page.css (c0 … c3, ink, soft) or a shade such as 85%.
-
-    Markers are listed in web/chart_svg.html; a dash is as in SVG. With a width of 0 no line is drawn.
-    """
+    """Style of a series. The colour is one of web/page.css (c0 … c3, ink, soft) or a shade such as 85%."""
 
     colour: str = "c0"
-    marker: str = ""
-    dash: str = ""
-    width: float = 1.8
+    marker: str = ""  # one of web/chart_svg.html
+    dash: str = ""  # as in SVG
+    width: float = 1.8  # 0: no line is drawn
 
 
 PLAIN = Look()
@@ -78,7 +75,7 @@ class Axis:
         """Return where the axis begins and ends."""
         every = [*values, *self.includes]
         low, high = min(every), max(every)
-        if indistinguishable(low, high):
+        if high - low <= 1e-9 * max(abs(low), abs(high)):  # they differ by rounding errors at most
             margin = abs(low) / 10 or 1
             return (low / 1.1, high * 1.1) if self.log else (low - margin, high + margin)
         margin = (high / low) ** self.pad if self.log else self.pad * (high - low)
@@ -89,11 +86,6 @@ class Axis:
         """Return at most `max_ticks` round numbers between the limits, with their labels."""
         ticks = log_ticks(*limits, max_ticks) if self.log else even_ticks(*limits, max_ticks)
         return {tick: self.label_of(tick) for tick in ticks}
-
-
-def indistinguishable(low: float, high: float) -> bool:
-    """Return whether two values differ by no more than rounding errors."""
-    return high - low <= 1e-9 * max(abs(low), abs(high))
 
 
 def even_ticks(low: float, high: float, max_ticks: int) -> list[float]:

@@ -186,19 +186,14 @@ class _PlotFrame:
         return f"{self.plot.x.label_of(value[0])}: {general(value[1], 4)}"
 
     def outliers(self, front: Sequence[Series]) -> Iterator[Shape]:
-        """Yield an arrow at the edge, with its value, for each level outside and point above.
-
-        Of neighbouring points only the highest has one.
-        """
+        """Yield an arrow and its value at the edge for each level outside and the highest of nearby points above."""
         arrows, look = list[float](), Look("c1", "^")
         for series in front if self.plot.y.clips else ():
             if series.level is None or self.y_limits[0] <= series.level <= self.y_limits[1]:
                 continue
             is_above = series.level > self.y_limits[1]
-            arrow, y = (
-                series.look._replace(marker="^" if is_above else "v"),
-                self.top - 5 if is_above else self.bottom - 6,
-            )
+            arrow = series.look._replace(marker="^" if is_above else "v")
+            y = self.top - 5 if is_above else self.bottom - 6
             arrows += [self.right] if is_above else []
             yield Shape("dot", [(self.right - 4, y)], arrow, series.name)
             yield Shape("tick", [(self.right - 12, y + 4)], arrow, general(series.level, 4), anchor="end")
@@ -227,8 +222,6 @@ def _labels_width(labels: Collection[str]) -> float:
 def _average(points: list[Point]) -> list[Point]:
     """Return at most MAX_LINE_POINTS points, each the mean of neighbours."""
     size = -(-len(points) // MAX_LINE_POINTS)
-    if size <= 1:
-        return points
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     return [(group[-1][0], round(sum(y for _, y in group) / len(group), 1)) for group in groups]
 
@@ -239,12 +232,9 @@ def plot_svg(plot: Plot) -> Markup:
     if layout is None:
         return Markup("")
     groups = [(clipped, list(shapes)) for clipped, shapes in groupby(layout.shapes, key=lambda shape: shape.clipped)]
-    helpers = {"areas": AREAS, "texts": TEXTS, "g": "{:g}".format, "coordinates": _coordinates}
+    helpers: dict[str, Any] = {"areas": AREAS, "texts": TEXTS, "g": "{:g}".format}
+    helpers["coordinates"] = lambda points: " ".join(f"{x:g},{y:g}" for x, y in points)
     return Markup(template("chart_svg.html").render(plot=plot, box=layout.box, groups=groups, **helpers))
-
-
-def _coordinates(points: Sequence[Point]) -> str:
-    return " ".join(f"{x:g},{y:g}" for x, y in points)
 
 
 def html_plot(plot: Plot) -> Markup:

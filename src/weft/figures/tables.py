@@ -12,17 +12,14 @@ WRAPPED_WIDTH = 36  # a wider column can be wrapped, so no other column has to b
 
 
 class Table(NamedTuple):
-    """Columns listed in `text` are aligned left, all others right; empty columns are left out.
-
-    In a narrow terminal, columns listed in `spare` are dropped, the first one first.
-    """
+    """Columns listed in `text` are aligned left, all others right; empty columns are left out."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     title: str = ""
     remarks: Sequence[str] = ()
     text: Sequence[int] = (0,)
-    spare: Sequence[int] = ()
+    spare: Sequence[int] = ()  # columns that a narrow terminal drops, the first one first
 
 
 def text_lines(table: Table, width: int | None = None, prose: int = WIDTH) -> Iterator[tuple[str, str]]:
@@ -85,10 +82,7 @@ def _line_width(widths: Sequence[int]) -> int:
 
 
 def _row_lines(row: Sequence[str], widths: Sequence[int], text: Sequence[int], *, width: int | None) -> Iterator[str]:
-    """Yield a row as one line, or several if a cell is wider than its column.
-
-    A first cell with a word that is too long for its column is on separate lines.
-    """
+    """Yield a row as one line, or several if a cell is too wide; a first cell with a long word has separate lines."""
     cells = [wrap(cell, column) if len(cell) > column else [cell] for cell, column in zip(row, widths, strict=True)]
     if width is not None and max(map(len, cells[0])) > widths[0]:
         yield from textwrap.wrap(row[0], width)

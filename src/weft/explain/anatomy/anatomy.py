@@ -12,7 +12,7 @@ from weft.explain.anatomy.parts import ModelPart
 from weft.explain.anatomy.recurrent import bahdanau_columns, ngram_columns, recurrent_columns, word_table_columns
 from weft.explain.anatomy.transformer import transformer_columns
 from weft.explain.texts import TEXTS
-from weft.figures.page import as_json, mount_point, part
+from weft.figures.page import as_json
 from weft.figures.picture import Picture
 from weft.figures.tables import WIDTH
 from weft.models.bahdanau import Bahdanau
@@ -42,7 +42,7 @@ class Anatomy(Picture):
     settings: Model
     columns: tuple[ModelPart, ...]
 
-    scripts = ("anatomy.js",)
+    module = "anatomy.js"
     title = "The model on one page"
     about = TEXTS["anatomy"]
 
@@ -58,9 +58,6 @@ class Anatomy(Picture):
     def figure(self) -> Figure:
         drawn = diagram(self.columns)
         return figure(beside(drawn, unrolled(self.columns[0])) if self.unrolls else drawn)
-
-    def html(self) -> str:
-        return mount_point("anatomy.js", self.data(), part("texts", [self.text()]))
 
     def data(self) -> dict[str, Any]:
         """Return the data of web/anatomy.js: all parts, a diagram of each column and, of several, one of all."""

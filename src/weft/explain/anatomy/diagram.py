@@ -111,37 +111,37 @@ def diagram(columns: Sequence[ModelPart], first: int = 0) -> Diagram:
             last.add("arrow", (edge - 0.9, y), (edge, y))
             last.write((edge - 0.6, y + 0.18), "source", anchor="end")
     height = max(stack.y for stack in drawn) + GAP - BOTTOM + 0.1
-    shapes = [
-        shape._replace(points=tuple(DiagramPoint(round(x - LEFT, 3), round(y - BOTTOM, 3)) for x, y in shape.points))
-        for stack in drawn
-        for shape in stack.shapes
-    ]
-    return Diagram(COLUMN * len(columns) + 0.2, round(height, 3), shapes)
+    return Diagram(COLUMN * len(columns) + 0.2, round(height, 3), _moved(drawn, -LEFT))
+
+
+def _moved(stacks: Sequence[_Column], right: float) -> list[DiagramShape]:
+    """Return the shapes of stacks on a plane that begins at BOTTOM, moved to the right."""
+
+    def moved(x: float, y: float) -> DiagramPoint:
+        return DiagramPoint(round(x + right, 3), round(y - BOTTOM, 3))
+
+    shapes = (shape for stack in stacks for shape in stack.shapes)
+    return [shape._replace(points=tuple(moved(*point) for point in shape.points)) for shape in shapes]
 
 
 def unrolled(column: ModelPart) -> Diagram:
-    """Draw a recurrent language model over time, with the names of the lectures: x_t, h_t, y_t and the loss ℓ_t.
-
-    `column` has an embedding, recurrent layers and logits. The last step is T.
-    """
+    """Draw a recurrent language model over time, to step T, with the lectures' names x_t, h_t, y_t and the loss ℓ_t."""
     layers = [(number, part) for number, part in enumerate(column.parts) if part.loops]
     shown = [(number, copy) for number, part in layers for copy in range(part.repeats)][:MAX_UNROLLED_LAYERS]
     pitch, width = 2.3, 1.35
     stack = _Column(0.0, -1)
-    times = ("₁", "₂", "₃", "_T")
-    for step, t in enumerate(times):
+    for step, t in enumerate(("₁", "₂", "₃", "_T")):
         x = step * pitch + 0.5 * (t == "_T")
         stack.x, stack.y = x, -0.1
         stack.write((x, -0.28), f"x{t}", size=10.0)
         for level, (number, _) in enumerate(shown):
             stack.rise("arrow")
-            middle, mark = stack.y + HEIGHT / 2, _layer_mark(level, len(shown))
+            middle, mark = stack.y + HEIGHT / 2, "" if len(shown) == 1 else f"⁽{'⁰¹²³'[level]}⁾"
             stack.add("box", (x - width / 2, stack.y), (x + width / 2, stack.y + HEIGHT), part=(0, number))
             stack.write((x, middle), f"h{t}{mark}", size=10.0, look="inside")
             before = x - pitch + width / 2 if t not in ("₁", "_T") else x - width / 2 - 0.62
             stack.add("arrow", (before, middle), (x - width / 2, middle))
-            label = {"₁": f"h₀{mark} = 0", "_T": "…"}.get(t, "")
-            stack.write((before - 0.08, middle), label, anchor="end")
+            stack.write((before - 0.08, middle), {"₁": f"h₀{mark} = 0", "_T": "…"}.get(t, ""), anchor="end")
             if t == "₃":
                 stack.add("arrow", (x + width / 2, middle), (x + width / 2 + 0.4, middle))
             stack.y += HEIGHT
@@ -156,15 +156,7 @@ def unrolled(column: ModelPart) -> Diagram:
     caption = "y_t = softmax(W_yh h_t + b_y), ℓ_t = −log of y_t at the next word, ℓ = Σ ℓ_t"
     stack.write((1.6 * pitch, stack.y + 0.4), caption, size=8.0, look="soft")
     left = 2.1
-    shapes = [
-        shape._replace(points=tuple(DiagramPoint(round(x + left, 3), round(y - BOTTOM, 3)) for x, y in shape.points))
-        for shape in stack.shapes
-    ]
-    return Diagram(round(left + 3 * pitch + 0.5 + width, 3), round(stack.y + 0.8 - BOTTOM, 3), shapes)
-
-
-def _layer_mark(level: int, levels: int) -> str:
-    return "" if levels == 1 else "⁽" + "⁰¹²³"[level] + "⁾"
+    return Diagram(round(left + 3 * pitch + 0.5 + width, 3), round(stack.y + 0.8 - BOTTOM, 3), _moved([stack], left))
 
 
 def beside(left: Diagram, right: Diagram) -> Diagram:
@@ -199,8 +191,7 @@ def _draw(column: _Column, part: ModelPart, number: tuple[int, ...]) -> None:
             column.rise("line")
             left, right, pad = column.x - WIDTH / 2, column.x + WIDTH / 2, 0.52
             column.add("frame", (left - pad, start + 0.1), (right + pad, column.y - 0.1))
-            middle = (start + column.y) / 2
-            column.write((left - pad - 0.1, middle), f"{part.repeats} ×", size=11.0, anchor="end")
+            column.write((left - pad - 0.1, (start + column.y) / 2), f"{part.repeats} ×", size=11.0, anchor="end")
 
 
 def _draw_box(column: _Column, part: ModelPart, number: tuple[int, ...]) -> None:

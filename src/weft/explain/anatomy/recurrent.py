@@ -33,8 +33,7 @@ def bahdanau_columns(model: Bahdanau) -> tuple[ModelPart, ...]:
     joined = 3 * D + (settings.d_embedding or D)
     words = {"D": D, "D2": 2 * D, "A": settings.d_attention or D, "V": f"{settings.vocab_size:,}", "joined": joined}
     words["layers"] = settings.layers
-    note = "the decoder's initial state"
-    bridge = part("bridge", words, own=size(model.bridge), by=[Bahdanau.encode], note=note)
+    bridge = part("bridge", words, own=size(model.bridge), by=[Bahdanau.encode], note="the decoder's initial state")
     attention = part("additive-attention", words, own=size(model.attention), by=[AdditiveAttention.forward])
     readout = part("readout", words, own=size(model.maxout), by=[Bahdanau._decode])
     logits = part("bahdanau-logits", words, own=size(model.output), by=[Bahdanau.head])

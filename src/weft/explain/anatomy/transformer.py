@@ -9,22 +9,11 @@ from weft.models import heads
 from weft.models.config import Encoder
 from weft.models.stack import Stack
 from weft.models.transformer import Transformer
-from weft.nn import attention, block, norm, position
+from weft.nn import attention, block, norm, position, position_config
 from weft.nn.attention_paths import attend
 from weft.nn.config import Block as BlockConfig
 from weft.nn.config import Gated
 from weft.nn.hashed_ngrams import NGramEmbedding
-from weft.nn.position_config import (
-    ALiBi,
-    Concatenated,
-    Disentangled,
-    Learned,
-    NoPosition,
-    Relative,
-    Rotary,
-    Sinusoidal,
-    T5Bias,
-)
 from weft.nn.scaled_dot_product import masked_softmax, reference_attention
 
 TIED = "tied to the embedding table, counted there"
@@ -221,19 +210,21 @@ def _added_positions(settings: Any, stack: Stack, time: str) -> list[ModelPart]:
     chosen, width, own = settings.position, settings.added_width, size(stack.position)
     words = {"time": time, "width": width, "kind": chosen.kind}
     match chosen:
-        case Sinusoidal():
+        case position_config.Sinusoidal():
             by = [position.sinusoids, position.Sinusoidal.embed]
             return [part("sinusoidal", words | {"base": chosen.base}, own=own, by=by)]
-        case Concatenated():
+        case position_config.Concatenated():
             words |= {"base": chosen.base, "E": settings.width, "beside": width - settings.width}
             return [part("concatenated", words, own=own, by=[position.sinusoids, position.Concatenated.embed])]
-        case Learned():
+        case position_config.Learned():
             return [part("learned", words | {"context": f"{settings.context:,}"}, own=own, by=[position.Learned.embed])]
-        case T5Bias():
+        case position_config.T5Bias():
             return [part("t5-table", {"buckets": chosen.buckets, "H": settings.attention.heads}, own=own)]
-        case Disentangled():
+        case position_config.Disentangled():
             return [part("disentangled-table", words | {"rows": 2 * chosen.buckets}, own=own)]
-        case NoPosition() | Rotary() | ALiBi() | Relative():
+        case position_config.NoPosition() | position_config.Rotary() | position_config.ALiBi():
+            return []
+        case position_config.Relative():
             return []
         case _:  # declared elsewhere
             words["formula"] = type(stack.position).__doc__ or ""
@@ -244,18 +235,18 @@ def _scored_positions(settings: Any, stack: Stack, module: Any) -> list[ModelPar
     """Return positions that act on queries, keys or scores; a table shared by all layers is not counted here."""
     chosen, K = settings.position, settings.d_head
     match chosen:
-        case Rotary():
+        case position_config.Rotary():
             width = chosen.rotated(K)
             words = {"base": chosen.base, "width": width, "over": K if width == K else f"the first {width} of {K}"}
             return [part("rotary", words, by=[position.Rotary.rotate, position.Rotary.frequencies])]
-        case ALiBi():
+        case position_config.ALiBi():
             return [part("alibi", {}, by=[position.ALiBi.bias])]
-        case T5Bias():
+        case position_config.T5Bias():
             note = "one table for all layers, counted before them"
             return [part("t5-bias", {}, by=[position.T5Bias.bias, position.T5Bias.bucket], note=note)]
-        case Disentangled():
+        case position_config.Disentangled():
             return [part("disentangled", {}, by=[type(module).mix, position.Disentangled.distances])]
-        case Relative():
+        case position_config.Relative():
             own = size(module.relative_keys, module.relative_values)
             return [part("relative", {"rows": chosen.rows, "K": K}, own=own, by=[type(module).mix])]
     return []

@@ -44,8 +44,7 @@ class LineView(Picture):
         axes.axis("off")
 
         def write(x: float, row: float, text: str, **look: Any) -> None:
-            side = "right" if x < 0 else "left"
-            axes.text(x, row, text, ha=side, va="center", size=9, parse_math=False, **look)
+            axes.text(x, row, text, ha="right" if x < 0 else "left", va="center", size=9, parse_math=False, **look)
 
         left_row, right_row = ({token: row for row, token in enumerate(side)} for side in (left, right))
         for token, row in left_row.items():

@@ -10,7 +10,7 @@ maps.rollout()                   # attention through all layers (Abnar and Zuide
 import re
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 import torch
@@ -33,11 +33,8 @@ from weft.models.stack import Stack
 from weft.models.transformer import Transformer
 
 AttentionKind = Literal["encoder", "decoder", "cross"]
-NAMES: dict[AttentionKind, str] = {
-    "encoder": "encoder self-attention",
-    "decoder": "decoder self-attention",
-    "cross": "attention to the source",
-}
+NAMES: dict[AttentionKind, str] = {f: f"{f} self-attention" for f in get_args(AttentionKind)}
+NAMES["cross"] = "attention to the source"
 MAX_PROBABILITIES = 1 << 28  # probabilities of all maps together: 1 GiB in float32
 MAX_PAGE_BYTES = 2_000_000  # all packed maps of a page, so that a page of many views stays within 3 MB
 MAX_CELLS = 200  # cells along a side of a printed map; longer texts are pooled
@@ -133,15 +130,12 @@ class AttentionMaps(Picture):
     named: tuple[Head, ...] = ()  # heads with a recognised role (heads.py)
     scripts: ClassVar[tuple[str, ...]] = ("attention.js",)
 
-    @property
-    def kinds(self) -> list[AttentionKind]:
-        return [part.kind for part in self.parts]
-
     def part(self, kind: str | None = None) -> KindMaps:
         """Return the maps of one kind; by default those over the source, or the only ones."""
         part = self.parts[-1] if kind is None else next((each for each in self.parts if each.kind == kind), None)
         if part is None:
-            raise ConfigError(f"kind {kind!r}: this model has {' and '.join(self.kinds)} attention")
+            kinds = " and ".join(each.kind for each in self.parts)
+            raise ConfigError(f"kind {kind!r}: this model has {kinds} attention")
         return part
 
     def head(self, layer: int, head: int, kind: str | None = None, *, zoom: tuple[int, int] | None = None) -> HeadMap:
@@ -165,7 +159,7 @@ class AttentionMaps(Picture):
     def follow(
         self, word: str | int, layer: int | None = None, head: int | None = None, *, kind: str | None = None
     ) -> LineView:
-        """Return lines from a word, or a token's index, to the tokens it attends to, in one or all heads of a layer.
+        """Return lines from a word or a token's index to what it attends to, in one or all heads of a layer.
 
         By default it is the layer with the largest probability from the word to a distant token.
         """
@@ -199,10 +193,7 @@ class AttentionMaps(Picture):
         return HeadMap(title, TEXTS["rollout"], total.astype(np.float32), queries=part.queries, keys=part.keys)
 
     def figure(self) -> Figure:
-        """Return all heads as small maps: layers in rows, heads in columns, the kinds one below another.
-
-        The first row and column of maps have the tokens of the text, if they are few enough to be read.
-        """
+        """Return all heads as small maps: layers in rows, heads in columns, the kinds one below another."""
         widths, heights, margin = [], [], 0.0
         for layers, heads, queries, keys in (part.probabilities.shape for part in self.parts):
             side = max(queries, keys)
@@ -224,10 +215,9 @@ class AttentionMaps(Picture):
             axes.xaxis.tick_top()
             axes.xaxis.set_label_position("top")
             numbered = (axes.xaxis, axes.yaxis)
-            if _shows_tokens(part):
+            if _shows_tokens(part):  # beside the first row and column of maps
                 for axis, tokens, step in ((axes.xaxis, part.keys, pitch[1]), (axes.yaxis, part.queries, pitch[0])):
-                    cell = (step - 3) / len(tokens)
-                    positions = [2.5 + cell * (n + 0.5) for n in range(len(tokens))]
+                    positions = [2.5 + (step - 3) / len(tokens) * (n + 0.5) for n in range(len(tokens))]
                     axis.set_ticks(positions, map(shorten, tokens), parse_math=False)
                 axes.tick_params(length=0, labelsize=7, pad=1)
                 axes.tick_params(axis="x", rotation=90)

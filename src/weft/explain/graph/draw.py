@@ -227,5 +227,4 @@ def dot(labelled: LabelledGraph, root: Subgraph, opened: frozenset[str], *, shap
 
 def quoted(text: str) -> str:
     """Return a Graphviz string literal, with backslashes escaped because they would start an escape sequence."""
-    inner = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "")
-    return f'"{inner}"'
+    return '"{}"'.format(text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", ""))

@@ -24,8 +24,8 @@ class GradientRule(NamedTuple):
     def gradient(self, operand: str, names: Mapping[str, str]) -> str:
         """Return the formula of an operand's gradient; `names` replace the letters of operands and the result."""
         letters = {letter: letter for letter in (*self.operands, "y")} | dict(names)
-        formula = self.gradients[operand].format_map(letters | {"g": f"g_{letters['y']}"})
-        return f"g_{letters[operand]} = {formula}"
+        letters["g"] = f"g_{letters['y']}"
+        return f"g_{letters[operand]} = {self.gradients[operand].format_map(letters)}"
 
 
 _TABLE = tomllib.loads(Path(__file__).with_name("formulas.toml").read_text(encoding="utf-8"))

@@ -49,7 +49,8 @@ def variable_names(graph: Graph) -> list[str]:
             names.append(_parameter_name(node.name, path))
             continue
         key = _key(graph, node)
-        occurrence, cycle = seen[node.call, key], _cycle(kind, key)
+        of_kind = FUNCTIONS.get(kind, {})
+        occurrence, cycle = seen[node.call, key], of_kind.get(key, of_kind.get("*", []))
         seen[node.call, key] += 1
         module = _ending(reader_path(path), MODULES) if call and node.name == path else ""
         if module:
@@ -82,14 +83,7 @@ def scalar_label(graph: Graph, node: Node) -> str:
             return "1/√d_k"
     if node.function == "mul" and kind == "Transformer" and isclose(node.scalar**2, node.shape[-1], rel_tol=1e-4):
         return "√d_model"
-    if node.function == "add" and kind == "RMSNorm":
-        return "ε"
-    return short_number(node.scalar)
-
-
-def short_number(value: float) -> str:
-    """Return a number with at most four digits."""
-    return f"{value:.4g}".replace("-", "−")
+    return "ε" if node.function == "add" and kind == "RMSNorm" else f"{node.scalar:.4g}".replace("-", "−")
 
 
 def _key(graph: Graph, node: Node) -> str:
@@ -101,17 +95,11 @@ def _key(graph: Graph, node: Node) -> str:
     return " ".join(filter(None, (node.function, weight, "n" if node.scalar is not None else "")))
 
 
-def _cycle(kind: str, key: str) -> list[str]:
-    of_kind = FUNCTIONS.get(kind, {})
-    return of_kind.get(key, of_kind.get("*", []))
-
-
 def _steps(graph: Graph, call: int) -> int:
     """Return the number of steps of a recurrent layer: of its first product with W_ah until the input's next W_ax."""
     of_call = [node for node in graph.nodes if node.call == call]
     products = sum(_key(graph, node) == "linear weight_hh" for node in of_call)
-    layers = sum(node.kind == "parameter" and "weight_ih" in node.name for node in of_call)
-    return max(1, products // max(1, layers))
+    return max(1, products // max(1, sum(node.kind == "parameter" and "weight_ih" in node.name for node in of_call)))
 
 
 def _parameter_name(name: str, path: str) -> str:
