@@ -203,8 +203,8 @@ def _shared_passages(
             index = int(np.searchsorted(block.starts, first, side="right")) - 1
             byte = int(block.offsets[index]) + first - int(block.starts[index])
             words = block.text[first : min(last, first + MAX_PASSAGE_BYTES)].decode(errors="ignore")
-            document = int(block.documents[index]) + 1
-            shared.append(SharedPassage(number, document, byte, bytes=last - first, words=words))
+            at = (number, int(block.documents[index]) + 1, byte)
+            shared.append(SharedPassage(*at, bytes=last - first, words=words))
     return shared
 
 
@@ -286,8 +286,7 @@ def _short_documents(units: Hashes, document: Ids, unknown: Ids, *, n: int) -> N
     valid = (sizes < n) & (unknown[ends] == unknown[begins])
     inside = np.arange(len(units)) - np.repeat(begins, sizes)
     sums = np.add.reduceat(units * POSITION_POWERS[np.minimum(inside, len(POSITION_POWERS) - 1)], begins)
-    hashes = _mix(sums[valid] + sizes[valid].astype(np.uint64) * LETTER)
-    return NGrams(hashes, begins[valid], ends[valid] - 1)
+    return NGrams(_mix(sums[valid] + sizes[valid].astype(np.uint64) * LETTER), begins[valid], ends[valid] - 1)
 
 
 def _begins_word(kind: Bytes, kept: Ids) -> npt.NDArray[np.bool_]:

@@ -163,8 +163,7 @@ def token_scores(
             yield from _score_lanes(model, text, options, tokens=total)
             return
         # batches of equal length; the last, shorter window is alone, so that nothing is padded
-        by_length = groupby(windows(total, options.length, options.stride), key=lambda window: window.length)
-        for _, same_length in by_length:
+        for _, same_length in groupby(windows(total, options.length, options.stride), lambda window: window.length):
             while batch := list(islice(same_length, options.batch)):
                 scores = _score(model, text, options, batch=batch)
                 any_scored = any_scored or len(scores.nats) > 0
@@ -174,11 +173,9 @@ def token_scores(
 
 
 def _score_lanes(model: LanguageModel, text: Tokens, options: ScoringOptions, *, tokens: int) -> Iterator[TokenScores]:
-    """Yield −log p with states carried from window to window.
-
-    Lanes start from zero states, so there are few: at most one window in MIN_LANE_WINDOWS has a cold start.
-    """
+    """Yield −log p with states carried from window to window, in few lanes, because each starts from a zero state."""
     device, length, predictions = device_of(model), options.length, tokens - 1
+    # at most one window in MIN_LANE_WINDOWS has a cold start
     lanes = max(1, min(options.batch, predictions // (MIN_LANE_WINDOWS * length)))
     each, rest = divmod(predictions, lanes)
     steps = [(range(lanes), begin, min(length, each - begin)) for begin in range(0, each, length)]
@@ -240,8 +237,7 @@ def _score(model: LanguageModel, text: Tokens, options: ScoringOptions, *, batch
     features = model.features(rows[:, :-1], **inputs)
     scored = torch.from_numpy(mask).to(device)
     losses = token_losses(model, features[scored], rows[:, 1:][scored])
-    starts = np.array([[window.start] for window in batch])
-    positions = starts + np.arange(1, length + 1) - (options.first is not None)
+    positions = np.array([[window.start] for window in batch]) + np.arange(1, length + 1) - (options.first is not None)
     return TokenScores(positions[mask], losses.double().cpu().numpy(), context[mask])
 
 
@@ -256,8 +252,7 @@ def token_losses(model: LanguageModel, features: Tensor, targets: Tensor, *, max
     """Return −log p (N,) of targets (N,) from features (N, …); the LM head computes a slice at a time."""
     if not len(targets):
         return features.new_zeros(0)
-    vocab_size: int = model.config.vocab_size  # type: ignore[attr-defined]
-    rows = max(1, max_logits // vocab_size)
+    rows = max(1, max_logits // model.config.vocab_size)  # type: ignore[attr-defined]
     parts = zip(features.split(rows), targets.split(rows), strict=True)
     return torch.cat([F.cross_entropy(model.head(x[None])[0].float(), y, reduction="none") for x, y in parts])
 
@@ -285,10 +280,7 @@ def surprisals(model: LanguageModel, ids: Sequence[int], before: Sequence[int], 
 
 @torch.no_grad()
 def prompt_logprobs(model: LanguageModel, prompt: Prompt, top: int) -> list[Logprobs]:
-    """Return log p of each token of a prompt, and of the `top` likeliest at its position; none of the first token.
-
-    A prompt longer than the model's window is read in windows that overlap by half.
-    """
+    """Return log p of each token of a prompt, and of the `top` likeliest at its position; none of the first token."""
     vocab_size = output_vocab_size(model, prompt.vocab_size)
     rows, settings = max(1, HEAD_ELEMENTS // vocab_size), Sampling(logprobs=top)
     logprobs = [NO_LOGPROBS]
@@ -300,16 +292,11 @@ def prompt_logprobs(model: LanguageModel, prompt: Prompt, top: int) -> list[Logp
 
 
 def _predictions(model: LanguageModel, tokens: Tensor, length: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield features (N, …) before consecutive tokens of a text, and these tokens (N,); the first token has none.
-
-    Windows of `length` tokens overlap by half, and each is read in chunks with pauses between them.
-    """
+    """Yield features (N, …) before the tokens (N,) after a text's first, in chunks of windows that overlap by half."""
     with evaluating(model) as device:
         for window in windows(len(tokens), length, max(1, length // 2)):
-            row, state = (
-                tokens[window.start : window.start + window.length + 1].to(device),
-                model.start(1, window.length),
-            )
+            row = tokens[window.start : window.start + window.length + 1].to(device)
+            state = model.start(1, window.length)
             for first in range(0, window.length, READ_CHUNK):
                 pause()
                 last = min(first + READ_CHUNK, window.length)

@@ -237,17 +237,10 @@ def manifest_of(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def verify(path: Path) -> dict[str, Any]:
-    """Return a checkpoint's manifest, after checking every file's checksums; raise an error that names any damage."""
-    manifest = manifest_of(path)
-    for name, expected in manifest["files"].items():
+def verify(path: Path) -> Path:
+    """Return the path of a checkpoint after checking every file's checksums; raise an error that names any damage."""
+    for name, expected in manifest_of(path)["files"].items():
         tensors.check(path / name, expected["sha256"])
-    return manifest
-
-
-def verified(path: Path) -> Path:
-    """Return the path of a checkpoint after checking every file's checksums."""
-    verify(path)
     return path
 
 
@@ -259,7 +252,7 @@ def complete(path: Path) -> Path:
 
 def newest_good(folder: Path) -> tuple[Path, list[str]]:
     """Return the newest intact checkpoint, and a message for each damaged one that was skipped."""
-    return find(folder, "latest", verified)
+    return find(folder, "latest", verify)
 
 
 def find(folder: Path, which: Literal["best", "latest"], use: Callable[[Path], T]) -> tuple[T, list[str]]:
@@ -305,7 +298,7 @@ def intact(folder: Path, before: int | None = None) -> Iterator[Path]:
     for path in reversed(checkpoints(folder)):
         if before is None or step_of(path) < before:
             with suppress(RunError):
-                yield verified(path)
+                yield verify(path)
 
 
 def load_weights(path: Path, model: nn.Module) -> None:

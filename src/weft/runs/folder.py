@@ -84,9 +84,8 @@ class RunFolder:
 
     def event(self, name: str, /, **details: Any) -> None:
         """Append an event to events.jsonl, with the time. A full disk doesn't stop the run."""
-        line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": name, **details}
         try:
-            append(self.events, line)
+            append(self.events, {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": name, **details})
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
                 raise
@@ -191,10 +190,7 @@ def lock_run(run: RunFolder) -> Iterator[None]:
 
 
 def _refuse_links(run: RunFolder) -> None:
-    """Refuse links out of a run's folder: a run may be untrusted, and nothing outside it must be written or removed.
-
-    Only `latest` and `best` are links, to checkpoints in the same folder.
-    """
+    """Refuse links out of a run's folder, which may be untrusted; `latest` and `best` link to checkpoints inside it."""
     for folder in (run.path, run.checkpoints, run.data):
         entries = list(os.scandir(folder)) if folder.is_dir() else []
         links = [entry.path for entry in entries if entry.is_symlink()]
@@ -202,8 +198,8 @@ def _refuse_links(run: RunFolder) -> None:
             raise RunError(f"{special[0]}: a pipe or a device, to which weft can't write; move it away")
         for link in links:
             if folder != run.checkpoints or os.path.dirname(os.readlink(link)):
-                hint = "replace it with its target"
-                raise RunError(f"{link}: a link, through which weft would write outside the run; {hint}")
+                hint = "through which weft would write outside the run; replace it with its target"
+                raise RunError(f"{link}: a link, {hint}")
 
 
 @contextmanager
@@ -212,8 +208,7 @@ def writing(target: Path, what: str = "") -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise RunError(f"{target}: {what}cannot be written: {reason}") from None
+        raise RunError(f"{target}: {what}cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
 
 def open_run(path: Path | str) -> RunFolder:
@@ -258,10 +253,7 @@ def note_files(run: RunFolder) -> None:
 
 
 def changed_files(run: RunFolder, origin: bool = False) -> list[str]:
-    """Return a message for each file that was changed, added or removed since the hashes were recorded.
-
-    `origin` includes the original files of an imported model, which only an export reads.
-    """
+    """Return a message per file changed, added or removed since it was recorded; `origin`: also those of an import."""
     recorded = next((e["sha256"] for e in reversed(read_lines(run.events)) if e["event"] == "files"), None)
     if recorded is None:
         return []

@@ -38,17 +38,11 @@ def source_table(sources: Lines, metrics: Lines) -> Table:
     """Return the epochs of each source of a mixture: weight × tokens read ÷ tokens of the source."""
     read = next((line["tokens"] for line in reversed(metrics) if "tokens" in line), 0)
     total = sum(source["weight"] for source in sources)
-    rows = [
-        (
-            str(source["name"]),
-            short(source["tokens"]),
-            f"{source['weight'] / total:.0%}",
-            short(round(source["weight"] / total * read)),
-            f"{source['weight'] / total * read / source['tokens']:.2f}",
-        )
-        for source in sources
-        if source["tokens"]
-    ]
+    rows = []
+    for source in (source for source in sources if source["tokens"]):
+        share = source["weight"] / total
+        epochs = f"{share * read / source['tokens']:.2f}"
+        rows.append((str(source["name"]), short(source["tokens"]), f"{share:.0%}", short(round(share * read)), epochs))
     header = ("source", "tokens", "weight", "read", "epochs")
     return Table(header, rows if len(rows) > 1 else [], "Epochs by source" if len(rows) > 1 else "")
 
@@ -63,5 +57,4 @@ def event_table(rollbacks: Lines, discarded: Sequence[int], resumes: Lines) -> T
     rows += [(event["step"], "resumed", "") for event in resumes if "step" in event]
     shown = [(f"{step:,}", name, about) for step, name, about in sorted(rows)]
     summary = f"rollbacks {len(rollbacks)}, discarded updates {len(discarded)}, resumed {len(resumes)} times"
-    header = ("step", "event", "") if shown else ("", "", "")
-    return Table(header, shown, "Logbook", [summary], text=(1, 2))
+    return Table(("step", "event", "") if shown else ("", "", ""), shown, "Logbook", [summary], text=(1, 2))
