@@ -98,10 +98,8 @@ class TokenizerComparison(Charts):
 
     def charts(self) -> Sequence[Plot]:
         looks = [Look(f"c{n % 4}", MARKERS[n % len(MARKERS)], width=0) for n in range(len(self.measures))]
-        series = [
-            Series(measure.label, [(measure.entries, measure.bytes_per_token)], look)
-            for measure, look in zip(self.measures, looks, strict=True)
-        ]
+        pairs = zip(self.measures, looks, strict=True)
+        series = [Series(each.label, [(each.entries, each.bytes_per_token)], look) for each, look in pairs]
         x = Axis("vocabulary size", log=True, format="count", pad=0.12)
         y = Axis("bytes per token, held-out text", includes=(0.0,), pad=0.12)
         return [Plot("Bytes per token by vocabulary size", series, x, y, size=(480, 330))]
@@ -119,10 +117,9 @@ class TokenizerComparison(Charts):
             speeds.append((m.label, *shares, training, *(f"{rate:.2f}" for rate in rates)))
         columns = ("tokenizer", "entries", "bytes/token", "tokens/byte", "tokens/word", "unknown", "exact")
         more = ("tokenizer", "used", "rare", "<unk>", "training", "encode", "batched", "decode")
-        return [
-            Table(columns, lengths, f"Held-out text: {first.bytes:,} bytes, {first.words:,} words", [TEXTS["unknown"]]),
-            Table(more, speeds, "Vocabulary and speed", [TEXTS["used"]]),
-        ]
+        title = f"Held-out text: {first.bytes:,} bytes, {first.words:,} words"
+        held_out = Table(columns, lengths, title, [TEXTS["unknown"]])
+        return [held_out, Table(more, speeds, "Vocabulary and speed", [TEXTS["used"]])]
 
     def text(self) -> str:
         lines = [f"“{self.sentence}”"]

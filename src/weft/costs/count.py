@@ -295,12 +295,8 @@ def orthogonal_flops(model: Config, rounds: int, adapter: LoRA | None = None) ->
     """Return the FLOPs of one update by Muon: for each matrix of a block, `rounds` times x xᵀ, its square, and that
     times x. Other optimizers have 0 rounds: elementwise operations are not counted."""
     if adapter is not None:
-        shapes = [
-            shape
-            for linear in adapted_linears(model, adapter)
-            for height in linear.heights
-            for shape in ((adapter.rank, linear.inputs), (height, adapter.rank))
-        ]
+        sides = [(linear.inputs, height) for linear in adapted_linears(model, adapter) for height in linear.heights]
+        shapes = [shape for width, height in sides for shape in ((adapter.rank, width), (height, adapter.rank))]
     elif isinstance(model, config.TransformerConfig):
         linears = {linear.name: linear for layer in layers_linears(model) for linear in layer}
         shapes = [(height, linear.inputs) for linear in linears.values() for height in linear.heights]

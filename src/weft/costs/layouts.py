@@ -60,10 +60,7 @@ class TrainingJob:
         """Numbers of parameters. Tensor parallelism splits the "layers" (the largest is a "layer") and the weights
         "below" and "above" them, but not the "replicated" ones of a layer (norms, biases of row-split matrices) nor
         "positions". A "tied" embedding is also needed by the last pipeline stage."""
-        parts, tied = (
-            {part.name: part.parameters for part in self.cost.components},
-            self.vocab_size * self.model.d_model,
-        )
+        parts = {part.name: part.parameters for part in self.cost.components}
         blocks = [block_linears(self.model, cross) for _, _, cross in stacks(self.model)]
         biases = [sum(sum(spec.heights) for spec in block if spec.bias and spec.by_rows) for block in blocks]
         split = [sum(spec.parameters for spec in block) - bias for block, bias in zip(blocks, biases, strict=True)]
@@ -75,7 +72,7 @@ class TrainingJob:
             "positions": parts.get("positions", 0),
             "below": parts.get("embeddings", 0),
             "above": parts.get("logits", 0) + parts.get("head", 0),
-            "tied": 0 if parts.get("logits", 0) >= tied else parts.get("embeddings", 0),
+            "tied": 0 if parts.get("logits", 0) >= self.vocab_size * self.model.d_model else parts.get("embeddings", 0),
         }
 
     @cached_property

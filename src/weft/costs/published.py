@@ -62,10 +62,9 @@ def gpt3_tables() -> list[Table]:
     remarks = [f"{name}: {PRESETS[name][1]}." for name in inconsistent]
     header = ("preset", "slide", "weft", "differs", "layers", "d_model", "heads", "d_head")
     notes = ["Batch sizes are in tokens. Petaflop/s-days are those of training on 300 billion tokens."]
-    return [
-        Table(header, rows, "GPT-3's sizes (Brown et al. 2020, table 2.1)", remarks),
-        Table(("preset", "batch", "rate", "PF/s-days"), training, "Their training", [*notes, TEXTS["compute-claims"]]),
-    ]
+    sizes_table = Table(header, rows, "GPT-3's sizes (Brown et al. 2020, table 2.1)", remarks)
+    columns = ("preset", "batch", "rate", "PF/s-days")
+    return [sizes_table, Table(columns, training, "Their training", [*notes, TEXTS["compute-claims"]])]
 
 
 # Zhang et al. 2022, table 1, and the slide: FLOPs of an update (NaN where the slide cannot be read) and their shares in
@@ -100,9 +99,8 @@ def opt_table() -> tuple[Table, Table]:
     """Compare the slide's columns with the count that reproduces them, and show weft's count of the same sizes."""
     slide, ours = [], []
     for row in OPT:
-        (matched, shares), (counted, our_shares) = (
-            _update_and_shares(flops(row)) for flops in (opt_slide_flops, opt_flops)
-        )
+        matched, shares = _update_and_shares(opt_slide_flops(row))
+        counted, our_shares = _update_and_shares(opt_flops(row))
         printed = (f"{row.projections:.0f}", f"{row.feedforward:.0f}", f"{row.attention:.1f}", f"{row.logits:.1f}")
         cells = (f"{slide_share} | {share:4.1f}" for slide_share, share in zip(printed, shares, strict=True))
         slide.append((row.name, f"{'?' if isnan(row.update) else f'{row.update:.1e}'} | {matched:.2e}", *cells))

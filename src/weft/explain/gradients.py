@@ -163,11 +163,8 @@ class GradientNorms(Charts):
             cells = ["" if pair is None else table_number(pair[0]) for pair in norms]
             stream = [table_number(self.stream[layer]) if layer in self.stream else ""] if self.stream else []
             rows.append((layer, *stream, *cells))
-        outside = [
-            (group.part, table_number(norm), table_number(norm / size) if size else "")
-            for group, (norm, size) in self.parameters.items()
-            if not group.layer
-        ]
+        alone = [(group.part, *norms) for group, norms in self.parameters.items() if not group.layer]
+        outside = [(part, table_number(norm), table_number(norm / size) if size else "") for part, norm, size in alone]
         norm = sum(part**2 for part, _ in self.parameters.values()) ** 0.5
         remark = f"The loss is {self.what}: {self.loss:.3f}. The norm of its whole gradient is {table_number(norm)}."
         if 0 < self.clip < norm:

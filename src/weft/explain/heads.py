@@ -139,13 +139,9 @@ class HeadTable(Picture):
             for head in self.heads()
         ]
         maps = self._maps({kind: f"{name}: " for kind, name in NAMES.items()})
-        return template("heads.html").render(
-            maps=[each for row in maps for each in row if each is not None],
-            named=self._role_lines(),
-            heads=rows[:LISTED_HEADS],
-            others=rows[LISTED_HEADS:],
-            columns=[COLUMNS[name][0] for name in self.known],
-        )
+        drawn, columns = [small for row in maps for small in row if small], [COLUMNS[name][0] for name in self.known]
+        listed = {"heads": rows[:LISTED_HEADS], "others": rows[LISTED_HEADS:], "columns": columns}
+        return template("heads.html").render(maps=drawn, named=self._role_lines(), **listed)
 
     def figure(self) -> Figure:
         return small_multiples(self._maps({kind: f"{kind} " for kind in NAMES}), self.title)

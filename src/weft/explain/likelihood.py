@@ -79,17 +79,13 @@ class Likelihood(Charts):
             ("7", "solution", "p(w) = n/N", ", ".join(f"{word} {n}/{N}" for word, n in short) + more),
             ("8", "a maximum", "∂²Λ/∂p² = −n/p² < 0", f"ℓ = {best:.3f}; with equal p: {uniform:.3f}"),
         ]
-        rows = [
-            (word, str(n), f"{n}/{N}", f"{n / N:.4f}", f"{n / (n / N) - N:.0f}", f"{p:.4f}")
-            for word, n, p in zip(self.words, self.counts, self.probabilities, strict=True)
-        ]
+        columns = zip(self.words, self.counts, self.probabilities, strict=True)
+        rows = [(w, str(n), f"{n}/{N}", f"{n / N:.4f}", f"{n / (n / N) - N:.0f}", f"{p:.4f}") for w, n, p in columns]
         result = f"The estimate differs from the model by at most {self.difference:.1e}."
         if self.difference > 1e-4:
             result += f" {TEXTS['likelihood-smoothed']}"
-        return [
-            Table(("", "step", "formula", "here"), steps, self.title, text=(0, 1, 2, 3)),
-            Table(("word", "n", "n/N", "p", "n/p − λ", "model"), rows, "", [result]),
-        ]
+        derivation = Table(("", "step", "formula", "here"), steps, self.title, text=(0, 1, 2, 3))
+        return [derivation, Table(("word", "n", "n/N", "p", "n/p − λ", "model"), rows, "", [result])]
 
 
 def likelihood(model: LanguageModel, tokenizer: Tokenizer, text: str) -> Likelihood:

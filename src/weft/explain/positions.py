@@ -75,11 +75,8 @@ class Positions(Charts):
             remark = TEXTS["rotated-products"].format(shifts=", ".join(map(str, SHIFTS[1:])))
             tables.append(Table(("positions", "pairs", "differs by"), rows, "Rotated products", [remark], text=(0, 1)))
         distances = [distance for distance in (0, 1, 2, 4, 8, 16, 64) if distance < self.length]
-        curves = [
-            (each.name, name, *(f"{curve[distance]:.3f}" for distance in distances))
-            for each in self.encodings
-            for name, curve in each.curves.items()
-        ]
+        named = [(each.name, name, curve) for each in self.encodings for name, curve in each.curves.items()]
+        curves = [(kind, name, *(f"{curve[n]:.3f}" for n in distances)) for kind, name, curve in named]
         return [*tables, Table(("positions", "", *map(str, distances)), curves, "Against distance", text=(0, 1))]
 
 

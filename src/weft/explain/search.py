@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import exp
@@ -215,9 +214,7 @@ def _decimal(value: float) -> str:
     return f"{value + 0.0:.2f}".replace("-", "−")
 
 
-def _draw(
-    axes: Any, tree: SearchTree, layout: TreeLayout, *, results: Sequence[str], origin: tuple[float, float]
-) -> None:
+def _draw(axes: Any, tree: SearchTree, layout: TreeLayout, *, results: list[str], origin: tuple[float, float]) -> None:
     x, y = origin[0], origin[1] + 30
     font = {"family": families(), "parse_math": False, "va": "center_baseline"}
     axes.text(x, origin[1] + 16, TITLES[tree.name], fontsize=FONT * 0.72, weight="bold", **font)

@@ -86,9 +86,7 @@ class Surprise(Picture):
 
     def text(self) -> str:
         columns = zip(count(1), self.tokens, self.nats, self.ranks, self.guesses, strict=False)
-        scored = [
-            (nats, position, token, rank, top) for position, token, nats, rank, top in columns if nats is not None
-        ]
+        scored = [(nats, n, token, rank, top) for n, token, nats, rank, top in columns if nats is not None]
         rows = []
         for nats, position, token, rank, guesses in sorted(scored, key=lambda row: -row[0])[:MAX_ROWS]:
             surprisal = f"{nats:.2f}" if math.isfinite(nats) else "∞"

@@ -68,11 +68,9 @@ def state_gradients(
         hook.remove()
     size, norms = len(calls[0]), []
     for start in range(0, len(every), size):
-        of_output, *of_state = every[start : start + size]
+        of_output, *states = every[start : start + size]
         # the output of a step is the hidden state of the top layer
-        parts = [
-            torch.zeros_like(t) if g is None else g for g, t in zip(of_state, calls[start // size][1:], strict=True)
-        ]
+        parts = [torch.zeros_like(t) if g is None else g for g, t in zip(states, calls[start // size][1:], strict=True)]
         parts[0] = torch.cat([parts[0][:-1], parts[0][-1:] + (0 if of_output is None else of_output.transpose(0, 1))])
         norms.append(float(torch.stack(parts).float().norm()))
     return StateGradients(tuple(norms), _bound(stack, norms)), loss
@@ -116,9 +114,7 @@ class TimeGradients(Charts):
     def tables(self) -> list[Table]:
         named = {**self.cells, **{f"Elman, radius {radius:g}": found for radius, found in self.radii.items()}}
         title = f"‖∂loss/∂h_t‖ relative to the last step's, untrained models of width {self.d_model}"
-        rows = [
-            (str(radius), *map(table_number, (norm, self._clipped()[radius]))) for radius, norm in self.weights.items()
-        ]
+        rows = [(str(r), *map(table_number, (norm, self._clipped()[r]))) for r, norm in self.weights.items()]
         clipping = Table(("radius", "norm", "clipped"), rows, "Norm of the weights' gradient, by spectral radius")
         return [state_table(named, title, [TEXTS["time-gradients-table"]]), clipping]
 
@@ -136,9 +132,7 @@ def state_table(named: Mapping[str, StateGradients], title: str = "", remarks: S
     return Table(("steps back", *map(str, steps)), rows, title, remarks)
 
 
-def state_chart(
-    named: Mapping[str, StateGradients], title: str = "of the hidden states", y: Axis | None = None
-) -> Plot:
+def state_chart(named: dict[str, StateGradients], title: str = "of the hidden states", y: Axis | None = None) -> Plot:
     """Plot the norms against time, each with its bound as a dotted line."""
     time, series = max(len(each.norms) for each in named.values()), []
     for index, (name, each) in enumerate(named.items()):

@@ -107,13 +107,10 @@ def write_files(folder: Path, copy: Snapshot) -> None:
 
 def write_manifest(folder: Path, step: int, tied: Mapping[str, str]) -> None:
     """Write the manifest of a checkpoint whose other files are complete."""
-    checksums = {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": files.checksums(path)}
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    sums = {p.relative_to(folder).as_posix(): {"bytes": p.stat().st_size, "sha256": files.checksums(p)} for p in paths}
     about = {"format": FORMAT, "run": RunFolder(folder.parent.parent).id(), "step": step, "torch": torch.__version__}
-    manifest = {**about, "tied": dict(tied), "files": checksums}
+    manifest = {**about, "tied": dict(tied), "files": sums}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 

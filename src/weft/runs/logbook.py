@@ -49,10 +49,7 @@ def source_table(sources: Lines, metrics: Lines) -> Table:
 
 def event_table(rollbacks: Lines, discarded: Sequence[int], resumes: Lines) -> Table:
     """Return what happened to the run, step by step, and how often."""
-    rows = [
-        (event["step"], "rollback", f"to step {event['to']}; learning rate × {general(event['rate'], 3)}")
-        for event in rollbacks
-    ]
+    rows = [(e["step"], "rollback", f"to step {e['to']}; learning rate × {general(e['rate'], 3)}") for e in rollbacks]
     rows += [(step, "update discarded", "loss or gradient norm out of bounds") for step in discarded]
     rows += [(event["step"], "resumed", "") for event in resumes if "step" in event]
     shown = [(f"{step:,}", name, about) for step, name, about in sorted(rows)]

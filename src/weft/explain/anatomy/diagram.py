@@ -26,15 +26,8 @@ ARROW = {"arrowstyle": "->", **LINE, "shrinkA": 0, "shrinkB": 0}
 LOOP = {**ARROW, "connectionstyle": "arc3,rad=1.4"}
 ANCHORS = {"start": "left", "middle": "center", "end": "right"}
 # a light shade for each kind of part, by a word in its name
-FILLS = {
-    "norm": "#f3ecd2",
-    "attention": "#cfe3f2",
-    "embedding": "#e4e4ea",
-    "positions": "#e4e4ea",
-    "logits": "#f6d9cc",
-    "sentence": "#f6d9cc",
-    "": "#d9ead6",
-}
+FILLS = {"norm": "#f3ecd2", "attention": "#cfe3f2", **dict.fromkeys(("embedding", "positions"), "#e4e4ea")}
+FILLS |= {**dict.fromkeys(("logits", "sentence"), "#f6d9cc"), "": "#d9ead6"}
 
 
 class DiagramPoint(NamedTuple):
@@ -161,9 +154,7 @@ def unrolled(column: ModelPart) -> Diagram:
 
 def beside(left: Diagram, right: Diagram) -> Diagram:
     """Draw two diagrams side by side."""
-    moved = [
-        shape._replace(points=tuple(DiagramPoint(x + left.width, y) for x, y in shape.points)) for shape in right.shapes
-    ]
+    moved = [s._replace(points=tuple(DiagramPoint(x + left.width, y) for x, y in s.points)) for s in right.shapes]
     return Diagram(left.width + right.width, max(left.height, right.height), [*left.shapes, *moved])
 
 

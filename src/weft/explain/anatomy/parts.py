@@ -71,23 +71,19 @@ class ModelPart:
 
     def settings(self, config: Config) -> list[str]:
         """Return the settings that chose the part as a recipe writes them, such as `model.norm.kind = "layer"`."""
-        values: dict[str, Any] = {
-            key: reduce(lambda value, step: getattr(value, step, None), key.split("."), cast(Any, config))
-            for key in self.keys.split()
-        }
-        return [f"model.{key} = {_toml(value)}" for key, value in values.items() if value is not None]
+        lines = []
+        for key in self.keys.split():
+            value = reduce(lambda value, step: getattr(value, step, None), key.split("."), cast(Any, config))
+            number = f"{value:g}" if isinstance(value, float) else value
+            text = json.dumps(value) if isinstance(value, str | bool) else number
+            lines += [] if value is None else [f"model.{key} = {text}"]
+        return lines
 
 
 def part(entry: str, words: Mapping[str, object], *, own: int = 0, by: Sequence[Any] = (), note: str = "") -> ModelPart:
     """Return the part `entry` of parts.toml, with its texts filled by `words`."""
     texts: dict[str, Any] = {"name": entry} | {key: text.format_map(words) for key, text in TABLE[entry].items()}
     return ModelPart(**texts, own=own, by=tuple(by), note=note)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, str | bool):
-        return json.dumps(value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def size(*members: nn.Module | nn.Parameter | None) -> int:

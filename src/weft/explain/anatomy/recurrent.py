@@ -40,10 +40,8 @@ def bahdanau_columns(model: Bahdanau) -> tuple[ModelPart, ...]:
     source = _embedding(settings, model.source_embedding, "source", time="S")
     encoder = _layers(settings, model.encoder, "encoder layer, bidirectional", time="S")
     target, decoder = _embedding(settings, model.embedding, "token"), _layers(settings, model.decoder, "decoder layer")
-    return (
-        ModelPart("encoder", parts=(source, *encoder, bridge)),
-        ModelPart("decoder", parts=(target, replace(attention, reads=True), *decoder, readout, logits)),
-    )
+    reading = (target, replace(attention, reads=True), *decoder, readout, logits)
+    return ModelPart("encoder", parts=(source, *encoder, bridge)), ModelPart("decoder", parts=reading)
 
 
 def ngram_columns(model: NGram) -> tuple[ModelPart, ...]:

@@ -32,10 +32,8 @@ def transformer_columns(model: Transformer) -> tuple[ModelPart, ...]:
         words["V"] = f"{settings.source_vocab_size or settings.vocab_size:,}"
         note = "shares the target's embedding table, counted there" if model.source_embedding is None else ""
         source = part("source-embedding", words, own=size(model.source_embedding), by=[Transformer.embed], note=note)
-        return (
-            ModelPart("encoder", parts=(source, *_stack(settings, model.encoder, "S"))),
-            ModelPart("decoder", parts=(embedding, *_stack(settings, model.decoder, "T"), *_heads(model))),
-        )
+        encoder = ModelPart("encoder", parts=(source, *_stack(settings, model.encoder, "S")))
+        return encoder, ModelPart("decoder", parts=(embedding, *_stack(settings, model.decoder, "T"), *_heads(model)))
     stack = model.decoder or model.encoder
     assert stack is not None
     parts = [embedding]
@@ -96,9 +94,7 @@ def _block(settings: BlockConfig, layer: Any, stack: Stack, *, time: str) -> tup
     return tuple(each for inside, skip in parts for each in _sublayer(settings, inside, skip, time=time))
 
 
-def _parallel(
-    settings: BlockConfig, layer: Any, inside: tuple[ModelPart, ModelPart], *, time: str
-) -> tuple[ModelPart, ...]:
+def _parallel(settings: BlockConfig, layer: Any, inside: tuple[ModelPart, ...], *, time: str) -> tuple[ModelPart, ...]:
     """Return sublayers that both read the block's input and are added in one sum."""
     skips = layer.attention_skip, layer.feedforward_skip
     norms = [_norm("norm", skip.norm, time=time, width=settings.d_model) for skip in skips if skip.norm is not None]

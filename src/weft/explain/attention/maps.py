@@ -232,9 +232,7 @@ class AttentionMaps(Picture):
                 axis.set_ticks([step * (number + 0.5) for number in range(count)], range(count))
                 axis.set_tick_params(length=0, labelsize=8)
                 axis.set_label_text(label)
-            bar = figure.colorbar(
-                image, ax=axes, shrink=min(1.0, 3.0 / height), aspect=20, pad=0.02, label="probability"
-            )
+            bar = figure.colorbar(image, ax=axes, shrink=min(1, 3 / height), aspect=20, pad=0.02, label="probability")
             bar.set_ticks([0.0, 0.01, 0.1, 0.25, 0.5, 1.0], labels=["0", "0.01", "0.1", "0.25", "0.5", "1"])
             bar.ax.tick_params(labelsize=7)
             bar.outline.set_linewidth(0.4)

@@ -247,11 +247,8 @@ def _columns(
     vertices: Sequence[Vertex], boxes: Sequence[Size], x: Sequence[float]
 ) -> tuple[tuple[float, ...], dict[tuple[int, int], int]]:
     """Return the gaps between columns, and the column of each vertex's left (0), port (1) and right (2)."""
-    sides = [
-        (x[n] + (0.0, boxes[n].port, boxes[n].width)[side], n, side)
-        for n, vertex in enumerate(vertices)
-        for side in ((0, 1, 2) if vertex.child != OUTSIDE else (1,))
-    ]
+    ends = [(n, side) for n, vertex in enumerate(vertices) for side in ((0, 1, 2) if vertex.child != OUTSIDE else (1,))]
+    sides = [(x[n] + (0.0, boxes[n].port, boxes[n].width)[side], n, side) for n, side in ends]
     gaps: list[float] = []
     column_of: dict[tuple[int, int], int] = {}
     last = float("-inf")

@@ -89,9 +89,7 @@ def scalar_label(graph: Graph, node: Node) -> str:
 def _key(graph: Graph, node: Node) -> str:
     """Return the function of a node, with the parameter it multiplies or an n for a number, as names.toml writes it."""
     weights = (graph.nodes[source].name for _, source in node.arguments if graph.nodes[source].kind == "parameter")
-    weight = next(
-        (LAYER.sub("", name).split(".")[-1] for name in weights if "weight" in name and LAYER.search(name)), ""
-    )
+    weight = next((LAYER.sub("", w).split(".")[-1] for w in weights if "weight" in w and LAYER.search(w)), "")
     return " ".join(filter(None, (node.function, weight, "n" if node.scalar is not None else "")))
 
 
