@@ -187,10 +187,7 @@ def shipped_comparisons() -> dict[str, Traversable]:
 
 
 def tables_of(source: str) -> Tree | None:
-    """Return the tables of a comparison's file or of one shipped with weft; None if `source` is neither.
-
-    A contender written as a recipe's name, or as a table of `recipe` and changes, becomes a table with `changes`.
-    """
+    """Return the tables of a comparison's file or of one shipped with weft; None if `source` is neither."""
     if source in (shipped := shipped_comparisons()):
         with resources.as_file(shipped[source]) as file:
             tree = read_toml(file)
@@ -205,7 +202,7 @@ def tables_of(source: str) -> Tree | None:
     for key in ("contenders", "data", "settings"):
         if not isinstance(tree.get(key, {}), Mapping):
             raise ConfigError(f"{key} = {tree[key]!r}: expected a table")
-    for name, value in tree["contenders"].items():
+    for name, value in tree["contenders"].items():  # a recipe's name, or a table of `recipe` and changes
         table = {"recipe": value} if isinstance(value, str) else value
         if not isinstance(table, Mapping) or not isinstance(table.get("recipe"), str):
             raise ConfigError(f'contenders.{name}: expected a recipe\'s name, or a table with recipe = "…"')
@@ -219,17 +216,13 @@ def tables_of(source: str) -> Tree | None:
 
 @dataclass(frozen=True)
 class ComparisonRequest:
-    """Arguments and options of a command.
+    """Arguments and options of a command. In `options` and `budget`, None means not given."""
 
-    `words` are contenders, or the file or name of one comparison, and key=value settings for all of them. `options`
-    are fields of an experiment. In `options` and `budget`, None means not given.
-    """
-
-    words: Sequence[str] = ()
+    words: Sequence[str] = ()  # contenders, or the file or name of a comparison, and key=value settings for all
     data: Sequence[str] = ()
     vary: Sequence[str] = ()
     tokenizers: Sequence[str] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)  # fields of an experiment
     budget: Mapping[str, float | None] = field(default_factory=dict)
 
     @cached_property

@@ -254,8 +254,7 @@ def _shortest_schedule(recipe: Recipe) -> Tree:
 
 
 def _settled(recipe: Recipe, changes: dict[str, Any], text: TokenizedText, *, device: str) -> SettledRecipe:
-    """Complete a recipe on the tokenized text. If `changes` sets the steps, the schedule keeps its proportions, and
-    evaluations, checkpoints and log lines are chosen again."""
+    """Complete a recipe on the tokenized text; if `changes` sets the steps, the schedule keeps its proportions."""
     tree = recipe.model_dump(mode="json", exclude_none=True)
     if "steps" in changes:
         steps = tree.pop("steps", None)

@@ -54,13 +54,7 @@ def fraction(share: float) -> str:
 
 
 class Outcome(Config):
-    """Outcome of a finished job.
-
-    `nats` is the cost of each section of the held-out text, with 8 bits for every byte that no token spells; `bytes`
-    are the sizes of the sections. `progress` are the evaluations during training, as (tokens read, bits per byte).
-    `multiplied` is the number of parameters that each token is multiplied by: all but embeddings that are only looked
-    up. A job that diverged has no sections, and `failed` says why.
-    """
+    """Outcome of a finished job."""
 
     contender: str
     share: float  # of the budget
@@ -71,12 +65,12 @@ class Outcome(Config):
     flops: float
     seconds: float
     parameters: int
-    multiplied: int = 0
-    nats: tuple[float, ...] = ()
-    bytes: tuple[float, ...] = ()
-    progress: tuple[tuple[int, float], ...] = ()
+    multiplied: int = 0  # parameters that each token is multiplied by: all but embeddings that are only looked up
+    nats: tuple[float, ...] = ()  # of each section of the held-out text, with 8 bits for every unspelled byte
+    bytes: tuple[float, ...] = ()  # sizes of the sections
+    progress: tuple[tuple[int, float], ...] = ()  # evaluations during training, as (tokens read, bits per byte)
     sample: str = ""
-    failed: str = ""
+    failed: str = ""  # why a job diverged, which has no sections
 
     @property
     def bits_per_byte(self) -> float:

@@ -139,11 +139,8 @@ def _valid_rungs(curve: Curve) -> Curve | None:
 
 
 def _amounts_for(losses: Array, amounts: Array, target: Array) -> Array:
-    """Return the amounts (draws,) that curves of losses (draws, rungs) need for a target (draws,).
-
-    Only rungs better than all before count. A target that a curve doesn't reach gives its nearest end.
-    """
-    best = np.minimum.accumulate(losses, axis=1)
+    """Return the amounts (draws,), or nearest ends, that losses (draws, rungs) need for a target (draws,)."""
+    best = np.minimum.accumulate(losses, axis=1)  # only rungs better than all before count
     falls = np.concatenate([np.ones((len(losses), 1), bool), best[:, 1:] < best[:, :-1]], axis=1)
     needed = np.empty(len(losses))
     for pattern in np.unique(falls, axis=0):  # all draws with the same rungs together

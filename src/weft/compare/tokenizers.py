@@ -47,29 +47,24 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class TokenizerMeasure:
-    """Measurements of a tokenizer on held-out text of `bytes` and `words`, which are separated by white space.
-
-    `used` is the share of the vocabulary, without special tokens, that occurs there; `rare` is the share that occurs
-    fewer than ten times in the training text. `exact`: decoding restores the held-out text. Speeds are in megabytes of
-    text per second. `pieces` are the example sentence's tokens, and whether each is known.
-    """
+    """Measurements of a tokenizer on held-out text."""
 
     name: str
     kind: str
     entries: int
     bytes: int
-    words: int
+    words: int  # separated by white space
     tokens: int
     unknown_tokens: int
     unknown_words: int
-    used: float
-    rare: float
-    exact: bool
+    used: float  # share of the vocabulary, without special tokens, that occurs there
+    rare: float  # share that occurs fewer than ten times in the training text
+    exact: bool  # decoding restores the held-out text
     training_seconds: float | None
-    encode_speed: float
+    encode_speed: float  # in megabytes of text per second
     encode_all_cores_speed: float
     decode_speed: float
-    pieces: tuple[tuple[str, bool], ...]
+    pieces: tuple[tuple[str, bool], ...]  # the example sentence's tokens, and whether each is known
 
     @property
     def bytes_per_token(self) -> float:
@@ -253,8 +248,7 @@ def _speeds(tokenizer: Tokenizer, held_out: Sequence[str]) -> dict[str, Any]:
 
 
 def _pieces(tokenizer: Tokenizer, sentence: str) -> Iterator[tuple[str, bool]]:
-    """Yield the tokens of a sentence as readable text, and whether each is known. Words and WordPieces are shown as in
-    the vocabulary, all others as the text they add."""
+    """Yield a sentence's tokens as text, and whether each is known; words and WordPieces as in the vocabulary."""
     for id in tokenizer.encode(sentence):
         if id == tokenizer.unk_id or tokenizer.kind in ("word", "wordpiece"):
             yield tokenizer.token(id), id != tokenizer.unk_id

@@ -327,10 +327,9 @@ def _adapted(model: Config, cost: Count, adapter: LoRA) -> Count:
 
 
 def _cells(cell: str, inputs: list[int], D: int) -> tuple[int, int]:
-    """Return the parameters of a stack whose layers have these input widths, and the multiplied weights among them.
-    PyTorch has two biases per gate."""
+    """Return the parameters of a stack of layers with these input widths, and the multiplied weights among them."""
     products = sum(GATES[cell] * D * (width + D) for width in inputs)
-    return products + len(inputs) * 2 * GATES[cell] * D, products
+    return products + len(inputs) * 2 * GATES[cell] * D, products  # PyTorch has two biases per gate
 
 
 def _recurrent(model: config.Recurrent, T: int) -> Count:

@@ -20,11 +20,7 @@ from weft.errors import ConfigError, suggestion
 
 @dataclass(frozen=True)
 class Device:
-    """Device: dense FLOP/s without sparsity, memory in bytes, bandwidth and link in bytes/s.
-
-    `share` is the fraction of the peak that large matrix products reach; `lanes` is the number of fp32 units per 16
-    units for exponentials; `link` connects the devices of a machine, per direction; `network` the machines.
-    """
+    """Device: dense FLOP/s without sparsity, memory in bytes, bandwidth and link in bytes/s."""
 
     title: str
     bf16: float
@@ -33,10 +29,10 @@ class Device:
     memory: int
     bandwidth: float
     watts: float
-    share: float = 0.7
-    link: float = 32e9
-    network: str = "ethernet-100"
-    lanes: int = 128
+    share: float = 0.7  # fraction of the peak that large matrix products reach
+    link: float = 32e9  # between the devices of a machine, per direction
+    network: str = "ethernet-100"  # between machines
+    lanes: int = 128  # fp32 units per 16 units for exponentials
 
     def peak(self, precision: str) -> float:
         """Return the peak FLOP/s in a precision; FP8 counts as bf16, its lower bound."""

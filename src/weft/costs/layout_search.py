@@ -174,10 +174,7 @@ def _exposed(seconds: float, compute: float) -> float:
 
 @dataclass(frozen=True)
 class LayoutSearch:
-    """Layouts that fit, fastest first, and for each kind without one, the layout that needs the least memory.
-
-    A kind is the set of axes that a layout uses; replicas of sharded weights are not a separate kind.
-    """
+    """Layouts that fit, fastest first, and for each kind (set of axes) without one, that of the least memory."""
 
     job: TrainingJob
     fitting: Sequence[LayoutPrediction]

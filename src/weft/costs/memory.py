@@ -106,13 +106,9 @@ def training_memory(model: Config, work: Workload, adapter: LoRA | None = None) 
 
 
 def cache_bytes(model: Config, precision: str) -> int:
-    """Return the bytes of the KV cache per token, or of a recurrent stack's state.
-
-    A sequence-to-sequence Transformer holds as much again per token of the source. In int8, each key and value of a
-    decoder has a scale.
-    """
+    """Return the bytes of the KV cache per token (of the source as many again), or of a recurrent stack's state."""
     match model:
-        case config.Decoder() if precision == "int8":
+        case config.Decoder() if precision == "int8":  # each key and value has a scale
             return 2 * model.layers * model.attention.groups * (model.cache_width + SCALE_BYTES)
         case config.Decoder() | config.EncoderDecoder():
             return 2 * model.layers * model.attention.groups * model.cache_width * narrow(precision)

@@ -47,14 +47,13 @@ class Software:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Micro-batch of one device: `rows` sequences of `length` tokens. Matrices are split over `tensor` devices, tokens
-    over `context`; with `sequence`, activations between the matrices are split over `tensor` too."""
+    """Micro-batch of one device: `rows` sequences of `length` tokens."""
 
     rows: int
     length: int
-    tensor: int = 1
-    sequence: bool = False
-    context: int = 1
+    tensor: int = 1  # devices that matrices are split over
+    sequence: bool = False  # activations between the matrices are split over `tensor` too
+    context: int = 1  # devices that tokens are split over
 
     @property
     def tokens(self) -> int:

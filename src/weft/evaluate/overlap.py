@@ -70,21 +70,17 @@ class SharedPassage(NamedTuple):
 
 @dataclass(frozen=True)
 class Overlap:
-    """Overlap of an evaluation text with the training text.
-
-    `found` of the `checked` n-grams occur in the training text. They cover `covered` of the text's `bytes` and are in
-    `touched` of its `documents`. If one in `sampled` was checked, `covered` is an estimate and `longest` is unknown.
-    """
+    """Overlap of an evaluation text with the training text."""
 
     unit: Unit
-    checked: int
-    found: int
+    checked: int  # n-grams
+    found: int  # of them in the training text
     bytes: int
-    covered: int
+    covered: int  # bytes in those; an estimate if `sampled`
     documents: int
-    touched: int
-    longest: Sequence[SharedPassage] = ()
-    sampled: int = 1
+    touched: int  # documents with one
+    longest: Sequence[SharedPassage] = ()  # unknown if `sampled`
+    sampled: int = 1  # one n-gram in this many was checked
 
     @property
     def share(self) -> float:
@@ -246,10 +242,7 @@ def words_are_long(text: bytes) -> bool:
 
 
 def ngrams(text: bytes, documents: Ids, unit: Unit, *, sample: int = 1) -> NGrams:
-    """Return the n-grams of a UTF-8 text whose documents begin at these bytes; one hash in `sample` is kept.
-
-    N-grams don't cross documents, which whitespace separates, nor hold unknown words; a shorter document is one n-gram.
-    """
+    """Return the n-grams of a UTF-8 text whose documents begin at these bytes; one hash in `sample` is kept."""
     raw, kind = _classify(text)
     kept = np.flatnonzero(kind == KEPT)
     if not len(kept):

@@ -27,12 +27,11 @@ MEANINGS = {"computed": "computed in this step", "read": "read from the cache", 
 
 
 class Products(NamedTuple):
-    """Multiplications: of a token's vector with all weights of the layers, of one query with one key and its value in
-    all layers and heads, and of the last vector with the LM head."""
+    """Multiplications with the layers' weights, of a query with a key and its value, and with the LM head."""
 
-    token: int
-    pair: int
-    head: int
+    token: int  # of a token's vector with all weights of the layers
+    pair: int  # of one query with one key and its value, in all layers and heads
+    head: int  # of the last vector with the LM head
 
     def step(self, t: int, *, cached: bool) -> int:
         """Return the multiplications that predict the token after t tokens."""

@@ -31,37 +31,29 @@ LOOKS = (Look("c0", "s"), Look("c1", "^", "6 3"), Look("c2", "D", "7 2 1.5 2"), 
 
 @dataclass(frozen=True)
 class Series:
-    """Line through `points`, with a `band` of (low, high) around each and `labels` above them.
-
-    A `level` is a horizontal line from edge to edge. A series in the `background` does not widen the axes. With `bars`,
-    each point is the top of a bar.
-    """
+    """Line through `points`."""
 
     name: str = ""
     points: Sequence[Point] = ()
     look: Look = PLAIN
-    band: Sequence[Point] = ()
-    labels: Sequence[str] = ()
-    level: float | None = None
-    background: bool = False
-    bars: bool = False
+    band: Sequence[Point] = ()  # (low, high) around each point
+    labels: Sequence[str] = ()  # above the points
+    level: float | None = None  # of a horizontal line from edge to edge
+    background: bool = False  # does not widen the axes
+    bars: bool = False  # each point is the top of a bar
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Axis of a chart; `includes` are values that it reaches even if nothing is drawn there.
-
-    `ticks` are names at given values, instead of numbers in `format`. `pad` is the share of the range left free at an
-    end, unless that end is in `includes`. An axis that `clips` ends below a few outliers, which are marked at its edge.
-    """
+    """Axis of a chart."""
 
     label: str = ""
     log: bool = False
     format: Format = "number"
-    includes: Sequence[float] = ()
-    ticks: Mapping[float, str] | None = None
-    pad: float = 0.04
-    clips: bool = False
+    includes: Sequence[float] = ()  # values that it reaches even if nothing is drawn there
+    ticks: Mapping[float, str] | None = None  # names at given values, instead of numbers in `format`
+    pad: float = 0.04  # share of the range left free at an end that is not in `includes`
+    clips: bool = False  # it ends below a few outliers, which are marked at its edge
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:

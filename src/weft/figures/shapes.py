@@ -28,19 +28,15 @@ AREAS, TEXTS = ("band", "bar"), ("title", "name", "tick")  # kinds of shapes
 
 
 class Shape(NamedTuple):
-    """Line, area, marker (of kind "dot") or text; the kind is its CSS class on a page.
-
-    `text` is the content of a text, and the tooltip of any other shape. A text is anchored at its start, middle or end.
-    A `clipped` shape ends at the edges of the chart's box.
-    """
+    """Line, area, marker (of kind "dot") or text; the kind is its CSS class on a page."""
 
     kind: str
     points: Sequence[Point]
     look: Look = BARE
-    text: str = ""
-    anchor: str = "start"
+    text: str = ""  # content of a text, tooltip of any other shape
+    anchor: str = "start"  # of a text: start, middle or end
     angle: float = 0.0
-    clipped: bool = False
+    clipped: bool = False  # it ends at the edges of the chart's box
 
 
 class ChartLayout(NamedTuple):

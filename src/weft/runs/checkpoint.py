@@ -136,13 +136,10 @@ def prune(folder: Path, keep: int) -> list[str]:
 
 
 def forget_after(folder: Path, step: int) -> list[str]:
-    """Remove the checkpoints of later steps, which a run that rolled back writes again; return the changed links.
-
-    Links never dangle. The newest is removed first, so if this is killed, the run resumes from a valid state.
-    """
+    """Remove the checkpoints of later steps, which a run that rolled back writes again; return the changed links."""
     existing = all_checkpoints(folder)
     changed = _update_links(folder, next((path for path in reversed(existing) if step_of(path) <= step), None))
-    for path in reversed(existing):
+    for path in reversed(existing):  # newest first: if this is killed, the run resumes from a valid state
         if step_of(path) > step:
             files.remove_folder(path)
     return changed

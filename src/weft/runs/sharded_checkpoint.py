@@ -55,8 +55,7 @@ def snapshot(
     notes: Mapping[str, Any],
     step_state: Mapping[str, Tensor],
 ) -> ShardedSnapshot:
-    """Copy this rank's weights, optimizer state, random-number generators and `notes`; `step_state` is stored with the
-    moments."""
+    """Copy this rank's weights, optimizer state, generators and `notes`; `step_state` is stored with the moments."""
     shards = {
         key: TensorShard(torch.empty(shard.tensor.shape, dtype=shard.tensor.dtype).copy_(shard.tensor), shard.geometry)
         for key, shard in (_weights(parallel) | _moments(parallel, optimizer, step_state)).items()

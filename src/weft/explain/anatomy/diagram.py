@@ -38,19 +38,15 @@ class DiagramPoint(NamedTuple):
 
 
 class DiagramShape(NamedTuple):
-    """Box, frame, line, arrow, loop, sum or text; `points` of a box and a frame are two opposite corners.
-
-    The `look` of a box is a key of FILLS. A text of `size` points is anchored at its start, middle or end. `part`
-    identifies the part of a box: its column, its index there, its index inside that …
-    """
+    """Box, frame, line, arrow, loop, sum or text."""
 
     kind: str
-    points: tuple[Point, ...]
+    points: tuple[Point, ...]  # of a box and a frame, two opposite corners
     text: str = ""
-    size: float = 8.5
-    anchor: str = "middle"
-    look: str = ""
-    part: tuple[int, ...] = ()
+    size: float = 8.5  # points of a text
+    anchor: str = "middle"  # of a text: start, middle or end
+    look: str = ""  # of a box, a key of FILLS
+    part: tuple[int, ...] = ()  # of a box: its column, its index there, its index inside that …
 
 
 class Diagram(NamedTuple):

@@ -33,28 +33,22 @@ class Code:
 
 @dataclass(frozen=True)
 class ModelPart:
-    """Part of a model, from its input to its output.
-
-    `own` counts the parameters that none of its `parts` has; `keys` are the settings that chose it, separated by
-    spaces; `by` are the functions and classes that compute it. In a diagram, a part with a `detail` is a box with its
-    name, or `box` if that is given; a part without a box is a frame around its parts. A sum skips the `skips` parts
-    before it; `loops`: it reads its previous output; `reads`: it reads the source.
-    """
+    """Part of a model, from its input to its output."""
 
     name: str
     formula: str = ""
     shape: str = ""
-    own: int = 0
-    keys: str = ""
-    by: tuple[Callable[..., Any], ...] = ()
+    own: int = 0  # parameters that none of its `parts` has
+    keys: str = ""  # settings that chose it, separated by spaces
+    by: tuple[Callable[..., Any], ...] = ()  # functions and classes that compute it
     parts: tuple["ModelPart", ...] = ()
     repeats: int = 1
     note: str = ""
-    box: str | None = None
+    box: str | None = None  # title of its box in a diagram; by default its name, if it has a `detail`
     detail: str = ""
-    skips: int = 0
-    loops: bool = False
-    reads: bool = False
+    skips: int = 0  # parts before a sum that it skips
+    loops: bool = False  # it reads its previous output
+    reads: bool = False  # it reads the source
 
     @property
     def parameters(self) -> int:

@@ -299,11 +299,7 @@ def _mosaic(probabilities: Probabilities) -> tuple[Probabilities, tuple[int, int
 
 
 def attention_maps(reading: Reading) -> AttentionMaps:
-    """Return every attention probability that the model computes for a reading.
-
-    Rows of attention to a source are labelled with the token written at that step, which is the one after the token
-    read, as in Bahdanau et al. (2015).
-    """
+    """Return every attention probability that the model computes for a reading."""
     model, names = reading.model, probability_names(reading.model)
     if isinstance(config := model.config, TransformerConfig):
         maps, time = config.layers * config.attention.heads, max(len(reading.ids), len(reading.source or ()))
@@ -315,6 +311,7 @@ def attention_maps(reading: Reading) -> AttentionMaps:
     with evaluating(model), torch.no_grad(), capture(model, *names.values()) as captured:
         model.features(reading.tokens, **reading.model_kwargs)
     text, source = reading.pieces, reading.source_pieces or []
+    # a row of attention to a source is named by the token written at that step, as in Bahdanau et al. (2015)
     encoder, written, parts = source or text, [*text[1:], NEXT_TOKEN], []
     labels = {"encoder": (encoder, encoder), "decoder": (text, text), "cross": (written, source)}
     for kind, pattern in names.items():

@@ -11,13 +11,9 @@ from typing import NamedTuple
 
 
 class GradientRule(NamedTuple):
-    """Formula y = `forward`, and the gradient of each operand.
+    """Formula y = `forward`, and the gradient of each operand; {x} is an operand, {y} the result and {g} its gradient."""
 
-    `operands` are the letters of the function's tensors, in order. A call may omit the last ones; additional tensors
-    repeat the last letter. In the formulas {x} is an operand, {y} the result and {g} its gradient.
-    """
-
-    operands: str
+    operands: str  # letters of the function's tensors, in order; the last may be omitted or repeated
     forward: str
     gradients: Mapping[str, str]
 
