@@ -148,9 +148,9 @@ def test_a_compiled_layer_stores_what_is_counted(make: Callable[..., Any], monke
 def test_groups_span_machines() -> None:
     choice = LayoutChoice(Layout(pipeline=2, replicate=1, shard=4, tensor=4))
     tensor, shard, pipeline = (choice.group(axis, NET) for axis in ("tensor", "shard", "pipeline"))
-    assert (tensor.stride, tensor.members, tensor.crosses) == (1, 4, False)
+    assert (tensor.stride, tensor.members, tensor.machines) == (1, 4, 1)
     assert (shard.stride, shard.members, shard.machines) == (4, 2, 2)
-    assert (pipeline.stride, pipeline.members, pipeline.crosses) == (16, 1, True)
+    assert (pipeline.stride, pipeline.members, pipeline.machines > 1) == (16, 1, True)
     assert tensor.bandwidth == LINK_SHARE * 100e9
     assert shard.bandwidth == LINK_SHARE * 20e9  # two network cards per machine
     assert DeviceGroup(64, 1, NET).bandwidth == LINK_SHARE * 80e9

@@ -14,7 +14,7 @@ from weft.decode.config import Branching, TreeSearch
 from weft.decode.prompt import Prompt
 from weft.decode.tree import SearchedText, SearchNode, SearchTree, search_trees
 from weft.errors import ConfigError
-from weft.explain.search import BOX, SMALL, SearchTrees, handmade, tree_layout, visible
+from weft.explain.search import BOX, CURVE, SMALL, SearchTrees, handmade, tree_layout, visible
 from weft.figures.shaded import width_of
 from weft.text.config import Byte
 from weft.text.tokenizer import build_tokenizer
@@ -38,7 +38,7 @@ def test_nothing_overlaps(which: int) -> None:
         assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
     for spot in spots:
         assert width_of(spot.text, 12.5) < spot.width  # a text stays in its box
-        assert spot.start_x <= spot.turn < spot.label_x < spot.x
+        assert spot.start_x <= spot.label_x - CURVE < spot.label_x < spot.x
         assert spot.x >= 0 and spot.x + spot.width <= layout.width and spot.y + BOX / 2 <= layout.height
 
 

@@ -120,13 +120,9 @@ class DeviceGroup:
         return -(-self.size // self.members)
 
     @property
-    def crosses(self) -> bool:
-        return self.machines > 1
-
-    @property
     def bandwidth(self) -> float:
         """Bytes/s of a ring through all of them."""
-        return LINK_SHARE * (min(self.net.inside, self.members * self.net.across) if self.crosses else self.net.inside)
+        return LINK_SHARE * min(self.net.inside, self.members * self.net.across if self.machines > 1 else math.inf)
 
     def gather(self, bytes_: float) -> float:
         """Return the seconds of an all-gather or a reduce-scatter of a tensor of this size."""
@@ -140,7 +136,7 @@ class DeviceGroup:
 
     def send(self, bytes_: float) -> float:
         """Return the seconds of a send to the next device."""
-        link, hop = (self.net.across, HOP_ACROSS) if self.crosses else (self.net.inside, HOP_INSIDE)
+        link, hop = (self.net.across, HOP_ACROSS) if self.machines > 1 else (self.net.inside, HOP_INSIDE)
         return self._seconds(hop, bytes_ / (LINK_SHARE * link))
 
     def _seconds(self, hops: float, transfer: float) -> float:

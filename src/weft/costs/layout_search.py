@@ -308,6 +308,6 @@ def why_not(other: LayoutPrediction, best: LayoutPrediction) -> str:
     elif part == "bubble":
         reason += f" {share}"
     elif part in choice.layout.sizes:
-        crosses = choice.layout.sizes[part] > 1 and choice.group(part, other.job.net).crosses
+        crosses = choice.layout.sizes[part] > 1 and choice.group(part, other.job.net).machines > 1
         reason += f"{' between machines' if crosses else ''} {share}"
     return f"{slower}: {reason}"

@@ -87,17 +87,13 @@ class Overlap:
         return self.found / self.checked if self.checked else 0.0
 
     @property
-    def covered_share(self) -> float:
-        return self.covered / self.bytes if self.bytes else 0.0
-
-    @property
     def line(self) -> str:
         if not self.checked:
             return f"unknown: the text holds no {self.unit} without unknown ones"
         sample = f" in a sample of one in {self.sampled}" if self.sampled > 1 else ""
         return (
             f"{self.share:.2%} of its {self.unit} ({self.found:,} of {self.checked:,}{sample}) occur in the training "
-            f"text; they cover {self.covered_share:.2%} of its bytes and are in {self.touched:,} of "
+            f"text; they cover {self.covered / max(1, self.bytes):.2%} of its bytes and are in {self.touched:,} of "
             f"{counted(self.documents, 'document')}"
         )
 

@@ -48,11 +48,6 @@ class NodePosition(NamedTuple):
     start_x: float
     start_y: float
 
-    @property
-    def turn(self) -> float:
-        """x at which the edge leaves its parent's column."""
-        return self.label_x - CURVE
-
 
 class TreeLayout(NamedTuple):
     """Spots of a tree's nodes, in their order; nothing overlaps. `root` is the y of the root."""
@@ -218,7 +213,7 @@ def _draw(axes: Any, tree: SearchTree, layout: TreeLayout, *, results: list[str]
     pairs = zip(tree.nodes, layout.positions, strict=True)
     for node, spot in sorted(pairs, key=lambda pair: STATES.index(pair[0].state)):  # chosen nodes last, on top
         chosen, ink = node.state == "chosen", INKS.get(node.state, "black")
-        from_x, from_y, turn, to = spot.start_x, spot.start_y, spot.turn, y + spot.y
+        from_x, from_y, turn, to = spot.start_x, spot.start_y, spot.label_x - CURVE, y + spot.y
         points = [(from_x, from_y), (turn, from_y), (turn + CURVE / 2, from_y), (turn + CURVE / 2, spot.y)]
         points += [(spot.label_x, spot.y), (spot.x, spot.y)]
         codes = [Path.MOVETO, Path.LINETO, Path.CURVE4, Path.CURVE4, Path.CURVE4, Path.LINETO]

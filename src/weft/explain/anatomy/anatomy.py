@@ -50,14 +50,10 @@ class Anatomy(Picture):
     def parameters(self) -> int:
         return sum(column.parameters for column in self.columns)
 
-    @property
-    def unrolls(self) -> bool:
-        """Whether the model is drawn over time as well."""
-        return isinstance(self.settings, RecurrentConfig)
-
     def figure(self) -> Figure:
         drawn = diagram(self.columns)
-        return figure(beside(drawn, unrolled(self.columns[0])) if self.unrolls else drawn)
+        over_time = isinstance(self.settings, RecurrentConfig)
+        return figure(beside(drawn, unrolled(self.columns[0])) if over_time else drawn)
 
     def data(self) -> dict[str, Any]:
         """Return the data of web/anatomy.js: all parts, a diagram of each column and, of several, one of all."""
@@ -65,7 +61,7 @@ class Anatomy(Picture):
         diagrams = single if len(single) == 1 else [diagram(self.columns), *single]
         columns = [self._record(column) for column in self.columns]
         named = {"kind": self.settings.kind, "parameters": self.parameters, "letters": self.letters()}
-        over_time = {"unrolled": unrolled(self.columns[0])} if self.unrolls else {}
+        over_time = {"unrolled": unrolled(self.columns[0])} if isinstance(self.settings, RecurrentConfig) else {}
         return as_json({**named, "columns": columns, "diagrams": diagrams, **over_time})
 
     def _record(self, part: ModelPart) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class GradientRule(NamedTuple):
-    """Formula y = `forward`, and the gradient of each operand; {x} is an operand, {y} the result and {g} its gradient."""
+    """Formula y = `forward` and gradient of each operand; {x} is an operand, {y} the result and {g} its gradient."""
 
     operands: str  # letters of the function's tensors, in order; the last may be omitted or repeated
     forward: str
