@@ -109,8 +109,7 @@ def multiplier(contender: Curve, baseline: Curve, *, draws: int = DRAWS, seed: i
     if value == 0:
         value = float(theirs.amounts[0] / ours.amounts[-1])
         return Multiplier(value, 0.0, max(value, high), loss=loss, share=share, beyond="below")
-    at_full = value if mine.min() >= other.min() else None
-    return Multiplier(value, low, high, loss=loss, share=share, at_full=at_full)
+    return Multiplier(value, low, high, loss=loss, share=share, at_full=value if mine.min() >= other.min() else None)
 
 
 def _read(ours: tuple[Array, Array], theirs: tuple[Array, Array]) -> tuple[Array, Array, Array]:

@@ -23,8 +23,10 @@ from weft.costs.memory import WIDE, narrow
 from weft.costs.roofline import OTHER, MicroBatch, Seconds
 from weft.costs.units import byte_size
 from weft.errors import ConfigError
+from weft.figures.prose import prose
 from weft.layout import Layout
 
+TEXTS = prose(__file__)
 HIDDEN = 0.5  # fraction of the time of tensor-parallel collectives that is hidden if they overlap with products
 UPDATE_BYTES = 36  # bytes that AdamW moves per parameter and update: all of them in fp32, and the gradient norm
 CAST_BYTES = 12  # bytes moved per weight and pass: its 16-bit copy, and its gradient to fp32
@@ -276,19 +278,6 @@ def layout_from(text: str) -> Layout:
         raise ConfigError(f"--layout: {error}; write it as in --layout tensor=8,sequence=true") from None
 
 
-# part of a step's time → the reason that is shown if it makes a layout slower
-REASONS = {
-    "bubble": "bubble",
-    "tensor": "all-reduces",
-    "shard": "gathering weights",
-    "replicate": "all-reducing gradients",
-    "context": "ring attention",
-    "send": "sends between stages",
-    "compute": "smaller products",
-    "update": "updates more weights on each GPU",
-}
-
-
 def why_not(other: LayoutPrediction, best: LayoutPrediction) -> str:
     """Say in a few words why a layout is worse than the best."""
     choice, device, time = other.choice, other.job.device, other.time
@@ -296,11 +285,11 @@ def why_not(other: LayoutPrediction, best: LayoutPrediction) -> str:
         return f"does not fit: {byte_size(other.memory.peak)} of {byte_size(device.memory)}"
     excess = time.total / best.time.total - 1
     slower = f"{excess:.{0 if excess > 0.01 else 1}%} slower"
-    differences = {part: getattr(time, part) - getattr(best.time, part) for part in REASONS}
+    differences = {part: getattr(time, part) - getattr(best.time, part) for part in vars(time)}
     part, difference = max(differences.items(), key=lambda item: item[1])
     if difference <= 0:
         return slower
-    reason, share = REASONS[part], f"{getattr(time, part) / time.total:.0%}"
+    reason, share = TEXTS[f"reason-{part}"], f"{getattr(time, part) / time.total:.0%}"
     if part == "compute" and choice.recompute > best.choice.recompute:
         reason = "recomputes layers"
     elif part == "compute" and choice.layout.pipeline > best.choice.layout.pipeline:

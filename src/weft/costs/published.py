@@ -85,8 +85,7 @@ def opt_slide_flops(row: SimpleNamespace) -> dict[str, float]:
     """Return the FLOPs of an update by the count that reproduces the slide; the terms of the projections are fitted."""
     d, T, layers = row.d_model, OPT_CONTEXT, row.layers
     parts = (2 * d * d + 8 * T * d, 16 * d * d, 4 * T * d, 0.75 * 2 * d * OPT_VOCABULARY / layers)
-    update = row.batch * 2**20 * 4 * layers
-    return {name: update * flops for name, flops in zip(OPT_PARTS, parts, strict=True)}
+    return {name: row.batch * 2**20 * 4 * layers * flops for name, flops in zip(OPT_PARTS, parts, strict=True)}
 
 
 def _update_and_shares(flops: Mapping[str, float]) -> tuple[float, list[float]]:

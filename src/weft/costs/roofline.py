@@ -110,8 +110,7 @@ class Roofline:
     def linear(self, tokens: int, inputs: int, outputs: int, *, fp8: bool = False) -> tuple[float, float]:
         """Return the seconds of a linear layer, forward and backward."""
         forward = self.product(tokens, inputs, outputs, fp8=fp8)
-        backward = self.product(tokens, outputs, inputs, fp8=fp8) + self.product(inputs, tokens, outputs, fp8=fp8)
-        return forward, backward
+        return forward, self.product(tokens, outputs, inputs, fp8=fp8) + self.product(inputs, tokens, outputs, fp8=fp8)
 
     def move(self, bytes_: float) -> float:
         """Return the seconds to read and write this many bytes."""

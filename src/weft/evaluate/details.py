@@ -80,8 +80,7 @@ def by_position(costs: Sequence[TextCosts]) -> list[LossBucket]:
     context = np.concatenate([each.scores.context for each in costs])
     exponents = np.where(context > 0, np.frexp(context.astype(np.float64))[1], 0)  # 1 for 1, 2 for 2–3, 3 for 4–7
     longest = int(context.max())
-    names = ["none", *(_range_name(1 << n, min((2 << n) - 1, longest)) for n in range(64))]
-    return _buckets(exponents, names, costs)
+    return _buckets(exponents, ["none", *(_range_name(1 << n, min((2 << n) - 1, longest)) for n in range(64))], costs)
 
 
 def by_frequency(costs: Sequence[TextCosts], counts: Ids) -> list[LossBucket]:

@@ -225,8 +225,7 @@ def passages_table(
         line = " ".join(words.split())
         line = line if len(line) <= max_characters else line[: max_characters - 1].rstrip() + "…"
         cells.append((value, f"{part}:{document:,}" if several else f"{document:,}", f"{byte:,}", line))
-    columns = (header[0], "part:document" if several else "document", "byte", header[1])
-    return Table(columns, cells, title, text=(3,))
+    return Table((header[0], "part:document" if several else "document", "byte", header[1]), cells, title, text=(3,))
 
 
 def words_are_long(text: bytes) -> bool:

@@ -7,7 +7,7 @@ has to be charged: bytes that no token spells, mostly unknown words, cost 8 bits
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import groupby, islice
 from typing import Any, NamedTuple
 
@@ -83,8 +83,7 @@ class Score:
 
     @classmethod
     def total(cls, scores: "Iterable[Score]") -> "Score":
-        rows = [(s.nats, s.tokens, s.bytes, s.unknown, s.unspelled) for s in scores]
-        return cls(*map(sum, zip(*rows, strict=True)))
+        return cls(*map(sum, zip(*map(astuple, scores), strict=True)))
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics by the names that logs and tables use."""
@@ -286,8 +285,7 @@ def prompt_logprobs(model: LanguageModel, prompt: Prompt, top: int) -> list[Logp
     logprobs = [NO_LOGPROBS]
     for features, targets in _predictions(model, torch.tensor(prompt.ids), context_window(model) or len(prompt.ids)):
         for x, y in zip(features.split(rows), targets.split(rows), strict=True):
-            logits = model.head(x[None])[0][:, :vocab_size]
-            logprobs += token_logprobs(logits, y.tolist(), [settings] * len(y))
+            logprobs += token_logprobs(model.head(x[None])[0][:, :vocab_size], y.tolist(), [settings] * len(y))
     return logprobs
 
 

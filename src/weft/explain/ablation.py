@@ -67,8 +67,7 @@ def removal(model: LanguageModel, heads: Sequence[HeadIndex]) -> dict[str, Chang
         if kind not in names:
             raise ConfigError(f"heads: '{kind}': this model has {' and '.join(names)} attention")
         count = 1 if isinstance(model.config, Bahdanau) else model.config.attention.heads  # type: ignore[attr-defined]
-        layers = len(matching(names[kind], all_taps))
-        for name, number, limit in (("layer", layer, layers), ("head", head, count)):
+        for name, number, limit in (("layer", layer, len(matching(names[kind], all_taps))), ("head", head, count)):
             if not 0 <= number < limit:
                 raise ConfigError(f"heads: {name} {number} of {kind} attention: this model has 0 to {limit - 1}")
         by_layer.setdefault(names[kind].replace("*", str(layer)), []).append(head)

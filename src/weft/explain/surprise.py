@@ -115,8 +115,7 @@ def surprise(reading: Reading, top: int = 5) -> Surprise:
             rank = (log_p > target_log_p).sum(1) + 1
             values, likeliest = log_p[:, :known].topk(min(top, known))
             for row, position in enumerate(positions):
-                names = pieces(tokenizer, likeliest[row].tolist())
-                guesses = tuple(map(Guess, names, values[row].exp().tolist()))
+                guesses = tuple(map(Guess, pieces(tokenizer, likeliest[row].tolist()), values[row].exp().tolist()))
                 scores[position - reading.before] = -float(target_log_p[row]), int(rank[row]), guesses
     if not scores:
         raise DataError("there is nothing to score: a single token with nothing before it")
@@ -180,8 +179,7 @@ def _masked_log_p(reading: Reading) -> LogProbabilities:
         row = torch.arange(len(batch), device=reading.tokens.device)
         tokens = reading.tokens.repeat(len(batch), 1)
         tokens[row, batch] = reading.tokenizer.need("mask")
-        features = model.features(tokens)[row, batch]
-        yield batch, model.readout(features).logits().float().log_softmax(-1)
+        yield batch, model.readout(model.features(tokens)[row, batch]).logits().float().log_softmax(-1)
 
 
 def _vocab_size(model: LanguageModel) -> int:

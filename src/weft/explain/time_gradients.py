@@ -61,8 +61,7 @@ def state_gradients(
         with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
             # `advance` reads one token after the other, and its graph has every state
             features = model.advance(tokens[:, :-1], model.start(len(tokens), tokens.shape[1], source))
-            logits = model.readout(features[:, -1]).logits().float()
-            loss = torch.nn.functional.cross_entropy(logits, tokens[:, -1])
+            loss = torch.nn.functional.cross_entropy(model.readout(features[:, -1]).logits().float(), tokens[:, -1])
             every = torch.autograd.grad(loss, [t for call in calls for t in call], allow_unused=True, retain_graph=True)
     finally:
         hook.remove()

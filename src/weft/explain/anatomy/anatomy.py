@@ -52,8 +52,7 @@ class Anatomy(Picture):
 
     def figure(self) -> Figure:
         drawn = diagram(self.columns)
-        over_time = isinstance(self.settings, RecurrentConfig)
-        return figure(beside(drawn, unrolled(self.columns[0])) if over_time else drawn)
+        return figure(beside(drawn, unrolled(self.columns[0])) if isinstance(self.settings, RecurrentConfig) else drawn)
 
     def data(self) -> dict[str, Any]:
         """Return the data of web/anatomy.js: all parts, a diagram of each column and, of several, one of all."""

@@ -89,8 +89,7 @@ class LineView(Picture):
         if len(left) > MAX_LABELS:
             left = [token for token in left if min(abs(token - each) for each in self.chosen) <= MAX_DISTANCE]
         if len(right) > MAX_LABELS:
-            maxima = self.probabilities.max(axis=(0, 1))
-            right = sorted(np.argsort(-maxima, kind="stable")[:MAX_CHOSEN_KEYS].tolist())
+            right = sorted(np.argsort(-self.probabilities.max(axis=(0, 1)), kind="stable")[:MAX_CHOSEN_KEYS].tolist())
         return left, right
 
 
