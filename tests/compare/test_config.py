@@ -30,8 +30,7 @@ def test_contenders_are_parsed() -> None:
     assert contender("transformer") == ("transformer", {"recipe": "transformer", "changes": {}})
     changes = {"model": {"d_model": 512}}
     assert contender("wide=lstm model.d_model=512") == ("wide", {"recipe": "lstm", "changes": changes})
-    schedule = contender("step=lstm schedule.hold=9 schedule=step")[1]["changes"]["schedule"]
-    assert schedule == {"kind": "step", "hold": 9}
+    assert contender("step=lstm schedule.hold=9 schedule=step")[1]["changes"]["schedule"] == {"kind": "step", "hold": 9}
     assert contender("my/own.toml model.layers=2")[0] == "own,layers=2"
     assert contender("transformer++")[0] == "transformer++"  # distinct from transformer
 

@@ -206,8 +206,7 @@ def test_an_ablation_has_its_effects_and_its_grid() -> None:
     assert len(table.rows) == 16 and list(table.header[:4]) == list(VARIED)
     bits = [by_hand(cells[each.name], 1.0) for each in found]
     assert [row[4].split()[0] for row in table.rows] == [f"{value:.3f}" for value in sorted(bits)]
-    effects = main_effects(given.contenders, VARIED)
-    panels = drawing.effects_chart(effects)
+    panels = drawing.effects_chart(main_effects(given.contenders, VARIED))
     assert panels is not None and "negative number, is better" in panels.about
     dots = [series.points[0][0] for series in panels.plots[0].series if len(series.points) == 1]
     for setting, dot in zip(VARIED, dots, strict=True):  # every setting has one other value
@@ -269,8 +268,7 @@ def test_only_the_baseline_and_the_best_four_are_in_colour() -> None:
 
 def test_multipliers_beyond_the_range_are_arrows(page: ComparisonPage) -> None:
     found = list(page.ranking)
-    times = Multiplier(27, 20, math.inf, loss=1.7, share=1.0, beyond="above")
-    found[0] = replace(found[0], multiplier=times)
+    found[0] = replace(found[0], multiplier=Multiplier(27, 20, math.inf, loss=1.7, share=1.0, beyond="above"))
     panels = multiplier_chart(found)
     assert panels is not None
     (plot,) = panels.plots
@@ -282,8 +280,7 @@ def test_multipliers_beyond_the_range_are_arrows(page: ComparisonPage) -> None:
 def test_the_sweep_marks_the_chosen_rate_and_failures(page: ComparisonPage) -> None:
     best = page.ranking[0]
     failed = outcome(best.name, SHARES[0], 0, (1, 1), lr=0.1, nats=(), bytes=(), failed="diverged")
-    changed = replace(best, result=replace(best.result, sweep=(*best.result.sweep, failed)))
-    panels = drawing.sweep_charts([changed])
+    panels = drawing.sweep_charts([replace(best, result=replace(best.result, sweep=(*best.result.sweep, failed)))])
     assert panels is not None
     drawn = {series.look.marker: series.points for series in panels.plots[0].series}
     assert {rate for rate, _ in drawn["ring"]} == {0.003}

@@ -81,8 +81,7 @@ def test_subwords_are_learned_from_the_training_text_only(
     ids = [id for line in lines for id in tokenizer.encode(line)]
     assert found.entries == int(name.partition(":")[2]) == tokenizer.vocab_size
     assert found.tokens == len(ids) and found.tokens / found.words == pytest.approx(len(ids) / len(HELD_OUT.split()))
-    special = set(tokenizer.special_tokens.values())
-    ordinary = set(range(tokenizer.vocab_size)) - special
+    ordinary = set(range(tokenizer.vocab_size)) - set(tokenizer.special_tokens.values())
     assert found.used == pytest.approx(len(set(ids) & ordinary) / len(ordinary))
     trained = Counter(id for section in sections for id in tokenizer.encode(section))
     assert found.rare == pytest.approx(sum(trained[id] < 10 for id in ordinary) / len(ordinary))

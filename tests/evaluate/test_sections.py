@@ -79,8 +79,7 @@ def test_the_first_sections_have_the_loss_of_the_first_tokens(read: dict[str, An
 def test_sections_collect_the_scores_of_their_tokens() -> None:
     """Three documents with one byte per token; the first two are cut."""
     tokenizer = build_tokenizer(Byte(), [])
-    text = held.tokens(10 + np.arange(3000) % 200, [0, 700, 2700], [700, 2000, 300])
-    found = cut_sections(text, tokenizer)
+    found = cut_sections(held.tokens(10 + np.arange(3000) % 200, [0, 700, 2700], [700, 2000, 300]), tokenizer)
     assert found.borders.tolist() == [0, 350, 700, 1200, 1700, 2200, 2700, 3000]
     assert found.bytes.tolist() == [350, 350, 500, 500, 500, 500, 300]
     assert found.begins.tolist() == [1, 0, 1, 0, 0, 0, 1] and not found.unspelled.any()
@@ -96,8 +95,7 @@ def test_unknown_words_are_charged_to_their_section() -> None:
     tokenizer = build_tokenizer(Word(), ["the frog sat. " * 9])
     known, odd = "the frog sat. " * 100, "the salamander sat. " * 100
     ids = [tokenizer.encode(known), tokenizer.encode(odd)]
-    text = held.tokens(np.concatenate(ids), [0, len(ids[0])], [len(known), len(odd)])
-    found = cut_sections(text, tokenizer)
+    found = cut_sections(held.tokens(np.concatenate(ids), [0, len(ids[0])], [len(known), len(odd)]), tokenizer)
     half = int(np.searchsorted(found.borders, len(ids[0])))
     assert found.unknown[:half].sum() == 0 and found.unknown[half:].sum() == 100
     assert found.unspelled[:half].sum() <= 2

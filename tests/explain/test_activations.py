@@ -44,8 +44,7 @@ def test_all_functions_are_drawn_and_printed() -> None:
 
 
 def test_a_schedule_shows_its_peak() -> None:
-    rates = [512**-0.5 * min(step**-0.5, step * 4000**-1.5) for step in range(1, 10_001)]
-    found = schedule(rates, "2017 <schedule>")
+    found = schedule([512**-0.5 * min(step**-0.5, step * 4000**-1.5) for step in range(1, 10_001)], "2017 <schedule>")
     assert "4,000   0.000699  peak" in (found.text() or "")
     assert "&lt;schedule&gt;" in found.html() and "<schedule>" not in found.html()
 

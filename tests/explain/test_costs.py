@@ -95,8 +95,7 @@ def test_each_segment_of_a_bar_has_its_size() -> None:
     assert "embeddings: 38,597,376 parameters, 31.0%" in lines
     assert sum(int(line.split(": ")[1].split(" ")[0].replace(",", "")) for line in lines) == 124_439_808
     assert layers.pieces[3].tells == "layer 3: 7,087,872 parameters, 5.7%" and not layers.pieces[3].name
-    attention = next(part for part in count(preset("gpt2"), 512).components if part.name == "attention")
-    forward = attention.flops / 512
+    forward = next(part for part in count(preset("gpt2"), 512).components if part.name == "attention").flops / 512
     assert any(f"{short(forward)} FLOPs forward, {short(2 * forward)} backward" in p.tells for p in flops.pieces)
     assert any(piece.tells.startswith("optimizer: 949 MiB") for piece in memory.pieces)
 

@@ -40,8 +40,7 @@ def source_of(name: str) -> dict[str, Any]:
 
 @cache
 def recorded(name: str) -> GraphPicture:
-    model = empty(name) if name == "gpt2" else build(preset(name))
-    return graph_picture(model, TOKENS, **source_of(name))
+    return graph_picture(empty(name) if name == "gpt2" else build(preset(name)), TOKENS, **source_of(name))
 
 
 def drawn(name: str, depth: int | None = None, open: str | Sequence[str] = (), **options: Any) -> GraphPicture:
@@ -61,8 +60,7 @@ def test_a_model_on_the_meta_device_has_the_same_graph(name: str) -> None:
     expected = graph(build(preset(name)).eval(), TOKENS, **source)
     model = empty(name)
     before = dict(model.named_parameters())
-    result = graph(model, TOKENS, **source)
-    assert result == expected
+    assert graph(model, TOKENS, **source) == expected
     assert all(p is before[n] and p.is_meta for n, p in model.named_parameters())
 
 
@@ -205,8 +203,7 @@ def test_nothing_overlaps_and_connectors_avoid_boxes(name: str, options: dict[st
     for line in drawing.connectors:
         mid = (line.bend + line.straight) / 2
         curve = bernstein @ [(line.x, line.bend), (line.x, mid), (line.to_x, mid), (line.to_x, line.straight)]
-        ends = [(line.x, (line.y + line.bend) / 2), (line.to_x, (line.straight + line.to_y) / 2)]
-        for x, y in (*ends, *curve):
+        for x, y in (*[(line.x, (line.y + line.bend) / 2), (line.to_x, (line.straight + line.to_y) / 2)], *curve):
             assert not ((lefts + 0.1 < x) & (x < rights - 0.1) & (tops + 0.1 < y) & (y < bottoms - 0.1)).any()
 
 

@@ -45,8 +45,7 @@ def random_case(rng: random.Random) -> tuple[Axis, list[float], int]:
     values = [low, high, *(rng.uniform(low, high) for _ in range(3))]
     includes = rng.choice(((), (low,), (high,), (high * 2,), (low, high), () if log else (0.0,)))
     format: Format = rng.choice(get_args(Format))
-    axis = Axis(log=log, format=format, includes=includes, pad=rng.choice((0.0, 0.04, 0.1)))
-    return axis, values, rng.randint(1, 9)
+    return Axis(log=log, format=format, includes=includes, pad=rng.choice((0.0, 0.04, 0.1))), values, rng.randint(1, 9)
 
 
 def test_a_page_and_print_agree_on_limits_ticks_and_labels() -> None:

@@ -111,8 +111,7 @@ def test_a_baseline_is_at_its_value() -> None:
 
 
 def test_a_level_goes_from_edge_to_edge() -> None:
-    plot = Plot("x", [Series("a", FALLING), Series("base", level=2.0)], Axis(pad=0))
-    *_, line, level = lines(plot)
+    *_, line, level = lines(Plot("x", [Series("a", FALLING), Series("base", level=2.0)], Axis(pad=0)))
     assert [x for x, _ in level] == [x for x, _ in line]
     assert level[0][1] == level[1][1] == pytest.approx((line[0][1] + line[1][1]) / 2, abs=0.2)
 
@@ -175,6 +174,5 @@ def test_print_has_the_same_shapes() -> None:
     assert [axes.axison for axes in figure.axes] == [False, False]
     svg = render(figure, "svg")
     assert svg.count(b"<svg") == 1 and render(panels.figure(), "svg") == svg
-    texts = {text.get_text() for text in figure.axes[0].texts}
-    assert {"One_$", "x_1$", "$a"} <= texts
+    assert {"One_$", "x_1$", "$a"} <= {text.get_text() for text in figure.axes[0].texts}
     assert panels.html().count('role="img"') == 2

@@ -31,8 +31,7 @@ def test_epochs_of_sources_follow_from_their_weights() -> None:
 
 
 def test_events_are_in_order_of_their_steps() -> None:
-    rollbacks = [{"step": 40, "to": 20, "rate": 0.5}]
-    table = event_table(rollbacks, [7, 50], [{"step": 45}])
+    table = event_table([{"step": 40, "to": 20, "rate": 0.5}], [7, 50], [{"step": 45}])
     assert [row[:2] for row in table.rows] == [
         ("7", "update discarded"),
         ("40", "rollback"),
