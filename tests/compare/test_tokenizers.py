@@ -149,12 +149,9 @@ def test_invalid_specs_are_refused_before_the_text_is_read(specs: list[str], lin
         compare_tokenizers(specs, "no-such-file.txt")
 
 
-def test_a_vocabulary_that_is_too_large_for_the_text_is_refused(text: TextSource) -> None:
+def test_texts_that_do_not_suffice_are_refused(text: TextSource, tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"^bpe:9000: .* the text supports \d+ at most"):
         compare_tokenizers(["bpe:9000"], text)
-
-
-def test_text_that_cannot_be_split_is_refused(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("one")
     with pytest.raises(DataError, match="no text is held out, so tokenizers can't be compared"):
         compare_tokenizers(["char"], str(tmp_path / "short.txt"))

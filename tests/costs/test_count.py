@@ -238,13 +238,10 @@ def test_windows_in_some_layers_bound_their_keys() -> None:
     assert 3 * attention[0] + 2 * attention[1] == bounded["attention"]
 
 
-def test_an_encoders_window_has_two_sides() -> None:
+def test_an_encoders_window_has_two_sides_and_shares_sum_to_one() -> None:
     encoder = preset("bert-tiny").replace(layers=4, pattern=(config.LayerKind(), config.LayerKind(window=32)))
     names = [layer.name for layer in costs(encoder, 128).layers]
     assert names == ["layer with the whole text", "layer with 31 tokens to either side"]
-
-
-def test_shares_sum_to_one() -> None:
     for name in ("gpt2", "vaswani-base", "bahdanau", "lstm"):
         cost = count(preset(name))
         for recompute in (False, True):

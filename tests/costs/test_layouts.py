@@ -9,8 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from weft.costs import devices
-from weft.costs.devices import DEVICES, DeviceGroup, Interconnect, interconnect_named
+from weft.costs.devices import (
+    DEVICES,
+    HOP_ACROSS,
+    HOP_INSIDE,
+    LINK_SHARE,
+    START,
+    DeviceGroup,
+    Interconnect,
+    interconnect_named,
+)
 from weft.costs.layout_search import Predictor, kind, layout_from, search, why_not
 from weft.costs.layouts import LayoutChoice, TrainingJob, rank_memory, refusal
 from weft.costs.memory import GPU_BYTES_PER_LOGIT, Workload, layer_bytes, logits_bytes, training_memory
@@ -92,12 +100,9 @@ def test_sharded_weights_are_gathered_two_layers_at_a_time() -> None:
     assert memory.weights == 4 * (parts["layers"] + parts["around"]) / 4
 
 
-def test_recomputation_stores_inputs_and_one_layer() -> None:
+def test_recomputation_stores_inputs_and_two_chunks_of_logits_exist() -> None:
     memory = rank_memory(job(), LayoutChoice(Layout(replicate=1), 16, 1.0))
     assert memory.activations == 16 * 32 * (4 * 2 * 64 + (32 * 64 + 16) + 4 * 64)
-
-
-def test_two_chunks_of_logits_exist_at_a_time() -> None:
     V, D, gpu = 1000, 64, GPU_BYTES_PER_LOGIT * 1000 * 70  # chunks of 64 rows
     assert logits_bytes(V, D, 64, gpu_memory=gpu) == 2 * 64 * V + (2 + 4) * V * D
     assert logits_bytes(V, D, 65, gpu_memory=gpu) == 2 * 2 * 64 * V + (2 + 8) * V * D
@@ -142,29 +147,21 @@ def test_groups_span_machines() -> None:
     assert (tensor.stride, tensor.members, tensor.machines) == (1, 4, 1)
     assert (shard.stride, shard.members, shard.machines) == (4, 2, 2)
     assert (pipeline.stride, pipeline.members, pipeline.machines > 1) == (16, 1, True)
-    assert tensor.bandwidth == devices.LINK_SHARE * 100e9
-    assert shard.bandwidth == devices.LINK_SHARE * 20e9  # two network cards per machine
-    assert DeviceGroup(64, 1, NET).bandwidth == devices.LINK_SHARE * 80e9
-    assert (
-        DeviceGroup(64, 1, replace(NET, across=50e9)).bandwidth == devices.LINK_SHARE * 100e9
-    )  # bounded by the links inside
+    assert tensor.bandwidth == LINK_SHARE * 100e9
+    assert shard.bandwidth == LINK_SHARE * 20e9  # two network cards per machine
+    assert DeviceGroup(64, 1, NET).bandwidth == LINK_SHARE * 80e9
+    assert DeviceGroup(64, 1, replace(NET, across=50e9)).bandwidth == LINK_SHARE * 100e9  # bounded by the links inside
 
 
 def test_times_of_collectives() -> None:
     inside = DeviceGroup(4, 1, NET)
-    assert inside.gather(1e9) == pytest.approx(
-        devices.START + 3 * devices.HOP_INSIDE + 0.75e9 / (devices.LINK_SHARE * 100e9)
-    )
+    assert inside.gather(1e9) == pytest.approx(START + 3 * HOP_INSIDE + 0.75e9 / (LINK_SHARE * 100e9))
     alone = DeviceGroup(1, 1, NET)
     assert alone.gather(1e9) == alone.reduce(1e9) == alone.send(1e9) == 0
-    assert inside.reduce(1e9) == pytest.approx(
-        devices.START + 6 * devices.HOP_INSIDE + 1.5e9 / (devices.LINK_SHARE * 100e9)
-    )
-    across, hops = DeviceGroup(16, 1, NET), 14 * devices.HOP_INSIDE + devices.HOP_ACROSS
-    assert across.gather(1e9) == pytest.approx(devices.START + hops + 15 / 16 * 1e9 / (devices.LINK_SHARE * 80e9))
-    assert DeviceGroup(2, 8, NET).send(1e6) == pytest.approx(
-        devices.START + devices.HOP_ACROSS + 1e6 / (devices.LINK_SHARE * 10e9)
-    )
+    assert inside.reduce(1e9) == pytest.approx(START + 6 * HOP_INSIDE + 1.5e9 / (LINK_SHARE * 100e9))
+    across, hops = DeviceGroup(16, 1, NET), 14 * HOP_INSIDE + HOP_ACROSS
+    assert across.gather(1e9) == pytest.approx(START + hops + 15 / 16 * 1e9 / (LINK_SHARE * 80e9))
+    assert DeviceGroup(2, 8, NET).send(1e6) == pytest.approx(START + HOP_ACROSS + 1e6 / (LINK_SHARE * 10e9))
 
 
 @pytest.mark.parametrize(("recompute", "times"), [(0.0, 4), (1.0, 6)])
@@ -188,8 +185,8 @@ def test_slow_links_are_not_hidden() -> None:
     choice = LayoutChoice(Layout(replicate=1, shard=16), 4)
     slow, fast = (Predictor(replace(given, net=replace(NET, across=speed))).time(choice) for speed in (1e8, 50e9))
     parts = choice.parameters(given, first=True, last=True)
-    least = 15 / 16 * (2 + 2 + 4) * 12 * parts["layer"] / (devices.LINK_SHARE * 8e8) - fast.compute
-    around = 15 / 16 * 2 * parts["around"] / (devices.LINK_SHARE * 8e8)
+    least = 15 / 16 * (2 + 2 + 4) * 12 * parts["layer"] / (LINK_SHARE * 8e8) - fast.compute
+    around = 15 / 16 * 2 * parts["around"] / (LINK_SHARE * 8e8)
     # the first gather and the last reduction are exposed
     assert least + around < slow.shard < 1.1 * least + around + fast.compute
     assert fast.shard < 0.01 * slow.shard

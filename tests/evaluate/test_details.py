@@ -30,15 +30,12 @@ def costs(nats: list[float], text: str, starts: tuple[int, ...] = (0,), context:
     return TextCosts.of(held.tokens(np.array(ids), list(starts), sizes), parts)
 
 
-def test_buckets_of_context() -> None:
+def test_buckets_of_context_and_frequency() -> None:
     found = by_position([costs(list(range(1, 12)), "abcdefghijk")])
     assert [each.name for each in found] == ["1", "2–3", "4–7", "8–11"]
     assert [each.tokens for each in found] == [1, 2, 4, 4]
     assert [each.loss for each in found] == [1.0, 2.5, 5.5, 9.5]
     assert by_position([costs([1.0], "a", context=[0])])[0].name == "none"
-
-
-def test_buckets_of_frequency() -> None:
     training = held.tokens(np.array(BYTES.encode("a" * 9 + "b" * 10 + "c" * 1000)))
     found = by_frequency([costs([1, 2, 3, 4, 5], "aabcd")], token_counts([training, training], BYTES.vocab_size))
     assert [tuple(each) for each in found] == [("never", 1, 5.0), ("10–99", 3, 6.0), ("1,000–9,999", 1, 4.0)]

@@ -136,12 +136,9 @@ def test_a_large_vocabulary_is_scored_in_slices() -> None:
         torch.testing.assert_close(sliced, token_losses(MODEL, features, targets))
 
 
-def test_impossible_texts_and_strides_are_refused() -> None:
+def test_impossible_texts_and_strides_are_refused_but_not_infinity() -> None:
     with pytest.raises(DataError, match="holds 1 tokens"):
         score(MODEL, tokens([1]), ScoringOptions(12))
     with pytest.raises(DataError, match="stride = 13: expected 1 … 12"):
         score(MODEL, tokens(IDS), ScoringOptions(12, stride=13))
-
-
-def test_perplexity_may_be_infinite() -> None:
     assert Score(math.inf, 3, 3).perplexity == math.inf

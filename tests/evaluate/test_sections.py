@@ -109,15 +109,12 @@ def test_short_documents_are_merged() -> None:
     assert found.bytes.tolist() == [100] * 10 and found.borders.tolist() == list(range(0, 1001, 100))
 
 
-def test_whitespace_without_a_token_is_charged() -> None:
+def test_whitespace_without_a_token_is_charged_but_not_an_empty_text() -> None:
     tokenizer = build_tokenizer(Word(), ["the frog"])
     ids = tokenizer.encode("the frog")
     text = held.tokens(np.array([*ids, *ids]), [0, 2, 2], [8, 30, 8])  # the second has no token
     found = cut_sections(text, tokenizer)
     assert found.bytes.sum() == 46 and found.unspelled.sum() >= 30
-
-
-def test_a_text_of_no_bytes_has_no_sections() -> None:
     with pytest.raises(DataError, match="is empty"):
         cut_sections(held.tokens(np.zeros(0), [], []), build_tokenizer(Byte(), []))
 

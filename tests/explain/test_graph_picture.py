@@ -141,12 +141,9 @@ def test_models_without_a_graph_are_refused() -> None:
         graph_picture(build(preset("bahdanau-tiny")), TOKENS)
 
 
-def test_steps_of_a_recurrent_decoder_are_separate() -> None:
+def test_steps_of_a_recurrent_decoder_are_separate_and_constants_fold() -> None:
     names = [name for inside, name in labels(drawn("bahdanau-tiny")) if inside == "GRU"]
     assert names == ["encoder", "decoder (1)", "decoder (2)", "decoder (3)", "decoder (4)"]
-
-
-def test_constants_fold() -> None:
     root = fold(graph(build(preset("gpt-tiny")).eval(), TOKENS))
     masks = [group for group in root.subgraphs() if group.kind == "constants"]
     assert len(masks) == 4 and all(group.label == "mask" for group in masks)
