@@ -55,10 +55,6 @@ class Axis:
     pad: float = 0.04  # share of the range left free at an end that is not in `includes`
     clips: bool = False  # it ends below a few outliers, which are marked at its edge
 
-    def __post_init__(self) -> None:
-        if self.format not in FORMATS:
-            raise ValueError(f"axis format {self.format!r}: expected one of {', '.join(FORMATS)}")
-
     def label_of(self, value: float) -> str:
         """Format a value of the axis."""
         return FORMATS[self.format](value)

@@ -172,7 +172,12 @@ def _draw(column: _Column, part: ModelPart, number: tuple[int, ...]) -> None:
         for index, inside in enumerate(part.parts):
             _draw(column, inside, (*number, index))
             if inside.skips:
-                _draw_sum(column, below[index - inside.skips] + 0.45 * GAP)
+                x, y, fed = column.x, column.y + SUM_RADIUS, below[index - inside.skips] + 0.45 * GAP
+                out = x + column.side * (WIDTH / 2 + 0.34)
+                column.add("line", (x, fed), (out, fed), (out, y))
+                column.add("arrow", (out, y), (x + column.side * SUM_RADIUS, y))
+                column.add("sum", (x, y))
+                column.y += 2 * SUM_RADIUS
             below.append(column.y)
         if framed:
             column.rise("line")
@@ -198,15 +203,6 @@ def _draw_box(column: _Column, part: ModelPart, number: tuple[int, ...]) -> None
     if part.reads:
         column.source_readers.append((edge, middle))
     column.y += HEIGHT
-
-
-def _draw_sum(column: _Column, start: float) -> None:
-    x, y = column.x, column.y + SUM_RADIUS
-    out = x + column.side * (WIDTH / 2 + 0.34)
-    column.add("line", (x, start), (out, start), (out, y))
-    column.add("arrow", (out, y), (x + column.side * SUM_RADIUS, y))
-    column.add("sum", (x, y))
-    column.y += 2 * SUM_RADIUS
 
 
 def figure(drawing: Diagram) -> Figure:
