@@ -124,15 +124,11 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Jobs of a contender: a search for the learning rate, starting with `rates`, then all `shares` with all `seeds`.
-
-    Longer training needs a lower learning rate, so each of the search's `rounds`, which are shares of the budget, finds
-    its own. With one rate or none there is no search.
-    """
+    """Jobs of a contender: a search for the learning rate if there are several, then all `shares` with all `seeds`."""
 
     contender: str
-    rates: tuple[float, ...]
-    rounds: tuple[float, ...]
+    rates: tuple[float, ...]  # with which the search starts
+    rounds: tuple[float, ...]  # shares of the budget, each with its own rate: longer training needs a lower one
     shares: tuple[float, ...]
     seeds: tuple[int, ...]
 

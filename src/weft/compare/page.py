@@ -205,10 +205,9 @@ def loss_charts(contenders: Sequence[Ranked]) -> list[Panels]:
 
 
 def _distance_series(contenders: Sequence[Ranked]) -> list[Series]:
-    """Return the best multiplier as a horizontal distance: a line at the loss where it is read, from the contender's
-    curve to the baseline's, and its interval around the baseline's end. None if the curves reach no common loss."""
+    """Return the best multiplier as a horizontal line at its loss, from the contender's curve to the baseline's."""
     best = next((ranked for ranked in contenders if not ranked.baseline and ranked.multiplier), None)
-    if best is None or (times := best.multiplier) is None or times.beyond:
+    if best is None or (times := best.multiplier) is None or times.beyond:  # the curves reach no common loss
         return []
     start = times.share * best.mean("flops")
     line = Series(f"{times.text()} for {best.name}", [(start, times.loss), (times.value * start, times.loss)], DISTANCE)

@@ -292,8 +292,7 @@ def layers_linears(model: config.TransformerConfig) -> list[list[LinearSpec]]:
 
 
 def orthogonal_flops(model: Config, rounds: int, adapter: LoRA | None = None) -> float:
-    """Return the FLOPs of one update by Muon: for each matrix of a block, `rounds` times x xᵀ, its square, and that
-    times x. Other optimizers have 0 rounds: elementwise operations are not counted."""
+    """Return the FLOPs of Muon's update: `rounds` times x xᵀ, its square and that times x, per matrix of a block."""
     if adapter is not None:
         sides = [(linear.inputs, height) for linear in adapted_linears(model, adapter) for height in linear.heights]
         shapes = [shape for width, height in sides for shape in ((adapter.rank, width), (height, adapter.rank))]
@@ -302,6 +301,7 @@ def orthogonal_flops(model: Config, rounds: int, adapter: LoRA | None = None) ->
         shapes = [(height, linear.inputs) for linear in linears.values() for height in linear.heights]
     else:
         return 0.0
+    # other optimizers have 0 rounds: elementwise operations are not counted
     return float(sum(rounds * (4 * min(shape) ** 2 * max(shape) + 2 * min(shape) ** 3) for shape in shapes))
 
 

@@ -189,15 +189,12 @@ class LayoutSearch:
         return self.fitting[0] if self.fitting else min(self.too_large, key=lambda layout: layout.memory.peak)
 
     def others(self) -> list[LayoutPrediction]:
-        """Return the fastest of each other kind, then the smallest of each that never fits.
-
-        If there are many, return those that use a single axis, and the first of the others.
-        """
+        """Return the fastest of each other kind, then the smallest of each that never fits."""
         by_kind = {kind(self.best.choice): self.best}
         for layout in [*self.fitting, *sorted(self.too_large, key=lambda layout: layout.memory.peak)]:
             by_kind.setdefault(kind(layout.choice), layout)
         del by_kind[kind(self.best.choice)]
-        single = [axes for axes in by_kind if len(axes) == 1]
+        single = [axes for axes in by_kind if len(axes) == 1]  # of many kinds, these and the first of the others
         mixed = [axes for axes in by_kind if len(axes) > 1][: MAX_OTHERS - len(single)]
         return [layout for axes, layout in by_kind.items() if axes in single or axes in mixed]
 

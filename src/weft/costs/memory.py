@@ -193,13 +193,10 @@ def around_bytes(model: config.TransformerConfig, n: int) -> float:
 
 
 def logits_bytes(vocab_size: int, d_model: int, tokens: int, *, gpu_memory: int) -> int:
-    """Return the memory of the 16-bit loss (`nn/loss.py`) on a GPU with this much memory.
-
-    If there are several chunks of logits, two exist at a time. The weight is there too, and its fp32 gradient, twice if
-    chunks are summed.
-    """
+    """Return the memory of the 16-bit loss (`nn/loss.py`) on a GPU with this much memory."""
     rows = 1 << max(0, (gpu_memory // GPU_BYTES_PER_LOGIT // vocab_size).bit_length() - 1)
-    chunks = 2 if tokens > rows else 1
+    chunks = 2 if tokens > rows else 1  # of logits that exist at a time
+    # the weight is there too, and its fp32 gradient, twice if chunks are summed
     return 2 * chunks * min(tokens, rows) * vocab_size + (2 + WIDE * chunks) * vocab_size * d_model
 
 

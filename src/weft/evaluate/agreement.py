@@ -27,14 +27,11 @@ def label_metrics(actual: Sequence[int], predicted: Sequence[int], labels: Seque
 def label_intervals(
     actual: Sequence[int], predicted: Sequence[int], *, losses: ArrayLike, rows: Sequence[int]
 ) -> dict[str, Any]:
-    """Return the accuracy of always predicting the commonest label, and intervals from a bootstrap over rows.
-
-    Each answer (N,) has a loss and the index of its row, since all words of a sentence are drawn together.
-    """
+    """Return the accuracy of always predicting the commonest label, and intervals from a bootstrap over rows."""
     labels = 1 + max(max(actual), max(predicted))
     cells, costs = np.asarray(actual) * labels + np.asarray(predicted), np.asarray(losses, dtype=np.float64)
     baseline = confusion(actual, predicted, labels).sum(axis=1).max() / len(cells)
-    owners, count = np.asarray(rows), 1 + max(rows)
+    owners, count = np.asarray(rows), 1 + max(rows)  # all answers (N,) of a row, a sentence, are drawn together
 
     def measure(row_weights: NDArray[np.float64]) -> dict[str, float]:
         weights = row_weights[owners]

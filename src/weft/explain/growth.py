@@ -89,11 +89,7 @@ class Growth(Charts):
 
 
 def growth(model: Config) -> Growth:
-    """Return how a model's cost grows with each of its sizes.
-
-    A wider model keeps the size of its heads and the ratios d_ff / d_model and heads / kv_heads. Operations are those
-    of training per token, at the full context; the cache is that of one text in bf16.
-    """
+    """Return how a model's cost grows with each of its sizes; operations are those of training at the full context."""
     if not count(model).forward:
         kind = getattr(model, "kind", type(model).__name__)
         raise ModelError(f"a model of kind '{kind}' only looks values up; it has no products whose cost could grow")
@@ -129,7 +125,7 @@ def _axis(model: Any, key: str) -> GrowthAxis:
 
 
 def _wider(model: Any, factor: float) -> dict[str, Any] | None:
-    """Return the settings of a model that is `factor` times as wide; None if they are not integers."""
+    """Return the settings of a model `factor` times as wide, with the same d_head and ratios; None if not integers."""
     if isinstance(model, config.TransformerConfig):
         attention, inner = model.attention, model.feedforward
         sizes = {"d_model": model.d_model, "heads": attention.heads, "d_ff": inner.d_ff}

@@ -50,12 +50,8 @@ def embedding_table(model: LanguageModel) -> Tensor:
 
 
 def word_ids(tokenizer: Tokenizer, word: str) -> list[int] | None:
-    """Return the tokens of a word inside a text, or None if a part of it is unknown.
-
-    If the tokenizer joins a space to the following word, these are the tokens of the word after a space. In a
-    vocabulary of whole words, a word that a text would be split at (u.s.) is looked up as it is.
-    """
-    try:
+    """Return the tokens of a word inside a text, after a space if the tokenizer joins it; None if a part is unknown."""
+    try:  # in a vocabulary of whole words, one that a text would be split at (u.s.) is looked up as it is
         if tokenizer.kind == "word" and word not in tokenizer.special_tokens:
             return [tokenizer.id(word)]
     except TokenizerError:

@@ -23,15 +23,11 @@ class Table(NamedTuple):
 
 
 def text_lines(table: Table, width: int | None = None, prose: int = WIDTH) -> Iterator[tuple[str, str]]:
-    """Yield each line of a table, and what it belongs to: title, header, row or remark.
-
-    If the table is wider than `width`, the widest of the columns in `text` is wrapped between words. Title and remarks
-    are wrapped at `prose` columns.
-    """
+    """Yield each line of a table, wrapped at `width` and `prose` columns, and its part: title, header, row, remark."""
     table = table if width is None else _drop_spare(table, width)
     widths = _widths(table)
     if width is not None and (excess := _line_width(widths) - width) > 0:
-        widest = max(table.text, key=lambda column: widths[column])
+        widest = max(table.text, key=lambda column: widths[column])  # is wrapped between words
         widths[widest] = max(MIN_TEXT_WIDTH, widths[widest] - excess)
     yield from (("title", line) for line in wrap(table.title, prose))
     for number, row in enumerate((table.header, *table.rows)):

@@ -224,8 +224,7 @@ def _write_piece(handle: int, entry: TensorInfo, piece: TensorChunk, *, value: T
 
 
 def load(path: Path, parallel: ShardedParallel, optimizer: optim.Optimizer) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Restore all state on every rank, from a verified checkpoint of any mesh; return the checkpoint's notes, and the
-    state of the step, which is stored with the moments."""
+    """Restore every rank's state from a verified checkpoint of any mesh; return its notes and the state of the step."""
     notes = checkpoint.load_notes(path, optimizer)
     load_weights(path, parallel)
     moments = _empty_moments(path, parallel)

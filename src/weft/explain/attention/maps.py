@@ -159,12 +159,9 @@ class AttentionMaps(Picture):
     def follow(
         self, word: str | int, layer: int | None = None, head: int | None = None, *, kind: str | None = None
     ) -> LineView:
-        """Return lines from a word or a token's index to what it attends to, in one or all heads of a layer.
-
-        By default it is the layer with the largest probability from the word to a distant token.
-        """
+        """Return lines from a word or a token's index to what it attends to, in one or all heads of a layer."""
         part = self.part(kind)
-        if layer is None:
+        if layer is None:  # that with the largest probability from the word to a distant token
             far = distant_probabilities(part)[:, :, _find_word(word, part.queries)[0]]
             layer = int(far.max(axis=(1, 2, 3)).argmax())
         _checked(part, "layer", layer)

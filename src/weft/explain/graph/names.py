@@ -35,10 +35,7 @@ def short_path(path: str, parent: str) -> str:
 
 
 def variable_names(graph: Graph) -> list[str]:
-    """Return short names: those of names.toml, of modules, or functions with a number, such as add₂.
-
-    In a stack of recurrent layers, or one that reads in both directions, names of the later ones have a superscript.
-    """
+    """Return short names: those of names.toml, of modules, or functions with a number, such as add₂."""
     passes = Counter(n.call for n in graph.nodes if LAYER.search(n.name) and "weight_ih" in n.name)
     seen: Counter[tuple[int, str]] = Counter()
     names = []
@@ -60,6 +57,7 @@ def variable_names(graph: Graph) -> list[str]:
             steps = _steps(graph, node.call) if "{" in cycle[which] else 1
             turn, t = divmod(step, steps)
             name = cycle[which].format(t=_subscript(t + 1), before=_subscript(t))
+            # of a later recurrent layer or direction
             names.append(name + _superscript(turn if passes[node.call] > 1 else 0))
         elif node.name == "model":
             names.append("logits" if node.function == "linear" else "result")
