@@ -116,16 +116,13 @@ def test_the_interval_covers_the_truth(times: float, noise: float) -> None:
     assert np.median([math.log(m.high / m.low) / 2 for m in found]) < 3 * np.std([math.log(m.value) for m in found])
 
 
-def test_beyond_the_measured_range() -> None:
+def test_values_and_intervals_beyond_the_measured_range() -> None:
     poor, rich = curve([2.0, 1.8, 1.6], [1.0, 3.0, 9.0]), curve([1.5, 1.4, 1.3], [1.0, 3.0, 9.0])
     above, below = measured(rich, poor), measured(poor, rich)
     assert (above.value, above.beyond, above.high, above.at_full) == (9.0, "above", math.inf, None)
     assert above.text() == "more than 9.0×"
     assert (below.value, below.beyond, below.low, below.at_full) == (pytest.approx(1 / 9), "below", 0.0, None)
     assert below.text() == "less than 0.11×"
-
-
-def test_an_interval_may_leave_the_measured_range() -> None:
     found = measured(*World(seed_noise=0.01).curves(26, np.random.default_rng(3)))
     assert found.low < 26 and found.high == math.inf
     assert "at least" in found.text() or found.beyond
@@ -216,16 +213,13 @@ def test_rungs_share_the_variation_between_seeds() -> None:
     assert np.argmax(np.diff(bands(list(nats), sizes))) == 3
 
 
-def test_sections_are_drawn_jointly() -> None:
+def test_sections_are_drawn_jointly_and_fast() -> None:
     nats = np.random.default_rng(1).uniform(500, 1000, size=(1, 40))
     first, second = resample([[nats], [nats * 1.1]], np.full(40, 500.0), draws=100)
     assert np.allclose(second / first, 1.1)
     assert first.std() > 0.01
-
-
-def test_a_thousand_draws_of_a_thousand_sections_are_fast() -> None:
     nats, sizes = np.random.default_rng(0).uniform(500, 900, size=(3, 1000)), np.full(1000, 500.0)
     started = time.perf_counter()
-    first = interval(nats, sizes)
+    ends = interval(nats, sizes)
     assert time.perf_counter() - started < 0.5  # 30 ms on an idle core
-    assert interval(nats, sizes) == first  # deterministic
+    assert interval(nats, sizes) == ends  # deterministic

@@ -30,12 +30,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_a_path_is_a_study_or_contains_some(folder: Path) -> None:
+def test_studies_are_found_and_read_as_written(folder: Path) -> None:
     assert list(studies([folder])) == ["damaged", "four", "law", "runs"]
     assert studies([folder / "law", folder / "gone"]) == {"law": folder / "law"}
-
-
-def test_a_finished_study_is_read_as_written(folder: Path) -> None:
     found = read_study(folder / "four")
     page = ComparisonPage(comparison())
     assert found["finished"] and found["result"] == page.result and found["kind"] == "compare"

@@ -218,15 +218,12 @@ def flops_by_component(model: Any, length: int | None = None) -> dict[str, int]:
     return {part.name: part.flops for part in count(model, length).components}
 
 
-def test_a_window_bounds_the_keys() -> None:
+def test_windows_bound_the_keys_of_all_or_some_layers() -> None:
     full = preset("gpt-tiny")
     unbounded = flops_by_component(full)
     bounded = flops_by_component(full.replace(attention=full.attention.replace(window=32)))
     assert bounded["attention"] * 4 == unbounded["attention"]
     assert bounded["FFN"] == unbounded["FFN"]
-
-
-def test_windows_in_some_layers_bound_their_keys() -> None:
     full = preset("gpt-tiny").replace(layers=5)
     pattern = (config.LayerKind(window=32), config.LayerKind())
     unbounded, bounded = (flops_by_component(model, 128) for model in (full, full.replace(pattern=pattern)))

@@ -195,15 +195,12 @@ def test_slow_links_are_not_hidden() -> None:
 # ---- compute
 
 
-def test_the_time_of_a_product() -> None:
+def test_the_time_of_products_and_attention() -> None:
     line = Roofline(H100, "bf16")
     large, thin = line.product(8192, 8192, 8192), line.product(8192, 8192, 1)
     assert 2 * 8192**3 / large == pytest.approx(H100.share * H100.bf16, rel=0.05)
     assert thin > 0.25 * 2 * 8192 * 8192 / H100.bandwidth  # memory-bound
     assert Roofline(H100, "fp32").product(8192, 8192, 8192) > 10 * large
-
-
-def test_the_time_of_attention() -> None:
     line = Roofline(H100, "bf16")
     causal = preset("gpt2")
     batch, longer = MicroBatch(8, 1024), MicroBatch(4, 2048)

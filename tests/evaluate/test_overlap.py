@@ -68,14 +68,11 @@ def test_shares_equal_those_of_a_plain_search(block: int) -> None:
     assert found.line.startswith(shown)
 
 
-def test_nothing_in_common() -> None:
+def test_nothing_in_common_and_unknown_words() -> None:
     found = overlap([tokens([prose(200, 10)])], [tokens([prose(200, 11)])], BYTES)
     assert found.found == found.covered == found.touched == 0 and not found.longest
     itself = overlap([tokens([prose(200, 10)])], [tokens([prose(200, 11)]), tokens([prose(200, 10)])], BYTES)
     assert itself.share == 1.0 and itself.covered > 0.98 * itself.bytes
-
-
-def test_unknown_words_never_count_as_equal() -> None:
     tokenizer = build_tokenizer(Word(), [prose(2000, 12)])
     same = tokens([" ".join(["salamander"] * 40)], tokenizer)
     found = overlap([same], [same], tokenizer)

@@ -88,7 +88,7 @@ def test_gpt2_is_folded_to_its_modules() -> None:
     assert {*expected, ("LMHead", "output")} <= set(boxes) and len(boxes) < 15
 
 
-def test_opening_one_block() -> None:
+def test_opening_one_block_or_several_levels() -> None:
     boxes = labels(drawn("gpt2", open="decoder.3"))
     stacks = {("Block × 3", "decoder.0 … 2"), ("Block × 8", "decoder.4 … 11")}
     assert {*stacks, ("Sublayer", "attention_skip")} <= set(boxes)
@@ -96,9 +96,6 @@ def test_opening_one_block() -> None:
     assert any(inside == "softmax" for inside, _ in deeper)
     assert ("Linear", "qkv") in deeper
     assert sum(inside == "parameter" and name in ("W₁", "W₂") for inside, name in deeper) == 2
-
-
-def test_depth() -> None:
     counts = [len(labels(drawn("llama-tiny", depth=depth))) for depth in (1, 2, 3, 4, 9)]
     assert all(a < b for a, b in pairwise(counts))
     with pytest.raises(ModelError, match="depth 0"):

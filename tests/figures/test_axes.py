@@ -60,9 +60,6 @@ def test_a_page_and_print_agree_on_limits_ticks_and_labels() -> None:
         ticks = axis.round_ticks(ends, max_ticks)
         assert page["ticks"] == [{"value": value, "label": label} for value, label in ticks.items()], (axis, ends)
         assert page["labels"] == [axis.label_of(value) for value in values], axis
-
-
-def test_an_unknown_format_is_refused_on_a_page() -> None:
     answer = run_node(COMPARE, [{"axis": {"format": "roman"}, "values": [1, 2], "maxTicks": 3}])
     assert answer.returncode and 'axis format "roman": expected one of number, count, scientific' in answer.stderr
 
