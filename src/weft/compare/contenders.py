@@ -102,7 +102,8 @@ class ReadyContender:
         return min(total, self.recipe.data.tokens or total)
 
     def with_steps(self, steps: int) -> "ReadyContender":
-        """Return the contender with this budget; if the recipe sets no steps, its schedule is in these steps."""
+        """Return the contender with this many steps as its whole budget. If the recipe sets no steps, its schedule is
+        in these steps."""
         recipe = self.recipe
         if recipe.steps is None:
             if not isinstance(recipe.schedule, Noam) and (recipe.schedule.warmup or 0) > steps:
@@ -255,7 +256,8 @@ def _shortest_schedule(recipe: Recipe) -> Tree:
 
 
 def _settled(recipe: Recipe, changes: dict[str, Any], text: TokenizedText, *, device: str) -> SettledRecipe:
-    """Complete a recipe on the tokenized text; if `changes` sets the steps, the schedule keeps its proportions."""
+    """Complete a recipe on the tokenized text. If `changes` sets the steps, the schedule keeps its proportions, and
+    evaluations, checkpoints and log lines are chosen again."""
     tree = recipe.model_dump(mode="json", exclude_none=True)
     if "steps" in changes:
         steps = tree.pop("steps", None)

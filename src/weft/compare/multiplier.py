@@ -177,6 +177,7 @@ def _monotone_cubic(x: Array, y: Array, at: Array) -> Array:
 
 
 def _end_slope(widths: Array, chords: Array) -> Array:
-    """Return the slope (draws,) at an end, at least 0: of the parabola through its two intervals, nearest first."""
+    """Return the slope at an end, from the two intervals next to it, nearest first, (draws, 2): that of the parabola
+    through three points, but at least 0."""
     (h, next_h), (chord, next_chord) = widths.T, chords.T
     return np.maximum(((2 * h + next_h) * chord - h * next_chord) / (h + next_h), 0)

@@ -30,7 +30,11 @@ def flops_per_step(recipe: SettledRecipe) -> float:
 
 
 def resize(model: Model, width: int) -> Model:
-    """Return the model with a d_model of about `width`, and its depth, d_ff and heads in proportion."""
+    """Return the model with a d_model of about `width`, and everything else in proportion.
+
+    A Transformer keeps its ratios of width to depth and of d_ff to d_model, and roughly its d_head; a recurrent model
+    keeps its number of layers.
+    """
     if isinstance(model, Recurrent):
         changes = {"d_model": width}
         if model.d_embedding is not None:

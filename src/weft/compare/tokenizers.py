@@ -248,7 +248,8 @@ def _speeds(tokenizer: Tokenizer, held_out: Sequence[str]) -> dict[str, Any]:
 
 
 def _pieces(tokenizer: Tokenizer, sentence: str) -> Iterator[tuple[str, bool]]:
-    """Yield a sentence's tokens as text, and whether each is known; words and WordPieces as in the vocabulary."""
+    """Yield the tokens of a sentence as readable text, and whether each is known. Words and WordPieces are shown as in
+    the vocabulary, all others as the text they add."""
     for id in tokenizer.encode(sentence):
         if id == tokenizer.unk_id or tokenizer.kind in ("word", "wordpiece"):
             yield tokenizer.token(id), id != tokenizer.unk_id

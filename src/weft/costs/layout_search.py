@@ -202,7 +202,10 @@ class LayoutSearch:
 def search(
     job: TrainingJob, layout: Layout | None = None, *, micro: int | None = None, recompute: bool | None = None
 ) -> LayoutSearch:
-    """Predict every layout, or `layout`, with every micro-batch size, or `micro`, with and without `recompute`."""
+    """Predict every layout, or only `layout`, with every micro-batch size, or only `micro`.
+
+    `recompute` is whether layers are recomputed in the backward pass; None tries both.
+    """
     predict, fitting = Predictor(job), []
     too_large: dict[tuple[str, ...], tuple[float, LayoutChoice]] = {}
     reason, hint = None, "change --layout or --gpus"

@@ -211,7 +211,8 @@ def _stage(job: TrainingJob, choice: LayoutChoice, *, first: bool, last: bool) -
 
 
 def _activations(job: TrainingJob, choice: LayoutChoice, in_flight: float) -> float:
-    """Return the activations of a stage's micro-batches, and of the current one outside and in a recomputed layer."""
+    """Return the activations of the micro-batches in a stage's layers, and of the current one outside the layers and in
+    a recomputed layer."""
     n, layout, share = narrow(job.precision), choice.layout, choice.recompute
     along, depths = layout.tensor if layout.sequence else 1, choice.depths(job)
     per_layer = [layer.along / along + layer.inputs + layer.inside / layout.tensor for layer in job.activations]

@@ -59,7 +59,10 @@ class TrainingPlan:
 def plan_training(
     flops_per_token: float, tokens: int, tokens_per_step: int, *, machine: Machine, update_flops: float = 0.0
 ) -> TrainingPlan:
-    """Plan a run over `tokens`. MFU counts only the model's FLOPs, without those of layers that are recomputed."""
+    """Plan a run over `tokens`, with `update_flops` per optimizer step.
+
+    MFU counts only the model's FLOPs: recomputed layers are not in `flops_per_token`.
+    """
     steps = -(-tokens // tokens_per_step)
     flops = flops_per_token * tokens + update_flops * steps
     seconds = flops / (machine.peak * machine.mfu)

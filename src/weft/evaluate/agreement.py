@@ -109,7 +109,10 @@ class Similarity:
 
 
 def similarity(pairs: Sequence[RatedPair], vector: Callable[[str], NDArray[np.float32] | None]) -> Similarity:
-    """Correlate human ratings with the cosines of the words' vectors; `vector` returns None for an unknown word."""
+    """Correlate human ratings with the cosines of the words' vectors; `vector` returns None for an unknown word.
+
+    Leaving pairs out flatters a model: two vocabularies may then be measured on different pairs.
+    """
     vectors = {word: vector(word) for word in dict.fromkeys(word for one, other, _ in pairs for word in (one, other))}
     cosines, scores = [], []
     for first_word, second_word, score in pairs:

@@ -237,7 +237,10 @@ def words_are_long(text: bytes) -> bool:
 
 
 def ngrams(text: bytes, documents: Ids, unit: Unit, *, sample: int = 1) -> NGrams:
-    """Return the n-grams of a UTF-8 text whose documents begin at these bytes; one hash in `sample` is kept."""
+    """Return the n-grams of a UTF-8 text whose documents begin at these bytes; one hash in `sample` is kept.
+
+    N-grams don't cross documents, which whitespace separates, nor hold unknown words; a shorter document is one n-gram.
+    """
     raw, kind = _classify(text)
     kept = np.flatnonzero(kind == KEPT)
     if not len(kept):

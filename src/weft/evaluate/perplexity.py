@@ -279,7 +279,10 @@ def surprisals(model: LanguageModel, ids: Sequence[int], before: Sequence[int], 
 
 @torch.no_grad()
 def prompt_logprobs(model: LanguageModel, prompt: Prompt, top: int) -> list[Logprobs]:
-    """Return log p of each token of a prompt, and of the `top` likeliest at its position; none of the first token."""
+    """Return log p of each token of a prompt, and of the `top` likeliest at its position; none of the first token.
+
+    A prompt longer than the model's window is read in windows that overlap by half.
+    """
     vocab_size = output_vocab_size(model, prompt.vocab_size)
     rows, settings = max(1, HEAD_ELEMENTS // vocab_size), Sampling(logprobs=top)
     logprobs = [NO_LOGPROBS]
@@ -290,7 +293,10 @@ def prompt_logprobs(model: LanguageModel, prompt: Prompt, top: int) -> list[Logp
 
 
 def _predictions(model: LanguageModel, tokens: Tensor, length: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield features (N, …) before the tokens (N,) after a text's first, in chunks of windows that overlap by half."""
+    """Yield features (N, …) before consecutive tokens of a text, and these tokens (N,); the first token has none.
+
+    Windows of `length` tokens overlap by half, and each is read in chunks with pauses between them.
+    """
     with evaluating(model) as device:
         for window in windows(len(tokens), length, max(1, length // 2)):
             row = tokens[window.start : window.start + window.length + 1].to(device)

@@ -89,7 +89,11 @@ class Growth(Charts):
 
 
 def growth(model: Config) -> Growth:
-    """Return how a model's cost grows with each of its sizes; operations are those of training at the full context."""
+    """Return how a model's cost grows with each of its sizes.
+
+    A wider model keeps the size of its heads and the ratios d_ff / d_model and heads / kv_heads. Operations are those
+    of training per token, at the full context; the cache is that of one text in bf16.
+    """
     if not count(model).forward:
         kind = getattr(model, "kind", type(model).__name__)
         raise ModelError(f"a model of kind '{kind}' only looks values up; it has no products whose cost could grow")

@@ -155,7 +155,10 @@ def named_maps(reading: Reading) -> AttentionMaps:
 
 
 def head_statistics(reading: Reading, ablate: bool = True, maps: AttentionMaps | None = None) -> HeadTable:
-    """Return statistics of every head on a text, from its `maps` if given, and with `ablate` the cost without it."""
+    """Return statistics of every head on a text and, with `ablate`, the cost of removing it (over 128 tokens).
+
+    `maps` is the attention of this reading, if already computed.
+    """
     maps = maps or attention_maps(reading)
     predicts = isinstance(reading.model, Transformer) and isinstance(reading.model.config.head, LMHead)
     costs = ablation_costs(reading) if ablate and predicts and len(reading.ids) > 1 else {}

@@ -104,7 +104,10 @@ class Lens(Picture):
 
 @torch.no_grad()
 def lens(reading: Reading) -> Lens:
-    """Return the likeliest token of every layer of a Transformer, or of its decoder, at the last 96 positions."""
+    """Return the likeliest token of every layer at the last 96 positions, or all there are.
+
+    For Transformers that predict tokens; of an encoder–decoder, the decoder's layers.
+    """
     model, tokenizer = reading.model, reading.tokenizer
     if not isinstance(model, Transformer):
         raise unsupported(model, "no residual stream to look into", "the lens needs a Transformer")

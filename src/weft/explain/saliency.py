@@ -162,7 +162,10 @@ def saliency(reading: Reading, position: int = -1) -> Saliency:
 def embedding_gradients(
     model: LanguageModel, compute: Callable[[], Tensor], names: Sequence[str]
 ) -> tuple[float, list[tuple[NDArray[np.float64], NDArray[np.float64]]]]:
-    """Return the scalar that `compute` gives for one row, and each embedding's norm and gradient × input, (time,)."""
+    """Return the scalar that `compute` returns, and its gradient with respect to the outputs of each embedding layer.
+
+    A gradient is given as its norm and as gradient × input, (time,) each. `compute` reads one row.
+    """
     # cuDNN has no backward pass for recurrent models in evaluation mode
     with evaluating(model), torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
         with capture(model, *names, grads=True) as captured:

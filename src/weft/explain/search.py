@@ -143,7 +143,11 @@ def handmade(path: FilePath, settings: TreeSearch) -> SearchTrees:
 
 
 def tree_layout(tree: SearchTree, *, probabilities: bool = True) -> TreeLayout:
-    """Lay out a tree from left to right, without overlaps: a row per leaf, a column per token, likelier ones above."""
+    """Lay out a tree from left to right: one row per leaf, one column per token, likelier tokens above.
+
+    A node is within the rows of its leaves, and an edge's label is in its child's row, after the column's curves; so
+    nothing overlaps.
+    """
     nodes = tree.nodes
     children: dict[int, list[int]] = {number: [] for number in range(-1, len(nodes))}
     depth = {-1: 0}

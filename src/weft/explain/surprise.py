@@ -100,7 +100,10 @@ class Surprise(Picture):
 
 @torch.no_grad()
 def surprise(reading: Reading, top: int = 5) -> Surprise:
-    """Return −log p of each token of a text given those before it, or masked, and the `top` likeliest tokens there."""
+    """Return −log p of each token of a text given the tokens before it, and the `top` likeliest tokens there.
+
+    An encoder–decoder reads a target, given the source. A masked model predicts each token while it is masked.
+    """
     if top < 1:
         raise ConfigError(f"top = {top}: at least one token")
     model, tokenizer, ids = reading.model, reading.tokenizer, reading.ids[reading.before :]

@@ -182,7 +182,10 @@ class _PlotFrame:
         return f"{self.plot.x.label_of(value[0])}: {general(value[1], 4)}"
 
     def outliers(self, front: Sequence[Series]) -> Iterator[Shape]:
-        """Yield an arrow and its value at the edge for each level outside and the highest of nearby points above."""
+        """Yield an arrow at the edge, with its value, for each level outside and point above.
+
+        Of neighbouring points only the highest has one.
+        """
         arrows, look = list[float](), Look("c1", "^")
         for series in front if self.plot.y.clips else ():
             if series.level is None or self.y_limits[0] <= series.level <= self.y_limits[1]:

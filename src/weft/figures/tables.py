@@ -78,7 +78,10 @@ def _line_width(widths: Sequence[int]) -> int:
 
 
 def _row_lines(row: Sequence[str], widths: Sequence[int], text: Sequence[int], *, width: int | None) -> Iterator[str]:
-    """Yield a row as one line, or several if a cell is too wide; a first cell with a long word has separate lines."""
+    """Yield a row as one line, or several if a cell is wider than its column.
+
+    A first cell with a word that is too long for its column is on separate lines.
+    """
     cells = [wrap(cell, column) if len(cell) > column else [cell] for cell, column in zip(row, widths, strict=True)]
     if width is not None and max(map(len, cells[0])) > widths[0]:
         yield from textwrap.wrap(row[0], width)

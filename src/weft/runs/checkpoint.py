@@ -335,7 +335,8 @@ def place_weights(path: Path, model: nn.Module, device: torch.device) -> None:
 
 
 def load(path: Path, model: nn.Module, optimizer: optim.Optimizer) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Restore all state from a verified checkpoint; return its notes, and the state of the step."""
+    """Restore weights, optimizer state and random-number generators from a verified checkpoint; return its notes, and
+    the state of the step, which is stored with the moments."""
     load_weights(path, model)
     notes = load_notes(path, optimizer)
     return notes, load_optimizer_state(optimizer, model, load_tensors(path / MOMENTS))

@@ -190,7 +190,10 @@ def lock_run(run: RunFolder) -> Iterator[None]:
 
 
 def _refuse_links(run: RunFolder) -> None:
-    """Refuse links out of a run's folder, which may be untrusted; `latest` and `best` link to checkpoints inside it."""
+    """Refuse links out of a run's folder: a run may be untrusted, and nothing outside it must be written or removed.
+
+    Only `latest` and `best` are links, to checkpoints in the same folder.
+    """
     for folder in (run.path, run.checkpoints, run.data):
         entries = list(os.scandir(folder)) if folder.is_dir() else []
         links = [entry.path for entry in entries if entry.is_symlink()]
@@ -253,7 +256,10 @@ def note_files(run: RunFolder) -> None:
 
 
 def changed_files(run: RunFolder, origin: bool = False) -> list[str]:
-    """Return a message per file changed, added or removed since it was recorded; `origin`: also those of an import."""
+    """Return a message for each file that was changed, added or removed since the hashes were recorded.
+
+    `origin` includes the original files of an imported model, which only an export reads.
+    """
     recorded = next((e["sha256"] for e in reversed(read_lines(run.events)) if e["event"] == "files"), None)
     if recorded is None:
         return []

@@ -55,7 +55,8 @@ def snapshot(
     notes: Mapping[str, Any],
     step_state: Mapping[str, Tensor],
 ) -> ShardedSnapshot:
-    """Copy this rank's weights, optimizer state, generators and `notes`; `step_state` is stored with the moments."""
+    """Copy this rank's weights, optimizer state, random-number generators and `notes`; `step_state` is stored with the
+    moments."""
     shards = {
         key: TensorShard(torch.empty(shard.tensor.shape, dtype=shard.tensor.dtype).copy_(shard.tensor), shard.geometry)
         for key, shard in (_weights(parallel) | _moments(parallel, optimizer, step_state)).items()
@@ -224,7 +225,8 @@ def _write_piece(handle: int, entry: TensorInfo, piece: TensorChunk, *, value: T
 
 
 def load(path: Path, parallel: ShardedParallel, optimizer: optim.Optimizer) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Restore every rank's state from a verified checkpoint of any mesh; return its notes and the state of the step."""
+    """Restore all state on every rank, from a verified checkpoint of any mesh; return the checkpoint's notes, and the
+    state of the step, which is stored with the moments."""
     notes = checkpoint.load_notes(path, optimizer)
     load_weights(path, parallel)
     moments = _empty_moments(path, parallel)

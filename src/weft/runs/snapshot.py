@@ -76,7 +76,8 @@ def optimizer_state(optimizer: optim.Optimizer, model: nn.Module) -> dict[str, T
 
 
 def load_optimizer_state(optimizer: optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Restore the result of `optimizer_state` bit for bit; return tensors of no parameter (fp16's `scale/loss`)."""
+    """Restore the result of `optimizer_state` bit for bit; return the tensors that belong to no parameter, such as
+    `scale/loss`, fp16's loss scale. Parameter groups keep the recipe's settings."""
     parameters = dict(model.named_parameters())
     default = next(iter(parameters.values())).device
     optimizer.state.clear()

@@ -114,7 +114,10 @@ def _moved(stacks: Sequence[_Column], right: float) -> list[DiagramShape]:
 
 
 def unrolled(column: ModelPart) -> Diagram:
-    """Draw a recurrent language model over time, to step T, with the lectures' names x_t, h_t, y_t and the loss ℓ_t."""
+    """Draw a recurrent language model over time, with the names of the lectures: x_t, h_t, y_t and the loss ℓ_t.
+
+    `column` has an embedding, recurrent layers and logits. The last step is T.
+    """
     layers = [(number, part) for number, part in enumerate(column.parts) if part.loops]
     shown = [(number, copy) for number, part in layers for copy in range(part.repeats)][:MAX_UNROLLED_LAYERS]
     pitch, width = 2.3, 1.35

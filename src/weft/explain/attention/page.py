@@ -24,7 +24,10 @@ QUALITIES = (
 
 
 def pack(probabilities: Probabilities, *, max_characters: int, causal: bool) -> tuple[dict[str, Any], str]:
-    """Return maps (layers, heads, time, source time) in `max_characters` if possible, and a note on their precision."""
+    """Return maps (layers, heads, time, source time) for the page's script, and a note on their precision.
+
+    They take at most `max_characters` if any quality allows it.
+    """
     layers, heads, queries, keys = probabilities.shape
     # (rank, layers, heads, time): neighbouring queries have similar strongest keys, so rank-major order deflates well
     strongest = torch.from_numpy(probabilities).topk(min(QUALITIES[0][2], keys))

@@ -69,8 +69,9 @@ def graph(model: nn.Module, *args: Any, **kwargs: Any) -> Graph:
     """Return the computation graph of `model(*args, **kwargs)`, recorded in one forward pass without gradients.
 
     Attention is computed by the formula, and fused kernels are disabled where PyTorch has an alternative, because they
-    hide the operations of the slides. A model on the meta device is recorded as if it ran on the CPU: nothing that
-    depends on its weights is computed, but positions, masks and token ids are.
+    hide the operations of the slides. A model
+    on the meta device is recorded as if it ran on the CPU: nothing that depends on its weights is computed, but
+    positions, masks and token ids are.
     """
     weights = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     if any(tensor.is_meta for tensor in weights.values()):
