@@ -29,7 +29,9 @@ def contents(run: RunFolder) -> dict[str, str]:
     """Return everything that a recipe decides: the contents of checkpoints, the targets of links, and the metrics."""
     found = {"metrics": run.metrics.read_text()}
     for path in sorted(run.checkpoints.iterdir()):
-        found[path.name] = os.readlink(path) if path.is_symlink() else str(checkpoint.verify(path)["files"])
+        found[path.name] = (
+            os.readlink(path) if path.is_symlink() else str(checkpoint.manifest_of(checkpoint.verify(path))["files"])
+        )
     return found
 
 

@@ -124,7 +124,7 @@ def base_note(origin: str) -> str:
     return json.dumps({"init": origin, "sha256": _base_hash(origin)})
 
 
-def check_base(run: RunFolder, recipe: Recipe, check: Callable[[Path], Path] = checkpoint.verified) -> None:
+def check_base(run: RunFolder, recipe: Recipe, check: Callable[[Path], Path] = checkpoint.verify) -> None:
     """Refuse a run whose adapter was trained for other weights than those of `init` now, which `check` verifies."""
     assert recipe.init is not None
     try:
@@ -138,7 +138,7 @@ def check_base(run: RunFolder, recipe: Recipe, check: Callable[[Path], Path] = c
         )
 
 
-def _base_hash(origin: str, check: Callable[[Path], Path] = checkpoint.verified) -> str:
+def _base_hash(origin: str, check: Callable[[Path], Path] = checkpoint.verify) -> str:
     path, _ = checkpoint.find(open_run(origin).checkpoints, "best", check)
     return " ".join(checkpoint.manifest_of(path)["files"]["model.safetensors"]["sha256"])
 
