@@ -129,8 +129,7 @@ def lanes_batch(text: Tokens, lanes: Lanes, step: int, *, rows: Array) -> Batch:
 
 
 def evaluation_batches(tokens: Tokens, length: int, batch: int) -> Iterator[Batch]:
-    """Yield batches in which every token but the first is a target exactly once, in order: full windows, `batch` at a
-    time, then one shorter row for the remaining tokens. Nothing is padded."""
+    """Yield full windows, `batch` at a time, then one shorter row: every token but the first is a target once."""
     if len(tokens) < 2:
         raise DataError(f"the text has {len(tokens)} tokens; at least 2 are needed to predict one from another")
     full, remainder = divmod(len(tokens) - 1, length)
@@ -187,8 +186,7 @@ def pad(sequences: Sequence[Sequence[int]], pad_id: int | None) -> tuple[Tensor,
 def pack(sequences: Sequence[Sequence[int]], length: int, pad_id: int | None) -> Batch:
     """Pack documents into few rows (B, length) by best-fit decreasing; documents do not attend to each other.
 
-    Each token but a document's first is a target exactly once. A document longer than a row continues in another row,
-    as a separate document. Document -1 is padding.
+    Each token but a piece's first is a target once. Documents longer than a row are split. Document -1 is padding.
     """
     if pad_id is None:
         raise DataError("this tokenizer has no padding token; give it one (tokenizer.specials.pad) to pack documents")
@@ -238,16 +236,13 @@ class Framed(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """Special tokens `before`, `between` and `after` one or two sentences, and the token to `fill` padding with.
-
-    `segments`: whether the second sentence of a pair is segment 1.
-    """
+    """Special tokens `before`, `between` and `after` one or two sentences, and the token to `fill` padding with."""
 
     before: Ids
     between: Ids
     after: Ids
     fill: int
-    segments: bool = True
+    segments: bool = True  # whether the second sentence of a pair is segment 1
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "Frame":
@@ -296,14 +291,11 @@ def framed(
     return Framed(*pad(rows, frame.fill), pad(segments, 0)[0])
 
 
-def fit_pair(
-    first: Sequence[int], second: Sequence[int], max_tokens: int | None
-) -> tuple[Sequence[int], Sequence[int]]:
+def fit_pair(first: Sequence[int], second: Sequence[int], max_tokens: int | None) -> tuple[Sequence[int], ...]:
     """Truncate a pair of sentences to `max_tokens` together."""
     if max_tokens is not None and len(first) + len(second) > max_tokens:
-        first = first[
-            : max(max_tokens - len(second), (max_tokens + 1) // 2)
-        ]  # the space that the second leaves, or half
+        # the first has the space that the second leaves, or half
+        first = first[: max(max_tokens - len(second), (max_tokens + 1) // 2)]
         second = second[: max_tokens - len(first)]
     return first, second
 

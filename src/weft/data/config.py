@@ -20,8 +20,7 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 class HashSplit(Config):
     """Holds out the sections of text whose hash falls below `fraction`.
 
-    The choice depends on a section's text alone: the order of files and text added later do not change it, and equal
-    sections are never on different sides.
+    The choice depends on a section's text alone, not on other files, and equal sections are on the same side.
     """
 
     kind: Literal["hash"] = "hash"
@@ -88,10 +87,7 @@ class TextSource:
 
 
 class MixturePart(Config):
-    """One part of a mixture: its sources, or a folder that `weft prepare` wrote, and its weight.
-
-    Weights are relative: 3 and 1 mean three quarters and one quarter of all windows.
-    """
+    """One part of a mixture: its sources, or a folder that `weft prepare` wrote, and its weight relative to others."""
 
     sources: tuple[str, ...] = Field((), description="files, folders, patterns")
     prepared: str | None = Field(None, description="a folder that `weft prepare` wrote, instead")
@@ -119,12 +115,9 @@ class Data(Config):
     """The text of a run: `sources`, or a `prepared` folder, or a `mixture` of several of either.
 
     All three may be absent from a recipe that is meant for any text; the command line then names the sources.
-    All files have one `encoding`, utf-8 by default.
     With `document_mask`, no token attends to another document in its window, and positions restart in each document.
     At most the first `tokens` tokens of each part are trained on, for example to measure the value of more text.
-
-    For objectives that read rows, `targets` are text files with the target lines of `sources`, file by file, and
-    `on_error` decides whether an unreadable row stops the run or is skipped and counted.
+    For objectives that read rows, `targets` are the target lines of `sources`, file by file.
     """
 
     sources: tuple[str, ...] = Field((), description="files, folders, patterns, builtin:python, hub:owner/name")

@@ -26,19 +26,16 @@ MASKING, PAIRING, CUTTING = range(3, 6)  # purposes of a row's random-number str
 
 @dataclass(frozen=True)
 class Masking:
-    """The masking rate, and the tokenizer's ids that masking needs.
-
-    `special_ids` ascend; for whole-word masking, `starts` (vocab_size,) marks the tokens that begin a word.
-    """
+    """The masking rate, and the tokenizer's ids that masking needs; `starts` (vocab_size,) is for whole words."""
 
     rate: float
     vocab_size: int
     mask_id: int
-    special_ids: Array
+    special_ids: Array  # ascending
     pad_id: int | None = None
     cls_id: int | None = None
     sep_id: int | None = None
-    starts: Flags | None = None
+    starts: Flags | None = None  # marks the tokens that begin a word
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, rate: float = 0.15, whole_words: bool = False) -> "Masking":
@@ -111,8 +108,7 @@ UNSPACED = frozenset([0xC2, *range(0xE2, 0xEA), *range(0xF0, 0xF5)])
 
 
 def word_starts(tokenizer: Tokenizer) -> Flags:
-    """Tokens that begin a word, (vocab_size,): those that contain white space, symbols, and Chinese characters. The
-    markers of a tokenizer before a word (`Ġ`, `▁`) and within one (`##`) are resolved by `token_bytes`."""
+    """Tokens that begin a word, (vocab_size,): those that contain white space, symbols, and Chinese characters."""
     starts = np.ones(tokenizer.vocab_size, dtype=bool)
     for id in range(tokenizer.vocab_size):
         try:
@@ -128,10 +124,9 @@ def word_starts(tokenizer: Tokenizer) -> Flags:
 
 
 def masked_batch(batch: Batch, samples: npt.ArrayLike, masking: Masking, *, seed: int) -> Batch:
-    """Mask words of a batch of running text (B, T) from `windows_batch`; `samples` (B,) are the numbers of its rows.
+    """Mask words of running text (B, T) from `windows_batch`, whose rows have the numbers `samples` (B,).
 
-    The targets are the original tokens. If the tokenizer has both, rows become [CLS] row [SEP], so the text should be
-    `masking.frame` tokens shorter than the rows.
+    The targets are the original tokens. Rows become [CLS] row [SEP], `masking.frame` longer, if the tokenizer has both.
     """
     framed = _framed(batch, masking) if masking.frame else batch
     inputs, chosen = masking.mask(framed.tokens.numpy(), samples, seed)
@@ -190,8 +185,7 @@ class SpanCorruption:
     def of(cls, tokenizer: Tokenizer, rate: float = 0.15, mean: float = 3.0) -> "SpanCorruption":
         """Settings for a tokenizer with sentinels and eos. The decoder begins with bos, or with pad as T5's does."""
         start = tokenizer.need("pad") if tokenizer.bos_id is None else tokenizer.bos_id
-        eos = tokenizer.need("eos")
-        return cls(rate, mean, sentinels=sentinels(tokenizer), eos_id=eos, start_id=start)
+        return cls(rate, mean, sentinels=sentinels(tokenizer), eos_id=tokenizer.need("eos"), start_id=start)
 
 
 def corrupt_spans(ids: Array, corruption: SpanCorruption, streams: Streams) -> tuple[Array, Array]:
@@ -231,17 +225,14 @@ def corrupt_spans(ids: Array, corruption: SpanCorruption, streams: Streams) -> t
 
 
 def _random_lengths(total: int, spans: int, streams: Streams, *, parity: int) -> Array:
-    """Lengths (B, spans) of at least one that sum to `total`, drawn uniformly from all such lists, from the numbers of
-    each stream at even (`parity` 0) or odd (1) positions."""
+    """Lengths (B, spans) ≥ 1 that sum to `total`, uniform over all such lists, from draws at even or odd positions."""
     scores = draw(streams[:, None], 2 * np.arange(total - 1) + parity)
     borders = np.sort(np.argsort(scores, axis=1)[:, : spans - 1], axis=1) + 1
     return np.diff(borders, axis=1, prepend=0, append=total)
 
 
 def spans_batch(ids: Array, samples: npt.ArrayLike, corruption: SpanCorruption, *, seed: int) -> Batch:
-    """Batch with texts (B, T) without some spans as sources and the spans as targets; `samples` (B,) are their numbers.
-    All sources have one length, and so have all targets: nothing is padded."""
-    corrupted = corrupt_spans(ids, corruption, streams(samples, seed, CUTTING))
-    source, targets = map(torch.from_numpy, corrupted)
+    """Batch with texts (B, T) without some spans as sources and the spans as targets; nothing is padded."""
+    source, targets = map(torch.from_numpy, corrupt_spans(ids, corruption, streams(samples, seed, CUTTING)))
     inputs = torch.cat([torch.full((len(targets), 1), corruption.start_id), targets[:, :-1]], dim=1)
     return Batch(inputs, targets, source=Source(source, torch.ones(source.shape, dtype=torch.bool)))

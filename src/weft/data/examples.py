@@ -165,8 +165,7 @@ class Labels:
 def encode_rows(
     rows: Iterable[Row], make: Callable[[Sequence[Row]], Iterable[Example]]
 ) -> Iterator[tuple[Side, Example]]:
-    """Yield the side and the example of each row, for `write_sides`. `make` is called with many rows at a time, because
-    tokenizers are faster that way."""
+    """Yield the side and the example of each row, for `write_sides`; `make` is called with many rows at a time."""
     rows = iter(rows)
     while chunk := list(islice(rows, CHUNK)):
         yield from zip((row.side for row in chunk), make(chunk), strict=True)

@@ -84,8 +84,7 @@ def _parse_message(message: Any, number: int) -> Message:
 
 @lru_cache(maxsize=4)
 def with_template(tokenizer: Tokenizer) -> Tokenizer:
-    """Return the tokenizer if it has a chat template, otherwise a copy with the default TEMPLATE. A run that trains on
-    chat saves this tokenizer, so that `weft chat` frames turns as training did."""
+    """Return the tokenizer, with the default TEMPLATE if it has no chat template; runs that train on chat save it."""
     if tokenizer.chat_template is not None:
         return tokenizer
     tokenizer.need("eos")

@@ -27,8 +27,7 @@ def find_matches(pattern: str) -> Iterator[tuple[str, str | None]]:
     at = parts.index("**")
     matches, repeated = set[str](), set[str]()
     visited = set[tuple[tuple[int, int] | None, int]]()  # folders, each with the number of parts that follow `**`
-    roots = glob.glob("/".join([*parts[:at], ""])) if at else [""]
-    queue = deque((folder, parts[at:]) for folder in roots)
+    queue = deque((folder, parts[at:]) for folder in (glob.glob("/".join([*parts[:at], ""])) if at else [""]))
     while queue:
         folder, (part, *tail) = queue.popleft()
         if part == "**":

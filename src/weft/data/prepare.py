@@ -75,9 +75,8 @@ def prepare(
         writer = FolderWriter(out, plan, dtype=dtype, done=done)
         with bar("preparing", total, unit="bytes") as advance, writer.finishing():
             sections = _skip_finished(read(text, plan["section"]), writer.finished_sections, advance)
-            work = (
-                separate_jobs(sections) if text.separate_sections else document_jobs(sections, tokenizer.split_points)
-            )
+            points, separate = tokenizer.split_points, text.separate_sections
+            work = separate_jobs(sections) if separate else document_jobs(sections, points)
             with closing(encode_jobs(work, tokenizer, frame, dtype=dtype, processes=processes)) as encoded:
                 for section, ids in encoded:
                     writer.add(section.side, ids, size=section.size, document=section.document)
@@ -134,8 +133,7 @@ def parse_part(value: str) -> NumberedPart:
 
 
 def part_sections(text: TextSource, section: int) -> Iterator[TextSection]:
-    """Yield the sections of a part in reading order, with positions instead of document numbers. Sections of other
-    parts in the same files are included but unwanted, because documents are encoded as a whole."""
+    """Yield the sections of all files that a part shares, in reading order, with positions as document numbers."""
     part, split = text.part, text.validation
     assert part is not None
     if isinstance(split, TailSplit):

@@ -28,11 +28,7 @@ MAX_SHARES = 2**31  # sum of the integer weights of a mixture, so that sample ×
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of `length` inputs and their targets, one token later, over a text of `tokens` tokens.
-
-    Windows have a stride of `length`. Each epoch shifts all of them by less than a window, so that a small text that is
-    read many times is not always divided at the same tokens.
-    """
+    """Windows of `length` inputs and their targets over a text of `tokens`; each epoch shifts them by less than one."""
 
     tokens: int
     length: int
@@ -59,8 +55,8 @@ class Windows:
 class Lanes:
     """A text divided into `lanes` that are read in parallel; each step continues `length` tokens after the previous.
 
-    A recurrent model can carry its state from step to step (truncated back-propagation through time; Werbos 1990,
-    Mikolov et al. 2010). Every epoch restarts all lanes, shifted by less than a window.
+    A recurrent model can carry its state along (truncated back-propagation through time; Werbos 1990, Mikolov et al.
+    2010). Every epoch restarts all lanes, shifted by less than a window.
     """
 
     tokens: int
@@ -162,14 +158,12 @@ class Mixture:
 
 
 def streams(samples: npt.ArrayLike, seed: int, purpose: int) -> Streams:
-    """Random-number streams, one for each sample, independent for each purpose: (samples,). This module uses purposes
-    1 and 2."""
+    """Random-number streams (samples,), independent for each purpose; this module uses purposes 1 and 2."""
     return _hash(np.asarray(samples).astype(np.uint64), _key(seed, purpose))
 
 
 def draw(streams: Streams, positions: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Uniform numbers in [0, 1) at `positions` of `streams`, broadcast together. The generator is SplitMix64 (Steele et
-    al. 2014), which is counter-based: any number can be drawn without those before it."""
+    """Uniform numbers in [0, 1) at `positions` of `streams`, by the counter-based SplitMix64 (Steele et al. 2014)."""
     bits = _hash(np.asarray(positions).astype(np.uint64), streams) >> np.uint64(11)
     return bits.astype(np.float64) * 2.0**-53
 
@@ -320,8 +314,7 @@ def _cells(
 
 
 def _cut_batches(max_lengths: Array, starts: Array, tokens: int) -> Array:
-    """Offsets at which to cut batches: each holds as many rows as fit into `tokens` when they are padded to the maximum
-    lengths (cells, sides) of their cells."""
+    """Offsets at which to cut batches of `tokens`, with rows padded to their cells' max_lengths (cells, sides)."""
     cuts = [0]
     longest = np.zeros(max_lengths.shape[1], dtype=np.int64)
     for cell, cell_longest in enumerate(max_lengths):
@@ -339,8 +332,7 @@ def _cut_batches(max_lengths: Array, starts: Array, tokens: int) -> Array:
 
 
 def _even_out(cuts: Array, max_lengths: Array, starts: Array, *, tokens: int) -> Array:
-    """Give the last few batches equal sizes, keeping their number. Otherwise the last batch might have a row or two: a
-    noisy gradient, but a full-sized update."""
+    """Give the last few batches equal sizes, keeping their number: a last batch of one row has a noisy gradient."""
     for count in range(min(MIXED, len(cuts) - 1), 1, -1):
         first, last = int(cuts[-1 - count]), int(cuts[-1])
         cell = int(np.searchsorted(starts, first, side="right")) - 1

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from pydantic import Field, NonNegativeInt
 
 from weft.config import Config, validate
-from weft.errors import ConfigError, DataError
+from weft.errors import ConfigError, DataError, os_errors
 from weft.progress import Advance, bar
 from weft.storage import files
 from weft.storage.files import THREADS, write_text
@@ -191,10 +191,8 @@ class Shards:
         sizes = {f"{shard.name}.tokens": shard.tokens * width for shard in index.shards}
         sizes |= {f"{shard.name}.sections": shard.sections * 24 for shard in index.shards}
         for file, expected in sizes.items():
-            try:
+            with os_errors(path / file):
                 size = (path / file).stat().st_size
-            except OSError as error:
-                raise DataError(f"{path / file}: cannot be read: {error.strerror}") from None
             if size != expected:
                 raise DataError(f"{path / file}: damaged: {size} bytes instead of {expected}")
         return cls(path, index)
@@ -285,14 +283,11 @@ def file_blocks(path: Path) -> Iterable[bytes]:
 
 
 def verify(folder: Path, expected: Mapping[str, str], blocks: Callable[[Path], Iterable[bytes]] = file_blocks) -> None:
-    """Raise DataError unless every file of `expected`, name → SHA-256, has that checksum. `blocks` yields the bytes of
-    a file that its checksum covers."""
+    """Raise DataError unless every file of `expected` has that SHA-256; `blocks` yields the bytes that it covers."""
     stamps: dict[str, list[int]] = {}
     for name in expected:
-        try:
+        with os_errors(folder / name):
             status = os.stat(folder / name)
-        except OSError as error:
-            raise DataError(f"{folder / name}: cannot be read: {error.strerror}") from None
         if not stat.S_ISREG(status.st_mode):
             raise DataError(f"{folder / name}: damaged: not a file")
         stamps[name] = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]

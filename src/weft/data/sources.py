@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from weft.data.patterns import find_matches, identity, is_pattern
 from weft.data.rows import TABLES, MissingColumnError, SeparatorError, records, text_of
 from weft.data.streams import COMPRESSED, blocks, decode, describe_non_text_file, format_of
-from weft.errors import DataError, download_first, hub_failure, suggestion
+from weft.errors import DataError, download_first, hub_failure, os_errors, suggestion
 from weft.progress import warn
 from weft.storage.files import open_regular
 from weft.text import builtin
@@ -201,10 +201,8 @@ def stamp(name: str) -> list[Any]:
         return [name, sum(len(text.encode()) for text in corpus.documents), corpus.sha256]
     if name.startswith("hub:"):
         return [name, HUB_BYTES, ""]
-    try:
+    with os_errors(name):
         status = os.stat(name)
-    except OSError as error:
-        raise DataError(f"{name}: cannot be read: {error.strerror}") from None
     return [os.path.abspath(name), status.st_size, status.st_mtime_ns]
 
 
@@ -324,8 +322,7 @@ def _divide(blocks: Iterable[bytes], name: str, section: int) -> Iterator[Docume
 
 
 def _section_end(text: bytes, start: int, section: int) -> int:
-    """End of the section that begins at `start`: after a blank line, after a line, before a space, or at the maximum.
-    Only the second half of the section is searched, so that sections don't become short."""
+    """End of the section that begins at `start`: after a blank line or a line in its second half, before a space, …"""
     end, half = start + section, start + section // 2
     blank = max(text.rfind(b"\n\n", half, end) + 2, text.rfind(b"\n\r\n", half, end) + 3)
     if blank >= half + 2:

@@ -24,11 +24,7 @@ T = TypeVar("T")
 
 
 class TextSection(NamedTuple):
-    """A section of text on one side of the split. `document` is its document's number on that side; `size` is in bytes.
-
-    `begins` and `ends`: whether its document begins and ends with it. `wanted`: whether its tokens are to be written;
-    otherwise it only completes its document.
-    """
+    """A section of text of `size` bytes on one side of the split, with the number of its `document` on that side."""
 
     side: Side
     text: str
@@ -36,7 +32,7 @@ class TextSection(NamedTuple):
     document: int
     begins: bool
     ends: bool
-    wanted: bool = True
+    wanted: bool = True  # whether its tokens are to be written; otherwise it only completes its document
 
 
 def split_sections(text: TextSource, section: int | None = None, log: Log = log_to_stderr) -> Iterator[TextSection]:
@@ -62,8 +58,7 @@ def train_texts(text: TextSource) -> Iterator[str]:
 
 
 def require_text(texts: Iterable[str], sources: Iterable[str], advice: str = "") -> Iterator[str]:
-    """Pass texts through; DataError that names their `sources` if all of them are empty. `advice` is an alternative to
-    more text."""
+    """Pass texts through; DataError that names their `sources` if all are empty. `advice`: besides more text."""
     has_text = False
     for text in texts:
         has_text = has_text or bool(text)
@@ -111,10 +106,8 @@ def side_by_hash(text: str, split: HashSplit) -> Side:
 def _hash_or_tail(
     by_hash: Iterator[tuple[Side, Document]], split: HashSplit, log: Log
 ) -> Iterator[tuple[Side, Document]]:
-    """Split by hash, unless all sections fall on one side, as equal sections or very few may: then hold out the last
-    `fraction` of them. Reads ahead until both sides have occurred."""
-    ahead: list[tuple[Side, Document]] = []
-    read = 0
+    """Split by hash, or hold out the last `fraction` if all sections, read ahead, fall on one side."""
+    ahead, read = list[tuple[Side, Document]](), 0
     for side, document in by_hash:
         ahead.append((side, document))
         read += len(document.text)

@@ -47,10 +47,7 @@ def beam_search(
     source: EncoderInput | None = None,
     on_step: StepCallback | None = None,
 ) -> list[list[Hypothesis]]:
-    """Return the `settings.n` best continuations of each prompt, best first; prompts, or ids, are of one vocabulary.
-
-    Fewer than n are returned only if fewer exist. Probabilities are those after the rules. Every step calls `on_step`.
-    """
+    """Return the `settings.n` best continuations of each prompt, best first; fewer only if fewer exist."""
     checked = as_prompts(prompts)
     check_prompts(model, checked, [settings] * len(checked))
     coverage, window = _Coverage(model) if settings.coverage_penalty else None, context_window(model)
@@ -104,13 +101,8 @@ class _PromptSearch:
         self.over = False
 
     def advance(self, candidates: Sequence[Candidate], coverage: Sequence[float]) -> list[int]:
-        """Take one step with the candidates, best first; return the candidate that each of K beams continues, −1: none.
-
-        `coverage` is each beam's coverage penalty. A text that ended counts only if it is among the K best candidates.
-        """
-        K = self.settings.beams
-        kept: dict[int, _Prefix] = {}
-        length = 0
+        """Take a step with the candidates, best first, and the beams' penalties; return what each beam continues."""
+        K, kept, length = self.settings.beams, dict[int, _Prefix](), 0
         for index, (logprob, parent, token) in enumerate(candidates):
             if logprob == -torch.inf or len(kept) == K:
                 break
@@ -120,7 +112,7 @@ class _PromptSearch:
             finish, length = condition.push(token), len(ids)
             if finish is None:
                 kept[index] = ids, condition
-            elif index < K:
+            elif index < K:  # an ended text counts only if it is among the K best candidates
                 score = logprob / self.settings.length_penalty.divisor(len(ids)) + coverage[parent]
                 self.ended.append(Hypothesis(ids, logprob, score, finish=finish))
                 self.ended_count += 1
@@ -136,10 +128,7 @@ class _PromptSearch:
         return beams
 
     def _settled(self, best: float, length: int) -> bool:
-        """Return whether no live prefix can, or is likely to, still become one of the n best texts.
-
-        The best of them has log p `best`, and they can end with `length` tokens or more.
-        """
+        """Return whether live prefixes of log p `best` at most, of `length` tokens or more, can't enter the n best."""
         settings = self.settings
         if settings.beams == 1:
             return bool(self.ended)  # a single beam has no second choice

@@ -26,10 +26,7 @@ BYTES = LLTokenizer("byte")
 
 
 class Grammar:
-    """A grammar that whole texts of a tokenizer have to match, in Lark's syntax.
-
-    `name` is used in error messages; `notes` are recorded beside the texts in a file.
-    """
+    """A grammar in Lark's syntax that whole texts match; errors show its `name`, output files its `notes`."""
 
     def __init__(self, tokenizer: Tokenizer, lark: str, name: str, *, notes: dict[str, Any]):
         self.lark, self.name, self.notes = lark + ANY_TOKENIZATION, name, notes
@@ -40,10 +37,7 @@ class Grammar:
             raise ConfigError(f"{name}: {reason}")
 
     def begin(self, mid_text: bool = False, stop_ids: Iterable[int] = ()) -> "Constraint":
-        """Return the constraint of a new text; `mid_text` if it continues the prompt's text.
-
-        Where the text matches, it may end with eos or with one of `stop_ids`.
-        """
+        """Return the constraint of a new text, which may be `mid_text`; it may end with eos or one of `stop_ids`."""
         ends = torch.tensor(sorted(set(stop_ids)), dtype=torch.long)
         constraint = Constraint(self, self._matcher.deep_copy(), mid_text, ends=ends)
         if not bool(constraint.mask().any()):
@@ -64,10 +58,7 @@ def regex(tokenizer: Tokenizer, expression: str) -> Grammar:
 
 
 def json_schema(tokenizer: Tokenizer, schema: Any) -> Grammar:
-    """Return the grammar of JSON that follows a schema: properties in its order, a space after each comma and colon.
-
-    Objects have only the properties that the schema names, unless `additionalProperties` allows others.
-    """
+    """Return the grammar of JSON that follows a schema: properties in its order, no others unless it allows them."""
     return Grammar(tokenizer, f"start: %json {schema_source(schema)}", "the schema", notes={"schema": schema})
 
 

@@ -67,10 +67,9 @@ def as_prompts(prompts: Prompts) -> list[Prompt]:
 
 
 def slide(ids: Sequence[int], window: int | None, keep: int = 0) -> Sequence[int]:
-    """Drop ids after the first `keep` until the others fit into the window, half a window at a time.
+    """Drop ids after the first `keep`, half a window at a time, until the others fit; they are read again from 0.
 
-    The ids that remain are read again from position 0, and half a window of text can follow before the next slide. So
-    the ids read depend on the length of the text alone, not on how much of it was a prompt.
+    So the ids read depend on the length of the text alone, not on how much of it was a prompt.
     """
     excess = 0 if window is None else len(ids) - window
     if window is None or excess <= 0:
@@ -95,10 +94,7 @@ def ends_mid_text(tokenizer: Tokenizer, prompt: str | Sequence[int]) -> bool:
 
 
 def start_token(tokenizer: Tokenizer) -> int:
-    """Return the token that an empty prompt starts from: the one before a text in training.
-
-    That is end-of-text, which separates texts in training; else the begin token, a newline, or the first token.
-    """
+    """Return the token that an empty prompt starts from: end-of-text, else the begin token, a newline, or the first."""
     special = tokenizer.bos_id if tokenizer.eos_id is None else tokenizer.eos_id
     return [0, *tokenizer.encode("\n")][-1] if special is None else special
 

@@ -55,10 +55,7 @@ def min_p(logits: Tensor, p: PerRow) -> Tensor:
 
 
 def typical(logits: Tensor, p: PerRow) -> Tensor:
-    """Keep the most typical tokens of logits (…, V) that together have probability p (Meister et al. 2023).
-
-    A token is typical if its surprisal, −log p, is near the entropy. Tokens that tie with the last one kept stay too.
-    """
+    """Keep the tokens of logits (…, V) with −log p nearest the entropy, of probability p (Meister et al. 2023)."""
     p = _column(p, logits)
     log_p = logits.float().log_softmax(dim=-1)
     entropy = torch.special.entr(log_p.exp()).sum(dim=-1, keepdim=True)
@@ -212,10 +209,7 @@ def top_log_probs(logits: Tensor, count: int, normalised: bool = False) -> tuple
 
 
 def logsumexp(logits: Tensor) -> Tensor:
-    """Return log Σ eˣ (rows, 1) of logits (rows, V).
-
-    On a CPU, weft's C code takes a third of torch's time. torch copies its input, hence only a few rows per call.
-    """
+    """Return log Σ eˣ (rows, 1) of logits (rows, V); on a CPU by weft's C code, in a third of torch's time."""
     contiguous = logits.dtype == torch.float32 and logits.stride(1) == 1 and not logits.is_cuda
     if contiguous and native.library() is not None:
         return native.logsumexp(logits)
@@ -226,8 +220,7 @@ def logsumexp(logits: Tensor) -> Tensor:
 def fast_topk(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return `x.topk(count)` of x (rows, V), faster where count is much smaller than V.
 
-    The largest values are in the blocks with the largest maxima, so only these blocks are searched. torch sorts pairs
-    of values and indices of the whole row, which takes longer than the LM head does with fast kernels.
+    The largest values are in the blocks with the largest maxima, so only these are searched; torch sorts whole rows.
     """
     rows, size = x.shape
     blocks = size // TOPK_BLOCK
@@ -243,10 +236,7 @@ def fast_topk(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def repetition_penalty(logits: Tensor, seen: Tensor, penalty: PerRow) -> Tensor:
-    """Make `seen` tokens (…, V) less likely: divide positive logits by the penalty, multiply negative ones.
-
-    Keskar et al. 2019, §4.1, with the sign handled so that a penalty above 1 always lowers the logit.
-    """
+    """Divide positive logits of `seen` (…, V) by the penalty, multiply negative ones (Keskar et al. 2019, §4.1)."""
     penalty = _column(penalty, logits)
     return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 

@@ -119,11 +119,10 @@ class StopCondition:
 
 
 class Chunk(NamedTuple):
-    """One token of one text, and the text it adds.
+    """One token of one text, and the text it adds, which may be empty: a character or stop string may be incomplete.
 
-    `text` may be empty: a character is incomplete, or a stop string may have begun. `tokens` counts the tokens of the
-    row so far. `finish` is set at the end of the text, with the stop string that ended it in `stopped`. If requested,
-    `logprob` is the token's and `top` the likeliest ones as (id, log-probability). `slid`: the model read only the end.
+    `tokens` counts the row's tokens so far. At the end of the text `finish` is set, and `stopped` is the stop string
+    that ended it. `logprob` and `top`, as (id, log p), are set if requested. `slid`: the model read only the end.
     """
 
     row: int
@@ -210,15 +209,10 @@ class GeneratedText:
 
 
 def adjust_logits(texts: Sequence[GeneratedText], logits: Tensor) -> Tensor:
-    """Apply each text's rules and constraint to its row of logits (B, V), all of one vocabulary.
-
-    Raises ModelError if a row allows no token. Has no side effects, so it can be called again with fewer texts.
-    """
+    """Apply each text's rules and constraint to its row of logits (B, V); raise ModelError if a row allows no token."""
     result = logits.float()
     rows = [row for row, text in enumerate(texts) if text.changes_logits]
-    if len(rows) == len(texts):
-        result = _adjust_rows(texts, result)
-    elif rows:
+    if rows:
         index = torch.tensor(rows, device=logits.device)
         result = result.index_copy(0, index, _adjust_rows([texts[row] for row in rows], result[index]))
     check_logits(result)
@@ -280,10 +274,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Completion:
-    """The whole text of one row. `scored` is filled if log-probabilities were requested, `score` by beam search.
-
-    `slid`: prompt and text exceeded the model's window, and the text was continued from its last tokens.
-    """
+    """The whole text of one row; `scored` if log p were requested, `score` by beam search, `slid` beyond the window."""
 
     text: str
     tokens: int

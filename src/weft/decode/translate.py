@@ -41,8 +41,7 @@ class Direction(NamedTuple):
 class Translator:
     """A model that generates one text from another, with its tokenizers, in a `direction`.
 
-    Sources are truncated to `length` tokens, including special tokens. An answer has at most `ratio` times as many
-    tokens as its source, plus 50; without a ratio, only the settings' `max_tokens` limit it.
+    Sources are truncated to `length` tokens. An answer has at most `ratio` tokens per source token, plus 50.
     """
 
     model: LanguageModel

@@ -4,7 +4,7 @@ Greedy search follows the likeliest edge at each node, beam search follows sever
 sampling draws an edge by its probability. Trees are recorded while `generate` or `beam_search` runs.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, log
 from typing import Literal, NamedTuple
@@ -82,10 +82,7 @@ class Trees(NamedTuple):
 def search_trees(
     model: LanguageModel, prompt: Prompt, settings: Branching | None = None, *, source: EncoderInput | None = None
 ) -> Trees:
-    """Continue a prompt for a few tokens: greedily, by beam search, and by samples, of which number i has seed + i.
-
-    An encoder–decoder takes a `source` of (1, source time).
-    """
+    """Continue a prompt for a few tokens, greedily, by beam search and by samples; a `source` is (1, source time)."""
     settings = settings or Branching()
     greedy = Sampling(temperature=0.0, max_tokens=settings.depth, logprobs=settings.alternatives)
     random = settings.model_dump(include={"temperature", "top_k", "seed"})
@@ -123,16 +120,15 @@ class _TreeBuilder:
         self.nodes.append(SearchNode(parent, id, text, logprob=logprob, total=total, state=state))
         return index
 
-    def _rests(self) -> Iterator[SearchNode]:
-        """Yield a node for the probability that is left after each node's children."""
+    def finish(self, name: str, leaves: Sequence[int]) -> SearchTree:
+        """Return the tree, with a node for the probability that is left after each node's children."""
+        nodes, prompt, texts = list(self.nodes), self.prompt, []
         for parent in dict.fromkeys(node.parent for node in self.nodes):
             rest = 1.0 - sum(exp(node.logprob) for node in self.nodes if node.parent == parent)
             if rest > MIN_REST:
-                logprob = log(rest)
-                yield SearchNode(parent, -1, "…", logprob=logprob, total=self.total(parent) + logprob, state="unseen")
-
-    def finish(self, name: str, leaves: Sequence[int]) -> SearchTree:
-        tree, prompt, texts = SearchTree(name, (*self.nodes, *self._rests()), ()), self.prompt, []
+                total = self.total(parent) + log(rest)
+                nodes.append(SearchNode(parent, -1, "…", logprob=log(rest), total=total, state="unseen"))
+        tree = SearchTree(name, tuple(nodes), ())
         for leaf in leaves:
             ids = tree.path(leaf)
             text = " ".join(map(str, ids))

@@ -27,12 +27,8 @@ class Heads(nn.Module):
 
     def __init__(self, settings: AttentionConfig, d_model: int, d_head: int):
         super().__init__()
-        self.heads, self.kv_heads, self.d_head, self.d_v = (
-            settings.heads,
-            settings.groups,
-            d_head,
-            settings.d_v or d_head,
-        )
+        self.heads, self.kv_heads = settings.heads, settings.groups
+        self.d_head, self.d_v = d_head, settings.d_v or d_head
         self.first_head = 0  # index of the first head here, if tensor parallelism divides the heads
         self.scale = settings.scale or d_head**-0.5
         self.softcap, self.clip = settings.softcap, settings.clip
@@ -45,8 +41,7 @@ class Heads(nn.Module):
         self.kernels = bool(settings.dropout) and load_kernels()
 
     def split(self, x: Tensor, heads: int, norm: nn.Module | None = None) -> Tensor:
-        """(batch, time, heads · width) → (batch, heads, time, width), normalised if there is a norm. The width is
-        d_head, or d_v for values."""
+        """(batch, time, heads · width) → (batch, heads, time, width of a head), normalised if there is a norm."""
         x = norm(x) if norm is not None and self.norm_heads else x
         x = x.unflatten(-1, (heads, -1)).transpose(1, 2)
         return x if norm is None or self.norm_heads else norm(x)
@@ -105,8 +100,7 @@ class SelfAttention(Heads):
         return QKV(q, k, self.split(v, self.kv_heads))
 
     def rotate(self, qkv: QKV, mask: AttentionMask) -> QKV:
-        """Rotate queries and keys by their positions, if the position encoding is rotary, and normalise them if their
-        norms come after it."""
+        """Rotate queries and keys by their positions, if these are rotary; normalise them if their norms come after."""
         q, k, v = qkv
         if mask.angles is not None:
             q, k = mask.position.rotate(q, mask.angles), mask.position.rotate(k, mask.angles)
@@ -125,9 +119,8 @@ class CrossAttention(Heads):
 
     def keys_values(self, source: Tensor, rng: RowRng | None = None) -> tuple[Tensor, Tensor]:
         """Keys and values (batch, kv_heads, source time, d_head or d_v) of source (batch, source time, d_model)."""
-        k, v = self.clip_projection(self.kv(source, rng=rng)).split(
-            [self.kv_heads * w for w in (self.d_head, self.d_v)], -1
-        )
+        widths = [self.kv_heads * width for width in (self.d_head, self.d_v)]
+        k, v = self.clip_projection(self.kv(source, rng=rng)).split(widths, -1)
         return self.split(k, self.kv_heads, self.k_norm), self.split(v, self.kv_heads)
 
     def forward(

@@ -69,9 +69,7 @@ def attend(qkv: QKV, mask: AttentionMask, scoring: Scoring, *, tap: Probabilitie
             return scoring.drop(replaced) @ qkv.repeat_kv().v
     if scoring.softcap is not None:
         return attend_by_formula(qkv, mask, scoring)
-    if scoring.p:
-        return dropout_attention(qkv, mask, scoring)
-    return fast_attention(qkv, scoring.scale, mask)
+    return dropout_attention(qkv, mask, scoring) if scoring.p else fast_attention(qkv, scoring.scale, mask)
 
 
 def fast_attention(qkv: QKV, scale: float, mask: AttentionMask) -> Tensor:
@@ -96,8 +94,7 @@ def fast_attention(qkv: QKV, scale: float, mask: AttentionMask) -> Tensor:
 
 
 def dropout_attention(qkv: QKV, mask: AttentionMask, scoring: Scoring) -> Tensor:
-    """Compute attention with dropout of the probabilities, by weft's kernels where they fit, else by the formula.
-    PyTorch's fused kernels draw dropout from a row's index in the batch of one process."""
+    """Compute attention with dropout of the probabilities, by weft's kernels where they fit, else by the formula."""
     fits = scoring.kernels and _dropout_kernels_fit(qkv, mask)
     random_keys = scoring.random_keys(qkv.q.shape[:-1]) if fits else None
     if random_keys is None:
@@ -138,11 +135,9 @@ def load_kernels() -> bool:
 
 def _dropout_kernels_fit(qkv: QKV, mask: AttentionMask) -> bool:
     limits, narrow = mask.mask, qkv.q.dtype in (torch.float16, torch.bfloat16) and qkv.q.shape[-1] <= 128
-    if not qkv.equal_widths:
-        return False
     by_index = limits.causal or limits.window is not None or limits.documents is not None
     shifted = limits.indices is not None or limits.offset or limits.ranges
-    return qkv.q.is_cuda and narrow and not (by_index and shifted) and not mask.position.biases
+    return qkv.q.is_cuda and narrow and qkv.equal_widths and not (by_index and shifted) and not mask.position.biases
 
 
 def _fused(qkv: QKV, scale: float, *, mask: Tensor | None = None, causal: bool = False) -> Tensor:

@@ -27,10 +27,9 @@ SHARED_STRIDE = 32  # numbers reserved per run of a shared block; bounds the dro
 
 
 class RowRng(NamedTuple):
-    """Random keys that the dropouts of a pass draw from, (batch,) int32.
+    """Random keys (batch,) int32 that the dropouts of a pass draw from, and the row indices that this process reads.
 
-    `ranges` are the indices of the rows read by this process, if not all. `offset` is added to the number of each
-    dropout, so that a block shared by several layers drops different elements in each.
+    `offset` is added to the number of each dropout, so that layers that share a block drop different elements.
     """
 
     keys: Tensor
@@ -75,8 +74,7 @@ def _position_keys(rng: RowRng, number: int, shape: torch.Size, *, first: tuple[
 
 
 def drop_values(x: Tensor, p: float, keys: Tensor | None, *, first: int = 0) -> Tensor:
-    """x (…, width) with elements zeroed with probability p and the others scaled by 1 / (1 − p). keys (…) are the keys
-    of the vectors, whose elements count from `first`; None: torch's generator draws."""
+    """Zero elements of x (…, width) with probability p, by the vectors' keys (…) or torch's generator, and scale."""
     if keys is None:
         return F.dropout(x, p)
     limit, scale = threshold(p)
@@ -140,12 +138,11 @@ class Dropout(nn.Module):
     """Zero elements of (batch, …) with probability p in training, and scale up the others.
 
     With `variational`, a row (batch, time, width) drops the same elements at all times (Gal and Ghahramani 2016).
-    `number_dropouts` gives each dropout of a model a distinct number.
     """
 
     def __init__(self, p: float, variational: bool = False):
         super().__init__()
-        self.p, self.variational, self.number = p, variational, 0
+        self.p, self.variational, self.number = p, variational, 0  # `number_dropouts` sets the number
         self.shard: AxisShard | None = None  # set if x is a shard of a longer tensor, whose positions then count
 
     @property
@@ -172,8 +169,7 @@ class Dropout(nn.Module):
 
 
 def number_dropouts(model: nn.Module, runs: Callable[[nn.Module], int] = lambda part: 0) -> None:
-    """Number the dropouts of a model in module order. A part with `runs(part)` > 0 runs that many times in a pass and
-    gets numbers for each run (`RowRng.for_repeat`)."""
+    """Number the dropouts of a model in module order; a part gets numbers for each of its `runs` in a pass."""
     number = 0
 
     def visit(part: nn.Module) -> None:

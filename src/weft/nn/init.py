@@ -14,8 +14,7 @@ from weft.nn.config import FanInInit, Init, NormalInit, OrthogonalInit, Recurren
 
 @dataclass(frozen=True)
 class Initialiser:
-    """Draws the weights of a Transformer by its settings and sizes. `layers` counts the blocks that write into one
-    residual stream, for GPT-2's 1/√(2·layers)."""
+    """Draws a Transformer's weights; `layers` counts the blocks that write into one residual stream (GPT-2)."""
 
     settings: Init
     d_model: int
@@ -45,8 +44,7 @@ class Initialiser:
 
 
 def reset(model: nn.Module, init: Initialiser, first: tuple[type[nn.Module], ...] = ()) -> None:
-    """Call `reset_parameters(init)` of every module that holds weights, in the order of `model.modules()`. Modules of a
-    type in `first` come before all others."""
+    """Call `reset_parameters(init)` of every module that holds weights, those of a type in `first` first."""
     parts = [part for part in model.modules() if next(part.parameters(recurse=False), None) is not None]
     for part in sorted(parts, key=lambda part: not isinstance(part, first)):
         part.reset_parameters(init)  # type: ignore[operator]

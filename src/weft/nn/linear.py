@@ -19,8 +19,7 @@ from weft.nn.init import Initialiser
 class Linear(nn.Linear):
     """x Wᵀ + b. Several `outputs` are the heights of several matrices, stacked so that x is read once.
 
-    `into_residual`: the result is added to the residual stream, on which some initialisations depend. The `rng` of a
-    pass is for the dropout of adapters (`LowRank`).
+    `into_residual` is for initialisation; the `rng` of a pass is for the dropout of adapters (`LowRank`).
     """
 
     def __init__(self, inputs: int, *outputs: int, bias: bool = True, into_residual: bool = False, device: Any = None):

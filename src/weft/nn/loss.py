@@ -48,8 +48,7 @@ class VocabShard(Protocol):
 
 
 class Readout(NamedTuple):
-    """Factors of the logits: features (…, D), weight (V, D) and bias (V,); with `shard`, local rows of weight and bias.
-    With `softcap` c, the logits are c · tanh(product/c)."""
+    """Factors of the logits, c · tanh(product/c) with `softcap` c: features (…, D), weight (V, D), bias (V,)."""
 
     features: Tensor
     weight: Tensor

@@ -53,8 +53,7 @@ def _indivisible(layout: Layout, length: int) -> str:
 
 
 def shard_rows(batch: Batch, mesh: Mesh) -> Batch:
-    """Return this process's tokens of every row; positions, documents and mask stay those of whole rows. Rows with a
-    mask are padded to a divisible length. Called on the host, after `Batch.split`."""
+    """Return this process's tokens of every row, padded if there is a mask; positions, documents, mask stay whole."""
     layout, ranks = mesh.layout, mesh.context
     if ranks.alone:
         return batch
@@ -98,8 +97,7 @@ differentiable_gather = (
 
 @dataclass(frozen=True)
 class Gathered:
-    """Keys and values of whole rows, gathered from the processes that divide them: a `Past` of every layer. Attention
-    then sees whole rows of sharded batches; batches of whole rows are unaffected."""
+    """Keys and values of whole rows, gathered from the processes that divide them: a `Past` of every layer."""
 
     ranks: Ranks
 

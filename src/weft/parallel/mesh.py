@@ -60,23 +60,14 @@ def build(layout: Layout, world: Ranks, device: torch.device) -> Mesh:
     devices = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
     counters = _ranks(world, devices["replicate", "shard"]._flatten("counters"))
     checkpoints = replace(world, group=distributed.new_group(backend="gloo", timeout=TIMEOUT))
-    readers, context, stage = counters, ALONE, world
+    mesh = Mesh(layout, world, devices, readers=counters, counters=counters, stage=world, checkpoints=checkpoints)
     if layout.pipeline > 1:
-        stage = _ranks(world, devices["replicate", "shard", "tensor"]._flatten("stage"))
+        mesh = replace(mesh, stage=_ranks(world, devices["replicate", "shard", "tensor"]._flatten("stage")))
     if layout.context > 1:
         fine = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=AXES)
         readers = _ranks(world, fine["replicate", "shard"]._flatten("readers"))
-        context = _ranks(world, fine["context"])
-    return Mesh(
-        layout,
-        world,
-        devices,
-        readers=readers,
-        counters=counters,
-        context=context,
-        stage=stage,
-        checkpoints=checkpoints,
-    )
+        mesh = replace(mesh, readers=readers, context=_ranks(world, fine["context"]))
+    return mesh
 
 
 def _ranks(world: Ranks, axis: DeviceMesh) -> Ranks:

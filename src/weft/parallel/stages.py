@@ -75,8 +75,7 @@ class Stage:
         return [layer - span.start for layer in span if layer in self.layers]
 
     def holds(self, name: str, biases: bool, shared: bool) -> bool:
-        """Return whether this stage reads a parameter of the full model. `biases`: positions add to the scores of every
-        layer; `shared`: source and target share an embedding."""
+        """Return whether this stage reads a parameter, given `biases` on all scores and a `shared` embedding."""
         first, _, rest = name.partition(".")
         if first in self.spans:
             part, _, below = rest.partition(".")

@@ -79,8 +79,7 @@ def placement(name: str, patterns: dict[str, Placement]) -> Placement | None:
 
 
 def is_partial(name: str, layout: Layout, biases: bool) -> bool:
-    """Return whether a replicated parameter's gradient must be summed over the tensor axis. `biases`: positions add to
-    the scores of each head, which then read `position.weight`."""
+    """Return whether a replicated parameter's gradient is summed over the tensor axis; `biases`: positions' too."""
     patterns = BY_HEAD if biases else BY_HEAD[:-1]
     return any(fnmatchcase(name, pattern) for pattern in (*patterns, *(BY_TOKEN if layout.sequence else ())))
 
@@ -103,9 +102,8 @@ def _style(name: str, placed: Placement | None, layout: Layout) -> tp.ParallelSt
     if placed == "column":
         # a decoder reads all tokens of its source
         return tp.ColwiseParallel(input_layouts=Replicate() if name.endswith(".kv") else between)
-    return (
-        tp.RowwiseParallel(output_layouts=between) if placed == "row" else tp.RowwiseParallel(input_layouts=Replicate())
-    )
+    options = {"output_layouts": between} if placed == "row" else {"input_layouts": Replicate()}
+    return tp.RowwiseParallel(**options)
 
 
 def _sequence_styles(name: str, stack: Stack, model: LanguageModel) -> dict[str, tp.ParallelStyle]:

@@ -19,7 +19,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 import tokenizers
 from tokenizers import AddedToken, Regex, pre_tokenizers
 
-from weft.errors import TokenizerError, suggestion
+from weft.errors import TokenizerError, os_errors, suggestion
 from weft.storage.files import write_text
 from weft.text import bounds, vocabularies
 from weft.text.bounds import call_library
@@ -152,11 +152,9 @@ class Tokenizer:
         """Write tokenizer.json into a folder (or to a path ending in .json) and tokenizer_config.json beside it."""
         path = Path(path)
         file = path if path.suffix == ".json" else path / FILE
-        try:
+        with os_errors(file, TokenizerError, verb="written"):
             vocabularies.write_settings(file.parent, self.roles, self.chat_template)
             write_text(file, self._json)
-        except OSError as error:
-            raise TokenizerError(f"{file}: cannot be written: {error.strerror}") from None
 
     def to_json(self) -> str:
         """Return the content of tokenizer.json."""
@@ -252,10 +250,7 @@ class Tokenizer:
         return self._token_bytes.join([id for each in ids if (id := int(each)) not in skip]).decode("utf-8", "replace")
 
     def stream(self, *, specials: bool = False, mid_text: bool = False) -> TextStream:
-        """Return a decoder for ids that come one at a time: `push` and `flush` together equal `decode`.
-
-        If `mid_text`, the ids continue a text, so that the first word keeps its leading space.
-        """
+        """Return a decoder for ids that come one at a time: `push` and `flush` equal `decode`; see `TextStream`."""
         return TextStream(self._token_bytes, frozenset() if specials else self._hidden, mid_text)
 
     @cached_property

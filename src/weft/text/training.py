@@ -77,10 +77,7 @@ def refuse_surrogates(text: str) -> None:
 
 
 def look_alikes(tokens: Iterable[str]) -> str:
-    """Return a pattern for the first character of any text that looks like one of these tokens.
-
-    A split there keeps the model from finding the look-alike in its vocabulary.
-    """
+    """Return a pattern for the first character of look-alikes of tokens: split there, the model doesn't find them."""
     return "|".join(f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in tokens)
 
 

@@ -96,8 +96,7 @@ class Guard:
         return since
 
     def go_back(self, earlier: "Guard", settings: GuardConfig) -> "Guard":
-        """Return the guard after a rollback to the checkpoint that holds `earlier`. The text continues after the last
-        batch read, so that the coming steps do not repeat the abandoned ones."""
+        """Return the guard after a rollback to the checkpoint that holds `earlier`; the text continues where it was."""
         tries = self.tries + 1
         return replace(
             earlier,

@@ -66,8 +66,7 @@ def block_matrices(model: nn.Module) -> dict[Tensor, list[int]]:
 
 
 def build(settings: config.Optimizer, model: nn.Module, sharded: "ShardedParallel | None" = None) -> optim.Optimizer:
-    """Build the optimizer of a model's trainable parameters, with fused kernels; `set_rate` sets its learning rate.
-    If the model is `sharded`, the optimizer updates this process's part of each parameter."""
+    """Build the optimizer of a model's trainable parameters, or of this process's part of each; see `set_rate`."""
     parts: dict[Tensor, Tensor] = {}
     if sharded is not None:
         parts = {p: sharded.local[name] for name, p in model.named_parameters()}
@@ -199,9 +198,8 @@ class Muon(optim.Optimizer):
 
 
 def orthogonalise(matrices: Tensor, rounds: int = 5) -> Tensor:
-    """Bring the singular values of each matrix (count, rows, columns) near 1 by Newton–Schulz iteration. After 5 rounds
-    they are between about 0.7 and 1.2, which works as well as 1. In bf16 on a GPU, in fp32 elsewhere."""
-    x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
+    """Bring the singular values of matrices (count, rows, columns) near 1, 0.7 to 1.2, by Newton–Schulz iteration."""
+    x = matrices.bfloat16() if matrices.is_cuda else matrices.float()  # a CPU is fastest in fp32
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)

@@ -169,8 +169,7 @@ class EightBitLinear(Linear):
 
 
 def use_eight_bits(model: nn.Module) -> None:
-    """Replace the linear layers inside blocks by `EightBitLinear`, over the same parameters. Embeddings and heads are
-    left out: they are few, and sensitive."""
+    """Replace the linear layers inside blocks by `EightBitLinear`; embeddings and heads are few, and sensitive."""
     for block in [module for module in model.modules() if isinstance(module, Block)]:
         for name, part in list(block.named_modules()):
             if type(part) is Linear and part.in_features % FP8_UNIT == 0 and part.out_features % FP8_UNIT == 0:

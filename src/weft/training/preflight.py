@@ -67,8 +67,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class Preflight:
-    """A trial of a run's step, evaluation and checkpoint. With `auto` the micro-batches are halved until they fit;
-    otherwise a batch that does not fit is an error that names a size that does."""
+    """A trial of a run's step, evaluation and checkpoint; with `auto`, micro-batches are halved until they fit."""
 
     learner: Learner
     loader: Loader
@@ -132,8 +131,7 @@ class Preflight:
         return micro
 
     def _first_try(self, requested: int) -> int:
-        """Return the rows to try first. On a CPU, where too many would end the process, fewer than `requested` if the
-        settings show that these can't fit. Without `auto` that is an error, since it is not certain what fits."""
+        """Return the rows to try first: on a CPU, where too many end the process, fewer if the settings show that."""
         if self.device.type != "cpu":
             return requested
         memory, micro = total_memory(self.device), requested

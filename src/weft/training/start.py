@@ -126,8 +126,7 @@ def resume(recipe: SettledRecipe, run: RunFolder, objective: Objective[Any], *, 
 
 
 def _repair(run: RunFolder, recipe: SettledRecipe, state: TrainingState, *, log: Log) -> None:
-    """Finish what a process killed after its last checkpoint could not: links, and removing old checkpoints. If the
-    best weights are gone, those of the next evaluation are the best."""
+    """Finish what a process killed after its last checkpoint could not: links, old checkpoints, the best one's note."""
     if (lost := state.lose_best(run)) is not None:
         line = f"{run.checkpoints}: the best checkpoint, that of step {lost}, is gone or damaged"
         run.event("damage", line=line)
@@ -141,10 +140,9 @@ def _repair(run: RunFolder, recipe: SettledRecipe, state: TrainingState, *, log:
 
 
 def follow(recipe: SettledRecipe, run: FollowedRun, objective: Objective[Any], *, worker: TrainingWorker) -> None:
-    """Take part in a run that rank 0 trains or resumes: the same steps, on other rows of each batch.
+    """Take part in a run that rank 0 trains or resumes: the same updates, on other rows of each batch.
 
-    Every process makes every update; only rank 0 evaluates and writes, unless the model is sharded. N-gram models and
-    word vectors are trained by rank 0 alone.
+    Only rank 0 evaluates and writes, unless the model is sharded; it trains n-gram models and word vectors alone.
     """
     if recipe.model.kind in ("ngram", "word2vec", "glove"):
         return

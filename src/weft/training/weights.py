@@ -34,8 +34,7 @@ FREE = ("head", "dropout", "attention.dropout", "init", "vocab_size", "source_vo
 
 
 def first_model(recipe: Recipe) -> LanguageModel:
-    """Return the recipe's model before its first step: drawn at random, then filled from the run in `init`, if any.
-    With an adapter the filled weights are frozen; the adapter and a new head are trained."""
+    """Return the recipe's model before its first step: drawn, filled from the run in `init`, with adapters."""
     model = build(recipe.model)
     fresh: list[str] = []
     if recipe.init is not None:
@@ -63,15 +62,11 @@ def fill_model(run: RunFolder, recipe: Recipe, path: Path, *, device: torch.devi
         checkpoint.place_weights(path, model, device)
         return model.eval()
     checkpoint.verify(path)
-    if recipe.adapter is None:
-        model = build(recipe.model)
-        checkpoint.load_weights(path, model)
-    else:  # the run holds only the adapter, which is merged into its base
+    if recipe.adapter is not None:  # the run holds only the adapter, which is merged into its base
         check_base(run, recipe)
-        model = first_model(recipe)
-        checkpoint.load_weights(path, model)
-        model = merged(model)
-    return model.to(device).eval()
+    model = build(recipe.model) if recipe.adapter is None else first_model(recipe)
+    checkpoint.load_weights(path, model)
+    return (model if recipe.adapter is None else merged(model)).to(device).eval()
 
 
 def inference_dtype(recipe: Recipe, model: LanguageModel, device: torch.device) -> torch.dtype:
@@ -88,8 +83,7 @@ def inference_dtype(recipe: Recipe, model: LanguageModel, device: torch.device) 
 
 
 def add_adapters(model: nn.Module, settings: LoRA, fresh: Collection[str] = ()) -> list[str]:
-    """Freeze `model` and add trained low-rank matrices to the layers that `settings` names, in place; return the names.
-    The outputs are unchanged until the adapters are trained. Parameters in `fresh`, a new head's, are trained too."""
+    """Freeze `model`, except `fresh` parameters, and add trained low-rank matrices to layers; return their names."""
     linears = block_linears(model)
     if not linears:
         raise ModelError("adapter: it needs a model made of Transformer blocks")
@@ -156,8 +150,7 @@ def _check_compatible(settings: Mapping[str, Any], origin: str) -> None:
 
 
 def fill_from_run(model: LanguageModel, origin: str) -> list[str]:
-    """Fill `model` with the best weights of the run `origin`; return the names of parameters that stay fresh. Only a
-    new head may stay fresh: everything below it must exist in that run, with the same shape."""
+    """Fill `model` with the best weights of the run `origin`; return what stays fresh: only a new head."""
     loaded, damage = load_model(open_run(origin))
     for line in damage:
         warn(line)

@@ -134,8 +134,7 @@ class BlockManager:
         """Read the next tokens of each request → features (requests, d_model) after the last one of each."""
         single = [index for index, (_, count) in enumerate(work) if count == 1]
         longer = [index for index, (_, count) in enumerate(work) if count > 1]
-        features: list[Tensor] = []
-        order: list[int] = []
+        features, order = list[Tensor](), list[int]()
         if self.graphs is not None:
             if self._changes:
                 self.graphs.update_tables(self._changes)
@@ -163,8 +162,7 @@ class BlockManager:
         rows = features[0] if len(features) == 1 else torch.cat(features)
         if order == list(range(len(order))):
             return rows
-        back = sorted(range(len(order)), key=order.__getitem__)
-        return rows[on_device(torch.tensor(back), rows.device)]
+        return rows[on_device(torch.tensor(sorted(range(len(order)), key=order.__getitem__)), rows.device)]
 
     def head(self, features: Tensor) -> Tensor:
         """Features (requests, d_model) → logits (requests, V)."""

@@ -60,8 +60,7 @@ class BlockStore:
         return keys, values, (None, None) if self.scales is None else self.scales[number].unbind(1)
 
     def scratch(self, size: int) -> Tensor | None:
-        """Memory for `size` gathered elements. Each layer uses it up before the next, so all share it. None on a GPU:
-        its allocator is fast, and a graph needs memory that stays where it is."""
+        """Memory for `size` gathered elements, shared by all layers; None on a GPU, whose allocator is fast."""
         if self.data.is_cuda:
             return None
         if self._scratch.numel() < size:
@@ -77,10 +76,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 
 class PagedCache:
-    """Rows of a `BlockStore` as the cache of a Transformer's state, replacing a `KeyValueCache`.
-
-    tables (batch, width): each row's blocks, in the order of its text.
-    """
+    """Rows of a `BlockStore` as the cache of a Transformer's state; tables (batch, width) list each row's blocks."""
 
     def __init__(self, blocks: BlockStore, tables: Tensor):
         self.blocks, self.tables = blocks, tables
@@ -147,22 +143,16 @@ class PagedLayer(NamedTuple):
 
 @dataclass
 class BlockTable:
-    """One text's blocks, in order. `keys` are those of its full blocks; `read` of its tokens are in the blocks.
-
-    `pending` are the keys of blocks that this text is the first to read.
-    """
+    """One text's blocks, in order, and the `keys` of its full ones; `read` of its tokens are in them."""
 
     keys: list[BlockKey]
     read: int
     blocks: list[int] = field(default_factory=list)
-    pending: set[BlockKey] = field(default_factory=set)
+    pending: set[BlockKey] = field(default_factory=set)  # keys of blocks that this text is the first to read
 
 
 class BlockPool:
-    """Bookkeeping of `blocks` blocks of `block_size` tokens each; their content is in a `BlockStore`.
-
-    At most `max_cached` blocks that no text uses stay cached, the most recent ones.
-    """
+    """Bookkeeping of `blocks` blocks of `block_size` tokens; at most `max_cached` unused ones stay cached."""
 
     def __init__(self, blocks: int, block_size: int, max_cached: int | None = None):
         assert blocks > 0 and block_size > 0
@@ -232,8 +222,6 @@ class BlockPool:
         """Record that the first `read` tokens of a text are in its blocks; full blocks become cached."""
         full, before = read // self.block_size, table.read // self.block_size
         table.read = read
-        if full == before:
-            return
         self.extend_keys(tokens, full * self.block_size, table.keys)
         for index in range(before, full):
             key, block = table.keys[index], table.blocks[index]

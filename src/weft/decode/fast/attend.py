@@ -211,10 +211,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
 
 
 class DecodeAttention:
-    """Attention of a decode step and its workspace, for one batch size.
-
-    The work is split over about `programs` programs. `int8`: keys and values are quantised.
-    """
+    """Attention of a decode step for one batch size, by about `programs` programs; `int8`: the cache is quantised."""
 
     def __init__(
         self, batch: int, heads: int, kv_heads: int, d_head: int, device: torch.device, programs: int, int8: bool

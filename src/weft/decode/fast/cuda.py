@@ -40,8 +40,7 @@ def supports_kernels(model: Transformer) -> bool:
     table = model.embedding.weight
     if not table.is_cuda or table.dtype not in (torch.bfloat16, torch.float16) or not has_cuda_kernels():
         return False
-    supported = is_llama_like(model.config) and model.config.d_head in (32, 64, 128, 256)
-    return supported and has_readable_weights(model)
+    return is_llama_like(model.config) and model.config.d_head in (32, 64, 128, 256) and has_readable_weights(model)
 
 
 class FusedLayers:
@@ -155,15 +154,13 @@ class CUDAFastPath(FusedLayers, PlainPath):
         for number, block in enumerate(self.blocks):
             attention, (keys, values) = block.attention, store[number]
             qkv = self._linear(attention.qkv, x, norm=block.attention_skip.norm)
-            arguments = qkv, self.angles, keys, values, state.lengths, attention.scale, self.mixed
-            self.attention(*arguments, pdl=self.pdl)
+            self.attention(qkv, self.angles, keys, values, state.lengths, attention.scale, self.mixed, pdl=self.pdl)
             x = self._feedforward(block, self._linear(attention.out, self.mixed, residual=x))
         state.lengths.add_(1)
         return self._head(x)
 
     def _attend_prompt(self, block: Any, x: Tensor, store: Tensor) -> Tensor:
-        """Add the attention to x (batch, time, d_model), and write its keys and values to the start of a layer's store
-        (2, batch, kv_heads, max_len, d_head)."""
+        """Add the attention to x (batch, time, d_model), and write its keys and values to a layer's store."""
         T, attention, (keys, values) = x.shape[1], block.attention, store
         qkv = self._linear(attention.qkv, x, norm=block.attention_skip.norm)
         self.chunks.rotate_and_store(qkv, self.angles, keys, values)
@@ -209,8 +206,7 @@ class PagedFastPath(FusedLayers):
         return attention
 
     def step(self, tokens: Tensor, lengths: Tensor, slots: Tensor, *, attention: Any) -> Tensor:
-        """Read tokens (rows,), each after lengths (rows,) others of the text in its slot → features (rows, d_model).
-        `attention` is from `step_attention`, for this batch size."""
+        """Read tokens (rows,), each after lengths (rows,) others of the text in its slot → features (rows, d_model)."""
         x = self._embed(tokens)
         mixed = torch.empty(len(x), self.heads * self.d_head, dtype=self.dtype, device=self.device)
         for number, block in enumerate(self.blocks):

@@ -59,8 +59,7 @@ class CaptureSpace:
     def capture(
         self, model: Transformer, kind: Hashable, work: Callable[[], Tensor], *, undo: Callable[[], None]
     ) -> Captured:
-        """Capture `work` as a CUDA graph, after a warm-up in which its kernels are compiled and loaded, and which is
-        undone. Work of a kind that these weights have done before needs no warm-up."""
+        """Capture `work` as a CUDA graph after a warm-up, which is undone, once for each `kind` and weights."""
         kinds = self.warmed_up.setdefault(model.get_submodule("decoder.blocks.0.attention.qkv"), set())
         current = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(current)
@@ -153,8 +152,7 @@ class GraphStep(PlainPath):
         return logits
 
     def run_ahead(self, logits: Tensor, steps: int) -> Iterator[list[int]]:
-        """Yield the tokens of all rows, step by step, at most `steps` times, from the logits (batch, V) after the
-        prompts on. The device works up to MAX_AHEAD steps ahead, which a caller that stops early has wasted."""
+        """Yield all rows' tokens, at most `steps` times, from logits (batch, V) on, up to MAX_AHEAD steps ahead."""
         sampler = self.sampler
         assert sampler is not None
         self.tokens.copy_(sampler(logits).unsqueeze(1))
@@ -196,10 +194,7 @@ class GraphStep(PlainPath):
 
 
 class DeviceSampler:
-    """Chooses the next token of each row on the device, like `sampling.choose_tokens`, and records it.
-
-    A row's draws depend on its rng alone: its random numbers for all `steps` are drawn beforehand.
-    """
+    """Chooses and records each row's next token on the device, like `choose_tokens`; numbers are drawn beforehand."""
 
     def __init__(
         self,
@@ -257,9 +252,8 @@ def _checked(tokens: list[int], logits: Tensor, vocab_size: int) -> list[int]:
 def paged_graphs(model: Transformer, store: BlockStore, slots: int) -> "PagedGraphs | None":
     """Build CUDA graphs over a block store, or None if model or device don't allow them."""
     max_len = store.blocks * store.block_size
-    if not model.embedding.weight.is_cuda or model.encoder is not None or positions_change(model, max_len):
-        return None
-    if model.ngrams is not None:  # a slot knows only its newest token
+    allowed = model.embedding.weight.is_cuda and model.encoder is None and model.ngrams is None
+    if not allowed or positions_change(model, max_len):  # with n-grams, a slot's newest token is not enough
         return None
     return PagedGraphs(model, store, slots, kernels=supports_kernels(model))
 
@@ -280,8 +274,7 @@ class PagedGraphs:
 
     def update_tables(self, changes: dict[tuple[int, int], int]) -> None:
         """Set block n of the text in slot s to changes[s, n]."""
-        cells = np.array(list(changes)).T
-        columns = np.concatenate([cells, np.array(list(changes.values()))[None]])
+        columns = np.concatenate([np.array(list(changes)).T, np.array(list(changes.values()))[None]])
         slots, positions, blocks = on_device(torch.from_numpy(columns), self.device).unbind(0)
         self.tables[slots, positions] = blocks.int()
 
@@ -310,8 +303,7 @@ class PagedGraphs:
             self.step([self.spare_slot] * rows, [0] * rows, [0] * rows)
 
     def step(self, slots: Sequence[int], lengths: Sequence[int], tokens: Sequence[int]) -> Tensor:
-        """Read one token in each of these slots, after lengths[i] others; −1 stands for the newest one on the device →
-        features (slots, d_model), valid until the next step."""
+        """Read a token in each slot after lengths[i] others; −1: the newest → features (slots, d_model), reused."""
         rows = len(slots)
         size = next((size for size in BATCH_SIZES if size >= rows), -(-rows // 64) * 64)
         width = 0  # the kernels read only the filled blocks

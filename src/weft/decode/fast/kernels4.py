@@ -41,8 +41,7 @@ def store_rows(y, residual_ptr, y_ptr, rows, columns, M, N: tl.constexpr, RESIDU
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _nibbles_to_float(tile):  # type: ignore[no-untyped-def]
-    """1 + u/16 for lower and upper nibbles u, by a byte permutation: u is the top of such a float's mantissa. An
-    integer conversion would be slow."""
+    """1 + u/16 for lower and upper nibbles u, by a byte permutation: u is the top of such a float's mantissa."""
     lower, upper = tl.inline_asm_elementwise(
         """{
         .reg .b32 l, h;
@@ -125,8 +124,7 @@ def quantize(x: Tensor, gain: Tensor | None, eps: float, pdl: bool) -> tuple[Ten
 def _group_dots(tile, lower_x, upper_x):  # type: ignore[no-untyped-def]
     """Σ u q of every group: tile (ROWS, BLOCK, 16), q (BLOCK, 16) for the lower and the upper nibbles → (ROWS, BLOCK).
 
-    One instruction multiplies and adds four bytes. Three of the four results are 0, and adding them costs nothing. A
-    sum below 2²² becomes a float by ROUND_MAGIC's bits, since an integer conversion is slow.
+    One instruction adds four products; a sum below 2²² becomes a float by ROUND_MAGIC's bits, without a conversion.
     """
     sums = tl.inline_asm_elementwise(
         """{

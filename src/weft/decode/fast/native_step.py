@@ -68,8 +68,7 @@ class NativeDecoder:
         self.weight_bytes = sum(part.nbytes for part in (*model.parameters(), *model.buffers()))
 
     def step(self, x: Tensor, positions: Tensor, tables: Tensor) -> Tensor:
-        """Read one embedded token of each text, x (rows, d_model), at positions (rows,), in the blocks of tables (rows,
-        width) → logits (rows, V), valid until the next call."""
+        """Read an embedded token of each text, x (rows, d_model), at positions (rows,) → logits (rows, V), reused."""
         direct = self.head_matrix is not None and self.head_scale is None
         result = self(x, positions, tables, logits=direct)
         return result if direct else self.head(result)
@@ -242,9 +241,6 @@ def _is_supported(model: LanguageModel) -> bool:
         return False
     if settings.d_head > native.MAX_D_HEAD or settings.feedforward.activation not in native.ACTIVATIONS:
         return False
-    return others_at_default(settings, SETTINGS) and native.library() is not None and _has_native_weights(model)
-
-
-def _has_native_weights(model: Transformer) -> bool:
     parts = [part for part in model.decoder.modules() if isinstance(part, nn.Linear | QuantizedLinear)]  # type: ignore[union-attr]
-    return all(type(p) is Linear or isinstance(getattr(p, "matmul", None), NativeMatmul) for p in parts)
+    readable = all(type(p) is Linear or isinstance(getattr(p, "matmul", None), NativeMatmul) for p in parts)
+    return readable and others_at_default(settings, SETTINGS) and native.library() is not None

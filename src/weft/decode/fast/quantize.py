@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.decode.fast.matmul import MatrixSpec, build_matmul, fastest, pack_weight
+from weft.decode.fast.matmul import MatrixSpec, fastest, pack_weight
 from weft.decode.fast.quantized_weights import DTYPES, GROUP, Bits, Packed
 from weft.errors import ConfigError, ModelError
 from weft.models import heads
@@ -32,7 +32,8 @@ class QuantizedLinear(nn.Module):
 
     def __init__(self, weight: Packed, bias: Tensor | None, dtype: torch.dtype):
         super().__init__()
-        self.matmul = build_matmul(weight, dtype)
+        spec = MatrixSpec(*weight.shape, weight.groups, weight.numbers.device)
+        self.matmul = fastest(weight.bits, spec, dtype).make(weight)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
 
     def forward(self, x: Tensor, rng: RowRng | None = None) -> Tensor:
@@ -61,10 +62,9 @@ def check_bits(bits: str) -> Bits:
 
 @torch.no_grad()
 def quantize(model: LanguageModel, bits: str, saved: dict[str, Tensor] | None = None) -> LanguageModel:
-    """Quantise a Transformer's weights in place, on their device.
+    """Quantise a Transformer's weights in place, on their device: it can then generate, but not be trained or saved.
 
-    The model can then generate and be evaluated, but not be trained or saved. `saved` receives all of its tensors by
-    name, from which `fill` restores them into an empty model.
+    `saved` receives all of its tensors by name, from which `fill` restores them into an empty model.
     """
     width = check_bits(bits)
     if not isinstance(model, Transformer):
@@ -109,8 +109,7 @@ def fill(model: Transformer, bits: Bits, saved: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def _map_in_threads(model: Transformer, widths: Iterable[Bits]) -> Iterator[Callable[..., Iterable[Any]]]:
-    """Yield a `map` that, on a CPU, runs on torch's number of threads with one torch thread each. Quantising a matrix
-    is many small operations, and synchronising threads after each would take longer than one thread alone."""
+    """Yield a `map` that, on a CPU, runs on torch's threads: a matrix takes many operations too small to share."""
     device, dtype = model.embedding.weight.device, model.embedding.weight.dtype
     if device.type != "cpu":
         yield map
