@@ -184,10 +184,7 @@ def pad(sequences: Sequence[Sequence[int]], pad_id: int | None) -> tuple[Tensor,
 
 
 def pack(sequences: Sequence[Sequence[int]], length: int, pad_id: int | None) -> Batch:
-    """Pack documents into few rows (B, length) by best-fit decreasing; documents do not attend to each other.
-
-    Each token but a piece's first is a target once. Documents longer than a row are split. Document -1 is padding.
-    """
+    """Pack documents, or pieces of long ones, into few rows (B, length) by best-fit decreasing; −1 marks padding."""
     if pad_id is None:
         raise DataError("this tokenizer has no padding token; give it one (tokenizer.specials.pad) to pack documents")
     pieces = [  # `length` inputs and, one token later, `length` targets
@@ -276,8 +273,7 @@ def filler(tokenizer: Tokenizer) -> int:
 def framed(
     first: Sequence[Sequence[int]], second: Sequence[Sequence[int]] | None, frame: Frame, *, length: int | None = None
 ) -> Framed:
-    """Put sentences, or pairs of them, in a frame and pad them. An empty row becomes one filler token. If a pair is too
-    long, the longer sentence is truncated first (Devlin et al. 2019)."""
+    """Put sentences, or pairs whose longer one is truncated first (Devlin et al. 2019), in a frame and pad them."""
     max_tokens = frame.text_length(length, 1 if second is None else 2)
     if second is None:
         rows = [[*frame.before, *ids[:max_tokens], *frame.after] or [frame.fill] for ids in first]

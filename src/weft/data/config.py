@@ -18,10 +18,7 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 
 class HashSplit(Config):
-    """Holds out the sections of text whose hash falls below `fraction`.
-
-    The choice depends on a section's text alone, not on other files, and equal sections are on the same side.
-    """
+    """Holds out the sections of text whose hash, of the text alone, falls below `fraction`."""
 
     kind: Literal["hash"] = "hash"
     fraction: Fraction = Field(0.1, description="fraction of the text to hold out")

@@ -124,10 +124,7 @@ def word_starts(tokenizer: Tokenizer) -> Flags:
 
 
 def masked_batch(batch: Batch, samples: npt.ArrayLike, masking: Masking, *, seed: int) -> Batch:
-    """Mask words of running text (B, T) from `windows_batch`, whose rows have the numbers `samples` (B,).
-
-    The targets are the original tokens. Rows become [CLS] row [SEP], `masking.frame` longer, if the tokenizer has both.
-    """
+    """Mask words of running text (B, T), rows `samples` (B,) of the run, between [CLS] and [SEP] if there are both."""
     framed = _framed(batch, masking) if masking.frame else batch
     inputs, chosen = masking.mask(framed.tokens.numpy(), samples, seed)
     return replace(framed, tokens=torch.from_numpy(inputs), targets=framed.tokens, loss_mask=torch.from_numpy(chosen))

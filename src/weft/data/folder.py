@@ -113,8 +113,7 @@ class ShardWriter:
         self.tokens += len(ids)
 
     def close(self, first_document: int | None) -> Shard:
-        """Finish the shard. `first_document` is the number of the first document that may begin in it, one more than
-        any before; None for a shard of a part, whose sections have positions instead of document numbers."""
+        """Finish the shard; `first_document` may begin in it, None in a part, whose sections have positions instead."""
         table = np.array(self._columns, dtype="<i8")
         sections = table.tobytes()
         write_bytes(self._path.with_suffix(".sections"), sections)

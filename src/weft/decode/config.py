@@ -70,10 +70,7 @@ class Rules(Config):
 
 
 class Sampling(Rules):
-    """Settings of sampling, one token after the other.
-
-    Filters apply in the order of declaration, temperature first. Without them, the model's distribution is unchanged.
-    """
+    """Settings of sampling, one token after the other; filters apply in the order of declaration."""
 
     temperature: float = Field(
         1.0, ge=0.0, le=100.0, description="Below 1: safer; above 1: bolder; 0: always the likeliest token (greedy)."

@@ -75,10 +75,7 @@ def schema_source(schema: Any) -> str:
 
 
 def _closed(schema: Any) -> Any:
-    """Return a schema whose objects have no unnamed properties, which a model may generate without end.
-
-    Combined schemas (`allOf`, `$ref`, …) are left unchanged: each part would exclude the properties of the others.
-    """
+    """Return a schema without unnamed properties, which a model may generate endlessly; combined ones are unchanged."""
     if isinstance(schema, list):
         return [_closed(each) for each in schema]
     if not isinstance(schema, dict) or {"allOf", "$ref"} & schema.keys():
@@ -145,10 +142,7 @@ class Constraint:
 
 
 class _Vocabulary:
-    """A tokenizer as llguidance expects it: the bytes of each token.
-
-    A token that begins a text may lose its leading space: such variants follow the `size` tokens, as `openings` lists.
-    """
+    """A tokenizer's bytes for llguidance: after `size` tokens, variants of `openings` without their leading space."""
 
     def __init__(self, tokenizer: Tokenizer):
         self.size, self.eos_id, self._encode = tokenizer.vocab_size, tokenizer.eos_id, tokenizer.encode

@@ -111,10 +111,7 @@ def _run_ahead(stepper: Stepper, texts: Sequence[GeneratedText], logits: Tensor,
 def prefill(
     model: LanguageModel, prompts: Sequence[Sequence[int]], limit: int, *, source: EncoderInput | None
 ) -> tuple[Stepper, Tensor]:
-    """Return a stepper that has read the prompts and can grow to `limit` tokens, and logits (B, V) after each prompt.
-
-    The LM head computes the last positions only. Equal prompts are read once, unless rows have different sources.
-    """
+    """Return a stepper with capacity for `limit` tokens that has read the prompts, and logits (B, V) after each."""
     device = device_of(model)
     keys = [tuple(ids) if source is None else (row,) for row, ids in enumerate(prompts)]
     distinct = dict(zip(keys, prompts, strict=True))

@@ -49,10 +49,7 @@ class Prompt:
         )
 
     def fit(self, window: int | None) -> tuple[list[int], int]:
-        """Return the ids that a model with this window reads, and how many of the first of them always stay.
-
-        Leading tokens, such as LLaMA's bos, begin every text in training, so they stay when the window slides.
-        """
+        """Return the ids that a model with this window reads, and how many first ones stay when it slides (bos)."""
         lead = () if self.tokenizer is None else self.tokenizer.leading
         keep = len(lead) if window is None or len(lead) < window else 0
         keep = keep if tuple(self.ids[:keep]) == lead[:keep] else 0
@@ -67,10 +64,7 @@ def as_prompts(prompts: Prompts) -> list[Prompt]:
 
 
 def slide(ids: Sequence[int], window: int | None, keep: int = 0) -> Sequence[int]:
-    """Drop ids after the first `keep`, half a window at a time, until the others fit; they are read again from 0.
-
-    So the ids read depend on the length of the text alone, not on how much of it was a prompt.
-    """
+    """Drop ids after the first `keep`, half a window at a time, until they fit: this depends on the length alone."""
     excess = 0 if window is None else len(ids) - window
     if window is None or excess <= 0:
         return ids
@@ -79,10 +73,7 @@ def slide(ids: Sequence[int], window: int | None, keep: int = 0) -> Sequence[int
 
 
 def ends_mid_text(tokenizer: Tokenizer, prompt: str | Sequence[int]) -> bool:
-    """Return whether a continuation of the prompt is mid-text, so that its first word keeps its leading space.
-
-    Where the prompt ends in a space that the tokenizer drops, that space is the first word's.
-    """
+    """Return whether the first word of a continuation keeps its leading space, which may be one that was dropped."""
     # only the end matters, and a prompt may be long: decode its last words
     first = max(0, len(prompt) - TAIL)
     if isinstance(prompt, str):

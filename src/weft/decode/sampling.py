@@ -72,10 +72,7 @@ def _column(value: PerRow, logits: Tensor) -> Tensor:
 
 
 class Filters:
-    """Temperature, top_k, top_p, min_p and typical_p of several rows' settings, applied to logits (B, V) in this order.
-
-    A row's result doesn't depend on the other rows. Parameters are on the device, so a CUDA graph can capture a call.
-    """
+    """Temperature, top_k, top_p, min_p and typical_p of rows of logits (B, V), which a CUDA graph can capture."""
 
     def __init__(self, settings: Sequence[Sampling], vocab_size: int, device: torch.device):
         self.device = device
@@ -195,10 +192,7 @@ def check_logits(logits: Tensor) -> None:
 
 
 def top_log_probs(logits: Tensor, count: int, normalised: bool = False) -> tuple[Tensor, Tensor]:
-    """Return log p (rows, count) in float64, best first, and the ids of the likeliest tokens of logits (rows, V).
-
-    If `normalised`, logits are log p already. A row of −∞ only gives −∞; NaN and +∞ are refused.
-    """
+    """Return log p (rows, count) in float64 and ids of the likeliest tokens of logits (rows, V), best first."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     best, ids = fast_topk(logits, min(count, logits.shape[-1]))
     dead = best[:, :1] == -torch.inf
@@ -218,10 +212,7 @@ def logsumexp(logits: Tensor) -> Tensor:
 
 
 def fast_topk(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return `x.topk(count)` of x (rows, V), faster where count is much smaller than V.
-
-    The largest values are in the blocks with the largest maxima, so only these are searched; torch sorts whole rows.
-    """
+    """Return `x.topk(count)` of x (rows, V) from the blocks with the largest maxima, faster where count is small."""
     rows, size = x.shape
     blocks = size // TOPK_BLOCK
     if count * 4 > blocks:

@@ -141,10 +141,7 @@ NO_LOGPROBS: Logprobs = (None, ())
 
 
 class GeneratedText:
-    """One text in progress: prompt, settings, random numbers and tokens so far. `row` is its index in a batch.
-
-    `ids` are the tokens that the model reads: all of them, or the last ones after the model's `window` has slid.
-    """
+    """One text in progress; `ids` are what the model reads: all tokens, or the last ones after a slide."""
 
     def __init__(self, prompt: Prompt, settings: Sampling, window: int | None, *, seed: int, row: int = 0):
         self.prompt, self.settings, self.row = prompt, settings, row

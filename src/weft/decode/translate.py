@@ -39,10 +39,7 @@ class Direction(NamedTuple):
 
 @dataclass(frozen=True)
 class Translator:
-    """A model that generates one text from another, with its tokenizers, in a `direction`.
-
-    Sources are truncated to `length` tokens. An answer has at most `ratio` tokens per source token, plus 50.
-    """
+    """A model that generates one text from another; sources are truncated to `length` tokens, special ones included."""
 
     model: LanguageModel
     source: Tokenizer

@@ -27,10 +27,7 @@ SHARED_STRIDE = 32  # numbers reserved per run of a shared block; bounds the dro
 
 
 class RowRng(NamedTuple):
-    """Random keys (batch,) int32 that the dropouts of a pass draw from, and the row indices that this process reads.
-
-    `offset` is added to the number of each dropout, so that layers that share a block drop different elements.
-    """
+    """Random keys (batch,) int32 of a pass, the row indices read here, and an `offset` for repeated blocks."""
 
     keys: Tensor
     ranges: Ranges = ()

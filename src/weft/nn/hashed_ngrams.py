@@ -25,10 +25,7 @@ Integers = TypeVar("Integers", int, Tensor)
 
 
 class NGramEmbedding(nn.Module):
-    """Sum of an n-gram embedding for each order, from tables that are stacked in `weight` (orders · rows, width).
-
-    They start at 0, so that a new model computes the same as without them; a matrix projects narrower ones.
-    """
+    """Sum of an n-gram embedding for each order, from tables stacked in `weight` (orders · rows, width), 0 at first."""
 
     def __init__(self, settings: HashedNGrams, d_embedding: int):
         super().__init__()

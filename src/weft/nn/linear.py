@@ -17,10 +17,7 @@ from weft.nn.init import Initialiser
 
 
 class Linear(nn.Linear):
-    """x Wᵀ + b. Several `outputs` are the heights of several matrices, stacked so that x is read once.
-
-    `into_residual` is for initialisation; the `rng` of a pass is for the dropout of adapters (`LowRank`).
-    """
+    """x Wᵀ + b of stacked matrices of `outputs` rows, so that x is read once; `rng` is for adapters (`LowRank`)."""
 
     def __init__(self, inputs: int, *outputs: int, bias: bool = True, into_residual: bool = False, device: Any = None):
         super().__init__(inputs, sum(outputs), bias, device)

@@ -51,10 +51,7 @@ class MatrixExchange:
                 found[key].holders.append(rank)
 
     def map(self, local: Sequence[Tensor], function: Callable[[dict[int, Tensor]], dict[int, Tensor]]) -> list[Tensor]:
-        """Return this rank's parts of `function` of the matrices, given its parts of them; in fp32.
-
-        `function` is called on every rank with some whole matrices, by their number, and returns a matrix for each.
-        """
+        """Return this rank's parts of `function` of whole matrices, by number, given its parts of them; in fp32."""
         results, me = [torch.empty_like(part, dtype=torch.float32) for part in local], self.ranks.rank
         for numbers in rounds([shape.numel() for shape in self.shapes], self.ranks.ranks):
             owners = {number: position % self.ranks.ranks for position, number in enumerate(numbers)}

@@ -139,10 +139,7 @@ class Pipeline(nn.Module):
     def _run_layers(
         self, tokens: Tensor, arguments: Mapping[str, Any], received: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
-        """Run this stage's layers; return what the next stage receives, or features (batch, time, d_model) at the end.
-
-        Received hidden states are widened to the dtype of embeddings, which decides that of rotary angles.
-        """
+        """Run this stage's layers; return what the next stage receives, or features (batch, time, d_model)."""
         model, stage, rows = self.model, self.stage, RowInputs(**arguments)
         wide = [tensor.to(self._wide) for tensor in received]
         if len(stage.spans) == 1:

@@ -121,10 +121,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path, pattern: Pattern | None = None) -> Self:
-        """Load a tokenizer.json, or a folder with one, and the roles in tokenizer_config.json beside it.
-
-        Other programs' vocabularies (`vocabularies.py`) are read as well; `pattern` splits the text of a rank file.
-        """
+        """Load a tokenizer.json, or a folder with one, and its roles; or another program's file, split by `pattern`."""
         path = Path(path)
         file = path / FILE if path.is_dir() else path
         if path.is_dir() and not file.is_file():
@@ -397,10 +394,7 @@ def _rebuild(json: str, roles: Mapping[Role, str], chat_template: str | None, *,
 
 
 def build_tokenizer(config: TokenizerConfig, texts: Iterable[str] = (), default_size: int = DEFAULT_SIZE) -> Tokenizer:
-    """Return the tokenizer of a config: trained on texts, which are read once, one at a time; or a finished one.
-
-    If the config names no `vocab_size`, the vocabulary has `default_size` tokens, or as many as the text supports.
-    """
+    """Return the tokenizer of a config: trained on texts, with `default_size` tokens by default, or a finished one."""
     if isinstance(config, Pretrained):
         return Tokenizer.load(config.path, config.pattern)
     return Tokenizer(train(config, texts, default_size), config.specials.roles())

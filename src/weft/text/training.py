@@ -253,10 +253,7 @@ def _unigram(config: Unigram, texts: Iterable[str], default_size: int) -> Tokeni
 
 
 def _deterministic(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
-    """Make scores and order the same on every run.
-
-    The trainer restores pruned characters at its lowest score, 0.0001 apart, in any order, and its sums are rounded.
-    """
+    """Make scores and order the same on every run: the trainer restores pruned characters in any order, and rounds."""
     lowest = round(min((score for _, score in pieces), default=0.0), 6)
     pruned = lowest + 1e-4 * sum(len(piece) == 1 for piece, _ in pieces)
     rounded = [(p, lowest if len(p) == 1 and score < pruned else round(score, 6)) for p, score in pieces]

@@ -20,10 +20,7 @@ if TYPE_CHECKING:  # takes a second to load
 def decay_groups(
     model: nn.Module, weight_decay: float, *, without: Container[Tensor] = (), layer_decay: float = 1.0
 ) -> list[dict[str, Any]]:
-    """Return groups of trainable parameters: matrices and embeddings with weight decay, vectors and scalars without.
-
-    Parameters in `without` are left out. With `layer_decay` each layer has groups with the `factor` of its rate.
-    """
+    """Return groups of trainable parameters not in `without`: matrices decay, vectors don't; with factors by layer."""
     factors = layer_factors(model, layer_decay) if layer_decay < 1.0 else {}
     groups: dict[tuple[bool, float], list[Tensor]] = {}
     for p in model.parameters():

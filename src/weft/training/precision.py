@@ -43,10 +43,7 @@ def reading(precision: Precision, device: torch.device) -> AbstractContextManage
 
 @contextmanager
 def arithmetic(precision: Precision, deterministic: bool) -> Iterator[None]:
-    """Set torch's process-wide precision and determinism for a run; undone on exit.
-
-    A CPU is reproducible to the bit anyway; `deterministic` restricts CUDA to reproducible kernels, which are slower.
-    """
+    """Set torch's process-wide precision, and reproducible CUDA kernels if `deterministic`; undone on exit."""
     matmul = torch.get_float32_matmul_precision()
     algorithms, tf32 = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.allow_tf32
     mkldnn: Any = torch.backends.mkldnn

@@ -139,10 +139,7 @@ class Engine:
         self._pending: PendingTokens | None = None  # tokens of the last step that the host has not seen
 
     def warm_up(self) -> None:
-        """Compile kernels, capture CUDA graphs and grow the allocator's pool by texts that are dropped.
-
-        No request has to wait for them then. Without CUDA graphs there is nothing to prepare.
-        """
+        """Compile kernels and capture CUDA graphs, if any, by texts that are dropped, so that no request waits."""
         if self.manager.graphs is None:
             return
         with torch.inference_mode():

@@ -84,8 +84,7 @@ def _nibble_scales(both):  # type: ignore[no-untyped-def]
 def _quantize_kernel(  # type: ignore[no-untyped-def]
     x_ptr, gain_ptr, q_ptr, scale_ptr, eps, K: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
-    """Quantise x (K,), normalised if NORM, to integers from −127 to 127, with a scale and the dequantised sum of each
-    group. A norm needs all groups in one program."""
+    """Quantise x (K,) to int8 with a scale and a sum per group; a NORM before it needs all groups in one program."""
     group = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     at = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     valid = (group < K // GROUP)[:, None]

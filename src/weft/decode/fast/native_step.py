@@ -76,8 +76,7 @@ class NativeDecoder:
     def __call__(
         self, x: Tensor, positions: Tensor, tables: Tensor, *, counts: Tensor | None = None, logits: bool = False
     ) -> Tensor:
-        """Read the next counts (texts,) embedded tokens of each text, by default one, x (rows, d_model), from positions
-        (texts,) on → features (rows, d_model) or logits (rows, V), valid until the next call."""
+        """Read counts (texts,) tokens of each text, x (rows, d_model), from positions (texts,) → features or logits."""
         self._extend_angles(tables.shape[1] * self.c_model.block_size)
         if counts is None:
             counts = self.ones = self.ones if len(self.ones) == len(positions) else torch.ones_like(positions)

@@ -62,10 +62,7 @@ def check_bits(bits: str) -> Bits:
 
 @torch.no_grad()
 def quantize(model: LanguageModel, bits: str, saved: dict[str, Tensor] | None = None) -> LanguageModel:
-    """Quantise a Transformer's weights in place, on their device: it can then generate, but not be trained or saved.
-
-    `saved` receives all of its tensors by name, from which `fill` restores them into an empty model.
-    """
+    """Quantise a Transformer's weights in place; it can then generate only. `saved` receives all tensors for `fill`."""
     width = check_bits(bits)
     if not isinstance(model, Transformer):
         kind = getattr(model.config, "kind", type(model).__name__)

@@ -21,10 +21,7 @@ CHUNK, CHUNK_ON_CUDA = 1 << 18, 1 << 25  # weights quantised at a time, so that 
 
 
 class Unpacked(NamedTuple):
-    """Quantised weights: numbers (N, K) int8, scales and centres (N, groups) float32; no centres means 0.
-
-    In 4 bits the scales are representable in bf16, the type in which kernels keep them.
-    """
+    """Quantised weights: numbers (N, K) int8, scales (in 4 bits, of bf16) and centres (N, groups) float32, or 0."""
 
     numbers: Tensor
     scales: Tensor
