@@ -53,35 +53,25 @@ class Source(_TensorFields):
 class Batch(_TensorFields):
     """Rows of tokens and their targets.
 
-    tokens (B, T) int64; targets (B, T) int64, a token or label for each position, or (B,), one for a whole row: int64
-    for a class, float32 for a regression target; loss_mask, shaped like the targets, bool, True where a target counts
-    (None: everywhere); positions (B, T) int64 (None: 0 … T-1); documents (B, T) int64, tokens attend only to tokens
-    with the same number; mask (B, T) bool, True at real tokens (None: everywhere); segments (B, T) int64, 0 in the
-    first sentence of a pair and 1 in the second; source, the input of an encoder, or the other text of a pair.
-    next_sentence (B,) int64, 1 if the second sentence follows the first. Its loss is a separate mean: the
-    next_sentence_weight (B,) float32 is (targets that count) ÷ rows over the whole step, so that the sum of both
-    losses, divided by the step's targets, is the sum of both means, however the step is split into micro-batches.
-    keys (B,) int32 seed the dropout of each row (`nn/dropout.py`).
-    ranges: if processes share rows (`parallel/context.py`), the ranges of positions that tokens, targets, loss_mask and
-    segments hold; positions, documents and mask are then those of whole rows.
-    lanes (B,) int64: if rows continue those of the previous step, the lane of each row; begins (B,) bool, True where a
-    row does not continue one.
+    The next-sentence loss is a separate mean: its weight is (targets that count) ÷ rows over the whole step, so that
+    the sum of both losses, divided by the step's targets, is the sum of both means, however the step is split. If
+    processes share rows (`parallel/context.py`), positions, documents and mask are those of whole rows.
     """
 
-    tokens: Tensor
-    targets: Tensor
-    loss_mask: Tensor | None = None
-    positions: Tensor | None = None
-    documents: Tensor | None = None
-    mask: Tensor | None = None
-    segments: Tensor | None = None
-    source: Source | None = None
-    next_sentence: Tensor | None = None
-    next_sentence_weight: Tensor | None = None
-    keys: Tensor | None = None
-    lanes: Tensor | None = None
-    begins: Tensor | None = None
-    ranges: tuple[range, ...] = ()
+    tokens: Tensor  # (B, T) int64
+    targets: Tensor  # (B, T) int64, or one per row (B,): int64 for a class, float32 for a regression target
+    loss_mask: Tensor | None = None  # shaped like the targets, bool: where a target counts; None: everywhere
+    positions: Tensor | None = None  # (B, T) int64; None: 0 … T-1
+    documents: Tensor | None = None  # (B, T) int64: tokens attend only to tokens with the same number
+    mask: Tensor | None = None  # (B, T) bool, True at real tokens; None: everywhere
+    segments: Tensor | None = None  # (B, T) int64, 0 in the first sentence of a pair and 1 in the second
+    source: Source | None = None  # the input of an encoder, or the other text of a pair
+    next_sentence: Tensor | None = None  # (B,) int64, 1 if the second sentence follows the first
+    next_sentence_weight: Tensor | None = None  # (B,) float32
+    keys: Tensor | None = None  # (B,) int32, seeds of each row's dropout (`nn/dropout.py`)
+    lanes: Tensor | None = None  # (B,) int64: the lane of each row, if rows continue those of the previous step
+    begins: Tensor | None = None  # (B,) bool, True where a row does not continue one
+    ranges: tuple[range, ...] = ()  # positions that tokens, targets, loss_mask and segments hold, if rows are shared
     counted: int | None = None  # cached `count`: computed on the host before the batch is moved
 
     @property

@@ -18,7 +18,11 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 
 class HashSplit(Config):
-    """Holds out the sections of text whose hash, of the text alone, falls below `fraction`."""
+    """Holds out the sections of text whose hash falls below `fraction`.
+
+    The choice depends on a section's text alone: the order of files and text added later do not change it, and equal
+    sections are never on different sides.
+    """
 
     kind: Literal["hash"] = "hash"
     fraction: Fraction = Field(0.1, description="fraction of the text to hold out")
@@ -67,24 +71,22 @@ class NumberedPart:
 
 @dataclass(frozen=True)
 class TextSource:
-    """Text to read: its sources, the held-out split, the column that holds it in tables, and its encoding.
-
-    `part` selects one part of a text that several machines prepare. `frame` is the ids before and after each document;
-    by default, the leading ids of the tokenizer if they are bos, and eos. With `separate_sections`, each section of a
-    document is encoded on its own: weft 0.1 did so, and resuming its runs requires it.
-    """
+    """Text to read: its sources, the held-out split, the column that holds it in tables, and its encoding."""
 
     sources: Sequence[str]
     validation: Split = field(default_factory=HashSplit)
     column: str = "text"
     encoding: str = "utf-8"
-    part: NumberedPart | None = None
-    frame: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    separate_sections: bool = False
+    part: NumberedPart | None = None  # one part of a text that several machines prepare
+    frame: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # ids around each document; None: bos if used, and eos
+    separate_sections: bool = False  # encode each section on its own, as weft 0.1 did; resuming its runs requires it
 
 
 class MixturePart(Config):
-    """One part of a mixture: its sources, or a folder that `weft prepare` wrote, and its weight relative to others."""
+    """One part of a mixture: its sources, or a folder that `weft prepare` wrote, and its weight.
+
+    Weights are relative: 3 and 1 mean three quarters and one quarter of all windows.
+    """
 
     sources: tuple[str, ...] = Field((), description="files, folders, patterns")
     prepared: str | None = Field(None, description="a folder that `weft prepare` wrote, instead")
@@ -112,9 +114,12 @@ class Data(Config):
     """The text of a run: `sources`, or a `prepared` folder, or a `mixture` of several of either.
 
     All three may be absent from a recipe that is meant for any text; the command line then names the sources.
+    All files have one `encoding`, utf-8 by default.
     With `document_mask`, no token attends to another document in its window, and positions restart in each document.
     At most the first `tokens` tokens of each part are trained on, for example to measure the value of more text.
-    For objectives that read rows, `targets` are the target lines of `sources`, file by file.
+
+    For objectives that read rows, `targets` are text files with the target lines of `sources`, file by file, and
+    `on_error` decides whether an unreadable row stops the run or is skipped and counted.
     """
 
     sources: tuple[str, ...] = Field((), description="files, folders, patterns, builtin:python, hub:owner/name")

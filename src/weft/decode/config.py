@@ -70,7 +70,10 @@ class Rules(Config):
 
 
 class Sampling(Rules):
-    """Settings of sampling, one token after the other; filters apply in the order of declaration."""
+    """Settings of sampling, one token after the other.
+
+    Filters apply in the order of declaration, temperature first. Without them, the model's distribution is unchanged.
+    """
 
     temperature: float = Field(
         1.0, ge=0.0, le=100.0, description="Below 1: safer; above 1: bolder; 0: always the likeliest token (greedy)."

@@ -119,21 +119,17 @@ class StopCondition:
 
 
 class Chunk(NamedTuple):
-    """One token of one text, and the text it adds, which may be empty: a character or stop string may be incomplete.
-
-    `tokens` counts the row's tokens so far. At the end of the text `finish` is set, and `stopped` is the stop string
-    that ended it. `logprob` and `top`, as (id, log p), are set if requested. `slid`: the model read only the end.
-    """
+    """One token of one text, and the text it adds."""
 
     row: int
     id: int
-    text: str
-    tokens: int
-    finish: Finish | None
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
-    slid: bool = False
-    stopped: str | None = None
+    text: str  # may be empty: a character is incomplete, or a stop string may have begun
+    tokens: int  # of the row so far
+    finish: Finish | None  # set at the end of the text
+    logprob: float | None = None  # if requested
+    top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens as (id, log p), if requested
+    slid: bool = False  # the model read only the end
+    stopped: str | None = None  # the stop string that ended the text
 
 
 Logprobs = tuple[float | None, tuple[tuple[int, float], ...]]  # a chunk's `logprob` and `top`

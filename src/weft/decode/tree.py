@@ -25,20 +25,19 @@ MIN_REST = 5e-5  # probability of all edges that a search did not see, above whi
 
 @dataclass(frozen=True)
 class SearchNode:
-    """A prefix, represented by its last token. `parent` is the index of the node before it, −1 for the prompt.
+    """A prefix, represented by its last token.
 
-    `logprob` is log p of the token, `total` of the whole prefix. A "chosen" node leads to a returned text, a "kept" one
-    was extended, a "pruned" one never was, and an "unseen" one stands for all edges that the search did not consider.
-    `count` samples share the prefix.
+    A "chosen" node leads to a returned text, a "kept" one was extended, a "pruned" one never was, and an "unseen" one
+    stands for all edges that the search did not consider.
     """
 
-    parent: int
+    parent: int  # index of the node before it, −1 for the prompt
     id: int
     text: str
-    logprob: float
-    total: float
+    logprob: float  # of the token
+    total: float  # log p of the whole prefix
     state: NodeState
-    count: int = 1
+    count: int = 1  # samples that share the prefix
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,7 @@ PLAIN = LossTerms()
 
 
 class VocabShard(Protocol):
-    """Local shard of a vocabulary that tensor parallelism divides: the ids from `first` on.
-
-    `sum_` and `max_` all-reduce in place; `local` selects this process's rows of a table; `gather` turns local logits
-    (…, local size) into (…, vocab_size) on every process.
-    """
+    """Local shard of a vocabulary that tensor parallelism divides: the ids from `first` on; it all-reduces in place."""
 
     @property
     def first(self) -> int: ...

@@ -22,7 +22,8 @@ class Sizes:
 
 
 class PositionConfig(Config):
-    """Settings of a position encoding, and its costs; a subclass with a `kind` is a variant that recipes can name."""
+    """Settings of a position encoding. A subclass with a `kind` is a variant that recipes can name. Its costs are given
+    here, so that they can be counted without building a model; the defaults are 0."""
 
     bounded: ClassVar[bool] = False  # positions end at `context`
     rotates: ClassVar[bool] = False  # every layer rotates queries and keys
@@ -82,7 +83,8 @@ class Sinusoidal(PositionConfig):
 
 
 class Concatenated(PositionConfig):
-    """Sines and cosines beside the embeddings, [x_i ; p_i]: the last `width` of the d_model coordinates are p_i."""
+    """Sines and cosines beside the embeddings, [x_i ; p_i], instead of added to them: the last `width` of the d_model
+    coordinates are p_i, and the token embeddings x_i have the others."""
 
     kind: Literal["concatenated"] = "concatenated"
     width: PositiveInt | None = Field(None, description="width of p_i, an even number; absent: about d_model / 4")
@@ -101,7 +103,8 @@ class Concatenated(PositionConfig):
 
 
 class Learned(PositionConfig):
-    """One trained vector per position, added to the embeddings; the table begins with `offset` unused rows (BART)."""
+    """One trained vector per position, added to the embeddings; no text can exceed `context` positions. The table
+    begins with `offset` unused rows, as in RoBERTa and BART."""
 
     bounded: ClassVar[bool] = True
     kind: Literal["learned"] = "learned"

@@ -19,7 +19,10 @@ VocabSize = Annotated[int, Field(ge=1)]
 
 
 class Specials(Config):
-    """Special tokens by role, which may be absent or shared; they have the first ids, in this order, then `extra`."""
+    """Special tokens by role. A role without a token doesn't exist; two roles may share one token.
+
+    They have the first ids, in the order of the fields; those of `extra` follow.
+    """
 
     pad: str | None = Field(None, description="padding of rows")
     unk: str | None = Field(None, description="replaces text that has no token")

@@ -25,20 +25,14 @@ CALL_TOKENS = 16  # padded tokens that cost about as much as another call of the
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """Capacity of an engine.
+    """Capacity of an engine."""
 
-    At most `rows` texts are written at a time, in `blocks` KV blocks of `block_size` tokens. A step reads at most
-    `prefill` prompt tokens; None: enough to keep the device busy without delaying the other texts for long. At most
-    `max_cached_blocks` blocks of texts that have ended are kept for others with the same prefix; None: all free ones.
-    With `bits` keys and values are quantised: half the memory; on a GPU without grouped queries, 0.6 of the time.
-    """
-
-    blocks: int = 2048
-    block_size: int = 16
-    rows: int = 256
-    prefill: int | None = None
-    max_cached_blocks: int | None = None
-    bits: CacheBits | None = None
+    blocks: int = 2048  # KV blocks
+    block_size: int = 16  # tokens of a block
+    rows: int = 256  # texts that are written at a time
+    prefill: int | None = None  # prompt tokens that a step reads; None: enough to keep the device busy, but not long
+    max_cached_blocks: int | None = None  # of ended texts, kept for others with the same prefix; None: all free ones
+    bits: CacheBits | None = None  # of keys and values: half the memory; on a GPU without grouped queries 0.6 the time
 
 
 class Request(GeneratedText):

@@ -215,7 +215,9 @@ class BlockPool:
         missing = self.blocks_for(tokens) - len(table.blocks)
         if missing > self.free_blocks:
             return False
-        table.blocks += [self._take() for _ in range(missing)]
+        for _ in range(missing):
+            table.blocks.append(self.blank.pop() if self.blank else self._evict())
+            self.uses[table.blocks[-1]] = 1
         return True
 
     def commit(self, table: BlockTable, tokens: Sequence[int], read: int) -> None:
@@ -247,11 +249,6 @@ class BlockPool:
         while len(self.unused) > self.max_cached:
             self.blank.append(self._evict())
         table.read = 0
-
-    def _take(self) -> int:
-        block = self.blank.pop() if self.blank else self._evict()
-        self.uses[block] = 1
-        return block
 
     def _evict(self) -> int:
         """Forget the least recently used cached block, and return it."""

@@ -55,14 +55,12 @@ def layout(bits: Bits, K: int) -> tuple[Bits, int]:
 class Packed(NamedTuple):
     """A matrix (N, K) in 16, 8 or 4 bits. The fields' names are those of the tensors in files.
 
-    numbers: bf16 (N, K), int8 (N, K), or for 4 bits uint8 (N, K/2) with an offset of 8: the first half of a group is in
-    the lower nibbles of its bytes, the second half in the upper. scales: float32 (N, 1) for 8 bits, bf16 (N, groups)
-    for 4. centres: float32 (N, groups), or None.
+    In 4 bits, numbers have an offset of 8; the first half of a group is in the lower nibbles, the second in the upper.
     """
 
-    numbers: Tensor
-    scales: Tensor | None = None
-    centres: Tensor | None = None
+    numbers: Tensor  # bf16 (N, K), int8 (N, K), or for 4 bits uint8 (N, K/2)
+    scales: Tensor | None = None  # float32 (N, 1) for 8 bits, bf16 (N, groups) for 4
+    centres: Tensor | None = None  # float32 (N, groups)
 
     def unpack(self) -> Unpacked:
         if self.scales is None:
