@@ -68,10 +68,9 @@ class Masking:
 def mask_words(ids: Array, masking: Masking, streams: Streams, *, starts: Flags | None = None) -> tuple[Array, Flags]:
     """Mask ids (B, T) as BERT does (Devlin et al. 2019, §3.1); return the inputs and the loss mask, both (B, T).
 
-    A share `masking.rate` of each row's words is chosen, at least one. Of these, 80 % become the mask token, 10 % a
-    random ordinary token, and 10 % are kept. Special tokens are never chosen and never inserted. Every token is a word,
-    unless `starts` (B, T) marks where words begin: then all tokens of a word are chosen together and share one
-    treatment. All draws for a row come from its stream (B,), and trailing special tokens do not change them.
+    A share `masking.rate` of each row's words is chosen, at least one: 80 % become the mask token, 10 % a random
+    ordinary token, 10 % are kept; special tokens never. If `starts` (B, T) marks where words begin, their tokens share
+    one treatment. Draws come from a row's stream (B,), and trailing special tokens do not change them.
     """
     special = np.isin(ids, masking.special_ids)
     begins = np.ones(ids.shape, dtype=bool) if starts is None else starts | special
@@ -188,9 +187,8 @@ class SpanCorruption:
 def corrupt_spans(ids: Array, corruption: SpanCorruption, streams: Streams) -> tuple[Array, Array]:
     """Corrupt ids (B, T) as T5 does (Raffel et al. 2020, §3.1.4); return the encoder's source and the targets.
 
-    A share `rate` of the tokens is removed, in spans of `mean` tokens on average. In the source (B, S), a sentinel
-    replaces each span; the target (B, U) is every sentinel followed by its span, and a final sentinel. Both end with
-    eos. The spans of a row are drawn from its stream (B,).
+    Spans of `mean` tokens on average, a share `rate` of all, become sentinels in the source (B, S); the target (B, U)
+    is every sentinel and its span, and a final sentinel. Both end with eos.
     """
     sentinels, eos = corruption.sentinels, corruption.eos_id
     size, length = ids.shape

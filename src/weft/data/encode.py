@@ -46,9 +46,8 @@ def encode_jobs(
 ) -> Generator[EncodedSection]:
     """Yield each wanted section with its ids, in order, encoded while this thread reads and writes.
 
-    A section's size becomes that of the text its ids decode to, unless the next section is on the other side. `frame`
-    is the ids before and after each document. `processes` encode on one thread each; None: this process, on all cores.
-    ChildProcessError means that a process died.
+    A section's size becomes that of the text its ids decode to, if the next one is on its side. `frame` is ids around
+    each document. `processes` have one thread each; None: this process. ChildProcessError: one died.
     """
     pending: deque[tuple[list[EncodingJob], Future[list[FragmentIds]]]] = deque()
     threads = processes or THREADS

@@ -180,9 +180,8 @@ def write_sides(
 ) -> dict[Side, Examples]:
     """Write the examples of each side to a separate file, in one pass, and open the files; other sides are skipped.
 
-    All examples of a side have the same fields: a sequence of integers is a field of ids, a number a scalar field. Only
-    a few bytes per example are held in memory. `notes` may be anything that JSON can represent. In fields of `labels`,
-    provisional numbers are replaced by final ones; negative numbers are kept.
+    Sequences of integers are fields of ids, numbers scalar fields. In fields of `labels`, provisional numbers, unless
+    negative, are replaced by final ones.
     """
     try:
         with ExitStack() as stack:

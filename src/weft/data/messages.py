@@ -28,8 +28,7 @@ TEMPLATE = (
 def conversation(record: Any, column: str = "messages") -> list[Message]:
     """Return the messages of a row: those in `column`, or made from `instruction`, `input` (optional) and `output`.
 
-    Messages may also have the keys `from` and `value` (human, gpt), and their content may be a list of text parts.
-    Raises DataError with the reason; the caller adds file and line.
+    Keys may also be `from` and `value` (human, gpt), and content a list of text parts. The caller adds file and line.
     """
     if not isinstance(record, Mapping):
         raise DataError(f"a conversation is an object with '{column}', not {type(record).__name__}")
@@ -94,8 +93,7 @@ def with_template(tokenizer: Tokenizer) -> Tokenizer:
 def encode_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> tuple[list[int], list[int]]:
     """(ids, mask) of a conversation; mask is 1 at the tokens of the assistant, including the one that ends its turn.
 
-    Turns are located by rendering: a turn begins where the conversation before it, rendered with a generation prompt,
-    ends, and it ends where the conversation up to and including it ends.
+    A turn is located by rendering the conversation before it, with a generation prompt, and up to its end.
     """
     tokenizer = with_template(tokenizer)
     messages, encode = tokenizer.to_chat(messages), tokenizer.chat_ids

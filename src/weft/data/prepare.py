@@ -53,8 +53,7 @@ def prepare(
 ) -> Shards:
     """Write the tokens of a text, or of one part of it, to the folder `out`, or complete an unfinished folder.
 
-    `jobs` is the number of encoding processes; by default one per core, or this process alone for a short text. A
-    folder begun by weft 0.1 is completed with its encoding.
+    `jobs` encoding processes: by default one per core, or this process alone for a short text.
     """
     out = Path(out)
     if out.is_dir() and read_plan(out).get("version") == 1:

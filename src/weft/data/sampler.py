@@ -111,8 +111,7 @@ def integer_shares(weights: Sequence[float]) -> list[int]:
 def assign(samples: npt.ArrayLike, weights: Sequence[float]) -> tuple[Array, Array]:
     """Assign each global sample to a source; return the sources and each sample's index within its source.
 
-    The first source takes its share evenly out of all samples, the second its share of those left, and so on: of the
-    first n samples, a share of a/b takes exactly ⌊n·a/b⌋.
+    Each takes its share evenly of the samples left: of the first n, a share of a/b takes exactly ⌊n·a/b⌋.
     """
     left = np.asarray(samples, dtype=np.int64).copy()  # index of the sample among those not yet taken by a source
     source = np.full(left.shape, len(weights) - 1, dtype=np.int64)
@@ -209,10 +208,9 @@ def _hash(word: Words, key: Words) -> Words:
 
 
 class Buckets:
-    """Batches of `size` rows, or of as many rows as fit into `tokens`, padding of all sides included.
+    """Batches of `size` rows, or of as many rows as fit into `tokens`, of lengths (examples,) or (examples, sides).
 
-    lengths: (examples,) or (examples, sides), tokens of each example as batched, special tokens included.
-    even: whether the last batches of an epoch have equal sizes; in weft 0.1, the last one had the remaining rows.
+    even: the last batches of an epoch have equal sizes; in weft 0.1, the last one had the remaining rows.
     """
 
     def __init__(

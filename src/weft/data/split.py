@@ -180,10 +180,9 @@ def check_sides(shards: Sequence[Shard], split: Split) -> None:
 
 
 def split_rows(source: RowSource, split: Split, skipped: SkippedRows | None = None) -> Iterator[Row]:
-    """Yield every row with its side, in reading order; with `files`, validation rows come last.
+    """Yield every row with its side, in reading order; with `files`, validation rows come last, then built-in tasks'.
 
-    `hash` considers the inputs only, not labels, numbers or `target`, so that no input is on both sides. Built-in tasks
-    have their own split; their rows come after all others.
+    `hash` considers the inputs only, not labels, numbers or `target`, so that no input is on both sides.
     """
     skipped = SkippedRows() if skipped is None else skipped
     one_side = source.targets or isinstance(split, NoSplit | FilesSplit)

@@ -129,9 +129,8 @@ def chat_prompt(
 ) -> Prompt:
     """Return the prompt for a reply to {role, content} messages, the last of which is the user's, or a tool's result.
 
-    With a chat template, the reply begins a text, and every special token ends it. Without one, the model continues the
-    plain text. If the conversation exceeds `max_tokens`, its oldest turns are dropped, but not the system prompt.
-    `tools` are definitions for the template. With `continues_last`, the last message is the beginning of the reply.
+    With a chat template, every special token ends the reply; without one, the model continues the plain text. Beyond
+    `max_tokens`, the oldest turns are dropped. With `continues_last`, the last message begins the reply.
     """
     check_messages(messages, continues_last=continues_last)
     if tokenizer.chat_template is None:

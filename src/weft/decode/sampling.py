@@ -148,8 +148,7 @@ def greedy(logits: Tensor) -> Tensor:
 def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
     """Draw a token (…) from softmax(logits) (…, V) by inverting the cumulative distribution at `uniforms` (…).
 
-    Each token takes one uniform number, so a row's draw doesn't depend on other rows. The sum is in float64: over a
-    large vocabulary, float32 would lose the rare tokens.
+    The sum is in float64: over a large vocabulary, float32 would lose the rare tokens.
     """
     cumulative = logits.double().softmax(dim=-1).cumsum(dim=-1)
     point = uniforms.to(cumulative).unsqueeze(-1) * cumulative[..., -1:]
@@ -282,10 +281,9 @@ def apply_rules(
     history: PenaltyHistory | None = None,
     eos_id: int | None = None,
 ) -> Tensor:
-    """Apply rules[i] to row i of logits (B, V), whose text has written[i] tokens so far.
+    """Apply rules[i] to row i of logits (B, V), whose text has written[i] tokens, in the order that `Rules` describes.
 
-    The order is logit_bias, repetition_penalty, frequency_penalty, presence_penalty, no_repeat_ngram, banned and
-    min_tokens, forced and last. The `history` is required if a rule penalises.
+    The `history` is required if a rule penalises.
     """
     logits = logits.float()
     if any(rule.changes_logits for rule in rules):

@@ -72,9 +72,8 @@ class Detokenizer:
 class StopCondition:
     """Decides when one text ends, and why; every decoding method consults it after each token.
 
-    "eos": the model ended the text. "stop": a stop string is complete, a token is among the `stop_ids` of the prompt or
-    the rules, or the constraint is met and allows nothing more. "length": the text has `limit` tokens, which is the
-    least of the rules' and the prompt's `max_tokens` and the free part of the model's window.
+    "stop": a stop string is complete, a token is among the `stop_ids`, or the constraint allows nothing more. "length":
+    the text has `limit` tokens, the least of both `max_tokens` and the free part of the model's window.
     """
 
     def __init__(self, prompt: Prompt, rules: Rules, window: int | None):

@@ -159,8 +159,7 @@ def _fits_flash_attention(qkv: QKV) -> bool:
 def _flash_attention(qkv: QKV, scale: float, ranges: Ranges = ()) -> Tensor:
     """Causal attention of the last tokens of a text, or of ranges of its tokens, to all of its keys.
 
-    FlashAttention aligns the causal triangle with the last key. `scaled_dot_product_attention` offers that only through
-    torch.nn.attention.bias, which imports torch's compiler: six seconds for the first text.
+    torch offers the triangle aligned with the last key only through a module that takes six seconds to import.
     """
     if ranges:
         parts = [(qkv.part(tokens, slice(0, indices.stop)), scale) for tokens, indices in range_slices(ranges)]

@@ -77,8 +77,7 @@ def stack_padded(keys: Tensor, values: Tensor) -> Tensor:
 class TokenHistory:
     """Tokens that rows have read, (batch, max_len), for n-gram embeddings and position encodings that depend on length.
 
-    Above one of the lengths in `switches`, a text is read with other rotation angles. Keys and values of all layers
-    depend on the angles, so a row that crosses such a length must be read again from its first token.
+    A row that crosses a length in `switches` is read again from its first token: all keys depend on the angles.
     """
 
     def __init__(self, switches: Sequence[int], lengths: Tensor, max_len: int):

@@ -46,8 +46,7 @@ def row_keys(base: int, rows: Tensor) -> Tensor:
 def position_keys(rng: RowRng, number: int, shape: torch.Size, *, first: tuple[int, ...] = ()) -> Tensor:
     """Keys int32 of all positions of `shape` (batch, …, time) for the dropout of this `number`.
 
-    Axis i after the batch counts from `first[i]`, 0 by default: a shard of a longer axis has its own positions. Of the
-    last axis, the time, this process may read ranges only.
+    Axis i after the batch counts from `first[i]`, since it may be a shard; of the time, this process may read ranges.
     """
     assert len(rng.keys) == shape[0], f"keys of {len(rng.keys)} rows for {shape[0]}"
     starts = (*first, *[0] * len(shape))[: len(shape) - 1]

@@ -55,9 +55,8 @@ class Embedding(nn.Embedding):
 class LowRank(Linear):
     """W x + (alpha / rank) B A x with trained A and B and a frozen W, including its bias (Hu et al. 2022, §4.1).
 
-    B is 0 at first, so that the layer computes the same as before. Where W stacks several matrices (`heights`), each
-    has its own A and B: `a` (matrices · rank, in_features) and `b` (out_features, rank) stack them in the same way. The
-    weight keeps its name in the state dict.
+    B is 0 at first. Each of several stacked matrices (`heights`) has its own A and B, stacked as `a` (matrices · rank,
+    in_features) and `b` (out_features, rank). The weight keeps its name in the state dict.
     """
 
     def __init__(self, linear: Linear, settings: LoRA):

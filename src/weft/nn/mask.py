@@ -114,8 +114,7 @@ class Mask:
 class AttentionMask:
     """Mask between queries and keys at known positions, with the effect of their positions on the scores.
 
-    All layers of a kind share it. queries (batch or 1, time) and keys (batch or 1, source time) are positions; `angles`
-    rotate the queries and keys of this call's tokens.
+    queries (batch or 1, time), keys (batch or 1, source time): positions; `angles` rotate this call's tokens.
     """
 
     def __init__(self, mask: Mask, position: Position, queries: Tensor, *, keys: Tensor, angles: Angles | None = None):

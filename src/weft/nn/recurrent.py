@@ -80,8 +80,7 @@ class InterLayerDropout(nn.ModuleList):
     def drop(self, rng: RowRng | None, on_gpu: bool, begin: int = 0) -> Drop | None:
         """Dropout function of a pass whose time counts from `begin`; None if the stack can run in one call.
 
-        On a GPU, evaluation runs layer by layer like training, though it drops nothing: cuDNN needs the weights of one
-        layer, or of the whole stack, contiguous, and switching between the two would copy them.
+        On a GPU, evaluation runs layer by layer too: otherwise cuDNN would copy the weights at each switch.
         """
         if not any(dropout.p and (dropout.training or on_gpu) for dropout in self):
             return None

@@ -345,8 +345,7 @@ class Tokenizer:
     ) -> str:
         """Render a conversation of {role, content} messages; `reply` begins the assistant's turn.
 
-        `tools` are definitions of functions that the assistant may call, for a template that has tools. The template
-        isn't trusted and runs in a sandbox. `to_chat` prepares messages, `chat_ids` encodes the result.
+        `tools` are definitions of functions. The template runs in a sandbox. See `to_chat` and `chat_ids`.
         """
         if self.chat_template is None:
             files = f"{vocabularies.SETTINGS} beside {FILE}"

@@ -178,8 +178,7 @@ def _bpe(config: BPE, texts: Iterable[str], default_size: int) -> Tokenizer:
 def _wordpiece(config: WordPiece, texts: Iterable[str], default_size: int) -> Tokenizer:
     """Train merges over words with a mark at their start; a piece without the mark continues a word.
 
-    The library's trainer numbers the ## characters in an order that differs from run to run, and keeps only those that
-    occur. Here every character is in the vocabulary in both forms (lecture 3: no word is unknown).
+    Unlike the library's trainer, every character is in the vocabulary in both forms (lecture 3), in a fixed order.
     """
     assert config.specials.unk is not None
     size = config.vocab_size or default_size

@@ -35,8 +35,7 @@ def decay_groups(
 def layer_factors(model: nn.Module, decay: float) -> dict[Tensor, float]:
     """Return decay ** depth of every parameter (Howard and Ruder 2018, §3.2; Clark et al. 2020, appendix A).
 
-    The head and the norm before it have depth 0, the last block 1, and so on down; embeddings and positions are below
-    the first block. The depths of an encoder and of a decoder are counted separately.
+    The head and its norm have depth 0, a stack's last block 1, and so on down; embeddings are below all blocks.
     """
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     if not stacks:

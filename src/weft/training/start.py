@@ -42,10 +42,9 @@ def train(
     worker: TrainingWorker,
     notes: Mapping[str, Any] | None = None,
 ) -> RunResult:
-    """Train the recipe's model in a claimed run folder.
+    """Train the recipe's model in a claimed run folder, on rank 0; the others `follow`. `notes` go into the report.
 
-    `notes` go into the report: how the run was started, and what was chosen. Rank 0 calls this, and the other ranks
-    `follow`. Ctrl-C finishes the step, saves, logs how to resume and raises KeyboardInterrupt.
+    Ctrl-C finishes the step, saves, logs how to resume and raises KeyboardInterrupt.
     """
     check_log(recipe.log)
     versions = {"weft": __version__, "torch": torch.__version__, "python": platform.python_version()}

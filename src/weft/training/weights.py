@@ -70,10 +70,9 @@ def fill_model(run: RunFolder, recipe: Recipe, path: Path, *, device: torch.devi
 
 
 def inference_dtype(recipe: Recipe, model: LanguageModel, device: torch.device) -> torch.dtype:
-    """Return the dtype that the weights of a Transformer, now in their stored dtype, are used in on `device`.
+    """Return the dtype that a Transformer's weights, now in their stored dtype, are used in on `device`.
 
-    float32; but 16 bits on a GPU for a language model trained in bf16 or fp8, or stored in 16 bits: decoding reads
-    every weight for every token.
+    float32; but 16 bits on a GPU for a language model trained in bf16 or fp8, or stored in 16 bits.
     """
     assert isinstance(model, Transformer)
     if model.decoder is None or not isinstance(model.output, LMHead) or device.type != "cuda":

@@ -36,10 +36,7 @@ class EngineLimits:
 
 
 class Request(GeneratedText):
-    """A requested text. `read` of its `ids` are in the cache, which never holds more than `max_len` of them.
-
-    After its ids come `ahead` more tokens, which the device has chosen and the host has not seen yet.
-    """
+    """A requested text: `read` of its `ids` are cached, at most `max_len`; the device has chosen `ahead` more."""
 
     def __init__(self, number: int, prompt: Prompt, settings: Sampling, *, window: int | None, seed: int):
         super().__init__(prompt, settings, window, seed=seed)

@@ -64,10 +64,9 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
 
     def schedule(self) -> Work | None:
-        """Admit and preempt; then return one token of each running text and chunks of the new prompts.
+        """Admit and preempt; return one token of each running text and chunks of new prompts.
 
-        Return None if free blocks have run out while requests are ahead of the host. It has to catch up first: some may
-        have ended, and only a request whose text is known can be preempted.
+        None if blocks have run out while requests are ahead of the host, which has to know their texts first.
         """
         self._admit()
         work: Work = [(request, 1) for request in self.running if request.unread == 1 and not request.ends_or_slides]

@@ -1,5 +1,4 @@
-"""Paged KV cache: keys and values in fixed-size blocks, so that texts of any length share one allocation (Kwon et al.
-2023).
+"""Paged KV cache: keys and values in fixed-size blocks, so that texts share one allocation (Kwon et al. 2023).
 
 A text's blocks need not be contiguous; its block table lists them. `BlockPool` decides which text has which block: use
 counts, shared prefixes, and blocks to be reused. A full block has a key, a hash of its tokens and all tokens before

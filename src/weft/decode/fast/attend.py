@@ -3,9 +3,7 @@
 The keys of a row are split over many programs; the last one to finish combines their results (Dao et al. 2023,
 "Flash-Decoding"). The kernel rotates query and key (rotary positions), stores key and value in the cache, and attends
 to all of it. The cache is contiguous, or paged (`engine/paging.py`) and then possibly int8: one scale per vector, which
-multiplies a key's score or a value's weight.
-
-Only `cuda.py` imports this file, and only where there is a GPU.
+multiplies a key's score or a value's weight. Only `cuda.py` imports this file, and only where there is a GPU.
 """
 
 import torch

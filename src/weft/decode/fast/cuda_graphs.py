@@ -42,11 +42,7 @@ Captured = tuple[torch.cuda.CUDAGraph, Tensor]  # a graph, and the tensor that h
 
 
 class CaptureSpace:
-    """Stream and memory pool in which all graphs of a device are captured.
-
-    Every stream has its own library workspaces, so a stream per graph would cost memory. Graphs may share a pool: they
-    run one after another, and what a graph returns stays reserved.
-    """
+    """Stream and memory pool of all graphs of a device: a stream has workspaces, and graphs run one after another."""
 
     def __init__(self, device: torch.device):
         self.device, self.stream, self.pool = device, torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
@@ -108,9 +104,8 @@ def has_fixed_shape(model: LanguageModel, state: State) -> bool:
 class GraphStep(PlainPath):
     """Decode steps of a state as CUDA graphs, by the CUDA fast path's kernels if they fit, else by the model.
 
-    With a `sampler` a step ends by choosing the tokens that the next one reads. A row that has reached its capacity
-    stays at the last position, and its logits mean nothing. The state is kept up to date. After it is reordered or
-    truncated a new GraphStep is needed: graphs hold the addresses of its memory.
+    With a `sampler` a step ends by choosing the tokens that the next one reads. A row at its capacity stays at the last
+    position. After the state is reordered or truncated a new GraphStep is needed: graphs hold addresses.
     """
 
     def __init__(
