@@ -181,9 +181,7 @@ def test_damaged_files_raise_no_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
 @pytest.mark.parametrize("split", [TailSplit(fraction=0.25), TailSplit(bytes=3000)])
-def test_a_tail_split_reads_the_text_once(
-    tmp_path: Path, name: str, split: TailSplit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tail_split_reads_once(tmp_path: Path, name: str, split: TailSplit, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write(tmp_path / name, texts(2000))
     text = "".join(section.text for section in split_sections(TextSource([source], NoSplit())))
     reader = Mock(side_effect=read_documents)

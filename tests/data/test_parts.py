@@ -234,9 +234,7 @@ def test_processes_write_the_bytes_of_one(tmp_path: Path, corpus: Path, monkeypa
     assert not (tmp_path / "words").exists()
 
 
-def test_a_process_that_dies_is_reported_in_one_line(
-    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dead_process_is_reported_in_one_line(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, request, calls = TextSource([str(corpus / "texts")]), Child.request, count(1)
 
     def kill_and_request(child: Child, pieces: Any) -> dict[str, Any]:

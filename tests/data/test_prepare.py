@@ -170,7 +170,7 @@ def test_the_first_tokens_have_their_documents_and_bytes(count: int) -> None:
 # ---- interruptions
 
 
-def test_an_interrupted_run_continues_to_the_same_bytes(
+def test_an_interrupted_run_continues_to_equal_bytes(
     tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = prepare(TextSource([str(text)]), tmp_path / "whole", BYTES, shard_tokens=5000)

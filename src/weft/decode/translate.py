@@ -47,6 +47,7 @@ class Translator:
     direction: Direction
     length: int
     ratio: float | None = LENGTH_RATIO
+    batch_limits: tuple[int, int] | None = None  # instead of the device's
 
     def translate(
         self, texts: Sequence[str], settings: Beam | Sampling, progress: Callable[[int], object] | None = None
@@ -61,7 +62,7 @@ class Translator:
         waiting.sort(key=lambda index: len(ids[index]))
         progress(len(texts) - len(waiting))
         beams = settings.beams if isinstance(settings, Beam) else 1
-        max_tokens, max_rows = CUDA_BATCH_LIMITS if device.type == "cuda" else BATCH_LIMITS
+        max_tokens, max_rows = self.batch_limits or (CUDA_BATCH_LIMITS if device.type == "cuda" else BATCH_LIMITS)
         while waiting:
             longest = min(self.length, len(ids[waiting[-1]]) + specials)
             size = max(1, min(max_tokens // longest, max_rows) // beams)

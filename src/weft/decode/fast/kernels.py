@@ -2,7 +2,7 @@
 
 A matrix times one vector reads the matrix once. The norm before it and the gate or residual after it are fused, so a
 layer is four such products and one attention (`attend.py`). Each kernel may start while the previous one finishes (PDL,
-programmatic dependent launch): it loads its first weights, then waits for its input. Imported only where there is a GPU.
+programmatic dependent launch): it loads its first weights, then waits for its input. Imported only with a GPU.
 """
 
 from typing import Any
