@@ -14,10 +14,9 @@ from itertools import zip_longest
 from typing import Any, Literal, NamedTuple
 
 from weft.data.messages import conversation
-from weft.data.patterns import find_matches, identity
 from weft.data.rows import TABLES, Malformed, MissingColumnError, RowError, records
 from weft.data.shards import Side
-from weft.data.sources import find_files, no_such_file
+from weft.data.sources import find_files, find_matches, identity, no_such_file
 from weft.data.streams import format_of, lines
 from weft.errors import DataError, suggestion
 from weft.progress import warn

@@ -22,12 +22,10 @@ from weft.models.stack import Stack
 from weft.nn.attention import CrossAttention
 from weft.nn.linear import Linear
 from weft.parallel import context, tensor
-from weft.parallel.exchange import MatrixExchange
 from weft.parallel.mesh import Mesh
 from weft.parallel.passes import Context, LossFunction, Parallel, Root, States, T
-from weft.parallel.pipeline import Pipeline
-from weft.parallel.sharding import Geometry, geometry
-from weft.parallel.stages import keep_stage
+from weft.parallel.pipeline import Pipeline, keep_stage
+from weft.parallel.sharding import Geometry, MatrixExchange, geometry
 
 MIN_FSDP_UNIT = 1 << 25  # parameters that FSDP2 gathers at a time: each unit costs the host about a millisecond a step
 

@@ -14,7 +14,7 @@ from weft.recipe import optimizer as config
 
 if TYPE_CHECKING:  # takes a second to load
     from weft.parallel.apply import ShardedParallel
-    from weft.parallel.exchange import MatrixExchange
+    from weft.parallel.sharding import MatrixExchange
 
 
 def decay_groups(

@@ -22,8 +22,8 @@ from weft.parallel import mesh as meshes
 from weft.parallel.apply import ShardedParallel, lay_out
 from weft.parallel.context import check_context
 from weft.parallel.mesh import Mesh
+from weft.parallel.pipeline import check_stages
 from weft.parallel.ranks import Ranks
-from weft.parallel.stages import check as check_stages
 from weft.parallel.tensor import keep_local
 from weft.recipe.config import Recipe, SettledRecipe
 from weft.runs import checkpoint, sharded_checkpoint
