@@ -24,9 +24,8 @@ from weft.storage.files import write_text
 from weft.text import bounds, vocabularies
 from weft.text.bounds import call_library
 from weft.text.config import ROLES, Pattern, Pretrained, Role, TokenizerConfig
-from weft.text.escape import ESCAPED, SpecialTokenEscape
 from weft.text.fragments import FragmentEncoder, FragmentIds, SplitPoints, TextFragment
-from weft.text.template import render
+from weft.text.template import ESCAPED, SpecialTokenEscape, render
 from weft.text.token_bytes import BYTE_TOKEN, TextStream, TokenBytes
 from weft.text.training import DEFAULT_SIZE, look_alikes, refuse_surrogates, train
 
