@@ -67,18 +67,8 @@ def write(path: Path, texts: list[str]) -> str:
     return str(path)
 
 
-FORMATS = [
-    "a.txt",
-    "a.txt.gz",
-    "a.txt.zst",
-    "a.jsonl",
-    "a.json",
-    "a.csv",
-    "a.tsv",
-    "a.parquet",
-    "a.jsonl.gz",
-    "a.csv.zst",
-]
+KINDS = ("txt", "txt.gz", "txt.zst", "jsonl", "json", "csv", "tsv", "parquet", "jsonl.gz", "csv.zst")
+FORMATS = [f"a.{kind}" for kind in KINDS]
 
 
 @pytest.mark.parametrize("name", FORMATS)

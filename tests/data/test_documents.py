@@ -121,11 +121,7 @@ FORMATS: dict[str, Callable[[], bytes]] = {
     "csv": as_csv,
     "parquet": as_parquet,
 }
-COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
-    "": lambda raw: raw,
-    ".gz": gzip.compress,
-    ".zst": zstandard.compress,
-}
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
 
 
 @pytest.mark.parametrize("compression", COMPRESSORS)

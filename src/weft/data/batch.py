@@ -109,12 +109,12 @@ def windows_batch(
 ) -> Batch:
     """Windows (B, length) of these samples (B,) of the run, each from one of the texts."""
     sources, starts = mixture.locate(samples)
-    return _stack(texts, sources, starts, length=mixture.windows[0].length, document_mask=document_mask)
+    return _cut(texts, sources, starts, length=mixture.windows[0].length, document_mask=document_mask)
 
 
 def lanes_batch(text: Tokens, lanes: Lanes, step: int, *, rows: Array) -> Batch:
     """Windows (B, length) of the lanes `rows` (B,) of a text at a step, counted from 0."""
-    batch = _stack([text], np.zeros_like(rows), lanes.starts(step)[rows], length=lanes.length)
+    batch = _cut([text], np.zeros_like(rows), lanes.starts(step)[rows], length=lanes.length)
     return replace(batch, lanes=torch.from_numpy(rows), begins=torch.full((len(rows),), lanes.begins(step)))
 
 
@@ -125,15 +125,13 @@ def evaluation_batches(tokens: Tokens, length: int, batch: int) -> Iterator[Batc
     full, remainder = divmod(len(tokens) - 1, length)
     for first in range(0, full, batch):
         starts = np.arange(first, min(first + batch, full)) * length
-        yield _stack([tokens], np.zeros_like(starts), starts, length=length)
+        yield _cut([tokens], np.zeros_like(starts), starts, length=length)
     if remainder:
-        yield _stack([tokens], np.zeros(1, dtype=np.int64), np.array([full * length]), length=remainder)
+        yield _cut([tokens], np.zeros(1, dtype=np.int64), np.array([full * length]), length=remainder)
 
 
-def _stack(
-    texts: Sequence[Tokens], sources: Array, starts: Array, *, length: int, document_mask: bool = False
-) -> Batch:
-    """Stack the windows that begin at `starts` (B,) of the texts with the indices `sources` (B,)."""
+def _cut(texts: Sequence[Tokens], sources: Array, starts: Array, *, length: int, document_mask: bool = False) -> Batch:
+    """Cut and stack the windows that begin at `starts` (B,) of the texts with the indices `sources` (B,)."""
     ids = np.empty((len(starts), length + 1), dtype=np.int64)
     for source, text in enumerate(texts):
         rows = sources == source

@@ -93,9 +93,7 @@ def dtype_for(vocab_size: int) -> Literal["uint16", "uint32"]:
 class Tokens:
     """A long sequence of token ids with document boundaries: on disk in shards, or in memory."""
 
-    def __init__(
-        self, shards: Sequence[Array], sections: Sequence[Ids], random_access: Sequence[Array] | None = None
-    ) -> None:
+    def __init__(self, shards: Sequence[Array], sections: Sequence[Ids], random_access: Sequence[Array] | None = None):
         """`shards[i]` holds ids (n,); `sections[i]` (3, m): offsets within shard i, UTF-8 bytes, documents.
         `random_access` are the same ids mapped without read-ahead, for windows at random offsets."""
         assert len(shards) == len(sections)

@@ -142,13 +142,10 @@ def _dropout_kernels_fit(qkv: QKV, mask: AttentionMask) -> bool:
 
 def _fused(qkv: QKV, scale: float, *, mask: Tensor | None = None, causal: bool = False) -> Tensor:
     """PyTorch's fused attention. cuDNN is used only without a mask: with one, its gradient may be NaN (torch 2.11)."""
-    if not qkv.q.is_cuda or mask is None:
-        return F.scaled_dot_product_attention(
-            *qkv, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=qkv.grouped
-        )
-    # the kernels that take a mask do not support grouped heads
-    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-        return F.scaled_dot_product_attention(*qkv.repeat_kv(), attn_mask=mask, is_causal=causal, scale=scale)
+    if qkv.q.is_cuda and mask is not None:  # the kernels that take a mask do not support grouped heads
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+            return F.scaled_dot_product_attention(*qkv.repeat_kv(), attn_mask=mask, is_causal=causal, scale=scale)
+    return F.scaled_dot_product_attention(*qkv, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=qkv.grouped)
 
 
 def _fits_flash_attention(qkv: QKV) -> bool:

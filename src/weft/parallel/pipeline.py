@@ -213,7 +213,7 @@ class Pipeline(nn.Module):
         assert self._step is not None
         step, part = self._step, self._step.parts[number]
         with step.autocast:
-            outputs = self._run_layers(part.tokens, inputs(part), received)
+            outputs = self._run(part.tokens, inputs(part), received)
             if not self.stage.is_last:
                 dtype = self._dtype(part.tokens.device)
                 return tuple(output.to(dtype).contiguous() for output in outputs)
@@ -247,9 +247,7 @@ class Pipeline(nn.Module):
                 groups.append((replace(self.line, rank=rank, ranks=len(holders), group=group), names))
         return groups
 
-    def _run_layers(
-        self, tokens: Tensor, arguments: Mapping[str, Any], received: Sequence[Tensor]
-    ) -> tuple[Tensor, ...]:
+    def _run(self, tokens: Tensor, arguments: Mapping[str, Any], received: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Run this stage's layers; return what the next stage receives, or features (batch, time, d_model)."""
         model, stage, rows = self.model, self.stage, RowInputs(**arguments)
         wide = [tensor.to(self._wide) for tensor in received]
@@ -274,7 +272,7 @@ class Pipeline(nn.Module):
         received = tuple(torch.empty(shape, dtype=dtype, device=device) for shape in shapes)
         for tensor in received:
             distributed.recv(tensor, group=group, group_src=stage.number - 1)
-        outputs = self._run_layers(tokens, arguments, received)
+        outputs = self._run(tokens, arguments, received)
         if stage.is_last:
             features = outputs[0].to(self._wide).contiguous()
         else:
@@ -288,16 +286,14 @@ class Pipeline(nn.Module):
     @contextmanager
     def shared_head(self) -> Iterator[None]:
         """Copy the last stage's head to every stage; undone on exit. All processes enter this at the same time."""
-        last, device = self.stage.of - 1, device_of(self.model)
+        last, device, group = self.stage.of - 1, device_of(self.model), self.line.group
         parameters = dict(self.model.named_parameters())
         tables = ["embedding.weight"] if self.stage.tied else []
         names = [name for name in self.stage.holders if name.startswith("output.")] + tables
         if self._head is None:
             parts = {name: local_part(parameters[name]) for name in names} if self.stage.is_last else {}
             message = [[(name, part.shape, part.dtype) for name, part in parts.items()]]
-            distributed.broadcast_object_list(
-                message, group=self.line.group, group_src=last, device=torch.device("cpu")
-            )
+            distributed.broadcast_object_list(message, group=group, group_src=last, device=torch.device("cpu"))
             self._head = message[0]
         lent = []
         for name, shape, dtype in self._head:
@@ -305,7 +301,7 @@ class Pipeline(nn.Module):
                 values = local_part(parameters[name]).detach()
             else:
                 values = torch.empty(shape, dtype=dtype, device=device)
-            distributed.broadcast(values, group=self.line.group, group_src=last)
+            distributed.broadcast(values, group=group, group_src=last)
             if name not in parameters:
                 owner, _, kind = name.rpartition(".")
                 module = self.model.get_submodule(owner)

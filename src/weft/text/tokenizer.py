@@ -6,6 +6,7 @@ Files have Hugging Face's format, so that other programs load them; loading a fi
 import hashlib
 import json
 import os
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -36,15 +37,8 @@ SHOWN_TOKENS = 60  # of a vocabulary, in a notebook
 Ids = tuple[int, ...]
 
 # tokens of each role in a file that names no roles
-CUSTOMARY: dict[Role, tuple[str, ...]] = {
-    "pad": ("<pad>", "[PAD]", "<|pad|>"),
-    "unk": ("<unk>", "[UNK]"),
-    "bos": ("<bos>", "<s>", "<|begin_of_text|>", "<|endoftext|>"),
-    "eos": ("<eos>", "</s>", "<|end_of_text|>", "<|endoftext|>"),
-    "cls": ("[CLS]",),
-    "sep": ("[SEP]",),
-    "mask": ("[MASK]", "<mask>"),
-}
+_ROLES: Any = tomllib.loads(Path(__file__).with_name("roles.toml").read_text(encoding="utf-8"))
+CUSTOMARY: dict[Role, list[str]] = _ROLES
 
 
 class TokenSpan(NamedTuple):
@@ -359,10 +353,7 @@ class Tokenizer:
 
     def to_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return messages for `chat`, with look-alikes of special tokens escaped, unless this tokenizer reads them."""
-        return [
-            {key: value if key == "role" else self.escape(value) for key, value in message.items()}
-            for message in messages
-        ]
+        return [{key: text if key == "role" else self.escape(text) for key, text in each.items()} for each in messages]
 
     def escape(self, value: Any) -> Any:
         """Return a text, or all texts in lists and dictionaries, with look-alikes of special tokens escaped."""

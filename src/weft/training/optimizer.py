@@ -86,9 +86,8 @@ def build(settings: config.Optimizer, model: nn.Module, sharded: "ShardedParalle
         case config.Muon():
             matrices = block_matrices(model)
             if not matrices:
-                raise ConfigError(
-                    "optimizer.kind = 'muon': needs a model made of Transformer blocks; use adamw instead"
-                )
+                reason = "needs a model made of Transformer blocks; use adamw instead"
+                raise ConfigError(f"optimizer.kind = 'muon': {reason}")
             others = groups(settings.weight_decay, without=matrices)
             exchange = None if sharded is None else sharded.exchange(matrices)
             local = {parts.get(matrix, matrix): heights for matrix, heights in matrices.items()}

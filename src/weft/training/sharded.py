@@ -51,9 +51,8 @@ class ShardedLearner(Learner):
         return sharded_checkpoint.snapshot(step, self.parallel, self.optimizer, notes=notes, step_state=state)
 
     def write(self, folder: Path, copy: Copy, keep: int, *, interrupted: bool = False) -> Path:
-        return sharded_checkpoint.write(
-            folder, copy, keep, interrupted=interrupted, ranks=self.parallel.mesh.checkpoints
-        )
+        ranks = self.parallel.mesh.checkpoints
+        return sharded_checkpoint.write(folder, copy, keep, interrupted=interrupted, ranks=ranks)
 
     def load(self, path: Path) -> dict[str, Any]:
         notes, step_state = sharded_checkpoint.load(path, self.parallel, self.optimizer)
