@@ -119,7 +119,8 @@ def lanes_batch(text: Tokens, lanes: Lanes, step: int, *, rows: Array) -> Batch:
 
 
 def evaluation_batches(tokens: Tokens, length: int, batch: int) -> Iterator[Batch]:
-    """Yield full windows, `batch` at a time, then one shorter row: every token but the first is a target once."""
+    """Yield batches in which every token but the first is a target exactly once, in order: full windows, `batch` at a
+    time, then one shorter row for the remaining tokens. Nothing is padded."""
     if len(tokens) < 2:
         raise DataError(f"the text has {len(tokens)} tokens; at least 2 are needed to predict one from another")
     full, remainder = divmod(len(tokens) - 1, length)
@@ -172,7 +173,11 @@ def pad(sequences: Sequence[Sequence[int]], pad_id: int | None) -> tuple[Tensor,
 
 
 def pack(sequences: Sequence[Sequence[int]], length: int, pad_id: int | None) -> Batch:
-    """Pack documents, or pieces of long ones, into few rows (B, length) by best-fit decreasing; −1 marks padding."""
+    """Pack documents into few rows (B, length) by best-fit decreasing; documents do not attend to each other.
+
+    Each token but a document's first is a target exactly once. A document longer than a row continues in another row,
+    as a separate document. Document -1 is padding.
+    """
     if pad_id is None:
         raise DataError("this tokenizer has no padding token; give it one (tokenizer.specials.pad) to pack documents")
     pieces = [  # `length` inputs and, one token later, `length` targets
@@ -261,7 +266,8 @@ def filler(tokenizer: Tokenizer) -> int:
 def framed(
     first: Sequence[Sequence[int]], second: Sequence[Sequence[int]] | None, frame: Frame, *, length: int | None = None
 ) -> Framed:
-    """Put sentences, or pairs whose longer one is truncated first (Devlin et al. 2019), in a frame and pad them."""
+    """Put sentences, or pairs of them, in a frame and pad them. An empty row becomes one filler token. If a pair is too
+    long, the longer sentence is truncated first (Devlin et al. 2019)."""
     max_tokens = frame.text_length(length, 1 if second is None else 2)
     if second is None:
         rows = [[*frame.before, *ids[:max_tokens], *frame.after] or [frame.fill] for ids in first]

@@ -68,9 +68,10 @@ class Masking:
 def mask_words(ids: Array, masking: Masking, streams: Streams, *, starts: Flags | None = None) -> tuple[Array, Flags]:
     """Mask ids (B, T) as BERT does (Devlin et al. 2019, §3.1); return the inputs and the loss mask, both (B, T).
 
-    A share `masking.rate` of each row's words is chosen, at least one: 80 % become the mask token, 10 % a random
-    ordinary token, 10 % are kept; special tokens never. If `starts` (B, T) marks where words begin, their tokens share
-    one treatment. Draws come from a row's stream (B,), and trailing special tokens do not change them.
+    A share `masking.rate` of each row's words is chosen, at least one. Of these, 80 % become the mask token, 10 % a
+    random ordinary token, and 10 % are kept. Special tokens are never chosen and never inserted. Every token is a word,
+    unless `starts` (B, T) marks where words begin: then all tokens of a word are chosen together and share one
+    treatment. All draws for a row come from its stream (B,), and trailing special tokens do not change them.
     """
     special = np.isin(ids, masking.special_ids)
     begins = np.ones(ids.shape, dtype=bool) if starts is None else starts | special
@@ -107,7 +108,8 @@ UNSPACED = frozenset([0xC2, *range(0xE2, 0xEA), *range(0xF0, 0xF5)])
 
 
 def word_starts(tokenizer: Tokenizer) -> Flags:
-    """Tokens that begin a word, (vocab_size,): those that contain white space, symbols, and Chinese characters."""
+    """Tokens that begin a word, (vocab_size,): those that contain white space, symbols, and Chinese characters. The
+    markers of a tokenizer before a word (`Ġ`, `▁`) and within one (`##`) are resolved by `token_bytes`."""
     starts = np.ones(tokenizer.vocab_size, dtype=bool)
     for id in range(tokenizer.vocab_size):
         try:
@@ -123,7 +125,11 @@ def word_starts(tokenizer: Tokenizer) -> Flags:
 
 
 def masked_batch(batch: Batch, samples: npt.ArrayLike, masking: Masking, *, seed: int) -> Batch:
-    """Mask words of running text (B, T), rows `samples` (B,) of the run, between [CLS] and [SEP] if there are both."""
+    """Mask words of a batch of running text (B, T) from `windows_batch`; `samples` (B,) are the numbers of its rows.
+
+    The targets are the original tokens. If the tokenizer has both, rows become [CLS] row [SEP], so the text should be
+    `masking.frame` tokens shorter than the rows.
+    """
     framed = _framed(batch, masking) if masking.frame else batch
     inputs, chosen = masking.mask(framed.tokens.numpy(), samples, seed)
     return replace(framed, tokens=torch.from_numpy(inputs), targets=framed.tokens, loss_mask=torch.from_numpy(chosen))
@@ -187,8 +193,9 @@ class SpanCorruption:
 def corrupt_spans(ids: Array, corruption: SpanCorruption, streams: Streams) -> tuple[Array, Array]:
     """Corrupt ids (B, T) as T5 does (Raffel et al. 2020, §3.1.4); return the encoder's source and the targets.
 
-    Spans of `mean` tokens on average, a share `rate` of all, become sentinels in the source (B, S); the target (B, U)
-    is every sentinel and its span, and a final sentinel. Both end with eos.
+    A share `rate` of the tokens is removed, in spans of `mean` tokens on average. In the source (B, S), a sentinel
+    replaces each span; the target (B, U) is every sentinel followed by its span, and a final sentinel. Both end with
+    eos. The spans of a row are drawn from its stream (B,).
     """
     sentinels, eos = corruption.sentinels, corruption.eos_id
     size, length = ids.shape
@@ -220,14 +227,16 @@ def corrupt_spans(ids: Array, corruption: SpanCorruption, streams: Streams) -> t
 
 
 def _random_lengths(total: int, spans: int, streams: Streams, *, parity: int) -> Array:
-    """Lengths (B, spans) ≥ 1 that sum to `total`, uniform over all such lists, from draws at even or odd positions."""
+    """Lengths (B, spans) of at least one that sum to `total`, drawn uniformly from all such lists, from the numbers of
+    each stream at even (`parity` 0) or odd (1) positions."""
     scores = draw(streams[:, None], 2 * np.arange(total - 1) + parity)
     borders = np.sort(np.argsort(scores, axis=1)[:, : spans - 1], axis=1) + 1
     return np.diff(borders, axis=1, prepend=0, append=total)
 
 
 def spans_batch(ids: Array, samples: npt.ArrayLike, corruption: SpanCorruption, *, seed: int) -> Batch:
-    """Batch with texts (B, T) without some spans as sources and the spans as targets; nothing is padded."""
+    """Batch with texts (B, T) without some spans as sources and the spans as targets; `samples` (B,) are their numbers.
+    All sources have one length, and so have all targets: nothing is padded."""
     source, targets = map(torch.from_numpy, corrupt_spans(ids, corruption, streams(samples, seed, CUTTING)))
     inputs = torch.cat([torch.full((len(targets), 1), corruption.start_id), targets[:, :-1]], dim=1)
     return Batch(inputs, targets, source=Source(source, torch.ones(source.shape, dtype=torch.bool)))

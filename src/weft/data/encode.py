@@ -46,8 +46,9 @@ def encode_jobs(
 ) -> Generator[EncodedSection]:
     """Yield each wanted section with its ids, in order, encoded while this thread reads and writes.
 
-    A section's size becomes that of the text its ids decode to, if the next one is on its side. `frame` is ids around
-    each document. `processes` have one thread each; None: this process. ChildProcessError: one died.
+    A section's size becomes that of the text its ids decode to, unless the next section is on the other side: the total
+    of a side does not depend on the tokenizer. `frame` is the ids before and after each document. `processes` encode on
+    one thread each; if None, this process encodes on all cores. ChildProcessError means that a process died.
     """
     pending: deque[tuple[list[EncodingJob], Future[list[FragmentIds]]]] = deque()
     threads = processes or THREADS
@@ -91,7 +92,9 @@ def _batches(work: Iterable[EncodingJob]) -> Iterator[list[EncodingJob]]:
 
 
 def _stretches(jobs: Sequence[EncodingJob], results: Iterable[FragmentIds]) -> Iterator[EncodedStretch]:
-    """Yield the stretches of all fragments. A token that reaches into the next stretch of its side counts here."""
+    """Yield the stretches of all fragments; a section may continue from one fragment to the next. If a token reaches
+    into the next stretch, its bytes there count for the stretch in which it begins, unless that is on the other side.
+    """
     for job, row in zip(jobs, results, strict=True):
         sizes = list(row.sizes)
         for number in reversed(range(len(sizes) - 1)):

@@ -165,7 +165,8 @@ class Labels:
 def encode_rows(
     rows: Iterable[Row], make: Callable[[Sequence[Row]], Iterable[Example]]
 ) -> Iterator[tuple[Side, Example]]:
-    """Yield the side and the example of each row, for `write_sides`; `make` is called with many rows at a time."""
+    """Yield the side and the example of each row, for `write_sides`. `make` is called with many rows at a time, because
+    tokenizers are faster that way."""
     rows = iter(rows)
     while chunk := list(islice(rows, CHUNK)):
         yield from zip((row.side for row in chunk), make(chunk), strict=True)
@@ -180,8 +181,9 @@ def write_sides(
 ) -> dict[Side, Examples]:
     """Write the examples of each side to a separate file, in one pass, and open the files; other sides are skipped.
 
-    Sequences of integers are fields of ids, numbers scalar fields. In fields of `labels`, provisional numbers, unless
-    negative, are replaced by final ones.
+    All examples of a side have the same fields: a sequence of integers is a field of ids, a number a scalar field. Only
+    a few bytes per example are held in memory. `notes` may be anything that JSON can represent. In fields of `labels`,
+    provisional numbers are replaced by final ones; negative numbers are kept.
     """
     try:
         with ExitStack() as stack:

@@ -29,7 +29,8 @@ Plan = dict[str, Any]
 
 
 def write_folder(out: Path, plan: Plan, tokenizer: Tokenizer, *, write: Callable[[list[Shard]], list[Shard]]) -> Shards:
-    """Write or complete the folder `out`; `write` is called with the finished shards and returns all of them."""
+    """Write or complete the folder `out`. `write` is called with the finished shards, writes the others and returns
+    all of them."""
     index = PART if "part" in plan else INDEX
     try:
         done = _begin(out, plan, index)
@@ -113,7 +114,8 @@ class ShardWriter:
         self.tokens += len(ids)
 
     def close(self, first_document: int | None) -> Shard:
-        """Finish the shard; `first_document` may begin in it, None in a part, whose sections have positions instead."""
+        """Finish the shard. `first_document` is the number of the first document that may begin in it, one more than
+        any before; None for a shard of a part, whose sections have positions instead of document numbers."""
         table = np.array(self._columns, dtype="<i8")
         sections = table.tobytes()
         write_bytes(self._path.with_suffix(".sections"), sections)

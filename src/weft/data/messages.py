@@ -28,7 +28,8 @@ TEMPLATE = (
 def conversation(record: Any, column: str = "messages") -> list[Message]:
     """Return the messages of a row: those in `column`, or made from `instruction`, `input` (optional) and `output`.
 
-    Keys may also be `from` and `value` (human, gpt), and content a list of text parts. The caller adds file and line.
+    Messages may also have the keys `from` and `value` (human, gpt), and their content may be a list of text parts.
+    Raises DataError with the reason; the caller adds file and line.
     """
     if not isinstance(record, Mapping):
         raise DataError(f"a conversation is an object with '{column}', not {type(record).__name__}")
@@ -83,7 +84,8 @@ def _parse_message(message: Any, number: int) -> Message:
 
 @lru_cache(maxsize=4)
 def with_template(tokenizer: Tokenizer) -> Tokenizer:
-    """Return the tokenizer, with the default TEMPLATE if it has no chat template; runs that train on chat save it."""
+    """Return the tokenizer if it has a chat template, otherwise a copy with the default TEMPLATE. A run that trains on
+    chat saves this tokenizer, so that `weft chat` frames turns as training did."""
     if tokenizer.chat_template is not None:
         return tokenizer
     tokenizer.need("eos")
@@ -93,7 +95,8 @@ def with_template(tokenizer: Tokenizer) -> Tokenizer:
 def encode_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> tuple[list[int], list[int]]:
     """(ids, mask) of a conversation; mask is 1 at the tokens of the assistant, including the one that ends its turn.
 
-    A turn is located by rendering the conversation before it, with a generation prompt, and up to its end.
+    Turns are located by rendering: a turn begins where the conversation before it, rendered with a generation prompt,
+    ends, and it ends where the conversation up to and including it ends.
     """
     tokenizer = with_template(tokenizer)
     messages, encode = tokenizer.to_chat(messages), tokenizer.chat_ids

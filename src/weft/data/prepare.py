@@ -54,7 +54,8 @@ def prepare(
 ) -> Shards:
     """Write the tokens of a text, or of one part of it, to the folder `out`, or complete an unfinished folder.
 
-    `jobs` encoding processes: by default one per core, or this process alone for a short text.
+    `jobs` is the number of encoding processes; by default one per core, or this process alone for a short text. A
+    folder begun by weft 0.1 is completed with its encoding.
     """
     out = Path(out)
     if out.is_dir() and read_plan(out).get("version") == 1:
@@ -133,7 +134,8 @@ def parse_part(value: str) -> NumberedPart:
 
 
 def part_sections(text: TextSource, section: int) -> Iterator[TextSection]:
-    """Yield the sections of all files that a part shares, in reading order, with positions as document numbers."""
+    """Yield the sections of a part in reading order, with positions instead of document numbers. Sections of other
+    parts in the same files are included but unwanted, because documents are encoded as a whole."""
     part, split = text.part, text.validation
     assert part is not None
     if isinstance(split, TailSplit):

@@ -209,7 +209,8 @@ def _check_header(header: Sequence[str], name: str, columns: Sequence[str]) -> N
 
 
 def _parquet_rows(name: str, columns: Sequence[str], every: bool) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (row number, values) of a Parquet file; large rows one by one, since equal texts share memory."""
+    """Yield (row number, values) of a Parquet file; large rows are converted to Python values one by one, because equal
+    texts share their memory only until then."""
     number = total = 0
     with _parquet(name) as table:
         _check_header(table.schema_arrow.names, name, columns)

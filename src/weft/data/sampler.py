@@ -111,7 +111,8 @@ def integer_shares(weights: Sequence[float]) -> list[int]:
 def assign(samples: npt.ArrayLike, weights: Sequence[float]) -> tuple[Array, Array]:
     """Assign each global sample to a source; return the sources and each sample's index within its source.
 
-    Each takes its share evenly of the samples left: of the first n, a share of a/b takes exactly ⌊n·a/b⌋.
+    The first source takes its share evenly out of all samples, the second its share of those left, and so on: of the
+    first n samples, a share of a/b takes exactly ⌊n·a/b⌋.
     """
     left = np.asarray(samples, dtype=np.int64).copy()  # index of the sample among those not yet taken by a source
     source = np.full(left.shape, len(weights) - 1, dtype=np.int64)
@@ -157,12 +158,14 @@ class Mixture:
 
 
 def streams(samples: npt.ArrayLike, seed: int, purpose: int) -> Streams:
-    """Random-number streams (samples,), independent for each purpose; this module uses purposes 1 and 2."""
+    """Random-number streams, one for each sample, independent for each purpose: (samples,). This module uses purposes
+    1 and 2."""
     return _hash(np.asarray(samples).astype(np.uint64), _key(seed, purpose))
 
 
 def draw(streams: Streams, positions: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Uniform numbers in [0, 1) at `positions` of `streams`, by the counter-based SplitMix64 (Steele et al. 2014)."""
+    """Uniform numbers in [0, 1) at `positions` of `streams`, broadcast together. The generator is SplitMix64 (Steele et
+    al. 2014), which is counter-based: any number can be drawn without those before it."""
     bits = _hash(np.asarray(positions).astype(np.uint64), streams) >> np.uint64(11)
     return bits.astype(np.float64) * 2.0**-53
 
@@ -312,7 +315,8 @@ def _cells(
 
 
 def _cut_batches(max_lengths: Array, starts: Array, tokens: int) -> Array:
-    """Offsets at which to cut batches of `tokens`, with rows padded to their cells' max_lengths (cells, sides)."""
+    """Offsets at which to cut batches: each holds as many rows as fit into `tokens` when they are padded to the maximum
+    lengths (cells, sides) of their cells."""
     cuts = [0]
     longest = np.zeros(max_lengths.shape[1], dtype=np.int64)
     for cell, cell_longest in enumerate(max_lengths):
@@ -330,7 +334,8 @@ def _cut_batches(max_lengths: Array, starts: Array, tokens: int) -> Array:
 
 
 def _even_out(cuts: Array, max_lengths: Array, starts: Array, *, tokens: int) -> Array:
-    """Give the last few batches equal sizes, keeping their number: a last batch of one row has a noisy gradient."""
+    """Give the last few batches equal sizes, keeping their number. Otherwise the last batch might have a row or two: a
+    noisy gradient, but a full-sized update."""
     for count in range(min(MIXED, len(cuts) - 1), 1, -1):
         first, last = int(cuts[-1 - count]), int(cuts[-1])
         cell = int(np.searchsorted(starts, first, side="right")) - 1

@@ -33,7 +33,8 @@ CHUNK = 512  # sentences encoded in one call
 def sentence_examples(
     text: TextSource, tokenizer: Tokenizer, read: Counter[Side]
 ) -> Iterator[tuple[Side, dict[str, Any]]]:
-    """Yield side, ids and document number of each sentence that has tokens; `read` counts the bytes of each side."""
+    """Yield an example for `write_sides` for each sentence of a text that has tokens: its side, its ids and its
+    document's number on that side. `read` is incremented by the bytes read of each side."""
 
     def sections() -> Iterator[TextSection]:
         for section in split_sections(text):
@@ -68,7 +69,8 @@ class Sentences:
     """Sentences grouped by document, from which sentence pairs are drawn."""
 
     def __init__(self, source: Examples) -> None:
-        """Read sentences in text order: ids in `tokens`, document numbers in `document`; DataError if none pair up."""
+        """`source`: sentences in text order, ids in `tokens`, document numbers in `document`. DataError if no pair can
+        be drawn from it."""
         self.tokens = source.flat_ids("tokens")
         numbers = np.asarray(source.values("document"))
         # ends[i]: number of tokens up to the end of sentence i; borders[d]: the first sentence of document d
@@ -99,7 +101,8 @@ class Sentences:
         return max(1, int(self.ends[-1]) // (length - 3))
 
     def offsets(self, samples: npt.ArrayLike, seed: int, length: int) -> Array:
-        """Token offsets (samples,) of these samples' stretches; an epoch visits `per_epoch` in random order."""
+        """Token offsets at which the stretches of these samples begin: (samples,). An epoch visits `per_epoch` equal
+        stretches of the text, each once, in random order."""
         count = self.per_epoch(length)
         epoch, index = np.divmod(np.asarray(samples, dtype=np.int64), count)
         return permute(index, count, epoch, seed=seed) * self.ends[-1] // count
@@ -110,7 +113,8 @@ class Sentences:
         return self.leading[np.maximum(np.searchsorted(self.leading, sentences, side="right") - 1, 0)]
 
     def passage(self, first: Array, tokens: Array) -> tuple[Array, Array]:
-        """Half-open ranges of sentences of one document that reach `tokens` tokens, from `first` on or earlier."""
+        """Half-open ranges of sentences, each in one document, that reach `tokens` tokens. They begin with `first`, or
+        earlier if the document ends too soon."""
         document = np.searchsorted(self.borders, first, side="right")
         begin, stop = self.borders[document - 1], self.borders[document]
         latest = np.searchsorted(self.ends, self.ends[stop - 1] - tokens, side="right")
@@ -168,7 +172,8 @@ def sentence_pairs(sentences: Sentences, samples: npt.ArrayLike, *, seed: int, l
 def next_sentence_batch(
     sentences: Sentences, masking: Masking, samples: npt.ArrayLike, *, seed: int, length: int
 ) -> Batch:
-    """Batch of BERT: rows (B, length) of [CLS] a [SEP] b [SEP], masked and padded; `samples` are all of the step's."""
+    """Batch of BERT: rows (B, length) of [CLS] a [SEP] b [SEP] and padding, words masked. `samples` must be all those
+    of the step, because the weight of the next-sentence loss depends on the number of targets in all rows."""
     if masking.cls_id is None or masking.sep_id is None or masking.pad_id is None:
         raise TokenizerError("sentence pairs need a tokenizer with cls, sep and pad tokens, as wordpiece has them")
     if length < 5:

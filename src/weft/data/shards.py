@@ -281,7 +281,8 @@ def file_blocks(path: Path) -> Iterable[bytes]:
 
 
 def verify(folder: Path, expected: Mapping[str, str], blocks: Callable[[Path], Iterable[bytes]] = file_blocks) -> None:
-    """Raise DataError unless every file of `expected` has that SHA-256; `blocks` yields the bytes that it covers."""
+    """Raise DataError unless every file of `expected`, name → SHA-256, has that checksum. `blocks` yields the bytes of
+    a file that its checksum covers."""
     stamps: dict[str, list[int]] = {}
     for name in expected:
         with os_errors(folder / name):

@@ -324,7 +324,8 @@ def _divide(blocks: Iterable[bytes], name: str, section: int) -> Iterator[Docume
 
 
 def _section_end(text: bytes, start: int, section: int) -> int:
-    """End of the section that begins at `start`: after a blank line or a line in its second half, before a space, …"""
+    """End of the section that begins at `start`: after a blank line, after a line, before a space, or at the maximum.
+    Only the second half of the section is searched, so that sections don't become short."""
     end, half = start + section, start + section // 2
     blank = max(text.rfind(b"\n\n", half, end) + 2, text.rfind(b"\n\r\n", half, end) + 3)
     if blank >= half + 2:

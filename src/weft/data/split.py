@@ -58,7 +58,8 @@ def train_texts(text: TextSource) -> Iterator[str]:
 
 
 def require_text(texts: Iterable[str], sources: Iterable[str], advice: str = "") -> Iterator[str]:
-    """Pass texts through; DataError that names their `sources` if all are empty. `advice`: besides more text."""
+    """Pass texts through; DataError that names their `sources` if all of them are empty. `advice` is an alternative to
+    more text."""
     has_text = False
     for text in texts:
         has_text = has_text or bool(text)
@@ -106,7 +107,8 @@ def side_by_hash(text: str, split: HashSplit) -> Side:
 def _hash_or_tail(
     by_hash: Iterator[tuple[Side, Document]], split: HashSplit, log: Log
 ) -> Iterator[tuple[Side, Document]]:
-    """Split by hash, or hold out the last `fraction` if all sections, read ahead, fall on one side."""
+    """Split by hash, unless all sections fall on one side, as equal sections or very few may: then hold out the last
+    `fraction` of them. Reads ahead until both sides have occurred."""
     ahead, read = list[tuple[Side, Document]](), 0
     for side, document in by_hash:
         ahead.append((side, document))
@@ -180,9 +182,10 @@ def check_sides(shards: Sequence[Shard], split: Split) -> None:
 
 
 def split_rows(source: RowSource, split: Split, skipped: SkippedRows | None = None) -> Iterator[Row]:
-    """Yield every row with its side, in reading order; with `files`, validation rows come last, then built-in tasks'.
+    """Yield every row with its side, in reading order; with `files`, validation rows come last.
 
-    `hash` considers the inputs only, not labels, numbers or `target`, so that no input is on both sides.
+    `hash` considers the inputs only, not labels, numbers or `target`, so that no input is on both sides. Built-in tasks
+    have their own split; their rows come after all others.
     """
     skipped = SkippedRows() if skipped is None else skipped
     one_side = source.targets or isinstance(split, NoSplit | FilesSplit)

@@ -76,7 +76,8 @@ def _transcoded(plain: Iterable[bytes], name: str, encoding: str) -> Iterator[by
 
 @lru_cache(maxsize=1 << 16)
 def describe_non_text_file(name: str, _size: int, _changed: int) -> str | None:
-    """Describe a file that is not text, from its first bytes; None for text and where it can't be read. Cached."""
+    """Describe a file that is not text, from its first bytes; None for text, and for a file that can't be read. Cached
+    by size and time of change, because sources are listed more than once."""
     try:
         with open(name, "rb") as stream:
             start = next(decompress(stream, name, SAMPLE), b"")[:SAMPLE]

@@ -97,7 +97,8 @@ def read_rows(source: RowSource, side: Side = "train", skipped: SkippedRows | No
 
 
 def read_texts(name: str, column: str | None = None, default_column: str = "text") -> list[str]:
-    """Read the texts of a file: one per line (`-`: of standard input), or one per row of a table, in a column."""
+    """Read the texts of a file: one per line, or one per row of a table or of JSON, in `column` or in the
+    `default_column`. `-` is standard input, one text per line."""
     column = column or ("text" if has_lines(name) else default_column)
     if name != "-":
         try:

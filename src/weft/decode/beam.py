@@ -47,7 +47,10 @@ def beam_search(
     source: EncoderInput | None = None,
     on_step: StepCallback | None = None,
 ) -> list[list[Hypothesis]]:
-    """Return the `settings.n` best continuations of each prompt, best first; fewer only if fewer exist."""
+    """Return the `settings.n` best continuations of each prompt, best first; prompts, or ids, are of one vocabulary.
+
+    Fewer than n are returned only if fewer exist. Probabilities are those after the rules. Every step calls `on_step`.
+    """
     checked = as_prompts(prompts)
     check_prompts(model, checked, [settings] * len(checked))
     coverage, window = _Coverage(model) if settings.coverage_penalty else None, context_window(model)
@@ -128,7 +131,10 @@ class _PromptSearch:
         return beams
 
     def _settled(self, best: float, length: int) -> bool:
-        """Return whether live prefixes of log p `best` at most, of `length` tokens or more, can't enter the n best."""
+        """Return whether no live prefix can, or is likely to, still become one of the n best texts.
+
+        The best of them has log p `best`, and they can end with `length` tokens or more.
+        """
         settings = self.settings
         if settings.beams == 1:
             return bool(self.ended)  # a single beam has no second choice

@@ -37,7 +37,10 @@ class Grammar:
             raise ConfigError(f"{name}: {reason}")
 
     def begin(self, mid_text: bool = False, stop_ids: Iterable[int] = ()) -> "Constraint":
-        """Return the constraint of a new text, which may be `mid_text`; it may end with eos or one of `stop_ids`."""
+        """Return the constraint of a new text; `mid_text` if it continues the prompt's text.
+
+        Where the text matches, it may end with eos or with one of `stop_ids`.
+        """
         ends = torch.tensor(sorted(set(stop_ids)), dtype=torch.long)
         constraint = Constraint(self, self._matcher.deep_copy(), mid_text, ends=ends)
         if not bool(constraint.mask().any()):
@@ -58,7 +61,10 @@ def regex(tokenizer: Tokenizer, expression: str) -> Grammar:
 
 
 def json_schema(tokenizer: Tokenizer, schema: Any) -> Grammar:
-    """Return the grammar of JSON that follows a schema: properties in its order, no others unless it allows them."""
+    """Return the grammar of JSON that follows a schema: properties in its order, a space after each comma and colon.
+
+    Objects have only the properties that the schema names, unless `additionalProperties` allows others.
+    """
     return Grammar(tokenizer, f"start: %json {schema_source(schema)}", "the schema", notes={"schema": schema})
 
 
@@ -75,7 +81,10 @@ def schema_source(schema: Any) -> str:
 
 
 def _closed(schema: Any) -> Any:
-    """Return a schema without unnamed properties, which a model may generate endlessly; combined ones are unchanged."""
+    """Return a schema whose objects have no unnamed properties, which a model may generate without end.
+
+    Combined schemas (`allOf`, `$ref`, …) are left unchanged: each part would exclude the properties of the others.
+    """
     if isinstance(schema, list):
         return [_closed(each) for each in schema]
     if not isinstance(schema, dict) or {"allOf", "$ref"} & schema.keys():

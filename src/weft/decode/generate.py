@@ -111,7 +111,10 @@ def _run_ahead(stepper: Stepper, texts: Sequence[GeneratedText], logits: Tensor,
 def prefill(
     model: LanguageModel, prompts: Sequence[Sequence[int]], limit: int, *, source: EncoderInput | None
 ) -> tuple[Stepper, Tensor]:
-    """Return a stepper with capacity for `limit` tokens that has read the prompts, and logits (B, V) after each."""
+    """Return a stepper that has read the prompts and can grow to `limit` tokens, and logits (B, V) after each prompt.
+
+    The LM head computes the last positions only. Equal prompts are read once, unless rows have different sources.
+    """
     device = device_of(model)
     keys = [tuple(ids) if source is None else (row,) for row, ids in enumerate(prompts)]
     distinct = dict(zip(keys, prompts, strict=True))
@@ -166,7 +169,10 @@ def completions(
 def engine_completions(
     model: LanguageModel, prompts: Sequence[Prompt], settings: Sampling, *, seeds: Sequence[int], limits: EngineLimits
 ) -> Iterator[Completion]:
-    """Yield the new text of each prompt, in order, by an engine with `limits.rows` and `limits.bits`."""
+    """Yield the new text of each prompt, in order, with an engine that has KV blocks for these texts.
+
+    Only `rows` and `bits` of the limits are used. Only the engine can quantise the KV cache.
+    """
     ids, rows = [prompt.ids for prompt in prompts], min(limits.rows, MAX_ENGINE_ROWS)
     longest = max_length(ids, settings.max_tokens, model)
     check_quantized_cache(model, longest)
@@ -187,9 +193,10 @@ def engine_completions(
 def engine_is_faster(model: LanguageModel, prompts: Sequence[Prompt], settings: Sampling, *, rows: int) -> bool:
     """Return whether the engine generates these texts, `rows` at a time, faster than lockstep batches do.
 
-    It is faster for many prompts of different lengths (`benchmarks/engine.py`), which lockstep pads; it also admits the
-    next ones as texts end. Lockstep is faster for few prompts, for one length and without a KV cache (recurrent and
-    n-gram models), and takes texts that may grow very long, since its cache grows with them.
+    It is faster for many prompts of different lengths (measured with `benchmarks/engine.py`): lockstep pads them, can't
+    use the CPU fast path, and its batch shrinks while the last texts end, whereas the engine admits the next ones.
+    Lockstep is faster for few prompts, for prompts of one length, and for recurrent and n-gram models, which have no KV
+    cache. It also takes texts that may grow very long, since its cache grows with them.
     """
     ids, many = [prompt.ids for prompt in prompts], len(prompts) > rows or len(prompts) >= MIN_ENGINE_TEXTS
     longest = max_length(ids, settings.max_tokens, model)

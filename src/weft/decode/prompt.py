@@ -44,7 +44,10 @@ class Prompt:
         )
 
     def fit(self, window: int | None) -> tuple[list[int], int]:
-        """Return the ids that a model with this window reads, and how many first ones stay when it slides (bos)."""
+        """Return the ids that a model with this window reads, and how many of the first of them always stay.
+
+        Leading tokens, such as LLaMA's bos, begin every text in training, so they stay when the window slides.
+        """
         lead = () if self.tokenizer is None else self.tokenizer.leading
         keep = len(lead) if window is None or len(lead) < window else 0
         keep = keep if tuple(self.ids[:keep]) == lead[:keep] else 0
@@ -59,7 +62,11 @@ def as_prompts(prompts: Prompts) -> list[Prompt]:
 
 
 def slide(ids: Sequence[int], window: int | None, keep: int = 0) -> Sequence[int]:
-    """Drop ids after the first `keep`, half a window at a time, until they fit: this depends on the length alone."""
+    """Drop ids after the first `keep` until the others fit into the window, half a window at a time.
+
+    The ids that remain are read again from position 0, and half a window of text can follow before the next slide. So
+    the ids read depend on the length of the text alone, not on how much of it was a prompt.
+    """
     excess = 0 if window is None else len(ids) - window
     if window is None or excess <= 0:
         return ids
@@ -68,7 +75,10 @@ def slide(ids: Sequence[int], window: int | None, keep: int = 0) -> Sequence[int
 
 
 def ends_mid_text(tokenizer: Tokenizer, prompt: str | Sequence[int]) -> bool:
-    """Return whether the first word of a continuation keeps its leading space, which may be one that was dropped."""
+    """Return whether a continuation of the prompt is mid-text, so that its first word keeps its leading space.
+
+    Where the prompt ends in a space that the tokenizer drops, that space is the first word's.
+    """
     # only the end matters, and a prompt may be long: decode its last words
     first = max(0, len(prompt) - TAIL)
     if isinstance(prompt, str):
@@ -80,7 +90,10 @@ def ends_mid_text(tokenizer: Tokenizer, prompt: str | Sequence[int]) -> bool:
 
 
 def start_token(tokenizer: Tokenizer) -> int:
-    """Return the token that an empty prompt starts from: end-of-text, else the begin token, a newline, or the first."""
+    """Return the token that an empty prompt starts from: the one before a text in training.
+
+    That is end-of-text, which separates texts in training; else the begin token, a newline, or the first token.
+    """
     special = tokenizer.bos_id if tokenizer.eos_id is None else tokenizer.eos_id
     return [0, *tokenizer.encode("\n")][-1] if special is None else special
 
@@ -129,8 +142,9 @@ def chat_prompt(
 ) -> Prompt:
     """Return the prompt for a reply to {role, content} messages, the last of which is the user's, or a tool's result.
 
-    With a chat template, every special token ends the reply; without one, the model continues the plain text. Beyond
-    `max_tokens`, the oldest turns are dropped. With `continues_last`, the last message begins the reply.
+    With a chat template, the reply begins a text, and every special token ends it. Without one, the model continues the
+    plain text. If the conversation exceeds `max_tokens`, its oldest turns are dropped, but not the system prompt.
+    `tools` are definitions for the template. With `continues_last`, the last message is the beginning of the reply.
     """
     check_messages(messages, continues_last=continues_last)
     if tokenizer.chat_template is None:

@@ -55,7 +55,10 @@ def min_p(logits: Tensor, p: PerRow) -> Tensor:
 
 
 def typical(logits: Tensor, p: PerRow) -> Tensor:
-    """Keep the tokens of logits (…, V) with −log p nearest the entropy, of probability p (Meister et al. 2023)."""
+    """Keep the most typical tokens of logits (…, V) that together have probability p (Meister et al. 2023).
+
+    A token is typical if its surprisal, −log p, is near the entropy. Tokens that tie with the last one kept stay too.
+    """
     p = _column(p, logits)
     log_p = logits.float().log_softmax(dim=-1)
     entropy = torch.special.entr(log_p.exp()).sum(dim=-1, keepdim=True)
@@ -148,7 +151,8 @@ def greedy(logits: Tensor) -> Tensor:
 def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
     """Draw a token (…) from softmax(logits) (…, V) by inverting the cumulative distribution at `uniforms` (…).
 
-    The sum is in float64: over a large vocabulary, float32 would lose the rare tokens.
+    Each token takes one uniform number, so a row's draw doesn't depend on other rows. The sum is in float64: over a
+    large vocabulary, float32 would lose the rare tokens.
     """
     cumulative = logits.double().softmax(dim=-1).cumsum(dim=-1)
     point = uniforms.to(cumulative).unsqueeze(-1) * cumulative[..., -1:]
@@ -191,7 +195,10 @@ def check_logits(logits: Tensor) -> None:
 
 
 def top_log_probs(logits: Tensor, count: int, normalised: bool = False) -> tuple[Tensor, Tensor]:
-    """Return log p (rows, count) in float64 and ids of the likeliest tokens of logits (rows, V), best first."""
+    """Return log p (rows, count) in float64, best first, and the ids of the likeliest tokens of logits (rows, V).
+
+    If `normalised`, logits are log p already. A row of −∞ only gives −∞; NaN and +∞ are refused.
+    """
     logits = logits if logits.dtype == torch.float64 else logits.float()
     best, ids = fast_topk(logits, min(count, logits.shape[-1]))
     dead = best[:, :1] == -torch.inf
@@ -202,7 +209,10 @@ def top_log_probs(logits: Tensor, count: int, normalised: bool = False) -> tuple
 
 
 def logsumexp(logits: Tensor) -> Tensor:
-    """Return log Σ eˣ (rows, 1) of logits (rows, V); on a CPU by weft's C code, in a third of torch's time."""
+    """Return log Σ eˣ (rows, 1) of logits (rows, V).
+
+    On a CPU, weft's C code takes a third of torch's time. torch copies its input, hence only a few rows per call.
+    """
     contiguous = logits.dtype == torch.float32 and logits.stride(1) == 1 and not logits.is_cuda
     if contiguous and native.library() is not None:
         return native.logsumexp(logits)
@@ -211,7 +221,11 @@ def logsumexp(logits: Tensor) -> Tensor:
 
 
 def fast_topk(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return `x.topk(count)` of x (rows, V) from the blocks with the largest maxima, faster where count is small."""
+    """Return `x.topk(count)` of x (rows, V), faster where count is much smaller than V.
+
+    The largest values are in the blocks with the largest maxima, so only these blocks are searched. torch sorts pairs
+    of values and indices of the whole row, which takes longer than the LM head does with fast kernels.
+    """
     rows, size = x.shape
     blocks = size // TOPK_BLOCK
     if count * 4 > blocks:
@@ -226,7 +240,10 @@ def fast_topk(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def repetition_penalty(logits: Tensor, seen: Tensor, penalty: PerRow) -> Tensor:
-    """Divide positive logits of `seen` (…, V) by the penalty, multiply negative ones (Keskar et al. 2019, §4.1)."""
+    """Make `seen` tokens (…, V) less likely: divide positive logits by the penalty, multiply negative ones.
+
+    Keskar et al. 2019, §4.1, with the sign handled so that a penalty above 1 always lowers the logit.
+    """
     penalty = _column(penalty, logits)
     return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
@@ -281,9 +298,10 @@ def apply_rules(
     history: PenaltyHistory | None = None,
     eos_id: int | None = None,
 ) -> Tensor:
-    """Apply rules[i] to row i of logits (B, V), whose text has written[i] tokens, in the order that `Rules` describes.
+    """Apply rules[i] to row i of logits (B, V), whose text has written[i] tokens so far.
 
-    The `history` is required if a rule penalises.
+    The order is logit_bias, repetition_penalty, frequency_penalty, presence_penalty, no_repeat_ngram, banned and
+    min_tokens, forced and last. The `history` is required if a rule penalises.
     """
     logits = logits.float()
     if any(rule.changes_logits for rule in rules):

@@ -201,7 +201,10 @@ class GeneratedText:
 
 
 def adjust_logits(texts: Sequence[GeneratedText], logits: Tensor) -> Tensor:
-    """Apply each text's rules and constraint to its row of logits (B, V); raise ModelError if a row allows no token."""
+    """Apply each text's rules and constraint to its row of logits (B, V), all of one vocabulary.
+
+    Raises ModelError if a row allows no token. Has no side effects, so it can be called again with fewer texts.
+    """
     result = logits.float()
     rows = [row for row, text in enumerate(texts) if text.changes_logits]
     if rows:

@@ -61,7 +61,10 @@ def call_format(tokenizer: Tokenizer) -> CallFormat | None:
 def call_grammar(
     tokenizer: Tokenizer, format: CallFormat, tools: Sequence[Tool], *, required: bool, several: bool
 ) -> Grammar:
-    """Return the grammar of replies with calls of `tools`, which may also be text unless a call is `required`."""
+    """Return the grammar of replies with calls of `tools`, whose arguments follow their schemas.
+
+    Unless a call is `required`, the reply may also be any text, or a text before the calls.
+    """
 
     def literal(text: str) -> str:
         """Return a text in Lark's syntax, with its special tokens by id."""

@@ -81,7 +81,10 @@ class Trees(NamedTuple):
 def search_trees(
     model: LanguageModel, prompt: Prompt, settings: Branching | None = None, *, source: EncoderInput | None = None
 ) -> Trees:
-    """Continue a prompt for a few tokens, greedily, by beam search and by samples; a `source` is (1, source time)."""
+    """Continue a prompt for a few tokens: greedily, by beam search, and by samples, of which number i has seed + i.
+
+    An encoder–decoder takes a `source` of (1, source time).
+    """
     settings = settings or Branching()
     greedy = Sampling(temperature=0.0, max_tokens=settings.depth, logprobs=settings.alternatives)
     random = settings.model_dump(include={"temperature", "top_k", "seed"})

@@ -41,7 +41,8 @@ class Heads(nn.Module):
         self.kernels = bool(settings.dropout) and load_kernels()
 
     def split(self, x: Tensor, heads: int, norm: nn.Module | None = None) -> Tensor:
-        """(batch, time, heads · width) → (batch, heads, time, width of a head), normalised if there is a norm."""
+        """(batch, time, heads · width) → (batch, heads, time, width), normalised if there is a norm. The width is
+        d_head, or d_v for values."""
         x = norm(x) if norm is not None and self.norm_heads else x
         x = x.unflatten(-1, (heads, -1)).transpose(1, 2)
         return x if norm is None or self.norm_heads else norm(x)
@@ -100,7 +101,8 @@ class SelfAttention(Heads):
         return QKV(q, k, self.split(v, self.kv_heads))
 
     def rotate(self, qkv: QKV, mask: AttentionMask) -> QKV:
-        """Rotate queries and keys by their positions, if these are rotary; normalise them if their norms come after."""
+        """Rotate queries and keys by their positions, if the position encoding is rotary, and normalise them if their
+        norms come after it."""
         q, k, v = qkv
         if mask.angles is not None:
             q, k = mask.position.rotate(q, mask.angles), mask.position.rotate(k, mask.angles)

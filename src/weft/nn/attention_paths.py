@@ -94,7 +94,8 @@ def fast_attention(qkv: QKV, scale: float, mask: AttentionMask) -> Tensor:
 
 
 def dropout_attention(qkv: QKV, mask: AttentionMask, scoring: Scoring) -> Tensor:
-    """Compute attention with dropout of the probabilities, by weft's kernels where they fit, else by the formula."""
+    """Compute attention with dropout of the probabilities, by weft's kernels where they fit, else by the formula.
+    PyTorch's fused kernels draw dropout from a row's index in the batch of one process."""
     fits = scoring.kernels and _dropout_kernels_fit(qkv, mask)
     random_keys = scoring.random_keys(qkv.q.shape[:-1]) if fits else None
     if random_keys is None:
@@ -156,7 +157,8 @@ def _fits_flash_attention(qkv: QKV) -> bool:
 def _flash_attention(qkv: QKV, scale: float, ranges: Ranges = ()) -> Tensor:
     """Causal attention of the last tokens of a text, or of ranges of its tokens, to all of its keys.
 
-    torch offers the triangle aligned with the last key only through a module that takes six seconds to import.
+    FlashAttention aligns the causal triangle with the last key. `scaled_dot_product_attention` offers that only through
+    torch.nn.attention.bias, which imports torch's compiler: six seconds for the first text.
     """
     if ranges:
         parts = [(qkv.part(tokens, slice(0, indices.stop)), scale) for tokens, indices in range_slices(ranges)]

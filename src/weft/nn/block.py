@@ -72,7 +72,8 @@ class Block(nn.Module):
         source: tuple[tuple[Tensor, Tensor], AttentionMask] | None = None,
         rng: RowRng | None = None,
     ) -> Tensor:
-        """(batch, time, d_model) → (batch, time, d_model). `source`: its keys and values here, and their mask."""
+        """x (batch, time, d_model) → (batch, time, d_model). `source`: this layer's keys and values of the source for
+        cross-attention, and the mask over them."""
         if self.parallel:
             h = self.attention_skip.read(x)
             feedforward_input = h if self.feedforward_skip.norm is None else self.feedforward_skip.read(x)

@@ -46,7 +46,8 @@ def row_keys(base: int, rows: Tensor) -> Tensor:
 def position_keys(rng: RowRng, number: int, shape: torch.Size, *, first: tuple[int, ...] = ()) -> Tensor:
     """Keys int32 of all positions of `shape` (batch, …, time) for the dropout of this `number`.
 
-    Axis i after the batch counts from `first[i]`, since it may be a shard; of the time, this process may read ranges.
+    Axis i after the batch counts from `first[i]`, 0 by default: a shard of a longer axis has its own positions. Of the
+    last axis, the time, this process may read ranges only.
     """
     assert len(rng.keys) == shape[0], f"keys of {len(rng.keys)} rows for {shape[0]}"
     starts = (*first, *[0] * len(shape))[: len(shape) - 1]
@@ -70,7 +71,8 @@ def _position_keys(rng: RowRng, number: int, shape: torch.Size, *, first: tuple[
 
 
 def drop_values(x: Tensor, p: float, keys: Tensor | None, *, first: int = 0) -> Tensor:
-    """Zero elements of x (…, width) with probability p, by the vectors' keys (…) or torch's generator, and scale."""
+    """x (…, width) with elements zeroed with probability p and the others scaled by 1 / (1 − p). keys (…) are the keys
+    of the vectors, whose elements count from `first`; None: torch's generator draws."""
     if keys is None:
         return F.dropout(x, p)
     limit, scale = threshold(p)
@@ -165,7 +167,8 @@ class Dropout(nn.Module):
 
 
 def number_dropouts(model: nn.Module, runs: Callable[[nn.Module], int] = lambda part: 0) -> None:
-    """Number the dropouts of a model in module order; a part gets numbers for each of its `runs` in a pass."""
+    """Number the dropouts of a model in module order. A part with `runs(part)` > 0 runs that many times in a pass and
+    gets numbers for each run (`RowRng.for_repeat`)."""
     number = 0
 
     def visit(part: nn.Module) -> None:

@@ -36,7 +36,8 @@ class Initialiser:
 
 
 def reset(model: nn.Module, init: Initialiser, first: tuple[type[nn.Module], ...] = ()) -> None:
-    """Call `reset_parameters(init)` of every module that holds weights, those of a type in `first` first."""
+    """Call `reset_parameters(init)` of every module that holds weights, in the order of `model.modules()`. Modules of a
+    type in `first` come before all others."""
     parts = [part for part in model.modules() if next(part.parameters(recurse=False), None) is not None]
     for part in sorted(parts, key=lambda part: not isinstance(part, first)):
         part.reset_parameters(init)  # type: ignore[operator]

@@ -82,7 +82,8 @@ def chunk_loss(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Σ weights · loss, Σ weights · −log p, and the gradient of the first with respect to the logits, in their dtype.
 
-    logits (N, V or more) are overwritten; targets and weights (N,). Columns from `vocab_size` on are padding.
+    logits (N, V or more) are overwritten; targets and weights (N,). Columns from `vocab_size` on are padding, with
+    gradient 0. One exponential serves the loss and its gradient. On a GPU, `kernels/loss.py` computes this.
     """
     smoothing = terms.smoothing
     exact = logits.float()
@@ -243,9 +244,10 @@ def chunk_rows(features: Tensor, vocab_size: int) -> int:
 def linear_cross_entropy(
     readout: Readout, targets: Tensor, mask: Tensor | None = None, *, terms: LossTerms = PLAIN, rows: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Summed loss of the logits of `readout` where mask (…,) is true, and summed −log p, `rows` rows at a time.
+    """Summed loss of the logits of `readout` where `mask` is true, and summed −log p.
 
-    features (…, D); targets (…,). Only the first result has a gradient, and its backward pass can run only once.
+    features (…, D); targets (…,); mask (…,) bool. `rows` rows of logits are held at a time. Only the first result has a
+    gradient, and its backward pass can run only once.
     """
     features, targets = readout.features.flatten(0, -2), targets.flatten()
     device = features.device.type

@@ -131,7 +131,8 @@ class AttentionMask:
 
     @property
     def fits_flex_attention(self) -> bool:
-        """Whether FlexAttention computes it: on a GPU, for a mask too large to be dense, unless chunks change shape."""
+        """Whether FlexAttention computes it: on a GPU, for a mask too large to be dense. A text read in chunks has a
+        new shape each time, and would be compiled again each time."""
         mask, entries = self.mask, self.queries.shape[1] * self.keys.shape[1]
         simpler = mask.triangular or mask.full or self.position.biases
         chunked = mask.indices is not None or mask.offset > 0

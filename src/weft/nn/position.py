@@ -44,7 +44,8 @@ class Position(nn.Module):
         init.table(self.weight)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Add the encoding of positions (batch or 1, time) to x (batch, time, d_model), or append it."""
+        """Add the encoding of positions (batch or 1, time) to x (batch, time, d_model), or concatenate it to a
+        narrower x."""
         return x
 
     def angles(self, positions: Tensor, longest: int | Tensor, dtype: torch.dtype) -> Angles | None:
@@ -84,7 +85,8 @@ def _(x: Tensor) -> Tensor:
 
 
 def compute_once(x: Tensor) -> Tensor:
-    """Return x, but keep a compiler from computing it again in every layer, which costs more than reading it."""
+    """Return x, but keep a compiler from fusing its computation into every layer. Computing sines again in each layer
+    costs many times what reading them does. Exported models do without: only weft has this operation."""
     return _kept(x) if torch.compiler.is_dynamo_compiling() else x
 
 
@@ -143,7 +145,8 @@ class Rotary(Position, settings=config.Rotary):
             self.switch = settings.scaling.original_context
 
     def frequencies(self, longest: int | Tensor, device: torch.device) -> Tensor:
-        """Radians per position of each pair, for up to `longest` tokens: (pairs,), or (batch, 1, 1, pairs) by row."""
+        """Radians per position of each rotated pair, scaled for texts of up to `longest` tokens: (pairs,), or
+        (batch, 1, 1, pairs) if `longest` has each row's length."""
         base, width, scaling = self.settings.base, self.rotated, self.settings.scaling
         if isinstance(scaling, DynamicNTK) and not isinstance(longest, Tensor) and longest > self.sizes.context:
             growth = scaling.factor * longest / self.sizes.context - (scaling.factor - 1)
@@ -293,7 +296,8 @@ class LearnedT5(Position, settings=config.LearnedT5):
 
 
 def alibi_slopes(heads: int, device: torch.device | None = None) -> Tensor:
-    """Slopes (heads,): 2^(−8/n), its square, … for n ≤ `heads`, a power of two; then every other one for 2n."""
+    """Slopes (heads,): the geometric sequence from 2^(−8/n), with n the largest power of two ≤ `heads`, then every
+    other element of the sequence for 2n."""
     power = 2 ** math.floor(math.log2(heads))
     first = torch.arange(1, power + 1, device=device, dtype=torch.float32) * (-8 / power)
     rest = (2 * torch.arange(heads - power, device=device, dtype=torch.float32) + 1) * (-4 / power)

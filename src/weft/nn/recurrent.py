@@ -56,7 +56,8 @@ class SigmoidElman(nn.RNNBase):
 def recurrence(
     cell: Cell, d_input: int, d_model: int, *, layers: int = 1, activation: Sigma = "tanh", bidirectional: bool = False
 ) -> nn.RNNBase:
-    """Build a stack, d_model wide in each direction (Schuster and Paliwal 1997); `activation` is Elman's σ."""
+    """Build a stack that reads left to right, or in both directions (Schuster and Paliwal 1997), d_model wide in each.
+    `activation` is Elman's σ."""
     kind: Callable[..., nn.RNNBase] = {"elman": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}[cell]
     options: dict[str, Any] = {"batch_first": True, "bidirectional": bidirectional}
     if activation == "sigmoid":
@@ -80,7 +81,8 @@ class InterLayerDropout(nn.ModuleList):
     def drop(self, rng: RowRng | None, on_gpu: bool, begin: int = 0) -> Drop | None:
         """Dropout function of a pass whose time counts from `begin`; None if the stack can run in one call.
 
-        On a GPU, evaluation runs layer by layer too: otherwise cuDNN would copy the weights at each switch.
+        On a GPU, evaluation runs layer by layer like training, though it drops nothing: cuDNN needs the weights of one
+        layer, or of the whole stack, contiguous, and switching between the two would copy them.
         """
         if not any(dropout.p and (dropout.training or on_gpu) for dropout in self):
             return None
@@ -90,7 +92,8 @@ class InterLayerDropout(nn.ModuleList):
 def read(
     stack: nn.RNNBase, inputs: Tensor, state: Tensor | None = None, *, drop: Drop | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Read inputs (batch, time, d_input) from a state; return hidden states (batch, time, d_model), the last state."""
+    """Read inputs (batch, time, d_input) from a state (parts, layers, batch, d_model), zeros by default. Return the
+    hidden states of the top layer (batch, time, d_model), and the state after the last token."""
     if drop is not None:
         x, last = inputs, []
         for number, layer in enumerate(_single_layers(stack)):
@@ -106,7 +109,8 @@ def read(
 
 
 def _single_layers(stack: nn.RNNBase) -> list[nn.RNNBase]:
-    """Layers of a stack as modules over the same weights, in its `__dict__`, so that dropout can run between them."""
+    """Layers of a stack as separate modules over the same weights, so that dropout can run between them. They are kept
+    in the stack's `__dict__`, outside its submodules and state dict."""
     layers: list[nn.RNNBase] = vars(stack).setdefault("single_layers", [])
     if not layers or layers[0].weight_hh_l0 is not stack.weight_hh_l0:
         layers[:] = [_single_layer(stack, number) for number in range(stack.num_layers)]
@@ -147,7 +151,8 @@ class CarriedState:
 
 
 def read_documents(stack: nn.RNNBase, inputs: Tensor, documents: Tensor, *, drop: Drop | None) -> Tensor:
-    """Hidden states (batch, time, d_model) of packed documents, each read from zeros; it ends where the id changes."""
+    """Hidden states (batch, time, d_model) of rows of packed documents, each read from zeros. inputs (batch, time,
+    d_input); documents (batch, time) are ids: a document ends where the id changes."""
     starts = torch.ones_like(documents, dtype=torch.bool)
     starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
     sequence = starts.flatten().cumsum(0) - 1
@@ -156,13 +161,15 @@ def read_documents(stack: nn.RNNBase, inputs: Tensor, documents: Tensor, *, drop
 
 
 def read_masked(stack: nn.RNNBase, inputs: Tensor, mask: Tensor, *, drop: Drop | None) -> Tensor:
-    """Hidden states (batch, time, …) of inputs where the mask (batch, time) is True; those of padding are zeros."""
+    """Hidden states (batch, time, …) of padded rows; padding is skipped, and its hidden states are zeros. inputs
+    (batch, time, d_input); mask (batch, time), True where a token is real; padding may be on either side."""
     indices = mask.flatten().nonzero().squeeze(1)
     return _read_packed(stack, inputs, (indices, indices // mask.shape[1]), drop=drop)
 
 
 def _read_packed(stack: nn.RNNBase, inputs: Tensor, tokens: tuple[Tensor, Tensor], *, drop: Drop | None) -> Tensor:
-    """Read sequences without padding: indices (tokens,) into the flattened batch, and the sequence of each token."""
+    """Read the sequences of a batch as a `PackedSequence`, without padding. tokens: indices (tokens,) into the
+    flattened batch in reading order, and the sequence (tokens,) each belongs to."""
     (B, T), (indices, sequence) = inputs.shape[:2], tokens
     lengths = sequence.bincount()
     step = torch.arange(len(indices), device=indices.device) - (lengths.cumsum(0) - lengths)[sequence]

@@ -56,7 +56,8 @@ def reference_attention(
 ) -> tuple[Tensor, Tensor]:
     """softmax(q kᵀ · scale)v and the probabilities: (batch, heads, time, d_v), (batch, heads, time, source time).
 
-    mask is bool (True: visible) or float (added to the scores). A query that sees no key gets zeros.
+    mask is bool (True: visible) or float (added to the scores). A query that sees no key gets zeros. `drop` is applied
+    to the probabilities, `softcap` to the scores.
     """
     q, k, v = qkv.repeat_kv()
     probabilities = drop(masked_softmax(apply_softcap(q @ k.mT * scale, softcap), mask))

@@ -53,7 +53,8 @@ def _indivisible(layout: Layout, length: int) -> str:
 
 
 def shard_rows(batch: Batch, mesh: Mesh) -> Batch:
-    """Return this process's tokens of every row, padded if there is a mask; positions, documents, mask stay whole."""
+    """Return this process's tokens of every row; positions, documents and mask stay those of whole rows. Rows with a
+    mask are padded to a divisible length. Called on the host, after `Batch.split`."""
     layout, ranks = mesh.layout, mesh.context
     if ranks.alone:
         return batch

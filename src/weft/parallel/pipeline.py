@@ -168,7 +168,8 @@ class Pipeline(nn.Module):
     def backward(
         self, parts: Sequence[Batch], loss: LossFunction, gradient: Tensor, *, autocast: Context
     ) -> tuple[Tensor, Tensor]:
-        """Accumulate the gradients of the same micro-batches on all stages; the sums are the last stage's, else 0."""
+        """Accumulate the gradients of a step's micro-batches, as `Parallel.backward` does. All stages pass the same
+        micro-batches; the sums are those of the last stage, and 0 on the others."""
         shapes = {(part.tokens.shape, None if part.source is None else part.source.tokens.shape) for part in parts}
         if len(shapes) > 1:
             rows = sorted({len(part.tokens) for part in parts})

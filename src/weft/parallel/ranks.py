@@ -128,7 +128,8 @@ class Ranks:
                 torch._foreach_copy_(list(bucket), [p.view_as(t) for p, t in zip(parts, bucket, strict=True)])
 
     def all_to_all(self, flat: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-        """Send `sent[r]` elements of `flat` to each rank r, and return what all ranks have sent here, by rank."""
+        """Send a range of `flat` to each rank, and return what all ranks have sent here, by rank. `sent` and `received`
+        are the numbers of elements."""
         arrived = flat.new_empty(sum(received))
         with self._collective():
             distributed.all_to_all_single(arrived, flat, list(received), list(sent), group=self.group)
@@ -226,7 +227,8 @@ def _buckets(tensors: Sequence[Tensor], max_bytes: int) -> Iterator[list[Tensor]
 
 @cache
 def join() -> Ranks:
-    """Join torchrun's process group, once per process, with the local rank's GPU; return `ALONE` without torchrun."""
+    """Join the process group that torchrun started, once per process; without torchrun return `ALONE`. On a machine
+    with GPUs each process takes the GPU of its local rank as its current device."""
     variables = {key: os.environ.get(key, "") for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
     if not all(variables.values()) or variables["WORLD_SIZE"] == "1":
         return ALONE

@@ -72,7 +72,8 @@ def placement(name: str, patterns: dict[str, Placement]) -> Placement | None:
 
 
 def is_partial(name: str, layout: Layout, biases: bool) -> bool:
-    """Return whether a replicated parameter's gradient is summed over the tensor axis; `biases`: positions' too."""
+    """Return whether a replicated parameter's gradient must be summed over the tensor axis. `biases`: positions add to
+    the scores of each head, which then read `position.weight`."""
     patterns = BY_HEAD if biases else BY_HEAD[:-1]
     return any(fnmatchcase(name, pattern) for pattern in (*patterns, *(BY_TOKEN if layout.sequence else ())))
 

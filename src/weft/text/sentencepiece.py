@@ -108,7 +108,8 @@ def to_tokenizer(data: bytes, vocabulary: Mapping[str, int] | None = None) -> tu
 def _look_alike_splits(pieces: list[ModelPiece]) -> str:
     """A pattern for the character after which to split text that looks like a control, unknown or byte piece.
 
-    The model without that piece would split there, so that the text around it is segmented as usual.
+    The split is where the model without that piece would segment the text, so that the text around it is segmented as
+    usual and a run of unknown characters stays one piece.
     """
     hidden = {piece.text: piece.kind for piece in pieces if piece.kind in (CONTROL, UNKNOWN, BYTE)}
     visible = [(UNKNOWN_RUN, 0.0), *((piece.text, piece.score) for piece in pieces if piece.text not in hidden)]

@@ -28,7 +28,10 @@ LOOK_BACK = 40  # characters before a stop; a longer word is no abbreviation
 
 
 def split_sentences(text: str) -> list[str]:
-    """Return the sentences of a text, with the whitespace after each; a blank line always ends one."""
+    """Return the sentences of a text, whose concatenation is the text: whitespace belongs to the sentence before it.
+
+    A blank line always ends a sentence, since headings and verses have no stop.
+    """
     cased = text != text.lower()
     sentences = []
     start = 0

@@ -114,7 +114,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path, pattern: Pattern | None = None) -> Self:
-        """Load a tokenizer.json, or a folder with one, and its roles; or another program's file, split by `pattern`."""
+        """Load a tokenizer.json, or a folder with one, and the roles in tokenizer_config.json beside it.
+
+        Other programs' vocabularies (`vocabularies.py`) are read as well; `pattern` splits the text of a rank file.
+        """
         path = Path(path)
         file = path / FILE if path.is_dir() else path
         if path.is_dir() and not file.is_file():
@@ -240,7 +243,10 @@ class Tokenizer:
         return self._token_bytes.join([id for each in ids if (id := int(each)) not in skip]).decode("utf-8", "replace")
 
     def stream(self, *, specials: bool = False, mid_text: bool = False) -> TextStream:
-        """Return a decoder for ids that come one at a time: `push` and `flush` equal `decode`; see `TextStream`."""
+        """Return a decoder for ids that come one at a time: `push` and `flush` together equal `decode`.
+
+        If `mid_text`, the ids continue a text, so that the first word keeps its leading space.
+        """
         return TextStream(self._token_bytes, frozenset() if specials else self._hidden, mid_text)
 
     @cached_property
@@ -338,7 +344,8 @@ class Tokenizer:
     ) -> str:
         """Render a conversation of {role, content} messages; `reply` begins the assistant's turn.
 
-        `tools` are definitions of functions. The template runs in a sandbox. See `to_chat` and `chat_ids`.
+        `tools` are definitions of functions that the assistant may call, for a template that has tools. The template
+        isn't trusted and runs in a sandbox. `to_chat` prepares messages, `chat_ids` encodes the result.
         """
         if self.chat_template is None:
             files = f"{vocabularies.SETTINGS} beside {FILE}"
@@ -383,7 +390,10 @@ def _rebuild(json: str, roles: Mapping[Role, str], chat_template: str | None, *,
 
 
 def build_tokenizer(config: TokenizerConfig, texts: Iterable[str] = (), default_size: int = DEFAULT_SIZE) -> Tokenizer:
-    """Return the tokenizer of a config: trained on texts, with `default_size` tokens by default, or a finished one."""
+    """Return the tokenizer of a config: trained on texts, which are read once, one at a time; or a finished one.
+
+    If the config names no `vocab_size`, the vocabulary has `default_size` tokens, or as many as the text supports.
+    """
     if isinstance(config, Pretrained):
         return Tokenizer.load(config.path, config.pattern)
     return Tokenizer(train(config, texts, default_size), config.specials.roles())

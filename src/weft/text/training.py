@@ -77,7 +77,10 @@ def refuse_surrogates(text: str) -> None:
 
 
 def look_alikes(tokens: Iterable[str]) -> str:
-    """Return a pattern for the first character of look-alikes of tokens: split there, the model doesn't find them."""
+    """Return a pattern for the first character of any text that looks like one of these tokens.
+
+    A split there keeps the model from finding the look-alike in its vocabulary.
+    """
     return "|".join(f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in tokens)
 
 
@@ -178,7 +181,8 @@ def _bpe(config: BPE, texts: Iterable[str], default_size: int) -> Tokenizer:
 def _wordpiece(config: WordPiece, texts: Iterable[str], default_size: int) -> Tokenizer:
     """Train merges over words with a mark at their start; a piece without the mark continues a word.
 
-    Unlike the library's trainer, every character is in the vocabulary in both forms (lecture 3), in a fixed order.
+    The library's trainer numbers the ## characters in an order that differs from run to run, and keeps only those that
+    occur. Here every character is in the vocabulary in both forms (lecture 3: no word is unknown).
     """
     assert config.specials.unk is not None
     size = config.vocab_size or default_size
@@ -252,7 +256,10 @@ def _unigram(config: Unigram, texts: Iterable[str], default_size: int) -> Tokeni
 
 
 def _deterministic(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
-    """Make scores and order the same on every run: the trainer restores pruned characters in any order, and rounds."""
+    """Make scores and order the same on every run.
+
+    The trainer restores pruned characters at its lowest score, 0.0001 apart, in any order, and its sums are rounded.
+    """
     lowest = round(min((score for _, score in pieces), default=0.0), 6)
     pruned = lowest + 1e-4 * sum(len(piece) == 1 for piece, _ in pieces)
     rounded = [(p, lowest if len(p) == 1 and score < pruned else round(score, 6)) for p, score in pieces]

@@ -120,10 +120,11 @@ def _gpt2(vocab_file: Path, merges_file: Path) -> Tokenizer:
 
 
 def from_ranks(data: bytes, pattern: Pattern | None = None) -> tuple[Tokenizer, dict[Role, str]]:
-    """Return the tokenizer of a rank file, a token in base64 and its rank per line, and its special tokens by role.
+    """Return the tokenizer of a rank file, and its special tokens by role. A line is a token in base64 and its rank.
 
-    Neighbours are joined if their union has a rank, lowest first. `pattern`, which splits text before that, follows
-    from a known number of ranks; a file of another size gets one special token, `<|endoftext|>`, after its last rank.
+    Neighbours are joined if their union has a rank, lowest first; so every split of a token into two others is a merge.
+    `pattern` names the expression that splits text before that, which is not in the file; by default it follows from a
+    known number of ranks. A file of another size gets one special token, `<|endoftext|>`, after its last rank.
     """
     ranks = parse_ranks(data)
     check_letters(ranks)

@@ -93,7 +93,8 @@ class Guard:
         return since
 
     def go_back(self, earlier: "Guard", settings: GuardConfig) -> "Guard":
-        """Return the guard after a rollback to the checkpoint that holds `earlier`; the text continues where it was."""
+        """Return the guard after a rollback to the checkpoint that holds `earlier`. The text continues after the last
+        batch read, so that the coming steps do not repeat the abandoned ones."""
         tries = self.tries + 1
         return replace(
             earlier,

@@ -20,7 +20,10 @@ if TYPE_CHECKING:  # takes a second to load
 def decay_groups(
     model: nn.Module, weight_decay: float, *, without: Container[Tensor] = (), layer_decay: float = 1.0
 ) -> list[dict[str, Any]]:
-    """Return groups of trainable parameters not in `without`: matrices decay, vectors don't; with factors by layer."""
+    """Return groups of trainable parameters: matrices and embeddings with weight decay, vectors and scalars without.
+
+    Parameters in `without` are left out. With `layer_decay` each layer has groups with the `factor` of its rate.
+    """
     factors = layer_factors(model, layer_decay) if layer_decay < 1.0 else {}
     groups: dict[tuple[bool, float], list[Tensor]] = {}
     for p in model.parameters():
@@ -35,7 +38,8 @@ def decay_groups(
 def layer_factors(model: nn.Module, decay: float) -> dict[Tensor, float]:
     """Return decay ** depth of every parameter (Howard and Ruder 2018, §3.2; Clark et al. 2020, appendix A).
 
-    The head and its norm have depth 0, a stack's last block 1, and so on down; embeddings are below all blocks.
+    The head and the norm before it have depth 0, the last block 1, and so on down; embeddings and positions are below
+    the first block. The depths of an encoder and of a decoder are counted separately.
     """
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     if not stacks:
@@ -62,7 +66,8 @@ def block_matrices(model: nn.Module) -> dict[Tensor, list[int]]:
 
 
 def build(settings: config.Optimizer, model: nn.Module, sharded: "ShardedParallel | None" = None) -> optim.Optimizer:
-    """Build the optimizer of a model's trainable parameters, or of this process's part of each; see `set_rate`."""
+    """Build the optimizer of a model's trainable parameters, with fused kernels; `set_rate` sets its learning rate.
+    If the model is `sharded`, the optimizer updates this process's part of each parameter."""
     parts: dict[Tensor, Tensor] = {}
     if sharded is not None:
         parts = {p: sharded.local[name] for name, p in model.named_parameters()}

@@ -43,7 +43,10 @@ def reading(precision: Precision, device: torch.device) -> AbstractContextManage
 
 @contextmanager
 def arithmetic(precision: Precision, deterministic: bool) -> Iterator[None]:
-    """Set torch's process-wide precision, and reproducible CUDA kernels if `deterministic`; undone on exit."""
+    """Set torch's process-wide precision and determinism for a run; undone on exit.
+
+    A CPU is reproducible to the bit anyway; `deterministic` restricts CUDA to reproducible kernels, which are slower.
+    """
     matmul = torch.get_float32_matmul_precision()
     algorithms, tf32 = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.allow_tf32
     mkldnn: Any = torch.backends.mkldnn
@@ -67,9 +70,10 @@ def arithmetic(precision: Precision, deterministic: bool) -> Iterator[None]:
 
 
 def _plain_arm() -> bool:
-    """Return whether this is an ARM CPU with NEON alone: oneDNN's fp32 products are 10 to 33 % slower than BLAS there.
+    """Return whether this is an ARM CPU with NEON alone, such as Neoverse-N1.
 
-    Not measured, but by the CPU's features: a resumed run must not sum in another order.
+    There oneDNN's fp32 products, which torch uses for a third of a step, are 10 to 33 % slower than BLAS. Decided by
+    the CPU's features rather than by a measurement: a resumed run must not sum in another order.
     """
     return platform.system() == "Linux" and platform.machine() == "aarch64" and "SVE" not in processor()[1]
 
@@ -165,7 +169,8 @@ class EightBitLinear(Linear):
 
 
 def use_eight_bits(model: nn.Module) -> None:
-    """Replace the linear layers inside blocks by `EightBitLinear`; embeddings and heads are few, and sensitive."""
+    """Replace the linear layers inside blocks by `EightBitLinear`, over the same parameters. Embeddings and heads are
+    left out: they are few, and sensitive."""
     for block in [module for module in model.modules() if isinstance(module, Block)]:
         for name, part in list(block.named_modules()):
             if type(part) is Linear and part.in_features % FP8_UNIT == 0 and part.out_features % FP8_UNIT == 0:

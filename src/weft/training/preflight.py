@@ -131,7 +131,8 @@ class Preflight:
         return micro
 
     def _first_try(self, requested: int) -> int:
-        """Return the rows to try first: on a CPU, where too many end the process, fewer if the settings show that."""
+        """Return the rows to try first. On a CPU, where too many would end the process, fewer than `requested` if the
+        settings show that these can't fit. Without `auto` that is an error, since it is not certain what fits."""
         if self.device.type != "cpu":
             return requested
         memory, micro = total_memory(self.device), requested

@@ -101,7 +101,8 @@ def load_shard(
 ) -> tuple[LanguageModel, list[str]]:
     """Load this process's shard of a run's best weights; return the model, and a line for each damaged checkpoint.
 
-    All processes call this. Rank 0 verifies the checkpoint; each process reads only its shard.
+    All processes call this. Rank 0 finds and verifies a checkpoint; each process reads only its shard, in `dtype` or
+    that of `inference_dtype`.
     """
 
     def intact(path: Path) -> Path:  # the moments, which are larger, are not read

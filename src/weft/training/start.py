@@ -42,9 +42,10 @@ def train(
     worker: TrainingWorker,
     notes: Mapping[str, Any] | None = None,
 ) -> RunResult:
-    """Train the recipe's model in a claimed run folder, on rank 0; the others `follow`. `notes` go into the report.
+    """Train the recipe's model in a claimed run folder.
 
-    Ctrl-C finishes the step, saves, logs how to resume and raises KeyboardInterrupt.
+    `notes` go into the report: how the run was started, and what was chosen. Rank 0 calls this, and the other ranks
+    `follow`. Ctrl-C finishes the step, saves, logs how to resume and raises KeyboardInterrupt.
     """
     check_log(recipe.log)
     versions = {"weft": __version__, "torch": torch.__version__, "python": platform.python_version()}
@@ -125,7 +126,8 @@ def resume(recipe: SettledRecipe, run: RunFolder, objective: Objective[Any], *, 
 
 
 def _repair(run: RunFolder, recipe: SettledRecipe, state: TrainingState, *, log: Log) -> None:
-    """Finish what a process killed after its last checkpoint could not: links, old checkpoints, the best one's note."""
+    """Finish what a process killed after its last checkpoint could not: links, and removing old checkpoints. If the
+    best weights are gone, those of the next evaluation are the best."""
     if (lost := state.lose_best(run)) is not None:
         line = f"{run.checkpoints}: the best checkpoint, that of step {lost}, is gone or damaged"
         run.event("damage", line=line)
@@ -139,9 +141,10 @@ def _repair(run: RunFolder, recipe: SettledRecipe, state: TrainingState, *, log:
 
 
 def follow(recipe: SettledRecipe, run: FollowedRun, objective: Objective[Any], *, worker: TrainingWorker) -> None:
-    """Take part in a run that rank 0 trains or resumes: the same updates, on other rows of each batch.
+    """Take part in a run that rank 0 trains or resumes: the same steps, on other rows of each batch.
 
-    Only rank 0 evaluates and writes, unless the model is sharded; it trains n-gram models and word vectors alone.
+    Every process makes every update; only rank 0 evaluates and writes, unless the model is sharded. N-gram models and
+    word vectors are trained by rank 0 alone.
     """
     if recipe.model.kind in ("ngram", "word2vec", "glove"):
         return

@@ -34,7 +34,8 @@ FREE = ("head", "dropout", "attention.dropout", "init", "vocab_size", "source_vo
 
 
 def first_model(recipe: Recipe) -> LanguageModel:
-    """Return the recipe's model before its first step: drawn, filled from the run in `init`, with adapters."""
+    """Return the recipe's model before its first step: drawn at random, then filled from the run in `init`, if any.
+    With an adapter the filled weights are frozen; the adapter and a new head are trained."""
     model = build(recipe.model)
     fresh: list[str] = []
     if recipe.init is not None:
@@ -70,9 +71,10 @@ def fill_model(run: RunFolder, recipe: Recipe, path: Path, *, device: torch.devi
 
 
 def inference_dtype(recipe: Recipe, model: LanguageModel, device: torch.device) -> torch.dtype:
-    """Return the dtype that a Transformer's weights, now in their stored dtype, are used in on `device`.
+    """Return the dtype that the weights of a Transformer, now in their stored dtype, are used in on `device`.
 
-    float32; but 16 bits on a GPU for a language model trained in bf16 or fp8, or stored in 16 bits.
+    float32; but 16 bits on a GPU for a language model trained in bf16 or fp8, or stored in 16 bits: decoding reads
+    every weight for every token.
     """
     assert isinstance(model, Transformer)
     if model.decoder is None or not isinstance(model.output, LMHead) or device.type != "cuda":
@@ -82,7 +84,8 @@ def inference_dtype(recipe: Recipe, model: LanguageModel, device: torch.device) 
 
 
 def add_adapters(model: nn.Module, settings: LoRA, fresh: Collection[str] = ()) -> list[str]:
-    """Freeze `model`, except `fresh` parameters, and add trained low-rank matrices to layers; return their names."""
+    """Freeze `model` and add trained low-rank matrices to the layers that `settings` names, in place; return the names.
+    The outputs are unchanged until the adapters are trained. Parameters in `fresh`, a new head's, are trained too."""
     linears = block_linears(model)
     if not linears:
         raise ModelError("adapter: it needs a model made of Transformer blocks")
@@ -149,7 +152,8 @@ def _check_compatible(settings: Mapping[str, Any], origin: str) -> None:
 
 
 def fill_from_run(model: LanguageModel, origin: str) -> list[str]:
-    """Fill `model` with the best weights of the run `origin`; return what stays fresh: only a new head."""
+    """Fill `model` with the best weights of the run `origin`; return the names of parameters that stay fresh. Only a
+    new head may stay fresh: everything below it must exist in that run, with the same shape."""
     loaded, damage = load_model(open_run(origin))
     for line in damage:
         warn(line)

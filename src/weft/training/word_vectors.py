@@ -38,7 +38,10 @@ def train_word_vectors(
     worker: TrainingWorker,
     begin: Callable[[], None] = lambda: None,
 ) -> RunResult:
-    """Train for the epochs that a run's newest checkpoint lacks; `begin` is called once the text is large enough."""
+    """Train for the epochs that a run's newest checkpoint has not seen, and save them; a finished run is unchanged.
+
+    `begin` is called once the text is known to be large enough.
+    """
     started, model = time.perf_counter(), build(recipe.model)
     assert isinstance(model, WordTable)
     saved = checkpoint.newest_good(run.checkpoints)[0] if checkpoint.all_checkpoints(run.checkpoints) else None

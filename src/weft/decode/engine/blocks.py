@@ -204,7 +204,8 @@ class BlockManager:
         return self.native(x[real], lengths, tables, counts=counts)[counts.cumsum(0) - 1]
 
     def _inputs(self, work: Work) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Padded next tokens (requests, time), tokens read and counts (requests,), tables (requests, blocks)."""
+        """Next tokens (requests, time), padded; the tokens read before, and the number of next ones, (requests,);
+        tables (requests, blocks). All on the host."""
         lengths, counts = [request.read for request, _ in work], [count for _, count in work]
         chunks = [request.ids[request.read : request.read + count] for request, count in work]
         time, rows = max(counts), [self.row[request.number] for request, _ in work]

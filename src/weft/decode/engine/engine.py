@@ -64,9 +64,10 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
 
     def schedule(self) -> Work | None:
-        """Admit and preempt; return one token of each running text and chunks of new prompts.
+        """Admit and preempt; then return one token of each running text and chunks of the new prompts.
 
-        None if blocks have run out while requests are ahead of the host, which has to know their texts first.
+        Return None if free blocks have run out while requests are ahead of the host. It has to catch up first: some may
+        have ended, and only a request whose text is known can be preempted.
         """
         self._admit()
         work: Work = [(request, 1) for request in self.running if request.unread == 1 and not request.ends_or_slides]

@@ -59,7 +59,8 @@ class BlockStore:
         return keys, values, (None, None) if self.scales is None else self.scales[number].unbind(1)
 
     def scratch(self, size: int) -> Tensor | None:
-        """Memory for `size` gathered elements, shared by all layers; None on a GPU, whose allocator is fast."""
+        """Memory for `size` gathered elements. Each layer uses it up before the next, so all share it. None on a GPU:
+        its allocator is fast, and a graph needs memory that stays where it is."""
         if self.data.is_cuda:
             return None
         if self._scratch.numel() < size:

@@ -160,7 +160,8 @@ class CUDAFastPath(FusedLayers, PlainPath):
         return self._head(x)
 
     def _attend_prompt(self, block: Any, x: Tensor, store: Tensor) -> Tensor:
-        """Add the attention to x (batch, time, d_model), and write its keys and values to a layer's store."""
+        """Add the attention to x (batch, time, d_model), and write its keys and values to the start of a layer's store
+        (2, batch, kv_heads, max_len, d_head)."""
         T, attention, (keys, values) = x.shape[1], block.attention, store
         qkv = self._linear(attention.qkv, x, norm=block.attention_skip.norm)
         self.chunks.rotate_and_store(qkv, self.angles, keys, values)
@@ -206,7 +207,8 @@ class PagedFastPath(FusedLayers):
         return attention
 
     def step(self, tokens: Tensor, lengths: Tensor, slots: Tensor, *, attention: Any) -> Tensor:
-        """Read tokens (rows,), each after lengths (rows,) others of the text in its slot → features (rows, d_model)."""
+        """Read tokens (rows,), each after lengths (rows,) others of the text in its slot → features (rows, d_model).
+        `attention` is from `step_attention`, for this batch size."""
         x = self._embed(tokens)
         mixed = torch.empty(len(x), self.heads * self.d_head, dtype=self.dtype, device=self.device)
         for number, block in enumerate(self.blocks):

@@ -55,7 +55,8 @@ class CaptureSpace:
     def capture(
         self, model: Transformer, kind: Hashable, work: Callable[[], Tensor], *, undo: Callable[[], None]
     ) -> Captured:
-        """Capture `work` as a CUDA graph after a warm-up, which is undone, once for each `kind` and weights."""
+        """Capture `work` as a CUDA graph, after a warm-up in which its kernels are compiled and loaded, and which is
+        undone. Work of a kind that these weights have done before needs no warm-up."""
         kinds = self.warmed_up.setdefault(model.get_submodule("decoder.blocks.0.attention.qkv"), set())
         current = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(current)
@@ -147,7 +148,8 @@ class GraphStep(PlainPath):
         return logits
 
     def run_ahead(self, logits: Tensor, steps: int) -> Iterator[list[int]]:
-        """Yield all rows' tokens, at most `steps` times, from logits (batch, V) on, up to MAX_AHEAD steps ahead."""
+        """Yield the tokens of all rows, step by step, at most `steps` times, from the logits (batch, V) after the
+        prompts on. The device works up to MAX_AHEAD steps ahead, which a caller that stops early has wasted."""
         sampler = self.sampler
         assert sampler is not None
         self.tokens.copy_(sampler(logits).unsqueeze(1))
@@ -298,7 +300,8 @@ class PagedGraphs:
             self.step([self.spare_slot] * rows, [0] * rows, [0] * rows)
 
     def step(self, slots: Sequence[int], lengths: Sequence[int], tokens: Sequence[int]) -> Tensor:
-        """Read a token in each slot after lengths[i] others; −1: the newest → features (slots, d_model), reused."""
+        """Read one token in each of these slots, after lengths[i] others; −1 stands for the newest one on the device →
+        features (slots, d_model), valid until the next step."""
         rows = len(slots)
         size = next((size for size in BATCH_SIZES if size >= rows), -(-rows // 64) * 64)
         width = 0  # the kernels read only the filled blocks

@@ -25,7 +25,11 @@ TILES: dict[tuple[int, int, int], Tile] = {tuple(matrix): tuple(tile) for matrix
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def to_float(tile):  # type: ignore[no-untyped-def]
-    """Convert to float32; 8-bit numbers q become 128.5 + q/256, by a byte permutation: converting integers is slow."""
+    """Convert to float32; 8-bit numbers q become 128.5 + q/256.
+
+    An integer conversion is eight times slower than a product. But 128 + u/256 is a float whose third byte is u, so a
+    byte permutation makes it; u = q + 128 is q with its first bit flipped.
+    """
     if tile.dtype == tl.int8:
         converted = tl.inline_asm_elementwise(
             """{

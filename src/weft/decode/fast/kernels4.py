@@ -39,7 +39,8 @@ def store_rows(y, residual_ptr, y_ptr, rows, columns, M, N: tl.constexpr, RESIDU
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _nibbles_to_float(tile):  # type: ignore[no-untyped-def]
-    """1 + u/16 for lower and upper nibbles u, by a byte permutation: u is the top of such a float's mantissa."""
+    """1 + u/16 for lower and upper nibbles u, by a byte permutation: u is the top of such a float's mantissa. An
+    integer conversion would be slow."""
     lower, upper = tl.inline_asm_elementwise(
         """{
         .reg .b32 l, h;
@@ -82,7 +83,8 @@ def _nibble_scales(both):  # type: ignore[no-untyped-def]
 def _quantize_kernel(  # type: ignore[no-untyped-def]
     x_ptr, gain_ptr, q_ptr, scale_ptr, eps, K: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
-    """Quantise x (K,) to int8 with a scale and a sum per group; a NORM before it needs all groups in one program."""
+    """Quantise x (K,), normalised if NORM, to integers from −127 to 127, with a scale and the dequantised sum of each
+    group. A norm needs all groups in one program."""
     group = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     at = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     valid = (group < K // GROUP)[:, None]
@@ -121,7 +123,8 @@ def quantize(x: Tensor, gain: Tensor | None, eps: float, pdl: bool) -> tuple[Ten
 def _group_dots(tile, lower_x, upper_x):  # type: ignore[no-untyped-def]
     """Σ u q of every group: tile (ROWS, BLOCK, 16), q (BLOCK, 16) for the lower and the upper nibbles → (ROWS, BLOCK).
 
-    One instruction adds four products; a sum below 2²² becomes a float by ROUND_MAGIC's bits, without a conversion.
+    One instruction multiplies and adds four bytes. Three of the four results are 0, and adding them costs nothing. A
+    sum below 2²² becomes a float by ROUND_MAGIC's bits, since an integer conversion is slow.
     """
     sums = tl.inline_asm_elementwise(
         """{

@@ -278,7 +278,8 @@ def fastest(bits: Bits, spec: MatrixSpec, dtype: torch.dtype) -> Kernel:
 
 @cache
 def seconds(bits: Bits) -> dict[str, float]:
-    """Time of a decode step's product of ordinary size by each kernel that works, on one thread of this CPU."""
+    """Time of a decode step's product of ordinary size on this CPU, by each kernel that works. It is measured on one
+    thread: with several, one may wait for a core that is busy with something else."""
     sample, x = _sample(bits, *SAMPLE), torch.ones(1, SAMPLE[1])
     spec = MatrixSpec(*SAMPLE, sample.groups, torch.device("cpu"))
     kernels = working_kernels(bits, spec, torch.float32) or [REFERENCE[bits]]

@@ -77,7 +77,8 @@ def address(tensor: Tensor | None) -> int | None:
 
 
 def interleave_rows(rows: Tensor) -> Tensor:
-    """Pack rows (N, width) of int8 or int4 weights, scales or centres into panels of 16 rows (quantised_gemv.h)."""
+    """Pack rows (N, width) of int8 or int4 weights, or of their scales or centres, into panels of 16 interleaved rows
+    (quantised_gemv.h): weights four bytes at a time, the others one value at a time. The last panel is zero-padded."""
     rows = F.pad(rows, (0, 0, 0, -len(rows) % PANEL_ROWS))
     words = rows.view(torch.int32) if rows.element_size() == 1 else rows
     return words.unflatten(0, (-1, PANEL_ROWS)).transpose(1, 2).contiguous().view(rows.dtype)
@@ -91,7 +92,8 @@ def matrix(
     centres: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> CMatrix:
-    """Describe a matrix of this shape to C; integers went through `interleave_rows`. The tensors must outlive it."""
+    """Describe a matrix of this shape to C: float32 or bf16 weights, or int8 or pairs of int4 (uint8) that went through
+    `interleave_rows`. It points into the tensors, which must outlive it."""
     rows, columns = shape
     return CMatrix(DTYPES[weights.dtype], rows, columns, *map(address, (weights, scales, centres, bias)))
 
@@ -108,7 +110,8 @@ def multiply(weight: CMatrix, x: Tensor, threads: int | None = None) -> Tensor:
 
 
 def gemm(weight: CMatrix, x: Tensor, out: Tensor, *, threads: int | None = None) -> Tensor:
-    """Multiply x (M, columns) by float32 (N, columns)ᵀ → out (M, N): faster for several rows, but their sums vary."""
+    """Multiply x (M, columns) by a float32 matrix (N, columns) transposed → out (M, N). Faster than `multiply` for
+    several rows, but the order in which a row is summed depends on their number."""
     x = x.contiguous()
     assert x.shape[1] == weight.columns and out.shape == (len(x), weight.rows), f"{tuple(x.shape)} → {tuple(out.shape)}"
     compiled: Any = library()

@@ -68,7 +68,8 @@ class NativeDecoder:
         self.weight_bytes = sum(part.nbytes for part in (*model.parameters(), *model.buffers()))
 
     def step(self, x: Tensor, positions: Tensor, tables: Tensor) -> Tensor:
-        """Read an embedded token of each text, x (rows, d_model), at positions (rows,) → logits (rows, V), reused."""
+        """Read one embedded token of each text, x (rows, d_model), at positions (rows,), in the blocks of tables (rows,
+        width) → logits (rows, V), valid until the next call."""
         direct = self.head_matrix is not None and self.head_scale is None
         result = self(x, positions, tables, logits=direct)
         return result if direct else self.head(result)
@@ -76,7 +77,8 @@ class NativeDecoder:
     def __call__(
         self, x: Tensor, positions: Tensor, tables: Tensor, *, counts: Tensor | None = None, logits: bool = False
     ) -> Tensor:
-        """Read counts (texts,) tokens of each text, x (rows, d_model), from positions (texts,) → features or logits."""
+        """Read the next counts (texts,) embedded tokens of each text, by default one, x (rows, d_model), from positions
+        (texts,) on → features (rows, d_model) or logits (rows, V), valid until the next call."""
         self._extend_angles(tables.shape[1] * self.c_model.block_size)
         if counts is None:
             counts = self.ones = self.ones if len(self.ones) == len(positions) else torch.ones_like(positions)

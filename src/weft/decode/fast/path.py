@@ -68,7 +68,10 @@ def is_llama_like(settings: Config) -> bool:
 
 
 def others_at_default(settings: Decoder | EncoderDecoder, names: Collection[str]) -> bool:
-    """Whether a model predicts tokens and only settings in `names`, or of positions with tables, aren't defaults."""
+    """Whether a model predicts tokens and all settings outside `names`, and what is nested in them, have their default.
+
+    Positions other than rotary ones may have any settings: paths read them from the model's own tables.
+    """
     names = names if isinstance(settings.position, Rotary) else {*names, "position"}
     prefixes = tuple(f"{name}." for name in names)
     return isinstance(settings.head, LMHead) and all(f"{name}.".startswith(prefixes) for name in _changed(settings))

@@ -62,7 +62,11 @@ def check_bits(bits: str) -> Bits:
 
 @torch.no_grad()
 def quantize(model: LanguageModel, bits: str, saved: dict[str, Tensor] | None = None) -> LanguageModel:
-    """Quantise a Transformer's weights in place; it can then generate only. `saved` receives all tensors for `fill`."""
+    """Quantise a Transformer's weights in place, on their device.
+
+    The model can then generate and be evaluated, but not be trained or saved. `saved` receives all of its tensors by
+    name, from which `fill` restores them into an empty model.
+    """
     width = check_bits(bits)
     if not isinstance(model, Transformer):
         kind = getattr(model.config, "kind", type(model).__name__)
@@ -106,7 +110,8 @@ def fill(model: Transformer, bits: Bits, saved: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def _map_in_threads(model: Transformer, widths: Iterable[Bits]) -> Iterator[Callable[..., Iterable[Any]]]:
-    """Yield a `map` that, on a CPU, runs on torch's threads: a matrix takes many operations too small to share."""
+    """Yield a `map` that, on a CPU, runs on torch's number of threads with one torch thread each. Quantising a matrix
+    is many small operations, and synchronising threads after each would take longer than one thread alone."""
     device, dtype = model.embedding.weight.device, model.embedding.weight.dtype
     if device.type != "cpu":
         yield map
