@@ -63,15 +63,11 @@ def fill_model(run: RunFolder, recipe: Recipe, path: Path, *, device: torch.devi
         checkpoint.place_weights(path, model, device)
         return model.eval()
     checkpoint.verify(path)
-    if recipe.adapter is None:
-        model = build(recipe.model)
-        checkpoint.load_weights(path, model)
-    else:  # the run holds only the adapter, which is merged into its base
+    if recipe.adapter is not None:  # the run holds only the adapter, which is merged into its base
         check_base(run, recipe)
-        model = first_model(recipe)
-        checkpoint.load_weights(path, model)
-        model = merged(model)
-    return model.to(device).eval()
+    model = build(recipe.model) if recipe.adapter is None else first_model(recipe)
+    checkpoint.load_weights(path, model)
+    return (model if recipe.adapter is None else merged(model)).to(device).eval()
 
 
 def inference_dtype(recipe: Recipe, model: LanguageModel, device: torch.device) -> torch.dtype:
