@@ -6,9 +6,9 @@ from pathlib import Path
 
 from weft.text.grammars.rng import InSplit, Rng, Row
 
-CHATTER, PARTICLES, QUESTIONS, REPORTS, SENTIMENT, STORIES = (
+CHATTER, PARTICLES, QUESTIONS, REPORTS, SENSES, SENTIMENT, STORIES = (
     tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8"))
-    for name in ("chatter", "particles", "questions", "reports", "sentiment", "stories")
+    for name in ("chatter", "particles", "questions", "reports", "senses", "sentiment", "stories")
 )
 WORDINGS, MEANINGS = CHATTER["wordings"], CHATTER["meanings"]
 LABELS = ("negative", "positive")
@@ -202,6 +202,25 @@ def phrasal_verb(rng: Rng) -> str:
         adjective = rng.sample(words["adjectives"], rng.below(2))
         sentence += [rng.pick(words["prepositions"]), "the", *adjective, rng.pick(words["places"])]
     return " ".join([*sentence, words["particles"][verb], "."])
+
+
+def sense(rng: Rng, in_split: InSplit) -> Row:
+    """Return {text, sense}: a sentence with an ambiguous word in brackets, and the sense that its context decides.
+
+    Some of the words around it occur with all senses; those before it, those after it, or both belong to one. What is
+    done and what comes after decide the split, whoever does it: a held-out sentence combines them as no training
+    sentence does.
+    """
+    word = rng.pick(tuple(SENSES["words"]))
+    entry = SENSES["words"][word]
+    name = rng.pick(tuple(entry["senses"]))
+    own, did, after = entry["senses"][name], "", ""
+    while not did or not in_split(f"{word} {name}: {did} … {after}"):
+        cues = rng.pick(("both", "before", "after" if entry["did"] else "both"))
+        did = rng.pick(entry["did"] if cues == "after" else own["did"])
+        after = rng.pick(SENSES["after"] if cues == "before" else own["after"])
+    who = rng.pick(own["who"] if rng.chance(50) else SENSES["who"])
+    return {"text": f"{who} {did} [{word}] {after} .", "sense": name}
 
 
 def story(rng: Rng) -> str:
