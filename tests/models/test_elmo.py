@@ -103,7 +103,8 @@ def test_padding_and_other_documents_change_nothing() -> None:
 
 def test_gradients() -> None:
     model, tokens = small(), torch.randint(11, (2, 4))
-    weights = (model.embedding.weight, model.ahead[1].weight_hh_l0, model.back[0].weight_ih_l0)
+    names = ("embedding.weight", "ahead.1.weight_hh_l0", "back.0.weight_ih_l0")
+    weights = tuple(map(model.get_parameter, names))
     torch.autograd.gradcheck(lambda *_: model.forward_features(tokens), weights)
 
 

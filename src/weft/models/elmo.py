@@ -89,7 +89,8 @@ class ELMo(LanguageModel):
         ):
             outputs = [x]
             for number, layer in enumerate(layers):
-                below = between[number - 1](x, rng) if number else x  # type: ignore[index,operator]
+                below = between[number - 1](x, rng) if number else x  # type: ignore[index]
+                assert isinstance(layer, nn.RNNBase)
                 h = layer(below)[0] if documents is None else read_documents(layer, below, documents, drop=None)
                 x = x + h if number else h
                 outputs.append(x)

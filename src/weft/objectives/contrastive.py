@@ -123,7 +123,7 @@ def embed(
         numbers = [word.sentence for word in words]
     else:
         framed_texts = _framed_texts(tokenizer, texts, frame, max_length=max_length, log=log)
-        embeddings, numbers = _pooled(model, tokenizer, framed_texts, options=options), range(len(texts))
+        embeddings, numbers = _pooled(model, tokenizer, framed_texts, options=options), list(range(len(texts)))
     broken = np.flatnonzero(~np.isfinite(embeddings).all(axis=1))
     if len(broken):
         number = numbers[broken[0]] + 1

@@ -33,7 +33,7 @@ def elmo_columns(model: ELMo) -> tuple[ModelPart, ...]:
     settings, D = model.config, model.config.d_model
     words = {"name": "token", "time": "T", "V": f"{settings.vocab_size:,}", "E": D, "D": D, "matrix": "W_yh"}
     words |= {"out": D, "width": D, "both": "", "f": ""}
-    by, columns = [ELMo._read], []
+    by, columns = [ELMo._read], list[ModelPart]()
     for name, layers in (("forward", model.ahead), ("backward", model.back)):
         first, note = not columns, "" if not columns else "shared with the forward direction, counted there"
         embedding = part("embedding", words, own=size(model.embedding) if first else 0, by=by, note=note)
