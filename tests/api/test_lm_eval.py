@@ -411,7 +411,6 @@ def test_wefts_command_is_the_harnesss_with_weft(runs: Path, tasks: Path, tmp_pa
 @pytest.mark.parametrize("name", ["gpt", "llama"])
 def test_a_served_run_gets_the_same_results_over_http(runs: Path, tasks: Path, name: str) -> None:
     """The harness's `local-completions` sends ids, several prompts per request, and reads the echoed prompts."""
-    pytest.importorskip("tenacity")  # of the extra lm-eval[api]
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.tasks import TaskManager
 
