@@ -49,6 +49,7 @@ def children() -> Iterator[Children]:
         ("open('/tmp/weft-outside', 'w')\n", "outside the folder"),
         ("import shutil\nshutil.rmtree('/home')\n", "outside the folder"),
         ("import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n", "not allowed"),
+        ("import weft\nopen(weft.__file__[:-11] + 'exercises/warmup/reference.py')\n", "solutions is not allowed"),
         ("def warmup(:\n", "line 1: SyntaxError"),
         ("def other():\n    pass\n", "no function warmup"),
         (WARMUP.format("1 / 0; "), "line 2: ZeroDivisionError"),
@@ -75,9 +76,12 @@ def test_an_endless_loop_ends(children: Children) -> None:
     )
 
 
-def test_what_it_prints_and_deletes_does_not_matter(children: Children) -> None:
+def test_what_it_prints_and_deletes_does_not_matter(children: Children, tmp_path: Path) -> None:
     loud = "print('x' * 1_000_000); print('y' * 1_000_000)\nimport os, sys\nos.remove(__file__)\n" + RIGHT
     assert check_file(exercise("warmup"), loud, children).holds
+    with_check = RIGHT + "import weft\nprint(weft.check(warmup, 'warmup'))\n"
+    (tmp_path / "warmup.py").write_text(with_check)
+    assert check_file(exercise("warmup"), source_of(tmp_path / "warmup.py"), children).holds
     meddling = "import weft.course.checker as c, weft.course.values as v\nv.gap = c.judge = lambda *_: 0\n"
     answer = check_file(exercise("warmup"), meddling + "def warmup(step, d_model, warmup):\n    return 1.0\n", children)
     assert answer.passed == 0

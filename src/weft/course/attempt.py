@@ -89,7 +89,7 @@ def _child(request: dict[str, Any], folder: str, writer: int) -> None:
         os.chdir(folder)
         path = Path(folder) / request["file"]
         path.write_text(request["source"], encoding="utf-8")
-        weak = confine(folder, request["seconds"], request["bytes"])
+        weak = confine(folder, request["hidden"], seconds=request["seconds"], max_bytes=request["bytes"])
         _send(writer, {"weak": weak})
         for result in _run(request, path):
             _send(writer, result)

@@ -65,14 +65,15 @@ def check(function: Callable[..., Any], name: str) -> Explanation:
 class FileCalls:
     """Calls of a function in a submitted file, each series in a limited process; `weak` are limits not enforced."""
 
-    def __init__(self, source: str, name: str, *, children: Children, limits: AttemptLimits) -> None:
-        self.source, self.name, self.children, self.limits = source, name, children, limits
+    def __init__(self, chosen: Exercise, source: str, *, children: Children, limits: AttemptLimits) -> None:
+        self.chosen, self.source, self.children, self.limits = chosen, source, children, limits
         self.weak: list[str] = []
 
     def __call__(self, requests: Sequence[CallRequest]) -> list[CallResult]:
         calls = [each._asdict() | {"arguments": encode(each.arguments)} for each in requests]
-        limits = {**self.limits._asdict(), "wall": WALL_FACTOR * self.limits.seconds}
-        request = {"source": self.source, "file": f"{self.name}.py", "function": self.name, "calls": calls, **limits}
+        name, hidden = self.chosen.name, str(self.chosen.folder.parent.resolve())
+        limits = {**self.limits._asdict(), "wall": WALL_FACTOR * self.limits.seconds, "hidden": hidden}
+        request = {"source": self.source, "file": f"{name}.py", "function": name, "calls": calls, **limits}
         with self.children.acquire() as child:
             try:
                 answer = child.request(request)
@@ -114,7 +115,7 @@ def check_file(
     chosen: Exercise, source: str, children: Children, *, secret: str = "", limits: AttemptLimits = DEFAULT_LIMITS
 ) -> Explanation:
     """Check the code of a submission in a limited process."""
-    calls = FileCalls(source, chosen.name, children=children, limits=limits)
+    calls = FileCalls(chosen, source, children=children, limits=limits)
     try:
         found = examine(chosen, calls, secret=secret)
     except _EndedError as error:

@@ -37,13 +37,13 @@ NATIVE_EVENTS = re.compile(r"ctypes\.")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
-def confine(folder: str, seconds: int, max_bytes: int) -> list[str]:
-    """Limit this process from now on; files may be written in `folder` only. Return what is not fully enforced."""
+def confine(folder: str, hidden: str, *, seconds: int, max_bytes: int) -> list[str]:
+    """Limit this process: write in `folder` only, read nothing in `hidden`. Return what is not fully enforced."""
     weak = [] if _limit_resources(seconds, max_bytes) else ["memory"]
     files, processes = _landlock(folder), _seccomp()
     weak += [] if files else ["writing outside the folder"]
     weak += [] if processes else ["network and new processes"]
-    _add_hook(folder, native=files and processes)
+    _add_hook(folder, hidden, native=files and processes)
     return weak
 
 
@@ -107,19 +107,22 @@ def _seccomp() -> bool:
     return libc.prctl(SECCOMP, FILTER, header, 0, 0) == 0
 
 
-def _add_hook(folder: str, *, native: bool) -> None:
+def _add_hook(folder: str, hidden: str, *, native: bool) -> None:
     """Refuse the same in Python, with a message; without the kernel's help refuse native code as well."""
-    inside = os.path.join(os.path.realpath(folder), "")
+
+    def within(path: Any, place: str) -> bool:
+        return os.path.join(os.path.realpath(os.fsdecode(path)), "").startswith(
+            os.path.join(os.path.realpath(place), "")
+        )
 
     def may_write(path: Any) -> bool:
-        if isinstance(path, int):
-            return True
-        place = os.path.realpath(os.fsdecode(path))
-        return place == os.devnull or os.path.join(place, "").startswith(inside)
+        return isinstance(path, int) or os.path.realpath(os.fsdecode(path)) == os.devnull or within(path, folder)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
             path, _, flags = arguments
+            if isinstance(path, str | bytes | os.PathLike) and within(path, hidden):
+                raise PermissionError("reading the solutions is not allowed")
             if isinstance(flags, int) and flags & WRITING and path is not None and not may_write(path):
                 raise PermissionError(f"writing {path} is not allowed: outside the folder")
         elif PATH_EVENTS.match(event):

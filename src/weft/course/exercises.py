@@ -157,19 +157,19 @@ def exercise(name: str, own: Path | None = None) -> Exercise:
 
 
 def source_of(path: Path) -> str:
-    """Return the code of a submission: a file, or the code cells of a notebook without magics and checks."""
+    """Return the code of a submission without its own checks: a file, or the code cells of a notebook."""
     try:
         text = read_text(path, MAX_SOURCE_BYTES)
-        if path.suffix != ".ipynb":
-            return text
-        cells = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+        if path.suffix == ".ipynb":
+            cells = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+            text = re.sub(r"^\s*[%!].*$", "", "\n".join(cells) + "\n", flags=re.MULTILINE)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise DataError(f"{path}: not UTF-8 text") from None
     except (ValueError, KeyError, TypeError):
         raise DataError(f"{path}: not a notebook") from None
-    return "\n".join(re.sub(r"^\s*(?:[%!]|weft\.check\().*$", "", cell, flags=re.MULTILINE) for cell in cells) + "\n"
+    return re.sub(r"^(?:print\()?weft\.check\(.*$", "", text, flags=re.MULTILINE)
 
 
 @contextmanager
