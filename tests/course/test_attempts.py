@@ -147,6 +147,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert "course/exercises/mine/reference.py" in zipfile.ZipFile("own.zip").namelist()
     Path("mine.py").write_text(RIGHT.replace("def warmup(", "def mine("))
     assert "right" in cli("exercise", "check", "mine.py", "--exercises", own)
+    (tmp_path / "class" / "ann").mkdir(parents=True)
+    (tmp_path / "class" / "ann" / "warmup.py").write_text(RIGHT)
+    assert [row["points"] for row in cli.json("exercise", "grade", "class")] == [100.0]
+    assert cli.json("exercise", "check", "warmup.ipynb")["right"]
     assert "no such folder" in cli.refused("exercise", "grade", "nowhere")
     assert os.path.exists("own.zip")
 

@@ -93,8 +93,7 @@ def check(
         answer = check_file(chosen, source, children)
     record_progress(chosen.name, answer.passed if answer.holds else min(answer.passed, answer.cases - 1), answer.cases)
     if as_json:
-        kept = ("name", "passed", "cases", "problem", "tensor", "formula", "source", "line", "mistake", "failed")
-        print_json({key: value for key, value in answer._asdict().items() if key in kept} | {"right": answer.holds})
+        print_json(answer.summary())
     else:
         echo(str(answer))
     if weak := weak_limits([Grade(Submission("", chosen, file), answer)]):
@@ -113,6 +112,7 @@ def grade(
     secret: str = option("", "Draw other cases than students see: any text, which you keep to yourself.", value="TEXT"),
     seconds: int = option(10, "The CPU time for each file.", min=1),
     own: Own = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Grade a folder of submissions, each in a process of its own with limited time, memory and rights.
 
@@ -136,7 +136,9 @@ def grade(
     for path in out or []:
         write_grades(grades, path)
         echo(f"{path}", err=True)
-    if not out:
+    if as_json:
+        print_json([{"student": e.submission.student, "points": e.points} | e.answer.summary() for e in grades])
+    elif not out:
         print_tables(grade_table(grades))
     if weak := weak_limits(grades):
         echo(f"weft: {weak}", err=True)

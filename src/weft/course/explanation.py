@@ -59,6 +59,11 @@ class Explanation(NamedTuple):
             lines.append(f"wrong: {', '.join(self.failed)}")
         return [line for line in lines if line]
 
+    def summary(self) -> dict[str, Any]:
+        """Return everything but the tensors, as JSON data."""
+        left_out = ("arguments", "expected", "given", "weak", "printed")
+        return {"right": self.holds, **{key: value for key, value in self._asdict().items() if key not in left_out}}
+
     def tables(self) -> list[Table]:
         """Return expected and given values side by side."""
         if self.given is None or self.expected is None:
