@@ -59,7 +59,7 @@ export function mount(element, data, hooks = {}) {
   const where = h("span", { class: "unseen", role: "status" });
   const keys = h("span", { class: "stage-keys" }, ...[["Space", " play · "], ["Enter", " zoom · "], ["Esc", " out"]].flatMap(([key, what]) => [h("kbd", {}, key), what]));
   const tables = h("details", { class: "fold stage-table", ontoggle: () => showTables() }, h("summary", {}, "Values as a table"), h("div"));
-  const root = h("div", { class: "stage" }, h("header", { class: "stage-header" }, says.source, says.text, crumbs), picture,
+  const root = h("div", { class: "stage" }, h("div", { class: "stage-header" }, says.source, says.text, crumbs), picture,
     h("div", { class: "stage-foot" }, caption, math), h("div", { class: "stage-bar" }, back, play, next, ticks, where, keys));
   element.replaceChildren(root, tables);
 
@@ -234,7 +234,8 @@ export function mount(element, data, hooks = {}) {
 
   // the tokens as text, each underlined; of a long text the end
   function words(pieces, { here = -1, rows = [] }) {
-    const shown = pieces.map((piece, n) => ({ n, text: SPECIAL.test(piece) && n !== here ? "" : piece.replaceAll("␣", " ") })).filter(({ text }) => text);
+    const shown = pieces.map((piece, n) => ({ n, text: SPECIAL.test(piece) && !(stage.fills && n === here) ? "" : piece.replaceAll("␣", " ") })).filter(({ text }) => text);
+    if (shown[0]) shown[0].text = shown[0].text.trimStart() || shown[0].text;
     let letters = 0, from = shown.length;
     const most = stage.narrow ? MAX_SAID.narrow : MAX_SAID.wide;
     while (from > 0 && (letters += shown[from - 1].text.length) <= most) from -= 1;
@@ -425,7 +426,11 @@ export function mount(element, data, hooks = {}) {
   }
 
   return {
-    // Show another response: at the step with this id, or where it was.
+    /**
+     * Show another response: at the step with this id, or where it was.
+     * @param {any} response
+     * @param {{ stage?: string, settings?: any }} options
+     */
     update(response, { stage: id, settings: values } = {}) {
       step = response;
       if (values) settings = { ...values };

@@ -16,13 +16,13 @@ const figure = value => minus(value, Math.abs(value) < 0.1 && value ? 3 : 2);
 function product(stage, { a, b, names, end }) {
   const { fs, width: W, height: H, narrow } = stage, m = edge(stage), terms = a.map((value, n) => value * b[n]), count = a.length;
   const few = count <= (narrow ? 4 : MAX_FIGURES), side = narrow ? 0 : fs * 12, each = Math.min((W - 2 * m - side) / count, 150), left = m + side;
-  const rh = (H - fs * 5) / 3, most = Math.max(largest(a), largest(b)), room = each * count;
+  const rh = (H - fs * 5) / 3, room = each * count;
   const strong = terms.map((_, n) => n).sort((i, j) => Math.abs(terms[j]) - Math.abs(terms[i]))
     .reduce((all, n) => (all.length < (narrow ? 3 : 8) && all.every(i => Math.abs(i - n) * each > fs * 4) ? [...all, n] : all), []);
   const rows = [[names[0], a, "", "a"], [names[1], b, "× ", "b"], ["product", terms, "= ", "terms"]].map(([name, values, sign, m2], r) => {
     const y = fs + r * rh, high = Math.max(fs * 2, rh - fs * 4.4);
     return [text(m, narrow ? y + fs : y + rh / 2 - fs * 0.8, sign + name, "bold"),
-      bars(values, { x: left, y: y + fs * 1.6, w: room, h: high, max: r === 2 ? largest(terms) : most, m: m2 }),
+      bars(values, { x: left, y: y + fs * 1.6, w: room, h: high, m: m2 }),
       values.map((value, n) => (few || (r === 2 && strong.includes(n))) && text(left + (n + 0.5) * each, y + high + fs * 3, figure(value),
         r === 2 ? "middle bold" : "middle")),
       few && r === 2 && !narrow && values.map((_, n) => n > 0 && text(left + n * each, y + high + fs * 3, "+", "middle soft"))];
@@ -83,7 +83,13 @@ function headView(stage, attention, { names, keyNames, go, here }) {
     })];
 }
 
-// One query: key, score, weight and value of every token that it may look at, and their sum.
+// One query: key, score, weight and value of every token that it may look at, and their sum. Bahdanau's attention has
+// no vectors q and k of its own.
+/**
+ * @param {any} stage
+ * @param {{ q?: any, k?: any, v: any, scores: any, weights: any, output: any }} row
+ * @param {{ name: string, names: string[], go?: string, scoreName: string }} labels
+ */
 function rowView(stage, { q, k, v, scores, weights, output }, { name, names, go, scoreName }) {
   const { fs, width: W, height: H, narrow } = stage, m = edge(stage), top = fs * (q ? 6 : 3), rh = Math.min((H - top - fs * 5) / names.length, 84);
   const x = share => m + share * (W - 2 * m), wide = narrow ? 0 : W * 0.17, sh = rh * 0.74, ys = names.map((_, n) => top + (n + 0.5) * rh);
@@ -113,7 +119,7 @@ function rowView(stage, { q, k, v, scores, weights, output }, { name, names, go,
 function layerView(stage, layer, number) {
   const { fs, width: W, height: H, narrow } = stage, m = edge(stage), names = ["h before", ...layer.cell === "lstm" ? ["c before"] : [], ...layer.gates, ...layer.cell === "lstm" ? ["new c"] : [], "new h"];
   const [h0, c0] = layer.previous, [h1, c1] = layer.state, vectors = [h0, ...c0 ? [c0] : [], ...layer.values, ...c1 ? [c1] : [], h1];
-  const rh = (H - fs * 2) / names.length, side = narrow ? 0 : fs * 9, units = h1.length, room = W - 2 * m - side, each = room / units;
+  const rh = (H - fs * 2) / names.length, side = narrow ? 0 : fs * 11, units = h1.length, room = W - 2 * m - side, each = room / units;
   const target = Math.min(units, Math.floor(room / 9)), clickable = target === units;
   return [names.map((name, n) => {
     const y = fs + n * rh, gate = layer.gates.includes(name) && !/candidate|hidden/.test(name);

@@ -64,7 +64,7 @@ export function bars(vector, { x, y, w, h, max, down = false, m }) {
   const signs = { pos: "", neg: "" }, size = round(each - gap), middle = (down ? x : y) + across / 2;
   values.forEach((value, n) => {
     const start = round((down ? y : x) + n * each);
-    const high = round(Math.min(1, Math.abs(value) / top) * (across / 2) * (value < 0 === down ? -1 : 1));
+    const high = round(Math.min(1, Math.abs(value) / top) * (across / 2) * (value < 0 ? -1 : 1));
     if (high) signs[value < 0 ? "neg" : "pos"] += down ? `M${round(middle)} ${start}h${high}v${size}h${-high}z`
       : `M${start} ${round(middle)}v${-high}h${size}v${high}z`;
   });
@@ -75,6 +75,10 @@ export function bars(vector, { x, y, w, h, max, down = false, m }) {
 }
 
 // Vectors on their threads; all but the followed one are fainter.
+/**
+ * @param {number[][]} vectors
+ * @param {{ x: number, w: number, ys: number[], h: number, max?: number, here: number, m?: string }} box
+ */
 export const strips = (vectors, { x, w, ys, h, max, here, m }) => vectors.map((vector, n) =>
   s("g", { opacity: n === here ? 1 : 0.72 }, bars(vector, { x, y: ys[n] - h / 2, w, h, max, m: m && `${m}${n}` })));
 
@@ -97,11 +101,11 @@ export function pill(label, { x, y, w, h, fs }) {
 }
 
 // Names above columns, turned; only every second where they are close.
-export function columnNames(names, { x, y, each, here, fs }) {
+export function columnNames(names, { x, y, each, here, fs, letters = 8 }) {
   const every = Math.max(1, Math.ceil((fs * 1.05) / each));
   return names.map((name, n) => ((here - n) % every ? null : s("text", {
     class: n === here ? "mono bold" : "mono soft",
-    transform: `translate(${round(x + (n + 0.5) * each + fs * 0.35)} ${round(y)}) rotate(-90)` }, tokenName(name, 8))));
+    transform: `translate(${round(x + (n + 0.5) * each + fs * 0.35)} ${round(y)}) rotate(-90)` }, tokenName(name, letters))));
 }
 
 // Scores and weights as one matrix: area is size, a hollow cell is negative, a hatched one masked. A row is a query.

@@ -38,7 +38,7 @@ export function ngram(stage) {
     } };
   });
   return { parts: [tokensPart(stage), ...columns, wordsPart(stage, { logits: "log p" })],
-    band: { start: 1, label: "thickness = γ, the share that the shorter context decides · solid: from the counts, pale: from the shorter context" } };
+    bare: true, band: { start: 1, label: "thickness = γ, the share that the shorter context decides · solid: from the counts, pale: from the shorter context" } };
 }
 
 export function ngramSteps(stage) {

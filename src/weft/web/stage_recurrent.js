@@ -23,7 +23,7 @@ function layerPart(stage, layer, number) {
   const title = stage.threads.layers.length > 1 ? `Layer ${number + 1}, ${layer.cell.toUpperCase()}` : gated ? `${layer.cell.toUpperCase()} cell` : "Elman cell";
   const [computed, stated] = [`gates${number}`, `state${number}`].map(stage.indexOf);
   const most = largest(layer.states.flat()), thickest = largest(layer.norms);
-  return { id: `layer${number}`, at: gated ? `gates${number}` : `state${number}`, title, flex: 1, rowsNarrow: true, extraNarrow: gated ? 62 : 0,
+  return { id: `layer${number}`, at: gated ? `gates${number}` : `state${number}`, title, flex: 1, rowsNarrow: true, extraNarrow: gated ? 62 : 0, headRoom: 6.2,
     band: [{ at: 1, norm: layer.norms[here] }], draw(box) {
       const size = Math.min(fs * 1.5, box.rh(0) * 0.7), each = Math.max(size + 4, Math.min(fs * 2.6, (box.w * 0.4) / Math.max(1, gates.length)));
       const wide = gates.length * each, middle = box.x + wide + fs * 1.1, left = middle + fs * 1.4, room = box.x + box.w - left - fs * 1.2;
@@ -53,13 +53,13 @@ const embeddingPart = stage => {
 
 export function recurrent(stage) {
   const { threads: t, fs, here, names } = stage, { source } = t, n = stage.indexOf;
-  const context = source && { id: "context", at: "align", title: "Alignment", flex: 1.1, rowsNarrow: true, sheaf: 1, draw(box) {
+  const context = source && { id: "context", at: "align", title: "weight × annotation", flex: 1.1, rowsNarrow: true, sheaf: 1, draw(box) {
     const ys = box.rows(1), to = { x: box.x + box.w - fs, y: box.narrow ? ys.at(-1) : stage.y(here) };
     return [at(n("align"), links({ weights: source.weights[here], values: source.memory, max: largest(source.memory.flat()) },
       { x: box.x, w: box.w, ys, rh: box.rh(1), fs, to, from: null, m: "v" })),
     part("align", "Alignment: zoom in", rect(box.x, box.y - fs * 2, fs * 4, fs * 1.8, "hit"))];
   } };
-  const memory = source && { id: "memory", at: "source", title: "Annotations", sheaf: 1, width: fs * 12, rowsNarrow: true, draw: box => [at(n("source"),
+  const memory = source && { id: "memory", at: "source", title: "Encoder", sheaf: 1, width: fs * 6.7, rowsNarrow: true, draw: box => [at(n("source"),
     strips(source.memory, { x: box.x, w: box.w, ys: box.rows(1), h: Math.min(box.rh(1) * 0.78, fs * 3.4), here: -1, m: "memory" }))] };
   return { parts: [tokensPart(stage), embeddingPart(stage), context, ...t.layers.map((layer, number) => layerPart(stage, layer, number)), wordsPart(stage)].filter(Boolean),
     source: source && { rows: source.rows, parts: [tokensPart(stage, 1), memory] },

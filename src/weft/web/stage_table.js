@@ -12,6 +12,7 @@ export function valueTables(stage) {
   const { step, threads: t, names, here, head, choice, shares } = stage, tables = [], label = name => visibleToken(name);
   const add = (title, header, rows, text = [0]) => tables.push(table({ title, header, rows, text, folds: false, named: true }));
   if (t.embedding) {
+    /** @type {[string, (row: number) => string][]} */
     const columns = [["token", n => label(names[n])], ["position", n => String(t.rows[n])], ["id", n => String(step.ids[t.rows[n]])], ["length of the embedding", n => norm(t.embedding.x[n])]];
     if (t.block) {
       const own = headOf(t.block.attention, head);

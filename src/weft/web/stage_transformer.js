@@ -1,8 +1,8 @@
 // A Transformer on the stage: embeddings, blocks of which one is open, attention as links between threads, and the
 // feed-forward layer. `transformer(stage)` returns the columns from left to right and the steps that walk through them.
 import { s } from "./dom.js";
-import { at, bars, binned, brief, columnNames, largest, length, line, links, part, percentOf, pill, plus, quoted, rect,
-  round, strips, text, weave } from "./stage_marks.js";
+import { at, bars, binned, brief, columnNames, fit, largest, length, line, links, part, percentOf, pill, plus, quoted, rect,
+  round, strips, text, weave, wide } from "./stage_marks.js";
 import { tokensPart } from "./stage_threads.js";
 import { wordsPart } from "./stage_words.js";
 import { sum, withCommas } from "./words.js";
@@ -38,12 +38,14 @@ export function transformer(stage) {
   const slim = layer => ({
     id: `block ${layer}`, at: layer < open ? "before" : "after", width: slimWidth, heightNarrow: 42, folded: true,
     band: blocks[layer].norms.slice(1).map((norm, k, all) => ({ at: 0.3 + (0.6 * (k + 1)) / (all.length + 1), norm })),
+    under: box => [box.narrow ? rect(6, box.y - 4, stage.width - 18, 42, "panel", 8)
+      : rect(box.x, stage.top, box.w, stage.bottom - stage.top, "panel", Math.min(8, box.w / 2))],
     draw(box) {
       const step = n(layer < open ? "before" : "after"), label = String(layer + 1), vector = blocks[layer].added;
       const shown = box.narrow
-        ? [rect(box.x - 52, box.y - 4, box.w + 58, 42, "panel", 8), text(box.x, box.y + 21, `Block ${label}`, "head", { "data-s": step }),
+        ? [rect(box.x - 4, box.y - 4, box.w + 8, 42, "hit", 8), text(box.x, box.y + 21, `Block ${label}`, "head", { "data-s": step }),
           at(step, bars(vector, { x: box.x + 70, y: box.y, w: box.w - 78, h: 34 }))]
-        : [rect(box.x, stage.top, box.w, stage.bottom - stage.top, "panel", Math.min(8, box.w / 2)),
+        : [rect(box.x, stage.top, box.w, stage.streamY - stage.top - fs * 2, "hit", 8),
           text(box.x + box.w / 2, stage.top + fs * 1.5, label, "head middle", { "data-s": step }),
           at(step, bars(vector, { x: box.x + 2, y: box.y, w: box.w - 4, h: box.h, down: true, m: `block${layer}` }))];
       return [stage.canOpen ? part(`open=${layer}`, `Open block ${label}`, ...shown) : s("g", {}, ...shown)];
@@ -61,12 +63,12 @@ export function transformer(stage) {
     : [line(`M${round(from.x)} ${round(from.y)}H${round(box.x + box.w)}V${round(stage.streamY - fs)}`, "wire"),
       plus(box.x + box.w, stage.streamY, fs * 0.85)]);
 
-  const vectors = (name, values, title) => ({ id: name, at: "qkv", panel: "block", flex: 0.075, least: fs * 4, label: title,
+  const vectors = (name, values, title) => ({ id: name, at: "qkv", panel: "block", flex: 0.075, least: fs * 3.4, label: title,
     rowsNarrow: true, draw: box => [at(n("qkv"), strips(values, { x: box.x, w: box.w, ys: box.ys, h: box.sh, here, m: name,
       max: largest([...own.q, ...own.k].flat()) }))] });
 
   const mix = (name, values, step, { rows, title, go }) => ({
-    id: name, at: step, panel: "block", flex: 0.26, least: fs * 13, label: title, rowsNarrow: true,
+    id: name, at: step, panel: "block", flex: 0.26, least: fs * 12, label: title, rowsNarrow: true,
     sheaf: rows.source ? 1 : 0, draw(box) {
       const ys = box.rows(rows.source ? 1 : 0), rh = box.rh(rows.source ? 1 : 0);
       const to = { x: box.x + box.w - fs, y: box.narrow ? ys.at(-1) : stage.y(here) };
@@ -87,7 +89,7 @@ export function transformer(stage) {
         const x = box.x + (k % columns) * w, y = top + Math.floor(k / columns) * h, chosen = k === own.head;
         const label = tight ? 0 : fs * 1.2, side = tight && !box.narrow ? fs * 1.5 : 0;
         return part(`head=${k}`, `Head ${k + 1}${chosen ? ", chosen" : ""}`, rect(x - 3, y, w - 2, h - 2, "hit"),
-          (!tight || !box.narrow) && text(x, y + (tight ? h / 2 + fs * 0.35 : fs), tight ? k + 1 : `head ${k + 1}`, chosen ? "bold" : "soft"),
+          (!tight || !box.narrow) && text(x, y + (tight ? h / 2 + fs * 0.35 : fs), tight || wide(`head ${k + 1}`, fs) > w - 2 ? k + 1 : `head ${k + 1}`, chosen ? "bold" : "soft"),
           bars(output, { x: x + side, y: y + label, w: w - 8 - side, h: h - label - 4, max, m: `o${k}` }),
           chosen && rect(x - 4, y - 1, w, h, "frame", 5));
       });
@@ -99,7 +101,7 @@ export function transformer(stage) {
       return [into, at(n(step), cells, rails), join(box, n(step), { x: box.x + box.w, y: top + 0.5 * h })];
     } });
 
-  const feed = { id: "feedforward", at: "feedforward", panel: "block", flex: 0.27, least: fs * 15, title: "Feed-forward", heightNarrow: 236,
+  const feed = { id: "feedforward", at: "feedforward", panel: "block", flex: 0.3, least: fs * 14, title: "Feed-forward", heightNarrow: 236,
     band: [{ at: 1, norm: norms.at(-1) }],
     draw: box => [part("ff", "Zoom into the feed-forward layer", rect(box.x, box.y - fs * 3, box.w - fs * 1.2, box.h + fs * 3 - 2, "hit", 6)),
       at(n("feedforward"), neurons(block.feedforward, { ...box, w: box.w - fs * 1.6 }, fs)),
@@ -114,14 +116,14 @@ export function transformer(stage) {
     ...blocks.slice(0, open).map((_, layer) => slim(layer)),
     preAttention && norm("norm", "norm"),
     vectors("q", own.q, "Q"), vectors("k", own.k, "K"),
-    { id: "weave", at: "scores", panel: "block", flex: 0.25, least: fs * 12, rowsNarrow: true, extraNarrow: 66,
+    { id: "weave", at: "scores", panel: "block", flex: 0.25, least: fs * 10, rowsNarrow: true, extraNarrow: 66,
       title: `Attention, head ${own.head + 1}`, draw(box) {
         const each = Math.min(box.w / names.length, fs * 5), top = box.ys[0] - box.rh(0) / 2;
         box.each = each;
         const probes = box.narrow ? [] : own.scores[here].map((score, j) => score !== null && line(
           `M${round(box.x - fs * 0.9)} ${round(box.ys[j])}Q${round(box.x + (j + 0.5) * each)} ${round(box.ys[j])} ${round(box.x + (j + 0.5) * each)} `
           + `${round(box.ys[here] - Math.min(box.rh(0) - 6, each * 1.9) / 2)}`, "probe", { pathLength: 1, style: { "--i": j } }));
-        return [at(n("scores"), columnNames(names, { x: box.x, y: top - fs * 0.5, each, here, fs }),
+        return [at(n("scores"), columnNames(names, { x: box.x, y: top - fs * 0.5, each, here, fs, letters: t.source ? 6 : 8 }),
           weave(own, { x: box.x, ys: box.ys, each, rh: box.rh(0), fs, here, numbers: stage.near, go: "head" }), probes)];
       } },
     mix("values", own, "values", { rows: {}, title: "weight × V", go: `head/${here}` }),
@@ -141,7 +143,7 @@ export function transformer(stage) {
 function sourceParts(stage) {
   const { threads: { source }, fs } = stage, n = stage.indexOf;
   return [tokensPart(stage, 1),
-    { id: "memory", at: "source", title: `Encoder, ${source.layers} blocks`, sheaf: 1, width: fs * 12, rowsNarrow: true, draw: box => [at(n("source"),
+    { id: "memory", at: "source", title: "Encoder", sheaf: 1, width: fs * 6.7, rowsNarrow: true, draw: box => [at(n("source"),
       strips(source.memory, { x: box.x, w: box.w, ys: box.rows(1), h: Math.min(box.rh(1) * 0.78, fs * 3.4), here: -1, m: "memory" }))] }];
 }
 
@@ -151,17 +153,17 @@ function neurons(feed, { x, y, w, h }, fs) {
   const rows = Math.min(MAX_NEURONS, Math.max(3, Math.floor((h - fs * 2) / (fs * 2.1))), hidden.length);
   const strongest = hidden.map((_, unit) => unit).sort((a, b) => Math.abs(hidden[b]) - Math.abs(hidden[a]))
     .slice(0, rows).sort((a, b) => a - b);
-  const rh = (h - fs * 1.6) / rows, top = largest(hidden), left = x + side + w * 0.14, right = x + w - side - w * 0.14;
-  const zero = left + fs * 3 + (strongest.some(unit => hidden[unit] < 0) ? (right - left - fs * 6) * 0.3 : 0);
-  const scale = right - fs * 3 - zero, yOf = n => y + (n + 0.5) * rh, marks = [], lines = [];
+  const rh = (h - fs * 1.6) / rows, top = largest(hidden), left = x + side + w * 0.12, right = x + w - side - w * 0.12;
+  const begin = left + fs * 2.6, zero = begin + (strongest.some(unit => hidden[unit] < 0) ? (right - begin) * 0.3 : 0);
+  const scale = right - zero, yOf = n => y + (n + 0.5) * rh, marks = [], lines = [];
   const inBins = Math.min(read.length, 32), outBins = Math.min(added.length, 32);
   const place = (coordinate, size, bins) => y + (h - fs * 1.6) * ((Math.floor((coordinate * bins) / size) + 0.5) / bins);
   strongest.forEach((unit, n) => {
-    const value = hidden[unit], size = (Math.abs(value) / top) * (value < 0 ? (zero - left - fs * 3) : scale);
+    const value = hidden[unit], size = (Math.abs(value) / top) * (value < 0 ? zero - begin : scale);
     marks.push(part(`ff/${unit}`, `Neuron ${unit + 1}: ${brief(value)}`, rect(left, yOf(n) - rh / 2 + 1, right - left, rh - 2, "hit"),
       text(left, yOf(n) + fs * 0.35, unit + 1, "soft"),
-      rect(value < 0 ? zero - size : zero, yOf(n) - Math.min(rh * 0.3, fs * 0.7), size, Math.min(rh * 0.6, fs * 1.4), value < 0 ? "neg" : "pos", 1),
-      text(right, yOf(n) + fs * 0.35, brief(value), "end halo")));
+      rect(value < 0 ? zero - size : zero, yOf(n) - Math.min(rh * 0.3, fs * 0.7), size, Math.min(rh * 0.6, fs * 1.4), value < 0 ? "neg light" : "pos light", 1),
+      text(right - 2, yOf(n) + fs * 0.35, brief(value), "end")));
     const known = units?.indexOf(unit) ?? -1;
     if (known < 0) return;
     const most = (weights, factor) => weights.map((weight, k) => [weight * (factor[k] ?? factor), k])
@@ -178,8 +180,8 @@ function neurons(feed, { x, y, w, h }, fs) {
   return [lines, line(`M${round(zero)} ${round(y)}v${round(tall)}`, "axis"), marks,
     bars(binned(read, inBins), { x, y, w: side, h: tall, down: true, m: "read" }),
     bars(binned(added, outBins), { x: x + w - side, y, w: side, h: tall, down: true, m: "added" }),
-    text(x + w / 2, y + h, rows < hidden.length ? `${rows} strongest of ${withCommas(hidden.length)} neurons, ${withCommas(above)} above 0`
-      : `${above} of ${hidden.length} neurons above 0`, "soft middle")];
+    text(x + w / 2, y + h, fit(rows < hidden.length ? `${rows} of ${withCommas(hidden.length)} neurons`
+      : `${above} of ${hidden.length} above 0`, w, fs), "soft middle")];
 }
 
 // Steps of a Transformer: name, caption, formula, and the closer view that Enter opens.

@@ -25,7 +25,7 @@ export function wordsPart(stage, { id = "words", logits = "Logits", next = "Next
   const isDrawn = indexOf("choice") >= 0;
   return { id, at: "logits", title: logits, second: { at: "probabilities", title: next }, width: wide,
     heightNarrow: rows * 38 + (isDrawn ? 64 : 8), draw(box) {
-      const rh = Math.min(box.h / Math.max(rows, 4), fs * 4.4), wideLogits = box.w * 0.26, left = box.x + wideLogits + fs * 0.9;
+      const rh = box.narrow ? 38 : Math.min(box.h / Math.max(rows, 4), fs * 4.4), wideLogits = box.w * 0.26, left = box.x + wideLogits + fs * 0.9;
       const room = box.x + box.w - left, top = box.narrow ? box.y + (isDrawn ? 64 : 8) : box.y, bar = Math.min(fs * 1.05, rh * 0.32);
       const values = order.map(rank => choice.candidates[rank].logit), most = largest(values);
       // log-probabilities are never positive: their zero line is at the right

@@ -13,7 +13,7 @@ from weft.explain.capture import capture
 from weft.explain.reading import Reading
 from weft.explain.step.head import Candidates, token_stages
 from weft.explain.step.stage import StageList, cost, linear_cost, rounded, sent
-from weft.explain.step.threads import shown_threads
+from weft.explain.step.threads import MAX_SIDED_THREADS, shown_threads
 from weft.models.bahdanau import AdditiveAttention, Bahdanau
 from weft.models.recurrent import Recurrent
 from weft.nn.recurrent import SigmoidElman, read, state_parts
@@ -230,8 +230,9 @@ def bahdanau_stages(
     stages.record("decoder.input", joined, text="decoder-input", inputs=(row, context), by=decode)
     for number, layer in enumerate(layers):
         _cell_stages(stages, layer, f"decoder.{number}", position=position, pieces=reading.pieces)
-    rows = shown_threads(len(reading.ids), position, requested=threads)
-    keys = shown_threads(len(reading.source), int(p[position].argmax()), p[position], causal=False)
+    limit, source_size = MAX_SIDED_THREADS, len(reading.source)
+    rows = shown_threads(len(reading.ids), position, requested=threads, limit=limit)
+    keys = shown_threads(source_size, int(p[position].argmax()), p[position], causal=False, limit=limit)
     stages.threads = {"rows": rows, "embedding": {"x": rounded(embedded[rows])}}
     stages.threads["layers"] = [_layer_threads(layer, rows, position) for layer in layers]
     stages.threads["source"] = {

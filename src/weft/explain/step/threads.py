@@ -14,6 +14,7 @@ from weft.nn.linear import Linear
 from weft.nn.position import Position
 
 MAX_THREADS = 12  # tokens of a text that are shown
+MAX_SIDED_THREADS = 7  # tokens of a text and of its source, each
 RECENT = 7  # of them, tokens before the followed one; the others are those that it attends to most
 MAX_OPERANDS = 1 << 13  # weights of neurons that are sent, so that their sums can be checked term by term
 MIN_NEURONS = 8  # neurons whose weights are sent even if that is more
@@ -21,7 +22,13 @@ SLIM_BARS = 32  # values of a block that is not open
 
 
 def shown_threads(
-    size: int, position: int, attended: Tensor | None = None, *, requested: Sequence[int] = (), causal: bool = True
+    size: int,
+    position: int,
+    attended: Tensor | None = None,
+    *,
+    requested: Sequence[int] = (),
+    causal: bool = True,
+    limit: int = MAX_THREADS,
 ) -> list[int]:
     """Return the tokens to show of `size`, ascending: all, or those requested, or recent and attended ones.
 
@@ -29,15 +36,15 @@ def shown_threads(
     """
     if wrong := [index for index in requested if not 0 <= index < size]:
         raise ConfigError(f"threads: {wrong[0]} is not a token of the text, which has {size}, counted from 0")
-    if size <= MAX_THREADS:
+    if size <= limit:
         return list(range(size))
     if requested:
-        return sorted({position, *[index for index in requested if index != position][: MAX_THREADS - 1]})
+        return sorted({position, *[index for index in requested if index != position][: limit - 1]})
     last = position if causal else min(size - 1, position + RECENT // 2)
-    recent = list(range(last, max(-1, last - RECENT - 1), -1))
+    recent = list(range(last, max(-1, last - min(RECENT, limit // 2) - 1), -1))
     scores = torch.zeros(size) if attended is None else attended.float().cpu()
     others = [n for n in scores.argsort(descending=True, stable=True).tolist() if not causal or n <= position]
-    return sorted(list(dict.fromkeys([position, *recent, *others]))[:MAX_THREADS])
+    return sorted(list(dict.fromkeys([position, *recent, *others]))[:limit])
 
 
 def binned(values: Tensor, bins: int = SLIM_BARS) -> list[float]:
@@ -52,8 +59,8 @@ def transformer_threads(token: FollowedToken, requested: Sequence[int] = ()) -> 
     captured, name, layers = token.captured, f"{token.name}.{token.opened}", token.stack.layers
     inputs = token.attention_inputs("attention")
     attended = captured[f"{name}.attention.probabilities"][0, :, token.position].amax(0)
-    causal = inputs.mask.mask.causal
-    rows = shown_threads(len(token.ids), token.position, attended, requested=requested, causal=causal)
+    causal, limit = inputs.mask.mask.causal, MAX_THREADS if token.block.cross is None else MAX_SIDED_THREADS
+    rows = shown_threads(len(token.ids), token.position, attended, requested=requested, causal=causal, limit=limit)
     blocks = []
     for layer, block in enumerate(layers):
         parts = [part for part in SUBLAYERS if getattr(block, part) is not None]
@@ -67,7 +74,7 @@ def transformer_threads(token: FollowedToken, requested: Sequence[int] = ()) -> 
     if token.block.cross is not None:
         weights = captured[f"{name}.cross.probabilities"][0, :, token.position]
         size, most = len(token.source_pieces), int(weights.mean(0).argmax())
-        keys = shown_threads(size, most, weights.amax(0), causal=False)
+        keys = shown_threads(size, most, weights.amax(0), causal=False, limit=limit)
         opened["cross"] = _attention(token, "cross", rows, keys=keys)
         memory = captured["encoder"][0, keys].float()
         result["source"] = {"rows": keys, "memory": rounded(memory), "layers": len(token.model.encoder.layers)}
