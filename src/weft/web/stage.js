@@ -16,7 +16,7 @@ const NARROW = 700; // pixels; a narrower picture is stacked
 const FIRST_PACE = 2900, PACE = 1500; // milliseconds per step, for the first token and for later ones
 const LONGER = { scores: 500, values: 500, choice: 1400 }; // further milliseconds of these steps
 const MAX_ROUNDS = 8; // tokens that are appended while playing
-const MAX_SAID = { narrow: 90, wide: 170 }; // letters of the headline
+const MAX_SAID = { narrow: 60, wide: 150 }; // letters of the headline
 const MAP = 18; // pixels above a closer view: how far along the stream it is
 const MAP_PARTS = { embedding: [0.02, 0.14], head: [0.2, 0.6], cross: [0.4, 0.7], align: [0.2, 0.4], layer: [0.3, 0.7], ff: [0.6, 0.76], order: [0.2, 0.7], logit: [0.84, 1] };
 const SPECIAL = /^(<[^<>␣]+>|\[[A-Z]+\])$/;
@@ -291,7 +291,7 @@ export function mount(element, data, hooks = {}) {
     mark();
     if (id === "choice") fly(chosen.piece, Math.min(chosen.rank, svg.querySelectorAll(".word").length - 1));
     if (id === "fill") fly(stage.choice.candidates[0].piece, 0);
-    hooks.state?.({ stage: at ? id : undefined });
+    keep();
     return true;
   }
 
@@ -320,7 +320,15 @@ export function mount(element, data, hooks = {}) {
     mark();
     wait();
   }
-  function pause() { playing = false; clearTimeout(timer); mark(); }
+  function pause() {
+    const ran = playing;
+    playing = false;
+    clearTimeout(timer);
+    mark();
+    if (ran) keep();
+  }
+  // the step is in the address once it is not on its way to the next
+  const keep = () => hooks.state?.({ stage: playing || (still && stage.steps[at].id === "probabilities") ? undefined : stage.steps[at].id });
   const toggle = () => (playing ? pause() : start());
 
   // ---- zooming

@@ -93,9 +93,9 @@ function headView(stage, attention, { names, keyNames, go, here }) {
 function rowView(stage, { q, k, v, scores, weights, output }, { name, names, go, scoreName }) {
   const { fs, width: W, height: H, narrow } = stage, m = edge(stage), top = fs * (q ? 6 : 3), rh = Math.min((H - top - fs * 5) / names.length, 84);
   const x = share => m + share * (W - 2 * m), wide = narrow ? 0 : W * 0.17, sh = rh * 0.74, ys = names.map((_, n) => top + (n + 0.5) * rh);
-  const [cScore, cWeight, cValue] = narrow ? [0.24, 0.66, 1] : [0.31, 0.55, 0.79], most = largest(scores), vMost = largest(v.flat()), kMost = k && largest([...k, q].flat());
+  const [cScore, cWeight, cValue] = narrow ? [0.24, 0.66, 1] : [0.31, 0.55, 0.79], most = largest(scores), vMost = largest(v.flat()), kMost = k && largest([...k, q ?? []].flat());
   const half = (x(cWeight) - x(cScore)) * (narrow ? 0.3 : 0.37), zero = x(cScore) + half, wideShare = narrow ? W * 0.16 : x(cValue) - x(cWeight) - fs * 4.5;
-  const sums = output ?? v[0].map((_, d) => weights.reduce((sum, a, j) => sum + a * v[j][d], 0)), yo = ys.at(-1) + rh / 2;
+  const sums = output ?? v[0].map((_, d) => weights.reduce((sum, a, j) => sum + a * v[j][d], 0)), yo = top + names.length * rh;
   return [q && [text(m, fs * 1.4, `${quoted(name)} asks`, "bold"), bars(q, { x: x(narrow ? 0.42 : 0.1), y: 0, w: narrow ? W * 0.5 : wide, h: fs * 3.6, max: kMost, m: `q${names.indexOf(name)}` }),
     !narrow && text(x(0.1) + wide + 14, fs * 2.1, "← its query q, compared with every key k below", "soft")],
   k && !narrow && text(x(0.1), top - fs * 0.6, "k", "bold"), text(x(cScore), top - fs * 0.6, scoreName, "bold"), text(x(cWeight), top - fs * 0.6, "weight", "bold"),

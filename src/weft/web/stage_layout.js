@@ -85,7 +85,7 @@ function sideBySide(stage, scene, id) {
   Object.assign(stage, { streamY, top: source ? top - fs * 4.9 : fs * 2.4, bottom: streamY + most / 2 + fs * 0.5, y: n => ysOf[0][n] });
 
   // widths: fixed ones, the rest by share
-  const panelled = parts.filter(part => part.panel), space = part => (part.panel ? inner : gap * (part.folded ? 0.5 : 1));
+  const panelled = parts.filter(part => part.panel), space = part => (part.panel ? inner : gap * (part.close ? 0.2 : part.folded ? 0.5 : 1));
   const fan = parts.some(part => part.id === "words") ? fs * 2.6 : 0;
   const taken = parts.reduce((sum, part) => sum + (part.width ?? 0) + space(part), 0) + (panelled.length ? 2 * inner + gap * 0.5 : 0) + fan;
   const widthOf = widths(parts, W - 2 * EDGE - taken);
@@ -186,15 +186,16 @@ function stacked(stage, scene, id) {
   const thick = thickness(scene.parts, band.start, most), children = [], under = [], boxes = {}, ends = {};
   Object.assign(stage, { boxes, thick, streamY: 0 });
   let y = 8, norm = band.start, begin = 0;
-  const points = [], counts = [stage.threads.rows.length, source?.rows.length ?? 0], panel = { top: 0, bottom: 0 };
+  const points = [], sheaves = [spaced(stage.threads.rows, stage.step.pieces.length),
+    source ? spaced(source.rows, stage.step.source_pieces.length) : { places: [], total: 0 }], panel = { top: 0, bottom: 0 };
   const order = [...scene.parts.slice(0, 1), ...source?.parts ?? [], ...scene.parts.slice(1)];
   for (const part of order) {
     if (part.heightNarrow === 0) { ends[part.id] = y; continue; }
     const start = y, sheaf = part.sheaf ?? 0, title = part.title ?? (part.label && `${scene.panelTitle ?? ""} · ${part.label}`);
     if (part.panel && !panel.top) { panel.top = y; y += 8; }
     const top = y + (title ? fs * 2.1 : 0) + (part.extraNarrow ?? 0);
-    const ys = Array.from({ length: counts[sheaf] }, (_, n) => top + (n + 0.5) * ROW);
-    const labelled = part.rowsNarrow && !part.isTokens, h = part.rowsNarrow ? counts[sheaf] * ROW : part.heightNarrow;
+    const ys = sheaves[sheaf].places.map(place => top + place * ROW);
+    const labelled = part.rowsNarrow && !part.isTokens, h = part.rowsNarrow ? sheaves[sheaf].total * ROW : part.heightNarrow;
     const box = boxes[part.id] = { x: SECTION_X + (labelled ? 76 : 0), w: w - (labelled ? 76 : 0), y: top, h, ys, sh: 22, narrow: true, streamX: STREAM_X,
       rows: _ => ys, rh: _ => ROW, from: part.id === "words" ? { x: STREAM_X, y: top - 14 } : null };
     stage.y = n => ys[n];
@@ -221,7 +222,11 @@ function stacked(stage, scene, id) {
   under.push(line(`M${SECTION_X} ${round(here)}H${STREAM_X}V${round(begin + 4)}`, "stem"),
     ...stream(shape, [-4, 4].map(by => `M${STREAM_X + by} ${round(begin)}V${round(end)}`), { width: W, height: y, id }));
   stage.fillTo = fills(stage, scene.parts, part => ends[part.id] ?? 0, end);
-  stage.scrollTo = stage.steps.map((_, n) => Math.min(...scene.parts.concat(source?.parts ?? []).filter(part =>
-    [part.at, part.second?.at].some(at => indexOf(at) === n)).map(part => boxes[part.id]?.y ?? Infinity), Infinity));
+  let seen = 0;
+  stage.scrollTo = stage.steps.map((_, n) => {
+    const now = order.filter(part => [part.at, part.second?.at].some(at => indexOf(at) === n) && boxes[part.id]);
+    if (now.length) seen = Math.min(...now.map(part => boxes[part.id].y));
+    return seen;
+  });
   return { width: W, height: y, children: [...under, ...children] };
 }

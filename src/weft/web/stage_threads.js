@@ -24,7 +24,7 @@ export function tokensPart(stage, sheaf = 0) {
         return stage.canFollow && !source && n !== here ? part(`follow=${rows[n]}`, `Follow ${quoted(name)}`, shown) : s("g", {}, shown);
       });
       const more = missing.map(({ row, from, to }) => {
-        const y = row < ys.length ? ys[row] - rh * (box.narrow ? 0.5 : 0.78) : ys[ys.length - 1] + rh * 0.7, label = `⋮ ${withCommas(to - from)} more`;
+        const y = row < ys.length ? ys[row] - rh * 0.78 : ys[ys.length - 1] + rh * 0.7, label = `⋮ ${withCommas(to - from)} more`;
         const shown = [rect(box.x + w * 0.12, y - fs * 0.62, w * 0.76, fs * 1.24, "paper-fill", 3),
           text(box.x + w / 2, y + fs * 0.35, label, "soft middle")];
         return stage.canFollow && !source ? part(`more=${from}-${to}`, `Show tokens ${from + 1} to ${to}`, ...shown) : s("g", {}, ...shown);

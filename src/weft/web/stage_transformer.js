@@ -33,10 +33,10 @@ export function transformer(stage) {
   const heads = block.attention.q.length, norms = blocks[open].norms;
   const preAttention = isPre(step, `${id}.attention`), preFeed = isPre(step, `${id}.feedforward`);
   const n = stage.indexOf, layers = blocks.length;
-  const slimWidth = layers > 6 ? fs * 1.35 : fs * 2.3;
+  const many = layers > 6, slimWidth = many ? fs * 0.9 : fs * 2.3;
 
   const slim = layer => ({
-    id: `block ${layer}`, at: layer < open ? "before" : "after", width: slimWidth, heightNarrow: 42, folded: true,
+    id: `block ${layer}`, at: layer < open ? "before" : "after", width: slimWidth, heightNarrow: 42, folded: true, close: many,
     band: blocks[layer].norms.slice(1).map((norm, k, all) => ({ at: 0.3 + (0.6 * (k + 1)) / (all.length + 1), norm })),
     under: box => [box.narrow ? rect(6, box.y - 4, stage.width - 18, 42, "panel", 8)
       : rect(box.x, stage.top, box.w, stage.bottom - stage.top, "panel", Math.min(8, box.w / 2))],
@@ -46,7 +46,7 @@ export function transformer(stage) {
         ? [rect(box.x - 4, box.y - 4, box.w + 8, 42, "hit", 8), text(box.x, box.y + 21, `Block ${label}`, "head", { "data-s": step }),
           at(step, bars(vector, { x: box.x + 70, y: box.y, w: box.w - 78, h: 34 }))]
         : [rect(box.x, stage.top, box.w, stage.streamY - stage.top - fs * 2, "hit", 8),
-          text(box.x + box.w / 2, stage.top + fs * 1.5, label, "head middle", { "data-s": step }),
+          (!many || layer % 2 === 0 || layer === layers - 1 && layers % 2) && text(box.x + box.w / 2, stage.top + fs * 1.5, label, "head middle", { "data-s": step }),
           at(step, bars(vector, { x: box.x + 2, y: box.y, w: box.w - 4, h: box.h, down: true, m: `block${layer}` }))];
       return [stage.canOpen ? part(`open=${layer}`, `Open block ${label}`, ...shown) : s("g", {}, ...shown)];
     },
@@ -79,7 +79,7 @@ export function transformer(stage) {
       !box.narrow && part(go, `${title}: zoom in`, rect(box.x, box.y - fs * 2.2, box.w * 0.6, fs * 1.8, "hit"))];
     } });
 
-  const joined = (name, attention, step, from) => ({ id: name, at: step, panel: "block", flex: 0.07, least: fs * 4.2, label: "heads",
+  const joined = (name, attention, step, from) => ({ id: name, at: step, panel: "block", flex: 0.07, least: fs * (heads > 6 ? 5.6 : 4.2), label: "heads",
     heightNarrow: heads > 6 ? 92 : 66, band: [{ at: 1, norm: norms[name === "heads" ? 1 : 2] }], draw(box) {
       const count = attention.outputs.length, columns = box.narrow ? Math.min(count, 6) : 1, lines = Math.ceil(count / columns);
       const w = (box.w - fs * 1.2) / columns, h = box.narrow ? 58 / lines : Math.min(box.h, fs * 6.5 * count) / count;
@@ -154,14 +154,14 @@ function neurons(feed, { x, y, w, h }, fs) {
   const strongest = hidden.map((_, unit) => unit).sort((a, b) => Math.abs(hidden[b]) - Math.abs(hidden[a]))
     .slice(0, rows).sort((a, b) => a - b);
   const rh = (h - fs * 1.6) / rows, top = largest(hidden), left = x + side + w * 0.12, right = x + w - side - w * 0.12;
-  const begin = left + fs * 2.6, zero = begin + (strongest.some(unit => hidden[unit] < 0) ? (right - begin) * 0.3 : 0);
+  const named = right - left > fs * 7, begin = left + (named ? fs * 2.9 : 0), zero = begin + (strongest.some(unit => hidden[unit] < 0) ? (right - begin) * 0.3 : 0);
   const scale = right - zero, yOf = n => y + (n + 0.5) * rh, marks = [], lines = [];
   const inBins = Math.min(read.length, 32), outBins = Math.min(added.length, 32);
   const place = (coordinate, size, bins) => y + (h - fs * 1.6) * ((Math.floor((coordinate * bins) / size) + 0.5) / bins);
   strongest.forEach((unit, n) => {
     const value = hidden[unit], size = (Math.abs(value) / top) * (value < 0 ? zero - begin : scale);
     marks.push(part(`ff/${unit}`, `Neuron ${unit + 1}: ${brief(value)}`, rect(left, yOf(n) - rh / 2 + 1, right - left, rh - 2, "hit"),
-      text(left, yOf(n) + fs * 0.35, unit + 1, "soft"),
+      named && text(left, yOf(n) + fs * 0.35, unit + 1, "soft"),
       rect(value < 0 ? zero - size : zero, yOf(n) - Math.min(rh * 0.3, fs * 0.7), size, Math.min(rh * 0.6, fs * 1.4), value < 0 ? "neg light" : "pos light", 1),
       text(right - 2, yOf(n) + fs * 0.35, brief(value), "end")));
     const known = units?.indexOf(unit) ?? -1;
