@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -41,11 +42,13 @@ def texts(page: Any, under: str = "") -> list[str]:
 FAULTS = """() => {
   const svg = document.querySelector(".stage-picture svg"), box = svg.getBoundingClientRect();
   const all = [...svg.querySelectorAll("text")].filter(each => each.textContent.trim())
-    .map(each => ({ name: each.textContent, size: parseFloat(getComputedStyle(each).fontSize), at: each.getBoundingClientRect() }));
+    .map(each => ({ name: each.textContent, size: parseFloat(getComputedStyle(each).fontSize),
+      at: each.getBoundingClientRect() }));
   const faults = all.filter(({ size, at }) => size < 12 || at.left < box.left - 1 || at.right > box.right + 1
     || at.top < box.top - 1 || at.bottom > box.bottom + 1).map(({ name }) => name);
   all.forEach(({ name, at: a }, n) => all.slice(n + 1).forEach(({ name: other, at: b }) => {
-    const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left), high = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+    const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+    const high = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
     if (wide > 3 && high > 4) faults.push(`${name} | ${other}`);
   }));
   if (document.documentElement.scrollWidth > innerWidth) faults.push("the page is too wide");
@@ -63,7 +66,7 @@ def test_each_family_is_legible_and_its_steps_follow_each_other(page: Any, at: A
     for _ in range(page.locator(".stage-ticks button").count()):
         titles.append(page.locator(CAPTION).inner_text())
         page.keyboard.press("ArrowRight")
-    assert len(titles) >= 6 and all(one != other for one, other in zip(titles, titles[1:], strict=False))
+    assert len(titles) >= 6 and all(one != other for one, other in pairwise(titles))
     assert page.locator(".stage-picture svg g.later").count() == 0
     assert not page.evaluate(FAULTS)
 
@@ -267,3 +270,10 @@ def test_a_text_that_is_too_long_keeps_its_message(page: Any, at: At) -> None:
     message = page.locator(".problem")
     message.wait_for()
     assert "longer than 4000 characters" in message.inner_text()
+    assert len(page.locator(SAY).inner_text()) >= 4199 and page.locator(".stage-stale").count() == 1
+    page.locator(SAY).click()
+    page.keyboard.press("Control+a")
+    page.keyboard.insert_text("Told")
+    page.keyboard.press("Enter")
+    message.wait_for(state="detached")
+    assert page.locator(".stage-stale").count() == 0 and page.locator(".stage-picture .chip").count() == 5

@@ -213,16 +213,17 @@ export function mount(element, data, hooks = {}) {
   // ---- the sentence
   function sentence(which) {
     const isSource = which === "source";
-    const rawText = () => (isSource || !step.source_pieces ? step.text : data.target?.() ?? "");
+    const rawText = () => (isSource || !step.source_pieces ? data.text?.() ?? step.text : data.target?.() ?? "");
     const box = h("div", { class: `stage-say${isSource ? " stage-source" : ""}`, ...hooks.edit && { contenteditable: "plaintext-only", role: "textbox", tabindex: 0 },
       "aria-label": isSource ? "The source. Edit it and press Enter." : hooks.edit ? "The text. Edit it and press Enter." : null, spellcheck: "false", dir: "auto" });
     if (!hooks.edit) return box;
     box.addEventListener("focus", () => { pause(); box.textContent = rawText(); });
-    box.addEventListener("blur", () => {
+    box.addEventListener("blur", async () => {
       const typed = box.textContent ?? "";
-      if (typed !== rawText()) hooks.edit(isSource || !step.source_pieces ? "text" : "target", typed);
-      else showText();
-      mark();
+      if (typed === rawText()) { showText(); mark(); return; }
+      const isShown = await hooks.edit(isSource || !step.source_pieces ? "text" : "target", typed);
+      root.classList.toggle("stage-stale", !isShown); // the picture is of the text before
+      if (!isShown) box.textContent = typed;
     });
     box.addEventListener("keydown", event => {
       event.stopPropagation();
@@ -441,6 +442,7 @@ export function mount(element, data, hooks = {}) {
      */
     update(response, { stage: id, settings: values } = {}) {
       step = response;
+      root.classList.remove("stage-stale");
       if (values) settings = { ...values };
       chosen = null;
       path = path.length && isPath(path.join("/")) ? path : [];

@@ -1,7 +1,7 @@
 // Inside a step: the stage of a model and a text, played from the tokens to the next one.
 import { debounced, field, h, isPlain, select, slider } from "./dom.js";
 import { NEUTRAL } from "./choice.js";
-import { answerSelect, fetchDecoding, latest, sampleNote, targetOf } from "./reading.js";
+import { answerSelect, fetchDecoding, latest, sampleNote, targetOf, textBox } from "./reading.js";
 import { explainCommand, saveTools } from "./save.js";
 import { mount as draw } from "./stage.js";
 import { visibleToken } from "./words.js";
@@ -66,10 +66,15 @@ export async function mount(main, context) {
   /** @param {{ stage?: string }} [where]  step to show */
   async function renew(where = {}) {
     const response = await load();
-    if (!response || signal.aborted) return false;
+    if (signal.aborted) return false;
+    if (!response) {
+      body.hidden = false; // its sentence can be corrected
+      if (!stage) body.replaceChildren(textBox("Text", event => { text = event.target.value; again(); }).field);
+      return false;
+    }
     step = response;
     if (stage) stage.update(step, { ...where, settings: settings() });
-    else stage = draw(body, { step, stage: state.stage, zoom: state.zoom, head: state.head, settings: settings(), target: () => target }, hooks);
+    else stage = draw(body, { step, stage: state.stage, zoom: state.zoom, head: state.head, settings: settings(), text: () => text, target: () => target }, hooks);
     showStatus();
     return true;
   }
@@ -80,6 +85,7 @@ export async function mount(main, context) {
     step = response;
     stage?.confirm(response);
   });
+  const again = debounced(() => { context.set({ text }); renew(); });
   const asked = changes => { context.set(changes); return renew(); };
   function changed(values) {
     const shown = name => (values[name] === usual[name] ? undefined : String(values[name] ?? "off"));
@@ -97,7 +103,7 @@ export async function mount(main, context) {
     edit(which, typed) {
       if (which === "text") text = typed; else target = typed;
       context.set({ [which]: typed, place: undefined, threads: undefined, stage: undefined, zoom: undefined });
-      renew({ stage: "tokens" });
+      return renew({ stage: "tokens" });
     },
     append: writes ? append : null,
   };

@@ -15,7 +15,6 @@ from weft.nn.position import Position
 
 MAX_THREADS = 12  # tokens of a text that are shown
 MAX_SIDED_THREADS = 7  # tokens of a text and of its source, each
-RECENT = 7  # of them, tokens before the followed one; the others are those that it attends to most
 MAX_OPERANDS = 1 << 13  # weights of neurons that are sent, so that their sums can be checked term by term
 MIN_NEURONS = 8  # neurons whose weights are sent even if that is more
 SLIM_BARS = 32  # values of a block that is not open
@@ -30,9 +29,10 @@ def shown_threads(
     causal: bool = True,
     limit: int = MAX_THREADS,
 ) -> list[int]:
-    """Return the tokens to show of `size`, ascending: all, or those requested, or recent and attended ones.
+    """Return the tokens to show of `size`, ascending: all, or those requested, or the most relevant.
 
-    `attended` (size,) is how much the followed token, which is always shown, attends to each.
+    The followed token is always shown. Half of the others are the tokens before it, the rest those with the highest
+    `attended` (size,): how much it attends to each.
     """
     if wrong := [index for index in requested if not 0 <= index < size]:
         raise ConfigError(f"threads: {wrong[0]} is not a token of the text, which has {size}, counted from 0")
@@ -40,8 +40,8 @@ def shown_threads(
         return list(range(size))
     if requested:
         return sorted({position, *[index for index in requested if index != position][: limit - 1]})
-    last = position if causal else min(size - 1, position + RECENT // 2)
-    recent = list(range(last, max(-1, last - min(RECENT, limit // 2) - 1), -1))
+    last = position if causal else min(size - 1, position + limit // 4)
+    recent = list(range(last, max(-1, last - limit // 2 - 1), -1))
     scores = torch.zeros(size) if attended is None else attended.float().cpu()
     others = [n for n in scores.argsort(descending=True, stable=True).tolist() if not causal or n <= position]
     return sorted(list(dict.fromkeys([position, *recent, *others]))[:limit])
@@ -77,7 +77,7 @@ def transformer_threads(token: FollowedToken, requested: Sequence[int] = ()) -> 
         keys = shown_threads(size, most, weights.amax(0), causal=False, limit=limit)
         opened["cross"] = _attention(token, "cross", rows, keys=keys)
         memory = captured["encoder"][0, keys].float()
-        result["source"] = {"rows": keys, "memory": rounded(memory), "layers": len(token.model.encoder.layers)}
+        result["source"] = {"rows": keys, "memory": rounded(memory)}
     return {**result, "block": opened, "final": rounded(token.at(token.name))}
 
 
