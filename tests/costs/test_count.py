@@ -72,13 +72,16 @@ positions = st.one_of(
     st.builds(position.Relative, max_distance=small),
     st.builds(position.Disentangled, buckets=st.just(4), norm_eps=st.none() | st.just(1e-7)),
     st.builds(position.T5Bias, buckets=st.sampled_from([4, 8])),
+    st.builds(position.LayeredT5, buckets=st.sampled_from([4, 8])),
     st.builds(position.LearnedT5, offset=st.integers(0, 3), buckets=st.just(4)),
 )
 widths = {"d_ff": st.integers(1, 9), "bias": st.booleans()}
-feedforwards = st.one_of(st.builds(parts.Plain, **widths), st.builds(parts.Gated, **widths))
-lm_heads = st.builds(config.LMHead, tied=st.booleans(), bias=st.booleans(), softcap=st.none() | st.just(5.0))
+plain = st.builds(parts.Plain, **widths, activation=st.sampled_from(["relu", "xielu"]))
+feedforwards = st.one_of(plain, st.builds(parts.Gated, **widths))
 transforms = st.none() | st.builds(config.Transform, bias=st.booleans())
-biases = {"tied": st.booleans(), "bias": st.booleans(), "dense_bias": st.booleans()}
+softcaps = st.none() | st.just(5.0)
+lm_heads = st.builds(config.LMHead, tied=st.booleans(), bias=st.booleans(), softcap=softcaps, transform=transforms)
+biases = dict.fromkeys(("tied", "bias", "dense_bias", "dense"), st.booleans())
 heads = st.one_of(
     lm_heads,
     st.builds(config.MaskedLMHead, **biases),
@@ -142,7 +145,8 @@ def transformers(draw: st.DrawFn) -> Any:
             )
             ngrams, narrow = draw(st.none() | hashed), draw(st.sampled_from([None, 4]))
             narrow = None if beside else narrow
-            return config.Decoder(**shared, d_embedding=narrow, ngrams=ngrams, head=draw(lm_heads))
+            segments = draw(st.integers(0, 2))
+            return config.Decoder(**shared, d_embedding=narrow, ngrams=ngrams, segments=segments, head=draw(lm_heads))
         case "encoder":
             divisors = [n for n in (1, 2, 3) if shared["layers"] % n == 0]
             shared["distinct_layers"] = None if shared["pattern"] else draw(st.none() | st.sampled_from(divisors))

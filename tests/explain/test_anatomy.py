@@ -16,9 +16,9 @@ from weft.models.build import build
 from weft.models.config import Encoder
 from weft.models.presets import PRESETS, preset
 from weft.nn.attention import SelfAttention
-from weft.nn.config import Attention, Gated, LayerNorm, RMSNorm
+from weft.nn.config import Attention, Gated, LayerNorm, Plain, RMSNorm
 from weft.nn.init import empty_weights
-from weft.nn.position_config import ALiBi, Concatenated, NoPosition, Relative, Rotary, Sinusoidal, T5Bias
+from weft.nn.position_config import ALiBi, Concatenated, LayeredT5, NoPosition, Relative, Rotary, Sinusoidal, T5Bias
 from weft.nn.scaled_dot_product import reference_attention
 
 SMALL = preset("gpt-tiny")
@@ -45,6 +45,10 @@ VARIANTS = {
     "narrow n-grams": SMALL.replace(ngrams={"rows": 99, "width": 8}, d_embedding=16),
     "layers differ": SMALL.replace(pattern=[{"window": 9}, {}], head=config.LMHead(softcap=5.0)),
     "untied": SMALL.replace(head=config.LMHead(tied=False, bias=True)),
+    "transformed": SMALL.replace(head=config.LMHead(transform=config.Transform(bias=False)), segments=2),
+    "xielu": SMALL.replace(feedforward=Plain(d_ff=32, activation="xielu"), position=LayeredT5()),
+    "late classes": ENCODER.replace(head=config.ClassificationHead(labels=3, pooled_late=True)),
+    "plain mlm": ENCODER.replace(head=config.MaskedLMHead(dense=False)),
     "classes": ENCODER.replace(head=config.ClassificationHead(labels=3)),
     "tags": ENCODER.replace(head=config.TaggingHead(labels=5)),
     "mlm": ENCODER.replace(head=config.MaskedLMHead()),

@@ -190,16 +190,17 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
     embeddings, projection = model.vocab_size * E, E * D if model.factorised else 0
     if isinstance(model, config.EncoderDecoder):
         embeddings += (model.source_vocab_size or 0) * E
-    elif isinstance(model, config.Encoder):
+    elif isinstance(model, config.Decoder | config.Encoder):
         embeddings += model.segments * E
     hashed = up = 0
     if isinstance(model, config.Decoder) and (ngrams := model.ngrams) is not None:
         hashed, up = len(ngrams.orders) * ngrams.rows * (ngrams.width or E), (ngrams.width or 0) * E
 
     linears: list[LinearSpec] = []
-    positions = by_position = norms = pairs = 0
+    positions = by_position = norms = pairs = activations = 0
     for depth, causal, cross in stacks(model):
         linears += depth * block_linears(model, cross)
+        activations += 2 * (depth // model.sharing) if model.feedforward.activation == "xielu" else 0
         attentions = depth * (2 if cross else 1)
         kinds = model.layer_kinds(depth)
         pairs += sum(T * seen(kind.window, causal, T) for kind in kinds) + (depth * T * T if cross else 0)
@@ -228,6 +229,7 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
         products("MHA projections", [linear for linear in linears if not linear.name.startswith("feedforward")]),
         Component("attention", 0, 2 * pairs * attention.heads * (d_head + model.d_v) + by_position, True),
         products("FFN", [linear for linear in linears if linear.name.startswith("feedforward")]),
+        Component("activations", activations, 0),
         Component("norms", norms, 0),
         *_head(model, T),
     ]
@@ -258,8 +260,12 @@ def _head(model: config.TransformerConfig, T: int) -> list[Component]:
         case config.LMHead() | config.MaskedLMHead() | config.PretrainingHead():
             logits = Component("logits", (0 if head.tied else V * E) + (V if head.bias else 0), 2 * T * E * V)
             if isinstance(head, config.LMHead):
-                return [Component("head", D * E, 2 * T * D * E), logits] if model.projects_output else [logits]
+                back = [Component("head", D * E, 2 * T * D * E)] if model.projects_output else []
+                transform = head.transform and _dense([(D, D, T)], with_norm(D, head.transform.bias))
+                return [*([transform] if transform else []), *back, logits]
             extra = [pooler, sentence] if isinstance(head, config.PretrainingHead) else []
+            if not head.dense:
+                return [*([_dense(extra)] if extra else []), logits]
             return [_dense([(D, E, T), *extra], with_norm(E, head.dense_bias)), logits]
         case config.NextSentenceHead():
             return [_dense([pooler, sentence])]

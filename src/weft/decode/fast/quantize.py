@@ -46,7 +46,7 @@ class QuantizedHead(heads.LMHead):
     def __init__(self, head: heads.LMHead, words: QuantizedLinear):
         nn.Module.__init__(self)
         self.scale, self.softcap, self.weight, self.words = head.scale, head.softcap, None, words
-        self.dense = head.dense
+        self.dense, self.transform = head.dense, head.transform
 
     def forward(self, x: Tensor, table: Tensor, mask: Tensor | None = None, *, rng: RowRng | None = None) -> Tensor:
         return apply_softcap(self.words(self.prepare(x)), self.softcap)
