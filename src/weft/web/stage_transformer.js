@@ -192,10 +192,9 @@ function neurons(feed, { x, y, w, h }, fs) {
     const value = hidden[unit], size = (Math.abs(value) / top) * (value < 0 ? zero - begin : scale);
     marks.push(part(`ff/${unit}`, `Neuron ${unit + 1}: ${brief(value)}`, rect(left, yOf(n) - rh / 2 + 1, right - left,
       rh - 2, "hit"),
-      named && text(left, yOf(n) + fs * 0.35, unit + 1, "soft"),
       rect(value < 0 ? zero - size : zero, yOf(n) - Math.min(rh * 0.3, fs * 0.7), size, Math.min(rh * 0.6, fs * 1.4),
         value < 0 ? "neg light" : "pos light", 1),
-      text(right - 2, yOf(n) + fs * 0.35, brief(value), "end")));
+      text(right - 2, yOf(n) + fs * 0.35, brief(value), "end")), named && text(left, yOf(n) + fs * 0.35, unit + 1, "soft"));
     const known = units?.indexOf(unit) ?? -1;
     if (known < 0) return;
     const leading = products => products.map((product, k) => ({ product, k }))

@@ -37,7 +37,7 @@ export function wordsPart(stage, { id = "words", logits = "Logits", next = "Next
       const logitRows = order.map((rank, n) => {
         const value = values[n], size = Math.min(1, Math.abs(value) / most) * (value < 0 && signed ? wideLogits * 0.26
           : scale * 0.94);
-        const name = `Logit of ${choice.candidates[rank].piece}: ${minus(value)}`;
+        const name = `${minus(value, 1)}, the logit of ${choice.candidates[rank].piece}`;
         const shown = [rect(box.x, y(n) - rh * 0.5, wideLogits, rh - 2, "hit"),
           rect(value < 0 ? zero - size : zero, y(n), size, bar, value < 0 ? "neg" : "pos", 1),
           text(signed ? zero + 5 : zero, y(n) - 5, minus(value, 1), signed ? "soft" : "soft end")];
