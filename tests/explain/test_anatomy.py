@@ -73,8 +73,7 @@ def leaves(part: ModelPart) -> list[ModelPart]:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_parts_sum_to_the_preset(name: str) -> None:
-    found = anatomy(preset(name))
-    assert found.parameters == count(preset(name)).parameters
+    assert anatomy(preset(name)).parameters == count(preset(name)).parameters
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -169,8 +168,7 @@ def test_settings_that_chose_a_part_are_named() -> None:
 
 
 def test_a_page_has_the_text_without_scripts_and_everything_is_escaped() -> None:
-    found = anatomy(preset("ngram-3"))
-    page = found.html()
+    page = anatomy(preset("ngram-3")).html()
     data, text = page[: page.index("</script>")], page[page.index("</script>") :]
     assert "weft/models/ngram.py:" in data and "<" not in data[data.index("{") :]
     assert "<pre>" in text and "weft/models/ngram.py:" in text
@@ -178,10 +176,8 @@ def test_a_page_has_the_text_without_scripts_and_everything_is_escaped() -> None
 
 @pytest.mark.parametrize(("name", "hidden"), [("elman", {"h₁", "h_T", "h₀ = 0"}), ("lstm", {"h₁⁽⁰⁾", "h_T⁽¹⁾"})])
 def test_a_recurrent_network_is_drawn_over_time(name: str, hidden: set[str]) -> None:
-    picture = anatomy(preset(name))
-    over_time = picture.data()["unrolled"]
-    texts = {shape["text"] for shape in over_time["shapes"]}
-    assert {"x₁", "x_T", "y₂", "ℓ₁", "ℓ_T"} | hidden <= texts
+    over_time = anatomy(preset(name)).data()["unrolled"]
+    assert {"x₁", "x_T", "y₂", "ℓ₁", "ℓ_T"} | hidden <= {shape["text"] for shape in over_time["shapes"]}
     for shape in over_time["shapes"]:
         assert all(
             0 <= point["x"] <= over_time["width"] and 0 <= point["y"] <= over_time["height"]

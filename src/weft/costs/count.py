@@ -119,8 +119,7 @@ def decoding_weights(model: Config, vocab_size: int) -> dict[str, int]:
             per_layer = _cells(model.cell, [model.d_model], model.d_model)[1]
         case _:
             return {}
-    width: int = getattr(model, "width", model.d_model)
-    return {"layers": model.layers * per_layer, "logits": vocab_size * width}
+    return {"layers": model.layers * per_layer, "logits": vocab_size * getattr(model, "width", model.d_model)}
 
 
 def _matrix(inputs: int, outputs: int, bias: bool = False) -> int:
@@ -239,8 +238,7 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
 
 def seen(window: int | None, causal: bool, T: int) -> int:
     """Return the number of keys, out of T, that a query is compared with."""
-    window = window or T
-    return min(T, window if causal else 2 * window - 1)
+    return min(T, (window or T) if causal else 2 * (window or T) - 1)
 
 
 def sublayer_norms(model: config.TransformerConfig, cross: bool) -> int:
@@ -300,20 +298,16 @@ def layers_linears(model: config.TransformerConfig) -> list[list[LinearSpec]]:
 
 
 def orthogonal_flops(model: Config, rounds: int, adapter: LoRA | None = None) -> float:
-    """Return the FLOPs of one update by Muon: for each matrix of a block, `rounds` times x xᵀ, its square, and that
-    times x. Other optimizers have 0 rounds: elementwise operations are not counted."""
+    """Return the FLOPs of Muon's update: `rounds` times x xᵀ, its square and that times x, per matrix of a block."""
     if adapter is not None:
-        shapes = [
-            shape
-            for linear in adapted_linears(model, adapter)
-            for height in linear.heights
-            for shape in ((adapter.rank, linear.inputs), (height, adapter.rank))
-        ]
+        sides = [(linear.inputs, height) for linear in adapted_linears(model, adapter) for height in linear.heights]
+        shapes = [shape for width, height in sides for shape in ((adapter.rank, width), (height, adapter.rank))]
     elif isinstance(model, config.TransformerConfig):
         linears = {linear.name: linear for layer in layers_linears(model) for linear in layer}
         shapes = [(height, linear.inputs) for linear in linears.values() for height in linear.heights]
     else:
         return 0.0
+    # other optimizers have 0 rounds: elementwise operations are not counted
     return float(sum(rounds * (4 * min(shape) ** 2 * max(shape) + 2 * min(shape) ** 3) for shape in shapes))
 
 
@@ -339,10 +333,9 @@ def _adapted(model: Config, cost: Count, adapter: LoRA) -> Count:
 
 
 def _cells(cell: str, inputs: list[int], D: int) -> tuple[int, int]:
-    """Return the parameters of a stack whose layers have these input widths, and the multiplied weights among them.
-    PyTorch has two biases per gate."""
+    """Return the parameters of a stack of layers with these input widths, and the multiplied weights among them."""
     products = sum(GATES[cell] * D * (width + D) for width in inputs)
-    return products + len(inputs) * 2 * GATES[cell] * D, products
+    return products + len(inputs) * 2 * GATES[cell] * D, products  # PyTorch has two biases per gate
 
 
 def _recurrent(model: config.Recurrent, T: int) -> Count:

@@ -50,12 +50,8 @@ def embedding_table(model: LanguageModel) -> Tensor:
 
 
 def word_ids(tokenizer: Tokenizer, word: str) -> list[int] | None:
-    """Return the tokens of a word inside a text, or None if a part of it is unknown.
-
-    If the tokenizer joins a space to the following word, these are the tokens of the word after a space. In a
-    vocabulary of whole words, a word that a text would be split at (u.s.) is looked up as it is.
-    """
-    try:
+    """Return the tokens of a word inside a text, after a space if the tokenizer joins it; None if a part is unknown."""
+    try:  # in a vocabulary of whole words, one that a text would be split at (u.s.) is looked up as it is
         if tokenizer.kind == "word" and word not in tokenizer.special_tokens:
             return [tokenizer.id(word)]
     except TokenizerError:
@@ -93,10 +89,7 @@ def signed_words(expression: str) -> list[tuple[int, str]]:
 
 
 def nearest_words(model: LanguageModel, tokenizer: Tokenizer, expression: str, *, top: int = 10) -> list[Neighbour]:
-    """Return the tokens whose vectors have the highest cosine similarity to a word's, without its own tokens.
-
-    An `expression` adds and subtracts vectors of length 1: `king - man + woman`.
-    """
+    """Return the tokens with the highest cosine similarity to a word, or to a sum such as `king - man + woman`."""
     table = F.normalize(embedding_table(model).float(), dim=-1)
     size = min(tokenizer.vocab_size, len(table))  # the table may be padded
     ids, query = list[int](), torch.zeros_like(table[0])
@@ -105,6 +98,7 @@ def nearest_words(model: LanguageModel, tokenizer: Tokenizer, expression: str, *
         if spelled is None:
             entries = [] if size > 100_000 else [_text(tokenizer, id) for id in range(tokenizer.vocab_size)]
             raise DataError(f"'{word}' is not in the vocabulary; {suggestion(word, entries)}")
+        # a sum is one of vectors of length 1
         query += sign * F.normalize(embedding_table(model)[spelled].float().mean(dim=0), dim=0)
         ids += spelled
     cosines = table[:size] @ F.normalize(query, dim=0)
@@ -144,10 +138,7 @@ class InContext:
 
 
 def in_context(model: LanguageModel, tokenizer: Tokenizer, sentences: Sequence[str], *, batch: int = 32) -> InContext:
-    """Return every word of the sentences with its vector: the mean of its tokens' features, scaled to length 1.
-
-    Words beyond the model's context are left out.
-    """
+    """Return every word of the sentences with its vector: the mean of its tokens' features, scaled to length 1."""
     check_readable(model)
     spans, frame = [tokenizer.token_spans(sentence) for sentence in sentences], frame_for(model)
     framed = [frame(tokenizer, [span.id for span in row], context_of(model)) for row in spans]
@@ -158,7 +149,7 @@ def in_context(model: LanguageModel, tokenizer: Tokenizer, sentences: Sequence[s
             for match in _WORD.finditer(sentences[row]):
                 start, end = match.span()
                 tokens = [n for n, span in enumerate(spans[row]) if span.start < end and span.end > start]
-                if tokens and tokens[-1] < length:
+                if tokens and tokens[-1] < length:  # words beyond the model's context are left out
                     vector = features[[before + n for n in tokens]].mean(dim=0)
                     vectors[Occurrence(row, start, end, match.group())] = F.normalize(vector, dim=0).numpy()
     if not vectors:

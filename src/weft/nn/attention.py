@@ -27,12 +27,8 @@ class Heads(nn.Module):
 
     def __init__(self, settings: AttentionConfig, d_model: int, d_head: int):
         super().__init__()
-        self.heads, self.kv_heads, self.d_head, self.d_v = (
-            settings.heads,
-            settings.groups,
-            d_head,
-            settings.d_v or d_head,
-        )
+        self.heads, self.kv_heads = settings.heads, settings.groups
+        self.d_head, self.d_v = d_head, settings.d_v or d_head
         self.first_head = 0  # index of the first head here, if tensor parallelism divides the heads
         self.scale = settings.scale or d_head**-0.5
         self.softcap, self.clip = settings.softcap, settings.clip
@@ -125,9 +121,8 @@ class CrossAttention(Heads):
 
     def keys_values(self, source: Tensor, rng: RowRng | None = None) -> tuple[Tensor, Tensor]:
         """Keys and values (batch, kv_heads, source time, d_head or d_v) of source (batch, source time, d_model)."""
-        k, v = self.clip_projection(self.kv(source, rng=rng)).split(
-            [self.kv_heads * w for w in (self.d_head, self.d_v)], -1
-        )
+        widths = [self.kv_heads * width for width in (self.d_head, self.d_v)]
+        k, v = self.clip_projection(self.kv(source, rng=rng)).split(widths, -1)
         return self.split(k, self.kv_heads, self.k_norm), self.split(v, self.kv_heads)
 
     def forward(

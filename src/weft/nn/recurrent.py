@@ -145,8 +145,7 @@ def _single_layer(stack: nn.RNNBase, number: int) -> nn.RNNBase:
 
 @dataclass
 class CarriedState:
-    """State (parts, layers, batch, d_model) from which a pass continues, zeros if None; replaced by the pass's last. It
-    is detached: back-propagation through time is truncated there."""
+    """State (parts, layers, batch, d_model) that a pass continues, zeros if None; replaced by its last, detached."""
 
     state: Tensor | None = None
 

@@ -44,16 +44,9 @@ from weft.parallel.sharding import local_part
 
 Placement = Literal["column", "row", "vocabulary"]
 
-BLOCKS: dict[str, Placement] = {
-    "*.attention.qkv": "column",
-    "*.attention.out": "row",
-    "*.cross.q": "column",
-    "*.cross.kv": "column",
-    "*.cross.out": "row",
-    "*.feedforward.up": "column",
-    "*.feedforward.gate_up": "column",
-    "*.feedforward.down": "row",
-}
+BY_COLUMN = ("*.attention.qkv", "*.cross.q", "*.cross.kv", "*.feedforward.up", "*.feedforward.gate_up")
+BY_ROW = ("*.attention.out", "*.cross.out", "*.feedforward.down")
+BLOCKS: dict[str, Placement] = {**dict.fromkeys(BY_COLUMN, "column"), **dict.fromkeys(BY_ROW, "row")}
 EMBEDDINGS: dict[str, Placement] = {"embedding": "vocabulary", "source_embedding": "vocabulary"}
 # replicated parameters that act on the local heads alone, so that each process has a part of their gradients
 BY_HEAD = ("*.q_norm.*", "*.k_norm.*", "*.relative_keys", "*.relative_values", "*.position.weight")
@@ -103,9 +96,8 @@ def _style(name: str, placed: Placement | None, layout: Layout) -> tp.ParallelSt
     if placed == "column":
         # a decoder reads all tokens of its source
         return tp.ColwiseParallel(input_layouts=Replicate() if name.endswith(".kv") else between)
-    return (
-        tp.RowwiseParallel(output_layouts=between) if placed == "row" else tp.RowwiseParallel(input_layouts=Replicate())
-    )
+    options = {"output_layouts": between} if placed == "row" else {"input_layouts": Replicate()}
+    return tp.RowwiseParallel(**options)
 
 
 def _sequence_styles(name: str, stack: Stack, model: LanguageModel) -> dict[str, tp.ParallelStyle]:

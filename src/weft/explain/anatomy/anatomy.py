@@ -12,7 +12,7 @@ from weft.explain.anatomy.parts import ModelPart
 from weft.explain.anatomy.recurrent import bahdanau_columns, ngram_columns, recurrent_columns, word_table_columns
 from weft.explain.anatomy.transformer import transformer_columns
 from weft.explain.texts import TEXTS
-from weft.figures.page import as_json, mount_point, part
+from weft.figures.page import as_json
 from weft.figures.picture import Picture
 from weft.figures.tables import WIDTH
 from weft.models.bahdanau import Bahdanau
@@ -42,7 +42,7 @@ class Anatomy(Picture):
     settings: Model
     columns: tuple[ModelPart, ...]
 
-    scripts = ("anatomy.js",)
+    module = "anatomy.js"
     title = "The model on one page"
     about = TEXTS["anatomy"]
 
@@ -50,17 +50,9 @@ class Anatomy(Picture):
     def parameters(self) -> int:
         return sum(column.parameters for column in self.columns)
 
-    @property
-    def unrolls(self) -> bool:
-        """Whether the model is drawn over time as well."""
-        return isinstance(self.settings, RecurrentConfig)
-
     def figure(self) -> Figure:
         drawn = diagram(self.columns)
-        return figure(beside(drawn, unrolled(self.columns[0])) if self.unrolls else drawn)
-
-    def html(self) -> str:
-        return mount_point("anatomy.js", self.data(), part("texts", [self.text()]))
+        return figure(beside(drawn, unrolled(self.columns[0])) if isinstance(self.settings, RecurrentConfig) else drawn)
 
     def data(self) -> dict[str, Any]:
         """Return the data of web/anatomy.js: all parts, a diagram of each column and, of several, one of all."""
@@ -68,7 +60,7 @@ class Anatomy(Picture):
         diagrams = single if len(single) == 1 else [diagram(self.columns), *single]
         columns = [self._record(column) for column in self.columns]
         named = {"kind": self.settings.kind, "parameters": self.parameters, "letters": self.letters()}
-        over_time = {"unrolled": unrolled(self.columns[0])} if self.unrolls else {}
+        over_time = {"unrolled": unrolled(self.columns[0])} if isinstance(self.settings, RecurrentConfig) else {}
         return as_json({**named, "columns": columns, "diagrams": diagrams, **over_time})
 
     def _record(self, part: ModelPart) -> dict[str, Any]:

@@ -33,18 +33,15 @@ def bahdanau_columns(model: Bahdanau) -> tuple[ModelPart, ...]:
     joined = 3 * D + (settings.d_embedding or D)
     words = {"D": D, "D2": 2 * D, "A": settings.d_attention or D, "V": f"{settings.vocab_size:,}", "joined": joined}
     words["layers"] = settings.layers
-    note = "the decoder's initial state"
-    bridge = part("bridge", words, own=size(model.bridge), by=[Bahdanau.encode], note=note)
+    bridge = part("bridge", words, own=size(model.bridge), by=[Bahdanau.encode], note="the decoder's initial state")
     attention = part("additive-attention", words, own=size(model.attention), by=[AdditiveAttention.forward])
     readout = part("readout", words, own=size(model.maxout), by=[Bahdanau._decode])
     logits = part("bahdanau-logits", words, own=size(model.output), by=[Bahdanau.head])
     source = _embedding(settings, model.source_embedding, "source", time="S")
     encoder = _layers(settings, model.encoder, "encoder layer, bidirectional", time="S")
     target, decoder = _embedding(settings, model.embedding, "token"), _layers(settings, model.decoder, "decoder layer")
-    return (
-        ModelPart("encoder", parts=(source, *encoder, bridge)),
-        ModelPart("decoder", parts=(target, replace(attention, reads=True), *decoder, readout, logits)),
-    )
+    reading = (target, replace(attention, reads=True), *decoder, readout, logits)
+    return ModelPart("encoder", parts=(source, *encoder, bridge)), ModelPart("decoder", parts=reading)
 
 
 def ngram_columns(model: NGram) -> tuple[ModelPart, ...]:
