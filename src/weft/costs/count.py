@@ -93,6 +93,8 @@ def count(model: Config, length: int | None = None, adapter: LoRA | None = None)
             return _transformer(model, time)
         case config.Recurrent():
             return _recurrent(model, time)
+        case config.ELMo():
+            return _elmo(model, time)
         case config.Bahdanau():
             return _bahdanau(model, time)
         case config.NGram():
@@ -117,6 +119,8 @@ def decoding_weights(model: Config, vocab_size: int) -> dict[str, int]:
             per_layer = sum(linear.products for linear in block_linears(model))
         case config.Recurrent() | config.Bahdanau():
             per_layer = _cells(model.cell, [model.d_model], model.d_model)[1]
+        case config.ELMo():
+            return {"layers": 2 * model.layers * _elmo_cell(model)[1], "logits": 2 * vocab_size * model.d_model}
         case _:
             return {}
     return {"layers": model.layers * per_layer, "logits": vocab_size * getattr(model, "width", model.d_model)}
@@ -345,6 +349,23 @@ def _recurrent(model: config.Recurrent, T: int) -> Count:
     cell = Component("cell", parameters, 2 * T * products, True)
     logits = Component("logits", (0 if model.tied else V * D) + V, 2 * T * D * V)
     return Count((Component("embeddings", V * d_embedding, 0), cell, logits), T)
+
+
+def _elmo(model: config.ELMo, T: int) -> Count:
+    D, V = model.d_model, model.vocab_size
+    parameters, products = (2 * model.layers * size for size in _elmo_cell(model))
+    cells, logits = (
+        Component("cells", parameters, 2 * T * products, True),
+        Component("logits", V * D + V, 4 * T * D * V),
+    )
+    return Count((Component("embeddings", V * D, 0), cells, logits), T, "both directions; logits once in each")
+
+
+def _elmo_cell(model: config.ELMo) -> tuple[int, int]:
+    """Return the parameters of a layer in one direction, and the multiplied weights among them."""
+    D, C = model.d_model, model.d_cell or model.d_model
+    products = GATES["lstm"] * C * 2 * D + (C * D if model.d_cell else 0)
+    return products + 2 * GATES["lstm"] * C, products
 
 
 def _bahdanau(model: config.Bahdanau, T: int) -> Count:

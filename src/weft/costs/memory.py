@@ -129,6 +129,10 @@ def activation_bytes(model: Config, T: int, n: int) -> tuple[list[float], float,
             D, E = model.d_model, model.d_embedding or model.d_model
             widths = [E] + (model.layers - 1) * [D]
             return [float(n * (inputs + _cell(model.cell, D))) for inputs in widths], n * D, n * D
+        case config.ELMo():
+            D = model.d_model
+            states = D + _cell("lstm", model.d_cell or D) + (D if model.d_cell else 0)
+            return model.layers * [float(2 * n * states)], 4 * n * D, 2 * n * D
         case config.Bahdanau():
             D, E, A = model.d_model, model.d_embedding or model.d_model, model.d_attention or model.d_model
             cell, deeper = _cell(model.cell, D), model.layers - 1

@@ -118,7 +118,7 @@ def lanes_batch(text: Tokens, lanes: Lanes, step: int, *, rows: Array) -> Batch:
     return replace(batch, lanes=torch.from_numpy(rows), begins=torch.full((len(rows),), lanes.begins(step)))
 
 
-def evaluation_batches(tokens: Tokens, length: int, batch: int) -> Iterator[Batch]:
+def evaluation_batches(tokens: Tokens, length: int, batch: int, *, document_mask: bool = False) -> Iterator[Batch]:
     """Yield batches in which every token but the first is a target exactly once, in order: full windows, `batch` at a
     time, then one shorter row for the remaining tokens. Nothing is padded."""
     if len(tokens) < 2:
@@ -126,9 +126,10 @@ def evaluation_batches(tokens: Tokens, length: int, batch: int) -> Iterator[Batc
     full, remainder = divmod(len(tokens) - 1, length)
     for first in range(0, full, batch):
         starts = np.arange(first, min(first + batch, full)) * length
-        yield _cut([tokens], np.zeros_like(starts), starts, length=length)
+        yield _cut([tokens], np.zeros_like(starts), starts, length=length, document_mask=document_mask)
     if remainder:
-        yield _cut([tokens], np.zeros(1, dtype=np.int64), np.array([full * length]), length=remainder)
+        start = np.array([full * length])
+        yield _cut([tokens], np.zeros_like(start), start, length=remainder, document_mask=document_mask)
 
 
 def _cut(texts: Sequence[Tokens], sources: Array, starts: Array, *, length: int, document_mask: bool = False) -> Batch:

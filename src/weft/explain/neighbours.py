@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from weft.errors import DataError, ModelError, TokenizerError, suggestion
 from weft.models.base import LanguageModel
-from weft.models.hidden import check_readable, context_of, frame_for, read
+from weft.models.hidden import Occurrence, word_vectors
 from weft.models.ngram import NGram
 from weft.text.tokenizer import Tokenizer
 
@@ -31,15 +31,6 @@ class Neighbour(NamedTuple):
     id: int
     text: str
     cosine: float
-
-
-class Occurrence(NamedTuple):
-    """Word in a text: the characters [start, end) of sentence number `sentence`."""
-
-    sentence: int
-    start: int
-    end: int
-    text: str
 
 
 def embedding_table(model: LanguageModel) -> Tensor:
@@ -138,21 +129,22 @@ class InContext:
 
 
 def in_context(model: LanguageModel, tokenizer: Tokenizer, sentences: Sequence[str], *, batch: int = 32) -> InContext:
-    """Return every word of the sentences with its vector: the mean of its tokens' features, scaled to length 1."""
-    check_readable(model)
-    spans, frame = [tokenizer.token_spans(sentence) for sentence in sentences], frame_for(model)
-    framed = [frame(tokenizer, [span.id for span in row], context_of(model)) for row in spans]
-    vectors: dict[Occurrence, NDArray[np.float32]] = {}
-    for group in read(model, tokenizer, framed, batch=batch):
-        for row, features in zip(group.rows, group.features.cpu(), strict=True):
-            before, length = framed[row].before, framed[row].length
-            for match in _WORD.finditer(sentences[row]):
-                start, end = match.span()
-                tokens = [n for n, span in enumerate(spans[row]) if span.start < end and span.end > start]
-                if tokens and tokens[-1] < length:  # words beyond the model's context are left out
-                    vector = features[[before + n for n in tokens]].mean(dim=0)
-                    vectors[Occurrence(row, start, end, match.group())] = F.normalize(vector, dim=0).numpy()
-    if not vectors:
+    """Return every word of the sentences with its vector: the mean of its tokens' features, scaled to length 1.
+
+    Words beyond the model's context are left out.
+    """
+    found = [
+        Occurrence(number, *match.span(), match.group())
+        for number, sentence in enumerate(sentences)
+        for match in _WORD.finditer(sentence)
+    ]
+    vectors = word_vectors(model, tokenizer, sentences, words=found, batch=batch)
+    words = [word for word in found if word in vectors]
+    if not words:
         raise DataError("the sentences contain no words")
-    words = sorted(vectors)  # in text order: long sentences were read first
-    return InContext(tuple(sentences), tuple(words), np.stack([vectors[word] for word in words]))
+    return InContext(tuple(sentences), tuple(words), unit_rows(np.stack([vectors[word] for word in words])))
+
+
+def unit_rows(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Scale vectors (n, d) to length 1; zeros stay zeros."""
+    return vectors / np.maximum(1e-30, np.linalg.norm(vectors, axis=1, keepdims=True))

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from weft.errors import DataError
-from weft.explain.neighbours import InContext, Neighbour, embedding_table, signed_words, word_vector
+from weft.explain.neighbours import InContext, Neighbour, embedding_table, signed_words, unit_rows, word_vector
 from weft.explain.texts import TEXTS
 from weft.figures.charts import Chart, Charts
 from weft.figures.picture import COLOURS
@@ -21,52 +22,54 @@ MAX_LABELS = 60  # words of a map that are named
 
 
 @dataclass(frozen=True)
-class WordMap(Charts):
-    """Words (n,) by the two principal components of their vectors, points (n, 2), in one colour per group."""
+class Cloud:
+    """Points of one title: words (n,) at (n, 2), in one colour per group; words are written beside them if `named`."""
 
-    name: str
+    title: str
     words: tuple[str, ...]
     groups: tuple[str, ...]
     points: NDArray[np.float64]
     share: float  # of the vectors' variance that two dimensions show
+    named: bool = True
+
+
+@dataclass(frozen=True)
+class WordMap(Charts):
+    """Clouds of words, each by its two principal components."""
+
+    clouds: tuple[Cloud, ...]
 
     title = "Words in two dimensions"
     about = TEXTS["word-map"]
     size = (6.4, 4.8)
 
     def charts(self) -> list[Chart]:
-        return [Chart(self.name, self._draw)]
+        return [Chart(cloud.title, partial(_draw, cloud)) for cloud in self.clouds]
 
     def tables(self) -> list[Table]:
-        places = zip(self.words, self.groups, self.points.tolist(), strict=True)
-        rows = [(word, group, f"{x:.3f}", f"{y:.3f}") for word, group, (x, y) in places]
-        return [Table(("word", "group", "x", "y"), rows, text=(0, 1))]
-
-    def _draw(self, axes: Any) -> None:
-        for number, group in enumerate(dict.fromkeys(self.groups)):
-            rows = [row for row, name in enumerate(self.groups) if name == group]
-            colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-            axes.plot(*self.points[rows].T, marker, color=colour, markersize=4, alpha=0.8, label=group or None)
-        for word, point in list(zip(self.words, self.points, strict=True))[:MAX_LABELS]:
-            axes.annotate(word, point, xytext=(3, 3), textcoords="offset points", fontsize=8, parse_math=False)
-        axes.margins(0.12)
-        axes.set_xticks([])
-        axes.set_yticks([])
-        axes.set_xlabel(f"first two principal components, {self.share:.0%} of the variance", fontsize=8.5)
-        if any(self.groups):
-            axes.legend(fontsize=8, frameon=False)
+        several = len(self.clouds) > 1
+        rows = [
+            (cloud.title if several else "", word, group, f"{x:.3f}", f"{y:.3f}")
+            for cloud in self.clouds
+            for word, group, (x, y) in zip(cloud.words, cloud.groups, cloud.points.tolist(), strict=True)
+        ]
+        return [Table(("map" if several else "", "word", "group", "x", "y"), rows, text=(0, 1, 2))]
 
 
-def word_map(name: str, words: Sequence[str], vectors: ArrayLike, *, groups: Sequence[str] = ()) -> WordMap:
+def cloud(
+    title: str, words: Sequence[str], vectors: ArrayLike, *, groups: Sequence[str] = (), named: bool = True
+) -> Cloud:
     """Project vectors (n, d) onto their first two principal components."""
     values = np.asarray(vectors, dtype=np.float64)
     if len(values) < 3:
         raise DataError(f"a map of {len(values)} words; at least three are needed")
-    left, scales, right = np.linalg.svd(values - values.mean(axis=0), full_matrices=False)
+    centred = values - values.mean(axis=0)
+    left, scales, right = np.linalg.svd(centred, full_matrices=False)
     # the sign of a component is arbitrary: the largest weight is made positive, so that equal data give equal maps
     signs = np.sign(right[np.arange(len(right)), np.abs(right).argmax(axis=1)])[:2]
+    points = left[:, :2] * scales[:2] * signs
     share = float((scales[:2] ** 2).sum() / max(1e-30, (scales**2).sum()))
-    return WordMap(name, tuple(words), tuple(groups or [""] * len(words)), left[:, :2] * scales[:2] * signs, share)
+    return Cloud(title, tuple(words), tuple(groups or [""] * len(words)), points, share, named)
 
 
 def neighbour_map(model: LanguageModel, tokenizer: Tokenizer, word: str, *, nearest: Sequence[Neighbour]) -> WordMap:
@@ -75,18 +78,45 @@ def neighbour_map(model: LanguageModel, tokenizer: Tokenizer, word: str, *, near
     own = [vector for each in words if (vector := word_vector(model, tokenizer, each)) is not None]
     table = embedding_table(model)[[near.id for near in nearest]].float().cpu().numpy()
     groups = ["given"] * len(words) + ["nearest"] * len(nearest)
-    vectors = np.concatenate([np.stack(own), table])
-    vectors /= np.maximum(1e-30, np.linalg.norm(vectors, axis=1, keepdims=True))
-    return word_map(f"nearest to {word}", [*words, *(near.text for near in nearest)], vectors, groups=groups)
+    vectors = unit_rows(np.concatenate([np.stack(own), table]))
+    return WordMap((cloud(f"nearest to {word}", [*words, *(near.text for near in nearest)], vectors, groups=groups),))
 
 
 def context_map(words: InContext, word: str) -> WordMap:
     """Map the occurrences of a word in sentences, each named by its number and the word before it."""
     rows = [row for row, each in enumerate(words.words) if each.text.casefold() == word.casefold()]
     names = [f"{words.words[row].sentence + 1}: …{_before(words, row)} {words.words[row].text}" for row in rows]
-    return word_map(f"{word} in context", names, words.vectors[rows])
+    return WordMap((cloud(f"{word} in context", names, words.vectors[rows]),))
 
 
 def _before(words: InContext, row: int) -> str:
     same = row > 0 and words.words[row - 1].sentence == words.words[row].sentence
     return f" {words.words[row - 1].text}" if same else ""
+
+
+def sense_map(words: Sequence[str], senses: Sequence[str], vectors: NDArray[np.float32]) -> WordMap:
+    """Map the occurrences of each word, with vectors (n, d), in one colour per sense."""
+    clouds = []
+    for word in dict.fromkeys(words):
+        rows = [row for row, each in enumerate(words) if each == word]
+        groups = [senses[row] for row in rows]
+        order = sorted(dict.fromkeys(groups))
+        rows.sort(key=lambda row: order.index(senses[row]))
+        clouds.append(cloud(word, [word] * len(rows), vectors[rows], groups=sorted(groups), named=False))
+    return WordMap(tuple(clouds))
+
+
+def _draw(cloud: Cloud, axes: Any) -> None:
+    for number, group in enumerate(dict.fromkeys(cloud.groups)):
+        rows = [row for row, name in enumerate(cloud.groups) if name == group]
+        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        axes.plot(*cloud.points[rows].T, marker, color=colour, markersize=4, alpha=0.8, label=group or None)
+    if cloud.named:
+        for word, point in list(zip(cloud.words, cloud.points, strict=True))[:MAX_LABELS]:
+            axes.annotate(word, point, xytext=(3, 3), textcoords="offset points", fontsize=8, parse_math=False)
+    axes.margins(0.12)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.set_xlabel(f"first two principal components, {cloud.share:.0%} of the variance", fontsize=8.5)
+    if any(cloud.groups):
+        axes.legend(fontsize=8, frameon=False)

@@ -358,6 +358,32 @@ class Recurrent(Config):
         return self
 
 
+class ELMo(Config):
+    """Bidirectional language model: two stacks of LSTMs, which read a text forwards and backwards, over one table of
+    embeddings and one softmax (Peters et al. 2018, §3).
+
+    From the second layer on, a layer's input is added to its output. With `d_cell`, cells of this width are projected
+    to d_model (Sak et al. 2014).
+    """
+
+    kind: Literal["elmo"] = "elmo"
+    vocab_size: PositiveInt = Field(description="tokens in the vocabulary; the tokenizer decides")
+    context: PositiveInt = Field(256, description="longest sequence in training")
+    layers: Layers = Field(2, description="number of layers in each direction")
+    d_model: PositiveInt = Field(description="width of the embeddings, and of the states in each direction")
+    d_cell: PositiveInt | None = Field(None, description="width of the cells, projected to d_model; absent: d_model")
+    dropout: Probability = Field(0.1, description="fraction of the values between layers to drop")
+    init: RecurrentInit = Field(FanInInit(), description="initial weights")
+
+    @model_validator(mode="after")
+    def _check_projection(self) -> Self:
+        if self.d_cell is not None and self.d_cell <= self.d_model:
+            raise ValueError(
+                f"d_cell = {self.d_cell}: cells that are projected are wider than d_model = {self.d_model}"
+            )
+        return self
+
+
 class Bahdanau(Config):
     """RNN encoder and decoder with additive attention between them (Bahdanau et al. 2015)."""
 
@@ -418,5 +444,6 @@ class GloVe(StaticVectors):
 
 
 Model = Annotated[
-    Decoder | Encoder | EncoderDecoder | Recurrent | Bahdanau | NGram | Word2Vec | GloVe, Field(discriminator="kind")
+    Decoder | Encoder | EncoderDecoder | Recurrent | ELMo | Bahdanau | NGram | Word2Vec | GloVe,
+    Field(discriminator="kind"),
 ]

@@ -9,7 +9,13 @@ from matplotlib.figure import Figure
 
 from weft.explain.anatomy.diagram import beside, diagram, figure, unrolled
 from weft.explain.anatomy.parts import ModelPart
-from weft.explain.anatomy.recurrent import bahdanau_columns, ngram_columns, recurrent_columns, word_table_columns
+from weft.explain.anatomy.recurrent import (
+    bahdanau_columns,
+    elmo_columns,
+    ngram_columns,
+    recurrent_columns,
+    word_table_columns,
+)
 from weft.explain.anatomy.transformer import transformer_columns
 from weft.explain.texts import TEXTS
 from weft.figures.page import as_json
@@ -20,6 +26,7 @@ from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import Model
 from weft.models.config import Recurrent as RecurrentConfig
+from weft.models.elmo import ELMo
 from weft.models.ngram import NGram
 from weft.models.recurrent import Recurrent
 from weft.models.transformer import Transformer
@@ -29,6 +36,7 @@ from weft.nn.init import empty_weights
 COLUMNS: dict[type[LanguageModel], Callable[[Any], tuple[ModelPart, ...]]] = {
     Transformer: transformer_columns,
     Recurrent: recurrent_columns,
+    ELMo: elmo_columns,
     Bahdanau: bahdanau_columns,
     NGram: ngram_columns,
     WordTable: word_table_columns,
@@ -73,7 +81,7 @@ class Anatomy(Picture):
         """Return the meaning of the letters in shapes."""
         longest = getattr(self.settings, "longest", None)
         length = f", at most {longest:,}" if longest else ""
-        source = "; S: tokens of the source" if len(self.columns) > 1 else ""
+        source = "; S: tokens of the source" if len(self.columns) > 1 and self.settings.kind != "elmo" else ""
         return f"B: texts in a batch; T: tokens of a text{length}{source}"
 
     def text(self) -> str:

@@ -9,6 +9,7 @@ from weft.explain.anatomy.parts import ModelPart, folded, part, size
 from weft.models import ngram, ngram_smoothing
 from weft.models.bahdanau import AdditiveAttention, Bahdanau
 from weft.models.config import GloVe, Word2Vec
+from weft.models.elmo import ELMo
 from weft.models.glove import GloVeTraining, cooccurrences
 from weft.models.ngram import NGram
 from weft.models.recurrent import Recurrent
@@ -25,6 +26,23 @@ def recurrent_columns(model: Recurrent) -> tuple[ModelPart, ...]:
     logits = part("recurrent-logits", words, own=size(model.output, model.output_bias), by=by, note=note)
     layers = _layers(settings, model.recurrence, "layer")
     return (ModelPart("recurrent", parts=(_embedding(settings, model.embedding, "token"), *layers, logits)),)
+
+
+def elmo_columns(model: ELMo) -> tuple[ModelPart, ...]:
+    """Return the two directions, which share the embeddings and the logits; both are counted in the first."""
+    settings, D = model.config, model.config.d_model
+    words = {"name": "token", "time": "T", "V": f"{settings.vocab_size:,}", "E": D, "D": D, "matrix": "W_yh"}
+    words |= {"out": D, "width": D, "both": "", "f": ""}
+    by, columns = [ELMo._read], list[ModelPart]()
+    for name, layers in (("forward", model.ahead), ("backward", model.back)):
+        first, note = not columns, "" if not columns else "shared with the forward direction, counted there"
+        embedding = part("embedding", words, own=size(model.embedding) if first else 0, by=by, note=note)
+        own = size(model.output, model.output_bias) if first else 0
+        logits = part("recurrent-logits", words, own=own, by=[ELMo.readout], note=note)
+        named = {**words, "name": f"{name} layer"}
+        cells = [replace(part("lstm", named, own=size(layer), by=by), loops=True) for layer in layers]
+        columns.append(ModelPart(name, parts=(embedding, *folded(cells), logits)))
+    return tuple(columns)
 
 
 def bahdanau_columns(model: Bahdanau) -> tuple[ModelPart, ...]:
