@@ -425,6 +425,88 @@ def test_an_answer_stays_small() -> None:
     assert down["norm"] == pytest.approx(float(captured["decoder.7.feedforward"][0, -1].norm()), rel=1e-5)
 
 
+def array(values: Any) -> Tensor:
+    return torch.from_numpy(np.array(values, dtype=float)).float()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@torch.no_grad()
+def test_threads_are_captured_and_their_sums_can_be_checked(name: str) -> None:
+    config = VARIANTS[name]
+    model = sharp(config)
+    found = step(read(model), layer=2)
+    threads, at = found.threads, found.position
+    assert threads is not None and threads["open"] == 2
+    stack, rows = "encoder" if isinstance(config, Encoder) else "decoder", threads["rows"]
+    block, here = f"{stack}.2", rows.index(at)
+    taps = [f"{block}.{tap}" for tap in ("attention.probabilities", "attention.heads", "feedforward.hidden")]
+    with capture(model, f"{stack}.*.residual", *taps) as captured:
+        logits = logits_of(model, found.reading)[at]
+    attention, fed = threads["block"]["attention"], threads["block"]["feedforward"]
+    weights, scores = array(attention["weights"]), array(attention["scores"])
+    same(weights, captured[f"{block}.attention.probabilities"][0][:, rows][..., rows])
+    same(array(attention["outputs"]).flatten(), captured[f"{block}.attention.heads"][0, at])
+    q, k, v = (array(attention[part]) for part in "qkv")
+    k, v = (each.repeat_interleave(len(q) // len(k), 0) for each in (k, v))
+    whole = len(rows) == len(found.reading.ids)
+    if whole:  # otherwise tokens that are not shown have weights too
+        same(scores.nan_to_num(-torch.inf).softmax(-1), weights, 1e-5)
+    if name not in ("alibi", "t5", "window", "relative", "disentangled"):
+        same((q @ k.mT * attention["scale"])[~scores.isnan()], scores[~scores.isnan()], 1e-4)
+    if whole and name != "relative":
+        same((weights[:, here, None] @ v)[:, 0], array(attention["outputs"]), 1e-5)
+    same(array(fed["hidden"]), captured[f"{block}.feedforward.hidden"][0, at])
+    bias = 0.0 if fed["bias"] is None else array(fed["bias"])
+    same(array(fed["up"]) @ array(fed["read"]) + bias, array(fed["before"])[fed["units"]], 1e-4)
+    for number, each in enumerate(threads["blocks"]):
+        assert each["norms"][-1] == pytest.approx(float(captured[f"{stack}.{number}.residual"][0, at].norm()), rel=1e-4)
+    same(array(threads["embedding"]["words"])[here], model.embed(found.reading.tokens, model.embedding)[0, at])
+    factors = found.answer()["choice"]["factors"]
+    product = array(factors["rows"]) @ array(factors["features"])
+    product = product if factors["bias"] is None else product + array(factors["bias"])
+    cap = config.head.softcap if isinstance(config.head, LMHead) else None
+    same(product if cap is None else cap * (product / cap).tanh(), logits.topk(len(product)).values, 1e-4)
+
+
+@torch.no_grad()
+def test_long_texts_show_recent_and_attended_tokens_or_those_requested() -> None:
+    model = sharp(GPT.replace(context=80))
+    reading = read(model, "abcdefgh" * 8)
+    found = step(reading, position=50)
+    with capture(model, "decoder.0.attention.probabilities") as captured:
+        model(reading.tokens)
+    assert found.threads is not None
+    rows = found.threads["rows"]
+    assert len(rows) == 12 and rows == sorted(rows) and set(range(44, 51)) <= set(rows) and max(rows) == 50
+    attended = captured["decoder.0.attention.probabilities"][0, :, 50].amax(0).argsort(descending=True).tolist()
+    assert set(attended[:4]) <= set(rows)
+    chosen = step(reading, position=50, threads=(3, 1, 50, 60)).threads
+    assert chosen is not None and chosen["rows"] == [1, 3, 50, 60]
+    with pytest.raises(ConfigError, match="threads: 99 is not a token of the text, which has 64"):
+        step(reading, threads=(1, 99))
+    choice = found.answer()["choice"]
+    tail, candidates = ([each["id"] for each in choice[part]] for part in ("tail", "candidates"))
+    assert len(tail) == 24 and not set(tail) & set(candidates)
+
+
+@pytest.mark.parametrize("cell", ["elman", "lstm", "gru"])
+@torch.no_grad()
+def test_threads_of_a_recurrent_model_are_its_states(cell: str) -> None:
+    model = sharp(Recurrent(vocab_size=V, d_model=12, d_embedding=12, layers=2, cell=cell))
+    reading = read(model)
+    found = step(reading)
+    state = model.start(1, len(reading.ids))
+    model.advance(reading.tokens, state)
+    states, threads = state.states[0], found.threads
+    assert threads is not None
+    for number, layer in enumerate(threads["layers"]):
+        same(array(layer["states"]), states[1:, 0, number])
+        same(array(layer["norms"]), states[1:, 0, number].norm(dim=-1))
+        same(array(layer["previous"]), states[-2, :, number])
+        same(array(layer["state"]), states[-1, :, number])
+        same(array(layer["means"])[-1], array(layer["values"]).mean(-1), 1e-5)
+
+
 def test_values_have_six_significant_digits() -> None:
     expected = [1234570.0, 0.000123457, -3.14159, 0.0, None]
     assert rounded([1234567.0, 0.000123456789, -math.pi, 0.0, math.inf]) == expected

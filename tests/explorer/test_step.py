@@ -1,7 +1,10 @@
-"""Inside a step: one token's way through models of every kind, with the server's own numbers, stage by stage."""
+"""Inside a step: models of every kind on the stage, with the server's own numbers, by mouse and by keyboard."""
 
 import json
+import math
 import re
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ from tests.serve.serving import Served
 
 TEXT = "A tale is told"
 FAMILIES = ("gpt", "lstm", "ngram", "bahdanau", "pairs", "masked-next", "classify")
+CAPTION, SAY = ".stage-caption b", ".stage-say:not(.stage-source)"
 
 
 def asked(server: Served, model: str, **more: Any) -> Any:
@@ -21,152 +25,255 @@ def asked(server: Served, model: str, **more: Any) -> Any:
 
 def opened(page: Any, address: str) -> None:
     page.goto(address)
-    page.wait_for_selector(".step-panel h2")
+    page.wait_for_selector(".stage-picture svg text")
 
 
-def last_number(text: str) -> float:
-    """The number that a line of the page ends with."""
-    found = re.search(r"(−?[\d.,]+(?:e[+−]?\d+)?)$", text)
-    assert found, text
-    return float(found[1].replace("−", "-").replace(",", ""))
+def numbers(texts: list[str]) -> list[float]:
+    """The texts that are a number."""
+    plain = [text.replace("−", "-") for text in texts]
+    return [float(text) for text in plain if re.fullmatch(r"-?\d*\.?\d+", text)]
 
 
-def flat(values: Any) -> list[Any]:
-    return [each for value in values for each in flat(value)] if isinstance(values, list) else [values]
+def texts(page: Any, under: str = "") -> list[str]:
+    return list(page.locator(f".stage-picture svg {under} text").all_text_contents())
 
 
-# Steps through all stages: of each its place, its title, and what its first matrix tells of its first value.
-WALK = """() => {
-  const next = [...document.querySelectorAll(".step-buttons button")][2], seen = [];
-  for (;;) {
-    const matrix = document.querySelector(".step-matrix");
-    matrix?.dispatchEvent(new KeyboardEvent("keydown", { key: "Home", bubbles: true }));
-    const names = [".step-where", ".step-panel h2", ".step-readout"];
-    seen.push(names.map(name => document.querySelector(name)?.textContent));
-    if (next.disabled) return seen;
-    next.click();
-  }
+# Texts of the picture that are small, or outside it, or on another text.
+FAULTS = """() => {
+  const svg = document.querySelector(".stage-picture svg"), box = svg.getBoundingClientRect();
+  const all = [...svg.querySelectorAll("text")].filter(each => each.textContent.trim())
+    .map(each => ({ name: each.textContent, size: parseFloat(getComputedStyle(each).fontSize),
+      at: each.getBoundingClientRect() }));
+  const faults = all.filter(({ size, at }) => size < 12 || at.left < box.left - 1 || at.right > box.right + 1
+    || at.top < box.top - 1 || at.bottom > box.bottom + 1).map(({ name }) => name);
+  all.forEach(({ name, at: a }, n) => all.slice(n + 1).forEach(({ name: other, at: b }) => {
+    const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+    const high = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+    if (wide > 3 && high > 4) faults.push(`${name} | ${other}`);
+  }));
+  if (document.documentElement.scrollWidth > innerWidth) faults.push("the page is too wide");
+  return faults;
 }"""
 
 
+@pytest.mark.parametrize("size", [(390, 844), (1280, 800), (1920, 1080)], ids=["390", "1280", "1920"])
 @pytest.mark.parametrize("model", FAMILIES)
-def test_every_stage_is_shown_with_its_own_numbers(page: Any, at: At, server: Served, model: str) -> None:
-    stages = asked(server, model)["stages"]
-    opened(page, at("step", model=model, text=TEXT))
-    assert page.locator(".step-box").count() == len(stages)
-    seen = page.evaluate(WALK)
-    assert [title for _, title, _ in seen] == [stage["title"] for stage in stages]
-    for number, (stage, (where, title, told)) in enumerate(zip(stages, seen, strict=True), start=1):
-        assert where == f"{number} of {len(stages)}: {title}"
-        shown = [flat(tensor["values"])[0] for tensor in stage["tensors"]]
-        assert told is None or any(last_number(told) == pytest.approx(value, rel=2e-3) for value in shown), stage["id"]
-    assert sum(told is not None for _, _, told in seen) >= (0 if model == "ngram" else 3)
+def test_each_family_is_legible_and_its_steps_follow_each_other(page: Any, at: At, model: str, size: Any) -> None:
+    page.set_viewport_size({"width": size[0], "height": size[1]})
+    opened(page, at("step", model=model, text=TEXT, stage="tokens"))
+    assert not page.evaluate(FAULTS)
+    titles = []
+    for _ in range(page.locator(".stage-ticks button").count()):
+        titles.append(page.locator(CAPTION).inner_text())
+        page.keyboard.press("ArrowRight")
+    assert len(titles) >= 6 and all(one != other for one, other in pairwise(titles))
+    assert page.locator(".stage-picture svg g.later").count() == 0
+    assert not page.evaluate(FAULTS)
 
 
-def test_the_probabilities_of_a_head_are_those_of_the_route(page: Any, at: At, server: Served) -> None:
-    stages = {stage["id"]: stage for stage in asked(server, "gpt")["stages"]}
-    opened(page, at("step", model="gpt", text=TEXT, stage="decoder.0.attention.softmax", head=1))
-    shown = page.locator(".step-keys .step-now .step-number").all_text_contents()
-    expected = stages["decoder.0.attention.softmax"]["tensors"][0]["values"][1]
-    assert [float(each) for each in shown] == pytest.approx(expected, abs=5e-4)
+def test_weights_and_probabilities_are_those_of_the_route(page: Any, at: At, server: Served) -> None:
+    step = asked(server, "gpt")
+    threads = step["threads"]
+    own, here = threads["block"]["attention"], threads["rows"].index(step["place"])
+    opened(page, at("step", model="gpt", text=TEXT, head=1))
+    shown = page.locator(".stage-picture svg .halo").all_text_contents()
+    assert [float(each) for each in shown] == pytest.approx(own["weights"][1][here], abs=0.0051)
+    percents = [each for each in texts(page, ".word") if each.endswith("%")]
+    finals = [each["final"] for each in step["choice"]["candidates"][: len(percents) - 1]]
+    assert percents[:-1] == [f"{100 * p:.0f} %" if p >= 0.005 else "<1 %" for p in finals]
 
 
-def test_the_keyboard_steps_plays_and_moves_in_a_matrix(page: Any, at: At) -> None:
-    opened(page, at("step", model="gpt", text=TEXT))
-    title = page.locator(".step-panel h2")
+def test_zooming_ends_at_a_number_with_its_operands(page: Any, at: At, server: Served) -> None:
+    step = asked(server, "gpt")
+    threads, choice = step["threads"], step["choice"]
+    attention, here = threads["block"]["attention"], threads["rows"].index(step["place"])
+    opened(page, at("step", model="gpt", text=TEXT, stage="scores"))
+    page.keyboard.press("Enter")
+    scores = [score for score in attention["scores"][0][here] if score is not None]
+    rows = page.locator(f'.stage-picture svg [data-go^="head/{here}/"]')
+    shown = [numbers(row.locator("text").all_text_contents())[-1] for row in rows.all()]
+    assert shown == pytest.approx(scores, abs=0.0051)
+    rows.nth(2).click()
+    q, k = attention["q"][0][here], attention["k"][0][2]
+    products = [a * b for a, b in zip(q, k, strict=True)]
+    written = numbers(texts(page))
+    assert written == pytest.approx([*q, *k, *products], abs=0.0051)
+    total = re.findall(r"−?\d+\.\d+", texts(page)[-1])
+    assert float(total[-1].replace("−", "-")) == pytest.approx(sum(products) * attention["scale"], abs=0.0051)
+    assert page.locator(".stage-crumbs").inner_text().count("›") == 4
     page.keyboard.press("ArrowRight")
-    assert title.inner_text() == "Embedding"
-    page.keyboard.press("ArrowLeft")
-    assert title.inner_text() == "Tokens"
+    assert page.url.endswith("zoom=head%2F" + f"{here}%2F2")  # siblings are not in the address
+    for _ in range(4):
+        page.keyboard.press("Escape")
+    assert page.locator(".stage-crumbs b").inner_text() == "Model"
+    opened(page, at("step", model="gpt", text=TEXT, zoom="logit/0"))
+    factors = choice["factors"]
+    terms = [a * b for a, b in zip(factors["rows"][0], factors["features"], strict=True)]
+    assert numbers(texts(page))[-len(terms) :] == pytest.approx(terms, abs=0.0051)
+    unit = threads["block"]["feedforward"]["units"][0]
+    opened(page, at("step", model="gpt", text=TEXT, zoom=f"ff/{unit}"))
+    hidden = threads["block"]["feedforward"]["hidden"][unit]
+    assert texts(page)[-1].endswith(f"{abs(hidden):.{2 if abs(hidden) >= 0.1 else 3}f}")
+
+
+def test_a_unit_of_a_cell_is_computed_from_its_gates(page: Any, at: At, server: Served) -> None:
+    layer = asked(server, "lstm")["threads"]["layers"][0]
+    opened(page, at("step", model="lstm", text=TEXT, zoom="layer/0/3"))
+    i, f, g, o = (gate[3] for gate in layer["values"])
+    cell = f * layer["previous"][1][3] + i * g
+    shown = numbers(texts(page))
+    assert shown[-1] == pytest.approx(o * math.tanh(cell), abs=0.0051) and shown[4] == pytest.approx(cell, abs=0.0051)
+    assert shown[-1] == pytest.approx(layer["state"][0][3], abs=0.0051)
+
+
+def test_the_keyboard_leads_through_the_stage(page: Any, at: At) -> None:
+    opened(page, at("step", model="gpt", text=TEXT, stage="tokens"))
+    title, play = page.locator(CAPTION), page.locator(".stage-play")
+    for key, expected in (("ArrowRight", "Embedding"), ("ArrowLeft", "Tokens"), ("End", "Probabilities")):
+        page.keyboard.press(key)
+        assert title.inner_text() == expected
+    page.keyboard.press("Home")
     page.keyboard.press(" ")
-    page.get_by_role("button", name="Pause").wait_for()
-    page.wait_for_function("() => document.querySelector('.step-panel h2').textContent === 'Embedding'")
+    assert play.get_attribute("aria-label") == "Pause"
+    page.wait_for_function("() => document.querySelector('.stage-caption b').textContent === 'Embedding'")
     page.keyboard.press(" ")
-    page.get_by_role("button", name="Play", exact=True).wait_for()
-    page.locator(".step-box.step-now").focus()
-    page.keyboard.press("ArrowUp")
-    assert page.evaluate("document.activeElement.classList.contains('step-now')")
-    assert page.evaluate("document.activeElement.dataset.id") == "embedding.position"
+    assert play.get_attribute("aria-label") == "Play" and "stage=embedding" in page.url
+    page.keyboard.press("2")
+    assert "head=1" in page.url
+    part = page.locator('.stage-picture [data-key="head=0"]')
+    part.focus()
+    page.keyboard.press("Enter")
+    assert "head=1" not in page.url
+    assert page.evaluate("document.activeElement.getAttribute('data-key')") == "head=0"  # kept over the new picture
 
 
 def of_two_blocks(route: Any) -> None:
-    """The route's answer as if the one block of the model stood there twice: the one asked for is opened."""
-    asked = route.request.post_data_json
-    answer = route.fetch(post_data=json.dumps({**asked, "layer": None})).json()
-    stages = answer["step"]["stages"]
-    inside = [stage for stage in stages if stage["id"].startswith("decoder.0")]
-    others = [stage for stage in stages if stage not in inside]
-    above = json.loads(json.dumps(inside).replace("decoder.0", "decoder.1"))
-    blocks = [inside[-1], *above] if asked["layer"] else [*inside, above[-1]]
-    start = next(at for at, stage in enumerate(others) if stage["group"] == "output")
-    answer["step"]["stages"] = [*others[:start], *blocks, *others[start:]]
+    """The route's answer as if the one block of the model came twice; the requested one is open."""
+    body = route.request.post_data_json
+    answer = route.fetch(post_data=json.dumps({**body, "layer": None})).json()
+    threads = answer["step"]["threads"]
+    threads["blocks"], threads["open"] = threads["blocks"] * 2, body["layer"] or 0
+    answer["step"] = json.loads(json.dumps(answer["step"]).replace("decoder.0", f"decoder.{threads['open']}"))
     route.fulfill(json=answer)
 
 
-def test_what_is_shown_stands_in_the_address(page: Any, at: At) -> None:
+def test_what_is_shown_is_in_the_address(page: Any, at: At) -> None:
     page.route("**/v1/explain/step", of_two_blocks)
-    opened(page, at("step", model="gpt", text=TEXT))
-    page.locator(".step-tokens button").nth(2).click()
-    page.locator('.step-tokens button:nth-child(3)[aria-pressed="true"]').wait_for()
-    page.locator('.step-box[data-id="decoder.1"]').click()
-    page.get_by_role("button", name="Unfold this block").click()
-    page.locator('.step-box[data-id="decoder.1.attention.softmax"]').click()
-    page.locator(".step-head select").select_option("1")
-    before = page.locator(".step-keys").text_content()
+    opened(page, at("step", model="gpt", text="A tale", stage="values"))
+    page.locator('.stage-picture [data-go="open=1"]').click()
+    page.locator('.stage-picture [data-go="open=0"]').wait_for()
+    page.locator('.stage-picture [data-go="head=1"]').click()
+    page.locator('.stage-picture [data-go="follow=2"]').click()
+    page.wait_for_function("() => document.querySelector('.step-status').textContent.includes('token 3')")
+    before = texts(page)
     page.reload()
-    page.wait_for_selector(".step-keys")
-    assert page.locator(".step-keys").text_content() == before
-    assert page.locator(".step-head select").input_value() == "1"
-    assert page.locator('.step-tokens button[aria-pressed="true"]').count() == 1
-    for part in ("layer=1", "place=2", "head=1", "stage=decoder.1.attention.softmax"):
+    page.wait_for_selector(".stage-picture svg text")
+    assert texts(page) == before
+    for part in ("layer=1", "place=2", "head=1", "stage=values"):
         assert part in page.url
 
 
-def test_settings_change_the_choice_at_once_and_the_server_agrees(page: Any, at: At, server: Served) -> None:
-    opened(page, at("step", model="gpt", text=TEXT, stage="output.choice"))
+def test_settings_change_the_words_at_once_and_the_server_agrees(page: Any, at: At, server: Served) -> None:
+    opened(page, at("step", model="gpt", text=TEXT))
     with page.expect_response("**/v1/explain/step"):
         page.get_by_label("Temperature", exact=True).fill("0.5")
         page.get_by_label("Top-k", exact=True).fill("3")
-    assert page.locator(".step-candidates .write-row:not(.write-dropped)").count() == 3
     choice = asked(server, "gpt", temperature=0.5, top_k=3)["choice"]
-    page.wait_for_function("() => !document.querySelector('.step-kept').textContent.startsWith('about')")
-    first = page.locator(".step-candidates .write-number").nth(1).text_content()
-    assert float(re.sub(r"[^\d.]", "", first)) == pytest.approx(100 * choice["candidates"][0]["final"], abs=0.6)
-    assert f"{choice['kept']} of" in page.locator(".step-kept").inner_text()
+    page.wait_for_load_state("networkidle")
+    percents = [each for each in texts(page, ".word") if each.endswith("%")]
+    expected = [each["final"] for each in choice["candidates"][: len(percents) - 1]]
+    assert percents[:-1] == [f"{100 * p:.0f} %" for p in expected] and percents[-1] == "0 %"
+    assert "T = 0.50" in page.locator(".stage-formula").inner_text()
 
 
-def test_a_chosen_token_is_appended(page: Any, at: At) -> None:
-    opened(page, at("step", model="gpt", text=TEXT, stage="output.choice"))
-    tokens = page.locator(".step-tokens button").count()
-    page.locator(".step-candidates button").nth(1).click()
-    page.locator(".step-append .primary").click()
-    page.wait_for_function(f"() => document.querySelectorAll('.step-tokens button').length === {tokens + 1}")
-    assert page.locator(".step-panel h2").inner_text() == "Tokens"
-    assert page.locator(".step-texts textarea").first.input_value() != TEXT
+@pytest.mark.parametrize(("number", "listed"), [(0.0, True), (0.999, False)])
+def test_the_draw_may_fall_outside_the_list_and_its_word_is_appended(
+    page: Any, at: At, server: Served, number: float, listed: bool
+) -> None:
+    page.add_init_script(f"Math.random = () => {number}")
+    choice = asked(server, "gpt")["choice"]
+    opened(page, at("step", model="gpt", text=TEXT))
+    page.keyboard.press("ArrowRight")
+    likeliest = [each["piece"] for each in choice["candidates"][:8]]
+    chosen = page.locator(".stage-formula").inner_text().split("“")[1].rstrip("”")
+    assert (chosen in [piece.strip("␣") or "␣" for piece in likeliest]) == listed
+    assert page.locator(".word.chosen").get_attribute("data-word") == ("0" if listed else "8")
+    page.keyboard.press(" ")
+    page.wait_for_function("() => /token 1[6-9] of/.test(document.querySelector('.step-status').textContent)")
+    assert page.locator(SAY).inner_text().startswith(TEXT)
+
+
+def test_the_sentence_is_edited_in_place(page: Any, at: At) -> None:
+    opened(page, at("step", model="gpt", text=TEXT))
+    page.locator(SAY).click()
+    assert page.locator(SAY).inner_text() == TEXT
+    page.keyboard.press("Control+a")
+    page.keyboard.type("Told")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => document.querySelector('.step-status').textContent.includes('of 5')")
+    assert "text=Told" in page.url and page.locator(".stage-picture .chip").count() == 5
+
+
+def test_the_threads_of_a_long_text_can_be_exchanged(page: Any, at: At, server: Served) -> None:
+    opened(page, at("step", model="gpt", text=TEXT * 2))
+    assert page.locator(".stage-picture .chip").count() == 12
+    more = page.locator('.stage-picture [data-go^="more="]').first
+    wanted = more.get_attribute("data-go").removeprefix("more=").split("-")
+    more.click()
+    page.wait_for_url("**threads=**")
+    page.wait_for_load_state("networkidle")
+    shown = asked(server, "gpt", input=TEXT * 2, threads=list(range(*map(int, wanted))))["threads"]["rows"]
+    assert page.locator(".stage-picture .chip").count() == len(shown)
+
+
+def test_the_values_are_also_a_table(page: Any, at: At, server: Served) -> None:
+    step = asked(server, "gpt")
+    opened(page, at("step", model="gpt", text=TEXT))
+    page.get_by_text("Values as a table").click()
+    tables = page.locator(".stage-table table")
+    rows = tables.first.locator("tbody tr")
+    assert rows.count() == len(step["threads"]["rows"])
+    here = step["threads"]["rows"].index(step["place"])
+    weights = [float(row.locator("td").nth(4).inner_text()) for row in rows.all()]
+    assert weights == pytest.approx(step["threads"]["block"]["attention"]["weights"][0][here], rel=1e-3)
+    assert "Predictions" in page.locator(".stage-table").inner_text()
+
+
+@pytest.fixture
+def moving(browser: Any) -> Iterator[Any]:
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    yield context.new_page()
+    context.close()
+
+
+def test_it_plays_when_it_is_opened(moving: Any, at: At) -> None:
+    opened(moving, at("step", model="gpt", text=TEXT))
+    assert moving.locator(".stage-play").get_attribute("aria-label") == "Pause"
+    assert moving.locator(CAPTION).inner_text() == "Tokens"
+    moving.wait_for_function("() => document.querySelector('.stage-caption b').textContent === 'Embedding'")
+    assert "stage=" not in moving.url
 
 
 def test_text_is_shown_as_text_and_a_picture_is_saved(page: Any, at: At) -> None:
-    hostile = "<img src=x onerror=alert(1)>"
-    opened(page, at("step", model="gpt", text=hostile))
+    opened(page, at("step", model="gpt", text="<img src=x onerror=alert(1)>"))
     assert page.locator("img").count() == 0
     drawn = saved_svg(page)
     assert "Embedding" in drawn and "class=" not in drawn
 
 
-def test_groups_are_named_in_words(page: Any, at: At) -> None:
-    page.goto(at("step", model="gpt"))
-    names = "async () => ['source_embedding', 'decoder.3'].map((await import('/web/flow.js')).blockName)"
-    assert page.evaluate(names) == ["Source embedding", "Decoder, block 3"]
-
-
-def test_a_text_that_is_too_long_is_whole_and_its_message_replaces_the_picture(page: Any, at: At) -> None:
+def test_a_text_that_is_too_long_keeps_its_message(page: Any, at: At) -> None:
     opened(page, at("step", model="gpt", text=TEXT))
-    page.get_by_label("Text").fill("ab " * 1400)
+    page.locator(SAY).click()
+    page.keyboard.press("Control+a")
+    page.keyboard.insert_text("ab " * 1400)
+    page.keyboard.press("Enter")
     message = page.locator(".problem")
     message.wait_for()
-    assert "longer than 4000 characters" in message.inner_text() and not page.locator(".step-panel").is_visible()
-    assert len(page.get_by_label("Text").input_value()) == 4200
-    assert message.bounding_box()["y"] < page.get_by_label("Text").bounding_box()["y"]
-    page.get_by_label("Text").fill(TEXT)
-    page.locator(".step-panel h2").wait_for()
-    assert not message.count()
+    assert "longer than 4000 characters" in message.inner_text()
+    assert len(page.locator(SAY).inner_text()) >= 4199 and page.locator(".stage-stale").count() == 1
+    page.locator(SAY).click()
+    page.keyboard.press("Control+a")
+    page.keyboard.insert_text("Told")
+    page.keyboard.press("Enter")
+    message.wait_for(state="detached")
+    assert page.locator(".stage-stale").count() == 0 and page.locator(".stage-picture .chip").count() == 5

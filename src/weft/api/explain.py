@@ -308,17 +308,20 @@ class Explain:
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
+        threads: Sequence[int] = (),
     ) -> "StepPicture":
         """Follow one token through the model with its actual values, from ids to the choice of the next token.
 
         `place` is the position of the token, by default the last; `layer` the block that is shown in detail, by default
-        the first. `temperature`, `top_k` and `top_p` are the settings that the next token is chosen with.
+        the first. `temperature`, `top_k` and `top_p` are the settings that the next token is chosen with. Of a long
+        text, `threads` are the positions of other tokens to show.
         """
         (_, objective), text = self._require_trained("step"), self.own_text()[0] if text is None else text
         settings = sampling(temperature=temperature, top_k=top_k, top_p=top_p)
         labels = objective.labels if isinstance(objective, RowObjective) else ()
         reading = self.reading(text, target)
-        return views.step.step(reading, text=text, position=place, layer=layer, sampling=settings, labels=labels)
+        options: dict[str, Any] = {"position": place, "layer": layer, "labels": labels, "threads": threads}
+        return views.step.step(reading, text=text, sampling=settings, **options)
 
     def prediction(self, text: Text = None, second: Text = None, *, output: str | int | None = None) -> dict[str, Any]:
         """Return what a classifier, a tagger, a regression model, an answer finder or an embedding model predicts.

@@ -163,7 +163,7 @@ def prediction(model: ServedModel, body: schema.PredictionBody) -> dict[str, Any
 def step(model: ServedModel, body: schema.StepBody) -> dict[str, Any]:
     """Follow one token through a model, with the values of every stage."""
     _check_length(model, body)
-    options = {"place": body.place, "layer": body.layer, **filters(body)}
+    options: dict[str, Any] = {"place": body.place, "layer": body.layer, "threads": body.threads, **filters(body)}
     if body.temperature is not None:
         options["temperature"] = body.temperature
     return {"step": model.run.explain.step(body.input, target=body.target, **options).answer()}

@@ -15,6 +15,7 @@ MAX_BIASES = 10_000  # of logits
 MAX_STREAMED_TOKENS = 4096  # of a text that /v1/write or /v1/beams writes
 MAX_TOKENIZED = 10_000  # characters of a text for /v1/tokenizers
 MAX_HEADS = 4096  # attention heads switched off in one request
+MAX_THREADS = 256  # tokens of a text named in one request
 SETTINGS = {parameter.name: parameter for parameter in parameters()}
 Stops = Annotated[list[Annotated[str, Field(min_length=1)]], at_most(MAX_STOPS, "stop strings")]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
@@ -263,6 +264,9 @@ class StepBody(ReadingBody):
 
     place: int | None = Field(default=None, ge=-(2**31), lt=2**31, description="Position of the token to follow.")
     layer: int | None = Field(default=None, ge=0, lt=2**31, description="Layer to open, counted from 0.")
+    threads: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], at_most(MAX_THREADS, "threads")] = Field(
+        default=[], fail_fast=True, description="Positions of other tokens to show of a long text."
+    )
     temperature: float | None = setting("temperature", ge=0.0, le=2.0)
     top_k: int | None = setting("top_k", ge=-1, lt=2**31)
     top_p: float | None = setting("top_p")

@@ -1,10 +1,9 @@
-// Inside a step: a text, a token, and the token's path through the model.
-import { button, debounced, h, isPlain, roving } from "./dom.js";
-import { explainCommand, saveTools } from "./save.js";
+// Inside a step: the stage of a model and a text, played from the tokens to the next one.
+import { debounced, field, h, isPlain, select, slider } from "./dom.js";
 import { NEUTRAL } from "./choice.js";
-import { sourcePosition } from "./flow.js";
 import { answerSelect, fetchDecoding, latest, sampleNote, targetOf, textBox } from "./reading.js";
-import { mount as draw } from "./step.js";
+import { explainCommand, saveTools } from "./save.js";
+import { mount as draw } from "./stage.js";
 import { visibleToken } from "./words.js";
 
 export const title = "Inside a step";
@@ -14,6 +13,7 @@ export const lacks = info => (info ? "" : "has no steps");
 
 const MIN_TEMPERATURE = 0.1; // of the slider
 const MAX_LETTERS = 48; // letters of the model's sample text at first
+const MAX_TOP_K = 100; // of the slider; more is off
 
 const integer = text => (/^\d+$/.test(text ?? "") ? Number(text) : null);
 const real = text => (text !== undefined && Number.isFinite(Number(text)) ? Number(text) : null);
@@ -23,9 +23,8 @@ export async function mount(main, context) {
   /** @type {any} */
   let step = null;
   /** @type {any} */
-  let drawing = null;
-  let origin = ""; // of the sample text
-  let sourceOpen = state.source === "open";
+  let stage = null;
+  let origin = "", text = "", target = info.writes ? state.target ?? "" : null;
   const { generate, translate } = info.continues || info.writes ? await fetchDecoding(context) : {};
   // the model's default settings of sampling
   const usual = generate?.temperature >= MIN_TEMPERATURE
@@ -33,136 +32,128 @@ export async function mount(main, context) {
   const settings = () => ({ temperature: real(state.temperature) ?? usual.temperature,
     top_k: state.top_k === "off" ? null : integer(state.top_k) ?? usual.top_k,
     top_p: state.top_p === "off" ? null : real(state.top_p) ?? usual.top_p });
+  const writes = info.continues || info.writes;
 
-  const source = textBox(info.writes ? "Source" : "Text", () => typed({ text: input.value }), { rows: 2 });
-  const written = info.writes && textBox("Generated so far",
-    () => typed({ target: target.value }), { rows: 1 });
-  const answer = translate && answerSelect(context, translate.beams, () => {
-    context.set({ place: undefined, pick: undefined });
-    renew();
-  });
-  const input = source.area, target = written ? written.area : null;
-  const strip = (kind, name) => h("div", { class: `step-tokens ${kind}`, role: "group", "aria-label": name });
-  const tokens = strip("step-places", "Tokens: select one to follow its path");
-  const sources = info.writes ? strip("step-sources", "The source’s tokens") : null;
   const status = h("p", { class: "soft step-status", role: "status" }), body = h("div", { class: "step-body" });
-  const texts = h("div", { class: "step-texts" }, source.field, answer, written && written.field);
-  main.append(...[texts, sources, tokens, status, body,
-    saveTools({ svg: () => drawing?.svg(), name: `step-${info.id}`,
-      command: () => explainCommand(info, "step", { text: input.value, target: target?.value },
+  const tokens = h("div", { class: "step-follow" });
+  const answer = translate && answerSelect(context, translate.beams, () => {
+    target = "";
+    context.set({ place: undefined, threads: undefined });
+    renew({ stage: "tokens" });
+  });
+  const cuts = writes && h("div", { class: "fields" },
+    slider("Top-k", { min: 1, max: MAX_TOP_K + 1, step: 1, value: settings().top_k ?? MAX_TOP_K + 1,
+      format: k => (k > MAX_TOP_K ? "off" : String(k)), change: k => changed({ ...settings(), top_k: k > MAX_TOP_K
+        ? null : k }) }),
+    slider("Top-p", { min: 0.05, max: 1, step: 0.01, value: settings().top_p ?? 1,
+      format: p => (p >= 1 ? "off" : p.toFixed(2)), change: p => changed({ ...settings(), top_p: p >= 1 ? null
+        : p }) }));
+  main.append(...[body, h("div", { class: "step-below" }, status, h("div", { class: "fields" }, tokens, answer), cuts),
+    saveTools({ svg: () => stage?.svg(), name: `step-${info.id}`,
+      command: () => explainCommand(info, "step", { text, target: target ?? undefined },
         ...["place", "layer"].map(name => state[name] && `--${name} ${state[name]}`)) })].filter(Boolean));
 
   // ---- requests
   const load = latest(context, body, async ending => {
-    const layer = info.heads ? integer(state.layer) : null; // only Transformers have blocks to unfold
-    const { step: response } = await api.post("v1/explain/step", { model: info.id, input: input.value, layer,
-      target: target && await targetOf(context, input.value, ending), place: integer(state.place), ...settings() }, ending);
-    if (target && state.target === undefined) {
-      const generated = await api.post("v1/detokenize", { model: info.id, tokens: response.ids }, ending);
-      target.value = generated.text;
+    const layer = info.heads ? integer(state.layer) : null; // only Transformers have blocks to open
+    const threads = (state.threads ?? "").split(",").filter(each => /^\d+$/.test(each)).map(Number);
+    const { step: response } = await api.post("v1/explain/step", { model: info.id, input: text, layer, threads,
+      target: target === null ? null : await targetOf(context, text, ending), place: integer(state.place),
+        ...settings() }, ending);
+    if (target !== null && state.target === undefined) {
+      target = (await api.post("v1/detokenize", { model: info.id, tokens: response.ids }, ending)).text;
     }
     return response;
   });
 
-  // the token that the text continues with, which may not be the likeliest
-  const nextOf = ({ ids, place }) => (info.continues || info.writes ? ids[place + 1] : undefined);
-
-  /** @param {{ stage?: string, block?: string }} [where]  stage to show */
-  async function renew(where) {
+  /** @param {{ stage?: string }} [where]  step to show */
+  async function renew(where = {}) {
     const response = await load();
-    if (!response || signal.aborted) return false;
+    if (signal.aborted) return false;
+    if (!response) {
+      body.hidden = false; // its sentence can be corrected
+      if (!stage) body.replaceChildren(textBox("Text", event => { text = event.target.value; again(); }).field);
+      return false;
+    }
     step = response;
-    showTokens();
-    if (drawing) drawing.update(step, where);
-    else drawing = draw(body, { step, stage: state.stage, head: state.head, settings: settings(),
-      nextOf, picked: integer(state.pick) ?? nextOf(step) }, hooks);
+    if (stage) stage.update(step, { ...where, settings: settings() });
+    else stage = draw(body, { step, stage: state.stage, zoom: state.zoom, head: state.head, settings: settings(),
+      text: () => text, target: () => target }, hooks);
+    showStatus();
     return true;
   }
 
-  const typed = debounced(changes => {
-    context.set({ ...changes, place: undefined, pick: undefined });
-    renew();
-  });
   const confirm = debounced(async () => {
     const response = await load();
-    if (response) drawing?.confirm(response);
+    if (!response) return;
+    step = response;
+    stage?.confirm(response);
   });
+  const again = debounced(() => { context.set({ text }); renew(); });
+  const asked = changes => { context.set(changes); return renew(); };
+  function changed(values) {
+    const shown = name => (values[name] === usual[name] ? undefined : String(values[name] ?? "off"));
+    context.set({ temperature: shown("temperature"), top_k: shown("top_k"), top_p: shown("top_p") });
+    stage?.set(values);
+    confirm();
+  }
 
   const hooks = {
-    stage: id => context.set({ stage: id === step.stages[0].id ? undefined : id }),
-    head: head => context.set({ head: head ? String(head) : undefined }),
-    pick: id => context.set({ pick: String(id) }),
-    open: group => {
-      const layer = group.match(/\d+$/)[0];
-      context.set({ layer: layer === "0" ? undefined : layer });
-      renew({ block: group });
+    state: changes => context.set(changes),
+    open: info.heads ? layer => asked({ layer: layer ? String(layer) : undefined }) : null,
+    follow: place => asked({ place: place === step.pieces.length - 1 ? undefined : String(place), threads: undefined }),
+    threads: places => asked({ threads: places.join(",") }),
+    settings: changed,
+    edit(which, typed) {
+      if (which === "text") text = typed; else target = typed;
+      context.set({ [which]: typed, place: undefined, threads: undefined, stage: undefined, zoom: undefined });
+      return renew({ stage: "tokens" });
     },
-    settings: values => {
-      const text = name => (values[name] === usual[name] ? undefined : String(values[name] ?? "off"));
-      context.set({ temperature: text("temperature"), top_k: text("top_k"), top_p: text("top_p") });
-      confirm();
-    },
-    append: info.continues || info.writes ? append : null,
-    sourceOpen: () => sourceOpen,
-    toggledSource: open => { sourceOpen = open; context.set({ source: open ? "open" : undefined }); },
+    append: writes ? append : null,
   };
 
-  // the text up to the selected token, and the chosen candidate
-  async function append(candidate) {
-    const box = target ?? input, before = box.value;
+  // the text up to the followed token, and the chosen one
+  async function append(token) {
+    const before = target ?? text;
     try {
-      const tokens = [...step.ids.slice(0, step.place + 1), candidate.id];
-      const { text } = await api.post("v1/detokenize", { model: info.id, tokens }, signal);
-      if (text === before) { status.textContent = `${candidate.piece} ends the text.`; return false; }
-      box.value = text;
-      const cleared = { place: undefined, pick: undefined, stage: undefined };
-      context.set({ ...cleared, [target ? "target" : "text"]: text });
-      return await renew({ stage: step.stages[0].id });
+      const ids = [...step.ids.slice(0, step.place + 1), token.id];
+      const { text: longer } = await api.post("v1/detokenize", { model: info.id, tokens: ids }, signal);
+      if (longer === before) { status.textContent = `${token.piece} ends the text.`; return false; }
+      if (target === null) text = longer; else target = longer;
+      context.set({ place: undefined, threads: undefined, stage: undefined,
+        [target === null ? "text" : "target"]: longer });
+      return await renew({ stage: "tokens" });
     } catch (error) {
       context.fail(error);
       return false;
     }
   }
 
-  // ---- tokens
-  function showTokens() {
-    const pieces = step.pieces.map((piece, at) => button(visibleToken(piece), () => follow(at),
-      { "aria-pressed": String(at === step.place), title: `token ${at}, id ${step.ids[at]}` }));
-    tokens.replaceChildren(...pieces);
-    pieces.forEach((piece, at) => { piece.tabIndex = at === step.place ? 0 : -1; });
-    sources?.replaceChildren(...(step.source_pieces ?? []).map((piece, at) =>
-      h("span", { class: at === sourcePosition(step) ? "step-here" : undefined }, visibleToken(piece))));
+  function showStatus() {
     status.textContent = `Following token ${step.place + 1} of ${step.pieces.length}.`
       + (step.masked ? ` “${visibleToken(step.masked)}” is masked.` : "")
       + (state.text === undefined && origin ? ` ${origin}` : "");
-  }
-  roving(tokens, () => [...tokens.children]);
-
-  async function follow(place) {
-    const last = step.pieces.length - 1;
-    context.set({ place: place === last ? undefined : String(place), pick: undefined });
-    await renew();
-    tokens.children[place]?.focus();
+    tokens.replaceChildren(field("Follow",
+      select(step.pieces.map((piece, at) => [at, `${at + 1}: ${visibleToken(piece)}`]), step.place,
+      place => hooks.follow(Number(place)))));
   }
 
   document.addEventListener("keydown", event => {
-    if (!drawing || event.defaultPrevented || !isPlain(event)) return;
+    if (!stage || event.defaultPrevented || !isPlain(event)) return;
     const target = /** @type {Element} */ (event.target);
-    if (target.closest?.("input, textarea, select, .step-tokens, pre")) return;
-    if (event.key === " " && target.closest?.("button, summary, a")) return;
-    if (drawing.key(event)) event.preventDefault();
+    if (target.closest?.("input, textarea, select, pre, [contenteditable]")) return;
+    if (stage.key(event)) event.preventDefault();
   }, { signal });
 
-  input.value = state.text ?? await sampleText();
-  if (target) target.value = state.target ?? "";
+  text = state.text ?? await sampleText();
   await renew();
   context.set({}); // the command contains the text
-  return { close() { drawing?.close(); } };
+  return { close() { stage?.close(); } };
 
   async function sampleText() {
-    const { text, origin: from } = await api.post("v1/explain/text", { model: info.id }, signal);
+    const { text: sample, origin: from } = await api.post("v1/explain/text", { model: info.id }, signal);
     origin = sampleNote(from);
-    if (text.length <= MAX_LETTERS) return text;
-    return text.slice(0, MAX_LETTERS).replace(/\s+\S*$/, "");
+    if (sample.length <= MAX_LETTERS) return sample;
+    return sample.slice(0, MAX_LETTERS).replace(/\s+\S*$/, "");
   }
 }

@@ -1,7 +1,7 @@
 """Stages from features to a model's output (tokens, labels or a vector), and from logits to the chosen token."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,9 +14,12 @@ from weft.explain.reading import Reading, pieces
 from weft.explain.step.passing import FollowedToken
 from weft.explain.step.stage import StageList, cost, linear_cost, rounded, sent
 from weft.models import heads
+from weft.nn.linear import Linear
 from weft.nn.loss import Readout
 
 MAX_CANDIDATES = 40  # likeliest candidates that are sent
+MAX_FACTORS = 8  # of them, candidates whose row of the output matrix is sent
+MAX_TAIL = 24  # tokens that represent all others in a draw
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class Candidates:
     logits: Tensor
     scaled: Tensor  # divided by the temperature
     filtered: Tensor  # scaled, with −∞ outside top-k and top-p
+    tail: list[tuple[int, str]]  # other tokens, at equal steps of their probability
+    readout: Readout | None = None  # factors of the logits
 
     @property
     def probability(self) -> Tensor:
@@ -47,7 +52,14 @@ class Candidates:
         columns = [*(rounded(each[self.ids].cpu()) for each in tensors), self.kept[self.ids].tolist()]
         names = ("id", "piece", "logit", "scaled", "probability", "final", "kept")
         rows = zip(self.ids, self.pieces, *columns, strict=True)
+        factors, first = None, self.ids[:MAX_FACTORS]
+        if self.readout is not None:
+            x, weight, bias, *_ = self.readout
+            factors = {"features": rounded(x), "rows": rounded(weight[first])}
+            factors["bias"] = None if bias is None else rounded(bias[first])
         return {
+            "factors": factors,
+            "tail": [{"id": id, "piece": piece} for id, piece in self.tail],
             "temperature": self.sampling.temperature,
             "top_k": self.sampling.top_k,
             "top_p": self.sampling.top_p,
@@ -75,7 +87,21 @@ def candidates(logits: Tensor, settings: Sampling, names: Callable[[list[int]], 
         filtered[sampling.greedy(logits)] = 0.0
     else:
         filtered = sampling.filter_logits(logits[None], [settings])[0]
-    return Candidates(settings, ids, names(ids), logits=logits, scaled=scaled, filtered=filtered)
+    others = _tail(filtered.softmax(-1), ids)
+    tail = list(zip(others, names(others), strict=True))
+    return Candidates(settings, ids, names(ids), logits=logits, scaled=scaled, filtered=filtered, tail=tail)
+
+
+def _tail(probability: Tensor, shown: list[int]) -> list[int]:
+    """Return tokens outside `shown`: those at equal steps of the probability that is left, so each is as likely."""
+    rest = probability.clone()
+    rest[shown] = 0.0
+    values, ids = rest.sort(descending=True, stable=True)
+    total = values.double().cumsum(0)
+    if total[-1] <= 0:
+        return []
+    steps = (torch.arange(MAX_TAIL, device=rest.device) + 0.5) / MAX_TAIL * total[-1]
+    return ids[torch.searchsorted(total, steps).clamp(max=len(ids) - 1)].tolist()
 
 
 def choice_stages(stages: StageList, choice: Candidates) -> None:
@@ -102,6 +128,7 @@ def token_stages(stages: StageList, reading: Reading, features: Tensor, *, setti
     assert readout is not None  # a product of features and a table
     logits = readout.logits()[: output_vocab_size(model, reading.tokenizer.vocab_size)]
     choice = candidates(logits, settings, lambda ids: pieces(reading.tokenizer, ids))
+    choice = replace(choice, readout=readout)
     c, sizes = readout.softcap, {"vocab_size": readout.weight.shape[0], "width": readout.weight.shape[1]}
     product = "E x" if readout.bias is None else "E x + b"
     stages.record(
@@ -127,6 +154,7 @@ def head_stages(
         return token_stages(stages, reading, features[0, position], settings=settings)
     head: Any = model.output
     output = model.head(features)[0]
+    readout = None
     if isinstance(head, heads.Classifier):
 
         def pooled(x: Tensor) -> Tensor:
@@ -142,7 +170,8 @@ def head_stages(
                 weights = cost(2 * part.dense.weight.numel(), part)
                 stages.record(f"output.{name}", values, text=f"class-{name}", by=type(part).forward, cost=weights)
         if head.pooled_late:
-            pooled(x)
+            x = pooled(x)
+        readout = Readout(x[0], head.out.weight, head.out.bias) if type(head.out) is Linear else None
     elif isinstance(head, heads.Tagger | heads.Detector):
         output = output[position]
     if not isinstance(head, heads.Classifier | heads.Tagger) or output.ndim == 0 or len(output) == 1:
@@ -155,7 +184,7 @@ def head_stages(
     logits = choice.sent("logits", choice.logits, "signed")
     stages.record("output.logits", logits, text="label-logits", by=type(head).forward, cost=linear_cost(head.out))
     stages.record("output.probabilities", choice.sent("probability", choice.probability, "probability"))
-    return choice
+    return replace(choice, readout=readout)
 
 
 def _transform_stage(stages: StageList, head: heads.TokenHead, features: Tensor) -> None:

@@ -1,6 +1,6 @@
 """Stages of an n-gram model: counts order by order, and the probability that each leaves to the shorter context."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +11,7 @@ from weft.decode.prompt import output_vocab_size
 from weft.explain.reading import Reading, pieces
 from weft.explain.step.head import Candidates, candidates, choice_stages
 from weft.explain.step.stage import StageList, sent
+from weft.explain.step.threads import shown_threads
 from weft.models.ngram import NGram
 from weft.models.ngram_smoothing import discounts, smooth
 from weft.models.smoothing import AddK, KneserNey, ModifiedKneserNey, StupidBackoff
@@ -51,7 +52,9 @@ def orders(model: NGram, context: Tensor) -> Iterator[NGramOrder]:
         yield NGramOrder(n, entry >= 0, counts, log_p=log_p.clone(), shorter=shorter, factor=factor)
 
 
-def ngram_stages(stages: StageList, reading: Reading, position: int, *, settings: Sampling) -> Candidates:
+def ngram_stages(
+    stages: StageList, reading: Reading, position: int, *, settings: Sampling, threads: Sequence[int] = ()
+) -> Candidates:
     """Record each order's prediction of the likeliest tokens after a position, and the choice of one."""
     model, tokenizer = reading.model, reading.tokenizer
     assert isinstance(model, NGram)
@@ -61,6 +64,7 @@ def ngram_stages(stages: StageList, reading: Reading, position: int, *, settings
     all_orders = list(orders(model, context))
     logits = all_orders[-1].log_p[: output_vocab_size(model, tokenizer.vocab_size)]
     choice = candidates(logits, settings, lambda ids: pieces(tokenizer, ids))
+    stages.threads = {"rows": shown_threads(len(reading.ids), position, requested=threads), "order": width + 1}
     stages.record_tokens("context", reading.ids, reading.pieces, position=position)
     known = [id for id in context.tolist() if id < V]
     texts, words = pieces(tokenizer, known), {"width": width, "own": len(known)}

@@ -75,6 +75,12 @@ class FollowedToken:
         """Block of the opened layer."""
         return self.stack.layers[self.opened]
 
+    @property
+    def begin(self) -> str:
+        """Name of the captured vectors that the first layer reads."""
+        narrow = self.stack.projection is not None and self.stack.narrow
+        return f"{self.name}.{'projection' if narrow else 'dropout'}"
+
     def at(self, name: str) -> Tensor:
         """Return the captured tensor `name` at the position, (width,)."""
         return self.captured[name][0, self.position].float()
@@ -85,10 +91,16 @@ class FollowedToken:
         earlier = [name for name in SUBLAYERS[: SUBLAYERS.index(part)] if getattr(block, name) is not None]
         if earlier and not block.parallel:
             return self.at(f"{self.name}.{layer}.{earlier[-1]}_skip")
-        if layer:
-            return self.at(f"{self.name}.{layer - 1}.residual")
-        narrow = self.stack.projection is not None and self.stack.narrow
-        return self.at(f"{self.name}.{'projection' if narrow else 'dropout'}")
+        return self.at(f"{self.name}.{layer - 1}.residual" if layer else self.begin)
+
+    def sublayer_read(self, part: str) -> Tensor:
+        """Return the vector that a sublayer of the opened layer computes from."""
+        skip = getattr(self.block, f"{part}_skip")
+        if skip.norm is not None and skip.pre:
+            return self.at(f"{self.name}.{self.opened}.{part}_skip.norm")
+        if self.block.parallel and part != "attention":  # without a norm, it reads the other sublayer's
+            return self.sublayer_read("attention")
+        return self.sublayer_input(part, self.opened)
 
     def sublayer_output(self, part: str, layer: int) -> Tensor:
         """Return the vector that a sublayer adds to the residual stream."""

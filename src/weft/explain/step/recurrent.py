@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,8 @@ from weft.decode.config import Sampling
 from weft.explain.capture import capture
 from weft.explain.reading import Reading
 from weft.explain.step.head import Candidates, token_stages
-from weft.explain.step.stage import StageList, cost, linear_cost, sent
+from weft.explain.step.stage import StageList, cost, linear_cost, rounded, sent
+from weft.explain.step.threads import MAX_SIDED_THREADS, shown_threads
 from weft.models.bahdanau import AdditiveAttention, Bahdanau
 from weft.models.recurrent import Recurrent
 from weft.nn.recurrent import SigmoidElman, read, state_parts
@@ -151,7 +152,26 @@ def _embedding_stage(stages: StageList, model: Recurrent | Bahdanau, id: int, *,
     )
 
 
-def recurrent_stages(stages: StageList, reading: Reading, position: int, *, settings: Sampling) -> Candidates:
+def _layer_threads(layer: UnrolledLayer, rows: Sequence[int], position: int) -> dict[str, Any]:
+    """Return a layer along the tokens: its gates' means and states, and all its values at the position."""
+    kind = _kind(layer.stack)
+    return {
+        "cell": kind,
+        "activation": _activation(layer.stack),
+        "gates": GATES[kind],
+        "means": rounded(layer.gates[rows].mean(-1)),
+        "states": rounded(layer.states[rows, 0]),
+        "norms": rounded(layer.states[rows, 0].norm(dim=-1)),
+        "before": rounded(layer.before[position]),
+        "values": rounded(layer.gates[position]),
+        "previous": rounded(layer.previous(position)),
+        "state": rounded(layer.states[position]),
+    }
+
+
+def recurrent_stages(
+    stages: StageList, reading: Reading, position: int, *, settings: Sampling, threads: Sequence[int] = ()
+) -> Candidates:
     """Record every layer of a recurrent model at a position, and the choice of the next token."""
     model = reading.model
     assert isinstance(model, Recurrent)
@@ -160,12 +180,17 @@ def recurrent_stages(stages: StageList, reading: Reading, position: int, *, sett
     inputs = captured["embedding"][0]
     stages.record_tokens("embedding", reading.ids, reading.pieces, position=position)
     _embedding_stage(stages, model, reading.ids[position], x=inputs[position])
-    for number, layer in enumerate(unrolled(model.recurrence, inputs)):
+    layers, rows = unrolled(model.recurrence, inputs), shown_threads(len(reading.ids), position, requested=threads)
+    for number, layer in enumerate(layers):
         _cell_stages(stages, layer, f"recurrence.{number}", position=position, pieces=reading.pieces)
+    stages.threads = {"rows": rows, "embedding": {"x": rounded(inputs[rows])}}
+    stages.threads["layers"] = [_layer_threads(layer, rows, position) for layer in layers]
     return token_stages(stages, reading, features[0, position], settings=settings)
 
 
-def bahdanau_stages(stages: StageList, reading: Reading, position: int, *, settings: Sampling) -> Candidates:
+def bahdanau_stages(
+    stages: StageList, reading: Reading, position: int, *, settings: Sampling, threads: Sequence[int] = ()
+) -> Candidates:
     """Record how a Bahdanau model predicts the token after a position, from a source and the target so far."""
     model = reading.model
     assert isinstance(model, Bahdanau) and reading.source is not None and reading.source_pieces is not None
@@ -205,6 +230,18 @@ def bahdanau_stages(stages: StageList, reading: Reading, position: int, *, setti
     stages.record("decoder.input", joined, text="decoder-input", inputs=(row, context), by=decode)
     for number, layer in enumerate(layers):
         _cell_stages(stages, layer, f"decoder.{number}", position=position, pieces=reading.pieces)
+    limit, source_size = MAX_SIDED_THREADS, len(reading.source)
+    rows = shown_threads(len(reading.ids), position, requested=threads, limit=limit)
+    keys = shown_threads(source_size, int(p[position].argmax()), p[position], causal=False, limit=limit)
+    stages.threads = {"rows": rows, "embedding": {"x": rounded(embedded[rows])}}
+    stages.threads["layers"] = [_layer_threads(layer, rows, position) for layer in layers]
+    stages.threads["source"] = {
+        "rows": keys,
+        "memory": rounded(captured["encoder"][0, keys]),
+        "scores": rounded(energies[rows][:, keys]),
+        "weights": rounded(p[rows][:, keys]),
+        "context": rounded(contexts[position]),
+    }
     readout = [sent("readout", features[0, position], "unit"), sent("before", captured["maxout"][0, position], "unit")]
     weights = linear_cost(model.maxout)
     stages.record("output.maxout", *readout, inputs=(stages.last, context, row), by=decode, cost=weights)

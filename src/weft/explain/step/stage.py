@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from weft.explain.anatomy.parts import PACKAGES
 
 MAX_ENTRIES = 64  # entries of a vector that are sent
-MAX_VALUES = 12_288  # values of a tensor that are sent; of many vectors, fewer entries each
+MAX_VALUES = 4_096  # values of a tensor that are sent; of many vectors, fewer entries each
 MAX_LINES = 40  # lines of a stage's source that are sent
 DIGITS = 6  # significant digits of every value
 # by name: title, formula and description of a stage
@@ -53,7 +53,9 @@ class StepStage:
 
 
 class StageList(list[StepStage]):
-    """Stages recorded so far."""
+    """Stages recorded so far. `threads` are the values along the tokens' threads, if the family has any."""
+
+    threads: dict[str, Any] | None = None
 
     @property
     def last(self) -> str:
@@ -115,6 +117,8 @@ def sent(name: str, values: Tensor, *axes: str | NamedAxis, scale: str = "signed
 
 def rounded(values: Any) -> Any:
     """Return values rounded to significant digits, as lists; non-finite values are None, integers unchanged."""
+    if isinstance(values, Tensor):
+        values = (values.detach().float() if values.is_floating_point() else values).cpu()
     array = np.asarray(values)
     if array.dtype.kind in "biu":
         return array.astype(int).tolist()

@@ -14,6 +14,7 @@ from weft.explain.step.ngram import ngram_stages
 from weft.explain.step.passing import FollowedToken, watched
 from weft.explain.step.recurrent import bahdanau_stages, recurrent_stages
 from weft.explain.step.stage import StageList, StepStage
+from weft.explain.step.threads import transformer_threads
 from weft.explain.step.transformer import stack_stages
 from weft.explain.texts import TEXTS
 from weft.figures.charts import Chart, Charts
@@ -52,6 +53,7 @@ class StepPicture(Charts):
     choice: Candidates | None
     masked: str | None = None
     source_position: int | None = None
+    threads: dict[str, Any] | None = None
 
     title = "Inside a step"
     about = TEXTS["step"]
@@ -70,6 +72,7 @@ class StepPicture(Charts):
             "masked": self.masked,
             "source_place": self.source_position,
             "stages": [vars(stage) for stage in self.stages],
+            "threads": self.threads,
             "choice": None if self.choice is None else self.choice.answer(),
         }
 
@@ -119,11 +122,12 @@ def step(
     layer: int | None = None,
     sampling: Sampling | None = None,
     labels: Sequence[str] = (),
+    threads: Sequence[int] = (),
 ) -> StepPicture:
     """Follow one token of a reading of `text` through its model.
 
     By default the last position is followed, and the first layer is opened. `labels` are the names of a classifier's
-    labels.
+    labels. Of a long text, the tokens in `threads` are shown beside the followed one, or else the most relevant.
     """
     for ids, name in ((reading.ids, "the text"), (reading.source or (), "the source")):
         if len(ids) > MAX_TOKENS:
@@ -142,6 +146,7 @@ def step(
                 at, reading, masked = _masked_reading(model, reading, at, by_default=position is None)
             token = _followed_token(stages, model, reading, position=at, layer=layer or 0)
             source_position = _record_source(token, layer or 0)
+            stages.threads = transformer_threads(token, threads)
             stack_stages(token, stages.last if stages else None)
             choice = head_stages(token, reading, settings=settings, labels=labels)
         else:
@@ -150,8 +155,9 @@ def step(
             if type(model) not in FAMILIES:
                 raise ModelError("word vectors predict no next token, so there is no step to follow")
             kind, record = FAMILIES[type(model)]
-            choice = record(stages, reading, at, settings=settings)
+            choice = record(stages, reading, at, settings=settings, threads=threads)
     outcome: dict[str, Any] = {"choice": choice, "masked": masked, "source_position": source_position}
+    outcome["threads"] = stages.threads
     return StepPicture(kind, text, reading, position=at, stages=stages, **outcome)
 
 

@@ -18,7 +18,7 @@ from weft.nn.hashed_ngrams import NGramEmbedding
 from weft.nn.linear import Linear
 from weft.nn.position import Position
 
-MAX_SUMMARY_VALUES = 1 << 16  # probabilities in all blocks' summaries; beyond that, only the mean over the heads
+MAX_SUMMARY_VALUES = 1 << 14  # probabilities in all blocks' summaries; beyond that, only the mean over the heads
 NAMED_UNITS = 24  # largest hidden units that are listed
 NAMES = {"attention": "self-attention", "cross": "attention to the source", "feedforward": "the feed-forward layer"}
 
