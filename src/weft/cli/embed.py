@@ -33,7 +33,6 @@ def embed(
     """Turn texts into vectors: similar texts get similar vectors. Reads standard input if no FILE is given.
 
     $ weft embed runs/bert lines.txt --out vectors.npy
-    $ echo "the frog sat by the river bank" | weft embed runs/bert --word bank
     """
     if pooling is not None and pooling not in POOLINGS:
         raise ConfigError(f"--pooling {pooling}: {suggestion(pooling, POOLINGS)}")

@@ -32,7 +32,6 @@ def neighbours(
     """Show the words nearest to a word, by the model's embedding table or in context, or evaluate word vectors.
 
     $ weft neighbours runs/bert frog
-    $ weft neighbours runs/senses-bert --senses builtin:senses --map senses.svg
     """
     if [word, pairs, questions, senses].count(None) != 3:
         files = (

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from weft.errors import ConfigError, DataError, ModelError, counted
 from weft.explain.capture import capture, taps
 from weft.explain.groups import ParameterGroup, parameter_groups
-from weft.explain.reading import Reading, predicts_tokens
+from weft.explain.reading import Reading, predicts_tokens, unsupported
 from weft.explain.texts import TEXTS
 from weft.explain.time_gradients import StateGradients, state_chart, state_gradients, state_table
 from weft.figures.charts import Charts
@@ -34,6 +34,7 @@ from weft.figures.tables import Table
 from weft.models.bahdanau import Bahdanau
 from weft.models.base import evaluating
 from weft.models.config import Decoder, Encoder
+from weft.models.elmo import ELMo
 from weft.models.ngram import NGram
 from weft.models.recurrent import Recurrent
 from weft.models.transformer import Transformer
@@ -210,6 +211,8 @@ def gradient_norms(reading: Reading, *, clip: float = 0.0) -> GradientNorms:
         raise ModelError(NO_GRADIENT)
     if isinstance(model, WordTable):
         raise ModelError("word vectors are trained word by word, without back-propagation; they have no layers to show")
+    if isinstance(model, ELMo):
+        raise unsupported(model, "two directions of time", "explain an LSTM's gradients, which has one")
     residuals = [name for name in taps(model) if name.endswith(".residual")]
     inputs = [f"{stack}.dropout" for stack in ("encoder", "decoder") if f"{stack}.0.residual" in residuals]
     names = [name for stack in ("encoder", "decoder") for name in (*inputs, *residuals) if name.startswith(stack)]
