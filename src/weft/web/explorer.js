@@ -1,6 +1,7 @@
 // The Explorer: views of models and of a folder of runs. The state of a view is in the address, after the #.
 import * as api from "./api.js";
 import { field, h, select } from "./dom.js";
+import { termsOf } from "./glossary.js";
 
 // views of what a model does with a text, then views that every model has
 const OF_A_TEXT = ["write", "predict", "step", "attention", "surprise", "lens", "saliency", "search"];
@@ -138,6 +139,8 @@ async function render() {
   const place = h("div", { class: `view view-${view.path}` });
   main.replaceChildren(h("h1", { class: path ? "" : "unseen" }, view.title),
     view.about && h("p", { class: "soft about" }, view.about), place);
+  const terms = termsOf(path);
+  if (terms) (path === "step" ? place : main.children[1]).after(terms); // the stage fills the window
   if (state.model && info?.id !== state.model) {
     main.append(notice(`No model '${state.model}' on this server${info ? `; showing '${info.id}'` : ""}.`));
   }

@@ -1,6 +1,7 @@
 // Home: a first prediction to play with, the models of the server as cards, and the latest runs with their curves.
 import { mount as mountChart } from "./chart.js";
 import { button, copyText, debounced, h, soft } from "./dom.js";
+import { glossary } from "./glossary.js";
 import { sampleOf } from "./home_sample.js";
 import { duration } from "./numbers.js";
 import { capitalised, latest } from "./reading.js";
@@ -67,7 +68,8 @@ class Home {
   }
 
   async begin() {
-    this.main.append(...this.models.length ? [this.first(), this.cards()] : [this.nothing()], this.runs);
+    this.main.append(...this.models.length ? [this.first(), this.cards()] : [this.nothing()], this.runs,
+      glossary());
     await this.showRuns();
   }
 
