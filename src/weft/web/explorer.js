@@ -44,7 +44,7 @@ function frame(info) {
   const listed = views.filter(view => view.path), lacks = view => path && info && view.lacks(info);
   const [available, others] = [listed.filter(view => !lacks(view)), listed.filter(lacks)];
   navigation.replaceChildren(...available.map(item),
-    ...others.length ? [h("span", { class: "soft" }, "not for this model:"), ...others.map(item)] : []);
+    ...others.length ? [h("span", { class: "soft" }, "Not for this model:"), ...others.map(item)] : []);
   navigation.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   chooser.replaceChildren(...!path ? [] : models.length > 1
     ? [field("Model", select(models.map(({ id }) => [id, id]), info?.id, id => openModel(path, id)))]
