@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.explorer.conftest import problems_of
-from tests.serve.serving import RUNS, served
+from tests.explorer.test_every_view import AXE
+from tests.serve.serving import RUNS, Served, served
 
 
 def test_a_prediction_is_continued_and_models_have_cards(page: Any, at: Callable[..., str]) -> None:
@@ -59,3 +61,44 @@ def test_a_folder_without_runs_says_what_to_type(browser: Any, tmp_path: Path) -
         shutil.copytree(RUNS / "gpt", tmp_path / "gpt")
         page.locator(".home-card h3", has_text="gpt").wait_for()
         page.close()
+
+
+def test_a_term_is_explained_by_pointer_and_keyboard(page: Any, at: Callable[..., str]) -> None:
+    page.goto(at("surprise", model="gpt"))
+    card = page.locator(".term-card")
+    page.get_by_role("button", name="perplexity").focus()
+    card.get_by_text("Lecture 5").wait_for()
+    assert page.get_by_role("button", name="perplexity").get_attribute("aria-describedby") == "term-card"
+    page.keyboard.press("Escape")
+    assert card.is_hidden()
+    page.get_by_role("button", name="surprisal").hover()
+    card.get_by_text("Shannon 1948").wait_for()
+
+
+def test_every_view_has_terms_of_the_glossary(page: Any, at: Callable[..., str]) -> None:
+    page.goto(at(""))
+    page.wait_for_selector("nav#views a")
+    known = set(page.locator(".glossary dt").all_text_contents())
+    for link in page.eval_on_selector_all("nav#views a", "all => all.map(each => each.getAttribute('href'))"):
+        page.goto(f"{at('').split('#')[0]}{link}")
+        page.wait_for_selector(".terms")
+        used = set(page.locator(".term").all_text_contents())
+        assert used and used <= known, link
+
+
+@pytest.mark.skipif(not AXE.is_file(), reason="needs axe-core: make test-explorer")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280, 1920])
+def test_the_home_page_fits_and_is_accessible(browser: Any, server: Served, scheme: str, width: int) -> None:
+    context = browser.new_context(bypass_csp=True, reduced_motion="reduce", color_scheme=scheme)
+    page = context.new_page()
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto(server.url)
+    page.locator(".home-candidate").first.wait_for()
+    page.locator(".home-run .chart").first.wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.add_script_tag(path=str(AXE))
+    found = page.evaluate("axe.run(document).then(result => result.violations)")
+    bad = [each for each in found if each["impact"] in ("serious", "critical")]
+    assert not bad, [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in bad]
+    context.close()

@@ -140,7 +140,7 @@ def test_settings_change_the_distribution_and_the_text(page: Any, at: At) -> Non
     page.get_by_label("Method").select_option("beam")
     page.locator(".write-segment:has-text('score')").nth(3).wait_for()
     assert "--beam 4" in page.locator(".tools code").inner_text()
-    page.get_by_label("Tokens", exact=True).fill("4")
+    page.get_by_label("Max. tokens", exact=True).fill("4")
     page.wait_for_selector(".write-token:nth-child(5)", state="detached")
     page.locator(".write-segment:has-text('score')").nth(3).wait_for()
 
@@ -210,7 +210,7 @@ def test_every_view_has_the_answer_of_translate(page: Any, at: At, runs: Path) -
     assert "".join(texts(page)).removesuffix("<eos>").strip() == best.strip()
     assert page.locator(".write-usual").inner_text() == "Default: beam 5, as weft translate"
     page.get_by_label("Method").select_option("greedy")
-    page.get_by_role("button", name="Use it").click()
+    page.get_by_role("button", name="Use the default").click()
     page.wait_for_function("() => document.querySelector('.write-settings select').value === 'beam'")
     page.goto(at("step", model="pairs", text=source))
     box = page.get_by_label("Generated so far")

@@ -47,13 +47,13 @@ export async function fetchDecoding({ api, info, signal }) {
   return (await api.get(`v1/settings?model=${encodeURIComponent(info.id)}`, signal)).decoding;
 }
 
-export const beamLabel = beams => `beam ${beams}, as weft translate`;
+export const beamLabel = beams => `beam search, ${beams} beams (weft translate)`;
 
 // The answer that a model which writes one text from another is shown with: found by its default search, or greedily.
 /** @param {() => void} changed */
 export function answerSelect(context, beams, changed) {
   const { state } = context;
-  return field("Answer", select([["", beamLabel(beams)], ["greedy", "greedy"]], state.answer ?? "", value => {
+  return field("Answer", select([["", beamLabel(beams)], ["greedy", "greedy search"]], state.answer ?? "", value => {
     context.set({ answer: value || undefined, target: undefined });
     changed();
   }));
@@ -111,7 +111,7 @@ export async function readingView(main, context, options) {
   const targetBox = textBox("Target", () => {
     context.set({ ...cleared, target: targetBox.area.value || undefined });
     later();
-  }, { placeholder: "empty: the answer that the model finds" });
+  }, { placeholder: "Leave empty for the model's own answer" });
   textField.area.value = state.text ?? "";
   targetBox.area.value = state.target ?? "";
   const command = () => explainCommand(info, view, { ...state, target: target && options.sent?.target }, ...words());

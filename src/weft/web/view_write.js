@@ -69,7 +69,7 @@ class Writer {
     const { prompt: promptLabel, text: textLabel } = LABELS[this.chats ? "chat" : this.info.writes ? "pairs" : "text"];
     const { field, area } = textBox(promptLabel, debounced(() => this.setInput(area.value)),
       { id: "write-prompt", rows: 2, placeholder: this.chats || this.info.writes ? undefined
-        : "empty: the model begins a text" });
+        : "Leave empty to let the model begin" });
     this.prompt = area;
     this.text = h("div", { class: "write-text", role: "listbox", "aria-label": textLabel,
       "aria-orientation": "horizontal", dir: "auto" });
