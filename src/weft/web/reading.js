@@ -80,8 +80,8 @@ export async function readingView(main, context, options) {
   const problem = h("p", { class: "reading-problem", role: "alert" });
   const origin = h("p", { class: "soft reading-origin" });
   const cleared = Object.fromEntries(reset.map(name => [name, undefined]));
-  const sampled = api.post("v1/explain/text", { model: info.id }, signal);
-  sampled.catch(() => {}); // where nothing waits for it
+  const sampled = api.post("v1/explain/text", { model: info.id }, signal), sampledText = sampled.then(({ text }) => text);
+  for (const each of [sampled, sampledText]) each.catch(() => {}); // where nothing waits for it
   const answers = info.writes && target && (await fetchDecoding(context)).translate;
 
   const refused = error => {
@@ -89,7 +89,7 @@ export async function readingView(main, context, options) {
     return isRefused(error);
   };
   const load = latest(context, drawn, async ending => {
-    const text = state.text ?? sampled.then(example => example.text);
+    const text = state.text ?? sampledText;
     const body = { model: info.id, input: state.text, ...request(),
       target: target ? await targetOf(context, text, ending) ?? undefined : undefined };
     options.sent = body;
