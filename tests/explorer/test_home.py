@@ -11,6 +11,8 @@ from tests.explorer.conftest import problems_of
 from tests.explorer.test_every_view import AXE
 from tests.serve.serving import RUNS, Served, served
 
+from weft.course.lectures import lectures
+
 
 def test_a_prediction_is_continued_and_models_have_cards(page: Any, at: Callable[..., str]) -> None:
     page.goto(at(""))
@@ -78,12 +80,19 @@ def test_a_term_is_explained_by_pointer_and_keyboard(page: Any, at: Callable[...
 def test_every_view_has_terms_of_the_glossary(page: Any, at: Callable[..., str]) -> None:
     page.goto(at(""))
     page.wait_for_selector("nav#views a")
+    page.locator(".glossary dt").last.wait_for(state="attached")
     known = set(page.locator(".glossary dt").all_text_contents())
     for link in page.eval_on_selector_all("nav#views a", "all => all.map(each => each.getAttribute('href'))"):
         page.goto(f"{at('').split('#')[0]}{link}")
-        page.wait_for_selector(".terms")
+        page.wait_for_selector(".term")
         used = set(page.locator(".term").all_text_contents())
         assert used and used <= known, link
+
+
+def test_the_lectures_of_the_glossary_are_those_of_the_course(server: Served) -> None:
+    glossary = server.get("/web/glossary.json").json()
+    assert glossary["lectures"] == [lecture.title for lecture in lectures().values()]
+    assert {name for terms in glossary["views"].values() for name in terms} <= set(glossary["terms"])
 
 
 @pytest.mark.skipif(not AXE.is_file(), reason="needs axe-core: make test-explorer")

@@ -139,8 +139,7 @@ async function render() {
   const place = h("div", { class: `view view-${view.path}` });
   main.replaceChildren(h("h1", { class: path ? "" : "unseen" }, view.title),
     view.about && h("p", { class: "soft about" }, view.about), place);
-  const terms = termsOf(path);
-  if (terms) (path === "step" ? place : main.children[1]).after(terms); // the stage fills the window
+  if (path) (path === "step" ? place : main.children[1]).after(termsOf(path)); // the stage fills the window
   if (state.model && info?.id !== state.model) {
     main.append(notice(`No model '${state.model}' on this server${info ? `; showing '${info.id}'` : ""}.`));
   }
