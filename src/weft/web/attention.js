@@ -102,13 +102,13 @@ class View {
     this.maps = parts[at < 0 ? parts.length - 1 : at];
     this.heat = new Heat(null, { onquery: query => this.chooseToken(query),
       onzoom: value => { this.range.value = value; } });
-    this.resizeObserver = new ResizeObserver(() => {
+    this.resizeObserver = new ResizeObserver(() => requestAnimationFrame(() => { // drawing may change the size again
       if (this.root.clientWidth === this.width) return;
       this.resize();
       this.heat.resize();
       this.heat.draw();
       this.drawLines();
-    });
+    }));
     this.announcement = h("p", { class: "unseen", "aria-live": "polite" });
     this.root = h("div", { class: "att" }, this.controls(),
       h("div", { class: "att-three" }, this.overview(), this.headPanel(), this.linesPanel()), below,
