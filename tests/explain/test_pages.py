@@ -169,7 +169,7 @@ def test_drawings_show_what_the_views_hold(tmp_path: Path) -> None:
     assert found["cells"] == [guess.piece for row in lens.guesses[::-1] for guess in row]
     assert f"rank {lens.final_rank[-2, -1]:,}." in found["lens"]
     (side,) = saliency.sides
-    assert found["shades"] == pytest.approx((side.norm / side.norm.max()).tolist(), abs=1e-3)
+    assert found["shades"] == pytest.approx(((side.norm / side.norm.max()) ** 0.5).tolist(), abs=1e-3)
     nodes = [node for tree in search.trees for node in tree.nodes]
     assert found["boxes"] == len(nodes)
     assert found["states"] == [sum(node.state == state for node in nodes) for state in ("chosen", "kept", "pruned")]

@@ -73,7 +73,8 @@ def problems_of(page: Any) -> list[str]:
 
 
 def _wrong(message: Any) -> bool:
-    refused = "status of 400" in message.text  # Chromium logs it when the server refuses a text, which is no fault
+    # Chromium logs it when the server refuses a text, or a model whose base is not here; neither is a fault
+    refused = "status of 400" in message.text or "status of 409" in message.text
     return message.type == "error" and not refused
 
 

@@ -52,7 +52,7 @@ def test_the_numbers_are_the_models(page: Any, at: At, runs: Path) -> None:
 
 
 def test_heads_are_switched_off_and_on(page: Any, at: At) -> None:
-    opened(page, at("attention", model="gpt", text=TEXT))
+    opened(page, at("attention", model="gpt", text=TEXT, layer=0, head=0))
     page.get_by_role("button", name="Switch this head off").click()
     page.locator(".attention-totals").wait_for()
     assert "Perplexity" in page.locator(".attention-totals").text_content()

@@ -21,10 +21,10 @@ def test_cells_are_the_layers_guesses(page: Any, at: Callable[..., str], runs: P
         page.get_by_label("Each cell shows").select_option("rank")
         assert cells.evaluate_all(CELLS) == [f"{rank:,}" for row in known.final_rank[::-1] for rank in row]
     page.locator(".lens-chosen").focus()
-    for key in ("ArrowDown", "ArrowLeft", "ArrowLeft"):
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight"):
         page.keyboard.press(key)
     told = page.locator(".shaded-details").inner_text()
-    assert f"rank {known.final_rank[-2, -3]:,}." in told
+    assert f"rank {known.final_rank[-2, 2]:,}." in told
     page.reload()
     page.wait_for_selector(".lens td")
     assert page.locator(".shaded-details").inner_text() == told
@@ -36,4 +36,7 @@ def test_on_a_phone_it_scrolls_and_layers_keep_their_names(page: Any, at: Callab
     show(page, at("lens", model="gpt", text="A tale of two cities and more"), "gpt")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     left = "document.querySelector('.lens tbody th').getBoundingClientRect().left"
-    assert page.evaluate("document.querySelector('.lens .scroll').scrollLeft > 50") and page.evaluate(left) >= 0
+    scroll = page.locator(".lens .scroll")
+    assert scroll.evaluate("box => box.scrollLeft") == 0  # it begins with the first token
+    scroll.evaluate("box => { box.scrollLeft = 60; }")
+    assert scroll.evaluate("box => box.scrollLeft") == 60 and page.evaluate(left) >= 0

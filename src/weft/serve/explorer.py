@@ -3,8 +3,11 @@
 A model's architecture follows from its settings. No weights are loaded for it, so presets can be shown as well.
 """
 
+import json
 import threading
-from functools import lru_cache
+import tomllib
+from functools import cache, lru_cache
+from importlib import resources
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -46,6 +49,18 @@ router = APIRouter()
 async def page() -> Response:
     """Return the Explorer's page."""
     return Response(web_file("explorer.html"), media_type="text/html", headers=HEADERS)
+
+
+@router.get("/web/glossary.json", include_in_schema=False)
+async def glossary() -> Response:
+    """Return the glossary: its terms, the terms of each view, and the titles of the lectures."""
+    return Response(_glossary(), media_type="application/json", headers=HEADERS)
+
+
+@cache
+def _glossary() -> bytes:
+    text = (resources.files("weft.explain") / "glossary.toml").read_text("utf-8")
+    return json.dumps(tomllib.loads(text), ensure_ascii=False).encode()
 
 
 @router.get("/web/{name}", include_in_schema=False)

@@ -6,6 +6,7 @@ import { Shades, unpackMaps } from "./attention_maps.js";
 import { clamp, numberWithin, percent, share, short } from "./words.js";
 
 const GRID_POINTS = 40; // pixels along a side of a small map
+const SAMPLED = 24; // queries whose attention decides which head is shown first
 const LISTED = 8; // heads of one role that are shown before "more" is pressed
 const SHADES = [["root", "square root of the probability"], ["weight", "probability"],
   ["row", "relative to the row's maximum"]];
@@ -101,17 +102,17 @@ class View {
     this.maps = parts[at < 0 ? parts.length - 1 : at];
     this.heat = new Heat(null, { onquery: query => this.chooseToken(query),
       onzoom: value => { this.range.value = value; } });
-    this.resizeObserver = new ResizeObserver(() => {
+    this.resizeObserver = new ResizeObserver(() => requestAnimationFrame(() => { // drawing may change the size again
       if (this.root.clientWidth === this.width) return;
       this.resize();
       this.heat.resize();
       this.heat.draw();
       this.drawLines();
-    });
+    }));
     this.announcement = h("p", { class: "unseen", "aria-live": "polite" });
     this.root = h("div", { class: "att" }, this.controls(),
-      h("div", { class: "att-two" }, this.overview(), this.headPanel()), below,
-      h("div", { class: "att-two" }, this.tokenPanel(), this.linesPanel()),
+      h("div", { class: "att-three" }, this.overview(), this.headPanel(), this.linesPanel()), below,
+      h("div", { class: "att-two" }, this.tokenPanel(), this.roles),
       data.notes.map(note => h("p", { class: "soft" }, note)), this.announcement);
   }
 
@@ -183,7 +184,7 @@ class View {
     return h("div", { class: "att-all" },
       h("h3", {}, "All heads ", soft("(layers down, heads across)")),
       h("div", { class: "scroll", role: "region", tabindex: -1, "aria-label": "Grid of all heads" }, this.grid),
-      this.legend, this.roles);
+      this.legend);
   }
 
   // the colour bar: a swatch for each of some probabilities
@@ -240,7 +241,7 @@ class View {
   /** @param {{ layer?: any, head?: any, token?: any }} selection */
   usePart({ layer, head, token }) {
     const { maps } = this, mine = this.heads.filter(each => each.kind === maps.kind);
-    const first = mine.find(each => each.names.some(name => !UNINTERESTING.includes(name))) ?? { layer: 0, head: 0 };
+    const first = this.mostInteresting(mine);
     const options = count => Array.from({ length: count }, (_, n) => h("option", { value: n }, String(n)));
     this.layerSelect.replaceChildren(...options(maps.layers));
     this.headSelect.replaceChildren(...options(maps.heads));
@@ -259,6 +260,22 @@ class View {
     this.fillRoles();
     this.showHead();
     this.scrollToToken();
+  }
+
+  // The head that looks hardest at other tokens than the first and its own; induction heads before all.
+  mostInteresting(named) {
+    const { maps } = this, own = maps.kind !== "cross", step = Math.max(1, Math.floor(maps.queries.length / SAMPLED));
+    let best = { layer: 0, head: 0 }, most = -Infinity;
+    for (let layer = 0; layer < maps.layers; layer++) for (let head = 0; head < maps.heads; head++) {
+      const names = named.find(each => each.layer === layer && each.head === head)?.names ?? [];
+      let interest = names.includes("induction") ? 100 : names.some(name => UNINTERESTING.includes(name)) ? -100 : 0;
+      for (let query = 1; query < maps.queries.length; query += step) {
+        const elsewhere = maps.strongest(layer, head, query).find(([key]) => !own || (key !== 0 && key !== query));
+        interest += (elsewhere?.[1] ?? 0) * step / maps.queries.length;
+      }
+      if (interest > most) [best, most] = [{ layer, head }, interest];
+    }
+    return best;
   }
 
   choose(layer, head) {
@@ -357,15 +374,16 @@ class View {
     this.pressedHead = null;
     for (let head = 0; head < maps.heads; head++) found.push(tick(head));
     for (let layer = 0; layer < maps.layers; layer++) {
-      const canvas = h("canvas", { style: { "grid-row": layer + 2 } });
+      const row = 2 * layer + 2, canvas = h("canvas", { style: { "grid-row": row } }); // badges are in the row below
       this.canvases.push(canvas);
-      found.push(tick(layer), canvas);
+      found.push(h("span", { class: "att-tick", style: { "grid-area": `${row} / 1` } }, String(layer)), canvas);
       for (let head = 0; head < maps.heads; head++) {
         const names = this.namesOf(layer, head);
-        const badge = names.length > 0 && h("span", { class: "att-badge", "aria-hidden": "true" },
-          names.map(name => ROLES[name]?.letter ?? "").join(""));
-        this.buttons.push(button(badge, null, { tabindex: -1, "aria-pressed": "false", dataset: { layer, head },
-          style: { "grid-area": `${layer + 2} / ${head + 2}` } }));
+        const badge = names.length > 0 && h("span", { class: "att-badge", "aria-hidden": "true",
+          style: { "grid-area": `${row + 1} / ${head + 2}` } }, names.map(name => ROLES[name]?.letter ?? "").join(""));
+        if (badge) found.push(badge);
+        this.buttons.push(button("", null, { tabindex: -1, "aria-pressed": "false", dataset: { layer, head },
+          style: { "grid-area": `${row} / ${head + 2}` } }));
         found.push(this.buttons.at(-1));
       }
     }

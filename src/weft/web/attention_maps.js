@@ -108,7 +108,7 @@ export class Shades {
     const [card, deep] = ["--card", "--deep"].map(name => rgb(style.getPropertyValue(name)));
     this.ink = style.getPropertyValue("--ink");
     this.soft = style.getPropertyValue("--soft");
-    this.mark = style.getPropertyValue("--c1");
+    this.mark = style.getPropertyValue("--ink");
     for (let n = 0; n < 256; n++)
       for (let part = 0; part < 4; part++)
         bytes[4 * n + part] = Math.round(card[part] + ((deep[part] - card[part]) * n) / 255);

@@ -77,7 +77,7 @@ function row(token, raw, after, { chosen, widest, choose }) {
     after !== undefined && bar(now / widest, "write-after"));
   return button([h("bdi", { class: "write-piece" }, token.text), bars,
     h("span", { class: "write-number" }, " ", percent(raw)), after !== undefined && h("span", { class: "write-number" },
-      h("span", { class: "unseen" }, ", with the settings "), dropped ? "–" : percent(after))], () => choose(token),
+      h("span", { class: "unseen" }, ", when sampling "), dropped ? "–" : percent(after))], () => choose(token),
   { class: `write-row${dropped ? " write-dropped" : ""}`, tabindex: -1, "aria-current": chosen && "true" });
 }
 
@@ -101,7 +101,8 @@ function drawDistribution(box, { tokens, full, settings, chosen, choose }) {
   const others = full && full.sorted.length - shown;
   box.replaceChildren(
     h("div", { class: "write-row write-names soft", "aria-hidden": "true" }, h("span", {}, "token"), h("span"),
-      h("span", { class: "write-number" }, "model"), filtered && h("span", { class: "write-number" }, "settings")),
+      h("span", { class: "write-number" }, h("i", { class: "write-raw" }), "model"),
+      filtered && h("span", { class: "write-number" }, h("i", { class: "write-after" }), "sampled")),
     ...buttons,
     others > 0 && h("div", { class: "write-row write-others soft" }, h("span", {}, `${withCommas(others)} others`),
       h("span"), h("span", { class: "write-number" }, percent(total(full.raw, shown))),
@@ -133,6 +134,6 @@ export function drawPosition({ heading, facts, rows, sum }, { token, tokens, ful
 // Describe the tokens that the settings keep.
 function summarize(full, filtered) {
   const size = withCommas(full.sorted.length), kept = withCommas(filtered.kept);
-  return `The settings keep ${kept} of ${size} tokens, with ${percent(filtered.mass)} of the model's probability mass; `
+  return `Sampling draws from ${kept} of ${size} tokens, which have ${percent(filtered.mass)} of the model's probability; `
     + `entropy ${full.entropy.toFixed(2)} → ${filtered.entropy.toFixed(2)} nats.`;
 }

@@ -1,10 +1,11 @@
 // The Explorer: views of models and of a folder of runs. The state of a view is in the address, after the #.
 import * as api from "./api.js";
 import { field, h, select } from "./dom.js";
+import { termsOf } from "./glossary.js";
 
 // views of what a model does with a text, then views that every model has
 const OF_A_TEXT = ["write", "predict", "step", "attention", "surprise", "lens", "saliency", "search"];
-const VIEWS = [...OF_A_TEXT, "tokens", "runs", "compare", "anatomy"];
+const VIEWS = ["home", ...OF_A_TEXT, "tokens", "runs", "compare", "anatomy"];
 const MAY_BE_EMPTY = ["text", "second", "target"]; // an empty text is a text
 const RETRY_MS = 1500; // between requests to a server that does not respond
 const [main, chooser, navigation, busy] = ["main", "chooser", "views", "busy"].map(id =>
@@ -35,22 +36,33 @@ function show(path, state, push) {
 
 function frame(info) {
   const { path, state } = address();
-  const item = view => h("a", { href: link(view.path, { model: state.model }),
-    "aria-current": view.path === path && "page", title: info && view.lacks(info) && lacking(view, info),
-    class: view.lacks(info) && "lacking" }, view.title);
-  const [available, others] = [views.filter(view => !view.lacks(info)), views.filter(view => info && view.lacks(info))];
+  // a chosen model is kept; Runs begins with the one in training
+  const kept = view => (state.model || (path && view.path !== "runs" && models.length > 1) ? info?.id : undefined);
+  const item = view => h("a", { href: link(view.path, { model: kept(view) }),
+    "aria-current": view.path === path && "page", title: lacks(view) && lacking(view, info),
+    class: lacks(view) && "lacking" }, view.title);
+  const listed = views.filter(view => view.path), lacks = view => path && info && view.lacks(info);
+  const [available, others] = [listed.filter(view => !lacks(view)), listed.filter(lacks)];
   navigation.replaceChildren(...available.map(item),
-    ...others.length ? [h("span", { class: "soft" }, "not for this model:"), ...others.map(item)] : []);
+    ...others.length ? [h("span", { class: "soft" }, "Not for this model:"), ...others.map(item)] : []);
   navigation.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
-  chooser.replaceChildren(...models.length > 1
+  chooser.replaceChildren(...!path ? [] : models.length > 1
     ? [field("Model", select(models.map(({ id }) => [id, id]), info?.id, id => openModel(path, id)))]
     : models.map(model => h("span", { class: "soft" }, model.id)));
 }
 
 // Open the same view of another model, or the first view that it has.
 function openModel(path, id) {
-  const info = models.find(model => model.id === id), view = views.find(one => one.path === path);
-  return open(view?.lacks(info) ? "" : path, { model: id }, true);
+  const info = models.find(model => model.id === id), has = view => view.path && !view.lacks(info);
+  const view = views.find(one => one.path === path && has(one)) ?? views.find(has);
+  return open(view.path, { model: id }, true);
+}
+
+// The model of a view if none is chosen: the newest one that has the view; a step shows most in a Transformer.
+function suited(view) {
+  const rank = model => (view.lacks(model) ? 0 : view.path === "step" && model.heads ? 2 : 1);
+  return models.reduce((best, model) => best && (rank(best) - rank(model) || best.created - model.created) >= 0 ? best
+    : model, null);
 }
 
 // Why a model does not have a view.
@@ -111,43 +123,38 @@ export function open(path, state, push = false) {
   return render();
 }
 
-function emptyFolder() {
-  return h("div", {}, h("h1", {}, "No models yet"), h("p", {}, "Train one and it appears here:"),
-    h("pre", {}, "weft train gpt-tiny --data book.txt"), h("p", { class: "soft" }, "weft quickstart needs no data."));
-}
-
 async function render() {
   current?.end.abort();
   current?.shown?.close?.();
   const { path, state } = address();
-  const newest = models.reduce((best, model) => best && best.created >= model.created ? best : model, null);
-  const info = models.find(model => model.id === state.model) ?? newest;
-  const view = views.find(one => one.path === path) ?? views.find(one => !one.lacks(info));
-  if (!view) { frame(info); return main.replaceChildren(emptyFolder()); }
+  const view = views.find(one => one.path === path) ?? views.find(one => !one.path);
   if (view.path !== path) return open(view.path, state);
+  const info = models.find(model => model.id === state.model) ?? suited(view);
   frame(info);
-  document.title = `${view.title}${info ? ` · ${info.id}` : ""} · weft`;
+  document.title = `${view.title}${path && info ? ` · ${info.id}` : ""} · weft`;
   const end = new AbortController();
   /** @type {{ end: AbortController, signal: AbortSignal, shown: any }} */
   const mine = { end, signal: end.signal, shown: null };
   current = mine;
   const place = h("div", { class: `view view-${view.path}` });
-  main.replaceChildren(h("h1", {}, view.title), h("p", { class: "soft about" }, view.about), place);
+  main.replaceChildren(h("h1", { class: path ? "" : "unseen" }, view.title),
+    view.about && h("p", { class: "soft about" }, view.about), place);
+  if (path) (path === "step" ? place : main.children[1]).after(termsOf(path)); // the stage fills the window
   if (state.model && info?.id !== state.model) {
     main.append(notice(`No model '${state.model}' on this server${info ? `; showing '${info.id}'` : ""}.`));
   }
-  if (view.lacks(info)) return place.append(info ? instead(view, info) : emptyFolder());
+  if (view.lacks(info)) return info ? place.append(instead(view, info)) : open("", {});
   const context = {
-    info, models, api, signal: end.signal, state: { ...state },
+    info, models, views, link, api, signal: end.signal, state: { ...state },
     set(changes, { push = false } = {}) {
       if (mine !== current) return;
       Object.assign(context.state, changes);
       show(view.path, context.state, push);
     },
-    go: (to, changes = {}) => open(to, { model: context.state.model, ...changes }, true),
+    go: (to, changes = {}) => open(to, { model: to ? context.state.model ?? info?.id : undefined, ...changes }, true),
     fail: error => fail(error, mine),
     done: () => main.querySelector(".problem")?.remove(), // a retry succeeded
-    refresh: async () => { await list(); frame(info); },
+    refresh: async () => { await list(); frame(info); return models; },
   };
   try {
     mine.shown = await view.mount(place, context);
@@ -179,6 +186,7 @@ document.addEventListener("weft-busy", event => {
 addEventListener("popstate", render);
 const loaded = await Promise.allSettled(VIEWS.map(name => import(`./view_${name}.js`)));
 for (const result of loaded) {
-  if (result.status === "fulfilled") views.push(result.value); else console.error(result.reason);
+  if (result.status === "fulfilled") views.push({ ...result.value, ofText: OF_A_TEXT.includes(result.value.path) });
+  else console.error(result.reason);
 }
 await begin();

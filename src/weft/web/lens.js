@@ -43,8 +43,7 @@ function cellDetails(data, names, row, column) {
 export function mount(element, data, { show = "guess", row, column, changed = () => {} } = {}) {
   const layers = data.guesses.length;
   const names = layerNames(layers);
-  const last = data.read.length - 1;
-  let state = { show: Object.hasOwn(CONTENTS, show) ? show : "guess", row: layers - 1, column: last };
+  let state = { show: Object.hasOwn(CONTENTS, show) ? show : "guess", row: layers - 1, column: 0 };
   const cells = data.guesses.map((guesses, layer) => guesses.map((_, n) => {
     const same = data.final_rank[layer][n] === 1;
     const at = { row: layer, column: n };
@@ -111,5 +110,5 @@ export function mount(element, data, { show = "guess", row, column, changed = ()
   explain();
   element.replaceChildren(h("div", { class: "lens" }, chosen, key, details, scroll));
   mark(indexIn(cells, row) ?? state.row, indexIn(data.read, column) ?? state.column);
-  scroll.scrollLeft = cells[state.row][state.column].offsetLeft - scroll.clientWidth / 2;
+  if (state.column) scroll.scrollLeft = cells[state.row][state.column].offsetLeft - scroll.clientWidth / 2;
 }

@@ -47,13 +47,13 @@ export async function fetchDecoding({ api, info, signal }) {
   return (await api.get(`v1/settings?model=${encodeURIComponent(info.id)}`, signal)).decoding;
 }
 
-export const beamLabel = beams => `beam ${beams}, as weft translate`;
+export const beamLabel = beams => `beam search, ${beams} beams (weft translate)`;
 
 // The answer that a model which writes one text from another is shown with: found by its default search, or greedily.
 /** @param {() => void} changed */
 export function answerSelect(context, beams, changed) {
   const { state } = context;
-  return field("Answer", select([["", beamLabel(beams)], ["greedy", "greedy"]], state.answer ?? "", value => {
+  return field("Answer", select([["", beamLabel(beams)], ["greedy", "greedy search"]], state.answer ?? "", value => {
     context.set({ answer: value || undefined, target: undefined });
     changed();
   }));
@@ -80,8 +80,8 @@ export async function readingView(main, context, options) {
   const problem = h("p", { class: "reading-problem", role: "alert" });
   const origin = h("p", { class: "soft reading-origin" });
   const cleared = Object.fromEntries(reset.map(name => [name, undefined]));
-  const sampled = api.post("v1/explain/text", { model: info.id }, signal);
-  sampled.catch(() => {}); // where nothing waits for it
+  const sampled = api.post("v1/explain/text", { model: info.id }, signal), sampledText = sampled.then(({ text }) => text);
+  for (const each of [sampled, sampledText]) each.catch(() => {}); // where nothing waits for it
   const answers = info.writes && target && (await fetchDecoding(context)).translate;
 
   const refused = error => {
@@ -89,7 +89,7 @@ export async function readingView(main, context, options) {
     return isRefused(error);
   };
   const load = latest(context, drawn, async ending => {
-    const text = state.text ?? sampled.then(example => example.text);
+    const text = state.text ?? sampledText;
     const body = { model: info.id, input: state.text, ...request(),
       target: target ? await targetOf(context, text, ending) ?? undefined : undefined };
     options.sent = body;
@@ -111,7 +111,7 @@ export async function readingView(main, context, options) {
   const targetBox = textBox("Target", () => {
     context.set({ ...cleared, target: targetBox.area.value || undefined });
     later();
-  }, { placeholder: "empty: the answer that the model finds" });
+  }, { placeholder: "Leave empty for the model's own answer" });
   textField.area.value = state.text ?? "";
   targetBox.area.value = state.target ?? "";
   const command = () => explainCommand(info, view, { ...state, target: target && options.sent?.target }, ...words());

@@ -5,9 +5,11 @@ import { table } from "./table.js";
 import { minus, percent } from "./words.js";
 
 const MEASURES = { norm: "gradient norm", times_input: "gradient × input" };
-const MAX_LISTED = 6; // tokens listed as the most important ones
+const MAX_LISTED = 8; // tokens listed as the most important ones
 
-const MIN_SIGNED = 0.05; // shade from which the sign is marked
+const MIN_SIGNED = 0.2; // shade from which the sign is marked
+// the square root, so that more than the largest value is seen
+const rootShade = (value, top) => Math.sqrt(shadeOf(value, top));
 const isLarge = value => value === 0 || Math.abs(value) >= 0.001;
 const plain = value => (isLarge(value) ? String(+value.toPrecision(3)) : value.toExponential(1));
 const signed = value => (value > 0 ? "+" : "") + minus(plain(value));
@@ -27,7 +29,7 @@ function mostImportant(data, measure, top) {
   const all = data.sides.flatMap(side => side.tokens.map((token, n) => ({ side, token, value: side[measure][n] })));
   all.sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
   const bar = value => h("span", { class: `saliency-bar${value < 0 ? " saliency-less" : ""}`,
-    style: { "--s": shadeOf(value, top).toFixed(3) } });
+    style: { "--s": rootShade(value, top).toFixed(3) } });
   return h("ol", { class: "saliency-most" }, all.slice(0, MAX_LISTED).map(({ side, token, value }) => h("li", {},
     h("b", {}, token.piece), soft(data.sides.length > 1 ? side.name : ""), bar(value),
     h("span", { class: "saliency-number" }, measure === "norm" ? plain(value) : signed(value)))));
@@ -74,8 +76,8 @@ export function mount(element, data, { measure = "norm", explain = null, changed
     const top = Math.max(...data.sides.flatMap(side => side[chosen].map(others)));
     const below = data.sides.some(side => side[chosen].some(value => value < 0));
     const show = value => plain(+value.toPrecision(2));
-    key.replaceChildren(legend(MEASURES[chosen], top, { below, more: data.masked, show }));
-    const mark = value => shadeOf(value, top) * (value < 0 && shadeOf(value, top) >= MIN_SIGNED ? -1 : 1);
+    key.replaceChildren(legend(`${MEASURES[chosen]}, square-root scale`, top, { below, more: data.masked, show, shareOf: shade => shade ** 2 }));
+    const mark = value => rootShade(value, top) * (value < 0 && rootShade(value, top) >= MIN_SIGNED ? -1 : 1);
     strips.forEach((strip, n) => strip.shade(data.sides[n][chosen].map(mark)));
     list.replaceChildren(mostImportant(data, chosen, top));
   };
@@ -91,8 +93,8 @@ export function mount(element, data, { measure = "norm", explain = null, changed
   const withTitle = (strip, n) => (data.sides.length > 1
     ? [h("h3", {}, capitalised(data.sides[n].name)), strip.element] : strip.element);
   element.replaceChildren(h("div", { class: "saliency" },
-    measures, key, heading ?? tokenHeading(data, target >= text.tokens.length + data.rest.length), details, strips.map(withTitle),
-    h("h3", {}, "Most important tokens"), list, tables));
+    measures, key, heading ?? tokenHeading(data, target >= text.tokens.length + data.rest.length), h("div", { class: "saliency-read" },
+      h("div", {}, details, strips.map(withTitle)), h("div", {}, h("h3", {}, "Most important tokens"), list)), tables));
   shade();
   if (explain === null) return;
   textStrip.mark(target);

@@ -17,10 +17,11 @@ export function indexIn(list, text) {
 
 const twoDigits = value => String(+value.toPrecision(2));
 
-// The legend: shades and their values; `more`: there are larger values; `below`: there are negative ones.
-export function legend(name, top, { more = false, below = false, show = twoDigits } = {}) {
+// The legend: shades and their values; `more`: there are larger values; `below`: there are negative ones; `shareOf` a shade
+// returns its share of `top`.
+export function legend(name, top, { more = false, below = false, show = twoDigits, shareOf = shade => shade } = {}) {
   const swatch = step => h("span", { class: "shaded-swatch", style: { "--s": step } },
-    show(step * top) + (more && step === 1 ? "+" : ""));
+    show(shareOf(step) * top) + (more && step === 1 ? "+" : ""));
   return h("p", { class: "shaded-legend" }, h("span", {}, name), LEGEND.map(swatch),
     below ? h("span", { class: "shaded-swatch shaded-below", style: { "--s": 0.6 } }, "below 0") : null);
 }

@@ -8,7 +8,7 @@ const UNITS = { nats: 1, bits: Math.LN2 }; // nats per unit
 const TOPS = [1, 2, 4, 6, 8, 10, 12, 16]; // candidate values for the darkest shade
 const MAX_LISTED = 5; // tokens listed as the most surprising
 const CONTEXT = 3; // tokens of context on either side
-const CHART = { height: 120, left: 34, top: 14, bottom: 6, widest: 736 };
+const CHART = { height: 120, left: 34, top: 14, bottom: 6, widest: 1600 };
 
 // −log p of each token in nats; ∞ if it has a rank but no value, null if nothing predicts it.
 const surprisals = data => data.nats.map((nats, n) => (nats === null && data.ranks[n] !== null ? Infinity : nats));
@@ -141,9 +141,9 @@ export function mount(element, data, { unit = "nats", place, changed = () => {} 
     const header = ["position", "token", state.unit, "probability", "rank", "most probable"];
     box.replaceChildren(summary(data, state.unit), units,
       legend(`surprisal, ${state.unit}`, top, { more: values.some(value => value > top * 1.001) }),
-      details, strip.element,
-      h("h3", {}, "Surprisal by token"), holder,
-      h("h3", {}, "Most surprising tokens"), mostSurprising(data, values, state.unit, choose),
+      h("h3", { class: "unseen" }, "Surprisal by token"), holder,
+      h("div", { class: "surprise-read" }, h("div", {}, strip.element), h("div", {}, details,
+        h("h3", {}, "Most surprising tokens"), mostSurprising(data, values, state.unit, choose))),
       table({ title: "All tokens as a table", header, rows, text: [0, 1, 5], folds: true }));
     draw();
     choose(state.place, true);

@@ -9,7 +9,7 @@ import { saveTools, shellQuote } from "./save.js";
 import { table } from "./table.js";
 
 export const title = "Anatomy";
-export const about = "Parts of the model, their costs, and the computation.";
+export const about = "The model's parts, what they cost, and how they compute.";
 export const path = "anatomy";
 export const lacks = () => "";
 

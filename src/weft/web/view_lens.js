@@ -3,7 +3,7 @@ import * as lens from "./lens.js";
 import { readingView } from "./reading.js";
 
 export const title = "Lens";
-export const about = "Prediction of each layer if the model ended there.";
+export const about = "What each layer would predict if the model ended there.";
 export const path = "lens";
 export const lacks = info => (!info?.words ? "predicts no tokens"
   : info.heads ? "" : "has no residual stream to look at after each layer");

@@ -23,8 +23,8 @@ export async function mount(main, context) {
   const { state } = context, { translate, generate } = await fetchDecoding(context);
   const usualOf = ({ name, usual, max }) => (name === "beams" && translate ? Math.min(max, translate.beams) : usual);
   const note = translate ? `weft translate searches with ${translate.beams} beams.`
-    : generate.temperature ? `weft generate samples at temperature ${generate.temperature}; --greedy and --beam search.`
-      : "weft generate is greedy for this model.";
+    : generate.temperature ? `By default, weft generate samples at temperature ${generate.temperature}; --greedy and --beam search instead.`
+      : "By default, weft generate is greedy with this model.";
   let drawing = null;
   const names = SETTINGS.map(({ name }) => name);
   const chosen = () => names.filter(name => state[name] !== undefined).map(name => [name, Number(state[name])]);

@@ -69,7 +69,7 @@ class Writer {
     const { prompt: promptLabel, text: textLabel } = LABELS[this.chats ? "chat" : this.info.writes ? "pairs" : "text"];
     const { field, area } = textBox(promptLabel, debounced(() => this.setInput(area.value)),
       { id: "write-prompt", rows: 2, placeholder: this.chats || this.info.writes ? undefined
-        : "empty: the model begins a text" });
+        : "Leave empty to let the model begin" });
     this.prompt = area;
     this.text = h("div", { class: "write-text", role: "listbox", "aria-label": textLabel,
       "aria-orientation": "horizontal", dir: "auto" });
@@ -94,7 +94,7 @@ class Writer {
           field, h("p", { class: "soft write-label" }, textLabel), this.text,
           h("div", { class: "fields" }, this.stopButton, this.continueButton, this.restartButton, this.sendButton,
             this.state),
-          h("p", { class: "soft write-hint" }, "Darker tokens were more surprising to the model. "
+          h("p", { class: "soft write-hint" }, "The stronger its shade, the more surprising a token was to the model. "
             + "Point at one or use the arrow keys to see alternatives."),
           this.treeBox),
         h("aside", { class: "write-side", "aria-label": "Sampling settings" },

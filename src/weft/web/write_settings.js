@@ -76,7 +76,7 @@ export function controls(state, known, change) {
     box.replaceChildren(
       field("Method", select(Object.entries(MODES), how, value => { set("how")(value); draw(); })),
       h("p", { class: "soft write-usual" }, "Default: ", usualLabel(usual), differs.length > 0
-        && [" ", button("Use it", () => { change(Object.fromEntries(differs.map(name => [name]))); draw(); })]),
+        && [" ", button("Use the default", () => { change(Object.fromEntries(differs.map(name => [name]))); draw(); })]),
       ...how === "draw" ? [
         slide("temperature", shown.temperature),
         number("top_k", shown.top_k || "", { min: 0, placeholder: "off" }),
@@ -84,7 +84,7 @@ export function controls(state, known, change) {
         slide("min_p", shown.min_p),
         h("div", { class: "write-seed" }, seeds, another)] : [],
       ...how === "beam" ? [number("beams", beams, { min: 1, max: MAX_BEAMS })] : [],
-      number("max_tokens", length, { min: 1, max: MAX_TOKENS }, { label: "Tokens", key: "length" }));
+      number("max_tokens", length, { min: 1, max: MAX_TOKENS }, { label: "Max. tokens", key: "length" }));
   };
   draw();
   return box;

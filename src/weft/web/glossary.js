@@ -1,0 +1,59 @@
+// The glossary (explain/glossary.toml): one entry per term. A term shows its entry when pointed at or focused.
+import { get } from "./api.js";
+import { button, h, soft } from "./dom.js";
+
+/** @type {Promise<{ lectures: string[], views: Record<string, string[]>, terms: Record<string, any> }> | null} */
+let loading = null;
+const load = () => (loading ??= get("web/glossary.json"));
+
+const sourceOf = (lectures, { lecture, paper }) =>
+  [lecture && `Lecture ${lecture}: ${lectures[lecture - 1]}`, paper].filter(Boolean).join(" · ");
+
+const card = h("div", { class: "term-card", role: "tooltip", id: "term-card", hidden: true });
+let hiding = 0;
+
+function show(target, name, { lectures, terms }) {
+  clearTimeout(hiding);
+  const source = sourceOf(lectures, terms[name]);
+  card.replaceChildren(h("b", {}, name), h("p", {}, terms[name].about), source && h("p", { class: "soft" }, source));
+  document.body.append(card);
+  card.hidden = false;
+  const box = target.getBoundingClientRect(), { offsetWidth: wide, offsetHeight: high } = card;
+  const below = box.bottom + 6 + high < innerHeight;
+  card.style.setProperty("left", `${Math.max(8, Math.min(box.left, innerWidth - wide - 8))}px`);
+  card.style.setProperty("top", `${below ? box.bottom + 6 : Math.max(8, box.top - high - 6)}px`);
+  target.setAttribute("aria-describedby", card.id);
+}
+
+function hide(target) {
+  clearTimeout(hiding);
+  hiding = setTimeout(() => { card.hidden = true; target?.removeAttribute("aria-describedby"); }, 120);
+}
+card.addEventListener("pointerenter", () => clearTimeout(hiding)); // it can be read and copied
+card.addEventListener("pointerleave", () => hide(null));
+document.addEventListener("keydown", event => { if (event.key === "Escape") card.hidden = true; });
+document.addEventListener("scroll", () => { card.hidden = true; }, { capture: true, passive: true });
+
+// A term as a word that shows its entry.
+const term = (name, all) => {
+  const word = button(name, () => show(word, name, all), { class: "term" });
+  for (const event of ["pointerenter", "focus"]) word.addEventListener(event, () => show(word, name, all));
+  for (const event of ["pointerleave", "blur"]) word.addEventListener(event, () => hide(word));
+  return word;
+};
+
+// The terms of a view, as a line.
+export function termsOf(path) {
+  const line = h("p", { class: "terms" });
+  load().then(all => line.append(...all.views[path] ? [soft("Terms: "), ...all.views[path].map(name => term(name, all))] : []),
+    () => line.remove());
+  return line;
+}
+
+// All entries, folded.
+export function glossary() {
+  const summary = h("summary", {}, "Glossary"), list = h("dl");
+  load().then(({ lectures, terms }) => list.append(...Object.entries(terms).map(([name, entry]) =>
+    h("div", {}, h("dt", {}, name), h("dd", {}, entry.about, " ", soft(sourceOf(lectures, entry)))))), () => {});
+  return h("details", { class: "fold glossary" }, summary, list);
+}
