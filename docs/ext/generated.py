@@ -32,7 +32,7 @@ CLASSES: tuple[type, ...] = (weft.Run, Explain, Picture)  # returned by function
 OPTIONS: tuple[type[Config], ...] = (Sampling, Beam)  # the arguments of `weft.sampling` and `weft.beam`
 SETTING_COLUMNS = ["key", "type", "default", "meaning"]
 TYPE_NAMES = {int: "integer", float: "number", str: "text", bool: "`true` or `false`"}
-WITHOUT_EFFECT = ("Ignored.", "Refused: weft's models have none.")
+WITHOUT_EFFECT = ("Ignored.", "Refused.")
 
 
 def table(header: list[str], rows: Iterable[list[str]]) -> str:

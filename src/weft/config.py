@@ -173,13 +173,18 @@ def _describe(kind: type[Config], tree: Mapping[str, Any], problem: Any) -> str:
             return f"{key} = {value!r}: expected a list, such as [{value!r}]"
         case "value_error":
             return f"{key}: {context['error']}" if keys else str(context["error"])
-        case "string_pattern_mismatch":
-            return f"{key} = {value!r}: expected text that matches {context['pattern']}"
-        case error_type:
-            compared = "a number " if error_type.startswith(("greater", "less")) else ""
-            message = compared + re.sub(r"^\w+ should (be|have|match) ", "", problem["msg"])
-            expected = next((text for prefix, text in EXPECTED.items() if error_type.startswith(prefix)), message)
-            return f"{key} = {value!r}: expected {expected}"
+        case _:
+            return f"{key} = {value!r}: expected {expected(problem)}"
+
+
+def expected(problem: Any) -> str:
+    """Return, in plain words, the value that a problem found by pydantic asks for."""
+    kind: str = problem["type"]
+    text = next((text for prefix, text in EXPECTED.items() if kind.startswith(prefix)), None)
+    if text is not None:
+        return text.format(**problem.get("ctx", {}))
+    compared = "a number " if kind.startswith(("greater", "less")) else ""
+    return compared + re.sub(r"^\w+ should (be|have|match) ", "", problem["msg"])
 
 
 QUOTED = re.compile(r"'([^']*)'")
@@ -190,8 +195,17 @@ EXPECTED = {
     "bool": "true or false",
     "finite": "a finite number",
     "dict": "a table",
+    "model": "a table",
+    "list": "a list",
+    "tuple": "a list",
+    "too_short": "at least {min_length} in the list",
+    "too_long": "at most {max_length} in the list",
     "string_too_short": "non-empty text",
+    "string_too_long": "at most {max_length} characters",
+    "string_pattern": "text that matches {pattern}",
     "string": "text",
+    "union_tag": "an object with a known 'type'",
+    "literal": "{expected}",
 }
 
 

@@ -19,7 +19,7 @@ import torch
 from tests.api.conftest import with_bos
 from tests.api.test_import_export import sharp
 from tests.command import Cli
-from tests.interop.hf_models import exported, fresh_model
+from tests.interop.hf_models import exported
 from tests.later import Later
 from tests.serve.serving import served
 
@@ -29,7 +29,7 @@ from weft.api.load import load
 from weft.api.run import Run
 from weft.cli.main import run as command
 from weft.errors import ConfigError
-from weft.models.presets import bert, gpt, llama
+from weft.models.presets import gpt, llama
 from weft.text.config import BPE
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 
@@ -39,6 +39,7 @@ if find_spec("lm_eval") is None:
 ours = Later("weft.api.lm_eval")
 
 Capture = pytest.CaptureFixture[str]
+RUNS = Path(__file__).parent / "runs-0.1"
 WORDS = "the cat sat on the mat, and the dog ate the hat. " * 8
 CONTEXT = 48
 TASKS: dict[str, dict[str, Any]] = {
@@ -328,11 +329,58 @@ def test_a_task_that_matches_twice_is_evaluated_once(runs: Path, tasks: Path, cl
     assert cli("evaluate", runs / "gpt", *words).count("acc_norm") == 1
 
 
-def test_an_encoder_has_no_tasks(tokenizer: Tokenizer, tasks: Path, tmp_path: Path, cli: Cli) -> None:
-    settings = bert(1, 16, 2, vocab_size=tokenizer.vocab_size, context=16)
-    import_model(exported(replace(fresh_model(settings), tokenizer=tokenizer), tmp_path / "bert"), tmp_path / "run")
-    words = ["--tasks", "local_choice", "--tasks-path", tasks]
-    assert "be evaluated on tasks" in cli.refused("evaluate", tmp_path / "run", *words)
+def test_a_masked_model_has_pseudo_log_likelihoods(tasks: Path, cli: Cli) -> None:
+    run = load(RUNS / "masked-next", "cpu")
+    model = ours.WeftLM(run)
+    text = "the cat sat on the mat."
+    ((whole, _),) = model.loglikelihood([request("", text)])
+    (pair,) = run.minimal_pairs([(text, "cat the sat on the mat.")]).scores["words left to right"]
+    assert pair is not None and whole == pytest.approx(pair.good, rel=1e-6)
+    assert model.loglikelihood_rolling([request(text)]) == [whole]
+    ((after, _),) = model.loglikelihood([request("the cat sat", " on the mat.")])
+    assert whole < after < 0
+    words = ["--tasks", "local_write", "--tasks-path", tasks]
+    assert "write a text" in cli.refused("evaluate", RUNS / "masked-next", *words)
+    assert "be evaluated on tasks" in cli.refused("evaluate", RUNS / "classify", *words)
+
+
+PAIRS = [
+    {"sentence_good": "the cat sat on the mat.", "sentence_bad": "the cat sat the on mat.", "UID": "order"},
+    {"sentence_good": "the dog ate the hat.", "sentence_bad": "the dog ate hat.", "UID": "article"},
+    {"sentence_good": "a naïve cat sat.", "sentence_bad": "a cat naïve sat.", "UID": "order"},
+]
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_minimal_pairs_are_judged_as_by_the_harness(runs: Path, tmp_path: Path, name: str, cli: Cli) -> None:
+    """The task is the harness's `blimp` with data of its own; its model is the run's export for transformers."""
+    from lm_eval.evaluator import evaluate
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in PAIRS))
+    task = {
+        "task": "local_blimp",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"train": str(tmp_path / "pairs.jsonl")}},
+        "output_type": "multiple_choice",
+        "validation_split": "train",
+        "doc_to_text": "",
+        "doc_to_target": 0,
+        "doc_to_choice": "{{[sentence_good, sentence_bad]}}",
+        "num_fewshot": 0,
+        "metric_list": [{"metric": "acc"}],
+    }
+    (tmp_path / "blimp.yaml").write_text(json.dumps(task))
+    tasks = TaskManager(include_path=str(tmp_path), include_defaults=False).load(["local_blimp"])
+    theirs = evaluate(lm=HFLM(str(runs / f"{name}-hf"), device="cpu", dtype="float32"), task_dict=tasks)
+    assert theirs is not None
+    expected = [_flat(sample["resps"])[::2] for sample in theirs["samples"]["local_blimp"]]
+    found = cli.json("evaluate", runs / name, "--pairs", tmp_path / "pairs.jsonl", "--details")
+    got = [[pair["sentence"]["good"], pair["sentence"]["bad"]] for pair in found["scores"]]
+    assert got == [pytest.approx(pair, rel=1e-5) for pair in expected]
+    accuracy = found["groups"][0]["accuracies"]["sentence"]["accuracy"]
+    assert accuracy == pytest.approx(theirs["results"]["local_blimp"]["acc,none"])
 
 
 def test_the_command_prints_a_line_per_metric(runs: Path, tasks: Path, cli: Cli) -> None:
@@ -363,7 +411,6 @@ def test_wefts_command_is_the_harnesss_with_weft(runs: Path, tasks: Path, tmp_pa
 @pytest.mark.parametrize("name", ["gpt", "llama"])
 def test_a_served_run_gets_the_same_results_over_http(runs: Path, tasks: Path, name: str) -> None:
     """The harness's `local-completions` sends ids, several prompts per request, and reads the echoed prompts."""
-    pytest.importorskip("tenacity")  # of the extra lm-eval[api]
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.tasks import TaskManager
 

@@ -322,7 +322,8 @@ def test_the_page_holds_the_whole_graph() -> None:
     data = page_data(page)
     nodes, groups = data["nodes"], data["groups"]
     assert len(nodes) == len(picture.labelled.graph.nodes)
-    assert [tuple(edge) for edge in data["edges"]] == picture.labelled.graph.edges
+    edges = data["edges"]
+    assert list(zip(edges["sources"], edges["targets"], strict=True)) == picture.labelled.graph.edges
     children = [child for group in groups for child in group["children"]]
     assert sorted(children) == sorted({*range(len(nodes)), *range(len(nodes) + 1, len(nodes) + len(groups))})
     assert all(0 <= each["formulas"] < len(data["formulas"]) for each in (*nodes, *groups))

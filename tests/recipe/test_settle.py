@@ -8,8 +8,9 @@ import pytest
 from weft.errors import ConfigError
 from weft.models.config import NGram
 from weft.recipe.config import Recipe, SettledRecipe
+from weft.recipe.draft import ChosenSetting
 from weft.recipe.resolve import resolve
-from weft.recipe.settle import ChosenSetting, Facts, choose_tokenizer, settle
+from weft.recipe.settle import Facts, choose_tokenizer, settle
 from weft.text.config import Byte, TokenizerConfig
 
 

@@ -165,8 +165,7 @@ def test_a_client_that_reads_nothing_is_disconnected(server: Served, monkeypatch
     model = server.library.models["bytes"]
     with server.connected(body, buffer=1024):
         until(lambda: model.users == 1)
-        until(lambda: model.users == 0, 60)  # while the connection is open
-        assert server.thread("bytes").blocks[0] == 0
+        until(lambda: model.users == 0 and server.thread("bytes").blocks[0] == 0, 60)  # while the connection is open
 
 
 def test_connections_that_drop_at_random_leave_nothing(server: Served) -> None:
@@ -266,6 +265,22 @@ def test_long_work_takes_turns_and_ends_with_its_client(runs: Path, path: str) -
             until(lambda: thread._calls)
             thread.close()  # SIGTERM: the call is refused at its next pause
             assert not thread._calls
+
+
+@pytest.mark.parametrize("model", ["bytes", "lstm"])
+def test_many_long_texts_of_one_request_leave_room_for_others(runs: Path, model: str) -> None:
+    """Texts of one request never take all rows, and a short text is written before long ones have had their turns."""
+    body = {"model": model, "prompt": ["A tale is told, and then another one.\n"] * 8, "n": 4, "max_tokens": 60_000}
+    body |= {"logit_bias": {"3": -100}} if model == "bytes" else {}
+    with served(runs / model, rows=4, max_tokens=1 << 16) as server:
+        assert complete(server, model) == 200
+        thread = server.thread(model)
+        with server.connected(body):
+            until(lambda: thread.active == 3 and thread.waiting)
+            began, written = time.monotonic(), thread.counts.written
+            assert complete(server, model) == 200
+            assert thread.active == 3 and thread.counts.written - written < 2000 and time.monotonic() - began < 5
+        until(lambda: idle(thread))
 
 
 LENGTHY_PASSES: dict[str, tuple[str, dict[str, Any]]] = {

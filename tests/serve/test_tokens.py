@@ -119,9 +119,9 @@ def test_every_tokenizer_tokenizes_a_text(server: Served) -> None:
     [
         ("write", {"model": "classify", "input": "a"}, "classifier"),
         ("write", {"model": "gpt", "tokens": [10**6]}, "1000000 is not a token id"),
-        ("next", {"model": "gpt", "tokens": [-1]}, "tokens.0: must be greater than or equal to 0, not -1"),
+        ("next", {"model": "gpt", "tokens": [-1]}, "tokens.0: expected a number greater than or equal to 0, not -1"),
         ("next", {"model": "classify", "input": "a"}, "classifier"),
-        ("write", {"model": "gpt", "temperature": 3}, "temperature: must be less than or equal to 2, not 3"),
+        ("write", {"model": "gpt", "temperature": 3}, "temperature: expected a number less than or equal to 2, not 3"),
         ("write", {"model": "gpt", "temprature": 1}, "temprature: unknown field"),
         ("fill", {"model": "gpt"}, "input: this field is required"),
         ("tokenizers", {"input": "a" * 10_001}, "input"),

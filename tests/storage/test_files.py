@@ -211,3 +211,18 @@ def test_the_next_writer_removes_what_a_killed_process_left(tmp_path: Path, kind
 def test_reading_does_not_allocate_the_limit(tmp_path: Path) -> None:
     (tmp_path / "small").write_text("text")
     assert files.read_text(tmp_path / "small", limit=1 << 60) == "text"
+
+
+@pytest.mark.parametrize("replaced", ["note", ""])
+def test_a_file_replaced_by_a_link_after_the_check_is_not_opened(tmp_path: Path, replaced: str) -> None:
+    folder, outside = tmp_path / "runs" / "one", tmp_path / "outside"
+    for each in (folder, outside):
+        each.mkdir(parents=True)
+        (each / "note").write_text(each.name)
+    (folder / "second").symlink_to("note")
+    assert files.link_out(folder, folder.parent) is None and files.read_text(folder / "second") == "one"
+    (folder / replaced).rename(tmp_path / "moved")
+    (folder / replaced).symlink_to(outside / replaced)
+    with pytest.raises(OSError, match="A link out of its folder"):
+        files.read_text(folder / "note")
+    assert files.read_text(outside / "note") == "outside"

@@ -34,21 +34,21 @@ from weft.decode.config import Sampling
 from weft.decode.generate import completions
 from weft.decode.prompt import Prompt, start_token
 from weft.errors import ConfigError, DataError, first_line, hub_failure, suggestion
-from weft.evaluate.perplexity import HEAD_ELEMENTS
-from weft.models.base import LanguageModel, device_of, evaluating
+from weft.evaluate.continuations import Continuation, ContinuationScore, continuation_scores, scoring_window
+from weft.evaluate.pseudo_likelihood import MaskedText, pseudo_log_likelihoods
+from weft.models.base import LanguageModel, device_of
+from weft.models.hidden import frame_for
 from weft.models.ngram import NGram
+from weft.models.transformer import Transformer
 from weft.progress import bar
 
 DEFAULT_BATCH = 16  # texts
-MAX_BATCH_TOKENS = 1 << 17  # of a batch, unless one text is longer: recurrent models have no window
-UNLIMITED = 1 << 16  # the window of a model that has none
 MAX_NEW_TOKENS = 256  # for tasks that set no limit; the harness's default
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 RENAMED = {"max_gen_toks": "max_tokens", "until": "stop"}  # a task's name of a setting → weft's
 HANDLED = ("do_sample", "use_cache", "num_beams")  # settings of a task that are not weft's
 FILTERS = ("top_k", "top_p", "min_p", "typical_p")
 
-Ids = tuple[int, ...]
 Pair = tuple[tuple[str, str] | None, list[int], list[int]]  # the texts, and the ids of context and continuation
 
 
@@ -79,7 +79,8 @@ class WeftLM(TemplateLM):
             device = None  # the harness names a GPU by default, even if there is none
         if not isinstance(run, Run):
             run = load(run, device, dtype=None if dtype is None else DTYPES[dtype])
-        if not run.config.objective.continues:
+        self.masked = run.config.objective.kind.startswith("masked")
+        if not run.config.objective.continues and not self.masked:
             raise run.objective.cannot("be evaluated on tasks")
         self.run, self.tokenizer = run, run.tokenizer
         self.model: LanguageModel = run.model
@@ -89,9 +90,7 @@ class WeftLM(TemplateLM):
         if self.batch_size < 1:
             raise ConfigError(f"batch_size = {batch_size}: expected 1 or more texts")
         self.batch_size = min(self.batch_size, max_batch_size or self.batch_size)
-        windowed = getattr(self.model.config, "kind", "") not in ("recurrent", "ngram")
-        context: int = getattr(self.model.config, "context", UNLIMITED) if windowed else UNLIMITED
-        self.max_length: int = max_length or context
+        self.max_length: int = max_length or scoring_window(self.model)
         self._prefix = prefix_token_id
 
     @property
@@ -119,70 +118,41 @@ class WeftLM(TemplateLM):
         self, requests: Sequence[Pair], disable_tqdm: bool = False, **unused: Any
     ) -> list[tuple[float, bool]]:
         """Return log p of each continuation after its context, and whether greedy decoding would write it."""
-        inputs: list[Ids] = []
-        for _, context, continuation in requests:
-            if not continuation or not context or len(continuation) > self.max_length:
-                raise ConfigError(
-                    f"a continuation of {len(continuation)} tokens after a context of {len(context)} cannot be scored "
-                    f"with a window of {self.max_length}"
-                )
-            inputs.append(tuple((context + continuation)[-(self.max_length + 1) :][:-1]))
         results: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
+        continuations = [Continuation(context, ids) for _, context, ids in requests]
+        if self.masked:
+            scores = self._pseudo_scores(continuations)
+        else:
+            scores = continuation_scores(self.model, continuations, window=self.max_length, rows=self.batch_size)
         with tqdm(total=len(requests), disable=disable_tqdm, desc="Running loglikelihood requests") as progress:
-            for batch in self._batches(inputs):
-                scores = self._score([inputs[index] for index in batch], [requests[index][2] for index in batch])
-                for index, score in zip(batch, scores, strict=True):
-                    results[index], texts = score, requests[index][0]
-                    if texts is not None:
-                        self.cache_hook.add_partial("loglikelihood", texts, score)
-                    progress.update()
+            for index, score in scores:
+                results[index], texts = (score.log_p, score.greedy), requests[index][0]
+                if texts is not None:
+                    self.cache_hook.add_partial("loglikelihood", texts, results[index])
+                progress.update()
         return results
 
-    def _batches(self, inputs: Sequence[Ids]) -> Iterator[list[int]]:
-        """Yield the indices of requests in one batch, the longest first; equal inputs share a row of the batch.
-
-        The answers to a multiple-choice question are mostly of one token, and then they have the same input.
-        """
-        order = sorted(range(len(inputs)), key=lambda index: (-len(inputs[index]), inputs[index]))
-        batch: list[int] = []
-        rows = 0
-        for ids, same in groupby(order, key=inputs.__getitem__):
-            longest = len(inputs[batch[0]]) if batch else len(ids)
-            if batch and rows >= max(1, min(self.batch_size, MAX_BATCH_TOKENS // longest)):
-                yield batch
-                batch, rows = [], 0
-            batch, rows = [*batch, *same], rows + 1
-        if batch:
-            yield batch
-
-    @torch.inference_mode()
-    def _score(self, inputs: Sequence[Ids], continuations: Sequence[Sequence[int]]) -> list[tuple[float, bool]]:
-        """Return log p of the continuation that ends each input, and whether all its tokens are the likeliest."""
-        rows = {ids: row for row, ids in enumerate(dict.fromkeys(inputs))}
-        tokens = torch.zeros(len(rows), len(inputs[0]), dtype=torch.long)  # padded on the right
-        for ids, row in rows.items():
-            tokens[row, : len(ids)] = torch.tensor(ids)
-        predictions = [  # the last positions of a row predict its continuation
-            (rows[ids], position, target)
-            for ids, continuation in zip(inputs, continuations, strict=True)
-            for position, target in enumerate(continuation, len(ids) - len(continuation))
-        ]
-        row_of, position_of, targets = torch.tensor(predictions, device=self._device).unbind(1)
-        chunk = max(1, HEAD_ELEMENTS // int(self.model.config.vocab_size))  # type: ignore[attr-defined]
-        logprobs, greedy = [], []
-        with evaluating(self.model):
-            features = self.model.features(tokens.to(self._device))[row_of, position_of]
-            for hidden, expected in zip(features.split(chunk), targets.split(chunk), strict=True):
-                logits = self.model.head(hidden[None])[0].float()
-                logprobs.append(logits.log_softmax(-1).gather(1, expected[:, None])[:, 0])
-                greedy.append(logits.argmax(-1) == expected)
-        lengths = list(map(len, continuations))
-        scores = torch.cat(logprobs).double().cpu().split(lengths), torch.cat(greedy).cpu().split(lengths)
-        return [(float(logprob.sum()), bool(likeliest.all())) for logprob, likeliest in zip(*scores, strict=True)]
+    def _pseudo_scores(self, continuations: Sequence[Continuation]) -> Iterator[tuple[int, ContinuationScore]]:
+        """Yield pseudo-log-likelihoods of continuations, which a masked model reads together with their contexts."""
+        assert isinstance(self.model, Transformer)
+        frame, special, texts = frame_for(self.model), set(self.tokenizer.frame[0]) | {self.prefix_token_id}, []
+        for context, ids in continuations:
+            before = [id for id in context if id not in special]
+            text = frame(self.tokenizer, [*before, *ids], None)
+            end = text.before + text.length
+            texts.append(MaskedText(tuple(text.ids), range(end - len(ids), end)))
+        scores = [ContinuationScore(0.0, True)] * len(texts)
+        for index, token in pseudo_log_likelihoods(self.model, self.tokenizer, texts):
+            log_p, greedy = scores[index]
+            scores[index] = ContinuationScore(log_p + token.log_p, greedy and token.greedy)
+        yield from enumerate(scores)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Return log p of each whole text, in consecutive windows; texts are independent of each other."""
         texts = [request.args[0] for request in requests]
+        if self.masked:
+            pairs = [(None, [self.prefix_token_id], self.tok_encode(text, add_special_tokens=False)) for text in texts]
+            return [log_p for log_p, _ in self._loglikelihood_tokens(pairs, disable_tqdm)]
         windows: list[Pair] = []
         text_of_window: list[int] = []
         results = [0.0] * len(texts)
@@ -192,8 +162,8 @@ class WeftLM(TemplateLM):
                 results[index] = float(self.model.log_prob(torch.tensor(ids).numpy()).sum(dtype="float64"))
                 continue
             rolling = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, context_len=1)
-            pairs: list[Pair] = [(None, *make_disjoint_window(window)) for window in rolling]
-            windows, text_of_window = windows + pairs, text_of_window + [index] * len(pairs)
+            disjoint: list[Pair] = [(None, *make_disjoint_window(window)) for window in rolling]
+            windows, text_of_window = windows + disjoint, text_of_window + [index] * len(disjoint)
         scores = self._loglikelihood_tokens(windows, disable_tqdm)
         for index, (logprob, _) in zip(text_of_window, scores, strict=True):
             results[index] += logprob
@@ -203,6 +173,8 @@ class WeftLM(TemplateLM):
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Return the text that the model writes after each context, up to one of the strings in `until`."""
+        if self.masked:
+            raise self.run.objective.cannot("write a text, as this task asks")
         arguments = [request.args for request in requests]
         prompts: list[tuple[int, list[int], Sampling]] = []
         for index, (context, task_settings) in enumerate(arguments):

@@ -15,6 +15,7 @@ from weft.api.arguments import Sources, checked, source_names, takes_settings
 from weft.api.evaluation import Evaluation, EvaluationMetrics, evaluation_on, text_surprisal
 from weft.api.explain import Explain
 from weft.api.export_model import export_model
+from weft.api.minimal_pairs import minimal_pairs
 from weft.api.settings import SamplingSettings, generation_defaults, sampling, translation_beam, with_defaults
 from weft.costs.count import count
 from weft.decode.bulk import BulkJob, bulk, generate_many
@@ -28,6 +29,7 @@ from weft.decode.speculative import Draft, LookUp, speculate
 from weft.decode.text import Chunk, Completion
 from weft.decode.translate import LENGTH_RATIO
 from weft.errors import ConfigError, DataError
+from weft.evaluate.minimal_pairs import MinimalPairs, check_pair, read_pairs
 from weft.evaluate.perplexity import Score, Surprisal
 from weft.models.base import LanguageModel
 from weft.models.config import Pooling
@@ -273,6 +275,17 @@ class Run:
         """
         with self.evaluation(data, targets, encoding) as evaluation:
             return evaluation.metrics(stride)
+
+    def minimal_pairs(self, data: str | Path | Sequence[tuple[str, str]]) -> MinimalPairs:
+        """Return how often the model finds the acceptable one of two sentences likelier (Warstadt et al. 2020).
+
+        `data` is a table of pairs or a folder of them, in BLiMP's format or with columns `good` and `bad`, or the pairs
+        (good, bad) themselves. Ties count half.
+        """
+        if isinstance(data, str | Path):
+            return minimal_pairs(self.objective, self.model, read_pairs(str(data)))
+        pairs = [check_pair(good, bad, f"pair {number}") for number, (good, bad) in enumerate(data, 1)]
+        return minimal_pairs(self.objective, self.model, pairs)
 
     def perplexity(self, text: str | Sequence[str] | None = None) -> float:
         """Return exp of the mean surprisal per token, of a text, of several texts together, or of the held-out data.

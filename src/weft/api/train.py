@@ -27,10 +27,11 @@ from weft.objectives import table as objectives
 from weft.parallel.ranks import ALONE, Ranks, job, join, restarts, watched
 from weft.progress import Log, log_to_stderr
 from weft.recipe.config import Recipe, SettledRecipe
+from weft.recipe.draft import ChosenSetting
 from weft.recipe.objective import Chat
 from weft.recipe.optimizer import Constant, Noam
 from weft.recipe.resolve import Changes, changed_tables, extend_recipe, fine_tunes, is_run, resolve
-from weft.recipe.settle import ChosenSetting, Facts, choose_tokenizer, settle
+from weft.recipe.settle import Facts, choose_tokenizer, settle
 from weft.recipe.unread import refuse_unread
 from weft.runs import checkpoint
 from weft.runs.folder import FollowedRun, RunFolder, claim_run, lock_run, note_files, open_run, report_changes

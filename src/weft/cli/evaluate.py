@@ -1,6 +1,6 @@
 """`weft evaluate`: evaluate a trained model."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from weft.errors import ConfigError
 from weft.figures.tables import Table
 
 MISSING = ("N/A", None)  # values of the harness
-NOT_FOR_TASKS = ("data", "targets", "stride", "figure", "quantize", "details", "overlap", "out")
+NOT_FOR_TASKS = ("data", "targets", "stride", "figure", "quantize", "details", "overlap", "out", "pairs")
+NOT_FOR_PAIRS = ("data", "targets", "stride", "quantize", "overlap")
 
 
 @distributed_command
@@ -33,11 +34,18 @@ def evaluate(
         value="TOKENS",
     ),
     encoding: str = option("utf-8", "The encoding of the files of --data, such as cp1252.", value="NAME"),
-    figure: Path | None = option(None, "Draw a classifier's confusion matrix: .svg, .png or .pdf.", value="FILE"),
+    figure: Path | None = option(
+        None, "Draw a classifier's confusion matrix, or the accuracy on --pairs: .svg, .png or .pdf.", value="FILE"
+    ),
     quantize: str | None = option(None, "Also evaluate quantised weights: bf16, int8, int4 or auto.", value="BITS"),
     details: bool = flag("--details", "Add the loss by context and by token frequency, and surprising passages."),
     overlap: bool = flag("--overlap", "Find passages of the training text, by 13-grams (always for short texts)."),
-    out: Path | None = option(None, "Write the details to this .html page.", value="FILE"),
+    out: Path | None = option(None, "Write the details, or the results of --pairs, to this .html page.", value="FILE"),
+    pairs: str | None = option(
+        None,
+        "Evaluate on minimal pairs of sentences: a table or a folder, in BLiMP's format or two columns.",
+        value="PATH",
+    ),
     tasks: str | None = option(None, "Evaluate on tasks of lm-evaluation-harness instead.", value="NAME,..."),
     tasks_path: Path | None = option(None, "A folder of custom tasks (.yaml) for --tasks.", value="DIR"),
     limit: int | None = option(None, "Use only the first N examples of each task.", value="N", min=1),
@@ -58,6 +66,9 @@ def evaluate(
 
         refuse_sharded(join(), {"--tasks": tasks})  # the harness would run in each process
         _evaluate_on_tasks({**context.params, "data": sources})
+        return
+    if pairs is not None:
+        _evaluate_pairs({**context.params, "data": sources})
         return
     with loading():
         import torch
@@ -112,6 +123,42 @@ def evaluate(
         print_tables(*report.tables(details))
 
 
+def _evaluate_pairs(arguments: Mapping[str, Any]) -> None:
+    """Print how often the better sentence of a pair is likelier; `arguments` are those of `weft evaluate`."""
+    _refuse(arguments, NOT_FOR_PAIRS, "--pairs, which are the data")
+    with loading():
+        import torch
+
+        from weft.evaluate.minimal_pairs import read_pairs
+    from weft.api.minimal_pairs import minimal_pairs
+    from weft.figures.picture import FIGURES, PAGE, check_picture
+    from weft.parallel.ranks import join
+    from weft.runs.lines import record
+
+    refuse_sharded(join(), {"--pairs": arguments["pairs"]})
+    files = [
+        check_picture(path, kinds)
+        for path, kinds in ((arguments["figure"], FIGURES), (arguments["out"], (PAGE,)))
+        if path
+    ]
+    pairs = read_pairs(arguments["pairs"])
+    run = load_sharded(arguments["run"], dtype=torch.float32)
+    result = minimal_pairs(run.objective, run.model, pairs)
+    for path in files:
+        echo(f"wrote {result.save(path)}", err=True)
+    if arguments["as_json"]:
+        echo(record(result.record(arguments["details"])))
+    else:
+        print_tables(*result.tables())
+
+
+def _refuse(arguments: Mapping[str, Any], names: Sequence[str], instead: str) -> None:
+    for name in names:
+        if value := arguments[name]:
+            shown = value[0] if isinstance(value, list) else "" if value is True else value
+            raise ConfigError(f"{f'--{name} {shown}'.strip()}: not available with {instead}; leave it out")
+
+
 def _evaluate_on_tasks(arguments: Mapping[str, Any]) -> None:
     """Print the results of a run on tasks: a line per metric, or the harness's JSON.
 
@@ -144,11 +191,7 @@ def _task_names(arguments: Mapping[str, Any]) -> list[str]:
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     if not names:
         raise ConfigError(f"--tasks '{tasks}': expected the name of a task, or several separated by commas")
-    for option in NOT_FOR_TASKS:
-        if value := arguments[option]:
-            shown = value[0] if isinstance(value, list) else "" if value is True else value
-            named = f"--{option} {shown}".strip()
-            raise ConfigError(f"{named}: not available with --tasks, which define data and metrics; leave it out")
+    _refuse(arguments, NOT_FOR_TASKS, "--tasks, which define data and metrics")
     if find_spec("lm_eval") is None:
         raise ConfigError(f"--tasks {tasks}: the package lm-eval is missing; pip install 'weft[lm-eval]'")
     return names

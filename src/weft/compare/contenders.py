@@ -23,9 +23,10 @@ from weft.errors import ConfigError, DataError, counted
 from weft.models.config import NGram
 from weft.progress import Log
 from weft.recipe.config import Recipe, SettledRecipe
+from weft.recipe.draft import ChosenSetting
 from weft.recipe.optimizer import Noam
 from weft.recipe.resolve import resolve, run_name
-from weft.recipe.settle import ChosenSetting, Facts, choose_tokenizer, settle
+from weft.recipe.settle import Facts, choose_tokenizer, settle
 from weft.recipe.unread import refuse_unread
 from weft.text.config import TokenizerConfig
 from weft.text.tokenizer import FILE, Tokenizer

@@ -18,7 +18,7 @@ from weft.decode.fast.stepper import FIRST_CAPACITY, Stepper
 from weft.decode.prompt import Prompt, Prompts, as_prompts, check_prompts, context_window, output_vocab_size
 from weft.decode.text import Chunk, Completion, GeneratedText, adjust_logits, extend_texts, gather
 from weft.errors import ModelError
-from weft.models.base import READ_CHUNK, EncoderInput, LanguageModel, device_of
+from weft.models.base import EncoderInput, LanguageModel, device_of
 from weft.models.transformer import Transformer
 from weft.progress import pause
 
@@ -125,11 +125,6 @@ def prefill(
     stepper = Stepper(model, len(rows), longest, limit=limit, source=source)
     if longest == 1 and device.type == "cpu":
         logits = stepper.step(tokens[:, 0])  # the same kernels as in every later step
-    elif longest > READ_CHUNK and len(rows) == 1 and not isinstance(model, Transformer):
-        for chunk in tokens.to(device).split(READ_CHUNK, dim=1):  # a Transformer's pass can pause after each layer
-            pause()
-            features = stepper.read(chunk)
-        logits = model.head(features[:, -1:])[:, 0]
     else:
         features = stepper.read(tokens.to(device), last if min(lengths) < longest else None)
         logits = model.head(features[torch.arange(len(rows), device=device), last - 1].unsqueeze(1))[:, 0]

@@ -306,10 +306,8 @@ def _predictions(model: LanguageModel, tokens: Tensor, length: int) -> Iterator[
     """
     with evaluating(model) as device:
         for window in windows(len(tokens), length, max(1, length // 2)):
-            row, state = (
-                tokens[window.start : window.start + window.length + 1].to(device),
-                model.start(1, window.length),
-            )
+            row = tokens[window.start : window.start + window.length + 1].to(device)
+            state = model.start(1, window.length)
             for first in range(0, window.length, READ_CHUNK):
                 pause()
                 last = min(first + READ_CHUNK, window.length)

@@ -108,20 +108,11 @@ def read(
             tokens = pad_sequence(ids, batch_first=True, padding_value=pad)
             mask = torch.arange(tokens.shape[1]) < torch.tensor([len(text) for text in ids])[:, None]
             inputs = {} if isinstance(model, Recurrent) or bool(mask.all()) else {"mask": mask.to(device)}
-            if isinstance(model, Recurrent) and tokens.shape[1] > READ_CHUNK:
-                features = _read_in_chunks(model, tokens.to(device))
+            if isinstance(model, Recurrent) and tokens.shape[1] > READ_CHUNK:  # with pauses
+                features = model.advance(tokens.to(device), model.start(*tokens.shape)).float()
             else:
                 features = model.features(tokens.to(device), **inputs).float()
             yield TextFeatures(rows, features, mask.to(device))
             pause()
             if progress is not None:
                 progress(len(rows))
-
-
-def _read_in_chunks(model: Recurrent, tokens: Tensor) -> Tensor:
-    """Features (batch, time, d_model) of tokens (batch, time), read with pauses."""
-    state, parts = model.start(*tokens.shape), []
-    for chunk in tokens.split(READ_CHUNK, dim=1):
-        pause()
-        parts.append(model.advance(chunk, state).float())
-    return torch.cat(parts, dim=1)

@@ -16,6 +16,7 @@ from weft.nn.dropout import Dropout, RowRng, number_dropouts
 from weft.nn.init import reset_recurrent
 from weft.nn.loss import Readout, VocabShard
 from weft.nn.recurrent import CarriedState, InterLayerDropout, read, read_documents, recurrence, state_parts
+from weft.progress import pause
 
 
 class HiddenStates(State):
@@ -114,6 +115,8 @@ class Recurrent(LanguageModel):
         state.reserve(T)
         inputs, now, hidden = self.dropout(self.embedding(tokens)), state.current(), []
         for t in range(T):
+            if t:  # a long text is read in steps
+                pause()
             h, now = read(self.recurrence, inputs[:, t : t + 1], now, drop=self.between.drop(None, tokens.is_cuda))
             state.keep(now, t + 1)
             hidden.append(h)

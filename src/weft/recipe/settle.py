@@ -8,12 +8,12 @@ chosen first, from the size of the files; everything else once the data is token
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from weft.config import Tree, merge, nested, validate
+from weft.config import validate
 from weft.costs.count import decoding_weights
 from weft.models.config import NGram, StaticVectors, TransformerConfig, Word2Vec
 from weft.recipe.config import Precision, Recipe, SettledRecipe
+from weft.recipe.draft import ChosenSetting, Draft
 from weft.recipe.objective import LabelObjective
 from weft.recipe.optimizer import Muon, Noam
 from weft.recipe.resolve import covers_vocabulary
@@ -64,18 +64,6 @@ MIN_COUNTS = {1_000_000: 5, 100_000: 2, 0: 1}
 
 
 @dataclass(frozen=True)
-class ChosenSetting:
-    """Setting that the recipe left open, with the chosen value and the reason."""
-
-    key: str
-    value: Any
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.key} = {self.value}: {self.why}"
-
-
-@dataclass(frozen=True)
 class Facts:
     """Facts about the prepared data, and the number of tokens that the weights of `init` were trained on, if known."""
 
@@ -96,7 +84,7 @@ def size_of(bytes_: int) -> str:
 
 def choose_tokenizer(recipe: Recipe, bytes_: int, device: str = "cpu") -> tuple[TokenizerConfig, list[ChosenSetting]]:
     """Return the tokenizer for about `bytes_` of text, and what was chosen. `device` is "cpu" or "cuda"."""
-    draft = _Draft(recipe)
+    draft = Draft(recipe)
     if recipe.model.kind == "encoder":
         draft.choose("tokenizer", {"kind": "wordpiece"}, "BERT's subword tokenizer, with its special tokens")
     elif isinstance(recipe.model, StaticVectors):
@@ -126,7 +114,7 @@ def settle(
 
     On a CPU, `measure` decides the number format; without it that is fp32, which is fast on every CPU.
     """
-    draft, gpu = _Draft(recipe), device == "cuda"
+    draft, gpu = Draft(recipe), device == "cuda"
     shown_keys: tuple[str, ...] | None = None
     if isinstance(recipe.model, NGram):
         shown_keys = NGRAM_KEYS
@@ -193,32 +181,7 @@ class _RunSize:
     maturity: float  # how far the initial weights were trained before: 0, not at all, to 1
 
 
-class _Draft:
-    """A recipe while it is settled, with the choices made so far."""
-
-    def __init__(self, recipe: Recipe):
-        self.tree: Tree = recipe.model_dump(mode="json", exclude_none=True)
-        self.choices: list[ChosenSetting] = []
-        self.recipe = recipe
-
-    def choose(self, key: str, value: Any, why: str) -> Any:
-        """Set `key` if the recipe leaves it open; return its value."""
-        current: Any = self.tree
-        for part in key.split("."):
-            current = current.get(part) if isinstance(current, dict) else None
-        if current is None:
-            self.set(key, value, why)
-        return value if current is None else current
-
-    def set(self, key: str, value: Any, why: str = "") -> None:
-        """Set `key`; with a reason, it is listed as a choice."""
-        if why:
-            self.choices.append(ChosenSetting(key, value["kind"] if isinstance(value, dict) else value, why))
-        self.tree = merge(self.tree, nested(key, value))
-        self.recipe = validate(Recipe, self.tree)
-
-
-def _choose_optimizer(draft: _Draft, size: _RunSize) -> None:
+def _choose_optimizer(draft: Draft, size: _RunSize) -> None:
     """Choose Muon for pre-norm Transformers with fresh weights, as far as it was measured; AdamW elsewhere."""
     recipe, model, device = draft.recipe, draft.recipe.model, "cuda" if size.gpu else "cpu"
     if recipe.optimizer is not None:
@@ -236,7 +199,7 @@ def _choose_optimizer(draft: _Draft, size: _RunSize) -> None:
         draft.set("optimizer", {"kind": "adamw"}, "the usual optimizer for this kind of training")
 
 
-def _choose_batch(draft: _Draft, run: _RunSize) -> None:
+def _choose_batch(draft: Draft, run: _RunSize) -> None:
     model = draft.recipe.model
     context = getattr(model, "context", 256)
     length = max(8, min(context if run.gpu else min(context, 256), run.tokens // 8))
@@ -265,7 +228,7 @@ def _choose_batch(draft: _Draft, run: _RunSize) -> None:
         draft.choose("batch.carry", enough, why)
 
 
-def _choose_epochs(draft: _Draft, tokens: int) -> None:
+def _choose_epochs(draft: Draft, tokens: int) -> None:
     """Choose the number of epochs of word2vec or GloVe, which are its steps."""
     least = EPOCHS[draft.recipe.model.kind]
     epochs = max(least, min(MAX_WORD_EPOCHS, TRAINED_WORDS // max(1, tokens)))
@@ -278,7 +241,7 @@ def _choose_epochs(draft: _Draft, tokens: int) -> None:
     draft.choose("checkpoint.every", -(-draft.tree["steps"] // 5), "five times per run")
 
 
-def _choose_steps(draft: _Draft, size: _RunSize) -> None:
+def _choose_steps(draft: Draft, size: _RunSize) -> None:
     batch, model = draft.tree["batch"], draft.recipe.model
     tokens_per_step = batch["size"] * batch["length"]
     width, layers = getattr(model, "d_model", 0), getattr(model, "layers", 0)
@@ -299,7 +262,7 @@ def _choose_steps(draft: _Draft, size: _RunSize) -> None:
     draft.choose("steps", steps, why)
 
 
-def _choose_row_batch(draft: _Draft, facts: Facts, gpu: bool) -> None:
+def _choose_row_batch(draft: Draft, facts: Facts, gpu: bool) -> None:
     length = min(getattr(draft.recipe.model, "context", 256), 512)
     draft.choose("batch.length", length, "longer rows are truncated there")
     if draft.recipe.objective.by_tokens and draft.recipe.batch.size is None:
@@ -309,7 +272,7 @@ def _choose_row_batch(draft: _Draft, facts: Facts, gpu: bool) -> None:
         draft.choose("batch.size", size, "rows of similar length")
 
 
-def _choose_row_steps(draft: _Draft, facts: Facts, size: _RunSize) -> None:
+def _choose_row_steps(draft: Draft, facts: Facts, size: _RunSize) -> None:
     batch, rows = draft.tree["batch"], max(1, facts.rows or 1)
     if "size" in batch:
         steps_per_epoch, tokens_per_step = rows / batch["size"], batch["size"] * max(1, size.tokens / rows)
@@ -325,7 +288,7 @@ def _choose_row_steps(draft: _Draft, facts: Facts, size: _RunSize) -> None:
     draft.choose("steps", steps, why)
 
 
-def _choose_rates(draft: _Draft, size: _RunSize) -> None:
+def _choose_rates(draft: Draft, size: _RunSize) -> None:
     recipe, steps, batch = draft.recipe, draft.tree["steps"], draft.tree["batch"]
     if isinstance(recipe.schedule, Noam):
         return
@@ -350,7 +313,7 @@ def _choose_rates(draft: _Draft, size: _RunSize) -> None:
     draft.choose("schedule.warmup", warmup, share)
 
 
-def _choose_weight_decay(draft: _Draft, size: _RunSize) -> None:
+def _choose_weight_decay(draft: Draft, size: _RunSize) -> None:
     """Raise Muon's weight decay if the text is read for many epochs."""
     steps, batch, optimizer = draft.tree["steps"], draft.tree["batch"], draft.recipe.optimizer
     epochs = steps * batch["size"] * batch["length"] / max(1, size.tokens)
@@ -362,7 +325,7 @@ def _choose_weight_decay(draft: _Draft, size: _RunSize) -> None:
             draft.set("optimizer.weight_decay", decay, why)
 
 
-def _cpu_precision(draft: _Draft, measure: Measure | None) -> tuple[Precision, str]:
+def _cpu_precision(draft: Draft, measure: Measure | None) -> tuple[Precision, str]:
     """Return the number format on a CPU, measured where it can matter, and why."""
     model, batch = draft.recipe.model, draft.tree["batch"]
     if measure is None:
@@ -385,7 +348,7 @@ def faster_format(rates: Mapping[str, float]) -> tuple[Precision, str]:
     return "fp32", f"this CPU multiplies bf16 {'hardly' if bf16 > fp32 else 'no'} faster {speeds}"
 
 
-def _choose_evaluations(draft: _Draft, facts: Facts, size: _RunSize) -> None:
+def _choose_evaluations(draft: Draft, facts: Facts, size: _RunSize) -> None:
     """Choose how often to evaluate and on how many tokens, within EVALUATION_SHARE of the training's FLOPs. A short run
     has fewer evaluations rather than tiny ones. All read the same tokens, so that their results are comparable."""
     recipe, steps, batch = draft.recipe, draft.tree["steps"], draft.tree["batch"]
@@ -406,7 +369,7 @@ def _choose_evaluations(draft: _Draft, facts: Facts, size: _RunSize) -> None:
     draft.choose("checkpoint.every", draft.recipe.evaluate.every, "after each evaluation")
 
 
-def _set_labels(draft: _Draft, facts: Facts) -> None:
+def _set_labels(draft: Draft, facts: Facts) -> None:
     """Set the labels, and the number of the head's outputs, from the training rows."""
     if isinstance(draft.recipe.objective, LabelObjective) and draft.recipe.objective.labels is None:
         names = facts.labels or ()
@@ -418,7 +381,7 @@ def _set_labels(draft: _Draft, facts: Facts) -> None:
         draft.set("model.head.labels", outputs)
 
 
-def _set_vocabulary(draft: _Draft, facts: Facts) -> None:
+def _set_vocabulary(draft: Draft, facts: Facts) -> None:
     """Set the model's vocabulary sizes to those of the trained tokenizers."""
     sizes = {"vocab_size": (facts.vocab_size, "the tokenizer")}
     if facts.source_vocab_size is not None:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import Request
@@ -9,12 +10,14 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from weft.config import expected
 from weft.errors import WeftError, out_of_memory
 
 OPENAI = {401: "authentication_error", 429: "rate_limit_error"}
 ANTHROPIC = {**OPENAI, 404: "not_found_error", 413: "request_too_large", 500: "api_error"}
 PROBLEMS = {"missing": "this field is required", "extra_forbidden": "unknown field; /docs lists those of this route"}
-UNION_MEMBERS = ("str", "int", "float", "bool")  # in pydantic's locations
+UNION_MEMBERS = ("str", "int", "float", "bool", "constrained-str", "NamedTool")  # in pydantic's locations
+TAGS = ("text", "tool_use", "tool_result")  # of members, after the index of a block
 MAX_MESSAGE_CHARACTERS = 400
 MAX_VALUE_CHARACTERS = 60  # of a wrong value that a message quotes
 log = logging.getLogger("weft.serve")
@@ -107,16 +110,37 @@ async def on_invalid(request: Request, error: Exception) -> JSONResponse:
         message = f"the body is read as JSON only with the header Content-Type: application/json, not {kind[:60]!r}"
         return error_response(request, RefusedError(415, message))
     if first["type"] == "json_invalid":
-        return error_response(request, RefusedError(400, f"the body is not valid JSON: {first['ctx']['error']}"))
-    # a part such as "str" or "list[int]" names a member of a union, not a key of the body
-    key = ".".join(str(part) for part in first["loc"][1:] if part not in UNION_MEMBERS and "[" not in str(part))
-    message = PROBLEMS.get(first["type"], first["msg"].removeprefix("Value error, ").replace("Input should", "must"))
-    if first["type"] not in (*PROBLEMS, "value_error"):
-        message += f", not {_shown(first['input'])}"
+        return error_response(request, RefusedError(400, f"the body is not valid JSON: character {first['loc'][1]}"))
+    key, message = described([{**problem, "loc": problem["loc"][1:]} for problem in error.errors()])
     return error_response(request, RefusedError(400, f"{key}: {message}" if key else message, param=key or None))
 
 
-def _shown(value: Any) -> str:
+def described(problems: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Return the key of the first wrong field, and what is wrong with it.
+
+    A value that fits no member of a union has a problem for each: those of its innermost part are named together.
+    """
+    keys = [_key(problem["loc"]) for problem in problems]
+    key = max((each for each in keys if each[:1] == keys[0][:1]), key=len)
+    found = [problem for each, problem in zip(keys, problems, strict=True) if each == key]
+    for problem in found:
+        if problem["type"] == "value_error":
+            return ".".join(key), str(problem["ctx"]["error"])
+        if problem["type"] in PROBLEMS:
+            return ".".join(key), PROBLEMS[problem["type"]]
+    words = " or ".join(dict.fromkeys(map(expected, found))).replace("a table", "an object")
+    return ".".join(key), f"expected {words}, not {shown(found[0]['input'])}"
+
+
+def _key(location: Sequence[int | str]) -> tuple[str, ...]:
+    """Return the keys in pydantic's location, without the members of unions, such as "str", "list[int]" or a tag."""
+    parts = [part for part in location if part not in UNION_MEMBERS and "[" not in str(part)]
+    tagged = [False, *(isinstance(part, int) for part in parts)]  # the part before it is an index
+    return tuple(str(part) for part, after in zip(parts, tagged, strict=False) if not (after and part in TAGS))
+
+
+def shown(value: Any) -> str:
+    """Return a wrong value as JSON for a message, cut off if it is long."""
     try:
         text = json.dumps(value)
     except (TypeError, ValueError):

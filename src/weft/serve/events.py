@@ -15,6 +15,7 @@ from weft.serve.gate import Receive, Scope, Send
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies must not buffer the stream
 DONE = b"data: [DONE]\n\n"
 ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+MAX_INLINE_VALUES = 10_000  # of a response that is encoded faster than a thread starts
 DISCONNECTED = 499  # status in the log; nobody receives it
 Events = AsyncGenerator[bytes, None]
 T = TypeVar("T")
@@ -63,7 +64,22 @@ async def stream_response(request: Request, events: Events) -> Response:
 async def json_response(request: Request, work: Coroutine[Any, Any, Any]) -> Response:
     """Respond with the result of `work` as JSON; cancel it if the client disconnects."""
     value = await until_disconnect(request.receive, work)
-    return Response(status_code=DISCONNECTED) if value is None else encoded_response(value)
+    if value is None:
+        return Response(status_code=DISCONNECTED)
+    if _count(value, MAX_INLINE_VALUES) > 0:
+        return encoded_response(value)
+    # value by value: the encoder in C would keep all threads waiting until it is done
+    parts = await asyncio.to_thread(lambda: "".join(ENCODER.iterencode(value)).encode("utf-8", "replace"))
+    return Response(parts, media_type="application/json")
+
+
+def _count(value: Any, left: int) -> int:
+    """Return how many more values than those in `value` may follow; 0 or less as soon as there are too many."""
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        left = _count(each, left - 1)
+        if left <= 0:
+            break
+    return left
 
 
 def encoded_response(value: Any) -> Response:

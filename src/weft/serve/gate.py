@@ -21,6 +21,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 OPEN_PATHS = {"/health", "/ready", "/"}  # need no key: a load balancer's checks, and the page, hold no secrets
 OPEN_FOLDER = "/web/"
 HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\s\[\]:/@]+))(?::\d*)?")
+VALUES_PER_TOKEN = 2  # values of a body are parsed in the event loop; this many times the bound in tokens are accepted
 BODY_SECONDS = 30.0  # time limit for receiving a body
 CLOSE = {"Connection": "close"}  # the rest of the body is not read
 HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 408: CLOSE, 413: CLOSE}  # of refusals, by status
@@ -32,6 +33,7 @@ class Gate:
     def __init__(self, app: App, serving: Serving):
         self.app, self.serving = app, serving
         self.hosts = {_host_name(f"[{host}]" if host.count(":") > 1 else host) for host in serving.hosts}
+        self.max_values = VALUES_PER_TOKEN * serving.limits.max_input_tokens
         self.keys = [hashlib.sha256(key.encode()).digest() for key in serving.keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,6 +87,10 @@ class Gate:
                     more = message.get("more_body", False)
         except TimeoutError:
             raise RefusedError(408, f"the body did not arrive within {BODY_SECONDS:.0f} seconds") from None
+        values = count_values(content)
+        if values > self.max_values:
+            most = f"this server reads at most {self.max_values:,} in one request"
+            raise RefusedError(413, f"the body has {values:,} values; {most}")
         return bytes(content)
 
     def _client(self, headers: dict[bytes, bytes]) -> str | None:
@@ -96,6 +102,12 @@ class Gate:
         digest = hashlib.sha256(key).digest()
         matches = [hmac.compare_digest(digest, known) for known in self.keys]  # compare all, in constant time
         return f"key {matches.index(True) + 1}" if any(matches) else None
+
+
+def count_values(content: bytes | bytearray) -> int:
+    """Return how many values a JSON text separates by commas, much faster than they are parsed."""
+    outside = content.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]  # of strings
+    return 1 + sum(part.count(b",") for part in outside)
 
 
 def _host_name(host: str) -> str:

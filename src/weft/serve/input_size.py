@@ -1,6 +1,7 @@
 """Bounds of the texts in a request, known before any work: in bytes at once, in tokens off the event loop."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -10,17 +11,8 @@ from weft.serve.errors import RefusedError
 from weft.storage.files import utf8_size
 from weft.text.tokenizer import Tokenizer
 
-TEXTS = (
-    "input",
-    "second",
-    "target",
-    "prompt",
-    "messages",
-    "system",
-    "instructions",
-    "tokens",
-    "tools",
-)  # fields of bodies
+# fields of bodies
+TEXTS = ("input", "second", "target", "prompt", "messages", "system", "instructions", "tokens", "tools")
 UNCOUNTED = ("role", "type")  # fields of messages that are no text
 MAX_BYTES_PER_TOKEN = 16  # a text with more bytes than this times the bound in tokens is not tokenized
 
@@ -48,6 +40,13 @@ async def check_size(body: BaseModel, tokenizer: Tokenizer, limits: Limits) -> N
     if await asyncio.to_thread(is_too_long):
         message = f"more than {limit:,} tokens, which is the most that this server reads in one request"
         raise RefusedError(413, f"{largest}: {message}", param=largest)
+
+
+def check_ids(inputs: Sequence[Any], size: int, param: str) -> None:
+    """Refuse token ids beyond a vocabulary of `size` tokens, in inputs that are texts or lists of ids."""
+    for ids in inputs:
+        if not isinstance(ids, str) and ids and max(ids) >= size:
+            raise RefusedError(400, f"{param}: {max(ids)} is not a token id; expected 0 … {size - 1}", param=param)
 
 
 def _parts(value: Any) -> Any:

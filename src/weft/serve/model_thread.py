@@ -1,13 +1,13 @@
 """The thread that owns a served model: it writes texts side by side, and other calls take turns with decode steps.
 
-The engine runs a decoder's texts in one batch. Other models write their texts in turn, one token each. One call gets a
-step after each decode step.
+The engine runs a decoder's texts in one batch. Of other models' texts, the one that has had least time is next. One
+call gets a step after each decode step.
 """
 
 import asyncio
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -24,10 +24,11 @@ from weft.serve.delivery import ThrottledDelivery
 from weft.serve.engine import build_engine
 from weft.serve.errors import RefusedError, logged
 from weft.serve.fair_queue import FairQueue
-from weft.serve.stepped_call import SteppedCall
+from weft.serve.stepped_call import STEP_SECONDS, SteppedCall
 from weft.serve.tasks import CallTask, Task, TextTask, call_in_loop
 
 MAX_CALLS = 8  # calls in progress, each of which holds memory
+ROW_SHARE = 0.75  # of the texts written at the same time that may belong to one request
 MAX_YIELD_SECONDS = 0.05  # how long the thread lets an event loop run before each step, while a GPU is busy anyway
 POLL_SECONDS = 0.001  # interval at which a yielding thread checks whether the GPU has finished
 
@@ -183,9 +184,17 @@ class ModelThread(threading.Thread):
         """Take texts from the queue while the batch has free rows, and calls while few are in progress."""
         admitted: list[Task] = []
         free = {TextTask: self.limits.rows - len(self._active), CallTask: MAX_CALLS - len(self._calls)}
-        while (task := self._queue.take(lambda task: free[type(task)] > 0)) is not None:
+        texts = Counter(id(task.outputs) for task in self._active)  # by request
+        share = max(1, int(ROW_SHARE * self.limits.rows))
+
+        def fits(task: Task) -> bool:
+            return free[type(task)] > 0 and (isinstance(task, CallTask) or texts[id(task.outputs)] < share)
+
+        while (task := self._queue.take(fits)) is not None:
             admitted.append(task)
             free[type(task)] -= 1
+            if isinstance(task, TextTask):
+                texts[id(task.outputs)] += 1
         return admitted
 
     def _begin(self, task: Task) -> None:
@@ -199,6 +208,7 @@ class ModelThread(threading.Thread):
                 model = self.loaded.model
                 task.stream = generate(model, [task.prompt], task.settings, seeds=[task.seed], source=task.source)
                 task.first = SteppedCall(partial(next, task.stream))  # reads the prompt, which may be long
+                task.seconds = min((each.seconds for each in self._active), default=0.0)
             else:
                 task.request = self._engine.submit(task.prompt, task.settings, task.seed)
             self._active.append(task)
@@ -220,12 +230,15 @@ class ModelThread(threading.Thread):
         task.stream = task.first = None
 
     def _step(self) -> None:
-        """Write one token of every active text."""
+        """Write one token of every active text, or tokens of the texts that have had least time."""
         if not self._active:
             return
         if self._engine is None:
-            for task in list(self._active):
+            end = time.monotonic() + STEP_SECONDS
+            while self._active and (began := time.monotonic()) < end:
+                task = min(self._active, key=lambda task: task.seconds)
                 self._write_token(task)
+                task.seconds += time.monotonic() - began
             return
         failure: RefusedError | None = None
         try:

@@ -21,7 +21,7 @@ from weft.decode.tool_calls import CallStart, Tool, call_format
 from weft.serve import anthropic, explorer
 from weft.serve.errors import RefusedError, UnknownModelError
 from weft.serve.events import DONE, Events, event, json_response
-from weft.serve.input_size import check_size
+from weft.serve.input_size import check_ids, check_size
 from weft.serve.library import Library, ServedModel
 from weft.serve.schema import ChatBody, CompletionBody, EmbeddingsBody, OpenAIBody
 from weft.serve.server import Server, client_of, server_of
@@ -105,7 +105,7 @@ def _completion_request(server: Server, model: ServedModel, body: CompletionBody
     run, pattern, inputs = model.run, grammar(body.response_format, model.run), _as_list(body.prompt)
     if not run.config.objective.continues and not writes_from_source(run):
         raise run.objective.cannot("write")
-    _check_ids(inputs, output_vocab_size(run.model, run.tokenizer.vocab_size), "prompt")
+    check_ids(inputs, output_vocab_size(run.model, run.tokenizer.vocab_size), "prompt")
     best_of = body.best_of or body.n or 1
     logprobs = 0 if body.logprobs is None and best_of > (body.n or 1) else body.logprobs
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
@@ -113,6 +113,10 @@ def _completion_request(server: Server, model: ServedModel, body: CompletionBody
     if body.echo and body.logprobs is not None and writes_from_source(run):
         raise RefusedError(400, "echo with logprobs: this model writes one text from another", param="echo")
     prompts = [Prompt.of(run.tokenizer, each, pattern) for each in inputs]
+    returned = sum(len(prompt.ids) for prompt in prompts) * (1 + (body.logprobs or 0))
+    if body.echo and body.logprobs is not None and returned > server.limits.max_input_tokens:
+        most = f"this server returns at most {server.limits.max_input_tokens:,} for prompts"
+        raise RefusedError(413, f"logprobs: {returned:,} log-probabilities; {most}", param="logprobs")
     # tokens that the tokenizer puts before a text are no part of it
     ids = [
         prompt.ids[len(run.tokenizer.leading) :] if isinstance(each, str) else prompt.ids
@@ -138,12 +142,6 @@ def _as_list(inputs: Any) -> Sequence[Any]:
 
 def _as_texts(run: Run, inputs: Sequence[Any]) -> list[str]:
     return [each if isinstance(each, str) else run.tokenizer.decode(each) for each in inputs]
-
-
-def _check_ids(inputs: Sequence[Any], size: int, param: str) -> None:
-    for ids in inputs:
-        if not isinstance(ids, str) and max(ids) >= size:
-            raise RefusedError(400, f"{param}: {max(ids)} is not a token id; expected 0 … {size - 1}", param=param)
 
 
 def _completion(body: CompletionBody, request: TextRequest, texts: list[TextOutput]) -> dict[str, Any]:
@@ -283,7 +281,7 @@ async def _embeddings(server: Server, body: EmbeddingsBody, client: str) -> dict
     async with server.library.use(body.model) as model:
         run, inputs = model.run, _as_list(body.input)
         await check_size(body, run.tokenizer, server.limits)
-        _check_ids(inputs, run.tokenizer.vocab_size, "input")
+        check_ids(inputs, run.tokenizer.vocab_size, "input")
         texts = await asyncio.to_thread(_as_texts, run, inputs)
         tokens = await asyncio.to_thread(lambda: sum(map(len, run.tokenizer.encode_batch(texts))))
         vectors = await model.loaded_thread.call(partial(run.embed, texts), client)

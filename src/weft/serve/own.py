@@ -17,10 +17,11 @@ from weft.figures.page import as_json
 from weft.models.base import device_of
 from weft.models.config import TransformerConfig
 from weft.objectives.frame import LanguagePair
+from weft.progress import pause
 from weft.serve import schema
 from weft.serve.errors import RefusedError, logged
 from weft.serve.events import json_response
-from weft.serve.input_size import check_size
+from weft.serve.input_size import check_ids, check_size
 from weft.serve.library import ServedModel
 from weft.serve.server import client_of, server_of
 from weft.serve.text_request import filters
@@ -31,6 +32,7 @@ MAX_EXPLAINED = 4000  # characters of a text to explain: attention maps grow wit
 MIN_EXPLAINED_TOKENS = 64
 MAX_MAP_ELEMENTS = 1 << 24  # attention probabilities of all heads in one response
 PASS_FLOPS, PASS_FLOPS_ON_CUDA = 10**11, 10**13  # that take about a second
+MAX_STEPS = 1024  # tokens that a recurrent model reads in about a second, one after another
 ModelFunction = TypeVar("ModelFunction", bound=Callable[[ServedModel, Any], dict[str, Any]])
 
 router = APIRouter()
@@ -127,24 +129,21 @@ def tokenize(model: ServedModel, body: schema.TextBody) -> dict[str, Any]:
 @model_route(router, "/v1/detokenize", uses_model=False)
 def detokenize(model: ServedModel, body: schema.DetokenizeBody) -> dict[str, Any]:
     """Return the text of a list of tokens."""
-    check_ids(body.tokens, model.run.tokenizer.vocab_size)
+    check_ids([body.tokens], model.run.tokenizer.vocab_size, "tokens")
     return {"text": model.run.tokenizer.decode(body.tokens)}
-
-
-def check_ids(tokens: Sequence[int], size: int) -> None:
-    """Refuse ids beyond a vocabulary of `size` tokens."""
-    if tokens and max(tokens) >= size:
-        raise RefusedError(400, f"tokens: {max(tokens)} is not a token id; expected 0 … {size - 1}", param="tokens")
 
 
 @model_route(router, "/v1/score")
 def score(model: ServedModel, body: schema.TextBody) -> dict[str, Any]:
     """Return the surprisal of each token of a text, −log p in nats, and the text's perplexity."""
-    scored = model.run.surprisal(body.input)
-    nats = [token.nats for token in scored if token.nats is not None]
+    tokens = []
+    for token in model.run.surprisal(body.input):
+        pause()
+        tokens.append(as_json(token))
+    nats = [token["nats"] for token in tokens if token["nats"] is not None]
     mean = sum(nats) / len(nats) if nats else None
     perplexity = math.exp(mean) if mean is not None and mean < 700 else None
-    return {"tokens": as_json(scored), "perplexity": perplexity}
+    return {"tokens": tokens, "perplexity": perplexity}
 
 
 @model_route(router, "/v1/explain/text")
@@ -207,8 +206,10 @@ def max_explained_tokens(run: Run) -> int:
     parameters = sum(parameter.numel() for parameter in run.model.parameters())
     flops = PASS_FLOPS_ON_CUDA if device_of(run.model).type == "cuda" else PASS_FLOPS
     config = run.model.config
-    maps = config.layers * config.attention.heads if isinstance(config, TransformerConfig) else 1
-    return max(MIN_EXPLAINED_TOKENS, min(flops // max(1, 2 * parameters), math.isqrt(MAX_MAP_ELEMENTS // maps)))
+    most = MAX_STEPS
+    if isinstance(config, TransformerConfig):
+        most = math.isqrt(MAX_MAP_ELEMENTS // (config.layers * config.attention.heads))
+    return max(MIN_EXPLAINED_TOKENS, min(flops // max(1, 2 * parameters), most))
 
 
 @router.post("/v1/explain/{view}")

@@ -5,24 +5,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BeforeValidator, Field
 
 from weft.decode.config import Branching, parameters
-from weft.serve.turns import (
-    MAX_FIELDS,
-    MAX_TOOLS,
-    MAX_TURNS,
-    ChatTurn,
-    Content,
-    FunctionTool,
-    Ignored,
-    MessagesTool,
-    MessagesToolChoice,
-    MessagesTurn,
-    Name,
-    NamedTool,
-    Strict,
-    Turn,
-    Unsupported,
-    at_most,
-)
+from weft.serve import turns
+from weft.serve.turns import Content, Ignored, Name, Strict, Turn, Unsupported, at_most
 
 MAX_STOPS = 16  # stop strings
 MAX_INPUTS = 2048  # texts in one request
@@ -42,7 +26,7 @@ Strings = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 ListOfIds = Annotated[list[Ids], Field(min_length=1, fail_fast=True)]
 Texts = Annotated[str | Strings, at_most(MAX_INPUTS, "texts")]
 T = TypeVar("T")
-Messages = Annotated[list[T], Field(min_length=1, fail_fast=True), at_most(MAX_TURNS, "messages")]
+Messages = Annotated[list[T], Field(min_length=1, fail_fast=True), at_most(turns.MAX_TURNS, "messages")]
 
 
 def _check_inputs(limit: int) -> BeforeValidator:
@@ -140,9 +124,9 @@ class CompletionBody(OpenAIBody):
 
 
 class ChatBody(OpenAIBody):
-    messages: Messages[ChatTurn]
-    tools: Annotated[list[FunctionTool] | None, at_most(MAX_TOOLS, "tools")] = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    messages: Messages[turns.ChatTurn]
+    tools: Annotated[list[turns.FunctionTool] | None, at_most(turns.MAX_TOOLS, "tools")] = None
+    tool_choice: Literal["none", "auto", "required"] | turns.NamedTool | None = None
     parallel_tool_calls: bool | None = None
     max_tokens: int | None = setting("max_tokens", ge=1)
     max_completion_tokens: int | None = setting("max_tokens", ge=1)
@@ -164,22 +148,22 @@ class ResponsesBody(SamplingBody):
     instructions: str | None = None
     max_output_tokens: int | None = setting("max_tokens", ge=1)
     text: TextSettings | None = None
-    metadata: Annotated[dict[str, str] | None, at_most(MAX_FIELDS, "entries")] = None
+    metadata: Annotated[dict[str, str] | None, at_most(turns.MAX_FIELDS, "entries")] = None
     user: Ignored = None
     store: Ignored = None
     previous_response_id: Unsupported = None
     reasoning: Unsupported = None
     truncation: Literal["auto", "disabled"] | None = None
-    tools: Unsupported = None
-    tool_choice: Unsupported = None
+    tools: turns.ToolsElsewhere = None
+    tool_choice: turns.ToolsElsewhere = None
     parallel_tool_calls: Ignored = None
 
 
 class CountBody(Body):
-    messages: Messages[MessagesTurn]
+    messages: Messages[turns.MessagesTurn]
     system: Content | None = None
-    tools: Annotated[list[MessagesTool] | None, at_most(MAX_TOOLS, "tools")] = None
-    tool_choice: MessagesToolChoice | None = None
+    tools: Annotated[list[turns.MessagesTool] | None, at_most(turns.MAX_TOOLS, "tools")] = None
+    tool_choice: turns.MessagesToolChoice | None = None
     thinking: Unsupported = None
 
 

@@ -34,6 +34,7 @@ class TextTask:
     request: Request | None = None  # of the engine
     stream: Iterator[Chunk] | None = None  # for models that the engine doesn't run
     first: SteppedCall | None = None  # which returns the first chunk of the stream
+    seconds: float = 0.0  # of the model's thread that the stream has had, beyond those of texts that began before it
 
 
 @dataclass(eq=False)

@@ -28,6 +28,7 @@ from weft.serve.text_request import TextRequest, writes_from_source
 from weft.storage.untrusted import printable
 
 GRACE_SECONDS = 0.5  # by which a model's thread may be late to report that the time is over
+MAX_INLINE_SCORES = 1000  # log-probabilities that are converted faster than a thread starts
 MIN_LOGPROB = -9999.0  # reported for tokens that the model excludes: JSON has no −∞
 log = logging.getLogger("weft.serve")
 
@@ -60,7 +61,7 @@ class TextOutput:
     text: str = ""
     tokens: int = 0
     finish: Finish | None = None
-    scored: tuple[ScoredToken, ...] = ()
+    scored: list[ScoredToken] = field(default_factory=list)
     stopped: str | None = None
     echoed: int = 0  # tokens of the prompt in `scored`
     calls: list[tuple[str, str]] = field(default_factory=list)  # names and arguments of tool calls
@@ -70,7 +71,7 @@ class TextOutput:
         self.tokens += delta.tokens
         self.echoed += 0 if delta.tokens else len(delta.scored)
         self.finish, self.stopped = delta.finish or self.finish, delta.stopped or self.stopped
-        self.scored += tuple(delta.scored)
+        self.scored += delta.scored
         for part in delta.parts:
             if isinstance(part, CallStart):
                 self.calls.append((part.name, ""))
@@ -159,13 +160,18 @@ class TextGeneration:
             logprobs = await self.thread.call(
                 lambda: [prompt_logprobs(model, each, top) for each in request.prompts], self.client
             )
-            for score, prompt, values, count in zip(scores, request.prompts, logprobs, request.echoed, strict=True):
-                tokens = list(zip(prompt.ids, values, strict=True))[len(prompt.ids) - count :]
-                score += [self._scored_token(id, value, top) for id, (value, top) in tokens]
+            scores = await asyncio.to_thread(self._echoed_scores, logprobs, request.echoed)
         texts = [""] * len(scores) if request.echoed is None else request.texts
         finish: Finish | None = None if request.writes else "length"
         rows = [row for row in range(len(scores)) for _ in range(request.n)]
         return [TextDelta(n, texts[row], 0, finish, scores[row]) for n, row in enumerate(rows)]
+
+    def _echoed_scores(self, logprobs: Sequence[Any], echoed: Sequence[int]) -> list[list[ScoredToken]]:
+        scores = []
+        for prompt, values, count in zip(self.request.prompts, logprobs, echoed, strict=True):
+            tokens = list(zip(prompt.ids, values, strict=True))[len(prompt.ids) - count :]
+            scores.append([self._scored_token(id, value, top) for id, (value, top) in tokens])
+        return scores
 
     def _submit(self, settings: Sampling) -> "asyncio.Queue[tuple[int, Output]]":
         """Submit a task for each text to the model's thread; return the queue of their outputs."""
@@ -246,7 +252,12 @@ async def respond(
     async def texts() -> AsyncIterator[TextGeneration]:
         async with server.library.use(body.model) as model:
             await check_size(body, model.run.tokenizer, server.limits)
-            prepared = build(server, model, body) if inline else await asyncio.to_thread(build, server, model, body)
+            try:
+                async with asyncio.timeout(server.limits.seconds):  # a grammar may be compiled for longer
+                    arguments = (server, model, body)
+                    prepared = build(*arguments) if inline else await asyncio.to_thread(build, *arguments)
+            except TimeoutError:
+                raise late("begun", server.limits) from None
             async with TextGeneration(server, prepared, client) as generation:
                 yield generation
 
@@ -260,7 +271,10 @@ async def respond(
 
     async def collect() -> Any:
         async with texts() as generation:
-            return whole(body, generation.request, await generation.collect())
+            outputs = await generation.collect()
+            if sum(len(text.scored) for text in outputs) <= MAX_INLINE_SCORES:
+                return whole(body, generation.request, outputs)
+            return await asyncio.to_thread(whole, body, generation.request, outputs)
 
     return await json_response(request, collect())
 

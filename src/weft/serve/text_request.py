@@ -184,11 +184,7 @@ def conversation(
     max_reply = min(reserved, limits.max_tokens)
     definitions = [] if use is None else [tool.definition() for tool in use.tools]
     prompt = chat_prompt(
-        run.tokenizer,
-        messages,
-        max_prompt_tokens(window, max_reply),
-        tools=definitions,
-        continues_last=continues_last,
+        run.tokenizer, messages, max_prompt_tokens(window, max_reply), tools=definitions, continues_last=continues_last
     )
     if use is not None and calls is not None:  # a special token before calls doesn't end the reply
         trigger = run.tokenizer.special_tokens.get(calls.trigger)
@@ -200,11 +196,6 @@ def conversation(
 
 def _with_call_ids(message: Message, calls: CallFormat) -> Message:
     """Return a message with the ids of calls as the template expects them."""
-    if "tool_call_id" in message:
-        message = {**message, "tool_call_id": calls.call_id(message["tool_call_id"])}
-    if "tool_calls" in message:
-        message = {
-            **message,
-            "tool_calls": [{**call, "id": calls.call_id(call["id"])} for call in message["tool_calls"]],
-        }
-    return message
+    ids = {"tool_call_id": calls.call_id(message["tool_call_id"])} if "tool_call_id" in message else {}
+    called = [{**call, "id": calls.call_id(call["id"])} for call in message.get("tool_calls", ())]
+    return {**message, **ids, **({"tool_calls": called} if called else {})}

@@ -25,8 +25,9 @@ from weft.models.base import EncoderInput, evaluating
 from weft.models.hidden import context_of
 from weft.models.transformer import Transformer
 from weft.serve.events import DONE, Events, encoded_response, event
+from weft.serve.input_size import check_ids
 from weft.serve.library import ServedModel
-from weft.serve.own import as_json, check_ids, model_route
+from weft.serve.own import as_json, model_route
 from weft.serve.schema import BeamsBody, FillBody, NextBody, PrefixBody, TokenizersBody, WriteBody
 from weft.serve.server import Server, server_of
 from weft.serve.text_generation import MIN_LOGPROB, TextGeneration, respond
@@ -43,7 +44,7 @@ router = APIRouter()
 def _prompt(model: ServedModel, body: PrefixBody) -> tuple[Prompt, EncoderInput | None]:
     """Return the prompt of a text, and the source if the model writes one text from another; without `body.tokens`."""
     run = model.run
-    check_ids(body.tokens, output_vocab_size(run.model, run.tokenizer.vocab_size))
+    check_ids([body.tokens], output_vocab_size(run.model, run.tokenizer.vocab_size), "tokens")
     if body.messages is not None and not writes_from_source(run):
         messages = [message for turn in body.messages for message in turn.messages()]
         return conversation(run, messages, model.loaded_thread.limits, max_tokens=None)[0], None

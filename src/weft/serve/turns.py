@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
-from weft.serve.errors import RefusedError
+from weft.serve.errors import RefusedError, shown
 
 MAX_FIELDS = 100  # of an object, known and unknown ones
 MAX_TURNS = 10_000  # messages in one request, or blocks in one message
@@ -40,9 +40,14 @@ class Strict(BaseModel):
         return value
 
 
-def _refuse_unsupported(value: Any) -> None:
-    if value not in (None, [], {}, "none", "auto", False):
-        raise ValueError("not supported by weft's models; leave it out")
+def _refused(reason: str) -> BeforeValidator:
+    """Return the check of a field that is refused for this reason, unless it asks for nothing."""
+
+    def check(value: Any) -> None:
+        if value not in (None, [], {}, "none", "auto", False):
+            raise ValueError(f"{reason}; leave it out")
+
+    return BeforeValidator(check)
 
 
 def _join_parts(value: Any) -> Any:
@@ -53,15 +58,16 @@ def _join_parts(value: Any) -> Any:
     for part in value:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in ("text", "input_text", "output_text"):
-            raise ValueError(f"weft reads only text, not {kind!r:.40}")
+            raise ValueError(f"weft reads only text, not {shown(kind)}")
         if not isinstance(part.get("text"), str):
             raise ValueError("a part of type 'text' needs a 'text'")
         texts.append(part["text"])
     return "".join(texts)
 
 
-_ABOUT_UNSUPPORTED = Field(description="Refused: weft's models have none.")
-Unsupported = Annotated[Any, BeforeValidator(_refuse_unsupported), _ABOUT_UNSUPPORTED]
+_ABOUT_REFUSED, _OTHER_ROUTES = Field(description="Refused."), "/v1/chat/completions and /v1/messages take tools"
+Unsupported = Annotated[Any, _refused("not supported by weft's models"), _ABOUT_REFUSED]
+ToolsElsewhere = Annotated[Any, _refused(f"not on this route: {_OTHER_ROUTES}"), _ABOUT_REFUSED]
 Content = Annotated[str, BeforeValidator(_join_parts)]
 Ignored = Annotated[Any, Field(description="Ignored.")]  # identifies or bills the caller
 
@@ -197,7 +203,7 @@ def _check_blocks(value: Any) -> Any:
     for block in value if isinstance(value, list) else []:
         kind = block.get("type") if isinstance(block, dict) else None
         if kind not in ("text", "tool_use", "tool_result"):
-            raise ValueError(f"weft reads only text, tool calls and their results, not {kind!r:.40}")
+            raise ValueError(f"weft reads only text, tool calls and their results, not {shown(kind)}")
     return value
 
 

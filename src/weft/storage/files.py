@@ -30,6 +30,7 @@ except ImportError:  # Windows
 MAX_NOTE_BYTES = 1 << 28  # size of a file that weft keeps beside weights and tokens, such as config.toml
 CHECKSUM_BYTES = 1 << 25  # bytes of a file that share one checksum
 THREADS = min(16, os.cpu_count() or 1)  # that read or hash one file
+_checked: dict[str, str] = {}  # folders without links out of them, and their real paths
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")  # names that `_temporary` returns
 
@@ -45,20 +46,38 @@ def utf8_size(text: str) -> int:
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file for reading; OSError for anything else, because a pipe may block and a device never ends."""
+    """Open a regular file for reading; OSError for anything else, because a pipe may block and a device never ends.
+
+    A file of a folder that `link_out` has checked must still lie in it.
+    """
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    mode = os.fstat(handle).st_mode
-    if not stat.S_ISREG(mode):
+    status, code, reason = os.fstat(handle), 0, ""
+    if not stat.S_ISREG(status.st_mode):
+        is_folder = stat.S_ISDIR(status.st_mode)
+        code, reason = (errno.EISDIR, "Is a directory") if is_folder else (errno.EINVAL, "Not a regular file")
+    elif _lies_elsewhere(path, status):
+        code, reason = errno.ELOOP, "A link out of its folder"
+    if reason:
         os.close(handle)
-        code, reason = (errno.EISDIR, "Is a directory") if stat.S_ISDIR(mode) else (errno.EINVAL, "Not a regular file")
         raise OSError(code, reason, str(path))
     return open(handle, "rb")
+
+
+def _lies_elsewhere(path: Path, status: os.stat_result) -> bool:
+    """Return whether an opened file lies outside the checked folder that contains its path."""
+    absolute = os.path.abspath(path)
+    inside = next((_checked[parent] for parent in map(str, Path(absolute).parents) if parent in _checked), None)
+    if inside is None:
+        return False
+    real = os.path.realpath(absolute)
+    return not (_contains(inside, real) and os.path.samestat(os.lstat(real), status))
 
 
 def link_out(folder: Path, root: Path) -> Path | None:
     """Return a link through which a reader of `folder` would leave it, or `folder` if it is one out of `root`.
 
-    Links inside the folder, such as one checkpoint's second name, are no such links; None if there are no others.
+    Links inside the folder, such as one checkpoint's second name, are no such links; None if there are no others. From
+    then on, `open_regular` refuses files of this folder that are replaced by links out of it.
     """
     inside = os.path.realpath(folder)
     if not _contains(os.path.realpath(root), inside):
@@ -67,6 +86,7 @@ def link_out(folder: Path, root: Path) -> Path | None:
         for path in (os.path.join(parent, name) for name in (*folders, *names)):
             if os.path.islink(path) and not _contains(inside, os.path.realpath(path)):
                 return folder / os.path.relpath(path, inside)
+    _checked[os.path.abspath(folder)] = inside
     return None
 
 

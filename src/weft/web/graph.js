@@ -3,7 +3,7 @@
    nodes:    { function, name, kind, shape, formulas, forward, backward }; `formulas` is an index into data.formulas,
              `forward` and `backward` the position in the order of either pass ("" if no gradient reaches the node)
    groups:   { kind, name, path, open, children, layout, bundles, main } and the last four fields of a node
-   edges:    [source, target] node indices
+   edges:    { sources, targets }, the node indices of all edges
    layouts:  layout of a group with its children closed (explain/graph/layered.py)
    rules:    { operation, forward, gradients }
 
@@ -125,10 +125,10 @@ export function mount(element, data, { shown = {}, changed = () => {} } = {}) {
     shownAs = new Map();
     open.add(0);
     const root = boxFor(first), pairs = new Map();
-    for (const [source, target] of data.edges) {
-      const a = shownAs.get(source), b = shownAs.get(target);
-      if (a !== b) pairs.set(a * (first + groups.length) + b, [a, b]);
-    }
+    data.edges.sources.forEach((node, number) => {
+      const source = shownAs.get(node), target = shownAs.get(data.edges.targets[number]);
+      if (source !== target) pairs.set(source * (first + groups.length) + target, { source, target });
+    });
     edges = [...pairs.values()];
     connectors = place(root);
     const planeWidth = root.width + 2 * MARGIN, planeHeight = root.height + 2 * MARGIN;
@@ -233,7 +233,7 @@ export function mount(element, data, { shown = {}, changed = () => {} } = {}) {
   function showDetail(key) {
     const about = describe(key), names = (end, other) =>
       edges.filter(edge => edge[end] === key).map(edge => item(edge[other]).name).join(", ");
-    const from = names(1, 0), to = names(0, 1);
+    const from = names("target", "source"), to = names("source", "target");
     detail.textContent = joined(`${about.path || about.name}: ${about.inside}, ${about.shape}`,
       from && `from ${from}`, to && `to ${to}`, about.formulas.length && `passes back ${about.formulas.join("; ")}`);
   }
@@ -268,8 +268,8 @@ export function mount(element, data, { shown = {}, changed = () => {} } = {}) {
   // The key of the box that an arrow key moves to: along an edge, else the nearest in that direction.
   function neighbour(key, arrow) {
     const down = arrow === "ArrowDown", vertical = down || arrow === "ArrowUp";
-    const edge = vertical && edges.find(each => each[down ? 0 : 1] === key);
-    if (edge) return edge[down ? 1 : 0];
+    const edge = vertical && edges.find(each => (down ? each.source : each.target) === key);
+    if (edge) return down ? edge.target : edge.source;
     const middle = ({ box: { x, y, width, height, inside, titleX } }) =>
       inside ? [x + titleX, y] : [x + width / 2, y + height / 2];
     const [x, y] = middle(marks.get(key)), sign = arrow === "ArrowRight" || down ? 1 : -1;

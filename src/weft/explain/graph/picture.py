@@ -139,7 +139,8 @@ class GraphPicture(Picture):
             named = {"kind": group.kind, "name": group.label, "path": group.path, "open": group.path in self.open}
             groups.append(named | placed | described(group, labelled.group_formulas(group)))
         shown = {"title": self.title, "shapes": self.shapes, "backward": self.backward, "rules": self._rules()}
-        graph = {"nodes": nodes, "groups": groups, "edges": labelled.graph.edges}
+        sources, targets = zip(*labelled.graph.edges, strict=True) if labelled.graph.edges else ((), ())
+        graph = {"nodes": nodes, "groups": groups, "edges": {"sources": sources, "targets": targets}}
         return as_json({**shown, **graph, "formulas": list(formulas), "layouts": list(shared_layouts)})
 
 

@@ -1,0 +1,130 @@
+"""Judge minimal pairs with a run's model: language models, masked ones, and encoder–decoders."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from weft.api.reading import read_text
+from weft.decode.prompt import start_token
+from weft.errors import DataError
+from weft.evaluate.continuations import Continuation, continuation_scores, scoring_window
+from weft.evaluate.minimal_pairs import MinimalPair, MinimalPairs, PairScore, check_finite, pair_remarks
+from weft.evaluate.perplexity import surprisals
+from weft.evaluate.pseudo_likelihood import MaskedText, pseudo_log_likelihoods
+from weft.explain.surprise import surprise
+from weft.models.base import LanguageModel
+from weft.models.transformer import Transformer
+from weft.objectives.tokens import TranslationObjective
+from weft.progress import bar
+from weft.text.tokenizer import Tokenizer
+from weft.training.objective import Objective
+
+BATCH = 32  # texts that a causal model reads at a time
+Scores = Mapping[str, Sequence[PairScore | None]]
+
+
+def minimal_pairs(objective: Objective[Any], model: LanguageModel, pairs: Sequence[MinimalPair]) -> MinimalPairs:
+    """Score both sentences of every pair, by each method that the model has.
+
+    A causal model compares log p of the whole sentences, and of the words that decide after their prefixes; a masked
+    one pseudo-log-likelihoods; an encoder–decoder log p of two targets, given the source.
+    """
+    if isinstance(objective, TranslationObjective):
+        scores = {"target": _targets(objective, model, pairs)}
+    elif objective.recipe.objective.continues:
+        scores = _continuations(model, objective.tokenizer, pairs)
+    elif objective.recipe.objective.kind.startswith("masked"):
+        scores = _masked(objective, model, pairs)
+    else:
+        raise objective.cannot("compare two sentences")
+    check_finite(score for column in scores.values() for score in column if score is not None)
+    name = objective.folder.path.resolve().name
+    return MinimalPairs(name, pairs, scores, _remarks(objective.tokenizer, pairs))
+
+
+def _continuations(model: LanguageModel, tokenizer: Tokenizer, pairs: Sequence[MinimalPair]) -> dict[str, Any]:
+    """Score as lm-evaluation-harness does: a sentence follows the token that begins a text, and a space."""
+    first = start_token(tokenizer) if tokenizer.bos_id is None else tokenizer.bos_id
+
+    def sentence(text: str) -> Continuation:
+        ids = tokenizer.chat_ids(f" {text}")
+        return Continuation(ids[:1], ids[1:]) if ids[:1] == [first] else Continuation([first], ids)
+
+    def critical(prefix: str, word: str) -> Continuation:
+        if not prefix:
+            return sentence(word)
+        context = [*tokenizer.leading, *tokenizer.chat_ids(prefix)]
+        whole = [*tokenizer.leading, *tokenizer.chat_ids(f"{prefix} {word}")]
+        return Continuation(context or [first], whole[len(context) :])
+
+    requests: dict[tuple[str, int], Continuation] = {}
+    for index, pair in enumerate(pairs):
+        requests |= {("sentence", 2 * index + side): sentence(text) for side, text in enumerate(pair[:2])}
+        requests |= {("prefix", 2 * index + side): critical(*word) for side, word in enumerate(pair.critical or ())}
+    found: dict[tuple[str, int], float] = {}
+    window, keys = scoring_window(model), [key for key, each in requests.items() if each.ids]
+    fitting = [key for key in keys if len(requests[key].ids) <= window]
+    with bar("judging pairs", len(keys)) as advance:
+        for index, score in continuation_scores(model, [requests[key] for key in fitting], window=window, rows=BATCH):
+            found[fitting[index]] = score.log_p
+            advance(1)
+        for key in set(keys) - set(fitting):  # longer than the window, so it is read in windows that overlap by half
+            nats = surprisals(model, requests[key].ids, requests[key].context, length=window)
+            found[key] = -sum(value for value in nats if value is not None)
+            advance(1)
+    return {method: _paired(found, method, len(pairs)) for method in ("sentence", "prefix")}
+
+
+def _paired(found: Mapping[tuple[str, int], float], method: str, pairs: int) -> list[PairScore | None]:
+    both = ((found.get((method, 2 * index)), found.get((method, 2 * index + 1))) for index in range(pairs))
+    return [None if good is None or bad is None else PairScore(good, bad) for good, bad in both]
+
+
+def _masked(objective: Objective[Any], model: LanguageModel, pairs: Sequence[MinimalPair]) -> dict[str, Any]:
+    assert isinstance(model, Transformer)
+    texts = []
+    for number, pair in enumerate(pairs, 1):
+        for sentence in (pair.good, pair.bad):
+            try:
+                reading = read_text(objective.recipe, model, objective, text=sentence)
+            except DataError as error:
+                raise DataError(f"pair {number}, {sentence!r:.60}: {error}") from None
+            length = len(objective.tokenizer.encode(sentence))
+            texts.append(MaskedText(reading.ids, range(reading.before, reading.before + length)))
+    scores: dict[str, Any] = {}
+    for name, within_words in (("words left to right", False), ("single tokens", True)):
+        sums = [0.0] * len(texts)
+        with bar(f"judging pairs, {name}", sum(len(text.scored) for text in texts)) as advance:
+            for index, token in pseudo_log_likelihoods(model, objective.tokenizer, texts, within_words=within_words):
+                sums[index] += token.log_p
+                advance(1)
+        scores[name] = [PairScore(*sums[index : index + 2]) for index in range(0, len(sums), 2)]
+    return scores
+
+
+def _targets(
+    objective: TranslationObjective[Any], model: LanguageModel, pairs: Sequence[MinimalPair]
+) -> list[PairScore]:
+    scores = []
+    with bar("judging pairs", len(pairs)) as advance:
+        for number, pair in enumerate(pairs, 1):
+            if pair.source is None:
+                raise DataError(f"pair {number} has no source, which an encoder–decoder reads; add a column 'source'")
+            readings = [
+                read_text(objective.recipe, model, objective, text=pair.source, target=target)
+                for target in (pair.good, pair.bad)
+            ]
+            scores.append(PairScore(*(-sum(surprise(reading, 1).scored) for reading in readings)))
+            advance(1)
+    return scores
+
+
+def _remarks(tokenizer: Tokenizer, pairs: Sequence[MinimalPair]) -> list[str]:
+    lengths, unknown, unknown_pairs = [], dict[str, None](), 0
+    for pair in pairs:
+        good, bad = tokenizer.encode(pair.good), tokenizer.encode(pair.bad)
+        lengths.append((len(good), len(bad)))
+        if tokenizer.unk_id is not None and tokenizer.unk_id in (*good, *bad):
+            unknown_pairs += 1
+            words = dict.fromkeys(f"{pair.good} {pair.bad}".split())
+            unknown |= {word: None for word in words if tokenizer.unk_id in tokenizer.encode(word)}
+    return pair_remarks(lengths, list(unknown), unknown_pairs)
