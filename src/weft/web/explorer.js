@@ -1,6 +1,7 @@
 // The Explorer: views of models and of a folder of runs. The state of a view is in the address, after the #.
 import * as api from "./api.js";
 import { field, h, select } from "./dom.js";
+import * as stories from "./story.js";
 
 // views of what a model does with a text, then views that every model has
 const OF_A_TEXT = ["write", "predict", "step", "attention", "surprise", "lens", "saliency", "search"];
@@ -117,6 +118,7 @@ function emptyFolder() {
 }
 
 async function render() {
+  if (!api.isRecording() && current?.shown?.move?.(address().path, address().state)) return;
   current?.end.abort();
   current?.shown?.close?.();
   const { path, state } = address();
@@ -165,7 +167,7 @@ async function list() {
 async function begin() {
   try {
     await list();
-    await render();
+    if (!await stories.begin({ address, open, views, get models() { return models; } })) await render();
   } catch (error) {
     fail(error);
   }

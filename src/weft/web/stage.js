@@ -30,7 +30,7 @@ const ICONS = { back: "M12 3v14L3 10zM2 3h2v14H2z", next: "M2 3v14l9-7zM10 3h2v1
  */
 export function mount(element, data, hooks = {}) {
   const still = prefersReducedMotion(), clip = uniqueId("stage");
-  let scale = 1, playing = false, timer = 0, round = 0, at = 0, path = [], wasPlaying = false, size = "";
+  let scale = data.scale ?? 1, playing = false, timer = 0, round = 0, at = 0, path = [], wasPlaying = false, size = "";
   /** @type {any} */
   let stage = {};
   let step = data.step, head = numberWithin(data.head, 0, 1e4, 0), settings = { ...data.settings };
@@ -463,6 +463,7 @@ export function mount(element, data, hooks = {}) {
     goTo: id => to(typeof id === "number" ? id : Math.max(0, stage.indexOf(id))),
     play: start, pause, key,
     steps: () => stage.steps.map(({ id, title }) => ({ id, title })),
+    zoom: () => path.join("/"),
     zoomTo: text => zoomTo(isPath(text) ? text.split("/") : []),
     setType(value) { scale = value; draw(); },
     set(values) { settings = { ...settings, ...values }; prepare(); speak(); mark(); },
