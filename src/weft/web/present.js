@@ -8,7 +8,8 @@ const CLICKER = { PageDown: "ArrowRight", PageUp: "ArrowLeft" };
 const HINT_MS = 6000;
 
 export const isPresenting = () => document.body.classList.contains("presenting");
-export const stageScale = () => (isPresenting() ? 1.25 : 1);
+// How much larger the type of the stage is: 1.02 % of the width.
+export const stageScale = () => (isPresenting() ? Math.max(1, (innerWidth * 0.0102) / Math.max(12.5, Math.min(innerWidth * 0.0082, 18))) : 1);
 
 export function present(on) {
   if (on === isPresenting()) return;

@@ -75,7 +75,7 @@ export async function mount(main, context) {
     }
     step = response;
     if (stage) stage.update(step, { ...where, settings: settings() });
-    else stage = draw(body, { step, scale: stageScale(), stage: state.stage, zoom: state.zoom, head: state.head, settings: settings(), text: () => text, target: () => target }, hooks);
+    else stage = draw(body, { step, scale: stageScale, stage: state.stage, zoom: state.zoom, head: state.head, settings: settings(), text: () => text, target: () => target }, hooks);
     showStatus();
     return true;
   }
@@ -140,7 +140,7 @@ export async function mount(main, context) {
     if (stage.key(event)) event.preventDefault();
   }, { signal });
 
-  document.addEventListener("weft-present", () => stage?.setType(stageScale()), { signal });
+  document.addEventListener("weft-present", () => stage?.redraw(), { signal });
 
   text = state.text ?? await sampleText();
   await renew();
