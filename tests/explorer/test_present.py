@@ -17,7 +17,8 @@ SMALL = """() => {
   const found = [], walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walk.nextNode()) {
     const element = walk.currentNode.parentElement, range = document.createRange();
-    if (!walk.currentNode.data.trim() || !element.checkVisibility() || element.closest("script, .unseen, .skip")) continue;
+    if (!walk.currentNode.data.trim() || !element.checkVisibility()) continue;
+    if (element.closest("script, .unseen, .skip")) continue;
     range.selectNode(walk.currentNode);
     if (!range.getBoundingClientRect().width) continue;
     const scale = element.getScreenCTM ? Math.abs(element.getScreenCTM().a || element.getScreenCTM().b)
@@ -41,7 +42,9 @@ def turn(page: Any, number: int) -> None:
 
 def complete(page: Any) -> None:
     page.wait_for_load_state("networkidle")
-    page.wait_for_selector(".view svg, .view canvas, .view table, .view .write-text, .view .tok-pieces")
+    page.locator(".view :is(svg, canvas, table, .write-text, .tok-pieces, .predict-rows)").filter(
+        visible=True
+    ).first.wait_for()
 
 
 def test_p_shows_the_view_alone_with_large_type_and_escape_ends_it(page: Any, at: At) -> None:
@@ -66,8 +69,7 @@ def test_p_shows_the_view_alone_with_large_type_and_escape_ends_it(page: Any, at
 
 def test_letters_that_are_typed_are_no_keys(page: Any, at: At) -> None:
     page.goto(at("surprise", model="gpt", text=TEXT))
-    page.get_by_label("Text").fill("")
-    page.get_by_label("Text").press_sequentially("pd")
+    page.locator("textarea").press_sequentially("pd")
     assert page.locator("body.presenting").count() == 0
 
 
@@ -135,7 +137,7 @@ def test_a_saved_story_needs_no_server(page: Any, browser: Any, server: Served, 
     context = browser.new_context(viewport=SCREEN, reduced_motion="reduce", offline=True)
     alone, faults = context.new_page(), list[str]()
     alone.on("pageerror", lambda error: faults.append(str(error)))
-    alone.on("request", lambda request: request.url.startswith("http") and faults.append(request.url))
+    alone.on("request", lambda request: faults.extend([request.url] if request.url.startswith("http") else []))
     alone.goto(file.as_uri())
     alone.wait_for_selector(".story-says p")
     for number, slide in enumerate(stories()["attention"].slides, 1):

@@ -37,4 +37,4 @@ class Serving(Config):
     root_path: str = ""
     log_prompts: bool = False
     limits: Limits = Limits()
-    stories: dict[str, Story] = {}
+    stories: dict[str, Story] = Field(default_factory=dict)

@@ -28,7 +28,7 @@ class Slide(Config):
     says: tuple[Line, ...] = Field(min_length=1, max_length=2)
     model: tuple[str, ...] = ()
     text: str | None = Field(default=None, max_length=2000)
-    settings: dict[str, str | int | float] = {}
+    settings: dict[str, str | int | float] = Field(default_factory=dict)
     preset: str | None = None
     train: str | None = Field(default=None, max_length=200)
 
