@@ -316,7 +316,7 @@ def chain_seconds(launch: Callable[[int], Any], count: int = 24) -> float:
 def tune(bench: Bench) -> None:
     """Rank tiles for each matrix and shapes of attention; the following parts use the best ones.
 
-    `fast/kernels.py` stores the printed `TILES`, `fast/attend.py` the printed `PROGRAMS_PER_SM, KEY_BLOCK`.
+    `fast/tiles.toml` stores the printed `TILES`, `fast/attend.py` the printed `PROGRAMS_PER_SM, KEY_BLOCK`.
     """
     from weft.decode.fast import attend, kernels
 

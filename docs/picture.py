@@ -1,4 +1,4 @@
-"""Take the README's picture, docs/explorer.png: one step of a GPT in the Explorer.
+"""Take the README's picture, docs/explorer.png: one step of a GPT on the Explorer's stage.
 
     python docs/picture.py runs/gpt-tiny "First Citizen: Our business is not unknown to"
 
@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from playwright.sync_api import sync_playwright
 
-WIDTH, HEIGHT = 1180, 960  # pixels
+WIDTH, HEIGHT = 1280, 800  # pixels
 
 
 def main(run: str, text: str) -> None:
@@ -27,8 +27,8 @@ def main(run: str, text: str) -> None:
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
             page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, reduced_motion="reduce")
-            page.goto(f"{url}/#/step?text={quote(text)}&stage=decoder.0.attention.softmax")
-            page.wait_for_selector("[aria-busy=true]", state="detached")
+            page.goto(f"{url}/#/step?text={quote(text)}&stage=probabilities&layer=1")
+            page.wait_for_selector(".stage-picture svg text")
             page.wait_for_load_state("networkidle")
             page.screenshot(path=Path(__file__).with_name("explorer.png"))
             browser.close()

@@ -4,7 +4,8 @@ The command line prints that line and exits with 2. Bugs are caught by `assert`,
 """
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from itertools import islice
 
@@ -49,6 +50,15 @@ class DivergedError(RunError):
 
 class InteropError(WeftError):
     """Model in another program's format that cannot be read, or one that such a format cannot represent."""
+
+
+@contextmanager
+def os_errors(path: object, kind: type[WeftError] = DataError, *, verb: str = "read") -> Iterator[None]:
+    """Raise `kind` instead of an OSError: `path` cannot be read, or whatever is done with it."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{path}: cannot be {verb}: {error.strerror or error}") from None
 
 
 # parts of torch's messages when CPU memory is exhausted; for a GPU torch raises OutOfMemoryError

@@ -135,10 +135,11 @@ def test_a_text_without_frequent_words_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match="min_count = 2: no word occurs this often"):
         package.train("word2vec", data=str(tmp_path / "a.txt"), run=tmp_path / "run", changes=changes)
     assert not (tmp_path / "run" / "config.toml").exists()
-    (tmp_path / "a.txt").write_text("one one one")
-    with pytest.raises(DataError, match="too few to learn vectors from"):
-        package.train("word2vec", data=str(tmp_path / "a.txt"), run=tmp_path / "run")
-    assert not (tmp_path / "run" / "config.toml").exists()
+    for text in ("one " * 30, "one two three"):
+        (tmp_path / "a.txt").write_text(text)
+        with pytest.raises(DataError, match="too few to learn vectors from"):
+            package.train("word2vec", data=str(tmp_path / "a.txt"), run=tmp_path / "run")
+        assert not (tmp_path / "run" / "config.toml").exists()
 
 
 def test_plans_presets_and_anatomy_know_word_vectors(cli: Cli) -> None:

@@ -25,12 +25,12 @@ RUNS = Path(__file__).parent.parent / "api" / "runs-0.1"
 TEXT = "the cat sat"
 # the views that a kind of model does not have
 LACKING = {
-    "gpt": {"likelihood"},
-    "bahdanau": {"cache", "lens", "likelihood", "positions"},
-    "pairs": {"cache", "likelihood"},
-    "masked-next": {"cache", "likelihood", "search"},
-    "classify": {"cache", "likelihood", "search", "surprise", "lens", "saliency"},
-    "lstm": {"attention", "cache", "heads", "lens", "likelihood", "positions"},
+    "gpt": {"likelihood", "neurons"},
+    "bahdanau": {"cache", "lens", "likelihood", "positions", "neurons"},
+    "pairs": {"cache", "likelihood", "neurons"},
+    "masked-next": {"cache", "likelihood", "search", "neurons"},
+    "classify": {"cache", "likelihood", "search", "surprise", "lens", "saliency", "neurons"},
+    "lstm": {"attention", "cache", "heads", "lens", "likelihood", "positions", "neurons"},
     "ngram": set(VIEWS)
     - {"anatomy", "surprise", "search", "step", "activations", "graph", "precision", "training", "likelihood"},
 }

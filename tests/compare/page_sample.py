@@ -49,8 +49,7 @@ def measured(name: str, law: tuple[float, float], seeds: int = 3, **changed: obj
     sweep = []
     for share, kept in ((SHARES[0], rates), (SHARES[1], rates[1:4])):
         for rate in kept:
-            worse = (law[0] * (1 + 0.35 * math.log10(rate / 3e-3) ** 2), law[1])
-            sweep.append(outcome(name, share, 0, worse, lr=rate))
+            sweep.append(outcome(name, share, 0, (law[0] * (1 + 0.35 * math.log10(rate / 3e-3) ** 2), law[1]), lr=rate))
     return Result(name, name, tuple(outcomes), tuple(sweep))
 
 
@@ -58,8 +57,7 @@ def counted(name: str = "ngram-5", bits: float = 2.02) -> Result:
     """Return an n-gram model: no FLOPs, no learning rate, one seed."""
     changed = {"lr": None, "flops": 0.0, "steps": 0, "parameters": 812_345, "progress": ()}
     law = (bits - 1.1, 1.0)
-    outcomes = [outcome(name, share, 0, law, **changed, seconds=0.8 * share) for share in SHARES]
-    return Result(name, name, tuple(outcomes))
+    return Result(name, name, tuple(outcome(name, share, 0, law, **changed, seconds=0.8 * share) for share in SHARES))
 
 
 def comparison() -> Comparison:
@@ -89,8 +87,7 @@ def ablation() -> Comparison:
 def _cell(levels: Mapping[str, str]) -> Result:
     changed = {key: value for key, value in levels.items() if value != VARIED[key][0]}
     name = ",".join(f"{key.removeprefix('model.')}={value}" for key, value in changed.items()) or "transformer"
-    gain = math.prod(GAINS[key] for key in changed)
-    cell = measured(name, (0.75, gain))
+    cell = measured(name, (0.75, math.prod(GAINS[key] for key in changed)))
     return Result(name, "transformer", cell.outcomes, sweep=cell.sweep, changes=changed, levels=dict(levels))
 
 

@@ -26,17 +26,13 @@ def shipped(name: str) -> tuple[Experiment, list[Recipe]]:
     return found, [resolve(each.recipe, merge(found.settings, each.changes)) for each in found.contenders.values()]
 
 
-def test_contenders_are_parsed() -> None:
+def test_contenders_and_varied_settings_are_parsed() -> None:
     assert contender("transformer") == ("transformer", {"recipe": "transformer", "changes": {}})
     changes = {"model": {"d_model": 512}}
     assert contender("wide=lstm model.d_model=512") == ("wide", {"recipe": "lstm", "changes": changes})
-    schedule = contender("step=lstm schedule.hold=9 schedule=step")[1]["changes"]["schedule"]
-    assert schedule == {"kind": "step", "hold": 9}
+    assert contender("step=lstm schedule.hold=9 schedule=step")[1]["changes"]["schedule"] == {"kind": "step", "hold": 9}
     assert contender("my/own.toml model.layers=2")[0] == "own,layers=2"
     assert contender("transformer++")[0] == "transformer++"  # distinct from transformer
-
-
-def test_varied_settings_are_parsed() -> None:
     assert parse_vary("model.layers=2,4") == ("model.layers", [2, 4])
     assert parse_vary("model.placement=pre,post") == ("model.placement", ["pre", "post"])
     for wrong in ("model.layers", "model.layers=", "=2,4", "model.layers=2,,4"):
@@ -90,15 +86,12 @@ def test_the_minutes_lead_from_adamw_to_the_quickstart() -> None:
     assert (words.tokenizer, resolve("quickstart")) == (last.tokenizer, last.replace(name="quickstart"))
 
 
-def test_each_trick_is_one_change_to_the_quickstart() -> None:
+def test_tricks_decay_and_dropout_are_changes_to_the_quickstart() -> None:
     found, (first, *others) = shipped("tricks")
     assert first == resolve("quickstart") and first not in others
     levels = [each.levels for each in found.contenders.values()]
     assert all(sum(level != levels[0][key] for key, level in other.items()) == 1 for other in levels[1:])
     assert {"quickstart", "rounds=2", "betas=0.9,0.95", "attention=qk_norm.kind=rms"} <= found.contenders.keys()
-
-
-def test_decay_and_dropout_are_compared_on_the_quickstart() -> None:
     found, _ = shipped("epochs")
     assert found.settings == {"data": {"tokens": 60_000}}
     assert resolve("quickstart", found.contenders["weight_decay=0.1,dropout=0.0"].changes) == resolve("quickstart")

@@ -137,8 +137,7 @@ def test_contenders_share_the_text_and_the_budget(folder: Path) -> None:
     recipe = gpt.recipe_for(Job("gpt", 1 / 3, 0.004, seed=2))
     assert (recipe.seed, recipe.optimizer.lr, recipe.steps) == (2, 0.004, round(gpt.full.steps / 3))
     assert recipe.data.prepared == str(gpt.text.path)
-    third = ngram.recipe_for(Job("ngram-3", 1 / 3, None, seed=0))
-    assert third.data.tokens == round(len(ngram.text.shards.train) / 3)
+    assert ngram.recipe_for(Job("ngram-3", 1 / 3, None, seed=0)).data.tokens == round(len(ngram.text.shards.train) / 3)
 
 
 def test_a_contender_may_train_on_the_beginning_of_the_text(folder: Path) -> None:

@@ -154,6 +154,6 @@ def test_any_losses_give_finite_constants(losses: list[float]) -> None:
 def test_the_fit_is_fast_and_deterministic() -> None:
     points = ladder(BITS, 0.003, seeds=3)
     started = time.perf_counter()
-    fit(points)
-    assert time.perf_counter() - started < 20  # a second on an idle core
-    assert fit(points, draws=20).intervals == fit(points, draws=20).intervals
+    first = fit(points, draws=50)
+    assert time.perf_counter() - started < 10  # half a second on an idle core
+    assert fit(points, draws=50).intervals == first.intervals

@@ -80,8 +80,7 @@ def test_the_interpolation_equals_scipys() -> None:
     baseline = curve([2.0, 1.5, 1.45, 1.2, 1.17], [1e3, 2e3, 9e3, 2e4, 1e5])
     contender = curve([1.9, 1.31, 1.0], [3e3, 7e3, 5e4])
     found = measured(contender, baseline, draws=50)
-    line = PchipInterpolator(-np.log([1.9, 1.31, 1.0]), np.log([3e3, 7e3, 5e4]))
-    amount = math.exp(line(-math.log(1.17)))
+    amount = math.exp(PchipInterpolator(-np.log([1.9, 1.31, 1.0]), np.log([3e3, 7e3, 5e4]))(-math.log(1.17)))
     assert (found.value, found.loss, found.share) == pytest.approx((1e5 / amount, 1.17, amount / 5e4))
     assert found.at_full is None  # the baseline never reaches 1.0
     back = measured(baseline, contender, draws=50)
@@ -100,8 +99,7 @@ def test_the_interpolation_equals_scipys() -> None:
 def test_a_known_multiplier_is_recovered_within_two_percent(world: tuple[float, ...], times: float) -> None:
     floor, falls, exponent = world
     quiet = World(floor, falls, exponent, seed_noise=0.0, section_noise=0.0)
-    found = measured(*quiet.curves(times, np.random.default_rng(0)), draws=20)
-    assert found.value == pytest.approx(times, rel=0.02)
+    assert measured(*quiet.curves(times, np.random.default_rng(0)), draws=20).value == pytest.approx(times, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -115,20 +113,16 @@ def test_the_interval_covers_the_truth(times: float, noise: float) -> None:
     assert sum(m.low <= times <= m.high for m in found) >= 90
     assert np.median([m.value for m in found]) == pytest.approx(times, rel=0.05)
     # the interval is not merely wide: the values scatter by about half of its half-width
-    widths = [math.log(m.high / m.low) / 2 for m in found]
-    assert np.median(widths) < 3 * np.std([math.log(m.value) for m in found])
+    assert np.median([math.log(m.high / m.low) / 2 for m in found]) < 3 * np.std([math.log(m.value) for m in found])
 
 
-def test_beyond_the_measured_range() -> None:
+def test_values_and_intervals_beyond_the_measured_range() -> None:
     poor, rich = curve([2.0, 1.8, 1.6], [1.0, 3.0, 9.0]), curve([1.5, 1.4, 1.3], [1.0, 3.0, 9.0])
     above, below = measured(rich, poor), measured(poor, rich)
     assert (above.value, above.beyond, above.high, above.at_full) == (9.0, "above", math.inf, None)
     assert above.text() == "more than 9.0×"
     assert (below.value, below.beyond, below.low, below.at_full) == (pytest.approx(1 / 9), "below", 0.0, None)
     assert below.text() == "less than 0.11×"
-
-
-def test_an_interval_may_leave_the_measured_range() -> None:
     found = measured(*World(seed_noise=0.01).curves(26, np.random.default_rng(3)))
     assert found.low < 26 and found.high == math.inf
     assert "at least" in found.text() or found.beyond
@@ -138,8 +132,7 @@ def test_rungs_that_are_no_better_are_ignored() -> None:
     noisy = measured(curve([2.0, 2.1, 1.5, 1.5, 1.6]), curve([2.0, 1.5], [1.0, 100.0]))
     assert noisy.value == pytest.approx(1)
     assert noisy.share == pytest.approx(1 / 100)  # the third of five rungs already reaches it
-    flat = measured(curve([1.5, 1.5]), curve([1.5, 1.5], [5.0, 50.0]))
-    assert flat.value == pytest.approx(5)
+    assert measured(curve([1.5, 1.5]), curve([1.5, 1.5], [5.0, 50.0])).value == pytest.approx(5)
     twice = measured(curve([2.0, 1.9, 1.5], [1.0, 1.0, 4.0]), curve([2.0, 1.5], [1.0, 4.0]))
     assert twice.value == pytest.approx(1)  # two rungs of one amount count once
 
@@ -152,13 +145,11 @@ def test_curves_without_a_multiplier() -> None:
     assert multiplier(curve([math.nan, math.inf]), trained) is None
     part = measured(curve([2.0, math.nan, 1.5]), trained)  # a rung that diverged is left out
     assert part.value == pytest.approx(10 / 100)
-    same = measured(trained, trained)
-    assert same.text() == "1.0× (1.0 in all draws)"
+    assert measured(trained, trained).text() == "1.0× (1.0 in all draws)"
 
 
 def test_one_rung_and_one_seed() -> None:
-    rng = np.random.default_rng(0)
-    nats = rng.uniform(0.9, 1.1, size=(1, 1, 3)) * SIZES
+    nats = np.random.default_rng(0).uniform(0.9, 1.1, size=(1, 1, 3)) * SIZES
     single = Curve(np.array([1e3]), nats, SIZES)
     assert multiplier(single, single) is None
     double = Curve(np.array([1e3, 1e4]), np.concatenate([nats, 0.9 * nats]), SIZES)
@@ -222,18 +213,13 @@ def test_rungs_share_the_variation_between_seeds() -> None:
     assert np.argmax(np.diff(bands(list(nats), sizes))) == 3
 
 
-def test_sections_are_drawn_jointly() -> None:
-    rng = np.random.default_rng(1)
-    nats = rng.uniform(500, 1000, size=(1, 40))
-    sizes = np.full(40, 500.0)
-    first, second = resample([[nats], [nats * 1.1]], sizes, draws=100)
+def test_sections_are_drawn_jointly_and_fast() -> None:
+    nats = np.random.default_rng(1).uniform(500, 1000, size=(1, 40))
+    first, second = resample([[nats], [nats * 1.1]], np.full(40, 500.0), draws=100)
     assert np.allclose(second / first, 1.1)
     assert first.std() > 0.01
-
-
-def test_a_thousand_draws_of_a_thousand_sections_are_fast() -> None:
     nats, sizes = np.random.default_rng(0).uniform(500, 900, size=(3, 1000)), np.full(1000, 500.0)
     started = time.perf_counter()
-    first = interval(nats, sizes)
+    ends = interval(nats, sizes)
     assert time.perf_counter() - started < 0.5  # 30 ms on an idle core
-    assert interval(nats, sizes) == first  # deterministic
+    assert interval(nats, sizes) == ends  # deterministic

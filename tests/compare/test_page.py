@@ -44,7 +44,7 @@ def test_the_best_is_first_with_its_mean_over_seeds(page: ComparisonPage) -> Non
     assert times and times.low < 2.1 < times.high
 
 
-def test_a_failed_contender_is_last_with_its_reason() -> None:
+def test_failed_contenders_are_last_and_smaller_shares_are_noted() -> None:
     broken = Result("gru", "gru", (outcome("gru", 1.0, 0, (1, 1), nats=(), bytes=(), failed="the loss is NaN"),))
     short = measured("lstm", (0.75, 0.3))
     short = replace(short, outcomes=tuple(job for job in short.outcomes if job.share < 1))
@@ -56,9 +56,6 @@ def test_a_failed_contender_is_last_with_its_reason() -> None:
     assert all("gru finished nothing: the loss is NaN" in text for text in (notes, page.text()))
     assert next(line for line in page.text().splitlines() if line.startswith("gru")).endswith("failed")
     assert ">failed</td>" in drawing.html_ranking(page.ranking)
-
-
-def test_a_contender_with_a_smaller_share_is_noted_even_if_it_is_best() -> None:
     early = measured("new", (0.75, 30))
     early = replace(early, outcomes=tuple(job for job in early.outcomes if job.share < 1))
     found = ranking(replace(comparison(), contenders=(comparison().contenders[2], early)))
@@ -73,7 +70,7 @@ def test_a_rate_at_the_edge_of_the_sweep_is_noted(page: ComparisonPage) -> None:
     assert warnings([changed, *page.ranking[1:]])[0].startswith("The learning rate of transformer++ is the largest")
 
 
-def test_the_multiplier_is_a_distance_in_the_chart_of_flops(page: ComparisonPage) -> None:
+def test_the_multiplier_is_a_distance_in_the_chart_of_flops_if_the_curves_meet(page: ComparisonPage) -> None:
     (chart,) = (panels.plots[0] for panels in page.panels() if panels.name == "loss-flops")
     times, (line, interval) = page.ranking[0].multiplier, chart.series[-2:]
     assert times is not None and line.name == "2.1× (2.0–2.2) for transformer++"
@@ -82,12 +79,9 @@ def test_the_multiplier_is_a_distance_in_the_chart_of_flops(page: ComparisonPage
     assert [x / start for x, _ in interval.points] == pytest.approx([times.low, times.high])
     base = next(ranked for ranked in page.ranking if ranked.baseline)
     assert (end, loss) == pytest.approx((base.mean("flops"), base.bits))  # the baseline's best loss is the lower one
-
-
-def test_curves_without_a_common_loss_have_no_distance() -> None:
     other = measured("new", (0.75, 9e9))
-    (chart, *_) = ComparisonPage(replace(comparison(), contenders=(*comparison().contenders[2:3], other))).panels()
-    assert not any("for new" in line.name for line in chart.plots[0].series)
+    (first, *_) = ComparisonPage(replace(comparison(), contenders=(*comparison().contenders[2:3], other))).panels()
+    assert not any("for new" in line.name for line in first.plots[0].series)
 
 
 # ---- sentences
@@ -146,7 +140,7 @@ def test_the_method_has_the_shares_and_the_seeds(page: ComparisonPage) -> None:
 # ---- tables
 
 
-def test_the_text_has_every_number_in_80_columns(page: ComparisonPage) -> None:
+def test_the_text_has_every_number_and_name_in_80_columns(page: ComparisonPage) -> None:
     lines = text_table(ranking_table(page.ranking), 80).splitlines()
     assert lines[0].split() == ["contender", "parameters", "FLOPs", "bits", "per", "byte", "rate", "multiplier"]
     best = page.ranking[0]
@@ -155,9 +149,6 @@ def test_the_text_has_every_number_in_80_columns(page: ComparisonPage) -> None:
     assert lines[2].endswith("baseline") and lines[3].split()[0] == "ngram-5" and lines[3].split()[2] == "0"
     assert lines[3].split()[-2:] == ["–", "–"]  # neither a rate nor a multiplier
     assert max(map(len, page.text().splitlines())) <= 80
-
-
-def test_long_names_fit_80_columns_untruncated() -> None:
     page = ComparisonPage(ablation())
     text = page.text()
     assert max(map(len, text.splitlines())) <= 80
@@ -206,8 +197,7 @@ def test_an_ablation_has_its_effects_and_its_grid() -> None:
     assert len(table.rows) == 16 and list(table.header[:4]) == list(VARIED)
     bits = [by_hand(cells[each.name], 1.0) for each in found]
     assert [row[4].split()[0] for row in table.rows] == [f"{value:.3f}" for value in sorted(bits)]
-    effects = main_effects(given.contenders, VARIED)
-    panels = drawing.effects_chart(effects)
+    panels = drawing.effects_chart(main_effects(given.contenders, VARIED))
     assert panels is not None and "negative number, is better" in panels.about
     dots = [series.points[0][0] for series in panels.plots[0].series if len(series.points) == 1]
     for setting, dot in zip(VARIED, dots, strict=True):  # every setting has one other value
@@ -269,8 +259,7 @@ def test_only_the_baseline_and_the_best_four_are_in_colour() -> None:
 
 def test_multipliers_beyond_the_range_are_arrows(page: ComparisonPage) -> None:
     found = list(page.ranking)
-    times = Multiplier(27, 20, math.inf, loss=1.7, share=1.0, beyond="above")
-    found[0] = replace(found[0], multiplier=times)
+    found[0] = replace(found[0], multiplier=Multiplier(27, 20, math.inf, loss=1.7, share=1.0, beyond="above"))
     panels = multiplier_chart(found)
     assert panels is not None
     (plot,) = panels.plots
@@ -282,8 +271,7 @@ def test_multipliers_beyond_the_range_are_arrows(page: ComparisonPage) -> None:
 def test_the_sweep_marks_the_chosen_rate_and_failures(page: ComparisonPage) -> None:
     best = page.ranking[0]
     failed = outcome(best.name, SHARES[0], 0, (1, 1), lr=0.1, nats=(), bytes=(), failed="diverged")
-    changed = replace(best, result=replace(best.result, sweep=(*best.result.sweep, failed)))
-    panels = drawing.sweep_charts([changed])
+    panels = drawing.sweep_charts([replace(best, result=replace(best.result, sweep=(*best.result.sweep, failed)))])
     assert panels is not None
     drawn = {series.look.marker: series.points for series in panels.plots[0].series}
     assert {rate for rate, _ in drawn["ring"]} == {0.003}

@@ -142,8 +142,7 @@ def test_jobs_run_as_slurm_tasks(
     slurm: MakeSlurm, ngram: ReadyContender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = slurm()
-    resources = JobResources(1, 2, 1, scheduler=JobScheduler("slurm", 1))
-    assert set(run(ngram, tmp_path / "out", resources).outcomes) == JOBS
+    assert set(run(ngram, tmp_path / "out", JobResources(1, 2, 1, scheduler=JobScheduler("slurm", 1))).outcomes) == JOBS
     assert log.read_text() == "--ntasks=1 --nodes=1 --cpus-per-task=2 --gpus-per-task=1\n"  # one task for both jobs
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     assert srun(2, 0)[1:] == ("--ntasks=1", "--nodes=1", "--cpus-per-task=2", "--exclusive")

@@ -61,8 +61,7 @@ def test_charts_show_the_runs_the_fit_and_the_next_rung() -> None:
     assert {"200k", "8M", "20M"} <= {label for series in loss.series for label in series.labels}
     curve = next(series.points for series in loss.series if len(series.points) == CURVE_POINTS)
     assert curve[-1][1] == pytest.approx(page().fit.predict(2e5, curve[-1][0] / 6 / 2e5))
-    left = [y for _, y in marked(residuals, "o")[0].points]
-    assert np.allclose(np.log1p(np.array(left) / 100), page().fit.residuals)
+    assert np.allclose(np.log1p(np.array([y for _, y in marked(residuals, "o")[0].points]) / 100), page().fit.residuals)
     best = np.log(optimum.series[0].points)
     slope = np.polyfit(best[:, 0], best[:, 1], 1)[0]
     assert slope == pytest.approx(page().fit.beta / (page().fit.alpha + page().fit.beta))

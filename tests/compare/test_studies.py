@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from tests.compare.page_sample import comparison, scaling
 
-from weft.compare import studies as module
 from weft.compare.page import ComparisonPage
 from weft.compare.studies import read_study, studies
 from weft.errors import RunError
@@ -31,12 +30,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_a_path_is_a_study_or_contains_some(folder: Path) -> None:
+def test_studies_are_found_and_read_as_written(folder: Path) -> None:
     assert list(studies([folder])) == ["damaged", "four", "law", "runs"]
     assert studies([folder / "law", folder / "gone"]) == {"law": folder / "law"}
-
-
-def test_a_finished_study_is_read_as_written(folder: Path) -> None:
     found = read_study(folder / "four")
     page = ComparisonPage(comparison())
     assert found["finished"] and found["result"] == page.result and found["kind"] == "compare"
@@ -45,11 +41,10 @@ def test_a_finished_study_is_read_as_written(folder: Path) -> None:
     assert read_study(folder / "law")["kind"] == "scale"
 
 
-def test_unfinished_and_damaged_studies(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfinished_and_damaged_studies(folder: Path) -> None:
     running = {"kind": "compare", "finished": False, "command": "weft compare a b", "runs": 2}
     assert read_study(folder / "runs") == running
     with pytest.raises(RunError, match=r"damaged: its results are damaged"):
         read_study(folder / "damaged")
-    monkeypatch.setattr(module, "MAX_STUDY_BYTES", 100)
     with pytest.raises((RunError, OSError)):
-        read_study(folder / "four")
+        read_study(folder / "four", max_bytes=100)

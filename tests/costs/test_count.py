@@ -72,13 +72,16 @@ positions = st.one_of(
     st.builds(position.Relative, max_distance=small),
     st.builds(position.Disentangled, buckets=st.just(4), norm_eps=st.none() | st.just(1e-7)),
     st.builds(position.T5Bias, buckets=st.sampled_from([4, 8])),
+    st.builds(position.LayeredT5, buckets=st.sampled_from([4, 8])),
     st.builds(position.LearnedT5, offset=st.integers(0, 3), buckets=st.just(4)),
 )
 widths = {"d_ff": st.integers(1, 9), "bias": st.booleans()}
-feedforwards = st.one_of(st.builds(parts.Plain, **widths), st.builds(parts.Gated, **widths))
-lm_heads = st.builds(config.LMHead, tied=st.booleans(), bias=st.booleans(), softcap=st.none() | st.just(5.0))
+plain = st.builds(parts.Plain, **widths, activation=st.sampled_from(["relu", "xielu"]))
+feedforwards = st.one_of(plain, st.builds(parts.Gated, **widths))
 transforms = st.none() | st.builds(config.Transform, bias=st.booleans())
-biases = {"tied": st.booleans(), "bias": st.booleans(), "dense_bias": st.booleans()}
+softcaps = st.none() | st.just(5.0)
+lm_heads = st.builds(config.LMHead, tied=st.booleans(), bias=st.booleans(), softcap=softcaps, transform=transforms)
+biases = dict.fromkeys(("tied", "bias", "dense_bias", "dense"), st.booleans())
 heads = st.one_of(
     lm_heads,
     st.builds(config.MaskedLMHead, **biases),
@@ -142,7 +145,8 @@ def transformers(draw: st.DrawFn) -> Any:
             )
             ngrams, narrow = draw(st.none() | hashed), draw(st.sampled_from([None, 4]))
             narrow = None if beside else narrow
-            return config.Decoder(**shared, d_embedding=narrow, ngrams=ngrams, head=draw(lm_heads))
+            segments = draw(st.integers(0, 2))
+            return config.Decoder(**shared, d_embedding=narrow, ngrams=ngrams, segments=segments, head=draw(lm_heads))
         case "encoder":
             divisors = [n for n in (1, 2, 3) if shared["layers"] % n == 0]
             shared["distinct_layers"] = None if shared["pattern"] else draw(st.none() | st.sampled_from(divisors))
@@ -205,8 +209,7 @@ def test_the_flops_of_training_are_counted(name: str) -> None:
 
 def test_the_lectures_terms() -> None:
     """16d²L, 8d²L, 4TdL and 2dV per token."""
-    model = preset("gpt2")
-    cost = count(model)
+    cost = count(preset("gpt2"))
     flops = {part.name: part.flops / cost.length for part in cost.components}
     d, L, T, V = 768, 12, 1024, 50257
     assert (flops["FFN"], flops["MHA projections"]) == (16 * d * d * L, 8 * d * d * L)
@@ -219,15 +222,12 @@ def flops_by_component(model: Any, length: int | None = None) -> dict[str, int]:
     return {part.name: part.flops for part in count(model, length).components}
 
 
-def test_a_window_bounds_the_keys() -> None:
+def test_windows_bound_the_keys_of_all_or_some_layers() -> None:
     full = preset("gpt-tiny")
     unbounded = flops_by_component(full)
     bounded = flops_by_component(full.replace(attention=full.attention.replace(window=32)))
     assert bounded["attention"] * 4 == unbounded["attention"]
     assert bounded["FFN"] == unbounded["FFN"]
-
-
-def test_windows_in_some_layers_bound_their_keys() -> None:
     full = preset("gpt-tiny").replace(layers=5)
     pattern = (config.LayerKind(window=32), config.LayerKind())
     unbounded, bounded = (flops_by_component(model, 128) for model in (full, full.replace(pattern=pattern)))
@@ -239,14 +239,10 @@ def test_windows_in_some_layers_bound_their_keys() -> None:
     assert 3 * attention[0] + 2 * attention[1] == bounded["attention"]
 
 
-def test_an_encoders_window_has_two_sides() -> None:
-    pattern = (config.LayerKind(), config.LayerKind(window=32))
-    encoder = preset("bert-tiny").replace(layers=4, pattern=pattern)
+def test_an_encoders_window_has_two_sides_and_shares_sum_to_one() -> None:
+    encoder = preset("bert-tiny").replace(layers=4, pattern=(config.LayerKind(), config.LayerKind(window=32)))
     names = [layer.name for layer in costs(encoder, 128).layers]
     assert names == ["layer with the whole text", "layer with 31 tokens to either side"]
-
-
-def test_shares_sum_to_one() -> None:
     for name in ("gpt2", "vaswani-base", "bahdanau", "lstm"):
         cost = count(preset(name))
         for recompute in (False, True):
@@ -379,8 +375,7 @@ def test_recurrent_states_have_the_counted_size() -> None:
 
 
 def test_time_and_energy_are_planned() -> None:
-    machine = Machine(device_named("h100"), gpus=8, mfu=0.5, precision="bf16")
-    planned = plan_training(6e9, 10**9, 2**20, machine=machine)
+    planned = plan_training(6e9, 10**9, 2**20, machine=Machine(device_named("h100"), gpus=8, mfu=0.5, precision="bf16"))
     assert (planned.flops, planned.steps) == (6e18, 954)
     assert planned.seconds == pytest.approx(6e18 / (8 * 0.5 * 989e12))
     assert planned.kilowatt_hours == pytest.approx(8 * 0.7 * 1.1 * planned.seconds / 3600)

@@ -42,8 +42,7 @@ def test_every_item_of_the_slides_has_an_entry() -> None:
 
 def test_every_command_parses() -> None:
     for source in SOURCES:
-        lines = [line for line in source.run.replace("\\\n", " ").splitlines() if line.strip()]
-        assert all(line.startswith("weft ") for line in lines), source
+        assert all(line.startswith("weft ") for line in source.lines), source
         for words in source.commands:
             parse(words)
         compile(source.python, "entry", "exec")
@@ -96,6 +95,7 @@ def test_a_failing_entry_does_not_stop_the_others(tmp_path: Path) -> None:
     assert not two.holds and "it broke" in two.error
     assert not three.holds and three.verdicts[0].found == "3"
     assert done == [1, 1, 1]
+    assert Workspace(tmp_path / "new").needs(entries) == []
     assert summary(results) == "3 entries, 2 of them checked; 1 differ; 1 failed."
 
 
@@ -149,7 +149,7 @@ def test_the_page_holds_everything(tmp_path: Path) -> None:
         EntryResult(claim("Broken", "1/0"), error="exit code 1: ZeroDivisionError"),
     ]
     html = lecture_page(9, lecture, results)
-    assert "Lecture 9: Test" in html and "1. Drawn" in html and "$ weft plan gpt2 --out a.svg" in html
+    assert "Lecture 9: Test" in html and "1. Drawn" in html and "$ weft plan gpt2 <span>--out</span> a.svg" in html
     assert '<img src="data:image/svg+xml;base64,' in html
     assert (
         "&lt;b&gt;" in html and "<b>" not in html.partition("<body>")[2].replace("<b>", "", 0).partition("2. Said")[2]

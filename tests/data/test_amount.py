@@ -67,18 +67,8 @@ def write(path: Path, texts: list[str]) -> str:
     return str(path)
 
 
-FORMATS = [
-    "a.txt",
-    "a.txt.gz",
-    "a.txt.zst",
-    "a.jsonl",
-    "a.json",
-    "a.csv",
-    "a.tsv",
-    "a.parquet",
-    "a.jsonl.gz",
-    "a.csv.zst",
-]
+KINDS = ("txt", "txt.gz", "txt.zst", "jsonl", "json", "csv", "tsv", "parquet", "jsonl.gz", "csv.zst")
+FORMATS = [f"a.{kind}" for kind in KINDS]
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -181,9 +171,7 @@ def test_damaged_files_raise_no_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
 @pytest.mark.parametrize("split", [TailSplit(fraction=0.25), TailSplit(bytes=3000)])
-def test_a_tail_split_reads_the_text_once(
-    tmp_path: Path, name: str, split: TailSplit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tail_split_reads_once(tmp_path: Path, name: str, split: TailSplit, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write(tmp_path / name, texts(2000))
     text = "".join(section.text for section in split_sections(TextSource([source], NoSplit())))
     reader = Mock(side_effect=read_documents)

@@ -176,9 +176,7 @@ def test_the_mask_of_a_row_depends_on_its_sample_and_not_on_its_batch() -> None:
 
 @many
 @given(st.integers(0, 2**62), st.integers(1, 40), st.integers(1, 6), st.booleans(), st.randoms(use_true_random=False))
-def test_the_mask_of_a_row_is_independent_of_other_rows(
-    first: int, length: int, size: int, whole_words: bool, order: Random
-) -> None:
+def test_a_rows_mask_ignores_other_rows(first: int, length: int, size: int, whole_words: bool, order: Random) -> None:
     """Alone, in another order, or with padding, a row has the same mask."""
     rng = np.random.default_rng(first)
     ids, samples = rng.integers(0, 90, (size, length)), first + np.arange(size)

@@ -121,11 +121,7 @@ FORMATS: dict[str, Callable[[], bytes]] = {
     "csv": as_csv,
     "parquet": as_parquet,
 }
-COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
-    "": lambda raw: raw,
-    ".gz": gzip.compress,
-    ".zst": zstandard.compress,
-}
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
 
 
 @pytest.mark.parametrize("compression", COMPRESSORS)
@@ -403,9 +399,7 @@ def test_the_suggested_encoding_reads_the_file(
         ("a.png", b"\x89PNG\r\n", "latin1", "looks like a PNG image, not text"),
     ],
 )
-def test_bytes_that_are_invalid_in_an_encoding(
-    tmp_path: Path, name: str, content: bytes, encoding: str, message: str
-) -> None:
+def test_bytes_invalid_in_an_encoding(tmp_path: Path, name: str, content: bytes, encoding: str, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=f"{name}: {re.escape(message)}"):
         list(read_documents([str(tmp_path / name)], encoding=encoding))

@@ -234,9 +234,7 @@ def test_processes_write_the_bytes_of_one(tmp_path: Path, corpus: Path, monkeypa
     assert not (tmp_path / "words").exists()
 
 
-def test_a_process_that_dies_is_reported_in_one_line(
-    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dead_process_is_reported_in_one_line(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, request, calls = TextSource([str(corpus / "texts")]), Child.request, count(1)
 
     def kill_and_request(child: Child, pieces: Any) -> dict[str, Any]:
@@ -246,9 +244,7 @@ def test_a_process_that_dies_is_reported_in_one_line(
 
     monkeypatch.setattr(encode, "BATCH", 3000)
     monkeypatch.setattr(Child, "request", kill_and_request)
-    with pytest.raises(
-        DataError, match=r"out: a process that encodes text died: it was killed, .* fewer --jobs"
-    ) as error:
+    with pytest.raises(DataError, match=r"a process that encodes text died: it was killed, .* fewer --jobs") as error:
         prepare(text, tmp_path / "out", BYTES, shard_tokens=TOKENS, jobs=1)
     assert "\n" not in str(error.value)
     assert (tmp_path / "out" / "journal.jsonl").read_text().count("\n") >= 1  # finished shards are kept

@@ -170,9 +170,7 @@ def test_the_first_tokens_have_their_documents_and_bytes(count: int) -> None:
 # ---- interruptions
 
 
-def test_an_interrupted_run_continues_to_the_same_bytes(
-    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interruption_changes_no_byte(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = prepare(TextSource([str(text)]), tmp_path / "whole", BYTES, shard_tokens=5000)
     assert len(whole.index.shards) > 3
     record = folders.record_shard

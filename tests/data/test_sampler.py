@@ -88,9 +88,11 @@ def test_a_huge_text_is_sampled_without_cost() -> None:
     assert starts.max() + 4097 <= 10**13
 
 
-def test_a_text_shorter_than_a_window_is_refused() -> None:
+def test_short_texts_and_negative_weights_are_refused() -> None:
     with pytest.raises(DataError, match="the text has 10 tokens, a window of 10 needs 11"):
         Windows(10, 10)
+    with pytest.raises(DataError, match="weights above 0"):
+        integer_shares([1, -1])
 
 
 # ---- mixtures
@@ -130,8 +132,3 @@ def test_windows_come_from_their_sources() -> None:
     assert starts[source == 0].tolist() == mixture.windows[0].starts(np.arange(300)).tolist()
     assert starts[source == 1].tolist() == mixture.windows[1].starts(np.arange(100)).tolist()
     assert mixture.epochs(400) == [300 / 99, 100 / 49]
-
-
-def test_weights_must_be_positive() -> None:
-    with pytest.raises(DataError, match="weights above 0"):
-        integer_shares([1, -1])

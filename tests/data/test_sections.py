@@ -76,9 +76,7 @@ def test_the_bytes_of_a_side_do_not_depend_on_the_tokenizer(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["own-bpe", "llama-2", "one-word"])
-def test_processes_parts_and_interruptions_do_not_change_the_tokens(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_parts_and_stops_change_no_token(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "MAX_FRAGMENT_BYTES", 2000)  # some fragments end between split points
     monkeypatch.setattr(encode, "BATCH", 500)
     tokenizer = build(kind)

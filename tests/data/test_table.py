@@ -192,9 +192,7 @@ def test_words_and_conversations(tmp_path: Path) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.text("abc", min_size=1, max_size=6), min_size=1, max_size=60), st.randoms())
-def test_the_hash_split_depends_on_the_inputs_only(
-    tmp_path_factory: pytest.TempPathFactory, texts: list[str], random: Random
-) -> None:
+def test_hashes_are_of_inputs_only(tmp_path_factory: pytest.TempPathFactory, texts: list[str], random: Random) -> None:
     path = tmp_path_factory.mktemp("rows") / "a.jsonl"
 
     def sides_of(order: list[str]) -> dict[str, set[str]]:
@@ -295,9 +293,7 @@ def test_a_small_parquet_file_with_gigabytes_of_text_is_refused(listed: bool, tm
 
 
 @pytest.mark.parametrize("suffix", [".parquet.gz", ".jsonl.gz", ".txt.zst"])
-def test_an_implausible_compression_ratio_is_refused(
-    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_implausible_compression_is_refused(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "MAX_DECOMPRESSED_BYTES", 1 << 22)
     compress = gzip.compress if suffix.endswith("gz") else zstandard.compress
     name = put(tmp_path / f"a{suffix}", compress((b'"' + b"a" * 65533 + b'"\n') * 128))

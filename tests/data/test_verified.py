@@ -104,9 +104,7 @@ def test_a_read_only_folder_is_verified_each_time(folder: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("name", ["train-00000.tokens", "validation-00000.sections", "index.json", "tokenizer.json"])
-def test_preparing_again_repairs_a_damaged_folder(
-    folder: Path, text: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_preparing_again_repairs(folder: Path, text: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     content = (folder / name).read_bytes()
     flip(folder / name, len(content) // 2)
     prepare(TextSource([str(text)]), folder, BYTES, shard_tokens=4000)

@@ -47,8 +47,7 @@ def test_answers_equal_those_of_each_line_alone(
     assert len(set(found)) > 3 and [len(call.args[1].tokens) for call in answers.call_args_list] == [6]
     assert found == [translator.translate([line], settings)[0] for line in LINES]
     answers.reset_mock()
-    monkeypatch.setattr(decoding, "BATCH_LIMITS", (50, 6))
-    assert translator.translate(LINES, settings) == found
+    assert replace(translator, batch_limits=(50, 6)).translate(LINES, settings) == found
     batches = [len(call.args[1].tokens) for call in answers.call_args_list]
     assert sum(batches) == 6 and max(batches) <= 6 // getattr(settings, "beams", 1)
 

@@ -24,8 +24,7 @@ SMALL: dict[str, list[str]] = {
 def prepared(folder: Path, preset: str, kind: Any, changes: list[str]) -> tuple[NextToken, LanguageModel]:
     """Return the objective of a preset with its text in a folder, and a model with random weights or n-gram counts."""
     recipe = resolve(preset, [*SMALL[preset], "batch.length=32", *changes])
-    plain = NextToken(recipe, RunFolder(folder))
-    tokenizer = build_tokenizer(kind, plain.texts())
+    tokenizer = build_tokenizer(kind, NextToken(recipe, RunFolder(folder)).texts())
     objective = NextToken(recipe, RunFolder(folder), Tokenizers(tokenizer, tokenizer))
     objective.prepare(lambda line: None)
     torch.manual_seed(0)

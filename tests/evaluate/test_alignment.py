@@ -27,15 +27,11 @@ def test_wrong_links_are_refused(alignment: str, message: str) -> None:
         parse_links(alignment, "the man", "homme")
 
 
-def test_tokens_belong_to_words() -> None:
+def test_tokens_belong_to_words_and_their_attention_is_added_up() -> None:
     text = " l'homme  dort"
     spans = [TokenSpan(0, "", text[a:b], a, b) for a, b in ((0, 2), (2, 3), (3, 8), (8, 10), (10, 14))]
     assert word_numbers(text, spans) == [0, 0, 0, 0, 1]  # spaces belong to the word before them
     assert word_numbers(text, []) == []
-
-
-def test_attention_of_pieces_is_added_up_to_words() -> None:
-    # the first target word has two tokens; the source word with two pieces has the most attention together
     attention = np.array([[0.4, 0.3, 0.3], [0.4, 0.2, 0.4], [0.9, 0.1, 0.0]], dtype=np.float32)
     assert attended_words(attention, [0, 1, 1], [0, 0, 2]) == {(1, 0), (0, 2)}
     assert attended_words(attention[:0], [0, 1, 1], []) == set()

@@ -29,8 +29,5 @@ def test_bits_are_counted_per_utf8_byte() -> None:
     assert (found.characters, found.bytes) == (2, 3)
     assert found.bits_per_byte == pytest.approx((bits("aaé", "é") + bits("aaé", "a")) / 3)
     assert math.isnan(character_baseline(["aaé"], []).bits_per_byte)
-
-
-def test_english_costs_about_four_and_a_half_bits() -> None:
     text = "It was the best of times, it was the worst of times, it was the age of wisdom. " * 50
     assert 3.0 < character_baseline([text], [text]).bits_per_byte < 4.6

@@ -6,16 +6,13 @@ import pytest
 from weft.evaluate.bootstrap import ratio_interval, weights
 
 
-def test_draws_are_a_multinomial() -> None:
+def test_draws_are_a_multinomial_with_replacement() -> None:
     drawn = weights(40, 5000, np.random.default_rng(3))
     assert drawn.shape == (5000, 40) and (drawn.sum(axis=1) == 40).all()
     assert drawn.mean() == 1.0 and drawn.var() == pytest.approx(1 - 1 / 40, rel=0.02)
     np.testing.assert_array_equal(drawn, weights(40, 5000, np.random.default_rng(3)))
     assert (drawn != weights(40, 5000, np.random.default_rng(4))).any()
-
-
-def test_draws_are_with_replacement() -> None:
-    """The interval equals that of sections drawn one by one."""
+    # The interval equals that of sections drawn one by one.
     rng = np.random.default_rng(0)
     costs, sizes = rng.gamma(2.0, size=30), rng.integers(1, 9, 30)
     picks = rng.integers(0, 30, (4000, 30))
@@ -23,15 +20,11 @@ def test_draws_are_with_replacement() -> None:
     np.testing.assert_allclose(ratio_interval(costs, sizes, weights(30, 4000)), expected, rtol=0.03)
 
 
-def test_intervals_cover_the_true_value() -> None:
+def test_intervals_cover_the_true_value_and_equal_sections_have_none() -> None:
     rng, covered, drawn = np.random.default_rng(1), 0, weights(100)
     for _ in range(300):
         sizes = rng.integers(100, 2000, 100).astype(float)
-        costs = sizes * rng.normal(1.5, 0.4, 100)
-        low, high = ratio_interval(costs, sizes, drawn)
+        low, high = ratio_interval(sizes * rng.normal(1.5, 0.4, 100), sizes, drawn)
         covered += low <= 1.5 <= high
     assert 0.90 <= covered / 300 <= 0.98
-
-
-def test_equal_sections_have_an_interval_of_width_zero() -> None:
     assert ratio_interval([3.0] * 5, [2.0] * 5, weights(5)) == (1.5, 1.5)

@@ -36,8 +36,7 @@ def test_intervals_are_binomial_and_rows_are_drawn_as_a_whole() -> None:
     found = c.label_intervals(truth, predicted, losses=[0.5] * 400, rows=range(400))
     assert found["baseline_accuracy"] == 0.75 and found["rows"] == 400
     low, high = found["intervals"]["accuracy"]
-    exact = stats.binom(400, 380 / 400).ppf([0.025, 0.975]) / 400
-    assert (low, high) == pytest.approx(tuple(exact), abs=0.006)
+    assert (low, high) == pytest.approx(tuple(stats.binom(400, 380 / 400).ppf([0.025, 0.975]) / 400), abs=0.006)
     assert found["intervals"]["loss"] == pytest.approx([0.5, 0.5])
     assert found["intervals"]["matthews"][0] < c.matthews(c.confusion(truth, predicted, 2))
     # ten words per sentence, all correct or all wrong: as certain as 40 answers, not 400
@@ -52,8 +51,7 @@ def test_intervals_are_binomial_and_rows_are_drawn_as_a_whole() -> None:
     [(0.5, 0.4, "worse than"), (0.6, 0.5, "no better than"), (0.7, 0.55, "hardly better than"), (0.7, 0.65, "")],
 )
 def test_the_accuracy_is_compared_with_the_commonest_label(accuracy: float, low: float, verdict: str) -> None:
-    metrics = {"accuracy": accuracy, "baseline_accuracy": 0.6, "intervals": {"accuracy": [low, 0.9]}}
-    line = against_baseline(metrics)
+    line = against_baseline({"accuracy": accuracy, "baseline_accuracy": 0.6, "intervals": {"accuracy": [low, 0.9]}})
     assert (verdict in line and "(60.0%)" in line) if verdict else line == ""
     assert against_baseline({"loss": 1.0}) == ""
 

@@ -30,18 +30,14 @@ def costs(nats: list[float], text: str, starts: tuple[int, ...] = (0,), context:
     return TextCosts.of(held.tokens(np.array(ids), list(starts), sizes), parts)
 
 
-def test_buckets_of_context() -> None:
+def test_buckets_of_context_and_frequency() -> None:
     found = by_position([costs(list(range(1, 12)), "abcdefghijk")])
     assert [each.name for each in found] == ["1", "2–3", "4–7", "8–11"]
     assert [each.tokens for each in found] == [1, 2, 4, 4]
     assert [each.loss for each in found] == [1.0, 2.5, 5.5, 9.5]
     assert by_position([costs([1.0], "a", context=[0])])[0].name == "none"
-
-
-def test_buckets_of_frequency() -> None:
     training = held.tokens(np.array(BYTES.encode("a" * 9 + "b" * 10 + "c" * 1000)))
-    counts = token_counts([training, training], BYTES.vocab_size)
-    found = by_frequency([costs([1, 2, 3, 4, 5], "aabcd")], counts)
+    found = by_frequency([costs([1, 2, 3, 4, 5], "aabcd")], token_counts([training, training], BYTES.vocab_size))
     assert [tuple(each) for each in found] == [("never", 1, 5.0), ("10–99", 3, 6.0), ("1,000–9,999", 1, 4.0)]
 
 
@@ -105,12 +101,10 @@ def page(read: tuple[Any, Any]) -> EvaluationPage:
     objective, model = read
     texts, _ = objective.costs(model)
     counts = token_counts(objective.tokens("train"), objective.tokenizer.vocab_size)
-    passages = most_surprising(texts, objective.tokenizer)
-    details = Details({}, by_position(texts), by_frequency(texts, counts), passages)
+    details = Details({}, by_position(texts), by_frequency(texts, counts), most_surprising(texts, objective.tokenizer))
     longest = [SharedPassage(1, 1, 7, bytes=40, words="<i>copied</i>")]
     shared = Overlap(WORDS, 10, 5, bytes=100, covered=40, documents=1, touched=1, longest=longest)
-    metrics = Table(("", "value"), [("loss", "1.5")], "", ["a <remark>"])
-    return EvaluationPage("Evaluation", metrics, details, shared)
+    return EvaluationPage("Evaluation", Table(("", "value"), [("loss", "1.5")], "", ["a <remark>"]), details, shared)
 
 
 def test_a_page_is_complete_and_escaped(read: tuple[Any, Any]) -> None:

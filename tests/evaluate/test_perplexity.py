@@ -22,8 +22,7 @@ from weft.models.presets import llama
 
 def tokens(ids: list[int], size: int | None = None, starts: tuple[int, ...] = (0,)) -> Tokens:
     """A text whose documents start at `starts`; `size` is its number of bytes."""
-    total = len(ids) if size is None else size
-    return held.tokens(np.array(ids), list(starts), [total, *[0] * (len(starts) - 1)])
+    return held.tokens(np.array(ids), list(starts), [len(ids) if size is None else size, *[0] * (len(starts) - 1)])
 
 
 torch.manual_seed(0)
@@ -109,8 +108,7 @@ def test_scoring_does_not_change_the_model() -> None:
 def test_recurrent_models_are_scored() -> None:
     torch.manual_seed(0)
     model = build(Recurrent(vocab_size=11, d_model=8, cell="lstm"))
-    expected = forward_loss(model, IDS)
-    assert score(model, tokens(IDS), ScoringOptions(100)).nats == pytest.approx(expected, rel=1e-5)
+    assert score(model, tokens(IDS), ScoringOptions(100)).nats == pytest.approx(forward_loss(model, IDS), rel=1e-5)
 
 
 def test_ngram_scores_agree_with_windows() -> None:
@@ -138,12 +136,9 @@ def test_a_large_vocabulary_is_scored_in_slices() -> None:
         torch.testing.assert_close(sliced, token_losses(MODEL, features, targets))
 
 
-def test_impossible_texts_and_strides_are_refused() -> None:
+def test_impossible_texts_and_strides_are_refused_but_not_infinity() -> None:
     with pytest.raises(DataError, match="holds 1 tokens"):
         score(MODEL, tokens([1]), ScoringOptions(12))
     with pytest.raises(DataError, match="stride = 13: expected 1 … 12"):
         score(MODEL, tokens(IDS), ScoringOptions(12, stride=13))
-
-
-def test_perplexity_may_be_infinite() -> None:
     assert Score(math.inf, 3, 3).perplexity == math.inf

@@ -79,8 +79,7 @@ def test_the_first_sections_have_the_loss_of_the_first_tokens(read: dict[str, An
 def test_sections_collect_the_scores_of_their_tokens() -> None:
     """Three documents with one byte per token; the first two are cut."""
     tokenizer = build_tokenizer(Byte(), [])
-    text = held.tokens(10 + np.arange(3000) % 200, [0, 700, 2700], [700, 2000, 300])
-    found = cut_sections(text, tokenizer)
+    found = cut_sections(held.tokens(10 + np.arange(3000) % 200, [0, 700, 2700], [700, 2000, 300]), tokenizer)
     assert found.borders.tolist() == [0, 350, 700, 1200, 1700, 2200, 2700, 3000]
     assert found.bytes.tolist() == [350, 350, 500, 500, 500, 500, 300]
     assert found.begins.tolist() == [1, 0, 1, 0, 0, 0, 1] and not found.unspelled.any()
@@ -96,8 +95,7 @@ def test_unknown_words_are_charged_to_their_section() -> None:
     tokenizer = build_tokenizer(Word(), ["the frog sat. " * 9])
     known, odd = "the frog sat. " * 100, "the salamander sat. " * 100
     ids = [tokenizer.encode(known), tokenizer.encode(odd)]
-    text = held.tokens(np.concatenate(ids), [0, len(ids[0])], [len(known), len(odd)])
-    found = cut_sections(text, tokenizer)
+    found = cut_sections(held.tokens(np.concatenate(ids), [0, len(ids[0])], [len(known), len(odd)]), tokenizer)
     half = int(np.searchsorted(found.borders, len(ids[0])))
     assert found.unknown[:half].sum() == 0 and found.unknown[half:].sum() == 100
     assert found.unspelled[:half].sum() <= 2
@@ -111,15 +109,12 @@ def test_short_documents_are_merged() -> None:
     assert found.bytes.tolist() == [100] * 10 and found.borders.tolist() == list(range(0, 1001, 100))
 
 
-def test_whitespace_without_a_token_is_charged() -> None:
+def test_whitespace_without_a_token_is_charged_but_not_an_empty_text() -> None:
     tokenizer = build_tokenizer(Word(), ["the frog"])
     ids = tokenizer.encode("the frog")
     text = held.tokens(np.array([*ids, *ids]), [0, 2, 2], [8, 30, 8])  # the second has no token
     found = cut_sections(text, tokenizer)
     assert found.bytes.sum() == 46 and found.unspelled.sum() >= 30
-
-
-def test_a_text_of_no_bytes_has_no_sections() -> None:
     with pytest.raises(DataError, match="is empty"):
         cut_sections(held.tokens(np.zeros(0), [], []), build_tokenizer(Byte(), []))
 

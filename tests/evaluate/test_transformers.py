@@ -98,8 +98,7 @@ def naive(model: Any, ids: list[int], length: int, stride: int) -> float:
     """Mean −log p of all tokens but the first, each from the first window that reaches it."""
     costs: dict[int, float] = {}
     for start in range(0, len(ids), stride):
-        window = ids[start : start + length]
-        logits = model(torch.tensor([window])).logits[0].double().log_softmax(-1)
+        logits = model(torch.tensor([ids[start : start + length]])).logits[0].double().log_softmax(-1)
         for position in range(start + 1, min(start + length, len(ids) - 1) + 1):
             costs.setdefault(position, -float(logits[position - start - 1, ids[position]]))
     assert len(costs) == len(ids) - 1

@@ -16,9 +16,9 @@ from weft.models.build import build
 from weft.models.config import Encoder
 from weft.models.presets import PRESETS, preset
 from weft.nn.attention import SelfAttention
-from weft.nn.config import Attention, Gated, LayerNorm, RMSNorm
+from weft.nn.config import Attention, Gated, LayerNorm, Plain, RMSNorm
 from weft.nn.init import empty_weights
-from weft.nn.position_config import ALiBi, Concatenated, NoPosition, Relative, Rotary, Sinusoidal, T5Bias
+from weft.nn.position_config import ALiBi, Concatenated, LayeredT5, NoPosition, Relative, Rotary, Sinusoidal, T5Bias
 from weft.nn.scaled_dot_product import reference_attention
 
 SMALL = preset("gpt-tiny")
@@ -45,6 +45,10 @@ VARIANTS = {
     "narrow n-grams": SMALL.replace(ngrams={"rows": 99, "width": 8}, d_embedding=16),
     "layers differ": SMALL.replace(pattern=[{"window": 9}, {}], head=config.LMHead(softcap=5.0)),
     "untied": SMALL.replace(head=config.LMHead(tied=False, bias=True)),
+    "transformed": SMALL.replace(head=config.LMHead(transform=config.Transform(bias=False)), segments=2),
+    "xielu": SMALL.replace(feedforward=Plain(d_ff=32, activation="xielu"), position=LayeredT5()),
+    "late classes": ENCODER.replace(head=config.ClassificationHead(labels=3, pooled_late=True)),
+    "plain mlm": ENCODER.replace(head=config.MaskedLMHead(dense=False)),
     "classes": ENCODER.replace(head=config.ClassificationHead(labels=3)),
     "tags": ENCODER.replace(head=config.TaggingHead(labels=5)),
     "mlm": ENCODER.replace(head=config.MaskedLMHead()),
@@ -69,8 +73,7 @@ def leaves(part: ModelPart) -> list[ModelPart]:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_parts_sum_to_the_preset(name: str) -> None:
-    found = anatomy(preset(name))
-    assert found.parameters == count(preset(name)).parameters
+    assert anatomy(preset(name)).parameters == count(preset(name)).parameters
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -165,8 +168,7 @@ def test_settings_that_chose_a_part_are_named() -> None:
 
 
 def test_a_page_has_the_text_without_scripts_and_everything_is_escaped() -> None:
-    found = anatomy(preset("ngram-3"))
-    page = found.html()
+    page = anatomy(preset("ngram-3")).html()
     data, text = page[: page.index("</script>")], page[page.index("</script>") :]
     assert "weft/models/ngram.py:" in data and "<" not in data[data.index("{") :]
     assert "<pre>" in text and "weft/models/ngram.py:" in text
@@ -174,10 +176,8 @@ def test_a_page_has_the_text_without_scripts_and_everything_is_escaped() -> None
 
 @pytest.mark.parametrize(("name", "hidden"), [("elman", {"h₁", "h_T", "h₀ = 0"}), ("lstm", {"h₁⁽⁰⁾", "h_T⁽¹⁾"})])
 def test_a_recurrent_network_is_drawn_over_time(name: str, hidden: set[str]) -> None:
-    picture = anatomy(preset(name))
-    over_time = picture.data()["unrolled"]
-    texts = {shape["text"] for shape in over_time["shapes"]}
-    assert {"x₁", "x_T", "y₂", "ℓ₁", "ℓ_T"} | hidden <= texts
+    over_time = anatomy(preset(name)).data()["unrolled"]
+    assert {"x₁", "x_T", "y₂", "ℓ₁", "ℓ_T"} | hidden <= {shape["text"] for shape in over_time["shapes"]}
     for shape in over_time["shapes"]:
         assert all(
             0 <= point["x"] <= over_time["width"] and 0 <= point["y"] <= over_time["height"]

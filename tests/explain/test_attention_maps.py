@@ -67,12 +67,12 @@ def test_encoders_encoder_decoders_and_bahdanau() -> None:
     (part,) = attention_maps(reading(Encoder(**SMALL))).parts
     assert part.kind == "encoder" and part.queries == part.keys == [char.replace(" ", "␣") for char in TEXT]
     both = attention_maps(reading(EncoderDecoder(**SMALL), "the more", "voting"))
-    assert both.kinds == ["encoder", "decoder", "cross"]
+    assert [part.kind for part in both.parts] == ["encoder", "decoder", "cross"]
     assert [part.probabilities.shape for part in both.parts] == [(3, 4, 6, 6), (3, 4, 8, 8), (3, 4, 8, 6)]
     assert both.part().queries == [*"he␣more", "…"] and both.part().keys == list("voting")
     assert both.head(2, 3, "encoder").probabilities.shape == (6, 6)
     bahdanau = attention_maps(reading(Bahdanau(vocab_size=300, d_model=16), "the", "is it"))
-    assert bahdanau.kinds == ["cross"] and bahdanau.part().probabilities.shape == (1, 1, 3, 5)
+    assert [each.kind for each in bahdanau.parts] == ["cross"] and bahdanau.part().probabilities.shape == (1, 1, 3, 5)
     for part in (*both.parts, *bahdanau.parts):
         np.testing.assert_allclose(part.probabilities.sum(-1), 1, atol=1e-5)
     with pytest.raises(ModelError, match="needs layers of self-attention"):
@@ -98,8 +98,7 @@ def test_a_bahdanau_model_that_copies_attends_along_the_diagonal() -> None:
     for _ in range(200):
         tokens, lengths = torch.randint(8, (32, 6), generator=rng), torch.randint(3, 7, (32, 1), generator=rng)
         mask = torch.arange(6) < lengths
-        inputs = torch.cat([torch.full((32, 1), 8), tokens[:, :-1]], dim=1)
-        logits = model(inputs, source=SourceTokens(tokens, mask))
+        logits = model(torch.cat([torch.full((32, 1), 8), tokens[:, :-1]], dim=1), source=SourceTokens(tokens, mask))
         loss = nn.functional.cross_entropy(logits[mask], tokens[mask])
         optimizer.zero_grad()
         loss.backward()
@@ -199,8 +198,7 @@ def test_the_page_of_a_long_text_is_pooled_and_keeps_the_strongest_keys() -> Non
     best = unpacked(data["best"]).astype(int).reshape(3, data["count"], 3, 4, T)
     keys = best[0] + 256 * best[1]
     order = np.moveaxis(np.sort(p, -1)[..., ::-1][..., : data["count"]], -1, 0)
-    taken = np.take_along_axis(p, np.moveaxis(keys, 0, -1), -1)
-    np.testing.assert_array_equal(np.moveaxis(taken, -1, 0), order)
+    np.testing.assert_array_equal(np.moveaxis(np.take_along_axis(p, np.moveaxis(keys, 0, -1), -1), -1, 0), order)
     np.testing.assert_allclose((best[2] / data["levels"]) ** 2, order, atol=0.01)
 
 

@@ -25,8 +25,7 @@ def test_every_step_is_drawn() -> None:
     axes = picture.figure().axes
     assert len(axes) == 4
     colours = [tuple(patch.get_facecolor()) for patch in axes[2].patches]
-    read = tuple(LOOKS["read"]["facecolor"])
-    assert colours.count(read) == 4  # keys and values of two earlier tokens
+    assert colours.count(tuple(LOOKS["read"]["facecolor"])) == 4  # keys and values of two earlier tokens
     assert len(colours) == 2 * (3 * 3 + 6)
     text = picture.text()
     assert text is not None and text.splitlines()[-1].startswith("all")

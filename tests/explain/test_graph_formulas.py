@@ -238,8 +238,7 @@ def test_f24_the_lectures_formulas(name: str) -> None:
 def test_every_text_names_only_operands() -> None:
     for rule in [*RULES.values(), *LECTURE.values()]:
         for text in (rule.forward, *rule.gradients.values()):
-            fields = {field for _, field, _, _ in string.Formatter().parse(text) if field}
-            assert fields <= {*rule.operands, "y", "g"}
+            assert {field for _, field, _, _ in string.Formatter().parse(text) if field} <= {*rule.operands, "y", "g"}
         assert set(rule.gradients) <= set(rule.operands)
     assert set(MODULES.values()) <= set(RULES)
 
@@ -264,8 +263,7 @@ def test_f24_the_graph_in_reverse_order_gives_the_gradients() -> None:
                 gradients[source] = passed
     by_name = dict(zip((node.name for node in nodes), values, strict=True))
     leaves = {name: by_name[name].clone().requires_grad_() for name in ("x", "α", "β")}
-    z = torch.sigmoid(leaves["α"] @ leaves["x"])
-    J = -(by_name["y"] @ torch.softmax(leaves["β"] @ z, 0).log())
+    J = -(by_name["y"] @ torch.softmax(leaves["β"] @ torch.sigmoid(leaves["α"] @ leaves["x"]), 0).log())
     torch.testing.assert_close(by_name["J"], J.detach())
     found = dict(zip(by_name, gradients, strict=True))
     assert found["y"] is None
@@ -280,8 +278,7 @@ def test_all_operations_of_wefts_models_have_a_formula(name: str) -> None:
     source = {"source": SourceTokens(torch.ones(1, 2).long())} if name.startswith(("vaswani", "bahdanau")) else {}
     recorded = graph(build(preset(name)).eval(), torch.ones(1, 3).long(), **source)
     formulas = LabelledGraph(recorded, variable_names(recorded)).formulas
-    missing = {node.function for node, f in zip(recorded.nodes, formulas, strict=True) if "no formula" in "".join(f)}
-    assert not missing
+    assert not {node.function for node, f in zip(recorded.nodes, formulas, strict=True) if "no formula" in "".join(f)}
 
 
 def test_an_operation_without_a_formula_says_so() -> None:

@@ -40,8 +40,7 @@ def source_of(name: str) -> dict[str, Any]:
 
 @cache
 def recorded(name: str) -> GraphPicture:
-    model = empty(name) if name == "gpt2" else build(preset(name))
-    return graph_picture(model, TOKENS, **source_of(name))
+    return graph_picture(empty(name) if name == "gpt2" else build(preset(name)), TOKENS, **source_of(name))
 
 
 def drawn(name: str, depth: int | None = None, open: str | Sequence[str] = (), **options: Any) -> GraphPicture:
@@ -61,8 +60,7 @@ def test_a_model_on_the_meta_device_has_the_same_graph(name: str) -> None:
     expected = graph(build(preset(name)).eval(), TOKENS, **source)
     model = empty(name)
     before = dict(model.named_parameters())
-    result = graph(model, TOKENS, **source)
-    assert result == expected
+    assert graph(model, TOKENS, **source) == expected
     assert all(p is before[n] and p.is_meta for n, p in model.named_parameters())
 
 
@@ -90,7 +88,7 @@ def test_gpt2_is_folded_to_its_modules() -> None:
     assert {*expected, ("LMHead", "output")} <= set(boxes) and len(boxes) < 15
 
 
-def test_opening_one_block() -> None:
+def test_opening_one_block_or_several_levels() -> None:
     boxes = labels(drawn("gpt2", open="decoder.3"))
     stacks = {("Block × 3", "decoder.0 … 2"), ("Block × 8", "decoder.4 … 11")}
     assert {*stacks, ("Sublayer", "attention_skip")} <= set(boxes)
@@ -98,9 +96,6 @@ def test_opening_one_block() -> None:
     assert any(inside == "softmax" for inside, _ in deeper)
     assert ("Linear", "qkv") in deeper
     assert sum(inside == "parameter" and name in ("W₁", "W₂") for inside, name in deeper) == 2
-
-
-def test_depth() -> None:
     counts = [len(labels(drawn("llama-tiny", depth=depth))) for depth in (1, 2, 3, 4, 9)]
     assert all(a < b for a, b in pairwise(counts))
     with pytest.raises(ModelError, match="depth 0"):
@@ -143,12 +138,9 @@ def test_models_without_a_graph_are_refused() -> None:
         graph_picture(build(preset("bahdanau-tiny")), TOKENS)
 
 
-def test_steps_of_a_recurrent_decoder_are_separate() -> None:
+def test_steps_of_a_recurrent_decoder_are_separate_and_constants_fold() -> None:
     names = [name for inside, name in labels(drawn("bahdanau-tiny")) if inside == "GRU"]
     assert names == ["encoder", "decoder (1)", "decoder (2)", "decoder (3)", "decoder (4)"]
-
-
-def test_constants_fold() -> None:
     root = fold(graph(build(preset("gpt-tiny")).eval(), TOKENS))
     masks = [group for group in root.subgraphs() if group.kind == "constants"]
     assert len(masks) == 4 and all(group.label == "mask" for group in masks)
@@ -205,8 +197,7 @@ def test_nothing_overlaps_and_connectors_avoid_boxes(name: str, options: dict[st
     for line in drawing.connectors:
         mid = (line.bend + line.straight) / 2
         curve = bernstein @ [(line.x, line.bend), (line.x, mid), (line.to_x, mid), (line.to_x, line.straight)]
-        ends = [(line.x, (line.y + line.bend) / 2), (line.to_x, (line.straight + line.to_y) / 2)]
-        for x, y in (*ends, *curve):
+        for x, y in (*[(line.x, (line.y + line.bend) / 2), (line.to_x, (line.straight + line.to_y) / 2)], *curve):
             assert not ((lefts + 0.1 < x) & (x < rights - 0.1) & (tops + 0.1 < y) & (y < bottoms - 0.1)).any()
 
 

@@ -61,8 +61,7 @@ def test_statistics_of_the_probabilities(decoder: Reading, table: HeadTable) -> 
         assert of["distance"][layer, head] == pytest.approx(distance, abs=1e-4)
         assert of["first"][layer, head] == pytest.approx(np.mean(p[1:, 0]), abs=1e-6)
         for name, offset in (("previous", 1), ("itself", 0)):
-            mean = np.mean([p[t, t - offset] for t in range(1, T)])
-            assert of[name][layer, head] == pytest.approx(mean, abs=1e-6)
+            assert of[name][layer, head] == pytest.approx(np.mean([p[t, t - offset] for t in range(1, T)]), abs=1e-6)
 
 
 def test_ablation_costs_are_the_increase_of_the_loss(decoder: Reading, table: HeadTable) -> None:

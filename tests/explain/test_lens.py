@@ -56,8 +56,7 @@ def test_the_last_row_is_the_model(config: Any) -> None:
 def test_the_other_rows_are_norm_and_head_of_the_residuals() -> None:
     reading = read(model := sharp(GPT))
     found = lens(reading)
-    x = model.embedding(reading.tokens) + model.decoder.position.weight[: len(reading.ids)]
-    residuals = [x]
+    residuals = [model.embedding(reading.tokens) + model.decoder.position.weight[: len(reading.ids)]]
     for block in model.decoder.blocks:
         block.register_forward_hook(lambda _, given, out: residuals.append(out))
     final = model(reading.tokens)[0, :, : TOKENIZER.vocab_size].argmax(-1)

@@ -26,20 +26,14 @@ def fitted(smoothing: str, order: int = 3) -> tuple[NGram, Tokenizer]:
     return model, tokenizer
 
 
-def test_counts_give_the_probabilities_of_the_model() -> None:
+def test_counts_give_the_likeliest_probabilities_unless_smoothed() -> None:
     shown = likelihood(*fitted("mle"), "the cows eat")
     assert shown.context == "cows eat" and shown.words == ("corn", "hay") and shown.counts == (2, 1)
     assert shown.difference < 1e-6
     assert "λ = 3" in (shown.text() or "") and "corn 2/3" in (shown.text() or "")
-
-
-def test_no_other_distribution_is_likelier() -> None:
     shown = likelihood(*fitted("mle"), "cows eat")
     best = shown.log_likelihood([2 / 3, 1 / 3])
     assert all(shown.log_likelihood([p, 1 - p]) < best for p in (0.01, 0.5, 0.6, 0.7, 0.99))
-
-
-def test_smoothing_is_named() -> None:
     assert "smoothed" in (likelihood(*fitted("kneser-ney"), "cows eat").text() or "")
 
 

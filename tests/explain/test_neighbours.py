@@ -57,15 +57,12 @@ def test_a_word_that_is_unknown(model: LanguageModel, words: Tokenizer) -> None:
         nearest_words(build(NGram(vocab_size=words.vocab_size)), words, "frog")
 
 
-def test_a_word_in_several_pieces_has_the_mean_of_their_vectors() -> None:
+def test_a_words_tokens_are_those_after_a_space_and_have_one_mean() -> None:
     tokenizer = build_tokenizer(Byte(), [])
     model: Any = build(Recurrent(vocab_size=tokenizer.vocab_size, d_model=6, d_embedding=4))
     vector = word_vector(model, tokenizer, "ab")
     assert vector == pytest.approx(model.embedding.weight[tokenizer.encode("ab")].mean(0).detach().numpy())
     assert len(nearest_words(model, tokenizer, "ab", top=3)) == 3
-
-
-def test_a_words_tokens_are_those_after_a_space() -> None:
     tokenizer = build_tokenizer(BPE(), ["a frog, a frog and a frog"] * 20)
     ids = word_ids(tokenizer, "frog")
     assert ids is not None and len(ids) == 1

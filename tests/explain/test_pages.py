@@ -73,8 +73,7 @@ def test_many_heads_and_tokens_fit(tmp_path: Path) -> None:
     p = np.tril(np.random.default_rng(0).random((12, 12, 128, 128), dtype=np.float32))
     p /= p.sum(-1, keepdims=True)
     tokens = [f"word{n}" for n in range(128)]
-    maps = AttentionMaps("Attention", "", (KindMaps("decoder", p, tokens, tokens),))
-    maps.save(tmp_path / "maps.html")
+    AttentionMaps("Attention", "", (KindMaps("decoder", p, tokens, tokens),)).save(tmp_path / "maps.html")
     check(tmp_path / "maps.html", 390, True)
 
 

@@ -18,8 +18,7 @@ from weft.nn.position_config import ALiBi, Concatenated, NoPosition, PositionCon
 
 
 def of(kind: Any, length: int = 24, d: int = 16, heads: int = 1) -> Positions:
-    settings = small(40, position=kind, d_model=d * heads, attention=Attention(heads=heads))
-    return positions(Decoder(**settings), length)
+    return positions(Decoder(**small(40, position=kind, d_model=d * heads, attention=Attention(heads=heads))), length)
 
 
 def test_sinusoids_are_the_formula() -> None:
@@ -58,8 +57,7 @@ def test_rotated_products_depend_on_the_distance_only() -> None:
 
 def test_alibi_falls_with_the_distance() -> None:
     (found,) = of(ALiBi(), length=10, heads=8).encodings
-    slopes = alibi_slopes(8)
-    assert found.curves["head 2"] == pytest.approx(-float(slopes[2]) * np.arange(10))
+    assert found.curves["head 2"] == pytest.approx(-float(alibi_slopes(8)[2]) * np.arange(10))
     assert found.stripes is None
 
 

@@ -14,7 +14,7 @@ from weft.decode.config import Branching, TreeSearch
 from weft.decode.prompt import Prompt
 from weft.decode.tree import SearchedText, SearchNode, SearchTree, search_trees
 from weft.errors import ConfigError
-from weft.explain.search import BOX, SMALL, SearchTrees, handmade, tree_layout, visible
+from weft.explain.search import BOX, CURVE, SMALL, SearchTrees, handmade, tree_layout, visible
 from weft.figures.shaded import width_of
 from weft.text.config import Byte
 from weft.text.tokenizer import build_tokenizer
@@ -38,7 +38,7 @@ def test_nothing_overlaps(which: int) -> None:
         assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
     for spot in spots:
         assert width_of(spot.text, 12.5) < spot.width  # a text stays in its box
-        assert spot.start_x <= spot.turn < spot.label_x < spot.x
+        assert spot.start_x <= spot.label_x - CURVE < spot.label_x < spot.x
         assert spot.x >= 0 and spot.x + spot.width <= layout.width and spot.y + BOX / 2 <= layout.height
 
 
@@ -68,15 +68,12 @@ def test_the_page_holds_all_nodes_and_their_layout() -> None:
     assert all(name in shown.text() for name in ("Greedy search", "Beam search", "Sampling"))
 
 
-def test_a_text_that_greedy_search_misses_is_reported() -> None:
+def test_texts_and_probabilities_that_a_search_misses_are_reported() -> None:
     shown = SearchTrees("0", tuple(search_trees(MODEL, Prompt([0]), Branching(depth=2, beams=2))))
     values = [f"{-math.log(p):.2f}" for p in (0.15, 0.36)]
     assert f"its path has −log p {values[0]} instead of {values[1]} (beam search, 2.4 times as likely)" in shown.about
     greedy, beam, _ = shown.trees
     assert "loses" not in SearchTrees("0", (greedy, SearchTree("beam", beam.nodes, greedy.written))).about
-
-
-def test_the_probability_that_a_search_did_not_consider_is_shown() -> None:
     shown = picture(2)
     for tree in shown.trees:
         for parent in {node.parent for node in tree.nodes}:

@@ -119,8 +119,7 @@ def test_the_page_holds_its_numbers_and_can_be_read_without_a_script() -> None:
 def test_lines_of_the_figure_do_not_overlap() -> None:
     tokens = [Token(text, text) for text in [" word", " ", "ily"] * 40 + ["x" * 400, "\nlast"]]
     measure = surprise(read(sharp(GPT, 4.0))).measure
-    values = [1.0] * len(tokens)
-    figure = lines_figure("t", tokens, type(measure)("nats", values, 2.0))
+    figure = lines_figure("t", tokens, type(measure)("nats", [1.0] * len(tokens), 2.0))
     figure.draw_without_rendering()
     (axes,) = figure.axes
     boxes: dict[int, list[tuple[float, float, float]]] = {}

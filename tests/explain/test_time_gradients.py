@@ -57,8 +57,7 @@ def test_the_gradient_of_the_whole_state(cell: Any, layers: int) -> None:
     carried = state.current().detach().requires_grad_()
     hidden: Any = carried if cell == "lstm" else carried[0]
     last = model.recurrence(model.embedding(tokens[:, 3:-1]), tuple(hidden) if cell == "lstm" else hidden)[0][:, -1]
-    loss = F.cross_entropy(model.readout(last).logits(), tokens[:, -1])
-    (gradient,) = torch.autograd.grad(loss, carried)
+    (gradient,) = torch.autograd.grad(F.cross_entropy(model.readout(last).logits(), tokens[:, -1]), carried)
     assert found.norms[2] == pytest.approx(float(gradient.norm()), rel=1e-4)
 
 

@@ -89,8 +89,7 @@ def test_states_are_captured_when_layers_run_one_by_one(name: str, monkeypatch: 
         model(reading.tokens, **reading.model_kwargs)
     drop: Any = InterLayerDropout.drop
     monkeypatch.setattr(InterLayerDropout, "drop", lambda self, rng, on_gpu, begin=0: drop(self, rng, True, begin))
-    one_by_one = histograms(model, reading).activations
-    assert set(one_by_one) == set(whole) != set()
+    assert set(histograms(model, reading).activations) == set(whole) != set()
     with torch.no_grad(), capture(model, *before) as after:
         model(reading.tokens, **reading.model_kwargs)
     for name in before:

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -44,9 +44,8 @@ def random_case(rng: random.Random) -> tuple[Axis, list[float], int]:
     high = low * (1 + width) if low > 0 else abs(low) * width
     values = [low, high, *(rng.uniform(low, high) for _ in range(3))]
     includes = rng.choice(((), (low,), (high,), (high * 2,), (low, high), () if log else (0.0,)))
-    format: Format = rng.choice(list(FORMATS))
-    axis = Axis(log=log, format=format, includes=includes, pad=rng.choice((0.0, 0.04, 0.1)))
-    return axis, values, rng.randint(1, 9)
+    format: Format = rng.choice(get_args(Format))
+    return Axis(log=log, format=format, includes=includes, pad=rng.choice((0.0, 0.04, 0.1))), values, rng.randint(1, 9)
 
 
 def test_a_page_and_print_agree_on_limits_ticks_and_labels() -> None:
@@ -61,11 +60,6 @@ def test_a_page_and_print_agree_on_limits_ticks_and_labels() -> None:
         ticks = axis.round_ticks(ends, max_ticks)
         assert page["ticks"] == [{"value": value, "label": label} for value, label in ticks.items()], (axis, ends)
         assert page["labels"] == [axis.label_of(value) for value in values], axis
-
-
-def test_an_unknown_format_is_refused_on_both_sides() -> None:
-    with pytest.raises(ValueError, match="axis format 'roman': expected one of number, count, scientific"):
-        Axis(format="roman")  # type: ignore[arg-type]
     answer = run_node(COMPARE, [{"axis": {"format": "roman"}, "values": [1, 2], "maxTicks": 3}])
     assert answer.returncode and 'axis format "roman": expected one of number, count, scientific' in answer.stderr
 
@@ -108,11 +102,8 @@ def test_numbers_of_a_table_have_three_digits(value: float, text: str) -> None:
     assert table_number(value) == text
 
 
-def test_short_exponents() -> None:
+def test_huge_numbers_have_short_exponents() -> None:
     assert [general(value, 3) for value in (1e-7, 123456.0, 0.00012345, 1.0)] == ["1e-7", "1.23e5", "0.000123", "1"]
-
-
-def test_a_huge_number_is_not_written_out() -> None:
     texts = {120.944: "120.94", 999999.0: "999999.00", 1e178: "1e178", -2.376e10: "-2.38e10", math.inf: "∞"}
     assert {value: fixed(value, ".2f") for value in texts} == texts
     assert fixed(math.nan) == "nan"

@@ -17,10 +17,8 @@ def test_a_confusion_matrix_names_labels_and_counts(tmp_path: Path) -> None:
     assert [text.get_text() for text in axes.texts] == ["90", "10", "0", "0"]
     assert np.asarray(axes.images[0].get_array()).tolist() == [[0.9, 0.1], [0.0, 0.0]]
     assert (axes.get_ylabel(), axes.get_xlabel(), axes.get_title()) == ("actual", "predicted", "held out")
-    png = picture.save(tmp_path / "deep" / "matrix.png")
-    assert png.read_bytes().startswith(b"\x89PNG")
-    svg = picture.save(tmp_path / "matrix.SVG").read_text()
-    assert "<svg" in svg
+    assert picture.save(tmp_path / "deep" / "matrix.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in picture.save(tmp_path / "matrix.SVG").read_text()
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 

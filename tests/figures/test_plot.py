@@ -68,16 +68,13 @@ def test_a_spike_does_not_flatten_the_curve_and_shows_its_value() -> None:
     assert "80" in row_ticks(Plot("x", [Series("a", points)]))  # an axis that doesn't clip fits the data
 
 
-def test_neighbouring_spikes_share_an_arrow_with_the_highest_value() -> None:
+def test_of_neighbouring_spikes_only_the_highest_has_an_arrow() -> None:
     points = [(float(i), 1.0 + i % 2) for i in range(5000)]
     points[2000:2003] = [(2000.0, 60.0), (2001.0, 75.0), (2002.0, 50.0)]
     points[4000] = (4000.0, 40.0)
     arrows = shapes(Plot("x", [Series("a", points)], y=Axis(clips=True)), "dot")
     assert [arrow.text for arrow in arrows] == ["2001: 75", "4000: 40"]
-
-
-def test_only_the_highest_of_crowded_spikes_is_labelled() -> None:
-    """Independently of order and series; a value below a baseline is not a spike."""
+    # Independently of order and series; a value below a baseline is not a spike.
     calm = [(float(i), 1.0 + i % 2) for i in range(200)]
     one, other = [(0.0, 40.0), *calm[1:3], (3.0, 80.0), *calm[4:]], [*calm[:6], (6.0, 120.0), *calm[7:]]
     plot = Plot("x", [Series("a", one), Series("b", other)], y=Axis(clips=True))
@@ -111,8 +108,7 @@ def test_a_baseline_is_at_its_value() -> None:
 
 
 def test_a_level_goes_from_edge_to_edge() -> None:
-    plot = Plot("x", [Series("a", FALLING), Series("base", level=2.0)], Axis(pad=0))
-    *_, line, level = lines(plot)
+    *_, line, level = lines(Plot("x", [Series("a", FALLING), Series("base", level=2.0)], Axis(pad=0)))
     assert [x for x, _ in level] == [x for x, _ in line]
     assert level[0][1] == level[1][1] == pytest.approx((line[0][1] + line[1][1]) / 2, abs=0.2)
 
@@ -175,6 +171,5 @@ def test_print_has_the_same_shapes() -> None:
     assert [axes.axison for axes in figure.axes] == [False, False]
     svg = render(figure, "svg")
     assert svg.count(b"<svg") == 1 and render(panels.figure(), "svg") == svg
-    texts = {text.get_text() for text in figure.axes[0].texts}
-    assert {"One_$", "x_1$", "$a"} <= texts
+    assert {"One_$", "x_1$", "$a"} <= {text.get_text() for text in figure.axes[0].texts}
     assert panels.html().count('role="img"') == 2

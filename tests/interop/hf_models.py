@@ -73,6 +73,10 @@ DEBERTA = {
     "max_relative_positions": -1, "norm_rel_ebd": "layer_norm", "share_att_key": True, "position_biased_input": False,
     "type_vocab_size": 0,
 }  # fmt: skip
+ESM = {
+    **BERT, "max_position_embeddings": 34, "pad_token_id": 1, "mask_token_id": 15, "token_dropout": True,
+    "position_embedding_type": "rotary",
+}  # fmt: skip
 DISTIL = {"vocab_size": V, "dim": D, "n_layers": 2, "n_heads": H, "hidden_dim": F, "max_position_embeddings": 32}
 PAIRS = {
     "vocab_size": V, "d_model": D, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": H,
@@ -207,6 +211,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "MinistralForCausalLM",
         {**THREE_LAYERS, "head_dim": 12, "sliding_window": 5, "layer_types": GEMMA3["layer_types"]},
     ),
+    "apertus": ("ApertusForCausalLM", {**ROTARY, "rope_parameters": LLAMA3}),
+    "apertus-relu2": (
+        "ApertusForCausalLM",
+        {**ROTARY, "head_dim": 12, "attention_bias": True, "hidden_act": "relu2", "rope_parameters": LLAMA3},
+    ),
+    "apertus-tags": ("ApertusForTokenClassification", {**ROTARY, "rope_parameters": LLAMA3}),
     "gpt_bigcode": ("GPTBigCodeForCausalLM", GPT2),
     "gpt_bigcode-heads": ("GPTBigCodeForCausalLM", {**GPT2, "multi_query": False}),
     "gpt_bigcode-labels": ("GPTBigCodeForSequenceClassification", {**GPT2, "num_labels": 3}),
@@ -231,6 +241,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert-tags": ("BertForTokenClassification", {**BERT, "num_labels": 5}),
     "bert-answers": ("BertForQuestionAnswering", BERT),
     "bert-headless": ("BertModel", BERT),
+    "bert-causal": ("BertLMHeadModel", {**BERT, "is_decoder": True}),
+    "bert-causal-tags": ("BertForTokenClassification", {**BERT, "is_decoder": True}),
+    "bert-causal-headless": ("BertModel", {**BERT, "is_decoder": True}),
+    "roberta-causal": ("RobertaForCausalLM", {**ROBERTA, "is_decoder": True, "hidden_act": "relu"}),
+    "xlm-roberta-causal": ("XLMRobertaForCausalLM", {**ROBERTA, "is_decoder": True}),
     "roberta-masked": ("RobertaForMaskedLM", ROBERTA),
     "roberta-labels": ("RobertaForSequenceClassification", ROBERTA),
     "roberta-tags": ("RobertaForTokenClassification", ROBERTA),
@@ -260,6 +275,35 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "modernbert-tags": ("ModernBertForTokenClassification", {**MODERNBERT, "classifier_bias": True, "num_labels": 5}),
     "modernbert-answers": ("ModernBertForQuestionAnswering", MODERNBERT),
     "modernbert-headless": ("ModernBertModel", {**MODERNBERT, "layer_types": ["full_attention"] * 4}),
+    "modernbert-decoder": ("ModernBertDecoderForCausalLM", MODERNBERT),
+    "modernbert-decoder-biases": (
+        "ModernBertDecoderForCausalLM",
+        {**MODERNBERT, "norm_bias": True, "attention_bias": True, "mlp_bias": True, "decoder_bias": False}
+        | {"classifier_bias": True, "classifier_activation": "relu", "tie_word_embeddings": False},
+    ),
+    "modernbert-decoder-labels": (
+        "ModernBertDecoderForSequenceClassification",
+        {**MODERNBERT, "classifier_bias": True, "num_labels": 3, "global_attn_every_n_layers": 2},
+    ),
+    "eurobert": ("EuroBertForMaskedLM", ROTARY),
+    "eurobert-biases": (
+        "EuroBertForMaskedLM",
+        {**ROTARY, "head_dim": 12, "mlp_bias": True, "attention_bias": True, "tie_word_embeddings": True},
+    ),
+    "eurobert-labels": ("EuroBertForSequenceClassification", {**ROTARY, "num_labels": 3}),
+    "eurobert-labels-first": ("EuroBertForSequenceClassification", {**ROTARY, "classifier_pooling": "bos"}),
+    "eurobert-labels-mean": ("EuroBertForSequenceClassification", {**ROTARY, "classifier_pooling": "mean"}),
+    "eurobert-tags": ("EuroBertForTokenClassification", {**ROTARY, "num_labels": 5}),
+    "eurobert-headless": ("EuroBertModel", ROTARY),
+    "nomic_bert": ("NomicBertForMaskedLM", BERT),
+    "nomic_bert-labels": ("NomicBertForSequenceClassification", {**BERT, "head_dim": 12, "num_labels": 3}),
+    "nomic_bert-tags": ("NomicBertForTokenClassification", {**BERT, "num_labels": 5, "hidden_act": "gelu"}),
+    "nomic_bert-headless": ("NomicBertModel", BERT),
+    "esm": ("EsmForMaskedLM", ESM),
+    "esm-learned": ("EsmForMaskedLM", {**ESM, "position_embedding_type": "absolute", "emb_layer_norm_before": True}),
+    "esm-labels": ("EsmForSequenceClassification", {**ESM, "token_dropout": False, "rope_theta": 500.0}),
+    "esm-tags": ("EsmForTokenClassification", {**ESM, "num_labels": 5}),
+    "esm-headless": ("EsmModel", ESM),
     "deberta-v2": ("DebertaV2ForMaskedLM", DEBERTA),
     "deberta-v2-labels": ("DebertaV2ForSequenceClassification", {**DEBERTA, "num_labels": 3, "norm_rel_ebd": "none"}),
     "deberta-v2-tags": ("DebertaV2ForTokenClassification", {**DEBERTA, "type_vocab_size": 2}),
@@ -285,6 +329,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "t5-labels": ("T5ForSequenceClassification", {**T5, "num_labels": 3, "eos_token_id": 1}),
     "mt5-labels": ("MT5ForSequenceClassification", {**T5, "eos_token_id": 1}),
     "mt5": ("MT5ForConditionalGeneration", T5),
+    "umt5": ("UMT5ForConditionalGeneration", T5),
+    "umt5-relu": ("UMT5ForConditionalGeneration", {**T5, "feed_forward_proj": "relu"}),
+    "umt5-labels": ("UMT5ForSequenceClassification", {**T5, "num_labels": 3, "eos_token_id": 1}),
     "t5-v1.1": ("T5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
 }
 
@@ -335,7 +382,7 @@ def difference(ours: nn.Module, other: nn.Module) -> float:
     tokens, target = (torch.randint(3, min(50, config.vocab_size), (3, time)) for time in (13, 7))
     mask = torch.arange(13)[None] < torch.tensor([13, 7, 4])[:, None]
     real = mask[..., None]
-    if isinstance(config, Decoder):
+    if isinstance(config, Decoder) and config.head.kind != "embedding":
         return max(gap(*map(_logits, (ours(row), other(row)))) for row in (tokens[:1], tokens[1:2]))
     inputs = {"attention_mask": mask.long()}
     if isinstance(config, EncoderDecoder) and config.head.kind == "sequence":

@@ -101,7 +101,7 @@ def differences(family: str, folder: Path, subset: dict[str, Any] | None = None)
             if key not in str(error):
                 lines.append(f"{change}: {error}")
         else:
-            if not gap <= 1e-5:
+            if not gap <= 1e-4:
                 lines.append(f"{change}: differs by {gap}")
     return lines
 
@@ -112,6 +112,7 @@ def test_an_absent_key_has_the_default_of_transformers(family: str) -> None:
     name, _ = CASES[MODELS[family]]
     reader, tree = FAMILIES[family], getattr(transformers, name).config_class().to_dict()
     tree |= {"share_att_key": True, "position_biased_input": False} if family == "deberta-v2" else {}
+    tree |= {"vocab_size": 33, "pad_token_id": 1} if family == "esm" else {}
     tree |= {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 256}
     expected = reader.read(Settings(tree, "config.json"), name, {})
     for key in tree.keys() - IGNORED:

@@ -58,6 +58,7 @@ MODELS = {
     "arcee": "arcee",
     "nemotron": "nemotron",
     "ministral": "ministral",
+    "apertus": "apertus",
     "gpt_bigcode": "gpt_bigcode",
     "codegen": "codegen",
     "mpt": "mpt-clipped",
@@ -70,6 +71,10 @@ MODELS = {
     "albert": "albert-groups",
     "mpnet": "mpnet",
     "modernbert": "modernbert",
+    "modernbert-decoder": "modernbert-decoder",
+    "eurobert": "eurobert-labels",
+    "nomic_bert": "nomic_bert",
+    "esm": "esm",
     "deberta-v2": "deberta-v2",
     "blenderbot": "blenderbot",
     "marian": "marian-two-tables",
@@ -79,6 +84,7 @@ MODELS = {
     "m2m_100": "m2m_100",
     "t5": "t5",
     "mt5": "mt5",
+    "umt5": "umt5",
 }
 DEEP: Any = []  # nested lists
 for _ in range(3000):

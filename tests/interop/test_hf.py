@@ -50,6 +50,7 @@ from weft.nn.position_config import Concatenated, Sinusoidal
 # cases that another family expresses: written as that one, unless imported as themselves
 WRITTEN_AS = {
     "xlm-roberta": "RobertaForMaskedLM",
+    "xlm-roberta-causal": "RobertaForCausalLM",
     "camembert": "RobertaForTokenClassification",
     "electra-wide": "BertForMaskedLM",
     "seed_oss": "Qwen2ForCausalLM",
@@ -66,6 +67,10 @@ WRITTEN_AS = {
 }
 # cases whose features other cases cover
 SLOW = {
+    *("bert-causal-tags", "bert-causal-headless", "xlm-roberta-causal", "umt5-relu", "umt5-labels", "apertus-relu2"),
+    *("eurobert-biases", "eurobert-labels-first", "eurobert-labels-mean", "eurobert-tags", "eurobert-headless"),
+    *("nomic_bert-labels", "nomic_bert-tags", "nomic_bert-headless", "apertus-tags", "esm-tags", "esm-headless"),
+    *("modernbert-decoder-biases", "modernbert-decoder-labels"),
     *("roberta-answers", "electra-answers", "electra-headless", "albert-labels", "mpnet-labels", "opt-no-bias"),
     *("modernbert-tags", "modernbert-answers", "modernbert-headless"),
     *("deberta-v2-tags", "deberta-v2-answers", "deberta-v2-headless"),
@@ -300,7 +305,6 @@ def test_interleaved_sinusoids_are_reordered(changes: dict[str, Any], tmp_path: 
 
 
 UNKNOWN = {
-    "ApertusForCausalLM": r"'apertus': .* LLaMA \('llama'\), where hidden_act = 'xielu': weft has gelu",
     "BitNetForCausalLM": r"'bitnet': .* no tensor 'model\.layers\.0\.self_attn\.attn_sub_norm\.weight'$",
     "VaultGemmaForCausalLM": r"'vaultgemma': .* needs a tensor 'model\.layers\.0\.post_attention_layernorm\.weight'$",
     "DiffLlamaForCausalLM": r"'diffllama': .* LLaMA \('llama'\), which has no lambda_std_dev; which has no tensor",
@@ -311,6 +315,23 @@ UNKNOWN = {
 def test_an_unknown_family_is_compared_with_the_nearest(name: str, tmp_path: Path) -> None:
     saved(tmp_path, name, {**ROTARY, "num_hidden_layers": 4, "head_dim": 8})
     with pytest.raises(InteropError, match=UNKNOWN[name]):
+        hf.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "needs"),
+    [
+        ("longformer", "LongformerForMaskedLM", "within a window"),
+        ("led", "LEDForConditionalGeneration", "within a window"),
+        ("deberta", "DebertaModel", "projections of distances"),
+        ("t5gemma", "T5GemmaForConditionalGeneration", "differ in their settings"),
+        ("mbart", "MBartForSequenceClassification", "the text's last token"),
+    ],
+)
+def test_a_refusal_says_what_the_model_needs(kind: str, name: str, needs: str, tmp_path: Path) -> None:
+    saved(tmp_path, "LlamaForCausalLM", ROTARY)
+    edit(tmp_path, model_type=kind, architectures=[name])
+    with pytest.raises(InteropError, match=f"weft reads.*; it needs .*{needs}"):
         hf.read(tmp_path)
 
 

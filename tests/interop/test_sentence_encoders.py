@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.interop.hf_models import BERT, CASES, ROTARY, built, edit, exported, hf_models, same_files, saved
+from tests.interop.hf_models import BERT, CASES, ROTARY, built, difference, edit, exported, hf_models, same_files, saved
 from torch import Tensor
 
 from weft.errors import InteropError
@@ -134,3 +134,21 @@ def test_a_family_that_is_always_causal_refuses_the_key(case: str, tmp_path: Pat
     edit(tmp_path, is_causal=False)
     with pytest.raises(InteropError, match=r"is_causal = False: weft has only True$"):
         hf.read(tmp_path)
+
+
+NOMIC = {
+    "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 48, "n_positions": 32, "layer_norm_epsilon": 1e-12,
+    "rotary_emb_base": 1000, "resid_pdrop": 0.0, "attn_pdrop": 0.0, "activation_function": "swiglu", "prenorm": False,
+    "qkv_proj_bias": False, "rotary_scaling_factor": None, "rotary_emb_fraction": 1.0, "vocab_size": 61,
+    "type_vocab_size": 2, "model_type": "nomic_bert", "architectures": ["NomicBertModel"],
+}  # fmt: skip
+
+
+def test_the_first_files_of_nomic_bert_have_other_keys(tmp_path: Path) -> None:
+    other = saved(tmp_path, *CASES["nomic_bert-headless"])
+    (tmp_path / "config.json").write_text(json.dumps(NOMIC))
+    assert difference(built(hf.read(tmp_path)), other) <= 1e-5
+    for key, value in (("prenorm", True), ("rotary_scaling_factor", 2.0), ("activation_function", "gelu")):
+        (tmp_path / "config.json").write_text(json.dumps({**NOMIC, key: value}))
+        with pytest.raises(InteropError, match=f"{key} = .*: weft has only"):
+            hf.read(tmp_path)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.interop.hf_models import GEMMA3, ROTARY, V, built, edit, exported, gap, hf_models, saved, stepped
+from tests.interop.hf_models import GEMMA3, LLAMA3, ROTARY, V, built, edit, exported, gap, hf_models, saved, stepped
 
 from weft.errors import InteropError
 from weft.interop.hf import hf
@@ -23,6 +23,39 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "text_config": GEMMA3,
             "vision_config": {**VISION, "image_size": 28, "patch_size": 14},
             "mm_tokens_per_image": 4,
+        },
+    ),
+    "qwen2_vl": (
+        "Qwen2VLForConditionalGeneration",
+        {"text_config": {**ROTARY, "rope_parameters": MROPE}, "vision_config": QWEN_VISION, **IDS},
+    ),
+    "qwen2_vl-window": (
+        "Qwen2VLForConditionalGeneration",
+        {
+            "text_config": {**ROTARY, "rope_parameters": MROPE, "use_sliding_window": True}
+            | {"sliding_window": 5, "max_window_layers": 1},
+            "vision_config": QWEN_VISION,
+            "tie_word_embeddings": True,
+            **IDS,
+        },
+    ),
+    "emu3": (
+        "Emu3ForConditionalGeneration",
+        {
+            "text_config": {**ROTARY, "attention_dropout": 0.0, "rope_parameters": LLAMA3},
+            "vq_config": {"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "hidden_size": 32}
+            | {"attn_resolutions": [], "codebook_size": 16},
+            "vocabulary_map": {"<image>": 9},
+        },
+    ),
+    "mllama": (
+        "MllamaForConditionalGeneration",
+        {
+            "text_config": {**ROTARY, "num_hidden_layers": 5, "cross_attention_layers": [1, 3]}
+            | {"rope_parameters": LLAMA3},
+            "vision_config": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "attention_heads": 2}
+            | {"num_global_layers": 1, "vision_output_dim": 32, "image_size": 28, "patch_size": 14}
+            | {"intermediate_layers_indices": [0]},
         },
     ),
     "qwen2_5_vl": (
@@ -96,4 +129,13 @@ def test_a_text_part_of_another_family_is_refused(tmp_path: Path) -> None:
         hf.read(tmp_path)
     edit(tmp_path, text_config=[1])
     with pytest.raises(InteropError, match=r"text_config = \[1\]: expected a table of settings"):
+        hf.read(tmp_path)
+
+
+@pytest.mark.parametrize("layers", ["x", [9], [-1], [True], [[1]], {}])
+def test_strange_layers_of_cross_attention_are_refused(layers: Any, tmp_path: Path) -> None:
+    saved(tmp_path, *CASES["mllama"])
+    tree = json.loads((tmp_path / "config.json").read_text())
+    edit(tmp_path, text_config={**tree["text_config"], "cross_attention_layers": layers})
+    with pytest.raises(InteropError, match=r"cross_attention_layers = .*: expected numbers of layers below 5"):
         hf.read(tmp_path)

@@ -15,7 +15,8 @@ from weft.data.batch import Source
 from weft.interop.families.base import Family
 from weft.interop.families.bert import BERT
 from weft.interop.families.gpt2 import GPT2
-from weft.interop.families.llama import LLAMA, MISTRAL, QWEN3
+from weft.interop.families.known import FAMILIES
+from weft.interop.families.llama import LLAMA
 from weft.interop.families.seq2seq import MARIAN, T5
 from weft.interop.weight_map import NameRule, conversions, module, tensor, their_shapes, to_ours
 from weft.models.build import build
@@ -123,13 +124,13 @@ def test_qk_norm_and_d_head_against_qwen3() -> None:
     config = transformers.Qwen3Config(**LLAMA_SIZES | {"head_dim": 12, "rms_norm_eps": 1e-6})
     norm = RMSNorm(eps=1e-6)
     settings = GROUPED.replace(norm=norm, attention=Attention(heads=HEADS, kv_heads=2, d_head=12, qk_norm=norm))
-    check_decoder(transformers.Qwen3ForCausalLM(config), QWEN3, settings, time=19)
+    check_decoder(transformers.Qwen3ForCausalLM(config), FAMILIES["qwen3"], settings, time=19)
 
 
 def test_sliding_window_against_mistral() -> None:
     config = transformers.MistralConfig(**LLAMA_SIZES, sliding_window=5)
     settings = GROUPED.replace(attention=Attention(heads=HEADS, kv_heads=2, window=5))
-    check_decoder(transformers.MistralForCausalLM(config), MISTRAL, settings, time=19)
+    check_decoder(transformers.MistralForCausalLM(config), FAMILIES["mistral"], settings, time=19)
 
 
 def test_bert_with_both_pretraining_heads() -> None:

@@ -151,7 +151,7 @@ def test_words_of_one_topic_end_up_near_each_other(settings: Any) -> None:
     assert cosines[same].mean() > cosines[~same].mean() + 0.3
 
 
-@pytest.mark.parametrize("words", [[], [-1, -1], [3, 3, 3, -1]])
-def test_a_text_without_two_words_is_refused(words: list[int]) -> None:
+@pytest.mark.parametrize("words", [[], [-1, -1], [3] * 30 + [-1], [1, 2, 3]])
+def test_too_small_a_text_is_refused(words: list[int]) -> None:
     with pytest.raises(DataError, match="too few to learn vectors from"):
         Word2VecTraining(Word2Vec(vocab_size=V), np.array(words, dtype=np.int32), epochs=1, seed=0)

@@ -20,7 +20,7 @@ from weft.training import optimizer
 
 def _updates(ranks: Ranks, folder: Path, cases: list[tuple[str, dict[str, Any]]]) -> None:
     """Note how far the weights are from those of the full model after three of Muon's updates, one of them skipped."""
-    import_module("weft.parallel.exchange").ROUND_ELEMENTS = 4000  # type: ignore[attr-defined]
+    import_module("weft.parallel.sharding").ROUND_ELEMENTS = 4000  # type: ignore[attr-defined]
     errors = []
     for name, sizes in cases:
         settings, generator = family(name), torch.Generator().manual_seed(2)

@@ -28,7 +28,7 @@ from weft.nn.dropout import row_keys
 from weft.objectives.masked import masked_loss
 from weft.objectives.rows import head_output
 from weft.objectives.tokens import token_loss
-from weft.parallel import mesh, stages
+from weft.parallel import mesh
 from weft.parallel.passes import LossFunction
 from weft.parallel.ranks import Ranks
 from weft.recipe.objective import NextToken
@@ -99,7 +99,7 @@ def _compared(name: str, over: mesh.Mesh, parts: int = PARTS, recompute: bool = 
     """Return how far a step and an evaluation are from one process's, relative to the largest value."""
     torch.manual_seed(0)
     full, loss, batch = build(MODELS[name]), LOSSES.get(name, _token_loss), _batch(name)
-    stages.check(MODELS[name], over.layout)
+    pipelining.check_stages(MODELS[name], over.layout)
     parallel = shard_model(MODELS[name], over, full)
     pipeline = parallel.pipeline
     full.train()
@@ -294,5 +294,5 @@ def test_four_processes_in_stages(tmp_path: Path, divided: list[str], sequences:
 )
 def test_models_and_layouts_without_stages_are_refused(model: Any, layout: Layout, line: str) -> None:
     with pytest.raises(ConfigError, match=rf"^parallel\.pipeline = {layout.pipeline}: .*{line}"):
-        stages.check(model, layout)
-    stages.check(model, layout.replace(pipeline=1))
+        pipelining.check_stages(model, layout)
+    pipelining.check_stages(model, layout.replace(pipeline=1))

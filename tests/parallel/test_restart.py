@@ -58,7 +58,10 @@ def _undisturbed(ranks: Ranks, folder: Path) -> None:
 def outcome(run: Path) -> dict[str, Any]:
     """Return the verified checkpoints with the hashes of their files, all file names, and the metrics."""
     folder = RunFolder(run)
-    sums = {path.name: checkpoint.verify(path)["files"] for path in checkpoint.all_checkpoints(folder.checkpoints)}
+    sums = {
+        path.name: checkpoint.manifest_of(checkpoint.verify(path))["files"]
+        for path in checkpoint.all_checkpoints(folder.checkpoints)
+    }
     names = sorted(path.name for path in [*run.iterdir(), *folder.checkpoints.iterdir()])
     return {"sums": sums, "names": names, "metrics": folder.metrics.read_text()}
 

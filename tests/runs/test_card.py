@@ -100,8 +100,7 @@ def test_a_trained_run() -> None:
 def test_an_imported_model_has_only_what_is_known() -> None:
     model = {**RECIPE.model.model_dump(exclude={"ngrams"}), "kind": "encoder", "head": {"kind": "embedding"}}
     recipe = RECIPE.replace(model=model, data={}, objective={"kind": "contrastive"})
-    events = [{"event": "import", "origin": "MiniLM (BERT, Hugging Face)", "parameters": 1}]
-    text = model_card(recipe, events)
+    text = model_card(recipe, [{"event": "import", "origin": "MiniLM (BERT, Hugging Face)", "parameters": 1}])
     assert "Imported from MiniLM (BERT, Hugging Face)." in text
     assert f"| parameters | {parameters_of(recipe):,} |" in text
     assert front(text)["pipeline_tag"] == "sentence-similarity"

@@ -113,8 +113,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 def test_a_manifest_must_list_the_weights_and_the_right_step(tmp_path: Path) -> None:
     good, bad = save(tmp_path, 1), save(tmp_path, 2)
-    manifest = json.loads((bad / "manifest.json").read_text())
-    (bad / "manifest.json").write_text(json.dumps(manifest | {"files": {}}))
+    (bad / "manifest.json").write_text(json.dumps(json.loads((bad / "manifest.json").read_text()) | {"files": {}}))
     with pytest.raises(DamageError, match="not a manifest"):
         checkpoint.verify(bad)
     renamed = good.rename(tmp_path / "step-00000007")
@@ -269,8 +268,7 @@ def test_a_full_disk_is_logged_and_the_next_write_may_succeed(tmp_path: Path, mo
     writing.finish()
     assert not writing.lost_best
     assert checkpoint.newest_good(run.checkpoints)[0].name == "step-00000003"
-    events = [line["event"] for line in read_lines(run.events)]
-    assert events == ["checkpoint", "checkpoint failed", "checkpoint"]
+    assert [line["event"] for line in read_lines(run.events)] == ["checkpoint", "checkpoint failed", "checkpoint"]
 
 
 def test_failures_before_and_in_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,15 +9,12 @@ def line(step: int, epoch: float, loss: float) -> dict[str, Any]:
     return {"step": step, "epoch": epoch, "loss": loss, "tokens": 100 * step}
 
 
-def test_an_epoch_has_its_mean_loss_and_the_last_evaluation() -> None:
+def test_epochs_have_a_mean_loss_and_the_last_evaluation_and_many_are_thinned() -> None:
     metrics = [line(1, 0.5, 4.0), line(2, 1.0, 2.0), {"step": 2, "validation_loss": 3.5}, line(3, 1.5, 1.0)]
     assert epoch_table(metrics).rows == [
         ("1", "2", "3.000", "3.500", "+0.500"),
         ("1.50", "3", "1.000", "3.500", "+2.500"),
     ]
-
-
-def test_many_epochs_are_thinned_to_the_last() -> None:
     rows = epoch_table([line(n, float(n), 1.0) for n in range(1, 501)]).rows
     assert len(rows) <= MAX_EPOCH_ROWS + 1 and rows[-1][0] == "500"
     assert epoch_table([]).rows == [] and epoch_table([{"step": 1, "loss": None, "epoch": 0.1}]).rows == []
@@ -31,8 +28,7 @@ def test_epochs_of_sources_follow_from_their_weights() -> None:
 
 
 def test_events_are_in_order_of_their_steps() -> None:
-    rollbacks = [{"step": 40, "to": 20, "rate": 0.5}]
-    table = event_table(rollbacks, [7, 50], [{"step": 45}])
+    table = event_table([{"step": 40, "to": 20, "rate": 0.5}], [7, 50], [{"step": 45}])
     assert [row[:2] for row in table.rows] == [
         ("7", "update discarded"),
         ("40", "rollback"),

@@ -54,16 +54,13 @@ def saved(tmp_path: Path) -> Path:
     return path
 
 
-def test_weights_and_moments(saved: Path) -> None:
+def test_weights_with_and_without_moments(saved: Path) -> None:
     expected, expected_optimizer = pretrained(0)
     model, optimizer = pretrained(1)
     checkpoint.verify(saved)
     checkpoint.load(saved, model, optimizer)
     assert_equal(model.state_dict(), expected.state_dict())
     assert_equal(moments(model, optimizer), moments(expected, expected_optimizer))
-
-
-def test_weights_alone(saved: Path) -> None:
     with empty_weights():
         model = build(bert(1, 16, 2, vocab_size=32, context=16))
     checkpoint.place_weights(saved, model, torch.device("cpu"))

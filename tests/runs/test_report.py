@@ -58,8 +58,7 @@ def test_rollbacks_and_costs_are_on_the_page(train_run: TrainRun) -> None:
 
 def test_time_is_predicted_if_the_device_is_known(train_run: TrainRun) -> None:
     run = train_run("log.every=1").run
-    html = write_report(run).read_text()
-    assert '<td>time in steps</td><td class="n"></td><td class="n">' in html
+    assert '<td>time in steps</td><td class="n"></td><td class="n">' in write_report(run).read_text()
     run.event("start", device="NVIDIA H200", processes=1)
     time = r"<td>time in steps</td><td class=\"n\">[\d.e-]+ seconds at 40% of the peak<"
     assert re.search(time, write_report(run).read_text())

@@ -75,6 +75,31 @@ def test_texts_in_progress_finish_after_sigterm(tmp_path: Path) -> None:
         assert server.stderr is not None and "Traceback" not in server.stderr.read()
 
 
+STUCK = """
+import asyncio, os, signal, sys, threading, time, types, uvicorn
+from weft.serve.listen import DrainingServer
+
+async def app(scope, receive, send):
+    await receive()
+    asyncio.get_running_loop().run_in_executor(None, time.sleep, 600)
+    threading.Timer(1, os.kill, [os.getpid(), signal.SIGTERM]).start()
+    await send({"type": "lifespan.startup.complete"})
+    await receive()
+    await send({"type": "lifespan.shutdown.complete"})
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # as the command does
+library = types.SimpleNamespace(refuse_calls=lambda: None)
+config = uvicorn.Config(app, lifespan="on", port=0, timeout_graceful_shutdown=1, log_level="error")
+DrainingServer(config, library, patience=0.5).run()
+"""
+
+
+@pytest.mark.slow
+def test_a_thread_that_does_not_return_is_abandoned_after_sigterm() -> None:
+    process = subprocess.run([sys.executable, "-c", STUCK], timeout=60, check=False)
+    assert process.returncode == 128 + signal.SIGTERM
+
+
 @pytest.mark.slow
 def test_a_certificate_serves_https(tmp_path: Path) -> None:
     if shutil.which("openssl") is None:

@@ -41,7 +41,7 @@ def test_without_input_a_text_of_the_run_is_shown_and_greedy_keeps_one_candidate
         ({"input": "a", "target": "b"}, "target"),
         ({"input": "a" * 5000}, "longer than 4000 characters"),
         ({"input": "a", "head": 1}, "head"),
-        ({"model": "lstm", "input": "a b " * 300}, "at most 256"),
+        ({"model": "lstm", "input": "a b " * 200}, "at most 256"),
     ],
 )
 def test_invalid_steps_are_refused(server: Served, body: dict[str, object], message: str) -> None:

@@ -105,8 +105,7 @@ def test_the_bounds_can_be_raised(monkeypatch: pytest.MonkeyPatch) -> None:
         Tokenizer.from_json(hundred)
 
 
-def test_pieces_with_a_common_prefix_share_nodes_of_the_trie(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "MAX_NODES", 1000)
-    bounds.check_trie([f"{'long' * 50}{number:03}" for number in range(100)])
+def test_pieces_with_a_common_prefix_share_nodes_of_the_trie() -> None:
+    bounds.check_trie([f"{'long' * 50}{number:03}" for number in range(100)], 1000)
     with pytest.raises(TokenizerError, match="10 pieces with 2,0"):
-        bounds.check_trie([f"{number}{'long' * 50}" for number in range(10)])
+        bounds.check_trie([f"{number}{'long' * 50}" for number in range(10)], 1000)

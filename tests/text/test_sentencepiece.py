@@ -72,13 +72,10 @@ def test_unigram_takes_the_highest_sum_of_scores() -> None:
     assert unigram.decode(unigram.encode("ab a")) == "ab a"
 
 
-def test_bpe_merges_the_highest_score_first() -> None:
+def test_bpe_merges_the_highest_score_first_and_a_char_model_nothing() -> None:
     bpe = tokenizer_of(PIECES + block(2, number(3, 2)) + PLAIN)
     assert bpe.kind == "bpe"
     assert tokens(bpe, "ab a") == ["▁", "ab", "▁a"]
-
-
-def test_a_char_model_merges_nothing() -> None:
     assert tokens(tokenizer_of(PIECES + block(2, number(3, 4)) + PLAIN), "ab") == ["▁", "a", "b"]
 
 

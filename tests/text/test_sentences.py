@@ -41,22 +41,19 @@ def test_sentences(sentences: list[str]) -> None:
         assert [sentence.strip() for sentence in split_sentences(space.join(sentences))] == sentences
 
 
-def test_scripts_without_spaces() -> None:
-    for text in ("今日は晴れ。|明日は？|「行こう。」と言った。|彼は「はい。」|終わり！", "値は３．１４だ。|次。"):
-        assert split_sentences(text.replace("|", "")) == text.split("|")
-
-
-def test_newlines() -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "今日は晴れ。|明日は？|「行こう。」と言った。|彼は「はい。」|終わり！",
+        "値は３．１４だ。|次。",
+        "Heading\n\n|A line\nand another. |Next.\n \n  |1. One item\n2. Another item.\n",
+        *("See Mr.\n\n|Fox", "\n\nA.\n\n|B.", " \n"),
+    ],
+)
+def test_scripts_without_spaces_and_newlines(text: str) -> None:
     """A newline may be inside a sentence; a blank line ends one; the number of a list item is no sentence."""
-    text = "Heading\n\n|A line\nand another. |Next.\n \n  |1. One item\n2. Another item.\n"
     assert split_sentences(text.replace("|", "")) == text.split("|")
-    assert split_sentences("See Mr.\n\nFox") == ["See Mr.\n\n", "Fox"]
-
-
-def test_empty_text_and_whitespace() -> None:
     assert split_sentences("") == []
-    assert split_sentences(" \n") == [" \n"]
-    assert split_sentences("\n\nA.\n\nB.") == ["\n\nA.\n\n", "B."]
 
 
 WORDS = 'Mr|I|no|5|U.S|he|The|.|...|?|…|。|」|"|[3]| |\n'

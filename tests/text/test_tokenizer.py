@@ -188,11 +188,13 @@ def test_a_trusting_tokenizer_reads_special_tokens(bpe: Tokenizer) -> None:
     assert finds.fingerprint == bpe.fingerprint and finds.decode(expected) == "fox"
 
 
-def test_a_missing_role_is_refused(tokenizers: dict[str, Tokenizer]) -> None:
+def test_a_missing_role_or_template_is_refused(tokenizers: dict[str, Tokenizer]) -> None:
     message = r"wordpiece tokenizer has no bos token \(it has pad, unk, cls, sep, mask\)"
     assert tokenizers["wordpiece"].bos_id is None
     with pytest.raises(TokenizerError, match=message):
         tokenizers["wordpiece"].encode("fox", bos=True)
+    with pytest.raises(TokenizerError, match="has no chat template"):
+        tokenizers["wordpiece"].chat([])
 
 
 def test_roles_may_share_a_token() -> None:
@@ -341,8 +343,3 @@ def test_special_tokens_in_messages_are_text(tokenizer: Tokenizer) -> None:
             assert chatty.decode(ids, specials=True) == chatty.chat([{"role": "user", "content": content}])
     mark = next(token for token, id in chatty.special_tokens.items() if id in special)
     assert len([id for id in read(mark, chatty.reading_specials()) if id in special]) == len(frame) + 1
-
-
-def test_a_missing_chat_template_is_refused(bpe: Tokenizer) -> None:
-    with pytest.raises(TokenizerError, match="has no chat template"):
-        bpe.chat([])

@@ -29,7 +29,9 @@ def contents(run: RunFolder) -> dict[str, str]:
     """Return everything that a recipe decides: the contents of checkpoints, the targets of links, and the metrics."""
     found = {"metrics": run.metrics.read_text()}
     for path in sorted(run.checkpoints.iterdir()):
-        found[path.name] = os.readlink(path) if path.is_symlink() else str(checkpoint.verify(path)["files"])
+        found[path.name] = (
+            os.readlink(path) if path.is_symlink() else str(checkpoint.manifest_of(checkpoint.verify(path))["files"])
+        )
     return found
 
 
@@ -138,9 +140,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("stop", [7, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (3, 11))])
-def test_an_interruption_leaves_no_trace(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch, straight: dict[str, str], stop: int
-) -> None:
+def test_stops_leave_no_trace(runs: Runs, monkeypatch: pytest.MonkeyPatch, straight: dict[str, str], stop: int) -> None:
     interfere(monkeypatch, stop=stop)
     with pytest.raises(KeyboardInterrupt):
         runs.train("checkpoint.average=2", evaluate=runs.evaluate)

@@ -62,9 +62,7 @@ def losses(folder: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("changes", [(), ("batch.micro=2",), ("optimizer.kind=muon",), ("model.dropout=0.2",)])
-def test_captured_steps_learn_like_plain_ones(
-    runs: Runs, changes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_captured_steps_learn_like_plain(runs: Runs, changes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     replay, replayed = torch.cuda.CUDAGraph.replay, list[torch.cuda.CUDAGraph]()
 
     def record(graph: torch.cuda.CUDAGraph) -> None:

@@ -197,9 +197,7 @@ def test_it_costs_less_than_two_steps(runs: Runs, monkeypatch: pytest.MonkeyPatc
     assert steps == [0, 1] and limits == [4 * 12, 99999]
 
 
-def test_moments_that_cannot_be_written_are_found_before_the_first_step(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_moments_are_found_before_the_first_step(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first update creates them, and they are two thirds of a checkpoint."""
     save = tensors.save
 
@@ -243,9 +241,7 @@ class AllocatedError(Exception):
         (["batch.length=10000000", "model.context=10000000"], r"4 times a sequence of 10000000 tokens need"),
     ],
 )
-def test_what_cannot_fit_is_refused(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
-) -> None:
+def test_excess_memory_is_refused(runs: Runs, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str) -> None:
     """Without a step and, if the model alone is too large, without building it."""
 
     def allocate(*args: Any) -> None:

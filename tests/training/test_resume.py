@@ -52,9 +52,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
 
 
 @pytest.mark.parametrize("stop", [4, 11, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (1, 7))])
-def test_stopped_and_resumed_equals_straight(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch, straight: RunResult, stop: int
-) -> None:
+def test_resumed_equals_straight(runs: Runs, monkeypatch: pytest.MonkeyPatch, straight: RunResult, stop: int) -> None:
     lines: list[str] = []
     stop_after(monkeypatch, stop)
     with pytest.raises(KeyboardInterrupt):
@@ -88,9 +86,7 @@ def test_hashed_ngrams_are_resumed_and_loaded(runs: Runs, monkeypatch: pytest.Mo
         assert torch.equal(loaded.state_dict()[name], weight)
 
 
-def test_a_crash_between_checkpoints_repeats_from_the_last_one(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch, straight: RunResult
-) -> None:
+def test_a_crash_repeats_from_the_checkpoint(runs: Runs, monkeypatch: pytest.MonkeyPatch, straight: RunResult) -> None:
     """Steps after the last checkpoint are repeated, and their lines in the metrics are written once."""
 
     def crash(number: int, step: OptimisationStep, parts: Sequence[Batch]) -> None:

@@ -213,6 +213,12 @@ class Explain:
         """Show the measured time of a training step beside the prediction from its FLOPs and bytes."""
         return views.timing.step_time(self.model, length or min(128, getattr(self.recipe.model, "context", 128)), batch)
 
+    def neurons(self) -> "views.neurons.Neurons":
+        """Show one step of an Elman network as units and the weights between them."""
+        if not isinstance(self.recipe.model, Recurrent):
+            raise ModelError(views.neurons.OTHERS)
+        return views.neurons.neurons(self.model, None if self.objective is None else self.objective.tokenizer)
+
     @shows_text(untrained=True)
     def weights(self, text: Text = None, *, target: Text = None) -> "views.weights.Histograms":
         """Show histograms of the weights, and for a run of the activations on a text."""

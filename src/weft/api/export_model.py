@@ -82,7 +82,7 @@ def bundle_of(run: RunFolder) -> ModelBundle:
 
 
 def _best(run: RunFolder) -> Path:
-    path, damage = checkpoint.find(run.checkpoints, "best", checkpoint.verified)
+    path, damage = checkpoint.find(run.checkpoints, "best", checkpoint.verify)
     for line in damage:
         warn(line)
     return path

@@ -74,7 +74,7 @@ def _import_adapter(source: Path, target: Path, base: Path | str | None) -> tupl
     if base_recipe.adapter is not None:
         merge = f"weft export {quoted(base)} DEST --to weft"
         raise InteropError(f"--base {base}: itself an adapter; merge it first: {merge}")
-    path, _ = checkpoint.find(base_run.checkpoints, "best", checkpoint.verified)
+    path, _ = checkpoint.find(base_run.checkpoints, "best", checkpoint.verify)
     model = read_run(base_run, checkpoint_weights(path, base_recipe.model))
     adapter = peft.read(source, model)
     weights = lazy_weights(adapter.weights.__getitem__, adapter.weights)

@@ -33,6 +33,7 @@ from weft.evaluate.minimal_pairs import MinimalPairs, check_pair, read_pairs
 from weft.evaluate.perplexity import Score, Surprisal
 from weft.models.base import LanguageModel
 from weft.models.config import Pooling
+from weft.models.hidden import LayerMix
 from weft.objectives import table as objectives
 from weft.objectives.answer import Answer, AnswerSpan
 from weft.objectives.classify import Classify, ZeroShot
@@ -379,14 +380,31 @@ class Run:
         return self._trained_for(Answer, "answer questions").predict(self.model, questions, contexts)
 
     def embed(
-        self, texts: Sequence[str], *, pooling: Pooling | None = None, normalise: bool = True, batch: int = 32
+        self,
+        texts: Sequence[str],
+        *,
+        word: str | None = None,
+        layer: int | None = None,
+        mix: Sequence[float] | None = None,
+        pooling: Pooling | None = None,
+        normalise: bool = True,
+        batch: int = 32,
     ) -> npt.NDArray[np.float32]:
-        """Return a vector for each text, (texts, d_model); of length 1 with `normalise`.
+        """Return a vector for each text, (texts, d_model); of length 1 with `normalise`. ELMo's are 2 · d_model wide.
+
+        With `word`, return a vector for each of its occurrences in the texts, in order; `word="[]"` are the words in
+        brackets: "the river [bank]". `layer` chooses a layer, where 0 is the embeddings; `mix` has a weight for each,
+        whose softmax mixes them. By default the vectors are those of the last layer, or ELMo's mean of all layers.
 
         `pooling` is "mean", "first", "last", "max", "mean-sqrt" or "weighted-mean"; by default the one that the model
         was trained with, or else the mean. A model trained to embed reads at most `batch.length` tokens of a text.
         """
-        settings = EmbeddingOptions(pooling, normalise, batch)
+        if word is not None and pooling is not None:
+            raise ConfigError(f"pooling = {pooling}: a word's vector is the mean over its tokens; leave it out")
+        if layer is not None and mix is not None:
+            raise ConfigError("layer and mix exclude each other")
+        layers = None if layer is None and mix is None else LayerMix(layer, None if mix is None else tuple(mix))
+        settings = EmbeddingOptions(pooling, normalise, batch, layers=layers, word=word)
         if isinstance(self.objective, Contrastive):
             frame = self.objective.frame
             settings = replace(settings, length=self.objective.length, frame=(frame.before, frame.after))

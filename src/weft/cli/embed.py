@@ -1,6 +1,7 @@
 """`weft embed`: turn texts into vectors."""
 
 from pathlib import Path
+from typing import Any
 
 from weft.cli.console import options
 from weft.cli.console.options import flag, option
@@ -13,6 +14,13 @@ POOLINGS = ("mean", "first", "last", "max", "mean-sqrt", "weighted-mean")
 def embed(
     run: options.Run,
     file: options.Texts = "-",
+    word: str | None = option(
+        None, "Vectors of this word in the texts, one per occurrence; []: of the words in [brackets].", value="WORD"
+    ),
+    layer: int | None = option(None, "States of this layer; 0: the embeddings (default: the last, or ELMo's mean)."),
+    mix: str | None = option(
+        None, "Mean of all layers, weighted by the softmax of these numbers; for the embeddings first.", value="S0,S1,…"
+    ),
     pooling: str | None = option(
         None, "Pooling over tokens (default: as in training, or mean).", value="mean|first|last|max|…"
     ),
@@ -25,9 +33,14 @@ def embed(
     """Turn texts into vectors: similar texts get similar vectors. Reads standard input if no FILE is given.
 
     $ weft embed runs/bert lines.txt --out vectors.npy
+    $ echo "the frog sat by the river bank" | weft embed runs/bert --word bank
     """
     if pooling is not None and pooling not in POOLINGS:
         raise ConfigError(f"--pooling {pooling}: {suggestion(pooling, POOLINGS)}")
+    try:
+        weights = None if mix is None else [float(weight) for weight in mix.split(",")]
+    except ValueError:
+        raise ConfigError(f"--mix {mix}: expected numbers, such as 0,0,1") from None
     if out is not None and out.suffix not in (".npy", ".jsonl"):
         raise ConfigError(f"--out {out}: expected a name that ends in .npy or .jsonl")
 
@@ -35,6 +48,7 @@ def embed(
 
     with loading():
         from weft.api.load import load
+        from weft.models.hidden import find_words
     from weft.data.table import read_texts
     from weft.runs.lines import record
     from weft.storage.files import check_writable, replacing
@@ -42,10 +56,14 @@ def embed(
     if out is not None:
         check_writable(out)
     texts = read_texts(file, column)
+    named: list[dict[str, Any]] = [{"text": text} for text in texts]
+    if word is not None:
+        plain, words = find_words(texts, word)
+        named = [{"text": plain[at.sentence], "word": at.text, "start": at.start, "end": at.end} for at in words]
     loaded = load(run).reading_specials() if special_tokens else load(run)
-    vectors = loaded.embed(texts, pooling=pooling, normalise=not raw, batch=batch)  # type: ignore[arg-type]
-    pairs = zip(texts, vectors.tolist(), strict=True)
-    lines = (record({"text": text, "vector": vector}) for text, vector in pairs)
+    chosen: dict[str, Any] = {"word": word, "layer": layer, "mix": weights, "pooling": pooling}
+    vectors = loaded.embed(texts, **chosen, normalise=not raw, batch=batch)
+    lines = (record({**each, "vector": vector}) for each, vector in zip(named, vectors.tolist(), strict=True))
     if out is None:
         for line in lines:
             echo(line)

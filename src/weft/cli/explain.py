@@ -74,7 +74,7 @@ def explain(
     values = {name: context.params[name] for name in VIEWS_OF}
     chosen = {name: value for name, value in values.items() if value is not None and value is not False}
     for name, value in chosen.items():
-        if only not in VIEWS_OF[name] and not (lecture and name in ("shapes", "backward")):
+        if only not in VIEWS_OF[name] and not (lecture and not only and name in ("shapes", "backward")):
             shown = f"--{name}" if value is True else f"--{name} {value}"
             raise ConfigError(f"{shown}: needs --only {' or '.join(VIEWS_OF[name])}")
     if only is not None and only not in OF_A_TEXT and (text or target):
@@ -90,14 +90,16 @@ def explain(
         from weft.api.explain import architecture
         from weft.api.load import load
         from weft.explain.graph.picture import lecture_mlp
+        from weft.explain.neurons import lecture_neurons
         from weft.figures.picture import check_picture
 
     if out is not None:
         check_picture(out, SUFFIXES if only is not None or lecture else (".html",))
     if lecture:
-        if only not in (None, "graph"):
-            raise ConfigError(f"--only {only}: mlp, the lectures' small network, has only a graph")
-        picture: Picture = lecture_mlp(shapes=shapes, backward=backward)
+        if only not in (None, "graph", "neurons"):
+            raise ConfigError(f"--only {only}: mlp, the lectures' small network, has only a graph and neurons")
+        drawn = lecture_mlp(shapes=shapes, backward=backward)
+        picture: Picture = lecture_neurons() if only == "neurons" else drawn
     else:
         explained = load(source, dtype=float32).explain if is_run else architecture(source, changes or [])
         inputs = {"text": text, "target": target} if only is None or only in OF_A_TEXT else {}

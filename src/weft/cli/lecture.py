@@ -54,7 +54,7 @@ def lecture(
     folder = out or FOLDER
     workspace = Workspace(folder)
     entries = chosen.entries if entry is None else [chosen.entries[entry - 1]]
-    with bar(f"lecture {number}", len(entries)) as advance:
+    with bar(f"lecture {number}", len(entries) + len(workspace.needs(entries))) as advance:
         results = workspace.run_all(entries, advance)
     if entry is None:
         _write_page(number, chosen, results, folder=folder)

@@ -6,7 +6,7 @@ from pathlib import Path
 from weft.cli.console import options
 from weft.cli.console.options import argument, option
 from weft.cli.console.terminal import echo, loading, print_tables
-from weft.errors import ConfigError, counted
+from weft.errors import ConfigError, DataError, counted
 from weft.figures.tables import Table
 
 
@@ -19,17 +19,30 @@ def neighbours(
     top: int | None = option(None, "Number of neighbours to show (default: 10).", min=1),
     pairs: Path | None = option(None, "Instead of a word: word pairs with human ratings, to correlate with."),
     questions: Path | None = option(None, "Instead of a word: analogies to answer, as in questions-words.txt."),
+    senses: str | None = option(
+        None,
+        "Instead of a word: labelled sentences, to compare senses in: builtin:senses, or a table with the columns "
+        "text, with the word in [brackets], and sense.",
+        value="FILE",
+    ),
+    layer: int | None = option(None, "Senses: states of this layer (default: the last, or ELMo's mean)."),
     map_: Path | None = option(None, "Draw the words in two dimensions, as .html, .svg, .png or .pdf.", "--map"),
     as_json: options.AsJson = False,
 ) -> None:
     """Show the words nearest to a word, by the model's embedding table or in context, or evaluate word vectors.
 
     $ weft neighbours runs/bert frog
+    $ weft neighbours runs/senses-bert --senses builtin:senses --map senses.svg
     """
-    if [word, pairs, questions].count(None) != 2:
-        raise ConfigError("give one of: a WORD, a file of rated pairs with --pairs, or of analogies with --questions")
-    if word is None and (text or top or map_):
+    if [word, pairs, questions, senses].count(None) != 3:
+        files = (
+            "a file of rated pairs with --pairs, of analogies with --questions, or of labelled sentences with --senses"
+        )
+        raise ConfigError(f"give one of: a WORD, {files}")
+    if word is None and (text or top or (map_ and senses is None)):
         raise ConfigError("--text, --top and --map need a WORD; --pairs and --questions compare words without context")
+    if layer is not None and senses is None:
+        raise ConfigError(f"--layer {layer}: needs --senses; for vectors of a layer use weft embed --layer")
 
     with loading():
         from weft.api.load import load
@@ -42,6 +55,9 @@ def neighbours(
 
     if map_ is not None:
         check_picture(map_)
+    if senses is not None:
+        _senses(run, senses, layer=layer, map_=map_, as_json=as_json)
+        return
     loaded = load(run)
     if questions is not None:
         table, tokenizer = embedding_table(loaded.model)[: loaded.tokenizer.vocab_size].cpu(), loaded.tokenizer
@@ -92,6 +108,45 @@ def neighbours(
             return
         rows = [(near.text, f"{near.cosine:.4f}") for near in nearest]
         print_tables(Table((f"nearest to {word}", "cosine"), rows))
+
+
+def _senses(run: Path, file: str, *, layer: int | None, map_: Path | None, as_json: bool) -> None:
+    """Print how often the nearest occurrence of a word has its sense, and draw the occurrences."""
+    import numpy as np
+
+    from weft.api.load import load
+    from weft.evaluate.senses import read_senses, sense_accuracy
+    from weft.explain.neighbours import unit_rows, word_vector
+    from weft.explain.word_map import sense_map
+    from weft.models.config import StaticVectors
+    from weft.models.hidden import MARKED
+    from weft.runs.lines import record
+
+    labelled, loaded = read_senses(file), load(run)
+    words = dict.fromkeys(each.word for each in labelled)
+    table = {word: word_vector(loaded.model, loaded.tokenizer, word) for word in words}
+    if unknown := [word for word, vector in table.items() if vector is None]:
+        raise DataError(f"{file}: '{unknown[0]}' is unknown to this model; leave out its sentences")
+    static = unit_rows(np.stack([vector for each in labelled if (vector := table[each.word]) is not None]))
+    contextual = None
+    if not isinstance(loaded.config.model, StaticVectors):
+        contextual = loaded.embed([each.text for each in labelled], word=MARKED, layer=layer)
+    accuracies = sense_accuracy(labelled, contextual, static)
+    if map_ is not None:
+        drawn = static if contextual is None else contextual
+        picture = sense_map([each.word for each in labelled], [each.sense for each in labelled], drawn)
+        echo(f"{picture.save(map_)}: written", err=True)
+    if as_json:
+        for each in accuracies:
+            echo(record(each._asdict()))
+        return
+    rows = [
+        (each.word, str(each.senses), str(each.occurrences), _percent(each.contextual), _percent(each.static))
+        for each in accuracies
+    ]
+    print_tables(Table(("word", "senses", "sentences", "in context", "static"), rows))
+    echo("Sentences whose nearest one with the same word has the same sense: by its vectors in context, and by its one")
+    echo("static vector, for which all sentences are equally near, and the nearest is drawn at random.")
 
 
 def _percent(share: float | None) -> str:

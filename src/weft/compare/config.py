@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
+from importlib.resources.abc import Traversable
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -144,8 +145,7 @@ class Experiment(Config):
             # in a full grid, a word speaks for itself, but a number needs the name of its setting
             words = {key for key in named if self.grid == "full" and isinstance(self.vary[key][0], str | Mapping)}
             parts = [levels[short[key]] if key in words else f"{short[key]}={levels[short[key]]}" for key in named]
-            name = ",".join(parts or [base_name])
-            contenders[name] = {"recipe": base.recipe, "changes": changes, "levels": levels}
+            contenders[",".join(parts or [base_name])] = {"recipe": base.recipe, "changes": changes, "levels": levels}
         if len(contenders) < len(combinations):
             raise ConfigError("vary: two values of one setting are the same")
         return validate(Experiment, {**self.model_dump(exclude_none=True), "contenders": contenders})
@@ -180,19 +180,16 @@ def _valid_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._+,=-]+", "-", text)
 
 
-def shipped_comparisons() -> list[str]:
-    """Return the names of the comparisons shipped with weft."""
+def shipped_comparisons() -> dict[str, Traversable]:
+    """Return the files of the comparisons shipped with weft, by name."""
     folder = resources.files("weft") / "recipes" / "compare"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return {entry.name.removesuffix(".toml"): entry for entry in folder.iterdir() if entry.name.endswith(".toml")}
 
 
 def tables_of(source: str) -> Tree | None:
-    """Return the tables of a comparison's file or of one shipped with weft; None if `source` is neither.
-
-    A contender written as a recipe's name, or as a table of `recipe` and changes, becomes a table with `changes`.
-    """
-    if source in shipped_comparisons():
-        with resources.as_file(resources.files("weft") / "recipes" / "compare" / f"{source}.toml") as file:
+    """Return the tables of a comparison's file or of one shipped with weft; None if `source` is neither."""
+    if source in (shipped := shipped_comparisons()):
+        with resources.as_file(shipped[source]) as file:
             tree = read_toml(file)
     elif source.endswith(".toml") and Path(source).is_file():
         tree = read_toml(Path(source))
@@ -205,7 +202,7 @@ def tables_of(source: str) -> Tree | None:
     for key in ("contenders", "data", "settings"):
         if not isinstance(tree.get(key, {}), Mapping):
             raise ConfigError(f"{key} = {tree[key]!r}: expected a table")
-    for name, value in tree["contenders"].items():
+    for name, value in tree["contenders"].items():  # a recipe's name, or a table of `recipe` and changes
         table = {"recipe": value} if isinstance(value, str) else value
         if not isinstance(table, Mapping) or not isinstance(table.get("recipe"), str):
             raise ConfigError(f'contenders.{name}: expected a recipe\'s name, or a table with recipe = "…"')
@@ -219,17 +216,13 @@ def tables_of(source: str) -> Tree | None:
 
 @dataclass(frozen=True)
 class ComparisonRequest:
-    """Arguments and options of a command.
+    """Arguments and options of a command. In `options` and `budget`, None means not given."""
 
-    `words` are contenders, or the file or name of one comparison, and key=value settings for all of them. `options`
-    are fields of an experiment. In `options` and `budget`, None means not given.
-    """
-
-    words: Sequence[str] = ()
+    words: Sequence[str] = ()  # contenders, or the file or name of a comparison, and key=value settings for all
     data: Sequence[str] = ()
     vary: Sequence[str] = ()
     tokenizers: Sequence[str] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)  # fields of an experiment
     budget: Mapping[str, float | None] = field(default_factory=dict)
 
     @cached_property

@@ -133,9 +133,8 @@ class ReadyContender:
 
     def steps(self, job: Job) -> int:
         """Return the number of steps of a job; an n-gram model takes one."""
-        if self.is_ngram:
-            return 1
-        return max(1, round(self.full.steps * job.share)) if job.share else PROBE_STEPS
+        trained = max(1, round(self.full.steps * job.share)) if job.share else PROBE_STEPS
+        return 1 if self.is_ngram else trained
 
     def recipe_for(self, job: Job) -> SettledRecipe:
         if self.is_ngram:
@@ -152,10 +151,7 @@ class ReadyContender:
 
 
 def prepare_contenders(experiment: Experiment, folder: Path, device: str, *, log: Log) -> list[ReadyContender]:
-    """Prepare every contender, with the tokenized texts in `folder`. `device` is "cpu" or "cuda".
-
-    The steps follow from a budget in FLOPs or tokens; for a budget in minutes they are determined later.
-    """
+    """Prepare every contender for a `device`, "cpu" or "cuda", with the tokenized texts in `folder`."""
     recipes = {name: _resolved(experiment, name) for name in experiment.contenders}
     texts = _tokenized(experiment, recipes, folder, device=device, log=log)
     if experiment.budget.unit == "tokens" and len({text.path for text in texts.values()}) > 1:
@@ -175,7 +171,7 @@ def prepare_contenders(experiment: Experiment, folder: Path, device: str, *, log
         # the number of steps follows from the cost of a step, so the batch is chosen first
         full = _settled(recipe, {"schedule": _shortest_schedule(recipe)}, text, device=device)
         ready = ReadyContender(name, settings, recipe, text=text, full=full, device=device)
-        if not ready.is_ngram and experiment.budget.unit != "minutes":
+        if not ready.is_ngram and experiment.budget.unit != "minutes":  # minutes are converted once steps are timed
             ready = ready.with_steps(_steps(experiment.budget, ready))
         contenders.append(ready)
     return contenders

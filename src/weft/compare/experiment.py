@@ -63,13 +63,12 @@ def compare(
         outcomes = runner.run(sweeps, watch)
     results = tuple(_result(*pair, outcomes) for pair in zip(contenders, sweeps, strict=True))
     first = next((each.name for each in contenders if not each.is_ngram), results[0].name)
-    facts = _facts(experiment, contenders, resources, held_out=held_out)
     return Comparison(
         title=f"{len(results)} models at {experiment.budget}",
         command=plan["command"],
         baseline=experiment.baseline or first,
         contenders=results,
-        facts={**facts, "began": plan["began"]},
+        facts={**_facts(experiment, contenders, resources, held_out=held_out), "began": plan["began"]},
         notes=[*(f"{line}." for line in skipped), *_notes(experiment, contenders, results)],
         varied=experiment.varied or None,
     )
@@ -141,30 +140,21 @@ def _start(
     experiment: Experiment, out: Path, data: Path, *, jobs: JobScheduler, command: str
 ) -> tuple[list[ReadyContender], JobResources, dict[str, Any]]:
     """Prepare the contenders and the folder's plan.json; refuse a folder with another comparison."""
-    plan = _read_plan(out / PLAN)
-    request = json.loads(experiment.model_dump_json(exclude_none=True))
-    earlier = request if plan is None else plan["asked"]
+    plan, request = read_json(out / PLAN), json.loads(experiment.model_dump_json(exclude_none=True))
+    if (out / PLAN).is_file() and not {"asked", "machine", "command", "began"} <= plan.keys():
+        raise RunError(f"{out / PLAN}: not written by weft compare, or damaged; give another folder with --out")
+    earlier = plan.get("asked", request)
     if differing := ", ".join(key for key in {**request, **earlier} if request.get(key) != earlier.get(key)):
         problem = f"{out}: holds another comparison (differs in: {differing})"
         raise ConfigError(f"{problem}; give another folder with --out, or remove it")
     contenders = prepare_contenders(experiment, data, pick_device().type, log=log_to_stderr)
-    if plan is not None and jobs == HERE:
-        resources = JobResources(plan["machine"]["jobs"], 1)
-    else:
-        resources = resources_for(contenders, jobs)
-    if plan is None:
+    resources = JobResources(plan["machine"]["jobs"], 1) if plan and jobs == HERE else resources_for(contenders, jobs)
+    if not plan:
         plan = {"asked": request, "machine": {"jobs": resources.jobs, "threads": resources.threads}}
         plan |= {"command": command, "began": time.strftime("%Y-%m-%d %H:%M"), "weft": __version__}
         write_text(out / PLAN, json.dumps(plan, indent=1) + "\n")
     # the number of threads can change the last bit of a sum, so it stays the same
     return contenders, replace(resources, threads=plan["machine"]["threads"]), plan
-
-
-def _read_plan(path: Path) -> dict[str, Any] | None:
-    plan = read_json(path)
-    if path.is_file() and not {"asked", "machine", "command", "began"} <= plan.keys():
-        raise RunError(f"{path}: not written by weft compare, or damaged; give another folder with --out")
-    return plan or None
 
 
 def _result(contender: ReadyContender, sweep: Sweep, outcomes: Mapping[Job, Outcome]) -> Result:

@@ -35,23 +35,17 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Fit:
-    """Fitted law, with the 95 % `intervals` of its constants by name.
-
-    `residuals` are log(measured / fitted) of each point. `draws` (draws, 5) are the constants, in the order of
-    `CONSTANTS`, fitted to ladders that are drawn with replacement. Runs of one size and length (other seeds) are drawn
-    together, because they share the law's misfit. In simulated ladders of 3 × 3 to 5 × 4 runs the intervals cover the
-    truth 91 to 98 times out of 100.
-    """
+    """Fitted law. In simulated ladders of 3 × 3 to 5 × 4 runs the intervals cover the truth 91 to 98 times in 100."""
 
     E: float
     A: float
     B: float
     alpha: float
     beta: float
-    intervals: Mapping[str, tuple[float, float]]
+    intervals: Mapping[str, tuple[float, float]]  # 95 % intervals of the constants by name
     points: tuple[Point, ...]
-    residuals: Array = field(repr=False)
-    draws: Array = field(repr=False)
+    residuals: Array = field(repr=False)  # log(measured / fitted) of each point
+    draws: Array = field(repr=False)  # (draws, 5) constants of `CONSTANTS`, fitted to ladders drawn with replacement
 
     def predict(self, parameters: float, tokens: float) -> float:
         """Return the predicted loss of a model with this many parameters after this many tokens."""
@@ -62,8 +56,7 @@ class Fit:
         laws = np.log(_law(self.draws, parameters, tokens))
         # five constants were fitted to the points, so the residuals are smaller than the scatter of a new run
         runs = len(self.residuals)
-        scatter = self.residuals * math.sqrt(runs / (runs - len(CONSTANTS)))
-        low, high = ends((laws[:, None] + scatter).ravel())
+        low, high = ends((laws[:, None] + self.residuals * math.sqrt(runs / (runs - len(CONSTANTS)))).ravel())
         return math.exp(low), math.exp(high)
 
     def optimal(self, flops: float) -> tuple[float, float]:
@@ -101,7 +94,7 @@ def fit(points: Sequence[Point], draws: int = 200, seed: int = 0) -> Fit:
     ladder = _Ladder(points)
     all_rows = np.arange(len(points))
     best = min((ladder.minimise(start, all_rows) for start in ladder.starts()), key=lambda found: found.cost).x
-    # pairs of size and length are drawn with replacement, each with all of its points
+    # pairs of size and length are drawn with replacement, each with all of its points, which share the law's misfit
     cells = list(dict.fromkeys((point.parameters, point.tokens) for point in points))
     cell_of = [cells.index((point.parameters, point.tokens)) for point in points]
     times = np.random.default_rng(seed).multinomial(len(cells), np.full(len(cells), 1 / len(cells)), size=draws)
@@ -172,10 +165,8 @@ def _law(constants: Array, parameters: float, tokens: float) -> Array:
 
 
 def _optimal_parameters(constants: Array, flops: float) -> Array:
-    """Return the optimal number of parameters (draws,) for constants (draws, 5), with at least one parameter and token.
-
-    If the loss hardly depends on size and length, the exponents are near zero, and the optimum would be unbounded.
-    """
+    """Return the optimal number of parameters (draws,), at least one, for constants (draws, 5)."""
     _, A, B, alpha, beta = constants.T
     log_parameters = (np.log(alpha * A / (beta * B)) + beta * math.log(flops / 6)) / (alpha + beta)
+    # with exponents near zero, of a loss that hardly depends on size and length, the optimum would be unbounded
     return np.exp(np.clip(log_parameters, 0, math.log(flops / 6)))

@@ -54,13 +54,7 @@ def fraction(share: float) -> str:
 
 
 class Outcome(Config):
-    """Outcome of a finished job.
-
-    `nats` is the cost of each section of the held-out text, with 8 bits for every byte that no token spells; `bytes`
-    are the sizes of the sections. `progress` are the evaluations during training, as (tokens read, bits per byte).
-    `multiplied` is the number of parameters that each token is multiplied by: all but embeddings that are only looked
-    up. A job that diverged has no sections, and `failed` says why.
-    """
+    """Outcome of a finished job."""
 
     contender: str
     share: float  # of the budget
@@ -71,12 +65,12 @@ class Outcome(Config):
     flops: float
     seconds: float
     parameters: int
-    multiplied: int = 0
-    nats: tuple[float, ...] = ()
-    bytes: tuple[float, ...] = ()
-    progress: tuple[tuple[int, float], ...] = ()
+    multiplied: int = 0  # parameters that each token is multiplied by: all but embeddings that are only looked up
+    nats: tuple[float, ...] = ()  # of each section of the held-out text, with 8 bits for every unspelled byte
+    bytes: tuple[float, ...] = ()  # sizes of the sections
+    progress: tuple[tuple[int, float], ...] = ()  # evaluations during training, as (tokens read, bits per byte)
     sample: str = ""
-    failed: str = ""
+    failed: str = ""  # why a job diverged, which has no sections
 
     @property
     def bits_per_byte(self) -> float:
@@ -90,7 +84,7 @@ class Outcome(Config):
 
 @dataclass(frozen=True)
 class Result:
-    """Results of a contender: its outcomes at every share of the budget with every seed, and those of its sweep."""
+    """Outcomes of a contender at every share of the budget with every seed, and those of its sweep."""
 
     name: str
     recipe: str
@@ -117,32 +111,24 @@ class Result:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Results of a comparison.
-
-    `facts` describe the text, the budget and the machine, by topic; `notes` are remarks on the method. `varied` are the
-    settings of an ablation with their values, the base's first.
-    """
+    """Results of a comparison."""
 
     title: str
     command: str
     baseline: str
     contenders: tuple[Result, ...]
-    facts: Mapping[str, str]
-    notes: Sequence[str] = ()
-    varied: Mapping[str, tuple[str, ...]] | None = None
+    facts: Mapping[str, str]  # on the text, the budget and the machine, by topic
+    notes: Sequence[str] = ()  # remarks on the method
+    varied: Mapping[str, tuple[str, ...]] | None = None  # settings of an ablation with their values, the base's first
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Jobs of a contender: a search for the learning rate, starting with `rates`, then all `shares` with all `seeds`.
-
-    Longer training needs a lower learning rate, so each of the search's `rounds`, which are shares of the budget, finds
-    its own. With one rate or none there is no search.
-    """
+    """Jobs of a contender: a search for the learning rate if there are several, then all `shares` with all `seeds`."""
 
     contender: str
-    rates: tuple[float, ...]
-    rounds: tuple[float, ...]
+    rates: tuple[float, ...]  # with which the search starts
+    rounds: tuple[float, ...]  # shares of the budget, each with its own rate: longer training needs a lower one
     shares: tuple[float, ...]
     seeds: tuple[int, ...]
 

@@ -109,12 +109,11 @@ def multiplier(contender: Curve, baseline: Curve, *, draws: int = DRAWS, seed: i
     if value == 0:
         value = float(theirs.amounts[0] / ours.amounts[-1])
         return Multiplier(value, 0.0, max(value, high), loss=loss, share=share, beyond="below")
-    at_full = value if mine.min() >= other.min() else None
-    return Multiplier(value, low, high, loss=loss, share=share, at_full=at_full)
+    return Multiplier(value, low, high, loss=loss, share=share, at_full=value if mine.min() >= other.min() else None)
 
 
 def _read(ours: tuple[Array, Array], theirs: tuple[Array, Array]) -> tuple[Array, Array, Array]:
-    """Read pairs of curves, each losses (draws, rungs) and amounts (rungs,), at the lowest loss that both reach.
+    """Read pairs of losses (draws, rungs) and amounts (rungs,) at the lowest loss that both curves reach.
 
     Return, (draws,) each: the multipliers, ∞ or 0 beyond the range; the losses; the contender's amounts.
     """
@@ -139,11 +138,8 @@ def _valid_rungs(curve: Curve) -> Curve | None:
 
 
 def _amounts_for(losses: Array, amounts: Array, target: Array) -> Array:
-    """Return the amounts (draws,) that curves of losses (draws, rungs) need for a target (draws,).
-
-    Only rungs better than all before count. A target that a curve doesn't reach gives its nearest end.
-    """
-    best = np.minimum.accumulate(losses, axis=1)
+    """Return the amounts (draws,), or nearest ends, that losses (draws, rungs) need for a target (draws,)."""
+    best = np.minimum.accumulate(losses, axis=1)  # only rungs better than all before count
     falls = np.concatenate([np.ones((len(losses), 1), bool), best[:, 1:] < best[:, :-1]], axis=1)
     needed = np.empty(len(losses))
     for pattern in np.unique(falls, axis=0):  # all draws with the same rungs together
@@ -155,10 +151,8 @@ def _amounts_for(losses: Array, amounts: Array, target: Array) -> Array:
 
 
 def _monotone_cubic(x: Array, y: Array, at: Array) -> Array:
-    """Evaluate curves through x (draws, knots) and y (knots,), both ascending, at `at` (draws,): (draws,).
-
-    Equals scipy's PchipInterpolator, of which a thousand, one per x, would take a second.
-    """
+    """Evaluate curves through x (draws, knots) and y (knots,), both ascending, at `at` (draws,): (draws,)."""
+    # equals scipy's PchipInterpolator, of which a thousand, one per x, would take a second
     if len(y) == 1:
         return np.repeat(y, len(at))
     h = np.diff(x)

@@ -193,10 +193,9 @@ def loss_charts(contenders: Sequence[Ranked]) -> list[Panels]:
     for amount, (title, number_format) in AMOUNTS.items():
         if any(ranked.mean(amount) > 0 for ranked in done):
             series = [line for ranked in done for line in _loss_series(ranked, amount, chosen[ranked.name])]
-            series = sorted(series, key=lambda line: bool(line.name))  # named series are drawn on top
-            series += [Series(name, look=FAINT) for name in others]
+            series.sort(key=lambda line: bool(line.name))  # named series are drawn on top
             distance = _distance_series(done) if amount == "flops" else []
-            series += distance
+            series += [*(Series(name, look=FAINT) for name in others), *distance]
             height = 330 + 17 * sum(len(line.name) > 30 for line in series)  # long names take a line in the legend
             axis = Axis(f"{title} in training", log=True, format=number_format, pad=0.06)
             plot = Plot(f"Bits per byte against {title}", series, axis, BITS, size=(480, height))
@@ -206,10 +205,9 @@ def loss_charts(contenders: Sequence[Ranked]) -> list[Panels]:
 
 
 def _distance_series(contenders: Sequence[Ranked]) -> list[Series]:
-    """Return the best multiplier as a horizontal distance: a line at the loss where it is read, from the contender's
-    curve to the baseline's, and its interval around the baseline's end. None if the curves reach no common loss."""
+    """Return the best multiplier as a horizontal line at its loss, from the contender's curve to the baseline's."""
     best = next((ranked for ranked in contenders if not ranked.baseline and ranked.multiplier), None)
-    if best is None or (times := best.multiplier) is None or times.beyond:
+    if best is None or (times := best.multiplier) is None or times.beyond:  # the curves reach no common loss
         return []
     start = times.share * best.mean("flops")
     line = Series(f"{times.text()} for {best.name}", [(start, times.loss), (times.value * start, times.loss)], DISTANCE)
@@ -305,5 +303,4 @@ def _sweep_plot(ranked: Ranked) -> Plot:
     failed = [(outcome.lr, 1.02 * top) for outcome in sweep if not outcome.nats and outcome.lr]
     series += [Series(points=rings, look=Look("ink", "ring", width=0))]
     series += [Series("failed", failed, Look("soft", "x", width=0))] if failed else []
-    rates = Axis("learning rate", log=True)
-    return Plot(ranked.name, series, rates, BITS, size=SMALL)
+    return Plot(ranked.name, series, Axis("learning rate", log=True), BITS, size=SMALL)

@@ -90,10 +90,7 @@ def srun(threads: int, gpus: int) -> tuple[str, ...]:
 
 
 class Processes:
-    """Worker processes that run one job after another; `launcher`, such as srun with its options, starts them.
-
-    A job is a folder with a job.json. The caller decides how many run at a time.
-    """
+    """Worker processes, started by a `launcher` such as srun, that run jobs, folders with a job.json, in turn."""
 
     def __init__(self, threads: int, launcher: tuple[str, ...] = ()) -> None:
         self._children = Children([*launcher, *WORKER, str(threads)], _environment(threads))

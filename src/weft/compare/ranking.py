@@ -26,20 +26,16 @@ MIN_SELECTED = 4  # a note on selection bias appears from this many trained cont
 
 @dataclass(frozen=True)
 class Ranked:
-    """Contender at the largest share of the budget that it finished, over all seeds.
-
-    `bounds` are the 95 % interval of its `bits` per byte. If it finished nothing, they are infinite and `failed` says
-    why. The baseline has no `multiplier`, and neither has a pair with an n-gram model.
-    """
+    """Contender at the largest share of the budget that it finished, over all seeds."""
 
     result: Result
     baseline: bool
     share: float = 0.0
     seeds: int = 0
-    bits: float = math.inf
-    bounds: tuple[float, float] = (math.inf, math.inf)
-    multiplier: Multiplier | None = None
-    failed: str = ""
+    bits: float = math.inf  # per byte; infinite if it finished nothing
+    bounds: tuple[float, float] = (math.inf, math.inf)  # 95 % interval of `bits`
+    multiplier: Multiplier | None = None  # none of the baseline and of a pair with an n-gram model
+    failed: str = ""  # why it finished nothing
 
     @property
     def name(self) -> str:

@@ -109,8 +109,7 @@ class Runner:
                 for job in waiting:
                     if len(running) < self.resources.jobs and self._submit(pool, job):
                         running[self._folder(job)] = job
-                steps = {job: self._step(job) for job in running.values()}
-                watch(Progress(self.outcomes, steps, self.planned(sweeps)))
+                watch(Progress(self.outcomes, {job: self._step(job) for job in running.values()}, self.planned(sweeps)))
                 if not running:
                     return self.outcomes
                 if finished := pool.wait(0.5):

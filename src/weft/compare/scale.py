@@ -132,14 +132,10 @@ class ScalingPage(PanelsPage):
         panels, charts = self.panels(), []
         for title, group in (("Scaling law", panels[:4]), ("Training runs", panels[4:])):
             plots = html_plots([plot for panel in group for plot in panel.plots])
-            about = " ".join(dict.fromkeys(panel.about for panel in group))
-            charts.append(Section(title, about, plots, ("chart.js",)))
-        return [
-            result_section(self.result, self.facts, self.command),
-            *charts,
-            Section("Tables", "", html_tables(self.tables())),
-            Section("Method", "", part("notes", [*METHOD, *self.notes])),
-        ]
+            charts.append(Section(title, " ".join(dict.fromkeys(p.about for p in group)), plots, ("chart.js",)))
+        tables, notes = html_tables(self.tables()), part("notes", [*METHOD, *self.notes])
+        first = result_section(self.result, self.facts, self.command)
+        return [first, *charts, Section("Tables", "", tables), Section("Method", "", notes)]
 
     def tables(self) -> list[Table]:
         constants, runs = [], []
@@ -151,10 +147,8 @@ class ScalingPage(PanelsPage):
             costs = (short(run.parameters), short(run.tokens), flops_text(run.flops))
             runs.append((*costs, f"{run.loss:.4f}", f"{fitted:.4f}", f"{residual:+.2%}"))
         header = ("parameters", "tokens", "FLOPs", "bits per byte", "fit", "residual")
-        return [
-            Table(("constant", "meaning", "value", "95 % interval"), constants, "Fitted constants", text=(0, 1)),
-            Table(header, runs, "Training runs used in the fit", text=()),
-        ]
+        law = Table(("constant", "meaning", "value", "95 % interval"), constants, "Fitted constants", text=(0, 1))
+        return [law, Table(header, runs, "Training runs used in the fit", text=())]
 
     def _by_size(self) -> dict[float, list[Point]]:
         ordered = sorted(self.fit.points, key=lambda point: (point.parameters, point.tokens))
@@ -208,10 +202,8 @@ class ScalingPage(PanelsPage):
         budgets = _geometric([min(flops), max(EXTRAPOLATION * max(flops), 1.5 * self.budget)], CURVE_POINTS)
         best = [(budget, self.fit.optimal(budget)[0]) for budget in budgets]
         optimum = self.fit.optimal(self.budget)[0]
-        series = [
-            Series(points=best, band=[self.fit.optimal_interval(budget) for budget in budgets]),
-            Series(points=[(self.budget, optimum)], look=Look("c1", "D", width=0), labels=[short(optimum)]),
-        ]
+        point = Series(points=[(self.budget, optimum)], look=Look("c1", "D", width=0), labels=[short(optimum)])
+        series = [Series(points=best, band=[self.fit.optimal_interval(budget) for budget in budgets]), point]
         marks = [(max(flops), "the largest training run")]
         plot = Plot("Optimal size for a budget", series, FLOPS, PARAMETERS, marks, CHART_SIZE)
         return Panels("scaling-optimum", TEXTS["optima"], [plot])

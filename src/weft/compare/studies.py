@@ -26,8 +26,7 @@ def studies(paths: Iterable[Path]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for path in paths:
         with suppress(OSError):  # removed meanwhile
-            folders = [path] if kind_of(path) else sorted(folder for folder in path.iterdir() if kind_of(folder))
-            for folder in folders:
+            for folder in [path] if kind_of(path) else sorted(each for each in path.iterdir() if kind_of(each)):
                 found.setdefault(folder.resolve().name, folder)
     return found
 
@@ -37,18 +36,18 @@ def kind_of(folder: Path) -> str:
     return next((kind for kind, names in KINDS.items() if any((folder / name).is_file() for name in names[:2])), "")
 
 
-def read_study(folder: Path) -> dict[str, Any]:
+def read_study(folder: Path, max_bytes: int = MAX_STUDY_BYTES) -> dict[str, Any]:
     """Return the data of a study's page; for an unfinished one, its command and the number of finished runs."""
     kind = kind_of(folder)
     page, results, plan = (folder / name for name in KINDS[kind])
     try:
         if page.is_file():
-            data = json.loads(files.read_text(page, MAX_STUDY_BYTES))
+            data = json.loads(files.read_text(page, max_bytes))
             if data["kind"] == kind and {"title", "result", "panels"} <= data.keys():
                 return {**data, "finished": True, "settings": _differing(folder / "runs")}
             raise ValueError
-        command = json.loads(files.read_text(plan, MAX_STUDY_BYTES))["command"]
-        runs = files.read_text(results, MAX_STUDY_BYTES).count("\n")
+        command = json.loads(files.read_text(plan, max_bytes))["command"]
+        runs = files.read_text(results, max_bytes).count("\n")
         return {"kind": kind, "finished": False, "command": str(command), "runs": runs}
     except (ValueError, KeyError, TypeError, AttributeError):
         raise RunError(f"{folder}: its results are damaged; run the comparison again") from None

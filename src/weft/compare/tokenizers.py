@@ -47,48 +47,28 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class TokenizerMeasure:
-    """Measurements of a tokenizer on held-out text of `bytes` and `words`, which are separated by white space.
-
-    `used` is the share of the vocabulary, without special tokens, that occurs there; `rare` is the share that occurs
-    fewer than ten times in the training text. `exact`: decoding restores the held-out text. Speeds are in megabytes of
-    text per second. `pieces` are the example sentence's tokens, and whether each is known.
-    """
+    """Measurements of a tokenizer on held-out text."""
 
     name: str
     kind: str
     entries: int
     bytes: int
-    words: int
+    words: int  # separated by white space
     tokens: int
     unknown_tokens: int
     unknown_words: int
-    used: float
-    rare: float
-    exact: bool
+    used: float  # share of the vocabulary, without special tokens, that occurs there
+    rare: float  # share that occurs fewer than ten times in the training text
+    exact: bool  # decoding restores the held-out text
     training_seconds: float | None
-    encode_speed: float
+    encode_speed: float  # in megabytes of text per second
     encode_all_cores_speed: float
     decode_speed: float
-    pieces: tuple[tuple[str, bool], ...]
+    pieces: tuple[tuple[str, bool], ...]  # the example sentence's tokens, and whether each is known
 
     @property
     def bytes_per_token(self) -> float:
         return self.bytes / max(1, self.tokens)
-
-    @property
-    def tokens_per_byte(self) -> float:
-        """Factor from bits per token to bits per byte."""
-        return self.tokens / max(1, self.bytes)
-
-    @property
-    def tokens_per_word(self) -> float:
-        """Tokens per word (fertility; Rust et al. 2021)."""
-        return self.tokens / max(1, self.words)
-
-    @property
-    def unknown_word_share(self) -> float:
-        """Share of words that are unknown in whole or in part."""
-        return self.unknown_words / max(1, self.words)
 
     @property
     def label(self) -> str:
@@ -113,10 +93,8 @@ class TokenizerComparison(Charts):
 
     def charts(self) -> Sequence[Plot]:
         looks = [Look(f"c{n % 4}", MARKERS[n % len(MARKERS)], width=0) for n in range(len(self.measures))]
-        series = [
-            Series(measure.label, [(measure.entries, measure.bytes_per_token)], look)
-            for measure, look in zip(self.measures, looks, strict=True)
-        ]
+        pairs = zip(self.measures, looks, strict=True)
+        series = [Series(each.label, [(each.entries, each.bytes_per_token)], look) for each, look in pairs]
         x = Axis("vocabulary size", log=True, format="count", pad=0.12)
         y = Axis("bytes per token, held-out text", includes=(0.0,), pad=0.12)
         return [Plot("Bytes per token by vocabulary size", series, x, y, size=(480, 330))]
@@ -124,25 +102,24 @@ class TokenizerComparison(Charts):
     def tables(self) -> Sequence[Table]:
         first, lengths, speeds = self.measures[0], [], []
         for m in self.measures:
-            sizes = (f"{m.bytes_per_token:.3f}", f"{m.tokens_per_byte:.4f}", f"{m.tokens_per_word:.3f}")
-            exact = "yes" if m.exact else "no"
-            lengths.append((m.label, f"{m.entries:,}", *sizes, f"{m.unknown_word_share:.2%}", exact))
+            per_word = max(1, m.words)  # tokens per word: fertility (Rust et al. 2021)
+            sizes = (f"{m.bytes_per_token:.3f}", f"{m.tokens / max(1, m.bytes):.4f}", f"{m.tokens / per_word:.3f}")
+            unknown, exact = f"{m.unknown_words / per_word:.2%}", "yes" if m.exact else "no"
+            lengths.append((m.label, f"{m.entries:,}", *sizes, unknown, exact))
             shares = (f"{m.used:.1%}", f"{m.rare:.1%}", f"{m.unknown_tokens / max(1, m.tokens):.2%}")
             training = "" if m.training_seconds is None else f"{m.training_seconds:.2f} s"
             rates = (m.encode_speed, m.encode_all_cores_speed, m.decode_speed)
             speeds.append((m.label, *shares, training, *(f"{rate:.2f}" for rate in rates)))
         columns = ("tokenizer", "entries", "bytes/token", "tokens/byte", "tokens/word", "unknown", "exact")
         more = ("tokenizer", "used", "rare", "<unk>", "training", "encode", "batched", "decode")
-        return [
-            Table(columns, lengths, f"Held-out text: {first.bytes:,} bytes, {first.words:,} words", [TEXTS["unknown"]]),
-            Table(more, speeds, "Vocabulary and speed", [TEXTS["used"]]),
-        ]
+        title = f"Held-out text: {first.bytes:,} bytes, {first.words:,} words"
+        held_out = Table(columns, lengths, title, [TEXTS["unknown"]])
+        return [held_out, Table(more, speeds, "Vocabulary and speed", [TEXTS["used"]])]
 
     def text(self) -> str:
         lines = [f"“{self.sentence}”"]
         for measure in self.measures:
-            tokens = " ".join(visible(piece) for piece, _ in measure.pieces)
-            line = f"{measure.label} ({len(measure.pieces)}): {tokens}"
+            line = f"{measure.label} ({len(measure.pieces)}): {' '.join(visible(piece) for piece, _ in measure.pieces)}"
             lines += textwrap.wrap(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
         return "\n\n".join(filter(None, [super().text(), "\n".join(lines)]))
 

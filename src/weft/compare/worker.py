@@ -17,7 +17,7 @@ import torch
 from weft.api.train import finish
 from weft.compare.jobs import Outcome
 from weft.compare.sizes import flops_per_step, multiplied
-from weft.config import validate
+from weft.config import Tree, validate
 from weft.costs.count import count
 from weft.errors import DivergedError, WeftError
 from weft.models.base import LanguageModel, device_of
@@ -67,9 +67,7 @@ def _train(recipe: SettledRecipe, path: Path, job: dict[str, Any]) -> dict[str, 
         return _measure(recipe, objective, result.model, job=job)
 
 
-def _measure(
-    recipe: SettledRecipe, objective: NextToken, model: LanguageModel, *, job: dict[str, Any]
-) -> dict[str, Any]:
+def _measure(recipe: SettledRecipe, objective: NextToken, model: LanguageModel, *, job: Tree) -> dict[str, Any]:
     """Return the fields of the outcome that are measured after training."""
     run, share = objective.folder, job["names"]["share"]
     if not share:  # a probe of the time per step; the median leaves out the slow first steps

@@ -93,6 +93,8 @@ def count(model: Config, length: int | None = None, adapter: LoRA | None = None)
             return _transformer(model, time)
         case config.Recurrent():
             return _recurrent(model, time)
+        case config.ELMo():
+            return _elmo(model, time)
         case config.Bahdanau():
             return _bahdanau(model, time)
         case config.NGram():
@@ -117,10 +119,11 @@ def decoding_weights(model: Config, vocab_size: int) -> dict[str, int]:
             per_layer = sum(linear.products for linear in block_linears(model))
         case config.Recurrent() | config.Bahdanau():
             per_layer = _cells(model.cell, [model.d_model], model.d_model)[1]
+        case config.ELMo():
+            return {"layers": 2 * model.layers * _elmo_cell(model)[1], "logits": 2 * vocab_size * model.d_model}
         case _:
             return {}
-    width: int = getattr(model, "width", model.d_model)
-    return {"layers": model.layers * per_layer, "logits": vocab_size * width}
+    return {"layers": model.layers * per_layer, "logits": vocab_size * getattr(model, "width", model.d_model)}
 
 
 def _matrix(inputs: int, outputs: int, bias: bool = False) -> int:
@@ -190,16 +193,17 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
     embeddings, projection = model.vocab_size * E, E * D if model.factorised else 0
     if isinstance(model, config.EncoderDecoder):
         embeddings += (model.source_vocab_size or 0) * E
-    elif isinstance(model, config.Encoder):
+    elif isinstance(model, config.Decoder | config.Encoder):
         embeddings += model.segments * E
     hashed = up = 0
     if isinstance(model, config.Decoder) and (ngrams := model.ngrams) is not None:
         hashed, up = len(ngrams.orders) * ngrams.rows * (ngrams.width or E), (ngrams.width or 0) * E
 
     linears: list[LinearSpec] = []
-    positions = by_position = norms = pairs = 0
+    positions = by_position = norms = pairs = activations = 0
     for depth, causal, cross in stacks(model):
         linears += depth * block_linears(model, cross)
+        activations += 2 * (depth // model.sharing) if model.feedforward.activation == "xielu" else 0
         attentions = depth * (2 if cross else 1)
         kinds = model.layer_kinds(depth)
         pairs += sum(T * seen(kind.window, causal, T) for kind in kinds) + (depth * T * T if cross else 0)
@@ -228,6 +232,7 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
         products("MHA projections", [linear for linear in linears if not linear.name.startswith("feedforward")]),
         Component("attention", 0, 2 * pairs * attention.heads * (d_head + model.d_v) + by_position, True),
         products("FFN", [linear for linear in linears if linear.name.startswith("feedforward")]),
+        Component("activations", activations, 0),
         Component("norms", norms, 0),
         *_head(model, T),
     ]
@@ -237,8 +242,7 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
 
 def seen(window: int | None, causal: bool, T: int) -> int:
     """Return the number of keys, out of T, that a query is compared with."""
-    window = window or T
-    return min(T, window if causal else 2 * window - 1)
+    return min(T, (window or T) if causal else 2 * (window or T) - 1)
 
 
 def sublayer_norms(model: config.TransformerConfig, cross: bool) -> int:
@@ -258,8 +262,12 @@ def _head(model: config.TransformerConfig, T: int) -> list[Component]:
         case config.LMHead() | config.MaskedLMHead() | config.PretrainingHead():
             logits = Component("logits", (0 if head.tied else V * E) + (V if head.bias else 0), 2 * T * E * V)
             if isinstance(head, config.LMHead):
-                return [Component("head", D * E, 2 * T * D * E), logits] if model.projects_output else [logits]
+                back = [Component("head", D * E, 2 * T * D * E)] if model.projects_output else []
+                transform = head.transform and _dense([(D, D, T)], with_norm(D, head.transform.bias))
+                return [*([transform] if transform else []), *back, logits]
             extra = [pooler, sentence] if isinstance(head, config.PretrainingHead) else []
+            if not head.dense:
+                return [*([_dense(extra)] if extra else []), logits]
             return [_dense([(D, E, T), *extra], with_norm(E, head.dense_bias)), logits]
         case config.NextSentenceHead():
             return [_dense([pooler, sentence])]
@@ -294,20 +302,16 @@ def layers_linears(model: config.TransformerConfig) -> list[list[LinearSpec]]:
 
 
 def orthogonal_flops(model: Config, rounds: int, adapter: LoRA | None = None) -> float:
-    """Return the FLOPs of one update by Muon: for each matrix of a block, `rounds` times x xᵀ, its square, and that
-    times x. Other optimizers have 0 rounds: elementwise operations are not counted."""
+    """Return the FLOPs of Muon's update: `rounds` times x xᵀ, its square and that times x, per matrix of a block."""
     if adapter is not None:
-        shapes = [
-            shape
-            for linear in adapted_linears(model, adapter)
-            for height in linear.heights
-            for shape in ((adapter.rank, linear.inputs), (height, adapter.rank))
-        ]
+        sides = [(linear.inputs, height) for linear in adapted_linears(model, adapter) for height in linear.heights]
+        shapes = [shape for width, height in sides for shape in ((adapter.rank, width), (height, adapter.rank))]
     elif isinstance(model, config.TransformerConfig):
         linears = {linear.name: linear for layer in layers_linears(model) for linear in layer}
         shapes = [(height, linear.inputs) for linear in linears.values() for height in linear.heights]
     else:
         return 0.0
+    # other optimizers have 0 rounds: elementwise operations are not counted
     return float(sum(rounds * (4 * min(shape) ** 2 * max(shape) + 2 * min(shape) ** 3) for shape in shapes))
 
 
@@ -333,10 +337,9 @@ def _adapted(model: Config, cost: Count, adapter: LoRA) -> Count:
 
 
 def _cells(cell: str, inputs: list[int], D: int) -> tuple[int, int]:
-    """Return the parameters of a stack whose layers have these input widths, and the multiplied weights among them.
-    PyTorch has two biases per gate."""
+    """Return the parameters of a stack of layers with these input widths, and the multiplied weights among them."""
     products = sum(GATES[cell] * D * (width + D) for width in inputs)
-    return products + len(inputs) * 2 * GATES[cell] * D, products
+    return products + len(inputs) * 2 * GATES[cell] * D, products  # PyTorch has two biases per gate
 
 
 def _recurrent(model: config.Recurrent, T: int) -> Count:
@@ -346,6 +349,23 @@ def _recurrent(model: config.Recurrent, T: int) -> Count:
     cell = Component("cell", parameters, 2 * T * products, True)
     logits = Component("logits", (0 if model.tied else V * D) + V, 2 * T * D * V)
     return Count((Component("embeddings", V * d_embedding, 0), cell, logits), T)
+
+
+def _elmo(model: config.ELMo, T: int) -> Count:
+    D, V = model.d_model, model.vocab_size
+    parameters, products = (2 * model.layers * size for size in _elmo_cell(model))
+    cells, logits = (
+        Component("cells", parameters, 2 * T * products, True),
+        Component("logits", V * D + V, 4 * T * D * V),
+    )
+    return Count((Component("embeddings", V * D, 0), cells, logits), T, "both directions; logits once in each")
+
+
+def _elmo_cell(model: config.ELMo) -> tuple[int, int]:
+    """Return the parameters of a layer in one direction, and the multiplied weights among them."""
+    D, C = model.d_model, model.d_cell or model.d_model
+    products = GATES["lstm"] * C * 2 * D + (C * D if model.d_cell else 0)
+    return products + 2 * GATES["lstm"] * C, products
 
 
 def _bahdanau(model: config.Bahdanau, T: int) -> Count:

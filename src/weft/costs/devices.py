@@ -20,11 +20,7 @@ from weft.errors import ConfigError, suggestion
 
 @dataclass(frozen=True)
 class Device:
-    """Device: dense FLOP/s without sparsity, memory in bytes, bandwidth and link in bytes/s.
-
-    `share` is the fraction of the peak that large matrix products reach; `lanes` is the number of fp32 units per 16
-    units for exponentials; `link` connects the devices of a machine, per direction; `network` the machines.
-    """
+    """Device: dense FLOP/s without sparsity, memory in bytes, bandwidth and link in bytes/s."""
 
     title: str
     bf16: float
@@ -33,19 +29,14 @@ class Device:
     memory: int
     bandwidth: float
     watts: float
-    share: float = 0.7
-    link: float = 32e9
-    network: str = "ethernet-100"
-    lanes: int = 128
+    share: float = 0.7  # fraction of the peak that large matrix products reach
+    link: float = 32e9  # between the devices of a machine, per direction
+    network: str = "ethernet-100"  # between machines
+    lanes: int = 128  # fp32 units per 16 units for exponentials
 
     def peak(self, precision: str) -> float:
         """Return the peak FLOP/s in a precision; FP8 counts as bf16, its lower bound."""
         return {"tf32": self.tf32, "fp32": self.fp32}.get(precision, self.bf16)
-
-    @property
-    def exponentials(self) -> float:
-        """Exponentials per second: 16 per `lanes` fused multiply-adds."""
-        return self.fp32 / 2 * 16 / self.lanes
 
 
 MFU = 0.4  # assumed fraction of the peak that training reaches, if no step is predicted
@@ -129,14 +120,9 @@ class DeviceGroup:
         return -(-self.size // self.members)
 
     @property
-    def crosses(self) -> bool:
-        return self.machines > 1
-
-    @property
     def bandwidth(self) -> float:
         """Bytes/s of a ring through all of them."""
-        link = min(self.net.inside, self.members * self.net.across) if self.crosses else self.net.inside
-        return LINK_SHARE * link
+        return LINK_SHARE * min(self.net.inside, self.members * self.net.across if self.machines > 1 else math.inf)
 
     def gather(self, bytes_: float) -> float:
         """Return the seconds of an all-gather or a reduce-scatter of a tensor of this size."""
@@ -150,7 +136,7 @@ class DeviceGroup:
 
     def send(self, bytes_: float) -> float:
         """Return the seconds of a send to the next device."""
-        link, hop = (self.net.across, HOP_ACROSS) if self.crosses else (self.net.inside, HOP_INSIDE)
+        link, hop = (self.net.across, HOP_ACROSS) if self.machines > 1 else (self.net.inside, HOP_INSIDE)
         return self._seconds(hop, bytes_ / (LINK_SHARE * link))
 
     def _seconds(self, hops: float, transfer: float) -> float:

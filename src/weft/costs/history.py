@@ -3,8 +3,9 @@
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
-from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from weft.costs.plan import PETAFLOP_DAY, TEXTS
 from weft.costs.published import csv_rows
@@ -35,21 +36,13 @@ class TrainingCompute(Charts):
             series.append(Series(family, points, look))
         reference = Series("50 petaflop/s-days", look=Look("soft", dash="2 3", width=1.2), level=50.0)
         x = Axis("parameters", log=True, ticks={1e8: "100M", 1e9: "1B", 1e10: "10B", 1e11: "100B"})
-        y = Axis("petaflop/s-days", log=True)
-        return [Plot(self.title, [*series, reference], x, y, size=(640, 400))]
+        return [Plot(self.title, [*series, reference], x, Axis("petaflop/s-days", log=True), size=(640, 400))]
 
     def tables(self) -> list[Table]:
-        rows = [
-            (
-                r["model"],
-                short(float(r["parameters"])),
-                short(float(r["tokens"])),
-                r["flops"],
-                plain(_days(r)),
-                _published(r),
-            )
-            for r in self.rows
-        ]
+        rows = []
+        for r in self.rows:
+            sizes = (short(float(r["parameters"])), short(float(r["tokens"])))
+            rows.append((r["model"], *sizes, r["flops"], plain(_days(r)), f"{float(r['published']):,g}"))
         header = ("model", "parameters", "tokens", "FLOPs per parameter and token", "PF/s-days", "published")
         title = "Total compute of training (Brown et al. 2020, figure 2.2 and table D.1)"
         return [Table(header, rows, title, [TEXTS["compute-claims"]])]
@@ -58,10 +51,6 @@ class TrainingCompute(Charts):
 def _days(row: dict[str, str]) -> float:
     """Petaflop/s-days of a row: FLOPs per parameter and token × parameters × tokens."""
     return float(row["flops"]) * float(row["parameters"]) * float(row["tokens"]) / PETAFLOP_DAY
-
-
-def _published(row: dict[str, str]) -> str:
-    return f"{float(row['published']):,g}"
 
 
 def training_compute() -> TrainingCompute:
@@ -82,50 +71,33 @@ class Logbook(Charts):
         done = [(event["day"], event["done"]) for event in self.events if "done" in event]
         restart = max(day for day, share in done if not share)
         progress = Series("progress", [point for point in done if point[0] >= restart], Look("ink", width=1.4))
-        series = [progress]
+        (known, shares), series = zip(*progress.points, strict=True), [progress]
         for cause, look in CAUSES.items():
             days = [event["day"] for event in self.events if event["cause"] == cause]
-            series.append(Series(cause, [(day, _interpolated(progress.points, day)) for day in days], look))
+            at = np.interp(days, known, shares, right=0.0).tolist()
+            series.append(Series(cause, list(zip(days, at, strict=True)), look))
         y = Axis("percent of 300 billion tokens", includes=(0.0, 100.0))
         rates = [(event["day"], event["rate"]) for event in self.events if "rate" in event]
         labels = [f"{0.6 * rate:.1f}e-4" for _, rate in rates]
         stated = Series("OPT-175B, where stated", rates, Look("c1", "o", width=0), labels=labels)
         gpt3 = Series("GPT-3 175B, 0.6e-4", look=Look("soft", dash="6 4", width=1.2), level=1.0)
         restarts = [(event["day"], event["restarts"]) for event in self.events if "restarts" in event]
+        numbers = Series(points=restarts, look=Look("c0", "o"), labels=[f"{n:g}" for _, n in restarts])
+        title = "Restarts of lineage 12: at least 40 by day 28, about 90 in all"
         day_axis = Axis("day", includes=(0.0, float(self.events[-1]["day"])))
         return [
             Plot(self.title, series, day_axis, y, size=(640, 340)),
-            Plot(
-                "Restarts of lineage 12: at least 40 by day 28, about 90 in all",
-                [Series(points=restarts, look=Look("c0", "o"), labels=[f"{n:g}" for _, n in restarts])],
-                day_axis,
-                Axis(pad=0.15),
-                size=(640, 220),
-            ),
+            Plot(title, [numbers], day_axis, Axis(pad=0.15), size=(640, 220)),
             Plot("Learning rate ÷ GPT-3's", [stated, gpt3], day_axis, Axis(includes=(0.0,), pad=0.15), size=(640, 220)),
         ]
 
     def tables(self) -> list[Table]:
-        rows = [
-            (
-                f"≈ {event['day']}" if event.get("approximate") else str(event["day"]),
-                f"{event['done']:g}%" if "done" in event else "",
-                event["cause"],
-                event["text"],
-            )
-            for event in self.events
-        ]
-        return [
-            Table(("day", "done", "cause", "what happened"), rows, self.title, [TEXTS["logbook-source"]], text=(2, 3))
-        ]
-
-
-def _interpolated(points: Any, day: float) -> float:
-    """Progress on a day, on the straight line between the two points around it."""
-    for (a, low), (b, high) in pairwise(points):
-        if a <= day <= b:
-            return float(low + (high - low) * (day - a) / (b - a))
-    return 0.0
+        rows = []
+        for event in self.events:
+            day = f"≈ {event['day']}" if event.get("approximate") else str(event["day"])
+            rows.append((day, f"{event['done']:g}%" if "done" in event else "", event["cause"], event["text"]))
+        header = ("day", "done", "cause", "what happened")
+        return [Table(header, rows, self.title, [TEXTS["logbook-source"]], text=(2, 3))]
 
 
 def opt_logbook() -> Logbook:

@@ -18,21 +18,15 @@ from dataclasses import dataclass
 
 from weft.config import assignments, validate
 from weft.costs.count import stacks
-from weft.costs.layouts import (
-    LayoutChoice,
-    RankMemory,
-    TrainingJob,
-    indivisible,
-    rank_memory,
-    refusal,
-    stage_parameters,
-)
+from weft.costs.layouts import LayoutChoice, RankMemory, TrainingJob, indivisible, rank_memory, refusal
 from weft.costs.memory import WIDE, narrow
 from weft.costs.roofline import OTHER, MicroBatch, Seconds
 from weft.costs.units import byte_size
 from weft.errors import ConfigError
+from weft.figures.prose import prose
 from weft.layout import Layout
 
+TEXTS = prose(__file__)
 HIDDEN = 0.5  # fraction of the time of tensor-parallel collectives that is hidden if they overlap with products
 UPDATE_BYTES = 36  # bytes that AdamW moves per parameter and update: all of them in fp32, and the gradient norm
 CAST_BYTES = 12  # bytes moved per weight and pass: its 16-bit copy, and its gradient to fp32
@@ -96,8 +90,7 @@ class Predictor:
         self._passes: dict[MicroBatch, tuple[list[Seconds], tuple[float, float]]] = {}
 
     def __call__(self, choice: LayoutChoice) -> LayoutPrediction:
-        memory, time = rank_memory(self.job, choice), self.time(choice)
-        return LayoutPrediction(self.job, choice, memory=memory, time=time)
+        return LayoutPrediction(self.job, choice, memory=rank_memory(self.job, choice), time=self.time(choice))
 
     def time(self, choice: LayoutChoice) -> StepSeconds:
         job, layout, p = self.job, choice.layout, choice.layout.pipeline
@@ -106,8 +99,8 @@ class Predictor:
         stacked, depth = list(zip(depths, layers, strict=True)), sum(depths)
         forward = OTHER * sum(d * layer.forward for d, layer in stacked)
         backward = OTHER * sum(d * (layer.backward + layer.recompute(choice.recompute)) for d, layer in stacked)
-        largest = stage_parameters(job, choice, first=True, last=True)
-        owned = stage_parameters(job, choice, first=p == 1, last=True)
+        largest = choice.parameters(job, first=True, last=True)
+        owned = choice.parameters(job, first=p == 1, last=True)
         parameters = (owned["layers"] + owned["around"]) / layout.shard
         has_copies = layout.shard == 1 and narrow(job.precision) < WIDE
         casts = job.roofline.move(CAST_BYTES * parameters) if has_copies else 0.0
@@ -183,10 +176,7 @@ def _exposed(seconds: float, compute: float) -> float:
 
 @dataclass(frozen=True)
 class LayoutSearch:
-    """Layouts that fit, fastest first, and for each kind without one, the layout that needs the least memory.
-
-    A kind is the set of axes that a layout uses; replicas of sharded weights are not a separate kind.
-    """
+    """Layouts that fit, fastest first, and for each kind (set of axes) without one, that of the least memory."""
 
     job: TrainingJob
     fitting: Sequence[LayoutPrediction]
@@ -199,15 +189,12 @@ class LayoutSearch:
         return self.fitting[0] if self.fitting else min(self.too_large, key=lambda layout: layout.memory.peak)
 
     def others(self) -> list[LayoutPrediction]:
-        """Return the fastest of each other kind, then the smallest of each kind that never fits.
-
-        If there are many, return those that use a single axis, and the first of the others.
-        """
+        """Return the fastest of each other kind, then the smallest of each that never fits."""
         by_kind = {kind(self.best.choice): self.best}
         for layout in [*self.fitting, *sorted(self.too_large, key=lambda layout: layout.memory.peak)]:
             by_kind.setdefault(kind(layout.choice), layout)
         del by_kind[kind(self.best.choice)]
-        single = [axes for axes in by_kind if len(axes) == 1]
+        single = [axes for axes in by_kind if len(axes) == 1]  # of many kinds, these and the first of the others
         mixed = [axes for axes in by_kind if len(axes) > 1][: MAX_OTHERS - len(single)]
         return [layout for axes, layout in by_kind.items() if axes in single or axes in mixed]
 
@@ -222,8 +209,7 @@ def search(
     predict, fitting = Predictor(job), []
     too_large: dict[tuple[str, ...], tuple[float, LayoutChoice]] = {}
     reason, hint = None, "change --layout or --gpus"
-    layouts = [layout.over(job.gpus, "--layout", hint)] if layout is not None else list(_layouts(job))
-    for candidate in layouts:
+    for candidate in _layouts(job) if layout is None else [layout.over(job.gpus, "--layout", hint)]:
         for size in _micro_sizes(job, candidate, micro):
             reason = refusal(job, LayoutChoice(candidate, size))
             if reason is not None:
@@ -292,19 +278,6 @@ def layout_from(text: str) -> Layout:
         raise ConfigError(f"--layout: {error}; write it as in --layout tensor=8,sequence=true") from None
 
 
-# part of a step's time → the reason that is shown if it makes a layout slower
-REASONS = {
-    "bubble": "bubble",
-    "tensor": "all-reduces",
-    "shard": "gathering weights",
-    "replicate": "all-reducing gradients",
-    "context": "ring attention",
-    "send": "sends between stages",
-    "compute": "smaller products",
-    "update": "updates more weights on each GPU",
-}
-
-
 def why_not(other: LayoutPrediction, best: LayoutPrediction) -> str:
     """Say in a few words why a layout is worse than the best."""
     choice, device, time = other.choice, other.job.device, other.time
@@ -312,11 +285,11 @@ def why_not(other: LayoutPrediction, best: LayoutPrediction) -> str:
         return f"does not fit: {byte_size(other.memory.peak)} of {byte_size(device.memory)}"
     excess = time.total / best.time.total - 1
     slower = f"{excess:.{0 if excess > 0.01 else 1}%} slower"
-    differences = {part: getattr(time, part) - getattr(best.time, part) for part in REASONS}
+    differences = {part: getattr(time, part) - getattr(best.time, part) for part in vars(time)}
     part, difference = max(differences.items(), key=lambda item: item[1])
     if difference <= 0:
         return slower
-    reason, share = REASONS[part], f"{getattr(time, part) / time.total:.0%}"
+    reason, share = TEXTS[f"reason-{part}"], f"{getattr(time, part) / time.total:.0%}"
     if part == "compute" and choice.recompute > best.choice.recompute:
         reason = "recomputes layers"
     elif part == "compute" and choice.layout.pipeline > best.choice.layout.pipeline:
@@ -324,6 +297,6 @@ def why_not(other: LayoutPrediction, best: LayoutPrediction) -> str:
     elif part == "bubble":
         reason += f" {share}"
     elif part in choice.layout.sizes:
-        crosses = choice.layout.sizes[part] > 1 and choice.group(part, other.job.net).crosses
+        crosses = choice.layout.sizes[part] > 1 and choice.group(part, other.job.net).machines > 1
         reason += f"{' between machines' if crosses else ''} {share}"
     return f"{slower}: {reason}"

@@ -65,7 +65,6 @@ class TrainingJob:
         biases = [sum(sum(spec.heights) for spec in block if spec.bias and spec.by_rows) for block in blocks]
         split = [sum(spec.parameters for spec in block) - bias for block, bias in zip(blocks, biases, strict=True)]
         depths = [depth for depth, _, _ in stacks(self.model)]
-        untied = parts.get("logits", 0) >= self.vocab_size * self.model.d_model
         return {
             "layer": max(split),
             "layers": sum(depth * size for depth, size in zip(depths, split, strict=True)),
@@ -73,7 +72,7 @@ class TrainingJob:
             "positions": parts.get("positions", 0),
             "below": parts.get("embeddings", 0),
             "above": parts.get("logits", 0) + parts.get("head", 0),
-            "tied": 0 if untied else parts.get("embeddings", 0),
+            "tied": 0 if parts.get("logits", 0) >= self.vocab_size * self.model.d_model else parts.get("embeddings", 0),
         }
 
     @cached_property
@@ -116,6 +115,17 @@ class LayoutChoice:
         """Return the layers of each stack on one device; in a pipeline, of the largest stage."""
         depths = [depth for depth, _, _ in stacks(job.model)]
         return depths if self.layout.pipeline == 1 else [-(-job.layers // self.layout.pipeline)]
+
+    def parameters(self, job: TrainingJob, *, first: bool, last: bool) -> dict[str, float]:
+        """Return the parameters on one device before sharding: in "layers", "around" them, and of one "layer"."""
+        sizes, t = job.sizes, self.layout.tensor
+        layer = sizes["layer"] / t + sizes["replicated"]
+        layers = sum(self.depths(job)) * layer
+        if self.layout.pipeline == 1:  # layers of two stacks may differ in size
+            layers = sizes["layers"] / t + job.layers * sizes["replicated"]
+        around = (sizes["below"] / t + sizes["positions"]) * first + sizes["above"] / t * last
+        around += sizes["tied"] / t if last and not first else 0.0
+        return {"layers": layers, "around": around, "layer": layer}
 
 
 def indivisible(model: config.TransformerConfig, tensor: int) -> str | None:
@@ -179,21 +189,8 @@ def rank_memory(job: TrainingJob, choice: LayoutChoice) -> RankMemory:
     return max((_stage(job, choice, first=first, last=last) for first, last in ends), key=lambda memory: memory.peak)
 
 
-def stage_parameters(job: TrainingJob, choice: LayoutChoice, *, first: bool, last: bool) -> dict[str, float]:
-    """Return the parameters on one device before sharding: in "layers", "around" them, and of one "layer"."""
-    sizes, t = job.sizes, choice.layout.tensor
-    layer = sizes["layer"] / t + sizes["replicated"]
-    layers = sum(choice.depths(job)) * layer
-    if choice.layout.pipeline == 1:  # layers of two stacks may differ in size
-        layers = sizes["layers"] / t + job.layers * sizes["replicated"]
-    around = (sizes["below"] / t + sizes["positions"]) * first + sizes["above"] / t * last
-    if last and not first:
-        around += sizes["tied"] / t
-    return {"layers": layers, "around": around, "layer": layer}
-
-
 def _stage(job: TrainingJob, choice: LayoutChoice, *, first: bool, last: bool) -> RankMemory:
-    parts, n = stage_parameters(job, choice, first=first, last=last), narrow(job.precision)
+    parts, n = choice.parameters(job, first=first, last=last), narrow(job.precision)
     s, p = choice.layout.shard, choice.layout.pipeline
     parameters = parts["layers"] + parts["around"]
     gathered = parameters if p > 1 else min(parameters, 2 * parts["layer"] + parts["around"])
@@ -220,8 +217,7 @@ def _activations(job: TrainingJob, choice: LayoutChoice, in_flight: float) -> fl
     along, depths = layout.tensor if layout.sequence else 1, choice.depths(job)
     per_layer = [layer.along / along + layer.inputs + layer.inside / layout.tensor for layer in job.activations]
     full = sum(depth * layer for depth, layer in zip(depths, per_layer, strict=True))
-    inputs = sum(depths) * n * job.model.d_model / along
-    layers = in_flight * ((1 - share) * full + share * inputs)
+    layers = in_flight * ((1 - share) * full + share * (sum(depths) * n * job.model.d_model / along))
     current = around_bytes(job.model, n) / along + share * max(per_layer)
     return choice.micro_batch(job.length).tokens * (layers + current)
 

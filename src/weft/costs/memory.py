@@ -106,13 +106,9 @@ def training_memory(model: Config, work: Workload, adapter: LoRA | None = None) 
 
 
 def cache_bytes(model: Config, precision: str) -> int:
-    """Return the bytes of the KV cache per token, or of a recurrent stack's state.
-
-    A sequence-to-sequence Transformer holds as much again per token of the source. In int8, each key and value of a
-    decoder has a scale.
-    """
+    """Return the bytes of the KV cache per token (of the source as many again), or of a recurrent stack's state."""
     match model:
-        case config.Decoder() if precision == "int8":
+        case config.Decoder() if precision == "int8":  # each key and value has a scale
             return 2 * model.layers * model.attention.groups * (model.cache_width + SCALE_BYTES)
         case config.Decoder() | config.EncoderDecoder():
             return 2 * model.layers * model.attention.groups * model.cache_width * narrow(precision)
@@ -133,14 +129,18 @@ def activation_bytes(model: Config, T: int, n: int) -> tuple[list[float], float,
             D, E = model.d_model, model.d_embedding or model.d_model
             widths = [E] + (model.layers - 1) * [D]
             return [float(n * (inputs + _cell(model.cell, D))) for inputs in widths], n * D, n * D
+        case config.ELMo():
+            D = model.d_model
+            states = D + _cell("lstm", model.d_cell or D) + (D if model.d_cell else 0)
+            return model.layers * [float(2 * n * states)], 4 * n * D, 2 * n * D
         case config.Bahdanau():
             D, E, A = model.d_model, model.d_embedding or model.d_model, model.d_attention or model.d_model
             cell, deeper = _cell(model.cell, D), model.layers - 1
             encoder = [inputs + 2 * cell for inputs in [E] + deeper * [2 * D]]
             decoder = [inputs + cell for inputs in [E + 2 * D] + deeper * [D]]
             alignment = T * A + T + 2 * D + A  # tanh(W_q s + W_k h_j) for every pair
-            readout = 3 * D + E + 2 * D + D
-            return [float(n * width) for width in encoder + decoder], n * (alignment + readout), n * 2 * D
+            outside = n * (alignment + 3 * D + E + 2 * D + D)  # and the readout
+            return [float(n * width) for width in encoder + decoder], outside, n * 2 * D
         case config.NGram() | config.StaticVectors():
             return [], 0.0, 0.0
         case _:
@@ -197,13 +197,10 @@ def around_bytes(model: config.TransformerConfig, n: int) -> float:
 
 
 def logits_bytes(vocab_size: int, d_model: int, tokens: int, *, gpu_memory: int) -> int:
-    """Return the memory of the 16-bit loss (`nn/loss.py`) on a GPU with this much memory.
-
-    If there are several chunks of logits, two exist at a time. The weight is there too, and its fp32 gradient, twice if
-    chunks are summed.
-    """
+    """Return the memory of the 16-bit loss (`nn/loss.py`) on a GPU with this much memory."""
     rows = 1 << max(0, (gpu_memory // GPU_BYTES_PER_LOGIT // vocab_size).bit_length() - 1)
-    chunks = 2 if tokens > rows else 1
+    chunks = 2 if tokens > rows else 1  # of logits that exist at a time
+    # the weight is there too, and its fp32 gradient, twice if chunks are summed
     return 2 * chunks * min(tokens, rows) * vocab_size + (2 + WIDE * chunks) * vocab_size * d_model
 
 

@@ -193,8 +193,7 @@ def _parts(memory: Memory | RankMemory) -> list[tuple[str, str]]:
 
 
 def _micro_batch(sequences: int, length: int, gpus: int) -> str:
-    devices = f", on each of {gpus:,} devices" if gpus > 1 else ""
-    return f"micro-batch of {sequences} × {length:,} tokens{devices}"
+    return f"micro-batch of {sequences} × {length:,} tokens" + (f", on each of {gpus:,} devices" if gpus > 1 else "")
 
 
 def _capacity(device: Device, length: int, max_sequences: Sequence[int], *, min_devices: int | None) -> str:

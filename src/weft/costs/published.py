@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from math import isnan
 from statistics import median
-from typing import Any, NamedTuple
+from types import SimpleNamespace
 
 from weft.config import validate
 from weft.costs.count import count
@@ -25,35 +25,25 @@ from weft.models.config import MaskedLMHead, TransformerConfig
 from weft.models.presets import PRESETS, bert, gpt, llama, preset, vaswani
 
 
-class GPT3Row(NamedTuple):
-    """Row of Brown et al. 2020, table 2.1, as on the slide."""
-
-    preset: str
-    parameters: float
-    layers: int
-    d_model: int
-    heads: int
-    d_head: int
-    batch: float  # millions of tokens
-    rate: float
-
-    @property
-    def is_consistent(self) -> bool:
-        return self.heads * self.d_head == self.d_model
-
-
 def csv_rows(name: str) -> list[dict[str, str]]:
     """Return the rows of a table of this room."""
     text = (resources.files("weft.costs") / name).read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
 
 
-def _numbers(row: Mapping[str, str]) -> list[Any]:
-    return [int(cell) if cell.isdecimal() else float(cell) for cell in list(row.values())[1:]]
+def _records(name: str) -> list[SimpleNamespace]:
+    """Return the rows of a table that has numbers after its first column."""
+    records = []
+    for row in csv_rows(name):
+        (key, title), *cells = row.items()
+        numbers = {column: int(cell) if cell.isdecimal() else float(cell) for column, cell in cells}
+        records.append(SimpleNamespace(**{key: title}, **numbers))
+    return records
 
 
-# GPT-3 Large has 16 heads of 96; two rows are inconsistent, and the presets' descriptions say what is built instead.
-GPT3 = tuple(GPT3Row(row["preset"], *_numbers(row)) for row in csv_rows("gpt3.csv"))
+# Brown et al. 2020, table 2.1, as on the slide, with batches in millions of tokens. GPT-3 Large has 16 heads of 96; two
+# rows are inconsistent, and the presets' descriptions say what is built instead.
+GPT3 = _records("gpt3.csv")
 
 
 def gpt3_tables() -> list[Table]:
@@ -66,56 +56,36 @@ def gpt3_tables() -> list[Table]:
         sizes = (str(size) for size in (model.layers, model.d_model, model.attention.heads, model.d_head))
         compute = plain(cost.training() * 300e9 / PETAFLOP_DAY)
         batch, rate = f"{row.batch:g}M", f"{row.rate * 1e4:.1f}e-4"
-        counted = (short(row.parameters), short(cost.parameters), difference)
-        rows.append((row.preset, *counted, *sizes))
+        rows.append((row.preset, short(row.parameters), short(cost.parameters), difference, *sizes))
         training.append((row.preset, batch, rate, compute))
-    remarks = [f"{row.preset}: {PRESETS[row.preset][1]}." for row in GPT3 if not row.is_consistent]
+    inconsistent = [row.preset for row in GPT3 if row.heads * row.d_head != row.d_model]
+    remarks = [f"{name}: {PRESETS[name][1]}." for name in inconsistent]
     header = ("preset", "slide", "weft", "differs", "layers", "d_model", "heads", "d_head")
     notes = ["Batch sizes are in tokens. Petaflop/s-days are those of training on 300 billion tokens."]
-    return [
-        Table(header, rows, "GPT-3's sizes (Brown et al. 2020, table 2.1)", remarks),
-        Table(("preset", "batch", "rate", "PF/s-days"), training, "Their training", [*notes, TEXTS["compute-claims"]]),
-    ]
+    sizes_table = Table(header, rows, "GPT-3's sizes (Brown et al. 2020, table 2.1)", remarks)
+    columns = ("preset", "batch", "rate", "PF/s-days")
+    return [sizes_table, Table(columns, training, "Their training", [*notes, TEXTS["compute-claims"]])]
 
 
-class OPTRow(NamedTuple):
-    """Row of the slide: FLOPs of an update and their shares in percent; `batch` is OPT's, in units of 2²⁰ tokens."""
-
-    name: str
-    layers: int
-    d_model: int
-    heads: int
-    batch: float
-    update: float  # NaN where the slide cannot be read
-    projections: float
-    feedforward: float
-    attention: float
-    logits: float
-
-    @property
-    def shares(self) -> tuple[float, ...]:
-        return (self.projections, self.feedforward, self.attention, self.logits)
-
-
-# Zhang et al. 2022, table 1; the slide's smallest row is GPT-3 Large
-OPT = tuple(OPTRow(row["name"], *_numbers(row)) for row in csv_rows("opt.csv"))
+# Zhang et al. 2022, table 1, and the slide: FLOPs of an update (NaN where the slide cannot be read) and their shares in
+# percent; batches are OPT's, in units of 2²⁰ tokens. The slide's smallest row is GPT-3 Large.
+OPT = _records("opt.csv")
 OPT_VOCABULARY, OPT_CONTEXT = 50272, 2048
 OPT_PARTS = ("MHA projections", "FFN", "attention", "logits")
 
 
-def opt_flops(row: OPTRow) -> dict[str, float]:
+def opt_flops(row: SimpleNamespace) -> dict[str, float]:
     """Return weft's count of the FLOPs of an update, with the layers recomputed once, by component."""
     cost = count(gpt(row.layers, row.d_model, row.heads, context=OPT_CONTEXT, vocab_size=OPT_VOCABULARY))
     update = row.batch * 2**20 * cost.training(recompute=True)
     return {part.name: update * cost.share(part, recompute=True) for part in cost.components if part.flops}
 
 
-def opt_slide_flops(row: OPTRow) -> dict[str, float]:
+def opt_slide_flops(row: SimpleNamespace) -> dict[str, float]:
     """Return the FLOPs of an update by the count that reproduces the slide; the terms of the projections are fitted."""
     d, T, layers = row.d_model, OPT_CONTEXT, row.layers
     parts = (2 * d * d + 8 * T * d, 16 * d * d, 4 * T * d, 0.75 * 2 * d * OPT_VOCABULARY / layers)
-    update = row.batch * 2**20 * 4 * layers
-    return {name: update * flops for name, flops in zip(OPT_PARTS, parts, strict=True)}
+    return {name: row.batch * 2**20 * 4 * layers * flops for name, flops in zip(OPT_PARTS, parts, strict=True)}
 
 
 def _update_and_shares(flops: Mapping[str, float]) -> tuple[float, list[float]]:
@@ -128,9 +98,8 @@ def opt_table() -> tuple[Table, Table]:
     """Compare the slide's columns with the count that reproduces them, and show weft's count of the same sizes."""
     slide, ours = [], []
     for row in OPT:
-        (matched, shares), (counted, our_shares) = (
-            _update_and_shares(flops(row)) for flops in (opt_slide_flops, opt_flops)
-        )
+        matched, shares = _update_and_shares(opt_slide_flops(row))
+        counted, our_shares = _update_and_shares(opt_flops(row))
         printed = (f"{row.projections:.0f}", f"{row.feedforward:.0f}", f"{row.attention:.1f}", f"{row.logits:.1f}")
         cells = (f"{slide_share} | {share:4.1f}" for slide_share, share in zip(printed, shares, strict=True))
         slide.append((row.name, f"{'?' if isnan(row.update) else f'{row.update:.1e}'} | {matched:.2e}", *cells))

@@ -47,14 +47,13 @@ class Software:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Micro-batch of one device: `rows` sequences of `length` tokens. Matrices are split over `tensor` devices, tokens
-    over `context`; with `sequence`, activations between the matrices are split over `tensor` too."""
+    """Micro-batch of one device: `rows` sequences of `length` tokens."""
 
     rows: int
     length: int
-    tensor: int = 1
-    sequence: bool = False
-    context: int = 1
+    tensor: int = 1  # devices that matrices are split over
+    sequence: bool = False  # activations between the matrices are split over `tensor` too
+    context: int = 1  # devices that tokens are split over
 
     @property
     def tokens(self) -> int:
@@ -111,8 +110,7 @@ class Roofline:
     def linear(self, tokens: int, inputs: int, outputs: int, *, fp8: bool = False) -> tuple[float, float]:
         """Return the seconds of a linear layer, forward and backward."""
         forward = self.product(tokens, inputs, outputs, fp8=fp8)
-        backward = self.product(tokens, outputs, inputs, fp8=fp8) + self.product(inputs, tokens, outputs, fp8=fp8)
-        return forward, backward
+        return forward, self.product(tokens, outputs, inputs, fp8=fp8) + self.product(inputs, tokens, outputs, fp8=fp8)
 
     def move(self, bytes_: float) -> float:
         """Return the seconds to read and write this many bytes."""
@@ -148,7 +146,7 @@ class Roofline:
         seen = T / 2 + DIAGONAL if causal else T
         kinds = model.kinds()
         pairs = queries * sum(min(seen, T, kind.window or T) for kind in kinds) / len(kinds)
-        softmax = PAIR * pairs / self.device.exponentials
+        softmax = PAIR * pairs / (self.device.fp32 / 2 * 16 / self.device.lanes)
         slowdown = DROPOUT_SLOWDOWN if model.attention.dropout else 1.0
         softmax, rate = slowdown * softmax, self.rate / slowdown
         forward, backward = (products * d_head * pairs / rate for products in (4, 10))

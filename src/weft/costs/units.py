@@ -12,9 +12,8 @@ def parse_count(text: str, what: str) -> int:
     """Parse '300B', '1.5T', '3e11' or '300_000' to an integer; `what` names it in the error."""
     word = text.strip()
     suffix = word[-1:].upper() if word[-1:].isalpha() else ""
-    digits = word[: len(word) - len(suffix)]
     try:
-        number = float(digits) * SUFFIXES[suffix]
+        number = float(word[: len(word) - len(suffix)]) * SUFFIXES[suffix]
     except (ValueError, KeyError):
         number = math.nan
     if not math.isfinite(number) or number < 1:

@@ -80,10 +80,14 @@ class EntrySource(Config):
     python: str = ""
 
     @property
+    def lines(self) -> list[str]:
+        """Commands, one each; a line that ends in a backslash continues on the next."""
+        return [" ".join(line.split()) for line in self.run.replace("\\\n", " ").splitlines() if line.strip()]
+
+    @property
     def commands(self) -> list[list[str]]:
-        """Words of each command, without `weft`; a line that ends in a backslash continues on the next."""
-        lines = self.run.replace("\\\n", " ").splitlines()
-        return [shlex.split(line)[1:] for line in lines if line.strip()]
+        """Words of each command, without `weft`."""
+        return [shlex.split(line)[1:] for line in self.lines]
 
     @property
     def text(self) -> str:
@@ -98,12 +102,16 @@ class Setup(EntrySource):
 
 
 class LectureEntry(EntrySource):
-    """Figure, table or claim of a lecture. `status` is the exit code of its command, 2 if it shows a refusal."""
+    """Figure, table or claim of a lecture.
+
+    `draws` are figures besides those of --out and --map; `status` is the exit code, 2 if the command shows a refusal.
+    """
 
     title: str
     kind: Literal["figure", "table", "claim"]
     about: str
     checks: tuple[EntryCheck, ...] = ()
+    draws: tuple[str, ...] = ()
     status: int = 0
 
     @model_validator(mode="after")
@@ -115,16 +123,16 @@ class LectureEntry(EntrySource):
     @property
     def shown(self) -> str:
         """Commands in one line, for a list."""
-        first, *others = [line for line in self.run.replace("\\\n", " ").splitlines() if line.strip()] or [""]
         if self.python:
             return f"Python, {counted(len(self.text.splitlines()), 'line')}"
-        return " ".join(first.split()) + (" …" if others else "")
+        return self.lines[0] + (" …" if len(self.lines) > 1 else "")
 
     @property
     def figures(self) -> list[str]:
         """Names of the figures that the commands write."""
         pairs = [pair for words in self.commands for pair in pairwise(words)]
-        return [name for option, name in pairs if option == "--out" and name.endswith(".svg")]
+        named = [name for option, name in pairs if option in ("--out", "--map") and name.endswith(".svg")]
+        return [*named, *self.draws]
 
 
 class Lecture(Config):

@@ -41,9 +41,12 @@ def verdict_table(result: EntryResult) -> Table:
 
 def _section(position: int, result: EntryResult) -> Section:
     entry = result.entry
-    command = entry.python.strip() or "\n".join(f"$ {line}" for line in _lines(entry.run))
-    script = part("texts", [command])
-    html = part("fold", f"Python, {counted(len(command.splitlines()), 'line')}", script) if entry.python else script
+    if entry.python:
+        script = part("texts", [entry.python.strip()])
+        html = part("fold", f"Python, {counted(len(entry.text.splitlines()), 'line')}", script)
+    else:
+        words = [[_word(word) for word in ("$", *line.split())] for line in entry.lines]
+        html = Markup('<pre class="lecture-command">{}</pre>').format(Markup("\n").join(map(Markup(" ").join, words)))
     if result.error:
         html += Markup('<p class="lecture-failed">Failed: {}</p>').format(result.error)
     for path in result.figures:
@@ -59,5 +62,6 @@ def _section(position: int, result: EntryResult) -> Section:
     return Section(f"{position}. {entry.title}", entry.about, html)
 
 
-def _lines(run: str) -> list[str]:
-    return [" ".join(line.split()) for line in run.replace("\\\n", " ").splitlines() if line.strip()]
+def _word(word: str) -> Markup:
+    """Return a word of a command that no line break divides, even at a hyphen."""
+    return Markup("<span>{}</span>" if "-" in word else "{}").format(word)

@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from re import escape, search
 from threading import Lock
@@ -80,8 +80,20 @@ class Workspace:
             seconds=time.monotonic() - start,
         )
 
+    def needs(self, entries: Sequence[LectureEntry]) -> list[Setup]:
+        """Return the texts and runs that these entries mention, in the order of their list."""
+        return [setup for setup in setups() if any(_mentions(entry.text, setup.makes) for entry in entries)]
+
     def run_all(self, entries: Sequence[LectureEntry], advance: Advance) -> list[EntryResult]:
-        """Run entries, several at the same time, and return their results in order."""
+        """Make what the entries need, then run them, several at the same time, and return their results in order.
+
+        Progress counts both; an entry that waited for a run would keep another from starting.
+        """
+
+        def make(setup: Setup) -> None:
+            with suppress(RunError), self._locks[setup.makes]:  # entries report what failed
+                self._make(setup)
+            advance(1)
 
         def run(entry: LectureEntry) -> EntryResult:
             result = self.run(entry)
@@ -89,6 +101,8 @@ class Workspace:
             return result
 
         with self._interruptible(), ThreadPoolExecutor(self._workers) as pool:
+            for setup in self.needs(entries):
+                pool.submit(make, setup)
             futures = [pool.submit(run, entry) for entry in entries]
             try:
                 return [future.result() for future in futures]

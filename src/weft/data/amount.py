@@ -18,7 +18,7 @@ import zstandard
 from weft.data.rows import DIALECTS, TABLES, JsonText, parquet_count, records
 from weft.data.sources import find_files, hub_sizes
 from weft.data.streams import COMPRESSED, decompress, format_of, is_utf8, lines
-from weft.errors import DataError
+from weft.errors import os_errors
 from weft.storage.files import utf8_size
 from weft.text import builtin
 
@@ -64,10 +64,8 @@ def _amount_of(name: str, columns: Sequence[str], encoding: str) -> Amount:
 
 
 def _size(name: str) -> int:
-    try:
+    with os_errors(name):
         return os.path.getsize(name)
-    except OSError as error:
-        raise DataError(f"{name}: cannot be read: {error.strerror}") from None
 
 
 def _ratio(name: str) -> float:

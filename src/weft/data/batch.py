@@ -53,35 +53,25 @@ class Source(_TensorFields):
 class Batch(_TensorFields):
     """Rows of tokens and their targets.
 
-    tokens (B, T) int64; targets (B, T) int64, a token or label for each position, or (B,), one for a whole row: int64
-    for a class, float32 for a regression target; loss_mask, shaped like the targets, bool, True where a target counts
-    (None: everywhere); positions (B, T) int64 (None: 0 … T-1); documents (B, T) int64, tokens attend only to tokens
-    with the same number; mask (B, T) bool, True at real tokens (None: everywhere); segments (B, T) int64, 0 in the
-    first sentence of a pair and 1 in the second; source, the input of an encoder, or the other text of a pair.
-    next_sentence (B,) int64, 1 if the second sentence follows the first. Its loss is a separate mean: the
-    next_sentence_weight (B,) float32 is (targets that count) ÷ rows over the whole step, so that the sum of both
-    losses, divided by the step's targets, is the sum of both means, however the step is split into micro-batches.
-    keys (B,) int32 seed the dropout of each row (`nn/dropout.py`).
-    ranges: if processes share rows (`parallel/context.py`), the ranges of positions that tokens, targets, loss_mask and
-    segments hold; positions, documents and mask are then those of whole rows.
-    lanes (B,) int64: if rows continue those of the previous step, the lane of each row; begins (B,) bool, True where a
-    row does not continue one.
+    The next-sentence loss is a separate mean: its weight is (targets that count) ÷ rows over the whole step, so that
+    the sum of both losses, divided by the step's targets, is the sum of both means, however the step is split. If
+    processes share rows (`parallel/context.py`), positions, documents and mask are those of whole rows.
     """
 
-    tokens: Tensor
-    targets: Tensor
-    loss_mask: Tensor | None = None
-    positions: Tensor | None = None
-    documents: Tensor | None = None
-    mask: Tensor | None = None
-    segments: Tensor | None = None
-    source: Source | None = None
-    next_sentence: Tensor | None = None
-    next_sentence_weight: Tensor | None = None
-    keys: Tensor | None = None
-    lanes: Tensor | None = None
-    begins: Tensor | None = None
-    ranges: tuple[range, ...] = ()
+    tokens: Tensor  # (B, T) int64
+    targets: Tensor  # (B, T) int64, or one per row (B,): int64 for a class, float32 for a regression target
+    loss_mask: Tensor | None = None  # shaped like the targets, bool: where a target counts; None: everywhere
+    positions: Tensor | None = None  # (B, T) int64; None: 0 … T-1
+    documents: Tensor | None = None  # (B, T) int64: tokens attend only to tokens with the same number
+    mask: Tensor | None = None  # (B, T) bool, True at real tokens; None: everywhere
+    segments: Tensor | None = None  # (B, T) int64, 0 in the first sentence of a pair and 1 in the second
+    source: Source | None = None  # the input of an encoder, or the other text of a pair
+    next_sentence: Tensor | None = None  # (B,) int64, 1 if the second sentence follows the first
+    next_sentence_weight: Tensor | None = None  # (B,) float32
+    keys: Tensor | None = None  # (B,) int32, seeds of each row's dropout (`nn/dropout.py`)
+    lanes: Tensor | None = None  # (B,) int64: the lane of each row, if rows continue those of the previous step
+    begins: Tensor | None = None  # (B,) bool, True where a row does not continue one
+    ranges: tuple[range, ...] = ()  # positions that tokens, targets, loss_mask and segments hold, if rows are shared
     counted: int | None = None  # cached `count`: computed on the host before the batch is moved
 
     @property
@@ -119,16 +109,16 @@ def windows_batch(
 ) -> Batch:
     """Windows (B, length) of these samples (B,) of the run, each from one of the texts."""
     sources, starts = mixture.locate(samples)
-    return _stack(texts, sources, starts, length=mixture.windows[0].length, document_mask=document_mask)
+    return _cut(texts, sources, starts, length=mixture.windows[0].length, document_mask=document_mask)
 
 
 def lanes_batch(text: Tokens, lanes: Lanes, step: int, *, rows: Array) -> Batch:
     """Windows (B, length) of the lanes `rows` (B,) of a text at a step, counted from 0."""
-    batch = _stack([text], np.zeros_like(rows), lanes.starts(step)[rows], length=lanes.length)
+    batch = _cut([text], np.zeros_like(rows), lanes.starts(step)[rows], length=lanes.length)
     return replace(batch, lanes=torch.from_numpy(rows), begins=torch.full((len(rows),), lanes.begins(step)))
 
 
-def evaluation_batches(tokens: Tokens, length: int, batch: int) -> Iterator[Batch]:
+def evaluation_batches(tokens: Tokens, length: int, batch: int, *, document_mask: bool = False) -> Iterator[Batch]:
     """Yield batches in which every token but the first is a target exactly once, in order: full windows, `batch` at a
     time, then one shorter row for the remaining tokens. Nothing is padded."""
     if len(tokens) < 2:
@@ -136,15 +126,14 @@ def evaluation_batches(tokens: Tokens, length: int, batch: int) -> Iterator[Batc
     full, remainder = divmod(len(tokens) - 1, length)
     for first in range(0, full, batch):
         starts = np.arange(first, min(first + batch, full)) * length
-        yield _stack([tokens], np.zeros_like(starts), starts, length=length)
+        yield _cut([tokens], np.zeros_like(starts), starts, length=length, document_mask=document_mask)
     if remainder:
-        yield _stack([tokens], np.zeros(1, dtype=np.int64), np.array([full * length]), length=remainder)
+        start = np.array([full * length])
+        yield _cut([tokens], np.zeros_like(start), start, length=remainder, document_mask=document_mask)
 
 
-def _stack(
-    texts: Sequence[Tokens], sources: Array, starts: Array, *, length: int, document_mask: bool = False
-) -> Batch:
-    """Stack the windows that begin at `starts` (B,) of the texts with the indices `sources` (B,)."""
+def _cut(texts: Sequence[Tokens], sources: Array, starts: Array, *, length: int, document_mask: bool = False) -> Batch:
+    """Cut and stack the windows that begin at `starts` (B,) of the texts with the indices `sources` (B,)."""
     ids = np.empty((len(starts), length + 1), dtype=np.int64)
     for source, text in enumerate(texts):
         rows = sources == source
@@ -238,16 +227,13 @@ class Framed(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """Special tokens `before`, `between` and `after` one or two sentences, and the token to `fill` padding with.
-
-    `segments`: whether the second sentence of a pair is segment 1.
-    """
+    """Special tokens `before`, `between` and `after` one or two sentences, and the token to `fill` padding with."""
 
     before: Ids
     between: Ids
     after: Ids
     fill: int
-    segments: bool = True
+    segments: bool = True  # whether the second sentence of a pair is segment 1
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "Frame":
@@ -296,14 +282,11 @@ def framed(
     return Framed(*pad(rows, frame.fill), pad(segments, 0)[0])
 
 
-def fit_pair(
-    first: Sequence[int], second: Sequence[int], max_tokens: int | None
-) -> tuple[Sequence[int], Sequence[int]]:
+def fit_pair(first: Sequence[int], second: Sequence[int], max_tokens: int | None) -> tuple[Sequence[int], ...]:
     """Truncate a pair of sentences to `max_tokens` together."""
     if max_tokens is not None and len(first) + len(second) > max_tokens:
-        first = first[
-            : max(max_tokens - len(second), (max_tokens + 1) // 2)
-        ]  # the space that the second leaves, or half
+        # the first has the space that the second leaves, or half
+        first = first[: max(max_tokens - len(second), (max_tokens + 1) // 2)]
         second = second[: max_tokens - len(first)]
     return first, second
 

@@ -71,20 +71,15 @@ class NumberedPart:
 
 @dataclass(frozen=True)
 class TextSource:
-    """Text to read: its sources, the held-out split, the column that holds it in tables, and its encoding.
-
-    `part` selects one part of a text that several machines prepare. `frame` is the ids before and after each document;
-    by default, the leading ids of the tokenizer if they are bos, and eos. With `separate_sections`, each section of a
-    document is encoded on its own: weft 0.1 did so, and resuming its runs requires it.
-    """
+    """Text to read: its sources, the held-out split, the column that holds it in tables, and its encoding."""
 
     sources: Sequence[str]
     validation: Split = field(default_factory=HashSplit)
     column: str = "text"
     encoding: str = "utf-8"
-    part: NumberedPart | None = None
-    frame: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    separate_sections: bool = False
+    part: NumberedPart | None = None  # one part of a text that several machines prepare
+    frame: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # ids around each document; None: bos if used, and eos
+    separate_sections: bool = False  # encode each section on its own, as weft 0.1 did; resuming its runs requires it
 
 
 class MixturePart(Config):

@@ -26,19 +26,16 @@ MASKING, PAIRING, CUTTING = range(3, 6)  # purposes of a row's random-number str
 
 @dataclass(frozen=True)
 class Masking:
-    """The masking rate, and the tokenizer's ids that masking needs.
-
-    `special_ids` ascend; for whole-word masking, `starts` (vocab_size,) marks the tokens that begin a word.
-    """
+    """The masking rate, and the tokenizer's ids that masking needs; `starts` (vocab_size,) is for whole words."""
 
     rate: float
     vocab_size: int
     mask_id: int
-    special_ids: Array
+    special_ids: Array  # ascending
     pad_id: int | None = None
     cls_id: int | None = None
     sep_id: int | None = None
-    starts: Flags | None = None
+    starts: Flags | None = None  # marks the tokens that begin a word
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, rate: float = 0.15, whole_words: bool = False) -> "Masking":
@@ -190,8 +187,7 @@ class SpanCorruption:
     def of(cls, tokenizer: Tokenizer, rate: float = 0.15, mean: float = 3.0) -> "SpanCorruption":
         """Settings for a tokenizer with sentinels and eos. The decoder begins with bos, or with pad as T5's does."""
         start = tokenizer.need("pad") if tokenizer.bos_id is None else tokenizer.bos_id
-        eos = tokenizer.need("eos")
-        return cls(rate, mean, sentinels=sentinels(tokenizer), eos_id=eos, start_id=start)
+        return cls(rate, mean, sentinels=sentinels(tokenizer), eos_id=tokenizer.need("eos"), start_id=start)
 
 
 def corrupt_spans(ids: Array, corruption: SpanCorruption, streams: Streams) -> tuple[Array, Array]:
@@ -241,7 +237,6 @@ def _random_lengths(total: int, spans: int, streams: Streams, *, parity: int) ->
 def spans_batch(ids: Array, samples: npt.ArrayLike, corruption: SpanCorruption, *, seed: int) -> Batch:
     """Batch with texts (B, T) without some spans as sources and the spans as targets; `samples` (B,) are their numbers.
     All sources have one length, and so have all targets: nothing is padded."""
-    corrupted = corrupt_spans(ids, corruption, streams(samples, seed, CUTTING))
-    source, targets = map(torch.from_numpy, corrupted)
+    source, targets = map(torch.from_numpy, corrupt_spans(ids, corruption, streams(samples, seed, CUTTING)))
     inputs = torch.cat([torch.full((len(targets), 1), corruption.start_id), targets[:, :-1]], dim=1)
     return Batch(inputs, targets, source=Source(source, torch.ones(source.shape, dtype=torch.bool)))

@@ -80,8 +80,7 @@ def encode_jobs(
 
 
 def _batches(work: Iterable[EncodingJob]) -> Iterator[list[EncodingJob]]:
-    batch: list[EncodingJob] = []
-    size = 0
+    batch, size = list[EncodingJob](), 0
     for job in work:
         batch.append(job)
         size += len(job.fragment.text)

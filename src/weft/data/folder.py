@@ -136,14 +136,11 @@ class ShardWriter:
 
 
 class FolderWriter:
-    """Writes the shards of both sides, one open shard per side.
-
-    `shards` are all finished shards; `finished_sections` counts, for each side, the sections in those that an earlier
-    process finished: always the side's first sections.
-    """
+    """Writes the shards of both sides, one open shard per side; `shards` are all finished ones."""
 
     def __init__(self, out: Path, plan: Plan, *, dtype: str, done: Sequence[Shard]) -> None:
         self.shards = list(done)
+        # sections of each side in shards that an earlier process finished: always the side's first
         self.finished_sections = {side: sum(shard.sections for shard in done if shard.split == side) for side in SIDES}
         self._out, self._dtype, self._max_tokens = out, dtype, int(plan["shard_tokens"])
         self._numbered = "part" not in plan
@@ -219,9 +216,7 @@ def _begin(out: Path, plan: Plan, index: str) -> list[Shard] | None:
     if (out / index).exists():
         return None
     shards: list[Shard] = []
-    with suppress(
-        FileNotFoundError, ValidationError, DataError
-    ):  # a truncated line or a damaged shard ends the journal
+    with suppress(FileNotFoundError, ValidationError, DataError):  # a damaged line or shard ends the journal
         for line in files.read_text(out / JOURNAL).splitlines():
             shard = Shard.model_validate_json(line)
             shard.verify(out)

@@ -40,6 +40,7 @@ VERSION = 2  # of the encoding of text; in version 1, of weft 0.1, each section 
 SHARD_TOKENS = 64 * 1024 * 1024
 STRIPE_BITS = 6  # 64 consecutive sections of a file are one stripe, and belong to one part
 FILE_BITS = 33  # a position is the file's number, 32 bits of section number, and one bit: whether a document ends there
+GAP = "the parts don't fit together: a file of the text differs between machines, or has changed"
 MIN_SHARED_BYTES = 32 * 1024 * 1024  # of text; below this, starting processes takes longer than it saves
 
 
@@ -74,10 +75,9 @@ def prepare(
         read = split_sections if text.part is None else part_sections
         writer = FolderWriter(out, plan, dtype=dtype, done=done)
         with bar("preparing", total, unit="bytes") as advance, writer.finishing():
-            sections = _skip_finished(read(text, plan["section"]), writer.finished_sections, advance)
-            work = (
-                separate_jobs(sections) if text.separate_sections else document_jobs(sections, tokenizer.split_points)
-            )
+            sections = _skip_done(read(text, plan["section"]), writer.finished_sections, advance)
+            points, separate = tokenizer.split_points, text.separate_sections
+            work = separate_jobs(sections) if separate else document_jobs(sections, points)
             with closing(encode_jobs(work, tokenizer, frame, dtype=dtype, processes=processes)) as encoded:
                 for section, ids in encoded:
                     writer.add(section.side, ids, size=section.size, document=section.document)
@@ -111,7 +111,7 @@ def _plan(text: TextSource, shard_tokens: int, tokenizer: Tokenizer) -> Plan:
     return json.loads(json.dumps(plan))
 
 
-def _skip_finished(
+def _skip_done(
     sections: Iterable[TextSection], finished: Mapping[Side, int], advance: Advance
 ) -> Iterator[TextSection]:
     """Mark the first `finished` wanted sections of each side as unwanted; `advance` is called with all sizes."""
@@ -288,7 +288,7 @@ def _copy_stripes(parts: Sequence[PreparedPart], writer: FolderWriter, advance: 
                 finished[stripe.side] -= skipped
                 writer.extend(stripe.side, stripe.ids, np.stack([*stripe.sections[:2], documents])[:, skipped:])
     if last >= 0 and not last & 1:
-        raise _gap()
+        raise DataError(GAP)
 
 
 def _stripes(part: Shards, side: Side) -> Iterator[Stripe]:
@@ -315,9 +315,5 @@ def _check_contiguous(last: int, positions: Ids) -> int:
     continues = positions >> 1 == (before >> 1) + 1
     begins_file = (positions % (1 << FILE_BITS) <= 1) & (before & 1 == 1) & (positions > before)
     if not (continues | begins_file).all():
-        raise _gap()
+        raise DataError(GAP)
     return int(positions[-1])
-
-
-def _gap() -> DataError:
-    return DataError("the parts don't fit together: a file of the text differs between machines, or has changed")

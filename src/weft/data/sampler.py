@@ -28,11 +28,7 @@ MAX_SHARES = 2**31  # sum of the integer weights of a mixture, so that sample ×
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of `length` inputs and their targets, one token later, over a text of `tokens` tokens.
-
-    Windows have a stride of `length`. Each epoch shifts all of them by less than a window, so that a small text that is
-    read many times is not always divided at the same tokens.
-    """
+    """Windows of `length` inputs and their targets over a text of `tokens`; each epoch shifts them by less than one."""
 
     tokens: int
     length: int
@@ -59,8 +55,8 @@ class Windows:
 class Lanes:
     """A text divided into `lanes` that are read in parallel; each step continues `length` tokens after the previous.
 
-    A recurrent model can carry its state from step to step (truncated back-propagation through time; Werbos 1990,
-    Mikolov et al. 2010). Every epoch restarts all lanes, shifted by less than a window.
+    A recurrent model can carry its state along (truncated back-propagation through time; Werbos 1990, Mikolov et al.
+    2010). Every epoch restarts all lanes, shifted by less than a window.
     """
 
     tokens: int
@@ -215,10 +211,9 @@ def _hash(word: Words, key: Words) -> Words:
 
 
 class Buckets:
-    """Batches of `size` rows, or of as many rows as fit into `tokens`, padding of all sides included.
+    """Batches of `size` rows, or of as many rows as fit into `tokens`, of lengths (examples,) or (examples, sides).
 
-    lengths: (examples,) or (examples, sides), tokens of each example as batched, special tokens included.
-    even: whether the last batches of an epoch have equal sizes; in weft 0.1, the last one had the remaining rows.
+    even: the last batches of an epoch have equal sizes; in weft 0.1, the last one had the remaining rows.
     """
 
     def __init__(

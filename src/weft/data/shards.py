@@ -28,7 +28,7 @@ import numpy.typing as npt
 from pydantic import Field, NonNegativeInt
 
 from weft.config import Config, validate
-from weft.errors import ConfigError, DataError
+from weft.errors import ConfigError, DataError, os_errors
 from weft.progress import Advance, bar
 from weft.storage import files
 from weft.storage.files import THREADS, write_text
@@ -93,9 +93,7 @@ def dtype_for(vocab_size: int) -> Literal["uint16", "uint32"]:
 class Tokens:
     """A long sequence of token ids with document boundaries: on disk in shards, or in memory."""
 
-    def __init__(
-        self, shards: Sequence[Array], sections: Sequence[Ids], random_access: Sequence[Array] | None = None
-    ) -> None:
+    def __init__(self, shards: Sequence[Array], sections: Sequence[Ids], random_access: Sequence[Array] | None = None):
         """`shards[i]` holds ids (n,); `sections[i]` (3, m): offsets within shard i, UTF-8 bytes, documents.
         `random_access` are the same ids mapped without read-ahead, for windows at random offsets."""
         assert len(shards) == len(sections)
@@ -191,10 +189,8 @@ class Shards:
         sizes = {f"{shard.name}.tokens": shard.tokens * width for shard in index.shards}
         sizes |= {f"{shard.name}.sections": shard.sections * 24 for shard in index.shards}
         for file, expected in sizes.items():
-            try:
+            with os_errors(path / file):
                 size = (path / file).stat().st_size
-            except OSError as error:
-                raise DataError(f"{path / file}: cannot be read: {error.strerror}") from None
             if size != expected:
                 raise DataError(f"{path / file}: damaged: {size} bytes instead of {expected}")
         return cls(path, index)
@@ -289,10 +285,8 @@ def verify(folder: Path, expected: Mapping[str, str], blocks: Callable[[Path], I
     a file that its checksum covers."""
     stamps: dict[str, list[int]] = {}
     for name in expected:
-        try:
+        with os_errors(folder / name):
             status = os.stat(folder / name)
-        except OSError as error:
-            raise DataError(f"{folder / name}: cannot be read: {error.strerror}") from None
         if not stat.S_ISREG(status.st_mode):
             raise DataError(f"{folder / name}: damaged: not a file")
         stamps[name] = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]

@@ -7,18 +7,20 @@ JSONL, CSV or Parquet is a document, divided likewise if it is longer than 16 Ki
 documents are encoded as a whole.
 """
 
+import fnmatch
+import glob
 import os
 import re
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weft.data.patterns import find_matches, identity, is_pattern
 from weft.data.rows import TABLES, MissingColumnError, SeparatorError, records, text_of
 from weft.data.streams import COMPRESSED, blocks, decode, describe_non_text_file, format_of
-from weft.errors import DataError, download_first, hub_failure, suggestion
+from weft.errors import DataError, download_first, hub_failure, os_errors, suggestion
 from weft.progress import warn
 from weft.storage.files import open_regular
 from weft.text import builtin
@@ -98,7 +100,7 @@ def _expand(source: str, column: str | None, encoding: str) -> tuple[list[str], 
         if (what := _describe_non_text(source)) is not None:
             raise DataError(f"{source}: {what}, not text")
         return [source], {}
-    if not folder and not is_pattern(source):
+    if not folder and not glob.has_magic(source):
         # `owner/name` is a dataset on the hub unless it looks like a mistyped path
         mistyped = format_of(source) in SUFFIXES or source.endswith(COMPRESSED)
         mistyped = mistyped or os.path.isdir(source.partition("/")[0])
@@ -201,10 +203,8 @@ def stamp(name: str) -> list[Any]:
         return [name, sum(len(text.encode()) for text in corpus.documents), corpus.sha256]
     if name.startswith("hub:"):
         return [name, HUB_BYTES, ""]
-    try:
+    with os_errors(name):
         status = os.stat(name)
-    except OSError as error:
-        raise DataError(f"{name}: cannot be read: {error.strerror}") from None
     return [os.path.abspath(name), status.st_size, status.st_mtime_ns]
 
 
@@ -340,3 +340,55 @@ def _section_end(text: bytes, start: int, section: int) -> int:
     if text[stop - 1 : stop + 1] == b"\r\n":
         stop -= 1
     return stop
+
+
+def identity(path: str) -> tuple[int, int] | None:
+    """Device and inode of a file or folder, independent of its name; None for anything else."""
+    if not os.path.isfile(path) and not os.path.isdir(path):
+        return None
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
+
+
+def find_matches(pattern: str) -> Iterator[tuple[str, str | None]]:
+    """Yield the sorted paths that match, each with None; then skipped links to folders below `**`, with the reason.
+
+    As `glob` does, but each folder is visited once: links to a parent would never end.
+    """
+    parts = pattern.replace(os.sep, "/").split("/")
+    if "**" not in parts:
+        yield from ((path, None) for path in sorted(glob.glob(pattern)))
+        return
+    at = parts.index("**")
+    matches, repeated = set[str](), set[str]()
+    visited = set[tuple[tuple[int, int] | None, int]]()  # folders, each with the number of parts that follow `**`
+    queue = deque((folder, parts[at:]) for folder in (glob.glob("/".join([*parts[:at], ""])) if at else [""]))
+    while queue:
+        folder, (part, *tail) = queue.popleft()
+        if part == "**":
+            state = identity(folder or "."), len(tail)
+            if state in visited:
+                repeated |= {folder} if os.path.islink(folder) else set()
+                continue
+            visited.add(state)
+            if tail:
+                queue.appendleft((folder, tail))
+        for path in _entries(folder, part):
+            if not os.path.isdir(path):
+                matches |= set() if tail else {path}
+            elif part == "**" or tail:
+                # links last, so that a folder that also has a link is found under its own name
+                add = queue.append if os.path.islink(path) else queue.appendleft
+                add((path, [part, *tail] if part == "**" else tail))
+    yield from ((path, None) for path in sorted(matches))
+    yield from ((path, "a link to a folder that is read already") for path in sorted(repeated))
+
+
+def _entries(folder: str, part: str) -> list[str]:
+    """Paths in a folder that match one part of a pattern; hidden files only if the part begins with a dot."""
+    if part != "**" and not glob.has_magic(part):
+        return [path] if os.path.lexists(path := os.path.join(folder, part)) else []
+    with suppress(OSError):  # an unreadable folder has no entries, as for `glob`
+        names = (name for name in os.listdir(folder or ".") if name[0] != "." or part[0] == ".")
+        return [os.path.join(folder, name) for name in names if fnmatch.fnmatch(name, part)]
+    return []

@@ -24,11 +24,7 @@ T = TypeVar("T")
 
 
 class TextSection(NamedTuple):
-    """A section of text on one side of the split. `document` is its document's number on that side; `size` is in bytes.
-
-    `begins` and `ends`: whether its document begins and ends with it. `wanted`: whether its tokens are to be written;
-    otherwise it only completes its document.
-    """
+    """A section of text of `size` bytes on one side of the split, with the number of its `document` on that side."""
 
     side: Side
     text: str
@@ -36,7 +32,7 @@ class TextSection(NamedTuple):
     document: int
     begins: bool
     ends: bool
-    wanted: bool = True
+    wanted: bool = True  # whether its tokens are to be written; otherwise it only completes its document
 
 
 def split_sections(text: TextSource, section: int | None = None, log: Log = log_to_stderr) -> Iterator[TextSection]:
@@ -113,8 +109,7 @@ def _hash_or_tail(
 ) -> Iterator[tuple[Side, Document]]:
     """Split by hash, unless all sections fall on one side, as equal sections or very few may: then hold out the last
     `fraction` of them. Reads ahead until both sides have occurred."""
-    ahead: list[tuple[Side, Document]] = []
-    read = 0
+    ahead, read = list[tuple[Side, Document]](), 0
     for side, document in by_hash:
         ahead.append((side, document))
         read += len(document.text)

@@ -21,7 +21,7 @@ from typing import IO
 
 import zstandard
 
-from weft.errors import DataError, quoted
+from weft.errors import DataError, os_errors, quoted
 from weft.progress import warn
 from weft.storage.untrusted import refuse_beyond
 
@@ -43,24 +43,21 @@ def format_of(name: str) -> str:
 def blocks(name: str, encoding: str = "utf-8") -> Iterator[bytes]:
     """Yield a file's text as UTF-8, decompressed, in blocks of a megabyte; DataError if it is not text."""
     offset, shown = 0, _shown(name)
-    try:
-        with nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb") as stream:
-            plain = decompress(stream, name)
-            start = next(plain, b"")
-            wide = detect_wide_encoding(start[:SAMPLE])
-            if wide is not None and not codecs.lookup(encoding).name.startswith(("utf-16", "utf-32")):
-                raise DataError(f"{shown}: is {wide.upper()} text; {_encoding_advice(name, wide)}")
-            what = describe_non_text(start[:SAMPLE])
-            if what is not None and what.startswith("looks like"):  # a single invalid byte is reported below
-                raise DataError(f"{shown}: {what}, not text")
-            plain = chain([start] if start else [], plain)
-            for block in plain if is_utf8(encoding) else _transcoded(plain, name, encoding):
-                if (zero := block.find(0)) >= 0:
-                    raise DataError(f"{shown}: looks binary, not text: a NUL byte at byte {offset + zero}")
-                yield block.removeprefix(codecs.BOM_UTF8) if offset == 0 else block
-                offset += len(block)
-    except OSError as error:
-        raise DataError(f"{name}: cannot be read: {error.strerror or error}") from None
+    with os_errors(name), nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb") as stream:
+        plain = decompress(stream, name)
+        start = next(plain, b"")
+        wide = detect_wide_encoding(start[:SAMPLE])
+        if wide is not None and not codecs.lookup(encoding).name.startswith(("utf-16", "utf-32")):
+            raise DataError(f"{shown}: is {wide.upper()} text; {_encoding_advice(name, wide)}")
+        what = describe_non_text(start[:SAMPLE])
+        if what is not None and what.startswith("looks like"):  # a single invalid byte is reported below
+            raise DataError(f"{shown}: {what}, not text")
+        plain = chain([start] if start else [], plain)
+        for block in plain if is_utf8(encoding) else _transcoded(plain, name, encoding):
+            if (zero := block.find(0)) >= 0:
+                raise DataError(f"{shown}: looks binary, not text: a NUL byte at byte {offset + zero}")
+            yield block.removeprefix(codecs.BOM_UTF8) if offset == 0 else block
+            offset += len(block)
 
 
 def _transcoded(plain: Iterable[bytes], name: str, encoding: str) -> Iterator[bytes]:

@@ -14,10 +14,9 @@ from itertools import zip_longest
 from typing import Any, Literal, NamedTuple
 
 from weft.data.messages import conversation
-from weft.data.patterns import find_matches, identity
 from weft.data.rows import TABLES, Malformed, MissingColumnError, RowError, records
 from weft.data.shards import Side
-from weft.data.sources import find_files, no_such_file
+from weft.data.sources import find_files, find_matches, identity, no_such_file
 from weft.data.streams import format_of, lines
 from weft.errors import DataError, suggestion
 from weft.progress import warn
@@ -31,20 +30,14 @@ Kind = Literal["text", "optional", "label", "number", "words", "messages"]
 
 @dataclass(frozen=True)
 class RowSource:
-    """Rows to read: their sources, and the columns to read with the kind of each.
-
-    If all columns are integers, they index, from 0, the columns of a table without a header. With `targets`, sources
-    are text files, and line i of each belongs to line i of its target: columns `source` and `target`. A text file alone
-    has one row per line, with the column `text`. `builtin:NAME` is a built-in task. Files that are also `held_out` are
-    not read. An unreadable row raises an error, or is skipped and counted.
-    """
+    """Rows to read. A text file has one row per line, with the column `text`; `builtin:NAME` is a built-in task."""
 
     sources: Sequence[str]
-    columns: Mapping[str, Kind]
-    targets: Sequence[str] = ()
-    on_error: Literal["stop", "skip"] = "stop"
+    columns: Mapping[str, Kind]  # if all are integers, they index, from 0, the columns of a table without a header
+    targets: Sequence[str] = ()  # text files whose line i belongs to line i of the source: `source` and `target`
+    on_error: Literal["stop", "skip"] = "stop"  # an unreadable row raises an error, or is skipped and counted
     encoding: str = "utf-8"
-    held_out: Sequence[str] = ()
+    held_out: Sequence[str] = ()  # files that are not read
 
 
 class Row(NamedTuple):

@@ -104,13 +104,8 @@ class _PromptSearch:
         self.over = False
 
     def advance(self, candidates: Sequence[Candidate], coverage: Sequence[float]) -> list[int]:
-        """Take one step with the candidates, best first; return the candidate that each of K beams continues, −1: none.
-
-        `coverage` is each beam's coverage penalty. A text that ended counts only if it is among the K best candidates.
-        """
-        K = self.settings.beams
-        kept: dict[int, _Prefix] = {}
-        length = 0
+        """Take a step with the candidates, best first, and the beams' penalties; return what each beam continues."""
+        K, kept, length = self.settings.beams, dict[int, _Prefix](), 0
         for index, (logprob, parent, token) in enumerate(candidates):
             if logprob == -torch.inf or len(kept) == K:
                 break
@@ -120,7 +115,7 @@ class _PromptSearch:
             finish, length = condition.push(token), len(ids)
             if finish is None:
                 kept[index] = ids, condition
-            elif index < K:
+            elif index < K:  # an ended text counts only if it is among the K best candidates
                 score = logprob / self.settings.length_penalty.divisor(len(ids)) + coverage[parent]
                 self.ended.append(Hypothesis(ids, logprob, score, finish=finish))
                 self.ended_count += 1

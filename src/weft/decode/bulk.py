@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,7 +15,7 @@ from weft.decode.engine.blocks import EngineLimits
 from weft.decode.generate import completions, engine_completions
 from weft.decode.prompt import Prompt
 from weft.decode.text import Completion
-from weft.errors import ConfigError, DataError
+from weft.errors import ConfigError, DataError, os_errors
 from weft.models.base import LanguageModel
 from weft.progress import bar
 from weft.storage import files
@@ -126,14 +125,14 @@ def bulk(
     )
     lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows)
     if job.out is not None:
-        with _os_errors(job.out):
+        with os_errors(job.out, verb="written"):
             job.out.parent.mkdir(parents=True, exist_ok=True)
             with open(job.out, "ab") as file:
                 file.truncate(len(existing))
     with bar("writing", len(left)) as advance:
         while batch := list(islice(lines, job.batch)):
             if job.out is not None:
-                with _os_errors(job.out), open(job.out, "ab") as file:
+                with os_errors(job.out, verb="written"), open(job.out, "ab") as file:
                     file.write("".join(f"{line}\n" for line in batch).encode())
                     sync(file)
             advance(len(batch))
@@ -142,7 +141,7 @@ def bulk(
 
 def _existing_lines(path: Path, prompts: Sequence[str], notes: dict[str, Any]) -> bytes:
     """Return the complete lines of an output file; refuse lines that don't belong to this job."""
-    with _os_errors(path):
+    with os_errors(path, verb="written"):
         content = files.read_bytes(path, MAX_OUTPUT_BYTES) if path.exists() else b""
     complete = content[: content.rfind(b"\n") + 1]  # without the partial line of a killed run
     lines = complete.splitlines()
@@ -159,11 +158,3 @@ def _existing_lines(path: Path, prompts: Sequence[str], notes: dict[str, Any]) -
         if record[2] != notes:
             raise DataError(f"{path}: begun with other settings ({record[2]}); name another file")
     return complete
-
-
-@contextmanager
-def _os_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written: {error.strerror}") from None

@@ -26,10 +26,7 @@ BYTES = LLTokenizer("byte")
 
 
 class Grammar:
-    """A grammar that whole texts of a tokenizer have to match, in Lark's syntax.
-
-    `name` is used in error messages; `notes` are recorded beside the texts in a file.
-    """
+    """A grammar in Lark's syntax that whole texts match; errors show its `name`, output files its `notes`."""
 
     def __init__(self, tokenizer: Tokenizer, lark: str, name: str, *, notes: dict[str, Any]):
         self.lark, self.name, self.notes = lark + ANY_TOKENIZATION, name, notes
@@ -154,10 +151,7 @@ class Constraint:
 
 
 class _Vocabulary:
-    """A tokenizer as llguidance expects it: the bytes of each token.
-
-    A token that begins a text may lose its leading space: such variants follow the `size` tokens, as `openings` lists.
-    """
+    """A tokenizer's bytes for llguidance: after `size` tokens, variants of `openings` without their leading space."""
 
     def __init__(self, tokenizer: Tokenizer):
         self.size, self.eos_id, self._encode = tokenizer.vocab_size, tokenizer.eos_id, tokenizer.encode

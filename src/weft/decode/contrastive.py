@@ -34,10 +34,7 @@ class ContrastiveState(State):
 
 
 class ContrastiveModel(LanguageModel):
-    """Logits (1 + β) log p_expert − β log p_amateur (O'Brien and Lewis 2023), where β is the `strength`.
-
-    Tokens less likely than `plausible` times the expert's likeliest are excluded. β = 0 is the expert without them.
-    """
+    """Logits (1 + β) log p_expert − β log p_amateur (O'Brien and Lewis 2023); `plausible` bounds p against the best."""
 
     def __init__(self, expert: LanguageModel, amateur: LanguageModel, strength: float = 0.5, *, plausible: float = 0.1):
         super().__init__()

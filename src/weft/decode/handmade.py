@@ -123,13 +123,11 @@ def handmade_searches(tree: HandmadeTree, settings: TreeSearch) -> list[SearchTr
             node = rng.choices(after, [math.exp(-weights[n]) for n in after])[0]
         sampled.append(node)
     total = tree.totals.__getitem__
+    paths = [n for leaf in sampled for n in tree.path(leaf)]
     return [
         _searched(tree, "greedy", [greedy], kept=tree.path(greedy)),
         _searched(tree, "beam", [min(ended, key=total)], kept=kept),
-        *(
-            [_searched(tree, "sampling", sampled, kept=[n for leaf in sampled for n in tree.path(leaf)])]
-            * bool(sampled)
-        ),
+        *([_searched(tree, "sampling", sampled, kept=paths)] if sampled else []),
         _searched(tree, "best", [min(leaves, key=total)], kept=range(len(tree.edges))),
     ]
 
@@ -143,16 +141,8 @@ def _searched(tree: HandmadeTree, name: str, leaves: Sequence[int], *, kept: Ite
         return "chosen" if node in counts else "kept" if node in kept else "pruned" if node in considered else "unseen"
 
     nodes = tuple(
-        SearchNode(
-            edge.parent,
-            n,
-            f" {edge.word}",
-            logprob=-edge.weight,
-            total=-tree.totals[n],
-            state=state(n),
-            count=counts[n] or 1,
-        )
-        for n, edge in enumerate(tree.edges)
+        SearchNode(parent, n, f" {word}", logprob=-weight, total=-tree.totals[n], state=state(n), count=counts[n] or 1)
+        for n, (parent, word, weight) in enumerate(tree.edges)
     )
     words = {leaf: " ".join(tree.edges[n].word for n in tree.path(leaf)) for leaf in leaves}
     return SearchTree(name, nodes, tuple(SearchedText(words[leaf], leaf, -tree.totals[leaf]) for leaf in leaves))

@@ -19,20 +19,15 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids to continue, at least one.
-
-    Without a `tokenizer`, only ids are generated, no text. If `mid_text`, the first word keeps its leading space.
-    Only ids below `vocab_size` are chosen: a model may have more rows than its tokenizer has tokens. The text ends with
-    `eos_id`, with one of `stop_ids` or after `max_tokens`, and follows the `grammar`.
-    """
+    """Token ids to continue, at least one; the text ends with `eos_id`, one of `stop_ids` or after `max_tokens`."""
 
     ids: Sequence[int]
-    tokenizer: Tokenizer | None = None
-    mid_text: bool = False
+    tokenizer: Tokenizer | None = None  # without one, only ids are generated, no text
+    mid_text: bool = False  # the first word keeps its leading space
     eos_id: int | None = None
-    vocab_size: int | None = None
+    vocab_size: int | None = None  # bounds the ids: a model may have more rows than its tokenizer has tokens
     stop_ids: frozenset[int] = frozenset()
-    grammar: Grammar | None = None
+    grammar: Grammar | None = None  # which the text follows
     max_tokens: int | None = None
 
     @classmethod

@@ -75,10 +75,7 @@ def _column(value: PerRow, logits: Tensor) -> Tensor:
 
 
 class Filters:
-    """Temperature, top_k, top_p, min_p and typical_p of several rows' settings, applied to logits (B, V) in this order.
-
-    A row's result doesn't depend on the other rows. Parameters are on the device, so a CUDA graph can capture a call.
-    """
+    """Temperature, top_k, top_p, min_p and typical_p of rows of logits (B, V), which a CUDA graph can capture."""
 
     def __init__(self, settings: Sequence[Sampling], vocab_size: int, device: torch.device):
         self.device = device

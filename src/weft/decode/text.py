@@ -72,9 +72,8 @@ class Detokenizer:
 class StopCondition:
     """Decides when one text ends, and why; every decoding method consults it after each token.
 
-    "eos": the model ended the text. "stop": a stop string is complete, a token is among the `stop_ids` of the prompt or
-    the rules, or the constraint is met and allows nothing more. "length": the text has `limit` tokens, which is the
-    least of the rules' and the prompt's `max_tokens` and the free part of the model's window.
+    "stop": a stop string is complete, a token is among the `stop_ids`, or the constraint allows nothing more. "length":
+    the text has `limit` tokens, the least of both `max_tokens` and the free part of the model's window.
     """
 
     def __init__(self, prompt: Prompt, rules: Rules, window: int | None):
@@ -119,22 +118,17 @@ class StopCondition:
 
 
 class Chunk(NamedTuple):
-    """One token of one text, and the text it adds.
-
-    `text` may be empty: a character is incomplete, or a stop string may have begun. `tokens` counts the tokens of the
-    row so far. `finish` is set at the end of the text, with the stop string that ended it in `stopped`. If requested,
-    `logprob` is the token's and `top` the likeliest ones as (id, log-probability). `slid`: the model read only the end.
-    """
+    """One token of one text, and the text it adds."""
 
     row: int
     id: int
-    text: str
-    tokens: int
-    finish: Finish | None
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
-    slid: bool = False
-    stopped: str | None = None
+    text: str  # may be empty: a character is incomplete, or a stop string may have begun
+    tokens: int  # of the row so far
+    finish: Finish | None  # set at the end of the text
+    logprob: float | None = None  # if requested
+    top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens as (id, log p), if requested
+    slid: bool = False  # the model read only the end
+    stopped: str | None = None  # the stop string that ended the text
 
 
 Logprobs = tuple[float | None, tuple[tuple[int, float], ...]]  # a chunk's `logprob` and `top`
@@ -142,10 +136,7 @@ NO_LOGPROBS: Logprobs = (None, ())
 
 
 class GeneratedText:
-    """One text in progress: prompt, settings, random numbers and tokens so far. `row` is its index in a batch.
-
-    `ids` are the tokens that the model reads: all of them, or the last ones after the model's `window` has slid.
-    """
+    """One text in progress; `ids` are what the model reads: all tokens, or the last ones after a slide."""
 
     def __init__(self, prompt: Prompt, settings: Sampling, window: int | None, *, seed: int, row: int = 0):
         self.prompt, self.settings, self.row = prompt, settings, row
@@ -216,9 +207,7 @@ def adjust_logits(texts: Sequence[GeneratedText], logits: Tensor) -> Tensor:
     """
     result = logits.float()
     rows = [row for row, text in enumerate(texts) if text.changes_logits]
-    if len(rows) == len(texts):
-        result = _adjust_rows(texts, result)
-    elif rows:
+    if rows:
         index = torch.tensor(rows, device=logits.device)
         result = result.index_copy(0, index, _adjust_rows([texts[row] for row in rows], result[index]))
     check_logits(result)
@@ -280,10 +269,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Completion:
-    """The whole text of one row. `scored` is filled if log-probabilities were requested, `score` by beam search.
-
-    `slid`: prompt and text exceeded the model's window, and the text was continued from its last tokens.
-    """
+    """The whole text of one row; `scored` if log p were requested, `score` by beam search, `slid` beyond the window."""
 
     text: str
     tokens: int

@@ -3,12 +3,12 @@
 import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from weft.config import read_toml
 from weft.decode.constrain import Grammar, schema_source
 from weft.errors import ConfigError
 from weft.text.tokenizer import Tokenizer
@@ -48,10 +48,7 @@ class CallFormat:
         return id if self.id_length is None else hashlib.sha256(id.encode()).hexdigest()[: self.id_length]
 
 
-FORMATS = [
-    CallFormat(**row)
-    for row in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["format"]
-]
+FORMATS = [CallFormat(**row) for row in read_toml(Path(__file__).with_suffix(".toml"))["format"]]
 
 
 def call_format(tokenizer: Tokenizer) -> CallFormat | None:

@@ -39,11 +39,7 @@ class Direction(NamedTuple):
 
 @dataclass(frozen=True)
 class Translator:
-    """A model that generates one text from another, with its tokenizers, in a `direction`.
-
-    Sources are truncated to `length` tokens, including special tokens. An answer has at most `ratio` times as many
-    tokens as its source, plus 50; without a ratio, only the settings' `max_tokens` limit it.
-    """
+    """A model that generates one text from another; sources are truncated to `length` tokens, special ones included."""
 
     model: LanguageModel
     source: Tokenizer
@@ -51,6 +47,7 @@ class Translator:
     direction: Direction
     length: int
     ratio: float | None = LENGTH_RATIO
+    batch_limits: tuple[int, int] | None = None  # instead of the device's
 
     def translate(
         self, texts: Sequence[str], settings: Beam | Sampling, progress: Callable[[int], object] | None = None
@@ -65,7 +62,7 @@ class Translator:
         waiting.sort(key=lambda index: len(ids[index]))
         progress(len(texts) - len(waiting))
         beams = settings.beams if isinstance(settings, Beam) else 1
-        max_tokens, max_rows = CUDA_BATCH_LIMITS if device.type == "cuda" else BATCH_LIMITS
+        max_tokens, max_rows = self.batch_limits or (CUDA_BATCH_LIMITS if device.type == "cuda" else BATCH_LIMITS)
         while waiting:
             longest = min(self.length, len(ids[waiting[-1]]) + specials)
             size = max(1, min(max_tokens // longest, max_rows) // beams)

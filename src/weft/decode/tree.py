@@ -4,7 +4,7 @@ Greedy search follows the likeliest edge at each node, beam search follows sever
 sampling draws an edge by its probability. Trees are recorded while `generate` or `beam_search` runs.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, log
 from typing import Literal, NamedTuple
@@ -25,20 +25,19 @@ MIN_REST = 5e-5  # probability of all edges that a search did not see, above whi
 
 @dataclass(frozen=True)
 class SearchNode:
-    """A prefix, represented by its last token. `parent` is the index of the node before it, −1 for the prompt.
+    """A prefix, represented by its last token.
 
-    `logprob` is log p of the token, `total` of the whole prefix. A "chosen" node leads to a returned text, a "kept" one
-    was extended, a "pruned" one never was, and an "unseen" one stands for all edges that the search did not consider.
-    `count` samples share the prefix.
+    A "chosen" node leads to a returned text, a "kept" one was extended, a "pruned" one never was, and an "unseen" one
+    stands for all edges that the search did not consider.
     """
 
-    parent: int
+    parent: int  # index of the node before it, −1 for the prompt
     id: int
     text: str
-    logprob: float
-    total: float
+    logprob: float  # of the token
+    total: float  # log p of the whole prefix
     state: NodeState
-    count: int = 1
+    count: int = 1  # samples that share the prefix
 
 
 @dataclass(frozen=True)
@@ -123,16 +122,15 @@ class _TreeBuilder:
         self.nodes.append(SearchNode(parent, id, text, logprob=logprob, total=total, state=state))
         return index
 
-    def _rests(self) -> Iterator[SearchNode]:
-        """Yield a node for the probability that is left after each node's children."""
+    def finish(self, name: str, leaves: Sequence[int]) -> SearchTree:
+        """Return the tree, with a node for the probability that is left after each node's children."""
+        nodes, prompt, texts = list(self.nodes), self.prompt, []
         for parent in dict.fromkeys(node.parent for node in self.nodes):
             rest = 1.0 - sum(exp(node.logprob) for node in self.nodes if node.parent == parent)
             if rest > MIN_REST:
-                logprob = log(rest)
-                yield SearchNode(parent, -1, "…", logprob=logprob, total=self.total(parent) + logprob, state="unseen")
-
-    def finish(self, name: str, leaves: Sequence[int]) -> SearchTree:
-        tree, prompt, texts = SearchTree(name, (*self.nodes, *self._rests()), ()), self.prompt, []
+                total = self.total(parent) + log(rest)
+                nodes.append(SearchNode(parent, -1, "…", logprob=log(rest), total=total, state="unseen"))
+        tree = SearchTree(name, tuple(nodes), ())
         for leaf in leaves:
             ids = tree.path(leaf)
             text = " ".join(map(str, ids))

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,14 +27,11 @@ def label_metrics(actual: Sequence[int], predicted: Sequence[int], labels: Seque
 def label_intervals(
     actual: Sequence[int], predicted: Sequence[int], *, losses: ArrayLike, rows: Sequence[int]
 ) -> dict[str, Any]:
-    """Return the accuracy of always predicting the commonest label, and intervals from a bootstrap over rows.
-
-    Each answer (N,) has a loss and the index of its row, since all words of a sentence are drawn together.
-    """
+    """Return the accuracy of always predicting the commonest label, and intervals from a bootstrap over rows."""
     labels = 1 + max(max(actual), max(predicted))
     cells, costs = np.asarray(actual) * labels + np.asarray(predicted), np.asarray(losses, dtype=np.float64)
     baseline = confusion(actual, predicted, labels).sum(axis=1).max() / len(cells)
-    owners, count = np.asarray(rows), 1 + max(rows)
+    owners, count = np.asarray(rows), 1 + max(rows)  # all answers (N,) of a row, a sentence, are drawn together
 
     def measure(row_weights: NDArray[np.float64]) -> dict[str, float]:
         weights = row_weights[owners]
@@ -96,18 +93,14 @@ def ranks(values: ArrayLike) -> NDArray[np.float64]:
     return (np.cumsum(sizes) - (sizes - 1) / 2)[group]
 
 
-class RatedPair(NamedTuple):
-    """Two words and a human rating of their similarity."""
-
-    first: str
-    second: str
-    score: float
+RatedPair = tuple[str, str, float]  # two words, and a human rating of their similarity
 
 
 @dataclass(frozen=True)
 class Similarity:
     """Correlation of cosines with human ratings. Pairs with a word that has no vector are left out."""
 
+    """Correlation of cosines with human ratings. Leaving out pairs with an unknown word flatters a small vocabulary."""
     spearman: float
     pearson: float
     pairs: int
@@ -120,13 +113,13 @@ def similarity(pairs: Sequence[RatedPair], vector: Callable[[str], NDArray[np.fl
 
     Leaving pairs out flatters a model: two vocabularies may then be measured on different pairs.
     """
-    vectors = {word: vector(word) for word in dict.fromkeys(word for pair in pairs for word in pair[:2])}
+    vectors = {word: vector(word) for word in dict.fromkeys(word for one, other, _ in pairs for word in (one, other))}
     cosines, scores = [], []
-    for pair in pairs:
-        first, second = vectors[pair.first], vectors[pair.second]
+    for first_word, second_word, score in pairs:
+        first, second = vectors[first_word], vectors[second_word]
         if first is not None and second is not None:
             cosines.append(cosine(first, second))
-            scores.append(pair.score)
+            scores.append(score)
     if len(scores) < 2:
         raise DataError(f"{len(scores)} of {len(pairs)} pairs have both words in the vocabulary; at least 2 are needed")
     missing = tuple(word for word, found in vectors.items() if found is None)
@@ -157,7 +150,7 @@ def read_pairs(name: str) -> list[RatedPair]:
         score = next((cell for cell in cells[2:] if _is_number(cell)), None)
         if score is None or not cells[0] or not cells[1]:
             raise DataError(f"{name}: line {number}: expected two words and a number, for instance 'cup  mug  8.5'")
-        pairs.append(RatedPair(cells[0], cells[1], float(score)))
+        pairs.append((cells[0], cells[1], float(score)))
     if not pairs:
         raise DataError(f"{name}: holds a header, but no pairs of words")
     return pairs
@@ -165,8 +158,7 @@ def read_pairs(name: str) -> list[RatedPair]:
 
 def _cells(line: str) -> list[str]:
     separator = next((sign for sign in "\t,;" if sign in line), None)
-    cells = next(csv.reader([line])) if separator == "," else line.split(separator)
-    return [cell.strip() for cell in cells]
+    return [cell.strip() for cell in (next(csv.reader([line])) if separator == "," else line.split(separator))]
 
 
 def _is_number(text: str) -> bool:

@@ -101,6 +101,5 @@ def _seed_deviations(group: Sequence[Array], draws: int, rng: np.random.Generato
         return np.zeros((draws, len(group)))
     logs = [np.log(run.sum(axis=1)) for run in group]
     squares = np.array([((values - values.mean()) ** 2).sum() for values in logs])
-    shared = squares[np.isfinite(squares)].sum() / freedom
-    variance = np.maximum(shared, squares / np.maximum(seeds - 1, 1))
+    variance = np.maximum(squares[np.isfinite(squares)].sum() / freedom, squares / np.maximum(seeds - 1, 1))
     return rng.normal(size=(draws, len(group))) * np.sqrt(variance / seeds) * _heavy_tails(freedom, draws, rng)

@@ -80,16 +80,14 @@ def by_position(costs: Sequence[TextCosts]) -> list[LossBucket]:
     context = np.concatenate([each.scores.context for each in costs])
     exponents = np.where(context > 0, np.frexp(context.astype(np.float64))[1], 0)  # 1 for 1, 2 for 2–3, 3 for 4–7
     longest = int(context.max())
-    names = ["none", *(_range_name(1 << n, min((2 << n) - 1, longest)) for n in range(64))]
-    return _buckets(exponents, names, costs)
+    return _buckets(exponents, ["none", *(_range_name(1 << n, min((2 << n) - 1, longest)) for n in range(64))], costs)
 
 
 def by_frequency(costs: Sequence[TextCosts], counts: Ids) -> list[LossBucket]:
     """Group tokens by their number of occurrences in the training text: never, 1–9, 10–99 …"""
     occurrences = counts[np.concatenate([each.text.read(0, len(each.text))[each.scores.positions] for each in costs])]
     digits = np.searchsorted(10 ** np.arange(18), occurrences, side="right")
-    names = ["never", *(_range_name(10**n, 10 ** (n + 1) - 1) for n in range(18))]
-    return _buckets(digits, names, costs)
+    return _buckets(digits, ["never", *(_range_name(10**n, 10 ** (n + 1) - 1) for n in range(18))], costs)
 
 
 def token_counts(texts: Sequence[Tokens], vocab_size: int) -> Ids:
@@ -146,8 +144,7 @@ def _locate(text: Tokens, tokenizer: Tokenizer, token: int) -> tuple[int, int]:
 
 
 def _buckets(numbers: Ids, names: Sequence[str], costs: Sequence[TextCosts]) -> list[LossBucket]:
-    nats = np.concatenate([each.scores.nats for each in costs])
-    tokens, sums = np.bincount(numbers), np.bincount(numbers, nats)
+    tokens, sums = np.bincount(numbers), np.bincount(numbers, np.concatenate([each.scores.nats for each in costs]))
     return [LossBucket(names[n], int(tokens[n]), float(sums[n])) for n in np.flatnonzero(tokens).tolist()]
 
 

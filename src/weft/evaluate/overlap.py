@@ -70,29 +70,21 @@ class SharedPassage(NamedTuple):
 
 @dataclass(frozen=True)
 class Overlap:
-    """Overlap of an evaluation text with the training text.
-
-    `found` of the `checked` n-grams occur in the training text. They cover `covered` of the text's `bytes` and are in
-    `touched` of its `documents`. If one in `sampled` was checked, `covered` is an estimate and `longest` is unknown.
-    """
+    """Overlap of an evaluation text with the training text."""
 
     unit: Unit
-    checked: int
-    found: int
+    checked: int  # n-grams
+    found: int  # of them in the training text
     bytes: int
-    covered: int
+    covered: int  # bytes in those; an estimate if `sampled`
     documents: int
-    touched: int
-    longest: Sequence[SharedPassage] = ()
-    sampled: int = 1
+    touched: int  # documents with one
+    longest: Sequence[SharedPassage] = ()  # unknown if `sampled`
+    sampled: int = 1  # one n-gram in this many was checked
 
     @property
     def share(self) -> float:
         return self.found / self.checked if self.checked else 0.0
-
-    @property
-    def covered_share(self) -> float:
-        return self.covered / self.bytes if self.bytes else 0.0
 
     @property
     def line(self) -> str:
@@ -101,7 +93,7 @@ class Overlap:
         sample = f" in a sample of one in {self.sampled}" if self.sampled > 1 else ""
         return (
             f"{self.share:.2%} of its {self.unit} ({self.found:,} of {self.checked:,}{sample}) occur in the training "
-            f"text; they cover {self.covered_share:.2%} of its bytes and are in {self.touched:,} of "
+            f"text; they cover {self.covered / max(1, self.bytes):.2%} of its bytes and are in {self.touched:,} of "
             f"{counted(self.documents, 'document')}"
         )
 
@@ -203,8 +195,8 @@ def _shared_passages(
             index = int(np.searchsorted(block.starts, first, side="right")) - 1
             byte = int(block.offsets[index]) + first - int(block.starts[index])
             words = block.text[first : min(last, first + MAX_PASSAGE_BYTES)].decode(errors="ignore")
-            document = int(block.documents[index]) + 1
-            shared.append(SharedPassage(number, document, byte, bytes=last - first, words=words))
+            at = (number, int(block.documents[index]) + 1, byte)
+            shared.append(SharedPassage(*at, bytes=last - first, words=words))
     return shared
 
 
@@ -233,8 +225,7 @@ def passages_table(
         line = " ".join(words.split())
         line = line if len(line) <= max_characters else line[: max_characters - 1].rstrip() + "…"
         cells.append((value, f"{part}:{document:,}" if several else f"{document:,}", f"{byte:,}", line))
-    columns = (header[0], "part:document" if several else "document", "byte", header[1])
-    return Table(columns, cells, title, text=(3,))
+    return Table((header[0], "part:document" if several else "document", "byte", header[1]), cells, title, text=(3,))
 
 
 def words_are_long(text: bytes) -> bool:
@@ -286,8 +277,7 @@ def _short_documents(units: Hashes, document: Ids, unknown: Ids, *, n: int) -> N
     valid = (sizes < n) & (unknown[ends] == unknown[begins])
     inside = np.arange(len(units)) - np.repeat(begins, sizes)
     sums = np.add.reduceat(units * POSITION_POWERS[np.minimum(inside, len(POSITION_POWERS) - 1)], begins)
-    hashes = _mix(sums[valid] + sizes[valid].astype(np.uint64) * LETTER)
-    return NGrams(hashes, begins[valid], ends[valid] - 1)
+    return NGrams(_mix(sums[valid] + sizes[valid].astype(np.uint64) * LETTER), begins[valid], ends[valid] - 1)
 
 
 def _begins_word(kind: Bytes, kept: Ids) -> npt.NDArray[np.bool_]:

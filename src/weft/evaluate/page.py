@@ -26,15 +26,11 @@ class EvaluationPage(Charts):
     )
 
     def charts(self) -> list[Plot]:
-        parts = {
-            ("Loss by tokens seen before", "tokens seen before"): self.details.positions,
-            ("Loss by frequency of the token", "occurrences in the training text"): self.details.frequencies,
-        }
-        return [
-            bars(title, {each.name: each.loss for each in buckets}, label, y_label="nats per token")
-            for (title, label), buckets in parts.items()
-            if buckets
-        ]
+        seen, rare = self.details.positions, self.details.frequencies
+        parts = [("Loss by tokens seen before", "tokens seen before", seen)]
+        parts.append(("Loss by frequency of the token", "occurrences in the training text", rare))
+        drawn = ((title, {each.name: each.loss for each in buckets}, x) for title, x, buckets in parts if buckets)
+        return [bars(*each, y_label="nats per token") for each in drawn]
 
     def tables(self) -> list[Table]:
         shared = [] if self.overlap is None else overlap_tables(self.overlap, PASSAGE_CHARACTERS)

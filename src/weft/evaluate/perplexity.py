@@ -7,7 +7,7 @@ has to be charged: bytes that no token spells, mostly unknown words, cost 8 bits
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import groupby, islice
 from typing import Any, NamedTuple
 
@@ -83,8 +83,7 @@ class Score:
 
     @classmethod
     def total(cls, scores: "Iterable[Score]") -> "Score":
-        rows = [(s.nats, s.tokens, s.bytes, s.unknown, s.unspelled) for s in scores]
-        return cls(*map(sum, zip(*rows, strict=True)))
+        return cls(*map(sum, zip(*map(astuple, scores), strict=True)))
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics by the names that logs and tables use."""
@@ -163,8 +162,7 @@ def token_scores(
             yield from _score_lanes(model, text, options, tokens=total)
             return
         # batches of equal length; the last, shorter window is alone, so that nothing is padded
-        by_length = groupby(windows(total, options.length, options.stride), key=lambda window: window.length)
-        for _, same_length in by_length:
+        for _, same_length in groupby(windows(total, options.length, options.stride), lambda window: window.length):
             while batch := list(islice(same_length, options.batch)):
                 scores = _score(model, text, options, batch=batch)
                 any_scored = any_scored or len(scores.nats) > 0
@@ -174,11 +172,9 @@ def token_scores(
 
 
 def _score_lanes(model: LanguageModel, text: Tokens, options: ScoringOptions, *, tokens: int) -> Iterator[TokenScores]:
-    """Yield −log p with states carried from window to window.
-
-    Lanes start from zero states, so there are few: at most one window in MIN_LANE_WINDOWS has a cold start.
-    """
+    """Yield −log p with states carried from window to window, in few lanes, because each starts from a zero state."""
     device, length, predictions = device_of(model), options.length, tokens - 1
+    # at most one window in MIN_LANE_WINDOWS has a cold start
     lanes = max(1, min(options.batch, predictions // (MIN_LANE_WINDOWS * length)))
     each, rest = divmod(predictions, lanes)
     steps = [(range(lanes), begin, min(length, each - begin)) for begin in range(0, each, length)]
@@ -240,8 +236,7 @@ def _score(model: LanguageModel, text: Tokens, options: ScoringOptions, *, batch
     features = model.features(rows[:, :-1], **inputs)
     scored = torch.from_numpy(mask).to(device)
     losses = token_losses(model, features[scored], rows[:, 1:][scored])
-    starts = np.array([[window.start] for window in batch])
-    positions = starts + np.arange(1, length + 1) - (options.first is not None)
+    positions = np.array([[window.start] for window in batch]) + np.arange(1, length + 1) - (options.first is not None)
     return TokenScores(positions[mask], losses.double().cpu().numpy(), context[mask])
 
 
@@ -256,8 +251,7 @@ def token_losses(model: LanguageModel, features: Tensor, targets: Tensor, *, max
     """Return −log p (N,) of targets (N,) from features (N, …); the LM head computes a slice at a time."""
     if not len(targets):
         return features.new_zeros(0)
-    vocab_size: int = model.config.vocab_size  # type: ignore[attr-defined]
-    rows = max(1, max_logits // vocab_size)
+    rows = max(1, max_logits // model.config.vocab_size)  # type: ignore[attr-defined]
     parts = zip(features.split(rows), targets.split(rows), strict=True)
     return torch.cat([F.cross_entropy(model.head(x[None])[0].float(), y, reduction="none") for x, y in parts])
 
@@ -294,8 +288,7 @@ def prompt_logprobs(model: LanguageModel, prompt: Prompt, top: int) -> list[Logp
     logprobs = [NO_LOGPROBS]
     for features, targets in _predictions(model, torch.tensor(prompt.ids), context_window(model) or len(prompt.ids)):
         for x, y in zip(features.split(rows), targets.split(rows), strict=True):
-            logits = model.head(x[None])[0][:, :vocab_size]
-            logprobs += token_logprobs(logits, y.tolist(), [settings] * len(y))
+            logprobs += token_logprobs(model.head(x[None])[0][:, :vocab_size], y.tolist(), [settings] * len(y))
     return logprobs
 
 

@@ -16,15 +16,13 @@ from weft.evaluate.bootstrap import Array, row_intervals
 
 
 def translation_metrics(texts: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
-    """Compare each text with its reference: BLEU (Papineni et al. 2002), chrF (Popović 2015), ROUGE-L, exact match.
-
-    BLEU counts 4-grams of words. If all references are shorter, it would be 0 even for perfect texts, and is left out.
-    """
+    """Compare each text with its reference: BLEU (Papineni et al. 2002), chrF (Popović 2015), ROUGE-L, exact match."""
     bleu, chrf = BLEU(force=True), CHRF()
     pairs = list(zip(texts, references, strict=True))
     # the statistics that sacreBLEU itself resamples: a row of counts per text, whose sums determine the score
     counts = [np.array(each._extract_corpus_statistics(list(texts), [list(references)])) for each in (bleu, chrf)]
-    longest = counts[0][:, 1].max()  # words of a reference, as BLEU counts them
+    # BLEU counts 4-grams of words; with shorter references it would be 0 even for perfect texts, and is left out
+    longest = counts[0][:, 1].max()
     signature = {"bleu_signature": str(bleu.get_signature())} if longest >= bleu.max_ngram_order else {}
     matches = np.array([(rouge_l(text, reference), text == reference) for text, reference in pairs], dtype=np.float64)
 

@@ -68,8 +68,7 @@ def spell_tokens(text: Tokens, tokenizer: Tokenizer, first: int = 0) -> Iterator
 
 def spelling(text: Tokens, tokenizer: Tokenizer) -> Spelling:
     """Count the bytes that the tokens of a text spell; a surplus in one section doesn't offset a lack in another."""
-    totals = (astuple(part.total) for part in spell_tokens(text, tokenizer))
-    return Spelling(*map(sum, zip(*totals, strict=True)))
+    return Spelling(*map(sum, zip(*(astuple(part.total) for part in spell_tokens(text, tokenizer)), strict=True)))
 
 
 class _TokenSizes:

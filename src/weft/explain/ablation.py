@@ -67,8 +67,7 @@ def removal(model: LanguageModel, heads: Sequence[HeadIndex]) -> dict[str, Chang
         if kind not in names:
             raise ConfigError(f"heads: '{kind}': this model has {' and '.join(names)} attention")
         count = 1 if isinstance(model.config, Bahdanau) else model.config.attention.heads  # type: ignore[attr-defined]
-        layers = len(matching(names[kind], all_taps))
-        for name, number, limit in (("layer", layer, layers), ("head", head, count)):
+        for name, number, limit in (("layer", layer, len(matching(names[kind], all_taps))), ("head", head, count)):
             if not 0 <= number < limit:
                 raise ConfigError(f"heads: {name} {number} of {kind} attention: this model has 0 to {limit - 1}")
         by_layer.setdefault(names[kind].replace("*", str(layer)), []).append(head)
@@ -79,10 +78,7 @@ def removal(model: LanguageModel, heads: Sequence[HeadIndex]) -> dict[str, Chang
 
 @torch.no_grad()
 def ablation_costs(reading: Reading) -> dict[AttentionKind, NDArray[np.float64]]:
-    """Return the increase of the loss without each head, in nats per token, (layers, heads) by kind.
-
-    A batch ablates one head per row, and the decoder's layers below the ablated one are not run again.
-    """
+    """Return the increase of the loss without each head, in nats per token, (layers, heads) by kind."""
     model = reading.model
     assert isinstance(model, Transformer) and model.decoder is not None
     decoder = model.decoder
@@ -108,6 +104,7 @@ def ablation_costs(reading: Reading) -> dict[AttentionKind, NDArray[np.float64]]
             x = block(x, **kwargs)
         return x if decoder.norm is None else decoder.norm(x)
 
+    # a batch ablates one head per row, and the decoder's layers below the ablated one are not run again
     batch = max(1, BATCH_TOKENS // max(ids.shape[1], len(reading.source or ())))
     costs: dict[AttentionKind, NDArray[np.float64]] = {}
     with evaluating(model):

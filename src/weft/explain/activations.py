@@ -44,9 +44,7 @@ class Activations(Charts):
             rows.append((name, *(f"{values[i]:.4f}" for i in indices), ""))
             rows.append((f"  {name}′", *(f"{slopes[i]:.4f}" for i in indices), f"{slopes.max():.3f}"))
         header = ("function", *(f"x = {x:g}" for x in TABLE_X), "steepest")
-        swish = [
-            (f"Swish, β = {beta:g}", *(f"{values[i]:.4f}" for i in indices), "") for beta, values in self.swish.items()
-        ]
+        swish = [(f"Swish, β = {b:g}", *(f"{values[i]:.4f}" for i in indices), "") for b, values in self.swish.items()]
         return [Table(header, [*rows, *swish], "Activation functions and their derivatives", [TEXTS["swish"]])]
 
 

@@ -27,12 +27,11 @@ MEANINGS = {"computed": "computed in this step", "read": "read from the cache", 
 
 
 class Products(NamedTuple):
-    """Multiplications: of a token's vector with all weights of the layers, of one query with one key and its value in
-    all layers and heads, and of the last vector with the LM head."""
+    """Multiplications with the layers' weights, of a query with a key and its value, and with the LM head."""
 
-    token: int
-    pair: int
-    head: int
+    token: int  # of a token's vector with all weights of the layers
+    pair: int  # of one query with one key and its value, in all layers and heads
+    head: int  # of the last vector with the LM head
 
     def step(self, t: int, *, cached: bool) -> int:
         """Return the multiplications that predict the token after t tokens."""
@@ -60,8 +59,7 @@ class CacheSteps(Charts):
         for t in range(1, self.steps + 1):
             costs = [self.products.step(t, cached=cached) for cached in (False, True)]
             totals = [total + cost for total, cost in zip(totals, costs, strict=True)]
-            pairs = t * (t + 1) // 2
-            rows.append((str(t), f"{t}, {pairs}", f"{costs[0]:,}", f"1, {t}", str(t - 1), f"{costs[1]:,}"))
+            rows.append((str(t), f"{t}, {t * (t + 1) // 2}", f"{costs[0]:,}", f"1, {t}", str(t - 1), f"{costs[1]:,}"))
         ratio = f"{totals[0] / totals[1]:.2f} times as many"
         rows.append(("all", "", f"{totals[0]:,}", "", "", f"{totals[1]:,}"))
         header = ("step", "tokens, scores", "without", "tokens, scores", "read", "with cache")

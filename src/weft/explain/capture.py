@@ -23,6 +23,7 @@ from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from weft.errors import ModelError, suggestion
@@ -35,15 +36,12 @@ Change = Callable[[Tensor], Tensor]
 
 
 class Tap(NamedTuple):
-    """Tensor that can be captured: a module's output, or its input.
-
-    A module that layers share is called `calls` times in a pass; the tap is call number `call`.
-    """
+    """Tensor that can be captured: a module's output, or its input."""
 
     module: nn.Module
     output: bool
-    call: int = 0
-    calls: int = 1
+    call: int = 0  # number of the call, of a module that layers share
+    calls: int = 1  # of the module in a pass
 
 
 class Captured(Mapping[str, Tensor]):
@@ -97,13 +95,7 @@ def capture(
 
 def without_head(*heads: int) -> Change:
     """Return a change of probabilities (batch, heads, …) that sets these heads to zero."""
-
-    def change(probabilities: Tensor) -> Tensor:
-        changed = probabilities.clone()
-        changed[:, list(heads)] = 0.0
-        return changed
-
-    return change
+    return lambda probabilities: probabilities.index_fill(1, torch.tensor(heads, device=probabilities.device), 0.0)
 
 
 def taps(model: nn.Module) -> dict[str, Tap]:

@@ -204,7 +204,7 @@ def _layers(model: Config, T: int) -> tuple[LayerCost, ...]:
                 repeats = sum(kind.window == window for kind in kinds) // sharing
                 layers.append(LayerCost(name, repeats, _sum((two, 1), (one, -1)), activations=sharing * kept[0]))
             return tuple(layers)
-        case config.Recurrent() | config.Bahdanau():
+        case config.Recurrent() | config.ELMo() | config.Bahdanau():
             stacks = len(kept) // model.layers  # Bahdanau's encoder and decoder have `layers` layers each
             one, two = count(model.replace(layers=1), T), count(model.replace(layers=2), T)
             deeper = _sum((two, 1), (one, -1))

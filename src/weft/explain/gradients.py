@@ -163,11 +163,8 @@ class GradientNorms(Charts):
             cells = ["" if pair is None else table_number(pair[0]) for pair in norms]
             stream = [table_number(self.stream[layer]) if layer in self.stream else ""] if self.stream else []
             rows.append((layer, *stream, *cells))
-        outside = [
-            (group.part, table_number(norm), table_number(norm / size) if size else "")
-            for group, (norm, size) in self.parameters.items()
-            if not group.layer
-        ]
+        alone = [(group.part, *norms) for group, norms in self.parameters.items() if not group.layer]
+        outside = [(part, table_number(norm), table_number(norm / size) if size else "") for part, norm, size in alone]
         norm = sum(part**2 for part, _ in self.parameters.values()) ** 0.5
         remark = f"The loss is {self.what}: {self.loss:.3f}. The norm of its whole gradient is {table_number(norm)}."
         if 0 < self.clip < norm:
@@ -191,21 +188,18 @@ class GradientHistory(Charts):
     def charts(self) -> list[Plot]:
         parameters = list(self.stages.values())[-1].charts()[-1]
         streams = {name: list(stage.stream.values()) for name, stage in self.stages.items()}
-        states = self._states()
-        through_time = [state_chart(states)] if states else []
+        through_time = [state_chart(states)] if (states := self._states()) else []
         return [*through_time, *_stream_chart(streams), replace(parameters, title=f"{parameters.title}, now")]
 
     def _states(self) -> dict[str, StateGradients]:
         return {name: stage.states for name, stage in self.stages.items() if stage.states is not None}
 
     def tables(self) -> list[Table]:
-        last = list(self.stages.values())[-1]
-        stages = self.stages.values()
+        stages, last = self.stages.values(), list(self.stages.values())[-1]
         rows = [(layer, *(table_number(stage.stream[layer]) for stage in stages)) for layer in last.stream]
         rows.append(("loss", *(f"{stage.loss:.3f}" for stage in stages)))
         streams = Table(("layer", *self.stages), rows, "Norm of the gradient in the residual stream")
-        states = self._states()
-        through_time = [state_table(states)] if states else []
+        through_time = [state_table(states)] if (states := self._states()) else []
         return [*through_time, *([streams] if last.stream else []), *replace(last, states=None).tables()]
 
 

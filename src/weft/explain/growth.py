@@ -121,8 +121,7 @@ def _axis(model: Any, key: str) -> GrowthAxis:
         if not measure(model):
             continue  # an encoder has no cache
         ends = ((near[0], near[-1]), far)
-        growths = (math.log(measure(large) / measure(small)) / math.log(n / m) for (m, small), (n, large) in ends)
-        slope, power = growths
+        slope, power = (math.log(measure(large) / measure(small)) / math.log(n / m) for (m, small), (n, large) in ends)
         values = tuple(float(measure(changed)) for _, changed in drawn)
         curves.append(GrowthCurve(name, values, slope, power=round(power)))
     sizes = tuple(size for size, _ in drawn)
@@ -130,7 +129,7 @@ def _axis(model: Any, key: str) -> GrowthAxis:
 
 
 def _wider(model: Any, factor: float) -> dict[str, Any] | None:
-    """Return the settings of a model that is `factor` times as wide; None if they are not integers."""
+    """Return the settings of a model `factor` times as wide, with the same d_head and ratios; None if not integers."""
     if isinstance(model, config.TransformerConfig):
         attention, inner = model.attention, model.feedforward
         sizes = {"d_model": model.d_model, "heads": attention.heads, "d_ff": inner.d_ff}

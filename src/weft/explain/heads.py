@@ -22,17 +22,9 @@ from numpy.typing import NDArray
 
 from weft.errors import counted
 from weft.explain.ablation import ABLATED_TOKENS, ablation_costs
+from weft.explain.attention import maps as attention
 from weft.explain.attention.lines import Probabilities
-from weft.explain.attention.maps import (
-    MIN_DISTANT,
-    NAMES,
-    AttentionKind,
-    AttentionMaps,
-    Head,
-    KindMaps,
-    attention_maps,
-    distant_probabilities,
-)
+from weft.explain.attention.maps import NAMES, AttentionKind, AttentionMaps, Head, KindMaps, attention_maps
 from weft.explain.capture import capture
 from weft.explain.reading import Reading, unsupported
 from weft.explain.texts import TEXTS
@@ -58,9 +50,8 @@ COLUMNS = {
 }
 PROBABILITIES = ("first", "previous", "itself", "distant", "induction")  # statistics between 0 and 1
 UNITS = {"entropy": "nats", "distance": "tokens", "cost": "nats"}
-_ROLES = (  # by interest
-    *("induction", "long distance", "previous token", "same token", "local", "uniform", "first token (sink)"),
-)
+# by interest
+_ROLES = ("induction", "long distance", "previous token", "same token", "local", "uniform", "first token (sink)")
 
 Grid = NDArray[np.float64]  # (layers, heads); NaN where a statistic does not apply
 
@@ -121,18 +112,13 @@ class HeadTable(Picture):
         return "\n".join([self.title, *lines])
 
     def _role_lines(self) -> list[str]:
-        def described(head: Head, role: str) -> str:
-            return self.index(head) + (f" {head.pair} {head.distant:.2f}" if role == "long distance" else "")
-
-        by_role = {role: [described(head, role) for head in self._by(role)] for role in _ROLES}
-        return [
-            f"{name}: {counted(len(heads), 'head')}: {', '.join(heads)}" for name, heads in by_role.items() if heads
-        ]
-
-    def _by(self, role: str) -> list[Head]:
-        """Return the heads of a role; of long distance, the strongest first."""
-        heads = [head for head in self.heads() if role in head.names]
-        return sorted(heads, key=lambda head: -head.distant) if role == "long distance" else heads
+        lines = []
+        for role in _ROLES:
+            heads, distant = [head for head in self.heads() if role in head.names], role == "long distance"
+            heads = sorted(heads, key=lambda head: -head.distant) if distant else heads
+            named = [self.index(head) + (f" {head.pair} {head.distant:.2f}" if distant else "") for head in heads]
+            lines += [f"{role}: {counted(len(heads), 'head')}: {', '.join(named)}"] if heads else []
+        return lines
 
     def _maps(self, titles: dict[AttentionKind, str]) -> list[list[SmallMap | None]]:
         """Return a map (layers, heads) of every statistic; one row per kind of attention."""
@@ -153,13 +139,9 @@ class HeadTable(Picture):
             for head in self.heads()
         ]
         maps = self._maps({kind: f"{name}: " for kind, name in NAMES.items()})
-        return template("heads.html").render(
-            maps=[each for row in maps for each in row if each is not None],
-            named=self._role_lines(),
-            heads=rows[:LISTED_HEADS],
-            others=rows[LISTED_HEADS:],
-            columns=[COLUMNS[name][0] for name in self.known],
-        )
+        drawn, columns = [small for row in maps for small in row if small], [COLUMNS[name][0] for name in self.known]
+        listed = {"heads": rows[:LISTED_HEADS], "others": rows[LISTED_HEADS:], "columns": columns}
+        return template("heads.html").render(maps=drawn, named=self._role_lines(), **listed)
 
     def figure(self) -> Figure:
         return small_multiples(self._maps({kind: f"{kind} " for kind in NAMES}), self.title)
@@ -233,8 +215,8 @@ def _statistics(part: KindMaps) -> dict[str, Grid]:
         statistics["first"] = p[:, :, 1:, 0].mean(-1, dtype=np.float64)
         statistics["previous"] = p[:, :, later, later - 1].mean(-1, dtype=np.float64)
         statistics["itself"] = p[:, :, later, later].mean(-1, dtype=np.float64)
-    if part.kind != "cross" and T > MIN_DISTANT + 1:
-        statistics["distant"] = distant_probabilities(part).max(axis=(2, 3)).astype(np.float64)
+    if part.kind != "cross" and T > attention.MIN_DISTANT + 1:
+        statistics["distant"] = attention.distant_probabilities(part).max(axis=(2, 3)).astype(np.float64)
     return statistics
 
 
@@ -245,7 +227,7 @@ def _distant_pairs(part: KindMaps) -> list[list[str]]:
         query, key = np.unravel_index(int(probabilities.argmax()), probabilities.shape)
         return f"{part.queries[query]} → {part.keys[key]}"
 
-    return [list(map(pair, heads)) for heads in distant_probabilities(part)]
+    return [list(map(pair, heads)) for heads in attention.distant_probabilities(part)]
 
 
 def _distances(T: int) -> NDArray[np.float32]:

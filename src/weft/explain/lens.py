@@ -33,17 +33,14 @@ CELL_INCHES, FONT_SIZE = 0.66, 6.5
 
 @dataclass(frozen=True)
 class Lens(Picture):
-    """Likeliest token at every layer and position, and the probability and rank of the final prediction there.
-
-    Row 0 is the embedding, the last row the model's output. Arrays are (layers + 1, positions).
-    """
+    """Likeliest token at every layer and position, and the probability and rank of the final prediction there."""
 
     about: str
     read: tuple[str, ...]  # tokens at the positions
     following: tuple[str, ...]  # next tokens of the text
     start: int  # first position in the reading
-    guesses: tuple[tuple[Guess, ...], ...]
-    final_probability: NDArray[np.float32]
+    guesses: tuple[tuple[Guess, ...], ...]  # row 0 is the embedding, the last row the model's output
+    final_probability: NDArray[np.float32]  # (layers + 1, positions)
     final_rank: NDArray[np.int64]
     masked: bool = False  # the model predicts the token at each position, and `following` are the tokens read
 

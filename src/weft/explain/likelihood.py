@@ -56,10 +56,8 @@ class Likelihood(Charts):
         points = [(float(p), self.log_likelihood([p, *((1 - p) * share for share in shares)])) for p in grid]
         top = self.log_likelihood([n / self.total for n in self.counts])
         labelled = Series(points=[(best, top)], look=Look("c1", "o"), labels=[f"{self.counts[0]}/{self.total}"])
-        x, y = (
-            Axis(f"p({word} | {self.context})", includes=(0.0, 1.0)),
-            Axis("log-likelihood, nats", includes=(top + 2,)),
-        )
+        x = Axis(f"p({word} | {self.context})", includes=(0.0, 1.0))
+        y = Axis("log-likelihood, nats", includes=(top + 2,))
         curve = Plot("Log-likelihood, the other words in proportion", [Series(points=points), labelled], x, y)
         ticks = Axis(ticks=dict(enumerate(self.words[:12])), includes=(-0.5, min(12, len(self.words)) - 0.5))
         estimates = Series("n / N", [(i, n / self.total) for i, n in enumerate(self.counts[:12])], bars=True)
@@ -81,17 +79,13 @@ class Likelihood(Charts):
             ("7", "solution", "p(w) = n/N", ", ".join(f"{word} {n}/{N}" for word, n in short) + more),
             ("8", "a maximum", "∂²Λ/∂p² = −n/p² < 0", f"ℓ = {best:.3f}; with equal p: {uniform:.3f}"),
         ]
-        rows = [
-            (word, str(n), f"{n}/{N}", f"{n / N:.4f}", f"{n / (n / N) - N:.0f}", f"{p:.4f}")
-            for word, n, p in zip(self.words, self.counts, self.probabilities, strict=True)
-        ]
+        columns = zip(self.words, self.counts, self.probabilities, strict=True)
+        rows = [(w, str(n), f"{n}/{N}", f"{n / N:.4f}", f"{n / (n / N) - N:.0f}", f"{p:.4f}") for w, n, p in columns]
         result = f"The estimate differs from the model by at most {self.difference:.1e}."
         if self.difference > 1e-4:
             result += f" {TEXTS['likelihood-smoothed']}"
-        return [
-            Table(("", "step", "formula", "here"), steps, self.title, text=(0, 1, 2, 3)),
-            Table(("word", "n", "n/N", "p", "n/p − λ", "model"), rows, "", [result]),
-        ]
+        derivation = Table(("", "step", "formula", "here"), steps, self.title, text=(0, 1, 2, 3))
+        return [derivation, Table(("word", "n", "n/N", "p", "n/p − λ", "model"), rows, "", [result])]
 
 
 def likelihood(model: LanguageModel, tokenizer: Tokenizer, text: str) -> Likelihood:
@@ -105,13 +99,11 @@ def likelihood(model: LanguageModel, tokenizer: Tokenizer, text: str) -> Likelih
     if not counts:
         raise DataError(f"--text {text!r}: “{shown}” never occurs in the training text; give words that do")
     with torch.no_grad():
-        row = (
-            model(torch.tensor([ids or [0]]))[0, -1].exp() if context else model.head(torch.empty(1, 1, 0))[0, 0].exp()
-        )
+        logits = model(torch.tensor([ids or [0]]))[0, -1] if context else model.head(torch.empty(1, 1, 0))[0, 0]
     order = sorted(counts, key=lambda id: (-counts[id], id))
     return Likelihood(
         shown,
         words=tuple(tokenizer.token(id).strip() or repr(tokenizer.token(id)) for id in order),
         counts=tuple(counts[id] for id in order),
-        probabilities=tuple(float(row[id]) for id in order),
+        probabilities=tuple(float(p) for p in logits.exp()[order]),
     )

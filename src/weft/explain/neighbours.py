@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from weft.errors import DataError, ModelError, TokenizerError, suggestion
 from weft.models.base import LanguageModel
-from weft.models.hidden import check_readable, context_of, frame_for, read
+from weft.models.hidden import Occurrence, word_vectors
 from weft.models.ngram import NGram
 from weft.text.tokenizer import Tokenizer
 
@@ -33,15 +33,6 @@ class Neighbour(NamedTuple):
     cosine: float
 
 
-class Occurrence(NamedTuple):
-    """Word in a text: the characters [start, end) of sentence number `sentence`."""
-
-    sentence: int
-    start: int
-    end: int
-    text: str
-
-
 def embedding_table(model: LanguageModel) -> Tensor:
     """Return a model's input embeddings (vocab_size, d)."""
     if isinstance(model, NGram):
@@ -50,12 +41,8 @@ def embedding_table(model: LanguageModel) -> Tensor:
 
 
 def word_ids(tokenizer: Tokenizer, word: str) -> list[int] | None:
-    """Return the tokens of a word inside a text, or None if a part of it is unknown.
-
-    If the tokenizer joins a space to the following word, these are the tokens of the word after a space. In a
-    vocabulary of whole words, a word that a text would be split at (u.s.) is looked up as it is.
-    """
-    try:
+    """Return the tokens of a word inside a text, after a space if the tokenizer joins it; None if a part is unknown."""
+    try:  # in a vocabulary of whole words, one that a text would be split at (u.s.) is looked up as it is
         if tokenizer.kind == "word" and word not in tokenizer.special_tokens:
             return [tokenizer.id(word)]
     except TokenizerError:
@@ -93,10 +80,7 @@ def signed_words(expression: str) -> list[tuple[int, str]]:
 
 
 def nearest_words(model: LanguageModel, tokenizer: Tokenizer, expression: str, *, top: int = 10) -> list[Neighbour]:
-    """Return the tokens whose vectors have the highest cosine similarity to a word's, without its own tokens.
-
-    An `expression` adds and subtracts vectors of length 1: `king - man + woman`.
-    """
+    """Return the tokens with the highest cosine similarity to a word, or to a sum such as `king - man + woman`."""
     table = F.normalize(embedding_table(model).float(), dim=-1)
     size = min(tokenizer.vocab_size, len(table))  # the table may be padded
     ids, query = list[int](), torch.zeros_like(table[0])
@@ -105,6 +89,7 @@ def nearest_words(model: LanguageModel, tokenizer: Tokenizer, expression: str, *
         if spelled is None:
             entries = [] if size > 100_000 else [_text(tokenizer, id) for id in range(tokenizer.vocab_size)]
             raise DataError(f"'{word}' is not in the vocabulary; {suggestion(word, entries)}")
+        # a sum is one of vectors of length 1
         query += sign * F.normalize(embedding_table(model)[spelled].float().mean(dim=0), dim=0)
         ids += spelled
     cosines = table[:size] @ F.normalize(query, dim=0)
@@ -148,20 +133,18 @@ def in_context(model: LanguageModel, tokenizer: Tokenizer, sentences: Sequence[s
 
     Words beyond the model's context are left out.
     """
-    check_readable(model)
-    spans, frame = [tokenizer.token_spans(sentence) for sentence in sentences], frame_for(model)
-    framed = [frame(tokenizer, [span.id for span in row], context_of(model)) for row in spans]
-    vectors: dict[Occurrence, NDArray[np.float32]] = {}
-    for group in read(model, tokenizer, framed, batch=batch):
-        for row, features in zip(group.rows, group.features.cpu(), strict=True):
-            before, length = framed[row].before, framed[row].length
-            for match in _WORD.finditer(sentences[row]):
-                start, end = match.span()
-                tokens = [n for n, span in enumerate(spans[row]) if span.start < end and span.end > start]
-                if tokens and tokens[-1] < length:
-                    vector = features[[before + n for n in tokens]].mean(dim=0)
-                    vectors[Occurrence(row, start, end, match.group())] = F.normalize(vector, dim=0).numpy()
-    if not vectors:
+    found = [
+        Occurrence(number, *match.span(), match.group())
+        for number, sentence in enumerate(sentences)
+        for match in _WORD.finditer(sentence)
+    ]
+    vectors = word_vectors(model, tokenizer, sentences, words=found, batch=batch)
+    words = [word for word in found if word in vectors]
+    if not words:
         raise DataError("the sentences contain no words")
-    words = sorted(vectors)  # in text order: long sentences were read first
-    return InContext(tuple(sentences), tuple(words), np.stack([vectors[word] for word in words]))
+    return InContext(tuple(sentences), tuple(words), unit_rows(np.stack([vectors[word] for word in words])))
+
+
+def unit_rows(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Scale vectors (n, d) to length 1; zeros stay zeros."""
+    return vectors / np.maximum(1e-30, np.linalg.norm(vectors, axis=1, keepdims=True))

@@ -75,11 +75,8 @@ class Positions(Charts):
             remark = TEXTS["rotated-products"].format(shifts=", ".join(map(str, SHIFTS[1:])))
             tables.append(Table(("positions", "pairs", "differs by"), rows, "Rotated products", [remark], text=(0, 1)))
         distances = [distance for distance in (0, 1, 2, 4, 8, 16, 64) if distance < self.length]
-        curves = [
-            (each.name, name, *(f"{curve[distance]:.3f}" for distance in distances))
-            for each in self.encodings
-            for name, curve in each.curves.items()
-        ]
+        named = [(each.name, name, curve) for each in self.encodings for name, curve in each.curves.items()]
+        curves = [(kind, name, *(f"{curve[n]:.3f}" for n in distances)) for kind, name, curve in named]
         return [*tables, Table(("positions", "", *map(str, distances)), curves, "Against distance", text=(0, 1))]
 
 
@@ -151,19 +148,16 @@ def _rotary_encoding(name: str, module: Position, sizes: Sizes, *, length: int) 
         other: Literal["halves", "adjacent"] = "adjacent" if settings.pairs == "halves" else "halves"
         layouts = {settings.pairs: module, other: build(settings.replace(pairs=other), sizes)}
     exact = {pairs: _shift_error(each, d, length) for pairs, each in layouts.items()}
-    curves = {"q = k": _array(rotated @ rotated[0])}
-    return Encoding(name, None, curves, curve_label="product of q and k", exact=exact)
+    return Encoding(name, None, {"q = k": _array(rotated @ rotated[0])}, curve_label="product of q and k", exact=exact)
 
 
 def _shift_error(module: Position, d: int, length: int) -> float:
     """Return the largest change of the products of random q and k when both positions are shifted."""
-    rng = torch.Generator().manual_seed(0)
-    q, k = torch.randn(2, 1, 1, 1, d, generator=rng, dtype=torch.float64)
+    q, k = torch.randn(2, 1, 1, 1, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     products = []
     for shift in SHIFTS:
         queries = _rotate(module, q.expand(1, 1, length, d), torch.arange(length) + shift)
-        key = _rotate(module, k.expand(1, 1, 1, d), torch.tensor([shift]))
-        products.append(queries @ key[0])
+        products.append(queries @ _rotate(module, k.expand(1, 1, 1, d), torch.tensor([shift]))[0])
     return max(float((each - products[0]).abs().max()) for each in products)
 
 

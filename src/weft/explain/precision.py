@@ -1,7 +1,6 @@
 """Number formats: their sign, exponent and mantissa bits, their ranges, and the size of a model in each."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ from matplotlib.patches import Rectangle
 from weft.costs.units import byte_size
 from weft.explain.texts import TEXTS
 from weft.figures.charts import Chart, Charts
-from weft.figures.formats import table_number
+from weft.figures.formats import scientific, table_number
 from weft.figures.picture import COLOURS
 from weft.figures.tables import Table
 
@@ -81,33 +80,19 @@ class Precision(Charts):
             axes.text(x + 1.4, y + 0.11, name, fontsize=8.5, va="center")
 
     def tables(self) -> list[Table]:
-        number: Callable[[float], str] = lambda value: table_number(value) if value else ""  # noqa: E731
-        rows = [
-            (
-                each.name,
-                str(each.bits),
-                "1",
-                str(each.exponent),
-                str(each.mantissa),
-                number(each.largest),
-                number(each.smallest),
-                number(each.tiniest),
-                number(each.spacing),
-                byte_size(self.parameters * each.bits // 8) if self.parameters else "",
-            )
-            for each in self.formats
-        ]
-        ranges = ("largest", "smallest", "subnormal", "after 1")
-        header = ("format", "bits", "sign", "exponent", "mantissa", *ranges, "weights")
+        rows = []
+        for each in self.formats:
+            bits = map(str, (each.bits, 1, each.exponent, each.mantissa))
+            ranges = (table_number(value) if value else "" for value in each[3:])
+            weights = byte_size(self.parameters * each.bits // 8) if self.parameters else ""
+            rows.append((each.name, *bits, *ranges, weights))
+        columns = ("largest", "smallest", "subnormal", "after 1")
+        header = ("format", "bits", "sign", "exponent", "mantissa", *columns, "weights")
         return [Table(header, rows, self.title, [TEXTS["precision-table"]], spare=(2, 7))]
 
 
 def _power(value: float) -> str:
-    """Format 3.4e38 as 3.4·10³⁸."""
-    digits = f"{value:.2e}" if value >= 1e5 or value < 1e-2 else f"{value:,g}"
-    base, _, exponent = digits.partition("e")
-    raised = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")) if exponent else ""
-    return f"{base.rstrip('0').rstrip('.')}·10{raised}" if exponent else base
+    return scientific(value) if value >= 1e5 or value < 1e-2 else f"{value:,g}"
 
 
 def precision(parameters: int) -> Precision:
@@ -119,13 +104,6 @@ def _format(name: str, dtype: torch.dtype) -> NumberFormat:
     if not dtype.is_floating_point:
         return NumberFormat(name, 8, 0, largest=127.0, smallest=1.0, tiniest=1.0, spacing=1.0)
     info = torch.finfo(dtype)
-    mantissa = round(-math.log2(info.eps))
-    return NumberFormat(
-        name,
-        info.bits,
-        info.bits - 1 - mantissa,
-        largest=info.max,
-        smallest=info.tiny,
-        tiniest=info.tiny * info.eps,
-        spacing=info.eps,
-    )
+    exponent = info.bits - 1 - round(-math.log2(info.eps))
+    ranges = {"largest": info.max, "smallest": info.tiny, "tiniest": info.tiny * info.eps, "spacing": info.eps}
+    return NumberFormat(name, info.bits, exponent, **ranges)

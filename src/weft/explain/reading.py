@@ -27,16 +27,13 @@ class SourceTokens:
 
 @dataclass(frozen=True)
 class Reading:
-    """Token ids that a model reads for a text, framed by special tokens; the first `before` ids precede the text.
-
-    `source` are the ids of an encoder–decoder's source.
-    """
+    """Token ids that a model reads for a text, framed by special tokens."""
 
     model: LanguageModel
     tokenizer: Tokenizer
     ids: tuple[int, ...]
-    before: int = 0
-    source: tuple[int, ...] | None = None
+    before: int = 0  # ids that precede the text
+    source: tuple[int, ...] | None = None  # ids of an encoder–decoder's source
     source_tokenizer: Tokenizer | None = None
 
     def __post_init__(self) -> None:

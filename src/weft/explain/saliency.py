@@ -144,16 +144,15 @@ def saliency(reading: Reading, position: int = -1) -> Saliency:
     texts = [("text", tokenizer, ids)]
     if reading.source is not None:
         texts.insert(0, ("source", reading.source_tokenizer or tokenizer, list(reading.source)))
-    sides = []
-    for (name, side_tokenizer, side_ids), (norm, times) in zip(texts, gradients, strict=True):
-        sides.append(Side(name, tuple(text_tokens(side_tokenizer, side_ids)), norm, times))
+    parts = zip(texts, gradients, strict=True)
+    sides = tuple(Side(name, tuple(text_tokens(its, read)), *gradient) for (name, its, read), gradient in parts)
     last = at + 1 == len(reading.ids)
     which = "predicting" if masked else "the model's prediction after" if last else "the token that follows"
     return Saliency(
         about=TEXTS["saliency"].format(which=which, number=at + 1),
         target=pieces(tokenizer, [target])[0],
         log_prob=value,
-        sides=tuple(sides),
+        sides=sides,
         place=at,
         rest=tuple(text_tokens(tokenizer, reading.ids)[len(ids) :]),
         masked=masked,

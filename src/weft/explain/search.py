@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import exp
@@ -48,11 +47,6 @@ class NodePosition(NamedTuple):
     label_x: float
     start_x: float
     start_y: float
-
-    @property
-    def turn(self) -> float:
-        """x at which the edge leaves its parent's column."""
-        return self.label_x - CURVE
 
 
 class TreeLayout(NamedTuple):
@@ -133,9 +127,8 @@ class SearchTrees(Picture):
         return figure
 
     def data(self) -> dict[str, Any]:
-        return super().data() | as_json(
-            {"about": self.about, "layouts": self.layouts, "results": list(map(self.results, self.trees))}
-        )
+        computed = {"about": self.about, "layouts": self.layouts, "results": list(map(self.results, self.trees))}
+        return super().data() | as_json(computed)
 
     def text(self) -> str:
         lines = ["\n  ".join((TITLES[tree.name], *self.results(tree))) for tree in self.trees]
@@ -216,19 +209,15 @@ def _decimal(value: float) -> str:
     return f"{value + 0.0:.2f}".replace("-", "−")
 
 
-def _draw(
-    axes: Any, tree: SearchTree, layout: TreeLayout, *, results: Sequence[str], origin: tuple[float, float]
-) -> None:
+def _draw(axes: Any, tree: SearchTree, layout: TreeLayout, *, results: list[str], origin: tuple[float, float]) -> None:
     x, y = origin[0], origin[1] + 30
     font = {"family": families(), "parse_math": False, "va": "center_baseline"}
     axes.text(x, origin[1] + 16, TITLES[tree.name], fontsize=FONT * 0.72, weight="bold", **font)
     axes.plot([x + EDGE + ROOT / 2], [y + layout.root], "o", color="black", ms=4)
-    # Chosen nodes are drawn last, on top.
-    for node, spot in sorted(
-        zip(tree.nodes, layout.positions, strict=True), key=lambda pair: STATES.index(pair[0].state)
-    ):
+    pairs = zip(tree.nodes, layout.positions, strict=True)
+    for node, spot in sorted(pairs, key=lambda pair: STATES.index(pair[0].state)):  # chosen nodes last, on top
         chosen, ink = node.state == "chosen", INKS.get(node.state, "black")
-        from_x, from_y, turn, to = spot.start_x, spot.start_y, spot.turn, y + spot.y
+        from_x, from_y, turn, to = spot.start_x, spot.start_y, spot.label_x - CURVE, y + spot.y
         points = [(from_x, from_y), (turn, from_y), (turn + CURVE / 2, from_y), (turn + CURVE / 2, spot.y)]
         points += [(spot.label_x, spot.y), (spot.x, spot.y)]
         codes = [Path.MOVETO, Path.LINETO, Path.CURVE4, Path.CURVE4, Path.CURVE4, Path.LINETO]

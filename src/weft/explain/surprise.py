@@ -86,9 +86,7 @@ class Surprise(Picture):
 
     def text(self) -> str:
         columns = zip(count(1), self.tokens, self.nats, self.ranks, self.guesses, strict=False)
-        scored = [
-            (nats, position, token, rank, top) for position, token, nats, rank, top in columns if nats is not None
-        ]
+        scored = [(nats, n, token, rank, top) for n, token, nats, rank, top in columns if nats is not None]
         rows = []
         for nats, position, token, rank, guesses in sorted(scored, key=lambda row: -row[0])[:MAX_ROWS]:
             surprisal = f"{nats:.2f}" if math.isfinite(nats) else "∞"
@@ -120,8 +118,7 @@ def surprise(reading: Reading, top: int = 5) -> Surprise:
             rank = (log_p > target_log_p).sum(1) + 1
             values, likeliest = log_p[:, :known].topk(min(top, known))
             for row, position in enumerate(positions):
-                names = pieces(tokenizer, likeliest[row].tolist())
-                guesses = tuple(map(Guess, names, values[row].exp().tolist()))
+                guesses = tuple(map(Guess, pieces(tokenizer, likeliest[row].tolist()), values[row].exp().tolist()))
                 scores[position - reading.before] = -float(target_log_p[row]), int(rank[row]), guesses
     if not scores:
         raise DataError("there is nothing to score: a single token with nothing before it")
@@ -185,8 +182,7 @@ def _masked_log_p(reading: Reading) -> LogProbabilities:
         row = torch.arange(len(batch), device=reading.tokens.device)
         tokens = reading.tokens.repeat(len(batch), 1)
         tokens[row, batch] = reading.tokenizer.need("mask")
-        features = model.features(tokens)[row, batch]
-        yield batch, model.readout(features).logits().float().log_softmax(-1)
+        yield batch, model.readout(model.features(tokens)[row, batch]).logits().float().log_softmax(-1)
 
 
 def _vocab_size(model: LanguageModel) -> int:

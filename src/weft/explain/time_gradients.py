@@ -9,6 +9,7 @@ For an LSTM h_t stands for both parts of the state.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,18 +61,15 @@ def state_gradients(
         with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
             # `advance` reads one token after the other, and its graph has every state
             features = model.advance(tokens[:, :-1], model.start(len(tokens), tokens.shape[1], source))
-            logits = model.readout(features[:, -1]).logits().float()
-            loss = torch.nn.functional.cross_entropy(logits, tokens[:, -1])
+            loss = torch.nn.functional.cross_entropy(model.readout(features[:, -1]).logits().float(), tokens[:, -1])
             every = torch.autograd.grad(loss, [t for call in calls for t in call], allow_unused=True, retain_graph=True)
     finally:
         hook.remove()
     size, norms = len(calls[0]), []
     for start in range(0, len(every), size):
-        of_output, *of_state = every[start : start + size]
+        of_output, *states = every[start : start + size]
         # the output of a step is the hidden state of the top layer
-        parts = [
-            torch.zeros_like(t) if g is None else g for g, t in zip(of_state, calls[start // size][1:], strict=True)
-        ]
+        parts = [torch.zeros_like(t) if g is None else g for g, t in zip(states, calls[start // size][1:], strict=True)]
         parts[0] = torch.cat([parts[0][:-1], parts[0][-1:] + (0 if of_output is None else of_output.transpose(0, 1))])
         norms.append(float(torch.stack(parts).float().norm()))
     return StateGradients(tuple(norms), _bound(stack, norms)), loss
@@ -103,10 +101,8 @@ class TimeGradients(Charts):
         """Return the charts of cells, of spectral radii with their bounds, and of clipping."""
         y = Axis("‖∂loss/∂h_t‖ / the last step's", log=True, format="scientific")
         radii = {f"radius {radius:g}": each for radius, each in self.radii.items()}
-        charts = [
-            state_chart(self.cells, "cells at initialisation", y),
-            state_chart(radii, "Elman, by spectral radius", y),
-        ]
+        charts = [state_chart(self.cells, "cells at initialisation", y)]
+        charts.append(state_chart(radii, "Elman, by spectral radius", y))
         clipped = {"gradient": self.weights.values(), f"clipped to {self.clip:g}": self._clipped().values()}
         radius, norm = Axis("spectral radius of W_ah"), Axis("norm of the weights' gradient", log=True)
         return [*charts, lines("clipping", clipped, list(self.weights), x=radius, y=norm)]
@@ -117,9 +113,7 @@ class TimeGradients(Charts):
     def tables(self) -> list[Table]:
         named = {**self.cells, **{f"Elman, radius {radius:g}": found for radius, found in self.radii.items()}}
         title = f"‖∂loss/∂h_t‖ relative to the last step's, untrained models of width {self.d_model}"
-        rows = [
-            (str(radius), *map(table_number, (norm, self._clipped()[radius]))) for radius, norm in self.weights.items()
-        ]
+        rows = [(str(r), *map(table_number, (norm, self._clipped()[r]))) for r, norm in self.weights.items()]
         clipping = Table(("radius", "norm", "clipped"), rows, "Norm of the weights' gradient, by spectral radius")
         return [state_table(named, title, [TEXTS["time-gradients-table"]]), clipping]
 
@@ -137,9 +131,7 @@ def state_table(named: Mapping[str, StateGradients], title: str = "", remarks: S
     return Table(("steps back", *map(str, steps)), rows, title, remarks)
 
 
-def state_chart(
-    named: Mapping[str, StateGradients], title: str = "of the hidden states", y: Axis | None = None
-) -> Plot:
+def state_chart(named: dict[str, StateGradients], title: str = "of the hidden states", y: Axis | None = None) -> Plot:
     """Plot the norms against time, each with its bound as a dotted line."""
     time, series = max(len(each.norms) for each in named.values()), []
     for index, (name, each) in enumerate(named.items()):
@@ -164,7 +156,7 @@ def time_gradients(config: RecurrentConfig, *, clip: float = 1.0, seed: int = 0)
     cells = {name: StateGradients(gradients.norms) for name, (gradients, _) in found.items()}
     elman = _with_cell(small, "elman").replace(layers=1)
     scan = [n / 10 for n in range(5, 17)]
-    scanned = {radius: _untrained(elman, seed, change=_with_radius(radius)) for radius in {*scan, *RADII}}
+    scanned = {radius: _untrained(elman, seed, change=partial(_scale, radius=radius)) for radius in {*scan, *RADII}}
     radii = {radius: scanned[radius][0] for radius in RADII}
     weights = {radius: scanned[radius][1] for radius in scan}
     return TimeGradients(small.d_model, clip, cells, radii=radii, weights=weights)
@@ -199,14 +191,11 @@ def _open_forget_gate(model: Recurrent) -> None:
         model.recurrence.all_weights[layer][2][width : 2 * width] = FORGET_BIAS
 
 
-def _with_radius(radius: float) -> Callable[[Recurrent], None]:
-    @torch.no_grad()
-    def change(model: Recurrent) -> None:
-        """Make W_ah an orthogonal matrix times `radius`, which is then its spectral radius and its norm."""
-        _, W_ah, b_ax, b_ah = model.recurrence.all_weights[0]
-        nn.init.orthogonal_(W_ah, radius)
-        model.embedding.weight.normal_(std=SMALL_INPUTS)
-        b_ax.zero_()
-        b_ah.zero_()
-
-    return change
+@torch.no_grad()
+def _scale(model: Recurrent, radius: float) -> None:
+    """Make W_ah an orthogonal matrix times `radius`, which is then its spectral radius and its norm."""
+    _, W_ah, b_ax, b_ah = model.recurrence.all_weights[0]
+    nn.init.orthogonal_(W_ah, radius)
+    model.embedding.weight.normal_(std=SMALL_INPUTS)
+    b_ax.zero_()
+    b_ah.zero_()

@@ -90,8 +90,8 @@ class StepTiming(Charts):
 
     def charts(self) -> list[Plot]:
         seconds = dict(zip(("products alone", "memory alone", "measured"), (*self.bounds, self.seconds), strict=True))
-        labels = list(map(_seconds, seconds.values()))
-        bars = Series(points=list(enumerate(seconds.values())), bars=True, labels=labels)
+        heights = list(seconds.values())
+        bars = Series(points=list(enumerate(heights)), bars=True, labels=list(map(_seconds, heights)))
         x = Axis(ticks=dict(enumerate(seconds)), includes=(-0.5, 2.5))
         return [Plot(self._step, [bars], x, Axis("seconds per step", includes=(0.0,), pad=0.15))]
 

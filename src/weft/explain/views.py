@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from weft.explain import heads as heads
     from weft.explain import lens as lens
     from weft.explain import likelihood as likelihood
+    from weft.explain import neurons as neurons
     from weft.explain import positions as positions
     from weft.explain import precision as precision
     from weft.explain import reading as reading
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 VIEWS = (
     *("anatomy", "attention", "heads", "surprise", "lens", "saliency", "search", "step", "cache", "costs", "growth"),
     *("timing", "graph", "gradients", "positions", "activations", "precision", "schedule", "training", "likelihood"),
-    "weights",
+    *("neurons", "weights"),
 )
 # views of a text, which need a trained model
 OF_A_TEXT = (

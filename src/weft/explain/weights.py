@@ -79,8 +79,7 @@ class Histograms(Charts):
                 values = [getattr(histogram, statistic) for histogram in layers.values()]
                 ranges.append(" – ".join(dict.fromkeys(text(end) for end in (min(values), max(values)))))
             rows.append((part, str(len(layers)), *ranges))
-        header = ("part", "layers", "deviation", "largest", "zeros")
-        tables = [Table(header, rows, "Weights, range over the layers")]
+        tables = [Table(("part", "layers", "deviation", "largest", "zeros"), rows, "Weights, range over the layers")]
         for name, layers in self.activations.items():
             shares = [share for share in SHARES if any(getattr(each, share) is not None for each in layers.values())]
             cells = []

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from weft.errors import DataError
-from weft.explain.neighbours import InContext, Neighbour, embedding_table, signed_words, word_vector
+from weft.explain.neighbours import InContext, Neighbour, embedding_table, signed_words, unit_rows, word_vector
 from weft.explain.texts import TEXTS
 from weft.figures.charts import Chart, Charts
 from weft.figures.picture import COLOURS
@@ -94,9 +94,16 @@ def _before(words: InContext, row: int) -> str:
     return f" {words.words[row - 1].text}" if same else ""
 
 
-def unit_rows(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Scale vectors (n, d) to length 1; zeros stay zeros."""
-    return vectors / np.maximum(1e-30, np.linalg.norm(vectors, axis=1, keepdims=True))
+def sense_map(words: Sequence[str], senses: Sequence[str], vectors: NDArray[np.float32]) -> WordMap:
+    """Map the occurrences of each word, with vectors (n, d), in one colour per sense."""
+    clouds = []
+    for word in dict.fromkeys(words):
+        rows = [row for row, each in enumerate(words) if each == word]
+        groups = [senses[row] for row in rows]
+        order = sorted(dict.fromkeys(groups))
+        rows.sort(key=lambda row: order.index(senses[row]))
+        clouds.append(cloud(word, [word] * len(rows), vectors[rows], groups=sorted(groups), named=False))
+    return WordMap(tuple(clouds))
 
 
 def _draw(cloud: Cloud, axes: Any) -> None:

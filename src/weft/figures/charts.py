@@ -54,11 +54,8 @@ class Charts(Picture):
 
     def html(self) -> str:
         """Return every chart as a separate element, so that a narrow page shows it in full size, and the tables."""
-        charts = [
-            html_plot(chart) if isinstance(chart, Plot) else inline_svg(self._figure([chart]), chart.title)
-            for chart in self.charts()
-        ]
-        return html_charts(charts) + html_tables(self.tables())
+        drawn = [html_plot(c) if isinstance(c, Plot) else inline_svg(self._figure([c]), c.title) for c in self.charts()]
+        return html_charts(drawn) + html_tables(self.tables())
 
     def text(self) -> str | None:
         return text_tables(self.tables()) or None

@@ -5,7 +5,7 @@ tests/figures/test_axes.py compares the two.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Literal
 
 Format = Literal["number", "count", "scientific", "multiple", "signed"]
@@ -60,13 +60,7 @@ def signed(value: float) -> str:
     return f"+{general(value)}" if value > 0 else general(value)
 
 
-FORMATS: Mapping[Format, Callable[[float], str]] = {
-    "number": number,
-    "count": count,
-    "scientific": scientific,
-    "multiple": multiple,
-    "signed": signed,
-}
+FORMATS: dict[str, Callable[[float], str]] = {f.__name__: f for f in (number, count, scientific, multiple, signed)}
 
 
 def table_number(value: float) -> str:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from weft.figures.picture import FIGURES, SHADES, Picture, new_figure
 
 MAX_LABELS = 60  # tokens that are all labelled; of more, every n-th is
-MAX_LABEL_CHARACTERS = 14
 MAX_ANNOTATED_CELLS = 400  # cells of a confusion matrix that are large enough for a number
 DARK = 0.55  # a darker shade has white text
 SHADE_STEPS = 20  # shades of a small map on a page
@@ -21,19 +20,16 @@ Values = TypeVar("Values", bound=NDArray[Any])
 
 
 def max_pool(values: Values, max_cells: int) -> tuple[Values, int]:
-    """Return (…, rows, columns) max-pooled to at most `max_cells` rows and columns, and the size of a block.
-
-    Blocks are square, so that a diagonal stays a diagonal. The mean would let a thin line fade.
-    """
+    """Return (…, rows, columns) max-pooled in square blocks to at most `max_cells` a side, and the size of a block."""
     size = -(-max(values.shape[-2:]) // max_cells)
-    if size > 1:
+    if size > 1:  # the mean would let a thin line fade
         for axis in (-2, -1):
             starts = np.arange(0, values.shape[axis], size)
             values = np.maximum.reduceat(values, starts, axis=axis)  # type: ignore[assignment]
     return values, size
 
 
-def shorten(label: str, max_characters: int = MAX_LABEL_CHARACTERS) -> str:
+def shorten(label: str, max_characters: int = 14) -> str:
     """Return a label of at most `max_characters`, with an ellipsis if it was cut."""
     return label if len(label) <= max_characters else f"{label[: max_characters - 1]}…"
 

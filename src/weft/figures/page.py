@@ -85,7 +85,9 @@ def html_charts(charts: Sequence[str], kind: str = "") -> Markup:
 
 def mount_point(module: str, value: Any, fallback: str = "") -> Markup:
     """Return an element in which a module of web/ draws a value; without scripts the page shows `fallback`, HTML."""
-    return Markup('<div data-module="{}">{}{}</div>').format(module, json_script("data", value), Markup(fallback))
+    data = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    element = Markup('<div data-module="{}"><script type="application/json" class="data">{}</script>{}</div>')
+    return element.format(module, Markup(data), Markup(fallback))
 
 
 def _import_map(names: Sequence[str]) -> Markup:
@@ -102,12 +104,6 @@ def _import_map(names: Sequence[str]) -> Markup:
     return Markup(json.dumps({"imports": imports}))
 
 
-def json_script(name: str, value: Any) -> Markup:
-    """Return a <script> element of class `name` that holds a value as JSON."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return Markup('<script type="application/json" class="{}">{}</script>').format(name, Markup(text))
-
-
 @cache
 def template(name: str) -> Template:
     """Return a template of web/; its values are escaped."""
@@ -122,9 +118,8 @@ def web_file(name: str) -> str:
 @cache
 def web_files() -> dict[str, str]:
     """Return the texts of all files of web/, by name."""
-    return {
-        file.name: file.read_text("utf-8") for file in (resources.files("weft") / "web").iterdir() if file.is_file()
-    }
+    folder = resources.files("weft") / "web"
+    return {file.name: file.read_text("utf-8") for file in folder.iterdir() if file.is_file()}
 
 
 def as_json(value: Any) -> Any:

@@ -17,15 +17,12 @@ MAX_INTEGER_TICKS = 9
 
 
 class Look(NamedTuple):
-    """Style of a series. The colour is one of web/page.css (c0 … c3, ink, soft) or a shade such as 85%.
-
-    Markers are listed in web/chart_svg.html; a dash is as in SVG. With a width of 0 no line is drawn.
-    """
+    """Style of a series. The colour is one of web/page.css (c0 … c3, ink, soft) or a shade such as 85%."""
 
     colour: str = "c0"
-    marker: str = ""
-    dash: str = ""
-    width: float = 1.8
+    marker: str = ""  # one of web/chart_svg.html
+    dash: str = ""  # as in SVG
+    width: float = 1.8  # 0: no line is drawn
 
 
 PLAIN = Look()
@@ -34,41 +31,29 @@ LOOKS = (Look("c0", "s"), Look("c1", "^", "6 3"), Look("c2", "D", "7 2 1.5 2"), 
 
 @dataclass(frozen=True)
 class Series:
-    """Line through `points`, with a `band` of (low, high) around each and `labels` above them.
-
-    A `level` is a horizontal line from edge to edge. A series in the `background` does not widen the axes. With `bars`,
-    each point is the top of a bar.
-    """
+    """Line through `points`."""
 
     name: str = ""
     points: Sequence[Point] = ()
     look: Look = PLAIN
-    band: Sequence[Point] = ()
-    labels: Sequence[str] = ()
-    level: float | None = None
-    background: bool = False
-    bars: bool = False
+    band: Sequence[Point] = ()  # (low, high) around each point
+    labels: Sequence[str] = ()  # above the points
+    level: float | None = None  # of a horizontal line from edge to edge
+    background: bool = False  # does not widen the axes
+    bars: bool = False  # each point is the top of a bar
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Axis of a chart; `includes` are values that it reaches even if nothing is drawn there.
-
-    `ticks` are names at given values, instead of numbers in `format`. `pad` is the share of the range left free at an
-    end, unless that end is in `includes`. An axis that `clips` ends below a few outliers, which are marked at its edge.
-    """
+    """Axis of a chart."""
 
     label: str = ""
     log: bool = False
     format: Format = "number"
-    includes: Sequence[float] = ()
-    ticks: Mapping[float, str] | None = None
-    pad: float = 0.04
-    clips: bool = False
-
-    def __post_init__(self) -> None:
-        if self.format not in FORMATS:
-            raise ValueError(f"axis format {self.format!r}: expected one of {', '.join(FORMATS)}")
+    includes: Sequence[float] = ()  # values that it reaches even if nothing is drawn there
+    ticks: Mapping[float, str] | None = None  # names at given values, instead of numbers in `format`
+    pad: float = 0.04  # share of the range left free at an end that is not in `includes`
+    clips: bool = False  # it ends below a few outliers, which are marked at its edge
 
     def label_of(self, value: float) -> str:
         """Format a value of the axis."""
@@ -78,7 +63,7 @@ class Axis:
         """Return where the axis begins and ends."""
         every = [*values, *self.includes]
         low, high = min(every), max(every)
-        if indistinguishable(low, high):
+        if high - low <= 1e-9 * max(abs(low), abs(high)):  # they differ by rounding errors at most
             margin = abs(low) / 10 or 1
             return (low / 1.1, high * 1.1) if self.log else (low - margin, high + margin)
         margin = (high / low) ** self.pad if self.log else self.pad * (high - low)
@@ -89,11 +74,6 @@ class Axis:
         """Return at most `max_ticks` round numbers between the limits, with their labels."""
         ticks = log_ticks(*limits, max_ticks) if self.log else even_ticks(*limits, max_ticks)
         return {tick: self.label_of(tick) for tick in ticks}
-
-
-def indistinguishable(low: float, high: float) -> bool:
-    """Return whether two values differ by no more than rounding errors."""
-    return high - low <= 1e-9 * max(abs(low), abs(high))
 
 
 def even_ticks(low: float, high: float, max_ticks: int) -> list[float]:

@@ -95,20 +95,10 @@ def drawable(text: str) -> str:
     return "".join(MISSING if _advance(char) is None else char for char in text)
 
 
-class _TextRun(NamedTuple):
-    """Part of a token on one line; x and width in points."""
-
-    line: int
-    x: float
-    width: float
-    text: str
-    token: int
-
-
 def lines_figure(title: str, tokens: Sequence[Token], measure: Measure) -> Figure:
     """Draw the text in lines, each token on its shade, as far as it fits on a page."""
-    fragments = [fragment for fragment in _fragments(tokens) if fragment.line < PAGE_HEIGHT // LINE_HEIGHT]
-    lines, shown = fragments[-1].line + 1, fragments[-1].token + 1
+    fragments = [fragment for fragment in _fragments(tokens) if fragment[0] < PAGE_HEIGHT // LINE_HEIGHT]
+    lines, shown = fragments[-1][0] + 1, fragments[-1][-1] + 1
     note = f"; the first {shown:,} of {len(tokens):,} tokens" if shown < len(tokens) else ""
     height = (lines + 2.1) * LINE_HEIGHT + 2 * MARGIN
     figure = new_figure((TEXT_WIDTH + 2 * MARGIN) / 72, height / 72)
@@ -144,8 +134,8 @@ def _draw_legend(axes: Any, top: float, measure: Measure, *, note: str, font: di
     axes.text(x + 6, y, measure.name + negative + note, **small)
 
 
-def _fragments(tokens: Sequence[Token]) -> Iterator[_TextRun]:
-    """Break a text into lines of TEXT_WIDTH, between tokens and at line feeds."""
+def _fragments(tokens: Sequence[Token]) -> Iterator[tuple[int, float, float, str, int]]:
+    """Break a text into lines of TEXT_WIDTH; yield line, x, width, text and token number of each fragment."""
     line, x = 0, 0.0
     for number, token in enumerate(tokens):
         parts = (token.text or token.piece).replace("\r", "").replace("\t", "    ").split("\n")
@@ -159,6 +149,6 @@ def _fragments(tokens: Sequence[Token]) -> Iterator[_TextRun]:
                     line, x = line + 1, 0.0
                     fragment = fragment.lstrip(" ") or fragment
                 width = width_of(fragment, FONT_SIZE)
-                yield _TextRun(line, x, width, text=fragment, token=number)
+                yield line, x, width, fragment, number
                 x += width
             line, x = (line + 1, 0.0) if ends_line else (line, x)

@@ -28,19 +28,15 @@ AREAS, TEXTS = ("band", "bar"), ("title", "name", "tick")  # kinds of shapes
 
 
 class Shape(NamedTuple):
-    """Line, area, marker (of kind "dot") or text; the kind is its CSS class on a page.
-
-    `text` is the content of a text, and the tooltip of any other shape. A text is anchored at its start, middle or end.
-    A `clipped` shape ends at the edges of the chart's box.
-    """
+    """Line, area, marker (of kind "dot") or text; the kind is its CSS class on a page."""
 
     kind: str
     points: Sequence[Point]
     look: Look = BARE
-    text: str = ""
-    anchor: str = "start"
+    text: str = ""  # content of a text, tooltip of any other shape
+    anchor: str = "start"  # of a text: start, middle or end
     angle: float = 0.0
-    clipped: bool = False
+    clipped: bool = False  # it ends at the edges of the chart's box
 
 
 class ChartLayout(NamedTuple):
@@ -195,10 +191,8 @@ class _PlotFrame:
             if series.level is None or self.y_limits[0] <= series.level <= self.y_limits[1]:
                 continue
             is_above = series.level > self.y_limits[1]
-            arrow, y = (
-                series.look._replace(marker="^" if is_above else "v"),
-                self.top - 5 if is_above else self.bottom - 6,
-            )
+            arrow = series.look._replace(marker="^" if is_above else "v")
+            y = self.top - 5 if is_above else self.bottom - 6
             arrows += [self.right] if is_above else []
             yield Shape("dot", [(self.right - 4, y)], arrow, series.name)
             yield Shape("tick", [(self.right - 12, y + 4)], arrow, general(series.level, 4), anchor="end")
@@ -227,8 +221,6 @@ def _labels_width(labels: Collection[str]) -> float:
 def _average(points: list[Point]) -> list[Point]:
     """Return at most MAX_LINE_POINTS points, each the mean of neighbours."""
     size = -(-len(points) // MAX_LINE_POINTS)
-    if size <= 1:
-        return points
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     return [(group[-1][0], round(sum(y for _, y in group) / len(group), 1)) for group in groups]
 
@@ -239,12 +231,9 @@ def plot_svg(plot: Plot) -> Markup:
     if layout is None:
         return Markup("")
     groups = [(clipped, list(shapes)) for clipped, shapes in groupby(layout.shapes, key=lambda shape: shape.clipped)]
-    helpers = {"areas": AREAS, "texts": TEXTS, "g": "{:g}".format, "coordinates": _coordinates}
+    helpers: dict[str, Any] = {"areas": AREAS, "texts": TEXTS, "g": "{:g}".format}
+    helpers["coordinates"] = lambda points: " ".join(f"{x:g},{y:g}" for x, y in points)
     return Markup(template("chart_svg.html").render(plot=plot, box=layout.box, groups=groups, **helpers))
-
-
-def _coordinates(points: Sequence[Point]) -> str:
-    return " ".join(f"{x:g},{y:g}" for x, y in points)
 
 
 def html_plot(plot: Plot) -> Markup:

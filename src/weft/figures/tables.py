@@ -12,29 +12,22 @@ WRAPPED_WIDTH = 36  # a wider column can be wrapped, so no other column has to b
 
 
 class Table(NamedTuple):
-    """Columns listed in `text` are aligned left, all others right; empty columns are left out.
-
-    In a narrow terminal, columns listed in `spare` are dropped, the first one first.
-    """
+    """Columns listed in `text` are aligned left, all others right; empty columns are left out."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     title: str = ""
     remarks: Sequence[str] = ()
     text: Sequence[int] = (0,)
-    spare: Sequence[int] = ()
+    spare: Sequence[int] = ()  # columns that a narrow terminal drops, the first one first
 
 
 def text_lines(table: Table, width: int | None = None, prose: int = WIDTH) -> Iterator[tuple[str, str]]:
-    """Yield each line of a table, and what it belongs to: title, header, row or remark.
-
-    If the table is wider than `width`, the widest of the columns in `text` is wrapped between words. Title and remarks
-    are wrapped at `prose` columns.
-    """
+    """Yield each line of a table, wrapped at `width` and `prose` columns, and its part: title, header, row, remark."""
     table = table if width is None else _drop_spare(table, width)
     widths = _widths(table)
     if width is not None and (excess := _line_width(widths) - width) > 0:
-        widest = max(table.text, key=lambda column: widths[column])
+        widest = max(table.text, key=lambda column: widths[column])  # is wrapped between words
         widths[widest] = max(MIN_TEXT_WIDTH, widths[widest] - excess)
     yield from (("title", line) for line in wrap(table.title, prose))
     for number, row in enumerate((table.header, *table.rows)):

@@ -23,7 +23,8 @@ ACTIVATIONS: dict[str, Activation] = {
     "sigmoid": "sigmoid", "silu": "silu", "swish": "silu", "tanh": "tanh",
 }  # fmt: skip
 # of several names, the first is written
-THEIR_ACTIVATIONS: dict[Activation, str] = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+THEIR_ACTIVATIONS: dict[str, str] = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+THEIR_ACTIVATIONS["xielu"] = "xielu"  # which only Apertus reads
 
 MAX_SIZE = 2**28  # of any dimension: one row of this many fp32 values is a gigabyte
 

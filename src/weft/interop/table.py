@@ -171,20 +171,23 @@ def constant(theirs: str, value: Any) -> Special:
 class SettingsTable:
     """Settings of one kind of model in another program.
 
-    `fixed` are the settings that all such models share, `only` the keys that must have one value if present, and
-    `defaults` the values of absent keys that differ from the rows' defaults.
+    `fixed` are the settings that all such models share, `only` the keys that must have one value if present,
+    `defaults` the values of absent keys that differ from the rows' defaults, and `older` the names that keys had.
     """
 
     rows: tuple[Row, ...]
     fixed: Mapping[str, Any] = field(default_factory=dict)
     only: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    older: Mapping[str, str] = field(default_factory=dict)
 
     def settings(self, source: Settings, known: Mapping[str, Any]) -> Flat:
         """Settings of the model; `known` are those that do not come from the keys."""
         present = {key for key, value in source.tree.items() if value is not None}
         present |= {key for key in source.tree if key.removeprefix(source.prefix) not in self.only}  # null is a value
-        absent = {key: value for key, value in self.defaults.items() if source.prefix + key not in present}
+        older = {key: source.tree[name] for key, name in self.older.items() if name in source.tree}
+        values = {**self.defaults, **older}.items()
+        absent = {key: value for key, value in values if source.prefix + key not in present}
         completed = replace(source, tree={**source.tree, **absent})
         completed.only(**self.only)
         model = {**self.fixed, **known}

@@ -17,16 +17,24 @@ from pydantic import (
 from weft.config import Config
 from weft.models.smoothing import ModifiedKneserNey, Smoothing
 from weft.nn.config import Activation, Block, FanInInit, HashedNGrams, Init, NormalInit, Probability, RecurrentInit
-from weft.nn.position_config import NoPosition, Position, Sizes
+from weft.nn.position_config import LayeredT5, NoPosition, Position, Sizes
 
 Pooling = Literal["first", "mean", "last", "max", "mean-sqrt", "weighted-mean"]
 
 
+class Transform(Config):
+    """Dense layer, activation and norm between the features and the output of a head (ModernBERT)."""
+
+    activation: Activation = Field("gelu", description="activation of the dense layer")
+    bias: bool = Field(True, description="add a bias in the dense layer")
+
+
 class LMHead(Config):
-    """Next token: features times a (vocab_size, d_model) table. Features are multiplied by `scale`; a `softcap` c
-    replaces each logit z by c · tanh(z/c) (Gemma 2)."""
+    """Next token: features times a (vocab_size, d_model) table. Features may pass a `transform` (BERT as a decoder) and
+    are multiplied by `scale`; a `softcap` c replaces each logit z by c · tanh(z/c) (Gemma 2)."""
 
     kind: Literal["lm"] = "lm"
+    transform: Transform | None = Field(None, description="dense layer with a norm in front")
     tied: bool = Field(True, description="use the embeddings as the table")
     bias: bool = Field(False, description="add a bias per token")
     scale: PositiveFloat | None = Field(None, description="factor of the features")
@@ -34,9 +42,10 @@ class LMHead(Config):
 
 
 class TransformedLMHead(Config):
-    """Dense layer, activation and norm before the table of tokens (BERT's transform)."""
+    """Dense layer, activation and norm before the table of tokens (BERT's transform), unless `dense` is false."""
 
     kind: str
+    dense: bool = Field(True, description="put a dense layer and a norm in front; false in EuroBERT")
     tied: bool = Field(True, description="use the embeddings as the table")
     bias: bool = Field(True, description="add a bias per token")
     dense_bias: bool = Field(True, description="add a bias in the dense layer")
@@ -61,20 +70,15 @@ class NextSentenceHead(Config):
     kind: Literal["nsp"] = "nsp"
 
 
-class Transform(Config):
-    """Dense layer, activation and norm between the features and the output of a head (ModernBERT)."""
-
-    activation: Activation = Field("gelu", description="activation of the dense layer")
-    bias: bool = Field(True, description="add a bias in the dense layer")
-
-
 class ClassificationHead(Config):
     """One of `labels` for a whole sequence; a single label is a regression. In front is a `pooler`, a dense layer with
-    `activation` (tanh in BERT, relu in DistilBERT), or a `transform`."""
+    `activation` (tanh in BERT, relu in DistilBERT), or a `transform`; with `pooled_late`, it reads every token, and its
+    outputs are pooled (EuroBERT)."""
 
     kind: Literal["sequence"] = "sequence"
     labels: PositiveInt = Field(description="number of labels")
     pooling: Pooling = Field("first", description="how tokens' features become one vector")
+    pooled_late: bool = Field(False, description="pool after the dense layer instead of before")
     pooler: bool = Field(True, description="put a dense layer in front")
     activation: Activation = Field("tanh", description="activation of the dense layer")
     transform: Transform | None = Field(None, description="dense layer with a norm, instead of the pooler")
@@ -195,7 +199,8 @@ class TransformerConfig(Block):
     def divisible(self) -> bool:
         """Whether tensor parallelism can divide the weights."""
         plain = self.width == self.d_model and getattr(self, "ngrams", None) is None
-        return self.sharing == 1 and plain and not self.position.projected
+        whole = self.position.projected or isinstance(self.position, LayeredT5)
+        return self.sharing == 1 and plain and not whole and self.feedforward.activation != "xielu"
 
     @model_validator(mode="after")
     def _check_pattern(self) -> Self:
@@ -253,6 +258,7 @@ class Decoder(TransformerConfig):
     where positions are added, and another projects back before the logits (Zhang et al. 2022, OPT-350m)."""
 
     kind: Literal["decoder"] = "decoder"
+    segments: int = Field(default=0, ge=0, description="number of segment vectors; every token has the first")
     d_embedding: PositiveInt | None = Field(None, description="width of the embeddings; absent: d_model")
     ngrams: HashedNGrams | None = Field(None, description="embeddings of the last tokens, added to each token's")
     head: Head = Field(LMHead(), description="output head")
@@ -263,13 +269,15 @@ class Encoder(TransformerConfig):
 
     With `d_embedding`, the embeddings of tokens, positions and segments have this width, and a linear layer projects
     their sum to d_model. With `distinct_layers`, each block runs layers / distinct_layers times in a row. Both save
-    parameters (Lan et al. 2020, §3.1).
+    parameters (Lan et al. 2020, §3.1). With `dropped_token`, masked tokens embed to 0, and the embeddings of a text are
+    divided by the fraction of the others, as dropout would (Lin et al. 2023).
     """
 
     kind: Literal["encoder"] = "encoder"
     segments: int = Field(default=0, ge=0, description="number of trained segment vectors; BERT has 2")
     d_embedding: PositiveInt | None = Field(None, description="width of the embeddings; absent: d_model")
     distinct_layers: Layers | None = Field(None, description="number of blocks with distinct weights; absent: all")
+    dropped_token: NonNegativeInt | None = Field(None, description="id of a mask token that embeds to 0; absent: none")
     head: Head = Field(MaskedLMHead(), description="output head")
 
     @model_validator(mode="after")
@@ -350,6 +358,32 @@ class Recurrent(Config):
         return self
 
 
+class ELMo(Config):
+    """Bidirectional language model: two stacks of LSTMs, which read a text forwards and backwards, over one table of
+    embeddings and one softmax (Peters et al. 2018, §3).
+
+    From the second layer on, a layer's input is added to its output. With `d_cell`, cells of this width are projected
+    to d_model (Sak et al. 2014).
+    """
+
+    kind: Literal["elmo"] = "elmo"
+    vocab_size: PositiveInt = Field(description="tokens in the vocabulary; the tokenizer decides")
+    context: PositiveInt = Field(256, description="longest sequence in training")
+    layers: Layers = Field(2, description="number of layers in each direction")
+    d_model: PositiveInt = Field(description="width of the embeddings, and of the states in each direction")
+    d_cell: PositiveInt | None = Field(None, description="width of the cells, projected to d_model; absent: d_model")
+    dropout: Probability = Field(0.1, description="fraction of the values between layers to drop")
+    init: RecurrentInit = Field(FanInInit(), description="initial weights")
+
+    @model_validator(mode="after")
+    def _check_projection(self) -> Self:
+        if self.d_cell is not None and self.d_cell <= self.d_model:
+            raise ValueError(
+                f"d_cell = {self.d_cell}: cells that are projected are wider than d_model = {self.d_model}"
+            )
+        return self
+
+
 class Bahdanau(Config):
     """RNN encoder and decoder with additive attention between them (Bahdanau et al. 2015)."""
 
@@ -410,5 +444,6 @@ class GloVe(StaticVectors):
 
 
 Model = Annotated[
-    Decoder | Encoder | EncoderDecoder | Recurrent | Bahdanau | NGram | Word2Vec | GloVe, Field(discriminator="kind")
+    Decoder | Encoder | EncoderDecoder | Recurrent | ELMo | Bahdanau | NGram | Word2Vec | GloVe,
+    Field(discriminator="kind"),
 ]

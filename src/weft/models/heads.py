@@ -58,14 +58,17 @@ class TokenHead(nn.Module):
 
 
 class LMHead(TokenHead):
-    """Logits of the next token; features are projected to the embeddings' width if it differs, and may be scaled."""
+    """Logits of the next token; features may pass a transform, are projected to the embeddings' width if it differs,
+    and may be scaled."""
 
     def __init__(self, settings: config.LMHead, model: config.TransformerConfig):
         super().__init__(model, settings.tied, settings.bias)
         self.scale, self.softcap = settings.scale, settings.softcap
+        self.transform = _transform(settings.transform, model)
         self.dense = Linear(model.d_model, model.width, bias=False) if model.projects_output else None
 
     def prepare(self, features: Tensor) -> Tensor:
+        features = features if self.transform is None else self.transform(features)
         features = features if self.dense is None else self.dense(features)
         return features if self.scale is None else features * self.scale
 
@@ -75,11 +78,13 @@ class MaskedLMHead(TokenHead):
 
     def __init__(self, settings: config.MaskedLMHead | config.PretrainingHead, model: config.TransformerConfig):
         super().__init__(model, settings.tied, settings.bias)
-        self.dense = Linear(model.d_model, model.width, bias=settings.dense_bias)
-        self.norm = norm.build(model.norm, model.width)
+        self.dense = Linear(model.d_model, model.width, bias=settings.dense_bias) if settings.dense else None
+        self.norm = norm.build(model.norm, model.width) if settings.dense else None
         self.activation = activations[settings.activation]
 
     def prepare(self, features: Tensor) -> Tensor:
+        if self.dense is None or self.norm is None:
+            return features
         return self.norm(self.activation(self.dense(features)))
 
 
@@ -134,7 +139,7 @@ class Classifier(nn.Module):
 
     def __init__(self, settings: config.ClassificationHead, model: config.TransformerConfig):
         super().__init__()
-        self.pooling = settings.pooling
+        self.pooling, self.pooled_late = settings.pooling, settings.pooled_late
         self.pooler = Transform(model.d_model, settings.activation) if settings.pooler else None
         self.transform = _transform(settings.transform, model)
         self.dropout = Dropout(settings.dropout)
@@ -142,10 +147,10 @@ class Classifier(nn.Module):
 
     def forward(self, x: Tensor, table: Tensor, mask: Tensor | None = None, *, rng: RowRng | None = None) -> Tensor:
         """(batch, time, d_model) → logits (batch, labels)."""
-        pooled = pool(x, mask, self.pooling)
+        x = x if self.pooled_late else pool(x, mask, self.pooling)
         for part in (self.pooler, self.transform):
-            pooled = pooled if part is None else part(pooled)
-        return self.out(self.dropout(pooled, rng))
+            x = x if part is None else part(x)
+        return self.out(self.dropout(pool(x, mask, self.pooling) if self.pooled_late else x, rng))
 
 
 class PretrainingPair(nn.Module):

@@ -14,6 +14,7 @@ from weft.errors import ConfigError, suggestion
 from weft.models.config import (
     Bahdanau,
     Decoder,
+    ELMo,
     Encoder,
     EncoderDecoder,
     GloVe,
@@ -84,7 +85,7 @@ def vaswani(layers: int, d_model: int, heads: int, *, d_ff: int, dropout: float,
 
 FAMILIES: dict[str, Callable[..., Config]] = {make.__name__: make for make in (gpt, llama, bert, vaswani)}
 FAMILIES |= {"ngram": NGram, "recurrent": Recurrent, "bahdanau": Bahdanau, "decoder": Decoder}
-FAMILIES |= {"word2vec": Word2Vec, "glove": GloVe}
+FAMILIES |= {"word2vec": Word2Vec, "glove": GloVe, "elmo": ELMo}
 
 
 def _entry(family: str, origin: str, **sizes: Any) -> tuple[Callable[[], Config], str]:

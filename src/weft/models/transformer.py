@@ -23,6 +23,8 @@ from weft.nn.mask import AttentionMask, Mask, Ranges, build_block_mask, select_r
 from weft.nn.position import Position
 from weft.nn.scaled_dot_product import Probabilities
 
+KEPT_IN_TRAINING = 1 - 0.15 * 0.8  # fraction of tokens that ESM's training did not replace by the mask token
+
 
 class RowInputs(NamedTuple):
     """Inputs of a pass over whole sequences, besides their tokens.
@@ -102,11 +104,12 @@ class Transformer(LanguageModel):
             self.encoder = Stack(settings, settings.encoder_layers or settings.layers, causal=False, cross=False)
             self.decoder = Stack(settings, settings.layers, causal=True, cross=True)
         elif isinstance(settings, Encoder):
-            self.segments = Embedding(settings.segments, settings.width) if settings.segments else None
             self.encoder = Stack(settings, settings.layers, causal=False, cross=False)
         else:
             self.ngrams = NGramEmbedding(settings.ngrams, settings.width) if settings.ngrams else None
             self.decoder = Stack(settings, settings.layers, causal=True, cross=False)
+        if not isinstance(settings, EncoderDecoder) and settings.segments:
+            self.segments = Embedding(settings.segments, settings.width)
         self.output = heads.build(settings, settings.head)
         self.reset_parameters()
         self.number_dropouts()
@@ -162,7 +165,7 @@ class Transformer(LanguageModel):
             attended = mask_source(self.source_cache(encoded, rng), source.mask, tokens.shape[1])
         pair = None if documents is None else (select_ranges(documents, rows.ranges), documents)
         visible = Mask(stack.causal, real=rows.mask, documents=pair, ranges=rows.ranges)
-        x = self.embed(tokens, self.embedding, rows.segments) if hidden is None else hidden
+        x = self.embed(tokens, self.embedding, rows.segments, mask=rows.mask) if hidden is None else hidden
         if self.ngrams is not None and hidden is None:
             x = x + self.ngrams(tokens, None, rows.mask if documents is None else documents)
         keys = _indices(tokens) if rows.positions is None else rows.positions
@@ -271,11 +274,18 @@ class Transformer(LanguageModel):
         history.add(tokens, lengths)
         return x + self.ngrams(tokens, history.last(self.ngrams.reach, lengths))
 
-    def embed(self, tokens: Tensor, table: nn.Embedding, segments: Tensor | None = None) -> Tensor:
-        """Embed tokens (batch, time), in an encoder with their segments → (batch, time, width)."""
+    def embed(
+        self, tokens: Tensor, table: nn.Embedding, segments: Tensor | None = None, *, mask: Tensor | None = None
+    ) -> Tensor:
+        """Embed tokens (batch, time) with their segments, by default the first → (batch, time, width). `mask`
+        (batch, time) is True where a token is real."""
         check_tokens(tokens, table.num_embeddings)
         x, factor = table(tokens), self.config.embedding_factor
         x = x if factor is None else x * factor
+        if isinstance(self.config, Encoder) and self.config.dropped_token is not None:
+            dropped = (tokens == self.config.dropped_token)[..., None]
+            real = tokens.shape[1] if mask is None else mask.sum(1)[:, None, None]
+            x = x.masked_fill(dropped, 0.0) * (KEPT_IN_TRAINING / (1 - dropped.sum(1, keepdim=True) / real))
         if self.segments is not None:
             x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
         return x

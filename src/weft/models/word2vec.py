@@ -9,7 +9,7 @@ reach, so that near words count more. Details that the papers leave open are tho
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.errors import DataError
+from weft.errors import DataError, counted
 from weft.models.config import Word2Vec
 from weft.models.word_kernels import MEASURED, Floats, Word2VecCall, padded, train_chunks
 from weft.progress import Advance
@@ -18,6 +18,7 @@ MAX_CHUNK, MIN_CHUNK = 10_000, 500  # tokens that are trained on in order by one
 CHUNKS = 64  # of a short text
 POWER = 0.75  # of a word's frequency, when negative samples are drawn (§2.2)
 BITS = (1 << 64) - 1
+MIN_WORDS = 20  # of a text; fewer have hardly a word that occurs in two places
 
 Words = NDArray[np.int32]
 
@@ -140,8 +141,8 @@ class RandomBits:
 def word_counts(text: Words, vocab_size: int) -> NDArray[np.float64]:
     """Number of occurrences of each word, (vocab_size,); DataError if the text is too small to learn from."""
     counts = np.bincount(text[text >= 0], minlength=vocab_size).astype(np.float64)
-    if np.count_nonzero(counts) < 2:
-        what = f"{int(counts.sum()):,} words of the vocabulary, {np.count_nonzero(counts)} of them distinct"
+    if np.count_nonzero(counts) < 2 or counts.sum() < MIN_WORDS:
+        what = f"{counted(int(counts.sum()), 'word')} of the vocabulary, {np.count_nonzero(counts)} distinct"
         raise DataError(f"the text has {what}: too few to learn vectors from; add text, or lower tokenizer.min_count")
     return counts
 

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.machine import ON_ARM
 from weft.nn import native
 from weft.nn.config import Activation
+from weft.nn.init import Initialiser
 
 SLOPE = 2.0 * math.sqrt(2.0 / math.pi)  # the tanh approximation is x · σ(SLOPE · (x + CUBE x³))
 CUBE = 0.044715
@@ -83,6 +84,25 @@ def swish(x: Tensor, beta: float) -> Tensor:
 def relu2(x: Tensor) -> Tensor:
     """relu(x)² (So et al. 2021)."""
     return F.relu(x).square()
+
+
+class XIELU(nn.Module):
+    """x/2 + α_p x² above 0, and x/2 + α_n (eˣ − 1 − x) below, with trained α_p > 0 and α_n > 1/2, stored as inverses of
+    softplus (Huang and Schlag 2024)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha_p, self.alpha_n = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
+
+    def reset_parameters(self, init: Initialiser) -> None:
+        """Begin with both at 0.8."""
+        for alpha, value in ((self.alpha_p, 0.8), (self.alpha_n, 0.3)):
+            nn.init.constant_(alpha, math.log(math.expm1(value)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…) → (…)."""
+        below = (0.5 + F.softplus(self.alpha_n)) * (torch.expm1(x.clamp(max=-1e-6)) - x)
+        return torch.where(x > 0, F.softplus(self.alpha_p) * x * x, below) + 0.5 * x
 
 
 activations: dict[Activation, Callable[[Tensor], Tensor]] = {

@@ -18,7 +18,7 @@ from weft.nn.init import Initialiser
 from weft.nn.linear import Linear
 from weft.nn.mask import AttentionMask
 from weft.nn.position import Disentangled
-from weft.nn.position_config import Relative
+from weft.nn.position_config import LayeredT5, Relative
 from weft.nn.scaled_dot_product import QKV, Probabilities, masked_softmax
 
 
@@ -27,12 +27,8 @@ class Heads(nn.Module):
 
     def __init__(self, settings: AttentionConfig, d_model: int, d_head: int):
         super().__init__()
-        self.heads, self.kv_heads, self.d_head, self.d_v = (
-            settings.heads,
-            settings.groups,
-            d_head,
-            settings.d_v or d_head,
-        )
+        self.heads, self.kv_heads = settings.heads, settings.groups
+        self.d_head, self.d_v = d_head, settings.d_v or d_head
         self.first_head = 0  # index of the first head here, if tensor parallelism divides the heads
         self.scale = settings.scale or d_head**-0.5
         self.softcap, self.clip = settings.softcap, settings.clip
@@ -125,9 +121,8 @@ class CrossAttention(Heads):
 
     def keys_values(self, source: Tensor, rng: RowRng | None = None) -> tuple[Tensor, Tensor]:
         """Keys and values (batch, kv_heads, source time, d_head or d_v) of source (batch, source time, d_model)."""
-        k, v = self.clip_projection(self.kv(source, rng=rng)).split(
-            [self.kv_heads * w for w in (self.d_head, self.d_v)], -1
-        )
+        widths = [self.kv_heads * width for width in (self.d_head, self.d_v)]
+        k, v = self.clip_projection(self.kv(source, rng=rng)).split(widths, -1)
         return self.split(k, self.kv_heads, self.k_norm), self.split(v, self.kv_heads)
 
     def forward(
@@ -146,6 +141,25 @@ class ScoredAttention(SelfAttention):
         """Attention probabilities after dropout, from scores (batch, heads, time, source time)."""
         probabilities = masked_softmax(scores, mask.dense())
         return self.scoring(rng).drop(self.probabilities(probabilities))
+
+    def mix(self, qkv: QKV, mask: AttentionMask, rng: RowRng | None) -> Tensor:
+        return self.probabilities_of(self.scores(qkv, mask), mask, rng) @ qkv.repeat_kv().v
+
+
+class BiasedAttention(ScoredAttention):
+    """Scores q · k + b with a bias b per head and bucket of distances, which this layer has for itself (UMT5)."""
+
+    def __init__(self, settings: BlockConfig, buckets: int):
+        super().__init__(settings.attention, settings.d_model, settings.d_head)
+        self.relative_bias = nn.Parameter(torch.empty(buckets, settings.attention.heads))
+
+    def reset_parameters(self, init: Initialiser) -> None:
+        """Draw the biases like the token embeddings."""
+        init.table(self.relative_bias)
+
+    def scores(self, qkv: QKV, mask: AttentionMask) -> Tensor:
+        buckets = mask.position.distances(mask.queries, mask.keys)
+        return super().scores(qkv, mask) + F.embedding(buckets, self.relative_bias).permute(0, 3, 1, 2)
 
 
 class RelativeAttention(ScoredAttention):
@@ -193,13 +207,12 @@ class DisentangledAttention(ScoredAttention):
         scores = q @ k.mT + ((q @ k_distance.mT).gather(-1, rows) + (k @ q_distance.mT).gather(-1, rows.mT).mT)
         return apply_softcap(scores * self.scale, self.softcap)
 
-    def mix(self, qkv: QKV, mask: AttentionMask, rng: RowRng | None) -> Tensor:
-        return self.probabilities_of(self.scores(qkv, mask), mask, rng) @ qkv.repeat_kv().v
-
 
 def build(settings: BlockConfig) -> SelfAttention:
     """Build the self-attention of a block, as its position encoding requires."""
     if isinstance(settings.position, Relative):
         return RelativeAttention(settings, settings.position.rows)
+    if isinstance(settings.position, LayeredT5):
+        return BiasedAttention(settings, settings.position.buckets)
     kind = DisentangledAttention if settings.position.projected else SelfAttention
     return kind(settings.attention, settings.d_model, settings.d_head)

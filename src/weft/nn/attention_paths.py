@@ -69,9 +69,7 @@ def attend(qkv: QKV, mask: AttentionMask, scoring: Scoring, *, tap: Probabilitie
             return scoring.drop(replaced) @ qkv.repeat_kv().v
     if scoring.softcap is not None:
         return attend_by_formula(qkv, mask, scoring)
-    if scoring.p:
-        return dropout_attention(qkv, mask, scoring)
-    return fast_attention(qkv, scoring.scale, mask)
+    return dropout_attention(qkv, mask, scoring) if scoring.p else fast_attention(qkv, scoring.scale, mask)
 
 
 def fast_attention(qkv: QKV, scale: float, mask: AttentionMask) -> Tensor:
@@ -138,22 +136,17 @@ def load_kernels() -> bool:
 
 def _dropout_kernels_fit(qkv: QKV, mask: AttentionMask) -> bool:
     limits, narrow = mask.mask, qkv.q.dtype in (torch.float16, torch.bfloat16) and qkv.q.shape[-1] <= 128
-    if not qkv.equal_widths:
-        return False
     by_index = limits.causal or limits.window is not None or limits.documents is not None
     shifted = limits.indices is not None or limits.offset or limits.ranges
-    return qkv.q.is_cuda and narrow and not (by_index and shifted) and not mask.position.biases
+    return qkv.q.is_cuda and narrow and qkv.equal_widths and not (by_index and shifted) and not mask.position.biases
 
 
 def _fused(qkv: QKV, scale: float, *, mask: Tensor | None = None, causal: bool = False) -> Tensor:
     """PyTorch's fused attention. cuDNN is used only without a mask: with one, its gradient may be NaN (torch 2.11)."""
-    if not qkv.q.is_cuda or mask is None:
-        return F.scaled_dot_product_attention(
-            *qkv, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=qkv.grouped
-        )
-    # the kernels that take a mask do not support grouped heads
-    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-        return F.scaled_dot_product_attention(*qkv.repeat_kv(), attn_mask=mask, is_causal=causal, scale=scale)
+    if qkv.q.is_cuda and mask is not None:  # the kernels that take a mask do not support grouped heads
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+            return F.scaled_dot_product_attention(*qkv.repeat_kv(), attn_mask=mask, is_causal=causal, scale=scale)
+    return F.scaled_dot_product_attention(*qkv, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=qkv.grouped)
 
 
 def _fits_flash_attention(qkv: QKV) -> bool:

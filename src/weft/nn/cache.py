@@ -9,15 +9,13 @@ from torch.nn import functional as F
 
 
 class Past(Protocol):
-    """Keys and values of other tokens in one layer: cached, or read by other processes (`Stack.context`). `extend` adds
-    keys and values (batch, kv_heads, time, d_head) and returns all of them, up to the longest row."""
+    """Keys and values of other tokens in one layer; `extend` adds (batch, kv_heads, time, d_head) and returns all."""
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 class KeyValueCache:
-    """Keys and values of every layer and row: store (layers, 2, batch, kv_heads, max_len, width). The width is that of
-    keys or of values; the narrower of them leave the last coordinates unused."""
+    """Keys and values of every layer: store (layers, 2, batch, kv_heads, max_len, width), the wider one's width."""
 
     def __init__(self, store: Tensor):
         self.store = store
@@ -79,8 +77,7 @@ def stack_padded(keys: Tensor, values: Tensor) -> Tensor:
 class TokenHistory:
     """Tokens that rows have read, (batch, max_len), for n-gram embeddings and position encodings that depend on length.
 
-    Above one of the lengths in `switches`, a text is read with other rotation angles. Keys and values of all layers
-    depend on the angles, so a row that crosses such a length must be read again from its first token.
+    A row that crosses a length in `switches` is read again from its first token: all keys depend on the angles.
     """
 
     def __init__(self, switches: Sequence[int], lengths: Tensor, max_len: int):

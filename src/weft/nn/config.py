@@ -98,7 +98,7 @@ class Plain(Config):
 
     kind: Literal["plain"] = "plain"
     d_ff: PositiveInt = Field(description="hidden width")
-    activation: Activation = Field("relu", description="activation function f")
+    activation: Activation | Literal["xielu"] = Field("relu", description="activation function f")
     beta: PositiveFloat = Field(1.0, description="β of silu as Swish, x · σ(βx): from x/2 at 0 to relu at ∞")
     bias: bool = Field(True, description="add biases")
     dropout: Probability = Field(0.0, description="fraction of hidden values to drop")

@@ -27,11 +27,7 @@ SHARED_STRIDE = 32  # numbers reserved per run of a shared block; bounds the dro
 
 
 class RowRng(NamedTuple):
-    """Random keys that the dropouts of a pass draw from, (batch,) int32.
-
-    `ranges` are the indices of the rows read by this process, if not all. `offset` is added to the number of each
-    dropout, so that a block shared by several layers drops different elements in each.
-    """
+    """Random keys (batch,) int32 of a pass, the row indices read here, and an `offset` for repeated blocks."""
 
     keys: Tensor
     ranges: Ranges = ()
@@ -140,12 +136,11 @@ class Dropout(nn.Module):
     """Zero elements of (batch, …) with probability p in training, and scale up the others.
 
     With `variational`, a row (batch, time, width) drops the same elements at all times (Gal and Ghahramani 2016).
-    `number_dropouts` gives each dropout of a model a distinct number.
     """
 
     def __init__(self, p: float, variational: bool = False):
         super().__init__()
-        self.p, self.variational, self.number = p, variational, 0
+        self.p, self.variational, self.number = p, variational, 0  # `number_dropouts` sets the number
         self.shard: AxisShard | None = None  # set if x is a shard of a longer tensor, whose positions then count
 
     @property

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from weft.machine import has_triton
 from weft.nn import config
-from weft.nn.activations import activations, swish
+from weft.nn.activations import XIELU, activations, swish
 from weft.nn.dropout import Dropout, RowRng
 from weft.nn.linear import Linear
 
@@ -53,6 +53,8 @@ class Gated(nn.Module):
 
 
 def _activation(settings: config.FeedForward) -> Callable[[Tensor], Tensor]:
+    if settings.activation == "xielu":
+        return XIELU()
     return activations[settings.activation] if settings.beta == 1.0 else partial(swish, beta=settings.beta)
 
 

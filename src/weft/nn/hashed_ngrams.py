@@ -25,12 +25,7 @@ Integers = TypeVar("Integers", int, Tensor)
 
 
 class NGramEmbedding(nn.Module):
-    """Sum of an n-gram embedding for each order.
-
-    The tables are stacked in `weight` (orders · rows, width), so that all rows of a token are gathered and summed in
-    one call and have one gradient. A matrix projects tables that are narrower than the token embeddings. The tables
-    start at 0, so that a new model computes the same as without them.
-    """
+    """Sum of an n-gram embedding for each order, from tables stacked in `weight` (orders · rows, width), 0 at first."""
 
     def __init__(self, settings: HashedNGrams, d_embedding: int):
         super().__init__()

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from weft.nn.config import FanInInit, Init, NormalInit, OrthogonalInit, RecurrentInit, UniformInit, XavierInit
+from weft.nn.config import FanInInit, Init, OrthogonalInit, RecurrentInit, UniformInit, XavierInit
 
 
 @dataclass(frozen=True)
 class Initialiser:
-    """Draws the weights of a Transformer by its settings and sizes. `layers` counts the blocks that write into one
-    residual stream, for GPT-2's 1/√(2·layers)."""
+    """Draws a Transformer's weights; `layers` counts the blocks that write into one residual stream (GPT-2)."""
 
     settings: Init
     d_model: int
@@ -24,24 +23,16 @@ class Initialiser:
     @torch.no_grad()
     def matrix(self, weight: Tensor, into_residual: bool = False) -> None:
         """Fill a matrix (out, in); `into_residual` if its output is added to the residual stream."""
-        match self.settings:
-            case NormalInit(std=std, depth_scaled=scaled):
-                weight.normal_(std=std * (2 * self.layers) ** -0.5 if scaled and into_residual else std)
-            case XavierInit():
-                nn.init.xavier_uniform_(weight)
-            case _:
-                assert_never(self.settings)
+        if isinstance(self.settings, XavierInit):
+            nn.init.xavier_uniform_(weight)
+        else:
+            factor = (2 * self.layers) ** -0.5 if self.settings.depth_scaled and into_residual else 1.0
+            weight.normal_(std=self.settings.std * factor)
 
     @torch.no_grad()
     def table(self, weight: Tensor) -> None:
         """Fill a table of embeddings (rows, width)."""
-        match self.settings:
-            case NormalInit(std=std):
-                weight.normal_(std=std)
-            case XavierInit():
-                weight.normal_(std=self.d_model**-0.5)
-            case _:
-                assert_never(self.settings)
+        weight.normal_(std=self.d_model**-0.5 if isinstance(self.settings, XavierInit) else self.settings.std)
 
 
 def reset(model: nn.Module, init: Initialiser, first: tuple[type[nn.Module], ...] = ()) -> None:

@@ -17,11 +17,7 @@ from weft.nn.init import Initialiser
 
 
 class Linear(nn.Linear):
-    """x Wᵀ + b. Several `outputs` are the heights of several matrices, stacked so that x is read once.
-
-    `into_residual`: the result is added to the residual stream, on which some initialisations depend. The `rng` of a
-    pass is for the dropout of adapters (`LowRank`).
-    """
+    """x Wᵀ + b of stacked matrices of `outputs` rows, so that x is read once; `rng` is for adapters (`LowRank`)."""
 
     def __init__(self, inputs: int, *outputs: int, bias: bool = True, into_residual: bool = False, device: Any = None):
         super().__init__(inputs, sum(outputs), bias, device)
@@ -59,9 +55,8 @@ class Embedding(nn.Embedding):
 class LowRank(Linear):
     """W x + (alpha / rank) B A x with trained A and B and a frozen W, including its bias (Hu et al. 2022, §4.1).
 
-    B is 0 at first, so that the layer computes the same as before. Where W stacks several matrices (`heights`), each
-    has its own A and B: `a` (matrices · rank, in_features) and `b` (out_features, rank) stack them in the same way. The
-    weight keeps its name in the state dict.
+    B is 0 at first. Each of several stacked matrices (`heights`) has its own A and B, stacked as `a` (matrices · rank,
+    in_features) and `b` (out_features, rank). The weight keeps its name in the state dict.
     """
 
     def __init__(self, linear: Linear, settings: LoRA):

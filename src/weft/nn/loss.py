@@ -31,11 +31,7 @@ PLAIN = LossTerms()
 
 
 class VocabShard(Protocol):
-    """Local shard of a vocabulary that tensor parallelism divides: the ids from `first` on.
-
-    `sum_` and `max_` all-reduce in place; `local` selects this process's rows of a table; `gather` turns local logits
-    (…, local size) into (…, vocab_size) on every process.
-    """
+    """Local shard of a vocabulary that tensor parallelism divides: the ids from `first` on; it all-reduces in place."""
 
     @property
     def first(self) -> int: ...
@@ -48,8 +44,7 @@ class VocabShard(Protocol):
 
 
 class Readout(NamedTuple):
-    """Factors of the logits: features (…, D), weight (V, D) and bias (V,); with `shard`, local rows of weight and bias.
-    With `softcap` c, the logits are c · tanh(product/c)."""
+    """Factors of the logits, c · tanh(product/c) with `softcap` c: features (…, D), weight (V, D), bias (V,)."""
 
     features: Tensor
     weight: Tensor

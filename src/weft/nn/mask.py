@@ -45,25 +45,15 @@ def select_ranges(rows: Tensor, ranges: Ranges) -> Tensor:
 
 @dataclass(frozen=True)
 class Mask:
-    """Mask of one attention: queries (batch, time) against keys (batch, source time).
+    """Mask of one attention: queries (batch, time) against keys (batch, source time)."""
 
-    causal: no query sees a later key.
-    window: a query sees the last `window` keys, including its own.
-    real (batch, source time): False where a key is padding.
-    documents: document ids of the queries, (batch, time), and of the keys, (batch, source time); packed documents never
-        see each other.
-    offset: number of cached keys before the first query's own.
-    indices (batch, time): row indices of the queries, if not offset … offset + time − 1 in every row.
-    ranges: row indices of the queries where other processes read the rest of every row.
-    """
-
-    causal: bool
-    window: int | None = None
-    real: Tensor | None = None
-    documents: tuple[Tensor, Tensor] | None = None
-    offset: int = 0
-    indices: Tensor | None = None
-    ranges: Ranges = ()
+    causal: bool  # no query sees a later key
+    window: int | None = None  # a query sees the last `window` keys, including its own
+    real: Tensor | None = None  # (batch, source time), False where a key is padding
+    documents: tuple[Tensor, Tensor] | None = None  # ids of the queries' and the keys' documents, which see no other
+    offset: int = 0  # number of cached keys before the first query's own
+    indices: Tensor | None = None  # row indices of the queries (batch, time), if not offset … offset + time − 1
+    ranges: Ranges = ()  # row indices of the queries where other processes read the rest of every row
 
     @property
     def full(self) -> bool:
@@ -124,8 +114,7 @@ class Mask:
 class AttentionMask:
     """Mask between queries and keys at known positions, with the effect of their positions on the scores.
 
-    All layers of a kind share it. queries (batch or 1, time) and keys (batch or 1, source time) are positions; `angles`
-    rotate the queries and keys of this call's tokens.
+    queries (batch or 1, time), keys (batch or 1, source time): positions; `angles` rotate this call's tokens.
     """
 
     def __init__(self, mask: Mask, position: Position, queries: Tensor, *, keys: Tensor, angles: Angles | None = None):

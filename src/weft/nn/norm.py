@@ -9,8 +9,7 @@ from weft.nn.init import Initialiser
 
 
 class LayerNorm(nn.LayerNorm):
-    """gain · (x − μ)/σ + bias over (…, width), with σ the population standard deviation; `offset` is added to the
-    trained gain."""
+    """gain · (x − μ)/σ + bias over (…, width), σ the population's; `offset` is added to the trained gain."""
 
     offset = 0.0
 

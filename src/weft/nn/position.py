@@ -269,6 +269,18 @@ class T5Bias(Position, settings=config.T5Bias):
         return nn.functional.embedding(bucket, self.weight).permute(0, 3, 1, 2)
 
 
+class LayeredT5(T5Bias, settings=config.LayeredT5):
+    """Buckets of distances, whose biases are in every layer's attention."""
+
+    bias = Position.bias
+
+    def __init__(self, settings: config.LayeredT5, sizes: config.Sizes):
+        Position.__init__(self, settings, sizes)
+
+    def distances(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return self.bucket(keys[:, None, :] - queries[:, :, None])
+
+
 class LearnedT5(Position, settings=config.LearnedT5):
     """`Learned` positions and a `T5Bias`, together."""
 

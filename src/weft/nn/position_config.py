@@ -284,6 +284,21 @@ class T5Bias(PositionConfig):
         return self.buckets * sizes.heads
 
 
+class LayeredT5(PositionConfig):
+    """`T5Bias` with a separate table in every layer (Chung et al. 2023)."""
+
+    kind: Literal["layered-t5"] = "layered-t5"
+    buckets: PositiveInt = Field(32, description="number of buckets of distances")
+    max_distance: PositiveInt = Field(128, description="distance from which all share a bucket")
+
+    def parameters(self, sizes: Sizes) -> int:
+        return sizes.layers * self.buckets * sizes.heads
+
+    def activations(self, sizes: Sizes, length: int) -> int:
+        """Probabilities, before and after dropout."""
+        return 2 * length * sizes.heads
+
+
 class LearnedT5(PositionConfig):
     """Trained vector per position, and trained bias per head and bucket of distances (Song et al. 2020)."""
 

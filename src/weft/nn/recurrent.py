@@ -54,16 +54,25 @@ class SigmoidElman(nn.RNNBase):
 
 
 def recurrence(
-    cell: Cell, d_input: int, d_model: int, *, layers: int = 1, activation: Sigma = "tanh", bidirectional: bool = False
+    cell: Cell,
+    d_input: int,
+    d_model: int,
+    *,
+    layers: int = 1,
+    activation: Sigma = "tanh",
+    bidirectional: bool = False,
+    d_projection: int = 0,
 ) -> nn.RNNBase:
     """Build a stack that reads left to right, or in both directions (Schuster and Paliwal 1997), d_model wide in each.
-    `activation` is Elman's σ."""
+    `activation` is Elman's σ; with `d_projection`, an LSTM's hidden states are projected to this width."""
     kind: Callable[..., nn.RNNBase] = {"elman": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}[cell]
     options: dict[str, Any] = {"batch_first": True, "bidirectional": bidirectional}
     if activation == "sigmoid":
         kind, options = SigmoidElman, {}
     elif cell == "elman":
         options["nonlinearity"] = activation
+    elif d_projection:
+        options["proj_size"] = d_projection
     return kind(d_input, d_model, layers, **options)
 
 
@@ -145,8 +154,7 @@ def _single_layer(stack: nn.RNNBase, number: int) -> nn.RNNBase:
 
 @dataclass
 class CarriedState:
-    """State (parts, layers, batch, d_model) from which a pass continues, zeros if None; replaced by the pass's last. It
-    is detached: back-propagation through time is truncated there."""
+    """State (parts, layers, batch, d_model) that a pass continues, zeros if None; replaced by its last, detached."""
 
     state: Tensor | None = None
 

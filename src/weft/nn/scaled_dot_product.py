@@ -77,8 +77,7 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class Probabilities(nn.Module):
-    """Tap where attention probabilities can be observed or replaced. Fused kernels never materialise them, so they are
-    computed only while a watcher is registered."""
+    """Tap where attention probabilities can be observed or replaced, computed only while there is a watcher."""
 
     def __init__(self) -> None:
         super().__init__()

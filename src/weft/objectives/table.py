@@ -3,6 +3,7 @@
 from typing import Any
 
 from weft.objectives.answer import Answer
+from weft.objectives.bidirectional import Bidirectional
 from weft.objectives.chat import Chat
 from weft.objectives.classify import Classify
 from weft.objectives.contrastive import Contrastive
@@ -22,6 +23,7 @@ from weft.training.run_data import Tokenizers
 
 OBJECTIVES: dict[type[config.ObjectiveConfig], type[Objective[Any]]] = {
     config.Answer: Answer,
+    config.Bidirectional: Bidirectional,
     config.Chat: Chat,
     config.Classify: Classify,
     config.Contrastive: Contrastive,

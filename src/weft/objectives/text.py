@@ -153,8 +153,9 @@ class CorruptedTextObjective(TextObjective[S], BatchObjective[S]):
     def batches(self, side: Side, max_tokens: int | None = None) -> Iterator[Batch]:
         """Yield text corrupted with a fixed seed, so that evaluations are comparable."""
         length, size, read = self.length - self.added, max(1, EVALUATION_BATCH_TOKENS // self.length), 0
+        apart = self.recipe.data.document_mask
         for text in self.tokens(side):
-            for batch in evaluation_batches(text, length, size):
+            for batch in evaluation_batches(text, length, size, document_mask=apart):
                 if batch.tokens.shape[1] < length or (max_tokens is not None and read >= max_tokens):
                     break
                 yield self.corrupt(batch, range(read, read + len(batch.tokens)), self.recipe.seed + 1)

@@ -22,12 +22,10 @@ from weft.models.stack import Stack
 from weft.nn.attention import CrossAttention
 from weft.nn.linear import Linear
 from weft.parallel import context, tensor
-from weft.parallel.exchange import MatrixExchange
 from weft.parallel.mesh import Mesh
 from weft.parallel.passes import Context, LossFunction, Parallel, Root, States, T
-from weft.parallel.pipeline import Pipeline
-from weft.parallel.sharding import Geometry, geometry
-from weft.parallel.stages import keep_stage
+from weft.parallel.pipeline import Pipeline, keep_stage
+from weft.parallel.sharding import Geometry, MatrixExchange, geometry
 
 MIN_FSDP_UNIT = 1 << 25  # parameters that FSDP2 gathers at a time: each unit costs the host about a millisecond a step
 
@@ -166,11 +164,11 @@ def lay_out(model: LanguageModel, mesh: Mesh, precision: str, *, compile_: bool)
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     heights = {f"{name}.{kind}": module.heights for name, module in model.named_modules()
                if isinstance(module, Linear) and len(module.heights) > 1 for kind in ("weight", "bias")}  # fmt: skip
-    tensor_sums = []
+    sums = []
     if layout.tensor > 1:
         biases = any(stack.position.biases for stack in stacks)
         tensor.shard(model, layout, mesh.submesh("tensor"))
-        tensor_sums = [name for name, _ in model.named_parameters() if tensor.is_partial(name, layout, biases)]
+        sums = [name for name, _ in model.named_parameters() if tensor.is_partial(name, layout, biases)]
     if layout.context > 1:
         for stack in stacks:
             stack.context = context.Gathered(mesh.context)
@@ -182,9 +180,7 @@ def lay_out(model: LanguageModel, mesh: Mesh, precision: str, *, compile_: bool)
     unsharded = stage is not None or layout.readers * layout.context == 1
     root = Root(model) if unsharded else _fully_sharded(model, stacks, mesh, precision=precision)
     fused = heights if layout.tensor > 1 else {}
-    parallel = ShardedParallel(
-        model=model, mesh=mesh, root=root, tensor_sums=tensor_sums, fused=fused, pipeline=pipeline
-    )
+    parallel = ShardedParallel(model=model, mesh=mesh, root=root, tensor_sums=sums, fused=fused, pipeline=pipeline)
     parallel.sizes = sizes
     return parallel
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.distributed import _functional_collectives as collectives
+from torch.distributed import _functional_collectives as comms
 from torch.nn import functional as F
 
 from weft.config import Config
@@ -91,15 +91,12 @@ def token_ranges(length: int, rank: int, ranks: int) -> Ranges:
 
 
 # an all-gather whose backward pass is a reduce-scatter; torch 2.13 renamed it
-differentiable_gather = (
-    getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
-)
+differentiable_gather = getattr(comms, "all_gather_single_autograd", None) or comms.all_gather_tensor_autograd
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """Keys and values of whole rows, gathered from the processes that divide them: a `Past` of every layer. Attention
-    then sees whole rows of sharded batches; batches of whole rows are unaffected."""
+    """Keys and values of whole rows, gathered from the processes that divide them: a `Past` of every layer."""
 
     ranks: Ranks
 

@@ -17,20 +17,17 @@ class Mesh:
     """All processes, `world`, in a fully specified `layout`. A single process has no DeviceMesh.
 
     `devices` has the axes pipeline, replicate, shard and tensor. Ranks of the context axis divide the tokens of a row
-    and hold the same weights, so the shard axis of `devices` spans them as well. `readers` read different rows of a
-    batch; `counters` read different tokens of it, so that their counts and losses are summed. `stage` holds
-    the same layers, a pipeline's stage or all. `checkpoints` has a process group for writing checkpoints, which happens
-    during the passes and must not mix with their messages.
+    and hold the same weights, so the shard axis of `devices` spans them as well.
     """
 
     layout: Layout = ONE
     world: Ranks = ALONE
     devices: DeviceMesh | None = None
-    readers: Ranks = ALONE
-    counters: Ranks = ALONE
+    readers: Ranks = ALONE  # they read different rows of a batch
+    counters: Ranks = ALONE  # they read different tokens of it: their counts and losses are summed
     context: Ranks = ALONE
-    stage: Ranks = ALONE
-    checkpoints: Ranks = ALONE
+    stage: Ranks = ALONE  # they hold the same layers, a pipeline's stage or all
+    checkpoints: Ranks = ALONE  # with a group for checkpoints, whose messages must not mix with those of the passes
 
     @property
     def is_sharded(self) -> bool:
@@ -60,23 +57,14 @@ def build(layout: Layout, world: Ranks, device: torch.device) -> Mesh:
     devices = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
     counters = _ranks(world, devices["replicate", "shard"]._flatten("counters"))
     checkpoints = replace(world, group=distributed.new_group(backend="gloo", timeout=TIMEOUT))
-    readers, context, stage = counters, ALONE, world
+    mesh = Mesh(layout, world, devices, readers=counters, counters=counters, stage=world, checkpoints=checkpoints)
     if layout.pipeline > 1:
-        stage = _ranks(world, devices["replicate", "shard", "tensor"]._flatten("stage"))
+        mesh = replace(mesh, stage=_ranks(world, devices["replicate", "shard", "tensor"]._flatten("stage")))
     if layout.context > 1:
         fine = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=AXES)
         readers = _ranks(world, fine["replicate", "shard"]._flatten("readers"))
-        context = _ranks(world, fine["context"])
-    return Mesh(
-        layout,
-        world,
-        devices,
-        readers=readers,
-        counters=counters,
-        context=context,
-        stage=stage,
-        checkpoints=checkpoints,
-    )
+        mesh = replace(mesh, readers=readers, context=_ranks(world, fine["context"]))
+    return mesh
 
 
 def _ranks(world: Ranks, axis: DeviceMesh) -> Ranks:

@@ -1,11 +1,15 @@
 """Pipeline parallelism: a Transformer's layers in stages, one per process of the pipeline axis (Huang et al. 2019).
 
+Stages are contiguous ranges of layers, in the order in which they run, of about equal size. What precedes the first
+layer of a stack is on that layer's stage, and what follows the last layer on that one's. A table that several stages
+read, such as an embedding tied to the LM head, is on each of them.
+
 A step's micro-batches flow through the stages. In torch's 1F1B schedule a stage alternates forward and backward passes,
 so that it never holds more micro-batches than there are stages after it (Narayanan et al. 2019). Every stage has all
 tokens, masks and positions of a micro-batch: only hidden states, and their gradients on the way back, are sent.
 
-The model's code runs on every stage. `stages.keep_stage` leaves it the layers of its stage; `Pipeline` passes it the
-hidden states received from the previous stage, and sends its output to the next. The last stage computes the loss.
+The model's code runs on every stage. `keep_stage` leaves it the layers of its stage; `Pipeline` passes it the hidden
+states received from the previous stage, and sends its output to the next. The last stage computes the loss.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,15 +21,122 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
+from weft.config import Config
 from weft.data.batch import Batch
 from weft.errors import ConfigError
+from weft.layout import Layout
 from weft.models.base import EncoderInput, LanguageModel, device_of, inputs
+from weft.models.config import EmbeddingHead, EncoderDecoder, TransformerConfig
+from weft.models.heads import TokenHead
+from weft.models.stack import Stack
 from weft.models.transformer import RowInputs, Transformer
 from weft.parallel.mesh import Mesh
 from weft.parallel.passes import Context, LossFunction
 from weft.parallel.ranks import Ranks
 from weft.parallel.sharding import local_part
-from weft.parallel.stages import Stage
+
+
+def check_stages(model: Config, layout: Layout) -> None:
+    """Refuse a model that can't be divided into these stages, or a layout that excludes a pipeline."""
+    stages = layout.pipeline
+    if stages == 1:
+        return
+    assert isinstance(model, TransformerConfig), "a recipe refuses others"
+    layers = max(span.stop for span in _spans(model).values())
+    if layers < stages:
+        raise ConfigError(f"parallel.pipeline = {stages}: the model has {layers} layers, fewer than stages; lower it")
+    if isinstance(getattr(model, "head", None), EmbeddingHead):
+        reason = "a loss that compares the rows of a batch can't be computed in parts; set parallel.pipeline = 1"
+        raise ConfigError(f"parallel.pipeline = {stages}: {reason}")
+    for axis in (axis for axis in ("shard", "context") if getattr(layout, axis) > 1):
+        reason = f"can't be combined with parallel.{axis} = {getattr(layout, axis)}"
+        cure = "set one of them to 1 (replicate and tensor can be combined with both)"
+        raise ConfigError(f"parallel.pipeline = {stages}: {reason}; {cure}")
+
+
+def _spans(settings: TransformerConfig) -> dict[str, range]:
+    """Return the layers of each stack, numbered in the order in which they run, an encoder's before a decoder's."""
+    if isinstance(settings, EncoderDecoder):
+        encoders = settings.encoder_layers or settings.layers
+        return {"encoder": range(encoders), "decoder": range(encoders, encoders + settings.layers)}
+    return {"encoder" if settings.kind == "encoder" else "decoder": range(settings.layers)}  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Stage `number` of `of`: its `layers` of all those in `spans`; `holders` are the stages that hold a parameter."""
+
+    number: int
+    of: int
+    layers: range
+    spans: dict[str, range]
+    holders: dict[str, tuple[int, ...]]
+    tied: bool  # whether the LM head shares the embedding
+
+    @property
+    def is_last(self) -> bool:
+        return self.number == self.of - 1
+
+    def begins(self, stack: str) -> bool:
+        """Return whether a stack's first layer is here."""
+        return self.spans[stack].start in self.layers
+
+    def ends(self, stack: str) -> bool:
+        """Return whether a stack's last layer is here."""
+        return self.spans[stack].stop - 1 in self.layers
+
+    def within(self, stack: str) -> list[int]:
+        """Return the layers of a stack that are here, numbered within the stack."""
+        span = self.spans[stack]
+        return [layer - span.start for layer in span if layer in self.layers]
+
+    def holds(self, name: str, biases: bool, shared: bool) -> bool:
+        """Return whether this stage reads a parameter, given `biases` on all scores and a `shared` embedding."""
+        first, _, rest = name.partition(".")
+        if first in self.spans:
+            part, _, below = rest.partition(".")
+            match part:
+                case "blocks":
+                    return int(below.partition(".")[0]) in self.within(first)
+                case "norm":
+                    return self.ends(first)
+                case "position" if biases:
+                    return bool(self.within(first))
+            return self.begins(first)
+        if first == "output":
+            return self.is_last
+        if first != "embedding":
+            return self.number == 0  # segments, and a separate embedding of the source
+        writes = "decoder" if "decoder" in self.spans else "encoder"
+        return self.begins(writes) or (shared and self.number == 0) or (self.tied and self.is_last)
+
+
+def keep_stage(model: LanguageModel, mesh: Mesh) -> Stage:
+    """Remove all but this process's stage from a model with empty weights; parameters keep their names."""
+    assert isinstance(model, Transformer)
+    spans, of = _spans(model.config), mesh.layout.pipeline
+    total = max(span.stop for span in spans.values())
+    tied = any(isinstance(module, TokenHead) and module.weight is None for module in model.output.modules())
+    biases = any(isinstance(module, Stack) and module.position.biases for module in model.modules())
+    shared = model.source_embedding is None and len(spans) == 2
+    ranges = [range(number * total // of, (number + 1) * total // of) for number in range(of)]
+    stages = [Stage(number, of, layers, spans=spans, holders={}, tied=tied) for number, layers in enumerate(ranges)]
+    names = [name for name, _ in model.named_parameters()]
+    holders = {name: tuple(stage.number for stage in stages if stage.holds(name, biases, shared)) for name in names}
+    here = stages[mesh.axis("pipeline").rank]
+    for name in names:
+        if here.number not in holders[name]:
+            owner, _, last = name.rpartition(".")
+            model.get_submodule(owner).register_parameter(last, None)
+    for name in spans:
+        stack, blocks = model.get_submodule(name), nn.ModuleList()
+        assert isinstance(stack, Stack)
+        for layer in here.within(name):
+            blocks.add_module(str(layer), stack.blocks[layer])
+        stack.blocks = blocks
+        if not here.ends(name):
+            stack.norm = None
+    return replace(here, holders=holders)
 
 
 @dataclass(frozen=True)
@@ -103,7 +214,7 @@ class Pipeline(nn.Module):
         assert self._step is not None
         step, part = self._step, self._step.parts[number]
         with step.autocast:
-            outputs = self._run_layers(part.tokens, inputs(part), received)
+            outputs = self._run(part.tokens, inputs(part), received)
             if not self.stage.is_last:
                 dtype = self._dtype(part.tokens.device)
                 return tuple(output.to(dtype).contiguous() for output in outputs)
@@ -137,13 +248,8 @@ class Pipeline(nn.Module):
                 groups.append((replace(self.line, rank=rank, ranks=len(holders), group=group), names))
         return groups
 
-    def _run_layers(
-        self, tokens: Tensor, arguments: Mapping[str, Any], received: Sequence[Tensor]
-    ) -> tuple[Tensor, ...]:
-        """Run this stage's layers; return what the next stage receives, or features (batch, time, d_model) at the end.
-
-        Received hidden states are widened to the dtype of embeddings, which decides that of rotary angles.
-        """
+    def _run(self, tokens: Tensor, arguments: Mapping[str, Any], received: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Run this stage's layers; return what the next stage receives, or features (batch, time, d_model)."""
         model, stage, rows = self.model, self.stage, RowInputs(**arguments)
         wide = [tensor.to(self._wide) for tensor in received]
         if len(stage.spans) == 1:
@@ -167,7 +273,7 @@ class Pipeline(nn.Module):
         received = tuple(torch.empty(shape, dtype=dtype, device=device) for shape in shapes)
         for tensor in received:
             distributed.recv(tensor, group=group, group_src=stage.number - 1)
-        outputs = self._run_layers(tokens, arguments, received)
+        outputs = self._run(tokens, arguments, received)
         if stage.is_last:
             features = outputs[0].to(self._wide).contiguous()
         else:
@@ -181,16 +287,14 @@ class Pipeline(nn.Module):
     @contextmanager
     def shared_head(self) -> Iterator[None]:
         """Copy the last stage's head to every stage; undone on exit. All processes enter this at the same time."""
-        last, device = self.stage.of - 1, device_of(self.model)
+        last, device, group = self.stage.of - 1, device_of(self.model), self.line.group
         parameters = dict(self.model.named_parameters())
         tables = ["embedding.weight"] if self.stage.tied else []
         names = [name for name in self.stage.holders if name.startswith("output.")] + tables
         if self._head is None:
             parts = {name: local_part(parameters[name]) for name in names} if self.stage.is_last else {}
             message = [[(name, part.shape, part.dtype) for name, part in parts.items()]]
-            distributed.broadcast_object_list(
-                message, group=self.line.group, group_src=last, device=torch.device("cpu")
-            )
+            distributed.broadcast_object_list(message, group=group, group_src=last, device=torch.device("cpu"))
             self._head = message[0]
         lent = []
         for name, shape, dtype in self._head:
@@ -198,7 +302,7 @@ class Pipeline(nn.Module):
                 values = local_part(parameters[name]).detach()
             else:
                 values = torch.empty(shape, dtype=dtype, device=device)
-            distributed.broadcast(values, group=self.line.group, group_src=last)
+            distributed.broadcast(values, group=group, group_src=last)
             if name not in parameters:
                 owner, _, kind = name.rpartition(".")
                 module = self.model.get_submodule(owner)

@@ -28,6 +28,7 @@ from weft.layout import Layout
 from weft.models import config as models
 from weft.models.bahdanau import Bahdanau
 from weft.models.base import LanguageModel
+from weft.models.elmo import ELMo
 from weft.models.recurrent import Recurrent
 from weft.models.stack import Stack
 from weft.models.transformer import Transformer
@@ -44,16 +45,9 @@ from weft.parallel.sharding import local_part
 
 Placement = Literal["column", "row", "vocabulary"]
 
-BLOCKS: dict[str, Placement] = {
-    "*.attention.qkv": "column",
-    "*.attention.out": "row",
-    "*.cross.q": "column",
-    "*.cross.kv": "column",
-    "*.cross.out": "row",
-    "*.feedforward.up": "column",
-    "*.feedforward.gate_up": "column",
-    "*.feedforward.down": "row",
-}
+BY_COLUMN = ("*.attention.qkv", "*.cross.q", "*.cross.kv", "*.feedforward.up", "*.feedforward.gate_up")
+BY_ROW = ("*.attention.out", "*.cross.out", "*.feedforward.down")
+BLOCKS: dict[str, Placement] = {**dict.fromkeys(BY_COLUMN, "column"), **dict.fromkeys(BY_ROW, "row")}
 EMBEDDINGS: dict[str, Placement] = {"embedding": "vocabulary", "source_embedding": "vocabulary"}
 # replicated parameters that act on the local heads alone, so that each process has a part of their gradients
 BY_HEAD = ("*.q_norm.*", "*.k_norm.*", "*.relative_keys", "*.relative_values", "*.position.weight")
@@ -67,7 +61,7 @@ def plan(model: Config) -> dict[str, Placement]:
     match model:
         case models.TransformerConfig():
             return {**EMBEDDINGS, **BLOCKS}
-        case models.Recurrent() | models.Bahdanau():
+        case models.Recurrent() | models.ELMo() | models.Bahdanau():
             return EMBEDDINGS
         case _:
             raise ConfigError("parallel: an n-gram model is counted by one process; start one")
@@ -103,9 +97,8 @@ def _style(name: str, placed: Placement | None, layout: Layout) -> tp.ParallelSt
     if placed == "column":
         # a decoder reads all tokens of its source
         return tp.ColwiseParallel(input_layouts=Replicate() if name.endswith(".kv") else between)
-    return (
-        tp.RowwiseParallel(output_layouts=between) if placed == "row" else tp.RowwiseParallel(input_layouts=Replicate())
-    )
+    options = {"output_layouts": between} if placed == "row" else {"input_layouts": Replicate()}
+    return tp.RowwiseParallel(**options)
 
 
 def _sequence_styles(name: str, stack: Stack, model: LanguageModel) -> dict[str, tp.ParallelStyle]:
@@ -217,7 +210,7 @@ def _shard_vocabulary(model: LanguageModel, mesh: DeviceMesh) -> None:
         if model.token_head is not None:
             model.token_head.vocab_shard = across
     else:
-        assert isinstance(model, Recurrent | Bahdanau)
+        assert isinstance(model, Recurrent | ELMo | Bahdanau)
         model.vocab_shard = across
 
 

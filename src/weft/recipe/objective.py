@@ -91,6 +91,18 @@ class NextToken(TokenObjective):
     kind: Literal["next-token"] = "next-token"
 
 
+class Bidirectional(TokenObjective):
+    """Predict each token from those before it, and from those after it: the mean of both −log p (ELMo)."""
+
+    makes = "a bidirectional language model"
+    reads = "text"
+    kinds = ("elmo",)
+    metrics = ("loss", "perplexity", "forward_perplexity", "backward_perplexity")
+    headline = "perplexity"
+
+    kind: Literal["bidirectional"] = "bidirectional"
+
+
 class WordVectors(ObjectiveConfig):
     """Learn a vector per word from the words around it; how, the model's settings say (word2vec, GloVe)."""
 

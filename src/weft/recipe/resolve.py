@@ -19,6 +19,7 @@ Changes = Iterable[str] | Mapping[str, Any]  # key=value overrides, or a table o
 DEFAULT_OBJECTIVES = {
     "encoder-decoder": "pairs",
     "bahdanau": "pairs",
+    "elmo": "bidirectional",
     "word2vec": "word-vectors",
     "glove": "word-vectors",
 }

@@ -107,13 +107,10 @@ def write_files(folder: Path, copy: Snapshot) -> None:
 
 def write_manifest(folder: Path, step: int, tied: Mapping[str, str]) -> None:
     """Write the manifest of a checkpoint whose other files are complete."""
-    checksums = {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": files.checksums(path)}
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    sums = {p.relative_to(folder).as_posix(): {"bytes": p.stat().st_size, "sha256": files.checksums(p)} for p in paths}
     about = {"format": FORMAT, "run": RunFolder(folder.parent.parent).id(), "step": step, "torch": torch.__version__}
-    manifest = {**about, "tied": dict(tied), "files": checksums}
+    manifest = {**about, "tied": dict(tied), "files": sums}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
@@ -139,13 +136,10 @@ def prune(folder: Path, keep: int) -> list[str]:
 
 
 def forget_after(folder: Path, step: int) -> list[str]:
-    """Remove the checkpoints of later steps, which a run that rolled back writes again; return the changed links.
-
-    Links never dangle. The newest is removed first, so if this is killed, the run resumes from a valid state.
-    """
+    """Remove the checkpoints of later steps, which a run that rolled back writes again; return the changed links."""
     existing = all_checkpoints(folder)
     changed = _update_links(folder, next((path for path in reversed(existing) if step_of(path) <= step), None))
-    for path in reversed(existing):
+    for path in reversed(existing):  # newest first: if this is killed, the run resumes from a valid state
         if step_of(path) > step:
             files.remove_folder(path)
     return changed
@@ -237,17 +231,10 @@ def manifest_of(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def verify(path: Path) -> dict[str, Any]:
-    """Return a checkpoint's manifest, after checking every file's checksums; raise an error that names any damage."""
-    manifest = manifest_of(path)
-    for name, expected in manifest["files"].items():
+def verify(path: Path) -> Path:
+    """Return the path of a checkpoint after checking every file's checksums; raise an error that names any damage."""
+    for name, expected in manifest_of(path)["files"].items():
         tensors.check(path / name, expected["sha256"])
-    return manifest
-
-
-def verified(path: Path) -> Path:
-    """Return the path of a checkpoint after checking every file's checksums."""
-    verify(path)
     return path
 
 
@@ -259,7 +246,7 @@ def complete(path: Path) -> Path:
 
 def newest_good(folder: Path) -> tuple[Path, list[str]]:
     """Return the newest intact checkpoint, and a message for each damaged one that was skipped."""
-    return find(folder, "latest", verified)
+    return find(folder, "latest", verify)
 
 
 def find(folder: Path, which: Literal["best", "latest"], use: Callable[[Path], T]) -> tuple[T, list[str]]:
@@ -305,7 +292,7 @@ def intact(folder: Path, before: int | None = None) -> Iterator[Path]:
     for path in reversed(checkpoints(folder)):
         if before is None or step_of(path) < before:
             with suppress(RunError):
-                yield verified(path)
+                yield verify(path)
 
 
 def load_weights(path: Path, model: nn.Module) -> None:

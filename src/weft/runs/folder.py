@@ -84,9 +84,8 @@ class RunFolder:
 
     def event(self, name: str, /, **details: Any) -> None:
         """Append an event to events.jsonl, with the time. A full disk doesn't stop the run."""
-        line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": name, **details}
         try:
-            append(self.events, line)
+            append(self.events, {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": name, **details})
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
                 raise
@@ -202,8 +201,8 @@ def _refuse_links(run: RunFolder) -> None:
             raise RunError(f"{special[0]}: a pipe or a device, to which weft can't write; move it away")
         for link in links:
             if folder != run.checkpoints or os.path.dirname(os.readlink(link)):
-                hint = "replace it with its target"
-                raise RunError(f"{link}: a link, through which weft would write outside the run; {hint}")
+                hint = "through which weft would write outside the run; replace it with its target"
+                raise RunError(f"{link}: a link, {hint}")
 
 
 @contextmanager
@@ -212,8 +211,7 @@ def writing(target: Path, what: str = "") -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise RunError(f"{target}: {what}cannot be written: {reason}") from None
+        raise RunError(f"{target}: {what}cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
 
 def open_run(path: Path | str) -> RunFolder:

@@ -38,8 +38,7 @@ MAX_ANCESTORS = 16  # runs along the chain of `init` that are searched for a lic
 def write_run(run: RunFolder, bundle: ModelBundle, recipe: Recipe) -> None:
     """Fill an empty folder with everything `weft.load` needs, and with the files that an export reproduces."""
     assert bundle.tokenizer is not None
-    parameters = count(bundle.model).parameters
-    run.event("import", id=secrets.token_hex(8), origin=bundle.origin, parameters=parameters)
+    run.event("import", id=secrets.token_hex(8), origin=bundle.origin, parameters=count(bundle.model).parameters)
     checkpoint = run.checkpoints / checkpoint_name(0)
     (checkpoint / "state").mkdir(parents=True)
     with bar("importing", len(bundle.weights)) as advance:

@@ -88,10 +88,8 @@ class FollowerJournal(Journal):
 
 
 def check_lines(run: RunFolder, recipe: Recipe, step: int) -> None:
-    """Warn about logged steps up to `step`, that of a checkpoint, that have no line in metrics.jsonl or timings.jsonl.
-
-    Steps before a change of the recipe are not checked, because `log.every` may have been different.
-    """
+    """Warn about logged steps up to `step`, that of a checkpoint, without a line in metrics.jsonl or timings.jsonl."""
+    # before a change of the recipe, `log.every` may have been different
     changed = max((line["step"] for line in read_lines(run.events) if line.get("event") == "recipe"), default=0)
     for path in (run.metrics, run.timings):
         lines = read_lines(path)

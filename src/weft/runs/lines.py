@@ -164,18 +164,13 @@ def read(path: Path) -> tuple[list[dict[str, Any]], str | None]:
 
 
 class LineChunk(NamedTuple):
-    """Lines read from a growing file, and the number of damaged ones that were left out.
-
-    `end` identifies the file offset reached and the bytes before it. If a later read finds other bytes there, because
-    the run rolled back and rewrote its lines, it is `restarted`: its lines are those from the beginning of the file.
-    `more` lines follow.
-    """
+    """Lines read from a growing file."""
 
     lines: list[dict[str, Any]]
-    damaged: int
-    end: str
-    restarted: bool
-    more: bool
+    damaged: int  # lines that were left out
+    end: str  # identifies the file offset reached and the bytes before it
+    restarted: bool  # the run rolled back and rewrote its lines: these are from the beginning of the file
+    more: bool  # lines follow
 
 
 def read_after(path: Path, end: str, limit: int) -> LineChunk:

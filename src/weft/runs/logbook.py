@@ -38,30 +38,20 @@ def source_table(sources: Lines, metrics: Lines) -> Table:
     """Return the epochs of each source of a mixture: weight × tokens read ÷ tokens of the source."""
     read = next((line["tokens"] for line in reversed(metrics) if "tokens" in line), 0)
     total = sum(source["weight"] for source in sources)
-    rows = [
-        (
-            str(source["name"]),
-            short(source["tokens"]),
-            f"{source['weight'] / total:.0%}",
-            short(round(source["weight"] / total * read)),
-            f"{source['weight'] / total * read / source['tokens']:.2f}",
-        )
-        for source in sources
-        if source["tokens"]
-    ]
+    rows = []
+    for source in (source for source in sources if source["tokens"]):
+        share = source["weight"] / total
+        epochs = f"{share * read / source['tokens']:.2f}"
+        rows.append((str(source["name"]), short(source["tokens"]), f"{share:.0%}", short(round(share * read)), epochs))
     header = ("source", "tokens", "weight", "read", "epochs")
     return Table(header, rows if len(rows) > 1 else [], "Epochs by source" if len(rows) > 1 else "")
 
 
 def event_table(rollbacks: Lines, discarded: Sequence[int], resumes: Lines) -> Table:
     """Return what happened to the run, step by step, and how often."""
-    rows = [
-        (event["step"], "rollback", f"to step {event['to']}; learning rate × {general(event['rate'], 3)}")
-        for event in rollbacks
-    ]
+    rows = [(e["step"], "rollback", f"to step {e['to']}; learning rate × {general(e['rate'], 3)}") for e in rollbacks]
     rows += [(step, "update discarded", "loss or gradient norm out of bounds") for step in discarded]
     rows += [(event["step"], "resumed", "") for event in resumes if "step" in event]
     shown = [(f"{step:,}", name, about) for step, name, about in sorted(rows)]
     summary = f"rollbacks {len(rollbacks)}, discarded updates {len(discarded)}, resumed {len(resumes)} times"
-    header = ("step", "event", "") if shown else ("", "", "")
-    return Table(header, shown, "Logbook", [summary], text=(1, 2))
+    return Table(("step", "event", "") if shown else ("", "", ""), shown, "Logbook", [summary], text=(1, 2))

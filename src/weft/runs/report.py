@@ -218,7 +218,6 @@ def plots(record: Record, result: dict[str, Any]) -> list[Plot]:
     step, log_step, from_zero = Axis("step", pad=0), Axis("step", log=True, pad=0), Axis(includes=(0.0,), clips=True)
     keys = ("accuracy", "next_accuracy", "spearman")
     others = {METRICS[key].title: _curve(key, metrics, f"validation_{key}", look=DOTTED) for key in keys}
-    scale = [_curve("loss scale", metrics, "loss_scale")]
     charts = [
         Plot("Loss", losses, step, Axis(clips=True), marks),
         Plot("Loss, both axes on a log scale", losses, log_step, Axis(log=True, clips=True), marks),
@@ -226,7 +225,7 @@ def plots(record: Record, result: dict[str, Any]) -> list[Plot]:
         *(Plot(f"{title[0].upper()}{title[1:]}, held out", [curve], step) for title, curve in others.items()),
         Plot("Learning rate", [_curve("learning rate", metrics, "lr")], step, Axis(includes=(0.0,))),
         Plot("Gradient norm before clipping", [_curve("norm", metrics, "gradient_norm")], step, from_zero, marks),
-        Plot("Loss scale of fp16", scale, step, Axis(log=True), marks),
+        Plot("Loss scale of fp16", [_curve("loss scale", metrics, "loss_scale")], step, Axis(log=True), marks),
         Plot("Tokens per second", [_curve("speed", record.timings, "tokens_per_second")], step, from_zero),
     ]
     return [plot for plot in charts if any(len(series.points) > 1 for series in plot.series)]
@@ -247,9 +246,8 @@ def _divergence(record: Record) -> list[tuple[str, str]]:
     rows = []
     for event in record.rollbacks:
         back = f"diverged; rolled back from step {event['step']} to step {event['to']}"
-        rows.append(
-            (f"step {event['since']}", f"{back}, continued with {general(event['rate'], 3)} of the learning rate")
-        )
+        rate = f"{general(event['rate'], 3)} of the learning rate"
+        rows.append((f"step {event['since']}", f"{back}, continued with {rate}"))
     if discarded := {step for event in record.all("discarded") for step in event["steps"]}:
         shown = ", ".join(str(step) for step in sorted(discarded)[:12]) + (", …" if len(discarded) > 12 else "")
         rows.append((f"step {shown}", "update discarded: loss or gradient out of bounds"))

@@ -92,16 +92,12 @@ def size(parallel: ShardedParallel, optimizer: optim.Optimizer, step_state: Mapp
 
 
 def write(folder: Path, copy: ShardedSnapshot, keep: int, *, interrupted: bool, ranks: Ranks) -> Path:
-    """Write a checkpoint; every rank calls this.
-
-    Rank 0 chooses the temporary folder, and renames it once all pieces are written. If a rank dies before that, the
-    existing checkpoints stay untouched.
-    """
+    """Write a checkpoint; every rank calls this. If one dies meanwhile, the existing checkpoints stay untouched."""
     target = folder / checkpoint.checkpoint_name(copy.step, interrupted)
     with ranks.watching(f"while the checkpoint of step {copy.step} was being written"):
         if ranks.min(copy.step) != ranks.max(copy.step):  # one checkpoint must not mix pieces of two steps
             raise RunError(f"{target}: cannot be written: the other processes are at another step")
-        if ranks.leads:
+        if ranks.leads:  # rank 0 chooses the temporary folder, and renames it once all pieces are written
             return _lead(target, copy, keep, ranks=ranks)
         temporary = ranks.share(str)
         if temporary:

@@ -71,17 +71,11 @@ def _untie(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, 
 def optimizer_state(optimizer: optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """Return the optimizer's state as tensors named `moment/parameter`."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-    return {
-        f"{moment}/{names[parameter]}": value
-        for parameter, values in optimizer.state.items()
-        for moment, value in values.items()
-        if isinstance(value, Tensor)
-    }
+    named = [(names[parameter], values) for parameter, values in optimizer.state.items()]
+    return {f"{moment}/{name}": x for name, values in named for moment, x in values.items() if isinstance(x, Tensor)}
 
 
-def load_optimizer_state(
-    optimizer: optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+def load_optimizer_state(optimizer: optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Restore the result of `optimizer_state` bit for bit; return the tensors that belong to no parameter, such as
     `scale/loss`, fp16's loss scale. Parameter groups keep the recipe's settings."""
     parameters = dict(model.named_parameters())

@@ -2,8 +2,11 @@
 
 import gc
 import logging
+import os
+import signal
 import socket
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -15,6 +18,7 @@ from weft.serve.gate import App
 from weft.serve.library import Library
 
 DRAIN_SECONDS = 30  # time that texts in progress have to finish after SIGTERM
+ABANDON_SECONDS = 5.0  # time that a thread has to return after that; compiling a large grammar can't be interrupted
 IDLE_SECONDS = 20.0  # close a connection that sends no request, or reads none of its response, for this long
 MAX_HEADER_BYTES = 1 << 16
 SWITCH_SECONDS = 0.001  # interpreter's switch interval: a model's thread gets its turn soon, beside many streams
@@ -75,14 +79,22 @@ def uvicorn_config(app: App, serving: Serving, **options: Any) -> uvicorn.Config
 
 
 class DrainingServer(uvicorn.Server):
-    """Ends calls as soon as the process is to stop; texts in progress have `DRAIN_SECONDS` to finish."""
+    """Ends calls as soon as the process is to stop; texts in progress have the graceful shutdown's time to finish.
 
-    def __init__(self, config: uvicorn.Config, library: Library):
+    asyncio would then wait for its threads without end, so the process exits `patience` seconds later.
+    """
+
+    def __init__(self, config: uvicorn.Config, library: Library, patience: float = ABANDON_SECONDS):
         super().__init__(config)
-        self.library = library
+        self.library, self.patience = library, patience
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.library.refuse_calls()
+        timer = threading.Timer(
+            self.patience + (self.config.timeout_graceful_shutdown or 0), os._exit, [128 + signal.SIGTERM]
+        )
+        timer.daemon = True
+        timer.start()
         await super().shutdown(sockets)
 
 

@@ -51,13 +51,15 @@ class StoredTensor:
     shape: tuple[int, ...]
     dtype: str
     mapped: Tensor | None = None
+    rows: int | None = None  # number of rows to read, if not all
 
     def read(self) -> Tensor:
         """Return the tensor: backed by the mapped file, or a contiguous copy of `mapped`."""
         if self.mapped is not None:
-            return self.mapped.clone(memory_format=torch.contiguous_format)
+            return self.mapped[: self.rows].clone(memory_format=torch.contiguous_format)
         with safe_open(self.file, "pt") as opened:
-            return opened.get_tensor(self.name)
+            tensor: Tensor = opened.get_tensor(self.name)
+            return tensor if self.rows is None else tensor[: self.rows]
 
     def equals(self, other: "StoredTensor") -> bool:
         """Return whether two stored tensors have the same shape, dtype and bits."""

@@ -153,15 +153,15 @@ def _check_template(step: Json) -> None:
         _refuse(texts, 2, f"its post_processor repeats a text {texts} times")
 
 
-def check_trie(pieces: Iterable[str]) -> None:
+def check_trie(pieces: Iterable[str], max_nodes: int = MAX_NODES) -> None:
     """Refuse pieces whose trie is too large; it has a node for each byte that is not in a common prefix."""
     encoded = [piece.encode("utf-8", "surrogatepass") for piece in pieces]
     nodes = sum(map(len, encoded))
-    if nodes <= MAX_NODES:
+    if nodes <= max_nodes:
         return
     encoded.sort()
     nodes -= sum(len(commonprefix(pair)) for pair in pairwise(encoded))  # noqa: RUF071 — of bytes, not of paths
-    _refuse(nodes, MAX_NODES, f"{len(encoded):,} pieces with {nodes:,} bytes to search in")
+    _refuse(nodes, max_nodes, f"{len(encoded):,} pieces with {nodes:,} bytes to search in")
 
 
 def check_letters(pieces: Iterable[str | bytes]) -> None:

@@ -10,6 +10,9 @@ together: `The baker kneads the dough. The baker lights the oven.`
 The corpus `particles` is sentences of a small grammar, whose last word depends on the verb, several words before it:
 `she turned the old radio near the door off .`
 
+The corpus `senses` is the training sentences of the task of the same name, each with an ambiguous word:
+`the duck swam to the bank among the reeds .`
+
 A task has training rows and held-out rows, drawn from small grammars:
 
     for row in task_rows("dates", "train"): …        {"source": "3 May 1999", "target": "1999-05-03"}
@@ -25,6 +28,7 @@ import inspect
 import itertools
 import json
 import platform
+import re
 import sysconfig
 import warnings
 from collections.abc import Callable, Iterator
@@ -47,7 +51,7 @@ GENERATED = {  # corpora of small grammars: a document, and how many are drawn b
     "particles": (sentences.phrasal_verb, 20_000),
     "stories": (sentences.story, 2000),
 }
-CORPORA = ("python", *GENERATED)
+CORPORA = ("python", "senses", *GENERATED)
 FORMAT = 1  # version of the cached file; increment it when the text below changes
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "pydoc_data"}
@@ -68,6 +72,8 @@ def corpus(name: str) -> BuiltinCorpus:
     if name in GENERATED:
         (draw, count), rng = GENERATED[name], Rng(f"weft {name}")
         return _identified(list(dict.fromkeys(draw(rng) for _ in range(count))))
+    if name == "senses":
+        return _identified([re.sub(r"[][]", "", row["text"]) for row in task_rows(name, "train")])
     sources = Path(sysconfig.get_path("stdlib"))
     # two Pythons of one version may ship different libraries, so the path of the sources is in the name
     path_hash = hashlib.sha256(str(sources).encode()).hexdigest()[:8]
@@ -147,6 +153,7 @@ TASKS = {
     "sentiment": Task(sentences.opinion),
     "questions": Task(sentences.question),
     "reports": Task(sentences.report),
+    "senses": Task(sentences.sense, train=8_000, validation=480),
     "chatter": Task(sentences.conversation, train=10_000, validation=500),
     "english-french": Task(english_french.translation),
 }

@@ -7,8 +7,10 @@ it, so that whitespace beside a symbol counts as it does there.
 
 import re
 import struct
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -27,22 +29,9 @@ VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5  # types of fields in protocol buf
 Fields = Mapping[str, tuple[int, int | bytes]]
 PIECES, TRAINER_SPEC, NORMALIZER_SPEC = 1, 2, 3  # fields of the model itself
 PIECE: Fields = {"piece": (1, b""), "score": (2, bytes(4)), "type": (3, NORMAL)}
-TRAINER: Fields = {
-    "model_type": (3, UNIGRAM),
-    "treat_whitespace_as_suffix": (24, 0),
-    "byte_fallback": (35, 0),
-    "unk_id": (40, 0),
-    "bos_id": (41, 1),
-    "eos_id": (42, 2),
-    "pad_id": (43, -1),
-}
-NORMALIZER: Fields = {
-    "name": (1, b""),
-    "precompiled_charsmap": (2, b""),
-    "add_dummy_prefix": (3, 1),
-    "remove_extra_whitespaces": (4, 1),
-    "escape_whitespaces": (5, 1),
-}
+_PROTO = tomllib.loads(Path(__file__).with_name("sentencepiece.toml").read_text(encoding="utf-8"))
+TRAINER: Fields = {name: (number, default) for name, (number, default) in _PROTO["trainer"].items()}
+NORMALIZER: Fields = {name: (n, b"" if value == "" else value) for name, (n, value) in _PROTO["normalizer"].items()}
 ROLES: tuple[Role, ...] = ("pad", "unk", "bos", "eos")
 
 SPACE = "▁"

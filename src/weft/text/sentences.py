@@ -10,9 +10,7 @@ from pathlib import Path
 
 _FILE = tomllib.loads(Path(__file__).with_name("sentences.toml").read_text(encoding="utf-8"))
 # words before and after a stop
-TITLES, COUNTED, EITHER, OPENERS = (
-    frozenset(_FILE[name].split()) for name in ("titles", "counted", "either", "openers")
-)
+TITLES, COUNTED, EITHER, OPENERS = (frozenset(words.split()) for words in _FILE.values())
 CLOSERS = "\"'”’»›)]}」』）】》〉"
 CLOSING = rf"[{re.escape(CLOSERS)}]"
 # scripts without spaces between words; after a quotation, と and って continue the sentence

@@ -32,10 +32,7 @@ def byte_letters() -> dict[str, int]:
 
 
 class TokenBytes(dict[int, bytes]):
-    """Maps an id to the bytes it adds in the middle of a text; filled on first use.
-
-    `first(id)` are its bytes at the beginning of a text, where a word loses its leading space.
-    """
+    """Maps an id to the bytes it adds in the middle of a text; `first(id)` are its bytes at the beginning of one."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         super().__init__()
@@ -95,10 +92,7 @@ class TokenBytes(dict[int, bytes]):
 
 
 class TextStream:
-    """Decodes ids one at a time; text is returned as soon as its characters are complete.
-
-    If `mid_text`, text precedes the first id, whose word then keeps its leading space.
-    """
+    """Decodes ids one at a time, as soon as characters are complete; `mid_text`: the first word keeps its space."""
 
     def __init__(self, token_bytes: TokenBytes, skip: Collection[int], mid_text: bool = False) -> None:
         self._token_bytes, self._skip, self._mid_text = token_bytes, skip, mid_text

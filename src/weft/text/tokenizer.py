@@ -6,6 +6,7 @@ Files have Hugging Face's format, so that other programs load them; loading a fi
 import hashlib
 import json
 import os
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -19,14 +20,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 import tokenizers
 from tokenizers import AddedToken, Regex, pre_tokenizers
 
-from weft.errors import TokenizerError, suggestion
+from weft.errors import TokenizerError, os_errors, suggestion
 from weft.storage.files import write_text
 from weft.text import bounds, vocabularies
 from weft.text.bounds import call_library
 from weft.text.config import ROLES, Pattern, Pretrained, Role, TokenizerConfig
-from weft.text.escape import ESCAPED, SpecialTokenEscape
 from weft.text.fragments import FragmentEncoder, FragmentIds, SplitPoints, TextFragment
-from weft.text.template import render
+from weft.text.template import ESCAPED, SpecialTokenEscape, render
 from weft.text.token_bytes import BYTE_TOKEN, TextStream, TokenBytes
 from weft.text.training import DEFAULT_SIZE, look_alikes, refuse_surrogates, train
 
@@ -37,15 +37,8 @@ SHOWN_TOKENS = 60  # of a vocabulary, in a notebook
 Ids = tuple[int, ...]
 
 # tokens of each role in a file that names no roles
-CUSTOMARY: dict[Role, tuple[str, ...]] = {
-    "pad": ("<pad>", "[PAD]", "<|pad|>"),
-    "unk": ("<unk>", "[UNK]"),
-    "bos": ("<bos>", "<s>", "<|begin_of_text|>", "<|endoftext|>"),
-    "eos": ("<eos>", "</s>", "<|end_of_text|>", "<|endoftext|>"),
-    "cls": ("[CLS]",),
-    "sep": ("[SEP]",),
-    "mask": ("[MASK]", "<mask>"),
-}
+_ROLES: Any = tomllib.loads(Path(__file__).with_name("roles.toml").read_text(encoding="utf-8"))
+CUSTOMARY: dict[Role, list[str]] = _ROLES
 
 
 class TokenSpan(NamedTuple):
@@ -152,11 +145,9 @@ class Tokenizer:
         """Write tokenizer.json into a folder (or to a path ending in .json) and tokenizer_config.json beside it."""
         path = Path(path)
         file = path if path.suffix == ".json" else path / FILE
-        try:
+        with os_errors(file, TokenizerError, verb="written"):
             vocabularies.write_settings(file.parent, self.roles, self.chat_template)
             write_text(file, self._json)
-        except OSError as error:
-            raise TokenizerError(f"{file}: cannot be written: {error.strerror}") from None
 
     def to_json(self) -> str:
         """Return the content of tokenizer.json."""
@@ -369,10 +360,7 @@ class Tokenizer:
 
     def to_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return messages for `chat`, with look-alikes of special tokens escaped, unless this tokenizer reads them."""
-        return [
-            {key: value if key == "role" else self.escape(value) for key, value in message.items()}
-            for message in messages
-        ]
+        return [{key: text if key == "role" else self.escape(text) for key, text in each.items()} for each in messages]
 
     def escape(self, value: Any) -> Any:
         """Return a text, or all texts in lists and dictionaries, with look-alikes of special tokens escaped."""

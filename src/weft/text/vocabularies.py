@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from weft.errors import TokenizerError
+from weft.errors import TokenizerError, os_errors
 from weft.storage.files import write_text
 from weft.storage.untrusted import parse_json, read_bytes, read_text
 from weft.text import sentencepiece
@@ -53,11 +53,8 @@ def is_vocabulary(file: Path) -> bool:
     """Return whether a file has one of these formats, judged by its content, rather than being a tokenizer.json."""
     if file.name in MERGES or file.suffix == ".json":
         return file.name in MERGES
-    try:
-        with file.open("rb") as stream:
-            return not stream.read(64).lstrip().startswith(b"{")
-    except OSError as error:
-        raise TokenizerError(f"{file}: cannot be read: {error.strerror}") from None
+    with os_errors(file, TokenizerError), file.open("rb") as stream:
+        return not stream.read(64).lstrip().startswith(b"{")
 
 
 def read(file: Path, pattern: Pattern | None = None) -> Vocabulary:

@@ -59,12 +59,9 @@ class Guard:
         if settings.spike == 0.0 or len(self.losses) < settings.window // 4 or self.lowest is None:
             return MAX_FLOAT32, MAX_FLOAT32
         spread = max(GAUSSIAN * _deviation(self.losses), 0.05 * abs(self.lowest), 0.05)
-        middle = median(self.norms)
+        middle, spike = median(self.norms), settings.spike
         width = max(GAUSSIAN * _deviation(self.norms), 0.5 * middle)  # norms vary more, and clipping tames them
-        return (
-            min(MAX_FLOAT32, self.lowest + settings.spike * spread),
-            min(MAX_FLOAT32, middle + settings.spike * width),
-        )
+        return min(MAX_FLOAT32, self.lowest + spike * spread), min(MAX_FLOAT32, middle + spike * width)
 
     def observe(self, records: Sequence[StepRecord], settings: GuardConfig, chance: float) -> int | None:
         """Take in new steps; return the first bad one if it is time to roll back. `chance` is a fresh model's loss."""

@@ -121,11 +121,9 @@ def roll_back(
     """
     guard = state.guard
     if guard.tries >= recipe.guard.rollbacks:
-        tried = (
-            f"{counted(guard.tries, 'rollback')}, down to {general(guard.rate, 3)} of the learning rate, did not help"
-        )
+        why = f"{counted(guard.tries, 'rollback')}, down to {general(guard.rate, 3)} of the learning rate, did not help"
         raise DivergedError(
-            f"{run.path}: training diverged at step {since}{f' and {tried}' if guard.tries else ''}; lower "
+            f"{run.path}: training diverged at step {since}{f' and {why}' if guard.tries else ''}; lower "
             f"optimizer.lr, lengthen schedule.warmup, look at the text, or allow more with guard.rollbacks"
         )
     # after an attempt that failed from one checkpoint, go back to the checkpoint before it

@@ -104,9 +104,8 @@ class Loop:
             return nullcontext()
         recipe, device = self.recipe, self.worker.device
         one_shape = self.loader.even and not recipe.data.document_mask and not recipe.batch.recompute
-        capture = (
-            device.type == "cuda" and self.worker.ranks.alone and one_shape and isinstance(self.model, Transformer)
-        )
+        alone = device.type == "cuda" and self.worker.ranks.alone
+        capture = alone and one_shape and isinstance(self.model, Transformer)
         pays = evaluations_pay(recipe, self.flops_per_token, device)
         return compiled(self.model, capture=capture, evaluations=pays)
 

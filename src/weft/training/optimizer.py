@@ -14,7 +14,7 @@ from weft.recipe import optimizer as config
 
 if TYPE_CHECKING:  # takes a second to load
     from weft.parallel.apply import ShardedParallel
-    from weft.parallel.exchange import MatrixExchange
+    from weft.parallel.sharding import MatrixExchange
 
 
 def decay_groups(
@@ -91,9 +91,8 @@ def build(settings: config.Optimizer, model: nn.Module, sharded: "ShardedParalle
         case config.Muon():
             matrices = block_matrices(model)
             if not matrices:
-                raise ConfigError(
-                    "optimizer.kind = 'muon': needs a model made of Transformer blocks; use adamw instead"
-                )
+                reason = "needs a model made of Transformer blocks; use adamw instead"
+                raise ConfigError(f"optimizer.kind = 'muon': {reason}")
             others = groups(settings.weight_decay, without=matrices)
             exchange = None if sharded is None else sharded.exchange(matrices)
             local = {parts.get(matrix, matrix): heights for matrix, heights in matrices.items()}
@@ -199,9 +198,8 @@ class Muon(optim.Optimizer):
 
 
 def orthogonalise(matrices: Tensor, rounds: int = 5) -> Tensor:
-    """Bring the singular values of each matrix (count, rows, columns) near 1 by Newton–Schulz iteration. After 5 rounds
-    they are between about 0.7 and 1.2, which works as well as 1. In bf16 on a GPU, in fp32 elsewhere."""
-    x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
+    """Bring the singular values of matrices (count, rows, columns) near 1, 0.7 to 1.2, by Newton–Schulz iteration."""
+    x = matrices.bfloat16() if matrices.is_cuda else matrices.float()  # a CPU is fastest in fp32
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)

@@ -67,8 +67,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class Preflight:
-    """A trial of a run's step, evaluation and checkpoint. With `auto` the micro-batches are halved until they fit;
-    otherwise a batch that does not fit is an error that names a size that does."""
+    """A trial of a run's step, evaluation and checkpoint; with `auto`, micro-batches are halved until they fit."""
 
     learner: Learner
     loader: Loader

@@ -22,8 +22,8 @@ from weft.parallel import mesh as meshes
 from weft.parallel.apply import ShardedParallel, lay_out
 from weft.parallel.context import check_context
 from weft.parallel.mesh import Mesh
+from weft.parallel.pipeline import check_stages
 from weft.parallel.ranks import Ranks
-from weft.parallel.stages import check as check_stages
 from weft.parallel.tensor import keep_local
 from weft.recipe.config import Recipe, SettledRecipe
 from weft.runs import checkpoint, sharded_checkpoint
@@ -51,9 +51,8 @@ class ShardedLearner(Learner):
         return sharded_checkpoint.snapshot(step, self.parallel, self.optimizer, notes=notes, step_state=state)
 
     def write(self, folder: Path, copy: Copy, keep: int, *, interrupted: bool = False) -> Path:
-        return sharded_checkpoint.write(
-            folder, copy, keep, interrupted=interrupted, ranks=self.parallel.mesh.checkpoints
-        )
+        ranks = self.parallel.mesh.checkpoints
+        return sharded_checkpoint.write(folder, copy, keep, interrupted=interrupted, ranks=ranks)
 
     def load(self, path: Path) -> dict[str, Any]:
         notes, step_state = sharded_checkpoint.load(path, self.parallel, self.optimizer)

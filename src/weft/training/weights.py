@@ -63,15 +63,11 @@ def fill_model(run: RunFolder, recipe: Recipe, path: Path, *, device: torch.devi
         checkpoint.place_weights(path, model, device)
         return model.eval()
     checkpoint.verify(path)
-    if recipe.adapter is None:
-        model = build(recipe.model)
-        checkpoint.load_weights(path, model)
-    else:  # the run holds only the adapter, which is merged into its base
+    if recipe.adapter is not None:  # the run holds only the adapter, which is merged into its base
         check_base(run, recipe)
-        model = first_model(recipe)
-        checkpoint.load_weights(path, model)
-        model = merged(model)
-    return model.to(device).eval()
+    model = build(recipe.model) if recipe.adapter is None else first_model(recipe)
+    checkpoint.load_weights(path, model)
+    return (model if recipe.adapter is None else merged(model)).to(device).eval()
 
 
 def inference_dtype(recipe: Recipe, model: LanguageModel, device: torch.device) -> torch.dtype:
@@ -124,7 +120,7 @@ def base_note(origin: str) -> str:
     return json.dumps({"init": origin, "sha256": _base_hash(origin)})
 
 
-def check_base(run: RunFolder, recipe: Recipe, check: Callable[[Path], Path] = checkpoint.verified) -> None:
+def check_base(run: RunFolder, recipe: Recipe, check: Callable[[Path], Path] = checkpoint.verify) -> None:
     """Refuse a run whose adapter was trained for other weights than those of `init` now, which `check` verifies."""
     assert recipe.init is not None
     try:
@@ -138,7 +134,7 @@ def check_base(run: RunFolder, recipe: Recipe, check: Callable[[Path], Path] = c
         )
 
 
-def _base_hash(origin: str, check: Callable[[Path], Path] = checkpoint.verified) -> str:
+def _base_hash(origin: str, check: Callable[[Path], Path] = checkpoint.verify) -> str:
     path, _ = checkpoint.find(open_run(origin).checkpoints, "best", check)
     return " ".join(checkpoint.manifest_of(path)["files"]["model.safetensors"]["sha256"])
 

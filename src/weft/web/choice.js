@@ -36,6 +36,7 @@ export function drawn({ candidates, tail }, shares, number) {
     if (left < share) return { ...candidates[rank], rank };
     left -= share;
   }
-  const rest = 1 - sum(shares), rank = Math.min(tail.length - 1, Math.floor((left / Math.max(rest, 1e-12)) * tail.length));
+  const rest = 1 - sum(shares), rank = Math.min(tail.length - 1,
+    Math.floor((left / Math.max(rest, 1e-12)) * tail.length));
   return tail.length ? { ...tail[Math.max(0, rank)], rank: candidates.length } : { ...candidates[0], rank: 0 };
 }

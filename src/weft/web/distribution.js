@@ -71,7 +71,7 @@ function bar(share, kind) {
 }
 
 // One row per token: name, probability, and probability after the settings. `choose(id)` is called for a row.
-export function row(token, raw, after, { chosen, widest, choose }) {
+function row(token, raw, after, { chosen, widest, choose }) {
   const dropped = after === 0, now = after ?? raw;
   const bars = h("span", { class: "write-bars" }, bar(raw / widest, "write-raw"),
     after !== undefined && bar(now / widest, "write-after"));

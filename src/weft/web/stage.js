@@ -1,5 +1,6 @@
 // The stage: one step of a model, from the text to the next token, with every token as a thread through all columns.
-// `mount(element, data, hooks)` draws a response of /v1/explain/step and plays it; a page without a server has no hooks.
+// `mount(element, data, hooks)` draws a response of /v1/explain/step and plays it; a page without a server has no
+// hooks.
 import { button, h, prefersReducedMotion, s, uniqueId } from "./dom.js";
 import { drawn, sharesOf } from "./choice.js";
 import { closer } from "./stage_closer.js";
@@ -12,21 +13,25 @@ import { transformer, transformerSteps } from "./stage_transformer.js";
 import { temperatureSlider, updateWords } from "./stage_words.js";
 import { clamp, numberWithin } from "./words.js";
 
-const NARROW = 700; // pixels; a narrower picture is stacked
+const NARROW = { block: 90, source: 94, other: 54 }; // type sizes; a narrower picture is stacked
 const FIRST_PACE = 2900, PACE = 1500; // milliseconds per step, for the first token and for later ones
 const LONGER = { scores: 500, values: 500, choice: 1400 }; // further milliseconds of these steps
 const MAX_ROUNDS = 8; // tokens that are appended while playing
 const MAX_SAID = { narrow: 60, wide: 150 }; // letters of the headline
 const MAP = 18; // pixels above a closer view: how far along the stream it is
-const MAP_PARTS = { embedding: [0.02, 0.14], head: [0.2, 0.6], cross: [0.4, 0.7], align: [0.2, 0.4], layer: [0.3, 0.7], ff: [0.6, 0.76], order: [0.2, 0.7], logit: [0.84, 1] };
+const MAP_PARTS = { embedding: [0.02, 0.14], head: [0.2, 0.6], cross: [0.4, 0.7], align: [0.2, 0.4], layer: [0.3, 0.7],
+  ff: [0.6, 0.76], order: [0.2, 0.7], logit: [0.84, 1] };
 const SPECIAL = /^(<[^<>␣]+>|\[[A-Z]+\])$/;
-const FAMILIES = { recurrent: [recurrent, recurrentSteps], bahdanau: [recurrent, recurrentSteps], ngram: [ngram, ngramSteps] };
-const ICONS = { back: "M12 3v14L3 10zM2 3h2v14H2z", next: "M2 3v14l9-7zM10 3h2v14h-2z", play: "M2 2v16l11-8z", pause: "M2 3h4v14H2zM8 3h4v14H8z" };
+const FAMILIES = { recurrent: [recurrent, recurrentSteps], bahdanau: [recurrent, recurrentSteps],
+  ngram: [ngram, ngramSteps] };
+const ICONS = { back: "M12 3v14L3 10zM2 3h2v14H2z", next: "M2 3v14l9-7zM10 3h2v14h-2z", play: "M2 2v16l11-8z",
+  pause: "M2 3h4v14H2zM8 3h4v14H8z" };
 
 /**
  * @param {HTMLElement} element
  * @param {any} data  the response, the settings of sampling, and what to show first: `stage`, `head`, `zoom`
- * @param {any} hooks  `open(layer)`, `follow(place)`, `threads(places)`, `edit(which, text)`, `append(token)`, `settings(values)`, `state(changes)`
+ * @param {any} hooks  `open(layer)`, `follow(place)`, `threads(places)`, `edit(which, text)`, `append(token)`,
+ * `settings(values)`, `state(changes)`
  */
 export function mount(element, data, hooks = {}) {
   const still = prefersReducedMotion(), clip = uniqueId("stage");
@@ -37,7 +42,8 @@ export function mount(element, data, hooks = {}) {
   /** @type {any} */
   let chosen = null;
 
-  const icon = name => s("svg", { viewBox: "0 0 14 20", width: 14, height: 20, "aria-hidden": "true" }, s("path", { d: ICONS[name] }));
+  const icon = name => s("svg", { viewBox: "0 0 14 20", width: 14, height: 20, "aria-hidden": "true" },
+    s("path", { d: ICONS[name] }));
   const svg = s("svg", { role: "group", "aria-label": "The model, from the text to its prediction" });
   const slider = temperatureSlider(settings.temperature, temperature => {
     settings = { ...settings, temperature };
@@ -57,10 +63,14 @@ export function mount(element, data, hooks = {}) {
   const next = button(icon("next"), () => go(at + 1), { "aria-label": "Next" });
   const ticks = h("div", { class: "stage-ticks", "aria-hidden": "true" });
   const where = h("span", { class: "unseen", role: "status" });
-  const keys = h("span", { class: "stage-keys" }, ...[["Space", " play · "], ["Enter", " zoom · "], ["Esc", " out"]].flatMap(([key, what]) => [h("kbd", {}, key), what]));
-  const tables = h("details", { class: "fold stage-table", ontoggle: () => showTables() }, h("summary", {}, "Values as a table"), h("div"));
-  const root = h("div", { class: "stage" }, h("div", { class: "stage-header" }, says.source, says.text, crumbs), picture,
-    h("div", { class: "stage-foot" }, caption, math), h("div", { class: "stage-bar" }, back, play, next, ticks, where, keys));
+  const keys = h("span", { class: "stage-keys" }, ...[["Space", " play · "], ["Enter", " zoom · "],
+    ["Esc", " out"]].flatMap(([key, what]) => [h("kbd", {}, key), what]));
+  const tables = h("details", { class: "fold stage-table", ontoggle: () => showTables() },
+    h("summary", {}, "Values as a table"), h("div"));
+  const root = h("div", { class: "stage" }, h("div", { class: "stage-header" }, says.source, says.text, crumbs),
+    picture,
+    h("div", { class: "stage-foot" }, caption, math), h("div", { class: "stage-bar" }, back, play, next, ticks, where,
+      keys));
   element.replaceChildren(root, tables);
 
   // ---- what is shown
@@ -68,9 +78,11 @@ export function mount(element, data, hooks = {}) {
     const { choice } = step, threads = step.threads;
     const predictsTokens = step.stages.some(each => each.id === "output.choice");
     const [scene, stepsOf] = FAMILIES[step.kind] ?? [transformer, transformerSteps];
-    stage = { ...stage, step, threads, choice, head, settings, chosen, scene, predictsTokens, fills: step.kind === "encoder" && predictsTokens,
+    stage = { ...stage, step, threads, choice, head, settings, chosen, scene, predictsTokens,
+      fills: step.kind === "encoder" && predictsTokens,
       names: threads.rows.map(row => step.pieces[row]), here: threads.rows.indexOf(step.place),
-      sourceNames: threads.source?.rows.map(row => step.source_pieces[row]), canOpen: Boolean(hooks.open), canFollow: Boolean(hooks.follow),
+      sourceNames: threads.source?.rows.map(row => step.source_pieces[row]), canOpen: Boolean(hooks.open),
+        canFollow: Boolean(hooks.follow),
       shares: choice ? sharesOf(choice, settings) : [] };
     stage.steps = stepsOf(stage).map(([id, title, say, math, zoom]) => ({ id, title, say, formula: math, zoom }));
     stage.indexOf = id => stage.steps.findIndex(each => each.id === id);
@@ -79,8 +91,9 @@ export function mount(element, data, hooks = {}) {
 
   function measure() {
     root.style.setProperty("--top", `${Math.round(root.getBoundingClientRect().top + scrollY)}px`);
-    const width = Math.max(280, Math.floor(picture.clientWidth || element.clientWidth)), narrow = width < NARROW;
-    const fs = Math.max(12.5, Math.min(innerWidth * 0.0082, 18)) * (data.scale?.() ?? 1);
+    const width = Math.max(280, Math.floor(picture.clientWidth || element.clientWidth));
+    const fs = Math.max(12.5, Math.min(innerWidth * 0.0082, 18)) * (data.scale?.() ?? 1), { block, source } = step.threads;
+    const narrow = width < fs * (block && source ? NARROW.source : block ? NARROW.block : NARROW.other);
     root.classList.toggle("stage-narrow", narrow);
     root.style.setProperty("--fs", `${fs}px`);
     root.style.setProperty("--cs", `${Math.max(16, Math.min(fs * (narrow ? 1.3 : 1.6), innerHeight * 0.03))}px`);
@@ -101,7 +114,8 @@ export function mount(element, data, hooks = {}) {
     const deep = path.length > 0 && !stage.near, scene = stage.scene(stage);
     scene.panelGo = stage.scene === transformer ? "block" : null;
     scene.hasMask = step.threads.block?.attention.scores.flat(2).includes(null);
-    const pattern = s("pattern", { id: `${clip}-hatch`, width: 5, height: 5, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
+    const pattern = s("pattern", { id: `${clip}-hatch`, width: 5, height: 5, patternUnits: "userSpaceOnUse",
+      patternTransform: "rotate(45)" },
       s("path", { class: "hatching", d: "M0 0V5" }));
     const drawing = deep ? close() : layOut(stage, scene, clip);
     svg.style.setProperty("--fs", `${stage.fs}px`);
@@ -112,7 +126,8 @@ export function mount(element, data, hooks = {}) {
     svg.replaceChildren(s("defs", {}, pattern), ...drawing.children.flat(Infinity).filter(Boolean));
     const box = stage.temperatureBox;
     slider.hidden = !box || deep;
-    if (box) for (const [name, value] of [["left", box.x], ["top", box.y], ["width", box.w]]) slider.style.setProperty(name, `${value}px`);
+    if (box) for (const [name, value] of [["left", box.x], ["top", box.y],
+      ["width", box.w]]) slider.style.setProperty(name, `${value}px`);
     showCrumbs();
     speak();
     mark();
@@ -129,13 +144,15 @@ export function mount(element, data, hooks = {}) {
     stage.height += MAP;
     const map = [["band-later", 0, 1], ["band", 0, to], ["pointer", from, to]].map(([kind, a, b]) =>
       s("rect", { class: kind, x: 20 + w * Number(a), y: 5, width: w * (Number(b) - Number(a)), height: 4, rx: 2 }));
-    const drawing = { width: stage.width, height: stage.height, children: [...map, s("g", { transform: `translate(0 ${MAP})` }, view.children)] };
+    const drawing = { width: stage.width, height: stage.height,
+      children: [...map, s("g", { transform: `translate(0 ${MAP})` }, view.children)] };
     queueMicrotask(() => { stage.fs = fs; });
     return drawing;
   }
 
   // a mark that both pictures have moves from where it was; all else fades in
-  const places = () => new Map([...svg.querySelectorAll("[data-m]")].map(mark => [mark.getAttribute("data-m"), mark.getBoundingClientRect()]));
+  const places = () => new Map([...svg.querySelectorAll("[data-m]")].map(mark => [mark.getAttribute("data-m"),
+    mark.getBoundingClientRect()]));
   function animate(before) {
     svg.animate([{ opacity: 0.25 }, { opacity: 1 }], { duration: 350, easing: "ease-out" });
     for (const mark of svg.querySelectorAll("[data-m]")) {
@@ -143,7 +160,8 @@ export function mount(element, data, hooks = {}) {
       if (!old || !now.width || !now.height) continue;
       const by = `translate(${old.x - now.x}px, ${old.y - now.y}px) scale(${old.width / now.width}, ${old.height / now.height})`;
       /** @type {any} */ (mark).animate([{ transform: by, transformBox: "fill-box", transformOrigin: "0 0" },
-        { transform: "none", transformBox: "fill-box", transformOrigin: "0 0" }], { duration: 480, easing: "cubic-bezier(.2, .8, .2, 1)" });
+        { transform: "none", transformBox: "fill-box", transformOrigin: "0 0" }],
+          { duration: 480, easing: "cubic-bezier(.2, .8, .2, 1)" });
     }
   }
 
@@ -166,7 +184,8 @@ export function mount(element, data, hooks = {}) {
     [...ticks.children].forEach((tick, n) => { tick.className = n < at ? "done" : n === at ? "now" : ""; });
     where.textContent = playing ? "" : `Step ${at + 1} of ${stage.steps.length}: ${stage.steps[at].title}`;
     caption.setAttribute("aria-live", playing ? "off" : "polite");
-    const weights = step.threads.block?.attention.weights[Math.min(head, step.threads.block.attention.weights.length - 1)][stage.here];
+    const weights = step.threads.block?.attention.weights[Math.min(head,
+      step.threads.block.attention.weights.length - 1)][stage.here];
     const looks = weights && at >= softmax && at <= stage.indexOf("heads");
     for (const word of says.text.querySelectorAll("[data-row]")) {
       const row = Number(word.getAttribute("data-row"));
@@ -179,31 +198,38 @@ export function mount(element, data, hooks = {}) {
     back.disabled = at === 0 && !path.length;
     if (stage.choice) updateWords(svg, stage);
     const to = stage.narrow && !deep ? stage.scrollTo?.[at] : undefined;
-    if (Number.isFinite(to)) picture.scrollTo({ top: Math.max(0, to - stage.fs * 2.6), behavior: still ? "auto" : "smooth" });
+    if (Number.isFinite(to)) picture.scrollTo({ top: Math.max(0, to - stage.fs * 2.6), behavior: still ? "auto"
+      : "smooth" });
   }
 
   function speak() {
-    const [title, say, math2] = path.length && !stage.near ? stage.view.caption : [stage.steps[at].title, stage.steps[at].say, stage.steps[at].formula];
+    const [title, say, math2] = path.length && !stage.near ? stage.view.caption
+      : [stage.steps[at].title, stage.steps[at].say, stage.steps[at].formula];
     caption.replaceChildren(h("b", {}, title), ` ${say}`);
     math.replaceChildren(...formula(math2 ?? "", h));
-    if (!still) for (const each of [caption, math]) each.animate([{ opacity: 0, transform: "translateY(5px)" }, { opacity: 1, transform: "none" }], { duration: 280, easing: "ease-out" });
+    if (!still) for (const each of [caption, math]) each.animate([{ opacity: 0, transform: "translateY(5px)" },
+      { opacity: 1, transform: "none" }], { duration: 280, easing: "ease-out" });
   }
 
   function showTicks() {
     if (ticks.children.length === stage.steps.length) return;
-    ticks.replaceChildren(...stage.steps.map(({ title }, n) => button("", () => { pause(); to(n); }, { title, tabindex: -1 })));
+    ticks.replaceChildren(...stage.steps.map(({ title }, n) => button("", () => { pause(); to(n); },
+      { title, tabindex: -1 })));
   }
 
   function showCrumbs() {
     const names = ["Model", ...path.length ? stage.near ? [`Block ${step.threads.open + 1}`] : stage.view.crumbs : []];
     const levels = path.length && !stage.near ? levelPaths() : [[]];
-    crumbs.replaceChildren(...names.map((name, n) => [n ? h("span", { "aria-hidden": "true" }, "›") : "", n < names.length - 1
+    crumbs.replaceChildren(...names.map((name, n) => [n ? h("span", { "aria-hidden": "true" }, "›") : "",
+      n < names.length - 1
       ? button(name, () => zoomTo(levels[n] ?? []), { "data-key": `crumb${n}` }) : h("b", {}, name)]).flat(),
-    h("span", { class: "stage-tip" }, path.length && !stage.near ? "← → next one, Esc out" : hooks.edit ? "Click the sentence to change it, any part to look inside" : "Click any part to look inside"));
+    h("span", { class: "stage-tip" }, path.length && !stage.near ? "← → next one, Esc out" : hooks.edit
+      ? "Click the sentence to change it, any part to look inside" : "Click any part to look inside"));
   }
 
   // the paths that the crumbs lead to
-  const levelPaths = () => [[], ...({ head: [["block"], ["head"], path.slice(0, 2)], cross: [["block"], ["cross"], path.slice(0, 2)], ff: [["ff"]],
+  const levelPaths = () => [[],
+    ...({ head: [["block"], ["head"], path.slice(0, 2)], cross: [["block"], ["cross"], path.slice(0, 2)], ff: [["ff"]],
     layer: [path.slice(0, 2)], logit: [[]] }[path[0]] ?? [])];
 
   function showTables() {
@@ -214,8 +240,10 @@ export function mount(element, data, hooks = {}) {
   function sentence(which) {
     const isSource = which === "source";
     const rawText = () => (isSource || !step.source_pieces ? data.text?.() ?? step.text : data.target?.() ?? "");
-    const box = h("div", { class: `stage-say${isSource ? " stage-source" : ""}`, ...hooks.edit && { contenteditable: "plaintext-only", role: "textbox", tabindex: 0 },
-      "aria-label": isSource ? "The source. Edit it and press Enter." : hooks.edit ? "The text. Edit it and press Enter." : null, spellcheck: "false", dir: "auto" });
+    const box = h("div", { class: `stage-say${isSource ? " stage-source" : ""}`, ...hooks.edit
+      && { contenteditable: "plaintext-only", role: "textbox", tabindex: 0 },
+      "aria-label": isSource ? "The source. Edit it and press Enter." : hooks.edit
+        ? "The text. Edit it and press Enter." : null, spellcheck: "false", dir: "auto" });
     if (!hooks.edit) return box;
     box.addEventListener("focus", () => { pause(); box.textContent = rawText(); });
     box.addEventListener("blur", async () => {
@@ -235,13 +263,15 @@ export function mount(element, data, hooks = {}) {
 
   // the tokens as text, each underlined; of a long text the end
   function words(pieces, { here = -1, rows = [] }) {
-    const shown = pieces.map((piece, n) => ({ n, text: SPECIAL.test(piece) && !(stage.fills && n === here) ? "" : piece.replaceAll("␣", " ") })).filter(({ text }) => text);
+    const shown = pieces.map((piece, n) => ({ n, text: SPECIAL.test(piece) && !(stage.fills && n === here) ? ""
+      : piece.replaceAll("␣", " ") })).filter(({ text }) => text);
     if (shown[0]) shown[0].text = shown[0].text.trimStart() || shown[0].text;
     let letters = 0, from = shown.length;
     const most = stage.narrow ? MAX_SAID.narrow : MAX_SAID.wide;
     while (from > 0 && (letters += shown[from - 1].text.length) <= most) from -= 1;
     return [from > 0 ? h("span", { class: "stage-next" }, "…") : "", ...shown.slice(from).map(({ n, text: word }) =>
-      h("span", { class: n === here ? "stage-here" : undefined, "data-row": rows.indexOf(n) }, stage.fills && n === here ? " ____ " : word))];
+      h("span", { class: n === here ? "stage-here" : undefined, "data-row": rows.indexOf(n) }, stage.fills && n === here
+        ? " ____ " : word))];
   }
 
   function showText() {
@@ -250,7 +280,8 @@ export function mount(element, data, hooks = {}) {
     const upTo = stage.predictsTokens && !stage.fills ? step.place + 1 : step.pieces.length;
     says.source.hidden = !sided;
     if (sided && document.activeElement !== says.source) says.source.replaceChildren(...words(step.source_pieces, {}));
-    const end = stage.fills || !step.choice ? "" : stage.predictsTokens ? h("span", { class: "stage-next" }, " …") : h("span", { class: "stage-next" }, ` → ${best.piece}`);
+    const end = stage.fills || !step.choice ? "" : stage.predictsTokens ? h("span", { class: "stage-next" }, " …")
+      : h("span", { class: "stage-next" }, ` → ${best.piece}`);
     says.text.replaceChildren(...words(step.pieces.slice(0, upTo), { here: step.place, rows: step.threads.rows }), end);
     if (stage.fills && at === stage.indexOf("fill")) fillIn(best.piece);
     if (chosen && at === stage.indexOf("choice")) fillIn(chosen.piece);
@@ -266,14 +297,18 @@ export function mount(element, data, hooks = {}) {
   }
 
   function fly(piece, row) {
-    const end = fillIn(piece), from = svg.querySelector(`.word[data-word="${row}"] text`)?.getBoundingClientRect(), goal = end?.getBoundingClientRect();
+    const end = fillIn(piece), from = svg.querySelector(`.word[data-word="${row}"] text`)?.getBoundingClientRect(),
+      goal = end?.getBoundingClientRect();
     if (!end || !from || !goal || still) return;
     const word = h("div", { class: "stage-fly", "aria-hidden": "true" }, piece.replaceAll("␣", " ").trim());
     root.append(word);
     end.style.opacity = "0";
-    word.animate([{ transform: `translate(${from.x}px, ${from.y}px) scale(.55)`, opacity: 0 }, { opacity: 1, offset: 0.15 },
-      { transform: `translate(${(from.x + goal.x) / 2}px, ${Math.min(from.y, goal.y) + 30}px) scale(1.15)`, offset: 0.6 },
-      { transform: `translate(${goal.x + 8}px, ${goal.y}px) scale(1)` }], { duration: 1100, delay: 700, fill: "backwards", easing: "cubic-bezier(.4, 0, .2, 1)" })
+    word.animate([{ transform: `translate(${from.x}px, ${from.y}px) scale(.55)`, opacity: 0 },
+      { opacity: 1, offset: 0.15 },
+      { transform: `translate(${(from.x + goal.x) / 2}px, ${Math.min(from.y, goal.y) + 30}px) scale(1.15)`,
+        offset: 0.6 },
+      { transform: `translate(${goal.x + 8}px, ${goal.y}px) scale(1)` }], { duration: 1100, delay: 700,
+        fill: "backwards", easing: "cubic-bezier(.4, 0, .2, 1)" })
       .onfinish = () => { word.remove(); end.style.opacity = ""; };
   }
 
@@ -302,7 +337,8 @@ export function mount(element, data, hooks = {}) {
     to(place);
   }
 
-  const wait = () => { clearTimeout(timer); if (playing) timer = setTimeout(tick, (round ? PACE : FIRST_PACE) + (LONGER[stage.steps[at].id] ?? 0)); };
+  const wait = () => { clearTimeout(timer); if (playing) timer = setTimeout(tick, (round ? PACE : FIRST_PACE)
+    + (LONGER[stage.steps[at].id] ?? 0)); };
   async function tick() {
     if (!element.isConnected || !playing) return;
     if (document.hidden) return wait();
@@ -329,7 +365,8 @@ export function mount(element, data, hooks = {}) {
     if (ran) keep();
   }
   // the step is in the address once it is not on its way to the next
-  const keep = () => hooks.state?.({ stage: playing || (still && stage.steps[at].id === "probabilities") ? undefined : stage.steps[at].id });
+  const keep = () => hooks.state?.({ stage: playing || (still && stage.steps[at].id === "probabilities") ? undefined
+    : stage.steps[at].id });
   const toggle = () => (playing ? pause() : start());
 
   // ---- zooming
@@ -341,7 +378,8 @@ export function mount(element, data, hooks = {}) {
     if (!path.length && wasPlaying) { wasPlaying = false; start(); }
     if (stage.narrow && path.length) picture.scrollTop = 0;
   }
-  const out = () => zoomTo(path.length > 1 && path[0] === "ff" ? ["ff"] : path.length > 2 || (path.length > 1 && ["head", "cross"].includes(path[0])) ? path.slice(0, -1)
+  const out = () => zoomTo(path.length > 1 && path[0] === "ff" ? ["ff"] : path.length > 2
+    || (path.length > 1 && ["head", "cross"].includes(path[0])) ? path.slice(0, -1)
     : ["head", "cross"].includes(path[0]) && !stage.narrow ? ["block"] : []);
 
   // The next head, row, number, neuron, token or unit of a closer view.
@@ -374,7 +412,8 @@ export function mount(element, data, hooks = {}) {
     const [action, value] = part.dataset.go.split("=");
     if (value === undefined) {
       const inner = action.split("/");
-      zoomTo(!path.length && inner[0] === "head" && inner.length > 1 && Number(inner[1]) !== stage.here ? inner : inner);
+      zoomTo(!path.length && inner[0] === "head" && inner.length > 1 && Number(inner[1]) !== stage.here ? inner
+        : inner);
     } else if (action === "head") chooseHead(Number(value));
     else if (action === "open") hooks.open?.(Number(value));
     else if (action === "follow") hooks.follow?.(Number(value));
@@ -390,7 +429,8 @@ export function mount(element, data, hooks = {}) {
     const focused = document.activeElement?.closest?.(".stage-picture svg [data-go]");
     if (event.target.matches?.("input, .stage-say")) return false;
     if (event.target.closest?.("button, summary") && (event.key === " " || event.key === "Enter")) return false;
-    const actions = { " ": () => (focused ? use(focused) : toggle()), ArrowRight: () => go(at + 1), ArrowLeft: () => go(at - 1), Home: () => { pause(); to(0); }, End: () => {
+    const actions = { " ": () => (focused ? use(focused) : toggle()), ArrowRight: () => go(at + 1),
+      ArrowLeft: () => go(at - 1), Home: () => { pause(); to(0); }, End: () => {
       pause();
       to(Math.max(stage.indexOf("probabilities"), stage.steps.length - (stage.indexOf("choice") < 0 ? 1 : 2)));
     }, Escape: () => path.length > 0 && (out(), true), Enter: () => {
@@ -426,12 +466,17 @@ export function mount(element, data, hooks = {}) {
   // whether a path of the address exists in this step
   function isPath(text) {
     if (!text || !/^[a-z]+(\/\d+)*$/.test(text)) return false;
-    const [kind, i, j] = text.split("/"), { threads, choice } = step, count = { embedding: threads.embedding?.x.length, head: threads.rows.length,
-      cross: threads.rows.length, logit: choice?.factors?.rows.length, ff: threads.block?.feedforward.hidden.length, layer: threads.layers?.length, order: (threads.order ?? 0) + 1 }[kind];
-    const has = { block: threads.block, head: threads.block, cross: threads.block?.cross, ff: threads.block, align: threads.layers && threads.source }[kind];
+    const [kind, i, j] = text.split("/"), { threads, choice } = step, count = { embedding: threads.embedding?.x.length,
+      head: threads.rows.length,
+      cross: threads.rows.length, logit: choice?.factors?.rows.length, ff: threads.block?.feedforward.hidden.length,
+        layer: threads.layers?.length, order: (threads.order ?? 0) + 1 }[kind];
+    const has = { block: threads.block, head: threads.block, cross: threads.block?.cross, ff: threads.block,
+      align: threads.layers && threads.source }[kind];
     if (i === undefined) return Boolean(has);
-    const inner = kind === "layer" ? threads.layers?.[i]?.state[0].length : kind === "cross" ? threads.source?.rows.length : threads.rows.length;
-    return count !== undefined && Number(i) < count && (kind !== "order" || Number(i) > 0) && (j === undefined || Number(j) < inner);
+    const inner = kind === "layer" ? threads.layers?.[i]?.state[0].length : kind === "cross"
+      ? threads.source?.rows.length : threads.rows.length;
+    return count !== undefined && Number(i) < count && (kind !== "order" || Number(i) > 0)
+      && (j === undefined || Number(j) < inner);
   }
 
   return {

@@ -24,7 +24,8 @@ function thickness(parts, start, most) {
 function fills(stage, parts, endOf, last) {
   let reached = 0;
   return stage.steps.map((_, n) => {
-    for (const part of parts) if (stage.indexOf(part.at) <= n && stage.indexOf(part.at) >= 0) reached = Math.max(reached, endOf(part));
+    for (const part of parts) if (stage.indexOf(part.at) <= n
+      && stage.indexOf(part.at) >= 0) reached = Math.max(reached, endOf(part));
     return stage.indexOf("logits") >= 0 && n >= stage.indexOf("logits") ? last : reached;
   });
 }
@@ -61,7 +62,8 @@ function widths(parts, free) {
   };
   for (let unit = share(), again = true; again; unit = share()) {
     again = false;
-    for (const part of flexible) if (!least.has(part) && part.least > unit * part.flex) { least.add(part); again = true; }
+    for (const part of flexible) if (!least.has(part)
+      && part.least > unit * part.flex) { least.add(part); again = true; }
   }
   const unit = Math.max(0, share()), wish = part => (least.has(part) ? part.least : part.flex * unit);
   const scale = Math.min(1, free / (flexible.reduce((sum, part) => sum + wish(part), 0) || 1));
@@ -82,12 +84,15 @@ function sideBySide(stage, scene, id) {
   const sourceEach = source ? Math.min((top - between - sourceTop) / other.total, fs * 4.2) : 0;
   const ysOf = [own.places.map(place => top + place * each), other.places.map(place => sourceTop + place * sourceEach)];
   const yA = Math.max(source ? top : first, last - fs * 40);
-  Object.assign(stage, { streamY, top: source ? top - fs * 4.9 : fs * 2.4, bottom: streamY + most / 2 + fs * 0.5, y: n => ysOf[0][n] });
+  Object.assign(stage, { streamY, top: source ? top - fs * 4.9 : fs * 2.4, bottom: streamY + most / 2 + fs * 0.5,
+    y: n => ysOf[0][n] });
 
   // widths: fixed ones, the rest by share
-  const panelled = parts.filter(part => part.panel), space = part => (part.panel ? inner : gap * (part.close ? 0.2 : part.folded ? 0.5 : 1));
+  const panelled = parts.filter(part => part.panel), space = part => (part.panel ? inner
+    : gap * (part.close ? 0.2 : part.folded ? 0.5 : 1));
   const fan = parts.some(part => part.id === "words") ? fs * 2.6 : 0;
-  const taken = parts.reduce((sum, part) => sum + (part.width ?? 0) + space(part), 0) + (panelled.length ? 2 * inner + gap * 0.5 : 0) + fan;
+  const taken = parts.reduce((sum, part) => sum + (part.width ?? 0) + space(part), 0) + (panelled.length ? 2 * inner
+    + gap * 0.5 : 0) + fan;
   const widthOf = widths(parts, W - 2 * EDGE - taken);
   let x = EDGE;
   const boxes = {}, isFirst = part => part === panelled[0], isLast = part => part === panelled.at(-1);
@@ -111,7 +116,8 @@ function sideBySide(stage, scene, id) {
   // the stream
   const thick = thickness(scene.parts, band.start, most), end = boxes.words ? boxes.words.x - fan : W - EDGE;
   stage.thick = thick;
-  const isLow = stage.here === counts[0] - 1, from = isLow ? boxes.tokens.x + boxes.tokens.w / 2 : boxes.tokens.x - 12, points = [[from, thick(band.start)]];
+  const isLow = stage.here === counts[0] - 1, from = isLow ? boxes.tokens.x + boxes.tokens.w / 2 : boxes.tokens.x - 12,
+    points = [[from, thick(band.start)]];
   let norm = band.start;
   const skipped = stage.near ? scene.parts.slice(0, scene.parts.indexOf(panelled[0])) : [];
   for (const part of skipped) norm = part.band?.at(-1)?.norm ?? norm;
@@ -122,7 +128,8 @@ function sideBySide(stage, scene, id) {
     norm = place.norm;
   }
   points.push([end, thick(norm)]);
-  if (boxes.words) Object.assign(boxes.words, { y: fs * (indexOf("choice") >= 0 ? 6.4 : 4), h: last - fs * (indexOf("choice") >= 0 ? 6.4 : 4),
+  if (boxes.words) Object.assign(boxes.words, { y: fs * (indexOf("choice") >= 0 ? 6.4 : 4),
+    h: last - fs * (indexOf("choice") >= 0 ? 6.4 : 4),
     from: { x: end, y: streamY }, under: streamY - fs * 1.1 });
   stage.fillTo = fills(stage, parts, part => boxes[part.id].x + boxes[part.id].w, end + 2);
   stage.fillTo[0] = from;
@@ -130,35 +137,47 @@ function sideBySide(stage, scene, id) {
   const children = [], add = (...all) => children.push(...all);
   if (panelled.length) {
     const left = boxes[panelled[0].id].x - inner, right = boxes[panelled.at(-1).id];
-    add(s("g", stage.near || !scene.panelGo ? {} : { "data-go": scene.panelGo, "data-key": scene.panelGo, tabindex: "0", role: "button",
-      "aria-label": `Zoom into ${scene.panelTitle.toLowerCase()}` }, rect(left, stage.top, right.x + right.w + inner * 2 - left,
+    add(s("g", stage.near || !scene.panelGo ? {} : { "data-go": scene.panelGo, "data-key": scene.panelGo, tabindex: "0",
+      role: "button",
+      "aria-label": `Zoom into ${scene.panelTitle.toLowerCase()}` }, rect(left, stage.top, right.x + right.w
+        + inner * 2 - left,
       stage.bottom - stage.top, "panel", 8)));
     if (scene.panelTitle) add(heading(left + inner, stage.top - fs * 0.9, scene.panelTitle, indexOf(scene.panelStep)));
   }
   for (const part of parts) add(...part.under?.(boxes[part.id]) ?? []);
   const reach = sheaf => (sheaf ? boxes.cross ?? boxes.context : null);
   if (!scene.bare) add(...ysOf[0].map((y, n) => line(`M${round(boxes.tokens.x + boxes.tokens.w)} ${round(y)}`
-    + `H${round(n === stage.here ? (boxes.q ?? boxes[parts.at(-2)?.id] ?? boxes.tokens).x : end - 4)}`, n === stage.here ? "thread" : "thread faint")));
-  if (source) add(...ysOf[1].map(y => line(`M${round(boxes.source.x + boxes.source.w)} ${round(y)}H${round((reach(1) ?? { x: end }).x)}`, "thread faint")));
+    + `H${round(n === stage.here ? (boxes.q ?? boxes[parts.at(-2)?.id] ?? boxes.tokens).x : end - 4)}`, n === stage.here
+      ? "thread" : "thread faint")));
+  if (source) add(...ysOf[1].map(y =>
+    line(`M${round(boxes.source.x + boxes.source.w)} ${round(y)}H${round((reach(1) ?? { x: end }).x)}`,
+    "thread faint")));
   const shape = outline(points, streamY, false);
   const followed = ysOf[0][stage.here];
-  add(line(isLow ? `M${round(from)} ${round(followed + fs)}V${round(streamY)}` : `M${round(boxes.tokens.x)} ${round(followed)}H${round(from + 3)}V${round(streamY)}`, "stem"),
-    ...stream(shape, [-0.3, 0, 0.3].map((part, n) => `M${round(EDGE + n * 7)} ${round(streamY + part * most * 0.6)}H${round(end)}`),
+  add(line(isLow ? `M${round(from)} ${round(followed + fs)}V${round(streamY)}`
+    : `M${round(boxes.tokens.x)} ${round(followed)}H${round(from + 3)}V${round(streamY)}`, "stem"),
+    ...stream(shape,
+      [-0.3, 0, 0.3].map((part, n) => `M${round(EDGE + n * 7)} ${round(streamY + part * most * 0.6)}H${round(end)}`),
       { width: W, height: H, id }));
-  add(text(EDGE, H - fs * 0.35, band.label, "soft"), ...W > fs * 72 && !scene.bare ? legend(end - fs * 0.6, H - fs * 0.35, fs, scene.hasMask) : []);
+  add(text(EDGE, H - fs * 0.35, band.label, "soft"), ...W > fs * 72 && !scene.bare
+    ? legend(end - fs * 0.6, H - fs * 0.35, fs, scene.hasMask) : []);
   for (const part of [...source?.parts ?? [], ...parts]) {
     const box = boxes[part.id];
-    const above = !source || part.id === "words" ? fs * 1.5 : part.sheaf === 1 ? sourceTop - fs * 0.9 : part.panel ? stage.top - fs * 0.9
+    const above = !source || part.id === "words" ? fs * 1.5 : part.sheaf === 1 ? sourceTop - fs * 0.9 : part.panel
+      ? stage.top - fs * 0.9
       : top - fs * (part.headRoom ?? 0.9);
     if (part.title) add(heading(box.x, above, part.title, indexOf(part.at)));
-    if (part.second) add(heading(box.x + box.w * 0.26 + fs * 0.9, fs * 1.5, part.second.title, indexOf(part.second.at)));
+    if (part.second) add(heading(box.x + box.w * 0.26 + fs * 0.9, fs * 1.5, part.second.title,
+      indexOf(part.second.at)));
     if (part.sub && !source) add(text(box.x, fs * 3, part.sub, "soft"));
-    if (part.label) add(text(box.x, (part.sheaf === 1 ? sourceTop : ysOf[0][0] - each / 2) - fs * 0.7, part.label, "head", { "data-s": indexOf(part.at) }));
+    if (part.label) add(text(box.x, (part.sheaf === 1 ? sourceTop : ysOf[0][0] - each / 2) - fs * 0.7, part.label,
+      "head", { "data-s": indexOf(part.at) }));
     add(...part.draw(box));
   }
   for (const [place, values] of Object.entries(scene.onStream ?? {})) {
     const box = boxes[place];
-    if (box) add(at(indexOf(parts.find(part => part.id === place)?.at), rect(box.x + box.w / 2 - fs * 3, streamY - most / 2, fs * 6, most, "paper", 5),
+    if (box) add(at(indexOf(parts.find(part => part.id === place)?.at), rect(box.x + box.w / 2 - fs * 3,
+      streamY - most / 2, fs * 6, most, "paper", 5),
       bars(values, { x: box.x + box.w / 2 - fs * 3 + 5, y: streamY - most * 0.45, w: fs * 6 - 10, h: most * 0.9 })));
   }
   return { width: W, height: H, children };
@@ -170,12 +189,15 @@ const heading = (x, y, title, step) => text(x, y, title, "head bold", { "data-s"
 function legend(x, y, fs, hasMask) {
   const size = fs * 0.7, children = [];
   let end = x;
-  for (const { name, wide } of [...hasMask ? [{ name: "masked", wide: 4.1 }] : [], { name: "below: negative", wide: 8.4 },
+  for (const { name, wide } of [...hasMask ? [{ name: "masked", wide: 4.1 }] : [],
+    { name: "below: negative", wide: 8.4 },
     { name: "above: positive", wide: 8.3 }]) {
     const left = end - wide * fs - size;
     children.push(text(end, y, name, "soft end"), name === "masked" ? rect(left, y - size, size, size, "hatch", 0)
-      : rect(left, name.startsWith("below") ? y - size * 0.55 : y - size * 1.1, size, size * 0.75, name.startsWith("below") ? "neg" : "pos", 1));
-    if (name !== "masked") children.push(line(`M${round(left - 2)} ${round(y - size * 0.45)}h${round(size + 4)}`, "axis"));
+      : rect(left, name.startsWith("below") ? y - size * 0.55 : y - size * 1.1, size, size * 0.75,
+        name.startsWith("below") ? "neg" : "pos", 1));
+    if (name !== "masked") children.push(line(`M${round(left - 2)} ${round(y - size * 0.45)}h${round(size + 4)}`,
+      "axis"));
     end = left - fs * 1.2;
   }
   return children;
@@ -187,21 +209,26 @@ function stacked(stage, scene, id) {
   Object.assign(stage, { boxes, thick, streamY: 0 });
   let y = 8, norm = band.start, begin = 0;
   const points = [], sheaves = [spaced(stage.threads.rows, stage.step.pieces.length),
-    source ? spaced(source.rows, stage.step.source_pieces.length) : { places: [], total: 0 }], panel = { top: 0, bottom: 0 };
+    source ? spaced(source.rows, stage.step.source_pieces.length) : { places: [], total: 0 }],
+      panel = { top: 0, bottom: 0 };
   const order = [...scene.parts.slice(0, 1), ...source?.parts ?? [], ...scene.parts.slice(1)];
   for (const part of order) {
     if (part.heightNarrow === 0) { ends[part.id] = y; continue; }
-    const start = y, sheaf = part.sheaf ?? 0, title = part.title ?? (part.label && `${scene.panelTitle ?? ""} · ${part.label}`);
+    const start = y, sheaf = part.sheaf ?? 0, title = part.title ?? (part.label
+      && `${scene.panelTitle ?? ""} · ${part.label}`);
     if (part.panel && !panel.top) { panel.top = y; y += 8; }
     const top = y + (title ? fs * 2.1 : 0) + (part.extraNarrow ?? 0);
     const ys = sheaves[sheaf].places.map(place => top + place * ROW);
-    const labelled = part.rowsNarrow && !part.isTokens, h = part.rowsNarrow ? sheaves[sheaf].total * ROW : part.heightNarrow;
-    const box = boxes[part.id] = { x: SECTION_X + (labelled ? 76 : 0), w: w - (labelled ? 76 : 0), y: top, h, ys, sh: 22, narrow: true, streamX: STREAM_X,
+    const labelled = part.rowsNarrow && !part.isTokens, h = part.rowsNarrow ? sheaves[sheaf].total * ROW
+      : part.heightNarrow;
+    const box = boxes[part.id] = { x: SECTION_X + (labelled ? 76 : 0), w: w - (labelled ? 76 : 0), y: top, h, ys,
+      sh: 22, narrow: true, streamX: STREAM_X,
       rows: _ => ys, rh: _ => ROW, from: part.id === "words" ? { x: STREAM_X, y: top - 14 } : null };
     stage.y = n => ys[n];
     if (title) children.push(heading(SECTION_X, y + fs * 1.2, title, indexOf(part.at)));
     if (labelled) children.push(...(sheaf ? stage.sourceNames : stage.names).map((name, n) =>
-      text(SECTION_X, ys[n] + fs * 0.35, name.length > 8 ? `${name.slice(0, 7)}…` : name, !sheaf && n === stage.here ? "mono bold" : "mono soft")));
+      text(SECTION_X, ys[n] + fs * 0.35, name.length > 8 ? `${name.slice(0, 7)}…` : name, !sheaf && n === stage.here
+        ? "mono bold" : "mono soft")));
     if (part.isTokens && !sheaf) begin = top + h;
     under.push(...part.under?.(box) ?? []);
     children.push(...part.draw(box));
@@ -217,10 +244,13 @@ function stacked(stage, scene, id) {
   }
   const end = ends.stream ?? y, here = boxes.tokens.ys[stage.here];
   const shape = outline([[begin, thick(band.start)], ...points, [end, thick(norm)]], STREAM_X, true);
-  if (panel.top) under.push(s("g", scene.panelGo ? { "data-go": "head", "data-key": "panel", tabindex: "0", role: "button",
-    "aria-label": `Zoom into ${scene.panelTitle.toLowerCase()}` } : {}, rect(6, panel.top, W - 18, panel.bottom - panel.top - 8, "panel", 8)));
+  if (panel.top) under.push(s("g", scene.panelGo ? { "data-go": "head", "data-key": "panel", tabindex: "0",
+    role: "button",
+    "aria-label": `Zoom into ${scene.panelTitle.toLowerCase()}` } : {},
+      rect(6, panel.top, W - 18, panel.bottom - panel.top - 8, "panel", 8)));
   under.push(line(`M${SECTION_X} ${round(here)}H${STREAM_X}V${round(begin + 4)}`, "stem"),
-    ...stream(shape, [-4, 4].map(by => `M${STREAM_X + by} ${round(begin)}V${round(end)}`), { width: W, height: y, id }));
+    ...stream(shape, [-4, 4].map(by => `M${STREAM_X + by} ${round(begin)}V${round(end)}`),
+      { width: W, height: y, id }));
   stage.fillTo = fills(stage, scene.parts, part => ends[part.id] ?? 0, end);
   let seen = 0;
   stage.scrollTo = stage.steps.map((_, n) => {

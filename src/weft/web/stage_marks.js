@@ -9,14 +9,15 @@ export const length = values => Math.sqrt(values.reduce((sum, value) => sum + va
 export const largest = values => values.reduce((most, value) => Math.max(most, Math.abs(value ?? 0)), 0) || 1;
 export const dot = (a, b) => a.reduce((sum, value, n) => sum + value * b[n], 0);
 export const percentOf = p => (p > 0 && p < 0.005 ? "<1 %" : `${Math.round(100 * p)} %`);
-export const weightOf = a => (a < 0.005 ? "0" : a > 0.994 ? "1" : a.toFixed(2).slice(1));
+const weightOf = a => (a < 0.005 ? "0" : a > 0.994 ? "1" : a.toFixed(2).slice(1));
 
 // A number with three significant digits, without trailing zeros or an exponent where it can be avoided.
 export function brief(value) {
   const size = Math.abs(value);
   if (!size) return "0";
   if (size >= 1000) return withCommas(Math.round(value)).replace("-", "−");
-  return size < 0.005 ? value.toExponential(0).replaceAll("-", "−") : minus(value, size >= 100 ? 0 : size >= 10 ? 1 : 2);
+  return size < 0.005 ? value.toExponential(0).replaceAll("-", "−") : minus(value, size >= 100 ? 0 : size >= 10 ? 1
+    : 2);
 }
 
 export const quoted = piece => `“${piece.replace(/^␣/, "").trim() || "␣"}”`;
@@ -41,7 +42,8 @@ export const circle = (x, y, radius, kind, props = {}) =>
 // A group that is dimmed until its step and grows in it.
 export const at = (step, ...children) => s("g", { "data-s": step }, ...children);
 
-// A part that a click or Enter opens; `go` is a path of the closer views, or an action such as "head=2".
+// A part that a click or Enter opens; `go` is a path of the closer views, or an action such as "head=2". Its label
+// contains the text that is seen.
 export const part = (go, label, ...children) =>
   s("g", { "data-go": go, "data-key": go, tabindex: "0", role: "button", "aria-label": label }, ...children);
 
@@ -91,7 +93,8 @@ export function plus(x, y, radius, sign = "+") {
 
 export function chip(label, { x, y, w, h, here, fs }) {
   return s("g", {}, rect(x, y - h / 2, w, h, here ? "chip here" : "chip", 5),
-    text(x + w / 2, y + fs * 0.35, fitText(label, w - 8, `${fs}px monospace`), here ? "mono middle inverse" : "mono middle"));
+    text(x + w / 2, y + fs * 0.35, fitText(label, w - 8, `${fs}px monospace`), here ? "mono middle inverse"
+      : "mono middle"));
 }
 
 // A norm, or another function of a whole column, as a tall pill.
@@ -105,7 +108,8 @@ export function columnNames(names, { x, y, each, here, fs, letters = 8 }) {
   const every = Math.max(1, Math.ceil((fs * 1.05) / each));
   return names.map((name, n) => ((here - n) % every ? null : s("text", {
     class: n === here ? "mono bold" : "mono soft",
-    transform: `translate(${round(x + (n + 0.5) * each + fs * 0.35)} ${round(y)}) rotate(-90)` }, tokenName(name, letters))));
+    transform: `translate(${round(x + (n + 0.5) * each + fs * 0.35)} ${round(y)}) rotate(-90)` },
+      tokenName(name, letters))));
 }
 
 // Scores and weights as one matrix: area is size, a hollow cell is negative, a hatched one masked. A row is a query.

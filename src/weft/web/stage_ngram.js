@@ -12,40 +12,58 @@ const numberOf = order => Number(order.id.slice(6));
 const valuesOf = (order, name) => order.tensors.find(tensor => tensor.name === name)?.values;
 const gammaOf = order => Object.entries(order.numbers).find(([name]) => name.startsWith("γ"))?.[1] ?? 1;
 
-const contextOf = (step, n) => (n > 1 ? step.pieces.slice(Math.max(0, step.place - n + 2), step.place + 1).join("") : "any context");
+const contextOf = (step, n) => (n > 1 ? step.pieces.slice(Math.max(0, step.place - n + 2), step.place + 1).join("")
+  : "any context");
 
 export function ngram(stage) {
   const { step, fs } = stage, orders = ordersOf(step), { order: rows, others } = wordRows(stage);
   const count = rows.length + (others > 0 ? 1 : 0);
   const columns = orders.map(order => {
-    const n = numberOf(order), p = valuesOf(order, "probability"), own = valuesOf(order, "from its own counts") ?? p, counts = valuesOf(order, "counts");
+    const n = numberOf(order), p = valuesOf(order, "probability"), own = valuesOf(order, "from its own counts") ?? p,
+      counts = valuesOf(order, "counts");
     const most = largest(rows.map(rank => p[rank])), gamma = gammaOf(order), now = stage.indexOf(order.id);
-    return { id: order.id, at: order.id, title: order.title, flex: 1, heightNarrow: rows.length * 30 + 30, band: n < 2 ? [] : [{ at: 0, norm: gamma }], draw(box) {
+    return { id: order.id, at: order.id, title: order.title, flex: 1, heightNarrow: rows.length * 30 + 30, band: n < 2
+      ? [] : [{ at: 0, norm: gamma }], draw(box) {
       const words = box.narrow ? { y: box.y + 20, h: rows.length * 30 } : stage.boxes.words;
-      const rh = box.narrow ? 30 : Math.min(words.h / Math.max(count, 4), fs * 4.4), left = box.x + (box.narrow ? 76 : 0);
+      const rh = box.narrow ? 30 : Math.min(words.h / Math.max(count, 4), fs * 4.4), left = box.x
+        + (box.narrow ? 76 : 0);
       const room = box.w - (box.narrow ? 76 : 0) - fs * 4.6, bar = Math.min(fs * 1.05, rh * 0.32);
       const seen = order.numbers["count of the context"] ?? 0;
-      return [part(`order/${n}`, `${order.title}: zoom in`, rect(box.x - 6, box.narrow ? box.y - 20 : fs * 2, box.w, box.narrow ? box.h + 14 : stage.streamY - fs * 4, "hit", 8)),
-        text(box.x, box.narrow ? box.y + 6 : fs * 3.2, fit(`after ${n > 1 ? `“${contextOf(step, n)}”` : "any context"}`, box.w - 8, fs), "mono"),
-        text(box.x + (box.narrow ? box.w : 0), box.narrow ? box.y + 6 : fs * 4.8, fit(`seen ${withCommas(seen)}×${n > 1 ? `, γ ${brief(gamma)}` : ""}`, box.w, fs), box.narrow ? "soft end" : "soft"),
+      return [part(`order/${n}`, `${order.title}: zoom in`, rect(box.x - 6, box.narrow ? box.y - 20 : fs * 2, box.w,
+        box.narrow ? box.h + 14 : stage.streamY - fs * 4, "hit", 8)),
+        text(box.x, box.narrow ? box.y + 6 : fs * 3.2, fit(`after ${n > 1 ? `“${contextOf(step, n)}”` : "any context"}`,
+          box.w - 8, fs), "mono"),
+        text(box.x + (box.narrow ? box.w : 0), box.narrow ? box.y + 6 : fs * 4.8,
+          fit(`seen ${withCommas(seen)}×${n > 1 ? `, γ ${brief(gamma)}` : ""}`, box.w, fs), box.narrow ? "soft end"
+          : "soft"),
         at(now, rows.map((rank, k) => {
-          const y = words.y + k * rh + rh * 0.5, solid = (Math.min(own[rank], p[rank]) / most) * room, full = (p[rank] / most) * room;
-          return s("g", {}, box.narrow && text(box.x, y + bar, tokenName(step.choice.candidates[rank].piece, 8), "mono soft"),
-            !box.narrow && text(left, y - 5, counts ? `${withCommas(counts[rank])}×` : "", "soft"), line(`M${round(left)} ${round(y)}v${round(bar)}`, "axis"),
-            rect(left, y, solid, bar, "pos", 0, { "data-m": `n${n}-${rank}` }), rect(left + solid, y, full - solid, bar, "pale", 0),
-            text(left + full + 6, y + bar * 0.95, p[rank] < 0.0005 ? "0" : p[rank].toFixed(3).slice(p[rank] < 1 ? 1 : 0), ""));
+          const y = words.y + k * rh + rh * 0.5, solid = (Math.min(own[rank], p[rank]) / most) * room,
+            full = (p[rank] / most) * room;
+          return s("g", {}, box.narrow && text(box.x, y + bar, tokenName(step.choice.candidates[rank].piece, 8),
+            "mono soft"),
+            !box.narrow && text(left, y - 5, tokenName(step.choice.candidates[rank].piece, 9), "mono"),
+            !box.narrow && counts && text(left + fs * 6, y - 5, `${withCommas(counts[rank])}×`, "soft"),
+              line(`M${round(left)} ${round(y)}v${round(bar)}`, "axis"),
+            rect(left, y, solid, bar, "pos", 0, { "data-m": `n${n}-${rank}` }), rect(left + solid, y, full - solid, bar,
+              "pale", 0),
+            text(left + full + 6, y + bar * 0.95, p[rank] < 0.0005 ? "0" : p[rank].toFixed(3).slice(p[rank] < 1 ? 1
+              : 0), ""));
         }))];
     } };
   });
   return { parts: [tokensPart(stage), ...columns, wordsPart(stage, { logits: "log p" })],
-    bare: true, band: { start: 1, label: "thickness = γ, the share that the shorter context decides · solid: from the counts, pale: from the shorter context" } };
+    bare: true,
+      band: { start: 1,
+      label: "thickness = γ, the share that the shorter context decides · solid: from the counts, pale: from the shorter context" } };
 }
 
 export function ngramSteps(stage) {
   const { step, threads, choice } = stage;
   return [
-    ["tokens", "Context", `The model sees the last ${threads.order - 1} tokens and nothing before them.`, `c = ${quoted(contextOf(step, threads.order))}`],
-    ...ordersOf(step).map(order => [order.id, order.title, order.about, order.formula.split(" if the count")[0], `order/${numberOf(order)}`]),
+    ["tokens", "Context", `The model sees the last ${threads.order - 1} tokens and nothing before them.`,
+      `c = ${quoted(contextOf(step, threads.order))}`],
+    ...ordersOf(step).map(order => [order.id, order.title, order.about, order.formula.split(" if the count")[0],
+      `order/${numberOf(order)}`]),
     ...choice ? wordSteps(stage) : [],
   ];
 }

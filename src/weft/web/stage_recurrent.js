@@ -2,7 +2,8 @@
 // runs from token to token. Bahdanau's context is a sum of links from the source's threads.
 import { s } from "./dom.js";
 import { CELL_FORMULAS } from "./stage_closer.js";
-import { at, bars, largest, length, line, links, part, percentOf, quoted, rect, round, strips, text } from "./stage_marks.js";
+import { at, bars, largest, length, line, links, part, percentOf, quoted, rect, round, strips,
+  text } from "./stage_marks.js";
 import { tokensPart } from "./stage_threads.js";
 import { wordSteps } from "./stage_transformer.js";
 import { wordsPart } from "./stage_words.js";
@@ -20,50 +21,67 @@ function gateBox(x, y, size, mean, signed) {
 
 function layerPart(stage, layer, number) {
   const { fs, here } = stage, gated = layer.cell !== "elman", gates = gated ? layer.gates : [];
-  const title = stage.threads.layers.length > 1 ? `Layer ${number + 1}, ${layer.cell.toUpperCase()}` : gated ? `${layer.cell.toUpperCase()} cell` : "Elman cell";
+  const title = stage.threads.layers.length > 1 ? `Layer ${number + 1}, ${layer.cell.toUpperCase()}` : gated
+    ? `${layer.cell.toUpperCase()} cell` : "Elman cell";
   const [computed, stated] = [`gates${number}`, `state${number}`].map(stage.indexOf);
   const most = largest(layer.states.flat()), thickest = largest(layer.norms);
-  return { id: `layer${number}`, at: gated ? `gates${number}` : `state${number}`, title, flex: 1, rowsNarrow: true, extraNarrow: gated ? 62 : 0, headRoom: 6.2,
+  return { id: `layer${number}`, at: gated ? `gates${number}` : `state${number}`, title, flex: 1, rowsNarrow: true,
+    extraNarrow: gated ? 62 : 0, headRoom: 6.2,
     band: [{ at: 1, norm: layer.norms[here] }], draw(box) {
-      const size = Math.min(fs * 1.5, box.rh(0) * 0.7), each = Math.max(size + 4, Math.min(fs * 2.6, (box.w * 0.4) / Math.max(1, gates.length)));
-      const wide = gates.length * each, middle = box.x + wide + fs * 1.1, left = middle + fs * 1.4, room = box.x + box.w - left - fs * 1.2;
+      const size = Math.min(fs * 1.5, box.rh(0) * 0.7),
+        each = Math.max(size + 4, Math.min(fs * 2.6, (box.w * 0.4) / Math.max(1, gates.length)));
+      const wide = gates.length * each, middle = box.x + wide + fs * 1.1, left = middle + fs * 1.4, room = box.x
+        + box.w - left - fs * 1.2;
       const thick = norm => fs * 0.3 + fs * 1.3 * (norm / thickest), first = box.ys[0] - box.rh(0) * 0.5;
       // the state on its way from token to token
       const points = box.ys.map((y, n) => [y, thick(layer.norms[n])]);
       const sides = [-1, 1].map(sign => [[first, thick(length(layer.previous[0])) * (here === 0 ? 1 : 0.6)], ...points]
         .map(([y, w]) => `${round(middle + (sign * w) / 2)} ${round(y)}`));
       const band = line(`M${sides[0].join("L")}L${sides[1].reverse().join("L")}z`, "state");
-      const names = gates.map((gate, n) => s("text", { class: "soft", transform: `translate(${round(box.x + n * each + size / 2 + fs * 0.35)} ${round(first - fs * 0.4)}) rotate(-90)` }, gate));
-      return [part(`layer/${number}`, `${title}: zoom in`, rect(box.x - 4, box.ys[here] - box.rh(0) / 2, box.w - fs * 0.4, box.rh(0), "hit"),
+      const names = gates.map((gate, n) => s("text",
+        { class: "soft",
+        transform: `translate(${round(box.x + n * each + size / 2 + fs * 0.35)} ${round(first - fs * 0.4)}) rotate(-90)` }, gate));
+      return [part(`layer/${number}`, `${title}: zoom in`, rect(box.x - 4, box.ys[here] - box.rh(0) / 2,
+        box.w - fs * 0.4, box.rh(0), "hit"),
         rect(box.x - 4, box.ys[here] - box.rh(0) / 2 + 1, box.w - fs * 0.4, box.rh(0) - 2, "frame", 6)),
       gated && at(computed, names, box.ys.map((y, n) => s("g", { opacity: n === here ? 1 : 0.65 },
         layer.means[n].map((mean, k) => gateBox(box.x + k * each, y, size, mean, isSigned(gates[k])))))),
-      at(stated, band, strips(layer.states, { x: left, w: room, ys: box.ys, h: box.sh, max: most, here, m: `h${number}-` }),
+      at(stated, band, strips(layer.states, { x: left, w: room, ys: box.ys, h: box.sh, max: most, here,
+        m: `h${number}-` }),
         !gated && text(left, first - fs * 0.5, "state", "soft"),
-        box.narrow ? null : line(`M${round(box.x + box.w - fs * 0.6)} ${round(box.ys[here])}H${round(box.x + box.w)}V${round(stage.streamY)}`, "stem"))];
+        box.narrow ? null
+          : line(`M${round(box.x + box.w - fs * 0.6)} ${round(box.ys[here])}H${round(box.x + box.w)}V${round(stage.streamY)}`, "stem"))];
     } };
 }
 
 const embeddingPart = stage => {
   const { threads: { embedding: { x } }, names, fs } = stage, max = largest(x.flat());
-  return { id: "embedding", at: "embedding", title: "Embedding", width: fs * 6.7, rowsNarrow: true, draw: box => [at(stage.indexOf("embedding"), x.map((vector, i) =>
-    part(`embedding/${i}`, `Embedding of ${quoted(names[i])}`, rect(box.x, box.ys[i] - box.sh / 2, box.w, box.sh, "hit"),
+  return { id: "embedding", at: "embedding", title: "Embedding", width: fs * 6.7, rowsNarrow: true,
+    draw: box => [at(stage.indexOf("embedding"), x.map((vector, i) =>
+    part(`embedding/${i}`, `Embedding of ${quoted(names[i])}`, rect(box.x, box.ys[i] - box.sh / 2, box.w, box.sh,
+      "hit"),
       bars(vector, { x: box.x, y: box.ys[i] - box.sh / 2, w: box.w, h: box.sh, max, m: `x${i}` }))))] };
 };
 
 export function recurrent(stage) {
   const { threads: t, fs, here, names } = stage, { source } = t, n = stage.indexOf;
-  const context = source && { id: "context", at: "align", title: "weight × annotation", flex: 1.1, rowsNarrow: true, sheaf: 1, draw(box) {
+  const context = source && { id: "context", at: "align", title: "weight × annotation", flex: 1.1, rowsNarrow: true,
+    sheaf: 1, draw(box) {
     const ys = box.rows(1), to = { x: box.x + box.w - fs, y: box.narrow ? ys.at(-1) : stage.y(here) };
-    return [at(n("align"), links({ weights: source.weights[here], values: source.memory, max: largest(source.memory.flat()) },
+    return [at(n("align"), links({ weights: source.weights[here], values: source.memory,
+      max: largest(source.memory.flat()) },
       { x: box.x, w: box.w, ys, rh: box.rh(1), fs, to, from: null, m: "v" })),
     part("align", "Alignment: zoom in", rect(box.x, box.y - fs * 2, fs * 4, fs * 1.8, "hit"))];
   } };
-  const memory = source && { id: "memory", at: "source", title: "Encoder", sheaf: 1, width: fs * 6.7, rowsNarrow: true, draw: box => [at(n("source"),
-    strips(source.memory, { x: box.x, w: box.w, ys: box.rows(1), h: Math.min(box.rh(1) * 0.78, fs * 3.4), here: -1, m: "memory" }))] };
-  return { parts: [tokensPart(stage), embeddingPart(stage), context, ...t.layers.map((layer, number) => layerPart(stage, layer, number)), wordsPart(stage)].filter(Boolean),
+  const memory = source && { id: "memory", at: "source", title: "Encoder", sheaf: 1, width: fs * 6.7, rowsNarrow: true,
+    draw: box => [at(n("source"),
+    strips(source.memory, { x: box.x, w: box.w, ys: box.rows(1), h: Math.min(box.rh(1) * 0.78, fs * 3.4), here: -1,
+      m: "memory" }))] };
+  return { parts: [tokensPart(stage), embeddingPart(stage), context,
+    ...t.layers.map((layer, number) => layerPart(stage, layer, number)), wordsPart(stage)].filter(Boolean),
     source: source && { rows: source.rows, parts: [tokensPart(stage, 1), memory] },
-    band: { start: length(t.embedding.x[here]), label: `vector of ${quoted(names[here])} · thickness = length; the green band beside the threads is the state` } };
+    band: { start: length(t.embedding.x[here]),
+      label: `vector of ${quoted(names[here])} · thickness = length; the green band beside the threads is the state` } };
 }
 
 export function recurrentSteps(stage) {
@@ -71,18 +89,30 @@ export function recurrentSteps(stage) {
   const weights = source?.weights[here], most = weights?.indexOf(Math.max(...weights));
   const many = t.layers.length > 1;
   const cells = t.layers.flatMap((layer, number) => {
-    const open = name => percentOf(layer.means[here][layer.gates.indexOf(name)]), of = many ? ` of layer ${number + 1}` : "";
-    const gates = layer.cell === "lstm" ? [`gates${number}`, "Gates", `The gates${of} read ${now} and the state before. On average ${open("forget")} of the cell is kept, ${open("input")} of the new is written.`,
+    const open = name => percentOf(layer.means[here][layer.gates.indexOf(name)]), of = many ? ` of layer ${number + 1}`
+      : "";
+    const gates = layer.cell === "lstm" ? [`gates${number}`, "Gates",
+      `The gates${of} read ${now} and the state before. On average ${open("forget")} of the cell is kept, ${open("input")} of the new is written.`,
       "i, f, o = σ(W x + U h_{−1} + b)", `layer/${number}`]
-      : layer.cell === "gru" ? [`gates${number}`, "Gates", `The gates${of} read ${now} and the state before. On average ${open("update")} of the state is kept.`, "r, z = σ(W x + U h_{−1} + b)", `layer/${number}`] : null;
-    return [gates, [`state${number}`, "New state", layer.cell === "elman" ? `${now} and the state before make the new state${of}, which runs on to the next token.`
-      : `What is kept and what is new make the state${of}. It runs on to the next token, and up to the next column.`, CELL_FORMULAS[layer.cell], `layer/${number}`]];
+      : layer.cell === "gru" ? [`gates${number}`, "Gates",
+        `The gates${of} read ${now} and the state before. On average ${open("update")} of the state is kept.`,
+        "r, z = σ(W x + U h_{−1} + b)", `layer/${number}`] : null;
+    return [gates, [`state${number}`, "New state", layer.cell === "elman"
+      ? `${now} and the state before make the new state${of}, which runs on to the next token.`
+      : `What is kept and what is new make the state${of}. It runs on to the next token, and up to the next column.`,
+        CELL_FORMULAS[layer.cell], `layer/${number}`]];
   }).filter(Boolean);
   return [
-    ["tokens", "Tokens", `The text is ${step.pieces.length} tokens, read one after the other. To the model each is only a number.`, `${now} → \`${step.ids[step.place]}\``, `embedding/${here}`],
-    source && ["source", "Source", `The source is read in both directions; the two states at a token are its annotation.`, "h_{j} = [→h_{j} ; ←h_{j}]"],
-    ["embedding", "Embedding", "The number selects a row of a table.", `x = E[\`${step.ids[step.place]}\`]`, `embedding/${here}`],
-    source && ["align", "Alignment", `The state before asks the source. ${quoted(stage.sourceNames[most])} gets the most: ${percentOf(weights[most])}. The weighted sum is the context.`, "c = Σ a_{j} h_{j}", "align"],
+    ["tokens", "Tokens",
+      `The text is ${step.pieces.length} tokens, read one after the other. To the model each is only a number.`,
+      `${now} → \`${step.ids[step.place]}\``, `embedding/${here}`],
+    source && ["source", "Source",
+      `The source is read in both directions; the two states at a token are its annotation.`,
+      "h_{j} = [→h_{j} ; ←h_{j}]"],
+    ["embedding", "Embedding", "The number selects a row of a table.", `x = E[\`${step.ids[step.place]}\`]`,
+      `embedding/${here}`],
+    source && ["align", "Alignment",
+      `The state before asks the source. ${quoted(stage.sourceNames[most])} gets the most: ${percentOf(weights[most])}. The weighted sum is the context.`, "c = Σ a_{j} h_{j}", "align"],
     ...cells,
     ...choice ? wordSteps(stage) : [],
   ].filter(Boolean);

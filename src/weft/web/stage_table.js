@@ -5,39 +5,54 @@ import { table } from "./table.js";
 import { visibleToken } from "./words.js";
 
 const MAX_NEURONS = 24;
-const number = value => (value === null || value === undefined ? "masked" : Number(value.toPrecision(5)).toString().replace("-", "−"));
+const number = value => (value === null || value === undefined ? "masked"
+  : Number(value.toPrecision(5)).toString().replace("-", "−"));
 const norm = values => number(Math.hypot(...values));
 
 export function valueTables(stage) {
-  const { step, threads: t, names, here, head, choice, shares } = stage, tables = [], label = name => visibleToken(name);
-  const add = (title, header, rows, text = [0]) => tables.push(table({ title, header, rows, text, folds: false, named: true }));
+  const { step, threads: t, names, here, head, choice, shares } = stage, tables = [],
+    label = name => visibleToken(name);
+  const add = (title, header, rows, text = [0]) => tables.push(table({ title, header, rows, text, folds: false,
+    named: true }));
   if (t.embedding) {
     /** @type {[string, (row: number) => string][]} */
-    const columns = [["token", n => label(names[n])], ["position", n => String(t.rows[n])], ["id", n => String(step.ids[t.rows[n]])], ["length of the embedding", n => norm(t.embedding.x[n])]];
+    const columns = [["token", n => label(names[n])], ["position", n => String(t.rows[n])],
+      ["id", n => String(step.ids[t.rows[n]])], ["length of the embedding", n => norm(t.embedding.x[n])]];
     if (t.block) {
       const own = headOf(t.block.attention, head);
-      columns.push([`score, head ${own.head + 1}`, n => number(own.scores[here][n])], ["weight", n => number(own.weights[here][n])], ["length of the value", n => norm(own.v[n])]);
+      columns.push([`score, head ${own.head + 1}`, n => number(own.scores[here][n])],
+        ["weight", n => number(own.weights[here][n])], ["length of the value", n => norm(own.v[n])]);
     }
     for (const [n, layer] of (t.layers ?? []).entries()) {
-      layer.gates.forEach((gate, k) => columns.push([`${gate}, layer ${n + 1}, mean`, row => number(layer.means[row][k])]));
+      layer.gates.forEach((gate, k) => columns.push([`${gate}, layer ${n + 1}, mean`,
+        row => number(layer.means[row][k])]));
       columns.push([`length of the state, layer ${n + 1}`, row => number(layer.norms[row])]);
     }
     add("Tokens", columns.map(([name]) => name), names.map((_, n) => columns.map(([, value]) => value(n))));
   }
   if (t.source) {
     const attended = t.block?.cross ? headOf(t.block.cross, head) : t.source;
-    add("Source", ["token", "score", "weight"], stage.sourceNames.map((name, n) => [label(name), number(attended.scores[here][n]), number(attended.weights[here][n])]));
+    add("Source", ["token", "score", "weight"],
+      stage.sourceNames.map((name, n) => [label(name), number(attended.scores[here][n]),
+      number(attended.weights[here][n])]));
   }
-  if (t.blocks) add("Blocks", ["block", "length of the stream before", "after"], t.blocks.map(({ norms }, n) => [String(n + 1), number(norms[0]), number(norms.at(-1))]));
+  if (t.blocks) add("Blocks", ["block", "length of the stream before", "after"],
+    t.blocks.map(({ norms }, n) => [String(n + 1), number(norms[0]), number(norms.at(-1))]));
   if (t.block) {
     const { hidden, before } = t.block.feedforward;
-    const strongest = hidden.map((_, unit) => unit).sort((a, b) => Math.abs(hidden[b]) - Math.abs(hidden[a])).slice(0, MAX_NEURONS);
-    add(`The ${strongest.length} strongest neurons of block ${t.open + 1}`, ["neuron", "sum", "activation"], strongest.map(unit => [String(unit + 1), number(before[unit]), number(hidden[unit])]));
+    const strongest = hidden.map((_, unit) => unit).sort((a, b) => Math.abs(hidden[b]) - Math.abs(hidden[a])).slice(0,
+      MAX_NEURONS);
+    add(`The ${strongest.length} strongest neurons of block ${t.open + 1}`, ["neuron", "sum", "activation"],
+      strongest.map(unit => [String(unit + 1), number(before[unit]), number(hidden[unit])]));
   }
   for (const order of step.stages.filter(each => each.id.startsWith("order."))) {
     const values = name => order.tensors.find(tensor => tensor.name === name)?.values;
-    add(`${order.title}. ${order.about}`, ["token", "count", "probability"], choice.candidates.slice(0, 12).map(({ piece }, n) => [label(piece), String(values("counts")?.[n] ?? ""), number(values("probability")[n])]));
+    add(`${order.title}. ${order.about}`, ["token", "count", "probability"],
+      choice.candidates.slice(0, 12).map(({ piece }, n) => [label(piece), String(values("counts")?.[n] ?? ""),
+      number(values("probability")[n])]));
   }
-  if (choice) add("Predictions", ["token", "logit", "probability"], choice.candidates.map(({ piece, logit }, n) => [label(piece), number(logit), `${number(shares[n])} (${percentOf(shares[n])})`]));
+  if (choice) add("Predictions", ["token", "logit", "probability"],
+    choice.candidates.map(({ piece, logit }, n) => [label(piece), number(logit),
+    `${number(shares[n])} (${percentOf(shares[n])})`]));
   return tables;
 }

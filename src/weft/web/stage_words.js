@@ -25,16 +25,19 @@ export function wordsPart(stage, { id = "words", logits = "Logits", next = "Next
   const isDrawn = indexOf("choice") >= 0;
   return { id, at: "logits", title: logits, second: { at: "probabilities", title: next }, width: wide,
     heightNarrow: rows * 38 + (isDrawn ? 64 : 8), draw(box) {
-      const rh = box.narrow ? 38 : Math.min(box.h / Math.max(rows, 4), fs * 4.4), wideLogits = box.w * 0.26, left = box.x + wideLogits + fs * 0.9;
-      const room = box.x + box.w - left, top = box.narrow ? box.y + (isDrawn ? 64 : 8) : box.y, bar = Math.min(fs * 1.05, rh * 0.32);
+      const rh = box.narrow ? 38 : Math.min(box.h / Math.max(rows, 4), fs * 4.4), wideLogits = box.w * 0.26,
+        left = box.x + wideLogits + fs * 0.9;
+      const room = box.x + box.w - left, top = box.narrow ? box.y + (isDrawn ? 64 : 8) : box.y,
+        bar = Math.min(fs * 1.05, rh * 0.32);
       const values = order.map(rank => choice.candidates[rank].logit), most = largest(values);
       // log-probabilities are never positive: their zero line is at the right
       const signed = values.some(value => value > 0), zero = box.x + wideLogits * (signed ? 0.28 : 1);
       const scale = signed ? wideLogits * 0.72 : wideLogits;
       const y = n => top + n * rh + rh * 0.5;
       const logitRows = order.map((rank, n) => {
-        const value = values[n], size = Math.min(1, Math.abs(value) / most) * (value < 0 && signed ? wideLogits * 0.26 : scale * 0.94);
-        const name = `Logit of ${choice.candidates[rank].piece}: ${minus(value)}`;
+        const value = values[n], size = Math.min(1, Math.abs(value) / most) * (value < 0 && signed ? wideLogits * 0.26
+          : scale * 0.94);
+        const name = `${minus(value, 1)}, the logit of ${choice.candidates[rank].piece}`;
         const shown = [rect(box.x, y(n) - rh * 0.5, wideLogits, rh - 2, "hit"),
           rect(value < 0 ? zero - size : zero, y(n), size, bar, value < 0 ? "neg" : "pos", 1),
           text(signed ? zero + 5 : zero, y(n) - 5, minus(value, 1), signed ? "soft" : "soft end")];
@@ -49,13 +52,17 @@ export function wordsPart(stage, { id = "words", logits = "Logits", next = "Next
         rect(left, y(n), room, bar, "pos share", 0)));
       const fan = box.from ? order.map((rank, n) => line(`M${round(box.from.x)} ${round(box.from.y)}`
         + `C${round(box.from.x + fs * 2.2)} ${round(box.from.y)} ${round(box.from.x)} ${round(y(n))} ${round(box.x - 4)} ${round(y(n))}`,
-      "thread", { style: { "stroke-width": round(0.8 + 9 * stage.shares[rank]), opacity: (0.3 + 0.6 * stage.shares[rank]).toFixed(2) } })) : [];
+      "thread", { style: { "stroke-width": round(0.8 + 9 * stage.shares[rank]),
+        opacity: (0.3 + 0.6 * stage.shares[rank]).toFixed(2) } })) : [];
       const drawing = at(indexOf("choice"), s("g", { class: "draw", "data-x": round(left), "data-w": round(room) },
         names.map(() => rect(left, top - fs * 2.2, 0, fs * 0.7, "segment", 0)),
-        line(`M${round(left)} ${round(top - fs * 2.3)}l${round(-fs * 0.4)} ${round(-fs * 0.65)}h${round(fs * 0.8)}z`, "pointer"),
+        line(`M${round(left)} ${round(top - fs * 2.3)}l${round(-fs * 0.4)} ${round(-fs * 0.65)}h${round(fs * 0.8)}z`,
+          "pointer"),
         text(box.x + box.w, top - fs * 3.4, "", "end soft number")));
-      if (isDrawn) stage.temperatureBox = { x: left, y: box.narrow ? box.y - 4 : box.under ?? top + rows * rh + 4, w: room };
-      return [at(indexOf("logits"), ...fan, line(`M${round(zero)} ${round(top + rh * 0.3)}V${round(top + order.length * rh - 2)}`, "axis"),
+      if (isDrawn) stage.temperatureBox = { x: left, y: box.narrow ? box.y - 4 : box.under ?? top + rows * rh + 4,
+        w: room };
+      return [at(indexOf("logits"), ...fan,
+        line(`M${round(zero)} ${round(top + rh * 0.3)}V${round(top + order.length * rh - 2)}`, "axis"),
         ...logitRows), at(indexOf("probabilities"), ...probabilityRows), isDrawn && drawing];
     } };
 }

@@ -44,9 +44,11 @@ export async function mount(main, context) {
   });
   const cuts = writes && h("div", { class: "fields" },
     slider("Top-k", { min: 1, max: MAX_TOP_K + 1, step: 1, value: settings().top_k ?? MAX_TOP_K + 1,
-      format: k => (k > MAX_TOP_K ? "off" : String(k)), change: k => changed({ ...settings(), top_k: k > MAX_TOP_K ? null : k }) }),
+      format: k => (k > MAX_TOP_K ? "off" : String(k)), change: k => changed({ ...settings(), top_k: k > MAX_TOP_K
+        ? null : k }) }),
     slider("Top-p", { min: 0.05, max: 1, step: 0.01, value: settings().top_p ?? 1,
-      format: p => (p >= 1 ? "off" : p.toFixed(2)), change: p => changed({ ...settings(), top_p: p >= 1 ? null : p }) }));
+      format: p => (p >= 1 ? "off" : p.toFixed(2)), change: p => changed({ ...settings(), top_p: p >= 1 ? null
+        : p }) }));
   main.append(...[body, h("div", { class: "step-below" }, status, h("div", { class: "fields" }, tokens, answer), cuts),
     saveTools({ svg: () => stage?.svg(), name: `step-${info.id}`,
       command: () => explainCommand(info, "step", { text, target: target ?? undefined },
@@ -57,7 +59,8 @@ export async function mount(main, context) {
     const layer = info.heads ? integer(state.layer) : null; // only Transformers have blocks to open
     const threads = (state.threads ?? "").split(",").filter(each => /^\d+$/.test(each)).map(Number);
     const { step: response } = await api.post("v1/explain/step", { model: info.id, input: text, layer, threads,
-      target: target === null ? null : await targetOf(context, text, ending), place: integer(state.place), ...settings() }, ending);
+      target: target === null ? null : await targetOf(context, text, ending), place: integer(state.place),
+        ...settings() }, ending);
     if (target !== null && state.target === undefined) {
       target = (await api.post("v1/detokenize", { model: info.id, tokens: response.ids }, ending)).text;
     }
@@ -75,7 +78,8 @@ export async function mount(main, context) {
     }
     step = response;
     if (stage) stage.update(step, { ...where, settings: settings() });
-    else stage = draw(body, { step, scale: stageScale, stage: state.stage, zoom: state.zoom, head: state.head, settings: settings(), text: () => text, target: () => target }, hooks);
+    else stage = draw(body, { step, scale: stageScale, stage: state.stage, zoom: state.zoom, head: state.head, settings: settings(),
+      text: () => text, target: () => target }, hooks);
     showStatus();
     return true;
   }
@@ -117,7 +121,8 @@ export async function mount(main, context) {
       const { text: longer } = await api.post("v1/detokenize", { model: info.id, tokens: ids }, signal);
       if (longer === before) { status.textContent = `${token.piece} ends the text.`; return false; }
       if (target === null) text = longer; else target = longer;
-      context.set({ place: undefined, threads: undefined, stage: undefined, [target === null ? "text" : "target"]: longer });
+      context.set({ place: undefined, threads: undefined, stage: undefined,
+        [target === null ? "text" : "target"]: longer });
       return await renew({ stage: "tokens" });
     } catch (error) {
       context.fail(error);
@@ -129,7 +134,8 @@ export async function mount(main, context) {
     status.textContent = `Following token ${step.place + 1} of ${step.pieces.length}.`
       + (step.masked ? ` “${visibleToken(step.masked)}” is masked.` : "")
       + (state.text === undefined && origin ? ` ${origin}` : "");
-    tokens.replaceChildren(field("Follow", select(step.pieces.map((piece, at) => [at, `${at + 1}: ${visibleToken(piece)}`]), step.place,
+    tokens.replaceChildren(field("Follow",
+      select(step.pieces.map((piece, at) => [at, `${at + 1}: ${visibleToken(piece)}`]), step.place,
       place => hooks.follow(Number(place)))));
   }
 

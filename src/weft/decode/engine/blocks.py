@@ -25,27 +25,18 @@ CALL_TOKENS = 16  # padded tokens that cost about as much as another call of the
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """Capacity of an engine.
+    """Capacity of an engine."""
 
-    At most `rows` texts are written at a time, in `blocks` KV blocks of `block_size` tokens. A step reads at most
-    `prefill` prompt tokens; None: enough to keep the device busy without delaying the other texts for long. At most
-    `max_cached_blocks` blocks of texts that have ended are kept for others with the same prefix; None: all free ones.
-    With `bits` keys and values are quantised: half the memory; on a GPU without grouped queries, 0.6 of the time.
-    """
-
-    blocks: int = 2048
-    block_size: int = 16
-    rows: int = 256
-    prefill: int | None = None
-    max_cached_blocks: int | None = None
-    bits: CacheBits | None = None
+    blocks: int = 2048  # KV blocks
+    block_size: int = 16  # tokens of a block
+    rows: int = 256  # texts that are written at a time
+    prefill: int | None = None  # prompt tokens that a step reads; None: enough to keep the device busy, but not long
+    max_cached_blocks: int | None = None  # of ended texts, kept for others with the same prefix; None: all free ones
+    bits: CacheBits | None = None  # of keys and values: half the memory; on a GPU without grouped queries 0.6 the time
 
 
 class Request(GeneratedText):
-    """A requested text. `read` of its `ids` are in the cache, which never holds more than `max_len` of them.
-
-    After its ids come `ahead` more tokens, which the device has chosen and the host has not seen yet.
-    """
+    """A requested text: `read` of its `ids` are cached, at most `max_len`; the device has chosen `ahead` more."""
 
     def __init__(self, number: int, prompt: Prompt, settings: Sampling, *, window: int | None, seed: int):
         super().__init__(prompt, settings, window, seed=seed)
@@ -134,8 +125,7 @@ class BlockManager:
         """Read the next tokens of each request → features (requests, d_model) after the last one of each."""
         single = [index for index, (_, count) in enumerate(work) if count == 1]
         longer = [index for index, (_, count) in enumerate(work) if count > 1]
-        features: list[Tensor] = []
-        order: list[int] = []
+        features, order = list[Tensor](), list[int]()
         if self.graphs is not None:
             if self._changes:
                 self.graphs.update_tables(self._changes)
@@ -163,8 +153,7 @@ class BlockManager:
         rows = features[0] if len(features) == 1 else torch.cat(features)
         if order == list(range(len(order))):
             return rows
-        back = sorted(range(len(order)), key=order.__getitem__)
-        return rows[on_device(torch.tensor(back), rows.device)]
+        return rows[on_device(torch.tensor(sorted(range(len(order)), key=order.__getitem__)), rows.device)]
 
     def head(self, features: Tensor) -> Tensor:
         """Features (requests, d_model) → logits (requests, V)."""

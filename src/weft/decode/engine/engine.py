@@ -49,9 +49,6 @@ class Counts:
     preempted: int = 0  # preemptions of requests
     steps: int = 0
 
-    def reset(self) -> None:
-        self.prompt = self.shared = self.written = self.preempted = self.steps = 0
-
 
 class Scheduler:
     """Chooses the work of each step: requests join the batch when there are free blocks, and leave it when they end.
@@ -90,11 +87,6 @@ class Scheduler:
         if request in self.running:
             self.running.remove(request)
             self.manager.release(request)
-
-    def slide(self, request: Request) -> None:
-        """Slide a full window: the request's last ids are read again, as after a preemption."""
-        self.requeue(request)
-        request.slide()
 
     def requeue(self, request: Request) -> None:
         """Free a request's blocks, and let it wait before all later ones."""
@@ -147,11 +139,7 @@ class Engine:
         self._pending: PendingTokens | None = None  # tokens of the last step that the host has not seen
 
     def warm_up(self) -> None:
-        """Compile kernels, capture CUDA graphs and grow the allocator's pool, so that no request waits for them.
-
-        Texts are written and dropped: prompts of all lengths up to a whole step's, then as many at a time as there are
-        rows, greedily and sampled. Without CUDA graphs there is nothing to prepare.
-        """
+        """Compile kernels and capture CUDA graphs, if any, by texts that are dropped, so that no request waits."""
         if self.manager.graphs is None:
             return
         with torch.inference_mode():
@@ -166,7 +154,7 @@ class Engine:
                     self.submit(Prompt(rng.choices(range(self.vocab_size), k=length)), settings, 0)
                 while self.step():
                     pass
-        self.counts.reset()
+        vars(self.counts).update(vars(Counts()))  # the scheduler holds the same object
 
     def submit(self, prompt: Prompt, settings: Sampling, seed: int) -> Request:
         """Request a continuation of a checked prompt."""
@@ -293,8 +281,9 @@ class Engine:
         request.chunks.append(chunk)
         if chunk.finish is not None:
             self._end(request)
-        elif request.full:
-            self.scheduler.slide(request)
+        elif request.full:  # its last ids are read again, as after a preemption
+            self.scheduler.requeue(request)
+            request.slide()
 
     def _end(self, request: Request, error: WeftError | None = None) -> None:
         if not request.ended:

@@ -1,5 +1,4 @@
-"""Paged KV cache: keys and values in fixed-size blocks, so that texts of any length share one allocation (Kwon et al.
-2023).
+"""Paged KV cache: keys and values in fixed-size blocks, so that texts share one allocation (Kwon et al. 2023).
 
 A text's blocks need not be contiguous; its block table lists them. `BlockPool` decides which text has which block: use
 counts, shared prefixes, and blocks to be reused. A full block has a key, a hash of its tokens and all tokens before
@@ -77,10 +76,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 
 class PagedCache:
-    """Rows of a `BlockStore` as the cache of a Transformer's state, replacing a `KeyValueCache`.
-
-    tables (batch, width): each row's blocks, in the order of its text.
-    """
+    """Rows of a `BlockStore` as the cache of a Transformer's state; tables (batch, width) list each row's blocks."""
 
     def __init__(self, blocks: BlockStore, tables: Tensor):
         self.blocks, self.tables = blocks, tables
@@ -147,22 +143,16 @@ class PagedLayer(NamedTuple):
 
 @dataclass
 class BlockTable:
-    """One text's blocks, in order. `keys` are those of its full blocks; `read` of its tokens are in the blocks.
-
-    `pending` are the keys of blocks that this text is the first to read.
-    """
+    """One text's blocks, in order, and the `keys` of its full ones; `read` of its tokens are in them."""
 
     keys: list[BlockKey]
     read: int
     blocks: list[int] = field(default_factory=list)
-    pending: set[BlockKey] = field(default_factory=set)
+    pending: set[BlockKey] = field(default_factory=set)  # keys of blocks that this text is the first to read
 
 
 class BlockPool:
-    """Bookkeeping of `blocks` blocks of `block_size` tokens each; their content is in a `BlockStore`.
-
-    At most `max_cached` blocks that no text uses stay cached, the most recent ones.
-    """
+    """Bookkeeping of `blocks` blocks of `block_size` tokens; at most `max_cached` unused ones stay cached."""
 
     def __init__(self, blocks: int, block_size: int, max_cached: int | None = None):
         assert blocks > 0 and block_size > 0
@@ -225,15 +215,15 @@ class BlockPool:
         missing = self.blocks_for(tokens) - len(table.blocks)
         if missing > self.free_blocks:
             return False
-        table.blocks += [self._take() for _ in range(missing)]
+        for _ in range(missing):
+            table.blocks.append(self.blank.pop() if self.blank else self._evict())
+            self.uses[table.blocks[-1]] = 1
         return True
 
     def commit(self, table: BlockTable, tokens: Sequence[int], read: int) -> None:
         """Record that the first `read` tokens of a text are in its blocks; full blocks become cached."""
         full, before = read // self.block_size, table.read // self.block_size
         table.read = read
-        if full == before:
-            return
         self.extend_keys(tokens, full * self.block_size, table.keys)
         for index in range(before, full):
             key, block = table.keys[index], table.blocks[index]
@@ -259,11 +249,6 @@ class BlockPool:
         while len(self.unused) > self.max_cached:
             self.blank.append(self._evict())
         table.read = 0
-
-    def _take(self) -> int:
-        block = self.blank.pop() if self.blank else self._evict()
-        self.uses[block] = 1
-        return block
 
     def _evict(self) -> int:
         """Forget the least recently used cached block, and return it."""

@@ -3,9 +3,7 @@
 The keys of a row are split over many programs; the last one to finish combines their results (Dao et al. 2023,
 "Flash-Decoding"). The kernel rotates query and key (rotary positions), stores key and value in the cache, and attends
 to all of it. The cache is contiguous, or paged (`engine/paging.py`) and then possibly int8: one scale per vector, which
-multiplies a key's score or a value's weight.
-
-Only `cuda.py` imports this file, and only where there is a GPU.
+multiplies a key's score or a value's weight. Only `cuda.py` imports this file, and only where there is a GPU.
 """
 
 import torch
@@ -211,10 +209,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
 
 
 class DecodeAttention:
-    """Attention of a decode step and its workspace, for one batch size.
-
-    The work is split over about `programs` programs. `int8`: keys and values are quantised.
-    """
+    """Attention of a decode step for one batch size, by about `programs` programs; `int8`: the cache is quantised."""
 
     def __init__(
         self, batch: int, heads: int, kv_heads: int, d_head: int, device: torch.device, programs: int, int8: bool

@@ -179,8 +179,7 @@ class CPUFastPath(PlainPath):
 
 
 class CPULayer:
-    """A block's functions, and views of its keys and values. weft's GEMM multiplies matrices of `min_gemm_weights`
-    elements or more; None: torch multiplies all."""
+    """A block's functions, and views of its keys and values; weft's GEMM multiplies from `min_gemm_weights` on."""
 
     keys: Tensor  # (batch, kv_heads, max_len, d_head)
     values: Tensor
@@ -229,8 +228,7 @@ def _linear(part: nn.Module, gemm: int | None) -> LinearFunction:
     multiply, centres = _quantized(part)
     if centres is None:
         return multiply
-    groups = len(centres)
-    return lambda x: multiply(x).addmm_(x.view(len(x), groups, -1).sum(-1), centres)
+    return lambda x: multiply(x).addmm_(x.view(len(x), len(centres), -1).sum(-1), centres)
 
 
 def _residual(part: nn.Module, gemm: int | None) -> ResidualFunction:

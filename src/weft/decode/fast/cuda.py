@@ -40,8 +40,7 @@ def supports_kernels(model: Transformer) -> bool:
     table = model.embedding.weight
     if not table.is_cuda or table.dtype not in (torch.bfloat16, torch.float16) or not has_cuda_kernels():
         return False
-    supported = is_llama_like(model.config) and model.config.d_head in (32, 64, 128, 256)
-    return supported and has_readable_weights(model)
+    return is_llama_like(model.config) and model.config.d_head in (32, 64, 128, 256) and has_readable_weights(model)
 
 
 class FusedLayers:
@@ -155,8 +154,7 @@ class CUDAFastPath(FusedLayers, PlainPath):
         for number, block in enumerate(self.blocks):
             attention, (keys, values) = block.attention, store[number]
             qkv = self._linear(attention.qkv, x, norm=block.attention_skip.norm)
-            arguments = qkv, self.angles, keys, values, state.lengths, attention.scale, self.mixed
-            self.attention(*arguments, pdl=self.pdl)
+            self.attention(qkv, self.angles, keys, values, state.lengths, attention.scale, self.mixed, pdl=self.pdl)
             x = self._feedforward(block, self._linear(attention.out, self.mixed, residual=x))
         state.lengths.add_(1)
         return self._head(x)

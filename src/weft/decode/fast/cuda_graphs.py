@@ -42,11 +42,7 @@ Captured = tuple[torch.cuda.CUDAGraph, Tensor]  # a graph, and the tensor that h
 
 
 class CaptureSpace:
-    """Stream and memory pool in which all graphs of a device are captured.
-
-    Every stream has its own library workspaces, so a stream per graph would cost memory. Graphs may share a pool: they
-    run one after another, and what a graph returns stays reserved.
-    """
+    """Stream and memory pool of all graphs of a device: a stream has workspaces, and graphs run one after another."""
 
     def __init__(self, device: torch.device):
         self.device, self.stream, self.pool = device, torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
@@ -109,9 +105,8 @@ def has_fixed_shape(model: LanguageModel, state: State) -> bool:
 class GraphStep(PlainPath):
     """Decode steps of a state as CUDA graphs, by the CUDA fast path's kernels if they fit, else by the model.
 
-    With a `sampler` a step ends by choosing the tokens that the next one reads. A row that has reached its capacity
-    stays at the last position, and its logits mean nothing. The state is kept up to date. After it is reordered or
-    truncated a new GraphStep is needed: graphs hold the addresses of its memory.
+    With a `sampler` a step ends by choosing the tokens that the next one reads. A row at its capacity stays at the last
+    position. After the state is reordered or truncated a new GraphStep is needed: graphs hold addresses.
     """
 
     def __init__(
@@ -196,10 +191,7 @@ class GraphStep(PlainPath):
 
 
 class DeviceSampler:
-    """Chooses the next token of each row on the device, like `sampling.choose_tokens`, and records it.
-
-    A row's draws depend on its rng alone: its random numbers for all `steps` are drawn beforehand.
-    """
+    """Chooses and records each row's next token on the device, like `choose_tokens`; numbers are drawn beforehand."""
 
     def __init__(
         self,
@@ -257,9 +249,8 @@ def _checked(tokens: list[int], logits: Tensor, vocab_size: int) -> list[int]:
 def paged_graphs(model: Transformer, store: BlockStore, slots: int) -> "PagedGraphs | None":
     """Build CUDA graphs over a block store, or None if model or device don't allow them."""
     max_len = store.blocks * store.block_size
-    if not model.embedding.weight.is_cuda or model.encoder is not None or positions_change(model, max_len):
-        return None
-    if model.ngrams is not None:  # a slot knows only its newest token
+    allowed = model.embedding.weight.is_cuda and model.encoder is None and model.ngrams is None
+    if not allowed or positions_change(model, max_len):  # with n-grams, a slot's newest token is not enough
         return None
     return PagedGraphs(model, store, slots, kernels=supports_kernels(model))
 
@@ -280,8 +271,7 @@ class PagedGraphs:
 
     def update_tables(self, changes: dict[tuple[int, int], int]) -> None:
         """Set block n of the text in slot s to changes[s, n]."""
-        cells = np.array(list(changes)).T
-        columns = np.concatenate([cells, np.array(list(changes.values()))[None]])
+        columns = np.concatenate([np.array(list(changes)).T, np.array(list(changes.values()))[None]])
         slots, positions, blocks = on_device(torch.from_numpy(columns), self.device).unbind(0)
         self.tables[slots, positions] = blocks.int()
 

@@ -2,11 +2,11 @@
 
 A matrix times one vector reads the matrix once. The norm before it and the gate or residual after it are fused, so a
 layer is four such products and one attention (`attend.py`). Each kernel may start while the previous one finishes (PDL,
-programmatic dependent launch): it loads its first weights, then waits for its input.
-
-Imported only where there is a GPU.
+programmatic dependent launch): it loads its first weights, then waits for its input. Imported only with a GPU.
 """
 
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,25 +17,10 @@ from torch import Tensor
 from weft.decode.fast import kernels4
 from weft.decode.fast.kernels4 import load_block
 
-# Tiles of a matrix–vector product, tuned by `benchmarks/gpu_decode.py --parts tune` on an H200: rows (of one half, if
-# gated), columns and bits of a matrix → rows and columns (with 4 bits, groups of 32) of a tile, and warps.
+# Tiles of a matrix–vector product: rows, columns and bits of a matrix → rows and columns of a tile, and warps.
 Tile = tuple[int, int, int]
-TILES: dict[tuple[int, int, int], Tile] = {
-    (12288, 4096, 16): (4, 4096, 8),
-    (4096, 4096, 16): (8, 1024, 4),
-    (11008, 4096, 16): (4, 1024, 4),
-    (4096, 11008, 16): (2, 512, 2),
-    (32000, 4096, 16): (4, 4096, 8),
-    (12288, 4096, 8): (8, 1024, 4),
-    (4096, 4096, 8): (8, 1024, 4),
-    (11008, 4096, 8): (4, 1024, 4),
-    (4096, 11008, 8): (4, 512, 2),
-    (32000, 4096, 8): (8, 1024, 4),
-    (12288, 4096, 4): (4, 64, 2),
-    (4096, 4096, 4): (4, 64, 2),
-    (11008, 4096, 4): (4, 32, 1),
-    (4096, 11008, 4): (4, 64, 1),
-}
+_TILES = tomllib.loads(Path(__file__).with_name("tiles.toml").read_text(encoding="utf-8"))["tiles"]
+TILES: dict[tuple[int, int, int], Tile] = {tuple(matrix): tuple(tile) for matrix, tile in _TILES}
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]

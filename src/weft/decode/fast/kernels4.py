@@ -1,12 +1,10 @@
 """Matrix products with 4-bit weights on a GPU, in Triton: for one row of x, for a few, and for many.
 
 A single row is first quantised to 8 bits, as on a CPU: integers are multiplied four at a time, whereas converting 4-bit
-weights to float takes longer than reading them.
+weights to float takes longer than reading them. Imported only where there is a GPU.
 
 A group is 32 consecutive weights of a row in 16 bytes: the first 16 in the lower nibbles, the others in the upper. It
 has a scale and a centre, the bf16 halves of an int32: nibble u stands for the weight scale · (u − 8) + centre.
-
-Imported only where there is a GPU.
 """
 
 import torch

@@ -3,9 +3,7 @@
 Tensor cores multiply integers, so weights need not become float. A row of x is quantised to 15 bits with one scale, as
 close to x as 16-bit floats are: each number is 128 · upper + lower, with 8 bits each, and the two integer products take
 about as long as one float product. (8 bits of x alone take half of that, but change a model's output as much as the
-8-bit weights do.) The norm or gate before a product is fused into the quantisation of x.
-
-Imported only where there is a GPU.
+8-bit weights do.) The norm or gate before a product is fused into the quantisation of x. Imported only with a GPU.
 """
 
 import torch

@@ -23,10 +23,7 @@ FIRST_CREDIT = 0.5  # factor on the time of the first kernel: another must be cl
 
 
 class Matmul(nn.Module):
-    """x (M, K) → x Wᵀ (M, N) for packed weights, by one kernel.
-
-    The tensors that the kernel reads move with the module. They follow from the weights, so no checkpoint has them.
-    """
+    """x (M, K) → x Wᵀ (M, N) for packed weights, by one kernel; no checkpoint has its tensors."""
 
     numbers: Tensor
     packed: Tensor
@@ -81,11 +78,7 @@ def _pack_kleidiai(numbers: Tensor, scales: Tensor) -> Tensor:
 
 
 class KleidiAIInt4(Matmul):
-    """4 bits on Arm. The kernel quantises each row of x to 8 bits and multiplies integers.
-
-    It has no centres. These are multiplied by the sums of x over each group: a product 32 times narrower, but two more
-    operations, so weights have centres only where they pay.
-    """
+    """4 bits on Arm: x is quantised to 8 bits. The kernel has no centres: these multiply the groups' sums of x."""
 
     def tensors(self, weight: Packed) -> dict[str, Tensor | None]:
         numbers, scales, centres = weight.unpack()
@@ -148,10 +141,7 @@ class TritonInt8(ReferenceInt8):
 
 
 class TritonInt4(Matmul):
-    """4 bits on a GPU. The CUDA fast path reads `numbers` and `scales` directly.
-
-    scales: int32 (N, K/32), each a scale and a centre in bf16.
-    """
+    """4 bits on a GPU. The CUDA fast path reads `numbers`, and `scales` int32 (N, K/32): scale and centre in bf16."""
 
     def tensors(self, weight: Packed) -> dict[str, Tensor | None]:
         numbers, scales, centres = weight
@@ -217,10 +207,7 @@ class MatrixSpec(NamedTuple):
 
 @dataclass(frozen=True)
 class Kernel:
-    """An implementation of `Matmul`, and the matrices it supports.
-
-    `centres_cost`: centres take extra time, so groups have them only where they pay.
-    """
+    """An implementation of `Matmul`, and the matrices it supports; `centres_cost`: centres take extra time."""
 
     name: str
     make: Callable[[Packed], Matmul]
@@ -233,8 +220,7 @@ def _fits_torch_int8(spec: MatrixSpec) -> bool:
 
 
 def _fits_torch_int4(spec: MatrixSpec) -> bool:
-    grouped = spec.K // spec.groups in (32, 64, 128, 256)
-    return spec.on_cpu and grouped and spec.N % 16 == 0 and spec.K % 32 == 0
+    return spec.on_cpu and spec.K // spec.groups in (32, 64, 128, 256) and spec.N % 16 == 0 and spec.K % 32 == 0
 
 
 KERNELS: dict[Bits, tuple[Kernel, ...]] = {
@@ -275,12 +261,6 @@ def pack_weight(bits: Bits, weight: Tensor) -> Packed:
     symmetric = kernel.centres_cost and not quantized_weights.centres_pay(weight, K // groups)
     scheme = quantized_weights.quantize_symmetric if symmetric else quantized_weights.quantize_groups
     return scheme(weight, K // groups).pack(stored)
-
-
-def build_matmul(weight: Packed, dtype: torch.dtype) -> Matmul:
-    """Build the product of x of this dtype with packed weights, by the fastest kernel that works here."""
-    spec = MatrixSpec(*weight.shape, weight.groups, weight.numbers.device)
-    return fastest(weight.bits, spec, dtype).make(weight)
 
 
 def working_kernels(bits: Bits, spec: MatrixSpec, dtype: torch.dtype) -> list[Kernel]:

@@ -242,9 +242,6 @@ def _is_supported(model: LanguageModel) -> bool:
         return False
     if settings.d_head > native.MAX_D_HEAD or settings.feedforward.activation not in native.ACTIVATIONS:
         return False
-    return others_at_default(settings, SETTINGS) and native.library() is not None and _has_native_weights(model)
-
-
-def _has_native_weights(model: Transformer) -> bool:
     parts = [part for part in model.decoder.modules() if isinstance(part, nn.Linear | QuantizedLinear)]  # type: ignore[union-attr]
-    return all(type(p) is Linear or isinstance(getattr(p, "matmul", None), NativeMatmul) for p in parts)
+    readable = all(type(p) is Linear or isinstance(getattr(p, "matmul", None), NativeMatmul) for p in parts)
+    return readable and others_at_default(settings, SETTINGS) and native.library() is not None

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.decode.fast.matmul import MatrixSpec, build_matmul, fastest, pack_weight
+from weft.decode.fast.matmul import MatrixSpec, fastest, pack_weight
 from weft.decode.fast.quantized_weights import DTYPES, GROUP, Bits, Packed
 from weft.errors import ConfigError, ModelError
 from weft.models import heads
@@ -32,7 +32,8 @@ class QuantizedLinear(nn.Module):
 
     def __init__(self, weight: Packed, bias: Tensor | None, dtype: torch.dtype):
         super().__init__()
-        self.matmul = build_matmul(weight, dtype)
+        spec = MatrixSpec(*weight.shape, weight.groups, weight.numbers.device)
+        self.matmul = fastest(weight.bits, spec, dtype).make(weight)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
 
     def forward(self, x: Tensor, rng: RowRng | None = None) -> Tensor:
@@ -46,7 +47,7 @@ class QuantizedHead(heads.LMHead):
     def __init__(self, head: heads.LMHead, words: QuantizedLinear):
         nn.Module.__init__(self)
         self.scale, self.softcap, self.weight, self.words = head.scale, head.softcap, None, words
-        self.dense = head.dense
+        self.dense, self.transform = head.dense, head.transform
 
     def forward(self, x: Tensor, table: Tensor, mask: Tensor | None = None, *, rng: RowRng | None = None) -> Tensor:
         return apply_softcap(self.words(self.prepare(x)), self.softcap)

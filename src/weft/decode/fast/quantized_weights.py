@@ -21,10 +21,7 @@ CHUNK, CHUNK_ON_CUDA = 1 << 18, 1 << 25  # weights quantised at a time, so that 
 
 
 class Unpacked(NamedTuple):
-    """Quantised weights: numbers (N, K) int8, scales and centres (N, groups) float32; no centres means 0.
-
-    In 4 bits the scales are representable in bf16, the type in which kernels keep them.
-    """
+    """Quantised weights: numbers (N, K) int8, scales (in 4 bits, of bf16) and centres (N, groups) float32, or 0."""
 
     numbers: Tensor
     scales: Tensor
@@ -58,14 +55,12 @@ def layout(bits: Bits, K: int) -> tuple[Bits, int]:
 class Packed(NamedTuple):
     """A matrix (N, K) in 16, 8 or 4 bits. The fields' names are those of the tensors in files.
 
-    numbers: bf16 (N, K), int8 (N, K), or for 4 bits uint8 (N, K/2) with an offset of 8: the first half of a group is in
-    the lower nibbles of its bytes, the second half in the upper. scales: float32 (N, 1) for 8 bits, bf16 (N, groups)
-    for 4. centres: float32 (N, groups), or None.
+    In 4 bits, numbers have an offset of 8; the first half of a group is in the lower nibbles, the second in the upper.
     """
 
-    numbers: Tensor
-    scales: Tensor | None = None
-    centres: Tensor | None = None
+    numbers: Tensor  # bf16 (N, K), int8 (N, K), or for 4 bits uint8 (N, K/2)
+    scales: Tensor | None = None  # float32 (N, 1) for 8 bits, bf16 (N, groups) for 4
+    centres: Tensor | None = None  # float32 (N, groups)
 
     def unpack(self) -> Unpacked:
         if self.scales is None:
@@ -153,13 +148,13 @@ def _by_groups(quantizer: Callable[[Tensor], tuple[Tensor, ...]], weight: Tensor
 
 def _symmetric(w: Tensor) -> tuple[Tensor, ...]:
     high, low = w.amax(dim=-1, keepdim=True), w.amin(dim=-1, keepdim=True)
+    # −8 has no counterpart, so the sign of a scale makes the group's largest weight negative
     largest, scratch = torch.where(high > -low, high, low), torch.empty_like(w)
 
     def candidate(peak: float) -> tuple[Tensor, ...]:
         scale = _bf16_scale(largest / peak)
         numbers = torch.div(w, scale, out=scratch).round_().clamp_(-8, 7)
-        error = torch.addcmul(w, numbers, scale, value=-1, out=scratch)
-        return scale, error.square_().sum(dim=-1, keepdim=True)
+        return scale, torch.addcmul(w, numbers, scale, value=-1, out=scratch).square_().sum(dim=-1, keepdim=True)
 
     scales, _ = _best(map(candidate, SYMMETRIC_PEAKS))
     return torch.div(w, scales, out=scratch).round_().clamp_(-8, 7).to(torch.int8), scales

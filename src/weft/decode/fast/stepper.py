@@ -29,10 +29,7 @@ PREFILL_PATHS: tuple[type[PlainPath], ...] = (NativeStep, CUDAFastPath, PlainPat
 
 
 class Stepper:
-    """A model and its decoding state, one row per sequence.
-
-    The state has capacity for `prompt_tokens` and some more at first, and grows with the texts up to `limit`.
-    """
+    """A model and its decoding state, one row per sequence, with capacity for `prompt_tokens` that grows to `limit`."""
 
     def __init__(
         self, model: LanguageModel, batch: int, prompt_tokens: int, *, limit: int, source: EncoderInput | None = None

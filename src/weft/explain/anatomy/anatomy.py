@@ -9,10 +9,16 @@ from matplotlib.figure import Figure
 
 from weft.explain.anatomy.diagram import beside, diagram, figure, unrolled
 from weft.explain.anatomy.parts import ModelPart
-from weft.explain.anatomy.recurrent import bahdanau_columns, ngram_columns, recurrent_columns, word_table_columns
+from weft.explain.anatomy.recurrent import (
+    bahdanau_columns,
+    elmo_columns,
+    ngram_columns,
+    recurrent_columns,
+    word_table_columns,
+)
 from weft.explain.anatomy.transformer import transformer_columns
 from weft.explain.texts import TEXTS
-from weft.figures.page import as_json, mount_point, part
+from weft.figures.page import as_json
 from weft.figures.picture import Picture
 from weft.figures.tables import WIDTH
 from weft.models.bahdanau import Bahdanau
@@ -20,6 +26,7 @@ from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import Model
 from weft.models.config import Recurrent as RecurrentConfig
+from weft.models.elmo import ELMo
 from weft.models.ngram import NGram
 from weft.models.recurrent import Recurrent
 from weft.models.transformer import Transformer
@@ -29,6 +36,7 @@ from weft.nn.init import empty_weights
 COLUMNS: dict[type[LanguageModel], Callable[[Any], tuple[ModelPart, ...]]] = {
     Transformer: transformer_columns,
     Recurrent: recurrent_columns,
+    ELMo: elmo_columns,
     Bahdanau: bahdanau_columns,
     NGram: ngram_columns,
     WordTable: word_table_columns,
@@ -42,7 +50,7 @@ class Anatomy(Picture):
     settings: Model
     columns: tuple[ModelPart, ...]
 
-    scripts = ("anatomy.js",)
+    module = "anatomy.js"
     title = "The model on one page"
     about = TEXTS["anatomy"]
 
@@ -50,17 +58,9 @@ class Anatomy(Picture):
     def parameters(self) -> int:
         return sum(column.parameters for column in self.columns)
 
-    @property
-    def unrolls(self) -> bool:
-        """Whether the model is drawn over time as well."""
-        return isinstance(self.settings, RecurrentConfig)
-
     def figure(self) -> Figure:
         drawn = diagram(self.columns)
-        return figure(beside(drawn, unrolled(self.columns[0])) if self.unrolls else drawn)
-
-    def html(self) -> str:
-        return mount_point("anatomy.js", self.data(), part("texts", [self.text()]))
+        return figure(beside(drawn, unrolled(self.columns[0])) if isinstance(self.settings, RecurrentConfig) else drawn)
 
     def data(self) -> dict[str, Any]:
         """Return the data of web/anatomy.js: all parts, a diagram of each column and, of several, one of all."""
@@ -68,7 +68,7 @@ class Anatomy(Picture):
         diagrams = single if len(single) == 1 else [diagram(self.columns), *single]
         columns = [self._record(column) for column in self.columns]
         named = {"kind": self.settings.kind, "parameters": self.parameters, "letters": self.letters()}
-        over_time = {"unrolled": unrolled(self.columns[0])} if self.unrolls else {}
+        over_time = {"unrolled": unrolled(self.columns[0])} if isinstance(self.settings, RecurrentConfig) else {}
         return as_json({**named, "columns": columns, "diagrams": diagrams, **over_time})
 
     def _record(self, part: ModelPart) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class Anatomy(Picture):
         """Return the meaning of the letters in shapes."""
         longest = getattr(self.settings, "longest", None)
         length = f", at most {longest:,}" if longest else ""
-        source = "; S: tokens of the source" if len(self.columns) > 1 else ""
+        source = "; S: tokens of the source" if len(self.columns) > 1 and self.settings.kind != "elmo" else ""
         return f"B: texts in a batch; T: tokens of a text{length}{source}"
 
     def text(self) -> str:

@@ -26,15 +26,8 @@ ARROW = {"arrowstyle": "->", **LINE, "shrinkA": 0, "shrinkB": 0}
 LOOP = {**ARROW, "connectionstyle": "arc3,rad=1.4"}
 ANCHORS = {"start": "left", "middle": "center", "end": "right"}
 # a light shade for each kind of part, by a word in its name
-FILLS = {
-    "norm": "#f3ecd2",
-    "attention": "#cfe3f2",
-    "embedding": "#e4e4ea",
-    "positions": "#e4e4ea",
-    "logits": "#f6d9cc",
-    "sentence": "#f6d9cc",
-    "": "#d9ead6",
-}
+FILLS = {"norm": "#f3ecd2", "attention": "#cfe3f2", **dict.fromkeys(("embedding", "positions"), "#e4e4ea")}
+FILLS |= {**dict.fromkeys(("logits", "sentence"), "#f6d9cc"), "": "#d9ead6"}
 
 
 class DiagramPoint(NamedTuple):
@@ -45,19 +38,15 @@ class DiagramPoint(NamedTuple):
 
 
 class DiagramShape(NamedTuple):
-    """Box, frame, line, arrow, loop, sum or text; `points` of a box and a frame are two opposite corners.
-
-    The `look` of a box is a key of FILLS. A text of `size` points is anchored at its start, middle or end. `part`
-    identifies the part of a box: its column, its index there, its index inside that …
-    """
+    """Box, frame, line, arrow, loop, sum or text."""
 
     kind: str
-    points: tuple[Point, ...]
+    points: tuple[Point, ...]  # of a box and a frame, two opposite corners
     text: str = ""
-    size: float = 8.5
-    anchor: str = "middle"
-    look: str = ""
-    part: tuple[int, ...] = ()
+    size: float = 8.5  # points of a text
+    anchor: str = "middle"  # of a text: start, middle or end
+    look: str = ""  # of a box, a key of FILLS
+    part: tuple[int, ...] = ()  # of a box: its column, its index there, its index inside that …
 
 
 class Diagram(NamedTuple):
@@ -111,12 +100,17 @@ def diagram(columns: Sequence[ModelPart], first: int = 0) -> Diagram:
             last.add("arrow", (edge - 0.9, y), (edge, y))
             last.write((edge - 0.6, y + 0.18), "source", anchor="end")
     height = max(stack.y for stack in drawn) + GAP - BOTTOM + 0.1
-    shapes = [
-        shape._replace(points=tuple(DiagramPoint(round(x - LEFT, 3), round(y - BOTTOM, 3)) for x, y in shape.points))
-        for stack in drawn
-        for shape in stack.shapes
-    ]
-    return Diagram(COLUMN * len(columns) + 0.2, round(height, 3), shapes)
+    return Diagram(COLUMN * len(columns) + 0.2, round(height, 3), _moved(drawn, -LEFT))
+
+
+def _moved(stacks: Sequence[_Column], right: float) -> list[DiagramShape]:
+    """Return the shapes of stacks on a plane that begins at BOTTOM, moved to the right."""
+
+    def moved(x: float, y: float) -> DiagramPoint:
+        return DiagramPoint(round(x + right, 3), round(y - BOTTOM, 3))
+
+    shapes = (shape for stack in stacks for shape in stack.shapes)
+    return [shape._replace(points=tuple(moved(*point) for point in shape.points)) for shape in shapes]
 
 
 def unrolled(column: ModelPart) -> Diagram:
@@ -128,20 +122,18 @@ def unrolled(column: ModelPart) -> Diagram:
     shown = [(number, copy) for number, part in layers for copy in range(part.repeats)][:MAX_UNROLLED_LAYERS]
     pitch, width = 2.3, 1.35
     stack = _Column(0.0, -1)
-    times = ("₁", "₂", "₃", "_T")
-    for step, t in enumerate(times):
+    for step, t in enumerate(("₁", "₂", "₃", "_T")):
         x = step * pitch + 0.5 * (t == "_T")
         stack.x, stack.y = x, -0.1
         stack.write((x, -0.28), f"x{t}", size=10.0)
         for level, (number, _) in enumerate(shown):
             stack.rise("arrow")
-            middle, mark = stack.y + HEIGHT / 2, _layer_mark(level, len(shown))
+            middle, mark = stack.y + HEIGHT / 2, "" if len(shown) == 1 else f"⁽{'⁰¹²³'[level]}⁾"
             stack.add("box", (x - width / 2, stack.y), (x + width / 2, stack.y + HEIGHT), part=(0, number))
             stack.write((x, middle), f"h{t}{mark}", size=10.0, look="inside")
             before = x - pitch + width / 2 if t not in ("₁", "_T") else x - width / 2 - 0.62
             stack.add("arrow", (before, middle), (x - width / 2, middle))
-            label = {"₁": f"h₀{mark} = 0", "_T": "…"}.get(t, "")
-            stack.write((before - 0.08, middle), label, anchor="end")
+            stack.write((before - 0.08, middle), {"₁": f"h₀{mark} = 0", "_T": "…"}.get(t, ""), anchor="end")
             if t == "₃":
                 stack.add("arrow", (x + width / 2, middle), (x + width / 2 + 0.4, middle))
             stack.y += HEIGHT
@@ -156,22 +148,12 @@ def unrolled(column: ModelPart) -> Diagram:
     caption = "y_t = softmax(W_yh h_t + b_y), ℓ_t = −log of y_t at the next word, ℓ = Σ ℓ_t"
     stack.write((1.6 * pitch, stack.y + 0.4), caption, size=8.0, look="soft")
     left = 2.1
-    shapes = [
-        shape._replace(points=tuple(DiagramPoint(round(x + left, 3), round(y - BOTTOM, 3)) for x, y in shape.points))
-        for shape in stack.shapes
-    ]
-    return Diagram(round(left + 3 * pitch + 0.5 + width, 3), round(stack.y + 0.8 - BOTTOM, 3), shapes)
-
-
-def _layer_mark(level: int, levels: int) -> str:
-    return "" if levels == 1 else "⁽" + "⁰¹²³"[level] + "⁾"
+    return Diagram(round(left + 3 * pitch + 0.5 + width, 3), round(stack.y + 0.8 - BOTTOM, 3), _moved([stack], left))
 
 
 def beside(left: Diagram, right: Diagram) -> Diagram:
     """Draw two diagrams side by side."""
-    moved = [
-        shape._replace(points=tuple(DiagramPoint(x + left.width, y) for x, y in shape.points)) for shape in right.shapes
-    ]
+    moved = [s._replace(points=tuple(DiagramPoint(x + left.width, y) for x, y in s.points)) for s in right.shapes]
     return Diagram(left.width + right.width, max(left.height, right.height), [*left.shapes, *moved])
 
 
@@ -193,14 +175,18 @@ def _draw(column: _Column, part: ModelPart, number: tuple[int, ...]) -> None:
         for index, inside in enumerate(part.parts):
             _draw(column, inside, (*number, index))
             if inside.skips:
-                _draw_sum(column, below[index - inside.skips] + 0.45 * GAP)
+                x, y, fed = column.x, column.y + SUM_RADIUS, below[index - inside.skips] + 0.45 * GAP
+                out = x + column.side * (WIDTH / 2 + 0.34)
+                column.add("line", (x, fed), (out, fed), (out, y))
+                column.add("arrow", (out, y), (x + column.side * SUM_RADIUS, y))
+                column.add("sum", (x, y))
+                column.y += 2 * SUM_RADIUS
             below.append(column.y)
         if framed:
             column.rise("line")
             left, right, pad = column.x - WIDTH / 2, column.x + WIDTH / 2, 0.52
             column.add("frame", (left - pad, start + 0.1), (right + pad, column.y - 0.1))
-            middle = (start + column.y) / 2
-            column.write((left - pad - 0.1, middle), f"{part.repeats} ×", size=11.0, anchor="end")
+            column.write((left - pad - 0.1, (start + column.y) / 2), f"{part.repeats} ×", size=11.0, anchor="end")
 
 
 def _draw_box(column: _Column, part: ModelPart, number: tuple[int, ...]) -> None:
@@ -220,15 +206,6 @@ def _draw_box(column: _Column, part: ModelPart, number: tuple[int, ...]) -> None
     if part.reads:
         column.source_readers.append((edge, middle))
     column.y += HEIGHT
-
-
-def _draw_sum(column: _Column, start: float) -> None:
-    x, y = column.x, column.y + SUM_RADIUS
-    out = x + column.side * (WIDTH / 2 + 0.34)
-    column.add("line", (x, start), (out, start), (out, y))
-    column.add("arrow", (out, y), (x + column.side * SUM_RADIUS, y))
-    column.add("sum", (x, y))
-    column.y += 2 * SUM_RADIUS
 
 
 def figure(drawing: Diagram) -> Figure:

@@ -33,28 +33,22 @@ class Code:
 
 @dataclass(frozen=True)
 class ModelPart:
-    """Part of a model, from its input to its output.
-
-    `own` counts the parameters that none of its `parts` has; `keys` are the settings that chose it, separated by
-    spaces; `by` are the functions and classes that compute it. In a diagram, a part with a `detail` is a box with its
-    name, or `box` if that is given; a part without a box is a frame around its parts. A sum skips the `skips` parts
-    before it; `loops`: it reads its previous output; `reads`: it reads the source.
-    """
+    """Part of a model, from its input to its output."""
 
     name: str
     formula: str = ""
     shape: str = ""
-    own: int = 0
-    keys: str = ""
-    by: tuple[Callable[..., Any], ...] = ()
+    own: int = 0  # parameters that none of its `parts` has
+    keys: str = ""  # settings that chose it, separated by spaces
+    by: tuple[Callable[..., Any], ...] = ()  # functions and classes that compute it
     parts: tuple["ModelPart", ...] = ()
     repeats: int = 1
     note: str = ""
-    box: str | None = None
+    box: str | None = None  # title of its box in a diagram; by default its name, if it has a `detail`
     detail: str = ""
-    skips: int = 0
-    loops: bool = False
-    reads: bool = False
+    skips: int = 0  # parts before a sum that it skips
+    loops: bool = False  # it reads its previous output
+    reads: bool = False  # it reads the source
 
     @property
     def parameters(self) -> int:
@@ -71,23 +65,19 @@ class ModelPart:
 
     def settings(self, config: Config) -> list[str]:
         """Return the settings that chose the part as a recipe writes them, such as `model.norm.kind = "layer"`."""
-        values: dict[str, Any] = {
-            key: reduce(lambda value, step: getattr(value, step, None), key.split("."), cast(Any, config))
-            for key in self.keys.split()
-        }
-        return [f"model.{key} = {_toml(value)}" for key, value in values.items() if value is not None]
+        lines = []
+        for key in self.keys.split():
+            value = reduce(lambda value, step: getattr(value, step, None), key.split("."), cast(Any, config))
+            number = f"{value:g}" if isinstance(value, float) else value
+            text = json.dumps(value) if isinstance(value, str | bool) else number
+            lines += [] if value is None else [f"model.{key} = {text}"]
+        return lines
 
 
 def part(entry: str, words: Mapping[str, object], *, own: int = 0, by: Sequence[Any] = (), note: str = "") -> ModelPart:
     """Return the part `entry` of parts.toml, with its texts filled by `words`."""
     texts: dict[str, Any] = {"name": entry} | {key: text.format_map(words) for key, text in TABLE[entry].items()}
     return ModelPart(**texts, own=own, by=tuple(by), note=note)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, str | bool):
-        return json.dumps(value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def size(*members: nn.Module | nn.Parameter | None) -> int:

@@ -9,6 +9,7 @@ from weft.explain.anatomy.parts import ModelPart, folded, part, size
 from weft.models import ngram, ngram_smoothing
 from weft.models.bahdanau import AdditiveAttention, Bahdanau
 from weft.models.config import GloVe, Word2Vec
+from weft.models.elmo import ELMo
 from weft.models.glove import GloVeTraining, cooccurrences
 from weft.models.ngram import NGram
 from weft.models.recurrent import Recurrent
@@ -27,24 +28,38 @@ def recurrent_columns(model: Recurrent) -> tuple[ModelPart, ...]:
     return (ModelPart("recurrent", parts=(_embedding(settings, model.embedding, "token"), *layers, logits)),)
 
 
+def elmo_columns(model: ELMo) -> tuple[ModelPart, ...]:
+    """Return the two directions, which share the embeddings and the logits; both are counted in the first."""
+    settings, D = model.config, model.config.d_model
+    words = {"name": "token", "time": "T", "V": f"{settings.vocab_size:,}", "E": D, "D": D, "matrix": "W_yh"}
+    words |= {"out": D, "width": D, "both": "", "f": ""}
+    by, columns = [ELMo._read], list[ModelPart]()
+    for name, layers in (("forward", model.ahead), ("backward", model.back)):
+        first, note = not columns, "" if not columns else "shared with the forward direction, counted there"
+        embedding = part("embedding", words, own=size(model.embedding) if first else 0, by=by, note=note)
+        own = size(model.output, model.output_bias) if first else 0
+        logits = part("recurrent-logits", words, own=own, by=[ELMo.readout], note=note)
+        named = {**words, "name": f"{name} layer"}
+        cells = [replace(part("lstm", named, own=size(layer), by=by), loops=True) for layer in layers]
+        columns.append(ModelPart(name, parts=(embedding, *folded(cells), logits)))
+    return tuple(columns)
+
+
 def bahdanau_columns(model: Bahdanau) -> tuple[ModelPart, ...]:
     """Return the encoder and the decoder (Bahdanau et al. 2015, §3 and appendix A)."""
     settings, D = model.config, model.config.d_model
     joined = 3 * D + (settings.d_embedding or D)
     words = {"D": D, "D2": 2 * D, "A": settings.d_attention or D, "V": f"{settings.vocab_size:,}", "joined": joined}
     words["layers"] = settings.layers
-    note = "the decoder's initial state"
-    bridge = part("bridge", words, own=size(model.bridge), by=[Bahdanau.encode], note=note)
+    bridge = part("bridge", words, own=size(model.bridge), by=[Bahdanau.encode], note="the decoder's initial state")
     attention = part("additive-attention", words, own=size(model.attention), by=[AdditiveAttention.forward])
     readout = part("readout", words, own=size(model.maxout), by=[Bahdanau._decode])
     logits = part("bahdanau-logits", words, own=size(model.output), by=[Bahdanau.head])
     source = _embedding(settings, model.source_embedding, "source", time="S")
     encoder = _layers(settings, model.encoder, "encoder layer, bidirectional", time="S")
     target, decoder = _embedding(settings, model.embedding, "token"), _layers(settings, model.decoder, "decoder layer")
-    return (
-        ModelPart("encoder", parts=(source, *encoder, bridge)),
-        ModelPart("decoder", parts=(target, replace(attention, reads=True), *decoder, readout, logits)),
-    )
+    reading = (target, replace(attention, reads=True), *decoder, readout, logits)
+    return ModelPart("encoder", parts=(source, *encoder, bridge)), ModelPart("decoder", parts=reading)
 
 
 def ngram_columns(model: NGram) -> tuple[ModelPart, ...]:

@@ -18,6 +18,7 @@ from weft.nn.position_config import (
     ALiBi,
     Concatenated,
     Disentangled,
+    LayeredT5,
     Learned,
     NoPosition,
     Relative,
@@ -233,7 +234,7 @@ def _added_positions(settings: Any, stack: Stack, time: str) -> list[ModelPart]:
             return [part("t5-table", {"buckets": chosen.buckets, "H": settings.attention.heads}, own=own)]
         case Disentangled():
             return [part("disentangled-table", words | {"rows": 2 * chosen.buckets}, own=own)]
-        case NoPosition() | Rotary() | ALiBi() | Relative():
+        case NoPosition() | Rotary() | ALiBi() | Relative() | LayeredT5():
             return []
         case _:  # declared elsewhere
             words["formula"] = type(stack.position).__doc__ or ""
@@ -253,6 +254,9 @@ def _scored_positions(settings: Any, stack: Stack, module: Any) -> list[ModelPar
         case T5Bias():
             note = "one table for all layers, counted before them"
             return [part("t5-bias", {}, by=[position.T5Bias.bias, position.T5Bias.bucket], note=note)]
+        case LayeredT5():
+            own, by = size(module.relative_bias), [attention.BiasedAttention.scores, position.T5Bias.bucket]
+            return [part("t5-bias", {}, own=own, by=by)]
         case Disentangled():
             return [part("disentangled", {}, by=[type(module).mix, position.Disentangled.distances])]
         case Relative():
@@ -267,7 +271,8 @@ def _feedforward(settings: BlockConfig, layer: Any, time: str) -> ModelPart:
     words |= {"bias1": " + b₁" if chosen.bias else "", "bias2": " + b₂" if chosen.bias else ""}
     gated, down = isinstance(chosen, Gated), part("down", words, own=size(module.down), by=by)
     up = part("gate-up" if gated else "up", words, own=size(module.gate_up if gated else module.up), by=by)
-    middle = part("gate" if gated else "activation", words, by=by)
+    own = size(module.activation) if chosen.activation == "xielu" else 0
+    middle = part("gate" if gated else "activation", words, own=own, by=by)
     return replace(part("gated" if gated else "feedforward", words, by=by), parts=(up, middle, down))
 
 
@@ -275,19 +280,20 @@ def _heads(model: Transformer) -> tuple[ModelPart, ...]:
     settings: Any = model.config
     module, words = model.output, {"D": settings.d_model, "E": settings.width}
     match module:
-        case heads.LMHead(dense=None):
-            return (_logits(model, module),)
-        case heads.LMHead():  # from the layers' width to the embeddings'
-            back = part("projection-back", words, own=size(module.dense), by=[heads.LMHead.prepare])
-            return (back, _logits(model, module))
+        case heads.LMHead():
+            parts = [] if module.transform is None else [_transform(settings, module.transform)]
+            if module.dense is not None:  # from the layers' width to the embeddings'
+                parts.append(part("projection-back", words, own=size(module.dense), by=[heads.LMHead.prepare]))
+            return (*parts, _logits(model, module))
         case heads.MaskedLMHead():
-            return (_transform(settings, module), _logits(model, module))
+            return (*([] if module.dense is None else [_transform(settings, module)]), _logits(model, module))
         case heads.PretrainingPair():
             # Both heads read the same features; the diagram has them in one box.
             logits, pair = _logits(model, module.words), _classes(settings, module.next_sentence, "next sentence")
             logits = replace(logits, box="Logits, next sentence", detail=f"{logits.detail}; {pair.detail}")
             pair = replace(pair, box="", note="beside the logits, from the same features")
-            return (_transform(settings, module.words), logits, pair)
+            before = [] if module.words.dense is None else [_transform(settings, module.words)]
+            return (*before, logits, pair)
         case heads.Classifier():
             return (_classes(settings, module, "classes"),)
         case heads.Tagger():
@@ -309,10 +315,13 @@ def _transformed(transform: heads.Transform) -> str:
     return f"norm(f(x W_t{with_bias(transform.dense)}))"
 
 
-def _transform(settings: Any, module: heads.MaskedLMHead) -> ModelPart:
-    D, E = settings.d_model, settings.width
-    words = {"D": D, "E": E, "f": settings.head.activation, "out": "the same" if E == D else f"(B, T, {E})"}
-    return part("transform", words, own=size(module.dense, module.norm), by=[heads.MaskedLMHead.prepare])
+def _transform(settings: Any, module: heads.MaskedLMHead | heads.Transform) -> ModelPart:
+    D, E, head, key = settings.d_model, settings.width, settings.head, "head"
+    by: list[Any] = [heads.MaskedLMHead.prepare]
+    if isinstance(module, heads.Transform):
+        E, head, by, key = D, head.transform, [heads.Transform.forward], "head.transform"
+    words = {"D": D, "E": E, "f": head.activation, "out": "the same" if E == D else f"(B, T, {E})", "key": key}
+    return part("transform", words, own=size(module.dense, module.norm), by=by)
 
 
 def _logits(model: Transformer, module: heads.TokenHead) -> ModelPart:
@@ -330,6 +339,8 @@ def _classes(settings: Any, module: heads.Classifier, name: str) -> ModelPart:
     pooled = f"x_{module.pooling}"
     f = getattr(settings.head, "activation", "tanh") if name == "classes" else "tanh"
     formula = f"{pooled} W + b" if module.pooler is None else f"{f}({pooled} W_p + b_p) W + b"
+    if module.pooled_late:
+        formula = f"y_{module.pooling} W + b, y = {f}(x W_p + b_p)"
     if module.transform is not None:
         formula = f"{_transformed(module.transform)} W + b, x = {pooled}"
     words = {"name": name, "formula": formula, "D": settings.d_model, "labels": module.out.out_features}

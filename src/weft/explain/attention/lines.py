@@ -44,8 +44,7 @@ class LineView(Picture):
         axes.axis("off")
 
         def write(x: float, row: float, text: str, **look: Any) -> None:
-            side = "right" if x < 0 else "left"
-            axes.text(x, row, text, ha=side, va="center", size=9, parse_math=False, **look)
+            axes.text(x, row, text, ha="right" if x < 0 else "left", va="center", size=9, parse_math=False, **look)
 
         left_row, right_row = ({token: row for row, token in enumerate(side)} for side in (left, right))
         for token, row in left_row.items():
@@ -90,8 +89,7 @@ class LineView(Picture):
         if len(left) > MAX_LABELS:
             left = [token for token in left if min(abs(token - each) for each in self.chosen) <= MAX_DISTANCE]
         if len(right) > MAX_LABELS:
-            maxima = self.probabilities.max(axis=(0, 1))
-            right = sorted(np.argsort(-maxima, kind="stable")[:MAX_CHOSEN_KEYS].tolist())
+            right = sorted(np.argsort(-self.probabilities.max(axis=(0, 1)), kind="stable")[:MAX_CHOSEN_KEYS].tolist())
         return left, right
 
 

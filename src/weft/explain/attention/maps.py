@@ -10,7 +10,7 @@ maps.rollout()                   # attention through all layers (Abnar and Zuide
 import re
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 import torch
@@ -33,11 +33,8 @@ from weft.models.stack import Stack
 from weft.models.transformer import Transformer
 
 AttentionKind = Literal["encoder", "decoder", "cross"]
-NAMES: dict[AttentionKind, str] = {
-    "encoder": "encoder self-attention",
-    "decoder": "decoder self-attention",
-    "cross": "attention to the source",
-}
+NAMES: dict[AttentionKind, str] = {f: f"{f} self-attention" for f in get_args(AttentionKind)}
+NAMES["cross"] = "attention to the source"
 MAX_PROBABILITIES = 1 << 28  # probabilities of all maps together: 1 GiB in float32
 MAX_PAGE_BYTES = 2_000_000  # all packed maps of a page, so that a page of many views stays within 3 MB
 MAX_CELLS = 200  # cells along a side of a printed map; longer texts are pooled
@@ -133,15 +130,12 @@ class AttentionMaps(Picture):
     named: tuple[Head, ...] = ()  # heads with a recognised role (heads.py)
     scripts: ClassVar[tuple[str, ...]] = ("attention.js",)
 
-    @property
-    def kinds(self) -> list[AttentionKind]:
-        return [part.kind for part in self.parts]
-
     def part(self, kind: str | None = None) -> KindMaps:
         """Return the maps of one kind; by default those over the source, or the only ones."""
         part = self.parts[-1] if kind is None else next((each for each in self.parts if each.kind == kind), None)
         if part is None:
-            raise ConfigError(f"kind {kind!r}: this model has {' and '.join(self.kinds)} attention")
+            kinds = " and ".join(each.kind for each in self.parts)
+            raise ConfigError(f"kind {kind!r}: this model has {kinds} attention")
         return part
 
     def head(self, layer: int, head: int, kind: str | None = None, *, zoom: tuple[int, int] | None = None) -> HeadMap:
@@ -165,12 +159,9 @@ class AttentionMaps(Picture):
     def follow(
         self, word: str | int, layer: int | None = None, head: int | None = None, *, kind: str | None = None
     ) -> LineView:
-        """Return lines from a word, or a token's index, to the tokens it attends to, in one or all heads of a layer.
-
-        By default it is the layer with the largest probability from the word to a distant token.
-        """
+        """Return lines from a word or a token's index to what it attends to, in one or all heads of a layer."""
         part = self.part(kind)
-        if layer is None:
+        if layer is None:  # that with the largest probability from the word to a distant token
             far = distant_probabilities(part)[:, :, _find_word(word, part.queries)[0]]
             layer = int(far.max(axis=(1, 2, 3)).argmax())
         _checked(part, "layer", layer)
@@ -199,10 +190,7 @@ class AttentionMaps(Picture):
         return HeadMap(title, TEXTS["rollout"], total.astype(np.float32), queries=part.queries, keys=part.keys)
 
     def figure(self) -> Figure:
-        """Return all heads as small maps: layers in rows, heads in columns, the kinds one below another.
-
-        The first row and column of maps have the tokens of the text, if they are few enough to be read.
-        """
+        """Return all heads as small maps: layers in rows, heads in columns, the kinds one below another."""
         widths, heights, margin = [], [], 0.0
         for layers, heads, queries, keys in (part.probabilities.shape for part in self.parts):
             side = max(queries, keys)
@@ -224,10 +212,9 @@ class AttentionMaps(Picture):
             axes.xaxis.tick_top()
             axes.xaxis.set_label_position("top")
             numbered = (axes.xaxis, axes.yaxis)
-            if _shows_tokens(part):
+            if _shows_tokens(part):  # beside the first row and column of maps
                 for axis, tokens, step in ((axes.xaxis, part.keys, pitch[1]), (axes.yaxis, part.queries, pitch[0])):
-                    cell = (step - 3) / len(tokens)
-                    positions = [2.5 + cell * (n + 0.5) for n in range(len(tokens))]
+                    positions = [2.5 + (step - 3) / len(tokens) * (n + 0.5) for n in range(len(tokens))]
                     axis.set_ticks(positions, map(shorten, tokens), parse_math=False)
                 axes.tick_params(length=0, labelsize=7, pad=1)
                 axes.tick_params(axis="x", rotation=90)
@@ -242,9 +229,7 @@ class AttentionMaps(Picture):
                 axis.set_ticks([step * (number + 0.5) for number in range(count)], range(count))
                 axis.set_tick_params(length=0, labelsize=8)
                 axis.set_label_text(label)
-            bar = figure.colorbar(
-                image, ax=axes, shrink=min(1.0, 3.0 / height), aspect=20, pad=0.02, label="probability"
-            )
+            bar = figure.colorbar(image, ax=axes, shrink=min(1, 3 / height), aspect=20, pad=0.02, label="probability")
             bar.set_ticks([0.0, 0.01, 0.1, 0.25, 0.5, 1.0], labels=["0", "0.01", "0.1", "0.25", "0.5", "1"])
             bar.ax.tick_params(labelsize=7)
             bar.outline.set_linewidth(0.4)
@@ -311,11 +296,7 @@ def _mosaic(probabilities: Probabilities) -> tuple[Probabilities, tuple[int, int
 
 
 def attention_maps(reading: Reading) -> AttentionMaps:
-    """Return every attention probability that the model computes for a reading.
-
-    Rows of attention to a source are labelled with the token written at that step, which is the one after the token
-    read, as in Bahdanau et al. (2015).
-    """
+    """Return every attention probability that the model computes for a reading."""
     model, names = reading.model, probability_names(reading.model)
     if isinstance(config := model.config, TransformerConfig):
         maps, time = config.layers * config.attention.heads, max(len(reading.ids), len(reading.source or ()))
@@ -327,6 +308,7 @@ def attention_maps(reading: Reading) -> AttentionMaps:
     with evaluating(model), torch.no_grad(), capture(model, *names.values()) as captured:
         model.features(reading.tokens, **reading.model_kwargs)
     text, source = reading.pieces, reading.source_pieces or []
+    # a row of attention to a source is named by the token written at that step, as in Bahdanau et al. (2015)
     encoder, written, parts = source or text, [*text[1:], NEXT_TOKEN], []
     labels = {"encoder": (encoder, encoder), "decoder": (text, text), "cross": (written, source)}
     for kind, pattern in names.items():

@@ -1,6 +1,6 @@
 """Draw a folded graph as a figure, as plain SVG and as Graphviz source."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -99,9 +99,7 @@ def _closed_box(key: int, labels: BoxLabels) -> DrawnBox:
     return DrawnBox(Box(key, width + LABEL_GAP + max(widths), height, width / 2), labels, width)
 
 
-def drawing(
-    labelled: LabelledGraph, root: Subgraph, opened: frozenset[str], *, shapes: bool, backward: bool
-) -> Drawing:
+def drawing(labelled: LabelledGraph, root: Subgraph, opened: Set[str], *, shapes: bool, backward: bool) -> Drawing:
     """Draw a graph with the groups at the paths `opened` open."""
     key_of, layouts = group_keys(labelled, root), closed_layouts(labelled, root)
     drawn: list[DrawnBox] = []
@@ -227,5 +225,4 @@ def dot(labelled: LabelledGraph, root: Subgraph, opened: frozenset[str], *, shap
 
 def quoted(text: str) -> str:
     """Return a Graphviz string literal, with backslashes escaped because they would start an escape sequence."""
-    inner = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "")
-    return f'"{inner}"'
+    return '"{}"'.format(text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", ""))

@@ -30,10 +30,7 @@ class Subgraph:
 
     def nodes(self) -> Iterator[int]:
         for child in self.children:
-            if isinstance(child, Subgraph):
-                yield from child.nodes()
-            else:
-                yield child
+            yield from child.nodes() if isinstance(child, Subgraph) else (child,)
 
     def subgraphs(self) -> Iterator["Subgraph"]:
         """Yield this subgraph and all nested ones, parents first."""
@@ -61,19 +58,16 @@ def fold(graph: Graph, separate: Sequence[str] = ()) -> Subgraph:
 
 
 def opened(root: Subgraph, depth: int | None, patterns: Sequence[str] = ()) -> set[str]:
-    """Return the paths of the subgraphs to show open: all down to `depth`, and those that match, with their parents.
-
-    Without a depth, stacks of layers are open, and a small graph as a whole.
-    """
+    """Return the paths of the subgraphs to show open: all down to `depth`, and those that match, with their parents."""
     parents: dict[str, tuple[str, ...]] = {root.path: ()}
     for subgraph in root.subgraphs():
         inside = (child.path for child in subgraph.children if isinstance(child, Subgraph))
         parents |= dict.fromkeys(inside, (*parents[subgraph.path], subgraph.path))
     if depth is not None:
         paths = {path for path, above in parents.items() if len(above) < depth}
-    elif sum(1 for _ in root.nodes()) <= MAX_OPEN_NODES:
+    elif sum(1 for _ in root.nodes()) <= MAX_OPEN_NODES:  # a small graph as a whole
         paths = {subgraph.path for subgraph in root.subgraphs() if subgraph.kind != "constants"}
-    else:
+    else:  # stacks of layers
         paths = {g.path for g in root.subgraphs() if any(isinstance(c, Subgraph) and "×" in c.kind for c in g.children)}
     for pattern in patterns:
         for path in matching(pattern, {path: path for path in parents if path}):
@@ -186,10 +180,8 @@ def _paths(*children: Subgraph | int) -> set[str]:
 
 def _acyclic(graph: Graph, parent: Subgraph) -> bool:
     """Return whether the children, each collapsed to one node, have a topological order."""
-    child_of: dict[int, int] = {}
-    for number, child in enumerate(parent.children):
-        for node in child.nodes() if isinstance(child, Subgraph) else (child,):
-            child_of[node] = number
+    members = [child.nodes() if isinstance(child, Subgraph) else (child,) for child in parent.children]
+    child_of = {node: number for number, nodes in enumerate(members) for node in nodes}
     before: dict[int, set[int]] = {}
     for a, b in graph.edges:
         x, y = child_of.get(a), child_of.get(b)

@@ -11,21 +11,17 @@ from typing import NamedTuple
 
 
 class GradientRule(NamedTuple):
-    """Formula y = `forward`, and the gradient of each operand.
+    """Formula y = `forward` and gradient of each operand; {x} is an operand, {y} the result and {g} its gradient."""
 
-    `operands` are the letters of the function's tensors, in order. A call may omit the last ones; additional tensors
-    repeat the last letter. In the formulas {x} is an operand, {y} the result and {g} its gradient.
-    """
-
-    operands: str
+    operands: str  # letters of the function's tensors, in order; the last may be omitted or repeated
     forward: str
     gradients: Mapping[str, str]
 
     def gradient(self, operand: str, names: Mapping[str, str]) -> str:
         """Return the formula of an operand's gradient; `names` replace the letters of operands and the result."""
         letters = {letter: letter for letter in (*self.operands, "y")} | dict(names)
-        formula = self.gradients[operand].format_map(letters | {"g": f"g_{letters['y']}"})
-        return f"g_{letters[operand]} = {formula}"
+        letters["g"] = f"g_{letters['y']}"
+        return f"g_{letters[operand]} = {self.gradients[operand].format_map(letters)}"
 
 
 _TABLE = tomllib.loads(Path(__file__).with_name("formulas.toml").read_text(encoding="utf-8"))

@@ -117,11 +117,7 @@ def _is_number(value: Any, expected: float | None = None) -> bool:
 
 
 class _Recorder(TorchDispatchMode):
-    """Record every tensor operation below autograd.
-
-    A variable is identified by its storage, so views belong to the variable, except the parts of a split: queries, keys
-    and values are variables. An in-place write starts a new variable.
-    """
+    """Record every tensor operation below autograd. A variable is a storage, or a part of a split, such as queries."""
 
     def __init__(self, model: nn.Module, weights: Mapping[str, Tensor]):
         super().__init__()

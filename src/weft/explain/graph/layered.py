@@ -102,10 +102,7 @@ def layered_layout(sizes: tuple[Size, ...], edges: tuple[Hyperedge, ...]) -> Lay
 def _assign_layers(
     sizes: Sequence[Size], edges: Sequence[Hyperedge]
 ) -> tuple[list[Vertex], list[Segment], dict[int, int]]:
-    """Return vertices (the children's first), segments, and the track of each vertex of a long line.
-
-    Layers follow from the longest path; a child without inputs is right above its first user.
-    """
+    """Return vertices (the children's first), segments, and the track of each vertex of a long line."""
     users: list[set[int]] = [set() for _ in sizes]
     inputs: dict[int, set[int]] = {child: set() for child in range(len(sizes))}
     for edge in edges:
@@ -116,10 +113,10 @@ def _assign_layers(
     fed = {target for edge in edges for target in edge.targets}
     child_layers = [int(any(edge.source == OUTSIDE for edge in edges))] * len(sizes)
     order = list(TopologicalSorter(inputs).static_order())
-    for child in order:
+    for child in order:  # layers follow from the longest path
         for user in users[child]:
             child_layers[user] = max(child_layers[user], child_layers[child] + 1)
-    for child in reversed(order):
+    for child in reversed(order):  # a child without inputs is right above its first user
         if child not in fed and users[child]:
             child_layers[child] = min(child_layers[user] for user in users[child]) - 1
     last = max(child_layers, default=0) + 1
@@ -205,10 +202,8 @@ def _coordinates(
     tracks: dict[int, int],
     bend_costs: Sequence[float],
 ) -> list[float]:
-    """Return the x of every vertex's left: lines as straight as the order and the widths allow.
-
-    By linear programming over the vertices' x and the segments' bends (Gansner et al. 1993, §4.2).
-    """
+    """Return the x of every vertex's left, for straight lines, by linear programming (Gansner et al. 1993, §4.2)."""
+    # the unknowns z are the vertices' x and the segments' bends
     entries: list[tuple[int, int, float]] = []  # row, column, value of A in the constraints A z ≤ limits
     limits: list[float] = []
     for left, right in (pair for layer in layers for pair in pairwise(layer)):
@@ -252,11 +247,8 @@ def _columns(
     vertices: Sequence[Vertex], boxes: Sequence[Size], x: Sequence[float]
 ) -> tuple[tuple[float, ...], dict[tuple[int, int], int]]:
     """Return the gaps between columns, and the column of each vertex's left (0), port (1) and right (2)."""
-    sides = [
-        (x[n] + (0.0, boxes[n].port, boxes[n].width)[side], n, side)
-        for n, vertex in enumerate(vertices)
-        for side in ((0, 1, 2) if vertex.child != OUTSIDE else (1,))
-    ]
+    ends = [(n, side) for n, vertex in enumerate(vertices) for side in ((0, 1, 2) if vertex.child != OUTSIDE else (1,))]
+    sides = [(x[n] + (0.0, boxes[n].port, boxes[n].width)[side], n, side) for n, side in ends]
     gaps: list[float] = []
     column_of: dict[tuple[int, int], int] = {}
     last = float("-inf")

@@ -35,10 +35,7 @@ def short_path(path: str, parent: str) -> str:
 
 
 def variable_names(graph: Graph) -> list[str]:
-    """Return short names: those of names.toml, of modules, or functions with a number, such as add₂.
-
-    In a stack of recurrent layers, or one that reads in both directions, names of the later ones have a superscript.
-    """
+    """Return short names: those of names.toml, of modules, or functions with a number, such as add₂."""
     passes = Counter(n.call for n in graph.nodes if LAYER.search(n.name) and "weight_ih" in n.name)
     seen: Counter[tuple[int, str]] = Counter()
     names = []
@@ -49,7 +46,8 @@ def variable_names(graph: Graph) -> list[str]:
             names.append(_parameter_name(node.name, path))
             continue
         key = _key(graph, node)
-        occurrence, cycle = seen[node.call, key], _cycle(kind, key)
+        of_kind = FUNCTIONS.get(kind, {})
+        occurrence, cycle = seen[node.call, key], of_kind.get(key, of_kind.get("*", []))
         seen[node.call, key] += 1
         module = _ending(reader_path(path), MODULES) if call and node.name == path else ""
         if module:
@@ -59,6 +57,7 @@ def variable_names(graph: Graph) -> list[str]:
             steps = _steps(graph, node.call) if "{" in cycle[which] else 1
             turn, t = divmod(step, steps)
             name = cycle[which].format(t=_subscript(t + 1), before=_subscript(t))
+            # of a later recurrent layer or direction
             names.append(name + _superscript(turn if passes[node.call] > 1 else 0))
         elif node.name == "model":
             names.append("logits" if node.function == "linear" else "result")
@@ -82,36 +81,21 @@ def scalar_label(graph: Graph, node: Node) -> str:
             return "1/√d_k"
     if node.function == "mul" and kind == "Transformer" and isclose(node.scalar**2, node.shape[-1], rel_tol=1e-4):
         return "√d_model"
-    if node.function == "add" and kind == "RMSNorm":
-        return "ε"
-    return short_number(node.scalar)
-
-
-def short_number(value: float) -> str:
-    """Return a number with at most four digits."""
-    return f"{value:.4g}".replace("-", "−")
+    return "ε" if node.function == "add" and kind == "RMSNorm" else f"{node.scalar:.4g}".replace("-", "−")
 
 
 def _key(graph: Graph, node: Node) -> str:
     """Return the function of a node, with the parameter it multiplies or an n for a number, as names.toml writes it."""
     weights = (graph.nodes[source].name for _, source in node.arguments if graph.nodes[source].kind == "parameter")
-    weight = next(
-        (LAYER.sub("", name).split(".")[-1] for name in weights if "weight" in name and LAYER.search(name)), ""
-    )
+    weight = next((LAYER.sub("", w).split(".")[-1] for w in weights if "weight" in w and LAYER.search(w)), "")
     return " ".join(filter(None, (node.function, weight, "n" if node.scalar is not None else "")))
-
-
-def _cycle(kind: str, key: str) -> list[str]:
-    of_kind = FUNCTIONS.get(kind, {})
-    return of_kind.get(key, of_kind.get("*", []))
 
 
 def _steps(graph: Graph, call: int) -> int:
     """Return the number of steps of a recurrent layer: of its first product with W_ah until the input's next W_ax."""
     of_call = [node for node in graph.nodes if node.call == call]
     products = sum(_key(graph, node) == "linear weight_hh" for node in of_call)
-    layers = sum(node.kind == "parameter" and "weight_ih" in node.name for node in of_call)
-    return max(1, products // max(1, layers))
+    return max(1, products // max(1, sum(node.kind == "parameter" and "weight_ih" in node.name for node in of_call)))
 
 
 def _parameter_name(name: str, path: str) -> str:

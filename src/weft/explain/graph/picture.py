@@ -115,12 +115,8 @@ class GraphPicture(Picture):
         shared_layouts: dict[LayeredLayout, int] = {}
 
         def described(child: Subgraph | int, texts: tuple[str, ...]) -> dict[str, Any]:
-            return {
-                "shape": labelled.shape(child),
-                "formulas": formulas.setdefault(texts, len(formulas)),
-                "forward": labelled.order(child, backward=False),
-                "backward": labelled.order(child, backward=True),
-            }
+            order = {"forward": labelled.order(child, backward=False), "backward": labelled.order(child, backward=True)}
+            return {"shape": labelled.shape(child), "formulas": formulas.setdefault(texts, len(formulas)), **order}
 
         nodes = [
             {"function": labelled.function(node), "name": labelled.names[i], "kind": node.kind}
@@ -130,12 +126,9 @@ class GraphPicture(Picture):
         groups = []
         for group in self.root.subgraphs():
             layout, bundles, main = layouts[key_of[group.path]]
-            placed = {
-                "children": [child if isinstance(child, int) else key_of[child.path] for child in group.children],
-                "layout": shared_layouts.setdefault(layout, len(shared_layouts)),
-                "bundles": bundles,
-                "main": main,
-            }
+            children = [child if isinstance(child, int) else key_of[child.path] for child in group.children]
+            number = shared_layouts.setdefault(layout, len(shared_layouts))
+            placed = {"children": children, "layout": number, "bundles": bundles, "main": main}
             named = {"kind": group.kind, "name": group.label, "path": group.path, "open": group.path in self.open}
             groups.append(named | placed | described(group, labelled.group_formulas(group)))
         shown = {"title": self.title, "shapes": self.shapes, "backward": self.backward, "rules": self._rules()}

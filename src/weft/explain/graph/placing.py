@@ -92,12 +92,8 @@ def _place_inside(box: Box, *, frame: bool) -> list[Connector]:
         return child.x + child.entries.get(source, child.port)
 
     # A line leaves the frame right below the box that it comes from.
-    below = {
-        source: start_x(vertices[segment.start], source)
-        for segment in layout.segments
-        if vertices[segment.end].exit
-        for source in bundles[segment.edge].sources
-    }
+    leaving = [(vertices[s.start], n) for s in layout.segments if vertices[s.end].exit for n in bundles[s.edge].sources]
+    below = {source: start_x(vertex, source) for vertex, source in leaving}
     last = -PAD
     apart = {x: (last := max(x, last + LINE_GAP)) for x in sorted(set(below.values()))}
     box.exits |= {source: apart[x] for source, x in below.items()}

@@ -260,8 +260,7 @@ def _partial_sum_error(block: TwoMatrixBlock, x: Tensor, ranks: int) -> float:
         shards = zip(block.norm(x).chunk(ranks, -1), first.chunk(ranks, -1), strict=True)
         sums = [x_shard @ a_shard.T + bias / ranks for x_shard, a_shard in shards]
         exact = block.function(torch.stack(sums).sum(0))
-        error = sum(map(block.function, sums)) - exact
-        return float(error.abs().max() / exact.abs().max())
+        return float((sum(map(block.function, sums)) - exact).abs().max() / exact.abs().max())
 
 
 def _mlp(sizes: BlockSizes) -> TwoMatrixBlock:
@@ -277,8 +276,8 @@ def _attention(sizes: BlockSizes) -> TwoMatrixBlock:
     module = SelfAttention(config.Attention(heads=sizes.heads, bias="all"), sizes.d_model, d_head).double()
     indices = torch.arange(sizes.tokens)[None]
     shape = position_config.Sizes(sizes.d_model, sizes.heads, d_head, sizes.tokens, causal=True, layers=1)
-    no_position = position.build(position_config.NoPosition(), shape)
-    mask = AttentionMask(Mask(causal=True), no_position, indices, keys=indices)
+    unpositioned = position.build(position_config.NoPosition(), shape)
+    mask = AttentionMask(Mask(causal=True), unpositioned, indices, keys=indices)
 
     def attend(u: Tensor) -> Tensor:
         """(batch, time, heads · 3 · d_head) → (batch, time, heads · d_head), for any number of heads."""

@@ -156,13 +156,21 @@ def head_stages(
     output = model.head(features)[0]
     readout = None
     if isinstance(head, heads.Classifier):
-        x = heads.pool(features, None, head.pooling)
-        stages.record("output.pool", sent("pooled", x[0], "coordinate"), text=f"pool-{head.pooling}", by=heads.pool)
+
+        def pooled(x: Tensor) -> Tensor:
+            x = heads.pool(x, None, head.pooling)
+            stages.record("output.pool", sent("pooled", x[0], "coordinate"), text=f"pool-{head.pooling}", by=heads.pool)
+            return x
+
+        x = features if head.pooled_late else pooled(features)
         for name, part in (("pooler", head.pooler), ("transform", head.transform)):
             if part is not None:
                 x = part(x)
-                weights, values = cost(2 * part.dense.weight.numel(), part), sent("prepared", x[0], "coordinate")
+                values = sent("prepared", x[0, position] if head.pooled_late else x[0], "coordinate")
+                weights = cost(2 * part.dense.weight.numel(), part)
                 stages.record(f"output.{name}", values, text=f"class-{name}", by=type(part).forward, cost=weights)
+        if head.pooled_late:
+            x = pooled(x)
         readout = Readout(x[0], head.out.weight, head.out.bias) if type(head.out) is Linear else None
     elif isinstance(head, heads.Tagger | heads.Detector):
         output = output[position]
@@ -185,12 +193,14 @@ def _transform_stage(stages: StageList, head: heads.TokenHead, features: Tensor)
     if prepared is features:
         return
     dense, scale, after = (getattr(head, name, None) for name in ("dense", "scale", "norm"))
+    transform: Any = getattr(head, "transform", None)
+    linears = [each for each in (dense, None if transform is None else transform.dense) if each is not None]
     stages.record(
         "output.transform",
         sent("prepared", prepared, "coordinate"),
-        text="masked-transform" if isinstance(head, heads.MaskedLMHead) else "transform",
+        text="masked-transform" if isinstance(head, heads.MaskedLMHead) or transform is not None else "transform",
         numbers={} if scale is None else {"scale": scale},
         words={"factors": ("" if scale is None else "scale · ") + ("" if dense is None else "W ")},
         by=type(head).prepare,
-        cost=cost(0 if dense is None else 2 * dense.weight.numel(), dense, after),
+        cost=cost(sum(2 * each.weight.numel() for each in linears), dense, after, transform),
     )

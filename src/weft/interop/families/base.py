@@ -5,15 +5,17 @@ a text by a linear layer without bias on the last token, and tags tokens or find
 """
 
 import re
+import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from weft.config import Tree, validate
 from weft.errors import InteropError, WeftError
 from weft.interop.settings import Flat, Settings, Transformer, flat, nested
-from weft.interop.table import Key, Row, SettingsTable, Special, keys
+from weft.interop.table import Key, Row, SettingsTable, Special, even_heads, four_times, keys
 from weft.interop.weight_map import Rules, module, tensor
 from weft.models.config import Decoder, Encoder, EncoderDecoder
 from weft.nn.config import Activation
@@ -23,6 +25,22 @@ from weft.storage.tensors import LazyWeights
 PLAIN = {"feedforward.kind": "plain", "norm.kind": "layer", "init.kind": "normal"}
 GATED = {"feedforward.kind": "gated", "norm.kind": "rms", "position.kind": "rotary", "init.kind": "normal"}
 POST_NORM = {**PLAIN, "attention.bias": "all", "placement": "post", "init.depth_scaled": False}
+
+TABLES: Tree = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))
+COMPUTED: dict[Any, Callable[[Flat], int]] = {
+    "= 4 d_model": four_times,
+    "= d_model / heads": even_heads,
+    "= heads": lambda model: model["attention.heads"],
+    "= encoder_layers": lambda model: model["encoder_layers"],
+}
+
+
+def sizes(name: str) -> tuple[Key, ...]:
+    """Rows of a table of keys in tables.toml."""
+    table: Tree = TABLES["keys"][name]
+    pairs = {ours: (key[0], COMPUTED.get(key[1], key[1])) for ours, key in table.items() if isinstance(key, list)}
+    return keys(**table | pairs)
+
 
 FamilyNames = tuple[str, str, str]  # in config.json, in messages, and at the beginning of class names
 # kind of head → end of the class name in transformers
@@ -38,7 +56,8 @@ class Family(SettingsTable):
     """One `model_type` of config.json with the table of its settings.
 
     Tensor names are those of a model with a head; files of the base model omit `prefix`. A decoder whose config.json
-    has `"is_causal": false` is an Encoder in weft, with the same blocks.
+    has `"is_causal": false` is an Encoder in weft, with the same blocks; an encoder with an LM head, whose config.json
+    has `"is_decoder": true`, is a Decoder.
     """
 
     names: FamilyNames
@@ -52,6 +71,7 @@ class Family(SettingsTable):
     by_weights: Mapping[str, Callable[[Collection[str]], bool]] = field(default_factory=dict)
     copied: Mapping[str, str] = field(default_factory=dict)  # tensors, besides a tied LM head, that repeat another one
     unused: tuple[str, ...] = ()  # patterns of tensors that weft does not use
+    ids: Mapping[str, int] = field(default_factory=dict)  # role of a token → its id, if the class requires one
     fillers: Callable[[Any], LazyWeights] = lambda model: {}  # tensors that transformers warns about if missing
     # old suffix of a name, or prefix that ends in a dot → the current one
     renames: Mapping[str, str] = field(default_factory=dict)
@@ -77,8 +97,10 @@ class Family(SettingsTable):
         """Read the model of a config.json; `known` are settings that the weights or other files determine."""
         kind, stack = self.architectures[architecture], self.stack(settings)
         kind = "embedding" if stack is not self.model and architecture == list(self.architectures)[-1] else kind
+        if kind == "lm" and stack is self.model is Encoder:
+            raise settings.error("is_decoder", f"{architecture} predicts the next token, which needs true")
         model = self.settings(settings, {"head.kind": kind, **known})
-        if stack is not self.model:
+        if stack is not self.model is Decoder:
             model = widened(model, 1)
         try:
             return validate(stack, nested(model), settings.location)
@@ -86,8 +108,11 @@ class Family(SettingsTable):
             raise InteropError(self._with_their_keys(str(error))) from None
 
     def stack(self, settings: Settings) -> type[Transformer]:
-        """Type of the model: an Encoder if every token of a decoder attends to all others."""
-        if self.model is Encoder or settings.flag("is_causal", True):
+        """Type of the model: an Encoder if every token of a decoder attends to all others, and a Decoder if a token of
+        an encoder attends only to earlier ones."""
+        if self.model is Encoder:
+            return Decoder if "lm" in self.heads and settings.flag("is_decoder", False) else Encoder
+        if settings.flag("is_causal", True):
             return self.model
         if self.model is EncoderDecoder:
             raise settings.error("is_causal", "weft has only True")
@@ -111,6 +136,8 @@ class Family(SettingsTable):
         tree = {"model_type": self.kind, "architectures": classes[:1]}
         if isinstance(model, self.model):
             return tree | self.keys(flat(model))
+        if self.model is Encoder:
+            return tree | self.keys(flat(model)) | {"is_decoder": True}
         return tree | self.keys(widened(flat(model), -1)) | {"is_causal": False}
 
     def known(self, model: Transformer) -> Flat:
@@ -141,7 +168,12 @@ class Family(SettingsTable):
         rules = self.body(model) if callable(self.body) else self.body
         if isinstance(model, self.model):
             return rules
-        return tuple(replace(rule, ours=re.sub(r"^decoder\.", "encoder.", rule.ours)) for rule in rules)
+        return in_stack(model.kind, rules)
+
+
+def in_stack(stack: str, rules: Rules) -> Rules:
+    """Rules of an encoder or a decoder for the other kind of stack."""
+    return tuple(replace(rule, ours=re.sub(r"^(de|en)coder\.", f"{stack}.", rule.ours)) for rule in rules)
 
 
 def widened(model: Flat, by: int) -> Flat:
@@ -208,12 +240,13 @@ def decoder_head(*lm: Row) -> Special:
     return Special(read, write)
 
 
-def mlm_head(head: str, names: tuple[str, ...]) -> Rules:
-    """Rules of a head for masked words; `names` are those of its dense layer, norm, matrix and bias."""
+def mlm_head(head: str, names: tuple[str, ...], transform: str = "") -> Rules:
+    """Rules of a head for masked words; `names` are those of its dense layer, norm, matrix and bias. In an LM head, the
+    first two are in a `transform`."""
     dense, norm, matrix, bias = names
     return (
-        *module(f"{head}.dense", dense),
-        *module(f"{head}.norm", norm),
+        *module(f"{head}{transform}.dense", dense),
+        *module(f"{head}{transform}.norm", norm),
         tensor(f"{head}.weight", f"{matrix}.weight"),
         tensor(f"{head}.bias", bias),
     )
@@ -229,8 +262,11 @@ def encoder_head(pooler: Activation, dropouts: Dropouts, mlm: Activation | None 
 
     def read(settings: Settings, model: Flat) -> Flat:
         kind, tied = model["head.kind"], settings.flag("tie_word_embeddings", True)
+        activation = mlm or model["feedforward.activation"]
+        if kind == "lm":
+            return {"head.tied": tied, "head.bias": True, "head.transform.activation": activation}
         if kind in ("mlm", "mlm+nsp"):
-            return {"head.tied": tied, "head.activation": mlm or model["feedforward.activation"]}
+            return {"head.tied": tied, "head.activation": activation}
         if kind in ("nsp", "embedding"):
             return {}
         if kind == "replaced":

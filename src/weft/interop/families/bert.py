@@ -16,9 +16,19 @@ from typing import Any
 import torch
 
 from weft.config import Tree
-from weft.interop.families.base import POST_NORM, Family, FamilyNames, Heads, encoder_head, mlm_head, pooled_head
+from weft.interop.families.base import (
+    POST_NORM,
+    TABLES,
+    Family,
+    FamilyNames,
+    Heads,
+    encoder_head,
+    mlm_head,
+    pooled_head,
+    sizes,
+)
 from weft.interop.settings import Flat, Settings, shown
-from weft.interop.table import Key, Row, Special, constant, embedding_width, even_heads, keys, without
+from weft.interop.table import Key, Row, Special, constant, embedding_width, even_heads, without
 from weft.interop.weight_map import Rules, block, module, tensor
 from weft.models.config import Encoder
 from weft.storage.tensors import LazyWeights
@@ -60,6 +70,7 @@ def usual_heads(mlm: tuple[str, ...], pooler: str, out: str = "classifier") -> H
 BERT_MLM = tuple(f"cls.predictions.{part}" for part in ("transform.dense", "transform.LayerNorm", "decoder", "bias"))
 ROBERTA_MLM = tuple(f"lm_head.{part}" for part in ("dense", "layer_norm", "decoder", "bias"))
 ROBERTA_HEADS = usual_heads(ROBERTA_MLM, "classifier.dense", "classifier.out_proj")
+BERT_LM, ROBERTA_LM = ({"lm": mlm_head("output", names, ".transform")} for names in (BERT_MLM, ROBERTA_MLM))
 _NEXT_SENTENCE = ("bert.pooler.dense", "cls.seq_relationship")
 
 
@@ -71,15 +82,10 @@ def unused_pooler(pooler: str, model: Encoder) -> LazyWeights:
 
 
 BERT_DROPOUTS = dict.fromkeys(("sequence", "token"), ("classifier_dropout", "hidden_dropout_prob"))
-BODY = keys(
-    vocab_size="vocab_size", context=("max_position_embeddings", 512), layers=("num_hidden_layers", 12),
-    d_model=("hidden_size", 768), heads=("num_attention_heads", 12),
-    attention_dropout=("attention_probs_dropout_prob", 0.1), d_ff=("intermediate_size", 3072),
-    activation=("hidden_act", "gelu"), eps=("layer_norm_eps", 1e-12), segments=("type_vocab_size", 2),
-    dropout=("hidden_dropout_prob", 0.1), std=("initializer_range", 0.02),
-)  # fmt: skip
+BODY = sizes("bert")
 FIXED = {**POST_NORM, "position.kind": "learned", "embedding_norm": True}
-NO_DECODER = {"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"}
+NO_CROSS = {"add_cross_attention": False, "position_embedding_type": "absolute"}
+NO_DECODER = {"is_decoder": False, **NO_CROSS}
 GAMMA_AND_BETA = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
@@ -119,8 +125,11 @@ BERT = family(
     heads={
         "mlm+nsp": (*mlm_head("output.words", BERT_MLM), *pooled_head("output.next_sentence", *_NEXT_SENTENCE)),
         "nsp": pooled_head("output", *_NEXT_SENTENCE),
+        **BERT_LM,
         **usual_heads(BERT_MLM, "bert.pooler.dense"),
     },
+    classes={"lm": "BertLMHeadModel"},
+    only=NO_CROSS,
     pooler="bert.pooler.dense",
     unused=(r"cls\.(seq_relationship|predictions)\..*",),
     renames=GAMMA_AND_BETA,
@@ -142,7 +151,8 @@ ROBERTA = family(
     ("roberta", "RoBERTa", "Roberta"),
     (*BODY, Special(_read_offset, _write_offset), encoder_head("tanh", BERT_DROPOUTS, mlm="gelu")),
     body=body("roberta"),
-    heads=ROBERTA_HEADS,
+    heads={**ROBERTA_LM, **ROBERTA_HEADS},
+    only=NO_CROSS,
     pooler="roberta.pooler.dense",
     unused=(r"lm_head\..*",),
     renames=GAMMA_AND_BETA,
@@ -150,14 +160,8 @@ ROBERTA = family(
 XLM_ROBERTA = replace(ROBERTA, names=("xlm-roberta", "XLM-RoBERTa", "XLMRoberta"))
 CAMEMBERT = replace(ROBERTA, names=("camembert", "CamemBERT", "Camembert"))
 
-DISTILBERT_SIZES = keys(
-    vocab_size=("vocab_size", 30522), context=("max_position_embeddings", 512), layers=("n_layers", 6),
-    d_model=("dim", 768), heads=("n_heads", 12), attention_dropout=("attention_dropout", 0.1),
-    d_ff=("hidden_dim", 3072), activation=("activation", "gelu"), dropout=("dropout", 0.1),
-    std=("initializer_range", 0.02),
-)  # fmt: skip
+DISTILBERT_SIZES = sizes("distilbert")
 DISTILBERT_DROPOUTS = {"sequence": ("seq_classif_dropout",), "span": ("qa_dropout",), "token": ("dropout",)}
-DISTILBERT_PARTS = {"norm": "sa_layer_norm", "up": "ffn.lin1", "down": "ffn.lin2", "ff_norm": "output_layer_norm"}
 DISTILBERT_MLM = tuple(f"vocab_{part}" for part in ("transform", "layer_norm", "projector", "projector.bias"))
 DISTILBERT = family(
     ("distilbert", "DistilBERT", "DistilBert"),
@@ -167,7 +171,7 @@ DISTILBERT = family(
     defaults={"seq_classif_dropout": 0.2},
     body=(
         *embeddings("distilbert.embeddings"),
-        *layers("distilbert.transformer.layer.{layer}", "attention.*_lin", "attention.out_lin", **DISTILBERT_PARTS),
+        *layers("distilbert.transformer.layer.{layer}", **TABLES["modules"]["distilbert"]),
     ),
     heads=usual_heads(DISTILBERT_MLM, "pre_classifier"),
     unused=(r"vocab_(transform|layer_norm|projector)\..*",),
@@ -198,12 +202,7 @@ def _read_groups(settings: Settings, model: Flat) -> Flat:
 
 
 _ALBERT_MLM = tuple(f"predictions.{part}" for part in ("dense", "LayerNorm", "decoder", "bias"))
-ALBERT_DEFAULTS = {
-    "hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384, "hidden_act": "gelu_new",
-    "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
-}  # fmt: skip
 ALBERT_LAYER = "albert.encoder.albert_layer_groups.{layer}.albert_layers.0"
-ALBERT_PARTS = {"norm": "attention.LayerNorm", "up": "ffn", "down": "ffn_output", "ff_norm": "full_layer_layer_norm"}
 ALBERT = family(
     ("albert", "ALBERT", "Albert"),
     (
@@ -214,11 +213,11 @@ ALBERT = family(
         encoder_head("tanh", dict.fromkeys(("sequence", "token"), ("classifier_dropout_prob",))),
     ),
     only={**NO_DECODER, "inner_group_num": 1},
-    defaults=ALBERT_DEFAULTS,
+    defaults=TABLES["defaults"]["albert"],
     body=(
         *embeddings("albert.embeddings"),
         *module("encoder.projection", "albert.encoder.embedding_hidden_mapping_in"),
-        *layers(ALBERT_LAYER, tuple(f"attention.{part}" for part in QKV), "attention.dense", **ALBERT_PARTS),
+        *layers(ALBERT_LAYER, **TABLES["modules"]["albert"]),
     ),
     heads={
         # predicts the order of two sentences, where BERT predicts whether one follows the other
@@ -308,16 +307,6 @@ SEGMENTS = Special(
     },
     lambda model: {"type_vocab_size": model.get("segments", 0)},
 )
-DEBERTA_ONLY = {
-    "is_decoder": False, "add_cross_attention": False, "share_att_key": True, "position_biased_input": False,
-    "conv_kernel_size": 0, "pooler_hidden_act": "gelu", "legacy": True,
-}  # fmt: skip
-DEBERTA_DEFAULTS = {
-    "hidden_size": 1536, "num_hidden_layers": 24, "num_attention_heads": 24, "intermediate_size": 6144,
-    "layer_norm_eps": 1e-7,
-    # defaults of transformers that weft does not support
-    "share_att_key": False, "position_biased_input": True,
-}  # fmt: skip
 DEBERTA_V2 = family(
     ("deberta-v2", "DeBERTa v2", "DebertaV2"),
     (
@@ -328,8 +317,8 @@ DEBERTA_V2 = family(
         encoder_head("gelu", DEBERTA_DROPOUTS),
     ),
     fixed={**FIXED, "position.kind": "disentangled"},
-    only=DEBERTA_ONLY,
-    defaults=DEBERTA_DEFAULTS,
+    only=TABLES["only"]["deberta-v2"],
+    defaults=TABLES["defaults"]["deberta-v2"],
     body=(
         *(rule for rule in embeddings("deberta.embeddings") if ".position." not in rule.ours),
         tensor("encoder.position.weight", "deberta.encoder.rel_embeddings.weight"),

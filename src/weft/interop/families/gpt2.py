@@ -12,10 +12,10 @@ from dataclasses import replace
 from torch import Tensor
 
 from weft.config import Tree
-from weft.interop.families.base import HEAD_BIAS, PLAIN, TIED, UNTIED, Family, decoder_head, on_decoder
+from weft.interop.families.base import HEAD_BIAS, PLAIN, TABLES, TIED, UNTIED, Family, decoder_head, on_decoder, sizes
 from weft.interop.families.positions import MAX_LAYERS, rotated_part, windows_of, with_windows
 from weft.interop.settings import Flat, Settings
-from weft.interop.table import Special, all_biases, embedding_width, four_times, keys, switch
+from weft.interop.table import Special, all_biases, embedding_width, switch
 from weft.interop.weight_map import TRANSPOSED, Rules, TensorLayout, block, grouped, module, reordered, tensor
 from weft.models.config import Decoder
 
@@ -33,12 +33,7 @@ def names(matrices: TensorLayout) -> Rules:
     return (*ENDS, *POSITIONS, *block("decoder", LAYER, layouts, norm="ln_1", ff_norm="ln_2", **parts))
 
 
-SIZES = keys(
-    vocab_size=("vocab_size", 50257), context=("n_positions", 1024), d_model=("n_embd", 768), layers=("n_layer", 12),
-    heads=("n_head", 12), d_ff=("n_inner", four_times), activation=("activation_function", "gelu_new"),
-    eps=("layer_norm_epsilon", 1e-5), attention_dropout=("attn_pdrop", 0.1), dropout=("resid_pdrop", 0.1),
-    std=("initializer_range", 0.02),
-)  # fmt: skip
+SIZES = sizes("gpt2")
 EMBEDDING_DROPOUT = Special(write=lambda model: {"embd_pdrop": model["dropout"]})
 GPT2 = Family(
     names=("gpt2", "GPT-2", "GPT2"),
@@ -52,15 +47,11 @@ GPT2 = Family(
     unused=MASKS,
 )
 
-GPTJ_DEFAULTS = {
-    "vocab_size": 50400, "n_positions": 2048, "n_embd": 4096, "n_layer": 28, "n_head": 16,
-    "attn_pdrop": 0.0, "resid_pdrop": 0.0,
-}  # fmt: skip
 GPTJ = Family(
     names=("gptj", "GPT-J", "GPTJ"),
     rows=(*SIZES, EMBEDDING_DROPOUT, decoder_head(UNTIED, HEAD_BIAS), rotated_part("rotary_dim", 64)),
     fixed={**PLAIN, "sublayers": "parallel", "position.kind": "rotary", "position.pairs": "adjacent"},
-    defaults=GPTJ_DEFAULTS,
+    defaults=TABLES["defaults"]["gptj"],
     body=(
         *ENDS,
         *block("decoder", LAYER, norm="ln_1", qkv="attn.*_proj", out="attn.out_proj"),
@@ -154,12 +145,7 @@ def _write_kinds(model: Flat) -> Tree:
     return {"attention_types": [[kinds, 1]], "window_size": next((size for size in sizes if size), 256)}
 
 
-NEO_SIZES = keys(
-    vocab_size=("vocab_size", 50257), context=("max_position_embeddings", 2048), d_model=("hidden_size", 2048),
-    layers=("num_layers", 24), heads=("num_heads", 16), d_ff=("intermediate_size", four_times),
-    activation=("activation_function", "gelu_new"), eps=("layer_norm_epsilon", 1e-5),
-    attention_dropout=("attention_dropout", 0.0), dropout=("resid_dropout", 0.0), std=("initializer_range", 0.02),
-)  # fmt: skip
+NEO_SIZES = sizes("gpt_neo")
 GPT_NEO = Family(
     names=("gpt_neo", "GPT-Neo", "GPTNeo"),
     rows=(*NEO_SIZES, decoder_head(TIED), Special(_read_kinds, _write_kinds)),
@@ -184,12 +170,7 @@ def _check_width(settings: Settings, model: Flat) -> Flat:
     return {}
 
 
-OPT_SIZES = keys(
-    vocab_size=("vocab_size", 50272), context=("max_position_embeddings", 2048), d_model=("hidden_size", 768),
-    layers=("num_hidden_layers", 12), heads=("num_attention_heads", 12), d_ff=("ffn_dim", 3072),
-    activation=("activation_function", "relu"), attention_dropout=("attention_dropout", 0.0), dropout=("dropout", 0.1),
-    std=("init_std", 0.02),
-)  # fmt: skip
+OPT_SIZES = sizes("opt")
 AFFINE = {"norm.gain": True, "norm.bias": True}
 OPT = Family(
     names=("opt", "OPT", "OPT"),

@@ -11,7 +11,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.config import Tree
-from weft.interop.families.base import HEAD_BIAS, PLAIN, TIED, UNTIED, Family, FamilyNames, decoder_head, on_decoder
+from weft.interop.families.base import (
+    HEAD_BIAS,
+    PLAIN,
+    TABLES,
+    TIED,
+    UNTIED,
+    Family,
+    FamilyNames,
+    decoder_head,
+    on_decoder,
+    sizes,
+)
 from weft.interop.families.llama import SIZES, names
 from weft.interop.families.positions import one_window, rotary
 from weft.interop.settings import Flat, Settings
@@ -110,17 +121,8 @@ def _falcon(family_names: FamilyNames, rows: tuple[Row, ...], **fields: Any) -> 
     )
 
 
-FALCON_SIZES = keys(
-    vocab_size=("vocab_size", 65024), context=("max_position_embeddings", 2048), d_model=("hidden_size", 4544),
-    layers=("num_hidden_layers", 32), heads=("num_attention_heads", 71), d_ff=("ffn_hidden_size", four_times),
-    activation=("activation", "gelu"), eps=("layer_norm_epsilon", 1e-5),
-    attention_dropout=("attention_dropout", 0.0), dropout=("hidden_dropout", 0.0),
-)  # fmt: skip
-BLOOM_SIZES = keys(
-    vocab_size=("vocab_size", 250880), context=("seq_length", 2048), d_model=("hidden_size", 64), layers=("n_layer", 2),
-    heads=("n_head", 8), eps=("layer_norm_epsilon", 1e-5), attention_dropout=("attention_dropout", 0.0),
-    dropout=("hidden_dropout", 0.0),
-)  # fmt: skip
+FALCON_SIZES = sizes("falcon")
+BLOOM_SIZES = sizes("bloom")
 HEADS = Special(_read_heads, _write_heads)
 POSITIONS = Special(_read_positions, lambda model: {"alibi": model["position.kind"] == "alibi", **ROTARY.write(model)})
 FALCON_ROWS: tuple[Row, ...] = (*FALCON_SIZES, HEADS, all_biases("bias", False), POSITIONS)
@@ -134,10 +136,7 @@ BLOOM = _falcon(
 )
 
 
-MPT_ONLY: Tree = {
-    "attn_type": "multihead_attention", "alibi": True, "alibi_bias_max": 8, "qk_ln": False, "prefix_lm": False,
-    "attn_uses_sequence_id": False,
-}  # fmt: skip
+MPT_ONLY: Tree = TABLES["only"]["mpt"]
 MPT_CLIP = Key("attention.clip", "clip_qkv", kind="positive", nullable=True)
 MPT_SCALE = Key("attention.scale", "softmax_scale", kind="positive", nullable=True)
 
@@ -149,6 +148,8 @@ def _read_mpt_attention(settings: Settings, model: Flat) -> Flat:
     attention = Settings(table, f"{settings.location}: attn_config")
     attention.only(**MPT_ONLY)
     dropout = attention.number("attn_pdrop", 0.0)
+    if not 0 <= dropout < 1:
+        raise attention.error("attn_pdrop", "expected a number from 0 to less than 1")
     inner = MPT_CLIP.read(attention, model) | MPT_SCALE.read(attention, model)
     return {**inner, "attention.dropout": dropout, "dropout": dropout, "feedforward.d_ff": four_times(model)}
 
@@ -159,10 +160,7 @@ def _write_mpt_attention(model: Flat) -> Tree:
     return {"attn_config": {"clip_qkv": clip, "softmax_scale": scale, "attn_pdrop": dropout or 0, **MPT_ONLY}}
 
 
-MPT_SIZES = keys(
-    vocab_size=("vocab_size", 50368), context=("max_seq_len", 2048), d_model=("d_model", 2048),
-    layers=("n_layers", 24), heads=("n_heads", 16), eps=("layer_norm_epsilon", 1e-5), std=("initializer_range", 0.02),
-)  # fmt: skip
+MPT_SIZES = sizes("mpt")
 MPT_LAYER = "transformer.blocks.{layer}"
 MPT = Family(
     names=("mpt", "MPT", "Mpt"),

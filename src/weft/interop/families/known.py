@@ -9,20 +9,20 @@ from contextlib import suppress
 
 from weft.config import Tree
 from weft.errors import InteropError, WeftError
-from weft.interop.families import bert, gpt2, gpt_neox, llama, recent, seq2seq
-from weft.interop.families.base import Family
-from weft.interop.families.modernbert import MODERNBERT
+from weft.interop.families import bert, encoders, gpt2, gpt_neox, llama, recent, seq2seq
+from weft.interop.families.base import TABLES, Family
+from weft.interop.families.modernbert import MODERNBERT, MODERNBERT_DECODER
 from weft.interop.settings import Flat, Settings, Transformer, shown
 from weft.interop.weight_map import conversions, their_shapes
 from weft.models.config import Decoder, Encoder, EncoderDecoder
 
 # if several can express a model trained by weft, the first is written
 DECODERS = (
-    *(gpt2.GPT2, *llama.FAMILIES, gpt2.OPT, gpt_neox.GPT_NEOX, gpt2.GPTJ, gpt2.GPT_NEO),
+    *(gpt2.GPT2, llama.LLAMA, *recent.FAMILIES, gpt2.OPT, gpt_neox.GPT_NEOX, gpt2.GPTJ, gpt2.GPT_NEO),
     *(gpt_neox.PHI, gpt_neox.STABLELM, gpt_neox.FALCON, gpt_neox.STARCODER2, gpt_neox.BLOOM),
-    *(*recent.FAMILIES, gpt2.GPT_BIGCODE, gpt2.CODEGEN, gpt_neox.MPT),
+    *(gpt2.GPT_BIGCODE, gpt2.CODEGEN, gpt_neox.MPT, MODERNBERT_DECODER),
 )
-ENCODERS = (*bert.FAMILIES, MODERNBERT, bert.DEBERTA_V2)
+ENCODERS = (*bert.FAMILIES, MODERNBERT, bert.DEBERTA_V2, *encoders.FAMILIES)
 FAMILIES: dict[str, Family] = {family.kind: family for family in (*DECODERS, *ENCODERS, *seq2seq.FAMILIES)}
 
 # keys that any config.json may have
@@ -32,6 +32,7 @@ COMMON = {
     *("is_decoder", "is_encoder_decoder", "add_cross_attention", "chunk_size_feed_forward", "pretraining_tp"),
     *("return_dict", "output_attentions", "output_hidden_states"),
 }
+NEEDS: dict[str, str] = TABLES["needs"]
 MAX_LISTED = 4  # keys listed in a message
 UNSUPPORTED_VALUE = 3  # weight of an unsupported value against unknown kinds of tensors, in choosing the nearest family
 
@@ -51,13 +52,15 @@ def family_of(tree: Tree, location: str, tensors: Collection[str] = ()) -> tuple
     if architecture is None:
         architecture = list(family.architectures)[-1]  # the base model
     if architecture not in family.architectures:
-        known = ", ".join(family.architectures)
+        known = ", ".join(family.architectures) + f"; it needs {NEEDS[architecture]}" * (architecture in NEEDS)
         raise InteropError(f"{location}: architectures = {shown([architecture])}: of {family.title} weft reads {known}")
     return family, architecture
 
 
 def _why_unknown(tree: Tree, tensors: Collection[str]) -> str:
     """Explanation why a config.json can't be read, to follow its model_type in a message."""
+    if isinstance(kind := tree.get("model_type"), str) and kind in NEEDS:
+        return f"not a family that weft reads; it needs {NEEDS[kind]}"
     text = tree.get("text_config")
     if isinstance(text, dict):
         text_type = shown(text.get("model_type"))
@@ -86,7 +89,8 @@ def _compare(family: Family, tree: Tree, tensors: Collection[str]) -> tuple[set[
     """Keys of a family, and reasons why it can't express a model: an unsupported value, or kinds of tensors that only
     one of the two has."""
     settings, reasons = Settings(tree, "config.json"), list[str]()
-    classes = [name for name, head in family.architectures.items() if head == "lm"] or list(family.architectures)
+    usual = "mlm" if family.model is Encoder else "lm"
+    classes = [name for name, head in family.architectures.items() if head == usual] or list(family.architectures)
     known: Flat = {key: is_present(tensors) for key, is_present in family.by_weights.items()}
     try:
         model = family.read(settings, classes[0], known)

@@ -1,33 +1,27 @@
-"""LLaMA and its relatives: rotary positions, RMSNorm before each sublayer, gated feed-forward.
-
-LLaMA 1–3 (Touvron et al. 2023; Dubey et al. 2024) and SmolLM2, which has the same architecture; Mistral (Jiang et al.
-2023) adds a window, Qwen2 biases, Qwen3 norms of queries and keys, SmolLM3 layers without positions, Granite factors,
-Phi-3 joint matrices; OLMo (Groeneveld et al. 2024) has norms without weights, OLMo 2 norms after each sublayer.
-Seed-OSS (2025) has optional biases, Ministral 3 is like Mistral, CWM is LLaMA 3 with a window in three of four layers.
-Gemma 1–3 (2024, 2025) scale their embeddings and add 1 to gains; Gemma 2 soft-caps scores and logits, has norms before
-and after each sublayer and a window in every other layer; Gemma 3 has a window in five of six layers, which have a
-separate rotary base, and norms of queries and keys.
-"""
+"""LLaMA 1–3 (Touvron et al. 2023; Dubey et al. 2024) and the rows of its relatives, whose tables are in recent.toml:
+rotary positions, RMSNorm before each sublayer, gated feed-forward."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from weft.config import Tree
 from weft.interop.families import positions
-from weft.interop.families.base import GATED, UNTIED, Family, FamilyNames, decoder_head, on_decoder
+from weft.interop.families.base import GATED, TABLES, UNTIED, Family, FamilyNames, decoder_head, on_decoder, sizes
 from weft.interop.settings import THEIR_ACTIVATIONS, Flat, Settings, layer_pattern, shown
 from weft.interop.table import Key, Row, Special, biases, even_heads, follows, keys, round_factor
 from weft.interop.weight_map import Rules, block, module, tensor
 from weft.models.config import Decoder
 from weft.progress import warn
+from weft.storage.tensors import LazyWeights
 
-LAYER: dict[str, Any] = {
-    "norm": "input_layernorm", "qkv": "self_attn.*_proj", "q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm",
-    "out": "self_attn.o_proj", "ff_norm": "post_attention_layernorm", "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "down": "mlp.down_proj",
-}  # fmt: skip
+LAYER: dict[str, Any] = TABLES["modules"]["llama"]
+
+
+XIELU_OF = "model.layers.{}.mlp.act_fn"
 
 
 def names(final_norm: str = "norm", **changes: Any) -> Rules:
@@ -36,7 +30,18 @@ def names(final_norm: str = "norm", **changes: Any) -> Rules:
         tensor("embedding.weight", "model.embed_tokens.weight"),
         *block("decoder", "model.layers.{layer}", **LAYER | changes),
         *module("decoder.norm", f"model.{final_norm}"),
+        *(
+            tensor(f"decoder.blocks.{{layer}}.feedforward.activation.{name}", f"{XIELU_OF.format('{layer}')}.{name}")
+            for name in ("alpha_p", "alpha_n")
+        ),
     )
+
+
+def xielu_constants(model: Decoder) -> LazyWeights:
+    """Constants of xIELU, which transformers stores in every layer."""
+    layers = range(model.layers if model.feedforward.activation == "xielu" else 0)
+    values = {"beta": 0.5, "eps": -1e-6}.items()
+    return {f"{XIELU_OF.format(n)}.{name}": partial(torch.tensor, value) for n in layers for name, value in values}
 
 
 NAMES = names()
@@ -45,17 +50,12 @@ OLD_ROOT = tuple(
 )
 
 
-def _names_by_head(model: Decoder) -> Rules:
+def names_by_head(model: Decoder) -> Rules:
     """Rules of families whose ForQuestionAnswering has the prefix `transformer.` instead of `model.`."""
     return OLD_ROOT if model.head.kind == "span" else NAMES
 
 
-SIZES = keys(
-    vocab_size="vocab_size", d_model="hidden_size", d_ff="intermediate_size", layers="num_hidden_layers",
-    heads="num_attention_heads", kv_heads=("num_key_value_heads", lambda model: model["attention.heads"]),
-    context=("max_position_embeddings", 2048), attention_dropout=("attention_dropout", 0.0),
-    std=("initializer_range", 0.02),
-)  # fmt: skip
+SIZES = sizes("llama")
 WIDTH, EPS, ACTIVATION, FEEDFORWARD_BIAS = keys(
     d_head=("head_dim", even_heads),
     eps=("rms_norm_eps", 1e-6),
@@ -144,53 +144,14 @@ def family(
         names=family_names,
         body=body,
         heads=on_decoder(token="score", without=without),
-        unused=(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\..*",),
+        unused=(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\..*", r"model\.layers\.\d+\.mlp\.act_fn\.(beta|eps)"),
+        fillers=xielu_constants,
         **fields,
     )
 
 
 USUAL: tuple[Row, ...] = (*SHARED, HEAD, ACTIVATION)
-MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier")
-LLAMA = family(("llama", "LLaMA", "Llama"), (*USUAL, ATTENTION_BIAS, FEEDFORWARD_BIAS), body=_names_by_head)
-MISTRAL = family(
-    ("mistral", "Mistral", "Mistral"),
-    (*USUAL, positions.one_window(4096)),
-    only={"layer_types": None},
-    defaults={"max_position_embeddings": 4096 * 32, "num_key_value_heads": 8},
-)
-QWEN2 = family(
-    ("qwen2", "Qwen2", "Qwen2"),
-    (*USUAL, QWEN_WINDOW),
-    body=_names_by_head,
-    fixed={"attention.bias": "qkv"},
-    defaults={"max_position_embeddings": 32768},
-)
-QWEN3 = family(
-    ("qwen3", "Qwen3", "Qwen3"),
-    (*USUAL, QWEN_WINDOW, QK_EPS, ATTENTION_BIAS),
-    body=_names_by_head,
-    fixed={"attention.qk_norm.kind": "rms"},
-    defaults={"max_position_embeddings": 32768, "head_dim": 128},
-)
-SMOLLM3 = family(
-    ("smollm3", "SmolLM3", "SmolLM3"),
-    (*SIZES, WIDTH, EPS, positions.rotary(2000000.0), HEAD, ACTIVATION, ATTENTION_BIAS, FEEDFORWARD_BIAS, NO_POSITIONS),
-    body=_names_by_head,
-    defaults={"max_position_embeddings": 32768, "tie_word_embeddings": True, "num_key_value_heads": 4},
-)
-GRANITE = family(
-    ("granite", "Granite", "Granite"),
-    (*USUAL, ATTENTION_BIAS, FEEDFORWARD_BIAS, *granite_factors(*MULTIPLIERS, "logits_scaling")),
-    without=("sequence", "token", "span"),
-)
-PHI3_ROTARY = positions.rotary(fraction=1.0, original=4096)
-PHI3 = family(
-    ("phi3", "Phi-3", "Phi3"),
-    (*SIZES, EPS, PHI3_ROTARY, HEAD, ACTIVATION, positions.one_window(), *keys(dropout=("resid_pdrop", 0.0))),
-    body=names(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj"),
-    without=("span",),
-    defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
-)
+LLAMA = family(("llama", "LLaMA", "Llama"), (*USUAL, ATTENTION_BIAS, FEEDFORWARD_BIAS), body=names_by_head)
 
 
 def _read_biases(settings: Settings, model: Flat) -> Flat:
@@ -230,50 +191,11 @@ def some_windows(has_window: Callable[[int], bool], default: int) -> Special:
     return Special(read, positions.write_windows)
 
 
-SEED_OSS = family(
-    ("seed_oss", "Seed-OSS", "SeedOss"),
-    (*USUAL, Special(_read_biases, _write_biases), FEEDFORWARD_BIAS, *keys(dropout=("residual_dropout", 0.1))),
-    body=_names_by_head,
-    defaults={"max_position_embeddings": 524288, "num_key_value_heads": 8, "head_dim": 128, "attention_dropout": 0.1},
-)
 LATER_QUERIES = "llama_4_scaling_beta"
 MINISTRAL3_ROPE: Tree = {
     "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384, "mscale": 1.0,
     "mscale_all_dim": 1.0, LATER_QUERIES: 0.1,
 }  # fmt: skip
-CWM_ROPE: Tree = {
-    "rope_type": "llama3", "rope_theta": 1e6, "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}  # fmt: skip
-ORIGINAL, CWM_ROTARY = Special(_read_original, _write_original), positions.rotary(1e6, default=CWM_ROPE)
-GROUPED = {"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5}
-MINISTRAL3 = family(
-    ("ministral3", "Ministral 3", "Ministral3"),
-    (*SIZES, WIDTH, EPS, positions.rotary(default=MINISTRAL3_ROPE), HEAD, ACTIVATION, positions.one_window(), ORIGINAL),
-    only={"layer_types": None},
-    defaults={"max_position_embeddings": 262144, **GROUPED},
-)
-CWM = family(
-    ("cwm", "CWM", "Cwm"),
-    (*SIZES, WIDTH, EPS, CWM_ROTARY, HEAD, ACTIVATION, FEEDFORWARD_BIAS, some_windows(lambda n: n % 4 != 0, 8192)),
-    without=("sequence", "token", "span"),
-    defaults={"max_position_embeddings": 131072, **GROUPED},
-)
-CLIP = Key("attention.clip", "clip_qkv", kind="positive", nullable=True)
-OLMO = family(
-    ("olmo", "OLMo", "Olmo"),
-    (*SIZES, positions.rotary(), HEAD, ACTIVATION, ATTENTION_BIAS, CLIP),
-    fixed={"norm.kind": "layer", "norm.gain": False, "norm.bias": False, "norm.eps": 1e-5},
-    without=("token", "span"),
-)
-OLMO2 = family(
-    ("olmo2", "OLMo 2", "Olmo2"),
-    (*USUAL, ATTENTION_BIAS, QK_EPS),
-    body=names(norm=None, norm_out="post_attention_layernorm", ff_norm=None, ff_norm_out="post_feedforward_layernorm"),
-    fixed={"placement": "res-post", "attention.qk_norm.kind": "rms", "attention.qk_norm_over": "heads"},
-    without=("token", "span"),
-    defaults={"rms_norm_eps": 1e-5},
-)
 
 
 def _read_activation(settings: Settings, model: Flat) -> Flat:
@@ -295,7 +217,8 @@ def _five_of_six(settings: Settings, model: Flat) -> tuple[list[bool], int | Non
     return positions.layer_types(settings, model, usual), positions.window(settings, 4096)
 
 
-EVERY_OTHER = some_windows(lambda layer: layer % 2 == 0, 4096)
+SEED_BIASES = Special(_read_biases, _write_biases)
+LATER, MINISTRAL3_ROTARY = Special(_read_original, _write_original), positions.rotary(default=MINISTRAL3_ROPE)
 BASES = positions.two_bases(
     ("rope_theta", 1e6), ("rope_local_base_freq", 1e4), read_windows=_five_of_six, write_windows=positions.write_windows
 )
@@ -311,36 +234,3 @@ SCALE = Key(
 )
 SCORES = Key("attention.softcap", "attn_logit_softcapping", 50.0, kind="positive", nullable=True)
 LOGITS = partial(Key, "head.softcap", "final_logit_softcapping", kind="positive", nullable=True)
-SANDWICH_NAMES = names(
-    norm_out="post_attention_layernorm", ff_norm="pre_feedforward_layernorm", ff_norm_out="post_feedforward_layernorm"
-)
-GEMMA = family(
-    ("gemma", "Gemma", "Gemma"),
-    (*SHARED, HEAD, GEMMA_ACTIVATION, ATTENTION_BIAS),
-    fixed={"norm.offset": 1.0, "embedding_scale": True},
-    without=("span",),
-    only={"use_bidirectional_attention": False},
-    defaults={"max_position_embeddings": 8192, "head_dim": 256, "tie_word_embeddings": True},
-)
-GEMMA2 = replace(
-    GEMMA,
-    names=("gemma2", "Gemma 2", "Gemma2"),
-    rows=(*SHARED, decoder_head(UNTIED, LOGITS(30.0)), GEMMA2_ACTIVATION, ATTENTION_BIAS, SCALE, SCORES, EVERY_OTHER),
-    body=SANDWICH_NAMES,
-    fixed={**GEMMA.fixed, "placement": "sandwich"},
-    defaults={**GEMMA.defaults, "num_key_value_heads": 4},
-)
-GEMMA3 = replace(
-    GEMMA2,
-    names=("gemma3_text", "Gemma 3", "Gemma3Text"),
-    # attn_logit_softcapping, which a file may have, has no effect
-    rows=(*SHARED[:-1], decoder_head(UNTIED, LOGITS()), GEMMA2_ACTIVATION, ATTENTION_BIAS, SCALE, BASES, QK_EPS),
-    heads=on_decoder(token="score", without=("token", "span")),
-    classes={"lm": "Gemma3ForCausalLM"},
-    fixed={**GEMMA2.fixed, "attention.qk_norm.kind": "rms", "attention.qk_norm.offset": 1.0},
-    defaults={**GEMMA2.defaults, "max_position_embeddings": 131072},
-)
-FAMILIES = (
-    *(LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, SMOLLM3, GRANITE, PHI3, OLMO, OLMO2),
-    *(SEED_OSS, MINISTRAL3, CWM),
-)

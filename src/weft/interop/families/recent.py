@@ -1,26 +1,14 @@
-"""Decoders of 2023 to 2025 near LLaMA: each is a table of `recent.toml`, and its unusual settings are rows here."""
+"""Relatives of LLaMA: each is a table of `recent.toml`, and its unusual settings are rows here."""
 
 import tomllib
 from pathlib import Path
 from typing import Any
 
 from weft.config import Tree, flat
-from weft.interop.families import positions
-from weft.interop.families.base import TIED, Family, decoder_head
-from weft.interop.families.llama import (
-    ACTIVATION,
-    ATTENTION_BIAS,
-    EPS,
-    FEEDFORWARD_BIAS,
-    HEAD,
-    QK_EPS,
-    SIZES,
-    WIDTH,
-    family,
-    names,
-    some_windows,
-)
-from weft.interop.settings import Flat, Settings, layer_pattern
+from weft.interop.families import llama, positions
+from weft.interop.families.base import TIED, UNTIED, Family, decoder_head
+from weft.interop.families.llama import ACTIVATION, ATTENTION_BIAS, EPS, FEEDFORWARD_BIAS, HEAD, QK_EPS, SIZES, WIDTH
+from weft.interop.settings import THEIR_ACTIVATIONS, Flat, Settings, layer_pattern
 from weft.interop.table import Key, Row, Special, all_biases, biases, keys
 
 TABLES: Tree = tomllib.loads(Path(__file__).with_name("recent.toml").read_text(encoding="utf-8"))
@@ -98,10 +86,22 @@ def _read_alpha(settings: Settings, model: Flat) -> Flat:
     return {"position.base": base * rope.positive("alpha") ** (d_head / (d_head - 2))}
 
 
+def _read_activation(settings: Settings, model: Flat) -> Flat:
+    xielu = settings.get("hidden_act", "xielu") == "xielu"
+    return {"feedforward.activation": "xielu" if xielu else settings.activation("hidden_act")}
+
+
+def _write_activation(model: Flat) -> Tree:
+    return {"hidden_act": THEIR_ACTIVATIONS[model["feedforward.activation"]]}
+
+
 LAYER_NORM_EPS, COHERE_HEAD = keys(eps=("layer_norm_eps", 1e-5)), decoder_head(TIED, LOGIT_SCALE)
+GEMMA: tuple[Row, ...] = (*SIZES, WIDTH, EPS, ATTENTION_BIAS)
+MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
 # name in recent.toml → rows
 ROWS: dict[str, tuple[Row, ...]] = {
     "sizes": (*SIZES, WIDTH, EPS, HEAD, ACTIVATION),
+    "sizes_only": (*SIZES, WIDTH, EPS, HEAD),
     "cohere": (*SIZES, WIDTH, *LAYER_NORM_EPS, COHERE_HEAD, ACTIVATION, ATTENTION_BIAS),
     "norm_eps": keys(eps=("norm_eps", 1e-5)),
     "biased": (ATTENTION_BIAS,),
@@ -114,22 +114,43 @@ ROWS: dict[str, tuple[Row, ...]] = {
     "rotated_in_windows_or_all": (rotated_in_windows(True),),
     "olmo3_rotary": (Special(TWO_BASES.read, _write_bases),),
     "alpha_rotary": (Special(_read_alpha, ROTARY.write),),
-    "windows": (some_windows(lambda layer: True, 4096),),
+    "xielu": (Special(_read_activation, _write_activation),),
+    "gemma": (*GEMMA, HEAD, llama.GEMMA_ACTIVATION),
+    "gemma2": (*GEMMA, decoder_head(UNTIED, llama.LOGITS(30.0)), llama.GEMMA2_ACTIVATION, llama.SCALE, llama.SCORES),
+    # attn_logit_softcapping, which a file may have, has no effect
+    "gemma3": (*GEMMA, decoder_head(UNTIED, llama.LOGITS()), llama.GEMMA2_ACTIVATION, llama.SCALE, llama.BASES, QK_EPS),
+    "every_other": (llama.some_windows(lambda layer: layer % 2 == 0, 4096),),
+    "windows": (llama.some_windows(lambda layer: True, 4096),),
+    "windows_of_four": (llama.some_windows(lambda layer: layer % 4 != 0, 8192),),
+    "window": (positions.one_window(),),
+    "window_4096": (positions.one_window(4096),),
+    "qwen_window": (llama.QWEN_WINDOW,),
+    "no_positions": (llama.NO_POSITIONS,),
+    "seed_biases": (llama.SEED_BIASES,),
+    "ministral3_rotary": (llama.MINISTRAL3_ROTARY, llama.LATER),
+    "clip": (Key("attention.clip", "clip_qkv", kind="positive", nullable=True),),
+    "factors": llama.granite_factors(*MULTIPLIERS),
+    "phi3": (*SIZES, EPS, HEAD, ACTIVATION, *keys(dropout=("resid_pdrop", 0.0))),
+    "olmo": (*SIZES, HEAD, ACTIVATION),
+    "residual_dropout": keys(dropout=("residual_dropout", 0.1)),
 }
 
 
 def _family(kind: str, table: Tree) -> Family:
-    rotary = positions.rotary(table.get("base", 10000.0), fraction=table.get("fraction"))
+    options: dict[str, Any] = {key: table.get(key) for key in ("fraction", "default", "original")}
+    rotary = positions.rotary(table.get("base", 10000.0), **options)
     rows = {**ROWS, "rotary": (rotary,)}
     title, classes = table["names"]
     modules: dict[str, Any] = {module: name or None for module, name in table.get("modules", {}).items()}
-    return family(
+    return llama.family(
         (kind, title, classes),
         tuple(row for name in table["rows"] for row in rows[name]),
-        tuple(table["without"]),
-        body=names(**modules),
+        tuple(table.get("without", ())),
+        body=llama.names_by_head if table.get("old_root") else llama.names(**modules),
         fixed=flat(table.get("fixed", {})),
-        defaults=table["defaults"],
+        only={**table.get("only", {}), **dict.fromkeys(table.get("null", ()))},
+        classes=table.get("classes", {}),
+        defaults=table.get("defaults", {}),
     )
 
 

@@ -2,7 +2,8 @@
 
 Marian (Junczys-Dowmunt et al. 2018) and BART (Lewis et al. 2020); with the same blocks in pre-norm mBART (Liu et al.
 2020), M2M-100 and NLLB (Fan et al. 2021; Costa-jussà et al. 2022), PEGASUS (Zhang et al. 2020) and Blenderbot (Roller
-et al. 2021); T5, T5 v1.1 (Raffel et al. 2020; Shazeer 2020) and mT5 (Xue et al. 2021), which has the blocks of T5 v1.1.
+et al. 2021); T5, T5 v1.1 (Raffel et al. 2020; Shazeer 2020), and with the blocks of T5 v1.1 mT5 (Xue et al. 2021) and
+UMT5 (Chung et al. 2023), whose layers have separate position biases.
 """
 
 from dataclasses import replace
@@ -12,9 +13,18 @@ from typing import Any
 import torch
 
 from weft.config import Tree
-from weft.interop.families.base import POST_NORM, TIED, Family, FamilyNames, count_labels, pooled_head, write_labels
+from weft.interop.families.base import (
+    POST_NORM,
+    TIED,
+    Family,
+    FamilyNames,
+    count_labels,
+    pooled_head,
+    sizes,
+    write_labels,
+)
 from weft.interop.settings import ACTIVATIONS, THEIR_ACTIVATIONS, Flat, Settings
-from weft.interop.table import Row, Special, constant, decoder_copy, follows, keys
+from weft.interop.table import Row, Special, constant, decoder_copy, follows
 from weft.interop.weight_map import ONE_ROW, Rules, block, module, tensor
 from weft.models.config import EncoderDecoder
 from weft.nn.position import sinusoids
@@ -59,13 +69,7 @@ def _sinusoids(model: EncoderDecoder) -> LazyWeights:
     return dict.fromkeys((f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")), make)
 
 
-SIZES = keys(
-    vocab_size="vocab_size", context=("max_position_embeddings", 1024), encoder_layers="encoder_layers",
-    layers="decoder_layers", d_model="d_model", heads="encoder_attention_heads", d_ff="encoder_ffn_dim",
-    activation=("activation_function", "gelu"), attention_dropout=("attention_dropout", 0.0),
-    feedforward_dropout=("activation_dropout", 0.0), dropout=("dropout", 0.1),
-    embedding_scale=("scale_embedding", False), std=("init_std", 0.02),
-)  # fmt: skip
+SIZES = sizes("bart")
 
 
 def _head(*lm: Row) -> Special:
@@ -191,8 +195,10 @@ M2M100 = _family(
 def _t5_stack(side: str, feedforward: int) -> Rules:
     """Rules of one of T5's stacks; `feedforward` is the index of that sublayer."""
     layer, attention, dense = f"{side}.block.{{layer}}.layer", "0.SelfAttention", f"{feedforward}.DenseReluDense"
+    bias = f"{attention}.relative_attention_bias.weight"
     return (
-        tensor(f"{side}.position.weight", f"{side}.block.0.layer.{attention}.relative_attention_bias.weight"),
+        tensor(f"{side}.position.weight", f"{side}.block.0.layer.{bias}"),
+        tensor(f"{side}.blocks.{{layer}}.attention.relative_bias", f"{layer}.{bias}"),
         *block(side, layer, qkv=f"{attention}.*", out=f"{attention}.o", norm="0.layer_norm"),
         *block(side, layer, cross_q="1.EncDecAttention.q", cross_kv="1.EncDecAttention.*"),
         *block(side, layer, cross_out="1.EncDecAttention.o", cross_norm="1.layer_norm"),
@@ -227,12 +233,7 @@ def _read_scale(settings: Settings, model: Flat) -> Flat:
     return {"head.scale": model["d_model"] ** -0.5 if scaled else None}
 
 
-T5_SIZES = keys(
-    vocab_size="vocab_size", context=("n_positions", 512), encoder_layers="num_layers",
-    layers=("num_decoder_layers", lambda model: model["encoder_layers"]), d_model="d_model", heads="num_heads",
-    d_head=("d_kv", 64), d_ff="d_ff", eps=("layer_norm_epsilon", 1e-6), dropout=("dropout_rate", 0.1),
-    buckets=("relative_attention_num_buckets", 32), max_distance=("relative_attention_max_distance", 128),
-)  # fmt: skip
+T5_SIZES = sizes("t5")
 
 
 T5_BODY = (tensor("embedding.weight", "shared.weight"), *_t5_stack("encoder", 1), *_t5_stack("decoder", 2))
@@ -267,6 +268,11 @@ def _t5(family_names: FamilyNames, *lm: Row, **fields: Any) -> Family:
 
 
 SCALE = Special(_read_scale, lambda model: {"tie_word_embeddings": model["head.scale"] is not None})
+SCALED = Special(read=lambda settings, model: {"head.scale": model["d_model"] ** -0.5})
 T5 = _t5(("t5", "T5", "T5"), SCALE)
 MT5 = _t5(("mt5", "mT5", "MT5"), defaults={"feed_forward_proj": "gated-gelu"})
-FAMILIES = (MARIAN, BART, MBART, PEGASUS, M2M100, T5, MT5, BLENDERBOT)
+UMT5 = replace(
+    _t5(("umt5", "UMT5", "UMT5"), SCALED, defaults={"feed_forward_proj": "gated-gelu"}),
+    fixed={**T5.fixed, "position.kind": "layered-t5"},
+)
+FAMILIES = (MARIAN, BART, MBART, PEGASUS, M2M100, T5, MT5, UMT5, BLENDERBOT)

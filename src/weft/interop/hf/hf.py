@@ -57,8 +57,8 @@ def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
     stored, kept = weights.list_weights(folder), KEPT
     tower = text_tower(tree, str(folder / CONFIG))
     if tower is not None:
-        parts = len(stored)
-        tree, stored = tower, text_tensors(stored)
+        parts, tree = len(stored), tower
+        stored = text_tensors(stored, tree)
         warn(f"{folder}: a multimodal model; its text part is read, {len(stored)} of {parts} tensors")
         kept = (GENERATION,)
     settings = Settings(tree, str(folder / CONFIG))
@@ -232,7 +232,7 @@ def _to_config(bundle: ModelBundle) -> tuple[Family, Tree, Tree]:
         config |= label_keys(bundle.labels)
     ids = {role: getattr(bundle.tokenizer, f"{role}_id", None) for role in ("bos", "eos", "pad")}
     for role, id in ids.items():
-        config.setdefault(f"{role}_token_id", id)
+        config.setdefault(f"{role}_token_id", family.ids.get(role) if id is None else id)
     if isinstance(bundle.model, EncoderDecoder):  # in weft, generated text begins with bos
         config.setdefault("decoder_start_token_id", next((id for id in ids.values() if id is not None), 0))
         config.setdefault("forced_eos_token_id", None)
@@ -245,7 +245,7 @@ def choose(bundle: ModelBundle) -> Family:
     if not isinstance(model, Transformer):
         why = "Hugging Face has no family for it; only Transformers can be exported"
         raise InteropError(f"model.kind = '{model.kind}': {why}")
-    stacks = (type(model), Decoder) if isinstance(model, Encoder) else (type(model),)
+    stacks = (type(model),) if isinstance(model, EncoderDecoder) else (Decoder, Encoder)
     families = [family for family in FAMILIES.values() if family.model in stacks]
     families.sort(key=lambda family: (family.kind != bundle.notes.get("family"), family.model is not type(model)))
     by_title = {family.title: family for family in families}

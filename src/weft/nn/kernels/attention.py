@@ -2,9 +2,7 @@
 
 PyTorch's fused kernels draw dropout from a row's index in the batch of one process. These drop the same elements as
 `dropout.drop_values`: those where the hash of the query's key and the column is small. The backward pass hashes again,
-and saves only the output, one value per query, and the keys.
-
-torch.compile treats the operations as opaque.
+and saves only the output, one value per query, and the keys. torch.compile treats the operations as opaque.
 """
 
 from typing import Any

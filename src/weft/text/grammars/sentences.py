@@ -6,9 +6,9 @@ from pathlib import Path
 
 from weft.text.grammars.rng import InSplit, Rng, Row
 
-CHATTER, PARTICLES, QUESTIONS, REPORTS, SENTIMENT, STORIES = (
+CHATTER, PARTICLES, QUESTIONS, REPORTS, SENSES, SENTIMENT, STORIES = (
     tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8"))
-    for name in ("chatter", "particles", "questions", "reports", "sentiment", "stories")
+    for name in ("chatter", "particles", "questions", "reports", "senses", "sentiment", "stories")
 )
 WORDINGS, MEANINGS = CHATTER["wordings"], CHATTER["meanings"]
 LABELS = ("negative", "positive")
@@ -202,6 +202,25 @@ def phrasal_verb(rng: Rng) -> str:
         adjective = rng.sample(words["adjectives"], rng.below(2))
         sentence += [rng.pick(words["prepositions"]), "the", *adjective, rng.pick(words["places"])]
     return " ".join([*sentence, words["particles"][verb], "."])
+
+
+def sense(rng: Rng, in_split: InSplit) -> Row:
+    """Return {text, sense}: a sentence with an ambiguous word in brackets, and the sense that its context decides.
+
+    A word of the sense is before it, after it, or both; patterns are shared by all senses. These words decide the
+    split, in any pattern: a held-out sentence combines them as no training sentence does.
+    """
+    word = rng.pick(tuple(SENSES["words"]))
+    name = rng.pick(tuple(SENSES["words"][word]))
+    own, key = SENSES["words"][word][name], ""
+    patterns = SENSES[own.get("form", "noun")]
+    while not key or not in_split(key):
+        sides, x = rng.pick(("both", "before", "after")), rng.sample(own["x"], 2)
+        before = rng.pick(patterns["neutral_before" if sides == "after" else "before"])
+        after = rng.pick(patterns["neutral_after" if sides == "before" else "after"])
+        key = f"{word} {name}: {before if sides == 'after' else x[0]} … {after if sides == 'before' else x[1]}"
+    who, verb = rng.pick(own["who"] if rng.chance(50) else SENSES["who"]), rng.pick(own["v"])
+    return {"text": f"{who} {before.format(v=verb, x=x[0])} [{word}] {after.format(x=x[1])} .", "sense": name}
 
 
 def story(rng: Rng) -> str:
