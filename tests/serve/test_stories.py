@@ -33,6 +33,7 @@ def test_common_values_are_in_every_slide(tmp_path: Path) -> None:
         ("title = ", "not valid TOML"),
         (SLIDE, "title"),
         ('title = "A"\n', "slides"),
+        ('title = "A"\nslides = []\n', "at least one"),
         ('title = "A"\n' + SLIDE.replace("step", "stepp"), "view"),
         ('title = "A"\n' + SLIDE.replace('"One line."', '"1", "2", "3"'), "says"),
         ('title = "A"\n' + SLIDE.replace("One line.", "x" * 121), "says"),

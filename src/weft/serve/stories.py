@@ -43,7 +43,7 @@ class Story(Config):
     text: str | None = Field(default=None, max_length=2000)
     preset: str = "gpt-tiny"
     train: str = Field(default="weft quickstart", max_length=200)
-    slides: tuple[Slide, ...] = Field(min_length=1, max_length=100)
+    slides: tuple[Slide, ...] = Field(max_length=100)
 
     def data(self) -> dict[str, Any]:
         """Return the story with the common values in every slide."""
@@ -69,7 +69,10 @@ def named_story(name: str) -> tuple[str, Story]:
         return name, stories()[name]
     path = Path(name)
     if path.suffix != ".toml":
-        raise ConfigError(f"--story {name}: {suggestion(name, stories())}, or a TOML file")
+        raise ConfigError(f"--story {name}: {suggestion(name, stories())}; a story of your own is a TOML file")
     if not path.is_file():
         raise ConfigError(f"--story {name}: no such file")
-    return path.stem, validate(Story, read_toml(path), str(path))
+    story = validate(Story, read_toml(path), str(path))
+    if not story.slides:
+        raise ConfigError(f"{path}: slides: a story needs at least one")
+    return path.stem, story
