@@ -18,7 +18,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 MAX_WHEEL_BYTES, MAX_SDIST_BYTES = 5 << 20, 6 << 20
 DEVELOPMENT_TOOLS = {"pytest", "mypy", "ruff", "hypothesis", "pre-commit", "transformers", "playwright", "hatchling"}
 NAMES = sorted(
-    ["Run", "__version__", "architecture", "beam", "load", "plan", "prepare", "resume", "sampling", "train"]
+    ["Run", "__version__", "architecture", "beam", "check", "load", "plan", "prepare", "resume", "sampling", "train"]
     + [
         f"{name}Error"
         for name in ("Config", "Damage", "Data", "Diverged", "Interop", "Lost", "Model", "Run", "Tokenizer", "Weft")

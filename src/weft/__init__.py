@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from weft.api.run import Run
     from weft.api.settings import beam, sampling
     from weft.api.train import prepare, resume, train
+    from weft.course.checker import check
     from weft.errors import (
         ConfigError,
         DamageError,
@@ -48,6 +49,7 @@ __all__ = [
     "__version__",
     "architecture",
     "beam",
+    "check",
     "load",
     "plan",
     "prepare",
@@ -63,6 +65,7 @@ _MODULES = {
     "weft.api.run": ("Run",),
     "weft.api.settings": ("beam", "sampling"),
     "weft.api.train": ("prepare", "resume", "train"),
+    "weft.course.checker": ("check",),
     "weft.errors": tuple(name for name in __all__ if name.endswith("Error")),
 }
 

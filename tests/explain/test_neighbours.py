@@ -8,6 +8,7 @@ import torch
 
 from weft.errors import DataError, ModelError
 from weft.explain.neighbours import in_context, nearest_words, word_ids, word_vector
+from weft.explain.word_map import sense_map
 from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import NGram, Recurrent
@@ -128,3 +129,19 @@ def test_sentences_without_the_word(model: LanguageModel, words: Tokenizer) -> N
         in_context(model, words, ["!"])
     with pytest.raises(ModelError, match="gives no vectors for a text"):
         in_context(build(NGram(vocab_size=words.vocab_size)), words, TEXT)
+
+
+def test_senses_are_drawn_along_axes_that_separate_other_sentences() -> None:
+    """The largest variance is noise: its principal components would show one cloud."""
+    rng = np.random.default_rng(0)
+    senses = ["money", "river"] * 30
+    vectors = rng.normal(size=(60, 12)) * np.array([8.0, 8.0] + [0.3] * 10)
+    vectors[:, 7] += np.where(np.array(senses) == "money", 2.0, -2.0)
+    (drawn,) = sense_map(["bank"] * 60, senses, vectors.astype(np.float32)).clouds
+    assert drawn.groups == ("money",) * 15 + ("river",) * 15 and "other half" in drawn.axes
+    money, river = drawn.points[:15, 0], drawn.points[15:, 0]
+    assert min(money.max(), river.max()) < max(money.min(), river.min())
+    (few,) = sense_map(["bank"] * 6, ["money", "river"] * 3, vectors[:6].astype(np.float32)).clouds
+    assert len(few.points) == 6 and "principal components" in few.axes
+    (three,) = sense_map(["run"] * 60, ["a", "b", "c"] * 20, vectors.astype(np.float32)).clouds
+    assert three.points.shape == (30, 2)

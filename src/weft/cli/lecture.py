@@ -89,9 +89,12 @@ def _list_entries(number: int, chosen: "Lecture", *, as_json: bool) -> None:
         print_json({"lecture": number, **chosen.model_dump()})
         return
     rows = [(str(n), each.kind, each.title, each.shown) for n, each in enumerate(chosen.entries, start=1)]
+    from weft.course.exercises import exercises
+
     remark = f"Run one with weft lecture {number} ENTRY, or all of them with weft lecture {number} --all."
+    tasks = ", ".join(each.name for each in exercises().values() if each.lecture == number)
     title = f"Lecture {number}: {chosen.title}"
-    print_tables(Table(("", "kind", "what", "command"), rows, title, [remark], text=(1, 2, 3)))
+    print_tables(Table(("", "kind", "what", "command"), rows, title, [remark, f"Exercises: {tasks}."], text=(1, 2, 3)))
 
 
 def _report(results: "list[EntryResult]", *, as_json: bool, whole: bool) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 from weft import __version__
-from weft.cli import config
+from weft.cli import config, exercise
 from weft.cli.console.help import TABLE, Command, CommandGroup, extra_words, unknown_option
 from weft.cli.console.options import flag
 from weft.errors import WeftError, out_of_memory, suggestion
@@ -49,6 +49,7 @@ for panel, names in COMMANDS.items():
         command = getattr(import_module(f"weft.cli.{name}"), name)
         app.command(name.rstrip("_"), cls=Command, rich_help_panel=panel, context_settings=settings)(command)
 app.add_typer(config.app, name="config", rich_help_panel="Inspect and prepare")
+app.add_typer(exercise.app, name="exercise", rich_help_panel="Teach")
 
 
 @app.callback(help=HELP)

@@ -1,4 +1,4 @@
-"""Words as points in two dimensions: the first two principal components of their vectors."""
+"""Words as points in two dimensions of their vectors: principal components, or axes that separate senses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from weft.models.base import LanguageModel
 from weft.text.tokenizer import Tokenizer
 
 MARKERS = "osD^v"
+MIN_FITTED = 4  # sentences of each sense that a discriminant is fitted to; with fewer, principal components are drawn
 MAX_LABELS = 60  # words of a map that are named
 
 
@@ -29,7 +30,7 @@ class Cloud:
     words: tuple[str, ...]
     groups: tuple[str, ...]
     points: NDArray[np.float64]
-    share: float  # of the vectors' variance that two dimensions show
+    axes: str  # what the two dimensions are
     named: bool = True
 
 
@@ -69,7 +70,8 @@ def cloud(
     signs = np.sign(right[np.arange(len(right)), np.abs(right).argmax(axis=1)])[:2]
     points = left[:, :2] * scales[:2] * signs
     share = float((scales[:2] ** 2).sum() / max(1e-30, (scales**2).sum()))
-    return Cloud(title, tuple(words), tuple(groups or [""] * len(words)), points, share, named)
+    axes = f"first two principal components, {share:.0%} of the variance"
+    return Cloud(title, tuple(words), tuple(groups or [""] * len(words)), points, axes, named)
 
 
 def neighbour_map(model: LanguageModel, tokenizer: Tokenizer, word: str, *, nearest: Sequence[Neighbour]) -> WordMap:
@@ -95,15 +97,41 @@ def _before(words: InContext, row: int) -> str:
 
 
 def sense_map(words: Sequence[str], senses: Sequence[str], vectors: NDArray[np.float32]) -> WordMap:
-    """Map the occurrences of each word, with vectors (n, d), in one colour per sense."""
+    """Map the occurrences of each word, with vectors (n, d), in one colour per sense.
+
+    Half of a sense's sentences decide the axes, so that they separate the senses (Fisher 1936); the others are drawn.
+    """
     clouds = []
     for word in dict.fromkeys(words):
-        rows = [row for row, each in enumerate(words) if each == word]
-        groups = [senses[row] for row in rows]
-        order = sorted(dict.fromkeys(groups))
-        rows.sort(key=lambda row: order.index(senses[row]))
-        clouds.append(cloud(word, [word] * len(rows), vectors[rows], groups=sorted(groups), named=False))
+        by_sense: dict[str, list[int]] = {}
+        for row in (row for row, each in enumerate(words) if each == word):
+            by_sense.setdefault(senses[row], []).append(row)
+        by_sense = dict(sorted(by_sense.items()))
+        separated = len(by_sense) > 1 and all(len(rows) >= 2 * MIN_FITTED for rows in by_sense.values())
+        shown = {sense: rows[1::2] if separated else rows for sense, rows in by_sense.items()}
+        drawn = [row for rows in shown.values() for row in rows]
+        groups = [sense for sense, rows in shown.items() for _ in rows]
+        if separated:
+            axes = _discriminants([vectors[rows[::2]].astype(np.float64) for rows in by_sense.values()])
+            label = "axes that separate the other half of the sentences"
+            points = vectors[drawn].astype(np.float64) @ axes
+            clouds.append(Cloud(word, (word,) * len(drawn), tuple(groups), points, label, named=False))
+        else:
+            clouds.append(cloud(word, [word] * len(drawn), vectors[drawn], groups=groups, named=False))
     return WordMap(tuple(clouds))
+
+
+def _discriminants(classes: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Return two orthonormal directions (d, 2): discriminants of classes (n, d), then the rest's first component."""
+    means = np.stack([each.mean(axis=0) for each in classes])
+    within = np.concatenate([each - mean for each, mean in zip(classes, means, strict=True)])
+    scatter = within.T @ within / len(within)
+    scatter += np.eye(len(scatter)) * max(1e-12, np.trace(scatter) / len(scatter))  # few sentences, many dimensions
+    directions, _, _ = np.linalg.svd(np.linalg.solve(scatter, (means - means.mean(axis=0)).T), full_matrices=False)
+    first = directions[:, : min(2, len(classes) - 1)]
+    rest = within - within @ first @ first.T
+    _, _, components = np.linalg.svd(rest, full_matrices=False)
+    return np.concatenate([first, components[:1].T], axis=1)[:, :2]
 
 
 def _draw(cloud: Cloud, axes: Any) -> None:
@@ -117,6 +145,6 @@ def _draw(cloud: Cloud, axes: Any) -> None:
     axes.margins(0.12)
     axes.set_xticks([])
     axes.set_yticks([])
-    axes.set_xlabel(f"first two principal components, {cloud.share:.0%} of the variance", fontsize=8.5)
+    axes.set_xlabel(cloud.axes, fontsize=8.5)
     if any(cloud.groups):
         axes.legend(fontsize=8, frameon=False)

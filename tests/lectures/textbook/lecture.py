@@ -22,7 +22,12 @@ MAX_SECONDS = 300  # of CPU time per file: less than three minutes on two cores
 
 def load(name: str) -> ModuleType:
     """Import lectures/NAME.py, so that processes it starts can import it too."""
-    spec = importlib.util.spec_from_file_location(f"lecture_{name}", LECTURES / f"{name}.py")
+    return load_file(LECTURES / f"{name}.py", f"lecture_{name}")
+
+
+def load_file(path: Path, name: str) -> ModuleType:
+    """Import a file as the module `name`."""
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module

@@ -1,0 +1,163 @@
+"""Submissions that misbehave get their mark, and cannot change another's."""
+
+import json
+import os
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.command import Cli
+
+from weft.course.checker import AttemptLimits, check_file
+from weft.course.exercises import FOLDER, attempts, exercise, source_of
+from weft.course.grades import Grade, grade, submissions, write_grades
+from weft.errors import DataError
+from weft.workers import Children
+
+WARMUP = "def warmup(step, d_model, warmup):\n    {}return d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)\n"
+RIGHT = WARMUP.format("")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
+
+
+def run(children: Children, code: str) -> str:
+    answer = check_file(exercise("warmup"), code, children)
+    assert not answer.holds and answer.passed == 0
+    return answer.problem
+
+
+@pytest.fixture(scope="module")
+def children() -> Iterator[Children]:
+    with attempts() as processes:
+        yield processes
+
+
+@linux
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("import os\nos._exit(3)\n" + RIGHT, "exit status 3"),
+        (WARMUP.format("import os; os._exit(0); "), "exit status 0"),
+        ("import sys\nsys.exit(1)\n", "SystemExit"),
+        ("import torch\nx = torch.zeros(50 << 30, dtype=torch.uint8)\n", "memory"),
+        ("x = bytearray(50 << 30)\n", "MemoryError"),
+        ("import os\nos.fork()\n", "not allowed"),
+        ("import ctypes\nassert ctypes.CDLL(None).fork() >= 0, 'refused'\n", "refused"),
+        ("import subprocess\nsubprocess.run(['ls'])\n", "not allowed"),
+        ("import socket\nsocket.create_connection(('127.0.0.1', 9))\n", "not allowed"),
+        ("open('/tmp/weft-outside', 'w')\n", "outside the folder"),
+        ("import shutil\nshutil.rmtree('/home')\n", "outside the folder"),
+        ("import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n", "not allowed"),
+        ("import weft\nopen(weft.__file__[:-11] + 'exercises/warmup/reference.py')\n", "solutions is not allowed"),
+        ("def warmup(:\n", "line 1: SyntaxError"),
+        ("def other():\n    pass\n", "no function warmup"),
+        (WARMUP.format("1 / 0; "), "line 2: ZeroDivisionError"),
+    ],
+)
+def test_misbehaviour_is_named_and_contained(children: Children, code: str, problem: str) -> None:
+    assert problem in run(children, code)
+    assert check_file(exercise("warmup"), RIGHT, children).holds  # the same process, afterwards
+
+
+@linux
+def test_native_code_cannot_write_outside(children: Children, tmp_path: Path) -> None:
+    place = tmp_path / "outside"
+    code = f"import ctypes\nassert ctypes.CDLL(None).open({str(place).encode()!r}, 65, 0o600) >= 0, 'refused'\n"
+    assert "refused" in run(children, code)
+    assert not place.exists()
+
+
+@linux
+def test_an_endless_loop_ends(children: Children) -> None:
+    loop = "while True:\n    pass\n"
+    assert (
+        "more than 1 seconds" in check_file(exercise("warmup"), loop, children, limits=AttemptLimits(seconds=1)).problem
+    )
+
+
+def test_what_it_prints_and_deletes_does_not_matter(children: Children, tmp_path: Path) -> None:
+    loud = "print('x' * 1_000_000); print('y' * 1_000_000)\nimport os, sys\nos.remove(__file__)\n" + RIGHT
+    assert check_file(exercise("warmup"), loud, children).holds
+    with_check = RIGHT + "import weft\nprint(weft.check(warmup, 'warmup'))\n"
+    (tmp_path / "warmup.py").write_text(with_check)
+    assert check_file(exercise("warmup"), source_of(tmp_path / "warmup.py"), children).holds
+    meddling = "import weft.course.checker as c, weft.course.values as v\nv.gap = c.judge = lambda *_: 0\n"
+    answer = check_file(exercise("warmup"), meddling + "def warmup(step, d_model, warmup):\n    return 1.0\n", children)
+    assert answer.passed == 0
+    assert check_file(exercise("warmup"), RIGHT, children).holds
+
+
+def test_a_class_is_graded_and_written(tmp_path: Path) -> None:
+    folder = tmp_path / "class"
+    for student, code in {
+        "ann": RIGHT,
+        "bob": RIGHT.replace("min(", "max("),
+        "=cy": "import os\nos._exit(1)\n",
+    }.items():
+        (folder / student).mkdir(parents=True)
+        (folder / student / "warmup.py").write_text(code)
+    (folder / "ann" / "sinusoids.py").write_text(exercise("sinusoids").starting_file())
+    (folder / "dan").mkdir()
+    done: list[int] = []
+    grades = grade(submissions(folder, []), "secret", done.append)
+    points = {(each.submission.student, each.submission.exercise.name): each.points for each in grades}
+    assert len(points) == len(done) == 8
+    assert points["ann", "warmup"] == 100 and points["ann", "sinusoids"] == 0 and points["dan", "warmup"] == 0
+    assert points["bob", "warmup"] < 100 and points["=cy", "warmup"] == 0
+    for name in ("grades.csv", "results.json", "grades.html"):
+        write_grades(grades, tmp_path / name)
+    rows = (tmp_path / "grades.csv").read_text().splitlines()
+    assert rows[0].startswith("student,total,") and any(row.startswith("'=cy") for row in rows)
+    assert "max instead of min" in rows[2] or "max instead of min" in rows[3]
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["ann"]["score"] == 50.0 and results["ann"]["tests"][0]["max_score"] == 100
+    assert "Grades" in (tmp_path / "grades.html").read_text()
+    again = grade(submissions(folder, []), "secret", done.append)
+    assert [each.points for each in again] == [each.points for each in grades]
+    with pytest.raises(DataError, match="ends in"):
+        write_grades(grades, tmp_path / "grades.txt")
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    cli = Cli(capsys)
+    assert "flash" in cli("exercise")
+    cli("exercise", "start", "warmup")
+    assert "exists already" in cli.refused("exercise", "start", "warmup")
+    assert "did you mean 'warmup'" in cli.refused("exercise", "start", "warmp")
+    cli("exercise", "start", "warmup", "--notebook")
+    notebook = json.loads(Path("warmup.ipynb").read_text())
+    notebook["cells"][1]["source"] = [*RIGHT.splitlines(keepends=True), "%timeit 1\n"]
+    Path("warmup.ipynb").write_text(json.dumps(notebook))
+    assert "min(step" in source_of(Path("warmup.ipynb")) and "weft.check" not in source_of(Path("warmup.ipynb"))
+    assert "right, in all" in cli("exercise", "check", "warmup.ipynb")
+    assert cli.json("exercise")[0]["lecture"] == 1
+    assert "✓" in cli("exercise")
+    cli("exercise", "pack", "warmup", "attention", "--out", "course.zip")
+    names = zipfile.ZipFile("course.zip").namelist()
+    assert "course/attention.py" in names and not any("reference" in name for name in names)
+    own = tmp_path / "own"
+    (own / "mine").mkdir(parents=True)
+    for file in (FOLDER / "warmup").iterdir():
+        if file.is_file():
+            (own / "mine" / file.name).write_text(file.read_text().replace("def warmup(", "def mine("))
+    cli("exercise", "pack", "mine", "--exercises", own, "--with-checks", "--out", "own.zip")
+    assert "course/exercises/mine/reference.py" in zipfile.ZipFile("own.zip").namelist()
+    Path("mine.py").write_text(RIGHT.replace("def warmup(", "def mine("))
+    assert "right" in cli("exercise", "check", "mine.py", "--exercises", own)
+    (tmp_path / "class" / "ann").mkdir(parents=True)
+    (tmp_path / "class" / "ann" / "warmup.py").write_text(RIGHT)
+    assert [row["points"] for row in cli.json("exercise", "grade", "class")] == [100.0]
+    assert cli.json("exercise", "check", "warmup.ipynb")["right"]
+    assert "no such folder" in cli.refused("exercise", "grade", "nowhere")
+    assert os.path.exists("own.zip")
+
+
+def test_grades_of_nothing_are_zero() -> None:
+    from weft.course.explanation import Explanation
+    from weft.course.grades import Submission
+
+    forbidden = Explanation("mle", "", 4, 4, problem="its loops grow")
+    assert Grade(Submission("a", exercise("mle"), None), forbidden).points == 0

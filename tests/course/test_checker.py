@@ -1,0 +1,111 @@
+"""What the checker says about faults other than a wrong formula."""
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import weft
+from weft.course.exercises import exercise
+from weft.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _own_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
+
+
+def attend(Q: Tensor, K: Tensor, V: Tensor, mask: Tensor) -> Tensor:
+    return (Q @ K.mT / math.sqrt(Q.shape[-1])).masked_fill(~mask, -math.inf).softmax(-1) @ V
+
+
+def test_a_right_answer_with_other_names() -> None:
+    answer = weft.check(lambda q, k, v, m: attend(q, k, v, m), "attention")
+    assert answer.holds and "right" in str(answer) and "#1a7f37" in answer._repr_html_()
+
+
+def test_numpy_needs_no_gradients() -> None:
+    def attention(Q: Any, K: Any, V: Any, mask: Any) -> Any:
+        q, k, v = Q.numpy(), K.numpy(), V.numpy()
+        scores = q @ k.swapaxes(1, 2) / q.shape[-1] ** 0.5
+        return torch.from_numpy(scores).masked_fill(~mask, -math.inf).softmax(-1).numpy() @ v
+
+    assert weft.check(attention, "attention").holds
+
+
+def test_a_change_in_place_is_named() -> None:
+    def attention(Q: Tensor, K: Tensor, V: Tensor, mask: Tensor) -> Tensor:
+        Q /= math.sqrt(Q.shape[-1])
+        return (Q @ K.mT).masked_fill(~mask, -math.inf).softmax(-1) @ V
+
+    assert "changes its argument Q in place" in str(weft.check(attention, "attention"))
+
+
+def test_global_randomness_is_named() -> None:
+    before = random.getstate(), torch.get_rng_state()
+    answer = weft.check(lambda *args: attend(*args) + torch.rand(()), "attention")
+    assert "global randomness" in answer.problem
+    assert random.getstate() == before[0] and torch.equal(torch.get_rng_state(), before[1])
+
+
+def test_dependence_on_other_rows_is_named() -> None:
+    def attention(Q: Tensor, K: Tensor, V: Tensor, mask: Tensor) -> Tensor:
+        scores = Q @ K.mT / math.sqrt(Q.shape[-1])
+        scores = scores.masked_fill(~mask, -math.inf)  # the name is used twice
+        output = scores.softmax(-1) @ V
+        return 2 * output - output.mean(0)
+
+    answer = weft.check(attention, "attention")
+    assert "depends on the other rows" in answer.problem and answer.text.startswith("return")
+
+
+def test_detached_gradients_and_lost_digits_are_named() -> None:
+    def detached(Q: Tensor, K: Tensor, V: Tensor, mask: Tensor) -> Tensor:
+        return attend(Q.detach(), K, V, mask)
+
+    answer = weft.check(detached, "attention")
+    assert "∂/∂Q" in answer.problem and "detached" in answer.problem
+    answer = weft.check(
+        lambda *args: attend(*(a.float() if a.is_floating_point() else a for a in args)).double(), "attention"
+    )
+    assert "float32" in answer.problem
+
+
+def test_a_wrong_shape_is_named() -> None:
+    answer = weft.check(lambda *args: attend(*args).mT, "attention")
+    assert "shape is" in answer.problem and answer.tensor == "output"
+    assert "expected 2 results, post, pre" in str(weft.check(lambda x, W1, W2: x, "pre_post_norm"))
+
+
+def test_a_quadratic_loop_is_named_where_it_is_forbidden() -> None:
+    right = exercise("mle").reference().mle
+
+    def mle(texts: list[list[str]], N: int) -> Any:
+        for text in texts:
+            for a in text:
+                for b in text:
+                    assert a and b
+        return right(texts, N)
+
+    answer = weft.check(mle, "mle")
+    assert answer.passed == answer.cases and not answer.holds and "square" in answer.problem
+
+
+def test_errors_have_their_line_and_the_first_wrong_step() -> None:
+    def attention(Q: Tensor, K: Tensor, V: Tensor, mask: Tensor) -> Tensor:
+        scores = Q @ K.mT
+        return scores @ V[0, 0, :2]
+
+    answer = weft.check(attention, "attention")
+    assert answer.tensor == "scores" and answer.text == "scores = Q @ K.mT" and "Error" in answer.problem
+
+
+def test_what_is_no_function_is_refused() -> None:
+    with pytest.raises(ConfigError, match="expected a function"):
+        weft.check(3, "attention")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="did you mean 'attention'"):
+        weft.check(attend, "atention")
