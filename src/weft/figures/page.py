@@ -18,6 +18,7 @@ from weft.storage.untrusted import printable
 
 STYLES = ("page.css", "explain.css")
 IMPORT = re.compile(r'from "\./(\w+\.js)"')
+IMPORT_LATER = "import(`./"
 
 
 class Section(NamedTuple):
@@ -43,6 +44,23 @@ def page(
         loader=Markup(web_file("standalone.js")),
     )
     return template("frame.html").render(page=printable(text), title=title) if frame else printable(text)
+
+
+@cache
+def explorer_page() -> str:
+    """Return the Explorer's page with its styles and modules inside."""
+    modules = ["explorer.js", *(name for name in web_files() if name.startswith("view_"))]
+    scripts = f'<script type="importmap">{_import_map(modules)}</script>'
+    text = web_file("explorer.html").replace(
+        '<script type="module" src="web/explorer.js"></script>',
+        f'{scripts}\n<script type="module">import "weft/explorer.js";</script>',
+    )
+    text = re.sub(r'<link rel="stylesheet" href="web/([a-z]+\.css)">', lambda link: _style(link[1]), text)
+    return re.sub(r'<link rel="icon".*>\n', "", text)
+
+
+def _style(name: str) -> str:
+    return f"<style>{web_file(name)}</style>"
 
 
 def part(macro: str, /, *values: Any, **options: Any) -> Markup:
@@ -81,7 +99,7 @@ def _import_map(names: Sequence[str]) -> Markup:
         if f"weft/{name}" in imports:
             continue
         pending += IMPORT.findall(web_file(name))
-        text = IMPORT.sub(r'from "weft/\1"', web_file(name))
+        text = IMPORT.sub(r'from "weft/\1"', web_file(name)).replace(IMPORT_LATER, "import(`weft/")
         imports[f"weft/{name}"] = "data:text/javascript;base64," + base64.b64encode(text.encode()).decode()
     return Markup(json.dumps({"imports": imports}))
 

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field, PositiveInt
 
 from weft.config import Config
+from weft.serve.stories import Story
 
 
 class Limits(Config):
@@ -26,7 +27,8 @@ class Serving(Config):
 
     Without `keys`, it answers everybody who can reach it. The Host header of a request must name one of `hosts`:
     otherwise a web page could reach a server on loopback through its own DNS name (DNS rebinding). Web pages of
-    `origins` may read the responses (CORS). `root_path` is the path prefix that a proxy adds.
+    `origins` may read the responses (CORS). `root_path` is the path prefix that a proxy adds. The Explorer can play
+    `stories` in addition to those of the package.
     """
 
     keys: tuple[str, ...] = Field(default=(), repr=False)
@@ -35,3 +37,4 @@ class Serving(Config):
     root_path: str = ""
     log_prompts: bool = False
     limits: Limits = Limits()
+    stories: dict[str, Story] = Field(default_factory=dict)

@@ -17,7 +17,7 @@ from weft.api.explain import Explain, architecture
 from weft.costs.count import count
 from weft.errors import WeftError, suggestion
 from weft.explain import views
-from weft.figures.page import web_file, web_files
+from weft.figures.page import explorer_page, web_file, web_files
 from weft.models.config import Bahdanau, EncoderDecoder, TransformerConfig
 from weft.models.presets import PRESETS
 from weft.models.presets import preset as preset_named
@@ -27,6 +27,7 @@ from weft.serve.errors import RefusedError, UnknownModelError
 from weft.serve.events import encoded_response
 from weft.serve.library import Library
 from weft.serve.server import server_of
+from weft.serve.stories import stories
 from weft.serve.turns import Name
 
 HEADERS = {
@@ -110,6 +111,19 @@ def _model_facts(folder: RunFolder, _modified: int) -> dict[str, Any]:
 async def presets() -> dict[str, list[dict[str, str]]]:
     """List the names and kinds of weft's presets."""
     return {"data": [{"name": name, "kind": preset_named(name).kind} for name in PRESETS]}
+
+
+@router.get("/v1/stories")
+async def story_list(request: Request) -> dict[str, dict[str, Any]]:
+    """Return the stories that the Explorer can play, by name."""
+    told = {**stories(), **server_of(request).serving.stories}
+    return {"data": {name: story.data() for name, story in told.items()}}
+
+
+@router.get("/v1/stories/page", include_in_schema=False)
+async def story_page() -> dict[str, str]:
+    """Return the Explorer as one file, into which the page puts the responses that a story needs."""
+    return {"page": explorer_page()}
 
 
 @router.get("/v1/architecture/{view}")

@@ -7,6 +7,25 @@ export const isAbort = error => error instanceof DOMException && error.name === 
 
 const KEY = "weft-key";
 let pending = 0; // requests
+/** @type {Map<string, any> | null} */
+let recording = null; // responses, while a story is saved
+// responses of a saved story, which needs no server
+const inside = document.getElementById("saved-responses"), saved = JSON.parse(inside?.textContent ?? "null");
+export const savedStory = inside?.dataset.story; // its name
+export const isRecording = () => Boolean(recording);
+export const isIdle = () => pending === 0;
+export function record(on) {
+  const before = recording;
+  recording = on ? new Map() : null;
+  return before;
+}
+
+const keyOf = (path, { body }) => `${path.replace(/^\//, "")} ${body ?? ""}`;
+function savedResponse(path, options) {
+  const response = saved[keyOf(path, options)];
+  if (response === undefined) throw new ApiError(404, "This page was saved without a server: it shows the story’s own texts only.");
+  return structuredClone(response);
+}
 
 // kept for this tab only, and only if the server requires one
 export const setKey = key => sessionStorage.setItem(KEY, key);
@@ -38,10 +57,12 @@ async function call(path, options) {
 const json = body => ({ method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
 
 async function read(path, options) {
+  if (saved) return savedResponse(path, options);
   busy(1);
   try {
-    const response = await call(path, options);
-    return await response.json();
+    const response = await call(path, options), content = await response.json();
+    recording?.set(keyOf(path, options), content);
+    return content;
   } catch (error) {
     if (isAbort(error) || error instanceof ApiError) throw error;
     throw new ApiError(0, "The connection was lost during the response.");
@@ -55,9 +76,12 @@ export const post = (path, body, signal) => read(path, { ...json(body), signal }
 
 // The events of a stream, as objects; it ends with [DONE] or when the stream does.
 export async function* stream(path, body, signal) {
+  const options = { ...json({ ...body, stream: true }), signal }, events = [];
+  if (saved) return yield* savedResponse(path, options);
+  recording?.set(keyOf(path, options), events);
   busy(1);
   try {
-    const { body: content } = await call(path, { ...json({ ...body, stream: true }), signal });
+    const { body: content } = await call(path, options);
     if (!content) return;
     const reader = content.pipeThrough(new TextDecoderStream()).getReader();
     let rest = "";
@@ -67,13 +91,14 @@ export async function* stream(path, body, signal) {
         throw new ApiError(0, "The connection was lost during the response.");
       });
       if (done) return;
-      const events = (rest + value).split("\n\n");
-      rest = events.pop() ?? "";
-      for (const event of events) {
+      const parts = (rest + value).split("\n\n");
+      rest = parts.pop() ?? "";
+      for (const event of parts) {
         const data = event.split("\n").filter(line => line.startsWith("data: ")).map(line => line.slice(6)).join("\n");
         if (!data || data === "[DONE]") continue;
         const parsed = JSON.parse(data);
         if (parsed.error) throw new ApiError(500, parsed.error.message);
+        events.push(parsed);
         yield parsed;
       }
     }

@@ -123,7 +123,7 @@ export class Heat {
 
   draw() {
     const { maps, canvas, visible, shades } = this;
-    const context = canvas.getContext("2d"), ratio = window.devicePixelRatio || 1;
+    const context = canvas.getContext("2d"), ratio = (window.devicePixelRatio || 1) * (canvas.currentCSSZoom ?? 1);
     const frame = this.measure(), { rows, columns, gutter, header, size, width, height } = frame;
     const [pixelWidth, pixelHeight] = [Math.round(width * ratio), Math.round(height * ratio)];
     if (canvas.width !== pixelWidth || canvas.height !== pixelHeight) {

@@ -2,6 +2,7 @@
 import * as api from "./api.js";
 import { field, h, select } from "./dom.js";
 import { termsOf } from "./glossary.js";
+import * as stories from "./story.js";
 
 // views of what a model does with a text, then views that every model has
 const OF_A_TEXT = ["write", "predict", "step", "attention", "surprise", "lens", "saliency", "search"];
@@ -124,6 +125,7 @@ export function open(path, state, push = false) {
 }
 
 async function render() {
+  if (!api.isRecording() && current?.shown?.move?.(address().path, address().state)) return;
   current?.end.abort();
   current?.shown?.close?.();
   const { path, state } = address();
@@ -172,7 +174,7 @@ async function list() {
 async function begin() {
   try {
     await list();
-    await render();
+    if (!await stories.begin({ address, open, views, get models() { return models; } })) await render();
   } catch (error) {
     fail(error);
   }

@@ -17,7 +17,7 @@ function stacked(elements, gap = 24) {
     s("rect", { width: wide, height: y - gap, fill: pageColour() }), copies);
 }
 
-function download(blob, name) {
+export function download(blob, name) {
   const link = h("a", { href: URL.createObjectURL(blob), download: name });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);

@@ -35,7 +35,7 @@ const ICONS = { back: "M12 3v14L3 10zM2 3h2v14H2z", next: "M2 3v14l9-7zM10 3h2v1
  */
 export function mount(element, data, hooks = {}) {
   const still = prefersReducedMotion(), clip = uniqueId("stage");
-  let scale = 1, playing = false, timer = 0, round = 0, at = 0, path = [], wasPlaying = false, size = "";
+  let playing = false, timer = 0, round = 0, at = 0, path = [], wasPlaying = false, size = "";
   /** @type {any} */
   let stage = {};
   let step = data.step, head = numberWithin(data.head, 0, 1e4, 0), settings = { ...data.settings };
@@ -92,7 +92,7 @@ export function mount(element, data, hooks = {}) {
   function measure() {
     root.style.setProperty("--top", `${Math.round(root.getBoundingClientRect().top + scrollY)}px`);
     const width = Math.max(280, Math.floor(picture.clientWidth || element.clientWidth));
-    const fs = Math.max(12.5, Math.min(innerWidth * 0.0082, 18)) * scale, { block, source } = step.threads;
+    const fs = Math.max(12.5, Math.min(innerWidth * 0.0082, 18)) * (data.scale?.() ?? 1), { block, source } = step.threads;
     const narrow = width < fs * (block && source ? NARROW.source : block ? NARROW.block : NARROW.other);
     root.classList.toggle("stage-narrow", narrow);
     root.style.setProperty("--fs", `${fs}px`);
@@ -508,8 +508,9 @@ export function mount(element, data, hooks = {}) {
     goTo: id => to(typeof id === "number" ? id : Math.max(0, stage.indexOf(id))),
     play: start, pause, key,
     steps: () => stage.steps.map(({ id, title }) => ({ id, title })),
+    zoom: () => path.join("/"),
     zoomTo: text => zoomTo(isPath(text) ? text.split("/") : []),
-    setType(value) { scale = value; draw(); },
+    redraw: () => draw(),
     set(values) { settings = { ...settings, ...values }; prepare(); speak(); mark(); },
     svg: () => svg,
     close() { clearTimeout(timer); playing = false; watch.disconnect(); },

@@ -1,6 +1,7 @@
 // Inside a step: the stage of a model and a text, played from the tokens to the next one.
 import { debounced, field, h, isPlain, select, slider } from "./dom.js";
 import { NEUTRAL } from "./choice.js";
+import { stageScale } from "./present.js";
 import { answerSelect, fetchDecoding, latest, sampleNote, targetOf, textBox } from "./reading.js";
 import { explainCommand, saveTools } from "./save.js";
 import { mount as draw } from "./stage.js";
@@ -77,7 +78,7 @@ export async function mount(main, context) {
     }
     step = response;
     if (stage) stage.update(step, { ...where, settings: settings() });
-    else stage = draw(body, { step, stage: state.stage, zoom: state.zoom, head: state.head, settings: settings(),
+    else stage = draw(body, { step, scale: stageScale, stage: state.stage, zoom: state.zoom, head: state.head, settings: settings(),
       text: () => text, target: () => target }, hooks);
     showStatus();
     return true;
@@ -145,10 +146,24 @@ export async function mount(main, context) {
     if (stage.key(event)) event.preventDefault();
   }, { signal });
 
+  document.addEventListener("weft-present", () => stage?.redraw(), { signal });
+
   text = state.text ?? await sampleText();
   await renew();
   context.set({}); // the command contains the text
-  return { close() { stage?.close(); } };
+  return { close() { stage?.close(); }, move };
+
+  // Go to another step or zoom of the same picture; false if the address is of another one.
+  function move(path, next) {
+    const { slide: _, stage: __, zoom: ___, ...of } = next, { slide: _1, stage: _2, zoom: _3, ...now } = state;
+    const known = JSON.stringify(Object.entries(of).sort()) === JSON.stringify(Object.entries(now).filter(([, value]) => value !== undefined).sort());
+    if (!stage || path !== "step" || !next.stage || !known) return false;
+    stage.pause();
+    Object.assign(state, { slide: next.slide, stage: next.stage, zoom: next.zoom });
+    if (next.zoom !== (stage.zoom() || undefined)) stage.zoomTo(next.zoom);
+    stage.goTo(next.stage);
+    return true;
+  }
 
   async function sampleText() {
     const { text: sample, origin: from } = await api.post("v1/explain/text", { model: info.id }, signal);
