@@ -47,6 +47,7 @@ SMALL: dict[str, Any] = {
     "sigmoid": models.Recurrent(vocab_size=20, d_model=8, cell="elman", activation="sigmoid"),
     "tied recurrent": models.Recurrent(vocab_size=20, d_model=8, tied=True),
     "bahdanau": models.Bahdanau(vocab_size=20, d_model=8, source_vocab_size=9),
+    **{f"elmo {d_cell}": models.ELMo(vocab_size=20, d_model=8, d_cell=d_cell) for d_cell in (None, 12)},
 }
 
 

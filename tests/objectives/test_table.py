@@ -13,6 +13,7 @@ PRESETS = {
     "pairs": "vaswani-tiny",
     "spans": "vaswani-tiny",
     "word-vectors": "word2vec",
+    "bidirectional": "elmo-tiny",
 }
 
 

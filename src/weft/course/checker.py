@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from weft.api.arguments import checked
 from weft.course.attempt import from_json
 from weft.course.calls import CallRequest, CallResult, TracedValue, call
 from weft.course.cases import AMPLIFICATION, Case, conditioned, differentiable, draw_cases, is_float, named_parts
@@ -47,7 +48,8 @@ class AttemptLimits(NamedTuple):
 DEFAULT_LIMITS = AttemptLimits()
 
 
-def check(function: Callable[..., Any], name: str) -> Explanation:
+@checked
+def check(function: Any, name: str) -> Explanation:
     """Check a function that solves the exercise `name`; the answer explains what is wrong, in text and in HTML.
 
     The function runs in this process.

@@ -153,9 +153,7 @@ def step(
             if layer is not None:
                 raise ConfigError(f"layer = {layer}: only a Transformer has a layer to open; leave it out")
             if type(model) not in FAMILIES:
-                raise ModelError(
-                    "there is no step to follow: word vectors and ELMo give vectors and write no text"
-                )
+                raise ModelError("there is no step to follow: word vectors and ELMo give vectors and write no text")
             kind, record = FAMILIES[type(model)]
             choice = record(stages, reading, at, settings=settings, threads=threads)
     outcome: dict[str, Any] = {"choice": choice, "masked": masked, "source_position": source_position}
