@@ -106,6 +106,6 @@ def test_errors_have_their_line_and_the_first_wrong_step() -> None:
 
 def test_what_is_no_function_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected a function"):
-        weft.check(3, "attention")  # type: ignore[arg-type]
+        weft.check(3, "attention")
     with pytest.raises(ConfigError, match="did you mean 'attention'"):
         weft.check(attend, "atention")

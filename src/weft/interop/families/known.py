@@ -52,7 +52,7 @@ def family_of(tree: Tree, location: str, tensors: Collection[str] = ()) -> tuple
     if architecture is None:
         architecture = list(family.architectures)[-1]  # the base model
     if architecture not in family.architectures:
-        known = ", ".join(family.architectures) + f"; it needs {NEEDS[architecture]}" * (architecture in NEEDS)
+        known = ", ".join(family.architectures) + (f"; it needs {NEEDS[architecture]}" if architecture in NEEDS else "")
         raise InteropError(f"{location}: architectures = {shown([architecture])}: of {family.title} weft reads {known}")
     return family, architecture
 
