@@ -64,7 +64,7 @@ export function listen(turn) {
   const grow = () => document.documentElement.style.setProperty("--grow", String(Math.max(1, (innerWidth * LEGIBLE) / SMALLEST / SCREEN)));
   addEventListener("resize", grow);
   grow();
-  document.querySelector("body > header")?.append(button("Present", () => present(true), { class: "present-start", title: "Key P" }));
+  document.getElementById("views")?.before(button("Present", () => present(true), { class: "present-start", title: "Key P" }));
   document.body.append(button("×", () => present(false), { class: "present-end", "aria-label": "End the presentation" }));
 
   function use(key) {

@@ -23,7 +23,7 @@ const LIVE_PARAMETERS = 60e6; // a larger model writes a sample only on request
 const WAIT_MS = 3000; // between looks for a first model
 const KINDS = { "decoder": "Transformer decoder", "encoder": "Transformer encoder",
   "encoder-decoder": "Transformer encoder and decoder", "recurrent": "Recurrent network", "ngram": "N-gram model",
-  "bahdanau": "Recurrent encoder and decoder with attention" };
+  "bahdanau": "Recurrent encoder and decoder with attention", "elmo": "LSTMs in both directions (ELMo)" };
 const GOOD_AT = {
   "next-token": "Continues a text in the style of its training data.",
   "chat": "Answers messages and remembers the conversation.",
