@@ -2,13 +2,15 @@
 
     python benchmarks/decode_cpu.py [--ways fp32 bf16 int8 int4 torch general transformers] [--new 32] [--rounds 3]
                                     [--threads N] [--llama-bench PROGRAM [--gguf FILE]] [--tiny]
+                                    [--experts N [--chosen 2]]
 
 fp32 … int4        weft, with weights of this dtype
 torch              weft in fp32 with torch's operations, as on a machine without a C compiler
 general            weft's plain decode step in fp32, which models of an unusual shape take
-transformers       generate() with the same weights in fp32; its tokens must equal weft's
+transformers       generate() with the same weights in fp32; its tokens must equal weft's; Mixtral with experts
 llama.cpp          llama-bench, on a GGUF file or the same weights in Q4_0 (embeddings in Q8_0)
 
+With --experts, every layer has this many feed-forward parts of SmolLM2's size, of which a token reads --chosen.
 All take turns in every round, so that other load on the machine affects them equally. Only tokens after the first are
 timed, which excludes the prefill. The best round counts: tokens per second by the clock, and milliseconds of processor
 time per token, which other processes disturb less.
@@ -42,6 +44,7 @@ from weft.interop.gguf import gguf
 from weft.models.build import build
 from weft.models.config import Decoder
 from weft.models.presets import llama
+from weft.nn.config import Experts
 
 WAYS = ("fp32", "bf16", "int8", "int4", "torch", "general", "transformers")
 PROMPT = 16  # tokens
@@ -65,25 +68,30 @@ def ours(config: Decoder, width: str) -> Any:
 
 
 def theirs(config: Decoder, model: Any) -> Any:
-    """Build transformers' LLaMA with the shape and weights of `model`."""
+    """Build transformers' LLaMA or Mixtral with the shape and weights of `model`."""
     import transformers
-    from transformers import LlamaConfig, LlamaForCausalLM
 
     transformers.logging.set_verbosity_error()
-    settings = LlamaConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.d_model,
-        intermediate_size=config.feedforward.d_ff,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.attention.heads,
-        num_key_value_heads=config.attention.groups,
-        max_position_embeddings=config.context,
-        rms_norm_eps=config.norm.eps,
-        tie_word_embeddings=True,
-        pad_token_id=0,
-        eos_token_id=None,
-    )
-    peer = LlamaForCausalLM(settings).eval()
+    settings: dict[str, Any] = {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "intermediate_size": config.feedforward.d_ff,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.attention.heads,
+        "num_key_value_heads": config.attention.groups,
+        "max_position_embeddings": config.context,
+        "rms_norm_eps": config.norm.eps,
+        "tie_word_embeddings": True,
+        "pad_token_id": 0,
+        "eos_token_id": None,
+    }
+    mixture = config.feedforward if isinstance(config.feedforward, Experts) else None
+    peer: Any
+    if mixture is None:
+        peer = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings)).eval()
+    else:
+        settings |= {"num_local_experts": mixture.experts, "num_experts_per_tok": mixture.chosen, "rope_theta": 10000.0}
+        peer = transformers.MixtralForCausalLM(transformers.MixtralConfig(**settings)).eval()
     widths = [config.attention.heads * config.d_head] + [config.attention.groups * config.d_head] * 2
     with torch.no_grad():
         peer.model.embed_tokens.weight.copy_(model.embedding.weight)
@@ -94,24 +102,33 @@ def theirs(config: Decoder, model: Any) -> Any:
             for mine, part in zip((attention.q_proj, attention.k_proj, attention.v_proj), parts, strict=True):
                 mine.weight.copy_(part)
             attention.o_proj.weight.copy_(block.attention.out.weight)
-            for mine, part in zip(
-                (forward.gate_proj, forward.up_proj), block.feedforward.gate_up.weight.chunk(2), strict=True
-            ):
-                mine.weight.copy_(part)
-            forward.down_proj.weight.copy_(block.feedforward.down.weight)
+            if mixture is None:
+                gate_up = zip(
+                    (forward.gate_proj, forward.up_proj), block.feedforward.gate_up.weight.chunk(2), strict=True
+                )
+                for mine, part in gate_up:
+                    mine.weight.copy_(part)
+                forward.down_proj.weight.copy_(block.feedforward.down.weight)
+            else:
+                forward.gate.weight.copy_(block.feedforward.router.weight)
+                forward.experts.gate_up_proj.copy_(block.feedforward.experts.gate_up)
+                forward.experts.down_proj.copy_(block.feedforward.experts.down)
             layer.input_layernorm.weight.copy_(block.attention_skip.norm.weight)
             layer.post_attention_layernorm.weight.copy_(block.feedforward_skip.norm.weight)
     return peer
 
 
-def shape(tiny: bool) -> Decoder:
-    layers, D, heads, d_ff, V, shared = (2, 64, 4, 96, 200, 2) if tiny else (30, 576, 9, 1536, 49152, 3)
-    return llama(layers, D, heads, d_ff=d_ff, context=2048, vocab_size=V, kv_heads=shared, tied=True)
+def shape(options: argparse.Namespace) -> Decoder:
+    layers, D, heads, d_ff, V, shared = (2, 64, 4, 96, 200, 2) if options.tiny else (30, 576, 9, 1536, 49152, 3)
+    config = llama(layers, D, heads, d_ff=d_ff, context=2048, vocab_size=V, kv_heads=shared, tied=True)
+    if options.experts is None:
+        return config
+    return config.replace(feedforward=Experts(experts=options.experts, chosen=options.chosen, d_ff=d_ff))
 
 
 def contestants(options: argparse.Namespace) -> dict[str, Callable[[int], list[int]]]:
     """Functions that generate `count` tokens after the prompt and return their ids, by name."""
-    config = shape(options.tiny)
+    config = shape(options)
     prompt = list(range(1, PROMPT + 1))
     plain = ours(config, "fp32")
     writers: dict[str, Callable[[int], list[int]]] = {}
@@ -186,6 +203,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--llama-bench", help="path of llama.cpp's llama-bench")
     parser.add_argument("--gguf", help="the file that llama-bench reads")
+    parser.add_argument("--experts", type=int, help="experts of each layer; without it, the layers are dense")
+    parser.add_argument("--chosen", type=int, default=2, help="experts that read a token")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     if options.threads is not None:
@@ -195,7 +214,7 @@ def main() -> None:
     file = options.gguf
     if options.llama_bench is not None and file is None:
         file = f"{folder.name}/model.gguf"
-        write_gguf(shape(options.tiny), Path(file))
+        write_gguf(shape(options), Path(file))
     outputs = {name: write(options.new) for name, write in writers.items()}  # the first call also warms up
     firsts: dict[str, list[Times]] = {name: [] for name in writers}
     wholes: dict[str, list[Times]] = {name: [] for name in writers}

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from weft.data.batch import Batch, Source
 from weft.models.build import build
-from weft.models.config import MaskedLMHead
+from weft.models.head_config import MaskedLMHead
 from weft.models.presets import bert, gpt, llama, vaswani
 from weft.nn.dropout import row_keys
 from weft.objectives.masked import masked_loss

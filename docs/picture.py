@@ -1,25 +1,33 @@
-"""Take the README's picture, docs/explorer.png: one step of a GPT on the Explorer's stage.
+"""Take the pictures of the Explorer: docs/explorer.png, and docs/stage/NAME.webp for each family of models.
 
-    python docs/picture.py runs/gpt-tiny "First Citizen: Our business is not unknown to"
+    python docs/picture.py RUNS
 
-Needs Chromium and playwright, which `make install` installs.
+RUNS is a folder with small runs named gpt (with checkpoint.keep=12), lstm, bahdanau, transformer, bert, ngram and
+classifier. Needs Chromium, playwright and Pillow, which `make install` installs.
 """
 
+import io
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import urlencode
 
+from PIL import Image
 from playwright.sync_api import sync_playwright
 
+HERE = Path(__file__).parent
 WIDTH, HEIGHT = 1280, 800  # pixels
+QUALITY = 70  # of WebP
+# of other models a sample of their data
+TEXTS = {"gpt": "The function returns a list of", "transformer": "the european economic area"}
+FAMILIES = ("gpt", "lstm", "bahdanau", "transformer", "bert", "ngram", "classifier")
 
 
-def main(run: str, text: str) -> None:
+def main(runs: str) -> None:
     server = subprocess.Popen(
-        [sys.executable, "-m", "weft", "serve", run, "--port", "0"], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "weft", "serve", runs, "--port", "0"], stderr=subprocess.PIPE, text=True
     )
     try:
         assert server.stderr is not None
@@ -27,10 +35,28 @@ def main(run: str, text: str) -> None:
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
             page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, reduced_motion="reduce")
-            page.goto(f"{url}/#/step?text={quote(text)}&stage=probabilities&layer=1")
-            page.wait_for_selector(".stage-picture svg text")
-            page.wait_for_load_state("networkidle")
-            page.screenshot(path=Path(__file__).with_name("explorer.png"))
+
+            def take(view: str, **state: str) -> Image.Image:
+                page.goto("about:blank")
+                page.goto(f"{url}/#/{view}?{urlencode(state)}")
+                page.wait_for_selector(".stage-picture svg text, .side")
+                page.wait_for_load_state("networkidle")
+                page.wait_for_timeout(500)
+                return Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+
+            (HERE / "stage").mkdir(exist_ok=True)
+            for name in FAMILIES:
+                if not (Path(runs) / name).is_dir():
+                    continue
+                picture = take("step", model=name, **({"text": TEXTS[name]} if name in TEXTS else {}))
+                picture.save(HERE / "stage" / f"{name}.webp", quality=QUALITY, method=6)
+                if name == "transformer":
+                    inside = take("step", model=name, text=TEXTS[name], zoom="encoder")
+                    inside.save(HERE / "stage" / "encoder.webp", quality=QUALITY, method=6)
+                if name == "gpt":
+                    picture.quantize(128).save(HERE / "explorer.png", optimize=True)
+            both = take("step", model="gpt", text=TEXTS["gpt"], stage="values", **{"with": "gpt@40"})
+            both.save(HERE / "stage" / "sides.webp", quality=QUALITY, method=6)
             browser.close()
     finally:
         server.terminate()

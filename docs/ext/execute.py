@@ -14,14 +14,13 @@ from select import select
 from typing import Any
 
 from ext.pages import ROOT, Block, PageError
+from weft.storage.files import cache_folder
 
 MAX_BLOCK_SECONDS = 600
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 INHERITED = (
     "HOME",
     "TMPDIR",
-    "WEFT_CACHE",
-    "XDG_CACHE_HOME",
     "CC",
     "CUDA_VISIBLE_DEVICES",
     "LD_LIBRARY_PATH",
@@ -134,9 +133,15 @@ def _environment(programs: Path) -> dict[str, str]:
     }.items():
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
+    cache = programs.parent / "cache"  # of this user, without their progress in exercises
+    cache.mkdir()
+    for item in cache_folder().glob("*"):
+        if item.name != "exercises.json":
+            (cache / item.name).symlink_to(item)
     return {key: os.environ[key] for key in INHERITED if key in os.environ} | {
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT / "src"),
+        "WEFT_CACHE": str(cache),
         "NO_COLOR": "1",
         "COLUMNS": "100",
         "LC_ALL": "C.UTF-8",

@@ -109,7 +109,7 @@ class Site:
         if not file.is_file() or not file.is_relative_to(self.root):
             self.problems.append(f"{page.file.relative_to(self.root)}: {href}: no such file")
             return href
-        if file.suffix in (".png", ".svg"):
+        if file.suffix in (".png", ".svg", ".webp"):
             self.figures.add(file)
             return relpath(self._copied(file), Path(page.name).parent)
         page.links.append((href, file, unquote(anchor)))

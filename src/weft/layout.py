@@ -6,6 +6,7 @@ Each process has one device. Each axis divides something else:
     shard       the batch; weights, gradients and moments are sharded, and gathered layer by layer (Zhao et al. 2023)
     tensor      the matrices inside every layer (Shoeybi et al. 2019)
     context     the tokens of every row (Liu et al. 2023)
+    experts     the batch, and the experts of each mixture (Lepikhin et al. 2021)
     pipeline    the layers, stage by stage (Huang et al. 2019)
 """
 
@@ -16,7 +17,8 @@ from pydantic import Field, PositiveInt
 from weft.config import Config
 from weft.errors import ConfigError, counted
 
-AXES = ("pipeline", "replicate", "shard", "context", "tensor")  # outermost first: ranks communicate most along the last
+# outermost first: ranks communicate most along the last
+AXES = ("pipeline", "replicate", "shard", "context", "experts", "tensor")
 
 START = "start that many with --processes or torchrun, or change parallel.*"
 
@@ -35,6 +37,7 @@ class Layout(Config):
     tensor: PositiveInt = Field(1, description="processes that divide the matrices of each layer")
     sequence: bool = Field(False, description="also divide the norms between those matrices")
     context: PositiveInt = Field(1, description="processes that divide the tokens of each row")
+    experts: PositiveInt = Field(1, description="processes that divide rows and the experts of each mixture")
     pipeline: PositiveInt = Field(1, description="stages that divide the layers")
 
     @property
@@ -50,7 +53,7 @@ class Layout(Config):
     @property
     def readers(self) -> int:
         """Number of parts that the rows of a batch are divided into."""
-        return (self.replicate or 1) * self.shard
+        return (self.replicate or 1) * self.shard * self.experts
 
     @property
     def row_unit(self) -> int:

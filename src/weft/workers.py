@@ -24,14 +24,15 @@ MAX_ERROR_BYTES = 10_000  # end of a child's standard error that is read, to fin
 
 
 class Child:
-    """A child process, which serves one request at a time."""
+    """A child process, which serves one request at a time; None in `environment` removes a variable."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str | None]) -> None:
         # not a pipe: a full pipe that nobody reads would block the child
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # `wait` closes it
         # safe path: a file json.py in the working directory must not be imported
         path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), PACKAGES)))
-        variables = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": path, **environment}
+        changed = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": path, **environment}
+        variables = {name: value for name, value in changed.items() if value is not None}
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=self._errors, env=variables, start_new_session=True
@@ -86,7 +87,7 @@ class Child:
 class Children:
     """Child processes of one command, started on demand. Each is sent `first` before any request."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], first: Any = None) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str | None], first: Any = None) -> None:
         self._command, self._environment, self._first = command, environment, first
         self._started: list[Child] = []
         self._free: SimpleQueue[Child] = SimpleQueue()

@@ -91,16 +91,19 @@ def test_an_encoder_decoder_compares_targets(tmp_path: Path, cli: Cli) -> None:
     expected = [-sum(run.explain.surprise("a b", target=target).scored) for target in ("b a", "a b")]
     score = found["scores"][0]["target"]
     assert [score["good"], score["bad"]] == pytest.approx(expected, rel=1e-6)
-    with pytest.raises(DataError, match="column 'source'"):
-        run.minimal_pairs([("b a", "a b")])
+    (tmp_path / "empty.csv").write_text("source,good,bad\n,b a,a b\n")
+    for pairs in ([("b a", "a b")], tmp_path / "empty.csv"):
+        with pytest.raises(DataError, match="column 'source'"):
+            run.minimal_pairs(pairs)
 
 
 def test_ties_count_half_and_groups_have_intervals(tmp_path: Path, cli: Cli) -> None:
     scores = [PairScore(-1, -2), PairScore(-2, -1), PairScore(-1, -1), PairScore(-float("inf"), -float("inf"))]
-    found = Accuracy.of(scores)
+    values = [score.value for score in scores]
+    found = Accuracy.of(values)
     assert found.accuracy == 0.5 and found.low < 0.5 < found.high
-    assert Accuracy.of([PairScore(0, -1)] * 5)[1:] == (1, 1, 1)
-    wide, narrow = Accuracy.of(scores * 2), Accuracy.of(scores * 200)
+    assert Accuracy.of([PairScore(0, -1).value] * 5)[1:] == pytest.approx((1, 0.5655, 1), abs=1e-4)  # Wilson 1927
+    wide, narrow = Accuracy.of(values * 2), Accuracy.of(values * 200)
     assert narrow.high - narrow.low < 0.2 * (wide.high - wide.low)
 
     for name, field in (("one", "syntax"), ("two", "semantics")):
@@ -134,6 +137,15 @@ def test_tables_of_pairs(tmp_path: Path, name: str, text: str) -> None:
     assert (pair.good, pair.bad, pair.paradigm) == ("a b", "b a", "p")
 
 
+def test_an_encoding_that_is_not_utf_8(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "p.csv").write_bytes("good,bad\ncafé,thé\n".encode("cp1252"))
+    (row,) = cli.json("evaluate", RUNS / "gpt", "--pairs", tmp_path / "p.csv", "--encoding", "cp1252", "--details")[
+        "scores"
+    ]
+    assert row["good"] == "café"
+    assert "leave it out" in cli.refused("evaluate", RUNS / "gpt", "--abilities", "--encoding", "cp1252")
+
+
 def test_blimps_prefixes(tmp_path: Path) -> None:
     row = {"sentence_good": "x y z", "sentence_bad": "x w z", "one_prefix_prefix": "", "two_prefix_word": "z"}
     row |= {"two_prefix_prefix_good": "x y", "two_prefix_prefix_bad": "x w"}
@@ -165,6 +177,7 @@ def test_mistakes_get_one_line(tmp_path: Path, name: str, text: str, line: str, 
 def test_what_does_not_go_with_pairs(tmp_path: Path, cli: Cli) -> None:
     assert "has no tables" in cli.refused("evaluate", RUNS / "gpt", "--pairs", tmp_path)
     assert "no such" in cli.refused("evaluate", RUNS / "gpt", "--pairs", tmp_path / "p.tsv").lower()
+    assert "no such" in cli.refused("evaluate", RUNS / "gpt", "--pairs", tmp_path / "folder").lower()
     (tmp_path / "p.tsv").write_text("a\tb\n")
     for words in (["--stride", 3], ["--data", "x.txt"], ["--tasks", "blimp"]):
         assert "not available with" in cli.refused("evaluate", RUNS / "gpt", "--pairs", tmp_path / "p.tsv", *words)

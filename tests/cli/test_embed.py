@@ -97,7 +97,7 @@ def test_rated_pairs(trained: Path, tmp_path: Path, cli: Cli) -> None:
         ("neighbours RUN --pairs x --top 3", "--text, --top and --map need a WORD"),
         ("neighbours RUN tadpole", "'tadpole' is not in the vocabulary"),
         ("neighbours RUN frog --text river", "'frog' is in none of the 1 sentences"),
-        ("neighbours RUN --pairs nowhere.tsv", "nowhere.tsv: cannot be read"),
+        ("neighbours RUN --pairs nowhere.tsv", "nowhere.tsv: no such file"),
     ],
 )
 def test_mistakes(trained: Path, command: str, message: str, cli: Cli) -> None:

@@ -34,6 +34,9 @@ LACKING = {
     "ngram": set(VIEWS)
     - {"anatomy", "surprise", "search", "step", "activations", "graph", "precision", "training", "likelihood"},
 }
+LACKING = {
+    name: views | {"patch", "probe", "experts"} for name, views in LACKING.items()
+}  # they need two texts, labels, or a mixture
 Capture = pytest.CaptureFixture[str]
 
 

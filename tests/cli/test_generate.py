@@ -294,7 +294,7 @@ def test_a_file_of_something_else_is_left_alone(trained: Path, tmp_path: Path, c
         (["--ban", "ab"], "--ban 'ab': 2 tokens in this tokenizer"),
         (["--ban", ""], "--ban '': 0 tokens"),
         (["--prompt", "a", "--file", "b"], "--prompt and --file exclude each other"),
-        (["--file", "none.txt"], "none.txt: cannot be read: No such file"),
+        (["--file", "none.txt"], "none.txt: no such file"),
         (["--lookup", "0"], "--lookup 0"),
         (["--lookup", "2", "--n", "2"], "--draft and --lookup write one text"),
         (["--lookup", "2", "--draft", "x"], "exclude each other"),

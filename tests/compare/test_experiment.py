@@ -73,7 +73,7 @@ ONE = ["gpt-tiny", *DATA, "--flops", "1e10"]
         ([*FULL, "--rungs", "99"], "rungs = 99: expected a number less than or equal to 8"),
         ([*FULL, "--rates", "0"], "rates = 0: expected a number greater than or equal to 1"),
         ([*FULL, "--grid", "some"], "grid = 'some': available: full, one"),
-        ([*FULL, "--sizes", "x"], "sizes = 'x': available: budget, fixed"),
+        ([*FULL, "--sizes", "x"], "sizes = 'x': available: best, budget, fixed"),
         ([*FULL, "--baseline", "nobody"], "baseline = 'nobody': not one of gpt-tiny, lstm"),
         ([*FULL, "--jobs", "0"], "--jobs 0: expected a number of processes"),
         ([*FULL, "--out", "book.txt"], "book.txt: is a file; give a folder with --out"),

@@ -23,7 +23,7 @@ from weft.costs.plan import Machine, plan_training
 from weft.costs.units import byte_size, duration, parse_count, short
 from weft.errors import ConfigError, ModelError
 from weft.explain.costs import costs
-from weft.models import config
+from weft.models import config, head_config
 from weft.models.build import build
 from weft.models.presets import PRESETS, preset
 from weft.models.recurrent import HiddenStates
@@ -70,7 +70,7 @@ positions = st.one_of(
     st.builds(position.Concatenated, width=st.sampled_from([None, 2, 14])),
     st.builds(position.Learned, offset=st.integers(0, 3)),
     st.builds(position.Relative, max_distance=small),
-    st.builds(position.Disentangled, buckets=st.just(4), norm_eps=st.none() | st.just(1e-7)),
+    st.builds(position.Disentangled, buckets=st.just(4), norm_eps=st.none() | st.just(1e-7), separate=st.booleans()),
     st.builds(position.T5Bias, buckets=st.sampled_from([4, 8])),
     st.builds(position.LayeredT5, buckets=st.sampled_from([4, 8])),
     st.builds(position.LearnedT5, offset=st.integers(0, 3), buckets=st.just(4)),
@@ -78,20 +78,20 @@ positions = st.one_of(
 widths = {"d_ff": st.integers(1, 9), "bias": st.booleans()}
 plain = st.builds(parts.Plain, **widths, activation=st.sampled_from(["relu", "xielu"]))
 feedforwards = st.one_of(plain, st.builds(parts.Gated, **widths))
-transforms = st.none() | st.builds(config.Transform, bias=st.booleans())
+transforms = st.none() | st.builds(head_config.Transform, bias=st.booleans())
 softcaps = st.none() | st.just(5.0)
-lm_heads = st.builds(config.LMHead, tied=st.booleans(), bias=st.booleans(), softcap=softcaps, transform=transforms)
+lm_heads = st.builds(head_config.LMHead, tied=st.booleans(), bias=st.booleans(), softcap=softcaps, transform=transforms)
 biases = dict.fromkeys(("tied", "bias", "dense_bias", "dense"), st.booleans())
 heads = st.one_of(
     lm_heads,
-    st.builds(config.MaskedLMHead, **biases),
-    st.builds(config.PretrainingHead, **biases),
-    st.just(config.NextSentenceHead()),
-    st.builds(config.ClassificationHead, labels=small, pooler=st.booleans(), bias=st.booleans()),
-    st.builds(config.ClassificationHead, labels=small, pooler=st.just(False), transform=transforms),
-    st.builds(config.TaggingHead, labels=small, transform=transforms),
-    st.builds(config.SpanHead, transform=transforms),
-    st.sampled_from([config.ReplacedHead(), config.EmbeddingHead()]),
+    st.builds(head_config.MaskedLMHead, **biases),
+    st.builds(head_config.PretrainingHead, **biases),
+    st.just(head_config.NextSentenceHead()),
+    st.builds(head_config.ClassificationHead, labels=small, pooler=st.booleans(), bias=st.booleans()),
+    st.builds(head_config.ClassificationHead, labels=small, pooler=st.just(False), transform=transforms),
+    st.builds(head_config.TaggingHead, labels=small, transform=transforms),
+    st.builds(head_config.SpanHead, transform=transforms),
+    st.sampled_from([head_config.ReplacedHead(), head_config.EmbeddingHead()]),
 )
 
 
@@ -151,7 +151,13 @@ def transformers(draw: st.DrawFn) -> Any:
             divisors = [n for n in (1, 2, 3) if shared["layers"] % n == 0]
             shared["distinct_layers"] = None if shared["pattern"] else draw(st.none() | st.sampled_from(divisors))
             shared["d_embedding"] = None if projected or beside else draw(st.sampled_from([None, 4, 8]))
-            return config.Encoder(**shared, segments=draw(st.integers(0, 2)), head=draw(heads))
+            special = projected or isinstance(shared["position"], position.Relative | position.LayeredT5)
+            if not special and not shared["pattern"] and draw(st.booleans()):
+                shared["attention"] = shared["attention"].replace(window=4, global_tokens=1)
+            head = draw(heads)
+            if shared["d_embedding"] is not None or shared["position"].concatenated_width(16):
+                head = head if getattr(head, "dense", True) else head.replace(dense=True)
+            return config.Encoder(**shared, segments=draw(st.integers(0, 2)), head=head)
         case _:
             layers, rows = draw(st.none() | st.integers(1, 3)), draw(st.none() | st.integers(12, 15))
             return config.EncoderDecoder(**shared, encoder_layers=layers, source_vocab_size=rows, head=draw(lm_heads))

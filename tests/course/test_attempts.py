@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from tests.command import Cli
 
-from weft.course.checker import AttemptLimits, check_file
+from weft.course.checker import check_file
 from weft.course.exercises import FOLDER, attempts, exercise, source_of
-from weft.course.grades import Grade, grade, submissions, write_grades
+from weft.course.explanation import Explanation
+from weft.course.grades import Submission, grade, submissions, write_grades
 from weft.errors import DataError
 from weft.workers import Children
 
@@ -29,8 +30,10 @@ def run(children: Children, code: str) -> str:
 
 @pytest.fixture(scope="module")
 def children() -> Iterator[Children]:
-    with attempts() as processes:
-        yield processes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MY_SECRET", "seed")
+        with attempts() as processes:
+            yield processes
 
 
 @linux
@@ -49,10 +52,18 @@ def children() -> Iterator[Children]:
         ("open('/tmp/weft-outside', 'w')\n", "outside the folder"),
         ("import shutil\nshutil.rmtree('/home')\n", "outside the folder"),
         ("import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n", "not allowed"),
+        ("import os\nopen(f'/proc/{os.getppid()}/cmdline')\n", "not allowed"),  # which contains --secret
+        ("import os, torch\ntorch.from_file(f'/proc/{os.getppid()}/cmdline', size=9)\n", "Permission denied"),
+        ("import os\nraise ValueError(os.environ.get('MY_SECRET'))\n", "ValueError: None"),
+        ("import resource as r\nr.setrlimit(r.RLIMIT_CPU, (1, 1))\n", "not allowed"),
+        ("for i in range(99):\n    open(f'f{i}', 'wb').write(bytes(1 << 23))\nwhile True:\n    pass\n", "too much"),
         ("import weft\nopen(weft.__file__[:-11] + 'exercises/warmup/reference.py')\n", "solutions is not allowed"),
         ("def warmup(:\n", "line 1: SyntaxError"),
         ("def other():\n    pass\n", "no function warmup"),
         (WARMUP.format("1 / 0; "), "line 2: ZeroDivisionError"),
+        (WARMUP.format("return float('nan'); "), "rate contains NaN"),
+        (WARMUP.format("return 10**10**4; "), "result cannot be read"),
+        (WARMUP.format("yield 1; "), "expected float, got generator"),
     ],
 )
 def test_misbehaviour_is_named_and_contained(children: Children, code: str, problem: str) -> None:
@@ -69,11 +80,34 @@ def test_native_code_cannot_write_outside(children: Children, tmp_path: Path) ->
 
 
 @linux
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("import ctypes\nctypes.CDLL(None)\n", "ctypes.dlopen is not allowed"),
+        ("open('/tmp/weft-outside', 'w')\n", "outside the folder"),
+        ("import socket\nsocket.socket()\n", "not allowed"),
+        ("import os\nos.fork()\n", "not allowed"),
+        ("import weft\nopen(weft.__file__[:-11] + 'exercises/warmup/reference.py')\n", "solutions is not allowed"),
+    ],
+)
+def test_limits_without_the_kernel(code: str, problem: str) -> None:
+    """Without seccomp and Landlock, as on macOS, audit hooks refuse it, and the answer says what that leaves open."""
+    missing = "import weft.course.confine as c; c._landlock = c._seccomp = lambda *_: False\n"
+    command = (sys.executable, "-c", missing + "from weft.course import attempt; attempt.main()")
+    children = Children(command, {"OMP_NUM_THREADS": "1"})
+    try:
+        answer = check_file(exercise("warmup"), code, children)
+        assert problem in answer.problem
+        assert answer.weak == ("files outside the folder", "network and new processes")
+        assert check_file(exercise("warmup"), RIGHT, children).holds
+    finally:
+        children.close()
+
+
+@linux
 def test_an_endless_loop_ends(children: Children) -> None:
     loop = "while True:\n    pass\n"
-    assert (
-        "more than 1 seconds" in check_file(exercise("warmup"), loop, children, limits=AttemptLimits(seconds=1)).problem
-    )
+    assert "more than 1 seconds" in check_file(exercise("warmup"), loop, children, seconds=1).problem
 
 
 def test_what_it_prints_and_deletes_does_not_matter(children: Children, tmp_path: Path) -> None:
@@ -101,7 +135,7 @@ def test_a_class_is_graded_and_written(tmp_path: Path) -> None:
     (folder / "dan").mkdir()
     done: list[int] = []
     grades = grade(submissions(folder, []), "secret", done.append)
-    points = {(each.submission.student, each.submission.exercise.name): each.points for each in grades}
+    points = {(each.student, each.exercise.name): each.points for each in grades}
     assert len(points) == len(done) == 8
     assert points["ann", "warmup"] == 100 and points["ann", "sinusoids"] == 0 and points["dan", "warmup"] == 0
     assert points["bob", "warmup"] < 100 and points["=cy", "warmup"] == 0
@@ -155,9 +189,16 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert os.path.exists("own.zip")
 
 
-def test_grades_of_nothing_are_zero() -> None:
-    from weft.course.explanation import Explanation
-    from weft.course.grades import Submission
+def test_a_submission_is_a_file_of_code(tmp_path: Path) -> None:
+    (tmp_path / "warmup.py").write_bytes(b"\xff\xfe")
+    (tmp_path / "adamw.py").mkdir()
+    with (tmp_path / "mle.py").open("wb") as file:
+        file.truncate(200 << 20)
+    for name, problem in {"warmup": "not UTF-8", "adamw": "directory", "mle": "the limit is"}.items():
+        with pytest.raises(DataError, match=problem):
+            source_of(tmp_path / f"{name}.py")
 
+
+def test_grades_of_nothing_are_zero() -> None:
     forbidden = Explanation("mle", "", 4, 4, problem="its loops grow")
-    assert Grade(Submission("a", exercise("mle"), None), forbidden).points == 0
+    assert Submission("a", exercise("mle"), None, forbidden).points == 0

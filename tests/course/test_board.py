@@ -40,6 +40,16 @@ def test_runs_are_ranked_verified_and_repeated(tmp_path: Path, capsys: pytest.Ca
     events = two / "metrics.jsonl"
     events.write_text(events.read_text().replace('"loss": ', '"loss": 1'))  # a forged loss
     assert "differs" in rank([two], "bits_per_byte", replay=True)[0].difference
+    assert "can't be read" in rank([two], "bits_per_byte")[0].problems[0]  # found without training it again
+    weft.resume(other, changes={"steps": 4}, log=lambda _: None)
+    assert "it was resumed with another recipe" in rank([other], "bits_per_byte")[0].problems
+    assert not rank([other], "bits_per_byte", within=1e6)[0].problems[1:], "both sessions' times are known"
+    lines = (other / "events.jsonl").read_text().splitlines(keepends=True)
+    (other / "events.jsonl").write_text(
+        "".join(line for line in lines if '"finish"' not in line or '"step": 4' in line)
+    )
+    problems = rank([other], "bits_per_byte", within=1e6)[0].problems
+    assert "it was interrupted, so its time is not known" in problems
     with (one / "config.toml").open("a") as file:
         file.write("# changed\n")
     [changed] = rank([one], "parameters", within=0.0)

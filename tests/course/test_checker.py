@@ -25,7 +25,8 @@ def attend(Q: Tensor, K: Tensor, V: Tensor, mask: Tensor) -> Tensor:
 
 def test_a_right_answer_with_other_names() -> None:
     answer = weft.check(lambda q, k, v, m: attend(q, k, v, m), "attention")
-    assert answer.holds and "right" in str(answer) and "#1a7f37" in answer._repr_html_()
+    assert answer.holds and "right" in str(answer) and "#2e8b57" in answer._repr_html_()
+    assert repr(answer) == str(answer), "what a prompt shows has no tensors"
 
 
 def test_numpy_needs_no_gradients() -> None:
@@ -104,8 +105,44 @@ def test_errors_have_their_line_and_the_first_wrong_step() -> None:
     assert answer.tensor == "scores" and answer.text == "scores = Q @ K.mT" and "Error" in answer.problem
 
 
+def test_results_in_another_order_and_names_with_another_meaning() -> None:
+    def lstm(x: Tensor, h: Tensor, c: Tensor, W: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        i, f, g, shown = (torch.cat([x, h], 1) @ W.T + b).chunk(4, 1)  # before the activations
+        c_new = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        return c_new, shown.sigmoid() * c_new.tanh()
+
+    assert "another order: return h_new, c_new" in weft.check(lstm, "lstm").problem
+    answer = weft.check(lambda *args: (lstm(*args)[1] + 1, lstm(*args)[0]), "lstm")
+    assert answer.tensor == "h_new"
+
+
+def test_lost_digits_and_nan_are_told_from_other_differences() -> None:
+    def attention(Q: Tensor, K: Tensor, V: Tensor, mask: Tensor) -> Tensor:
+        A = (Q @ K.mT / math.sqrt(Q.shape[-1])).masked_fill(~mask, -math.inf).softmax(0)
+        return A @ V
+
+    assert "A contains NaN" in weft.check(attention, "attention").problem
+    answer = weft.check(lambda words, *_: torch.zeros(2, 2) @ torch.zeros(2, 2).double(), "attention")
+    assert "make float32 unless given a dtype" in answer.problem
+
+
+def test_a_mean_over_the_batch_is_no_dependence_between_rows() -> None:
+    right = exercise("bptt").reference().bptt
+    answer = weft.check(lambda x, *args: tuple(each / len(x) for each in right(x, *args)), "bptt")
+    assert answer.tensor == "g_W" and "other rows" not in answer.problem
+
+
 def test_what_is_no_function_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected a function"):
         weft.check(3, "attention")
     with pytest.raises(ConfigError, match="did you mean 'attention'"):
         weft.check(attend, "atention")
+
+
+def test_values_of_other_kinds_are_named() -> None:
+    for value, problem in {10**400: "expected float, got int", None: "expected float, got None"}.items():
+        assert problem in weft.check(lambda *_, value=value: value, "warmup").problem
+    answer = weft.check(lambda step, d_model, warmup: float("nan"), "warmup")
+    assert "rate contains NaN" in answer.problem
+    generator = weft.check(lambda *args: (each for each in args), "warmup")
+    assert "expected float, got generator" in generator.problem

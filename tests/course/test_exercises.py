@@ -52,12 +52,12 @@ def test_the_reference_passes_and_the_hole_does_not(exercise: Exercise) -> None:
         ast.unparse(
             next(n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == exercise.name).args
         )
-        for text in (exercise.hole, Path(exercise.folder / "reference.py").read_text())
+        for text in (exercise._read("hole.py"), Path(exercise.folder / "reference.py").read_text())
     )
     assert ours == theirs
     scope: dict[str, Any] = {}
     compile(exercise.starting_file(), "start", "exec")
-    exec(exercise.hole, scope)
+    exec(exercise._read("hole.py"), scope)
     empty = checked(exercise, scope[exercise.name], "")
     assert not empty.holds and empty.passed == 0 and "fill the hole" in empty.problem
     assert {*exercise.outputs} - {*exercise.formulas} == set(), "each output has a formula"

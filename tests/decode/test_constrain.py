@@ -155,6 +155,9 @@ def deep(depth: int) -> Any:
         ({"not": {"type": "string"}}, "Unimplemented keys"),
         ({"type": "string", "format": "nonsense"}, "Unknown format: nonsense"),
         ({"properties": 3}, "are objects that name schemas"),
+        ({"properties": {f"p{n}": {} for n in range(2001)}}, "2,001 properties or alternatives in one place"),
+        ({"anyOf": [{"properties": {f"p{n}": {} for n in range(2000)}}] * 3}, "6,003 in all; at most 2,000 and 5,000"),
+        ({"properties": {f"p{n}": {} for n in range(1001)}}, "1,001 optional properties in one object; at most 1,000"),
         (deep(200), "recursion limit exceeded"),
     ],
 )
@@ -162,6 +165,24 @@ def test_impossible_schemas_are_refused(schema: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=f"^the schema: .*{re.escape(message)}") as caught:
         json_schema(BYTES, schema)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("required", [1000, 2000])
+def test_the_largest_schemas_can_be_followed(required: int) -> None:
+    properties = {f"p{n}": {"type": "null"} for n in range(2000)}
+    schema = {"type": "object", "properties": properties, "required": list(properties)[:required]}
+    constraint = json_schema(BYTES, schema).begin()
+    for token in BYTES.encode('{"p0": null, "p1'):
+        assert constraint.allowed()[token]
+        constraint.push(token)
+
+
+def test_a_grammar_with_too_many_alternatives_says_so() -> None:
+    many = " | ".join(f"/{number}/" for number in range(5000))
+    constraint = lark(BYTES, f'start: "a" rest\nrest: {many}\n').begin()
+    constraint.push(*BYTES.encode("a"))
+    with pytest.raises(ModelError, match="the grammar: too many alternatives in one place"):
+        constraint.allowed()
 
 
 def test_a_schema_beyond_pythons_recursion_limit_is_refused() -> None:

@@ -11,18 +11,19 @@ from torch import nn
 from weft.costs.count import count
 from weft.explain.anatomy.anatomy import anatomy
 from weft.explain.anatomy.parts import ModelPart, source_lines
-from weft.models import config, smoothing
+from weft.models import head_config, smoothing
 from weft.models.build import build
 from weft.models.config import Encoder
 from weft.models.presets import PRESETS, preset
 from weft.nn.attention import SelfAttention
-from weft.nn.config import Attention, Gated, LayerNorm, Plain, RMSNorm
+from weft.nn.config import Attention, Gated, Latent, LayerNorm, Plain, RMSNorm
 from weft.nn.init import empty_weights
 from weft.nn.position_config import ALiBi, Concatenated, LayeredT5, NoPosition, Relative, Rotary, Sinusoidal, T5Bias
 from weft.nn.scaled_dot_product import reference_attention
 
 SMALL = preset("gpt-tiny")
 ENCODER: Encoder = preset("bert-tiny")
+LATENT = Attention(heads=4, latent=Latent(rank=9))
 VARIANTS = {
     "relative": SMALL.replace(position=Relative()),
     "t5": SMALL.replace(position=T5Bias()),
@@ -41,19 +42,24 @@ VARIANTS = {
     "norms after": SMALL.replace(
         placement="res-post", attention=Attention(heads=4, kv_heads=2, qk_norm=RMSNorm(), qk_norm_over="heads")
     ),
+    "latent": SMALL.replace(position=Rotary(fraction=0.5), attention=LATENT),
+    "latent queries": SMALL.replace(
+        position=Rotary(fraction=0.5), attention=LATENT.replace(latent=Latent(rank=9, query_rank=5), d_v=7)
+    ),
+    "sinks": SMALL.replace(attention=Attention(heads=4, sinks=True)),
     "n-grams": SMALL.replace(ngrams={"orders": [2, 3], "rows": 99}),
     "narrow n-grams": SMALL.replace(ngrams={"rows": 99, "width": 8}, d_embedding=16),
-    "layers differ": SMALL.replace(pattern=[{"window": 9}, {}], head=config.LMHead(softcap=5.0)),
-    "untied": SMALL.replace(head=config.LMHead(tied=False, bias=True)),
-    "transformed": SMALL.replace(head=config.LMHead(transform=config.Transform(bias=False)), segments=2),
+    "layers differ": SMALL.replace(pattern=[{"window": 9}, {}], head=head_config.LMHead(softcap=5.0)),
+    "untied": SMALL.replace(head=head_config.LMHead(tied=False, bias=True)),
+    "transformed": SMALL.replace(head=head_config.LMHead(transform=head_config.Transform(bias=False)), segments=2),
     "xielu": SMALL.replace(feedforward=Plain(d_ff=32, activation="xielu"), position=LayeredT5()),
-    "late classes": ENCODER.replace(head=config.ClassificationHead(labels=3, pooled_late=True)),
-    "plain mlm": ENCODER.replace(head=config.MaskedLMHead(dense=False)),
-    "classes": ENCODER.replace(head=config.ClassificationHead(labels=3)),
-    "tags": ENCODER.replace(head=config.TaggingHead(labels=5)),
-    "mlm": ENCODER.replace(head=config.MaskedLMHead()),
-    "nsp": ENCODER.replace(head=config.NextSentenceHead()),
-    "vector": ENCODER.replace(head=config.EmbeddingHead()),
+    "late classes": ENCODER.replace(head=head_config.ClassificationHead(labels=3, pooled_late=True)),
+    "plain mlm": ENCODER.replace(head=head_config.MaskedLMHead(dense=False)),
+    "classes": ENCODER.replace(head=head_config.ClassificationHead(labels=3)),
+    "tags": ENCODER.replace(head=head_config.TaggingHead(labels=5)),
+    "mlm": ENCODER.replace(head=head_config.MaskedLMHead()),
+    "nsp": ENCODER.replace(head=head_config.NextSentenceHead()),
+    "vector": ENCODER.replace(head=head_config.EmbeddingHead()),
     "two tables": preset("vaswani-tiny").replace(source_vocab_size=77, encoder_layers=5),
     "pre": preset("vaswani-tiny").replace(placement="pre", attention=Attention(heads=4, qk_norm=RMSNorm())),
     "sources": preset("bahdanau-tiny").replace(source_vocab_size=99, layers=3, cell="lstm"),

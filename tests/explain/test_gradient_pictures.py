@@ -10,7 +10,7 @@ from weft.explain.capture import capture
 from weft.explain.gradients import gradient_flow, gradient_flows, gradient_norms
 from weft.explain.groups import ParameterGroup
 from weft.figures.formats import table_number
-from weft.models.config import EmbeddingHead
+from weft.models.head_config import EmbeddingHead
 
 TEXT = tuple(range(5, 21))
 

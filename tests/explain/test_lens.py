@@ -13,7 +13,8 @@ from weft.explain.lens import lens
 from weft.explain.reading import Reading
 from weft.explain.surprise import Guess
 from weft.models.build import build
-from weft.models.config import Decoder, Encoder, EncoderDecoder, PretrainingHead, Recurrent
+from weft.models.config import Decoder, Encoder, EncoderDecoder, Recurrent
+from weft.models.head_config import PretrainingHead
 from weft.nn.config import RMSNorm
 from weft.nn.position_config import Rotary
 from weft.text.config import Byte

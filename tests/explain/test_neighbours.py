@@ -138,7 +138,7 @@ def test_senses_are_drawn_along_axes_that_separate_other_sentences() -> None:
     vectors = rng.normal(size=(60, 12)) * np.array([8.0, 8.0] + [0.3] * 10)
     vectors[:, 7] += np.where(np.array(senses) == "money", 2.0, -2.0)
     (drawn,) = sense_map(["bank"] * 60, senses, vectors.astype(np.float32)).clouds
-    assert drawn.groups == ("money",) * 15 + ("river",) * 15 and "other half" in drawn.axes
+    assert drawn.groups == ("money",) * 15 + ("river",) * 15 and "other sentences" in drawn.axes
     money, river = drawn.points[:15, 0], drawn.points[15:, 0]
     assert min(money.max(), river.max()) < max(money.min(), river.min())
     (few,) = sense_map(["bank"] * 6, ["money", "river"] * 3, vectors[:6].astype(np.float32)).clouds

@@ -79,8 +79,10 @@ def test_texts_and_probabilities_that_a_search_misses_are_reported() -> None:
         for parent in {node.parent for node in tree.nodes}:
             children = [node for node in tree.nodes if node.parent == parent]
             assert sum(math.exp(node.logprob) for node in children) == pytest.approx(1.0, abs=1e-4)
-        left = sum(math.exp(node.total) for node in tree.nodes if node.state == "unseen")
-        assert f"not considered: {100 * left:.0f}%" in "\n".join(shown.results(tree))
+        ends = {n for n, node in enumerate(tree.nodes) if node.state != "unseen" and len(tree.nodes_to(n)) == 2}
+        left = 1 - sum(math.exp(tree.nodes[n].total) for n in ends)
+        assert tree.left == pytest.approx(left, abs=1e-3)
+        assert f"not considered to the end: {100 * left:.0f}%" in "\n".join(shown.results(tree))
 
 
 def test_a_tree_from_a_file(tmp_path: Path) -> None:

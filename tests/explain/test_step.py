@@ -22,11 +22,13 @@ from weft.explain.reading import Reading
 from weft.explain.step.stage import rounded
 from weft.explain.step.step import MAX_TOKENS, StepPicture, step
 from weft.models import config as configs
+from weft.models import head_config
 from weft.models.bahdanau import Bahdanau
 from weft.models.build import build
-from weft.models.config import Decoder, Encoder, EncoderDecoder, LMHead, NGram, PretrainingHead, Recurrent
+from weft.models.config import Decoder, Encoder, EncoderDecoder, NGram, Recurrent
+from weft.models.head_config import LMHead, PretrainingHead
 from weft.models.smoothing import AddK, KneserNey, MaximumLikelihood, ModifiedKneserNey, StupidBackoff
-from weft.nn.config import Attention, Gated, RMSNorm
+from weft.nn.config import Attention, Gated, Latent, RMSNorm
 from weft.nn.position_config import ALiBi, Concatenated, Disentangled, NoPosition, Relative, Rotary, Sinusoidal, T5Bias
 from weft.text.config import Byte
 from weft.text.tokenizer import build_tokenizer
@@ -53,11 +55,19 @@ VARIANTS: dict[str, Any] = {
     "two norms": GPT.replace(sublayers="parallel-two-norms", position=Rotary(fraction=0.5)),
     "sandwich": GPT.replace(placement="sandwich", residual_scale=0.7),
     "res-post": GPT.replace(placement="res-post"),
+    "latent": GPT.replace(
+        position=Rotary(fraction=0.5), attention=Attention(heads=4, d_v=5, latent=Latent(rank=9, query_rank=7))
+    ),
+    "sinks": GPT.replace(attention=Attention(heads=4, sinks=True)),
     "opt": GPT.replace(d_embedding=16),
     "n-grams": GPT.replace(ngrams={"orders": [3, 2], "rows": 31, "width": 5}, embedding_scale=True),
     "pattern": GPT.replace(position=Rotary(), first_norm=False, pattern=({"window": 3}, {"position": NoPosition()})),
     "no skips": GPT.replace(residual=False),
     "disentangled": Encoder(**{**SMALL, "position": Disentangled(buckets=8, max_distance=32)}, head=PretrainingHead()),
+    "separate": Encoder(**{**SMALL, "position": Disentangled(buckets=8, separate=True)}, head=PretrainingHead()),
+    "longformer": Encoder(
+        **{**SMALL, "attention": Attention(heads=4, window=3, global_tokens=1)}, head=PretrainingHead()
+    ),
     "bert": Encoder(**{**SMALL, "placement": "post", "embedding_norm": True}, head=PretrainingHead()),
     "albert": Encoder(**SMALL, head=PretrainingHead(), distinct_layers=2, d_embedding=16, segments=2),
     "vaswani": EncoderDecoder(**{**SMALL, "placement": "post", "position": Sinusoidal()}),
@@ -133,7 +143,12 @@ def test_a_transformer_shows_what_is_captured(variant: str, layer: int, position
     for part in parts:
         probabilities = captured[f"{block}.{part}.probabilities"][0, :, at]
         same(values(found, f"{block}.{part}.softmax"), probabilities)
-        same(values(found, f"{block}.{part}.mask").softmax(-1), probabilities)
+        sinks = model.get_submodule(f"{name}.blocks.{layer}.{part}").sinks if part == "attention" else None
+        scores = values(found, f"{block}.{part}.mask")
+        if sinks is not None:
+            same(values(found, f"{block}.{part}.softmax", "sinks, scores of no key"), sinks)
+            scores = torch.cat((scores, sinks[:, None]), dim=-1)
+        same(scores.softmax(-1)[:, : probabilities.shape[-1]], probabilities)
         same(values(found, f"{block}.{part}.mix").flatten(), captured[f"{block}.{part}.heads"][0, at])
         same(values(found, f"{block}.{part}.out"), captured[f"{block}.{part}"][0, at])
     for summary in (f"{name}.{number}" for number in range(config.layers)):
@@ -229,6 +244,22 @@ def test_the_source_of_an_encoder_decoder() -> None:
     same(values(found, "decoder.1", "attention to the source"), captured["decoder.1.cross.probabilities"][0, :, 5])
     keys = stage(found, "decoder.2.cross.softmax").tensors[0]["axes"][1]["labels"]
     assert keys == found.answer()["source_pieces"] and stage(found, "decoder.2.cross.keys").inputs == ("encoder.3",)
+
+
+@torch.no_grad()
+def test_a_token_of_the_source_is_followed_through_the_encoder() -> None:
+    model = sharp(VARIANTS["vaswani"])
+    found = step(read(model), position=5, source_position=1, layer=2)
+    assert found.source_position == 1 and found.threads is not None
+    threads = found.threads["source"]["encoder"]
+    with capture(model, "encoder.2.attention.probabilities", "encoder") as captured:
+        model(found.reading.tokens, **found.reading.model_kwargs)
+    rows, attention = threads["rows"], threads["block"]["attention"]
+    same(torch.tensor(attention["weights"]), captured["encoder.2.attention.probabilities"][0][:, rows][..., rows])
+    same(torch.tensor(threads["final"]), captured["encoder"][0, 1])
+    same(values(found, "encoder.2.attention.softmax"), captured["encoder.2.attention.probabilities"][0, :, 1])
+    with pytest.raises(ConfigError, match="source_place = 99: the source has"):
+        step(read(model), source_position=99)
 
 
 @torch.no_grad()
@@ -380,7 +411,7 @@ def test_the_choice_is_the_samplers(options: dict[str, Any]) -> None:
 
 @torch.no_grad()
 def test_heads_that_predict_no_tokens() -> None:
-    head = configs.ClassificationHead(labels=3)
+    head = head_config.ClassificationHead(labels=3)
     model = sharp(Encoder(**SMALL, head=head))
     found = step(read(model), labels=("bad", "fair", "good"))
     assert found.position == 0 and found.choice is not None
@@ -389,7 +420,7 @@ def test_heads_that_predict_no_tokens() -> None:
     expected = [("bad", "fair", "good")[n] for n in logits.argsort(descending=True)]
     assert [each["piece"] for each in found.answer()["choice"]["candidates"]] == expected
     same(values(found, "output.pool"), model.features(found.reading.tokens)[0, 0])
-    model = sharp(Encoder(**SMALL, head=configs.EmbeddingHead()))
+    model = sharp(Encoder(**SMALL, head=head_config.EmbeddingHead()))
     found = step(read(model))
     assert found.answer()["choice"] is None
     same(values(found, "output.head"), model(found.reading.tokens)[0])
@@ -449,9 +480,9 @@ def test_threads_are_captured_and_their_sums_can_be_checked(name: str) -> None:
     q, k, v = (array(attention[part]) for part in "qkv")
     k, v = (each.repeat_interleave(len(q) // len(k), 0) for each in (k, v))
     whole = len(rows) == len(found.reading.ids)
-    if whole:  # otherwise tokens that are not shown have weights too
+    if whole and name != "sinks":  # otherwise tokens that are not shown have weights too
         same(scores.nan_to_num(-torch.inf).softmax(-1), weights, 1e-5)
-    if name not in ("alibi", "t5", "window", "relative", "disentangled"):
+    if name not in ("alibi", "t5", "window", "relative", "disentangled", "separate", "longformer"):
         same((q @ k.mT * attention["scale"])[~scores.isnan()], scores[~scores.isnan()], 1e-4)
     if whole and name != "relative":
         same((weights[:, here, None] @ v)[:, 0], array(attention["outputs"]), 1e-5)

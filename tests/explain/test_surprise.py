@@ -18,6 +18,7 @@ from weft.explain.surprise import surprise
 from weft.figures.page import page
 from weft.figures.shaded import Token, lines_figure
 from weft.models import config as configs
+from weft.models import head_config
 from weft.models.build import build
 from weft.models.config import Decoder, Encoder, EncoderDecoder, NGram, Recurrent
 from weft.models.smoothing import AddK, MaximumLikelihood
@@ -90,7 +91,7 @@ def test_a_target_is_scored_given_its_source(config: Any) -> None:
     assert "source" in found.about
 
 
-@pytest.mark.parametrize("head", [{}, {"head": configs.PretrainingHead()}], ids=["masked-lm", "pretraining"])
+@pytest.mark.parametrize("head", [{}, {"head": head_config.PretrainingHead()}], ids=["masked-lm", "pretraining"])
 def test_a_masked_model_sees_both_sides(head: dict[str, Any]) -> None:
     model = sharp(Encoder(**SMALL, **head), 4.0)
     ids = [TOKENIZER.need("cls"), *TOKENIZER.encode("both sides"), TOKENIZER.need("sep")]
@@ -148,4 +149,4 @@ def test_bad_input() -> None:
     with pytest.raises(DataError, match="empty"):
         surprise(Reading(model, TOKENIZER, (TOKENIZER.need("eos"),), 1))
     with pytest.raises(ModelError, match="'sequence' predicts no tokens"):
-        surprise(read(sharp(Decoder(**SMALL, head=configs.ClassificationHead(labels=2)))))
+        surprise(read(sharp(Decoder(**SMALL, head=head_config.ClassificationHead(labels=2)))))

@@ -16,8 +16,8 @@ AXE = Path(__file__).parents[2] / ".venv" / "node_modules" / "axe-core" / "axe.m
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><b>bold</b> & \u202eleft"
 MODELS = ("gpt", "lstm", "ngram", "bahdanau", "masked-next", "classify", "pairs")
 VIEWS = (
-    *("write", "predict", "step", "attention", "surprise", "lens", "saliency", "search"),
-    *("tokens", "runs", "compare", "anatomy"),
+    *("write", "predict", "step", "attention", "surprise", "lens", "saliency", "patch", "search", "experts"),
+    *("tokens", "abilities", "runs", "compare", "anatomy"),
 )
 
 

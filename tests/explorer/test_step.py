@@ -126,6 +126,28 @@ def test_a_unit_of_a_cell_is_computed_from_its_gates(page: Any, at: At, server: 
     assert shown[-1] == pytest.approx(layer["state"][0][3], abs=0.0051)
 
 
+def test_the_encoder_is_opened_down_to_a_number(page: Any, at: At, server: Served) -> None:
+    opened(page, at("step", model="pairs", text=TEXT, stage="source"))
+    title, crumbs = page.locator(CAPTION), page.locator(".stage-crumbs")
+    page.keyboard.press("Enter")
+    assert title.inner_text() == "For the decoder" and "zoom=encoder" in page.url
+    token = page.locator('.stage-picture [data-key="follow=2"]')
+    token.click()
+    page.wait_for_function("() => location.hash.includes('source_place=2')")
+    page.wait_for_function("() => !document.querySelector('[aria-busy=true]')")
+    threads = asked(server, "pairs", source_place=2)["threads"]["source"]["encoder"]
+    weights = threads["block"]["attention"]["weights"][0][2]
+    page.locator('.stage-picture [data-key="head=0"]').press("Enter")
+    page.goto(page.url.replace("zoom=encoder", "zoom=encoder%2Fhead%2F2"))
+    page.wait_for_function("() => document.querySelector('.stage-crumbs').textContent.includes('Encoder')")
+    shares = [int(each.rstrip(" %")) for each in texts(page) if re.fullmatch(r"\d+ %", each)]
+    assert shares == pytest.approx([100 * weight for weight in weights], abs=0.51)
+    for expected in ("Head", "Block", "Encoder", "Model"):
+        page.keyboard.press("Escape")
+        crumbs.locator("b", has_text=expected).wait_for()
+    assert title.inner_text() == "Source" and "zoom" not in page.url and crumbs.inner_text().startswith("Model")
+
+
 def test_the_keyboard_leads_through_the_stage(page: Any, at: At) -> None:
     opened(page, at("step", model="gpt", text=TEXT, stage="tokens"))
     title, play = page.locator(CAPTION), page.locator(".stage-play")

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from weft.interop.bundle import ModelBundle
 from weft.models.build import build
-from weft.models.config import EncoderDecoder, LMHead
+from weft.models.config import EncoderDecoder
+from weft.models.head_config import LMHead
 from weft.models.transformer import Transformer
 from weft.nn.config import Attention, Gated, LayerNorm, Plain, RMSNorm
 from weft.nn.position import sinusoids

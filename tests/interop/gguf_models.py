@@ -12,9 +12,10 @@ from weft.interop.bundle import ModelBundle
 from weft.interop.gguf import gguf
 from weft.interop.gguf.file import open_file
 from weft.models.build import build
-from weft.models.config import Decoder, LMHead
+from weft.models.config import Decoder
+from weft.models.head_config import LMHead
 from weft.models.presets import gpt, llama
-from weft.nn.config import Attention, Gated, LayerNorm, Plain, RMSNorm
+from weft.nn.config import Attention, Experts, Gated, LayerNorm, Plain, RMSNorm
 from weft.nn.position_config import ALiBi, LinearScaling, Llama3Scaling, LongRoPE, NoPosition, Rotary
 from weft.text.config import BPE
 from weft.text.tokenizer import Tokenizer, build_tokenizer
@@ -45,6 +46,7 @@ GEMMA3 = GEMMA.replace(
     pattern=[{"window": 5, "position": Rotary(base=1e4)}] * 5 + [{}],
 )
 STABLELM = GROUPED.replace(norm=LayerNorm(), position=Rotary(fraction=0.25))
+MIXTURE = GROUPED.replace(feedforward=Experts(experts=5, chosen=2, d_ff=FF))
 FAMILIES = {
     "llama": GROUPED,
     "llama-neighbours": LLAMA.replace(position=Rotary(pairs="adjacent")),
@@ -104,6 +106,16 @@ FAMILIES = {
         norm=LayerNorm(gain=False, bias=False), attention=Attention(heads=HEADS, kv_heads=2, clip=0.5)
     ),
     "bloom": GPT.replace(position=ALiBi(), embedding_norm=True),
+    "mixtral": MIXTURE,
+    "qwen2moe": MIXTURE.replace(
+        feedforward=Experts(experts=6, chosen=3, d_ff=32, renormalised=False, shared="gated", shared_d_ff=96),
+        attention=Attention(heads=HEADS, kv_heads=2, bias="qkv"),
+    ),
+    "qwen3moe": MIXTURE.replace(attention=Attention(heads=HEADS, kv_heads=2, d_head=128, qk_norm=RMSNorm())),
+    "olmoe": MIXTURE.replace(
+        feedforward=MIXTURE.feedforward.replace(renormalised=False),
+        attention=Attention(heads=HEADS, qk_norm=RMSNorm(), qk_norm_over="heads"),
+    ),
 }
 TINY = llama(1, 32, 2, d_ff=32, context=16, vocab_size=300)
 

@@ -54,6 +54,16 @@ GRANITE = {
     **ROTARY, "embedding_multiplier": 12.0, "attention_multiplier": 0.1, "residual_multiplier": 0.22,
     "logits_scaling": 7.0,
 }  # fmt: skip
+EXPERTS = {**ROTARY, "num_experts_per_tok": 2}
+NAMED = {"num_experts": 6, "moe_intermediate_size": 20, "intermediate_size": F}
+GLM_MOE = {
+    **EXPERTS, "n_routed_experts": 8, "moe_intermediate_size": 20, "n_group": 4, "topk_group": 2,
+    "num_hidden_layers": 3, "routed_scaling_factor": 1.5, "n_shared_experts": 2,
+}  # fmt: skip
+DEEPSEEK = {
+    **GLM_MOE, "num_key_value_heads": H, "kv_lora_rank": 10, "q_lora_rank": 14, "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8, "v_head_dim": 6, "first_k_dense_replace": 1,
+}  # fmt: skip
 GPT_NEO = {
     "vocab_size": V, "hidden_size": D, "num_layers": 3, "num_heads": H, "max_position_embeddings": 32,
     "window_size": 5, "attention_types": [[["global", "local"], 1], [["global"], 1]],
@@ -73,6 +83,16 @@ DEBERTA = {
     "max_relative_positions": -1, "norm_rel_ebd": "layer_norm", "share_att_key": True, "position_biased_input": False,
     "type_vocab_size": 0,
 }  # fmt: skip
+DEBERTA_V1 = {
+    key: value for key, value in DEBERTA.items() if key not in ("share_att_key", "norm_rel_ebd", "position_buckets")
+}
+LONGFORMER: dict[str, Any] = {
+    **ROBERTA,
+    "attention_window": [4, 8],
+    "type_vocab_size": 2,
+    "pad_token_id": 1,
+    "sep_token_id": 2,
+}
 ESM = {
     **BERT, "max_position_embeddings": 34, "pad_token_id": 1, "mask_token_id": 15, "token_dropout": True,
     "position_embedding_type": "rotary",
@@ -83,6 +103,10 @@ PAIRS = {
     "decoder_attention_heads": H, "encoder_ffn_dim": F, "decoder_ffn_dim": F, "max_position_embeddings": 32,
     "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1, "forced_eos_token_id": 1, "decoder_start_token_id": 0,
 }  # fmt: skip
+LED: dict[str, Any] = {key: value for key, value in PAIRS.items() if key != "max_position_embeddings"}
+LED |= {"max_encoder_position_embeddings": 32, "max_decoder_position_embeddings": 16, "attention_window": [4, 8]}
+GEMMA_SIDE = {**ROTARY, "head_dim": 12, "sliding_window": 3, "query_pre_attn_scalar": 9, "attn_logit_softcapping": 0.5}
+T5GEMMA = {"encoder": GEMMA_SIDE, "decoder": {**GEMMA_SIDE, "num_hidden_layers": 3}, "decoder_start_token_id": 1}
 T5 = {
     "vocab_size": V, "d_model": D, "d_kv": 6, "d_ff": F, "num_layers": 2, "num_decoder_layers": 3, "num_heads": H,
     "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20, "decoder_start_token_id": 0,
@@ -115,6 +139,120 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-layers": (
         "Qwen2ForCausalLM",
         {**THREE_LAYERS, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    ),
+    "mixtral": ("MixtralForCausalLM", {**EXPERTS, "num_local_experts": 5, "sliding_window": 5}),
+    "mixtral-labels": ("MixtralForSequenceClassification", {**EXPERTS, "num_local_experts": 5, "num_labels": 3}),
+    "mixtral-answers": ("MixtralForQuestionAnswering", {**EXPERTS, "num_local_experts": 5}),
+    "qwen2_moe": (
+        "Qwen2MoeForCausalLM",
+        {**THREE_LAYERS, **NAMED, "num_experts_per_tok": 3, "shared_expert_intermediate_size": 12},
+    ),
+    "qwen2_moe-dense": (
+        "Qwen2MoeForCausalLM",
+        {
+            **EXPERTS,
+            **NAMED,
+            "num_hidden_layers": 5,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [1],
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "max_window_layers": 3,
+            "qkv_bias": False,
+            "norm_topk_prob": True,
+        },
+    ),
+    "qwen2_moe-answers": ("Qwen2MoeForQuestionAnswering", {**EXPERTS, **NAMED}),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", {**EXPERTS, **NAMED, "head_dim": 12, "norm_topk_prob": True}),
+    "qwen3_moe-dense": (
+        "Qwen3MoeForCausalLM",
+        {**EXPERTS, **NAMED, "mlp_only_layers": [0], "use_sliding_window": True, "sliding_window": 5},
+    ),
+    "olmoe": ("OlmoeForCausalLM", {**EXPERTS, "num_experts": 6, "clip_qkv": 0.3}),
+    "granitemoe": ("GraniteMoeForCausalLM", {**GRANITE, "num_local_experts": 6, "num_experts_per_tok": 3}),
+    "ernie4_5_moe": (
+        "Ernie4_5_MoeForCausalLM",
+        {**THREE_LAYERS, "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 20, "moe_num_shared_experts": 2},
+    ),
+    "ernie4_5_moe-interval": (
+        "Ernie4_5_MoeForCausalLM",
+        {
+            **ROTARY,
+            "num_hidden_layers": 5,
+            "moe_num_experts": 6,
+            "moe_k": 2,
+            "moe_intermediate_size": 20,
+            "moe_num_shared_experts": 0,
+            "moe_layer_interval": 2,
+            "moe_layer_start_index": 0,
+            "moe_layer_end_index": 3,
+        },
+    ),
+    "hunyuan_v1_moe": (
+        "HunYuanMoEV1ForCausalLM",
+        {
+            **ROTARY,
+            "head_dim": 12,
+            "num_experts": 6,
+            "moe_topk": 2,
+            "rope_parameters": {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 1.0, "alpha": 50.0},
+        },
+    ),
+    "glm4_moe": ("Glm4MoeForCausalLM", {**GLM_MOE, "head_dim": 12, "use_qk_norm": True, "attention_bias": True}),
+    "glm4_moe-plain": (
+        "Glm4MoeForCausalLM",
+        {**GLM_MOE, "n_group": 1, "topk_group": 1, "norm_topk_prob": False, "first_k_dense_replace": 0},
+    ),
+    "minimax_m2": (
+        "MiniMaxM2ForCausalLM",
+        {
+            **EXPERTS,
+            "num_local_experts": 6,
+            "head_dim": 12,
+            "rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.5},
+        },
+    ),
+    "phimoe": (
+        "PhimoeForCausalLM",
+        {
+            **EXPERTS,
+            "num_local_experts": 6,
+            "lm_head_bias": True,
+            "attention_bias": True,
+            "router_jitter_noise": 0.2,
+            "head_dim": 8,
+        },
+    ),
+    "gpt_oss": (
+        "GptOssForCausalLM",
+        {
+            **EXPERTS,
+            "num_local_experts": 6,
+            "head_dim": 12,
+            "sliding_window": 5,
+            "num_hidden_layers": 3,
+            "rope_parameters": {**YARN, "truncate": False},
+            "swiglu_limit": 0.5,
+        },
+    ),
+    "gpt_oss-labels": ("GptOssForSequenceClassification", {**EXPERTS, "num_local_experts": 6, "num_labels": 3}),
+    "deepseek_v2": (
+        "DeepseekV2ForCausalLM",
+        {
+            **DEEPSEEK,
+            "topk_method": "group_limited_greedy",
+            "q_lora_rank": None,
+            "rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+        },
+    ),
+    "deepseek_v2-queries": ("DeepseekV2ForCausalLM", {**DEEPSEEK, "attention_bias": True}),
+    "deepseek_v3": (
+        "DeepseekV3ForCausalLM",
+        {**DEEPSEEK, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "attention_bias": True},
+    ),
+    "deepseek_v3-halves": (
+        "DeepseekV3ForCausalLM",
+        {**DEEPSEEK, "rope_interleave": False, "q_lora_rank": None, "norm_topk_prob": False, "v_head_dim": 12},
     ),
     "gemma": ("GemmaForCausalLM", {**ROTARY, "head_dim": 12}),
     "gemma2": (
@@ -309,6 +447,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deberta-v2-tags": ("DebertaV2ForTokenClassification", {**DEBERTA, "type_vocab_size": 2}),
     "deberta-v2-answers": ("DebertaV2ForQuestionAnswering", {**DEBERTA, "max_relative_positions": 10}),
     "deberta-v2-headless": ("DebertaV2Model", DEBERTA),
+    "deberta-v2-single": ("DebertaV2ForMaskedLM", {**DEBERTA, "position_buckets": -1, "max_relative_positions": 6}),
+    "deberta": ("DebertaForMaskedLM", DEBERTA_V1),
+    "deberta-labels": (
+        "DebertaForSequenceClassification",
+        {**DEBERTA_V1, "max_relative_positions": 5, "num_labels": 3},
+    ),
+    "deberta-tags": ("DebertaForTokenClassification", {**DEBERTA_V1, "type_vocab_size": 2}),
+    "deberta-answers": ("DebertaForQuestionAnswering", {**DEBERTA_V1, "pos_att_type": "c2p|p2c"}),
+    "deberta-headless": ("DebertaModel", DEBERTA_V1),
+    "longformer": ("LongformerForMaskedLM", LONGFORMER),
+    "longformer-labels": ("LongformerForSequenceClassification", {**LONGFORMER, "num_labels": 3}),
+    "longformer-tags": ("LongformerForTokenClassification", {**LONGFORMER, "attention_window": 6}),
+    "longformer-answers": ("LongformerForQuestionAnswering", LONGFORMER),
+    "longformer-headless": ("LongformerModel", {**LONGFORMER, "type_vocab_size": 1}),
     "distilbert-masked": ("DistilBertForMaskedLM", DISTIL),
     "distilbert-labels": ("DistilBertForSequenceClassification", DISTIL),
     "distilbert-tags": ("DistilBertForTokenClassification", DISTIL),
@@ -322,6 +474,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bart": ("BartForConditionalGeneration", PAIRS),
     "bart-labels": ("BartForSequenceClassification", {**PAIRS, "num_labels": 3, "decoder_start_token_id": 1}),
     "mbart": ("MBartForConditionalGeneration", {**PAIRS, "scale_embedding": True}),
+    "mbart-labels": ("MBartForSequenceClassification", {**PAIRS, "num_labels": 3}),
+    "led": ("LEDForConditionalGeneration", LED),
+    "t5gemma": ("T5GemmaForConditionalGeneration", T5GEMMA),
+    "t5gemma-full": (
+        "T5GemmaForConditionalGeneration",
+        {
+            "encoder": {**GEMMA_SIDE, "layer_types": ["full_attention"] * 2, "vocab_size": 70},
+            "decoder": {**GEMMA_SIDE, "attention_bias": False, "sliding_window": 4, "final_logit_softcapping": None},
+            "tie_word_embeddings": False,
+        },
+    ),
     "blenderbot": ("BlenderbotForConditionalGeneration", PAIRS),
     "pegasus": ("PegasusForConditionalGeneration", {**PAIRS, "scale_embedding": True}),
     "m2m_100": ("M2M100ForConditionalGeneration", {**PAIRS, "pad_token_id": 1, "eos_token_id": 2}),
@@ -363,6 +526,8 @@ def filled(model: nn.Module) -> nn.Module:
         for name, buffer in model.named_buffers():
             if name == "final_logits_bias":
                 buffer.normal_()
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(std=0.2)
     return model.eval()
 
 
@@ -386,13 +551,17 @@ def difference(ours: nn.Module, other: nn.Module) -> float:
         return max(gap(*map(_logits, (ours(row), other(row)))) for row in (tokens[:1], tokens[1:2]))
     inputs = {"attention_mask": mask.long()}
     if isinstance(config, EncoderDecoder) and config.head.kind == "sequence":
-        tokens[torch.arange(3), mask.sum(1) - 1] = 1
+        tokens[torch.arange(3), mask.sum(1) - (1 if config.head.pooling == "last" else 2)] = 1
+        tokens[~mask] = 0
         other.config.update({"eos_token_id": 1, "pad_token_id": 0})  # type: ignore[operator,union-attr]
         return gap(ours(tokens, mask=mask), other(tokens, **inputs).logits)
     if isinstance(config, EncoderDecoder):
         output = ours(target, source=Source(tokens, mask))
         return gap(output, other(tokens, decoder_input_ids=target, **inputs).logits)
     segments = {}
+    if config.attention.global_until is not None:  # three separators, as in a pair of texts
+        for place in (2, 1, 0):
+            tokens[torch.arange(3), mask.sum(1) // 2 + place - 1] = config.attention.global_until
     if isinstance(config, Encoder) and config.segments > 1:
         segments = {"segments": (torch.arange(13) > 4).long().expand(3, 13)}
         inputs["token_type_ids"] = segments["segments"]

@@ -31,7 +31,8 @@ from tests.interop.ctranslate2_models import (
 
 from weft.errors import InteropError, WeftError
 from weft.interop.ctranslate2 import ctranslate2
-from weft.models.config import EncoderDecoder, LMHead
+from weft.models.config import EncoderDecoder
+from weft.models.head_config import LMHead
 from weft.nn.config import Attention
 
 MARIAN = variables(random_model(MODELS["marian"]))

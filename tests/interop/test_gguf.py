@@ -24,7 +24,8 @@ from weft.interop.bundle import ModelBundle
 from weft.interop.gguf import gguf as weft_gguf
 from weft.interop.gguf.file import STRING, open_file
 from weft.interop.gguf.gguf import architecture_of
-from weft.models.config import ClassificationHead, Decoder, LMHead
+from weft.models.config import Decoder
+from weft.models.head_config import ClassificationHead, LMHead
 from weft.models.presets import preset
 from weft.nn.config import Attention, Gated, Plain
 from weft.nn.position_config import ALiBi, Concatenated, DynamicNTK, Llama3Scaling, NoPosition, Rotary
@@ -146,6 +147,20 @@ def test_another_tokenizer_replaces_that_of_the_file(tmp_path: Path) -> None:
         (FAMILIES["olmo"].replace(attention=Attention(heads=HEADS, bias="qkv")), "norm.kind = 'layer', where qwen2"),
         (FAMILIES["bloom"].replace(position=ALiBi(rounded=True)), "rounded = True, where bloom has False"),
         (FAMILIES["llama"].replace(head=ClassificationHead(labels=3, pooling="last")), "head.kind = 'sequence', where"),
+        (
+            FAMILIES["mixtral"].replace(feedforward=FAMILIES["mixtral"].feedforward.replace(score="sigmoid")),
+            r"mixtures \(llama, qwen2moe, qwen3moe, olmoe\) can .*feedforward\.score = 'sigmoid', where llama",
+        ),
+        (
+            FAMILIES["olmoe"].replace(attention=FAMILIES["olmoe"].attention.replace(kv_heads=2)),
+            "kv_heads = 2, where olmoe",
+        ),
+        (
+            FAMILIES["qwen3moe"].replace(
+                feedforward=FAMILIES["qwen3moe"].feedforward.replace(dense_layers=(0,), dense=Gated(d_ff=FF))
+            ),
+            "dense",
+        ),
         (TINY.replace(vocab_size=290), "300 tokens, the model's vocab_size is 290"),
     ],
 )

@@ -157,9 +157,46 @@ SHORT_FACTORS = b"rope_factors_short.weight"
             lambda data: renamed(data, struct.pack("<f", SHORT[-1]), struct.pack("<f", float("nan"))),
             "position.scaling",
         ),
+        (
+            "mixtral",
+            lambda data: renamed(data, b"blk.0.ffn_gate_exps.w", b"blk.0.ffn_gate_expt.w"),
+            "'blk.0.ffn_gate_exps.weight' [5, 96, 64] is missing",
+        ),
+        (
+            "mixtral",
+            lambda data: renamed(data, b"blk.1.ffn_down_exps.w", b"blk.1.ffn_down_expt.w"),
+            "'blk.1.ffn_down_exps.weight' [5, 64, 96] is missing",
+        ),
+        (
+            "olmoe",
+            lambda data: renamed(data, b"blk.1.ffn_gate_inp.w", b"blk.1.ffn_gate_inq.w"),
+            "'blk.1.ffn_gate_inp.weight' [5, 64] is missing",
+        ),
+        (
+            "mixtral",
+            integer(b"llama.expert_used_count", 6),
+            "llama.expert_used_count = 6: a token can choose at most llama.expert_count = 5",
+        ),
+        (
+            "qwen3moe",
+            integer(b"qwen3moe.expert_used_count", 6),
+            "qwen3moe.expert_used_count = 6: a token can choose at most qwen3moe.expert_count = 5",
+        ),
+        (
+            "qwen3moe",
+            integer(b"qwen3moe.expert_count", 2**28),
+            "'blk.0.ffn_gate_exps.weight' is [5, 96, 64]; the settings require [268435456, 96, 64]",
+        ),
+        ("qwen2moe", integer(b"qwen2moe.expert_count", 0), "expert_count = 0: expected a whole number above 0"),
+        (
+            "olmoe",
+            integer(b"olmoe.feed_forward_length", 2**28),
+            "'blk.0.ffn_gate_exps.weight' is [5, 96, 64]; the settings require [5, 268435456, 64]",
+        ),
+        ("olmoe", integer(b"olmoe.attention.head_count_kv", 2), "head_count_kv = 2: weft has only 4"),
     ],
 )
-def test_invalid_windows_and_factors_are_refused(name: str, change: Any, message: str, tmp_path: Path) -> None:
+def test_invalid_sizes_windows_and_factors_are_refused(name: str, change: Any, message: str, tmp_path: Path) -> None:
     pattern = {"gguf": {"keys": {"gemma3.attention.sliding_window_pattern": [9, [True, False], 7]}}}
     write(tmp_path / "m.gguf", FAMILIES[name], notes=pattern if name == "gemma3" else None)
     assert message in refusal(tmp_path / "m.gguf", change((tmp_path / "m.gguf").read_bytes()))

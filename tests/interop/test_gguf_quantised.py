@@ -2,21 +2,24 @@
 
 import struct
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.interop.gguf_models import FAMILIES, HEADS, encodings, random_weights, write
+from tests.interop.gguf_models import FAMILIES, HEADS, encodings, logits, random_weights, write
 from torch import Tensor
 
 from weft.api.export_model import export_model
 from weft.api.import_model import import_model
+from weft.interop.bundle import ModelBundle
 from weft.interop.gguf import gguf as weft_gguf
 from weft.interop.gguf import q4_k
-from weft.interop.gguf.file import ENCODINGS, Entry, TensorEncoding, dequantize, open_file
+from weft.interop.gguf.file import ENCODINGS, Entry, LazyTensor, TensorEncoding, dequantize, open_file, write_file
 from weft.models.presets import llama
+from weft.nn.config import Experts
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -64,6 +67,44 @@ def test_q8_0(tmp_path: Path) -> None:
     weft_gguf.write(bundle, tmp_path / "n.gguf", "q8_0")
     copy = weft_gguf.read(tmp_path / "n.gguf")
     assert all(torch.equal(bundle.weights[name](), copy.weights[name]()) for name in weights)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2moe"])
+def test_experts_are_quantised_and_routers_are_not(name: str, tmp_path: Path) -> None:
+    model = FAMILIES[name]  # all experts are chosen: rounding changes a choice now and then
+    assert isinstance(model.feedforward, Experts)
+    model = model.replace(feedforward=model.feedforward.replace(chosen=model.feedforward.experts))
+    weights = random_weights(model)
+    write(tmp_path / "m.gguf", model, weights, dtype="q8_0")
+    kinds = {kind.partition("ffn_")[2]: encoding for kind, encoding in encodings(tmp_path / "m.gguf").items()}
+    names = ("gate_exps.weight", "up_exps.weight", "down_exps.weight", "gate_inp.weight")
+    assert [kinds[kind] for kind in names] == ["Q8_0", "Q8_0", "Q8_0", "F32"]
+    assert kinds.get("gate_inp_shexp.weight", "F32") == "F32"
+    bundle = weft_gguf.read(tmp_path / "m.gguf")
+    assert bundle.model == model
+    for suffix in ("router.weight", "experts.gate_up", "experts.down"):
+        exact, read = (kind[f"decoder.blocks.1.feedforward.{suffix}"]() for kind in (weights, bundle.weights))
+        assert (exact - read).abs().max() <= (0.0 if "router" in suffix else exact.abs().max() / 127 * 0.57)
+    tokens = torch.randint(300, (2, 9))
+    exact, read = logits(ModelBundle(model, weights, None, ""), tokens), logits(bundle, tokens)
+    assert (exact - read).norm() <= 0.05 * exact.norm()
+    weft_gguf.write(bundle, tmp_path / "n.gguf")  # the blocks of each matrix are those of the imported file
+    former, again = open_file(tmp_path / "m.gguf"), open_file(tmp_path / "n.gguf")
+    assert all(former.raw(kind) == again.raw(kind) for kind in former.tensors)
+
+
+def test_the_gate_of_a_shared_expert_may_be_a_matrix(tmp_path: Path) -> None:
+    """The converter of llama.cpp wrote it as a matrix of one row."""
+    weights = random_weights(FAMILIES["qwen2moe"])
+    write(tmp_path / "m.gguf", FAMILIES["qwen2moe"], weights)
+    contents, tensors = open_file(tmp_path / "m.gguf"), []
+    for name, entry in contents.tensors.items():
+        shape = (1, *entry.shape) if name.endswith("_shexp.weight") and len(entry.shape) == 1 else entry.shape
+        tensors.append(LazyTensor(name, shape, None, partial(contents.tensor(name).view, shape)))
+    assert sum(lazy.shape == (1, 64) for lazy in tensors) == 2
+    write_file(tmp_path / "n.gguf", contents.keys, tensors, advance=lambda count: None)
+    read = weft_gguf.read(tmp_path / "n.gguf").weights
+    assert all(torch.equal(read[name](), weight()) for name, weight in weights.items())
 
 
 def test_q4_k_and_q4_0(tmp_path: Path) -> None:

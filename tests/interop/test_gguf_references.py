@@ -19,7 +19,8 @@ from weft.interop.bundle import ModelBundle
 from weft.interop.gguf import gguf as weft_gguf
 from weft.interop.gguf.file import open_file
 from weft.interop.gguf.tokenizer import tokenizer_keys
-from weft.models.config import Decoder, LMHead
+from weft.models.config import Decoder
+from weft.models.head_config import LMHead
 
 transformers = Later("transformers")
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
@@ -36,6 +37,7 @@ LLAMA: dict[str, Any] = {
 }
 FALCON = {"num_kv_heads": 2, "new_decoder_architecture": True, "activation": "gelu_pytorch_tanh"}
 GEMMA3_SETTINGS = {"num_hidden_layers": 7, "head_dim": 24, "query_pre_attn_scalar": 24, "sliding_window": 5}
+MIXTURE: dict[str, Any] = {**LLAMA, "num_experts": 6, "num_experts_per_tok": 3}
 # prefix of the classes in transformers, and settings
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", LLAMA),
@@ -50,6 +52,13 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm": ("StableLm", {**LLAMA, "use_qkv_bias": True}),
     "olmo": ("Olmo", {**LLAMA, "clip_qkv": 0.5, "tie_word_embeddings": True}),
     "bloom": ("Bloom", {"hidden_size": D, "n_layer": LAYERS, "n_head": HEADS}),
+    "mixtral": ("Mixtral", {**LLAMA, "num_local_experts": 6}),
+    "qwen2moe": (
+        "Qwen2Moe",
+        {**MIXTURE, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 40, "intermediate_size": 99},
+    ),
+    "qwen3moe": ("Qwen3Moe", {**MIXTURE, "moe_intermediate_size": 32, "norm_topk_prob": True, "head_dim": 24}),
+    "olmoe": ("Olmoe", {**MIXTURE, "num_key_value_heads": HEADS}),
 }
 
 
@@ -73,7 +82,14 @@ def add_settings(writer: Any, architecture: str, config: Any) -> None:
     writer.add_feed_forward_length(4 * D if plain else FF)
     writer.add_head_count(HEADS)
     if architecture != "gpt2":
-        writer.add_head_count_kv(HEADS if architecture == "bloom" else 2)
+        writer.add_head_count_kv(HEADS if architecture in ("bloom", "olmoe") else 2)
+    if architecture in ("mixtral", "qwen2moe", "qwen3moe", "olmoe"):
+        writer.add_expert_count(6)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if architecture in ("qwen2moe", "qwen3moe"):
+        writer.add_expert_feed_forward_length(32)
+    if architecture == "qwen2moe":
+        writer.add_expert_shared_feed_forward_length(40)
     if plain or architecture in ("stablelm", "olmo"):
         writer.add_layer_norm_eps(1e-5)
     else:
@@ -82,7 +98,7 @@ def add_settings(writer: Any, architecture: str, config: Any) -> None:
         writer.add_rope_dimension_count(D // HEADS)
     elif architecture == "stablelm":
         writer.add_rope_dimension_count(D // HEADS // 4)
-    if architecture in ("qwen3", "gemma", "gemma3"):
+    if architecture in ("qwen3", "gemma", "gemma3", "qwen3moe"):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
     if not plain:
@@ -107,7 +123,7 @@ def separated(fused: Tensor, groups: int) -> Tensor:
 
 def converted(architecture: str, name: str, weight: Tensor) -> Tensor:
     """Change a tensor as the converter of llama.cpp does."""
-    if architecture in ("llama", "smollm3", "olmo") and ("q_proj" in name or "k_proj" in name):
+    if architecture in ("llama", "mixtral", "smollm3", "olmo") and ("q_proj" in name or "k_proj" in name):
         return interleaved(weight, HEADS if "q_proj" in name else 2)
     if "query_key_value" in name:
         return separated(weight, HEADS if architecture == "bloom" else 2)
@@ -120,7 +136,8 @@ def converted(architecture: str, name: str, weight: Tensor) -> Tensor:
 
 def write_reference(path: Path, architecture: str, model: Any) -> None:
     """Write a model of transformers with the package `gguf`, under its names."""
-    writer = gguf.GGUFWriter(path, architecture)
+    known = "llama" if architecture == "mixtral" else architecture
+    writer = gguf.GGUFWriter(path, known)
     add_settings(writer, architecture, model.config)
     keys = tokenizer_keys(bpe(), 300)
     writer.add_tokenizer_model("gpt2")
@@ -128,12 +145,20 @@ def write_reference(path: Path, architecture: str, model: Any) -> None:
     writer.add_token_list(keys["tokenizer.ggml.tokens"])
     writer.add_token_types(keys["tokenizer.ggml.token_type"])
     writer.add_token_merges(keys["tokenizer.ggml.merges"])
-    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == known)
     names = gguf.get_tensor_name_map(kind, model.config.num_hidden_layers)
     for name, parameter in model.named_parameters():
         weight = converted(architecture, name, parameter.data.clone())
         name = name.removeprefix("transformer.") if architecture == "bloom" else name
-        writer.add_tensor(names.get_name(name, (".weight", ".bias")), weight.numpy())
+        parts = {name: weight}
+        if name.endswith("gate_up_proj"):
+            gate, up = weight.chunk(2, dim=1)
+            parts = {name.replace("gate_up", "gate"): gate, name.replace("gate_up", "up"): up}
+        for part, values in parts.items():
+            known_name = names.get_name(
+                part if part.endswith((".weight", ".bias")) else f"{part}.weight", (".weight", ".bias")
+            )
+            writer.add_tensor(known_name, values.contiguous().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -175,6 +200,8 @@ def test_transformers_reads_an_imported_model(architecture: str, tmp_path: Path)
     [
         "gemma3",
         "falcon",
+        "qwen2moe",
+        "qwen3moe",
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma2", "starcoder2", "stablelm", "bloom")),
     ],
 )

@@ -40,7 +40,8 @@ from torch import Tensor
 
 from weft.errors import InteropError, WeftError
 from weft.interop.hf import hf
-from weft.models.config import Decoder, EncoderDecoder, LMHead
+from weft.models.config import Decoder, EncoderDecoder
+from weft.models.head_config import LMHead
 from weft.models.presets import llama, vaswani
 from weft.nn.position_config import Sinusoidal
 
@@ -285,9 +286,9 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
         with_config(model_type="mamba", state_size=16),
         r"'mamba': not a family that weft reads; the nearest is GPT-2 \('gpt2'\), which has no state_size$",
     ),
-    "experts": (
-        with_config(model_type="mixtral", num_experts_per_tok=2, num_local_experts=8),
-        r"'mixtral': a mixture of experts \(num_local_experts = 8\), and weft has one feed-forward for all tokens$",
+    "chunks": (
+        with_config(model_type="llama4_text", attention_chunk_size=8),
+        r"'llama4_text': not a family that weft reads; it needs attention in chunks, and queries scaled by position$",
     ),
     "convolution": (
         with_config(**DEBERTA, model_type="deberta-v2", architectures=None, conv_kernel_size=3),
@@ -307,7 +308,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "no family": (
         with_file("config.json", b"{}"),
-        r"model_type = None: not a family that weft reads, nor like one; it reads gpt2, llama, .*blenderbot$",
+        r"model_type = None: not a family that weft reads, nor like one; it reads \d+, among them gpt2, llama, .*t5$",
     ),
     "unknown head": (
         with_config(architectures=["GPT2DoubleHeadsModel"]),

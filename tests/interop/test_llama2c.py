@@ -18,7 +18,8 @@ from torch import Tensor
 from weft.errors import InteropError, WeftError
 from weft.interop import llama2c
 from weft.models.build import build
-from weft.models.config import Decoder, LMHead
+from weft.models.config import Decoder
+from weft.models.head_config import LMHead
 from weft.text.token_bytes import byte_tokens
 
 transformers = Later("transformers")

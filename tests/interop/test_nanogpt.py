@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from weft.errors import WeftError
 from weft.interop import nanogpt, torch_file
 from weft.models.build import build
-from weft.models.config import Decoder, LMHead
+from weft.models.config import Decoder
+from weft.models.head_config import LMHead
 from weft.text.config import BPE, Char
 from weft.text.tokenizer import build_tokenizer
 

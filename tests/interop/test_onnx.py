@@ -16,7 +16,8 @@ from weft.errors import InteropError
 from weft.interop import onnx
 from weft.interop.bundle import ModelBundle
 from weft.models.build import build
-from weft.models.config import ClassificationHead, EncoderDecoder, LMHead, PretrainingHead, Recurrent
+from weft.models.config import EncoderDecoder, Recurrent
+from weft.models.head_config import ClassificationHead, LMHead, PretrainingHead
 from weft.models.presets import bert, gpt, llama, vaswani
 from weft.models.transformer import Transformer
 from weft.nn.config import Attention, Gated, RMSNorm

@@ -83,6 +83,7 @@ BROKEN = {
     "fewer words than the header": (b"3 2\na 1 2\nb 3 4\n", "its header says 3 words, and it has 2"),
     "more words than the header": (b"1 2\na 1 2\nb 3 4\n", "its header says 1 words, and it has 2"),
     "a number is missing": (b"2 2\na 1 2\nb 3\n", "expected 2 numbers after it"),
+    "a number too many": (b"a 1 2\nb 3 4 5\n", "expected 2 numbers after it"),
     "not a number": (b"2 2\na 1 2\nb 3 x\n", "expected 2 numbers after it"),
     "not finite": (b"2 2\na 1 2\nb 3 nan\n", "has a number not finite"),
     "not UTF-8": (b"2 2\na 1 2\n\xff 3 4\n", "is not UTF-8"),
@@ -105,6 +106,11 @@ def test_broken_files_are_refused(case: str, tmp_path: Path) -> None:
         read_model(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_header_is_recognised_under_any_name(tmp_path: Path) -> None:
+    (tmp_path / "v.word2vec").write_bytes(b"2 2\na 1 2\nb 3 4\n")
+    assert read_model(tmp_path / "v.word2vec").origin == "v.word2vec (word2vec, text)"
 
 
 def test_other_models_are_not_written_as_word_vectors(bundle: ModelBundle, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tests.models.contract import PaddedSource, check_causal
 from torch.nn import functional as F
 
 from weft.models.build import build
-from weft.models.config import Bahdanau, Recurrent
+from weft.models.config import Bahdanau, Bengio, Recurrent
 from weft.models.presets import bert, gpt, llama, preset, vaswani
 
 VOCAB = 31
@@ -20,6 +20,7 @@ MODELS: dict[str, Any] = {
     "llama": llama(2, 24, 4, d_ff=32, context=32, vocab_size=VOCAB, kv_heads=2),
     "transformer": preset("transformer").replace(vocab_size=VOCAB, layers=2),
     "transformer++": preset("transformer++").replace(vocab_size=VOCAB, layers=2),
+    "bengio": Bengio(vocab_size=VOCAB, d_model=16),
     "elman": Recurrent(vocab_size=VOCAB, cell="elman", d_model=16),
     "lstm": Recurrent(vocab_size=VOCAB, cell="lstm", d_model=16, layers=2),
     "gru": Recurrent(vocab_size=VOCAB, cell="gru", d_model=16),

@@ -10,7 +10,8 @@ vocabulary, which the paper gives as "about 37000": 40,800 words would be 65 M.
 import pytest
 
 from weft.costs.count import count
-from weft.models.config import EncoderDecoder, LMHead
+from weft.models.config import EncoderDecoder
+from weft.models.head_config import LMHead
 from weft.models.presets import preset
 from weft.nn.config import LayerNorm, Plain
 from weft.nn.position_config import Sinusoidal

@@ -8,7 +8,7 @@ import torch
 from tests.models.contract import PaddedSource
 
 from weft.models.build import build
-from weft.models.config import Bahdanau, Model, NGram, Recurrent
+from weft.models.config import Bahdanau, Bengio, Model, NGram, Recurrent
 from weft.models.ngram import NGram as NGramModel
 from weft.models.presets import gpt, llama, vaswani
 
@@ -17,6 +17,7 @@ FAMILIES: dict[str, Model] = {
     "ngram": NGram(vocab_size=VOCAB, order=3),
     "elman": Recurrent(vocab_size=VOCAB, cell="elman", d_model=16, layers=2),
     "lstm": Recurrent(vocab_size=VOCAB, cell="lstm", d_model=16, layers=2),
+    "bengio": Bengio(vocab_size=VOCAB, d_model=16, direct=True),
     "gru": Recurrent(vocab_size=VOCAB, cell="gru", d_model=16),
     "bahdanau": Bahdanau(vocab_size=VOCAB, d_model=16),
     "vaswani": vaswani(2, 24, 4, d_ff=32, dropout=0.0, vocab_size=VOCAB),

@@ -12,7 +12,8 @@ import torch
 
 from weft.data.batch import Frame, framed
 from weft.models.build import build
-from weft.models.config import ClassificationHead, Recurrent
+from weft.models.config import Recurrent
+from weft.models.head_config import ClassificationHead
 from weft.models.hidden import FramedText, frame, frame_for, read, trained_frame
 from weft.models.presets import bert, gpt
 from weft.text.config import Byte, Specials, WordPiece

@@ -20,7 +20,8 @@ from weft.interop.families.llama import LLAMA
 from weft.interop.families.seq2seq import MARIAN, T5
 from weft.interop.weight_map import NameRule, conversions, module, tensor, their_shapes, to_ours
 from weft.models.build import build
-from weft.models.config import Decoder, Encoder, EncoderDecoder, LMHead, PretrainingHead
+from weft.models.config import Decoder, Encoder, EncoderDecoder
+from weft.models.head_config import LMHead, PretrainingHead
 from weft.models.presets import bert, gpt, llama, vaswani
 from weft.nn.config import Attention, Gated, Plain, RMSNorm
 from weft.nn.position_config import DynamicNTK, LinearScaling, Llama3Scaling, Rotary, Sinusoidal, T5Bias

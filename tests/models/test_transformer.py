@@ -12,9 +12,10 @@ from torch import nn
 from weft.config import validate
 from weft.errors import ConfigError, ModelError
 from weft.explain.capture import capture
-from weft.models import config
+from weft.models import head_config
 from weft.models.build import build as build_model
-from weft.models.config import Decoder, Encoder, EncoderDecoder, LayerKind, LMHead, MaskedLMHead
+from weft.models.config import Decoder, Encoder, EncoderDecoder, LayerKind
+from weft.models.head_config import LMHead, MaskedLMHead
 from weft.models.presets import bert, gpt, llama, vaswani
 from weft.models.transformer import Transformer
 from weft.nn import position_config
@@ -46,6 +47,7 @@ POSITIONS = [
     position_config.ALiBi(),
     position_config.ALiBi(factor=0.5, rounded=True),
     Disentangled(buckets=4, max_distance=12),
+    Disentangled(buckets=4, logarithmic=False, separate=True),
 ]
 
 
@@ -248,13 +250,13 @@ def test_watching_the_probabilities_changes_nothing_and_rows_sum_to_one() -> Non
 
 
 HEADS: list[tuple[Any, tuple[int, ...]]] = [
-    (config.NextSentenceHead(), (3, 2)),
-    (config.ClassificationHead(labels=4), (3, 4)),
-    (config.ClassificationHead(labels=1, pooling="mean", pooler=False), (3, 1)),
-    (config.ClassificationHead(labels=2, pooling="last"), (3, 2)),
-    (config.TaggingHead(labels=5), (3, 7, 5)),
-    (config.EmbeddingHead(), (3, 24)),
-    (config.EmbeddingHead(pooling="first", normalise=False), (3, 24)),
+    (head_config.NextSentenceHead(), (3, 2)),
+    (head_config.ClassificationHead(labels=4), (3, 4)),
+    (head_config.ClassificationHead(labels=1, pooling="mean", pooler=False), (3, 1)),
+    (head_config.ClassificationHead(labels=2, pooling="last"), (3, 2)),
+    (head_config.TaggingHead(labels=5), (3, 7, 5)),
+    (head_config.EmbeddingHead(), (3, 24)),
+    (head_config.EmbeddingHead(pooling="first", normalise=False), (3, 24)),
 ]
 
 
@@ -267,7 +269,7 @@ def test_heads(head: Any, shape: tuple[int, ...]) -> None:
     assert out.shape == shape
     alone = model(tokens[1:2, :4])
     torch.testing.assert_close(out[1:2, :4] if len(shape) == 3 else out[1:2], alone, atol=1e-5, rtol=1e-5)
-    if isinstance(head, config.EmbeddingHead) and head.normalise:
+    if isinstance(head, head_config.EmbeddingHead) and head.normalise:
         torch.testing.assert_close(out.norm(dim=-1), torch.ones(3))
 
 
@@ -375,6 +377,7 @@ def test_narrow_embeddings_are_projected() -> None:
         ({"distinct_layers": 4}, "distinct_layers = 4 does not divide layers = 6"),
         ({"d_embedding": 5, "position": {"kind": "sinusoidal"}}, "pair sines with cosines, but d_model = 5 is odd"),
         ({"first_norm": False, "placement": "post"}, "first_norm = false needs placement = 'pre'"),
+        ({"d_embedding": 8, "head": MaskedLMHead(dense=False)}, "needs embeddings of width d_model = 16, not 8"),
     ],
 )
 def test_invalid_encoders_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -383,7 +386,7 @@ def test_invalid_encoders_are_refused(changes: dict[str, Any], message: str) -> 
 
 
 def test_replaced_tokens_have_a_logit_each() -> None:
-    model: Any = build(SMALL_BERT.replace(head=config.ReplacedHead(activation="gelu")))
+    model: Any = build(SMALL_BERT.replace(head=head_config.ReplacedHead(activation="gelu")))
     tokens = torch.randint(23, (2, 9))
     features, head = model.features(tokens), model.output
     hidden = nn.functional.gelu(features @ head.dense.weight.T + head.dense.bias)

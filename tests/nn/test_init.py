@@ -10,6 +10,7 @@ from torch import nn
 
 from weft.config import kinds
 from weft.models import config as models
+from weft.models import head_config
 from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.presets import bert, gpt, llama, vaswani
@@ -19,7 +20,7 @@ from weft.nn.linear import LowRank
 from weft.nn.position_config import Position
 from weft.training.weights import add_adapters
 
-REQUIRED = {"d_ff": 24, "labels": 3, "factor": 2.0}
+REQUIRED = {"d_ff": 24, "experts": 4, "labels": 3, "factor": 2.0}
 
 
 def every_kind(union: Any) -> list[Any]:
@@ -32,18 +33,19 @@ def every_kind(union: Any) -> list[Any]:
 GPT, BERT = gpt(2, 16, 2, context=16, vocab_size=32), bert(2, 16, 2, vocab_size=32, context=16)
 LLAMA = llama(2, 16, 2, d_ff=24, context=16, vocab_size=32)
 VARIED: dict[str, tuple[Any, Any]] = {"position": (LLAMA, Position), "norm": (GPT, parts.Norm)}
-VARIED |= {"feedforward": (GPT, parts.FeedForward), "init": (GPT, parts.Init), "head": (BERT, models.Head)}
+VARIED |= {"feedforward": (GPT, parts.FeedForward), "init": (GPT, parts.Init), "head": (BERT, head_config.Head)}
 SMALL: dict[str, Any] = {
     **{
         f"{field} {part.kind}": base.replace(**{field: part})
         for field, (base, union) in VARIED.items()
         for part in every_kind(union)
     },
-    "untied": LLAMA.replace(head=models.LMHead(tied=False, bias=True)),
-    "untied masked": BERT.replace(head=models.MaskedLMHead(tied=False)),
+    "untied": LLAMA.replace(head=head_config.LMHead(tied=False, bias=True)),
+    "untied masked": BERT.replace(head=head_config.MaskedLMHead(tied=False)),
     "normalised queries": LLAMA.replace(attention={"heads": 2, "qk_norm": {"kind": "rms"}}),
     "seq2seq": vaswani(1, 16, 2, d_ff=24, dropout=0.0, vocab_size=32).replace(source_vocab_size=20),
     **{f"recurrent {cell}": models.Recurrent(vocab_size=20, d_model=8, cell=cell) for cell in ("elman", "lstm", "gru")},
+    "bengio": models.Bengio(vocab_size=20, d_model=8, direct=True),
     "sigmoid": models.Recurrent(vocab_size=20, d_model=8, cell="elman", activation="sigmoid"),
     "tied recurrent": models.Recurrent(vocab_size=20, d_model=8, tied=True),
     "bahdanau": models.Bahdanau(vocab_size=20, d_model=8, source_vocab_size=9),

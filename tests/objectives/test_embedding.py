@@ -14,7 +14,8 @@ from weft.data.table import read_texts
 from weft.errors import DataError, ModelError
 from weft.models.base import LanguageModel
 from weft.models.build import build
-from weft.models.config import Bahdanau, EmbeddingHead, Encoder, NGram, Pooling, Recurrent
+from weft.models.config import Bahdanau, Encoder, NGram, Recurrent
+from weft.models.head_config import EmbeddingHead, Pooling
 from weft.models.presets import bert, gpt, vaswani
 from weft.objectives.contrastive import EmbeddingOptions, embed
 from weft.progress import Log

@@ -6,12 +6,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from weft.data.batch import Batch, Source
 from weft.models.base import LanguageModel
 from weft.models.build import build
-from weft.models.config import Decoder, Encoder, EncoderDecoder, TaggingHead
+from weft.models.config import Decoder, Encoder, EncoderDecoder
+from weft.models.head_config import TaggingHead
 from weft.nn.config import Attention, LayerNorm, Plain
+from weft.nn.dropout import row_keys
 from weft.nn.position_config import Learned
 from weft.objectives import table as objectives
 from weft.recipe.resolve import resolve
@@ -76,6 +79,25 @@ def test_a_masked_target_has_no_gradient_at_all(name: str) -> None:
     changed = replace(first, targets=torch.where(mask, (targets + 1) % 11, targets))
     pairs = zip(gradient(model, learned, first), gradient(model, learned, changed), strict=True)
     assert not all(torch.equal(one, two) for one, two in pairs)
+
+
+def test_r_drop_is_the_mean_of_two_passes_and_their_divergence() -> None:
+    """Liang et al. 2021, equation 4, halved: by torch's own cross-entropy and Kullback–Leibler divergence."""
+    torch.manual_seed(0)
+    alpha, model = 3.0, build(EncoderDecoder(**SHAPE, dropout=0.4)).train()
+    learned = objectives.build(resolve("vaswani-tiny", [f"objective.r_drop={alpha}"]), RunFolder("nowhere"))
+    mask = torch.tensor([[1, 0, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1]], dtype=torch.bool)
+    rows = batch(torch.arange(12).view(2, 6) % 11, mask)
+    rows = replace(rows, source=Source(rows.tokens.flip(1), torch.ones_like(mask)), keys=row_keys(5, torch.arange(2)))
+    loss, _, _ = learned.loss(model, model.read(rows), rows)
+    assert rows.keys is not None
+    p, q = (model.head(model.read(replace(rows, keys=keys))).log_softmax(-1)[mask] for keys in (rows.keys, ~rows.keys))
+    assert not torch.allclose(p, q)
+    likelihood = F.nll_loss(p, rows.targets[mask], reduction="sum") + F.nll_loss(q, rows.targets[mask], reduction="sum")
+    divergence = F.kl_div(p, q, reduction="sum", log_target=True) + F.kl_div(q, p, reduction="sum", log_target=True)
+    torch.testing.assert_close(loss, (likelihood + alpha / 2 * divergence) / 2)
+    loss, _, extras = learned.loss(model.eval(), model.read(rows), rows)
+    assert loss == extras["nll"]
 
 
 @pytest.mark.parametrize("name", ["chat", "masked", "tag"])

@@ -37,6 +37,7 @@ apply, debug = Later("weft.parallel.apply"), Later("torch.distributed.tensor.deb
 SMALL = {"layers": 2, "d_model": 32, "vocab_size": 37, "dropout": 0.1}
 PATTERN = [{"window": 3}, {"position": {"kind": "none"}}]
 CAPPED = {"attention": {"heads": 4, "softcap": 0.5, "dropout": 0.1}, "head": {"kind": "lm", "softcap": 1.0}}
+MIXTURE = {"kind": "experts", "experts": 4, "chosen": 2, "d_ff": 24, "bias": True, "shared": "added"}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt": ("gpt-tiny", SMALL),
     "llama": ("llama-tiny", {**SMALL, "attention": {"heads": 4, "kv_heads": 2, "dropout": 0.1}}),
@@ -48,6 +49,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "sandwich": ("llama-tiny", {**SMALL, **CAPPED, "placement": "sandwich", "residual_scale": 0.5}),
     "bert": ("bert-tiny", SMALL),
     "vaswani": ("vaswani-tiny", SMALL),
+    "mixture": ("moe-tiny", {"layers": 2, "d_model": 32, "vocab_size": 37, "feedforward": MIXTURE}),
     "lstm": ("lstm", {"layers": 2, "d_model": 16, "vocab_size": 37}),
     "bahdanau": ("bahdanau-tiny", {"d_model": 16, "d_embedding": 8, "d_attention": 8, "vocab_size": 37}),
 }
@@ -134,12 +136,23 @@ PAIRWISE = {
     "tensor": ("gpt", "alibi", "relative", "qk-norm", "vaswani", "lstm", "bahdanau"),
     "sequence": ("llama", "bert", "vaswani", "t5", "parallel", "sandwich"),
     "shard": ("vaswani", "lstm"),
+    "experts": ("mixture",),
 }
-EVERY = {"tensor": tuple(FAMILIES), "sequence": SEQUENCES, "shard": ("gpt", "vaswani", "lstm", "bahdanau")}
+EVERY = {
+    "tensor": tuple(name for name in FAMILIES if name != "mixture"),
+    "sequence": SEQUENCES,
+    "shard": ("gpt", "vaswani", "lstm", "bahdanau"),
+    "experts": ("mixture",),
+}
 
 
 def cases_of(names: dict[str, tuple[str, ...]]) -> list[tuple[str, dict[str, Any]]]:
-    axes = {"tensor": {"tensor": 2}, "sequence": {"tensor": 2, "sequence": True}, "shard": {"shard": 2}}
+    axes = {
+        "tensor": {"tensor": 2},
+        "sequence": {"tensor": 2, "sequence": True},
+        "shard": {"shard": 2},
+        "experts": {"experts": 2},
+    }
     return [(name, sizes) for axis, sizes in axes.items() for name in names[axis]]
 
 

@@ -19,6 +19,7 @@ from weft.data.batch import Batch, Source
 from weft.errors import ConfigError, ModelError
 from weft.layout import Layout
 from weft.models import config as models
+from weft.models import head_config
 from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.presets import preset
@@ -50,10 +51,10 @@ def _small(name: str, **changes: Any) -> Any:
 
 
 MODELS: dict[str, Any] = {
-    "tied": _small("gpt-tiny", layers=3, head=models.LMHead(tied=True)),
-    "untied": _small("llama-tiny", head=models.LMHead(tied=False)),
+    "tied": _small("gpt-tiny", layers=3, head=head_config.LMHead(tied=True)),
+    "untied": _small("llama-tiny", head=head_config.LMHead(tied=False)),
     "bert": _small("bert-tiny"),
-    "classifier": _small("bert-tiny", layers=3, head=models.ClassificationHead(labels=3, dropout=0.2)),
+    "classifier": _small("bert-tiny", layers=3, head=head_config.ClassificationHead(labels=3, dropout=0.2)),
     "translator": _small("vaswani-tiny"),
     "two tables": _small("vaswani-tiny", layers=3, encoder_layers=1, source_vocab_size=23),
     "biases": _small("vaswani-tiny", position=position_config.T5Bias()),
@@ -287,7 +288,7 @@ def test_four_processes_in_stages(tmp_path: Path, divided: list[str], sequences:
     [
         (MODELS["tied"], Layout(pipeline=4), "the model has 3 layers"),
         (MODELS["two tables"], Layout(pipeline=5), "the model has 4 layers"),
-        (_small("bert-tiny", head=models.EmbeddingHead()), Layout(pipeline=2), "compares the rows of a batch"),
+        (_small("bert-tiny", head=head_config.EmbeddingHead()), Layout(pipeline=2), "compares the rows of a batch"),
         (MODELS["tied"], Layout(pipeline=2, shard=2), "combined with parallel.shard = 2"),
         (MODELS["tied"], Layout(pipeline=2, context=2), "combined with parallel.context = 2"),
     ],

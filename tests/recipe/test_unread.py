@@ -32,6 +32,7 @@ def text(folder: Path) -> str:
         ("gpt-tiny", ["data.prepared=folder", NONE], "data.validation: a prepared folder has its own held-out split"),
         ("gpt-tiny", ["source_tokenizer=char"], "source_tokenizer: objective 'next-token' has no separate source"),
         ("vaswani-tiny", ["objective=spans", "source_tokenizer=char"], "source_tokenizer: objective 'spans'"),
+        ("vaswani-tiny", ["objective.r_drop=2", "model.dropout=0"], "objective.r_drop = 2.0: two passes differ by"),
         ("gpt-tiny", ["evaluate.patience=3", NONE], "evaluate.patience = 3: nothing is held out"),
         ("gpt-tiny", ["evaluate.every=2", NONE], "evaluate.every = 2: nothing is held out"),
         ("gpt-tiny", ["evaluate.tokens=99", NONE], "evaluate.tokens = 99: nothing is held out"),

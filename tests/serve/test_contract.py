@@ -171,6 +171,10 @@ def test_messages(claude: Any, model: str) -> None:
         final = stream.get_final_message()
     assert "".join(block.text for block in final.content if block.type == "text") == text
     assert final.usage.output_tokens > 0
+    body = {"model": model, "max_tokens": 5, "messages": HI}
+    with claude.messages.create(**body, stream=True) as events:  # some clients read the usage of the last event only
+        last = next(event.usage for event in events if event.type == "message_delta")
+    assert last.input_tokens == final.usage.input_tokens > 0
     counted = claude.messages.count_tokens(model=model, messages=HI, system="Be brief")
     assert counted.input_tokens == whole.usage.input_tokens
 
@@ -185,7 +189,7 @@ def test_tools_pictures_and_unknown_fields_are_refused_by_name(client: Any, clau
     with pytest.raises(openai.BadRequestError, match="tools: ") as caught:
         client.chat.completions.create(model="gpt", messages=HI, tools=[TOOL])
     assert caught.value.param == "tools"
-    with pytest.raises(openai.BadRequestError, match="tools: "):
+    with pytest.raises(openai.BadRequestError, match=r"tools\.0: only tools of type 'function' are called"):
         client.responses.create(model="gpt", input="hi", tools=[{"type": "web_search"}])
     tool = {"name": "look", "input_schema": {"type": "object"}}
     with pytest.raises(anthropic.BadRequestError, match="tools: "):
@@ -227,6 +231,10 @@ def test_own_routes_return_what_the_run_does(server: Served) -> None:
     assert [token["nats"] for token in scored] == pytest.approx([token.nats for token in gpt.surprisal("A tale")])
     for view in ("attention", "heads", "lens", "saliency", "search", "surprise"):
         assert server.json(f"/v1/explain/{view}", model="gpt", input="A tale")[view]
+    swap = {"input": "A tale", "other": "A cart"}
+    patched = server.json("/v1/explain/patch", model="gpt", **swap, answer=["s", "t"])["patch"]
+    known: Any = gpt.explain.patch("A tale", "A cart", ("s", "t"))
+    assert patched["maps"][0]["recovered"] == pytest.approx(known.maps[0].recovered, abs=1e-4)
     explained = server.json("/v1/explain/saliency", model="gpt", input="A tale", place=2)["saliency"]
     assert explained["place"] == 2
     assert explained["log_prob"] == pytest.approx(gpt.explain.saliency("A tale", place=2).log_prob, abs=1e-5)
@@ -258,9 +266,13 @@ def test_health_readiness_metrics_and_pages(server: Served) -> None:
 
 def test_models_are_listed_in_the_format_of_the_client(server: Served) -> None:
     names = [row["id"] for row in server.get("/v1/models").json()["data"]]
-    listed = server.get("/v1/models", headers={"anthropic-version": "2023-06-01"}).json()
+    version = {"anthropic-version": "2023-06-01"}
+    listed = server.get("/v1/models", headers=version).json()
     assert [row["id"] for row in listed["data"]] == names and listed["last_id"] == names[-1] and not listed["has_more"]
     assert {tuple(row) for row in listed["data"]} == {("type", "id", "display_name", "created_at")}
+    assert server.get("/v1/models/gpt", headers=version).json() in listed["data"]
+    assert server.get("/v1/models/none", headers=version).json()["error"]["type"] == "not_found_error"
+    assert server.get("/v1/models/none").json()["error"]["code"] == "model_not_found"
 
 
 def test_embeddings_can_be_shortened(server: Served) -> None:

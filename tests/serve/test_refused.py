@@ -316,6 +316,14 @@ def test_a_text_beyond_the_bound_is_refused_before_any_work(runs: Path, path: st
             assert message in server.refused(path, {"model": "bytes", **body}, 413)
 
 
+def test_any_prompt_can_be_echoed_with_one_likeliest_token(runs: Path) -> None:
+    with served(runs / "bytes", max_input_tokens=60) as server:
+        body = {"model": "bytes", "prompt": "a" * 50, "echo": True, "max_tokens": 0}
+        assert len(server.post(COMPLETE, {**body, "logprobs": 1}).json()["choices"][0]["logprobs"]["tokens"]) == 50
+        message = server.refused(COMPLETE, {**body, "logprobs": 2}, 413)
+        assert "at most 60; send fewer prompts, or logprobs = 1" in message
+
+
 def test_errors_have_the_fields_that_clients_look_for(server: Served) -> None:
     for response in (server.post(COMPLETE, {**GOOD, "model": "nobody"}), server.get("/v1/models/nobody")):
         error = response.json()["error"]

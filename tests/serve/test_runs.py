@@ -12,7 +12,7 @@ from tests.serve.serving import RUNS, Served, served, until
 from weft.errors import RunError
 from weft.runs.folder import RunFolder
 from weft.runs.lines import checked_line, checked_lines
-from weft.serve import runs as routes
+from weft.serve.routes import runs as routes
 
 
 @pytest.fixture

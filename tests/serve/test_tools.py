@@ -237,3 +237,74 @@ def test_a_reply_is_continued(claude: Any, models: Path) -> None:
 def test_mistakes_get_one_line(server: Served, changes: dict[str, Any], message: str) -> None:
     body = {"model": "hermes", "messages": HI, "tools": TOOLS, "tool_choice": "auto", **changes}
     assert message in server.refused("/v1/chat/completions", body)
+
+
+# ---- Responses
+
+FUNCTIONS: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
+
+
+@pytest.mark.parametrize("model", TEMPLATES)
+def test_responses_call_tools_by_their_schemas(client: Any, model: str) -> None:
+    body = {"model": model, "input": "How warm is it?", "tools": FUNCTIONS, "max_output_tokens": 500}
+    for choice, names in (("required", ("weather", "now")), ({"type": "function", "name": "weather"}, ("weather",))):
+        response = client.responses.create(**body, tool_choice=choice, extra_body={"seed": 1})
+        calls = [item for item in response.output if item.type == "function_call"]
+        assert calls and response.output == calls and response.status == "completed"
+        for call in calls:
+            assert call.name in names and call.call_id.startswith("call_") and call.status == "completed"
+            check_arguments(call.name, json.loads(call.arguments))
+    assert [tool.name for tool in response.tools] == ["weather", "now"]
+    results = [{"type": "function_call_output", "call_id": call.call_id, "output": "12 °C"} for call in calls]
+    history = [{"role": "user", "content": "How warm is it?"}, *response.output, *results]
+    reply = client.responses.create(
+        model=model, input=history, tools=FUNCTIONS, tool_choice="none", max_output_tokens=5
+    )
+    assert [item.type for item in reply.output] == ["message"]
+    assert client.responses.create(model=model, input=[*history, *reply.output, *HI], max_output_tokens=5).output
+
+
+@pytest.mark.parametrize("model", TEMPLATES)
+def test_streamed_responses_are_the_whole_ones(client: Any, model: str) -> None:
+    body = {"model": model, "input": "How warm is it?", "tools": FUNCTIONS, "max_output_tokens": 400}
+    body |= {"tool_choice": "required", "parallel_tool_calls": True, "extra_body": {"seed": 3}}
+    whole = client.responses.create(**body)
+    with client.responses.stream(**body) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [(item.name, item.arguments) for item in final.output] == [(e.name, e.arguments) for e in whole.output]
+    for index, item in enumerate(final.output):
+        mine = [event for event in events if getattr(event, "output_index", None) == index]
+        assert mine[0].type == "response.output_item.added" and mine[-1].type == "response.output_item.done"
+        deltas = [event.delta for event in mine if event.type == "response.function_call_arguments.delta"]
+        done = next(event for event in mine if event.type == "response.function_call_arguments.done")
+        assert "".join(deltas) == done.arguments == item.arguments and {event.item_id for event in mine[1:-1]} == {
+            item.id
+        }
+
+
+def test_a_reply_of_a_response_may_be_a_text(client: Any) -> None:
+    body = {"model": "hermes", "input": "hi", "tools": FUNCTIONS, "max_output_tokens": 8, "extra_body": {"seed": 5}}
+    whole = client.responses.create(**body)
+    final = list(client.responses.create(**body, stream=True))[-1].response
+    assert whole.status == "incomplete" and [item.type for item in whole.output] == ["message"]
+    assert final.output_text == whole.output_text and final.output[0].status == "incomplete"
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ({"type": "function_call", "call_id": "a", "name": "now"}, "input.0.*'function_call' needs 'arguments'"),
+        ({"type": "function_call_output", "output": "x"}, "input.0.*needs 'call_id'"),
+        ({"content": "x"}, "input.0.*'message' needs 'role'"),
+        (
+            {"type": "function_call", "call_id": "a", "name": "now", "arguments": "["},
+            "input: the arguments of the call",
+        ),
+        ({"type": "reasoning", "summary": []}, "input.0.*type"),
+    ],
+)
+def test_items_that_are_incomplete_are_refused(client: Any, item: dict[str, Any], message: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=message):
+        client.responses.create(model="hermes", input=[item], max_output_tokens=5)

@@ -226,3 +226,21 @@ def test_a_file_replaced_by_a_link_after_the_check_is_not_opened(tmp_path: Path,
     with pytest.raises(OSError, match="A link out of its folder"):
         files.read_text(folder / "note")
     assert files.read_text(outside / "note") == "outside"
+
+
+def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    link = tmp_path / "device"
+    link.symlink_to(os.devnull)
+    files.write_text(link, "lost")
+    assert link.is_symlink() and link.is_char_device() and link.read_bytes() == b""
+
+
+def test_a_pipe_is_written_to_only_under_its_name_in_dev(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    files.write_text(tmp_path / "pipe", "text")  # without a reader
+    assert (tmp_path / "pipe").is_file() and (tmp_path / "pipe").read_text() == "text"
+    reader, writer = os.pipe()
+    files.write_text(Path(f"/dev/fd/{writer}"), "text")
+    os.close(writer)
+    with open(reader) as file:
+        assert file.read() == "text"

@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -105,3 +106,24 @@ def test_lazy_tensors_of_mixed_dtypes_are_aligned(tmp_path: Path) -> None:
     tensors.write(tmp_path / "file", {name: partial(saved.__getitem__, name) for name in saved})
     assert_same(load_file(tmp_path / "file"), saved, "cpu")
     assert tensors.list_tensors(tmp_path / "file")["b"].shape == (2, 2)
+
+
+def test_weights_replaced_by_a_link_after_the_check_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, outside = tmp_path / "run" / "weights", tmp_path / "outside"
+    path.parent.mkdir()
+    tensors.save(path, {"a": torch.zeros(2)})
+    tensors.save(outside, {"a": torch.ones(2)})
+    safe_open = tensors.safe_open
+
+    def replace_and_open(*arguments: Any) -> Any:
+        path.unlink(missing_ok=True)
+        path.symlink_to(outside)
+        return safe_open(*arguments)
+
+    assert files.link_out(path.parent, tmp_path) is None
+    monkeypatch.setattr(tensors, "safe_open", replace_and_open)
+    assert tensors.load(path)["a"].tolist() == [0, 0]
+    with pytest.raises(RunError, match="A link out of its folder"):
+        tensors.load(path)

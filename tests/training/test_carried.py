@@ -98,6 +98,12 @@ def test_a_resumed_run_continues_bit_for_bit(tmp_path: Path, corpus: Corpus) -> 
     assert whole.keys() == again.keys() and all(torch.equal(whole[name], again[name]) for name in whole)
 
 
+def test_every_step_has_one_shape(corpus: Corpus) -> None:
+    """So a GPU captures the step."""
+    rows = loader(carried(), corpus)
+    assert rows.even and len({rows.batch(step).tokens.shape for step in range(1, 60)}) == 1
+
+
 def test_micro_batches_carry_their_rows(tmp_path: Path, corpus: Corpus) -> None:
     one, parts, fresh = (
         train(carried("steps=12", *changes), tmp_path / name, corpus=corpus, quiet=True).model.state_dict()

@@ -14,6 +14,7 @@ from weft.costs.memory import Workload, training_memory
 from weft.data.batch import Batch
 from weft.errors import ConfigError, ModelError
 from weft.models import config as models
+from weft.models import head_config
 from weft.models.build import build as build_model
 from weft.models.presets import gpt, llama, vaswani
 from weft.nn.config import LoRA
@@ -100,7 +101,7 @@ def encoder(head: Config) -> models.Encoder:
 
 
 def test_a_new_head_is_trained_with_the_adapter() -> None:
-    model = build(encoder(models.ClassificationHead(labels=3)))
+    model = build(encoder(head_config.ClassificationHead(labels=3)))
     add_adapters(model, LoRA(rank=2, head=True))
     head = {f"output.{name}" for name, _ in model.output.named_parameters()}
     assert {name for name in trainable(model) if name.startswith("output.")} == head
@@ -137,7 +138,7 @@ SHAPES = [
     decoder(),
     gpt(2, 16, 2, context=8, vocab_size=11).replace(ngrams={"orders": [2, 3], "rows": 9, "width": 5}),
     vaswani(2, 16, 2, d_ff=32, dropout=0.0, vocab_size=11),
-    encoder(models.PretrainingHead()),
+    encoder(head_config.PretrainingHead()),
 ]
 TARGETS = [None, ("*",), ("*.1.*",), ("*.attention.qkv", "*.feedforward.down")]
 

@@ -1,5 +1,7 @@
 """Muon: orthogonalised updates of the matrices in blocks, one by one; and every optimizer's state, bit for bit."""
 
+import subprocess
+import sys
 from itertools import chain
 from typing import Any
 
@@ -192,3 +194,41 @@ def test_muon_needs_blocks() -> None:
         resolve("lstm", ["optimizer=muon"])
     with pytest.raises(ConfigError, match=r"optimizer.kind = 'muon'"):
         build_optimizer(Muon(), nn.Linear(3, 2))
+
+
+def test_optimizers_start_without_the_compiler() -> None:
+    code = """
+import sys, torch
+from weft.models.build import build as model
+from weft.models.presets import gpt
+from weft.recipe.optimizer import SGD, Adam, AdamW, Muon
+from weft.training.optimizer import build, set_rate, update
+
+net = model(gpt(1, 8, 2, context=8, vocab_size=11))
+for settings in (AdamW(), Adam(), SGD(), Muon()):
+    optimizer = build(settings, net)
+    net(torch.zeros(1, 8, dtype=torch.long)).square().sum().backward()
+    set_rate(optimizer, 0.1)
+    update(optimizer, None)
+    optimizer.load_state_dict(optimizer.state_dict())
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(("settings", "kind"), [(AdamW(), torch.optim.AdamW), (Adam(), torch.optim.Adam)])
+def test_updates_are_those_of_torch(settings: Any, kind: Any) -> None:
+    ours, theirs = model(), model()
+    optimizer = build_optimizer(settings, ours)
+    groups = [[p for p in theirs.parameters() if (p.dim() < 2) == vectors] for vectors in (False, True)]
+    decay = getattr(settings, "weight_decay", 0.0)
+    parts = [{"params": group, "weight_decay": rate} for group, rate in zip(groups, (decay, 0.0), strict=True)]
+    other = kind(parts, lr=0.1, betas=settings.betas, eps=settings.eps, fused=True)
+    for step in range(3):
+        set_gradients(ours, step)
+        set_gradients(theirs, step)
+        set_rate(optimizer, 0.1)
+        update(optimizer, None)
+        other.step()
+    assert same_parameters(ours, theirs)

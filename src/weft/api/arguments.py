@@ -6,6 +6,7 @@ Pydantic's `validate_call` would convert arguments (a text to a number) and refu
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import cache, wraps
 from numbers import Integral, Real
 from pathlib import Path
@@ -86,7 +87,8 @@ def _instead(name: str, value: Any, known: Mapping[str, Any]) -> str:
     """Say what to write for an unknown argument: settings of a recipe are `changes`."""
     key = SYNONYMS.get(name, "").partition(":")[0] or name
     table = key.partition(".")[0]
-    if "changes" in known and (table in Recipe.model_fields or table in Recipe.synonyms):
+    likely = get_close_matches(name, known)
+    if "changes" in known and not likely and (table in Recipe.model_fields or table in Recipe.synonyms):
         return f"settings of the recipe are written changes={{{key!r}: {value!r:.{MAX_SHOWN}}}}"
     return suggestion(name, known)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
+from weft.api import interventions
 from weft.api.arguments import checked
 from weft.api.prediction import RowPredictor
 from weft.api.reading import default_beam, own_text, read_text, translation
@@ -29,7 +30,8 @@ from weft.explain.views import OF_A_TEXT, VIEWS
 from weft.models.base import LanguageModel, device_of
 from weft.models.build import build
 from weft.models.config import Bahdanau as BahdanauConfig
-from weft.models.config import EncoderDecoder, LMHead, NGram, Recurrent, StaticVectors, TransformerConfig
+from weft.models.config import EncoderDecoder, NGram, Recurrent, StaticVectors, TransformerConfig
+from weft.models.head_config import LMHead
 from weft.models.transformer import Transformer
 from weft.objectives.rows import RowObjective
 from weft.objectives.tokens import TranslationObjective
@@ -274,6 +276,11 @@ class Explain:
         return views.lens.lens(self.reading(text, target))
 
     @shows_text()
+    def experts(self, text: Text = None, *, target: Text = None) -> "views.experts.ExpertMap":
+        """Show which experts of a mixture read each token, in every layer."""
+        return views.experts.experts(self.reading(text, target))
+
+    @shows_text()
     def saliency(
         self, text: Text = None, *, target: Text = None, place: int | None = None
     ) -> "views.saliency.Saliency":
@@ -303,7 +310,7 @@ class Explain:
         text: Text = None,
         *,
         target: Text = None,
-        place: int | None = None,
+        place: int | tuple[int | None, int | None] | None = None,
         layer: int | None = None,
         temperature: float = 1.0,
         top_k: int | None = None,
@@ -312,16 +319,57 @@ class Explain:
     ) -> "StepPicture":
         """Follow one token through the model with its actual values, from ids to the choice of the next token.
 
-        `place` is the position of the token, by default the last; `layer` the block that is shown in detail, by default
-        the first. `temperature`, `top_k` and `top_p` are the settings that the next token is chosen with. Of a long
-        text, `threads` are the positions of other tokens to show.
+        `place` is the position of the token, by default the last; of an encoder–decoder, a pair of positions is that of
+        the token and that of the source's token to follow in the encoder, by default the most attended. `layer` is the
+        block that is shown in detail, by default the first. `temperature`, `top_k` and `top_p` are the settings that
+        the next token is chosen with. Of a long text, `threads` are the positions of other tokens to show.
         """
         (_, objective), text = self._require_trained("step"), self.own_text()[0] if text is None else text
         settings = sampling(temperature=temperature, top_k=top_k, top_p=top_p)
         labels = objective.labels if isinstance(objective, RowObjective) else ()
         reading = self.reading(text, target)
-        options: dict[str, Any] = {"position": place, "layer": layer, "labels": labels, "threads": threads}
-        return views.step.step(reading, text=text, sampling=settings, **options)
+        position, source = place if isinstance(place, tuple) else (place, None)
+        options: dict[str, Any] = {"position": position, "source_position": source, "layer": layer, "threads": threads}
+        return views.step.step(reading, text=text, sampling=settings, labels=labels, **options)
+
+    def patch(
+        self,
+        text: Text = None,
+        other: Text = None,
+        answer: tuple[str, str] | None = None,
+        *,
+        target: Text = None,
+        pairs: str | None = None,
+        checkpoints: bool = False,
+    ) -> "views.picture.Picture":
+        """Show which activations of a text bring its answer back when they are put into an `other` text.
+
+        `answer` are the next tokens of the two texts; of a masked model those at the mask, of an encoder–decoder those
+        after the `target` so far. Or `pairs` names a table with the columns `clean`, `corrupt`, `answer` and `wrong`.
+        With `checkpoints`, the strongest nodes and the circuit are measured at each of the run's checkpoints.
+        """
+        model, objective = self._require_trained("patch")
+        given = {"clean": text, "corrupt": other, "target": target}
+        if answer is not None and len(answer) != 2:
+            raise ConfigError(f"answer = {answer}: expected two, the next tokens of the two texts")
+        given |= dict(zip(("answer", "wrong"), answer or (None, None), strict=True))
+        found = interventions.text_pairs(model, objective, given, pairs=pairs)
+        if checkpoints:
+            return interventions.patch_over_time(found, self._checkpoints(model), objective)
+        return views.patch.patch(found)
+
+    def probe(self, labels: str | None = None, *, checkpoints: bool = False) -> "views.picture.Picture":
+        """Show what a linear classifier reads in each layer: accuracy, a control task and the selectivity.
+
+        `labels` is a table with `words` and `tags`, or with `text`, a word of it in brackets, and its `label`; or
+        "builtin:number", "builtin:depth", "builtin:tag" or "builtin:sense". With `checkpoints`, every checkpoint of the
+        run is probed.
+        """
+        model, objective = self._require_trained("probe")
+        if labels is None:
+            raise ConfigError("probe: give a table of labels with --labels, or builtin:number, depth, tag or sense")
+        found = self._checkpoints(model) if checkpoints else None
+        return interventions.probe_labels(model, objective, labels, checkpoints=found)
 
     def prediction(self, text: Text = None, second: Text = None, *, output: str | int | None = None) -> dict[str, Any]:
         """Return what a classifier, a tagger, a regression model, an answer finder or an embedding model predicts.

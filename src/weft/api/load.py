@@ -21,7 +21,7 @@ from weft.runs import checkpoint
 from weft.runs.folder import RunFolder, changed_files, open_run
 from weft.text.tokenizer import Tokenizer
 from weft.training.quantized import QuantizedRun
-from weft.training.weights import inference_dtype, load_model
+from weft.training.weights import inference_dtype, load_model, model_at
 
 AUTO = "auto"
 
@@ -33,6 +33,7 @@ def load(
     *,
     dtype: torch.dtype | None = None,
     quantize: str | None = None,
+    step: int | None = None,
     ranks: Ranks = ALONE,
 ) -> Run:
     """Load a run's model with its best weights, and its tokenizer; damaged checkpoints are skipped with a warning.
@@ -45,10 +46,13 @@ def load(
     `dtype` is the dtype of a Transformer's weights. The default is float32; on a GPU it is a 16-bit dtype for a model
     that generates text and was trained in bf16 or fp8, or imported in 16 bits, because every decode step reads all
     weights. `quantize` is the width of the weights: 'bf16', 'int8', 'int4', or 'auto' for the fastest that costs at
-    most 1 % of the loss; quantised weights are kept in the run's folder. Several `ranks` share the model by tensor
+    most 1 % of the loss; quantised weights are kept in the run's folder. With `step`, the weights are those of that
+    step's checkpoint, in full width; 0 is the model before its first step. Several `ranks` share the model by tensor
     parallelism (Shoeybi et al. 2019): all of them call this, and then use the model in the same way.
     """
     width: str | None = None
+    if step is not None and (quantize is not None or not ranks.alone):
+        raise ConfigError(f"step = {step}: a checkpoint is loaded in full width, by one process; leave the rest out")
     if quantize is not None:
         check_width(quantize)
         if not ranks.alone:
@@ -69,7 +73,7 @@ def load(
         model, damage = checkpoint.find(folder.checkpoints, "best", lambda path: quantized.load(path, bits))
         width = bits
     elif ranks.alone:
-        model, damage = load_model(folder, device=device)
+        model, damage = load_model(folder, device=device) if step is None else (model_at(folder, step, device), [])
         if isinstance(model, Transformer):
             model.to(dtype or inference_dtype(recipe, model, device))
     else:

@@ -83,11 +83,11 @@ def _masked(objective: Objective[Any], model: LanguageModel, pairs: Sequence[Min
     assert isinstance(model, Transformer)
     texts = []
     for number, pair in enumerate(pairs, 1):
-        for sentence in (pair.good, pair.bad):
+        for side, sentence in (("good", pair.good), ("bad", pair.bad)):
             try:
                 reading = read_text(objective.recipe, model, objective, text=sentence)
             except DataError as error:
-                raise DataError(f"pair {number}, {sentence!r:.60}: {error}") from None
+                raise DataError(f"pair {number}, the {side} sentence: {error}") from None
             length = len(objective.tokenizer.encode(sentence))
             texts.append(MaskedText(reading.ids, range(reading.before, reading.before + length)))
     scores: dict[str, Any] = {}
@@ -107,8 +107,8 @@ def _targets(
     scores = []
     with bar("judging pairs", len(pairs)) as advance:
         for number, pair in enumerate(pairs, 1):
-            if pair.source is None:
-                raise DataError(f"pair {number} has no source, which an encoder–decoder reads; add a column 'source'")
+            if pair.source is None or not pair.source.strip():
+                raise DataError(f"pair {number} has no source, which an encoder–decoder reads; fill a column 'source'")
             readings = [
                 read_text(objective.recipe, model, objective, text=pair.source, target=target)
                 for target in (pair.good, pair.bad)

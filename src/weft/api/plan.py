@@ -87,6 +87,7 @@ class Plan:
         values = {
             "name": self.recipe.name,
             "parameters": cost.parameters,
+            "active_parameters": cost.active,
             "trained_parameters": cost.trainable,
             "components": [
                 {"name": part.name, "parameters": part.parameters, "flops_per_token": part.flops / cost.length}
@@ -143,7 +144,7 @@ def plan(recipe: str | Path | Recipe, changes: Changes = (), **settings: Any) ->
     machine = Machine(device, gpus, MFU if mfu is None else mfu, precision)
     optimizer = (resolved.optimizer or AdamW()).kind
     cost = count(resolved.model, length, resolved.adapter)
-    tokens, basis = _training_tokens(resolved, options.tokens, parameters=cost.parameters, per_step=rows * length)
+    tokens, basis = _training_tokens(resolved, options.tokens, parameters=cost.active, per_step=rows * length)
     micro, layouts = resolved.batch.micro if isinstance(resolved.batch.micro, int) else None, None
     if isinstance(resolved.model, TransformerConfig) and resolved.model.divisible and resolved.adapter is None:
         predicted = resolved.objective.rate if isinstance(resolved.objective, MaskedObjective) else 1.0

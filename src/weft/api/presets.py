@@ -5,7 +5,7 @@ import tomllib
 from typing import Any, NamedTuple
 
 from weft.costs.count import count
-from weft.models.config import EncoderDecoder, NGram, StaticVectors, TransformerConfig
+from weft.models.config import Bengio, EncoderDecoder, NGram, StaticVectors, TransformerConfig
 from weft.models.presets import PRESETS
 from weft.recipe.resolve import recipe_names, shipped_recipes
 
@@ -53,6 +53,8 @@ def _shape(model: Any) -> str:
             layers = f"{model.encoder_layers or model.layers}+" if isinstance(model, EncoderDecoder) else ""
             grouped = f"/{model.attention.groups}" if model.attention.groups != model.attention.heads else ""
             return f"{layers}{model.layers} × {model.d_model} ({model.attention.heads}{grouped})"
+        case Bengio():
+            return f"order {model.order} × {model.d_model}"
         case _:
             return f"{model.layers} × {model.d_model}"
 

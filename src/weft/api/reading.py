@@ -1,5 +1,6 @@
 """A text as the input of a run's model, and one of the run's own to show when the user gives none."""
 
+import re
 from contextlib import suppress
 from typing import Any
 
@@ -23,6 +24,7 @@ ORIGINS: dict[Side, str] = {
 }
 NO_DATA = "an example, as the run's data is not here"
 MAX_FRAME_TOKENS = 4  # special tokens around a text
+RULED_TITLE = re.compile(r"\A(?:.*\n){0,2}?[^\w\s]{4,}\s*\n\s*")  # of reStructuredText, at the beginning of a text
 
 
 def read_text(
@@ -67,11 +69,15 @@ def default_beam(objective: TranslationObjective[Any]) -> Beam:
 
 
 def own_text(model: LanguageModel, objective: Objective[Any], tokens: int) -> tuple[str, str]:
-    """Return at most `tokens` tokens of the run's held-out data, or else of its training data, and their origin."""
+    """Return at most `tokens` tokens of the run's held-out data, or else of its training data, and their origin.
+
+    A title underlined with punctuation, such as those of reStructuredText, is left out.
+    """
     text, origin = SENTENCE, NO_DATA
     with suppress(WeftError):  # the data may be gone, and an imported model has none
         excerpts = ((objective.excerpt(side, tokens), origin) for side, origin in ORIGINS.items())
         text, origin = next(((words, origin) for words, origin in excerpts if words), (text, origin))
+    text = RULED_TITLE.sub("", text) or text
     context, spans = context_of(model), objective.tokenizers.source.token_spans(text)
     shown = spans[: tokens if context is None else min(tokens, context - MAX_FRAME_TOKENS)]
     return (text[: shown[-1].end] if shown else text), origin

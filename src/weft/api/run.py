@@ -1,16 +1,18 @@
 """`Run`: a trained model with its tokenizer and settings, and everything it can do."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from html import escape
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
+from weft.api.abilities import QUESTIONS, abilities, checkpoint_models, over_time
 from weft.api.arguments import Sources, checked, source_names, takes_settings
 from weft.api.evaluation import Evaluation, EvaluationMetrics, evaluation_on, text_surprisal
 from weft.api.explain import Explain
@@ -29,10 +31,13 @@ from weft.decode.speculative import Draft, LookUp, speculate
 from weft.decode.text import Chunk, Completion
 from weft.decode.translate import LENGTH_RATIO
 from weft.errors import ConfigError, DataError
-from weft.evaluate.minimal_pairs import MinimalPairs, check_pair, read_pairs
+from weft.evaluate.abilities.result import Abilities, OverTime
+from weft.evaluate.minimal_pairs import MinimalPair, MinimalPairs, check_pair, read_pairs
 from weft.evaluate.perplexity import Score, Surprisal
-from weft.models.base import LanguageModel
-from weft.models.config import Pooling
+from weft.explain.capture import capture
+from weft.explain.interventions.recording import Shape, record_texts, require_activations, tap_shapes
+from weft.models.base import LanguageModel, device_of
+from weft.models.head_config import Pooling
 from weft.models.hidden import LayerMix
 from weft.objectives import table as objectives
 from weft.objectives.answer import Answer, AnswerSpan
@@ -61,7 +66,7 @@ class Run:
 
     Language models: generate, chat, perplexity, surprisal; write, reply, complete, candidates and bulk give more
     control. Models of other objectives: classify, rate, tag, answer, translate, embed. All: evaluate, explain, results,
-    export.
+    export; taps, activations and patch reach inside the model.
     """
 
     path: Path
@@ -277,7 +282,7 @@ class Run:
         with self.evaluation(data, targets, encoding) as evaluation:
             return evaluation.metrics(stride)
 
-    def minimal_pairs(self, data: str | Path | Sequence[tuple[str, str]]) -> MinimalPairs:
+    def minimal_pairs(self, data: str | Path | Sequence[MinimalPair | tuple[str, str]]) -> MinimalPairs:
         """Return how often the model finds the acceptable one of two sentences likelier (Warstadt et al. 2020).
 
         `data` is a table of pairs or a folder of them, in BLiMP's format or with columns `good` and `bad`, or the pairs
@@ -285,8 +290,31 @@ class Run:
         """
         if isinstance(data, str | Path):
             return minimal_pairs(self.objective, self.model, read_pairs(str(data)))
-        pairs = [check_pair(good, bad, f"pair {number}") for number, (good, bad) in enumerate(data, 1)]
+        named = [(each, f"pair {number}") for number, each in enumerate(data, 1)]
+        pairs = [p if isinstance(p, MinimalPair) else check_pair(p[0], p[1], where) for p, where in named]
         return minimal_pairs(self.objective, self.model, pairs)
+
+    def abilities(
+        self, only: Sequence[str] = (), *, distances: Sequence[int] = (), questions: int = QUESTIONS, seed: int = 0
+    ) -> Abilities:
+        """Return how often the model finds the right continuation of made-up sequences likeliest, by distance.
+
+        `only` names some of the abilities: agreement, brackets, copying, induction, recall, counting, reversal, sums,
+        mapping. `distances` replace each ability's own. At each of them, `questions` are asked, made by `seed`.
+        """
+        asked: dict[str, Any] = {"distances": distances, "questions": questions, "seed": seed}
+        return abilities(self.objective, self.model, only=only, **asked)
+
+    def over_time(
+        self, measure: Callable[["Run"], Abilities | MinimalPairs], checkpoints: str | Sequence[int] = "all"
+    ) -> OverTime:
+        """Return abilities or minimal pairs at the checkpoints of all steps, or of some, beside the validation loss.
+
+        run.over_time(lambda run: run.abilities(["induction"]), [100, 200])
+        """
+        models = checkpoint_models(RunFolder(self.path), self.config, checkpoints, device=device_of(self.model))
+        results = {step: measure(replace(self, model=model)) for step, model in models}
+        return over_time(RunFolder(self.path), results)
 
     def perplexity(self, text: str | Sequence[str] | None = None) -> float:
         """Return exp of the mean surprisal per token, of a text, of several texts together, or of the held-out data.
@@ -431,6 +459,41 @@ class Run:
     def explain(self) -> Explain:
         """Views of the model's inside: `run.explain.attention("A text.")`, `.surprise`, `.anatomy()` …"""
         return Explain(self.config, self.model, self.objective)
+
+    @cached_property
+    def taps(self) -> dict[str, Shape]:
+        """Names of the tensors inside the model that `activations` returns and `patch` changes, with their shapes."""
+        return tap_shapes(self.model)
+
+    def activations(
+        self,
+        texts: str | Sequence[str],
+        taps: str | Sequence[str],
+        *,
+        targets: Sequence[str] | None = None,
+        file: Path | str | None = None,
+    ) -> dict[str, list[Tensor]]:
+        """Return the activations of texts at the `taps`: for each name a list of tensors, one per text, on the CPU.
+
+        Taps are names from `run.taps`, in which `*` matches one part: `"decoder.*.residual"`. An encoder–decoder reads
+        the texts and writes `targets`, by default its own translations. With `file`, activations are written there
+        text by text (safetensors), and the tensors are mapped from it.
+        """
+        texts, patterns = [texts] if isinstance(texts, str) else texts, [taps] if isinstance(taps, str) else taps
+        written: Sequence[str | None] = [None] * len(texts) if targets is None else targets
+        if len(written) != len(texts):
+            raise ConfigError(f"{len(written)} targets for {len(texts)} texts; give one target per text")
+        readings = [partial(self.explain.reading, *pair) for pair in zip(texts, written, strict=True)]
+        return record_texts(readings, self.model, patterns=patterns, file=None if file is None else Path(file))
+
+    def patch(self, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> AbstractContextManager[object]:
+        """Change tensors inside the model while the context is open, whatever the run does there.
+
+        Each function gets the tensor at its tap and returns one of the same shape; a recurrent model's come one token
+        at a time, as those of a Transformer do while it generates.
+        """
+        require_activations(self.model)
+        return capture(self.model, replace=changes)
 
     def results(self) -> dict[str, Any]:
         """Return the metrics and samples of the final evaluation; empty for an unfinished run."""

@@ -317,7 +317,8 @@ def _log_choices(recipe: Recipe, facts: Facts, choices: Sequence[ChosenSetting],
     texts = recipe.data.parts if recipe.objective.reads != "rows" else ()
     for name in [source for part in texts for source in part.sources if source.startswith("builtin:")]:
         corpus = builtin.corpus(name.removeprefix("builtin:"))
-        log(f"{name}: {sum(map(len, corpus.documents)):,} characters, sha256 {corpus.sha256}")
+        about = builtin.ABOUT.get(name.removeprefix("builtin:"), "sentences drawn by weft")
+        log(f"{name}: {about}: {sum(map(len, corpus.documents)):,} characters, sha256 {corpus.sha256}")
     log(f"{facts} to train on" + ("; chosen settings:" if choices else ""))
     for choice in choices:
         log(f"  {choice}")

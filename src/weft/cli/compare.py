@@ -10,6 +10,7 @@ from weft.cli.console import options
 from weft.cli.console.live import live, show
 from weft.cli.console.options import command_line, option, recipe_argument
 from weft.cli.console.terminal import echo, loading, print_json
+from weft.errors import ConfigError
 
 if TYPE_CHECKING:
     from weft.compare.tokenizers import TokenizerComparison
@@ -25,7 +26,9 @@ def compare(
         autocompletion=options.complete_contenders,
     ),
     data: options.Text = None,
-    flops: float | None = option(None, "Budget of each: training FLOPs, such as 1e13."),
+    flops: float | None = option(
+        None, "Budget of each: training FLOPs, such as 1e13; of several, each is a point of the curves.", value="N..."
+    ),
     tokens: float | None = option(None, "Budget of each: training tokens."),
     minutes: float | None = option(None, "Budget of each: minutes of training."),
     seeds: int | None = option(None, "Runs of each contender at every point (default: 3)."),
@@ -34,8 +37,11 @@ def compare(
     baseline: str | None = option(None, "Compare the others with this one (default: the first).", value="NAME"),
     vary: list[str] | None = option(None, "Ablation: values of a setting. May be repeated.", value="KEY=A,B"),
     grid: str | None = option(None, "Ablation: all combinations, or one at a time (default: full).", value="full|one"),
-    sizes: str | None = option(None, "As given, or chosen for the budget (default: fixed).", value="fixed|budget"),
+    sizes: str | None = option(
+        None, "As given, chosen for the budget, or the best of three (default: fixed).", value="fixed|budget|best"
+    ),
     tokenizers: str | None = option(None, "Compare tokenizers: word,byte,bpe:8000 …", value="KIND,KIND:SIZE"),
+    pairs: str | None = option(None, "Judge minimal pairs with each model of `century`.", value="PATH"),
     jobs: options.Jobs = None,
     out: options.Out = None,
     as_json: options.AsJson = False,
@@ -50,7 +56,8 @@ def compare(
     Instead of contenders, `efficiency` measures that factor for the Transformer of 2017 and LLaMA, in minutes on two
     cores; `four-switches` goes from one to the other, switch by switch; `minutes` goes from AdamW to the recipe of
     `weft quickstart`; `tricks` tries other changes to that recipe, one at a time; and `epochs` compares weight decay
-    with dropout when a text is read many times.
+    with dropout when a text is read many times. `century` goes from counted letters to LLaMA: every model has four
+    budgets, and for each the best of its sizes, and the page begins with what equal compute bought in each year.
     """
     from weft.compare.config import ComparisonRequest
 
@@ -65,14 +72,23 @@ def compare(
             print_json(result.record())
         return
     comparison = request.comparison()
+    in_time = any(each.year is not None for each in comparison.contenders.values())
+    if pairs is not None and not in_time:
+        raise ConfigError(f"--pairs {pairs}: only for a comparison in the order of time, such as century; leave it out")
     folder = out or Path("comparisons") / request.folder
     with loading():
+        from weft.compare.century import CenturyPage, measure_knowledge
         from weft.compare.experiment import compare as run
         from weft.compare.page import ComparisonPage
         from weft.compare.pools import parse_jobs
+        from weft.evaluate.minimal_pairs import read_pairs
+    judged = [] if pairs is None else read_pairs(pairs)
     with live() as watch:
         command = command_line(context)
-        page = ComparisonPage(run(comparison, folder, jobs=parse_jobs(jobs), watch=watch, command=command))
+        results = run(comparison, folder, jobs=parse_jobs(jobs), watch=watch, command=command)
+    page = ComparisonPage(results)
+    if in_time:
+        page = CenturyPage(results, knowledge=measure_knowledge(results, folder, judged))
     if request.tokenizers:
         text = comparison.data.text(comparison.data.parts[0])
         _compare_tokenizers(request.tokenizers, text, folder, quiet=as_json)

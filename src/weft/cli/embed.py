@@ -15,7 +15,7 @@ def embed(
     run: options.Run,
     file: options.Texts = "-",
     word: str | None = option(
-        None, "Vectors of this word in the texts, one per occurrence; []: of the words in [brackets].", value="WORD"
+        None, "Vectors of this word in the texts, one per occurrence; '[]': of those in square brackets.", value="WORD"
     ),
     layer: int | None = option(None, "States of this layer; 0: the embeddings (default: the last, or ELMo's mean)."),
     mix: str | None = option(

@@ -16,7 +16,7 @@ from weft.figures.tables import Table
 
 MISSING = ("N/A", None)  # values of the harness
 NOT_FOR_TASKS = ("data", "targets", "stride", "figure", "quantize", "details", "overlap", "out", "pairs")
-NOT_FOR_PAIRS = ("data", "targets", "stride", "quantize", "overlap")
+NOT_FOR_PAIRS = ("data", "targets", "stride", "quantize", "overlap")  # nor for abilities
 
 
 @distributed_command
@@ -33,22 +33,34 @@ def evaluate(
         "Smaller is slower and gives more context. A recurrent model that carries its state needs none.",
         value="TOKENS",
     ),
-    encoding: str = option("utf-8", "The encoding of the files of --data, such as cp1252.", value="NAME"),
+    encoding: str = option("utf-8", "The encoding of the files of --data or --pairs, such as cp1252.", value="NAME"),
     figure: Path | None = option(
-        None, "Draw a classifier's confusion matrix, or the accuracy on --pairs: .svg, .png or .pdf.", value="FILE"
+        None,
+        "Draw a classifier's confusion matrix, or the results of --pairs or --abilities: .svg, .png or .pdf.",
+        value="FILE",
     ),
     quantize: str | None = option(None, "Also evaluate quantised weights: bf16, int8, int4 or auto.", value="BITS"),
     details: bool = flag("--details", "Add the loss by context and by token frequency, and surprising passages."),
     overlap: bool = flag("--overlap", "Find passages of the training text, by 13-grams (always for short texts)."),
-    out: Path | None = option(None, "Write the details, or the results of --pairs, to this .html page.", value="FILE"),
+    out: Path | None = option(
+        None, "Write the details, or the results of --pairs or --abilities, to this .html page.", value="FILE"
+    ),
     pairs: str | None = option(
         None,
         "Evaluate on minimal pairs of sentences: a table or a folder, in BLiMP's format or two columns.",
         value="PATH",
     ),
+    abilities: bool = flag("--abilities", "Ask for abilities by distance: agreement, copying, induction, counting …"),
+    only: str | None = option(None, "Only these abilities.", value="NAME,..."),
+    distances: str | None = option(None, "Ask for abilities at these distances.", value="N,..."),
+    checkpoints: str | None = option(
+        None, "Measure --abilities or --pairs at these checkpoints: all, or steps.", value="all|STEP,..."
+    ),
     tasks: str | None = option(None, "Evaluate on tasks of lm-evaluation-harness instead.", value="NAME,..."),
     tasks_path: Path | None = option(None, "A folder of custom tasks (.yaml) for --tasks.", value="DIR"),
-    limit: int | None = option(None, "Use only the first N examples of each task.", value="N", min=1),
+    limit: int | None = option(
+        None, "Use only the first N examples of each task, or N questions per distance.", value="N", min=1
+    ),
     as_json: bool = flag("--json", "Print the metrics as JSON."),
 ) -> None:
     """Evaluate a run on its held-out data, or on other data: loss, perplexity, bits per byte, accuracy, BLEU …
@@ -61,15 +73,16 @@ def evaluate(
     $ weft evaluate runs/gpt-tiny --data other.txt
     """
     sources = [*(data or []), *context.args] or None  # the shell expands `--data *.txt` to --data a.txt b.txt …
-    if tasks is not None or tasks_path is not None or limit is not None:
+    if tasks is not None or tasks_path is not None or (limit is not None and not abilities):
         from weft.parallel.ranks import join
 
         refuse_sharded(join(), {"--tasks": tasks})  # the harness would run in each process
         _evaluate_on_tasks({**context.params, "data": sources})
         return
-    if pairs is not None:
-        _evaluate_pairs({**context.params, "data": sources})
+    if pairs is not None or abilities:
+        _evaluate_without_data({**context.params, "data": sources})
         return
+    _refuse(context.params, ("only", "distances", "checkpoints"), "the loss: they belong to --abilities")
     with loading():
         import torch
 
@@ -123,33 +136,59 @@ def evaluate(
         print_tables(*report.tables(details))
 
 
-def _evaluate_pairs(arguments: Mapping[str, Any]) -> None:
-    """Print how often the better sentence of a pair is likelier; `arguments` are those of `weft evaluate`."""
-    _refuse(arguments, NOT_FOR_PAIRS, "--pairs, which are the data")
+def _evaluate_without_data(arguments: Mapping[str, Any]) -> None:
+    """Print the results of --pairs or --abilities; `arguments` are those of `weft evaluate`."""
+    if arguments["pairs"] is not None:
+        wrong = ("abilities", "only", "distances")
+        _refuse(arguments, (*NOT_FOR_PAIRS, *wrong), "--pairs, which are the data")
+    elif arguments["encoding"] != "utf-8":
+        raise ConfigError(f"--encoding {arguments['encoding']}: --abilities need no data; leave it out")
+    _refuse(arguments, NOT_FOR_PAIRS, "--abilities, which need no data")
     with loading():
         import torch
 
+        from weft.api.abilities import QUESTIONS
         from weft.evaluate.minimal_pairs import read_pairs
-    from weft.api.minimal_pairs import minimal_pairs
     from weft.figures.picture import FIGURES, PAGE, check_picture
     from weft.parallel.ranks import join
     from weft.runs.lines import record
 
-    refuse_sharded(join(), {"--pairs": arguments["pairs"]})
+    refuse_sharded(join(), {"--pairs": arguments["pairs"], "--abilities": arguments["abilities"]})
     files = [
         check_picture(path, kinds)
         for path, kinds in ((arguments["figure"], FIGURES), (arguments["out"], (PAGE,)))
         if path
     ]
-    pairs = read_pairs(arguments["pairs"])
+    pairs = None if arguments["pairs"] is None else read_pairs(arguments["pairs"], arguments["encoding"])
+    only, distances = _listed(arguments["only"]), _numbers("distances", arguments["distances"])
+    steps = arguments["checkpoints"]
+    chosen = steps if steps in (None, "all") else _numbers("checkpoints", steps)
+
+    def measure(run: Any) -> Any:
+        if pairs is not None:
+            return run.minimal_pairs(pairs)
+        return run.abilities(only, distances=distances, questions=arguments["limit"] or QUESTIONS)
+
     run = load_sharded(arguments["run"], dtype=torch.float32)
-    result = minimal_pairs(run.objective, run.model, pairs)
+    result = measure(run) if chosen is None else run.over_time(measure, chosen)
     for path in files:
         echo(f"wrote {result.save(path)}", err=True)
     if arguments["as_json"]:
         echo(record(result.record(arguments["details"])))
     else:
         print_tables(*result.tables())
+
+
+def _listed(names: str | None) -> list[str]:
+    return [name.strip() for name in (names or "").split(",") if name.strip()]
+
+
+def _numbers(option: str, value: str | None) -> list[int]:
+    words = _listed(value)
+    if not all(word.isdecimal() for word in words) or (value is not None and not words):
+        expected = "numbers separated by commas, such as 4,16" + (", or all" if option == "checkpoints" else "")
+        raise ConfigError(f"--{option} {value}: expected {expected}")
+    return sorted({int(word) for word in words})
 
 
 def _refuse(arguments: Mapping[str, Any], names: Sequence[str], instead: str) -> None:

@@ -9,7 +9,7 @@ from weft.cli.console import options
 from weft.cli.console.help import Command, CommandGroup
 from weft.cli.console.options import argument, flag, option
 from weft.cli.console.terminal import echo, loading, print_json, print_tables
-from weft.errors import ConfigError, DataError, RunError
+from weft.errors import ConfigError, RunError
 from weft.figures.tables import Table
 from weft.progress import bar
 
@@ -30,24 +30,13 @@ def exercise(context: typer.Context, own: Own = None, as_json: options.AsJson = 
 
     found, done = exercises(own), progress()
     if as_json:
-        rows = [each.model_dump(mode="json", exclude={"folder", "mistakes"}) for each in found.values()]
-        print_json([row | {"progress": done.get(row["name"])} for row in rows])
+        data = [each.model_dump(mode="json", exclude={"folder", "mistakes"}) for each in found.values()]
+        print_json([row | {"progress": done.get(row["name"])} for row in data])
         return
-    print_tables(
-        Table(
-            ("lecture", "name", "exercise", "minutes", "done"),
-            [(str(e.lecture), e.name, e.title, str(e.minutes), _shown(done.get(e.name))) for e in found.values()],
-            text=(1, 2, 4),
-        )
-    )
+    shown = {name: "✓" if passed == cases else f"{passed}/{cases}" for name, (passed, cases) in done.items()}
+    rows = [(str(e.lecture), e.name, e.title, str(e.minutes), shown.get(e.name, "")) for e in found.values()]
+    print_tables(Table(("lecture", "name", "exercise", "minutes", "done"), rows, text=(1, 2, 4)))
     echo("\nweft exercise start NAME writes the file to complete; weft exercise check NAME.py checks it")
-
-
-def _shown(counts: list[int] | None) -> str:
-    if counts is None:
-        return ""
-    passed, cases = counts
-    return "✓" if passed == cases else f"{passed}/{cases}"
 
 
 @app.command(cls=Command)
@@ -84,19 +73,20 @@ def check(
     $ weft exercise check attention.py
     """
     from weft.course.exercises import attempts, record_progress, solved_by, source_of
+    from weft.course.exercises import exercise as find
 
-    source, chosen = source_of(file), solved_by(file, name, own)
+    source, chosen = source_of(file), find(name, own) if name else solved_by(file, own)
     with attempts() as children:
         with loading():
             from weft.course.checker import check_file
-            from weft.course.grades import Grade, Submission, weak_limits
+            from weft.course.grades import weak_limits
         answer = check_file(chosen, source, children)
-    record_progress(chosen.name, answer.passed if answer.holds else min(answer.passed, answer.cases - 1), answer.cases)
+    record_progress(answer)
     if as_json:
         print_json(answer.summary())
     else:
         echo(str(answer))
-    if weak := weak_limits([Grade(Submission("", chosen, file), answer)]):
+    if weak := weak_limits([answer]):
         echo(f"weft: {weak}", err=True)
     if not answer.holds:
         raise typer.Exit(2)
@@ -122,14 +112,13 @@ def grade(
     from weft.storage.files import check_writable
 
     chosen = [find(name, own) for name in names or []]
-    for path in out or []:
-        if path.suffix not in (".csv", ".json", ".html"):
-            raise DataError(f"--out {path}: expected a name that ends in .csv, .json or .html")
-        check_writable(path)
     with loading():
+        from weft.course.grades import by_student, check_format, grade_table, submissions, weak_limits, write_grades
         from weft.course.grades import grade as grade_all
-        from weft.course.grades import grade_table, submissions, weak_limits, write_grades
 
+    for path in out or []:
+        check_format(path)
+        check_writable(path)
     found = submissions(folder, chosen, own)
     with bar("grading", len(found)) as advance:
         grades = grade_all(found, secret, advance, seconds=seconds)
@@ -137,10 +126,10 @@ def grade(
         write_grades(grades, path)
         echo(f"{path}", err=True)
     if as_json:
-        print_json([{"student": e.submission.student, "points": e.points} | e.answer.summary() for e in grades])
+        print_json([{"student": e.student, "points": e.points} | e.answer.summary() for e in grades])
     elif not out:
-        print_tables(grade_table(grades))
-    if weak := weak_limits(grades):
+        print_tables(grade_table(by_student(grades)))
+    if weak := weak_limits([each.answer for each in grades]):
         echo(f"weft: {weak}", err=True)
 
 
@@ -156,7 +145,7 @@ def pack(
     $ weft exercise pack attention multi_head rotary --out course.zip
     """
     from weft.course.exercises import exercise as find
-    from weft.course.pack import pack as write_pack
+    from weft.course.exercises import pack as write_pack
 
     chosen = [find(name, own) for name in names]
     write_pack(chosen, out, checks=checks)

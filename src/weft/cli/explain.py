@@ -22,6 +22,8 @@ Text = str | None
 SUFFIXES = (".html", ".svg", ".png", ".pdf", ".dot")
 # the views that each option applies to
 VIEWS_OF = {"layer": ("attention", "step"), "head": ("attention",), "word": ("attention",)}
+VIEWS_OF |= {"other": ("patch",), "answer": ("patch",), "pairs": ("patch",), "labels": ("probe",)}
+VIEWS_OF |= {"checkpoints": ("patch", "probe")}
 VIEWS_OF |= {"place": ("saliency", "step"), "shapes": ("graph",), "backward": ("graph",), "open": ("graph",)}
 
 
@@ -44,6 +46,11 @@ def explain(
     shapes: bool = flag("--shapes", "Graph: the shape of each tensor."),
     backward: bool = flag("--backward", "Graph: the backward pass, with its formulas."),
     open: str | None = option(None, "Graph: unfold this module, such as decoder.0.", value="MODULE"),
+    other: Text = option(None, "Patch: the text whose activations are replaced.", value="TEXT"),
+    answer: tuple[str, str] | None = option(None, "Patch: the tokens that follow the two texts.", value="A B"),
+    pairs: str | None = option(None, "Patch: a table with clean, corrupt, answer and wrong.", value="FILE"),
+    labels: str | None = option(None, "Probe: a table of labels, or builtin:…", value="FILE"),
+    checkpoints: str | None = option(None, "Patch, probe: all checkpoints of the run.", value="all"),
     ranks: int | None = option(None, "Parallel: the number of processes.", show_default="2"),
     out: Path | None = option(
         None,
@@ -75,8 +82,12 @@ def explain(
     chosen = {name: value for name, value in values.items() if value is not None and value is not False}
     for name, value in chosen.items():
         if only not in VIEWS_OF[name] and not (lecture and not only and name in ("shapes", "backward")):
-            shown = f"--{name}" if value is True else f"--{name} {value}"
+            shown = f"--{name}" if value is True or isinstance(value, tuple) else f"--{name} {value}"
             raise ConfigError(f"{shown}: needs --only {' or '.join(VIEWS_OF[name])}")
+    if checkpoints is not None:
+        if checkpoints != "all":
+            raise ConfigError(f"--checkpoints {checkpoints}: expected all")
+        chosen["checkpoints"] = True
     if only is not None and only not in OF_A_TEXT and (text or target):
         raise ConfigError(f"--{'text' if text else 'target'}: the view '{only}' shows no text; leave it out")
     if is_run and only == "search":

@@ -11,6 +11,7 @@ from weft.figures.tables import Table, wrap
 from weft.progress import bar
 
 if TYPE_CHECKING:
+    from weft.course.exercises import Exercise
     from weft.course.lectures import Lecture
     from weft.course.workspace import EntryResult
 
@@ -73,28 +74,35 @@ def _write_page(number: int, chosen: "Lecture", results: "list[EntryResult]", *,
     echo(f"page: {path}", err=True)
 
 
+def _exercises(number: int) -> "list[Exercise]":
+    from weft.course.exercises import exercises
+
+    return [each for each in exercises().values() if each.lecture == number]
+
+
 def _list_lectures(found: "dict[int, Lecture]", *, as_json: bool) -> None:
     if as_json:
         print_json([{"lecture": number, **each.model_dump()} for number, each in found.items()])
         return
-    rows = [(str(n), each.title, each.about, *map(str, each.counts().values())) for n, each in found.items()]
-    totals = [str(sum(each.counts()[kind] for each in found.values())) for kind in next(iter(found.values())).counts()]
-    header = ("", "lecture", "contents", "figures", "tables", "claims")
+    counts = {number: [*each.counts().values(), len(_exercises(number))] for number, each in found.items()}
+    rows = [(str(n), each.title, each.about, *map(str, counts[n])) for n, each in found.items()]
+    totals = map(str, map(sum, zip(*counts.values(), strict=True)))
+    header = ("", "lecture", "contents", "figures", "tables", "claims", "exercises")
     print_tables(Table(header, [*rows, ("", "all", "", *totals)], text=(0, 1, 2)))
     echo("\nweft lecture 3 lists one of them; weft lecture 3 7 runs an entry; weft lecture 3 --all runs everything")
 
 
 def _list_entries(number: int, chosen: "Lecture", *, as_json: bool) -> None:
+    tasks = _exercises(number)
     if as_json:
-        print_json({"lecture": number, **chosen.model_dump()})
+        print_json({"lecture": number, **chosen.model_dump(), "exercises": [each.name for each in tasks]})
         return
-    rows = [(str(n), each.kind, each.title, each.shown) for n, each in enumerate(chosen.entries, start=1)]
-    from weft.course.exercises import exercises
-
+    rows = [(str(n), str(each.kind), each.title, each.shown) for n, each in enumerate(chosen.entries, start=1)]
+    rows += [("", "exercise", each.title, f"weft exercise start {each.name}") for each in tasks]
     remark = f"Run one with weft lecture {number} ENTRY, or all of them with weft lecture {number} --all."
-    tasks = ", ".join(each.name for each in exercises().values() if each.lecture == number)
-    title = f"Lecture {number}: {chosen.title}"
-    print_tables(Table(("", "kind", "what", "command"), rows, title, [remark, f"Exercises: {tasks}."], text=(1, 2, 3)))
+    print_tables(
+        Table(("", "kind", "what", "command"), rows, f"Lecture {number}: {chosen.title}", [remark], text=(1, 2, 3))
+    )
 
 
 def _report(results: "list[EntryResult]", *, as_json: bool, whole: bool) -> None:

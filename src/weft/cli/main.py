@@ -160,7 +160,7 @@ def _message(error: Exception, arguments: Sequence[str] = ()) -> str | None:
     if isinstance(error, WeftError):
         text = str(error)
     elif isinstance(error, _UsageError):
-        text = unknown_option(error, arguments) or extra_words(error) or _usage(error)
+        text = unknown_option(error, arguments) or extra_words(error) or _usage(error, arguments)
     elif isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     elif out_of_memory(error):
@@ -176,7 +176,7 @@ def _command(arguments: Sequence[str]) -> str:
     return next((word for word in arguments if not word.startswith("-")), "")
 
 
-def _usage(error: Any) -> str:
+def _usage(error: Any, arguments: Sequence[str]) -> str:
     """Return the command parser's message in plain words, with the command whose help to read."""
     text: str = error.format_message()
     if not text:  # `weft config` alone has printed its help
@@ -186,5 +186,6 @@ def _usage(error: Any) -> str:
     if choice := re.search(r"'([^']*)' is not one of (.*)", text):
         known = re.findall(r"'([^']*)'", choice[2])
         text = f"{text[: choice.start()]}'{choice[1]}'; {suggestion(choice[1], known, limit=len(known))}"
-    command = error.ctx.command_path if getattr(error, "ctx", None) is not None else "weft"
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else f"weft {_command(arguments)}".strip()
     return f"{text[0].lower()}{text[1:].rstrip('.')} (see {command} --help)"

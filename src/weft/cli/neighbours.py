@@ -22,7 +22,7 @@ def neighbours(
     senses: str | None = option(
         None,
         "Instead of a word: labelled sentences, to compare senses in: builtin:senses, or a table with the columns "
-        "text, with the word in [brackets], and sense.",
+        "text, with the word in square brackets, and sense.",
         value="FILE",
     ),
     layer: int | None = option(None, "Senses: states of this layer (default: the last, or ELMo's mean)."),

@@ -8,9 +8,17 @@ from weft.cli.console import options
 from weft.cli.console.options import command_line, option
 from weft.cli.console.terminal import escaped, loading, print_json
 from weft.cli.train import keep_freed_memory, summarise
+from weft.decode.config import Sampling
 from weft.errors import quoted
 
 RUN = Path("runs/quickstart")
+PROMPTS = ("This function", "Return a list of", "If the option")  # as sentences of Python's documentation begin
+
+
+def whole_sentences(text: str) -> str:
+    """Return the paragraphs that end with a full stop, without code, headings and a truncated end; the text if none."""
+    paragraphs = [" ".join(part.split()) for part in text.split("\n\n") if part.rstrip().endswith(".")]
+    return "\n".join(part for part in paragraphs if ">>>" not in part) or text
 
 
 def quickstart(
@@ -38,9 +46,14 @@ def quickstart(
         print_json({"run": done.path, **done.results()})
         return
     console = Console(highlight=False)
+    samples = done.results()["samples"]
+    if done.config.data.sources == ("builtin:python",):
+        texts = done.complete(PROMPTS, Sampling(max_tokens=100, temperature=0.7, top_p=0.9))
+        samples = [whole_sentences(prompt + text.text) for prompt, text in zip(PROMPTS, texts, strict=True)]
     console.print("\n[bold]three generated texts[/bold]")
-    for number, sample in enumerate(done.results()["samples"], 1):
-        console.print(Text(escaped(f"{number}  " + "\n   ".join(sample.strip().splitlines()))))
+    for number, sample in enumerate(samples, 1):
+        lines = [line for line in sample.strip().splitlines() if line.strip()]
+        console.print(Text(escaped(f"{number}  " + "\n   ".join(lines))))
     console.print()
     summarise(done)
     explored = "" if folder.parent == Path("runs") else f" {quoted(folder.parent)}"

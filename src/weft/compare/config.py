@@ -1,7 +1,9 @@
 """Settings of a comparison, from a command or a TOML file: the contenders, the text and the compute budget."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
@@ -13,9 +15,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt, TypeAdapter, model_validator
 
 from weft.config import Config, Tree, assignments, flat, merge, nested, read_toml, validate
+from weft.costs.units import short
 from weft.data.config import Data, TextSource
 from weft.errors import ConfigError, suggestion
-from weft.models.presets import PRESETS
+from weft.models.presets import PRESETS, preset
 from weft.recipe.resolve import changed_tables, recipe_names, run_name
 from weft.text.config import KINDS, Byte, TokenizerConfig, TrainedConfig
 from weft.text.tokenizer import Tokenizer
@@ -24,6 +27,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+,=-]{0,149}")  # valid names of cont
 MAX_FOLDER_NAME = 80  # characters of a comparison's folder name
 PLAN, LADDER = "plan.json", "ladder"  # the file with the request, and the subfolder with the runs of a scaling law
 CONTENDER_DATA = ("document_mask", "tokens")  # keys of `data` that a contender may set for itself
+TOKENS_PER_PARAMETER = 20  # compute-optimal number of training tokens (Hoffmann et al. 2022, table 3)
 RUNG_RATIO = 3  # budget of a rung, relative to the one below
 RATE_RATIO = 2.0  # learning rate in the sweep, relative to the next lower one
 SEARCH_SHARES = tuple(float(RUNG_RATIO) ** -rung for rung in (3, 2, 1))  # shares of the budget in the sweep's rounds
@@ -66,6 +70,10 @@ class Contender(Config):
     parameters: PositiveFloat | None = None  # choose width and depth to have about this many
     changes: dict[str, Any] = Field(default_factory=dict)
     levels: dict[str, str] = Field(default_factory=dict)  # values of the varied settings, as shown
+    year: int | None = None  # of publication, if a comparison is in the order of time
+    about: str = ""  # what was new then
+    family: str = ""  # contender of which this is one size
+    shares: tuple[float, ...] = ()  # of the budget; absent: those of the experiment
 
 
 class Experiment(Config):
@@ -73,9 +81,10 @@ class Experiment(Config):
 
     Every contender is trained at `rungs` shares of the budget, each a third of the next, up to the whole budget, with
     `seeds` seeds. Its learning rate is the best of `rates`, each twice the one below, around the recipe's. With
-    `sizes = "budget"` its width and depth are chosen for the budget. `settings` are changes to every contender. `vary`
-    maps settings to values: with `grid = "full"` every combination is a contender, with "one" those that differ from
-    the first in one setting.
+    `sizes = "budget"` its width and depth are chosen for the budget. Several `budgets`, in FLOPs, replace the rungs;
+    with `sizes = "best"`, each of them has the best of three sizes, around the one that suits it. `settings` are
+    changes to every contender. `vary` maps settings to values: with `grid = "full"` every combination is a contender,
+    with "one" those that differ from the first in one setting.
     """
 
     contenders: dict[str, Contender]
@@ -84,7 +93,8 @@ class Experiment(Config):
     seeds: Annotated[int, Field(ge=1, le=100)] = 3
     rungs: Annotated[int, Field(ge=1, le=8)] = 4
     rates: Annotated[int, Field(ge=1, le=25)] = 5
-    sizes: Literal["fixed", "budget"] = "fixed"
+    sizes: Literal["fixed", "budget", "best"] = "fixed"
+    budgets: tuple[Annotated[float, Field(gt=0, le=1e30)], ...] = ()
     baseline: str | None = None
     settings: dict[str, Any] = Field(default_factory=dict)
     vary: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
@@ -97,8 +107,13 @@ class Experiment(Config):
             if not NAME.fullmatch(name):
                 expected = "letters, digits and . _ + , = - (150 at most); give it another, as in wide=transformer"
                 raise ValueError(f"contenders: '{name}' can't be a name: expected {expected}")
-        if self.baseline is not None and self.baseline not in self.contenders:
+        names = {*self.contenders, *(each.family for each in self.contenders.values())}
+        if self.baseline is not None and self.baseline not in names:
             raise ValueError(f"baseline = '{self.baseline}': not one of {', '.join(self.contenders)}")
+        if self.budgets and (len(set(self.budgets)) < 2 or self.budget.flops != max(self.budgets)):
+            raise ValueError("budgets: give two different numbers of FLOPs or more, the largest of which is the budget")
+        if self.sizes == "best" and not self.budgets:
+            raise ValueError("sizes = best: give several budgets, as in --flops 1e10 1e11")
         for key, values in self.vary.items():
             if len(values) < 2:
                 raise ValueError(f"vary.{key}: give two values or more to compare")
@@ -107,6 +122,8 @@ class Experiment(Config):
     @property
     def shares(self) -> list[float]:
         """Shares of the budget, ascending."""
+        if self.budgets:
+            return [flops / max(self.budgets) for flops in sorted(set(self.budgets))]
         return [float(RUNG_RATIO) ** -rung for rung in reversed(range(self.rungs))]
 
     @property
@@ -121,7 +138,9 @@ class Experiment(Config):
         return {key: name if list(short.values()).count(name) == 1 else key for key, name in short.items()}
 
     def expanded(self) -> "Experiment":
-        """Return the experiment with one contender per combination of the varied settings."""
+        """Return the experiment with one contender per combination of the varied settings, or per size."""
+        if self.sizes == "best" and not any(each.family for each in self.contenders.values()):
+            return self.replace(contenders=self._by_size())
         if not self.vary:
             return self
         if len(self.contenders) != 1:
@@ -149,6 +168,22 @@ class Experiment(Config):
         if len(contenders) < len(combinations):
             raise ConfigError("vary: two values of one setting are the same")
         return validate(Experiment, {**self.model_dump(exclude_none=True), "contenders": contenders})
+
+    def _by_size(self) -> dict[str, Any]:
+        """Return a contender for each budget, of the size that suits it; it is also trained with the budgets beside it.
+
+        The size is that of Hoffmann et al. 2022. An n-gram model has one size, and counts the whole text.
+        """
+        contenders, shares = dict[str, Any](), self.shares
+        for name, base in self.contenders.items():
+            if base.recipe in PRESETS and preset(base.recipe).kind == "ngram":
+                contenders[name] = {**base.model_dump(), "family": name, "shares": (1.0,)}
+                continue
+            for index, share in enumerate(shares):
+                parameters = math.sqrt(share * self.budget.amount / (6 * TOKENS_PER_PARAMETER))
+                sized = {"family": name, "parameters": parameters, "shares": shares[max(0, index - 1) : index + 2]}
+                contenders[f"{name}-{short(round(parameters))}"] = base.model_dump() | sized
+        return contenders
 
 
 def experiment(tree: Mapping[str, Any], source: str = "") -> Experiment:
@@ -206,7 +241,7 @@ def tables_of(source: str) -> Tree | None:
         table = {"recipe": value} if isinstance(value, str) else value
         if not isinstance(table, Mapping) or not isinstance(table.get("recipe"), str):
             raise ConfigError(f'contenders.{name}: expected a recipe\'s name, or a table with recipe = "…"')
-        fields = {key: table[key] for key in ("recipe", "parameters") if key in table}
+        fields = {key: table[key] for key in ("recipe", "parameters", "year", "about") if key in table}
         changes = {key: item for key, item in table.items() if key not in fields}
         tree["contenders"][name] = {**fields, "changes": changes}
     if isinstance(tree.get("vary"), Mapping):  # dotted keys or nested tables, down to the lists of values
@@ -230,11 +265,24 @@ class ComparisonRequest:
         """Words that name contenders, also as wide=transformer: no setting has a recipe as its value."""
         contenders = []
         for word in self.words:
+            if word in self._budgets:
+                continue
             key, equals, value = word.split(" ")[0].partition("=")
             is_recipe = value in PRESETS or value in recipe_names() or value.endswith(".toml")
             if not equals or (is_recipe and "." not in key and key not in ("tokenizer", "model")):
                 contenders.append(word)
         return contenders
+
+    @cached_property
+    def _budgets(self) -> dict[str, float]:
+        """Further numbers after --flops, which the shell hands over as words."""
+        found = {}
+        for word in self.words:
+            with suppress(ValueError):
+                found[word] = float(word)
+        if found and self.budget.get("flops") is None:
+            raise ConfigError(f"{next(iter(found))}: a number; several budgets are given as in --flops 1e10 1e11")
+        return found
 
     @property
     def folder(self) -> str:
@@ -278,7 +326,12 @@ class ComparisonRequest:
             tree["contenders"] = _with_tokenizers(tree["contenders"], self.tokenizers)
         tree |= {key: value for key, value in self.options.items() if value is not None}
         if budget := {key: value for key, value in self.budget.items() if value is not None}:
-            tree["budget"] = budget
+            budgets = sorted({budget.get("flops", 0.0), *self._budgets.values()})
+            tree["budget"], tree["budgets"] = budget, []
+            if len(budgets) > 1:
+                tree["budget"], tree["budgets"] = budget | {"flops": budgets[-1]}, budgets
+        elif tree.get("budgets"):
+            tree["budget"] = {"flops": max(tree["budgets"])}
         return experiment(tree, self.contenders[0] if file is not None else "")
 
     def text(self) -> TextSource:
@@ -293,7 +346,7 @@ class ComparisonRequest:
         return data.text(data.parts[0])
 
     def _settings(self) -> Tree:
-        above = changed_tables([word for word in self.words if word not in self.contenders])
+        above = changed_tables([word for word in self.words if word not in (*self.contenders, *self._budgets)])
         if not isinstance(above.get("data", {}), Mapping):
             raise ConfigError(f"data = {above['data']!r}: expected a table; text is given with --data")
         if self.data:

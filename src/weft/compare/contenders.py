@@ -62,6 +62,11 @@ class ReadyContender:
     device: str
 
     @property
+    def family(self) -> str:
+        """Contender of which it is a size; itself if there is only one."""
+        return self.settings.family or self.name
+
+    @property
     def is_ngram(self) -> bool:
         """Whether it is counted instead of trained."""
         return isinstance(self.full.model, NGram)
@@ -114,9 +119,12 @@ class ReadyContender:
 
     def sweep(self, experiment: Experiment) -> Sweep:
         """Return the learning rates, shares of the budget and seeds of its jobs, as far as they come to a step."""
+        wanted = self.settings.shares or tuple(experiment.shares)
         if self.is_ngram:
-            return Sweep(self.name, rates=(), rounds=SEARCH_SHARES, shares=tuple(experiment.shares), seeds=(0,))
-        searched, steps = (SEARCH_SHARES, experiment.shares), self.full.steps
+            return Sweep(self.name, rates=(), rounds=SEARCH_SHARES, shares=wanted, seeds=(0,))
+        # of several sizes, none is searched at length: the best of them is as good as a better rate of one
+        searching = SEARCH_SHARES[:2] if self.settings.family else SEARCH_SHARES
+        searched, steps = ([share * max(wanted) for share in searching], wanted), self.full.steps
         rounds, shares = (tuple(share for share in shares if round(steps * share)) for shares in searched)
         rates, seeds = rates_around(self.rate, experiment.rates if rounds else 1), tuple(range(experiment.seeds))
         return Sweep(self.name, rates=rates, rounds=rounds, shares=shares, seeds=seeds)
@@ -124,7 +132,8 @@ class ReadyContender:
     def skipped(self, experiment: Experiment) -> list[str]:
         """Return a message for each part of the experiment for which the budget is too small."""
         sweep = self.sweep(experiment)
-        short = [fraction(share) for share in experiment.shares if share not in sweep.shares]
+        wanted = self.settings.shares or experiment.shares
+        short = [fraction(share) for share in wanted if share not in sweep.shares]
         lines = [f"{self.name}: {share} of the budget is less than a step, and isn't run" for share in short]
         if not self.is_ngram and experiment.rates > len(sweep.rates):
             budget = f"the whole budget is {counted(self.full.steps, 'step')}"
@@ -158,12 +167,18 @@ def prepare_contenders(experiment: Experiment, folder: Path, device: str, *, log
         hint = "give one tokenizer to all (tokenizer=bpe), or a budget in --flops or --minutes"
         problem = "contenders with different tokenizers have different tokens"
         raise ConfigError(f"--tokens {experiment.budget.tokens}: {problem}; {hint}")
-    contenders = []
+    contenders, left_out = list[ReadyContender](), list[str]()
     for name, recipe in recipes.items():
         text, settings = texts[name], experiment.contenders[name]
         if settings.parameters is not None or experiment.sizes == "budget":
             model, size = recipe.model.replace(vocab_size=text.facts.vocab_size), settings.parameters
-            model = resize_to(model, size) if size else resize_for(experiment.budget, model)
+            try:
+                model = resize_to(model, size) if size else resize_for(experiment.budget, model)
+            except TooSmallError as error:
+                if not settings.family:
+                    raise
+                left_out.append(f"{name} is left out: {error}")
+                continue
             recipe = recipe.replace(model=model.model_dump())
         if isinstance(recipe.model, NGram) and experiment.budget.tokens is not None:
             tokens = min(experiment.budget.tokens, len(text.shards.train))
@@ -174,6 +189,10 @@ def prepare_contenders(experiment: Experiment, folder: Path, device: str, *, log
         if not ready.is_ngram and experiment.budget.unit != "minutes":  # minutes are converted once steps are timed
             ready = ready.with_steps(_steps(experiment.budget, ready))
         contenders.append(ready)
+    if left_out and all(each.is_ngram for each in contenders):
+        raise ConfigError("no budget is large enough for this vocabulary; give larger ones, or tokenizer=char")
+    for line in left_out:
+        log(line)
     return contenders
 
 

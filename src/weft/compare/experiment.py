@@ -14,7 +14,7 @@ import torch
 from weft import __version__
 from weft.compare.config import PLAN, SEARCH_SHARES, Budget, Experiment
 from weft.compare.contenders import ReadyContender, prepare_contenders
-from weft.compare.jobs import MAX_WIDENINGS, Comparison, Job, Outcome, Result, Sweep, share_text
+from weft.compare.jobs import MAX_WIDENINGS, Comparison, Job, Outcome, Result, Sweep, best_sizes, share_text
 from weft.compare.pools import HERE, JobScheduler
 from weft.compare.runner import JobResources, Runner, Watch, resources_for
 from weft.config import flat
@@ -62,7 +62,14 @@ def compare(
             log_to_stderr(line)
         outcomes = runner.run(sweeps, watch)
     results = tuple(_result(*pair, outcomes) for pair in zip(contenders, sweeps, strict=True))
-    first = next((each.name for each in contenders if not each.is_ngram), results[0].name)
+    first = next((each.family for each in contenders if not each.is_ngram), results[0].name)
+    if experiment.sizes == "best":
+        families = dict[str, list[Result]]()
+        for each, result in zip(contenders, results, strict=True):
+            families.setdefault(each.family, []).append(result)
+        results = tuple(best_sizes(name, sizes) for name, sizes in families.items())
+        used = {outcome.contender for result in results for outcome in result.outcomes}
+        contenders = [each for each in contenders if each.name in used]
     return Comparison(
         title=f"{len(results)} models at {experiment.budget}",
         command=plan["command"],
@@ -71,6 +78,7 @@ def compare(
         facts={**_facts(experiment, contenders, resources, held_out=held_out), "began": plan["began"]},
         notes=[*(f"{line}." for line in skipped), *_notes(experiment, contenders, results)],
         varied=experiment.varied or None,
+        flops=experiment.budget.flops,
     )
 
 
@@ -169,6 +177,8 @@ def _result(contender: ReadyContender, sweep: Sweep, outcomes: Mapping[Job, Outc
         sweep=tuple(tried) if len(sweep.rates) > 1 else (),
         changes=flat(contender.settings.changes),
         levels=contender.settings.levels or None,
+        year=contender.settings.year,
+        about=contender.settings.about,
     )
 
 

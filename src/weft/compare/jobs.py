@@ -8,7 +8,7 @@ resumes where it stopped, and a finished job is never run again.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from weft.compare.config import RATE_RATIO, RUNG_RATIO
 from weft.config import Config
@@ -92,6 +92,8 @@ class Result:
     sweep: tuple[Outcome, ...] = ()
     changes: Mapping[str, object] | None = None  # settings that differ from its recipe
     levels: Mapping[str, str] | None = None  # values of the varied settings
+    year: int | None = None
+    about: str = ""
 
     @property
     def shares(self) -> list[float]:
@@ -109,6 +111,25 @@ class Result:
         return max(self.outcomes, key=lambda outcome: outcome.share).lr if self.outcomes else None
 
 
+def best_sizes(name: str, sizes: Sequence[Result]) -> Result:
+    """Return a contender that has the best of its sizes at every share of the budget, by the mean over seeds."""
+    chosen = dict[float, Result]()
+    for result in sizes:
+        for share in result.shares:
+            best = chosen.setdefault(share, result)
+            chosen[share] = min(best, result, key=lambda each: _mean_bits(each, share))
+    outcomes = [
+        outcome for share, result in sorted(chosen.items()) for outcome in result.outcomes if outcome.share == share
+    ]
+    last = chosen[max(chosen)] if chosen else sizes[0]
+    return replace(last, name=name, outcomes=tuple(outcomes) or last.outcomes)
+
+
+def _mean_bits(result: Result, share: float) -> float:
+    bits = [outcome.bits_per_byte for outcome in result.at(share)]
+    return sum(bits) / len(bits) if bits else math.inf
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Results of a comparison."""
@@ -120,6 +141,7 @@ class Comparison:
     facts: Mapping[str, str]  # on the text, the budget and the machine, by topic
     notes: Sequence[str] = ()  # remarks on the method
     varied: Mapping[str, tuple[str, ...]] | None = None  # settings of an ablation with their values, the base's first
+    flops: float | None = None  # of the whole budget, if it is given in FLOPs
 
 
 @dataclass(frozen=True)

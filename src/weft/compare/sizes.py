@@ -2,13 +2,15 @@
 
 import math
 
-from weft.compare.config import Budget
+from weft.compare.config import TOKENS_PER_PARAMETER, Budget
+from weft.config import Config
 from weft.costs.count import count, orthogonal_flops
 from weft.errors import ConfigError
-from weft.models.config import Decoder, Encoder, Model, NGram, Recurrent, TransformerConfig
+from weft.models.config import Bengio, Decoder, Encoder, Model, NGram, Recurrent, TransformerConfig
+from weft.nn.config import NoFeedForward
+from weft.nn.feedforward_config import with_width
 from weft.recipe.config import SettledRecipe
 
-TOKENS_PER_PARAMETER = 20  # compute-optimal number of training tokens (Hoffmann et al. 2022, table 3)
 WIDTH_STEP = 8  # difference of the widths that are tried
 MAX_SIZE_RATIO = 1.6  # refuse a family whose nearest size differs from the requested one by more than this factor
 
@@ -33,12 +35,13 @@ def resize(model: Model, width: int) -> Model:
     """Return the model with a d_model of about `width`, and everything else in proportion.
 
     A Transformer keeps its ratios of width to depth and of d_ff to d_model, and roughly its d_head; a recurrent model
-    keeps its number of layers.
+    keeps its number of layers, a neural n-gram its order.
     """
-    if isinstance(model, Recurrent):
+    if isinstance(model, Recurrent | Bengio):
         changes = {"d_model": width}
-        if model.d_embedding is not None:
-            changes["d_embedding"] = max(1, round(model.d_embedding * width / model.d_model))
+        for key in ("d_embedding", "d_last"):
+            if (other := getattr(model, key, None)) is not None:
+                changes[key] = max(1, round(other * width / model.d_model))
         return model.replace(**changes)
     if not isinstance(model, TransformerConfig):
         raise ConfigError(f"a '{model.kind}' model has no width to vary")
@@ -53,16 +56,20 @@ def resize(model: Model, width: int) -> Model:
     if isinstance(model, Encoder) and model.distinct_layers is not None:
         changed["distinct_layers"] = max(1, round(model.distinct_layers * d_model / model.d_model))
     layers = changed.get("distinct_layers", 0) * model.sharing or max(1, round(model.layers * d_model / model.d_model))
-    parts = {"attention": attention.replace(heads=heads), "feedforward": feedforward.replace(d_ff=d_ff)}
+    parts: dict[str, Config] = {"attention": attention.replace(heads=heads)}
+    parts |= {} if isinstance(feedforward, NoFeedForward) else {"feedforward": with_width(feedforward, d_ff)}
     tables = {name: part.model_dump() for name, part in parts.items()}
     return model.replace(d_model=d_model, **changed, layers=layers, **tables)
 
 
 def multiplied(model: Model) -> int:
-    """Return the number of parameters that a token is multiplied by: all but n-grams and untied embeddings."""
+    """Return the number of parameters that a token is multiplied by: no n-grams, untied embeddings, idle experts."""
     tied = getattr(getattr(model, "head", None), "tied", getattr(model, "tied", False))
     width = getattr(model, "d_embedding", None) or getattr(model, "d_model", None) or 0
-    return count(model).multiplied - (0 if tied else int(getattr(model, "vocab_size", 0) * width))
+    cost = count(model)
+    return (
+        cost.multiplied + cost.active - cost.parameters - (0 if tied else int(getattr(model, "vocab_size", 0) * width))
+    )
 
 
 def resize_to(model: Model, parameters: float) -> Model:

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 
 from weft.config import Config
 from weft.errors import ModelError
-from weft.models import config
-from weft.nn.config import Gated, LayerNorm, LoRA, Norm
+from weft.models import config, head_config
+from weft.nn.config import Experts, Gated, LayerNorm, LoRA, NoFeedForward, Norm, Plain
 
 GATES = {"elman": 1, "lstm": 4, "gru": 3}  # gates of a recurrent cell, the candidate state included
 STATE_VECTORS = {"elman": 1, "lstm": 2, "gru": 1}  # vectors of d_model that a cell carries from token to token
@@ -37,6 +37,7 @@ class Component:
     trained: bool = True
     backward: int = 2  # cost of its backward pass, in forward passes
     looked_up: int = 0  # parameters that are only looked up, never multiplied
+    idle: int = 0  # parameters of the experts that do not read a token
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,11 @@ class Count:
     def trainable(self) -> int:
         """Number of trainable parameters: all, unless there is an adapter."""
         return sum(part.parameters for part in self.components if part.trained)
+
+    @property
+    def active(self) -> int:
+        """Number of parameters that a token is computed with: all but those of the experts that it does not choose."""
+        return self.parameters - sum(part.idle for part in self.components)
 
     @property
     def multiplied(self) -> int:
@@ -91,6 +97,8 @@ def count(model: Config, length: int | None = None, adapter: LoRA | None = None)
     match model:
         case config.TransformerConfig():
             return _transformer(model, time)
+        case config.Bengio():
+            return _bengio(model, time)
         case config.Recurrent():
             return _recurrent(model, time)
         case config.ELMo():
@@ -116,14 +124,21 @@ def decoding_weights(model: Config, vocab_size: int) -> dict[str, int]:
     """
     match model:
         case config.TransformerConfig():
-            per_layer = sum(linear.products for linear in block_linears(model))
+            per_layer = sum(
+                share * linear.products
+                for layer, share in layer_shares(model, model.layers)
+                for linear in block_linears(model, layer=layer)
+            )
         case config.Recurrent() | config.Bahdanau():
             per_layer = _cells(model.cell, [model.d_model], model.d_model)[1]
+        case config.Bengio():
+            direct = vocab_size * model.d_input if model.direct else 0
+            return {"layers": model.d_input * model.d_model + direct, "logits": vocab_size * model.d_model}
         case config.ELMo():
             return {"layers": 2 * model.layers * _elmo_cell(model)[1], "logits": 2 * vocab_size * model.d_model}
         case _:
             return {}
-    return {"layers": model.layers * per_layer, "logits": vocab_size * getattr(model, "width", model.d_model)}
+    return {"layers": round(model.layers * per_layer), "logits": vocab_size * getattr(model, "width", model.d_model)}
 
 
 def _matrix(inputs: int, outputs: int, bias: bool = False) -> int:
@@ -143,22 +158,35 @@ def stacks(model: config.TransformerConfig) -> list[tuple[int, bool, bool]]:
 
 @dataclass(frozen=True)
 class LinearSpec:
-    """Linear layer of a block: its inputs, and the heights of the matrices stacked in its weight."""
+    """Linear layer of a block: its inputs, and the heights of the matrices stacked in its weight. There is one in each
+    of several `experts`, `chosen` of which read a token."""
 
     name: str
     inputs: int
     heights: tuple[int, ...]
     bias: bool
+    experts: int = 1
+    chosen: int = 1
 
     @property
     def products(self) -> int:
         """Number of weights that each token is multiplied by."""
-        return self.inputs * sum(self.heights)
+        return self.chosen * self.inputs * sum(self.heights)
 
     @property
     def parameters(self) -> int:
         """Number of weights and biases."""
-        return self.products + (sum(self.heights) if self.bias else 0)
+        return self.experts * (self.inputs + int(self.bias)) * sum(self.heights)
+
+    @property
+    def idle(self) -> int:
+        """Number of weights and biases of the experts that do not read a token."""
+        return self.parameters * (self.experts - self.chosen) // self.experts
+
+    @property
+    def is_router(self) -> bool:
+        """Whether this is a router, which neither adapters nor Muon apply to."""
+        return self.name.endswith(".router")
 
     @property
     def by_rows(self) -> bool:
@@ -170,22 +198,56 @@ class LinearSpec:
         return rank * (len(self.heights) * self.inputs + sum(self.heights))
 
 
-def block_linears(model: config.TransformerConfig, cross: bool = False) -> list[LinearSpec]:
+def layer_shares(model: config.TransformerConfig, depth: int) -> list[tuple[int, float]]:
+    """Return a layer of each kind of feed-forward layer in a stack, and the share of the layers that are of its kind:
+    one layer, unless some layers beside mixtures of experts are dense."""
+    kinds = [isinstance(model.feedforward_at(layer), Experts) for layer in range(depth)]
+    return [(kinds.index(kind), kinds.count(kind) / depth) for kind in sorted(set(kinds))]
+
+
+def block_linears(model: config.TransformerConfig, cross: bool = False, *, layer: int = 0) -> list[LinearSpec]:
     """Return the linear layers of a block, by their names inside it; `cross` adds cross-attention."""
-    D, d_ff, attention = model.d_model, model.feedforward.d_ff, model.attention
+    D, attention = model.d_model, model.attention
     H, G = attention.heads * model.d_head, attention.groups * model.d_head
     mixed, values = attention.heads * model.d_v, attention.groups * model.d_v
-    (qkv_bias, out_bias), ff_bias = attention.biased, model.feedforward.bias
+    qkv_bias, out_bias = attention.biased
     linears = [LinearSpec("attention.qkv", D, (H, G, values), bias=qkv_bias)]
+    if (latent := attention.latent) is not None:
+        queries = latent.query_rank or 0
+        linears = [LinearSpec("attention.q_down", D, (queries,), bias=qkv_bias)] if queries else []
+        linears.append(LinearSpec("attention.q_up", queries or D, (H,), bias=False))
+        linears.append(LinearSpec("attention.kv_down", D, (latent.rank, model.rotated), bias=qkv_bias))
+        expanded = H - attention.heads * model.rotated + mixed
+        linears.append(LinearSpec("attention.kv_up", latent.rank, (expanded,), bias=False))
+    if attention.global_tokens is not None and not cross:
+        linears.append(LinearSpec("attention.global_qkv", D, (H, G, values), bias=qkv_bias))
     linears.append(LinearSpec("attention.out", mixed, (D,), bias=out_bias))
     if cross:
         linears.append(LinearSpec("cross.q", D, (H,), bias=qkv_bias))
         linears.append(LinearSpec("cross.kv", D, (G, values), bias=qkv_bias))
         linears.append(LinearSpec("cross.out", mixed, (D,), bias=out_bias))
-    gated = isinstance(model.feedforward, Gated)
-    name, heights = ("feedforward.gate_up", (d_ff, d_ff)) if gated else ("feedforward.up", (d_ff,))
-    linears.append(LinearSpec(name, D, heights, bias=ff_bias))
-    return [*linears, LinearSpec("feedforward.down", d_ff, (D,), bias=ff_bias)]
+    return linears + _feedforward_linears(model.feedforward_at(layer), D)
+
+
+def _feedforward_linears(inner: Plain | Gated | Experts | NoFeedForward, D: int) -> list[LinearSpec]:
+    d_ff = inner.d_ff
+    if isinstance(inner, NoFeedForward):
+        return []
+    if not isinstance(inner, Experts):
+        gated = isinstance(inner, Gated)
+        name, heights = ("feedforward.gate_up", (d_ff, d_ff)) if gated else ("feedforward.up", (d_ff,))
+        first = LinearSpec(name, D, heights, bias=inner.bias)
+        return [first, LinearSpec("feedforward.down", d_ff, (D,), bias=inner.bias)]
+    sizes, name = {"experts": inner.experts, "chosen": inner.chosen}, "feedforward.experts"
+    linears = [
+        LinearSpec("feedforward.router", D, (inner.experts,), bias=inner.router_bias),
+        LinearSpec(f"{name}.gate_up", D, (d_ff, d_ff), bias=inner.bias, **sizes),
+        LinearSpec(f"{name}.down", d_ff, (D,), bias=inner.bias, **sizes),
+    ]
+    if width := inner.shared_width:
+        linears.append(LinearSpec("feedforward.shared.gate_up", D, (width, width), bias=False))
+        linears.append(LinearSpec("feedforward.shared.down", width, (D,), bias=False))
+    return linears + ([LinearSpec("feedforward.shared_gate", D, (1,), bias=False)] if inner.shared == "gated" else [])
 
 
 def _transformer(model: config.TransformerConfig, T: int) -> Count:
@@ -200,13 +262,14 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
         hashed, up = len(ngrams.orders) * ngrams.rows * (ngrams.width or E), (ngrams.width or 0) * E
 
     linears: list[LinearSpec] = []
-    positions = by_position = norms = pairs = activations = 0
+    positions = by_position = norms = pairs = activations = sinks = 0
     for depth, causal, cross in stacks(model):
-        linears += depth * block_linears(model, cross)
+        linears += [linear for layer in range(depth) for linear in block_linears(model, cross, layer=layer)]
         activations += 2 * (depth // model.sharing) if model.feedforward.activation == "xielu" else 0
         attentions = depth * (2 if cross else 1)
-        kinds = model.layer_kinds(depth)
+        kinds = model.layer_kinds(depth, causal)
         pairs += sum(T * seen(kind.window, causal, T) for kind in kinds) + (depth * T * T if cross else 0)
+        pairs += depth * T * T if attention.global_tokens and not causal else 0  # global tokens see all
         norms += (depth // model.sharing * sublayer_norms(model, cross) + int(model.last_norm)) * _norm(model.norm, D)
         norms += _norm(model.norm, model.added_width) if model.embedding_norm else 0
         norms -= 0 if model.first_norm else _norm(model.norm, D)
@@ -214,6 +277,9 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
             shared = attention.qk_norm_over == "head"
             widths = [d_head * (1 if shared else heads) for heads in (attention.heads, attention.groups)]
             norms += attentions // model.sharing * sum(_norm(attention.qk_norm, width) for width in widths)
+        if attention.latent is not None:
+            norms += depth * (attention.latent.rank + (attention.latent.query_rank or 0))
+        sinks += depth * attention.heads if attention.sinks else 0
         sizes = model.sizes(depth, causal)
         positions += model.position.parameters(replace(sizes, layers=depth // model.sharing))
         for kind in kinds:
@@ -222,7 +288,8 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
 
     def products(name: str, linears: list[LinearSpec]) -> Component:
         parameters = sum(linear.parameters for linear in linears) // model.sharing
-        return Component(name, parameters, 2 * T * sum(linear.products for linear in linears), True)
+        idle = sum(linear.idle for linear in linears) // model.sharing
+        return Component(name, parameters, 2 * T * sum(linear.products for linear in linears), True, idle=idle)
 
     parts = [
         Component("embeddings", embeddings, 0),
@@ -231,13 +298,22 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
         Component("projection", projection and projection + isinstance(model, config.Encoder) * D, 2 * T * projection),
         products("MHA projections", [linear for linear in linears if not linear.name.startswith("feedforward")]),
         Component("attention", 0, 2 * pairs * attention.heads * (d_head + model.d_v) + by_position, True),
-        products("FFN", [linear for linear in linears if linear.name.startswith("feedforward")]),
+        Component("sinks", sinks, 0),
+        products(
+            "FFN", [linear for linear in linears if linear.name.startswith("feedforward") and not _routed(linear)]
+        ),
+        products("router", [linear for linear in linears if linear.is_router]),
+        products("experts", [linear for linear in linears if ".experts." in linear.name]),
         Component("activations", activations, 0),
         Component("norms", norms, 0),
         *_head(model, T),
     ]
     note = PER_TARGET_TOKEN if isinstance(model, config.EncoderDecoder) else ""
     return Count(tuple(part for part in parts if part.parameters or part.flops), T, note)
+
+
+def _routed(linear: LinearSpec) -> bool:
+    return linear.is_router or ".experts." in linear.name
 
 
 def seen(window: int | None, causal: bool, T: int) -> int:
@@ -247,7 +323,8 @@ def seen(window: int | None, causal: bool, T: int) -> int:
 
 def sublayer_norms(model: config.TransformerConfig, cross: bool) -> int:
     """Return the number of norms around the sublayers of a block, with or without cross-attention."""
-    return model.norms + (model.norms // 2 if cross else 0)
+    per_sublayer = model.norms if isinstance(model.feedforward, NoFeedForward) else model.norms // 2
+    return model.norms + (per_sublayer if cross else 0)
 
 
 def _head(model: config.TransformerConfig, T: int) -> list[Component]:
@@ -259,24 +336,24 @@ def _head(model: config.TransformerConfig, T: int) -> list[Component]:
         return _norm(model.norm, width) - (0 if bias else width)
 
     match head:
-        case config.LMHead() | config.MaskedLMHead() | config.PretrainingHead():
+        case head_config.LMHead() | head_config.MaskedLMHead() | head_config.PretrainingHead():
             logits = Component("logits", (0 if head.tied else V * E) + (V if head.bias else 0), 2 * T * E * V)
-            if isinstance(head, config.LMHead):
+            if isinstance(head, head_config.LMHead):
                 back = [Component("head", D * E, 2 * T * D * E)] if model.projects_output else []
                 transform = head.transform and _dense([(D, D, T)], with_norm(D, head.transform.bias))
                 return [*([transform] if transform else []), *back, logits]
-            extra = [pooler, sentence] if isinstance(head, config.PretrainingHead) else []
+            extra = [pooler, sentence] if isinstance(head, head_config.PretrainingHead) else []
             if not head.dense:
                 return [*([_dense(extra)] if extra else []), logits]
             return [_dense([(D, E, T), *extra], with_norm(E, head.dense_bias)), logits]
-        case config.NextSentenceHead():
+        case head_config.NextSentenceHead():
             return [_dense([pooler, sentence])]
-        case config.ClassificationHead():
+        case head_config.ClassificationHead():
             layers = [*([pooler] if head.pooler else []), (D, head.labels, 1)]
             unbiased = 0 if head.bias else -head.labels
-        case config.TaggingHead() | config.SpanHead():
-            layers, unbiased = [(D, head.labels if isinstance(head, config.TaggingHead) else 2, T)], 0
-        case config.ReplacedHead():
+        case head_config.TaggingHead() | head_config.SpanHead():
+            layers, unbiased = [(D, head.labels if isinstance(head, head_config.TaggingHead) else 2, T)], 0
+        case head_config.ReplacedHead():
             return [_dense([(D, D, T), (D, 1, T)])]
         case _:
             return []
@@ -296,8 +373,8 @@ def layers_linears(model: config.TransformerConfig) -> list[list[LinearSpec]]:
     return [
         [replace(spec, name=f"{'decoder' if causal else 'encoder'}.blocks.{block}.{spec.name}") for spec in linears]
         for depth, causal, cross in stacks(model)
-        for linears in [block_linears(model, cross)]
         for block in (layer // model.sharing for layer in range(depth))
+        for linears in [block_linears(model, cross, layer=block * model.sharing)]
     ]
 
 
@@ -308,7 +385,11 @@ def orthogonal_flops(model: Config, rounds: int, adapter: LoRA | None = None) ->
         shapes = [shape for width, height in sides for shape in ((adapter.rank, width), (height, adapter.rank))]
     elif isinstance(model, config.TransformerConfig):
         linears = {linear.name: linear for layer in layers_linears(model) for linear in layer}
-        shapes = [(height, linear.inputs) for linear in linears.values() for height in linear.heights]
+        shapes = [
+            (height, linear.inputs)
+            for linear in linears.values()
+            for height in (() if linear.is_router else linear.heights * linear.experts)
+        ]
     else:
         return 0.0
     # other optimizers have 0 rounds: elementwise operations are not counted
@@ -319,7 +400,7 @@ def adapted_linears(model: Config, adapter: LoRA) -> list[LinearSpec]:
     """Return the linear layers that an adapter adds to."""
     if not isinstance(model, config.TransformerConfig):
         raise ModelError(f"adapter: it needs a model made of Transformer blocks, not a {type(model).__name__}")
-    linears = {linear.name: linear for block in layers_linears(model) for linear in block}
+    linears = {linear.name: linear for block in layers_linears(model) for linear in block if not _routed(linear)}
     return [linears[name] for name in adapter.match_targets(linears)]
 
 
@@ -342,12 +423,22 @@ def _cells(cell: str, inputs: list[int], D: int) -> tuple[int, int]:
     return products + len(inputs) * 2 * GATES[cell] * D, products  # PyTorch has two biases per gate
 
 
+def _bengio(model: config.Bengio, T: int) -> Count:
+    D, V, X = model.d_model, model.vocab_size, model.d_input
+    embeddings = V * X // (model.order - 1)
+    parts = [Component("embeddings", embeddings, 0), Component("hidden", _matrix(X, D, True), 2 * T * X * D, True)]
+    parts += [Component("direct", X * V, 2 * T * X * V)] if model.direct else []
+    return Count((*parts, Component("logits", _matrix(D, V, True), 2 * T * D * V)), T)
+
+
 def _recurrent(model: config.Recurrent, T: int) -> Count:
     D, V = model.d_model, model.vocab_size
     d_embedding, deeper = model.d_embedding or D, model.layers - 1
-    parameters, products = _cells(model.cell, [d_embedding] + deeper * [D], D)
+    *below, last = [d_embedding] + deeper * [D]
+    layers = _cells(model.cell, below, D), _cells(model.cell, [last], model.width)
+    parameters, products = (sum(sizes) for sizes in zip(*layers, strict=True))
     cell = Component("cell", parameters, 2 * T * products, True)
-    logits = Component("logits", (0 if model.tied else V * D) + V, 2 * T * D * V)
+    logits = Component("logits", (0 if model.tied else V * model.width) + V, 2 * T * model.width * V)
     return Count((Component("embeddings", V * d_embedding, 0), cell, logits), T)
 
 

@@ -153,7 +153,8 @@ class Predictor:
         if c == 1:
             return 0.0
         group, tokens = choice.group("context", self.job.net), choice.micro_batch(self.job.length).tokens
-        keys = tokens * 2 * model.attention.groups // choice.layout.tensor * model.cache_width
+        _, heads, width = model.cache_shape
+        keys = tokens * 2 * max(1, heads // choice.layout.tensor) * width
         forward = max(0.0, (c - 1) * group.send(n * keys) - layer.attention[0])
         backward = max(0.0, (c - 1) * group.send((n + WIDE) * keys) - layer.attention[1])
         return forward + backward + (forward if choice.recompute == 1 else 0.0)

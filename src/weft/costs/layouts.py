@@ -25,6 +25,7 @@ from weft.costs.memory import WIDE, LayerBytes, around_bytes, layer_bytes, momen
 from weft.costs.roofline import MicroBatch, Roofline, Software
 from weft.layout import AXES, Layout
 from weft.models import config
+from weft.nn.config import Experts
 
 
 @dataclass(frozen=True)
@@ -59,15 +60,21 @@ class TrainingJob:
     def sizes(self) -> dict[str, int]:
         """Numbers of parameters. Tensor parallelism splits the "layers" (the largest is a "layer") and the weights
         "below" and "above" them, but not the "replicated" ones of a layer (norms, biases of row-split matrices) nor
-        "positions". A "tied" embedding is also needed by the last pipeline stage."""
+        "positions". Expert parallelism splits the "experts" in the layers, "layer_experts" in the largest. A "tied"
+        embedding is also needed by the last pipeline stage."""
         parts = {part.name: part.parameters for part in self.cost.components}
-        blocks = [block_linears(self.model, cross) for _, _, cross in stacks(self.model)]
+        blocks = [
+            block_linears(self.model, cross, layer=layer)
+            for depth, _, cross in stacks(self.model)
+            for layer in range(depth)
+        ]
         biases = [sum(sum(spec.heights) for spec in block if spec.bias and spec.by_rows) for block in blocks]
         split = [sum(spec.parameters for spec in block) - bias for block, bias in zip(blocks, biases, strict=True)]
-        depths = [depth for depth, _, _ in stacks(self.model)]
         return {
             "layer": max(split),
-            "layers": sum(depth * size for depth, size in zip(depths, split, strict=True)),
+            "layers": sum(split),
+            "layer_experts": max(sum(spec.parameters for spec in block if spec.experts > 1) for block in blocks),
+            "experts": sum(spec.parameters for block in blocks for spec in block if spec.experts > 1),
             "replicated": parts.get("norms", 0) // self.layers + max(biases),
             "positions": parts.get("positions", 0),
             "below": parts.get("embeddings", 0),
@@ -119,10 +126,11 @@ class LayoutChoice:
     def parameters(self, job: TrainingJob, *, first: bool, last: bool) -> dict[str, float]:
         """Return the parameters on one device before sharding: in "layers", "around" them, and of one "layer"."""
         sizes, t = job.sizes, self.layout.tensor
-        layer = sizes["layer"] / t + sizes["replicated"]
+        elsewhere = 1 - 1 / self.layout.experts
+        layer = sizes["layer"] / t + sizes["replicated"] - elsewhere * sizes["layer_experts"]
         layers = sum(self.depths(job)) * layer
         if self.layout.pipeline == 1:  # layers of two stacks may differ in size
-            layers = sizes["layers"] / t + job.layers * sizes["replicated"]
+            layers = sizes["layers"] / t + job.layers * sizes["replicated"] - elsewhere * sizes["experts"]
         around = (sizes["below"] / t + sizes["positions"]) * first + sizes["above"] / t * last
         around += sizes["tied"] / t if last and not first else 0.0
         return {"layers": layers, "around": around, "layer": layer}
@@ -131,6 +139,8 @@ class LayoutChoice:
 def indivisible(model: config.TransformerConfig, tensor: int) -> str | None:
     """Say why a model can't be split over `tensor` devices; None if it can."""
     attention = model.attention
+    if tensor > 1 and isinstance(model.feedforward, Experts):
+        return "mixture of experts can't be split by tensor parallelism; choose 1"
     sizes = {"attention.heads": attention.heads, "attention.kv_heads": attention.groups}
     for key, size in {**sizes, "feedforward.d_ff": model.feedforward.d_ff}.items():
         if size % tensor:
@@ -147,6 +157,9 @@ def refusal(job: TrainingJob, choice: LayoutChoice) -> str | None:
     layout = choice.layout
     if (reason := indivisible(job.model, layout.tensor)) is not None:
         return f"tensor = {layout.tensor}: {reason}"
+    inner = job.model.feedforward
+    if layout.experts > 1 and (not isinstance(inner, Experts) or inner.experts % layout.experts):
+        return f"experts = {layout.experts} does not divide the experts of the model"
     if layout.sequence and layout.tensor == 1:
         return "sequence parallelism splits over the devices of tensor, which is 1"
     if job.length % (layout.context * (layout.tensor if layout.sequence else 1)):
@@ -157,7 +170,7 @@ def refusal(job: TrainingJob, choice: LayoutChoice) -> str | None:
     if layout.pipeline * choice.chunks > job.layers:
         return f"pipeline {layout.pipeline * choice.chunks} is more than {job.layers} layers"
     if job.rows % (layout.readers * choice.micro):
-        readers = f"replicate × shard = {layout.readers}"
+        readers = f"replicate × shard × experts = {layout.readers}"
         micro = f" × micro = {choice.micro}" if choice.micro > 1 else ""
         return f"{job.rows} rows per step are not divisible by {readers}{micro}"
     return None

@@ -24,10 +24,20 @@ Allocator overhead and the device's libraries add 5 to 15 % on a GPU.
 from dataclasses import dataclass
 
 from weft.config import Config
-from weft.costs.count import GATES, STATE_VECTORS, adapted_linears, count, layers_linears, seen, stacks, sublayer_norms
+from weft.costs.count import (
+    GATES,
+    STATE_VECTORS,
+    adapted_linears,
+    count,
+    layer_shares,
+    layers_linears,
+    seen,
+    stacks,
+    sublayer_norms,
+)
 from weft.errors import ModelError
 from weft.models import config
-from weft.nn.config import Gated, LoRA
+from weft.nn.config import Experts, Gated, LoRA, NoFeedForward, Plain
 
 WIDE = 4  # bytes of an fp32 value
 SCALE_BYTES = 2  # bytes of the scale of an int8 key or value
@@ -108,10 +118,10 @@ def training_memory(model: Config, work: Workload, adapter: LoRA | None = None) 
 def cache_bytes(model: Config, precision: str) -> int:
     """Return the bytes of the KV cache per token (of the source as many again), or of a recurrent stack's state."""
     match model:
-        case config.Decoder() if precision == "int8":  # each key and value has a scale
-            return 2 * model.layers * model.attention.groups * (model.cache_width + SCALE_BYTES)
         case config.Decoder() | config.EncoderDecoder():
-            return 2 * model.layers * model.attention.groups * model.cache_width * narrow(precision)
+            parts, heads, width = model.cache_shape
+            int8 = precision == "int8" and isinstance(model, config.Decoder)  # each key and value has a scale
+            return parts * model.layers * heads * (width + SCALE_BYTES if int8 else width * narrow(precision))
         case config.Recurrent() | config.Bahdanau():
             return STATE_VECTORS[model.cell] * model.layers * model.d_model * narrow(precision)
         case _:
@@ -125,6 +135,8 @@ def activation_bytes(model: Config, T: int, n: int) -> tuple[list[float], float,
             per_stack = zip(stacks(model), layer_bytes(model, T, n), strict=True)
             layers = [layer.all for (depth, _, _), layer in per_stack for _ in range(depth)]
             return layers, around_bytes(model, n), n * model.d_model
+        case config.Bengio():
+            return [float(n * (model.d_input + 2 * model.d_model))], n * model.d_model, n * model.d_input
         case config.Recurrent():
             D, E = model.d_model, model.d_embedding or model.d_model
             widths = [E] + (model.layers - 1) * [D]
@@ -171,12 +183,14 @@ def layer_bytes(model: config.TransformerConfig, T: int, n: int, *, compiled: bo
     dropout_mask = D if model.dropout else 0
     layers = []
     for depth, causal, cross in stacks(model):
-        inside = float(_attention(model, n, cross=False) + _feedforward(model, n, compiled))
+        inside = float(_attention(model, n, cross=False))
+        for layer, share in layer_shares(model, depth):
+            inside += share * _feedforward(model.feedforward_at(layer), model.d_model, n, compiled=compiled)
         inside += n * model.position.activations(model.sizes(depth, causal), T)
         inside += _attention(model, n, cross=True) if cross else 0
         if model.attention.softcap is not None:
             # no fused kernel caps scores: tanh and probabilities, in fp32 and as operands of the products
-            keys = max((seen(kind.window, causal, T) for kind in model.kinds()), default=0)
+            keys = max((seen(kind.window, causal, T) for kind in model.kinds(causal)), default=0)
             inside += 3 * max(n, WIDE) * model.attention.heads * keys
         # norms of parallel sublayers share their input
         norm_inputs = sublayer_norms(model, cross) if model.sublayers == "sequential" else 1
@@ -228,7 +242,10 @@ def _adapted(model: config.TransformerConfig, layers: list[float], adapter: LoRA
 
 
 def _attention(model: config.TransformerConfig, n: int, cross: bool) -> int:
-    H, G, d_head = model.attention.heads, model.attention.groups, model.d_head
+    H, G, d_head, latent = model.attention.heads, model.attention.groups, model.d_head, model.attention.latent
+    if latent is not None:  # inputs and outputs of the norms, keys and values, queries and keys before rotation
+        compressed = 2 * (latent.rank + (latent.query_rank or 0)) + model.rotated
+        return n * (compressed + H * (4 * d_head + 2 * model.d_v)) + WIDE * H
     size = n * (H + G) * (d_head + model.d_v) + WIDE * H
     if (model.position.rotates and not cross) or model.attention.qk_norm is not None:
         size += n * (H + G) * d_head  # queries and keys before they are rotated or normalised
@@ -237,8 +254,11 @@ def _attention(model: config.TransformerConfig, n: int, cross: bool) -> int:
     return size
 
 
-def _feedforward(model: config.TransformerConfig, n: int, compiled: bool) -> int:
-    settings = model.feedforward
+def _feedforward(settings: Plain | Gated | Experts | NoFeedForward, D: int, n: int, *, compiled: bool) -> int:
+    if isinstance(settings, Experts):
+        # each chosen expert has a copy of the token, and the router its logits and probabilities
+        rows = settings.chosen * n * ((3 if compiled else 4) * settings.d_ff + 2 * D) + 2 * WIDE * settings.experts
+        return rows + (3 if compiled else 4) * n * settings.shared_width + n * D * int(settings.shared != "none")
     mask = settings.d_ff if settings.dropout else 0
     if isinstance(settings, Gated):
         return (3 if compiled else 4) * n * settings.d_ff + mask

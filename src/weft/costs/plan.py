@@ -79,6 +79,8 @@ def components_table(name: str, cost: Count) -> Table:
         rows.append((part.name, f"{part.parameters:,}", share, *flops))
     rows.append(("total", f"{cost.parameters:,}", "", short(cost.forward), ""))
     remarks = [cost.note] if cost.note else []
+    if cost.active < cost.parameters:
+        remarks.append(TEXTS["active"].format(active=cost.active, share=cost.active / cost.parameters))
     if cost.trainable < cost.parameters:
         trained, training = cost.trainable / cost.parameters, short(cost.training())
         remarks.append(TEXTS["frozen"].format(trainable=cost.trainable, share=trained, training=training))
@@ -230,7 +232,7 @@ def _max_sequences(job: TrainingJob, choice: LayoutChoice) -> int:
 
 
 def _generation(model: Config, cost: Count, machine: Machine) -> list[str]:
-    cache, weights = cache_bytes(model, machine.precision), 2 * cost.multiplied
+    cache, weights = cache_bytes(model, machine.precision), 2 * (cost.multiplied + cost.active - cost.parameters)
     if not cache:
         return []
     small = f" ({byte_size(cache_bytes(model, 'int8'))} in int8)" if isinstance(model, Decoder) else ""

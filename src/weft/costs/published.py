@@ -21,7 +21,8 @@ from weft.costs.roofline import Software
 from weft.costs.units import plain, short
 from weft.figures.tables import Table
 from weft.layout import AXES, Layout
-from weft.models.config import MaskedLMHead, TransformerConfig
+from weft.models.config import TransformerConfig
+from weft.models.head_config import MaskedLMHead
 from weft.models.presets import PRESETS, bert, gpt, llama, preset, vaswani
 
 

@@ -16,11 +16,11 @@ Everything else is memory traffic, fused as a compiler does it, at `TRAFFIC` of 
 
 from dataclasses import dataclass
 
-from weft.costs.count import block_linears, stacks
+from weft.costs.count import block_linears, layer_shares, stacks
 from weft.costs.devices import Device
 from weft.costs.memory import narrow
 from weft.models import config
-from weft.nn.config import Gated
+from weft.nn.config import Experts, Gated
 
 SPILL = 0.3  # fraction of a product's memory time that its FLOPs don't hide
 TRAFFIC = 0.8  # fraction of the bandwidth that elementwise kernels reach
@@ -122,11 +122,17 @@ class Roofline:
     def _layer(self, model: config.TransformerConfig, batch: MicroBatch, *, causal: bool, cross: bool) -> Seconds:
         tokens, t = batch.tokens, batch.tensor
         forward = backward = 0.0
-        for linear in block_linears(model, cross):
-            inputs, outputs = linear.inputs, sum(linear.heights)
-            inputs, outputs = (inputs // t, outputs) if linear.by_rows else (inputs, outputs // t)
-            seconds = self.linear(tokens, inputs, outputs, fp8=self.precision == "fp8")
-            forward, backward = forward + seconds[0], backward + seconds[1]
+        for layer, share in layer_shares(model, model.layers):
+            for linear in block_linears(model, cross, layer=layer):
+                inputs, outputs = linear.inputs, sum(linear.heights)
+                inputs, outputs = (inputs // t, outputs) if linear.by_rows else (inputs, outputs // t)
+                fp8 = self.precision == "fp8" and linear.experts == 1
+                seconds = self.linear(tokens * linear.chosen, inputs, outputs, fp8=fp8)
+                others = self.move(self.width * (linear.experts - 1) * inputs * outputs)  # read by grouped products
+                forward, backward = (
+                    forward + share * (seconds[0] + others),
+                    backward + share * (seconds[1] + 2 * others),
+                )
         attention = self._attention(model, batch, causal)
         if cross:
             cross_attention = self._attention(model, batch, False)
@@ -154,10 +160,13 @@ class Roofline:
 
     def _traffic(self, model: config.TransformerConfig, batch: MicroBatch, cross: bool) -> tuple[float, float]:
         """Return the seconds of norms with residual connections, rotations, activations and gradients of biases."""
-        D, d_ff, t = model.d_model, model.feedforward.d_ff, batch.tensor
+        D, t, inner = model.d_model, batch.tensor, model.feedforward
+        # a mixture copies its tokens to the experts and back, which is about as much as another 2 · d_model
+        routed = isinstance(inner, Experts)
+        d_ff = inner.chosen * (inner.d_ff + 2 * D) + inner.shared_width if isinstance(inner, Experts) else inner.d_ff
         H, G = model.attention.heads * model.d_head, model.attention.groups * model.d_head
         sublayers, between = 3 if cross else 2, batch.tokens / (t if batch.sequence else 1)
-        gated = isinstance(model.feedforward, Gated)
+        gated = routed or isinstance(inner, Gated)
         rotated = 2 * (H + G) if model.position.rotates else 0
         biased = sum(sum(linear.heights) for linear in block_linears(model, cross) if linear.bias)
         masks = D * sublayers if model.dropout else 0

@@ -1,7 +1,7 @@
 """The child process that runs students' files: it loads torch once, and forks a limited process for each file.
 
-It is given arguments and returns what the functions return. Expected values are never in its memory, and verdicts are
-computed elsewhere, so nothing that a file does to this process can change its own mark or another's.
+It is given arguments and returns what the functions return. Neither expected values nor the answers to other files are
+ever in its memory, and verdicts are computed elsewhere, so nothing that a file does can change its mark or another's.
 """
 
 import importlib.util
@@ -18,52 +18,57 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 
-from weft.course.calls import CallRequest, CallResult, TracedValue, call
-from weft.course.confine import confine
-from weft.course.values import decode, encode
+from weft.course.calls import CallRequest, CallResult, call
+from weft.course.confine import LIMITS, confine
 from weft.workers import respond
 
+REQUESTS, RESULTS = TypeAdapter(list[CallRequest]), TypeAdapter(CallResult)
 MAX_RESULT_BYTES = 1 << 26
+MAX_WRITTEN_BYTES, FILE_BYTES = 1 << 28, 1 << 12  # what it may write, and what each file counts at least
+WALL_FACTOR = 3  # seconds of wall-clock time per second of CPU time; the machine may be busy
+POLL_SECONDS = 0.1
 GRACE_SECONDS = 0.5  # between the last answer of a process and its end
 
 
 def attempt(request: dict[str, Any]) -> dict[str, Any]:
-    """Run a file in a new process; return the lines that it answered, and why it ended."""
+    """Run a file in a new process; return the lines that it answered, and why there are no more."""
     with tempfile.TemporaryDirectory(prefix="weft-attempt-", ignore_cleanup_errors=True) as folder:
+        path = Path(folder) / f"{request['name']}.py"
+        path.write_text(request["source"], encoding="utf-8")
         if not hasattr(os, "fork"):  # Windows
-            path = Path(folder) / request["file"]
-            path.write_text(request["source"], encoding="utf-8")
-            weak = {"weak": ["time", "memory", "writing outside the folder", "network and new processes"]}
-            return {"lines": list(map(json.dumps, (weak, *_run(request, path)))), "ended": "", "status": 0}
+            return {"lines": [_line(result, ("time", *LIMITS)) for result in _run(request, path)], "reason": ""}
         reader, writer = os.pipe()
         process = os.fork()
         if process == 0:
-            os.close(reader)
-            _child(request, folder, writer)
+            _child(request, path, writer)
         os.close(writer)
-        raw, ended = _collect(reader, time.monotonic() + request["wall"])
-        status = _stop(process, late=bool(ended))
-    lines = [line for line in raw.split(b"\n") if line.endswith(b"}")]
-    return {"lines": [line.decode("utf-8", "replace") for line in lines], "ended": ended, "status": status}
+        raw, reason = _collect(reader, folder, request["seconds"])
+        status = _stop(process, late=bool(reason))
+    if status in (-signal.SIGXCPU, -signal.SIGKILL):
+        reason = reason or f"it takes more than {request['seconds']} seconds"
+    reason = reason or f"the process ended with exit status {status} before it answered"
+    return {"lines": [line.decode("utf-8", "replace") for line in raw.split(b"\n")[:-1]], "reason": reason}
 
 
-def _collect(reader: int, until: float) -> tuple[bytes, str]:
-    """Read until the end, the time or the size allowed."""
-    parts, size = list[bytes](), 0
-    try:
-        while size <= MAX_RESULT_BYTES:
-            left = until - time.monotonic()
-            if left <= 0 or not select.select([reader], [], [], left)[0]:
-                return b"".join(parts), "time"
-            part = os.read(reader, 1 << 16)
-            if not part:
-                return b"".join(parts), ""
-            parts.append(part)
-            size += len(part)
-        return b"".join(parts), "size"
-    finally:
-        os.close(reader)
+def _collect(reader: int, folder: str, seconds: int) -> tuple[bytes, str]:
+    """Read until the end, or until the process takes too long, answers too much or writes too much."""
+    raw, until = bytearray(), time.monotonic() + WALL_FACTOR * seconds
+    with open(reader, "rb", buffering=0) as pipe:
+        while len(raw) <= MAX_RESULT_BYTES:
+            if time.monotonic() > until:
+                return bytes(raw), f"it takes more than {seconds} seconds"
+            if not select.select([reader], [], [], POLL_SECONDS)[0]:
+                with suppress(OSError):  # files come and go
+                    sizes = (path.lstat().st_size for path in Path(folder).rglob("*"))
+                    if sum(max(size, FILE_BYTES) for size in sizes) > MAX_WRITTEN_BYTES:
+                        return bytes(raw), "it writes too much"
+            elif part := pipe.read(1 << 16):
+                raw += part
+            else:
+                return bytes(raw), ""
+    return bytes(raw), "its answers are too large"
 
 
 def _stop(process: int, *, late: bool) -> int:
@@ -78,81 +83,61 @@ def _stop(process: int, *, late: bool) -> int:
     return os.waitstatus_to_exitcode(status if done else os.waitpid(process, 0)[1])
 
 
-def _child(request: dict[str, Any], folder: str, writer: int) -> None:
+def _child(request: dict[str, Any], path: Path, writer: int) -> None:
     """Limit this process, run the file, and exit."""
     try:
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
         for handle in (0, 1, 2):
             os.dup2(null, handle)
+        os.closerange(3, writer)
+        os.closerange(writer + 1, os.sysconf("SC_OPEN_MAX"))
         sys.dont_write_bytecode = True
-        os.chdir(folder)
-        path = Path(folder) / request["file"]
-        path.write_text(request["source"], encoding="utf-8")
-        weak = confine(folder, request["hidden"], seconds=request["seconds"], max_bytes=request["bytes"])
-        _send(writer, {"weak": weak})
+        os.chdir(path.parent)
+        tempfile.tempdir = str(path.parent)
+        weak = tuple(confine(str(path.parent), request["hidden"], request["seconds"]))
         for result in _run(request, path):
-            _send(writer, result)
+            data = _line(result, weak).encode() + b"\n"
+            while data:
+                data = data[os.write(writer, data) :]
     finally:
         os._exit(0)
 
 
-def _send(writer: int, value: dict[str, Any]) -> None:
-    data = json.dumps(value).encode() + b"\n"
-    while data:
-        data = data[os.write(writer, data) :]
+def _line(result: CallResult, weak: tuple[str, ...]) -> str:
+    try:
+        return json.dumps(RESULTS.dump_python(result._replace(weak=weak)))
+    except (ValueError, RecursionError) as error:  # such as an integer of a million digits
+        return _line(CallResult(error=f"its result cannot be read: {error}"), weak)
 
 
-def _run(request: dict[str, Any], path: Path) -> Iterator[dict[str, Any]]:
-    """Load the file and yield the result of each call."""
+def _run(request: dict[str, Any], path: Path) -> Iterator[CallResult]:
+    """Load the file and yield the result of each call, or of loading it if that fails."""
 
-    def load(**_: Any) -> Any:
+    def load() -> None:
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module
+        sys.modules[path.stem] = module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        return module
 
     loaded = call(load, CallRequest({}), str(path))
-    function = getattr(loaded.value, request["function"], None)
-    if loaded.error or not callable(function):
-        missing = f"there is no function {request['function']} in it"
-        yield {"load": to_json(loaded._replace(value=None, error=loaded.error or missing))}
-        return
-    for each in request["calls"]:
-        wanted = CallRequest(**{**each, "arguments": decode(each["arguments"])})
-        yield to_json(call(function, wanted, str(path)))
-
-
-def to_json(result: CallResult) -> dict[str, Any]:
-    """Convert a result to JSON data."""
-    steps = [[*each[:3], encode(each.value)] for each in result.steps]
-    return {**result._asdict(), "value": encode(result.value), "gradients": encode(result.gradients), "steps": steps}
-
-
-def from_json(data: dict[str, Any]) -> CallResult:
-    """Convert JSON data, which may come from a student's code, to a result."""
-    steps = [TracedValue(str(name), int(line), str(text), decode(value)) for name, line, text, value in data["steps"]]
-    return CallResult(
-        decode(data["value"]),
-        {str(name): value for name, value in decode(data["gradients"]).items()},
-        error=str(data["error"]),
-        line=int(data["line"]),
-        text=str(data["text"]),
-        changed=tuple(map(str, data["changed"])),
-        random=bool(data["random"]),
-        steps=tuple(steps),
-        lines=int(data["lines"]),
-        printed=str(data["printed"]),
-    )
+    function: Any = getattr(sys.modules.get(path.stem), request["name"], None)
+    error = loaded.error or ("" if callable(function) else f"there is no function {request['name']} in it")
+    for each in REQUESTS.validate_python(request["calls"]):
+        yield loaded._replace(value=None, error=error) if error else call(function, each, str(path))
 
 
 def main() -> None:
     """Answer each line of standard input, until it ends."""
     torch.set_num_threads(1)  # a forked process has no other threads
     for line in sys.stdin.buffer:
-        respond(attempt(json.loads(line)))
+        if not hasattr(os, "fork"):
+            respond(attempt(json.loads(line)))
+        elif os.fork() == 0:  # so that this process, which the next file's is a copy of, never sees an answer
+            respond(attempt(json.loads(line)))
+            os._exit(0)
+        elif os.wait()[1]:
+            sys.exit("no answer")
 
 
 if __name__ == "__main__":

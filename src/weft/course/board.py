@@ -12,7 +12,7 @@ from weft.errors import ConfigError, WeftError, suggestion
 from weft.figures.tables import Table
 from weft.recipe.metrics import METRICS, metric
 from weft.runs.folder import RunFolder, changed_files, open_run
-from weft.runs.lines import read_lines
+from weft.runs.lines import read, read_lines
 from weft.storage.files import read_text
 
 COSTS = ("parameters", "seconds", "steps")  # ranked like metrics; less is better
@@ -36,19 +36,13 @@ def rank(
     """Rank runs by a metric, the best first; those that don't count come last."""
     condition = _condition(at_least) if at_least else None
     entries = [_entry(open_run(path), by, within=within, condition=condition) for path in runs]
-    texts = Counter(entry.text for entry in entries)
-    common = max(texts, key=lambda text: texts[text])
-    entries = [
-        entry if entry.text == common else entry._replace(problems=("trained on another text", *entry.problems))
-        for entry in entries
-    ]
-    if replay:
-        entries = [entry._replace(difference=_replay(Path(entry.run), entry)) for entry in entries]
-    lower = by in COSTS or metric(by).lower_is_better
-    return sorted(
-        entries,
-        key=lambda entry: (bool(entry.problems or entry.difference), (entry.value or 0.0) * (1 if lower else -1)),
-    )
+    common, _ = Counter(entry.text for entry in entries).most_common(1)[0]
+    for number, entry in enumerate(entries):
+        other = () if entry.text == common else ("trained on another text",)
+        difference = _replay(Path(entry.run), entry) if replay else ""
+        entries[number] = entry._replace(problems=(*other, *entry.problems), difference=difference)
+    sign = 1 if by in COSTS or metric(by).lower_is_better else -1
+    return sorted(entries, key=lambda entry: (bool(entry.problems or entry.difference), (entry.value or 0.0) * sign))
 
 
 def _condition(text: str) -> tuple[str, float]:
@@ -60,23 +54,26 @@ def _condition(text: str) -> tuple[str, float]:
 
 
 def _entry(run: RunFolder, by: str, *, within: float | None, condition: tuple[str, float] | None) -> BoardEntry:
-    events = read_lines(run.events)
+    (events, *_), damage = zip(*map(read, (run.events, run.metrics)), strict=True)
+    problems = [re.sub(r"^.*/|; left out$", "", message) for message in damage if message]
     values = {key: float(value) for key, value in run.results().items() if isinstance(value, int | float)}
-    problems: list[str] = []
-    for event in events:
-        if event["event"] == "finish":
-            values |= {"seconds": float(event["seconds"]), "steps": float(event["step"])}
-        if event["event"] == "model":
-            values["parameters"] = float(event["parameters"])
-    starts = [event for event in events if event["event"] == "start"]
-    started = starts[-1] if starts else {}
+    last = {event["event"]: event for event in events}
+    finished = [float(event["seconds"]) for event in events if event["event"] == "finish"]
+    if finished:
+        values |= {"seconds": sum(finished), "steps": float(last["finish"]["step"])}
+    if model := last.get("model"):
+        values["parameters"] = float(model["parameters"])
     try:
         run.settled_recipe()
     except WeftError:
         problems.append("its recipe is not complete")
     problems += [line.rpartition(": ")[2] for line in changed_files(run)]
+    if len({event["sha256"].get("config.toml") for event in events if event["event"] == "files"}) > 1:
+        problems.append("it was resumed with another recipe")
     if "seconds" not in values:
         problems.append("it has not finished")
+    elif within is not None and len(finished) < sum(event["event"] in ("start", "resume") for event in events):
+        problems.append("it was interrupted, so its time is not known")
     elif within is not None and values["seconds"] > within:
         problems.append(f"it took {values['seconds']:,.0f} s")
     if condition is not None and values.get(condition[0], -1.0) < condition[1]:
@@ -85,8 +82,9 @@ def _entry(run: RunFolder, by: str, *, within: float | None, condition: tuple[st
         if by not in METRICS and by not in COSTS:
             raise ConfigError(f"--by {by}: no such metric; {suggestion(by, [*values, *COSTS])}")
         problems.append(f"it has no {by}")
-    text = " ".join(started.get("corpus", []))
-    return BoardEntry(str(run.path), values.get(by), values, text, started.get("device", ""), tuple(problems))
+    start = last.get("start", {})
+    text, device = " ".join(start.get("corpus", [])), start.get("device", "")
+    return BoardEntry(str(run.path), values.get(by), values, text, device, tuple(problems))
 
 
 def _replay(path: Path, entry: BoardEntry) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.course.values import MismatchError, gap, map_tensors, to_tensors
+from weft.course.values import Value, map_leaves, map_tensors, parts, same, to_tensor
 
 MAX_PRINTED = 2000  # characters of output that are kept
 MAX_TRACED = 400  # values of variables that are kept
@@ -27,7 +27,7 @@ MAX_COUNTED_LINES = 2_000_000
 class CallRequest(NamedTuple):
     """Arguments of a call; `watch` are variables to record, `gradients` arguments to differentiate by."""
 
-    arguments: dict[str, Any]
+    arguments: dict[str, Value]
     gradients: Sequence[str] = ()
     watch: Sequence[str] = ()
     repeat: bool = False  # call it twice, with different states of the global random-number generators
@@ -40,14 +40,14 @@ class TracedValue(NamedTuple):
     name: str
     line: int
     text: str
-    value: Any
+    value: Value
 
 
 class CallResult(NamedTuple):
     """Result of a call; `error` and its line if it raised, `gradients` by argument if the result is differentiable."""
 
-    value: Any = None
-    gradients: dict[str, Tensor] = {}  # noqa: RUF012
+    value: Value = None
+    gradients: dict[str, Value] = {}  # noqa: RUF012
     error: str = ""
     line: int = 0
     text: str = ""
@@ -56,23 +56,27 @@ class CallResult(NamedTuple):
     steps: tuple[TracedValue, ...] = ()
     lines: int = 0
     printed: str = ""
+    weak: tuple[str, ...] = ()  # limits that the system did not enforce
+
+    def named(self, outputs: Sequence[str]) -> dict[str, Any]:
+        """Name the outputs and the gradients."""
+        return parts(self.value, outputs) | {f"∂/∂{name}": each for name, each in self.gradients.items()}
 
 
 class _Bounded(io.StringIO):
     def write(self, text: str) -> int:
-        super().write(text[: max(0, MAX_PRINTED - self.tell())])
-        return len(text)
+        return super().write(text[: max(0, MAX_PRINTED - self.tell())])
 
 
-def call(function: Callable[..., Any], request: CallRequest, file: str) -> CallResult:
-    """Call a function whose code is in `file`."""
+def call(function: Callable[..., Any], request: CallRequest, file: str, *, seed: int = 1) -> CallResult:
+    """Call a function whose code is in `file`; `seed` is that of the global random-number generators."""
     arguments, printed = map_tensors(request.arguments, Tensor.clone), _Bounded()
     tracer = _Tracer(file, request.watch)
-    with _global_seeds(1), redirect_stdout(printed), redirect_stderr(printed):
+    with _global_seeds(seed), redirect_stdout(printed), redirect_stderr(printed):
         try:
             if request.watch or request.count_lines:
                 sys.settrace(tracer)
-            value = to_tensors(function(*arguments.values()))
+            value = map_leaves(function(*arguments.values()), to_tensor)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             sys.settrace(None)
             message = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".removesuffix(": ")
@@ -81,12 +85,12 @@ def call(function: Callable[..., Any], request: CallRequest, file: str) -> CallR
         finally:
             sys.settrace(None)
         gradients = _gradients(function, request)
-        second = _again(function, request.arguments) if request.repeat else value
+    again = call(function, CallRequest(request.arguments), file, seed=2) if request.repeat else None
     return CallResult(
         map_tensors(value, Tensor.detach),
         gradients,
-        changed=tuple(name for name, before in request.arguments.items() if not _same(before, arguments[name])),
-        random=second is not None and not _same(value, second),
+        changed=tuple(name for name, before in request.arguments.items() if not same(before, arguments[name])),
+        random=again is not None and not again.error and same(value, value) and not same(value, again.value),
         steps=tracer.found,
         lines=tracer.lines,
         printed=printed.getvalue(),
@@ -99,9 +103,8 @@ def _gradients(function: Callable[..., Any], request: CallRequest) -> dict[str, 
     if not leaves:
         return {}
     try:
-        value = function(*map_tensors(request.arguments | leaves, Tensor.clone).values())
         found: list[Tensor] = []
-        map_tensors(value, found.append)
+        map_tensors(function(*map_tensors(request.arguments | leaves, Tensor.clone).values()), found.append)
         if not found or not all(each.requires_grad for each in found):
             return {}
         weighted = [each * torch.arange(1, each.numel() + 1).cos().reshape(each.shape).to(each) for each in found]
@@ -112,35 +115,19 @@ def _gradients(function: Callable[..., Any], request: CallRequest) -> dict[str, 
     return dict(zip(leaves, gradients, strict=True))
 
 
-def _again(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    """Call a function with another state of the global random-number generators."""
-    with _global_seeds(2):
-        try:
-            return to_tensors(function(*map_tensors(arguments, Tensor.clone).values()))
-        except Exception:
-            return None
-
-
-def _same(a: Any, b: Any) -> bool:
-    try:
-        return gap(a, b) == 0
-    except MismatchError:
-        return False
-
-
 @contextmanager
 def _global_seeds(seed: int) -> Iterator[None]:
     """Seed the global generators inside the context, and restore them."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
 
 
 def _line_of(error: BaseException, file: str) -> tuple[int, str]:
@@ -173,16 +160,14 @@ class _Tracer:
         self.lines += 1
         if self.lines > MAX_COUNTED_LINES:
             raise TimeoutError(f"it executes more than {MAX_COUNTED_LINES:,} lines")
-        if event in ("line", "return") and self.watch:
-            for name in self.watch & frame.f_locals.keys():
-                value = frame.f_locals[name]
-                mark = _mark(value)
-                if self._last.get((key, name), (None,))[0] != mark and len(self.found) < MAX_TRACED:
-                    self._last[key, name] = mark, value  # kept, so that no other value gets its id
-                    self._record(name, self._lines[key], value)
-            self._lines[key] = frame.f_lineno
-            if event == "return":
-                self._record("return", frame.f_lineno, None)
+        for name in self.watch & frame.f_locals.keys() if event != "exception" else ():
+            mark, value = _mark(frame.f_locals[name]), frame.f_locals[name]
+            if self._last.get((key, name), (None,))[0] != mark and len(self.found) < MAX_TRACED:
+                self._last[key, name] = mark, value  # kept, so that no other value gets its id
+                self._record(name, self._lines[key], value)
+        self._lines[key] = frame.f_lineno if event != "exception" else self._lines[key]
+        if event == "return" and self.watch:
+            self._record("return", frame.f_lineno, None)
         return self
 
     def _record(self, name: str, line: int, value: Any) -> None:

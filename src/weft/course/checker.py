@@ -1,31 +1,55 @@
 """Checks a student's function against a reference, and explains the first tensor that differs.
 
-The result alone decides. Variables that are named as in the exercise only help to find where it went wrong.
+The result alone decides. Variables that are named as in the exercise only help to find where it went wrong. The
+tolerance of a case follows from its condition: how much the reference's result changes if its arguments are rounded.
 """
 
+import hashlib
 import inspect
 import json
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from itertools import permutations
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from weft.api.arguments import checked
-from weft.course.attempt import from_json
+from weft.course.attempt import REQUESTS, RESULTS
 from weft.course.calls import CallRequest, CallResult, TracedValue, call
-from weft.course.cases import AMPLIFICATION, Case, conditioned, differentiable, draw_cases, is_float, named_parts
-from weft.course.exercises import Exercise, Mistake, exercise, record_progress
+from weft.course.exercises import FOLDER, Exercise, Mistake, exercise, record_progress
 from weft.course.explanation import Explanation
-from weft.course.values import FLOORS, Draw, MismatchError, OtherValue, encode, gap, magnitude
+from weft.course.values import FLOORS, Draw, MismatchError, OtherValue, gap, is_float, magnitude, map_tensors, same
 from weft.errors import ConfigError
 from weft.workers import Children
 
+ROUNDS = 2  # seeds for which the cases of an exercise are drawn
+PERTURBATIONS = 4  # of a case, to measure its condition
+AMPLIFICATION = 64  # rounding of a whole computation, in units of rounding of its arguments
 SIZES = (40, 160)  # for which the executed lines are counted; a quadratic loop executes 16 times as many
 MAX_GROWTH = 8.0
-WALL_FACTOR = 3  # seconds of wall-clock time per second of CPU time; the machine may be busy
+ROUNDED = ": only float32's digits are right; keep the inputs' dtype"
 Calls = Callable[[Sequence[CallRequest]], list[CallResult]]
+
+
+class Case(NamedTuple):
+    """Arguments with the expected results by name, and the tolerance of each."""
+
+    name: str
+    arguments: dict[str, Any]
+    expected: dict[str, Any]
+    tolerances: dict[str, float]
+
+    @property
+    def size(self) -> int:
+        return sum(value.numel() for value in self.arguments.values() if isinstance(value, Tensor))
+
+    def holds(self, name: str, given: Any) -> bool:
+        """Return whether an output has the expected value."""
+        return same(self.expected[name], given, self.tolerances[name])
 
 
 class Judgement(NamedTuple):
@@ -36,16 +60,6 @@ class Judgement(NamedTuple):
     problem: str = ""
     about: str = ""
     parts: dict[str, Any] = {}  # noqa: RUF012
-
-
-class AttemptLimits(NamedTuple):
-    """Limits of the process that runs a file: seconds of CPU time, and bytes of memory beyond torch's."""
-
-    seconds: int = 10
-    bytes: int = 2 << 30
-
-
-DEFAULT_LIMITS = AttemptLimits()
 
 
 @checked
@@ -60,84 +74,113 @@ def check(function: Any, name: str) -> Explanation:
     code = getattr(inspect.unwrap(function), "__code__", None)  # a module or another object has none
     file = code.co_filename if code else ""
     found = examine(chosen, lambda requests: [call(function, request, file) for request in requests])
-    record_progress(chosen.name, found.passed, found.cases)
+    record_progress(found)
     return found
 
 
-class FileCalls:
-    """Calls of a function in a submitted file, each series in a limited process; `weak` are limits not enforced."""
-
-    def __init__(self, chosen: Exercise, source: str, *, children: Children, limits: AttemptLimits) -> None:
-        self.chosen, self.source, self.children, self.limits = chosen, source, children, limits
-        self.weak: list[str] = []
-
-    def __call__(self, requests: Sequence[CallRequest]) -> list[CallResult]:
-        calls = [each._asdict() | {"arguments": encode(each.arguments)} for each in requests]
-        name, hidden = self.chosen.name, str(self.chosen.folder.parent.resolve())
-        limits = {**self.limits._asdict(), "wall": WALL_FACTOR * self.limits.seconds, "hidden": hidden}
-        request = {"source": self.source, "file": f"{name}.py", "function": name, "calls": calls, **limits}
-        with self.children.acquire() as child:
-            try:
-                answer = child.request(request)
-            except OSError:  # it ended the process that started it
-                child.process.kill()
-                raise _EndedError("it ended the process that runs it") from None
-        results, loading = list[CallResult](), ""
-        for line in answer["lines"]:
-            try:
-                data = json.loads(line)
-                if "weak" in data:
-                    self.weak = [str(each) for each in data["weak"]]
-                elif "load" in data:
-                    failed = from_json(data["load"])
-                    loading = f"line {failed.line}: {failed.error}" if failed.line else failed.error
-                else:
-                    results.append(from_json(data))
-            except (ValueError, KeyError, TypeError, AttributeError, RuntimeError):  # RecursionError is a RuntimeError
-                results.append(CallResult(error="the answer cannot be read"))
-        if loading:
-            raise _EndedError(loading)
-        results = results[: len(requests)]
-        reason = self._reason(answer["ended"], answer["status"])
-        return results + [CallResult(error=reason) for _ in range(len(requests) - len(results))]
-
-    def _reason(self, ended: str, status: int) -> str:
-        if ended == "time" or status in (-24, -9):  # SIGXCPU, and SIGKILL a second later
-            return f"it takes more than {self.limits.seconds} seconds"
-        if ended == "size":
-            return "its answers are too large"
-        return f"the process ended with exit status {status} before it answered"
-
-
-class _EndedError(Exception):
-    """No function could be called."""
-
-
 def check_file(
-    chosen: Exercise, source: str, children: Children, *, secret: str = "", limits: AttemptLimits = DEFAULT_LIMITS
+    chosen: Exercise, source: str, children: Children, *, secret: str = "", seconds: int = 10
 ) -> Explanation:
-    """Check the code of a submission in a limited process."""
-    calls = FileCalls(chosen, source, children=children, limits=limits)
+    """Check the code of a submission in limited processes, each with `seconds` of CPU time."""
+    hidden = [str(folder.resolve()) for folder in (FOLDER, chosen.folder.parent)]
+    request = {"name": chosen.name, "source": source, "hidden": hidden, "seconds": seconds}
+
+    def calls(requests: Sequence[CallRequest]) -> list[CallResult]:
+        try:
+            with children.acquire() as child:
+                answer = child.request({**request, "calls": REQUESTS.dump_python(list(requests))})
+        except OSError:
+            answer = {"lines": [], "reason": "it ended the process that runs it"}
+        results = list(map(_read, answer["lines"][: len(requests)]))
+        return results + [CallResult(error=answer["reason"])] * (len(requests) - len(results))
+
+    return examine(chosen, calls, secret=secret)
+
+
+def _read(line: str) -> CallResult:
+    """Read a result, which a student's code may have made up."""
     try:
-        found = examine(chosen, calls, secret=secret)
-    except _EndedError as error:
-        found = Explanation(chosen.name, chosen.title, 0, 1, problem=str(error))
-    return found._replace(weak=tuple(calls.weak))
+        return RESULTS.validate_python(json.loads(line))
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError):  # RecursionError is a RuntimeError
+        return CallResult(error="the answer cannot be read")
 
 
 def examine(chosen: Exercise, calls: Calls, *, secret: str = "") -> Explanation:
     """Check a function that `calls` calls; a secret draws other cases than those that students see."""
     cases = draw_cases(chosen, secret)
-    requests = [
-        CallRequest(case.arguments, differentiable(chosen, case.arguments), repeat=number == 0)
-        for number, case in enumerate(cases)
-    ]
-    judged = [judge(chosen, case, result) for case, result in zip(cases, calls(requests), strict=True)]
+    results = calls([request_of(chosen, case.arguments, repeat=number == 0) for number, case in enumerate(cases)])
+    judged = [judge(chosen, case, result) for case, result in zip(cases, results, strict=True)]
     passed = sum(not each.problem for each in judged)
-    found = Explanation(chosen.name, chosen.title, passed, len(judged), printed=judged[0].result.printed)
     if passed == len(judged):
-        return found._replace(problem=_growth(chosen, calls))
-    return _explain(chosen, judged, calls)._replace(passed=passed, cases=len(judged), printed=found.printed)
+        found = Explanation(chosen.name, chosen.title, problem=_growth(chosen, calls))
+    else:
+        found = _explain(chosen, judged, calls)
+    return found._replace(passed=passed, cases=len(judged), printed=results[0].printed, weak=results[0].weak)
+
+
+# ---- Cases
+
+
+@lru_cache(maxsize=64)
+def draw_cases(chosen: Exercise, secret: str) -> tuple[Case, ...]:
+    """Draw the cases of an exercise; those of a secret are known to whoever knows it."""
+    cases = tuple(_drawn(chosen, secret))
+    if not cases:
+        raise ConfigError(f"{chosen.folder / 'reference.py'}: every case depends on rounding, so none can be checked")
+    return cases
+
+
+def _drawn(chosen: Exercise, secret: str) -> Iterator[Case]:
+    for number in range(ROUNDS):
+        digest = hashlib.sha256(f"{secret}/{chosen.name}/{number}".encode()).digest()
+        seed = int.from_bytes(digest[:8]) if secret else number
+        for position, (name, arguments) in enumerate(chosen.reference().cases(Draw(seed))):
+            yield from conditioned(chosen, arguments, name=name)
+            if position == 0 and any(map(is_float, arguments.values())):
+                single = map_tensors(arguments, lambda each: each.float() if each.is_floating_point() else each)
+                yield from conditioned(chosen, single, name=f"{name} in float32", dtype=torch.float32)
+
+
+def conditioned(
+    chosen: Exercise, arguments: dict[str, Any], *, name: str = "", dtype: torch.dtype = torch.float64
+) -> Iterator[Case]:
+    """Yield a case, unless rounding of its arguments changes its result altogether."""
+    arguments = {name: arguments[name] for name in inspect.signature(chosen.function()).parameters}
+    exact = map_tensors(arguments, lambda each: each.double() if each.is_floating_point() else each)
+    expected = _expected(chosen, exact)
+    largest = max(map(magnitude, expected.values()), default=0.0)
+    tolerances = {
+        part: FLOORS[dtype] * max(magnitude(value), 1e-3 * largest, 1e-300) for part, value in expected.items()
+    }
+    generator = torch.Generator().manual_seed(0)
+
+    def nudged(value: Tensor) -> Tensor:
+        if not value.is_floating_point():
+            return value
+        noise = 2 * torch.rand(value.shape, generator=generator, dtype=torch.float64) - 1
+        return value * (1 + torch.finfo(dtype).eps * noise)
+
+    for _ in range(PERTURBATIONS):
+        changed = _expected(chosen, map_tensors(exact, nudged))
+        try:
+            for part, value in expected.items():
+                tolerances[part] = max(tolerances[part], AMPLIFICATION * gap(value, changed[part]))
+        except MismatchError:
+            return
+    if all(map(math.isfinite, tolerances.values())):
+        yield Case(name, arguments, expected, tolerances)
+
+
+def _expected(chosen: Exercise, arguments: dict[str, Any]) -> dict[str, Any]:
+    result = call(chosen.function(), request_of(chosen, arguments), "")
+    if result.error:
+        raise ConfigError(f"{chosen.folder / 'reference.py'}: {result.error}")
+    return result.named(chosen.outputs)
+
+
+def request_of(chosen: Exercise, arguments: dict[str, Any], *, repeat: bool = False) -> CallRequest:
+    """Return the call of a case, with the gradients that are compared."""
+    return CallRequest(arguments, [name for name in chosen.gradients if is_float(arguments[name])], repeat=repeat)
 
 
 # ---- Verdicts
@@ -145,180 +188,179 @@ def examine(chosen: Exercise, calls: Calls, *, secret: str = "") -> Explanation:
 
 def judge(chosen: Exercise, case: Case, result: CallResult) -> Judgement:
     """Compare a result with a case."""
+    problem, given = "", dict[str, Any]()
     if result.error:
         where = f"line {result.line}: " if result.line else ""
-        return Judgement(case, result, f"{where}{result.error}")
-    if None not in case.expected.values() and (empty := _empty(chosen, result.value)):
-        return Judgement(case, result, empty)
-    if result.changed:
-        return Judgement(case, result, f"it changes its argument {result.changed[0]} in place")
-    if result.random:
-        return Judgement(case, result, "it returns another result when it is called again: it uses global randomness")
-    try:
-        given = named_parts(chosen, result)
-    except MismatchError as error:
-        return Judgement(case, result, str(error))
-    for name, expected in case.expected.items():
-        if name not in given:
-            continue  # a gradient, of a function that NumPy computes
+        dtype = "; torch.zeros and torch.ones make float32 unless given a dtype" if "dtype" in result.error else ""
+        problem = f"{where}{result.error}{dtype}"
+    elif empty := _empty(chosen, result.value):
+        problem = empty
+    elif result.changed:
+        problem = f"it changes its argument {result.changed[0]} in place"
+    elif result.random:
+        problem = "it returns another result when it is called again: it uses global randomness"
+    else:
         try:
-            distance = gap(expected, given[name])
+            given = result.named(chosen.outputs)
         except MismatchError as error:
-            return Judgement(case, result, f"{name}: {error}", name, given)
-        if distance > case.tolerances[name]:
-            return Judgement(case, result, _by_how_much(case, name, distance), name, given)
-    return Judgement(case, result, parts=given)
+            problem = str(error)
+    for name in case.expected:  # a gradient is missing if NumPy computes the function
+        if name in given and not case.holds(name, given[name]):
+            problem = _difference(case, name, expected=case.expected[name], given=given[name])
+            return Judgement(case, result, problem, name, given)
+    return Judgement(case, result, problem, parts=given)
 
 
 def _empty(chosen: Exercise, value: Any) -> str:
     """Say what to do first, if the hole is empty."""
     values = value if isinstance(value, tuple) else (value,)
-    empty = [each is None or each is ... or (isinstance(each, OtherValue) and each == "...") for each in values]
-    if not any(empty):
-        return ""
-    name = next(iter(chosen.formulas)) if all(empty) else chosen.outputs[empty.index(True) % len(chosen.outputs)]
-    shown = "None" if value is None else "..."
-    return f"it returns {shown}: fill the hole, beginning with {name} = {chosen.formulas[name]}"
+    empty = [isinstance(each, OtherValue) and each == "..." for each in values]
+    name = next(iter(chosen.formulas)) if all(empty) else chosen.outputs[empty.index(max(empty)) % len(chosen.outputs)]
+    return f"it returns ...: fill the hole, beginning with {name} = {chosen.formulas[name]}" if any(empty) else ""
 
 
-def _by_how_much(case: Case, name: str, distance: float) -> str:
-    about = f"{name} differs by {distance:.2g}" if math.isfinite(distance) else f"{name} differs"
-    single = FLOORS[torch.float32] * magnitude(case.expected[name])
-    double = any(is_float(value) and value.dtype == torch.float64 for value in case.arguments.values())
+def _difference(case: Case, name: str, *, expected: Any, given: Any) -> str:
+    """Say how a value differs from what is expected."""
+    where = f" in the case “{case.name}”"
+    try:
+        distance = gap(expected, given)
+    except MismatchError as error:
+        return f"{name}: {error}{where}"
     if name.startswith("∂"):
-        return f"{about}, though the output is right: is something detached, or computed with .data or .item()?"
-    return (
-        f"{about}: only float32's digits are right; keep the inputs' dtype" if double and distance < single else about
-    )
+        cause = "though the output is right: is something detached, or computed with .data or .item()?"
+        return f"{name} differs by {distance:.2g}{where}, {cause}"
+    if not math.isfinite(distance):
+        nan = isinstance(given, Tensor | float) and bool(torch.as_tensor(given).isnan().any())
+        return f"{name} contains NaN{where}" if nan else f"{name} differs{where}"
+    double = any(is_float(value) and value.dtype == torch.float64 for value in case.arguments.values())
+    rounded = double and distance < FLOORS[torch.float32] * magnitude(expected)
+    return f"{name} differs by {distance:.2g}{where}{ROUNDED if rounded else ''}"
 
 
 def _growth(chosen: Exercise, calls: Calls) -> str:
     """Name a loop that grows with the square of the size, if the reference's `growth` forbids one."""
-    reference = chosen.reference()
-    if not hasattr(reference, "growth"):
+    if (growth := getattr(chosen.reference(), "growth", None)) is None:
         return ""
-    few, many = calls([CallRequest(reference.growth(Draw(0), size), count_lines=True) for size in SIZES])
-    if many.error or many.lines > MAX_GROWTH * max(few.lines, 10):
-        return "its loops grow with the square of the input's length; one pass is enough"
-    return ""
+    few, many = calls([CallRequest(growth(Draw(0), size), count_lines=True) for size in SIZES])
+    quadratic = many.error or many.lines > MAX_GROWTH * max(few.lines, 10)
+    return "its loops grow with the square of the input's length; one pass is enough" if quadratic else ""
 
 
 # ---- Explanations
 
 
 def _explain(chosen: Exercise, judged: Sequence[Judgement], calls: Calls) -> Explanation:
-    """Explain the smallest case that is wrong; first what is not about numbers, such as a changed argument."""
+    """Explain the smallest case that is clearly wrong; first what is not about numbers, such as a changed argument."""
     failed = [each for each in judged if each.problem]
-    worst = min(failed, key=lambda each: (bool(each.about or each.result.error), each.case.size))
-    case, name, line, text, problem = worst.case, worst.about, worst.result.line, worst.result.text, worst.problem
-    expected, given = case.expected.get(name), worst.parts.get(name)
-    plain = not name and not worst.result.error  # such as an argument changed in place
-    if not plain:
-        first = _first_step(chosen, worst, calls)
-        if first is not None:
-            step, expected, problem = first
-            name, line, text, given = step.name, step.line, step.text, step.value
-            problem += f" in the case “{case.name}”" + (f"; then {worst.problem}" if worst.result.error else "")
-        elif not worst.result.error:
-            problem += f" in the case “{case.name}”"
-    mistake = _known_mistake(chosen, judged)
-    if mistake is None and worst.parts and _right_alone(chosen, case, calls):
+    worst = min(failed, key=lambda e: (bool(e.about or e.result.error), ROUNDED in e.problem, e.case.size))
+    case, result = worst.case, worst.result
+    everywhere = len(failed) == len(judged) and len({each.problem for each in judged}) == 1
+    step, expected, problem = TracedValue("", result.line, result.text, None), None, worst.problem
+    if _other_order(chosen, worst):
+        problem = f"its results are right, but in another order: return {', '.join(chosen.outputs)}"
+    elif worst.about or (result.error and not everywhere) or result.line:
+        step, expected = _first_step(chosen, worst, calls)
+        if expected is not None and step.name != worst.about:
+            problem = _difference(case, step.name, expected=expected, given=step.value)
+            problem += f"; then {worst.problem}" if result.error else ""
+    mistake = next((m for m in chosen.mistakes if all(_gives(chosen, m, each) for each in judged)), None)
+    if mistake is None and worst.about and _right_alone(chosen, worst, calls):
         problem += "; each row alone is right: the result of a row depends on the other rows of the batch"
-    wrong = tuple(dict.fromkeys(each.case.name for each in failed))
+    name = step.name or next(iter(re.findall(r"^(\w+) *=", step.text)), "")
     return Explanation(
         chosen.name,
         chosen.title,
         problem=problem,
-        tensor=name,
+        tensor=step.name,
         formula=f"{name} = {chosen.formulas[name]}" if name in chosen.formulas else "",
         source=f"lecture {chosen.lecture}, {chosen.slide}; {chosen.paper}",
-        line=line,
-        text=text,
+        line=step.line,
+        text=step.text,
         mistake=mistake.says if mistake else "",
         expected=expected,
-        given=given,
-        arguments=case.arguments,
-        failed=wrong,
+        given=step.value,
+        arguments={} if everywhere else case.arguments,
+        failed=() if everywhere else tuple(dict.fromkeys(each.case.name for each in failed)),
     )
 
 
-def _first_step(chosen: Exercise, worst: Judgement, calls: Calls) -> tuple[TracedValue, Any, str] | None:
-    """Return the first watched variable with another value than in the reference, that value, and the problem."""
+def _other_order(chosen: Exercise, worst: Judgement) -> bool:
+    """Return whether the results are right, but returned in another order."""
+    return worst.about in chosen.outputs and any(
+        all(worst.case.holds(name, worst.parts[other]) for name, other in zip(chosen.outputs, order, strict=True))
+        for order in permutations(chosen.outputs)
+    )
+
+
+def _first_step(chosen: Exercise, worst: Judgement, calls: Calls) -> tuple[TracedValue, Any]:
+    """Return the first watched variable with another value than in the reference, and that value.
+
+    Without any, it is the wrong output at the line that returns it, or the line that raised an error.
+    """
     request = CallRequest(worst.case.arguments, watch=list(chosen.formulas))
-    ours = call(getattr(chosen.reference(), chosen.name), request, str(chosen.folder / "reference.py")).steps
-    theirs = calls([request])[0].steps
+    ours = call(chosen.function(), request, str(chosen.folder / "reference.py")).steps
+    theirs, result = calls([request])[0].steps, worst.result
+    pairs = list(_aligned(ours, theirs, failed=bool(result.error)))
+    right = [(step, any(_close(step.value, each.value) for each in given)) for step, given in pairs]
+    for position, (step, given) in enumerate(pairs):
+        if right[position][1] or type(step.value) is not type(given[-1].value):
+            continue
+        uses = re.compile(rf"\b{step.name}\b")  # what is computed from it correctly shows that its name means another
+        if any(holds and uses.search(later.text) and later.name != step.name for later, holds in right[position:]):
+            continue
+        final = next(each.value for each in reversed(theirs) if each.name == step.name)
+        if step.name in worst.parts and not same(worst.parts[step.name], final):
+            continue  # not what is returned
+        return given[-1], step.value
+    if result.error:
+        return TracedValue("", result.line, result.text, None), None
+    last = next((each for each in reversed(theirs) if each.name == "return"), TracedValue("", 0, "", None))
+    return last._replace(name=worst.about, value=worst.parts[worst.about]), worst.case.expected[worst.about]
+
+
+def _aligned(
+    ours: Sequence[TracedValue], theirs: Sequence[TracedValue], *, failed: bool
+) -> Iterator[tuple[TracedValue, list[TracedValue]]]:
+    """Yield each step of the reference with those of the function that it can be compared with."""
     for position, step in enumerate(ours):
-        expected = [each.value for each in ours if each.name == step.name]
-        given = [each for each in theirs if each.name == step.name]
-        number = sum(each.name == step.name for each in ours[:position])
-        if len(given) == len(expected):
+        number, count = (sum(each.name == step.name for each in part) for part in (ours[:position], ours))
+        given = [each for each in theirs if each.name == step.name and step.name != "return"]
+        if len(given) == count or failed:
             given = given[number : number + 1]
-        elif number + 1 < len(expected):
+        elif number + 1 < count:
             continue  # other loops: only the last values can be compared
-        if step.name != "return" and given and not any(_close(step.value, each.value) for each in given):
-            try:
-                problem = f"{step.name} differs by {gap(step.value, given[-1].value):.2g}"
-            except MismatchError as error:
-                if not isinstance(given[-1].value, Tensor):
-                    continue  # the name stands for something else
-                problem = f"{step.name}: {error}"
-            return given[-1], step.value, problem
-    last = next((each for each in reversed(theirs) if each.name == "return"), None)
-    if last is None or worst.result.error:
-        return None
-    part = worst.about
-    return last._replace(name=part, value=worst.parts.get(part)), worst.case.expected.get(part), worst.problem
+        if given:
+            yield step, given
 
 
 def _close(expected: Any, given: Any) -> bool:
-    """Return whether a variable has the value that it has in the reference, to the digits of either precision."""
-    single = any(is_float(each) and each.dtype == torch.float32 for each in (expected, given))
-    try:
-        distance = gap(expected, given)
-    except MismatchError:
+    """Return whether a variable has the value that it has in the reference, perhaps with its axes in another order."""
+    if isinstance(expected, Tensor) and isinstance(given, Tensor) and expected.shape != given.shape:
+        expected, given = (each.flatten().sort().values for each in (expected, given))
+    single, lost = (is_float(each) and each.dtype == torch.float32 for each in (expected, given))
+    floor = FLOORS[torch.float32 if single else torch.float64] * (1 if lost and not single else AMPLIFICATION)
+    return same(expected, given, floor * max(magnitude(expected), 1e-6))
+
+
+def _gives(chosen: Exercise, mistake: Mistake, judged: Judgement) -> bool:
+    """Return whether a known mistake gives the result that was judged, or fails where that failed."""
+    made, case = call(chosen.function(mistake), request_of(chosen, judged.case.arguments), ""), judged.case
+    if made.error or judged.result.error:
+        return bool(made.error) and bool(judged.result.error)
+    values = made.named(chosen.outputs)
+    tolerances = {name: max(case.tolerances[name], FLOORS[torch.float64] * magnitude(values[name])) for name in values}
+    return not judge(chosen, Case("", {}, values, tolerances), judged.result).problem
+
+
+def _right_alone(chosen: Exercise, worst: Judgement, calls: Calls) -> bool:
+    """Return whether each row of a batch would have been right alone, if the reference treats rows separately."""
+    arguments, name = worst.case.arguments, worst.about
+    rows = {key: value.split(1) for key, value in arguments.items() if key in chosen.batch and hasattr(value, "split")}
+    slices = [arguments | dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=False)]
+    alone = [each for sliced in slices for each in conditioned(chosen, sliced)] if len(slices) > 1 else []
+    separate = [each.expected[name] for each in alone]
+    whole = bool(alone) and all(isinstance(each, Tensor) and each.dim() for each in separate)
+    if not whole or not worst.case.holds(name, torch.cat(separate)):
         return False
-    return distance <= AMPLIFICATION * FLOORS[torch.float32 if single else torch.float64] * max(
-        magnitude(expected), 1e-6
-    )
-
-
-def _known_mistake(chosen: Exercise, judged: Sequence[Judgement]) -> Mistake | None:
-    """Return the known mistake that gives exactly these numbers, in all cases."""
-    for mistake in chosen.mistakes:
-        function = getattr(chosen.reference(mistake), chosen.name)
-        if all(_gives(chosen, function, each) for each in judged):
-            return mistake
-    return None
-
-
-def _gives(chosen: Exercise, function: Callable[..., Any], judged: Judgement) -> bool:
-    """Return whether a function with a mistake gives the result that was judged, or fails where that failed."""
-    request = CallRequest(judged.case.arguments, differentiable(chosen, judged.case.arguments))
-    result = call(function, request, "")
-    if result.error or judged.result.error:
-        return bool(result.error) and bool(judged.result.error)
-    if result.changed != judged.result.changed:
-        return False
-    try:
-        made, given = named_parts(chosen, result), judged.parts or named_parts(chosen, judged.result)
-        return all(
-            gap(value, given[name]) <= max(judged.case.tolerances[name], FLOORS[torch.float64] * magnitude(value))
-            for name, value in made.items()
-            if name in given
-        )
-    except MismatchError:
-        return False
-
-
-def _right_alone(chosen: Exercise, case: Case, calls: Calls) -> bool:
-    """Return whether each row of a batch would have been right alone."""
-    batched = [name for name in chosen.batch if isinstance(case.arguments.get(name), Tensor)]
-    rows = len(case.arguments[batched[0]]) if batched else 1
-    slices = [
-        {name: value[row : row + 1] if name in batched else value for name, value in case.arguments.items()}
-        for row in range(rows if rows > 1 else 0)
-    ]
-    alone = [each for arguments in slices for each in conditioned(chosen, arguments)]
     results = calls([CallRequest(each.arguments) for each in alone])
-    right = [not judge(chosen, each, result).problem for each, result in zip(alone, results, strict=True)]
-    return bool(right) and all(right)
+    return not any(judge(chosen, each, result).problem for each, result in zip(alone, results, strict=True))

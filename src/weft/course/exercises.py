@@ -4,31 +4,36 @@
 mistake is a change of its text, so that the checker can compute the numbers that the mistake gives.
 """
 
-import importlib.util
 import json
+import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from functools import cache, lru_cache
 from importlib.abc import SourceLoader
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 import weft
 from weft.config import Config, read_toml, validate
-from weft.errors import ConfigError, DataError, suggestion
+from weft.errors import ConfigError, DataError, os_errors, suggestion
 from weft.figures.tables import wrap
-from weft.storage.files import cache_folder, read_text, write_text
+from weft.storage.files import cache_folder, read_text, replacing, write_text
 from weft.workers import Children
+
+if TYPE_CHECKING:
+    from weft.course.explanation import Explanation
 
 FOLDER = Path(weft.__file__).parent / "exercises"
 MAX_SOURCE_BYTES = 1 << 20  # of a submitted file
 COMMAND = (sys.executable, "-m", "weft.course.attempt")
-CHECK_CELL = 'import weft\n\nweft.check({0}, "{0}")'
+KEPT_VARIABLES = re.compile(r"PATH|HOME|LANG|TMPDIR|TE?MP|SYSTEMROOT|(PYTHON|LC_|LD_|DYLD_).*")
+PACKED_AT = (2020, 1, 1, 0, 0, 0)  # of all entries, so that the same exercises give the same archive
 
 
 class Mistake(Config):
@@ -67,31 +72,20 @@ class Exercise(Config):
         about = f"Lecture {self.lecture}, {self.slide}. {self.paper}. About {self.minutes} minutes."
         return f"# {self.title}\n\n{self._read('text.md').strip()}\n\n{formulas}\n\n{about}\n"
 
-    @property
-    def hole(self) -> str:
-        """File to complete, without the text."""
-        return self._read("hole.py")
-
     def starting_file(self) -> str:
         """Return the file to complete, with the text as its docstring."""
         paragraphs = [text if text[:1] == " " else "\n".join(wrap(text, 110)) for text in self.text.split("\n\n")]
         text = "\n\n".join(paragraphs).replace("\\", "\\\\").replace('"""', "'''").removeprefix("# ")
-        return f'"""{text}\n\nCheck it with: weft exercise check {self.name}.py\n"""\n\n{self.hole}'
+        hole = self._read("hole.py")
+        blank = "\n" if hole.startswith("def ") else ""
+        return f'"""{text}\n\nCheck it with: weft exercise check {self.name}.py\n"""\n\n{blank}{hole}'
 
     def notebook(self) -> str:
         """Return the exercise as a notebook."""
-        cells = [("markdown", self.text), ("code", self.hole), ("code", CHECK_CELL.format(self.name))]
-        code: dict[str, Any] = {"execution_count": None, "outputs": []}
-        tree = {
-            "cells": [
-                {"cell_type": kind, "id": f"cell-{number}", "metadata": {}, "source": source.splitlines(keepends=True)}
-                | (code if kind == "code" else {})
-                for number, (kind, source) in enumerate(cells)
-            ],
-            "metadata": {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}},
-            "nbformat": 4,
-            "nbformat_minor": 5,
-        }
+        tree = json.loads(_texts()["notebook"])
+        sources = (self.text, self._read("hole.py"), _texts()["check"].format(self.name).strip())
+        for cell, source in zip(tree["cells"], sources, strict=True):
+            cell["source"] = source.splitlines(keepends=True)
         return json.dumps(tree, ensure_ascii=False, indent=1) + "\n"
 
     @lru_cache(maxsize=1024)  # noqa: B019  # there are a few hundred in all
@@ -102,18 +96,19 @@ class Exercise(Config):
             if old not in text:
                 raise ConfigError(f"{self.folder / 'exercise.toml'}: a mistake changes {old!r}, which {path} lacks")
             text = text.replace(old, new)
-        loader = _TextLoader(str(path), text)
-        spec = importlib.util.spec_from_loader(f"exercise_{self.name}", loader)
-        assert spec is not None
-        module = importlib.util.module_from_spec(spec)
+        module = ModuleType(f"exercise_{self.name}")
+        module.__file__ = str(path)
         try:
-            loader.exec_module(module)
+            _TextLoader(str(path), text).exec_module(module)
         except Exception as error:
             raise ConfigError(f"{path}: {type(error).__name__}: {error}") from error
-        missing = [name for name in (self.name, "cases") if not callable(getattr(module, name, None))]
-        if missing:
+        if missing := [name for name in (self.name, "cases") if not callable(getattr(module, name, None))]:
             raise ConfigError(f"{path}: expected a function {missing[0]}")
         return module
+
+    def function(self, mistake: Mistake | None = None) -> Callable[..., Any]:
+        """Return the reference's function, with a mistake if one is given."""
+        return getattr(self.reference(mistake), self.name)
 
     def _read(self, name: str) -> str:
         try:
@@ -136,14 +131,19 @@ class _TextLoader(SourceLoader):
 
 
 @cache
+def _texts() -> dict[str, str]:
+    return read_toml(FOLDER / "texts.toml")
+
+
+@cache
 def exercises(own: Path | None = None) -> dict[str, Exercise]:
     """Return all exercises by name, in the order of the lectures; `own` is a folder with further ones."""
     if own is not None and not own.is_dir():
         raise ConfigError(f"{own}: no such folder; it should contain a folder for each exercise")
-    files = [file for folder in (FOLDER, *([own] if own else [])) for file in sorted(folder.glob("*/exercise.toml"))]
     found = [
         validate(Exercise, {**read_toml(file), "name": file.parent.name, "folder": file.parent}, str(file))
-        for file in files
+        for folder in filter(None, (FOLDER, own))
+        for file in folder.glob("*/exercise.toml")
     ]
     return {each.name: each for each in sorted(found, key=lambda each: (each.lecture, each.minutes, each.name))}
 
@@ -156,18 +156,25 @@ def exercise(name: str, own: Path | None = None) -> Exercise:
     return found
 
 
+def solved_by(path: Path, own: Path | None) -> Exercise:
+    """Return the exercise that is called like a file."""
+    try:
+        return exercise(path.stem, own)
+    except ConfigError as error:
+        raise DataError(f"{path}: {error}; or name it: weft exercise check {path} NAME") from None
+
+
 def source_of(path: Path) -> str:
     """Return the code of a submission without its own checks: a file, or the code cells of a notebook."""
     try:
-        text = read_text(path, MAX_SOURCE_BYTES)
+        with os_errors(path):
+            text = read_text(path, MAX_SOURCE_BYTES)
         if path.suffix == ".ipynb":
             cells = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
             text = re.sub(r"^\s*[%!].*$", "", "\n".join(cells) + "\n", flags=re.MULTILINE)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise DataError(f"{path}: not UTF-8 text") from None
-    except (ValueError, KeyError, TypeError):
+    except (json.JSONDecodeError, KeyError, TypeError, RecursionError):
         raise DataError(f"{path}: not a notebook") from None
     return re.sub(r"^(?:print\()?weft\.check\(.*$", "", text, flags=re.MULTILINE)
 
@@ -175,38 +182,44 @@ def source_of(path: Path) -> str:
 @contextmanager
 def attempts() -> Iterator[Children]:
     """Yield the processes in which files are run; the first loads torch while this process does something else."""
-    children = Children(COMMAND, {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
-    try:
+    dropped = {name: None for name in os.environ if not KEPT_VARIABLES.fullmatch(name)}  # such as a secret
+    children = Children(COMMAND, {**dropped, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
+    with closing(children):
         with children.acquire():
             pass
         yield children
-    finally:
-        children.close()
 
 
 def progress() -> dict[str, list[int]]:
     """Return the numbers of passed and of all cases at the last check of each exercise, by name."""
-    try:
-        return json.loads(read_text(_progress_file()))
-    except (OSError, ValueError):
-        return {}
+    with suppress(OSError, ValueError):
+        return json.loads(read_text(cache_folder() / "exercises.json"))
+    return {}
 
 
-def record_progress(name: str, passed: int, cases: int) -> None:
+def record_progress(answer: "Explanation") -> None:
     """Record the result of a check for the list of exercises; a cache that can't be written is not an error."""
+    passed = answer.passed if answer.holds else min(answer.passed, answer.cases - 1)
     with suppress(OSError):
-        write_text(_progress_file(), json.dumps({**progress(), name: [passed, cases]}, indent=1) + "\n")
+        done = {**progress(), answer.name: [passed, answer.cases]}
+        write_text(cache_folder() / "exercises.json", json.dumps(done, indent=1) + "\n")
 
 
-def _progress_file() -> Path:
-    return cache_folder() / "exercises.json"
+def pack(chosen: Sequence[Exercise], path: Path, *, checks: bool) -> None:
+    """Write an archive for students: texts, files with holes, notebooks, and how to begin.
 
-
-def solved_by(path: Path, name: str, own: Path | None) -> Exercise:
-    """Return the exercise that a file solves: `name`, or the one that is called like the file."""
-    try:
-        return exercise(name or path.stem, own)
-    except ConfigError as error:
-        if name:
-            raise
-        raise DataError(f"{path}: {error}; or name it: weft exercise check {path} NAME") from None
+    With `checks`, exercises that are not weft's come with their references: the solutions.
+    """
+    own = [each for each in chosen if checks and each.folder.parent != FOLDER]
+    table = "\n".join(f"| {each.title} | `{each.name}.py` | {each.lecture} | {each.minutes} |" for each in chosen)
+    readme = _texts()["readme"].format(table=table, first=chosen[0].name) + (_texts()["own"] if own else "")
+    contents = {"README.md": readme}
+    for each in chosen:
+        contents |= {f"{each.name}.py": each.starting_file(), f"notebooks/{each.name}.ipynb": each.notebook()}
+    for each in own:
+        files = [file for file in sorted(each.folder.iterdir()) if file.suffix in (".md", ".py", ".toml")]
+        contents |= {f"exercises/{each.name}/{file.name}": each._read(file.name) for file in files}
+    writing = os_errors(path, verb="written")
+    with writing, replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in contents.items():
+            archive.writestr(zipfile.ZipInfo(f"course/{name}", PACKED_AT), text)

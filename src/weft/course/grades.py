@@ -7,35 +7,32 @@ import os
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weft.course.checker import AttemptLimits, check_file
+from markupsafe import Markup
+
+from weft.course.checker import check_file
 from weft.course.exercises import Exercise, attempts, exercises, source_of
 from weft.course.explanation import Explanation
-from weft.errors import DataError, WeftError, counted
+from weft.errors import DataError, WeftError, counted, os_errors
 from weft.figures.page import Section, html_table, page, part
 from weft.figures.tables import Table
 from weft.progress import Advance
 from weft.storage.files import write_text
-from weft.workers import Children, cores
+from weft.workers import cores
 
 SUFFIXES = (".py", ".ipynb")
 MAX_POINTS = 100
 
 
 class Submission(NamedTuple):
-    """File that a student submitted for an exercise; None if there is none."""
+    """File that a student submitted for an exercise, None if there is none, and the answer once it is graded."""
 
     student: str
     exercise: Exercise
     path: Path | None
-
-
-class Grade(NamedTuple):
-    """Result of a submission."""
-
-    submission: Submission
     answer: Explanation
 
     @property
@@ -43,6 +40,9 @@ class Grade(NamedTuple):
         """Share of the cases that are right, of 100 points; none for a solution that is right but forbidden."""
         share = self.answer.passed / max(self.answer.cases, 1)
         return round(MAX_POINTS * share, 1) if self.answer.holds or share < 1 else 0.0
+
+
+Students = dict[str, list[Submission]]
 
 
 def submissions(folder: Path, chosen: Sequence[Exercise], own: Path | None = None) -> list[Submission]:
@@ -58,7 +58,8 @@ def submissions(folder: Path, chosen: Sequence[Exercise], own: Path | None = Non
     wanted = chosen or [each for each in exercises(own).values() if any(each.name in found for found in files.values())]
     if not wanted:
         raise DataError(f"{folder}: no submissions; expected files such as STUDENT/attention.py")
-    return [Submission(student.name, each, found.get(each.name)) for student, found in files.items() for each in wanted]
+    missing = {each: Explanation(each.name, each.title, problem="nothing was submitted") for each in wanted}
+    return [Submission(s.name, each, files[s].get(each.name), missing[each]) for s in students for each in wanted]
 
 
 def _files(student: Path) -> dict[str, Path]:
@@ -66,103 +67,96 @@ def _files(student: Path) -> dict[str, Path]:
     return {path.stem.replace("-", "_"): path for path in reversed(paths)}
 
 
-def grade(found: Sequence[Submission], secret: str, advance: Advance, *, seconds: int = 10) -> list[Grade]:
+def grade(found: Sequence[Submission], secret: str, advance: Advance, *, seconds: int = 10) -> list[Submission]:
     """Check all submissions, several at the same time; none can stop the others.
 
     Each has `seconds` of CPU time for an exercise.
     """
-    limits = AttemptLimits(seconds=seconds)
 
-    def check(submission: Submission) -> Grade:
-        answer = _check(submission, secret, children, limits=limits)
+    def check(each: Submission) -> Submission:
+        answer = each.answer
+        try:
+            if each.path is not None:
+                source = source_of(each.path)
+                answer = check_file(each.exercise, source, children, secret=secret, seconds=seconds)
+        except Exception as error:  # whatever a submission answers, the others are graded
+            what = "" if isinstance(error, WeftError) else f"it cannot be checked: {type(error).__name__}: "
+            answer = answer._replace(problem=f"{what}{error}")
         advance(1)
-        return Grade(submission, answer)
+        return each._replace(answer=answer)
 
     with attempts() as children, ThreadPoolExecutor(cores()) as pool:
         return list(pool.map(check, found))
 
 
-def _check(submission: Submission, secret: str, children: Children, *, limits: AttemptLimits) -> Explanation:
-    chosen = submission.exercise
-    missing = Explanation(chosen.name, chosen.title, 0, 1)
-    if submission.path is None:
-        return missing._replace(problem="nothing was submitted")
-    try:
-        return check_file(chosen, source_of(submission.path), children, secret=secret, limits=limits)
-    except WeftError as error:
-        return missing._replace(problem=str(error))
-    except Exception as error:  # whatever a submission answers, the others are graded
-        return missing._replace(problem=f"it cannot be checked: {type(error).__name__}: {error}")
-
-
-def write_grades(grades: Sequence[Grade], path: Path) -> None:
-    """Write grades in the format that the name ends with: .csv, .json (Gradescope's results.json) or .html."""
-    formats = {".csv": _csv, ".json": _gradescope, ".html": _page}
-    if path.suffix not in formats:
+def check_format(path: Path) -> None:
+    """Raise DataError if grades cannot be written in the format that a name ends with."""
+    if path.suffix not in FORMATS:
         raise DataError(f"{path}: expected a name that ends in .csv, .json or .html")
-    try:
-        write_text(path, formats[path.suffix](grades))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def _by_student(grades: Sequence[Grade]) -> dict[str, list[Grade]]:
-    students: dict[str, list[Grade]] = {}
-    for each in grades:
-        students.setdefault(each.submission.student, []).append(each)
-    return students
+def write_grades(grades: Sequence[Submission], path: Path) -> None:
+    """Write grades in the format that the name ends with: .csv, .json (Gradescope's results.json) or .html."""
+    check_format(path)
+    with os_errors(path, verb="written"):
+        write_text(path, FORMATS[path.suffix](by_student(grades)))
 
 
-def total(grades: Sequence[Grade]) -> float:
+def by_student(grades: Sequence[Submission]) -> Students:
+    return {student: list(own) for student, own in groupby(grades, lambda each: each.student)}
+
+
+def _total(grades: Sequence[Submission]) -> float:
     """Mean points of a student's exercises."""
     return round(sum(each.points for each in grades) / len(grades), 1)
 
 
-def _csv(grades: Sequence[Grade]) -> str:
+def _csv(students: Students) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    names = list(dict.fromkeys(each.submission.exercise.name for each in grades))
+    names = [each.exercise.name for each in next(iter(students.values()))]
     writer.writerow(["student", "total", *names, *(f"{name}: problem" for name in names)])
-    for student, own in _by_student(grades).items():
+    for student, own in students.items():
         problems = [" ".join((each.answer.mistake or each.answer.problem).split()) for each in own]
         safe = [re.sub(r"^(?=[=+@-])", "'", text) for text in (student, *problems)]  # no formulas
-        writer.writerow([safe[0], total(own), *(each.points for each in own), *safe[1:]])
+        writer.writerow([safe[0], _total(own), *(each.points for each in own), *safe[1:]])
     return file.getvalue()
 
 
-def _gradescope(grades: Sequence[Grade]) -> str:
-    """Return results.json; for several students an object of them."""
-    results: dict[str, Any] = {}
-    for student, own in _by_student(grades).items():
-        tests = [
-            {"name": e.answer.title, "score": e.points, "max_score": MAX_POINTS, "output": str(e.answer)} for e in own
-        ]
-        results[student] = {"score": total(own), "tests": tests}
-    value = next(iter(results.values())) if len(results) == 1 else results
+def _gradescope(students: Students) -> str:
+    """Return results.json, without expected values; for several students an object of them."""
+
+    def test(each: Submission) -> dict[str, Any]:
+        output = str(each.answer._replace(expected=None))
+        return {"name": each.exercise.title, "score": each.points, "max_score": MAX_POINTS, "output": output}
+
+    results = {student: {"score": _total(own), "tests": list(map(test, own))} for student, own in students.items()}
+    value = results if len(results) > 1 else next(iter(results.values()))
     return json.dumps(value, ensure_ascii=False, indent=1) + "\n"
 
 
-def grade_table(grades: Sequence[Grade]) -> Table:
+def grade_table(students: Students) -> Table:
     """Return the points by student and exercise."""
-    students = _by_student(grades)
-    names = [each.submission.exercise.name for each in next(iter(students.values()))]
-    rows = [(student, f"{total(own):g}", *(f"{each.points:g}" for each in own)) for student, own in students.items()]
+    names = [each.exercise.name for each in next(iter(students.values()))]
+    rows = [(student, f"{_total(own):g}", *(f"{each.points:g}" for each in own)) for student, own in students.items()]
     return Table(("student", "total", *names), rows)
 
 
-def _page(grades: Sequence[Grade]) -> str:
-    students = _by_student(grades)
-    sections = [Section("Points", f"Of {MAX_POINTS} per exercise.", html_table(grade_table(grades), row_names=True))]
+def _page(students: Students) -> str:
+    sections = [Section("Points", f"Of {MAX_POINTS} per exercise.", html_table(grade_table(students), row_names=True))]
+    folds, count = Markup(), sum(map(len, students.values()))
     for student, own in students.items():
-        wrong = [each for each in own if not each.answer.holds]
-        html = part("texts", [str(each.answer) for each in wrong]) if wrong else part("lead", "Everything is right.")
-        sections.append(Section(student, f"{total(own):g} points", html))
-    counts = f"{counted(len(students), 'student')}, {counted(len(grades), 'submission')}."
-    return page("Grades", sections, summary=counts)
+        if wrong := [Markup(each.answer._repr_html_()) for each in own if not each.answer.holds]:
+            folds += part("fold", f"{student}: {len(wrong)} of {len(own)} not right", Markup().join(wrong))
+    sections += [Section("Answers", "What is not right, by student.", folds)] if folds else []
+    return page("Grades", sections, summary=f"{counted(len(students), 'student')}, {counted(count, 'submission')}.")
 
 
-def weak_limits(grades: Sequence[Grade]) -> str:
+FORMATS = {".csv": _csv, ".json": _gradescope, ".html": _page}
+
+
+def weak_limits(answers: Sequence[Explanation]) -> str:
     """Say which limits this system does not enforce; empty if it enforces all."""
-    weak = sorted({each for grade in grades for each in grade.answer.weak})
+    weak = sorted({each for answer in answers for each in answer.weak})
     system = os.uname().sysname if hasattr(os, "uname") else "Windows"
     return f"not enforced by {system}'s kernel here: {', '.join(weak)}" if weak else ""

@@ -3,25 +3,25 @@
 import base64
 import math
 import random
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import PlainSerializer, PlainValidator
 from torch import Tensor
 
 MAX_TENSOR_BYTES = 1 << 24  # of a tensor in an answer
 FLOORS = {torch.float64: 1e-9, torch.float32: 2e-5}  # relative difference that other orders of summation may make
-KINDS = "float64 float32 float16 bfloat16 bool int64 int32 int16 int8 uint8"
-DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in KINDS.split()}
+NAMES = "float64 float32 float16 bfloat16 bool int64 int32 int16 int8 uint8"
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in NAMES.split()}
 
 
 class Draw:
     """Random values by seed, the same on every machine. Numbers are float64."""
 
     def __init__(self, seed: int) -> None:
-        self.rng = np.random.default_rng(seed)
-        self.random = random.Random(seed)
+        self.rng, self.random = np.random.default_rng(seed), random.Random(seed)
 
     def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
         return torch.tensor(self.rng.standard_normal(shape) * scale, dtype=torch.float64)
@@ -43,68 +43,73 @@ class MismatchError(Exception):
     """An answer has another shape or type than expected."""
 
 
-def encode(value: Any) -> Any:
-    """Convert a value to JSON data."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Tensor):
-        value = value.detach().contiguous().cpu()
-        if value.numel() * value.element_size() > MAX_TENSOR_BYTES or str(value.dtype)[6:] not in DTYPES:
-            return {"other": f"a tensor of {value.dtype} and shape {tuple(value.shape)}"}
-        data = value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
-        return {"tensor": str(value.dtype)[6:], "shape": list(value.shape), "data": base64.b64encode(data).decode()}
-    if isinstance(value, list):
-        return list(map(encode, value))
-    if isinstance(value, tuple):
-        return {"tuple": list(map(encode, value))}
-    if isinstance(value, Mapping):
-        return {"dict": [[encode(key), encode(item)] for key, item in value.items()]}
-    return {"other": "..." if value is ... else type(value).__name__}
-
-
-def to_tensors(value: Any) -> Any:
-    """Convert the arrays of a nested value to tensors, and NumPy's numbers to Python's."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(np.array(value)) if value.dtype.name in DTYPES else value.tolist()
-    if isinstance(value, dict):
-        return {key: to_tensors(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        items = [to_tensors(item) for item in value]
-        return items if isinstance(value, list) else tuple(items)
-    return value
-
-
 class OtherValue(str):
     """Description of a value that is not a tensor, number, text, list, tuple or dict."""
 
 
-def decode(data: Any) -> Any:
-    """Convert JSON data back to a value."""
+def _encode(value: Any) -> Any:
+    """Convert a value to JSON data."""
+    if isinstance(value, OtherValue):
+        return {"other": str(value)}
+    if isinstance(value, Tensor):
+        if value.nbytes > MAX_TENSOR_BYTES or str(value.dtype)[6:] not in DTYPES:
+            return {"other": f"a tensor of {value.dtype} and shape {tuple(value.shape)}"}
+        data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return {"tensor": str(value.dtype)[6:], "shape": list(value.shape), "data": base64.b64encode(data).decode()}
+    if isinstance(value, list | tuple):
+        items = list(map(_encode, value))
+        return items if isinstance(value, list) else {"tuple": items}
+    if isinstance(value, Mapping):
+        return {"dict": [[_encode(key), _encode(item)] for key, item in value.items()]}
+    return value
+
+
+def _decode(data: Any) -> Any:
+    """Convert JSON data, which may come from a student's code, back to a value."""
     match data:
         case list():
-            return list(map(decode, data))
+            return list(map(_decode, data))
         case {"tuple": list(items)}:
-            return tuple(map(decode, items))
+            return tuple(map(_decode, items))
         case {"dict": list(items)}:
-            return {decode(key): decode(item) for key, item in items}
+            return {_decode(key): _decode(item) for key, item in items}
         case {"tensor": dtype, "shape": shape, "data": text}:
-            raw, kind = bytearray(base64.b64decode(text)), DTYPES[dtype]
-            return (torch.frombuffer(raw, dtype=kind) if raw else torch.empty(0, dtype=kind)).reshape(shape)
+            raw = np.frombuffer(bytearray(base64.b64decode(text)), np.uint8)
+            return torch.from_numpy(raw).view(DTYPES[dtype]).reshape(shape)
         case {"other": text}:
             return OtherValue(text)
     return data
 
 
-def map_tensors(value: Any, change: Any) -> Any:
-    """Apply a function to every tensor of a nested value."""
-    if isinstance(value, Tensor):
-        return change(value)
+Value = Annotated[Any, PlainSerializer(_encode), PlainValidator(_decode)]
+
+
+def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Apply a function to everything in a nested value but its lists, tuples and dicts."""
+    if isinstance(value, Mapping):
+        return {key: map_leaves(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        items = [map_tensors(item, change) for item in value]
-        return items if isinstance(value, list) else tuple(items)
-    return {key: map_tensors(item, change) for key, item in value.items()} if isinstance(value, dict) else value
+        return (list if isinstance(value, list) else tuple)(map_leaves(item, change) for item in value)
+    return change(value)
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """Apply a function to every tensor of a nested value."""
+    return map_leaves(value, lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf)
+
+
+def to_tensor(value: Any) -> Any:
+    """Convert an array to a tensor, NumPy's numbers to Python's, and other objects to a description."""
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(np.array(value)) if value.dtype.name in DTYPES else value.tolist()
+    value = value.item() if isinstance(value, np.generic) else value
+    known = value is None or isinstance(value, Tensor | int | float | str)
+    return value if known else OtherValue("..." if value is ... else type(value).__name__)
+
+
+def is_float(value: Any) -> bool:
+    """Return whether a value is a tensor of floating-point numbers."""
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def parts(value: Any, names: Sequence[str]) -> dict[str, Any]:
@@ -114,66 +119,59 @@ def parts(value: Any, names: Sequence[str]) -> dict[str, Any]:
     if isinstance(value, Mapping):
         value = tuple(value.get(name, OtherValue("nothing")) for name in names)
     if not isinstance(value, tuple | list) or len(value) != len(names):
-        count = len(value) if isinstance(value, tuple | list) else 1
-        raise MismatchError(f"expected {len(names)} results, {', '.join(names)}; got {described(value, count)}")
+        raise MismatchError(f"expected {len(names)} results, {', '.join(names)}; got {_described(value)}")
     return dict(zip(names, value, strict=True))
 
 
-def described(value: Any, count: int = 1) -> str:
+def _described(value: Any) -> str:
     """Describe a value in a few words."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
-    if isinstance(value, OtherValue):
+    if isinstance(value, OtherValue | None):
         return str(value)
-    return f"{count} values" if count > 1 else f"a {type(value).__name__}" if value is not None else "None"
+    return type(value).__name__ + (f" of {len(value)}" if isinstance(value, list | tuple) else "")
 
 
 def gap(expected: Any, given: Any) -> float:
     """Return the largest absolute difference of two values; raise MismatchError if they cannot be compared."""
+    other = MismatchError(f"expected {_described(expected)}, got {_described(given)}")
     if isinstance(given, OtherValue) or (given is None) != (expected is None):
-        raise MismatchError(f"expected {described(expected)}, got {described(given)}")
-    if isinstance(expected, Tensor):
-        return _tensor_gap(expected, given)
+        raise other
     if isinstance(expected, list | tuple):
-        if isinstance(given, Tensor):
-            given = given.tolist()
+        given = given.tolist() if isinstance(given, Tensor) else given
         if not isinstance(given, list | tuple) or len(given) != len(expected):
-            size = f" of {len(given)}" if isinstance(given, list | tuple) else ""
-            raise MismatchError(f"expected a list of {len(expected)}, got a {type(given).__name__}{size}")
+            raise MismatchError(f"expected a list of {len(expected)}, got {_described(given)}")
         return max((gap(a, b) for a, b in zip(expected, given, strict=True)), default=0.0)
     if isinstance(expected, Mapping):
         if not isinstance(given, Mapping) or set(given) != set(expected):
             shown = sorted(map(str, given)) if isinstance(given, Mapping) else type(given).__name__
             raise MismatchError(f"expected the keys {sorted(map(str, expected))}, got {shown}")
         return max((gap(item, given[key]) for key, item in expected.items()), default=0.0)
-    if isinstance(expected, int | float):
-        return _tensor_gap(torch.tensor(expected, dtype=torch.float64), given)
-    if type(expected) is not type(given):
-        raise MismatchError(f"expected {described(expected)}, got {described(given)}")
-    return 0.0 if expected == given else math.inf
-
-
-def _tensor_gap(expected: Tensor, given: Any) -> float:
+    if not isinstance(expected, Tensor | int | float):
+        if type(expected) is not type(given):
+            raise other
+        return 0.0 if expected == given else math.inf
     try:
-        other = given if isinstance(given, Tensor) else torch.tensor(given, dtype=torch.float64)
-        a, b = expected.detach().to(torch.float64), other.detach().to(torch.float64)
-    except (TypeError, ValueError, RuntimeError):
-        raise MismatchError(f"expected {described(expected)}, got {described(given)}") from None
+        a, b = (torch.as_tensor(each, dtype=torch.float64).detach() for each in (expected, given))
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise other from None
     if a.shape != b.shape:
         raise MismatchError(f"its shape is {tuple(b.shape)}; expected {tuple(a.shape)}")
-    same = (a == b) | (a.isnan() & b.isnan())
-    distance = (a - b).abs()[~same]
+    distance = (a - b).abs()[(a != b) & ~(a.isnan() & b.isnan())]
     return float(distance.nan_to_num(math.inf, math.inf).max()) if distance.numel() else 0.0
+
+
+def same(expected: Any, given: Any, tolerance: float = 0.0) -> bool:
+    """Return whether two values have the same shape, and no numbers that differ by more than a tolerance."""
+    try:
+        return gap(expected, given) <= tolerance
+    except MismatchError:
+        return False
 
 
 def magnitude(value: Any) -> float:
     """Return the largest finite absolute number in a value."""
-    if isinstance(value, Tensor):
-        finite = value.detach().double()
-        finite = finite[finite.isfinite()]
-        return float(finite.abs().max()) if finite.numel() else 0.0
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return max(map(magnitude, value), default=0.0)
-    return abs(float(value)) if isinstance(value, int | float) and math.isfinite(value) else 0.0
+    if isinstance(value, Mapping | list | tuple):
+        return max(map(magnitude, value.values() if isinstance(value, Mapping) else value), default=0.0)
+    numbers = torch.as_tensor(value if isinstance(value, Tensor | int | float) else 0.0, dtype=torch.float64).detach()
+    return float(numbers.abs().where(numbers.isfinite(), 0.0).max()) if numbers.numel() else 0.0

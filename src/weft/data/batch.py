@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from weft.data.examples import Examples
 from weft.data.sampler import Array, Lanes, Mixture
@@ -31,6 +32,12 @@ class _TensorFields:
         nested = {k: value.map_tensors(change) for k, value in values.items() if isinstance(value, _TensorFields)}
         changed = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
         return replace(self, **nested, **changed)
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors, those of nested dataclasses included."""
+        values = [getattr(self, field.name) for field in fields(self)]
+        nested = [value.tensors() for value in values if isinstance(value, _TensorFields)]
+        return [value for value in values if isinstance(value, Tensor)] + list(chain.from_iterable(nested))
 
     def to(self, device: torch.device | str) -> Self:
         """Copy to `device`; asynchronous from pinned memory."""
@@ -69,10 +76,12 @@ class Batch(_TensorFields):
     next_sentence: Tensor | None = None  # (B,) int64, 1 if the second sentence follows the first
     next_sentence_weight: Tensor | None = None  # (B,) float32
     keys: Tensor | None = None  # (B,) int32, seeds of each row's dropout (`nn/dropout.py`)
+    step_key: Tensor | None = None  # (B,) int32, the seed of dropout that all rows of a step share, repeated
     lanes: Tensor | None = None  # (B,) int64: the lane of each row, if rows continue those of the previous step
     begins: Tensor | None = None  # (B,) bool, True where a row does not continue one
     ranges: tuple[range, ...] = ()  # positions that tokens, targets, loss_mask and segments hold, if rows are shared
     counted: int | None = None  # cached `count`: computed on the host before the batch is moved
+    real: int | None = None  # cached `read`: computed before rows are added that repeat others
 
     @property
     def count(self) -> int:
@@ -84,6 +93,8 @@ class Batch(_TensorFields):
     @property
     def read(self) -> int:
         """Number of input tokens, padding excluded."""
+        if self.real is not None:
+            return self.real
         tokens = self.tokens.numel()
         if self.mask is not None:
             masks = [self.mask[:, part.start : part.stop] for part in self.ranges] or [self.mask]
@@ -100,8 +111,31 @@ class Batch(_TensorFields):
         assert 1 <= parts <= size, f"{size} rows in {parts} parts"
         assert not self.ranges, "a batch is split before its rows are shared among processes"
         bounds = [part * size // parts for part in range(parts + 1)]
-        batch = replace(self, counted=None)
+        batch = replace(self, counted=None, real=None)
         return [batch.map_tensors(lambda tensor, a=start, b=stop: tensor[a:b]) for start, stop in pairwise(bounds)]
+
+    def bucketed(self) -> "Batch":
+        """Pad the rows of an encoder–decoder's batch, and their times, to one of few sizes. The loss does not change.
+
+        Times become multiples of 8; rows at most an eighth more, repeating the first one without its targets.
+        """
+        if self.source is None:
+            return self
+        rows = len(self.tokens)
+        unit = max(8, 1 << (rows.bit_length() - 4))
+        added = -rows % unit
+
+        def extend(tensor: Tensor) -> Tensor:
+            if tensor.dim() > 1:
+                tensor = F.pad(tensor, (0, -tensor.shape[1] % 8))
+            return torch.cat([tensor, tensor[:1].expand(added, *tensor.shape[1:])]) if added else tensor
+
+        counts = torch.ones_like(self.targets, dtype=torch.bool) if self.loss_mask is None else self.loss_mask
+        batch = replace(self, counted=self.count, real=self.read, loss_mask=counts)
+        padded = batch.map_tensors(extend)
+        assert padded.loss_mask is not None
+        padded.loss_mask[rows:] = False
+        return padded
 
 
 def windows_batch(
@@ -114,7 +148,7 @@ def windows_batch(
 
 def lanes_batch(text: Tokens, lanes: Lanes, step: int, *, rows: Array) -> Batch:
     """Windows (B, length) of the lanes `rows` (B,) of a text at a step, counted from 0."""
-    batch = _cut([text], np.zeros_like(rows), lanes.starts(step)[rows], length=lanes.length)
+    batch = _cut([text], np.zeros_like(rows), lanes.starts(step)[rows], length=lanes.width(step))
     return replace(batch, lanes=torch.from_numpy(rows), begins=torch.full((len(rows),), lanes.begins(step)))
 
 

@@ -56,13 +56,15 @@ class Lanes:
     """A text divided into `lanes` that are read in parallel; each step continues `length` tokens after the previous.
 
     A recurrent model can carry its state along (truncated back-propagation through time; Werbos 1990, Mikolov et al.
-    2010). Every epoch restarts all lanes, shifted by less than a window.
+    2010). Every epoch restarts all lanes, shifted by less than a window. If `varied`, each epoch also draws where its
+    windows end, so that gradients reach back to other tokens (Merity et al. 2018, §5).
     """
 
     tokens: int
     length: int
     lanes: int
     seed: int = 0
+    varied: bool = False
 
     def __post_init__(self) -> None:
         if not self.steps:
@@ -84,7 +86,21 @@ class Lanes:
         epoch, window = divmod(step, self.steps)
         hashed = int(_hash(np.array([epoch], dtype=np.uint64), _key(self.seed, 1))[0])
         shift = hashed % (self.span - self.steps * self.length + 1)
-        return np.arange(self.lanes, dtype=np.int64) * self.span + shift + window * self.length
+        return np.arange(self.lanes, dtype=np.int64) * self.span + shift + self._end(epoch, window)
+
+    def width(self, step: int) -> int:
+        """Return the length of the windows at `step`: `length`, or up to two sevenths more or less if `varied`."""
+        epoch, window = divmod(step, self.steps)
+        return self._end(epoch, window + 1) - self._end(epoch, window)
+
+    def _end(self, epoch: int, windows: int) -> int:
+        """Return the tokens of a lane in the first `windows` of an epoch. Their lengths are few, because a GPU captures
+        a graph for each."""
+        moved = 0
+        if self.varied and 0 < windows < self.steps:
+            hashed = _hash(np.array([windows], dtype=np.uint64), streams([epoch], self.seed, 3))
+            moved = (int(hashed[0] % np.uint64(5)) - 2) * (self.length // 14)
+        return windows * self.length + moved
 
     def begins(self, step: int) -> bool:
         """Return whether an epoch begins at `step`."""
@@ -159,7 +175,7 @@ class Mixture:
 
 def streams(samples: npt.ArrayLike, seed: int, purpose: int) -> Streams:
     """Random-number streams, one for each sample, independent for each purpose: (samples,). This module uses purposes
-    1 and 2."""
+    1 to 3."""
     return _hash(np.asarray(samples).astype(np.uint64), _key(seed, purpose))
 
 

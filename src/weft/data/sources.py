@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.data.rows import TABLES, MissingColumnError, SeparatorError, records, text_of
-from weft.data.streams import COMPRESSED, blocks, decode, describe_non_text_file, format_of
-from weft.errors import DataError, download_first, hub_failure, os_errors, suggestion
+from weft.data.streams import COMPRESSED, blocks, decode, describe_non_text_file, format_of, no_such_file
+from weft.errors import DataError, hub_failure, os_errors
 from weft.progress import warn
 from weft.storage.files import open_regular
 from weft.text import builtin
@@ -174,19 +174,6 @@ def _why_no_column(path: str, column: str, encoding: str) -> str | None:
     except DataError:
         return "no rows of text" if format_of(path) == ".json" else None
     return None
-
-
-def no_such_file(source: str) -> DataError:
-    """Return the error for a missing file, which suggests the nearest name in its folder."""
-    if "://" in source:
-        return DataError(download_first(source))
-    folder = os.path.dirname(source)
-    try:
-        nearby = [os.path.join(folder, name) for name in os.listdir(folder or ".")]
-    except OSError:
-        nearby = []
-    near = suggestion(source, nearby, what="files here")
-    return DataError(f"{source}: no such file{near and f'; {near}'}")
 
 
 def stamps(sources: Sequence[str], held_out: Sequence[str] = ()) -> list[list[Any]]:

@@ -21,7 +21,7 @@ from typing import IO
 
 import zstandard
 
-from weft.errors import DataError, os_errors, quoted
+from weft.errors import DataError, download_first, os_errors, quoted, suggestion
 from weft.progress import warn
 from weft.storage.untrusted import refuse_beyond
 
@@ -40,9 +40,24 @@ def format_of(name: str) -> str:
     return Path(path.stem).suffix if path.suffix in COMPRESSED else path.suffix
 
 
+def no_such_file(source: str) -> DataError:
+    """Return the error for a missing file, which suggests the nearest name in its folder."""
+    if "://" in source:
+        return DataError(download_first(source))
+    folder = os.path.dirname(source)
+    try:
+        nearby = [os.path.join(folder, name) for name in os.listdir(folder or ".")]
+    except OSError:
+        nearby = []
+    near = suggestion(source, nearby, what="files here")
+    return DataError(f"{source}: no such file{near and f'; {near}'}")
+
+
 def blocks(name: str, encoding: str = "utf-8") -> Iterator[bytes]:
     """Yield a file's text as UTF-8, decompressed, in blocks of a megabyte; DataError if it is not text."""
     offset, shown = 0, _shown(name)
+    if name != "-" and not os.path.exists(name):
+        raise no_such_file(name)
     with os_errors(name), nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb") as stream:
         plain = decompress(stream, name)
         start = next(plain, b"")

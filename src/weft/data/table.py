@@ -16,8 +16,8 @@ from typing import Any, Literal, NamedTuple
 from weft.data.messages import conversation
 from weft.data.rows import TABLES, Malformed, MissingColumnError, RowError, records
 from weft.data.shards import Side
-from weft.data.sources import find_files, find_matches, identity, no_such_file
-from weft.data.streams import format_of, lines
+from weft.data.sources import find_files, find_matches, identity
+from weft.data.streams import format_of, lines, no_such_file
 from weft.errors import DataError, suggestion
 from weft.progress import warn
 from weft.storage.files import is_text

@@ -5,12 +5,12 @@ A grammar is a regular expression (Rust's syntax), a JSON schema, or a context-f
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
 import torch
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from torch import Tensor
 
 from weft.errors import ConfigError, ModelError
@@ -21,6 +21,11 @@ ANY_TOKENIZATION = '\n%llguidance {"no_forcing": true}\n'
 # fixed whitespace: with free whitespace, a model may generate it without end
 JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 NAMED = {"properties", "$defs", "definitions"}  # keywords that hold schemas by name
+COUNTED = NAMED | {"anyOf", "oneOf", "allOf", "prefixItems", "patternProperties"}
+MAX_MEMBERS = 2000  # of one object or list of alternatives, whose grammar grows with the square
+MAX_OPTIONAL = 1000  # of them that may be left out, each of which is an alternative after every property
+MAX_PARTS = 5000  # members of all objects and lists
+LIMITS = LLParserLimits(max_items_in_row=4 * MAX_OPTIONAL)
 VALUES = {"const", "enum", "default", "examples"}  # keywords that hold values
 BYTES = LLTokenizer("byte")
 
@@ -31,7 +36,7 @@ class Grammar:
     def __init__(self, tokenizer: Tokenizer, lark: str, name: str, *, notes: dict[str, Any]):
         self.lark, self.name, self.notes = lark + ANY_TOKENIZATION, name, notes
         self.vocabulary = _vocabulary(tokenizer)
-        self._matcher = LLMatcher(self.vocabulary.tokenizer, self.lark, log_level=0)
+        self._matcher = LLMatcher(self.vocabulary.tokenizer, self.lark, log_level=0, limits=LIMITS)
         if self._matcher.is_error():
             reason = _one_line(self._matcher.get_error(), multiline="\n" in lark)
             raise ConfigError(f"{name}: {reason}")
@@ -50,7 +55,7 @@ class Grammar:
 
     def matches(self, text: str) -> bool:
         """Return whether a whole text matches; one that reached its length limit may not."""
-        matcher, tokens = LLMatcher(BYTES, self.lark, log_level=0), list(text.encode())
+        matcher, tokens = LLMatcher(BYTES, self.lark, log_level=0, limits=LIMITS), list(text.encode())
         return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
@@ -73,11 +78,37 @@ def schema_source(schema: Any) -> str:
     if not isinstance(schema, dict):
         raise ConfigError(f"the schema: expected an object such as {{'type': 'integer'}}, found {schema!r:.60}")
     try:
+        sizes = list(_sizes(schema))
+        if max(sizes, default=0) > MAX_MEMBERS or sum(sizes) > MAX_PARTS:
+            many = f"{max(sizes):,} properties or alternatives in one place and {sum(sizes):,} in all"
+            raise ConfigError(f"the schema: {many}; at most {MAX_MEMBERS:,} and {MAX_PARTS:,} are accepted")
+        if (optional := max(_optional(schema), default=0)) > MAX_OPTIONAL:
+            few = f"at most {MAX_OPTIONAL:,} are accepted; list others as required"
+            raise ConfigError(f"the schema: {optional:,} optional properties in one object; {few}")
         return json.dumps({**_closed(schema), "x-guidance": JSON_LAYOUT})
     except RecursionError:
         raise ConfigError("the schema: nested too deeply") from None
     except AttributeError:
         raise ConfigError(f"the schema: {', '.join(sorted(NAMED))} are objects that name schemas") from None
+
+
+def _sizes(schema: Any) -> Iterator[int]:
+    """Yield the number of properties, or of alternatives, in each place of a schema that has them."""
+    for key, value in schema.items() if isinstance(schema, dict) else enumerate(schema):
+        if isinstance(value, dict | list) and key not in VALUES:
+            if key in COUNTED:
+                yield len(value)
+            yield from _sizes(value)
+
+
+def _optional(schema: Any) -> Iterator[int]:
+    """Yield the number of optional properties of each object in a schema."""
+    for key, value in schema.items() if isinstance(schema, dict) else enumerate(schema):
+        if isinstance(value, dict | list) and key not in VALUES:
+            if key == "properties":
+                required = schema.get("required")
+                yield len(value) - len(set(map(str, required)) & set(value) if isinstance(required, list) else ())
+            yield from _optional(value)
 
 
 def _closed(schema: Any) -> Any:
@@ -112,7 +143,9 @@ class Constraint:
     def allowed(self) -> Tensor:
         """Return `mask()`, or raise ModelError if no token can follow although the text isn't over."""
         if not bool(self.mask().any()):
-            raise ModelError(f"{self.grammar.name}: no token of this vocabulary can continue it")
+            complex = "TooComplex" in self.matcher.get_error()
+            reason = "too many alternatives in one place" if complex else "no token of this vocabulary can continue it"
+            raise ModelError(f"{self.grammar.name}: {reason}")
         return self.mask()
 
     def mask(self) -> Tensor:

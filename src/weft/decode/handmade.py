@@ -145,4 +145,6 @@ def _searched(tree: HandmadeTree, name: str, leaves: Sequence[int], *, kept: Ite
         for n, (parent, word, weight) in enumerate(tree.edges)
     )
     words = {leaf: " ".join(tree.edges[n].word for n in tree.path(leaf)) for leaf in leaves}
-    return SearchTree(name, nodes, tuple(SearchedText(words[leaf], leaf, -tree.totals[leaf]) for leaf in leaves))
+    unseen = (node for node in nodes if node.state == "unseen" and node.parent in considered)
+    texts = tuple(SearchedText(words[leaf], leaf, -tree.totals[leaf]) for leaf in leaves)
+    return SearchTree(name, nodes, texts, left=sum(math.exp(min(0.0, node.total)) for node in unseen))

@@ -51,11 +51,15 @@ class SearchedText:
 
 @dataclass(frozen=True)
 class SearchTree:
-    """All nodes of one search, parents before their children, and the texts it returned."""
+    """All nodes of one search, parents before their children, and the texts it returned.
+
+    `left` is the probability of all texts that it did not consider to their end.
+    """
 
     name: str
     nodes: tuple[SearchNode, ...]
     written: tuple[SearchedText, ...]
+    left: float = 0.0
 
     def nodes_to(self, leaf: int) -> list[int]:
         """Return the indices of the nodes from the prompt to a node."""
@@ -86,17 +90,20 @@ def search_trees(
     An encoder–decoder takes a `source` of (1, source time).
     """
     settings = settings or Branching()
-    greedy = Sampling(temperature=0.0, max_tokens=settings.depth, logprobs=settings.alternatives)
+    depth = settings.depth
+    greedy = Sampling(temperature=0.0, max_tokens=depth, logprobs=settings.alternatives)
     random = settings.model_dump(include={"temperature", "top_k", "seed"})
-    sampled = Sampling(**random, max_tokens=settings.depth, logprobs=0)
+    sampled = Sampling(**random, max_tokens=depth, logprobs=0)
     sources, samples = source, settings.samples
     if source is not None:
         mask = torch.ones_like(source.tokens, dtype=torch.bool) if source.mask is None else source.mask
         sources = SourceRows(source.tokens.expand(samples, -1), mask.expand(samples, -1))
     return Trees(
-        _generated_tree("greedy", generate(model, [prompt], greedy, source=source), prompt, rows=1),
+        _generated_tree("greedy", generate(model, [prompt], greedy, source=source), prompt, rows=1, depth=depth),
         _beam_tree(model, prompt, settings, source=source),
-        _generated_tree("sampling", generate(model, [prompt] * samples, sampled, source=sources), prompt, rows=samples),
+        _generated_tree(
+            "sampling", generate(model, [prompt] * samples, sampled, source=sources), prompt, rows=samples, depth=depth
+        ),
     )
 
 
@@ -122,15 +129,20 @@ class _TreeBuilder:
         self.nodes.append(SearchNode(parent, id, text, logprob=logprob, total=total, state=state))
         return index
 
-    def finish(self, name: str, leaves: Sequence[int]) -> SearchTree:
+    def finish(self, name: str, leaves: Sequence[int], depth: int) -> SearchTree:
         """Return the tree, with a node for the probability that is left after each node's children."""
         nodes, prompt, texts = list(self.nodes), self.prompt, []
+        parents = {node.parent for node in nodes}
         for parent in dict.fromkeys(node.parent for node in self.nodes):
             rest = 1.0 - sum(exp(node.logprob) for node in self.nodes if node.parent == parent)
             if rest > MIN_REST:
                 total = self.total(parent) + log(rest)
                 nodes.append(SearchNode(parent, -1, "…", logprob=log(rest), total=total, state="unseen"))
         tree = SearchTree(name, tuple(nodes), ())
+        dropped = (n for n, node in enumerate(self.nodes) if node.state == "pruned" and n not in parents)
+        ended = {prompt.eos_id, *prompt.stop_ids}
+        open_ends = [n for n in dropped if nodes[n].id not in ended and len(tree.nodes_to(n)) < depth]
+        left = sum(exp(nodes[n].total) for n in (*open_ends, *range(len(self.nodes), len(nodes))))
         for leaf in leaves:
             ids = tree.path(leaf)
             text = " ".join(map(str, ids))
@@ -138,10 +150,10 @@ class _TreeBuilder:
                 stream = prompt.tokenizer.stream(mid_text=prompt.mid_text)
                 text = stream.extend(ids) + stream.flush()
             texts.append(SearchedText(text, leaf, self.nodes[leaf].total))
-        return replace(tree, written=tuple(texts))
+        return replace(tree, written=tuple(texts), left=left)
 
 
-def _generated_tree(name: str, chunks: Iterable[Chunk], prompt: Prompt, *, rows: int) -> SearchTree:
+def _generated_tree(name: str, chunks: Iterable[Chunk], prompt: Prompt, *, rows: int, depth: int) -> SearchTree:
     """Return the tree of generated texts and of the alternatives that their chunks report."""
     tree, leaves = _TreeBuilder(prompt), [-1] * rows
     for chunk in chunks:
@@ -150,7 +162,7 @@ def _generated_tree(name: str, chunks: Iterable[Chunk], prompt: Prompt, *, rows:
             if id != chunk.id:
                 tree.add(leaves[chunk.row], id, logprob, state="pruned")
         leaves[chunk.row] = tree.add(leaves[chunk.row], chunk.id, chunk.logprob, state="chosen")
-    return tree.finish(name, leaves)
+    return tree.finish(name, leaves, depth)
 
 
 def _beam_tree(model: LanguageModel, prompt: Prompt, settings: Branching, *, source: EncoderInput | None) -> SearchTree:
@@ -173,4 +185,4 @@ def _beam_tree(model: LanguageModel, prompt: Prompt, settings: Branching, *, sou
     for id in beam_search(model, [prompt], beam, source=source, on_step=record)[0][0].ids:
         leaf = tree.children[leaf, id]
         tree.nodes[leaf] = replace(tree.nodes[leaf], state="chosen")
-    return tree.finish("beam", [leaf])
+    return tree.finish("beam", [leaf], settings.depth)

@@ -32,7 +32,7 @@ class ContinuationScore(NamedTuple):
 
 def scoring_window(model: LanguageModel) -> int:
     """Return the number of tokens that a causal model reads to score a continuation."""
-    windowed = getattr(model.config, "kind", "") not in ("recurrent", "ngram")
+    windowed = getattr(model.config, "kind", "") not in ("recurrent", "bengio", "ngram")
     context: int = getattr(model.config, "context", UNLIMITED) if windowed else UNLIMITED
     return context
 

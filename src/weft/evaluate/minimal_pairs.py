@@ -8,12 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from weft.data.rows import TABLES, Malformed, MissingColumnError, records, text_of
 from weft.data.streams import format_of
 from weft.errors import DataError, counted
-from weft.evaluate.bootstrap import DRAWS, Interval, ends
 from weft.figures.charts import Charts
 from weft.figures.plot import LOOKS, Axis, Plot, Whisker, whiskers
 from weft.figures.tables import Table
@@ -34,6 +31,7 @@ PREFIXES = (
 )
 LEVELS = ("all", "field", "phenomenon", "paradigm")
 CHANCE = 50  # % of pairs
+Z = 1.959964  # standard deviations of a normal distribution, for 95 %
 
 
 class CriticalWord(NamedTuple):
@@ -68,7 +66,10 @@ class PairScore(NamedTuple):
 
 
 class Accuracy(NamedTuple):
-    """Share of pairs whose good sentence is likelier, with a 95 % interval."""
+    """Share of pairs, or of questions, that are right, with Wilson's 95 % interval (1927).
+
+    It never has the width 0, not even where all are right, and is a little too wide for values between 0 and 1.
+    """
 
     pairs: int
     accuracy: float
@@ -76,13 +77,12 @@ class Accuracy(NamedTuple):
     high: float
 
     @classmethod
-    def of(cls, scores: Sequence[PairScore]) -> "Accuracy":
-        """Return the accuracy over pairs, with a bootstrap over them: a draw only counts values of 0, 0.5 and 1."""
-        values = np.array([score.value for score in scores])
-        counts = [np.count_nonzero(values == value) for value in (0.0, 0.5, 1.0)]
-        drawn = np.random.default_rng(0).multinomial(len(values), np.array(counts) / len(values), DRAWS)
-        interval: Interval = ends(drawn @ np.array([0.0, 0.5, 1.0]) / len(values))
-        return cls(len(values), float(values.mean()), *interval)
+    def of(cls, values: Sequence[float]) -> "Accuracy":
+        """Return the mean of values from 0 to 1, of which a tie is 0.5."""
+        n, mean = len(values), math.fsum(values) / len(values)
+        middle, half = mean + Z**2 / (2 * n), Z * math.sqrt(mean * (1 - mean) / n + Z**2 / (4 * n**2))
+        low, high = ((middle + side * half) / (1 + Z**2 / n) for side in (-1, 1))
+        return cls(n, mean, min(max(low, 0.0), mean), max(min(high, 1.0), mean))
 
 
 class PairGroup(NamedTuple):
@@ -121,7 +121,7 @@ class MinimalPairs(Charts):
                 continue
             for name, indices in sorted(members.items()):
                 scored = {
-                    method: [score for index in indices if (score := scores[index]) is not None]
+                    method: [score.value for index in indices if (score := scores[index]) is not None]
                     for method, scores in self.scores.items()
                 }
                 accuracies = {method: Accuracy.of(present) for method, present in scored.items() if present}
@@ -187,7 +187,7 @@ def _cells(accuracies: Iterable[Accuracy | None]) -> Iterator[str]:
         yield "" if each is None else f"{each.low:.1%}–{each.high:.1%}"
 
 
-def read_pairs(path: str) -> list[MinimalPair]:
+def read_pairs(path: str, encoding: str = "utf-8") -> list[MinimalPair]:
     """Read a table of pairs, or all tables of a folder: BLiMP's columns, `good` and `bad`, or two without a header."""
     if os.path.isdir(path):
         names = sorted(str(each) for each in Path(path).iterdir() if format_of(str(each)) in TABLES)
@@ -195,22 +195,24 @@ def read_pairs(path: str) -> list[MinimalPair]:
             raise DataError(f"{path}: has no tables of pairs ({', '.join(TABLES)}, also compressed)")
     else:
         names = [path]
+        if path != "-" and not os.path.exists(path):
+            raise DataError(f"{path}: no such file or folder")
         if path != "-" and format_of(path) not in TABLES:
             raise DataError(f"{path}: expected a table of pairs: {', '.join(TABLES)}, also compressed")
-    return [pair for name in names for pair in _read_table(name)]
+    return [pair for name in names for pair in _read_table(name, encoding)]
 
 
-def _read_table(name: str) -> list[MinimalPair]:
+def _read_table(name: str, encoding: str) -> list[MinimalPair]:
     columns: dict[str, str] = {}
     numbered: tuple[str, ...] = ()
-    if format_of(name) in (".csv", ".tsv") and (first := next(iter(records(name, ("0",))), None)):
+    if format_of(name) in (".csv", ".tsv") and (first := next(iter(records(name, ("0",), encoding=encoding)), None)):
         cells = list(first[1].values())
         if not set(COLUMNS["good"]) & set(cells):  # no header
             if len(cells) != 2:
                 have = f"its first line has {counted(len(cells), 'field')}"
                 raise DataError(f"{name}: {have}; name two columns 'good' and 'bad', or leave only two")
             columns, numbered = {"good": "0", "bad": "1"}, ("0", "1")
-    rows = records(name, numbered, every=True)
+    rows = records(name, numbered, every=True, encoding=encoding)
     stem = Path(name).name.partition(".")[0]
     pairs = [_pair(row, columns, f"{name}: line {line}") for line, row in rows]
     if not pairs:
@@ -275,7 +277,7 @@ def pair_remarks(lengths: Sequence[tuple[int, int]], unknown: Sequence[str], unk
     return remarks
 
 
-def check_finite(scores: Iterable[PairScore]) -> None:
-    """Raise if a score is not a number."""
+def check_finite(scores: Iterable[Sequence[float]]) -> None:
+    """Raise if a score is NaN."""
     if any(math.isnan(value) for score in scores for value in score):
         raise DataError("the model's probabilities are NaN; its weights may have diverged")

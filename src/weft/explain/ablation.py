@@ -76,6 +76,19 @@ def removal(model: LanguageModel, heads: Sequence[HeadIndex]) -> dict[str, Chang
     return {name: without_head(*removed) for name, removed in by_layer.items()}
 
 
+def remove_heads(model: LanguageModel, heads: Sequence[HeadIndex]) -> None:
+    """Set these heads' outputs to zero for good: their columns of the output projection, in place."""
+    removal(model, heads)  # refuses heads that the model does not have
+    for kind, layer, head in heads:
+        name = probability_names(model)[kind].replace("*", str(layer)).replace("probabilities", "heads")
+        tap = taps(model).get(name)
+        if tap is None or tap.calls > 1 or not isinstance(weight := tap.module.weight, torch.Tensor):
+            raise ConfigError(f"heads: layer {layer} of {kind} attention has no output projection of its own")
+        weight = weight.detach().clone()  # the model's may be a file's memory
+        weight.view(weight.shape[0], model.config.attention.heads, -1)[:, head] = 0.0  # type: ignore[attr-defined]
+        tap.module.weight = torch.nn.Parameter(weight)
+
+
 @torch.no_grad()
 def ablation_costs(reading: Reading) -> dict[AttentionKind, NDArray[np.float64]]:
     """Return the increase of the loss without each head, in nats per token, (layers, heads) by kind."""

@@ -27,7 +27,7 @@ class Activations(Charts):
 
     title = "Activation functions"
     about = TEXTS["activations"]
-    columns = 3
+    columns = 2
 
     def charts(self) -> list[Plot]:
         x, y = Axis("x", includes=(self.x[0], self.x[-1])), Axis(includes=(-1.0, 4.0))  # one scale for all functions

@@ -48,7 +48,7 @@ class CacheSteps(Charts):
 
     title = "The KV cache, step by step"
     about = TEXTS["cache"]
-    columns = 3
+    columns = 2
     size = (4.4, 3.0)
 
     def charts(self) -> list[Chart]:
@@ -79,12 +79,12 @@ class CacheSteps(Charts):
                 for key in range(query + 1):
                     _cell(axes, (left + key, 4.2 + query), "dropped" if cached and query < t - 1 else "computed")
             axes.text(left - 0.3, 4.2 + t / 2, "Q Kᵀ", ha="right", va="center", fontsize=9)
-            products = formats.number(self.products.step(t, cached=cached))
+            products = formats.number(float(f"{self.products.step(t, cached=cached):.4g}"))
             cost = f"{'with' if cached else 'without'} cache\n{products} multiplications"
-            axes.text(left + n / 2, -0.4, cost, ha="center", va="bottom", fontsize=8.5)
+            axes.text(left + n / 2, -0.4, cost, ha="center", va="bottom", fontsize=9)
         for row, (look, meaning) in enumerate(MEANINGS.items() if t == 1 and n > 3 else ()):
             _cell(axes, (0.0, 6.2 + 1.25 * row), look)
-            axes.text(1.4, 6.7 + 1.25 * row, meaning, va="center", fontsize=8)
+            axes.text(1.4, 6.7 + 1.25 * row, meaning, va="center", fontsize=9)
         axes.set(xlim=(-1.6, 2 * n + GAP + 0.2), ylim=(4.4 + n, -1.9), aspect="equal")
         axes.axis("off")
 

@@ -110,7 +110,7 @@ class Costs(Picture):
             axes.axis("off")
             axes.set_title(f"{bar.title}: {bar.total}", loc="left", fontsize=9.5, pad=3)
             space = {"borderpad": 0.1, "handlelength": 1, "columnspacing": 1.4, "handletextpad": 0.5}
-            axes.legend(loc="upper left", bbox_to_anchor=(0, 0.02), ncols=4, frameon=False, fontsize=8, **space)
+            axes.legend(loc="upper left", bbox_to_anchor=(0, 0.02), ncols=4, frameon=False, fontsize=9, **space)
         return figure
 
     def bars(self) -> list[CostBar]:
@@ -204,6 +204,9 @@ def _layers(model: Config, T: int) -> tuple[LayerCost, ...]:
                 repeats = sum(kind.window == window for kind in kinds) // sharing
                 layers.append(LayerCost(name, repeats, _sum((two, 1), (one, -1)), activations=sharing * kept[0]))
             return tuple(layers)
+        case config.Bengio():
+            hidden = Count(tuple(part for part in count(model, T).components if part.in_layers), T)
+            return (LayerCost("hidden layer", 1, hidden, activations=kept[0]),)
         case config.Recurrent() | config.ELMo() | config.Bahdanau():
             stacks = len(kept) // model.layers  # Bahdanau's encoder and decoder have `layers` layers each
             one, two = count(model.replace(layers=1), T), count(model.replace(layers=2), T)

@@ -18,6 +18,8 @@ from weft.figures.charts import Charts
 from weft.figures.plot import Axis, Plot, lines
 from weft.figures.tables import Table
 from weft.models import config
+from weft.nn.config import NoFeedForward
+from weft.nn.feedforward_config import with_width
 
 FACTORS = tuple(2.0**power for power in range(-4, 6))  # sizes in a chart, relative to the model's
 FAR = 2**12  # factor at which the asymptotic power is measured
@@ -133,7 +135,7 @@ def _wider(model: Any, factor: float) -> dict[str, Any] | None:
     if isinstance(model, config.TransformerConfig):
         attention, inner = model.attention, model.feedforward
         sizes = {"d_model": model.d_model, "heads": attention.heads, "d_ff": inner.d_ff}
-        sizes |= {"kv_heads": attention.kv_heads} if attention.kv_heads else {}
+        sizes = {name: size for name, size in {**sizes, "kv_heads": attention.kv_heads}.items() if size}
     else:
         widths = {key: getattr(model, key, None) for key in ("d_model", "d_embedding", "d_attention")}
         sizes = {key: width for key, width in widths.items() if width is not None}
@@ -142,5 +144,7 @@ def _wider(model: Any, factor: float) -> dict[str, Any] | None:
     wide: dict[str, Any] = {key: int(size * factor) for key, size in sizes.items()}
     if isinstance(model, config.TransformerConfig):
         heads = {"heads": wide.pop("heads"), "kv_heads": wide.pop("kv_heads", None), "d_head": model.d_head}
-        wide |= {"attention": attention.replace(**heads), "feedforward": inner.replace(d_ff=wide.pop("d_ff"))}
+        wide["attention"] = attention.replace(**heads)
+        if "d_ff" in wide and not isinstance(inner, NoFeedForward):
+            wide["feedforward"] = with_width(inner, wide.pop("d_ff"))
     return wide

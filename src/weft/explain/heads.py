@@ -32,7 +32,8 @@ from weft.figures.heatmap import SmallMap, small_multiples
 from weft.figures.page import template
 from weft.figures.picture import Picture
 from weft.models.base import LanguageModel, evaluating
-from weft.models.config import Decoder, LMHead
+from weft.models.config import Decoder
+from weft.models.head_config import LMHead
 from weft.models.transformer import Transformer
 
 MIN_INDUCTION, MIN_PROBABILITY, MIN_ENTROPY_SHARE, MAX_LOCAL_DISTANCE = 0.4, 0.5, 0.9, 2.0
@@ -194,7 +195,11 @@ def induction_scores(model: LanguageModel, vocab_size: int, length: int = 25, *,
     if not isinstance(model, Transformer) or not isinstance(model.config, Decoder):
         raise unsupported(model, "no induction score", "it takes a decoder")
     length = min(length, model.config.context // 2)
-    once = torch.randint(vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    if length <= vocab_size < length**2:  # a token drawn twice would have two copies to attend to
+        once = torch.stack([torch.randperm(vocab_size, generator=generator)[:length] for _ in range(rows)])
+    else:
+        once = torch.randint(vocab_size, (rows, length), generator=generator)
     with evaluating(model) as device, capture(model, "decoder.*.attention.probabilities") as captured:
         model.features(once.repeat(1, 2).to(device))
     second = torch.arange(length, 2 * length)

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.explain.capture import capture
+from weft.explain.capture import capture, stack_input
 from weft.explain.reading import Reading, pieces, unsupported
 from weft.explain.surprise import MAX_LOGITS, Guess, predicts_masked
 from weft.explain.texts import TEXTS
@@ -116,8 +116,7 @@ def lens(reading: Reading) -> Lens:
     name = "encoder" if model.decoder is None else "decoder"
     stack = model.decoder or model.encoder
     assert stack is not None
-    # The input of the first block; in evaluation mode the dropout is the identity.
-    below = f"{name}.projection" if stack.projection is not None and stack.narrow else f"{name}.dropout"
+    below = stack_input(name, stack)
     with evaluating(model), capture(model, below, f"{name}.*.residual") as captured:
         model.features(reading.tokens, **reading.model_kwargs)
         streams = [captured[below], *(captured[f"{name}.{n}.residual"] for n in range(len(stack.layers)))]

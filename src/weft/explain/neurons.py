@@ -115,9 +115,9 @@ class Neurons(Picture):
                     continue
                 axes.add_patch(Circle((x, y), RADIUS, facecolor="none", edgecolor="#000000", linewidth=1.0))
                 name = f"{layer.symbol}{str(unit + 1).translate(SUBSCRIPTS)}"
-                axes.text(x, y, name, ha="center", va="center", fontsize=8 if len(name) < 4 else 6)
+                axes.text(x, y, name, ha="center", va="center", fontsize=9 if len(name) < 4 else 7)
                 if layer.labels:
-                    at: dict[str, Any] = {"va": "center", "fontsize": 8.5, "parse_math": False}
+                    at: dict[str, Any] = {"va": "center", "fontsize": 9, "parse_math": False}
                     axes.text(x + RADIUS + 0.14, y, layer.labels[unit], **at)
         return figure
 

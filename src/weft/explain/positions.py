@@ -178,4 +178,4 @@ def _draw_stripes(stripes: Floats, axes: Any) -> None:
     image = axes.imshow(stripes, cmap=SHADES, vmin=-bound, vmax=bound, **look)
     axes.set_xlabel("coordinate", fontsize=9)
     axes.set_ylabel("position", fontsize=9)
-    axes.figure.colorbar(image, ax=axes, shrink=0.85).ax.tick_params(labelsize=8)
+    axes.figure.colorbar(image, ax=axes, shrink=0.85).ax.tick_params(labelsize=9)

@@ -70,14 +70,14 @@ class Precision(Charts):
             axes.text(0, top + 0.09, each.name, fontsize=9.5, weight="bold", va="bottom")
             span = f"±{_power(each.largest)}" if each.exponent else f"−128 … {each.largest:g}"
             small = f", from {_power(each.tiniest)}" if each.exponent else ""
-            axes.text(32, top + 0.09, f"{span}{small}", fontsize=8.5, va="bottom", ha="right")
+            axes.text(32, top + 0.09, f"{span}{small}", fontsize=9, va="bottom", ha="right")
             for bit, part in enumerate(each.parts):
                 name = next(name for name in PARTS if name.startswith(part))
                 axes.add_patch(Rectangle((bit, top - 0.36), 0.92, 0.38, facecolor=PARTS[name], edgecolor="none"))
         for place, (name, colour) in enumerate(PARTS.items()):
             x, y = 9.5 * place, -len(self.formats) - 0.45
             axes.add_patch(Rectangle((x, y), 0.92, 0.22, facecolor=colour, edgecolor="none"))
-            axes.text(x + 1.4, y + 0.11, name, fontsize=8.5, va="center")
+            axes.text(x + 1.4, y + 0.11, name, fontsize=9, va="center")
 
     def tables(self) -> list[Table]:
         rows = []

@@ -76,13 +76,13 @@ class Saliency(Picture):
             hatch = ["" if value >= 0 else "////" for value in side.times_input]
             right.barh(rows, side.times_input, color=COLOURS[0], hatch=hatch, ec="white", lw=0)
             names = [drawable(token.piece) for token in side.tokens]
-            left.set_yticks(rows, names, fontsize=8, family=families(), parse_math=False)
+            left.set_yticks(rows, names, fontsize=9, family=families(), parse_math=False)
             right.set_yticks([])
             right.axvline(0, color="black", lw=0.6)
             left.set_ylabel(side.name, fontsize=9)
             for axes in (left, right):
                 axes.set_ylim(len(side.tokens) - 0.4, -0.6)
-                axes.tick_params(labelsize=8, length=2)
+                axes.tick_params(labelsize=9, length=2)
                 axes.xaxis.set_major_locator(MaxNLocator(4))
                 axes.ticklabel_format(axis="x", style="sci", scilimits=(-2, 3))
                 axes.spines[["top", "right", "left"]].set_visible(False)

@@ -101,10 +101,8 @@ class SearchTrees(Picture):
             steps = [_decimal(-tree.nodes[n].logprob) for n in tree.nodes_to(output.leaf)]
             total = " + ".join(steps) + f" = {_decimal(-output.logprob)}" * (len(steps) > 1)
             lines.append(f"{visible(output.text)}   {self.weight} {total}" + (f" ×{count}" if count > 1 else ""))
-        seen_before = {-1, *(n for n, node in enumerate(tree.nodes) if node.state != "unseen")}
-        unseen = [node.total for node in tree.nodes if node.state == "unseen" and node.parent in seen_before]
-        left = f"not considered: {_percent(sum(map(exp, unseen)))} of the probability"
-        return [*lines, *([left] if unseen and self.weight == "−log p" else [])]
+        left = f"not considered to the end: {_percent(tree.left)} of the probability"
+        return [*lines, *([left] if tree.left and self.weight == "−log p" else [])]
 
     def figure(self) -> Figure:
         pairs = list(zip(self.trees, self.layouts, strict=True))

@@ -88,7 +88,8 @@ class Surprise(Picture):
         columns = zip(count(1), self.tokens, self.nats, self.ranks, self.guesses, strict=False)
         scored = [(nats, n, token, rank, top) for n, token, nats, rank, top in columns if nats is not None]
         rows = []
-        for nats, position, token, rank, guesses in sorted(scored, key=lambda row: -row[0])[:MAX_ROWS]:
+        surprising = sorted(scored, key=lambda row: -row[0])[:MAX_ROWS]
+        for nats, position, token, rank, guesses in sorted(surprising, key=lambda row: row[1]):
             surprisal = f"{nats:.2f}" if math.isfinite(nats) else "∞"
             likeliest = " · ".join(f"{guess.piece} {percent(guess.probability)}" for guess in guesses)
             rows.append((str(position), token.piece, surprisal, percent(math.exp(-nats)), f"{rank:,}", likeliest))

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from weft.explain import activations as activations
     from weft.explain import cache as cache
     from weft.explain import costs as costs
+    from weft.explain import experts as experts
     from weft.explain import gradients as gradients
     from weft.explain import growth as growth
     from weft.explain import heads as heads
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from weft.explain.anatomy import anatomy as anatomy
     from weft.explain.attention import maps as _attention
     from weft.explain.graph import picture as _graph
+    from weft.explain.interventions import patch as patch
+    from weft.explain.interventions import probe as probe
     from weft.explain.step import step as _step
     from weft.figures import picture as picture
 
@@ -40,17 +43,19 @@ if TYPE_CHECKING:
 VIEWS = (
     *("anatomy", "attention", "heads", "surprise", "lens", "saliency", "search", "step", "cache", "costs", "growth"),
     *("timing", "graph", "gradients", "positions", "activations", "precision", "schedule", "training", "likelihood"),
-    *("neurons", "weights"),
+    *("neurons", "weights", "patch", "probe", "experts"),
 )
 # views of a text, which need a trained model
 OF_A_TEXT = (
     *("attention", "heads", "surprise", "lens", "saliency", "search", "step", "gradients", "weights", "graph"),
-    "likelihood",
+    *("likelihood", "patch", "experts"),
 )
 _MODULES = {name: f"weft.explain.{name}" for name in (*VIEWS, "ablation", "reading", "time_gradients")} | {
     "anatomy": "weft.explain.anatomy.anatomy",
     "attention": "weft.explain.attention.maps",
     "graph": "weft.explain.graph.picture",
+    "patch": "weft.explain.interventions.patch",
+    "probe": "weft.explain.interventions.probe",
     "step": "weft.explain.step.step",
     "picture": "weft.figures.picture",
 }

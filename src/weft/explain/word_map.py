@@ -57,6 +57,13 @@ class WordMap(Charts):
         return [Table(("map" if several else "", "word", "group", "x", "y"), rows, text=(0, 1, 2))]
 
 
+class SenseMap(WordMap):
+    """Clouds of several words, small and side by side."""
+
+    columns = 3
+    size = (3.6, 2.9)
+
+
 def cloud(
     title: str, words: Sequence[str], vectors: ArrayLike, *, groups: Sequence[str] = (), named: bool = True
 ) -> Cloud:
@@ -96,7 +103,7 @@ def _before(words: InContext, row: int) -> str:
     return f" {words.words[row - 1].text}" if same else ""
 
 
-def sense_map(words: Sequence[str], senses: Sequence[str], vectors: NDArray[np.float32]) -> WordMap:
+def sense_map(words: Sequence[str], senses: Sequence[str], vectors: NDArray[np.float32]) -> SenseMap:
     """Map the occurrences of each word, with vectors (n, d), in one colour per sense.
 
     Half of a sense's sentences decide the axes, so that they separate the senses (Fisher 1936); the others are drawn.
@@ -113,12 +120,12 @@ def sense_map(words: Sequence[str], senses: Sequence[str], vectors: NDArray[np.f
         groups = [sense for sense, rows in shown.items() for _ in rows]
         if separated:
             axes = _discriminants([vectors[rows[::2]].astype(np.float64) for rows in by_sense.values()])
-            label = "axes that separate the other half of the sentences"
+            label = "axes that separate other sentences"
             points = vectors[drawn].astype(np.float64) @ axes
             clouds.append(Cloud(word, (word,) * len(drawn), tuple(groups), points, label, named=False))
         else:
             clouds.append(cloud(word, [word] * len(drawn), vectors[drawn], groups=groups, named=False))
-    return WordMap(tuple(clouds))
+    return SenseMap(tuple(clouds))
 
 
 def _discriminants(classes: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
@@ -138,13 +145,15 @@ def _draw(cloud: Cloud, axes: Any) -> None:
     for number, group in enumerate(dict.fromkeys(cloud.groups)):
         rows = [row for row, name in enumerate(cloud.groups) if name == group]
         colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-        axes.plot(*cloud.points[rows].T, marker, color=colour, markersize=4, alpha=0.8, label=group or None)
+        axes.plot(*cloud.points[rows].T, marker, color=colour, markersize=5, alpha=0.8, label=group or None)
     if cloud.named:
         for word, point in list(zip(cloud.words, cloud.points, strict=True))[:MAX_LABELS]:
-            axes.annotate(word, point, xytext=(3, 3), textcoords="offset points", fontsize=8, parse_math=False)
+            axes.annotate(word, point, xytext=(3, 3), textcoords="offset points", fontsize=9, parse_math=False)
     axes.margins(0.12)
     axes.set_xticks([])
     axes.set_yticks([])
-    axes.set_xlabel(cloud.axes, fontsize=8.5)
-    if any(cloud.groups):
-        axes.legend(fontsize=8, frameon=False)
+    grouped = any(cloud.groups)
+    axes.set_xlabel(cloud.axes, fontsize=9, labelpad=20 if grouped else 4)
+    if grouped:  # between the axis and its label, where no point is
+        place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "ncols": len(set(cloud.groups))}
+        axes.legend(**place, fontsize=9, frameon=False, columnspacing=1.0, handletextpad=0.1)

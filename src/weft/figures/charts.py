@@ -73,7 +73,7 @@ class Charts(Picture):
                 continue
             axes.set_title(chart.title, fontsize=10, parse_math=False)
             axes.spines[["top", "right"]].set_visible(False)
-            axes.tick_params(labelsize=8.5)
+            axes.tick_params(labelsize=9)
             chart.draw(axes)
         return figure
 
@@ -117,7 +117,7 @@ def _draw_plot(axes: Any, plot: Plot) -> None:
         colour = to_hex(SHADES(float(name[:-1]) / 100)) if name.endswith("%") else INK[name]
         ink = {"color": colour, "alpha": ALPHAS.get(shape.kind)}
         if shape.kind in TEXTS:
-            size, baseline = 9.5 if shape.kind == "title" else 8.5, "center" if shape.angle == -90 else "baseline"
+            size, baseline = 9.5 if shape.kind == "title" else 9, "center" if shape.angle == -90 else "baseline"
             aligned = {"ha": ALIGNMENTS[shape.anchor], "va": baseline}
             rotated = {"rotation": -shape.angle, "rotation_mode": "anchor"}
             behind = {"bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.5}} if shape.kind == "name" else {}

@@ -44,7 +44,7 @@ def label_axis(axis: Any, labels: Sequence[str], start: int = 0, *, block: int =
     step = 1 if len(labels) <= MAX_LABELS else -(-len(labels) // 45 // block) * block
     positions = range(0, len(labels), step)
     names = [f"{position + start}: " * (step > 1) + shorten(labels[position]) for position in positions]
-    axis.set_ticks([position / block for position in positions], names, parse_math=False, fontsize=8)
+    axis.set_ticks([position / block for position in positions], names, parse_math=False, fontsize=9)
     axis.set_tick_params(length=0 if step == 1 else 2)
 
 

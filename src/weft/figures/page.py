@@ -64,7 +64,7 @@ def _style(name: str) -> str:
 
 
 def part(macro: str, /, *values: Any, **options: Any) -> Markup:
-    """Render a macro of web/parts.html, such as cards, facts, command, notes, texts, lead or fold."""
+    """Render a macro of templates/parts.html, such as cards, facts, command, notes, texts, lead or fold."""
     return Markup(getattr(template("parts.html").module, macro)(*values, **options))
 
 
@@ -106,8 +106,9 @@ def _import_map(names: Sequence[str]) -> Markup:
 
 @cache
 def template(name: str) -> Template:
-    """Return a template of web/; its values are escaped."""
-    return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(web_file(name))
+    """Return a template; its values are escaped."""
+    text = (resources.files("weft.figures") / "templates" / name).read_text("utf-8")
+    return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(text)
 
 
 def web_file(name: str) -> str:

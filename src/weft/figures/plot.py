@@ -20,7 +20,7 @@ class Look(NamedTuple):
     """Style of a series. The colour is one of web/page.css (c0 … c3, ink, soft) or a shade such as 85%."""
 
     colour: str = "c0"
-    marker: str = ""  # one of web/chart_svg.html
+    marker: str = ""  # one of templates/chart_svg.html
     dash: str = ""  # as in SVG
     width: float = 1.8  # 0: no line is drawn
 

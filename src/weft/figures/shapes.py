@@ -248,7 +248,7 @@ def html_plots(plots: Sequence[Plot], kind: str = "") -> Markup:
 
 
 def plot_data(plot: Plot) -> dict[str, Any]:
-    """Return a chart as the JSON data of web/chart.js (`PlotData` in web/types.d.ts); long series are thinned."""
+    """Return a chart as the JSON data of web/chart.js (`PlotData` in types.d.ts); long series are thinned."""
     return {
         "title": plot.title,
         "size": dict(zip(("width", "height"), plot.size, strict=True)),

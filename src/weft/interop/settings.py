@@ -15,7 +15,7 @@ from weft import config
 from weft.config import Tree
 from weft.errors import InteropError, WeftError
 from weft.models.config import Decoder, Encoder, EncoderDecoder
-from weft.nn.config import Activation
+from weft.nn.config import Activation, Experts
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_fast": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu",
@@ -26,6 +26,7 @@ ACTIVATIONS: dict[str, Activation] = {
 THEIR_ACTIVATIONS: dict[str, str] = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
 THEIR_ACTIVATIONS["xielu"] = "xielu"  # which only Apertus reads
 
+ONLY_IN_TRAINING = {"dropout", "balance_loss", "z_loss", "capacity", "choice_bias"}
 MAX_SIZE = 2**28  # of any dimension: one row of this many fp32 values is a gigabyte
 
 Transformer = Decoder | Encoder | EncoderDecoder
@@ -134,6 +135,12 @@ def flat(model: Transformer) -> Flat:
     tree["attention"]["d_v"] = None if model.d_v == model.d_head else model.d_v
     tree["attention"]["scale"] = model.attention.scale or model.d_head**-0.5
     depth = model.layers
+    if isinstance(inner := model.feedforward, Experts):
+        dense = [layer for layer in range(depth) if inner.is_dense(layer)]
+        tree["feedforward"] |= {"first_dense": 0, "every": 1, "dense_layers": dense}
+        tree["feedforward"] |= {"shared_d_ff": inner.shared_width or None} | ({} if dense else {"dense": None})
+        if inner.kept_groups in (None, inner.groups):
+            tree["feedforward"] |= {"groups": 1, "kept_groups": None, "group_score": "best-two"}
     if isinstance(model, EncoderDecoder):
         tree["encoder_layers"] = model.encoder_layers or model.layers
         depth = max(depth, tree["encoder_layers"])
@@ -143,6 +150,11 @@ def flat(model: Transformer) -> Flat:
     kinds = [{**kind, "position": None if kind["position"] == tree["position"] else kind["position"]} for kind in kinds]
     tree["pattern"] = layer_pattern(kinds).get("pattern", [])
     return config.flat(tree)
+
+
+def count_experts(model: Transformer) -> int:
+    """Number of experts of a layer; 0 if the model is no mixture."""
+    return model.feedforward.experts if isinstance(model.feedforward, Experts) else 0
 
 
 def layer_pattern(kinds: Sequence[dict[str, Any]]) -> Flat:
@@ -196,8 +208,8 @@ def _computed(model: Transformer) -> Flat:
     return {
         key: value
         for key, value in settings.items()
-        if key not in unused and not key.startswith("init.") and key.rpartition(".")[2] != "dropout"
-    }
+        if key not in unused and not key.startswith("init.") and key.rpartition(".")[2] not in ONLY_IN_TRAINING
+    } | {"choice_bias": settings.get("feedforward.choice_bias") is not None}
 
 
 def first_lossless(model: Transformer, round_trips: Mapping[str, Callable[[], Transformer]], what: str) -> str:

@@ -10,7 +10,8 @@ from weft.interop.settings import THEIR_ACTIVATIONS, Flat, Settings
 Kind = Literal["integer", "number", "positive", "flag", "activation"]
 # short names of settings for `keys`: the setting, and the type of its key
 SETTINGS: dict[str, tuple[str, Kind]] = {
-    "vocab_size": ("vocab_size", "integer"), "context": ("context", "integer"), "segments": ("segments", "integer"),
+    "vocab_size": ("vocab_size", "integer"), "context": ("context", "integer"),
+    "source_context": ("source_context", "integer"), "segments": ("segments", "integer"),
     "layers": ("layers", "integer"), "encoder_layers": ("encoder_layers", "integer"), "d_model": ("d_model", "integer"),
     "heads": ("attention.heads", "integer"), "kv_heads": ("attention.kv_heads", "integer"),
     "d_head": ("attention.d_head", "integer"), "d_ff": ("feedforward.d_ff", "integer"),
@@ -20,7 +21,11 @@ SETTINGS: dict[str, tuple[str, Kind]] = {
     "base": ("position.base", "number"), "buckets": ("position.buckets", "integer"),
     "max_distance": ("position.max_distance", "integer"), "tied": ("head.tied", "flag"),
     "embedding_scale": ("embedding_scale", "flag"), "norm_bias": ("norm.bias", "flag"),
-    "feedforward_bias": ("feedforward.bias", "flag"),
+    "feedforward_bias": ("feedforward.bias", "flag"), "experts": ("feedforward.experts", "integer"),
+    "chosen": ("feedforward.chosen", "integer"), "shared_d_ff": ("feedforward.shared_d_ff", "integer"),
+    "renormalised": ("feedforward.renormalised", "flag"), "expert_scale": ("feedforward.scale", "positive"),
+    "beta": ("feedforward.beta", "positive"), "limit": ("feedforward.limit", "positive"),
+    "balance_loss": ("feedforward.balance_loss", "number"), "router_jitter": ("feedforward.jitter", "number"),
 }  # fmt: skip
 
 

@@ -1,14 +1,16 @@
 """Translate names and layouts of weights, in both directions and tensor by tensor, by a table of rules.
 
 A rule maps weft's name of a tensor to its name elsewhere (or several, concatenated along the rows) and its layout
-there. `{layer}` stands for a block's number. A table may have rules for tensors that a model lacks (biases, an untied
-LM head): the model's config decides which apply. Tensors are read lazily.
+there. A part that another program lacks, because it is 0, has the name "". `{layer}` stands for a block's number, and
+`{expert}` for that of an expert, whose matrices are elements of one of ours. A table may have rules for tensors that a
+model lacks (biases, an untied LM head): the model's config decides which apply. Tensors are read lazily.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -41,7 +43,24 @@ def _transposed(tensor: Tensor) -> Tensor:
 SAME = TensorLayout(lambda theirs: theirs, lambda ours: ours)
 TRANSPOSED = TensorLayout(_transposed, _transposed)  # matrices as (in, out) instead of (out, in)
 ONE_ROW = TensorLayout(lambda theirs: theirs[0], lambda ours: ours[None])  # a vector stored as a matrix of one row
-A_ROW = TensorLayout(lambda theirs: theirs[None], lambda ours: ours[0])  # a row of a matrix stored as a vector
+A_ROW = TensorLayout(lambda theirs: theirs.reshape(1, -1), lambda ours: ours[0])  # a row of a matrix stored as a vector
+
+
+def _transposed_experts(tensor: Tensor) -> Tensor:
+    return tensor.mT.contiguous() if tensor.dim() == 3 else tensor
+
+
+def _interleaved(ours: Tensor) -> Tensor:
+    return _transposed_experts(ours.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2))
+
+
+def _gates_first(theirs: Tensor) -> Tensor:
+    return _transposed_experts(theirs).unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
+
+
+# matrices of experts as (experts, in, out), and gates and up projections in turn; biases are in the same order
+EXPERTS_TRANSPOSED = TensorLayout(_transposed_experts, _transposed_experts)
+EXPERTS_INTERLEAVED = TensorLayout(_gates_first, _interleaved)
 
 
 def reordered(order: Callable[[Tensor], Tensor]) -> TensorLayout:
@@ -88,10 +107,16 @@ Names = str | tuple[str, ...] | None  # of a module, or of its parts; None if th
 # short names of a block's modules
 MODULES = {
     "norm": "attention_skip.norm", "norm_out": "attention_skip.norm_out", "qkv": "attention.qkv",
+    "global_qkv": "attention.global_qkv",
     "q_norm": "attention.q_norm", "k_norm": "attention.k_norm", "out": "attention.out",
-    "cross_norm": "cross_skip.norm", "cross_q": "cross.q", "cross_kv": "cross.kv", "cross_out": "cross.out",
+    "cross_norm": "cross_skip.norm", "cross_norm_out": "cross_skip.norm_out",
+    "cross_q": "cross.q", "cross_kv": "cross.kv", "cross_out": "cross.out",
     "ff_norm": "feedforward_skip.norm", "ff_norm_out": "feedforward_skip.norm_out", "up": "feedforward.up",
-    "gate_up": "feedforward.gate_up", "down": "feedforward.down",
+    "gate_up": "feedforward.gate_up", "down": "feedforward.down", "router": "feedforward.router",
+    "shared_gate_up": "feedforward.shared.gate_up", "shared_down": "feedforward.shared.down",
+    "shared_gate": "feedforward.shared_gate", "q_down": "attention.q_down", "q_latent_norm": "attention.q_latent_norm",
+    "q_up": "attention.q_up", "kv_down": "attention.kv_down", "kv_latent_norm": "attention.kv_latent_norm",
+    "kv_up": "attention.kv_up",
 }  # fmt: skip
 
 
@@ -127,19 +152,35 @@ def block(stack: str, theirs: str, layouts: Mapping[str, Layouts] | None = None,
     return tuple(rules)
 
 
+def experts(theirs: str, gate_up: tuple[str, ...], down: str, *, layouts: tuple[Layouts, ...]) -> Rules:
+    """Rules for the matrices of a decoder's experts and their biases; their names begin with `theirs`. Names without
+    `{expert}` are of all experts together, and their biases end in `_bias`."""
+    rules = []
+    for ours, names, layout in (("gate_up", gate_up, layouts[0]), ("down", (down,), layouts[1])):
+        own = f"decoder.blocks.{{layer}}.feedforward.experts.{ours}"
+        rules.append(tensor(own, *(f"{theirs}.{name}" for name in names), layout=layout))
+        if "{expert}" not in down:
+            rules.append(tensor(f"{own}_bias", f"{theirs}.{names[0].removesuffix('.weight')}_bias", layout=layout))
+    return tuple(rules)
+
+
 @dataclass(frozen=True)
 class TensorPart:
-    """One of their tensors: rows [start, stop) of one of ours, in another layout."""
+    """One of their tensors: rows [start, stop) of one of ours, in another layout. Rows of a tensor of `experts` are
+    counted through all of them."""
 
     name: str
     shape: Shape
     start: int
     stop: int
     layout: TensorLayout
+    experts: int = 0
+    axis: int = 0  # 1 for rows of each expert, in matrices of all experts together
 
     def of(self, ours: Tensor) -> Tensor:
         """Convert our tensor to theirs."""
-        return self.layout.to_theirs(ours[self.start : self.stop])
+        rows = ours.flatten(0, 1) if self.experts else ours
+        return self.layout.to_theirs(rows.narrow(self.axis, self.start, self.stop - self.start))
 
 
 Conversions = Mapping[str, tuple[TensorPart, ...]]  # our tensor → its parts
@@ -162,36 +203,50 @@ def conversions(rules: Iterable[NameRule], model: Model) -> Conversions:
             if name not in ours:
                 continue
             assert name not in table, f"two rules for {name}"
-            parts: list[TensorPart] = []
-            heights, start = _part_heights(name, model, len(rule.theirs)) or [ours[name][0]], 0
-            assert sum(heights) == ours[name][0], name
-            for theirs, layout, height in zip(rule.theirs, rule.layouts, heights, strict=True):
-                shape, stop = layout.shape((height, *ours[name][1:])), start + height
-                their_name = theirs.replace("{layer}", str(layer))
-                parts.append(TensorPart(their_name, shape, start=start, stop=stop, layout=layout))
-                start = stop
-            table[name] = tuple(parts)
+            table[name] = tuple(_parts(rule, name, ours[name], model=model, layer=layer))
     unnamed = next((name for name in ours if name not in table), None)
     if unnamed is not None:
         raise InteropError(f"{unnamed} {list(ours[unnamed])}: this format has no place for it")
     return {name: table[name] for name in ours}
 
 
-def _part_heights(name: str, model: Model, parts: int) -> list[int]:
-    """Rows of each of several parts of a tensor; [] for a single part."""
+def _parts(rule: NameRule, name: str, shape: Shape, *, model: Model, layer: int) -> Iterator[TensorPart]:
+    names, layouts, each = [part.replace("{layer}", str(layer)) for part in rule.theirs], rule.layouts, "{expert}"
+    count = shape[0] if each in names[0] else 0
+    axis = int(not count and len(names) > 1 and len(shape) == 3)
+    if count:
+        heights = [shape[1] // len(names)] * (len(names) * shape[0])
+        names = [part.replace(each, str(expert)) for expert in range(shape[0]) for part in names]
+        layouts, shape = layouts * shape[0], (shape[0] * shape[1], *shape[2:])
+    elif axis:
+        heights = [shape[1] // len(names)] * len(names)
+    else:
+        heights = _part_heights(name, model, parts=len(names), rows=shape[0])
+    assert sum(heights) == shape[axis], name
+    stops = accumulate(heights)
+    by_height: dict[tuple[TensorLayout, int], Shape] = {}
+    for theirs, layout, height, stop in zip(names, layouts, heights, stops, strict=True):
+        their_shape = by_height.setdefault((layout, height), layout.shape((*shape[:axis], height, *shape[axis + 1 :])))
+        start = stop - height
+        yield TensorPart(theirs, their_shape, start=start, stop=stop, layout=layout, experts=count, axis=axis)
+
+
+def _part_heights(name: str, model: Model, *, parts: int, rows: int) -> list[int]:
+    """Rows of each part of a tensor."""
     if parts == 1:
-        return []
+        return [rows]
     layer = name.split(".")[-2]
     if layer in ("q_norm", "k_norm"):
         return [1] * parts
     assert isinstance(model, Decoder | Encoder | EncoderDecoder), "only Transformers join matrices"
     queries, keys = model.attention.heads * model.d_head, model.attention.groups * model.d_head
-    return {"qkv": [queries, keys, keys], "kv": [keys, keys], "gate_up": [model.feedforward.d_ff] * 2}[layer]
+    heights = {"kv": [keys, keys], "gate_up": [rows // 2] * 2}
+    return heights.get(layer, [queries, keys, keys])
 
 
 def their_shapes(table: Conversions) -> dict[str, Shape]:
     """Shapes of all of their tensors."""
-    return {part.name: part.shape for parts in table.values() for part in parts}
+    return {part.name: part.shape for parts in table.values() for part in parts if part.name}
 
 
 def to_ours(
@@ -214,9 +269,19 @@ def to_ours(
         if tuple(stored[name]) != shape:
             raise InteropError(f"{location}: '{name}' is {list(stored[name])}; the settings require {list(shape)}")
 
-    def join(parts: Iterable[TensorPart]) -> Tensor:
-        tensors = [part.layout.to_ours(read(part.name)) for part in parts]
-        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    def join(parts: Sequence[TensorPart]) -> Tensor:
+        if parts[0].experts:  # filled expert by expert, so that they are not in memory twice
+            rows = parts[0].layout.to_ours(read(parts[0].name))
+            joined = rows.new_empty(parts[-1].stop, *rows.shape[1:])
+            for part in parts:
+                rows = part.layout.to_ours(read(part.name))
+                joined = joined.to(torch.promote_types(joined.dtype, rows.dtype))
+                joined[part.start : part.stop] = rows
+            return joined.unflatten(0, (parts[0].experts, -1))
+        stored = {part.name: part.layout.to_ours(read(part.name)) for part in parts if part.name}
+        like = next(iter(stored.values()))
+        tensors = [stored[part.name] if part.name else like.new_zeros(part.shape) for part in parts]
+        return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim=parts[0].axis)
 
     return {name: partial(join, parts) for name, parts in table.items()}
 
@@ -224,7 +289,16 @@ def to_ours(
 def to_theirs(table: Conversions, weights: LazyWeights) -> LazyWeights:
     """Their weights, converted from ours when they are read."""
 
-    def convert(part: TensorPart, name: str) -> Tensor:
-        return part.of(weights[name]())
+    last: dict[str, Tensor] = {}  # the tensor read last: an expert's matrix is a part of a large one
 
-    return {part.name: partial(convert, part, name) for name, parts in table.items() for part in parts}
+    def convert(part: TensorPart, name: str) -> Tensor:
+        if name not in last:
+            last.clear()
+            last[name] = weights[name]()
+        ours = last[name] if part.experts or part.axis else last.pop(name)
+        if any(bool(ours[other.start : other.stop].any()) for other in table[name] if not other.name):
+            raise InteropError(f"{name}: a part of it has no place in this format, which takes it to be 0")
+        return part.of(ours)
+
+    named = ((part, name) for name, parts in table.items() for part in parts if part.name)
+    return {part.name: partial(convert, part, name) for part, name in named}

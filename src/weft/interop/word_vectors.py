@@ -39,7 +39,7 @@ Rows = Iterator[tuple[bytes, Floats]]
 
 def recognises(path: Path) -> bool:
     """Whether a file begins as one with word vectors."""
-    return path.suffix in (".txt", ".vec", ".bin", ".w2v", ".glove") and path.is_file() and _form(path) is not None
+    return path.suffix != ".pt" and path.is_file() and _form(path) is not None
 
 
 def _form(path: Path) -> str | None:
@@ -49,11 +49,15 @@ def _form(path: Path) -> str | None:
         second = start[header.end() :].partition(b"\n")[0].split()
         return TEXT if len(second) > int(header[2]) and _number(second[-1]) else BINARY
     cells = start.partition(b"\n")[0].split()
-    return GLOVE if path.suffix != ".bin" and len(cells) > 2 and all(map(_number, cells[-2:])) else None
+    return (
+        GLOVE
+        if path.suffix in (".txt", ".vec", ".glove") and len(cells) > 2 and all(map(_number, cells[-2:]))
+        else None
+    )
 
 
 def _number(cell: bytes) -> bool:
-    return re.fullmatch(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", cell) is not None
+    return re.fullmatch(rb"[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|nan|inf)", cell.lower()) is not None
 
 
 def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
@@ -146,7 +150,7 @@ def _lines(cursor: Cursor, form: str) -> Rows:
             vector = np.array([float(cell) for cell in cells], dtype=np.float32)
         except ValueError:
             vector = np.zeros(0, dtype=np.float32)
-        if len(vector) != width:
+        if len(vector) != width or (b" " in word and _number(word.rpartition(b" ")[2])):
             name = word.decode("utf-8", "replace")
             raise cursor.error(f"word {number}, {name!r:.60}: expected {width} numbers after it")
         yield word, vector

@@ -107,12 +107,12 @@ class Bahdanau(LanguageModel):
         tokens = source.tokens
         check_tokens(tokens, self.config.source_vocab_size or self.config.vocab_size)
         mask = torch.ones_like(tokens, dtype=torch.bool) if source.mask is None else source.mask.bool()
-        empty = (~mask.any(1)).nonzero().flatten().tolist()
-        if empty:
+        training = self.training and tokens.is_cuda  # don't wait: sources of training have a token
+        if not training and (empty := (~mask.any(1)).nonzero().flatten().tolist()):
             raise ModelError(f"the source of row {empty[0]} is empty; a source needs at least one token")
         table = self.source_embedding if self.source_embedding is not None else self.embedding
         inputs, drop = self.source_dropout(table(tokens), rng), self.between_encoder.drop(rng, tokens.is_cuda)
-        if source.mask is None:
+        if source.mask is None and not tokens.is_cuda:
             annotations, _ = read(self.encoder, inputs, drop=drop)
         else:
             annotations = read_masked(self.encoder, inputs, mask, drop=drop)

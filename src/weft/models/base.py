@@ -117,9 +117,10 @@ class LanguageModel(nn.Module):
         """Features from `forward_features`, or from the function that wraps it."""
         return (self._wrapped[-1] if self._wrapped else self.forward_features)(tokens, **inputs)
 
-    def read(self, batch: Batch, carried: CarriedState | None = None) -> Tensor:
-        """Features of a batch; a recurrent model continues from the `carried` state."""
-        return self.features(batch.tokens, **inputs(batch, carried))
+    def read(self, batch: Batch, carried: CarriedState | None = None, routing: list[Tensor] | None = None) -> Tensor:
+        """Features of a batch; a recurrent model continues from the `carried` state, and routers of experts append
+        their sums to `routing`."""
+        return self.features(batch.tokens, **inputs(batch, carried, routing))
 
     def wrap(self, around: Callable[[Pass], Pass]) -> None:
         """Replace the pass over whole sequences by `around(pass)`. This is the only way to change how a pass is
@@ -189,16 +190,17 @@ class LanguageModel(nn.Module):
         return f"a model of kind '{getattr(self.config, 'kind', type(self).__name__)}'"
 
 
-def inputs(batch: Batch, carried: CarriedState | None = None) -> dict[str, Any]:
+def inputs(batch: Batch, carried: CarriedState | None = None, routing: list[Tensor] | None = None) -> dict[str, Any]:
     """Keyword arguments of a pass over a batch, besides its tokens; those that are None are left out."""
     named = {name: getattr(batch, name) for name in ("positions", "documents", "mask", "segments", "source")}
     named |= {"ranges": batch.ranges or None, "carried": carried, "rng": row_rng(batch)}
+    named["routing"] = routing
     return {name: value for name, value in named.items() if value is not None}
 
 
 def row_rng(batch: Batch) -> RowRng | None:
     """Generator for the dropouts of a pass over a batch; None: torch's generators."""
-    return None if batch.keys is None else RowRng(batch.keys, batch.ranges)
+    return None if batch.keys is None else RowRng(batch.keys, batch.ranges, step=batch.step_key)
 
 
 def device_of(model: nn.Module) -> torch.device:

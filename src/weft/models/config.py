@@ -15,122 +15,12 @@ from pydantic import (
 )
 
 from weft.config import Config
+from weft.models.head_config import ClassificationHead, Head, LMHead, MaskedLMHead, TransformedLMHead
 from weft.models.smoothing import ModifiedKneserNey, Smoothing
-from weft.nn.config import Activation, Block, FanInInit, HashedNGrams, Init, NormalInit, Probability, RecurrentInit
-from weft.nn.position_config import LayeredT5, NoPosition, Position, Sizes
-
-Pooling = Literal["first", "mean", "last", "max", "mean-sqrt", "weighted-mean"]
-
-
-class Transform(Config):
-    """Dense layer, activation and norm between the features and the output of a head (ModernBERT)."""
-
-    activation: Activation = Field("gelu", description="activation of the dense layer")
-    bias: bool = Field(True, description="add a bias in the dense layer")
-
-
-class LMHead(Config):
-    """Next token: features times a (vocab_size, d_model) table. Features may pass a `transform` (BERT as a decoder) and
-    are multiplied by `scale`; a `softcap` c replaces each logit z by c · tanh(z/c) (Gemma 2)."""
-
-    kind: Literal["lm"] = "lm"
-    transform: Transform | None = Field(None, description="dense layer with a norm in front")
-    tied: bool = Field(True, description="use the embeddings as the table")
-    bias: bool = Field(False, description="add a bias per token")
-    scale: PositiveFloat | None = Field(None, description="factor of the features")
-    softcap: PositiveFloat | None = Field(None, description="bound c of the logits: z becomes c · tanh(z/c)")
-
-
-class TransformedLMHead(Config):
-    """Dense layer, activation and norm before the table of tokens (BERT's transform), unless `dense` is false."""
-
-    kind: str
-    dense: bool = Field(True, description="put a dense layer and a norm in front; false in EuroBERT")
-    tied: bool = Field(True, description="use the embeddings as the table")
-    bias: bool = Field(True, description="add a bias per token")
-    dense_bias: bool = Field(True, description="add a bias in the dense layer")
-    activation: Activation = Field("gelu", description="activation of the dense layer")
-
-
-class MaskedLMHead(TransformedLMHead):
-    """Masked tokens (Devlin et al. 2019, §3.1)."""
-
-    kind: Literal["mlm"] = "mlm"
-
-
-class PretrainingHead(TransformedLMHead):
-    """Both of BERT's pretraining tasks, masked tokens and next sentence (Devlin et al. 2019, §3.1)."""
-
-    kind: Literal["mlm+nsp"] = "mlm+nsp"
-
-
-class NextSentenceHead(Config):
-    """Whether the second sentence follows the first: two classes on the pooled first token."""
-
-    kind: Literal["nsp"] = "nsp"
-
-
-class ClassificationHead(Config):
-    """One of `labels` for a whole sequence; a single label is a regression. In front is a `pooler`, a dense layer with
-    `activation` (tanh in BERT, relu in DistilBERT), or a `transform`; with `pooled_late`, it reads every token, and its
-    outputs are pooled (EuroBERT)."""
-
-    kind: Literal["sequence"] = "sequence"
-    labels: PositiveInt = Field(description="number of labels")
-    pooling: Pooling = Field("first", description="how tokens' features become one vector")
-    pooled_late: bool = Field(False, description="pool after the dense layer instead of before")
-    pooler: bool = Field(True, description="put a dense layer in front")
-    activation: Activation = Field("tanh", description="activation of the dense layer")
-    transform: Transform | None = Field(None, description="dense layer with a norm, instead of the pooler")
-    bias: bool = Field(True, description="add a bias per label")
-    dropout: Probability = Field(0.1, description="fraction of the features to drop")
-
-    @model_validator(mode="after")
-    def _check_pooler(self) -> Self:
-        if self.pooler and self.transform is not None:
-            raise ValueError("transform replaces the pooler, and needs pooler = false")
-        return self
-
-
-class TaggingHead(Config):
-    """One of `labels` for every token."""
-
-    kind: Literal["token"] = "token"
-    labels: PositiveInt = Field(description="number of labels")
-    transform: Transform | None = Field(None, description="dense layer with a norm in front")
-    dropout: Probability = Field(0.1, description="fraction of the features to drop")
-
-
-class SpanHead(Config):
-    """Start and end of an answer: two logits per token (Devlin et al. 2019, §4.2)."""
-
-    kind: Literal["span"] = "span"
-    transform: Transform | None = Field(None, description="dense layer with a norm in front")
-    dropout: Probability = Field(0.0, description="fraction of the features to drop")
-
-
-class ReplacedHead(Config):
-    """Whether a token was replaced: dense layer, activation, and one logit per token (Clark et al. 2020, §2)."""
-
-    kind: Literal["replaced"] = "replaced"
-    activation: Activation = Field("gelu", description="activation of the dense layer")
-
-
-class EmbeddingHead(Config):
-    """One vector per sequence."""
-
-    kind: Literal["embedding"] = "embedding"
-    pooling: Pooling = Field("mean", description="how tokens' features become one vector")
-    normalise: bool = Field(True, description="scale vectors to length 1")
-
-
-PretrainingHeads = LMHead | MaskedLMHead | NextSentenceHead | PretrainingHead
-TaskHeads = ClassificationHead | TaggingHead | SpanHead | ReplacedHead | EmbeddingHead
-Head = Annotated[PretrainingHeads | TaskHeads, Field(discriminator="kind")]
-
+from weft.nn.config import Block, Experts, FanInInit, HashedNGrams, Init, NormalInit, Probability, RecurrentInit
+from weft.nn.position_config import LayeredT5, NoPosition, Position, Relative, Sizes
 
 # ---- Transformers
-
 Layers = Annotated[int, Field(gt=0, le=10_000)]
 
 
@@ -200,7 +90,10 @@ class TransformerConfig(Block):
         """Whether tensor parallelism can divide the weights."""
         plain = self.width == self.d_model and getattr(self, "ngrams", None) is None
         whole = self.position.projected or isinstance(self.position, LayeredT5)
-        return self.sharing == 1 and plain and not whole and self.feedforward.activation != "xielu"
+        attention = self.attention
+        whole = whole or attention.global_tokens is not None or attention.sinks or attention.latent is not None
+        whole = whole or isinstance(self.feedforward, Experts) or self.feedforward.activation in ("xielu", "none")
+        return self.sharing == 1 and plain and not whole
 
     @model_validator(mode="after")
     def _check_pattern(self) -> Self:
@@ -208,8 +101,21 @@ class TransformerConfig(Block):
             raise ValueError("first_norm = false needs placement = 'pre' and sublayers = 'sequential'")
         if self.pattern and self.attention.window is not None:
             raise ValueError("attention.window is for all layers; with a pattern, set the window of each of its kinds")
+        if self.attention.global_tokens is not None:
+            if isinstance(self, Decoder) or not all(kind.window for kind in self.kinds(causal=False)):
+                raise ValueError("attention.global_tokens is for encoders with a window")
+            if self.position.projected or isinstance(self.position, LayeredT5 | Relative):
+                raise ValueError(f"attention.global_tokens does not work with '{self.position.kind}' positions")
         if self.factorised and self.position.concatenated_width(self.d_model):
             raise ValueError("d_embedding: 'concatenated' positions decide the width of the embeddings; leave it out")
+        if self.attention.sinks or self.attention.latent is not None:
+            name = "sinks" if self.attention.sinks else "latent"
+            if not isinstance(self, Decoder):
+                raise ValueError(f"attention.{name} is for decoders")
+            if self.position.projected or isinstance(self.position, LayeredT5 | Relative):
+                raise ValueError(f"attention.{name} does not work with '{self.position.kind}' positions")
+            if self.attention.latent is not None and any(kind.position for kind in self.pattern):
+                raise ValueError("attention.latent: all layers have the same positions; leave them out of the pattern")
         for kind in self.pattern:
             for position in (self.position, kind.position) if kind.position is not None else ():
                 if not (position.rotates or isinstance(position, NoPosition)):
@@ -218,15 +124,17 @@ class TransformerConfig(Block):
                 position.check(self.d_model, self.d_head)
         return self
 
-    def kinds(self) -> tuple[LayerKind, ...]:
-        """Pattern with all windows and positions filled in; a single kind if layers don't differ."""
-        if not self.pattern:
+    def kinds(self, causal: bool = True) -> tuple[LayerKind, ...]:
+        """Pattern with all windows and positions filled in; a single kind if layers don't differ. If not `causal`, that
+        of an encoder."""
+        pattern = self.pattern if causal else getattr(self, "encoder_pattern", ()) or self.pattern
+        if not pattern:
             return (LayerKind(window=self.attention.window, position=self.position),)
-        return tuple(LayerKind(window=kind.window, position=kind.position or self.position) for kind in self.pattern)
+        return tuple(LayerKind(window=kind.window, position=kind.position or self.position) for kind in pattern)
 
-    def layer_kinds(self, layers: int) -> list[LayerKind]:
+    def layer_kinds(self, layers: int, causal: bool = True) -> list[LayerKind]:
         """Kind of each of `layers` layers."""
-        kinds = self.kinds()
+        kinds = self.kinds(causal)
         return [kinds[layer % len(kinds)] for layer in range(layers)]
 
     @property
@@ -242,7 +150,7 @@ class TransformerConfig(Block):
             d_model=self.added_width,
             heads=self.attention.heads,
             d_head=self.d_head,
-            context=self.context,
+            context=self.context if causal else getattr(self, "source_context", None) or self.context,
             causal=causal,
             layers=layers,
         )
@@ -286,10 +194,15 @@ class Encoder(TransformerConfig):
             raise ValueError(f"distinct_layers = {self.distinct_layers} does not divide layers = {self.layers}")
         if self.distinct_layers is not None and self.pattern:
             raise ValueError("distinct_layers: layers that share weights must be of one kind, but there is a pattern")
+        if self.distinct_layers is not None and isinstance(self.feedforward, Experts):
+            raise ValueError("distinct_layers: layers of experts can't share weights; leave it out")
         if self.d_embedding is not None:
             self.position.check(self.d_embedding, self.d_head)
             if self.position.projected:
                 raise ValueError(f"d_embedding: '{self.position.kind}' positions need d_embedding = d_model")
+        if isinstance(self.head, TransformedLMHead) and not self.head.dense and self.width != self.d_model:
+            narrower = f"embeddings of width d_model = {self.d_model}, not {self.width}"
+            raise ValueError(f"head.dense = false needs {narrower}: nothing else projects the features to the table")
         return self
 
     @property
@@ -304,14 +217,19 @@ class Encoder(TransformerConfig):
 class EncoderDecoder(TransformerConfig):
     """2017 Transformer: an encoder, and a decoder that attends to its output.
 
-    With a classification head, both read the same text, the decoder with `start` before it instead of its last token
-    (Lewis et al. 2020, §3.1).
+    Where the two differ, the encoder has `source_context` and `encoder_pattern`. With a classification head, both read
+    the same text, the decoder with `start` before it instead of its last token (Lewis et al. 2020, §3.1), or beginning
+    with its last token if `start = "last"` (Liu et al. 2020).
     """
 
     kind: Literal["encoder-decoder"] = "encoder-decoder"
     encoder_layers: Layers | None = Field(None, description="layers of the encoder; absent: same as `layers`")
     source_vocab_size: PositiveInt | None = Field(None, description="rows of a separate source table; absent: shared")
-    start: NonNegativeInt | None = Field(None, description="decoder's first token, if a head classifies texts")
+    source_context: PositiveInt | None = Field(None, description="longest source; absent: same as `context`")
+    encoder_pattern: tuple[LayerKind, ...] = Field((), description="kinds of the encoder's layers; absent: `pattern`")
+    start: NonNegativeInt | Literal["last"] | None = Field(
+        None, description="decoder's first token, if a head classifies texts"
+    )
     head: Annotated[LMHead | ClassificationHead, Field(discriminator="kind")] = Field(
         LMHead(), description="output head"
     )
@@ -325,15 +243,40 @@ class EncoderDecoder(TransformerConfig):
     def _check_sublayers(self) -> Self:
         if (self.head.kind == "sequence") != (self.start is not None):
             raise ValueError("start: the decoder's first token is for a head of kind 'sequence', which needs it")
-        if self.start is not None and self.start >= self.vocab_size:
+        if isinstance(self.start, int) and self.start >= self.vocab_size:
             raise ValueError(f"start = {self.start} is outside the vocabulary of {self.vocab_size}")
         if self.sublayers != "sequential":
             raise ValueError(f"sublayers = '{self.sublayers}' is for models without a source; use 'sequential'")
         return self
 
 
+class Bengio(Config):
+    """Neural n-gram: a feed-forward network over the embeddings of the last order − 1 words (Bengio et al. 2003)."""
+
+    kind: Literal["bengio"] = "bengio"
+    vocab_size: PositiveInt = Field(description="tokens in the vocabulary; the tokenizer decides")
+    context: PositiveInt = Field(256, description="longest sequence in training")
+    order: Annotated[int, Field(ge=2, le=1000)] = Field(
+        5, description="tokens of an n-gram, the predicted one included"
+    )
+    d_model: PositiveInt = Field(description="width of the hidden layer")
+    d_embedding: PositiveInt | None = Field(None, description="width of the embeddings; absent: d_model")
+    direct: bool = Field(False, description="connect the embeddings to the output as well")
+    dropout: Probability = Field(0.0, description="fraction of the embeddings and of the hidden layer to drop")
+    init: RecurrentInit = Field(FanInInit(), description="initial weights")
+
+    @property
+    def d_input(self) -> int:
+        """Width of the concatenated embeddings."""
+        return (self.order - 1) * (self.d_embedding or self.d_model)
+
+
 class Recurrent(Config):
-    """Recurrent language model: Elman (1990), LSTM (Hochreiter and Schmidhuber 1997) or GRU (Cho et al. 2014)."""
+    """Recurrent language model: Elman (1990), LSTM (Hochreiter and Schmidhuber 1997) or GRU (Cho et al. 2014).
+
+    `word_dropout` and `weight_drop` are those of Merity et al. 2018: a step of training drops whole words from the
+    embeddings, and single weights from the matrices between hidden states, the same ones in all rows.
+    """
 
     kind: Literal["recurrent"] = "recurrent"
     vocab_size: PositiveInt = Field(description="tokens in the vocabulary; the tokenizer decides")
@@ -344,18 +287,33 @@ class Recurrent(Config):
     d_model: PositiveInt = Field(description="width of the hidden states")
     d_embedding: PositiveInt | None = Field(None, description="width of the embeddings; absent: d_model")
     tied: bool = Field(False, description="use the embeddings as the output table")
+    d_last: PositiveInt | None = Field(None, description="width of an lstm's last layer; absent: d_model")
     dropout: Probability = Field(0.0, description="fraction of the values between layers to drop")
+    dropout_input: Probability | None = Field(None, description="that of the embeddings' values; absent: dropout")
+    dropout_output: Probability | None = Field(None, description="that of the last layer's output; absent: dropout")
     variational: bool = Field(False, description="drop the same values at all times of a row (Gal and Ghahramani 2016)")
+    word_dropout: Probability = Field(0.0, description="fraction of the vocabulary whose embeddings a step drops")
+    weight_drop: Probability = Field(0.0, description="fraction of the recurrent weights that a step drops")
     init: RecurrentInit = Field(FanInInit(), description="initial weights")
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
-        if self.tied and self.d_embedding not in (None, self.d_model):
-            raise ValueError(f"tied embeddings need d_embedding = d_model = {self.d_model}, not {self.d_embedding}")
+        if self.d_last is not None and (self.cell != "lstm" or self.d_last > self.d_model):
+            raise ValueError(f"d_last = {self.d_last}: only the last layer of an lstm is narrower, than {self.d_model}")
+        if self.tied and self.width != (self.d_embedding or self.d_model):
+            key = "d_model" if self.d_last is None else "d_last"
+            raise ValueError(f"tied embeddings need d_embedding = {key} = {self.width}, not {self.d_embedding}")
+        if self.weight_drop and self.activation == "sigmoid":
+            raise ValueError("weight_drop: an elman cell with activation = 'sigmoid' has no kernel that takes it")
         if self.cell != "elman" and self.activation != "tanh":
             fixed = f"'{self.cell}' has fixed activations"
             raise ValueError(f"activation = '{self.activation}' is for the elman cell; {fixed}")
         return self
+
+    @property
+    def width(self) -> int:
+        """Width of the features that the output table multiplies."""
+        return self.d_last or self.d_model
 
 
 class ELMo(Config):
@@ -444,6 +402,6 @@ class GloVe(StaticVectors):
 
 
 Model = Annotated[
-    Decoder | Encoder | EncoderDecoder | Recurrent | ELMo | Bahdanau | NGram | Word2Vec | GloVe,
+    Decoder | Encoder | EncoderDecoder | Bengio | Recurrent | ELMo | Bahdanau | NGram | Word2Vec | GloVe,
     Field(discriminator="kind"),
 ]

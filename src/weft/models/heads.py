@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from weft.models import config
+from weft.models import config, head_config
 from weft.nn import norm
 from weft.nn.activations import activations
 from weft.nn.config import Activation
@@ -61,7 +61,7 @@ class LMHead(TokenHead):
     """Logits of the next token; features may pass a transform, are projected to the embeddings' width if it differs,
     and may be scaled."""
 
-    def __init__(self, settings: config.LMHead, model: config.TransformerConfig):
+    def __init__(self, settings: head_config.LMHead, model: config.TransformerConfig):
         super().__init__(model, settings.tied, settings.bias)
         self.scale, self.softcap = settings.scale, settings.softcap
         self.transform = _transform(settings.transform, model)
@@ -76,7 +76,9 @@ class LMHead(TokenHead):
 class MaskedLMHead(TokenHead):
     """Logits of masked tokens: dense, activation and norm before the table, and a bias (Devlin et al. 2019)."""
 
-    def __init__(self, settings: config.MaskedLMHead | config.PretrainingHead, model: config.TransformerConfig):
+    def __init__(
+        self, settings: head_config.MaskedLMHead | head_config.PretrainingHead, model: config.TransformerConfig
+    ):
         super().__init__(model, settings.tied, settings.bias)
         self.dense = Linear(model.d_model, model.width, bias=settings.dense_bias) if settings.dense else None
         self.norm = norm.build(model.norm, model.width) if settings.dense else None
@@ -88,16 +90,17 @@ class MaskedLMHead(TokenHead):
         return self.norm(self.activation(self.dense(features)))
 
 
-def pool(features: Tensor, mask: Tensor | None, pooling: config.Pooling) -> Tensor:
+def pool(features: Tensor, mask: Tensor | None, pooling: head_config.Pooling) -> Tensor:
     """One vector per sequence, (batch, time, d_model) → (batch, d_model); mask (batch, time), True where real.
 
     `mean-sqrt` divides the sum by √length; `weighted-mean` weights the tokens by their numbers, 1 … length.
     """
     if pooling == "first":
         return features[:, 0]
-    if pooling == "last":
-        last = torch.full_like(features[:, 0, 0], features.shape[1] - 1) if mask is None else mask.sum(dim=1) - 1
-        return features[torch.arange(features.shape[0], device=features.device), last.long()]
+    if pooling in ("last", "next-to-last"):
+        length = torch.full_like(features[:, 0, 0], features.shape[1]) if mask is None else mask.sum(dim=1)
+        index = (length - (1 if pooling == "last" else 2)).clamp(min=0)
+        return features[torch.arange(features.shape[0], device=features.device), index.long()]
     if pooling == "max":
         return (features if mask is None else features.masked_fill(~mask[..., None], -torch.inf)).amax(dim=1)
     if mask is None and pooling == "mean":
@@ -124,20 +127,20 @@ class Transform(nn.Module):
         return x if self.norm is None else self.norm(x)
 
 
-def _transform(settings: config.Transform | None, model: config.TransformerConfig) -> Transform | None:
+def _transform(settings: head_config.Transform | None, model: config.TransformerConfig) -> Transform | None:
     if settings is None:
         return None
     last = norm.build(model.norm, model.d_model)
     return Transform(model.d_model, settings.activation, bias=settings.bias, norm=last)
 
 
-NEXT_SENTENCE = config.ClassificationHead(labels=2, dropout=0.0)  # whether the second sentence follows the first
+NEXT_SENTENCE = head_config.ClassificationHead(labels=2, dropout=0.0)  # whether the second sentence follows the first
 
 
 class Classifier(nn.Module):
     """One label for the whole sequence."""
 
-    def __init__(self, settings: config.ClassificationHead, model: config.TransformerConfig):
+    def __init__(self, settings: head_config.ClassificationHead, model: config.TransformerConfig):
         super().__init__()
         self.pooling, self.pooled_late = settings.pooling, settings.pooled_late
         self.pooler = Transform(model.d_model, settings.activation) if settings.pooler else None
@@ -156,7 +159,7 @@ class Classifier(nn.Module):
 class PretrainingPair(nn.Module):
     """Masked tokens and next sentence: BERT's two pretraining heads."""
 
-    def __init__(self, settings: config.PretrainingHead, model: config.TransformerConfig):
+    def __init__(self, settings: head_config.PretrainingHead, model: config.TransformerConfig):
         super().__init__()
         self.words = MaskedLMHead(settings, model)
         self.next_sentence = Classifier(NEXT_SENTENCE, model)
@@ -171,7 +174,9 @@ class PretrainingPair(nn.Module):
 class Tagger(nn.Module):
     """One label for every token, or whether an answer begins or ends at it."""
 
-    def __init__(self, settings: config.TaggingHead | config.SpanHead, model: config.TransformerConfig, labels: int):
+    def __init__(
+        self, settings: head_config.TaggingHead | head_config.SpanHead, model: config.TransformerConfig, labels: int
+    ):
         super().__init__()
         self.transform = _transform(settings.transform, model)
         self.dropout = Dropout(settings.dropout)
@@ -185,7 +190,7 @@ class Tagger(nn.Module):
 class Detector(nn.Module):
     """One logit per token, above 0 if it was replaced."""
 
-    def __init__(self, settings: config.ReplacedHead, d_model: int):
+    def __init__(self, settings: head_config.ReplacedHead, d_model: int):
         super().__init__()
         self.dense = Linear(d_model, d_model)
         self.activation = activations[settings.activation]
@@ -199,7 +204,7 @@ class Detector(nn.Module):
 class Embedder(nn.Module):
     """One vector per sequence."""
 
-    def __init__(self, settings: config.EmbeddingHead):
+    def __init__(self, settings: head_config.EmbeddingHead):
         super().__init__()
         self.settings = settings
 
@@ -210,18 +215,18 @@ class Embedder(nn.Module):
 
 
 MODULES: dict[type, Callable[[Any, config.TransformerConfig], nn.Module]] = {
-    config.LMHead: LMHead,
-    config.MaskedLMHead: MaskedLMHead,
-    config.PretrainingHead: PretrainingPair,
-    config.NextSentenceHead: lambda head, model: Classifier(NEXT_SENTENCE, model),
-    config.ClassificationHead: Classifier,
-    config.TaggingHead: lambda head, model: Tagger(head, model, head.labels),
-    config.SpanHead: lambda head, model: Tagger(head, model, 2),
-    config.ReplacedHead: lambda head, model: Detector(head, model.d_model),
-    config.EmbeddingHead: lambda head, model: Embedder(head),
+    head_config.LMHead: LMHead,
+    head_config.MaskedLMHead: MaskedLMHead,
+    head_config.PretrainingHead: PretrainingPair,
+    head_config.NextSentenceHead: lambda head, model: Classifier(NEXT_SENTENCE, model),
+    head_config.ClassificationHead: Classifier,
+    head_config.TaggingHead: lambda head, model: Tagger(head, model, head.labels),
+    head_config.SpanHead: lambda head, model: Tagger(head, model, 2),
+    head_config.ReplacedHead: lambda head, model: Detector(head, model.d_model),
+    head_config.EmbeddingHead: lambda head, model: Embedder(head),
 }
 
 
-def build(model: config.TransformerConfig, head: config.Head) -> nn.Module:
+def build(model: config.TransformerConfig, head: head_config.Head) -> nn.Module:
     """Build the head that `head` describes, for this model."""
     return MODULES[type(head)](head, model)

@@ -19,8 +19,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from weft.errors import DataError, ModelError
 from weft.models.base import READ_CHUNK, LanguageModel, evaluating
-from weft.models.config import Decoder, EncoderDecoder, LMHead
+from weft.models.config import Decoder, EncoderDecoder
 from weft.models.elmo import ELMo
+from weft.models.head_config import LMHead
 from weft.models.recurrent import Recurrent
 from weft.models.transformer import Transformer
 from weft.models.word_table import WordTable

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from weft.errors import ModelError
 from weft.models.base import EncoderInput, LanguageModel, State, check_tokens
+from weft.models.config import Bengio as BengioConfig
 from weft.models.config import NGram as NGramConfig
 from weft.models.ngram_counts import Documents, Ints, Trie, TrieLevel, check_ids, count_ngrams, document_starts, lookups
 from weft.models.ngram_smoothing import Weights, smooth
@@ -30,10 +31,21 @@ class Recent(State):
 
     can_grow = True
 
-    def __init__(self, batch: int, max_len: int, config: NGramConfig, *, device: torch.device):
+    def __init__(self, batch: int, max_len: int, config: NGramConfig | BengioConfig, *, device: torch.device):
         super().__init__(batch, max_len, device)
         shape = batch, config.order - 1 + max_len
         self.tokens = torch.full(shape, config.vocab_size, dtype=torch.long, device=device)
+
+    def read(self, tokens: Tensor, lengths: Tensor | None) -> Tensor:
+        """Add tokens (batch, time); return the context (batch, time, order − 1) of the word after each."""
+        T, width = tokens.shape[1], self.tokens.shape[1] - self.max_len
+        self.reserve(T)
+        # number of tokens before each new one
+        ends = self.lengths[:, None] + torch.arange(T, device=self.lengths.device)
+        self.tokens.scatter_(1, ends + width, tokens.to(self.tokens))
+        self.advance(T, lengths)
+        window = ends[:, :, None] + torch.arange(1, width + 1, device=ends.device)
+        return self.tokens.gather(1, window.flatten(1)).view(*tokens.shape, width)
 
     def _append(self, positions: int) -> None:
         self.tokens = nn.functional.pad(self.tokens, (0, positions))
@@ -41,6 +53,19 @@ class Recent(State):
     def reorder(self, index: Tensor) -> None:
         super().reorder(index)
         self.tokens = self.tokens[index]
+
+
+def contexts(tokens: Tensor, config: NGramConfig | BengioConfig, documents: Tensor | None = None) -> Tensor:
+    """Last order − 1 words (batch, time, order − 1) up to each of tokens (batch, time), oldest first; `vocab_size`
+    where a word is missing. With document ids (batch, time), a context has only words of its document."""
+    width, missing = config.order - 1, config.vocab_size
+    if not width:
+        return tokens.new_empty((*tokens.shape, 0))
+    words = nn.functional.pad(tokens, (width - 1, 0), value=missing).unfold(1, width, 1)
+    if documents is not None:
+        origins = nn.functional.pad(documents, (width - 1, 0), value=-1).unfold(1, width, 1)
+        words = words.masked_fill(origins != documents[:, :, None], missing)
+    return words
 
 
 class NGram(LanguageModel):
@@ -131,14 +156,7 @@ class NGram(LanguageModel):
         """Context (batch, time, order − 1) of the word after each of tokens (batch, time), oldest word first. With
         document ids (batch, time), a context has only words of its document. `positions` and `rng` are ignored."""
         check_tokens(tokens, self.config.vocab_size)
-        width = self.config.order - 1
-        if not width:
-            return tokens.new_empty((*tokens.shape, 0))
-        contexts = nn.functional.pad(tokens, (width - 1, 0), value=self.config.vocab_size).unfold(1, width, 1)
-        if documents is not None:
-            origins = nn.functional.pad(documents, (width - 1, 0), value=-1).unfold(1, width, 1)
-            contexts = contexts.masked_fill(origins != documents[:, :, None], self.config.vocab_size)
-        return contexts
+        return contexts(tokens, self.config, documents)
 
     def head(self, features: Tensor) -> Tensor:
         """log p (batch, time, vocab_size) of every word after contexts (batch, time, order − 1); −∞ where p is 0."""
@@ -214,14 +232,7 @@ class NGram(LanguageModel):
         """Read tokens (batch, time) after those in `state`; return contexts (batch, time, order − 1) for `head`."""
         assert isinstance(state, Recent)
         check_tokens(tokens, self.config.vocab_size)
-        T, width = tokens.shape[1], self.config.order - 1
-        state.reserve(T)
-        # number of tokens before each new one
-        ends = state.lengths[:, None] + torch.arange(T, device=state.lengths.device)
-        state.tokens.scatter_(1, ends + width, tokens.to(state.tokens))
-        state.advance(T, lengths)
-        window = ends[:, :, None] + torch.arange(1, width + 1, device=ends.device)
-        return state.tokens.gather(1, window.flatten(1)).view(*tokens.shape, width)
+        return state.read(tokens, lengths)
 
     def _table(self, table: str, n: int) -> Tensor:
         return self.get_buffer(f"{table}_{n}")

@@ -13,18 +13,18 @@ from weft.config import Config
 from weft.errors import ConfigError, suggestion
 from weft.models.config import (
     Bahdanau,
+    Bengio,
     Decoder,
     ELMo,
     Encoder,
     EncoderDecoder,
     GloVe,
-    LMHead,
     NGram,
-    PretrainingHead,
     Recurrent,
     Word2Vec,
 )
-from weft.nn.config import Attention, Gated, LayerNorm, NormalInit, Plain, RMSNorm, XavierInit
+from weft.models.head_config import LMHead, PretrainingHead
+from weft.nn.config import Attention, Experts, Gated, LayerNorm, NormalInit, Plain, RMSNorm, XavierInit
 from weft.nn.position_config import Learned, Rotary, Sinusoidal
 
 
@@ -55,6 +55,12 @@ def llama(
     return Decoder(**sizes | parts | {"head": LMHead(tied=tied)} | changes)
 
 
+def mixture(layers: int, d_model: int, heads: int, *, experts: dict[str, Any], **changes: Any) -> Decoder:
+    """LLaMA with a mixture of experts in every layer (Jiang et al. 2024)."""
+    inner = Experts(**experts)
+    return llama(layers, d_model, heads, d_ff=inner.d_ff, feedforward=inner, **changes)
+
+
 def bert(layers: int, d_model: int, heads: int, *, vocab_size: int = 30522, context: int = 512) -> Encoder:
     """BERT: post-norm, learned positions, two segments, both pretraining heads (Devlin et al. 2019)."""
     return Encoder(
@@ -83,9 +89,9 @@ def vaswani(layers: int, d_model: int, heads: int, *, d_ff: int, dropout: float,
     return EncoderDecoder(**sizes | parts | others | {"dropout": dropout} | changes)
 
 
-FAMILIES: dict[str, Callable[..., Config]] = {make.__name__: make for make in (gpt, llama, bert, vaswani)}
+FAMILIES: dict[str, Callable[..., Config]] = {make.__name__: make for make in (gpt, llama, mixture, bert, vaswani)}
 FAMILIES |= {"ngram": NGram, "recurrent": Recurrent, "bahdanau": Bahdanau, "decoder": Decoder}
-FAMILIES |= {"word2vec": Word2Vec, "glove": GloVe, "elmo": ELMo}
+FAMILIES |= {"word2vec": Word2Vec, "glove": GloVe, "elmo": ELMo, "bengio": Bengio}
 
 
 def _entry(family: str, origin: str, **sizes: Any) -> tuple[Callable[[], Config], str]:

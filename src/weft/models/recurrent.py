@@ -15,7 +15,7 @@ from weft.models.config import Recurrent as RecurrentConfig
 from weft.nn.dropout import Dropout, RowRng, number_dropouts
 from weft.nn.init import reset_recurrent
 from weft.nn.loss import Readout, VocabShard
-from weft.nn.recurrent import CarriedState, InterLayerDropout, read, read_documents, recurrence, state_parts
+from weft.nn.recurrent import CarriedState, InterLayerDropout, Weights, read, read_documents, recurrence, state_parts
 from weft.progress import pause
 
 
@@ -50,7 +50,8 @@ class HiddenStates(State):
 
 
 class Recurrent(LanguageModel):
-    """Elman, LSTM or GRU language model. Dropout is on the non-recurrent connections (Zaremba et al. 2014)."""
+    """Elman, LSTM or GRU language model. Dropout is on the non-recurrent connections (Zaremba et al. 2014), and
+    `weight_drop` on the recurrent ones (Merity et al. 2018)."""
 
     config: RecurrentConfig
     vocab_shard: VocabShard | None = None  # set if tensor parallelism divides the vocabulary
@@ -60,13 +61,19 @@ class Recurrent(LanguageModel):
         self.config = config
         d_embedding = config.d_embedding or config.d_model
         self.embedding = nn.Embedding(config.vocab_size, d_embedding)
-        self.dropout = Dropout(config.dropout, config.variational)
-        sizes, layers = (d_embedding, config.d_model), config.layers
-        self.recurrence = recurrence(config.cell, *sizes, layers=layers, activation=config.activation)
+        p_input = config.dropout if config.dropout_input is None else config.dropout_input
+        p_output = config.dropout if config.dropout_output is None else config.dropout_output
+        self.dropout = Dropout(p_input, config.variational)
+        sizes, activation = (d_embedding, config.d_model), config.activation
+        self.recurrence = recurrence(
+            config.cell, *sizes, layers=config.layers, activation=activation, d_last=config.d_last
+        )
         self.between = InterLayerDropout(config.layers, config.dropout, config.variational)
-        self.output_dropout = Dropout(config.dropout, config.variational)
+        self.output_dropout = Dropout(p_output, config.variational)
+        self.word_dropout = Dropout(config.word_dropout)
+        self.weight_drop = nn.ModuleList(Dropout(config.weight_drop) for _ in range(config.layers))
         # W_yh and b_y; if tied, W_yh is the embedding table
-        self.output = None if config.tied else nn.Parameter(torch.empty(config.vocab_size, config.d_model))
+        self.output = None if config.tied else nn.Parameter(torch.empty(config.vocab_size, config.width))
         self.output_bias = nn.Parameter(torch.zeros(config.vocab_size))
         number_dropouts(self)
         self.reset_parameters()
@@ -91,14 +98,25 @@ class Recurrent(LanguageModel):
         """
         self._refuse(source)
         check_tokens(tokens, self.config.vocab_size)
-        inputs, drop = self.dropout(self.embedding(tokens), rng), self.between.drop(rng, tokens.is_cuda)
+        drop, step = self.between.drop(rng, tokens.is_cuda), None if rng is None else rng.of_step()
+        vectors = self.embedding(tokens)
+        if self.word_dropout.drops:
+            vectors = vectors * self.word_dropout(vectors.new_ones(1, self.config.vocab_size, 1), step)[0, tokens]
+        inputs = self.dropout(vectors, rng)
         if documents is not None:
             hidden = read_documents(self.recurrence, inputs, documents, drop=drop)
         else:
-            hidden, last = read(self.recurrence, inputs, None if carried is None else carried.state, drop=drop)
+            state, weights = None if carried is None else carried.state, self._dropped_weights(step)
+            hidden, last = read(self.recurrence, inputs, state, drop=drop, weights=weights)
             if carried is not None:
                 carried.state = last.detach()
         return self.output_dropout(hidden, rng)
+
+    def _dropped_weights(self, rng: RowRng | None) -> Weights | None:
+        """The recurrent matrices of a pass with some weights dropped (Wan et al. 2013); None if it drops none."""
+        if not (self.training and self.config.weight_drop):
+            return None
+        return lambda layer, W_ah: self.weight_drop[layer](W_ah[None], rng)[0]
 
     def readout(self, features: Tensor) -> Readout:
         table = self.embedding.weight if self.output is None else self.output

@@ -28,7 +28,7 @@ class Stack(nn.Module):
         super().__init__()
         d_model, sizes = settings.d_model, settings.sizes(layers, causal)
         self.causal = causal
-        self.windows = [kind.window for kind in settings.kinds()]
+        self.windows = [kind.window for kind in settings.kinds(causal)]
         self.position = position.build(settings.position, sizes)
         # position encodings of kinds of layers, by their index in the pattern
         kinds = {str(index): kind.position for index, kind in enumerate(settings.pattern) if kind.position is not None}
@@ -39,7 +39,14 @@ class Stack(nn.Module):
         self.projection = Linear(settings.width, d_model, bias=self.narrow) if settings.factorised else None
         self.sharing = settings.sharing
         self.blocks = nn.ModuleList(
-            Block(settings, cross, kind=n % len(self.windows), has_norm=settings.first_norm or n > 0)
+            Block(
+                settings,
+                cross,
+                layer=n * self.sharing,
+                kind=n % len(self.windows),
+                has_norm=settings.first_norm or n > 0,
+                has_globals=settings.attention.global_tokens is not None and not causal,
+            )
             for n in range(layers // self.sharing)
         )
         self.norm = norm.build(settings.norm, d_model) if settings.last_norm else None
@@ -90,9 +97,10 @@ class Stack(nn.Module):
         past: Sequence[Past | None] | None = None,
         source: MaskedSource | None = None,
         rng: RowRng | None = None,
+        routing: list[Tensor] | None = None,
     ) -> Tensor:
         """x (batch, time, width) at `positions` → (batch, time, d_model); without positions, x are hidden states.
-        `masks` has one mask per kind of layer, `past` one element per layer."""
+        `masks` has one mask per kind of layer, `past` one element per layer. Routers append to `routing`."""
         x = _residual_dtype(x) if positions is None else self.begin(x, positions, rng)
         recomputes = self.recompute and torch.is_grad_enabled()
         if recomputes:
@@ -105,8 +113,20 @@ class Stack(nn.Module):
                 "source": None if source is None else (source[0][layer], source[1]),
                 "rng": None if rng is None else rng.for_repeat(layer % self.sharing),
             }
-            x = checkpoint(block, x, use_reentrant=False, **arguments) if recomputes else block(x, **arguments)
+            if recomputes:
+                x, *sums = checkpoint(_collecting, block, x, arguments, use_reentrant=False)
+                if routing is not None:
+                    routing += sums
+            else:
+                x = block(x, **arguments, routing=routing)
         return x if self.norm is None else self.norm(x)
+
+
+def _collecting(block: nn.Module, x: Tensor, arguments: dict[str, Any]) -> tuple[Tensor, ...]:
+    """Output of a block, and the sums of its router if it has one. When the backward pass computes them again, they are
+    added to no list of the step."""
+    routing: list[Tensor] = []
+    return block(x, **arguments, routing=routing), *routing
 
 
 def _residual_dtype(x: Tensor) -> Tensor:

@@ -40,6 +40,7 @@ class RowInputs(NamedTuple):
     mask: Tensor | None = None  # (batch, time), True where a token is real
     ranges: Ranges = ()
     rng: RowRng | None = None  # generator for dropout
+    routing: list[Tensor] | None = None  # routers of experts append their sums (`nn/experts.py`)
 
 
 class TransformerState(State):
@@ -122,21 +123,9 @@ class Transformer(LanguageModel):
         """Number all dropouts; those of a block that several layers share get a number for each layer."""
         number_dropouts(self, lambda part: self.config.sharing if isinstance(part, Block) else 0)
 
-    def forward_features(
-        self,
-        tokens: Tensor,
-        *,
-        positions: Tensor | None = None,
-        segments: Tensor | None = None,
-        source: EncoderInput | None = None,
-        documents: Tensor | None = None,
-        mask: Tensor | None = None,
-        ranges: Ranges = (),
-        rng: RowRng | None = None,
-    ) -> Tensor:
+    def forward_features(self, tokens: Tensor, **inputs: Any) -> Tensor:
         """tokens (batch, time) → (batch, time, d_model). `RowInputs` describes the other arguments."""
-        rows = RowInputs(positions=positions, segments=segments, source=source, documents=documents, mask=mask)
-        return self.forward_rows(tokens, rows._replace(ranges=ranges, rng=rng))
+        return self.forward_rows(tokens, RowInputs(**inputs))
 
     def forward_rows(
         self,
@@ -158,21 +147,27 @@ class Transformer(LanguageModel):
             if isinstance(self.config, EncoderDecoder) and self.config.start is not None and rows.source is None:
                 mask = torch.ones_like(tokens, dtype=torch.bool) if rows.mask is None else rows.mask
                 rows = rows._replace(source=Source(tokens, mask), mask=None)
-                tokens = torch.cat((torch.full_like(tokens[:, :1], self.config.start), tokens[:, :-1]), dim=1)
+                first = tokens.gather(1, mask.sum(1, keepdim=True) - 1)
+                if isinstance(self.config.start, int):
+                    first = torch.full_like(first, self.config.start)
+                tokens = torch.cat((first, tokens[:, :-1]), dim=1)
             source = self.require_source(rows.source)
             if encoded is None:
-                encoded = self.encode(source, rng=rng, build_block_mask=build_block_mask)
+                encoded = self.encode(source, rng=rng, build_block_mask=build_block_mask, routing=rows.routing)
             attended = mask_source(self.source_cache(encoded, rng), source.mask, tokens.shape[1])
         pair = None if documents is None else (select_ranges(documents, rows.ranges), documents)
-        visible = Mask(stack.causal, real=rows.mask, documents=pair, ranges=rows.ranges)
+        keys = _indices(tokens) if rows.positions is None else rows.positions
+        wide = None if stack.causal else self.global_tokens(tokens, keys)
+        visible = Mask(stack.causal, globals=wide, real=rows.mask, documents=pair, ranges=rows.ranges)
         x = self.embed(tokens, self.embedding, rows.segments, mask=rows.mask) if hidden is None else hidden
         if self.ngrams is not None and hidden is None:
             x = x + self.ngrams(tokens, None, rows.mask if documents is None else documents)
-        keys = _indices(tokens) if rows.positions is None else rows.positions
         queries = select_ranges(keys, rows.ranges)
         masks = [each.with_block_mask(build_block_mask) for each in stack.masks(visible, queries, keys, dtype=x.dtype)]
         past = [stack.context] * len(stack.layers) if rows.ranges else None
-        return stack(x, queries if hidden is None else None, masks, past=past, source=attended, rng=rng)
+        return stack(
+            x, queries if hidden is None else None, masks, past=past, source=attended, rng=rng, routing=rows.routing
+        )
 
     def head(self, features: Tensor, mask: Tensor | None = None, rng: RowRng | None = None) -> Any:
         """Logits (batch, time, vocab_size), or a class, tag or vector."""
@@ -213,7 +208,8 @@ class Transformer(LanguageModel):
             raise ModelError(f"{max_len} tokens exceed the {learned}")
         table, first = self.embedding.weight, self.decoder.blocks[0]
         assert isinstance(first, Block)
-        shape = len(self.decoder.blocks), 2, batch, first.attention.kv_heads, max_len, self.config.cache_width
+        parts, kv_heads, width = first.attention.cache_shape
+        shape = len(self.decoder.blocks), parts, batch, kv_heads, max_len, width
         cache = KeyValueCache(torch.zeros(shape, dtype=table.dtype, device=table.device))
         if self.encoder is not None:
             source = self.require_source(source)
@@ -290,6 +286,14 @@ class Transformer(LanguageModel):
             x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
         return x
 
+    def global_tokens(self, tokens: Tensor, positions: Tensor) -> Tensor | None:
+        """Which of an encoder's tokens (batch, time) see and are seen by all, (batch, time) bool; None if none do."""
+        settings = self.config.attention
+        if not settings.global_tokens and settings.global_until is None:
+            return None
+        first = (positions < (settings.global_tokens or 0)).expand(tokens.shape)
+        return first if settings.global_until is None else first | ((tokens == settings.global_until).cumsum(1) == 0)
+
     def encode(
         self,
         source: EncoderInput,
@@ -297,14 +301,16 @@ class Transformer(LanguageModel):
         rng: RowRng | None = None,
         hidden: Tensor | None = None,
         build_block_mask: Callable[..., Any] = build_block_mask,
+        routing: list[Tensor] | None = None,
     ) -> Tensor:
         """Output of the encoder, (batch, source time, d_model); arguments as in `forward_rows`."""
         assert self.encoder is not None
         x = self.embed(source.tokens, self.source_embedding or self.embedding) if hidden is None else hidden
         positions = _indices(source.tokens)
-        masks = self.encoder.masks(Mask(causal=False, real=source.mask), positions, positions, dtype=x.dtype)
+        visible = Mask(causal=False, globals=self.global_tokens(source.tokens, positions), real=source.mask)
+        masks = self.encoder.masks(visible, positions, positions, dtype=x.dtype)
         masks = [mask.with_block_mask(build_block_mask) for mask in masks]
-        return self.encoder(x, positions if hidden is None else None, masks, rng=rng)
+        return self.encoder(x, positions if hidden is None else None, masks, rng=rng, routing=routing)
 
     def source_cache(self, encoded: Tensor, rng: RowRng | None = None) -> SourceCache:
         """Keys and values of an encoded source (batch, source time, d_model), for every decoder layer."""

@@ -103,6 +103,8 @@ def compiled(source: Path, purpose: str) -> Path:
             content = _compile([compiler, *flags], source, Path(scratch) / name)
         if path.is_dir() and not path.is_symlink():
             raise OSError(f"{path} is a folder")
+        if path.is_symlink():  # to a device, it would be written to instead of replaced
+            path.unlink()
         write_bytes(path, content + hashlib.sha256(content).digest())  # bytes after a library's end are not loaded
         path.chmod(0o700)
     return path

@@ -8,7 +8,8 @@ already, and recovers x as their quotient. It saves no more than PyTorch's.
 
 import math
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -114,6 +115,13 @@ activations: dict[Activation, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
 }
+
+
+def build(name: Activation | Literal["xielu"], beta: float = 1.0) -> Callable[[Tensor], Tensor]:
+    """Return the activation function with this name; `beta` is that of silu as Swish."""
+    if name == "xielu":
+        return XIELU()
+    return activations[name] if beta == 1.0 else partial(swish, beta=beta)
 
 
 def apply_softcap(scores: Tensor, softcap: float | None) -> Tensor:

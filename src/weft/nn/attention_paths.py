@@ -20,7 +20,7 @@ from weft.nn import native
 from weft.nn.activations import apply_softcap
 from weft.nn.dropout import RowRng, drop_values, position_keys
 from weft.nn.mask import MAX_DENSE_ENTRIES, AttentionMask, Ranges, range_slices
-from weft.nn.scaled_dot_product import QKV, Probabilities, masked_softmax, reference_attention
+from weft.nn.scaled_dot_product import QKV, Probabilities, changed, masked_softmax, reference_attention
 
 QUERY_BLOCK = 512  # queries per block where attention is computed block by block
 MAX_KEPT_ENTRIES = 2**28  # probabilities, over all rows and heads, that a GPU keeps for the backward pass
@@ -36,6 +36,7 @@ class Scoring(NamedTuple):
     number: int = 0  # of the dropout in its model
     first_head: int = 0  # index of this process's first head, under tensor parallelism
     kernels: bool = False  # whether weft's GPU kernels are loaded
+    sinks: Tensor | None = None  # (heads,), scores that belong to no key
 
     def scores(self, qkv: QKV) -> Tensor:
         """Scores (batch, heads, time, source time) before masking."""
@@ -59,17 +60,41 @@ class Scoring(NamedTuple):
 def attend(qkv: QKV, mask: AttentionMask, scoring: Scoring, *, tap: Probabilities | None = None) -> Tensor:
     """Compute attention with the fastest kernel that fits → (batch, heads, time, d_v).
 
-    If `tap` has watchers, the probabilities pass through it. As long as no watcher replaces them, the usual kernels
+    If `tap` has watchers, the probabilities pass through it. As long as no watcher changes them, the usual kernels
     compute the result, so that it is bit for bit the same with and without watchers.
     """
     if tap is not None and tap.watchers:
-        probabilities = masked_softmax(scoring.scores(qkv), mask.dense())
+        probabilities = masked_softmax(scoring.scores(qkv), mask.dense(), scoring.sinks)
         replaced = tap(probabilities)
-        if replaced is not probabilities:
+        if changed(replaced, probabilities):
             return scoring.drop(replaced) @ qkv.repeat_kv().v
     if scoring.softcap is not None:
         return attend_by_formula(qkv, mask, scoring)
-    return dropout_attention(qkv, mask, scoring) if scoring.p else fast_attention(qkv, scoring.scale, mask)
+    if scoring.p:
+        return dropout_attention(qkv, mask, scoring)
+    if scoring.sinks is not None:
+        return attend_with_sinks(qkv, scoring.scale, mask, sinks=scoring.sinks)
+    return fast_attention(qkv, scoring.scale, mask)
+
+
+def attend_with_sinks(qkv: QKV, scale: float, mask: AttentionMask, *, sinks: Tensor) -> Tensor:
+    """Compute attention with sinks (heads,) by the fused kernels, which know none: as one more key, visible to all,
+    whose value is 0. A coordinate that the other keys lack gives its score; widths stay multiples of 8."""
+    column = F.pad((sinks / scale).to(qkv.q.dtype)[:, None], (0, 7))[:, None]  # (heads, 1, 8)
+
+    def attend_block(part: QKV, queries: slice, keys: slice) -> Tensor:
+        q = torch.cat((part.q, column.expand(*part.q.shape[:-1], 8)), dim=-1)
+        sink = (torch.arange(q.shape[-1], device=q.device) == part.k.shape[-1]).to(q.dtype)
+        k = torch.cat((F.pad(part.k, (0, 8)), sink.expand(*part.k.shape[:2], 1, -1)), dim=2)
+        v = F.pad(part.v, (0, k.shape[-1] - part.v.shape[-1], 0, 1))
+        visible = _match_dtype(mask.part(queries, keys), q)
+        if visible is not None:
+            visible = F.pad(visible, (0, 1), value=visible.dtype == torch.bool)
+        return _fused(QKV(q, k, v), scale, mask=visible)[..., : part.v.shape[-1]]
+
+    if qkv.pairs <= MAX_DENSE_ENTRIES:
+        return attend_block(qkv, slice(0, qkv.q.shape[2]), slice(0, qkv.k.shape[2]))
+    return _by_query_blocks(qkv, mask, attend_block)
 
 
 def fast_attention(qkv: QKV, scale: float, mask: AttentionMask) -> Tensor:
@@ -96,7 +121,7 @@ def fast_attention(qkv: QKV, scale: float, mask: AttentionMask) -> Tensor:
 def dropout_attention(qkv: QKV, mask: AttentionMask, scoring: Scoring) -> Tensor:
     """Compute attention with dropout of the probabilities, by weft's kernels where they fit, else by the formula.
     PyTorch's fused kernels draw dropout from a row's index in the batch of one process."""
-    fits = scoring.kernels and _dropout_kernels_fit(qkv, mask)
+    fits = scoring.kernels and scoring.sinks is None and _dropout_kernels_fit(qkv, mask)
     random_keys = scoring.random_keys(qkv.q.shape[:-1]) if fits else None
     if random_keys is None:
         return attend_by_formula(qkv, mask, scoring)
@@ -116,7 +141,8 @@ def attend_by_formula(qkv: QKV, mask: AttentionMask, scoring: Scoring) -> Tensor
             return scoring.drop(probabilities.to(part.v.dtype), queries.start, keys.start)
 
         visible = mask.part(queries, keys)
-        return reference_attention(part, scoring.scale, visible, drop=drop, softcap=scoring.softcap)[0]
+        options: dict[str, Any] = {"softcap": scoring.softcap, "sinks": scoring.sinks}
+        return reference_attention(part, scoring.scale, visible, drop=drop, **options)[0]
 
     entries = qkv.pairs * (qkv.q.shape[0] * qkv.q.shape[1] if qkv.q.is_cuda else 1)
     if entries <= (MAX_KEPT_ENTRIES if qkv.q.is_cuda else MAX_DENSE_ENTRIES):
@@ -137,7 +163,7 @@ def load_kernels() -> bool:
 def _dropout_kernels_fit(qkv: QKV, mask: AttentionMask) -> bool:
     limits, narrow = mask.mask, qkv.q.dtype in (torch.float16, torch.bfloat16) and qkv.q.shape[-1] <= 128
     by_index = limits.causal or limits.window is not None or limits.documents is not None
-    shifted = limits.indices is not None or limits.offset or limits.ranges
+    shifted = limits.indices is not None or limits.offset or limits.ranges or limits.globals is not None
     return qkv.q.is_cuda and narrow and qkv.equal_widths and not (by_index and shifted) and not mask.position.biases
 
 

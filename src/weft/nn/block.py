@@ -8,7 +8,9 @@ from weft.nn import attention, feedforward, norm
 from weft.nn.attention import CrossAttention
 from weft.nn.cache import Past
 from weft.nn.config import Block as BlockConfig
+from weft.nn.config import NoFeedForward
 from weft.nn.dropout import Dropout, RowRng
+from weft.nn.experts import Experts
 from weft.nn.linear import Linear
 from weft.nn.mask import AttentionMask
 
@@ -48,20 +50,32 @@ class Sublayer(nn.Module):
 
 
 class Block(nn.Module):
-    """Self-attention, cross-attention if there is a source, and feed-forward, in sequence or in parallel. `kind` is the
-    index of the layer's kind in the stack's pattern. `has_norm = False`: no norm before attention."""
+    """Self-attention, cross-attention if there is a source, and feed-forward unless its kind is 'none', in sequence or
+    in parallel. `layer` is its number in the stack, and `kind` the index of its kind in the stack's pattern.
+    `has_norm = False`: no norm before attention."""
 
-    def __init__(self, settings: BlockConfig, cross: bool, *, kind: int = 0, has_norm: bool = True):
+    def __init__(
+        self,
+        settings: BlockConfig,
+        cross: bool,
+        *,
+        layer: int = 0,
+        kind: int = 0,
+        has_norm: bool = True,
+        has_globals: bool = False,
+    ):
         super().__init__()
         self.kind = kind
         d_model, d_head = settings.d_model, settings.d_head
-        self.attention = attention.build(settings)
+        self.attention = attention.build(settings, has_globals=has_globals)
         self.attention_skip = Sublayer(settings, has_norm)
         self.cross = CrossAttention(settings.attention, d_model, d_head) if cross else None
         self.cross_skip = Sublayer(settings) if cross else None
-        self.feedforward = feedforward.build(settings.feedforward, d_model)
+        inner = settings.feedforward_at(layer)
+        self.feedforward = None if isinstance(inner, NoFeedForward) else feedforward.build(inner, d_model)
         self.parallel = settings.sublayers != "sequential"
-        self.feedforward_skip = Sublayer(settings, has_norm=settings.sublayers != "parallel")
+        fed = self.feedforward is not None
+        self.feedforward_skip = Sublayer(settings, has_norm=settings.sublayers != "parallel") if fed else None
 
     def forward(
         self,
@@ -71,20 +85,30 @@ class Block(nn.Module):
         past: Past | None = None,
         source: tuple[tuple[Tensor, Tensor], AttentionMask] | None = None,
         rng: RowRng | None = None,
+        routing: list[Tensor] | None = None,
     ) -> Tensor:
         """x (batch, time, d_model) → (batch, time, d_model). `source`: this layer's keys and values of the source for
-        cross-attention, and the mask over them."""
+        cross-attention, and the mask over them. A router appends its sums to `routing`."""
+        inner, inner_skip = self.feedforward, self.feedforward_skip
+
+        def feed(h: Tensor) -> Tensor:
+            assert inner is not None
+            if isinstance(inner, Experts):
+                return inner(h, rng, real=mask.mask.real, routing=routing)
+            return inner(h, rng)
+
         if self.parallel:
+            assert inner is not None and inner_skip is not None
             h = self.attention_skip.read(x)
-            feedforward_input = h if self.feedforward_skip.norm is None else self.feedforward_skip.read(x)
+            feedforward_input = h if inner_skip.norm is None else inner_skip.read(x)
             x = self.attention_skip.write(x, self.attention(h, mask, past=past, rng=rng), rng)
-            return self.feedforward_skip.write(x, self.feedforward(feedforward_input, rng), rng)
+            return inner_skip.write(x, feed(feedforward_input), rng)
         x = self.attention_skip(x, lambda h: self.attention(h, mask, past=past, rng=rng), rng)
         if self.cross is not None and self.cross_skip is not None:
             assert source is not None
             cross, (keys_values, source_mask) = self.cross, source
             x = self.cross_skip(x, lambda h: cross(h, keys_values, source_mask, rng=rng), rng)
-        return self.feedforward_skip(x, lambda h: self.feedforward(h, rng), rng)
+        return x if inner is None or inner_skip is None else inner_skip(x, feed, rng)
 
 
 def block_linears(model: nn.Module) -> dict[str, Linear]:

@@ -15,7 +15,8 @@ class Past(Protocol):
 
 
 class KeyValueCache:
-    """Keys and values of every layer: store (layers, 2, batch, kv_heads, max_len, width), the wider one's width."""
+    """Keys and values of every layer: store (layers, 2, batch, kv_heads, max_len, width), the wider one's width. With
+    latent attention, store (layers, 1, …) has the vectors from which both are computed."""
 
     def __init__(self, store: Tensor):
         self.store = store
@@ -26,13 +27,13 @@ class KeyValueCache:
 
     def reorder(self, index: Tensor, filled: int) -> None:
         """Make row i a copy of row `index[i]` in its first `filled` positions. A CPU copies only the rows that move."""
-        layers, two, batch, *rest = self.store.shape
+        layers, parts, batch, *rest = self.store.shape
         index = index.to(self.store.device)
         if self.store.is_cuda:
             self.store = self.store.index_select(2, index)
             return
         if len(index) > batch:
-            store = self.store.new_zeros(layers, two, len(index), *rest)
+            store = self.store.new_zeros(layers, parts, len(index), *rest)
             store[..., :filled, :] = self.store[..., :filled, :].index_select(2, index)
             self.store = store
             return
@@ -49,10 +50,10 @@ class KeyValueCache:
 
 
 class LayerCache:
-    """One layer of the cache while new keys and values are added: store (2, batch, kv_heads, max_len, width)."""
+    """One layer of the cache while new keys and values are added: store (2 or 1, batch, kv_heads, max_len, width)."""
 
     def __init__(self, store: Tensor, indices: Tensor | None, start: int):
-        self.keys, self.values, self.indices, self.start = store[0], store[1], indices, start
+        self.keys, self.values, self.indices, self.start = store[0], store[-1], indices, start
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write keys and values (batch, kv_heads, time, d_head or d_v); return all of them, up to the longest row."""

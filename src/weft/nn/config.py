@@ -9,15 +9,18 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from weft.config import Config
 from weft.errors import ConfigError
-from weft.nn.position_config import Position, Relative
+from weft.nn.feedforward_config import Activation as Activation
+from weft.nn.feedforward_config import Experts as Experts
+from weft.nn.feedforward_config import FeedForward, NoFeedForward, Probability
+from weft.nn.feedforward_config import Gated as Gated
+from weft.nn.feedforward_config import Plain as Plain
+from weft.nn.position_config import Position, Relative, Rotary
 
-Activation = Literal["relu", "relu2", "gelu", "gelu-tanh", "silu", "sigmoid", "tanh"]
 MAX_NGRAM_ROWS = 1 << 30  # bounds the rows of an n-gram table; below the prime modulus of the hash
-Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class LayerNorm(Config):
@@ -49,15 +52,29 @@ class RMSNorm(Config):
 Norm = Annotated[LayerNorm | RMSNorm, Field(discriminator="kind")]
 
 
+class Latent(Config):
+    """Keys and values that are computed from one normalised vector of width `rank` per token, except for the rotated
+    coordinates of keys, which all heads share (DeepSeek-AI 2024, §2.1). The KV cache holds these two alone. With
+    `query_rank`, queries are computed from such a vector too."""
+
+    rank: PositiveInt = Field(description="width of the vector from which keys and values are computed")
+    query_rank: PositiveInt | None = Field(None, description="width of that of queries; absent: one projection")
+    eps: PositiveFloat = Field(1e-6, description="eps of the norms of both vectors")
+
+
 class Attention(Config):
     """Multi-head attention (Vaswani et al. 2017, §3.2); fewer `kv_heads` than `heads` is grouped-query attention.
 
     `d_head`, the width of queries and keys (d_k in the paper), defaults to d_model / heads, `d_v`, that of values, to
-    `d_head`, and `scale` to 1/√d_head. With `window`, a token sees only that many tokens back.
-    Queries, keys and values are clamped to ±`clip` (OLMo). A `softcap` c replaces each score s by c · tanh(s/c)
-    (Gemma 2). `qk_norm` normalises queries and keys: each `head` with shared gains, each head with its own gains
-    (`each-head`; Bellagente et al. 2024), or all `heads` of a token together; with `qk_norm_rotated`, after rotary
-    positions instead of before (Hunyuan).
+    `d_head`, and `scale` to 1/√d_head. With `window`, a token sees only that many tokens back. In an encoder, the first
+    `global_tokens`, or all tokens before the first with the id `global_until`, see all others by separate projections,
+    and are seen by all (Beltagy et al. 2020).
+    Queries, keys and values are clamped to ±`clip` (OLMo), after a `qk_norm` over all heads and before others. A
+    `softcap` c replaces each score s by c · tanh(s/c) (Gemma 2). `qk_norm` normalises queries and keys: each `head`
+    with shared gains, each head with its own gains (`each-head`; Bellagente et al. 2024), or all `heads` of a token
+    together; with `qk_norm_rotated`, after rotary positions instead of before (Hunyuan). With `sinks`, the softmax of
+    every head has one more score, which is trained and belongs to no key, so that a head can attend to nothing (GPT-
+    OSS).
     """
 
     heads: PositiveInt = Field(description="number of query heads")
@@ -70,16 +87,26 @@ class Attention(Config):
     qk_norm_over: Literal["head", "each-head", "heads"] = Field("head", description="what `qk_norm` normalises over")
     qk_norm_rotated: bool = Field(False, description="apply `qk_norm` after the rotation by positions")
     window: PositiveInt | None = Field(None, description="number of tokens back that a token sees; absent: all")
+    global_tokens: NonNegativeInt | None = Field(
+        None, description="first tokens without a window; absent: no such part"
+    )
+    global_until: NonNegativeInt | None = Field(None, description="id of the token before which all are global")
     scale: PositiveFloat | None = Field(None, description="factor of the scores; absent: 1/√d_head")
     softcap: PositiveFloat | None = Field(None, description="bound c of the scores: s becomes c · tanh(s/c)")
+    latent: Latent | None = Field(None, description="compute keys and values from one vector per token")
+    sinks: bool = Field(False, description="add a trained score per head to the softmax, which belongs to no key")
     dropout: Probability = Field(0.0, description="fraction of attention probabilities to drop")
 
     @model_validator(mode="after")
     def _check_kv_heads(self) -> Self:
         if self.kv_heads is not None and self.heads % self.kv_heads:
             raise ValueError(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}")
+        if self.global_until is not None and self.global_tokens is None:
+            raise ValueError("global_until: global tokens have projections of their own; set global_tokens = 0")
         if self.qk_norm_rotated and (self.qk_norm is None or self.qk_norm_over == "heads"):
             raise ValueError("qk_norm_rotated needs a qk_norm, and qk_norm_over = 'head' or 'each-head'")
+        if self.latent is not None and (self.groups != self.heads or self.qk_norm is not None or self.clip is not None):
+            raise ValueError("latent has keys of its own in every head; leave out kv_heads, qk_norm and clip")
         return self
 
     @property
@@ -91,31 +118,6 @@ class Attention(Config):
     def biased(self) -> tuple[bool, bool]:
         """Whether the query, key and value projections have biases, and whether the output projection has one."""
         return self.bias in ("qkv", "all"), self.bias in ("out", "all")
-
-
-class Plain(Config):
-    """f(x W₁ + b₁) W₂ + b₂ (Vaswani et al. 2017, §3.3)."""
-
-    kind: Literal["plain"] = "plain"
-    d_ff: PositiveInt = Field(description="hidden width")
-    activation: Activation | Literal["xielu"] = Field("relu", description="activation function f")
-    beta: PositiveFloat = Field(1.0, description="β of silu as Swish, x · σ(βx): from x/2 at 0 to relu at ∞")
-    bias: bool = Field(True, description="add biases")
-    dropout: Probability = Field(0.0, description="fraction of hidden values to drop")
-
-
-class Gated(Config):
-    """(f(x W_g) ⊙ x W_u) W_d: GLU with sigmoid, GEGLU with gelu, SwiGLU with silu (Shazeer 2020)."""
-
-    kind: Literal["gated"] = "gated"
-    d_ff: PositiveInt = Field(description="hidden width")
-    activation: Activation = Field("silu", description="activation function f")
-    beta: PositiveFloat = Field(1.0, description="β of silu as Swish, x · σ(βx): from x/2 at 0 to relu at ∞")
-    bias: bool = Field(False, description="add biases")
-    dropout: Probability = Field(0.0, description="fraction of hidden values to drop")
-
-
-FeedForward = Annotated[Plain | Gated, Field(discriminator="kind")]
 
 
 class Block(Config):
@@ -151,9 +153,15 @@ class Block(Config):
             raise ValueError(f"{indivisible}; set attention.d_head")
         if self.sublayers != "sequential" and self.placement != "pre":
             raise ValueError(f"sublayers = '{self.sublayers}' needs placement = 'pre', not '{self.placement}'")
+        if self.sublayers != "sequential" and isinstance(self.feedforward, NoFeedForward):
+            raise ValueError(f"sublayers = '{self.sublayers}' needs a feed-forward layer; feedforward.kind is 'none'")
         self.position.check(self.d_model, self.d_head)
         if self.position.projected and self.attention.groups != heads:
             raise ValueError(f"'{self.position.kind}' positions need attention.kv_heads = attention.heads")
+        if self.attention.latent is not None and not 0 < self.rotated < self.d_head:
+            raise ValueError(
+                "attention.latent needs rotary positions of a part of each head: position.fraction below 1"
+            )
         if self.feedforward.beta != 1.0 and self.feedforward.activation != "silu":
             given = f"feedforward.beta = {self.feedforward.beta}"
             raise ValueError(f"{given} needs feedforward.activation = 'silu', not '{self.feedforward.activation}'")
@@ -161,12 +169,18 @@ class Block(Config):
             raise ValueError(f"'relative' positions need attention.d_v = d_head = {self.d_head}, not {self.d_v}")
         return self
 
+    def feedforward_at(self, layer: int) -> Plain | Gated | NoFeedForward | Experts:
+        """Feed-forward layer of a layer of the stack, counted from 0: some layers beside mixtures may be dense."""
+        inner = self.feedforward
+        return inner.dense if isinstance(inner, Experts) and inner.dense and inner.is_dense(layer) else inner
+
     @property
     def norms(self) -> int:
         """Number of norms around the sublayers of a block without cross-attention, 0 to 4."""
         if self.placement == "none":
             return 0
-        return {"parallel": 1}.get(self.sublayers, 4 if self.placement == "sandwich" else 2)
+        count = {"parallel": 1}.get(self.sublayers, 4 if self.placement == "sandwich" else 2)
+        return count // 2 if isinstance(self.feedforward, NoFeedForward) else count
 
     @property
     def last_norm(self) -> bool:
@@ -182,9 +196,16 @@ class Block(Config):
         return self.attention.d_v or self.d_head
 
     @property
-    def cache_width(self) -> int:
-        """Width of a vector of the KV cache, which stores keys and values in one tensor."""
-        return max(self.d_head, self.d_v)
+    def rotated(self) -> int:
+        """Number of rotated coordinates of a head."""
+        return self.position.rotated(self.d_head) if isinstance(self.position, Rotary) else 0
+
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        """Number of vectors of the KV cache per token, layer and head (2: key and value), of heads, and their width."""
+        if self.attention.latent is not None:
+            return 1, 1, self.attention.latent.rank + self.rotated
+        return 2, self.attention.groups, max(self.d_head, self.d_v)
 
 
 class NormalInit(Config):

@@ -27,15 +27,21 @@ SHARED_STRIDE = 32  # numbers reserved per run of a shared block; bounds the dro
 
 
 class RowRng(NamedTuple):
-    """Random keys (batch,) int32 of a pass, the row indices read here, and an `offset` for repeated blocks."""
+    """Random keys (batch,) int32 of a pass, the row indices read here, and an `offset` for repeated blocks. `step`
+    (batch,) repeats the key of what all rows of a step share, however they are divided."""
 
     keys: Tensor
     ranges: Ranges = ()
     offset: int = 0
+    step: Tensor | None = None
 
     def for_repeat(self, times: int) -> "RowRng":
         """Generator for a part of the model that already ran `times` times in this pass."""
         return self._replace(offset=self.offset + SHARED_STRIDE * times) if times else self
+
+    def of_step(self) -> "RowRng | None":
+        """Generator for one tensor (1, …) that all rows of a step share, such as a weight; None without its key."""
+        return None if self.step is None else RowRng(self.step[:1])
 
 
 def row_keys(base: int, rows: Tensor) -> Tensor:

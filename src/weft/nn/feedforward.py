@@ -1,16 +1,16 @@
-"""Position-wise feed-forward layer: plain (Vaswani et al. 2017, §3.3) or gated (Shazeer 2020)."""
+"""Position-wise feed-forward layer: plain (Vaswani et al. 2017, §3.3), gated (Shazeer 2020), or experts."""
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
 
 from weft.machine import has_triton
 from weft.nn import config
-from weft.nn.activations import XIELU, activations, swish
+from weft.nn.activations import activations
+from weft.nn.activations import build as build_activation
 from weft.nn.dropout import Dropout, RowRng
+from weft.nn.experts import Experts
 from weft.nn.linear import Linear
 
 
@@ -22,7 +22,7 @@ class Plain(nn.Module):
         self.up = Linear(d_model, settings.d_ff, bias=settings.bias)
         self.down = Linear(settings.d_ff, d_model, bias=settings.bias, into_residual=True)
         self.dropout = Dropout(settings.dropout)
-        self.activation = _activation(settings)
+        self.activation = build_activation(settings.activation, settings.beta)
 
     def forward(self, x: Tensor, rng: RowRng | None = None) -> Tensor:
         """(batch, time, d_model) → (batch, time, d_model)."""
@@ -37,7 +37,7 @@ class Gated(nn.Module):
         self.gate_up = Linear(d_model, settings.d_ff, settings.d_ff, bias=settings.bias)
         self.down = Linear(settings.d_ff, d_model, bias=settings.bias, into_residual=True)
         self.dropout = Dropout(settings.dropout)
-        self.activation = _activation(settings)
+        self.activation = build_activation(settings.activation, settings.beta)
         self.swiglu: Any = _swiglu_kernel() if self.activation is activations["silu"] else None
 
     def forward(self, x: Tensor, rng: RowRng | None = None) -> Tensor:
@@ -52,12 +52,6 @@ class Gated(nn.Module):
         return self.down(self.dropout(self.activation(gate) * up, rng), rng=rng)
 
 
-def _activation(settings: config.FeedForward) -> Callable[[Tensor], Tensor]:
-    if settings.activation == "xielu":
-        return XIELU()
-    return activations[settings.activation] if settings.beta == 1.0 else partial(swish, beta=settings.beta)
-
-
 def _swiglu_kernel() -> Any:
     if not torch.cuda.is_available() or not has_triton():
         return None
@@ -66,6 +60,15 @@ def _swiglu_kernel() -> Any:
     return SwiGLU
 
 
-def build(settings: config.FeedForward, d_model: int) -> Plain | Gated:
+def build(settings: config.Plain | config.Gated | config.Experts, d_model: int) -> Plain | Gated | Experts:
     """Build the feed-forward layer that `settings` describe."""
-    return Plain(settings, d_model) if isinstance(settings, config.Plain) else Gated(settings, d_model)
+    match settings:
+        case config.Plain():
+            return Plain(settings, d_model)
+        case config.Gated():
+            return Gated(settings, d_model)
+        case config.Experts():
+            shared = config.Gated(d_ff=settings.shared_width or 1, activation=settings.activation, beta=settings.beta)
+            return Experts(settings, d_model, Gated(shared, d_model) if settings.shared_width else None)
+        case _:
+            assert_never(settings)

@@ -61,6 +61,8 @@ def reset_recurrent(model: nn.Module, settings: RecurrentInit) -> None:
                     weight.normal_(std=std or weight.shape[1] ** -0.5)
                 case FanInInit() if isinstance(part, nn.RNNBase | nn.Linear) or not bias:
                     inputs = part.hidden_size if isinstance(part, nn.RNNBase) else weight.shape[-1]
+                    if name.endswith(f"_l{getattr(part, 'num_layers', 0) - 1}"):
+                        inputs = getattr(part, "d_last", inputs)  # of a `TaperedLSTM`
                     inputs = part.in_features if isinstance(part, nn.Linear) else inputs
                     weight.uniform_(-(inputs**-0.5), inputs**-0.5)
                 case FanInInit():  # bias of the logits: the first distribution is nearly uniform

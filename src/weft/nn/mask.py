@@ -6,7 +6,7 @@ token 0 is the first index of its first range.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -49,6 +49,7 @@ class Mask:
 
     causal: bool  # no query sees a later key
     window: int | None = None  # a query sees the last `window` keys, including its own
+    globals: Tensor | None = None  # (batch, source time), True where all queries see a key, whatever the window
     real: Tensor | None = None  # (batch, source time), False where a key is padding
     documents: tuple[Tensor, Tensor] | None = None  # ids of the queries' and the keys' documents, which see no other
     offset: int = 0  # number of cached keys before the first query's own
@@ -77,9 +78,10 @@ class Mask:
             index = torch.where(query < tokens.start, index, query + (part.start - tokens.start))
         seen = key <= index if self.causal else key >= 0
         if self.window is not None:
-            seen = seen & (key > index - self.window)
+            near = key > index - self.window
             if not self.causal:
-                seen = seen & (key < index + self.window)
+                near = near & (key < index + self.window)
+            seen = seen & (near if self.globals is None else near | self.globals[row, key])
         if self.real is not None:
             seen = seen & self.real[row, key]
         if self.documents is not None:
@@ -90,7 +92,7 @@ class Mask:
     def rows(self) -> int:
         """Number of rows whose masks differ; 1 if all rows share one."""
         documents = None if self.documents is None else self.documents[0]
-        return max([1, *[x.shape[0] for x in (self.real, self.indices, documents) if x is not None]])
+        return max([1, *[x.shape[0] for x in (self.real, self.indices, self.globals, documents) if x is not None]])
 
     def dense(self, queries: slice, keys: slice, device: torch.device) -> Tensor:
         """Bool mask (rows, 1, time, source time) of the given queries and keys, True where a key is visible."""
@@ -101,7 +103,7 @@ class Mask:
 
     def key_range(self, queries: slice, keys: int) -> slice:
         """Smallest slice of `keys` keys that contains all that these queries can see."""
-        if self.indices is not None:
+        if self.indices is not None or self.globals is not None:
             return slice(0, keys)
         first, last = queries.start + self.offset, queries.stop + self.offset
         if self.ranges:
@@ -152,6 +154,11 @@ class AttentionMask:
         copy = AttentionMask(self.mask, self.position, self.queries, keys=self.keys, angles=self.angles)
         copy._block_mask = build(self.mask, self.queries, self.keys)
         return copy
+
+    def without_window(self) -> "AttentionMask":
+        """Copy in which every query sees all keys of its text."""
+        mask = replace(self.mask, window=None, globals=None)
+        return AttentionMask(mask, self.position, self.queries, keys=self.keys, angles=self.angles)
 
     def part(self, queries: slice, keys: slice) -> Tensor | None:
         """Mask (batch or 1, heads or 1, time, source time) of these queries against these keys."""

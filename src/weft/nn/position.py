@@ -237,6 +237,8 @@ class Disentangled(Position, settings=config.Disentangled):
     def distances(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Bucket of query minus key, (batch or 1, time, source time), from 0 to 2 · buckets − 1."""
         distance, buckets = queries[:, :, None] - keys[:, None, :], self.settings.buckets
+        if not self.settings.logarithmic:
+            return (distance + buckets).clamp(0, 2 * buckets - 1)
         middle = buckets // 2
         clamped = distance.abs().clamp(min=middle)
         ratio = torch.log(clamped / middle) / math.log((self.settings.max_distance - 1) / middle)

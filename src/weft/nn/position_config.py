@@ -142,27 +142,32 @@ class Disentangled(PositionConfig):
     distances, and distances with content (He et al. 2021, §3.1).
 
     There are `buckets` in each direction: the nearer half hold one distance each, the others are logarithmic up to
-    `max_distance` (v2 of the paper's models). The vectors are normalised if `norm_eps` is set. A score is the sum of
-    three products, so these models have attention.scale = 1/√(3 d_head).
+    `max_distance` (v2 of the paper's models); if not `logarithmic`, all hold one distance each (v1). The vectors are
+    normalised if `norm_eps` is set, and projected by the weights of the tokens or, if `separate`, by others (v1). A
+    score is the sum of three products, so these models have attention.scale = 1/√(3 d_head).
     """
 
     projected: ClassVar[bool] = True
     kind: Literal["disentangled"] = "disentangled"
     buckets: int = Field(default=256, ge=4, description="number of buckets of distances in each direction")
     max_distance: PositiveInt = Field(512, description="distance from which all share a bucket")
+    logarithmic: bool = Field(True, description="make the farther half of the buckets logarithmic")
+    separate: bool = Field(False, description="project the vectors by separate weights in every layer")
     norm_eps: PositiveFloat | None = Field(None, description="eps of the norm of the vectors; absent: no norm")
 
     def check(self, d_model: int, d_head: int) -> None:
-        if self.max_distance - 1 <= self.buckets // 2:
+        if self.logarithmic and self.max_distance - 1 <= self.buckets // 2:
             raise ValueError(f"max_distance = {self.max_distance} is within the buckets of single distances")
 
     def parameters(self, sizes: Sizes) -> int:
-        return (2 * self.buckets + (2 if self.norm_eps is not None else 0)) * sizes.d_model
+        width = sizes.heads * sizes.d_head
+        projections = sizes.layers * (2 * sizes.d_model + 1) * width if self.separate else 0
+        return (2 * self.buckets + (2 if self.norm_eps is not None else 0)) * sizes.d_model + projections
 
     def flops(self, sizes: Sizes, length: int, keys: int) -> int:
         """FLOPs of projecting the table, once per batch, and of its products with all tokens' queries and keys."""
-        wide = sizes.layers * 2 * self.buckets * sizes.heads * sizes.d_head
-        return 2 * wide * (3 * sizes.d_model + 2 * length)
+        wide, matrices = sizes.layers * 2 * self.buckets * sizes.heads * sizes.d_head, 2 if self.separate else 3
+        return 2 * wide * (matrices * sizes.d_model + 2 * length)
 
     def activations(self, sizes: Sizes, length: int) -> int:
         """Probabilities, before and after dropout, and both products with the table."""

@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import PackedSequence
 from weft.nn.dropout import Dropout, RowRng
 
 Cell = Literal["elman", "lstm", "gru"]
+Weights = Callable[[int, Tensor], Tensor]  # the recurrent matrix of the layer with this index, as a pass uses it
 Sigma = Literal["tanh", "relu", "sigmoid"]
 Drop = Callable[[int, Tensor], Tensor]  # dropout of the input (batch, time, d_model) of the layer with this index
 
@@ -53,6 +54,24 @@ class SigmoidElman(nn.RNNBase):
         return hidden, torch.stack(last)
 
 
+class TaperedLSTM(nn.LSTM):
+    """LSTM whose last layer is narrower than the others, as wide as the embeddings that its output is multiplied by
+    (Merity et al. 2018, §4). Its states are padded with zeros to the width of the other layers."""
+
+    def __init__(self, d_input: int, d_model: int, layers: int, *, d_last: int, **options: Any):
+        super().__init__(d_input, d_model, layers, **options)
+        self.d_last = d_last
+        d_below = d_model if layers > 1 else d_input
+        for name, inputs in {"weight_ih": (d_below,), "weight_hh": (d_last,), "bias_ih": (), "bias_hh": ()}.items():
+            setattr(self, f"{name}_l{layers - 1}", nn.Parameter(torch.empty(4 * d_last, *inputs)))
+
+    def flatten_parameters(self) -> None:
+        """Leave the weights where they are: cuDNN flattens those of equal layers."""
+
+    def forward(self, inputs: Any, state: Any = None) -> Any:  # its layers differ, so no kernel runs all of them
+        raise AssertionError("`read` and `read_documents` run the layers one by one")
+
+
 def recurrence(
     cell: Cell,
     d_input: int,
@@ -62,9 +81,11 @@ def recurrence(
     activation: Sigma = "tanh",
     bidirectional: bool = False,
     d_projection: int = 0,
+    d_last: int | None = None,
 ) -> nn.RNNBase:
     """Build a stack that reads left to right, or in both directions (Schuster and Paliwal 1997), d_model wide in each.
-    `activation` is Elman's σ; with `d_projection`, an LSTM's hidden states are projected to this width."""
+    `activation` is Elman's σ; with `d_projection`, an LSTM's hidden states are projected to this width; with `d_last`,
+    its last layer is this wide."""
     kind: Callable[..., nn.RNNBase] = {"elman": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}[cell]
     options: dict[str, Any] = {"batch_first": True, "bidirectional": bidirectional}
     if activation == "sigmoid":
@@ -73,6 +94,8 @@ def recurrence(
         options["nonlinearity"] = activation
     elif d_projection:
         options["proj_size"] = d_projection
+    elif d_last not in (None, d_model):
+        kind, options["d_last"] = TaperedLSTM, d_last
     return kind(d_input, d_model, layers, **options)
 
 
@@ -99,16 +122,26 @@ class InterLayerDropout(nn.ModuleList):
 
 
 def read(
-    stack: nn.RNNBase, inputs: Tensor, state: Tensor | None = None, *, drop: Drop | None = None
+    stack: nn.RNNBase,
+    inputs: Tensor,
+    state: Tensor | None = None,
+    *,
+    drop: Drop | None = None,
+    weights: Weights | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Read inputs (batch, time, d_input) from a state (parts, layers, batch, d_model), zeros by default. Return the
-    hidden states of the top layer (batch, time, d_model), and the state after the last token."""
-    if drop is not None:
+    hidden states of the top layer (batch, time, d_model), and the state after the last token. `weights` are the
+    recurrent matrices of a pass, if they are not the parameters themselves."""
+    if drop is not None or weights is not None or isinstance(stack, TaperedLSTM):
         x, last = inputs, []
-        for number, layer in enumerate(_single_layers(stack)):
-            x = drop(number, x) if number else x
-            x, after = read(layer, x, None if state is None else state[:, number : number + 1])
-            last.append(after)
+        for number, layer in enumerate(_prepared_layers(stack)):
+            x = drop(number, x) if number and drop is not None else x
+            before = None if state is None else state[:, number : number + 1, :, : layer.hidden_size]
+            if weights is None:
+                x, after = read(layer, x, before)
+            else:
+                x, after = _read_with(layer, x, before, W_ah=weights(number, layer.all_weights[0][1]))
+            last.append(F.pad(after, (0, stack.hidden_size - layer.hidden_size)))
         return x, torch.cat(last, dim=1)
     if isinstance(stack, nn.LSTM):
         hidden, last = stack(inputs, None if state is None else (state[0].contiguous(), state[1].contiguous()))
@@ -117,13 +150,40 @@ def read(
     return hidden, last[None]
 
 
-def _single_layers(stack: nn.RNNBase) -> list[nn.RNNBase]:
-    """Layers of a stack as separate modules over the same weights, so that dropout can run between them. They are kept
-    in the stack's `__dict__`, outside its submodules and state dict."""
+def _read_with(layer: nn.RNNBase, x: Tensor, state: Tensor | None, *, W_ah: Tensor) -> tuple[Tensor, Tensor]:
+    """Read x with another recurrent matrix than the layer's, by the kernel that its module calls."""
+    W_ax, _, *biases = layer.all_weights[0]
+    if state is None:
+        state = x.new_zeros(state_parts(layer), 1, len(x), layer.hidden_size)
+    before = tuple(part.contiguous() for part in state)
+    kernel: Callable[..., Any] = getattr(torch, layer.mode.lower())
+    start = before if isinstance(layer, nn.LSTM) else before[0]
+    hidden, *last = kernel(x, start, (W_ax, W_ah, *biases), True, 1, 0.0, True, False, True)
+    return hidden, torch.stack(last)
+
+
+def layer_width(stack: nn.RNNBase, number: int) -> int:
+    """Number of units of a layer."""
+    return stack.d_last if isinstance(stack, TaperedLSTM) and number == stack.num_layers - 1 else stack.hidden_size
+
+
+def single_layers(stack: nn.RNNBase, directions: Sequence[str] = ("",)) -> list[nn.RNNBase]:
+    """Layers of a stack as separate modules over the same weights, so that dropout can run between them; with the
+    directions ("", "_reverse"), each direction of each layer. They are kept in the stack's `__dict__`, outside its
+    submodules and state dict."""
     layers: list[nn.RNNBase] = vars(stack).setdefault("single_layers", [])
-    if not layers or layers[0].weight_hh_l0 is not stack.weight_hh_l0:
-        layers[:] = [_single_layer(stack, number) for number in range(stack.num_layers)]
-        layers[-1]._forward_hooks = stack._forward_hooks  # hooks on the stack's output see it here too
+    if len(layers) != stack.num_layers * len(directions) or layers[0].weight_hh_l0 is not stack.weight_hh_l0:
+        both = stack.bidirectional and len(directions) == 1
+        pairs = [(number, direction) for number in range(stack.num_layers) for direction in directions]
+        layers[:] = [_single_layer(stack, number, direction, both=both) for number, direction in pairs]
+        if len(directions) == 1:
+            layers[-1]._forward_hooks = stack._forward_hooks  # hooks on the stack's output see it here too
+    return layers
+
+
+def _prepared_layers(stack: nn.RNNBase, directions: Sequence[str] = ("",)) -> list[nn.RNNBase]:
+    """`single_layers` in the stack's mode, with weights as cuDNN wants them."""
+    layers = single_layers(stack, directions)
     for layer in layers:
         layer.training = stack.training
         if layer.all_weights[0][1].is_cuda and vars(layer).get("flattened") != _storage(layer):
@@ -138,17 +198,17 @@ def _storage(layer: nn.RNNBase) -> tuple[int, int]:
     return storage.data_ptr(), storage.nbytes()
 
 
-def _single_layer(stack: nn.RNNBase, number: int) -> nn.RNNBase:
-    options: dict[str, Any] = {"bidirectional": True} if stack.bidirectional else {}
+def _single_layer(stack: nn.RNNBase, number: int, direction: str, *, both: bool) -> nn.RNNBase:
+    options: dict[str, Any] = {"bidirectional": True} if both else {}
     if type(stack) is nn.RNN:
         options["nonlinearity"] = stack.nonlinearity
     if not isinstance(stack, SigmoidElman):
         options["batch_first"] = True
     d_input = (1 + stack.bidirectional) * stack.hidden_size if number else stack.input_size
-    kind: Callable[..., nn.RNNBase] = type(stack)
-    layer = kind(d_input, stack.hidden_size, 1, device="meta", **options)
+    kind: Callable[..., nn.RNNBase] = nn.LSTM if isinstance(stack, TaperedLSTM) else type(stack)
+    layer = kind(d_input, layer_width(stack, number), 1, device="meta", **options)
     for name, _ in list(layer.named_parameters()):
-        setattr(layer, name, getattr(stack, name.replace("_l0", f"_l{number}")))
+        setattr(layer, name, getattr(stack, name.replace("_l0", f"_l{number}{direction}")))
     return layer
 
 
@@ -172,8 +232,29 @@ def read_documents(stack: nn.RNNBase, inputs: Tensor, documents: Tensor, *, drop
 def read_masked(stack: nn.RNNBase, inputs: Tensor, mask: Tensor, *, drop: Drop | None) -> Tensor:
     """Hidden states (batch, time, …) of padded rows; padding is skipped, and its hidden states are zeros. inputs
     (batch, time, d_input); mask (batch, time), True where a token is real; padding may be on either side."""
+    if inputs.is_cuda:
+        return _read_padded(stack, inputs, mask, drop=drop)
     indices = mask.flatten().nonzero().squeeze(1)
     return _read_packed(stack, inputs, (indices, indices // mask.shape[1]), drop=drop)
+
+
+def _read_padded(stack: nn.RNNBase, inputs: Tensor, mask: Tensor, *, drop: Drop | None) -> Tensor:
+    """Compute `read_masked` for a stack in both directions without waiting for a GPU to count the tokens of its rows:
+    padding is read after the tokens of a row, whose backward direction reads them reversed within their length."""
+    order = (~mask).byte().argsort(dim=1, stable=True)[..., None]
+    (T, lengths), back = (mask.shape[1], mask.sum(1, keepdim=True)), order.argsort(dim=1)
+    time = torch.arange(T, device=mask.device)
+    reverse = torch.where(time < lengths, lengths - 1 - time, time)[..., None]
+    x, layers = inputs, _prepared_layers(stack, ("", "_reverse"))
+    for number, (ahead, behind) in enumerate(zip(layers[::2], layers[1::2], strict=True)):
+        x = (drop(number, x) if number and drop is not None else x).take_along_dim(order, 1)
+        backward = behind(x.take_along_dim(reverse, 1))[0].take_along_dim(reverse, 1)
+        x = torch.cat([ahead(x)[0], backward], dim=-1).take_along_dim(back, 1)
+    x = x.masked_fill(~mask[..., None], 0.0)
+    for hook in stack._forward_hooks.values():  # hooks on the stack's output, which no module computes
+        replaced = hook(stack, (inputs,), (x, None))
+        x = x if replaced is None else replaced[0]
+    return x
 
 
 def _read_packed(stack: nn.RNNBase, inputs: Tensor, tokens: tuple[Tensor, Tensor], *, drop: Drop | None) -> Tensor:
@@ -185,7 +266,8 @@ def _read_packed(stack: nn.RNNBase, inputs: Tensor, tokens: tuple[Tensor, Tensor
     rank = lengths.argsort(descending=True, stable=True).argsort()[sequence]
     order = indices[(step * len(lengths) + rank).argsort()]
     x, sizes = inputs.flatten(0, 1)[order], step.bincount().cpu()
-    for number, layer in enumerate([stack] if drop is None else _single_layers(stack)):
+    whole = drop is None and not isinstance(stack, TaperedLSTM)
+    for number, layer in enumerate([stack] if whole else _prepared_layers(stack)):
         if number and drop is not None:
             unpacked = x.new_zeros(B * T, x.shape[-1]).index_copy(0, order, x).unflatten(0, (B, T))
             x = drop(number, unpacked).flatten(0, 1)[order]

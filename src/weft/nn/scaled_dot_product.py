@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from weft.nn.activations import apply_softcap
 
@@ -53,19 +55,27 @@ def reference_attention(
     *,
     drop: Callable[[Tensor], Tensor] = lambda probabilities: probabilities,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """softmax(q kᵀ · scale)v and the probabilities: (batch, heads, time, d_v), (batch, heads, time, source time).
 
     mask is bool (True: visible) or float (added to the scores). A query that sees no key gets zeros. `drop` is applied
-    to the probabilities, `softcap` to the scores.
+    to the probabilities, `softcap` to the scores. `sinks` (heads,) are scores of no key.
     """
     q, k, v = qkv.repeat_kv()
-    probabilities = drop(masked_softmax(apply_softcap(q @ k.mT * scale, softcap), mask))
+    probabilities = drop(masked_softmax(apply_softcap(q @ k.mT * scale, softcap), mask, sinks))
     return probabilities @ v, probabilities
 
 
-def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Softmax of scores (batch, heads, time, source time) over the visible keys; zeros where no key is visible."""
+def masked_softmax(scores: Tensor, mask: Tensor | None, sinks: Tensor | None = None) -> Tensor:
+    """Softmax of scores (batch, heads, time, source time) over the visible keys; zeros where no key is visible.
+
+    `sinks` (heads,) are scores that take their share of the probability and belong to no key.
+    """
+    if sinks is not None:
+        column = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+        wider = None if mask is None else F.pad(mask, (0, 1), value=mask.dtype == torch.bool)
+        return masked_softmax(torch.cat((scores, column), dim=-1), wider)[..., :-1]
     if mask is None:
         return scores.softmax(dim=-1)
     if mask.dtype == torch.bool:
@@ -94,3 +104,11 @@ class Probabilities(nn.Module):
             replaced = watcher(x)
             x = x if replaced is None else replaced
         return x
+
+
+def changed(replaced: Tensor, x: Tensor) -> bool:
+    """Return whether a tensor put in the place of x differs in a value, or a gradient is asked for."""
+    if replaced is x:
+        return False
+    # a mode that records operations must see those of the replacement, and its tensors may have no values
+    return replaced.requires_grad or is_in_torch_dispatch_mode() or not torch.equal(replaced, x)

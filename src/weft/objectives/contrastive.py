@@ -15,7 +15,7 @@ from weft.data.examples import Examples
 from weft.data.table import Kind, Row
 from weft.errors import DataError, ModelError
 from weft.models.base import LanguageModel, row_rng
-from weft.models.config import EmbeddingHead, Pooling
+from weft.models.head_config import EmbeddingHead, Pooling
 from weft.models.heads import pool
 from weft.models.hidden import (
     FramedText,

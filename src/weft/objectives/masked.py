@@ -41,6 +41,8 @@ def masked_loss(model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
 class MaskedObjective(Objective[M]):
     """Masked tokens, with or without the next-sentence task."""
 
+    one_shape = False  # as many rows of logits as tokens are masked
+
     @cached_property
     def masking(self) -> Masking:
         return Masking.of(self.tokenizer, self.settings.rate, self.settings.whole_words)

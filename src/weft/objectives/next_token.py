@@ -7,6 +7,9 @@ from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
+from torch import Tensor
+
 from weft.data.batch import Batch, lanes_batch
 from weft.data.sampler import Lanes, rank_samples
 from weft.data.shards import Shards, Side, Tokens
@@ -21,6 +24,7 @@ from weft.evaluate.perplexity import Score, ScoringOptions, TokenScores, ngram_t
 from weft.evaluate.sections import Sections, SectionScores, concatenate_scores, cut_sections, section_metrics
 from weft.evaluate.unspelled import Spelling, spelling
 from weft.models.base import LanguageModel
+from weft.models.config import Recurrent
 from weft.models.ngram import NGram
 from weft.objectives.frame import TextFrame
 from weft.objectives.text import TextObjective
@@ -28,7 +32,7 @@ from weft.objectives.tokens import TokenObjective
 from weft.progress import Advance, bar
 from weft.recipe import objective as config
 from weft.training.loader import Loader, even_loader
-from weft.training.objective import EVALUATION_BATCH_TOKENS, Results
+from weft.training.objective import EVALUATION_BATCH_TOKENS, Loss, Results
 
 MAX_BASELINE_BYTES = 16_000_000  # of training text that character frequencies are counted in
 SAMPLES, SAMPLE_TOKENS = 3, 100  # texts at the end of a run, and tokens of each
@@ -40,6 +44,14 @@ class NextToken(TokenObjective[config.NextToken], TextObjective[config.NextToken
     usage = "weft generate {run} --prompt 'Once upon'"
     frame: TextFrame | None = None  # of texts other than the run's that are evaluated; None for the held-out split
 
+    def loss(self, model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
+        loss, count, extras = super().loss(model, features, batch)
+        if self.settings.penalised:  # means over (batch, time, d_model), weighted like the tokens
+            states, alpha, beta = features.float(), self.settings.activation_penalty, self.settings.temporal_penalty
+            change = states.diff(dim=1) if states.shape[1] > 1 else torch.zeros_like(states)
+            loss = loss + count * (alpha * states.square().mean() + beta * change.square().mean())
+        return loss, count, extras
+
     @property
     def stored_frame(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """The ids before and after each other text; eos separates them if the tokenizer puts nothing after one."""
@@ -50,17 +62,19 @@ class NextToken(TokenObjective[config.NextToken], TextObjective[config.NextToken
 
     @cached_property
     def loader(self) -> Loader:
+        model = self.recipe.model
+        shares = isinstance(model, Recurrent) and bool(model.word_dropout or model.weight_drop)
         if not self.recipe.batch.carry:
-            return self.windows(self.length)
+            return replace(self.windows(self.length), shares_masks=shares)
         # with carried states the rows of a step continue those of the step before
         (text,), size = self.tokens("train"), self.recipe.batch.size or 1
-        lanes = Lanes(len(text), self.length, size, self.recipe.seed)
+        lanes = Lanes(len(text), self.length, size, self.recipe.seed, varied=self.recipe.batch.vary_length)
 
         def make(step: int, rank: int, ranks: int) -> Batch:
             return lanes_batch(text, lanes, step - 1, rows=rank_samples(0, size, rank=rank, ranks=ranks))
 
         loader = even_loader(self.recipe.batch, make, lambda step: step / lanes.steps, row="sequence")
-        return replace(loader, even=False)
+        return replace(loader, shares_masks=shares)
 
     def _spelling(self, text: Tokens) -> Spelling:
         if text not in self._spellings:

@@ -1,6 +1,7 @@
 """Sequence to sequence: one text from another, as in translation, summaries and answers."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +19,7 @@ from weft.models.base import LanguageModel, evaluating, inputs
 from weft.objectives.rows import Numbers, RowObjective, naming_row
 from weft.objectives.tokens import TranslationObjective
 from weft.recipe import objective as config
-from weft.training.objective import Results
+from weft.training.objective import Loss, Results
 
 SHOWN_PAIRS = 8  # in the report
 ALIGNED_ROWS = 64  # read in one call while attention is measured
@@ -71,6 +72,22 @@ class Pairs(TranslationObjective[config.Pairs], RowObjective[config.Pairs]):
         tokens, _ = pad([[bos, *ids] for ids in texts], filler(target))
         targets, mask = pad([[*ids, eos] for ids in texts], filler(target))
         return Batch(tokens, targets, loss_mask=mask, source=Source(source, real))
+
+    def loss(self, model: LanguageModel, features: Tensor, batch: Batch) -> Loss:
+        """Return −log p of the targets; in training with `r_drop` α (Liang et al. 2021), the mean over two passes with
+        other dropout, plus α/4 times the divergences of their distributions p and q in both directions,
+        D(p‖q) + D(q‖p) = Σ (p − q)(log p − log q)."""
+        loss, count, extras = super().loss(model, features, batch)
+        if not self.settings.r_drop or not model.training or batch.keys is None:
+            return loss, count, extras
+        other = replace(batch, keys=~batch.keys)
+        features_again = model.read(other)
+        second = super().loss(model, features_again, other)[0]
+        p, q = (model.head(each).float().log_softmax(-1) for each in (features, features_again))
+        divergence = ((p.exp() - q.exp()) * (p - q)).sum(-1)
+        if batch.loss_mask is not None:
+            divergence = divergence.masked_fill(~batch.loss_mask, 0.0)
+        return (loss + second) / 2 + self.settings.r_drop / 4 * divergence.sum(), count, extras
 
     def measure(self, model: LanguageModel, side: Side = "validation") -> Results:
         """Return loss and perplexity, and how greedy translations compare with the targets."""

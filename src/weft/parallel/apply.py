@@ -21,7 +21,7 @@ from weft.models.base import LanguageModel, device_of
 from weft.models.stack import Stack
 from weft.nn.attention import CrossAttention
 from weft.nn.linear import Linear
-from weft.parallel import context, tensor
+from weft.parallel import context, experts, tensor
 from weft.parallel.mesh import Mesh
 from weft.parallel.passes import Context, LossFunction, Parallel, Root, States, T
 from weft.parallel.pipeline import Pipeline, keep_stage
@@ -35,7 +35,7 @@ class ShardedParallel(Parallel):
     """A model sharded over a mesh. Forward passes go through `root`."""
 
     root: nn.Module
-    tensor_sums: list[str]  # parameters whose gradients are summed over the tensor axis
+    sums: dict[str, list[str]]  # parameters whose gradients are summed over an axis, or over all rows: "counters"
     fused: dict[str, list[int]]  # heights of the matrices in a sharded fused matrix
     pipeline: Pipeline | None = None
 
@@ -47,14 +47,15 @@ class ShardedParallel(Parallel):
 
     @cached_property
     def local(self) -> dict[str, Tensor]:
-        parameters = self.model.named_parameters()
-        return {name: p.to_local().detach() if isinstance(p, DTensor) else p for name, p in parameters}
+        tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
+        return {name: p.to_local().detach() if isinstance(p, DTensor) else p for name, p in tensors}
 
     @cached_property
     def geometries(self) -> dict[str, Geometry]:
         """The position of each local part in its full parameter."""
         shards = self.mesh.layout.tensor
-        return {name: geometry(p, self.fused.get(name, ()), shards) for name, p in self.model.named_parameters()}
+        tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
+        return {name: geometry(p, self.fused.get(name, ()), shards) for name, p in tensors}
 
     def exchange(self, matrices: Iterable[Tensor]) -> MatrixExchange | None:
         """Return the way to the whole of some parameters; None if this process has them. All processes call this."""
@@ -80,7 +81,7 @@ class ShardedParallel(Parallel):
 
     def backward(
         self, parts: Sequence[Batch], loss: LossFunction, gradient: Tensor, *, autocast: Context, carried: States = ()
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         if self.pipeline is None:
             return super().backward(parts, loss, gradient, autocast=autocast, carried=carried)
         return self.pipeline.backward(parts, loss, gradient, autocast=autocast)
@@ -97,8 +98,10 @@ class ShardedParallel(Parallel):
                     gradient = gradient.redistribute(placements=parameter.placements)
                 gradient = gradient.to_local()
             local.grad = gradient
-        due = [self.local[name].grad for name in self.tensor_sums]
-        self.mesh.axis("tensor").sum_([gradient for gradient in due if gradient is not None])
+        for axis, names in self.sums.items():
+            due = [self.local[name].grad for name in names]
+            ranks = self.mesh.counters if axis == "counters" else self.mesh.axis(axis)
+            ranks.sum_([gradient for gradient in due if gradient is not None])
         if self.pipeline is not None:
             self.pipeline.finish_gradients(self.local)
 
@@ -164,11 +167,14 @@ def lay_out(model: LanguageModel, mesh: Mesh, precision: str, *, compile_: bool)
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     heights = {f"{name}.{kind}": module.heights for name, module in model.named_modules()
                if isinstance(module, Linear) and len(module.heights) > 1 for kind in ("weight", "bias")}  # fmt: skip
-    sums = []
+    sums: dict[str, list[str]] = {}
     if layout.tensor > 1:
         biases = any(stack.position.biases for stack in stacks)
         tensor.shard(model, layout, mesh.submesh("tensor"))
-        sums = [name for name, _ in model.named_parameters() if tensor.is_partial(name, layout, biases)]
+        sums["tensor"] = [name for name, _ in model.named_parameters() if tensor.is_partial(name, layout, biases)]
+    if layout.experts > 1:
+        sums["replicate"] = experts.divide(model, mesh.submesh("experts"), mesh.axis("experts"))
+        sums["counters"] = [name for name, _ in model.named_parameters() if name not in sums["replicate"]]
     if layout.context > 1:
         for stack in stacks:
             stack.context = context.Gathered(mesh.context)
@@ -177,10 +183,10 @@ def lay_out(model: LanguageModel, mesh: Mesh, precision: str, *, compile_: bool)
     pipeline = None if stage is None else Pipeline(model, mesh, stage)
     if layout.sequence:
         model.wrap(lambda features: tensor.padded(features, layout.tensor))
-    unsharded = stage is not None or layout.readers * layout.context == 1
+    unsharded = stage is not None or layout.experts > 1 or layout.readers * layout.context == 1
     root = Root(model) if unsharded else _fully_sharded(model, stacks, mesh, precision=precision)
     fused = heights if layout.tensor > 1 else {}
-    parallel = ShardedParallel(model=model, mesh=mesh, root=root, tensor_sums=sums, fused=fused, pipeline=pipeline)
+    parallel = ShardedParallel(model=model, mesh=mesh, root=root, sums=sums, fused=fused, pipeline=pipeline)
     parallel.sizes = sizes
     return parallel
 

@@ -23,6 +23,7 @@ from weft.errors import ConfigError
 from weft.layout import Layout
 from weft.models.config import Decoder, Encoder
 from weft.nn.cache import stack_padded
+from weft.nn.config import Experts
 from weft.nn.mask import Ranges, select_ranges
 from weft.parallel.mesh import Mesh
 from weft.parallel.ranks import Ranks
@@ -38,6 +39,10 @@ def check_context(layout: Layout, model: Config, objective: str, *, length: int)
     if not isinstance(model, Decoder | Encoder):
         kind = getattr(model, "kind", "")
         raise ConfigError(f"{context}: the rows of a '{kind}' model can't be divided; only an encoder's or a decoder's")
+    if model.attention.global_tokens is not None:
+        raise ConfigError(f"{context}: rows with model.attention.global_tokens can't be divided")
+    if isinstance(model.feedforward, Experts):
+        raise ConfigError(f"{context}: a mixture of experts reads whole rows; set it to 1")
     if objective not in BY_TOKEN:
         others = f"objectives with a target per token are {', '.join(BY_TOKEN)}"
         raise ConfigError(f"{context}: objective '{objective}' looks at whole rows, which can't be divided; {others}")

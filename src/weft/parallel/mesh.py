@@ -16,8 +16,8 @@ ONE = Layout(replicate=1)
 class Mesh:
     """All processes, `world`, in a fully specified `layout`. A single process has no DeviceMesh.
 
-    `devices` has the axes pipeline, replicate, shard and tensor. Ranks of the context axis divide the tokens of a row
-    and hold the same weights, so the shard axis of `devices` spans them as well.
+    `devices` has the axes pipeline, replicate, shard, experts and tensor. Ranks of the context axis divide the tokens
+    of a row and hold the same weights, so the shard axis of `devices` spans them as well.
     """
 
     layout: Layout = ONE
@@ -55,11 +55,11 @@ def build(layout: Layout, world: Ranks, device: torch.device) -> Mesh:
     shape = {**sizes, "shard": sizes["shard"] * sizes["context"]}
     del shape["context"]
     devices = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
-    counters = _ranks(world, devices["replicate", "shard"]._flatten("counters"))
+    counters = _ranks(world, devices["replicate", "shard", "experts"]._flatten("counters"))
     checkpoints = replace(world, group=distributed.new_group(backend="gloo", timeout=TIMEOUT))
     mesh = Mesh(layout, world, devices, readers=counters, counters=counters, stage=world, checkpoints=checkpoints)
     if layout.pipeline > 1:
-        mesh = replace(mesh, stage=_ranks(world, devices["replicate", "shard", "tensor"]._flatten("stage")))
+        mesh = replace(mesh, stage=_ranks(world, devices["replicate", "shard", "experts", "tensor"]._flatten("stage")))
     if layout.context > 1:
         fine = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=AXES)
         readers = _ranks(world, fine["replicate", "shard"]._flatten("readers"))

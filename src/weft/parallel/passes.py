@@ -13,6 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from weft.data.batch import Batch
 from weft.models.base import LanguageModel
+from weft.nn.config import Experts
+from weft.nn.experts import RoutingSums
 from weft.nn.recurrent import CarriedState
 from weft.parallel.mesh import SINGLE, Mesh
 
@@ -42,8 +44,8 @@ class Parallel:
 
     @cached_property
     def local(self) -> dict[str, Tensor]:
-        """The local part of each parameter, which the optimizer updates."""
-        return dict(self.model.named_parameters())
+        """The local part of each parameter, which the optimizer updates, and each buffer."""
+        return dict(self.model.named_parameters()) | dict(self.model.named_buffers())
 
     @cached_property
     def sizes(self) -> tuple[int, int]:
@@ -57,30 +59,43 @@ class Parallel:
 
     def backward(
         self, parts: Sequence[Batch], loss: LossFunction, gradient: Tensor, *, autocast: Context, carried: States = ()
-    ) -> tuple[Tensor, Tensor]:
-        """Accumulate the gradients of a step's micro-batches; return the sums of the loss and of −log p, () each.
+    ) -> tuple[Tensor, ...]:
+        """Accumulate the gradients of a step's micro-batches; return the sums of the loss and of −log p, () each, and
+        those of routers if the model has any, (layers, …) as in `RoutingSums`.
 
         Backward passes of the summed losses begin with `gradient` (): 1 / targets of the step, times a loss scale.
         `autocast` is entered for each forward pass. A recurrent model updates the states in `carried`, one per part.
+        The auxiliary loss of routers is that of a micro-batch's tokens on all ranks, weighted by its targets.
         """
         device = parts[0].tokens.device
         loss_sum, nll_sum = torch.zeros((), device=device), torch.zeros((), device=device)
+        experts, routed = routing_settings(self.model), list[Tensor]()
         for number, part in enumerate(parts):
             state = carried[number] if carried else None
 
             def losses(
                 model: LanguageModel, part: Batch = part, state: CarriedState | None = state
-            ) -> tuple[Tensor, Tensor]:
-                total, _, extras = loss(model, model.read(part, state), part)
-                return total, extras["nll"]
+            ) -> tuple[Tensor, ...]:
+                if experts is None:
+                    total, _, extras = loss(model, model.read(part, state), part)
+                    return total, extras["nll"]
+                routing: list[Tensor] = []
+                total, count, extras = loss(model, model.read(part, state, routing), part)
+                layers = torch.stack(routing)
+                targets, everywhere = layers.new_full((), 0.0) + count, layers.detach().clone()
+                self.mesh.counters.sum_([targets, everywhere])
+                sums, all_sums = RoutingSums.stacked(layers), RoutingSums.stacked(everywhere)
+                total = total + targets * sums.auxiliary_loss(experts, all_sums)
+                return total, extras["nll"], layers.detach()
 
             with self.grad_sync(last=number == len(parts) - 1):
                 with autocast:
-                    total, nll = self.forward(losses)
+                    total, nll, *layers = self.forward(losses)
                 total.backward(gradient)
             loss_sum += total.detach()
             nll_sum += nll
-        return loss_sum, nll_sum
+            routed = [a + b for a, b in zip(routed, layers, strict=True)] if routed else layers
+        return loss_sum, nll_sum, *routed
 
     def forward(self, function: Callable[[LanguageModel], T]) -> T:
         """Return `function(model)`, computed as a forward pass."""
@@ -107,6 +122,12 @@ class Parallel:
     def once(self, function: Callable[[], object]) -> None:
         """Call `function` once per folder: if processes share one, when all are here and on rank 0 alone."""
         function()
+
+
+def routing_settings(model: LanguageModel) -> Experts | None:
+    """Return the settings of a model's experts; None if it has none."""
+    inner = getattr(getattr(model, "config", None), "feedforward", None)
+    return inner if isinstance(inner, Experts) else None
 
 
 class Replicas(Parallel):

@@ -26,10 +26,12 @@ from weft.data.batch import Batch
 from weft.errors import ConfigError
 from weft.layout import Layout
 from weft.models.base import EncoderInput, LanguageModel, device_of, inputs
-from weft.models.config import EmbeddingHead, EncoderDecoder, TransformerConfig
+from weft.models.config import EncoderDecoder, TransformerConfig
+from weft.models.head_config import EmbeddingHead
 from weft.models.heads import TokenHead
 from weft.models.stack import Stack
 from weft.models.transformer import RowInputs, Transformer
+from weft.nn.config import Experts
 from weft.parallel.mesh import Mesh
 from weft.parallel.passes import Context, LossFunction
 from weft.parallel.ranks import Ranks
@@ -47,6 +49,9 @@ def check_stages(model: Config, layout: Layout) -> None:
         raise ConfigError(f"parallel.pipeline = {stages}: the model has {layers} layers, fewer than stages; lower it")
     if isinstance(getattr(model, "head", None), EmbeddingHead):
         reason = "a loss that compares the rows of a batch can't be computed in parts; set parallel.pipeline = 1"
+        raise ConfigError(f"parallel.pipeline = {stages}: {reason}")
+    if isinstance(model.feedforward, Experts):
+        reason = "the losses of a mixture's routers can't be summed over stages; set parallel.pipeline = 1"
         raise ConfigError(f"parallel.pipeline = {stages}: {reason}")
     for axis in (axis for axis in ("shard", "context") if getattr(layout, axis) > 1):
         reason = f"can't be combined with parallel.{axis} = {getattr(layout, axis)}"

@@ -28,6 +28,7 @@ from weft.layout import Layout
 from weft.models import config as models
 from weft.models.bahdanau import Bahdanau
 from weft.models.base import LanguageModel
+from weft.models.bengio import Bengio
 from weft.models.elmo import ELMo
 from weft.models.recurrent import Recurrent
 from weft.models.stack import Stack
@@ -61,7 +62,7 @@ def plan(model: Config) -> dict[str, Placement]:
     match model:
         case models.TransformerConfig():
             return {**EMBEDDINGS, **BLOCKS}
-        case models.Recurrent() | models.ELMo() | models.Bahdanau():
+        case models.Recurrent() | models.Bengio() | models.ELMo() | models.Bahdanau():
             return EMBEDDINGS
         case _:
             raise ConfigError("parallel: an n-gram model is counted by one process; start one")
@@ -210,7 +211,7 @@ def _shard_vocabulary(model: LanguageModel, mesh: DeviceMesh) -> None:
         if model.token_head is not None:
             model.token_head.vocab_shard = across
     else:
-        assert isinstance(model, Recurrent | ELMo | Bahdanau)
+        assert isinstance(model, Recurrent | Bengio | ELMo | Bahdanau)
         model.vocab_shard = across
 
 

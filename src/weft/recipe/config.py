@@ -13,8 +13,8 @@ from weft.config import Config
 from weft.costs.layouts import indivisible
 from weft.data.config import Data
 from weft.layout import Layout
-from weft.models.config import Model, TransformerConfig
-from weft.nn.config import LoRA
+from weft.models.config import Model, Recurrent, TransformerConfig
+from weft.nn.config import Experts, LoRA
 from weft.recipe.objective import AnyObjective, NextToken
 from weft.recipe.optimizer import Cosine, Muon, Noam, Optimizer, Schedule
 from weft.recipe.synonyms import SYNONYMS
@@ -56,6 +56,7 @@ class BatchConfig(Config):
     length: PositiveInt | None = Field(None, description="tokens per sequence; longer rows are cut; chosen if absent")
     recompute: bool = Field(False, description="recompute activations in the backward pass, to save memory")
     carry: bool | None = Field(None, description="continue rows and recurrent states across steps; chosen if absent")
+    vary_length: bool = Field(False, description="vary the length of rows that continue, and the rate in proportion")
 
 
 class EvaluateConfig(Config):
@@ -167,6 +168,8 @@ def _batch_problems(recipe: Recipe) -> Iterator[str]:
     batch, objective = recipe.batch, recipe.objective
     if batch.size is not None and isinstance(batch.micro, int) and batch.micro > batch.size:
         yield f"batch.micro = {batch.micro} is more than batch.size = {batch.size}"
+    if batch.vary_length and (not recipe.can_carry or batch.carry is False or (batch.length or 14) < 14):
+        yield "batch.vary_length: for rows of at least 14 tokens that continue each other (batch.carry), as in lstm"
     if batch.tokens is not None and objective.reads != "rows":
         yield f"batch.tokens: objective '{objective.kind}' reads rows of equal length; set batch.size instead"
     if batch.tokens is not None and batch.size is not None:
@@ -179,11 +182,16 @@ def _batch_problems(recipe: Recipe) -> Iterator[str]:
 
 
 def _model_problems(recipe: Recipe) -> Iterator[str]:
+    objective, model = recipe.objective, recipe.model
+    if isinstance(objective, NextToken) and objective.penalised and not isinstance(model, Recurrent):
+        yield "objective.activation_penalty and temporal_penalty: for the hidden states of a recurrent model"
     if recipe.adapter is not None and recipe.init is None:
         yield "adapter: an adapter adds to trained weights; name their run with init="
     if isinstance(recipe.model, TransformerConfig):
         return
     kind = recipe.model.kind
+    if isinstance(recipe.model, Recurrent) and recipe.model.weight_drop and recipe.data.document_mask:
+        yield "data.document_mask: packed documents are read without model.weight_drop; leave one of them out"
     if recipe.batch.recompute:
         yield f"batch.recompute: only a Transformer has blocks to recompute, not a '{kind}' model"
     if isinstance(recipe.optimizer, Muon):
@@ -197,12 +205,14 @@ def _layout_problems(recipe: Recipe) -> Iterator[str]:
             yield "parallel.sequence: sequence parallelism extends tensor parallelism; set parallel.tensor too"
         return
     tensor = layout.tensor
+    if layout.experts > 1:
+        yield from _expert_problems(layout, model)
     if model.kind in ("ngram", "word2vec", "glove"):
         yield f"parallel: a model of kind '{model.kind}' is trained by one process; leave it out"
     elif isinstance(model, TransformerConfig):
         if (reason := indivisible(model, tensor)) is not None:
             yield f"parallel.tensor = {tensor}: {reason}"
-        if not model.divisible:
+        if layout.experts == 1 and not model.divisible:
             unsupported = "d_embedding, ngrams, distinct_layers, and disentangled or concatenated positions"
             yield f"parallel: {unsupported} can't be split; use replicas only"
     elif layout.pipeline > 1 or layout.context > 1:
@@ -214,6 +224,17 @@ def _layout_problems(recipe: Recipe) -> Iterator[str]:
         yield "adapter: the matrices it adds to can't be split over parallel.tensor or parallel.pipeline; use shard"
     if recipe.precision == "fp8" and tensor > 1:
         yield "precision = 'fp8': FP8 products can't be split over parallel.tensor; use shard, or bf16"
+
+
+def _expert_problems(layout: Layout, model: Config) -> Iterator[str]:
+    key, inner = f"parallel.experts = {layout.experts}", getattr(model, "feedforward", None)
+    if not isinstance(inner, Experts):
+        yield f"{key}: the model has no mixture of experts; use replicas, or parallel.shard"
+    elif inner.experts % layout.experts:
+        yield f"{key}: does not divide model.feedforward.experts = {inner.experts}"
+    others = [axis for axis in ("shard", "tensor", "context", "pipeline") if getattr(layout, axis) > 1]
+    if others:
+        yield f"{key}: can't be combined with parallel.{others[0]}; experts and replicate divide the processes"
 
 
 class SettledBatch(BatchConfig):

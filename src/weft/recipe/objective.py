@@ -14,7 +14,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_
 
 from weft.config import AnyKind, Config, Tree, kinds
 from weft.errors import ConfigError
-from weft.models.config import Pooling
+from weft.models.head_config import Pooling
 
 Reads = Literal["text", "sentences", "rows"]
 Column = Annotated[str, Field(min_length=1)]
@@ -79,16 +79,26 @@ class TokenObjective(ObjectiveConfig):
 
 
 class NextToken(TokenObjective):
-    """Predict each token from those before it: −log p, summed over the positions in the loss mask."""
+    """Predict each token from those before it: −log p, summed over the positions in the loss mask.
+
+    The penalties are those of Merity et al. 2017: the mean square of a recurrent model's output, after dropout, and the
+    mean square of its change from one token to the next.
+    """
 
     makes = "a language model"
     reads = "text"
-    kinds = ("decoder", "recurrent", "ngram")
+    kinds = ("decoder", "recurrent", "bengio", "ngram")
     metrics = ("loss", "perplexity", "bits_per_byte")
     headline = "bits_per_byte"
     continues = True
 
     kind: Literal["next-token"] = "next-token"
+    activation_penalty: NonNegativeFloat = Field(0.0, description="coefficient of the mean square of hidden states")
+    temporal_penalty: NonNegativeFloat = Field(0.0, description="coefficient of the mean square of their changes")
+
+    @property
+    def penalised(self) -> bool:
+        return bool(self.activation_penalty or self.temporal_penalty)
 
 
 class Bidirectional(TokenObjective):
@@ -161,6 +171,10 @@ class Pairs(TokenObjective):
         None, description="column of word alignments such as `0-0 1-2`, to evaluate attention with"
     )
     languages: Languages | None = Field(None, description="language tokens of a multilingual model")
+    r_drop: NonNegativeFloat = Field(
+        0.0,
+        description="weight of the divergence between two passes with other dropout (R-Drop); 0: one pass",
+    )
 
 
 class Chat(TokenObjective):

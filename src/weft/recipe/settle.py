@@ -35,6 +35,7 @@ CARRIED_LENGTH = 64  # tokens per row if rows continue; Zaremba et al. 2014 use 
 # also by Jordan et al. 2024), its learning rate relative to AdamW's, and its settings on each device
 MUON_OBJECTIVES = {"cpu": ("next-token",), "cuda": ("next-token", "masked", "pairs")}
 MAX_MUON_WIDTH = {"cpu": 256, "cuda": 1024}
+RECURRENT_KINDS = ("recurrent", "bahdanau", "elmo")
 MUON_RATE = 2.5
 MUON = {"cpu": {"kind": "muon", "momentum": 0.9, "rounds": 3, "betas": [0.9, 0.99]}, "cuda": {"kind": "muon"}}
 
@@ -152,6 +153,8 @@ def settle(
     elif recipe.precision is None:
         draft.choose("precision", *_cpu_precision(draft, measure))
     steps = draft.tree["steps"]
+    if gpu and recipe.model.kind in RECURRENT_KINDS:
+        draft.choose("compile", False, "a recurrent model's kernels are cuDNN's, and its steps are captured whole")
     draft.choose("compile", gpu and steps >= 500, "compiling takes a minute, which pays off in a long run on a GPU")
     draft.choose("log.every", max(1, min(10, steps // 20)), "enough points for a smooth curve")
     _choose_evaluations(draft, facts, size)

@@ -6,7 +6,7 @@ from weft.data.config import FilesSplit, HashSplit, NoSplit
 from weft.errors import ConfigError, suggestion
 from weft.models.config import NGram, StaticVectors, TransformerConfig
 from weft.recipe.config import Recipe, SettledRecipe
-from weft.recipe.objective import TokenObjective
+from weft.recipe.objective import Pairs, TokenObjective
 
 MAX_SEED = 2**62 - 1  # torch's generators take 64 bits; evaluations and rollbacks add to the seed
 
@@ -25,6 +25,8 @@ def _unread(recipe: Recipe) -> Iterator[str]:
     if isinstance(recipe.model, StaticVectors):
         yield from _unread_by_word_vectors(recipe)
     objective, adapter = recipe.objective, recipe.adapter
+    if isinstance(objective, Pairs) and objective.r_drop and getattr(recipe.model, "dropout", 0.0) == 0.0:
+        yield f"objective.r_drop = {objective.r_drop}: two passes differ by their dropout alone; set model.dropout"
     if recipe.source_tokenizer is not None and not objective.has_source:
         yield f"source_tokenizer: objective '{objective.kind}' has no separate source text; leave it out"
     if adapter is not None and isinstance(recipe.model, TransformerConfig) and adapter.rank > recipe.model.d_model:

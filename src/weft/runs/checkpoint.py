@@ -330,7 +330,9 @@ def place_weights(path: Path, model: nn.Module, device: torch.device) -> None:
     if device.type == "cpu" and dtype in (torch.float16, torch.bfloat16):
         dtype = torch.float32
     stored = tensors.load_verified(file, device, manifest["files"][file.name]["sha256"])
-    weights = {current_name(name): value.to(dtype) if value.is_floating_point() else value for name, value in stored}
+    trained = {name for name, _ in model.named_parameters()}  # buffers keep their dtype
+    weights = {name: value.to(dtype) if value.is_floating_point() and name in trained else value
+               for name, value in ((current_name(name), value) for name, value in stored)}  # fmt: skip
     _load_state(path, model, weights, assign=True)
 
 

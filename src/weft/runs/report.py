@@ -29,6 +29,8 @@ from weft.storage.files import write_text
 Lines = Sequence[dict[str, Any]]
 WHOLE_PROCESS = "On a CPU, the measured memory is that of the whole process."
 EMPTY_LINES = re.compile(r"\n\s*\n\s*\n")  # runs of empty lines, which are shortened in early samples
+# of a model with experts, in the order of `RoutingSums.metrics`
+ROUTING = ("busiest_expert", "idle_experts", "router_entropy", "dropped_tokens")
 DOTTED = Look(marker="o")  # for values that are measured only at evaluations
 
 
@@ -223,6 +225,7 @@ def plots(record: Record, result: dict[str, Any]) -> list[Plot]:
         Plot("Loss, both axes on a log scale", losses, log_step, Axis(log=True, clips=True), marks),
         Plot("Bits per byte, held out", bits, step, Axis(clips=True)),
         *(Plot(f"{title[0].upper()}{title[1:]}, held out", [curve], step) for title, curve in others.items()),
+        *(Plot(METRICS[key].title.capitalize(), [_curve(key, metrics, key)], step, from_zero) for key in ROUTING),
         Plot("Learning rate", [_curve("learning rate", metrics, "lr")], step, Axis(includes=(0.0,))),
         Plot("Gradient norm before clipping", [_curve("norm", metrics, "gradient_norm")], step, from_zero, marks),
         Plot("Loss scale of fp16", [_curve("loss scale", metrics, "loss_scale")], step, Axis(log=True), marks),

@@ -67,6 +67,7 @@ def snapshot(
 
 def _weights(parallel: ShardedParallel) -> dict[str, TensorShard]:
     learned = [name for name, parameter in parallel.model.named_parameters() if parameter.requires_grad]
+    learned += [name for name, _ in parallel.model.named_buffers()]
     return {f"{WEIGHTS}/{name}": TensorShard(parallel.local[name], parallel.geometries[name]) for name in learned}
 
 

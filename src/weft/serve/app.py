@@ -16,12 +16,12 @@ from starlette.exceptions import HTTPException
 
 from weft import __version__
 from weft.errors import WeftError
-from weft.serve import anthropic, explorer, openai, own, responses, runs, tokens
 from weft.serve.config import Serving
 from weft.serve.errors import RefusedError, on_http, on_invalid, on_refused
 from weft.serve.gate import App, Gate, Message, Receive, Scope, Send
 from weft.serve.library import Library
 from weft.serve.page import POLICY, routes_page
+from weft.serve.routes import anthropic, explorer, openai, own, responses, runs, tokens
 from weft.serve.server import Metrics, Server
 
 log = logging.getLogger("weft.serve")

@@ -49,11 +49,17 @@ def path_of(request: Request) -> str:
     return request.url.path.removeprefix(request.scope.get("root_path", ""))
 
 
+def speaks_anthropic(request: Request) -> bool:
+    """Return whether a request is in Anthropic's format, of the paths that two APIs share by its version header."""
+    path = path_of(request)
+    return path.startswith("/v1/messages") or (path.startswith("/v1/models") and "anthropic-version" in request.headers)
+
+
 def error_body(
-    path: str, status: int, message: str, *, param: str | None = None, code: str | None = None
+    anthropic: bool, status: int, message: str, *, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
-    """Return the body of an error response in the format of the API that `path` belongs to."""
-    if path.startswith("/v1/messages"):
+    """Return the body of an error response in Anthropic's or OpenAI's format."""
+    if anthropic:
         kind = ANTHROPIC.get(status, "invalid_request_error" if status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": message}}
     kind = OPENAI.get(status, "invalid_request_error" if status < 500 else "server_error")
@@ -62,7 +68,9 @@ def error_body(
 
 def error_response(request: Request, refused: RefusedError) -> JSONResponse:
     headers = {} if refused.retry_after is None else {"Retry-After": str(refused.retry_after)}
-    content = error_body(path_of(request), refused.status, refused.message, param=refused.param, code=refused.code)
+    content = error_body(
+        speaks_anthropic(request), refused.status, refused.message, param=refused.param, code=refused.code
+    )
     return JSONResponse(content, refused.status, headers | refused.headers)
 
 

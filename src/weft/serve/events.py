@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.serve.errors import as_refused, error_body, path_of
+from weft.serve.errors import as_refused, error_body, speaks_anthropic
 from weft.serve.gate import Receive, Scope, Send
 
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies must not buffer the stream
@@ -33,10 +33,10 @@ def event(value: Any, name: str | None = None) -> bytes:
 class EventStream(Response):
     """A response of events that ends when the client disconnects. Later errors are sent as an event."""
 
-    def __init__(self, first: bytes, events: Events, path: str):
+    def __init__(self, first: bytes, events: Events, *, anthropic: bool):
         super().__init__(media_type="text/event-stream", headers=HEADERS)
         del self.headers["content-length"]
-        self.first, self.events, self.path = first, events, path
+        self.first, self.events, self.anthropic = first, events, anthropic
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -50,7 +50,7 @@ class EventStream(Response):
                     await send({"type": "http.response.body", "body": content, "more_body": True})
             except Exception as error:
                 refused = as_refused(error)
-                content = event(error_body(self.path, refused.status, refused.message), "error")
+                content = event(error_body(self.anthropic, refused.status, refused.message), "error")
                 await send({"type": "http.response.body", "body": content, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -58,7 +58,9 @@ class EventStream(Response):
 async def stream_response(request: Request, events: Events) -> Response:
     """Respond with a stream of events; an error before the first event becomes an ordinary error response."""
     first = await until_disconnect(request.receive, anext(events))
-    return Response(status_code=DISCONNECTED) if first is None else EventStream(first, events, path_of(request))
+    if first is None:
+        return Response(status_code=DISCONNECTED)
+    return EventStream(first, events, anthropic=speaks_anthropic(request))
 
 
 async def json_response(request: Request, work: Coroutine[Any, Any, Any]) -> Response:

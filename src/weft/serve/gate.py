@@ -7,10 +7,11 @@ import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from weft.serve.config import Serving
-from weft.serve.errors import RefusedError, error_body
+from weft.serve.errors import RefusedError, error_body, speaks_anthropic
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -45,7 +46,7 @@ class Gate:
             self._check_headers(scope, path, dict(scope["headers"]))
             content = await self._read_body(scope, receive)
         except RefusedError as refused:
-            body = error_body(path, refused.status, refused.message)
+            body = error_body(speaks_anthropic(Request(scope)), refused.status, refused.message)
             await JSONResponse(body, refused.status, HEADERS.get(refused.status))(scope, receive, send)
             return
         if content is None:

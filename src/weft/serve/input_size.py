@@ -42,6 +42,11 @@ async def check_size(body: BaseModel, tokenizer: Tokenizer, limits: Limits) -> N
         raise RefusedError(413, f"{largest}: {message}", param=largest)
 
 
+def as_list(inputs: Any) -> list[Any]:
+    """Return one text, or one list of ids, as a list of one."""
+    return [inputs] if isinstance(inputs, str) or isinstance(inputs[0], int) else inputs
+
+
 def check_ids(inputs: Sequence[Any], size: int, param: str) -> None:
     """Refuse token ids beyond a vocabulary of `size` tokens, in inputs that are texts or lists of ids."""
     for ids in inputs:

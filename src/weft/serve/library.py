@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -15,7 +16,9 @@ from weft.api.load import check_width, load
 from weft.api.run import Run
 from weft.compare.studies import studies
 from weft.costs.count import count
-from weft.errors import ConfigError, RunError, WeftError, out_of_memory, quoted, suggestion
+from weft.errors import ConfigError, RunError, WeftError, listed, out_of_memory, quoted, suggestion
+from weft.explain.ablation import HeadIndex, remove_heads
+from weft.explain.attention.maps import AttentionKind
 from weft.machine import free_memory, pick_device
 from weft.recipe.config import Recipe
 from weft.runs.checkpoint import WEIGHTS
@@ -29,17 +32,23 @@ from weft.storage.files import is_locked, link_out
 LOAD_MEMORY_RATIO = 1.5  # memory that must be free to load a model, as a multiple of the size of its weights
 BYTES_PER_PARAMETER = 4  # while a model is loaded
 RETRY_SECONDS = 10  # Retry-After of a request that found no memory
+# "book@400~decoder.1.2": the checkpoint of step 400 of the run "book" (0: before training), without some heads
+VARIANT = re.compile(r"(.+?)(?:@(\d{1,12}))?((?:~(?:encoder|decoder|cross)\.\d{1,4}\.\d{1,4}){0,16})", re.S)
+MAX_VARIANTS = 6  # loaded at the same time
 SEE_LOG = "the server's log has the details"
 log = logging.getLogger("weft.serve")
 
 
 @dataclass
 class ServedModel:
-    """One model: the folder of its run, and its thread while it is loaded."""
+    """One model: the folder of its run, and its thread while it is loaded. A variant has the weights of a `step`, or
+    lacks some heads."""
 
     name: str
     folder: RunFolder
     created: int  # when its config was written, in seconds since 1970
+    step: int | None = None
+    without: tuple[HeadIndex, ...] = ()
     thread: ModelThread | None = None
     users: int = 0  # requests that use it now
     last_used: float = 0.0
@@ -76,6 +85,7 @@ class Library:
         self.on_change = on_change
         self.ready = False
         self.models: dict[str, ServedModel] = {}
+        self.variants: dict[str, ServedModel] = {}  # the last used one is the last
         self.paths = [Path(path) for path in paths]
         self._folders = [path for path in self.paths if not RunFolder(path).config.is_file()]
         for folder in [run for path in self.paths for run in find_runs(path, may_be_empty)]:
@@ -153,9 +163,9 @@ class Library:
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[ServedModel]:
         """Yield a model, which stays loaded inside the `with` block."""
-        if name not in self.models:
+        if name not in self.models and name not in self.variants:
             await self.refresh()
-        model = self.models.get(name)
+        model = self.models.get(name) or await self._variant(name)
         if model is None:
             raise UnknownModelError(name, suggestion(name[:60], self.models, what="served"))
         model.users += 1
@@ -172,18 +182,40 @@ class Library:
         finally:
             model.users -= 1
             model.last_used = time.monotonic()
-            if not model.users and self.models.get(name) is not model:  # no longer served
+            if not model.users and self.models.get(name, self.variants.get(name)) is not model:  # no longer served
                 await self._unload(model)
+
+    async def _variant(self, name: str) -> ServedModel | None:
+        """Return a variant of a model; the one that was used longest ago is unloaded for it."""
+        base, step, removed = VARIANT.fullmatch(name).groups()  # type: ignore[union-attr]  # it matches every name
+        model, known = self.models.get(base), self.variants.pop(name, None)
+        if model is None or base == name:
+            return None
+        if step and int(step) not in [0, *(steps := await asyncio.to_thread(model.folder.steps))]:
+            raise UnknownModelError(name, f"no checkpoint of step {step}; there are {listed(map(str, steps))}")
+        if known is None or known.folder is not model.folder:
+            heads = [head.split(".") for head in removed.split("~")[1:]]
+            without = tuple((cast("AttentionKind", kind), int(layer), int(head)) for kind, layer, head in heads)
+            known = replace(model, name=name, step=int(step) if step else None, without=without, thread=None, users=0)
+        self.variants[name] = known
+        for old in list(self.variants.values())[:-MAX_VARIANTS]:
+            if not old.users:
+                await self._unload(self.variants.pop(old.name))
+        return known
+
+    @property
+    def _all(self) -> list[ServedModel]:
+        return [*self.models.values(), *self.variants.values()]
 
     def refuse_calls(self) -> None:
         """End long work before the server stops; texts in progress are finished."""
-        for model in self.models.values():
+        for model in self._all:
             if model.thread is not None:
                 model.thread.refuse_calls()
 
     def close(self) -> None:
         """Unload all models."""
-        for model in self.models.values():
+        for model in self._all:
             if model.thread is not None:
                 model.thread.close()
                 model.thread = None
@@ -208,19 +240,22 @@ class Library:
                 raise RefusedError(503, message, retry_after=RETRY_SECONDS)
 
     def _start(self, model: ServedModel) -> ModelThread:
+        width = None if model.step is not None or model.without else self.quantize
         try:
-            run = load(model.folder.path, self.device, quantize=self.quantize)
+            run = load(model.folder.path, self.device, quantize=width, step=model.step)
             _ = run.defaults  # reads the generation_config.json of an imported model, so that its errors appear here
-            thread = ModelThread(model.name, run, self.limits)
         except WeftError as error:  # may quote a file
             log.warning("%s", error)
             raise RefusedError(409, f"model '{model.name}' cannot be loaded; {SEE_LOG}") from None
+        if model.without:
+            remove_heads(run.model, model.without)
+        thread = ModelThread(model.name, run, self.limits)
         self.on_change()
         return thread
 
     async def _unload_one(self) -> bool:
         """Unload the model that has been idle longest; return False if all are in use."""
-        idle = [model for model in self.models.values() if model.thread is not None and not model.users]
+        idle = [model for model in self._all if model.thread is not None and not model.users]
         if not idle:
             return False
         await self._unload(min(idle, key=lambda model: model.last_used))

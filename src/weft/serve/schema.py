@@ -144,7 +144,7 @@ class TextSettings(Strict):
 
 
 class ResponsesBody(SamplingBody):
-    input: str | Messages[Turn]
+    input: str | Messages[turns.ResponsesItem]
     instructions: str | None = None
     max_output_tokens: int | None = setting("max_tokens", ge=1)
     text: TextSettings | None = None
@@ -154,9 +154,9 @@ class ResponsesBody(SamplingBody):
     previous_response_id: Unsupported = None
     reasoning: Unsupported = None
     truncation: Literal["auto", "disabled"] | None = None
-    tools: turns.ToolsElsewhere = None
-    tool_choice: turns.ToolsElsewhere = None
-    parallel_tool_calls: Ignored = None
+    tools: Annotated[list[turns.ResponsesTool] | None, at_most(turns.MAX_TOOLS, "tools")] = None
+    tool_choice: Literal["none", "auto", "required"] | turns.ResponsesToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CountBody(Body):
@@ -183,6 +183,11 @@ class EmbeddingsBody(Body):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(default=None, ge=1)
     user: Ignored = None
+
+
+class AbilityBody(Body):
+    ability: Name
+    questions: int = Field(default=25, ge=1, le=100, description="Questions at each distance.")
 
 
 class TranslateBody(Body):
@@ -256,6 +261,8 @@ class PredictionBody(Body):
 
 class ExplainBody(ReadingBody):
     place: int | None = Field(default=None, ge=-(2**31), lt=2**31, description="Position of the explained token.")
+    other: str | None = Field(default=None, description="Patch: the text whose activations are replaced.")
+    answer: tuple[str, str] | None = Field(default=None, description="Patch: the tokens that follow the two texts.")
     settings: Branching | None = None
 
 
@@ -263,6 +270,7 @@ class StepBody(ReadingBody):
     """The token to follow, the layer to open, and how the next token is chosen."""
 
     place: int | None = Field(default=None, ge=-(2**31), lt=2**31, description="Position of the token to follow.")
+    source_place: int | None = Field(default=None, ge=0, lt=2**31, description="Token of the source, in the encoder.")
     layer: int | None = Field(default=None, ge=0, lt=2**31, description="Layer to open, counted from 0.")
     threads: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], at_most(MAX_THREADS, "threads")] = Field(
         default=[], fail_fast=True, description="Positions of other tokens to show of a long text."

@@ -112,7 +112,7 @@ class TextGeneration:
 
     async def deltas(self) -> AsyncIterator[TextDelta]:
         """Yield additions to the texts while they are written."""
-        request, metrics, name = self.request, self.server.metrics, self.request.model.name
+        request, metrics, name = self.request, self.server.metrics, self.request.model.folder.path.resolve().name
         if self.server.serving.log_prompts:
             for text in request.texts:
                 log.info("%s: %s", name, printable(text))

@@ -20,9 +20,10 @@ from weft.serve.config import Limits
 from weft.serve.errors import RefusedError
 from weft.serve.library import ServedModel
 from weft.serve.schema import ChatBody, CompletionBody, Format
-from weft.serve.turns import Message
+from weft.serve.turns import Function, Message
 
 JSON_OBJECT = {"type": "object", "additionalProperties": True}
+NO_PARAMETERS = {"type": "object", "properties": {}}  # schema of the arguments of a tool that has none
 PENALTIES = ("frequency_penalty", "presence_penalty", "repetition_penalty")
 T = TypeVar("T")
 
@@ -149,6 +150,14 @@ def tool_use(tools: Sequence[Tool], choice: str, *, name: str | None, several: b
         raise RefusedError(400, f"tool_choice: {missing}", param="tool_choice")
     used = [tool for tool in tools if choice != "tool" or tool.name == name]
     return ToolUse(used, choice != "auto", several and choice != "tool")
+
+
+def function_use(
+    functions: Sequence[Function], choice: str | None, *, name: str | None, several: bool | None
+) -> ToolUse | None:
+    """Return the use of tools that an OpenAI request asks for; `name` is that of the only function to call."""
+    tools = [Tool(each.name, each.description or "", each.parameters or NO_PARAMETERS) for each in functions]
+    return tool_use(tools, choice or "auto" if name is None else "tool", name=name, several=several is not False)
 
 
 def conversation(

@@ -65,9 +65,7 @@ def _join_parts(value: Any) -> Any:
     return "".join(texts)
 
 
-_ABOUT_REFUSED, _OTHER_ROUTES = Field(description="Refused."), "/v1/chat/completions and /v1/messages take tools"
-Unsupported = Annotated[Any, _refused("not supported by weft's models"), _ABOUT_REFUSED]
-ToolsElsewhere = Annotated[Any, _refused(f"not on this route: {_OTHER_ROUTES}"), _ABOUT_REFUSED]
+Unsupported = Annotated[Any, _refused("not supported by weft's models"), Field(description="Refused.")]
 Content = Annotated[str, BeforeValidator(_join_parts)]
 Ignored = Annotated[Any, Field(description="Ignored.")]  # identifies or bills the caller
 
@@ -124,23 +122,22 @@ class ChatTurn(Strict):
         """Return the message as chat templates take it."""
         message: Message = {"role": ROLES.get(self.role, self.role), "content": self.content or ""}
         if self.tool_calls:
-            calls = [(call.id, call.function.name, parsed_arguments(call)) for call in self.tool_calls]
-            message["tool_calls"] = [called_tool(*call) for call in calls]
+            calls = [(call.id, call.function) for call in self.tool_calls]
+            message["tool_calls"] = [called_tool(id, each.name, parsed_arguments(each)) for id, each in calls]
         if self.tool_call_id is not None:
             message |= {"tool_call_id": self.tool_call_id} | ({} if self.name is None else {"name": self.name})
         return [message]
 
 
-def parsed_arguments(call: ToolCall) -> dict[str, Any]:
-    """Return the arguments of an earlier call, which must be a JSON object."""
+def parsed_arguments(call: FunctionCall, field: str = "messages") -> dict[str, Any]:
+    """Return the arguments of an earlier call in `field` of a body, which must be a JSON object."""
     try:
-        arguments = json.loads(call.function.arguments or "{}")
+        arguments = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        name = call.function.name
         raise RefusedError(
-            400, f"messages: the arguments of the call of '{name}' are not a JSON object", param="messages"
+            400, f"{field}: the arguments of the call of '{call.name}' are not a JSON object", param=field
         )
     return arguments
 
@@ -169,6 +166,62 @@ class NamedFunction(Strict):
 class NamedTool(Strict):
     type: Literal["function"]
     function: NamedFunction
+
+
+class ResponsesTool(Function):
+    type: Literal["function"]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_function(cls, value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind != "function":
+            raise ValueError(f"only tools of type 'function' are called, not {shown(kind)}")
+        return value
+
+
+class ResponsesToolChoice(NamedFunction):
+    type: Literal["function"]
+
+
+class ResponsesItem(Strict):
+    """One item of a conversation in OpenAI's Responses format: a message, a call of a tool, or its result."""
+
+    type: Literal["message", "function_call", "function_call_output"] = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: Content | None = None
+    call_id: Name | None = None
+    name: ToolName | None = None
+    arguments: str | None = Field(default=None, description="JSON.")
+    output: Content | None = None
+    id: Ignored = None
+    status: Ignored = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        missing = next((field for field in ITEM_FIELDS[self.type] if getattr(self, field) is None), None)
+        if missing is not None:
+            raise ValueError(f"an item of type '{self.type}' needs '{missing}'")
+        return self
+
+    def messages(self) -> list[Message]:
+        """Return the item as chat templates take it."""
+        if self.type == "message":
+            assert self.role is not None
+            return [{"role": ROLES.get(self.role, self.role), "content": self.content}]
+        if self.type == "function_call_output":
+            return [{"role": "tool", "content": self.output, "tool_call_id": self.call_id}]
+        assert self.call_id is not None and self.name is not None and self.arguments is not None
+        call = FunctionCall(name=self.name, arguments=self.arguments)
+        called = called_tool(self.call_id, call.name, parsed_arguments(call, "input"))
+        return [{"role": "assistant", "content": "", "tool_calls": [called]}]
+
+
+ITEM_FIELDS = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+}
 
 
 class ContentText(Strict):

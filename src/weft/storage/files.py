@@ -63,6 +63,12 @@ def open_regular(path: Path) -> BufferedReader:
     return open(handle, "rb")
 
 
+def path_of(file: IO[Any], path: Path) -> str:
+    """Return a path by which a library opens an open file, although a link may have replaced it at `path` meanwhile."""
+    opened = f"/dev/fd/{file.fileno()}"
+    return opened if os.path.exists(opened) else str(path)
+
+
 def _lies_elsewhere(path: Path, status: os.stat_result) -> bool:
     """Return whether an opened file lies outside the checked folder that contains its path."""
     absolute = os.path.abspath(path)
@@ -135,10 +141,25 @@ def write_bytes(path: Path, content: bytes) -> None:
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Yield a file to write (and to read back); it replaces `path` on exit, once it is complete and synced."""
+    if _is_stream(path):
+        with open(path, "wb") as file:
+            yield file
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     with _replacing(path, Path.touch) as temporary, open(temporary, "r+b") as file:
         yield file
         sync(file)
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether `path` is written to and never replaced: a device, or a pipe that the shell names, such as /dev/stdout.
+    Any other pipe is replaced, since opening one without a reader would never return."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    named_by_shell = path.parts[1:2] in (("dev",), ("proc",))
+    return stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or (stat.S_ISFIFO(mode) and named_by_shell)
 
 
 @contextmanager

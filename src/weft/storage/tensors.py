@@ -154,8 +154,11 @@ def save(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def iterate(path: Path) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and the memory-mapped (copy-on-write) tensor of each entry of a file."""
     try:
-        files.open_regular(path).close()
-        with safe_open(path, "pt") as file:  # checks the header against the file's size
+        # the open file, not its path, which may have become a link since it was checked
+        with (
+            files.open_regular(path) as opened,
+            safe_open(files.path_of(opened, path), "pt") as file,
+        ):  # checks the header
             for name in file.keys():  # noqa: SIM118
                 yield name, file.get_tensor(name)
     except SafetensorError as error:
@@ -241,7 +244,7 @@ def _load_to_gpu(path: Path, device: torch.device, checksums: Sequence[str]) -> 
                     targets[name][first - info.begin : last - info.begin].copy_(source, non_blocking=True)
         local.stream.synchronize()  # the buffer is reused for the next chunk
 
-    with open(path, "rb", buffering=0) as file, ThreadPoolExecutor(files.THREADS, "copy") as pool:
+    with files.open_regular(path) as file, ThreadPoolExecutor(files.THREADS, "copy") as pool:
         copies = [pool.submit(copy, chunk) for chunk in range(len(checksums))]
         copies[0].result()  # verifies the header
         for name, info in infos:

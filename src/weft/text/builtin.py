@@ -7,6 +7,9 @@ runs. The same Python gives the same corpus, byte for byte.
 The corpus `stories` is short stories of a small grammar, each about one person's work, so that its sentences belong
 together: `The baker kneads the dough. The baker lights the oven.`
 
+The corpus `induction` is random letters, three times in a row: `qXbTqXbTqXbT`. The task of the same name has pairs of
+such texts in which one letter of the first copy differs, for `weft explain --only patch`.
+
 The corpus `particles` is sentences of a small grammar, whose last word depends on the verb, several words before it:
 `she turned the old radio near the door off .`
 
@@ -48,10 +51,12 @@ except ImportError:  # some distributions ship it separately; the docstrings rem
     topics = {}  # type: ignore[misc]
 
 GENERATED = {  # corpora of small grammars: a document, and how many are drawn before repetitions are removed
+    "induction": (rewriting.repeated_letters, 20_000),
     "particles": (sentences.phrasal_verb, 20_000),
     "stories": (sentences.story, 2000),
 }
 CORPORA = ("python", "senses", *GENERATED)
+ABOUT = {"python": "Python's own documentation, English about code, under Python's licence (PSF)"}  # others are weft's
 FORMAT = 1  # version of the cached file; increment it when the text below changes
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "pydoc_data"}
@@ -141,11 +146,13 @@ class Task(NamedTuple):
     draw: Callable[[Rng, InSplit], Row | None]
     train: int = 20_000
     validation: int = 1_000
+    held_out: Callable[[Rng, InSplit], Row | None] | None = None  # draws held-out rows, if another grammar does
 
 
 TASKS = {
     "copy": Task(rewriting.copy),
     "reverse": Task(rewriting.reverse),
+    "induction": Task(rewriting.repeated_pair, train=500, validation=500),
     "dates": Task(rewriting.words_to_date),
     "dates-back": Task(rewriting.date_to_words),
     "numbers": Task(rewriting.words_to_number),
@@ -153,7 +160,10 @@ TASKS = {
     "sentiment": Task(sentences.opinion),
     "questions": Task(sentences.question),
     "reports": Task(sentences.report),
-    "senses": Task(sentences.sense, train=8_000, validation=480),
+    "senses": Task(sentences.sense, train=9_000, validation=180, held_out=sentences.held_out_sense),
+    "number": Task(sentences.subject_number, train=2_000, validation=500),
+    "tag": Task(sentences.tagged, train=2_000, validation=500),
+    "depth": Task(sentences.bracket_depth, train=2_000, validation=500),
     "chatter": Task(sentences.conversation, train=10_000, validation=500),
     "english-french": Task(english_french.translation),
 }
@@ -180,7 +190,7 @@ def _drawn(name: str, split: Literal["train", "validation"]) -> tuple[list[Row],
 
 def _draw_rows(name: str, split: Literal["train", "validation"]) -> Iterator[Row]:
     task, held_out = TASKS[name], split == "validation"
-    rng = Rng(f"weft {name} {split}")
+    rng, draw = Rng(f"weft {name} {split}"), (held_out and task.held_out) or task.draw
     seen: set[str] = set()
 
     def in_split(key: str) -> bool:
@@ -189,7 +199,7 @@ def _draw_rows(name: str, split: Literal["train", "validation"]) -> Iterator[Row
         return (int.from_bytes(digest[:8], "big") % 10 == 0) == held_out
 
     while len(seen) < (task.validation if held_out else task.train):
-        row = task.draw(rng, in_split)
+        row = draw(rng, in_split)
         if row is not None and (text := json.dumps(row)) not in seen:
             seen.add(text)
             yield row

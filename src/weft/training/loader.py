@@ -25,6 +25,8 @@ class Loader:
     row: str  # a row, in the words of a message
     micro: int  # largest number of rows in a micro-batch
     even: bool = False  # whether all steps have one shape
+    shares_masks: bool = False  # whether the rows of a step share dropout masks (`RowRng.of_step`)
+    bucketed: bool = False  # whether `stream` pads micro-batches to few shapes (`Batch.bucketed`)
     rank: int = 0
     ranks: int = 1
     seed: int = 0
@@ -35,7 +37,9 @@ class Loader:
         first = self.rank * self.rows(step) // self.ranks
         mixed = hashlib.blake2b(f"{self.seed} {step}".encode(), digest_size=4).digest()
         base = int.from_bytes(mixed, "little", signed=True)
-        return replace(batch, keys=row_keys(base, torch.arange(first, first + len(batch.tokens))))
+        rows = torch.arange(first, first + len(batch.tokens))
+        step_key = torch.full_like(rows, base, dtype=torch.int32) if self.shares_masks else None
+        return replace(batch, keys=row_keys(base, rows), step_key=step_key)
 
     def parts(self, step: int) -> list[Batch]:
         """Return the micro-batches of a step, of at most `micro` rows."""
@@ -50,7 +54,7 @@ class Loader:
             return
 
         def pinned(step: int) -> list[Batch]:
-            return [part.pin() for part in self.parts(step)]
+            return [(part.bucketed() if self.bucketed else part).pin() for part in self.parts(step)]
 
         with ThreadPoolExecutor(1, "loader") as thread:
             coming = thread.submit(pinned, first)

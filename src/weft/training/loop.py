@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -17,11 +17,12 @@ from weft.errors import counted, quoted
 from weft.figures.formats import general
 from weft.models.transformer import Transformer
 from weft.parallel import mesh
-from weft.parallel.passes import Parallel
+from weft.parallel.passes import Parallel, routing_settings
 from weft.recipe.config import SettledRecipe
 from weft.runs.folder import RunFolder
 from weft.runs.journal import FollowerJournal, Journal
 from weft.training import learner, schedule
+from weft.training.captured import MAX_STEP_FLOPS, CapturedStep
 from weft.training.compiled import Compiled, compiled, evaluations_pay
 from weft.training.display import Display, TrainingClock, display, expectations
 from weft.training.evaluation import Evaluator
@@ -35,6 +36,8 @@ from weft.training.state import RunResult, TrainingState
 from weft.training.step import OptimisationStep, StepResult
 from weft.training.worker import Interruption, TrainingWorker, device_use, interruptions
 
+COLLAPSED = 0.98  # fraction of tokens that choose one expert in a layer, above which its router has collapsed
+COLLAPSED_LOGS = 5  # log lines in a row after which this is said, once
 MAX_ABANDONED_POINTS = 200  # points of an abandoned loss curve that a rollback event keeps
 
 
@@ -104,7 +107,7 @@ class Loop:
             return nullcontext()
         recipe, device = self.recipe, self.worker.device
         one_shape = self.loader.even and not recipe.data.document_mask and not recipe.batch.recompute
-        alone = device.type == "cuda" and self.worker.ranks.alone
+        alone = device.type == "cuda" and self.worker.ranks.alone and self._waits_for_no_count
         capture = alone and one_shape and isinstance(self.model, Transformer)
         pays = evaluations_pay(recipe, self.flops_per_token, device)
         return compiled(self.model, capture=capture, evaluations=pays)
@@ -174,10 +177,29 @@ class Loop:
             state=learner.step_state,
         )
 
-    def _step(self, take: OptimisationStep, parts: Sequence[Batch], *, step: int, rate: float) -> StepResult:
+    @property
+    def _waits_for_no_count(self) -> bool:
+        """Whether the host never reads how many tokens an expert has: a grouped product in bf16 needs no such count."""
+        return routing_settings(self.model) is None or self.recipe.precision in ("bf16", "fp8")
+
+    def _captured(self, step: OptimisationStep) -> OptimisationStep | CapturedStep:
+        """Capture a step that a GPU finishes faster than the host can launch it."""
+        recipe, loader = self.recipe, self.loader
+        one_shape = loader.even or self.recipe.objective.has_source
+        flops = self.flops_per_token * (recipe.batch.tokens or (recipe.batch.size or 1) * recipe.batch.length)
+        fits = one_shape and not recipe.data.document_mask and flops <= MAX_STEP_FLOPS
+        alone = self.worker.device.type == "cuda" and self.worker.ranks.alone and self._waits_for_no_count
+        if not (alone and fits and self.compiled is None and self.objective.one_shape):
+            return step
+        self.loader = replace(loader, bucketed=True)
+        return CapturedStep.of(step)
+
+    def _step(self, take: OptimisationStep | CapturedStep, parts: list[Batch], *, step: int, rate: float) -> StepResult:
         if self.compiled is not None:
             self.compiled.one_pass = len(parts) == 1
         with self.worker.ranks.watching(f"at step {step}", step=True):
+            if self.recipe.batch.vary_length:  # a longer row is more text (Merity et al. 2018, §5)
+                rate *= parts[0].tokens.shape[1] / self.recipe.batch.length
             return take(parts, rate * self.rate(step), self.limits)
 
     def _train_until_rollback(
@@ -186,7 +208,7 @@ class Loop:
         """Take steps to the end, or until the guard requests a rollback: then return the first bad step."""
         recipe, guard, ranks = self.recipe, state.guard, self.worker.ranks
         log, evaluate, save = recipe.log.every, recipe.evaluate.every, recipe.checkpoint.every
-        clock, take = TrainingClock(state.step, state.tokens), self._optimisation_step()
+        clock, take = TrainingClock(state.step, state.tokens), self._captured(self._optimisation_step())
         self.model.train()
         self._set_limits(guard)
         stream = self.loader.stream(state.step + 1 + guard.shift, recipe.steps + guard.shift, self.worker.device)
@@ -234,8 +256,10 @@ class Loop:
             measured = [torch.stack([r.loss, r.nll, r.gradient_norm, r.discarded]) for r in self.pending]  # type: ignore[list-item]
             counts = torch.tensor([[r.targets, r.tokens] for r in self.pending])
             self.mesh.counters.sum_([counts])
-            for values, (targets, tokens) in zip(torch.stack(measured).tolist(), counts.tolist(), strict=True):
-                state.waiting.append([*values[:3], max(1, targets), values[3]])
+            routing = [[] if r.routing is None else r.routing.tolist() for r in self.pending]
+            rows = zip(torch.stack(measured).tolist(), counts.tolist(), routing, strict=True)
+            for values, (targets, tokens), routed in rows:
+                state.waiting.append([*values[:3], max(1, targets), values[3], *routed])
                 state.tokens += tokens
             self.pending.clear()
 
@@ -283,6 +307,17 @@ class Loop:
         if (scale := self.learner.step_state.scale) is not None:  # of fp16
             line["loss_scale"] = scale.item()
         journal.metrics(step, {**line, "epoch": round(self.loader.epochs(step + guard.shift), 6)})
+        experts = routing_settings(self.model)
+        if experts is not None and metrics.get("busiest_expert", 0.0) >= COLLAPSED * experts.experts / experts.chosen:
+            state.collapsed += 1
+            if state.collapsed == COLLAPSED_LOGS:
+                self.run.event("collapsed experts", step=step, busiest=metrics["busiest_expert"])
+                display.line(
+                    f"step {step}: in one layer, almost all tokens choose the same experts; raise "
+                    f"model.feedforward.balance_loss (now {experts.balance_loss:g}) or set choice_bias = 0.001"
+                )
+        else:
+            state.collapsed = 0
         speed = clock.lap(step, state.tokens)
         per_process = speed["tokens_per_second"] / self.worker.ranks.ranks
         speed |= device_use(self.flops_per_token, per_process, self.worker.device)

@@ -40,6 +40,7 @@ class Objective(RunData[S]):
     """A training objective: the loss of a batch, and the evaluation and use of the trained model."""
 
     usage: ClassVar[str]  # the command that uses such a run
+    one_shape: ClassVar[bool] = True  # whether the loss computes tensors of one shape for all batches of one shape
 
     @abstractmethod
     def loss(self, model: LanguageModel, features: Tensor, batch: Batch) -> Loss:

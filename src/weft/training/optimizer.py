@@ -1,5 +1,6 @@
 """Optimizers built from their settings. Weight decay applies to matrices; gains and biases do not decay."""
 
+import inspect
 from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, assert_never
 
@@ -9,12 +10,37 @@ from torch import Tensor, nn, optim
 from weft.errors import ConfigError
 from weft.models.stack import Stack
 from weft.nn.block import block_linears
+from weft.nn.experts import ExpertLayers
 from weft.nn.linear import LowRank
 from weft.recipe import optimizer as config
 
 if TYPE_CHECKING:  # takes a second to load
     from weft.parallel.apply import ShardedParallel
     from weft.parallel.sharding import MatrixExchange
+
+EXPERT_BIASES = (".gate_up_bias", ".down_bias")  # a vector per expert
+
+
+class Eager(optim.Optimizer):
+    """Optimizer whose methods do not have torch's marks for torch.compile, which import the compiler. That takes
+    seconds, and weft compiles only the passes of models."""
+
+    add_param_group = inspect.unwrap(optim.Optimizer.add_param_group)
+    load_state_dict = inspect.unwrap(optim.Optimizer.load_state_dict)
+    state_dict = inspect.unwrap(optim.Optimizer.state_dict)
+    zero_grad = inspect.unwrap(optim.Optimizer.zero_grad)
+
+
+class AdamW(Eager, optim.AdamW):
+    step = torch.no_grad()(inspect.unwrap(optim.AdamW.step))
+
+
+class Adam(Eager, optim.Adam):
+    step = torch.no_grad()(inspect.unwrap(optim.Adam.step))
+
+
+class SGD(Eager, optim.SGD):
+    step = torch.no_grad()(inspect.unwrap(optim.SGD.step))
 
 
 def decay_groups(
@@ -26,9 +52,10 @@ def decay_groups(
     """
     factors = layer_factors(model, layer_decay) if layer_decay < 1.0 else {}
     groups: dict[tuple[bool, float], list[Tensor]] = {}
-    for p in model.parameters():
+    for name, p in model.named_parameters():
         if p.requires_grad and p not in without:
-            groups.setdefault((p.dim() < 2, factors.get(p, 1.0)), []).append(p)
+            vectors = p.dim() < 2 or name.endswith(EXPERT_BIASES)
+            groups.setdefault((vectors, factors.get(p, 1.0)), []).append(p)
     return [
         {"params": groups[vectors, factor], "weight_decay": 0.0 if vectors else weight_decay, "factor": factor}
         for vectors, factor in sorted(groups)
@@ -55,13 +82,18 @@ def layer_factors(model: nn.Module, decay: float) -> dict[Tensor, float]:
 
 
 def block_matrices(model: nn.Module) -> dict[Tensor, list[int]]:
-    """Return the trainable matrices of Transformer blocks, each with the heights of the matrices fused in it."""
+    """Return the trainable matrices of Transformer blocks, each with the heights of the matrices fused in it; those of
+    experts have a third dimension."""
     heights: dict[Tensor, list[int]] = {}
     for linear in block_linears(model).values():
         if isinstance(linear, LowRank):
             heights |= {linear.a: [linear.rank] * len(linear.heights), linear.b: linear.heights}
         if linear.weight.requires_grad:
             heights[linear.weight] = linear.heights
+    for experts in (module for module in model.modules() if isinstance(module, ExpertLayers)):
+        count, d_model, d_ff = experts.down.shape
+        if experts.down.requires_grad:
+            heights |= {experts.gate_up: [d_ff] * (2 * count), experts.down: [d_model] * count}
     return heights
 
 
@@ -79,11 +111,11 @@ def build(settings: config.Optimizer, model: nn.Module, sharded: "ShardedParalle
     match settings:
         case config.AdamW():
             decayed = groups(settings.weight_decay, layer_decay=settings.layer_decay)
-            return optim.AdamW(decayed, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
+            return AdamW(decayed, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
         case config.Adam():
-            return optim.Adam(groups(0.0), lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
+            return Adam(groups(0.0), lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
         case config.SGD():
-            optimizer = optim.SGD(groups(settings.weight_decay), lr=0.0, momentum=settings.momentum, fused=True)
+            optimizer = SGD(groups(settings.weight_decay), lr=0.0, momentum=settings.momentum, fused=True)
             if settings.momentum:  # the fused kernel would leave it uninitialised if the first update is skipped
                 for parameter in parameters(optimizer):
                     optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -105,7 +137,7 @@ MAX_STACKED = 1 << 26  # elements of the matrices that are orthogonalised in one
 QUINTIC = (3.4445, -4.7750, 2.0315)  # steep at 0: small singular values reach 1 in few rounds (Jordan et al. 2024)
 
 
-class Muon(optim.Optimizer):
+class Muon(Eager):
     """Orthogonalised momentum (Jordan et al. 2024) for matrices, and a fused AdamW for the other parameters.
 
     The first group holds the matrices, whose gradients a step overwrites; AdamW shares the other groups and the state.
@@ -129,7 +161,7 @@ class Muon(optim.Optimizer):
         self.heights, self.rounds, self.exchange = list(matrices.values()), settings.rounds, exchange
         self.adamw = None  # if only the matrices of an adapter are trained
         if others:
-            self.adamw = optim.AdamW(self.param_groups[1:], lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
+            self.adamw = AdamW(self.param_groups[1:], lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
             self.adamw.state = self.state
 
     @torch.no_grad()
@@ -169,7 +201,8 @@ class Muon(optim.Optimizer):
         by_shape: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}  # (weights, direction)
         for number, direction in directions.items():
             heights = self.heights[number]
-            for pair in zip(weights[number].split(heights), direction.split(heights), strict=True):
+            stacked_pair = (matrices.flatten(0, -2).split(heights) for matrices in (weights[number], direction))
+            for pair in zip(*stacked_pair, strict=True):
                 by_shape.setdefault(tuple(pair[1].shape), []).append(pair)
         for shape, pairs in by_shape.items():
             # root mean square 0.2, as AdamW's updates have (Liu et al. 2025, §2.2)
@@ -210,7 +243,7 @@ def orthogonalise(matrices: Tensor, rounds: int = 5) -> Tensor:
     return x.mT if tall else x
 
 
-def set_rate(optimizer: optim.Optimizer, lr: float) -> None:
+def set_rate(optimizer: optim.Optimizer, lr: float | Tensor) -> None:
     """Set the learning rate of the next update, times the `factor` of a group if it has one."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("factor", 1.0)

@@ -42,7 +42,7 @@ class ShardedLearner(Learner):
 
     def restart(self, recipe: SettledRecipe) -> None:
         torch.manual_seed(recipe.seed)
-        self.parallel.fill(first_model(recipe).named_parameters())
+        self.parallel.fill(_tensors(first_model(recipe)).items())
         self.optimizer = optimizer.build(recipe.optimizer, self.model, self.parallel)
         self.step_state.restore({})
 
@@ -69,6 +69,11 @@ class ShardedLearner(Learner):
         self.write(folder / "moments", self.copy(1, {}), keep=1)
 
 
+def _tensors(model: LanguageModel) -> dict[str, Tensor]:
+    """Return the parameters of a model, and its buffers, such as biases for the choice of experts, by name."""
+    return dict(model.named_parameters()) | dict(model.named_buffers())
+
+
 def start(recipe: SettledRecipe, mesh: Mesh, device: torch.device) -> ShardedLearner:
     """Return the recipe's model before its first step, over a mesh, with the weights that one process would draw."""
     check_precision(recipe.precision, device)
@@ -78,8 +83,8 @@ def start(recipe: SettledRecipe, mesh: Mesh, device: torch.device) -> ShardedLea
         model = build(recipe.model)
         if recipe.adapter is not None:
             add_adapters(model, recipe.adapter, [])
-    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    full = dict(first_model(recipe).named_parameters()) if mesh.world.leads else {}
+    shapes = {name: tensor.shape for name, tensor in _tensors(model).items()}
+    full = _tensors(first_model(recipe)) if mesh.world.leads else {}
 
     def broadcast() -> Iterator[tuple[str, Tensor]]:  # one by one: only rank 0 ever holds them all
         for name, shape in shapes.items():
@@ -87,7 +92,7 @@ def start(recipe: SettledRecipe, mesh: Mesh, device: torch.device) -> ShardedLea
             mesh.world.broadcast_(values)
             yield name, values
 
-    frozen = mesh.world.share(lambda: [name for name, parameter in full.items() if not parameter.requires_grad])
+    frozen = mesh.world.share(lambda: [name for name, tensor in full.items() if not tensor.requires_grad])
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in frozen)
     parallel = lay_out(prepare_model(model, recipe), mesh, recipe.precision, compile_=recipe.compile)

@@ -10,6 +10,7 @@ from weft.errors import RunError
 from weft.models.base import LanguageModel
 from weft.runs import checkpoint
 from weft.runs.folder import RunFolder
+from weft.runs.report import ROUTING
 from weft.training.guard import Guard, StepRecord
 
 
@@ -19,13 +20,16 @@ class TrainingState:
 
     step: int = 0
     tokens: int = 0
-    waiting: list[list[float]] = field(default_factory=list)  # loss, nll, norm, targets, discarded; not yet logged
+    waiting: list[list[float]] = field(
+        default_factory=list
+    )  # loss, nll, norm, targets, discarded, routing …; not yet logged
     loss: float = math.nan
     best: float | None = None
     best_step: int | None = None
     worse: int = 0  # evaluations since the best one
     validation: dict[str, float] = field(default_factory=dict)
     guard: Guard = field(default_factory=Guard)
+    collapsed: int = 0  # log lines in a row with a collapsed router of experts
     micro: int | None = None  # rows of a micro-batch that the pre-flight chose (batch.micro = auto)
 
     @classmethod
@@ -47,7 +51,7 @@ class TrainingState:
     def unseen(self) -> list[StepRecord]:
         """Return the steps that the guard has not observed yet."""
         new = self.waiting[len(self.waiting) - (self.step - self.guard.step) :]
-        return [StepRecord(loss, norm, bool(discarded)) for loss, _, norm, _, discarded in new]
+        return [StepRecord(loss, norm, bool(discarded)) for loss, _, norm, _, discarded, *_ in new]
 
     def take_waiting(self) -> dict[str, float]:
         """Return one log line's metrics of the waiting steps, and clear them; means leave out non-finite steps."""
@@ -59,6 +63,8 @@ class TrainingState:
         metrics = {"loss": loss, "gradient_norm": max(row[2] for row in good)}
         if nll != loss:  # with smoothing or z-loss the loss is not −log p
             metrics["nll"] = nll
+        routed = zip(ROUTING, zip(*(row[5:] for row in good), strict=True), strict=False)
+        metrics |= {name: sum(values) / len(values) for name, values in routed}
         discarded = round(sum(row[4] for row in rows))
         return metrics | ({"discarded": discarded} if discarded else {})
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, optim
 
 from weft.data.batch import Batch
+from weft.nn.experts import Router, RoutingSums
 from weft.nn.recurrent import CarriedState
 from weft.parallel.passes import LossFunction, Parallel
 from weft.recipe.config import Precision
@@ -27,6 +28,7 @@ class StepResult:
     targets: int  # on this rank
     tokens: int  # read by this rank
     discarded: Tensor | None = None  # 1 if the update was discarded, else 0; None without limits
+    routing: Tensor | None = None  # (4,), `RoutingSums.metrics` of a model with experts
 
 
 @dataclass
@@ -68,27 +70,46 @@ class OptimisationStep:
         limits (2,), on the device: if the loss is above the first, the gradient norm above the second, or either is
         not finite, the update is discarded, and weights and moments are unchanged (`training/guard.py` sets them).
         """
-        set_rate(self.optimizer, lr)
         parts = [self.parallel.shard_batch(part) for part in parts]
+        targets, read = sum(part.count for part in parts), sum(part.read for part in parts)
+        total = self.parallel.mesh.counters.total(targets, self.device)
+        count = max(1, total) if isinstance(total, int) else total.clamp(min=1)
+        loss, nll, norm, *others = self.compute([part.to(self.device) for part in parts], count, lr=lr, limits=limits)
+        return StepResult(loss, nll, norm, targets, read, *others)
+
+    def compute(
+        self, parts: Sequence[Batch], count: int | Tensor, *, lr: float | Tensor, limits: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Update the weights from parts on the device with `count` targets on all ranks, without waiting for the
+        device; return the measurements of a `StepResult`: loss, −log p, gradient norm, discarded, routing."""
+        set_rate(self.optimizer, lr)
         if self.precision == "fp16":
-            return self._scaled_step(parts, limits)
-        loss, nll, count = self.backward(parts)
+            return self._scaled_step(parts, count, limits)
+        loss, nll, *routed = self.backward(parts, count)
         norm = self.parallel.gradient_norm(parameters(self.optimizer))
         discarded = None if limits is None else _above(loss, norm, limits)
         update(self.optimizer, self._excess(norm) if self.clip else None, discarded)
         self.parallel.zero_grad()
-        return StepResult(loss, nll, norm, count, sum(part.read for part in parts), discarded)
+        return loss, nll, norm, discarded, self._balance(routed, discarded)
 
-    def backward(self, parts: Sequence[Batch], scale: Tensor | None = None) -> tuple[Tensor, Tensor, int]:
-        """Accumulate the gradient of the mean loss; return the mean loss, the mean −log p and this rank's targets.
+    def _balance(self, routed: Sequence[Tensor], skipped: Tensor | None) -> Tensor | None:
+        """Update the biases for the choice of experts unless the step is `skipped`; return the metrics of routing."""
+        if not routed:
+            return None
+        sums = RoutingSums.stacked(routed[0])
+        routers = [module for module in self.parallel.model.modules() if isinstance(module, Router)]
+        for router, assigned in zip(routers, sums.assigned, strict=True):
+            router.balance(assigned, 1.0 if skipped is None else 1.0 - skipped)
+        return sums.metrics()
 
-        Each summed loss is divided by the targets of the whole step, on all ranks, known from the loss masks before the
-        first forward pass: the gradient does not depend on how a batch is divided. `scale` () multiplies the gradients.
+    def backward(self, parts: Sequence[Batch], count: int | Tensor, scale: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Accumulate the gradient of the mean loss; return the mean loss, the mean −log p, and routers' sums if any.
+
+        Each summed loss is divided by `count`, the targets of the whole step on all ranks, known from the loss masks
+        before the first forward pass: the gradient does not depend on how a batch is divided. `scale` () multiplies the
+        gradients.
         """
-        targets, mesh = sum(part.count for part in parts), self.parallel.mesh
-        parts = [part.to(self.device) for part in parts]
-        total = mesh.counters.total(targets, self.device)
-        count = max(1, total) if isinstance(total, int) else total.clamp(min=1)
+        mesh = self.parallel.mesh
         gradient = (torch.ones((), device=self.device) if scale is None else scale) / count
         carried, context = [self._carried(part) for part in parts], autocast(self.precision, self.device)
         sums = self.parallel.backward(parts, self.loss, gradient, autocast=context, carried=carried)
@@ -96,7 +117,7 @@ class OptimisationStep:
         self.parallel.finish_gradients()
         mesh.counters.sum_(sums)
         mesh.axis("pipeline").sum_(sums)  # the last stage has them
-        return sums[0] / count, sums[1] / count, targets
+        return sums[0] / count, sums[1] / count, *sums[2:]
 
     def _carried(self, part: Batch) -> CarriedState | None:
         """Return the recurrent state that a micro-batch continues from; None unless rows continue those before."""
@@ -124,7 +145,9 @@ class OptimisationStep:
             readers.sum_([shared])
             self.state.carried = shared
 
-    def _scaled_step(self, parts: Sequence[Batch], limits: Tensor | None) -> StepResult:
+    def _scaled_step(
+        self, parts: Sequence[Batch], count: int | Tensor, limits: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
         """Take a step in fp16: the loss is scaled so that small gradients do not round to zero.
 
         If a gradient overflows, the step is skipped and the scale halved; after `growth_interval` steps without
@@ -133,7 +156,7 @@ class OptimisationStep:
         state = self.state
         scale = torch.full((), FIRST_SCALE, device=self.device) if state.scale is None else state.scale
         calm = torch.zeros((), device=self.device) if state.calm is None else state.calm
-        loss, nll, count = self.backward(parts, scale)
+        loss, nll, *routed = self.backward(parts, count, scale)
         norm = self.parallel.gradient_norm(parameters(self.optimizer)) / scale
         finite = norm.isfinite()
         # an overflow is normal while the scale can be lowered; below 1 something else is wrong, and must be reported
@@ -145,7 +168,7 @@ class OptimisationStep:
         calm = torch.where(finite, calm + 1.0, 0.0)
         state.scale = scale * torch.where(finite, torch.where(calm < self.growth_interval, 1.0, 2.0), 0.5)
         state.calm = torch.where(calm < self.growth_interval, calm, 0.0)
-        return StepResult(loss, nll, reported, count, sum(part.read for part in parts), discarded)
+        return loss, nll, reported, discarded, self._balance(routed, skipped)
 
     def _excess(self, norm: Tensor) -> Tensor:
         return ((norm + 1e-6) / self.clip).clamp(min=1.0)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from weft.config import flat
-from weft.errors import ConfigError, ModelError, RunError
+from weft.errors import ConfigError, ModelError, RunError, listed
 from weft.models.base import LanguageModel
 from weft.models.build import build
 from weft.models.config import TransformerConfig
@@ -53,6 +53,21 @@ def load_model(
     recipe = run.recipe()
     target = torch.device(device)
     return checkpoint.find(run.checkpoints, which, lambda path: fill_model(run, recipe, path, device=target))
+
+
+def model_at(run: RunFolder, step: int, device: torch.device) -> LanguageModel:
+    """Load the run's model as it was at a step that has a checkpoint, or before the first one (0)."""
+    recipe, steps = run.recipe(), run.steps()
+    if step == 0 not in steps and any(True for _ in build(recipe.model).parameters()):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(recipe.seed)
+            return merged(first_model(recipe)).to(device).eval()
+    path = next(
+        (path for path in checkpoint.all_checkpoints(run.checkpoints) if checkpoint.step_of(path) == step), None
+    )
+    if path is None:
+        raise RunError(f"{run.path}: no checkpoint of step {step}; there are {listed(map(str, steps))}")
+    return fill_model(run, recipe, path, device=device)
 
 
 def fill_model(run: RunFolder, recipe: Recipe, path: Path, *, device: torch.device) -> LanguageModel:

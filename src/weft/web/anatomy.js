@@ -1,7 +1,7 @@
 // Parts of a model, drawn and listed. Data: columns, each a part with nested parts, and diagrams of shapes on a plane
 // whose y grows upwards (explain/anatomy/diagram.py). Of several columns, the first diagram shows all.
 import { button, h, picture, roving, s, soft, tip } from "./dom.js";
-import { percent, withCommas as number } from "./words.js";
+import { percent, round, withCommas as number } from "./words.js";
 
 const UNIT = 52; // pixels per unit of a diagram
 const LOOKS = { norm: "norm", attention: "attention", embedding: "table", positions: "table", logits: "out",
@@ -32,8 +32,7 @@ function drawShape({ kind, points, text, size, anchor, look, part }, name) {
 
 function drawing({ width, height, shapes }, name, label) {
   const placed = shapes.map(shape => ({ ...shape,
-    points: shape.points.map(({ x, y }) => ({ x: Math.round(10 * x * UNIT) / 10,
-      y: Math.round(10 * (height - y) * UNIT) / 10 })) }));
+    points: shape.points.map(({ x, y }) => ({ x: round(x * UNIT), y: round((height - y) * UNIT) })) }));
   // texts are above boxes, boxes above lines
   const order = shape => ["frame", "line", "arrow", "loop", "sum", "box", "text"].indexOf(shape.kind);
   placed.sort((a, b) => order(a) - order(b));
@@ -48,7 +47,7 @@ function card(part, path, total, choose, around = 1) {
   return h("li", { class: `anat-part${part.parts.length ? " anat-whole" : ""}`, "data-part": id },
     h("div", { class: "anat-head" },
       button(`${times}${part.name}`, () => choose(id), { class: "anat-name" }),
-      part.parameters > 0 && h("span", { class: "anat-count" }, number(part.parameters) + each,
+      part.parameters > 0 && h("span", {}, number(part.parameters) + each,
         soft(share))),
     part.formula && h("div", { class: "anat-formula" }, part.formula),
     part.shape && h("div", {}, soft("shapes "), part.shape),
@@ -60,13 +59,10 @@ function card(part, path, total, choose, around = 1) {
       part.parts.map((inside, n) => card(inside, [...path, n], total, choose, all))));
 }
 
-/**
- * @param {any} element
- * @param {any} data
- * @param {{ shown?: { part?: string }, changed?: (state: { part: string }) => void }} options
- *   `shown.part` is the path of the selected part
- */
-export function mount(element, data, { shown = {}, changed = () => {} } = {}) {
+// `shown.part` is the path of the selected part.
+export function mount(element, data,
+  /** @type {{ shown?: { part?: string }, changed?: (state: { part: string }) => void }} */
+  { shown = {}, changed = () => {} } = {}) {
   const at = path => path.slice(1).reduce((part, n) => part.parts[n], data.columns[path[0]]);
   const name = path => {
     const part = at(path);

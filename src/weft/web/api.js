@@ -7,7 +7,6 @@ export const isAbort = error => error instanceof DOMException && error.name === 
 
 const KEY = "weft-key";
 let pending = 0; // requests
-/** @type {Map<string, any> | null} */
 let recording = null; // responses, while a story is saved
 // responses of a saved story, which needs no server
 const inside = document.getElementById("saved-responses"), saved = JSON.parse(inside?.textContent ?? "null");
@@ -36,8 +35,7 @@ function busy(change) {
 }
 
 async function call(path, options) {
-  const headers = { ...options.headers };
-  const key = sessionStorage.getItem(KEY);
+  const headers = { ...options.headers }, key = sessionStorage.getItem(KEY);
   if (key) headers.Authorization = `Bearer ${key}`;
   let response;
   try {

@@ -8,8 +8,7 @@ import { clamp, numberWithin, percent, share, short } from "./words.js";
 const GRID_POINTS = 40; // pixels along a side of a small map
 const SAMPLED = 24; // queries whose attention decides which head is shown first
 const LISTED = 8; // heads of one role that are shown before "more" is pressed
-const SHADES = [["root", "square root of the probability"], ["weight", "probability"],
-  ["row", "relative to the row's maximum"]];
+const SHADES = [["root", "square root of the probability"], ["weight", "probability"]];
 const UNINTERESTING = ["uniform", "first token (sink)"]; // roles of heads that are not selected at first
 // Roles of heads (explain/heads.py): letter in the grid, description, and the statistic that the role is based on.
 const ROLES = {
@@ -24,23 +23,9 @@ const ROLES = {
   "uniform": { letter: "U", does: "attend to all tokens equally", value: head => `${head.entropy.toFixed(2)} nats` },
 };
 
-/**
- * @typedef {object} Options
- * @property {{ kind?: string, layer?: any, head?: any, token?: any, lines?: string }} [chosen]
- * @property {(changes: any) => void} [onchoose]
- * @property {Set<string>} [off]
- * @property {(off: Set<string>) => void} [onoff]
- * @property {any} [below]
- */
-
-/**
- * Draw attention. `data` has parts (see explain/attention/page.py), notes, and optionally the heads with roles. The
- * options are the Explorer's: `chosen` is the initial selection, `onchoose` is called with a new one, `off` is the set
- * of heads "kind.layer.head" that are switched off, `onoff` is called to switch heads, `below` goes below the heads.
- * @param {any} element
- * @param {any} data
- * @param {Options} options
- */
+// Draw attention. `data` has parts (see explain/attention/page.py), notes, and optionally the heads with roles. The
+// options are the Explorer's: `chosen` is the initial selection, `onchoose` is called with a new one, `onread` with a
+// cell of the map, `off` is the set of heads "kind.layer.head" that are switched off, `onoff` switches heads.
 export async function mount(element, data, options = {}) {
   try {
     const view = new View(data, await unpackMaps(data.parts), options);
@@ -66,27 +51,20 @@ class View {
   /**
    * @param {any} data
    * @param {any[]} parts
-   * @param {Options} options
+   * @param {any} options
    */
-  constructor(data, parts, { chosen = {}, onchoose = () => {}, off = new Set(), onoff, below }) {
+  constructor(data, parts, { chosen = {}, onchoose = () => {}, onread = () => {}, off = new Set(), onoff }) {
     this.parts = parts;
     this.chosen = chosen;
     this.onchoose = onchoose;
     this.off = off;
     this.onoff = onoff;
-    /** @type {any[]} */
     this.heads = data.named ?? []; // heads with roles
-    /** @type {HTMLElement[]} */
     this.tokens = []; // buttons of the queries
-    /** @type {HTMLElement[]} */
     this.targets = []; // elements of the keys
-    /** @type {HTMLElement[]} */
     this.buttons = []; // of all heads
-    /** @type {HTMLCanvasElement[]} */
     this.canvases = [];
-    /** @type {HTMLElement | null} */
     this.pressedHead = null;
-    /** @type {HTMLElement | null} */
     this.pressedToken = null;
     this.layer = 0;
     this.head = 0;
@@ -96,11 +74,10 @@ class View {
     this.closing = new AbortController();
     /** @type {any} */
     this.shades = null; // known once the element is in the page
-    /** @type {any} */
     this.small = null; // pooled maps of the grid
     const at = parts.findIndex(part => part.kind === chosen.kind);
     this.maps = parts[at < 0 ? parts.length - 1 : at];
-    this.heat = new Heat(null, { onquery: query => this.chooseToken(query),
+    this.heat = new Heat(null, { onread, onquery: query => this.chooseToken(query),
       onzoom: value => { this.range.value = value; } });
     this.resizeObserver = new ResizeObserver(() => requestAnimationFrame(() => { // drawing may change the size again
       if (this.root.clientWidth === this.width) return;
@@ -109,11 +86,10 @@ class View {
       this.heat.draw();
       this.drawLines();
     }));
-    this.announcement = h("p", { class: "unseen", "aria-live": "polite" });
     this.root = h("div", { class: "att" }, this.controls(),
-      h("div", { class: "att-three" }, this.overview(), this.headPanel(), this.linesPanel()), below,
+      h("div", { class: "att-three" }, this.overview(), this.headPanel(), this.linesPanel()),
       h("div", { class: "att-two" }, this.tokenPanel(), this.roles),
-      data.notes.map(note => h("p", { class: "soft" }, note)), this.announcement);
+      data.notes.map(note => h("p", { class: "soft" }, note)));
   }
 
   // sizes and colours are known only once the element is in the page
@@ -138,8 +114,6 @@ class View {
     this.closing.abort();
     this.resizeObserver.disconnect();
   }
-
-  // ---- elements
 
   controls() {
     const { parts, maps } = this;
@@ -173,7 +147,7 @@ class View {
     this.grid = h("div", { class: "att-grid", role: "group", "aria-label": "All heads: arrow keys select a neighbour" +
       (this.onoff ? ", o switches one off" : ""),
     onclick: event => event.target.closest("button")?.focus(), onkeydown: event => {
-      if (event.key === "o" && this.onoff && isPlain(event)) this.toggle([{ layer: this.layer, head: this.head }]);
+      if (event.key === "o" && this.onoff && isPlain(event)) this.toggle();
     } });
     const line = ({ dataset: { layer } }) => this.buttons.filter(button => button.dataset.layer === layer);
     roving(this.grid, () => this.buttons, { row: line, onfocus: ({ dataset: { layer, head } }) => {
@@ -189,20 +163,17 @@ class View {
 
   // the colour bar: a swatch for each of some probabilities
   drawLegend() {
-    const how = this.shadeSelect.value, relative = how === "row";
+    const how = this.shadeSelect.value;
     const swatch = p => h("span", {}, h("i", { style: { background: `color-mix(in srgb, var(--deep) ${
-      100 * (how === "root" ? Math.sqrt(p) : p)}%, var(--card))` } }), relative ? percent(p) : String(p));
-    this.legend.replaceChildren(relative ? "share of the row's maximum " : "probability ",
-      ...[0, 0.01, 0.1, 0.25, 0.5, 1].map(swatch));
+      100 * (how === "root" ? Math.sqrt(p) : p)}%, var(--card))` } }), String(p));
+    this.legend.replaceChildren("probability ", ...[0, 0.01, 0.1, 0.25, 0.5, 1].map(swatch));
   }
 
   headPanel() {
     this.headTitle = h("h3");
-    this.offHead = button("", () => this.toggle([{ layer: this.layer, head: this.head }]));
-    this.offLayer = button("", () => this.toggle(this.wholeLayer()));
-    return h("div", { class: "att-map" }, this.headTitle,
-      this.onoff && h("p", { class: "att-switch" }, this.offHead, " ", this.offLayer),
-      this.heat.canvas, this.heat.readout);
+    this.offHead = button("", () => this.toggle());
+    return h("div", { class: "att-map" }, this.headTitle, this.heat.canvas, this.heat.readout,
+      this.onoff && h("p", { class: "att-switch" }, this.offHead));
   }
 
   tokenPanel() {
@@ -235,8 +206,6 @@ class View {
     return h("div", { class: "att-lines" }, h("h3", {}, "Lines"), h("label", {}, "Show ", this.linesSelect),
       this.lines);
   }
-
-  // ---- selection
 
   /** @param {{ layer?: any, head?: any, token?: any }} selection */
   usePart({ layer, head, token }) {
@@ -279,18 +248,33 @@ class View {
   }
 
   choose(layer, head) {
-    this.layer = layer;
-    this.head = head;
-    this.showHead();
+    this.follow({ layer, head });
     this.onchoose({ kind: this.maps.kind, layer, head });
   }
 
   chooseToken(query) {
-    this.query = clamp(query, 0, this.maps.queries.length - 1);
+    this.follow({ token: clamp(query, 0, this.maps.queries.length - 1) });
+    this.onchoose({ token: this.query });
+  }
+
+  // Show what was selected here or beside this; a head that this model does not have is ignored.
+  /** @param {{ kind?: string, layer?: any, head?: any, token?: any }} selection */
+  follow({ kind, layer, head, token }) {
+    const { maps } = this, part = this.parts.find(one => one.kind === kind);
+    if (part && part !== maps) {
+      this.maps = part;
+      this.kind.value = kind;
+      return this.usePart({ layer, head });
+    }
+    if (layer < maps.layers && head < maps.heads) {
+      [this.layer, this.head] = [layer, head];
+      this.showHead();
+    }
+    if (token === undefined) return;
+    this.query = token;
     this.scrollToToken();
     this.heat.show(this.layer, this.head, this.query);
     this.showToken();
-    this.onchoose({ token: this.query });
   }
 
   // measured before any change, so that the page is not laid out twice
@@ -339,12 +323,9 @@ class View {
     this.lines.replaceChildren(lines(this.maps, selection, this.room));
   }
 
-  // The elements to save.
   pictures() {
     return [this.heat.picture(`${this.maps.name}, ${this.headTitle.textContent.toLowerCase()}`), this.lines.firstChild];
   }
-
-  // ---- maps of one kind of attention
 
   fillRange() {
     const { queries, block } = this.maps, size = 32 * block;
@@ -415,25 +396,12 @@ class View {
       h("ul", {}, rows));
   }
 
-  // ---- heads that are switched off
-
-  wholeLayer() { return Array.from({ length: this.maps.heads }, (_, head) => ({ layer: this.layer, head })); }
-
   isOff({ layer, head }) { return this.off.has(`${this.maps.kind}.${layer}.${head}`); }
 
-  // switch all of them off, or on again if all are off
-  toggle(heads) {
-    const on = heads.every(each => this.isOff(each)), off = new Set(this.off);
-    for (const { layer, head } of heads) off[on ? "delete" : "add"](`${this.maps.kind}.${layer}.${head}`);
+  toggle() {
+    const off = new Set(this.off);
+    off[this.isOff(this) ? "delete" : "add"](`${this.maps.kind}.${this.layer}.${this.head}`);
     this.onoff?.(off);
-    const name = heads.length > 1 ? `layer ${this.layer}` : `layer ${this.layer}, head ${this.head}`;
-    this.announcement.textContent = `${name} is ${on ? "on again" : "off"}`;
-  }
-
-  setOff(off) {
-    this.off = off;
-    this.showOff();
-    this.showSwitch();
   }
 
   showOff() {
@@ -447,8 +415,5 @@ class View {
 
   showSwitch() {
     this.offHead.textContent = this.isOff(this) ? "Switch this head on" : "Switch this head off";
-    const allOff = this.wholeLayer().every(each => this.isOff(each));
-    this.offLayer.textContent = `Switch layer ${this.layer} ${allOff ? "on" : "off"}`;
-    this.offLayer.hidden = this.maps.heads < 2;
   }
 }

@@ -3,27 +3,24 @@
 import { h, isPlain, s } from "./dom.js";
 import { clamp, share, short, textWidth } from "./words.js";
 
-const FONT = "11px system-ui, sans-serif";
+const FONT = "12px system-ui, sans-serif";
 const MAX_HEIGHT = 600, MAX_CELL = 44, MIN_LABEL = 13; // pixels: of the map, a cell, and between labels
 const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 
 export class Heat {
-  // `onquery` is called with a selected token, `onzoom` when another part is shown
-  constructor(shades, { onquery, onzoom }) {
+  // `onquery` is called with a selected token, `onzoom` when another part is shown, `onread` with a cell that is read
+  constructor(shades, { onquery, onzoom, onread }) {
     this.shades = shades;
     this.onquery = onquery;
     this.onzoom = onzoom;
-    /** @type {any} */
+    this.onread = onread;
     this.maps = null;
     this.layer = 0;
     this.head = 0;
     this.query = 0;
     this.visible = { top: 0, bottom: 0, left: 0, right: 0 }; // visible rows and columns
-    /** @type {[number, number] | null} */
     this.cell = null; // row and column that are read
-    /** @type {[number, number, number, number] | null} */
     this.dragged = null; // x, y, width and height
-    /** @type {any} */
     this.measured = null;
     this.canvas = h("canvas", { class: "att-heat", tabindex: 0, role: "application",
       "aria-roledescription": "heat map" });
@@ -34,7 +31,6 @@ export class Heat {
     this.listen();
   }
 
-  // show other maps, unzoomed
   use(maps) {
     this.maps = maps;
     this.resize();
@@ -80,8 +76,6 @@ export class Heat {
     this.draw();
   }
 
-  // ---- drawing
-
   label(labels, at) {
     const { block } = this.maps, prefix = labels.length > 60 ? `${at * block}: ` : "";
     return prefix + short(labels[at * block], 13);
@@ -96,7 +90,7 @@ export class Heat {
   // geometry; measuring all labels is slow, so it is done once per zoom
   measure() {
     const { maps, visible, room } = this;
-    if (this.measured?.seen === visible) return this.measured;
+    if (this.measured?.visible === visible) return this.measured;
     const rows = visible.bottom - visible.top, columns = visible.right - visible.left;
     const widest = (labels, from, to) => {
       let max = 20;
@@ -185,8 +179,6 @@ export class Heat {
       labels);
   }
 
-  // ---- reading
-
   read(row, column) {
     const { maps, visible } = this;
     this.cell = [clamp(row, 0, maps.rows - 1), clamp(column, 0, maps.columns - 1)];
@@ -223,7 +215,6 @@ export class Heat {
 
   listen() {
     const { canvas } = this;
-    /** @type {{ x: number, y: number, cell: [number, number] } | null} */
     let start = null;
     canvas.addEventListener("pointerdown", event => {
       if (event.pointerType !== "touch" && this.inside(this.at(event)))
@@ -233,7 +224,7 @@ export class Heat {
       if (start && Math.hypot(event.offsetX - start.x, event.offsetY - start.y) > 6)
         this.dragged = [start.x, start.y, event.offsetX - start.x, event.offsetY - start.y];
       const [row, column] = this.at(event), moved = !this.cell || row !== this.cell[0] || column !== this.cell[1];
-      if (this.inside([row, column]) && (this.dragged || moved)) this.read(row, column);
+      if (this.inside([row, column]) && (this.dragged || moved)) { this.read(row, column); this.onread(row, column); }
     });
     canvas.addEventListener("pointerup", event => {
       const cell = this.at(event), from = this.dragged && start;
@@ -262,7 +253,7 @@ export class Heat {
     const [row, column] = this.cell ?? [Math.floor(this.query / this.maps.block), this.visible.left];
     const step = ARROWS[event.key];
     if (!isPlain(event)) return;
-    if (step) this.read(row + step[0], column + step[1]);
+    if (step) { this.read(row + step[0], column + step[1]); this.onread(.../** @type {any} */ (this.cell)); }
     else if (event.key === "Enter" || event.key === " ") this.onquery(row * this.maps.block);
     else if (event.key === "+" || event.key === "=") this.zoom(0.6);
     else if (event.key === "-") this.zoom(1 / 0.6);

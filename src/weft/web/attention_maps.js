@@ -7,7 +7,6 @@ async function inflate(text) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-// All kinds of attention on a page.
 export const unpackMaps = parts => Promise.all(parts.map(async part =>
   new Maps(part, await inflate(part.weights), part.best && await inflate(part.best))));
 
@@ -95,11 +94,7 @@ export class Shades {
   constructor(root) {
     this.root = root;
     this.palette = new Uint32Array(256);
-    this.how = "root";
-    this.levels = 1;
-    this.square = new Float32Array(2);
-    /** @type {Uint8Array[]} */
-    this.tables = []; // by the largest level
+    this.table = new Uint8Array(2); // brightness of each level
     this.take();
   }
 
@@ -115,18 +110,8 @@ export class Shades {
   }
 
   choose(how, maps) {
-    this.how = how;
-    this.levels = maps.levels;
-    this.square = maps.square;
-    this.tables = [];
-  }
-
-  // brightness of each level, 0 … 255, in a row whose maximum is `largest`
-  table(largest) {
-    if (this.how !== "row") largest = this.levels;
-    const top = this.square[largest] || 1;
-    return this.tables[largest] ??= Uint8Array.from({ length: this.levels + 1 }, (_, n) =>
-      255 * Math.min(1, this.how === "root" ? n / this.levels : this.square[n] / top));
+    this.table = Uint8Array.from({ length: maps.levels + 1 }, (_, n) =>
+      255 * Math.min(1, how === "root" ? n / maps.levels : maps.square[n]));
   }
 
   // draw maps of levels (rows × columns) side by side on a canvas of one pixel per cell
@@ -137,10 +122,8 @@ export class Shades {
     const points = new Uint32Array(image.data.buffer);
     maps.forEach((levels, map) => {
       for (let row = 0, at = 0; row < rows; row++) {
-        let largest = 0, to = row * width + map * columns;
-        if (this.how === "row") for (let n = at; n < at + columns; n++) largest = Math.max(largest, levels[n]);
-        const table = this.table(largest);
-        for (const end = at + columns; at < end; at++) points[to++] = this.palette[table[levels[at]]];
+        let to = row * width + map * columns;
+        for (const end = at + columns; at < end; at++) points[to++] = this.palette[this.table[levels[at]]];
       }
     });
     context.putImageData(image, 0, 0);

@@ -32,8 +32,7 @@ const leaves = segment => segment.children.length ? sum(segment.children.map(lea
 export function drawTree(box, { branches, at, start, choose }) {
   const draw = (segment, depth) => {
     const here = segment.branches.includes(at), index = here ? at : segment.branches[0];
-    const first = segment.tokens[0], leaf = !segment.children.length;
-    const score = leaf && branches[index].score;
+    const first = segment.tokens[0], leaf = !segment.children.length, score = leaf && branches[index].score;
     const facts = [depth > 0 && first && percent(Math.exp(first.logprob)),
       typeof score === "number" && `score ${score.toFixed(2)}`].filter(Boolean).join(", ");
     return h("li", { style: { "--leaves": leaves(segment) } },
@@ -48,8 +47,6 @@ export function drawTree(box, { branches, at, start, choose }) {
   box.querySelectorAll("button")[focused]?.focus();
 }
 
-// ---- in the address: the chosen token ids of each branch, joined by dots, and after a * its length
-
 export const packBranches = branches => branches.map(each => each.forced.join(".")
   + (each.stopped === undefined ? "" : `*${each.stopped}`)).join("_");
 
@@ -61,15 +58,12 @@ export function parseBranches(text) {
   });
 }
 
-// The turns of a conversation before the current one.
 export function turnsOf(text) {
   try {
     const turns = JSON.parse(text ?? "[]");
     return Array.isArray(turns) && turns.length % 2 === 0 && turns.every(turn => typeof turn === "string") ? turns : [];
   } catch { return []; }
 }
-
-// ---- one token of the text
 
 const DARK_NATS = 8; // nats of surprisal with the darkest shade
 

@@ -3,10 +3,10 @@
 import {
   drawable, exactText, fractionOf, indistinguishable, lowerBound, smooth, valueAt, valueAtFraction,
 } from "./chart_axes.js";
-import { coordinates, drawChart, frameOf, legendSample, positionText, round } from "./chart_draw.js";
+import { coordinates, drawChart, frameOf, legendSample, positionText } from "./chart_draw.js";
 import { button, h, isPlain, s, uniqueId } from "./dom.js";
-import { clamp } from "./words.js";
-/** @import { Frame, PlotData, Range, SeriesData } from "./types" */
+import { clamp, round } from "./words.js";
+/** @import { Frame, PlotData, Range, SeriesData } from "../../../types" */
 
 const MIN_DRAG = 5; // pixels; a shorter drag is a click
 const MIN_WIDTH = 220; // pixels
@@ -29,30 +29,24 @@ export function mount(element, data, on = {}) {
 
 class Chart {
   constructor(element, data, on) {
-    /** @type {PlotData} */
     this.data = { ...data };
     this.on = on;
-    /** @type {Range | null} */
     this.range = data.zoom ?? null;
     this.hidden = new Set(data.hidden);
-    /** @type {SeriesData[]} */
     this.series = [];
     /** @type {Frame | null} */
     this.frame = null;
-    /** @type {number | null} */
     this.at = null; // position on the horizontal axis at which values are read
     this.smoothed = new Map(); // smoothed values, by the raw ones
-    /** @type {{ pixel: number, x: number } | null} */
     this.dragStart = null;
     this.redrawLate = false; // a redraw waits for the end of a drag
     this.replacing = false; // the chart is being replaced, and loses focus for a moment
     this.legendKey = "";
     this.pendingUpdate = 0; // animation frame
     this.resetButton = button("reset zoom", () => this.zoom(null));
-    /** @type {Map<string | undefined, Element[]>} */
     this.valueCells = new Map(); // elements that show the values of a name
     this.valuesOf = this.valuesOf.bind(this);
-    this.place = h("div", { class: "plot-place" });
+    this.place = h("div");
     this.position = h("span", { class: "plot-at" });
     this.legend = h("div", { class: "plot-legend" });
     this.controls = data.controls === false ? null : h("div", { class: "plot-controls" });
@@ -95,8 +89,6 @@ class Chart {
     this.smoothed.set(series.y, { weight, ys });
     return ys;
   }
-
-  // ---- legend and controls
 
   showLegend() {
     const named = this.series.filter(series => series.name), shown = named.length > 1 || this.readable;
@@ -151,8 +143,6 @@ class Chart {
     }, { "aria-pressed": String(Boolean(this.data[key].log)) });
   }
 
-  // ---- drawing
-
   draw() {
     const size = this.data.size ?? { width: 480, height: 290 };
     const width = Math.max(MIN_WIDTH, this.width || size.width);
@@ -182,8 +172,6 @@ class Chart {
     }
     this.show();
   }
-
-  // ---- reading
 
   readableSeries() {
     return this.series.filter(series => series.x.length && !series.background && !this.hidden.has(series.name));
@@ -243,8 +231,6 @@ class Chart {
     }
     if (this.place.contains(document.activeElement)) this.live.textContent = reading;
   }
-
-  // ---- zooming
 
   zoom(range, notify = true) {
     if (range && indistinguishable(range[0], range[1])) return;
@@ -327,7 +313,6 @@ class Chart {
   step(direction, frame) {
     const { xRange } = frame, from = this.at ?? xRange[direction > 0 ? 0 : 1];
     const isBeyond = value => (value - from) * direction > 0 || (this.at === null && value === from);
-    /** @type {number | null} */
     let next = null;
     for (const { x: xs, ascends } of this.readableSeries()) {
       const start = ascends ? lowerBound(xs, from) : 0;

@@ -1,6 +1,6 @@
 // Computations of a chart before it is drawn: limits and ticks of axes, smoothing, and points that a screen can show.
 import { count, formatOf, general } from "./numbers.js";
-/** @import { AxisData, Frame, Range, SeriesData, Tick } from "./types" */
+/** @import { AxisData, Frame, Range, SeriesData, Tick } from "../../../types" */
 
 /**
  * Format a value that is read off the chart, with more digits than a tick.
@@ -10,8 +10,6 @@ export function exactText(value, axis = {}) {
   if (axis.format === "duration" || axis.format === "scientific") return formatOf(axis)(value);
   return Math.abs(value) >= 1000 ? count(value) : general(value, 4);
 }
-
-// ---- axes
 
 // Whether two values differ by no more than rounding errors.
 export const indistinguishable = (low, high) => high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high));
@@ -91,8 +89,6 @@ export function roundTicks(axis, [low, high], maxTicks) {
 export const fractionOf = (value, [low, high], log) =>
   log ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low);
 export const valueAtFraction = (part, [low, high], log) => log ? low * (high / low) ** part : low + part * (high - low);
-
-// ---- points
 
 export const drawable = (value, log) => Number.isFinite(value) && (!log || value > 0);
 

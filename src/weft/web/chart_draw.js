@@ -4,8 +4,8 @@ import {
 } from "./chart_axes.js";
 import { s } from "./dom.js";
 import { formatOf, general } from "./numbers.js";
-import { clamp, fitText } from "./words.js";
-/** @import { AxisData, ChartState, Frame, Look, PlotData, Range, SeriesData, Tick } from "./types" */
+import { clamp, fitText, round } from "./words.js";
+/** @import { AxisData, ChartState, Frame, Look, PlotData, Range, SeriesData, Tick } from "../../../types" */
 /** @typedef {[number, number]} Point */
 
 // Lengths are in pixels, as in figures/shapes.py.
@@ -25,12 +25,10 @@ const MARKERS = { s: "m-3-3h6v6h-6z", "^": "m0-4 4 7h-8z", D: "m0-4 4 4-4 4-4-4z
 const MIN_ROOM = 0.05; // share of its value over which a flat curve may be spread
 const OUTLIER = { colour: "c1", marker: "^", dash: "", width: 0 };
 
-export const round = value => Math.round(value * 10) / 10;
 export const coordinates = points => points.map(([x, y]) => `${round(x)},${round(y)}`).join(" ");
 /** @param {Tick[]} ticks */
 const longestLabel = ticks => Math.max(0, ...ticks.map(tick => tick.label.length));
 
-/** @param {Look} look */
 function coloured(look, ...kinds) {
   const shade = look.colour.endsWith("%");
   return { class: [...kinds, shade ? "" : look.colour].filter(Boolean).join(" "),
@@ -67,8 +65,6 @@ export function positionText(axis, x) {
   const text = Math.abs(x) < 1e6 || axis.format === "duration" ? exactText(x, axis) : formatOf(axis)(x);
   return `${axis.label ?? ""} ${label ?? text}`.trim();
 }
-
-// ---- frame
 
 /**
  * Return the half-open range of a series' points that are visible, and one more on either side.
@@ -121,11 +117,7 @@ function sample(series, values, range, log) {
   return sampled;
 }
 
-/**
- * Return the geometry of a chart; null if there is nothing to draw.
- * @param {ChartState} chart
- * @returns {Frame | null}
- */
+// Return the geometry of a chart; null if there is nothing to draw.
 export function frameOf(chart, width, height) {
   const { x, y, title } = chart.data, shown = chart.series.filter(series => !chart.hidden.has(series.name));
   const front = shown.filter(series => !series.background), ranges = axisRanges(chart, front);
@@ -147,7 +139,6 @@ export function frameOf(chart, width, height) {
 }
 
 function wrapTitle(title, maxLetters) {
-  /** @type {string[]} */
   const lines = [];
   for (const word of title.split(" ").filter(Boolean)) {
     if (lines.length && `${lines.at(-1)} ${word}`.length <= maxLetters) lines[lines.length - 1] += ` ${word}`;
@@ -158,13 +149,6 @@ function wrapTitle(title, maxLetters) {
   return firstTwo.map(text => text.length <= maxLetters ? text : `${text.slice(0, maxLetters - 1)}…`);
 }
 
-// ---- shapes
-
-/**
- * Draw a chart as an <svg>.
- * @param {ChartState} chart
- * @param {Frame | null} frame
- */
 export function drawChart(chart, frame, width, height) {
   const title = chart.data.title ?? "";
   const svg = s("svg", { class: "chart live", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
@@ -190,7 +174,6 @@ export function drawChart(chart, frame, width, height) {
  */
 function decorations({ x, y }, frame) {
   const { left, right, top, bottom } = frame;
-  /** @type {Element[]} */
   const shapes = [];
   const addLine = (kind, ...points) => shapes.push(s("polyline", { class: kind, points: coordinates(points) }));
   const addText = (kind, at, down, text, angle = 0) => shapes.push(s("text", { class: kind, x: round(at),
@@ -214,11 +197,6 @@ function decorations({ x, y }, frame) {
   return shapes;
 }
 
-/**
- * @param {ChartState} chart
- * @param {Frame} frame
- * @param {SeriesData} series
- */
 function drawSeries(chart, frame, series, clipped, above) {
   const { x, y } = chart.data, { look, band, level } = series;
   const span = visibleSpan(series, chart.range), [from, to] = span;
@@ -278,16 +256,10 @@ function drawBars(frame, series, pointAt, tooltip, clipped) {
   });
 }
 
-/**
- * Draw points above the chart as arrows at its edge, with their values; of neighbours only the highest.
- * @param {ChartState} chart
- * @param {Frame} frame
- */
+// Draw points above the chart as arrows at its edge, with their values; of neighbours only the highest.
 function outliers(chart, frame) {
   const { x, y } = chart.data, { left, right, top } = frame;
-  /** @type {number[]} */
   const arrows = [];
-  /** @type {{ x: number, y: number }[]} */
   const points = [];
   for (const series of y.clips ? frame.front : []) {
     const [from, to] = visibleSpan(series, chart.range), ys = chart.valuesOf(series);
@@ -315,11 +287,7 @@ function outliers(chart, frame) {
   return [...levels, ...spikes];
 }
 
-/**
- * Draw marks as vertical lines, with their names where they fit; a small mark is a short line.
- * @param {ChartState} chart
- * @param {Frame} frame
- */
+// Draw marks as vertical lines, with their names where they fit; a small mark is a short line.
 function marks(chart, frame) {
   const { left, right, top, bottom } = frame, { range, data } = chart;
   let free = left;

@@ -15,8 +15,7 @@ function strip(bar) {
 }
 
 function drawBar(bar) {
-  const status = h("span", { class: "soft", role: "status" }, bar.total);
-  const svg = strip(bar);
+  const status = h("span", { class: "soft", role: "status" }, bar.total), svg = strip(bar);
   const key = h("ul", { class: "cost-key" }, bar.pieces.map(({ name, label, shade }, n) => name && h("li",
     { "data-piece": n }, h("i", { style: { "--p": shade / 100 }, "aria-hidden": "true" }), `${name} ${label}`)));
   const pieces = [...svg.children];
@@ -38,4 +37,3 @@ export function mount(element, { bars }) {
   const list = element.appendChild(h("div", { class: "costs" }, bars.map(drawBar)));
   return { svg: () => list };
 }
-

@@ -59,7 +59,6 @@ export class Distribution {
     return { kept, mass, probabilities, entropy: entropy(probabilities) };
   }
 
-  // Index of the first token that is dropped.
   until(values, end, dropped) {
     for (let place = 0; place < end; place += 1) if (dropped(values[place]) && place) return place;
     return end;
@@ -97,14 +96,13 @@ function drawDistribution(box, { tokens, full, settings, chosen, choose }) {
   const buttons = rows.map((token, place) => row(token, raw[place], filtered && after(places.get(token.id)),
     { chosen: token.id === chosen, widest, choose }));
   if (buttons.length) buttons[0].tabIndex = 0;
-  const shown = buttons.length;
-  const others = full && full.sorted.length - shown;
+  const shown = buttons.length, others = full && full.sorted.length - shown;
   box.replaceChildren(
     h("div", { class: "write-row write-names soft", "aria-hidden": "true" }, h("span", {}, "token"), h("span"),
       h("span", { class: "write-number" }, h("i", { class: "write-raw" }), "model"),
       filtered && h("span", { class: "write-number" }, h("i", { class: "write-after" }), "sampled")),
     ...buttons,
-    others > 0 && h("div", { class: "write-row write-others soft" }, h("span", {}, `${withCommas(others)} others`),
+    others > 0 && h("div", { class: "write-row soft" }, h("span", {}, `${withCommas(others)} others`),
       h("span"), h("span", { class: "write-number" }, percent(total(full.raw, shown))),
       filtered && h("span", { class: "write-number" },
         filtered.kept > shown ? percent(total(filtered.probabilities, shown)) : "–")) || "");
@@ -131,7 +129,6 @@ export function drawPosition({ heading, facts, rows, sum }, { token, tokens, ful
   if (focused) rows.querySelector("button")?.focus();
 }
 
-// Describe the tokens that the settings keep.
 function summarize(full, filtered) {
   const size = withCommas(full.sorted.length), kept = withCommas(filtered.kept);
   return `Sampling draws from ${kept} of ${size} tokens, which have ${percent(filtered.mass)} of the model's probability; `

@@ -1,12 +1,6 @@
 // Builds elements. Children are inserted as text, never parsed as markup.
 const SVG = "http://www.w3.org/2000/svg";
 
-/**
- * @param {any} element
- * @param {any} props
- * @param {any[]} children
- * @returns {any}
- */
 function fill(element, props, children) {
   for (const [name, value] of Object.entries(props ?? {})) {
     if (value === undefined || value === null || value === false) continue;
@@ -22,7 +16,6 @@ function fill(element, props, children) {
 // An HTML element: h("button", { type: "button", onclick: start, style: { "--p": 0.5 } }, "Start")
 export const h = (tag, props, ...children) => fill(document.createElement(tag), props, children);
 
-// An SVG element.
 export const s = (tag, props, ...children) => fill(document.createElementNS(SVG, tag), props, children);
 
 // An <svg> of this size in pixels, unless `props` has another width.
@@ -36,10 +29,6 @@ export function tip({ x, y }, from, size = 7) {
   return `M${side(0.45)}L${x} ${y}L${side(-0.45)}`;
 }
 
-/**
- * @param {any} label
- * @param {((event: any) => void) | null} onclick
- */
 export const button = (label, onclick, props = {}) => h("button", { type: "button", onclick, ...props }, label);
 
 export const soft = (...children) => h("span", { class: "soft" }, ...children);

@@ -1,19 +1,20 @@
 // The Explorer: views of models and of a folder of runs. The state of a view is in the address, after the #.
 import * as api from "./api.js";
-import { field, h, select } from "./dom.js";
+import { field, h } from "./dom.js";
 import { termsOf } from "./glossary.js";
 import * as stories from "./story.js";
+import { chooser as modelControls, infoOf } from "./variants.js";
 
 // views of what a model does with a text, then views that every model has
-const OF_A_TEXT = ["write", "predict", "step", "attention", "surprise", "lens", "saliency", "search"];
-const VIEWS = ["home", ...OF_A_TEXT, "tokens", "runs", "compare", "anatomy"];
+const OF_A_TEXT = ["write", "predict", "step", "attention", "surprise", "lens", "saliency", "patch", "search", "experts"];
+const VIEWS = ["home", ...OF_A_TEXT, "tokens", "abilities", "runs", "compare", "anatomy"];
+const COMPARED = ["write", "step", "attention", "surprise"]; // views that show two models side by side
 const MAY_BE_EMPTY = ["text", "second", "target"]; // an empty text is a text
 const RETRY_MS = 1500; // between requests to a server that does not respond
 const [main, chooser, navigation, busy] = ["main", "chooser", "views", "busy"].map(id =>
   /** @type {HTMLElement} */ (document.getElementById(id)));
 /** @type {any[]} */
 let views = [], models = [];
-/** @type {{ end: AbortController, signal: AbortSignal, shown: any } | null} */
 let current = null;
 let busyTimer = 0;
 
@@ -33,13 +34,12 @@ function show(path, state, push) {
   document.dispatchEvent(new CustomEvent("weft-state"));
 }
 
-// ---- the frame around a view
-
-function frame(info) {
-  const { path, state } = address();
+function frame(info, other = null, how = "") {
+  const { path, state } = address(), here = views.find(view => view.path === path);
   // a chosen model is kept; Runs begins with the one in training
   const kept = view => (state.model || (path && view.path !== "runs" && models.length > 1) ? info?.id : undefined);
-  const item = view => h("a", { href: link(view.path, { model: kept(view) }),
+  const item = view => h("a", { href: link(view.path, { model: kept(view),
+    with: COMPARED.includes(view.path) && COMPARED.includes(path) ? state.with : undefined }),
     "aria-current": view.path === path && "page", title: lacks(view) && lacking(view, info),
     class: lacks(view) && "lacking" }, view.title);
   const listed = views.filter(view => view.path), lacks = view => path && info && view.lacks(info);
@@ -47,10 +47,22 @@ function frame(info) {
   navigation.replaceChildren(...available.map(item),
     ...others.length ? [h("span", { class: "soft" }, "Not for this model:"), ...others.map(item)] : []);
   navigation.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
-  chooser.replaceChildren(...!path ? [] : models.length > 1
-    ? [field("Model", select(models.map(({ id }) => [id, id]), info?.id, id => openModel(path, id)))]
-    : models.map(model => h("span", { class: "soft" }, model.id)));
+  if (how === "slid") return; // the reader holds the slider
+  const fits = here?.ofText && (COMPARED.includes(path) ? model => fitsBeside(here, info, model) : () => false);
+  chooser.replaceChildren(...path ? modelControls({ info, other, models, fits }, { choose: id => openModel(path, id),
+    move: (changes, how) => move(info, changes, how) }) : []);
 }
+
+// Show the view of another checkpoint, or beside another model.
+function move(info, changes, how = "moved") {
+  const { path, state } = address();
+  show(path, { ...state, model: state.model ?? info.id, ...changes }, false);
+  return render(how);
+}
+
+// Whether two models can be shown side by side: both have the view, and take the same kind of text.
+const fitsBeside = (view, info, other) => !view.lacks(other) && other.writes === info.writes
+  && (view.path !== "write" || !other.objective.startsWith("masked"));
 
 // Open the same view of another model, or the first view that it has.
 function openModel(path, id) {
@@ -66,7 +78,6 @@ function suited(view) {
     : model, null);
 }
 
-// Why a model does not have a view.
 const lacking = (view, info) => `${info.id} is ${info.makes}, which ${view.lacks(info)}.`;
 
 function instead(view, info) {
@@ -101,10 +112,10 @@ function fail(error, view = null) {
   main.querySelector(".problem")?.remove();
   const below = main.querySelector(".view");
   const place = shown => { if (below) below.before(shown); else main.append(shown); };
-  if (error.status) return place(problem(error.message, render));
+  if (error.status) return place(problem(error.message, () => render()));
   if (error.status === undefined) {
     console.error(error);
-    return place(problem(`Unexpected error: ${error.message}`, render));
+    return place(problem(`Unexpected error: ${error.message}`, () => render()));
   }
   place(problem("The server is not responding. This page reconnects when it is back."));
   const retry = setInterval(async () => {
@@ -117,43 +128,51 @@ function fail(error, view = null) {
   current?.signal.addEventListener("abort", () => clearInterval(retry));
 }
 
-// ---- views
-
 export function open(path, state, push = false) {
   show(path, state, push);
   return render();
 }
 
-async function render() {
+// "moved" or "slid" to another model or checkpoint: the picture before stays until the next one is complete.
+async function render(how = "") {
   if (!api.isRecording() && current?.shown?.move?.(address().path, address().state)) return;
   current?.end.abort();
   current?.shown?.close?.();
   const { path, state } = address();
   const view = views.find(one => one.path === path) ?? views.find(one => !one.path);
   if (view.path !== path) return open(view.path, state);
-  const info = models.find(model => model.id === state.model) ?? suited(view);
-  frame(info);
+  const known = infoOf(models, state.model), info = known ? view.ofText ? known : infoOf(models, known.base)
+    : infoOf(models, suited(view)?.id);
+  const beside = COMPARED.includes(path) && info && infoOf(models, state.with);
+  const other = beside && fitsBeside(view, info, beside) ? beside : null;
+  frame(info, other, how);
+  document.body.classList.toggle("comparing", Boolean(other));
   document.title = `${view.title}${path && info ? ` · ${info.id}` : ""} · weft`;
   const end = new AbortController();
   /** @type {{ end: AbortController, signal: AbortSignal, shown: any }} */
   const mine = { end, signal: end.signal, shown: null };
   current = mine;
-  const place = h("div", { class: `view view-${view.path}` });
-  main.replaceChildren(h("h1", { class: path ? "" : "unseen" }, view.title),
+  const place = h("div", { class: `view view-${view.path}` }), before = main.querySelector(".view");
+  if (how) {
+    for (const old of main.querySelectorAll(".arriving")) old.remove();
+    place.classList.add("arriving");
+    before?.after(place);
+  } else main.replaceChildren(h("h1", { class: path ? "" : "unseen" }, view.title),
     view.about && h("p", { class: "soft about" }, view.about), place);
-  if (path) (path === "step" ? place : main.children[1]).after(termsOf(path)); // the stage fills the window
-  if (state.model && info?.id !== state.model) {
+  if (path && !how) (path === "step" ? place : main.children[1]).after(termsOf(path)); // the stage fills the window
+  if (state.model && !known) {
     main.append(notice(`No model '${state.model}' on this server${info ? `; showing '${info.id}'` : ""}.`));
   }
   if (view.lacks(info)) return info ? place.append(instead(view, info)) : open("", {});
   const context = {
-    info, models, views, link, api, signal: end.signal, state: { ...state },
+    info, other, models, views, link, api, signal: end.signal, state: { ...state },
     set(changes, { push = false } = {}) {
       if (mine !== current) return;
       Object.assign(context.state, changes);
       show(view.path, context.state, push);
     },
     go: (to, changes = {}) => open(to, { model: to ? context.state.model ?? info?.id : undefined, ...changes }, true),
+    beside: id => move(info, { with: id }),
     fail: error => fail(error, mine),
     done: () => main.querySelector(".problem")?.remove(), // a retry succeeded
     refresh: async () => { await list(); frame(info); return models; },
@@ -164,6 +183,7 @@ async function render() {
   } catch (error) {
     fail(error, mine);
   }
+  if (how && mine === current) { before?.remove(); place.classList.remove("arriving"); }
 }
 
 async function list() {
@@ -185,7 +205,7 @@ document.addEventListener("weft-busy", event => {
   if (!(/** @type {CustomEvent} */ (event)).detail) busy.textContent = "";
   else busyTimer = setTimeout(() => { busy.textContent = "computing …"; }, 400);
 });
-addEventListener("popstate", render);
+addEventListener("popstate", () => render());
 const loaded = await Promise.allSettled(VIEWS.map(name => import(`./view_${name}.js`)));
 for (const result of loaded) {
   if (result.status === "fulfilled") views.push({ ...result.value, ofText: OF_A_TEXT.includes(result.value.path) });

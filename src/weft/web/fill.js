@@ -2,7 +2,7 @@
 import { button, debounced, h, roving, soft } from "./dom.js";
 import { latest, textBox } from "./reading.js";
 import { explainCommand, saveTools } from "./save.js";
-import { percent } from "./words.js";
+import { firstWords, percent } from "./words.js";
 
 const WORDS = 14; // of the model's sample text
 const TOP = 8; // predictions per mask
@@ -66,7 +66,7 @@ export async function mountFill(main, context) {
       command: () => explainCommand(info, "surprise", { text }) }));
   if (text === undefined) {
     const sample = await api.post("v1/explain/text", { model: info.id }, signal);
-    text = sample.text.trim().split(/\s+/).slice(0, WORDS).join(" ");
+    text = firstWords(sample.text, WORDS);
     box.value = text;
     await change(text);
     const middle = tokens[Math.floor(tokens.length / 2)];
@@ -78,6 +78,4 @@ export async function mountFill(main, context) {
   return {};
 }
 
-// A token as text, without its subword marker.
 const withoutMarker = piece => piece.replace(/^(##|␣)+/u, "");
-

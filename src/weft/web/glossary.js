@@ -2,7 +2,6 @@
 import { get } from "./api.js";
 import { button, h, soft } from "./dom.js";
 
-/** @type {Promise<{ lectures: string[], views: Record<string, string[]>, terms: Record<string, any> }> | null} */
 let loading = null;
 const load = () => (loading ??= get("web/glossary.json"));
 
@@ -34,7 +33,6 @@ card.addEventListener("pointerleave", () => hide(null));
 document.addEventListener("keydown", event => { if (event.key === "Escape") card.hidden = true; });
 document.addEventListener("scroll", () => { card.hidden = true; }, { capture: true, passive: true });
 
-// A term as a word that shows its entry.
 const term = (name, all) => {
   const word = button(name, () => show(word, name, all), { class: "term" });
   for (const event of ["pointerenter", "focus"]) word.addEventListener(event, () => show(word, name, all));
@@ -42,7 +40,6 @@ const term = (name, all) => {
   return word;
 };
 
-// The terms of a view, as a line.
 export function termsOf(path) {
   const line = h("p", { class: "terms" });
   load().then(all => line.append(...all.views[path] ? [soft("Terms: "), ...all.views[path].map(name => term(name, all))] : []),
@@ -50,7 +47,6 @@ export function termsOf(path) {
   return line;
 }
 
-// All entries, folded.
 export function glossary() {
   const summary = h("summary", {}, "Glossary"), list = h("dl");
   load().then(({ lectures, terms }) => list.append(...Object.entries(terms).map(([name, entry]) =>

@@ -29,13 +29,10 @@ const curve = line => {
 const joined = (...parts) => parts.filter(Boolean).join(" · ");
 
 // `shown` is a state as `changed` receives it: { open, at, shapes, backward }, strings; initial values are left out.
-/**
- * @param {any} element
- * @param {any} data
- * @param {{ shown?: { open?: string, at?: string, shapes?: string, backward?: string },
- *   changed?: (state: any) => void }} options
- */
-export function mount(element, data, { shown = {}, changed = () => {} } = {}) {
+export function mount(element, data,
+  /** @type {{ shown?: { open?: string, at?: string, shapes?: string, backward?: string },
+    changed?: (state: any) => void }} */
+  { shown = {}, changed = () => {} } = {}) {
   const { nodes, groups, title } = data, first = nodes.length, modules = groups.length > 1;
   const checkbox = (name, label) => {
     const checked = shown[name] === undefined ? data[name] : shown[name] === "1";
@@ -282,7 +279,6 @@ export function mount(element, data, { shown = {}, changed = () => {} } = {}) {
     return best;
   }
 
-  // Opens the groups around a box and selects it.
   function reveal(key) {
     for (let at = parent.get(key); at !== undefined; at = parent.get(at)) open.add(at - first);
     render();

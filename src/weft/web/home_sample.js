@@ -1,30 +1,23 @@
 // A sample of what a model does, written on its card: a continuation, a translation, a filled gap or a prediction.
 import { h, soft } from "./dom.js";
-import { percent, short } from "./words.js";
+import { firstWords, percent, short } from "./words.js";
 
 const TOKENS = 28, PROMPT_WORDS = 5, SOURCE_WORDS = 14; // of a sample
 const TEMPERATURE = 0.8; // of a continuation
 
-const words = (text, count) => text.trim().split(/\s+/).slice(0, count).join(" ");
 const result = (text, ...others) => h("p", {}, h("b", { dir: "auto" }, text), ...others);
 
-/**
- * Replace the content of `place` by a sample.
- * @param {any} place
- * @param {any} model
- * @param {{ api: any, signal: AbortSignal, seed: number }} options
- */
 export async function sampleOf(place, model, { api, signal, seed }) {
   if (model.inputs.length) return predicted(place, await api.post("v1/explain/prediction", { model: model.id }, signal));
   const { text } = await api.post("v1/explain/text", { model: model.id }, signal);
-  if (model.objective.startsWith("masked")) return filled(place, model, words(text, SOURCE_WORDS), { api, signal });
+  if (model.objective.startsWith("masked")) return filled(place, model, firstWords(text, SOURCE_WORDS), { api, signal });
   if (model.continues || model.writes) return written(place, model, text, { api, signal, seed });
   return place.replaceChildren(soft(short(text, 120)));
 }
 
 // The prompt, then the tokens as they arrive.
 async function written(place, model, text, { api, signal, seed }) {
-  const input = words(text, model.writes ? SOURCE_WORDS : model.chat ? 2 * PROMPT_WORDS : PROMPT_WORDS);
+  const input = firstWords(text, model.writes ? SOURCE_WORDS : model.chat ? 2 * PROMPT_WORDS : PROMPT_WORDS);
   const output = h("b", { dir: "auto" });
   place.replaceChildren(h("p", {}, soft(input), model.writes || model.chat ? h("br") : "", output));
   const request = model.chat ? { messages: [{ role: "user", content: input }] } : { input };

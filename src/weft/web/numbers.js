@@ -6,10 +6,7 @@ const MIN_SUFFIXED = 1e4; // smaller numbers are written out: 2500, but 25k
 /** @type {[number, string][]} */
 const TIME_UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
 
-/**
- * Format with at most `digits` significant digits, as Python's %g does but with a short exponent: 0.05, 2500, 5e-5.
- * @param {number} value
- */
+// Format with at most `digits` significant digits, as Python's %g does but with a short exponent: 0.05, 2500, 5e-5.
 export function general(value, digits = 6) {
   if (!Number.isFinite(value)) return String(value);
   const [mantissa, power] = roundHalfEven(value, digits).split("e"), exponent = Number(power);
@@ -28,16 +25,16 @@ function roundHalfEven(value, digits) {
   return `${towards}e${exact.split("e")[1]}`;
 }
 
-/** Format with a suffix from 10,000 on: 0.25, 2500, 25k, 1.5M, 2B; 5e-5. */
+// Format with a suffix from 10,000 on: 0.25, 2500, 25k, 1.5M, 2B; 5e-5.
 export function number(value) {
   const found = Math.abs(value) >= MIN_SUFFIXED && SUFFIXES.find(([size]) => Math.abs(value) >= size);
   return found ? `${general(value / found[0])}${found[1]}` : general(value);
 }
 
-/** Format as an integer with thousands separators: 32,000. */
+// Format as an integer with thousands separators: 32,000.
 export const count = value => BigInt(Math.floor(value + 0.5)).toLocaleString("en");
 
-/** Format as a power of ten: 2e14 → "2·10¹⁴". */
+// Format as a power of ten: 2e14 → "2·10¹⁴".
 export function scientific(value) {
   if (!value) return "0";
   const [digits, power] = roundHalfEven(value, 3).split("e"), mantissa = general(Number(digits));
@@ -45,13 +42,13 @@ export function scientific(value) {
   return mantissa === "1" ? `10${exponent}` : `${mantissa}·10${exponent}`;
 }
 
-/** Format a factor: 2 → "2×". */
+// Format a factor: 2 → "2×".
 const multiple = value => `${general(value)}×`;
 
-/** Format a change: 0.5 → "+0.5". */
+// Format a change: 0.5 → "+0.5".
 const signed = value => value > 0 ? `+${general(value)}` : general(value);
 
-/** Format seconds in the largest unit that gives at least 1: 90 → "1.5 min". */
+// Format seconds in the largest unit that gives at least 1: 90 → "1.5 min".
 export function duration(seconds) {
   if (seconds === 0) return "0";
   const [unit, name] = TIME_UNITS.find(([size]) => Math.abs(seconds) >= size) ?? [1, "s"];
@@ -60,11 +57,6 @@ export function duration(seconds) {
 
 const FORMATS = { number, count, scientific, multiple, signed, duration }; // only the Explorer uses durations
 
-/**
- * Return the function that formats the values of an axis.
- * @param {{ format?: string }} axis
- * @returns {(value: number) => string}
- */
 export function formatOf({ format = "number" }) {
   if (!Object.hasOwn(FORMATS, format)) {
     throw new Error(`axis format "${format}": expected one of ${Object.keys(FORMATS).join(", ")}`);

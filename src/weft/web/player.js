@@ -22,8 +22,7 @@ export function player({ pace, move, tick = () => move(1), restart, onstop = () 
     play.textContent = "Pause";
     wait();
   };
-  const go = by => { move(by); pause(); };
-  const toggle = () => (timer ? pause() : start());
+  const go = by => { move(by); pause(); }, toggle = () => (timer ? pause() : start());
   const back = button("Back", () => go(-1)), play = button("Play", toggle), next = button("Next", () => go(1));
   const setEnds = (first, last) => { [back.disabled, next.disabled] = [first, last]; };
   return { buttons: [back, play, next], start, pause, stop, toggle, go, setEnds };

@@ -3,7 +3,7 @@ import { button, h, isPlain, s } from "./dom.js";
 
 const SMALLEST = 11, LEGIBLE = 18, SCREEN = 1920; // pixels: the views' smallest type, and what it becomes on this screen
 const TYPED = "input, textarea, select, [contenteditable]";
-const STEPPED = ".att-queries, .shaded-text, .write-text, .lens-table, .tok-pieces"; // whose items the arrow keys step through
+const STEPPED = ".att-queries, .shaded-text, .write-text, .token-grid, .tok-pieces"; // whose items the arrow keys step through
 const CLICKER = { PageDown: "ArrowRight", PageUp: "ArrowLeft" };
 const HINT_MS = 6000;
 
@@ -27,7 +27,6 @@ function showHint() {
   setTimeout(() => hint.remove(), HINT_MS);
 }
 
-// ---- a pen: lines over the page, until it is put down or the view changes
 const pen = {
   /** @type {any} */
   page: null,
@@ -35,7 +34,6 @@ const pen = {
     this.page?.remove();
     this.page = null;
     if (!on) return;
-    /** @type {any} */
     let line = null;
     const point = event => `${Math.round(event.clientX)} ${Math.round(event.clientY)}`;
     this.page = s("svg", { class: "pen", "aria-label": "Drawing; press D or Esc to end" });

@@ -2,10 +2,11 @@
 import { isAbort } from "./api.js";
 import { debounced, field, h, select } from "./dom.js";
 import { explainCommand, saveTools } from "./save.js";
+import { panes } from "./sides.js";
+import { capitalised } from "./words.js";
 
 // Whether a person can correct an error in the text boxes.
 export const isRefused = error => [400, 413, 422].includes(error.status);
-export const capitalised = text => `${text.slice(0, 1).toUpperCase()}${text.slice(1)}`;
 
 // Run one request at a time: the next aborts the previous one, and `place` is busy meanwhile. `work(signal, …)` sends
 // it; errors are shown by the page unless `refused(error)` returns true.
@@ -30,7 +31,6 @@ export function latest(context, place, work, refused = _ => false) {
   };
 }
 
-// A labelled text box.
 export function textBox(label, oninput, props = {}) {
   const area = h("textarea", { rows: 3, spellcheck: "false", dir: "auto", oninput, ...props });
   const labelled = field(label, area);
@@ -47,35 +47,34 @@ export async function fetchDecoding({ api, info, signal }) {
   return (await api.get(`v1/settings?model=${encodeURIComponent(info.id)}`, signal)).decoding;
 }
 
-export const beamLabel = beams => `beam search, ${beams} beams (weft translate)`;
-
 // The answer that a model which writes one text from another is shown with: found by its default search, or greedily.
-/** @param {() => void} changed */
 export function answerSelect(context, beams, changed) {
   const { state } = context;
-  return field("Answer", select([["", beamLabel(beams)], ["greedy", "greedy search"]], state.answer ?? "", value => {
+  return field("Answer", select([["", `beam search, ${beams} beams (weft translate)`], ["greedy", "greedy search"]], state.answer ?? "", value => {
     context.set({ answer: value || undefined, target: undefined });
     changed();
   }));
 }
 
 // The target of a request: the text box's, or the greedy answer; null is the answer of the default search.
-export async function targetOf({ api, info, state }, source, ending) {
-  if (!info.writes || state.target !== undefined || state.answer !== "greedy") return state.target ?? null;
-  const body = { model: info.id, input: await source, beams: 1 };
+export async function targetOf({ api, info, other, state }, source, ending) {
+  const own = state.answer === "greedy" || other; // two models are compared on the answer of the first
+  if (!info.writes || state.target !== undefined || !own) return state.target ?? null;
+  const body = { model: info.id, input: await source, ...state.answer === "greedy" && { beams: 1 } };
   return (await api.post("v1/translate", body, ending)).translations[0];
 }
 
 // `view` is the command's option and the route, unless `route` is given. `draw(place, data)` draws a response;
 // `request()` returns further parameters, `words()` the options of the command, `reset` the state to clear for another
 // text, `controls` elements below the boxes, `svg(place)` the elements to save. They get `again()`, which sends the
-// request after a pause.
-/** @param {any} options */
+// request after a pause. `missing()` says what has to be typed before the first request. Of two models each draws in its own place; `difference(place, responses)` draws above both.
 export async function readingView(main, context, options) {
   const { view, route = view, draw, svg, request = () => ({}), words = () => [], reset = [], controls = [],
     target = true } = options;
-  const { info, state, api, signal } = context;
-  const drawn = h("div", { class: "reading-drawn" });
+  const { info, other, state, api, signal } = context, models = other ? [info, other] : [info];
+  const drawn = h("div", { class: "reading-drawn" }), apart = h("div", { class: "side-difference" });
+  const { places, element } = other ? panes(models) : { places: [drawn], element: null };
+  if (element) drawn.append(apart, element);
   const about = h("p", { class: "soft about" });
   const problem = h("p", { class: "reading-problem", role: "alert" });
   const origin = h("p", { class: "soft reading-origin" });
@@ -89,16 +88,20 @@ export async function readingView(main, context, options) {
     return isRefused(error);
   };
   const load = latest(context, drawn, async ending => {
+    problem.textContent = "";
+    about.textContent = options.missing?.() ?? "";
+    if (about.textContent) return;
     const text = state.text ?? sampledText;
     const body = { model: info.id, input: state.text, ...request(),
-      target: target ? await targetOf(context, text, ending) ?? undefined : undefined };
+      ...target ? { target: await targetOf(context, text, ending) ?? undefined } : {} };
     options.sent = body;
-    const response = (await api.post(`v1/explain/${route}`, body, ending))[route];
-    problem.textContent = "";
-    about.textContent = response.about ?? "";
-    await draw(drawn, response);
+    const answers = await Promise.all(models.map(({ id }) => api.post(`v1/explain/${route}`, { ...body, model: id }, ending)));
+    const responses = answers.map(answer => answer[route]);
+    about.textContent = responses[0].about ?? "";
+    const shown = await Promise.all(places.map((place, n) => draw(place, responses[n], { side: n, responses })));
+    if (other) options.difference(apart, responses, shown);
     if (!row.isConnected) main.append(row);
-    document.dispatchEvent(new CustomEvent("weft-state")); // the command contains the target
+    context.set({}); // the command contains the target
   }, refused);
   const later = debounced(load);
   options.again = later;

@@ -1,5 +1,6 @@
 // Metrics of runs, which arrive in parts, and the charts of several runs.
 import { lowerBound } from "./chart_axes.js";
+import { capitalised } from "./words.js";
 
 const COLOURS = ["c0", "c1", "c2", "c3"], DASHES = ["", "6 3", "1.5 2.5"];
 const NO_CURVE = new Set(["tokens", "epoch", "seconds"]);
@@ -54,7 +55,7 @@ const isHeldOut = key => key.startsWith("validation_");
 
 const sentence = key => {
   const held = isHeldOut(key), words = (held ? key.slice(11) : key).replaceAll("_", " ");
-  return `${words[0].toUpperCase()}${words.slice(1)}${held ? ", held out" : ""}`;
+  return `${capitalised(words)}${held ? ", held out" : ""}`;
 };
 
 const look = (index, held, alone) => ({ colour: held && alone ? "c1" : COLOURS[index % 4], marker: held ? "o" : "",
@@ -119,7 +120,6 @@ const EVENTS = {
   "left out": e => e.line, damage: e => e.line, changed: e => e.line,
 };
 
-// The events of a run as sentences.
 export function eventsOf(run) {
   return run.events.filter(event => EVENTS[event.event]).map(event => ({ time: event.time ?? "",
     step: event.step ?? event.steps?.[0] ?? null, text: EVENTS[event.event](event) ?? "" }));

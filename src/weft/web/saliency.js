@@ -2,7 +2,7 @@
 import { h, soft } from "./dom.js";
 import { inlineSelect, legend, panel, shadedText, shadeOf } from "./shaded.js";
 import { table } from "./table.js";
-import { minus, percent } from "./words.js";
+import { capitalised, minus, percent } from "./words.js";
 
 const MEASURES = { norm: "gradient norm", times_input: "gradient × input" };
 const MAX_LISTED = 8; // tokens listed as the most important ones
@@ -13,7 +13,6 @@ const rootShade = (value, top) => Math.sqrt(shadeOf(value, top));
 const isLarge = value => value === 0 || Math.abs(value) >= 0.001;
 const plain = value => (isLarge(value) ? String(+value.toPrecision(3)) : value.toExponential(1));
 const signed = value => (value > 0 ? "+" : "") + minus(plain(value));
-const capitalised = name => name.slice(0, 1).toUpperCase() + name.slice(1);
 const NEXT = { text: "", piece: "next?" };
 
 function tokenHeading(data, isNext) {
@@ -37,13 +36,10 @@ function mostImportant(data, measure, top) {
 
 // `data` is the JSON of explain/saliency.py's Saliency. `options`: the initial measure, `changed({ measure })`, and
 // `explain(position)` if another prediction can be requested, and the `heading` of a prediction that is not a token.
-/**
- * @param {any} element
- * @param {any} data
- * @param {{ measure?: string, explain?: ((position: number) => void) | null, changed?: (state: any) => void,
- *   heading?: any }} options
- */
-export function mount(element, data, { measure = "norm", explain = null, changed = () => {}, heading } = {}) {
+export function mount(element, data,
+  /** @type {{ measure?: string, explain?: ((position: number) => void) | null, changed?: (state: any) => void,
+    heading?: any }} */
+  { measure = "norm", explain = null, changed = () => {}, heading } = {}) {
   const focused = element.querySelector(".saliency-text")?.contains(document.activeElement);
   const text = data.sides.at(-1);
   let chosen = Object.hasOwn(MEASURES, measure) ? measure : "norm";
@@ -68,8 +64,7 @@ export function mount(element, data, { measure = "norm", explain = null, changed
   textStrip.element.classList.add("saliency-text");
   strips.push(textStrip);
 
-  const key = h("div");
-  const list = h("div");
+  const key = h("div"), list = h("div");
   const shade = () => {
     // a mask depends mostly on itself, and would leave all other tokens white
     const others = (value, n) => (data.masked && n === data.place ? 0 : Math.abs(value));

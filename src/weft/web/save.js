@@ -39,30 +39,33 @@ async function png(svg, scale = 2) {
   }
 }
 
-// Quote a word for a shell.
 export const shellQuote = text => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`;
+
+// Whether a model is not the run itself; no command shows one.
+export const isVariant = info => info.step !== undefined || info.off?.length > 0;
 
 // `weft explain` of a run, a text and optionally its continuation.
 /**
- * @param {{ id: string }} info
+ * @param {{ id: string, step?: number, off?: string[] }} info
  * @param {string} view
  * @param {{ text?: string, target?: string }} state
  * @param {(string | undefined)[]} options
  */
 export function explainCommand(info, view, { text, target }, ...options) {
+  if (isVariant(info)) return "";
   return ["weft explain", shellQuote(`runs/${info.id}`), `--only ${view}`, text && `--text ${shellQuote(text)}`,
     target && `--target ${shellQuote(target)}`, ...options].filter(Boolean).join(" ");
 }
 
 // The row of buttons below a view. `svg` returns the elements to save, `command` a line for a shell.
 export function saveTools({ svg, name, command }) {
-  const line = h("code"), show = () => { line.textContent = command(); };
+  const line = h("code"), show = () => { line.textContent = command(); shown.hidden = !line.textContent; };
+  const shown = command && h("span", { class: "tools-command" }, soft("Command: "), line, " ",
+    button("Copy", event => copyText(event.target, command(), line)));
   const row = h("div", { class: "tools" },
     svg && button("Save SVG", () => download(asBlob(stacked(svg())), `${name}.svg`)),
     svg && button("Save PNG", async () => download(await png(stacked(svg())), `${name}.png`)),
-    button("Copy link", event => copyText(event.target, location.href)),
-    command && h("span", { class: "tools-command" }, soft("Command: "), line, " ",
-      button("Copy", event => copyText(event.target, command(), line))));
+    button("Copy link", event => copyText(event.target, location.href)), shown);
   if (command) {
     show();
     document.addEventListener("weft-state", () => row.isConnected && show());

@@ -26,8 +26,7 @@ function prefixes(nodes) {
 }
 
 function branch(node, position, weight) {
-  const { start_x: fromX, start_y: fromY } = position;
-  const curveStart = position.label_x - CURVE;
+  const { start_x: fromX, start_y: fromY } = position, curveStart = position.label_x - CURVE;
   const bend = curveStart + CURVE / 2;
   const curve = `C${bend} ${fromY} ${bend} ${position.y} ${position.label_x} ${position.y}`;
   const edge = `M${fromX} ${fromY}H${curveStart}${curve}H${position.x}`;
@@ -40,7 +39,7 @@ function branch(node, position, weight) {
 }
 
 // The texts of a search with their weights, and the probability that it did not consider.
-const resultList = lines => h("ul", { class: "search-written" }, lines.map(line => {
+const resultList = lines => h("ul", {}, lines.map(line => {
   const [text, ...weights] = line.split("   ");
   return h("li", {}, weights.length ? [h("code", {}, text || "(nothing)"), soft(` ${weights.join(" ")}`)] : soft(text));
 }));
@@ -48,8 +47,7 @@ const resultList = lines => h("ul", { class: "search-written" }, lines.map(line 
 // One tree: its `element`, its number of `steps`, and `show(step)`, which shows the tree after this many tokens. Beam
 // search knows the best beam only after the last one.
 function drawing(tree, layout, { describe, results, weight }) {
-  const title = TITLES[tree.name];
-  const paths = prefixes(tree.nodes);
+  const title = TITLES[tree.name], paths = prefixes(tree.nodes);
   const steps = Math.max(0, ...paths.map(each => each.depth));
   const branches = tree.nodes.map((node, n) => branch(node, layout.positions[n], weight));
   branches.forEach((each, n) => each.addEventListener("pointerenter", () => {
@@ -73,8 +71,7 @@ function drawing(tree, layout, { describe, results, weight }) {
     scrollRegion(`${title}: tree, scrolls sideways`, svg), texts, nodes);
   const show = (step, last) => {
     branches.forEach((each, n) => {
-      const { state } = tree.nodes[n];
-      const open = tree.name === "beam" && step <= last && state === "chosen";
+      const { state } = tree.nodes[n], open = tree.name === "beam" && step <= last && state === "chosen";
       each.setAttribute("class", `search-${open ? "kept" : state}`);
       each.classList.toggle("search-later", paths[n].depth > step);
       each.classList.toggle("search-new", paths[n].depth === step);
@@ -86,12 +83,9 @@ function drawing(tree, layout, { describe, results, weight }) {
 
 // `data` is the JSON of explain/search.py's SearchTrees. `options`: the initial `step`, by default the last; `play`
 // starts at the first; `changed({ step })` is called when it stops, with undefined for the last step.
-/**
- * @param {any} element
- * @param {any} data
- * @param {{ step?: any, play?: boolean, changed?: (state: { step: number | undefined }) => void }} options
- */
-export function mount(element, data, { step, play = false, changed = () => {} } = {}) {
+export function mount(element, data,
+  /** @type {{ step?: any, play?: boolean, changed?: (state: { step: number | undefined }) => void }} */
+  { step, play = false, changed = () => {} } = {}) {
   const { element: details, show: describe } = panel("Bold: result. Dashed: dropped. Dotted: not considered. Point at a node for details.");
   const trees = data.trees.map((tree, n) => drawing(tree, data.layouts[n],
     { describe, results: data.results[n], weight: data.weight }));

@@ -39,8 +39,7 @@ function symbolOf(token) {
 }
 
 function tokenOf(token) {
-  const [space, text] = splitSpace(token.text);
-  const symbol = symbolOf(token);
+  const [space, text] = splitSpace(token.text), symbol = symbolOf(token);
   const label = text.trim() ? {} : { "aria-label": token.piece };
   const span = h("span", { class: "shaded-token", role: "option", tabindex: "-1", "aria-selected": "false", ...label },
     symbol ? h("span", { class: "shaded-sign", "aria-hidden": "true" }, symbol) : null, text);
@@ -48,14 +47,14 @@ function tokenOf(token) {
 }
 
 // `tokens`: [{ text, piece }]. `choose(n)` is called with a selected token, `point(n)` with the one below the pointer.
-// Returns the `element`, `shade(shades)`, in which negative shades are marked, and `mark(n)`, which selects a token.
+// Returns the `element`, `shade(shades)`, in which negative shades are marked, `mark(n)`, which selects a token, and
+// `light(places)`, which outlines some.
 /**
  * @param {{ label: string, tokens: { text: string, piece: string }[], choose?: (n: number) => void,
  *   point?: (n: number) => void }} options
  */
 export function shadedText({ label, tokens, choose = () => {}, point = () => {} }) {
-  const nodes = tokens.map(tokenOf);
-  const spans = nodes.map(([, span]) => span);
+  const nodes = tokens.map(tokenOf), spans = nodes.map(([, span]) => span);
   const indices = new Map(spans.map((span, n) => [span, n]));
   const element = h("div", { class: "shaded-text", role: "listbox", "aria-orientation": "horizontal", dir: "auto",
     "aria-label": `${label}; arrow keys move between tokens` }, nodes.flat());
@@ -81,11 +80,13 @@ export function shadedText({ label, tokens, choose = () => {}, point = () => {} 
     const n = tokenAt(event);
     if (n !== undefined) point(n);
   });
+  element.addEventListener("pointerleave", () => point(-1));
   const shade = shades => spans.forEach((span, n) => {
     span.style.setProperty("--s", Math.abs(shades[n] ?? 0).toFixed(3));
     span.classList.toggle("shaded-below", shades[n] < 0);
   });
-  return { element, shade, mark };
+  const light = places => spans.forEach((span, n) => span.classList.toggle("linked", places.includes(n)));
+  return { element, shade, mark, light };
 }
 
 // A labelled <select> within a sentence; `names` is { name: label }.
@@ -101,8 +102,7 @@ export function panel(hint) {
 
 // Tokens with their probabilities, the most probable first.
 export function predictionList(predictions) {
-  return h("ol", { class: "shaded-likely" }, predictions.map(({ piece, probability }) =>
+  return h("ol", {}, predictions.map(({ piece, probability }) =>
     h("li", { class: "shaded-swatch", style: { "--s": probability.toFixed(3) } },
       h("b", {}, piece), ` ${percent(probability)}`)));
 }
-

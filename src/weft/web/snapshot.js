@@ -1,12 +1,12 @@
 // Converts part of a page to a standalone SVG: drawings keep their shapes, other elements become boxes and texts.
 import { s } from "./dom.js";
+import { ruler } from "./words.js";
 
 const PROPERTIES = ["stroke-width", "stroke-dasharray", "stroke-linecap", "stroke-linejoin", "opacity",
   "font-family", "font-size", "font-weight", "font-style", "text-anchor", "dominant-baseline", "paint-order",
   "visibility", "display", "writing-mode", "image-rendering", "shape-rendering", "text-decoration-line",
   "letter-spacing", "white-space"];
 const EDGE = 8; // pixels around the content
-const ruler = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
 
 // A colour as #rrggbb and an opacity: not every program reads color(srgb 0.5 0.6 0.7 / 0.5).
 function colourOf(value) {
@@ -50,9 +50,7 @@ function withoutStyleSheet(svg) {
 function lines(node) {
   const parent = node.parentElement;
   const clipped = getComputedStyle(parent).overflowX === "hidden" && parent.scrollWidth > parent.clientWidth;
-  const edge = parent.getBoundingClientRect().right;
-  const range = document.createRange();
-  /** @type {{ text: string, left: number, top: number }[]} */
+  const edge = parent.getBoundingClientRect().right, range = document.createRange();
   const parts = [];
   let at = 0;
   for (const character of node.data) {
@@ -83,8 +81,7 @@ function boxes(element, style) {
 // `clip` is the box of the scrolling element around this one; invisible content is left out.
 function elementToSvg(root) {
   const bounds = root.getBoundingClientRect();
-  const [x, y] = [value => value - bounds.left + EDGE, value => value - bounds.top + EDGE];
-  const parts = [];
+  const [x, y] = [value => value - bounds.left + EDGE, value => value - bounds.top + EDGE], parts = [];
   const walk = (element, clip) => {
     const style = getComputedStyle(element), seen = box => box.top < clip.bottom - 1 && box.bottom > clip.top + 1;
     for (const { box, ...look } of boxes(element, style).filter(each => seen(each.box))) {

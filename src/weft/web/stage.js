@@ -9,6 +9,7 @@ import { formula } from "./stage_marks.js";
 import { ngram, ngramSteps } from "./stage_ngram.js";
 import { recurrent, recurrentSteps } from "./stage_recurrent.js";
 import { valueTables } from "./stage_table.js";
+import { encoderOf } from "./stage_threads.js";
 import { transformer, transformerSteps } from "./stage_transformer.js";
 import { temperatureSlider, updateWords } from "./stage_words.js";
 import { clamp, numberWithin } from "./words.js";
@@ -23,23 +24,24 @@ const MAP_PARTS = { embedding: [0.02, 0.14], head: [0.2, 0.6], cross: [0.4, 0.7]
   ff: [0.6, 0.76], order: [0.2, 0.7], logit: [0.84, 1] };
 const SPECIAL = /^(<[^<>␣]+>|\[[A-Z]+\])$/;
 const FAMILIES = { recurrent: [recurrent, recurrentSteps], bahdanau: [recurrent, recurrentSteps],
-  ngram: [ngram, ngramSteps] };
+  ngram: [ngram, ngramSteps], bengio: [ngram, ngramSteps] };
 const ICONS = { back: "M12 3v14L3 10zM2 3h2v14H2z", next: "M2 3v14l9-7zM10 3h2v14h-2z", play: "M2 2v16l11-8z",
   pause: "M2 3h4v14H2zM8 3h4v14H8z" };
 
 /**
  * @param {HTMLElement} element
- * @param {any} data  the response, the settings of sampling, and what to show first: `stage`, `head`, `zoom`
- * @param {any} hooks  `open(layer)`, `follow(place)`, `threads(places)`, `edit(which, text)`, `append(token)`,
+ * @param {any} data  the response, the settings of sampling, and what to show first: `stage`, `head`, `zoom`; `beside`
+ * is the response of the model beside this one, and a stage that `follows` another does not play
+ * @param {any} hooks  `open(layer)`, `follow(place, inSource)`, `threads(places)`, `edit(which, text)`, `append(token)`,
  * `settings(values)`, `state(changes)`
  */
 export function mount(element, data, hooks = {}) {
   const still = prefersReducedMotion(), clip = uniqueId("stage");
   let playing = false, timer = 0, round = 0, at = 0, path = [], wasPlaying = false, size = "";
-  /** @type {any} */
   let stage = {};
-  let step = data.step, head = numberWithin(data.head, 0, 1e4, 0), settings = { ...data.settings };
-  /** @type {any} */
+  let whole = data.step, besideWhole = data.beside, step = whole, beside = besideWhole;
+  let inSource = false; // the encoder's blocks are shown instead of the decoder's
+  let head = numberWithin(data.head, 0, 1e4, 0), settings = { ...data.settings };
   let chosen = null;
 
   const icon = name => s("svg", { viewBox: "0 0 14 20", width: 14, height: 20, "aria-hidden": "true" },
@@ -73,8 +75,10 @@ export function mount(element, data, hooks = {}) {
       keys));
   element.replaceChildren(root, tables);
 
-  // ---- what is shown
   function prepare() {
+    if (!whole.threads.source?.encoder) inSource = false;
+    step = inSource ? encoderOf(whole) : whole;
+    beside = !inSource ? besideWhole : besideWhole?.threads.source?.encoder ? encoderOf(besideWhole) : null;
     const { choice } = step, threads = step.threads;
     const predictsTokens = step.stages.some(each => each.id === "output.choice");
     const [scene, stepsOf] = FAMILIES[step.kind] ?? [transformer, transformerSteps];
@@ -82,11 +86,19 @@ export function mount(element, data, hooks = {}) {
       fills: step.kind === "encoder" && predictsTokens,
       names: threads.rows.map(row => step.pieces[row]), here: threads.rows.indexOf(step.place),
       sourceNames: threads.source?.rows.map(row => step.source_pieces[row]), canOpen: Boolean(hooks.open),
-        canFollow: Boolean(hooks.follow),
-      shares: choice ? sharesOf(choice, settings) : [] };
+        canFollow: Boolean(hooks.follow), canReach: Boolean(hooks.threads) && !inSource,
+      shares: choice ? sharesOf(choice, settings) : [], beside: besides() };
     stage.steps = stepsOf(stage).map(([id, title, say, math, zoom]) => ({ id, title, say, formula: math, zoom }));
     stage.indexOf = id => stage.steps.findIndex(each => each.id === id);
     if (stage.indexOf("choice") < 0 && stage.indexOf("fill") < 0) stage.chosen = chosen = null;
+  }
+
+  // Probabilities of the other model by token, and its attention where it reads the same tokens.
+  function besides() {
+    if (!beside) return null;
+    const same = JSON.stringify([step.pieces, step.threads.rows]) === JSON.stringify([beside.pieces, beside.threads.rows]);
+    return { shares: beside.choice && beside.choice.vocab_size === step.choice?.vocab_size && new Map(sharesOf(beside.choice, settings).map((share, n) =>
+      [beside.choice.candidates[n].piece, share])), block: same && step.place === beside.place ? beside.threads.block : null };
   }
 
   function measure() {
@@ -100,7 +112,6 @@ export function mount(element, data, hooks = {}) {
     Object.assign(stage, { width, narrow, fs, height: Math.max(380, Math.floor(picture.clientHeight)) });
   }
 
-  // ---- drawing. A step only changes classes; the picture is drawn again for another text, zoom or size.
   function draw({ morph = false } = {}) {
     const focused = root.contains(document.activeElement) ? document.activeElement?.getAttribute("data-key") : null;
     const before = morph && !still ? places() : null;
@@ -218,12 +229,14 @@ export function mount(element, data, hooks = {}) {
   }
 
   function showCrumbs() {
-    const names = ["Model", ...path.length ? stage.near ? [`Block ${step.threads.open + 1}`] : stage.view.crumbs : []];
-    const levels = path.length && !stage.near ? levelPaths() : [[]];
+    const names = ["Model", ...inSource ? ["Encoder"] : [],
+      ...path.length ? stage.near ? [`Block ${step.threads.open + 1}`] : stage.view.crumbs : []];
+    const within = path.length && !stage.near ? levelPaths() : [[]];
+    const levels = inSource ? [["model"], ...within] : within;
     crumbs.replaceChildren(...names.map((name, n) => [n ? h("span", { "aria-hidden": "true" }, "›") : "",
       n < names.length - 1
       ? button(name, () => zoomTo(levels[n] ?? []), { "data-key": `crumb${n}` }) : h("b", {}, name)]).flat(),
-    h("span", { class: "stage-tip" }, path.length && !stage.near ? "← → next one, Esc out" : hooks.edit
+    h("span", { class: "stage-tip" }, inSource && !path.length ? "Esc back to the decoder" : path.length && !stage.near ? "← → next one, Esc out" : hooks.edit
       ? "Click the sentence to change it, any part to look inside" : "Click any part to look inside"));
   }
 
@@ -236,7 +249,6 @@ export function mount(element, data, hooks = {}) {
     if (tables.open) tables.lastElementChild?.replaceChildren(...valueTables(stage));
   }
 
-  // ---- the sentence
   function sentence(which) {
     const isSource = which === "source";
     const rawText = () => (isSource || !step.source_pieces ? data.text?.() ?? step.text : data.target?.() ?? "");
@@ -312,7 +324,6 @@ export function mount(element, data, hooks = {}) {
       .onfinish = () => { word.remove(); end.style.opacity = ""; };
   }
 
-  // ---- stepping
   function to(place) {
     const before = at;
     at = clamp(place, 0, stage.steps.length - 1);
@@ -328,6 +339,7 @@ export function mount(element, data, hooks = {}) {
     if (id === "choice") fly(chosen.piece, Math.min(chosen.rank, svg.querySelectorAll(".word").length - 1));
     if (id === "fill") fly(stage.choice.candidates[0].piece, 0);
     keep();
+    hooks.step?.(id, at / (stage.steps.length - 1));
     return true;
   }
 
@@ -369,18 +381,29 @@ export function mount(element, data, hooks = {}) {
     : stage.steps[at].id });
   const toggle = () => (playing ? pause() : start());
 
-  // ---- zooming
+  // `["encoder", …]` is a path inside the encoder, `["model"]` leaves it; others stay on their side
   function zoomTo(target) {
     if (target.length && !path.length) { wasPlaying = playing; pause(); }
-    path = target;
-    hooks.state?.({ zoom: path.length ? path.join("/") : undefined });
+    const entered = target[0] === "encoder" ? true : target[0] === "model" ? false : inSource;
+    path = ["encoder", "model"].includes(target[0]) ? target.slice(1) : target;
+    turnTo(entered);
+    hooks.state?.({ zoom: shownZoom() || undefined });
     draw({ morph: true });
     if (!path.length && wasPlaying) { wasPlaying = false; start(); }
     if (stage.narrow && path.length) picture.scrollTop = 0;
   }
+  // The encoder is shown complete at first.
+  function turnTo(side) {
+    if (side === inSource) return;
+    inSource = side;
+    wasPlaying = false;
+    prepare();
+    at = inSource ? stage.steps.length - 1 : Math.max(0, stage.indexOf("source"));
+  }
   const out = () => zoomTo(path.length > 1 && path[0] === "ff" ? ["ff"] : path.length > 2
     || (path.length > 1 && ["head", "cross"].includes(path[0])) ? path.slice(0, -1)
-    : ["head", "cross"].includes(path[0]) && !stage.narrow ? ["block"] : []);
+    : ["head", "cross"].includes(path[0]) && !stage.narrow ? ["block"] : !path.length && inSource ? ["model"] : []);
+  const shownZoom = () => [...inSource ? ["encoder"] : [], ...path].join("/");
 
   // The next head, row, number, neuron, token or unit of a closer view.
   function sibling(by) {
@@ -410,13 +433,10 @@ export function mount(element, data, hooks = {}) {
     const part = target.closest?.("[data-go]");
     if (!part) return false;
     const [action, value] = part.dataset.go.split("=");
-    if (value === undefined) {
-      const inner = action.split("/");
-      zoomTo(!path.length && inner[0] === "head" && inner.length > 1 && Number(inner[1]) !== stage.here ? inner
-        : inner);
-    } else if (action === "head") chooseHead(Number(value));
+    if (value === undefined) zoomTo(action.split("/"));
+    else if (action === "head") chooseHead(Number(value));
     else if (action === "open") hooks.open?.(Number(value));
-    else if (action === "follow") hooks.follow?.(Number(value));
+    else if (action === "follow") hooks.follow?.(Number(value), inSource);
     else if (action === "more") {
       const [from, until] = value.split("-").map(Number), count = Math.min(11, until - from);
       hooks.threads?.(Array.from({ length: count }, (_, n) => until - count + n));
@@ -433,7 +453,7 @@ export function mount(element, data, hooks = {}) {
       ArrowLeft: () => go(at - 1), Home: () => { pause(); to(0); }, End: () => {
       pause();
       to(Math.max(stage.indexOf("probabilities"), stage.steps.length - (stage.indexOf("choice") < 0 ? 1 : 2)));
-    }, Escape: () => path.length > 0 && (out(), true), Enter: () => {
+    }, Escape: () => (path.length > 0 || inSource) && (out(), true), Enter: () => {
       if (focused) return use(focused);
       const { zoom } = stage.steps[at];
       return zoom && !path.length ? zoomTo(zoom.split("/")) : false;
@@ -449,28 +469,36 @@ export function mount(element, data, hooks = {}) {
   });
 
   const watch = new ResizeObserver(() => {
-    const now = `${element.clientWidth} ${innerHeight} ${innerWidth}`;
+    const now = `${picture.clientWidth} ${innerHeight} ${innerWidth}`;
     if (now === size) return;
     size = now;
     draw();
   });
   prepare();
-  at = Math.max(0, stage.indexOf(data.stage ?? (still ? "probabilities" : "")));
-  path = isPath(data.zoom) ? data.zoom.split("/") : [];
+  openAt(data.zoom);
+  if (data.stage || !inSource) at = Math.max(0, stage.indexOf(data.stage ?? (still ? "probabilities" : "")));
   draw();
-  size = `${element.clientWidth} ${innerHeight} ${innerWidth}`;
+  size = `${picture.clientWidth} ${innerHeight} ${innerWidth}`;
   draw(); // the header's height is known now
-  watch.observe(element);
-  if (!still && data.stage === undefined && !path.length) start();
+  watch.observe(picture);
+  if (!still && data.stage === undefined && !shownZoom() && !data.follows) start();
 
-  // whether a path of the address exists in this step
+  // the place in the picture that an address names, as far as this step has it
+  function openAt(text) {
+    const [first, ...others] = (text ?? "").split("/");
+    turnTo(first === "encoder" && Boolean(whole.threads.source?.encoder));
+    prepare();
+    const inner = inSource ? others.join("/") : text;
+    path = isPath(inner) ? inner.split("/") : [];
+  }
+
   function isPath(text) {
     if (!text || !/^[a-z]+(\/\d+)*$/.test(text)) return false;
     const [kind, i, j] = text.split("/"), { threads, choice } = step, count = { embedding: threads.embedding?.x.length,
       head: threads.rows.length,
-      cross: threads.rows.length, logit: choice?.factors?.rows.length, ff: threads.block?.feedforward.hidden.length,
+      cross: threads.rows.length, logit: choice?.factors?.rows.length, ff: threads.block?.feedforward?.hidden.length,
         layer: threads.layers?.length, order: (threads.order ?? 0) + 1 }[kind];
-    const has = { block: threads.block, head: threads.block, cross: threads.block?.cross, ff: threads.block,
+    const has = { block: threads.block, head: threads.block, cross: threads.block?.cross, ff: threads.block?.feedforward,
       align: threads.layers && threads.source }[kind];
     if (i === undefined) return Boolean(has);
     const inner = kind === "layer" ? threads.layers?.[i]?.state[0].length : kind === "cross"
@@ -483,33 +511,37 @@ export function mount(element, data, hooks = {}) {
     /**
      * Show another response: at the step with this id, or where it was.
      * @param {any} response
-     * @param {{ stage?: string, settings?: any }} options
+     * @param {{ stage?: string, settings?: any, beside?: any }} options
      */
-    update(response, { stage: id, settings: values } = {}) {
-      step = response;
+    update(response, { stage: id, settings: values, beside: other } = {}) {
+      whole = response;
+      besideWhole = other;
       root.classList.remove("stage-stale");
       if (values) settings = { ...values };
       chosen = null;
-      path = path.length && isPath(path.join("/")) ? path : [];
-      prepare();
+      openAt(shownZoom());
       if (id !== undefined) at = Math.max(0, stage.indexOf(id));
       draw();
       if (playing) wait();
     },
     // the server's response to settings that the page already shows
-    confirm(response) {
-      step = response;
+    confirm(response, other) {
+      whole = response;
+      besideWhole = other;
       const token = chosen;
       prepare();
       stage.chosen = token;
       mark();
       showTables();
     },
-    goTo: id => to(typeof id === "number" ? id : Math.max(0, stage.indexOf(id))),
-    play: start, pause, key,
-    steps: () => stage.steps.map(({ id, title }) => ({ id, title })),
-    zoom: () => path.join("/"),
-    zoomTo: text => zoomTo(isPath(text) ? text.split("/") : []),
+    // a step by its id; that of another kind of model by its share of the way
+    goTo: (id, share = 0) => to(stage.indexOf(id) >= 0 ? stage.indexOf(id) : Math.round(share * (stage.steps.length - 1))),
+    chooseHead: value => value !== head && chooseHead(value),
+    light: rows => svg.querySelectorAll("[data-thread]").forEach(each =>
+      each.classList.toggle("linked", rows.includes(Number(each.getAttribute("data-thread"))))),
+    pause, key,
+    zoom: shownZoom,
+    zoomTo: text => { openAt(text); zoomTo(path); },
     redraw: () => draw(),
     set(values) { settings = { ...settings, ...values }; prepare(); speak(); mark(); },
     svg: () => svg,

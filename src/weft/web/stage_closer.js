@@ -1,10 +1,10 @@
 // Closer views of the stage: head → row → number, feed-forward → neuron, embedding, logit, recurrent layer → unit. They
 // use the stage's marks, larger and with figures. `closer(stage, path)` returns a picture and its caption.
 import { s } from "./dom.js";
-import { bars, brief, circle, columnNames, dot, largest, line, minus, part, percentOf, quoted, rect, round, text,
-  tokenName,
-  weave } from "./stage_marks.js";
-import { headOf } from "./stage_transformer.js";
+import { bars, brief, circle, columnNames, dot, largest, line, minus, part, percentOf, quoted, rect, signedBar,
+  strongestOf, text, tokenName, weave } from "./stage_marks.js";
+import { valuesOf } from "./stage_ngram.js";
+import { hasRoot, headOf, scaleText } from "./stage_transformer.js";
 import { withCommas } from "./words.js";
 
 const MAX_FIGURES = 16; // products that are all written out; of more, the largest
@@ -20,8 +20,7 @@ function product(stage, { a, b, names, end }) {
   const few = count <= (narrow ? 4 : MAX_FIGURES), side = narrow ? 0 : fs * 12,
     each = Math.min((W - 2 * m - side) / count, 150), left = m + side;
   const rh = (H - fs * 5) / 3, room = each * count;
-  const strong = terms.map((_, n) => n).sort((i, j) => Math.abs(terms[j]) - Math.abs(terms[i]))
-    .reduce((all, n) => (all.length < (narrow ? 3 : 8) && all.every(i => Math.abs(i - n) * each > fs * 4) ? [...all, n]
+  const strong = strongestOf(terms, count).reduce((all, n) => (all.length < (narrow ? 3 : 8) && all.every(i => Math.abs(i - n) * each > fs * 4) ? [...all, n]
       : all), []);
   const rows = [[names[0], a, "", "a"], [names[1], b, "× ", "b"],
     ["product", terms, "= ", "terms"]].map(([name, values, sign, m2], r) => {
@@ -35,12 +34,11 @@ function product(stage, { a, b, names, end }) {
         "middle soft"))];
   });
   const total = terms.reduce((sum, value) => sum + value, 0);
-  return [rows, line(`M${round(left)} ${round(H - fs * 3.6)}h${round(room)}`, "wire"),
+  return [rows, line(`M${left} ${H - fs * 3.6}h${room}`, "wire"),
     text(left, H - fs * 1.4, `sum = ${figure(total)}${end(total)}`, "large",
-      { style: { "font-size": `${round(fs * (narrow ? 1.3 : 1.7))}px` } })];
+      { style: { "font-size": `${fs * (narrow ? 1.3 : 1.7)}px` } })];
 }
 
-// Vectors below each other, the last the result.
 function stackedVectors(stage, rows) {
   const { fs, width: W, height: H } = stage, m = edge(stage), rh = (H - fs * 2) / rows.length,
     count = rows[0][1].length;
@@ -55,21 +53,19 @@ function stackedVectors(stage, rows) {
 
 function neuronGrid(stage, feed) {
   const { fs, width: W, height: H, narrow } = stage, m = edge(stage),
-    shown = feed.hidden.map((value, unit) => ({ value, unit }))
-    .sort((a, b) => Math.abs(b.value) - Math.abs(a.value)).slice(0, narrow ? 48
-      : MAX_CELLS).sort((a, b) => a.unit - b.unit);
+    shown = strongestOf(feed.hidden, narrow ? 48 : MAX_CELLS).sort((a, b) => a - b);
   const columns = narrow ? 6 : Math.min(16, Math.ceil(Math.sqrt(shown.length * 2.4))), each = (W - 2 * m) / columns;
   const lines = Math.ceil(shown.length / columns), rh = Math.min((H - fs * 3.4) / lines, each),
     most = largest(feed.hidden);
   const rest = feed.hidden.length - shown.length;
   return [text(m, fs * 1.4, narrow ? "Area = activation"
     : `Area = activation; hollow = below 0.${rest ? ` The ${shown.length} strongest of ${withCommas(feed.hidden.length)} neurons.` : ""}`, "bold"),
-    shown.map(({ value, unit }, n) => {
-      const x = m + ((n % columns) + 0.5) * each, y = fs * 2.8 + (Math.floor(n / columns) + 0.5) * rh;
+    shown.map((unit, n) => {
+      const value = feed.hidden[unit], x = m + ((n % columns) + 0.5) * each, y = fs * 2.8 + (Math.floor(n / columns) + 0.5) * rh;
       const radius = Math.sqrt(Math.abs(value) / most) * Math.min(each, rh - fs * 1.4) * 0.44;
       const shows = [rect(x - each / 2 + 1, y - rh / 2 + 1, each - 2, rh - 2, "hit", 6),
         radius >= 0.5 ? circle(x, y - fs * 0.5, radius, value < 0 ? "ring" : "pos", { "data-m": `unit${unit}` })
-          : line(`M${round(x - 4)} ${round(y - fs * 0.5)}h8`, "axis"),
+          : line(`M${x - 4} ${y - fs * 0.5}h8`, "axis"),
         rh > fs * 2.4 && text(x, y + rh / 2 - 4, brief(value), "middle soft")];
       const label = `Neuron ${unit + 1}: ${brief(value)}`;
       return feed.units?.includes(unit) ? part(`ff/${unit}`, label, ...shows) : s("g", { "aria-label": label },
@@ -98,7 +94,7 @@ function headView(stage, attention, { names, keyNames, go, here }) {
       const marks = weights.flatMap((row, i) => row.map((weight, j) => {
         const share = Math.sqrt(weight) * 0.92;
         return weight > 0.02
-          ? `M${round(x + (j + 0.5 - share / 2) * unit)} ${round(y + (i + 0.5 - share / 2) * high)}h${round(share * unit)}v${round(share * high)}h${round(-share * unit)}z` : "";
+          ? `M${x + (j + 0.5 - share / 2) * unit} ${y + (i + 0.5 - share / 2) * high}h${share * unit}v${share * high}h${-share * unit}z` : "";
       })).join("");
       return part(`head=${k}`, `Head ${k + 1}`, text(x, y - 4, heads > 9 ? k + 1 : `head ${k + 1}`, k === own.head
         ? "bold" : "soft"), rect(x, y, size, size, "panel", 4),
@@ -138,8 +134,7 @@ function rowView(stage, { q, k, v, scores, weights, output }, { name, names, go,
       k && !narrow && bars(k[j], { x: x(0.1), y: y - sh / 2, w: wide, h: sh, max: kMost, m: `k${j}` }),
       hidden ? [rect(x(cScore), y - sh / 2, half * 2, sh, "hatch", 0), text(x(cWeight), y + fs * 0.35, "masked",
         "soft")]
-        : [line(`M${round(zero)} ${round(y - sh / 2)}v${round(sh)}`, "axis"), rect(score < 0 ? zero - size : zero,
-          y - sh * 0.28, size, sh * 0.56, score < 0 ? "neg" : "pos", 1),
+        : [line(`M${zero} ${y - sh / 2}v${sh}`, "axis"), signedBar(score, zero, y - sh * 0.28, size, sh * 0.56),
           text(x(cWeight) - fs * 0.8, y + fs * 0.35, figure(score), "end"), rect(x(cWeight), y - sh * 0.28,
             Math.max(1, weights[j] * wideShare), sh * 0.56, "pos", 1),
           narrow ? text(x(1), y + fs * 0.35, percentOf(weights[j]), "bold end")
@@ -150,7 +145,7 @@ function rowView(stage, { q, k, v, scores, weights, output }, { name, names, go,
       : part(`${go}/${j}`, `Score for ${quoted(names[j])}: ${figure(score)}, weight ${percentOf(weights[j])}`,
       ...shown.flat());
   }),
-  !narrow && [line(`M${round(x(cValue))} ${round(yo + 4)}h${round(wide)}`, "wire"),
+  !narrow && [line(`M${x(cValue)} ${yo + 4}h${wide}`, "wire"),
     bars(sums, { x: x(cValue), y: yo + 8, w: wide, h: Math.min(fs * 4, H - yo - 10), m: "o" }),
     text(x(cValue) - 12, yo + fs * 2.6, "o = Σ weight × v", "end bold")]];
 }
@@ -196,19 +191,17 @@ function unitView(stage, layer, unit) {
     rh = Math.min((H - fs * 2) / terms.length, fs * 5);
   const zero = m + (narrow ? W * 0.6 : W * 0.4),
     scale = (narrow ? W * 0.3 : W * 0.34) / largest(terms.map(([, value]) => value));
-  return [line(`M${round(zero)} ${round(fs)}v${round(rh * terms.length)}`, "axis"), terms.map(([name, value], n) => {
+  return [line(`M${zero} ${fs}v${rh * terms.length}`, "axis"), terms.map(([name, value], n) => {
     const y = fs + (n + 0.5) * rh, size = Math.abs(value) * scale, result = String(name).startsWith("=");
-    return [text(m, y + fs * 0.4, name, result ? "bold" : ""), rect(value < 0 ? zero - size : zero, y - rh * 0.25, size,
-      rh * 0.5, value < 0 ? "neg" : "pos", 1),
+    return [text(m, y + fs * 0.4, name, result ? "bold" : ""), signedBar(value, zero, y - rh * 0.25, size, rh * 0.5),
       text(value < 0 ? zero + 8 : zero + size + 8, y + fs * 0.4, figure(value), result ? "bold" : ""),
-      result && line(`M${m} ${round(y - rh / 2)}H${round(W - m)}`, "axis")];
+      result && line(`M${m} ${y - rh / 2}H${W - m}`, "axis")];
   })];
 }
 
 // One order of an n-gram model: how often each candidate followed the context, and what the shorter context adds.
 function orderView(stage, order) {
-  const { fs, width: W, height: H, narrow, step } = stage, m = edge(stage),
-    values = name => order.tensors.find(tensor => tensor.name === name)?.values;
+  const { fs, width: W, height: H, narrow, step } = stage, m = edge(stage), values = name => valuesOf(order, name);
   const p = values("probability"), counts = values("counts"), own = values("from its own counts") ?? p,
     rows = stage.step.choice.candidates.map((_, n) => n).slice(0, 12);
   const rh = Math.min((H - fs * 4) / rows.length, fs * 4), most = largest(rows.map(n => p[n])), left = m
@@ -273,8 +266,7 @@ export function closer(stage, path) {
     const attention = kind === "cross" ? t.block.cross : t.block.attention, own = headOf(attention, head),
       keyNames = kind === "cross" ? stage.sourceNames : names;
     const crumbs = [`Block ${t.open + 1}`, `${kind === "cross" ? "Cross-attention, h" : "H"}ead ${own.head + 1}`],
-      root = Math.abs(attention.scale - own.q[0].length ** -0.5) < 1e-6;
-    const scale = root ? `/ √\`${own.q[0].length}\`` : `· \`${brief(attention.scale)}\``;
+      root = hasRoot(attention), scale = scaleText(attention);
     if (i === undefined) return view(headView(stage, attention, { names, keyNames, go: kind, here }), crumbs,
       [`Head ${own.head + 1}`, "Each row is one token asking, and sums to 100 %. Every head has its own pattern.",
       `A = softmax(Q K^{T} ${scale})`], attention.q.length);

@@ -1,14 +1,14 @@
 // Two layouts of the same columns. Left to right: all columns share the threads, and the stream runs below them. Top to
 // bottom, for narrow windows: one section per column, and the stream runs down the left edge.
 import { s } from "./dom.js";
-import { at, bars, line, rect, round, text } from "./stage_marks.js";
+import { line, rect, text } from "./stage_marks.js";
 
-const GAP = 0.55; // of a row, where tokens are left out
+const GAP = { wide: 0.55, tight: 1 }; // of a row, where tokens are left out
 const EDGE = 20, STREAM_X = 26, SECTION_X = 58, ROW = 27; // pixels; the last three of the narrow layout
 
 // Outline of a band through [position, thickness] points, along x or, in the narrow layout, along y.
 function outline(points, middle, vertical) {
-  const point = (along, across) => (vertical ? `${round(across)} ${round(along)}` : `${round(along)} ${round(across)}`);
+  const point = (along, across) => (vertical ? `${across} ${along}` : `${along} ${across}`);
   const side = sign => points.map(([along, thick]) => point(along, middle + (sign * thick) / 2));
   return `M${side(-1).join("L")}L${side(1).reverse().join("L")}z`;
 }
@@ -41,15 +41,15 @@ export function layOut(stage, scene, id) {
 }
 
 // Middles of rows in units of a row: a gap in the text takes up part of one.
-function spaced(rows, size) {
+function spaced(rows, size, gap = GAP.wide) {
   let place = 0, before = -1;
   const places = rows.map(row => {
-    if (row > before + 1) place += GAP;
+    if (row > before + 1) place += gap;
     before = row;
     place += 1;
     return place - 0.5;
   });
-  return { places, total: place + (before < size - 1 ? GAP : 0) };
+  return { places, total: place + (before < size - 1 ? gap : 0) };
 }
 
 // Widths of columns: some are fixed, the others share the rest, but none is narrower than its least.
@@ -77,8 +77,8 @@ function sideBySide(stage, scene, id) {
   const gap = fs * 0.9, inner = fs * 0.7;
   // rows of the two sheaves: the source above, the text below
   const counts = [stage.threads.rows.length, source?.rows.length ?? 0], between = source ? fs * 7.6 : 0;
-  const own = spaced(stage.threads.rows, stage.step.pieces.length);
-  const other = source ? spaced(source.rows, stage.step.source_pieces.length) : { total: 0, places: [] };
+  const own = spaced(stage.threads.rows, stage.step.pieces.length, source ? GAP.tight : GAP.wide);
+  const other = source ? spaced(source.rows, stage.step.source_pieces.length, GAP.tight) : { total: 0, places: [] };
   const each = Math.min((last - (source ? fs * 3.2 : first) - between) / (own.total + other.total), fs * 6);
   const top = last - own.total * each, sourceTop = source ? fs * 3.2 : first;
   const sourceEach = source ? Math.min((top - between - sourceTop) / other.total, fs * 4.2) : 0;
@@ -108,12 +108,11 @@ function sideBySide(stage, scene, id) {
   if (source) {
     let left = EDGE;
     for (const part of source.parts) {
-      boxes[part.id] = { ...boxes.tokens, x: left, w: part.width, y: sourceTop, h: counts[1] * sourceEach };
+      boxes[part.id] = { ...boxes.tokens, x: left, w: part.width, y: sourceTop, h: other.total * sourceEach };
       left += part.width + gap;
     }
   }
 
-  // the stream
   const thick = thickness(scene.parts, band.start, most), end = boxes.words ? boxes.words.x - fan : W - EDGE;
   stage.thick = thick;
   const isLow = stage.here === counts[0] - 1, from = isLow ? boxes.tokens.x + boxes.tokens.w / 2 : boxes.tokens.x - 12,
@@ -146,18 +145,17 @@ function sideBySide(stage, scene, id) {
   }
   for (const part of parts) add(...part.under?.(boxes[part.id]) ?? []);
   const reach = sheaf => (sheaf ? boxes.cross ?? boxes.context : null);
-  if (!scene.bare) add(...ysOf[0].map((y, n) => line(`M${round(boxes.tokens.x + boxes.tokens.w)} ${round(y)}`
-    + `H${round(n === stage.here ? (boxes.q ?? boxes[parts.at(-2)?.id] ?? boxes.tokens).x : end - 4)}`, n === stage.here
+  if (!scene.bare) add(...ysOf[0].map((y, n) => line(`M${boxes.tokens.x + boxes.tokens.w} ${y}`
+    + `H${n === stage.here ? (boxes.q ?? boxes[parts.at(-2)?.id] ?? boxes.tokens).x : end - 4}`, n === stage.here
       ? "thread" : "thread faint")));
   if (source) add(...ysOf[1].map(y =>
-    line(`M${round(boxes.source.x + boxes.source.w)} ${round(y)}H${round((reach(1) ?? { x: end }).x)}`,
+    line(`M${boxes.source.x + boxes.source.w} ${y}H${(reach(1) ?? { x: end }).x}`,
     "thread faint")));
-  const shape = outline(points, streamY, false);
-  const followed = ysOf[0][stage.here];
-  add(line(isLow ? `M${round(from)} ${round(followed + fs)}V${round(streamY)}`
-    : `M${round(boxes.tokens.x)} ${round(followed)}H${round(from + 3)}V${round(streamY)}`, "stem"),
+  const shape = outline(points, streamY, false), followed = ysOf[0][stage.here];
+  add(line(isLow ? `M${from} ${followed + fs}V${streamY}`
+    : `M${boxes.tokens.x} ${followed}H${from + 3}V${streamY}`, "stem"),
     ...stream(shape,
-      [-0.3, 0, 0.3].map((part, n) => `M${round(EDGE + n * 7)} ${round(streamY + part * most * 0.6)}H${round(end)}`),
+      [-0.3, 0, 0.3].map((part, n) => `M${EDGE + n * 7} ${streamY + part * most * 0.6}H${end}`),
       { width: W, height: H, id }));
   add(text(EDGE, H - fs * 0.35, band.label, "soft"), ...W > fs * 72 && !scene.bare
     ? legend(end - fs * 0.6, H - fs * 0.35, fs, scene.hasMask) : []);
@@ -170,15 +168,9 @@ function sideBySide(stage, scene, id) {
     if (part.second) add(heading(box.x + box.w * 0.26 + fs * 0.9, fs * 1.5, part.second.title,
       indexOf(part.second.at)));
     if (part.sub && !source) add(text(box.x, fs * 3, part.sub, "soft"));
-    if (part.label) add(text(box.x, (part.sheaf === 1 ? sourceTop : ysOf[0][0] - each / 2) - fs * 0.7, part.label,
+    if (part.label) add(text(box.x, (part.sheaf === 1 ? sourceTop : part.rowsNarrow ? ysOf[0][0] - each / 2 : box.y) - fs * 0.7, part.label,
       "head", { "data-s": indexOf(part.at) }));
     add(...part.draw(box));
-  }
-  for (const [place, values] of Object.entries(scene.onStream ?? {})) {
-    const box = boxes[place];
-    if (box) add(at(indexOf(parts.find(part => part.id === place)?.at), rect(box.x + box.w / 2 - fs * 3,
-      streamY - most / 2, fs * 6, most, "paper", 5),
-      bars(values, { x: box.x + box.w / 2 - fs * 3 + 5, y: streamY - most * 0.45, w: fs * 6 - 10, h: most * 0.9 })));
   }
   return { width: W, height: H, children };
 }
@@ -196,7 +188,7 @@ function legend(x, y, fs, hasMask) {
     children.push(text(end, y, name, "soft end"), name === "masked" ? rect(left, y - size, size, size, "hatch", 0)
       : rect(left, name.startsWith("below") ? y - size * 0.55 : y - size * 1.1, size, size * 0.75,
         name.startsWith("below") ? "neg" : "pos", 1));
-    if (name !== "masked") children.push(line(`M${round(left - 2)} ${round(y - size * 0.45)}h${round(size + 4)}`,
+    if (name !== "masked") children.push(line(`M${left - 2} ${y - size * 0.45}h${size + 4}`,
       "axis"));
     end = left - fs * 1.2;
   }
@@ -248,14 +240,14 @@ function stacked(stage, scene, id) {
     role: "button",
     "aria-label": `Zoom into ${scene.panelTitle.toLowerCase()}` } : {},
       rect(6, panel.top, W - 18, panel.bottom - panel.top - 8, "panel", 8)));
-  under.push(line(`M${SECTION_X} ${round(here)}H${STREAM_X}V${round(begin + 4)}`, "stem"),
-    ...stream(shape, [-4, 4].map(by => `M${STREAM_X + by} ${round(begin)}V${round(end)}`),
+  under.push(line(`M${SECTION_X} ${here}H${STREAM_X}V${begin + 4}`, "stem"),
+    ...stream(shape, [-4, 4].map(by => `M${STREAM_X + by} ${begin}V${end}`),
       { width: W, height: y, id }));
   stage.fillTo = fills(stage, scene.parts, part => ends[part.id] ?? 0, end);
   let seen = 0;
   stage.scrollTo = stage.steps.map((_, n) => {
     const now = order.filter(part => [part.at, part.second?.at].some(at => indexOf(at) === n) && boxes[part.id]);
-    if (now.length) seen = Math.min(...now.map(part => boxes[part.id].y));
+    if (now.length) seen = Math.min(...now.map(part => boxes[part.id].y - (part.extraNarrow ?? 0)));
     return seen;
   });
   return { width: W, height: y, children: [...under, ...children] };

@@ -1,12 +1,14 @@
 // Marks of the stage: a vector is always bars on a zero line, a share is always an area or a width. Positions are in
 // pixels; `data-m` names a mark, so that it moves to where the next picture draws it.
 import { s } from "./dom.js";
-import { fitText, textWidth, visibleToken, withCommas } from "./words.js";
+import { fitText, round, textWidth, visibleToken, withCommas } from "./words.js";
 
-export const round = value => Math.round(value * 10) / 10;
 export const minus = (value, digits = 2) => `${value < 0 ? "−" : ""}${Math.abs(value).toFixed(digits)}`;
 export const length = values => Math.sqrt(values.reduce((sum, value) => sum + value * value, 0));
 export const largest = values => values.reduce((most, value) => Math.max(most, Math.abs(value ?? 0)), 0) || 1;
+// Places of the values farthest from zero, the farthest first.
+export const strongestOf = (values, count) => values.map((_, n) => n)
+  .sort((a, b) => Math.abs(values[b]) - Math.abs(values[a])).slice(0, count);
 export const dot = (a, b) => a.reduce((sum, value, n) => sum + value * b[n], 0);
 export const percentOf = p => (p > 0 && p < 0.005 ? "<1 %" : `${Math.round(100 * p)} %`);
 const weightOf = a => (a < 0.005 ? "0" : a > 0.994 ? "1" : a.toFixed(2).slice(1));
@@ -35,7 +37,12 @@ export function rect(x, y, width, height, kind, radius = 4, props = {}) {
     height: round(Math.max(0, height)), rx: radius, ...props });
 }
 
-export const line = (d, kind, props = {}) => s("path", { d, class: kind, ...props });
+// A bar from a zero line: to the right if the value is positive, else to the left.
+export const signedBar = (value, zero, y, size, height, radius = 1) =>
+  rect(value < 0 ? zero - size : zero, y, size, height, value < 0 ? "neg" : "pos", radius);
+
+const rounded = path => path.replace(/\d+\.\d{2,}(e-\d+)?/g, number => String(round(Number(number))));
+export const line = (d, kind, props = {}) => s("path", { d: rounded(d), class: kind, ...props });
 export const circle = (x, y, radius, kind, props = {}) =>
   s("circle", { class: kind, cx: round(x), cy: round(y), r: round(radius), ...props });
 
@@ -67,12 +74,12 @@ export function bars(vector, { x, y, w, h, max, down = false, m }) {
   values.forEach((value, n) => {
     const start = round((down ? y : x) + n * each);
     const high = round(Math.min(1, Math.abs(value) / top) * (across / 2) * (value < 0 ? -1 : 1));
-    if (high) signs[value < 0 ? "neg" : "pos"] += down ? `M${round(middle)} ${start}h${high}v${size}h${-high}z`
-      : `M${start} ${round(middle)}v${-high}h${size}v${high}z`;
+    if (high) signs[value < 0 ? "neg" : "pos"] += down ? `M${middle} ${start}h${high}v${size}h${-high}z`
+      : `M${start} ${middle}v${-high}h${size}v${high}z`;
   });
-  const origin = down ? `${round(middle)}px ${round(y)}px` : `${round(x)}px ${round(middle)}px`;
+  const origin = down ? `${middle}px ${y}px` : `${x}px ${middle}px`;
   return s("g", { class: down ? "grow across" : "grow", style: { "transform-origin": origin }, "data-m": m },
-    line(down ? `M${round(middle)} ${round(y)}v${round(h)}` : `M${round(x)} ${round(middle)}h${round(w)}`, "axis"),
+    line(down ? `M${middle} ${y}v${h}` : `M${x} ${middle}h${w}`, "axis"),
     signs.pos && line(signs.pos, "pos"), signs.neg && line(signs.neg, "neg"));
 }
 
@@ -87,7 +94,7 @@ export const strips = (vectors, { x, w, ys, h, max, here, m }) => vectors.map((v
 export function plus(x, y, radius, sign = "+") {
   const arm = radius * 0.5;
   return s("g", {}, circle(x, y, radius, "plus"), sign === "+"
-    ? line(`M${round(x - arm)} ${round(y)}h${round(2 * arm)}M${round(x)} ${round(y - arm)}v${round(2 * arm)}`, "stroke")
+    ? line(`M${x - arm} ${y}h${2 * arm}M${x} ${y - arm}v${2 * arm}`, "stroke")
     : text(x, y + radius * 0.45, sign, "middle bold"));
 }
 
@@ -100,7 +107,7 @@ export function chip(label, { x, y, w, h, here, fs }) {
 // A norm, or another function of a whole column, as a tall pill.
 export function pill(label, { x, y, w, h, fs }) {
   return s("g", {}, rect(x, y, w, h, "panel", w / 2), s("text", { class: "middle soft",
-    transform: `translate(${round(x + w / 2 + fs * 0.35)} ${round(y + h / 2)}) rotate(-90)` }, label));
+    transform: `translate(${x + w / 2 + fs * 0.35} ${y + h / 2}) rotate(-90)` }, label));
 }
 
 // Names above columns, turned; only every second where they are close.
@@ -108,7 +115,7 @@ export function columnNames(names, { x, y, each, here, fs, letters = 8 }) {
   const every = Math.max(1, Math.ceil((fs * 1.05) / each));
   return names.map((name, n) => ((here - n) % every ? null : s("text", {
     class: n === here ? "mono bold" : "mono soft",
-    transform: `translate(${round(x + (n + 0.5) * each + fs * 0.35)} ${round(y)}) rotate(-90)` },
+    transform: `translate(${x + (n + 0.5) * each + fs * 0.35} ${y}) rotate(-90)` },
       tokenName(name, letters))));
 }
 
@@ -135,20 +142,22 @@ export function weave({ scores, weights }, { x, ys, each, rh, fs, here, numbers 
   }));
 }
 
-// Weights on the threads, values, and one link per token to a sum; the width of a link is its weight.
-export function links({ weights, values, max }, { x, w, ys, rh, fs, to, from, m = "v" }) {
+// Weights on the threads, values, and one link per token to a sum; the width of a link is its weight. A ring is the
+// weight of the model beside this one.
+/** @param {{ weights: number[], others?: number[], values: number[][], max: number }} shown */
+export function links({ weights, others, values, max }, { x, w, ys, rh, fs, to, from, m = "v" }) {
   const left = fs * 4.1, wide = Math.min(w * 0.3, 130), start = x + left + wide + 6, end = to.x;
-  const high = Math.min(rh * 0.76, fs * 3.4);
-  const lines = [], dots = [];
+  const high = Math.min(rh * 0.76, fs * 3.4), lines = [], dots = [];
   weights.forEach((a, j) => {
     const radius = Math.max(1.2, Math.sqrt(a) * Math.min(rh / 2, fs)), middle = x + fs * 0.9;
     dots.push(circle(middle, ys[j], radius, "pos fly", { style: { "transition-delay": `${j * 45}ms`,
-      ...from && { "--dx": `${round(from[j] - middle)}px`, "--dy": `${round(to.y - ys[j])}px` } } }),
+      ...from && { "--dx": `${from[j] - middle}px`, "--dy": `${to.y - ys[j]}px` } } }),
+    others && circle(middle, ys[j], Math.max(1.2, Math.sqrt(others[j] ?? 0) * Math.min(rh / 2, fs)), "beside"),
     text(x + left - 5, ys[j] + fs * 0.35, weightOf(a), `end halo ${a > 0.2 ? "bold" : "soft"}`),
     s("g", { opacity: (0.35 + 0.65 * Math.sqrt(a)).toFixed(2) },
       bars(values[j], { x: x + left, y: ys[j] - high / 2, w: wide, h: high, max, m: `${m}${j}` })));
-    const d = `M${round(start)} ${round(ys[j])}C${round(start + (end - start) * 0.6)} ${round(ys[j])} `
-      + `${round(end - (end - start) * 0.45)} ${round(to.y)} ${round(end)} ${round(to.y)}`;
+    const d = `M${start} ${ys[j]}C${start + (end - start) * 0.6} ${ys[j]} `
+      + `${end - (end - start) * 0.45} ${to.y} ${end} ${to.y}`;
     const width = round(Math.max(0.8, a * Math.min(rh, fs * 4.4) * 0.62));
     lines.push(line(d, "link", { pathLength: 1, "stroke-width": width, opacity: (0.22 + 0.7 * a).toFixed(2) }));
     if (a > 0.08) lines.push(line(d, "flow", { "stroke-width": Math.min(2, width / 2) }));

@@ -1,19 +1,40 @@
 // An n-gram model on the stage: the last tokens are the context, and every order is a column that looks it up. What the
 // counts leave over comes from the shorter context; the stream's thickness is that share.
 import { s } from "./dom.js";
-import { at, brief, fit, largest, line, part, quoted, rect, round, text, tokenName } from "./stage_marks.js";
+import { at, brief, fit, largest, line, part, quoted, rect, signedBar, text, tokenName } from "./stage_marks.js";
 import { tokensPart } from "./stage_threads.js";
 import { wordSteps } from "./stage_transformer.js";
 import { wordRows, wordsPart } from "./stage_words.js";
 import { withCommas } from "./words.js";
 
+const MAX_UNITS = 48; // of a layer that are drawn
 const ordersOf = step => step.stages.filter(stage => /^order\.\d+$/.test(stage.id));
 const numberOf = order => Number(order.id.slice(6));
-const valuesOf = (order, name) => order.tensors.find(tensor => tensor.name === name)?.values;
+export const valuesOf = (order, name) => order.tensors.find(tensor => tensor.name === name)?.values;
 const gammaOf = order => Object.entries(order.numbers).find(([name]) => name.startsWith("γ"))?.[1] ?? 1;
 
 const contextOf = (step, n) => (n > 1 ? step.pieces.slice(Math.max(0, step.place - n + 2), step.place + 1).join("")
   : "any context");
+
+// Stages of a neural n-gram: the embeddings of its context, and the hidden layer.
+const neural = step => step.stages.filter(each => ["context.embeddings", "hidden.tanh"].includes(each.id));
+
+// A stage as a column of bars, one for each of the first units; rows of several tokens are side by side.
+function unitsColumn(stage, { id, title, tensors: [tensor] }) {
+  const rows = Array.isArray(tensor.values[0]) ? tensor.values : [tensor.values];
+  const shown = rows.map(row => row.slice(0, MAX_UNITS)), most = largest(shown.flat().map(Math.abs));
+  return { id, at: id, title, flex: 1, heightNarrow: 180, band: [], draw(box) {
+    const top = box.narrow ? box.y : stage.fs * 4, height = box.narrow ? box.h - 10 : stage.streamY - stage.fs * 6;
+    const step = height / shown[0].length, width = (box.w - stage.fs) / shown.length;
+    return [at(stage.indexOf(id), shown.map((row, n) => {
+      const middle = box.x + (n + 0.5) * width;
+      return s("g", {}, line(`M${middle} ${top}v${height}`, "axis"), row.map((value, k) => {
+        const length = (Math.abs(value) / most) * width * 0.46;
+        return signedBar(value, middle, top + k * step, length, step * 0.8, 0);
+      }));
+    }))];
+  } };
+}
 
 export function ngram(stage) {
   const { step, fs } = stage, orders = ordersOf(step), { order: rows, others } = wordRows(stage);
@@ -43,7 +64,7 @@ export function ngram(stage) {
             "mono soft"),
             !box.narrow && text(left, y - 5, tokenName(step.choice.candidates[rank].piece, 9), "mono"),
             !box.narrow && counts && text(left + fs * 6, y - 5, `${withCommas(counts[rank])}×`, "soft"),
-              line(`M${round(left)} ${round(y)}v${round(bar)}`, "axis"),
+              line(`M${left} ${y}v${bar}`, "axis"),
             rect(left, y, solid, bar, "pos", 0, { "data-m": `n${n}-${rank}` }), rect(left + solid, y, full - solid, bar,
               "pale", 0),
             text(left + full + 6, y + bar * 0.95, p[rank] < 0.0005 ? "0" : p[rank].toFixed(3).slice(p[rank] < 1 ? 1
@@ -51,10 +72,11 @@ export function ngram(stage) {
         }))];
     } };
   });
-  return { parts: [tokensPart(stage), ...columns, wordsPart(stage, { logits: "log p" })],
-    bare: true,
-      band: { start: 1,
-      label: "thickness = γ, the share that the shorter context decides · solid: from the counts, pale: from the shorter context" } };
+  const layers = neural(step).map(each => unitsColumn(stage, each));
+  const label = layers.length ? "bars: values of single units, to the right above zero, to the left below"
+    : "thickness = γ, the share that the shorter context decides · solid: from the counts, pale: from the shorter context";
+  return { parts: [tokensPart(stage), ...columns, ...layers, wordsPart(stage, { logits: layers.length ? "logits" : "log p" })],
+    bare: true, band: { start: 1, label } };
 }
 
 export function ngramSteps(stage) {
@@ -64,6 +86,7 @@ export function ngramSteps(stage) {
       `c = ${quoted(contextOf(step, threads.order))}`],
     ...ordersOf(step).map(order => [order.id, order.title, order.about, order.formula.split(" if the count")[0],
       `order/${numberOf(order)}`]),
+    ...neural(step).map(each => [each.id, each.title, each.about, each.formula]),
     ...choice ? wordSteps(stage) : [],
   ];
 }

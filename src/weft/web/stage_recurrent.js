@@ -2,9 +2,8 @@
 // runs from token to token. Bahdanau's context is a sum of links from the source's threads.
 import { s } from "./dom.js";
 import { CELL_FORMULAS } from "./stage_closer.js";
-import { at, bars, largest, length, line, links, part, percentOf, quoted, rect, round, strips,
-  text } from "./stage_marks.js";
-import { tokensPart } from "./stage_threads.js";
+import { at, largest, length, line, links, part, percentOf, quoted, rect, strips, text } from "./stage_marks.js";
+import { embeddingPart, sourceParts, tokensPart } from "./stage_threads.js";
 import { wordSteps } from "./stage_transformer.js";
 import { wordsPart } from "./stage_words.js";
 import { clamp } from "./words.js";
@@ -35,12 +34,14 @@ function layerPart(stage, layer, number) {
       const thick = norm => fs * 0.3 + fs * 1.3 * (norm / thickest), first = box.ys[0] - box.rh(0) * 0.5;
       // the state on its way from token to token
       const points = box.ys.map((y, n) => [y, thick(layer.norms[n])]);
-      const sides = [-1, 1].map(sign => [[first, thick(length(layer.previous[0])) * (here === 0 ? 1 : 0.6)], ...points]
-        .map(([y, w]) => `${round(middle + (sign * w) / 2)} ${round(y)}`));
+      // a text begins with a state of zeros, unless an encoder gives another
+      const start = here === 0 ? length(layer.previous[0]) : stage.threads.rows[0] > 0 || stage.threads.source ? layer.norms[0] : 0;
+      const sides = [-1, 1].map(sign => [[first, thick(start)], ...points]
+        .map(([y, w]) => `${middle + (sign * w) / 2} ${y}`));
       const band = line(`M${sides[0].join("L")}L${sides[1].reverse().join("L")}z`, "state");
       const names = gates.map((gate, n) => s("text",
         { class: "soft",
-        transform: `translate(${round(box.x + n * each + size / 2 + fs * 0.35)} ${round(first - fs * 0.4)}) rotate(-90)` }, gate));
+        transform: `translate(${box.x + n * each + size / 2 + fs * 0.35} ${first - fs * 0.4}) rotate(-90)` }, gate));
       return [part(`layer/${number}`, `${title}: zoom in`, rect(box.x - 4, box.ys[here] - box.rh(0) / 2,
         box.w - fs * 0.4, box.rh(0), "hit"),
         rect(box.x - 4, box.ys[here] - box.rh(0) / 2 + 1, box.w - fs * 0.4, box.rh(0) - 2, "frame", 6)),
@@ -50,18 +51,9 @@ function layerPart(stage, layer, number) {
         m: `h${number}-` }),
         !gated && text(left, first - fs * 0.5, "state", "soft"),
         box.narrow ? null
-          : line(`M${round(box.x + box.w - fs * 0.6)} ${round(box.ys[here])}H${round(box.x + box.w)}V${round(stage.streamY)}`, "stem"))];
+          : line(`M${box.x + box.w - fs * 0.6} ${box.ys[here]}H${box.x + box.w}V${stage.streamY}`, "stem"))];
     } };
 }
-
-const embeddingPart = stage => {
-  const { threads: { embedding: { x } }, names, fs } = stage, max = largest(x.flat());
-  return { id: "embedding", at: "embedding", title: "Embedding", width: fs * 6.7, rowsNarrow: true,
-    draw: box => [at(stage.indexOf("embedding"), x.map((vector, i) =>
-    part(`embedding/${i}`, `Embedding of ${quoted(names[i])}`, rect(box.x, box.ys[i] - box.sh / 2, box.w, box.sh,
-      "hit"),
-      bars(vector, { x: box.x, y: box.ys[i] - box.sh / 2, w: box.w, h: box.sh, max, m: `x${i}` }))))] };
-};
 
 export function recurrent(stage) {
   const { threads: t, fs, here, names } = stage, { source } = t, n = stage.indexOf;
@@ -73,13 +65,9 @@ export function recurrent(stage) {
       { x: box.x, w: box.w, ys, rh: box.rh(1), fs, to, from: null, m: "v" })),
     part("align", "Alignment: zoom in", rect(box.x, box.y - fs * 2, fs * 4, fs * 1.8, "hit"))];
   } };
-  const memory = source && { id: "memory", at: "source", title: "Encoder", sheaf: 1, width: fs * 6.7, rowsNarrow: true,
-    draw: box => [at(n("source"),
-    strips(source.memory, { x: box.x, w: box.w, ys: box.rows(1), h: Math.min(box.rh(1) * 0.78, fs * 3.4), here: -1,
-      m: "memory" }))] };
   return { parts: [tokensPart(stage), embeddingPart(stage), context,
     ...t.layers.map((layer, number) => layerPart(stage, layer, number)), wordsPart(stage)].filter(Boolean),
-    source: source && { rows: source.rows, parts: [tokensPart(stage, 1), memory] },
+    source: source && { rows: source.rows, parts: sourceParts(stage) },
     band: { start: length(t.embedding.x[here]),
       label: `vector of ${quoted(names[here])} · thickness = length; the green band beside the threads is the state` } };
 }
@@ -117,4 +105,3 @@ export function recurrentSteps(stage) {
     ...choice ? wordSteps(stage) : [],
   ].filter(Boolean);
 }
-

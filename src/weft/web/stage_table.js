@@ -1,5 +1,6 @@
 // The numbers of the stage as tables, for those who do not see the picture, and for exact values.
-import { percentOf } from "./stage_marks.js";
+import { percentOf, strongestOf } from "./stage_marks.js";
+import { valuesOf } from "./stage_ngram.js";
 import { headOf } from "./stage_transformer.js";
 import { table } from "./table.js";
 import { visibleToken } from "./words.js";
@@ -10,13 +11,12 @@ const number = value => (value === null || value === undefined ? "masked"
 const norm = values => number(Math.hypot(...values));
 
 export function valueTables(stage) {
-  const { step, threads: t, names, here, head, choice, shares } = stage, tables = [],
-    label = name => visibleToken(name);
+  const { step, threads: t, names, here, head, choice, shares } = stage, tables = [];
   const add = (title, header, rows, text = [0]) => tables.push(table({ title, header, rows, text, folds: false,
     named: true }));
   if (t.embedding) {
     /** @type {[string, (row: number) => string][]} */
-    const columns = [["token", n => label(names[n])], ["position", n => String(t.rows[n])],
+    const columns = [["token", n => visibleToken(names[n])], ["position", n => String(t.rows[n])],
       ["id", n => String(step.ids[t.rows[n]])], ["length of the embedding", n => norm(t.embedding.x[n])]];
     if (t.block) {
       const own = headOf(t.block.attention, head);
@@ -33,26 +33,24 @@ export function valueTables(stage) {
   if (t.source) {
     const attended = t.block?.cross ? headOf(t.block.cross, head) : t.source;
     add("Source", ["token", "score", "weight"],
-      stage.sourceNames.map((name, n) => [label(name), number(attended.scores[here][n]),
+      stage.sourceNames.map((name, n) => [visibleToken(name), number(attended.scores[here][n]),
       number(attended.weights[here][n])]));
   }
   if (t.blocks) add("Blocks", ["block", "length of the stream before", "after"],
     t.blocks.map(({ norms }, n) => [String(n + 1), number(norms[0]), number(norms.at(-1))]));
-  if (t.block) {
+  if (t.block?.feedforward) {
     const { hidden, before } = t.block.feedforward;
-    const strongest = hidden.map((_, unit) => unit).sort((a, b) => Math.abs(hidden[b]) - Math.abs(hidden[a])).slice(0,
-      MAX_NEURONS);
+    const strongest = strongestOf(hidden, MAX_NEURONS);
     add(`The ${strongest.length} strongest neurons of block ${t.open + 1}`, ["neuron", "sum", "activation"],
       strongest.map(unit => [String(unit + 1), number(before[unit]), number(hidden[unit])]));
   }
   for (const order of step.stages.filter(each => each.id.startsWith("order."))) {
-    const values = name => order.tensors.find(tensor => tensor.name === name)?.values;
     add(`${order.title}. ${order.about}`, ["token", "count", "probability"],
-      choice.candidates.slice(0, 12).map(({ piece }, n) => [label(piece), String(values("counts")?.[n] ?? ""),
-      number(values("probability")[n])]));
+      choice.candidates.slice(0, 12).map(({ piece }, n) => [visibleToken(piece), String(valuesOf(order, "counts")?.[n] ?? ""),
+      number(valuesOf(order, "probability")[n])]));
   }
   if (choice) add("Predictions", ["token", "logit", "probability"],
-    choice.candidates.map(({ piece, logit }, n) => [label(piece), number(logit),
+    choice.candidates.map(({ piece, logit }, n) => [visibleToken(piece), number(logit),
     `${number(shares[n])} (${percentOf(shares[n])})`]));
   return tables;
 }

@@ -2,9 +2,8 @@
 // feed-forward layer. `transformer(stage)` returns the columns from left to right and the steps that walk through them.
 import { s } from "./dom.js";
 import { at, bars, binned, brief, columnNames, fit, largest, length, line, links, part, percentOf, pill, plus, quoted,
-  rect,
-  round, strips, text, weave, wide } from "./stage_marks.js";
-import { tokensPart } from "./stage_threads.js";
+  rect, strips, strongestOf, text, weave, wide } from "./stage_marks.js";
+import { embeddingPart, sourceParts, tokensPart } from "./stage_threads.js";
 import { wordsPart } from "./stage_words.js";
 import { sum, withCommas } from "./words.js";
 
@@ -21,6 +20,11 @@ export function headOf(attention, head) {
     scores: attention.scores[chosen], weights: attention.weights[chosen], output: attention.outputs[chosen] };
 }
 
+// Whether scores are divided by the root of a head's size, and by what they are scaled, in a formula.
+export const hasRoot = ({ scale, q }) => Math.abs(scale - q[0][0].length ** -0.5) < 1e-6;
+export const scaleText = attention => (hasRoot(attention) ? `/ √\`${attention.q[0][0].length}\``
+  : `· \`${brief(attention.scale)}\``);
+
 // Whether a sublayer normalises its input, rather than its result.
 const isPre = ({ stages }, id) => {
   const place = name => stages.findIndex(stage => stage.id === `${id}.${name}`);
@@ -34,8 +38,7 @@ export function transformer(stage) {
   const own = headOf(block.attention, head), cross = block.cross && headOf(block.cross, head);
   const heads = block.attention.q.length, norms = blocks[open].norms;
   const preAttention = isPre(step, `${id}.attention`), preFeed = isPre(step, `${id}.feedforward`);
-  const n = stage.indexOf, layers = blocks.length;
-  const many = layers > 6, slimWidth = many ? fs * 0.9 : fs * 2.3;
+  const n = stage.indexOf, layers = blocks.length, many = layers > 6, slimWidth = many ? fs * 0.9 : fs * 2.3;
 
   const slim = layer => ({
     id: `block ${layer}`, at: layer < open ? "before" : "after", width: slimWidth, heightNarrow: 42, folded: true,
@@ -57,17 +60,17 @@ export function transformer(stage) {
     },
   });
 
-  const wire = (box, y) => (box.narrow ? line(`M${box.streamX} ${round(y)}H${round(box.x - 6)}`, "wire")
-    : line(`M${round(box.x + box.w / 2)} ${round(stage.streamY - stage.thick(norms[0]) / 2)}V${round(box.y + box.h)}`,
+  const wire = (box, y) => (box.narrow ? line(`M${box.streamX} ${y}H${box.x - 6}`, "wire")
+    : line(`M${box.x + box.w / 2} ${stage.streamY - stage.thick(norms[0]) / 2}V${box.y + box.h}`,
       "wire"));
   const norm = (name, step) => ({ id: name, at: step, panel: "block", width: fs * 1.9, heightNarrow: 0,
     draw: box => (box.narrow ? [] : [at(n(step), wire(box, 0), pill("norm",
       { x: box.x + fs * 0.2, y: box.y, w: fs * 1.35, h: box.h, fs }))]) });
   // a sublayer's result returns to the stream
   const join = (box, step, from) => at(step, box.narrow
-    ? [line(`M${round(box.x)} ${round(box.y + box.h - 8)}H${box.streamX}`, "wire"), plus(box.streamX, box.y + box.h - 8,
+    ? [line(`M${box.x} ${box.y + box.h - 8}H${box.streamX}`, "wire"), plus(box.streamX, box.y + box.h - 8,
       11)]
-    : [line(`M${round(from.x)} ${round(from.y)}H${round(box.x + box.w)}V${round(stage.streamY - fs)}`, "wire"),
+    : [line(`M${from.x} ${from.y}H${box.x + box.w}V${stage.streamY - fs}`, "wire"),
       plus(box.x + box.w, stage.streamY, fs * 0.85)]);
 
   const vectors = (name, values, title) => ({ id: name, at: "qkv", panel: "block", flex: 0.075, least: fs * 3.4,
@@ -84,7 +87,9 @@ export function transformer(stage) {
       const weights = values.weights[here], weave = stage.boxes.weave;
       const from = !rows.source && !box.narrow && weave ? weights.map((_, j) => weave.x + (j + 0.5) * weave.each)
         : null;
-      return [at(n(step), links({ weights, values: values.v, max: largest(values.v.flat()) },
+      const attention = stage.beside?.block?.[rows.source ? "cross" : "attention"];
+      const others = attention && headOf(attention, head).weights[here];
+      return [at(n(step), links({ weights, others, values: values.v, max: largest(values.v.flat()) },
         { x: box.x, w: box.w, ys, rh, fs, to, from, m: rows.source ? "cv" : "v" })),
       !box.narrow && part(go, `${title}: zoom in`, rect(box.x, box.y - fs * 2.2, box.w * 0.6, fs * 1.8, "hit"))];
     } });
@@ -107,15 +112,15 @@ export function transformer(stage) {
           chosen && rect(x - 4, y - 1, w, h, "frame", 5));
       });
       const chosenY = top + (own.head + 0.55) * h;
-      const into = !box.narrow && from ? at(n(step), line(`M${round(box.x - fs * 1.6)} ${round(from() - fs * 0.7)}`
-        + `Q${round(box.x - fs)} ${round(chosenY)} ${round(box.x - 5)} ${round(chosenY)}`, "wire")) : null;
+      const into = !box.narrow && from ? at(n(step), line(`M${box.x - fs * 1.6} ${from() + (chosenY > from() ? 1 : -1) * fs * 0.7}`
+        + `Q${box.x - fs} ${chosenY} ${box.x - 5} ${chosenY}`, "wire")) : null;
       const rails = box.narrow ? null : line(Array.from({ length: count }, (_, k) =>
-        `M${round(box.x + w - 2)} ${round(top + (k + 0.5) * h)}H${round(box.x + box.w)}`).join(""), "wire");
+        `M${box.x + w - 2} ${top + (k + 0.5) * h}H${box.x + box.w}`).join(""), "wire");
       return [into, at(n(step), cells, rails), join(box, n(step), { x: box.x + box.w, y: top + 0.5 * h })];
     } });
 
-  const feed = { id: "feedforward", at: "feedforward", panel: "block", flex: 0.3, least: fs * 14, title: "Feed-forward",
-    heightNarrow: 236,
+  const feed = block.feedforward && { id: "feedforward", at: "feedforward", panel: "block", flex: 0.3, least: fs * 14,
+    title: "Feed-forward", heightNarrow: 236,
     band: [{ at: 1, norm: norms.at(-1) }],
     draw: box => [part("ff", "Zoom into the feed-forward layer", rect(box.x, box.y - fs * 3, box.w - fs * 1.2, box.h
       + fs * 3 - 2, "hit", 6)),
@@ -124,13 +129,7 @@ export function transformer(stage) {
 
   const parts = [
     tokensPart(stage),
-    { id: "embedding", at: "embedding", title: "Embedding", sub: t.embedding.added ? "+ position" : "", width: fs * 6.7,
-      rowsNarrow: true,
-      draw: box => [at(n("embedding"),
-        t.embedding.x.map((x, i) => part(`embedding/${i}`, `Embedding of ${quoted(names[i])}`,
-        rect(box.x, box.ys[i] - box.sh / 2, box.w, box.sh, "hit"),
-        bars(x, { x: box.x, y: box.ys[i] - box.sh / 2, w: box.w, h: box.sh, max: largest(t.embedding.x.flat()),
-          m: `x${i}` }))))] },
+    embeddingPart(stage, t.embedding.added ? "+ position" : ""),
     ...blocks.slice(0, open).map((_, layer) => slim(layer)),
     preAttention && norm("norm", "norm"),
     vectors("q", own.q, "Q"), vectors("k", own.k, "K"),
@@ -139,8 +138,8 @@ export function transformer(stage) {
         const each = Math.min(box.w / names.length, fs * 5), top = box.ys[0] - box.rh(0) / 2;
         box.each = each;
         const probes = box.narrow ? [] : own.scores[here].map((score, j) => score !== null && line(
-          `M${round(box.x - fs * 0.9)} ${round(box.ys[j])}Q${round(box.x + (j + 0.5) * each)} ${round(box.ys[j])} ${round(box.x + (j + 0.5) * each)} `
-          + `${round(box.ys[here] - Math.min(box.rh(0) - 6, each * 1.9) / 2)}`, "probe",
+          `M${box.x - fs * 0.9} ${box.ys[j]}Q${box.x + (j + 0.5) * each} ${box.ys[j]} ${box.x + (j + 0.5) * each} `
+          + `${box.ys[here] - Math.min(box.rh(0) - 6, each * 1.9) / 2}`, "probe",
             { pathLength: 1, style: { "--i": j } }));
         return [at(n("scores"), columnNames(names, { x: box.x, y: top - fs * 0.5, each, here, fs, letters: t.source ? 6
           : 8 }),
@@ -165,22 +164,11 @@ export function transformer(stage) {
       panelStep: preAttention ? "norm" : "qkv" };
 }
 
-// The encoder of an encoder–decoder: the source's threads, and the vectors that cross-attention reads.
-function sourceParts(stage) {
-  const { threads: { source }, fs } = stage, n = stage.indexOf;
-  return [tokensPart(stage, 1),
-    { id: "memory", at: "source", title: "Encoder", sheaf: 1, width: fs * 6.7, rowsNarrow: true,
-      draw: box => [at(n("source"),
-      strips(source.memory, { x: box.x, w: box.w, ys: box.rows(1), h: Math.min(box.rh(1) * 0.78, fs * 3.4), here: -1,
-        m: "memory" }))] }];
-}
-
 // The neurons farthest from zero, with the products that matter most to each and what each adds.
 function neurons(feed, { x, y, w, h }, fs) {
   const { hidden, read, added, units } = feed, side = Math.max(w * 0.13, fs * 1.6);
   const rows = Math.min(MAX_NEURONS, Math.max(3, Math.floor((h - fs * 2) / (fs * 2.1))), hidden.length);
-  const strongest = hidden.map((_, unit) => unit).sort((a, b) => Math.abs(hidden[b]) - Math.abs(hidden[a]))
-    .slice(0, rows).sort((a, b) => a - b);
+  const strongest = strongestOf(hidden, rows).sort((a, b) => a - b);
   const rh = (h - fs * 1.6) / rows, top = largest(hidden), left = x + side + w * 0.12, right = x + w - side - w * 0.12;
   const named = right - left > fs * 7, begin = left + (named ? fs * 2.9 : 0), zero = begin
     + (strongest.some(unit => hidden[unit] < 0) ? (right - begin) * 0.3 : 0);
@@ -197,18 +185,16 @@ function neurons(feed, { x, y, w, h }, fs) {
       text(right - 2, yOf(n) + fs * 0.35, brief(value), "end")), named && text(left, yOf(n) + fs * 0.35, unit + 1, "soft"));
     const known = units?.indexOf(unit) ?? -1;
     if (known < 0) return;
-    const leading = products => products.map((product, k) => ({ product, k }))
-      .sort((a, b) => Math.abs(b.product) - Math.abs(a.product)).slice(0, MAX_PRODUCTS);
-    const draw = (products, path) => products.forEach(({ product, k }) => lines.push(line(path(k),
-      product < 0 ? "fine negative" : "fine",
-      { opacity: (0.15 + 0.6 * Math.abs(product / (products[0].product || 1))).toFixed(2) })));
-    draw(leading(feed.up[known].map((weight, k) => weight * read[k])), k =>
-      `M${round(x + side + 2)} ${round(place(k, read.length, inBins))}L${round(left - 4)} ${round(yOf(n))}`);
-    draw(leading(feed.down[known].map(weight => weight * value)), k =>
-      `M${round(right + 4)} ${round(yOf(n))}L${round(x + w - side - 2)} ${round(place(k, added.length, outBins))}`);
+    const draw = (products, path) => strongestOf(products, MAX_PRODUCTS).forEach((k, _, [first]) => lines.push(line(path(k),
+      products[k] < 0 ? "fine negative" : "fine",
+      { opacity: (0.15 + 0.6 * Math.abs(products[k] / (products[first] || 1))).toFixed(2) })));
+    draw(feed.up[known].map((weight, k) => weight * read[k]), k =>
+      `M${x + side + 2} ${place(k, read.length, inBins)}L${left - 4} ${yOf(n)}`);
+    draw(feed.down[known].map(weight => weight * value), k =>
+      `M${right + 4} ${yOf(n)}L${x + w - side - 2} ${place(k, added.length, outBins)}`);
   });
   const above = hidden.filter(value => value > 0).length, tall = h - fs * 1.6;
-  return [lines, line(`M${round(zero)} ${round(y)}v${round(tall)}`, "axis"), marks,
+  return [lines, line(`M${zero} ${y}v${tall}`, "axis"), marks,
     bars(binned(read, inBins), { x, y, w: side, h: tall, down: true, m: "read" }),
     bars(binned(added, outBins), { x: x + w - side, y, w: side, h: tall, down: true, m: "added" }),
     text(x + w / 2, y + h, fit(rows < hidden.length ? `${rows} of ${withCommas(hidden.length)} neurons`
@@ -221,12 +207,11 @@ export function transformerSteps(stage) {
   const own = headOf(block.attention, head), cross = block.cross && headOf(block.cross, head);
   const stack = step.kind === "encoder" ? "encoder" : "decoder", id = `${stack}.${open}`, now = quoted(names[here]);
   const weights = own.weights[here], most = weights.indexOf(Math.max(...weights)), rest = 1 - sum(weights);
-  const dHead = own.q[0].length, heads = block.attention.q.length, gated = block.feedforward.factors;
-  const scale = Math.abs(block.attention.scale - dHead ** -0.5) < 1e-6 ? `/ √\`${dHead}\``
-    : `· \`${brief(block.attention.scale)}\``;
+  const heads = block.attention.q.length, gated = block.feedforward?.factors;
+  const scale = scaleText(block.attention);
   const rotary = step.stages.some(each => each.id === `${id}.attention.rotary`),
     masks = own.scores.flat().includes(null);
-  const above = block.feedforward.hidden.filter(value => value > 0).length, size = block.feedforward.hidden.length;
+  const hidden = block.feedforward?.hidden ?? [], above = hidden.filter(value => value > 0).length, size = hidden.length;
   const normName = step.stages.find(each => each.id === `${id}.attention.norm`)?.title === "RMSNorm" ? "x / rms(x)"
     : "(x − μ) / σ";
   const sourceMost = cross && cross.weights[here].indexOf(Math.max(...cross.weights[here]));
@@ -241,7 +226,7 @@ export function transformerSteps(stage) {
       : `x = E[\`${step.ids[step.place]}\`]`, `embedding/${here}`],
     t.source && ["source", "Source",
       `The encoder has read the source: one vector for each of its ${step.source_pieces.length} tokens.`,
-      "m_{j} = encoder(source)_{j}"],
+      "m_{j} = encoder(source)_{j}", "encoder"],
     open > 0 && ["before", "Blocks", "The stream runs through the blocks. Each reads it and adds a little.",
       "x ← x + block(x)", "block"],
     preAttention
@@ -269,14 +254,16 @@ export function transformerSteps(stage) {
       "o = Σ a_{j} v_{j}   (source)", `cross/${here}`],
     cross && ["crossadd", "Heads", "What the heads found in the source is added to the stream.",
       "x ← x + W_{O} [o_{1} … ]", `cross/${here}`],
-    ["feedforward", "Feed-forward",
+    size > 0 && ["feedforward", "Feed-forward",
       `Now the token is alone. Of ${withCommas(size)} neurons ${withCommas(above)} are above 0.`,
       gated ? `f = W_{d} (${block.feedforward.activation}(W_{g} n) ⊙ W_{u} n)`
         : `f = W_{2} ${block.feedforward.activation}(W_{1} n)`, "ff"],
-    ["add", "Add", "The result is added as well. Nothing in the stream is erased, only added to.", "x ← x + f", "ff"],
+    size > 0 && ["add", "Add", "The result is added as well. Nothing in the stream is erased, only added to.", "x ← x + f", "ff"],
     open < layers - 1 && ["after", "Blocks", "The other blocks do the same, each with weights of its own.",
       "x ← x + block(x)", "block"],
-    ...choice ? wordSteps(stage) : [["logits", "Output", "The model's output for this text.", "f(x)"]],
+    ...choice ? wordSteps(stage) : [step.memory ? ["logits", "For the decoder",
+      `This is what the decoder reads of ${now}: every block's cross-attention makes a key and a value of it.`,
+      "k_{j} = W_{K} m_{j}   v_{j} = W_{V} m_{j}"] : ["logits", "Output", "The model's output for this text.", "f(x)"]],
   ].filter(Boolean);
 }
 
@@ -313,4 +300,3 @@ export function wordSteps(stage) {
     chosen ? `u = \`${chosen.number.toFixed(2)}\` → ${quoted(chosen.piece)}` : "u ~ U(0, 1)", choice.factors ? "logit/0"
       : ""]];
 }
-

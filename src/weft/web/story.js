@@ -3,14 +3,11 @@ import * as api from "./api.js";
 import { button, h, isPlain } from "./dom.js";
 import { isPresenting, listen, present } from "./present.js";
 import { saveStory } from "./story_save.js";
-import { clamp } from "./words.js";
+import { beginning, clamp } from "./words.js";
 
-const MAX_LETTERS = 48; // of a model's sample text
 const ONE_TEXT = ["step", "attention", "lens", "saliency", "search"]; // views that share a short text
 
-/** @type {any} */
 let page = null; // address, open, models and views of the Explorer
-/** @type {Record<string, any> | null} */
 let known = null;
 let typed = null, given = {}; // a text that replaces the story's, and the text and model of the last slide
 const samples = new Map();
@@ -39,7 +36,7 @@ async function textOf(slide, info) {
   if (typed !== null) return typed;
   if (!samples.has(info.id)) {
     const { text } = await api.post("v1/explain/text", { model: info.id });
-    samples.set(info.id, text.length <= MAX_LETTERS ? text : text.slice(0, MAX_LETTERS).replace(/\s+\S*$/, ""));
+    samples.set(info.id, beginning(text));
   }
   return samples.get(info.id);
 }

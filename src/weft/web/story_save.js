@@ -11,10 +11,8 @@ async function settled() {
   for (let quiet = 0; quiet < SETTLED_MS && performance.now() < end; quiet = api.isIdle() ? quiet + 50 : 0) await pause(50);
 }
 
-/** @param {{ name: string, title: string, count: number, show: (at: number) => Promise<any>, says: (text: string) => void }} story */
 export async function saveStory({ name, title, count, show, says }) {
   const { page } = await api.get("v1/stories/page");
-  /** @type {Map<string, any> | null} */
   let responses = null;
   api.record(true);
   try {

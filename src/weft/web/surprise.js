@@ -1,6 +1,7 @@
 // Surprisal of each token of a text, and the tokens that the model expected instead.
 import { button, h, picture, s, soft } from "./dom.js";
 import { indexIn, inlineSelect, legend, panel, predictionList, shadedText, shadeOf, splitSpace } from "./shaded.js";
+import { aligned } from "./sides.js";
 import { facts, table } from "./table.js";
 import { clamp, formatLarge, mean as meanOf, percent, sum as total, withCommas } from "./words.js";
 
@@ -18,12 +19,9 @@ const shown = value => (Number.isFinite(value) ? value.toFixed(2) : "∞");
 const exact = value => (Number.isNaN(value) ? "–" : Number.isFinite(value) ? value.toFixed(3) : "∞");
 
 export function totals(data) {
-  const all = surprisals(data);
-  const scored = all.filter(nats => nats !== null);
-  const sum = total(scored);
+  const all = surprisals(data), scored = all.filter(nats => nats !== null), sum = total(scored);
   const sizes = data.tokens.map(token => new TextEncoder().encode(token.text).length);
-  const bytes = total(sizes.filter((_, n) => all[n] !== null));
-  const mean = sum / scored.length;
+  const bytes = total(sizes.filter((_, n) => all[n] !== null)), mean = sum / scored.length;
   return { tokens: scored.length, mean, perplexity: Math.exp(mean), bitsPerByte: bytes ? sum / Math.LN2 / bytes : NaN };
 }
 
@@ -45,10 +43,9 @@ function topOf(values) {
 }
 
 // One stem per token, and a line at the mean. Redrawn only when the values or the width change.
-function chart(values, unit, width) {
+function chart(values, unit, width, max) {
   const { height, left, top, bottom } = CHART;
   const finite = values.filter(value => value !== null && Number.isFinite(value));
-  const max = Math.max(...finite, 1e-9);
   const mean = meanOf(finite.length ? finite : [0]);
   const step = (width - left) / values.length;
   const y = value => top + (height - top - bottom) * (1 - Math.min(1, value / max));
@@ -79,42 +76,39 @@ function tokenDetails(data, values, unit, n) {
   return [h("p", {}, name, facts), predictionList(data.guesses[n])];
 }
 
-// The most surprising tokens, in context.
 function mostSurprising(data, values, unit, choose) {
   const order = values.map((_, n) => n).filter(n => values[n] !== null).sort((a, b) => values[b] - values[a]);
   const texts = data.tokens.map(token => token.text);
   const words = (from, to) => texts.slice(Math.max(0, from), to).join("").replace(/\s+/g, " ");
   return h("ol", { class: "surprise-most" }, order.slice(0, MAX_LISTED).map(n => {
-    const expected = data.guesses[n][0];
-    const [space, word] = splitSpace(texts[n]);
+    const expected = data.guesses[n][0], [space, word] = splitSpace(texts[n]);
     return h("li", {}, button([h("span", { class: "surprise-number" }, `${shown(values[n])} ${unit}`),
-      h("span", { class: "surprise-around" }, words(n - CONTEXT, n) + space,
+      h("span", {}, words(n - CONTEXT, n) + space,
         h("b", {}, word.trim() ? word : data.tokens[n].piece), words(n + 1, n + 1 + CONTEXT)),
       soft("expected ", h("code", {}, expected.piece), ` ${percent(expected.probability)}`)],
     () => choose(n)));
   }));
 }
 
-// `data` is the JSON of explain/surprise.py's Surprise. `options`: the initial unit and position, and
-// `changed({ unit, place })`, which is called with other ones.
-/**
- * @param {any} element
- * @param {any} data
- * @param {{ unit?: string, place?: any, changed?: (state: any) => void }} options
- */
-export function mount(element, data, { unit = "nats", place, changed = () => {} } = {}) {
-  const box = h("div", { class: "surprise" });
-  const nats = surprisals(data);
+// `data` is the JSON of explain/surprise.py's Surprise. `options`: the initial unit and position,
+// `changed({ unit, place })`, which is called with other ones, `point(place)`, called with the token below the pointer,
+// and `all`, responses that share their shades. Returns `choose(place)` and `light(places)`.
+export function mount(element, data,
+  /** @type {{ unit?: string, place?: any, changed?: (state: any) => void, point?: (place: number) => void, all?: any[] }} */
+  { unit = "nats", place, changed = () => {}, point, all = [data] } = {}) {
+  const box = h("div", { class: "surprise" }), nats = surprisals(data);
   const first = nats.indexOf(Math.max(...nats)); // by default the most surprising one
   let state = { unit: Object.hasOwn(UNITS, unit) ? unit : "nats", place: indexIn(data.tokens, place) ?? first };
-  let draw = () => {};
+  let draw = () => {}, linked = { choose: (_n, _quiet) => {}, light: _places => {} };
 
   const build = () => {
     const values = nats.map(each => (each === null ? null : each / UNITS[state.unit]));
-    const top = topOf(values);
+    const shades = all.flatMap(surprisals).filter(each => each !== null).map(each => each / UNITS[state.unit]);
+    const top = topOf(shades);
     const { element: details, show: describe } = panel("Select a token to see what the model expected instead.");
     details.classList.add("shaded-tall");
-    const strip = shadedText({ label: "The text, shaded by surprisal", tokens: data.tokens, choose: n => choose(n) });
+    const strip = shadedText({ label: "The text, shaded by surprisal", tokens: data.tokens, point,
+      choose: n => choose(n) });
     strip.shade(values.map(value => shadeOf(value, top)));
     const holder = h("div", { class: "surprise-holder" });
     let plot = null;
@@ -127,7 +121,7 @@ export function mount(element, data, { unit = "nats", place, changed = () => {} 
     };
     draw = () => {
       const width = clamp(Math.floor(element.clientWidth), 240, CHART.widest);
-      plot = chart(values, state.unit, width);
+      plot = chart(values, state.unit, width, Math.max(...shades.filter(Number.isFinite), 1e-9));
       plot.picture.addEventListener("click", event => choose(plot.nearest(event.clientX)));
       plot.mark(state.place);
       holder.replaceChildren(plot.picture);
@@ -147,6 +141,7 @@ export function mount(element, data, { unit = "nats", place, changed = () => {} 
       table({ title: "All tokens as a table", header, rows, text: [0, 1, 5], folds: true }));
     draw();
     choose(state.place, true);
+    linked = { choose, light: strip.light };
   };
   const switchTo = name => {
     state = { ...state, unit: name };
@@ -163,4 +158,22 @@ export function mount(element, data, { unit = "nats", place, changed = () => {} 
     before = element.clientWidth;
     draw();
   }).observe(box);
+  return { place: state.place, choose: n => linked.choose(n, true), light: places => linked.light(places) };
+}
+
+// Two models on one text: where the second is more surprised than the first, or less.
+export function difference(element, responses, names, choose) {
+  const [a] = responses, segments = aligned(responses.map(({ tokens }) => tokens.map(token => token.text)));
+  if (!segments) return element.replaceChildren(soft("The two models read different characters."));
+  const [left, right] = responses.map(surprisals), shownAt = segments.filter(([i, to]) => i < to);
+  const values = shownAt.map(([i, to, j, end]) => (j < end ? total(right.slice(j, end)) - total(left.slice(i, to)) : 0))
+    .map(value => (Number.isFinite(value) ? value : 0));
+  const top = topOf(values.map(Math.abs)), change = total(values), strip = shadedText({
+    label: "The text, shaded by the difference", choose: n => choose(shownAt[n][0]),
+    tokens: shownAt.map(([i, to]) => ({ text: a.tokens.slice(i, to).map(token => token.text).join(""), piece: a.tokens[i].piece })) });
+  strip.shade(values.map(value => Math.sign(value) * shadeOf(value, top)));
+  const swatch = (name, kind) => h("span", { class: `shaded-swatch ${kind}`, style: { "--s": 0.7 } }, name);
+  element.replaceChildren(h("h2", {}, "Difference"), h("p", {}, `${names[1]}: ${Math.abs(change).toFixed(1)} nats ${
+    change < 0 ? "less" : "more"} for this text than ${names[0]}.`), h("p", { class: "shaded-legend" },
+  swatch("B less surprised", "shaded-below"), swatch("B more surprised", "")), strip.element);
 }

@@ -12,13 +12,8 @@ export const fold = (summary, ...children) =>
   h("details", { class: "fold" }, h("summary", {}, summary), children);
 
 // `cards`: each row is a card on a narrow page. `named`: the first cell is the row's header. `marked(n)`: highlight it.
-/**
- * @param {{ header: any[], rows: any[][], text: number[], kind?: string, cards?: boolean, named?: boolean,
- *   marked?: (row: number) => boolean }} table
- */
 export function htmlTable({ header, rows, text, kind = "", cards = false, named = cards, marked = _ => false }) {
-  const role = name => (cards ? { role: name } : {});
-  const side = n => (text.includes(n) ? undefined : "n");
+  const role = name => (cards ? { role: name } : {}), side = n => (text.includes(n) ? undefined : "n");
   const cellOf = (cell, n) => (named && !n ? h("th", { scope: "row", ...role("rowheader") }, cell)
     : h("td", { class: side(n) ?? (cell.startsWith?.("  ") && "in"), "data-label": cards && header[n],
       ...role("cell") }, cell));
@@ -29,7 +24,6 @@ export function htmlTable({ header, rows, text, kind = "", cards = false, named 
       h("tr", { class: marked(n) && "marked", ...role("row") }, row.map(cellOf)))));
 }
 
-// A list of names and values.
 export const facts = (pairs, kind = "facts") => h("dl", { class: kind }, pairs.map(([name, fact]) =>
   h("div", {}, h("dt", {}, name), h("dd", {}, fact))));
 

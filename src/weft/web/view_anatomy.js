@@ -28,9 +28,7 @@ const growth = {
 const MODULES = { anatomy, costs, growth, graph };
 
 export async function mount(main, context) {
-  const { api, info, signal, state } = context;
-  const presets = (await api.get("v1/presets", signal)).data;
-  /** @type {any} */
+  const { api, info, signal, state } = context, presets = (await api.get("v1/presets", signal)).data;
   let drawn = null;
   const current = () => state.show in SECTIONS ? state.show : "anatomy";
   const preset = () => presets.some(each => each.name === state.preset) ? state.preset : info ? undefined : "gpt2";

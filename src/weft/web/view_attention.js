@@ -1,107 +1,85 @@
-// Attention: what each head attends to in a text, and the loss of the text without some heads.
+// Attention: what each head attends to in a text, and what changes without some heads.
 import { mount as drawAttention } from "./attention.js";
-import { comparison, switchOffHint } from "./attention_off.js";
-import { debounced, h } from "./dom.js";
-import { latest, readingView } from "./reading.js";
+import { difference } from "./attention_difference.js";
+import { h } from "./dom.js";
+import { readingView } from "./reading.js";
+import { aligned, counterpart } from "./sides.js";
+import { difference as surpriseDifference } from "./surprise.js";
+import { idOf, titleOf } from "./variants.js";
 
 export const title = "Attention";
-export const about = "What each head attends to. Switch heads off to see how the loss changes.";
+export const about = "What each head attends to. Switch heads off to see what changes.";
 export const path = "attention";
 
-const HEAD = /^(encoder|decoder|cross)\.\d+\.\d+$/;
 const KINDS = ["bahdanau", "encoder", "encoder-decoder", "decoder"];
 
 export const lacks = info => (KINDS.includes(info?.kind) ? ""
   : `has no attention: it ${info?.kind === "ngram" ? "counts n-grams" : "is recurrent"}`);
 
 export async function mount(main, context) {
-  const view = new AttentionView(context);
-  /** @type {any} */
-  const options = { view: "attention", route: "maps", draw: (place, maps) => view.draw(place, maps, options.sent),
-    svg: () => view.pictures(), words: () => view.words() };
+  const { info, other } = context;
+  const sides = (other ? [info, other] : [info]).map(model => new AttentionView({ ...context, info: model }));
+  const options = { view: "attention", route: "maps", svg: () => sides.flatMap(side => side.shown?.pictures() ?? []),
+    draw: (place, maps, { side }) => sides[side].draw(place, maps), words: () => sides[0].words(),
+    difference: place => link(place, sides, options.sent) };
   await readingView(main, context, options);
-  return view;
+  return { close: () => sides.forEach(side => side.shown?.close()) };
+}
+
+// Two models beside each other select the same head and token, and point at the same cell.
+async function link(place, sides, body) {
+  const [a, b] = sides.map(side => side.shown), { info, other, api, signal } = sides[0].context;
+  const maps = h("div"), texts = h("div"), across = (side, axis) => {
+    const segments = aligned([a, b].map(view => view.maps[axis]));
+    return n => counterpart(segments, side)(n)[0];
+  };
+  const draw = () => difference(maps, [a, b], query => a.chooseToken(query));
+  place.replaceChildren(texts, maps);
+  sides.forEach((side, n) => {
+    const there = sides[1 - n].shown;
+    side.chosen = changes => {
+      const token = changes.token === undefined ? undefined : across(n, "queries")(changes.token);
+      there.follow({ ...changes, token });
+      if (n) side.context.set({ ...changes, ...changes.token !== undefined && { token: a.query } });
+      draw();
+    };
+    side.read = (row, column) => {
+      const [query, key] = [across(n, "queries")(row), across(n, "keys")(column)];
+      if (query !== undefined && key !== undefined && there.maps.block === 1) there.heat.read(query, key);
+    };
+  });
+  b.follow({ kind: a.maps.kind, layer: a.layer, head: a.head, token: across(0, "queries")(a.query) });
+  draw();
+  if (!other.off.length || !info.words) return;
+  const asked = [info, other].map(({ id }) => api.post("v1/explain/surprise", { ...body, model: id }, signal));
+  const answers = (await Promise.all(asked)).map(answer => answer.surprise);
+  surpriseDifference(texts, answers, [info, other].map(titleOf), place => a.chooseToken(place));
 }
 
 class AttentionView {
   constructor(context) {
+    const { info, other } = context;
     this.context = context;
-    this.baselines = new Map(); // responses with all heads on
-    this.read = { input: null, target: null }; // the texts that are shown
-    /** @type {any} */
     this.shown = null;
-    /** @type {string[] | null} */
     this.kinds = null;
-    /** @type {any[] | null} */
-    this.responses = null;
-    this.panel = h("div", { class: "attention-off" }, switchOffHint());
-    this.without = context.info.words && h("section", { class: "attention-without", "aria-label": "Without heads" },
-      h("h3", {}, "Without heads"), this.panel);
-    this.off = new Set((context.state.off ?? "").split(",").filter(each => HEAD.test(each)));
-    this.measured = debounced(latest(context, this.panel, ending => this.measure(ending)), 120);
+    this.chosen = _changes => {}; // called with what is selected here
+    this.read = (_row, _column) => {};
+    // heads are switched off in the model beside the full one
+    this.switches = info.heads && info.words && (!other || (info === other && other.off.length > 0));
   }
 
-  close() {
-    this.shown?.close();
-  }
-
-  async draw(place, maps, { input = null, target = null }) {
-    this.read = { input, target };
-    this.forget(maps.parts);
-    const before = this.shown;
-    this.shown = await drawAttention(place, maps, {
-      chosen: { ...this.context.state }, off: this.off, below: this.without,
-      onchoose: changed => this.context.set(changed),
-      onoff: this.without ? off => this.switchOff(off) : undefined,
-    });
+  async draw(place, maps) {
+    const { context } = this, { info, other } = context, before = this.shown;
+    this.shown = await drawAttention(place, maps, { chosen: { ...context.state }, off: new Set(info.off),
+      onchoose: changed => {
+        if (info !== other) context.set(changed);
+        this.chosen(changed);
+      },
+      onread: (row, column) => this.read(row, column),
+      onoff: this.switches ? off => context.beside(off.size ? idOf({ ...info, off: [...off] }) : undefined) : undefined });
     before?.close();
     this.kinds = maps.parts.map(part => part.kind);
-    if (this.without) this.measured.now();
-  }
-
-  // heads from the address that this model does not have
-  forget(parts) {
-    for (const each of this.off) {
-      const [kind, layer, head] = each.split("."), part = parts.find(one => one.kind === kind);
-      if (!part || Number(layer) >= part.layers || Number(head) >= part.heads) this.off.delete(each);
-    }
-  }
-
-  switchOff(off) {
-    this.off = off;
-    this.shown.setOff(off);
-    this.context.set({ off: [...off].join(",") || undefined });
-    this.measured();
-  }
-
-  // ---- loss without heads
-
-  async measure(ending) {
-    this.responses = null;
-    if (!this.off.size) return this.panel.replaceChildren(switchOffHint());
-    const heads = [...this.off].map(each => {
-      const [kind, layer, head] = each.split(".");
-      return [kind, Number(layer), Number(head)];
-    });
-    this.responses = [await this.withoutHeads([], ending), await this.withoutHeads(heads, ending)];
-    return this.panel.replaceChildren(comparison(this.off, this.responses[0], this.responses[1], on =>
-      this.switchOff(new Set([...this.off].filter(each => !on.includes(each))))));
-  }
-
-  // with all heads on, requested once per text
-  async withoutHeads(heads, ending) {
-    const { info, api } = this.context;
-    const body = { model: info.id, ...this.read, heads }, key = JSON.stringify(body);
-    if (this.baselines.has(key)) return this.baselines.get(key);
-    const response = (await api.post("v1/explain/without_heads", body, ending)).without_heads;
-    if (!heads.length) this.baselines = new Map([[key, response]]);
-    return response;
-  }
-
-  // ---- saving
-
-  pictures() {
-    return [...this.shown?.pictures() ?? [], this.responses && this.panel];
+    return this.shown;
   }
 
   // of several kinds, the command shows cross-attention

@@ -20,8 +20,7 @@ const labelOf = panel => /isoflops/.test(panel.name) ? "parameters"
   : panel.plots[0].x.label.replace(" in training", "");
 
 export async function mount(main, context) {
-  const { api, signal, state } = context;
-  const studies = (await api.get("v1/comparisons", signal)).data;
+  const { api, signal, state } = context, studies = (await api.get("v1/comparisons", signal)).data;
   if (!studies.length) {
     main.append(h("p", {}, "No comparisons in this server's folders. These commands make one; "
       + "then serve its folder along with the runs: weft serve runs comparisons"),
@@ -29,9 +28,7 @@ export async function mount(main, context) {
     return {};
   }
   const place = h("div");
-  /** @type {ReturnType<typeof chart.mount>[]} */
   let charts = [];
-  /** @type {any} */
   let shown = null;
   const known = () => studies.find(each => each.name === state.study) ?? studies.find(each => each.finished)
     ?? studies[0];
@@ -59,7 +56,6 @@ export async function mount(main, context) {
       context.set({ x: each === panels[0] ? undefined : labelOf(each) });
       fill();
     }));
-    /** @type {ReturnType<typeof chart.mount> | null} */
     let drawn = null;
     const fill = () => {
       const panel = current();
@@ -98,7 +94,7 @@ export async function mount(main, context) {
     shown = data;
     place.replaceChildren(...data.finished ? [] : unfinished(data));
     if (data.finished) fillPlace(data);
-    return document.dispatchEvent(new CustomEvent("weft-state")); // the command changes
+    return context.set({}); // the command changes
   });
 
   const unfinished = data => [
@@ -110,8 +106,7 @@ export async function mount(main, context) {
     place.append(h("h2", {}, data.title), h("p", { class: "lead" }, data.result), curves?.section ?? "");
     curves?.fill();
     const others = data.panels.filter(each => !LOSS_PANELS.test(each.name));
-    const open = others.filter(each => !FOLDED.includes(each.name));
-    const pair = h("div", { class: "charts" });
+    const open = others.filter(each => !FOLDED.includes(each.name)), pair = h("div", { class: "charts" });
     place.append(pair);
     for (const panel of open) {
       const figure = h("figure", { class: "compare-figure" });

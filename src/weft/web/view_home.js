@@ -4,10 +4,10 @@ import { button, copyText, debounced, h, soft } from "./dom.js";
 import { glossary } from "./glossary.js";
 import { sampleOf } from "./home_sample.js";
 import { duration } from "./numbers.js";
-import { capitalised, latest } from "./reading.js";
+import { latest } from "./reading.js";
 import { add, charts, empty } from "./runs_curves.js";
 import { STATES } from "./runs_parts.js";
-import { abbreviate, percent } from "./words.js";
+import { abbreviate, capitalised, percent } from "./words.js";
 
 export const title = "Home";
 export const about = "";
@@ -22,7 +22,7 @@ const MAX_RUNS = 4; // latest runs with their curves
 const LIVE_PARAMETERS = 60e6; // a larger model writes a sample only on request
 const WAIT_MS = 3000; // between looks for a first model
 const KINDS = { "decoder": "Transformer decoder", "encoder": "Transformer encoder",
-  "encoder-decoder": "Transformer encoder and decoder", "recurrent": "Recurrent network", "ngram": "N-gram model",
+  "encoder-decoder": "Transformer encoder and decoder", "recurrent": "Recurrent network", "bengio": "Neural n-gram", "ngram": "N-gram model",
   "bahdanau": "Recurrent encoder and decoder with attention", "elmo": "LSTMs in both directions (ELMo)" };
 const GOOD_AT = {
   "next-token": "Continues a text in the style of its training data.",
@@ -55,11 +55,10 @@ class Home {
   constructor(main, context) {
     this.main = main;
     this.context = context;
-    /** @type {{ close: () => void }[]} */
     this.opened = []; // charts and observers
     this.queue = Promise.resolve(); // one sample at a time
     this.models = [...context.models].sort(newestFirst);
-    this.runs = h("section", { class: "home-runs", hidden: true });
+    this.runs = h("section", { hidden: true });
     main.classList.add("view-home");
   }
 
@@ -72,8 +71,6 @@ class Home {
       glossary());
     await this.showRuns();
   }
-
-  // ---- no model yet
 
   nothing() {
     const line = (text, ...explained) => h("li", {}, h("div", { class: "home-command" }, h("code", { tabindex: 0 }, text),
@@ -91,8 +88,6 @@ class Home {
         line("weft train gpt-tiny --data book.txt", "Trains on a text of your own."),
         line("weft import path/to/SmolLM2 runs/smol", "Converts a downloaded Hugging Face model.")));
   }
-
-  // ---- the first prediction
 
   first() {
     const { context } = this, able = this.models.filter(model => model.continues && !model.chat);
@@ -136,7 +131,7 @@ class Home {
     }).catch(error => context.fail(error));
     this.drawSteps(steps, model);
     return h("section", { class: "home-first" },
-      h("div", { class: "home-play" }, h("h2", { class: "home-title" }, "What comes next?"), area,
+      h("div", {}, h("h2", { class: "home-title" }, "What comes next?"), area,
         rows, h("p", { class: "soft" }, "Predictions of ", h("b", {}, model.id),
           ". Choose one to continue, or type a text of your own.")), steps);
   }
@@ -164,8 +159,6 @@ class Home {
     place.replaceChildren(h("h2", {}, "Start here"), h("ol", {}, items.map(({ view, label, about }) => h("li", {},
       h("a", { href: link(view.path, { model: model.id, text }) }, h("b", {}, label), soft(about))))));
   }
-
-  // ---- models
 
   cards() {
     const grid = h("div", { class: "home-cards" });
@@ -216,15 +209,13 @@ class Home {
     return card;
   }
 
-  // ---- runs
-
   async showRuns() {
     const { api, signal, link } = this.context;
     const { now, runs } = await api.get("v1/runs", signal), shown = runs.filter(run => run.steps_done > 1).slice(0, MAX_RUNS);
     this.runs.hidden = !shown.length;
     const places = shown.map(run => {
       const facts = [STATES[run.state] ?? run.state, run.best_text, `${duration(Math.max(0, Math.floor(now - run.changed)))} ago`];
-      const place = h("div", { class: "home-curve" });
+      const place = h("div");
       return { run, place, card: h("article", { class: "home-run" },
         h("h3", {}, h("a", { href: link("runs", { runs: encodeURIComponent(run.name) }) }, run.name)),
         h("p", { class: "soft" }, facts.filter(Boolean).join(" · ")), place) };

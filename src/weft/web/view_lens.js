@@ -15,8 +15,7 @@ export function mount(main, context) {
     reset: ["row", "column"],
     draw: (drawn, data) => lens.mount(drawn, data, { ...context.state, changed }),
     svg: drawn => {
-      const scroll = drawn.querySelector(".scroll");
-      const at = scroll.scrollLeft;
+      const scroll = drawn.querySelector(".scroll"), at = scroll.scrollLeft;
       scroll.scrollLeft = 0; // past the sticky names of the layers
       requestAnimationFrame(() => { scroll.scrollLeft = at; });
       return drawn.querySelector("table");

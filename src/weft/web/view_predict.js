@@ -1,9 +1,9 @@
 // Predict: what a classifier, tagger, regression model, answer finder or embedding model predicts, and from which tokens.
 import { button, debounced, h, roving, soft } from "./dom.js";
-import { capitalised, isRefused, latest, sampleNote, textBox } from "./reading.js";
+import { isRefused, latest, sampleNote, textBox } from "./reading.js";
 import * as saliency from "./saliency.js";
 import { saveTools, shellQuote } from "./save.js";
-import { minus, percent, short, withCommas } from "./words.js";
+import { capitalised, minus, percent, short, withCommas } from "./words.js";
 
 export const title = "Predict";
 export const about = "What the model predicts for your text, and the tokens that the prediction depends on.";
@@ -29,7 +29,6 @@ export async function mount(main, context) {
   const depends = h("section", { class: "predict-depends", "aria-label": "What the prediction depends on" });
   const drawn = h("div", { class: "write-columns" }), problem = h("p", { class: "reading-problem", role: "alert" });
   const origin = h("p", { class: "soft reading-origin" });
-  /** @type {any} */
   let shown = null;
 
   const boxes = names.map(name => textBox(name, () => typed(), { rows: 2 }));
@@ -94,7 +93,6 @@ export async function mount(main, context) {
   return {};
 }
 
-// A command that prints the same numbers.
 function command({ id, objective, inputs }, texts) {
   const run = shellQuote(`runs/${id}`);
   if (objective === "contrastive") {
@@ -104,8 +102,6 @@ function command({ id, objective, inputs }, texts) {
   const row = JSON.stringify(Object.fromEntries(inputs.map((name, n) => [name, texts[n] ?? ""])));
   return `echo ${shellQuote(row)} > row.jsonl && weft classify ${run} row.jsonl --json`;
 }
-
-// ---- one function per objective: the result, marked texts if any, and the heading of the gradients
 
 const headline = (value, ...about) => h("p", { class: "predict-headline" }, h("b", { dir: "auto" }, value), soft(...about));
 const explained = (...parts) => h("p", { class: "saliency-target" }, ...parts, " It depends on:");

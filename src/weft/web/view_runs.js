@@ -39,11 +39,8 @@ class Runs {
   constructor(main, context) {
     const { state } = context, range = state.zoom?.split(",").map(Number).filter(Number.isFinite);
     this.context = context;
-    /** @type {any[]} */
     this.rows = []; // of the list
-    /** @type {Map<string, any>} */
     this.data = new Map(); // metrics, samples and events by run
-    /** @type {Map<string, ReturnType<typeof mountChart>>} */
     this.charts = new Map(); // by metric
     this.now = 0;
     this.timer = 0;
@@ -52,7 +49,7 @@ class Runs {
     this.zoom = range?.length === 2 && range[0] < range[1] ? range : null;
     this.list = scrollRegion("Runs");
     this.list.classList.add("runs-scroll");
-    this.status = h("p", { class: "soft runs-counted", role: "status" });
+    this.status = h("p", { class: "soft", role: "status" });
     this.notes = h("div", { class: "runs-notes" });
     this.grid = h("div", { class: "charts" });
     this.curves = h("section", {}, h("h2", { class: "unseen" }, "Curves"), this.controls(), this.notes, this.grid);
@@ -85,8 +82,6 @@ class Runs {
     document.addEventListener("visibilitychange", () => this.wait(), { signal: this.context.signal });
     this.wait();
   }
-
-  // ---- data
 
   async loadList() {
     const { now, runs } = await this.context.api.get("v1/runs", this.context.signal);
@@ -172,8 +167,6 @@ class Runs {
     }
   }
 
-  // ---- list
-
   finder() {
     const { state, set } = this.context;
     const find = h("input", { type: "search", value: state.find ?? "", autocomplete: "off", oninput: debounced(() => {
@@ -212,8 +205,6 @@ class Runs {
     this.showList();
     this.loadChosen().catch(error => this.context.fail(error));
   }
-
-  // ---- curves
 
   controls() {
     const { state, set } = this.context, redraw = debounced(() => this.showCurves(), 15);
@@ -279,7 +270,6 @@ class Runs {
     }));
   }
 
-  // Remarks on a run.
   notesOf(run, x) {
     const logged = Object.keys(run.series).length, lines = run.damaged === 1 ? "line" : "lines";
     return [run.problem, run.damage, run.damaged && `${run.name}: ${run.damaged} damaged ${lines} skipped`,
@@ -293,7 +283,7 @@ class Runs {
     const known = this.known().filter(run => run.recipe), open = this.recipes.querySelector("details")?.open;
     this.recipes.replaceChildren(...known.length ? recipes(known, open) : []);
     this.events.replaceChildren(...events(this.known()));
-    document.dispatchEvent(new CustomEvent("weft-state")); // the command may change
+    this.context.set({}); // the command may change
   }
 
   showSamples() {

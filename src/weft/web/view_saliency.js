@@ -15,7 +15,6 @@ export function mount(main, context) {
     view.again();
   };
   const changed = ({ measure }) => context.set({ measure: measure === "norm" ? undefined : measure });
-  /** @type {any} */
   const view = {
     view: "saliency",
     reset: ["place"],

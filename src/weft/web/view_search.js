@@ -43,7 +43,6 @@ export async function mount(main, context) {
     drawing?.close();
     drawing = search.mount(drawn, data, { step: state.step, play, changed: changes => context.set(changes) });
   };
-  /** @type {any} */
   const view = {
     view: "search",
     target: false,

@@ -4,8 +4,9 @@ import { NEUTRAL } from "./choice.js";
 import { stageScale } from "./present.js";
 import { answerSelect, fetchDecoding, latest, sampleNote, targetOf, textBox } from "./reading.js";
 import { explainCommand, saveTools } from "./save.js";
+import { aligned, counterpart, panes } from "./sides.js";
 import { mount as draw } from "./stage.js";
-import { visibleToken } from "./words.js";
+import { beginning, visibleToken } from "./words.js";
 
 export const title = "Inside a step";
 export const about = "The path of one token through the model, value by value.";
@@ -13,21 +14,20 @@ export const path = "step";
 export const lacks = info => (info ? "" : "has no steps");
 
 const MIN_TEMPERATURE = 0.1; // of the slider
-const MAX_LETTERS = 48; // letters of the model's sample text at first
 const MAX_TOP_K = 100; // of the slider; more is off
+
+const NOTE = "pale: more than the other, hatched: less, dashed ring: the other’s weight";
 
 const integer = text => (/^\d+$/.test(text ?? "") ? Number(text) : null);
 const real = text => (text !== undefined && Number.isFinite(Number(text)) ? Number(text) : null);
 
 export async function mount(main, context) {
-  const { info, state, api, signal } = context;
-  /** @type {any} */
+  const { info, other, state, api, signal } = context, models = other ? [info, other] : [info];
   let step = null;
-  /** @type {any} */
-  let stage = null;
+  let stage = null; // the stage of the model, which leads
+  let stages = [];
   let origin = "", text = "", target = info.writes ? state.target ?? "" : null;
   const { generate, translate } = info.continues || info.writes ? await fetchDecoding(context) : {};
-  // the model's default settings of sampling
   const usual = generate?.temperature >= MIN_TEMPERATURE
     ? { temperature: generate.temperature, top_k: generate.top_k, top_p: generate.top_p } : NEUTRAL;
   const settings = () => ({ temperature: real(state.temperature) ?? usual.temperature,
@@ -36,6 +36,7 @@ export async function mount(main, context) {
   const writes = info.continues || info.writes;
 
   const status = h("p", { class: "soft step-status", role: "status" }), body = h("div", { class: "step-body" });
+  const { places, element } = other ? panes(models, NOTE) : { places: [body], element: null };
   const tokens = h("div", { class: "step-follow" });
   const answer = translate && answerSelect(context, translate.beams, () => {
     target = "";
@@ -50,64 +51,108 @@ export async function mount(main, context) {
       format: p => (p >= 1 ? "off" : p.toFixed(2)), change: p => changed({ ...settings(), top_p: p >= 1 ? null
         : p }) }));
   main.append(...[body, h("div", { class: "step-below" }, status, h("div", { class: "fields" }, tokens, answer), cuts),
-    saveTools({ svg: () => stage?.svg(), name: `step-${info.id}`,
+    saveTools({ svg: () => stages.map(each => each.svg()), name: `step-${info.id}`,
       command: () => explainCommand(info, "step", { text, target: target ?? undefined },
         ...["place", "layer"].map(name => state[name] && `--${name} ${state[name]}`)) })].filter(Boolean));
 
-  // ---- requests
   const load = latest(context, body, async ending => {
     const layer = info.heads ? integer(state.layer) : null; // only Transformers have blocks to open
     const threads = (state.threads ?? "").split(",").filter(each => /^\d+$/.test(each)).map(Number);
-    const { step: response } = await api.post("v1/explain/step", { model: info.id, input: text, layer, threads,
-      target: target === null ? null : await targetOf(context, text, ending), place: integer(state.place),
-        ...settings() }, ending);
+    const request = { input: text, threads, target: target === null ? null : await targetOf(context, text, ending),
+      ...settings() };
+    const responses = await Promise.all(models.map(async (model, n) => (await api.post("v1/explain/step", { ...request,
+      model: model.id, layer: model === info ? layer : layer !== null && model.heads ? Math.min(layer, model.layers - 1) : null,
+      place: n ? null : integer(state.place), source_place: n ? null : integer(state.source_place) }, ending)).step));
+    const [response] = responses;
+    if (other && state.place !== undefined) responses[1] = await beside(request, responses, ending);
     if (target !== null && state.target === undefined) {
       target = (await api.post("v1/detokenize", { model: info.id, tokens: response.ids }, ending)).text;
     }
-    return response;
+    return responses;
   });
+
+  // The other model's step at the same place of the text.
+  async function beside(request, responses, ending) {
+    const [own, its] = responses;
+    const [place] = counterpart(aligned([own.pieces, its.pieces]), 0)(own.place).slice(-1);
+    return place === undefined || place === its.place ? its
+      : (await api.post("v1/explain/step", { ...request, model: other.id, place }, ending)).step;
+  }
 
   /** @param {{ stage?: string }} [where]  step to show */
   async function renew(where = {}) {
-    const response = await load();
+    const responses = await load();
     if (signal.aborted) return false;
-    if (!response) {
+    if (!responses) {
       body.hidden = false; // its sentence can be corrected
       if (!stage) body.replaceChildren(textBox("Text", event => { text = event.target.value; again(); }).field);
       return false;
     }
-    step = response;
-    if (stage) stage.update(step, { ...where, settings: settings() });
-    else stage = draw(body, { step, scale: stageScale, stage: state.stage, zoom: state.zoom, head: state.head, settings: settings(),
-      text: () => text, target: () => target }, hooks);
+    [step] = responses;
+    if (element && !element.isConnected) body.replaceChildren(element);
+    responses.forEach((response, n) => {
+      if (stages[n]) return stages[n].update(response, { ...where, settings: settings(), beside: responses[1 - n] });
+      stages[n] = draw(places[n], { step: response, beside: responses[1 - n], scale: stageScale, stage: state.stage, zoom: state.zoom,
+        head: state.head, settings: settings(), text: () => text, target: () => target, follows: n > 0 },
+      n ? { ...hooks, step: null, state: changes => follow(changes, stages[0]) } : hooks);
+      return null;
+    });
+    [stage] = stages;
+    if (element) linkThreads(responses);
     showStatus();
     return true;
   }
 
   const confirm = debounced(async () => {
-    const response = await load();
-    if (!response) return;
-    step = response;
-    stage?.confirm(response);
+    const responses = await load();
+    if (!responses) return;
+    [step] = responses;
+    stages.forEach((each, n) => each.confirm(responses[n], responses[1 - n]));
   });
   const again = debounced(() => { context.set({ text }); renew(); });
   const asked = changes => { context.set(changes); return renew(); };
   function changed(values) {
     const shown = name => (values[name] === usual[name] ? undefined : String(values[name] ?? "off"));
     context.set({ temperature: shown("temperature"), top_k: shown("top_k"), top_p: shown("top_p") });
-    stage?.set(values);
+    for (const each of stages) each.set(values);
     confirm();
   }
 
+  // What the reader does on one stage happens on the other.
+  function follow(changes, to) {
+    if (!to) return;
+    if ("zoom" in changes && changes.zoom !== (to.zoom() || undefined)) to.zoomTo(changes.zoom);
+    if (changes.head !== undefined) to.chooseHead(Number(changes.head));
+  }
+
+  // A token that the reader points at is lit on both sides.
+  function linkThreads(responses) {
+    const segments = aligned(responses.map(response => response.pieces));
+    places.forEach((place, n) => {
+      place.onpointerover = event => {
+        const row = event.target.closest?.("[data-thread]")?.getAttribute("data-thread");
+        const other = row === undefined ? [] : counterpart(segments, n)(Number(row));
+        stages[n].light(row === undefined ? [] : [Number(row)]);
+        stages[1 - n].light(other);
+      };
+      place.onpointerleave = () => { for (const each of stages) each.light([]); };
+    });
+  }
+
   const hooks = {
-    state: changes => context.set(changes),
+    state(changes) {
+      context.set(changes);
+      if (stages[1]) follow({ ...changes, ..."head" in changes && { head: changes.head ?? 0 } }, stages[1]);
+    },
+    step: (id, share) => stages[1]?.goTo(id, share), // the step that is shown
     open: info.heads ? layer => asked({ layer: layer ? String(layer) : undefined }) : null,
-    follow: place => asked({ place: place === step.pieces.length - 1 ? undefined : String(place), threads: undefined }),
+    follow: (place, inSource) => asked(inSource ? { source_place: String(place) }
+      : { place: place === step.pieces.length - 1 ? undefined : String(place), threads: undefined }),
     threads: places => asked({ threads: places.join(",") }),
     settings: changed,
     edit(which, typed) {
       if (which === "text") text = typed; else target = typed;
-      context.set({ [which]: typed, place: undefined, threads: undefined, stage: undefined, zoom: undefined });
+      context.set({ [which]: typed, place: undefined, source_place: undefined, threads: undefined, stage: undefined, zoom: undefined });
       return renew({ stage: "tokens" });
     },
     append: writes ? append : null,
@@ -146,12 +191,12 @@ export async function mount(main, context) {
     if (stage.key(event)) event.preventDefault();
   }, { signal });
 
-  document.addEventListener("weft-present", () => stage?.redraw(), { signal });
+  document.addEventListener("weft-present", () => stages.forEach(each => each.redraw()), { signal });
 
   text = state.text ?? await sampleText();
   await renew();
   context.set({}); // the command contains the text
-  return { close() { stage?.close(); }, move };
+  return { close() { for (const each of stages) each.close(); }, move };
 
   // Go to another step or zoom of the same picture; false if the address is of another one.
   function move(path, next) {
@@ -168,7 +213,6 @@ export async function mount(main, context) {
   async function sampleText() {
     const { text: sample, origin: from } = await api.post("v1/explain/text", { model: info.id }, signal);
     origin = sampleNote(from);
-    if (sample.length <= MAX_LETTERS) return sample;
-    return sample.slice(0, MAX_LETTERS).replace(/\s+\S*$/, "");
+    return beginning(sample);
   }
 }

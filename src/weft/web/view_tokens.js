@@ -94,4 +94,3 @@ function counts(tokenizers, characters, bytes) {
     rows: tokenizers.map(each => [h("bdi", {}, nameOf(each)), withCommas(each.count), per(characters, each.count),
       per(bytes, each.count), each.models.length || each.kind === "byte" ? withCommas(each.vocab_size) : "–"]) });
 }
-

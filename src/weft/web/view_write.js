@@ -1,10 +1,11 @@
 // Write: generated text token by token, the alternatives at every position, and the branches they lead to.
 import { drawTree, packBranches, parseBranches, spanOf, textOf, turnsOf } from "./branches.js";
 import { Distribution, drawPosition, MAX_LISTED, unpackLogprobs } from "./distribution.js";
-import { button, debounced, h, roving } from "./dom.js";
+import { button, debounced, h, roving, uniqueId } from "./dom.js";
 import { mountFill } from "./fill.js";
 import { latest, textBox } from "./reading.js";
 import { saveTools } from "./save.js";
+import { panes } from "./sides.js";
 import { numberWithin } from "./words.js";
 import { command, controls, fetchSettings, MAX_TOKENS, settingsOf } from "./write_settings.js";
 
@@ -21,10 +22,44 @@ export const lacks = info => (info && (info.continues || info.writes || masked(i
 
 export async function mount(main, context) {
   if (masked(context.info)) return mountFill(main, context);
-  const chats = chatsWith(context);
-  const writer = new Writer(main, context, await fetchSettings(context, chats));
+  const chats = chatsWith(context), known = await fetchSettings(context, chats), { info, other } = context;
+  if (!other) {
+    const writer = new Writer(main, context, known);
+    await writer.begin();
+    return { close: () => writer.end.abort() };
+  }
+  // a second writer beside the first has its prompt and its settings, and no controls
+  const { places, element } = panes([info, other]), writer = new Writer(main, context, known, places[0]);
+  const second = new Writer(h("div"), { ...context, info: other, set: () => {} }, known, places[1]);
+  main.querySelector(".tools").before(element);
+  link([writer, second]);
   await writer.begin();
-  return { close: () => writer.end.abort() };
+  return { close: () => { writer.end.abort(); second.end.abort(); } };
+}
+
+// Texts of two models: the first tokens that differ are marked, and a token that is pointed at lights its counterpart,
+// whose alternatives are shown beside those of the first.
+function link(writers) {
+  const textBefore = (writer, place) => textOf(writer.branch.tokens.slice(0, place)).length;
+  writers.forEach((writer, n) => {
+    const beside = writers[1 - n];
+    writer.changedText = () => {
+      const [a, b] = writers.map(each => textOf(each.branch.tokens));
+      let same = 0;
+      while (same < a.length && a[same] === b[same]) same += 1;
+      for (const each of writers) each.spans().forEach((span, at) => span.classList.toggle("write-differs",
+        textBefore(each, at) <= same && textBefore(each, at + 1) > same));
+    };
+    writer.selectedPlace = place => {
+      const at = textBefore(writer, place), { tokens } = beside.branch;
+      const there = tokens.findIndex((_, k) => textBefore(beside, k + 1) > at);
+      for (const each of [...writer.spans(), ...beside.spans()]) each.classList.remove("linked");
+      if (place >= writer.branch.tokens.length || there < 0) return;
+      beside.spans()[there]?.classList.add("linked");
+      if (beside.place !== there) beside.select(there, true);
+    };
+  });
+  writers[0].follower = writers[1];
 }
 
 const chatsWith = ({ info, state }) => info.chat && !info.writes && state.mode !== "complete";
@@ -33,8 +68,13 @@ const LABELS = { chat: { prompt: "You", text: "The model" }, pairs: { prompt: "S
   text: { prompt: "Prompt", text: "Continuation" } };
 
 class Writer {
-  constructor(main, context, known) {
+  /** @param {any} pane  the place of the text, of one of two writers beside each other */
+  constructor(main, context, known, pane = null) {
     this.main = main;
+    this.pane = pane;
+    this.changedText = () => {};
+    this.selectedPlace = _place => {};
+    this.follower = null; // writes what this one is asked for
     this.context = context;
     this.known = known; // settings
     this.info = context.info;
@@ -45,7 +85,6 @@ class Writer {
     this.writing = false;
     this.treeFrame = 0;
     this.topFrame = 0;
-    /** @type {number | null} */
     this.place = null; // index of the selected token; null: the next one
     this.chats = chatsWith(context);
     this.turns = this.chats ? turnsOf(context.state.turns) : [];
@@ -63,8 +102,6 @@ class Writer {
   get settings() { return settingsOf(this.context.state, this.known); }
   ids(to) { return this.branch.tokens.slice(0, to).map(token => token.id); }
 
-  // ---- page
-
   build() {
     const { prompt: promptLabel, text: textLabel } = LABELS[this.chats ? "chat" : this.info.writes ? "pairs" : "text"];
     const { field, area } = textBox(promptLabel, debounced(() => this.setInput(area.value)),
@@ -81,25 +118,27 @@ class Writer {
     this.sendButton = this.chats && button("Send", () => this.nextTurn());
     this.state = h("span", { class: "soft", role: "status" });
     this.treeBox = h("section", { class: "write-tree", hidden: true, "aria-label": "Branches" });
-    this.heading = h("h2", { id: "write-heading" }, "The next token");
+    const id = uniqueId();
+    this.heading = h("h2", { id }, "The next token");
     this.facts = h("p", { class: "write-facts", "aria-live": "polite" });
-    this.rows = h("div", { class: "write-rows", role: "group", "aria-labelledby": "write-heading" });
+    this.rows = h("div", { class: "write-rows", role: "group", "aria-labelledby": id });
     this.sum = h("p", { class: "soft write-sum" });
-    this.transcript = h("div", { class: "write-transcript" });
+    this.transcript = h("div");
     const mode = this.info.chat && !this.info.writes && h("p", {}, button(this.chats ? "Complete a text instead"
       : "Chat instead", () => this.context.go("write", { mode: this.chats ? "complete" : undefined })));
+    const label = h("p", { class: "soft write-label" }, textLabel);
+    const place = h("section", { class: "write-place" }, this.heading, this.facts, this.rows, this.sum);
+    this.pane?.append(this.text, this.state, this.treeBox, place);
     this.main.append(
       h("div", { class: "write-columns" },
-        h("div", { class: "write-main" }, mode, this.transcript,
-          field, h("p", { class: "soft write-label" }, textLabel), this.text,
+        h("div", { class: "write-main" }, mode, this.transcript, field, !this.pane && [label, this.text],
           h("div", { class: "fields" }, this.stopButton, this.continueButton, this.restartButton, this.sendButton,
-            this.state),
+            !this.pane && this.state),
           h("p", { class: "soft write-hint" }, "The stronger its shade, the more surprising a token was to the model. "
-            + "Point at one or use the arrow keys to see alternatives."),
-          this.treeBox),
+            + "Point at one or use the arrow keys to see alternatives.",
+          this.pane && " The first token that differs is underlined."), !this.pane && this.treeBox),
         h("aside", { class: "write-side", "aria-label": "Sampling settings" },
-          controls(this.context.state, this.known, changes => this.changed(changes)),
-          h("section", { class: "write-place" }, this.heading, this.facts, this.rows, this.sum))),
+          controls(this.context.state, this.known, changes => this.changed(changes)), !this.pane && place)),
       saveTools({ name: "write", svg: () => [this.text, !this.treeBox.hidden && this.treeBox],
         command: () => command(this.info, this.settings, this.known,
           { prompt: this.input ?? "", chats: this.chats }) }));
@@ -136,18 +175,17 @@ class Writer {
     signal.addEventListener("abort", () => this.end.abort());
   }
 
-  // ---- requests
-
   async begin() {
     const { state, api, signal } = this.context;
-    this.input = state.text;
+    this.input ??= state.text;
     if (this.input === undefined && !this.turns.length) {
       const { text } = await api.post("v1/explain/text", { model: this.info.id }, signal);
       this.input = this.info.writes ? text
         : text.match(new RegExp(`^(\\s*\\S+){1,${WORDS * (this.chats ? 2 : 1)}}`, "u"))[0];
     }
+    if (this.follower) { this.follower.input = this.input; this.follower.begin(); }
     this.prompt.value = this.input ?? "";
-    document.dispatchEvent(new CustomEvent("weft-state")); // the command contains the prompt
+    this.context.set({}); // the command contains the prompt
     this.drawTurns();
     this.drawText();
     this.run();
@@ -158,6 +196,7 @@ class Writer {
     this.input = text;
     this.cache.clear();
     this.context.set({ text });
+    if (this.follower) { this.follower.input = text; this.follower.cache.clear(); }
     this.reset();
   }
 
@@ -168,9 +207,11 @@ class Writer {
     if (restarts) { this.branches = parseBranches(""); this.at = 0; this.place = null; this.drawText(); }
     this.drawSelected();
     this.soon();
+    this.follower?.changed(changes);
   }
 
   reset() {
+    this.follower?.reset();
     this.branches = parseBranches("");
     this.at = 0;
     this.place = null;
@@ -193,8 +234,6 @@ class Writer {
       ({ role: turn % 2 ? "assistant" : "user", content }));
     return { model: id, messages };
   }
-
-  // ---- generation
 
   async run() {
     this.end.abort();
@@ -245,11 +284,13 @@ class Writer {
       place += 1;
       if (branch === this.branch) this.drawToken(place - 1);
       this.drawTreeSoon();
+      this.changedText();
     }
     if (branch.tokens.length > place) { branch.tokens.length = place; if (branch === this.branch) this.drawText(); }
   }
 
   stop() {
+    this.follower?.stop();
     this.end.abort();
     for (const branch of this.branches) {
       const finished = branch.tokens.at(-1)?.finish || branch.score !== undefined;
@@ -261,6 +302,7 @@ class Writer {
   }
 
   continue() {
+    this.follower?.continue();
     delete this.branch.stopped;
     const length = Math.min(MAX_TOKENS, this.branch.tokens.length + ADDED_TOKENS);
     if (length > this.settings.length) {
@@ -274,6 +316,7 @@ class Writer {
 
   nextTurn() {
     this.turns.push(this.input, textOf(this.branch.tokens));
+    if (this.follower) Object.assign(this.follower, { turns: this.turns, input: "" });
     this.input = "";
     this.cache.clear();
     this.prompt.value = "";
@@ -283,7 +326,6 @@ class Writer {
     this.prompt.focus();
   }
 
-  // Whether the model ended the text.
   get ended() { return ["eos", "stop"].includes(this.branch.tokens.at(-1)?.finish); }
 
   showState(message, writing) {
@@ -304,11 +346,8 @@ class Writer {
     this.context.set({ tree: tree || undefined, at: this.at || undefined });
   }
 
-  // ---- branches
-
   choose(token) {
-    const place = this.place ?? this.branch.tokens.length;
-    const forced = [...this.ids(place), token.id];
+    const place = this.place ?? this.branch.tokens.length, forced = [...this.ids(place), token.id];
     const known = this.branches.findIndex(each => forced.every((id, at) => each.tokens[at]?.id === id));
     if (known >= 0) return this.goTo(known);
     if (this.settings.how === "beam") {
@@ -340,8 +379,6 @@ class Writer {
     this.showState(this.writing ? "writing …" : "", this.writing);
     this.selectEnd();
   }
-
-  // ---- drawing
 
   drawTurns() {
     this.transcript.replaceChildren(...this.turns.map((text, turn) => h("div", { class: "write-turn" },
@@ -383,10 +420,9 @@ class Writer {
     });
   }
 
-  // ---- details of a position
-
-  select(place) {
+  select(place, quiet = false) {
     if (place < 0) return;
+    if (!quiet) this.selectedPlace(place);
     this.place = place >= this.branch.tokens.length ? null : place;
     const shown = this.place ?? this.branch.tokens.length;
     this.spans().forEach((span, at) => span.setAttribute("aria-selected", at === shown));

@@ -10,6 +10,11 @@ export function numberWithin(text, low, high, otherwise) {
 export const withCommas = number => number.toLocaleString("en");
 export const minus = text => text.replaceAll("-", "−");
 export const sum = values => values.reduce((total, value) => total + (value ?? 0), 0);
+export const capitalised = text => `${text.slice(0, 1).toUpperCase()}${text.slice(1)}`;
+export const round = value => Math.round(value * 10) / 10; // pixels
+export const firstWords = (text, count) => text.trim().split(/\s+/).slice(0, count).join(" ");
+// The first words of a model's sample text.
+export const beginning = (text, letters = 48) => (text.length <= letters ? text : text.slice(0, letters).replace(/\s+\S*$/, ""));
 export const mean = values => sum(values) / values.length;
 
 // A probability with as many digits as `weft explain` prints.
@@ -48,7 +53,7 @@ export function short(label, maxLetters = 16) {
   return letters.length > maxLetters ? `${letters.slice(0, maxLetters - 1).join("")}…` : label;
 }
 
-const ruler = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
+export const ruler = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
 const widths = new Map(); // measuring is slow, and labels repeat
 
 export function textWidth(text, font = "11.5px system-ui, sans-serif") {
@@ -61,7 +66,6 @@ export function textWidth(text, font = "11.5px system-ui, sans-serif") {
   return widths.get(key);
 }
 
-// As much of a text as fits.
 export function fitText(text, room, font) {
   if (textWidth(text, font) <= room) return text;
   const letters = Array.from(text.slice(0, 160)).slice(0, 80);

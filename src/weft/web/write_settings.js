@@ -2,7 +2,7 @@
 // options of the settings come from the server, which makes them from weft/decode/config.py.
 import { button, field, h, select, slider } from "./dom.js";
 import { shellQuote } from "./save.js";
-import { numberWithin } from "./words.js";
+import { capitalised, numberWithin } from "./words.js";
 
 export const MAX_TOKENS = 400, MAX_BEAMS = 16;
 const MODES = { draw: "sampling", greedy: "greedy", beam: "beam search" };
@@ -33,8 +33,7 @@ function usualLabel({ command, how, beams, temperature, top_k, top_p, min_p }) {
 
 // The values in the address, or the defaults; a value out of bounds is clamped, anything but a number is ignored.
 export function settingsOf(state, { usual, ...known }) {
-  const of = name => state[name] ?? usual[name];
-  const how = of("how") in MODES ? of("how") : usual.how;
+  const of = name => state[name] ?? usual[name], how = of("how") in MODES ? of("how") : usual.how;
   const draws = how === "draw", { ge = 0, le } = known.temperature.bounds;
   const top_p = numberWithin(of("top_p"), 0.01, known.top_p.bounds.le, 1);
   const min_p = numberWithin(of("min_p"), 0, known.min_p.bounds.le, 0);
@@ -49,7 +48,7 @@ export function settingsOf(state, { usual, ...known }) {
   };
 }
 
-const labelOf = name => name[0].toUpperCase() + name.slice(1).replaceAll("_", "-");
+const labelOf = name => capitalised(name.replaceAll("_", "-"));
 
 // The form. `change({ temperature: "0.5" })` is called with the changed values, as in the address.
 export function controls(state, known, change) {
@@ -90,7 +89,6 @@ export function controls(state, known, change) {
   return box;
 }
 
-// A command for a shell that writes the same text.
 export function command(info, settings, known, { prompt, chats }) {
   const run = shellQuote(`runs/${info.id}`), { how, drawing, beams, length, limited, seed } = settings;
   const option = (name, value) => `${known[name].option} ${value}`, limit = option("max_tokens", length);

@@ -24,6 +24,8 @@ from weft.decode.text import Completion
 from weft.errors import ModelError
 from weft.models.presets import gpt, llama, preset, vaswani
 from weft.models.transformer import Transformer
+from weft.nn.config import Attention, Latent
+from weft.nn.position_config import Rotary
 from weft.text.config import Byte
 from weft.text.tokenizer import build_tokenizer
 
@@ -31,6 +33,14 @@ BYTES = build_tokenizer(Byte(), ["any"])
 VOCAB = BYTES.vocab_size
 MODELS = {
     "llama": sharpen(build_transformer(llama(2, 16, 4, d_ff=32, vocab_size=VOCAB, kv_heads=2))),
+    "latent": sharpen(
+        build_transformer(
+            llama(2, 16, 2, d_ff=32, vocab_size=VOCAB).replace(
+                attention=Attention(heads=2, latent=Latent(rank=6, query_rank=5), sinks=True),
+                position=Rotary(fraction=0.5),
+            )
+        )
+    ),
     "gpt2": sharpen(build_transformer(gpt(2, 16, 2, context=48, vocab_size=VOCAB))),
 }
 NO_EOS = (BYTES.eos_id or 0,)
@@ -124,7 +134,12 @@ def test_a_warmed_up_engine_prepares_nothing_later(name: str, blocks: int) -> No
 
 @pytest.mark.parametrize(
     ("name", "count", "ahead", "rules"),
-    [("llama", 200, False, True), ("gpt2", 60, False, True), *product(["llama", "gpt2"], [40], [True], [True, False])],
+    [
+        ("llama", 200, False, True),
+        ("gpt2", 60, False, True),
+        ("latent", 40, False, True),
+        *product(["llama", "gpt2"], [40], [True], [True, False]),
+    ],
 )
 def test_many_texts_equal_single_ones(name: str, count: int, ahead: bool, rules: bool) -> None:
     jobs = random_jobs(count, seed=1, rules=rules)

@@ -12,7 +12,8 @@ from weft.decode.fast.cpu import CPUFastPath
 from weft.decode.fast.path import PlainPath
 from weft.decode.fast.quantize import quantize
 from weft.decode.generate import generate
-from weft.models.config import LayerKind, LMHead
+from weft.models.config import LayerKind
+from weft.models.head_config import LMHead
 from weft.models.presets import gpt, llama, vaswani
 from weft.models.transformer import Transformer, TransformerState
 from weft.nn import position_config as positions

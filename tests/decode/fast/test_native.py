@@ -24,7 +24,7 @@ from weft.models.config import Decoder
 from weft.models.presets import gpt, llama
 from weft.models.transformer import Transformer
 from weft.native import compiler
-from weft.nn.config import Gated, Plain, RMSNorm
+from weft.nn.config import Experts, Gated, Plain, RMSNorm
 from weft.nn.position_config import LinearScaling, Rotary
 
 pytestmark = [
@@ -42,6 +42,34 @@ CONFIGS = {
     "relu": gpt(1, 64, 2, context=40, vocab_size=50).replace(feedforward=Plain(d_ff=96, activation="relu")),
     "biased head": LLAMA.replace(head={"kind": "lm", "tied": False, "bias": True}),
     "scaled head": LLAMA.replace(head={"kind": "lm", "tied": False, "bias": True, "scale": 0.5}),
+    "mixture": LLAMA.replace(feedforward=Experts(experts=4, chosen=2, d_ff=64)),
+    "gated shared experts": LLAMA.replace(
+        feedforward=Experts(experts=6, chosen=3, d_ff=32, renormalised=False, shared="gated", shared_d_ff=96)
+    ),
+    "groups beside a dense layer": LLAMA.replace(
+        feedforward=Experts(
+            experts=8,
+            chosen=3,
+            d_ff=32,
+            score="sigmoid",
+            scale=2.5,
+            choice_bias=0.1,
+            groups=4,
+            kept_groups=2,
+            shared="added",
+            dense=Gated(d_ff=160),
+            first_dense=1,
+        )
+    ),
+    "experts with biases": LLAMA.replace(
+        feedforward=Experts(experts=5, d_ff=64, score="softmax-chosen", bias=True, router_bias=True)
+    ),
+    "weighted inputs": LLAMA.replace(
+        feedforward=Experts(experts=4, chosen=1, d_ff=64, score="sigmoid", renormalised=False, weighs="input")
+    ),
+    "best groups": LLAMA.replace(
+        feedforward=Experts(experts=6, d_ff=32, groups=3, kept_groups=1, group_score="maximum", activation="gelu")
+    ),
 }
 # Neither d_model, d_head nor d_ff is a multiple of a vector's 4, 8 or 16 lanes, or of a panel's 16 rows.
 ODD_CONFIGS = {

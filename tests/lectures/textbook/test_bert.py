@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.data.batch import Batch
-from weft.models.config import ClassificationHead, Encoder
+from weft.models.config import Encoder
+from weft.models.head_config import ClassificationHead
 from weft.models.presets import bert as preset
 from weft.objectives.masked import masked_loss
 

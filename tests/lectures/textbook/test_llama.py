@@ -11,7 +11,8 @@ from tests.pairwise import pairwise
 from torch import Tensor
 
 from weft.data.batch import Batch
-from weft.models.config import Decoder, LMHead
+from weft.models.config import Decoder
+from weft.models.head_config import LMHead
 from weft.models.presets import llama as preset
 from weft.nn.config import RMSNorm
 from weft.nn.position_config import Rotary

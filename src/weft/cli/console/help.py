@@ -4,6 +4,7 @@ import inspect
 import re
 import shlex
 import tomllib
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ from weft.recipe.synonyms import SYNONYMS
 TABLE: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
 # another program's word → weft's; {} stands for the words that follow
 COMMANDS = {name: command for command, names in TABLE["commands"].items() for name in names.split()}
-OPTIONS = {name: option for option, names in TABLE["options"].items() for name in names.split()}
+OPTIONS: dict[str, list[str]] = defaultdict(list)
+for _option, _names in TABLE["options"].items():
+    for _name in _names.split():
+        OPTIONS[_name].append(_option)
 VALUES = {"int": "N", "float": "X", "str": "TEXT", "list[str]": "TEXT", "Path": "PATH", "path": "PATH"}
 
 
@@ -83,11 +87,11 @@ def unknown_option(error: Any, arguments: Sequence[str]) -> str | None:
     name: str = error.option_name
     params = error.ctx.command.get_params(error.ctx)
     options = {option for param in params for option in param.opts if option.startswith("--")}
-    for known in (name.replace("_", "-"), OPTIONS.get(name.replace("_", "-"), "")):
+    for known in (name.replace("_", "-"), *OPTIONS.get(name.replace("_", "-"), ())):
         if known in options:
             return f"no such option: {name}; use {known}"
     words = [param.metavar or "" for param in params if not param.opts[0].startswith("-")]
-    for word in (name, OPTIONS.get(name, "")):
+    for word in (name, *OPTIONS.get(name, ())):
         if any(word.lstrip("-").upper() in metavar.split("|") for metavar in words):
             return f"no such option: {name}; it is an argument: {error.ctx.command_path} {' '.join(words)}"
     if any(param.metavar == "KEY=VALUE" for param in params):

@@ -94,7 +94,7 @@ class BlockManager:
         # Rows in one call are padded to the longest. More calls mean less padding, but each multiplies the weights by
         # fewer rows. Measured on a CPU, this many padded tokens cost as much as another call.
         weights, config = sum(parameter.numel() for parameter in model.decoder.parameters()), model.config
-        self.step_cost = 2 * weights // (len(model.decoder.blocks) * config.attention.groups * config.cache_width)
+        self.step_cost = 2 * weights // (len(model.decoder.blocks) * config.cache_shape[1] * config.cache_shape[2])
 
     def awaits(self, request: Request) -> bool:
         """Whether another request is reading this one's prefix, so that it pays to wait."""

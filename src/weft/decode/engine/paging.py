@@ -33,13 +33,14 @@ def block_bytes(model: Transformer, block_size: int, bits: CacheBits | None = No
     """Bytes of the keys and values of `block_size` tokens in all layers."""
     assert model.decoder is not None
     config, width = model.config, model.embedding.weight.dtype.itemsize
-    vector = config.cache_width * width if bits is None else config.cache_width + SCALE_DTYPE.itemsize
-    return 2 * len(model.decoder.blocks) * config.attention.groups * block_size * vector
+    parts, heads, values = config.cache_shape
+    vector = values * width if bits is None else values + SCALE_DTYPE.itemsize
+    return parts * len(model.decoder.blocks) * heads * block_size * vector
 
 
 class BlockStore:
     """A Transformer's KV blocks: data (layers, blocks + 1, 2, kv_heads, block_size, width), allocated once. In 8 bits
-    they have `scales` (layers, blocks + 1, 2, kv_heads, block_size).
+    they have `scales` (layers, blocks + 1, 2, kv_heads, block_size). Latent attention has 1 instead of 2.
 
     The block after the last, `nowhere`, receives what is written for positions without a block: padding.
     """
@@ -47,7 +48,8 @@ class BlockStore:
     def __init__(self, model: Transformer, blocks: int, block_size: int, *, bits: CacheBits | None = None):
         assert model.decoder is not None
         config, table = model.config, model.embedding.weight
-        shape = (len(model.decoder.blocks), blocks + 1, 2, config.attention.groups, block_size, config.cache_width)
+        parts, heads, width = config.cache_shape
+        shape = (len(model.decoder.blocks), blocks + 1, parts, heads, block_size, width)
         self.data = _zeros(shape, table.dtype if bits is None else torch.int8, table.device)
         self.scales = None if bits is None else _zeros(shape[:-1], SCALE_DTYPE, table.device)
         self.blocks, self.block_size, self.nowhere = blocks, block_size, blocks
@@ -95,7 +97,7 @@ class PagedCache:
         kv_heads · width,). Both are in the order (2, batch, kv_heads, …)."""
         if self._key is None or self._key[0] is not positions or self._key[1:] != (start, time):
             block, device = self.blocks.block_size, self.tables.device
-            kv_heads = self.store.shape[3]
+            parts, kv_heads = self.store.shape[2:4]
             width = -(-(start + time) // block)
             tables = self.tables[:, :width]
             if tables.shape[1] < width:  # padding may be behind the last block
@@ -104,10 +106,10 @@ class PagedCache:
             if positions is not None:
                 at = at.clamp(max=width * block - 1)
             columns = (at // block).expand(len(tables), -1)
-            head = torch.arange(2 * kv_heads, device=device).view(2, 1, kv_heads, 1)
-            written = tables.gather(1, columns)[None, :, None] * (2 * kv_heads) + head
+            head = torch.arange(parts * kv_heads, device=device).view(parts, 1, kv_heads, 1)
+            written = tables.gather(1, columns)[None, :, None] * (parts * kv_heads) + head
             self._written = (written * block + (at % block)[None, :, None]).flatten()
-            self._read = (tables[None, :, None] * (2 * kv_heads) + head).flatten()
+            self._read = (tables[None, :, None] * (parts * kv_heads) + head).flatten()
             self._key = (positions, start, time)
         return self._written, self._read
 
@@ -125,7 +127,7 @@ class PagedLayer(NamedTuple):
         """Write these (batch, kv_heads, time, d_head), and return all up to the longest row."""
         (B, H, T, d_head), d_v, D = keys.shape, values.shape[-1], self.store.shape[-1]
         written, read = self.cache.indices(self.positions, self.start, T)
-        new, dtype = stack_padded(keys, values), keys.dtype
+        new, dtype = stack_padded(keys, values)[: self.store.shape[1]], keys.dtype
         if self.scales is not None:
             new, scales = quantize_vectors(new)
             self.scales.view(-1).index_copy_(0, written, scales.flatten())
@@ -137,8 +139,8 @@ class PagedLayer(NamedTuple):
         if self.scales is not None:
             scales = self.scales.view(-1, self.cache.blocks.block_size).index_select(0, read)
             gathered = gathered.view(-1, D).to(dtype) * scales.view(-1, 1).to(dtype)
-        keys, values = gathered.view(2, B, H, -1, D)[:, :, :, : self.start + T]
-        return keys[..., :d_head], values[..., :d_v]
+        stored = gathered.view(len(new), B, H, -1, D)[:, :, :, : self.start + T]
+        return stored[0, ..., :d_head], stored[-1, ..., :d_v]
 
 
 @dataclass

@@ -78,6 +78,8 @@ class CPUFastPath(PlainPath):
         known = type(settings.position) in (Rotary, NoPosition, *EMBEDDED, *SCORE_BIASED)
         if settings.placement not in ("pre", "post", "none") or not known:
             return False
+        if settings.feedforward.kind not in ("plain", "gated"):
+            return False
         return settings.position.changes_after(settings.context) is None and others_at_default(settings, SETTINGS)
 
     def __call__(self, tokens: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ from weft.errors import ModelError
 from weft.models.base import LanguageModel, State
 from weft.models.transformer import Transformer, TransformerState
 from weft.nn.cache import KeyValueCache
+from weft.nn.config import Experts
 
 MIN_BUCKET = 256  # keys that a step of the plain model covers at least; doubled when they are filled
 MAX_AHEAD = 4  # steps by which the device may be ahead of the host
@@ -57,7 +58,7 @@ class CaptureSpace:
     ) -> Captured:
         """Capture `work` as a CUDA graph, after a warm-up in which its kernels are compiled and loaded, and which is
         undone. Work of a kind that these weights have done before needs no warm-up."""
-        kinds = self.warmed_up.setdefault(model.get_submodule("decoder.blocks.0.attention.qkv"), set())
+        kinds = self.warmed_up.setdefault(model.get_submodule("decoder.blocks.0.attention.out"), set())
         current = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
@@ -99,7 +100,8 @@ def has_fixed_shape(model: LanguageModel, state: State) -> bool:
     """Whether all steps within the capacity of `state` have one shape, as CUDA graphs need, and run in one process."""
     if not isinstance(model, Transformer) or not isinstance(state, TransformerState) or model.shards > 1:
         return False
-    return isinstance(state.cache, KeyValueCache) and not positions_change(model, state.max_len)
+    routed = isinstance(model.config.feedforward, Experts)  # in fp32 the host reads how many tokens experts have
+    return isinstance(state.cache, KeyValueCache) and not routed and not positions_change(model, state.max_len)
 
 
 class GraphStep(PlainPath):

@@ -15,6 +15,7 @@ from weft.native import compiler
 SOURCE = compiler.SOURCES / "decode" / "step.c"
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}  # the enum in gemv.h; uint8: int4 pairs
 ACTIVATIONS = {"relu": 0, "silu": 1, "gelu": 2, "gelu-tanh": 3}  # the enum in step.c
+SCORES = {"softmax": 0, "softmax-chosen": 1, "sigmoid": 2}  # the enum in experts.h
 BLOCK = 32  # values with one scale (quantised_gemv.h)
 PANEL_ROWS = 16  # interleaved rows of a panel (quantised_gemv.h)
 MIN_GEMM_ROWS, GEMM_COLUMNS = 8, 16  # `gemm` needs at least these rows, and a multiple of these columns
@@ -33,17 +34,29 @@ class CNorm(Structure):
     _fields_ = _fields(c_void_p, "gain bias") + _fields(c_float, "eps offset") + _fields(c_int32, "centred")
 
 
+class CExperts(Structure):
+    _fields_ = [
+        *_fields(c_int32, "experts chosen score renormalised weighs_input groups kept_groups best_two"),
+        ("scale", c_float),
+        ("choice_bias", c_void_p),
+        *_fields(CMatrix, "router shared_gate"),
+        *_fields(POINTER(CMatrix), "gate_up down"),
+    ]
+
+
 class CLayer(Structure):
     _fields_ = [
         *_fields(CNorm, "attention_norm feedforward_norm"),
         *_fields(CMatrix, "qkv out up down"),
+        ("experts", POINTER(CExperts)),
         *_fields(c_void_p, "keys values"),
     ]
 
 
 class CModel(Structure):
     _fields_ = [
-        *_fields(c_int32, "layers d_model heads kv_heads d_head d_ff gated activation block_size"),
+        *_fields(c_int32, "layers d_model heads kv_heads d_head activation block_size"),
+        *_fields(c_int32, "d_ff max_experts max_chosen d_expert"),
         ("stride", c_int64),
         ("scale", c_float),
         *_fields(c_void_p, "cos sin"),
@@ -60,7 +73,7 @@ class CBatch(Structure):
 @cache
 def library() -> ctypes.CDLL | None:
     """Load the compiled library, or None if it is disabled or cannot be compiled."""
-    compiled = compiler.load(SOURCE, "weft's decoding step", (CMatrix, CNorm, CLayer, CModel, CBatch))
+    compiled = compiler.load(SOURCE, "weft's decoding step", (CMatrix, CNorm, CExperts, CLayer, CModel, CBatch))
     if compiled is None:
         return None
     compiled.weft_multiply.argtypes = [POINTER(CMatrix), c_void_p, c_void_p, c_int, c_int]

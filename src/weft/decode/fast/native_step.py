@@ -3,6 +3,7 @@
 It reads a Transformer's weights, quantised ones too, and returns the logits of `model.step` up to rounding.
 """
 
+import ctypes
 from typing import Any
 
 import torch
@@ -12,20 +13,27 @@ from weft.decode.engine.paging import BlockStore
 from weft.decode.fast import native
 from weft.decode.fast.matmul import NativeMatmul
 from weft.decode.fast.path import LLAMA, PlainPath, is_float32_on_cpu, others_at_default, setting_names
-from weft.decode.fast.quantize import QuantizedHead, QuantizedLinear
+from weft.decode.fast.quantize import QuantizedHead, QuantizedLinear, SplitExperts
 from weft.models import heads
 from weft.models.base import LanguageModel, State
 from weft.models.config import Decoder
 from weft.models.transformer import Transformer, TransformerState
+from weft.nn import config
 from weft.nn.cache import KeyValueCache
-from weft.nn.config import Gated
+from weft.nn.experts import Experts
 from weft.nn.linear import Linear
 from weft.nn.norm import LayerNorm, RMSNorm
 from weft.nn.position_config import Learned, LinearScaling, Llama3Scaling, NoPosition, Rotary, Sinusoidal
 
 MAX_FLOAT_ROWS = 32  # tokens per call up to which C is faster than torch in float32, as measured on ARM and x86
 BYTES_PER_THREAD = 4 << 20  # weights that a step reads for each thread: threads meet after every product
-SETTINGS = LLAMA | setting_names("ngrams", attention="bias", feedforward="activation bias", norm="bias offset")
+EXPERTS = (  # settings of a mixture that C knows, and those that matter in training alone
+    "experts chosen score renormalised scale weighs router_bias choice_bias groups kept_groups group_score shared "
+    "shared_d_ff dense first_dense every dense_layers balance_loss z_loss capacity"
+)
+SETTINGS = LLAMA | setting_names(
+    "ngrams", attention="bias", feedforward=f"activation bias {EXPERTS}", norm="bias offset"
+)
 
 
 class NativeDecoder:
@@ -45,16 +53,15 @@ class NativeDecoder:
         self.layers = (native.CLayer * len(blocks))(*layers)
         self.head_matrix, self.head_scale = self._head(), getattr(model.output, "scale", None)
         first: Any = blocks[0]
-        attention, feedforward = settings.attention, settings.feedforward
+        attention = settings.attention
         self.c_model = native.CModel(
             layers=len(blocks),
             d_model=settings.d_model,
             heads=attention.heads,
             kv_heads=attention.groups,
             d_head=settings.d_head,
-            d_ff=feedforward.d_ff,
-            gated=isinstance(feedforward, Gated),
-            activation=native.ACTIVATIONS[feedforward.activation],
+            activation=native.ACTIVATIONS[settings.feedforward.activation],
+            **self._widest(),
             block_size=keys.shape[3],
             stride=keys.stride(1),
             scale=first.attention.scale,
@@ -117,17 +124,55 @@ class NativeDecoder:
             self.c_model.cos, self.c_model.sin = (native.address(angle) for angle in self.angles)
 
     def _layer(self, block: Any, keys: Tensor, values: Tensor) -> native.CLayer:
-        attention, feedforward = block.attention, block.feedforward
+        attention, mixture = block.attention, isinstance(block.feedforward, Experts)
+        dense = block.feedforward.shared if mixture else block.feedforward
+        up = None if dense is None else dense.gate_up if hasattr(dense, "gate_up") else dense.up
         return native.CLayer(
             attention_norm=self._norm(block.attention_skip.norm),
             feedforward_norm=self._norm(block.feedforward_skip.norm),
             qkv=_matrix(attention.qkv),
             out=_matrix(attention.out),
-            up=_matrix(feedforward.gate_up if hasattr(feedforward, "gate_up") else feedforward.up),
-            down=_matrix(feedforward.down),
+            up=native.CMatrix() if up is None else _matrix(up),
+            down=native.CMatrix() if dense is None else _matrix(dense.down),
+            experts=ctypes.pointer(self._experts(block.feedforward)) if mixture else None,  # kept alive by the layer
             keys=keys.data_ptr(),
             values=values.data_ptr(),
         )
+
+    def _experts(self, part: Experts) -> native.CExperts:
+        settings, router = part.settings, part.router
+        bias = None if router.bias is None else router.bias.detach()
+        gate_up, down = (
+            (native.CMatrix * settings.experts)(*_expert_matrices(part.experts, name)) for name in ("gate_up", "down")
+        )
+        return native.CExperts(
+            experts=settings.experts,
+            chosen=settings.chosen,
+            score=native.SCORES[settings.score],
+            renormalised=settings.renormalised,
+            weighs_input=settings.weighs == "input",
+            groups=settings.groups,
+            kept_groups=settings.kept_groups or settings.groups,
+            best_two=settings.group_score == "best-two",
+            scale=settings.scale,
+            choice_bias=None if router.choice_bias is None else self._keep(router.choice_bias),
+            router=native.matrix(router.weight.detach(), router.weight.shape, bias=bias),
+            shared_gate=native.CMatrix() if part.shared_gate is None else _matrix(part.shared_gate),
+            gate_up=gate_up,
+            down=down,
+        )
+
+    def _widest(self) -> dict[str, int]:
+        """Sizes of the largest layers, which bound the memory of a step."""
+        settings = self.model.config
+        mixtures = [settings.feedforward] if isinstance(settings.feedforward, config.Experts) else []
+        dense = [inner for each in mixtures for inner in (each.shared_width, each.dense.d_ff if each.dense else 0)]
+        return {
+            "d_ff": max(dense or [settings.feedforward.d_ff]),
+            "max_experts": max((each.experts for each in mixtures), default=0),
+            "max_chosen": max((each.chosen for each in mixtures), default=0),
+            "d_expert": max((each.d_ff for each in mixtures), default=0),
+        }
 
     def _norm(self, norm: Any) -> native.CNorm:
         assert isinstance(norm, LayerNorm | RMSNorm)
@@ -157,6 +202,14 @@ def _matrix(part: Any) -> native.CMatrix:
         return part.matmul.matrix(bias)
     assert isinstance(part, Linear)
     return native.matrix(part.weight.detach(), part.weight.shape, bias=bias)
+
+
+def _expert_matrices(layers: Any, name: str) -> list[native.CMatrix]:
+    if isinstance(layers, SplitExperts):
+        return [_matrix(layer) for layer in getattr(layers, name)]
+    weights, biases = getattr(layers, name).detach(), getattr(layers, f"{name}_bias")
+    biases = [None] * len(weights) if biases is None else biases.detach()
+    return [native.matrix(weight, weight.shape, bias=bias) for weight, bias in zip(weights, biases, strict=True)]
 
 
 class NativeStep(PlainPath):
@@ -241,6 +294,9 @@ def _is_supported(model: LanguageModel) -> bool:
     if not isinstance(getattr(settings.position, "scaling", None), LinearScaling | Llama3Scaling | None):
         return False
     if settings.d_head > native.MAX_D_HEAD or settings.feedforward.activation not in native.ACTIVATIONS:
+        return False
+    dense = getattr(settings.feedforward, "dense", None)
+    if dense is not None and (dense.activation, dense.beta) != (settings.feedforward.activation, 1.0):
         return False
     parts = [part for part in model.decoder.modules() if isinstance(part, nn.Linear | QuantizedLinear)]  # type: ignore[union-attr]
     readable = all(type(p) is Linear or isinstance(getattr(p, "matmul", None), NativeMatmul) for p in parts)

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from weft.config import Config
 from weft.models.base import LanguageModel, State
-from weft.models.config import Decoder, EncoderDecoder, LMHead
+from weft.models.config import Decoder, EncoderDecoder
+from weft.models.head_config import LMHead
 from weft.models.transformer import Transformer
 from weft.nn.config import Gated, RMSNorm
 from weft.nn.position_config import Rotary

@@ -8,7 +8,8 @@ biases keep their dtype. With 4 bits the LM head is stored in 8, because it is t
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from itertools import pairwise
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,8 @@ from weft.models.base import LanguageModel
 from weft.models.transformer import Transformer
 from weft.nn.activations import apply_softcap
 from weft.nn.dropout import RowRng
-from weft.nn.linear import LowRank
+from weft.nn.experts import ExpertLayers
+from weft.nn.linear import Linear, LowRank
 from weft.progress import bar
 
 HEAD = "output.words"  # name of the LM head's layer, in files too
@@ -51,6 +53,33 @@ class QuantizedHead(heads.LMHead):
 
     def forward(self, x: Tensor, table: Tensor, mask: Tensor | None = None, *, rng: RowRng | None = None) -> Tensor:
         return apply_softcap(self.words(self.prepare(x)), self.softcap)
+
+
+class SplitExperts(ExpertLayers):
+    """Experts whose matrices are layers of their own, one per expert, so that they can be quantised."""
+
+    def __init__(self, fused: ExpertLayers):
+        nn.Module.__init__(self)
+        self.settings, self.activation, self.exchange = fused.settings, fused.activation, None
+        self.gate_up = _split(fused.gate_up, fused.gate_up_bias)  # type: ignore[assignment]
+        self.down = _split(fused.down, fused.down_bias)  # type: ignore[assignment]
+
+    def product(self, name: Literal["gate_up", "down"], x: Tensor, ends: Tensor) -> Tensor:
+        rows = [x[begin:end] for begin, end in pairwise([0, *ends.tolist()])]
+        layers: Any = getattr(self, name)
+        return torch.cat([layer(part) for layer, part in zip(layers, rows, strict=True) if len(part)])
+
+
+def _split(weight: Tensor, bias: Tensor | None) -> nn.ModuleList:
+    """Linear layers whose weights are views of fused ones (experts, outputs, inputs)."""
+    _, outputs, inputs = weight.shape
+    with torch.device("meta"):
+        layers = nn.ModuleList(Linear(inputs, outputs, bias=bias is not None) for _ in weight)
+    for number, layer in enumerate(layers):
+        layer.weight = nn.Parameter(weight[number].detach(), requires_grad=False)
+        if bias is not None:
+            layer.bias = nn.Parameter(bias[number].detach(), requires_grad=False)
+    return layers
 
 
 def check_bits(bits: str) -> Bits:
@@ -127,7 +156,11 @@ def _map_in_threads(model: Transformer, widths: Iterable[Bits]) -> Iterator[Call
 
 
 def _quantized_layers(model: Transformer, bits: Bits) -> dict[str, Bits]:
-    """Names and widths of the layers to quantise: all linear layers, and the LM head, with 4 bits in 8."""
+    """Names and widths of the layers to quantise: all linear layers, those of experts once they are split, and the LM
+    head, with 4 bits in 8."""
+    for name, part in [*model.named_modules()]:
+        if type(part) is ExpertLayers:
+            model.set_submodule(name, SplitExperts(part))
     layers = {name: bits for name, part in model.named_modules() if isinstance(part, nn.Linear)}
     if type(model.output) is heads.LMHead:
         layers[HEAD] = "bf16" if bits == "bf16" else "int8"

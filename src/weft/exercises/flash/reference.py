@@ -39,3 +39,5 @@ def cases(draw: Any) -> Any:
         rising | {"Q": rising["Q"].abs(), "K": rising["K"].abs() * torch.arange(1, 7)[:, None]},
     )
     yield "large scores", arguments(2, 7, 3, 1000.0)
+    negative = arguments(2, 5, 2, 1000.0)
+    yield "very negative scores", negative | {"Q": -negative["Q"].abs(), "K": negative["K"].abs() + 1}

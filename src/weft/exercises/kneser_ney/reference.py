@@ -43,6 +43,7 @@ def cases(draw: Any) -> Any:
     yield "unseen after a seen word", {"words": text, "v": "the", "w": "francisco", "D": 0.75}
     yield "after an unknown word", {"words": text, "v": "rome", "w": "is", "D": 0.5}
     yield "frequent, but always after the same word", {"words": text, "v": "far", "w": "francisco", "D": 0.5}
+    yield "after the last word, which no word follows there", {"words": text, "v": "big", "w": "and", "D": 0.75}
     letters = [draw.random.choice("abcd") for _ in range(30)]
     yield "random", {"words": letters, "v": draw.random.choice("abc"), "w": draw.random.choice("abcd"), "D": 0.6}
     yield "random, other words", {"words": letters, "v": letters[3], "w": letters[4], "D": 0.9}

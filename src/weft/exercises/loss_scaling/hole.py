@@ -9,6 +9,6 @@ def loss_scaling(
     g = ...  # the gradients, which were computed from the loss times the scale, divided by the scale
     finite = ...  # whether every gradient is finite
     theta = ...  # θ − lr g if all are finite, else θ unchanged
-    good = ...  # steps without overflow in a row: 0 after an overflow or a growth
-    scale = ...  # halved after an overflow, doubled when good reaches the interval
+    good = ...  # good + 1 if all are finite, else 0: steps without overflow in a row
+    scale = ...  # halved after an overflow; doubled when good reaches the interval, and good is then 0 again
     return theta, scale, good

@@ -11,6 +11,7 @@ from weft.explain.anatomy.diagram import beside, diagram, figure, unrolled
 from weft.explain.anatomy.parts import ModelPart
 from weft.explain.anatomy.recurrent import (
     bahdanau_columns,
+    bengio_columns,
     elmo_columns,
     ngram_columns,
     recurrent_columns,
@@ -23,6 +24,7 @@ from weft.figures.picture import Picture
 from weft.figures.tables import WIDTH
 from weft.models.bahdanau import Bahdanau
 from weft.models.base import LanguageModel
+from weft.models.bengio import Bengio
 from weft.models.build import build
 from weft.models.config import Model
 from weft.models.config import Recurrent as RecurrentConfig
@@ -35,6 +37,7 @@ from weft.nn.init import empty_weights
 
 COLUMNS: dict[type[LanguageModel], Callable[[Any], tuple[ModelPart, ...]]] = {
     Transformer: transformer_columns,
+    Bengio: bengio_columns,
     Recurrent: recurrent_columns,
     ELMo: elmo_columns,
     Bahdanau: bahdanau_columns,

@@ -43,7 +43,7 @@ class DiagramShape(NamedTuple):
     kind: str
     points: tuple[Point, ...]  # of a box and a frame, two opposite corners
     text: str = ""
-    size: float = 8.5  # points of a text
+    size: float = 9.0  # points of a text
     anchor: str = "middle"  # of a text: start, middle or end
     look: str = ""  # of a box, a key of FILLS
     part: tuple[int, ...] = ()  # of a box: its column, its index there, its index inside that …
@@ -70,7 +70,7 @@ class _Column:
     def add(self, kind: str, *points: Point, look: str = "", part: tuple[int, ...] = ()) -> None:
         self.shapes.append(DiagramShape(kind, points, look=look, part=part))
 
-    def write(self, at: Point, text: str, *, size: float = 8.5, anchor: str = "middle", look: str = "") -> None:
+    def write(self, at: Point, text: str, *, size: float = 9.0, anchor: str = "middle", look: str = "") -> None:
         self.shapes.append(DiagramShape("text", (at,), text, size=size, anchor=anchor, look=look))
 
     def rise(self, kind: str) -> None:
@@ -88,6 +88,10 @@ def diagram(columns: Sequence[ModelPart], first: int = 0) -> Diagram:
         stack.write((stack.x, -0.28), tokens, size=9.0)
         for index, part in enumerate(column.parts):
             _draw(stack, part, (first + number, index))
+        counted = next((shape for shape in stack.shapes if shape.look == "soft"), None)
+        if counted:  # the lowest number of parameters says what it is
+            x, y = counted.points[0]
+            stack.write((x, y - 0.26), "parameters", anchor="start", look="soft")
         stack.add("arrow", (stack.x, stack.y), (stack.x, stack.y + GAP))
         drawn.append(stack)
     last = drawn[-1]
@@ -146,7 +150,7 @@ def unrolled(column: ModelPart) -> Diagram:
             if look == "logits":
                 stack.rise("arrow")
     caption = "y_t = softmax(W_yh h_t + b_y), ℓ_t = −log of y_t at the next word, ℓ = Σ ℓ_t"
-    stack.write((1.6 * pitch, stack.y + 0.4), caption, size=8.0, look="soft")
+    stack.write((1.6 * pitch, stack.y + 0.4), caption, size=9.0, look="soft")
     left = 2.1
     return Diagram(round(left + 3 * pitch + 0.5 + width, 3), round(stack.y + 0.8 - BOTTOM, 3), _moved([stack], left))
 
@@ -194,12 +198,12 @@ def _draw_box(column: _Column, part: ModelPart, number: tuple[int, ...]) -> None
     look = next(kind for kind in FILLS if kind in part.title.lower())
     column.add("box", (edge, y), (edge + WIDTH, y + HEIGHT), look=look, part=number)
     title = part.title + (f" × {part.repeats}" if part.repeats > 1 else "")
-    column.write((x, middle + 0.13 * bool(part.detail)), title, size=9.5, look="inside")
+    column.write((x, middle + 0.13 * bool(part.detail)), title, size=10.0, look="inside")
     if part.detail:
-        column.write((x, middle - 0.15), part.detail, size=7.8, look="inside")
+        column.write((x, middle - 0.15), part.detail, size=9.0, look="inside")
     if part.parameters:
         count = short(part.repeats * part.parameters)
-        column.write((x + WIDTH / 2 + 0.64, middle), count, size=7.8, anchor="start", look="soft")
+        column.write((x + WIDTH / 2 + 0.64, middle), count, size=9.0, anchor="start", look="soft")
     if part.loops:
         column.add("loop", (edge, y + HEIGHT - 0.14), (edge, y + 0.14))
         column.write((edge - 0.42, middle), "h", anchor="end")

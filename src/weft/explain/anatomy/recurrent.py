@@ -8,10 +8,11 @@ from torch import nn
 from weft.explain.anatomy.parts import ModelPart, folded, part, size
 from weft.models import ngram, ngram_smoothing
 from weft.models.bahdanau import AdditiveAttention, Bahdanau
+from weft.models.bengio import Bengio
 from weft.models.config import GloVe, Word2Vec
 from weft.models.elmo import ELMo
 from weft.models.glove import GloVeTraining, cooccurrences
-from weft.models.ngram import NGram
+from weft.models.ngram import NGram, contexts
 from weft.models.recurrent import Recurrent
 from weft.models.word2vec import Word2VecTraining
 from weft.models.word_table import WordTable
@@ -26,6 +27,28 @@ def recurrent_columns(model: Recurrent) -> tuple[ModelPart, ...]:
     logits = part("recurrent-logits", words, own=size(model.output, model.output_bias), by=by, note=note)
     layers = _layers(settings, model.recurrence, "layer")
     return (ModelPart("recurrent", parts=(_embedding(settings, model.embedding, "token"), *layers, logits)),)
+
+
+def bengio_columns(model: Bengio) -> tuple[ModelPart, ...]:
+    """Return embedding, hidden layer and logits of a neural n-gram (Bengio et al. 2003, §2)."""
+    settings, features = model.config, model.output.shape[1]
+    words = {
+        "name": "token",
+        "time": "T",
+        "V": f"{settings.vocab_size:,}",
+        "E": settings.d_embedding or settings.d_model,
+    }
+    words |= {
+        "D": settings.d_model,
+        "X": settings.d_input,
+        "out": features,
+        "direct": " + W x" if settings.direct else "",
+    }
+    embedding = part("embedding", words, own=size(model.embedding), by=[Bengio.forward_features])
+    context = part("bengio-context", words | {"width": settings.order - 1}, by=[contexts, Bengio._hidden])
+    hidden = part("tanh-layer", words, own=size(model.hidden), by=[Bengio._hidden])
+    logits = part("bengio-logits", words, own=size(model.output, model.output_bias), by=[Bengio.readout])
+    return (ModelPart("neural n-gram", parts=(embedding, context, hidden, logits)),)
 
 
 def elmo_columns(model: ELMo) -> tuple[ModelPart, ...]:

@@ -9,10 +9,11 @@ from weft.models import heads
 from weft.models.config import Encoder
 from weft.models.stack import Stack
 from weft.models.transformer import Transformer
-from weft.nn import attention, block, norm, position
+from weft.nn import attention, block, experts, norm, position
 from weft.nn.attention_paths import attend
 from weft.nn.config import Block as BlockConfig
 from weft.nn.config import Gated
+from weft.nn.experts import Experts
 from weft.nn.hashed_ngrams import NGramEmbedding
 from weft.nn.position_config import (
     ALiBi,
@@ -86,25 +87,31 @@ def _stack(settings: Any, stack: Stack, time: str) -> tuple[ModelPart, ...]:
     words |= {"keys": " ".join(chosen)}
     words["runs"] = "" if stack.sharing == 1 else f", run {stack.sharing} times in a row"
     causal, by = not isinstance(settings, Encoder), [block.Block.forward, Stack.forward]
-    kinds = [f"{reach(kind.window, causal)}, positions {kind.position.kind}" for kind in settings.kinds()]
+    kinds = [f"{reach(kind.window, causal)}, positions {kind.position.kind}" for kind in settings.kinds(causal)]
     note = "" if len(kinds) == 1 else f"layers repeat this pattern: {'; '.join(kinds)}"
-    # The first block represents all, unless it lacks a norm that the others have.
-    equal = [list(stack.blocks)] if settings.first_norm else [[stack.blocks[0]], list(stack.blocks[1:])]
-    for blocks in filter(None, equal):
+    # One block represents all, unless some lack a norm that the others have, or are dense beside mixtures of experts.
+    groups: dict[Any, tuple[Any, list[Any]]] = {}
+    for n, each in enumerate(stack.blocks):
+        inner = settings.feedforward_at(n * stack.sharing)
+        own = settings.model_copy(update={"feedforward": inner})
+        groups.setdefault((settings.first_norm or n > 0, inner.kind), (own, []))[1].append(each)
+    for own, blocks in groups.values():
         frame = part("block", words, by=by, note=note)
-        parts.append(replace(frame, parts=_block(settings, blocks[0], stack, time=time), repeats=len(blocks)))
+        parts.append(replace(frame, parts=_block(own, blocks[0], stack, time=time), repeats=len(blocks)))
     if stack.norm is not None:
         parts.append(_norm("last norm", stack.norm, time=time, width=settings.d_model))
     return tuple(parts)
 
 
 def _block(settings: BlockConfig, layer: Any, stack: Stack, *, time: str) -> tuple[ModelPart, ...]:
-    attended, fed = _self_attention(settings, layer.attention, stack, time=time), _feedforward(settings, layer, time)
+    attended = _self_attention(settings, layer.attention, stack, time=time)
     if layer.parallel:
-        return _parallel(settings, layer, (attended, fed), time=time)
-    parts = [(attended, layer.attention_skip), (fed, layer.feedforward_skip)]
+        return _parallel(settings, layer, (attended, _feedforward(settings, layer, time)), time=time)
+    parts = [(attended, layer.attention_skip)]
     if layer.cross is not None:
-        parts.insert(1, (_cross(settings, layer.cross), layer.cross_skip))
+        parts.append((_cross(settings, layer.cross), layer.cross_skip))
+    if layer.feedforward is not None:
+        parts.append((_feedforward(settings, layer, time), layer.feedforward_skip))
     return tuple(each for inside, skip in parts for each in _sublayer(settings, inside, skip, time=time))
 
 
@@ -153,17 +160,35 @@ def _self_attention(settings: BlockConfig, module: Any, stack: Stack, *, time: s
     """Return self-attention: projections, positions, scores and their mean, and the output projection."""
     chosen, words, by = settings.attention, _sizes(settings, time), [attention.SelfAttention.forward]
     words["joined"] = (chosen.heads + chosen.groups) * settings.d_head + chosen.groups * settings.d_v
-    words["bias"] = with_bias(module.qkv) + ("" if chosen.clip is None else f", clipped to ±{chosen.clip:g}")
+    clipped = "" if chosen.clip is None else f", clipped to ±{chosen.clip:g}"
+    words["bias"] = clipped if chosen.latent is not None else with_bias(module.qkv) + clipped
     words["kv"] = _keys_values(settings, time)
     words |= {"masked": "masked " if stack.causal else "", "heads": _heads_text(settings)}
     words["box"] = f"{words['masked']}self-attention".capitalize()
     parts = (
-        part("queries-keys-values", words, own=size(module.qkv), by=by),
+        *_projections(settings, module, words, time=time),
         *_query_norm(settings, module, *by),
         *_scored_positions(settings, stack, module),
         *_mixed(settings, module, words, causal=stack.causal),
     )
     return replace(part("self-attention", words), parts=parts)
+
+
+def _projections(settings: BlockConfig, module: Any, words: dict[str, Any], *, time: str) -> list[ModelPart]:
+    """Return the projections to queries, keys and values, which latent attention computes in two steps each."""
+    if not isinstance(module, attention.LatentAttention):
+        return [part("queries-keys-values", words, own=size(module.qkv), by=[attention.SelfAttention.forward])]
+    rank, queries = module.rank, module.query_rank
+    words = words | {"rank": rank, "rotated": module.rotated, "width": f"x → {queries} → norm" if queries else "x"}
+    words["inputs"] = queries or settings.d_model
+    by_queries, own = [attention.LatentAttention.queries], [module.q_up, module.kv_down, module.kv_latent_norm]
+    down = [module.q_down, module.q_latent_norm] if queries else []
+    by, expand = [attention.LatentAttention.compress], [attention.LatentAttention.expand]
+    return [
+        part("latent-queries", words, own=size(own[0], *down), by=by_queries),
+        part("latent-vectors", words, own=size(*own[1:]), by=by),
+        part("latent-keys-values", words, own=size(module.kv_up), by=expand),
+    ]
 
 
 def _cross(settings: BlockConfig, module: Any) -> ModelPart:
@@ -210,11 +235,13 @@ def _mixed(settings: BlockConfig, module: Any, words: dict[str, Any], *, causal:
     if masked:
         window = f", and all but the last {chosen.window}" if chosen.window else ""
         notes.append(f"the mask hides later tokens{window}")
+    if chosen.sinks:
+        notes.append("the softmax has one more score per head, the sink, which belongs to no key")
     words = words | {"scores": scores, "mask": " + mask" if masked else "", "root": root}
     words |= {"dropout": "attention.dropout" if chosen.dropout else "", "bias": with_bias(module.out)}
     by = [reference_attention, masked_softmax, attend]
     projection = part("heads-mixed", words, own=size(module.out), by=[attention.SelfAttention.attend])
-    return [part("scores", words, by=by, note="; ".join(notes)), projection]
+    return [part("scores", words, own=size(module.sinks), by=by, note="; ".join(notes)), projection]
 
 
 def _added_positions(settings: Any, stack: Stack, time: str) -> list[ModelPart]:
@@ -247,7 +274,8 @@ def _scored_positions(settings: Any, stack: Stack, module: Any) -> list[ModelPar
     match chosen:
         case Rotary():
             width = chosen.rotated(K)
-            words = {"base": chosen.base, "width": width, "over": K if width == K else f"the first {width} of {K}"}
+            end = "first" if settings.attention.latent is None else "last"
+            words = {"base": chosen.base, "width": width, "over": K if width == K else f"the {end} {width} of {K}"}
             return [part("rotary", words, by=[position.Rotary.rotate, position.Rotary.frequencies])]
         case ALiBi():
             return [part("alibi", {}, by=[position.ALiBi.bias])]
@@ -266,7 +294,10 @@ def _scored_positions(settings: Any, stack: Stack, module: Any) -> list[ModelPar
 
 
 def _feedforward(settings: BlockConfig, layer: Any, time: str) -> ModelPart:
-    chosen, module, by = settings.feedforward, layer.feedforward, [type(layer.feedforward).forward]
+    module, by = layer.feedforward, [type(layer.feedforward).forward]
+    if isinstance(module, Experts):
+        return _experts(module, _sizes(settings, time))
+    chosen: Any = settings.feedforward
     words = _sizes(settings, time) | {"bias": with_bias(module.down)}
     words |= {"bias1": " + b₁" if chosen.bias else "", "bias2": " + b₂" if chosen.bias else ""}
     gated, down = isinstance(chosen, Gated), part("down", words, own=size(module.down), by=by)
@@ -274,6 +305,20 @@ def _feedforward(settings: BlockConfig, layer: Any, time: str) -> ModelPart:
     own = size(module.activation) if chosen.activation == "xielu" else 0
     middle = part("gate" if gated else "activation", words, own=own, by=by)
     return replace(part("gated" if gated else "feedforward", words, by=by), parts=(up, middle, down))
+
+
+def _experts(module: Experts, words: dict[str, Any]) -> ModelPart:
+    chosen, by = module.settings, [type(module.experts).forward]
+    score = {"sigmoid": "σ(x W_r)"}.get(chosen.score, "softmax(x W_r)")
+    words |= {"E": chosen.experts, "k": chosen.chosen, "score": score, "S": chosen.shared_width}
+    parts = [
+        part("router", words, own=size(module.router), by=[type(module.router).choose]),
+        part("experts", words, own=size(module.experts), by=[*by, experts.grouped_product, type(module).mix]),
+    ]
+    if module.shared is not None:
+        own = size(module.shared, module.shared_gate)
+        parts.append(part("shared-experts", words, own=own, by=[type(module.shared).forward]))
+    return replace(part("mixture", words, by=[type(module).forward]), parts=tuple(parts))
 
 
 def _heads(model: Transformer) -> tuple[ModelPart, ...]:

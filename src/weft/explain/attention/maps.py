@@ -41,7 +41,7 @@ MAX_CELLS = 200  # cells along a side of a printed map; longer texts are pooled
 MAX_WRITTEN = 10  # tokens up to which the probabilities are written into the cells
 MAX_TEXT_ROWS = 40
 MAX_GRID_TOKENS = 32  # tokens up to which they are written beside the maps of all heads
-TOKEN_INCHES = 0.105  # height of such a token
+TOKEN_INCHES = 0.135  # height of such a token
 MIN_DISTANT = 5  # tokens between a query and a key that are far apart
 NEXT_TOKEN = "…"  # label of the last row of attention to a source, whose token is not in the text
 _CHARACTERS = {visible: char for char, visible in WHITE.items()}
@@ -91,7 +91,7 @@ class HeadMap(Picture):
         cells, block = max_pool(self.probabilities, MAX_CELLS)
         rows, columns = cells.shape
         side = max(rows, columns)
-        inches = 9.0 / side if side > MAX_LABELS else 0.42 if side <= MAX_WRITTEN else 0.2
+        inches = 9.0 / side if side > MAX_LABELS else 0.45 if side <= MAX_WRITTEN else 0.2
         width = max(2.4, columns * inches) + label_inches(self.queries) + 0.9
         figure = new_figure(width, max(1.6, rows * inches) + label_inches(self.keys) + 0.7)
         axes: Any = figure.add_subplot()
@@ -104,7 +104,7 @@ class HeadMap(Picture):
         axes.set(xlabel="key: attended to", ylabel="query: attends")
         figure.suptitle(self.title, parse_math=False, fontsize=11)
         if side <= MAX_WRITTEN and block == 1:
-            annotate_cells(axes, image, lambda row, column: f"{cells[row, column]:.2f}", size=7)
+            annotate_cells(axes, image, lambda row, column: f"{cells[row, column]:.2f}", size=9)
         else:
             figure.colorbar(image, shrink=0.6, aspect=25, pad=0.02).outline.set_linewidth(0.5)
         return figure
@@ -216,7 +216,7 @@ class AttentionMaps(Picture):
                 for axis, tokens, step in ((axes.xaxis, part.keys, pitch[1]), (axes.yaxis, part.queries, pitch[0])):
                     positions = [2.5 + (step - 3) / len(tokens) * (n + 0.5) for n in range(len(tokens))]
                     axis.set_ticks(positions, map(shorten, tokens), parse_math=False)
-                axes.tick_params(length=0, labelsize=7, pad=1)
+                axes.tick_params(length=0, labelsize=9, pad=1)
                 axes.tick_params(axis="x", rotation=90)
                 below, right = axes.secondary_xaxis("bottom"), axes.secondary_yaxis("right")
                 for extra in (below, right):
@@ -227,11 +227,11 @@ class AttentionMaps(Picture):
                 numbered, (name, "layer"), part.probabilities.shape[1::-1], pitch[::-1], strict=True
             ):
                 axis.set_ticks([step * (number + 0.5) for number in range(count)], range(count))
-                axis.set_tick_params(length=0, labelsize=8)
+                axis.set_tick_params(length=0, labelsize=9)
                 axis.set_label_text(label)
             bar = figure.colorbar(image, ax=axes, shrink=min(1, 3 / height), aspect=20, pad=0.02, label="probability")
             bar.set_ticks([0.0, 0.01, 0.1, 0.25, 0.5, 1.0], labels=["0", "0.01", "0.1", "0.25", "0.5", "1"])
-            bar.ax.tick_params(labelsize=7)
+            bar.ax.tick_params(labelsize=9)
             bar.outline.set_linewidth(0.4)
         return figure
 
@@ -309,13 +309,15 @@ def attention_maps(reading: Reading) -> AttentionMaps:
         model.features(reading.tokens, **reading.model_kwargs)
     text, source = reading.pieces, reading.source_pieces or []
     # a row of attention to a source is named by the token written at that step, as in Bahdanau et al. (2015)
-    encoder, written, parts = source or text, [*text[1:], NEXT_TOKEN], []
+    ended = reading.ids[-1] == reading.tokenizer.eos_id  # nothing is written after that
+    encoder, written, parts = source or text, [*text[1:], *([] if ended else [NEXT_TOKEN])], []
     labels = {"encoder": (encoder, encoder), "decoder": (text, text), "cross": (written, source)}
     for kind, pattern in names.items():
         layers = [captured[name] for name in captured if re.fullmatch(pattern.replace("*", r"\d+"), name)]
         # each is (1, [heads,] time, source time); stacked (layers, heads, time, source time)
         stacked = np.stack([(each[0] if each.dim() == 4 else each).float().cpu().numpy() for each in layers])
-        parts.append(KindMaps(kind, stacked, *labels[kind]))
+        queries, keys = labels[kind]
+        parts.append(KindMaps(kind, stacked[:, :, : len(queries)], queries, keys))
     about = TEXTS["attention"]
     if max(max(part.probabilities.shape[2:]) for part in parts) > 64:
         about += " In the small maps each cell is the maximum of a block of tokens, so that thin lines stay visible."

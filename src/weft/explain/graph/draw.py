@@ -26,7 +26,7 @@ STYLES = {
     "frame": ("none", "#8f8b84", 0.8, False),
 }
 INK, SOFT = "#262626", "#5d5a55"
-FONT_SIZE, SMALL_FONT_SIZE = 12.0, 10.5
+FONT_SIZE, SMALL_FONT_SIZE = 12.0, 12.0
 BOX_HEIGHT = 26.0
 LINE_HEIGHT, SMALL_LINE_HEIGHT = 15.0, 13.5
 LABEL_GAP = 7.0  # between a box and its labels

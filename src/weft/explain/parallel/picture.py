@@ -117,7 +117,7 @@ def _draw(*blocks: BlockSplits) -> Figure:
             drawn = _SplitRow(axes, top - 1.32, splits.ranks)
             drawn.draw(splits, split)
             for line, text in enumerate(_summary(splits, split)):
-                axes.text(drawn.x + 0.35, top - 0.42 - 0.29 * line, text, va="top", fontsize=7.6)
+                axes.text(drawn.x + 0.35, top - 0.42 - 0.29 * line, text, va="top", fontsize=9)
     return figure
 
 
@@ -149,11 +149,11 @@ class _SplitRow:
         width = 0.3 + 0.125 * len(name)
         look: dict[str, Any] = {"facecolor": "#f3ecd2", "edgecolor": SOFT, "boxstyle": "round,pad=0,rounding_size=0.1"}
         self.axes.add_patch(FancyBboxPatch((self.x, self.y - 0.24), width, 0.48, linewidth=0.8, **look))
-        self.axes.text(self.x + width / 2, self.y, name, ha="center", va="center", fontsize=8, color="#111111")
+        self.axes.text(self.x + width / 2, self.y, name, ha="center", va="center", fontsize=9, color="#111111")
         self.x += width + GAP
 
     def matrix(self, name: str, split_by: SplitBy | None, size: Pair) -> None:
-        self._name(name, size, 8.5)
+        self._name(name, size, 9.5)
         self._rectangle(size, split_by, 1.3)
         self.x += size[0] + GAP
 
@@ -167,8 +167,8 @@ class _SplitRow:
             self.axes.annotate("", (start + BARS - 0.06, self.y), (start + 0.06, self.y), arrowprops=ARROW)
         for number, ((fill, ink), each) in enumerate(bars):
             middle = start + BARS * (number + 1) / (len(bars) + 1)
-            _patch(self.axes, (middle - 0.15, self.y), (0.3, 1.56), facecolor=fill, edgecolor=SOFT, linewidth=0.8)
-            self.axes.text(middle, self.y, each.kind, rotation=90, ha="center", va="center", fontsize=7.2, color=ink)
+            _patch(self.axes, (middle - 0.15, self.y), (0.3, 1.74), facecolor=fill, edgecolor=SOFT, linewidth=0.8)
+            self.axes.text(middle, self.y, each.kind, rotation=90, ha="center", va="center", fontsize=9, color=ink)
         self.x = start + BARS
         self._tensor("", width, after)
 
@@ -180,7 +180,7 @@ class _SplitRow:
             split_by: dict[Placement, SplitBy] = {FEATURES: "columns", TOKENS: "rows"}
             self._rectangle((width, THIN), split_by.get(placement), 0.6)
         if name:
-            self._name(name, (width, THIN + 0.16 * partial), 7.2)
+            self._name(name, (width, THIN + 0.16 * partial), 9)
         self.x += width + GAP
 
     def sheets(self, width: float) -> None:
@@ -245,8 +245,8 @@ def _draw_key(axes: Any, ranks: int) -> None:
 
     def write(text: str) -> None:
         nonlocal x
-        axes.text(x, y, text, va="center", fontsize=8)
-        x += 0.108 * len(text) + 0.35
+        axes.text(x, y, text, va="center", fontsize=9)
+        x += 0.122 * len(text) + 0.35
 
     for rank in range(min(ranks, MAX_SHEETS)):
         _patch(axes, (x, y), (0.3, 0.3), **_colour(rank))

@@ -11,7 +11,7 @@ from weft.errors import counted
 from weft.explain.anatomy.parts import with_bias
 from weft.explain.step.passing import AttentionInputs, FollowedToken
 from weft.explain.step.stage import cost, linear_cost, sent
-from weft.nn.attention import CrossAttention, Heads, RelativeAttention, ScoredAttention, SelfAttention
+from weft.nn.attention import CrossAttention, Heads, LatentAttention, RelativeAttention, ScoredAttention
 from weft.nn.attention_paths import Scoring
 from weft.nn.mask import Mask
 from weft.nn.scaled_dot_product import masked_softmax, reference_attention
@@ -36,7 +36,8 @@ def attention_stages(token: FollowedToken, part: str, *, read: str, source: str 
     _mask_stages(token, id, scores, qkv=qkv)
     probabilities = token.captured[f"{id}.probabilities"][0, :, position]
     softmax = sent("probabilities", probabilities, "head", keys, scale="probability")
-    softmax_id = stages.record(f"{id}.softmax", softmax, by=masked_softmax)
+    sinks = [] if module.sinks is None else [sent("sinks, scores of no key", module.sinks, "head")]
+    softmax_id = stages.record(f"{id}.softmax", softmax, *sinks, by=masked_softmax, cost=cost(0, module.sinks))
     H, d_v, relative = module.heads, module.d_v, isinstance(module, RelativeAttention)
     stages.record(
         f"{id}.mix",
@@ -58,17 +59,23 @@ def _projection_stages(token: FollowedToken, part: str, qkv: AttentionInputs, *,
     H, G, d_head = module.heads, module.kv_heads, module.d_head
     clipped = "" if module.clip is None else f", clipped to ±{module.clip:g}"
     normalised = "" if module.q_norm is None else ", normalised"
-    linear = module.q if cross else module.qkv
-    project = CrossAttention.forward if cross else SelfAttention.project
+    latent = isinstance(module, LatentAttention)
+    linear = module.q if cross else module.q_up if latent else module.qkv
+    project = CrossAttention.forward if cross else type(module).project
     words = {"bias": with_bias(linear), "made": clipped + normalised, "read": "The source" if cross else "Every token"}
     id, tensor = f"{token.name}.{token.opened}.{part}", sent("queries", q[0, :, token.position], "head", "coordinate")
+    key_values = module.kv if cross else module.kv_up if latent else linear
+    sizes = {"keys": module.kept if latent else d_head, "values": v.shape[-1]}
     weights = _part_cost(linear, linear.in_features * H * d_head)
+    if latent and module.query_rank is not None:
+        weights = _added(weights, linear_cost(module.q_down))
     numbers, inputs = {"heads": H, "d_head": d_head}, (read,)
     record = token.stages.record
     ids = [record(f"{id}.queries", tensor, numbers=numbers, words=words, inputs=inputs, by=project, cost=weights)]
     shared = "" if H == G else f", each shared by {H // G} heads of queries"
     for name, x, after in (("keys", k, clipped + normalised), ("values", v, clipped)):
-        width = x.shape[-1]
+        width, spent = x.shape[-1], _part_cost(key_values, key_values.in_features * G * sizes[name])
+        spent = _added(spent, linear_cost(module.kv_down)) if latent and name == "keys" else spent
         stage = record(
             f"{id}.{name}",
             sent(name, x[0], "head", keys, "coordinate"),
@@ -76,7 +83,7 @@ def _projection_stages(token: FollowedToken, part: str, qkv: AttentionInputs, *,
             words=words | {"made": shared + after},
             inputs=(source if cross else read,),
             by=CrossAttention.keys_values if cross else project,
-            cost=_part_cost(module.kv if cross else linear, linear.in_features * G * width),
+            cost=spent,
         )
         ids.append(stage)
     return ids
@@ -86,6 +93,10 @@ def _part_cost(linear: Any, weights: int) -> dict[str, int]:
     """Return the cost of this many weights of a larger matrix, with their share of the bias."""
     stored = weights + (0 if linear.bias is None else weights // linear.in_features)
     return {"flops": 2 * weights, "parameters": stored, "bytes": stored * linear.weight.element_size()}
+
+
+def _added(first: dict[str, int], second: dict[str, int]) -> dict[str, int]:
+    return {key: value + second[key] for key, value in first.items()}
 
 
 def _scores_stage(token: FollowedToken, part: str, scores: Tensor, *, keys: Sequence[str], inputs: list[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
-from weft.explain.capture import Captured, capture, taps
+from weft.explain.capture import Captured, capture, stack_input, taps
 from weft.explain.reading import Reading
 from weft.explain.step.stage import StageList
 from weft.models.stack import Stack
@@ -78,8 +78,7 @@ class FollowedToken:
     @property
     def begin(self) -> str:
         """Name of the captured vectors that the first layer reads."""
-        narrow = self.stack.projection is not None and self.stack.narrow
-        return f"{self.name}.{'projection' if narrow else 'dropout'}"
+        return stack_input(self.name, self.stack)
 
     def at(self, name: str) -> Tensor:
         """Return the captured tensor `name` at the position, (width,)."""
@@ -107,14 +106,18 @@ class FollowedToken:
         skip = getattr(self.stack.layers[layer], f"{part}_skip")
         return self.at(f"{self.name}.{layer}.{part if skip.norm_out is None else f'{part}_skip.norm_out'}") * skip.scale
 
-    def attention_inputs(self, part: str) -> AttentionInputs:
-        """Return the queries, keys and values of the opened layer's attention."""
+    def attention_inputs(self, part: str, position: int | None = None) -> AttentionInputs:
+        """Return the queries, keys and values of the opened layer's attention; global tokens have their own, so that
+        they depend on the position of the query, by default the followed token's."""
         block, call = divmod(self.opened, self.stack.sharing)
         module, arguments = getattr(self.block, part), self.arguments[f"{self.name}.{block}.{part}"][call]
         if part == "attention":
-            plain = module.project(arguments[0])
-            return AttentionInputs(plain, module.rotate(plain, arguments[1]), arguments[1], self.pieces)
-        queries = module.split(module.clip_projection(module.q(arguments[0])), module.heads, module.q_norm)
+            mask, wide = arguments[1], arguments[1].mask.globals
+            is_wide = wide is not None and bool(wide[0, self.position if position is None else position])
+            plain = module.project(arguments[0], by=module.global_qkv if is_wide else None)
+            mask = mask.without_window() if is_wide else mask
+            return AttentionInputs(plain, module.rotate(plain, mask), mask, self.pieces)
+        queries = module.split(module.q(arguments[0]), module.heads, module.q_norm)
         plain = QKV(queries, *arguments[1])
         return AttentionInputs(plain, plain, arguments[2], self.source_pieces)
 

@@ -1,119 +1,31 @@
 """Stages of a token in recurrent models: gates and states of every layer, and Bahdanau's alignment with the source."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from weft.decode.config import Sampling
 from weft.explain.capture import capture
+from weft.explain.interventions.cells import CELLS, GATES, STATES, UnrolledLayer, cell_kind, elman_activation, unrolled
 from weft.explain.reading import Reading
 from weft.explain.step.head import Candidates, token_stages
 from weft.explain.step.stage import StageList, cost, linear_cost, rounded, sent
 from weft.explain.step.threads import MAX_SIDED_THREADS, shown_threads
 from weft.models.bahdanau import AdditiveAttention, Bahdanau
+from weft.models.bengio import Bengio
 from weft.models.recurrent import Recurrent
-from weft.nn.recurrent import SigmoidElman, read, state_parts
+from weft.nn.recurrent import read
 
-GATES = {
-    "lstm": ["input", "forget", "candidate", "output"],
-    "gru": ["reset", "update", "candidate"],
-    "elman": ["hidden"],
-}
-STATES = ("hidden", "cell")
 CAPTURED = ("encoder", "bridge", "embedding", "attention.probabilities", "attention.scores", "attention", "maxout")
-
-
-class UnrolledLayer(NamedTuple):
-    """Recurrent layer over a text: gates before and after their activation, (time, gates, d_model), and its states.
-
-    `states` (time, parts, d_model) are hidden and, of an LSTM, cell states after every token; `first` is the state
-    before the first token.
-    """
-
-    stack: nn.RNNBase
-    before: Tensor
-    gates: Tensor
-    states: Tensor
-    first: Tensor
-    weights: tuple[Tensor, ...]
-
-    def previous(self, position: int) -> Tensor:
-        return self.states[position - 1] if position else self.first
-
-
-def _kind(stack: nn.RNNBase) -> str:
-    return "lstm" if isinstance(stack, nn.LSTM) else "gru" if isinstance(stack, nn.GRU) else "elman"
-
-
-def _activation(stack: nn.RNNBase) -> str:
-    """Return the activation of an Elman network; gated cells always use tanh."""
-    return "sigmoid" if isinstance(stack, SigmoidElman) else "relu" if stack.mode == "RNN_RELU" else "tanh"
-
-
-def unrolled(stack: nn.RNNBase, inputs: Tensor, first: Tensor | None = None) -> list[UnrolledLayer]:
-    """Return every layer of a stack over inputs (time, d_input), from states (parts, layers, d_model) or zeros."""
-    cell, layers = CELLS[_kind(stack)], []
-    if _kind(stack) == "elman":
-        cell = partial(_elman, activation=_activation(stack))
-    for layer, weights in enumerate(stack.all_weights):
-        zeros = inputs.new_zeros(state_parts(stack), stack.hidden_size)
-        state = start = zeros if first is None else first[:, layer]
-        steps = []
-        for x in inputs:
-            before, gates, state = cell(x, state, weights)
-            steps.append((before, gates, state))
-        before, gates, states = (torch.stack(column) for column in zip(*steps, strict=True))
-        layers.append(UnrolledLayer(stack, before, gates, states=states, first=start, weights=tuple(weights)))
-        inputs = states[:, 0]
-    return layers
-
-
-def _sums(x: Tensor, state: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return W x + b and U h + b, each (gates · d_model,)."""
-    W, U, b_x, b_h = weights
-    return F.linear(x, W, b_x), F.linear(state[0], U, b_h)
-
-
-def _lstm(x: Tensor, state: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return gates before and after activation, and the new state."""
-    from_x, from_h = _sums(x, state, weights)
-    before = (from_x + from_h).view(4, -1)
-    gates = torch.stack([before[0].sigmoid(), before[1].sigmoid(), before[2].tanh(), before[3].sigmoid()])
-    i, f, g, o = gates
-    cell = f * state[1] + i * g
-    return before, gates, torch.stack([o * cell.tanh(), cell])
-
-
-def _gru(x: Tensor, state: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return gates before and after activation, and the new state."""
-    from_x, from_h = (each.view(3, -1) for each in _sums(x, state, weights))
-    r, z = (from_x[:2] + from_h[:2]).sigmoid()
-    candidate = from_x[2] + r * from_h[2]
-    n = candidate.tanh()
-    before = torch.stack([*(from_x[:2] + from_h[:2]), candidate])
-    return before, torch.stack([r, z, n]), ((1 - z) * n + z * state[0])[None]
-
-
-def _elman(x: Tensor, state: Tensor, weights: Sequence[Tensor], *, activation: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the state before and after activation, as the only gate and as the new state."""
-    from_x, from_h = _sums(x, state, weights)
-    before = (from_x + from_h)[None]
-    after = {"tanh": torch.tanh, "relu": torch.relu, "sigmoid": torch.sigmoid}[activation](before)
-    return before, after, after
-
-
-CELLS: dict[str, Callable[..., tuple[Tensor, Tensor, Tensor]]] = {"lstm": _lstm, "gru": _gru, "elman": _elman}
 
 
 def _cell_stages(stages: StageList, layer: UnrolledLayer, id: str, *, position: int, pieces: Sequence[str]) -> None:
     """Record a layer at a position, with its gates and states over the whole text."""
-    kind, read_from, time = _kind(layer.stack), stages.last, ("token", pieces)
+    kind, read_from, time = cell_kind(layer.stack), stages.last, ("token", pieces)
     gates, states, by = ("gate", GATES[kind]), STATES[: layer.states.shape[1]], CELLS[kind]
-    words = {"f": _activation(layer.stack), "states": "h₋₁, c₋₁" if len(states) == 2 else "h₋₁"}
+    words = {"f": elman_activation(layer.stack), "states": "h₋₁, c₋₁" if len(states) == 2 else "h₋₁"}
     old = [sent(name, part, "unit") for name, part in zip(states, layer.previous(position), strict=True)]
     text = "state-before" if position else "first-state"
     previous = stages.record(f"{id}.previous", *old, text=text, words=words, inputs=(), by=read)
@@ -154,10 +66,10 @@ def _embedding_stage(stages: StageList, model: Recurrent | Bahdanau, id: int, *,
 
 def _layer_threads(layer: UnrolledLayer, rows: Sequence[int], position: int) -> dict[str, Any]:
     """Return a layer along the tokens: its gates' means and states, and all its values at the position."""
-    kind = _kind(layer.stack)
+    kind = cell_kind(layer.stack)
     return {
         "cell": kind,
-        "activation": _activation(layer.stack),
+        "activation": elman_activation(layer.stack),
         "gates": GATES[kind],
         "means": rounded(layer.gates[rows].mean(-1)),
         "states": rounded(layer.states[rows, 0]),
@@ -186,6 +98,27 @@ def recurrent_stages(
     stages.threads = {"rows": rows, "embedding": {"x": rounded(inputs[rows])}}
     stages.threads["layers"] = [_layer_threads(layer, rows, position) for layer in layers]
     return token_stages(stages, reading, features[0, position], settings=settings)
+
+
+def bengio_stages(
+    stages: StageList, reading: Reading, position: int, *, settings: Sampling, threads: Sequence[int] = ()
+) -> Candidates:
+    """Record the context and the hidden layer of a neural n-gram at a position, and the choice of the next token."""
+    model = reading.model
+    assert isinstance(model, Bengio)
+    with capture(model, "dropout") as captured:
+        features = model.features(reading.tokens)[0, position]
+    width, own = model.config.order - 1, min(model.config.order - 1, position + 1)
+    stages.threads = {"rows": shown_threads(len(reading.ids), position, requested=threads), "order": width + 1}
+    stages.record_tokens("context", reading.ids, reading.pieces, position=position)
+    names = ["–"] * (width - own) + reading.pieces[position + 1 - own : position + 1]
+    x = sent("embeddings", captured["dropout"][0, position].view(width, -1), ("token", names), "coordinate")
+    words = {"width": width, "own": own}
+    by, weights = Bengio._hidden, cost(0, model.embedding)
+    stages.record("context.embeddings", x, text="bengio-context", words=words, by=by, cost=weights)
+    hidden = sent("hidden layer", features[: model.config.d_model], "unit")
+    stages.record("hidden.tanh", hidden, text="bengio-hidden", by=by, cost=linear_cost(model.hidden))
+    return token_stages(stages, reading, features, settings=settings)
 
 
 def bahdanau_stages(

@@ -12,7 +12,7 @@ from weft.explain.reading import Reading
 from weft.explain.step.head import Candidates, head_stages
 from weft.explain.step.ngram import ngram_stages
 from weft.explain.step.passing import FollowedToken, watched
-from weft.explain.step.recurrent import bahdanau_stages, recurrent_stages
+from weft.explain.step.recurrent import bahdanau_stages, bengio_stages, recurrent_stages
 from weft.explain.step.stage import StageList, StepStage
 from weft.explain.step.threads import transformer_threads
 from weft.explain.step.transformer import stack_stages
@@ -24,11 +24,13 @@ from weft.figures.tables import Table
 from weft.models import heads
 from weft.models.bahdanau import Bahdanau
 from weft.models.base import LanguageModel, evaluating
+from weft.models.bengio import Bengio
 from weft.models.ngram import NGram
 from weft.models.recurrent import Recurrent
 from weft.models.transformer import Transformer
 
 FAMILIES: dict[type[LanguageModel], tuple[str, Callable[..., Candidates]]] = {
+    Bengio: ("bengio", bengio_stages),
     Recurrent: ("recurrent", recurrent_stages),
     Bahdanau: ("bahdanau", bahdanau_stages),
     NGram: ("ngram", ngram_stages),
@@ -107,7 +109,7 @@ def _bars(title: str, rows: Sequence[tuple[str, float]]) -> Chart:
     def draw(axes: Any) -> None:
         names, values = zip(*rows, strict=True)
         axes.barh(range(len(rows)), values, color=COLOURS[0])
-        axes.set_yticks(range(len(rows)), names, fontsize=8 if len(rows) <= SHOWN_CANDIDATES else 5, parse_math=False)
+        axes.set_yticks(range(len(rows)), names, fontsize=9 if len(rows) <= SHOWN_CANDIDATES else 5, parse_math=False)
         axes.invert_yaxis()
 
     return Chart(title, draw)
@@ -119,6 +121,7 @@ def step(
     *,
     text: str = "",
     position: int | None = None,
+    source_position: int | None = None,
     layer: int | None = None,
     sampling: Sampling | None = None,
     labels: Sequence[str] = (),
@@ -126,8 +129,10 @@ def step(
 ) -> StepPicture:
     """Follow one token of a reading of `text` through its model.
 
-    By default the last position is followed, and the first layer is opened. `labels` are the names of a classifier's
-    labels. Of a long text, the tokens in `threads` are shown beside the followed one, or else the most relevant.
+    By default the last position is followed, and the first layer is opened. In the encoder of an encoder–decoder, the
+    token at `source_position` is followed, by default the one that the decoder's last block attends to most. `labels`
+    are the names of a classifier's labels. Of a long text, the tokens in `threads` are shown beside the followed one,
+    or else the most relevant.
     """
     for ids, name in ((reading.ids, "the text"), (reading.source or (), "the source")):
         if len(ids) > MAX_TOKENS:
@@ -137,7 +142,7 @@ def step(
         raise ConfigError(f"place = {position}: the text has {size} tokens, which are counted from 0")
     # The last token of a translation is its end, after which nothing is predicted.
     last = size - 1 if reading.source is None or size < 2 else size - 2
-    at, masked, source_position = last if position is None else position % size, None, None
+    at, masked = last if position is None else position % size, None
     choice: Candidates | None
     with evaluating(model):
         if isinstance(model, Transformer):
@@ -145,8 +150,12 @@ def step(
             if kind == "encoder":
                 at, reading, masked = _masked_reading(model, reading, at, by_default=position is None)
             token = _followed_token(stages, model, reading, position=at, layer=layer or 0)
-            source_position = _record_source(token, layer or 0)
+            source = _source_token(token, source_position, layer=layer or 0)
             stages.threads = transformer_threads(token, threads)
+            if source is not None:
+                source_position = source.position
+                stack_stages(source)
+                stages.threads["source"]["encoder"] = transformer_threads(source)
             stack_stages(token, stages.last if stages else None)
             choice = head_stages(token, reading, settings=settings, labels=labels)
         else:
@@ -175,15 +184,17 @@ def _followed_token(
     return FollowedToken(stages, reading, captured, arguments=arguments, name=name, position=position, opened=opened)
 
 
-def _record_source(token: FollowedToken, layer: int) -> int | None:
-    """Record the encoder of an encoder–decoder, at the token that the decoder's last block attends to most."""
-    model = token.model
+def _source_token(token: FollowedToken, position: int | None, *, layer: int) -> FollowedToken | None:
+    """Return the token to follow through the encoder of an encoder–decoder; None for other models."""
+    model, size = token.model, len(token.source_pieces)
     if model.encoder is None or model.decoder is None:
         return None
-    cross = token.captured[f"decoder.{len(model.decoder.layers) - 1}.cross.probabilities"][0, :, token.position]
-    position, opened = int(cross.mean(0).argmax()), min(layer, len(model.encoder.layers) - 1)
-    stack_stages(replace(token, name="encoder", position=position, opened=opened))
-    return position
+    if position is None:
+        cross = token.captured[f"decoder.{len(model.decoder.layers) - 1}.cross.probabilities"][0, :, token.position]
+        position = int(cross.mean(0).argmax())
+    elif not 0 <= position < size:
+        raise ConfigError(f"source_place = {position}: the source has {size} tokens, which are counted from 0")
+    return replace(token, name="encoder", position=position, opened=min(layer, len(model.encoder.layers) - 1))
 
 
 def _masked_reading(

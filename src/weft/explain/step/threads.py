@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from weft.errors import ConfigError
-from weft.explain.step.passing import SUBLAYERS, FollowedToken
+from weft.explain.step.passing import SUBLAYERS, AttentionInputs, FollowedToken
 from weft.explain.step.stage import rounded
 from weft.nn import feedforward
+from weft.nn.attention import GlobalAttention
 from weft.nn.linear import Linear
 from weft.nn.position import Position
 
@@ -68,7 +69,7 @@ def transformer_threads(token: FollowedToken, requested: Sequence[int] = ()) -> 
         before = [token.sublayer_input(part, layer) for part in parts]
         norms = rounded(torch.stack([each.norm() for each in (*before, after)]))
         blocks.append({"norms": norms, "added": binned(after - before[0])})
-    opened: dict[str, Any] = {"feedforward": _feedforward(token)}
+    opened: dict[str, Any] = {"feedforward": _feedforward(token) if _has_neurons(token.block) else None}
     opened["attention"] = _attention(token, "attention", rows, keys=rows)
     result = {"rows": rows, "embedding": _embedding(token, rows), "blocks": blocks, "open": token.opened}
     if token.block.cross is not None:
@@ -95,15 +96,24 @@ def _embedding(token: FollowedToken, rows: Sequence[int]) -> dict[str, Any]:
     return {"words": rounded(words), "x": rounded(x), "added": added}
 
 
-def _attention(token: FollowedToken, part: str, rows: Sequence[int], *, keys: Sequence[int]) -> dict[str, Any]:
-    """Return an attention of the open block between shown tokens, (heads, rows, keys); masked scores are None."""
-    module, inputs = getattr(token.block, part), token.attention_inputs(part)
-    id, mask = f"{token.name}.{token.opened}.{part}", inputs.mask
+def _masked_scores(module: Any, inputs: AttentionInputs) -> Tensor:
+    """Return all scores (heads, time, source time) with their position bias, −∞ where a key is not visible."""
+    mask = inputs.mask
     scores = module.scores(inputs.rotated, mask)[0]
     bias = mask.position.local_bias(mask.queries, mask.keys)
     scores = scores if bias is None else scores + bias[0]
     visible = mask.mask.dense(slice(0, scores.shape[-2]), slice(0, scores.shape[-1]), scores.device)[0, 0]
-    scores = scores.masked_fill(~visible, -torch.inf)
+    return scores.masked_fill(~visible, -torch.inf)
+
+
+def _attention(token: FollowedToken, part: str, rows: Sequence[int], *, keys: Sequence[int]) -> dict[str, Any]:
+    """Return an attention of the open block between shown tokens, (heads, rows, keys); masked scores are None."""
+    module, inputs = getattr(token.block, part), token.attention_inputs(part)
+    id, scores = f"{token.name}.{token.opened}.{part}", _masked_scores(module, inputs)
+    if isinstance(module, GlobalAttention):
+        scores = scores.clone()
+        for row in rows:
+            scores[:, row] = _masked_scores(module, token.attention_inputs(part, row))[:, row]
     q, k, v = (each[0].float() for each in inputs.rotated)
     weights = token.captured[f"{id}.probabilities"][0]
     return {
@@ -117,6 +127,11 @@ def _attention(token: FollowedToken, part: str, rows: Sequence[int], *, keys: Se
         "read": rounded(token.sublayer_read(part)),
         "added": rounded(token.sublayer_output(part, token.opened)),
     }
+
+
+def _has_neurons(block: Any) -> bool:
+    """Return whether a block has one feed-forward layer, whose neurons are drawn; experts are not."""
+    return isinstance(block.feedforward, feedforward.Plain | feedforward.Gated)
 
 
 def _feedforward(token: FollowedToken) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from weft.models.stack import Stack
 from weft.models.transformer import Transformer
 from weft.nn import feedforward, norm
 from weft.nn.block import Block, Sublayer
+from weft.nn.experts import Experts
 from weft.nn.hashed_ngrams import NGramEmbedding
 from weft.nn.linear import Linear
 from weft.nn.position import Position
@@ -163,6 +164,9 @@ def _residual_stages(token: FollowedToken, part: str, start: str) -> None:
 
 def _feedforward_stages(token: FollowedToken, read: str) -> None:
     id, module = f"{token.name}.{token.opened}.feedforward", token.block.feedforward
+    if isinstance(module, Experts):
+        _expert_stages(token, read)
+        return
     gated, forward = isinstance(module, feedforward.Gated), type(module).forward
     up = module.gate_up if gated else module.up
     before = token.at(f"{id}.{'gate_up' if gated else 'up'}")
@@ -194,6 +198,27 @@ def _feedforward_stages(token: FollowedToken, read: str) -> None:
     words = {"W": "W_d" if gated else "W₂", "bias": with_bias(module.down)}
     output = sent("feed-forward", token.at(id), "coordinate")
     token.stages.record(f"{id}.down", output, words=words, by=forward, cost=linear_cost(module.down))
+
+
+def _expert_stages(token: FollowedToken, read: str) -> None:
+    id, module = f"{token.name}.{token.opened}.feedforward", token.block.feedforward
+    logits = token.at(f"{id}.router")
+    chosen = module.router.choose(logits)
+    names = ("expert", [str(expert) for expert in chosen.experts.tolist()])
+    token.stages.record(
+        f"{id}.router",
+        sent("probabilities", module.router.probabilities(logits), "expert", scale="probability"),
+        sent("weights of the chosen", chosen.weights, names),
+        text="router",
+        numbers={"experts": len(logits), "chosen": len(chosen.weights)},
+        inputs=(read,),
+        by=type(module.router).choose,
+        cost=cost(2 * module.router.weight.numel(), module.router),
+    )
+    output = sent("mixture", token.at(id), "coordinate")
+    share = module.settings.chosen / module.settings.experts
+    flops = round(2 * share * sum(p.numel() for p in module.experts.parameters()))
+    token.stages.record(f"{id}.experts", output, text="experts", by=type(module).mix, cost=cost(flops, module.experts))
 
 
 def _summary(token: FollowedToken, layer: int, before: str) -> None:

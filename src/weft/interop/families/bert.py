@@ -5,8 +5,7 @@ al. 2019), with positions from 2, and for other languages XLM-RoBERTa (Conneau e
 2020); DistilBERT (Sanh et al. 2019), without segments; ELECTRA (Clark et al. 2020), a discriminator that detects
 replaced tokens and the generator that replaces them, whose embeddings may be narrower than their layers; ALBERT (Lan et
 al. 2020), whose layers share weights; MPNet (Song et al. 2020), the base of many sentence encoders, a RoBERTa with T5's
-relative position bias; DeBERTa v2 and v3 (He et al. 2021, 2023), with disentangled attention between contents and
-distances, whose embeddings all layers share.
+relative position bias.
 """
 
 from dataclasses import replace
@@ -15,7 +14,6 @@ from typing import Any
 
 import torch
 
-from weft.config import Tree
 from weft.interop.families.base import (
     POST_NORM,
     TABLES,
@@ -27,8 +25,8 @@ from weft.interop.families.base import (
     pooled_head,
     sizes,
 )
-from weft.interop.settings import Flat, Settings, shown
-from weft.interop.table import Key, Row, Special, constant, embedding_width, even_heads, without
+from weft.interop.settings import Flat, Settings
+from weft.interop.table import Key, Row, Special, constant, embedding_width, without
 from weft.interop.weight_map import Rules, block, module, tensor
 from weft.models.config import Encoder
 from weft.storage.tensors import LazyWeights
@@ -147,9 +145,10 @@ def _write_offset(model: Flat) -> Flat:
     return {"max_position_embeddings": model["context"] + offset, "pad_token_id": offset - 1}
 
 
+OFFSET = Special(_read_offset, _write_offset)
 ROBERTA = family(
     ("roberta", "RoBERTa", "Roberta"),
-    (*BODY, Special(_read_offset, _write_offset), encoder_head("tanh", BERT_DROPOUTS, mlm="gelu")),
+    (*BODY, OFFSET, encoder_head("tanh", BERT_DROPOUTS, mlm="gelu")),
     body=body("roberta"),
     heads={**ROBERTA_LM, **ROBERTA_HEADS},
     only=NO_CROSS,
@@ -258,75 +257,4 @@ MPNET = family(
     unused=(r"lm_head\..*",),
 )
 
-BOTH = ("c2p", "p2c")
-
-
-def _read_distances(settings: Settings, model: Flat) -> Flat:
-    if not settings.flag("relative_attention", False):
-        raise settings.error("relative_attention", "weft has only True")
-    kinds = settings.get("pos_att_type", [])
-    kinds = [kind.strip() for kind in kinds.lower().split("|")] if isinstance(kinds, str) else kinds
-    if kinds not in (list(BOTH), list(BOTH[::-1])):
-        raise settings.error("pos_att_type", "weft has only both kinds, c2p and p2c")
-    buckets = settings.get("position_buckets", -1)
-    if not isinstance(buckets, int) or buckets < 4:
-        raise settings.error("position_buckets", "weft needs 4 buckets of distances or more")
-    farthest = settings.get("max_relative_positions", -1)
-    if not isinstance(farthest, int) or isinstance(farthest, bool) or farthest < 1:
-        farthest = model["context"]
-    if farthest - 1 <= buckets // 2:
-        why = f"with position_buckets = {shown(buckets)}, every distance has a separate bucket"
-        raise settings.error("max_relative_positions", why)
-    norm = settings.get("norm_rel_ebd", "none")
-    if not isinstance(norm, str):
-        raise settings.error("norm_rel_ebd", "expected 'layer_norm' or 'none'")
-    return {
-        "attention.scale": (3 * even_heads(model)) ** -0.5,
-        "position.buckets": settings.integer("position_buckets"),
-        "position.max_distance": farthest,
-        "position.norm_eps": model["norm.eps"] if "layer_norm" in norm.lower() else None,
-    }
-
-
-def _write_distances(model: Flat) -> Tree:
-    return {
-        "relative_attention": True,
-        "pos_att_type": list(BOTH),
-        "position_buckets": model.get("position.buckets"),
-        "max_relative_positions": model.get("position.max_distance", -1),
-        "norm_rel_ebd": "none" if model.get("position.norm_eps") is None else "layer_norm",
-        "share_att_key": True,
-        "position_biased_input": False,
-    }
-
-
-DEBERTA_DROPOUTS = {"sequence": ("cls_dropout", "hidden_dropout_prob"), "token": ("hidden_dropout_prob",)}
-SEGMENTS = Special(
-    lambda settings, model: {
-        "segments": 0 if settings.get("type_vocab_size", 0) == 0 else settings.integer("type_vocab_size")
-    },
-    lambda model: {"type_vocab_size": model.get("segments", 0)},
-)
-DEBERTA_V2 = family(
-    ("deberta-v2", "DeBERTa v2", "DebertaV2"),
-    (
-        *without(BODY, "segments"),
-        SEGMENTS,
-        Special(_read_distances, _write_distances),
-        constant("pooler_hidden_act", "gelu"),
-        encoder_head("gelu", DEBERTA_DROPOUTS),
-    ),
-    fixed={**FIXED, "position.kind": "disentangled"},
-    only=TABLES["only"]["deberta-v2"],
-    defaults=TABLES["defaults"]["deberta-v2"],
-    body=(
-        *(rule for rule in embeddings("deberta.embeddings") if ".position." not in rule.ours),
-        tensor("encoder.position.weight", "deberta.encoder.rel_embeddings.weight"),
-        *module("encoder.position.norm", "deberta.encoder.LayerNorm"),
-        *layers("deberta.encoder.layer.{layer}", tuple(f"attention.self.{part}_proj" for part in QKV)),
-    ),
-    heads=usual_heads(BERT_MLM, "pooler.dense"),
-    root="deberta",
-    unused=(r"(cls|lm_predictions|mask_predictions|pooler)\..*", r"deberta\.embeddings\.position_embeddings\..*"),
-)
 FAMILIES = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT, ELECTRA, ALBERT, MPNET)

@@ -1,7 +1,8 @@
-"""Encoders with parts of later decoders, and encoders of proteins.
+"""Encoders with parts of later decoders, encoders of long texts, and encoders of proteins.
 
 EuroBERT (Boizard et al. 2025) is LLaMA's stack read in both directions; NomicBERT (Nussbaum et al. 2024) is BERT with
-rotary positions and a gated feed-forward layer. ESM-1b and ESM-2 (Rives et al. 2021; Lin et al. 2023) read amino acids,
+rotary positions and a gated feed-forward layer; Longformer (Beltagy et al. 2020) is RoBERTa with windows, and with
+global tokens in some heads. ESM-1b and ESM-2 (Rives et al. 2021; Lin et al. 2023) read amino acids,
 with learned or rotary positions in pre-norm blocks; they scale embeddings by the fraction of tokens that are masked.
 """
 
@@ -14,9 +15,19 @@ import torch
 from weft.config import Tree
 from weft.interop.families import bert, positions
 from weft.interop.families.base import GATED, POST_NORM, TABLES, count_labels, encoder_head, in_stack, write_labels
-from weft.interop.families.bert import BERT_DROPOUTS, BODY, ROBERTA_HEADS, embeddings, family, usual_heads
+from weft.interop.families.bert import (
+    BERT_DROPOUTS,
+    BODY,
+    QKV,
+    ROBERTA,
+    ROBERTA_HEADS,
+    body,
+    embeddings,
+    family,
+    usual_heads,
+)
 from weft.interop.families.llama import ACTIVATION, ATTENTION_BIAS, EPS, FEEDFORWARD_BIAS, NAMES, SIZES, WIDTH
-from weft.interop.settings import Flat, Settings
+from weft.interop.settings import Flat, Settings, layer_pattern
 from weft.interop.table import Special
 from weft.interop.weight_map import block, module
 from weft.models.config import Encoder
@@ -152,4 +163,48 @@ ESM = replace(
     ),
     fillers=_esm_fillers,
 )
-FAMILIES = (EUROBERT, NOMIC_BERT, ESM)
+
+
+def _read_windows(settings: Settings, model: Flat) -> Flat:
+    """Labels of a text make the first token global, and answers all tokens of the question."""
+    windows = layer_pattern(positions.windows_around(settings, model["layers"]))
+    kind, until = model["head.kind"], settings.get("sep_token_id", 2) if model["head.kind"] == "span" else None
+    if until is not None and (not isinstance(until, int) or isinstance(until, bool) or until < 0):
+        raise settings.error("sep_token_id", "expected the id of a token")
+    return {**windows, "attention.global_tokens": int(kind == "sequence"), "attention.global_until": until}
+
+
+def _write_windows(model: Flat) -> Tree:
+    sizes = [2 * ((size or 1) - 1) for size in positions.windows_of(model)]
+    until = model.get("attention.global_until")
+    return {"attention_window": sizes, **({} if until is None else {"sep_token_id": until})}
+
+
+GLOBAL_QKV = tuple(f"attention.self.{part}_global" for part in QKV)
+LONGFORMER_DROPOUTS = dict.fromkeys(("sequence", "token"), ("hidden_dropout_prob",))
+LONGFORMER = replace(
+    ROBERTA,
+    names=("longformer", "Longformer", "Longformer"),
+    rows=(
+        *BODY,
+        bert.OFFSET,
+        Special(_read_windows, _write_windows),
+        encoder_head("tanh", LONGFORMER_DROPOUTS, mlm="gelu"),
+    ),
+    prefix="longformer.",
+    body=(
+        *body("longformer"),
+        *block(
+            "encoder",
+            "longformer.encoder.layer.{layer}",
+            global_qkv=tuple(f"attention.self.{part}_global" for part in QKV),
+        ),
+    ),
+    heads=ROBERTA_HEADS,
+    only=TABLES["only"]["longformer"],
+    unused=(r"longformer\.embeddings\.(position_ids|token_type_ids)", r"longformer\.pooler\..*", r"lm_head\..*"),
+    fillers=partial(bert.unused_pooler, "longformer.pooler.dense"),
+)
+
+
+FAMILIES = (EUROBERT, NOMIC_BERT, ESM, LONGFORMER)

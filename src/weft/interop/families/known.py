@@ -9,21 +9,31 @@ from contextlib import suppress
 
 from weft.config import Tree
 from weft.errors import InteropError, WeftError
-from weft.interop.families import bert, encoders, gpt2, gpt_neox, llama, recent, seq2seq
+from weft.interop.families import bert, deberta, encoders, experts, gpt2, gpt_neox, llama, recent, seq2seq
 from weft.interop.families.base import TABLES, Family
 from weft.interop.families.modernbert import MODERNBERT, MODERNBERT_DECODER
-from weft.interop.settings import Flat, Settings, Transformer, shown
+from weft.interop.families.t5gemma import T5GEMMA
+from weft.interop.settings import Flat, Settings, Transformer, count_experts, shown
 from weft.interop.weight_map import conversions, their_shapes
 from weft.models.config import Decoder, Encoder, EncoderDecoder
 
 # if several can express a model trained by weft, the first is written
 DECODERS = (
-    *(gpt2.GPT2, llama.LLAMA, *recent.FAMILIES, gpt2.OPT, gpt_neox.GPT_NEOX, gpt2.GPTJ, gpt2.GPT_NEO),
+    *(
+        gpt2.GPT2,
+        llama.LLAMA,
+        *recent.FAMILIES,
+        *experts.FAMILIES,
+        gpt2.OPT,
+        gpt_neox.GPT_NEOX,
+        gpt2.GPTJ,
+        gpt2.GPT_NEO,
+    ),
     *(gpt_neox.PHI, gpt_neox.STABLELM, gpt_neox.FALCON, gpt_neox.STARCODER2, gpt_neox.BLOOM),
     *(gpt2.GPT_BIGCODE, gpt2.CODEGEN, gpt_neox.MPT, MODERNBERT_DECODER),
 )
-ENCODERS = (*bert.FAMILIES, MODERNBERT, bert.DEBERTA_V2, *encoders.FAMILIES)
-FAMILIES: dict[str, Family] = {family.kind: family for family in (*DECODERS, *ENCODERS, *seq2seq.FAMILIES)}
+ENCODERS = (*bert.FAMILIES, MODERNBERT, *deberta.FAMILIES, *encoders.FAMILIES)
+FAMILIES: dict[str, Family] = {family.kind: family for family in (*DECODERS, *ENCODERS, *seq2seq.FAMILIES, T5GEMMA)}
 
 # keys that any config.json may have
 COMMON = {
@@ -33,6 +43,7 @@ COMMON = {
     *("return_dict", "output_attentions", "output_hidden_states"),
 }
 NEEDS: dict[str, str] = TABLES["needs"]
+USUAL = ("gpt2", "llama", "mistral", "qwen3", "gemma3_text", "bert", "roberta", "modernbert", "bart", "t5")
 MAX_LISTED = 4  # keys listed in a message
 UNSUPPORTED_VALUE = 3  # weight of an unsupported value against unknown kinds of tensors, in choosing the nearest family
 
@@ -67,17 +78,12 @@ def _why_unknown(tree: Tree, tensors: Collection[str]) -> str:
         return f"a multimodal model, and weft reads only text models (its text_config has model_type = {text_type})"
     present = {key for key, value in tree.items() if value is not None and key not in COMMON}
     present = {key for key in present if not any(part in key for part in ("token", "dropout", "pdrop"))}
-    counts = [key for key in sorted(present) if "expert" in key and isinstance(tree[key], int)]
-    counts = [key for key in counts if key.endswith("experts")] or counts  # prefer the number of experts
-    if experts := [key for key in counts if tree[key]]:
-        count = f"{experts[0]} = {shown(tree[experts[0]])}"
-        return f"a mixture of experts ({count}), and weft has one feed-forward for all tokens"
     similar = [family for family in FAMILIES.values() if issubclass(family.model, _stacks(tree))]
     compared = [(family, *_compare(family, tree, tensors)) for family in similar]
     family, keys, reasons = max(compared, key=lambda c: len(present & c[1]) - min(len(c[2]), UNSUPPORTED_VALUE))
     shared = present & keys
     if len(shared) < 3:
-        return f"not a family that weft reads, nor like one; it reads {', '.join(FAMILIES)}"
+        return f"not a family that weft reads, nor like one; it reads {len(FAMILIES)}, among them {', '.join(USUAL)}"
     others = sorted(present - shared)
     more = f" and {len(others) - MAX_LISTED} more" if len(others) > MAX_LISTED else ""
     reasons = [f"which has no {', '.join(others[:MAX_LISTED])}{more}"] * bool(others) + reasons[:1]
@@ -102,8 +108,10 @@ def _compare(family: Family, tree: Tree, tensors: Collection[str]) -> tuple[set[
             with suppress(WeftError, KeyError):
                 partial |= row.read(settings, partial)
     else:
-        if len(tensors) >= model.layers:  # checked before that many layers are built
+        if len(tensors) >= max(model.layers, count_experts(model)):  # checked before that many are built
             reasons = _tensor_differences(family, model, tensors)
+        elif tensors:
+            reasons = ["which has more layers or experts than there are tensors"] * UNSUPPORTED_VALUE
     return settings.used | set(family.only), reasons
 
 

@@ -45,14 +45,13 @@ def xielu_constants(model: Decoder) -> LazyWeights:
 
 
 NAMES = names()
-OLD_ROOT = tuple(
-    replace(rule, theirs=tuple(name.replace("model.", "transformer.", 1) for name in rule.theirs)) for rule in NAMES
-)
 
 
-def names_by_head(model: Decoder) -> Rules:
+def by_head(rules: Rules) -> Callable[[Decoder], Rules]:
     """Rules of families whose ForQuestionAnswering has the prefix `transformer.` instead of `model.`."""
-    return OLD_ROOT if model.head.kind == "span" else NAMES
+    roots = ((rule, tuple(name.replace("model.", "transformer.", 1) for name in rule.theirs)) for rule in rules)
+    old = tuple(replace(rule, theirs=names) for rule, names in roots)
+    return lambda model: old if model.head.kind == "span" else rules
 
 
 SIZES = sizes("llama")
@@ -123,7 +122,7 @@ def granite_factors(*theirs: str) -> tuple[Key, ...]:
     return (
         factor("embedding_scale", embedding, to_ours=lambda scale, model: scale != 1.0 and scale, to_theirs=embedded),
         factor("residual_scale", residual),
-        factor("attention.scale", attention),
+        factor("attention.scale", attention, nullable=True),
         factor("head.scale", logits, to_ours=lambda by, model: None if by == 1.0 else 1 / by, to_theirs=divisor),
     )
 
@@ -151,7 +150,7 @@ def family(
 
 
 USUAL: tuple[Row, ...] = (*SHARED, HEAD, ACTIVATION)
-LLAMA = family(("llama", "LLaMA", "Llama"), (*USUAL, ATTENTION_BIAS, FEEDFORWARD_BIAS), body=names_by_head)
+LLAMA = family(("llama", "LLaMA", "Llama"), (*USUAL, ATTENTION_BIAS, FEEDFORWARD_BIAS), body=by_head(NAMES))
 
 
 def _read_biases(settings: Settings, model: Flat) -> Flat:

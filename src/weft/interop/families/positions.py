@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from weft.config import Tree
-from weft.interop.settings import Flat, Settings, layer_pattern
+from weft.interop.settings import MAX_SIZE, Flat, Settings, layer_pattern
 from weft.interop.table import Key, Special, even_heads
 
 WINDOWED, FULL = "sliding_attention", "full_attention"
@@ -70,6 +70,16 @@ def write_windows(model: Flat, key: str = "sliding_window") -> Tree:
     return {key: next((size for size in sizes if size), None), "layer_types": [WINDOWED if s else FULL for s in sizes]}
 
 
+def windows_around(settings: Settings, layers: int) -> list[Flat]:
+    """Kinds of layers of Longformer: `attention_window` is the number of neighbours, for all layers or each of them."""
+    sizes = settings.get("attention_window", 512)
+    sizes = sizes if isinstance(sizes, list) else [sizes] * min(layers, MAX_SIZE)
+    even = all(isinstance(size, int) and not isinstance(size, bool) and size > 0 and size % 2 == 0 for size in sizes)
+    if not even or len(sizes) != layers:
+        raise settings.error("attention_window", f"expected an even number, or one for each of {layers} layers")
+    return [{"window": size // 2 + 1, "position": None} for size in sizes]
+
+
 # their kind of rotary scaling → ours
 KINDS = {
     "linear": "linear", "dynamic": "dynamic-ntk", "llama3": "llama3", "yarn": "yarn", "longrope": "longrope",
@@ -124,7 +134,8 @@ def read_scaling(rope: Settings, model: Flat, original: int | None) -> dict[str,
         case "yarn":
             factor = rope.number("factor", model["context"] / context)
             ramp = {"fast": rope.number("beta_fast", 32.0), "slow": rope.number("beta_slow", 1.0)}
-            options = {"whole_pairs": rope.flag("truncate", True), "attention_factor": _yarn_factor(rope, factor)}
+            whole = rope.flag("truncate", "truncate" not in rope.tree)  # null is false
+            options = {"whole_pairs": whole, "attention_factor": _yarn_factor(rope, factor)}
             return {"kind": "yarn", "factor": factor, "original_context": context, **ramp, **options}
         case "longrope":
             scaling: dict[str, Any] = {"kind": "longrope", "original_context": context}

@@ -146,7 +146,7 @@ def _family(kind: str, table: Tree) -> Family:
         (kind, title, classes),
         tuple(row for name in table["rows"] for row in rows[name]),
         tuple(table.get("without", ())),
-        body=llama.names_by_head if table.get("old_root") else llama.names(**modules),
+        body=llama.by_head(llama.NAMES) if table.get("old_root") else llama.names(**modules),
         fixed=flat(table.get("fixed", {})),
         only={**table.get("only", {}), **dict.fromkeys(table.get("null", ()))},
         classes=table.get("classes", {}),

@@ -2,8 +2,9 @@
 
 Marian (Junczys-Dowmunt et al. 2018) and BART (Lewis et al. 2020); with the same blocks in pre-norm mBART (Liu et al.
 2020), M2M-100 and NLLB (Fan et al. 2021; Costa-jussà et al. 2022), PEGASUS (Zhang et al. 2020) and Blenderbot (Roller
-et al. 2021); T5, T5 v1.1 (Raffel et al. 2020; Shazeer 2020), and with the blocks of T5 v1.1 mT5 (Xue et al. 2021) and
-UMT5 (Chung et al. 2023), whose layers have separate position biases.
+et al. 2021); LED (Beltagy et al. 2020), a BART whose encoder has windows; T5, T5 v1.1 (Raffel et al. 2020; Shazeer
+2020), and with the blocks of T5 v1.1 mT5 (Xue et al. 2021) and UMT5 (Chung et al. 2023), whose layers have separate
+position biases.
 """
 
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from weft.config import Tree
+from weft.interop.families import positions
 from weft.interop.families.base import (
     POST_NORM,
     TIED,
@@ -23,8 +25,9 @@ from weft.interop.families.base import (
     sizes,
     write_labels,
 )
+from weft.interop.families.bert import QKV
 from weft.interop.settings import ACTIVATIONS, THEIR_ACTIVATIONS, Flat, Settings
-from weft.interop.table import Row, Special, constant, decoder_copy, follows
+from weft.interop.table import Row, Special, constant, decoder_copy, follows, keys
 from weft.interop.weight_map import ONE_ROW, Rules, block, module, tensor
 from weft.models.config import EncoderDecoder
 from weft.nn.position import sinusoids
@@ -72,32 +75,34 @@ def _sinusoids(model: EncoderDecoder) -> LazyWeights:
 SIZES = sizes("bart")
 
 
-def _head(*lm: Row) -> Special:
-    """Row of the head: rows of an LM head, or those of a classifier of texts on the last token."""
+def _head(*lm: Row, wrapped: bool = False) -> Special:
+    """Row of the head: rows of an LM head, or those of a classifier of texts on eos, their last token. If `wrapped`,
+    the decoder begins with the last token, a language, and eos is before it unless other files say otherwise."""
 
     def read(settings: Settings, model: Flat) -> Flat:
         if model["head.kind"] == "lm":
             return {key: value for row in lm for key, value in row.read(settings, model).items()}
-        start = settings.get("decoder_start_token_id")
-        if not isinstance(start, int) or isinstance(start, bool) or start < 0:
+        start = "last" if wrapped else settings.get("decoder_start_token_id")
+        if start != "last" and (not isinstance(start, int) or isinstance(start, bool) or start < 0):
             raise settings.error("decoder_start_token_id", "expected the id of a token")
         dropout = settings.number("classifier_dropout", 0.0)
         labels = {"head.labels": count_labels(settings), "head.dropout": dropout}
-        return {"start": start, "head.pooling": "last", **labels}
+        pooling = model.get("head.pooling", "next-to-last") if wrapped else "last"
+        return {"start": start, "head.pooling": pooling, **labels}
 
     def write(model: Flat) -> Tree:
         if model["head.kind"] == "lm":
             return {key: value for row in lm for key, value in row.write(model).items()}
-        dropout = {"classifier_dropout": model["head.dropout"]}
-        return {"decoder_start_token_id": model["start"], **dropout, **write_labels(model)}
+        start = {} if wrapped else {"decoder_start_token_id": model["start"]}
+        return {**start, "classifier_dropout": model["head.dropout"], **write_labels(model)}
 
     return Special(read, write)
 
 
+LM = _head(TIED)
 CLASSIFIER = pooled_head("output", "classification_head.dense", "classification_head.out_proj")
 SHARED: tuple[Row, ...] = (
     *SIZES,
-    _head(TIED),
     decoder_copy("decoder_attention_heads", "attention.heads", 16),
     decoder_copy("decoder_ffn_dim", "feedforward.d_ff", 4096),
     constant("is_encoder_decoder", True),
@@ -122,7 +127,9 @@ def _write_tables(model: Flat) -> Tree:
     return {"share_encoder_decoder_embeddings": False, "vocab_size": source, "decoder_vocab_size": model["vocab_size"]}
 
 
-def _family(family_names: FamilyNames, *rows: Row, pre_norm: bool, position: Tree, **fields: Any) -> Family:
+def _family(
+    family_names: FamilyNames, *rows: Row, pre_norm: bool, position: Tree, head: Row = LM, **fields: Any
+) -> Family:
     """Define a family with these stacks; embeddings are normalised if positions are learned."""
     learned = position["kind"] == "learned"
     positions = {f"position.{key}": value for key, value in position.items()}
@@ -135,7 +142,7 @@ def _family(family_names: FamilyNames, *rows: Row, pre_norm: bool, position: Tre
         "fillers": _zero_bias,
     }
     return Family(
-        rows=(*SHARED, *rows),
+        rows=(*SHARED, head, *rows),
         fixed={**POST_NORM, "placement": "pre" if pre_norm else "post", **positions, "embedding_norm": learned},
         names=family_names,
         model=EncoderDecoder,
@@ -165,7 +172,13 @@ MARIAN = _family(
 BART = _family(
     ("bart", "BART", "Bart"), pre_norm=False, position=LEARNED, heads={"lm": LM_HEAD, "sequence": CLASSIFIER}
 )
-MBART = _family(("mbart", "mBART", "MBart"), pre_norm=True, position=LEARNED)
+MBART = _family(
+    ("mbart", "mBART", "MBart"),
+    pre_norm=True,
+    position=LEARNED,
+    head=_head(TIED, wrapped=True),
+    heads={"lm": LM_HEAD, "sequence": CLASSIFIER},
+)
 PEGASUS = _family(
     ("pegasus", "PEGASUS", "Pegasus"),
     pre_norm=True,
@@ -174,6 +187,7 @@ PEGASUS = _family(
 )
 BLENDERBOT = replace(
     MBART,
+    heads={"lm": LM_HEAD},
     names=("blenderbot", "Blenderbot", "Blenderbot"),
     fixed={**MBART.fixed, "position.offset": 0, "embedding_norm": False},
     only={**MBART.only, "normalize_embedding": False},
@@ -189,6 +203,47 @@ M2M100 = _family(
     defaults={"activation_function": "relu", "scale_embedding": True, "attention_dropout": 0.1},
     by_weights={},
     fillers=lambda model: {},
+)
+
+
+def _led_body() -> Rules:
+    """Rules of BART with other names for the encoder's attention, and another prefix."""
+    layer, attention = "model.encoder.layers.{layer}", "self_attn.longformer_self_attn"
+    qkv, wide = (tuple(f"{attention}.{part}{end}" for part in QKV) for end in ("", "_global"))
+    renamed = block("encoder", layer, qkv=qkv, global_qkv=wide, out="self_attn.output")
+    names = {rule.ours for rule in renamed}
+    rules = (*ONE_TABLE, *(rule for rule in STACKS if rule.ours not in names), *renamed)
+    return tuple(
+        replace(rule, theirs=tuple(name.replace("model.", "led.", 1) for name in rule.theirs)) for rule in rules
+    )
+
+
+def _read_led(settings: Settings, model: Flat) -> Flat:
+    return {"encoder_pattern": positions.windows_around(settings, model["encoder_layers"])}
+
+
+def _write_led(model: Flat) -> Tree:
+    kinds = model["encoder_pattern"] or [{"window": 1}]
+    sizes = [kinds[layer % len(kinds)]["window"] for layer in range(model["encoder_layers"])]
+    return {"attention_window": [2 * ((size or 1) - 1) for size in sizes]}
+
+
+LED_SIZES = tuple(row for row in SHARED if getattr(row, "ours", None) not in ("context", "embedding_scale"))
+LED_CONTEXT = keys(
+    context=("max_decoder_position_embeddings", 1024), source_context=("max_encoder_position_embeddings", 16384)
+)
+LED = replace(
+    BART,
+    names=("led", "LED", "LED"),
+    rows=(*LED_SIZES, *LED_CONTEXT, LM, Special(_read_led, _write_led)),
+    fixed={**BART.fixed, "position.offset": 0, "attention.global_tokens": 0},
+    only={},
+    body=_led_body(),
+    heads={"lm": LM_HEAD},
+    prefix="led.",
+    copied=dict.fromkeys((f"led.{side}.embed_tokens.weight" for side in ("encoder", "decoder")), "led.shared.weight"),
+    classes={"lm": "LEDForConditionalGeneration"},
+    ids={"pad": 1},
 )
 
 
@@ -275,4 +330,4 @@ UMT5 = replace(
     _t5(("umt5", "UMT5", "UMT5"), SCALED, defaults={"feed_forward_proj": "gated-gelu"}),
     fixed={**T5.fixed, "position.kind": "layered-t5"},
 )
-FAMILIES = (MARIAN, BART, MBART, PEGASUS, M2M100, T5, MT5, UMT5, BLENDERBOT)
+FAMILIES = (MARIAN, BART, MBART, PEGASUS, M2M100, T5, MT5, UMT5, BLENDERBOT, LED)

@@ -1,6 +1,7 @@
 """llama.cpp's architectures: the keys of each in a GGUF file, and the settings that it implies."""
 
 from collections.abc import Container, Mapping
+from dataclasses import replace
 from typing import Any
 
 from weft.config import Tree
@@ -139,6 +140,28 @@ def _above_zero(ours: str, theirs: str) -> Special:
     return Special(read, lambda model: {theirs: model[ours]} if model.get(ours) is not None else {})
 
 
+EXPERTS = keys(experts="expert_count", chosen="expert_used_count")
+EXPERT_WIDTH = Key(
+    *("feedforward.d_ff", "expert_feed_forward_length"),
+    lambda model: model["feedforward.d_ff"] // model["feedforward.chosen"],
+    kind="integer",
+)
+# read before EXPERT_WIDTH, while d_ff is feed_forward_length
+SHARED_WIDTH = keys(shared_d_ff=("expert_shared_feed_forward_length", lambda model: model["feedforward.d_ff"]))
+
+
+def _read_mixture(settings: Settings, model: Flat) -> Flat:
+    """Mixtral has the architecture of LLaMA, and experts."""
+    if settings.get("expert_count", 0) == 0:
+        return {}
+    experts, chosen = (row.read(settings, model) for row in EXPERTS)
+    return {"feedforward.kind": "experts", **experts, **chosen}
+
+
+def _write_mixture(model: Flat) -> Tree:
+    return {key: value for row in EXPERTS for key, value in row.write(model).items()}
+
+
 def _llama_like(fixed: Mapping[str, Any], *rows: Row) -> SettingsTable:
     """Table of an architecture with RMSNorm, rotary positions and a gated feed-forward."""
     shared = {"norm.kind": "rms", "position.kind": "rotary", "feedforward.kind": "gated"}
@@ -148,6 +171,11 @@ def _llama_like(fixed: Mapping[str, Any], *rows: Row) -> SettingsTable:
 
 GELU = {"feedforward.kind": "plain", "feedforward.activation": "gelu-tanh"}
 BIASED = {**GELU, "norm.kind": "layer", "attention.bias": "all"}
+
+
+def _mixture(table: SettingsTable) -> SettingsTable:
+    """Let a table have experts, whose router's scores llama.cpp takes by a softmax in these architectures."""
+    return replace(table, only={"expert_gating_func": 1, "expert_weights_scale": 1.0})
 
 
 def _plain(fixed: Mapping[str, Any], *rows: Row) -> SettingsTable:
@@ -201,10 +229,11 @@ QK_EPS_OF_EACH = Special(
     lambda settings, model: {"attention.qk_norm.eps": model["norm.eps"]} if "attention.qk_norm.kind" in model else {},
     lambda model: {"use_parallel_residual": model["sublayers"] == "parallel"},
 )
+UNSCALED = {"feedforward.kind": "experts", "feedforward.renormalised": False}
 # if several can express a model, the first is written
 ARCHITECTURES = {
     "qwen2": _llama_like({"attention.bias": "qkv"}),
-    "llama": _llama_like({}),
+    "llama": _mixture(_llama_like({}, Special(_read_window), Special(_read_mixture, _write_mixture))),
     "qwen3": _llama_like(QK_NORM, QK_EPS, Special(_read_window)),
     "gemma": _llama_like({**GEMMA, "head.tied": True}),
     "gemma2": _llama_like(
@@ -234,6 +263,26 @@ ARCHITECTURES = {
         {"norm.kind": "layer", "norm.gain": False, "norm.bias": False, "feedforward.kind": "gated"},
         *(LAYER_NORM, EVEN_HEADS, _above_zero("attention.clip", "attention.clamp_kqv")),
     ),
+    "qwen2moe": _mixture(
+        _llama_like(
+            {**UNSCALED, "attention.bias": "qkv", "feedforward.shared": "gated"},
+            Special(_read_window),
+            *(*SHARED_WIDTH, *EXPERTS, EXPERT_WIDTH),
+        )
+    ),
+    "qwen3moe": _mixture(
+        _llama_like({**QK_NORM, "feedforward.kind": "experts"}, QK_EPS, Special(_read_window), *EXPERTS, EXPERT_WIDTH)
+    ),
+    "olmoe": _mixture(
+        _bare(
+            {"norm.kind": "rms", **QK_NORM, "attention.qk_norm_over": "heads", **UNSCALED},
+            *(RMS, EVEN_HEADS, QK_EPS),
+            repeats("attention.head_count_kv", "attention.heads"),
+            *EXPERTS,
+        )
+    ),
     "gpt2": SettingsTable(UNROTATED, {**BIASED, "position.kind": "learned"}),
     "bloom": SettingsTable(UNROTATED, {**BIASED, "position.kind": "alibi", "embedding_norm": True}),
 }
+MIXTURES = ("llama", "qwen2moe", "qwen3moe", "olmoe")
+WITHOUT_EXPERTS = tuple(name for name in ARCHITECTURES if name == "llama" or name not in MIXTURES)

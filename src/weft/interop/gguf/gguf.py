@@ -27,9 +27,21 @@ from weft.interop.gguf.architectures import ARCHITECTURES, FREQUENCIES, LONG, RE
 from weft.interop.gguf.file import ARRAY, BY_NAME, DTYPES, FLOAT32, Contents, LazyTensor, TensorEncoding, Value, typed
 from weft.interop.gguf.tokenizer import read_tokenizer, tokenizer_keys
 from weft.interop.license import license_from_keys, license_keys
-from weft.interop.settings import Flat, Settings, Transformer, first_lossless, flat, nested, shown
-from weft.interop.weight_map import SAME, Names, Rules, TensorLayout, adjacent_pairs, block, module, tensor
-from weft.models.config import Decoder, LMHead, Model
+from weft.interop.settings import Flat, Settings, Transformer, count_experts, first_lossless, flat, nested, shown
+from weft.interop.weight_map import (
+    A_ROW,
+    SAME,
+    Names,
+    Rules,
+    TensorLayout,
+    adjacent_pairs,
+    block,
+    experts,
+    module,
+    tensor,
+)
+from weft.models.config import Decoder, Model
+from weft.models.head_config import LMHead
 from weft.nn.config import Norm, RMSNorm
 from weft.nn.position import Rotary as RotaryModule
 from weft.nn.position_config import Llama3Scaling, LongRoPE, Rotary, Sizes
@@ -46,7 +58,10 @@ SCALED_BY = {FREQUENCIES: "llama3", LONG: "longrope"}  # tensor → the rotary s
 MODULE_NAMES = {  # of a block, by the short names of `block`
     "norm": "attn_norm", "q_norm": "attn_q_norm", "k_norm": "attn_k_norm", "out": "attn_output", "ff_norm": "ffn_norm",
     "norm_out": "post_attention_norm", "ff_norm_out": "post_ffw_norm", "up": "ffn_up", "down": "ffn_down",
+    "router": "ffn_gate_inp", "shared_down": "ffn_down_shexp", "shared_gate": "ffn_gate_inp_shexp",
 }  # fmt: skip
+EXPERT_TENSORS = ("ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight")
+SHARED_GATE = "ffn_gate_inp_shexp.weight"
 MAX_KEPT_VALUES = 64  # length of an array that is kept in the notes
 KEPT = ("general.type", "general.name")  # keys that keep their imported values
 # keys that describe the file itself and are always new
@@ -69,6 +84,8 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
         gguf_file.quantization()  # report a missing package now, not when the first weight is read
     settings = _settings_of(contents, architecture)
     shapes = {name: entry.shape for name, entry in contents.tensors.items() if name not in FACTORS}
+    # older converters wrote this vector as a matrix of one row
+    shapes |= {name: shape[-1:] for name, shape in shapes.items() if name.endswith(SHARED_GATE) and shape[0] == 1}
     tables = [contents.raw(name) for name in TABLES if name in shapes]
     if architecture in ("gpt2", *REPEATED) and len(tables) == 2 and tables[0] == tables[1]:
         del shapes["output.weight"]
@@ -125,7 +142,7 @@ def _run_dtype(contents: Contents, model: Decoder) -> torch.dtype:
 
 def _always_fp32(name: str, shape: tuple[int, ...]) -> bool:
     """Return whether llama.cpp requires fp32 for a tensor."""
-    return len(shape) == 1 or name == POSITIONS or name.endswith("_norm.weight")
+    return len(shape) == 1 or name == POSITIONS or name.endswith(("_norm.weight", "ffn_gate_inp.weight"))
 
 
 def write(bundle: ModelBundle, path: Path, dtype: str | None = None) -> None:
@@ -236,10 +253,27 @@ def _read_settings(settings: Settings, contents: Contents, tied: bool) -> Decode
     if scaling is not None:
         known["position.scaling.kind"] = scaling
     model = ARCHITECTURES[architecture].settings(settings, known)
+    if model["feedforward.kind"] == "experts":
+        _check_experts(settings, model, contents)
     if scaling is not None:
         read = _llama3_scaling if scaling == "llama3" else _long_scaling
         model |= {f"position.scaling.{key}": value for key, value in read(settings, contents, model).items()}
     return validate(Decoder, nested(model), settings.location)
+
+
+def _check_experts(settings: Settings, model: Flat, contents: Contents) -> None:
+    """Raise InteropError for impossible numbers of experts, before the layers are built."""
+    experts, chosen = model["feedforward.experts"], model["feedforward.chosen"]
+    if chosen > experts:
+        raise settings.error(
+            "expert_used_count", f"a token can choose at most {settings.prefix}expert_count = {experts}"
+        )
+    name, shape = f"blk.0.{EXPERT_TENSORS[0]}", [experts, model["feedforward.d_ff"], model["d_model"]]
+    stored = contents.tensors.get(name)
+    if stored is None:
+        raise InteropError(f"{settings.location}: '{name}' {shape} is missing")
+    if list(stored.shape) != shape:
+        raise InteropError(f"{settings.location}: '{name}' is {list(stored.shape)}; the settings require {shape}")
 
 
 def _llama3_scaling(settings: Settings, contents: Contents, model: Flat) -> Tree:
@@ -287,8 +321,10 @@ def architecture_of(model: Model) -> str:
     """Architecture of llama.cpp that can express a model; InteropError that explains what the nearest one lacks."""
     if not isinstance(model, Decoder):
         raise InteropError(f"model.kind = '{model.kind}': a GGUF file can hold decoders only")
-    round_trips = {name: partial(_round_trip, name, model) for name in ARCHITECTURES}
-    return first_lossless(model, round_trips, "GGUF architecture")
+    mixed = count_experts(model) > 0
+    names = llama_cpp.MIXTURES if mixed else llama_cpp.WITHOUT_EXPERTS
+    what = f"GGUF architecture of mixtures ({', '.join(names)})" if mixed else "GGUF architecture"
+    return first_lossless(model, {name: partial(_round_trip, name, model) for name in names}, what)
 
 
 def _round_trip(name: str, model: Decoder) -> Transformer:
@@ -314,8 +350,10 @@ def rules(architecture: str, model: Decoder) -> Rules:
     pairs = adjacent_pairs(model.d_head) if halves and architecture in llama_cpp.ADJACENT else SAME
     joined = architecture in llama_cpp.JOINED
     layouts = {"qkv": SAME if joined else (pairs, pairs, SAME), "q_norm": qk_gain, "k_norm": qk_gain}
+    layouts["shared_gate"] = A_ROW
     layouts |= dict.fromkeys(("norm", "norm_out", "ff_norm", "ff_norm_out"), gain)
     names: dict[str, Names] = {**MODULE_NAMES, "qkv": "attn_qkv" if joined else "attn_*"}
+    names["shared_gate_up"] = ("ffn_gate_shexp", "ffn_up_shexp")
     names["gate_up"] = "ffn_up" if architecture == "phi3" else ("ffn_gate", "ffn_up")
     if architecture == "falcon" and model.sublayers == "parallel-two-norms":
         names |= {"norm": "attn_norm_2", "ff_norm": "attn_norm"}  # the second is that of attention
@@ -326,6 +364,7 @@ def rules(architecture: str, model: Decoder) -> Rules:
         *module("output", "output"),
         *module("decoder.norm", "output_norm", layout=gain),
         *block("decoder", "blk.{layer}", layouts, **names),
+        *experts("blk.{layer}", EXPERT_TENSORS[:2], EXPERT_TENSORS[2], layouts=(SAME, SAME)),
     )
 
 

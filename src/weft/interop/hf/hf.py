@@ -20,12 +20,14 @@ from weft.interop.bundle import ModelBundle, as_dtype, check_vocabulary, load_to
 from weft.interop.families.base import Family, label_keys
 from weft.interop.families.known import FAMILIES, family_of
 from weft.interop.hf import weights
+from weft.interop.hf.mxfp4 import unpack
 from weft.interop.hf.sines_first import sines_first
 from weft.interop.hf.text_tower import text_tensors, text_tower
 from weft.interop.hf.tokenizer import TOKENIZER_FILES, json_bytes, read_languages, read_tokenizer, tokenizer_files
 from weft.interop.license import license_of_folder
-from weft.interop.settings import Flat, Settings, Transformer, differences, first_lossless, shown
-from weft.models.config import Decoder, EmbeddingHead, Encoder, EncoderDecoder
+from weft.interop.settings import Flat, Settings, Transformer, count_experts, differences, first_lossless, shown
+from weft.models.config import Decoder, Encoder, EncoderDecoder
+from weft.models.head_config import EmbeddingHead
 from weft.progress import bar, warn
 from weft.storage import tensors
 from weft.storage.untrusted import optional_object, read_bytes, read_object, read_text
@@ -61,6 +63,9 @@ def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
         stored = text_tensors(stored, tree)
         warn(f"{folder}: a multimodal model; its text part is read, {len(stored)} of {parts} tensors")
         kept = (GENERATION,)
+    packed = any(name.endswith("_blocks") for name in stored)
+    if packed:
+        tree, stored = {key: value for key, value in tree.items() if key != "quantization_config"}, unpack(stored)
     settings = Settings(tree, str(folder / CONFIG))
     family, architecture = family_of(tree, settings.location, stored)
     head, known = family.architectures[architecture], Flat()
@@ -75,6 +80,11 @@ def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
     depth = max(model.layers // model.sharing, getattr(model, "encoder_layers", None) or 0)
     if depth > len(stored):  # checked before the layers are built
         raise InteropError(f"{settings.location}: {depth} layers, but the files have only {len(stored)} tensors")
+    one_by_one = any("{expert}" in name for rule in family.rules(model) for name in rule.theirs)
+    if one_by_one and count_experts(model) > len(stored):
+        raise InteropError(
+            f"{settings.location}: {count_experts(model)} experts, but the files have only {len(stored)} tensors"
+        )
     model, lazy, unused, notes = weights.read(family, model, stored, location=str(folder))
     with_ids = dict(tree)
     with suppress(InteropError):  # a damaged generation_config.json is reported when it is used
@@ -89,7 +99,7 @@ def read(folder: Path, tokenizer: Path | None = None) -> ModelBundle:
         target, source = load_tokenizer(tokenizer, model.vocab_size), None
     is_translator = isinstance(model, EncoderDecoder) and model.head.kind == "lm" and target is not None
     kept = kept if tokenizer is not None else (*kept, *TOKENIZER_FILES)
-    if tower is not None:  # the export is a model of text, in one file
+    if tower is not None or packed:  # the export is a model of text, or of unpacked weights, in one file
         notes |= {"names": {}, "headers": {}}
     # the model's name: that on the hub if it came from there, else its folder
     cached = re.search(r"models--([^/]+)--([^/]+)/snapshots/", f"{folder.as_posix()}/")

@@ -129,7 +129,8 @@ def read(
     shapes = {name: tensors[name].shape for name in (*used, *others) if name not in unused}
     weights = to_ours(table, shapes, lambda name: tensors[name].read(), location=location)
     dtypes: dict[str, str] = {}  # of tensors that are promoted when they are joined with others
-    for parts in table.values():
+    for stored_parts in table.values():
+        parts = [part for part in stored_parts if part.name]
         joined = reduce(torch.promote_types, (DTYPES[used[part.name].dtype] for part in parts))
         dtypes |= {part.name: used[part.name].dtype for part in parts if DTYPES[used[part.name].dtype] != joined}
     notes: Tree = {

@@ -14,14 +14,25 @@ typedef struct { /* RMSNorm, or LayerNorm if `centred`: x → (x − mean) / dev
     int32_t centred;
 } Norm;
 
+typedef struct { /* mixture of experts (`nn/experts.py`), whose gate_up and down have one matrix per expert */
+    int32_t experts, chosen, score, renormalised, weighs_input, groups, kept_groups, best_two;
+    float scale;
+    const float *choice_bias; /* (experts), or null */
+    Matrix router, shared_gate; /* shared_gate has 0 rows if the shared experts are added as they are */
+    const Matrix *gate_up, *down;
+} Experts;
+
 typedef struct {
     Norm attention_norm, feedforward_norm;
-    Matrix qkv, out, up, down; /* `up` of a gated layer holds the gate's rows first */
+    Matrix qkv, out, up, down; /* `up` of a gated layer holds the gate's rows first; beside a mixture, up and down are
+                                  those of the shared experts, with 0 rows if there are none */
+    const Experts *experts;    /* null in a dense layer */
     float *keys, *values;      /* KV block 0 of each: (kv_heads, block_size, d_head); blocks are `stride` apart */
 } Layer;
 
 typedef struct {
-    int32_t layers, d_model, heads, kv_heads, d_head, d_ff, gated, activation, block_size;
+    int32_t layers, d_model, heads, kv_heads, d_head, activation, block_size;
+    int32_t d_ff, max_experts, max_chosen, d_expert; /* widest of all layers; the last three are 0 without mixtures */
     int64_t stride;
     float scale;
     const float *cos, *sin; /* (positions, d_head / 2), or null without rotary positions */

@@ -7,7 +7,7 @@
  * summed by one thread in a fixed order: results depend neither on the number of threads nor on the other texts.
  *
  * Compiled and called by `native.py`. */
-#include "attention.h"
+#include "experts.h"
 #include "gemm.h"
 #include "logsumexp.h"
 #include "threads.h"
@@ -140,6 +140,10 @@ typedef struct {
     int rows, spans;
     const TokenSpan *span;
     float *x, *qkv, *mixed, *hidden; /* (rows, …) */
+    float *scores, *weights, *shared_weight;  /* of a mixture: (rows, 2 · experts), (rows, chosen), (rows) */
+    int32_t *numbers;                         /* (rows, chosen) */
+    float *gathered, *expert_hidden;          /* (rows · chosen, …), sorted by expert */
+    QuantisedRows quantised_choices;          /* (rows · chosen, …) */
     float *scratch;                  /* (threads, scratch_size) */
     int64_t scratch_size;
     float *normalised;        /* (threads, rows, d_model) */
@@ -269,36 +273,106 @@ static inline void multiply_by(float *restrict y, const float *restrict x, int n
         for (int i = 0; i < n; i++) y[i] *= x[i];
 }
 
-/* y += x times a thread's share of the rows. */
-static void add_own(Step *s, const Matrix *m, Activations x, float *y, int thread, int threads) {
+/* y += x times a thread's share of the rows. Row i of x belongs to row to[i] of y and has the factor weights[i]; without
+ * them, to row i, and 1. */
+static void add_own(
+    const Matrix *m, Activations x, int rows, const int32_t *to, const float *weights, float *y, int thread, int threads) {
     Range own = own_rows(m, m->rows, thread, threads);
     float sums[MAX_BATCH][PANEL_ROWS];
     for (int row = own.first, end; row < own.last; row = end) {
         end = group_end(m, row, own.last);
-        for (int t = 0, count; t < s->rows; t += count) {
-            count = multiply_group(m, row, end, x.x, x.quantised, t, s->rows, sums);
-            for (int k = 0; k < count; k++) add_to(y + (int64_t)(t + k) * m->rows + row, sums[k], end - row);
+        for (int t = 0, count; t < rows; t += count) {
+            count = multiply_group(m, row, end, x.x, x.quantised, t, rows, sums);
+            for (int k = 0; k < count; k++) {
+                for (int i = 0; weights && i < end - row; i++) sums[k][i] *= weights[t + k];
+                add_to(y + (int64_t)(to ? to[t + k] : t + k) * m->rows + row, sums[k], end - row);
+            }
         }
     }
 }
 
-static void feed_forward(Step *s, const Layer *layer, int thread, int threads) {
-    const Model *m = s->model;
-    const Matrix *gate_up = &layer->up;
-    Activations h = prepare(s, gate_up, &layer->feedforward_norm, s->x, thread, threads);
-    Range own = own_rows(gate_up, m->d_ff, thread, threads);
-    multiply_rows(gate_up, own.first, own.last, h.x, h.quantised, s->rows, s->hidden, m->d_ff);
-    for (int t = 0; t < s->rows; t++)
-        activate(s->hidden + (int64_t)t * m->d_ff + own.first, own.last - own.first, m->activation);
-    float up[MAX_BATCH][PANEL_ROWS];
-    for (int row = m->d_ff + own.first, end; m->gated && row < m->d_ff + own.last; row = end) {
-        end = group_end(gate_up, row, m->d_ff + own.last);
-        for (int t = 0, count; t < s->rows; t += count) {
-            count = multiply_group(gate_up, row, end, h.x, h.quantised, t, s->rows, up);
+/* A thread's share of the hidden values (rows, d_ff) of a feed-forward layer: f(x W_up), or f(x W_gate) · x W_up. */
+static void feed_forward(
+    int activation, const Matrix *up, int d_ff, Activations x, int rows, float *hidden, int thread, int threads) {
+    Range own = own_rows(up, d_ff, thread, threads);
+    multiply_rows(up, own.first, own.last, x.x, x.quantised, rows, hidden, d_ff);
+    for (int t = 0; t < rows; t++) activate(hidden + (int64_t)t * d_ff + own.first, own.last - own.first, activation);
+    float sums[MAX_BATCH][PANEL_ROWS];
+    for (int row = d_ff + own.first, end; up->rows > d_ff && row < d_ff + own.last; row = end) {
+        end = group_end(up, row, d_ff + own.last);
+        for (int t = 0, count; t < rows; t += count) {
+            count = multiply_group(up, row, end, x.x, x.quantised, t, rows, sums);
             for (int k = 0; k < count; k++)
-                multiply_by(s->hidden + (int64_t)(t + k) * m->d_ff + row - m->d_ff, up[k], end - row);
+                multiply_by(hidden + (int64_t)(t + k) * d_ff + row - d_ff, sums[k], end - row);
         }
     }
+}
+
+static void dense(Step *s, const Layer *layer, int thread, int threads) {
+    const Model *m = s->model;
+    Activations h = prepare(s, &layer->up, &layer->feedforward_norm, s->x, thread, threads);
+    feed_forward(m->activation, &layer->up, layer->down.columns, h, s->rows, s->hidden, thread, threads);
+    barrier_wait(&pool.inside, threads);
+    h = prepare(s, &layer->down, 0, s->hidden, thread, threads);
+    add_own(&layer->down, h, s->rows, 0, 0, s->x, thread, threads);
+}
+
+/* A thread's share of the rows of x (rows, m->columns), quantised if the matrix is integer. */
+static Activations prepare_choices(Step *s, const Matrix *m, const float *x, int rows, int thread, int threads) {
+    int first = share_start(rows, thread, threads), last = share_start(rows, thread + 1, threads);
+    for (int i = first; m->dtype >= INT8 && i < last; i++)
+        quantise_row(x + (int64_t)i * m->columns, m->columns, from_row(s->quantised_choices, i, m->columns));
+    barrier_wait(&pool.inside, threads);
+    return (Activations){x, s->quantised_choices};
+}
+
+static inline Activations choices_from(Activations all, int row, int columns) {
+    return (Activations){all.x + (int64_t)row * columns, from_row(all.quantised, row, columns)};
+}
+
+/* Router, shared experts, and the chosen experts, each of which multiplies its tokens together. */
+static void mixture(Step *s, const Layer *layer, int thread, int threads) {
+    const Model *m = s->model;
+    const Experts *e = layer->experts;
+    int shared = layer->up.rows > 0, d = m->d_model, chosen = s->rows * e->chosen, d_ff = e->down->columns;
+    Activations h = prepare(s, shared ? &layer->up : &e->router, &layer->feedforward_norm, s->x, thread, threads);
+    Range own = own_rows(&e->router, e->experts, thread, threads);
+    multiply_rows(&e->router, own.first, own.last, h.x, h.quantised, s->rows, s->scores, e->experts);
+    if (shared)
+        feed_forward(m->activation, &layer->up, layer->down.columns, h, s->rows, s->hidden, thread, threads);
+    barrier_wait(&pool.inside, threads);
+    float *ranked = s->scores + (int64_t)s->rows * e->experts;
+    for (int r = thread; r < s->rows; r += threads) {
+        choose(e, s->scores + (int64_t)r * e->experts, ranked + (int64_t)r * e->experts, s->numbers + r * e->chosen,
+               s->weights + r * e->chosen);
+        if (e->shared_gate.rows) {
+            float gate[MAX_BATCH][PANEL_ROWS];
+            multiply_group(&e->shared_gate, 0, 1, h.x, h.quantised, r, r + 1, gate);
+            s->shared_weight[r] = 1.0f / (1.0f + expf(-gate[0][0]));
+        }
+    }
+    barrier_wait(&pool.inside, threads);
+    Assignment a = sort_by_expert(e, s->numbers, s->weights, s->rows, s->scratch + thread * s->scratch_size);
+    for (int i = share_start(chosen, thread, threads); i < share_start(chosen, thread + 1, threads); i++) {
+        float *row = s->gathered + (int64_t)i * d;
+        memcpy(row, h.x + (int64_t)a.row[i] * d, 4 * (size_t)d);
+        for (int k = 0; e->weighs_input && k < d; k++) row[k] *= a.weight[i];
+    }
+    h = prepare_choices(s, e->gate_up, s->gathered, chosen, thread, threads);
+    for (int n = 0, at; n < e->experts; n++)
+        if ((at = a.begin[n]) < a.begin[n + 1])
+            feed_forward(m->activation, e->gate_up + n, d_ff, choices_from(h, at, d), a.begin[n + 1] - at,
+                         s->expert_hidden + (int64_t)at * d_ff, thread, threads);
+    barrier_wait(&pool.inside, threads);
+    if (shared) {
+        h = prepare(s, &layer->down, 0, s->hidden, thread, threads);
+        add_own(&layer->down, h, s->rows, 0, e->shared_gate.rows ? s->shared_weight : 0, s->x, thread, threads);
+    }
+    h = prepare_choices(s, e->down, s->expert_hidden, chosen, thread, threads);
+    for (int n = 0, at; n < e->experts; n++)
+        if ((at = a.begin[n]) < a.begin[n + 1])
+            add_own(e->down + n, choices_from(h, at, d_ff), a.begin[n + 1] - at, a.row + at,
+                    e->weighs_input ? 0 : a.weight + at, s->x, thread, threads);
 }
 
 static void step(void *argument, int thread, int threads) {
@@ -312,12 +386,9 @@ static void step(void *argument, int thread, int threads) {
         attend_all(s, layer, thread, threads);
         barrier_wait(&pool.inside, threads);
         h = prepare(s, &layer->out, 0, s->mixed, thread, threads);
-        add_own(s, &layer->out, h, s->x, thread, threads);
+        add_own(&layer->out, h, s->rows, 0, 0, s->x, thread, threads);
         barrier_wait(&pool.inside, threads);
-        feed_forward(s, layer, thread, threads);
-        barrier_wait(&pool.inside, threads);
-        h = prepare(s, &layer->down, 0, s->hidden, thread, threads);
-        add_own(s, &layer->down, h, s->x, thread, threads);
+        (layer->experts ? mixture : dense)(s, layer, thread, threads);
         barrier_wait(&pool.inside, threads);
     }
     if (s->logits) {
@@ -345,24 +416,29 @@ static int take_rows(const Batch *batch, int *text, int64_t *taken, int max_rows
     return rows;
 }
 
+static inline size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
 /* Run the embedded tokens x (rows, d_model) of a batch through all layers, up to STEP_ROWS at a time, and store their
  * keys and values → features (rows, d_model), or with `logits` (rows, head rows). Returns non-zero if out of memory. */
 int weft_step(const Model *model, const float *x, const Batch *batch, int logits, float *result, int threads) {
-    int width = model->heads * model->d_head, widest = model->d_model > model->d_ff ? model->d_model : model->d_ff;
-    widest = (width > widest ? width : widest) + BLOCK;
+    size_t d_model = model->d_model, width = model->heads * model->d_head, d_ff = model->d_ff;
+    size_t widest = larger(larger(d_model, d_ff), width) + BLOCK;
     size_t tokens = 0, qkv = (model->heads + 2 * model->kv_heads) * (size_t)model->d_head, longest = 0, prefill = 0;
     for (int text = 0; text < batch->texts; text++) {
         size_t end = batch->positions[text] + batch->counts[text];
         longest = end > longest ? end : longest, tokens += batch->counts[text], prefill |= batch->counts[text] > 1;
     }
-    size_t rows = tokens < STEP_ROWS ? tokens : STEP_ROWS;
+    size_t rows = tokens < STEP_ROWS ? tokens : STEP_ROWS, experts = model->max_experts, chosen = model->max_chosen;
     size_t scratch_size = prefill ? (size_t)prefill_scratch(model, longest) : longest + LANES;
-    size_t row_floats = model->d_model * (size_t)(1 + threads) + qkv + width + model->d_ff;
+    if (experts) scratch_size = larger(scratch_size, experts + 1 + 2 * rows * chosen);
+    size_t choice_floats = chosen * (d_model + model->d_expert + 2) + 2 * experts + 1;
+    size_t row_floats = d_model * (size_t)(1 + threads) + qkv + width + d_ff + (experts ? choice_floats : 0);
     float *memory = malloc(4 * (rows * row_floats + threads * scratch_size));
-    QuantisedRows *quantised = calloc(threads, sizeof *quantised);
+    QuantisedRows *quantised = calloc(threads + 1, sizeof *quantised);
     int failed = !memory || !quantised;
-    for (int i = 0; quantised && i < threads; i++) {
-        quantised[i] = allocate_quantised(rows, widest);
+    for (int i = 0; quantised && i <= threads; i++) {
+        quantised[i] = i < threads ? allocate_quantised(rows, widest)
+                                   : allocate_quantised(rows * chosen, larger(d_model, model->d_expert) + BLOCK);
         failed |= allocation_failed(quantised[i]);
     }
     TokenSpan spans[STEP_ROWS];
@@ -371,20 +447,30 @@ int weft_step(const Model *model, const float *x, const Batch *batch, int logits
         Step s = {.model = model, .span = spans, .quantised = quantised, .logits = logits};
         s.rows = take_rows(batch, &text, &taken, STEP_ROWS, spans, &s.spans);
         float *next = memory;
-        s.x = next, next += rows * model->d_model;
+        s.x = next, next += rows * d_model;
         s.qkv = next, next += rows * qkv;
         s.mixed = next, next += rows * width;
-        s.hidden = next, next += rows * model->d_ff;
-        s.normalised = next, next += rows * threads * model->d_model;
+        s.hidden = next, next += rows * d_ff;
+        s.normalised = next, next += rows * threads * d_model;
+        if (experts) {
+            s.gathered = next, next += rows * chosen * d_model;
+            s.expert_hidden = next, next += rows * chosen * model->d_expert;
+            s.numbers = (int32_t *)next, next += rows * chosen;
+            s.weights = next, next += rows * chosen;
+            s.scores = next, next += rows * 2 * experts;
+            s.shared_weight = next, next += rows;
+        }
+        s.quantised_choices = quantised[threads];
         s.scratch = next, s.scratch_size = scratch_size, s.result = result;
-        memcpy(s.x, x, 4 * (size_t)s.rows * model->d_model);
+        memcpy(s.x, x, 4 * (size_t)s.rows * d_model);
         run_parallel(step, &s, threads);
-        x += (size_t)s.rows * model->d_model, result += (size_t)s.rows * (logits ? model->head.rows : model->d_model);
+        x += (size_t)s.rows * d_model, result += (size_t)s.rows * (logits ? (size_t)model->head.rows : d_model);
     }
-    for (int i = 0; quantised && i < threads; i++) free_quantised(quantised[i]);
+    for (int i = 0; quantised && i <= threads; i++) free_quantised(quantised[i]);
     free(quantised), free(memory);
     return failed;
 }
 
 /* Sizes of the structs that `native.py` declares as well, in its order. */
-const int32_t weft_struct_sizes[] = {sizeof(Matrix), sizeof(Norm), sizeof(Layer), sizeof(Model), sizeof(Batch)};
+const int32_t weft_struct_sizes[] = {sizeof(Matrix), sizeof(Norm),  sizeof(Experts),
+                                      sizeof(Layer),  sizeof(Model), sizeof(Batch)};

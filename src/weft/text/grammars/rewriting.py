@@ -8,6 +8,8 @@ from weft.text.grammars.rng import InSplit, Rng, Row
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 MIN_LETTERS, MAX_LETTERS = 3, 12
+BOTH_CASES = LETTERS + LETTERS.upper()
+REPEATED, PAIR_LETTERS = (4, 20), 16  # letters of a repeated text: fewest and most, and of a pair of texts
 
 FIRST_DAY = datetime.date(1900, 1, 1)
 DAYS = (datetime.date(2100, 1, 1) - FIRST_DAY).days
@@ -26,6 +28,21 @@ def reverse(rng: Rng, in_split: InSplit) -> Row | None:
     """Return {source, target} such as `abc` → `cba`."""
     row = copy(rng, in_split)
     return row and {**row, "target": row["target"][::-1]}
+
+
+def repeated_letters(rng: Rng) -> str:
+    """Return random letters three times in a row: only what came earlier in the text tells how it goes on."""
+    return 3 * "".join(rng.sample(BOTH_CASES, rng.between(*REPEATED)))
+
+
+def repeated_pair(rng: Rng, in_split: InSplit) -> Row | None:
+    """Return {clean, corrupt, answer, wrong}: letters and the beginning of their repetition, and what follows; in the
+    corrupt text the first copy has another letter there."""
+    *letters, wrong = rng.sample(BOTH_CASES, PAIR_LETTERS + 1)
+    answer, again = letters[PAIR_LETTERS // 2], "".join(letters[: PAIR_LETTERS // 2])
+    changed = [wrong if letter == answer else letter for letter in letters]
+    row = {"clean": "".join(letters) + again, "corrupt": "".join(changed) + again, "answer": answer, "wrong": wrong}
+    return row if in_split(row["clean"]) else None
 
 
 def cardinal(number: int, link: str = " and ", hyphen: str = "-") -> str:

@@ -3,14 +3,16 @@
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from weft.text.grammars.rng import InSplit, Rng, Row
 
-CHATTER, PARTICLES, QUESTIONS, REPORTS, SENSES, SENTIMENT, STORIES = (
+CHATTER, LABELLED, PARTICLES, QUESTIONS, REPORTS, SENSES, SENTIMENT, STORIES = (
     tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8"))
-    for name in ("chatter", "particles", "questions", "reports", "senses", "sentiment", "stories")
+    for name in ("chatter", "labels", "particles", "questions", "reports", "senses", "sentiment", "stories")
 )
 WORDINGS, MEANINGS = CHATTER["wordings"], CHATTER["meanings"]
+WORD_SENSES = tuple((word, name) for word, senses in SENSES["words"].items() for name in senses)
 LABELS = ("negative", "positive")
 SHARES = 2520  # divisible by 1 … 10: the weight of the k-th item of a list is SHARES / k
 
@@ -204,26 +206,90 @@ def phrasal_verb(rng: Rng) -> str:
     return " ".join([*sentence, words["particles"][verb], "."])
 
 
-def sense(rng: Rng, in_split: InSplit) -> Row:
+def sense(rng: Rng, _: InSplit) -> Row:
     """Return {text, sense}: a sentence with an ambiguous word in brackets, and the sense that its context decides.
 
-    A word of the sense is before it, after it, or both; patterns are shared by all senses. These words decide the
-    split, in any pattern: a held-out sentence combines them as no training sentence does.
+    At least two words of the sense are in it, on one side or on both; patterns are shared by all senses.
     """
-    word = rng.pick(tuple(SENSES["words"]))
-    name = rng.pick(tuple(SENSES["words"][word]))
-    own, key = SENSES["words"][word][name], ""
-    patterns = SENSES[own.get("form", "noun")]
-    while not key or not in_split(key):
-        sides, x = rng.pick(("both", "before", "after")), rng.sample(own["x"], 2)
-        before = rng.pick(patterns["neutral_before" if sides == "after" else "before"])
-        after = rng.pick(patterns["neutral_after" if sides == "before" else "after"])
-        key = f"{word} {name}: {before if sides == 'after' else x[0]} … {after if sides == 'before' else x[1]}"
-    who, verb = rng.pick(own["who"] if rng.chance(50) else SENSES["who"]), rng.pick(own["v"])
-    return {"text": f"{who} {before.format(v=verb, x=x[0])} [{word}] {after.format(x=x[1])} .", "sense": name}
+    word, name = rng.pick(WORD_SENSES)
+    own = SENSES["words"][word][name]
+    x, sides = rng.sample(own["x"], 2), rng.pick(("both", "before", "after"))
+    subjects = own["who"] if sides == "after" or rng.chance(50) else SENSES["who"]
+    verb = rng.pick(own["v"] if sides == "before" or rng.chance(50) else SENSES["v"])
+    words = (rng.pick(subjects), verb, x[0] if sides != "after" else "", x[1] if sides != "before" else "")
+    return {"text": _in_context(rng, word, own, words=words), "sense": name}
+
+
+def held_out_sense(rng: Rng, _: InSplit) -> Row:
+    """Return {text, sense} with a single noun of the sense: there is one such sentence for each noun.
+
+    No two sentences share a word that tells their sense, so their vectors are alike only if words are related.
+    """
+    word, name = rng.pick(WORD_SENSES)
+    own = SENSES["words"][word][name]
+    x = rng.pick(own["x"])
+    rng = Rng(f"{word} {name} {x}")  # the same sentence whenever it is drawn
+    nouns = rng.sample((x, ""), 2)
+    words = (rng.pick(SENSES["who"]), rng.pick(SENSES["v"]), *nouns)
+    return {"text": _in_context(rng, word, own, words=words), "sense": name}
+
+
+def _in_context(rng: Rng, word: str, own: dict[str, Any], *, words: Sequence[str]) -> str:
+    """Return a sentence with a subject, a verb, and a noun before and after the word, if not empty."""
+    (who, verb, before, after), patterns = words, SENSES[own.get("form", "noun")]
+    start = rng.pick(patterns["before" if before else "neutral_before"]).format(v=verb, x=before)
+    end = rng.pick(patterns["after" if after else "neutral_after"]).format(x=after)
+    return f"{who} {start} [{word}] {end} ."
 
 
 def story(rng: Rng) -> str:
     """Return 6 to 12 sentences about the work of one person."""
     work = rng.pick(tuple(STORIES["work"]))
     return " ".join(f"The {work} {rng.pick(STORIES['work'][work])}." for _ in range(rng.between(6, 12)))
+
+
+def _phrase(rng: Rng, plural: int) -> list[tuple[str, str]]:
+    """Return a noun phrase as words with their tags."""
+    form = {kind: rng.pick(LABELLED[kind]).split("|") for kind in ("determiners", "nouns")}
+    adjective = [(rng.pick(LABELLED["adjectives"]), "adjective")] if rng.chance(50) else []
+    return [(form["determiners"][-plural], "determiner"), *adjective, (form["nouns"][plural], "noun")]
+
+
+def _subject(rng: Rng) -> tuple[list[tuple[str, str]], int]:
+    """Return a subject with one or two nouns after it, whose number is independent, and whether it is plural."""
+    plural = rng.below(2)
+    words = _phrase(rng, plural)
+    for _ in range(rng.between(1, 2)):
+        words += [(rng.pick(LABELLED["prepositions"]), "preposition"), *_phrase(rng, rng.below(2))]
+    return words, plural
+
+
+def subject_number(rng: Rng, in_split: InSplit) -> Row | None:
+    """Return {text, label}: a subject such as `the keys near the [house]`, and its number, which the marked last noun
+    does not tell."""
+    words, plural = _subject(rng)
+    text = " ".join(word for word, _ in words[:-1]) + f" [{words[-1][0]}]"
+    return {"text": text, "label": ("singular", "plural")[plural]} if in_split(text) else None
+
+
+def tagged(rng: Rng, in_split: InSplit) -> Row | None:
+    """Return {words, tags}: a sentence, and the part of speech of each word."""
+    words, plural = _subject(rng)
+    words += [(word, "verb") for word in rng.pick(LABELLED["verbs"]).split("|")[plural].split()]
+    words.append((rng.pick(LABELLED["ends"]), "complement"))
+    row = {"words": [word for word, _ in words], "tags": [tag for _, tag in words]}
+    return row if in_split(" ".join(row["words"])) else None
+
+
+def bracket_depth(rng: Rng, in_split: InSplit) -> Row | None:
+    """Return {words, tags}: balanced brackets, and how many are open after each of them."""
+    words, tags, pending, length = list[str](), list[str](), list[str](), 2 * rng.between(3, 10)
+    while len(words) < length:
+        if pending and (len(pending) == length - len(words) or rng.chance(45)):
+            words.append(pending.pop())
+        else:
+            opening, closing = rng.pick(LABELLED["brackets"])
+            words.append(opening)
+            pending.append(closing)
+        tags.append(str(len(pending)))
+    return {"words": words, "tags": tags} if in_split(" ".join(words)) else None

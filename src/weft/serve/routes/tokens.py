@@ -27,7 +27,7 @@ from weft.models.transformer import Transformer
 from weft.serve.events import DONE, Events, encoded_response, event
 from weft.serve.input_size import check_ids
 from weft.serve.library import ServedModel
-from weft.serve.own import as_json, model_route
+from weft.serve.routes.own import as_json, model_route
 from weft.serve.schema import BeamsBody, FillBody, NextBody, PrefixBody, TokenizersBody, WriteBody
 from weft.serve.server import Server, server_of
 from weft.serve.text_generation import MIN_LOGPROB, TextGeneration, respond

@@ -17,12 +17,12 @@ from weft import __version__
 from weft.api.run import Run
 from weft.decode.prompt import Prompt, output_vocab_size
 from weft.decode.text import Finish
-from weft.decode.tool_calls import CallStart, Tool, call_format
-from weft.serve import anthropic, explorer
-from weft.serve.errors import RefusedError, UnknownModelError
+from weft.decode.tool_calls import CallStart, call_format
+from weft.serve.errors import RefusedError, UnknownModelError, speaks_anthropic
 from weft.serve.events import DONE, Events, event, json_response
-from weft.serve.input_size import check_ids, check_size
+from weft.serve.input_size import as_list, check_ids, check_size
 from weft.serve.library import Library, ServedModel
+from weft.serve.routes import anthropic, explorer
 from weft.serve.schema import ChatBody, CompletionBody, EmbeddingsBody, OpenAIBody
 from weft.serve.server import Server, client_of, server_of
 from weft.serve.text_generation import ScoredToken, TextGeneration, TextOutput, respond
@@ -30,15 +30,14 @@ from weft.serve.text_request import (
     TextRequest,
     ToolUse,
     conversation,
+    function_use,
     grammar,
     openai_settings,
-    tool_use,
     writes_from_source,
 )
 from weft.serve.turns import NamedTool
 
 FINISH = {"eos": "stop", "stop": "stop", "length": "length", None: None}
-NO_PARAMETERS = {"type": "object", "properties": {}}  # schema of the arguments of a tool that has none
 DEFAULT_MAX_TOKENS = 16  # of a completion, as in OpenAI's API
 MAX_INLINE_SIZE = 4096  # characters or tokens of a prompt that are tokenized faster than a thread starts
 
@@ -53,9 +52,9 @@ async def models(request: Request) -> dict[str, Any]:
     """List the models of this server (OpenAI's format; Anthropic's for its clients, by their version header)."""
     library = server_of(request).library
     await library.refresh()
-    if "anthropic-version" in request.headers:
-        return anthropic.model_list(list(library.models.values()))
     served = list(library.models.values())
+    if speaks_anthropic(request):
+        return anthropic.model_list(served)
     return {
         "object": "list",
         "data": await asyncio.to_thread(lambda: [_model_object(library, each) for each in served]),
@@ -64,12 +63,14 @@ async def models(request: Request) -> dict[str, Any]:
 
 @router.get("/v1/models/{name}")
 async def model(request: Request, name: str) -> dict[str, Any]:
-    """Describe one model (OpenAI's format)."""
+    """Describe one model (OpenAI's format; Anthropic's for its clients, by their version header)."""
     library = server_of(request).library
     await library.refresh()
     served = library.models.get(name)
     if served is None:
         raise UnknownModelError(name, "not served here; /v1/models lists the models")
+    if speaks_anthropic(request):
+        return anthropic.model_object(served)
     return await asyncio.to_thread(_model_object, library, served)
 
 
@@ -96,13 +97,13 @@ async def completions(request: Request, body: CompletionBody) -> Response:
     if best_of > n and (body.stream or body.beams):
         raise RefusedError(400, "best_of: compares whole texts; leave out stream and beams", param="best_of")
     # an executor thread is worthwhile for a long text to tokenize, or a grammar to compile
-    inline = body.response_format is None and sum(map(len, _as_list(body.prompt))) <= MAX_INLINE_SIZE
+    inline = body.response_format is None and sum(map(len, as_list(body.prompt))) <= MAX_INLINE_SIZE
     build, whole, events = _completion_request, _completion, _completion_events
     return await respond(request, body, build, whole=whole, events=events, inline=inline)
 
 
 def _completion_request(server: Server, model: ServedModel, body: CompletionBody) -> TextRequest:
-    run, pattern, inputs = model.run, grammar(body.response_format, model.run), _as_list(body.prompt)
+    run, pattern, inputs = model.run, grammar(body.response_format, model.run), as_list(body.prompt)
     if not run.config.objective.continues and not writes_from_source(run):
         raise run.objective.cannot("write")
     check_ids(inputs, output_vocab_size(run.model, run.tokenizer.vocab_size), "prompt")
@@ -113,10 +114,10 @@ def _completion_request(server: Server, model: ServedModel, body: CompletionBody
     if body.echo and body.logprobs is not None and writes_from_source(run):
         raise RefusedError(400, "echo with logprobs: this model writes one text from another", param="echo")
     prompts = [Prompt.of(run.tokenizer, each, pattern) for each in inputs]
-    returned = sum(len(prompt.ids) for prompt in prompts) * (1 + (body.logprobs or 0))
-    if body.echo and body.logprobs is not None and returned > server.limits.max_input_tokens:
-        most = f"this server returns at most {server.limits.max_input_tokens:,} for prompts"
-        raise RefusedError(413, f"logprobs: {returned:,} log-probabilities; {most}", param="logprobs")
+    likeliest = sum(len(prompt.ids) for prompt in prompts) * (body.logprobs or 0)
+    if body.echo and likeliest > server.limits.max_input_tokens:
+        most = f"this server returns at most {server.limits.max_input_tokens:,}; send fewer prompts, or logprobs = 1"
+        raise RefusedError(413, f"logprobs: {likeliest:,} likeliest tokens of prompts; {most}", param="logprobs")
     # tokens that the tokenizer puts before a text are no part of it
     ids = [
         prompt.ids[len(run.tokenizer.leading) :] if isinstance(each, str) else prompt.ids
@@ -133,11 +134,6 @@ def _completion_request(server: Server, model: ServedModel, body: CompletionBody
         echoed=echoed if body.echo else None,
         echo_logprobs=body.logprobs,
     )
-
-
-def _as_list(inputs: Any) -> Sequence[Any]:
-    """Return one text, or one list of ids, as a list of one."""
-    return [inputs] if isinstance(inputs, str) or isinstance(inputs[0], int) else inputs
 
 
 def _as_texts(run: Run, inputs: Sequence[Any]) -> list[str]:
@@ -202,11 +198,10 @@ def _chat_request(server: Server, model: ServedModel, body: ChatBody) -> TextReq
 
 
 def _tool_use(body: ChatBody) -> ToolUse | None:
-    functions = [tool.function for tool in body.tools or ()]
-    tools = [Tool(each.name, each.description or "", each.parameters or NO_PARAMETERS) for each in functions]
-    choice = "tool" if isinstance(body.tool_choice, NamedTool) else body.tool_choice or "auto"
-    name = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
-    return tool_use(tools, choice, name=name, several=body.parallel_tool_calls is not False)
+    functions, choice = [tool.function for tool in body.tools or ()], body.tool_choice
+    if isinstance(choice, NamedTool):
+        return function_use(functions, None, name=choice.function.name, several=False)
+    return function_use(functions, choice, name=None, several=body.parallel_tool_calls)
 
 
 def _chat(body: ChatBody, request: TextRequest, texts: list[TextOutput]) -> dict[str, Any]:
@@ -279,7 +274,7 @@ async def embeddings(request: Request, body: EmbeddingsBody) -> Response:
 
 async def _embeddings(server: Server, body: EmbeddingsBody, client: str) -> dict[str, Any]:
     async with server.library.use(body.model) as model:
-        run, inputs = model.run, _as_list(body.input)
+        run, inputs = model.run, as_list(body.input)
         await check_size(body, run.tokenizer, server.limits)
         check_ids(inputs, run.tokenizer.vocab_size, "input")
         texts = await asyncio.to_thread(_as_texts, run, inputs)

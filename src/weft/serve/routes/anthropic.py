@@ -43,17 +43,15 @@ async def count_tokens(request: Request, body: CountBody) -> dict[str, int]:
     return {"input_tokens": len(prompt.ids)}
 
 
+def model_object(model: ServedModel) -> dict[str, str]:
+    """Describe a model in Anthropic's format."""
+    created = datetime.fromtimestamp(model.created, UTC).isoformat()
+    return {"type": "model", "id": model.name, "display_name": model.name, "created_at": created}
+
+
 def model_list(models: Sequence[ServedModel]) -> dict[str, Any]:
     """List models in Anthropic's format, on one page."""
-    rows = [
-        {
-            "type": "model",
-            "id": model.name,
-            "display_name": model.name,
-            "created_at": datetime.fromtimestamp(model.created, UTC).isoformat(),
-        }
-        for model in models
-    ]
+    rows = list(map(model_object, models))
     ends = {"first_id": rows[0]["id"], "last_id": rows[-1]["id"]} if rows else {"first_id": None, "last_id": None}
     return {"data": rows, "has_more": False, **ends}
 
@@ -96,8 +94,12 @@ def _message_object(request: TextRequest, text: TextOutput | None) -> dict[str, 
         content = [{"type": "text", "text": text.text}] if text.text or not text.calls else []
         content += [_tool_block(name, _parsed(arguments)) for name, arguments in text.calls]
     head = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": request.model.name}
-    usage = {"input_tokens": request.prompt_tokens, "output_tokens": 0 if text is None else text.tokens}
-    return {**head, "content": content, **_stop_reason(text or TextOutput()), "usage": usage}
+    text = text or TextOutput()
+    return {**head, "content": content, **_stop_reason(text), "usage": _usage(request, text)}
+
+
+def _usage(request: TextRequest, text: TextOutput) -> dict[str, int]:
+    return {"input_tokens": request.prompt_tokens, "output_tokens": text.tokens}
 
 
 def _stop_reason(text: TextOutput) -> dict[str, str | None]:
@@ -151,5 +153,5 @@ async def _events(body: MessagesBody, generation: TextGeneration) -> Events:
                 content = {"type": "input_json_delta", "partial_json": part.text}
                 yield _event("content_block_delta", index=block, delta=content)
     yield _event("content_block_stop", index=block)
-    yield _event("message_delta", delta=_stop_reason(text), usage={"output_tokens": text.tokens})
+    yield _event("message_delta", delta=_stop_reason(text), usage=_usage(generation.request, text))
     yield _event("message_stop")

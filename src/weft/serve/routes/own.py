@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, TypeVar, get_type_hints
 
@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from weft.api.run import Run
 from weft.decode.config import parameters
+from weft.evaluate.abilities.tasks import TASKS
 from weft.explain import views
 from weft.figures.page import as_json
 from weft.models.base import device_of
@@ -21,17 +22,22 @@ from weft.progress import pause
 from weft.serve import schema
 from weft.serve.errors import RefusedError, logged
 from weft.serve.events import json_response
-from weft.serve.input_size import check_ids, check_size
+from weft.serve.input_size import as_list, check_ids, check_size
 from weft.serve.library import ServedModel
 from weft.serve.server import client_of, server_of
 from weft.serve.text_request import filters
 
-View = Literal["attention", "heads", "lens", "saliency", "search", "surprise"]
-VIEW_OPTIONS = {"saliency": ("target", "place"), "search": ("settings",)}  # other views take a target only
+View = Literal["attention", "experts", "heads", "lens", "patch", "saliency", "search", "surprise"]
+VIEW_OPTIONS = {
+    "saliency": ("target", "place"),
+    "search": ("settings",),
+    "patch": ("target", "other", "answer"),
+}  # other views take a target only
 MAX_EXPLAINED = 4000  # characters of a text to explain: attention maps grow with its square
 MIN_EXPLAINED_TOKENS = 64
 MAX_MAP_ELEMENTS = 1 << 24  # attention probabilities of all heads in one response
 PASS_FLOPS, PASS_FLOPS_ON_CUDA = 10**11, 10**13  # that take about a second
+PATCH_SECONDS, MIN_PATCHED_TOKENS = 20, 16  # time that patching may take, and tokens that it always takes
 MAX_STEPS = 1024  # tokens that a recurrent model reads in about a second, one after another
 ModelFunction = TypeVar("ModelFunction", bound=Callable[[ServedModel, Any], dict[str, Any]])
 
@@ -82,10 +88,6 @@ def _refusing(function: Callable[[ServedModel, Any], dict[str, Any]]) -> Callabl
     return call
 
 
-def _as_list(texts: str | Sequence[str]) -> list[str]:
-    return [texts] if isinstance(texts, str) else list(texts)
-
-
 @router.get("/v1/settings")
 async def settings(request: Request, model: schema.Name | None = None) -> dict[str, Any]:
     """Describe the settings of generation: name, default, bounds, description, and the option of `weft generate`.
@@ -107,13 +109,13 @@ def translate(model: ServedModel, body: schema.TranslateBody) -> dict[str, Any]:
     if body.beams is not None and search is not None:
         search = search.replace(beams=body.beams)
     languages = LanguagePair(body.source, body.target)
-    return {"translations": run.translate(_as_list(body.input), search, languages)}
+    return {"translations": run.translate(as_list(body.input), search, languages)}
 
 
 @model_route(router, "/v1/classify")
 def classify(model: ServedModel, body: schema.ClassifyBody) -> dict[str, Any]:
     """Return the probability of each label for each text, the likeliest first."""
-    texts, second = _as_list(body.input), None if body.second is None else _as_list(body.second)
+    texts, second = as_list(body.input), None if body.second is None else as_list(body.second)
     if second is not None and len(second) != len(texts):
         raise RefusedError(400, f"second: {len(second)} texts, but input has {len(texts)}", param="second")
     return {"labels": model.run.classify(texts, second)}
@@ -146,6 +148,19 @@ def score(model: ServedModel, body: schema.TextBody) -> dict[str, Any]:
     return {"tokens": tokens, "perplexity": perplexity}
 
 
+@router.get("/v1/abilities")
+async def abilities() -> dict[str, Any]:
+    """List the abilities that a model can be asked for."""
+    return {"data": [task._asdict() for task in TASKS.values()]}
+
+
+@model_route(router, "/v1/abilities")
+def ability(model: ServedModel, body: schema.AbilityBody) -> dict[str, Any]:
+    """Return how often a model finds the right continuation likeliest, by distance, for one ability."""
+    result = model.run.abilities([body.ability], questions=body.questions)
+    return as_json({**result.record()["abilities"][0], "plots": result.data()["plots"], "remarks": result.remarks})
+
+
 @model_route(router, "/v1/explain/text")
 def text(model: ServedModel, body: schema.Body) -> dict[str, Any]:
     """Return a text to look at, from the run's held-out or training data, and its origin."""
@@ -163,7 +178,8 @@ def prediction(model: ServedModel, body: schema.PredictionBody) -> dict[str, Any
 def step(model: ServedModel, body: schema.StepBody) -> dict[str, Any]:
     """Follow one token through a model, with the values of every stage."""
     _check_length(model, body)
-    options: dict[str, Any] = {"place": body.place, "layer": body.layer, "threads": body.threads, **filters(body)}
+    options: dict[str, Any] = {"layer": body.layer, "threads": body.threads, **filters(body)}
+    options["place"] = (body.place, body.source_place)
     if body.temperature is not None:
         options["temperature"] = body.temperature
     return {"step": model.run.explain.step(body.input, target=body.target, **options).answer()}
@@ -186,11 +202,13 @@ def _reading(model: ServedModel, body: schema.ReadingBody) -> "views.reading.Rea
     return model.run.explain.reading(body.input, body.target)
 
 
-def _check_length(model: ServedModel, body: schema.ReadingBody | schema.PredictionBody) -> None:
+def _check_length(
+    model: ServedModel, body: schema.ReadingBody | schema.PredictionBody, limit: int | None = None
+) -> None:
     """Refuse a text that a view reads for seconds: other requests wait for a captured pass, which cannot be cut."""
-    run, limit = model.run, max_explained_tokens(model.run)
+    run, limit = model.run, limit or max_explained_tokens(model.run)
     source = run.objective.tokenizers.source
-    for name, tokenizer in (("input", source), ("second", source), ("target", run.tokenizer)):
+    for name, tokenizer in (("input", source), ("second", source), ("other", source), ("target", run.tokenizer)):
         text = getattr(body, name, None) or ""
         if len(text) > MAX_EXPLAINED:
             raise RefusedError(400, f"{name}: longer than {MAX_EXPLAINED} characters", param=name)
@@ -212,17 +230,26 @@ def max_explained_tokens(run: Run) -> int:
     return max(MIN_EXPLAINED_TOKENS, min(flops // max(1, 2 * parameters), most))
 
 
+def _max_patched_tokens(run: Run) -> int:
+    """Return the number of tokens of a text whose every position is patched in every layer in some seconds."""
+    per_token = (
+        sum(parameter.numel() for parameter in run.model.parameters()) * 8 * getattr(run.config.model, "layers", 1)
+    )
+    flops = PATCH_SECONDS * (PASS_FLOPS_ON_CUDA if device_of(run.model).type == "cuda" else PASS_FLOPS)
+    return max(MIN_PATCHED_TOKENS, min(max_explained_tokens(run), math.isqrt(flops // max(1, per_token))))
+
+
 @router.post("/v1/explain/{view}")
 async def explain(request: Request, view: View, body: schema.ExplainBody) -> Response:
     """Return the values of a view of `weft explain`, for a model and a text."""
-    fields = {"target": body.target, "place": body.place, "settings": body.settings}
+    fields = body.model_dump(include={"target", "place", "other", "answer"}) | {"settings": body.settings}
     options = {name: value for name, value in fields.items() if value is not None}
     for name in options:
         if name not in VIEW_OPTIONS.get(view, ("target",)):
             raise RefusedError(400, f"{name}: the view '{view}' has no such option; leave it out", param=name)
 
     def function(model: ServedModel, body: schema.ExplainBody) -> dict[str, Any]:
-        _check_length(model, body)
+        _check_length(model, body, _max_patched_tokens(model.run) if view == "patch" else None)
         return {view: getattr(model.run.explain, view)(body.input, **options).data()}
 
     return await call_model(request, body, function)

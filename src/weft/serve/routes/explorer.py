@@ -77,7 +77,9 @@ def model_facts(library: Library, folder: RunFolder) -> dict[str, Any] | None:
     """Return the facts that the page shows about a model before it is loaded; None if its recipe cannot be read."""
     try:
         library.check_links(folder.path)
-        return _model_facts(folder, folder.config.stat().st_mtime_ns)
+        facts = _model_facts(folder, folder.config.stat().st_mtime_ns)
+        drawn = facts["kind"] != "ngram" and not facts["imported"]  # from weights that can be drawn again
+        return {**facts, "checkpoints": [*([0] if drawn else []), *folder.steps()]}
     except (WeftError, OSError):
         return None
 
@@ -101,6 +103,7 @@ def _model_facts(folder: RunFolder, _modified: int) -> dict[str, Any]:
         "parameters": count(model).parameters,
         "layers": getattr(model, "layers", None),
         "heads": model.attention.heads if isinstance(model, TransformerConfig) else None,
+        "experts": getattr(getattr(model, "feedforward", None), "experts", None),
         "context": getattr(model, "context", None),
         "vocab_size": getattr(model, "vocab_size", None),
         "chat": objective.kind == "chat" or "chat_template" in tokenizer_config,

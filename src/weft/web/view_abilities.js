@@ -1,0 +1,44 @@
+// Abilities: made-up sequences with one right continuation; a curve by distance for each ability.
+import * as chart from "./chart.js";
+import { h, soft } from "./dom.js";
+import { saveTools, shellQuote } from "./save.js";
+
+export const title = "Abilities";
+export const about = "What the model can do without having seen it: copy, recall, count, agree, by distance.";
+export const path = "abilities";
+export const lacks = info => (info?.words || info?.writes ? "" : "predicts no tokens");
+
+const QUESTIONS = 25; // at each distance
+
+const percent = share => `${Math.round(100 * share)} %`;
+
+export async function mount(main, context) {
+  const { api, info, signal } = context;
+  const { data: tasks } = await api.get("v1/abilities", signal);
+  const charts = [];
+  const place = h("div", { class: "charts small" });
+  main.append(h("p", { class: "soft about" }, `Each point is the share of ${QUESTIONS} questions whose right answer is the `
+    + "likeliest of a few. The band is the 95 % interval, the dashed line chance; a model that follows the rule is "
+    + "always right."), place, saveTools({ name: `abilities-${info.id}`, svg: () => charts.map(each => each.element),
+    command: () => `weft evaluate ${shellQuote(`runs/${info.id}`)} --abilities --limit ${QUESTIONS}` }));
+  const figures = tasks.map(task => place.appendChild(h("figure", { class: "compare-figure" },
+    h("p", {}, h("b", {}, task.name), " ", soft("asking …")), h("figcaption", { class: "soft" }, task.about))));
+  const fill = async () => {
+    for (const [n, task] of tasks.entries()) {
+      if (signal.aborted) return;
+      const found = await api.post("v1/abilities", { model: info.id, ability: task.name, questions: QUESTIONS }, signal);
+      const [heading, caption] = figures[n].children;
+      caption.append(...found.remarks.map(remark => ` ${remark}`));
+      if (found.skipped) heading.lastChild.textContent = `not asked: ${found.skipped}`;
+      else {
+        const drawn = h("div");
+        heading.replaceWith(drawn);
+        charts.push(chart.mount(drawn, { ...found.plots[0], title: `${task.name}: ${percent(found.accuracy)} right`,
+          controls: false }));
+      }
+    }
+    context.set({}); // the command is complete
+  };
+  fill().catch(problem => { if (!signal.aborted) place.append(h("p", { role: "alert" }, problem.message)); });
+  return { close: () => charts.forEach(each => each.close()) };
+}

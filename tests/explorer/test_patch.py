@@ -1,0 +1,45 @@
+"""Patch and Abilities in the Explorer: the numbers are those of the command."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.explorer.reading import show
+
+import weft
+
+CELLS = "cells => cells.map(cell => cell.textContent)"
+
+
+@pytest.mark.parametrize(
+    ("model", "state"),
+    [
+        ("gpt", {"text": "the cat", "other": "the bat", "a": "s", "b": "t"}),
+        ("pairs", {"text": "the cat", "other": "the dog", "target": "the", "a": "cat", "b": "dog"}),
+    ],
+)
+def test_the_map_is_that_of_the_command(
+    page: Any, at: Callable[..., str], runs: Path, model: str, state: dict[str, str]
+) -> None:
+    known: Any = weft.load(runs / model).explain.patch(
+        state["text"], state["other"], (state["a"], state["b"]), target=state.get("target")
+    )
+    show(page, at("patch", model=model, **state), model)
+    cells = page.locator(".lens tbody td").evaluate_all(CELLS)
+    expected = [f"{round(100 * share) + 0:d}" for row in known.maps[0].recovered[::-1].tolist() for share in row]
+    assert [cell.replace("−", "-") for cell in cells] == expected
+    corrupt, clean = (f"{value:.2f}".replace("-", "−") for value in known.difference)
+    assert f"clean {clean}, corrupt {corrupt}" in page.locator(".lens").inner_text()
+
+
+def test_it_asks_for_both_answers(page: Any, at: Callable[..., str]) -> None:
+    page.goto(at("patch", model="gpt", text="the cat", other="the bat"))
+    page.get_by_text("Type a second text").wait_for()
+
+
+def test_abilities_say_which_distances_are_left_out(page: Any, at: Callable[..., str], runs: Path) -> None:
+    known = weft.load(runs / "gpt").abilities(["copying"], questions=25)
+    page.goto(at("abilities", model="gpt"))
+    page.get_by_text(known.remarks[0]).wait_for()
+    assert page.get_by_text(f"copying: {round(100 * known.curves[0].overall.accuracy)} % right").count()  # type: ignore[union-attr]
