@@ -36,7 +36,7 @@ class Shown(HTMLParser):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("gpt", "lstm", "ngram"))) for name in LACKING]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("gpt", "ngram"))) for name in LACKING]
 )
 def test_no_markup_is_shown_as_text(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.explain.timing.COPIED_BYTES", 1 << 20)

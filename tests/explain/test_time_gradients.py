@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tests.explain.small import preset_model, read_ids
+from tests.spread import spread
 from torch.nn import functional as F
 
 import weft
@@ -81,7 +82,7 @@ def test_the_spectral_radius_decides_between_vanishing_and_exploding(seed: int) 
     assert rows["1.6"][1] == "1.00" and rows["0.5"][0] == rows["0.5"][1]
 
 
-@pytest.mark.parametrize("name", ["elman", "lstm", "gru", "bahdanau-tiny"])
+@pytest.mark.parametrize("name", spread(["elman", "lstm", "gru", "bahdanau-tiny"], 2))
 def test_presets_show_time_steps_and_no_transformers(name: str) -> None:
     found = weft.architecture(name, ["model.d_model=16"]).gradients()
     assert isinstance(found, TimeGradients) and found.d_model == 16 and len(found.charts()) == 3

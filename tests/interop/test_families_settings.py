@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.interop.hf_models import CASES
 from tests.later import Later
+from tests.spread import spread
 
 from weft.errors import InteropError, WeftError
 from weft.interop.families.known import FAMILIES, family_of
@@ -130,9 +131,7 @@ def test_every_family_is_listed() -> None:
     assert set(MODELS) == set(FAMILIES)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (index % 2)) for index, name in enumerate(MODELS)]
-)
+@pytest.mark.parametrize("name", spread(MODELS, 8))
 def test_a_strange_value_gives_a_model_or_one_line(name: str) -> None:
     tree = tree_of(name)
     family, architecture = family_of(tree, "config.json")

@@ -1,7 +1,7 @@
 """All Hugging Face families, read and written: logits to 1e-5, files byte for byte."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from tests.interop.hf_models import (
     stepped,
     theirs,
 )
+from tests.spread import slow, spread
 
 from weft.data.batch import Source
 from weft.decode.config import Sampling
@@ -65,35 +66,22 @@ WRITTEN_AS = {
     "mt5": "T5ForConditionalGeneration",
     "mt5-labels": "T5ForSequenceClassification",
 }
-# cases whose features other cases cover
-SLOW = {
-    *("bert-causal-tags", "bert-causal-headless", "xlm-roberta-causal", "umt5-relu", "umt5-labels", "apertus-relu2"),
-    *("eurobert-biases", "eurobert-labels-first", "eurobert-labels-mean", "eurobert-tags", "eurobert-headless"),
-    *("nomic_bert-labels", "nomic_bert-tags", "nomic_bert-headless", "apertus-tags", "esm-tags", "esm-headless"),
-    *("modernbert-decoder-biases", "modernbert-decoder-labels"),
-    *("roberta-answers", "electra-answers", "electra-headless", "albert-labels", "mpnet-labels", "opt-no-bias"),
-    *("modernbert-tags", "modernbert-answers", "modernbert-headless"),
-    *("deberta-v2-tags", "deberta-v2-answers", "deberta-v2-headless", "deberta-tags", "deberta-answers"),
-    *("deberta-headless", "longformer-tags", "longformer-headless", "t5gemma-full"),
-    *("roberta-tags", "roberta-labels", "roberta-headless", "distilbert-tags", "distilbert-answers"),
-    *("gpt2-tags", "gpt2-answers", "llama-labels", "llama-tags", "llama-answers", "xlm-roberta", "camembert"),
-    *("electra-labels", "albert-headless", "mpnet-headless", "modernbert-labels", "deberta-v2-labels"),
-    *("llama-tied-biased", "opt-350m", "gpt_neox-sequential", "phi-normed", "stablelm-parallel", "falcon-grouped"),
-    *("falcon-sequential", "electra-wide", "electra-generator", "albert-groups", "qwen2-layers", "marian-two-tables"),
-    *("distilbert-labels", "distilbert-headless", "albert-pretraining", "olmo-clipped", "falcon-one-norm"),
+# a case of each module of families/, and of what is unlike all others; `make test-all` runs the rest
+FAST = {
+    *("gpt2", "gpt2-answers", "llama3", "llama-labels", "mistral", "qwen3", "gemma2", "phi3", "olmo2", "opt"),
+    *("gpt_neox", "gptj", "falcon", "bloom", "cohere", "glm4", "gpt_bigcode", "mpt", "apertus", "mixtral"),
+    *("qwen2_moe", "gpt_oss", "deepseek_v2", "bert-masked", "bert-labels", "bert-causal", "roberta-masked"),
+    *("distilbert-masked", "electra", "albert", "modernbert", "eurobert", "deberta-v2", "longformer", "esm-learned"),
+    *("marian", "bart", "t5", "t5gemma"),
 }
 GREEDY = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 NOT_STEPPED = {"marian-two-tables", "mt5"}  # decoded like marian and t5-v1.1
 
 
-def marked(cases: Iterable[str]) -> list[Any]:
-    return [pytest.param(case, marks=pytest.mark.slow) if case in SLOW else case for case in cases]
-
-
 # ---- all families
 
 
-@pytest.mark.parametrize("case", marked(CASES))
+@pytest.mark.parametrize("case", [case if case in FAST else slow(case) for case in CASES])
 def test_import_and_export(case: str, tmp_path: Path, transformers_warnings: list[str]) -> None:
     name, settings = CASES[case]
     other = saved(tmp_path / "theirs", name, settings)
@@ -124,11 +112,14 @@ def test_import_and_export(case: str, tmp_path: Path, transformers_warnings: lis
 
 @pytest.mark.parametrize(
     "case",
-    [
-        case
-        for case, (_, keys) in CASES.items()
-        if "decoder_start_token_id" in keys and case not in NOT_STEPPED and "labels" not in case
-    ],
+    spread(
+        (
+            case
+            for case, (_, keys) in CASES.items()
+            if "decoder_start_token_id" in keys and case not in NOT_STEPPED and "labels" not in case
+        ),
+        4,
+    ),
 )
 def test_decoding_step_by_step_equals_transformers(case: str, tmp_path: Path) -> None:
     """From the start token and the forced first token, with a KV cache."""
@@ -312,7 +303,7 @@ UNKNOWN = {
 }
 
 
-@pytest.mark.parametrize("name", UNKNOWN)
+@pytest.mark.parametrize("name", spread(UNKNOWN, 1))
 def test_an_unknown_family_is_compared_with_the_nearest(name: str, tmp_path: Path) -> None:
     saved(tmp_path, name, {**ROTARY, "num_hidden_layers": 4, "head_dim": 8})
     with pytest.raises(InteropError, match=UNKNOWN[name]):

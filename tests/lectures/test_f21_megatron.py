@@ -48,6 +48,7 @@ def test_columns_then_rows_need_one_all_reduce(blocks: list[Any]) -> None:
         assert kinds(best.backward) == ["all-reduce", "", "", ""]
 
 
+@pytest.mark.slow
 def test_dropout_follows_the_sum(blocks: list[Any]) -> None:
     """Every split reproduces the unsplit block with one dropout mask, and needs no further collective for it."""
     assert parallel.DROPOUT > 0

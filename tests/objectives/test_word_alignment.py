@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.spread import spread
 
 import weft
 from weft.evaluate.alignment import word_numbers
@@ -30,7 +31,7 @@ def write_rows(path: Path, count: int = 40, links: str | None = None) -> Path:
 
 
 @pytest.mark.parametrize("preset", ["bahdanau-tiny", "vaswani-tiny"])
-@pytest.mark.parametrize("tokenizer", ["word", "char"])
+@pytest.mark.parametrize("tokenizer", spread(["word", "char"], 1))
 def test_attention_is_evaluated_with_every_tokenizer(preset: str, tokenizer: str, tmp_path: Path) -> None:
     data = write_rows(tmp_path / "rows.jsonl")
     changes = {**TINY, **ALIGNED, "tokenizer": tokenizer}

@@ -179,6 +179,7 @@ def _check(results: list[dict[str, Any]], case: Case) -> None:
     assert sum(result["count"] for result in results) == copies * batch.count
 
 
+@pytest.mark.slow
 def test_a_layer_gathers_once_and_sums_once(results: list[dict[str, Any]]) -> None:
     for result in results:
         assert result["learned"]["sent"] == [2, 2]  # two layers

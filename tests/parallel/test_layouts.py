@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.later import Later
 from tests.parallel.test_ranks import in_processes, note, noted
+from tests.spread import slow
 from tests.training.small import CPU
 from tests.training.test_elastic import SAME, curve, on_step, resumed, started
 from torch import Tensor
@@ -274,10 +275,10 @@ MORE_RUNS = {
     "tensor": ["parallel.tensor=2", "batch.recompute=true"],
     "tokens": ["parallel.tensor=2", "parallel.sequence=true", "batch.micro=16"],
 }
-ALL_RUNS = [pytest.param(name, RUNS | MORE_RUNS, marks=pytest.mark.slow) for name in ("muon", "adamw")]
+ALL_RUNS = [slow((name, RUNS | MORE_RUNS)) for name in ("muon", "adamw")]
 
 
-@pytest.mark.parametrize(("optimizer", "runs"), [("muon", RUNS), ("adamw", {"shard": RUNS["shard"]}), *ALL_RUNS])
+@pytest.mark.parametrize(("optimizer", "runs"), [slow(("muon", RUNS)), ("adamw", {"shard": RUNS["shard"]}), *ALL_RUNS])
 def test_curves_are_those_of_one_process(tmp_path: Path, runs: dict[str, list[str]], optimizer: str) -> None:
     runs = {name: [*changes, f"optimizer={optimizer}"] for name, changes in runs.items()}
     started(ALONE, tmp_path, *SHORT, f"optimizer={optimizer}")
@@ -326,6 +327,7 @@ def _resumed(ranks: Ranks, folder: Path, sizes: dict[str, Any], at: int | None =
         assert at is not None
 
 
+@pytest.mark.slow
 def test_a_run_continues_over_other_meshes(tmp_path: Path, straight: Path) -> None:
     """Four processes, then two, then one, which finishes it."""
     both = ["parallel.tensor=2", "parallel.shard=2"]

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.spread import spread
 
 from weft.errors import ConfigError, LostError
 from weft.parallel.heartbeat import patience
@@ -183,7 +184,7 @@ def _kill_after_other(folder: Path, who: int) -> None:
     os.kill(json.loads((folder / f"{who}.json").read_text())["pid"], signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("who", "how"), [(1, "stopped"), (0, "stopped"), (1, "hanging"), (0, "in a step")])
+@pytest.mark.parametrize(("who", "how"), spread([(1, "stopped"), (0, "stopped"), (1, "hanging"), (0, "in a step")], 2))
 def test_a_hanging_process_is_given_up(tmp_path: Path, who: int, how: str) -> None:
     started = time.monotonic()
     killer = threading.Thread(target=_kill_after_other, args=(tmp_path, who))

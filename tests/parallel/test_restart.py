@@ -66,6 +66,7 @@ def outcome(run: Path) -> dict[str, Any]:
     return {"sums": sums, "names": names, "metrics": folder.metrics.read_text()}
 
 
+@pytest.mark.slow
 def test_a_job_that_torchrun_restarts_ends_as_if_undisturbed(tmp_path: Path) -> None:
     """With torchrun's launcher, from processes in which torch is loaded already."""
     (tmp_path / "text.txt").write_text("\n\n".join(f"frog {n} sat by river {n * n % 97}" for n in range(100)))
@@ -128,6 +129,7 @@ def test_a_process_lost_while_it_writes_leaves_the_previous_checkpoint(tmp_path:
     assert not events(run.path, "checkpoint failed")  # training has stopped
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_for_one_process_costs_one_checkpoint(tmp_path: Path) -> None:
     assert in_processes(_write, tmp_path, "full") == [0, 0]
     run = RunFolder(tmp_path / "full/run")

@@ -13,6 +13,7 @@ import httpx
 import pytest
 import torch
 from tests.serve.serving import Served, idle, served, until
+from tests.spread import spread
 
 from weft.api.load import load
 from weft.api.settings import sampling
@@ -158,6 +159,7 @@ def test_a_slow_reader_delays_nobody(server: Served) -> None:
     until(lambda: idle(server.thread("bytes")) and server.library.models["bytes"].users == 0)
 
 
+@pytest.mark.slow
 def test_a_client_that_reads_nothing_is_disconnected(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listen, "IDLE_SECONDS", 0.5)
     body = {"model": "bytes", "prompt": "A", "n": 16, "max_tokens": 512, "logprobs": 20, "stream": True}
@@ -290,7 +292,7 @@ LENGTHY_PASSES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", LENGTHY_PASSES)
+@pytest.mark.parametrize("name", spread(LENGTHY_PASSES, 1))
 def test_a_single_pass_is_cut_into_steps(runs: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No step of a call reads a whole long text: it pauses every few tokens, or after each layer."""
     monkeypatch.setattr(stepped_call, "STEP_SECONDS", 0.0)

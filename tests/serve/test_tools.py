@@ -9,6 +9,7 @@ import pytest
 from tests.later import Later
 from tests.serve.serving import Served, served
 from tests.serve.tool_models import TEMPLATES, write_models
+from tests.spread import spread
 
 from weft.api.load import load
 from weft.decode.prompt import chat_prompt
@@ -75,7 +76,7 @@ def check_arguments(name: str, arguments: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("model", TEMPLATES)
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", spread([1, 2, 3], 1))
 def test_required_calls_follow_the_schema(client: Any, model: str, seed: int) -> None:
     body = {"model": model, "messages": HI, "tools": TOOLS, "tool_choice": "required", "max_tokens": 500, "seed": seed}
     whole = client.chat.completions.create(**body, parallel_tool_calls=False).choices[0]

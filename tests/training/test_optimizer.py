@@ -196,6 +196,7 @@ def test_muon_needs_blocks() -> None:
         build_optimizer(Muon(), nn.Linear(3, 2))
 
 
+@pytest.mark.slow
 def test_optimizers_start_without_the_compiler() -> None:
     code = """
 import sys, torch

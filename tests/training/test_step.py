@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.spread import slow
 from tests.training.small import CPU, Corpus, loader, next_token_loss, small
 
 from weft.data.batch import Batch, Source
@@ -276,11 +277,10 @@ def test_only_a_transformer_has_blocks_to_run_again() -> None:
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
-        *((name, "bf16") for name in ("gpt", "bert")),
-        ("llama", "recompute"),
-        pytest.param("gpt", "fp8", marks=pytest.mark.slow),
-        *(pytest.param(name, "bf16", marks=pytest.mark.slow) for name in ("llama", "vaswani")),
-        pytest.param("vaswani", "recompute", marks=pytest.mark.slow),  # two stacks of blocks
+        ("gpt", "bf16"),
+        *(slow((name, "bf16")) for name in ("bert", "llama", "vaswani")),
+        *(slow((name, "recompute")) for name in ("llama", "vaswani")),
+        slow(("gpt", "fp8")),
     ],
 )
 def test_features_are_traced_as_one_graph(name: str, mode: str) -> None:

@@ -27,7 +27,7 @@ from weft.figures.page import part
 from weft.figures.plot import Axis, Look, Plot, Series
 from weft.figures.prose import prose
 from weft.figures.tables import WIDTH, Table
-from weft.progress import Log, bar, log_to_stderr
+from weft.progress import Log, log_to_stderr
 from weft.storage.files import utf8_size
 from weft.text.config import Byte, TrainedConfig
 from weft.text.tokenizer import Tokenizer, build_tokenizer
@@ -183,10 +183,9 @@ def _measure(
         else:
             tokenizer = build_tokenizer(parsed, () if isinstance(parsed, Byte) else train_texts(text))
             seconds = time.perf_counter() - start  # including the time to read the text
-        with bar(f"{spec}: the training text", None):
-            trained = np.zeros(tokenizer.vocab_size, dtype=np.int64)
-            for batch in _batches(train_texts(text)):
-                trained += _counts(tokenizer.encode_batch(batch), tokenizer.vocab_size)
+        trained = np.zeros(tokenizer.vocab_size, dtype=np.int64)
+        for batch in _batches(train_texts(text)):
+            trained += _counts(tokenizer.encode_batch(batch), tokenizer.vocab_size)
         encoded = [ids for batch in _batches(held_out) for ids in tokenizer.encode_batch(batch)]
         pieces = tuple(_pieces(tokenizer, sentence))
     except TokenizerError as error:

@@ -14,7 +14,7 @@ from weft.data.shards import SIDES, Shard, Side
 from weft.data.sources import SECTION, Document, read_documents, stamps
 from weft.data.table import Row, RowSource, SkippedRows, read_rows
 from weft.errors import DataError, counted
-from weft.progress import Log, log_to_stderr
+from weft.progress import Log, bar, log_to_stderr
 from weft.storage.files import utf8_size
 from weft.text import builtin
 
@@ -52,9 +52,14 @@ def split_sections(text: TextSource, section: int | None = None, log: Log = log_
 
 
 def train_texts(text: TextSource) -> Iterator[str]:
-    """Text of the training side, section by section, for training a tokenizer."""
+    """Text of the training side, section by section, for training a tokenizer; a bar shows how much has been read."""
     sections = split_sections(text, log=lambda line: None)  # messages are logged when the same text is prepared
-    return (section.text for section in sections if section.side == "train")
+    total = amount([*text.sources, *held_out_files(text.validation)], [text.column], text.encoding).bytes
+    with bar("reading text", total or None, unit="bytes") as advance:
+        for section in sections:
+            advance(section.size)
+            if section.side == "train":
+                yield section.text
 
 
 def require_text(texts: Iterable[str], sources: Iterable[str], advice: str = "") -> Iterator[str]:

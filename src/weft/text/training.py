@@ -14,7 +14,6 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from weft.errors import TokenizerError
 from weft.progress import bar
-from weft.storage.files import utf8_size
 from weft.text.config import BPE, Byte, Char, Specials, TrainedConfig, Unigram, Word, WordPiece
 from weft.text.token_bytes import byte_letters, byte_tokens
 
@@ -52,14 +51,12 @@ def train(config: TrainedConfig, texts: Iterable[str], default_size: int = DEFAU
 
 
 def _read(texts: Iterable[str], bars: ExitStack) -> Iterator[str]:
-    """Yield the texts, refusing invalid characters; progress bars show reading, and then training."""
+    """Yield the texts, refusing invalid characters; after the last one, a progress bar shows that training goes on."""
     characters = 0
-    with bar("tokenizer: reading text", None, unit="bytes") as advance:
-        for text in texts:
-            refuse_surrogates(text)
-            advance(utf8_size(text))
-            characters += len(text)
-            yield text
+    for text in texts:
+        refuse_surrogates(text)
+        characters += len(text)
+        yield text
     if not characters:
         raise TokenizerError("there is no text to train the tokenizer on; provide at least one character")
     bars.enter_context(bar(f"tokenizer: learning from {characters:,} characters", None))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.decode.small import Asking, decoder, recompute_greedy
+from tests.spread import spread
 
 from weft.cli.main import run
 from weft.costs.memory import cache_bytes
@@ -68,7 +69,7 @@ def test_vectors_in_8_bits() -> None:
     assert not numbers[0, 0].any()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", spread(MODELS, 1))
 def test_texts_equal_those_of_a_rounded_model(name: str, rounded_attention: None) -> None:
     """Prompts in chunks, many rows, and prefixes that are shared while they are read and after."""
     model, rng = MODELS[name], random.Random(1)
