@@ -1,5 +1,7 @@
 """A text longer than the model's window continues from its last tokens, whichever method generates it."""
 
+from functools import cache
+
 import pytest
 import torch
 from tests.decode.small import Asking, decoder, recompute_greedy, token_ids
@@ -36,22 +38,26 @@ def learned(context: int = WINDOW, **changes: object) -> Transformer:
 MODEL = learned()
 GREEDY = Sampling(temperature=0.0, max_tokens=40)
 PROMPTS = [[1, 2, 3], [4] * 11, [5, 6], list(range(30)), [7] * WINDOW]
-EXPECTED = [recompute_greedy(MODEL, prompt, 40, WINDOW) for prompt in PROMPTS]
+
+
+@cache
+def recomputed() -> list[list[int]]:
+    return [recompute_greedy(MODEL, prompt, 40, WINDOW) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_text_continues_from_its_last_tokens(device: str) -> None:
     model = learned().to(device)
-    assert all(len(set(text[-20:])) > 5 for text in EXPECTED)
-    assert [token_ids(model, [prompt], GREEDY)[0] for prompt in PROMPTS] == EXPECTED
-    assert token_ids(model, PROMPTS, GREEDY) == EXPECTED
+    assert all(len(set(text[-20:])) > 5 for text in recomputed())
+    assert [token_ids(model, [prompt], GREEDY)[0] for prompt in PROMPTS] == recomputed()
+    assert token_ids(model, PROMPTS, GREEDY) == recomputed()
     chunks = list(generate(model, [PROMPTS[0]], GREEDY))
     assert [chunk.slid for chunk in chunks] == [False] * 10 + [True] * 30
     assert [chunk.finish for chunk in chunks] == [None] * 39 + ["length"]
 
 
 def test_the_window_does_not_depend_on_the_length_of_the_prompt() -> None:
-    text = [*PROMPTS[0], *EXPECTED[0]]
+    text = [*PROMPTS[0], *recomputed()[0]]
     for cut in range(3, 43, 5):
         assert token_ids(MODEL, [text[:cut]], GREEDY.replace(max_tokens=43 - cut))[0] == text[cut:]
 
@@ -65,7 +71,7 @@ def test_without_sliding_a_full_window_ends_the_text() -> None:
 def test_a_batch_may_mix_texts_that_slide_and_texts_that_end() -> None:
     settings = [GREEDY, GREEDY.replace(slide=False), GREEDY.replace(max_tokens=2)]
     texts = token_ids(MODEL, [[1, 2, 3], [4] * 11, [5, 6]], settings)
-    assert texts == [EXPECTED[0], EXPECTED[1][:2], EXPECTED[2][:2]]
+    assert texts == [recomputed()[0], recomputed()[1][:2], recomputed()[2][:2]]
 
 
 @pytest.mark.parametrize("settings", [GREEDY, Sampling(max_tokens=100, seed=3)], ids=["greedy", "sampled"])
@@ -78,7 +84,7 @@ def test_steps_that_run_ahead_slide_at_the_same_positions(settings: Sampling, mo
 def test_drafts_change_nothing() -> None:
     prompt = Prompt([1, 2, 3])
     for drafter in (LookUp(2), Draft(MODEL, prompt, GREEDY), Draft(learned(7, layers=1), prompt, GREEDY)):
-        assert [chunk.id for chunk in speculate(MODEL, prompt, GREEDY, drafter=drafter)] == EXPECTED[0]
+        assert [chunk.id for chunk in speculate(MODEL, prompt, GREEDY, drafter=drafter)] == recomputed()[0]
 
 
 def test_a_draft_model_continues_beyond_its_window() -> None:

@@ -1,6 +1,7 @@
 """The English–French grammar: agreement, word order, elision, and the alignment of words."""
 
 import re
+from functools import cache
 from itertools import islice, pairwise
 
 import pytest
@@ -9,8 +10,15 @@ from weft.text import builtin
 from weft.text.grammars.english_french import Composer, Phrase, _adjective_forms, _sandhi
 from weft.text.grammars.rng import Rng
 
-ROWS = list(islice(builtin.task_rows("english-french", "train"), 12_000))
-TRANSLATIONS = {row["source"].removesuffix(" ."): row["target"].removesuffix(" .") for row in ROWS}
+
+@cache
+def rows() -> list[dict[str, str]]:
+    return list(islice(builtin.task_rows("english-french", "train"), 12_000))
+
+
+@cache
+def translations() -> dict[str, str]:
+    return {row["source"].removesuffix(" ."): row["target"].removesuffix(" .") for row in rows()}
 
 
 def linked(row: dict[str, str]) -> set[tuple[str, str]]:
@@ -25,17 +33,17 @@ def linked(row: dict[str, str]) -> set[tuple[str, str]]:
     [("I am a student", "je suis étudiant"), ("she is a student", "elle est étudiante")],
 )
 def test_the_lectures_sentences_are_in_the_grammar(word: str, translation: str) -> None:
-    assert TRANSLATIONS[word] == translation
+    assert translations()[word] == translation
 
 
 def test_two_adjectives_follow_their_noun_in_reversed_order() -> None:
-    areas = [row for row in ROWS if re.search(r"the [A-Z]\w+ \w+ area was", row["source"])]
+    areas = [row for row in rows() if re.search(r"the [A-Z]\w+ \w+ area was", row["source"])]
     for row in areas:
         source, target = row["source"].split(), row["target"].split()
         area, zone = source.index("area"), target.index("zone")
         assert {(source[area - 2], target[zone + 2]), (source[area - 1], target[zone + 1])} <= linked(row)
     assert areas
-    assert any(" signé en août 19" in row["target"] and "signed in August 19" in row["source"] for row in ROWS)
+    assert any(" signé en août 19" in row["target"] and "signed in August 19" in row["source"] for row in rows())
 
 
 @pytest.mark.parametrize(
@@ -51,13 +59,13 @@ def test_two_adjectives_follow_their_noun_in_reversed_order() -> None:
     ],
 )
 def test_several_words_for_one_are_linked(english: str, french: str, pairs: set[tuple[str, str]]) -> None:
-    matches = [row for row in ROWS if english in row["source"] and french in row["target"]]
+    matches = [row for row in rows() if english in row["source"] and french in row["target"]]
     assert matches and any(pairs <= linked(row) for row in matches)
 
 
 def test_no_article_or_pronoun_stays_before_a_vowel() -> None:
     unelided = {"le", "la", "je", "ne", "de", "que", "me", "ce", "ma", "sa", "beau", "nouveau"}
-    for row in ROWS:
+    for row in rows():
         words = row["target"].split()
         pairs = pairwise(words)
         assert not [pair for pair in pairs if pair[0] in unelided and pair[1][0] in "aeéêiîoœuh"], row["target"]
@@ -65,7 +73,7 @@ def test_no_article_or_pronoun_stays_before_a_vowel() -> None:
 
 
 def test_links_are_within_the_sentences_and_cover_every_french_word() -> None:
-    for row in ROWS[:2000]:
+    for row in rows()[:2000]:
         links = [link.replace("p", "-").split("-") for link in row["alignment"].split()]
         assert max(int(i) for i, _ in links) < len(row["source"].split())
         assert {int(j) for _, j in links} == set(range(len(row["target"].split()))), row
@@ -73,10 +81,10 @@ def test_links_are_within_the_sentences_and_cover_every_french_word() -> None:
 
 def test_object_pronouns_precede_the_verb_and_participles_agree() -> None:
     saw = [
-        target for source, target in TRANSLATIONS.items() if re.match(r"he \w+ her\b", source) and " l' a " in target
+        target for source, target in translations().items() if re.match(r"he \w+ her\b", source) and " l' a " in target
     ]
     assert saw and all(re.match(r"il l' a \w+e\b", target) for target in saw)
-    negated = [target for source, target in TRANSLATIONS.items() if re.fullmatch(r"they do not \w+ (me|him)", source)]
+    negated = [target for source, target in translations().items() if re.fullmatch(r"they do not \w+ (me|him)", source)]
     assert negated and all(re.fullmatch(r"ils ne (me|m'|le|l') \w+ent pas", target) for target in negated)
 
 
