@@ -54,12 +54,12 @@ def embed(
 
     if out is not None:
         check_writable(out)
+    loaded = load(run).reading_specials() if special_tokens else load(run)
     texts = read_texts(file, column)
     named: list[dict[str, Any]] = [{"text": text} for text in texts]
     if word is not None:
         plain, words = find_words(texts, word)
         named = [{"text": plain[at.sentence], "word": at.text, "start": at.start, "end": at.end} for at in words]
-    loaded = load(run).reading_specials() if special_tokens else load(run)
     chosen: dict[str, Any] = {"word": word, "layer": layer, "mix": weights, "pooling": pooling}
     vectors = loaded.embed(texts, **chosen, normalise=not raw, batch=batch)
     lines = (record({**each, "vector": vector}) for each, vector in zip(named, vectors.tolist(), strict=True))
