@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import TestCase
 
 import pytest
 from tests.serve.serving import RUNS, Served, served, until
@@ -214,8 +215,8 @@ def test_a_run_with_a_link_out_of_it_is_not_served(folder: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["config.toml", "tokenizer.json"])
-def test_errors_quote_no_file(folder: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with served(folder) as server:
+def test_errors_quote_no_file(folder: Path, name: str) -> None:
+    with TestCase().assertLogs("weft.serve") as logged, served(folder) as server:
         until(lambda: server.library.ready)
         (folder / "gpt" / name).write_text("steps = 'hunter2'" if name == "config.toml" else '{"version": "hunter2"}')
         server.library.models["gpt"].thread = None
@@ -223,4 +224,4 @@ def test_errors_quote_no_file(folder: Path, name: str, capsys: pytest.CaptureFix
         responses += [server.get("/v1/runs/gpt/recipe"), server.get("/v1/architecture/anatomy?model=gpt")]
         assert responses[0].status_code in (400, 409) and "the server's log has the details" in responses[0].text
         assert all("hunter2" not in response.text for response in responses)
-    assert "hunter2" in capsys.readouterr().err
+    assert "hunter2" in "".join(logged.output)
