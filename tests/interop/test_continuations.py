@@ -116,8 +116,9 @@ CASES = {
 }
 QUICK = ("gpt2", "llama")
 # not comparable here: transformers chooses longrope's factors by the longest row of a batch, its MPT ends at the
-# context, its `generate` counts RoBERTa's positions from 0, unlike its model, and its ModernBERT needs a padding token
-APART = ("phi3-longrope", "mpt", "roberta", "xlm-roberta", "modernbert-decoder")
+# context, its `generate` counts RoBERTa's positions from 0, unlike its model, its ModernBERT needs a padding token, and
+# its Llama 4 scales queries by positions that count padding
+APART = ("phi3-longrope", "mpt", "roberta", "xlm-roberta", "modernbert-decoder", "llama4_text")
 OTHERS = [
     name
     for name, (kind, _) in MODELS.items()

@@ -49,6 +49,7 @@ MODELS = {
     "minimax_m2": "minimax_m2",
     "phimoe": "phimoe",
     "gpt_oss": "gpt_oss",
+    "llama4_text": "llama4_text",
     "deepseek_v2": "deepseek_v2",
     "deepseek_v3": "deepseek_v3",
     "opt": "opt",

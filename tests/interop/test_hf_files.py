@@ -286,9 +286,10 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
         with_config(model_type="mamba", state_size=16),
         r"'mamba': not a family that weft reads; the nearest is GPT-2 \('gpt2'\), which has no state_size$",
     ),
-    "chunks": (
-        with_config(model_type="llama4_text", attention_chunk_size=8),
-        r"'llama4_text': not a family that weft reads; it needs attention in chunks, and queries scaled by position$",
+    "one attention": (
+        with_config(model_type="t5gemma2"),
+        r"'t5gemma2': not a family that weft reads; it needs a decoder that attends to the source and to itself in one "
+        "attention$",
     ),
     "convolution": (
         with_config(**DEBERTA, model_type="deberta-v2", architectures=None, conv_kernel_size=3),

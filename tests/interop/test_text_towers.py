@@ -25,6 +25,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "mm_tokens_per_image": 4,
         },
     ),
+    "llama4": (
+        "Llama4ForConditionalGeneration",
+        {
+            "text_config": {**ROTARY, "num_local_experts": 3, "intermediate_size_mlp": 40, "attention_chunk_size": 5}
+            | {"pad_token_id": 0, "rope_parameters": LLAMA3},
+            "vision_config": {"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 1}
+            | {"num_attention_heads": 2, "image_size": 28, "patch_size": 14, "vision_output_dim": 32}
+            | {"projector_input_dim": 32, "projector_output_dim": 32},
+        },
+    ),
     "qwen2_vl": (
         "Qwen2VLForConditionalGeneration",
         {"text_config": {**ROTARY, "rope_parameters": MROPE}, "vision_config": QWEN_VISION, **IDS},

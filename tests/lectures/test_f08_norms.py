@@ -27,6 +27,7 @@ def test_layer_norm(bias: bool) -> None:
 
 def test_rms_norm() -> None:
     module = build(RMSNorm(eps=1e-30), 12).double()
+    assert module.weight is not None
     torch.nn.init.normal_(module.weight)
     expected = X / (X**2).mean(-1, keepdim=True).sqrt() * module.weight
     torch.testing.assert_close(module(X), expected, atol=1e-12, rtol=1e-12)

@@ -21,6 +21,7 @@ from weft.models.transformer import Transformer
 from weft.nn import position_config
 from weft.nn.config import Attention, Gated, LayerNorm, NormalInit, Plain, RMSNorm
 from weft.nn.mask import Mask
+from weft.nn.position import build as build_position
 from weft.nn.position_config import (
     Concatenated,
     Disentangled,
@@ -30,6 +31,7 @@ from weft.nn.position_config import (
     Rotary,
     Sinusoidal,
     T5Bias,
+    Tempered,
 )
 from weft.nn.scaled_dot_product import Probabilities
 
@@ -92,6 +94,11 @@ DECODERS = {
         layers=4,
         pattern=(LayerKind(window=3, position=Rotary(base=50.0)), LayerKind(position=NoPosition()), LayerKind()),
     ),
+    "chunks, tempered": decoder(
+        layers=3,
+        attention=Attention(heads=4, kv_heads=2, qk_norm=RMSNorm(gain=False), qk_norm_rotated=True),
+        pattern=(LayerKind(chunk=4), LayerKind(chunk=3, position=Tempered(growth=0.5, interval=3)), LayerKind()),
+    ),
     "narrow embeddings": decoder(d_embedding=10, position=Learned(), embedding_norm=True),
     "narrow embeddings, untied": decoder(d_embedding=10, placement="post", head=LMHead(tied=False, scale=0.5)),
     "norms of each head": decoder(
@@ -125,6 +132,36 @@ def test_a_pattern_gives_each_layer_its_own_window() -> None:
 
 
 @torch.no_grad()
+def test_a_token_sees_its_own_chunk() -> None:
+    model = build(decoder(layers=1, pattern=(LayerKind(chunk=4),)))
+    tokens = torch.randint(VOCAB, (1, 12))
+    for last, chunk in ((7, range(4, 8)), (8, range(8, 9)), (10, range(8, 11))):
+        expected = model(tokens)[0, last]
+        for index in range(last):
+            changed = tokens.clone()
+            changed[0, index] = (changed[0, index] + 1) % VOCAB
+            assert bool((model(changed)[0, last] != expected).any()) == (index in chunk)
+
+
+@torch.no_grad()
+def test_chunks_begin_with_their_document() -> None:
+    model = build(DECODERS["chunks, tempered"])
+    one, two = torch.randint(VOCAB, (1, 6)), torch.randint(VOCAB, (1, 9))
+    documents = torch.tensor([[0] * 6 + [1] * 9, [1] * 15])
+    positions = torch.tensor([[*range(6), *range(9)], [*range(15)]])
+    packed = model(torch.cat((one, two), 1).expand(2, -1), documents=documents, positions=positions)
+    torch.testing.assert_close(packed[:1], torch.cat((model(one), model(two)), 1))
+    torch.testing.assert_close(packed[1:], model(torch.cat((one, two), 1)))
+
+
+def test_tempered_queries_follow_the_formula() -> None:
+    position = build_position(Tempered(growth=0.5, interval=3), decoder().sizes(1, causal=True))
+    factors = position.scale_queries(torch.ones(1, 1, 7, 1), torch.arange(7)[None]).flatten()
+    expected = [1 + 0.5 * math.log(1 + (n + 1) // 3) for n in range(7)]
+    torch.testing.assert_close(factors, torch.tensor(expected))
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("sublayers", ["parallel", "parallel-two-norms"])
 def test_parallel_sublayers_are_summed(sublayers: str) -> None:
     """x + attention(n(x)) + feed-forward(m(x)), computed with the parts of the model."""
@@ -147,7 +184,16 @@ def test_parallel_sublayers_are_summed(sublayers: str) -> None:
         ({"sublayers": "parallel", "placement": "post"}, "needs placement = 'pre', not 'post'"),
         ({"pattern": [{"window": 3}], "attention": {"heads": 4, "window": 2}}, "with a pattern, set the window"),
         ({"position": Learned(), "pattern": [{"position": Rotary()}]}, "only rotary or no positions can differ"),
+        ({"pattern": [{"window": 3, "chunk": 4}]}, "has a window or chunks; leave out one"),
+        (
+            {
+                "attention": {"heads": 4, "qk_norm": {"kind": "rms"}, "qk_norm_rotated": True},
+                "pattern": [{}, {"position": {"kind": "none"}}],
+            },
+            "layers without rotation have no such norm; set its gain = false",
+        ),
         ({"norm": {"kind": "layer", "gain": False}}, "needs bias = false as well"),
+        ({"norm": {"kind": "rms", "gain": False, "offset": 1}}, "added to the gain, and gain = false"),
         ({"position": Rotary(fraction=0.5), "attention": {"heads": 4, "d_head": 6}}, "of d_head = 6 is 3"),
         ({"embedding_scale": -2}, "-2: expected true, false, or a number above 0"),
         ({"attention": {"heads": 5}}, "attention.heads = 5 does not divide d_model = 24"),

@@ -268,7 +268,7 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
         activations += 2 * (depth // model.sharing) if model.feedforward.activation == "xielu" else 0
         attentions = depth * (2 if cross else 1)
         kinds = model.layer_kinds(depth, causal)
-        pairs += sum(T * seen(kind.window, causal, T) for kind in kinds) + (depth * T * T if cross else 0)
+        pairs += sum(T * seen(kind.reach, causal, T) for kind in kinds) + (depth * T * T if cross else 0)
         pairs += depth * T * T if attention.global_tokens and not causal else 0  # global tokens see all
         norms += (depth // model.sharing * sublayer_norms(model, cross) + int(model.last_norm)) * _norm(model.norm, D)
         norms += _norm(model.norm, model.added_width) if model.embedding_norm else 0
@@ -284,7 +284,7 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
         positions += model.position.parameters(replace(sizes, layers=depth // model.sharing))
         for kind in kinds:
             position = kind.position or model.position
-            by_position += position.flops(replace(sizes, layers=1), T, seen(kind.window, causal, T))
+            by_position += position.flops(replace(sizes, layers=1), T, seen(kind.reach, causal, T))
 
     def products(name: str, linears: list[LinearSpec]) -> Component:
         parameters = sum(linear.parameters for linear in linears) // model.sharing

@@ -190,7 +190,7 @@ def layer_bytes(model: config.TransformerConfig, T: int, n: int, *, compiled: bo
         inside += _attention(model, n, cross=True) if cross else 0
         if model.attention.softcap is not None:
             # no fused kernel caps scores: tanh and probabilities, in fp32 and as operands of the products
-            keys = max((seen(kind.window, causal, T) for kind in model.kinds(causal)), default=0)
+            keys = max((seen(kind.reach, causal, T) for kind in model.kinds(causal)), default=0)
             inside += 3 * max(n, WIDE) * model.attention.heads * keys
         # norms of parallel sublayers share their input
         norm_inputs = sublayer_norms(model, cross) if model.sublayers == "sequential" else 1

@@ -151,7 +151,7 @@ class Roofline:
             return 2 * (step + spill) + self.move(forward), 4 * (step + spill) + self.move(backward)
         seen = T / 2 + DIAGONAL if causal else T
         kinds = model.kinds()
-        pairs = queries * sum(min(seen, T, kind.window or T) for kind in kinds) / len(kinds)
+        pairs = queries * sum(min(seen, T, kind.reach or T) for kind in kinds) / len(kinds)
         softmax = PAIR * pairs / (self.device.fp32 / 2 * 16 / self.device.lanes)
         slowdown = DROPOUT_SLOWDOWN if model.attention.dropout else 1.0
         softmax, rate = slowdown * softmax, self.rate / slowdown

@@ -48,8 +48,10 @@ def duration(seconds: float) -> str:
     return f"{seconds:.3g} seconds"
 
 
-def reach(window: int | None, causal: bool) -> str:
-    """Describe which tokens a token attends to, in a decoder (`causal`) or an encoder, with an attention window."""
+def reach(window: int | None, causal: bool, *, chunk: int | None = None) -> str:
+    """Describe which tokens a token attends to, in a decoder (`causal`) or an encoder, with a window or chunks."""
+    if chunk is not None:
+        return f"chunks of {chunk:,}"
     if window is None:
         return "all of the past" if causal else "the whole text"
     return f"a window of {window:,}" if causal else f"{window - 1:,} tokens to either side"

@@ -159,7 +159,7 @@ def count_experts(model: Transformer) -> int:
 
 def layer_pattern(kinds: Sequence[dict[str, Any]]) -> Flat:
     """Settings for layers of these kinds: the shortest pattern that repeats to them, or one window for all layers."""
-    if all(kind == kinds[0] for kind in kinds) and kinds[0].get("position") is None:
+    if all(kind == kinds[0] for kind in kinds) and kinds[0].get("position") is None and not kinds[0].get("chunk"):
         return {"attention.window": kinds[0].get("window")}
     for length in range(1, len(kinds) + 1):
         if all(kind == kinds[layer % length] for layer, kind in enumerate(kinds)):

@@ -18,7 +18,7 @@ from weft.config import Config
 from weft.models.head_config import ClassificationHead, Head, LMHead, MaskedLMHead, TransformedLMHead
 from weft.models.smoothing import ModifiedKneserNey, Smoothing
 from weft.nn.config import Block, Experts, FanInInit, HashedNGrams, Init, NormalInit, Probability, RecurrentInit
-from weft.nn.position_config import LayeredT5, NoPosition, Position, Relative, Sizes
+from weft.nn.position_config import LayeredT5, NoPosition, Position, Relative, Sizes, Tempered
 
 # ---- Transformers
 Layers = Annotated[int, Field(gt=0, le=10_000)]
@@ -36,10 +36,23 @@ Factor = Annotated[bool | float, BeforeValidator(_factor)]
 
 
 class LayerKind(Config):
-    """Window and position encoding of one kind of layer, where layers differ."""
+    """Window and position encoding of one kind of layer, where layers differ. With `chunk`, a text is read in chunks of
+    this length, and a token sees only the past of its own chunk (Llama 4)."""
 
     window: PositiveInt | None = Field(None, description="number of tokens back that a token sees; absent: all")
+    chunk: PositiveInt | None = Field(None, description="length of the chunks that see no other; absent: one chunk")
     position: Position | None = Field(None, description="position encoding; absent: the model's")
+
+    @model_validator(mode="after")
+    def _check_chunk(self) -> Self:
+        if self.chunk is not None and self.window is not None:
+            raise ValueError("chunk: a kind of layer has a window or chunks; leave out one of them")
+        return self
+
+    @property
+    def reach(self) -> int | None:
+        """Largest number of tokens, the last of them its own, that a token sees of the past; None: all."""
+        return self.window or self.chunk
 
 
 class TransformerConfig(Block):
@@ -116,9 +129,16 @@ class TransformerConfig(Block):
                 raise ValueError(f"attention.{name} does not work with '{self.position.kind}' positions")
             if self.attention.latent is not None and any(kind.position for kind in self.pattern):
                 raise ValueError("attention.latent: all layers have the same positions; leave them out of the pattern")
+        if not isinstance(self, Decoder) and any(kind.chunk for kind in self.pattern):
+            raise ValueError("pattern: chunks are for decoders")
+        norm, rotated = self.attention.qk_norm, all(kind.position.rotates for kind in self.kinds() if kind.position)
+        if self.attention.qk_norm_rotated and not rotated and norm is not None and norm.gain:
+            raise ValueError(
+                "attention.qk_norm_rotated: layers without rotation have no such norm; set its gain = false"
+            )
         for kind in self.pattern:
             for position in (self.position, kind.position) if kind.position is not None else ():
-                if not (position.rotates or isinstance(position, NoPosition)):
+                if not (position.rotates or isinstance(position, NoPosition | Tempered)):
                     differing = f"only rotary or no positions can differ between layers, not '{position.kind}'"
                     raise ValueError(f"pattern: {differing}")
                 position.check(self.d_model, self.d_head)
@@ -130,7 +150,7 @@ class TransformerConfig(Block):
         pattern = self.pattern if causal else getattr(self, "encoder_pattern", ()) or self.pattern
         if not pattern:
             return (LayerKind(window=self.attention.window, position=self.position),)
-        return tuple(LayerKind(window=kind.window, position=kind.position or self.position) for kind in pattern)
+        return tuple(kind.replace(position=kind.position or self.position) for kind in pattern)
 
     def layer_kinds(self, layers: int, causal: bool = True) -> list[LayerKind]:
         """Kind of each of `layers` layers."""

@@ -28,7 +28,8 @@ class Stack(nn.Module):
         super().__init__()
         d_model, sizes = settings.d_model, settings.sizes(layers, causal)
         self.causal = causal
-        self.windows = [kind.window for kind in settings.kinds(causal)]
+        self.windows = [kind.reach for kind in settings.kinds(causal)]
+        self.chunks = [kind.chunk for kind in settings.kinds(causal)]
         self.position = position.build(settings.position, sizes)
         # position encodings of kinds of layers, by their index in the pattern
         kinds = {str(index): kind.position for index, kind in enumerate(settings.pattern) if kind.position is not None}
@@ -72,13 +73,15 @@ class Stack(nn.Module):
         `lengths` (batch,), they are those of texts of these lengths.
         """
         masks = []
-        for index, window in enumerate(self.windows):
+        for index, (window, chunk) in enumerate(zip(self.windows, self.chunks, strict=True)):
             key = str(index)
             used = self.positions[key] if key in self.positions else self.position  # noqa: SIM401 — not a dict
             assert isinstance(used, Position)
             by_row = lengths is not None and used.switch is not None
             angles = used.angles(queries, lengths if by_row else keys.shape[1], dtype)  # type: ignore[arg-type]
-            masks.append(AttentionMask(replace(mask, window=window), used, queries, keys=keys, angles=angles))
+            chunks = None if chunk is None else (queries // chunk, keys // chunk)
+            limited = replace(mask, window=window, chunks=chunks)
+            masks.append(AttentionMask(limited, used, queries, keys=keys, angles=angles))
         return masks
 
     def begin(self, x: Tensor, positions: Tensor, rng: RowRng | None) -> Tensor:

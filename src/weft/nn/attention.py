@@ -112,10 +112,11 @@ class SelfAttention(Heads):
 
     def rotate(self, qkv: QKV, mask: AttentionMask) -> QKV:
         """Rotate queries and keys by their positions, if the position encoding is rotary, and normalise them if their
-        norms come after it."""
+        norms come after it; otherwise, scale the queries if the encoding does."""
         q, k, v = qkv
-        if mask.angles is not None:
-            q, k = mask.position.rotate(q, mask.angles), mask.position.rotate(k, mask.angles)
+        if mask.angles is None:
+            return QKV(mask.position.scale_queries(q, mask.queries), k, v)
+        q, k = mask.position.rotate(q, mask.angles), mask.position.rotate(k, mask.angles)
         if self.norm_rotated and self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q).to(q.dtype), self.k_norm(k).to(k.dtype)
         return QKV(q, k, v)

@@ -46,7 +46,14 @@ class RMSNorm(Config):
 
     kind: Literal["rms"] = "rms"
     eps: PositiveFloat = Field(1e-5, description="added to the mean square")
+    gain: bool = Field(True, description="multiply by a trained vector")
     offset: float = Field(0.0, description="added to the trained gain; 1 in Gemma")
+
+    @model_validator(mode="after")
+    def _check_offset(self) -> Self:
+        if self.offset and not self.gain:
+            raise ValueError("offset: it is added to the gain, and gain = false")
+        return self
 
 
 Norm = Annotated[LayerNorm | RMSNorm, Field(discriminator="kind")]
@@ -72,9 +79,9 @@ class Attention(Config):
     Queries, keys and values are clamped to ±`clip` (OLMo), after a `qk_norm` over all heads and before others. A
     `softcap` c replaces each score s by c · tanh(s/c) (Gemma 2). `qk_norm` normalises queries and keys: each `head`
     with shared gains, each head with its own gains (`each-head`; Bellagente et al. 2024), or all `heads` of a token
-    together; with `qk_norm_rotated`, after rotary positions instead of before (Hunyuan). With `sinks`, the softmax of
-    every head has one more score, which is trained and belongs to no key, so that a head can attend to nothing (GPT-
-    OSS).
+    together; with `qk_norm_rotated`, after rotary positions instead of before (Hunyuan), and not at all in layers
+    without them (Llama 4). With `sinks`, the softmax of every head has one more score, which is trained and belongs to
+    no key, so that a head can attend to nothing (GPT-OSS).
     """
 
     heads: PositiveInt = Field(description="number of query heads")

@@ -52,6 +52,7 @@ class Mask:
     globals: Tensor | None = None  # (batch, source time), True where all queries see a key, whatever the window
     real: Tensor | None = None  # (batch, source time), False where a key is padding
     documents: tuple[Tensor, Tensor] | None = None  # ids of the queries' and the keys' documents, which see no other
+    chunks: tuple[Tensor, Tensor] | None = None  # numbers of their chunks (batch or 1, …), which see no other; windowed
     offset: int = 0  # number of cached keys before the first query's own
     indices: Tensor | None = None  # row indices of the queries (batch, time), if not offset … offset + time − 1
     ranges: Ranges = ()  # row indices of the queries where other processes read the rest of every row
@@ -86,13 +87,17 @@ class Mask:
             seen = seen & self.real[row, key]
         if self.documents is not None:
             seen = seen & (self.documents[0][row, query] == self.documents[1][row, key])
+        if self.chunks is not None:
+            of_queries, of_keys = self.chunks
+            seen = seen & (of_queries[row % len(of_queries), query] == of_keys[row % len(of_keys), key])
         return seen
 
     @property
     def rows(self) -> int:
         """Number of rows whose masks differ; 1 if all rows share one."""
-        documents = None if self.documents is None else self.documents[0]
-        return max([1, *[x.shape[0] for x in (self.real, self.indices, self.globals, documents) if x is not None]])
+        documents, chunks = (None if pair is None else pair[0] for pair in (self.documents, self.chunks))
+        differing = self.real, self.indices, self.globals, documents, chunks
+        return max([1, *[x.shape[0] for x in differing if x is not None]])
 
     def dense(self, queries: slice, keys: slice, device: torch.device) -> Tensor:
         """Bool mask (rows, 1, time, source time) of the given queries and keys, True where a key is visible."""

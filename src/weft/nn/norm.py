@@ -26,17 +26,21 @@ class LayerNorm(nn.LayerNorm):
 
 
 class RMSNorm(nn.Module):
-    """gain · x/RMS(x) (Zhang and Sennrich 2019), in the dtype of the gain, like LayerNorm under autocast."""
+    """gain · x/RMS(x) (Zhang and Sennrich 2019), in the dtype of the gain, like LayerNorm under autocast. Without a
+    gain, in float32 and rounded to the dtype of x."""
 
-    def __init__(self, width: int, eps: float, offset: float = 0.0):
+    def __init__(self, width: int, eps: float, offset: float = 0.0, *, has_gain: bool = True):
         super().__init__()
-        self.eps, self.offset = eps, offset
-        self.weight = nn.Parameter(torch.full((width,), 1.0 - offset))
+        self.width, self.eps, self.offset = width, eps, offset
+        self.weight = nn.Parameter(torch.full((width,), 1.0 - offset)) if has_gain else None
 
     def reset_parameters(self, init: Initialiser) -> None:
-        nn.init.constant_(self.weight, 1.0 - self.offset)
+        if self.weight is not None:
+            nn.init.constant_(self.weight, 1.0 - self.offset)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.weight is None:
+            return F.rms_norm(x.float(), (self.width,), eps=self.eps).to(x.dtype)
         gain = self.weight + self.offset if self.offset else self.weight
         return F.rms_norm(x.to(gain.dtype), gain.shape, gain, self.eps)
 
@@ -48,8 +52,8 @@ class HeadNorm(nn.Module):
         super().__init__()
         self.settings, self.width = settings, (d_head,)
         self.offset = settings.offset
-        gain, bias = (settings.gain, settings.bias) if isinstance(settings, config.LayerNorm) else (True, False)
-        self.weight = nn.Parameter(torch.full((heads, d_head), 1.0 - self.offset)) if gain else None
+        bias = isinstance(settings, config.LayerNorm) and settings.bias
+        self.weight = nn.Parameter(torch.full((heads, d_head), 1.0 - self.offset)) if settings.gain else None
         self.bias = nn.Parameter(torch.zeros(heads, d_head)) if bias else None
 
     def reset_parameters(self, init: Initialiser) -> None:
@@ -73,4 +77,4 @@ def build(settings: config.Norm, width: int) -> LayerNorm | RMSNorm:
         norm = LayerNorm(width, settings.eps, elementwise_affine=settings.gain, bias=settings.bias)
         norm.offset = settings.offset
         return norm
-    return RMSNorm(width, settings.eps, settings.offset)
+    return RMSNorm(width, settings.eps, settings.offset, has_gain=settings.gain)

@@ -1,8 +1,8 @@
 """Position encodings.
 
-An encoding overrides up to three methods: `embed` adds to the token embeddings or extends them, `rotate` rotates
-queries and keys, and `bias` adds to the attention scores. `Relative` (Shaw et al. 2018) has tables in every layer,
-which the attention holds; its class here only computes distances.
+An encoding overrides up to four methods: `embed` adds to the token embeddings or extends them, `rotate` rotates
+queries and keys, `scale_queries` scales queries, and `bias` adds to the attention scores. `Relative` (Shaw et al. 2018)
+has tables in every layer, which the attention holds; its class here only computes distances.
 """
 
 import math
@@ -60,6 +60,10 @@ class Position(nn.Module):
         """Rotate x (batch, heads, time, d_head)."""
         raise AssertionError("an encoding with angles must override rotate")
 
+    def scale_queries(self, q: Tensor, positions: Tensor) -> Tensor:
+        """Scale queries (batch, heads, time, d_head) by their positions (batch or 1, time)."""
+        return q
+
     def bias(self, queries: Tensor, keys: Tensor) -> Tensor | None:
         """Bias to add to the scores, (batch or 1, heads, time, source time), from positions of queries and keys."""
         return None
@@ -99,6 +103,15 @@ def sinusoids(positions: Tensor, d_model: int, layout: str = "interleaved", *, b
     if layout == "interleaved":
         return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
     return torch.cat((angles.sin(), angles.cos()), dim=-1)
+
+
+class Tempered(Position, settings=config.Tempered):
+    """Queries times 1 + growth · log(1 + ⌊(position + 1) / interval⌋); no position encoding."""
+
+    def scale_queries(self, q: Tensor, positions: Tensor) -> Tensor:
+        intervals = torch.floor((positions.float() + 1.0) / self.settings.interval)
+        factors = torch.log1p(intervals) * self.settings.growth + 1.0
+        return (q * factors[:, None, :, None]).to(q.dtype)
 
 
 class Sinusoidal(Position, settings=config.Sinusoidal):

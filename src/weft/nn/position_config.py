@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from weft.config import AnyKind, Config
 
@@ -58,6 +58,18 @@ class NoPosition(PositionConfig):
     """No position encoding; a decoder can infer some positions from the causal mask alone."""
 
     kind: Literal["none"] = "none"
+
+
+class Tempered(PositionConfig):
+    """No position encoding, but longer queries, so a softmax of lower temperature, in later parts of a text.
+
+    The query of a token is multiplied by 1 + growth · log(1 + ⌊(position + 1) / interval⌋), so that attention to a few
+    keys does not fade as the others become more (Nakanishi 2025; Llama 4).
+    """
+
+    kind: Literal["tempered"] = "tempered"
+    growth: NonNegativeFloat = Field(0.1, description="growth of queries with the logarithm of the position")
+    interval: PositiveInt = Field(8192, description="number of positions that share a factor")
 
 
 class Sinusoidal(PositionConfig):

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from weft.decode.engine.paging import BlockStore, PagedCache
 from weft.models.base import EncoderInput
+from weft.models.config import LayerKind
 from weft.models.presets import llama
 from weft.models.transformer import Transformer, TransformerState
 from weft.nn.config import Attention
-from weft.nn.position_config import ALiBi, Learned, Position, Relative, Rotary
+from weft.nn.position_config import ALiBi, Learned, Position, Relative, Rotary, Tempered
 
 VOCAB = 13
 
@@ -64,6 +65,12 @@ def test_values_of_another_width(d_v: int) -> None:
 
 def test_a_window_over_blocks() -> None:
     check_step_equals_forward(paged(Rotary(), Attention(heads=2, window=3)), VOCAB, examples=10)
+
+
+def test_chunks_over_blocks() -> None:
+    config = llama(2, 16, 4, d_ff=32, context=64, vocab_size=VOCAB, kv_heads=2, tied=True)
+    pattern = LayerKind(chunk=5), LayerKind(position=Tempered(interval=2))
+    check_step_equals_forward(PagedTransformer(config.replace(pattern=pattern)), VOCAB, examples=10)
 
 
 def test_padding_is_written_to_no_text() -> None:

@@ -46,6 +46,7 @@ FAMILIES = {
     "YaRN, capped logits": GQA.replace(
         position=Rotary(scaling=positions.YaRN(factor=4.0, original_context=8)), head=LMHead(softcap=3.0)
     ),
+    "RMS without gains": GQA.replace(norm=RMSNorm(gain=False)),
     "OLMo, scaled": GQA.replace(norm=LayerNorm(bias=False, gain=False), embedding_scale=3.0),
     "no positions, no norms": GQA.replace(position=positions.NoPosition(), placement="none"),
     "Marian": MARIAN,

@@ -15,11 +15,11 @@ from weft.decode.generate import generate
 from weft.decode.prompt import Prompt, Prompts
 from weft.errors import ModelError
 from weft.models.build import build
-from weft.models.config import Recurrent
+from weft.models.config import LayerKind, Recurrent
 from weft.models.presets import llama
 from weft.models.transformer import Transformer
 from weft.nn.config import Attention, Gated, LayerNorm, RMSNorm
-from weft.nn.position_config import ALiBi, DynamicNTK, Learned, Rotary
+from weft.nn.position_config import ALiBi, DynamicNTK, Learned, Rotary, Tempered
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [3]]
 MODELS = {
@@ -27,6 +27,7 @@ MODELS = {
     "learned": decoder(position=Learned(), norm=LayerNorm(), context=24),
     "grouped-query, window": decoder(attention=Attention(heads=4, kv_heads=2, window=5)),
     "alibi": decoder(position=ALiBi()),
+    "chunks": decoder(pattern=(LayerKind(chunk=5), LayerKind(position=Tempered(interval=3)))),
 }
 SETTINGS = {
     "greedy": [Sampling(temperature=0.0, max_tokens=20)] * 3,

@@ -259,7 +259,7 @@ def _quantized(part: nn.Module) -> tuple[LinearFunction, Tensor | None]:
 
 def _norm(norm: Any) -> LinearFunction | None:
     """Normalise x (batch, width). For one row RMSNorm's root is a Python number: cheaper than a tensor of one."""
-    if not isinstance(norm, RMSNorm):
+    if not isinstance(norm, RMSNorm) or norm.weight is None:
         return None if norm is None else norm.forward
     gain, eps, width = norm.weight + norm.offset if norm.offset else norm.weight, norm.eps, len(norm.weight)
     length_of, forward = torch.linalg.vector_norm, norm.forward

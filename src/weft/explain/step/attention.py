@@ -16,7 +16,7 @@ from weft.nn.attention_paths import Scoring
 from weft.nn.mask import Mask
 from weft.nn.scaled_dot_product import masked_softmax, reference_attention
 
-HIDDEN_BY = {"future": "the causal mask", "window": "the attention window"}
+HIDDEN_BY = {"future": "the causal mask", "window": "the attention window", "chunk": "the beginning of the chunk"}
 
 
 def attention_stages(token: FollowedToken, part: str, *, read: str, source: str | None) -> None:
@@ -131,7 +131,7 @@ def _mask_stages(token: FollowedToken, id: str, scores: Tensor, *, qkv: Attentio
         token.stages.record(f"{id}.bias", *biased, by=type(encoding).bias, cost=cost(0, *encoding.parameters()))
     visible = mask.dense(slice(position, position + 1), slice(0, len(qkv.keys)), scores.device)[0, 0, 0]
     hidden = {"future": len(visible) - 1 - position if mask.causal else 0}
-    hidden["window"] = int((~visible).sum()) - hidden["future"]
+    hidden["window" if mask.chunks is None else "chunk"] = int((~visible).sum()) - hidden["future"]
     hidden = {why: count for why, count in hidden.items() if count}
     reasons = [
         f"{counted(n, 'key')} {'is' if n == 1 else 'are'} hidden by {HIDDEN_BY[why]}" for why, n in hidden.items()

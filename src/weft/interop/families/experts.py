@@ -10,7 +10,7 @@ from typing import Any
 from weft.config import Tree, flat
 from weft.interop.families import llama, positions, recent
 from weft.interop.families.base import UNTIED, Family, decoder_head
-from weft.interop.settings import Flat, Settings, shown
+from weft.interop.settings import Flat, Settings, layer_pattern, shown
 from weft.interop.table import Key, Row, Special, biases, constant, follows, keys, repeats, switch, without
 from weft.interop.weight_map import (
     EXPERTS_INTERLEAVED,
@@ -36,21 +36,26 @@ def _whole(settings: Settings, key: str, default: int) -> int:
     return value
 
 
-def _dense(read: Callable[[Settings, range], list[int]], write: Callable[[list[int], range], Tree]) -> Special:
-    """Row of the layers without experts, whose width is intermediate_size."""
+def _dense(
+    read: Callable[[Settings, range], list[int]],
+    write: Callable[[list[int], range], Tree],
+    *,
+    width: str = "intermediate_size",
+) -> Special:
+    """Row of the layers without experts, whose width has the key `width`."""
 
     def to_ours(settings: Settings, model: Flat) -> Flat:
         layers = read(settings, range(positions.depth(model)))
         if not layers:
             return {}
         inner = {"kind": "gated", "activation": model["feedforward.activation"]}
-        inner["d_ff"] = settings.integer("intermediate_size")
+        inner["d_ff"] = settings.integer(width)
         settings_of_dense = {f"feedforward.dense.{name}": value for name, value in inner.items()}
         return {"feedforward.dense_layers": layers, **settings_of_dense}
 
     def to_theirs(model: Flat) -> Tree:
-        width = model.get("feedforward.dense.d_ff", model["feedforward.d_ff"])
-        return {"intermediate_size": width, **write(model.get("feedforward.dense_layers", []), range(model["layers"]))}
+        d_ff = model.get("feedforward.dense.d_ff", model["feedforward.d_ff"])
+        return {width: d_ff, **write(model.get("feedforward.dense_layers", []), range(model["layers"]))}
 
     return Special(to_ours, to_theirs)
 
@@ -84,6 +89,48 @@ def _write_ernie_dense(dense: list[int], layers: range) -> Tree:
         1,
     )
     return {"moe_layer_start_index": mixed[0], "moe_layer_end_index": mixed[-1], "moe_layer_interval": step}
+
+
+def _read_llama4_dense(settings: Settings, layers: range) -> list[int]:
+    listed, step = settings.get("moe_layers"), settings.integer("interleave_moe_layer_step", 1)
+    if listed is None:
+        return [layer for layer in layers if (layer + 1) % step]
+    if not isinstance(listed, list) or not all(type(layer) is int for layer in listed):
+        raise settings.error("moe_layers", "expected a list of numbers of layers")
+    return [layer for layer in layers if layer not in listed]
+
+
+def _read_chunks(settings: Settings, model: Flat) -> Flat:
+    """Some layers of Llama 4 see chunks of the text, and those without positions may scale their queries."""
+    rotated = llama.rotated_layers(settings, model)
+    chunk = settings.get("attention_chunk_size", 8192)
+    if chunk is not None:
+        chunk = settings.integer("attention_chunk_size", 8192)
+    chunked = positions.layer_types(settings, model, rotated, "chunked_attention")
+    if any(chunked) and chunk is None:
+        raise settings.error("attention_chunk_size", "layer_types has layers in chunks, which need a number")
+    unrotated: Tree = {"kind": "none"}
+    if settings.flag("attn_temperature_tuning", True):
+        growth, interval = settings.number("attn_scale", 0.1), settings.integer("floor_scale", 8192)
+        unrotated = {"kind": "tempered", "growth": growth, "interval": interval}
+    kinds = [
+        {"window": None, "chunk": chunk if narrow else None, "position": None if turned else unrotated}
+        for narrow, turned in zip(chunked, rotated, strict=True)
+    ]
+    return layer_pattern(kinds)
+
+
+def _write_chunks(model: Flat) -> Tree:
+    kinds = positions.kinds_of(model)
+    chunk = next((kind["chunk"] for kind in kinds if kind.get("chunk")), None)
+    tempered = next((kind["position"] for kind in kinds if (kind["position"] or {}).get("kind") == "tempered"), None)
+    return {
+        "attention_chunk_size": chunk,
+        "layer_types": [positions.FULL if not kind.get("chunk") else "chunked_attention" for kind in kinds],
+        "no_rope_layers": [int(kind["position"] is None) for kind in kinds],
+        "attn_temperature_tuning": tempered is not None,
+        **({"attn_scale": tempered["growth"], "floor_scale": tempered["interval"]} if tempered else {}),
+    }
 
 
 def _read_qwen_window(settings: Settings, model: Flat) -> Flat:
@@ -233,6 +280,10 @@ def _write_best_groups(model: Flat) -> Tree:
     return {"topk_method": method, "n_group": groups, "topk_group": kept or 1}
 
 
+def _read_qk_eps(settings: Settings, model: Flat) -> Flat:
+    return llama.QK_EPS.read(settings, model) if "attention.qk_norm.kind" in model else {}
+
+
 ROTARY = positions.rotary()
 PHI_ROTARY = positions.rotary(1e6)
 # modules of latent attention, and those of queries if they are projected twice
@@ -263,6 +314,14 @@ ROWS: dict[str, tuple[Row, ...]] = {
             lambda dense, layers: {"first_k_dense_replace": len(dense)},
         ),
     ),
+    "llama4_dense": (
+        _dense(
+            _read_llama4_dense,
+            lambda dense, layers: {"moe_layers": [layer for layer in layers if layer not in dense]},
+            width="intermediate_size_mlp",
+        ),
+    ),
+    "chunks": (Special(_read_chunks, _write_chunks),),
     "ernie_dense": (_dense(_read_ernie_dense, _write_ernie_dense),),
     "ernie_shared": (Special(_read_ernie_shared, _write_ernie_shared),),
     "equal_experts": (Special(_read_equal, _write_equal),),
@@ -272,11 +331,18 @@ ROWS: dict[str, tuple[Row, ...]] = {
         Key("feedforward.groups", "n_group", 1, kind="integer"),
         Key("feedforward.kept_groups", "topk_group", 1, kind="integer", to_theirs=lambda kept, model: kept or 1),
     ),
+    "qk_norm_without_gain": (
+        switch(
+            "use_qk_norm",
+            True,
+            on={**QK_NORM, "attention.qk_norm.gain": False, "attention.qk_norm_rotated": True},
+            off={},
+        ),
+        Special(_read_qk_eps),
+    ),
     "optional_qk_norm": (
         switch("use_qk_norm", False, on=QK_NORM, off={}),
-        Special(
-            lambda settings, model: llama.QK_EPS.read(settings, model) if "attention.qk_norm.kind" in model else {}
-        ),
+        Special(_read_qk_eps),
     ),
     "two_chosen": (constant("num_experts_per_tok", 2),),
     "latent_sizes": (
@@ -296,7 +362,8 @@ ROWS: dict[str, tuple[Row, ...]] = {
 def _rules(table: Tree, **more: Names) -> Rules:
     modules: dict[str, Any] = {**table.get("modules", {}), **more}
     start, *gate_up, down = table.get("experts", ONE_BY_ONE)
-    layouts = (EXPERTS_INTERLEAVED, EXPERTS_TRANSPOSED) if table.get("transposed") else (SAME, SAME)
+    gates = EXPERTS_INTERLEAVED if table.get("interleaved") else EXPERTS_TRANSPOSED
+    layouts = (gates, EXPERTS_TRANSPOSED) if table.get("transposed") else (SAME, SAME)
     rules = (
         *llama.names(**modules),
         *experts(f"model.layers.{{layer}}.{start}", tuple(gate_up), down, layouts=layouts),

@@ -85,15 +85,21 @@ def _write_qwen_window(model: Flat) -> Tree:
     return {"use_sliding_window": any(sizes), "max_window_layers": first, **positions.write_windows(model)}
 
 
-def _read_no_positions(settings: Settings, model: Flat) -> Flat:
-    """Every fourth layer of SmolLM3 has no positions, and may have a window."""
+def rotated_layers(settings: Settings, model: Flat) -> list[bool]:
+    """Whether each layer has rotary positions: by no_rope_layers, else all but every fourth or other step."""
     layers, step = positions.depth(model), settings.integer("no_rope_layer_interval", 4)
     rotated = settings.get("no_rope_layers") or [int(flag) for flag in positions.all_but_every(step, model)]
     if not isinstance(rotated, list) or len(rotated) < layers or any(flag not in (0, 1) for flag in rotated):
         raise settings.error("no_rope_layers", f"expected 0 or 1 for each of {model['layers']} layers")
+    return [bool(flag) for flag in rotated[:layers]]
+
+
+def _read_no_positions(settings: Settings, model: Flat) -> Flat:
+    """Every fourth layer of SmolLM3 has no positions, and may have a window."""
+    rotated = rotated_layers(settings, model)
     size, used = positions.window(settings, None), settings.flag("use_sliding_window", False)
     windowed = positions.layer_types(settings, model, [used and size is not None and not flag for flag in rotated])
-    kinds = [None if flag else {"kind": "none"} for flag in rotated[:layers]]
+    kinds = [None if flag else {"kind": "none"} for flag in rotated]
     sizes = [size if flag else None for flag in windowed]
     return layer_pattern([{"window": w, "position": p} for w, p in zip(sizes, kinds, strict=True)])
 

@@ -26,14 +26,14 @@ def all_but_every(step: int, model: Flat) -> list[bool]:
     return [step == 0 or (layer + 1) % step != 0 for layer in range(depth(model))]
 
 
-def layer_types(settings: Settings, model: Flat, default: Sequence[bool]) -> list[bool]:
-    """Whether each layer has a window, by layer_types or, if it is absent, by `default`."""
+def layer_types(settings: Settings, model: Flat, default: Sequence[bool], narrow: str = WINDOWED) -> list[bool]:
+    """Whether each layer has a window (or is otherwise `narrow`), by layer_types or, if it is absent, by `default`."""
     if (kinds := settings.get("layer_types")) is None:
         return list(default)
-    valid = isinstance(kinds, list) and all(isinstance(kind, str) and kind in (WINDOWED, FULL) for kind in kinds)
+    valid = isinstance(kinds, list) and all(isinstance(kind, str) and kind in (narrow, FULL) for kind in kinds)
     if not valid or len(kinds) != model["layers"]:
-        raise settings.error("layer_types", f"expected '{WINDOWED}' or '{FULL}' for each of {model['layers']} layers")
-    return [kind == WINDOWED for kind in kinds]
+        raise settings.error("layer_types", f"expected '{narrow}' or '{FULL}' for each of {model['layers']} layers")
+    return [kind == narrow for kind in kinds]
 
 
 def one_window(default: int | None = None) -> Key:
