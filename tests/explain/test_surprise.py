@@ -91,6 +91,26 @@ def test_a_target_is_scored_given_its_source(config: Any) -> None:
     assert "source" in found.about
 
 
+def test_elmo_predicts_from_either_side() -> None:
+    model = sharp(configs.ELMo(vocab_size=V, d_model=16), 4.0)
+    found = surprise(read(model, "both sides"), top=2)
+    ids = read(model, "both sides").ids
+    states = model.directions(model.features(torch.tensor([ids])))
+    ahead, back = (model.readout(h).logits()[0] for h in states)
+    forward = [-ahead.log_softmax(-1)[n - 1, id].item() for n, id in enumerate(ids) if n]
+    backward = [-back.log_softmax(-1)[n + 1, id].item() for n, id in enumerate(ids[:-1]) if n]
+    assert found.directions[0].nats == pytest.approx(forward, abs=1e-5)
+    assert found.directions[1].nats == pytest.approx([*backward, None], abs=1e-5)
+    both = [(a + b) / 2 for a, b in zip(forward[:-1], backward, strict=True)]
+    assert found.nats == pytest.approx([*both, forward[-1]], abs=1e-5)
+    for top in found.guesses:
+        assert top[0].probability >= top[1].probability
+    assert "forward" in found.text() and "backward" in found.text()
+    assert [section.title for section in found.sections()] == ["Surprise", "Surprise, forward", "Surprise, backward"]
+    with pytest.raises(DataError, match="without the tokens after it"):
+        surprise(read(model, "a"))
+
+
 @pytest.mark.parametrize("head", [{}, {"head": head_config.PretrainingHead()}], ids=["masked-lm", "pretraining"])
 def test_a_masked_model_sees_both_sides(head: dict[str, Any]) -> None:
     model = sharp(Encoder(**SMALL, **head), 4.0)

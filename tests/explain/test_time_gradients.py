@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 import weft
 from weft.errors import ModelError
-from weft.explain.gradients import gradient_norms
+from weft.explain.gradients import GradientHistory, gradient_norms
 from weft.explain.time_gradients import TimeGradients, state_gradients, time_gradients
 from weft.models.build import build
-from weft.models.config import Recurrent
+from weft.models.config import ELMo, Recurrent
 from weft.nn.config import FanInInit
 
 SMALL: dict[str, Any] = {"vocab_size": 20, "d_model": 12}
@@ -82,7 +82,42 @@ def test_the_spectral_radius_decides_between_vanishing_and_exploding(seed: int) 
     assert rows["1.6"][1] == "1.00" and rows["0.5"][0] == rows["0.5"][1]
 
 
-@pytest.mark.parametrize("name", spread(["elman", "lstm", "gru", "bahdanau-tiny"], 2))
+@pytest.mark.parametrize("backward", [False, True])
+def test_each_direction_of_elmo_has_a_gradient(backward: bool) -> None:
+    """A small change of a layer's state after a step changes the loss by its product with the gradient."""
+    torch.manual_seed(2)
+    model: Any = build(ELMo(vocab_size=20, d_model=6, layers=2, d_cell=9)).double().eval()
+    tokens = torch.randint(20, (3, 7))
+    found, loss = state_gradients(model, tokens, backward=backward)
+    read = tokens.flip(1) if backward else tokens
+    half = model.directions(model.features(tokens))[backward]
+    (h, target) = (half[:, 1], tokens[:, 0]) if backward else (half[:, -2], tokens[:, -1])
+    assert loss.item() == pytest.approx(F.cross_entropy(model.readout(h).logits().float(), target).item())
+    layers, x, carried = (model.back if backward else model.ahead), model.embedding(read[:, :-1]), []
+    for number, layer in enumerate(layers):
+        before, state = layer(x[:, :3])
+        carried += [part.detach().requires_grad_() for part in state]
+        h = torch.cat([before, layer(x[:, 3:], tuple(carried[-2:]))[0]], dim=1)
+        x = x + h if number else h
+    again = F.cross_entropy(model.readout(x[:, -1]).logits().float(), read[:, -1])
+    norms = [gradient.norm() for gradient in torch.autograd.grad(again, carried)]
+    assert found.norms[2] == pytest.approx(float(torch.stack(norms).norm()))
+    assert len(found.norms) == 6 and not found.bound
+
+
+def test_a_text_has_gradients_in_both_directions_of_elmo() -> None:
+    found = gradient_norms(read_ids(preset_model("elmo-tiny"), tuple(range(5, 21))))
+    assert list(found.states) == ["forward", "backward"]
+    assert "both directions" in (found.text() or "") and "norm, backward" in (found.text() or "")
+    history = GradientHistory({"at first": found, "best": found})
+    titles = [chart.title for chart in history.charts()]
+    assert titles[:2] == ["of the hidden states, forward", "of the hidden states, backward"]
+    assert "best, backward" in (history.text() or "") and {"forward.0", "backward.1"} <= {
+        g.layer for g in found.parameters
+    }
+
+
+@pytest.mark.parametrize("name", spread(["elman", "lstm", "gru", "bahdanau-tiny", "elmo-tiny"], 2))
 def test_presets_show_time_steps_and_no_transformers(name: str) -> None:
     found = weft.architecture(name, ["model.d_model=16"]).gradients()
     assert isinstance(found, TimeGradients) and found.d_model == 16 and len(found.charts()) == 3
@@ -97,6 +132,7 @@ def test_an_ngram_preset_has_no_gradient() -> None:
 @pytest.mark.parametrize("name", ["lstm", "elman", "bahdanau-tiny"])
 def test_a_text_has_a_gradient_at_every_step(name: str) -> None:
     found = gradient_norms(read_ids(preset_model(name), tuple(range(5, 21))), clip=1e-6)
-    assert found.states is not None and len(found.states.norms) == 15 and all(found.states.norms)
+    (states,) = found.states.values()
+    assert len(states.norms) == 15 and all(states.norms)
     assert found.charts()[0].title == "of the hidden states"
     assert "steps back" in (found.text() or "") and "Clipping to 1e-06 divides it by" in (found.text() or "")

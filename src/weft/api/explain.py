@@ -30,7 +30,7 @@ from weft.explain.views import OF_A_TEXT, VIEWS
 from weft.models.base import LanguageModel, device_of
 from weft.models.build import build
 from weft.models.config import Bahdanau as BahdanauConfig
-from weft.models.config import EncoderDecoder, NGram, Recurrent, StaticVectors, TransformerConfig
+from weft.models.config import ELMo, EncoderDecoder, NGram, Recurrent, StaticVectors, TransformerConfig
 from weft.models.head_config import LMHead
 from weft.models.transformer import Transformer
 from weft.objectives.rows import RowObjective
@@ -82,9 +82,9 @@ def shows_text(tokens: int = SHOWN_TOKENS, *, untrained: bool = False) -> Callab
 def _untrained_gradients(model: Config, clip: float) -> "views.picture.Picture":
     if isinstance(model, NGram):
         raise ModelError(views.gradients.NO_GRADIENT)
-    if isinstance(model, BahdanauConfig):  # its decoder is a recurrent network
+    if isinstance(model, BahdanauConfig | ELMo):  # its decoder, or each of its directions, is a recurrent network
         sizes = {"vocab_size": model.vocab_size, "d_model": model.d_model, "layers": model.layers}
-        model = Recurrent(**sizes, cell=model.cell, init=model.init)
+        model = Recurrent(**sizes, cell="lstm" if isinstance(model, ELMo) else model.cell, init=model.init)
     if isinstance(model, Recurrent):
         return views.time_gradients.time_gradients(model, clip=clip)
     return views.gradients.gradient_flows()

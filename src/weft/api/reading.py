@@ -15,6 +15,7 @@ from weft.objectives.frame import text_frame
 from weft.objectives.rows import RowObjective
 from weft.objectives.tokens import TranslationObjective
 from weft.recipe.config import Recipe
+from weft.recipe.objective import Bidirectional
 from weft.training.objective import Objective
 
 SENTENCE = "The animal didn't cross the street because it was too tired."
@@ -38,7 +39,7 @@ def read_text(
         kind = recipe.objective.makes
         raise ConfigError(f"target: {objective.folder.path} is {kind}, which reads only one text; leave it out")
     ids = tokenizer.encode(text)
-    if recipe.objective.continues:
+    if recipe.objective.continues or isinstance(recipe.objective, Bidirectional):
         before: tuple[int, ...] = text_frame(recipe, tokenizer).begins
         return Reading(model, tokenizer, (*before, *ids), len(before))
     if isinstance(objective, RowObjective):

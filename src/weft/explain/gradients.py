@@ -14,7 +14,7 @@ A norm after the sum and a norm before it differ in how much of the skip they pr
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from weft.errors import ConfigError, DataError, ModelError, counted
 from weft.explain.capture import capture, taps
 from weft.explain.groups import ParameterGroup, parameter_groups
-from weft.explain.reading import Reading, predicts_tokens, unsupported
+from weft.explain.reading import Reading, predicts_tokens
 from weft.explain.texts import TEXTS
 from weft.explain.time_gradients import StateGradients, state_chart, state_gradients, state_table
 from weft.figures.charts import Charts
@@ -139,7 +139,7 @@ class GradientNorms(Charts):
     stream: dict[str, float]  # by layer of the residual stream: "decoder.3" is after layer 3
     parameters: dict[ParameterGroup, tuple[float, float]]  # norms of the gradient and of the weights themselves
     clip: float = 0.0  # maximum norm of the gradient in training; 0: none
-    states: StateGradients | None = None  # of a recurrent model
+    states: dict[str, StateGradients] = field(default_factory=dict)  # of a recurrent model, by direction of reading
 
     title = "Gradient norms"
     about = TEXTS["gradient-norms"]
@@ -153,7 +153,7 @@ class GradientNorms(Charts):
         parts: dict[str, list[float]] = {}
         for stack, part, norm in (row for row in layered if row[0]):
             parts.setdefault(f"{stack} {part}" if several else part, []).append(norm)
-        through_time = [] if self.states is None else [state_chart({"norm": self.states})]
+        through_time = [state_chart(self.named_states("norm"))] if self.states else []
         return [*through_time, *_stream_chart(stacks), _chart("of the parameters", parts, "layer")]
 
     def tables(self) -> list[Table]:
@@ -172,9 +172,14 @@ class GradientNorms(Charts):
             remark += f" Clipping to {self.clip:g} divides it by {norm / self.clip:.3g}."
         header = ("layer", *(["stream"] if self.stream else []), *parts)
         layered = Table(header, rows, "Norm of the gradient, by layer", [remark])
-        through_time = [] if self.states is None else [state_table({"norm": self.states})]
+        through_time = [state_table(self.named_states("norm"))] if self.states else []
         outer = Table(("part", "norm", "/ weights'"), outside, "Norm of the gradient, outside the layers")
         return [*through_time, layered, outer]
+
+    def named_states(self, name: str) -> dict[str, StateGradients]:
+        """Return the gradients through time by `name`, and by direction if there are two."""
+        alone = len(self.states) == 1
+        return {name if alone else f"{name}, {direction}": states for direction, states in self.states.items()}
 
 
 @dataclass(frozen=True)
@@ -189,30 +194,33 @@ class GradientHistory(Charts):
     def charts(self) -> list[Plot]:
         parameters = list(self.stages.values())[-1].charts()[-1]
         streams = {name: list(stage.stream.values()) for name, stage in self.stages.items()}
-        through_time = [state_chart(states)] if (states := self._states()) else []
+        last = list(self.stages.values())[-1].states
+        through_time = [
+            state_chart(self._states(direction), f"of the hidden states{f', {direction}' if len(last) > 1 else ''}")
+            for direction in last
+        ]
         return [*through_time, *_stream_chart(streams), replace(parameters, title=f"{parameters.title}, now")]
 
-    def _states(self) -> dict[str, StateGradients]:
-        return {name: stage.states for name, stage in self.stages.items() if stage.states is not None}
+    def _states(self, direction: str) -> dict[str, StateGradients]:
+        return {name: stage.states[direction] for name, stage in self.stages.items()}
 
     def tables(self) -> list[Table]:
         stages, last = self.stages.values(), list(self.stages.values())[-1]
         rows = [(layer, *(table_number(stage.stream[layer]) for stage in stages)) for layer in last.stream]
         rows.append(("loss", *(f"{stage.loss:.3f}" for stage in stages)))
         streams = Table(("layer", *self.stages), rows, "Norm of the gradient in the residual stream")
-        through_time = [state_table(states)] if (states := self._states()) else []
-        return [*through_time, *([streams] if last.stream else []), *replace(last, states=None).tables()]
+        named = {name: each for key, stage in self.stages.items() for name, each in stage.named_states(key).items()}
+        through_time = [state_table(named)] if named else []
+        return [*through_time, *([streams] if last.stream else []), *replace(last, states={}).tables()]
 
 
 def gradient_norms(reading: Reading, *, clip: float = 0.0) -> GradientNorms:
     """Return the norms of the loss's gradient for a model, trained or not; the model is not changed."""
-    model, states = reading.model, None
+    model, states = reading.model, dict[str, StateGradients]()
     if isinstance(model, NGram):
         raise ModelError(NO_GRADIENT)
     if isinstance(model, WordTable):
         raise ModelError("word vectors are trained word by word, without back-propagation; they have no layers to show")
-    if isinstance(model, ELMo):
-        raise unsupported(model, "two directions of time", "explain an LSTM's gradients, which has one")
     residuals = [name for name in taps(model) if name.endswith(".residual")]
     inputs = [f"{stack}.dropout" for stack in ("encoder", "decoder") if f"{stack}.0.residual" in residuals]
     names = [name for stack in ("encoder", "decoder") for name in (*inputs, *residuals) if name.startswith(stack)]
@@ -220,8 +228,10 @@ def gradient_norms(reading: Reading, *, clip: float = 0.0) -> GradientNorms:
     with ExitStack() as contexts:
         for context in (evaluating(model), _unfrozen(model), torch.backends.cudnn.flags(enabled=False)):
             contexts.enter_context(context)  # cuDNN's recurrent kernels have no backward pass in evaluation mode
-        if isinstance(model, Recurrent | Bahdanau) and len(reading.ids) > 1:
-            states, _ = state_gradients(model, reading.tokens, **reading.model_kwargs)
+        if isinstance(model, Recurrent | Bahdanau | ELMo) and len(reading.ids) > 1:
+            states["forward"] = state_gradients(model, reading.tokens, **reading.model_kwargs)[0]
+        if isinstance(model, ELMo) and len(reading.ids) > 1:
+            states["backward"] = state_gradients(model, reading.tokens, backward=True)[0]
         captured = contexts.enter_context(capture(model, *names, grads=True))
         contexts.enter_context(torch.enable_grad())
         loss, what = _loss(reading)
@@ -250,6 +260,10 @@ def _loss(reading: Reading) -> tuple[Tensor, str]:
         return F.cross_entropy(logits[chosen].float(), tokens[chosen]), what
     if tokens.shape[1] < 2:
         raise DataError("the text has one token; a loss takes at least two: one is read, and one is predicted")
+    if isinstance(model, ELMo):
+        ahead, back = (model.readout(h).logits()[0].float() for h in model.directions(model.features(tokens)))
+        both = F.cross_entropy(ahead[:-1], tokens[0, 1:]), F.cross_entropy(back[1:], tokens[0, :-1])
+        return (both[0] + both[1]) / 2, "−log p of each token in both directions, the mean in nats"
     logits = model(tokens[:, :-1], **reading.model_kwargs)
     return F.cross_entropy(logits[0].float(), tokens[0, 1:]), "−log p of each next token, the mean in nats"
 

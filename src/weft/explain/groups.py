@@ -8,6 +8,7 @@ from torch import nn
 
 LAYER = re.compile(r"(encoder|decoder)\.blocks\.(\d+)\.(.+)")
 CELL = re.compile(r"(recurrence|encoder|decoder)\.(?:weight|bias)_(?:ih|hh)_l(\d+)")
+DIRECTION = re.compile(r"(ahead|back)\.(\d+)\..+")  # of ELMo
 OUTSIDE_LAYERS = {"output": "head", "output_bias": "head", "source_embedding": "embedding", "ngrams": "embedding"}
 
 
@@ -26,6 +27,8 @@ def group_of(name: str) -> ParameterGroup:
     if match := CELL.match(name):
         stack, number = match.groups()
         return ParameterGroup(f"{'layer' if stack == 'recurrence' else stack}.{number}", "cell")
+    if match := DIRECTION.fullmatch(name):
+        return ParameterGroup(f"{'forward' if match[1] == 'ahead' else 'backward'}.{match[2]}", "cell")
     if ".projection." in name:
         return ParameterGroup("", "embedding")
     if ".position." in name:

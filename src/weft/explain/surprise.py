@@ -2,12 +2,12 @@
 
 The surprisal of a token is −log p given the tokens before it (Hale 2001; Levy 2008). A masked language model predicts a
 token from both sides: each token is masked in turn, and the sum is the text's pseudo-log-likelihood (Salazar et al.
-2020).
+2020). ELMo predicts a token twice: from the tokens before it, and from those after it.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 from typing import NamedTuple
@@ -19,16 +19,19 @@ from torch import Tensor
 from weft.errors import ConfigError, DataError, ModelError
 from weft.explain.reading import Reading, pieces, predicts_tokens, text_tokens
 from weft.explain.texts import TEXTS
+from weft.figures.page import Section
 from weft.figures.picture import Picture
 from weft.figures.shaded import Measure, Token, lines_figure, percent
 from weft.figures.tables import WIDTH, Table, text_table
 from weft.models.base import LanguageModel, evaluating
+from weft.models.elmo import ELMo
 from weft.models.ngram import NGram
 from weft.models.transformer import Transformer
 
 MAX_LOGITS = 1 << 24  # logits held in memory at a time
 MAX_MASKED_TOKENS = 1 << 13  # tokens in one batch of a masked model
 SCALES = (1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 16.0)  # nats that the darkest shade can stand for
+DIRECTIONS = ("forward", "backward")  # of ELMo
 HEADINGS = ("pos.", "token", "nats", "probability", "rank", "likeliest")
 MAX_ROWS = 12  # tokens listed in a terminal
 
@@ -51,6 +54,7 @@ class Surprise(Picture):
     guesses: tuple[tuple[Guess, ...], ...]  # the likeliest tokens
     vocab_size: int
     masked: bool = False  # tokens were predicted from both sides
+    directions: tuple["Surprise", ...] = ()  # ELMo's, forward and backward; the other fields are the mean of log p
 
     title = "Surprise"
     module = "surprise.js"
@@ -84,6 +88,11 @@ class Surprise(Picture):
     def figure(self) -> Figure:
         return lines_figure(self.title, self.tokens, self.measure)
 
+    def sections(self) -> list[Section]:
+        named = zip(DIRECTIONS, self.directions, strict=False)
+        apart = [each.sections()[0]._replace(title=f"{self.title}, {name}") for name, each in named]
+        return [*super().sections(), *apart]
+
     def text(self) -> str:
         columns = zip(count(1), self.tokens, self.nats, self.ranks, self.guesses, strict=False)
         scored = [(nats, n, token, rank, top) for n, token, nats, rank, top in columns if nats is not None]
@@ -96,36 +105,52 @@ class Surprise(Picture):
         name = "pseudo-perplexity" if self.masked else "perplexity"
         means = f"{self.nats_per_token:.3f} nats per token, {name} {self.perplexity:,.4g}"
         total = f"{len(self.scored):,} tokens, {means}, {self.bits_per_byte:.3f} bits per byte"
-        return text_table(Table(HEADINGS, rows, "", text=(1, 5)), WIDTH) + f"\n\n{total}"
+        texts = [text_table(Table(HEADINGS, rows, "", text=(1, 5)), WIDTH) + f"\n\n{total}"]
+        texts += [f"{name}\n\n{each.text()}" for name, each in zip(DIRECTIONS, self.directions, strict=False)]
+        return "\n\n".join(texts)
 
 
 @torch.no_grad()
 def surprise(reading: Reading, top: int = 5) -> Surprise:
     """Return −log p of each token of a text given the tokens before it, and the `top` likeliest tokens there.
 
-    An encoder–decoder reads a target, given the source. A masked model predicts each token while it is masked.
+    An encoder–decoder reads a target, given the source. A masked model predicts each token while it is masked. For ELMo
+    log p is the mean of both directions; `directions` has each of them.
     """
     if top < 1:
         raise ConfigError(f"top = {top}: at least one token")
-    model, tokenizer, ids = reading.model, reading.tokenizer, reading.ids[reading.before :]
-    if not ids:
+    if not reading.ids[reading.before :]:
         raise DataError("the text is empty")
-    masked, known = predicts_masked(model), min(tokenizer.vocab_size, _vocab_size(model))
+    with evaluating(reading.model):
+        if isinstance(reading.model, ELMo):
+            sides = {"the tokens before it": (True, False), "the tokens after it": (False, True)}
+            directions = (
+                _surprise(reading, name, _elmo_log_p(reading, *side), top=top) for name, side in sides.items()
+            )
+            mean = _surprise(reading, TEXTS["surprise-mean"], _elmo_log_p(reading, True, True), top=top)
+            return replace(mean, directions=tuple(directions))
+        if predicts_masked(reading.model):
+            return _surprise(reading, TEXTS["surprise-masked"], _masked_log_p(reading), top=top)
+        context = "the source and the tokens before it" if reading.source is not None else "the tokens before it"
+        return _surprise(reading, context, _log_p(reading), top=top)
+
+
+def _surprise(reading: Reading, context: str, found: "LogProbabilities", *, top: int) -> Surprise:
+    """Return the surprisal by log p that was `found` at some positions, given this context."""
+    model, tokenizer, ids = reading.model, reading.tokenizer, reading.ids[reading.before :]
+    known = min(tokenizer.vocab_size, _vocab_size(model))
     scores: dict[int, tuple[float, int, tuple[Guess, ...]]] = {}
-    with evaluating(model):
-        for positions, log_p in _masked_log_p(reading) if masked else _log_p(reading):
-            targets = torch.tensor([reading.ids[position] for position in positions], device=log_p.device)
-            target_log_p = log_p.gather(1, targets[:, None])
-            rank = (log_p > target_log_p).sum(1) + 1
-            values, likeliest = log_p[:, :known].topk(min(top, known))
-            for row, position in enumerate(positions):
-                guesses = tuple(map(Guess, pieces(tokenizer, likeliest[row].tolist()), values[row].exp().tolist()))
-                scores[position - reading.before] = -float(target_log_p[row]), int(rank[row]), guesses
+    for positions, log_p in found:
+        targets = torch.tensor([reading.ids[position] for position in positions], device=log_p.device)
+        target_log_p = log_p.gather(1, targets[:, None])
+        rank = (log_p > target_log_p).sum(1) + 1
+        values, likeliest = log_p[:, :known].topk(min(top, known))
+        for row, position in enumerate(positions):
+            guesses = tuple(map(Guess, pieces(tokenizer, likeliest[row].tolist()), values[row].exp().tolist()))
+            scores[position - reading.before] = -float(target_log_p[row]), int(rank[row]), guesses
     if not scores:
-        raise DataError("there is nothing to score: a single token with nothing before it")
+        raise DataError(f"there is nothing to score: a single token, without {context}")
     nats, ranks, top_guesses = zip(*(scores.get(n, (None, None, ())) for n in range(len(ids))), strict=True)
-    context = "the source and the tokens before it" if reading.source is not None else "the tokens before it"
-    context = TEXTS["surprise-masked"] if masked else context
     return Surprise(
         about=TEXTS["surprise"].format(context=context),
         tokens=tuple(text_tokens(tokenizer, ids)),
@@ -133,7 +158,7 @@ def surprise(reading: Reading, top: int = 5) -> Surprise:
         ranks=ranks,
         guesses=top_guesses,
         vocab_size=_vocab_size(model),
-        masked=masked,
+        masked=predicts_masked(model),
     )
 
 
@@ -184,6 +209,22 @@ def _masked_log_p(reading: Reading) -> LogProbabilities:
         tokens = reading.tokens.repeat(len(batch), 1)
         tokens[row, batch] = reading.tokenizer.need("mask")
         yield batch, model.readout(model.features(tokens)[row, batch]).logits().float().log_softmax(-1)
+
+
+def _elmo_log_p(reading: Reading, forward: bool, backward: bool) -> LogProbabilities:
+    """Yield log p by one direction, or the mean of both; at the ends of the text there is one alone."""
+    model, T = reading.model, len(reading.ids)
+    assert isinstance(model, ELMo)
+    states, position = model.directions(model.features(reading.tokens)), torch.arange(reading.before, T)
+    used = torch.stack([(position > 0) & forward, (position < T - 1) & backward]).to(reading.tokens.device)
+    position = position[used.any(dim=0).cpu()]
+    used = used[:, used.any(dim=0)].float()[..., None]
+    rows = max(1, MAX_LOGITS // _vocab_size(model))
+    for chosen, weight in zip(position.split(rows), used.split(rows, dim=1), strict=True):
+        beside = chosen.sub(1).clamp(min=0), chosen.add(1).clamp(max=T - 1)
+        both = zip(states, beside, weight, strict=True)
+        total = sum(model.readout(h[0, n]).logits().float().log_softmax(-1) * w for h, n, w in both)
+        yield chosen.tolist(), total / weight.sum(dim=0)
 
 
 def _vocab_size(model: LanguageModel) -> int:

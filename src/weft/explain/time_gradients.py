@@ -4,7 +4,8 @@ Each step back multiplies the gradient by the Jacobian of one step, so it shrink
 1994). For an Elman network the Jacobian is σ′ W_ah: over n steps the gradient is at most (max σ′ · ‖W_ah‖)ⁿ times the
 last one (Pascanu et al. 2013). For an LSTM the cell state is multiplied by the forget gate instead: 1/2 at the usual
 initialisation, so that the gradient vanishes too, and closer to 1 if a bias opens the gate (Jozefowicz et al. 2015).
-For an LSTM h_t stands for both parts of the state.
+For an LSTM h_t stands for both parts of the state. ELMo has two LSTMs, of which one reads from the last token to the
+first: its loss is that of the first token.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from weft.models.bahdanau import Bahdanau
 from weft.models.base import EncoderInput, evaluating
 from weft.models.build import build
 from weft.models.config import Recurrent as RecurrentConfig
+from weft.models.elmo import ELMo
 from weft.models.recurrent import Recurrent
 from weft.nn.recurrent import SigmoidElman
 
@@ -44,35 +46,66 @@ class StateGradients:
     bound: tuple[float, ...] = ()
 
 
+Steps = list[tuple[Tensor, ...]]  # output and parts of the state after every step
+
+
 def state_gradients(
-    model: Recurrent | Bahdanau, tokens: Tensor, *, source: EncoderInput | None = None
+    model: Recurrent | Bahdanau | ELMo, tokens: Tensor, *, source: EncoderInput | None = None, backward: bool = False
 ) -> tuple[StateGradients, Tensor]:
-    """Return ‖∂loss/∂h_t‖ for tokens (batch, time), and the loss: −log p of the last token, the mean over the rows."""
-    stack = model.recurrence if isinstance(model, Recurrent) else model.decoder
-    calls: list[tuple[Tensor, ...]] = []  # output and state of every step
+    """Return ‖∂loss/∂h_t‖ for tokens (batch, time), and the loss: −log p of the last token, the mean over the rows.
 
-    def keep(module: nn.Module, inputs: Any, outputs: tuple[Tensor, Any]) -> None:
-        output, state = outputs
-        calls.append((output, *(state if isinstance(state, tuple) else (state,))))
-
-    hook = stack.register_forward_hook(keep)
-    try:
-        # cuDNN has no backward pass in evaluation mode
-        with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
-            # `advance` reads one token after the other, and its graph has every state
-            features = model.advance(tokens[:, :-1], model.start(len(tokens), tokens.shape[1], source))
-            loss = torch.nn.functional.cross_entropy(model.readout(features[:, -1]).logits().float(), tokens[:, -1])
-            every = torch.autograd.grad(loss, [t for call in calls for t in call], allow_unused=True, retain_graph=True)
-    finally:
-        hook.remove()
-    size, norms = len(calls[0]), []
+    ELMo's `backward` direction reads the tokens in reverse, and its last token is the first of the text.
+    """
+    tokens = tokens.flip(1) if backward else tokens
+    # cuDNN has no backward pass in evaluation mode
+    with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
+        if isinstance(model, ELMo):
+            steps, features = _elmo_steps(model, tokens[:, :-1], model.back if backward else model.ahead)
+        else:
+            steps, features = _steps(model, tokens, source)
+        loss = torch.nn.functional.cross_entropy(model.readout(features[:, -1]).logits().float(), tokens[:, -1])
+        every = torch.autograd.grad(loss, [t for step in steps for t in step], allow_unused=True, retain_graph=True)
+    size, norms = len(steps[0]), []
     for start in range(0, len(every), size):
         of_output, *states = every[start : start + size]
         # the output of a step is the hidden state of the top layer
-        parts = [torch.zeros_like(t) if g is None else g for g, t in zip(states, calls[start // size][1:], strict=True)]
+        parts = [torch.zeros_like(t) if g is None else g for g, t in zip(states, steps[start // size][1:], strict=True)]
         parts[0] = torch.cat([parts[0][:-1], parts[0][-1:] + (0 if of_output is None else of_output.transpose(0, 1))])
-        norms.append(float(torch.stack(parts).float().norm()))
-    return StateGradients(tuple(norms), _bound(stack, norms)), loss
+        norms.append(sum(float(part.float().square().sum()) for part in parts) ** 0.5)
+    bound = () if isinstance(model, ELMo) else _bound(_stack(model), norms)
+    return StateGradients(tuple(norms), bound), loss
+
+
+def _stack(model: Recurrent | Bahdanau) -> nn.RNNBase:
+    return model.recurrence if isinstance(model, Recurrent) else model.decoder
+
+
+def _steps(model: Recurrent | Bahdanau, tokens: Tensor, source: EncoderInput | None) -> tuple[Steps, Tensor]:
+    """Return the steps of a recurrent decoder over tokens (batch, time), all but the last, and its features."""
+    steps: Steps = []
+
+    def keep(module: nn.Module, inputs: Any, outputs: tuple[Tensor, Any]) -> None:
+        output, state = outputs
+        steps.append((output, *(state if isinstance(state, tuple) else (state,))))
+
+    hook = _stack(model).register_forward_hook(keep)
+    try:
+        # `advance` reads one token after the other, and its graph has every state
+        return steps, model.advance(tokens[:, :-1], model.start(len(tokens), tokens.shape[1], source))
+    finally:
+        hook.remove()
+
+
+def _elmo_steps(model: ELMo, tokens: Tensor, layers: nn.ModuleList) -> tuple[Steps, Tensor]:
+    """Return the steps of one direction over tokens (batch, time), the top layer's state first, and its features."""
+    steps, features, states = Steps(), list[Tensor](), list[Any]([None] * len(layers))
+    for x in model.embedding(tokens).split(1, dim=1):
+        for number, layer in enumerate(layers):
+            h, states[number] = layer(x, states[number])
+            x = x + h if number else h
+        steps.append((h, *(part for state in reversed(states) for part in state)))
+        features.append(x)
+    return steps, torch.cat(features, dim=1)
 
 
 def _bound(stack: nn.RNNBase, norms: list[float]) -> tuple[float, ...]:

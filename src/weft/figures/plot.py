@@ -173,4 +173,4 @@ def lines(title: str, values: Mapping[str, Collection[float]], xs: Collection[fl
 
 def integer_axis(label: str, count: int) -> Axis:
     """Return an axis of 0 … count − 1 with ticks at integers only."""
-    return Axis(label, ticks={index: str(index) for index in range(0, count, -(-count // MAX_INTEGER_TICKS))})
+    return Axis(label, ticks={index: str(index) for index in range(0, count, max(1, -(-count // MAX_INTEGER_TICKS)))})
