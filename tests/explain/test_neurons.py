@@ -42,7 +42,7 @@ def test_one_line_per_weight_with_its_sign_and_size() -> None:
     widths = np.array([width for _, width in drawn[: len(first)]])
     assert np.argmax(widths) == np.abs(first).argmax() and np.allclose(picture.weights[0].values, model_weight(model))
     words = [text.get_text() for text in picture.figure().axes[0].texts]
-    assert {"x₃", "h₄", "y₅", "a", "c", "W_ax", "W_ah", "W_yh"} <= set(words) and "⋮" not in words
+    assert {"x₀", "x₂", "h₃", "y₄", "a", "c", "W_ax", "W_ah", "W_yh"} <= set(words) and "⋮" not in words
 
 
 def model_weight(model: torch.nn.Module) -> NDArray[np.float64]:
@@ -52,7 +52,7 @@ def model_weight(model: torch.nn.Module) -> NDArray[np.float64]:
 def test_wide_layers_are_elided() -> None:
     picture = neurons(build(elman(vocab_size=40, d_model=30, d_embedding=20)))
     words = [text.get_text() for text in picture.figure().axes[0].texts]
-    assert words.count("⋮") == 4 and {"h₁", "h₂₉", "h₃₀", "y₄₀"} <= set(words) and "h₂₀" not in words
+    assert words.count("⋮") == 4 and {"h₀", "h₂₈", "h₂₉", "y₃₉"} <= set(words) and "h₂₀" not in words
     assert picture.data()["layers"][3]["drawn"] == [*range(MAX_UNITS - 3), 38, 39]
     assert np.shape(picture.data()["weights"][2]["values"]) == (MAX_UNITS - 1, MAX_UNITS - 1)
     assert "40 × 30" in picture.text()

@@ -160,7 +160,7 @@ def test_the_keyboard_leads_through_the_stage(page: Any, at: At) -> None:
     page.wait_for_function("() => document.querySelector('.stage-caption b').textContent === 'Embedding'")
     page.keyboard.press(" ")
     assert play.get_attribute("aria-label") == "Play" and "stage=embedding" in page.url
-    page.keyboard.press("2")
+    page.keyboard.press("1")
     assert "head=1" in page.url
     part = page.locator('.stage-picture [data-key="head=0"]')
     part.focus()
@@ -186,7 +186,7 @@ def test_what_is_shown_is_in_the_address(page: Any, at: At) -> None:
     page.locator('.stage-picture [data-go="open=0"]').wait_for()
     page.locator('.stage-picture [data-go="head=1"]').click()
     page.locator('.stage-picture [data-go="follow=2"]').click()
-    page.wait_for_function("() => document.querySelector('.step-status').textContent.includes('token 3')")
+    page.wait_for_function("() => document.querySelector('.step-status').textContent.includes('position 2;')")
     before = texts(page)
     page.reload()
     page.wait_for_selector(".stage-picture svg text")
@@ -221,7 +221,7 @@ def test_the_draw_may_fall_outside_the_list_and_its_word_is_appended(
     assert (chosen in [piece.strip("␣") or "␣" for piece in likeliest]) == listed
     assert page.locator(".word.chosen").get_attribute("data-word") == ("0" if listed else "8")
     page.keyboard.press(" ")
-    page.wait_for_function("() => /token 1[6-9] of/.test(document.querySelector('.step-status').textContent)")
+    page.wait_for_function("() => /position 1[5-8];/.test(document.querySelector('.step-status').textContent)")
     assert page.locator(SAY).inner_text().startswith(TEXT)
 
 
@@ -232,7 +232,7 @@ def test_the_sentence_is_edited_in_place(page: Any, at: At) -> None:
     page.keyboard.press("Control+a")
     page.keyboard.type("Told")
     page.keyboard.press("Enter")
-    page.wait_for_function("() => document.querySelector('.step-status').textContent.includes('of 5')")
+    page.wait_for_function("() => document.querySelector('.step-status').textContent.includes('has 5 tokens')")
     assert "text=Told" in page.url and page.locator(".stage-picture .chip").count() == 5
 
 

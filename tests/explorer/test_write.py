@@ -213,7 +213,7 @@ def test_every_view_has_the_answer_of_translate(page: Any, at: At, runs: Path) -
     page.wait_for_function("() => document.querySelector('.write-settings select').value === 'beam'")
     page.goto(at("step", model="pairs", text=source))
     page.wait_for_selector(".stage svg")
-    assert page.locator(".step-status").inner_text().startswith("Following token")
+    assert page.locator(".step-status").inner_text().startswith("Following position")
     page.get_by_label("Answer").select_option("greedy")
     page.wait_for_function("() => location.hash.includes('answer=greedy')")
     page.goto(at("search", model="pairs", text=source))

@@ -62,7 +62,7 @@ class ExpertMap(Picture):
             return " ".join(f"{expert} {percent(float(weight))}" for expert, weight in list(pairs)[:2])
 
         rows = [
-            (str(n + 1), token.piece, *(cell(layer, n) for layer in shown))
+            (str(n), token.piece, *(cell(layer, n) for layer in shown))
             for n, token in enumerate(self.tokens[:MAX_ROWS])
         ]
         header = ("pos.", "token", *(self.layers[layer] for layer in shown))

@@ -114,7 +114,7 @@ class Neurons(Picture):
                     axes.text(x, y, "⋮", ha="center", va="center", fontsize=13)
                     continue
                 axes.add_patch(Circle((x, y), RADIUS, facecolor="none", edgecolor="#000000", linewidth=1.0))
-                name = f"{layer.symbol}{str(unit + 1).translate(SUBSCRIPTS)}"
+                name = f"{layer.symbol}{str(unit).translate(SUBSCRIPTS)}"
                 axes.text(x, y, name, ha="center", va="center", fontsize=9 if len(name) < 4 else 7)
                 if layer.labels:
                     at: dict[str, Any] = {"va": "center", "fontsize": 9, "parse_math": False}

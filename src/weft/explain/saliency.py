@@ -93,7 +93,7 @@ class Saliency(Picture):
         return figure
 
     def text(self) -> str:
-        numbered = [(side.name, *row) for side in self.sides for row in zip(count(1), *side[1:], strict=False)]
+        numbered = [(side.name, *row) for side in self.sides for row in zip(count(), *side[1:], strict=False)]
         rows = [
             (name, str(position), token.piece, f"{norm:.3g}", f"{times:+.3g}".replace("-", "−"))
             for name, position, token, norm, times in sorted(numbered, key=lambda row: -row[3])[:MAX_ROWS]
@@ -149,7 +149,7 @@ def saliency(reading: Reading, position: int = -1) -> Saliency:
     last = at + 1 == len(reading.ids)
     which = "predicting" if masked else "the model's prediction after" if last else "the token that follows"
     return Saliency(
-        about=TEXTS["saliency"].format(which=which, number=at + 1),
+        about=TEXTS["saliency"].format(which=which, position=at),
         target=pieces(tokenizer, [target])[0],
         log_prob=value,
         sides=sides,

@@ -94,7 +94,7 @@ class Surprise(Picture):
         return [*super().sections(), *apart]
 
     def text(self) -> str:
-        columns = zip(count(1), self.tokens, self.nats, self.ranks, self.guesses, strict=False)
+        columns = zip(count(), self.tokens, self.nats, self.ranks, self.guesses, strict=False)
         scored = [(nats, n, token, rank, top) for n, token, nats, rank, top in columns if nats is not None]
         rows = []
         surprising = sorted(scored, key=lambda row: -row[0])[:MAX_ROWS]

@@ -230,7 +230,7 @@ export function mount(element, data, hooks = {}) {
 
   function showCrumbs() {
     const names = ["Model", ...inSource ? ["Encoder"] : [],
-      ...path.length ? stage.near ? [`Block ${step.threads.open + 1}`] : stage.view.crumbs : []];
+      ...path.length ? stage.near ? [`Block ${step.threads.open}`] : stage.view.crumbs : []];
     const within = path.length && !stage.near ? levelPaths() : [[]];
     const levels = inSource ? [["model"], ...within] : within;
     crumbs.replaceChildren(...names.map((name, n) => [n ? h("span", { "aria-hidden": "true" }, "›") : "",
@@ -458,7 +458,7 @@ export function mount(element, data, hooks = {}) {
       const { zoom } = stage.steps[at];
       return zoom && !path.length ? zoomTo(zoom.split("/")) : false;
     } };
-    const action = actions[event.key] ?? (/^[1-9]$/.test(event.key) ? () => chooseHead(Number(event.key) - 1) : null);
+    const action = actions[event.key] ?? (/^\d$/.test(event.key) ? () => chooseHead(Number(event.key)) : null);
     return Boolean(action) && action?.() !== false;
   }
 

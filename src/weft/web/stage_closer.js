@@ -67,7 +67,7 @@ function neuronGrid(stage, feed) {
         radius >= 0.5 ? circle(x, y - fs * 0.5, radius, value < 0 ? "ring" : "pos", { "data-m": `unit${unit}` })
           : line(`M${x - 4} ${y - fs * 0.5}h8`, "axis"),
         rh > fs * 2.4 && text(x, y + rh / 2 - 4, brief(value), "middle soft")];
-      const label = `Neuron ${unit + 1}: ${brief(value)}`;
+      const label = `Neuron ${unit}: ${brief(value)}`;
       return feed.units?.includes(unit) ? part(`ff/${unit}`, label, ...shows) : s("g", { "aria-label": label },
         ...shows);
     })];
@@ -96,7 +96,7 @@ function headView(stage, attention, { names, keyNames, go, here }) {
         return weight > 0.02
           ? `M${x + (j + 0.5 - share / 2) * unit} ${y + (i + 0.5 - share / 2) * high}h${share * unit}v${share * high}h${-share * unit}z` : "";
       })).join("");
-      return part(`head=${k}`, `Head ${k + 1}`, text(x, y - 4, heads > 9 ? k + 1 : `head ${k + 1}`, k === own.head
+      return part(`head=${k}`, `Head ${k}`, text(x, y - 4, heads > 9 ? k : `head ${k}`, k === own.head
         ? "bold" : "soft"), rect(x, y, size, size, "panel", 4),
         line(marks, "pos"), k === own.head && rect(x - 2, y - 2, size + 4, size + 4, "frame", 5));
     })];
@@ -167,7 +167,7 @@ function layerView(stage, layer, number) {
         max: gate ? 1 : undefined, m: `${name}${number}` }),
       !narrow && text(m + side - 10, y + rh / 2 + fs * 0.35, gate
         ? percentOf(vectors[n].reduce((sum, v) => sum + v, 0) / units) : "", "end soft")];
-  }), clickable && h1.map((_, unit) => part(`layer/${number}/${unit}`, `Unit ${unit + 1}: ${figure(h1[unit])}`,
+  }), clickable && h1.map((_, unit) => part(`layer/${number}/${unit}`, `Unit ${unit}: ${figure(h1[unit])}`,
     rect(m + side + unit * each, fs, each, H - fs * 2, "hit", 2)))];
 }
 
@@ -253,11 +253,11 @@ export function closer(stage, path) {
       ["Feed-forward", "Each neuron responds to one pattern in the stream. Choose one to see its sum.",
       feed.factors ? `${f}(W_{g} n) ⊙ W_{u} n` : `${f}(W_{1} n)`]);
     const before = feed.before[i], bias = feed.bias?.[known];
-    return view(product(stage, { a: feed.up[known], b: feed.read, names: [`weights of neuron ${i + 1}`,
+    return view(product(stage, { a: feed.up[known], b: feed.read, names: [`weights of neuron ${i}`,
       "what the layer reads"], end: _ => `${bias ? `, + bias ${figure(bias)}` : ""} → ${f} → `
       + (feed.factors ? `× ${figure(feed.factors[i])} = ${figure(feed.hidden[i])}` : figure(feed.hidden[i])) }),
-        ["Feed-forward", `neuron ${i + 1}`],
-    [`Neuron ${i + 1}`,
+        ["Feed-forward", `neuron ${i}`],
+    [`Neuron ${i}`,
       `Its weights times the stream, summed. ${f} then ${feed.hidden[i] > 0 ? "passes it on" : "holds it back"}.`,
       `${f}(\`${figure(before)}\`)${feed.factors ? ` · \`${figure(feed.factors[i])}\`` : ""} = \`${figure(feed.hidden[i])}\``],
     feed.units.length);
@@ -265,10 +265,10 @@ export function closer(stage, path) {
   if (kind === "head" || kind === "cross") {
     const attention = kind === "cross" ? t.block.cross : t.block.attention, own = headOf(attention, head),
       keyNames = kind === "cross" ? stage.sourceNames : names;
-    const crumbs = [`Block ${t.open + 1}`, `${kind === "cross" ? "Cross-attention, h" : "H"}ead ${own.head + 1}`],
+    const crumbs = [`Block ${t.open}`, `${kind === "cross" ? "Cross-attention, h" : "H"}ead ${own.head}`],
       root = hasRoot(attention), scale = scaleText(attention);
     if (i === undefined) return view(headView(stage, attention, { names, keyNames, go: kind, here }), crumbs,
-      [`Head ${own.head + 1}`, "Each row is one token asking, and sums to 100 %. Every head has its own pattern.",
+      [`Head ${own.head}`, "Each row is one token asking, and sums to 100 %. Every head has its own pattern.",
       `A = softmax(Q K^{T} ${scale})`], attention.q.length);
     const name = quoted(names[i]), row = { q: own.q[i], k: own.k, v: own.v, scores: own.scores[i],
       weights: own.weights[i], output: i === here ? own.output : null };
@@ -298,13 +298,13 @@ export function closer(stage, path) {
         "Energy, share and annotation of each source token. Their weighted sum is the context.", "c = Σ a_{j} h_{j}"]);
   }
   if (kind === "layer") {
-    const layer = t.layers[i], crumbs = t.layers.length > 1 ? [`Layer ${i + 1}`] : ["Cell"];
+    const layer = t.layers[i], crumbs = t.layers.length > 1 ? [`Layer ${i}`] : ["Cell"];
     if (j === undefined) return view(layerView(stage, layer, i), crumbs, [layer.cell === "elman" ? "Hidden state"
       : `${layer.cell.toUpperCase()} cell at ${quoted(names[here])}`,
       "Every column is one unit: its gates decide what is kept and what is written.", CELL_FORMULAS[layer.cell]],
       t.layers.length);
-    return view(unitView(stage, layer, j), [...crumbs, `unit ${j + 1}`],
-      [`Unit ${j + 1}`, "One number of the new state and its operands.", unitTerms(layer, j).formula],
+    return view(unitView(stage, layer, j), [...crumbs, `unit ${j}`],
+      [`Unit ${j}`, "One number of the new state and its operands.", unitTerms(layer, j).formula],
       layer.state[0].length);
   }
   const order = step.stages.find(each => each.id === `order.${i}`);

@@ -136,7 +136,7 @@ export function weave({ scores, weights }, { x, ys, each, rh, fs, here, numbers 
         shown.push(text(middle + (b * each) / 2 + 5, ys[i] + fs * 0.35, Math.round(100 * weight), "soft"));
       return shown;
     });
-    return part(`${go}/${i}`, `Row ${i + 1}`, s("g", { opacity: i === here || numbers ? 1 : 0.6 },
+    return part(`${go}/${i}`, `Row ${i}`, s("g", { opacity: i === here || numbers ? 1 : 0.6 },
       rect(x - 3, ys[i] - rh / 2 + 1, each * row.length + 6, rh - 2, "hit"), ...cells,
       i === here && rect(x - 4, ys[i] - high / 2 - 4, each * row.length + 8, high + 8, "frame", 6)));
   }));

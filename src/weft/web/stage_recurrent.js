@@ -20,7 +20,7 @@ function gateBox(x, y, size, mean, signed) {
 
 function layerPart(stage, layer, number) {
   const { fs, here } = stage, gated = layer.cell !== "elman", gates = gated ? layer.gates : [];
-  const title = stage.threads.layers.length > 1 ? `Layer ${number + 1}, ${layer.cell.toUpperCase()}` : gated
+  const title = stage.threads.layers.length > 1 ? `Layer ${number}, ${layer.cell.toUpperCase()}` : gated
     ? `${layer.cell.toUpperCase()} cell` : "Elman cell";
   const [computed, stated] = [`gates${number}`, `state${number}`].map(stage.indexOf);
   const most = largest(layer.states.flat()), thickest = largest(layer.norms);
@@ -77,7 +77,7 @@ export function recurrentSteps(stage) {
   const weights = source?.weights[here], most = weights?.indexOf(Math.max(...weights));
   const many = t.layers.length > 1;
   const cells = t.layers.flatMap((layer, number) => {
-    const open = name => percentOf(layer.means[here][layer.gates.indexOf(name)]), of = many ? ` of layer ${number + 1}`
+    const open = name => percentOf(layer.means[here][layer.gates.indexOf(name)]), of = many ? ` of layer ${number}`
       : "";
     const gates = layer.cell === "lstm" ? [`gates${number}`, "Gates",
       `The gates${of} read ${now} and the state before. On average ${open("forget")} of the cell is kept, ${open("input")} of the new is written.`,

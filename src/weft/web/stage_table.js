@@ -20,13 +20,13 @@ export function valueTables(stage) {
       ["id", n => String(step.ids[t.rows[n]])], ["length of the embedding", n => norm(t.embedding.x[n])]];
     if (t.block) {
       const own = headOf(t.block.attention, head);
-      columns.push([`score, head ${own.head + 1}`, n => number(own.scores[here][n])],
+      columns.push([`score, head ${own.head}`, n => number(own.scores[here][n])],
         ["weight", n => number(own.weights[here][n])], ["length of the value", n => norm(own.v[n])]);
     }
     for (const [n, layer] of (t.layers ?? []).entries()) {
-      layer.gates.forEach((gate, k) => columns.push([`${gate}, layer ${n + 1}, mean`,
+      layer.gates.forEach((gate, k) => columns.push([`${gate}, layer ${n}, mean`,
         row => number(layer.means[row][k])]));
-      columns.push([`length of the state, layer ${n + 1}`, row => number(layer.norms[row])]);
+      columns.push([`length of the state, layer ${n}`, row => number(layer.norms[row])]);
     }
     add("Tokens", columns.map(([name]) => name), names.map((_, n) => columns.map(([, value]) => value(n))));
   }
@@ -37,12 +37,12 @@ export function valueTables(stage) {
       number(attended.weights[here][n])]));
   }
   if (t.blocks) add("Blocks", ["block", "length of the stream before", "after"],
-    t.blocks.map(({ norms }, n) => [String(n + 1), number(norms[0]), number(norms.at(-1))]));
+    t.blocks.map(({ norms }, n) => [String(n), number(norms[0]), number(norms.at(-1))]));
   if (t.block?.feedforward) {
     const { hidden, before } = t.block.feedforward;
     const strongest = strongestOf(hidden, MAX_NEURONS);
-    add(`The ${strongest.length} strongest neurons of block ${t.open + 1}`, ["neuron", "sum", "activation"],
-      strongest.map(unit => [String(unit + 1), number(before[unit]), number(hidden[unit])]));
+    add(`The ${strongest.length} strongest neurons of block ${t.open}`, ["neuron", "sum", "activation"],
+      strongest.map(unit => [String(unit), number(before[unit]), number(hidden[unit])]));
   }
   for (const order of step.stages.filter(each => each.id.startsWith("order."))) {
     add(`${order.title}. ${order.about}`, ["token", "count", "probability"],

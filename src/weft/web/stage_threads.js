@@ -34,7 +34,7 @@ export function tokensPart(stage, sheaf = 0) {
           label = `⋮ ${withCommas(to - from)} more`;
         const shown = [rect(box.x + w * 0.12, y - fs * 0.62, w * 0.76, fs * 1.24, "paper-fill", 3),
           text(box.x + w / 2, y + fs * 0.35, label, "soft middle")];
-        return stage.canReach && !source ? part(`more=${from}-${to}`, `${label}: tokens ${from + 1} to ${to}`, ...shown)
+        return stage.canReach && !source ? part(`more=${from}-${to}`, `${label}: positions ${from} to ${to - 1}`, ...shown)
           : s("g", {}, ...shown);
       });
       return [at(stage.indexOf(source ? "source" : "tokens"), chips, more)];

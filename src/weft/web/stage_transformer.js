@@ -47,7 +47,7 @@ export function transformer(stage) {
     under: box => [box.narrow ? rect(6, box.y - 4, stage.width - 18, 42, "panel", 8)
       : rect(box.x, stage.top, box.w, stage.bottom - stage.top, "panel", Math.min(8, box.w / 2))],
     draw(box) {
-      const step = n(layer < open ? "before" : "after"), label = String(layer + 1), vector = blocks[layer].added;
+      const step = n(layer < open ? "before" : "after"), label = String(layer), vector = blocks[layer].added;
       const shown = box.narrow
         ? [rect(box.x - 4, box.y - 4, box.w + 8, 42, "hit", 8), text(box.x, box.y + 21, `Block ${label}`, "head",
           { "data-s": step }),
@@ -105,9 +105,9 @@ export function transformer(stage) {
       const cells = attention.outputs.map((output, k) => {
         const x = box.x + (k % columns) * w, y = top + Math.floor(k / columns) * h, chosen = k === own.head;
         const label = tight ? 0 : fs * 1.2, side = tight && !box.narrow ? fs * 1.5 : 0;
-        return part(`head=${k}`, `Head ${k + 1}${chosen ? ", chosen" : ""}`, rect(x - 3, y, w - 2, h - 2, "hit"),
+        return part(`head=${k}`, `Head ${k}${chosen ? ", chosen" : ""}`, rect(x - 3, y, w - 2, h - 2, "hit"),
           (!tight || !box.narrow) && text(x, y + (tight ? h / 2 + fs * 0.35 : fs), tight
-            || wide(`head ${k + 1}`, fs) > w - 2 ? k + 1 : `head ${k + 1}`, chosen ? "bold" : "soft"),
+            || wide(`head ${k}`, fs) > w - 2 ? k : `head ${k}`, chosen ? "bold" : "soft"),
           bars(output, { x: x + side, y: y + label, w: w - 8 - side, h: h - label - 4, max, m: `o${k}` }),
           chosen && rect(x - 4, y - 1, w, h, "frame", 5));
       });
@@ -134,7 +134,7 @@ export function transformer(stage) {
     preAttention && norm("norm", "norm"),
     vectors("q", own.q, "Q"), vectors("k", own.k, "K"),
     { id: "weave", at: "scores", panel: "block", flex: 0.25, least: fs * 10, rowsNarrow: true, extraNarrow: 66,
-      title: `Attention, head ${own.head + 1}`, draw(box) {
+      title: `Attention, head ${own.head}`, draw(box) {
         const each = Math.min(box.w / names.length, fs * 5), top = box.ys[0] - box.rh(0) / 2;
         box.each = each;
         const probes = box.narrow ? [] : own.scores[here].map((score, j) => score !== null && line(
@@ -160,7 +160,7 @@ export function transformer(stage) {
   return { parts,
     band: { start,
     label: `residual stream of ${quoted(names[here])} · ${withCommas(t.embedding.x[here].length)} numbers, thickness = length` },
-    source: t.source && { rows: t.source.rows, parts: sourceParts(stage) }, panelTitle: `Block ${open + 1}`,
+    source: t.source && { rows: t.source.rows, parts: sourceParts(stage) }, panelTitle: `Block ${open}`,
       panelStep: preAttention ? "norm" : "qkv" };
 }
 
@@ -178,11 +178,11 @@ function neurons(feed, { x, y, w, h }, fs) {
     + 0.5) / bins);
   strongest.forEach((unit, n) => {
     const value = hidden[unit], size = (Math.abs(value) / top) * (value < 0 ? zero - begin : scale);
-    marks.push(part(`ff/${unit}`, `Neuron ${unit + 1}: ${brief(value)}`, rect(left, yOf(n) - rh / 2 + 1, right - left,
+    marks.push(part(`ff/${unit}`, `Neuron ${unit}: ${brief(value)}`, rect(left, yOf(n) - rh / 2 + 1, right - left,
       rh - 2, "hit"),
       rect(value < 0 ? zero - size : zero, yOf(n) - Math.min(rh * 0.3, fs * 0.7), size, Math.min(rh * 0.6, fs * 1.4),
         value < 0 ? "neg light" : "pos light", 1),
-      text(right - 2, yOf(n) + fs * 0.35, brief(value), "end")), named && text(left, yOf(n) + fs * 0.35, unit + 1, "soft"));
+      text(right - 2, yOf(n) + fs * 0.35, brief(value), "end")), named && text(left, yOf(n) + fs * 0.35, unit, "soft"));
     const known = units?.indexOf(unit) ?? -1;
     if (known < 0) return;
     const draw = (products, path) => strongestOf(products, MAX_PRODUCTS).forEach((k, _, [first]) => lines.push(line(path(k),
@@ -230,7 +230,7 @@ export function transformerSteps(stage) {
     open > 0 && ["before", "Blocks", "The stream runs through the blocks. Each reads it and adds a little.",
       "x ← x + block(x)", "block"],
     preAttention
-      && ["norm", "Norm", `Block ${open + 1} is open. It takes a copy of the stream and brings it to a standard size.`,
+      && ["norm", "Norm", `Block ${open} is open. It takes a copy of the stream and brings it to a standard size.`,
       `n = ${normName}`, "block"],
     ["qkv", "Q, K, V",
       `Every token gets three short vectors: what it looks for, what it offers, and what it hands over.${rotary ? " Q and K are rotated by the position." : ""}`,
@@ -247,13 +247,13 @@ export function transformerSteps(stage) {
       "o = Σ a_{j} v_{j}", `head/${here}`],
     ["heads", "Heads", heads > 1
       ? `${heads} heads have looked at different tokens. Their results are joined and added to the stream.`
-      : "The head's result is projected and added to the stream.", heads > 1 ? `x ← x + W_{O} [o_{1} … o_{${heads}}]`
+      : "The head's result is projected and added to the stream.", heads > 1 ? `x ← x + W_{O} [o_{0} … o_{${heads - 1}}]`
         : "x ← x + W_{O} o", "head"],
     cross && ["cross", "Cross-attention",
       `Now ${now} asks the source. ${quoted(stage.sourceNames[sourceMost])} gets the most: ${percentOf(cross.weights[here][sourceMost])}.`,
       "o = Σ a_{j} v_{j}   (source)", `cross/${here}`],
     cross && ["crossadd", "Heads", "What the heads found in the source is added to the stream.",
-      "x ← x + W_{O} [o_{1} … ]", `cross/${here}`],
+      "x ← x + W_{O} [o_{0} … ]", `cross/${here}`],
     size > 0 && ["feedforward", "Feed-forward",
       `Now the token is alone. Of ${withCommas(size)} neurons ${withCommas(above)} are above 0.`,
       gated ? `f = W_{d} (${block.feedforward.activation}(W_{g} n) ⊙ W_{u} n)`

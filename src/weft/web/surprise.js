@@ -131,7 +131,7 @@ export function mount(element, data,
     const numbers = n => (values[n] === null ? ["–", "–", "–"]
       : [shown(values[n]), percent(Math.exp(-nats[n])), withCommas(data.ranks[n])]);
     const expected = n => data.guesses[n].map(guess => `${guess.piece} ${percent(guess.probability)}`).join(" · ");
-    const rows = data.tokens.map((token, n) => [String(n + 1), token.piece, ...numbers(n), expected(n)]);
+    const rows = data.tokens.map((token, n) => [String(n), token.piece, ...numbers(n), expected(n)]);
     const header = ["position", "token", state.unit, "probability", "rank", "most probable"];
     box.replaceChildren(summary(data, state.unit), units,
       legend(`surprisal, ${state.unit}`, top, { more: values.some(value => value > top * 1.001) }),

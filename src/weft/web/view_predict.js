@@ -172,7 +172,7 @@ function answer({ answer: found, texts }) {
     title: "Answer", measured: "the log-probability of the answer's first and last token",
     main: [h("h2", {}, "The answer in its context"), context],
     side: found.text ? [headline(found.text, percent(found.probability)),
-      h("p", { class: "soft" }, `Characters ${found.start + 1} to ${found.end} of the context.`)]
+      h("p", { class: "soft" }, `Characters ${found.start} to ${found.end - 1} of the context.`)]
       : [h("p", { class: "soft" }, "Type a context that contains the answer.")],
     heading: explained(h("b", {}, found.text), `: probability ${percent(found.probability)}.`),
   };

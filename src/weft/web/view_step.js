@@ -176,11 +176,11 @@ export async function mount(main, context) {
   }
 
   function showStatus() {
-    status.textContent = `Following token ${step.place + 1} of ${step.pieces.length}.`
+    status.textContent = `Following position ${step.place}; the text has ${step.pieces.length} tokens.`
       + (step.masked ? ` “${visibleToken(step.masked)}” is masked.` : "")
       + (state.text === undefined && origin ? ` ${origin}` : "");
     tokens.replaceChildren(field("Follow",
-      select(step.pieces.map((piece, at) => [at, `${at + 1}: ${visibleToken(piece)}`]), step.place,
+      select(step.pieces.map((piece, at) => [at, `${at}: ${visibleToken(piece)}`]), step.place,
       place => hooks.follow(Number(place)))));
   }
 

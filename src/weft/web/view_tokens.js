@@ -53,7 +53,7 @@ export async function mount(main, context) {
     return facts.replaceChildren(h("bdi", { class: "write-piece" }, token.text), ` is token ${token.id}`, ...entry,
       piece.classList.contains("tok-unknown") ? "; the unknown token"
         : `; bytes ${token.bytes.match(/../g)?.join(" ") ?? "none"}`,
-      `; characters ${start + 1} to ${Math.max(start + 1, to)}.`);
+      `; characters ${start} to ${Math.max(start, to - 1)}.`);
   }
 
   main.append(field, facts, list, totals,

@@ -48,7 +48,7 @@ def attention_stages(token: FollowedToken, part: str, *, read: str, source: str 
         by=type(module).mix if isinstance(module, ScoredAttention) else reference_attention,
         cost=cost(2 * H * d_v * len(qkv.keys), module.relative_values if relative else None),
     )
-    output, words = sent("attention", token.at(id), "coordinate"), {"heads": H, "bias": with_bias(module.out)}
+    output, words = sent("attention", token.at(id), "coordinate"), {"last": H - 1, "bias": with_bias(module.out)}
     stages.record(f"{id}.out", output, text="heads-mixed", words=words, by=Heads.attend, cost=linear_cost(module.out))
 
 
