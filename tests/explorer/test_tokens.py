@@ -32,7 +32,7 @@ def test_a_piece_tells_its_id_and_marks_the_same_characters_elsewhere(page: Any,
     assert "bytes f0 9f 98 80" in page.locator(".tokens-facts").inner_text()
     cut(page, "bytes").first.focus()
     page.keyboard.press("ArrowRight")
-    assert "characters 2 to 2" in page.locator(".tokens-facts").inner_text()
+    assert "characters 1 to 1" in page.locator(".tokens-facts").inner_text()
 
 
 def test_no_text_has_no_tokens(page: Any, at: Callable[..., str]) -> None:
