@@ -16,7 +16,7 @@ from torch import Tensor
 from weft.api.load import load
 from weft.decode import sampling
 from weft.decode.config import Sampling
-from weft.errors import ConfigError, DataError
+from weft.errors import ConfigError, DataError, ModelError
 from weft.explain.capture import capture
 from weft.explain.reading import Reading
 from weft.explain.step.stage import rounded
@@ -300,6 +300,36 @@ def test_gates_and_states_of_a_recurrent_model(cell: str, position: int | None) 
     assert found.choice is not None
     same(found.choice.logits, model(reading.tokens)[0, at])
     check_stages(found)
+
+
+@torch.no_grad()
+def test_both_directions_of_elmo_and_the_mean_of_its_layers() -> None:
+    model = sharp(configs.ELMo(vocab_size=V, d_model=10, layers=2))
+    found = step(read(model), position=4)
+    tokens, last = found.reading.tokens, len(found.reading.ids) - 1
+    with capture(model, "embedding", "ahead.*", "back.*") as captured:
+        logits = model(tokens)[0, 4]
+    x, sums = captured["embedding"][0], []
+    for name, stack, at in (("forward", "ahead", 4), ("backward", "back", last - 4)):
+        low, high = captured[f"{stack}.0"][0], captured[f"{stack}.1"][0]
+        same(values(found, f"{name}.0.state"), low[at])
+        same(values(found, f"{name}.1.state"), high[at])
+        same(values(found, f"{name}.1.previous"), high[at - 1])
+        same(values(found, f"{name}.1.state", "hidden over time"), high)
+        sums.append((x[4], low[at], low[at] + high[at]))
+    layers = torch.stack([torch.cat(pair) for pair in zip(*sums, strict=True)])
+    same(values(found, "mix.mean", "layers"), layers)
+    same(values(found, "mix.mean"), layers.mean(0))
+    assert found.choice is not None and found.threads is not None
+    same(found.choice.logits, logits)
+    before = model.readout(sums[1][2]).logits().softmax(-1)
+    assert found.threads["before"]["probability"] == pytest.approx(float(before.max()), abs=1e-5)
+    states = [layer["states"] for layer in found.threads["layers"]]
+    rows = torch.tensor(found.threads["rows"])
+    same(torch.tensor(states[3]), captured["back.1"][0, last - rows])
+    check_stages(found)
+    with pytest.raises(ModelError, match="d_cell is set"):
+        step(read(sharp(configs.ELMo(vocab_size=V, d_model=10, d_cell=12))))
 
 
 @torch.no_grad()

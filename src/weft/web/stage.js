@@ -24,7 +24,7 @@ const MAP_PARTS = { embedding: [0.02, 0.14], head: [0.2, 0.6], cross: [0.4, 0.7]
   ff: [0.6, 0.76], order: [0.2, 0.7], logit: [0.84, 1] };
 const SPECIAL = /^(<[^<>␣]+>|\[[A-Z]+\])$/;
 const FAMILIES = { recurrent: [recurrent, recurrentSteps], bahdanau: [recurrent, recurrentSteps],
-  ngram: [ngram, ngramSteps], bengio: [ngram, ngramSteps] };
+  elmo: [recurrent, recurrentSteps], ngram: [ngram, ngramSteps], bengio: [ngram, ngramSteps] };
 const ICONS = { back: "M12 3v14L3 10zM2 3h2v14H2z", next: "M2 3v14l9-7zM10 3h2v14h-2z", play: "M2 2v16l11-8z",
   pause: "M2 3h4v14H2zM8 3h4v14H8z" };
 
@@ -104,8 +104,8 @@ export function mount(element, data, hooks = {}) {
   function measure() {
     root.style.setProperty("--top", `${Math.round(root.getBoundingClientRect().top + scrollY)}px`);
     const width = Math.max(280, Math.floor(picture.clientWidth || element.clientWidth));
-    const fs = Math.max(12.5, Math.min(innerWidth * 0.0082, 18)) * (data.scale?.() ?? 1), { block, source } = step.threads;
-    const narrow = width < fs * (block && source ? NARROW.source : block ? NARROW.block : NARROW.other);
+    const fs = Math.max(12.5, Math.min(innerWidth * 0.0082, 18)) * (data.scale?.() ?? 1), { block, source, mix } = step.threads;
+    const narrow = width < fs * (block && source ? NARROW.source : block || mix ? NARROW.block : NARROW.other);
     root.classList.toggle("stage-narrow", narrow);
     root.style.setProperty("--fs", `${fs}px`);
     root.style.setProperty("--cs", `${Math.max(16, Math.min(fs * (narrow ? 1.3 : 1.6), innerHeight * 0.03))}px`);
@@ -292,7 +292,7 @@ export function mount(element, data, hooks = {}) {
     const upTo = stage.predictsTokens && !stage.fills ? step.place + 1 : step.pieces.length;
     says.source.hidden = !sided;
     if (sided && document.activeElement !== says.source) says.source.replaceChildren(...words(step.source_pieces, {}));
-    const end = stage.fills || !step.choice ? "" : stage.predictsTokens ? h("span", { class: "stage-next" }, " …")
+    const end = stage.fills || !step.choice || step.threads.mix ? "" : stage.predictsTokens ? h("span", { class: "stage-next" }, " …")
       : h("span", { class: "stage-next" }, ` → ${best.piece}`);
     says.text.replaceChildren(...words(step.pieces.slice(0, upTo), { here: step.place, rows: step.threads.rows }), end);
     if (stage.fills && at === stage.indexOf("fill")) fillIn(best.piece);

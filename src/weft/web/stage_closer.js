@@ -5,6 +5,7 @@ import { bars, brief, circle, columnNames, dot, largest, line, minus, part, perc
   strongestOf, text, tokenName, weave } from "./stage_marks.js";
 import { valuesOf } from "./stage_ngram.js";
 import { hasRoot, headOf, scaleText } from "./stage_transformer.js";
+import { layerName } from "./stage_threads.js";
 import { withCommas } from "./words.js";
 
 const MAX_FIGURES = 16; // products that are all written out; of more, the largest
@@ -190,7 +191,7 @@ function unitView(stage, layer, unit) {
   const { fs, width: W, height: H, narrow } = stage, m = edge(stage), { terms } = unitTerms(layer, unit),
     rh = Math.min((H - fs * 2) / terms.length, fs * 5);
   const zero = m + (narrow ? W * 0.6 : W * 0.4),
-    scale = (narrow ? W * 0.3 : W * 0.34) / largest(terms.map(([, value]) => value));
+    scale = (narrow ? W * 0.25 : W * 0.34) / largest(terms.map(([, value]) => value));
   return [line(`M${zero} ${fs}v${rh * terms.length}`, "axis"), terms.map(([name, value], n) => {
     const y = fs + (n + 0.5) * rh, size = Math.abs(value) * scale, result = String(name).startsWith("=");
     return [text(m, y + fs * 0.4, name, result ? "bold" : ""), signedBar(value, zero, y - rh * 0.25, size, rh * 0.5),
@@ -298,7 +299,7 @@ export function closer(stage, path) {
         "Energy, share and annotation of each source token. Their weighted sum is the context.", "c = Σ a_{j} h_{j}"]);
   }
   if (kind === "layer") {
-    const layer = t.layers[i], crumbs = t.layers.length > 1 ? [`Layer ${i}`] : ["Cell"];
+    const layer = t.layers[i], crumbs = [layerName(stage, i)];
     if (j === undefined) return view(layerView(stage, layer, i), crumbs, [layer.cell === "elman" ? "Hidden state"
       : `${layer.cell.toUpperCase()} cell at ${quoted(names[here])}`,
       "Every column is one unit: its gates decide what is kept and what is written.", CELL_FORMULAS[layer.cell]],

@@ -2,11 +2,11 @@
 // runs from token to token. Bahdanau's context is a sum of links from the source's threads.
 import { s } from "./dom.js";
 import { CELL_FORMULAS } from "./stage_closer.js";
-import { at, largest, length, line, links, part, percentOf, quoted, rect, strips, text } from "./stage_marks.js";
-import { embeddingPart, sourceParts, tokensPart } from "./stage_threads.js";
+import { at, bars, largest, length, line, links, part, percentOf, quoted, rect, strips, text } from "./stage_marks.js";
+import { embeddingPart, layerName, sourceParts, tokensPart } from "./stage_threads.js";
 import { wordSteps } from "./stage_transformer.js";
 import { wordsPart } from "./stage_words.js";
-import { clamp } from "./words.js";
+import { clamp, withCommas } from "./words.js";
 
 const isSigned = gate => /candidate|hidden/.test(gate);
 
@@ -19,14 +19,15 @@ function gateBox(x, y, size, mean, signed) {
 }
 
 function layerPart(stage, layer, number) {
-  const { fs, here } = stage, gated = layer.cell !== "elman", gates = gated ? layer.gates : [];
-  const title = stage.threads.layers.length > 1 ? `Layer ${number}, ${layer.cell.toUpperCase()}` : gated
-    ? `${layer.cell.toUpperCase()} cell` : "Elman cell";
+  const { fs, here, threads: { rows, layers, mix, source } } = stage, gated = layer.cell !== "elman", gates = gated ? layer.gates : [];
+  const title = mix ? layerName(stage, number) : layers.length > 1 ? `${layerName(stage, number)}, ${layer.cell.toUpperCase()}`
+    : gated ? `${layer.cell.toUpperCase()} cell` : "Elman cell";
+  const back = layer.direction === "backward", begin = back ? rows.length - 1 : 0;
   const [computed, stated] = [`gates${number}`, `state${number}`].map(stage.indexOf);
   const most = largest(layer.states.flat()), thickest = largest(layer.norms);
   return { id: `layer${number}`, at: gated ? `gates${number}` : `state${number}`, title, flex: 1, rowsNarrow: true,
     extraNarrow: gated ? 62 : 0, headRoom: 6.2,
-    band: [{ at: 1, norm: layer.norms[here] }], draw(box) {
+    band: mix ? [] : [{ at: 1, norm: layer.norms[here] }], draw(box) {
       const size = Math.min(fs * 1.5, box.rh(0) * 0.7),
         each = Math.max(size + 4, Math.min(fs * 2.6, (box.w * 0.4) / Math.max(1, gates.length)));
       const wide = gates.length * each, middle = box.x + wide + fs * 1.1, left = middle + fs * 1.4, room = box.x
@@ -34,9 +35,12 @@ function layerPart(stage, layer, number) {
       const thick = norm => fs * 0.3 + fs * 1.3 * (norm / thickest), first = box.ys[0] - box.rh(0) * 0.5;
       // the state on its way from token to token
       const points = box.ys.map((y, n) => [y, thick(layer.norms[n])]);
+      if (back) points.reverse();
       // a text begins with a state of zeros, unless an encoder gives another
-      const start = here === 0 ? length(layer.previous[0]) : stage.threads.rows[0] > 0 || stage.threads.source ? layer.norms[0] : 0;
-      const sides = [-1, 1].map(sign => [[first, thick(start)], ...points]
+      const isWhole = rows[begin] === (back ? stage.step.pieces.length - 1 : 0) && !source;
+      const start = here === begin ? length(layer.previous[0]) : isWhole ? 0 : layer.norms[begin];
+      const edge = back ? box.ys.at(-1) + box.rh(0) * 0.5 : first;
+      const sides = [-1, 1].map(sign => [[edge, thick(start)], ...points]
         .map(([y, w]) => `${middle + (sign * w) / 2} ${y}`));
       const band = line(`M${sides[0].join("L")}L${sides[1].reverse().join("L")}z`, "state");
       const names = gates.map((gate, n) => s("text",
@@ -50,8 +54,22 @@ function layerPart(stage, layer, number) {
       at(stated, band, strips(layer.states, { x: left, w: room, ys: box.ys, h: box.sh, max: most, here,
         m: `h${number}-` }),
         !gated && text(left, first - fs * 0.5, "state", "soft"),
-        box.narrow ? null
+        box.narrow || mix ? null
           : line(`M${box.x + box.w - fs * 0.6} ${box.ys[here]}H${box.x + box.w}V${stage.streamY}`, "stem"))];
+    } };
+}
+
+// The layers of ELMo at the followed token, each with its weight, and their sum: the token's vector.
+function mixPart(stage) {
+  const { fs, threads: { mix: { names, layers, mean } } } = stage, most = largest(layers.flat());
+  return { id: "mix", at: "mix", title: "Mix", width: stage.narrow ? 0 : fs * 9, heightNarrow: 300,
+    band: [{ at: 1, norm: length(mean) }], draw(box) {
+      const each = Math.min(box.h / (layers.length + 1), fs * 6), row = (name, values, n) => [
+        text(box.x, box.y + n * each + fs, name, n === layers.length ? "bold" : "soft"),
+        bars(values, { x: box.x, y: box.y + n * each + fs * 1.5, w: box.w, h: each - fs * 2, max: most, m: `mix${n}` })];
+      return [at(stage.indexOf("mix"), layers.map((values, n) => row(`${names[n]} × 1/${layers.length}`, values, n)),
+        row("= vector", mean, layers.length), box.narrow ? null
+          : line(`M${box.x + box.w / 2} ${box.y + each * (layers.length + 1)}V${stage.streamY}`, "stem"))];
     } };
 }
 
@@ -66,10 +84,11 @@ export function recurrent(stage) {
     part("align", "Alignment: zoom in", rect(box.x, box.y - fs * 2, fs * 4, fs * 1.8, "hit"))];
   } };
   return { parts: [tokensPart(stage), embeddingPart(stage), context,
-    ...t.layers.map((layer, number) => layerPart(stage, layer, number)), wordsPart(stage)].filter(Boolean),
+    ...t.layers.map((layer, number) => layerPart(stage, layer, number)), t.mix && mixPart(stage),
+    wordsPart(stage, t.mix ? { next: "Token after" } : {})].filter(Boolean),
     source: source && { rows: source.rows, parts: sourceParts(stage) },
     band: { start: length(t.embedding.x[here]),
-      label: `vector of ${quoted(names[here])} · thickness = length; the green band beside the threads is the state` } };
+      label: `vector of ${quoted(names[here])} · thickness = length; a green band beside the threads is a state` } };
 }
 
 export function recurrentSteps(stage) {
@@ -77,17 +96,18 @@ export function recurrentSteps(stage) {
   const weights = source?.weights[here], most = weights?.indexOf(Math.max(...weights));
   const many = t.layers.length > 1;
   const cells = t.layers.flatMap((layer, number) => {
-    const open = name => percentOf(layer.means[here][layer.gates.indexOf(name)]), of = many ? ` of layer ${number}`
-      : "";
+    const open = name => percentOf(layer.means[here][layer.gates.indexOf(name)]);
+    const of = many ? ` of ${layerName(stage, number).toLowerCase()}` : "", back = layer.direction === "backward";
+    const before = back ? "the state after the next token" : "the state before";
     const gates = layer.cell === "lstm" ? [`gates${number}`, "Gates",
-      `The gates${of} read ${now} and the state before. On average ${open("forget")} of the cell is kept, ${open("input")} of the new is written.`,
+      `The gates${of} read ${now} and ${before}. On average ${open("forget")} of the cell is kept, ${open("input")} of the new is written.`,
       "i, f, o = σ(W x + U h_{−1} + b)", `layer/${number}`]
       : layer.cell === "gru" ? [`gates${number}`, "Gates",
         `The gates${of} read ${now} and the state before. On average ${open("update")} of the state is kept.`,
         "r, z = σ(W x + U h_{−1} + b)", `layer/${number}`] : null;
     return [gates, [`state${number}`, "New state", layer.cell === "elman"
       ? `${now} and the state before make the new state${of}, which runs on to the next token.`
-      : `What is kept and what is new make the state${of}. It runs on to the next token, and up to the next column.`,
+      : `What is kept and what is new make the state${of}. It runs on to the ${back ? "token before" : "next token"}, and up to the next column.`,
         CELL_FORMULAS[layer.cell], `layer/${number}`]];
   }).filter(Boolean);
   return [
@@ -102,6 +122,12 @@ export function recurrentSteps(stage) {
     source && ["align", "Alignment",
       `The state before asks the source. ${quoted(stage.sourceNames[most])} gets the most: ${percentOf(weights[most])}. The weighted sum is the context.`, "c = Σ a_{j} h_{j}", "align"],
     ...cells,
-    ...choice ? wordSteps(stage) : [],
+    t.mix && ["mix", "Mix", `The vector of ${now} is the mean of its embedding and of all layers, both directions side by side.`,
+      "Σ s_{j} [→h_{j} ; ←h_{j}]"],
+    ...!choice ? [] : t.mix ? [["logits", "Logits",
+      `The forward state has read the text up to ${now}. It is compared with all ${withCommas(choice.vocab_size)} tokens.`, "z = E h + b", "logit/0"],
+    ["probabilities", "Probabilities", `It predicts the token after: ${quoted(choice.candidates[0].piece)}, ${percentOf(choice.candidates[0].final)}. `
+      + `The backward state predicts the one before: ${quoted(t.before.piece)}, ${percentOf(t.before.probability)}.`,
+    "p = softmax(z)", "logit/0"]] : wordSteps(stage),
   ].filter(Boolean);
 }

@@ -1,6 +1,7 @@
 // The numbers of the stage as tables, for those who do not see the picture, and for exact values.
 import { percentOf, strongestOf } from "./stage_marks.js";
 import { valuesOf } from "./stage_ngram.js";
+import { layerName } from "./stage_threads.js";
 import { headOf } from "./stage_transformer.js";
 import { table } from "./table.js";
 import { visibleToken } from "./words.js";
@@ -24,9 +25,9 @@ export function valueTables(stage) {
         ["weight", n => number(own.weights[here][n])], ["length of the value", n => norm(own.v[n])]);
     }
     for (const [n, layer] of (t.layers ?? []).entries()) {
-      layer.gates.forEach((gate, k) => columns.push([`${gate}, layer ${n}, mean`,
+      layer.gates.forEach((gate, k) => columns.push([`${gate}, ${layerName(stage, n).toLowerCase()}, mean`,
         row => number(layer.means[row][k])]));
-      columns.push([`length of the state, layer ${n}`, row => number(layer.norms[row])]);
+      columns.push([`length of the state, ${layerName(stage, n).toLowerCase()}`, row => number(layer.norms[row])]);
     }
     add("Tokens", columns.map(([name]) => name), names.map((_, n) => columns.map(([, value]) => value(n))));
   }

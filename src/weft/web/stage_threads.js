@@ -1,7 +1,7 @@
 // The tokens at the left end of their threads. Of a long text some are left out; a count between two chips leads there.
 import { s } from "./dom.js";
 import { at, bars, chip, largest, part, quoted, rect, strips, text, tokenName } from "./stage_marks.js";
-import { withCommas } from "./words.js";
+import { capitalised, withCommas } from "./words.js";
 
 // Ranges of tokens that are not shown: before the first row, between rows, and after the last.
 export function gaps(rows, size) {
@@ -49,6 +49,12 @@ export function embeddingPart(stage, sub = "") {
       return part(`embedding/${i}`, `Embedding of ${quoted(names[i])}`, rect(place.x, place.y, place.w, place.h, "hit"),
         bars(vector, { ...place, max, m: `x${i}` }));
     }))] };
+}
+
+// What a recurrent layer is called: ELMo has as many for each direction.
+export function layerName({ threads: { layers } }, n) {
+  const { direction } = layers[n];
+  return direction ? `${capitalised(direction)} layer ${n % (layers.length / 2)}` : layers.length > 1 ? `Layer ${n}` : "Cell";
 }
 
 // The encoder's side of a model that reads one text and writes another: its threads, and the vectors that it makes.

@@ -6,7 +6,7 @@ import { saveTools, shellQuote } from "./save.js";
 export const title = "Abilities";
 export const about = "What the model can do without having seen it: copy, recall, count, agree, by distance.";
 export const path = "abilities";
-export const lacks = info => (info?.words || info?.writes ? "" : "predicts no tokens");
+export const lacks = info => (info?.words || info?.writes ? "" : "neither continues a text nor fills it in");
 
 const QUESTIONS = 25; // at each distance
 

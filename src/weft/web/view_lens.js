@@ -5,7 +5,7 @@ import { readingView } from "./reading.js";
 export const title = "Lens";
 export const about = "What each layer would predict if the model ended there.";
 export const path = "lens";
-export const lacks = info => (!info?.words ? "predicts no tokens"
+export const lacks = info => (!info?.words ? "neither continues a text nor fills it in"
   : info.heads ? "" : "has no residual stream to look at after each layer");
 
 export function mount(main, context) {

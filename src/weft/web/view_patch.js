@@ -7,7 +7,7 @@ import { shellQuote } from "./save.js";
 export const title = "Patch";
 export const about = "Put activations of one text into another, and see where its answer comes back.";
 export const path = "patch";
-export const lacks = info => (!info?.words ? "predicts no tokens"
+export const lacks = info => (!info?.words ? "neither continues a text nor fills it in"
   : info.kind === "ngram" ? "has counts and no activations" : "");
 
 export function mount(main, context) {

@@ -7,7 +7,7 @@ import { titleOf } from "./variants.js";
 export const title = "Surprise";
 export const about = "How surprising each token is to the model, and what it expected instead.";
 export const path = "surprise";
-export const lacks = info => (info?.words ? "" : "predicts no tokens");
+export const lacks = info => (info?.words || info?.kind === "elmo" ? "" : "predicts no tokens");
 
 export function mount(main, context) {
   const shown = [];

@@ -123,6 +123,15 @@ def choice_stages(stages: StageList, choice: Candidates) -> None:
 
 def token_stages(stages: StageList, reading: Reading, features: Tensor, *, settings: Sampling) -> Candidates:
     """Record the logits of all tokens after features (d_model,), and the choice of one."""
+    choice = logit_stage(stages, reading, features, settings=settings)
+    choice_stages(stages, choice)
+    return choice
+
+
+def logit_stage(
+    stages: StageList, reading: Reading, features: Tensor, *, settings: Sampling, inputs: Sequence[str] | None = None
+) -> Candidates:
+    """Record the logits of all tokens from features (d_model,), computed by the stages `inputs`."""
     model = reading.model
     readout = model.readout(features)
     assert readout is not None  # a product of features and a table
@@ -136,10 +145,10 @@ def token_stages(stages: StageList, reading: Reading, features: Tensor, *, setti
         choice.sent("logits", choice.logits, "signed"),
         numbers=sizes if c is None else {**sizes, "c": c},
         words={"formula": product if c is None else f"c · tanh(({product}) / c)", "shown": len(choice.ids)},
+        inputs=inputs,
         by=Readout.logits,
         cost=cost(2 * readout.weight.numel(), readout.weight, readout.bias),
     )
-    choice_stages(stages, choice)
     return choice
 
 

@@ -1,29 +1,38 @@
-"""Stages of a token in recurrent models: gates and states of every layer, and Bahdanau's alignment with the source."""
+"""Stages of a token in recurrent models: gates and states of every layer, Bahdanau's alignment with the source, and
+the mix of ELMo's layers."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from weft.decode.config import Sampling
+from weft.errors import ModelError
 from weft.explain.capture import capture
 from weft.explain.interventions.cells import CELLS, GATES, STATES, UnrolledLayer, cell_kind, elman_activation, unrolled
 from weft.explain.reading import Reading
-from weft.explain.step.head import Candidates, token_stages
+from weft.explain.reading import pieces as pieces_of
+from weft.explain.step.head import Candidates, logit_stage, token_stages
 from weft.explain.step.stage import StageList, cost, linear_cost, rounded, sent
 from weft.explain.step.threads import MAX_SIDED_THREADS, shown_threads
 from weft.models.bahdanau import AdditiveAttention, Bahdanau
 from weft.models.bengio import Bengio
+from weft.models.elmo import ELMo
 from weft.models.recurrent import Recurrent
 from weft.nn.recurrent import read
 
 CAPTURED = ("encoder", "bridge", "embedding", "attention.probabilities", "attention.scores", "attention", "maxout")
 
 
-def _cell_stages(stages: StageList, layer: UnrolledLayer, id: str, *, position: int, pieces: Sequence[str]) -> None:
-    """Record a layer at a position, with its gates and states over the whole text."""
-    kind, read_from, time = cell_kind(layer.stack), stages.last, ("token", pieces)
+def _cell_stages(
+    stages: StageList, layer: UnrolledLayer, id: str, *, position: int, pieces: Sequence[str], source: str | None = None
+) -> str:
+    """Record a layer at a position, with its gates and states over the whole text; return the id of its new state.
+
+    `source` is the stage whose result it reads, by default the last.
+    """
+    kind, read_from, time = cell_kind(layer.stack), source or stages.last, ("token", pieces)
     gates, states, by = ("gate", GATES[kind]), STATES[: layer.states.shape[1]], CELLS[kind]
     words = {"f": elman_activation(layer.stack), "states": "h₋₁, c₋₁" if len(states) == 2 else "h₋₁"}
     old = [sent(name, part, "unit") for name, part in zip(states, layer.previous(position), strict=True)]
@@ -48,10 +57,10 @@ def _cell_stages(stages: StageList, layer: UnrolledLayer, id: str, *, position: 
     new = [sent(name, part, "unit") for name, part in zip(states, layer.states[position], strict=True)]
     new += [sent(f"{name} over time", layer.states[:, n], time, "unit") for n, name in enumerate(states)]
     inputs = (last, previous) if kind != "elman" else (last,)
-    stages.record(f"{id}.state", *new, text=f"state-{kind}", words=words, inputs=inputs, by=by)
+    return stages.record(f"{id}.state", *new, text=f"state-{kind}", words=words, inputs=inputs, by=by)
 
 
-def _embedding_stage(stages: StageList, model: Recurrent | Bahdanau, id: int, *, x: Tensor) -> str:
+def _embedding_stage(stages: StageList, model: Recurrent | Bahdanau | ELMo, id: int, *, x: Tensor) -> str:
     """Record the embedding x (width,) of a token."""
     return stages.record(
         "embedding.row",
@@ -98,6 +107,49 @@ def recurrent_stages(
     stages.threads = {"rows": rows, "embedding": {"x": rounded(inputs[rows])}}
     stages.threads["layers"] = [_layer_threads(layer, rows, position) for layer in layers]
     return token_stages(stages, reading, features[0, position], settings=settings)
+
+
+def elmo_stages(
+    stages: StageList, reading: Reading, position: int, *, settings: Sampling, threads: Sequence[int] = ()
+) -> Candidates:
+    """Record the layers of both directions of ELMo at a position, their mean, and the prediction of the next token.
+
+    Of the backward direction, which predicts the token before the position, the threads have the likeliest.
+    """
+    model, size = reading.model, len(reading.ids)
+    assert isinstance(model, ELMo)
+    rows, end = shown_threads(size, position, requested=threads), size - 1
+    if model.config.d_cell:
+        raise ModelError("there is no step to follow: only cells without a projection are shown, and d_cell is set")
+    states = model.layer_states(reading.tokens)[:, 0]  # (layers + 1, time, 2 · d_model)
+    x, here = states[0, :, : model.config.d_model], states[:, position]
+    stages.record_tokens("embedding", reading.ids, reading.pieces, position=position)
+    row, layers, tops = _embedding_stage(stages, model, reading.ids[position], x=x[position]), [], []
+    directions = (
+        ("forward", model.ahead, position, rows, reading.pieces, x),
+        ("backward", model.back, end - position, [end - n for n in rows], reading.pieces[::-1], x.flip(0)),
+    )
+    for name, stack, at, order, pieces, below in directions:
+        source = row
+        for number, cell in enumerate(stack):
+            assert isinstance(cell, nn.RNNBase)
+            (layer,) = unrolled(cell, below)
+            source = _cell_stages(stages, layer, f"{name}.{number}", position=at, pieces=pieces, source=source)
+            below = below + layer.states[:, 0] if number else layer.states[:, 0]
+            layers.append({"direction": name, **_layer_threads(layer, order, at)})
+        tops.append(source)
+    names = ["embedding", *(f"layer {n}" for n in range(model.config.layers))]
+    mix = sent("mean", here.mean(0), "coordinate"), sent("layers", here, ("layer", names), "coordinate")
+    stages.record("mix.mean", *mix, text="elmo-mix", words={"count": len(names)}, inputs=tops, by=ELMo.layer_states)
+    stages.threads = {"rows": rows, "embedding": {"x": rounded(x[rows])}, "layers": layers}
+    stages.threads["mix"] = {"names": names, "layers": rounded(here), "mean": rounded(here.mean(0))}
+    ahead, back = model.directions(here[-1])
+    before = model.readout(back).logits().softmax(-1)[: reading.tokenizer.vocab_size]
+    likeliest = pieces_of(reading.tokenizer, [int(before.argmax())])[0]
+    stages.threads["before"] = {"piece": likeliest, "probability": rounded(before.max())}
+    choice = logit_stage(stages, reading, ahead, settings=Sampling(), inputs=tops[:1])
+    stages.record("output.probabilities", choice.sent("probability", choice.probability, "probability"))
+    return choice
 
 
 def bengio_stages(

@@ -12,7 +12,7 @@ from weft.explain.reading import Reading
 from weft.explain.step.head import Candidates, head_stages
 from weft.explain.step.ngram import ngram_stages
 from weft.explain.step.passing import FollowedToken, watched
-from weft.explain.step.recurrent import bahdanau_stages, bengio_stages, recurrent_stages
+from weft.explain.step.recurrent import bahdanau_stages, bengio_stages, elmo_stages, recurrent_stages
 from weft.explain.step.stage import StageList, StepStage
 from weft.explain.step.threads import transformer_threads
 from weft.explain.step.transformer import stack_stages
@@ -25,6 +25,7 @@ from weft.models import heads
 from weft.models.bahdanau import Bahdanau
 from weft.models.base import LanguageModel, evaluating
 from weft.models.bengio import Bengio
+from weft.models.elmo import ELMo
 from weft.models.ngram import NGram
 from weft.models.recurrent import Recurrent
 from weft.models.transformer import Transformer
@@ -32,6 +33,7 @@ from weft.models.transformer import Transformer
 FAMILIES: dict[type[LanguageModel], tuple[str, Callable[..., Candidates]]] = {
     Bengio: ("bengio", bengio_stages),
     Recurrent: ("recurrent", recurrent_stages),
+    ELMo: ("elmo", elmo_stages),
     Bahdanau: ("bahdanau", bahdanau_stages),
     NGram: ("ngram", ngram_stages),
 }
@@ -129,10 +131,10 @@ def step(
 ) -> StepPicture:
     """Follow one token of a reading of `text` through its model.
 
-    By default the last position is followed, and the first layer is opened. In the encoder of an encoder–decoder, the
-    token at `source_position` is followed, by default the one that the decoder's last block attends to most. `labels`
-    are the names of a classifier's labels. Of a long text, the tokens in `threads` are shown beside the followed one,
-    or else the most relevant.
+    By default the last position is followed, of ELMo the middle one, and the first layer is opened. In the encoder of
+    an encoder–decoder, the token at `source_position` is followed, by default the one that the decoder's last block
+    attends to most. `labels` are the names of a classifier's labels. Of a long text, the tokens in `threads` are shown
+    beside the followed one, or else the most relevant.
     """
     for ids, name in ((reading.ids, "the text"), (reading.source or (), "the source")):
         if len(ids) > MAX_TOKENS:
@@ -142,6 +144,7 @@ def step(
         raise ConfigError(f"place = {position}: the text has {size} tokens, which are counted from 0")
     # The last token of a translation is its end, after which nothing is predicted.
     last = size - 1 if reading.source is None or size < 2 else size - 2
+    last = size // 2 if isinstance(model, ELMo) else last  # which has tokens on both sides
     at, masked = last if position is None else position % size, None
     choice: Candidates | None
     with evaluating(model):
@@ -162,7 +165,7 @@ def step(
             if layer is not None:
                 raise ConfigError(f"layer = {layer}: only a Transformer has a layer to open; leave it out")
             if type(model) not in FAMILIES:
-                raise ModelError("there is no step to follow: word vectors and ELMo give vectors and write no text")
+                raise ModelError("there is no step to follow: word vectors are looked up, not computed")
             kind, record = FAMILIES[type(model)]
             choice = record(stages, reading, at, settings=settings, threads=threads)
     outcome: dict[str, Any] = {"choice": choice, "masked": masked, "source_position": source_position}
