@@ -16,7 +16,7 @@ from typing import Any
 
 import weft
 
-LETTERS, WORD, CHANGED, PAIRS = "abcdefghijklmnopqrstuvwxyz", 6, 2, 400
+LETTERS, WORD, CHANGED, PAIRS = "abcdefghijklmnopqrstuvwxyz", 6, 2, 1000
 BEFORE = "abcd=dcba\n\n"  # an LSTM that carries its state is not used to the beginning of a text
 SMALL = {"evaluate.every": 500, "compile": False}
 CHARS = {"tokenizer": {"kind": "char", "fallback": "unk"}}

@@ -26,7 +26,7 @@ def epoch_table(metrics: Lines) -> Table:
         end = lines[-1]["step"]
         held_out = [line["validation_loss"] for line in metrics if line["step"] <= end and line.get("validation_loss")]
         training = sum(line["loss"] for line in lines) / len(lines)
-        gap = f"{held_out[-1] - training:+.3f}" if held_out else ""
+        gap = f"{held_out[-1] - training:+.3f}".replace("-", "−") if held_out else ""
         name = f"{last:.2f}" if epoch > last else str(epoch)
         rows.append((name, f"{end:,}", fixed(training), fixed(held_out[-1]) if held_out else "", gap))
     header = ("epoch", "step", "training", "held out", "gap")

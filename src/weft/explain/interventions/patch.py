@@ -34,7 +34,7 @@ PATH_NODES, NEURONS = 6, 12  # strongest nodes whose paths are measured, and neu
 TRACKED_NODES = 4  # strongest nodes that are measured at each checkpoint
 MIN_PAIRS = 8  # from which on a circuit is looked for
 MIN_GROUP = 16  # texts of a length whose means are taken by position
-KEPT = 0.95  # share of the accuracy that a node's removal may not go below while a circuit is looked for
+KEPT = 0.98  # share of the accuracy that a node's removal may not go below while a circuit is looked for
 MIN_DIFFERENCE = 1e-4  # logits between the two texts
 
 SIDES = ("clean", "corrupt")
@@ -240,7 +240,7 @@ def find_circuit(pairs: Sequence[TextPair], ordered: Sequence[CircuitNode]) -> C
     """Find nodes that suffice, and measure them on the other half of the pairs.
 
     `ordered` has the weakest nodes first. Blocks of nodes are replaced by their mean as long as the accuracy on the
-    first half stays at 95 % of the whole model's; a block that is needed is divided and tried again.
+    first half stays at 98 % of the whole model's; a block that is needed is divided and tried again.
     """
     search, means = batches(pairs[::2]), mean_activations(batches(pairs), ordered)
     whole, removed = ablated_accuracy(search, (), means), list[CircuitNode]()
