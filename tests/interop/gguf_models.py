@@ -16,7 +16,7 @@ from weft.models.config import Decoder
 from weft.models.head_config import LMHead
 from weft.models.presets import gpt, llama
 from weft.nn.config import Attention, Experts, Gated, LayerNorm, Plain, RMSNorm
-from weft.nn.position_config import ALiBi, LinearScaling, Llama3Scaling, LongRoPE, NoPosition, Rotary
+from weft.nn.position_config import ALiBi, LinearScaling, Llama3Scaling, LongRoPE, NoPosition, Rotary, YaRN
 from weft.text.config import BPE
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 
@@ -112,6 +112,55 @@ FAMILIES = {
         attention=Attention(heads=HEADS, kv_heads=2, bias="qkv"),
     ),
     "qwen3moe": MIXTURE.replace(attention=Attention(heads=HEADS, kv_heads=2, d_head=128, qk_norm=RMSNorm())),
+    "granitemoe": MIXTURE.replace(
+        feedforward=MIXTURE.feedforward.replace(score="softmax-chosen"),
+        attention=Attention(heads=HEADS, kv_heads=2, scale=0.125),
+        embedding_scale=12.0,
+        head=LMHead(scale=0.125),
+    ),
+    "hunyuan-moe": MIXTURE.replace(
+        feedforward=MIXTURE.feedforward.replace(shared="added", shared_d_ff=96),
+        attention=Attention(heads=HEADS, kv_heads=2, d_head=24, qk_norm=RMSNorm(), qk_norm_rotated=True),
+    ),
+    "minimax-m2": MIXTURE.replace(
+        feedforward=MIXTURE.feedforward.replace(score="sigmoid", choice_bias=0.0),
+        attention=Attention(heads=HEADS, kv_heads=2, d_head=24, qk_norm=RMSNorm(), qk_norm_over="heads"),
+        position=Rotary(fraction=0.5),
+    ),
+    "glm4moe": MIXTURE.replace(
+        layers=3,
+        feedforward=Experts(
+            experts=6,
+            chosen=3,
+            d_ff=32,
+            score="sigmoid",
+            choice_bias=0.0,
+            scale=2.5,
+            shared="added",
+            shared_d_ff=64,
+            dense=Gated(d_ff=FF),
+            dense_layers=(0,),
+        ),
+        attention=Attention(heads=HEADS, kv_heads=2, bias="qkv", qk_norm=RMSNorm()),
+        position=Rotary(fraction=0.5),
+    ),
+    "gpt-oss": MIXTURE.replace(
+        feedforward=Experts(
+            experts=6,
+            chosen=3,
+            d_ff=32,
+            score="softmax-chosen",
+            router_bias=True,
+            bias=True,
+            limit=7.0,
+            up_offset=1.0,
+            beta=1.702,
+        ),
+        attention=Attention(heads=HEADS, kv_heads=2, bias="all", sinks=True),
+        position=Rotary(scaling=YaRN(factor=4.0, original_context=12, whole_pairs=False)),
+        pattern=[{"window": 5}, {}],
+    ),
+    "llama-yarn": LLAMA.replace(position=Rotary(scaling=YaRN(factor=4.0, original_context=12, fast=16.0))),
     "olmoe": MIXTURE.replace(
         feedforward=MIXTURE.feedforward.replace(renormalised=False),
         attention=Attention(heads=HEADS, qk_norm=RMSNorm(), qk_norm_over="heads"),

@@ -110,8 +110,8 @@ def integer(key: bytes, value: int) -> Any:
         (lambda data: renamed(data, b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba"), "'mamba': .*llama"),
         (lambda data: renamed(data, b"gpt-2", b"gpt-9"), "tokenizer.ggml.pre = 'gpt-9'"),
         (
-            lambda data: overwritten(data, after(data, b"token_embd.weight") + 20, struct.pack("<I", 39)),
-            "'token_embd.weight' is of ggml type 39.*Q4_K",
+            lambda data: overwritten(data, after(data, b"token_embd.weight") + 20, struct.pack("<I", 40)),
+            "'token_embd.weight' is of ggml type 40.*Q4_K",
         ),
         (
             integer(b"llama.feed_forward_length", 31),
@@ -192,6 +192,17 @@ SHORT_FACTORS = b"rope_factors_short.weight"
             "olmoe",
             integer(b"olmoe.feed_forward_length", 2**28),
             "'blk.0.ffn_gate_exps.weight' is [5, 96, 64]; the settings require [5, 268435456, 64]",
+        ),
+        (
+            "glm4moe",
+            integer(b"glm4moe.leading_dense_block_count", 3),
+            "glm4moe.leading_dense_block_count = 3: expected a whole number below 3",
+        ),
+        ("minimax-m2", integer(b"minimax-m2.expert_gating_func", 1), "expert_gating_func = 1: weft has only 2"),
+        (
+            "gpt-oss",
+            integer(b"gpt-oss.rope.scaling.original_context_length", 0),
+            "original_context_length = 0: expected",
         ),
         ("olmoe", integer(b"olmoe.attention.head_count_kv", 2), "head_count_kv = 2: weft has only 4"),
     ],

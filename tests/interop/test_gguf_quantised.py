@@ -168,6 +168,9 @@ def random_blocks(encoding: TensorEncoding, rows: int, width: int) -> Any:
     """Random bytes, (rows, blocks, bytes), with finite scales."""
     rng = np.random.default_rng(encoding.number)
     raw = rng.integers(0, 256, (rows, width // encoding.block, encoding.bytes), dtype=np.uint8)
+    if encoding.name == "MXFP4":
+        raw[..., 0] = rng.integers(110, 140, raw.shape[:-1])
+        return raw
     scales = {"Q4_0": [0], "Q5_0": [0], "Q8_0": [0], "Q6_K": [208], "Q3_K": [108], "Q2_K": [80, 82]}
     for offset in scales.get(encoding.name, [0, 2]):
         values = rng.normal(size=(rows, width // encoding.block)).astype(np.float16)
@@ -192,6 +195,17 @@ def five_bits(raw: Any, name: str) -> Tensor:
     return torch.tensor(values)
 
 
+def e2m1(raw: Any) -> Tensor:
+    """Dequantise MXFP4 by definition: a power of two times numbers of a sign, two exponent bits and one of mantissa."""
+    values = []
+    for scale, *data in raw.reshape(-1, raw.shape[-1]).tolist():
+        for code in (*(byte & 15 for byte in data), *(byte >> 4 for byte in data)):
+            exponent, mantissa = code >> 1 & 3, (code & 1) / 2
+            size = (1 + mantissa) * 2 ** (exponent - 1) if exponent else mantissa
+            values.append((-1) ** (code >> 3) * size * 2.0 ** (scale - 127))
+    return torch.tensor(values)
+
+
 @pytest.mark.parametrize("encoding", [e for e in ENCODINGS.values() if e.block > 1], ids=lambda e: e.name)
 def test_blocks_are_dequantised_as_by_transformers(encoding: TensorEncoding) -> None:
     rows, width = 7, 512
@@ -200,6 +214,8 @@ def test_blocks_are_dequantised_as_by_transformers(encoding: TensorEncoding) -> 
     ours = dequantize(memoryview(raw.tobytes()), entry, chunk=1024)  # two rows in one call
     if encoding.name in ("Q5_0", "Q5_1"):  # transformers does not read them
         expected = five_bits(raw, encoding.name)
+    elif encoding.name == "MXFP4":
+        expected = e2m1(raw)
     else:
         from transformers.integrations.gguf.dequant import dequantize as reference
 

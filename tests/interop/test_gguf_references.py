@@ -58,8 +58,44 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         {**MIXTURE, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 40, "intermediate_size": 99},
     ),
     "qwen3moe": ("Qwen3Moe", {**MIXTURE, "moe_intermediate_size": 32, "norm_topk_prob": True, "head_dim": 24}),
+    "granitemoe": (
+        "GraniteMoe",
+        {**LLAMA, "num_local_experts": 6, "num_experts_per_tok": 3, "attention_multiplier": 0.2}
+        | {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0},
+    ),
+    "hunyuan-moe": ("HunYuanMoEV1", {**LLAMA, "num_experts": 6, "moe_topk": 3, "head_dim": 24}),
+    "minimax-m2": (
+        "MiniMaxM2",
+        {**LLAMA, "num_local_experts": 6, "num_experts_per_tok": 3, "head_dim": 24}
+        | {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.5}},
+    ),
+    "glm4moe": (
+        "Glm4Moe",
+        {**LLAMA, "n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 24}
+        | {"n_shared_experts": 2, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1, "use_qk_norm": True}
+        | {"num_hidden_layers": 3, "attention_bias": True, "n_group": 1, "topk_group": 1},
+    ),
+    "gpt-oss": (
+        "GptOss",
+        {**LLAMA, "num_local_experts": 6, "num_experts_per_tok": 3, "head_dim": 24, "sliding_window": 5}
+        | {"layer_types": ["sliding_attention", "full_attention"]}
+        | {
+            "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "truncate": False}
+            | {"original_max_position_embeddings": 12, "beta_fast": 32.0, "beta_slow": 1.0}
+        },
+    ),
     "olmoe": ("Olmoe", {**MIXTURE, "num_key_value_heads": HEADS}),
 }
+
+
+MIXTURES = ("mixtral", "qwen2moe", "qwen3moe", "olmoe", "granitemoe", "hunyuan-moe", "minimax-m2", "glm4moe", "gpt-oss")
+
+
+# names of modules in transformers → names that the package gguf knows
+RENAMED = {
+    "block_sparse_moe.router": "mlp.gate", "block_sparse_moe.experts": "mlp.experts",
+    "e_score_correction_bias": "e_score_correction.bias",
+}  # fmt: skip
 
 
 def reference_model(architecture: str) -> Any:
@@ -68,7 +104,8 @@ def reference_model(architecture: str) -> Any:
     head = "LMHeadModel" if architecture == "gpt2" else "ForCausalLM"
     model = getattr(transformers, f"{prefix}{head}")(config(vocab_size=300, **settings)).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
+        biases = [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
+        for parameter in (*model.parameters(), *biases):
             parameter.normal_(std=0.15)
     return model
 
@@ -76,20 +113,37 @@ def reference_model(architecture: str) -> Any:
 def add_settings(writer: Any, architecture: str, config: Any) -> None:
     """Add the keys that the converter of llama.cpp writes."""
     plain = architecture in ("gpt2", "falcon", "bloom")
-    writer.add_block_count(config.num_hidden_layers)
+    writer.add_block_count(config.num_hidden_layers + (architecture == "glm4moe"))
     writer.add_context_length(1024 if architecture == "gpt2" else 48)
     writer.add_embedding_length(D)
     writer.add_feed_forward_length(4 * D if plain else FF)
     writer.add_head_count(HEADS)
     if architecture != "gpt2":
         writer.add_head_count_kv(HEADS if architecture in ("bloom", "olmoe") else 2)
-    if architecture in ("mixtral", "qwen2moe", "qwen3moe", "olmoe"):
+    if architecture in MIXTURES:
         writer.add_expert_count(6)
-        writer.add_expert_used_count(config.num_experts_per_tok)
-    if architecture in ("qwen2moe", "qwen3moe"):
+        writer.add_expert_used_count(2 if architecture == "mixtral" else 3)
+    if architecture in ("qwen2moe", "qwen3moe", "glm4moe"):
         writer.add_expert_feed_forward_length(32)
-    if architecture == "qwen2moe":
-        writer.add_expert_shared_feed_forward_length(40)
+    if architecture in ("hunyuan-moe", "minimax-m2", "gpt-oss"):
+        writer.add_expert_feed_forward_length(FF)
+    if architecture in ("qwen2moe", "hunyuan-moe"):
+        writer.add_expert_shared_feed_forward_length(40 if architecture == "qwen2moe" else FF)
+    if architecture in ("minimax-m2", "glm4moe"):
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_rope_dimension_count(12)
+    if architecture == "glm4moe":
+        writer.add_nextn_predict_layers(1)
+        writer.add_tensor("blk.3.nextn.enorm.weight", np.ones(D, dtype=np.float32))
+        writer.add_expert_shared_count(2)
+        writer.add_leading_dense_block_count(1)
+        writer.add_expert_weights_norm(True)
+        writer.add_expert_weights_scale(2.5)
+    if architecture == "granitemoe":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
     if plain or architecture in ("stablelm", "olmo"):
         writer.add_layer_norm_eps(1e-5)
     else:
@@ -98,13 +152,17 @@ def add_settings(writer: Any, architecture: str, config: Any) -> None:
         writer.add_rope_dimension_count(D // HEADS)
     elif architecture == "stablelm":
         writer.add_rope_dimension_count(D // HEADS // 4)
-    if architecture in ("qwen3", "gemma", "gemma3", "qwen3moe"):
+    if architecture in ("qwen3", "gemma", "gemma3", "qwen3moe", "hunyuan-moe", "minimax-m2", "glm4moe", "gpt-oss"):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
     if not plain:
         rotary = config.rope_parameters
         writer.add_rope_freq_base((rotary["full_attention"] if architecture == "gemma3" else rotary)["rope_theta"])
-    if architecture in ("phi3", "gemma3"):
+    if architecture == "gpt-oss":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(4.0)
+        writer.add_rope_scaling_orig_ctx_len(12)
+    if architecture in ("phi3", "gemma3", "gpt-oss"):
         writer.add_sliding_window(config.sliding_window)
     if architecture == "olmo":
         writer.add_clamp_kqv(config.clip_qkv)
@@ -123,7 +181,7 @@ def separated(fused: Tensor, groups: int) -> Tensor:
 
 def converted(architecture: str, name: str, weight: Tensor) -> Tensor:
     """Change a tensor as the converter of llama.cpp does."""
-    if architecture in ("llama", "mixtral", "smollm3", "olmo") and ("q_proj" in name or "k_proj" in name):
+    if architecture in ("llama", "mixtral", "granitemoe", "smollm3", "olmo") and ("q_proj" in name or "k_proj" in name):
         return interleaved(weight, HEADS if "q_proj" in name else 2)
     if "query_key_value" in name:
         return separated(weight, HEADS if architecture == "bloom" else 2)
@@ -147,11 +205,19 @@ def write_reference(path: Path, architecture: str, model: Any) -> None:
     writer.add_token_merges(keys["tokenizer.ggml.merges"])
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == known)
     names = gguf.get_tensor_name_map(kind, model.config.num_hidden_layers)
-    for name, parameter in model.named_parameters():
+    biases = {name: buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")}
+    for name, parameter in {**dict(model.named_parameters()), **biases}.items():
         weight = converted(architecture, name, parameter.data.clone())
         name = name.removeprefix("transformer.") if architecture == "bloom" else name
+        for theirs, known_as in RENAMED.items():
+            name = name.replace(theirs, known_as)
+        if architecture == "gpt-oss" and ".experts." in name:
+            weight = weight.mT if weight.dim() == 3 else weight
+            if "gate_up" in name:  # gates and up projections in turn
+                weight = torch.cat((weight[:, ::2], weight[:, 1::2]), 1)
+            name = name.replace("_proj_bias", "_proj.bias")
         parts = {name: weight}
-        if name.endswith("gate_up_proj"):
+        if "experts.gate_up_proj" in name:
             gate, up = weight.chunk(2, dim=1)
             parts = {name.replace("gate_up", "gate"): gate, name.replace("gate_up", "up"): up}
         for part, values in parts.items():
@@ -202,6 +268,7 @@ def test_transformers_reads_an_imported_model(architecture: str, tmp_path: Path)
         "falcon",
         "qwen2moe",
         "qwen3moe",
+        "minimax-m2",
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma2", "starcoder2", "stablelm", "bloom")),
     ],
 )

@@ -152,15 +152,18 @@ def block(stack: str, theirs: str, layouts: Mapping[str, Layouts] | None = None,
     return tuple(rules)
 
 
-def experts(theirs: str, gate_up: tuple[str, ...], down: str, *, layouts: tuple[Layouts, ...]) -> Rules:
+def experts(
+    theirs: str, gate_up: tuple[str, ...], down: str, *, layouts: tuple[Layouts, ...], bias: str = "_bias"
+) -> Rules:
     """Rules for the matrices of a decoder's experts and their biases; their names begin with `theirs`. Names without
-    `{expert}` are of all experts together, and their biases end in `_bias`."""
+    `{expert}` are of all experts together, and their biases end in `bias`."""
     rules = []
     for ours, names, layout in (("gate_up", gate_up, layouts[0]), ("down", (down,), layouts[1])):
         own = f"decoder.blocks.{{layer}}.feedforward.experts.{ours}"
         rules.append(tensor(own, *(f"{theirs}.{name}" for name in names), layout=layout))
         if "{expert}" not in down:
-            rules.append(tensor(f"{own}_bias", f"{theirs}.{names[0].removesuffix('.weight')}_bias", layout=layout))
+            biases = (f"{theirs}.{name.removesuffix('.weight')}{bias}" for name in names)
+            rules.append(tensor(f"{own}_bias", *biases, layout=layout))
     return tuple(rules)
 
 
@@ -213,7 +216,7 @@ def conversions(rules: Iterable[NameRule], model: Model) -> Conversions:
 def _parts(rule: NameRule, name: str, shape: Shape, *, model: Model, layer: int) -> Iterator[TensorPart]:
     names, layouts, each = [part.replace("{layer}", str(layer)) for part in rule.theirs], rule.layouts, "{expert}"
     count = shape[0] if each in names[0] else 0
-    axis = int(not count and len(names) > 1 and len(shape) == 3)
+    axis = int(not count and len(names) > 1 and ".experts." in name)
     if count:
         heights = [shape[1] // len(names)] * (len(names) * shape[0])
         names = [part.replace(each, str(expert)) for expert in range(shape[0]) for part in names]

@@ -8,12 +8,25 @@ from weft.config import Tree
 from weft.interop.families.llama import granite_factors
 from weft.interop.families.positions import all_but_every, depth, kinds_of, rotated_part, with_windows
 from weft.interop.settings import Flat, Settings, layer_pattern
-from weft.interop.table import Key, Row, SettingsTable, Special, even_heads, follows, four_times, keys, repeats, switch
+from weft.interop.table import (
+    Key,
+    Row,
+    SettingsTable,
+    Special,
+    constant,
+    even_heads,
+    follows,
+    four_times,
+    keys,
+    repeats,
+    switch,
+)
 
 # tensors with divisors of rotary frequencies: LLaMA 3.1's scaling, and both lists of LongRoPE
 FREQUENCIES, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 WINDOW, STEP = "attention.sliding_window", "attention.sliding_window_pattern"
 SCALINGS = "position.scaling."
+YARN_RAMP = {"fast": 32.0, "slow": 1.0}  # our name of a number of turns → default
 
 
 def _read_scaling(settings: Settings, model: Flat) -> Flat:
@@ -24,8 +37,13 @@ def _read_scaling(settings: Settings, model: Flat) -> Flat:
         return {}
     if kind == "linear":
         return {f"{SCALINGS}kind": "linear", f"{SCALINGS}factor": settings.number("rope.scaling.factor")}
+    if kind == "yarn":
+        sizes = settings.number("rope.scaling.factor"), settings.integer("rope.scaling.original_context_length")
+        ramp = (settings.number(f"rope.scaling.yarn_beta_{end}", turns) for end, turns in YARN_RAMP.items())
+        values = dict(zip(("factor", "original_context", *YARN_RAMP), (*sizes, *ramp), strict=True))
+        return {f"{SCALINGS}kind": "yarn", **{f"{SCALINGS}{name}": value for name, value in values.items()}}
     if kind != "none":
-        raise settings.error("rope.scaling.type", f"weft has none, linear, and LLaMA 3.1's '{FREQUENCIES}'")
+        raise settings.error("rope.scaling.type", f"weft has none, linear, yarn, and LLaMA 3.1's '{FREQUENCIES}'")
     return {}
 
 
@@ -33,6 +51,12 @@ def _write_scaling(model: Flat) -> Tree:
     kind = model.get(f"{SCALINGS}kind")
     if kind == "linear":
         return {"rope.scaling.type": "linear", "rope.scaling.factor": model[f"{SCALINGS}factor"]}
+    if kind == "yarn":
+        ramp = {
+            f"rope.scaling.yarn_beta_{end}": model.get(f"{SCALINGS}{end}", turns) for end, turns in YARN_RAMP.items()
+        }
+        sizes = {"rope.scaling.original_context_length": model[f"{SCALINGS}original_context"]}
+        return {"rope.scaling.type": "yarn", "rope.scaling.factor": model[f"{SCALINGS}factor"], **sizes, **ramp}
     if kind not in ("llama3", "longrope"):
         return {}
     factor = {"rope.scaling.attn_factor": model[f"{SCALINGS}attention_factor"]} if kind == "longrope" else {}
@@ -86,8 +110,11 @@ PARALLEL = switch(
 
 
 def _read_every_other(settings: Settings, model: Flat) -> Flat:
-    """Gemma 2 has a window in every other layer, beginning with the first."""
+    """Gemma 2 and GPT-OSS have a window in every other layer, beginning with the first."""
     return with_windows([layer % 2 == 0 for layer in range(depth(model))], settings.integer(WINDOW, 4096))
+
+
+EVERY_OTHER = Special(_read_every_other, lambda model: {WINDOW: size} if (size := kinds_of(model)[0]["window"]) else {})
 
 
 def _read_kinds(settings: Settings, model: Flat) -> Flat:
@@ -140,6 +167,7 @@ def _above_zero(ours: str, theirs: str) -> Special:
     return Special(read, lambda model: {theirs: model[ours]} if model.get(ours) is not None else {})
 
 
+SOFTMAX, SIGMOID, SOFTMAX_CHOSEN = 1, 2, 3  # values of expert_gating_func
 EXPERTS = keys(experts="expert_count", chosen="expert_used_count")
 EXPERT_WIDTH = Key(
     *("feedforward.d_ff", "expert_feed_forward_length"),
@@ -175,7 +203,54 @@ BIASED = {**GELU, "norm.kind": "layer", "attention.bias": "all"}
 
 def _mixture(table: SettingsTable) -> SettingsTable:
     """Let a table have experts, whose router's scores llama.cpp takes by a softmax in these architectures."""
-    return replace(table, only={"expert_gating_func": 1, "expert_weights_scale": 1.0})
+    return replace(
+        table, only={"expert_gating_func": SOFTMAX, "expert_weights_scale": 1.0, "leading_dense_block_count": 0}
+    )
+
+
+def _sigmoids(fixed: Mapping[str, Any], *rows: Row) -> SettingsTable:
+    """Table of an architecture of experts whose scores are sigmoids, with a bias for the choice."""
+    scores = {"feedforward.score": "sigmoid", "feedforward.choice_bias": 0.0}
+    shared = {"norm.kind": "rms", "position.kind": "rotary", "feedforward.kind": "experts", **scores}
+    ungrouped = {"expert_gating_func": SIGMOID, "expert_group_count": 1, "expert_group_used_count": 1}
+    rows = (*ROTATED, RMS, FRACTION, *rows, constant("expert_gating_func", SIGMOID))
+    return SettingsTable(rows, {**shared, **fixed}, only=ungrouped)
+
+
+def _read_glm_layers(settings: Settings, model: Flat) -> Flat:
+    """GLM-4.5 begins with dense layers, and its file counts those that predict several tokens, which are not read."""
+    more, first = settings.get("nextn_predict_layers", 0), settings.get("leading_dense_block_count", 0)
+    if type(more) is not int or not 0 <= more < model["layers"]:
+        raise settings.error("nextn_predict_layers", f"expected a whole number below {model['layers']}")
+    layers = model["layers"] - more
+    if type(first) is not int or not 0 <= first < layers:
+        raise settings.error("leading_dense_block_count", f"expected a whole number below {layers}")
+    if not first:
+        return {"layers": layers}
+    dense = {"kind": "gated", "d_ff": model["feedforward.d_ff"], "activation": "silu"}
+    found = {f"feedforward.dense.{name}": value for name, value in dense.items()}
+    return {"layers": layers, "feedforward.dense_layers": list(range(first)), **found}
+
+
+def _write_glm_layers(model: Flat) -> Tree:
+    dense = model.get("feedforward.dense_layers", [])
+    width = {"feed_forward_length": model["feedforward.dense.d_ff"]} if dense else {}
+    return {**width, "leading_dense_block_count": len(dense)}
+
+
+def _read_shared(settings: Settings, model: Flat) -> Flat:
+    """Number of shared experts, which weft has as one layer."""
+    count = settings.get("expert_shared_count", 0)
+    if type(count) is not int or count < 0:
+        raise settings.error("expert_shared_count", "expected a whole number")
+    return (
+        {"feedforward.shared": "added", "feedforward.shared_d_ff": count * model["feedforward.d_ff"]} if count else {}
+    )
+
+
+def _write_shared(model: Flat) -> Tree:
+    width = model.get("feedforward.shared_d_ff") or 0
+    return {"expert_shared_count": width // model["feedforward.d_ff"]}
 
 
 def _plain(fixed: Mapping[str, Any], *rows: Row) -> SettingsTable:
@@ -191,6 +266,8 @@ def _bare(fixed: Mapping[str, Any], *rows: Row) -> SettingsTable:
 
 def settings_from_tensors(architecture: str, names: Container[str]) -> Flat:
     """Settings without a key that follow from the names of the first layer's tensors."""
+    if architecture == "glm4moe" and "blk.0.attn_q_norm.weight" in names:
+        return {"attention.qk_norm.kind": "rms"}
     if architecture == "falcon":
         return {"sublayers": "parallel-two-norms" if "blk.0.attn_norm_2.weight" in names else "parallel"}
     if architecture != "stablelm":
@@ -215,19 +292,21 @@ def first_layer_tensors(model: Flat) -> set[str]:
 
 
 # architectures whose files store queries and keys with adjacent rotary pairs
-ADJACENT = ("llama", "granite", "smollm3", "olmo")
+ADJACENT = ("llama", "granite", "granitemoe", "smollm3", "olmo")
 # architectures whose files store queries, keys and values as one matrix
 JOINED = ("gpt2", "gptneox", "phi2", "phi3", "falcon", "bloom")
 # architectures whose files have an LM head even if it is tied; those of GPT-2 may have one
 REPEATED = ("olmo2", "gptneox", "phi2", "stablelm")
 # rotary scalings that are tensors → architectures in which llama.cpp supports them
-IN_TENSORS = {"llama3": ("llama", "granite"), "longrope": ("phi3",)}
+IN_TENSORS = {"llama3": ("llama", "granite", "granitemoe"), "longrope": ("phi3",)}
 NO_BIAS = {"attention.bias": "none"}
 GEMMA = {**NO_BIAS, "feedforward.activation": "gelu-tanh", "embedding_scale": True, "norm.offset": 1.0}
 QK_NORM = {**NO_BIAS, "attention.qk_norm.kind": "rms"}
-QK_EPS_OF_EACH = Special(
-    lambda settings, model: {"attention.qk_norm.eps": model["norm.eps"]} if "attention.qk_norm.kind" in model else {},
-    lambda model: {"use_parallel_residual": model["sublayers"] == "parallel"},
+QK_EPS_IF_NORMED = Special(
+    lambda settings, model: {"attention.qk_norm.eps": model["norm.eps"]} if "attention.qk_norm.kind" in model else {}
+)
+QK_EPS_OF_EACH = replace(
+    QK_EPS_IF_NORMED, write=lambda model: {"use_parallel_residual": model["sublayers"] == "parallel"}
 )
 UNSCALED = {"feedforward.kind": "experts", "feedforward.renormalised": False}
 # if several can express a model, the first is written
@@ -238,7 +317,7 @@ ARCHITECTURES = {
     "gemma": _llama_like({**GEMMA, "head.tied": True}),
     "gemma2": _llama_like(
         {**GEMMA, "head.tied": True, "placement": "sandwich"},
-        Special(_read_every_other, lambda model: {WINDOW: size} if (size := kinds_of(model)[0]["window"]) else {}),
+        EVERY_OTHER,
         Key("attention.softcap", "attn_logit_softcapping", 50.0, kind="positive"),
         Key("head.softcap", "final_logit_softcapping", 30.0, kind="positive"),
         _scale(46),
@@ -281,8 +360,58 @@ ARCHITECTURES = {
             *EXPERTS,
         )
     ),
+    "granitemoe": _mixture(
+        _llama_like(
+            {**NO_BIAS, "feedforward.kind": "experts", "feedforward.score": "softmax-chosen"},
+            *granite_factors("embedding_scale", "residual_scale", "attention.scale", "logit_scale"),
+            *EXPERTS,
+        )
+    ),
+    "hunyuan-moe": _mixture(
+        _llama_like(
+            {
+                **QK_NORM,
+                "attention.qk_norm_rotated": True,
+                "feedforward.kind": "experts",
+                "feedforward.shared": "added",
+            },
+            QK_EPS,
+            *(*SHARED_WIDTH, *EXPERTS, EXPERT_WIDTH),
+        )
+    ),
+    "minimax-m2": _sigmoids({**QK_NORM, "attention.qk_norm_over": "heads"}, QK_EPS, *EXPERTS, EXPERT_WIDTH),
+    "glm4moe": _sigmoids(
+        {},
+        Special(_read_glm_layers),
+        QK_EPS_IF_NORMED,
+        *(*EXPERTS, EXPERT_WIDTH),
+        Special(write=_write_glm_layers),
+        Special(_read_shared, _write_shared),
+        Key("feedforward.renormalised", "expert_weights_norm", True, kind="flag"),
+        Key("feedforward.scale", "expert_weights_scale", 1.0, kind="positive"),
+    ),
+    "gpt-oss": SettingsTable(
+        (
+            *(*ROTATED, RMS, WHOLE_HEADS, EVERY_OTHER, *EXPERTS, EXPERT_WIDTH),
+            Special(lambda settings, model: {f"{SCALINGS}whole_pairs": False} if f"{SCALINGS}kind" in model else {}),
+        ),
+        {
+            "norm.kind": "rms",
+            "position.kind": "rotary",
+            "attention.bias": "all",
+            "attention.sinks": True,
+            "feedforward.kind": "experts",
+            "feedforward.score": "softmax-chosen",
+            "feedforward.router_bias": True,
+            "feedforward.bias": True,
+            "feedforward.up_offset": 1.0,
+            "feedforward.beta": 1.702,
+            "feedforward.limit": 7.0,
+        },
+        only={"expert_gating_func": SOFTMAX_CHOSEN, "expert_weights_scale": 1.0},
+    ),
     "gpt2": SettingsTable(UNROTATED, {**BIASED, "position.kind": "learned"}),
     "bloom": SettingsTable(UNROTATED, {**BIASED, "position.kind": "alibi", "embedding_norm": True}),
 }
-MIXTURES = ("llama", "qwen2moe", "qwen3moe", "olmoe")
+MIXTURES = ("llama", "qwen2moe", "qwen3moe", "olmoe", "granitemoe", "hunyuan-moe", "minimax-m2", "glm4moe", "gpt-oss")
 WITHOUT_EXPERTS = tuple(name for name in ARCHITECTURES if name == "llama" or name not in MIXTURES)

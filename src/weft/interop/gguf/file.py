@@ -48,6 +48,7 @@ _ENCODINGS = (
     (0, "F32", 1, 4, 0), (1, "F16", 1, 2, 1), (30, "BF16", 1, 2, 32), (2, "Q4_0", 32, 18, 2), (3, "Q4_1", 32, 20, 3),
     (6, "Q5_0", 32, 22, 8), (7, "Q5_1", 32, 24, 9), (8, "Q8_0", 32, 34, 7), (10, "Q2_K", 256, 84, 10),
     (11, "Q3_K", 256, 110, 12), (12, "Q4_K", 256, 144, 15), (13, "Q5_K", 256, 176, 17), (14, "Q6_K", 256, 210, 18),
+    (39, "MXFP4", 32, 17, 38),
 )  # fmt: skip
 ENCODINGS = {fields[0]: TensorEncoding(*fields) for fields in _ENCODINGS}
 BY_NAME = {encoding.name: encoding for encoding in ENCODINGS.values()}

@@ -102,6 +102,9 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     ):
         if size != rows:
             raise InteropError(f"{path}: {key} has {shown(size)} entries, but 'token_embd.weight' has {rows} rows")
+    if architecture == "glm4moe":  # further layers predict several tokens
+        last = tuple(f"blk.{layer}." for layer in range(model.layers, settings.integer("block_count")))
+        shapes = {name: shape for name, shape in shapes.items() if not name.startswith(last)}
     table = weight_map.conversions(rules(architecture, model), model)
     weights = weight_map.to_ours(table, shapes, contents.tensor, location=str(path))
     encodings = {name: entry.encoding.name for name, entry in contents.tensors.items()}
@@ -268,7 +271,8 @@ def _check_experts(settings: Settings, model: Flat, contents: Contents) -> None:
         raise settings.error(
             "expert_used_count", f"a token can choose at most {settings.prefix}expert_count = {experts}"
         )
-    name, shape = f"blk.0.{EXPERT_TENSORS[0]}", [experts, model["feedforward.d_ff"], model["d_model"]]
+    first = len(model.get("feedforward.dense_layers", ()))  # dense layers come first
+    name, shape = f"blk.{first}.{EXPERT_TENSORS[0]}", [experts, model["feedforward.d_ff"], model["d_model"]]
     stored = contents.tensors.get(name)
     if stored is None:
         raise InteropError(f"{settings.location}: '{name}' {shape} is missing")
@@ -355,6 +359,8 @@ def rules(architecture: str, model: Decoder) -> Rules:
     names: dict[str, Names] = {**MODULE_NAMES, "qkv": "attn_qkv" if joined else "attn_*"}
     names["shared_gate_up"] = ("ffn_gate_shexp", "ffn_up_shexp")
     names["gate_up"] = "ffn_up" if architecture == "phi3" else ("ffn_gate", "ffn_up")
+    if architecture in ("glm4moe", "gpt-oss"):
+        names |= {"norm_out": None, "ff_norm": "post_attention_norm"}
     if architecture == "falcon" and model.sublayers == "parallel-two-norms":
         names |= {"norm": "attn_norm_2", "ff_norm": "attn_norm"}  # the second is that of attention
     return (
@@ -364,7 +370,9 @@ def rules(architecture: str, model: Decoder) -> Rules:
         *module("output", "output"),
         *module("decoder.norm", "output_norm", layout=gain),
         *block("decoder", "blk.{layer}", layouts, **names),
-        *experts("blk.{layer}", EXPERT_TENSORS[:2], EXPERT_TENSORS[2], layouts=(SAME, SAME)),
+        *experts("blk.{layer}", EXPERT_TENSORS[:2], EXPERT_TENSORS[2], layouts=(SAME, SAME), bias=".bias"),
+        tensor("decoder.blocks.{layer}.attention.sinks", "blk.{layer}.attn_sinks.weight"),
+        tensor("decoder.blocks.{layer}.feedforward.router.choice_bias", "blk.{layer}.exp_probs_b.bias"),
     )
 
 
