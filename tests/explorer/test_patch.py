@@ -33,6 +33,16 @@ def test_the_map_is_that_of_the_command(
     assert f"clean {clean}, corrupt {corrupt}" in page.locator(".lens").inner_text()
 
 
+@pytest.mark.parametrize("model", ["gpt", "pairs", "masked-next"])
+def test_it_opens_with_a_pair_of_the_models_own(page: Any, at: Callable[..., str], runs: Path, model: str) -> None:
+    pair = weft.load(runs / model).explain.example_pair()
+    page.goto(at("patch", model=model))
+    page.locator(".lens tbody td").first.wait_for()
+    assert page.locator("textarea").first.input_value() == pair["clean"]
+    assert page.get_by_label("Other text").input_value() == pair["corrupt"]
+    assert page.get_by_label("Answer to the text").input_value() == pair["answer"]
+
+
 def test_it_asks_for_both_answers(page: Any, at: Callable[..., str]) -> None:
     page.goto(at("patch", model="gpt", text="the cat", other="the bat"))
     page.get_by_text("Type a second text").wait_for()

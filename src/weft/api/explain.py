@@ -16,6 +16,7 @@ import torch
 
 from weft.api import interventions
 from weft.api.arguments import checked
+from weft.api.example_pair import example_pair
 from weft.api.prediction import RowPredictor
 from weft.api.reading import default_beam, own_text, read_text, translation
 from weft.api.settings import sampling
@@ -357,6 +358,10 @@ class Explain:
         if checkpoints:
             return interventions.patch_over_time(found, self._checkpoints(model), objective)
         return views.patch.patch(found)
+
+    def example_pair(self) -> dict[str, str]:
+        """Return a pair of texts for `patch` from the run's data: `clean`, `corrupt`, `answer`, `wrong`, `target`."""
+        return example_pair(*self._require_trained("patch"))
 
     def probe(self, labels: str | None = None, *, checkpoints: bool = False) -> "views.picture.Picture":
         """Show what a linear classifier reads in each layer: accuracy, a control task and the selectivity.

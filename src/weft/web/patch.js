@@ -60,7 +60,7 @@ export function mount(element, data,
   const over = data.pairs > 1 ? `, mean of ${data.pairs} pairs` : "";
   element.replaceChildren(...[h("div", { class: "lens" }, h("p", {}, `Logit difference${names}: clean ${clean}, corrupt ${corrupt}${over}.`),
     sites, legend("share recovered", 1, { show: value => `${100 * value} %` }), details, drawn),
-    effects("node", data.nodes), effects("neuron", data.neurons), effects("path", data.paths),
+    h("div", { class: "charts small" }, effects("node", data.nodes), effects("neuron", data.neurons), effects("path", data.paths)),
     ...data.circuit ? circuitTable(data.circuit) : []].filter(Boolean));
   draw(row, column);
 }

@@ -1,7 +1,7 @@
 // Patching: two texts, and where in the model the activations are that make their answers differ.
 import { h } from "./dom.js";
 import * as patch from "./patch.js";
-import { readingView, textBox } from "./reading.js";
+import { isRefused, readingView, textBox } from "./reading.js";
 import { shellQuote } from "./save.js";
 
 export const title = "Patch";
@@ -10,8 +10,14 @@ export const path = "patch";
 export const lacks = info => (!info?.words ? "neither continues a text nor fills it in"
   : info.kind === "ngram" ? "has counts and no activations" : "");
 
-export function mount(main, context) {
-  const { state, info } = context;
+export async function mount(main, context) {
+  const { state, info, api, signal } = context;
+  if (state.text === undefined && state.other === undefined) {
+    try { // a pair of the model's own
+      const { pair } = await api.post("v1/explain/pair", { model: info.id }, signal);
+      context.set({ text: pair.clean, other: pair.corrupt, a: pair.answer, b: pair.wrong, target: pair.target || undefined });
+    } catch (error) { if (!isRefused(error)) throw error; }
+  }
   const box = (name, label) => {
     const { field, area } = textBox(label, () => {
       context.set({ site: undefined, row: undefined, column: undefined, [name]: area.value });

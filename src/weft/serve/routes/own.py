@@ -167,6 +167,12 @@ def text(model: ServedModel, body: schema.Body) -> dict[str, Any]:
     return dict(zip(("text", "origin"), model.run.explain.own_text(), strict=True))
 
 
+@model_route(router, "/v1/explain/pair")
+def pair(model: ServedModel, body: schema.Body) -> dict[str, Any]:
+    """Return two texts of the run's data that differ in one token, and their answers, for the view `patch`."""
+    return {"pair": model.run.explain.example_pair()}
+
+
 @model_route(router, "/v1/explain/prediction")
 def prediction(model: ServedModel, body: schema.PredictionBody) -> dict[str, Any]:
     """Return what a classifier, tagger, regression model, answer finder or embedding model predicts, and why."""

@@ -1,0 +1,30 @@
+"""Pairs of texts for patching that are made of a run's own data."""
+
+import pytest
+from tests.cli.test_explain import RUNS
+
+import weft
+from weft.api import example_pair
+from weft.errors import WeftError
+from weft.explain.interventions.swap import TextPair
+
+
+@pytest.mark.parametrize("name", ["gpt", "lstm", "pairs", "bahdanau", "masked-next"])
+def test_a_pair_differs_in_one_token_and_can_be_patched(name: str) -> None:
+    run = weft.load(RUNS / name)
+    pair = run.explain.example_pair()
+    tokenizer = run.objective.tokenizers.source
+    clean, corrupt = (tokenizer.encode(pair[side]) for side in ("clean", "corrupt"))
+    assert len(clean) == len(corrupt)
+    found = example_pair.text_pairs(run.model, run.objective, {**pair, "target": pair["target"] or None}, pairs=None)
+    assert len(found) == 1 and isinstance(found[0], TextPair)
+    ids, others = ((one.source or one.ids) for one in (found[0].clean, found[0].corrupt))
+    assert sum(a != b for a, b in zip(ids, others, strict=True)) == 1
+    assert found[0].answer != found[0].other
+    assert run.explain.example_pair() == pair
+
+
+@pytest.mark.parametrize("name", ["ngram", "classify"])
+def test_models_without_one_are_refused(name: str) -> None:
+    with pytest.raises(WeftError):
+        weft.load(RUNS / name).explain.example_pair()
