@@ -33,7 +33,7 @@ def test_the_map_is_that_of_the_command(
     assert f"clean {clean}, corrupt {corrupt}" in page.locator(".lens").inner_text()
 
 
-@pytest.mark.parametrize("model", ["gpt", "pairs", "masked-next"])
+@pytest.mark.parametrize("model", ["gpt", "pairs"])
 def test_it_opens_with_a_pair_of_the_models_own(page: Any, at: Callable[..., str], runs: Path, model: str) -> None:
     pair = weft.load(runs / model).explain.example_pair()
     page.goto(at("patch", model=model))

@@ -27,6 +27,7 @@ MAX_ALTERNATIVES = 3  # words that each word is exchanged for
 MAX_OTHERS = 32  # texts that are compared with the clean one
 MAX_MASKS = 3  # words at the end of a text that are masked, one at a time
 MIN_LETTERS = 3  # of a word that is exchanged
+LEAST = 0.02  # change of a logit difference that is worth showing
 LIKELY = 5  # tokens of which one may be an answer
 MAX_TRIED = 40  # pairs, the most different first, of which one has answers that are single tokens
 
@@ -53,6 +54,8 @@ def example_pair(model: LanguageModel, objective: Objective[Any]) -> dict[str, s
     with evaluating(model):
         changes = sorted(find(model, objective, text, others), reverse=True)
     for change in changes[:MAX_TRIED]:
+        if not change.size:
+            break
         answer, wrong = (objective.tokenizer.decode([id]) for id in change.answers)
         if not (answer.strip() and wrong.strip()):
             continue
@@ -120,7 +123,8 @@ def _changed(one: Tensor, two: Tensor) -> tuple[float, tuple[int, int]]:
         likely = torch.cat([one.topk(LIKELY).indices, two.topk(LIKELY).indices])
         gap, weight = (one - two)[likely], 0.01
         a, b = int(likely[gap.argmax()]), int(likely[gap.argmin()])
-    return weight * float(one[a] - one[b] + two[b] - two[a]), (a, b)
+    size = float(one[a] - one[b] + two[b] - two[a])
+    return weight * size if size > LEAST else 0.0, (a, b)
 
 
 def _next_changes(
