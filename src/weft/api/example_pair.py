@@ -27,7 +27,7 @@ MAX_ALTERNATIVES = 3  # words that each word is exchanged for
 MAX_OTHERS = 32  # texts that are compared with the clean one
 MAX_MASKS = 3  # words at the end of a text that are masked, one at a time
 MIN_LETTERS = 3  # of a word that is exchanged
-LEAST = 0.02  # change of a logit difference that is worth showing
+LEAST = 1e-3  # change of a logit difference that is worth showing
 LIKELY = 5  # tokens of which one may be an answer
 MAX_TRIED = 40  # pairs, the most different first, of which one has answers that are single tokens
 
