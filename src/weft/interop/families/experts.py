@@ -106,7 +106,7 @@ def _read_chunks(settings: Settings, model: Flat) -> Flat:
     chunk = settings.get("attention_chunk_size", 8192)
     if chunk is not None:
         chunk = settings.integer("attention_chunk_size", 8192)
-    chunked = positions.layer_types(settings, model, rotated, "chunked_attention")
+    chunked = positions.layer_types(settings, model, rotated, narrow="chunked_attention")
     if any(chunked) and chunk is None:
         raise settings.error("attention_chunk_size", "layer_types has layers in chunks, which need a number")
     unrotated: Tree = {"kind": "none"}

@@ -26,7 +26,7 @@ def all_but_every(step: int, model: Flat) -> list[bool]:
     return [step == 0 or (layer + 1) % step != 0 for layer in range(depth(model))]
 
 
-def layer_types(settings: Settings, model: Flat, default: Sequence[bool], narrow: str = WINDOWED) -> list[bool]:
+def layer_types(settings: Settings, model: Flat, default: Sequence[bool], *, narrow: str = WINDOWED) -> list[bool]:
     """Whether each layer has a window (or is otherwise `narrow`), by layer_types or, if it is absent, by `default`."""
     if (kinds := settings.get("layer_types")) is None:
         return list(default)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.errors import InteropError, suggestion
+from weft.errors import InteropError
 from weft.interop.gguf import q4_k
 from weft.storage.files import replacing
 from weft.storage.tensors import byte_view
@@ -202,7 +202,7 @@ def _read_table(cursor: Cursor, count: int, alignment: int) -> dict[str, Entry]:
         shape = tuple(reversed([cursor.number("Q", f"'{name}'") for _ in range(dimensions)]))
         kind = cursor.number("I", f"'{name}'")
         if kind not in ENCODINGS:
-            raise cursor.error(f"'{name}' is of ggml type {kind}; {suggestion(str(kind), BY_NAME, len(BY_NAME))}")
+            raise cursor.error(f"'{name}' is of ggml type {kind}; weft reads {', '.join(BY_NAME)}")
         encoding = ENCODINGS[kind]
         if name in relative:
             raise cursor.error(f"the tensor '{name}' appears twice")
