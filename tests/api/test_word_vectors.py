@@ -114,6 +114,8 @@ def test_an_export_imports_as_a_run(cli: Cli, form: str, run: Path, tmp_path: Pa
         (("explain", "{run}", "--only", "graph", "--text", "king"), "predict no tokens"),
         (("explain", "{run}", "--only", "step", "--text", "king queen"), "no step to follow"),
         (("explain", "{run}", "--only", "gradients", "--text", "king queen"), "no layers to show"),
+        (("explain", "glove", "--only", "gradients"), "no layers or time steps"),
+        (("neighbours", "{run}", "king - king"), "add up to zero"),
         (("explain", "{run}", "--only", "saliency", "--text", "king queen"), "saliency needs a language model"),
         (("explain", "{run}", "--only", "growth"), "only looks values up"),
         (("train", "{run}", "--data", "{text}"), "is trained from scratch"),

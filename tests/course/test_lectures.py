@@ -56,14 +56,16 @@ def test_what_a_command_names_is_made() -> None:
         assert set(named) <= made, source.text
 
 
-def test_figures_have_names_of_their_own_and_checks_are_valid() -> None:
+def test_figures_have_names_of_their_own_and_every_entry_has_checks_that_can_fail() -> None:
     names = [name for _, entry in ENTRIES for name in entry.figures]
     assert len(set(names)) == len(names)
     for number, entry in ENTRIES:
         assert (entry.kind == "figure") == bool(entry.figures), entry.title
         assert all(name.startswith(f"{number}-") for name in entry.figures)
+        assert entry.checks, entry.title
         for check in entry.checks:
             assert re.compile(check.find).groups >= (check.expected != "yes"), (entry.title, check.find)
+            assert not any(check.verdict(text).holds for text in ("", entry.text)), (entry.title, check.about)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,11 @@ def test_formats(tmp_path: Path, content: str) -> None:
     assert read_pairs(str(tmp_path / "pairs.txt")) == EXPECTED
 
 
+def test_equal_ratings_have_no_correlation() -> None:
+    with pytest.raises(DataError, match="all 2 pairs are rated 5"):
+        similarity([("cup", "mug", 5.0), ("sea", "lake", 5.0)], VECTORS.get)
+
+
 def test_the_correlation_is_of_cosines_and_scores() -> None:
     found = similarity(EXPECTED, VECTORS.get)
     cosines = [cosine(VECTORS[a], VECTORS[b]) for a, b, _ in EXPECTED]

@@ -80,6 +80,7 @@ def test_a_file_in_lower_case_reads_texts_in_lower_case(tmp_path: Path) -> None:
 
 ROW = np.array([1, 2], dtype="<f4").tobytes()
 BROKEN = {
+    "tabs": (b"a\t1\t2\nb\t3\t4\n", "separated by spaces"),
     "fewer words than the header": (b"3 2\na 1 2\nb 3 4\n", "its header says 3 words, and it has 2"),
     "more words than the header": (b"1 2\na 1 2\nb 3 4\n", "its header says 1 words, and it has 2"),
     "a number is missing": (b"2 2\na 1 2\nb 3\n", "expected 2 numbers after it"),

@@ -31,7 +31,7 @@ from weft.explain.views import OF_A_TEXT, VIEWS
 from weft.models.base import LanguageModel, device_of
 from weft.models.build import build
 from weft.models.config import Bahdanau as BahdanauConfig
-from weft.models.config import ELMo, EncoderDecoder, NGram, Recurrent, StaticVectors, TransformerConfig
+from weft.models.config import Bengio, ELMo, EncoderDecoder, NGram, Recurrent, StaticVectors, TransformerConfig
 from weft.models.head_config import LMHead
 from weft.models.transformer import Transformer
 from weft.objectives.rows import RowObjective
@@ -83,6 +83,8 @@ def shows_text(tokens: int = SHOWN_TOKENS, *, untrained: bool = False) -> Callab
 def _untrained_gradients(model: Config, clip: float) -> "views.picture.Picture":
     if isinstance(model, NGram):
         raise ModelError(views.gradients.NO_GRADIENT)
+    if isinstance(model, StaticVectors | Bengio):
+        raise ModelError("word vectors and Bengio's model have no layers or time steps to show")
     if isinstance(model, BahdanauConfig | ELMo):  # its decoder, or each of its directions, is a recurrent network
         sizes = {"vocab_size": model.vocab_size, "d_model": model.d_model, "layers": model.layers}
         model = Recurrent(**sizes, cell="lstm" if isinstance(model, ELMo) else model.cell, init=model.init)

@@ -98,9 +98,8 @@ RatedPair = tuple[str, str, float]  # two words, and a human rating of their sim
 
 @dataclass(frozen=True)
 class Similarity:
-    """Correlation of cosines with human ratings. Pairs with a word that has no vector are left out."""
-
     """Correlation of cosines with human ratings. Leaving out pairs with an unknown word flatters a small vocabulary."""
+
     spearman: float
     pearson: float
     pairs: int
@@ -122,6 +121,8 @@ def similarity(pairs: Sequence[RatedPair], vector: Callable[[str], NDArray[np.fl
             scores.append(score)
     if len(scores) < 2:
         raise DataError(f"{len(scores)} of {len(pairs)} pairs have both words in the vocabulary; at least 2 are needed")
+    if len(set(scores)) < 2:
+        raise DataError(f"all {len(scores)} pairs are rated {scores[0]:g}; a correlation needs different ratings")
     missing = tuple(word for word, found in vectors.items() if found is None)
     left_out = len(pairs) - len(scores)
     return Similarity(**correlations(scores, cosines), pairs=len(scores), left_out=left_out, missing=missing)

@@ -92,6 +92,8 @@ def nearest_words(model: LanguageModel, tokenizer: Tokenizer, expression: str, *
         # a sum is one of vectors of length 1
         query += sign * F.normalize(embedding_table(model)[spelled].float().mean(dim=0), dim=0)
         ids += spelled
+    if query.norm() < 1e-6:
+        raise DataError(f"'{expression}': the words add up to zero, which is near nothing")
     cosines = table[:size] @ F.normalize(query, dim=0)
     cosines[[id for id in {*ids, *tokenizer.special_tokens.values()} if id < size]] = -torch.inf
     best = cosines.topk(min(top, size))

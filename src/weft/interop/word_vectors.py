@@ -144,6 +144,8 @@ def _lines(cursor: Cursor, form: str) -> Rows:
             continue
         number += 1
         if width is None:
+            if b"\t" in line:
+                raise cursor.error("tabs in its first line; expected a word and its numbers, separated by spaces")
             width = _check_width(cursor, line.count(b" "))
         word, *cells = line.rsplit(b" ", width)
         try:
