@@ -48,11 +48,11 @@ class Experts(Config):
     """Mixture of experts: a router chooses some of many gated layers for each token and adds their weighted outputs
     (Shazeer et al. 2017). All experts take memory, but a token is multiplied by the chosen ones alone.
 
-    `score`: the router's logits become weights by a softmax over all experts, or over the chosen ones (`softmax-
-    chosen`), or by a sigmoid each. A `sparse-mixer` chooses one expert after the other, with a softmax over the
-    remaining logits within 2 · `jitter` of the best, relative to the larger (PhiMoE). `renormalised` divides the chosen
-    weights by their sum, and `scale` multiplies them. With `weighs = "input"` they multiply the experts' input instead
-    of the output (Llama 4).
+    `score`: the router's logits become weights by a softmax over all experts, by one over the chosen experts
+    (`softmax-chosen`), or by a sigmoid each. A `sparse-mixer` chooses one expert after the other, with a softmax over
+    the remaining logits within 2 · `jitter` of the best, relative to the larger (PhiMoE). `renormalised` divides the
+    chosen weights by their sum, and `scale` multiplies them. With `weighs = "input"` they multiply the experts' input
+    instead of the output (Llama 4).
     With `choice_bias`, a bias per expert is added to the scores for the choice alone. After each step of training it
     grows by this number for experts with fewer tokens than the mean and shrinks for the others (DeepSeek-AI 2024,
     §2.1.2). With `groups`, a token chooses among the experts of the `kept_groups` best groups, ranked by their best
