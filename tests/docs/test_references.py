@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ext import generated, references
-from ext.pages import ROOT
+from ext.pages import ROOT, page_names, page_path
 from weft.recipe.config import Recipe
 
 
@@ -80,6 +80,13 @@ def anchors(page: str) -> set[str]:
 @pytest.mark.parametrize("text", ["data.json", "steps", "x.y", 'data="book.txt"', "weft", "weft/", "nn/mask.py", "F5"])
 def test_other_code_is_no_reference(text: str) -> None:
     assert references.find(text) is None
+
+
+@pytest.mark.parametrize("page", [name for name in page_names() if name.startswith("reference/")])
+def test_the_reference_is_that_of_the_code(page: str) -> None:
+    """Otherwise: make record-docs PAGE=reference."""
+    text = page_path(page).read_text(encoding="utf-8")
+    assert generated.generated(text) == text
 
 
 def test_every_command_has_a_section_in_the_reference() -> None:
