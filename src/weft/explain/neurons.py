@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from weft.errors import ModelError
 from weft.explain.graph.picture import HIDDEN, INPUTS, OUTPUTS
+from weft.explain.reading import pieces
 from weft.explain.texts import TEXTS
 from weft.figures.page import as_json
 from weft.figures.picture import COLOURS, Picture, new_figure
+from weft.figures.shaded import WHITE
 from weft.figures.tables import Table, text_tables
 from weft.models.base import LanguageModel
 from weft.models.recurrent import Recurrent
@@ -150,7 +152,8 @@ def neurons(model: LanguageModel, tokenizer: Tokenizer | None = None) -> Neurons
     """Return one step of an Elman network as neurons; its outputs are labelled with the tokenizer's tokens."""
     if not isinstance(model, Recurrent) or model.config.cell != "elman" or model.config.layers > 1:
         raise ModelError(OTHERS)
-    tokens = [] if tokenizer is None else [tokenizer.token(id) for id in range(tokenizer.vocab_size)]
+    named = [] if tokenizer is None else pieces(tokenizer, range(tokenizer.vocab_size))
+    tokens = [piece.removeprefix(WHITE[" "]) or piece for piece in named]
     output = model.embedding.weight if model.output is None else model.output
     tensors = (*model.recurrence.all_weights[0][:2], output)
     w_ax, w_ah, w_y = (each.detach().double().cpu().numpy() for each in tensors)
