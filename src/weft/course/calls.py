@@ -6,8 +6,10 @@ Runs in the process of a notebook, and in the limited process that a file is che
 import io
 import linecache
 import random
+import re
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from types import FrameType
@@ -17,11 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft.course.repairs import edited
 from weft.course.values import Value, map_leaves, map_tensors, parts, same, to_tensor
 
 MAX_PRINTED = 2000  # characters of output that are kept
 MAX_TRACED = 400  # values of variables that are kept
-MAX_COUNTED_LINES = 2_000_000
+MAX_EDITED_LINES = 150_000  # that edited functions execute in all
 
 
 class CallRequest(NamedTuple):
@@ -32,15 +35,19 @@ class CallRequest(NamedTuple):
     watch: Sequence[str] = ()
     repeat: bool = False  # call it twice, with different states of the global random-number generators
     count_lines: bool = False
+    max_lines: int = 2_000_000
+    cost: int = 0  # of the edits of the function that are called instead of it; `numbers` are some of them
+    numbers: Sequence[int] = ()
 
 
 class TracedValue(NamedTuple):
-    """Value that a line gave to a variable."""
+    """Value that a line gave to a variable; `uses` are the other local variables in the line."""
 
     name: str
     line: int
     text: str
     value: Value
+    uses: tuple[str, ...] = ()
 
 
 class CallResult(NamedTuple):
@@ -57,6 +64,8 @@ class CallResult(NamedTuple):
     lines: int = 0
     printed: str = ""
     weak: tuple[str, ...] = ()  # limits that the system did not enforce
+    repairs: tuple["CallResult", ...] = ()  # results of edited functions, by `number`; their only step is the edit
+    number: int = 0
 
     def named(self, outputs: Sequence[str]) -> dict[str, Any]:
         """Name the outputs and the gradients."""
@@ -70,8 +79,16 @@ class _Bounded(io.StringIO):
 
 def call(function: Callable[..., Any], request: CallRequest, file: str, *, seed: int = 1) -> CallResult:
     """Call a function whose code is in `file`; `seed` is that of the global random-number generators."""
+    if request.cost and not request.numbers:
+        with _global_seeds(seed), redirect_stdout(_Bounded()), redirect_stderr(_Bounded()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return CallResult(repairs=tuple(_repairs(function, request, file)))
+    if request.cost:
+        plain = request._replace(cost=0, numbers=(), count_lines=True)
+        changed = edited(function, request.cost, request.numbers)
+        return CallResult(repairs=tuple(call(each, plain, file)._replace(number=number) for number, _, each in changed))
     arguments, printed = map_tensors(request.arguments, Tensor.clone), _Bounded()
-    tracer = _Tracer(file, request.watch)
+    tracer = _Tracer(file, request.watch, request.max_lines)
     with _global_seeds(seed), redirect_stdout(printed), redirect_stderr(printed):
         try:
             if request.watch or request.count_lines:
@@ -81,7 +98,10 @@ def call(function: Callable[..., Any], request: CallRequest, file: str, *, seed:
             sys.settrace(None)
             message = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".removesuffix(": ")
             line, text = _line_of(error, file)
-            return CallResult(error=message, line=line, text=text, steps=tracer.found, printed=printed.getvalue())
+            found = tracer.found
+            return CallResult(
+                None, {}, message, line, text, steps=found, lines=tracer.lines, printed=printed.getvalue()
+            )
         finally:
             sys.settrace(None)
         gradients = _gradients(function, request)
@@ -95,6 +115,34 @@ def call(function: Callable[..., Any], request: CallRequest, file: str, *, seed:
         lines=tracer.lines,
         printed=printed.getvalue(),
     )
+
+
+def _repairs(function: Callable[..., Any], request: CallRequest, file: str) -> Iterator[CallResult]:
+    """Call edited functions once each, and yield the results that differ from the function's own."""
+    own, left = _quick(function, request, _Tracer(file, (), MAX_EDITED_LINES // 8)), MAX_EDITED_LINES
+    for number, edit, changed in edited(function, request.cost):
+        result = _quick(changed, request, _Tracer(file, (), min(3 * own.lines + 3000, left)))
+        left -= result.lines
+        if left <= 0:
+            return
+        if not result.error and (own.error or request.gradients or own.changed or not same(own.value, result.value)):
+            text = linecache.getline(file, edit.line).strip()
+            yield result._replace(number=number, steps=(TracedValue(edit.kind, edit.line, text, None),))
+
+
+def _quick(function: Callable[..., Any], request: CallRequest, tracer: "_Tracer") -> CallResult:
+    """Call a function for its results alone."""
+    arguments = map_tensors(request.arguments, Tensor.clone)
+    try:
+        sys.settrace(tracer)
+        value = map_leaves(function(*arguments.values()), to_tensor)
+    except (Exception, SystemExit):
+        return CallResult(error="error", lines=tracer.lines)
+    finally:
+        sys.settrace(None)
+    changed = tuple(name for name, before in request.arguments.items() if not same(before, arguments[name]))
+    gradients = _gradients(function, request)
+    return CallResult(map_tensors(value, Tensor.detach), gradients, changed=changed, lines=tracer.lines)
 
 
 def _gradients(function: Callable[..., Any], request: CallRequest) -> dict[str, Tensor]:
@@ -118,16 +166,16 @@ def _gradients(function: Callable[..., Any], request: CallRequest) -> dict[str, 
 @contextmanager
 def _global_seeds(seed: int) -> Iterator[None]:
     """Seed the global generators inside the context, and restore them."""
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.manual_seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])
 
 
 def _line_of(error: BaseException, file: str) -> tuple[int, str]:
@@ -141,8 +189,8 @@ def _line_of(error: BaseException, file: str) -> tuple[int, str]:
 class _Tracer:
     """Records the values that lines of a file give to watched variables, and counts the lines."""
 
-    def __init__(self, file: str, watch: Sequence[str]) -> None:
-        self.file, self.watch = file, set(watch)
+    def __init__(self, file: str, watch: Sequence[str], max_lines: int) -> None:
+        self.file, self.watch, self.max_lines = file, set(watch), max_lines
         self.lines, self.found = 0, tuple[TracedValue, ...]()
         self._last: dict[tuple[int, str], Any] = {}
         self._lines: dict[int, int] = {}
@@ -158,21 +206,23 @@ class _Tracer:
                 self._last[key, name] = _mark(frame.f_locals[name]), frame.f_locals[name]
             return self
         self.lines += 1
-        if self.lines > MAX_COUNTED_LINES:
-            raise TimeoutError(f"it executes more than {MAX_COUNTED_LINES:,} lines")
+        if self.lines > self.max_lines:
+            raise TimeoutError(f"it executes more than {self.max_lines:,} lines")
         for name in self.watch & frame.f_locals.keys() if event != "exception" else ():
             mark, value = _mark(frame.f_locals[name]), frame.f_locals[name]
             if self._last.get((key, name), (None,))[0] != mark and len(self.found) < MAX_TRACED:
                 self._last[key, name] = mark, value  # kept, so that no other value gets its id
-                self._record(name, self._lines[key], value)
+                self._record(name, value, frame, line=self._lines[key])
         self._lines[key] = frame.f_lineno if event != "exception" else self._lines[key]
         if event == "return" and self.watch:
-            self._record("return", frame.f_lineno, None)
+            self._record("return", None, frame, line=frame.f_lineno)
         return self
 
-    def _record(self, name: str, line: int, value: Any) -> None:
-        text = linecache.getline(self.file, line).strip()
-        self.found += (TracedValue(name, line, text, map_tensors(value, lambda each: each.detach().clone())),)
+    def _record(self, name: str, value: Any, frame: FrameType, *, line: int) -> None:
+        text, code = linecache.getline(self.file, line).strip(), frame.f_code
+        local = set(code.co_varnames[code.co_argcount :] + code.co_cellvars) - {name}
+        uses = tuple(each for each in dict.fromkeys(re.findall(r"\w+", text)) if each in local)
+        self.found += (TracedValue(name, line, text, map_tensors(value, lambda each: each.detach().clone()), uses),)
 
 
 def _mark(value: Any) -> Any:

@@ -6,7 +6,6 @@ tolerance of a case follows from its condition: how much the reference's result 
 
 import hashlib
 import inspect
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +30,8 @@ PERTURBATIONS = 4  # of a case, to measure its condition
 AMPLIFICATION = 64  # rounding of a whole computation, in units of rounding of its arguments
 SIZES = (40, 160)  # for which the executed lines are counted; a quadratic loop executes 16 times as many
 MAX_GROWTH = 8.0
+COSTS = (1, 2, 3)  # of edits, which are tried one after the other
+MAX_VERIFIED, MAX_OTHERS = 24, 2  # edits that are tried on all cases, and other lines that are named
 ROUNDED = ": only float32's digits are right; keep the inputs' dtype"
 Calls = Callable[[Sequence[CallRequest]], list[CallResult]]
 
@@ -100,7 +101,7 @@ def check_file(
 def _read(line: str) -> CallResult:
     """Read a result, which a student's code may have made up."""
     try:
-        return RESULTS.validate_python(json.loads(line))
+        return RESULTS.validate_json(line)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError):  # RecursionError is a RuntimeError
         return CallResult(error="the answer cannot be read")
 
@@ -258,11 +259,17 @@ def _explain(chosen: Exercise, judged: Sequence[Judgement], calls: Calls) -> Exp
     step, expected, problem = TracedValue("", result.line, result.text, None), None, worst.problem
     if _other_order(chosen, worst):
         problem = f"its results are right, but in another order: return {', '.join(chosen.outputs)}"
-    elif worst.about or (result.error and not everywhere) or result.line:
+    elif worst.about or result.line:
         step, expected = _first_step(chosen, worst, calls)
         if expected is not None and step.name != worst.about:
             problem = _difference(case, step.name, expected=expected, given=step.value)
             problem += f"; then {worst.problem}" if result.error else ""
+    repairs = _repairs(chosen, judged, calls, worst=worst) if worst.about or result.line or result.changed else []
+    repair = next((each for each in repairs if each.line == step.line and step.name), next(iter(repairs), None))
+    if repair is not None:
+        step = step._replace(line=repair.line, text=repair.text)
+    elif step.uses:  # these may be wrong as well
+        step = step._replace(line=0)
     mistake = next((m for m in chosen.mistakes if all(_gives(chosen, m, each) for each in judged)), None)
     if mistake is None and worst.about and _right_alone(chosen, worst, calls):
         problem += "; each row alone is right: the result of a row depends on the other rows of the batch"
@@ -276,6 +283,7 @@ def _explain(chosen: Exercise, judged: Sequence[Judgement], calls: Calls) -> Exp
         source=f"lecture {chosen.lecture}, {chosen.slide}; {chosen.paper}",
         line=step.line,
         text=step.text,
+        repair=_said(repair, repairs) if repair else "",
         mistake=mistake.says if mistake else "",
         expected=expected,
         given=step.value,
@@ -311,11 +319,18 @@ def _first_step(chosen: Exercise, worst: Judgement, calls: Calls) -> tuple[Trace
         final = next(each.value for each in reversed(theirs) if each.name == step.name)
         if step.name in worst.parts and not same(worst.parts[step.name], final):
             continue  # not what is returned
-        return given[-1], step.value
+        return _verified(given[-1], right), step.value
     if result.error:
         return TracedValue("", result.line, result.text, None), None
     last = next((each for each in reversed(theirs) if each.name == "return"), TracedValue("", 0, "", None))
-    return last._replace(name=worst.about, value=worst.parts[worst.about]), worst.case.expected[worst.about]
+    shown = last._replace(name=worst.about, value=worst.parts[worst.about])
+    return _verified(shown, right), worst.case.expected[worst.about]
+
+
+def _verified(step: TracedValue, right: Sequence[tuple[TracedValue, bool]]) -> TracedValue:
+    """Leave of what a line uses only those variables that were not found to be right."""
+    holds = {each.name for each, fine in right if fine} - {each.name for each, fine in right if not fine}
+    return step._replace(uses=tuple(name for name in step.uses if name not in holds))
 
 
 def _aligned(
@@ -340,6 +355,28 @@ def _close(expected: Any, given: Any) -> bool:
     single, lost = (is_float(each) and each.dtype == torch.float32 for each in (expected, given))
     floor = FLOORS[torch.float32 if single else torch.float64] * (1 if lost and not single else AMPLIFICATION)
     return same(expected, given, floor * max(magnitude(expected), 1e-6))
+
+
+def _repairs(chosen: Exercise, judged: Sequence[Judgement], calls: Calls, *, worst: Judgement) -> list[TracedValue]:
+    """Return the smallest edits of the function that make every case right: the line of each, and as name its kind."""
+    requests = [request_of(chosen, each.case.arguments, repeat=number == 0) for number, each in enumerate(judged)]
+    first = CallRequest(worst.case.arguments, requests[0].gradients if worst.about.startswith("∂") else ())
+    for cost in COSTS:
+        tried = calls([first._replace(cost=cost)])[0].repairs
+        if numbers := [each.number for each in tried if not judge(chosen, worst.case, each).problem][:MAX_VERIFIED]:
+            results, right = calls([each._replace(cost=cost, numbers=numbers) for each in requests]), set(numbers)
+            for each, result in zip(judged, results, strict=True):
+                right &= {one.number for one in result.repairs if not judge(chosen, each.case, one).problem}
+            if right:
+                return [each.steps[0] for each in tried if each.number in right]
+    return []
+
+
+def _said(repair: TracedValue, repairs: Sequence[TracedValue]) -> str:
+    """Say which edit makes every case right, and in which other lines one does."""
+    others = list(dict.fromkeys(str(each.line) for each in repairs if each.line != repair.line))[:MAX_OTHERS]
+    also = f" (or with a change in line {' or '.join(others)})" if others else ""
+    return f"with {repair.name} in line {repair.line}{also}, every case is right"
 
 
 def _gives(chosen: Exercise, mistake: Mistake, judged: Judgement) -> bool:

@@ -34,7 +34,9 @@ READ_FILE, READ_DIR = 1 << 2, 1 << 3  # Landlock's rights; the others are to wri
 RIGHTS = 0b1111111111110, 1 << 13, 1 << 14  # that the versions 1, 2 and 3 added, without the right to execute
 SYSTEM = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/dev/urandom", "/sys/devices/system/cpu")
 # audit events: those with a path as first argument, and those refused always
-PATH_EVENTS = re.compile(r"os\.(?:remove|rename|rmdir|mkdir|truncate|link|symlink|chmod|chown)|shutil\.")
+PATH_EVENTS = re.compile(
+    r"os\.(?:remove|rename|rmdir|mkdir|truncate|link|symlink|chmod|chown|utime|setxattr|removexattr)|shutil\."
+)
 DENIED_EVENTS = re.compile(r"socket\.|subprocess\.|os\.(?:system|exec|fork|posix_spawn|spawn|kill)|pty\.")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 

@@ -26,6 +26,7 @@ class Explanation(NamedTuple):
     line: int = 0
     text: str = ""
     mistake: str = ""
+    repair: str = ""
     expected: Any = None
     given: Any = None
     arguments: dict[str, Any] = {}  # noqa: RUF012
@@ -49,6 +50,7 @@ class Explanation(NamedTuple):
         lines = {
             self.problem: self.problem,
             f"line {self.line}: {self.text}": self.line,
+            self.repair: self.repair,
             f"These are exactly the numbers of a known mistake: {self.mistake}.": self.mistake,
             f"{self.formula}    ({self.source})": self.formula,
             f"arguments: {arguments}": arguments,

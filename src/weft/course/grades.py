@@ -59,7 +59,8 @@ def submissions(folder: Path, chosen: Sequence[Exercise], own: Path | None = Non
     if not wanted:
         raise DataError(f"{folder}: no submissions; expected files such as STUDENT/attention.py")
     missing = {each: Explanation(each.name, each.title, problem="nothing was submitted") for each in wanted}
-    return [Submission(s.name, each, files[s].get(each.name), missing[each]) for s in students for each in wanted]
+    names = {student: os.fsencode(student.name).decode("utf-8", "backslashreplace") for student in students}
+    return [Submission(names[s], each, files[s].get(each.name), missing[each]) for s in students for each in wanted]
 
 
 def _files(student: Path) -> dict[str, Path]:

@@ -155,6 +155,8 @@ def gap(expected: Any, given: Any) -> float:
         a, b = (torch.as_tensor(each, dtype=torch.float64).detach() for each in (expected, given))
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise other from None
+    if isinstance(given, Tensor) and given.is_complex():
+        raise other
     if a.shape != b.shape:
         raise MismatchError(f"its shape is {tuple(b.shape)}; expected {tuple(a.shape)}")
     distance = (a - b).abs()[(a != b) & ~(a.isnan() & b.isnan())]

@@ -1,0 +1,266 @@
+"""Small edits of a student's function; where one of them makes every case right, its line is at fault.
+
+The grammar, the order and the number of the edits are fixed, so that an answer is the same on any machine. Of an edit,
+students see the line and the kind, not the text.
+"""
+
+import ast
+import inspect
+import math
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from itertools import combinations, islice
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+import torch
+
+from weft.config import read_toml
+
+MAX_EDITS = 1500  # of a cost
+MAX_EXPONENT = 64
+GRAMMAR = read_toml(Path(__file__).with_name("repairs.toml"))
+SPACES = (ast.stmt, ast.BinOp, ast.Call, ast.Tuple, ast.GeneratorExp, ast.ListComp, ast.DictComp)  # of larger changes
+UNCHANGED = ("annotation", "returns", "decorator_list", "op", "ops", "ctx")
+Change = tuple[Any, str, Any]  # a node of the tree, one of its fields, and another value of it
+
+
+class Edit(NamedTuple):
+    """Edit of a line. `kind` says in words what is edited; the edits of a smaller `cost` are tried earlier."""
+
+    cost: int
+    kind: str
+    line: int
+    changes: tuple[Change, ...]
+
+
+def edited(
+    function: Callable[..., Any], cost: int, numbers: Sequence[int] = ()
+) -> Iterator[tuple[int, Edit, Callable[..., Any]]]:
+    """Yield the edits of this cost, of a function and of those that it calls, each with the edited function.
+
+    Edits are numbered; without `numbers`, all are yielded.
+    """
+    function = inspect.unwrap(function)
+    if not isinstance(function, FunctionType):
+        return
+    scope, edits = _listed(function, cost)
+    for number in numbers or range(1, len(edits) + 1):
+        tree, original, edit = edits[number - 1]
+        before = [(node, field, getattr(node, field)) for node, field, _ in edit.changes]
+        try:
+            for node, field, value in edit.changes:
+                setattr(node, field, value)
+            scope[original.__name__] = _compiled(tree, original, scope)
+            yield number, edit, scope[function.__name__]
+        except (SyntaxError, ValueError, TypeError):  # what cannot be compiled
+            continue
+        finally:
+            for node, field, value in before:
+                setattr(node, field, value)
+            scope[original.__name__] = _compiled(tree, original, scope)
+
+
+@lru_cache(maxsize=8)
+def _listed(
+    function: FunctionType, cost: int
+) -> tuple[dict[str, Any], list[tuple[ast.FunctionDef, FunctionType, Edit]]]:
+    """Return the global names of edited functions, and the first edits of a cost with what they change."""
+    sources, scope = _sources(function), {"math": math, "torch": torch, **function.__globals__, "_power": _power}
+    for tree, original in sources:
+        scope[original.__name__] = _compiled(tree, original, scope)
+    edits = ((tree, original, edit) for tree, original in sources for edit in _edits(tree, cost) if edit.cost == cost)
+    return scope, list(islice(edits, MAX_EDITS))
+
+
+def _compiled(tree: ast.FunctionDef, original: FunctionType, scope: dict[str, Any]) -> FunctionType:
+    """Return the function of a tree, which looks up its global names in `scope`."""
+    module = compile(ast.Module([tree], []), original.__code__.co_filename, "exec")
+    code = next(each for each in module.co_consts if isinstance(each, CodeType) and each.co_name == tree.name)
+    changed = FunctionType(code, scope, tree.name, original.__defaults__)
+    changed.__kwdefaults__ = original.__kwdefaults__
+    return changed
+
+
+def _sources(function: FunctionType) -> list[tuple[ast.FunctionDef, FunctionType]]:
+    """Return the trees of a function and of those of its module that it calls."""
+    functions, found = [function], list[tuple[ast.FunctionDef, FunctionType]]()
+    for each in functions:
+        try:
+            lines, first = inspect.getsourcelines(each)
+            tree = ast.parse(textwrap.dedent("".join(lines))).body[0]
+        except (OSError, TypeError, SyntaxError, IndexError):
+            break
+        if not isinstance(tree, ast.FunctionDef) or each.__closure__ or tree.name != each.__name__:
+            break
+        found.append((ast.increment_lineno(tree, first - 1), each))
+        tree.body = tree.body[ast.get_docstring(tree) is not None :]
+        for name in sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}):
+            called = each.__globals__.get(name)
+            if isinstance(called, FunctionType) and called.__module__ == each.__module__ and called not in functions:
+                functions.append(called)
+    return found
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    """Return a power, but no integer of thousands of digits, which takes minutes."""
+    if isinstance(base, int) and isinstance(exponent, int) and exponent > MAX_EXPONENT:
+        raise OverflowError
+    return base**exponent
+
+
+def _edits(tree: ast.FunctionDef, cost: int) -> Iterator[Edit]:
+    """Yield the edits of a function: of expressions all of a cost, of statements also others."""
+    assigned = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    arguments = [node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)]
+    names = list(dict.fromkeys([*arguments, *assigned]))
+    for owner, field, index, node in _slots(tree):
+        line = getattr(node, "lineno", getattr(owner, "lineno", 0))
+        if isinstance(node, ast.expr) and isinstance(getattr(node, "ctx", None), ast.Load | None):
+            for kind, new in _replacements(node, owner, names, cost=cost):
+                listed = getattr(owner, field)
+                value = new if index is None else [*listed[:index], new, *listed[index + 1 :]]
+                yield Edit(cost, kind, line, ((owner, field, value),))
+        yield from (Edit(each, kind, line, (tuple(change),)) for each, kind, *change in _changes(node))
+    for owner in ast.walk(tree):
+        for field in ("body", "orelse"):
+            if isinstance(getattr(owner, field, None), list):
+                yield from _block_edits(owner, field, names)
+
+
+def _slots(node: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AST]]:
+    """Yield each node below one with its parent, the field that it is in, and its index if that is a list."""
+    for field, value in ast.iter_fields(node):
+        listed = isinstance(value, list)
+        for index, each in enumerate(value if listed else [value]):
+            if isinstance(each, ast.AST) and field not in UNCHANGED and not isinstance(each, ast.arguments):
+                yield node, field, index if listed else None, each
+                yield from _slots(each)
+
+
+@lru_cache(maxsize=8192)
+def _parsed(text: str, before: str) -> ast.expr | None:
+    """Return another expression, or None if the text is not one."""
+    try:
+        new = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError):
+        return None
+    return None if ast.unparse(new) == before else new
+
+
+def _replacements(node: ast.expr, owner: ast.AST, names: list[str], *, cost: int) -> Iterator[tuple[str, ast.expr]]:
+    """Yield other expressions of a cost, each with its kind, by the templates of the grammar."""
+    fields = {"text": ast.unparse(node)}
+    for field, value in ast.iter_fields(node):
+        values = (
+            {f"{field}{number}": each for number, each in enumerate(value)}
+            if isinstance(value, list)
+            else {field: value}
+        )
+        fields |= {key: ast.unparse(each) for key, each in values.items() if isinstance(each, ast.expr)}
+    if fields.get("value") == "torch":
+        fields["torch"] = ""  # torch.float32 and its like
+    if isinstance(node, ast.Call):
+        fields["call"] = fields["text"][:-1] + (", " if node.args or node.keywords else "")
+        if isinstance(node.func, ast.Attribute):
+            fields["object"] = ast.unparse(node.func.value)
+    for rule in GRAMMAR["expressions"]:
+        if rule["cost"] != cost or not isinstance(node, getattr(ast, rule["of"])):
+            continue
+        if rule["of"] == "expr" and (isinstance(node, ast.Constant) or not isinstance(owner, SPACES)):
+            continue
+        for template in rule["texts"]:
+            for name in names if "{name}" in template else ("",):
+                with suppress(KeyError):
+                    if (new := _parsed(template.format(name=name, **fields), fields["text"])) is not None:
+                        yield rule["kind"], new
+
+
+def _changes(node: ast.AST) -> Iterator[tuple[Any, ...]]:
+    """Yield changes of a node's own fields, each with its cost and its kind."""
+    for field in ("args", "elts", "values"):
+        for a, b in combinations(range(min(len(listed := _list(node, field)), 5)), 2):
+            yield (
+                1,
+                "another order",
+                node,
+                field,
+                [*listed[:a], listed[b], *listed[a + 1 : b], listed[a], *listed[b + 1 :]],
+            )
+    for field in ("args", "elts", "values", "keywords", "ifs"):
+        for number in range(len(listed := _list(node, field))):
+            yield 2, "a part less", node, field, listed[:number] + listed[number + 1 :]
+    for field, other in (("lower", "1"), ("upper", "-1"), ("step", None)) if isinstance(node, ast.Slice) else ():
+        if getattr(node, field) is not None:
+            yield 1, "another range", node, field, None
+        elif other is not None:
+            yield 1, "another range", node, field, ast.parse(other, mode="eval").body
+    for field in ("attr", "id"):
+        for group in GRAMMAR["twins"]:
+            for other in group.split() if getattr(node, field, "") in group.split() else ():
+                yield 1, "another function", node, field, other
+
+
+def _list(node: ast.AST, field: str) -> list[Any]:
+    value = getattr(node, field, None)
+    return value if isinstance(value, list) else []
+
+
+def _block_edits(owner: ast.AST, field: str, names: list[str]) -> Iterator[Edit]:
+    """Yield edits of a block's statements: their order, their indentation, one less, and one more."""
+
+    block: list[Any] = getattr(owner, field)
+
+    def edit(at: int, kind: str, cost: int, *, new: list[Any], inner: Change | None = None) -> Edit:
+        return Edit(cost, kind, block[at].lineno, ((owner, field, new), *filter(None, [inner])))
+
+    for at, statement in enumerate(block):
+        before, after, rest = block[:at], block[at + 1 :], block[:at] + block[at + 1 :]
+        for to in sorted({*range(max(at - 4, 0), min(at + 5, len(block)))} - {at, at - 1}):
+            cost = 1 if to == at + 1 else 2
+            yield edit(at, "another order of the statements", cost, new=[*rest[:to], statement, *rest[to:]])
+        yield edit(at, "a statement less", 2, new=rest or ast.parse("pass").body)
+        if isinstance(statement, ast.For | ast.While | ast.If):
+            body, kind = statement.body, "another indentation"
+            if len(body) > 1:
+                moved = edit(
+                    at, kind, 1, new=[*before, statement, body[-1], *after], inner=(statement, "body", body[:-1])
+                )
+                yield moved._replace(line=body[-1].lineno)
+            if after:
+                inner = (statement, "body", [*body, after[0]])
+                yield edit(at + 1, kind, 1, new=[*before, statement, *after[1:]], inner=inner)
+            if before:
+                inner = (statement, "body", [before[-1], *body])
+                yield edit(at - 1, kind, 1, new=[*before[:-1], statement, *after], inner=inner)
+            yield edit(at, "a condition less", 2, new=[*before, *body, *after])
+        texts: list[tuple[int, str, str]] = []  # of a statement instead of this one
+        if isinstance(statement, ast.Break | ast.Continue):
+            texts = [(1, "another statement", "continue"), (1, "another statement", "break")]
+        elif isinstance(statement, ast.Assign | ast.AugAssign):
+            target = ast.unparse(statement.targets[0] if isinstance(statement, ast.Assign) else statement.target)
+            cost = 1 if isinstance(statement, ast.AugAssign) else 2
+            texts = [
+                (cost, "another operator", f"{target} {sign}= {ast.unparse(statement.value)}") for sign in ("", *"+-*")
+            ]
+        for cost, kind, text in texts:
+            yield edit(at, kind, cost, new=[*before, *_statements(text), *after])
+        if not isinstance(statement, ast.Return | ast.Break | ast.Continue):
+            last = isinstance(owner, ast.For | ast.While) and not after
+            own = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+            for name in names:
+                more = [f"{name} = {other}" for other in names if other != name and (last or other in own)]
+                for text in [*more, *([f"{name} += 1", f"{name} -= 1"] if last else [])]:
+                    new = [*before, statement, *_statements(text), *after]
+                    yield edit(at, f"a statement more, which changes {name},", 3, new=new)
+
+
+def _statements(text: str) -> list[ast.stmt]:
+    """Return the statements of a text; none if it is wrong."""
+    try:
+        return ast.parse(text).body
+    except SyntaxError:
+        return []
