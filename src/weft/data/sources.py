@@ -139,7 +139,7 @@ def _walk(folder: str) -> Iterator[tuple[str, str | None]]:
     for parent, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = sorted(name for name in folders if name[0] != ".")
         # the JSON files of a run or a prepared folder are not text to train on
-        made_by_weft = {"config.toml", "tokenizer.json"} <= set(names)
+        made_by_weft = "tokenizer.json" in names and not {"config.toml", "events.jsonl"}.isdisjoint(names)
         if "plan.json" in names:
             made_by_weft = False
             with suppress(OSError), open_regular(Path(parent, "plan.json")) as stream:

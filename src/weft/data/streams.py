@@ -46,7 +46,7 @@ def no_such_file(source: str) -> DataError:
         return DataError(download_first(source))
     folder = os.path.dirname(source)
     try:
-        nearby = [os.path.join(folder, name) for name in os.listdir(folder or ".")]
+        nearby = [os.path.join(folder, name) for name in os.listdir(folder or ".") if name != "runs"]
     except OSError:
         nearby = []
     near = suggestion(source, nearby, what="files here")
