@@ -1,6 +1,8 @@
 """Pages that list the parts of weft are complete, and each guide states its result and its duration."""
 
 import re
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -55,3 +57,9 @@ def test_the_page_on_adding_a_part_runs_it(part: str) -> None:
     page = text(f"design/add-{part}.md")
     assert "```sh" in page and "PYTHONPATH=src python -m weft" in page
     assert f"add-{part}" in text("design/README.md") and f"add-{part}" in (DOCS.parent / "CONTRIBUTING.md").read_text()
+    for command in re.findall(r"^sed -i (.*)$", page.replace("\\\n", " "), re.MULTILINE):
+        *scripts, file = (part for part in shlex.split(command) if part != "-e")
+        for script in scripts:
+            pattern = re.match(r"s?/((?:[^/\\]|\\.)*)/", script)
+            assert pattern is not None, script
+            assert subprocess.run(["grep", "-q", pattern[1], DOCS.parent / file], check=False).returncode == 0, script
