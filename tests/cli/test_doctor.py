@@ -1,12 +1,16 @@
 """`weft doctor` with made-up measurements."""
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
 from tests.command import Cli, Patch
 
 from weft import machine
+from weft.api import doctor
+from weft.native import compiler
 
 Capture = pytest.CaptureFixture[str]
 RATES = {"fp32": 217e9, "bf16": 747e9, "int8": 0.0}
@@ -57,3 +61,17 @@ def test_a_gpu_and_its_measurements(cli: Cli, monkeypatch: Patch) -> None:
     rows = lines(cli("doctor"))
     assert rows["GPU 0"].startswith("H200, 139 GiB; fp32 51 TFLOP/s, bf16 790 TFLOP/s, memory bandwidth 4,000 GB/s; ")
     assert "training" not in rows  # on the GPU, in bf16
+
+
+def test_what_kept_the_kernels_from_being_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    assert doctor._why_not_compiled() == "no C compiler"
+    slow = tmp_path / "cc"
+    slow.write_text("#!/bin/sh\nexec /bin/sleep 9\n")
+    slow.chmod(0o700)
+    monkeypatch.setattr(compiler, "MAX_SECONDS", 0.2)
+    assert re.fullmatch(r"\S*cc did not compile \w+\.c within 0\.2 seconds", doctor._why_not_compiled())
+    monkeypatch.setenv("WEFT_NATIVE", "0")
+    assert doctor._why_not_compiled().startswith("WEFT_NATIVE=0")

@@ -4,6 +4,7 @@ import os
 import platform
 import re
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -18,6 +19,7 @@ from weft.decode.fast import native
 from weft.decode.fast.matmul import KERNELS, SAMPLE, MatrixSpec, fastest, seconds
 from weft.decode.fast.quantized_weights import layout
 from weft.errors import counted
+from weft.native import compiler
 from weft.recipe.settle import faster_format
 from weft.storage.files import cache_folder
 
@@ -71,13 +73,23 @@ def _processor() -> Iterator[Finding]:
     yield _decoding()
 
 
+def _why_not_compiled() -> str:
+    if os.environ.get("WEFT_NATIVE") == "0":
+        return "WEFT_NATIVE=0 switches weft's own off"
+    try:
+        compiler.compiled(native.SOURCE, "weft's decoding step")
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    return "weft's own were compiled just now"
+
+
 def _decoding() -> Finding:
     """Time a decode step's matrix product in each width, with the kernel that is fastest here."""
     compiled, cpu = native.library() is not None, torch.device("cpu")
     cases = {bits: MatrixSpec(*SAMPLE, layout(bits, SAMPLE[1])[1], cpu) for bits in KERNELS}
     kernels = {bits: fastest(bits, case, torch.float32).name for bits, case in cases.items()}
     times = {bits: seconds(bits)[name] for bits, name in kernels.items()}
-    how = "with weft's own kernels" if compiled else "with torch's kernels, as no C compiler was found"
+    how = "with weft's own kernels" if compiled else f"with torch's kernels: {_why_not_compiled()}"
     shown = ", ".join(f"{bits} {time * 1e6:.0f} µs" for bits, time in times.items())
     value = {"compiled": compiled, "seconds": times, "kernels": kernels}
     return Finding("decoding", f"{SAMPLE[0]} × {SAMPLE[1]} weights per token, one thread: {shown}, {how}", value)
