@@ -119,7 +119,7 @@ def test_a_model_without_a_view_says_why(page: Any, at: At) -> None:
     page.get_by_text("gpt is a language model, which predicts tokens, not labels, numbers or vectors.").wait_for()
     page.goto(at("lens", model="lstm"))
     page.get_by_text("lstm is a language model, which has no residual stream").wait_for()
-    assert page.locator("nav .lacking").all_inner_texts() == ["Predict", "Attention", "Lens"]
+    assert page.locator("nav .lacking").all_inner_texts() == ["Predict", "Attention", "Lens", "Experts"]
     page.locator("#chooser select").first.select_option("gpt")  # it has this view
     page.wait_for_function("() => document.title === 'Lens · gpt · weft'")
     page.locator("#chooser select").first.select_option("classify")  # it does not: its first view is opened

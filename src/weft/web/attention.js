@@ -102,6 +102,7 @@ class View {
     addEventListener("beforeprint", redraw, on);
     this.resize();
     this.usePart(this.chosen);
+    if (this.heat.high) { this.heat.resize(); this.heat.draw(); } // the strip above the map is filled now
     this.resizeObserver.observe(this.root);
   }
 

@@ -84,6 +84,8 @@ export class Heat {
   // available space; read once, because reading it makes the browser lay out the page
   resize() {
     this.room = this.canvas.parentElement?.clientWidth || 320;
+    const screen = this.canvas.closest(".presenting main"), bottom = box => box.getBoundingClientRect().bottom;
+    this.high = screen ? (bottom(screen) - this.canvas.getBoundingClientRect().top) / (this.canvas.currentCSSZoom ?? 1) : 0;
     this.measured = null;
   }
 
@@ -99,7 +101,7 @@ export class Heat {
     };
     const gutter = Math.min(widest(maps.queries, visible.top, visible.bottom), room * 0.3);
     const header = Math.min(widest(maps.keys, visible.left, visible.right), 110);
-    const size = Math.min((room - gutter - 4) / columns, MAX_CELL, Math.max(MAX_HEIGHT / rows, 3));
+    const size = Math.min((room - gutter - 4) / columns, MAX_CELL, Math.max((this.high ? this.high - header - 12 : MAX_HEIGHT) / rows, 3));
     return this.measured = { visible, rows, columns, gutter, header, size, width: room,
       height: Math.ceil(header + size * rows + 4), step: Math.ceil(MIN_LABEL / size) };
   }

@@ -28,6 +28,13 @@ const FAMILIES = { recurrent: [recurrent, recurrentSteps], bahdanau: [recurrent,
 const ICONS = { back: "M12 3v14L3 10zM2 3h2v14H2z", next: "M2 3v14l9-7zM10 3h2v14h-2z", play: "M2 2v16l11-8z",
   pause: "M2 3h4v14H2zM8 3h4v14H8z" };
 
+// The head of the open block in which the followed token looks hardest at one other than the first and itself.
+function selective({ threads: { block, rows }, place }) {
+  const here = rows.indexOf(place), elsewhere = block?.attention.weights.map(head =>
+    Math.max(0, ...head[here].filter((_, key) => key && key !== here)));
+  return elsewhere ? elsewhere.indexOf(Math.max(...elsewhere)) : 0;
+}
+
 /**
  * @param {HTMLElement} element
  * @param {any} data  the response, the settings of sampling, and what to show first: `stage`, `head`, `zoom`; `beside`
@@ -41,7 +48,7 @@ export function mount(element, data, hooks = {}) {
   let stage = {};
   let whole = data.step, besideWhole = data.beside, step = whole, beside = besideWhole;
   let inSource = false; // the encoder's blocks are shown instead of the decoder's
-  let head = numberWithin(data.head, 0, 1e4, 0), settings = { ...data.settings };
+  let head = numberWithin(data.head, 0, 1e4, selective(data.step)), settings = { ...data.settings };
   let chosen = null;
 
   const icon = name => s("svg", { viewBox: "0 0 14 20", width: 14, height: 20, "aria-hidden": "true" },
@@ -423,7 +430,7 @@ export function mount(element, data, hooks = {}) {
     const heads = step.threads.block?.attention.q.length ?? 1;
     if (value >= heads) return false;
     head = value;
-    hooks.state?.({ head: head ? String(head) : undefined });
+    hooks.state?.({ head: String(head) });
     draw({ morph: true });
     return true;
   }

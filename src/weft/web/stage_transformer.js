@@ -119,7 +119,7 @@ export function transformer(stage) {
       return [into, at(n(step), cells, rails), join(box, n(step), { x: box.x + box.w, y: top + 0.5 * h })];
     } });
 
-  const feed = block.feedforward && { id: "feedforward", at: "feedforward", panel: "block", flex: 0.3, least: fs * 14,
+  const feed = block.feedforward && { id: "feedforward", at: "feedforward", panel: "block", flex: 0.24, least: fs * 14,
     title: "Feed-forward", heightNarrow: 236,
     band: [{ at: 1, norm: norms.at(-1) }],
     draw: box => [part("ff", "Zoom into the feed-forward layer", rect(box.x, box.y - fs * 3, box.w - fs * 1.2, box.h
@@ -133,7 +133,7 @@ export function transformer(stage) {
     ...blocks.slice(0, open).map((_, layer) => slim(layer)),
     preAttention && norm("norm", "norm"),
     vectors("q", own.q, "Q"), vectors("k", own.k, "K"),
-    { id: "weave", at: "scores", panel: "block", flex: 0.25, least: fs * 10, rowsNarrow: true, extraNarrow: 66,
+    { id: "weave", at: "scores", panel: "block", flex: 0.36, least: fs * 10, rowsNarrow: true, extraNarrow: 66,
       title: `Attention, head ${own.head}`, draw(box) {
         const each = Math.min(box.w / names.length, fs * 5), top = box.ys[0] - box.rh(0) / 2;
         box.each = each;

@@ -208,9 +208,10 @@ def _masked_reading(
     if isinstance(model.output, heads.Classifier | heads.Embedder):
         first = getattr(model.output, "pooling", "first") == "first"
         return (0 if first and by_default else position), reading, None
-    if by_default:  # the text's first mask, else its last token
+    if by_default:  # the text's first mask, else its longest token
         tokens = [n for n, id in enumerate(reading.ids) if id not in special]
-        position = reading.ids.index(mask) if mask in reading.ids else (tokens or [position])[-1]
+        longest = max(tokens, key=lambda n: len(reading.pieces[n]), default=position)
+        position = reading.ids.index(mask) if mask in reading.ids else longest
     if mask is None or model.token_head is None or reading.ids[position] == mask:
         return position, reading, None
     ids = (*reading.ids[:position], mask, *reading.ids[position + 1 :])
