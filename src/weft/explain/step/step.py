@@ -210,7 +210,8 @@ def _masked_reading(
         return (0 if first and by_default else position), reading, None
     if by_default:  # the text's first mask, else its longest token
         tokens = [n for n, id in enumerate(reading.ids) if id not in special]
-        longest = max(tokens, key=lambda n: len(reading.pieces[n]), default=position)
+        middle = len(reading.ids) // 2
+        longest = max(tokens, key=lambda n: (len(reading.pieces[n]), -abs(n - middle)), default=position)
         position = reading.ids.index(mask) if mask in reading.ids else longest
     if mask is None or model.token_head is None or reading.ids[position] == mask:
         return position, reading, None
