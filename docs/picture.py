@@ -2,8 +2,8 @@
 
     python docs/picture.py RUNS
 
-RUNS is a folder with small runs named gpt (with checkpoint.keep=12), lstm, bahdanau, transformer, bert, ngram and
-classifier. Needs Chromium, playwright and Pillow, which `make install` installs.
+RUNS is a folder with small runs named gpt (with checkpoint.keep=12), lstm, bahdanau, transformer, bert, ngram,
+classifier and elmo. Needs Chromium, playwright and Pillow, which `make install` installs.
 """
 
 import io
@@ -22,7 +22,7 @@ WIDTH, HEIGHT = 1280, 800  # pixels
 QUALITY = 70  # of WebP
 # of other models a sample of their data
 TEXTS = {"gpt": "The function returns a list of", "transformer": "the european economic area"}
-FAMILIES = ("gpt", "lstm", "bahdanau", "transformer", "bert", "ngram", "classifier")
+FAMILIES = ("gpt", "lstm", "bahdanau", "transformer", "bert", "ngram", "classifier", "elmo")
 
 
 def main(runs: str) -> None:

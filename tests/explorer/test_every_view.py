@@ -30,7 +30,7 @@ def offered(page: Any) -> list[str]:
 
 def settle(page: Any) -> None:
     """Wait until nothing is asked for any more, and nothing is busy."""
-    page.wait_for_selector(".view > *")
+    page.wait_for_selector(".view > *", state="attached")
     page.wait_for_load_state("networkidle")
     page.wait_for_function("() => !document.querySelector('[aria-busy=true]')")
 
@@ -53,22 +53,53 @@ def test_each_view_opens_and_opens_again(page: Any, at: Callable[..., str], mode
         assert not problems_of(page), (view, problems_of(page))
 
 
+# Texts smaller than `least` pixels, texts of a picture on each other, and the page if it is wider than the window.
+FAULTS = """least => {
+  const faults = [], texts = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode, { parentElement: parent } = node, svg = parent.closest("svg");
+    if (!node.textContent.trim() || parent.closest("script, style, option, .unseen, .skip, [hidden]")) continue;
+    if (!parent.checkVisibility({ opacityProperty: true, visibilityProperty: true })) continue;
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    const box = range.getBoundingClientRect(), view = svg?.viewBox.baseVal.width;
+    if (!box.width) continue;
+    const scale = (parent.currentCSSZoom ?? 1) * (view ? svg.getBoundingClientRect().width / view : 1);
+    const size = parseFloat(getComputedStyle(parent).fontSize) * scale;
+    if (size < least - 0.1) faults.push(`${node.textContent.trim()}: ${size.toFixed(1)} px`);
+    if (svg && parent.closest(".stage")) texts.push([node.textContent, box]);
+  }
+  texts.forEach(([name, a], n) => texts.slice(n + 1).forEach(([other, b]) => {
+    const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+    if (wide > 3 && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4) faults.push(`${name} | ${other}`);
+  }));
+  if (document.documentElement.scrollWidth > innerWidth) faults.push("the page is too wide");
+  return faults;
+}"""
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
-def test_nothing_is_wider_than_the_page(page: Any, at: Callable[..., str], width: int, scheme: str) -> None:
-    page.set_viewport_size({"width": width, "height": 900})
-    page.emulate_media(color_scheme=scheme)
-    for model in ("gpt", "pairs"):
-        page.goto(at("tokens", model=model))
-        for view in offered(page):
-            page.goto(at(view, model=model))
-            settle(page)
-            wide = page.evaluate("document.documentElement.scrollWidth")
-            assert wide <= width, (model, view, wide)
+@pytest.mark.parametrize("width", [390, 1280, 1920])
+@pytest.mark.parametrize("model", MODELS)
+def test_nothing_overlaps_overflows_or_is_too_small(
+    page: Any, at: Callable[..., str], model: str, width: int, scheme: str
+) -> None:
+    page.set_viewport_size({"width": width, "height": 1080 if width == 1920 else 900})
+    page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+    page.goto(at("tokens", model=model))
+    for view in offered(page):
+        page.goto(at(view, model=model))
+        settle(page)
+        assert not page.evaluate(FAULTS, 12), view
+        if width == 1920:
+            page.keyboard.press("p")
+            page.wait_for_timeout(100)
+            assert not page.evaluate(FAULTS, 18), f"{view}, presented"
+            page.keyboard.press("p")
 
 
 @pytest.mark.skipif(not AXE.is_file(), reason="needs axe-core: make test-explorer")
-@pytest.mark.parametrize("model", ["gpt", "lstm", "ngram", "bahdanau", "masked-next"])
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_views_are_accessible(browser: Any, server: Served, model: str, scheme: str) -> None:
     context = browser.new_context(bypass_csp=True, reduced_motion="reduce", color_scheme=scheme)

@@ -83,11 +83,19 @@ def test_weights_and_probabilities_are_those_of_the_route(page: Any, at: At, ser
     assert percents[:-1] == [f"{100 * p:.0f} %" if p >= 0.005 else "<1 %" for p in finals]
 
 
+def test_it_opens_on_the_head_that_looks_hardest_at_another_token(page: Any, at: At, server: Served) -> None:
+    threads = asked(server, "gpt")["threads"]
+    here = len(threads["rows"]) - 1  # the last token is followed
+    elsewhere = [max(head[here][1:here]) for head in threads["block"]["attention"]["weights"]]
+    opened(page, at("step", model="gpt", text=TEXT))
+    assert f"Attention, head {elsewhere.index(max(elsewhere))}" in texts(page)
+
+
 def test_zooming_ends_at_a_number_with_its_operands(page: Any, at: At, server: Served) -> None:
     step = asked(server, "gpt")
     threads, choice = step["threads"], step["choice"]
     attention, here = threads["block"]["attention"], threads["rows"].index(step["place"])
-    opened(page, at("step", model="gpt", text=TEXT, stage="scores"))
+    opened(page, at("step", model="gpt", text=TEXT, stage="scores", head=0))
     page.keyboard.press("Enter")
     scores = [score for score in attention["scores"][0][here] if score is not None]
     rows = page.locator(f'.stage-picture svg [data-go^="head/{here}/"]')
@@ -250,7 +258,7 @@ def test_the_threads_of_a_long_text_can_be_exchanged(page: Any, at: At, server: 
 
 def test_the_values_are_also_a_table(page: Any, at: At, server: Served) -> None:
     step = asked(server, "gpt")
-    opened(page, at("step", model="gpt", text=TEXT))
+    opened(page, at("step", model="gpt", text=TEXT, head=0))
     page.get_by_text("Values as a table").click()
     tables = page.locator(".stage-table table")
     rows = tables.first.locator("tbody tr")

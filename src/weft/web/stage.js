@@ -29,7 +29,7 @@ const ICONS = { back: "M12 3v14L3 10zM2 3h2v14H2z", next: "M2 3v14l9-7zM10 3h2v1
   pause: "M2 3h4v14H2zM8 3h4v14H8z" };
 
 // The head of the open block in which the followed token looks hardest at one other than the first and itself.
-function selective({ threads: { block, rows }, place }) {
+export function selectiveHead({ threads: { block, rows }, place }) {
   const here = rows.indexOf(place), elsewhere = block?.attention.weights.map(head =>
     Math.max(0, ...head[here].filter((_, key) => key && key !== here)));
   return elsewhere ? elsewhere.indexOf(Math.max(...elsewhere)) : 0;
@@ -48,7 +48,7 @@ export function mount(element, data, hooks = {}) {
   let stage = {};
   let whole = data.step, besideWhole = data.beside, step = whole, beside = besideWhole;
   let inSource = false; // the encoder's blocks are shown instead of the decoder's
-  let head = numberWithin(data.head, 0, 1e4, selective(data.step)), settings = { ...data.settings };
+  let head = numberWithin(data.head, 0, 1e4, selectiveHead(data.step)), settings = { ...data.settings };
   let chosen = null;
 
   const icon = name => s("svg", { viewBox: "0 0 14 20", width: 14, height: 20, "aria-hidden": "true" },

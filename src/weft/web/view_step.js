@@ -5,7 +5,7 @@ import { stageScale } from "./present.js";
 import { answerSelect, fetchDecoding, latest, sampleNote, targetOf, textBox } from "./reading.js";
 import { explainCommand, saveTools } from "./save.js";
 import { aligned, counterpart, panes } from "./sides.js";
-import { mount as draw } from "./stage.js";
+import { mount as draw, selectiveHead } from "./stage.js";
 import { beginning, visibleToken } from "./words.js";
 
 export const title = "Inside a step";
@@ -93,7 +93,7 @@ export async function mount(main, context) {
     responses.forEach((response, n) => {
       if (stages[n]) return stages[n].update(response, { ...where, settings: settings(), beside: responses[1 - n] });
       stages[n] = draw(places[n], { step: response, beside: responses[1 - n], scale: stageScale, stage: state.stage, zoom: state.zoom,
-        head: state.head, settings: settings(), text: () => text, target: () => target, follows: n > 0 },
+        head: state.head ?? selectiveHead(responses[0]), settings: settings(), text: () => text, target: () => target, follows: n > 0 },
       n ? { ...hooks, step: null, state: changes => follow(changes, stages[0]) } : hooks);
       return null;
     });
