@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,12 @@ GRACE_SECONDS = 0.5  # between the last answer of a process and its end
 
 def attempt(request: dict[str, Any]) -> dict[str, Any]:
     """Run a file in a new process; return the lines that it answered, and why there are no more."""
-    with tempfile.TemporaryDirectory(prefix="weft-attempt-", ignore_cleanup_errors=True) as folder:
+    removed = tempfile.TemporaryDirectory(prefix="weft-attempt-", ignore_cleanup_errors=True)
+    with suppress(RecursionError), removed as folder:  # a thousand folders in each other are left
         path = Path(folder) / f"{request['name']}.py"
         path.write_text(request["source"], encoding="utf-8")
         if not hasattr(os, "fork"):  # Windows
-            return {"lines": [_line(result, ("time", *LIMITS)) for result in _run(request, path)], "reason": ""}
+            return {"lines": list(map(_line, _run(request, path))), "reason": "", "weak": ["time", *LIMITS]}
         reader, writer = os.pipe()
         process = os.fork()
         if process == 0:
@@ -46,10 +48,11 @@ def attempt(request: dict[str, Any]) -> dict[str, Any]:
         os.close(writer)
         raw, reason = _collect(reader, folder, request["seconds"])
         status = _stop(process, late=bool(reason))
+    weak, *lines = raw.decode("utf-8", "replace").split("\n")[:-1] or ["[]"]
     if status in (-signal.SIGXCPU, -signal.SIGKILL):
         reason = reason or f"it takes more than {request['seconds']} seconds"
     reason = reason or f"the process ended with exit status {status} before it answered"
-    return {"lines": [line.decode("utf-8", "replace") for line in raw.split(b"\n")[:-1]], "reason": reason}
+    return {"lines": lines, "reason": reason, "weak": json.loads(weak)}
 
 
 def _collect(reader: int, folder: str, seconds: int) -> tuple[bytes, str]:
@@ -60,7 +63,7 @@ def _collect(reader: int, folder: str, seconds: int) -> tuple[bytes, str]:
             if time.monotonic() > until:
                 return bytes(raw), f"it takes more than {seconds} seconds"
             if not select.select([reader], [], [], POLL_SECONDS)[0]:
-                with suppress(OSError):  # files come and go
+                with suppress(OSError, RecursionError):  # files come and go
                     sizes = (path.lstat().st_size for path in Path(folder).rglob("*"))
                     if sum(max(size, FILE_BYTES) for size in sizes) > MAX_WRITTEN_BYTES:
                         return bytes(raw), "it writes too much"
@@ -95,21 +98,21 @@ def _child(request: dict[str, Any], path: Path, writer: int) -> None:
         sys.dont_write_bytecode = True
         os.chdir(path.parent)
         tempfile.tempdir = str(path.parent)
-        weak = tuple(confine(str(path.parent), request["hidden"], request["seconds"]))
-        for result in _run(request, path):
-            data = _line(result, weak).encode() + b"\n"
+        weak = json.dumps(confine(str(path.parent), request["hidden"], request["seconds"]))
+        for line in chain([weak], map(_line, _run(request, path))):
+            data = line.encode() + b"\n"
             while data:
                 data = data[os.write(writer, data) :]
     finally:
         os._exit(0)
 
 
-def _line(result: CallResult, weak: tuple[str, ...]) -> str:
+def _line(result: CallResult) -> str:
     try:
-        text = json.dumps(RESULTS.dump_python(result._replace(weak=weak)), ensure_ascii=False)
+        text = json.dumps(RESULTS.dump_python(result), ensure_ascii=False)
         return text.encode("utf-8", "replace").decode()  # lone surrogates are no text
     except (ValueError, RecursionError) as error:  # such as an integer of a million digits
-        return _line(CallResult(error=f"its result cannot be read: {error}"), weak)
+        return _line(CallResult(error=f"its result cannot be read: {error}"))
 
 
 def _run(request: dict[str, Any], path: Path) -> Iterator[CallResult]:

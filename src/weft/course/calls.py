@@ -63,7 +63,6 @@ class CallResult(NamedTuple):
     steps: tuple[TracedValue, ...] = ()
     lines: int = 0
     printed: str = ""
-    weak: tuple[str, ...] = ()  # limits that the system did not enforce
     repairs: tuple["CallResult", ...] = ()  # results of edited functions, by `number`; their only step is the edit
     number: int = 0
 

@@ -118,8 +118,8 @@ def _csv(students: Students) -> str:
     names = [each.exercise.name for each in next(iter(students.values()))]
     writer.writerow(["student", "total", *names, *(f"{name}: problem" for name in names)])
     for student, own in students.items():
-        problems = [" ".join((each.answer.mistake or each.answer.problem).split()) for each in own]
-        safe = [re.sub(r"^(?=[=+@-])", "'", text) for text in (student, *problems)]  # no formulas
+        texts = (" ".join(text.split()) for text in (student, *(e.answer.mistake or e.answer.problem for e in own)))
+        safe = [re.sub(r"^(?=[=+@-])", "'", text) for text in texts]  # no formulas
         writer.writerow([safe[0], _total(own), *(each.points for each in own), *safe[1:]])
     return file.getvalue()
 
