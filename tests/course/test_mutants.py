@@ -11,8 +11,7 @@ import pytest
 from tests.course.test_exercises import EXERCISES, VARIANTS
 from tests.lectures.textbook.lecture import load_file
 
-from weft.course.calls import call
-from weft.course.checker import examine
+from weft.course.checker import calls_here, examine
 from weft.course.exercises import Exercise
 
 MUTANTS, SHARE, WRONG = 240, 0.9, 0.05  # number, and shares in which the place is named, and another one
@@ -89,7 +88,7 @@ def test_the_place_of_a_fault_is_named(number: int, tmp_path: Path) -> None:
         path = tmp_path / f"m{index}_{exercise.name}.py"
         path.write_text(text)
         function = getattr(load_file(path, path.stem), name)
-        found = examine(exercise, lambda requests: [call(function, each, str(path)) for each in requests])  # noqa: B023
+        found = examine(exercise, calls_here(function))
         if not found.holds:
             faulty += 1
             right += found.line == line or found.tensor in assigned

@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -34,23 +34,36 @@ GRACE_SECONDS = 0.5  # between the last answer of a process and its end
 
 
 def attempt(request: dict[str, Any]) -> dict[str, Any]:
-    """Run a file in a new process; return the lines that it answered, and why there are no more."""
-    removed = tempfile.TemporaryDirectory(prefix="weft-attempt-", ignore_cleanup_errors=True)
-    with suppress(RecursionError), removed as folder:  # a thousand folders in each other are left
+    """Run a file in a new process; return what `confined` returns."""
+
+    def run(folder: str) -> Iterator[CallResult]:
         path = Path(folder) / f"{request['name']}.py"
         path.write_text(request["source"], encoding="utf-8")
-        if not hasattr(os, "fork"):  # Windows
-            return {"lines": list(map(_line, _run(request, path))), "reason": "", "weak": ["time", *LIMITS]}
+        return _run(request, path)
+
+    if hasattr(os, "fork"):
+        return confined(run, request["hidden"], request["seconds"])
+    with tempfile.TemporaryDirectory(prefix="weft-attempt-") as folder:  # Windows
+        return {"lines": list(map(_line, run(folder))), "reason": "", "weak": ["time", *LIMITS]}
+
+
+def confined(run: Callable[[str], Iterator[CallResult]], hidden: Sequence[str], seconds: int) -> dict[str, Any]:
+    """Run a function, which gets a folder, in a limited process that is a copy of this one.
+
+    Returns the lines that it answered, why there are no more, and which limits the system did not enforce.
+    """
+    removed = tempfile.TemporaryDirectory(prefix="weft-attempt-", ignore_cleanup_errors=True)
+    with suppress(RecursionError), removed as folder:  # a thousand folders in each other are left
         reader, writer = os.pipe()
         process = os.fork()
         if process == 0:
-            _child(request, path, writer)
+            _child(run, folder, writer, hidden=hidden, seconds=seconds)
         os.close(writer)
-        raw, reason = _collect(reader, folder, request["seconds"])
+        raw, reason = _collect(reader, folder, seconds)
         status = _stop(process, late=bool(reason))
     weak, *lines = raw.decode("utf-8", "replace").split("\n")[:-1] or ["[]"]
     if status in (-signal.SIGXCPU, -signal.SIGKILL):
-        reason = reason or f"it takes more than {request['seconds']} seconds"
+        reason = reason or f"it takes more than {seconds} seconds"
     reason = reason or f"the process ended with exit status {status} before it answered"
     return {"lines": lines, "reason": reason, "weak": json.loads(weak)}
 
@@ -86,8 +99,10 @@ def _stop(process: int, *, late: bool) -> int:
     return os.waitstatus_to_exitcode(status if done else os.waitpid(process, 0)[1])
 
 
-def _child(request: dict[str, Any], path: Path, writer: int) -> None:
-    """Limit this process, run the file, and exit."""
+def _child(
+    run: Callable[[str], Iterator[CallResult]], folder: str, writer: int, *, hidden: Sequence[str], seconds: int
+) -> None:
+    """Limit this process, run the function, write its results, and exit."""
     try:
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
@@ -96,10 +111,11 @@ def _child(request: dict[str, Any], path: Path, writer: int) -> None:
         os.closerange(3, writer)
         os.closerange(writer + 1, os.sysconf("SC_OPEN_MAX"))
         sys.dont_write_bytecode = True
-        os.chdir(path.parent)
-        tempfile.tempdir = str(path.parent)
-        weak = json.dumps(confine(str(path.parent), request["hidden"], request["seconds"]))
-        for line in chain([weak], map(_line, _run(request, path))):
+        torch.set_num_threads(1)  # a forked process has no other threads
+        os.chdir(folder)
+        tempfile.tempdir = folder
+        weak = json.dumps(confine(folder, hidden, seconds))
+        for line in chain([weak], map(_line, run(folder))):
             data = line.encode() + b"\n"
             while data:
                 data = data[os.write(writer, data) :]
@@ -133,7 +149,6 @@ def _run(request: dict[str, Any], path: Path) -> Iterator[CallResult]:
 
 def main() -> None:
     """Answer each line of standard input, until it ends."""
-    torch.set_num_threads(1)  # a forked process has no other threads
     for line in sys.stdin.buffer:
         if not hasattr(os, "fork"):
             respond(attempt(json.loads(line)))

@@ -78,14 +78,10 @@ class _Bounded(io.StringIO):
 
 def call(function: Callable[..., Any], request: CallRequest, file: str, *, seed: int = 1) -> CallResult:
     """Call a function whose code is in `file`; `seed` is that of the global random-number generators."""
-    if request.cost and not request.numbers:
+    if request.cost:
         with _global_seeds(seed), redirect_stdout(_Bounded()), redirect_stderr(_Bounded()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return CallResult(repairs=tuple(_repairs(function, request, file)))
-    if request.cost:
-        plain = request._replace(cost=0, numbers=(), count_lines=True)
-        changed = edited(function, request.cost, request.numbers)
-        return CallResult(repairs=tuple(call(each, plain, file)._replace(number=number) for number, _, each in changed))
     arguments, printed = map_tensors(request.arguments, Tensor.clone), _Bounded()
     tracer = _Tracer(file, request.watch, request.max_lines)
     with _global_seeds(seed), redirect_stdout(printed), redirect_stderr(printed):
@@ -117,7 +113,12 @@ def call(function: Callable[..., Any], request: CallRequest, file: str, *, seed:
 
 
 def _repairs(function: Callable[..., Any], request: CallRequest, file: str) -> Iterator[CallResult]:
-    """Call edited functions once each, and yield the results that differ from the function's own."""
+    """Call edited functions; if all edits are tried, yield only results that differ from the function's own."""
+    if request.numbers:
+        plain = request._replace(cost=0, numbers=(), count_lines=True)
+        for number, _, changed in edited(function, request.cost, request.numbers):
+            yield call(changed, plain, file)._replace(number=number)
+        return
     own, left = _quick(function, request, _Tracer(file, (), MAX_EDITED_LINES // 8)), MAX_EDITED_LINES
     for number, edit, changed in edited(function, request.cost):
         result = _quick(changed, request, _Tracer(file, (), min(3 * own.lines + 3000, left)))

@@ -6,10 +6,12 @@ tolerance of a case follows from its condition: how much the reference's result 
 
 import hashlib
 import inspect
+import linecache
 import math
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import permutations
 from typing import Any, NamedTuple
 
@@ -17,7 +19,7 @@ import torch
 from torch import Tensor
 
 from weft.api.arguments import checked
-from weft.course.attempt import REQUESTS, RESULTS
+from weft.course.attempt import REQUESTS, RESULTS, confined
 from weft.course.calls import CallRequest, CallResult, TracedValue, call
 from weft.course.exercises import FOLDER, Exercise, Mistake, exercise, record_progress
 from weft.course.explanation import Explanation
@@ -25,6 +27,8 @@ from weft.course.values import FLOORS, Draw, MismatchError, OtherValue, gap, is_
 from weft.errors import ConfigError
 from weft.workers import Children
 
+SECONDS = 10  # of CPU time for a submission
+NOTHING: dict[str, Any] = {"lines": [], "reason": "", "weak": []}  # answer of a process that cannot be made
 ROUNDS = 2  # seeds for which the cases of an exercise are drawn
 PERTURBATIONS = 4  # of a case, to measure its condition
 AMPLIFICATION = 64  # rounding of a whole computation, in units of rounding of its arguments
@@ -67,20 +71,33 @@ class Judgement(NamedTuple):
 def check(function: Any, name: str) -> Explanation:
     """Check a function that solves the exercise `name`; the answer explains what is wrong, in text and in HTML.
 
-    The function runs in this process.
+    The function runs in this process; edits of it, which show the line at fault, in limited copies of this process.
     """
     if not callable(function):
         raise ConfigError(f"weft.check: expected a function and an exercise's name, got {type(function).__name__}")
     chosen = exercise(name)
-    code = getattr(inspect.unwrap(function), "__code__", None)  # a module or another object has none
-    file = code.co_filename if code else ""
-    found = examine(chosen, lambda requests: [call(function, request, file) for request in requests])
+    found = examine(chosen, calls_here(function))
     record_progress(found)
     return found
 
 
+def calls_here(function: Callable[..., Any]) -> Calls:
+    """Return what calls a function in this process, and edits of it in limited copies of this process."""
+    code = getattr(inspect.unwrap(function), "__code__", None)  # a module or another object has none
+    file = code.co_filename if code else ""
+
+    def calls(requests: Sequence[CallRequest]) -> list[CallResult]:
+        if not requests[0].cost:
+            return [call(function, request, file) for request in requests]
+        linecache.getlines(file)  # the copy cannot read every file
+        run = partial(map, lambda request: call(function, request, file), requests)
+        return _results(confined(lambda _: run(), (), SECONDS) if hasattr(os, "fork") else NOTHING, len(requests))
+
+    return calls
+
+
 def check_file(
-    chosen: Exercise, source: str, children: Children, *, secret: str = "", seconds: int = 10
+    chosen: Exercise, source: str, children: Children, *, secret: str = "", seconds: int = SECONDS
 ) -> Explanation:
     """Check the code of a submission in limited processes, each with `seconds` of CPU time."""
     hidden = [str(folder.resolve()) for folder in (FOLDER, chosen.folder.parent)]
@@ -92,12 +109,17 @@ def check_file(
             with children.acquire() as child:
                 answer = child.request({**request, "calls": REQUESTS.dump_python(list(requests))})
         except OSError:
-            answer = {"lines": [], "reason": "it ended the process that runs it", "weak": []}
+            answer = {**NOTHING, "reason": "it ended the process that runs it"}
         weak.update(answer["weak"])
-        results = list(map(_read, answer["lines"][: len(requests)]))
-        return results + [CallResult(error=answer["reason"])] * (len(requests) - len(results))
+        return _results(answer, len(requests))
 
     return examine(chosen, calls, secret=secret)._replace(weak=tuple(sorted(weak)))
+
+
+def _results(answer: dict[str, Any], count: int) -> list[CallResult]:
+    """Return as many results as there were calls."""
+    found = list(map(_read, answer["lines"][:count]))
+    return found + [CallResult(error=answer["reason"])] * (count - len(found))
 
 
 def _read(line: str) -> CallResult:
