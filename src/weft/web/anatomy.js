@@ -7,6 +7,8 @@ const UNIT = 52; // pixels per unit of a diagram
 const LOOKS = { norm: "norm", attention: "attention", embedding: "table", positions: "table", logits: "out",
   sentence: "out" };
 
+const LEGIBLE = 4 / 3; // scale at which the smallest texts have 12 pixels
+
 function drawShape({ kind, points, text, size, anchor, look, part }, name) {
   const { x, y } = points[0], { x: endX, y: endY } = points.at(-1);
   const box = { x, y: endY, width: endX - x, height: y - endY };
@@ -37,6 +39,7 @@ function drawing({ width, height, shapes }, name, label) {
   const order = shape => ["frame", "line", "arrow", "loop", "sum", "box", "text"].indexOf(shape.kind);
   placed.sort((a, b) => order(a) - order(b));
   return picture(width * UNIT, height * UNIT, { width: null, height: null, class: "anat-drawing", role: "group",
+    style: { "--least": `${round(width * UNIT * LEGIBLE)}px` },
     "aria-label": label }, placed.map(shape => drawShape(shape, name)));
 }
 
