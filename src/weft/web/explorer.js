@@ -45,7 +45,7 @@ function frame(info, other = null, how = "") {
   const listed = views.filter(view => view.path), lacks = view => path && info && view.lacks(info);
   const [available, others] = [listed.filter(view => !lacks(view)), listed.filter(lacks)];
   navigation.replaceChildren(...available.map(item),
-    ...others.length ? [h("span", { class: "soft" }, "Not for this model:"), ...others.map(item)] : []);
+    ...others.length ? [h("span", { class: "soft" }, "Unavailable:"), ...others.map(item)] : []);
   navigation.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   if (how === "slid") return; // the reader holds the slider
   const fits = here?.ofText && (COMPARED.includes(path) ? model => fitsBeside(here, info, model) : () => false);
