@@ -292,7 +292,9 @@ def _explain(chosen: Exercise, judged: Sequence[Judgement], calls: Calls) -> Exp
     repair = next((each for each in repairs if each.line == step.line and step.name), next(iter(repairs), None))
     if repair is not None:
         step = step._replace(line=repair.line, text=repair.text)
-    elif step.uses:  # these may be wrong as well
+    elif step.uses and result.error:  # these may be wrong as well
+        step, expected, problem = TracedValue("", result.line, result.text, None), None, worst.problem
+    elif step.uses:
         step = step._replace(line=0)
     mistake = next((m for m in chosen.mistakes if all(_gives(chosen, m, each) for each in judged)), None)
     if mistake is None and worst.about and _right_alone(chosen, worst, calls):

@@ -117,10 +117,12 @@ def _edits(tree: ast.FunctionDef, cost: int) -> Iterator[Edit]:
     assigned = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
     arguments = [node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)]
     names = list(dict.fromkeys([*arguments, *assigned]))
+    powers = [node.right for node in ast.walk(tree) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)]
+    exponents = {node for power in powers for node in ast.walk(power)}
     for owner, field, index, node in _slots(tree):
         line = getattr(node, "lineno", getattr(owner, "lineno", 0))
         if isinstance(node, ast.expr) and isinstance(getattr(node, "ctx", None), ast.Load | None):
-            for kind, new in _replacements(node, owner, names, cost=cost):
+            for kind, new in _replacements(node, owner, names, cost=cost, power=node not in exponents):
                 listed = getattr(owner, field)
                 value = new if index is None else [*listed[:index], new, *listed[index + 1 :]]
                 yield Edit(cost, kind, line, ((owner, field, value),))
@@ -151,7 +153,9 @@ def _parsed(text: str, before: str) -> ast.expr | None:
     return None if ast.unparse(new) == before else new
 
 
-def _replacements(node: ast.expr, owner: ast.AST, names: list[str], *, cost: int) -> Iterator[tuple[str, ast.expr]]:
+def _replacements(
+    node: ast.expr, owner: ast.AST, names: list[str], *, cost: int, power: bool
+) -> Iterator[tuple[str, ast.expr]]:
     """Yield other expressions of a cost, each with its kind, by the templates of the grammar."""
     fields = {"text": ast.unparse(node)}
     for field, value in ast.iter_fields(node):
@@ -172,7 +176,7 @@ def _replacements(node: ast.expr, owner: ast.AST, names: list[str], *, cost: int
             continue
         if rule["of"] == "expr" and (isinstance(node, ast.Constant) or not isinstance(owner, SPACES)):
             continue
-        for template in rule["texts"]:
+        for template in (each for each in rule["texts"] if power or "_power" not in each):  # no tower of powers
             for name in names if "{name}" in template else ("",):
                 with suppress(KeyError):
                     if (new := _parsed(template.format(name=name, **fields), fields["text"])) is not None:
