@@ -143,7 +143,7 @@ def test_a_transformer_shows_what_is_captured(variant: str, layer: int, position
     for part in parts:
         probabilities = captured[f"{block}.{part}.probabilities"][0, :, at]
         same(values(found, f"{block}.{part}.softmax"), probabilities)
-        sinks = model.get_submodule(f"{name}.blocks.{layer}.{part}").sinks if part == "attention" else None
+        sinks = getattr(model, name).layers[layer].attention.sinks if part == "attention" else None
         scores = values(found, f"{block}.{part}.mask")
         if sinks is not None:
             same(values(found, f"{block}.{part}.softmax", "sinks, scores of no key"), sinks)
