@@ -52,7 +52,7 @@ def example_pair(model: LanguageModel, objective: Objective[Any]) -> dict[str, s
     others = _others(model, objective, text)
     find = _masked_changes if predicts_masked(model) else _next_changes
     with evaluating(model):
-        changes = sorted(find(model, objective, text, others), reverse=True)
+        changes = sorted(find(model, objective, text, others=others), reverse=True)
     for change in changes[:MAX_TRIED]:
         if not change.size:
             break
@@ -128,7 +128,7 @@ def _changed(one: Tensor, two: Tensor) -> tuple[float, tuple[int, int]]:
 
 
 def _next_changes(
-    model: LanguageModel, objective: Objective[Any], text: str, others: Sequence[str]
+    model: LanguageModel, objective: Objective[Any], text: str, *, others: Sequence[str]
 ) -> Iterator[Change]:
     """Yield changes of the next token: of a text with a token after the exchanged one, or of a translation so far."""
     target = translation(model, objective, text) if isinstance(objective, TranslationObjective) else None
@@ -150,7 +150,7 @@ def _next_changes(
 
 
 def _masked_changes(
-    model: LanguageModel, objective: Objective[Any], text: str, others: Sequence[str]
+    model: LanguageModel, objective: Objective[Any], text: str, *, others: Sequence[str]
 ) -> Iterator[Change]:
     """Yield changes of a masked word near the end of the text, after the exchanged token."""
     tokenizer, frame = objective.tokenizer, frame_for(model)
