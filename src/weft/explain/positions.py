@@ -24,7 +24,7 @@ from weft.models.transformer import Transformer
 from weft.nn.block import Block
 from weft.nn.config import NormalInit
 from weft.nn.init import Initialiser, reset
-from weft.nn.position import Disentangled, LearnedT5, Position, build, sinusoids
+from weft.nn.position import Disentangled, LearnedT5, Position, Tempered, build, sinusoids
 from weft.nn.position_config import Rotary, Sizes
 
 LAYOUTS: tuple[Literal["interleaved", "tensor2tensor"], ...] = ("interleaved", "tensor2tensor")
@@ -126,6 +126,9 @@ def _encoding(name: str, module: Position, sizes: Sizes, *, attention: Any, leng
         heads = range(0, sizes.heads, max(1, sizes.heads // 4))
         curves = {f"head {head}": _array(bias[0, head, -1].flip(0).double()) for head in list(heads)[:4]}
         return Encoding(name, None, curves, curve_label="added to the score")
+    if isinstance(module, Tempered):
+        factors = module.scale_queries(torch.ones(1, 1, length, 1, dtype=torch.float64, device=device), indices)
+        return Encoding(name, None, {"every head": _array(factors.flatten())}, "factor of queries, from the beginning")
     if type(module).distances is Position.distances:
         raise ModelError(f"positions of kind '{name}' change neither embeddings nor scores: there is nothing to draw")
     # Each row of a layer's table belongs to a distance; compare it with the row of distance 0.
