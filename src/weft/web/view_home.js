@@ -214,7 +214,8 @@ class Home {
     const { now, runs } = await api.get("v1/runs", signal), shown = runs.filter(run => run.steps_done > 1).slice(0, MAX_RUNS);
     this.runs.hidden = !shown.length;
     const places = shown.map(run => {
-      const facts = [STATES[run.state] ?? run.state, run.best_text, `${duration(Math.max(0, Math.floor(now - run.changed)))} ago`];
+      const age = Math.max(0, now - run.changed), unit = age < 60 ? 1 : age < 3600 ? 60 : 360;
+      const facts = [STATES[run.state] ?? run.state, run.best_text, `${duration(Math.round(age / unit) * unit)} ago`];
       const place = h("div");
       return { run, place, card: h("article", { class: "home-run" },
         h("h3", {}, h("a", { href: link("runs", { runs: encodeURIComponent(run.name) }) }, run.name)),
