@@ -1,8 +1,12 @@
 """Parse and format large numbers: 300B tokens, 124.4M parameters, 38.1 GiB, 3.5 days."""
 
 import math
+from typing import TYPE_CHECKING
 
 from weft.errors import ConfigError
+
+if TYPE_CHECKING:
+    from weft.models.config import LayerKind
 
 SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12, "P": 1e15}
 STEPS = ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
@@ -48,10 +52,10 @@ def duration(seconds: float) -> str:
     return f"{seconds:.3g} seconds"
 
 
-def reach(window: int | None, causal: bool, *, chunk: int | None = None) -> str:
-    """Describe which tokens a token attends to, in a decoder (`causal`) or an encoder, with a window or chunks."""
-    if chunk is not None:
-        return f"chunks of {chunk:,}"
-    if window is None:
+def reach(kind: "LayerKind", causal: bool) -> str:
+    """Describe which tokens a token attends to in a kind of layer, in a decoder (`causal`) or an encoder."""
+    if kind.chunk is not None:
+        return f"chunks of {kind.chunk:,}"
+    if kind.window is None:
         return "all of the past" if causal else "the whole text"
-    return f"a window of {window:,}" if causal else f"{window - 1:,} tokens to either side"
+    return f"a window of {kind.window:,}" if causal else f"{kind.window - 1:,} tokens to either side"

@@ -196,13 +196,13 @@ def _layers(model: Config, T: int) -> tuple[LayerCost, ...]:
             causal, layers = not isinstance(model, config.Encoder), []
             distinct = getattr(model, "distinct_layers", None) is not None
             sizes = [{"layers": n * sharing} | ({"distinct_layers": n} if distinct else {}) for n in (2, 1)]
-            for window, chunk in dict.fromkeys((kind.window, kind.chunk) for kind in kinds):
-                limits = reach(window, causal, chunk=chunk)
-                name = "layer" if len(model.kinds()) == 1 else f"layer with {limits}"
+            by_limit = {(kind.window, kind.chunk): kind for kind in kinds}
+            for limit, kind in by_limit.items():
+                name = "layer" if len(model.kinds()) == 1 else f"layer with {reach(kind, causal)}"
                 name = name if sharing == 1 else f"{sharing} layers with one set of weights"
-                same = model.replace(pattern=(), attention={**model.attention.model_dump(), "window": window or chunk})
+                same = model.replace(pattern=(), attention={**model.attention.model_dump(), "window": kind.reach})
                 two, one = (count(same.replace(**size), T) for size in sizes)
-                repeats = sum((kind.window, kind.chunk) == (window, chunk) for kind in kinds) // sharing
+                repeats = sum((each.window, each.chunk) == limit for each in kinds) // sharing
                 layers.append(LayerCost(name, repeats, _sum((two, 1), (one, -1)), activations=sharing * kept[0]))
             return tuple(layers)
         case config.Bengio():

@@ -123,11 +123,12 @@ def surprise(reading: Reading, top: int = 5) -> Surprise:
         raise DataError("the text is empty")
     with evaluating(reading.model):
         if isinstance(reading.model, ELMo):
-            sides = {"the tokens before it": (True, False), "the tokens after it": (False, True)}
-            directions = (
-                _surprise(reading, name, _elmo_log_p(reading, *side), top=top) for name, side in sides.items()
+            states = reading.model.directions(reading.model.features(reading.tokens))
+            contexts = {TEXTS["surprise-mean"]: (1, 1), "the tokens before it": (1, 0), "the tokens after it": (0, 1)}
+            mean, *directions = (
+                _surprise(reading, context, _elmo_log_p(reading, states, used), top=top)
+                for context, used in contexts.items()
             )
-            mean = _surprise(reading, TEXTS["surprise-mean"], _elmo_log_p(reading, True, True), top=top)
             return replace(mean, directions=tuple(directions))
         if predicts_masked(reading.model):
             return _surprise(reading, TEXTS["surprise-masked"], _masked_log_p(reading), top=top)
@@ -211,12 +212,15 @@ def _masked_log_p(reading: Reading) -> LogProbabilities:
         yield batch, model.readout(model.features(tokens)[row, batch]).logits().float().log_softmax(-1)
 
 
-def _elmo_log_p(reading: Reading, forward: bool, backward: bool) -> LogProbabilities:
-    """Yield log p by one direction, or the mean of both; at the ends of the text there is one alone."""
+def _elmo_log_p(reading: Reading, states: Sequence[Tensor], sides: tuple[int, int]) -> LogProbabilities:
+    """Yield log p by one direction, or the mean of both; at the ends of the text there is one alone.
+
+    states, each (1, time, d_model), are those of both directions; `sides` is 1 for those used.
+    """
     model, T = reading.model, len(reading.ids)
     assert isinstance(model, ELMo)
-    states, position = model.directions(model.features(reading.tokens)), torch.arange(reading.before, T)
-    used = torch.stack([(position > 0) & forward, (position < T - 1) & backward]).to(reading.tokens.device)
+    position = torch.arange(reading.before, T)
+    used = torch.stack([(position > 0) & bool(sides[0]), (position < T - 1) & bool(sides[1])]).to(reading.tokens.device)
     position = position[used.any(dim=0).cpu()]
     used = used[:, used.any(dim=0)].float()[..., None]
     rows = max(1, MAX_LOGITS // _vocab_size(model))

@@ -87,10 +87,7 @@ def _stack(settings: Any, stack: Stack, time: str) -> tuple[ModelPart, ...]:
     words |= {"keys": " ".join(chosen)}
     words["runs"] = "" if stack.sharing == 1 else f", run {stack.sharing} times in a row"
     causal, by = not isinstance(settings, Encoder), [block.Block.forward, Stack.forward]
-    limits = [reach(kind.window, causal, chunk=kind.chunk) for kind in settings.kinds(causal)]
-    kinds = [
-        f"{limit}, positions {kind.position.kind}" for limit, kind in zip(limits, settings.kinds(causal), strict=True)
-    ]
+    kinds = [f"{reach(kind, causal)}, positions {kind.position.kind}" for kind in settings.kinds(causal)]
     note = "" if len(kinds) == 1 else f"layers repeat this pattern: {'; '.join(kinds)}"
     # One block represents all, unless some lack a norm that the others have, or are dense beside mixtures of experts.
     groups: dict[Any, tuple[Any, list[Any]]] = {}

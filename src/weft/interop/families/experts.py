@@ -28,7 +28,7 @@ ONE_BY_ONE = ["mlp.experts.{expert}", "gate_proj.weight", "up_proj.weight", "dow
 SIZES = without(llama.SIZES, "feedforward.d_ff")
 
 
-def _whole(settings: Settings, key: str, default: int) -> int:
+def whole(settings: Settings, key: str, default: int) -> int:
     """Integer from 0 on."""
     value = settings.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
@@ -36,7 +36,7 @@ def _whole(settings: Settings, key: str, default: int) -> int:
     return value
 
 
-def _dense(
+def dense_layers(
     read: Callable[[Settings, range], list[int]],
     write: Callable[[list[int], range], Tree],
     *,
@@ -69,7 +69,7 @@ def _read_some_dense(settings: Settings, layers: range) -> list[int]:
 
 
 def _read_ernie_dense(settings: Settings, layers: range) -> list[int]:
-    first, step = _whole(settings, "moe_layer_start_index", 1), settings.integer("moe_layer_interval", 1)
+    first, step = whole(settings, "moe_layer_start_index", 1), settings.integer("moe_layer_interval", 1)
     last = settings.get("moe_layer_end_index", -1)
     if type(last) is not int:
         raise settings.error("moe_layer_end_index", "expected the number of a layer, or -1")
@@ -134,7 +134,7 @@ def _write_chunks(model: Flat) -> Tree:
 
 
 def _read_qwen_window(settings: Settings, model: Flat) -> Flat:
-    used, first = settings.flag("use_sliding_window", False), _whole(settings, "max_window_layers", 28)
+    used, first = settings.flag("use_sliding_window", False), whole(settings, "max_window_layers", 28)
     usual = [used and layer % 2 == 0 and layer < first for layer in range(positions.depth(model))]
     windowed = positions.layer_types(settings, model, usual)
     if any(windowed) and not used:
@@ -156,14 +156,18 @@ def _write_one_window(model: Flat) -> Tree:
     return {"use_sliding_window": size is not None, "sliding_window": size}
 
 
-def _read_ernie_shared(settings: Settings, model: Flat) -> Flat:
-    count = _whole(settings, "moe_num_shared_experts", 2)
-    width = {"feedforward.shared": "added", "feedforward.shared_d_ff": count * model["feedforward.d_ff"]}
-    return width if count else {}
+def shared_count(theirs: str, default: int) -> Special:
+    """Row of the number of shared experts, which weft has as one layer; 0: none."""
 
+    def read(settings: Settings, model: Flat) -> Flat:
+        count = whole(settings, theirs, default)
+        width = {"feedforward.shared": "added", "feedforward.shared_d_ff": count * model["feedforward.d_ff"]}
+        return width if count else {}
 
-def _write_ernie_shared(model: Flat) -> Tree:
-    return {"moe_num_shared_experts": (model.get("feedforward.shared_d_ff") or 0) // model["feedforward.d_ff"]}
+    def write(model: Flat) -> Tree:
+        return {theirs: (model.get("feedforward.shared_d_ff") or 0) // model["feedforward.d_ff"]}
+
+    return Special(read, write)
 
 
 def _read_equal(settings: Settings, model: Flat) -> Flat:
@@ -307,23 +311,25 @@ ROWS: dict[str, tuple[Row, ...]] = {
     "qkv_biases": (biases("qkv_bias", True, "qkv"),),
     "qwen_moe_window": (Special(_read_qwen_window, _write_qwen_window),),
     "window_if_used": (Special(_read_one_window, _write_one_window),),
-    "some_dense": (_dense(_read_some_dense, lambda dense, _: {"mlp_only_layers": dense, "decoder_sparse_step": 1}),),
+    "some_dense": (
+        dense_layers(_read_some_dense, lambda dense, _: {"mlp_only_layers": dense, "decoder_sparse_step": 1}),
+    ),
     "first_dense": (
-        _dense(
-            lambda settings, layers: list(layers[: _whole(settings, "first_k_dense_replace", 0)]),
+        dense_layers(
+            lambda settings, layers: list(layers[: whole(settings, "first_k_dense_replace", 0)]),
             lambda dense, layers: {"first_k_dense_replace": len(dense)},
         ),
     ),
     "llama4_dense": (
-        _dense(
+        dense_layers(
             _read_llama4_dense,
             lambda dense, layers: {"moe_layers": [layer for layer in layers if layer not in dense]},
             width="intermediate_size_mlp",
         ),
     ),
     "chunks": (Special(_read_chunks, _write_chunks),),
-    "ernie_dense": (_dense(_read_ernie_dense, _write_ernie_dense),),
-    "ernie_shared": (Special(_read_ernie_shared, _write_ernie_shared),),
+    "ernie_dense": (dense_layers(_read_ernie_dense, _write_ernie_dense),),
+    "ernie_shared": (shared_count("moe_num_shared_experts", 2),),
     "equal_experts": (Special(_read_equal, _write_equal),),
     "equal_shared": (follows("feedforward.shared_d_ff", "feedforward.d_ff"),),
     "shared_experts": (_several("n_shared_experts"),),

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from weft.config import Tree
+from weft.interop.families.experts import dense_layers, shared_count, whole
 from weft.interop.families.llama import granite_factors
 from weft.interop.families.positions import all_but_every, depth, kinds_of, rotated_part, with_windows
 from weft.interop.settings import Flat, Settings, layer_pattern
@@ -217,40 +218,24 @@ def _sigmoids(fixed: Mapping[str, Any], *rows: Row) -> SettingsTable:
     return SettingsTable(rows, {**shared, **fixed}, only=ungrouped)
 
 
-def _read_glm_layers(settings: Settings, model: Flat) -> Flat:
-    """GLM-4.5 begins with dense layers, and its file counts those that predict several tokens, which are not read."""
-    more, first = settings.get("nextn_predict_layers", 0), settings.get("leading_dense_block_count", 0)
-    if type(more) is not int or not 0 <= more < model["layers"]:
+def _read_layers(settings: Settings, model: Flat) -> Flat:
+    """GLM-4.5's files count the layers that predict several tokens, which are not read."""
+    more = whole(settings, "nextn_predict_layers", 0)
+    if more >= model["layers"]:
         raise settings.error("nextn_predict_layers", f"expected a whole number below {model['layers']}")
-    layers = model["layers"] - more
-    if type(first) is not int or not 0 <= first < layers:
-        raise settings.error("leading_dense_block_count", f"expected a whole number below {layers}")
-    if not first:
-        return {"layers": layers}
-    dense = {"kind": "gated", "d_ff": model["feedforward.d_ff"], "activation": "silu"}
-    found = {f"feedforward.dense.{name}": value for name, value in dense.items()}
-    return {"layers": layers, "feedforward.dense_layers": list(range(first)), **found}
+    return {"layers": model["layers"] - more}
 
 
-def _write_glm_layers(model: Flat) -> Tree:
-    dense = model.get("feedforward.dense_layers", [])
-    width = {"feed_forward_length": model["feedforward.dense.d_ff"]} if dense else {}
-    return {**width, "leading_dense_block_count": len(dense)}
+def _read_first_dense(settings: Settings, layers: range) -> list[int]:
+    first = whole(settings, "leading_dense_block_count", 0)
+    if first >= len(layers):
+        raise settings.error("leading_dense_block_count", f"expected a whole number below {len(layers)}")
+    return list(layers[:first])
 
 
-def _read_shared(settings: Settings, model: Flat) -> Flat:
-    """Number of shared experts, which weft has as one layer."""
-    count = settings.get("expert_shared_count", 0)
-    if type(count) is not int or count < 0:
-        raise settings.error("expert_shared_count", "expected a whole number")
-    return (
-        {"feedforward.shared": "added", "feedforward.shared_d_ff": count * model["feedforward.d_ff"]} if count else {}
-    )
-
-
-def _write_shared(model: Flat) -> Tree:
-    width = model.get("feedforward.shared_d_ff") or 0
-    return {"expert_shared_count": width // model["feedforward.d_ff"]}
+FIRST_DENSE = dense_layers(
+    _read_first_dense, lambda dense, layers: {"leading_dense_block_count": len(dense)}, width="feed_forward_length"
+)
 
 
 def _plain(fixed: Mapping[str, Any], *rows: Row) -> SettingsTable:
@@ -381,12 +366,12 @@ ARCHITECTURES = {
     ),
     "minimax-m2": _sigmoids({**QK_NORM, "attention.qk_norm_over": "heads"}, QK_EPS, *EXPERTS, EXPERT_WIDTH),
     "glm4moe": _sigmoids(
-        {},
-        Special(_read_glm_layers),
+        {"feedforward.activation": "silu"},
+        Special(_read_layers),
         QK_EPS_IF_NORMED,
         *(*EXPERTS, EXPERT_WIDTH),
-        Special(write=_write_glm_layers),
-        Special(_read_shared, _write_shared),
+        FIRST_DENSE,
+        shared_count("expert_shared_count", 0),
         Key("feedforward.renormalised", "expert_weights_norm", True, kind="flag"),
         Key("feedforward.scale", "expert_weights_scale", 1.0, kind="positive"),
     ),
