@@ -113,7 +113,7 @@ def _power(base: Any, exponent: Any) -> Any:
 
 
 def _edits(tree: ast.FunctionDef, cost: int) -> Iterator[Edit]:
-    """Yield the edits of a function: of expressions all of a cost, of statements also others."""
+    """Yield edits of a function: those of expressions that have this cost, and all others."""
     assigned = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
     arguments = [node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)]
     names = list(dict.fromkeys([*arguments, *assigned]))
@@ -187,13 +187,8 @@ def _changes(node: ast.AST) -> Iterator[tuple[Any, ...]]:
     """Yield changes of a node's own fields, each with its cost and its kind."""
     for field in ("args", "elts", "values"):
         for a, b in combinations(range(min(len(listed := _list(node, field)), 5)), 2):
-            yield (
-                1,
-                "another order",
-                node,
-                field,
-                [*listed[:a], listed[b], *listed[a + 1 : b], listed[a], *listed[b + 1 :]],
-            )
+            swapped = [*listed[:a], listed[b], *listed[a + 1 : b], listed[a], *listed[b + 1 :]]
+            yield 1, "another order", node, field, swapped
     for field in ("args", "elts", "values", "keywords", "ifs"):
         for number in range(len(listed := _list(node, field))):
             yield 2, "a part less", node, field, listed[:number] + listed[number + 1 :]
@@ -215,7 +210,6 @@ def _list(node: ast.AST, field: str) -> list[Any]:
 
 def _block_edits(owner: ast.AST, field: str, names: list[str]) -> Iterator[Edit]:
     """Yield edits of a block's statements: their order, their indentation, one less, and one more."""
-
     block: list[Any] = getattr(owner, field)
 
     def edit(at: int, kind: str, cost: int, *, new: list[Any], inner: Change | None = None) -> Edit:
