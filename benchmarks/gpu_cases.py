@@ -6,6 +6,10 @@ packed   GPT-2 124M on packed documents of 20 to 1,000 tokens that don't attend 
 llama    22 layers, d 2048, 16 heads, d_ff 5632, V 32000: 1.26 B; 8 × 2048 tokens; peer: transformers
 bert     BERT-base, masked LM, 64 × 512 tokens, 15 % of each row masked; peer: transformers. weft computes logits only
          at masked positions; dropout 0.1 in both
+experts  8 layers of d 2048 and 16 heads, 8 of 64 experts of d_ff 1024 chosen, V 50304: 0.7 of 3.6 B parameters active;
+         8 × 2048 tokens, balance loss. (16 layers, 1.3 of 6.9 B, with AdamW in fp32 leave no room for activations on
+         one GPU.) Peer: transformers' Mixtral with experts by grouped_mm, weights and AdamW in bf16: with fp32
+         weights it would not use grouped products when compiled
 vaswani  the base model of 2017, 128 pairs of 128 + 128 tokens, label smoothing and dropout 0.1; peer:
          torch.nn.Transformer
 
@@ -28,6 +32,7 @@ from weft.data.batch import Batch, Source
 from weft.models.build import build
 from weft.models.head_config import MaskedLMHead
 from weft.models.presets import bert, gpt, llama, vaswani
+from weft.nn.config import Experts
 from weft.nn.dropout import row_keys
 from weft.objectives.masked import masked_loss
 from weft.objectives.tokens import token_loss
@@ -42,6 +47,7 @@ from weft.training.step import OptimisationStep
 Step = Callable[[], Tensor]
 
 LR, BETAS, DECAY, CLIP = 6e-4, (0.9, 0.95), 0.1, 1.0
+EXPERTS, CHOSEN = 64, 8
 MASKED = 0.15  # fraction of BERT's tokens
 
 
@@ -66,6 +72,7 @@ SIZES = {
     "gpt2": Size(32, 1024, 12, 768, 12, 3072, 50257),
     "packed": Size(32, 1024, 12, 768, 12, 3072, 50257),
     "llama": Size(8, 2048, 22, 2048, 16, 5632, 32000),
+    "experts": Size(8, 2048, 8, 2048, 16, 1024, 50304),
     "bert": Size(64, 512, 12, 768, 12, 3072, 30522),
     "vaswani": Size(128, 128, 6, 512, 8, 2048, 37000),
 }
@@ -79,7 +86,7 @@ def tokens_of(case: str, size: Size) -> int:
 def flops_of(case: str, size: Size) -> float:
     """FLOPs per step: per token 6 for each weight, and 12 · d · time for each layer's attention."""
     rows, d = size.rows * size.length, size.d_model
-    matrices = 3 if case == "llama" else 2
+    matrices = {"llama": 3, "experts": 3 * CHOSEN}.get(case, 2)
     layer = 6 * (4 * d * d + matrices * d * size.d_ff) + 12 * d * size.length
     head = 6 * d * size.vocab_size * (MASKED if case == "bert" else 1.0)
     cross = 6 * 4 * d * d + 12 * d * size.length
@@ -244,6 +251,36 @@ def llama_transformers(bench: Bench, size: Size) -> Step:
     return bench.theirs(model, lambda model: model(input_ids=tokens, labels=tokens).loss)
 
 
+def experts_weft(bench: Bench, size: Size) -> Step:
+    settings = llama(
+        size.layers, size.d_model, size.heads, d_ff=size.d_ff, context=size.length, vocab_size=size.vocab_size
+    ).replace(feedforward=Experts(experts=EXPERTS, chosen=CHOSEN, d_ff=size.d_ff))
+    return bench.ours(settings, Batch(*bench.text(size)), token_loss_of(NextToken()))
+
+
+def experts_transformers(bench: Bench, size: Size) -> Step:
+    import transformers
+
+    config = transformers.MixtralConfig(
+        vocab_size=size.vocab_size,
+        hidden_size=size.d_model,
+        intermediate_size=size.d_ff,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.heads,
+        max_position_embeddings=size.length,
+        num_local_experts=EXPERTS,
+        num_experts_per_tok=CHOSEN,
+        output_router_logits=True,  # with the balance loss
+        router_aux_loss_coef=0.01,
+        use_cache=False,
+    )
+    ways = {"attn_implementation": "sdpa", "experts_implementation": "grouped_mm"}
+    model = transformers.MixtralForCausalLM._from_config(config, dtype=torch.bfloat16, **ways)
+    tokens, _ = bench.text(size)
+    return bench.theirs(model, lambda model: model(input_ids=tokens, labels=tokens).loss)
+
+
 # ---- masked LM
 
 
@@ -350,6 +387,7 @@ CASES: dict[str, dict[str, Callable[[Bench, Size], Step]]] = {
     "gpt2": {"weft": gpt2_weft, "nanoGPT": gpt2_nanogpt, "transformers": gpt2_transformers},
     "packed": {"weft": packed_weft, "transformers": packed_transformers},
     "llama": {"weft": llama_weft, "transformers": llama_transformers},
+    "experts": {"weft": experts_weft, "transformers": experts_transformers},
     "bert": {"weft": bert_weft, "transformers": bert_transformers},
     "vaswani": {"weft": vaswani_weft, "torch.nn.Transformer": vaswani_torch},
 }

@@ -1,7 +1,7 @@
 """Time decoding of a 7B LLaMA with random bf16 weights on one GPU; --transformers also times transformers.
 
     python benchmarks/gpu_decode.py [--parts check bf16 int8 int4 batch batch8 prefill context tune] [--transformers]
-                                    [--out FILE] [--tiny]
+                                    [--experts] [--out FILE] [--tiny]
 
 check    small models: the CUDA fast path and the general captured step against the plain step
 bf16     batch 1, a prompt of 128, 200 new tokens, greedy
@@ -10,6 +10,9 @@ batch    batch 32, bf16; batch8 with 8-bit weights
 prefill  a prompt of 8,192 tokens, as a fraction of bf16's nominal 989 TFLOP/s
 context  milliseconds per token after 1k, 4k and 16k tokens
 tune     tiles of the matrix–vector kernel and attention shapes, each in a chain of 24 launches over fresh weights
+
+--experts decodes a mixture instead, of 16 layers of d 2048 with 8 of 64 experts of d_ff 1024 chosen (1.3 of 6.9 B
+parameters active), and takes the parts bf16, batch, context and tune; its peer is transformers' Mixtral.
 
 The limit of a step is the time to read its weights and KV cache once, at 4.0 TB/s. --tiny checks the script with a
 small model; without a GPU only the parts that have a CPU path run. Times with --tiny mean nothing.
@@ -40,7 +43,9 @@ from weft.decode.generate import generate
 from weft.models.build import build as build_model
 from weft.models.config import Decoder
 from weft.models.presets import gpt, llama
-from weft.nn.config import Gated
+from weft.nn.config import Experts
+from weft.nn.experts import ExpertLayers
+from weft.nn.experts import Experts as Mixture
 
 BANDWIDTH = 4.0e12  # bytes per second of GPU memory
 PEAK = 989e12  # nominal FLOPs per second in bf16
@@ -64,6 +69,10 @@ class Bench:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.rounds = 1 if options.tiny else 3
         self.config = llama(2, 128, 4, d_ff=256, vocab_size=256) if options.tiny else llama(32, 4096, 32, d_ff=11008)
+        if options.experts:
+            mixture = Experts(experts=8, d_ff=64) if options.tiny else Experts(experts=64, chosen=8, d_ff=1024)
+            dense = self.config if options.tiny else llama(16, 2048, 16, d_ff=1024, vocab_size=50304)
+            self.config = dense.replace(feedforward=mixture)
         self.model: Any = None
         self.kind: str | None = None
 
@@ -99,9 +108,14 @@ class Bench:
             torch.cuda.synchronize()
 
     def read_bytes(self, batch: int, context: float) -> float:
-        """Bytes a decode step reads: the KV cache and all weights except the embedding."""
-        table = self.model.embedding.weight
+        """Bytes a decode step reads: the KV cache and all weights except the embedding and experts not chosen."""
+        table, mixture = self.model.embedding.weight, self.config.feedforward
         weights = weight_bytes(self.model) - table.numel() * table.element_size()
+        if isinstance(mixture, Experts):  # each row chooses at random
+            unread = (1 - mixture.chosen / mixture.experts) ** batch
+            weights -= unread * sum(
+                weight_bytes(each) for each in self.model.modules() if isinstance(each, ExpertLayers)
+            )
         return weights + batch * context * self.token_bytes
 
     @property
@@ -111,8 +125,9 @@ class Bench:
     @property
     def wide_bytes(self) -> int:
         """Peak bytes of activations per prompt token: a gated layer, its input and its output."""
-        assert isinstance(self.config.feedforward, Gated)
-        return 2 * (2 * self.config.d_model + 3 * self.config.feedforward.d_ff)
+        inner = self.config.feedforward
+        chosen = inner.chosen if isinstance(inner, Experts) else 1
+        return 2 * (2 * self.config.d_model + 3 * chosen * inner.d_ff)
 
 
 def weight_bytes(model: Any) -> int:
@@ -320,9 +335,13 @@ def tune(bench: Bench) -> None:
     """
     from weft.decode.fast import attend, kernels
 
-    D, d_ff = bench.config.d_model, bench.config.feedforward.d_ff
-    shapes = {"qkv": (3 * D, D), "out": (D, D), "gate_up": (2 * d_ff, D), "down": (D, d_ff)}
-    shapes["head"] = bench.config.vocab_size, D
+    D, inner = bench.config.d_model, bench.config.feedforward
+    shapes = {"qkv": (3 * D, D), "out": (D, D), "head": (bench.config.vocab_size, D)}
+    if isinstance(inner, Experts):
+        shapes["router"] = inner.experts, D
+        tune_mixture(bench, inner)
+    else:
+        shapes |= {"gate_up": (2 * inner.d_ff, D), "down": (D, inner.d_ff)}
     best: dict[tuple[int, int, int], Any] = {}
     for bits in bench.bits:
         for name, (N, K) in shapes.items():
@@ -348,6 +367,38 @@ def tune(bench: Bench) -> None:
         if pairs and bits == 16:
             attend.PROGRAMS_PER_SM, attend.KEY_BLOCK = pairs[0][0]
             bench.log("tune", f"PROGRAMS_PER_SM, KEY_BLOCK = {pairs[0][0]}", attention=pairs[0][0])
+
+
+def tune_mixture(bench: Bench, settings: Experts) -> None:
+    """Rank tiles of the experts' two products, one after the other."""
+    from weft.decode.fast import kernels, kernels_experts
+
+    norm = torch.nn.RMSNorm(bench.config.d_model, 1e-5, bench.device, torch.bfloat16)
+    x = torch.randn(1, bench.config.d_model, device=bench.device, dtype=torch.bfloat16)
+    layers = []
+    for _ in range(3):
+        layer = Mixture(settings, bench.config.d_model, None).to(bench.device, torch.bfloat16)
+        layers.append(layer.requires_grad_(False))
+        for parameter in layer.parameters():
+            parameter.normal_(std=0.02)
+    best: list[Any] = [None, None]
+    for product, (N, K) in enumerate(((settings.d_ff, len(x[0])), (len(x[0]), settings.d_ff))):
+        results = {}
+        for tile in CANDIDATE_TILES[16]:
+            tiles: Any = (*best[:product], tile, None)[:2]
+            try:
+                results[tile] = chain_seconds(
+                    lambda n, tiles=tiles: kernels_experts.mixture(
+                        layers[n % 3], x, norm, residual=x, pdl=PDL, tiles=tiles
+                    )
+                )
+            except Exception as error:
+                print(f"{tile}: {error!r:.200}", flush=True)
+        ranked = sorted(results.items(), key=lambda item: item[1])
+        best[product] = kernels.TILES[N, K, 16] = ranked[0][0]
+        limit = settings.chosen * 3 * settings.d_ff * len(x[0]) * 2 / BANDWIDTH
+        shown = "  ".join(f"{_tile(key)} {seconds * 1e6:.1f}" for key, seconds in ranked)
+        bench.log("tune", f"mixture, product {product + 1} ({N}, {K}): limit of all {limit * 1e6:.1f} µs; {shown}")
 
 
 def _tile(tile: tuple[int, int, int] | None) -> str:
@@ -437,7 +488,13 @@ def peers(bench: Bench) -> None:
     gc.collect()
     if bench.device.type == "cuda":
         torch.cuda.empty_cache()
-    config = transformers.LlamaConfig(
+    mixture = ours.feedforward if isinstance(ours.feedforward, Experts) else None
+    kind, own, ways = transformers.LlamaConfig, {}, {}
+    if mixture is not None:
+        kind, own = transformers.MixtralConfig, {"num_local_experts": mixture.experts}
+        own["num_experts_per_tok"], ways = mixture.chosen, {"experts_implementation": "grouped_mm"}
+    config = kind(
+        **own,
         vocab_size=ours.vocab_size,
         hidden_size=ours.d_model,
         intermediate_size=ours.feedforward.d_ff,
@@ -451,7 +508,9 @@ def peers(bench: Bench) -> None:
     )
     torch.set_default_dtype(bench.dtype)
     with torch.device(bench.device):
-        model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="sdpa", dtype=bench.dtype).eval()
+        model = transformers.AutoModelForCausalLM.from_config(
+            config, attn_implementation="sdpa", dtype=bench.dtype, **ways
+        ).eval()
     torch.set_default_dtype(torch.float32)
     prompt, new = (8, 4) if bench.tiny else (PROMPT, NEW)
     for name, batch, cache in (("dynamic", 1, None), ("static", 1, "static"), ("dynamic", 32, None)):
@@ -480,6 +539,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=[*PARTS, "tune"])
     parser.add_argument("--bits", type=int, nargs="*", default=list(CANDIDATE_TILES), help="tune: bits per weight")
     parser.add_argument("--transformers", action="store_true")
+    parser.add_argument("--experts", action="store_true", help="a mixture of experts instead of LLaMA-7B's shape")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()

@@ -11,7 +11,7 @@ A pass that is trained collects the sums of its routers in a list (`RoutingSums`
 balanced by itself, over all processes, so that dividing a batch into more of them asks for balance in smaller parts.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -112,6 +112,8 @@ class ExpertLayers(nn.Module):
     """Weights of all experts: `gate_up` (experts, 2 · d_ff, d_model), gate first, and `down` (experts, d_model, d_ff),
     with `gate_up_bias` (experts, 2 · d_ff) and `down_bias` (experts, d_model) if there are biases."""
 
+    fused: ClassVar[bool] = True  # whether a matrix of all experts is one tensor
+
     def __init__(self, settings: config.Experts, d_model: int):
         super().__init__()
         self.settings, experts, d_ff = settings, settings.experts, settings.d_ff
@@ -157,7 +159,7 @@ class ExpertLayers(nn.Module):
     def groups_products(self, x: Tensor) -> bool:
         """Whether one grouped product is used: in bf16 on a GPU, and in compiled code, which cannot loop over counts
         that it does not know."""
-        fits = x.dtype == torch.bfloat16 and not (x.shape[-1] % UNIT or self.settings.d_ff % UNIT)
+        fits = self.fused and x.dtype == torch.bfloat16 and not (x.shape[-1] % UNIT or self.settings.d_ff % UNIT)
         return fits and (x.is_cuda or torch.compiler.is_compiling())
 
 

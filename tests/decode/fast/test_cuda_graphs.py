@@ -1,8 +1,11 @@
 """Steps of fixed shape return what plain steps return, row by row."""
 
+import copy
+from typing import Any
+
 import pytest
 import torch
-from tests.decode.fast.helpers import build_transformer
+from tests.decode.fast.helpers import build_transformer, sharpen
 from tests.decode.small import VOCAB, decoder
 from tests.pairwise import each_once
 
@@ -18,7 +21,8 @@ from weft.models.build import build
 from weft.models.config import LayerKind, Recurrent
 from weft.models.presets import llama
 from weft.models.transformer import Transformer
-from weft.nn.config import Attention, Gated, LayerNorm, RMSNorm
+from weft.nn.config import Attention, Experts, Gated, LayerNorm, RMSNorm
+from weft.nn.experts import Experts as MixtureLayer
 from weft.nn.position_config import ALiBi, DynamicNTK, Learned, Rotary, Tempered
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [3]]
@@ -139,6 +143,70 @@ def test_which_models_are_llama_like() -> None:
         {"residual": False},
     ):
         assert not is_llama_like(config.replace(**change)), change
+
+
+def test_which_mixtures_have_fixed_shapes() -> None:
+    config = llama(2, 64, 2, d_ff=96).replace(feedforward=Experts(experts=4, d_ff=64))
+    assert is_llama_like(config, experts=True)
+    assert not is_llama_like(config)
+    gelu = Experts(experts=4, d_ff=64, first_dense=1, dense=Gated(d_ff=96, activation="gelu"))
+    assert not is_llama_like(config.replace(feedforward=gelu), experts=True)
+    model = build_transformer(config)
+    assert not has_fixed_shape(model, model.start(1, 8))  # the host reads the number of tokens of each expert
+
+
+MIXTURES: dict[str, dict[str, Any]] = {
+    "softmax": {"chosen": 2, "renormalised": False},
+    "softmax-chosen": {"score": "softmax-chosen", "chosen": 3, "scale": 1.7},
+    "sigmoid": {"score": "sigmoid", "chosen": 3, "choice_bias": 0.1, "shared": "added", "shared_d_ff": 96},
+    "many": {"experts": 72, "chosen": 8},
+    "groups": {"chosen": 2, "groups": 4, "kept_groups": 2},  # for which there is no kernel
+    "dense": {"first_dense": 1, "dense": Gated(d_ff=352)},
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MIXTURES)
+def test_the_kernels_equal_the_definition_of_a_mixture_on_a_gpu(name: str) -> None:
+    from weft.decode.fast import kernels_experts
+
+    torch.manual_seed(0)
+    settings = Experts(**{"experts": 8, "d_ff": 352, **MIXTURES[name]})
+    if not kernels_experts.fits(settings):
+        pytest.skip("no kernel")
+    layer = MixtureLayer(settings.replace(shared="none", shared_d_ff=None), 256, None)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    layer = layer.cuda().bfloat16()
+    if layer.router.choice_bias is not None:
+        layer.router.choice_bias.normal_()
+    norm, x = torch.nn.RMSNorm(256, 1e-5).cuda().bfloat16(), torch.randn(1, 256).cuda().bfloat16()
+    with torch.inference_mode():
+        exact, found = copy.deepcopy(layer).float(), kernels_experts.mixture(layer, x, norm, residual=x)
+        expected = x.float() + exact(norm.float()(x.float())[None])[0]
+    torch.testing.assert_close(found.float(), expected, atol=0.03, rtol=0.02)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_captured_mixture_equals_the_plain_step_on_a_gpu(name: str, batch: int) -> None:
+    settings = Experts(**{"experts": 8, "d_ff": 352, **MIXTURES[name]})
+    config = llama(2, 256, 4, d_ff=352, vocab_size=300).replace(feedforward=settings)
+    model = sharpen(build_transformer(config), 2.0).cuda().bfloat16()
+    prompt = torch.randint(300, (batch, 20), device="cuda")
+    with torch.inference_mode():
+        plain, fast = model.start(batch, 60), Stepper(model, batch, prompt_tokens=20, limit=60)
+        model.advance(prompt, plain)
+        fast.read(prompt)
+        assert GraphStep.fits(model, fast.state)
+        assert CUDAFastPath.fits(model, fast.state)
+        errors = []
+        for _ in range(30):
+            tokens = torch.randint(300, (batch,), device="cuda")
+            logits = model.step(tokens.unsqueeze(1), plain)[:, -1].float()
+            errors.append(float((fast.step(tokens).float() - logits).abs().max() / logits.abs().max()))
+    assert sorted(errors)[20] < 0.03, errors  # rounding may tip the choice of an expert, but seldom does
 
 
 @pytest.mark.gpu

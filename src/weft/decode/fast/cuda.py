@@ -1,5 +1,5 @@
 """The CUDA fast path: LLaMA's step in five kernels per layer (norm and qkv; attention; output projection and residual;
-norm, projection and gate; down projection and residual).
+norm, projection and gate; down projection and residual), with a mixture of experts in six.
 
 It reads a Transformer's weights, 8- and 4-bit ones too, and returns the logits of `model.step` up to rounding. Prompts
 are read by the same kernels, with torch's attention. Over a paged cache it reads one token of many texts, or chunks of
@@ -25,6 +25,7 @@ from weft.models import heads
 from weft.models.base import LanguageModel, State
 from weft.models.transformer import Transformer, TransformerState
 from weft.nn.cache import KeyValueCache
+from weft.nn.experts import Experts
 from weft.nn.linear import Linear
 
 MIN_CUDNN_TOKENS = 4096  # prompts this long use cuDNN's attention: the fastest, but it plans for every new length
@@ -36,21 +37,27 @@ WARPS = 2  # 4.28 TB/s on an H200, where 4 warps reach 3.95
 
 
 def supports_kernels(model: Transformer) -> bool:
-    """Whether weft's kernels can run a model: LLaMA's shape in 16 bits on a GPU."""
+    """Whether weft's kernels can run a model: LLaMA's shape, with experts or without, in 16 bits on a
+    GPU."""
     table = model.embedding.weight
     if not table.is_cuda or table.dtype not in (torch.bfloat16, torch.float16) or not has_cuda_kernels():
         return False
-    return is_llama_like(model.config) and model.config.d_head in (32, 64, 128, 256) and has_readable_weights(model)
+    return (
+        is_llama_like(model.config, experts=True)
+        and model.config.d_head in (32, 64, 128, 256)
+        and has_readable_weights(model)
+    )
 
 
 class FusedLayers:
     """LLaMA's layers around the attention, for texts of up to `max_len` tokens."""
 
     def __init__(self, model: Transformer, max_len: int):
-        from weft.decode.fast import attend, chunks, kernels, kernels4, kernels8
+        from weft.decode.fast import attend, chunks, kernels, kernels4, kernels8, kernels_experts
 
         assert model.decoder is not None
         self.kernels, self.kernels4, self.kernels8 = kernels, kernels4, kernels8
+        self.kernels_experts = kernels_experts
         self.attend, self.chunks, self.model = attend, chunks, model
         self.blocks: list[Any] = list(model.decoder.blocks)
         self.norm: Any = model.decoder.norm
@@ -70,13 +77,22 @@ class FusedLayers:
         return self.attend.DecodeAttention(*shape, self.device, programs_per_sm * processors, int8)
 
     def _feedforward(self, block: Any, x: Tensor) -> Tensor:
-        """Add the gated feed-forward layer to x (…, d_model)."""
+        """Add the feed-forward layer to x (…, d_model)."""
         layer, norm = block.feedforward, block.feedforward_skip.norm
+        return (self._experts if isinstance(layer, Experts) else self._gated)(layer, x, norm)
+
+    def _gated(self, layer: Any, x: Tensor, norm: Any) -> Tensor:
         gated = self._matvec(layer.gate_up, x, norm=norm, gated=True)
         if gated is not None:
             return self._linear(layer.down, gated, residual=x)
         # The widest activations are not bound to a name, so that they are freed once they are gated.
         return self._linear(layer.down, self._linear(layer.gate_up, x, norm=norm), residual=x, halves=True)
+
+    def _experts(self, layer: Experts, x: Tensor, norm: Any) -> Tensor:
+        if x.dim() > 2 or len(x) > 1 or not layer.experts.fused or not self.kernels_experts.fits(layer.settings):
+            return x + layer(norm(x))
+        residual = x if layer.shared is None else self._gated(layer.shared, x, norm)
+        return self.kernels_experts.mixture(layer, x, norm, residual=residual, pdl=self.pdl)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         x = F.embedding(tokens, self.model.embedding.weight)

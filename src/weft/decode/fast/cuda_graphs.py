@@ -32,7 +32,7 @@ from weft.errors import ModelError
 from weft.models.base import LanguageModel, State
 from weft.models.transformer import Transformer, TransformerState
 from weft.nn.cache import KeyValueCache
-from weft.nn.config import Experts
+from weft.nn.experts import ExpertLayers
 
 MIN_BUCKET = 256  # keys that a step of the plain model covers at least; doubled when they are filled
 MAX_AHEAD = 4  # steps by which the device may be ahead of the host
@@ -100,8 +100,13 @@ def has_fixed_shape(model: LanguageModel, state: State) -> bool:
     """Whether all steps within the capacity of `state` have one shape, as CUDA graphs need, and run in one process."""
     if not isinstance(model, Transformer) or not isinstance(state, TransformerState) or model.shards > 1:
         return False
-    routed = isinstance(model.config.feedforward, Experts)  # in fp32 the host reads how many tokens experts have
-    return isinstance(state.cache, KeyValueCache) and not routed and not positions_change(model, state.max_len)
+    fixed = isinstance(state.cache, KeyValueCache) and not _loops_over_experts(model)
+    return fixed and not positions_change(model, state.max_len)
+
+
+def _loops_over_experts(model: Transformer) -> bool:
+    """Whether the host reads how many tokens each expert has, so that a step can't be captured."""
+    return any(isinstance(part, ExpertLayers) and not part.groups_products(part.gate_up) for part in model.modules())
 
 
 class GraphStep(PlainPath):
@@ -252,7 +257,8 @@ def paged_graphs(model: Transformer, store: BlockStore, slots: int) -> "PagedGra
     """Build CUDA graphs over a block store, or None if model or device don't allow them."""
     max_len = store.blocks * store.block_size
     allowed = model.embedding.weight.is_cuda and model.encoder is None and model.ngrams is None
-    if not allowed or positions_change(model, max_len):  # with n-grams, a slot's newest token is not enough
+    # with n-grams, a slot's newest token is not enough
+    if not allowed or _loops_over_experts(model) or positions_change(model, max_len):
         return None
     return PagedGraphs(model, store, slots, kernels=supports_kernels(model))
 

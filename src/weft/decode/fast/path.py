@@ -11,7 +11,7 @@ from weft.models.base import LanguageModel, State
 from weft.models.config import Decoder, EncoderDecoder
 from weft.models.head_config import LMHead
 from weft.models.transformer import Transformer
-from weft.nn.config import Gated, RMSNorm
+from weft.nn.config import Experts, Gated, RMSNorm
 from weft.nn.position_config import Rotary
 from weft.nn.scaled_dot_product import Probabilities
 
@@ -59,10 +59,12 @@ LLAMA = setting_names(
 )
 
 
-def is_llama_like(settings: Config) -> bool:
-    """Whether a model is LLaMA with other sizes."""
+def is_llama_like(settings: Config, experts: bool = False) -> bool:
+    """Whether a model is LLaMA with other sizes; with `experts`, its feed-forward layers may be mixtures."""
     if not isinstance(settings, Decoder) or not isinstance(settings.position, Rotary):
         return False
+    if experts and isinstance(settings.feedforward, Experts):  # mixtures run by themselves, but not their dense layers
+        settings = settings.replace(feedforward=settings.feedforward.dense or Gated(d_ff=settings.feedforward.d_ff))
     if not (isinstance(settings.feedforward, Gated) and isinstance(settings.norm, RMSNorm)):
         return False
     return settings.position.changes_after(settings.context) is None and others_at_default(settings, LLAMA)

@@ -58,6 +58,8 @@ class QuantizedHead(heads.LMHead):
 class SplitExperts(ExpertLayers):
     """Experts whose matrices are layers of their own, one per expert, so that they can be quantised."""
 
+    fused = False
+
     def __init__(self, fused: ExpertLayers):
         nn.Module.__init__(self)
         self.settings, self.activation, self.exchange = fused.settings, fused.activation, None
