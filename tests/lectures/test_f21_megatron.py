@@ -113,7 +113,7 @@ def test_the_command(blocks: list[Any], capsys: Capture, tmp_path: Path, monkeyp
     assert run([*words, "--ranks", "2", "--out", str(tmp_path / "page.html")]) == 0
     assert measure.mock_calls == [mock.call(sizes(), 2)] * 2
     page = (tmp_path / "page.html").read_text()
-    assert page.count("<svg") == 2 and "&lt;svg" not in page and "1. QKV by columns, O by rows (Megatron)" in page
+    assert page.count("<svg") == 18 and "&lt;svg" not in page and "1. QKV by columns, O by rows (Megatron)" in page
     passes = [places for block in blocks for each in block.splits for places in (each.forward, each.backward)]
     assert page.count(">reduce-scatter</text>") == sum(kinds(places).count("reduce-scatter") for places in passes)
 

@@ -33,7 +33,7 @@ def explain(
         "RUN|PRESET",
         "A run's folder; a preset or recipe, which has no weights yet; mlp, the lectures' small network; tree, a small "
         "search tree (or a .toml or .json file with one, and --only search; beams=, samples=, seed=); "
-        "or parallel, a layer with every kind of parallelism (d_model=, d_ff=, heads=, tokens=).",
+        "or parallel, a layer with every kind of parallelism (d_model=, d_ff=, heads=, tokens=, block=).",
     ),
     changes: options.Changes = None,
     text: Text = option(None, "The text to look at.", value="TEXT", show_default="one of the held-out data"),

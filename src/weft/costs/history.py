@@ -85,10 +85,11 @@ class Logbook(Charts):
         numbers = Series(points=restarts, look=Look("c0", "o"), labels=[f"{n:g}" for _, n in restarts])
         title = "Restarts of lineage 12: at least 40 by day 28, about 90 in all"
         day_axis = Axis("day", includes=(0.0, float(self.events[-1]["day"])))
+        rate_axis = Axis(log=True, includes=(0.4,), pad=0.15)
         return [
             Plot(self.title, series, day_axis, y, size=(640, 340)),
             Plot(title, [numbers], day_axis, Axis(pad=0.15), size=(640, 220)),
-            Plot("Learning rate ÷ GPT-3's", [stated, gpt3], day_axis, Axis(includes=(0.0,), pad=0.15), size=(640, 220)),
+            Plot("Learning rate ÷ GPT-3's", [stated, gpt3], day_axis, rate_axis, size=(640, 240)),
         ]
 
     def tables(self) -> list[Table]:

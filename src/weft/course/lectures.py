@@ -65,7 +65,7 @@ class EntryCheck(Config):
         """Bounds in words; `yes` if there are none."""
         bounds = []
         if self.equals is not None:
-            bounds.append(f"{self.equals:,.10g}" + (f" ± {self.within:g}" if self.within else ""))
+            bounds.append(f"{self.equals:,.10g}" + (f" ± {self.within:,.10g}" if self.within else ""))
         if self.above is not None:
             bounds.append(f"above {self.above:,g}")
         if self.below is not None:

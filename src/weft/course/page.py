@@ -12,7 +12,7 @@ from weft.figures.page import Section, html_table, page, part
 from weft.figures.tables import Table
 from weft.storage.files import read_bytes
 
-MAX_OUTPUT_LINES = 40  # a longer output is folded
+MAX_OUTPUT_LINES = 40  # a longer output is folded; twice as many without a figure
 MAX_FIGURE_BYTES = 20 << 20
 
 
@@ -56,9 +56,13 @@ def _section(position: int, result: EntryResult) -> Section:
     if result.output and not (result.figures and len(result.output.splitlines()) <= len(result.figures)):
         output = Markup('<div class="lecture-output scroll" tabindex="0"><pre>{}</pre></div>').format(result.output)
         lines = len(result.output.splitlines())
-        html += part("fold", f"Output, {lines:,} lines", output) if lines > MAX_OUTPUT_LINES else output
+        html += (
+            part("fold", f"Output, {lines:,} lines", output)
+            if lines > MAX_OUTPUT_LINES * (1 if result.figures else 2)
+            else output
+        )
     if result.verdicts:
-        html += html_table(verdict_table(result), kind="prose")
+        html += html_table(verdict_table(result), kind="checks")
     return Section(f"{position}. {entry.title}", entry.about, html)
 
 

@@ -148,7 +148,10 @@ def _draw(cloud: Cloud, axes: Any) -> None:
         axes.plot(*cloud.points[rows].T, marker, color=colour, markersize=5, alpha=0.8, label=group or None)
     if cloud.named:
         for word, point in list(zip(cloud.words, cloud.points, strict=True))[:MAX_LABELS]:
-            axes.annotate(word, point, xytext=(3, 3), textcoords="offset points", fontsize=9, parse_math=False)
+            others = sorted(cloud.points.tolist(), key=lambda other: np.hypot(*(other - point)))
+            offset = (3, -11 if others[1][1] > point[1] else 3)  # away from the nearest
+            axes.annotate(word, point, xytext=offset, textcoords="offset points", fontsize=9, parse_math=False)
+        axes.set_aspect("equal", adjustable="datalim")  # words that are drawn close are close
     axes.margins(0.12)
     axes.set_xticks([])
     axes.set_yticks([])

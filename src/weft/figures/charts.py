@@ -20,6 +20,7 @@ UNITS_PER_INCH = 104  # of a plot's plane
 INK = {"ink": "#000000", "soft": "#808080", "": "#000000", **{f"c{n}": colour for n, colour in enumerate(COLOURS)}}
 DEFAULT_COLOURS = {"grid": "soft", "axis": "soft", "mark": "c1"}  # of shapes that belong to no series
 ALPHAS = {"grid": 0.4, "faint": 0.4, "band": 0.18}
+BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # labels, which lines would cross
 ALIGNMENTS = {"start": "left", "middle": "center", "end": "right"}
 
 
@@ -120,7 +121,7 @@ def _draw_plot(axes: Any, plot: Plot) -> None:
             size, baseline = 9.5 if shape.kind == "title" else 9, "center" if shape.angle == -90 else "baseline"
             aligned = {"ha": ALIGNMENTS[shape.anchor], "va": baseline}
             rotated = {"rotation": -shape.angle, "rotation_mode": "anchor"}
-            behind = {"bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.5}} if shape.kind == "name" else {}
+            behind = {"bbox": BEHIND} if shape.kind == "name" or look.colour else {}
             axes.text(xs[0], ys[0], shape.text, fontsize=size, parse_math=False, **ink, **aligned, **rotated, **behind)
             continue
         if shape.kind in AREAS:

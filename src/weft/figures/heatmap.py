@@ -46,6 +46,8 @@ def label_axis(axis: Any, labels: Sequence[str], start: int = 0, *, block: int =
     names = [f"{position + start}: " * (step > 1) + shorten(labels[position]) for position in positions]
     axis.set_ticks([position / block for position in positions], names, parse_math=False, fontsize=9)
     axis.set_tick_params(length=0 if step == 1 else 2)
+    for label in axis.get_ticklabels() if axis.axis_name == "x" else ():
+        label.set_rotation(90 if len(label.get_text()) > 1 else 0)
 
 
 def draw_cells(axes: Any, values: NDArray[Any], norm: Any = None) -> Any:

@@ -96,10 +96,9 @@ class HeadMap(Picture):
         figure = new_figure(width, max(1.6, rows * inches) + label_inches(self.keys) + 0.7)
         axes: Any = figure.add_subplot()
         image = draw_cells(axes, cells, PowerNorm(0.5, vmin=0.0, vmax=float(cells.max()) or 1.0))
+        axes.xaxis.tick_top()
         label_axis(axes.xaxis, self.keys, self.start[1], block=block)
         label_axis(axes.yaxis, self.queries, self.start[0], block=block)
-        axes.tick_params(axis="x", rotation=90)
-        axes.xaxis.tick_top()
         axes.xaxis.set_label_position("top")
         axes.set(xlabel="key: attended to", ylabel="query: attends")
         figure.suptitle(self.title, parse_math=False, fontsize=11)
@@ -217,7 +216,8 @@ class AttentionMaps(Picture):
                     positions = [2.5 + (step - 3) / len(tokens) * (n + 0.5) for n in range(len(tokens))]
                     axis.set_ticks(positions, map(shorten, tokens), parse_math=False)
                 axes.tick_params(length=0, labelsize=9, pad=1)
-                axes.tick_params(axis="x", rotation=90)
+                for tick in axes.get_xticklabels():
+                    tick.set_rotation(90 if len(tick.get_text()) > 1 else 0)
                 below, right = axes.secondary_xaxis("bottom"), axes.secondary_yaxis("right")
                 for extra in (below, right):
                     extra.spines[:].set_visible(False)

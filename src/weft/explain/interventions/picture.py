@@ -100,7 +100,6 @@ class Patching(Picture):
             for row, column in zip(*np.nonzero(each.recovered < -0.05), strict=True):
                 axes.text(column, row, "–", ha="center", va="center", fontsize=7)
             label_axis(axes.xaxis, [drawable(token) for token in each.tokens])
-            axes.tick_params(axis="x", rotation=90)
             axes.set_yticks(range(len(each.layers)), each.layers, fontsize=8)
             axes.set_title(each.kind, fontsize=9)
             figure.colorbar(image, ax=axes, shrink=0.8, pad=0.02).ax.tick_params(labelsize=7)

@@ -35,12 +35,13 @@ WHOLE, TOKENS, FEATURES = Replicate(), Shard(1), Shard(2)  # placements of activ
 
 
 class BlockSizes(Config):
-    """Sizes of the blocks, by default those of gpt-tiny, and the number of tokens."""
+    """Sizes of the blocks, by default those of gpt-tiny, and the number of tokens; `block` selects one of them."""
 
     d_model: PositiveInt = 128
     d_ff: PositiveInt = 512
     heads: PositiveInt = 4
     tokens: PositiveInt = 32
+    block: Literal["mlp", "attention"] | None = None
 
     def check(self, ranks: int) -> None:
         """Raise if the sizes cannot be divided evenly between this many processes."""
@@ -48,7 +49,7 @@ class BlockSizes(Config):
             raise ConfigError(f"--ranks {ranks}: a matrix is split over at least 2 processes")
         if self.d_model % self.heads:
             raise ConfigError(f"heads={self.heads}: they don't divide d_model={self.d_model}")
-        sizes = self.model_dump()
+        sizes = self.model_dump(exclude={"block"})
         common = math.gcd(*sizes.values())
         divisors = [str(n) for n in range(2, common + 1) if common % n == 0]
         for name, size in sizes.items():
@@ -143,7 +144,7 @@ def measure(sizes: BlockSizes, ranks: int) -> list[BlockSplits]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         x, upstream = torch.randn(2, 1, sizes.tokens, sizes.d_model, dtype=torch.float64)
-        blocks = [_mlp(sizes), _attention(sizes)]
+        blocks = [block for block in (_mlp(sizes), _attention(sizes)) if sizes.block in (None, block.name.lower())]
         kept = F.dropout(torch.ones_like(x), DROPOUT)  # the mask of dropout, divided by the share that is kept
     x, results = x.clone().requires_grad_(), []
     for block in blocks:

@@ -21,7 +21,7 @@ from weft.figures.tables import WIDTH, Table, text_tables
 INK, SOFT, GREY = "#000000", "#808080", "#bdbdbd"  # black becomes the page's ink
 FORWARD, BACKWARD = ("#333333", "#fefefe"), ("#f4f0e6", "#111111")  # fill and text colour of a collective's bar
 SHORT, LONG, THIN = 0.62, 0.98, 0.5  # drawn lengths of d_model, d_ff and tokens
-GAP, BARS, ROW, TEXT = 0.2, 0.86, 2.25, 4.9  # between parts; for two bars; height of a row; width of its text
+GAP, BARS, ROW, ACROSS = 0.2, 0.86, 2.95, 14.7  # between parts; for two bars; height and width of a row
 ARROW = {"arrowstyle": "-|>", "color": INK, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 6}
 BF16_BYTES = 2
 MAX_SHEETS = 4  # partial sums drawn as sheets, and processes in the key
@@ -46,7 +46,8 @@ class ParallelSplits(Picture):
         sections = []
         for block in self.blocks:
             title = f"{block.block.name} on {block.ranks} processes"
-            drawn = SCROLLING.format(title, Markup(inline_svg(_draw(block), title)))
+            rows = [_draw(block, rows=slice(n, n + 1)) for n in range(len(block.splits))]  # a page breaks between them
+            drawn = SCROLLING.format(title, Markup("").join(Markup(inline_svg(row, title)) for row in rows))
             sizes, (first, function, second), mlp = block.sizes, block.block.names, block.block.name == "MLP"
             wide = (sizes.d_ff, sizes.d_ff) if mlp else (3 * sizes.d_model, sizes.d_model)
             words: dict[str, Any] = {"first": first, "function": function, "second": second, "sizes": sizes}
@@ -92,32 +93,31 @@ def _listed(groups: Iterable[Iterable[Collective]]) -> str:
     return ", ".join(kind if times == 1 else f"{times} {kind}s" for kind, times in counts.items()) or "none"
 
 
-def _draw(*blocks: BlockSplits) -> Figure:
-    """Draw one row per split of a block, the best first; several blocks one below another."""
-    above = 0.9 if len(blocks) == 1 else 1.5
-    width, heights = 14.6 + TEXT, [ROW * len(splits.splits) + above + 0.1 for splits in blocks]
-    figure = new_figure(0.56 * width, 0.56 * sum(heights))
+def _draw(*blocks: BlockSplits, rows: slice = slice(None)) -> Figure:
+    """Draw one row per split of a block, the best first, below a key; several blocks one below another."""
+    above = 0.0 if rows.start else 0.9 if len(blocks) == 1 else 1.5
+    heights = [ROW * len(splits.splits[rows]) + above + 0.1 for splits in blocks]
+    figure = new_figure(0.56 * ACROSS, 0.56 * sum(heights))
     figure.set_layout_engine("none")
     for number, splits in enumerate(blocks):
         bottom, height = sum(heights[number + 1 :]) / sum(heights), heights[number] / sum(heights)
         axes: Any = figure.add_axes((0.0, bottom, 1.0, height))
-        axes.set(xlim=(-0.1, width - 0.1), ylim=(above - heights[number], above))
+        axes.set(xlim=(-0.1, ACROSS - 0.1), ylim=(above - heights[number], above))
         axes.axis("off")
         if len(blocks) > 1:
             axes.text(0, 1.2, f"{splits.block.name} on {splits.ranks} processes", va="center", fontsize=12)
-        _draw_key(axes, splits.ranks)
-        for row, split in enumerate(splits.splits):
+        if not rows.start:
+            _draw_key(axes, splits.ranks)
+        for row, (number, split) in enumerate(list(enumerate(splits.splits, 1))[rows]):
             top, scheme = -ROW * row, split.scheme
-            axes.plot([0, width - 0.2], [top, top], color=SOFT, linewidth=0.5, alpha=0.6)
+            axes.plot([0, ACROSS - 0.2], [top, top], color=SOFT, linewidth=0.5, alpha=0.6)
             first, _, second = splits.block.names
             title = f"{first} by {scheme.first}, {second} by {scheme.second}" + ", sequence parallel" * scheme.sequence
             title = f"{first} and {second} whole on every process" if scheme.first is None else title
             known = " (Megatron)" if scheme == ("columns", "rows", False) else ""
-            axes.text(0, top - 0.12, f"{row + 1}. {title}{known}", va="top", fontsize=9, weight="bold")
-            drawn = _SplitRow(axes, top - 1.32, splits.ranks)
-            drawn.draw(splits, split)
-            for line, text in enumerate(_summary(splits, split)):
-                axes.text(drawn.x + 0.35, top - 0.42 - 0.29 * line, text, va="top", fontsize=9)
+            axes.text(0, top - 0.12, f"{number}. {title}{known}", va="top", fontsize=9, weight="bold")
+            _SplitRow(axes, top - 1.32, splits.ranks).draw(splits, split)
+            axes.text(0, top - 2.28, _summary(splits, split), va="top", fontsize=9)
     return figure
 
 
@@ -225,19 +225,15 @@ def _outline(line: float) -> dict[str, Any]:
     return {"facecolor": "none", "edgecolor": INK, "linewidth": line}
 
 
-def _summary(splits: BlockSplits, split: MeasuredSplit) -> list[str]:
+def _summary(splits: BlockSplits, split: MeasuredSplit) -> str:
     whole = splits.splits[-1]
     forward, backward = (byte_size(BF16_BYTES * elements) for elements in split.sent(splits.ranks))
     names = ("flops", "weights", "activations")
     compute, weights, activations = (f"{100 * getattr(split, name) / getattr(whole, name):.3g}%" for name in names)
-    return [
-        f"forward: {_listed(split.forward)}",
-        f"backward: {_listed(split.backward[::-1])}",
-        f"sent: {forward} forward, {backward} backward",
-        f"compute {compute}, weights {weights}",
-        f"activations {activations}",
-        f"largest difference {max(split.differences):.0e}",
-    ]
+    collectives = f"forward: {_listed(split.forward)} · backward: {_listed(split.backward[::-1])}"
+    shares = f"compute {compute}, weights {weights}, activations {activations} of the unsplit block's"
+    sent = f"sent: {forward} forward, {backward} backward"
+    return f"{collectives} · {sent}\n{shares} · largest difference {max(split.differences):.0e}"
 
 
 def _draw_key(axes: Any, ranks: int) -> None:
@@ -246,18 +242,18 @@ def _draw_key(axes: Any, ranks: int) -> None:
     def write(text: str) -> None:
         nonlocal x
         axes.text(x, y, text, va="center", fontsize=9)
-        x += 0.122 * len(text) + 0.35
+        x += 0.115 * len(text) + 0.25
 
     for rank in range(min(ranks, MAX_SHEETS)):
         _patch(axes, (x, y), (0.3, 0.3), **_colour(rank))
         x += 0.36
-    write(f"process 0 to {ranks - 1}" if ranks <= MAX_SHEETS else f"process 0 to 3, and so on to {ranks - 1}")
+    write(f"process 0 to {ranks - 1}" if ranks <= MAX_SHEETS else f"process 0 to 3, … {ranks - 1}")
     _patch(axes, (x, y), (0.3, 0.3), facecolor=GREY, alpha=1.0, linewidth=0)
     x += 0.36
-    write("all of it on every process")
+    write("whole on every process")
     _SplitRow(axes, y, ranks, x + 0.05).sheets(0.4)
     x += 0.6
-    write("a part of the sum on each")
+    write("partial sum on each")
     for (fill, _), text in ((FORWARD, "collective, forward"), (BACKWARD, "backward")):
         _patch(axes, (x, y), (0.18, 0.4), facecolor=fill, edgecolor=SOFT, linewidth=0.8)
         x += 0.26
