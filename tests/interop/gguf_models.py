@@ -1,5 +1,6 @@
 """Small decoders of all architectures that weft writes as GGUF files, with random weights and a BPE tokenizer."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from weft.models.config import Decoder
 from weft.models.head_config import LMHead
 from weft.models.presets import gpt, llama
 from weft.nn.config import Attention, Experts, Gated, LayerNorm, Plain, RMSNorm
-from weft.nn.position_config import ALiBi, LinearScaling, Llama3Scaling, LongRoPE, NoPosition, Rotary, YaRN
+from weft.nn.position_config import ALiBi, LinearScaling, Llama3Scaling, LongRoPE, NoPosition, Rotary, Tempered, YaRN
 from weft.text.config import BPE
 from weft.text.tokenizer import Tokenizer, build_tokenizer
 
@@ -47,6 +48,23 @@ GEMMA3 = GEMMA.replace(
 )
 STABLELM = GROUPED.replace(norm=LayerNorm(), position=Rotary(fraction=0.25))
 MIXTURE = GROUPED.replace(feedforward=Experts(experts=5, chosen=2, d_ff=FF))
+LAYERED = Experts(experts=6, chosen=3, d_ff=32, shared="added", shared_d_ff=64, dense=Gated(d_ff=FF))
+DEEPSEEK = MIXTURE.replace(
+    layers=3,
+    feedforward=LAYERED.replace(
+        score="sigmoid", choice_bias=0.0, scale=2.5, dense_layers=(0,), groups=3, kept_groups=2
+    ),
+    attention=Attention(
+        heads=HEADS,
+        d_head=32,
+        d_v=16,
+        scale=32**-0.5 * (0.1 * math.log(4.0) + 1) ** 2,
+        latent={"rank": 20, "query_rank": 28},
+    ),
+    position=Rotary(
+        fraction=0.25, pairs="adjacent", scaling=YaRN(factor=4.0, original_context=12, attention_factor=1.0)
+    ),
+)
 FAMILIES = {
     "llama": GROUPED,
     "llama-neighbours": LLAMA.replace(position=Rotary(pairs="adjacent")),
@@ -159,6 +177,28 @@ FAMILIES = {
         attention=Attention(heads=HEADS, kv_heads=2, bias="all", sinks=True),
         position=Rotary(scaling=YaRN(factor=4.0, original_context=12, whole_pairs=False)),
         pattern=[{"window": 5}, {}],
+    ),
+    "deepseek2": DEEPSEEK,
+    "deepseek2-softmax": DEEPSEEK.replace(
+        feedforward=DEEPSEEK.feedforward.replace(
+            score="softmax", choice_bias=None, renormalised=False, group_score="maximum"
+        ),
+        attention=DEEPSEEK.attention.replace(latent={"rank": 20}, scale=None),
+        position=Rotary(fraction=0.25, pairs="adjacent"),
+    ),
+    "ernie4_5-moe": MIXTURE.replace(
+        layers=6,
+        feedforward=LAYERED.replace(choice_bias=0.0, dense_layers=(0, 1, 2, 4)),
+        position=Rotary(base=5e5, pairs="halves"),
+    ),
+    "llama4": MIXTURE.replace(
+        layers=5,
+        feedforward=LAYERED.replace(
+            score="sigmoid", renormalised=False, weighs="input", shared_d_ff=32, dense_layers=(0, 2, 4)
+        ),
+        attention=Attention(heads=HEADS, kv_heads=2, qk_norm=RMSNorm(gain=False), qk_norm_rotated=True),
+        position=Rotary(scaling=Llama3Scaling(factor=16.0, high=1.0)),
+        pattern=[{"chunk": 8192}] * 3 + [{"position": Tempered()}],
     ),
     "llama-yarn": LLAMA.replace(position=Rotary(scaling=YaRN(factor=4.0, original_context=12, fast=16.0))),
     "olmoe": MIXTURE.replace(

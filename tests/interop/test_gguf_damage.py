@@ -205,6 +205,38 @@ SHORT_FACTORS = b"rope_factors_short.weight"
             "original_context_length = 0: expected",
         ),
         ("olmoe", integer(b"olmoe.attention.head_count_kv", 2), "head_count_kv = 2: weft has only 4"),
+        (
+            "falcon",
+            lambda data: renamed(data, b"\x06\0\0\0\0\0\0\0falcon", b"\x06\0\0\0\0\0\0\0phimoe"),
+            "'phimoe': llama.cpp computes other norms, expert weights and positions than this model was trained with",
+        ),
+        ("deepseek2", integer(b"deepseek2.expert_used_count", 7), "can choose at most deepseek2.expert_count = 6"),
+        ("deepseek2", integer(b"deepseek2.expert_gating_func", 3), "expert_gating_func = 3: weft has 1 and 2"),
+        ("deepseek2", integer(b"deepseek2.expert_group_count", 4), "groups = 4 does not divide experts = 6"),
+        ("deepseek2", integer(b"deepseek2.attention.head_count_kv", 4), "head_count_kv = 4: weft has only 1"),
+        ("deepseek2", integer(b"deepseek2.attention.key_length", 32), "key_length = 32: weft has only 28"),
+        ("deepseek2", integer(b"deepseek2.rope.dimension_count", 32), "key_length = 28: weft has only 52"),
+        (
+            "deepseek2",
+            lambda data: renamed(data, b"blk.2.attn_k_b.w", b"blk.2.attn_k_c.w"),
+            "'blk.2.attn_k_b.weight' [4, 20, 24] is missing",
+        ),
+        (
+            "ernie4_5-moe",
+            integer(b"ernie4_5-moe.interleave_moe_layer_step", 9),
+            "'blk.6.ffn_gate_exps.weight' [6, 32, 64] is missing",
+        ),
+        (
+            "ernie4_5-moe",
+            integer(b"ernie4_5-moe.expert_count", 5),
+            "'blk.3.ffn_gate_exps.weight' is [6, 32, 64]; the settings require [5, 32, 64]",
+        ),
+        (
+            "llama4",
+            lambda data: renamed(data, b"blk.1.ffn_down_exps.w", b"blk.1.ffn_down_expt.w"),
+            "'blk.1.ffn_down_exps.weight' [6, 64, 32] is missing",
+        ),
+        ("llama4", integer(b"llama4.expert_used_count", 7), "can choose at most llama4.expert_count = 6"),
     ],
 )
 def test_invalid_sizes_windows_and_factors_are_refused(name: str, change: Any, message: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tests.interop.gguf_models import FAMILIES, FF, GEMMA3, HEADS, LAYERS, TEXTS, D, bpe, logits, random_weights, write
+from tests.interop.hf_models import stepped
 from tests.later import Later
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from weft.interop.bundle import ModelBundle
 from weft.interop.gguf import gguf as weft_gguf
 from weft.interop.gguf.file import open_file
 from weft.interop.gguf.tokenizer import tokenizer_keys
+from weft.models.build import build
 from weft.models.config import Decoder
 from weft.models.head_config import LMHead
 
@@ -38,6 +40,32 @@ LLAMA: dict[str, Any] = {
 FALCON = {"num_kv_heads": 2, "new_decoder_architecture": True, "activation": "gelu_pytorch_tanh"}
 GEMMA3_SETTINGS = {"num_hidden_layers": 7, "head_dim": 24, "query_pre_attn_scalar": 24, "sliding_window": 5}
 MIXTURE: dict[str, Any] = {**LLAMA, "num_experts": 6, "num_experts_per_tok": 3}
+DEEPSEEK: dict[str, Any] = {
+    **LLAMA,
+    "num_key_value_heads": HEADS,
+    "kv_lora_rank": 20,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 24,
+    "v_head_dim": 12,
+    "q_lora_rank": 28,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 2.5,
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "n_group": 3,
+    "topk_group": 2,
+}
+
+
+def yarn(mscale: float) -> dict[str, Any]:
+    """Rotary settings of DeepSeek, whose two factors of queries and keys cancel each other."""
+    sizes = {"factor": 4.0, "original_max_position_embeddings": 12, "mscale": mscale, "mscale_all_dim": mscale}
+    return {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, **sizes}}
+
+
 # prefix of the classes in transformers, and settings
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", LLAMA),
@@ -85,22 +113,50 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmoe": ("Olmoe", {**MIXTURE, "num_key_value_heads": HEADS}),
+    "deepseek2": ("DeepseekV3", {**DEEPSEEK, **yarn(1.0)}),
+    "deepseek2-softmax": (
+        "DeepseekV2",
+        {**DEEPSEEK, **yarn(0.707), "q_lora_rank": None, "topk_method": "group_limited_greedy"},
+    ),
+    "deepseek2-whole": ("DeepseekV3", {**DEEPSEEK, "norm_topk_prob": False, "v_head_dim": 32}),
+    "ernie4_5-moe": (
+        "Ernie4_5_Moe",
+        {**LLAMA, "num_hidden_layers": 4, "moe_num_experts": 6, "moe_k": 3, "moe_intermediate_size": 24}
+        | {"moe_num_shared_experts": 2, "moe_layer_interval": 2, "moe_layer_start_index": 2},
+    ),
+    "ernie4_5-moe-unshared": (
+        "Ernie4_5_Moe",
+        {**LLAMA, "moe_num_experts": 6, "moe_k": 3, "moe_intermediate_size": 24, "moe_num_shared_experts": 0},
+    ),
+    "llama4": (
+        "Llama4",
+        {**LLAMA, "num_hidden_layers": 5, "num_local_experts": 6, "num_experts_per_tok": 3, "head_dim": 24}
+        | {"intermediate_size": 32, "intermediate_size_mlp": FF, "interleave_moe_layer_step": 2}
+        | {
+            "rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 16.0, "low_freq_factor": 1.0}
+            | {"high_freq_factor": 1.0, "original_max_position_embeddings": 8192}
+        },
+    ),
 }
+MIXTURES = tuple(ARCHITECTURES)[tuple(ARCHITECTURES).index("mixtral") :]
 
 
-MIXTURES = ("mixtral", "qwen2moe", "qwen3moe", "olmoe", "granitemoe", "hunyuan-moe", "minimax-m2", "glm4moe", "gpt-oss")
+def known_as(architecture: str) -> str:
+    """Name of an architecture in llama.cpp."""
+    return "llama" if architecture == "mixtral" else re.sub("-(softmax|whole|unshared)$", "", architecture)
 
 
 # names of modules in transformers → names that the package gguf knows
 RENAMED = {
     "block_sparse_moe.router": "mlp.gate", "block_sparse_moe.experts": "mlp.experts",
     "e_score_correction_bias": "e_score_correction.bias",
+    "mlp.gate.moe_statics": "mlp.moe_statics",
 }  # fmt: skip
 
 
 def reference_model(architecture: str) -> Any:
     prefix, settings = ARCHITECTURES[architecture]
-    config = getattr(transformers, f"{prefix}TextConfig" if prefix == "Gemma3" else f"{prefix}Config")
+    config = getattr(transformers, f"{prefix}{'TextConfig' if prefix in ('Gemma3', 'Llama4') else 'Config'}")
     head = "LMHeadModel" if architecture == "gpt2" else "ForCausalLM"
     model = getattr(transformers, f"{prefix}{head}")(config(vocab_size=300, **settings)).eval()
     with torch.no_grad():
@@ -118,13 +174,26 @@ def add_settings(writer: Any, architecture: str, config: Any) -> None:
     writer.add_embedding_length(D)
     writer.add_feed_forward_length(4 * D if plain else FF)
     writer.add_head_count(HEADS)
+    latent = architecture.startswith("deepseek2")
     if architecture != "gpt2":
-        writer.add_head_count_kv(HEADS if architecture in ("bloom", "olmoe") else 2)
+        whole = architecture in ("bloom", "olmoe", "deepseek2-whole")
+        writer.add_head_count_kv(HEADS if whole else 1 if latent else 2)
     if architecture in MIXTURES:
         writer.add_expert_count(6)
         writer.add_expert_used_count(2 if architecture == "mixtral" else 3)
-    if architecture in ("qwen2moe", "qwen3moe", "glm4moe"):
+    if architecture in ("qwen2moe", "qwen3moe", "glm4moe", "llama4") or latent:
         writer.add_expert_feed_forward_length(32)
+    if architecture == "llama4":
+        writer.add_interleave_moe_layer_step(config.interleave_moe_layer_step)
+    if latent:
+        add_latent_settings(writer, config, whole=architecture == "deepseek2-whole")
+    if architecture.startswith("ernie"):
+        writer.add_interleave_moe_layer_step(config.moe_layer_interval)
+        writer.add_leading_dense_block_count(config.moe_layer_start_index)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_shared_count(config.moe_num_shared_experts)
+        if config.moe_num_shared_experts:
+            writer.add_expert_shared_feed_forward_length(config.intermediate_size // config.num_key_value_heads)
     if architecture in ("hunyuan-moe", "minimax-m2", "gpt-oss"):
         writer.add_expert_feed_forward_length(FF)
     if architecture in ("qwen2moe", "hunyuan-moe"):
@@ -152,7 +221,17 @@ def add_settings(writer: Any, architecture: str, config: Any) -> None:
         writer.add_rope_dimension_count(D // HEADS)
     elif architecture == "stablelm":
         writer.add_rope_dimension_count(D // HEADS // 4)
-    if architecture in ("qwen3", "gemma", "gemma3", "qwen3moe", "hunyuan-moe", "minimax-m2", "glm4moe", "gpt-oss"):
+    if architecture in (
+        "qwen3",
+        "gemma",
+        "gemma3",
+        "qwen3moe",
+        "hunyuan-moe",
+        "minimax-m2",
+        "glm4moe",
+        "gpt-oss",
+        "llama4",
+    ):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
     if not plain:
@@ -166,6 +245,33 @@ def add_settings(writer: Any, architecture: str, config: Any) -> None:
         writer.add_sliding_window(config.sliding_window)
     if architecture == "olmo":
         writer.add_clamp_kqv(config.clip_qkv)
+
+
+def add_latent_settings(writer: Any, config: Any, *, whole: bool) -> None:
+    """Add the keys of DeepSeek; those of older files, if keys and values are `whole`."""
+    if config.q_lora_rank:
+        writer.add_q_lora_rank(config.q_lora_rank)
+    rank, rotated, d_head = config.kv_lora_rank, config.qk_rope_head_dim, config.qk_nope_head_dim + 8
+    writer.add_kv_lora_rank(rank)
+    writer.add_rope_dimension_count(rotated)
+    writer.add_key_length(d_head if whole else rank + rotated)
+    writer.add_value_length(config.v_head_dim if whole else rank)
+    if not whole:
+        writer.add_key_length_mla(d_head)
+        writer.add_value_length_mla(config.v_head_dim)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(4.0)
+        writer.add_rope_scaling_orig_ctx_len(12)
+        writer.add_rope_scaling_yarn_log_mul(0.1 * config.rope_parameters["mscale_all_dim"])
+    sigmoid = config.model_type == "deepseek_v3"
+    if sigmoid:
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_expert_weights_norm(sigmoid and config.norm_topk_prob)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    writer.add_expert_group_count(config.n_group)
+    writer.add_expert_group_used_count(config.topk_group)
 
 
 def interleaved(weight: Tensor, heads: int) -> Tensor:
@@ -194,7 +300,7 @@ def converted(architecture: str, name: str, weight: Tensor) -> Tensor:
 
 def write_reference(path: Path, architecture: str, model: Any) -> None:
     """Write a model of transformers with the package `gguf`, under its names."""
-    known = "llama" if architecture == "mixtral" else architecture
+    known = known_as(architecture)
     writer = gguf.GGUFWriter(path, known)
     add_settings(writer, architecture, model.config)
     keys = tokenizer_keys(bpe(), 300)
@@ -209,8 +315,10 @@ def write_reference(path: Path, architecture: str, model: Any) -> None:
     for name, parameter in {**dict(model.named_parameters()), **biases}.items():
         weight = converted(architecture, name, parameter.data.clone())
         name = name.removeprefix("transformer.") if architecture == "bloom" else name
-        for theirs, known_as in RENAMED.items():
-            name = name.replace(theirs, known_as)
+        for theirs, package in RENAMED.items():
+            name = name.replace(theirs, package)
+        if architecture == "llama4" and ".experts." in name:
+            weight = weight.mT
         if architecture == "gpt-oss" and ".experts." in name:
             weight = weight.mT if weight.dim() == 3 else weight
             if "gate_up" in name:  # gates and up projections in turn
@@ -220,11 +328,17 @@ def write_reference(path: Path, architecture: str, model: Any) -> None:
         if "experts.gate_up_proj" in name:
             gate, up = weight.chunk(2, dim=1)
             parts = {name.replace("gate_up", "gate"): gate, name.replace("gate_up", "up"): up}
+        if "kv_b_proj" in name and architecture != "deepseek2-whole":
+            keys_of_head, values_of_head = weight.unflatten(0, (HEADS, -1)).split([24, 12], dim=1)
+            parts = {name.replace("kv_b", "k_b"): keys_of_head.mT, name.replace("kv_b", "v_b"): values_of_head}
         for part, values in parts.items():
             known_name = names.get_name(
                 part if part.endswith((".weight", ".bias")) else f"{part}.weight", (".weight", ".bias")
             )
             writer.add_tensor(known_name, values.contiguous().numpy())
+    if architecture == "llama4":
+        unscaled = 1e4 ** -(torch.arange(0, 24, 2) / 24)
+        writer.add_tensor("rope_freqs.weight", (unscaled / model.model.rotary_emb.inv_freq).numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -238,9 +352,14 @@ def test_a_reference_file_gives_the_logits_of_transformers(architecture: str, tm
     bundle = weft_gguf.read(tmp_path / "m.gguf")
     tokens = torch.randint(300, (2, 17))
     tolerance = 1e-5 if architecture in ("llama", "qwen2", "qwen3", "gemma", "gpt2") else 2e-5
-    with torch.no_grad():
-        assert (logits(bundle, tokens) - theirs(tokens).logits).abs().max() <= tolerance
     assert isinstance(bundle.model, Decoder) and isinstance(bundle.model.head, LMHead)
+    with torch.no_grad():
+        expected = theirs(tokens).logits
+        assert (logits(bundle, tokens) - expected).abs().max() <= tolerance
+        if architecture in MIXTURES:
+            model = build(bundle.model).eval()
+            model.load_state_dict({name: read().float() for name, read in bundle.weights.items()})
+            assert (stepped(model, tokens) - expected).abs().max() <= 1e-4
     assert bundle.model.head.tied == theirs.config.tie_word_embeddings
     assert bundle.tokenizer is not None
     assert [bundle.tokenizer.encode(text) for text in TEXTS] == [bpe().encode(text) for text in TEXTS]

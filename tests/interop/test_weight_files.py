@@ -229,8 +229,8 @@ def test_an_older_model_on_the_hub_is_fetched_with_its_pickle(
 
 
 def test_an_unknown_architecture_lists_those_that_are_read(tmp_path: Path) -> None:
-    name, value = b"general.architecture", b"llama4"
+    name, value = b"general.architecture", b"mamba"
     key = struct.pack("<Q", len(name)) + name + struct.pack("<IQ", 8, len(value)) + value
     (tmp_path / "m.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key)
-    with pytest.raises(InteropError, match=r"architecture = 'llama4': weft reads bloom, .*, llama, .*, starcoder2$"):
+    with pytest.raises(InteropError, match=r"architecture = 'mamba': weft reads bloom, .*, llama, .*, starcoder2$"):
         read_model(tmp_path / "m.gguf")

@@ -43,6 +43,7 @@ def _transposed(tensor: Tensor) -> Tensor:
 SAME = TensorLayout(lambda theirs: theirs, lambda ours: ours)
 TRANSPOSED = TensorLayout(_transposed, _transposed)  # matrices as (in, out) instead of (out, in)
 ONE_ROW = TensorLayout(lambda theirs: theirs[0], lambda ours: ours[None])  # a vector stored as a matrix of one row
+VECTOR = TensorLayout(lambda theirs: theirs.flatten(), lambda ours: ours)  # which may be stored as a matrix of one row
 A_ROW = TensorLayout(lambda theirs: theirs.reshape(1, -1), lambda ours: ours[0])  # a row of a matrix stored as a vector
 
 
@@ -170,7 +171,7 @@ def experts(
 @dataclass(frozen=True)
 class TensorPart:
     """One of their tensors: rows [start, stop) of one of ours, in another layout. Rows of a tensor of `experts` are
-    counted through all of them."""
+    counted through all of them, those of a tensor of `heads` within each of them."""
 
     name: str
     shape: Shape
@@ -178,11 +179,12 @@ class TensorPart:
     stop: int
     layout: TensorLayout
     experts: int = 0
-    axis: int = 0  # 1 for rows of each expert, in matrices of all experts together
+    axis: int = 0  # 1 for rows of each expert or head, in matrices of all of them together
+    heads: int = 0
 
     def of(self, ours: Tensor) -> Tensor:
         """Convert our tensor to theirs."""
-        rows = ours.flatten(0, 1) if self.experts else ours
+        rows = ours.flatten(0, 1) if self.experts else ours.unflatten(0, (self.heads, -1)) if self.heads else ours
         return self.layout.to_theirs(rows.narrow(self.axis, self.start, self.stop - self.start))
 
 
@@ -216,8 +218,12 @@ def conversions(rules: Iterable[NameRule], model: Model) -> Conversions:
 def _parts(rule: NameRule, name: str, shape: Shape, *, model: Model, layer: int) -> Iterator[TensorPart]:
     names, layouts, each = [part.replace("{layer}", str(layer)) for part in rule.theirs], rule.layouts, "{expert}"
     count = shape[0] if each in names[0] else 0
-    axis = int(not count and len(names) > 1 and ".experts." in name)
-    if count:
+    heads, axis = 0, int(not count and len(names) > 1 and (".experts." in name or name.endswith(".kv_up.weight")))
+    if axis and name.endswith(".kv_up.weight"):  # keys and values of each head
+        assert isinstance(model, Decoder)
+        heads, heights = model.attention.heads, [model.d_head - model.rotated, model.d_v]
+        shape = (heads, sum(heights), shape[1])
+    elif count:
         heights = [shape[1] // len(names)] * (len(names) * shape[0])
         names = [part.replace(each, str(expert)) for expert in range(shape[0]) for part in names]
         layouts, shape = layouts * shape[0], (shape[0] * shape[1], *shape[2:])
@@ -231,7 +237,7 @@ def _parts(rule: NameRule, name: str, shape: Shape, *, model: Model, layer: int)
     for theirs, layout, height, stop in zip(names, layouts, heights, stops, strict=True):
         their_shape = by_height.setdefault((layout, height), layout.shape((*shape[:axis], height, *shape[axis + 1 :])))
         start = stop - height
-        yield TensorPart(theirs, their_shape, start=start, stop=stop, layout=layout, experts=count, axis=axis)
+        yield TensorPart(theirs, their_shape, start, stop, layout, experts=count, axis=axis, heads=heads)
 
 
 def _part_heights(name: str, model: Model, *, parts: int, rows: int) -> list[int]:
@@ -284,7 +290,8 @@ def to_ours(
         stored = {part.name: part.layout.to_ours(read(part.name)) for part in parts if part.name}
         like = next(iter(stored.values()))
         tensors = [stored[part.name] if part.name else like.new_zeros(part.shape) for part in parts]
-        return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim=parts[0].axis)
+        joined = tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim=parts[0].axis)
+        return joined.flatten(0, 1) if parts[0].heads else joined
 
     return {name: partial(join, parts) for name, parts in table.items()}
 

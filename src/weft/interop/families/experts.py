@@ -77,7 +77,7 @@ def _read_ernie_dense(settings: Settings, layers: range) -> list[int]:
     return [layer for layer in layers if (layer + 1) % step or not first <= layer <= last]
 
 
-def _write_ernie_dense(dense: list[int], layers: range) -> Tree:
+def write_ernie_dense(dense: list[int], layers: range) -> Tree:
     mixed = [layer for layer in layers if layer not in dense] or [len(layers)]
     step = next(
         (
@@ -216,6 +216,14 @@ def _write_phi_rotary(model: Flat) -> Tree:
     return tree
 
 
+def groups(count: str, kept: str) -> tuple[Key, Key]:
+    """Rows of the number of groups of experts, and of those that a token chooses from."""
+    return (
+        Key("feedforward.groups", count, 1, kind="integer"),
+        Key("feedforward.kept_groups", kept, 1, kind="integer", to_theirs=lambda kept, model: kept or 1),
+    )
+
+
 def _several(theirs: str) -> Key:
     """Row of the number of shared experts, which weft has as one layer."""
     width = "feedforward.d_ff"
@@ -236,7 +244,8 @@ def _read_latent(settings: Settings, model: Flat) -> Flat:
     return sizes | {"position.fraction": rotated / d_head}
 
 
-def _write_latent(model: Flat) -> Tree:
+def write_latent(model: Flat) -> Tree:
+    """Sizes of latent attention, under DeepSeek's keys."""
     d_head, rank = model["attention.d_head"], model.get("attention.latent.rank")
     rotated = round(d_head * model.get("position.fraction", 1.0))
     sizes = {"kv_lora_rank": rank, "q_lora_rank": model.get("attention.latent.query_rank")}
@@ -244,22 +253,32 @@ def _write_latent(model: Flat) -> Tree:
     return sizes | {"v_head_dim": model["attention.d_v"] or d_head}
 
 
+def stretched_scale(all_dims: float, factor: float, model: Flat) -> float:
+    """DeepSeek's factor of scores, which includes the square of a factor that grows with the stretch of positions."""
+    growth = 0.1 * all_dims * math.log(max(1.0, factor)) + 1.0
+    return float(model["attention.d_head"] ** -0.5 * growth**2)
+
+
+def mscale_all_dim(model: Flat) -> float:
+    """The setting of `stretched_scale`, `all_dims`, of which a model's factor of scores is the result."""
+    growth = (model["attention.scale"] * model["attention.d_head"] ** 0.5) ** 0.5
+    factor = model.get("position.scaling.factor") or 1.0
+    return round((growth - 1.0) / (0.1 * math.log(factor)), 9) if factor > 1 else 0.0
+
+
 def _read_scale(settings: Settings, model: Flat) -> Flat:
-    """DeepSeek multiplies scores by the square of a factor that grows with the stretch of positions."""
     table, key = positions.table_of(settings)
     rope, found = Settings(table, f"{settings.location}: {key}"), ROTARY.read(settings, model)
     all_dims = rope.number("mscale_all_dim", 0.0) if "position.scaling.kind" in found else 0.0
     if not all_dims:
         return found
-    growth = 0.1 * all_dims * math.log(max(1.0, rope.positive("factor"))) + 1.0
-    return found | {"attention.scale": model["attention.d_head"] ** -0.5 * growth**2}
+    return found | {"attention.scale": stretched_scale(all_dims, rope.positive("factor"), model)}
 
 
 def _write_scale(model: Flat) -> Tree:
-    tree, growth = ROTARY.write(model), (model["attention.scale"] * model["attention.d_head"] ** 0.5) ** 0.5
-    factor = model.get("position.scaling.factor") or 1.0
-    if tree.get("rope_scaling") and factor > 1 and growth != 1.0:
-        tree["rope_scaling"]["mscale_all_dim"] = round((growth - 1.0) / (0.1 * math.log(factor)), 9)
+    tree, all_dims = ROTARY.write(model), mscale_all_dim(model)
+    if tree.get("rope_scaling") and all_dims:
+        tree["rope_scaling"]["mscale_all_dim"] = all_dims
     return tree
 
 
@@ -328,15 +347,12 @@ ROWS: dict[str, tuple[Row, ...]] = {
         ),
     ),
     "chunks": (Special(_read_chunks, _write_chunks),),
-    "ernie_dense": (dense_layers(_read_ernie_dense, _write_ernie_dense),),
+    "ernie_dense": (dense_layers(_read_ernie_dense, write_ernie_dense),),
     "ernie_shared": (shared_count("moe_num_shared_experts", 2),),
     "equal_experts": (Special(_read_equal, _write_equal),),
     "equal_shared": (follows("feedforward.shared_d_ff", "feedforward.d_ff"),),
     "shared_experts": (_several("n_shared_experts"),),
-    "groups": (
-        Key("feedforward.groups", "n_group", 1, kind="integer"),
-        Key("feedforward.kept_groups", "topk_group", 1, kind="integer", to_theirs=lambda kept, model: kept or 1),
-    ),
+    "groups": groups("n_group", "topk_group"),
     "qk_norm_without_gain": (
         switch(
             "use_qk_norm",
@@ -354,7 +370,7 @@ ROWS: dict[str, tuple[Row, ...]] = {
     "latent_sizes": (
         *without(SIZES, "attention.kv_heads"),
         *(llama.EPS, llama.HEAD, llama.ACTIVATION, repeats("num_key_value_heads", "attention.heads")),
-        Special(_read_latent, _write_latent),
+        Special(_read_latent, write_latent),
     ),
     "latent_rotary": (Special(_read_scale, _write_scale),),
     "interleaved": (

@@ -5,7 +5,16 @@ from dataclasses import replace
 from typing import Any
 
 from weft.config import Tree
-from weft.interop.families.experts import dense_layers, shared_count, whole
+from weft.interop.families.experts import (
+    dense_layers,
+    groups,
+    mscale_all_dim,
+    shared_count,
+    stretched_scale,
+    whole,
+    write_ernie_dense,
+    write_latent,
+)
 from weft.interop.families.llama import granite_factors
 from weft.interop.families.positions import all_but_every, depth, kinds_of, rotated_part, with_windows
 from weft.interop.settings import Flat, Settings, layer_pattern
@@ -226,16 +235,90 @@ def _read_layers(settings: Settings, model: Flat) -> Flat:
     return {"layers": model["layers"] - more}
 
 
-def _read_first_dense(settings: Settings, layers: range) -> list[int]:
-    first = whole(settings, "leading_dense_block_count", 0)
+FIRST, EVERY = "leading_dense_block_count", "interleave_moe_layer_step"
+SCORE, SHARED = "feedforward.score", "feedforward.shared_d_ff"
+SHARED_COUNT = shared_count("expert_shared_count", 0)
+EXPERT_SCALE = Key("feedforward.scale", "expert_weights_scale", 1.0, kind="positive")
+LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
+YARN_FACTORS = tuple(f"rope.scaling.{name}" for name in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor"))
+CHUNK = 8192  # tokens of a chunk of Llama 4, and of those that share a temperature
+
+
+def _read_dense(settings: Settings, layers: range) -> list[int]:
+    first, step = whole(settings, FIRST, 0), settings.integer(EVERY, 1)
     if first >= len(layers):
-        raise settings.error("leading_dense_block_count", f"expected a whole number below {len(layers)}")
-    return list(layers[:first])
+        raise settings.error(FIRST, f"expected a whole number below {len(layers)}")
+    return [layer for layer in layers if layer < first or (layer + 1) % step]
 
 
-FIRST_DENSE = dense_layers(
-    _read_first_dense, lambda dense, layers: {"leading_dense_block_count": len(dense)}, width="feed_forward_length"
-)
+def _dense(*written: str) -> Special:
+    """Row of the dense layers, the first or all but every n-th, in an architecture with these keys."""
+
+    def write(dense: list[int], layers: range) -> Tree:
+        found = write_ernie_dense(dense, layers)
+        values = {FIRST: found["moe_layer_start_index"], EVERY: found["moe_layer_interval"]}
+        return {key: values[key] for key in written}
+
+    return dense_layers(_read_dense, write, width="feed_forward_length")
+
+
+def _read_chunks(settings: Settings, model: Flat) -> Flat:
+    """Llama 4 sees chunks of the text, but every fourth layer has no positions and sees all of it. Keys are normalised
+    except in the model with 128 experts."""
+    unrotated = {"kind": "tempered", "growth": 0.1, "interval": CHUNK}
+    kinds = [
+        {"window": None, "chunk": CHUNK if flag else None, "position": None if flag else unrotated}
+        for flag in all_but_every(4, model)
+    ]
+    normed = {**QK_NORM, "attention.qk_norm.gain": False, "attention.qk_norm_rotated": True}
+    return layer_pattern(kinds) | (normed if model["feedforward.experts"] != 128 else {})
+
+
+def _read_latent(settings: Settings, model: Flat) -> Flat:
+    """Newer files of DeepSeek have the sizes of one key that all heads share, and those of heads elsewhere."""
+    rank, rotated = settings.integer("attention.kv_lora_rank"), settings.integer("rope.dimension_count")
+    shared = settings.get("attention.key_length_mla") is not None
+    end = "_mla" if shared else ""
+    d_head, d_v = settings.integer(f"attention.key_length{end}"), settings.integer(f"attention.value_length{end}")
+    settings.only(**{"attention.head_count_kv": 1 if shared else model["attention.heads"]})
+    if shared:
+        settings.only(**{"attention.key_length": rank + rotated, "attention.value_length": rank})
+    ranked = settings.get("attention.q_lora_rank", 0) != 0
+    return {
+        "attention.d_head": d_head,
+        "attention.d_v": None if d_v == d_head else d_v,
+        "attention.latent.rank": rank,
+        "attention.latent.query_rank": settings.integer("attention.q_lora_rank") if ranked else None,
+        "position.fraction": rotated / d_head,
+    }
+
+
+def _write_latent(model: Flat) -> Tree:
+    sizes = write_latent(model)
+    rank, rotated = sizes["kv_lora_rank"], sizes["qk_rope_head_dim"]
+    ranks = {f"attention.{key}": sizes[key] for key in ("kv_lora_rank", "q_lora_rank") if sizes[key]}
+    shared = {"attention.head_count_kv": 1, "attention.key_length": rank + rotated, "attention.value_length": rank}
+    heads = {"attention.key_length_mla": model["attention.d_head"], "attention.value_length_mla": sizes["v_head_dim"]}
+    return {**ranks, **shared, **heads, "rope.dimension_count": rotated}
+
+
+def _read_stretch(settings: Settings, model: Flat) -> Flat:
+    """DeepSeek's factor of scores; its queries and keys have none."""
+    if f"{SCALINGS}kind" not in model:
+        return {}
+    all_dims = round(10 * settings.number(LOG_MULTIPLIER, 0.0), 6)
+    scale = stretched_scale(all_dims, model[f"{SCALINGS}factor"], model)
+    return {f"{SCALINGS}attention_factor": 1.0, "attention.scale": scale}
+
+
+def _read_scores(settings: Settings, model: Flat) -> Flat:
+    """DeepSeek V3 has sigmoids, with a bias for the choice; V2 has a softmax, and ranks groups by their best expert."""
+    kind = settings.get("expert_gating_func", SOFTMAX)
+    if kind not in (0, SOFTMAX, SIGMOID):
+        raise settings.error("expert_gating_func", f"weft has {SOFTMAX} and {SIGMOID}")
+    if kind == SIGMOID:
+        return {"feedforward.score": "sigmoid", "feedforward.choice_bias": 0.0}
+    return {"feedforward.group_score": "maximum"}
 
 
 def _plain(fixed: Mapping[str, Any], *rows: Row) -> SettingsTable:
@@ -277,13 +360,13 @@ def first_layer_tensors(model: Flat) -> set[str]:
 
 
 # architectures whose files store queries and keys with adjacent rotary pairs
-ADJACENT = ("llama", "granite", "granitemoe", "smollm3", "olmo")
+ADJACENT = ("llama", "granite", "granitemoe", "smollm3", "olmo", "ernie4_5-moe", "llama4")
 # architectures whose files store queries, keys and values as one matrix
 JOINED = ("gpt2", "gptneox", "phi2", "phi3", "falcon", "bloom")
 # architectures whose files have an LM head even if it is tied; those of GPT-2 may have one
 REPEATED = ("olmo2", "gptneox", "phi2", "stablelm")
 # rotary scalings that are tensors → architectures in which llama.cpp supports them
-IN_TENSORS = {"llama3": ("llama", "granite", "granitemoe"), "longrope": ("phi3",)}
+IN_TENSORS = {"llama3": ("llama", "granite", "granitemoe", "llama4"), "longrope": ("phi3",)}
 NO_BIAS = {"attention.bias": "none"}
 GEMMA = {**NO_BIAS, "feedforward.activation": "gelu-tanh", "embedding_scale": True, "norm.offset": 1.0}
 QK_NORM = {**NO_BIAS, "attention.qk_norm.kind": "rms"}
@@ -293,6 +376,7 @@ QK_EPS_IF_NORMED = Special(
 QK_EPS_OF_EACH = replace(
     QK_EPS_IF_NORMED, write=lambda model: {"use_parallel_residual": model["sublayers"] == "parallel"}
 )
+PARTLY_DENSE = {**NO_BIAS, "feedforward.kind": "experts", "feedforward.activation": "silu"}
 UNSCALED = {"feedforward.kind": "experts", "feedforward.renormalised": False}
 # if several can express a model, the first is written
 ARCHITECTURES = {
@@ -369,11 +453,45 @@ ARCHITECTURES = {
         {"feedforward.activation": "silu"},
         Special(_read_layers),
         QK_EPS_IF_NORMED,
-        *(*EXPERTS, EXPERT_WIDTH),
-        FIRST_DENSE,
-        shared_count("expert_shared_count", 0),
+        *(*EXPERTS, EXPERT_WIDTH, EXPERT_SCALE),
+        *(_dense(FIRST), SHARED_COUNT),
         Key("feedforward.renormalised", "expert_weights_norm", True, kind="flag"),
-        Key("feedforward.scale", "expert_weights_scale", 1.0, kind="positive"),
+    ),
+    "ernie4_5-moe": replace(
+        _llama_like(
+            {**PARTLY_DENSE, "feedforward.choice_bias": 0.0},
+            *(*EXPERTS, EXPERT_WIDTH),
+            *(_dense(FIRST, EVERY), SHARED_COUNT),
+            Special(write=lambda model: {"expert_shared_feed_forward_length": model.get(SHARED) or 0}),
+        ),
+        only={"expert_gating_func": SOFTMAX, "expert_weights_scale": 1.0},
+    ),
+    "llama4": replace(
+        _llama_like(
+            {
+                **PARTLY_DENSE,
+                **UNSCALED,
+                SCORE: "sigmoid",
+                "feedforward.weighs": "input",
+                "feedforward.shared": "added",
+            },
+            *(*EXPERTS, EXPERT_WIDTH),
+            *(_dense(EVERY), follows(SHARED, "feedforward.d_ff"), Special(_read_chunks), QK_EPS_IF_NORMED),
+        ),
+        only={"expert_gating_func": SIGMOID, "expert_weights_scale": 1.0, WINDOW: CHUNK, STEP: 4},
+    ),
+    "deepseek2": SettingsTable(
+        (
+            *(*SIZES, RMS, Special(_read_latent, _write_latent), *keys(base=("rope.freq_base", 10000.0))),
+            Special(_read_scaling, _write_scaling),
+            Special(_read_stretch, lambda model: {LOG_MULTIPLIER: 0.1 * mscale_all_dim(model)}),
+            *(*EXPERTS, EXPERT_WIDTH, EXPERT_SCALE),
+            *(_dense(FIRST), SHARED_COUNT, *groups("expert_group_count", "expert_group_used_count")),
+            Key("feedforward.renormalised", "expert_weights_norm", False, kind="flag"),
+            Special(_read_scores, lambda model: {"expert_gating_func": 1 + (model[SCORE] == "sigmoid")}),
+        ),
+        {**PARTLY_DENSE, "norm.kind": "rms", "position.kind": "rotary", "position.pairs": "adjacent"},
+        only={"attention.temperature_scale": 0.0, **dict.fromkeys(YARN_FACTORS, 1.0)},
     ),
     "gpt-oss": SettingsTable(
         (
@@ -398,5 +516,5 @@ ARCHITECTURES = {
     "gpt2": SettingsTable(UNROTATED, {**BIASED, "position.kind": "learned"}),
     "bloom": SettingsTable(UNROTATED, {**BIASED, "position.kind": "alibi", "embedding_norm": True}),
 }
-MIXTURES = ("llama", "qwen2moe", "qwen3moe", "olmoe", "granitemoe", "hunyuan-moe", "minimax-m2", "glm4moe", "gpt-oss")
+MIXTURES = ("llama", *(name for name, table in ARCHITECTURES.items() if table.fixed["feedforward.kind"] == "experts"))
 WITHOUT_EXPERTS = tuple(name for name in ARCHITECTURES if name == "llama" or name not in MIXTURES)

@@ -30,7 +30,10 @@ from weft.interop.license import license_from_keys, license_keys
 from weft.interop.settings import Flat, Settings, Transformer, count_experts, first_lossless, flat, nested, shown
 from weft.interop.weight_map import (
     A_ROW,
+    EXPERTS_TRANSPOSED,
     SAME,
+    VECTOR,
+    Layouts,
     Names,
     Rules,
     TensorLayout,
@@ -60,8 +63,13 @@ MODULE_NAMES = {  # of a block, by the short names of `block`
     "norm_out": "post_attention_norm", "ff_norm_out": "post_ffw_norm", "up": "ffn_up", "down": "ffn_down",
     "router": "ffn_gate_inp", "shared_down": "ffn_down_shexp", "shared_gate": "ffn_gate_inp_shexp",
 }  # fmt: skip
+LATENT_NAMES: dict[str, Names] = {
+    "qkv": None, "q_norm": None, "k_norm": None, "kv_down": "attn_kv_a_mqa", "kv_latent_norm": "attn_kv_a_norm",
+}  # fmt: skip
+QUERY_RANK_NAMES: dict[str, Names] = {"q_down": "attn_q_a", "q_latent_norm": "attn_q_a_norm", "q_up": "attn_q_b"}
+WHOLE_KV = "blk.0.attn_kv_b.weight"  # of older files
 EXPERT_TENSORS = ("ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight")
-SHARED_GATE = "ffn_gate_inp_shexp.weight"
+VECTORS = ("ffn_gate_inp_shexp.weight", "exp_probs_b.bias")
 MAX_KEPT_VALUES = 64  # length of an array that is kept in the notes
 KEPT = ("general.type", "general.name")  # keys that keep their imported values
 # keys that describe the file itself and are always new
@@ -75,6 +83,9 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     """
     contents = gguf_file.open_file(path)
     architecture = contents.get("general.architecture")
+    if architecture == "phimoe":
+        difference = "llama.cpp computes other norms, expert weights and positions than this model was trained with"
+        raise InteropError(f"{path}: general.architecture = 'phimoe': {difference}; import its Hugging Face folder")
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
         raise InteropError(f"{path}: general.architecture = {shown(architecture)}: weft reads {known}")
@@ -84,8 +95,8 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
         gguf_file.quantization()  # report a missing package now, not when the first weight is read
     settings = _settings_of(contents, architecture)
     shapes = {name: entry.shape for name, entry in contents.tensors.items() if name not in FACTORS}
-    # older converters wrote this vector as a matrix of one row
-    shapes |= {name: shape[-1:] for name, shape in shapes.items() if name.endswith(SHARED_GATE) and shape[0] == 1}
+    # converters may write these vectors as matrices of one row
+    shapes |= {name: shape[-1:] for name, shape in shapes.items() if name.endswith(VECTORS) and shape[0] == 1}
     tables = [contents.raw(name) for name in TABLES if name in shapes]
     if architecture in ("gpt2", *REPEATED) and len(tables) == 2 and tables[0] == tables[1]:
         del shapes["output.weight"]
@@ -105,7 +116,7 @@ def read(path: Path, tokenizer: Path | None = None) -> ModelBundle:
     if architecture == "glm4moe":  # further layers predict several tokens
         last = tuple(f"blk.{layer}." for layer in range(model.layers, settings.integer("block_count")))
         shapes = {name: shape for name, shape in shapes.items() if not name.startswith(last)}
-    table = weight_map.conversions(rules(architecture, model), model)
+    table = weight_map.conversions(rules(architecture, model, whole=WHOLE_KV in shapes), model)
     weights = weight_map.to_ours(table, shapes, contents.tensor, location=str(path))
     encodings = {name: entry.encoding.name for name, entry in contents.tensors.items()}
     sizes: Counter[str] = Counter()
@@ -271,7 +282,8 @@ def _check_experts(settings: Settings, model: Flat, contents: Contents) -> None:
         raise settings.error(
             "expert_used_count", f"a token can choose at most {settings.prefix}expert_count = {experts}"
         )
-    first = len(model.get("feedforward.dense_layers", ()))  # dense layers come first
+    dense = model.get("feedforward.dense_layers", ())
+    first = next((layer for layer in range(model["layers"]) if layer not in dense), model["layers"])
     name, shape = f"blk.{first}.{EXPERT_TENSORS[0]}", [experts, model["feedforward.d_ff"], model["d_model"]]
     stored = contents.tensors.get(name)
     if stored is None:
@@ -285,12 +297,13 @@ def _llama3_scaling(settings: Settings, contents: Contents, model: Flat) -> Tree
     stored = contents.tensor(FREQUENCIES).float()
     factor = float(stored.nan_to_num(0.0, 0.0, 0.0).max().clamp(min=1.0))
     original = settings.integer("rope.scaling.original_context_length", 8192)
-    scaling: Tree = Llama3Scaling(factor=factor, original_context=original).model_dump()
-    position = validate(Rotary, {"base": model["position.base"], "scaling": scaling}, settings.location)
-    expected = _frequency_factors(position, model["attention.d_head"])
-    if stored.shape != expected.shape or not torch.allclose(stored, expected, rtol=1e-4):
-        raise InteropError(f"{contents.path}: '{FREQUENCIES}' is not a rotary scaling of LLaMA 3.1's kind")
-    return scaling
+    for high in (4.0, 1.0):  # LLaMA 3.1's and Llama 4's
+        scaling: Tree = Llama3Scaling(factor=factor, original_context=original, high=high).model_dump()
+        position = validate(Rotary, {"base": model["position.base"], "scaling": scaling}, settings.location)
+        expected = _frequency_factors(position, model["attention.d_head"])
+        if stored.shape == expected.shape and torch.allclose(stored, expected, rtol=1e-4):
+            return scaling
+    raise InteropError(f"{contents.path}: '{FREQUENCIES}' is not a rotary scaling of LLaMA 3.1's kind")
 
 
 def _long_scaling(settings: Settings, contents: Contents, model: Flat) -> Tree:
@@ -327,6 +340,8 @@ def architecture_of(model: Model) -> str:
         raise InteropError(f"model.kind = '{model.kind}': a GGUF file can hold decoders only")
     mixed = count_experts(model) > 0
     names = llama_cpp.MIXTURES if mixed else llama_cpp.WITHOUT_EXPERTS
+    if mixed:
+        names = tuple(name for name in names if (name == "deepseek2") == (model.attention.latent is not None))
     what = f"GGUF architecture of mixtures ({', '.join(names)})" if mixed else "GGUF architecture"
     return first_lossless(model, {name: partial(_round_trip, name, model) for name in names}, what)
 
@@ -347,16 +362,24 @@ def _round_trip(name: str, model: Decoder) -> Transformer:
     return validate(Decoder, nested(table.settings(Settings(tree, "GGUF", f"{name}."), known)))
 
 
-def rules(architecture: str, model: Decoder) -> Rules:
-    """Rules of all tensors of an architecture."""
+def rules(architecture: str, model: Decoder, *, whole: bool = False) -> Rules:
+    """Rules of all tensors of an architecture; `whole` latent keys and values have one matrix for both."""
     gain, qk_gain = _gain(model.norm), _gain(model.attention.qk_norm)
     halves = isinstance(model.position, Rotary) and model.position.pairs == "halves"
     pairs = adjacent_pairs(model.d_head) if halves and architecture in llama_cpp.ADJACENT else SAME
     joined = architecture in llama_cpp.JOINED
-    layouts = {"qkv": SAME if joined else (pairs, pairs, SAME), "q_norm": qk_gain, "k_norm": qk_gain}
+    layouts: dict[str, Layouts] = {
+        "qkv": SAME if joined else (pairs, pairs, SAME),
+        "q_norm": qk_gain,
+        "k_norm": qk_gain,
+    }
     layouts["shared_gate"] = A_ROW
     layouts |= dict.fromkeys(("norm", "norm_out", "ff_norm", "ff_norm_out"), gain)
     names: dict[str, Names] = {**MODULE_NAMES, "qkv": "attn_qkv" if joined else "attn_*"}
+    if (latent := model.attention.latent) is not None:
+        names |= {**LATENT_NAMES, **(QUERY_RANK_NAMES if latent.query_rank else {"q_up": "attn_q"})}
+        names["kv_up"] = "attn_kv_b" if whole else ("attn_k_b", "attn_v_b")
+        layouts["kv_up"] = SAME if whole else (EXPERTS_TRANSPOSED, SAME)
     names["shared_gate_up"] = ("ffn_gate_shexp", "ffn_up_shexp")
     names["gate_up"] = "ffn_up" if architecture == "phi3" else ("ffn_gate", "ffn_up")
     if architecture in ("glm4moe", "gpt-oss"):
@@ -372,7 +395,7 @@ def rules(architecture: str, model: Decoder) -> Rules:
         *block("decoder", "blk.{layer}", layouts, **names),
         *experts("blk.{layer}", EXPERT_TENSORS[:2], EXPERT_TENSORS[2], layouts=(SAME, SAME), bias=".bias"),
         tensor("decoder.blocks.{layer}.attention.sinks", "blk.{layer}.attn_sinks.weight"),
-        tensor("decoder.blocks.{layer}.feedforward.router.choice_bias", "blk.{layer}.exp_probs_b.bias"),
+        tensor("decoder.blocks.{layer}.feedforward.router.choice_bias", "blk.{layer}.exp_probs_b.bias", layout=VECTOR),
     )
 
 
