@@ -6,9 +6,9 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from re import escape, search
 from threading import Lock
@@ -100,7 +100,7 @@ class Workspace:
             advance(1)
             return result
 
-        with self._interruptible(), ThreadPoolExecutor(self._workers) as pool:
+        with ThreadPoolExecutor(self._workers) as pool:
             for setup in self.needs(entries):
                 pool.submit(make, setup)
             futures = [pool.submit(run, entry) for entry in entries]
@@ -108,19 +108,9 @@ class Workspace:
                 return [future.result() for future in futures]
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
-                self._stop()
+                for process in list(self._processes):
+                    process.terminate()
                 raise
-
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            self._stop()
-
-    def _stop(self) -> None:
-        for process in list(self._processes):
-            process.terminate()
 
     def _prepare(self, text: str) -> None:
         """Make the texts and runs that a source mentions, unless they have been made by the same commands before."""
