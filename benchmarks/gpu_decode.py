@@ -57,6 +57,16 @@ CANDIDATE_TILES = {  # by bits; for 4 bits, columns are counted in groups of 32
     8: [*SMALL, (4, 512, 2), (2, 1024, 4), (2, 2048, 4), (4, 2048, 8), (2, 4096, 8)],
     4: [(2, 64, 2), (2, 128, 4), (4, 32, 1), (4, 64, 2), (4, 64, 1), (4, 128, 4), (8, 32, 1), (8, 64, 2), (8, 128, 4)],
 }
+MIXTURE_TILES = [
+    (16, 256, 4),
+    (16, 512, 8),
+    (8, 512, 4),
+    (8, 256, 2),
+    (32, 256, 8),
+    (32, 128, 4),
+    (16, 128, 2),
+    (4, 512, 4),
+]
 ATTENTION_SHAPES = ((2, 64), (1, 64), (4, 64), (2, 32))  # programs per multiprocessor, keys per block
 PARTS = ("check", "bf16", "int8", "int4", "batch", "batch8", "prefill", "context")
 
@@ -373,7 +383,7 @@ def tune_mixture(bench: Bench, settings: Experts) -> None:
     """Rank tiles of the experts' two products, one after the other."""
     from weft.decode.fast import kernels, kernels_experts
 
-    norm = torch.nn.RMSNorm(bench.config.d_model, 1e-5, bench.device, torch.bfloat16)
+    norm = torch.nn.RMSNorm(bench.config.d_model, 1e-5, device=bench.device, dtype=torch.bfloat16)
     x = torch.randn(1, bench.config.d_model, device=bench.device, dtype=torch.bfloat16)
     layers = []
     for _ in range(3):
@@ -384,7 +394,7 @@ def tune_mixture(bench: Bench, settings: Experts) -> None:
     best: list[Any] = [None, None]
     for product, (N, K) in enumerate(((settings.d_ff, len(x[0])), (len(x[0]), settings.d_ff))):
         results = {}
-        for tile in CANDIDATE_TILES[16]:
+        for tile in [*CANDIDATE_TILES[16], *MIXTURE_TILES]:
             tiles: Any = (*best[:product], tile, None)[:2]
             try:
                 results[tile] = chain_seconds(
