@@ -25,7 +25,7 @@ from weft.models.config import Decoder
 from weft.models.presets import gpt, llama
 from weft.models.transformer import Transformer
 from weft.native import compiler
-from weft.nn.config import Experts, Gated, Plain, RMSNorm
+from weft.nn.config import Experts, Gated, LayerNorm, Plain, RMSNorm
 from weft.nn.position_config import LinearScaling, Rotary
 
 pytestmark = [
@@ -67,6 +67,15 @@ CONFIGS = {
     ),
     "weighted inputs": LLAMA.replace(
         feedforward=Experts(experts=4, chosen=1, d_ff=64, score="sigmoid", renormalised=False, weighs="input")
+    ),
+    "norms of heads": LLAMA.replace(
+        attention=LLAMA.attention.replace(qk_norm=RMSNorm(offset=1.0)), feedforward=Experts(experts=4, d_ff=64)
+    ),
+    "norms of rotated heads": LLAMA.replace(
+        attention=LLAMA.attention.replace(qk_norm=LayerNorm(), qk_norm_rotated=True)
+    ),
+    "norms over all heads": LLAMA.replace(
+        attention=LLAMA.attention.replace(qk_norm=RMSNorm(eps=1e-3), qk_norm_over="heads")
     ),
     "best groups": LLAMA.replace(
         feedforward=Experts(experts=6, d_ff=32, groups=3, kept_groups=1, group_score="maximum", activation="gelu")
@@ -317,7 +326,8 @@ def test_unsupported_models_and_states() -> None:
         return NativeStep.fits(model, model.start(batch, 8))
 
     assert fits(LLAMA) and not fits(LLAMA, batch=2)
-    plain, unsupported = LLAMA.attention, ({"window": 4}, {"qk_norm": RMSNorm()}, {"d_v": 5})
+    norms = ({"qk_norm": RMSNorm(gain=False)}, {"qk_norm": RMSNorm(), "qk_norm_over": "each-head"})
+    plain, unsupported = LLAMA.attention, ({"window": 4}, {"d_v": 5}, *norms)
     changes: list[dict[str, object]] = [{"attention": plain.replace(**each)} for each in unsupported]
     changes += [{"placement": "post"}, {"residual": False}, {"position": {"kind": "alibi"}}]
     changes += [{"feedforward": Gated(d_ff=9, beta=2.0)}, {"position": {"kind": "concatenated"}}]

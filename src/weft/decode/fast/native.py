@@ -15,6 +15,7 @@ from weft.native import compiler
 SOURCE = compiler.SOURCES / "decode" / "step.c"
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}  # the enum in gemv.h; uint8: int4 pairs
 ACTIVATIONS = {"relu": 0, "silu": 1, "gelu": 2, "gelu-tanh": 3}  # the enum in step.c
+NORMALISED = {"none": 0, "head": 1, "rotated": 2, "heads": 3}  # queries and keys; the enum in attention.h
 SCORES = {"softmax": 0, "softmax-chosen": 1, "sigmoid": 2}  # the enum in experts.h
 BLOCK = 32  # values with one scale (quantised_gemv.h)
 PANEL_ROWS = 16  # interleaved rows of a panel (quantised_gemv.h)
@@ -46,7 +47,7 @@ class CExperts(Structure):
 
 class CLayer(Structure):
     _fields_ = [
-        *_fields(CNorm, "attention_norm feedforward_norm"),
+        *_fields(CNorm, "attention_norm feedforward_norm q_norm k_norm"),
         *_fields(CMatrix, "qkv out up down"),
         ("experts", POINTER(CExperts)),
         *_fields(c_void_p, "keys values"),
@@ -55,7 +56,7 @@ class CLayer(Structure):
 
 class CModel(Structure):
     _fields_ = [
-        *_fields(c_int32, "layers d_model heads kv_heads d_head activation block_size"),
+        *_fields(c_int32, "layers d_model heads kv_heads d_head activation qk_norm block_size"),
         *_fields(c_int32, "d_ff max_experts max_chosen d_expert"),
         ("stride", c_int64),
         ("scale", c_float),

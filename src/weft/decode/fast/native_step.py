@@ -32,7 +32,10 @@ EXPERTS = (  # settings of a mixture that C knows, and those that matter in trai
     "shared_d_ff dense first_dense every dense_layers balance_loss z_loss capacity"
 )
 SETTINGS = LLAMA | setting_names(
-    "ngrams", attention="bias", feedforward=f"activation bias {EXPERTS}", norm="bias offset"
+    "ngrams",
+    attention="bias qk_norm qk_norm_over qk_norm_rotated",
+    feedforward=f"activation bias {EXPERTS}",
+    norm="bias offset",
 )
 
 
@@ -61,6 +64,7 @@ class NativeDecoder:
             kv_heads=attention.groups,
             d_head=settings.d_head,
             activation=native.ACTIVATIONS[settings.feedforward.activation],
+            qk_norm=native.NORMALISED[_normalised(attention, rotary=isinstance(settings.position, Rotary))],
             **self._widest(),
             block_size=keys.shape[3],
             stride=keys.stride(1),
@@ -130,6 +134,8 @@ class NativeDecoder:
         return native.CLayer(
             attention_norm=self._norm(block.attention_skip.norm),
             feedforward_norm=self._norm(block.feedforward_skip.norm),
+            q_norm=self._norm(attention.q_norm),
+            k_norm=self._norm(attention.k_norm),
             qkv=_matrix(attention.qkv),
             out=_matrix(attention.out),
             up=native.CMatrix() if up is None else _matrix(up),
@@ -175,6 +181,8 @@ class NativeDecoder:
         }
 
     def _norm(self, norm: Any) -> native.CNorm:
+        if norm is None:
+            return native.CNorm()
         assert isinstance(norm, LayerNorm | RMSNorm)
         centred = isinstance(norm, LayerNorm)
         bias = self._keep(norm.bias) if centred and norm.bias is not None else None
@@ -193,6 +201,13 @@ class NativeDecoder:
     def _keep(self, tensor: Any) -> int:
         self.tensors.append(tensor.detach().contiguous())
         return self.tensors[-1].data_ptr()
+
+
+def _normalised(attention: config.Attention, *, rotary: bool) -> str:
+    """What the norms of queries and keys normalise; norms after the rotation are not applied without one."""
+    if attention.qk_norm is None or (attention.qk_norm_rotated and not rotary):
+        return "none"
+    return "rotated" if attention.qk_norm_rotated else attention.qk_norm_over
 
 
 def _matrix(part: Any) -> native.CMatrix:
@@ -295,7 +310,9 @@ def _is_supported(model: LanguageModel) -> bool:
         return False
     if settings.d_head > native.MAX_D_HEAD or settings.feedforward.activation not in native.ACTIVATIONS:
         return False
-    dense = getattr(settings.feedforward, "dense", None)
+    attention, dense = settings.attention, getattr(settings.feedforward, "dense", None)
+    if attention.qk_norm is not None and (not attention.qk_norm.gain or attention.qk_norm_over == "each-head"):
+        return False
     if dense is not None and (dense.activation, dense.beta) != (settings.feedforward.activation, 1.0):
         return False
     parts = [part for part in model.decoder.modules() if isinstance(part, nn.Linear | QuantizedLinear)]  # type: ignore[union-attr]

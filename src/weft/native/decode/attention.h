@@ -8,6 +8,8 @@
 #define MAX_D_HEAD 512 /* bounds the buffers on the stack; `native.py` has the same constant */
 #define VALUE_BLOCK 64 /* values summed from 0 before they are added to the output: longer sums round more */
 
+enum { NO_QK_NORM, EACH_HEAD, ROTATED_HEADS, ALL_HEADS };
+
 typedef struct { /* RMSNorm, or LayerNorm if `centred`: x → (x − mean) / deviation · (gain + offset) + bias */
     const float *gain, *bias;
     float eps, offset;
@@ -23,7 +25,7 @@ typedef struct { /* mixture of experts (`nn/experts.py`), whose gate_up and down
 } Experts;
 
 typedef struct {
-    Norm attention_norm, feedforward_norm;
+    Norm attention_norm, feedforward_norm, q_norm, k_norm;
     Matrix qkv, out, up, down; /* `up` of a gated layer holds the gate's rows first; beside a mixture, up and down are
                                   those of the shared experts, with 0 rows if there are none */
     const Experts *experts;    /* null in a dense layer */
@@ -31,7 +33,7 @@ typedef struct {
 } Layer;
 
 typedef struct {
-    int32_t layers, d_model, heads, kv_heads, d_head, activation, block_size;
+    int32_t layers, d_model, heads, kv_heads, d_head, activation, qk_norm, block_size;
     int32_t d_ff, max_experts, max_chosen, d_expert; /* widest of all layers; the last three are 0 without mixtures */
     int64_t stride;
     float scale;
@@ -46,6 +48,26 @@ typedef struct { /* consecutive tokens of one text, in consecutive rows */
     int prefill;              /* whether the step reads more than one token of the text, here or in other spans */
     const int64_t *table;     /* the text's KV blocks */
 } TokenSpan;
+
+/* `out` may be x. */
+static void normalise(const Norm *norm, const float *x, int n, float *out) {
+    float mean = 0;
+    if (norm->centred) {
+        Vector sum = {0};
+        int i = 0;
+        for (; i + LANES <= n; i += LANES) sum += LOAD(x + i);
+        mean = reduce(sum);
+        for (; i < n; i++) mean += x[i];
+        mean /= (float)n;
+    }
+    for (int i = 0; i < n; i++) out[i] = x[i] - mean;
+    float tail = 0;
+    Vector squares = dot(out, out, n, &tail);
+    float factor = 1.0f / sqrtf((tail + reduce(squares)) / (float)n + norm->eps);
+    for (int i = 0; i < n; i++) out[i] = out[i] * factor * (norm->gain[i] + norm->offset);
+    if (norm->bias)
+        for (int i = 0; i < n; i++) out[i] += norm->bias[i];
+}
 
 static void apply_rope(const Model *m, const float *from, int position, float *to) {
     int half = m->d_head / 2;
@@ -65,7 +87,8 @@ static inline float *cached_vector(const Model *m, float *head, const int64_t *t
     return head + table[position / m->block_size] * m->stride + (int64_t)(position % m->block_size) * m->d_head;
 }
 
-/* One head of a row of qkv (heads + 2 kv_heads, d_head): rotate a query in place, or store a key or a value. */
+/* One head of a row of qkv (heads + 2 kv_heads, d_head): normalise and rotate a query in place, or store a key or a
+ * value. */
 static void rotate_or_store(
     const Model *m, const Layer *layer, const int64_t *table, int position, int head, float *qkv) {
     int d = m->d_head, kv = head - m->heads;
@@ -75,7 +98,10 @@ static void rotate_or_store(
         memcpy(cached_vector(m, values, table, position), vector, 4 * d);
         return;
     }
+    const Norm *norm = kv < 0 ? &layer->q_norm : &layer->k_norm;
+    if (m->qk_norm == EACH_HEAD) normalise(norm, vector, d, vector);
     apply_rope(m, vector, position, rotated);
+    if (m->qk_norm == ROTATED_HEADS) normalise(norm, rotated, d, rotated);
     float *keys = layer->keys + (int64_t)kv * m->block_size * d;
     memcpy(kv < 0 ? vector : cached_vector(m, keys, table, position), rotated, 4 * d);
 }

@@ -152,25 +152,6 @@ typedef struct {
     int logits;
 } Step;
 
-static void normalise(const Norm *norm, const float *x, int n, float *out) {
-    float mean = 0;
-    if (norm->centred) {
-        Vector sum = {0};
-        int i = 0;
-        for (; i + LANES <= n; i += LANES) sum += LOAD(x + i);
-        mean = reduce(sum);
-        for (; i < n; i++) mean += x[i];
-        mean /= (float)n;
-    }
-    for (int i = 0; i < n; i++) out[i] = x[i] - mean;
-    float tail = 0;
-    Vector squares = dot(out, out, n, &tail);
-    float factor = 1.0f / sqrtf((tail + reduce(squares)) / (float)n + norm->eps);
-    for (int i = 0; i < n; i++) out[i] = out[i] * factor * (norm->gain[i] + norm->offset);
-    if (norm->bias)
-        for (int i = 0; i < n; i++) out[i] += norm->bias[i];
-}
-
 typedef struct { /* rows that a matrix is multiplied by: float32, and quantised if the matrix is integer */
     const float *x;
     QuantisedRows quantised;
@@ -225,6 +206,14 @@ static void attend_all(Step *s, const Layer *layer, int thread, int threads) {
     int row_heads = m->heads + 2 * m->kv_heads, width = row_heads * m->d_head, heads = s->rows * row_heads, units = 0;
     float *scratch = s->scratch + thread * s->scratch_size;
     Range own = {share_start(heads, thread, threads), share_start(heads, thread + 1, threads)};
+    if (m->qk_norm == ALL_HEADS) {
+        int queries = m->heads * m->d_head, keys = m->kv_heads * m->d_head;
+        for (int r = thread; r < s->rows; r += threads) {
+            float *q = s->qkv + (int64_t)r * width, *k = q + queries;
+            normalise(&layer->q_norm, q, queries, q), normalise(&layer->k_norm, k, keys, k);
+        }
+        barrier_wait(&pool.inside, threads);
+    }
     for (int i = 0; i < s->spans; i++) {
         const TokenSpan *span = s->span + i;
         units += span->prefill ? m->kv_heads * query_tiles(m, span) : m->heads;
