@@ -204,7 +204,7 @@ class NativeDecoder:
 
 
 def _normalised(attention: config.Attention, *, rotary: bool) -> str:
-    """What the norms of queries and keys normalise; norms after the rotation are not applied without one."""
+    """Key of NORMALISED for the norms of queries and keys; those that follow the rotation need rotary positions."""
     if attention.qk_norm is None or (attention.qk_norm_rotated and not rotary):
         return "none"
     return "rotated" if attention.qk_norm_rotated else attention.qk_norm_over

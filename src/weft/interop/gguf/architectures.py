@@ -270,8 +270,8 @@ def _read_chunks(settings: Settings, model: Flat) -> Flat:
         {"window": None, "chunk": CHUNK if flag else None, "position": None if flag else unrotated}
         for flag in all_but_every(4, model)
     ]
-    normed = {**QK_NORM, "attention.qk_norm.gain": False, "attention.qk_norm_rotated": True}
-    return layer_pattern(kinds) | (normed if model["feedforward.experts"] != 128 else {})
+    normalised = {**QK_NORM, "attention.qk_norm.gain": False, "attention.qk_norm_rotated": True}
+    return layer_pattern(kinds) | (normalised if model["feedforward.experts"] != 128 else {})
 
 
 def _read_latent(settings: Settings, model: Flat) -> Flat:
