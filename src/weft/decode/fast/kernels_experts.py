@@ -76,28 +76,34 @@ def _gate_up_kernel(  # type: ignore[no-untyped-def]
     N: tl.constexpr, K: tl.constexpr, E: tl.constexpr, SIZE: tl.constexpr, STRIP: tl.constexpr, CHOSEN: tl.constexpr,
     SCORE: tl.constexpr, BIASED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    column = tl.max_contiguous(tl.arange(0, BLOCK), 8)
+    gain = load_block(gain_ptr + column, column < K, BLOCK <= K)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+    x_ahead = load_block(x_ptr + column, column < K, BLOCK <= K)
     number = tl.program_id(0)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     rank, _ = _choose(logits_ptr, bias_ptr, 1.0, E, SIZE, STRIP, CHOSEN, SCORE, False, BIASED)
-    column = tl.max_contiguous(tl.arange(0, BLOCK), 8)
-    expert = _ranked(number, rank, E, SIZE)
-    tiles = w_ptr + (expert * 2 * N + rows[:, None]) * K + column[None, :]
+    tiles = w_ptr + (_ranked(number, rank, E, SIZE) * 2 * N + rows[:, None]) * K + column[None, :]
+    gate = load_block(tiles, (column < K)[None, :], BLOCK <= K)
+    up = load_block(tiles + N * K, (column < K)[None, :], BLOCK <= K)
     sums = tl.zeros((ROWS, BLOCK), tl.float32)
     sums_up = tl.zeros((ROWS, BLOCK), tl.float32)
     squares = tl.zeros((BLOCK,), tl.float32)
     for start in tl.static_range(0, K, BLOCK):
-        here = start + column
-        inside = (here < K)[None, :]
-        gate = load_block(tiles + start, inside, start + BLOCK <= K)
-        up = load_block(tiles + (N * K + start), inside, start + BLOCK <= K)
-        x = to_float(load_block(x_ptr + here, here < K, start + BLOCK <= K))
+        x = to_float(x_ahead)
         squares += x * x
-        x *= to_float(load_block(gain_ptr + here, here < K, start + BLOCK <= K))
-        sums += to_float(gate) * x[None, :]
-        sums_up += to_float(up) * x[None, :]
+        x *= to_float(gain)
+        gate_now, up_now = gate, up
+        if start + BLOCK < K:  # load the next tiles while these are multiplied
+            here = start + BLOCK + column
+            gate = load_block(tiles + (start + BLOCK), (here < K)[None, :], start + 2 * BLOCK <= K)
+            up = load_block(tiles + (N * K + start + BLOCK), (here < K)[None, :], start + 2 * BLOCK <= K)
+            x_ahead = load_block(x_ptr + here, here < K, start + 2 * BLOCK <= K)
+            gain = load_block(gain_ptr + here, here < K, start + 2 * BLOCK <= K)
+        sums += to_float(gate_now) * x[None, :]
+        sums_up += to_float(up_now) * x[None, :]
     root = tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
     gate = tl.sum(sums, axis=1) * root
     y = gate / (1 + tl.exp(-gate)) * (tl.sum(sums_up, axis=1) * root)
@@ -111,21 +117,29 @@ def _down_kernel(  # type: ignore[no-untyped-def]
     SCORE: tl.constexpr, RENORMALISED: tl.constexpr, BIASED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.max_contiguous(tl.arange(0, BLOCK), 8)
+    # The previous kernel let this one start after it had waited for the router's, so the logits are complete.
+    rank, weights = _choose(logits_ptr, bias_ptr, scale, E, SIZE, STRIP, CHOSEN, SCORE, RENORMALISED, BIASED)
+    tiles = w_ptr + (_ranked(0, rank, E, SIZE) * N + rows[:, None]) * K + column[None, :]
+    tile = load_block(tiles, (column < K)[None, :], BLOCK <= K)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    rank, weights = _choose(logits_ptr, bias_ptr, scale, E, SIZE, STRIP, CHOSEN, SCORE, RENORMALISED, BIASED)
-    column = tl.max_contiguous(tl.arange(0, BLOCK), 8)
     sums = tl.zeros((ROWS, BLOCK), tl.float32)
     for number in tl.static_range(CHOSEN):
         weight = tl.sum(tl.where(rank == number, weights, 0.0), axis=0)
-        tiles = w_ptr + (_ranked(number, rank, E, SIZE) * N + rows[:, None]) * K + column[None, :]
+        following = w_ptr + (_ranked(number + 1, rank, E, SIZE) * N + rows[:, None]) * K + column[None, :]
         for start in tl.static_range(0, K, BLOCK):
             here = start + column
-            tile = load_block(tiles + start, (here < K)[None, :], start + BLOCK <= K)
+            now = tile
+            if start + BLOCK < K:  # load the next tile while this one is multiplied
+                tile = load_block(tiles + (start + BLOCK), (here + BLOCK < K)[None, :], start + 2 * BLOCK <= K)
+            elif number + 1 < CHOSEN:
+                tile = load_block(following, (column < K)[None, :], BLOCK <= K)
             x = to_float(load_block(x_ptr + number * K + here, here < K, start + BLOCK <= K))
-            sums += to_float(tile) * (weight * x)[None, :]
+            sums += to_float(now) * (weight * x)[None, :]
+        tiles = following
     y = tl.sum(sums, axis=1) + tl.load(residual_ptr + rows).to(tl.float32)
     tl.store(y_ptr + rows, y.to(y_ptr.dtype.element_ty))
 
