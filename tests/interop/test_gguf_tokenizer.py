@@ -91,6 +91,19 @@ def test_byte_level_ids_are_those_of_transformers(pre: str, tmp_path: Path) -> N
     assert 0 not in ours.encode("a<|end|>b")
 
 
+@pytest.mark.parametrize(
+    ("pre", "expected"),
+    [
+        ("deepseek-v3", "19 8 4 cat 's Ġthe ĠĠ Ġthe"),  # at most three digits, and a suffix apart
+        ("llama4", "19 8 4 cat's Ġthe ĠĠ Ġthe"),
+    ],
+)
+def test_pre_tokenizers_of_mixtures(pre: str, expected: str) -> None:
+    ours = read_tokenizer(byte_level_keys(pre), "")
+    assert ours is not None
+    assert [ours.token(id) for id in ours.encode("1984cat's the   the")] == expected.split()
+
+
 def test_smollm_keeps_digits_apart() -> None:
     """As in SmolLM2's tokenizer.json and llama.cpp; transformers ignores this name."""
     ours = read_tokenizer(byte_level_keys("smollm"), "")

@@ -304,7 +304,7 @@ def _write_latent(model: Flat) -> Tree:
 
 def _read_stretch(settings: Settings, model: Flat) -> Flat:
     """DeepSeek's factor of scores; its queries and keys have none."""
-    if f"{SCALINGS}kind" not in model:
+    if model.get(f"{SCALINGS}kind") != "yarn":
         return {}
     all_dims = round(10 * settings.number(LOG_MULTIPLIER, 0.0), 6)
     scale = stretched_scale(all_dims, model[f"{SCALINGS}factor"], model)

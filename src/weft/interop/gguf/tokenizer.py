@@ -31,20 +31,27 @@ def _byte_level(use_regex: bool) -> Tree:
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
 
 
-def _split(pattern: str) -> Tree:
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    return {"type": "Sequence", "pretokenizers": [split, _byte_level(False)]}
+def _split(*patterns: str) -> Tree:
+    kind = {"type": "Split", "behavior": "Isolated", "invert": False}
+    splits = [{**kind, "pattern": {"Regex": pattern}} for pattern in patterns]
+    return {"type": "Sequence", "pretokenizers": [*splits, _byte_level(False)]}
 
 
 GPT2 = _byte_level(True)
 LLAMA3, QWEN2 = _split(PATTERNS["cl100k"]), _split(PATTERNS["qwen2"])
+PUNCTUATION = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
+WORDS = r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+WORDS = WORDS.replace(r"\r\n", "\r\n")  # DeepSeek's tokenizer.json has the characters themselves
+DEEPSEEK3 = _split(r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+", f"{PUNCTUATION}|{WORDS}")
 DIGITS = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, GPT2]}
 
 PRE_TOKENIZERS: dict[str, Tree] = {  # by llama.cpp's names; of several for one, the first is written
     **dict.fromkeys(("gpt-2", "default", "phi-2", "mpt", "olmo", "roberta-bpe"), GPT2),
     **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell"), DIGITS),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), LLAMA3),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), QWEN2),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "glm4", "chatglm-bpe"), LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "hunyuan"), QWEN2),
+    **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), _split(PATTERNS["o200k"])),
+    "deepseek-v3": DEEPSEEK3,
 }
 
 
