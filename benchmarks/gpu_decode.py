@@ -381,7 +381,7 @@ def tune(bench: Bench) -> None:
 
 def tune_mixture(bench: Bench, settings: Experts) -> None:
     """Rank tiles of the experts' two products, one after the other."""
-    from weft.decode.fast import kernels, kernels_experts
+    from weft.decode.fast import kernels_experts
 
     norm = torch.nn.RMSNorm(bench.config.d_model, 1e-5, device=bench.device, dtype=torch.bfloat16)
     x = torch.randn(1, bench.config.d_model, device=bench.device, dtype=torch.bfloat16)
@@ -391,11 +391,11 @@ def tune_mixture(bench: Bench, settings: Experts) -> None:
         layers.append(layer.requires_grad_(False))
         for parameter in layer.parameters():
             parameter.normal_(std=0.02)
-    best: list[Any] = [None, None]
+    best = [kernels_experts.GATE_UP_TILE, kernels_experts.DOWN_TILE]
     for product, (N, K) in enumerate(((settings.d_ff, len(x[0])), (len(x[0]), settings.d_ff))):
         results = {}
         for tile in [*CANDIDATE_TILES[16], *MIXTURE_TILES]:
-            tiles: Any = (*best[:product], tile, None)[:2]
+            tiles: Any = (tile, best[1]) if product == 0 else (best[0], tile)
             try:
                 results[tile] = chain_seconds(
                     lambda n, tiles=tiles: kernels_experts.mixture(
@@ -405,7 +405,7 @@ def tune_mixture(bench: Bench, settings: Experts) -> None:
             except Exception as error:
                 print(f"{tile}: {error!r:.200}", flush=True)
         ranked = sorted(results.items(), key=lambda item: item[1])
-        best[product] = kernels.TILES[N, K, 16] = ranked[0][0]
+        best[product] = ranked[0][0]
         limit = settings.chosen * 3 * settings.d_ff * len(x[0]) * 2 / BANDWIDTH
         shown = "  ".join(f"{_tile(key)} {seconds * 1e6:.1f}" for key, seconds in ranked)
         bench.log("tune", f"mixture, product {product + 1} ({N}, {K}): limit of all {limit * 1e6:.1f} µs; {shown}")

@@ -155,12 +155,17 @@ def _argmax_kernel(  # type: ignore[no-untyped-def]
 
 def matvec_tile(N: int, K: int, bits: int) -> Tile:
     """Rows and columns of a tile, and warps, for a matrix (N, K): enough loads in flight to saturate the memory."""
-    rows, block, warps = TILES.get((N, K, bits), (4, 64, 2) if bits == 4 else (4, 1024, 4))
+    unit, per_warp = (32, 32) if bits == 4 else (1, 256)  # columns in a unit, and units that a warp reads
+    rows, block, warps = fitted(TILES.get((N, K, bits), (4, 64, 2) if bits == 4 else (4, 1024, 4)), N, K // unit)
+    return rows, block, max(1, min(warps, block // per_warp))
+
+
+def fitted(tile: Tile, N: int, K: int) -> Tile:
+    """Make a tile fit a matrix (N, K): its rows divide N, and it has no more columns than are needed."""
+    rows, block, warps = tile
     while N % rows:
         rows //= 2
-    unit, per_warp = (32, 32) if bits == 4 else (1, 256)  # columns in a unit, and units that a warp reads
-    block = min(triton.next_power_of_2(K // unit), block)
-    return rows, block, max(1, min(warps, block // per_warp))
+    return rows, min(triton.next_power_of_2(K), block), warps
 
 
 def matvec(
