@@ -131,6 +131,17 @@ def test_every_contender_that_wins_is_named() -> None:
     assert text.startswith("new (") and f"Also better than {BASE}: second (" in text and "old" not in text
 
 
+def test_a_difference_within_the_intervals_is_no_win() -> None:
+    contenders = (measured(BASE, (0.75, 1)), measured("new", (0.75, 2)), measured("second", (0.75, 1.7)))
+    found = ranking(Comparison("", "", BASE, contenders=contenders, facts={}))
+
+    def summary(half: float) -> str:
+        return result([replace(r, multiplier=None, bounds=(r.bits - half, r.bits + half)) for r in found])
+
+    assert "overlap" not in summary(1e-6) and "Also better than transformer: second (" in summary(1e-6)
+    assert f"better than {BASE}, but their intervals overlap;" in summary(1.0) and "Also better" not in summary(1.0)
+
+
 def test_the_method_has_the_shares_and_the_seeds(page: ComparisonPage) -> None:
     notes, shares = "\n".join(method(page.comparison, page.ranking)), ", ".join(map(fraction, SHARES))
     assert shares == "1/27, 1/9, 1/3, 1" and shares in notes and "3 seeds" in notes

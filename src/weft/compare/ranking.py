@@ -199,11 +199,13 @@ def result(contenders: Sequence[Ranked]) -> str:
 
 
 def _wins(ranked: Ranked, base: Ranked) -> bool:
-    """Return whether a trained contender is better than the baseline, by more than the multiplier's interval."""
+    """Return whether a trained contender is better than the baseline by more than the intervals."""
     times = ranked.multiplier
     if ranked.is_ngram or ranked.bits >= base.bits:
         return False
-    return times is None or times.beyond == "above" or (times.beyond is None and not times.low <= 1)
+    if times is None:
+        return ranked.bounds[1] < base.bounds[0]
+    return times.beyond == "above" or (times.beyond is None and not times.low <= 1)
 
 
 def _named(ranked: Ranked) -> str:
@@ -220,7 +222,9 @@ def _against(ranked: Ranked, base: Ranked) -> str:
     if times is None:
         better = base.bits - ranked.bits
         side = "better" if better > 0 else "worse"
-        return f"is {abs(better):.3f} bits per byte {side} than {name}; curves of one point have no multiplier"
+        apart = ranked.bounds[1] < base.bounds[0] or base.bounds[1] < ranked.bounds[0]
+        sure = "" if apart else ", but their intervals overlap"
+        return f"is {abs(better):.3f} bits per byte {side} than {name}{sure}; curves of one point have no multiplier"
     value, inverse = factor_text(times.value), factor_text(1 / times.value)
     bounds = bounds_text(times.low, times.high)
     if times.beyond is not None:
