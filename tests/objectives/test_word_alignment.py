@@ -75,7 +75,8 @@ def test_english_and_french_are_translated_and_aligned(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_next_sentences_of_stories_are_predicted(tmp_path: Path) -> None:
     changes = {
-        "steps": 1200,
+        "steps": 1500,
+        "data.validation.fraction": 0.4,
         "model.d_model": 64,
         "model.feedforward.d_ff": 128,
         "model.dropout": 0,
