@@ -232,6 +232,11 @@ SHORT_FACTORS = b"rope_factors_short.weight"
             "'blk.3.ffn_gate_exps.weight' is [6, 32, 64]; the settings require [5, 32, 64]",
         ),
         (
+            "ernie4_5-moe",
+            integer(b"ernie4_5-moe.attention.head_count", 2**27),
+            "'blk.0.attn_output.weight' is [64, 64]; the settings require [64, 2147483648]",
+        ),
+        (
             "llama4",
             lambda data: renamed(data, b"blk.1.ffn_down_exps.w", b"blk.1.ffn_down_expt.w"),
             "'blk.1.ffn_down_exps.weight' [6, 64, 32] is missing",

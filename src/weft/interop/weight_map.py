@@ -68,7 +68,7 @@ def reordered(order: Callable[[Tensor], Tensor]) -> TensorLayout:
     """Layout with permuted rows: `order` maps our row indices to the order in which they are stored."""
     return TensorLayout(
         lambda theirs: theirs[order(torch.arange(len(theirs))).argsort()],
-        lambda ours: ours[order(torch.arange(len(ours)))],
+        lambda ours: ours if ours.is_meta else ours[order(torch.arange(len(ours)))],  # the shape stays
     )
 
 
