@@ -157,6 +157,7 @@ OPTIONAL = {
     "weft.decode.fast.kernels",
     "weft.decode.fast.kernels4",
     "weft.decode.fast.kernels8",
+    "weft.decode.fast.kernels_experts",
     "weft.nn.kernels.loss",
     "weft.training.sharded",
 }

@@ -110,7 +110,7 @@ def test_neighbours_in_time_are_compared(page: CenturyPage) -> None:
 
 def test_a_budget_of_minutes_is_named_by_its_shares(page: CenturyPage) -> None:
     timed = replace(page, comparison=replace(page.comparison, flops=None))
-    assert timed.result.startswith("The budget buys ")
+    assert timed.result.startswith("The same budget buys ")
     assert [series.name for series in timed.century_plot().series][:3] == [
         "1/100 of the budget",
         "1/10 of the budget",

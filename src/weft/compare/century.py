@@ -57,12 +57,19 @@ def measure_knowledge(comparison: Comparison, folder: Path, pairs: Sequence[Mini
 class CenturyPage(ComparisonPage):
     """Page of a comparison whose contenders have years."""
 
-    about: str = TEXTS["century"]
     knowledge: Mapping[str, Knowledge] = field(default_factory=dict)
 
     @property
     def title(self) -> str:  # type: ignore[override]
-        return "What the same compute buys"
+        return f"What the same {self._amount} buys"
+
+    @property
+    def about(self) -> str:  # type: ignore[override]
+        return TEXTS["century"] if len(self.shares) > 1 else TEXTS["century-once"]
+
+    @property
+    def _amount(self) -> str:
+        return "budget" if self.comparison.flops is None else "compute"
 
     @cached_property
     def timeline(self) -> list[Ranked]:
@@ -88,7 +95,7 @@ class CenturyPage(ComparisonPage):
         first, last = trained[0], trained[-1]
         times = multiplier(Curve.of(last.result), Curve.of(first.result))
         flops = self.comparison.flops
-        bought = "The budget buys" if flops is None else f"{self._budget(1.0)} of compute buy"
+        bought = "The same budget buys" if flops is None else f"{self._budget(1.0)} of compute buy"
         said = f"{bought} {first.bits:.2f} bits per byte with {_named(first)}"
         said += f", and {last.bits:.2f} with {_named(last)}"
         if times is not None:
@@ -98,6 +105,9 @@ class CenturyPage(ComparisonPage):
         value, number = max(steps, default=(0.0, 0))
         if value > 1:
             said += f". The largest step was from {self.timeline[number - 1].name} to {_named(self.timeline[number])}"
+        if judged := self._judged:
+            found = [f"{name} in {grammar.accuracy:.1%}" for name, grammar in judged.items()]
+            said += f". Of the minimal pairs, the acceptable sentence is likelier for {', '.join(found)}"
         return f"{said}."
 
     def _budget(self, share: float) -> str:
@@ -118,9 +128,8 @@ class CenturyPage(ComparisonPage):
         if number and not ranked.is_ngram:
             before = self.timeline[number - 1]
             passed = [share for share in self.shares if (bits := self._bits(ranked, share)) and bits < before.bits]
-            return (
-                f"better than {before.name} from {self._budget(passed[0])} on" if passed else f"not yet {before.name}"
-            )
+            first = f" from {self._budget(passed[0])} on" if passed and len(self.shares) > 1 else ""
+            return f"better than {before.name}{first}" if passed else f"not better than {before.name}"
         return ""
 
     def century_plot(self) -> Plot:
@@ -140,7 +149,7 @@ class CenturyPage(ComparisonPage):
         rows = len(self.timeline)
         y = Axis(ticks=names, includes=(0.8, 0.4 - rows))
         return Plot(
-            "Bits per byte by year, at equal compute",
+            f"Bits per byte by year, with the same {self._amount}",
             series,
             Axis("← better · bits per byte"),
             y,
@@ -157,7 +166,17 @@ class CenturyPage(ComparisonPage):
         axis = Axis("times the compute that the predecessor needs · better →", log=True, format="multiple")
         plots = [whiskers("Compute multiplier between neighbours in time", rows, axis, neutral=1.0)] if rows else []
         neighbours = [Panels("neighbours", TEXTS["century-neighbours"], plots)] if plots else []
-        return [Panels("century", TEXTS["century"], [self.century_plot()]), *neighbours, *super().panels()]
+        judged = [Panels("grammar", TEXTS["century-grammar"], [self.grammar_plot()])] if self._judged else []
+        return [Panels("century", self.about, [self.century_plot()]), *judged, *neighbours, *super().panels()]
+
+    def grammar_plot(self) -> Plot:
+        """Plot the share of minimal pairs that each contender judges right, oldest on top."""
+        rows = [
+            Whisker(f"{found.accuracy:.1%}  {name}", found.accuracy, found.low, found.high, LOOKS[0])
+            for name, found in self._judged.items()
+        ]
+        axis = Axis("share of minimal pairs judged right · better →")
+        return whiskers("Grammar, beside chance", rows, axis, neutral=0.5)
 
     def timeline_table(self) -> Table:
         """Return the contenders in the order of time, with their bits per byte at each budget."""
@@ -174,7 +193,7 @@ class CenturyPage(ComparisonPage):
     def abilities_table(self) -> Table:
         """Return the share of right answers by ability, in the order of time."""
         asked = [each for each in self.timeline if each.name in self.knowledge]
-        rows = [("", "chance", "" if not self._judged else "50%", *(f"{task.chance:.0%}" for task in TASKS.values()))]
+        rows = [("", "chance", "50%" if self._judged else "", *(f"{task.chance:.0%}" for task in TASKS.values()))]
         for each in asked:
             abilities, grammar = self.knowledge[each.name]
             right = {curve.task.name: curve.overall for curve in abilities.curves}
@@ -192,8 +211,10 @@ class CenturyPage(ComparisonPage):
         )
 
     @property
-    def _judged(self) -> bool:
-        return any(each.grammar is not None for each in self.knowledge.values())
+    def _judged(self) -> dict[str, Accuracy]:
+        """Accuracy on minimal pairs by contender, oldest first."""
+        known = {each.name: self.knowledge.get(each.name) for each in self.timeline}
+        return {name: each.grammar for name, each in known.items() if each is not None and each.grammar is not None}
 
     def text(self) -> str:
         tables = [self.timeline_table(), *([self.abilities_table()] if self.knowledge else [])]
@@ -238,17 +259,18 @@ class CenturyPage(ComparisonPage):
         drawn = html_plot(plot)
         stepped = mount_point("century.js", {"plot": plot_data(plot), "cards": cards}, drawn)
         first = Section("", "", part("lead", self.result) + stepped, ("century.js",))
-        neighbours = next((each for each in self.panels() if each.name == "neighbours"), None)
-        sections = [first]
-        if neighbours is not None:
-            html = html_plots(list(neighbours.plots))
-            sections.append(Section("From one to the next", neighbours.about, html, ("chart.js",)))
-        sections.append(Section("In numbers", "", html_table(self.timeline_table(), cards=True)))
+        titles = {"grammar": "Grammar", "neighbours": "From one to the next"}
+        sections = [
+            Section(titles[each.name], each.about, html_plots(list(each.plots)), ("chart.js",))
+            for each in self.panels()
+            if each.name in titles
+        ]
+        sections = [first, *sections, Section("In numbers", "", html_table(self.timeline_table(), cards=True))]
         if self.knowledge:
-            table = self.abilities_table()
-            sections.append(Section("Abilities", TEXTS["century-abilities"], html_table(table, cards=True)))
+            table = self.abilities_table()._replace(title="")
+            sections.append(Section("Abilities", "", html_table(table, cards=True)))
         result, *rest, notes = ComparisonPage(self.comparison).sections()
-        extra = part("notes", [TEXTS["century-counted"], TEXTS["century-sizes"]])
+        extra = part("notes", [TEXTS["century-counted"]]) if any(each.is_ngram for each in self.timeline) else ""
         return [*sections, *rest, notes._replace(html=extra + notes.html), result._replace(title="Text and machine")]
 
 

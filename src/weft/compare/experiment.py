@@ -205,11 +205,11 @@ def _facts(
 
 def _notes(experiment: Experiment, contenders: Sequence[ReadyContender], results: Sequence[Result]) -> list[str]:
     """Return remarks on the method, and on everything that limits the conclusions."""
-    notes = []
+    notes = [TEXTS["sizes"]] if experiment.sizes == "best" else []
     if experiment.rates > 1:
         first, second, third = map(share_text, SEARCH_SHARES)
         notes.append(TEXTS["search"].format(rates=experiment.rates, first=first, second=second, third=third))
-    if any(contender.is_ngram for contender in contenders):
+    if any(contender.is_ngram for contender in contenders) and len(experiment.shares) > 1:
         notes.append("The points of an n-gram model are shares of the text.")
     if any(contender.full.batch.carry for contender in contenders):
         notes.append(TEXTS["carried"])

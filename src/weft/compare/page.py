@@ -41,7 +41,10 @@ class ComparisonPage(PanelsPage):
     """Page of a comparison; intervals are resampled only once."""
 
     comparison: Comparison
-    about: str = TEXTS["comparison"]
+
+    @property
+    def about(self) -> str:  # type: ignore[override]
+        return TEXTS["comparison"]
 
     @property
     def title(self) -> str:  # type: ignore[override]

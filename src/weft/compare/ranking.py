@@ -244,8 +244,11 @@ def method(comparison: Comparison, contenders: Sequence[Ranked]) -> list[str]:
     if trained:
         longest = max((ranked.result for ranked in trained), key=lambda result: len(result.shares))
         seeds = counted(max(ranked.seeds for ranked in trained), "seed")
-        notes += [TEXTS["shares"].format(shares=", ".join(map(fraction, longest.shares)), seeds=seeds), TEXTS["flops"]]
-    notes += [TEXTS[name] for name in ("bits", "interval", "difference", "multiplier")]
+        shares = TEXTS["shares" if len(longest.shares) > 1 else "share"]
+        notes += [shares.format(shares=", ".join(map(fraction, longest.shares)), seeds=seeds), TEXTS["flops"]]
+    notes += [TEXTS[name] for name in ("bits", "interval", "difference")]
+    if any(ranked.multiplier for ranked in contenders):
+        notes.append(TEXTS["multiplier"])
     if any(ranked.is_ngram for ranked in contenders):
         notes.append(TEXTS["ngram"])
     if len(trained) >= MIN_SELECTED:
