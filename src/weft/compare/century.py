@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -176,7 +176,8 @@ class CenturyPage(ComparisonPage):
             for name, found in self._judged.items()
         ]
         axis = Axis("share of minimal pairs judged right · better →")
-        return whiskers("Grammar, beside chance", rows, axis, neutral=0.5)
+        plot = whiskers("Grammar, beside chance", rows, axis, neutral=0.5)
+        return replace(plot, x=replace(plot.x, includes=(0.0, 1.0)))  # names are left of the line
 
     def timeline_table(self) -> Table:
         """Return the contenders in the order of time, with their bits per byte at each budget."""
