@@ -89,6 +89,26 @@ def test_every_view_has_terms_of_the_glossary(page: Any, at: Callable[..., str])
         assert used and used <= known, link
 
 
+@pytest.mark.parametrize(
+    ("model", "own", "others"),
+    [
+        ("gpt", {"attention head", "causal mask"}, {"hidden state", "back-off"}),
+        ("masked-next", {"attention head"}, {"causal mask", "cross-attention", "gate"}),
+        ("pairs", {"cross-attention", "causal mask"}, {"hidden state"}),
+        ("lstm", {"hidden state", "gate", "cell state", "softmax"}, {"attention head", "residual stream"}),
+        ("bahdanau", {"attention", "hidden state", "gate"}, {"attention head", "cell state"}),
+        ("ngram", {"back-off", "smoothing"}, {"softmax", "embedding", "hidden state"}),
+    ],
+)
+def test_the_terms_of_a_step_are_the_models(
+    page: Any, at: Callable[..., str], model: str, own: set[str], others: set[str]
+) -> None:
+    page.goto(at("step", model=model))
+    page.wait_for_selector(".term")
+    used = set(page.locator(".term").all_text_contents())
+    assert own <= used and not others & used
+
+
 def test_the_lectures_of_the_glossary_are_those_of_the_course(server: Served) -> None:
     glossary = server.get("/web/glossary.json").json()
     assert glossary["lectures"] == [lecture.title for lecture in lectures().values()]

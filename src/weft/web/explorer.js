@@ -159,7 +159,7 @@ async function render(how = "") {
     before?.after(place);
   } else main.replaceChildren(h("h1", { class: path ? "" : "unseen" }, view.title),
     view.about && h("p", { class: "soft about" }, view.about), place);
-  if (path && !how) (path === "step" ? place : main.children[1]).after(termsOf(path)); // the stage fills the window
+  if (path && !how) (path === "step" ? place : main.children[1]).after(termsOf(path, state.preset ? null : info)); // the stage fills the window
   if (state.model && !known) {
     main.append(notice(`No model '${state.model}' on this server${info ? `; showing '${info.id}'` : ""}.`));
   }

@@ -40,10 +40,13 @@ const term = (name, all) => {
   return word;
 };
 
-export function termsOf(path) {
-  const line = h("p", { class: "terms" });
-  load().then(all => line.append(...all.views[path] ? [soft("Terms: "), ...all.views[path].map(name => term(name, all))] : []),
-    () => line.remove());
+// The terms of a view that apply to a model; all of them without a model.
+export function termsOf(path, info) {
+  const line = h("p", { class: "terms" }), kinds = info && [info.kind, info.cell, info.heads && "transformer",
+    info.kind !== "ngram" && "neural"];
+  const applies = ({ models }) => !info || !models || models.some(kind => kinds.includes(kind));
+  load().then(all => line.append(...all.views[path] ? [soft("Terms: "),
+    ...all.views[path].filter(name => applies(all.terms[name])).map(name => term(name, all))] : []), () => line.remove());
   return line;
 }
 

@@ -93,6 +93,7 @@ def _model_facts(folder: RunFolder, _modified: int) -> dict[str, Any]:
     tokenizer_config = tokenizer.read_text("utf-8") if tokenizer.is_file() else ""
     return {
         "kind": model.kind,
+        "cell": getattr(model, "cell", None),
         "objective": objective.kind,
         "makes": objective.makes,
         "continues": objective.continues,
