@@ -57,7 +57,7 @@ BROKEN: dict[str, tuple[str, Change, str]] = {
     "latent": (
         "deepseek_v3",
         lambda tree, weights: tree.update(num_key_value_heads=2),
-        r"num_key_value_heads = 2: weft has only 4$",
+        r"num_key_value_heads = 2: weft has only the value of num_attention_heads, 4$",
     ),
 }
 

@@ -115,6 +115,11 @@ class Settings:
             if self.get(key) not in (None, value):
                 raise self.error(key, f"weft has only {value!r}")
 
+    def repeats(self, key: str, value: int, other: str) -> None:
+        """Raise InteropError if `key` is present with another value than that of the key `other`."""
+        if self.get(key) not in (None, value):
+            raise self.error(key, f"weft has only the value of {other}, {value}")
+
     def error(self, key: str, reason: str) -> InteropError:
         """Return, for the caller to raise, an error about a key and its value."""
         key = self.prefix + key

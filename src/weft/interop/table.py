@@ -124,11 +124,11 @@ def all_biases(theirs: str, default: bool = True, *others: str) -> Special:
     return switch(theirs, default, on=on, off={"attention.bias": "none", **off})
 
 
-def repeats(theirs: str, ours: str) -> Special:
-    """Row of a key that must repeat a setting read before, if it is present."""
+def repeats(theirs: str, ours: str, that_of: str = "") -> Special:
+    """Row of a key that must repeat a setting read before, from the key `that_of`, if it is present."""
 
     def read(settings: Settings, model: Flat) -> Flat:
-        settings.only(**{theirs: model[ours]})
+        settings.repeats(theirs, model[ours], that_of or ours)
         return {}
 
     return Special(read, lambda model: {theirs: model[ours]})

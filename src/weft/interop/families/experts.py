@@ -235,7 +235,7 @@ def _several(theirs: str) -> Key:
 
 def _read_latent(settings: Settings, model: Flat) -> Flat:
     rotated, kept = settings.integer("qk_rope_head_dim"), settings.integer("qk_nope_head_dim")
-    settings.only(head_dim=rotated)
+    settings.repeats("head_dim", rotated, "qk_rope_head_dim")
     d_v, d_head = settings.integer("v_head_dim"), rotated + kept
     sizes = {"attention.d_head": d_head, "attention.d_v": None if d_v == d_head else d_v}
     sizes["attention.latent.rank"] = settings.integer("kv_lora_rank")
@@ -369,7 +369,8 @@ ROWS: dict[str, tuple[Row, ...]] = {
     "two_chosen": (constant("num_experts_per_tok", 2),),
     "latent_sizes": (
         *without(SIZES, "attention.kv_heads"),
-        *(llama.EPS, llama.HEAD, llama.ACTIVATION, repeats("num_key_value_heads", "attention.heads")),
+        *(llama.EPS, llama.HEAD, llama.ACTIVATION),
+        repeats("num_key_value_heads", "attention.heads", "num_attention_heads"),
         Special(_read_latent, write_latent),
     ),
     "latent_rotary": (Special(_read_scale, _write_scale),),
