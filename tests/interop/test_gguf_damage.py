@@ -204,7 +204,11 @@ SHORT_FACTORS = b"rope_factors_short.weight"
             integer(b"gpt-oss.rope.scaling.original_context_length", 0),
             "original_context_length = 0: expected",
         ),
-        ("olmoe", integer(b"olmoe.attention.head_count_kv", 2), "head_count_kv = 2: weft has only the value of attention.heads, 4"),
+        (
+            "olmoe",
+            integer(b"olmoe.attention.head_count_kv", 2),
+            "head_count_kv = 2: weft has only the value of attention.heads",
+        ),
         (
             "falcon",
             lambda data: renamed(data, b"\x06\0\0\0\0\0\0\0falcon", b"\x06\0\0\0\0\0\0\0phimoe"),
