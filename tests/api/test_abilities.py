@@ -51,6 +51,13 @@ def test_an_encoder_decoder_reads_the_source_and_continues_the_target(tmp_path: 
     assert curves["reversal"].points[0].accuracy == pytest.approx(sum(values) / 5)
 
 
+def test_a_distance_that_the_vocabulary_cannot_spell_leaves_the_shorter_ones() -> None:
+    result = weft.load(RUNS / "pairs").abilities(["reversal"], questions=4)
+    assert [point.distance for point in result.curves[0].points] == [4, 6, 8]
+    (remark,) = result.remarks
+    assert remark == "reversal: distance 12 left out, longer than the vocabulary's 13 symbols of one token allow."
+
+
 def test_a_masked_model_fills_the_last_position() -> None:
     result = weft.load(RUNS / "masked-next").abilities(questions=4)
     asked = [each for each in result.curves if not each.skipped]

@@ -50,22 +50,25 @@ def abilities(
     with bar("asking", len(tasks)) as advance:
         for task in tasks:
             try:
-                form, values, long = speller.form(task), dict[int, list[float]](), list[int]()
+                form, values, left = speller.form(task), dict[int, list[float]](), dict[str, list[int]]()
                 for distance in distances or task.distances:
                     _check_distance(task, distance)
+                    if reason := speller.lacks(task, distance):
+                        left.setdefault(reason, []).append(distance)
+                        continue
                     asked = speller.questions(task, distance, items=questions, seed=seed)
                     spelled = [_spelled(objective, form, each) for each in asked]
                     if longest := _too_long(objective, model, spelled):
-                        _refuse_long(
-                            objective, f"distance {distance}: '{task.name}'", longest
-                        ) if distances else long.append(distance)
+                        if distances:
+                            _refuse_long(objective, f"distance {distance}: '{task.name}'", longest)
+                        left.setdefault(NO_SPACE, []).append(distance)
                         continue
                     check_finite(found := scores(objective, model, spelled))
                     values[distance] = list(map(answer_value, found))
                     pause()
-                curves.append(curve(task, values) if values else AbilityCurve(task, skipped=NO_SPACE))
-                if values and long:
-                    remarks.append(f"{task.name}: {_listed(long)} left out, longer than the model's context.")
+                curves.append(curve(task, values) if values else AbilityCurve(task, skipped=next(iter(left))))
+                if values:
+                    remarks += [f"{task.name}: {_listed(each)} left out, {why}." for why, each in left.items()]
             except UnspelledError as reason:
                 curves.append(AbilityCurve(task, skipped=str(reason)))
             advance(1)

@@ -155,6 +155,12 @@ class AbilitySpeller:
                 return form, symbols
         raise UnspelledError(f"the vocabulary has {counted(most, 'symbol')} of one token; {MIN_SYMBOLS} are needed")
 
+    def lacks(self, task: Ability, distance: int) -> str:
+        """Return why a distance cannot be asked for although shorter ones can; "" if it can."""
+        if task.name != "reversal" or distance + 2 <= len(symbols := self.symbols()[1]):
+            return ""
+        return f"longer than the vocabulary's {len(symbols)} symbols of one token allow"
+
     def questions(self, task: Ability, distance: int, *, items: int, seed: int) -> list[AbilityQuestion]:
         """Return questions at a distance; the same for every model with the same alphabet."""
         form, rng = self.form(task), Random(f"{seed}/{task.name}/{distance}")
@@ -167,8 +173,6 @@ class AbilitySpeller:
             end = next(end for end in WORDS["ends"] if self.spells(form.write([end])))
             return [_sums(rng, end, distance) for _ in range(items)]
         symbols = self.symbols()[1]
-        if task.name == "reversal" and distance + 2 > len(symbols):
-            raise UnspelledError(f"the vocabulary has {len(symbols)} symbols of one token")
         return [SYMBOLIC[task.name](rng, symbols, distance) for _ in range(items)]
 
 
