@@ -87,7 +87,7 @@ def _masked(objective: Objective[Any], model: LanguageModel, pairs: Sequence[Min
             try:
                 reading = read_text(objective.recipe, model, objective, text=sentence)
             except DataError as error:
-                raise DataError(f"pair {number}, the {side} sentence: {error}") from None
+                raise DataError(f"{pair.where or f'pair {number}'}, the {side} sentence: {error}") from None
             length = len(objective.tokenizer.encode(sentence))
             texts.append(MaskedText(reading.ids, range(reading.before, reading.before + length)))
     scores: dict[str, Any] = {}
@@ -108,7 +108,8 @@ def _targets(
     with bar("judging pairs", len(pairs)) as advance:
         for number, pair in enumerate(pairs, 1):
             if pair.source is None or not pair.source.strip():
-                raise DataError(f"pair {number} has no source, which an encoder–decoder reads; fill a column 'source'")
+                where = pair.where or f"pair {number}"
+                raise DataError(f"{where}: no source, which an encoder–decoder reads; fill a column 'source'")
             readings = [
                 read_text(objective.recipe, model, objective, text=pair.source, target=target)
                 for target in (pair.good, pair.bad)

@@ -170,7 +170,7 @@ class JsonText:
 
 
 def _reason(error: Exception) -> str:
-    return error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+    return error.msg.removesuffix(" at") if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def _table(name: str, columns: Sequence[str], encoding: str) -> Iterator[tuple[int, Any]]:

@@ -14,6 +14,7 @@ from weft.errors import DataError, counted
 from weft.figures.charts import Charts
 from weft.figures.plot import LOOKS, Axis, Plot, Whisker, whiskers
 from weft.figures.tables import Table
+from weft.storage.files import is_text
 
 # names of a column: BLiMP's first
 COLUMNS = {
@@ -31,6 +32,7 @@ PREFIXES = (
 )
 LEVELS = ("all", "field", "phenomenon", "paradigm")
 CHANCE = 50  # % of pairs
+ROUNDING = 2**-22  # share of log p up to which two sums of logarithms in float32 are the same
 Z = 1.959964  # standard deviations of a normal distribution, for 95 %
 
 
@@ -51,6 +53,7 @@ class MinimalPair(NamedTuple):
     field: str = ""
     phenomenon: str = ""
     paradigm: str = ""
+    where: str = ""  # file and line
 
 
 class PairScore(NamedTuple):
@@ -61,8 +64,9 @@ class PairScore(NamedTuple):
 
     @property
     def value(self) -> float:
-        """1 if the good sentence is likelier, 0 if the bad one is, 0.5 in a tie."""
-        return 0.5 if self.good == self.bad else float(self.good > self.bad)
+        """1 if the good sentence is likelier, 0 if the bad one is, 0.5 in a tie, that is, to within rounding."""
+        tie = math.isclose(self.good, self.bad, rel_tol=ROUNDING)
+        return 0.5 if tie else float(self.good > self.bad)
 
 
 class Accuracy(NamedTuple):
@@ -207,7 +211,8 @@ def _read_table(name: str, encoding: str) -> list[MinimalPair]:
     numbered: tuple[str, ...] = ()
     if format_of(name) in (".csv", ".tsv") and (first := next(iter(records(name, ("0",), encoding=encoding)), None)):
         cells = list(first[1].values())
-        if not set(COLUMNS["good"]) & set(cells):  # no header
+        names = {*COLUMNS["good"], *COLUMNS["bad"]}
+        if not names & {cell.strip().casefold() for cell in cells}:  # no header
             if len(cells) != 2:
                 have = f"its first line has {counted(len(cells), 'field')}"
                 raise DataError(f"{name}: {have}; name two columns 'good' and 'bad', or leave only two")
@@ -235,7 +240,9 @@ def _pair(row: Any, columns: dict[str, str], where: str) -> MinimalPair:
                 raise MissingColumnError.among(key, row, where)
     texts = {key: text_of(row, column, where) for key, column in columns.items() if column}
     pair = check_pair(texts.pop("good"), texts.pop("bad"), where)
-    return pair._replace(**texts, critical=_blimp_words(row) or pair.critical)
+    for text in texts.values():
+        _check_text(text, where)
+    return pair._replace(**texts, critical=_blimp_words(row) or pair.critical, where=where)
 
 
 def check_pair(good: str, bad: str, where: str) -> MinimalPair:
@@ -243,9 +250,15 @@ def check_pair(good: str, bad: str, where: str) -> MinimalPair:
     for name, sentence in (("good", good), ("bad", bad)):
         if not isinstance(sentence, str) or not sentence.strip():
             raise DataError(f"{where}: the {name} sentence is empty, or no text")
+        _check_text(sentence, where)
     if good == bad:
         raise DataError(f"{where}: both sentences are the same: {good!r:.60}")
     return MinimalPair(good, bad, critical=_first_difference(good, bad))
+
+
+def _check_text(text: str, where: str) -> None:
+    if not is_text(text):
+        raise DataError(f"{where}: {text!r:.60} contains a lone surrogate, which is not a character")
 
 
 def _blimp_words(row: Mapping[str, Any]) -> tuple[CriticalWord, CriticalWord] | None:
@@ -272,7 +285,7 @@ def pair_remarks(lengths: Sequence[tuple[int, int]], unknown: Sequence[str], unk
         of = f"{unequal:,} of {counted(len(lengths), 'pair')}"
         remarks.append(f"In {of}, the sentences differ in the number of tokens; log p is not divided by it.")
     if unknown:
-        shown = ", ".join(unknown[:8]) + (" …" if len(unknown) > 8 else ".")
+        shown = ", ".join(map(repr, unknown[:8])) + (", …" if len(unknown) > 8 else "")
         remarks.append(f"{counted(unknown_pairs, 'pair')} with words that no token spells: {shown}")
     return remarks
 
