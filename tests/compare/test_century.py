@@ -162,10 +162,12 @@ def test_a_small_century_runs_from_start_to_end(cli: Cli, tmp_path: Path, monkey
         'tokenizer = {kind = "char", fallback = "unk"}\nbatch = {size = 4, length = 32}\n'
         "compile = false\n[contenders]\n"
         'bigram = {recipe = "ngram-3", model.order = 2, year = 1948}\nelman = {recipe = "elman", year = 1990}\n'
-        'bengio = {recipe = "bengio-tiny", year = 2003}\n'
+        'bengio = {recipe = "bengio-tiny", year = 2003}\ngpt = {recipe = "gpt-tiny", year = 2019}\n'
     )
     Path("pairs.tsv").write_text("good\tbad\nthe cat sits\tthe cat sit\n")
     found = cli.json("compare", "time.toml", "--out", "out", "--pairs", "pairs.tsv")
     assert [each["contender"] for each in found["contenders"]] == ["bigram", "elman", "bengio"]
     assert all("grammar" in each and each["abilities"] for each in found["contenders"])
+    # sizes that don't exist with this vocabulary are named on the page
+    assert "could not be trained: no model of that family" in Path("out/compare.html").read_text("utf-8")
     assert Path("out/compare.html").is_file() and Path("out/figures/century.svg").is_file()

@@ -19,7 +19,7 @@ from weft.compare.pools import HERE, JobScheduler
 from weft.compare.runner import JobResources, Runner, Watch, resources_for
 from weft.config import flat
 from weft.costs.units import duration
-from weft.errors import ConfigError, RunError, WeftError, counted
+from weft.errors import ConfigError, RunError, WeftError, counted, listed
 from weft.figures.prose import prose
 from weft.machine import matmul_rates, pick_device
 from weft.progress import log_to_stderr
@@ -58,6 +58,7 @@ def compare(
             contenders = list(runner.contenders.values())
         sweeps = [each.sweep(experiment) for each in contenders]
         skipped = [line for each in contenders for line in each.skipped(experiment)]
+        small = [name for name in experiment.contenders if name not in {each.name for each in contenders}]
         for line in (*skipped, *_forecast(experiment.budget, runner, sweeps)):
             log_to_stderr(line)
         outcomes = runner.run(sweeps, watch)
@@ -70,13 +71,14 @@ def compare(
         results = tuple(best_sizes(name, sizes) for name, sizes in families.items())
         used = {outcome.contender for result in results for outcome in result.outcomes}
         contenders = [each for each in contenders if each.name in used]
+    too_small = [TEXTS["too-small"].format(names=listed(small))] if small else []
     return Comparison(
         title=f"{len(results)} models at {experiment.budget}",
         command=plan["command"],
         baseline=experiment.baseline or first,
         contenders=results,
         facts={**_facts(experiment, contenders, resources, held_out=held_out), "began": plan["began"]},
-        notes=[*(f"{line}." for line in skipped), *_notes(experiment, contenders, results)],
+        notes=[*(f"{line}." for line in skipped), *too_small, *_notes(experiment, contenders, results)],
         varied=experiment.varied or None,
         flops=experiment.budget.flops,
     )
