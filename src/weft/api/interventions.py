@@ -1,7 +1,7 @@
 """Patching and probing of a run's model: texts and labels from the user, and the run's checkpoints."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,9 @@ if TYPE_CHECKING:  # these modules draw, and are imported on first use
     from weft.explain.interventions.picture import InterventionsOverTime
     from weft.explain.interventions.probe import LabelledSpan, Probes
 
-COLUMNS = ("clean", "corrupt", "answer", "wrong")  # of a table of pairs; an encoder–decoder's may have `target` as well
+# columns of a table of pairs, and the option for each; an encoder–decoder's may have `target` as well
+OPTIONS = {"clean": "--text", "corrupt": "--other", "answer": "--answer", "wrong": "--answer"}
+COLUMNS = tuple(OPTIONS)
 BUILTIN_LABELS = ("builtin:number", "builtin:depth", "builtin:tag", "builtin:senses")
 MAX_LABELLED = 1000  # texts of a table of labels that are read
 NEEDED = "patch: give two texts and their answers (--text, --other, --answer A B), or a table of them (--pairs)"
@@ -44,8 +46,7 @@ def text_pairs(
     require_activations(model)
     if pairs is None:
         if missing := [name for name in COLUMNS if given[name] is None]:
-            named = {"clean": "--text", "corrupt": "--other"}.get(missing[0], "--answer")
-            raise ConfigError(f"{NEEDED}; {named} is missing" if len(missing) < 4 else NEEDED)
+            raise ConfigError(f"{NEEDED}; {OPTIONS[missing[0]]} is missing" if len(missing) < 4 else NEEDED)
         return [_pair(model, objective, {name: value or "" for name, value in given.items()}, where="")]
     if any(value is not None for value in given.values()):
         raise ConfigError("pairs: the table has all texts and answers; leave out the others")
@@ -58,7 +59,8 @@ def text_pairs(
 def _pair(model: LanguageModel, objective: Objective[Any], texts: Mapping[str, str], *, where: str) -> TextPair:
     for name in COLUMNS:
         if not texts[name]:
-            raise DataError(f"{where}{name} is empty; both texts and both answers need at least one token")
+            empty = f"{where}{name}" if where else OPTIONS[name]
+            raise DataError(f"{empty} is empty; both texts and both answers need at least one token")
     read = _read_masked if predicts_masked(model) else _read_prefix
     (clean, answer), (corrupt, wrong) = (
         read(model, objective, texts[side], answer=texts[name], target=texts["target"], where=where)
@@ -80,7 +82,8 @@ def _read_prefix(
     seq2seq = isinstance(objective, TranslationObjective)
     if target and not seq2seq:
         raise ConfigError(f"{where}target: this model reads one text, and the answer follows it; leave it out")
-    reading = read_text(objective.recipe, model, objective, text=text, target=target if seq2seq else None)
+    with _located(where):
+        reading = read_text(objective.recipe, model, objective, text=text, target=target if seq2seq else None)
     if seq2seq and target:
         reading = replace(reading, ids=reading.ids[:-1])  # the translation has not ended yet
     before, tokenizer = target if seq2seq else text, reading.tokenizer
@@ -108,8 +111,18 @@ def _read_masked(
             left = left if option == answer else left.rstrip()
             whole = [*tokenizer.encode(left), tokenizer.need("mask"), *tokenizer.encode(right)]
             framed = frame_for(model)(tokenizer, whole, None)
-            return Reading(model, tokenizer, tuple(framed.ids), framed.before), ids[0]
+            with _located(where):
+                return Reading(model, tokenizer, tuple(framed.ids), framed.before), ids[0]
     raise _unspelled(tokenizer, answer, where)
+
+
+@contextmanager
+def _located(where: str) -> Iterator[None]:
+    """Put the file and the line before an error of what is read from them."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{where}{error}") from None
 
 
 def _unspelled(tokenizer: Tokenizer, answer: str, where: str) -> DataError:

@@ -113,6 +113,7 @@ def test_a_run_shows_maps_that_the_command_prints(name: str, kind: str, tmp_path
         ({"corrupt": "the cats"}, "the two texts have 8 and 9 tokens"),
         ({"answer": "zq"}, "answer 'zq': no single token spells it here"),
         ({"corrupt": ""}, "'corrupt' is empty"),
+        ({"corrupt": "cat " * 40}, "the model reads"),
         ({"corrupt": "the cat"}, "the two texts are the same to the model"),
         ({"wrong": "s"}, "the two answers are the same token"),
     ],
@@ -122,7 +123,7 @@ def test_unusable_pairs(row: dict[str, str], message: str, tmp_path: Path) -> No
     good = {"clean": "the cat", "corrupt": "the bat", "answer": "s", "wrong": "t"}
     table.write_text(json.dumps(good) + "\n" + json.dumps(good | row) + "\n")
     with pytest.raises(WeftError, match=r"pairs.jsonl:2: ") as error:
-        weft.load(RUNS / "lstm").explain.patch(pairs=str(table))
+        weft.load(RUNS / "gpt").explain.patch(pairs=str(table))
     assert message in str(error.value) and "\n" not in str(error.value)
 
 

@@ -70,7 +70,8 @@ def test_a_planted_label_is_read_where_it_was_planted() -> None:
     ("rows", "message"),
     [
         ([{"words": ["a", "b"], "tags": ["x"]}], "labels.jsonl:1: 2 words and 1 tags; each word needs one tag"),
-        ([{"words": ["cat"], "tags": ["x"]}] * 60, "1 label on 60 words of 60 texts: a probe needs two labels"),
+        ([{"words": ["cat"], "tags": ["x"]}] * 60, "60 words of 60 texts, 12 of them held out: a probe needs"),
+        ([{"words": ["a", "c"] * 7, "tags": ["x", "y"] * 7}] * 4, "56 words of 4 texts, 0 of them held out"),
         ([{"words": ["cat"], "tags": ["x"]}, {"words": ["dog"], "tags": ["y"]}], "2 labels on 2 words of 2 texts"),
         ([{"sentence": "cat"}], "no column"),
         ([{"text": "the [cat] [sat]", "label": "x"}], "labels.jsonl:1: 2 words are in brackets"),

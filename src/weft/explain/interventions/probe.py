@@ -91,6 +91,7 @@ class Probes(Charts):
         remarks = [
             f"in %, on {counted(self.held_out, 'held-out word')}; the commonest label: {100 * self.baseline:.1f} %",
             f"labels: {known}{', …' if len(self.labels) > 12 else ''}",
+            *(["–: there is only one class, so there is nothing to learn"] if any("–" in row for row in rows) else []),
         ]
         header = ("layer", "accuracy", "control", "selectivity", "position", "length")
         return [Table(header, rows, remarks=remarks)]
@@ -142,7 +143,8 @@ def probe(readings: Sequence[Reading], texts: Sequence[str], spans: Sequence[Lab
     labels = Counter(span.label for span, _ in known)
     if len(labels) < 2 or int(held.sum()) < MIN_HELD_OUT:
         few = f"{counted(len(labels), 'label')} on {counted(len(known), 'word')} of {counted(len(owners), 'text')}"
-        raise DataError(f"{few}: a probe needs two labels and {MIN_HELD_OUT * HELD_OUT} labelled words")
+        need = f"two labels, and {MIN_HELD_OUT} labelled words in every fifth text, which is held out"
+        raise DataError(f"{few}, {int(held.sum())} of them held out: a probe needs {need}")
     classes = _classes([span for span, _ in known], texts, [tokens for _, tokens in known], readings=readings)
     probes = []
     with bar("probing", len(named)) as advance:
