@@ -146,6 +146,8 @@ def test_an_encoding_that_is_not_utf_8(tmp_path: Path, cli: Cli) -> None:
     ]
     assert row["good"] == "café"
     assert "leave it out" in cli.refused("evaluate", RUNS / "gpt", "--abilities", "--encoding", "cp1252")
+    refused = cli.refused("evaluate", RUNS / "gpt", "--pairs", tmp_path / "p.csv", "--encoding", "nonsense")
+    assert "'nonsense' is not a text encoding" in refused
 
 
 def test_blimps_prefixes(tmp_path: Path) -> None:

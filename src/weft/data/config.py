@@ -99,7 +99,8 @@ class MixturePart(Config):
         return self
 
 
-def _check_encoding(name: str) -> str:
+def check_encoding(name: str) -> str:
+    """Return the name of a text encoding; ValueError for another name."""
     try:  # _is_text_encoding is False for codecs from bytes to bytes, such as base64
         if "\0" not in name and codecs.lookup(name)._is_text_encoding:
             return name
@@ -127,7 +128,7 @@ class Data(Config):
     prepared: str | None = Field(None, description="a folder that `weft prepare` wrote")
     mixture: tuple[MixturePart, ...] = Field((), description="several sources or prepared folders, with weights")
     column: Annotated[str, Field(min_length=1)] = Field("text", description="the column of a table that holds the text")
-    encoding: Annotated[str, AfterValidator(_check_encoding)] = Field("utf-8", description="encoding of the files")
+    encoding: Annotated[str, AfterValidator(check_encoding)] = Field("utf-8", description="encoding of the files")
     validation: Split = Field(HashSplit(), description="the held-out split, never trained on")
     document_mask: bool = Field(False, description="no token attends to another document in its window")
     tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="train on at most this many tokens per part")

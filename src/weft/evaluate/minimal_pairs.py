@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from weft.data.config import check_encoding
 from weft.data.rows import TABLES, Malformed, MissingColumnError, records, text_of
 from weft.data.streams import format_of
 from weft.errors import DataError, counted
@@ -193,6 +194,10 @@ def _cells(accuracies: Iterable[Accuracy | None]) -> Iterator[str]:
 
 def read_pairs(path: str, encoding: str = "utf-8") -> list[MinimalPair]:
     """Read a table of pairs, or all tables of a folder: BLiMP's columns, `good` and `bad`, or two without a header."""
+    try:
+        check_encoding(encoding)
+    except ValueError as error:
+        raise DataError(f"encoding: {error}") from None
     if os.path.isdir(path):
         names = sorted(str(each) for each in Path(path).iterdir() if format_of(str(each)) in TABLES)
         if not names:
