@@ -93,11 +93,11 @@ def test_every_view_has_terms_of_the_glossary(page: Any, at: Callable[..., str])
     ("model", "own", "others"),
     [
         ("gpt", {"attention head", "causal mask"}, {"hidden state", "back-off"}),
-        ("masked-next", {"attention head"}, {"causal mask", "cross-attention", "gate"}),
+        ("masked-next", {"attention head", "masked language model"}, {"causal mask", "temperature", "gate"}),
         ("pairs", {"cross-attention", "causal mask"}, {"hidden state"}),
         ("lstm", {"hidden state", "gate", "cell state", "softmax"}, {"attention head", "residual stream"}),
         ("bahdanau", {"attention", "hidden state", "gate"}, {"attention head", "cell state"}),
-        ("ngram", {"back-off", "smoothing"}, {"softmax", "embedding", "hidden state"}),
+        ("ngram", {"back-off", "smoothing"}, {"logits", "embedding", "hidden state"}),
     ],
 )
 def test_the_terms_of_a_step_are_the_models(

@@ -85,13 +85,17 @@ class SearchTrees(Picture):
         greedy, lowest = totals["greedy"], totals[best]
         if greedy <= lowest + 1e-6:
             return "Here no search finds a better path than greedy search."
-        times = f", {exp(greedy - lowest):.3g} times as likely" if self.weight == "−log p" else ""
+        ratio = exp(greedy - lowest)
+        shown = f"{ratio:,.0f}" if 100 <= ratio < 1e6 else f"{ratio:.3g}"
+        times = f", {shown} times as likely" if self.weight == "−log p" else ""
         sums = f"{greedy:.2f} instead of {lowest:.2f} ({TITLES[best].lower()}{times})"
         return f"Here greedy search loses {greedy - lowest:.2f}: its path has {self.weight} {sums}."
 
     @cached_property
     def layouts(self) -> list[TreeLayout]:
-        return [tree_layout(tree, probabilities=self.weight == "−log p") for tree in self.trees]
+        # between words the spaces need not be shown
+        words = all(node.text.startswith(" ") for tree in self.trees for node in tree.nodes if node.id >= 0)
+        return [tree_layout(tree, probabilities=self.weight == "−log p", words=words) for tree in self.trees]
 
     def results(self, tree: SearchTree) -> list[str]:
         """Return the texts that a search wrote with their weights and number of samples, and the probability left."""
@@ -140,11 +144,11 @@ def handmade(path: FilePath, settings: TreeSearch) -> SearchTrees:
     return SearchTrees(tree.prompt, tuple(handmade_searches(tree, settings)), "Searches of a tree", weight=weight)
 
 
-def tree_layout(tree: SearchTree, *, probabilities: bool = True) -> TreeLayout:
+def tree_layout(tree: SearchTree, *, probabilities: bool = True, words: bool = False) -> TreeLayout:
     """Lay out a tree from left to right: one row per leaf, one column per token, likelier tokens above.
 
     A node is within the rows of its leaves, and an edge's label is in its child's row, after the column's curves; so
-    nothing overlaps.
+    nothing overlaps. With `words`, a token's leading space is not shown.
     """
     nodes = tree.nodes
     children: dict[int, list[int]] = {number: [] for number in range(-1, len(nodes))}
@@ -154,7 +158,6 @@ def tree_layout(tree: SearchTree, *, probabilities: bool = True) -> TreeLayout:
         depth[number] = depth[node.parent] + 1
     for siblings in children.values():  # the rest of the probability is last
         siblings.sort(key=lambda number: (nodes[number].id < 0, -nodes[number].logprob))
-    words = all(node.text.startswith(" ") for node in nodes if node.id >= 0)  # no need to show the spaces between words
     texts = [shorten(visible(node.text[words and node.id >= 0 :]), MAX_CHARACTERS) for node in nodes]
     labels = [_edge_label(node, probabilities) for node in nodes]
     widths = [width_of(text, FONT) + 2 * PAD for text in texts]

@@ -7,6 +7,7 @@ const UNIT = 52; // pixels per unit of a diagram
 const LOOKS = { norm: "norm", attention: "attention", embedding: "table", positions: "table", logits: "out",
   sentence: "out" };
 
+const MARGIN = 2; // left of the shapes, in a diagram's pixels
 const LEGIBLE = 4 / 3; // scale at which the smallest texts have 12 pixels
 
 function drawShape({ kind, points, text, size, anchor, look, part }, name) {
@@ -32,14 +33,19 @@ function drawShape({ kind, points, text, size, anchor, look, part }, name) {
   return s("path", { class: "anat-line", d: line + (kind === "arrow" ? tip(points.at(-1), points.at(-2)) : "") });
 }
 
+// The left end of a shape; that of a text is estimated.
+const leftOf = ({ kind, points, text, size, anchor }) => Math.min(...points.map(({ x }) => x))
+  - (kind === "text" ? { middle: 0.3, end: 0.6 }[anchor] ?? 0 : 0) * size * (text?.length ?? 0) - (kind === "loop" ? 24 : 0);
+
 function drawing({ width, height, shapes }, name, label) {
   const placed = shapes.map(shape => ({ ...shape,
     points: shape.points.map(({ x, y }) => ({ x: round(x * UNIT), y: round((height - y) * UNIT) })) }));
+  const left = Math.max(0, Math.min(...placed.map(leftOf)) - MARGIN);
   // texts are above boxes, boxes above lines
   const order = shape => ["frame", "line", "arrow", "loop", "sum", "box", "text"].indexOf(shape.kind);
   placed.sort((a, b) => order(a) - order(b));
-  return picture(width * UNIT, height * UNIT, { width: null, height: null, class: "anat-drawing", role: "group",
-    style: { "--least": `${round(width * UNIT * LEGIBLE)}px` },
+  return picture(width * UNIT, height * UNIT, { viewBox: `${left} 0 ${width * UNIT - left} ${height * UNIT}`, width: null, height: null, class: "anat-drawing", role: "group",
+    style: { "--least": `${round((width * UNIT - left) * LEGIBLE)}px` },
     "aria-label": label }, placed.map(shape => drawShape(shape, name)));
 }
 
@@ -79,7 +85,7 @@ export function mount(element, data,
   const lists = data.columns.map((column, n) => [several && h("h3", { class: "anat-title" }, column.name),
     h("ol", { class: "anat-list" },
       column.parts.map((part, place) => card(part, [n, place], data.parameters, choose)))]);
-  const framed = (drawn, kind) => h("div", { class: `anat-picture ${kind}` }, drawn);
+  const framed = (drawn, kind) => h("div", { class: `anat-picture scroll ${kind}` }, drawn);
   const body = several
     ? [framed(drawings[0], "anat-joint"), h("div", {}, lists.map((list, n) => [
       list[0], framed(drawings[n + 1], "anat-single"), list[1]]))]

@@ -1,6 +1,6 @@
 // Texts with a common beginning as a tree: a shared part is shown once, and the tree forks where texts diverge.
 import { button, h, soft } from "./dom.js";
-import { percent, sum } from "./words.js";
+import { minus, percent, sum } from "./words.js";
 
 // Branches [{ tokens: [{ id, … }] }] as segments { tokens, from (index of the first), branches (indices), children }.
 function tree(branches) {
@@ -34,7 +34,7 @@ export function drawTree(box, { branches, at, start, choose }) {
     const here = segment.branches.includes(at), index = here ? at : segment.branches[0];
     const first = segment.tokens[0], leaf = !segment.children.length, score = leaf && branches[index].score;
     const facts = [depth > 0 && first && percent(Math.exp(first.logprob)),
-      typeof score === "number" && `score ${score.toFixed(2)}`].filter(Boolean).join(", ");
+      typeof score === "number" && `score ${minus(score.toFixed(2))}`].filter(Boolean).join(", ");
     return h("li", { style: { "--leaves": leaves(segment) } },
       button([h("bdi", {}, !depth && soft(ending(start)), shown(segment.tokens)),
         facts && h("small", {}, ` ${facts}`)], () => choose(index),

@@ -22,6 +22,7 @@ const MARKERS = { s: "m-3-3h6v6h-6z", "^": "m0-4 4 7h-8z", D: "m0-4 4 4-4 4-4-4z
   ">": "m4 0-7 4v-8z", "<": "m-4 0 7 4v-8z",
   "*": "m0-6 1.4 4.2h4.4l-3.6 2.6 1.4 4.2-3.6-2.6-3.6 2.6 1.4-4.2-3.6-2.6h4.4z",
   x: "m-3-3 6 6m0-6-6 6", "|": "m0-5v10", _: "m-5 0h10" };
+const BAND_WIDTH = 8; // of a single point
 const MIN_ROOM = 0.05; // share of its value over which a flat curve may be spread
 const OUTLIER = { colour: "c1", marker: "^", dash: "", width: 0 };
 
@@ -209,7 +210,9 @@ function drawSeries(chart, frame, series, clipped, above) {
   if (band) {
     const ends = series.x.map((value, n) => ({ low: pointAt(value, band.low[n]), high: pointAt(value, band.high[n]) }))
       .filter(({ low, high }) => low && high);
-    const outline = [...ends.map(({ low }) => low), ...ends.map(({ high }) => high).reverse()];
+    const wide = ends.length > 1 ? [0] : [-BAND_WIDTH / 2, BAND_WIDTH / 2]; // the band of a single point is a bar
+    const side = points => points.flatMap(([at, y]) => wide.map(by => [at + by, y]));
+    const outline = [...side(ends.map(({ low }) => low)), ...side(ends.map(({ high }) => high)).reverse()];
     clipped.append(s("polygon", { points: coordinates(outline), ...coloured(look, "band") }));
   }
   if (series.bars) {

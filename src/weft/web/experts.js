@@ -1,5 +1,5 @@
 // Experts of each token of a text: the text of one layer, coloured by the strongest expert, and how much each expert reads.
-import { h } from "./dom.js";
+import { h, soft } from "./dom.js";
 import { indexIn, inlineSelect, panel, shadedText } from "./shaded.js";
 import { percent } from "./words.js";
 
@@ -15,6 +15,7 @@ export function mount(element, data,
   const { element: details, show: describe } = panel("Select a token to see its experts.");
   const strip = shadedText({ label: "The text, coloured by expert", tokens: data.tokens, choose: n => choose(n) });
   const spans = [...strip.element.querySelectorAll(".shaded-token")], load = h("div", { class: "experts-load" });
+  const even = percent(data.chosen[0][0].length / data.experts);
   const swatch = (expert, text) => h("li", { class: "shaded-swatch", style: { "--s": 0.8, "--hue": hueOf(expert) } }, text);
 
   const fill = () => {
@@ -43,8 +44,8 @@ export function mount(element, data,
       fill();
       choose(state.place);
     });
-  element.replaceChildren(h("div", { class: "experts" }, layers, details, strip.element,
-    h("h3", {}, "Share of the tokens that each expert reads"), load));
+  element.replaceChildren(h("div", { class: "experts" }, layers, details, h("div", { class: "saliency-read" }, strip.element,
+    h("div", {}, h("h3", {}, "Share of the tokens that each expert reads"), soft(`Spread evenly, each would read ${even}.`), load))));
   fill();
   choose(state.place, true);
 }

@@ -42,8 +42,8 @@ const term = (name, all) => {
 
 // The terms of a view that apply to a model; all of them without a model.
 export function termsOf(path, info) {
-  const line = h("p", { class: "terms" }), kinds = info && [info.kind, info.cell, info.heads && "transformer",
-    info.kind !== "ngram" && "neural"];
+  const line = h("p", { class: "terms" }), kinds = info && [info.kind, info.cell, info.objective, info.heads && "transformer",
+    info.kind !== "ngram" && "neural", (info.continues || info.writes) && "generator"];
   const applies = ({ models }) => !info || !models || models.some(kind => kinds.includes(kind));
   load().then(all => line.append(...all.views[path] ? [soft("Terms: "),
     ...all.views[path].filter(name => applies(all.terms[name])).map(name => term(name, all))] : []), () => line.remove());

@@ -34,7 +34,7 @@ export function mount(element, data,
     const { kind, layers, tokens, recovered } = data.maps[state.site];
     const choose = (n, m) => {
       state = { ...state, row: n, column: m };
-      describe(h("p", {}, `${kind}, layer ${layers[n]}, at `, h("b", {}, tokens[m]),
+      describe(h("p", {}, `${kind}, ${/^\d/.test(layers[n]) ? "layer " : ""}${layers[n]}, at `, h("b", {}, tokens[m]),
         `: ${share(recovered[n][m])} of the logit difference is recovered.`));
     };
     const best = Math.max(...recovered.flat()), found = recovered.findIndex(values => values.includes(best));
@@ -60,7 +60,7 @@ export function mount(element, data,
   const over = data.pairs > 1 ? `, mean of ${data.pairs} pairs` : "";
   element.replaceChildren(...[h("div", { class: "lens" }, h("p", {}, `Logit difference${names}: clean ${clean}, corrupt ${corrupt}${over}.`),
     sites, legend("share recovered", 1, { show: value => `${100 * value} %` }), details, drawn),
-    h("div", { class: "charts small" }, effects("node", data.nodes), effects("neuron", data.neurons), effects("path", data.paths)),
+    h("div", { class: "patch-effects" }, effects("node", data.nodes), effects("neuron", data.neurons), effects("path", data.paths)),
     ...data.circuit ? circuitTable(data.circuit) : []].filter(Boolean));
   draw(row, column);
 }

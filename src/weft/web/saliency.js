@@ -23,11 +23,11 @@ function tokenHeading(data, isNext) {
     `${condition}: ${probability}. It depends on:`);
 }
 
-// The most important tokens of all sides, with bars; those that lower log p are hatched.
+// The most important tokens of all sides, with bars; those that lower log p are hatched, one longer than the scale is broken.
 function mostImportant(data, measure, top) {
   const all = data.sides.flatMap(side => side.tokens.map((token, n) => ({ side, token, value: side[measure][n] })));
   all.sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
-  const bar = value => h("span", { class: `saliency-bar${value < 0 ? " saliency-less" : ""}`,
+  const bar = value => h("span", { class: `saliency-bar${value < 0 ? " saliency-less" : Math.abs(value) > top ? " saliency-beyond" : ""}`,
     style: { "--s": rootShade(value, top).toFixed(3) } });
   return h("ol", { class: "saliency-most" }, all.slice(0, MAX_LISTED).map(({ side, token, value }) => h("li", {},
     h("b", {}, token.piece), soft(data.sides.length > 1 ? side.name : ""), bar(value),

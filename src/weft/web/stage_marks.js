@@ -1,9 +1,9 @@
 // Marks of the stage: a vector is always bars on a zero line, a share is always an area or a width. Positions are in
 // pixels; `data-m` names a mark, so that it moves to where the next picture draws it.
 import { s } from "./dom.js";
-import { fitText, round, textWidth, visibleToken, withCommas } from "./words.js";
+import { fitText, minus as typeset, round, textWidth, visibleToken, withCommas } from "./words.js";
 
-export const minus = (value, digits = 2) => `${value < 0 ? "−" : ""}${Math.abs(value).toFixed(digits)}`;
+export const minus = (value, digits = 2) => typeset(value.toFixed(digits));
 export const length = values => Math.sqrt(values.reduce((sum, value) => sum + value * value, 0));
 export const largest = values => values.reduce((most, value) => Math.max(most, Math.abs(value ?? 0)), 0) || 1;
 // Places of the values farthest from zero, the farthest first.

@@ -2,6 +2,8 @@
 import * as chart from "./chart.js";
 import { h, soft } from "./dom.js";
 import { saveTools, shellQuote } from "./save.js";
+import { percentOf } from "./stage_marks.js";
+import { capitalised } from "./words.js";
 
 export const title = "Abilities";
 export const about = "What the model can do without having seen it: copy, recall, count, agree, by distance.";
@@ -9,8 +11,6 @@ export const path = "abilities";
 export const lacks = info => (info?.words || info?.writes ? "" : "neither continues a text nor fills it in");
 
 const QUESTIONS = 25; // at each distance
-
-const percent = share => `${Math.round(100 * share)} %`;
 
 export async function mount(main, context) {
   const { api, info, signal } = context;
@@ -22,18 +22,18 @@ export async function mount(main, context) {
     + "always right."), place, saveTools({ name: `abilities-${info.id}`, svg: () => charts.map(each => each.element),
     command: () => `weft evaluate ${shellQuote(`runs/${info.id}`)} --abilities --limit ${QUESTIONS}` }));
   const figures = tasks.map(task => place.appendChild(h("figure", { class: "compare-figure" },
-    h("p", {}, h("b", {}, task.name), " ", soft("asking …")), h("figcaption", { class: "soft" }, task.about))));
+    h("p", { class: "plot" }, h("b", {}, task.name), " ", soft("asking …")), h("figcaption", { class: "soft" }, task.about))));
   const fill = async () => {
     for (const [n, task] of tasks.entries()) {
       if (signal.aborted) return;
       const found = await api.post("v1/abilities", { model: info.id, ability: task.name, questions: QUESTIONS }, signal);
       const [heading, caption] = figures[n].children;
-      caption.append(...found.remarks.map(remark => ` ${remark}`));
+      caption.append(...found.remarks.map(remark => ` ${capitalised(remark.replace(`${task.name}: `, ""))}`));
       if (found.skipped) heading.lastChild.textContent = `not asked: ${found.skipped}`;
       else {
         const drawn = h("div");
         heading.replaceWith(drawn);
-        charts.push(chart.mount(drawn, { ...found.plots[0], title: `${task.name}: ${percent(found.accuracy)} right`,
+        charts.push(chart.mount(drawn, { ...found.plots[0], title: `${task.name}: ${percentOf(found.accuracy)} right`,
           controls: false }));
       }
     }

@@ -28,7 +28,7 @@ export async function mount(main, context) {
 
   const tokenize = latest(context, list, async (ending, text) => {
     ({ tokenizers } = await api.post("v1/tokenizers", { input: text }, ending));
-    const own = each => each.models.some(name => name.split(",")[0] === context.info?.id);
+    const own = each => each.models.some(name => name.replace(/ \(source\)$/, "") === context.info?.id);
     tokenizers.sort((a, b) => Number(own(b)) - Number(own(a))); // that of the model first
     draw(text);
   });

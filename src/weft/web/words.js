@@ -8,7 +8,7 @@ export function numberWithin(text, low, high, otherwise) {
 }
 
 export const withCommas = number => number.toLocaleString("en");
-export const minus = text => text.replaceAll("-", "−");
+export const minus = text => text.replace(/^-(?=0\.?0*$)/, "").replaceAll("-", "−"); // a rounded 0 has no sign
 export const sum = values => values.reduce((total, value) => total + (value ?? 0), 0);
 export const capitalised = text => `${text.slice(0, 1).toUpperCase()}${text.slice(1)}`;
 export const round = value => Math.round(value * 10) / 10; // pixels

@@ -203,7 +203,7 @@ def _draw_box(column: _Column, part: ModelPart, number: tuple[int, ...]) -> None
         column.write((x, middle - 0.15), part.detail, size=9.0, look="inside")
     if part.parameters:
         count = short(part.repeats * part.parameters)
-        column.write((x + WIDTH / 2 + 0.64, middle), count, size=9.0, anchor="start", look="soft")
+        column.write((x + WIDTH / 2 + 0.44, middle), count, size=9.0, anchor="start", look="soft")
     if part.loops:
         column.add("loop", (edge, y + HEIGHT - 0.14), (edge, y + 0.14))
         column.write((edge - 0.42, middle), "h", anchor="end")

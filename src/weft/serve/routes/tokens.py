@@ -191,7 +191,7 @@ def tokenizers(request: Request, body: TokenizersBody) -> Response:
     library = server_of(request).library
     for model in list(library.models.values()):
         folder = model.folder
-        for path, name in ((folder.path, model.name), (folder.source_tokenizer, f"{model.name}, source")):
+        for path, name in ((folder.path, model.name), (folder.source_tokenizer, f"{model.name} (source)")):
             with suppress(WeftError, OSError):  # the run may be gone, and few have a source tokenizer
                 library.check_links(folder.path)
                 tokenizer = _load_tokenizer(path, (path / FILE).stat().st_mtime_ns)
