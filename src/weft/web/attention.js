@@ -48,12 +48,7 @@ function pressed(before, now) {
 }
 
 class View {
-  /**
-   * @param {any} data
-   * @param {any[]} parts
-   * @param {any} options
-   */
-  constructor(data, parts, { chosen = {}, onchoose = () => {}, onread = () => {}, off = new Set(), onoff }) {
+  constructor(data, parts, /** @type {any} */ { chosen = {}, onchoose = () => {}, onread = () => {}, off = new Set(), onoff }) {
     this.parts = parts;
     this.chosen = chosen;
     this.onchoose = onchoose;
@@ -162,7 +157,6 @@ class View {
       this.legend);
   }
 
-  // the colour bar: a swatch for each of some probabilities
   drawLegend() {
     const how = this.shadeSelect.value;
     const swatch = p => h("span", {}, h("i", { style: { background: `color-mix(in srgb, var(--deep) ${

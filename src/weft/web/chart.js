@@ -177,7 +177,6 @@ class Chart {
     return this.series.filter(series => series.x.length && !series.background && !this.hidden.has(series.name));
   }
 
-  // The point of any series that is nearest on the screen.
   nearest(x, { xOf }) {
     let best = null, least = Infinity;
     for (const { x: xs, ascends } of this.readableSeries()) {

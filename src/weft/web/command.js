@@ -1,4 +1,3 @@
-// The command that reproduces a page.
 import { button, copyText, h } from "./dom.js";
 
 export function mount(element, command) {

@@ -5,7 +5,6 @@ import { decodeBase64, percent, withCommas } from "./words.js";
 const EXCLUDED = -9999; // log-probability that the server writes for an excluded token
 export const MAX_LISTED = 40; // most probable tokens to list
 
-// Float32 log-probabilities by token id, from base64.
 export const unpackLogprobs = text => new Float32Array(decodeBase64(text).buffer);
 
 function softmax(values) {
@@ -81,11 +80,7 @@ function row(token, raw, after, { chosen, widest, choose }) {
 }
 
 // `tokens` are the most probable, with names; `full` is a Distribution if all log-probabilities are known.
-/**
- * @param {any} box
- * @param {any} options
- */
-function drawDistribution(box, { tokens, full, settings, chosen, choose }) {
+function drawDistribution(box, /** @type {any} */ { tokens, full, settings, chosen, choose }) {
   const rows = tokens.slice(0, MAX_LISTED).filter(token => token.logprob > EXCLUDED);
   const filtered = settings && full?.filter(settings); // beam search has no sampling settings
   const after = place => filtered && (place < filtered.kept ? filtered.probabilities[place] : 0);

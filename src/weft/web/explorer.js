@@ -53,7 +53,6 @@ function frame(info, other = null, how = "") {
     move: (changes, how) => move(info, changes, how) }) : []);
 }
 
-// Show the view of another checkpoint, or beside another model.
 function move(info, changes, how = "moved") {
   const { path, state } = address();
   show(path, { ...state, model: state.model ?? info.id, ...changes }, false);
@@ -64,7 +63,6 @@ function move(info, changes, how = "moved") {
 const fitsBeside = (view, info, other) => !view.lacks(other) && other.writes === info.writes
   && (view.path !== "write" || !other.objective.startsWith("masked"));
 
-// Open the same view of another model, or the first view that it has.
 function openModel(path, id) {
   const info = models.find(model => model.id === id), has = view => view.path && !view.lacks(info);
   const view = views.find(one => one.path === path && has(one)) ?? views.find(has);
@@ -152,14 +150,15 @@ async function render(how = "") {
   /** @type {{ end: AbortController, signal: AbortSignal, shown: any }} */
   const mine = { end, signal: end.signal, shown: null };
   current = mine;
+  const whole = !path || path === "step"; // home and the stage fill the window
   const place = h("div", { class: `view view-${view.path}` }), before = main.querySelector(".view");
   if (how) {
     for (const old of main.querySelectorAll(".arriving")) old.remove();
     place.classList.add("arriving");
     before?.after(place);
-  } else main.replaceChildren(h("h1", { class: path ? "" : "unseen" }, view.title),
-    view.about && h("p", { class: "soft about" }, view.about), place);
-  if (path && !how) (path === "step" ? place : main.children[1]).after(termsOf(path, state.preset ? null : info)); // the stage fills the window
+  } else main.replaceChildren(h("h1", { class: whole ? "unseen" : "" }, view.title),
+    view.about && h("p", { class: `soft about ${whole ? "unseen" : ""}` }, view.about), place);
+  if (path && !how) (whole ? place : main.children[1]).after(termsOf(path, state.preset ? null : info));
   if (state.model && !known) {
     main.append(notice(`No model '${state.model}' on this server${info ? `; showing '${info.id}'` : ""}.`));
   }

@@ -25,7 +25,6 @@ function roundHalfEven(value, digits) {
   return `${towards}e${exact.split("e")[1]}`;
 }
 
-// Format with a suffix from 10,000 on: 0.25, 2500, 25k, 1.5M, 2B; 5e-5.
 export function number(value) {
   const found = Math.abs(value) >= MIN_SUFFIXED && SUFFIXES.find(([size]) => Math.abs(value) >= size);
   return found ? `${general(value / found[0])}${found[1]}` : general(value);
@@ -42,10 +41,8 @@ export function scientific(value) {
   return mantissa === "1" ? `10${exponent}` : `${mantissa}·10${exponent}`;
 }
 
-// Format a factor: 2 → "2×".
 const multiple = value => `${general(value)}×`;
 
-// Format a change: 0.5 → "+0.5".
 const signed = value => value > 0 ? `+${general(value)}` : general(value);
 
 // Format seconds in the largest unit that gives at least 1: 90 → "1.5 min".

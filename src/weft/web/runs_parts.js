@@ -1,4 +1,3 @@
-// Parts of the view of runs: the list, samples, recipes and events.
 import { h } from "./dom.js";
 import { duration } from "./numbers.js";
 import { eventsOf } from "./runs_curves.js";

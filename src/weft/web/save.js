@@ -44,7 +44,6 @@ export const shellQuote = text => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${tex
 // Whether a model is not the run itself; no command shows one.
 export const isVariant = info => info.step !== undefined || info.off?.length > 0;
 
-// `weft explain` of a run, a text and optionally its continuation.
 /**
  * @param {{ id: string, step?: number, off?: string[] }} info
  * @param {string} view

@@ -4,7 +4,6 @@ import { debounced, field, h, select, slider } from "./dom.js";
 
 const VARIANT = /^(.+?)(?:@(\d+))?((?:~(?:encoder|decoder|cross)\.\d+\.\d+)*)$/s;
 
-// The facts of a model or of a variant of one; undefined if the server does not have it.
 export function infoOf(models, id) {
   const [, base, step, off] = VARIANT.exec(id ?? "") ?? [], of = name => models.find(model => model.id === name);
   if (of(id)) return { ...of(id), base: id, off: [] };
@@ -17,7 +16,6 @@ export const titleOf = ({ base, step, off }) => [base, step === 0 ? "before trai
 
 export const idOf = ({ base, step, off }) => [step === undefined ? base : `${base}@${step}`, ...off].join("~");
 
-// A slider over a run's checkpoints; the last place is the best one.
 function checkpointSlider(label, info, change) {
   const steps = info.checkpoints, last = steps.length;
   return slider(label, { min: 0, max: last, step: 1, value: info.step === undefined ? last : steps.indexOf(info.step),

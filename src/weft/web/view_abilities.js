@@ -1,4 +1,3 @@
-// Abilities: made-up sequences with one right continuation; a curve by distance for each ability.
 import * as chart from "./chart.js";
 import { h, soft } from "./dom.js";
 import { saveTools, shellQuote } from "./save.js";

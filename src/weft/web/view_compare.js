@@ -1,4 +1,3 @@
-// Compare: results of `weft compare` and `weft scale` in the server's folders: curves, ranking, scaling laws.
 import * as chart from "./chart.js";
 import { button, field, h, select, soft } from "./dom.js";
 import { latest } from "./reading.js";
@@ -46,7 +45,6 @@ export async function mount(main, context) {
     return drawn;
   };
 
-  // Curves: one large chart with a choice of horizontal axes.
   function losses(panels) {
     if (!panels.length) return null;
     const current = () => panels.find(each => labelOf(each) === state.x) ?? panels[0];
@@ -120,7 +118,6 @@ export async function mount(main, context) {
       h("ul", { class: "about notes" }, data.notes.map(line => h("li", {}, line)))));
   }
 
-  // Many small charts, drawn when they become visible.
   function small(panel) {
     const into = h("div", { class: "charts small" });
     const folded = fold(`Learning rates: ${panel.plots.length} charts`,

@@ -1,4 +1,3 @@
-// Experts: which expert of a mixture reads which token.
 import * as experts from "./experts.js";
 import { readingView } from "./reading.js";
 

@@ -1,4 +1,3 @@
-// Logit lens: prediction of each layer, layers by tokens.
 import * as lens from "./lens.js";
 import { readingView } from "./reading.js";
 

@@ -1,4 +1,3 @@
-// Patching: two texts, and where in the model the activations are that make their answers differ.
 import { h } from "./dom.js";
 import * as patch from "./patch.js";
 import { isRefused, readingView, textBox } from "./reading.js";

@@ -1,4 +1,3 @@
-// Predict: what a classifier, tagger, regression model, answer finder or embedding model predicts, and from which tokens.
 import { button, debounced, h, roving, soft } from "./dom.js";
 import { isRefused, latest, sampleNote, textBox } from "./reading.js";
 import * as saliency from "./saliency.js";

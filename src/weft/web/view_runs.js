@@ -1,4 +1,3 @@
-// Runs: training curves, live and overlaid, samples, differences between recipes, and events.
 import { mount as mountChart } from "./chart.js";
 import { button, debounced, field, h, select } from "./dom.js";
 import { add, AXES, axisOf, charts, empty } from "./runs_curves.js";
@@ -25,7 +24,6 @@ const SORTS = {
   steps: { label: "steps", order: descending("steps_done") },
 };
 
-// names in the address, separated by commas
 const splitNames = text => (text ?? "").split(",").filter(Boolean).map(decodeURIComponent);
 const joinNames = names => names.map(encodeURIComponent).join(",") || undefined;
 
@@ -91,7 +89,6 @@ class Runs {
 
   state(name) { return this.rows.find(run => run.name === name)?.state; }
 
-  // Load new data of a run; returns whether there was any.
   async load(name) {
     const run = this.data.get(name) ?? empty(name), before = run.problem;
     this.data.set(name, run);
@@ -141,7 +138,6 @@ class Runs {
     this.show();
   }
 
-  // Poll while the page is visible.
   wait() {
     clearTimeout(this.timer);
     if (document.hidden || this.context.signal.aborted) return;

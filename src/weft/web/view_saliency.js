@@ -1,4 +1,3 @@
-// Saliency: select a token and see which others its prediction depends on.
 import { readingView } from "./reading.js";
 import * as saliency from "./saliency.js";
 

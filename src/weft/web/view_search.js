@@ -1,4 +1,3 @@
-// Search: greedy search, beam search and sampling as growing trees.
 import { field, h } from "./dom.js";
 import { fetchDecoding, readingView } from "./reading.js";
 import * as search from "./search.js";
