@@ -30,6 +30,11 @@ export function tip({ x, y }, from, size = 7) {
 
 export const button = (label, onclick, props = {}) => h("button", { type: "button", onclick, ...props }, label);
 
+// A row of a list of predictions: a name, a bar for its share of the longest, a number.
+export const barRow = (name, share, number, onclick, props = {}) => button([name, h("span", { class: "write-bars" },
+  h("span", { class: "write-bar write-after", style: { "--p": share } })), h("span", { class: "write-number" }, number)],
+onclick, { class: "write-row", ...props });
+
 export const soft = (...children) => h("span", { class: "soft" }, ...children);
 
 let lastId = 0;

@@ -1,5 +1,5 @@
 // Write view of a masked model: tokens are masked, and the model predicts them.
-import { button, debounced, h, roving, soft } from "./dom.js";
+import { barRow, button, debounced, h, roving, soft } from "./dom.js";
 import { latest, textBox } from "./reading.js";
 import { explainCommand, saveTools } from "./save.js";
 import { firstWords, percent } from "./words.js";
@@ -37,10 +37,8 @@ export async function mountFill(main, context) {
     roving(pieces, () => [...pieces.querySelectorAll("button")]);
     predictions.replaceChildren(...masks.map(token => h("section", { class: "write-fill" },
       h("h2", {}, `Predictions for ${name(token)}`),
-      ...token.top.map(each => button([h("bdi", { class: "write-piece" }, each.text), h("span", { class: "write-bars" },
-        h("span", { class: "write-bar write-after", style: { "--p": Math.exp(each.logprob - token.top[0].logprob) } })),
-      h("span", { class: "write-number" }, percent(Math.exp(each.logprob)))],
-      () => replaceWord(token, withoutMarker(each.text)), { class: "write-row" })))));
+      ...token.top.map(each => barRow(h("bdi", { class: "write-piece" }, each.text), Math.exp(each.logprob
+        - token.top[0].logprob), percent(Math.exp(each.logprob)), () => replaceWord(token, withoutMarker(each.text)))))));
     const read = tokens.at(-1)?.end ?? 0, long = [...text.trimEnd()].length > read;
     if (long) pieces.append(soft(" … the rest exceeds the model's context."));
     if (!predictions.children.length) predictions.append(h("p", { class: "soft" },

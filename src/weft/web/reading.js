@@ -5,6 +5,8 @@ import { explainCommand, saveTools } from "./save.js";
 import { panes } from "./sides.js";
 import { capitalised } from "./words.js";
 
+export const lacksTokens = info => (info?.words ? "" : "neither continues a text nor fills it in");
+
 // Whether a person can correct an error in the text boxes.
 export const isRefused = error => [400, 413, 422].includes(error.status);
 

@@ -4,18 +4,18 @@ import { s } from "./dom.js";
 import { bars, brief, circle, columnNames, dot, largest, line, minus, part, percentOf, quoted, rect, signedBar,
   strongestOf, text, tokenName, weave } from "./stage_marks.js";
 import { valuesOf } from "./stage_ngram.js";
-import { hasRoot, headOf, scaleText } from "./stage_transformer.js";
+import { hasRoot, headOf, lastOf, scaleText } from "./stage_transformer.js";
 import { layerName } from "./stage_threads.js";
 import { withCommas } from "./words.js";
 
 const MAX_FIGURES = 16; // products that are all written out; of more, the largest
 const MAX_CELLS = 128; // neurons that are drawn as a grid
 
-const edge = stage => (stage.narrow ? 12 : 20);
+const boxOf = stage => ({ fs: stage.fs, W: stage.width, H: stage.height, narrow: stage.narrow, m: stage.narrow ? 12 : 20 });
 const figure = value => minus(value, Math.abs(value) < 0.1 && value ? 3 : 2);
 
 function product(stage, { a, b, names, end }) {
-  const { fs, width: W, height: H, narrow } = stage, m = edge(stage), terms = a.map((value, n) => value * b[n]),
+  const { fs, W, H, narrow, m } = boxOf(stage), terms = a.map((value, n) => value * b[n]),
     count = a.length;
   const few = count <= (narrow ? 4 : MAX_FIGURES), side = narrow ? 0 : fs * 12,
     each = Math.min((W - 2 * m - side) / count, 150), left = m + side;
@@ -40,7 +40,7 @@ function product(stage, { a, b, names, end }) {
 }
 
 function stackedVectors(stage, rows) {
-  const { fs, width: W, height: H } = stage, m = edge(stage), rh = (H - fs * 2) / rows.length,
+  const { fs, W, H, m } = boxOf(stage), rh = (H - fs * 2) / rows.length,
     count = rows[0][1].length;
   const all = count <= (stage.narrow ? 6 : 32);
   return rows.map(([name, values, key], n) => {
@@ -52,7 +52,7 @@ function stackedVectors(stage, rows) {
 }
 
 function neuronGrid(stage, feed) {
-  const { fs, width: W, height: H, narrow } = stage, m = edge(stage),
+  const { fs, W, H, narrow, m } = boxOf(stage),
     shown = strongestOf(feed.hidden, narrow ? 48 : MAX_CELLS).sort((a, b) => a - b);
   const columns = narrow ? 6 : Math.min(16, Math.ceil(Math.sqrt(shown.length * 2.4))), each = (W - 2 * m) / columns;
   const lines = Math.ceil(shown.length / columns), rh = Math.min((H - fs * 3.4) / lines, each),
@@ -74,7 +74,7 @@ function neuronGrid(stage, feed) {
 }
 
 function headView(stage, attention, { names, keyNames, go, here }) {
-  const { fs, width: W, height: H, narrow } = stage, m = edge(stage), own = headOf(attention, stage.head),
+  const { fs, W, H, narrow, m } = boxOf(stage), own = headOf(attention, stage.head),
     rows = names.length, columns = keyNames.length;
   const top = fs * 7, side = narrow || attention.q.length < 2 ? 0 : Math.min(W * 0.26, 400), left = m + fs * 6;
   const each = Math.min((W - 2 * m - fs * 6 - side - 30) / columns, narrow ? 40 : 120),
@@ -110,7 +110,7 @@ function headView(stage, attention, { names, keyNames, go, here }) {
  * @param {{ name: string, names: string[], go?: string, scoreName: string }} labels
  */
 function rowView(stage, { q, k, v, scores, weights, output }, { name, names, go, scoreName }) {
-  const { fs, width: W, height: H, narrow } = stage, m = edge(stage), top = fs * (q ? 6 : 3),
+  const { fs, W, H, narrow, m } = boxOf(stage), top = fs * (q ? 6 : 3),
     rh = Math.min((H - top - fs * 5) / names.length, 84);
   const x = share => m + share * (W - 2 * m), wide = narrow ? 0 : W * 0.17, sh = rh * 0.74, ys = names.map((_, n) => top
     + (n + 0.5) * rh);
@@ -151,7 +151,7 @@ function rowView(stage, { q, k, v, scores, weights, output }, { name, names, go,
 }
 
 function layerView(stage, layer, number) {
-  const { fs, width: W, height: H, narrow } = stage, m = edge(stage), names = ["h before", ...layer.cell === "lstm"
+  const { fs, W, H, narrow, m } = boxOf(stage), names = ["h before", ...layer.cell === "lstm"
     ? ["c before"] : [], ...layer.gates, ...layer.cell === "lstm" ? ["new c"] : [], "new h"];
   const [h0, c0] = layer.previous, [h1, c1] = layer.state, vectors = [h0, ...c0 ? [c0] : [], ...layer.values, ...c1
     ? [c1] : [], h1];
@@ -185,7 +185,7 @@ function unitTerms(layer, unit) {
 }
 
 function unitView(stage, layer, unit) {
-  const { fs, width: W, height: H, narrow } = stage, m = edge(stage), { terms } = unitTerms(layer, unit),
+  const { fs, W, H, narrow, m } = boxOf(stage), { terms } = unitTerms(layer, unit),
     rh = Math.min((H - fs * 2) / terms.length, fs * 5);
   const zero = m + (narrow ? W * 0.6 : W * 0.4),
     scale = (narrow ? W * 0.25 : W * 0.34) / largest(terms.map(([, value]) => value));
@@ -199,7 +199,7 @@ function unitView(stage, layer, unit) {
 
 // One order of an n-gram model: how often each candidate followed the context, and what the shorter context adds.
 function orderView(stage, order) {
-  const { fs, width: W, height: H, narrow, step } = stage, m = edge(stage), values = name => valuesOf(order, name);
+  const { fs, W, H, narrow, m } = boxOf(stage), { step } = stage, values = name => valuesOf(order, name);
   const p = values("probability"), counts = values("counts"), own = values("from its own counts") ?? p,
     rows = stage.step.choice.candidates.map((_, n) => n).slice(0, 12);
   const rh = Math.min((H - fs * 4) / rows.length, fs * 4), most = largest(rows.map(n => p[n])), left = m
@@ -238,11 +238,11 @@ export function closer(stage, path) {
   }
   if (kind === "logit") {
     const { features, rows, bias } = choice.factors, { piece, logit } = choice.candidates[i], name = quoted(piece);
-    return view(product(stage, { a: rows[i], b: features, names: [`row of ${name}`, "end of the stream"],
+    return view(product(stage, { a: rows[i], b: features, names: [`row of ${name}`, lastOf(stage)],
       end: total =>
         `${bias ? `, + bias ${figure(bias[i])}` : ""} → logit ${figure(logit)}${Math.abs(total + (bias?.[i] ?? 0) - logit) > 0.02 ? " (capped)" : ""}` }),
     ["Logits", name],
-      [`Logit of ${name}`, "The row of this token times the end of the stream, number by number. The sum is its score.",
+      [`Logit of ${name}`, `The row of this token times the ${lastOf(stage)}, number by number. The sum is its score.`,
       `z = w · x = \`${figure(logit)}\``], rows.length);
   }
   if (kind === "ff") {

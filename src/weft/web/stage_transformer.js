@@ -264,12 +264,15 @@ export function transformerSteps(stage) {
   ].filter(Boolean);
 }
 
+// What the logits are computed from: recurrent models have no residual stream.
+export const lastOf = ({ threads }) => (threads.blocks ? "end of the stream" : "last vector");
+
 // The last steps of every model that predicts tokens or labels.
 export function wordSteps(stage) {
   const { step, choice, settings, chosen, fills } = stage, size = choice.vocab_size, labels = !stage.predictsTokens;
   const best = choice.candidates[0];
   if (labels) return [
-    ["logits", "Logits", `The end of the stream is compared with ${size} labels. Each gets one score, the logit.`,
+    ["logits", "Logits", `The ${lastOf(stage)} is compared with ${size} labels. Each gets one score, the logit.`,
       "z = W x + b", "logit/0"],
     ["probabilities", "Label",
       `Softmax turns the scores into probabilities. The model says ${quoted(best.piece)}: ${percentOf(best.final)}.`,
@@ -278,7 +281,7 @@ export function wordSteps(stage) {
     ? ["Log-probabilities", `Every one of ${withCommas(size)} tokens has a probability; here its logarithm.`,
     "z = log p"]
     : ["Logits",
-      `The end of the stream is compared with all ${withCommas(size)} tokens. Each gets one score, the logit.`,
+      `The ${lastOf(stage)} is compared with all ${withCommas(size)} tokens. Each gets one score, the logit.`,
       "z = W_{U} x"];
   const first = ["logits", ...factors, choice.factors ? "logit/0" : ""];
   if (fills) return [first,

@@ -1,5 +1,6 @@
 import * as chart from "./chart.js";
 import { h, soft } from "./dom.js";
+import { lacksTokens } from "./reading.js";
 import { saveTools, shellQuote } from "./save.js";
 import { percentOf } from "./stage_marks.js";
 import { capitalised } from "./words.js";
@@ -7,7 +8,7 @@ import { capitalised } from "./words.js";
 export const title = "Abilities";
 export const about = "What the model can do without having seen it: copy, recall, count, agree, by distance.";
 export const path = "abilities";
-export const lacks = info => (info?.words || info?.writes ? "" : "neither continues a text nor fills it in");
+export const lacks = lacksTokens;
 
 const QUESTIONS = 25; // at each distance
 

@@ -10,7 +10,6 @@ import { table } from "./table.js";
 export const title = "Anatomy";
 export const about = "The model's parts, what they cost, and how they compute.";
 export const path = "anatomy";
-export const lacks = () => "";
 
 const SECTIONS = { anatomy: "Parts", costs: "Costs", growth: "Growth", graph: "Graph" };
 const NGRAM_NOTE = "An n-gram model looks up counts. It has no weights to count, and its graph depends on the counts: "

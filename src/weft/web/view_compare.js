@@ -7,7 +7,6 @@ import { facts, fold, table } from "./table.js";
 export const title = "Compare";
 export const about = "Models trained with equal compute, and scaling laws.";
 export const path = "compare";
-export const lacks = () => "";
 
 const COMMANDS = ["weft compare lstm transformer++ --data book.txt --flops 1e13",
   "weft scale llama-tiny --data book.txt --budget 1e13"];

@@ -10,9 +10,7 @@ import { STATES } from "./runs_parts.js";
 import { abbreviate, capitalised, percent } from "./words.js";
 
 export const title = "Home";
-export const about = "";
 export const path = "";
-export const lacks = () => "";
 
 const MIN_LETTERS = 20, MAX_LETTERS = 70; // of the text that the first prediction follows
 const SURE = 0.5; // probability of the most probable token that makes a good first prediction

@@ -1,11 +1,10 @@
 import * as lens from "./lens.js";
-import { readingView } from "./reading.js";
+import { lacksTokens, readingView } from "./reading.js";
 
 export const title = "Lens";
 export const about = "What each layer would predict if the model ended there.";
 export const path = "lens";
-export const lacks = info => (!info?.words ? "neither continues a text nor fills it in"
-  : info.heads ? "" : "has no residual stream to look at after each layer");
+export const lacks = info => lacksTokens(info) || (info.heads ? "" : "has no residual stream to look at after each layer");
 
 export function mount(main, context) {
   const changed = ({ show, row, column }) => context.set({ show: show === "guess" ? undefined : show, row, column });

@@ -1,13 +1,12 @@
 import { h } from "./dom.js";
 import * as patch from "./patch.js";
-import { isRefused, readingView, textBox } from "./reading.js";
+import { isRefused, lacksTokens, readingView, textBox } from "./reading.js";
 import { shellQuote } from "./save.js";
 
 export const title = "Patch";
 export const about = "Put activations of one text into another, and see where its answer comes back.";
 export const path = "patch";
-export const lacks = info => (!info?.words ? "neither continues a text nor fills it in"
-  : info.kind === "ngram" ? "has counts and no activations" : "");
+export const lacks = info => lacksTokens(info) || (info.kind === "ngram" ? "has counts and no activations" : "");
 
 export async function mount(main, context) {
   const { state, info, api, signal } = context;

@@ -1,4 +1,4 @@
-import { button, debounced, h, roving, soft } from "./dom.js";
+import { barRow, button, debounced, h, roving, soft } from "./dom.js";
 import { isRefused, latest, sampleNote, textBox } from "./reading.js";
 import * as saliency from "./saliency.js";
 import { saveTools, shellQuote } from "./save.js";
@@ -107,10 +107,8 @@ const explained = (...parts) => h("p", { class: "saliency-target" }, ...parts, "
 
 function rows(items, choose) {
   const list = h("div", { class: "predict-rows", role: "group", "aria-label": "Select one to see what it depends on" },
-    items.map(({ output, text, share, number, chosen }) => button([h("bdi", {}, text),
-      h("span", { class: "write-bars" }, h("span", { class: "write-bar write-after", style: { "--p": share } })),
-      h("span", { class: "write-number" }, number)], () => choose(output),
-    { class: "write-row", tabindex: chosen ? 0 : -1, "aria-current": chosen && "true", "data-output": output })));
+    items.map(({ output, text, share, number, chosen }) => barRow(h("bdi", {}, text), share, number, () => choose(output),
+      { tabindex: chosen ? 0 : -1, "aria-current": chosen && "true", "data-output": output })));
   roving(list, () => [...list.children]);
   return list;
 }

@@ -9,7 +9,6 @@ import { numberWithin, withCommas } from "./words.js";
 export const title = "Runs";
 export const about = "Training curves, samples, recipes and events, updated live.";
 export const path = "runs";
-export const lacks = () => "";
 
 const POLL_MS = 2000, IDLE_MS = 8000; // between requests while a run is training, and while none is
 const MAX_CHOSEN = 12; // runs shown together

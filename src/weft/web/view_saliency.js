@@ -1,11 +1,10 @@
-import { readingView } from "./reading.js";
+import { lacksTokens, readingView } from "./reading.js";
 import * as saliency from "./saliency.js";
 
 export const title = "Saliency";
 export const about = "Select a token to see which others its prediction depends on.";
 export const path = "saliency";
-export const lacks = info => (!info?.words ? "neither continues a text nor fills it in"
-  : info.kind === "ngram" ? "has counts and no gradients" : "");
+export const lacks = info => lacksTokens(info) || (info.kind === "ngram" ? "has counts and no gradients" : "");
 
 export function mount(main, context) {
   const { state } = context;

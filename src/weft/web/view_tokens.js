@@ -7,7 +7,6 @@ import { withCommas } from "./words.js";
 export const title = "Tokens";
 export const about = "How each available tokenizer splits a text.";
 export const path = "tokens";
-export const lacks = () => "";
 
 const EXAMPLE = "The tokenizer's untranslatable naïveté: 3.14159, 東京, שלום, 😀!";
 const NAMES = { byte: "bytes", char: "characters", word: "words", bpe: "byte-pair encoding",
