@@ -100,6 +100,7 @@ export function roving(container, items, { onfocus, row = items } = {}) {
   const enter = element => {
     for (const item of items()) item.tabIndex = item === element ? 0 : -1;
   };
+  if (container instanceof SVGElement) container.tabIndex = -1; // no Tab stop
   container.addEventListener("focusin", event => {
     if (!items().includes(event.target)) return;
     enter(event.target);
