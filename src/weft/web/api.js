@@ -1,4 +1,6 @@
 // Requests to the server. A failure is an ApiError with the server's message; status 0 means no response.
+const LOST = "The connection was lost during the response.";
+
 class ApiError extends Error {
   constructor(status, message) { super(message); this.status = status; }
 }
@@ -63,7 +65,7 @@ async function read(path, options) {
     return content;
   } catch (error) {
     if (isAbort(error) || error instanceof ApiError) throw error;
-    throw new ApiError(0, "The connection was lost during the response.");
+    throw new ApiError(0, LOST);
   } finally {
     busy(-1);
   }
@@ -86,7 +88,7 @@ export async function* stream(path, body, signal) {
     for (;;) {
       const { done, value } = await reader.read().catch(error => {
         if (isAbort(error)) throw error;
-        throw new ApiError(0, "The connection was lost during the response.");
+        throw new ApiError(0, LOST);
       });
       if (done) return;
       const parts = (rest + value).split("\n\n");

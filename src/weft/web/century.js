@@ -15,7 +15,7 @@ export function mount(element, { plot, cards }) {
     const kept = each.y.map((y, n) => (y > -at - 0.5 ? n : -1)).filter(n => n >= 0);
     return { ...each, x: kept.map(n => each.x[n]), y: kept.map(n => each.y[n]) };
   });
-  const steps = player({ pace: () => PACE, move, restart: () => show(0) });
+  const steps = player({ pace: PACE, move, restart: () => show(0) });
   const drawn = chart.mount(place, { ...plot, x: { ...plot.x, includes: range() }, controls: false });
 
   // The axis stays the same while rows appear.

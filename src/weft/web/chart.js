@@ -15,7 +15,6 @@ const MIN_SMOOTHED = 30; // points of a line that can be smoothed
 const LOOK = { colour: "c0", marker: "", dash: "", width: 1.8 };
 
 /**
- * Draw a chart into an element.
  * @param {Element} element
  * @param {PlotData} data
  * @param {{ zoom?: (range: Range | null) => void, read?: (x: number | null) => void,

@@ -48,19 +48,13 @@ function marker(look, [x, y], tooltip = "") {
     : s("path", { d: `M${round(x)} ${round(y)}${MARKERS[look.marker]}`, ...coloured(look, "dot") }, title);
 }
 
-/**
- * Draw a series' line and marker for the legend.
- * @param {Look} look
- */
+/** @param {Look} look */
 export function legendSample(look) {
   return s("svg", { class: "plot-sample", viewBox: "0 0 22 10", width: 22, height: 10, "aria-hidden": "true" },
     look.width > 0 && line([[1, 5], [21, 5]], look, "line"), look.marker && marker(look, [11, 5]));
 }
 
-/**
- * Describe a position on the horizontal axis.
- * @param {AxisData} axis
- */
+/** @param {AxisData} axis */
 export function positionText(axis, x) {
   const label = axis.ticks?.find(tick => tick.value === x)?.label;
   const text = Math.abs(x) < 1e6 || axis.format === "duration" ? exactText(x, axis) : formatOf(axis)(x);

@@ -5,7 +5,7 @@ import { percent } from "./words.js";
 
 const GOLDEN = 137.508; // degrees between the hues of neighbouring experts
 
-export const hueOf = expert => `oklch(0.62 0.17 ${(25 + expert * GOLDEN) % 360})`;
+const hueOf = expert => `oklch(0.62 0.17 ${(25 + expert * GOLDEN) % 360})`;
 
 // `data` is the JSON of explain/experts.py's ExpertMap; `changed({ layer, place })` is called with another selection.
 export function mount(element, data, /** @type {any} */ { layer, place, changed = () => {} } = {}) {

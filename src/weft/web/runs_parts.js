@@ -47,7 +47,6 @@ export function sampleOf(run, step, named) {
     texts.length ? shown : h("p", { class: "soft" }, "No sample yet."));
 }
 
-// A table of text; a row is a card on a narrow page.
 const cards = (label, header, rows, kind = "") =>
   scrollRegion(label, htmlTable({ header, rows, text: [...header.keys()], kind: `prose ${kind}`, cards: true }));
 

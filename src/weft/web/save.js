@@ -41,9 +41,6 @@ async function png(svg, scale = 2) {
 
 export const shellQuote = text => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`;
 
-// Whether a model is not the run itself; no command shows one.
-export const isVariant = info => info.step !== undefined || info.off?.length > 0;
-
 /**
  * @param {{ id: string, step?: number, off?: string[] }} info
  * @param {string} view
@@ -51,7 +48,7 @@ export const isVariant = info => info.step !== undefined || info.off?.length > 0
  * @param {(string | undefined)[]} options
  */
 export function explainCommand(info, view, { text, target }, ...options) {
-  if (isVariant(info)) return "";
+  if (info.step !== undefined || info.off?.length) return ""; // of a variant
   return ["weft explain", shellQuote(`runs/${info.id}`), `--only ${view}`, text && `--text ${shellQuote(text)}`,
     target && `--target ${shellQuote(target)}`, ...options].filter(Boolean).join(" ");
 }

@@ -96,7 +96,7 @@ export function mount(element, data, /** @type {any} */ { step, play = false, ch
     playing.setEnds(at === 0, at > last);
     return at <= last;
   };
-  const playing = player({ pace: () => PACE, move: by => show(at + by), restart: () => show(0),
+  const playing = player({ pace: PACE, move: by => show(at + by), restart: () => show(0),
     onstop: () => changed({ step: at > last ? undefined : at }) });
   element.replaceChildren(h("div", { class: "search" },
     data.prompt && h("p", {}, data.translates ? "From " : "After ", h("code", {}, showWhitespace(data.prompt))),

@@ -1,8 +1,7 @@
 // Two models side by side: the panes, and tokens of two tokenizations that cover the same characters.
 import { h } from "./dom.js";
 import { titleOf } from "./variants.js";
-
-const SPECIAL = /^(<[^<>\s]+>|\[[A-Z]+\])$/;
+import { isSpecial } from "./words.js";
 
 // One titled place per model; a note says what its marks mean.
 export function panes(infos, note = "") {
@@ -13,7 +12,7 @@ export function panes(infos, note = "") {
 }
 
 // A token's characters without spaces; a special token has none.
-export const lettersOf = piece => (SPECIAL.test(piece) ? "" : piece.replace(/^##|[\s␣⏎⇥▁]/g, "").toLowerCase());
+export const lettersOf = piece => (isSpecial(piece) ? "" : piece.replace(/^##|[\s␣⏎⇥▁]/g, "").toLowerCase());
 
 /**
  * The finest segments at whose ends both lists of tokens end: [first, end, first, end] of each list; null if the tokens

@@ -12,7 +12,7 @@ import { valueTables } from "./stage_table.js";
 import { encoderOf } from "./stage_threads.js";
 import { transformer, transformerSteps } from "./stage_transformer.js";
 import { temperatureSlider, updateWords } from "./stage_words.js";
-import { clamp, numberWithin } from "./words.js";
+import { clamp, isSpecial, numberWithin } from "./words.js";
 
 const NARROW = { block: 90, source: 94, other: 54 }; // type sizes; a narrower picture is stacked
 const FIRST_PACE = 2900, PACE = 1500; // milliseconds per step, for the first token and for later ones
@@ -22,7 +22,6 @@ const MAX_SAID = { narrow: 60, wide: 150 }; // letters of the headline
 const MAP = 18; // pixels above a closer view: how far along the stream it is
 const MAP_PARTS = { embedding: [0.02, 0.14], head: [0.2, 0.6], cross: [0.4, 0.7], align: [0.2, 0.4], layer: [0.3, 0.7],
   ff: [0.6, 0.76], order: [0.2, 0.7], logit: [0.84, 1] };
-const SPECIAL = /^(<[^<>␣]+>|\[[A-Z]+\])$/;
 const FAMILIES = { recurrent: [recurrent, recurrentSteps], bahdanau: [recurrent, recurrentSteps],
   elmo: [recurrent, recurrentSteps], ngram: [ngram, ngramSteps], bengio: [ngram, ngramSteps] };
 const ICONS = { back: "M12 3v14L3 10zM2 3h2v14H2z", next: "M2 3v14l9-7zM10 3h2v14h-2z", play: "M2 2v16l11-8z",
@@ -281,7 +280,7 @@ export function mount(element, data, hooks = {}) {
 
   // the tokens as text, each underlined; of a long text the end
   function words(pieces, { here = -1, rows = [] }) {
-    const shown = pieces.map((piece, n) => ({ n, text: SPECIAL.test(piece) && !(stage.fills && n === here) ? ""
+    const shown = pieces.map((piece, n) => ({ n, text: isSpecial(piece) && !(stage.fills && n === here) ? ""
       : piece.replaceAll("␣", " ") })).filter(({ text }) => text);
     if (shown[0]) shown[0].text = shown[0].text.trimStart() || shown[0].text;
     let letters = 0, from = shown.length;

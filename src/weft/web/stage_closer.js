@@ -197,7 +197,6 @@ function unitView(stage, layer, unit) {
   })];
 }
 
-// One order of an n-gram model: how often each candidate followed the context, and what the shorter context adds.
 function orderView(stage, order) {
   const { fs, W, H, narrow, m } = boxOf(stage), { step } = stage, values = name => valuesOf(order, name);
   const p = values("probability"), counts = values("counts"), own = values("from its own counts") ?? p,

@@ -24,7 +24,6 @@ function checkpointSlider(label, info, change) {
 }
 
 /**
- * Controls of the header.
  * @param {any} sides  the model's `info`, the `other` beside it, all `models`, and `fits(model)`: whether one can be there
  * @param {any} on  `choose(id)` another model, `move(changes)` to another checkpoint or beside another model
  */

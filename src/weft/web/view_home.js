@@ -19,18 +19,18 @@ const MAX_CARDS = 12; // models shown before "Show all" is pressed
 const MAX_RUNS = 4; // latest runs with their curves
 const LIVE_PARAMETERS = 60e6; // a larger model writes a sample only on request
 const WAIT_MS = 3000; // between looks for a first model
-const KINDS = { "decoder": "Transformer decoder", "encoder": "Transformer encoder",
-  "encoder-decoder": "Transformer encoder and decoder", "recurrent": "Recurrent network", "bengio": "Neural n-gram", "ngram": "N-gram model",
-  "bahdanau": "Recurrent encoder and decoder with attention", "elmo": "LSTMs in both directions (ELMo)" };
+const KINDS = { decoder: "Transformer decoder", encoder: "Transformer encoder",
+  "encoder-decoder": "Transformer encoder and decoder", recurrent: "Recurrent network", bengio: "Neural n-gram", ngram: "N-gram model",
+  bahdanau: "Recurrent encoder and decoder with attention", elmo: "LSTMs in both directions (ELMo)" };
 const GOOD_AT = {
   "next-token": "Continues a text in the style of its training data.",
-  "chat": "Answers messages and remembers the conversation.",
-  "pairs": "Writes one text from another, such as a translation or a summary.",
-  "masked": "Fills in missing words from the text on both sides.",
+  chat: "Answers messages and remembers the conversation.",
+  pairs: "Writes one text from another, such as a translation or a summary.",
+  masked: "Fills in missing words from the text on both sides.",
   "masked+next": "Fills in missing words from the text on both sides.",
-  "classify": "Chooses a label for a text.", "regress": "Predicts a number from a text.",
-  "tag": "Gives every word of a text a tag.", "answer": "Finds the answer to a question in a text.",
-  "contrastive": "Turns texts into vectors that are close if the texts are similar.",
+  classify: "Chooses a label for a text.", regress: "Predicts a number from a text.",
+  tag: "Gives every word of a text a tag.", answer: "Finds the answer to a question in a text.",
+  contrastive: "Turns texts into vectors that are close if the texts are similar.",
 };
 // the first steps of a person who has never seen a language model; the first of `views` that the model has is opened
 const STEPS = [
@@ -196,7 +196,7 @@ class Home {
     const again = button("↻", write, { class: "home-again", title: "Another sample", "aria-label": `Another sample of ${model.id}` });
     const card = h("article", { class: "home-card" },
       h("header", {}, h("h3", {}, h("a", { href: link(home.path, { model: model.id }) }, model.id)), model.continues && again),
-      h("p", { class: "home-kind" }, KINDS[model.kind] ?? capitalised(model.kind), h("br"), sizes.filter(Boolean).join(" · ")),
+      h("p", { class: "soft home-kind" }, KINDS[model.kind] ?? capitalised(model.kind), h("br"), sizes.filter(Boolean).join(" · ")),
       sample, h("p", {}, GOOD_AT[model.objective] ?? `${capitalised(model.makes)}.`),
       h("p", { class: "home-views" }, shown.map(view => h("a", { href: link(view.path, { model: model.id }) }, view.title))));
     card.addEventListener("seen", () => {

@@ -36,6 +36,9 @@ export function abbreviate(value) {
   return `${Number((value / unit).toPrecision(3))}${name}`;
 }
 
+// Whether a token is a special one, as <eos> or [MASK].
+export const isSpecial = piece => /^(<[^<>\s␣]+>|\[[A-Z]+\])$/.test(piece);
+
 // A text with symbols for line breaks, tabs, and leading and trailing spaces.
 const SYMBOLS = { "\n": "⏎", "\t": "⇥", "\r": "␍" };
 export const showWhitespace = text => text.replace(/[\n\t\r]/g, character => SYMBOLS[character])
