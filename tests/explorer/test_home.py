@@ -27,6 +27,7 @@ def test_a_prediction_is_continued_and_models_have_cards(page: Any, at: Callable
     card = page.locator(".home-card", has=page.locator("h3", has_text="gpt")).first
     card.scroll_into_view_if_needed()
     card.locator(".home-sample b").wait_for()
+    assert "undefined" not in page.locator("main").inner_text()
     page.locator(".home-run .chart").first.wait_for()
     assert not problems_of(page)
 

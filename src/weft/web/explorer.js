@@ -207,7 +207,7 @@ document.addEventListener("weft-busy", event => {
 addEventListener("popstate", () => render());
 const loaded = await Promise.allSettled(VIEWS.map(name => import(`./view_${name}.js`)));
 for (const result of loaded) {
-  if (result.status === "fulfilled") views.push({ lacks: () => "", ...result.value, ofText: OF_A_TEXT.includes(result.value.path) });
+  if (result.status === "fulfilled") views.push({ about: "", lacks: () => "", ...result.value, ofText: OF_A_TEXT.includes(result.value.path) });
   else console.error(result.reason);
 }
 await begin();
