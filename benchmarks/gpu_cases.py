@@ -233,19 +233,22 @@ def llama_weft(bench: Bench, size: Size) -> Step:
     return bench.ours(settings, Batch(*bench.text(size)), token_loss_of(NextToken()))
 
 
+def their_sizes(size: Size) -> dict[str, int]:
+    """Sizes under the names that most of transformers' configurations have."""
+    return {
+        "vocab_size": size.vocab_size,
+        "hidden_size": size.d_model,
+        "intermediate_size": size.d_ff,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "max_position_embeddings": size.length,
+    }
+
+
 def llama_transformers(bench: Bench, size: Size) -> Step:
     import transformers
 
-    config = transformers.LlamaConfig(
-        vocab_size=size.vocab_size,
-        hidden_size=size.d_model,
-        intermediate_size=size.d_ff,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        max_position_embeddings=size.length,
-        tie_word_embeddings=False,
-        use_cache=False,
-    )
+    config = transformers.LlamaConfig(**their_sizes(size), tie_word_embeddings=False, use_cache=False)
     model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="sdpa")
     tokens, _ = bench.text(size)
     return bench.theirs(model, lambda model: model(input_ids=tokens, labels=tokens).loss)
@@ -262,13 +265,8 @@ def experts_transformers(bench: Bench, size: Size) -> Step:
     import transformers
 
     config = transformers.MixtralConfig(
-        vocab_size=size.vocab_size,
-        hidden_size=size.d_model,
-        intermediate_size=size.d_ff,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
+        **their_sizes(size),
         num_key_value_heads=size.heads,
-        max_position_embeddings=size.length,
         num_local_experts=EXPERTS,
         num_experts_per_tok=CHOSEN,
         output_router_logits=True,  # with the balance loss
@@ -305,14 +303,7 @@ def bert_weft(bench: Bench, size: Size) -> Step:
 def bert_transformers(bench: Bench, size: Size) -> Step:
     import transformers
 
-    config = transformers.BertConfig(
-        vocab_size=size.vocab_size,
-        hidden_size=size.d_model,
-        intermediate_size=size.d_ff,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        max_position_embeddings=size.length,
-    )
+    config = transformers.BertConfig(**their_sizes(size))
     tokens, positions, words = _masked(bench, size)
     labels = torch.full_like(tokens, -100).scatter(1, positions, words)
     model = transformers.BertForMaskedLM._from_config(config, attn_implementation="sdpa")

@@ -68,7 +68,10 @@ function card(part, path, total, choose, around = 1) {
       part.parts.map((inside, n) => card(inside, [...path, n], total, choose, all))));
 }
 
-export function mount(element, data, /** @type {any} */ { shown = {}, changed = () => {} } = {}) {
+// `shown.part` is the path of the selected part.
+export function mount(element, data,
+  /** @type {{ shown?: { part?: string }, changed?: (state: { part: string }) => void }} */
+  { shown = {}, changed = () => {} } = {}) {
   const at = path => path.slice(1).reduce((part, n) => part.parts[n], data.columns[path[0]]);
   const name = path => {
     const part = at(path);
@@ -87,6 +90,7 @@ export function mount(element, data, /** @type {any} */ { shown = {}, changed = 
     ? [framed(drawings[0], "anat-joint"), h("div", {}, lists.map((list, n) => [
       list[0], framed(drawings[n + 1], "anat-single"), list[1]]))]
     : [framed(drawings[0], ""), h("div", {}, lists[0])];
+  // a recurrent network over time
   const overTime = data.unrolled && drawing(data.unrolled, name, "the network over time: inputs below, losses above");
   if (overTime) drawings.push(overTime);
   const summary = h("p", {}, data.parameters > 0 && [h("b", {}, number(data.parameters)), " parameters. "],

@@ -157,6 +157,7 @@ class View {
       this.legend);
   }
 
+  // the colour bar: a swatch for each of some probabilities
   drawLegend() {
     const how = this.shadeSelect.value;
     const swatch = p => h("span", {}, h("i", { style: { background: `color-mix(in srgb, var(--deep) ${

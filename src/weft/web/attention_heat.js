@@ -38,6 +38,7 @@ export class Heat {
     this.readout.replaceChildren(this.hint);
   }
 
+  // show a head, and mark the row of a token
   show(layer, head, query) {
     this.layer = layer;
     this.head = head;

@@ -31,6 +31,7 @@ function groupByWeight(strongest, steps) {
   return groups;
 }
 
+// Draw the lines of a query in some heads of a layer; `room` is the available width.
 export function lines(maps, { layer, heads, query }, room) {
   const narrow = room < 480, strongest = heads.map(head => maps.strongest(layer, head, query));
   const [left, right] = shownTokens(maps, query, strongest);

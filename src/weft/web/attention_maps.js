@@ -39,6 +39,7 @@ class Maps {
 
   weight(layer, head, row, column) { return this.square[this.level(layer, head, row, column)]; }
 
+  // [key, weight] of a query, the strongest first
   strongest(layer, head, query) {
     const result = [];
     if (this.best) {
@@ -80,6 +81,7 @@ class Maps {
   }
 }
 
+// a colour of the style sheet as [red, green, blue, opacity]
 function rgb(text) {
   const canvas = h("canvas").getContext("2d", { willReadFrequently: true });
   canvas.fillStyle = text;
@@ -87,6 +89,7 @@ function rgb(text) {
   return canvas.getImageData(0, 0, 1, 1).data;
 }
 
+// Maps levels to the colours of the page, light or dark.
 export class Shades {
   constructor(root) {
     this.root = root;

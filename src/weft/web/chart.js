@@ -15,6 +15,7 @@ const MIN_SMOOTHED = 30; // points of a line that can be smoothed
 const LOOK = { colour: "c0", marker: "", dash: "", width: 1.8 };
 
 /**
+ * Draw a chart into an element.
  * @param {Element} element
  * @param {PlotData} data
  * @param {{ zoom?: (range: Range | null) => void, read?: (x: number | null) => void,
@@ -176,6 +177,7 @@ class Chart {
     return this.series.filter(series => series.x.length && !series.background && !this.hidden.has(series.name));
   }
 
+  // The point of any series that is nearest on the screen.
   nearest(x, { xOf }) {
     let best = null, least = Infinity;
     for (const { x: xs, ascends } of this.readableSeries()) {

@@ -112,6 +112,7 @@ function sample(series, values, range, log) {
   return sampled;
 }
 
+// Return the geometry of a chart; null if there is nothing to draw.
 export function frameOf(chart, width, height) {
   const { x, y, title } = chart.data, shown = chart.series.filter(series => !chart.hidden.has(series.name));
   const front = shown.filter(series => !series.background), ranges = axisRanges(chart, front);

@@ -1,3 +1,4 @@
+// The command that reproduces a page.
 import { button, copyText, h } from "./dom.js";
 
 export function mount(element, command) {

@@ -5,6 +5,7 @@ import { decodeBase64, percent, withCommas } from "./words.js";
 const EXCLUDED = -9999; // log-probability that the server writes for an excluded token
 export const MAX_LISTED = 40; // most probable tokens to list
 
+// Float32 log-probabilities by token id, from base64.
 export const unpackLogprobs = text => new Float32Array(decodeBase64(text).buffer);
 
 function softmax(values) {

@@ -22,6 +22,7 @@ export const s = (tag, props, ...children) => fill(document.createElementNS(SVG,
 export const picture = (width, height, props, ...children) =>
   s("svg", { viewBox: `0 0 ${width} ${height}`, width, height, ...props }, ...children);
 
+// Path of an arrow head at a point, pointing away from another.
 export function tip({ x, y }, from, size = 7) {
   const angle = Math.atan2(y - from.y, x - from.x);
   const side = by => [x - size * Math.cos(angle + by), y - size * Math.sin(angle + by)].map(Math.round).join(" ");
@@ -40,6 +41,7 @@ export const soft = (...children) => h("span", { class: "soft" }, ...children);
 let lastId = 0;
 export const uniqueId = (prefix = "w") => `${prefix}-${++lastId}`;
 
+// A labelled control: field("Temperature", h("input", …)).
 export function field(label, control, ...others) {
   control.id ||= uniqueId();
   return h("div", { class: "field" }, h("label", { for: control.id }, label), control, ...others);
@@ -50,6 +52,7 @@ export function select(options, value, onchange, props = {}) {
     options.map(([id, name]) => h("option", { value: id, selected: String(id) === String(value) }, name)));
 }
 
+// A slider that shows its value as text; `format(value)` returns it.
 export function slider(label, { format, change, ...range }) {
   const output = h("output"), input = h("input", { type: "range", ...range, oninput: () => {
     show();

@@ -8,7 +8,9 @@ const GOLDEN = 137.508; // degrees between the hues of neighbouring experts
 const hueOf = expert => `oklch(0.62 0.17 ${(25 + expert * GOLDEN) % 360})`;
 
 // `data` is the JSON of explain/experts.py's ExpertMap; `changed({ layer, place })` is called with another selection.
-export function mount(element, data, /** @type {any} */ { layer, place, changed = () => {} } = {}) {
+export function mount(element, data,
+  /** @type {{ layer?: any, place?: any, changed?: (state: any) => void }} */
+  { layer, place, changed = () => {} } = {}) {
   let state = { layer: indexIn(data.layers, layer) ?? 0, place: indexIn(data.tokens, place) ?? 0 };
   const { element: details, show: describe } = panel("Select a token to see its experts.");
   const strip = shadedText({ label: "The text, coloured by expert", tokens: data.tokens, choose: n => choose(n) });

@@ -53,6 +53,7 @@ function frame(info, other = null, how = "") {
     move: (changes, how) => move(info, changes, how) }) : []);
 }
 
+// Show the view of another checkpoint, or beside another model.
 function move(info, changes, how = "moved") {
   const { path, state } = address();
   show(path, { ...state, model: state.model ?? info.id, ...changes }, false);
@@ -63,6 +64,7 @@ function move(info, changes, how = "moved") {
 const fitsBeside = (view, info, other) => !view.lacks(other) && other.writes === info.writes
   && (view.path !== "write" || !other.objective.startsWith("masked"));
 
+// Open the same view of another model, or the first view that it has.
 function openModel(path, id) {
   const info = models.find(model => model.id === id), has = view => view.path && !view.lacks(info);
   const view = views.find(one => one.path === path && has(one)) ?? views.find(has);

@@ -93,6 +93,7 @@ export function mount(element, data,
   const width = (text, size) => textWidth(text, `${size}px ${fontFamily}`) + 1;
   const item = key => key < first ? nodes[key] : groups[key - first];
 
+  // Texts of a closed box.
   function describe(key) {
     const { name, kind, shape, path, forward, backward, ...rest } = item(key);
     const order = backwardBox.checked ? backward : forward, formulas = data.formulas[rest.formulas];
@@ -202,6 +203,7 @@ export function mount(element, data,
     return { button: box, parts: [box, label] };
   }
 
+  // Marks the selected box and its connectors, and makes it the only box in the tab order.
   function highlight(key) {
     for (const { button } of marks.values()) {
       if (button.tabIndex === 0) button.tabIndex = -1;

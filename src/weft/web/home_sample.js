@@ -15,6 +15,7 @@ export async function sampleOf(place, model, { api, signal, seed }) {
   return place.replaceChildren(soft(short(text, 120)));
 }
 
+// The prompt, then the tokens as they arrive.
 async function written(place, model, text, { api, signal, seed }) {
   const input = firstWords(text, model.writes ? SOURCE_WORDS : model.chat ? 2 * PROMPT_WORDS : PROMPT_WORDS);
   const output = h("b", { dir: "auto" });

@@ -13,6 +13,7 @@ function layerNames(layers) {
 
 const rankOf = (data, row, column) => withCommas(data.final_rank[row][column]);
 
+// Text and shade of a cell: the prediction and its probability, or the rank of the model's final prediction.
 function content(data, show, row, column) {
   const { piece, probability } = data.guesses[row][column];
   return show === "rank" ? [rankOf(data, row, column), data.final_probability[row][column]] : [piece, probability];
@@ -32,7 +33,9 @@ function cellDetails(data, names, row, column) {
 }
 
 // `data` is the JSON of explain/lens.py's Lens; `changed({ show, row, column })` is called with another selection.
-export function mount(element, data, /** @type {any} */ { show = "guess", row, column, changed = () => {} } = {}) {
+export function mount(element, data,
+  /** @type {{ show?: string, row?: any, column?: any, changed?: (state: any) => void }} */
+  { show = "guess", row, column, changed = () => {} } = {}) {
   const layers = data.guesses.length, names = layerNames(layers);
   let state = { show: Object.hasOwn(CONTENTS, show) ? show : "guess", row: indexIn(data.guesses, row) ?? layers - 1,
     column: indexIn(data.read, column) ?? 0 };

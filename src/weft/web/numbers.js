@@ -1,8 +1,9 @@
 // Number formats of axes and tables, the same as in figures/formats.py; tests/figures/test_axes.py compares the two.
 const SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹";
-/** @type {[number, string][][]} */
-const [SUFFIXES, TIME_UNITS] = [[[1e15, "P"], [1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]],
-  [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]]];
+/** @type {[number, string][]} */
+const SUFFIXES = [[1e15, "P"], [1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]];
+/** @type {[number, string][]} */
+const TIME_UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
 const MIN_SUFFIXED = 1e4; // smaller numbers are written out: 2500, but 25k
 
 // Format with at most `digits` significant digits, as Python's %g does but with a short exponent: 0.05, 2500, 5e-5.
@@ -24,6 +25,7 @@ function roundHalfEven(value, digits) {
   return `${towards}e${exact.split("e")[1]}`;
 }
 
+// Format with a suffix from 10,000 on: 0.25, 2500, 25k, 1.5M, 2B; 5e-5.
 export function number(value) {
   const found = Math.abs(value) >= MIN_SUFFIXED && SUFFIXES.find(([size]) => Math.abs(value) >= size);
   return found ? `${general(value / found[0])}${found[1]}` : general(value);
@@ -40,8 +42,10 @@ export function scientific(value) {
   return mantissa === "1" ? `10${exponent}` : `${mantissa}·10${exponent}`;
 }
 
+// Format a factor: 2 → "2×".
 const multiple = value => `${general(value)}×`;
 
+// Format a change: 0.5 → "+0.5".
 const signed = value => value > 0 ? `+${general(value)}` : general(value);
 
 // Format seconds in the largest unit that gives at least 1: 90 → "1.5 min".

@@ -8,6 +8,7 @@ import { clamp, minus } from "./words.js";
 const MAX_LISTED = 10;
 const share = value => `${minus((100 * value).toFixed(1))} %`;
 
+// Nodes, neurons or paths by their effect.
 function effects(name, list) {
   const interval = ({ low, high }) => (low === null ? [] : [`${share(low)} … ${share(high)}`]);
   return list.length > 0 && table({ title: `Strongest ${name}s`, text: [0],
@@ -22,7 +23,9 @@ function circuitTable({ kept, nodes, pairs, accuracies }) {
 }
 
 // `data` is the JSON of explain/interventions/picture.py's Patching; `changed({ site, row, column })` as in lens.js.
-export function mount(element, data, /** @type {any} */ { site, row, column, changed = () => {} } = {}) {
+export function mount(element, data,
+  /** @type {{ site?: any, row?: any, column?: any, changed?: (state: any) => void }} */
+  { site, row, column, changed = () => {} } = {}) {
   let state = { site: indexIn(data.maps, site) ?? 0, row: 0, column: 0 };
   const { element: details, show: describe } = panel("Select a cell to see its value.");
   const drawn = h("div");

@@ -49,6 +49,7 @@ const pen = {
   clear() { this.page?.replaceChildren(); },
 };
 
+// Focus the current item of the view, and pass the key on to it.
 function stepInView(key) {
   const list = document.querySelector(`main :is(${STEPPED})`), item = list?.querySelector('[tabindex="0"]');
   if (!list || !item || list.contains(document.activeElement)) return false;

@@ -40,6 +40,7 @@ export function textBox(label, oninput, props = {}) {
   return { field: labelled, area };
 }
 
+// Where a sample text comes from, as a sentence.
 export const sampleNote = origin => (origin.startsWith("from") ? `Sample ${origin}.`
   : `${capitalised(origin)}.`);
 

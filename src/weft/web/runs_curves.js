@@ -61,6 +61,7 @@ const sentence = key => {
 const look = (index, held, alone) => ({ colour: held && alone ? "c1" : COLOURS[index % 4], marker: held ? "o" : "",
   dash: DASHES[Math.floor(index / 4) % 3], width: held && !alone ? 1.2 : 1.8 });
 
+// The charts of runs on one horizontal axis, in a fixed order.
 export function charts(runs, { x, logX, logY }) {
   const keys = new Set(runs.flatMap(run => Object.keys(run.series)).filter(key => !NO_CURVE.has(key)));
   if (keys.has("validation_loss")) { keys.delete("validation_loss"); keys.add("loss"); }

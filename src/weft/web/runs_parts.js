@@ -1,3 +1,4 @@
+// Parts of the view of runs: the list, samples, recipes and events.
 import { h } from "./dom.js";
 import { duration } from "./numbers.js";
 import { eventsOf } from "./runs_curves.js";
@@ -47,6 +48,7 @@ export function sampleOf(run, step, named) {
     texts.length ? shown : h("p", { class: "soft" }, "No sample yet."));
 }
 
+// A table of text; a row is a card on a narrow page.
 const cards = (label, header, rows, kind = "") =>
   scrollRegion(label, htmlTable({ header, rows, text: [...header.keys()], kind: `prose ${kind}`, cards: true }));
 

@@ -36,7 +36,10 @@ function mostImportant(data, measure, top) {
 
 // `data` is the JSON of explain/saliency.py's Saliency. `options`: the initial measure, `changed({ measure })`, and
 // `explain(position)` if another prediction can be requested, and the `heading` of a prediction that is not a token.
-export function mount(element, data, /** @type {any} */ { measure = "norm", explain = null, changed = () => {}, heading } = {}) {
+export function mount(element, data,
+  /** @type {{ measure?: string, explain?: ((position: number) => void) | null, changed?: (state: any) => void,
+    heading?: any }} */
+  { measure = "norm", explain = null, changed = () => {}, heading } = {}) {
   const focused = element.querySelector(".saliency-text")?.contains(document.activeElement);
   const text = data.sides.at(-1);
   let chosen = Object.hasOwn(MEASURES, measure) ? measure : "norm";

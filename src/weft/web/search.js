@@ -15,6 +15,7 @@ const OUTCOMES = { unseen: "not considered", pruned: "considered and dropped", k
 
 const fixed = value => minus(value.toFixed(2));
 
+// For every node its depth in tokens, and the text from the prompt to it.
 function prefixes(nodes) {
   const paths = [];
   for (const node of nodes) {
@@ -82,7 +83,9 @@ function drawing(tree, layout, { describe, results, weight }) {
 
 // `data` is the JSON of explain/search.py's SearchTrees. `options`: the initial `step`, by default the last; `play`
 // starts at the first; `changed({ step })` is called when it stops, with undefined for the last step.
-export function mount(element, data, /** @type {any} */ { step, play = false, changed = () => {} } = {}) {
+export function mount(element, data,
+  /** @type {{ step?: any, play?: boolean, changed?: (state: { step: number | undefined }) => void }} */
+  { step, play = false, changed = () => {} } = {}) {
   const { element: details, show: describe } = panel("Bold: result. Dashed: dropped. Dotted: not considered. Point at a node for details.");
   const trees = data.trees.map((tree, n) => drawing(tree, data.layouts[n],
     { describe, results: data.results[n], weight: data.weight }));

@@ -89,6 +89,7 @@ export function shadedText({ label, tokens, choose = () => {}, point = () => {} 
   return { element, shade, mark, light };
 }
 
+// A labelled <select> within a sentence; `names` is { name: label }.
 export function inlineSelect(label, names, name, kind, onchange) {
   return h("label", { class: kind }, `${label} `, select(Object.entries(names), name, onchange));
 }
@@ -99,6 +100,7 @@ export function panel(hint) {
   return { element, show: (...parts) => element.replaceChildren(...parts) };
 }
 
+// Tokens with their probabilities, the most probable first.
 export function predictionList(predictions) {
   return h("ol", {}, predictions.map(({ piece, probability }) =>
     h("li", { class: "shaded-swatch", style: { "--s": probability.toFixed(3) } },

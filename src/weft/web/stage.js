@@ -246,6 +246,7 @@ export function mount(element, data, hooks = {}) {
       ? "Click the sentence to change it, any part to look inside" : "Click any part to look inside"));
   }
 
+  // the paths that the crumbs lead to
   const levelPaths = () => [[],
     ...({ head: [["block"], ["head"], path.slice(0, 2)], cross: [["block"], ["cross"], path.slice(0, 2)], ff: [["ff"]],
     layer: [path.slice(0, 2)], logit: [[]] }[path[0]] ?? [])];
@@ -304,6 +305,7 @@ export function mount(element, data, hooks = {}) {
     if (chosen && at === stage.indexOf("choice")) fillIn(chosen.piece);
   }
 
+  // the element that the chosen word flies to
   function fillIn(piece) {
     const end = says.text.querySelector(stage.fills ? ".stage-here" : ".stage-next:last-child");
     if (!end) return null;
@@ -396,6 +398,7 @@ export function mount(element, data, hooks = {}) {
     if (!path.length && wasPlaying) { wasPlaying = false; start(); }
     if (stage.narrow && path.length) picture.scrollTop = 0;
   }
+  // The encoder is shown complete at first.
   function turnTo(side) {
     if (side === inSource) return;
     inSource = side;
@@ -408,6 +411,7 @@ export function mount(element, data, hooks = {}) {
     : ["head", "cross"].includes(path[0]) && !stage.narrow ? ["block"] : !path.length && inSource ? ["model"] : []);
   const shownZoom = () => [...inSource ? ["encoder"] : [], ...path].join("/");
 
+  // The next head, row, number, neuron, token or unit of a closer view.
   function sibling(by) {
     const { siblings } = stage.view, last = path.length - 1;
     if (!siblings) return false;

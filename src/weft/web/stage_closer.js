@@ -14,6 +14,7 @@ const MAX_CELLS = 128; // neurons that are drawn as a grid
 const boxOf = stage => ({ fs: stage.fs, W: stage.width, H: stage.height, narrow: stage.narrow, m: stage.narrow ? 12 : 20 });
 const figure = value => minus(value, Math.abs(value) < 0.1 && value ? 3 : 2);
 
+// One number and its operands: a times b, term by term, and the sum.
 function product(stage, { a, b, names, end }) {
   const { fs, W, H, narrow, m } = boxOf(stage), terms = a.map((value, n) => value * b[n]),
     count = a.length;
@@ -150,6 +151,7 @@ function rowView(stage, { q, k, v, scores, weights, output }, { name, names, go,
     text(x(cValue) - 12, yo + fs * 2.6, "o = Σ weight × v", "end bold")]];
 }
 
+// A recurrent layer at the followed token: gates and states, unit by unit.
 function layerView(stage, layer, number) {
   const { fs, W, H, narrow, m } = boxOf(stage), names = ["h before", ...layer.cell === "lstm"
     ? ["c before"] : [], ...layer.gates, ...layer.cell === "lstm" ? ["new c"] : [], "new h"];
@@ -170,6 +172,7 @@ function layerView(stage, layer, number) {
     rect(m + side + unit * each, fs, each, H - fs * 2, "hit", 2)))];
 }
 
+// One unit of a recurrent layer: the arithmetic of its new state.
 function unitTerms(layer, unit) {
   const at = values => values[unit], gate = name => layer.values[layer.gates.indexOf(name)][unit];
   const [h0, c0] = layer.previous, [h1, c1] = layer.state;
@@ -197,6 +200,7 @@ function unitView(stage, layer, unit) {
   })];
 }
 
+// One order of an n-gram model: how often each candidate followed the context, and what the shorter context adds.
 function orderView(stage, order) {
   const { fs, W, H, narrow, m } = boxOf(stage), { step } = stage, values = name => valuesOf(order, name);
   const p = values("probability"), counts = values("counts"), own = values("from its own counts") ?? p,

@@ -6,6 +6,7 @@ import { line, rect, text } from "./stage_marks.js";
 const GAP = { wide: 0.55, tight: 1 }; // of a row, where tokens are left out
 const EDGE = 20, STREAM_X = 26, SECTION_X = 58, ROW = 27; // pixels; the last three of the narrow layout
 
+// Outline of a band through [position, thickness] points, along x or, in the narrow layout, along y.
 function outline(points, middle, vertical) {
   const point = (along, across) => (vertical ? `${across} ${along}` : `${along} ${across}`);
   const side = sign => points.map(([along, thick]) => point(along, middle + (sign * thick) / 2));
@@ -74,6 +75,7 @@ function sideBySide(stage, scene, id) {
   const parts = stage.near ? scene.parts.filter(part => part.panel || part.isTokens) : scene.parts;
   const most = fs * 2.9, streamY = H - fs * 1.9 - most / 2, first = fs * 8, last = streamY - most / 2 - fs;
   const gap = fs * 0.9, inner = fs * 0.7;
+  // rows of the two sheaves: the source above, the text below
   const counts = [stage.threads.rows.length, source?.rows.length ?? 0], between = source ? fs * 7.6 : 0;
   const own = spaced(stage.threads.rows, stage.step.pieces.length, source ? GAP.tight : GAP.wide);
   const other = source ? spaced(source.rows, stage.step.source_pieces.length, GAP.tight) : { total: 0, places: [] };
@@ -85,6 +87,7 @@ function sideBySide(stage, scene, id) {
   Object.assign(stage, { streamY, top: source ? top - fs * 4.9 : fs * 2.4, bottom: streamY + most / 2 + fs * 0.5,
     y: n => ysOf[0][n] });
 
+  // widths: fixed ones, the rest by share
   const panelled = parts.filter(part => part.panel), space = part => (part.panel ? inner
     : gap * (part.close ? 0.2 : part.folded ? 0.5 : 1));
   const fan = parts.some(part => part.id === "words") ? fs * 2.6 : 0;

@@ -6,6 +6,7 @@ import { fitText, minus as typeset, round, textWidth, visibleToken, withCommas }
 export const minus = (value, digits = 2) => typeset(value.toFixed(digits));
 export const length = values => Math.sqrt(values.reduce((sum, value) => sum + value * value, 0));
 export const largest = values => values.reduce((most, value) => Math.max(most, Math.abs(value ?? 0)), 0) || 1;
+// Places of the values farthest from zero, the farthest first.
 export const strongestOf = (values, count) => values.map((_, n) => n)
   .sort((a, b) => Math.abs(values[b]) - Math.abs(values[a])).slice(0, count);
 export const dot = (a, b) => a.reduce((sum, value, n) => sum + value * b[n], 0);
@@ -103,6 +104,7 @@ export function chip(label, { x, y, w, h, here, fs }) {
       : "mono middle"));
 }
 
+// A norm, or another function of a whole column, as a tall pill.
 export function pill(label, { x, y, w, h, fs }) {
   return s("g", {}, rect(x, y, w, h, "panel", w / 2), s("text", { class: "middle soft",
     transform: `translate(${x + w / 2 + fs * 0.35} ${y + h / 2}) rotate(-90)` }, label));

@@ -13,6 +13,7 @@ const MAX_PRODUCTS = 3; // lines from a neuron to each side
 // The head of keys or values that a head of queries uses: several may share one.
 const keyHead = ({ q, k }, head) => Math.floor((head * k.length) / q.length);
 
+// Values of one head between the shown tokens.
 export function headOf(attention, head) {
   const chosen = Math.min(head, attention.q.length - 1), shared = keyHead(attention, chosen);
   return { head: chosen, q: attention.q[chosen], k: attention.k[shared], v: attention.v[shared],
@@ -24,6 +25,7 @@ export const hasRoot = ({ scale, q }) => Math.abs(scale - q[0][0].length ** -0.5
 export const scaleText = attention => (hasRoot(attention) ? `/ √\`${attention.q[0][0].length}\``
   : `· \`${brief(attention.scale)}\``);
 
+// Whether a sublayer normalises its input, rather than its result.
 const isPre = ({ stages }, id) => {
   const place = name => stages.findIndex(stage => stage.id === `${id}.${name}`);
   const first = id.endsWith("feedforward") ? "up" : "queries";
@@ -64,6 +66,7 @@ export function transformer(stage) {
   const norm = (name, step) => ({ id: name, at: step, panel: "block", width: fs * 1.9, heightNarrow: 0,
     draw: box => (box.narrow ? [] : [at(n(step), wire(box, 0), pill("norm",
       { x: box.x + fs * 0.2, y: box.y, w: fs * 1.35, h: box.h, fs }))]) });
+  // a sublayer's result returns to the stream
   const join = (box, step, from) => at(step, box.narrow
     ? [line(`M${box.x} ${box.y + box.h - 8}H${box.streamX}`, "wire"), plus(box.streamX, box.y + box.h - 8,
       11)]

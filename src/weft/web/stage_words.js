@@ -104,6 +104,7 @@ function showGap(gap, own, other) {
   gap.classList.toggle("short", own < to);
 }
 
+// A slider of the temperature, placed over the picture.
 export function temperatureSlider(value, change) {
   const output = h("output", {}, value.toFixed(2));
   const input = h("input", { type: "range", min: 0.1, max: 2, step: 0.05, value, "aria-label": "Temperature",

@@ -13,6 +13,7 @@ let typed = null, given = {}; // a text that replaces the story's, and the text 
 const samples = new Map();
 const bar = h("footer", { class: "story", "aria-label": "Story", hidden: true });
 
+// What the address says: the story, its name and the number of the slide, from 0.
 function told() {
   const { state } = page.address(), name = state.story ?? api.savedStory ?? "", story = known?.[name];
   return story ? { name, story, at: clamp(Math.floor(Number(state.slide) || 1), 1, story.slides.length) - 1 } : null;
@@ -81,6 +82,7 @@ async function keep({ name, story, at }) {
   await show(at, false);
 }
 
+// Start the story of the address; false if there is none, and the page is shown as it is.
 export async function begin(explorer) {
   const isFirst = !page;
   page = explorer;

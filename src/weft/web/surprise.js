@@ -93,7 +93,9 @@ function mostSurprising(data, values, unit, choose) {
 // `data` is the JSON of explain/surprise.py's Surprise. `options`: the initial unit and position,
 // `changed({ unit, place })`, which is called with other ones, `point(place)`, called with the token below the pointer,
 // and `all`, responses that share their shades. Returns `choose(place)` and `light(places)`.
-export function mount(element, data, /** @type {any} */ { unit = "nats", place, changed = () => {}, point, all = [data] } = {}) {
+export function mount(element, data,
+  /** @type {{ unit?: string, place?: any, changed?: (state: any) => void, point?: (place: number) => void, all?: any[] }} */
+  { unit = "nats", place, changed = () => {}, point, all = [data] } = {}) {
   const box = h("div", { class: "surprise" }), nats = surprisals(data);
   const first = nats.indexOf(Math.max(...nats)); // by default the most surprising one
   let state = { unit: Object.hasOwn(UNITS, unit) ? unit : "nats", place: indexIn(data.tokens, place) ?? first };

@@ -4,6 +4,7 @@ import { debounced, field, h, select, slider } from "./dom.js";
 
 const VARIANT = /^(.+?)(?:@(\d+))?((?:~(?:encoder|decoder|cross)\.\d+\.\d+)*)$/s;
 
+// The facts of a model or of a variant of one; undefined if the server does not have it.
 export function infoOf(models, id) {
   const [, base, step, off] = VARIANT.exec(id ?? "") ?? [], of = name => models.find(model => model.id === name);
   if (of(id)) return { ...of(id), base: id, off: [] };
@@ -16,6 +17,7 @@ export const titleOf = ({ base, step, off }) => [base, step === 0 ? "before trai
 
 export const idOf = ({ base, step, off }) => [step === undefined ? base : `${base}@${step}`, ...off].join("~");
 
+// A slider over a run's checkpoints; the last place is the best one.
 function checkpointSlider(label, info, change) {
   const steps = info.checkpoints, last = steps.length;
   return slider(label, { min: 0, max: last, step: 1, value: info.step === undefined ? last : steps.indexOf(info.step),
@@ -24,6 +26,7 @@ function checkpointSlider(label, info, change) {
 }
 
 /**
+ * Controls of the header.
  * @param {any} sides  the model's `info`, the `other` beside it, all `models`, and `fits(model)`: whether one can be there
  * @param {any} on  `choose(id)` another model, `move(changes)` to another checkpoint or beside another model
  */

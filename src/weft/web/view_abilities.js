@@ -1,3 +1,4 @@
+// Abilities: made-up sequences with one right continuation; a curve by distance for each ability.
 import * as chart from "./chart.js";
 import { h, soft } from "./dom.js";
 import { lacksTokens } from "./reading.js";

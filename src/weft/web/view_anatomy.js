@@ -1,3 +1,4 @@
+// Anatomy: the parts of a model, their costs, how costs grow, and the computation graph. No weights are needed.
 import * as anatomy from "./anatomy.js";
 import * as chart from "./chart.js";
 import * as costs from "./costs.js";

@@ -1,3 +1,4 @@
+// Attention: what each head attends to in a text, and what changes without some heads.
 import { mount as drawAttention } from "./attention.js";
 import { difference } from "./attention_difference.js";
 import { h } from "./dom.js";

@@ -1,3 +1,4 @@
+// Compare: results of `weft compare` and `weft scale` in the server's folders: curves, ranking, scaling laws.
 import * as chart from "./chart.js";
 import { button, field, h, select, soft } from "./dom.js";
 import { latest } from "./reading.js";
@@ -44,6 +45,7 @@ export async function mount(main, context) {
     return drawn;
   };
 
+  // Curves: one large chart with a choice of horizontal axes.
   function losses(panels) {
     if (!panels.length) return null;
     const current = () => panels.find(each => labelOf(each) === state.x) ?? panels[0];
@@ -117,6 +119,7 @@ export async function mount(main, context) {
       h("ul", { class: "about notes" }, data.notes.map(line => h("li", {}, line)))));
   }
 
+  // Many small charts, drawn when they become visible.
   function small(panel) {
     const into = h("div", { class: "charts small" });
     const folded = fold(`Learning rates: ${panel.plots.length} charts`,

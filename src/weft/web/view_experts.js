@@ -1,3 +1,4 @@
+// Experts: which expert of a mixture reads which token.
 import * as experts from "./experts.js";
 import { readingView } from "./reading.js";
 

@@ -148,6 +148,7 @@ class Home {
     return (best || text.slice(0, MAX_LETTERS)).trim();
   }
 
+  // The steps of "Start here", for a model and the text on the page.
   drawSteps(place, model, text = undefined) {
     const { views, link } = this.context;
     const found = STEPS.map(({ views: names, ...step }) => ({ ...step,

@@ -1,3 +1,4 @@
+// Logit lens: prediction of each layer, layers by tokens.
 import * as lens from "./lens.js";
 import { lacksTokens, readingView } from "./reading.js";
 

@@ -1,3 +1,4 @@
+// Patching: two texts, and where in the model the activations are that make their answers differ.
 import { h } from "./dom.js";
 import * as patch from "./patch.js";
 import { isRefused, lacksTokens, readingView, textBox } from "./reading.js";

@@ -1,3 +1,4 @@
+// Predict: what a classifier, tagger, regression model, answer finder or embedding model predicts, and from which tokens.
 import { barRow, button, debounced, h, roving, soft } from "./dom.js";
 import { isRefused, latest, sampleNote, textBox } from "./reading.js";
 import * as saliency from "./saliency.js";

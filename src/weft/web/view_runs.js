@@ -1,3 +1,4 @@
+// Runs: training curves, live and overlaid, samples, differences between recipes, and events.
 import { mount as mountChart } from "./chart.js";
 import { button, debounced, field, h, select } from "./dom.js";
 import { add, AXES, axisOf, charts, empty } from "./runs_curves.js";
@@ -23,6 +24,7 @@ const SORTS = {
   steps: { label: "steps", order: descending("steps_done") },
 };
 
+// names in the address, separated by commas
 const splitNames = text => (text ?? "").split(",").filter(Boolean).map(decodeURIComponent);
 const joinNames = names => names.map(encodeURIComponent).join(",") || undefined;
 
@@ -88,6 +90,7 @@ class Runs {
 
   state(name) { return this.rows.find(run => run.name === name)?.state; }
 
+  // Load new data of a run; returns whether there was any.
   async load(name) {
     const run = this.data.get(name) ?? empty(name), before = run.problem;
     this.data.set(name, run);
@@ -137,6 +140,7 @@ class Runs {
     this.show();
   }
 
+  // Poll while the page is visible.
   wait() {
     clearTimeout(this.timer);
     if (document.hidden || this.context.signal.aborted) return;

@@ -1,3 +1,4 @@
+// Saliency: select a token and see which others its prediction depends on.
 import { lacksTokens, readingView } from "./reading.js";
 import * as saliency from "./saliency.js";
 

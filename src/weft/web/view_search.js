@@ -1,3 +1,4 @@
+// Search: greedy search, beam search and sampling as growing trees.
 import { field, h } from "./dom.js";
 import { fetchDecoding, readingView } from "./reading.js";
 import * as search from "./search.js";

@@ -1,3 +1,4 @@
+// Inside a step: the stage of a model and a text, played from the tokens to the next one.
 import { debounced, field, h, isPlain, select, slider } from "./dom.js";
 import { NEUTRAL } from "./choice.js";
 import { stageScale } from "./present.js";
@@ -70,6 +71,7 @@ export async function mount(main, context) {
     return responses;
   });
 
+  // The other model's step at the same place of the text.
   async function beside(request, responses, ending) {
     const [own, its] = responses;
     const [place] = counterpart(aligned([own.pieces, its.pieces]), 0)(own.place).slice(-1);
@@ -156,6 +158,7 @@ export async function mount(main, context) {
     append: writes ? append : null,
   };
 
+  // the text up to the followed token, and the chosen one
   async function append(token) {
     const before = target ?? text;
     try {

@@ -1,3 +1,4 @@
+// Surprise: your text, each token shaded by its surprisal.
 import { readingView } from "./reading.js";
 import { aligned, counterpart } from "./sides.js";
 import * as surprise from "./surprise.js";

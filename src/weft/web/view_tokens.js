@@ -1,3 +1,4 @@
+// Tokens: how all available tokenizers split a text, live and side by side.
 import { debounced, h, roving, soft } from "./dom.js";
 import { latest, textBox } from "./reading.js";
 import { saveTools, shellQuote } from "./save.js";

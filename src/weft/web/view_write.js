@@ -1,3 +1,4 @@
+// Write: generated text token by token, the alternatives at every position, and the branches they lead to.
 import { drawTree, packBranches, parseBranches, spanOf, textOf, turnsOf } from "./branches.js";
 import { Distribution, drawPosition, MAX_LISTED, unpackLogprobs } from "./distribution.js";
 import { button, debounced, h, roving, uniqueId } from "./dom.js";
@@ -429,6 +430,7 @@ class Writer {
     this.fetchSoon();
   }
 
+  // The next token, or the end if the model has ended the text.
   selectEnd() {
     this.select(this.branch.tokens.length - (this.ended ? 1 : 0));
   }

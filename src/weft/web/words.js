@@ -13,6 +13,7 @@ export const sum = values => values.reduce((total, value) => total + (value ?? 0
 export const capitalised = text => `${text.slice(0, 1).toUpperCase()}${text.slice(1)}`;
 export const round = value => Math.round(value * 10) / 10; // pixels
 export const firstWords = (text, count) => text.trim().split(/\s+/).slice(0, count).join(" ");
+// The first words of a model's sample text.
 export const beginning = (text, letters = 48) => (text.length <= letters ? text : text.slice(0, letters).replace(/\s+\S*$/, ""));
 export const mean = values => sum(values) / values.length;
 
@@ -24,11 +25,14 @@ export function percent(probability) {
   return `${(100 * probability).toFixed(digits)}%`;
 }
 
+// A probability in a column of numbers.
 export const share = p => (p > 0 && p < 0.0005 ? "<0.001" : p.toFixed(3));
 
+// A perplexity, which may be very large.
 export const formatLarge = value => (!Number.isFinite(value) ? "∞" : value >= 1e6 ? value.toExponential(2)
   : value.toLocaleString("en", { maximumSignificantDigits: 4 }));
 
+// 12.3M, 12.3k, …
 export function abbreviate(value) {
   /** @type {[number, string][]} */
   const units = [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]];
@@ -44,6 +48,7 @@ const SYMBOLS = { "\n": "⏎", "\t": "⇥", "\r": "␍" };
 export const showWhitespace = text => text.replace(/[\n\t\r]/g, character => SYMBOLS[character])
   .replace(/^ +| +$/g, spaces => "␣".repeat(spaces.length));
 
+// A single token, with symbols for all spaces.
 export const visibleToken = piece => showWhitespace(piece).replaceAll(" ", "␣") || "∅";
 
 export function short(label, maxLetters = 16) {

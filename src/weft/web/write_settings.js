@@ -23,6 +23,7 @@ export async function fetchSettings({ api, info, signal }, chats) {
   return { ...Object.fromEntries(data.map(setting => [setting.name, setting])), usual };
 }
 
+// The model's defaults in words: beam 5, as weft translate.
 function usualLabel({ command, how, beams, temperature, top_k, top_p, min_p }) {
   const filters = [top_k && `top-k ${top_k}`, top_p !== "1" && `top-p ${top_p}`, min_p !== "0" && `min-p ${min_p}`];
   const label = how === "beam" ? `beam ${beams}` : how === "greedy" ? "greedy"

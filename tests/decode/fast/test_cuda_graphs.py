@@ -12,7 +12,7 @@ from tests.pairwise import each_once
 from weft.decode.config import Sampling
 from weft.decode.fast.cuda import CUDAFastPath
 from weft.decode.fast.cuda_graphs import GraphStep, has_fixed_shape
-from weft.decode.fast.path import is_llama_like
+from weft.decode.fast.path import is_llama_like, without_experts
 from weft.decode.fast.stepper import Stepper
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt, Prompts
@@ -147,10 +147,10 @@ def test_which_models_are_llama_like() -> None:
 
 def test_which_mixtures_have_fixed_shapes() -> None:
     config = llama(2, 64, 2, d_ff=96).replace(feedforward=Experts(experts=4, d_ff=64))
-    assert is_llama_like(config, experts=True)
+    assert is_llama_like(without_experts(config))
     assert not is_llama_like(config)
     gelu = Experts(experts=4, d_ff=64, first_dense=1, dense=Gated(d_ff=96, activation="gelu"))
-    assert not is_llama_like(config.replace(feedforward=gelu), experts=True)
+    assert not is_llama_like(without_experts(config.replace(feedforward=gelu)))
     model = build_transformer(config)
     assert not has_fixed_shape(model, model.start(1, 8))  # the host reads the number of tokens of each expert
 

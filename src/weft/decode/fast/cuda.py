@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from weft.decode.engine.paging import BlockStore
 from weft.decode.fast.matmul import ReferenceInt8, TritonInt4, has_cuda_kernels
-from weft.decode.fast.path import PlainPath, has_readable_weights, is_llama_like
+from weft.decode.fast.path import PlainPath, has_readable_weights, is_llama_like, without_experts
 from weft.decode.fast.quantize import QuantizedHead, QuantizedLinear
 from weft.decode.sampling import on_device
 from weft.models import heads
@@ -37,16 +37,12 @@ WARPS = 2  # 4.28 TB/s on an H200, where 4 warps reach 3.95
 
 
 def supports_kernels(model: Transformer) -> bool:
-    """Whether weft's kernels can run a model: LLaMA's shape, with experts or without, in 16 bits on a
-    GPU."""
+    """Whether weft's kernels can run a model: LLaMA's shape, with experts or without, in 16 bits on a GPU."""
     table = model.embedding.weight
     if not table.is_cuda or table.dtype not in (torch.bfloat16, torch.float16) or not has_cuda_kernels():
         return False
-    return (
-        is_llama_like(model.config, experts=True)
-        and model.config.d_head in (32, 64, 128, 256)
-        and has_readable_weights(model)
-    )
+    shaped = is_llama_like(without_experts(model.config)) and model.config.d_head in (32, 64, 128, 256)
+    return shaped and has_readable_weights(model)
 
 
 class FusedLayers:

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from weft.decode.fast.kernels import Tile, fitted, matvec, to_float
 from weft.decode.fast.kernels4 import load_block
+from weft.decode.fast.native import SCORES
 from weft.nn import config
 from weft.nn.experts import Experts
 
-SCORES = {"softmax": 0, "softmax-chosen": 1, "sigmoid": 2}
 # rows and columns of a tile, and warps: the fastest of 18 on an H200 for 8 of 64 experts of (1024, 2048)
 GATE_UP_TILE, DOWN_TILE = (32, 256, 8), (8, 1024, 4)
 STRIP = 32  # scores that an expert's own is compared with at a time

@@ -59,12 +59,18 @@ LLAMA = setting_names(
 )
 
 
-def is_llama_like(settings: Config, experts: bool = False) -> bool:
-    """Whether a model is LLaMA with other sizes; with `experts`, its feed-forward layers may be mixtures."""
+def without_experts(settings: Config) -> Config:
+    """Settings in which every layer of a mixture of experts is one of its dense layers, or LLaMA's."""
+    mixture = getattr(settings, "feedforward", None)
+    if not isinstance(mixture, Experts):
+        return settings
+    return settings.replace(feedforward=mixture.dense or Gated(d_ff=mixture.d_ff))
+
+
+def is_llama_like(settings: Config) -> bool:
+    """Whether a model is LLaMA with other sizes."""
     if not isinstance(settings, Decoder) or not isinstance(settings.position, Rotary):
         return False
-    if experts and isinstance(settings.feedforward, Experts):  # mixtures run by themselves, but not their dense layers
-        settings = settings.replace(feedforward=settings.feedforward.dense or Gated(d_ff=settings.feedforward.d_ff))
     if not (isinstance(settings.feedforward, Gated) and isinstance(settings.norm, RMSNorm)):
         return False
     return settings.position.changes_after(settings.context) is None and others_at_default(settings, LLAMA)
