@@ -11,7 +11,9 @@ from weft.nn.config import NoFeedForward
 from weft.nn.feedforward_config import with_width
 from weft.recipe.config import SettledRecipe
 
-WIDTH_STEP = 8  # difference of the widths that are tried
+# widths that are tried: small models differ much from one width to the next
+WIDTHS = (*range(2, 64, 2), *range(64, 8192, 8))
+PAST = 4.0  # end the search at a model with this many times the requested parameters
 MAX_SIZE_RATIO = 1.6  # refuse a family whose nearest size differs from the requested one by more than this factor
 
 
@@ -75,12 +77,13 @@ def multiplied(model: Model) -> int:
 def resize_to(model: Model, parameters: float) -> Model:
     """Return the model of the family whose number of parameters is nearest to `parameters`, by ratio."""
     best, distance = model, math.inf
-    for width in range(WIDTH_STEP, 1024 * WIDTH_STEP, WIDTH_STEP):
+    for width in WIDTHS:
         candidate = resize(model, width)
-        error = abs(math.log(multiplied(candidate) / parameters))
-        if error > distance:
+        ratio = multiplied(candidate) / parameters
+        if abs(math.log(ratio)) < distance:
+            best, distance = candidate, abs(math.log(ratio))
+        if ratio > PAST:
             break
-        best, distance = candidate, error
     if distance > math.log(MAX_SIZE_RATIO):
         too_small = multiplied(best) > parameters
         hint = "a larger budget, or a smaller vocabulary such as tokenizer=char" if too_small else "a smaller budget"
