@@ -108,6 +108,24 @@ def test_neighbours_in_time_are_compared(page: CenturyPage) -> None:
     assert "75.0%, 66.0%–82.0%" in text
 
 
+def test_a_step_back_is_said(page: CenturyPage) -> None:
+    """The later model is now the one that needs three times the compute."""
+    later = tuple(replace(each, year={"old": 2023}.get(each.name, each.year)) for each in page.comparison.contenders)
+    back = replace(page, comparison=replace(page.comparison, contenders=later)).result
+    assert "old needs 3.0 times the compute for the same loss" in back.replace("2.9", "3.0")
+    assert "old (2023) needs 3.0 times the compute of new" in back.replace("2.9", "3.0") and "largest step" not in back
+
+
+def test_of_many_judgements_the_summary_has_the_lowest_and_the_highest(page: CenturyPage) -> None:
+    assert page.result.endswith("Share of minimal pairs judged right: 75.0% for new.")
+    models = tuple(replace(page.comparison.contenders[0], name=name) for name in "abcde")
+    known = {
+        name: Knowledge(Abilities(name, []), Accuracy(9, 0.5 + n / 10, 0.4, 0.9)) for n, name in enumerate("bacde")
+    }
+    many = CenturyPage(replace(page.comparison, contenders=models, baseline="a"), knowledge=known).result
+    assert many.endswith("judged right: 50.0% for b, the fewest; 90.0% for e, the most.")
+
+
 def test_a_budget_of_minutes_is_named_by_its_shares(page: CenturyPage) -> None:
     timed = replace(page, comparison=replace(page.comparison, flops=None))
     assert timed.result.startswith("The same budget buys ")
@@ -162,7 +180,8 @@ def test_a_small_century_runs_from_start_to_end(cli: Cli, tmp_path: Path, monkey
         'tokenizer = {kind = "char", fallback = "unk"}\nbatch = {size = 4, length = 32}\n'
         "compile = false\n[contenders]\n"
         'bigram = {recipe = "ngram-3", model.order = 2, year = 1948}\nelman = {recipe = "elman", year = 1990}\n'
-        'bengio = {recipe = "bengio-tiny", year = 2003}\ngpt = {recipe = "gpt-tiny", year = 2019}\n'
+        'bengio = {recipe = "bengio-tiny", year = 2003}\n'
+        'deep = {recipe = "lstm", model.layers = 60, year = 2012}\n'
     )
     Path("pairs.tsv").write_text("good\tbad\nthe cat sits\tthe cat sit\n")
     found = cli.json("compare", "time.toml", "--out", "out", "--pairs", "pairs.tsv")

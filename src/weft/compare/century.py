@@ -28,6 +28,7 @@ from weft.progress import bar
 
 TEXTS = prose(__file__)
 QUESTIONS = 40  # about abilities, at each distance
+MAX_NAMED = 4  # accuracies in the summary; of more, the lowest and the highest
 ROW = 44  # units of height per model
 MARKERS = ("o", "s", "^", "D", "v")
 
@@ -99,15 +100,22 @@ class CenturyPage(ComparisonPage):
         said = f"{bought} {first.bits:.2f} bits per byte with {_named(first)}"
         said += f", and {last.bits:.2f} with {_named(last)}"
         if times is not None:
-            side = {"above": "more than ", "below": "less than "}.get(times.beyond or "", "")
-            said += f": {first.name} needs {side}{factor_text(times.value)} times the compute for the same loss"
+            slower = last.name if times.value < 1 else first.name
+            said += f": {slower} needs {_factor(times)} times the compute for the same loss"
         steps = [(step.value, number) for number, step in enumerate(self.steps) if step is not None]
         value, number = max(steps, default=(0.0, 0))
         if value > 1:
             said += f". The largest step was from {self.timeline[number - 1].name} to {_named(self.timeline[number])}"
+        for before, now, step in zip(self.timeline, self.timeline[1:], self.steps[1:], strict=False):
+            if step is not None and step.high < 1:
+                said += f". {_named(now)} needs {_factor(step)} times the compute of {before.name}"
         if judged := self._judged:
-            found = [f"{name} in {grammar.accuracy:.1%}" for name, grammar in judged.items()]
-            said += f". Of the minimal pairs, the acceptable sentence is likelier for {', '.join(found)}"
+            names = sorted(judged, key=lambda name: judged[name].accuracy)
+            ends = zip((names[0], names[-1]), ("fewest", "most"), strict=True)
+            found = [f"{judged[name].accuracy:.1%} for {name}" for name in judged]
+            if len(found) > MAX_NAMED:
+                found = [f"{judged[name].accuracy:.1%} for {name}, the {side}" for name, side in ends]
+            said += f". Share of minimal pairs judged right: {'; '.join(found)}"
         return f"{said}."
 
     def _budget(self, share: float) -> str:
@@ -279,9 +287,13 @@ def _gain(step: Multiplier) -> str:
     """Say in a few words how much less compute is needed than before, or how much more."""
     if step.low <= 1 <= step.high:
         return "no clear difference"
-    side = "more than " if step.beyond else ""
-    value, word = (step.value, "less") if step.value > 1 else (1 / step.value, "more")
-    return f"{side}{factor_text(value)}× {word} compute"
+    word = "less" if step.value > 1 else "more"
+    return f"{_factor(step)}× {word} compute"
+
+
+def _factor(step: Multiplier) -> str:
+    """Format the multiplier, or its inverse where that is larger."""
+    return f"{'more than ' if step.beyond else ''}{factor_text(max(step.value, 1 / step.value))}"
 
 
 def _named(ranked: Ranked) -> str:
