@@ -30,6 +30,6 @@ export interface ChartState {
 export interface Frame {
   xRange: Range; yRange: Range; width: number; height: number; shown: SeriesData[]; front: SeriesData[];
   titles: string[]; top: number; left: number; right: number; bottom: number; rows: Tick[]; columns: Tick[];
-  tilted: boolean; labels: { left: number; y: number; width: number }[];
+  tilted: boolean; above: boolean; labels: { left: number; y: number; width: number }[];
   xOf: (value: number) => number; yOf: (value: number) => number;
 }

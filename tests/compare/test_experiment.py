@@ -16,7 +16,10 @@ from weft.compare.runner import JobResources
 from weft.compare.sizes import multiplied, resize, resize_to
 from weft.costs.count import count
 from weft.errors import ConfigError
+from weft.models.config import Decoder
 from weft.models.presets import preset
+from weft.nn.config import NormalInit
+from weft.nn.position_config import Sinusoidal
 from weft.recipe.optimizer import StepDecay
 
 Capture = pytest.CaptureFixture[str]
@@ -250,6 +253,13 @@ def test_a_family_is_resized(name: str) -> None:
         # two FLOPs per parameter that a token is multiplied by, and attention besides
         products = sum(part.flops for part in count(resized, 1).components if part.name != "attention")
         assert abs(products / (2 * multiplied(resized)) - 1) < 0.08
+
+
+def test_initial_weights_and_sinusoids_keep_their_proportion_to_the_width() -> None:
+    """A std of 0.02 at every width would start a narrow model near 0, where it learns slowly."""
+    small = resize(preset("transformer"), 64)  # a quarter of the width
+    assert isinstance(small, Decoder) and isinstance(small.init, NormalInit) and isinstance(small.position, Sinusoidal)
+    assert small.init.std == pytest.approx(0.04) and small.position.amplitude == pytest.approx(0.125)
 
 
 @pytest.mark.slow

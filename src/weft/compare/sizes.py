@@ -7,8 +7,9 @@ from weft.config import Config
 from weft.costs.count import count, orthogonal_flops
 from weft.errors import ConfigError
 from weft.models.config import Bengio, Decoder, Encoder, Model, NGram, Recurrent, TransformerConfig
-from weft.nn.config import NoFeedForward
+from weft.nn.config import NoFeedForward, NormalInit
 from weft.nn.feedforward_config import with_width
+from weft.nn.position_config import Sinusoidal
 from weft.recipe.config import SettledRecipe
 
 # widths that are tried: small models differ much from one width to the next
@@ -36,8 +37,9 @@ def flops_per_step(recipe: SettledRecipe) -> float:
 def resize(model: Model, width: int) -> Model:
     """Return the model with a d_model of about `width`, and everything else in proportion.
 
-    A Transformer keeps its ratios of width to depth and of d_ff to d_model, and roughly its d_head; a recurrent model
-    keeps its number of layers, a neural n-gram its order.
+    A Transformer keeps its ratios of width to depth and of d_ff to d_model, roughly its d_head, and the products of
+    √d_model with the standard deviation of its initial weights and with the amplitude of its sinusoids. A recurrent
+    model keeps its number of layers, a neural n-gram its order.
     """
     if isinstance(model, Recurrent | Bengio):
         changes = {"d_model": width}
@@ -60,6 +62,11 @@ def resize(model: Model, width: int) -> Model:
     layers = changed.get("distinct_layers", 0) * model.sharing or max(1, round(model.layers * d_model / model.d_model))
     parts: dict[str, Config] = {"attention": attention.replace(heads=heads)}
     parts |= {} if isinstance(feedforward, NoFeedForward) else {"feedforward": with_width(feedforward, d_ff)}
+    wider = math.sqrt(d_model / model.d_model)
+    if isinstance(model.init, NormalInit):
+        parts["init"] = model.init.replace(std=model.init.std / wider)
+    if isinstance(model.position, Sinusoidal) and not model.embedding_scale:
+        parts["position"] = model.position.replace(amplitude=model.position.amplitude / wider)
     tables = {name: part.model_dump() for name, part in parts.items()}
     return model.replace(d_model=d_model, **changed, layers=layers, **tables)
 

@@ -21,6 +21,7 @@ MAX_LINE_POINTS = 500  # points of a drawn line; more are averaged
 MAX_DATA_POINTS = 2000  # points of a series that a page holds; more are thinned
 EDGE, LINE_HEIGHT = 14.0, 17.0  # margin around everything; height of a line of text
 LETTER_WIDTH, TITLE_LETTER_WIDTH = 7.0, 9.2  # approximate
+MAX_LABEL_SHARE = 0.4  # of the width, for names of rows on the left
 MIN_ROOM = 0.05  # share of its value over which a flat curve may be spread
 OUTLIER_WIDTH = 44.0  # arrow and number of an outlier
 BARE = Look("", width=1.0)  # of shapes that belong to no series
@@ -90,7 +91,9 @@ class _PlotFrame:
         self._add_legend([line for line in plot.series if line.name])
         self.top += 20 if plot.y.clips else 14  # with space for outliers
         self.rows = plot.y.ticks or plot.y.round_ticks(y_limits, max(2, int((height - self.top - 40) // 32)))
-        label_width = 0.0 if plot.y.ticks else LETTER_WIDTH * max(map(len, self.rows.values()), default=0) + 6
+        label_width = LETTER_WIDTH * max(map(len, self.rows.values()), default=0) + 6
+        self.above = plot.y.ticks is not None and label_width > MAX_LABEL_SHARE * width  # names of rows are above them
+        label_width = 0.0 if self.above else label_width
         self.left = EDGE + label_width + (LINE_HEIGHT + LETTER_WIDTH if plot.y.label else 0)
         self.right = width - EDGE - 6
         choices = (plot.x.round_ticks(x_limits, max_ticks) for max_ticks in range(7, 0, -1))
@@ -125,8 +128,9 @@ class _PlotFrame:
         yield from self.texts
         for tick, name in self.rows.items():
             y = self.y_of(tick)
-            if plot.y.ticks:  # a row's name is above it
-                yield Shape("name", [(left, y - 9)], BARE, self._shorten(name))
+            if plot.y.ticks:
+                at = (left, y - 9) if self.above else (EDGE, y + 4)
+                yield Shape("name", [at], BARE, self._shorten(name))
             else:
                 yield Shape("grid", [(left, y), (right, y)])
                 yield Shape("tick", [(left - 6, y + 4)], BARE, name, anchor="end")

@@ -11,6 +11,7 @@ import { clamp, fitText, round } from "./words.js";
 // Lengths are in pixels, as in figures/shapes.py.
 const EDGE = 14, LINE_HEIGHT = 17; // margin around everything; height of a line of text
 const LETTER_WIDTH = 7, TITLE_LETTER_WIDTH = 9; // approximate
+const MAX_LABEL_SHARE = 0.4; // of the width, for names of rows on the left
 const OUTLIER_WIDTH = 44; // arrow and number of an outlier
 const ROW_FONT = "12px system-ui, sans-serif"; // of a row's name
 const MAX_MARKED_POINTS = 40; // a line of more points has no markers
@@ -120,15 +121,16 @@ export function frameOf(chart, width, height) {
   const { xRange, yRange } = ranges, titles = wrapTitle(title ?? "", (width - 2 * EDGE) / TITLE_LETTER_WIDTH);
   const top = (titles.length ? 22 + LINE_HEIGHT * (titles.length - 1) : 10) + (y.clips ? 20 : 14);
   const rows = y.ticks ?? roundTicks(y, yRange, Math.max(2, Math.floor((height - top - 40) / 34)));
-  const labelWidth = y.ticks ? 0 : LETTER_WIDTH * longestLabel(rows) + 6;
-  const left = EDGE + labelWidth + (y.label ? LINE_HEIGHT + LETTER_WIDTH : 0), right = width - EDGE - 6;
+  const labelWidth = LETTER_WIDTH * longestLabel(rows) + 6;
+  const above = Boolean(y.ticks) && labelWidth > MAX_LABEL_SHARE * width; // names of rows are above them
+  const left = EDGE + (above ? 0 : labelWidth) + (y.label ? LINE_HEIGHT + LETTER_WIDTH : 0), right = width - EDGE - 6;
   const boxWidth = right - left;
   const fits = ticks => ticks.length * ((LETTER_WIDTH + 1) * longestLabel(ticks) + 6) <= boxWidth;
   const columns = x.ticks ?? [7, 6, 5, 4, 3, 2, 1].map(most => roundTicks(x, xRange, most)).find(fits) ?? [];
   const tilted = !fits(columns);
   const labelHeight = tilted ? 0.65 * (LETTER_WIDTH + 1) * longestLabel(columns) + 15 : LINE_HEIGHT;
   const bottom = height - 9 - labelHeight - (x.label ? LINE_HEIGHT : 0);
-  return { xRange, yRange, width, height, shown, front, titles, top, left, right, bottom, rows, columns, tilted,
+  return { xRange, yRange, width, height, shown, front, titles, top, left, right, bottom, rows, columns, tilted, above,
     labels: [], xOf: value => left + boxWidth * fractionOf(value, xRange, x.log),
     yOf: value => bottom + (top - bottom) * fractionOf(value, yRange, y.log) };
 }
@@ -176,7 +178,11 @@ function decorations({ x, y }, frame) {
   frame.titles.forEach((text, row) => addText("title", EDGE, 22 + LINE_HEIGHT * row, text));
   for (const { value, label } of frame.rows) {
     const at = frame.yOf(value);
-    if (y.ticks) { addText("name", left, at - 9, fitText(label, right - left, ROW_FONT)); continue; } // above its row
+    if (y.ticks) {
+      if (frame.above) addText("name", left, at - 9, fitText(label, right - left, ROW_FONT));
+      else addText("name", EDGE, at + 4, label);
+      continue;
+    }
     addLine("grid", [left, at], [right, at]);
     addText("tick end", left - 6, at + 4, label);
   }
