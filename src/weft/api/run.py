@@ -34,8 +34,8 @@ from weft.errors import ConfigError, DataError
 from weft.evaluate.abilities.result import Abilities, OverTime
 from weft.evaluate.minimal_pairs import MinimalPair, MinimalPairs, check_pair, read_pairs
 from weft.evaluate.perplexity import Score, Surprisal
-from weft.explain.capture import capture
-from weft.explain.interventions.recording import Shape, record_texts, require_activations, tap_shapes
+from weft.explain.capture import capture, matching
+from weft.explain.interventions.recording import Shape, record_texts, tap_shapes
 from weft.models.base import LanguageModel, device_of
 from weft.models.head_config import Pooling
 from weft.models.hidden import LayerMix
@@ -489,11 +489,19 @@ class Run:
     def patch(self, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> AbstractContextManager[object]:
         """Change tensors inside the model while the context is open, whatever the run does there.
 
-        Each function gets the tensor at its tap and returns one of the same shape; a recurrent model's come one token
-        at a time, as those of a Transformer do while it generates.
+        Each function gets the tensor at its tap, by a name as in `activations`, and returns one of the same shape and
+        type; a recurrent model's come one token at a time, as those of a Transformer do while it generates.
         """
-        require_activations(self.model)
-        return capture(self.model, replace=changes)
+        reached = self.taps
+        if not changes:
+            raise ConfigError("changes = {}: expected a tap and a function, such as {'embedding': lambda x: 0 * x}")
+        for pattern, change in changes.items():
+            names = matching(pattern, reached)
+            if not callable(change):
+                raise ConfigError(f"{names[0]}: {change!r:.60} is no function; give one that gets and returns a tensor")
+        # a function may change its tensor in place, but what reads the tensor compares the result with it
+        copied = {pattern: lambda x, change=change: change(x.clone()) for pattern, change in changes.items()}
+        return capture(self.model, replace=copied)
 
     def results(self) -> dict[str, Any]:
         """Return the metrics and samples of the final evaluation; empty for an unfinished run."""

@@ -2,7 +2,8 @@
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -283,15 +284,22 @@ def _first_difference(good: str, bad: str) -> tuple[CriticalWord, CriticalWord] 
     return CriticalWord(prefix, first[shared]), CriticalWord(prefix, second[shared])
 
 
-def pair_remarks(lengths: Sequence[tuple[int, int]], unknown: Sequence[str], unknown_pairs: int) -> list[str]:
-    """Return what a reader has to know about the pairs: unequal `lengths` in tokens, and words without a token."""
+def pair_remarks(
+    pairs: Sequence[MinimalPair], lengths: Sequence[tuple[int, int]], unknown: Sequence[Collection[str]]
+) -> list[str]:
+    """Return what a reader has to know about the pairs: repeated ones, unequal `lengths` in tokens, and each pair's
+    `unknown` words, which no token spells."""
     remarks = []
+    times, all_pairs = Counter(pair[:3] for pair in pairs), counted(len(pairs), "pair")
+    if repeated := sum(n for n in times.values() if n > 1):
+        remarks.append(f"{repeated:,} of {all_pairs} occur more than once; every occurrence counts.")
     if unequal := sum(good != bad for good, bad in lengths):
-        of = f"{unequal:,} of {counted(len(lengths), 'pair')}"
-        remarks.append(f"In {of}, the sentences differ in the number of tokens; log p is not divided by it.")
-    if unknown:
-        shown = ", ".join(map(repr, unknown[:8])) + (", …" if len(unknown) > 8 else "")
-        remarks.append(f"{counted(unknown_pairs, 'pair')} with words that no token spells: {shown}")
+        remarks.append(
+            f"In {unequal:,} of {all_pairs}, the sentences differ in the number of tokens; log p is not divided by it."
+        )
+    if words := list(dict.fromkeys(word for each in unknown for word in each)):
+        shown = ", ".join(map(repr, words[:8])) + (", …" if len(words) > 8 else "")
+        remarks.append(f"{counted(sum(map(bool, unknown)), 'pair')} with words that no token spells: {shown}")
     return remarks
 
 

@@ -68,9 +68,8 @@ def record_texts(
 ) -> dict[str, list[Tensor]]:
     """Return the activations of each text, by name; with `file`, one text's are in memory at a time, and the result is
     mapped from the file, where tap `name` of text n is stored as `n/name`."""
-    require_activations(model)
-    all_taps = taps(model)
-    names = list(dict.fromkeys(name for pattern in patterns for name in matching(pattern, all_taps)))
+    reached = tap_shapes(model)
+    names = list(dict.fromkeys(name for pattern in patterns for name in matching(pattern, reached)))
     with bar("reading texts", len(readings)) as advance:
         if file is None:
             recorded = []
@@ -79,7 +78,7 @@ def record_texts(
                 advance(1)
         else:
             files.check_writable(file)
-            reached, held = sorted(set(names) & set(tap_shapes(model)), key=names.index), dict[int, dict[str, Tensor]]()
+            held = dict[int, dict[str, Tensor]]()
 
             def tensor(text: int, name: str) -> Tensor:
                 if text not in held:
@@ -88,11 +87,11 @@ def record_texts(
                     advance(1)
                 return held[text][name]
 
-            order = [(text, name) for text in range(len(readings)) for name in reached]
+            order = [(text, name) for text in range(len(readings)) for name in names]
             with files.replacing(file) as opened:
                 tensors.write(
                     Path(opened.name), {f"{text}/{name}": partial(tensor, text, name) for text, name in order}
                 )
             stored = tensors.load(file)
-            recorded = [{name: stored[f"{text}/{name}"] for name in reached} for text in range(len(readings))]
-    return {name: [each[name] for each in recorded] for name in names if all(name in each for each in recorded)}
+            recorded = [{name: stored[f"{text}/{name}"] for name in names} for text in range(len(readings))]
+    return {name: [each[name] for each in recorded] for name in names}
