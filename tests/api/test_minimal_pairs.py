@@ -204,5 +204,12 @@ def test_what_does_not_go_with_pairs(tmp_path: Path, cli: Cli) -> None:
         weft.load(RUNS / "classify").minimal_pairs([("a", "b")])
     with pytest.raises(DataError, match=r"pair 1.*model reads 32"):
         weft.load(RUNS / "masked-next").minimal_pairs([("the cat " * 40, "b")])
+    assert "'': no such file" in cli.refused("evaluate", RUNS / "gpt", "--pairs", "")
+    assert "goes with" in cli.refused("evaluate", RUNS / "gpt", "--pairs", tmp_path / "p.tsv", "--limit", 3)
+    with pytest.raises(DataError, match="no pairs of sentences"):
+        weft.load(RUNS / "gpt").minimal_pairs([])
+    for wrong in (("a",), ("a", "b", "c"), (1, 2)):
+        with pytest.raises(ConfigError, match=r"data = .*: expected"):
+            weft.load(RUNS / "gpt").minimal_pairs([wrong])  # type: ignore[list-item]
     with pytest.raises(DataError, match="pair 1: the bad sentence is empty"):
         weft.load(RUNS / "gpt").minimal_pairs([("a", "")])

@@ -56,9 +56,12 @@ def abilities(
                     if reason := speller.lacks(task, distance):
                         left.setdefault(reason, []).append(distance)
                         continue
-                    asked = speller.questions(task, distance, items=questions, seed=seed)
-                    spelled = [_spelled(objective, form, each) for each in asked]
-                    if longest := _too_long(objective, model, spelled):
+                    for items in (1, questions):  # of a large distance, one shows that all are too long
+                        asked = speller.questions(task, distance, items=items, seed=seed)
+                        spelled = [_spelled(objective, form, each) for each in asked]
+                        if longest := _too_long(objective, model, spelled):
+                            break
+                    if longest:
                         if distances:
                             _refuse_long(objective, f"distance {distance}: '{task.name}'", longest)
                         left.setdefault(NO_SPACE, []).append(distance)
@@ -86,7 +89,7 @@ def _check_distance(task: Ability, distance: int) -> None:
     lowest = min(task.distances)
     if distance < lowest or (task.name == "agreement" and distance % 3):
         steps = ", in steps of 3" if task.name == "agreement" else ""
-        raise ConfigError(f"distance {distance}: '{task.name}' takes {task.unit} from {lowest} on{steps}")
+        raise ConfigError(f"distance {distance}: for '{task.name}' it is the {task.unit}, at least {lowest}{steps}")
 
 
 def _refuse_long(objective: Objective[Any], asked: str, tokens: int) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -342,7 +343,7 @@ class Explain:
         answer: tuple[str, str] | None = None,
         *,
         target: Text = None,
-        pairs: str | None = None,
+        pairs: str | Path | None = None,
         checkpoints: bool = False,
     ) -> "views.picture.Picture":
         """Show which activations of a text bring its answer back when they are put into an `other` text.
@@ -353,10 +354,8 @@ class Explain:
         """
         model, objective = self._require_trained("patch")
         given = {"clean": text, "corrupt": other, "target": target}
-        if answer is not None and len(answer) != 2:
-            raise ConfigError(f"answer = {answer}: expected two, the next tokens of the two texts")
         given |= dict(zip(("answer", "wrong"), answer or (None, None), strict=True))
-        found = interventions.text_pairs(model, objective, given, pairs=pairs)
+        found = interventions.text_pairs(model, objective, given, pairs=None if pairs is None else str(pairs))
         if checkpoints:
             return interventions.patch_over_time(found, self._checkpoints(model), objective)
         return views.patch.patch(found)
@@ -365,7 +364,7 @@ class Explain:
         """Return a pair of texts for `patch` from the run's data: `clean`, `corrupt`, `answer`, `wrong`, `target`."""
         return example_pair(*self._require_trained("patch"))
 
-    def probe(self, labels: str | None = None, *, checkpoints: bool = False) -> "views.picture.Picture":
+    def probe(self, labels: str | Path | None = None, *, checkpoints: bool = False) -> "views.picture.Picture":
         """Show what a linear classifier reads in each layer: accuracy, a control task and the selectivity.
 
         `labels` is a table with `words` and `tags`, or with `text`, a word of it in brackets, and its `label`; or
@@ -376,7 +375,7 @@ class Explain:
         if labels is None:
             raise ConfigError("probe: give a table of labels with --labels, or builtin:number, depth, tag or sense")
         found = self._checkpoints(model) if checkpoints else None
-        return interventions.probe_labels(model, objective, labels, checkpoints=found)
+        return interventions.probe_labels(model, objective, str(labels), checkpoints=found)
 
     def prediction(self, text: Text = None, second: Text = None, *, output: str | int | None = None) -> dict[str, Any]:
         """Return what a classifier, a tagger, a regression model, an answer finder or an embedding model predicts.

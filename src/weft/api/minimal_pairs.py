@@ -28,6 +28,8 @@ def minimal_pairs(objective: Objective[Any], model: LanguageModel, pairs: Sequen
     A causal model compares log p of the whole sentences, and of the words that decide after their prefixes; a masked
     one pseudo-log-likelihoods; an encoder–decoder log p of two targets, given the source.
     """
+    if not pairs:
+        raise DataError("there are no pairs of sentences to compare")
     if isinstance(objective, TranslationObjective):
         scores = {"target": _targets(objective, model, pairs)}
     elif objective.recipe.objective.continues:

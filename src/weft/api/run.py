@@ -302,6 +302,7 @@ class Run:
         `only` names some of the abilities: agreement, brackets, copying, induction, recall, counting, reversal, sums,
         mapping. `distances` replace each ability's own. At each of them, `questions` are asked, made by `seed`.
         """
+        _check_positive("questions", questions)
         asked: dict[str, Any] = {"distances": distances, "questions": questions, "seed": seed}
         return abilities(self.objective, self.model, only=only, **asked)
 
@@ -312,8 +313,15 @@ class Run:
 
         run.over_time(lambda run: run.abilities(["induction"]), [100, 200])
         """
+        if not checkpoints or (isinstance(checkpoints, str) and checkpoints != "all"):
+            raise ConfigError(f"checkpoints = {checkpoints!r}: expected 'all', or a list of steps")
         models = checkpoint_models(RunFolder(self.path), self.config, checkpoints, device=device_of(self.model))
-        results = {step: measure(replace(self, model=model)) for step, model in models}
+        results = {}
+        for step, model in models:
+            results[step] = result = measure(replace(self, model=model))
+            if not isinstance(result, Abilities | MinimalPairs):
+                found = f"a value of type {type(result).__name__}"
+                raise ConfigError(f"measure returned {found}, expected run.abilities(…) or run.minimal_pairs(…)")
         return over_time(RunFolder(self.path), results)
 
     def perplexity(self, text: str | Sequence[str] | None = None) -> float:
@@ -479,8 +487,9 @@ class Run:
         the texts and writes `targets`, by default its own translations. With `file`, activations are written there
         text by text (safetensors), and the tensors are mapped from it.
         """
-        texts, patterns = [texts] if isinstance(texts, str) else texts, [taps] if isinstance(taps, str) else taps
-        written: Sequence[str | None] = [None] * len(texts) if targets is None else targets
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        patterns = [taps] if isinstance(taps, str) else taps
+        written: Sequence[str | None] = [None] * len(texts) if targets is None else list(targets)
         if len(written) != len(texts):
             raise ConfigError(f"{len(written)} targets for {len(texts)} texts; give one target per text")
         readings = [partial(self.explain.reading, *pair) for pair in zip(texts, written, strict=True)]
@@ -498,7 +507,8 @@ class Run:
         for pattern, change in changes.items():
             names = matching(pattern, reached)
             if not callable(change):
-                raise ConfigError(f"{names[0]}: {change!r:.60} is no function; give one that gets and returns a tensor")
+                found = f"a value of type {type(change).__name__}"
+                raise ConfigError(f"{names[0]}: {found} is no function; give one that gets and returns a tensor")
         # a function may change its tensor in place, but what reads the tensor compares the result with it
         copied = {pattern: lambda x, change=change: change(x.clone()) for pattern, change in changes.items()}
         return capture(self.model, replace=copied)

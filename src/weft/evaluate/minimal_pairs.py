@@ -206,7 +206,7 @@ def read_pairs(path: str, encoding: str = "utf-8") -> list[MinimalPair]:
     else:
         names = [path]
         if path != "-" and not os.path.exists(path):
-            raise DataError(f"{path}: no such file or folder")
+            raise DataError(f"{path or repr(path)}: no such file or folder")
         if path != "-" and format_of(path) not in TABLES:
             raise DataError(f"{path}: expected a table of pairs: {', '.join(TABLES)}, also compressed")
     return [pair for name in names for pair in _read_table(name, encoding)]

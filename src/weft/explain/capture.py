@@ -202,9 +202,9 @@ def _pass_through(x: Tensor, *, name: str, changes: Sequence[Change], keep: list
 
 
 def _described(value: object) -> str:
-    """Say what a value is: a tensor by its shape, type and device, anything else as it is written."""
+    """Say what a value is: a tensor by its shape, type and device, anything else by its type."""
     if not isinstance(value, Tensor):
-        return f"{value!r:.60}"
+        return "None" if value is None else f"a value of type {type(value).__name__}"
     device = "" if value.device.type == "cpu" else f" on {value.device}"
     return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}{device}"
 

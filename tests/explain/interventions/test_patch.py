@@ -1,6 +1,7 @@
 """Patching: the shares recovered, paths and circuits on models that are known, and its errors in one line."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -159,11 +160,19 @@ def test_a_model_whose_weights_are_nan_is_refused() -> None:
         run.explain.patch("the cat", "the bat", ("s", "t"))
     with pytest.raises(WeftError, match="probabilities are NaN"):
         run.abilities(["copying"])
+    with pytest.raises(WeftError, match="probabilities are NaN"):
+        run.explain.surprise("the cat")
+    with pytest.raises(WeftError, match="activations are NaN"):
+        run.explain.probe("builtin:number")
+    assert math.isnan(run.perplexity("the cat"))
 
 
 def test_what_patching_needs() -> None:
-    with pytest.raises(WeftError, match="expected two, the next tokens"):
-        weft.load(RUNS / "lstm").explain.patch("the cat", "the bat", ("s",))  # type: ignore[arg-type]
+    for answer in (("s",), (1, 2)):
+        with pytest.raises(WeftError, match=r"answer = .*: expected tuple\[str, str\]"):
+            weft.load(RUNS / "lstm").explain.patch("the cat", "the bat", answer)  # type: ignore[arg-type]
+    with pytest.raises(WeftError, match="answer ' ': no single token spells it here; this tokenizer reads "):
+        weft.load(RUNS / "bahdanau").explain.patch("the cat", "the dog", (" ", "dog"))
     with pytest.raises(WeftError, match="give two texts and their answers"):
         weft.load(RUNS / "lstm").explain.patch()
     with pytest.raises(WeftError, match="--answer is missing"):

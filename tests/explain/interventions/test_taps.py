@@ -104,6 +104,7 @@ def test_a_run_records_in_memory_and_in_a_file(tmp_path: Path) -> None:
     for name, rows in recorded.items():
         assert [len(row) for row in rows] == lengths
         assert all(torch.equal(one, other) for one, other in zip(rows, stored[name], strict=True))
+        assert torch.equal(run.activations(iter(texts), name)[name][1], rows[1])  # type: ignore[arg-type]
         assert torch.equal(load_file(tmp_path / "a.safetensors")[f"1/{name}"], rows[1])
 
 
@@ -127,7 +128,7 @@ WRONG: dict[str, Any] = {
     "a float32 tensor of shape (1, 3, 1)": lambda x: x[..., :1],
     "a float64 tensor of shape (1, 3, 8)": lambda x: x.double(),
     "None": lambda x: None,
-    "0.5": lambda x: 0.5,
+    "a value of type float": lambda x: 0.5,
 }
 
 
@@ -144,7 +145,7 @@ def test_a_function_that_returns_something_else_is_named_by_its_tap(returned: st
     ("changes", "message"),
     [
         ({}, "changes = {}: expected a tap and a function"),
-        ({"decoder.*.residual": 0.5}, "decoder.0.residual: 0.5 is no function"),
+        ({"decoder.*.residual": 0.5}, "decoder.0.residual: a value of type float is no function"),
         ({"decoder.0.residul": abs}, "did you mean 'decoder.0.residual'"),
         ({"decoder.blocks": abs}, "'decoder.blocks': nothing in this model has that name"),  # it computes nothing
     ],
