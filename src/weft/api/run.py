@@ -32,10 +32,9 @@ from weft.decode.text import Chunk, Completion
 from weft.decode.translate import LENGTH_RATIO
 from weft.errors import ConfigError, DataError
 from weft.evaluate.abilities.result import Abilities, OverTime
-from weft.evaluate.minimal_pairs import MinimalPair, MinimalPairs, check_pair, read_pairs
-from weft.evaluate.perplexity import Score, Surprisal
-from weft.explain.capture import capture, matching
-from weft.explain.interventions.recording import Shape, record_texts, tap_shapes
+from weft.evaluate.minimal_pairs import MinimalPair, MinimalPairs, check_pairs, read_pairs
+from weft.evaluate.perplexity import Surprisal, perplexity
+from weft.explain.interventions.recording import Shape, patched, record_texts, tap_shapes
 from weft.models.base import LanguageModel, device_of
 from weft.models.head_config import Pooling
 from weft.models.hidden import LayerMix
@@ -288,10 +287,7 @@ class Run:
         `data` is a table of pairs or a folder of them, in BLiMP's format or with columns `good` and `bad`, or the pairs
         (good, bad) themselves. Ties count half.
         """
-        if isinstance(data, str | Path):
-            return minimal_pairs(self.objective, self.model, read_pairs(str(data)))
-        named = [(each, f"pair {number}") for number, each in enumerate(data, 1)]
-        pairs = [p if isinstance(p, MinimalPair) else check_pair(p[0], p[1], where) for p, where in named]
+        pairs = read_pairs(str(data)) if isinstance(data, str | Path) else check_pairs(data)
         return minimal_pairs(self.objective, self.model, pairs)
 
     def abilities(
@@ -313,16 +309,9 @@ class Run:
 
         run.over_time(lambda run: run.abilities(["induction"]), [100, 200])
         """
-        if not checkpoints or (isinstance(checkpoints, str) and checkpoints != "all"):
-            raise ConfigError(f"checkpoints = {checkpoints!r}: expected 'all', or a list of steps")
-        models = checkpoint_models(RunFolder(self.path), self.config, checkpoints, device=device_of(self.model))
-        results = {}
-        for step, model in models:
-            results[step] = result = measure(replace(self, model=model))
-            if not isinstance(result, Abilities | MinimalPairs):
-                found = f"a value of type {type(result).__name__}"
-                raise ConfigError(f"measure returned {found}, expected run.abilities(…) or run.minimal_pairs(…)")
-        return over_time(RunFolder(self.path), results)
+        folder = RunFolder(self.path)
+        models = checkpoint_models(folder, self.config, checkpoints, device=device_of(self.model))
+        return over_time(folder, ((step, measure(replace(self, model=model))) for step, model in models))
 
     def perplexity(self, text: str | Sequence[str] | None = None) -> float:
         """Return exp of the mean surprisal per token, of a text, of several texts together, or of the held-out data.
@@ -332,16 +321,16 @@ class Run:
         longer than the window it agrees with a `stride` of half the window.
         """
         if text is not None:
-            texts = text if isinstance(text, Sequence) and not isinstance(text, str) else [text]
+            texts = [text] if isinstance(text, str) else text
             nats = [token.nats for each in texts for token in self.surprisal(each) if token.nats is not None]
             if not nats:
                 raise DataError("nothing to score: no text, or none with a token that follows another")
-            return Score(sum(nats), len(nats), 0).perplexity
-        metrics = self.evaluate()
-        if "perplexity" not in metrics:
-            kind = self.config.objective.kind
-            raise ConfigError(f"{self.path}: objective '{kind}' has no perplexity; use evaluate()")
-        return metrics["perplexity"]
+            return perplexity(sum(nats) / len(nats))
+        if (found := self.evaluate().get("perplexity")) is None:
+            raise ConfigError(
+                f"{self.path}: objective '{self.config.objective.kind}' has no perplexity; use evaluate()"
+            )
+        return found
 
     def surprisal(self, text: str) -> list[Surprisal]:
         """Return the tokens of a text with their surprisals, −log p in nats; `perplexity` takes their mean.
@@ -501,17 +490,7 @@ class Run:
         Each function gets the tensor at its tap, by a name as in `activations`, and returns one of the same shape and
         type; a recurrent model's come one token at a time, as those of a Transformer do while it generates.
         """
-        reached = self.taps
-        if not changes:
-            raise ConfigError("changes = {}: expected a tap and a function, such as {'embedding': lambda x: 0 * x}")
-        for pattern, change in changes.items():
-            names = matching(pattern, reached)
-            if not callable(change):
-                found = f"a value of type {type(change).__name__}"
-                raise ConfigError(f"{names[0]}: {found} is no function; give one that gets and returns a tensor")
-        # a function may change its tensor in place, but what reads the tensor compares the result with it
-        copied = {pattern: lambda x, change=change: change(x.clone()) for pattern, change in changes.items()}
-        return capture(self.model, replace=copied)
+        return patched(self.model, changes, reached=self.taps)
 
     def results(self) -> dict[str, Any]:
         """Return the metrics and samples of the final evaluation; empty for an unfinished run."""

@@ -251,6 +251,12 @@ def _pair(row: Any, columns: dict[str, str], where: str) -> MinimalPair:
     return pair._replace(**texts, critical=_blimp_words(row) or pair.critical, where=where)
 
 
+def check_pairs(pairs: Iterable[MinimalPair | tuple[str, str]]) -> list[MinimalPair]:
+    """Return pairs that were given as (good, bad), and those that are complete as they are."""
+    named = [(pair, f"pair {number}") for number, pair in enumerate(pairs, 1)]
+    return [pair if isinstance(pair, MinimalPair) else check_pair(*pair, where) for pair, where in named]
+
+
 def check_pair(good: str, bad: str, where: str) -> MinimalPair:
     """Return a pair whose first differing words decide; `where` is its position, for an error."""
     for name, sentence in (("good", good), ("bad", bad)):

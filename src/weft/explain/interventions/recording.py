@@ -1,13 +1,15 @@
-"""Record a model's activations on texts, in memory on the CPU or in a file."""
+"""A model's taps: their shapes, their activations on texts, in memory or in a file, and changes at them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from weft.explain.capture import capture, join_steps, matching, taps
+from weft.errors import ConfigError
+from weft.explain.capture import Change, capture, join_steps, matching, taps
 from weft.explain.reading import Reading, SourceTokens, unsupported
 from weft.models.base import LanguageModel, evaluating
 from weft.models.config import Bahdanau, EncoderDecoder
@@ -46,6 +48,22 @@ def tap_shapes(model: LanguageModel) -> dict[str, Shape]:
     first, second = seen
     pairs = {name: zip(shape, second[name], strict=True) for name, shape in first.items()}
     return {name: tuple(a if a == b else named.get((a, b), "*") for a, b in both) for name, both in pairs.items()}
+
+
+def patched(
+    model: LanguageModel, changes: Mapping[str, Change], *, reached: Mapping[str, Shape]
+) -> AbstractContextManager[object]:
+    """Change the tensors at taps that a pass has `reached` while the context is open; one line for a wrong change."""
+    if not changes:
+        raise ConfigError("changes = {}: expected a tap and a function, such as {'embedding': lambda x: 0 * x}")
+    for pattern, change in changes.items():
+        names = matching(pattern, reached)
+        if not callable(change):
+            found = f"a value of type {type(change).__name__}"
+            raise ConfigError(f"{names[0]}: {found} is no function; give one that gets and returns a tensor")
+    # a function may change its tensor in place, but what reads the tensor compares the result with it
+    copied = {pattern: lambda x, change=change: change(x.clone()) for pattern, change in changes.items()}
+    return capture(model, replace=copied)
 
 
 @torch.no_grad()
