@@ -21,10 +21,20 @@ from weft.config import Tree, validate
 from weft.errors import InteropError
 from weft.interop import weight_map
 from weft.interop.bundle import ModelBundle, as_dtype, lazy_weights, load_tokenizer
-from weft.interop.gguf import architectures as llama_cpp
 from weft.interop.gguf import file as gguf_file
-from weft.interop.gguf.architectures import ARCHITECTURES, FREQUENCIES, LONG, REPEATED, SHORT
+from weft.interop.gguf.architectures import ARCHITECTURES, MIXTURES, STEP, WITHOUT_EXPERTS
 from weft.interop.gguf.file import ARRAY, BY_NAME, DTYPES, FLOAT32, Contents, LazyTensor, TensorEncoding, Value, typed
+from weft.interop.gguf.tensors import (
+    ADJACENT,
+    FREQUENCIES,
+    IN_TENSORS,
+    JOINED,
+    LONG,
+    REPEATED,
+    SHORT,
+    first_layer_tensors,
+    settings_from_tensors,
+)
 from weft.interop.gguf.tokenizer import read_tokenizer, tokenizer_keys
 from weft.interop.license import license_from_keys, license_keys
 from weft.interop.settings import Flat, Settings, Transformer, count_experts, first_lossless, flat, nested, shown
@@ -242,7 +252,7 @@ def _settings_of(contents: Contents, architecture: str) -> Settings:
     """
     tree = {}
     for key, (type, value, of) in contents.keys.items():
-        by_layer = type == ARRAY and key.startswith(f"{architecture}.") and not key.endswith(llama_cpp.STEP)
+        by_layer = type == ARRAY and key.startswith(f"{architecture}.") and not key.endswith(STEP)
         if by_layer and len(set(value)) == 1:
             type, value = of, value[0]  # stored by layer, and the same for all layers
         tree[key] = float(str(np.float32(value))) if type == FLOAT32 else value
@@ -262,7 +272,7 @@ def _read_settings(settings: Settings, contents: Contents, tied: bool) -> Decode
     known = {"vocab_size": table.shape[0], "head.kind": "lm", "head.tied": tied, "attention.bias": bias}
     known["head.bias"] = "output.bias" in tensors
     architecture = settings.prefix.removesuffix(".")
-    known |= llama_cpp.settings_from_tensors(architecture, tensors)
+    known |= settings_from_tensors(architecture, tensors)
     scaling = next((kind for name, kind in SCALED_BY.items() if name in tensors), None)
     if scaling is not None:
         known["position.scaling.kind"] = scaling
@@ -339,7 +349,7 @@ def architecture_of(model: Model) -> str:
     if not isinstance(model, Decoder):
         raise InteropError(f"model.kind = '{model.kind}': a GGUF file can hold decoders only")
     mixed = count_experts(model) > 0
-    names = llama_cpp.MIXTURES if mixed else llama_cpp.WITHOUT_EXPERTS
+    names = MIXTURES if mixed else WITHOUT_EXPERTS
     if mixed:
         names = tuple(name for name in names if (name == "deepseek2") == (model.attention.latent is not None))
     what = f"GGUF architecture of mixtures ({', '.join(names)})" if mixed else "GGUF architecture"
@@ -353,12 +363,12 @@ def _round_trip(name: str, model: Decoder) -> Transformer:
     in_tensors = {"vocab_size", "head.tied", "attention.bias"}
     if name == "qwen2":
         in_tensors.add("head.bias")
-    if name in llama_cpp.IN_TENSORS.get(ours.get("position.scaling.kind", ""), ()):
+    if name in IN_TENSORS.get(ours.get("position.scaling.kind", ""), ()):
         in_tensors |= {key for key in ours if key.startswith("position.scaling.")}
-    if name in llama_cpp.ADJACENT:  # rows are reordered if the model differs
+    if name in ADJACENT:  # rows are reordered if the model differs
         in_tensors.add("position.pairs")
     known = {"head.kind": "lm", **{key: ours[key] for key in in_tensors if key in ours}, **table.fixed}
-    known |= llama_cpp.settings_from_tensors(name, llama_cpp.first_layer_tensors(ours))
+    known |= settings_from_tensors(name, first_layer_tensors(ours))
     return validate(Decoder, nested(table.settings(Settings(tree, "GGUF", f"{name}."), known)))
 
 
@@ -366,8 +376,8 @@ def rules(architecture: str, model: Decoder, *, whole: bool = False) -> Rules:
     """Rules of all tensors of an architecture; `whole` latent keys and values have one matrix for both."""
     gain, qk_gain = _gain(model.norm), _gain(model.attention.qk_norm)
     halves = isinstance(model.position, Rotary) and model.position.pairs == "halves"
-    pairs = adjacent_pairs(model.d_head) if halves and architecture in llama_cpp.ADJACENT else SAME
-    joined = architecture in llama_cpp.JOINED
+    pairs = adjacent_pairs(model.d_head) if halves and architecture in ADJACENT else SAME
+    joined = architecture in JOINED
     layouts: dict[str, Layouts] = {
         "qkv": SAME if joined else (pairs, pairs, SAME),
         "q_norm": qk_gain,
