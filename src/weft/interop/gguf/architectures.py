@@ -17,7 +17,7 @@ from weft.interop.families.experts import (
 )
 from weft.interop.families.llama import granite_factors
 from weft.interop.families.positions import all_but_every, depth, kinds_of, rotated_part, with_windows
-from weft.interop.gguf.tensors import FREQUENCIES
+from weft.interop.gguf.scaling import SCALING, SCALINGS
 from weft.interop.settings import Flat, Settings, layer_pattern
 from weft.interop.table import (
     Key,
@@ -34,42 +34,6 @@ from weft.interop.table import (
 )
 
 WINDOW, STEP = "attention.sliding_window", "attention.sliding_window_pattern"
-SCALINGS = "position.scaling."
-YARN_RAMP = {"fast": 32.0, "slow": 1.0}  # our name of a number of turns → default
-
-
-def _read_scaling(settings: Settings, model: Flat) -> Flat:
-    """Read the rotary scaling; that of LLaMA 3.1 is a tensor, not a key."""
-    kind = settings.get("rope.scaling.type", "none")
-    settings.integer("rope.scaling.original_context_length", 8192)
-    if f"{SCALINGS}kind" in model:
-        return {}
-    if kind == "linear":
-        return {f"{SCALINGS}kind": "linear", f"{SCALINGS}factor": settings.number("rope.scaling.factor")}
-    if kind == "yarn":
-        sizes = settings.number("rope.scaling.factor"), settings.integer("rope.scaling.original_context_length")
-        ramp = (settings.number(f"rope.scaling.yarn_beta_{end}", turns) for end, turns in YARN_RAMP.items())
-        values = dict(zip(("factor", "original_context", *YARN_RAMP), (*sizes, *ramp), strict=True))
-        return {f"{SCALINGS}kind": "yarn", **{f"{SCALINGS}{name}": value for name, value in values.items()}}
-    if kind != "none":
-        raise settings.error("rope.scaling.type", f"weft has none, linear, yarn, and LLaMA 3.1's '{FREQUENCIES}'")
-    return {}
-
-
-def _write_scaling(model: Flat) -> Tree:
-    kind = model.get(f"{SCALINGS}kind")
-    if kind == "linear":
-        return {"rope.scaling.type": "linear", "rope.scaling.factor": model[f"{SCALINGS}factor"]}
-    if kind == "yarn":
-        ramp = {
-            f"rope.scaling.yarn_beta_{end}": model.get(f"{SCALINGS}{end}", turns) for end, turns in YARN_RAMP.items()
-        }
-        sizes = {"rope.scaling.original_context_length": model[f"{SCALINGS}original_context"]}
-        return {"rope.scaling.type": "yarn", "rope.scaling.factor": model[f"{SCALINGS}factor"], **sizes, **ramp}
-    if kind not in ("llama3", "longrope"):
-        return {}
-    factor = {"rope.scaling.attn_factor": model[f"{SCALINGS}attention_factor"]} if kind == "longrope" else {}
-    return {"rope.scaling.original_context_length": model[f"{SCALINGS}original_context"], **factor}
 
 
 def _read_window(settings: Settings, model: Flat) -> Flat:
@@ -91,7 +55,7 @@ def _rotated(*width: Row) -> tuple[Row, ...]:
         *keys(kv_heads=("attention.head_count_kv", lambda model: model["attention.heads"])),
         *width,
         *keys(base=("rope.freq_base", 10000.0)),
-        Special(_read_scaling, _write_scaling),
+        SCALING,
     )
 
 
@@ -429,7 +393,7 @@ ARCHITECTURES = {
     "deepseek2": SettingsTable(
         (
             *(*SIZES, RMS, Special(_read_latent, _write_latent), *keys(base=("rope.freq_base", 10000.0))),
-            Special(_read_scaling, _write_scaling),
+            SCALING,
             Special(_read_stretch, lambda model: {LOG_MULTIPLIER: 0.1 * mscale_all_dim(model)}),
             *(*EXPERTS, EXPERT_WIDTH, EXPERT_SCALE),
             *(_dense(FIRST), SHARED_COUNT, *groups("expert_group_count", "expert_group_used_count")),

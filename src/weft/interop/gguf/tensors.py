@@ -4,16 +4,12 @@ from collections.abc import Container
 
 from weft.interop.settings import Flat
 
-# tensors with divisors of rotary frequencies: LLaMA 3.1's scaling, and both lists of LongRoPE
-FREQUENCIES, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 # architectures whose files store queries and keys with adjacent rotary pairs
 ADJACENT = ("llama", "granite", "granitemoe", "smollm3", "olmo", "ernie4_5-moe", "llama4")
 # architectures whose files store queries, keys and values as one matrix
 JOINED = ("gpt2", "gptneox", "phi2", "phi3", "falcon", "bloom")
 # architectures whose files have an LM head even if it is tied; those of GPT-2 may have one
 REPEATED = ("olmo2", "gptneox", "phi2", "stablelm")
-# rotary scalings that are tensors → architectures in which llama.cpp supports them
-IN_TENSORS = {"llama3": ("llama", "granite", "granitemoe", "llama4"), "longrope": ("phi3",)}
 
 
 def settings_from_tensors(architecture: str, names: Container[str]) -> Flat:
