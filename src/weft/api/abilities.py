@@ -43,6 +43,8 @@ def abilities(
     seed: int = 0,
 ) -> Abilities:
     """Ask for the abilities named in `only`, or for all, at their own distances or at the given ones."""
+    if questions < 1:
+        raise ConfigError(f"questions = {questions}: expected 1 or more")
     tasks, paired = chosen_tasks(only), isinstance(objective, TranslationObjective)
     scores = _scoring(objective)
     speller = AbilitySpeller([objective.tokenizers.source, objective.tokenizer] if paired else [objective.tokenizer])

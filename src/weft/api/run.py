@@ -214,7 +214,6 @@ class Run:
 
         Prompts are numbered from `first`; a prompt's samples depend on its number and the seed.
         """
-        _check_positive("n", n)
         job = BulkJob(settings, n=n, batch=max(1, len(prompts)), grammar=pattern)
         return list(generate_many(self.model, self.tokenizer, prompts, job=job, first=first))
 
@@ -236,15 +235,9 @@ class Run:
         another run, other settings or other `notes` is refused. Texts follow a `pattern`. `quantize_cache` is the width
         of the KV cache ('int8').
         """
-        _check_positive("batch", batch)
-        _check_positive("n", n)
-        noted = {"run": str(self.path), "n": n, **settings.model_dump(mode="json", exclude_defaults=True)}
-        noted |= notes or {}
-        noted |= {} if pattern is None else pattern.notes
-        noted |= {} if quantize_cache is None else {"quantize_cache": quantize_cache}
         path = None if out is None else Path(out)
         job = BulkJob(settings, n=n, batch=batch, grammar=pattern, out=path, quantize_cache=quantize_cache)
-        return bulk(self.model, self.tokenizer, prompts, job=job, notes=noted)
+        return bulk(self.model, self.tokenizer, prompts, job=job, notes=job.noted(str(self.path), notes or {}))
 
     @cached_property
     def objective(self) -> Objective[Any]:
@@ -298,9 +291,7 @@ class Run:
         `only` names some of the abilities: agreement, brackets, copying, induction, recall, counting, reversal, sums,
         mapping. `distances` replace each ability's own. At each of them, `questions` are asked, made by `seed`.
         """
-        _check_positive("questions", questions)
-        asked: dict[str, Any] = {"distances": distances, "questions": questions, "seed": seed}
-        return abilities(self.objective, self.model, only=only, **asked)
+        return abilities(self.objective, self.model, only=only, distances=distances, questions=questions, seed=seed)
 
     def over_time(
         self, measure: Callable[["Run"], Abilities | MinimalPairs], checkpoints: str | Sequence[int] = "all"
@@ -495,8 +486,3 @@ class Run:
     def results(self) -> dict[str, Any]:
         """Return the metrics and samples of the final evaluation; empty for an unfinished run."""
         return RunFolder(self.path).results()
-
-
-def _check_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise ConfigError(f"{name} = {value}: expected 1 or more")
