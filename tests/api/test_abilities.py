@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import weft
 from weft.api.abilities import _spelled
 from weft.errors import ConfigError
 from weft.evaluate.abilities.result import answer_value
-from weft.evaluate.abilities.tasks import TASKS, AbilitySpeller
+from weft.evaluate.abilities.tasks import TASKS, Ability, AbilitySpeller
 from weft.explain.reading import SourceTokens
 
 RUNS = Path(__file__).parent / "runs-0.1"
@@ -109,7 +110,8 @@ def test_mistakes_are_one_line(trained: Path, cli: Cli, tmp_path: Path) -> None:
     words = ("evaluate", trained, "--abilities")
     assert "did you mean 'induction'" in cli.refused(*words, "--only", "inducton")
     assert "more than the context" in cli.refused(*words, "--only", "induction", "--distances", 500)
-    assert "from 4 on" in cli.refused(*words, "--only", "copying", "--distances", 1)
+    unit = "distance 1: for 'copying' it is the length of the string, at least 4"
+    assert unit in cli.refused(*words, "--only", "copying", "--distances", 1)
     assert "no such checkpoint; it has 3" in cli.refused(*words, "--checkpoints", "3")
     assert "expected numbers" in cli.refused(*words, "--checkpoints", "first")
     assert "--data book.txt: not available with --abilities" in cli.refused(*words, "--data", "book.txt")
@@ -120,3 +122,27 @@ def test_mistakes_are_one_line(trained: Path, cli: Cli, tmp_path: Path) -> None:
     assert "no such checkpoint" in cli.refused("evaluate", copy, "--abilities", "--checkpoints", "2")
     with pytest.raises(ConfigError, match="no such ability"):
         weft.load(trained).abilities(["flying"])
+    run: Any = weft.load(trained)
+    with pytest.raises(ConfigError, match="questions = 0: expected 1 or more"):
+        run.abilities(["copying"], questions=0)
+    for steps in ("best", list[int]()):
+        with pytest.raises(ConfigError, match=r"checkpoints = .*: expected 'all', or a list of steps"):
+            run.over_time(lambda run: run.abilities(["copying"]), steps)
+    with pytest.raises(ConfigError, match=r"measure returned a value of type float, expected run.abilities"):
+        run.over_time(lambda run: run.perplexity("the cat"), [2])
+
+
+def test_a_distance_that_does_not_fit_is_refused_before_all_questions_are_made(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[int]()
+    questions = AbilitySpeller.questions
+
+    def counted(self: AbilitySpeller, task: Ability, distance: int, *, items: int, seed: int) -> Any:
+        made.append(items)
+        return questions(self, task, distance, items=items, seed=seed)
+
+    monkeypatch.setattr(AbilitySpeller, "questions", counted)
+    with pytest.raises(ConfigError, match="more than the context"):
+        weft.load(trained).abilities(["copying"], distances=[2000])
+    assert made == [1]

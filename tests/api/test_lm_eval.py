@@ -304,7 +304,7 @@ def test_a_chat_template_formats_the_messages(runs: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--limit", "3"], "--limit 3: needs --tasks"),
+        (["--limit", "3"], "--limit 3: goes with --tasks or --abilities"),
         (["--tasks", ",", "--tasks-path", "TASKS"], "--tasks ',': expected the name of a task"),
         (["--tasks", "local_choice", "--stride", "3"], "--stride 3: not available with --tasks"),
         (["--tasks", "local_choice", "--tasks-path", "nowhere"], "--tasks-path nowhere: no such folder"),

@@ -123,6 +123,17 @@ def test_ties_count_half_and_groups_have_intervals(tmp_path: Path, cli: Cli) -> 
     assert "By field" in out and "differ in the number of tokens" in out and "Minimal pairs" in page.read_text()
 
 
+def test_repeated_pairs_get_a_remark() -> None:
+    run = weft.load(RUNS / "gpt")
+    again = [("a b", "b a"), ("the cat", "cat the"), ("a b", "b a"), ("a b", "a a"), ("a b", "b a")]
+    remarks = "\n".join(run.minimal_pairs(again).remarks)
+    assert "3 of 5 pairs occur more than once; every occurrence counts." in remarks
+    assert "more than once" not in "\n".join(run.minimal_pairs(again[:2]).remarks)
+    # an encoder–decoder is asked about other sources with the same two translations
+    sourced = [MinimalPair("b a", "a b", source=source) for source in ("a b", "b b")]
+    assert "more than once" not in "\n".join(weft.load(RUNS / "pairs").minimal_pairs(sourced).remarks)
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -193,5 +204,12 @@ def test_what_does_not_go_with_pairs(tmp_path: Path, cli: Cli) -> None:
         weft.load(RUNS / "classify").minimal_pairs([("a", "b")])
     with pytest.raises(DataError, match=r"pair 1.*model reads 32"):
         weft.load(RUNS / "masked-next").minimal_pairs([("the cat " * 40, "b")])
+    assert "'': no such file" in cli.refused("evaluate", RUNS / "gpt", "--pairs", "")
+    assert "goes with" in cli.refused("evaluate", RUNS / "gpt", "--pairs", tmp_path / "p.tsv", "--limit", 3)
+    with pytest.raises(DataError, match="no pairs of sentences"):
+        weft.load(RUNS / "gpt").minimal_pairs([])
+    for wrong in (("a",), ("a", "b", "c"), (1, 2)):
+        with pytest.raises(ConfigError, match=r"data = .*: expected"):
+            weft.load(RUNS / "gpt").minimal_pairs([wrong])  # type: ignore[list-item]
     with pytest.raises(DataError, match="pair 1: the bad sentence is empty"):
         weft.load(RUNS / "gpt").minimal_pairs([("a", "")])

@@ -168,5 +168,5 @@ def test_bad_input() -> None:
         surprise(read(model), top=0)
     with pytest.raises(DataError, match="empty"):
         surprise(Reading(model, TOKENIZER, (TOKENIZER.need("eos"),), 1))
-    with pytest.raises(ModelError, match="'sequence' predicts no tokens"):
+    with pytest.raises(ModelError, match="'sequence' and predicts no tokens"):
         surprise(read(sharp(Decoder(**SMALL, head=head_config.ClassificationHead(labels=2)))))

@@ -15,7 +15,7 @@ CELLS = "cells => cells.map(cell => cell.textContent)"
 @pytest.mark.parametrize(
     ("model", "state"),
     [
-        ("gpt", {"text": "the cat", "other": "the bat", "a": "s", "b": "t"}),
+        ("gpt", {"text": "Fi", "other": "Yi", "a": "i", "b": "v"}),
         ("pairs", {"text": "the cat", "other": "the dog", "target": "the", "a": "cat", "b": "dog"}),
     ],
 )

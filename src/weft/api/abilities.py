@@ -1,6 +1,6 @@
 """Ask a run's model for abilities: language models, masked ones, and encoder–decoders; at one checkpoint or at many."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -43,6 +43,8 @@ def abilities(
     seed: int = 0,
 ) -> Abilities:
     """Ask for the abilities named in `only`, or for all, at their own distances or at the given ones."""
+    if questions < 1:
+        raise ConfigError(f"questions = {questions}: expected 1 or more")
     tasks, paired = chosen_tasks(only), isinstance(objective, TranslationObjective)
     scores = _scoring(objective)
     speller = AbilitySpeller([objective.tokenizers.source, objective.tokenizer] if paired else [objective.tokenizer])
@@ -56,9 +58,12 @@ def abilities(
                     if reason := speller.lacks(task, distance):
                         left.setdefault(reason, []).append(distance)
                         continue
-                    asked = speller.questions(task, distance, items=questions, seed=seed)
-                    spelled = [_spelled(objective, form, each) for each in asked]
-                    if longest := _too_long(objective, model, spelled):
+                    for items in (1, questions):  # of a large distance, one shows that all are too long
+                        asked = speller.questions(task, distance, items=items, seed=seed)
+                        spelled = [_spelled(objective, form, each) for each in asked]
+                        if longest := _too_long(objective, model, spelled):
+                            break
+                    if longest:
                         if distances:
                             _refuse_long(objective, f"distance {distance}: '{task.name}'", longest)
                         left.setdefault(NO_SPACE, []).append(distance)
@@ -86,7 +91,7 @@ def _check_distance(task: Ability, distance: int) -> None:
     lowest = min(task.distances)
     if distance < lowest or (task.name == "agreement" and distance % 3):
         steps = ", in steps of 3" if task.name == "agreement" else ""
-        raise ConfigError(f"distance {distance}: '{task.name}' takes {task.unit} from {lowest} on{steps}")
+        raise ConfigError(f"distance {distance}: for '{task.name}' it is the {task.unit}, at least {lowest}{steps}")
 
 
 def _refuse_long(objective: Objective[Any], asked: str, tokens: int) -> None:
@@ -183,6 +188,8 @@ def checkpoint_models(
     folder: RunFolder, recipe: Recipe, steps: str | Sequence[int], *, device: torch.device
 ) -> Iterator[tuple[int, LanguageModel]]:
     """Yield the step and the model of each checkpoint at `steps`: "all", or numbers."""
+    if not steps or (isinstance(steps, str) and steps != "all"):
+        raise ConfigError(f"checkpoints = {steps!r}: expected 'all', or a list of steps")
     paths = {step_of(path): path for path in checkpoints(folder.checkpoints)}
     chosen = list(paths) if isinstance(steps, str) else sorted(set(steps))
     if not paths:
@@ -198,21 +205,26 @@ def checkpoint_models(
             advance(1)
 
 
-def over_time(folder: RunFolder, results: Mapping[int, Abilities | MinimalPairs]) -> OverTime:
+def over_time(folder: RunFolder, results: Iterable[tuple[int, Abilities | MinimalPairs]]) -> OverTime:
     """Return the accuracies of all steps by ability, or by phenomenon of the pairs, beside the validation loss."""
     columns = dict[str, list[Accuracy]]()
     chances = dict[str, float]()
-    for result in results.values():
+    steps = list[int]()
+    for step, result in results:
+        steps.append(step)
         for name, chance, accuracy in _accuracies(result):
             chances[name] = chance
             columns.setdefault(name, []).append(accuracy)
     losses = {line["step"]: line["validation_loss"] for line in read_lines(folder.metrics) if "validation_loss" in line}
     curves = [Appearance(name, chances[name], column) for name, column in columns.items()]
-    return OverTime(folder.path.resolve().name, list(results), [losses.get(step) for step in results], curves)
+    return OverTime(folder.path.resolve().name, steps, [losses.get(step) for step in steps], curves)
 
 
 def _accuracies(result: Abilities | MinimalPairs) -> list[tuple[str, float, Accuracy]]:
     if isinstance(result, Abilities):
         return [(each.task.name, each.task.chance, each.overall) for each in result.curves if each.overall is not None]
+    if not isinstance(result, MinimalPairs):
+        found = f"a value of type {type(result).__name__}"
+        raise ConfigError(f"measure returned {found}, expected run.abilities(…) or run.minimal_pairs(…)")
     named = [group for group in result.groups if group.level in ("all", "phenomenon") and group.accuracies]
     return [(group.name, CHANCE / 100, next(iter(group.accuracies.values()))) for group in named]

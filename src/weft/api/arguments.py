@@ -105,4 +105,6 @@ def _fits(value: Any, hint: Any) -> bool:
     if kind in (Sequence, Iterable):
         several = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
         return several and (not isinstance(value, list | tuple) or all(_fits(item, members[0]) for item in value))
+    if kind is tuple and ... not in members:
+        return isinstance(value, tuple) and len(value) == len(members) and all(map(_fits, value, members))
     return isinstance(value, ABSTRACT.get(hint, kind or hint))

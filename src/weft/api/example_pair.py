@@ -13,6 +13,7 @@ from weft.api.interventions import text_pairs
 from weft.api.reading import ORIGINS, own_text, read_text, translation
 from weft.errors import DataError, WeftError
 from weft.explain.interventions.recording import require_activations
+from weft.explain.interventions.swap import min_difference
 from weft.explain.reading import Reading
 from weft.explain.surprise import predicts_masked
 from weft.models.base import LanguageModel, evaluating
@@ -27,7 +28,6 @@ MAX_ALTERNATIVES = 3  # words that each word is exchanged for
 MAX_OTHERS = 32  # texts that are compared with the clean one
 MAX_MASKS = 3  # words at the end of a text that are masked, one at a time
 MIN_LETTERS = 3  # of a word that is exchanged
-LEAST = 1e-3  # change of a logit difference that is worth showing
 LIKELY = 5  # tokens of which one may be an answer
 MAX_TRIED = 40  # pairs, the most different first, of which one has answers that are single tokens
 
@@ -124,7 +124,7 @@ def _changed(one: Tensor, two: Tensor) -> tuple[float, tuple[int, int]]:
         gap, weight = (one - two)[likely], 0.01
         a, b = int(likely[gap.argmax()]), int(likely[gap.argmin()])
     size = float(one[a] - one[b] + two[b] - two[a])
-    return weight * size if size > LEAST else 0.0, (a, b)
+    return weight * size if size > min_difference(torch.stack([one, two])) else 0.0, (a, b)
 
 
 def _next_changes(

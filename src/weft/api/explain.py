@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -20,7 +21,6 @@ from weft.api.example_pair import example_pair
 from weft.api.prediction import RowPredictor
 from weft.api.reading import default_beam, own_text, read_text, translation
 from weft.api.settings import sampling
-from weft.config import Config
 from weft.costs.count import count
 from weft.decode.config import Branching
 from weft.decode.prompt import Prompt
@@ -30,8 +30,7 @@ from weft.explain import views
 from weft.explain.views import OF_A_TEXT, VIEWS
 from weft.models.base import LanguageModel, device_of
 from weft.models.build import build
-from weft.models.config import Bahdanau as BahdanauConfig
-from weft.models.config import Bengio, ELMo, EncoderDecoder, NGram, Recurrent, StaticVectors, TransformerConfig
+from weft.models.config import Bahdanau, EncoderDecoder, NGram, Recurrent, StaticVectors, TransformerConfig
 from weft.models.head_config import LMHead
 from weft.models.transformer import Transformer
 from weft.objectives.rows import RowObjective
@@ -78,19 +77,6 @@ def shows_text(tokens: int = SHOWN_TOKENS, *, untrained: bool = False) -> Callab
         return cast(View, with_default_text)
 
     return decorate
-
-
-def _untrained_gradients(model: Config, clip: float) -> "views.picture.Picture":
-    if isinstance(model, NGram):
-        raise ModelError(views.gradients.NO_GRADIENT)
-    if isinstance(model, StaticVectors | Bengio):
-        raise ModelError("word vectors and Bengio's model have no layers or time steps to show")
-    if isinstance(model, BahdanauConfig | ELMo):  # its decoder, or each of its directions, is a recurrent network
-        sizes = {"vocab_size": model.vocab_size, "d_model": model.d_model, "layers": model.layers}
-        model = Recurrent(**sizes, cell="lstm" if isinstance(model, ELMo) else model.cell, init=model.init)
-    if isinstance(model, Recurrent):
-        return views.time_gradients.time_gradients(model, clip=clip)
-    return views.gradients.gradient_flows()
 
 
 def _quote(name: str, text: str, origin: str) -> str:
@@ -182,7 +168,7 @@ class Explain:
         optimizer, model = self.recipe.optimizer, self.recipe.model
         clip = 1.0 if optimizer is None else optimizer.clip
         if self.trained is None:
-            return _untrained_gradients(model, clip)
+            return views.gradients.untrained_gradients(model, clip)
         reading, norms = self.reading(text, target), partial(views.gradients.gradient_norms, clip=clip)
         history = {name: norms(replace(reading, model=model)) for name, model in self._checkpoints(self.trained)}
         best = norms(reading)
@@ -254,7 +240,7 @@ class Explain:
         tokens = torch.zeros(1, GRAPH_TOKENS, dtype=torch.long)
         with torch.device("meta"):
             model = build(self.recipe.model)
-        if isinstance(self.recipe.model, EncoderDecoder | BahdanauConfig):
+        if isinstance(self.recipe.model, EncoderDecoder | Bahdanau):
             options["source"] = views.reading.SourceTokens(tokens.clone())
         return views.graph.graph_picture(model.eval(), tokens, **options)
 
@@ -296,7 +282,7 @@ class Explain:
     @shows_text()
     def search(self, text: Text = None, *, settings: Branching | None = None) -> "views.search.SearchTrees":
         """Show greedy search, beam search and samples for a few tokens after a text, as trees."""
-        (model, objective), text = self._require_trained("search"), self.own_text()[0] if text is None else text
+        (model, objective), text = self._require_trained("search"), text or ""
         prompt, source = Prompt.of(objective.tokenizer, text), None
         if isinstance(objective, TranslationObjective):
             reading = self.reading(text, "")
@@ -327,13 +313,13 @@ class Explain:
         block that is shown in detail, by default the first. `temperature`, `top_k` and `top_p` are the settings that
         the next token is chosen with. Of a long text, `threads` are the positions of other tokens to show.
         """
-        (_, objective), text = self._require_trained("step"), self.own_text()[0] if text is None else text
+        _, objective = self._require_trained("step")
         settings = sampling(temperature=temperature, top_k=top_k, top_p=top_p)
         labels = objective.labels if isinstance(objective, RowObjective) else ()
         reading = self.reading(text, target)
         position, source = place if isinstance(place, tuple) else (place, None)
         options: dict[str, Any] = {"position": position, "source_position": source, "layer": layer, "threads": threads}
-        return views.step.step(reading, text=text, sampling=settings, labels=labels, **options)
+        return views.step.step(reading, text=text or "", sampling=settings, labels=labels, **options)
 
     def patch(
         self,
@@ -342,7 +328,7 @@ class Explain:
         answer: tuple[str, str] | None = None,
         *,
         target: Text = None,
-        pairs: str | None = None,
+        pairs: str | Path | None = None,
         checkpoints: bool = False,
     ) -> "views.picture.Picture":
         """Show which activations of a text bring its answer back when they are put into an `other` text.
@@ -353,10 +339,8 @@ class Explain:
         """
         model, objective = self._require_trained("patch")
         given = {"clean": text, "corrupt": other, "target": target}
-        if answer is not None and len(answer) != 2:
-            raise ConfigError(f"answer = {answer}: expected two, the next tokens of the two texts")
         given |= dict(zip(("answer", "wrong"), answer or (None, None), strict=True))
-        found = interventions.text_pairs(model, objective, given, pairs=pairs)
+        found = interventions.text_pairs(model, objective, given, pairs=None if pairs is None else str(pairs))
         if checkpoints:
             return interventions.patch_over_time(found, self._checkpoints(model), objective)
         return views.patch.patch(found)
@@ -365,7 +349,7 @@ class Explain:
         """Return a pair of texts for `patch` from the run's data: `clean`, `corrupt`, `answer`, `wrong`, `target`."""
         return example_pair(*self._require_trained("patch"))
 
-    def probe(self, labels: str | None = None, *, checkpoints: bool = False) -> "views.picture.Picture":
+    def probe(self, labels: str | Path | None = None, *, checkpoints: bool = False) -> "views.picture.Picture":
         """Show what a linear classifier reads in each layer: accuracy, a control task and the selectivity.
 
         `labels` is a table with `words` and `tags`, or with `text`, a word of it in brackets, and its `label`; or
@@ -376,7 +360,7 @@ class Explain:
         if labels is None:
             raise ConfigError("probe: give a table of labels with --labels, or builtin:number, depth, tag or sense")
         found = self._checkpoints(model) if checkpoints else None
-        return interventions.probe_labels(model, objective, labels, checkpoints=found)
+        return interventions.probe_labels(model, objective, str(labels), checkpoints=found)
 
     def prediction(self, text: Text = None, second: Text = None, *, output: str | int | None = None) -> dict[str, Any]:
         """Return what a classifier, a tagger, a regression model, an answer finder or an embedding model predicts.

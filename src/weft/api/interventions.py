@@ -91,7 +91,7 @@ def _read_prefix(
     spaced = [f" {answer}"] if before[-1:].isalnum() and answer[0].isalnum() else []
     for option in (*spaced, answer):
         ids = tokenizer.encode(before + option)
-        if ids[:-1] == known and ids[-1] != tokenizer.unk_id:
+        if ids and ids[:-1] == known and ids[-1] != tokenizer.unk_id:
             return reading, ids[-1]
     raise _unspelled(tokenizer, answer, where)
 
@@ -126,7 +126,7 @@ def _located(where: str) -> Iterator[None]:
 
 
 def _unspelled(tokenizer: Tokenizer, answer: str, where: str) -> DataError:
-    spelled = " ".join(pieces(tokenizer, tokenizer.encode(answer)))
+    spelled = " ".join(pieces(tokenizer, tokenizer.encode(answer))) or "nothing"
     return DataError(f"{where}answer {answer!r}: no single token spells it here; this tokenizer reads {spelled}")
 
 

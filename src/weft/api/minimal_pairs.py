@@ -28,6 +28,8 @@ def minimal_pairs(objective: Objective[Any], model: LanguageModel, pairs: Sequen
     A causal model compares log p of the whole sentences, and of the words that decide after their prefixes; a masked
     one pseudo-log-likelihoods; an encoder–decoder log p of two targets, given the source.
     """
+    if not pairs:
+        raise DataError("there are no pairs of sentences to compare")
     if isinstance(objective, TranslationObjective):
         scores = {"target": _targets(objective, model, pairs)}
     elif objective.recipe.objective.continues:
@@ -120,12 +122,11 @@ def _targets(
 
 
 def _remarks(tokenizer: Tokenizer, pairs: Sequence[MinimalPair]) -> list[str]:
-    lengths, unknown, unknown_pairs = [], dict[str, None](), 0
+    lengths, unknown = [], []
     for pair in pairs:
         good, bad = tokenizer.encode(pair.good), tokenizer.encode(pair.bad)
         lengths.append((len(good), len(bad)))
-        if tokenizer.unk_id is not None and tokenizer.unk_id in (*good, *bad):
-            unknown_pairs += 1
-            words = dict.fromkeys(f"{pair.good} {pair.bad}".split())
-            unknown |= {word: None for word in words if tokenizer.unk_id in tokenizer.encode(word)}
-    return pair_remarks(lengths, list(unknown), unknown_pairs)
+        has_unknown = tokenizer.unk_id is not None and tokenizer.unk_id in (*good, *bad)
+        words = f"{pair.good} {pair.bad}".split() if has_unknown else ()
+        unknown.append([word for word in words if tokenizer.unk_id in tokenizer.encode(word)])
+    return pair_remarks(pairs, lengths, unknown)

@@ -32,10 +32,9 @@ from weft.decode.text import Chunk, Completion
 from weft.decode.translate import LENGTH_RATIO
 from weft.errors import ConfigError, DataError
 from weft.evaluate.abilities.result import Abilities, OverTime
-from weft.evaluate.minimal_pairs import MinimalPair, MinimalPairs, check_pair, read_pairs
-from weft.evaluate.perplexity import Score, Surprisal
-from weft.explain.capture import capture
-from weft.explain.interventions.recording import Shape, record_texts, require_activations, tap_shapes
+from weft.evaluate.minimal_pairs import MinimalPair, MinimalPairs, check_pairs, read_pairs
+from weft.evaluate.perplexity import Surprisal, perplexity
+from weft.explain.interventions.recording import Shape, patched, record_texts, tap_shapes
 from weft.models.base import LanguageModel, device_of
 from weft.models.head_config import Pooling
 from weft.models.hidden import LayerMix
@@ -215,7 +214,6 @@ class Run:
 
         Prompts are numbered from `first`; a prompt's samples depend on its number and the seed.
         """
-        _check_positive("n", n)
         job = BulkJob(settings, n=n, batch=max(1, len(prompts)), grammar=pattern)
         return list(generate_many(self.model, self.tokenizer, prompts, job=job, first=first))
 
@@ -237,15 +235,9 @@ class Run:
         another run, other settings or other `notes` is refused. Texts follow a `pattern`. `quantize_cache` is the width
         of the KV cache ('int8').
         """
-        _check_positive("batch", batch)
-        _check_positive("n", n)
-        noted = {"run": str(self.path), "n": n, **settings.model_dump(mode="json", exclude_defaults=True)}
-        noted |= notes or {}
-        noted |= {} if pattern is None else pattern.notes
-        noted |= {} if quantize_cache is None else {"quantize_cache": quantize_cache}
         path = None if out is None else Path(out)
         job = BulkJob(settings, n=n, batch=batch, grammar=pattern, out=path, quantize_cache=quantize_cache)
-        return bulk(self.model, self.tokenizer, prompts, job=job, notes=noted)
+        return bulk(self.model, self.tokenizer, prompts, job=job, notes=job.noted(str(self.path), notes or {}))
 
     @cached_property
     def objective(self) -> Objective[Any]:
@@ -288,10 +280,7 @@ class Run:
         `data` is a table of pairs or a folder of them, in BLiMP's format or with columns `good` and `bad`, or the pairs
         (good, bad) themselves. Ties count half.
         """
-        if isinstance(data, str | Path):
-            return minimal_pairs(self.objective, self.model, read_pairs(str(data)))
-        named = [(each, f"pair {number}") for number, each in enumerate(data, 1)]
-        pairs = [p if isinstance(p, MinimalPair) else check_pair(p[0], p[1], where) for p, where in named]
+        pairs = read_pairs(str(data)) if isinstance(data, str | Path) else check_pairs(data)
         return minimal_pairs(self.objective, self.model, pairs)
 
     def abilities(
@@ -302,8 +291,7 @@ class Run:
         `only` names some of the abilities: agreement, brackets, copying, induction, recall, counting, reversal, sums,
         mapping. `distances` replace each ability's own. At each of them, `questions` are asked, made by `seed`.
         """
-        asked: dict[str, Any] = {"distances": distances, "questions": questions, "seed": seed}
-        return abilities(self.objective, self.model, only=only, **asked)
+        return abilities(self.objective, self.model, only=only, distances=distances, questions=questions, seed=seed)
 
     def over_time(
         self, measure: Callable[["Run"], Abilities | MinimalPairs], checkpoints: str | Sequence[int] = "all"
@@ -312,9 +300,9 @@ class Run:
 
         run.over_time(lambda run: run.abilities(["induction"]), [100, 200])
         """
-        models = checkpoint_models(RunFolder(self.path), self.config, checkpoints, device=device_of(self.model))
-        results = {step: measure(replace(self, model=model)) for step, model in models}
-        return over_time(RunFolder(self.path), results)
+        folder = RunFolder(self.path)
+        models = checkpoint_models(folder, self.config, checkpoints, device=device_of(self.model))
+        return over_time(folder, ((step, measure(replace(self, model=model))) for step, model in models))
 
     def perplexity(self, text: str | Sequence[str] | None = None) -> float:
         """Return exp of the mean surprisal per token, of a text, of several texts together, or of the held-out data.
@@ -324,16 +312,16 @@ class Run:
         longer than the window it agrees with a `stride` of half the window.
         """
         if text is not None:
-            texts = text if isinstance(text, Sequence) and not isinstance(text, str) else [text]
+            texts = [text] if isinstance(text, str) else text
             nats = [token.nats for each in texts for token in self.surprisal(each) if token.nats is not None]
             if not nats:
                 raise DataError("nothing to score: no text, or none with a token that follows another")
-            return Score(sum(nats), len(nats), 0).perplexity
-        metrics = self.evaluate()
-        if "perplexity" not in metrics:
-            kind = self.config.objective.kind
-            raise ConfigError(f"{self.path}: objective '{kind}' has no perplexity; use evaluate()")
-        return metrics["perplexity"]
+            return perplexity(sum(nats) / len(nats))
+        if (found := self.evaluate().get("perplexity")) is None:
+            raise ConfigError(
+                f"{self.path}: objective '{self.config.objective.kind}' has no perplexity; use evaluate()"
+            )
+        return found
 
     def surprisal(self, text: str) -> list[Surprisal]:
         """Return the tokens of a text with their surprisals, −log p in nats; `perplexity` takes their mean.
@@ -479,8 +467,9 @@ class Run:
         the texts and writes `targets`, by default its own translations. With `file`, activations are written there
         text by text (safetensors), and the tensors are mapped from it.
         """
-        texts, patterns = [texts] if isinstance(texts, str) else texts, [taps] if isinstance(taps, str) else taps
-        written: Sequence[str | None] = [None] * len(texts) if targets is None else targets
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        patterns = [taps] if isinstance(taps, str) else taps
+        written: Sequence[str | None] = [None] * len(texts) if targets is None else list(targets)
         if len(written) != len(texts):
             raise ConfigError(f"{len(written)} targets for {len(texts)} texts; give one target per text")
         readings = [partial(self.explain.reading, *pair) for pair in zip(texts, written, strict=True)]
@@ -489,17 +478,11 @@ class Run:
     def patch(self, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> AbstractContextManager[object]:
         """Change tensors inside the model while the context is open, whatever the run does there.
 
-        Each function gets the tensor at its tap and returns one of the same shape; a recurrent model's come one token
-        at a time, as those of a Transformer do while it generates.
+        Each function gets the tensor at its tap, by a name as in `activations`, and returns one of the same shape and
+        type; a recurrent model's come one token at a time, as those of a Transformer do while it generates.
         """
-        require_activations(self.model)
-        return capture(self.model, replace=changes)
+        return patched(self.model, changes, reached=self.taps)
 
     def results(self) -> dict[str, Any]:
         """Return the metrics and samples of the final evaluation; empty for an unfinished run."""
         return RunFolder(self.path).results()
-
-
-def _check_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise ConfigError(f"{name} = {value}: expected 1 or more")

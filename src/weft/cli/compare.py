@@ -1,4 +1,4 @@
-"""`weft compare`: train several models on one text with equal compute, and compare them."""
+"""`weft compare`: train several models on one text with equal budgets, and compare them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +30,7 @@ def compare(
         None, "Budget of each: training FLOPs, such as 1e13; of several, each is a point of the curves.", value="N..."
     ),
     tokens: float | None = option(None, "Budget of each: training tokens."),
-    minutes: float | None = option(None, "Budget of each: minutes of training."),
+    minutes: float | None = option(None, "Budget of each: minutes of training, whatever its FLOPs."),
     seeds: int | None = option(None, "Runs of each contender at every point (default: 3)."),
     rungs: int | None = option(None, "Points per curve: the budget, a third of it, a ninth … (default: 4)."),
     rates: int | None = option(None, "Learning rates to try; 1: only the recipe's (default: 5)."),
@@ -41,23 +41,25 @@ def compare(
         None, "As given, chosen for the budget, or the best of three (default: fixed).", value="fixed|budget|best"
     ),
     tokenizers: str | None = option(None, "Compare tokenizers: word,byte,bpe:8000 …", value="KIND,KIND:SIZE"),
-    pairs: str | None = option(None, "Judge minimal pairs with each model of `century`.", value="PATH"),
+    pairs: str | None = option(None, "Judge minimal pairs with each model of `century` or `grammar`.", value="PATH"),
     jobs: options.Jobs = None,
     out: options.Out = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Train several models on one text, each with the same compute and its own best learning rate, and compare them.
+    """Train several models on one text, each with the same budget and its own best learning rate, and compare them.
 
-    How many times the FLOPs does one model need to reach the loss of another? The answer, with curves and intervals, is
-    written to a page, beside results.jsonl. After an interruption, the same command resumes.
+    Which model predicts the text best, and how many times as many FLOPs do the others need for the same loss? The
+    answers, with curves and intervals, are written to a page, beside results.jsonl. After an interruption, the same
+    command resumes.
 
     $ weft compare lstm transformer++ --data book.txt --flops 1e13
 
-    Instead of contenders, `efficiency` measures that factor for the Transformer of 2017 and LLaMA, in minutes on two
+    Instead of contenders, `efficiency` compares the Transformer of 2017 with LLaMA, which takes three minutes on two
     cores; `four-switches` goes from one to the other, switch by switch; `minutes` goes from AdamW to the recipe of
     `weft quickstart`; `tricks` tries other changes to that recipe, one at a time; and `epochs` compares weight decay
     with dropout when a text is read many times. `century` goes from counted letters to LLaMA: every model has four
-    budgets, and for each the best of its sizes, and the page begins with what equal compute bought in each year.
+    budgets, and for each the best of its sizes, and the page begins with what equal budgets bought in each year.
+    `grammar` asks a 5-gram, an LSTM and a decoder which of two sentences is right.
     """
     from weft.compare.config import ComparisonRequest
 
@@ -74,7 +76,9 @@ def compare(
     comparison = request.comparison()
     in_time = any(each.year is not None for each in comparison.contenders.values())
     if pairs is not None and not in_time:
-        raise ConfigError(f"--pairs {pairs}: only for a comparison in the order of time, such as century; leave it out")
+        raise ConfigError(
+            f"--pairs {pairs}: only for a comparison in the order of time, such as century or grammar; leave it out"
+        )
     folder = out or Path("comparisons") / request.folder
     with loading():
         from weft.compare.century import CenturyPage, measure_knowledge

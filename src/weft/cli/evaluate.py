@@ -225,8 +225,9 @@ def _evaluate_on_tasks(arguments: Mapping[str, Any]) -> None:
 def _task_names(arguments: Mapping[str, Any]) -> list[str]:
     tasks = arguments["tasks"]
     if tasks is None:
-        option = "limit" if arguments["tasks_path"] is None else "tasks_path"
-        raise ConfigError(f"--{option.replace('_', '-')} {arguments[option]}: needs --tasks, the names of tasks")
+        if (folder := arguments["tasks_path"]) is not None:
+            raise ConfigError(f"--tasks-path {folder}: needs --tasks, the names of tasks")
+        raise ConfigError(f"--limit {arguments['limit']}: goes with --tasks or --abilities; add one, or leave it out")
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     if not names:
         raise ConfigError(f"--tasks '{tasks}': expected the name of a task, or several separated by commas")

@@ -17,9 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from weft.config import Config
+from weft.costs.linears import LinearSpec, adapted_linears, block_linears, layer_shares, layers_linears, stacks
 from weft.errors import ModelError
 from weft.models import config, head_config
-from weft.nn.config import Experts, Gated, LayerNorm, LoRA, NoFeedForward, Norm, Plain
+from weft.nn.config import LayerNorm, LoRA, NoFeedForward, Norm
 
 GATES = {"elman": 1, "lstm": 4, "gru": 3}  # gates of a recurrent cell, the candidate state included
 STATE_VECTORS = {"elman": 1, "lstm": 2, "gru": 1}  # vectors of d_model that a cell carries from token to token
@@ -141,113 +142,13 @@ def decoding_weights(model: Config, vocab_size: int) -> dict[str, int]:
     return {"layers": round(model.layers * per_layer), "logits": vocab_size * getattr(model, "width", model.d_model)}
 
 
-def _matrix(inputs: int, outputs: int, bias: bool = False) -> int:
-    return inputs * outputs + (outputs if bias else 0)
+def _biased(inputs: int, outputs: int) -> int:
+    """Return the parameters of a linear layer with biases."""
+    return (inputs + 1) * outputs
 
 
 def _norm(norm: Norm, width: int) -> int:
     return (norm.gain + norm.bias) * width if isinstance(norm, LayerNorm) else width
-
-
-def stacks(model: config.TransformerConfig) -> list[tuple[int, bool, bool]]:
-    """Return (layers, causal, has cross-attention) of each stack."""
-    if isinstance(model, config.EncoderDecoder):
-        return [(model.encoder_layers or model.layers, False, False), (model.layers, True, True)]
-    return [(model.layers, not isinstance(model, config.Encoder), False)]
-
-
-@dataclass(frozen=True)
-class LinearSpec:
-    """Linear layer of a block: its inputs, and the heights of the matrices stacked in its weight. There is one in each
-    of several `experts`, `chosen` of which read a token."""
-
-    name: str
-    inputs: int
-    heights: tuple[int, ...]
-    bias: bool
-    experts: int = 1
-    chosen: int = 1
-
-    @property
-    def products(self) -> int:
-        """Number of weights that each token is multiplied by."""
-        return self.chosen * self.inputs * sum(self.heights)
-
-    @property
-    def parameters(self) -> int:
-        """Number of weights and biases."""
-        return self.experts * (self.inputs + int(self.bias)) * sum(self.heights)
-
-    @property
-    def idle(self) -> int:
-        """Number of weights and biases of the experts that do not read a token."""
-        return self.parameters * (self.experts - self.chosen) // self.experts
-
-    @property
-    def is_router(self) -> bool:
-        """Whether this is a router, which neither adapters nor Muon apply to."""
-        return self.name.endswith(".router")
-
-    @property
-    def by_rows(self) -> bool:
-        """Whether tensor parallelism splits its inputs: the last layer of a sublayer (Shoeybi et al. 2019)."""
-        return self.name.endswith((".out", ".down"))
-
-    def adapter(self, rank: int) -> int:
-        """Return the parameters of its low-rank adapter, each of which is multiplied once per token."""
-        return rank * (len(self.heights) * self.inputs + sum(self.heights))
-
-
-def layer_shares(model: config.TransformerConfig, depth: int) -> list[tuple[int, float]]:
-    """Return a layer of each kind of feed-forward layer in a stack, and the share of the layers that are of its kind:
-    one layer, unless some layers beside mixtures of experts are dense."""
-    kinds = [isinstance(model.feedforward_at(layer), Experts) for layer in range(depth)]
-    return [(kinds.index(kind), kinds.count(kind) / depth) for kind in sorted(set(kinds))]
-
-
-def block_linears(model: config.TransformerConfig, cross: bool = False, *, layer: int = 0) -> list[LinearSpec]:
-    """Return the linear layers of a block, by their names inside it; `cross` adds cross-attention."""
-    D, attention = model.d_model, model.attention
-    H, G = attention.heads * model.d_head, attention.groups * model.d_head
-    mixed, values = attention.heads * model.d_v, attention.groups * model.d_v
-    qkv_bias, out_bias = attention.biased
-    linears = [LinearSpec("attention.qkv", D, (H, G, values), bias=qkv_bias)]
-    if (latent := attention.latent) is not None:
-        queries = latent.query_rank or 0
-        linears = [LinearSpec("attention.q_down", D, (queries,), bias=qkv_bias)] if queries else []
-        linears.append(LinearSpec("attention.q_up", queries or D, (H,), bias=False))
-        linears.append(LinearSpec("attention.kv_down", D, (latent.rank, model.rotated), bias=qkv_bias))
-        expanded = H - attention.heads * model.rotated + mixed
-        linears.append(LinearSpec("attention.kv_up", latent.rank, (expanded,), bias=False))
-    if attention.global_tokens is not None and not cross:
-        linears.append(LinearSpec("attention.global_qkv", D, (H, G, values), bias=qkv_bias))
-    linears.append(LinearSpec("attention.out", mixed, (D,), bias=out_bias))
-    if cross:
-        linears.append(LinearSpec("cross.q", D, (H,), bias=qkv_bias))
-        linears.append(LinearSpec("cross.kv", D, (G, values), bias=qkv_bias))
-        linears.append(LinearSpec("cross.out", mixed, (D,), bias=out_bias))
-    return linears + _feedforward_linears(model.feedforward_at(layer), D)
-
-
-def _feedforward_linears(inner: Plain | Gated | Experts | NoFeedForward, D: int) -> list[LinearSpec]:
-    d_ff = inner.d_ff
-    if isinstance(inner, NoFeedForward):
-        return []
-    if not isinstance(inner, Experts):
-        gated = isinstance(inner, Gated)
-        name, heights = ("feedforward.gate_up", (d_ff, d_ff)) if gated else ("feedforward.up", (d_ff,))
-        first = LinearSpec(name, D, heights, bias=inner.bias)
-        return [first, LinearSpec("feedforward.down", d_ff, (D,), bias=inner.bias)]
-    sizes, name = {"experts": inner.experts, "chosen": inner.chosen}, "feedforward.experts"
-    linears = [
-        LinearSpec("feedforward.router", D, (inner.experts,), bias=inner.router_bias),
-        LinearSpec(f"{name}.gate_up", D, (d_ff, d_ff), bias=inner.bias, **sizes),
-        LinearSpec(f"{name}.down", d_ff, (D,), bias=inner.bias, **sizes),
-    ]
-    if width := inner.shared_width:
-        linears.append(LinearSpec("feedforward.shared.gate_up", D, (width, width), bias=False))
-        linears.append(LinearSpec("feedforward.shared.down", width, (D,), bias=False))
-    return linears + ([LinearSpec("feedforward.shared_gate", D, (1,), bias=False)] if inner.shared == "gated" else [])
 
 
 def _transformer(model: config.TransformerConfig, T: int) -> Count:
@@ -286,34 +187,29 @@ def _transformer(model: config.TransformerConfig, T: int) -> Count:
             position = kind.position or model.position
             by_position += position.flops(replace(sizes, layers=1), T, seen(kind.reach, causal, T))
 
-    def products(name: str, linears: list[LinearSpec]) -> Component:
-        parameters = sum(linear.parameters for linear in linears) // model.sharing
-        idle = sum(linear.idle for linear in linears) // model.sharing
-        return Component(name, parameters, 2 * T * sum(linear.products for linear in linears), True, idle=idle)
+    def products(name: str) -> Component:
+        members = [linear for linear in linears if linear.component == name]
+        parameters = sum(linear.parameters for linear in members) // model.sharing
+        idle = sum(linear.idle for linear in members) // model.sharing
+        return Component(name, parameters, 2 * T * sum(linear.products for linear in members), True, idle=idle)
 
     parts = [
         Component("embeddings", embeddings, 0),
         Component("n-grams", hashed + up, 2 * T * up, looked_up=hashed),
         Component("positions", positions, 0),
         Component("projection", projection and projection + isinstance(model, config.Encoder) * D, 2 * T * projection),
-        products("MHA projections", [linear for linear in linears if not linear.name.startswith("feedforward")]),
+        products("MHA projections"),
         Component("attention", 0, 2 * pairs * attention.heads * (d_head + model.d_v) + by_position, True),
         Component("sinks", sinks, 0),
-        products(
-            "FFN", [linear for linear in linears if linear.name.startswith("feedforward") and not _routed(linear)]
-        ),
-        products("router", [linear for linear in linears if linear.is_router]),
-        products("experts", [linear for linear in linears if ".experts." in linear.name]),
+        products("FFN"),
+        products("router"),
+        products("experts"),
         Component("activations", activations, 0),
         Component("norms", norms, 0),
         *_head(model, T),
     ]
     note = PER_TARGET_TOKEN if isinstance(model, config.EncoderDecoder) else ""
     return Count(tuple(part for part in parts if part.parameters or part.flops), T, note)
-
-
-def _routed(linear: LinearSpec) -> bool:
-    return linear.is_router or ".experts." in linear.name
 
 
 def seen(window: int | None, causal: bool, T: int) -> int:
@@ -364,18 +260,8 @@ def _head(model: config.TransformerConfig, T: int) -> list[Component]:
 
 def _dense(layers: Sequence[tuple[int, int, int]], extra: int = 0) -> Component:
     """Return a head of linear layers with biases, each (inputs, outputs, positions), and `extra` parameters."""
-    parameters = sum(_matrix(inputs, outputs, True) for inputs, outputs, _ in layers) + extra
+    parameters = sum(_biased(inputs, outputs) for inputs, outputs, _ in layers) + extra
     return Component("head", parameters, sum(2 * inputs * outputs * positions for inputs, outputs, positions in layers))
-
-
-def layers_linears(model: config.TransformerConfig) -> list[list[LinearSpec]]:
-    """Return the linear layers of each layer, encoder first, by name in the built model; shared layers share names."""
-    return [
-        [replace(spec, name=f"{'decoder' if causal else 'encoder'}.blocks.{block}.{spec.name}") for spec in linears]
-        for depth, causal, cross in stacks(model)
-        for block in (layer // model.sharing for layer in range(depth))
-        for linears in [block_linears(model, cross, layer=block * model.sharing)]
-    ]
 
 
 def orthogonal_flops(model: Config, rounds: int, adapter: LoRA | None = None) -> float:
@@ -394,14 +280,6 @@ def orthogonal_flops(model: Config, rounds: int, adapter: LoRA | None = None) ->
         return 0.0
     # other optimizers have 0 rounds: elementwise operations are not counted
     return float(sum(rounds * (4 * min(shape) ** 2 * max(shape) + 2 * min(shape) ** 3) for shape in shapes))
-
-
-def adapted_linears(model: Config, adapter: LoRA) -> list[LinearSpec]:
-    """Return the linear layers that an adapter adds to."""
-    if not isinstance(model, config.TransformerConfig):
-        raise ModelError(f"adapter: it needs a model made of Transformer blocks, not a {type(model).__name__}")
-    linears = {linear.name: linear for block in layers_linears(model) for linear in block if not _routed(linear)}
-    return [linears[name] for name in adapter.match_targets(linears)]
 
 
 def _adapted(model: Config, cost: Count, adapter: LoRA) -> Count:
@@ -426,9 +304,9 @@ def _cells(cell: str, inputs: list[int], D: int) -> tuple[int, int]:
 def _bengio(model: config.Bengio, T: int) -> Count:
     D, V, X = model.d_model, model.vocab_size, model.d_input
     embeddings = V * X // (model.order - 1)
-    parts = [Component("embeddings", embeddings, 0), Component("hidden", _matrix(X, D, True), 2 * T * X * D, True)]
+    parts = [Component("embeddings", embeddings, 0), Component("hidden", _biased(X, D), 2 * T * X * D, True)]
     parts += [Component("direct", X * V, 2 * T * X * V)] if model.direct else []
-    return Count((*parts, Component("logits", _matrix(D, V, True), 2 * T * D * V)), T)
+    return Count((*parts, Component("logits", _biased(D, V), 2 * T * D * V)), T)
 
 
 def _recurrent(model: config.Recurrent, T: int) -> Count:
@@ -470,12 +348,12 @@ def _bahdanau(model: config.Bahdanau, T: int) -> Count:
         (
             Component("embeddings", (V + (model.source_vocab_size or 0)) * E, 0),
             Component("encoder", 2 * one_way, 2 * T * 2 * products_one_way, True),
-            Component("bridge", _matrix(D, first_state, True), 2 * D * first_state, True),
+            Component("bridge", _biased(D, first_state), 2 * D * first_state, True),
             # for each pair of tokens: v · tanh(…), then its term of the weighted mean of width 2D
             Component("attention", alignment + A, 2 * T * alignment + T * T * (2 * A + 4 * D), True),
             Component("decoder", decoder, 2 * T * products, True),
-            Component("readout", _matrix(3 * D + E, 2 * D, True), 2 * T * (3 * D + E) * 2 * D, True),
-            Component("logits", _matrix(D, V, True), 2 * T * D * V),
+            Component("readout", _biased(3 * D + E, 2 * D), 2 * T * (3 * D + E) * 2 * D, True),
+            Component("logits", _biased(D, V), 2 * T * D * V),
         ),
         T,
         PER_TARGET_TOKEN,

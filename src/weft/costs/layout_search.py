@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from weft.config import assignments, validate
-from weft.costs.count import stacks
 from weft.costs.layouts import LayoutChoice, RankMemory, TrainingJob, indivisible, rank_memory, refusal
+from weft.costs.linears import stacks
 from weft.costs.memory import WIDE, narrow
 from weft.costs.roofline import OTHER, MicroBatch, Seconds
 from weft.costs.units import byte_size

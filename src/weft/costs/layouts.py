@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from weft.costs import memory
-from weft.costs.count import Count, block_linears, count, stacks
+from weft.costs.count import Count, count
 from weft.costs.devices import Device, DeviceGroup, Interconnect
+from weft.costs.linears import block_linears, stacks
 from weft.costs.memory import WIDE, LayerBytes, around_bytes, layer_bytes, moments, narrow
 from weft.costs.roofline import MicroBatch, Roofline, Software
 from weft.layout import AXES, Layout

@@ -24,17 +24,8 @@ Allocator overhead and the device's libraries add 5 to 15 % on a GPU.
 from dataclasses import dataclass
 
 from weft.config import Config
-from weft.costs.count import (
-    GATES,
-    STATE_VECTORS,
-    adapted_linears,
-    count,
-    layer_shares,
-    layers_linears,
-    seen,
-    stacks,
-    sublayer_norms,
-)
+from weft.costs.count import GATES, STATE_VECTORS, count, seen, sublayer_norms
+from weft.costs.linears import adapted_linears, layer_shares, layers_linears, stacks
 from weft.errors import ModelError
 from weft.models import config
 from weft.nn.config import Experts, Gated, LoRA, NoFeedForward, Plain

@@ -16,8 +16,8 @@ Everything else is memory traffic, fused as a compiler does it, at `TRAFFIC` of 
 
 from dataclasses import dataclass
 
-from weft.costs.count import block_linears, layer_shares, stacks
 from weft.costs.devices import Device
+from weft.costs.linears import block_linears, layer_shares, stacks
 from weft.costs.memory import narrow
 from weft.models import config
 from weft.nn.config import Experts, Gated

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -74,6 +74,17 @@ class BulkJob:
     grammar: Grammar | None = None
     out: Path | None = None
     quantize_cache: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("batch", self.batch), ("n", self.n)):
+            if value < 1:
+                raise ConfigError(f"{name} = {value}: expected 1 or more")
+
+    def noted(self, run: str, notes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the texts depend on, apart from the prompts: the run, the settings and other `notes`."""
+        noted = {"run": run, "n": self.n, **self.settings.model_dump(mode="json", exclude_defaults=True), **notes}
+        noted |= {} if self.grammar is None else self.grammar.notes
+        return noted | ({} if self.quantize_cache is None else {"quantize_cache": self.quantize_cache})
 
 
 def generate_many(

@@ -2,7 +2,8 @@
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -205,7 +206,7 @@ def read_pairs(path: str, encoding: str = "utf-8") -> list[MinimalPair]:
     else:
         names = [path]
         if path != "-" and not os.path.exists(path):
-            raise DataError(f"{path}: no such file or folder")
+            raise DataError(f"{path or repr(path)}: no such file or folder")
         if path != "-" and format_of(path) not in TABLES:
             raise DataError(f"{path}: expected a table of pairs: {', '.join(TABLES)}, also compressed")
     return [pair for name in names for pair in _read_table(name, encoding)]
@@ -250,6 +251,12 @@ def _pair(row: Any, columns: dict[str, str], where: str) -> MinimalPair:
     return pair._replace(**texts, critical=_blimp_words(row) or pair.critical, where=where)
 
 
+def check_pairs(pairs: Iterable[MinimalPair | tuple[str, str]]) -> list[MinimalPair]:
+    """Return pairs that were given as (good, bad), and those that are complete as they are."""
+    named = [(pair, f"pair {number}") for number, pair in enumerate(pairs, 1)]
+    return [pair if isinstance(pair, MinimalPair) else check_pair(*pair, where) for pair, where in named]
+
+
 def check_pair(good: str, bad: str, where: str) -> MinimalPair:
     """Return a pair whose first differing words decide; `where` is its position, for an error."""
     for name, sentence in (("good", good), ("bad", bad)):
@@ -283,15 +290,22 @@ def _first_difference(good: str, bad: str) -> tuple[CriticalWord, CriticalWord] 
     return CriticalWord(prefix, first[shared]), CriticalWord(prefix, second[shared])
 
 
-def pair_remarks(lengths: Sequence[tuple[int, int]], unknown: Sequence[str], unknown_pairs: int) -> list[str]:
-    """Return what a reader has to know about the pairs: unequal `lengths` in tokens, and words without a token."""
+def pair_remarks(
+    pairs: Sequence[MinimalPair], lengths: Sequence[tuple[int, int]], unknown: Sequence[Collection[str]]
+) -> list[str]:
+    """Return what a reader has to know about the pairs: repeated ones, unequal `lengths` in tokens, and each pair's
+    `unknown` words, which no token spells."""
     remarks = []
+    times, all_pairs = Counter(pair[:3] for pair in pairs), counted(len(pairs), "pair")
+    if repeated := sum(n for n in times.values() if n > 1):
+        remarks.append(f"{repeated:,} of {all_pairs} occur more than once; every occurrence counts.")
     if unequal := sum(good != bad for good, bad in lengths):
-        of = f"{unequal:,} of {counted(len(lengths), 'pair')}"
-        remarks.append(f"In {of}, the sentences differ in the number of tokens; log p is not divided by it.")
-    if unknown:
-        shown = ", ".join(map(repr, unknown[:8])) + (", …" if len(unknown) > 8 else "")
-        remarks.append(f"{counted(unknown_pairs, 'pair')} with words that no token spells: {shown}")
+        remarks.append(
+            f"In {unequal:,} of {all_pairs}, the sentences differ in the number of tokens; log p is not divided by it."
+        )
+    if words := list(dict.fromkeys(word for each in unknown for word in each)):
+        shown = ", ".join(map(repr, words[:8])) + (", …" if len(words) > 8 else "")
+        remarks.append(f"{counted(sum(map(bool, unknown)), 'pair')} with words that no token spells: {shown}")
     return remarks
 
 

@@ -34,8 +34,8 @@ HEAD_ELEMENTS = 1 << 24  # logits computed at a time: 64 MiB in fp32
 
 
 def perplexity(loss: float) -> float:
-    """Return exp of a mean loss in nats; infinite if it overflows."""
-    return math.exp(loss) if loss < 700 else math.inf
+    """Return exp of a mean loss in nats; infinite if it overflows, NaN if the loss is."""
+    return math.inf if loss >= 700 else math.exp(loss)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from weft.errors import ModelError, suggestion
 from weft.explain.interventions.cells import cell_kind, cell_parts, unrolled
@@ -99,7 +100,7 @@ def capture(
     """Keep the tensors that match `names` while the model runs inside the context.
 
     With `grads`, a backward pass sets their `.grad`, and attention uses its reference implementation. `replace` maps
-    names to functions that return a tensor of the same shape to continue with, such as `without_head(2)` for
+    names to functions that return a tensor of the same shape and type to continue with, such as `without_head(2)` for
     probabilities.
     """
     all_taps = taps(model)
@@ -113,8 +114,8 @@ def capture(
         stack.enter_context(pausing(lambda: None))  # during a pause, other passes would be captured or changed
         cells: dict[nn.RNNBase, dict[tuple[int, str], Change]] = {}
         for name in sorted({**changes, **kept}, key=lambda name: all_taps[name].cell is None):
-            through = partial(_pass_through, changes=changes.get(name, ()), keep=captured._calls.get(name), grads=grads)
-            tap = all_taps[name]
+            tap, keep = all_taps[name], captured._calls.get(name)
+            through = partial(_pass_through, name=name, changes=changes.get(name, ()), keep=keep, grads=grads)
             if tap.cell is None:
                 stack.callback(_hook(tap, through))
                 continue
@@ -186,20 +187,26 @@ def matching(pattern: str, names: Mapping[str, Any]) -> list[str]:
     return matches
 
 
-def _pass_through(x: Tensor, *, changes: Sequence[Change], keep: list[Tensor] | None, grads: bool) -> Tensor:
+def _pass_through(x: Tensor, *, name: str, changes: Sequence[Change], keep: list[Tensor] | None, grads: bool) -> Tensor:
     """Apply the changes and keep the tensor; return x itself if nothing changes it and no gradient is kept."""
     for change in changes:
-        shape, x = x.shape, change(x)
-        if not isinstance(x, Tensor):
-            raise ModelError(f"a replacement is {type(x).__name__}, expected a tensor of shape {tuple(shape)}")
-        if x.shape != shape:
-            raise ModelError(f"a replacement has shape {tuple(x.shape)}, expected {tuple(shape)}")
+        given, x = x, change(x)
+        if not isinstance(x, Tensor) or (x.shape, x.dtype, x.device) != (given.shape, given.dtype, given.device):
+            raise ModelError(f"{name}: the function returned {_described(x)}, expected {_described(given)}")
     if keep is not None and grads:
         x = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
         x.retain_grad()
     if keep is not None:
         keep.append(x if grads else x.detach())
     return x
+
+
+def _described(value: object) -> str:
+    """Say what a value is: a tensor by its shape, type and device, anything else by its type."""
+    if not isinstance(value, Tensor):
+        return "None" if value is None else f"a value of type {type(value).__name__}"
+    device = "" if value.device.type == "cpu" else f" on {value.device}"
+    return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}{device}"
 
 
 def _hook(tap: Tap, through: Change) -> Callable[[], object]:
@@ -211,12 +218,23 @@ def _hook(tap: Tap, through: Change) -> Callable[[], object]:
 
     def hook(_: nn.Module, *values: Any) -> Any:  # the inputs, or the inputs and the output
         first, *others = values[-1] if isinstance(values[-1], tuple) else (values[-1],)
-        x = own_call(first)
+        x = _through_padded(first, own_call) if isinstance(first, PackedSequence) else own_call(first)
         return None if x is first else (x, *others) if isinstance(values[-1], tuple) else x
 
     if isinstance(tap.module, Probabilities):  # they are computed only while watched
         return tap.module.watch(own_call)
     return (tap.module.register_forward_hook if tap.output else tap.module.register_forward_pre_hook)(hook).remove
+
+
+def _through_padded(packed: PackedSequence, through: Change) -> PackedSequence:
+    """Pass sequences without padding `through` a function that gets them padded with zeros, (sequences, time, d)."""
+    padded, _ = pad_packed_sequence(packed, batch_first=True)
+    if (new := through(padded)) is padded:
+        return packed
+    numbers = torch.arange(len(packed.data), device=padded.device)
+    indices, _ = pad_packed_sequence(PackedSequence(numbers, *packed[1:]), batch_first=True, padding_value=-1)
+    real = indices >= 0
+    return PackedSequence(packed.data.index_copy(0, indices[real], new[real]), *packed[1:])
 
 
 @contextmanager

@@ -21,19 +21,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from weft.config import Config
 from weft.errors import ConfigError, DataError, ModelError, counted
 from weft.explain.capture import capture, taps
 from weft.explain.groups import ParameterGroup, parameter_groups
 from weft.explain.reading import Reading, predicts_tokens
 from weft.explain.texts import TEXTS
-from weft.explain.time_gradients import StateGradients, state_chart, state_gradients, state_table
+from weft.explain.time_gradients import (
+    StateGradients,
+    TimeGradients,
+    state_chart,
+    state_gradients,
+    state_table,
+    time_gradients,
+)
 from weft.figures.charts import Charts
 from weft.figures.formats import table_number
 from weft.figures.plot import Axis, Plot, integer_axis, lines
 from weft.figures.tables import Table
+from weft.models import config
 from weft.models.bahdanau import Bahdanau
 from weft.models.base import evaluating
-from weft.models.config import Decoder, Encoder
 from weft.models.elmo import ELMo
 from weft.models.ngram import NGram
 from weft.models.recurrent import Recurrent
@@ -66,7 +74,7 @@ def gradient_flow(
     parts: dict[str, Any] = {"attention": Attention(heads=4), "feedforward": Plain(d_ff=4 * d_model)}
     parts |= {"norm": LayerNorm(), "position": Learned(), "init": XavierInit()}
     parts |= {"placement": placement, "residual": residual}
-    settings = Decoder(vocab_size=64, context=TIME, layers=layers, d_model=d_model, **parts)
+    settings = config.Decoder(vocab_size=64, context=TIME, layers=layers, d_model=d_model, **parts)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Transformer(settings)
@@ -128,6 +136,19 @@ def gradient_flows(layers: int = 24, d_model: int = 64, seed: int = 0) -> Gradie
     stacks = [(placement, residual) for residual in (True, False) for placement in NAMES]
     flows = (gradient_flow(*stack, layers, d_model=d_model, seed=seed) for stack in stacks)
     return GradientFlows(layers, d_model, tuple(flows))
+
+
+def untrained_gradients(model: Config, clip: float) -> GradientFlows | TimeGradients:
+    """Return the gradients before training: by time step of a recurrent model, or else of deep stacks of layers."""
+    if isinstance(model, config.NGram):
+        raise ModelError(NO_GRADIENT)
+    if isinstance(model, config.StaticVectors | config.Bengio):
+        raise ModelError("word vectors and Bengio's model have no layers or time steps to show")
+    if isinstance(model, config.Bahdanau | config.ELMo):  # its decoder, or each of its directions, is recurrent
+        sizes = {"vocab_size": model.vocab_size, "d_model": model.d_model, "layers": model.layers}
+        cell = model.cell if isinstance(model, config.Bahdanau) else "lstm"
+        model = config.Recurrent(**sizes, cell=cell, init=model.init)
+    return time_gradients(model, clip=clip) if isinstance(model, config.Recurrent) else gradient_flows()
 
 
 @dataclass(frozen=True)
@@ -251,7 +272,7 @@ def _loss(reading: Reading) -> tuple[Tensor, str]:
         features = model.features(tokens, **reading.model_kwargs)
         random = torch.randn(features.shape, generator=torch.Generator().manual_seed(0)).to(features)
         return (features * random).sum() / random.norm(), "a random direction of the features; no tokens are predicted"
-    if isinstance(model.config, Encoder):
+    if isinstance(model.config, config.Encoder):
         mask, chosen = reading.tokenizer.mask_id, torch.zeros_like(tokens, dtype=torch.bool)
         chosen[:, reading.before :: MASK_STRIDE] = True
         out: Any = model(tokens if mask is None else tokens.masked_fill(chosen, mask), **reading.model_kwargs)

@@ -144,6 +144,8 @@ def _surprise(reading: Reading, context: str, found: "LogProbabilities", *, top:
     for positions, log_p in found:
         targets = torch.tensor([reading.ids[position] for position in positions], device=log_p.device)
         target_log_p = log_p.gather(1, targets[:, None])
+        if target_log_p.isnan().any():
+            raise DataError("the model's probabilities are NaN; its weights may have diverged")
         rank = (log_p > target_log_p).sum(1) + 1
         values, likeliest = log_p[:, :known].topk(min(top, known))
         for row, position in enumerate(positions):
@@ -168,7 +170,10 @@ def predicts_masked(model: LanguageModel) -> bool:
     if not isinstance(model, Transformer):
         return False
     if not predicts_tokens(model):
-        raise ModelError(f"a head of kind '{model.config.head.kind}' predicts no tokens; it takes a language model's")
+        kind = model.config.head.kind
+        raise ModelError(
+            f"this model's head is of kind '{kind}' and predicts no tokens; give the run of a language model"
+        )
     return model.decoder is None
 
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from weft.explain import schedule as schedule
     from weft.explain import search as search
     from weft.explain import surprise as surprise
-    from weft.explain import time_gradients as time_gradients
     from weft.explain import timing as timing
     from weft.explain import training as training
     from weft.explain import weights as weights
@@ -50,7 +49,7 @@ OF_A_TEXT = (
     *("attention", "heads", "surprise", "lens", "saliency", "search", "step", "gradients", "weights", "graph"),
     *("likelihood", "patch", "experts"),
 )
-_MODULES = {name: f"weft.explain.{name}" for name in (*VIEWS, "ablation", "reading", "time_gradients")} | {
+_MODULES = {name: f"weft.explain.{name}" for name in (*VIEWS, "ablation", "reading")} | {
     "anatomy": "weft.explain.anatomy.anatomy",
     "attention": "weft.explain.attention.maps",
     "graph": "weft.explain.graph.picture",

@@ -263,13 +263,14 @@ def _read_packed(stack: nn.RNNBase, inputs: Tensor, tokens: tuple[Tensor, Tensor
     (B, T), (indices, sequence) = inputs.shape[:2], tokens
     lengths = sequence.bincount()
     step = torch.arange(len(indices), device=indices.device) - (lengths.cumsum(0) - lengths)[sequence]
-    rank = lengths.argsort(descending=True, stable=True).argsort()[sequence]
-    order = indices[(step * len(lengths) + rank).argsort()]
+    longest_first = lengths.argsort(descending=True, stable=True)
+    rank = longest_first.argsort()
+    order = indices[(step * len(lengths) + rank[sequence]).argsort()]
     x, sizes = inputs.flatten(0, 1)[order], step.bincount().cpu()
     whole = drop is None and not isinstance(stack, TaperedLSTM)
     for number, layer in enumerate([stack] if whole else _prepared_layers(stack)):
         if number and drop is not None:
             unpacked = x.new_zeros(B * T, x.shape[-1]).index_copy(0, order, x).unflatten(0, (B, T))
             x = drop(number, unpacked).flatten(0, 1)[order]
-        x = layer(PackedSequence(x, sizes))[0].data
+        x = layer(PackedSequence(x, sizes, longest_first, rank))[0].data
     return x.new_zeros(B * T, x.shape[-1]).index_copy(0, order, x).unflatten(0, (B, T))

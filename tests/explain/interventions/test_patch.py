@@ -1,6 +1,7 @@
 """Patching: the shares recovered, paths and circuits on models that are known, and its errors in one line."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def test_a_run_shows_maps_that_the_command_prints(name: str, kind: str, tmp_path
     if name == "bahdanau":
         found: Any = run.explain.patch("the cat", "the dog", ("cat", "dog"), target="the")
     else:
-        found = run.explain.patch("the cat", "the bat", ("s", "t"))
+        found = run.explain.patch("Fi", "Yi", ("i", "v"))
     assert kind in [each.kind for each in found.maps]
     shares = {each.kind: each.recovered for each in found.maps}[kind]
     data = found.data()["maps"][[each.kind for each in found.maps].index(kind)]
@@ -133,6 +134,23 @@ def test_a_table_of_another_kind_names_the_missing_column(tmp_path: Path) -> Non
         weft.load(RUNS / "lstm").explain.patch(pairs=str(tmp_path / "pairs.csv"))
 
 
+def test_a_difference_that_is_small_against_the_logits_has_no_shares(tmp_path: Path) -> None:
+    """The answers' logits differ by 0.0003 between the two texts, and all logits by 0.06 from each other."""
+    explain = weft.load(RUNS / "gpt").explain
+    with pytest.raises(WeftError) as error:
+        explain.patch("the cat", "the bat", ("s", "t"))
+    expected = "is -0.1161 after the clean text and -0.1164 after the corrupt one: too near each other"
+    assert expected in str(error.value) and "which takes 0.0006; try other texts" in str(error.value)
+    row = {"clean": "Fi", "corrupt": "Yi", "answer": "i", "wrong": "v"}
+    back = row | {"clean": "Yi", "corrupt": "Fi"}  # together, the two pairs differ by nothing
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, (row, back))))
+    with pytest.raises(WeftError, match=r"of the answers, in the mean of 2 pairs, is .* too near each other"):
+        explain.patch(pairs=str(tmp_path / "pairs.jsonl"))
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, [row, back] * 4 + [row] * 8)))
+    found: Any = explain.patch(pairs=str(tmp_path / "pairs.jsonl"))  # only the first 8 differ by nothing
+    assert all(abs(each.recovered).max() < 5 for each in found.maps)
+
+
 def test_a_model_whose_weights_are_nan_is_refused() -> None:
     run = weft.load(RUNS / "lstm")
     with torch.no_grad():
@@ -142,11 +160,19 @@ def test_a_model_whose_weights_are_nan_is_refused() -> None:
         run.explain.patch("the cat", "the bat", ("s", "t"))
     with pytest.raises(WeftError, match="probabilities are NaN"):
         run.abilities(["copying"])
+    with pytest.raises(WeftError, match="probabilities are NaN"):
+        run.explain.surprise("the cat")
+    with pytest.raises(WeftError, match="activations are NaN"):
+        run.explain.probe("builtin:number")
+    assert math.isnan(run.perplexity("the cat"))
 
 
 def test_what_patching_needs() -> None:
-    with pytest.raises(WeftError, match="expected two, the next tokens"):
-        weft.load(RUNS / "lstm").explain.patch("the cat", "the bat", ("s",))  # type: ignore[arg-type]
+    for answer in (("s",), (1, 2)):
+        with pytest.raises(WeftError, match=r"answer = .*: expected tuple\[str, str\]"):
+            weft.load(RUNS / "lstm").explain.patch("the cat", "the bat", answer)  # type: ignore[arg-type]
+    with pytest.raises(WeftError, match="answer ' ': no single token spells it here; this tokenizer reads "):
+        weft.load(RUNS / "bahdanau").explain.patch("the cat", "the dog", (" ", "dog"))
     with pytest.raises(WeftError, match="give two texts and their answers"):
         weft.load(RUNS / "lstm").explain.patch()
     with pytest.raises(WeftError, match="--answer is missing"):

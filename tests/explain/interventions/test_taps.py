@@ -104,6 +104,7 @@ def test_a_run_records_in_memory_and_in_a_file(tmp_path: Path) -> None:
     for name, rows in recorded.items():
         assert [len(row) for row in rows] == lengths
         assert all(torch.equal(one, other) for one, other in zip(rows, stored[name], strict=True))
+        assert torch.equal(run.activations(iter(texts), name)[name][1], rows[1])  # type: ignore[arg-type]
         assert torch.equal(load_file(tmp_path / "a.safetensors")[f"1/{name}"], rows[1])
 
 
@@ -123,21 +124,77 @@ def test_a_patch_is_undone_also_after_an_error() -> None:
         run.perplexity("the cat")
 
 
-def test_a_function_that_returns_no_tensor() -> None:
+WRONG: dict[str, Any] = {
+    "a float32 tensor of shape (1, 3, 1)": lambda x: x[..., :1],
+    "a float64 tensor of shape (1, 3, 8)": lambda x: x.double(),
+    "None": lambda x: None,
+    "a value of type float": lambda x: 0.5,
+}
+
+
+@pytest.mark.parametrize("returned", WRONG)
+def test_a_function_that_returns_something_else_is_named_by_its_tap(returned: str) -> None:
     run = weft.load(RUNS / "gpt")
-    with (
-        pytest.raises(ModelError, match=r"a replacement is NoneType, expected a tensor of shape \(1, "),
-        run.patch({"decoder.0": lambda x: None}),  # type: ignore[dict-item, return-value]
-    ):
-        run.perplexity("the cat")
+    with pytest.raises(ModelError) as error, run.patch({"decoder.*.residual": WRONG[returned]}):
+        run.perplexity("abc")
+    expected = "a float32 tensor of shape (1, 3, 8)"
+    assert str(error.value) == f"decoder.0.residual: the function returned {returned}, expected {expected}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "changes = {}: expected a tap and a function"),
+        ({"decoder.*.residual": 0.5}, "decoder.0.residual: a value of type float is no function"),
+        ({"decoder.0.residul": abs}, "did you mean 'decoder.0.residual'"),
+        ({"decoder.blocks": abs}, "'decoder.blocks': nothing in this model has that name"),  # it computes nothing
+    ],
+)
+def test_changes_that_can_not_be_made(changes: Any, message: str) -> None:
+    with pytest.raises(WeftError) as error, weft.load(RUNS / "gpt").patch(changes):
+        pass
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "tap"),
+    [("gpt", "decoder.0.attention.probabilities"), ("gpt", "decoder.0.attention"), ("lstm", "recurrence.0.forget")],
+)
+def test_a_function_may_change_its_tensor_in_place(name: str, tap: str) -> None:
+    run = weft.load(RUNS / name)
+    found = [run.perplexity("the cat sat")]
+    for change in (torch.zeros_like, torch.Tensor.zero_):
+        with run.patch({tap: change}):
+            found.append(run.perplexity("the cat sat"))
+    assert found[1] == found[2] != found[0]
+
+
+@torch.no_grad()
+def test_the_states_of_padded_sources_come_as_rows() -> None:
+    """The encoder reads several sources without their padding; a function gets them as rows in their order."""
+    model, (tokens, options) = sharp(MODELS["bahdanau"]), inputs(MODELS["bahdanau"], rows=3)
+    ids, lengths = options["source"].tokens, (2, 5, 2)
+    source = SourceTokens(ids, torch.arange(5) < torch.tensor(lengths)[:, None])
+    plain = model(tokens, source=source)
+    with capture(model, "encoder") as captured:
+        assert torch.equal(model(tokens, source=source), plain)
+    for row, length in enumerate(lengths):
+        with capture(model, "encoder") as alone:
+            model(tokens[:1], source=SourceTokens(ids[row : row + 1, :length]))
+        torch.testing.assert_close(captured["encoder"][row, :length], alone["encoder"][0], atol=1e-5, rtol=1e-5)
+        assert not captured["encoder"][row, length:].any()
+    with capture(model, replace={"encoder": lambda x: x.index_fill(0, torch.tensor([0]), 0.0)}):
+        changed = model(tokens, source=source)
+    assert torch.equal(changed[1:], plain[1:]) and not torch.allclose(changed[0], plain[0])
+    run = weft.load(RUNS / "bahdanau")
+    with run.patch({"encoder": lambda x: x}):
+        assert run.translate(["the cat", "the"]) == weft.load(RUNS / "bahdanau").translate(["the cat", "the"])
 
 
 def test_wrong_names_and_models_without_taps() -> None:
     run = weft.load(RUNS / "gpt")
     with pytest.raises(WeftError, match=r"did you mean .*decoder.0.attention"):
         run.activations("the", "decoder.0.atention")
-    with pytest.raises(WeftError, match=r"did you mean .*decoder.0.residual"), run.patch({"decoder.0.residul": abs}):
-        pass
     ngram = weft.load(RUNS / "ngram")
     for ask in (lambda: ngram.taps, lambda: ngram.activations("the", "*"), lambda: ngram.patch({})):
         with pytest.raises(ModelError, match="has counts and no layers, so it has no taps"):

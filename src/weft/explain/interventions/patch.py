@@ -22,7 +22,7 @@ from weft.explain.interventions.picture import AnswerAccuracy, Array, Circuit, P
 from weft.explain.interventions.picture import InterventionsOverTime as InterventionsOverTime
 from weft.explain.interventions.recording import require_activations
 from weft.explain.interventions.sites import CircuitNode, Site, neuron_taps, nodes, sites
-from weft.explain.interventions.swap import PairBatch, Swap, TextPair, batches, replacements
+from weft.explain.interventions.swap import PairBatch, Swap, TextPair, batches, min_difference, replacements
 from weft.explain.reading import pieces
 from weft.models.base import evaluating
 from weft.progress import bar
@@ -35,7 +35,6 @@ TRACKED_NODES = 4  # strongest nodes that are measured at each checkpoint
 MIN_PAIRS = 8  # from which on a circuit is looked for
 MIN_GROUP = 16  # texts of a length whose means are taken by position
 KEPT = 0.98  # share of the accuracy that a node's removal may not go below while a circuit is looked for
-MIN_DIFFERENCE = 1e-4  # logits between the two texts
 
 SIDES = ("clean", "corrupt")
 
@@ -47,16 +46,18 @@ def patch(pairs: Sequence[TextPair]) -> Patching:
     model = pairs[0].clean.model
     require_activations(model)
     grouped, found = batches(pairs), sites(model)
-    clean, corrupt = (np.concatenate([b.differences(b.logits(side))[0] for b in grouped]) for side in SIDES)
+    (clean, smallest), (corrupt, _) = (_differences(grouped, side) for side in SIDES)
     if np.isnan(scale := float((clean - corrupt).mean())):
         raise DataError("the model's logits are NaN; its weights may have diverged")
-    if abs(scale) < MIN_DIFFERENCE:
-        raise DataError(
-            f"the logit difference of the answers is {clean.mean():.4f} for both texts: there is nothing to recover"
-        )
+    if abs(scale) < smallest:
+        over = "" if len(pairs) == 1 else f", in the mean of {len(pairs)} pairs,"
+        sides = f"{clean.mean():.4f} after the clean text and {corrupt.mean():.4f} after the corrupt one"
+        near = f"too near each other to show what recovers the difference, which takes {smallest:.1g}"
+        raise DataError(f"the logit difference of the answers{over} is {sides}: {near}; try other texts or answers")
     measured = Measured(grouped, scale)
     all_nodes = nodes(model)
-    mapped = Measured(batches(pairs[:MAPPED_PAIRS]), float((clean - corrupt)[_first(pairs, grouped)].mean()))
+    first = float((clean - corrupt)[_first(pairs, grouped)].mean())  # of few pairs, whose signs may cancel out
+    mapped = Measured(batches(pairs[:MAPPED_PAIRS]), scale if abs(first) < smallest else first)
     with bar("patching", len(found) + len(all_nodes)) as advance:
         maps = []
         for site in found:
@@ -85,6 +86,13 @@ def patch(pairs: Sequence[TextPair]) -> Patching:
         paths=ranked[2],
         circuit=circuit,
     )
+
+
+def _differences(grouped: Sequence[PairBatch], side: str) -> tuple[Array, float]:
+    """Return the logit differences of a side (pairs,), and the smallest difference that is worth a share."""
+    logits = [(batch, batch.logits(side)) for batch in grouped]
+    found = np.concatenate([batch.differences(each)[0] for batch, each in logits])
+    return found, float(np.mean([min_difference(each) for _, each in logits]))
 
 
 def checkpoint_measures(pairs: Sequence[TextPair], found: Patching) -> dict[str, float]:

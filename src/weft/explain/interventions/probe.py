@@ -130,6 +130,8 @@ def probe(readings: Sequence[Reading], texts: Sequence[str], spans: Sequence[Lab
     with bar("reading texts", len(by_text)) as advance:
         for number, inside in by_text.items():
             reading, values = readings[number], record(readings[number], list(named.values()))
+            if any(each.isnan().any() for each in values.values()):
+                raise DataError("the model's activations are NaN; its weights may have diverged")
             for span, tokens in ((span, _tokens(reading, texts[number], span)) for span in inside):
                 if tokens:
                     known.append((span, range(tokens[0], tokens[-1] + 1)))

@@ -1,13 +1,15 @@
-"""Record a model's activations on texts, in memory on the CPU or in a file."""
+"""A model's taps: their shapes, their activations on texts, in memory or in a file, and changes at them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from weft.explain.capture import capture, join_steps, matching, taps
+from weft.errors import ConfigError
+from weft.explain.capture import Change, capture, join_steps, matching, taps
 from weft.explain.reading import Reading, SourceTokens, unsupported
 from weft.models.base import LanguageModel, evaluating
 from weft.models.config import Bahdanau, EncoderDecoder
@@ -48,6 +50,22 @@ def tap_shapes(model: LanguageModel) -> dict[str, Shape]:
     return {name: tuple(a if a == b else named.get((a, b), "*") for a, b in both) for name, both in pairs.items()}
 
 
+def patched(
+    model: LanguageModel, changes: Mapping[str, Change], *, reached: Mapping[str, Shape]
+) -> AbstractContextManager[object]:
+    """Change the tensors at taps that a pass has `reached` while the context is open; one line for a wrong change."""
+    if not changes:
+        raise ConfigError("changes = {}: expected a tap and a function, such as {'embedding': lambda x: 0 * x}")
+    for pattern, change in changes.items():
+        names = matching(pattern, reached)
+        if not callable(change):
+            found = f"a value of type {type(change).__name__}"
+            raise ConfigError(f"{names[0]}: {found} is no function; give one that gets and returns a tensor")
+    # a function may change its tensor in place, but what reads the tensor compares the result with it
+    copied = {pattern: lambda x, change=change: change(x.clone()) for pattern, change in changes.items()}
+    return capture(model, replace=copied)
+
+
 @torch.no_grad()
 def record(reading: Reading, names: Sequence[str]) -> dict[str, Tensor]:
     """Return activations of a text without the batch dimension; each is moved to the CPU once it is computed."""
@@ -68,9 +86,8 @@ def record_texts(
 ) -> dict[str, list[Tensor]]:
     """Return the activations of each text, by name; with `file`, one text's are in memory at a time, and the result is
     mapped from the file, where tap `name` of text n is stored as `n/name`."""
-    require_activations(model)
-    all_taps = taps(model)
-    names = list(dict.fromkeys(name for pattern in patterns for name in matching(pattern, all_taps)))
+    reached = tap_shapes(model)
+    names = list(dict.fromkeys(name for pattern in patterns for name in matching(pattern, reached)))
     with bar("reading texts", len(readings)) as advance:
         if file is None:
             recorded = []
@@ -79,7 +96,7 @@ def record_texts(
                 advance(1)
         else:
             files.check_writable(file)
-            reached, held = sorted(set(names) & set(tap_shapes(model)), key=names.index), dict[int, dict[str, Tensor]]()
+            held = dict[int, dict[str, Tensor]]()
 
             def tensor(text: int, name: str) -> Tensor:
                 if text not in held:
@@ -88,11 +105,11 @@ def record_texts(
                     advance(1)
                 return held[text][name]
 
-            order = [(text, name) for text in range(len(readings)) for name in reached]
+            order = [(text, name) for text in range(len(readings)) for name in names]
             with files.replacing(file) as opened:
                 tensors.write(
                     Path(opened.name), {f"{text}/{name}": partial(tensor, text, name) for text, name in order}
                 )
             stored = tensors.load(file)
-            recorded = [{name: stored[f"{text}/{name}"] for name in reached} for text in range(len(readings))]
-    return {name: [each[name] for each in recorded] for name in names if all(name in each for each in recorded)}
+            recorded = [{name: stored[f"{text}/{name}"] for name in names} for text in range(len(readings))]
+    return {name: [each[name] for each in recorded] for name in names}

@@ -14,6 +14,8 @@ from weft.explain.reading import Reading, SourceTokens
 from weft.models.base import LanguageModel, device_of, evaluating
 
 BATCH_TOKENS = 2048  # tokens of one pass
+MIN_SHARE = 0.01  # of the spread of the logits: a smaller logit difference tells no two answers apart
+MIN_DIFFERENCE = 1e-4  # logits; float32 rounds those of about 10 after a few layers to within 1e-5
 
 
 class TextPair(NamedTuple):
@@ -118,6 +120,13 @@ class PairBatch:
                         mask[row, slice(None) if swap.position is None else swap.position, swap.units] = True
                 replaced[tap] = (values[tap].repeat(len(some), 1, 1), mask.repeat_interleave(pairs, 0))
             yield from self.differences(self.logits("corrupt", replacements(self.model, replaced), len(some)))
+
+
+def min_difference(logits: Tensor) -> float:
+    """Return the smallest logit difference that is worth a share, by the spread of logits (…, vocab_size)."""
+    known = logits.where(logits.isfinite(), torch.nan)
+    variance = (known - known.nanmean(-1, keepdim=True)).square().nanmean(-1)
+    return max(MIN_DIFFERENCE, MIN_SHARE * float(variance.sqrt().mean()))
 
 
 def replacements(

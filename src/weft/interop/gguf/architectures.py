@@ -1,6 +1,6 @@
 """llama.cpp's architectures: the keys of each in a GGUF file, and the settings that it implies."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from weft.interop.families.experts import (
 )
 from weft.interop.families.llama import granite_factors
 from weft.interop.families.positions import all_but_every, depth, kinds_of, rotated_part, with_windows
+from weft.interop.gguf.scaling import SCALING, SCALINGS
 from weft.interop.settings import Flat, Settings, layer_pattern
 from weft.interop.table import (
     Key,
@@ -32,45 +33,7 @@ from weft.interop.table import (
     switch,
 )
 
-# tensors with divisors of rotary frequencies: LLaMA 3.1's scaling, and both lists of LongRoPE
-FREQUENCIES, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 WINDOW, STEP = "attention.sliding_window", "attention.sliding_window_pattern"
-SCALINGS = "position.scaling."
-YARN_RAMP = {"fast": 32.0, "slow": 1.0}  # our name of a number of turns → default
-
-
-def _read_scaling(settings: Settings, model: Flat) -> Flat:
-    """Read the rotary scaling; that of LLaMA 3.1 is a tensor, not a key."""
-    kind = settings.get("rope.scaling.type", "none")
-    settings.integer("rope.scaling.original_context_length", 8192)
-    if f"{SCALINGS}kind" in model:
-        return {}
-    if kind == "linear":
-        return {f"{SCALINGS}kind": "linear", f"{SCALINGS}factor": settings.number("rope.scaling.factor")}
-    if kind == "yarn":
-        sizes = settings.number("rope.scaling.factor"), settings.integer("rope.scaling.original_context_length")
-        ramp = (settings.number(f"rope.scaling.yarn_beta_{end}", turns) for end, turns in YARN_RAMP.items())
-        values = dict(zip(("factor", "original_context", *YARN_RAMP), (*sizes, *ramp), strict=True))
-        return {f"{SCALINGS}kind": "yarn", **{f"{SCALINGS}{name}": value for name, value in values.items()}}
-    if kind != "none":
-        raise settings.error("rope.scaling.type", f"weft has none, linear, yarn, and LLaMA 3.1's '{FREQUENCIES}'")
-    return {}
-
-
-def _write_scaling(model: Flat) -> Tree:
-    kind = model.get(f"{SCALINGS}kind")
-    if kind == "linear":
-        return {"rope.scaling.type": "linear", "rope.scaling.factor": model[f"{SCALINGS}factor"]}
-    if kind == "yarn":
-        ramp = {
-            f"rope.scaling.yarn_beta_{end}": model.get(f"{SCALINGS}{end}", turns) for end, turns in YARN_RAMP.items()
-        }
-        sizes = {"rope.scaling.original_context_length": model[f"{SCALINGS}original_context"]}
-        return {"rope.scaling.type": "yarn", "rope.scaling.factor": model[f"{SCALINGS}factor"], **sizes, **ramp}
-    if kind not in ("llama3", "longrope"):
-        return {}
-    factor = {"rope.scaling.attn_factor": model[f"{SCALINGS}attention_factor"]} if kind == "longrope" else {}
-    return {"rope.scaling.original_context_length": model[f"{SCALINGS}original_context"], **factor}
 
 
 def _read_window(settings: Settings, model: Flat) -> Flat:
@@ -92,7 +55,7 @@ def _rotated(*width: Row) -> tuple[Row, ...]:
         *keys(kv_heads=("attention.head_count_kv", lambda model: model["attention.heads"])),
         *width,
         *keys(base=("rope.freq_base", 10000.0)),
-        Special(_read_scaling, _write_scaling),
+        SCALING,
     )
 
 
@@ -200,22 +163,21 @@ def _write_mixture(model: Flat) -> Tree:
     return {key: value for row in EXPERTS for key, value in row.write(model).items()}
 
 
-def _llama_like(fixed: Mapping[str, Any], *rows: Row) -> SettingsTable:
+DENSE = {"expert_count": 0}
+# routers whose scores llama.cpp takes by a softmax in these architectures
+SOFTMAX_SCORES = {"expert_gating_func": SOFTMAX, "expert_weights_scale": 1.0}
+ALL_EXPERTS = {**SOFTMAX_SCORES, "leading_dense_block_count": 0}
+
+
+def _llama_like(fixed: Mapping[str, Any], *rows: Row, only: Mapping[str, Any] = DENSE) -> SettingsTable:
     """Table of an architecture with RMSNorm, rotary positions and a gated feed-forward."""
     shared = {"norm.kind": "rms", "position.kind": "rotary", "feedforward.kind": "gated"}
     rows = (*ROTATED, RMS, WHOLE_HEADS, *(rows or (Special(_read_window),)))
-    return SettingsTable(rows, {**shared, **fixed}, only={"expert_count": 0})
+    return SettingsTable(rows, {**shared, **fixed}, only)
 
 
 GELU = {"feedforward.kind": "plain", "feedforward.activation": "gelu-tanh"}
 BIASED = {**GELU, "norm.kind": "layer", "attention.bias": "all"}
-
-
-def _mixture(table: SettingsTable) -> SettingsTable:
-    """Let a table have experts, whose router's scores llama.cpp takes by a softmax in these architectures."""
-    return replace(
-        table, only={"expert_gating_func": SOFTMAX, "expert_weights_scale": 1.0, "leading_dense_block_count": 0}
-    )
 
 
 def _sigmoids(fixed: Mapping[str, Any], *rows: Row) -> SettingsTable:
@@ -326,47 +288,12 @@ def _plain(fixed: Mapping[str, Any], *rows: Row) -> SettingsTable:
     return SettingsTable((*EVEN, LAYER_NORM, *rows), {**BIASED, "position.kind": "rotary", **fixed})
 
 
-def _bare(fixed: Mapping[str, Any], *rows: Row) -> SettingsTable:
+def _bare(fixed: Mapping[str, Any], *rows: Row, only: Mapping[str, Any] | None = None) -> SettingsTable:
     """Table of an architecture with rotary positions, d_head = d_model / heads, and biases only in norms."""
     shared = {"position.kind": "rotary", "attention.bias": "none", "feedforward.bias": False}
-    return SettingsTable((*EVEN, *rows), {**shared, **fixed})
+    return SettingsTable((*EVEN, *rows), {**shared, **fixed}, only or {})
 
 
-def settings_from_tensors(architecture: str, names: Container[str]) -> Flat:
-    """Settings without a key that follow from the names of the first layer's tensors."""
-    if architecture == "glm4moe" and "blk.0.attn_q_norm.weight" in names:
-        return {"attention.qk_norm.kind": "rms"}
-    if architecture == "falcon":
-        return {"sublayers": "parallel-two-norms" if "blk.0.attn_norm_2.weight" in names else "parallel"}
-    if architecture != "stablelm":
-        return {}
-    settings: Flat = {"sublayers": "sequential" if "blk.0.ffn_norm.weight" in names else "parallel"}
-    settings["attention.bias"] = "qkv" if "blk.0.attn_q.bias" in names else "none"
-    if "blk.0.attn_q_norm.weight" in names:
-        norm = {"attention.qk_norm.kind": "layer", "attention.qk_norm.bias": False}
-        settings |= {**norm, "attention.qk_norm_over": "each-head"}
-    return settings
-
-
-def first_layer_tensors(model: Flat) -> set[str]:
-    """Names of a model's first-layer tensors that `settings_from_tensors` checks."""
-    present = {
-        "blk.0.attn_norm_2.weight": model["sublayers"] == "parallel-two-norms",
-        "blk.0.ffn_norm.weight": model["sublayers"] != "parallel",
-        "blk.0.attn_q.bias": model["attention.bias"] in ("qkv", "all"),
-        "blk.0.attn_q_norm.weight": model.get("attention.qk_norm.kind") is not None,
-    }
-    return {name for name, is_present in present.items() if is_present}
-
-
-# architectures whose files store queries and keys with adjacent rotary pairs
-ADJACENT = ("llama", "granite", "granitemoe", "smollm3", "olmo", "ernie4_5-moe", "llama4")
-# architectures whose files store queries, keys and values as one matrix
-JOINED = ("gpt2", "gptneox", "phi2", "phi3", "falcon", "bloom")
-# architectures whose files have an LM head even if it is tied; those of GPT-2 may have one
-REPEATED = ("olmo2", "gptneox", "phi2", "stablelm")
-# rotary scalings that are tensors → architectures in which llama.cpp supports them
-IN_TENSORS = {"llama3": ("llama", "granite", "granitemoe", "llama4"), "longrope": ("phi3",)}
 NO_BIAS = {"attention.bias": "none"}
 GEMMA = {**NO_BIAS, "feedforward.activation": "gelu-tanh", "embedding_scale": True, "norm.offset": 1.0}
 QK_NORM = {**NO_BIAS, "attention.qk_norm.kind": "rms"}
@@ -378,10 +305,11 @@ QK_EPS_OF_EACH = replace(
 )
 PARTLY_DENSE = {**NO_BIAS, "feedforward.kind": "experts", "feedforward.activation": "silu"}
 UNSCALED = {"feedforward.kind": "experts", "feedforward.renormalised": False}
+GRANITE_FACTORS = granite_factors("embedding_scale", "residual_scale", "attention.scale", "logit_scale")
 # if several can express a model, the first is written
 ARCHITECTURES = {
     "qwen2": _llama_like({"attention.bias": "qkv"}),
-    "llama": _mixture(_llama_like({}, Special(_read_window), Special(_read_mixture, _write_mixture))),
+    "llama": _llama_like({}, Special(_read_window), Special(_read_mixture, _write_mixture), only=ALL_EXPERTS),
     "qwen3": _llama_like(QK_NORM, QK_EPS, Special(_read_window)),
     "gemma": _llama_like({**GEMMA, "head.tied": True}),
     "gemma2": _llama_like(
@@ -401,7 +329,7 @@ ARCHITECTURES = {
     "olmo2": _llama_like({**QK_NORM, "attention.qk_norm_over": "heads", "placement": "res-post"}, QK_EPS),
     "smollm3": _llama_like(NO_BIAS, Special(_read_no_positions)),
     "phi3": _bare({"norm.kind": "rms", "feedforward.kind": "gated"}, RMS, FRACTION, Special(_read_window)),
-    "granite": _llama_like({}, *granite_factors("embedding_scale", "residual_scale", "attention.scale", "logit_scale")),
+    "granite": _llama_like({}, *GRANITE_FACTORS),
     "starcoder2": _plain({}, EVEN_HEADS),
     "gptneox": _plain({}, FRACTION, PARALLEL),
     "phi2": _plain({"sublayers": "parallel", "head.bias": True}, FRACTION),
@@ -411,42 +339,34 @@ ARCHITECTURES = {
         {"norm.kind": "layer", "norm.gain": False, "norm.bias": False, "feedforward.kind": "gated"},
         *(LAYER_NORM, EVEN_HEADS, _above_zero("attention.clip", "attention.clamp_kqv")),
     ),
-    "qwen2moe": _mixture(
-        _llama_like(
-            {**UNSCALED, "attention.bias": "qkv", "feedforward.shared": "gated"},
-            Special(_read_window),
-            *(*SHARED_WIDTH, *EXPERTS, EXPERT_WIDTH),
-        )
+    "qwen2moe": _llama_like(
+        {**UNSCALED, "attention.bias": "qkv", "feedforward.shared": "gated"},
+        Special(_read_window),
+        *(*SHARED_WIDTH, *EXPERTS, EXPERT_WIDTH),
+        only=ALL_EXPERTS,
     ),
-    "qwen3moe": _mixture(
-        _llama_like({**QK_NORM, "feedforward.kind": "experts"}, QK_EPS, Special(_read_window), *EXPERTS, EXPERT_WIDTH)
+    "qwen3moe": _llama_like(
+        {**QK_NORM, "feedforward.kind": "experts"},
+        *(QK_EPS, Special(_read_window)),
+        *(*EXPERTS, EXPERT_WIDTH),
+        only=ALL_EXPERTS,
     ),
-    "olmoe": _mixture(
-        _bare(
-            {"norm.kind": "rms", **QK_NORM, "attention.qk_norm_over": "heads", **UNSCALED},
-            *(RMS, EVEN_HEADS, QK_EPS),
-            repeats("attention.head_count_kv", "attention.heads"),
-            *EXPERTS,
-        )
+    "olmoe": _bare(
+        {"norm.kind": "rms", **QK_NORM, "attention.qk_norm_over": "heads", **UNSCALED},
+        *(RMS, EVEN_HEADS, QK_EPS, repeats("attention.head_count_kv", "attention.heads")),
+        *EXPERTS,
+        only=ALL_EXPERTS,
     ),
-    "granitemoe": _mixture(
-        _llama_like(
-            {**NO_BIAS, "feedforward.kind": "experts", "feedforward.score": "softmax-chosen"},
-            *granite_factors("embedding_scale", "residual_scale", "attention.scale", "logit_scale"),
-            *EXPERTS,
-        )
+    "granitemoe": _llama_like(
+        {**NO_BIAS, "feedforward.kind": "experts", "feedforward.score": "softmax-chosen"},
+        *(*GRANITE_FACTORS, *EXPERTS),
+        only=ALL_EXPERTS,
     ),
-    "hunyuan-moe": _mixture(
-        _llama_like(
-            {
-                **QK_NORM,
-                "attention.qk_norm_rotated": True,
-                "feedforward.kind": "experts",
-                "feedforward.shared": "added",
-            },
-            QK_EPS,
-            *(*SHARED_WIDTH, *EXPERTS, EXPERT_WIDTH),
-        )
+    "hunyuan-moe": _llama_like(
+        {**QK_NORM, "attention.qk_norm_rotated": True, "feedforward.kind": "experts", "feedforward.shared": "added"},
+        QK_EPS,
+        *(*SHARED_WIDTH, *EXPERTS, EXPERT_WIDTH),
+        only=ALL_EXPERTS,
     ),
     "minimax-m2": _sigmoids({**QK_NORM, "attention.qk_norm_over": "heads"}, QK_EPS, *EXPERTS, EXPERT_WIDTH),
     "glm4moe": _sigmoids(
@@ -457,33 +377,23 @@ ARCHITECTURES = {
         *(_dense(FIRST), SHARED_COUNT),
         Key("feedforward.renormalised", "expert_weights_norm", True, kind="flag"),
     ),
-    "ernie4_5-moe": replace(
-        _llama_like(
-            {**PARTLY_DENSE, "feedforward.choice_bias": 0.0},
-            *(*EXPERTS, EXPERT_WIDTH),
-            *(_dense(FIRST, EVERY), SHARED_COUNT),
-            Special(write=lambda model: {"expert_shared_feed_forward_length": model.get(SHARED) or 0}),
-        ),
-        only={"expert_gating_func": SOFTMAX, "expert_weights_scale": 1.0},
+    "ernie4_5-moe": _llama_like(
+        {**PARTLY_DENSE, "feedforward.choice_bias": 0.0},
+        *(*EXPERTS, EXPERT_WIDTH),
+        *(_dense(FIRST, EVERY), SHARED_COUNT),
+        Special(write=lambda model: {"expert_shared_feed_forward_length": model.get(SHARED) or 0}),
+        only=SOFTMAX_SCORES,
     ),
-    "llama4": replace(
-        _llama_like(
-            {
-                **PARTLY_DENSE,
-                **UNSCALED,
-                SCORE: "sigmoid",
-                "feedforward.weighs": "input",
-                "feedforward.shared": "added",
-            },
-            *(*EXPERTS, EXPERT_WIDTH),
-            *(_dense(EVERY), follows(SHARED, "feedforward.d_ff"), Special(_read_chunks), QK_EPS_IF_NORMED),
-        ),
+    "llama4": _llama_like(
+        {**PARTLY_DENSE, **UNSCALED, SCORE: "sigmoid", "feedforward.weighs": "input", "feedforward.shared": "added"},
+        *(*EXPERTS, EXPERT_WIDTH),
+        *(_dense(EVERY), follows(SHARED, "feedforward.d_ff"), Special(_read_chunks), QK_EPS_IF_NORMED),
         only={"expert_gating_func": SIGMOID, "expert_weights_scale": 1.0, WINDOW: CHUNK, STEP: 4},
     ),
     "deepseek2": SettingsTable(
         (
             *(*SIZES, RMS, Special(_read_latent, _write_latent), *keys(base=("rope.freq_base", 10000.0))),
-            Special(_read_scaling, _write_scaling),
+            SCALING,
             Special(_read_stretch, lambda model: {LOG_MULTIPLIER: 0.1 * mscale_all_dim(model)}),
             *(*EXPERTS, EXPERT_WIDTH, EXPERT_SCALE),
             *(_dense(FIRST), SHARED_COUNT, *groups("expert_group_count", "expert_group_used_count")),

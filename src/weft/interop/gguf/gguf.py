@@ -17,14 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.config import Tree, validate
+from weft.config import validate
 from weft.errors import InteropError
 from weft.interop import weight_map
 from weft.interop.bundle import ModelBundle, as_dtype, lazy_weights, load_tokenizer
-from weft.interop.gguf import architectures as llama_cpp
 from weft.interop.gguf import file as gguf_file
-from weft.interop.gguf.architectures import ARCHITECTURES, FREQUENCIES, LONG, REPEATED, SHORT
+from weft.interop.gguf.architectures import ARCHITECTURES, MIXTURES, STEP, WITHOUT_EXPERTS
 from weft.interop.gguf.file import ARRAY, BY_NAME, DTYPES, FLOAT32, Contents, LazyTensor, TensorEncoding, Value, typed
+from weft.interop.gguf.scaling import FACTORS, IN_TENSORS, factor_tensors, read_factors, scaling_of
+from weft.interop.gguf.tensors import ADJACENT, JOINED, REPEATED, first_layer_tensors, settings_from_tensors
 from weft.interop.gguf.tokenizer import read_tokenizer, tokenizer_keys
 from weft.interop.license import license_from_keys, license_keys
 from weft.interop.settings import Flat, Settings, Transformer, count_experts, first_lossless, flat, nested, shown
@@ -46,8 +47,7 @@ from weft.interop.weight_map import (
 from weft.models.config import Decoder, Model
 from weft.models.head_config import LMHead
 from weft.nn.config import Norm, RMSNorm
-from weft.nn.position import Rotary as RotaryModule
-from weft.nn.position_config import Llama3Scaling, LongRoPE, Rotary, Sizes
+from weft.nn.position_config import Rotary
 from weft.progress import bar
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_k", "q4_0")
@@ -56,8 +56,6 @@ TYPES = ("f32", "f16", "bf16", "q8_0", "q4_k", "q4_0")
 FOUR_BITS = {"q4_k": ("Q5_0",), "q4_0": ()}
 TABLES = ("token_embd.weight", "output.weight")
 POSITIONS = "position_embd.weight"
-FACTORS = (FREQUENCIES, SHORT, LONG)  # tensors that are settings
-SCALED_BY = {FREQUENCIES: "llama3", LONG: "longrope"}  # tensor → the rotary scaling that it implies
 MODULE_NAMES = {  # of a block, by the short names of `block`
     "norm": "attn_norm", "q_norm": "attn_q_norm", "k_norm": "attn_k_norm", "out": "attn_output", "ff_norm": "ffn_norm",
     "norm_out": "post_attention_norm", "ff_norm_out": "post_ffw_norm", "up": "ffn_up", "down": "ffn_down",
@@ -212,7 +210,7 @@ def _tensors(bundle: ModelBundle, architecture: str, dtype: str | None) -> list[
     if architecture in REPEATED and isinstance(model.head, LMHead) and model.head.tied:
         embedding = next(lazy for lazy in tensors if lazy.name == "token_embd.weight")
         tensors.append(embedding._replace(name="output.weight"))
-    factors = _factors(model).items()
+    factors = factor_tensors(model).items()
     return [LazyTensor(name, tuple(t.shape), BY_NAME["F32"], read=t.clone) for name, t in factors] + tensors
 
 
@@ -242,7 +240,7 @@ def _settings_of(contents: Contents, architecture: str) -> Settings:
     """
     tree = {}
     for key, (type, value, of) in contents.keys.items():
-        by_layer = type == ARRAY and key.startswith(f"{architecture}.") and not key.endswith(llama_cpp.STEP)
+        by_layer = type == ARRAY and key.startswith(f"{architecture}.") and not key.endswith(STEP)
         if by_layer and len(set(value)) == 1:
             type, value = of, value[0]  # stored by layer, and the same for all layers
         tree[key] = float(str(np.float32(value))) if type == FLOAT32 else value
@@ -262,16 +260,12 @@ def _read_settings(settings: Settings, contents: Contents, tied: bool) -> Decode
     known = {"vocab_size": table.shape[0], "head.kind": "lm", "head.tied": tied, "attention.bias": bias}
     known["head.bias"] = "output.bias" in tensors
     architecture = settings.prefix.removesuffix(".")
-    known |= llama_cpp.settings_from_tensors(architecture, tensors)
-    scaling = next((kind for name, kind in SCALED_BY.items() if name in tensors), None)
-    if scaling is not None:
-        known["position.scaling.kind"] = scaling
+    known |= settings_from_tensors(architecture, tensors)
+    known |= scaling_of(tensors)
     model = ARCHITECTURES[architecture].settings(settings, known)
     if model["feedforward.kind"] == "experts":
         _check_experts(settings, model, contents)
-    if scaling is not None:
-        read = _llama3_scaling if scaling == "llama3" else _long_scaling
-        model |= {f"position.scaling.{key}": value for key, value in read(settings, contents, model).items()}
+    model |= read_factors(settings, contents, model)
     return validate(Decoder, nested(model), settings.location)
 
 
@@ -292,54 +286,12 @@ def _check_experts(settings: Settings, model: Flat, contents: Contents) -> None:
         raise InteropError(f"{settings.location}: '{name}' is {list(stored.shape)}; the settings require {shape}")
 
 
-def _llama3_scaling(settings: Settings, contents: Contents, model: Flat) -> Tree:
-    """Rotary scaling of LLaMA 3.1, from the divisors of all frequencies."""
-    stored = contents.tensor(FREQUENCIES).float()
-    factor = float(stored.nan_to_num(0.0, 0.0, 0.0).max().clamp(min=1.0))
-    original = settings.integer("rope.scaling.original_context_length", 8192)
-    for high in (4.0, 1.0):  # LLaMA 3.1's and Llama 4's
-        scaling: Tree = Llama3Scaling(factor=factor, original_context=original, high=high).model_dump()
-        position = validate(Rotary, {"base": model["position.base"], "scaling": scaling}, settings.location)
-        expected = _frequency_factors(position, model["attention.d_head"])
-        if stored.shape == expected.shape and torch.allclose(stored, expected, rtol=1e-4):
-            return scaling
-    raise InteropError(f"{contents.path}: '{FREQUENCIES}' is not a rotary scaling of LLaMA 3.1's kind")
-
-
-def _long_scaling(settings: Settings, contents: Contents, model: Flat) -> Tree:
-    if SHORT not in contents.tensors:
-        raise InteropError(f"{contents.path}: it has a tensor '{LONG}', but no '{SHORT}'")
-    lists = {
-        side: tuple(float(str(factor)) for factor in contents.tensor(name).float().flatten().numpy())
-        for side, name in (("short", SHORT), ("long", LONG))
-    }
-    original = settings.integer("rope.scaling.original_context_length", model["context"])
-    attention = settings.number("rope.scaling.attn_factor", 1.0)
-    return {**lists, "original_context": original, "attention_factor": attention}
-
-
-def _factors(model: Decoder) -> dict[str, Tensor]:
-    match model.position:
-        case Rotary(scaling=LongRoPE() as scaling):
-            return {LONG: torch.tensor(scaling.long), SHORT: torch.tensor(scaling.short)}
-        case Rotary(scaling=Llama3Scaling()) as position:
-            return {FREQUENCIES: _frequency_factors(position, model.d_head)}
-    return {}
-
-
-def _frequency_factors(position: Rotary, d_head: int) -> Tensor:
-    """Divisors of the rotary frequencies, (d_head/2,): GGUF's form of LLaMA 3.1's scaling."""
-    cpu, sizes = torch.device("cpu"), Sizes(d_model=d_head, heads=1, d_head=d_head, context=1, causal=True, layers=1)
-    plain = RotaryModule(position.replace(scaling=None), sizes).frequencies(1, cpu)
-    return plain / RotaryModule(position, sizes).frequencies(1, cpu)
-
-
 def architecture_of(model: Model) -> str:
     """Architecture of llama.cpp that can express a model; InteropError that explains what the nearest one lacks."""
     if not isinstance(model, Decoder):
         raise InteropError(f"model.kind = '{model.kind}': a GGUF file can hold decoders only")
     mixed = count_experts(model) > 0
-    names = llama_cpp.MIXTURES if mixed else llama_cpp.WITHOUT_EXPERTS
+    names = MIXTURES if mixed else WITHOUT_EXPERTS
     if mixed:
         names = tuple(name for name in names if (name == "deepseek2") == (model.attention.latent is not None))
     what = f"GGUF architecture of mixtures ({', '.join(names)})" if mixed else "GGUF architecture"
@@ -353,12 +305,12 @@ def _round_trip(name: str, model: Decoder) -> Transformer:
     in_tensors = {"vocab_size", "head.tied", "attention.bias"}
     if name == "qwen2":
         in_tensors.add("head.bias")
-    if name in llama_cpp.IN_TENSORS.get(ours.get("position.scaling.kind", ""), ()):
+    if name in IN_TENSORS.get(ours.get("position.scaling.kind", ""), ()):
         in_tensors |= {key for key in ours if key.startswith("position.scaling.")}
-    if name in llama_cpp.ADJACENT:  # rows are reordered if the model differs
+    if name in ADJACENT:  # rows are reordered if the model differs
         in_tensors.add("position.pairs")
     known = {"head.kind": "lm", **{key: ours[key] for key in in_tensors if key in ours}, **table.fixed}
-    known |= llama_cpp.settings_from_tensors(name, llama_cpp.first_layer_tensors(ours))
+    known |= settings_from_tensors(name, first_layer_tensors(ours))
     return validate(Decoder, nested(table.settings(Settings(tree, "GGUF", f"{name}."), known)))
 
 
@@ -366,8 +318,8 @@ def rules(architecture: str, model: Decoder, *, whole: bool = False) -> Rules:
     """Rules of all tensors of an architecture; `whole` latent keys and values have one matrix for both."""
     gain, qk_gain = _gain(model.norm), _gain(model.attention.qk_norm)
     halves = isinstance(model.position, Rotary) and model.position.pairs == "halves"
-    pairs = adjacent_pairs(model.d_head) if halves and architecture in llama_cpp.ADJACENT else SAME
-    joined = architecture in llama_cpp.JOINED
+    pairs = adjacent_pairs(model.d_head) if halves and architecture in ADJACENT else SAME
+    joined = architecture in JOINED
     layouts: dict[str, Layouts] = {
         "qkv": SAME if joined else (pairs, pairs, SAME),
         "q_norm": qk_gain,
