@@ -1,6 +1,7 @@
 """Layout of charts: everything is at the position of its value, on a page and in print."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from xml.etree import ElementTree
 
@@ -147,7 +148,10 @@ def test_whiskers_have_rows_and_arrows_beyond_the_measured_range() -> None:
     markers = [shape.look.marker for shape in shapes(plot, "dot")]
     assert markers.count(">") == 1 and markers.count("|") == 4
     widest = max((line for line in lines(plot) if line[0][1] == line[1][1]), key=lambda line: line[1][0] - line[0][0])
-    assert widest[1][0] - widest[0][0] > 440  # from edge to edge
+    assert widest[1][0] - widest[0][0] > 380  # the whole width beside the names
+    longer = replace(plot, y=replace(plot.y, ticks={row: 4 * name for row, name in (plot.y.ticks or {}).items()}))
+    beside, above = ({shape.points[0] for shape in shapes(each, "name")} for each in (plot, longer))
+    assert {x for x, _ in beside} == {x for x, _ in above} and {y - 13 for _, y in beside} == {y for _, y in above}
 
 
 def test_bars_are_proportional_to_their_values() -> None:
