@@ -285,6 +285,21 @@ def test_many_long_texts_of_one_request_leave_room_for_others(runs: Path, model:
         until(lambda: idle(thread))
 
 
+def test_requests_share_a_model_without_an_engine_whatever_their_number_of_texts(runs: Path) -> None:
+    """One text gets about half of the time beside the twelve texts of another request, and not a thirteenth."""
+    body = {"model": "lstm", "prompt": ["A tale is told."] * 12, "max_tokens": 60_000, "logit_bias": {"3": -100}}
+    short = body | {"prompt": "A tale", "max_tokens": 300}
+    with served(runs / "lstm", rows=16, max_tokens=1 << 16) as server:
+        assert complete(server, "lstm") == 200
+        thread = server.thread("lstm")
+        with server.connected(body):
+            until(lambda: thread.active == 12)
+            written = thread.counts.written
+            assert server.post(COMPLETE, short).status_code == 200
+            assert thread.counts.written - written < 5 * 300  # 13 * 300 if every text had the same share
+        until(lambda: idle(thread))
+
+
 LENGTHY_PASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "a prompt of a recurrent model": ("lstm", {"prompt": "A tale is told. " * 300, "max_tokens": 1}),
     "an embedding of a recurrent model": ("lstm", {"input": "A tale is told. " * 300}),

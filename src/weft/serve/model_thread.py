@@ -1,7 +1,7 @@
 """The thread that owns a served model: it writes texts side by side, and other calls take turns with decode steps.
 
-The engine runs a decoder's texts in one batch. Of other models' texts, the one that has had least time is next. One
-call gets a step after each decode step.
+The engine runs a decoder's texts in one batch. Of other models' texts, one of the request that has had least time is
+next. One call gets a step after each decode step.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 from weft.api.run import Run
 from weft.decode.engine.engine import Counts
@@ -25,7 +26,7 @@ from weft.serve.engine import build_engine
 from weft.serve.errors import RefusedError, logged
 from weft.serve.fair_queue import FairQueue
 from weft.serve.stepped_call import STEP_SECONDS, SteppedCall
-from weft.serve.tasks import CallTask, Task, TextTask, call_in_loop
+from weft.serve.tasks import CallTask, Outputs, Task, TextTask, call_in_loop
 
 MAX_CALLS = 8  # calls in progress, each of which holds memory
 ROW_SHARE = 0.75  # of the texts written at the same time that may belong to one request
@@ -45,6 +46,8 @@ class ModelThread(threading.Thread):
         self._changed = threading.Condition()
         self._queue = FairQueue[Task](limits)
         self._active: list[TextTask] = []
+        # without an engine: a request's outputs → seconds that it has had, beyond those of requests that began before it
+        self._seconds = WeakKeyDictionary[Outputs, float]()
         self._calls: deque[CallTask] = deque()  # in progress; the first gets the next step
         self._delivery = ThrottledDelivery()
         self._closed = False
@@ -208,7 +211,7 @@ class ModelThread(threading.Thread):
                 model = self.loaded.model
                 task.stream = generate(model, [task.prompt], task.settings, seeds=[task.seed], source=task.source)
                 task.first = SteppedCall(partial(next, task.stream))  # reads the prompt, which may be long
-                task.seconds = min((each.seconds for each in self._active), default=0.0)
+                self._seconds.setdefault(task.outputs, min(map(self._seconds_of, self._active), default=0.0))
             else:
                 task.request = self._engine.submit(task.prompt, task.settings, task.seed)
             self._active.append(task)
@@ -230,15 +233,17 @@ class ModelThread(threading.Thread):
         task.stream = task.first = None
 
     def _step(self) -> None:
-        """Write one token of every active text, or tokens of the texts that have had least time."""
+        """Write one token of every active text, or, without an engine, tokens of the requests that had least time."""
         if not self._active:
             return
         if self._engine is None:
             end = time.monotonic() + STEP_SECONDS
             while self._active and (began := time.monotonic()) < end:
-                task = min(self._active, key=lambda task: task.seconds)
+                task = min(self._active, key=self._seconds_of)
+                self._active.remove(task)
+                self._active.append(task)  # the next of its request's texts goes before it
                 self._write_token(task)
-                task.seconds += time.monotonic() - began
+                self._seconds[task.outputs] += time.monotonic() - began
             return
         failure: RefusedError | None = None
         try:
@@ -255,6 +260,9 @@ class ModelThread(threading.Thread):
                 if request.error is not None:
                     self._refuse(task, failure or self._logged(request.error))
                 self._active.remove(task)
+
+    def _seconds_of(self, task: TextTask) -> float:
+        return self._seconds[task.outputs]
 
     def _step_call(self) -> None:
         """Run one step of the call that has waited longest for one."""

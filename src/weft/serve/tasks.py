@@ -15,6 +15,7 @@ from weft.serve.errors import RefusedError
 from weft.serve.stepped_call import SteppedCall
 
 Output = Chunk | RefusedError
+Outputs = asyncio.Queue[tuple[int, Output]]  # of one request: a text's index, and its output
 
 
 @dataclass(eq=False)
@@ -26,7 +27,7 @@ class TextTask:
     settings: Sampling
     seed: int
     client: str
-    outputs: "asyncio.Queue[tuple[int, Output]]"
+    outputs: Outputs
     loop: asyncio.AbstractEventLoop
     source: EncoderInput | None = None
     deadline: float = 0.0
@@ -34,7 +35,6 @@ class TextTask:
     request: Request | None = None  # of the engine
     stream: Iterator[Chunk] | None = None  # for models that the engine doesn't run
     first: SteppedCall | None = None  # which returns the first chunk of the stream
-    seconds: float = 0.0  # of the model's thread that the stream has had, beyond those of texts that began before it
 
 
 @dataclass(eq=False)

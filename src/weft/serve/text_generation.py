@@ -23,7 +23,7 @@ from weft.serve.input_size import check_size
 from weft.serve.library import ServedModel
 from weft.serve.model_thread import late
 from weft.serve.server import Server, client_of, server_of
-from weft.serve.tasks import Output, TextTask
+from weft.serve.tasks import Outputs, TextTask
 from weft.serve.text_request import TextRequest, writes_from_source
 from weft.storage.untrusted import printable
 
@@ -173,9 +173,9 @@ class TextGeneration:
             scores.append([self._scored_token(id, value, top) for id, (value, top) in tokens])
         return scores
 
-    def _submit(self, settings: Sampling) -> "asyncio.Queue[tuple[int, Output]]":
+    def _submit(self, settings: Sampling) -> Outputs:
         """Submit a task for each text to the model's thread; return the queue of their outputs."""
-        request, outputs = self.request, asyncio.Queue[tuple[int, Output]]()
+        request, outputs = self.request, Outputs()
         self.tasks = [
             TextTask(
                 index=index,
