@@ -46,7 +46,7 @@ class ModelThread(threading.Thread):
         self._changed = threading.Condition()
         self._queue = FairQueue[Task](limits)
         self._active: list[TextTask] = []
-        # without an engine: outputs of a request → its seconds, counted from those of the request with least at its start
+        # without an engine: outputs of a request → its seconds, which began at the least of all requests in progress
         self._seconds = WeakKeyDictionary[Outputs, float]()
         self._calls: deque[CallTask] = deque()  # in progress; the first gets the next step
         self._delivery = ThrottledDelivery()
