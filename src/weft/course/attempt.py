@@ -4,9 +4,11 @@ It is given arguments and returns what the functions return. Neither expected va
 ever in its memory, and verdicts are computed elsewhere, so nothing that a file does can change its mark or another's.
 """
 
+import faulthandler
 import importlib.util
 import json
 import os
+import re
 import select
 import signal
 import sys
@@ -14,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,11 @@ from weft.course.calls import CallRequest, CallResult, call
 from weft.course.confine import LIMITS, confine
 from weft.workers import respond
 
+# answer of a process that cannot be made
+NOTHING: dict[str, Any] = {"lines": [], "reason": "", "stack": [], "weak": []}
 REQUESTS, RESULTS = TypeAdapter(list[CallRequest]), TypeAdapter(CallResult)
-MAX_RESULT_BYTES = 1 << 26
+Run = Callable[[str], Iterator[CallResult]]
+MAX_RESULT_BYTES, MAX_STACK_BYTES = 1 << 26, 1 << 16
 MAX_WRITTEN_BYTES, FILE_BYTES = 1 << 28, 1 << 12  # what it may write, and what each file counts at least
 WALL_FACTOR = 3  # seconds of wall-clock time per second of CPU time; the machine may be busy
 POLL_SECONDS = 0.1
@@ -44,28 +49,31 @@ def attempt(request: dict[str, Any]) -> dict[str, Any]:
     if hasattr(os, "fork"):
         return confined(run, request["hidden"], request["seconds"])
     with tempfile.TemporaryDirectory(prefix="weft-attempt-") as folder:  # Windows
-        return {"lines": list(map(_line, run(folder))), "reason": "", "weak": ["time", *LIMITS]}
+        return {**NOTHING, "lines": list(map(_line, run(folder))), "weak": ["time", *LIMITS]}
 
 
-def confined(run: Callable[[str], Iterator[CallResult]], hidden: Sequence[str], seconds: int) -> dict[str, Any]:
+def confined(run: Run, hidden: Sequence[str], seconds: int) -> dict[str, Any]:
     """Run a function, which gets a folder, in a limited process that is a copy of this one.
 
-    Returns the lines that it answered, why there are no more, and which limits the system did not enforce.
+    Returns the lines that it answered, why there are no more, the numbers of the lines of the folder's files that ran
+    when the time was up, the innermost first, and which limits the system did not enforce.
     """
     removed = tempfile.TemporaryDirectory(prefix="weft-attempt-", ignore_cleanup_errors=True)
-    with suppress(RecursionError), removed as folder:  # a thousand folders in each other are left
+    with suppress(RecursionError), tempfile.TemporaryFile() as stack, removed as folder:  # a thousand nested are left
         reader, writer = os.pipe()
         process = os.fork()
         if process == 0:
-            _child(run, folder, writer, hidden=hidden, seconds=seconds)
+            _child(run, folder, (writer, stack.fileno()), hidden=hidden, seconds=seconds)
         os.close(writer)
         raw, reason = _collect(reader, folder, seconds)
         status = _stop(process, late=bool(reason))
+        stack.seek(0)
+        running = re.findall(rf"{Path(folder).name}.*, line (\d+) in", stack.read(MAX_STACK_BYTES).decode("latin-1"))
     weak, *lines = raw.decode("utf-8", "replace").split("\n")[:-1] or ["[]"]
     if status in (-signal.SIGXCPU, -signal.SIGKILL):
         reason = reason or f"it takes more than {seconds} seconds"
     reason = reason or f"the process ended with exit status {status} before it answered"
-    return {"lines": lines, "reason": reason, "weak": json.loads(weak)}
+    return {"lines": lines, "reason": reason, "stack": list(map(int, running)), "weak": json.loads(weak)}
 
 
 def _collect(reader: int, folder: str, seconds: int) -> tuple[bytes, str]:
@@ -88,8 +96,13 @@ def _collect(reader: int, folder: str, seconds: int) -> tuple[bytes, str]:
 
 
 def _stop(process: int, *, late: bool) -> int:
-    """Wait for a process, or kill it if it is late; kill its group; return its exit status, negative for a signal."""
-    until, done, status = time.monotonic() + (0 if late else GRACE_SECONDS), 0, 0
+    """Wait for a process; kill it and its group; return its exit status, negative for a signal.
+
+    One that is late writes its stack before.
+    """
+    if late:
+        os.kill(process, signal.SIGXCPU)
+    until, done, status = time.monotonic() + GRACE_SECONDS, 0, 0
     while not done and time.monotonic() < until:
         done, status = os.waitpid(process, os.WNOHANG)
         time.sleep(0 if done else 0.002)
@@ -99,17 +112,17 @@ def _stop(process: int, *, late: bool) -> int:
     return os.waitstatus_to_exitcode(status if done else os.waitpid(process, 0)[1])
 
 
-def _child(
-    run: Callable[[str], Iterator[CallResult]], folder: str, writer: int, *, hidden: Sequence[str], seconds: int
-) -> None:
-    """Limit this process, run the function, write its results, and exit."""
+def _child(run: Run, folder: str, files: tuple[int, int], *, hidden: Sequence[str], seconds: int) -> None:
+    """Limit this process, run the function, and exit. Of the open files, results go to one, the stack to the other."""
+    writer, stack = files
     try:
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
         for handle in (0, 1, 2):
             os.dup2(null, handle)
-        os.closerange(3, writer)
-        os.closerange(writer + 1, os.sysconf("SC_OPEN_MAX"))
+        for low, high in pairwise((2, *sorted(files), os.sysconf("SC_OPEN_MAX"))):
+            os.closerange(low + 1, high)
+        faulthandler.register(signal.SIGXCPU, stack)
         sys.dont_write_bytecode = True
         torch.set_num_threads(1)  # a forked process has no other threads
         os.chdir(folder)

@@ -3,15 +3,18 @@
 Runs in the process of a notebook, and in the limited process that a file is checked in.
 """
 
+import ast
 import io
 import linecache
 import random
 import re
+import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -25,6 +28,8 @@ from weft.course.values import Value, map_leaves, map_tensors, parts, same, to_t
 MAX_PRINTED = 2000  # characters of output that are kept
 MAX_TRACED = 400  # values of variables that are kept
 MAX_EDITED_LINES = 150_000  # that edited functions execute in all
+SIGNAL_SECONDS = 0.1  # between signals to a function that catches all exceptions
+LOOPS = (ast.For, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 class CallRequest(NamedTuple):
@@ -58,6 +63,7 @@ class CallResult(NamedTuple):
     error: str = ""
     line: int = 0
     text: str = ""
+    late: bool = False  # it took too long; its line is that of the loop it was in
     changed: tuple[str, ...] = ()  # arguments that were changed in place
     random: bool = False
     steps: tuple[TracedValue, ...] = ()
@@ -71,6 +77,10 @@ class CallResult(NamedTuple):
         return parts(self.value, outputs) | {f"∂/∂{name}": each for name, each in self.gradients.items()}
 
 
+class TimeUpError(BaseException):
+    """The time of a check is up. `except Exception` does not catch it."""
+
+
 class _Bounded(io.StringIO):
     def write(self, text: str) -> int:
         return super().write(text[: max(0, MAX_PRINTED - self.tell())])
@@ -78,71 +88,110 @@ class _Bounded(io.StringIO):
 
 def call(function: Callable[..., Any], request: CallRequest, file: str, *, seed: int = 1) -> CallResult:
     """Call a function whose code is in `file`; `seed` is that of the global random-number generators."""
-    if request.cost:
-        with _global_seeds(seed), redirect_stdout(_Bounded()), redirect_stderr(_Bounded()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return CallResult(repairs=tuple(_repairs(function, request, file)))
-    arguments, printed = map_tensors(request.arguments, Tensor.clone), _Bounded()
-    tracer = _Tracer(file, request.watch, request.max_lines)
+    printed, tracer = _Bounded(), _Tracer(file, request.watch, request.max_lines)
     with _global_seeds(seed), redirect_stdout(printed), redirect_stderr(printed):
+        if request.cost:
+            warnings.simplefilter("ignore")  # in a copy of the process
+            return CallResult(repairs=tuple(_repairs(function, request, file)))
+        result = _outcome(function, request, tracer if request.watch or request.count_lines else None, file=file)
+    if request.repeat and not result.error and same(result.value, result.value):
+        again = call(function, CallRequest(request.arguments), file, seed=2)
+        result = result._replace(random=not again.error and not same(result.value, again.value))
+    return result._replace(steps=tracer.found, lines=tracer.lines, printed=printed.getvalue())
+
+
+def _outcome(function: Callable[..., Any], request: CallRequest, tracer: "_Tracer | None", *, file: str) -> CallResult:
+    """Call a function for its result, the gradients, and what it changes."""
+    arguments = map_tensors(request.arguments, Tensor.clone)
+    try:
         try:
-            if request.watch or request.count_lines:
-                sys.settrace(tracer)
+            sys.settrace(tracer)
             value = map_leaves(function(*arguments.values()), to_tensor)
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
-            sys.settrace(None)
-            message = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".removesuffix(": ")
-            line, text = _line_of(error, file)
-            found = tracer.found
-            return CallResult(
-                None, {}, message, line, text, steps=found, lines=tracer.lines, printed=printed.getvalue()
-            )
         finally:
             sys.settrace(None)
         gradients = _gradients(function, request)
-    again = call(function, CallRequest(request.arguments), file, seed=2) if request.repeat else None
-    return CallResult(
-        map_tensors(value, Tensor.detach),
-        gradients,
-        changed=tuple(name for name, before in request.arguments.items() if not same(before, arguments[name])),
-        random=again is not None and not again.error and same(value, value) and not same(value, again.value),
-        steps=tracer.found,
-        lines=tracer.lines,
-        printed=printed.getvalue(),
-    )
+    except (Exception, SystemExit, KeyboardInterrupt, TimeUpError) as error:
+        message = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".removesuffix(": ")
+        frames = traceback.walk_tb(error.__traceback__)
+        lines = [number for frame, number in frames if frame.f_code.co_filename == file][::-1]
+        if isinstance(error, TimeUpError):
+            return late(str(error), lines, "".join(linecache.getlines(file)))
+        if isinstance(error, SyntaxError) and error.filename == file:
+            lines = [error.lineno or 0]
+        line = next(iter(lines), 0)
+        return CallResult(error=message, line=line, text=_text(file, line))
+    changed = tuple(name for name, before in request.arguments.items() if not same(before, arguments[name]))
+    return CallResult(map_tensors(value, Tensor.detach), gradients, changed=changed)
+
+
+def _text(file: str, line: int) -> str:
+    return linecache.getline(file, line).strip()
+
+
+def late(reason: str, numbers: Sequence[int], source: str) -> CallResult:
+    """Return the result of a call that took too long, with the loop that it was in.
+
+    `numbers` are those of the lines that ran when the time was up, the innermost first.
+    """
+    with suppress(SyntaxError, ValueError, RecursionError):
+        nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, LOOPS)]
+        for depth, number in enumerate(numbers):
+            if number in numbers[:depth]:
+                return _at(f"{reason} and was still in this recursion", number, source)
+            if around := [node for node in nodes if node.lineno <= number <= (node.end_lineno or 0)]:
+                # those of `for` end, so that one that takes too long has others inside
+                loop = next((node for node in reversed(around) if isinstance(node, ast.While)), around[0])
+                return _at(f"{reason} and was still in this loop", loop.lineno, source)
+    return _at(f"{reason} and was still in this line", next(iter(numbers), 0), source)
+
+
+def _at(error: str, line: int, source: str) -> CallResult:
+    text = "".join(source.splitlines()[line - 1 : line]).strip()
+    return CallResult(error=error, line=line, text=text, late=True)
+
+
+@contextmanager
+def time_limit(seconds: float, file: str) -> Iterator[None]:
+    """Stop a file's functions after this many seconds: in the main thread, and not on Windows, which has no timers."""
+
+    def stop(_signal: int, frame: FrameType | None) -> None:
+        while frame is not None and frame.f_code.co_filename != file:
+            frame = frame.f_back
+        if frame is not None:  # else the next signal finds one, or nothing is left to stop
+            raise TimeUpError(f"it takes more than {seconds:g} seconds")
+
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler, timer = signal.signal(signal.SIGALRM, stop), signal.setitimer(signal.ITIMER_REAL, seconds, SIGNAL_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)
 
 
 def _repairs(function: Callable[..., Any], request: CallRequest, file: str) -> Iterator[CallResult]:
     """Call edited functions; if all edits are tried, yield only results that differ from the function's own."""
+    plain = request._replace(cost=0, numbers=(), count_lines=True)
     if request.numbers:
-        plain = request._replace(cost=0, numbers=(), count_lines=True)
         for number, _, changed in edited(function, request.cost, request.numbers):
             yield call(changed, plain, file)._replace(number=number)
         return
-    own, left = _quick(function, request, _Tracer(file, (), MAX_EDITED_LINES // 8)), MAX_EDITED_LINES
+
+    def run(called: Callable[..., Any], max_lines: int) -> tuple[CallResult, int]:
+        tracer = _Tracer(file, (), max_lines)
+        return _outcome(called, plain, tracer, file=file), tracer.lines
+
+    (own, lines), left = run(function, MAX_EDITED_LINES // 8), MAX_EDITED_LINES
     for number, edit, changed in edited(function, request.cost):
-        result = _quick(changed, request, _Tracer(file, (), min(3 * own.lines + 3000, left)))
-        left -= result.lines
+        result, executed = run(changed, min(3 * lines + 3000, left))
+        left -= executed
         if left <= 0:
             return
         if not result.error and (own.error or request.gradients or own.changed or not same(own.value, result.value)):
-            text = linecache.getline(file, edit.line).strip()
-            yield result._replace(number=number, steps=(TracedValue(edit.kind, edit.line, text, None),))
-
-
-def _quick(function: Callable[..., Any], request: CallRequest, tracer: "_Tracer") -> CallResult:
-    """Call a function for its results alone."""
-    arguments = map_tensors(request.arguments, Tensor.clone)
-    try:
-        sys.settrace(tracer)
-        value = map_leaves(function(*arguments.values()), to_tensor)
-    except (Exception, SystemExit):
-        return CallResult(error="error", lines=tracer.lines)
-    finally:
-        sys.settrace(None)
-    changed = tuple(name for name, before in request.arguments.items() if not same(before, arguments[name]))
-    gradients = _gradients(function, request)
-    return CallResult(map_tensors(value, Tensor.detach), gradients, changed=changed, lines=tracer.lines)
+            step = TracedValue(edit.kind, edit.line, _text(file, edit.line), None)
+            yield result._replace(number=number, steps=(step,))
 
 
 def _gradients(function: Callable[..., Any], request: CallRequest) -> dict[str, Tensor]:
@@ -178,14 +227,6 @@ def _global_seeds(seed: int) -> Iterator[None]:
         torch.set_rng_state(before[2])
 
 
-def _line_of(error: BaseException, file: str) -> tuple[int, str]:
-    """Return the last line of a file that an error passed through, or where its syntax is wrong."""
-    if isinstance(error, SyntaxError) and error.filename == file:
-        return error.lineno or 0, (error.text or "").strip()
-    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    return (lines[-1].lineno or 0, lines[-1].line or "") if lines else (0, "")
-
-
 class _Tracer:
     """Records the values that lines of a file give to watched variables, and counts the lines."""
 
@@ -219,7 +260,7 @@ class _Tracer:
         return self
 
     def _record(self, name: str, value: Any, frame: FrameType, *, line: int) -> None:
-        text, code = linecache.getline(self.file, line).strip(), frame.f_code
+        text, code = _text(self.file, line), frame.f_code
         local = set(code.co_varnames[code.co_argcount :] + code.co_cellvars) - {name}
         uses = tuple(each for each in dict.fromkeys(re.findall(r"\w+", text)) if each in local)
         self.found += (TracedValue(name, line, text, map_tensors(value, lambda each: each.detach().clone()), uses),)

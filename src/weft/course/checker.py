@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from weft.api.arguments import checked
-from weft.course.attempt import REQUESTS, RESULTS, confined
-from weft.course.calls import CallRequest, CallResult, TracedValue, call
+from weft.course.attempt import NOTHING, REQUESTS, RESULTS, confined
+from weft.course.calls import CallRequest, CallResult, TracedValue, call, late, time_limit
 from weft.course.exercises import FOLDER, Exercise, Mistake, exercise, record_progress
 from weft.course.explanation import Explanation
 from weft.course.values import FLOORS, Draw, MismatchError, OtherValue, gap, is_float, magnitude, map_tensors, same
@@ -28,7 +28,6 @@ from weft.errors import ConfigError
 from weft.workers import Children
 
 SECONDS = 10  # of CPU time for a submission
-NOTHING: dict[str, Any] = {"lines": [], "reason": "", "weak": []}  # answer of a process that cannot be made
 ROUNDS = 2  # seeds for which the cases of an exercise are drawn
 PERTURBATIONS = 4  # of a case, to measure its condition
 AMPLIFICATION = 64  # rounding of a whole computation, in units of rounding of its arguments
@@ -71,7 +70,8 @@ class Judgement(NamedTuple):
 def check(function: Any, name: str) -> Explanation:
     """Check a function that solves the exercise `name`; the answer explains what is wrong, in text and in HTML.
 
-    The function runs in this process; edits of it, which show the line at fault, in limited copies of this process.
+    The function runs in this process, for at most 10 seconds; edits of it, which show the line at fault, run in limited
+    copies of this process.
     """
     if not callable(function):
         raise ConfigError(f"weft.check: expected a function and an exercise's name, got {type(function).__name__}")
@@ -88,10 +88,11 @@ def calls_here(function: Callable[..., Any]) -> Calls:
 
     def calls(requests: Sequence[CallRequest]) -> list[CallResult]:
         if not requests[0].cost:
-            return [call(function, request, file) for request in requests]
+            with time_limit(SECONDS, file):
+                return [call(function, request, file) for request in requests]
         linecache.getlines(file)  # the copy cannot read every file
         run = partial(map, lambda request: call(function, request, file), requests)
-        return _results(confined(lambda _: run(), (), SECONDS) if hasattr(os, "fork") else NOTHING, len(requests))
+        return _results(confined(lambda _: run(), (), SECONDS) if hasattr(os, "fork") else NOTHING, len(requests), "")
 
     return calls
 
@@ -111,15 +112,16 @@ def check_file(
         except OSError:
             answer = {**NOTHING, "reason": "it ended the process that runs it"}
         weak.update(answer["weak"])
-        return _results(answer, len(requests))
+        return _results(answer, len(requests), source)
 
     return examine(chosen, calls, secret=secret)._replace(weak=tuple(sorted(weak)))
 
 
-def _results(answer: dict[str, Any], count: int) -> list[CallResult]:
+def _results(answer: dict[str, Any], count: int, source: str) -> list[CallResult]:
     """Return as many results as there were calls."""
     found = list(map(_read, answer["lines"][:count]))
-    return found + [CallResult(error=answer["reason"])] * (count - len(found))
+    missing = late(answer["reason"], answer["stack"], source) if answer["stack"] else CallResult(error=answer["reason"])
+    return found + [missing] * (count - len(found))
 
 
 def _read(line: str) -> CallResult:
@@ -277,6 +279,9 @@ def _growth(chosen: Exercise, calls: Calls) -> str:
 def _explain(chosen: Exercise, judged: Sequence[Judgement], calls: Calls) -> Explanation:
     """Explain the smallest case that is clearly wrong; first what is not about numbers, such as a changed argument."""
     failed = [each for each in judged if each.problem]
+    if slow := next((each for each in failed if each.result.late), None):
+        problem = f"{slow.problem}, in the case “{slow.case.name}”"
+        return Explanation(chosen.name, chosen.title, problem=problem, line=slow.result.line, text=slow.result.text)
     worst = min(failed, key=lambda e: (bool(e.about or e.result.error), ROUNDED in e.problem, e.case.size))
     case, result = worst.case, worst.result
     everywhere = len(failed) == len(judged) and len({each.problem for each in judged}) == 1

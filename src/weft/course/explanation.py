@@ -106,7 +106,8 @@ def _lines(value: Any) -> list[str]:
     if not isinstance(value, Tensor):
         text = f"{value:.6g}" if isinstance(value, float) else repr(value)
         return [text if len(text) <= MAX_VALUE_CHARACTERS else f"{text[:MAX_VALUE_CHARACTERS]}…"]
-    matrix = value.reshape(-1, value.shape[-1] if value.dim() > 1 else max(value.numel(), 1))
+    if not value.numel():
+        return [f"(empty: {tuple(value.shape)})"]
+    matrix = value.reshape(-1, value.shape[-1] if value.dim() > 1 else value.numel())
     end = " …" if matrix.shape[1] > MAX_COLUMNS else ""
-    rows = [" ".join(f"{number:9.4g}" for number in row[:MAX_COLUMNS].tolist()) + end for row in matrix[:MAX_ROWS]]
-    return rows or ["(empty)"]
+    return [" ".join(f"{number:9.4g}" for number in row[:MAX_COLUMNS].tolist()) + end for row in matrix[:MAX_ROWS]]

@@ -29,9 +29,8 @@ Change = tuple[Any, str, Any]  # a node of the tree, one of its fields, and anot
 
 
 class Edit(NamedTuple):
-    """Edit of a line. `kind` says in words what is edited; the edits of a smaller `cost` are tried earlier."""
+    """Edit of a line. `kind` says in words what is edited."""
 
-    cost: int
     kind: str
     line: int
     changes: tuple[Change, ...]
@@ -51,6 +50,7 @@ def edited(
     for number in numbers or range(1, len(edits) + 1):
         tree, original, edit = edits[number - 1]
         before = [(node, field, getattr(node, field)) for node, field, _ in edit.changes]
+        unchanged = scope[original.__name__]
         try:
             for node, field, value in edit.changes:
                 setattr(node, field, value)
@@ -61,7 +61,7 @@ def edited(
         finally:
             for node, field, value in before:
                 setattr(node, field, value)
-            scope[original.__name__] = _compiled(tree, original, scope)
+            scope[original.__name__] = unchanged
 
 
 @lru_cache(maxsize=8)
@@ -72,7 +72,7 @@ def _listed(
     sources, scope = _sources(function), {"math": math, "torch": torch, **function.__globals__, "_power": _power}
     for tree, original in sources:
         scope[original.__name__] = _compiled(tree, original, scope)
-    edits = ((tree, original, edit) for tree, original in sources for edit in _edits(tree, cost) if edit.cost == cost)
+    edits = ((tree, original, edit) for tree, original in sources for edit in _edits(tree, cost))
     return scope, list(islice(edits, MAX_EDITS))
 
 
@@ -113,7 +113,7 @@ def _power(base: Any, exponent: Any) -> Any:
 
 
 def _edits(tree: ast.FunctionDef, cost: int) -> Iterator[Edit]:
-    """Yield edits of a function: those of expressions that have this cost, and all others."""
+    """Yield the edits of a function that have this cost."""
     assigned = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
     arguments = [node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)]
     names = list(dict.fromkeys([*arguments, *assigned]))
@@ -121,16 +121,14 @@ def _edits(tree: ast.FunctionDef, cost: int) -> Iterator[Edit]:
     exponents = {node for power in powers for node in ast.walk(power)}
     for owner, field, index, node in _slots(tree):
         line = getattr(node, "lineno", getattr(owner, "lineno", 0))
-        if isinstance(node, ast.expr) and isinstance(getattr(node, "ctx", None), ast.Load | None):
-            for kind, new in _replacements(node, owner, names, cost=cost, power=node not in exponents):
-                listed = getattr(owner, field)
-                value = new if index is None else [*listed[:index], new, *listed[index + 1 :]]
-                yield Edit(cost, kind, line, ((owner, field, value),))
-        yield from (Edit(each, kind, line, (tuple(change),)) for each, kind, *change in _changes(node))
+        for kind, new in _replacements(node, owner, names, cost=cost, power=node not in exponents):
+            listed = getattr(owner, field)
+            yield Edit(kind, line, ((owner, field, new[0] if index is None else _spliced(listed, index, new)),))
+        yield from (Edit(kind, line, (tuple(change),)) for each, kind, *change in _changes(node) if each == cost)
     for owner in ast.walk(tree):
         for field in ("body", "orelse"):
-            if isinstance(getattr(owner, field, None), list):
-                yield from _block_edits(owner, field, names)
+            for at in range(len(_list(owner, field))):
+                yield from (edit for each, edit in _block_edits(owner, field, at, names=names) if each == cost)
 
 
 def _slots(node: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AST]]:
@@ -143,35 +141,47 @@ def _slots(node: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AST]]:
                 yield from _slots(each)
 
 
+def _list(node: ast.AST, field: str) -> list[Any]:
+    value = getattr(node, field, None)
+    return value if isinstance(value, list) else []
+
+
+def _spliced(listed: list[Any], at: int, new: Sequence[Any]) -> list[Any]:
+    """Return a list with others instead of one element."""
+    return [*listed[:at], *new, *listed[at + 1 :]]
+
+
 @lru_cache(maxsize=8192)
-def _parsed(text: str, before: str) -> ast.expr | None:
-    """Return another expression, or None if the text is not one."""
+def _parsed(text: str, before: str) -> list[ast.stmt]:
+    """Return other statements than those before; none if the text is wrong."""
     try:
-        new = ast.parse(text, mode="eval").body
+        new = ast.parse(text)
     except (SyntaxError, ValueError):
-        return None
-    return None if ast.unparse(new) == before else new
+        return []
+    return new.body if ast.unparse(new) != before else []
 
 
 def _replacements(
-    node: ast.expr, owner: ast.AST, names: list[str], *, cost: int, power: bool
-) -> Iterator[tuple[str, ast.expr]]:
-    """Yield other expressions of a cost, each with its kind, by the templates of the grammar."""
-    fields = {"text": ast.unparse(node)}
-    for field, value in ast.iter_fields(node):
-        values = (
-            {f"{field}{number}": each for number, each in enumerate(value)}
-            if isinstance(value, list)
-            else {field: value}
+    node: ast.AST, owner: ast.AST, names: list[str], *, cost: int, power: bool
+) -> Iterator[tuple[str, Sequence[ast.AST]]]:
+    """Yield what may stand instead of a node, each with its kind, by the templates of the grammar."""
+    if not isinstance(node, ast.stmt | ast.expr) or not isinstance(getattr(node, "ctx", None), ast.Load | None):
+        return
+    fields = {"text": ast.unparse(node)} | {
+        key: ast.unparse(each)
+        for field, value in ast.iter_fields(node)
+        for key, each in (
+            [(f"{field}{n}", v) for n, v in enumerate(value)] if isinstance(value, list) else [(field, value)]
         )
-        fields |= {key: ast.unparse(each) for key, each in values.items() if isinstance(each, ast.expr)}
+        if isinstance(each, ast.expr)
+    }
     if fields.get("value") == "torch":
         fields["torch"] = ""  # torch.float32 and its like
     if isinstance(node, ast.Call):
         fields["call"] = fields["text"][:-1] + (", " if node.args or node.keywords else "")
         if isinstance(node.func, ast.Attribute):
             fields["object"] = ast.unparse(node.func.value)
-    for rule in GRAMMAR["expressions"]:
+    for rule in GRAMMAR["replacements"]:
         if rule["cost"] != cost or not isinstance(node, getattr(ast, rule["of"])):
             continue
         if rule["of"] == "expr" and (isinstance(node, ast.Constant) or not isinstance(owner, SPACES)):
@@ -179,19 +189,17 @@ def _replacements(
         for template in (each for each in rule["texts"] if power or "_power" not in each):  # no tower of powers
             for name in names if "{name}" in template else ("",):
                 with suppress(KeyError):
-                    if (new := _parsed(template.format(name=name, **fields), fields["text"])) is not None:
-                        yield rule["kind"], new
+                    for new in _parsed(template.format(name=name, **fields), fields["text"]):
+                        yield rule["kind"], [new if isinstance(node, ast.stmt) else getattr(new, "value", node)]
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[Any, ...]]:
     """Yield changes of a node's own fields, each with its cost and its kind."""
-    for field in ("args", "elts", "values"):
-        for a, b in combinations(range(min(len(listed := _list(node, field)), 5)), 2):
-            swapped = [*listed[:a], listed[b], *listed[a + 1 : b], listed[a], *listed[b + 1 :]]
-            yield 1, "another order", node, field, swapped
     for field in ("args", "elts", "values", "keywords", "ifs"):
-        for number in range(len(listed := _list(node, field))):
-            yield 2, "a part less", node, field, listed[:number] + listed[number + 1 :]
+        listed = _list(node, field)
+        for a, b in combinations(range(min(len(listed), 5)), 2) if field in ("args", "elts", "values") else ():
+            yield 1, "another order", node, field, _spliced(_spliced(listed, a, [listed[b]]), b, [listed[a]])
+        yield from ((2, "a part less", node, field, _spliced(listed, number, [])) for number in range(len(listed)))
     for field, other in (("lower", "1"), ("upper", "-1"), ("step", None)) if isinstance(node, ast.Slice) else ():
         if getattr(node, field) is not None:
             yield 1, "another range", node, field, None
@@ -203,62 +211,31 @@ def _changes(node: ast.AST) -> Iterator[tuple[Any, ...]]:
                 yield 1, "another function", node, field, other
 
 
-def _list(node: ast.AST, field: str) -> list[Any]:
-    value = getattr(node, field, None)
-    return value if isinstance(value, list) else []
-
-
-def _block_edits(owner: ast.AST, field: str, names: list[str]) -> Iterator[Edit]:
-    """Yield edits of a block's statements: their order, their indentation, one less, and one more."""
+def _block_edits(owner: ast.AST, field: str, at: int, *, names: list[str]) -> Iterator[tuple[int, Edit]]:
+    """Yield edits of a statement's place, each with its cost: its order, its indentation, and a statement after it."""
     block: list[Any] = getattr(owner, field)
-
-    def edit(at: int, kind: str, cost: int, *, new: list[Any], inner: Change | None = None) -> Edit:
-        return Edit(cost, kind, block[at].lineno, ((owner, field, new), *filter(None, [inner])))
-
-    for at, statement in enumerate(block):
-        before, after, rest = block[:at], block[at + 1 :], block[:at] + block[at + 1 :]
-        for to in sorted({*range(max(at - 4, 0), min(at + 5, len(block)))} - {at, at - 1}):
-            cost = 1 if to == at + 1 else 2
-            yield edit(at, "another order of the statements", cost, new=[*rest[:to], statement, *rest[to:]])
-        yield edit(at, "a statement less", 2, new=rest or ast.parse("pass").body)
-        if isinstance(statement, ast.For | ast.While | ast.If):
-            body, kind = statement.body, "another indentation"
-            if len(body) > 1:
-                moved = edit(
-                    at, kind, 1, new=[*before, statement, body[-1], *after], inner=(statement, "body", body[:-1])
-                )
-                yield moved._replace(line=body[-1].lineno)
-            if after:
-                inner = (statement, "body", [*body, after[0]])
-                yield edit(at + 1, kind, 1, new=[*before, statement, *after[1:]], inner=inner)
-            if before:
-                inner = (statement, "body", [before[-1], *body])
-                yield edit(at - 1, kind, 1, new=[*before[:-1], statement, *after], inner=inner)
-            yield edit(at, "a condition less", 2, new=[*before, *body, *after])
-        texts: list[tuple[int, str, str]] = []  # of a statement instead of this one
-        if isinstance(statement, ast.Break | ast.Continue):
-            texts = [(1, "another statement", "continue"), (1, "another statement", "break")]
-        elif isinstance(statement, ast.Assign | ast.AugAssign):
-            target = ast.unparse(statement.targets[0] if isinstance(statement, ast.Assign) else statement.target)
-            cost = 1 if isinstance(statement, ast.AugAssign) else 2
-            texts = [
-                (cost, "another operator", f"{target} {sign}= {ast.unparse(statement.value)}") for sign in ("", *"+-*")
-            ]
-        for cost, kind, text in texts:
-            yield edit(at, kind, cost, new=[*before, *_statements(text), *after])
-        if not isinstance(statement, ast.Return | ast.Break | ast.Continue):
-            last = isinstance(owner, ast.For | ast.While) and not after
-            own = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-            for name in names:
-                more = [f"{name} = {other}" for other in names if other != name and (last or other in own)]
-                for text in [*more, *([f"{name} += 1", f"{name} -= 1"] if last else [])]:
-                    new = [*before, statement, *_statements(text), *after]
-                    yield edit(at, f"a statement more, which changes {name},", 3, new=new)
-
-
-def _statements(text: str) -> list[ast.stmt]:
-    """Return the statements of a text; none if it is wrong."""
-    try:
-        return ast.parse(text).body
-    except SyntaxError:
-        return []
+    statement, before, after, line = block[at], block[:at], block[at + 1 :], block[at].lineno
+    for to in sorted({*range(max(at - 4, 0), min(at + 5, len(block)))} - {at, at - 1}):
+        moved = _spliced(block, at, [])
+        moved.insert(to, statement)
+        yield 1 if to == at + 1 else 2, Edit("another order of the statements", line, ((owner, field, moved),))
+    if isinstance(statement, ast.For | ast.While | ast.If):
+        body, kind = statement.body, "another indentation"
+        if len(body) > 1:
+            split = ((owner, field, [*before, statement, body[-1], *after]), (statement, "body", body[:-1]))
+            yield 1, Edit(kind, body[-1].lineno, split)
+        if after:
+            changes = (owner, field, [*before, statement, *after[1:]]), (statement, "body", [*body, after[0]])
+            yield 1, Edit(kind, after[0].lineno, changes)
+        if before:
+            changes = (owner, field, [*before[:-1], statement, *after]), (statement, "body", [before[-1], *body])
+            yield 1, Edit(kind, before[-1].lineno, changes)
+        yield 2, Edit("a condition less", line, ((owner, field, _spliced(block, at, body)),))
+    if not isinstance(statement, ast.Return | ast.Break | ast.Continue):
+        last = isinstance(owner, ast.For | ast.While) and not after
+        own = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        for name in names:
+            texts = [f"{name} = {other}" for other in names if other != name and (last or other in own)]
+            for text in [*texts, *([f"{name} += 1", f"{name} -= 1"] if last else [])]:
+                new = [*before, statement, *_parsed(text, ""), *after]
+                yield 3, Edit(f"a statement more, which changes {name},", line, ((owner, field, new),))

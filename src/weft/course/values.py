@@ -132,16 +132,19 @@ def _described(value: Any) -> str:
     return type(value).__name__ + (f" of {len(value)}" if isinstance(value, list | tuple) else "")
 
 
+def _mismatch(expected: Any, given: Any) -> MismatchError:
+    return MismatchError(f"expected {_described(expected)}, got {_described(given)}")
+
+
 def gap(expected: Any, given: Any) -> float:
     """Return the largest absolute difference of two values; raise MismatchError if they cannot be compared."""
-    other = MismatchError(f"expected {_described(expected)}, got {_described(given)}")
     if isinstance(given, OtherValue) or (given is None) != (expected is None):
-        raise other
+        raise _mismatch(expected, given)
     if isinstance(expected, list | tuple):
         given = given.tolist() if isinstance(given, Tensor) else given
         if not isinstance(given, list | tuple) or len(given) != len(expected):
             raise MismatchError(f"expected a list of {len(expected)}, got {_described(given)}")
-        return max((gap(a, b) for a, b in zip(expected, given, strict=True)), default=0.0)
+        return max(map(gap, expected, given), default=0.0)
     if isinstance(expected, Mapping):
         if not isinstance(given, Mapping) or set(given) != set(expected):
             shown = sorted(map(str, given)) if isinstance(given, Mapping) else type(given).__name__
@@ -149,18 +152,24 @@ def gap(expected: Any, given: Any) -> float:
         return max((gap(item, given[key]) for key, item in expected.items()), default=0.0)
     if not isinstance(expected, Tensor | int | float):
         if type(expected) is not type(given):
-            raise other
+            raise _mismatch(expected, given)
         return 0.0 if expected == given else math.inf
     try:
+        if isinstance(expected, int | float) and isinstance(given, int | float):  # without tensors: these are many
+            distance = abs(float(expected) - float(given))
+            alike = expected == given or (math.isnan(expected) and math.isnan(given))
+            return 0.0 if alike else distance if math.isfinite(distance) else math.inf
+        if isinstance(given, Tensor) and given.is_complex():
+            raise _mismatch(expected, given)
         a, b = (torch.as_tensor(each, dtype=torch.float64).detach() for each in (expected, given))
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise other from None
-    if isinstance(given, Tensor) and given.is_complex():
-        raise other
+        raise _mismatch(expected, given) from None
     if a.shape != b.shape:
         raise MismatchError(f"its shape is {tuple(b.shape)}; expected {tuple(a.shape)}")
-    distance = (a - b).abs()[(a != b) & ~(a.isnan() & b.isnan())]
-    return float(distance.nan_to_num(math.inf, math.inf).max()) if distance.numel() else 0.0
+    if torch.equal(a, b):
+        return 0.0
+    differences = (a - b).abs()[(a != b) & ~(a.isnan() & b.isnan())]
+    return float(differences.nan_to_num(math.inf, math.inf).max()) if differences.numel() else 0.0
 
 
 def same(expected: Any, given: Any, tolerance: float = 0.0) -> bool:
@@ -175,5 +184,7 @@ def magnitude(value: Any) -> float:
     """Return the largest finite absolute number in a value."""
     if isinstance(value, Mapping | list | tuple):
         return max(map(magnitude, value.values() if isinstance(value, Mapping) else value), default=0.0)
-    numbers = torch.as_tensor(value if isinstance(value, Tensor | int | float) else 0.0, dtype=torch.float64).detach()
+    if not isinstance(value, Tensor):
+        return abs(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0
+    numbers = value.detach().double()
     return float(numbers.abs().where(numbers.isfinite(), 0.0).max()) if numbers.numel() else 0.0
