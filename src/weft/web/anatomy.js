@@ -23,14 +23,14 @@ function drawShape({ kind, points, text, size, anchor, look, part }, name) {
   }
   if (kind === "sum") {
     const cross = `M${x - 6} ${y}h12m-6-6v12`;
-    return s("g", { class: "anat-line" }, s("circle", { cx: x, cy: y, r: 6 }), s("path", { d: cross }));
+    return s("g.anat-line", {}, s("circle", { cx: x, cy: y, r: 6 }), s("path", { d: cross }));
   }
   if (kind === "loop") {
     const out = `M${x} ${y}C${x - 24} ${y - 8} ${x - 24} ${endY + 8} ${endX} ${endY}`;
-    return s("path", { class: "anat-line", d: out + tip({ x: endX, y: endY }, { x: endX - 18, y: endY - 7 }) });
+    return s("path.anat-line", { d: out + tip({ x: endX, y: endY }, { x: endX - 18, y: endY - 7 }) });
   }
   const line = `M${points.map(point => `${point.x} ${point.y}`).join("L")}`;
-  return s("path", { class: "anat-line", d: line + (kind === "arrow" ? tip(points.at(-1), points.at(-2)) : "") });
+  return s("path.anat-line", { d: line + (kind === "arrow" ? tip(points.at(-1), points.at(-2)) : "") });
 }
 
 // The left end of a shape; that of a text is estimated.
@@ -54,14 +54,14 @@ function card(part, path, total, choose, around = 1) {
   const times = part.repeats > 1 ? `${part.repeats} × ` : "", id = path.join("."), all = around * part.repeats;
   const each = all > 1 ? " each" : "", share = total ? ` · ${percent(all * part.parameters / total)}` : "";
   return h("li", { class: `anat-part${part.parts.length ? " anat-whole" : ""}`, "data-part": id },
-    h("div", { class: "anat-head" },
+    h("div.anat-head", {},
       button(`${times}${part.name}`, () => choose(id), { class: "anat-name" }),
       part.parameters > 0 && h("span", {}, number(part.parameters) + each,
         soft(share))),
-    part.formula && h("div", { class: "anat-formula" }, part.formula),
+    part.formula && h("div.anat-formula", {}, part.formula),
     part.shape && h("div", {}, soft("shapes "), part.shape),
-    part.note && h("div", { class: "soft" }, part.note),
-    part.settings.length > 0 && h("div", { class: "anat-keys" }, part.settings.map(key => [h("code", {}, key), " "])),
+    part.note && h("div.soft", {}, part.note),
+    part.settings.length > 0 && h("div.anat-keys", {}, part.settings.map(key => [h("code", {}, key), " "])),
     part.code.map(({ place, text }) => h("details", {}, h("summary", {}, place),
       h("pre", { tabindex: 0, "aria-label": place }, h("code", {}, text)))),
     part.parts.length > 0 && h("ol", {},
@@ -82,8 +82,8 @@ export function mount(element, data,
     const label = several && n ? names[n - 1] : names.join(" and ");
     return drawing(diagram, name, `${label}: boxes from the tokens below to the output above`);
   });
-  const lists = data.columns.map((column, n) => [several && h("h3", { class: "anat-title" }, column.name),
-    h("ol", { class: "anat-list" },
+  const lists = data.columns.map((column, n) => [several && h("h3.anat-title", {}, column.name),
+    h("ol.anat-list", {},
       column.parts.map((part, place) => card(part, [n, place], data.parameters, choose)))]);
   const framed = (drawn, kind) => h("div", { class: `anat-picture scroll ${kind}` }, drawn);
   const body = several
@@ -95,7 +95,7 @@ export function mount(element, data,
   if (overTime) drawings.push(overTime);
   const summary = h("p", {}, data.parameters > 0 && [h("b", {}, number(data.parameters)), " parameters. "],
     soft(data.letters));
-  element.append(h("div", { class: "anatomy" }, summary,
+  element.append(h("div.anatomy", {}, summary,
     overTime && framed(overTime, "anat-time"),
     h("div", { class: `anat${several ? " anat-several" : ""}` }, body)));
 

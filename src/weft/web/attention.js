@@ -81,10 +81,10 @@ class View {
       this.heat.draw();
       this.drawLines();
     }));
-    this.root = h("div", { class: "att" }, this.controls(),
-      h("div", { class: "att-three" }, this.overview(), this.headPanel(), this.linesPanel()),
-      h("div", { class: "att-two" }, this.tokenPanel(), this.roles),
-      data.notes.map(note => h("p", { class: "soft" }, note)));
+    this.root = h("div.att", {}, this.controls(),
+      h("div.att-three", {}, this.overview(), this.headPanel(), this.linesPanel()),
+      h("div.att-two", {}, this.tokenPanel(), this.roles),
+      data.notes.map(note => h("p.soft", {}, note)));
   }
 
   // sizes and colours are known only once the element is in the page
@@ -133,14 +133,14 @@ class View {
     this.layerLabel = label("Layer", this.layerSelect);
     this.headLabel = label("Head", this.headSelect);
     const zoom = (sign, name, factor) => button(sign, () => this.heat.zoom(factor), { "aria-label": name });
-    return h("div", { class: "att-controls" }, parts.length > 1 && label("Attention", this.kind),
+    return h("div.att-controls", {}, parts.length > 1 && label("Attention", this.kind),
       this.layerLabel, this.headLabel, label("Shades", this.shadeSelect),
-      label("Tokens", this.range), h("span", { class: "att-zoom" }, zoom("+", "Zoom in on the selected cell", 0.6), " ",
+      label("Tokens", this.range), h("span.att-zoom", {}, zoom("+", "Zoom in on the selected cell", 0.6), " ",
         zoom("−", "Zoom out", 1 / 0.6)));
   }
 
   overview() {
-    this.grid = h("div", { class: "att-grid", role: "group", "aria-label": "All heads: arrow keys select a neighbour" +
+    this.grid = h("div.att-grid", { role: "group", "aria-label": "All heads: arrow keys select a neighbour" +
       (this.onoff ? ", o switches one off" : ""),
     onclick: event => event.target.closest("button")?.focus(), onkeydown: event => {
       if (event.key === "o" && this.onoff && isPlain(event)) this.toggle();
@@ -149,11 +149,11 @@ class View {
     roving(this.grid, () => this.buttons, { row: line, onfocus: ({ dataset: { layer, head } }) => {
       if (this.layer !== Number(layer) || this.head !== Number(head)) this.choose(Number(layer), Number(head));
     } });
-    this.roles = h("div", { class: "att-roles" });
-    this.legend = h("p", { class: "att-legend soft" });
-    return h("div", { class: "att-all" },
+    this.roles = h("div.att-roles");
+    this.legend = h("p.att-legend.soft");
+    return h("div.att-all", {},
       h("h3", {}, "All heads ", soft("(layers down, heads across)")),
-      h("div", { class: "scroll", role: "region", tabindex: -1, "aria-label": "Grid of all heads" }, this.grid),
+      h("div.scroll", { role: "region", tabindex: -1, "aria-label": "Grid of all heads" }, this.grid),
       this.legend);
   }
 
@@ -168,26 +168,26 @@ class View {
   headPanel() {
     this.headTitle = h("h3");
     this.offHead = button("", () => this.toggle());
-    return h("div", { class: "att-map" }, this.headTitle, this.heat.canvas, this.heat.readout,
-      this.onoff && h("p", { class: "att-switch" }, this.offHead));
+    return h("div.att-map", {}, this.headTitle, this.heat.canvas, this.heat.readout,
+      this.onoff && h("p.att-switch", {}, this.offHead));
   }
 
   tokenPanel() {
     this.from = h("h3");
-    this.strip = h("div", { class: "att-strip att-queries", role: "group",
+    this.strip = h("div.att-strip.att-queries", { role: "group",
       "aria-label": "Query tokens: arrow keys move between them",
       onclick: event => event.target.closest("button")?.focus() });
     roving(this.strip, () => this.tokens, { onfocus: ({ dataset: { place } }) => {
       if (this.query !== Number(place)) this.chooseToken(Number(place));
     } });
-    this.other = h("div", { class: "att-strip att-keys", role: "list", "aria-label": "Tokens of the source" });
-    this.caption = h("caption", { class: "unseen" });
+    this.other = h("div.att-strip.att-keys", { role: "list", "aria-label": "Tokens of the source" });
+    this.caption = h("caption.unseen");
     this.strongest = h("tbody");
     const heading = name => h("th", { scope: "col" }, name);
-    return h("div", { class: "att-side" }, this.from,
-      h("p", { class: "soft att-hint" },
+    return h("div.att-side", {}, this.from,
+      h("p.soft.att-hint", {},
         "Select a query token. Shades show what it attends to in this head."),
-      this.strip, this.other, h("div", { class: "scroll" }, h("table", { class: "att-table" }, this.caption,
+      this.strip, this.other, h("div.scroll", {}, h("table.att-table", {}, this.caption,
         h("thead", {}, h("tr", {}, heading("strongest keys"), heading("position"), heading("probability"))),
         this.strongest)));
   }
@@ -198,8 +198,8 @@ class View {
       this.drawLines();
       this.onchoose({ lines: value === "all" ? undefined : value });
     });
-    this.lines = h("div", { class: "scroll", role: "region", tabindex: 0, "aria-label": "Lines between tokens" });
-    return h("div", { class: "att-lines" }, h("h3", {}, "Lines"), h("label", {}, "Show ", this.linesSelect),
+    this.lines = h("div.scroll", { role: "region", tabindex: 0, "aria-label": "Lines between tokens" });
+    return h("div.att-lines", {}, h("h3", {}, "Lines"), h("label", {}, "Show ", this.linesSelect),
       this.lines);
   }
 
@@ -345,7 +345,7 @@ class View {
   }
 
   fillGrid() {
-    const { maps, grid } = this, tick = text => h("span", { class: "att-tick" }, String(text)), found = [tick("")];
+    const { maps, grid } = this, tick = text => h("span.att-tick", {}, String(text)), found = [tick("")];
     this.buttons = [];
     this.canvases = []; // one canvas per layer, below its buttons; one per head would be slow
     this.pressedHead = null;
@@ -353,10 +353,10 @@ class View {
     for (let layer = 0; layer < maps.layers; layer++) {
       const row = 2 * layer + 2, canvas = h("canvas", { style: { "grid-row": row } }); // badges are in the row below
       this.canvases.push(canvas);
-      found.push(h("span", { class: "att-tick", style: { "grid-area": `${row} / 1` } }, String(layer)), canvas);
+      found.push(h("span.att-tick", { style: { "grid-area": `${row} / 1` } }, String(layer)), canvas);
       for (let head = 0; head < maps.heads; head++) {
         const names = this.namesOf(layer, head);
-        const badge = names.length > 0 && h("span", { class: "att-badge", "aria-hidden": "true",
+        const badge = names.length > 0 && h("span.att-badge", { "aria-hidden": "true",
           style: { "grid-area": `${row + 1} / ${head + 2}` } }, names.map(name => ROLES[name]?.letter ?? "").join(""));
         if (badge) found.push(badge);
         this.buttons.push(button("", null, { tabindex: -1, "aria-pressed": "false", dataset: { layer, head },
@@ -383,8 +383,8 @@ class View {
       const heads = mine.filter(each => each.names.includes(name)), rest = heads.slice(LISTED);
       const found = each => button([`${each.layer}.${each.head} `, soft(value(each))],
         () => this.choose(each.layer, each.head));
-      return heads.length > 0 && h("li", {}, h("b", {}, h("span", { class: "att-letter" }, letter), ` ${name}`),
-        soft(` ${does}`), h("div", { class: "att-found" }, heads.slice(0, LISTED).map(found),
+      return heads.length > 0 && h("li", {}, h("b", {}, h("span.att-letter", {}, letter), ` ${name}`),
+        soft(` ${does}`), h("div.att-found", {}, heads.slice(0, LISTED).map(found),
           rest.length > 0 && h("details", {}, h("summary", {}, `${rest.length} more`), rest.map(found))));
     }).filter(Boolean);
     roles.hidden = !rows.length;

@@ -46,15 +46,15 @@ export function difference(element, views, choose) {
   const wide = left + each * columns.length + 2, high = top + each * rows.length + 2;
   const plot = picture(wide, high, { class: "att-difference", role: "img",
     "aria-label": "Change of each attention probability, queries down, keys across" },
-  s("rect", { class: "att-frame", x: left, y: top, width: each * columns.length, height: each * rows.length }),
-  rows.map((_, n) => s("text", { class: "end", x: left - 5, y: top + (n + 0.5) * each + 4 }, label(rows, n))),
+  s("rect.att-frame", { x: left, y: top, width: each * columns.length, height: each * rows.length }),
+  rows.map((_, n) => s("text.end", { x: left - 5, y: top + (n + 0.5) * each + 4 }, label(rows, n))),
   columns.map((_, n) => s("text", { transform: `translate(${left + (n + 0.5) * each + 4} ${top - 5}) rotate(-90)` },
     label(columns, n))), marks);
   const largest = cells.filter(({ row, column }) => lettersOf(rows[row]) && columns[column])
     .sort((x, y) => Math.abs(y.after - y.before) - Math.abs(x.after - x.before)).slice(0, LISTED);
-  element.replaceChildren(title, h("div", { class: "att-changes" }, plot, h("div", {},
-    h("p", { class: "att-legend soft" }, h("span", {}, h("i", { class: "more" }), "more in B"),
-      h("span", {}, h("i", { class: "less" }), "less in B"), "area: change of the probability"),
+  element.replaceChildren(title, h("div.att-changes", {}, plot, h("div", {},
+    h("p.att-legend.soft", {}, h("span", {}, h("i.more"), "more in B"),
+      h("span", {}, h("i.less"), "less in B"), "area: change of the probability"),
     table({ title: "Largest changes", header: ["from", "to", "A", "B"], text: [0, 1], rows: largest.map(each =>
       [short(rows[each.row], 14), short(columns[each.column], 14), percent(each.before), percent(each.after)]) }))));
 }

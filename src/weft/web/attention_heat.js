@@ -22,11 +22,11 @@ export class Heat {
     this.cell = null; // row and column that are read
     this.dragged = null; // x, y, width and height
     this.measured = null;
-    this.canvas = h("canvas", { class: "att-heat", tabindex: 0, role: "application",
+    this.canvas = h("canvas.att-heat", { tabindex: 0, role: "application",
       "aria-roledescription": "heat map" });
-    this.hint = h("span", { class: "soft" },
+    this.hint = h("span.soft", {},
       "Point at a cell or use the arrow keys; drag, or press + and −, to zoom.");
-    this.readout = h("p", { class: "att-readout", "aria-live": "polite" }, this.hint);
+    this.readout = h("p.att-readout", { "aria-live": "polite" }, this.hint);
     this.small = h("canvas");
     this.listen();
   }
@@ -174,7 +174,7 @@ export class Heat {
     context.drawImage(this.small, 0, 0, large.width, large.height);
     const labels = this.labels(frame).map(({ text, x, y, across }) => s("text", { x, y: y + top,
       class: across ? "att-small" : "att-end att-small", transform: across && `rotate(-90 ${x} ${y + top})` }, text));
-    return s("svg", { class: "att-svg", viewBox: `0 0 ${width} ${height + top}` },
+    return s("svg.att-svg", { viewBox: `0 0 ${width} ${height + top}` },
       s("text", { x: 0, y: 12, class: "att-chosen" }, title),
       s("image", { x: gutter, y: top + header, width: size * columns, height: size * rows, href: large.toDataURL() }),
       s("rect", { x: gutter, y: top + header, width: size * columns, height: size * rows, class: "att-frame" }),

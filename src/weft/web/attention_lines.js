@@ -66,7 +66,7 @@ export function lines(maps, { layer, heads, query }, room) {
       parts.push(s("path", { d: keys.map(lineTo).join(""), style: { stroke: hue(head) }, fill: "none",
         "stroke-width": 0.7 + 5 * weight, "stroke-opacity": 0.3 + 0.7 * weight }));
     const squareAt = row => `M${x} ${y(row) - 8}h${square - 2}v16h${2 - square}z`;
-    parts.push(s("path", { class: "att-cell", d: right.map((_, row) => squareAt(row)).join("") }));
+    parts.push(s("path.att-cell", { d: right.map((_, row) => squareAt(row)).join("") }));
     const roots = right.filter(key => weights.has(key)).map(key => [key, Math.sqrt(weights.get(key))]);
     for (const [root, keys] of groupByWeight(roots, 20))
       if (root > 0)

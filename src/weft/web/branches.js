@@ -43,7 +43,7 @@ export function drawTree(box, { branches, at, start, choose }) {
   };
   const focused = document.activeElement?.closest?.(".write-segment") && box.contains(document.activeElement)
     ? [...box.querySelectorAll("button")].indexOf(document.activeElement) : -1;
-  box.replaceChildren(h("ul", { class: "write-branches" }, draw(tree(branches), 0)));
+  box.replaceChildren(h("ul.write-branches", {}, draw(tree(branches), 0)));
   box.querySelectorAll("button")[focused]?.focus();
 }
 

@@ -45,7 +45,7 @@ export function mount(element, { plot, cards }) {
     steps.go(event.key === "PageDown" ? 1 : -1);
   });
   const first = h("button", { type: "button", onclick: () => { steps.pause(); show(0); } }, "From the beginning");
-  element.replaceChildren(place, h("div", { class: "fields century-steps", role: "group", "aria-label": "Step through the years" },
+  element.replaceChildren(place, h("div.fields.century-steps", { role: "group", "aria-label": "Step through the years" },
     first, ...steps.buttons), card);
   show(last);
 }

@@ -47,12 +47,12 @@ class Chart {
     this.valueCells = new Map(); // elements that show the values of a name
     this.valuesOf = this.valuesOf.bind(this);
     this.place = h("div");
-    this.position = h("span", { class: "plot-at" });
-    this.legend = h("div", { class: "plot-legend" });
-    this.controls = data.controls === false ? null : h("div", { class: "plot-controls" });
-    this.live = h("p", { class: "unseen", "aria-live": "polite" });
-    const foot = h("div", { class: "plot-foot" }, this.position, this.legend, this.controls);
-    this.plot = element.appendChild(h("div", { class: "plot" }, this.place, foot, this.live));
+    this.position = h("span.plot-at");
+    this.legend = h("div.plot-legend");
+    this.controls = data.controls === false ? null : h("div.plot-controls");
+    this.live = h("p.unseen", { "aria-live": "polite" });
+    const foot = h("div.plot-foot", {}, this.position, this.legend, this.controls);
+    this.plot = element.appendChild(h("div.plot", {}, this.place, foot, this.live));
     this.update({});
     this.watch = new ResizeObserver(() => { if (this.place.clientWidth !== this.width) this.redraw(); });
     this.watch.observe(this.place);
@@ -103,10 +103,10 @@ class Chart {
 
   /** @param {SeriesData} series */
   legendEntry({ name, look }, count) {
-    const value = h("span", { class: "plot-value" });
+    const value = h("span.plot-value");
     this.valueCells.set(name, [...this.valueCells.get(name) ?? [], value]);
     const content = [legendSample(look), h("span", {}, name), value];
-    if (count < 2) return h("span", { class: "plot-name" }, content);
+    if (count < 2) return h("span.plot-name", {}, content);
     return button(content, () => this.toggle(name), { class: "plot-name", dataset: { name },
       "aria-pressed": String(!this.hidden.has(name)) });
   }
@@ -131,7 +131,7 @@ class Chart {
       this.pendingUpdate = requestAnimationFrame(() => this.update({ smooth: Number(input.value) }));
     } });
     input.value = this.data.smooth ?? 0;
-    controls.append(h("span", { class: "plot-smooth" }, h("label", { for: input.id }, "smooth"), input));
+    controls.append(h("span.plot-smooth", {}, h("label", { for: input.id }, "smooth"), input));
   }
 
   logButton(key) {
@@ -148,7 +148,7 @@ class Chart {
     const width = Math.max(MIN_WIDTH, this.width || size.width);
     const frame = frameOf(this, width, size.height), svg = drawChart(this, frame, width, size.height);
     this.frame = frame;
-    this.pointer = svg.appendChild(s("g", { class: "pointer" }));
+    this.pointer = svg.appendChild(s("g.pointer"));
     if (this.readable && frame) {
       svg.setAttribute("tabindex", "0");
       this.listen(svg, frame);
@@ -277,7 +277,7 @@ class Chart {
       if (!moved) svg.setPointerCapture(event.pointerId);
       moved = true;
       const [x, end] = selected(start, event).map(frame.xOf), height = frame.bottom - frame.top;
-      this.pointer.replaceChildren(s("rect", { class: "chosen", x, y: frame.top, width: end - x, height }));
+      this.pointer.replaceChildren(s("rect.chosen", { x, y: frame.top, width: end - x, height }));
     });
     on("pointerup", event => {
       const range = moved && this.dragStart && selected(this.dragStart, event);

@@ -51,7 +51,7 @@ function marker(look, [x, y], tooltip = "") {
 
 /** @param {Look} look */
 export function legendSample(look) {
-  return s("svg", { class: "plot-sample", viewBox: "0 0 22 10", width: 22, height: 10, "aria-hidden": "true" },
+  return s("svg.plot-sample", { viewBox: "0 0 22 10", width: 22, height: 10, "aria-hidden": "true" },
     look.width > 0 && line([[1, 5], [21, 5]], look, "line"), look.marker && marker(look, [11, 5]));
 }
 
@@ -148,7 +148,7 @@ function wrapTitle(title, maxLetters) {
 
 export function drawChart(chart, frame, width, height) {
   const title = chart.data.title ?? "";
-  const svg = s("svg", { class: "chart live", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
+  const svg = s("svg.chart.live", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
   if (!frame) {
     svg.append(s("text", { x: EDGE, y: 22, class: "title" }, title),
       s("text", { x: EDGE, y: 48, class: "tick" }, "no data to plot"));
@@ -301,6 +301,6 @@ function marks(chart, frame) {
     const shape = s("polyline", { class: small ? "mark small" : "mark", points: coordinates(ends) }, title);
     if (!name || at < free || at + width >= right) return [shape];
     free = at + width;
-    return [shape, s("text", { class: "tick c1", x: round(at + 4), y: top + 11 }, name)];
+    return [shape, s("text.tick.c1", { x: round(at + 4), y: top + 11 }, name)];
   });
 }

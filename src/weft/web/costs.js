@@ -15,8 +15,8 @@ function strip(bar) {
 }
 
 function drawBar(bar) {
-  const status = h("span", { class: "soft", role: "status" }, bar.total), svg = strip(bar);
-  const key = h("ul", { class: "cost-key" }, bar.pieces.map(({ name, label, shade }, n) => name && h("li",
+  const status = h("span.soft", { role: "status" }, bar.total), svg = strip(bar);
+  const key = h("ul.cost-key", {}, bar.pieces.map(({ name, label, shade }, n) => name && h("li",
     { "data-piece": n }, h("i", { style: { "--p": shade / 100 }, "aria-hidden": "true" }), `${name} ${label}`)));
   const pieces = [...svg.children];
   const describe = n => {
@@ -30,10 +30,10 @@ function drawBar(bar) {
   svg.addEventListener("focusout", () => describe(-1));
   key.addEventListener("pointerover", event => describe(Number(event.target.closest("li")?.dataset.piece ?? -1)));
   key.addEventListener("pointerleave", () => describe(-1));
-  return h("div", { class: "cost-part" }, h("p", { class: "cost-head" }, h("b", {}, bar.title), " ", status), svg, key);
+  return h("div.cost-part", {}, h("p.cost-head", {}, h("b", {}, bar.title), " ", status), svg, key);
 }
 
 export function mount(element, { bars }) {
-  const list = element.appendChild(h("div", { class: "costs" }, bars.map(drawBar)));
+  const list = element.appendChild(h("div.costs", {}, bars.map(drawBar)));
   return { svg: () => list };
 }

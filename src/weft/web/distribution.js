@@ -72,11 +72,11 @@ function bar(share, kind) {
 // One row per token: name, probability, and probability after the settings. `choose(id)` is called for a row.
 function row(token, raw, after, { chosen, widest, choose }) {
   const dropped = after === 0, now = after ?? raw;
-  const bars = h("span", { class: "write-bars" }, bar(raw / widest, "write-raw"),
+  const bars = h("span.write-bars", {}, bar(raw / widest, "write-raw"),
     after !== undefined && bar(now / widest, "write-after"));
-  return button([h("bdi", { class: "write-piece" }, token.text), bars,
-    h("span", { class: "write-number" }, " ", percent(raw)), after !== undefined && h("span", { class: "write-number" },
-      h("span", { class: "unseen" }, ", when sampling "), dropped ? "–" : percent(after))], () => choose(token),
+  return button([h("bdi.write-piece", {}, token.text), bars,
+    h("span.write-number", {}, " ", percent(raw)), after !== undefined && h("span.write-number", {},
+      h("span.unseen", {}, ", when sampling "), dropped ? "–" : percent(after))], () => choose(token),
   { class: `write-row${dropped ? " write-dropped" : ""}`, tabindex: -1, "aria-current": chosen && "true" });
 }
 
@@ -94,13 +94,13 @@ function drawDistribution(box, /** @type {any} */ { tokens, full, settings, chos
   if (buttons.length) buttons[0].tabIndex = 0;
   const shown = buttons.length, others = full && full.sorted.length - shown;
   box.replaceChildren(
-    h("div", { class: "write-row write-names soft", "aria-hidden": "true" }, h("span", {}, "token"), h("span"),
-      h("span", { class: "write-number" }, h("i", { class: "write-raw" }), "model"),
-      filtered && h("span", { class: "write-number" }, h("i", { class: "write-after" }), "sampled")),
+    h("div.write-row.write-names.soft", { "aria-hidden": "true" }, h("span", {}, "token"), h("span"),
+      h("span.write-number", {}, h("i.write-raw"), "model"),
+      filtered && h("span.write-number", {}, h("i.write-after"), "sampled")),
     ...buttons,
-    others > 0 && h("div", { class: "write-row soft" }, h("span", {}, `${withCommas(others)} others`),
-      h("span"), h("span", { class: "write-number" }, percent(total(full.raw, shown))),
-      filtered && h("span", { class: "write-number" },
+    others > 0 && h("div.write-row.soft", {}, h("span", {}, `${withCommas(others)} others`),
+      h("span"), h("span.write-number", {}, percent(total(full.raw, shown))),
+      filtered && h("span.write-number", {},
         filtered.kept > shown ? percent(total(filtered.probabilities, shown)) : "–")) || "");
   return filtered;
 }
@@ -116,7 +116,7 @@ export function drawPosition({ heading, facts, rows, sum }, { token, tokens, ful
   const focused = rows.contains(document.activeElement), among = full && withCommas(full.sorted.length);
   const rank = token && (full ? full.rank(token.id) : tokens.findIndex(each => each.id === token.id) + 1);
   heading.textContent = token ? "Alternatives" : "The next token";
-  facts.replaceChildren(...token ? [h("bdi", { class: "write-piece" }, token.text),
+  facts.replaceChildren(...token ? [h("bdi.write-piece", {}, token.text),
     ` has probability ${percent(Math.exp(token.logprob))}, ${(-token.logprob).toFixed(2)} nats`,
     rank ? `, rank ${withCommas(rank)}${full ? ` of ${among}` : ""}.` : "."]
     : ["Predictions of the model. Select one to continue from it."]);

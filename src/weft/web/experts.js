@@ -14,9 +14,9 @@ export function mount(element, data,
   let state = { layer: indexIn(data.layers, layer) ?? 0, place: indexIn(data.tokens, place) ?? 0 };
   const { element: details, show: describe } = panel("Select a token to see its experts.");
   const strip = shadedText({ label: "The text, coloured by expert", tokens: data.tokens, choose: n => choose(n) });
-  const spans = [...strip.element.querySelectorAll(".shaded-token")], load = h("div", { class: "experts-load" });
+  const spans = [...strip.element.querySelectorAll(".shaded-token")], load = h("div.experts-load");
   const even = percent(data.chosen[0][0].length / data.experts);
-  const swatch = (expert, text) => h("li", { class: "shaded-swatch", style: { "--s": 0.8, "--hue": hueOf(expert) } }, text);
+  const swatch = (expert, text) => h("li.shaded-swatch", { style: { "--s": 0.8, "--hue": hueOf(expert) } }, text);
 
   const fill = () => {
     const chosen = data.chosen[state.layer], weights = data.weights[state.layer];
@@ -27,8 +27,8 @@ export function mount(element, data,
     const most = Math.max(...counts);
     load.replaceChildren(...counts.map((count, expert) => h("div", {},
       h("span", {}, String(expert)),
-      h("span", { class: "experts-bar", style: { "--hue": hueOf(expert), width: `${100 * count / most}%` } }),
-      h("span", { class: "soft" }, percent(count / data.tokens.length)))));
+      h("span.experts-bar", { style: { "--hue": hueOf(expert), width: `${100 * count / most}%` } }),
+      h("span.soft", {}, percent(count / data.tokens.length)))));
   };
   const choose = (n, quiet = false) => {
     strip.mark(n);
@@ -44,7 +44,7 @@ export function mount(element, data,
       fill();
       choose(state.place);
     });
-  element.replaceChildren(h("div", { class: "experts" }, layers, details, h("div", { class: "saliency-read" }, strip.element,
+  element.replaceChildren(h("div.experts", {}, layers, details, h("div.saliency-read", {}, strip.element,
     h("div", {}, h("h3", {}, "Share of the tokens that each expert reads"), soft(`Spread evenly, each would read ${even}.`), load))));
   fill();
   choose(state.place, true);

@@ -45,7 +45,7 @@ function frame(info, other = null, how = "") {
   const listed = views.filter(view => view.path), lacks = view => path && info && view.lacks(info);
   const [available, others] = [listed.filter(view => !lacks(view)), listed.filter(lacks)];
   navigation.replaceChildren(...available.map(item),
-    ...others.length ? [h("span", { class: "soft" }, "Unavailable:"), ...others.map(item)] : []);
+    ...others.length ? [h("span.soft", {}, "Unavailable:"), ...others.map(item)] : []);
   navigation.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   if (how === "slid") return; // the reader holds the slider
   const fits = here?.ofText && (COMPARED.includes(path) ? model => fitsBeside(here, info, model) : () => false);
@@ -89,17 +89,17 @@ function instead(view, info) {
 
 /** @param {(() => void) | null} retry */
 function problem(message, retry = null) {
-  return h("div", { class: "problem", role: "alert" }, h("p", {}, message),
+  return h("div.problem", { role: "alert" }, h("p", {}, message),
     retry && h("p", {}, h("button", { type: "button", onclick: retry }, "Try again")));
 }
 
-const notice = message => h("p", { class: "notice" }, message);
+const notice = message => h("p.notice", {}, message);
 
 function requestKey() {
   const key = h("input", { type: "password", autocomplete: "off", required: true });
   const form = h("form", { onsubmit: event => { event.preventDefault(); api.setKey(key.value); begin(); } },
     h("p", {}, "This server requires an API key."), field("Key", key), " ",
-    h("button", { class: "primary" }, "Continue"));
+    h("button.primary", {}, "Continue"));
   main.replaceChildren(form);
   key.focus();
 }

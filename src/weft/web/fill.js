@@ -11,8 +11,8 @@ export async function mountFill(main, context) {
   const { info, api, state, signal } = context;
   const { field, area: box } = textBox("Text with masked words",
     debounced(() => change(box.value)), { id: "write-prompt", rows: 2 });
-  const pieces = h("div", { class: "write-text", role: "group", "aria-label": "Tokens; each can be masked" });
-  const predictions = h("div", { class: "write-fills", "aria-live": "polite" });
+  const pieces = h("div.write-text", { role: "group", "aria-label": "Tokens; each can be masked" });
+  const predictions = h("div.write-fills", { "aria-live": "polite" });
   let text = state.text, mask = "[MASK]", tokens = [];
 
   // Replace a whole word, since models like BERT were trained with whole words masked.
@@ -35,13 +35,13 @@ export async function mountFill(main, context) {
         tabindex: -1, "aria-pressed": String(Boolean(token.top)), title: token.top ? "" : "Mask this token",
         disabled: token.start === token.end })));
     roving(pieces, () => [...pieces.querySelectorAll("button")]);
-    predictions.replaceChildren(...masks.map(token => h("section", { class: "write-fill" },
+    predictions.replaceChildren(...masks.map(token => h("section.write-fill", {},
       h("h2", {}, `Predictions for ${name(token)}`),
-      ...token.top.map(each => barRow(h("bdi", { class: "write-piece" }, each.text), Math.exp(each.logprob
+      ...token.top.map(each => barRow(h("bdi.write-piece", {}, each.text), Math.exp(each.logprob
         - token.top[0].logprob), percent(Math.exp(each.logprob)), () => replaceWord(token, withoutMarker(each.text)))))));
     const read = tokens.at(-1)?.end ?? 0, long = [...text.trimEnd()].length > read;
     if (long) pieces.append(soft(" … the rest exceeds the model's context."));
-    if (!predictions.children.length) predictions.append(h("p", { class: "soft" },
+    if (!predictions.children.length) predictions.append(h("p.soft", {},
       tokens.length ? "Select a token above to mask it." : "Type a text, then select a token to mask it."));
   }
 
@@ -59,7 +59,7 @@ export async function mountFill(main, context) {
   }
 
   main.append(field,
-    h("p", { class: "soft write-label" }, "Input of the model. Select a token to mask it."), pieces, predictions,
+    h("p.soft.write-label", {}, "Input of the model. Select a token to mask it."), pieces, predictions,
     saveTools({ name: "fill", svg: () => [pieces, predictions],
       command: () => explainCommand(info, "surprise", { text }) }));
   if (text === undefined) {

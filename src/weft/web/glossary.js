@@ -8,13 +8,13 @@ const load = () => (loading ??= get("web/glossary.json"));
 const sourceOf = (lectures, { lecture, paper }) =>
   [lecture && `Lecture ${lecture}: ${lectures[lecture - 1]}`, paper].filter(Boolean).join(" · ");
 
-const card = h("div", { class: "term-card", role: "tooltip", id: "term-card", hidden: true });
+const card = h("div.term-card", { role: "tooltip", id: "term-card", hidden: true });
 let hiding = 0;
 
 function show(target, name, { lectures, terms }) {
   clearTimeout(hiding);
   const source = sourceOf(lectures, terms[name]);
-  card.replaceChildren(h("b", {}, name), h("p", {}, terms[name].about), source && h("p", { class: "soft" }, source));
+  card.replaceChildren(h("b", {}, name), h("p", {}, terms[name].about), source && h("p.soft", {}, source));
   document.body.append(card);
   card.hidden = false;
   const box = target.getBoundingClientRect(), { offsetWidth: wide, offsetHeight: high } = card;
@@ -42,7 +42,7 @@ const term = (name, all) => {
 
 // The terms of a view that apply to a model; all of them without a model.
 export function termsOf(path, info) {
-  const line = h("p", { class: "terms" }), kinds = info && [info.kind, info.cell, info.objective, info.heads && "transformer",
+  const line = h("p.terms"), kinds = info && [info.kind, info.cell, info.objective, info.heads && "transformer",
     info.kind !== "ngram" && "neural", (info.continues || info.writes) && "generator"];
   const applies = ({ models }) => !info || !models || models.some(kind => kinds.includes(kind));
   load().then(all => line.append(...all.views[path] ? [soft("Terms: "),
@@ -54,5 +54,5 @@ export function glossary() {
   const summary = h("summary", {}, "Glossary"), list = h("dl");
   load().then(({ lectures, terms }) => list.append(...Object.entries(terms).map(([name, entry]) =>
     h("div", {}, h("dt", {}, name), h("dd", {}, entry.about, " ", soft(sourceOf(lectures, entry)))))), () => {});
-  return h("details", { class: "fold glossary" }, summary, list);
+  return h("details.fold.glossary", {}, summary, list);
 }

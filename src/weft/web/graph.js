@@ -44,18 +44,18 @@ export function mount(element, data,
   const find = h("input", { type: "search", class: "graph-find", oninput: () => search(0), onkeydown: event => {
     if (event.key === "Enter") { event.preventDefault(); search(event.shiftKey ? -1 : 1); }
   } });
-  const matchStatus = h("span", { class: "soft graph-found", role: "status" });
+  const matchStatus = h("span.soft.graph-found", { role: "status" });
   const paths = Object.fromEntries(["edge", "quiet", "near", "tip"].map(name => [name, s("path", { class: name })]));
   const svg = s("svg", { "aria-hidden": "true" }, Object.values(paths)), layer = h("div");
-  const plane = h("div", { class: "graph-plane", role: "group", "aria-label": title }, svg, layer);
-  const detail = h("p", { class: "graph-detail", role: "status" }, "\u00a0");
-  const view = h("div", { class: "scroll graph-view" }, plane);
+  const plane = h("div.graph-plane", { role: "group", "aria-label": title }, svg, layer);
+  const detail = h("p.graph-detail", { role: "status" }, "\u00a0");
+  const view = h("div.scroll.graph-view", {}, plane);
   const tool = (name, label, change) => button(label, () => {
     change();
     render();
     changed(state());
   }, { class: `graph-${name}` });
-  const tools = h("div", { class: "graph-tools", role: "group", "aria-label": "Graph options" },
+  const tools = h("div.graph-tools", { role: "group", "aria-label": "Graph options" },
     shapesLabel, backwardLabel, modules && [
       tool("deeper", "Open one more level", () => {
         const next = [...groups.keys()].filter(n => !open.has(n) && isVisible(n) && groups[n].kind !== "constants");
@@ -67,11 +67,11 @@ export function mount(element, data,
       }),
       tool("reset", "Reset", () => { open = new Set(initial); })],
     field("Find", find), matchStatus);
-  element.append(h("div", { class: "graph" }, tools,
-    h("p", { class: "soft graph-keys" },
+  element.append(h("div.graph", {}, tools,
+    h("p.soft.graph-keys", {},
       `${KEYS}${modules ? MODULE_KEYS : ""}. Details of the selected box are shown below.`),
     view, detail, data.rules.length > 0 && h("details", { open: backwardBox.checked },
-      h("summary", {}, "Formulas of this graph's operations"), h("p", { class: "soft" }, RULES),
+      h("summary", {}, "Formulas of this graph's operations"), h("p.soft", {}, RULES),
       table({ header: ["operation", "forward", "backward"], text: [0, 1, 2], folds: false, named: true,
         rows: data.rules.map(({ operation, forward, gradients }) =>
           [operation, forward, h("div", {}, gradients.map(line => h("div", {}, line)))]) }))));
@@ -188,7 +188,7 @@ export function mount(element, data,
   function frameMark({ key, about }) {
     const head = button(`▾ ${about.name} · ${about.inside}`, null, { class: "graph-head", "aria-expanded": "true",
       tabindex: -1, "data-key": key, "aria-label": `${about.name}, ${about.inside}, open` });
-    return { button: head, parts: [h("div", { class: "graph-frame" }), head] };
+    return { button: head, parts: [h("div.graph-frame"), head] };
   }
 
   function boxMark({ key, about }, shape) {
@@ -198,7 +198,7 @@ export function mount(element, data,
     const box = button(about.inside, null, { class: `graph-box ${about.kind}`, tabindex: -1, "data-key": key,
       "aria-expanded": about.kind === "group" && "false",
       "aria-label": [...new Set(spoken.filter(Boolean))].join(", ") });
-    const label = h("div", { class: "graph-label", "aria-hidden": "true" }, h("span", {}, about.name),
+    const label = h("div.graph-label", { "aria-hidden": "true" }, h("span", {}, about.name),
       about.lines.map(line => h("small", {}, line)));
     return { button: box, parts: [box, label] };
   }

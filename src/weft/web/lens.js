@@ -28,7 +28,7 @@ function cellDetails(data, names, row, column) {
   return [
     h("p", {}, `${names[row]}, ${at} `, h("b", {}, data.read[column]), ": ", h("b", {}, piece),
       ` ${percent(probability)}.`, here),
-    h("p", { class: "soft" }, "Rank of ", h("b", {}, final), ` from the embedding to the output: ${ranks}`),
+    h("p.soft", {}, "Rank of ", h("b", {}, final), ` from the embedding to the output: ${ranks}`),
   ];
 }
 
@@ -67,6 +67,6 @@ export function mount(element, data,
   });
   explain();
   describeCell(state.row, state.column);
-  element.replaceChildren(h("div", { class: "lens" }, chosen, key, details, grid.element));
+  element.replaceChildren(h("div.lens", {}, chosen, key, details, grid.element));
   if (state.column) grid.element.scrollLeft = grid.offset() - grid.element.clientWidth / 2;
 }

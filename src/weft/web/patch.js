@@ -57,9 +57,9 @@ export function mount(element, data,
   const [corrupt, clean] = data.difference.map(value => minus(value.toFixed(2)));
   const names = data.answers ? ` of ${data.answers.join(" − ")}` : "";
   const over = data.pairs > 1 ? `, mean of ${data.pairs} pairs` : "";
-  element.replaceChildren(...[h("div", { class: "lens" }, h("p", {}, `Logit difference${names}: clean ${clean}, corrupt ${corrupt}${over}.`),
+  element.replaceChildren(...[h("div.lens", {}, h("p", {}, `Logit difference${names}: clean ${clean}, corrupt ${corrupt}${over}.`),
     sites, legend("share recovered", 1, { show: value => `${100 * value} %` }), details, drawn),
-    h("div", { class: "patch-effects" }, effects("node", data.nodes), effects("neuron", data.neurons), effects("path", data.paths)),
+    h("div.patch-effects", {}, effects("node", data.nodes), effects("neuron", data.neurons), effects("path", data.paths)),
     ...data.circuit ? circuitTable(data.circuit) : []].filter(Boolean));
   draw(row, column);
 }

@@ -20,7 +20,7 @@ export function present(on) {
 }
 
 function showHint() {
-  const hint = h("p", { class: "present-hint", role: "status" },
+  const hint = h("p.present-hint", { role: "status" },
     ...[["← →", " step"], ["D", " draw"], ["P", " or "], ["Esc", " leave"]].map(([key, does]) => [h("kbd", {}, key), does]));
   document.querySelector(".present-hint")?.remove();
   document.body.append(hint);
@@ -36,7 +36,7 @@ const pen = {
     if (!on) return;
     let line = null;
     const point = event => `${Math.round(event.clientX)} ${Math.round(event.clientY)}`;
-    this.page = s("svg", { class: "pen", "aria-label": "Drawing; press D or Esc to end" });
+    this.page = s("svg.pen", { "aria-label": "Drawing; press D or Esc to end" });
     this.page.addEventListener("pointerdown", event => {
       this.page.setPointerCapture(event.pointerId);
       line = s("path", { d: `M${point(event)}l0 .1` });

@@ -74,12 +74,12 @@ export async function readingView(main, context, options) {
   const { view, route = view, draw, svg, request = () => ({}), words = () => [], reset = [], controls = [],
     target = true } = options;
   const { info, other, state, api, signal } = context, models = other ? [info, other] : [info];
-  const drawn = h("div", { class: "reading-drawn" }), apart = h("div", { class: "side-difference" });
+  const drawn = h("div.reading-drawn"), apart = h("div.side-difference");
   const { places, element } = other ? panes(models) : { places: [drawn], element: null };
   if (element) drawn.append(apart, element);
-  const about = h("p", { class: "soft about" });
-  const problem = h("p", { class: "reading-problem", role: "alert" });
-  const origin = h("p", { class: "soft reading-origin" });
+  const about = h("p.soft.about");
+  const problem = h("p.reading-problem", { role: "alert" });
+  const origin = h("p.soft.reading-origin");
   const cleared = Object.fromEntries(reset.map(name => [name, undefined]));
   const sampled = api.post("v1/explain/text", { model: info.id }, signal), sampledText = sampled.then(({ text }) => text);
   for (const each of [sampled, sampledText]) each.catch(() => {}); // where nothing waits for it
@@ -120,9 +120,9 @@ export async function readingView(main, context, options) {
   textField.area.value = state.text ?? "";
   targetBox.area.value = state.target ?? "";
   const command = () => explainCommand(info, view, { ...state, target: target && options.sent?.target }, ...words());
-  const boxes = h("div", { class: "reading-boxes" }, textField.field, answers ? targetBox.field : "");
+  const boxes = h("div.reading-boxes", {}, textField.field, answers ? targetBox.field : "");
   const answer = answers && answerSelect(context, answers.beams, () => { targetBox.area.value = ""; later.now(); });
-  main.append(boxes, origin, answer || "", ...controls, problem, h("h2", { class: "unseen" }, "The text as the model reads it"),
+  main.append(boxes, origin, answer || "", ...controls, problem, h("h2.unseen", {}, "The text as the model reads it"),
     drawn, about);
   const row = saveTools({ svg: () => svg(drawn), name: view, command }); // once there is something to save
 

@@ -20,8 +20,8 @@ export function listOf(runs, now, chosen, choose) {
     const done = run.steps_done === null ? "" : `${count(run.steps_done)}${of}`;
     const bar = run.state === "running" && run.steps && h("progress", { max: run.steps, value: run.steps_done ?? 0,
       "aria-label": `progress of ${run.name}` });
-    const name = [h("label", { class: "runs-name" }, box, h("span", {}, run.name)),
-      run.problem && h("span", { class: "runs-problem" }, run.problem)];
+    const name = [h("label.runs-name", {}, box, h("span", {}, run.name)),
+      run.problem && h("span.runs-problem", {}, run.problem)];
     const model = [run.model, run.parameters && abbreviate(run.parameters)].filter(Boolean).join(" ");
     return [name, run.objective ?? "", model, [done, bar], run.best_text ?? "",
       h("span", { class: `runs-${run.state}` }, STATES[run.state] ?? run.state),
@@ -44,8 +44,8 @@ export function sampleOf(run, step, named) {
   const texts = isFinal ? run.final : sample?.texts ?? [];
   const when = sample && sample.step !== step ? ` (step ${count(sample.step)})` : "";
   const shown = texts.map(text => h("pre", { tabindex: 0 }, text.replace(/\n{3,}/g, "\n\n")));
-  return h("div", { class: "runs-text" }, named && h("h3", {}, `${run.name}${when}`),
-    texts.length ? shown : h("p", { class: "soft" }, "No sample yet."));
+  return h("div.runs-text", {}, named && h("h3", {}, `${run.name}${when}`),
+    texts.length ? shown : h("p.soft", {}, "No sample yet."));
 }
 
 // A table of text; a row is a card on a narrow page.
@@ -64,7 +64,7 @@ export function recipes(runs, open) {
   const rows = keys.map(key => [key, ...runs.map(run => setting(run, key))]);
   if (runs.length === 1) {
     const summary = h("summary", {}, `All ${rows.length} settings of ${runs[0].name}`);
-    return [h("h2", {}, "Recipe"), h("details", { class: "fold", open }, summary, cards("Settings", header, rows))];
+    return [h("h2", {}, "Recipe"), h("details.fold", { open }, summary, cards("Settings", header, rows))];
   }
   const differing = rows.filter(([, ...values]) => new Set(values).size > 1);
   return [h("h2", {}, "Differences between recipes"), differing.length ? cards("Differing settings", header, differing)

@@ -19,7 +19,7 @@ function tokenHeading(data, isNext) {
   const kind = isNext ? "The model's next token, " : "";
   const condition = data.masked ? ", masked and predicted from both sides" : "";
   const probability = `probability ${percent(Math.exp(data.log_prob))}, log p ${minus(data.log_prob.toFixed(2))} nats`;
-  return h("p", { class: "saliency-target" }, kind, h("b", {}, data.target),
+  return h("p.saliency-target", {}, kind, h("b", {}, data.target),
     `${condition}: ${probability}. It depends on:`);
 }
 
@@ -29,9 +29,9 @@ function mostImportant(data, measure, top) {
   all.sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
   const bar = value => h("span", { class: `saliency-bar${value < 0 ? " saliency-less" : Math.abs(value) > top ? " saliency-beyond" : ""}`,
     style: { "--s": rootShade(value, top).toFixed(3) } });
-  return h("ol", { class: "saliency-most" }, all.slice(0, MAX_LISTED).map(({ side, token, value }) => h("li", {},
+  return h("ol.saliency-most", {}, all.slice(0, MAX_LISTED).map(({ side, token, value }) => h("li", {},
     h("b", {}, token.piece), soft(data.sides.length > 1 ? side.name : ""), bar(value),
-    h("span", { class: "saliency-number" }, measure === "norm" ? plain(value) : signed(value)))));
+    h("span.saliency-number", {}, measure === "norm" ? plain(value) : signed(value)))));
 }
 
 // `data` is the JSON of explain/saliency.py's Saliency. `options`: the initial measure, `changed({ measure })`, and
@@ -87,8 +87,8 @@ export function mount(element, data,
       [String(n), token.piece, plain(side.norm[n]), signed(side.times_input[n])]) }));
   const withTitle = (strip, n) => (data.sides.length > 1
     ? [h("h3", {}, capitalised(data.sides[n].name)), strip.element] : strip.element);
-  element.replaceChildren(h("div", { class: "saliency" },
-    measures, key, heading ?? tokenHeading(data, target >= text.tokens.length + data.rest.length), h("div", { class: "saliency-read" },
+  element.replaceChildren(h("div.saliency", {},
+    measures, key, heading ?? tokenHeading(data, target >= text.tokens.length + data.rest.length), h("div.saliency-read", {},
       h("div", {}, details, strips.map(withTitle)), h("div", {}, h("h3", {}, "Most important tokens"), list)), tables));
   shade();
   if (explain === null) return;

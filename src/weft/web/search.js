@@ -66,7 +66,7 @@ function drawing(tree, layout, { describe, results, weight }) {
   const nodes = table({ title: "All nodes as a table", header: ["text", weight, "total", "outcome"],
     rows, text: [0, 3], folds: true });
   nodes.querySelector(".scroll").setAttribute("aria-label", `${title}: table`);
-  const element = h("figure", { class: "search-tree", style: { "--width": `${Math.round(layout.width)}px` } },
+  const element = h("figure.search-tree", { style: { "--width": `${Math.round(layout.width)}px` } },
     h("figcaption", {}, h("b", {}, title)),
     scrollRegion(`${title}: tree, scrolls sideways`, svg), texts, nodes);
   const show = (step, last) => {
@@ -91,7 +91,7 @@ export function mount(element, data,
     { describe, results: data.results[n], weight: data.weight }));
   const last = Math.max(...trees.map(tree => tree.steps)); // tokens; one more step shows the final texts
   let at = last + 1;
-  const status = h("span", { class: "search-status", role: "status" });
+  const status = h("span.search-status", { role: "status" });
   const show = to => {
     at = clamp(to, 0, last + 1);
     trees.forEach(tree => tree.show(at, last));
@@ -101,12 +101,12 @@ export function mount(element, data,
   };
   const playing = player({ pace: PACE, move: by => show(at + by), restart: () => show(0),
     onstop: () => changed({ step: at > last ? undefined : at }) });
-  element.replaceChildren(h("div", { class: "search" },
+  element.replaceChildren(h("div.search", {},
     data.prompt && h("p", {}, data.translates ? "From " : "After ", h("code", {}, showWhitespace(data.prompt))),
-    h("div", { class: "search-steps", role: "group", "aria-label": "Search, token by token" },
+    h("div.search-steps", { role: "group", "aria-label": "Search, token by token" },
       playing.buttons, status),
     details,
-    h("div", { class: "search-trees" }, trees.map(tree => tree.element))));
+    h("div.search-trees", {}, trees.map(tree => tree.element))));
   const animated = play && !prefersReducedMotion();
   show(animated ? 0 : indexIn({ length: last + 1 }, step) ?? last + 1);
   if (animated) playing.start();

@@ -20,10 +20,10 @@ const twoDigits = value => String(+value.toPrecision(2));
 // The legend: shades and their values; `more`: there are larger values; `below`: there are negative ones; `shareOf` a shade
 // returns its share of `top`.
 export function legend(name, top, { more = false, below = false, show = twoDigits, shareOf = shade => shade } = {}) {
-  const swatch = step => h("span", { class: "shaded-swatch", style: { "--s": step } },
+  const swatch = step => h("span.shaded-swatch", { style: { "--s": step } },
     show(shareOf(step) * top) + (more && step === 1 ? "+" : ""));
-  return h("p", { class: "shaded-legend" }, h("span", {}, name), LEGEND.map(swatch),
-    below ? h("span", { class: "shaded-swatch shaded-below", style: { "--s": 0.6 } }, "below 0") : null);
+  return h("p.shaded-legend", {}, h("span", {}, name), LEGEND.map(swatch),
+    below ? h("span.shaded-swatch.shaded-below", { style: { "--s": 0.6 } }, "below 0") : null);
 }
 
 // The space before a word stays white. A line break of two characters is shown by the second.
@@ -41,8 +41,8 @@ function symbolOf(token) {
 function tokenOf(token) {
   const [space, text] = splitSpace(token.text), symbol = symbolOf(token);
   const label = text.trim() ? {} : { "aria-label": token.piece };
-  const span = h("span", { class: "shaded-token", role: "option", tabindex: "-1", "aria-selected": "false", ...label },
-    symbol ? h("span", { class: "shaded-sign", "aria-hidden": "true" }, symbol) : null, text);
+  const span = h("span.shaded-token", { role: "option", tabindex: "-1", "aria-selected": "false", ...label },
+    symbol ? h("span.shaded-sign", { "aria-hidden": "true" }, symbol) : null, text);
   return [space, span];
 }
 
@@ -56,7 +56,7 @@ function tokenOf(token) {
 export function shadedText({ label, tokens, choose = () => {}, point = () => {} }) {
   const nodes = tokens.map(tokenOf), spans = nodes.map(([, span]) => span);
   const indices = new Map(spans.map((span, n) => [span, n]));
-  const element = h("div", { class: "shaded-text", role: "listbox", "aria-orientation": "horizontal", dir: "auto",
+  const element = h("div.shaded-text", { role: "listbox", "aria-orientation": "horizontal", dir: "auto",
     "aria-label": `${label}; arrow keys move between tokens` }, nodes.flat());
   let at = 0;
 
@@ -96,13 +96,13 @@ export function inlineSelect(label, names, name, kind, onchange) {
 
 // The details of the selected token or cell; a screen reader announces them.
 export function panel(hint) {
-  const element = h("div", { class: "shaded-details", "aria-live": "polite" }, soft(hint));
+  const element = h("div.shaded-details", { "aria-live": "polite" }, soft(hint));
   return { element, show: (...parts) => element.replaceChildren(...parts) };
 }
 
 // Tokens with their probabilities, the most probable first.
 export function predictionList(predictions) {
   return h("ol", {}, predictions.map(({ piece, probability }) =>
-    h("li", { class: "shaded-swatch", style: { "--s": probability.toFixed(3) } },
+    h("li.shaded-swatch", { style: { "--s": probability.toFixed(3) } },
       h("b", {}, piece), ` ${percent(probability)}`)));
 }

@@ -62,22 +62,22 @@ export function mount(element, data, hooks = {}) {
     mark();
     hooks.settings?.(settings);
   });
-  const picture = h("div", { class: "stage-picture" }, svg, slider);
+  const picture = h("div.stage-picture", {}, svg, slider);
   const says = { source: sentence("source"), text: sentence("text") };
-  const crumbs = h("nav", { class: "stage-crumbs", "aria-label": "Where you are" });
-  const caption = h("p", { class: "stage-caption", "aria-live": "polite" }), math = h("p", { class: "stage-formula" });
+  const crumbs = h("nav.stage-crumbs", { "aria-label": "Where you are" });
+  const caption = h("p.stage-caption", { "aria-live": "polite" }), math = h("p.stage-formula");
   const back = button(icon("back"), () => go(at - 1), { "aria-label": "Back" });
   const play = button(icon("play"), () => toggle(), { "aria-label": "Play", class: "stage-play" });
   const next = button(icon("next"), () => go(at + 1), { "aria-label": "Next" });
-  const ticks = h("div", { class: "stage-ticks", "aria-hidden": "true" });
-  const where = h("span", { class: "unseen", role: "status" });
-  const keys = h("span", { class: "stage-keys" }, ...[["Space", " play · "], ["Enter", " zoom · "],
+  const ticks = h("div.stage-ticks", { "aria-hidden": "true" });
+  const where = h("span.unseen", { role: "status" });
+  const keys = h("span.stage-keys", {}, ...[["Space", " play · "], ["Enter", " zoom · "],
     ["Esc", " out"]].flatMap(([key, what]) => [h("kbd", {}, key), what]));
-  const tables = h("details", { class: "fold stage-table", ontoggle: () => showTables() },
+  const tables = h("details.fold.stage-table", { ontoggle: () => showTables() },
     h("summary", {}, "Values as a table"), h("div"));
-  const root = h("div", { class: "stage" }, h("div", { class: "stage-header" }, says.source, says.text, crumbs),
+  const root = h("div.stage", {}, h("div.stage-header", {}, says.source, says.text, crumbs),
     picture,
-    h("div", { class: "stage-foot" }, caption, math), h("div", { class: "stage-bar" }, back, play, next, ticks, where,
+    h("div.stage-foot", {}, caption, math), h("div.stage-bar", {}, back, play, next, ticks, where,
       keys));
   element.replaceChildren(root, tables);
 
@@ -133,7 +133,7 @@ export function mount(element, data, hooks = {}) {
     scene.hasMask = step.threads.block?.attention.scores.flat(2).includes(null);
     const pattern = s("pattern", { id: `${clip}-hatch`, width: 5, height: 5, patternUnits: "userSpaceOnUse",
       patternTransform: "rotate(45)" },
-      s("path", { class: "hatching", d: "M0 0V5" }));
+      s("path.hatching", { d: "M0 0V5" }));
     const drawing = deep ? close() : layOut(stage, scene, clip);
     svg.style.setProperty("--fs", `${stage.fs}px`);
     svg.style.setProperty("--hatch", `url(#${clip}-hatch)`);
@@ -242,7 +242,7 @@ export function mount(element, data, hooks = {}) {
     crumbs.replaceChildren(...names.map((name, n) => [n ? h("span", { "aria-hidden": "true" }, "›") : "",
       n < names.length - 1
       ? button(name, () => zoomTo(levels[n] ?? []), { "data-key": `crumb${n}` }) : h("b", {}, name)]).flat(),
-    h("span", { class: "stage-tip" }, inSource && !path.length ? "Esc back to the decoder" : path.length && !stage.near ? "← → next one, Esc out" : hooks.edit
+    h("span.stage-tip", {}, inSource && !path.length ? "Esc back to the decoder" : path.length && !stage.near ? "← → next one, Esc out" : hooks.edit
       ? "Click the sentence to change it, any part to look inside" : "Click any part to look inside"));
   }
 
@@ -287,7 +287,7 @@ export function mount(element, data, hooks = {}) {
     let letters = 0, from = shown.length;
     const most = stage.narrow ? MAX_SAID.narrow : MAX_SAID.wide;
     while (from > 0 && (letters += shown[from - 1].text.length) <= most) from -= 1;
-    return [from > 0 ? h("span", { class: "stage-next" }, "…") : "", ...shown.slice(from).map(({ n, text: word }) =>
+    return [from > 0 ? h("span.stage-next", {}, "…") : "", ...shown.slice(from).map(({ n, text: word }) =>
       h("span", { class: n === here ? "stage-here" : undefined, "data-row": rows.indexOf(n) }, stage.fills && n === here
         ? " ____ " : word))];
   }
@@ -298,8 +298,8 @@ export function mount(element, data, hooks = {}) {
     const upTo = stage.predictsTokens && !stage.fills ? step.place + 1 : step.pieces.length;
     says.source.hidden = !sided;
     if (sided && document.activeElement !== says.source) says.source.replaceChildren(...words(step.source_pieces, {}));
-    const end = stage.fills || !step.choice || step.threads.mix ? "" : stage.predictsTokens ? h("span", { class: "stage-next" }, " …")
-      : h("span", { class: "stage-next" }, ` → ${best.piece}`);
+    const end = stage.fills || !step.choice || step.threads.mix ? "" : stage.predictsTokens ? h("span.stage-next", {}, " …")
+      : h("span.stage-next", {}, ` → ${best.piece}`);
     says.text.replaceChildren(...words(step.pieces.slice(0, upTo), { here: step.place, rows: step.threads.rows }), end);
     if (stage.fills && at === stage.indexOf("fill")) fillIn(best.piece);
     if (chosen && at === stage.indexOf("choice")) fillIn(chosen.piece);
@@ -318,7 +318,7 @@ export function mount(element, data, hooks = {}) {
     const end = fillIn(piece), from = svg.querySelector(`.word[data-word="${row}"] text`)?.getBoundingClientRect(),
       goal = end?.getBoundingClientRect();
     if (!end || !from || !goal || still) return;
-    const word = h("div", { class: "stage-fly", "aria-hidden": "true" }, piece.replaceAll("␣", " ").trim());
+    const word = h("div.stage-fly", { "aria-hidden": "true" }, piece.replaceAll("␣", " ").trim());
     root.append(word);
     end.style.opacity = "0";
     word.animate([{ transform: `translate(${from.x}px, ${from.y}px) scale(.55)`, opacity: 0 },

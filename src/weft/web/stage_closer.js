@@ -87,7 +87,7 @@ function headView(stage, attention, { names, keyNames, go, here }) {
     columnNames(keyNames, { x: left, y: top - fs * 0.5, each, here: go === "head" ? here : -1, fs }),
     names.map((name, n) => text(left - 10, ys[n] + fs * 0.35, tokenName(name, 8), n === here ? "mono end bold"
       : "mono end")),
-    s("g", { class: "settled" }, weave(own, { x: left, ys, each, rh, fs, here, numbers: true, go })),
+    s("g.settled", {}, weave(own, { x: left, ys, each, rh, fs, here, numbers: true, go })),
     side && text(W - m - side, fs * 1.5, `The ${heads} heads of this block`, "bold"),
     side && attention.weights.map((weights, k) => {
       const x = W - m - side + (k % grid) * (size + 12), y = fs * 4 + Math.floor(k / grid) * (size + fs * 1.8),

@@ -31,7 +31,7 @@ function fills(stage, parts, endOf, last) {
 }
 
 function stream(shape, grains, { width, height, id }) {
-  const clip = s("clipPath", { id }, s("rect", { class: "wipe", x: 0, y: 0, width, height }));
+  const clip = s("clipPath", { id }, s("rect.wipe", { x: 0, y: 0, width, height }));
   return [s("defs", {}, clip), line(shape, "band-later"), s("g", { "clip-path": `url(#${id})` }, line(shape, "band"),
     grains.map(d => line(d, "grain")))];
 }

@@ -106,8 +106,7 @@ export function chip(label, { x, y, w, h, here, fs }) {
 
 // A norm, or another function of a whole column, as a tall pill.
 export function pill(label, { x, y, w, h, fs }) {
-  return s("g", {}, rect(x, y, w, h, "panel", w / 2), s("text", { class: "middle soft",
-    transform: `translate(${x + w / 2 + fs * 0.35} ${y + h / 2}) rotate(-90)` }, label));
+  return s("g", {}, rect(x, y, w, h, "panel", w / 2), s("text.middle.soft", { transform: `translate(${x + w / 2 + fs * 0.35} ${y + h / 2}) rotate(-90)` }, label));
 }
 
 // Names above columns, turned; only every second where they are close.
@@ -122,7 +121,7 @@ export function columnNames(names, { x, y, each, here, fs, letters = 8 }) {
 // Scores and weights as one matrix: area is size, a hollow cell is negative, a hatched one masked. A row is a query.
 export function weave({ scores, weights }, { x, ys, each, rh, fs, here, numbers = false, go }) {
   const high = Math.min(rh - 6, each * 1.9), most = Math.max(4, largest(scores.flat().filter(Number.isFinite)));
-  return s("g", { class: "weave" }, scores.map((row, i) => {
+  return s("g.weave", {}, scores.map((row, i) => {
     const cells = row.flatMap((score, j) => {
       const middle = x + (j + 0.5) * each, weight = weights[i][j];
       if (score === null) return rect(middle - each / 2 + 2, ys[i] - high * 0.35, each - 4, high * 0.7, "hatch", 2);
@@ -174,6 +173,6 @@ export function formula(source, h) {
   return source.split(/([_^]\{[^}]*\}|`[^`]*`)/).map(each => {
     const inner = each.replace(/^[_^]?[{`]|[}`]$/g, "");
     return each.startsWith("_{") ? h("sub", {}, inner) : each.startsWith("^{") ? h("sup", {}, inner)
-      : each.startsWith("`") ? h("span", { class: "upright" }, inner) : each;
+      : each.startsWith("`") ? h("span.upright", {}, inner) : each;
   });
 }

@@ -43,9 +43,7 @@ function layerPart(stage, layer, number) {
       const sides = [-1, 1].map(sign => [[edge, thick(start)], ...points]
         .map(([y, w]) => `${middle + (sign * w) / 2} ${y}`));
       const band = line(`M${sides[0].join("L")}L${sides[1].reverse().join("L")}z`, "state");
-      const names = gates.map((gate, n) => s("text",
-        { class: "soft",
-        transform: `translate(${box.x + n * each + size / 2 + fs * 0.35} ${first - fs * 0.4}) rotate(-90)` }, gate));
+      const names = gates.map((gate, n) => s("text.soft", { transform: `translate(${box.x + n * each + size / 2 + fs * 0.35} ${first - fs * 0.4}) rotate(-90)` }, gate));
       return [part(`layer/${number}`, `${title}: zoom in`, rect(box.x - 4, box.ys[here] - box.rh(0) / 2,
         box.w - fs * 0.4, box.rh(0), "hit"),
         rect(box.x - 4, box.ys[here] - box.rh(0) / 2 + 1, box.w - fs * 0.4, box.rh(0) - 2, "frame", 6)),

@@ -49,7 +49,7 @@ export function wordsPart(stage, { logits = "Logits", next = "Next token" } = {}
       });
       const names = [...order.map(rank => tokenName(choice.candidates[rank].piece, 12)),
         ...others > 0 ? [`${withCommas(others)} others`] : []];
-      const probabilityRows = names.map((name, n) => s("g", { class: "word", "data-word": n },
+      const probabilityRows = names.map((name, n) => s("g.word", { "data-word": n },
         text(left, y(n) - 5, name, n < order.length ? "mono" : "soft",
           { style: { "font-size": `${fs * (n < order.length ? 1.15 : 1)}px` } }),
         text(box.x + box.w, y(n) - 5, "", "end percent"), rect(left, y(n), room, bar, "track", 1),
@@ -59,7 +59,7 @@ export function wordsPart(stage, { logits = "Logits", next = "Next token" } = {}
         + `C${box.from.x + fs * 2.2} ${box.from.y} ${box.from.x} ${y(n)} ${box.x - 4} ${y(n)}`,
       "thread", { style: { "stroke-width": round(0.8 + 9 * stage.shares[rank]),
         opacity: (0.3 + 0.6 * stage.shares[rank]).toFixed(2) } })) : [];
-      const drawing = at(indexOf("choice"), s("g", { class: "draw", "data-x": round(left), "data-w": round(room) },
+      const drawing = at(indexOf("choice"), s("g.draw", { "data-x": round(left), "data-w": round(room) },
         names.map(() => rect(left, top - fs * 2.2, 0, fs * 0.7, "segment", 0)),
         line(`M${left} ${top - fs * 2.3}l${-fs * 0.4} ${-fs * 0.65}h${fs * 0.8}z`,
           "pointer"),
@@ -109,5 +109,5 @@ export function temperatureSlider(value, change) {
   const output = h("output", {}, value.toFixed(2));
   const input = h("input", { type: "range", min: 0.1, max: 2, step: 0.05, value, "aria-label": "Temperature",
     oninput: () => { output.textContent = Number(input.value).toFixed(2); change(Number(input.value)); } });
-  return h("label", { class: "stage-temperature" }, "T ", input, output);
+  return h("label.stage-temperature", {}, "T ", input, output);
 }

@@ -11,7 +11,7 @@ let page = null; // address, open, models and views of the Explorer
 let known = null;
 let typed = null, given = {}; // a text that replaces the story's, and the text and model of the last slide
 const samples = new Map();
-const bar = h("footer", { class: "story", "aria-label": "Story", hidden: true });
+const bar = h("footer.story", { "aria-label": "Story", hidden: true });
 
 // What the address says: the story, its name and the number of the slide, from 0.
 function told() {
@@ -69,9 +69,9 @@ function draw() {
   const { story, at } = now, slide = story.slides[at], { path } = page.address(), count = story.slides.length;
   const save = button("Save", () => keep(now), { title: "Save the story as one HTML file", class: "story-save" });
   bar.replaceChildren(
-    h("div", { class: "story-says", "aria-live": "polite" }, slide.says.map(line => h("p", {}, line)),
-      path !== slide.view && h("p", { class: "story-lacks" }, "No model here shows this. To train one: ", h("code", {}, slide.train))),
-    h("div", { class: "story-turn" }, !api.savedStory && save,
+    h("div.story-says", { "aria-live": "polite" }, slide.says.map(line => h("p", {}, line)),
+      path !== slide.view && h("p.story-lacks", {}, "No model here shows this. To train one: ", h("code", {}, slide.train))),
+    h("div.story-turn", {}, !api.savedStory && save,
       button("‹", () => turn(-1), { "aria-label": "Previous slide", disabled: at === 0 }),
       h("span", {}, `${at + 1} / ${count}`), button("›", () => turn(1), { "aria-label": "Next slide", disabled: at === count - 1 })));
 }

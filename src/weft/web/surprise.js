@@ -52,12 +52,12 @@ function chart(values, unit, width, max) {
   const x = n => left + step * (n + 0.5);
   const stem = n => (values[n] === null ? "" : `M${x(n).toFixed(1)} ${height - bottom}V${y(values[n]).toFixed(1)}`);
   const thick = Math.max(1, Math.min(12, step - 1.5)).toFixed(1);
-  const chosen = s("path", { class: "surprise-chosen", "stroke-width": thick });
+  const chosen = s("path.surprise-chosen", { "stroke-width": thick });
   const plot = picture(width, height, { class: "surprise-chart", role: "img",
     "aria-label": `Surprisal of each token, up to ${max.toFixed(1)} ${unit}; mean ${mean.toFixed(1)}` },
-  s("path", { class: "surprise-stems", d: values.map((_, n) => stem(n)).join(""), "stroke-width": thick }), chosen,
-  s("path", { class: "surprise-axis", d: `M${left} ${height - bottom}H${width}` }),
-  s("path", { class: "surprise-mean", d: `M${left} ${y(mean).toFixed(1)}H${width}` }),
+  s("path.surprise-stems", { d: values.map((_, n) => stem(n)).join(""), "stroke-width": thick }), chosen,
+  s("path.surprise-axis", { d: `M${left} ${height - bottom}H${width}` }),
+  s("path.surprise-mean", { d: `M${left} ${y(mean).toFixed(1)}H${width}` }),
   s("text", { x: left - 4, y: top + 4, "text-anchor": "end" }, max.toFixed(1)),
   s("text", { x: left - 4, y: height - bottom, "text-anchor": "end" }, "0"));
   const nearest = clientX => {
@@ -80,9 +80,9 @@ function mostSurprising(data, values, unit, choose) {
   const order = values.map((_, n) => n).filter(n => values[n] !== null).sort((a, b) => values[b] - values[a]);
   const texts = data.tokens.map(token => token.text);
   const words = (from, to) => texts.slice(Math.max(0, from), to).join("").replace(/\s+/g, " ");
-  return h("ol", { class: "surprise-most" }, order.slice(0, MAX_LISTED).map(n => {
+  return h("ol.surprise-most", {}, order.slice(0, MAX_LISTED).map(n => {
     const expected = data.guesses[n][0], [space, word] = splitSpace(texts[n]);
-    return h("li", {}, button([h("span", { class: "surprise-number" }, `${shown(values[n])} ${unit}`),
+    return h("li", {}, button([h("span.surprise-number", {}, `${shown(values[n])} ${unit}`),
       h("span", {}, words(n - CONTEXT, n) + space,
         h("b", {}, word.trim() ? word : data.tokens[n].piece), words(n + 1, n + 1 + CONTEXT)),
       soft("expected ", h("code", {}, expected.piece), ` ${percent(expected.probability)}`)],
@@ -96,7 +96,7 @@ function mostSurprising(data, values, unit, choose) {
 export function mount(element, data,
   /** @type {{ unit?: string, place?: any, changed?: (state: any) => void, point?: (place: number) => void, all?: any[] }} */
   { unit = "nats", place, changed = () => {}, point, all = [data] } = {}) {
-  const box = h("div", { class: "surprise" }), nats = surprisals(data);
+  const box = h("div.surprise"), nats = surprisals(data);
   const first = nats.indexOf(Math.max(...nats)); // by default the most surprising one
   let state = { unit: Object.hasOwn(UNITS, unit) ? unit : "nats", place: indexIn(data.tokens, place) ?? first };
   let draw = () => {}, linked = { choose: (_n, _quiet) => {}, light: _places => {} };
@@ -110,7 +110,7 @@ export function mount(element, data,
     const strip = shadedText({ label: "The text, shaded by surprisal", tokens: data.tokens, point,
       choose: n => choose(n) });
     strip.shade(values.map(value => shadeOf(value, top)));
-    const holder = h("div", { class: "surprise-holder" });
+    const holder = h("div.surprise-holder");
     let plot = null;
     const choose = (n, quiet = false) => {
       strip.mark(n);
@@ -135,8 +135,8 @@ export function mount(element, data,
     const header = ["position", "token", state.unit, "probability", "rank", "most probable"];
     box.replaceChildren(summary(data, state.unit), units,
       legend(`surprisal, ${state.unit}`, top, { more: values.some(value => value > top * 1.001) }),
-      h("h3", { class: "unseen" }, "Surprisal by token"), holder,
-      h("div", { class: "surprise-read" }, h("div", {}, strip.element), h("div", {}, details,
+      h("h3.unseen", {}, "Surprisal by token"), holder,
+      h("div.surprise-read", {}, h("div", {}, strip.element), h("div", {}, details,
         h("h3", {}, "Most surprising tokens"), mostSurprising(data, values, state.unit, choose))),
       table({ title: "All tokens as a table", header, rows, text: [0, 1, 5], folds: true }));
     draw();
@@ -174,6 +174,6 @@ export function difference(element, responses, names, choose) {
   strip.shade(values.map(value => Math.sign(value) * shadeOf(value, top)));
   const swatch = (name, kind) => h("span", { class: `shaded-swatch ${kind}`, style: { "--s": 0.7 } }, name);
   element.replaceChildren(h("h2", {}, "Difference"), h("p", {}, `${names[1]}: ${Math.abs(change).toFixed(1)} nats ${
-    change < 0 ? "less" : "more"} for this text than ${names[0]}.`), h("p", { class: "shaded-legend" },
+    change < 0 ? "less" : "more"} for this text than ${names[0]}.`), h("p.shaded-legend", {},
   swatch("B less surprised", "shaded-below"), swatch("B more surprised", "")), strip.element);
 }

@@ -33,7 +33,7 @@ function checkpointSlider(label, info, change) {
 export function chooser({ info, other, models, fits }, { choose, move }) {
   if (!info) return [];
   const chosen = models.length > 1 ? field("Model", select(models.map(({ id }) => [id, id]), info.base, choose))
-    : h("span", { class: "soft" }, info.base);
+    : h("span.soft", {}, info.base);
   if (!fits) return [chosen];
   const several = info.checkpoints.length > 1, own = other?.base === info.base, isOff = other?.off.length > 0;
   const options = [["", "nothing"], ...several ? [["@", "another checkpoint"]] : [],

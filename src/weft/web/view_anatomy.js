@@ -18,7 +18,7 @@ const NGRAM_NOTE = "An n-gram model looks up counts. It has no weights to count,
 const GRAPH_STATE = ["open", "at", "shapes", "backward"];
 const growth = {
   mount(place, { plots }) {
-    const charts = h("div", { class: "charts" });
+    const charts = h("div.charts");
     place.append(charts);
     const drawn = plots.map(plot => chart.mount(charts.appendChild(h("div")), plot));
     return { svg: () => drawn.map(each => each.element), close: () => drawn.forEach(each => each.close()) };
@@ -33,14 +33,14 @@ export async function mount(main, context) {
   const preset = () => presets.some(each => each.name === state.preset) ? state.preset : info ? undefined : "gpt2";
   const kind = () => preset() ? presets.find(each => each.name === preset()).kind : info.kind;
   const thisModel = info ? [["", `${info.id}, this model`]] : [];
-  const place = h("div", { class: "anatomy-place" }), caption = h("p", { class: "soft about" });
+  const place = h("div.anatomy-place"), caption = h("p.soft.about");
   const tabs = Object.entries(SECTIONS).map(([name, label]) =>
     button(label, () => change({ show: name }), { "data-show": name }));
   main.append(
-    h("div", { class: "fields" },
+    h("div.fields", {},
       field("Architecture", select([...thisModel, ...presets.map(({ name }) => [name, name])], preset() ?? "",
         name => change({ preset: name || undefined }))),
-      h("div", { class: "anatomy-tabs", role: "group", "aria-label": "Section" }, tabs)),
+      h("div.anatomy-tabs", { role: "group", "aria-label": "Section" }, tabs)),
     place, caption,
     saveTools({ name: `anatomy-${preset() ?? info?.id}`, svg: () => drawn?.svg() ?? place, command }));
 

@@ -35,7 +35,7 @@ export async function mount(main, context) {
     context.set({ study: name, x: undefined, hidden: undefined }, { push: true });
     show();
   });
-  main.append(h("div", { class: "fields" }, field("Comparison", choice)), place,
+  main.append(h("div.fields", {}, field("Comparison", choice)), place,
     saveTools({ name: "compare", command: () => shown?.command || COMMANDS[0],
       svg: () => charts.length ? charts.map(each => each.element) : place }));
 
@@ -49,8 +49,8 @@ export async function mount(main, context) {
   function losses(panels) {
     if (!panels.length) return null;
     const current = () => panels.find(each => labelOf(each) === state.x) ?? panels[0];
-    const section = h("section", { "aria-label": "Loss" }), into = h("div", { class: "compare-losses" });
-    const caption = h("p", { class: "soft about" }), hidden = () => state.hidden?.split("\n") ?? [];
+    const section = h("section", { "aria-label": "Loss" }), into = h("div.compare-losses");
+    const caption = h("p.soft.about"), hidden = () => state.hidden?.split("\n") ?? [];
     const axes = panels.map(each => button(labelOf(each), () => {
       context.set({ x: each === panels[0] ? undefined : labelOf(each) });
       fill();
@@ -64,7 +64,7 @@ export async function mount(main, context) {
       drawn = draw(into, { ...panel.plots[0], size: LOSS_SIZE, hidden: hidden() },
         { hidden: names => context.set({ hidden: names.join("\n") || undefined }) });
     };
-    section.append(h("div", { class: "compare-axes", role: "group", "aria-label": "Bits per byte against" },
+    section.append(h("div.compare-axes", { role: "group", "aria-label": "Bits per byte against" },
       soft("Bits per byte against "), axes), into, caption);
     return { section, fill };
   }
@@ -75,7 +75,7 @@ export async function mount(main, context) {
     const rows = Object.entries(settings).map(([key, values]) => [key, ...names.map(name => values[name] ?? "")]);
     const columns = [...names.keys(), names.length];
     return [
-      named.length > 0 && h("ul", { class: "compare-differs" }, named.map(each =>
+      named.length > 0 && h("ul.compare-differs", {}, named.map(each =>
         h("li", {}, h("b", {}, each.name), " ", h("code", {}, each.differs)))),
       rows.length > 0 && fold(`Settings that differ: ${rows.length}`,
         table({ header: ["setting", ...names], rows: rows.slice(0, 400), text: columns, folds: false })),
@@ -102,28 +102,28 @@ export async function mount(main, context) {
 
   function fillPlace(data) {
     const curves = losses(data.panels.filter(each => LOSS_PANELS.test(each.name)));
-    place.append(h("h2", {}, data.title), h("p", { class: "lead" }, data.result), curves?.section ?? "");
+    place.append(h("h2", {}, data.title), h("p.lead", {}, data.result), curves?.section ?? "");
     curves?.fill();
     const others = data.panels.filter(each => !LOSS_PANELS.test(each.name));
-    const open = others.filter(each => !FOLDED.includes(each.name)), pair = h("div", { class: "charts" });
+    const open = others.filter(each => !FOLDED.includes(each.name)), pair = h("div.charts");
     place.append(pair);
     for (const panel of open) {
-      const figure = h("figure", { class: "compare-figure" });
+      const figure = h("figure.compare-figure");
       pair.append(figure);
       for (const plot of panel.plots) draw(figure, plot);
-      figure.append(h("figcaption", { class: "soft" }, panel.about));
+      figure.append(h("figcaption.soft", {}, panel.about));
     }
     place.append(...data.tables.map(table), ...contenders(data).flat().filter(Boolean));
     for (const panel of others.filter(each => FOLDED.includes(each.name))) place.append(small(panel));
     place.append(fold("Method", facts(Object.entries(data.facts ?? {})),
-      h("ul", { class: "about notes" }, data.notes.map(line => h("li", {}, line)))));
+      h("ul.about.notes", {}, data.notes.map(line => h("li", {}, line)))));
   }
 
   // Many small charts, drawn when they become visible.
   function small(panel) {
-    const into = h("div", { class: "charts small" });
+    const into = h("div.charts.small");
     const folded = fold(`Learning rates: ${panel.plots.length} charts`,
-      h("p", { class: "soft about" }, panel.about), into);
+      h("p.soft.about", {}, panel.about), into);
     folded.addEventListener("toggle", () => {
       if (into.childNodes.length) return;
       for (const plot of panel.plots) draw(into, { ...plot, controls: false });

@@ -71,14 +71,14 @@ class Home {
   }
 
   nothing() {
-    const line = (text, ...explained) => h("li", {}, h("div", { class: "home-command" }, h("code", { tabindex: 0 }, text),
-      button("Copy", event => copyText(event.target, text))), h("p", { class: "soft" }, ...explained));
+    const line = (text, ...explained) => h("li", {}, h("div.home-command", {}, h("code", { tabindex: 0 }, text),
+      button("Copy", event => copyText(event.target, text))), h("p.soft", {}, ...explained));
     const timer = setInterval(async () => {
       const models = await this.context.refresh().catch(() => []);
       if (models.length) this.context.go("");
     }, WAIT_MS);
     this.opened.push({ close: () => clearInterval(timer) });
-    return h("section", { class: "home-empty" }, h("h2", { class: "home-title" }, "No model here yet"),
+    return h("section.home-empty", {}, h("h2.home-title", {}, "No model here yet"),
       h("p", {}, "Type one of these in a terminal, in the folder where you started weft. ",
         "The model appears on this page with its first checkpoint."),
       h("ul", {},
@@ -90,14 +90,14 @@ class Home {
   first() {
     const { context } = this, able = this.models.filter(model => model.continues && !model.chat);
     const model = able.find(each => each.heads) ?? able[0];
-    const steps = h("nav", { class: "home-steps", "aria-label": "Start here" });
+    const steps = h("nav.home-steps", { "aria-label": "Start here" });
     if (!model) {
       this.drawSteps(steps, this.models[0]);
-      return h("section", { class: "home-first" }, h("div", {}, h("h2", { class: "home-title" }, "Start here")), steps);
+      return h("section.home-first", {}, h("div", {}, h("h2.home-title", {}, "Start here")), steps);
     }
     const area = h("textarea", { rows: 1, spellcheck: "false", dir: "auto", class: "home-sentence",
       "aria-label": "Text to continue", maxlength: 400 });
-    const rows = h("div", { class: "home-candidates", role: "group", "aria-label": "Most probable next tokens" });
+    const rows = h("div.home-candidates", { role: "group", "aria-label": "Most probable next tokens" });
     const load = latest(context, rows, async (signal, token) => {
       const tokens = token ? [token.id] : [];
       const body = { model: model.id, input: area.value, tokens, temperature: 1, seed: 0, top: CANDIDATES,
@@ -114,7 +114,7 @@ class Home {
       const focused = [...rows.children].indexOf(document.activeElement);
       rows.replaceChildren(...top.map(each => {
         const p = Math.exp(each.logprob);
-        return button([h("bdi", {}, each.text), h("span", { class: "home-bar" },
+        return button([h("bdi", {}, each.text), h("span.home-bar", {},
           h("span", { style: { "--p": p / Math.exp(top[0].logprob) } })), h("span", {}, percent(p))], () => load(each),
         { class: "home-candidate", title: `Continue with ${each.text}` });
       }));
@@ -128,9 +128,9 @@ class Home {
       return load();
     }).catch(error => context.fail(error));
     this.drawSteps(steps, model);
-    return h("section", { class: "home-first" },
-      h("div", {}, h("h2", { class: "home-title" }, "What comes next?"), area,
-        rows, h("p", { class: "soft" }, "Predictions of ", h("b", {}, model.id),
+    return h("section.home-first", {},
+      h("div", {}, h("h2.home-title", {}, "What comes next?"), area,
+        rows, h("p.soft", {}, "Predictions of ", h("b", {}, model.id),
           ". Choose one to continue, or type a text of your own.")), steps);
   }
 
@@ -159,7 +159,7 @@ class Home {
   }
 
   cards() {
-    const grid = h("div", { class: "home-cards" });
+    const grid = h("div.home-cards");
     const more = button(`Show all ${this.models.length} models`, () => show(this.models.length));
     const observer = new IntersectionObserver(entries => {
       for (const { isIntersecting, target } of entries) {
@@ -182,7 +182,7 @@ class Home {
   }
 
   card(model) {
-    const { views, link } = this.context, sample = h("div", { class: "home-sample", "aria-live": "off" }, soft("…"));
+    const { views, link } = this.context, sample = h("div.home-sample", { "aria-live": "off" }, soft("…"));
     const sizes = [model.parameters > 0 && `${abbreviate(model.parameters)} parameters`,
       model.layers && (model.layers === 1 ? "1 layer" : `${model.layers} layers`), model.heads && `${model.heads} heads`];
     const shown = views.filter(view => view.ofText && !view.lacks(model));
@@ -195,11 +195,11 @@ class Home {
       }).finally(() => sample.removeAttribute("aria-busy"));
     };
     const again = button("↻", write, { class: "home-again", title: "Another sample", "aria-label": `Another sample of ${model.id}` });
-    const card = h("article", { class: "home-card" },
+    const card = h("article.home-card", {},
       h("header", {}, h("h3", {}, h("a", { href: link(home.path, { model: model.id }) }, model.id)), model.continues && again),
-      h("p", { class: "soft home-kind" }, KINDS[model.kind] ?? capitalised(model.kind), h("br"), sizes.filter(Boolean).join(" · ")),
+      h("p.soft.home-kind", {}, KINDS[model.kind] ?? capitalised(model.kind), h("br"), sizes.filter(Boolean).join(" · ")),
       sample, h("p", {}, GOOD_AT[model.objective] ?? `${capitalised(model.makes)}.`),
-      h("p", { class: "home-views" }, shown.map(view => h("a", { href: link(view.path, { model: model.id }) }, view.title))));
+      h("p.home-views", {}, shown.map(view => h("a", { href: link(view.path, { model: model.id }) }, view.title))));
     card.addEventListener("seen", () => {
       if ((model.parameters ?? 0) <= LIVE_PARAMETERS) write();
       else sample.replaceChildren(button("Write a sample", write));
@@ -215,11 +215,11 @@ class Home {
       const age = Math.max(0, now - run.changed), unit = age < 60 ? 1 : age < 3600 ? 60 : 360;
       const facts = [STATES[run.state] ?? run.state, run.best_text, `${duration(Math.round(age / unit) * unit)} ago`];
       const place = h("div");
-      return { run, place, card: h("article", { class: "home-run" },
+      return { run, place, card: h("article.home-run", {},
         h("h3", {}, h("a", { href: link("runs", { runs: encodeURIComponent(run.name) }) }, run.name)),
-        h("p", { class: "soft" }, facts.filter(Boolean).join(" · ")), place) };
+        h("p.soft", {}, facts.filter(Boolean).join(" · ")), place) };
     });
-    this.runs.replaceChildren(h("h2", {}, "Latest runs"), h("div", { class: "home-curves" }, places.map(each => each.card)),
+    this.runs.replaceChildren(h("h2", {}, "Latest runs"), h("div.home-curves", {}, places.map(each => each.card)),
       h("p", {}, h("a", { href: link("runs", {}) }, "All runs")));
     await Promise.all(places.map(({ run, place }) => this.curve(run, place)));
   }

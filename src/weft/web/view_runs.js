@@ -48,10 +48,10 @@ class Runs {
     this.zoom = range?.length === 2 && range[0] < range[1] ? range : null;
     this.list = scrollRegion("Runs");
     this.list.classList.add("runs-scroll");
-    this.status = h("p", { class: "soft", role: "status" });
-    this.notes = h("div", { class: "runs-notes" });
-    this.grid = h("div", { class: "charts" });
-    this.curves = h("section", {}, h("h2", { class: "unseen" }, "Curves"), this.controls(), this.notes, this.grid);
+    this.status = h("p.soft", { role: "status" });
+    this.notes = h("div.runs-notes");
+    this.grid = h("div.charts");
+    this.curves = h("section", {}, h("h2.unseen", {}, "Curves"), this.controls(), this.notes, this.grid);
     this.samples = h("section");
     this.recipes = h("section");
     this.events = h("section");
@@ -176,7 +176,7 @@ class Runs {
       set({ sort: value === "changed" ? undefined : value });
       this.showList();
     });
-    return h("div", { class: "fields" }, field("Find", find), field("Sort by", sort));
+    return h("div.fields", {}, field("Find", find), field("Sort by", sort));
   }
 
   showList() {
@@ -224,7 +224,7 @@ class Runs {
       this.showCurves();
     });
     this.resetZoom = button("Reset zoom", () => this.zoomTo(null));
-    return h("div", { class: "fields" }, field("Horizontal axis", axis), field("Smoothing", smooth),
+    return h("div.fields", {}, field("Horizontal axis", axis), field("Smoothing", smooth),
       box("log x", "logx"), box("log y", "logy"), this.resetZoom);
   }
 
@@ -253,7 +253,7 @@ class Runs {
     }
     this.resetZoom.hidden = !this.zoom;
     const notes = runs.length ? runs.flatMap(run => this.notesOf(run, x)) : ["Select a run."];
-    this.notes.replaceChildren(...notes.filter(Boolean).map(note => h("p", { class: "soft" }, note)));
+    this.notes.replaceChildren(...notes.filter(Boolean).map(note => h("p.soft", {}, note)));
   }
 
   addChart(data) {
@@ -290,7 +290,7 @@ class Runs {
     const steps = [...new Set(runs.flatMap(run => run.samples.map(each => each.step)))].sort((a, b) => a - b);
     const places = runs.some(run => run.final.length) ? [...steps, "end"] : steps, last = places.length - 1;
     const selected = places.findIndex(place => String(place) === state.at);
-    const texts = h("div", { class: "runs-texts" }), output = h("output");
+    const texts = h("div.runs-texts"), output = h("output");
     const draw = place => {
       output.textContent = place === "end" ? "at the end" : `at step ${withCommas(place)}`;
       texts.replaceChildren(...runs.map(run => sampleOf(run, place, runs.length > 1)));
@@ -303,7 +303,7 @@ class Runs {
       } });
     const focused = this.samples.contains(document.activeElement);
     this.samples.replaceChildren(...runs.length ? [h("h2", {}, "Samples"),
-      h("div", { class: "fields", hidden: last < 1 }, field("Step", slider, output)), texts] : []);
+      h("div.fields", { hidden: last < 1 }, field("Step", slider, output)), texts] : []);
     if (focused) slider.focus();
     if (runs.length) draw(places[Number(slider.value)]);
   }

@@ -35,22 +35,22 @@ export async function mount(main, context) {
     top_p: state.top_p === "off" ? null : real(state.top_p) ?? usual.top_p });
   const writes = info.continues || info.writes;
 
-  const status = h("p", { class: "soft step-status", role: "status" }), body = h("div", { class: "step-body" });
+  const status = h("p.soft.step-status", { role: "status" }), body = h("div.step-body");
   const { places, element } = other ? panes(models, NOTE) : { places: [body], element: null };
-  const tokens = h("div", { class: "step-follow" });
+  const tokens = h("div.step-follow");
   const answer = translate && answerSelect(context, translate.beams, () => {
     target = "";
     context.set({ place: undefined, threads: undefined });
     renew({ stage: "tokens" });
   });
-  const cuts = writes && h("div", { class: "fields" },
+  const cuts = writes && h("div.fields", {},
     slider("Top-k", { min: 1, max: MAX_TOP_K + 1, step: 1, value: settings().top_k ?? MAX_TOP_K + 1,
       format: k => (k > MAX_TOP_K ? "off" : String(k)), change: k => changed({ ...settings(), top_k: k > MAX_TOP_K
         ? null : k }) }),
     slider("Top-p", { min: 0.05, max: 1, step: 0.01, value: settings().top_p ?? 1,
       format: p => (p >= 1 ? "off" : p.toFixed(2)), change: p => changed({ ...settings(), top_p: p >= 1 ? null
         : p }) }));
-  main.append(...[body, h("div", { class: "step-below" }, status, h("div", { class: "fields" }, tokens, answer), cuts),
+  main.append(...[body, h("div.step-below", {}, status, h("div.fields", {}, tokens, answer), cuts),
     saveTools({ svg: () => stages.map(each => each.svg()), name: `step-${info.id}`,
       command: () => explainCommand(info, "step", { text, target: target ?? undefined },
         ...["place", "layer"].map(name => state[name] && `--${name} ${state[name]}`)) })].filter(Boolean));

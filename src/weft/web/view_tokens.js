@@ -21,8 +21,8 @@ export async function mount(main, context) {
     tokenize(box.value);
   }), { id: "tokens-text", maxlength: MAX_LENGTH });
   box.value = state.text ?? EXAMPLE;
-  const list = h("div", { class: "tokens-list" }), totals = h("div", { class: "tokens-counts" });
-  const facts = h("p", { class: "tokens-facts", "aria-live": "polite" });
+  const list = h("div.tokens-list"), totals = h("div.tokens-counts");
+  const facts = h("p.tokens-facts", { "aria-live": "polite" });
   let tokenizers = [];
 
   const tokenize = latest(context, list, async (ending, text) => {
@@ -51,7 +51,7 @@ export async function mount(main, context) {
       if (each !== piece && each.token.start < to && each.token.end > start) each.classList.add("tokens-same");
     }
     const entry = token.token === token.text ? [] : [", in the vocabulary ", h("code", {}, h("bdi", {}, token.token))];
-    return facts.replaceChildren(h("bdi", { class: "write-piece" }, token.text), ` is token ${token.id}`, ...entry,
+    return facts.replaceChildren(h("bdi.write-piece", {}, token.text), ` is token ${token.id}`, ...entry,
       piece.classList.contains("tok-unknown") ? "; the unknown token"
         : `; bytes ${token.bytes.match(/../g)?.join(" ") ?? "none"}`,
       `; characters ${start} to ${Math.max(start, to - 1)}.`);
@@ -69,7 +69,7 @@ const nameOf = each => each.models.length ? each.models.join(", ")
   : `${NAMES[each.kind]}${each.kind === "byte" ? "" : ", trained on this text"}`;
 
 function sectionOf(each, mark) {
-  const pieces = h("p", { class: "tok-pieces", role: "group", "aria-label": nameOf(each), dir: "auto" });
+  const pieces = h("p.tok-pieces", { role: "group", "aria-label": nameOf(each), dir: "auto" });
   each.tokens.forEach((token, place) => {
     const piece = h("span", { class: `tok-piece tok-${token.id === each.unknown ? "unknown" : place % 4}`,
       tabindex: -1, role: "button",
@@ -82,10 +82,10 @@ function sectionOf(each, mark) {
   roving(pieces, () => [...pieces.querySelectorAll(".tok-piece")]);
   const more = each.count - each.tokens.length;
   const kind = each.models.length ? ` ${NAMES[each.kind]}, ${withCommas(each.vocab_size)} in the vocabulary` : "";
-  return h("section", { class: "tok-row" }, h("h2", { class: "tokens-name" }, h("bdi", {}, nameOf(each))),
+  return h("section.tok-row", {}, h("h2.tokens-name", {}, h("bdi", {}, nameOf(each))),
     soft(`${withCommas(each.count)} ${each.count === 1 ? "token" : "tokens"}${kind && `;${kind}`}`),
     each.error ? h("p", {}, each.error) : pieces,
-    more > 0 && h("p", { class: "soft" }, `… and ${withCommas(more)} more`));
+    more > 0 && h("p.soft", {}, `… and ${withCommas(more)} more`));
 }
 
 function counts(tokenizers, characters, bytes) {

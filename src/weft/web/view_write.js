@@ -108,36 +108,36 @@ class Writer {
       { id: "write-prompt", rows: 2, placeholder: this.chats || this.info.writes ? undefined
         : "Leave empty to let the model begin" });
     this.prompt = area;
-    this.text = h("div", { class: "write-text", role: "listbox", "aria-label": textLabel,
+    this.text = h("div.write-text", { role: "listbox", "aria-label": textLabel,
       "aria-orientation": "horizontal", dir: "auto" });
-    this.caret = h("span", { class: "write-caret", role: "option", tabindex: 0, "aria-selected": "true",
+    this.caret = h("span.write-caret", { role: "option", tabindex: 0, "aria-selected": "true",
       "aria-label": "the next token" });
     this.stopButton = button("Stop", () => this.stop());
     this.continueButton = button("Continue", () => this.continue());
     this.restartButton = button("Restart", () => this.reset());
     this.sendButton = this.chats && button("Send", () => this.nextTurn());
-    this.state = h("span", { class: "soft", role: "status" });
-    this.treeBox = h("section", { class: "write-tree", hidden: true, "aria-label": "Branches" });
+    this.state = h("span.soft", { role: "status" });
+    this.treeBox = h("section.write-tree", { hidden: true, "aria-label": "Branches" });
     const id = uniqueId();
     this.heading = h("h2", { id }, "The next token");
-    this.facts = h("p", { class: "write-facts", "aria-live": "polite" });
-    this.rows = h("div", { class: "write-rows", role: "group", "aria-labelledby": id });
-    this.sum = h("p", { class: "soft write-sum" });
+    this.facts = h("p.write-facts", { "aria-live": "polite" });
+    this.rows = h("div.write-rows", { role: "group", "aria-labelledby": id });
+    this.sum = h("p.soft.write-sum");
     this.transcript = h("div");
     const mode = this.info.chat && !this.info.writes && h("p", {}, button(this.chats ? "Complete a text instead"
       : "Chat instead", () => this.context.go("write", { mode: this.chats ? "complete" : undefined })));
-    const label = h("p", { class: "soft write-label" }, textLabel);
-    const place = h("section", { class: "write-place" }, this.heading, this.facts, this.rows, this.sum);
+    const label = h("p.soft.write-label", {}, textLabel);
+    const place = h("section.write-place", {}, this.heading, this.facts, this.rows, this.sum);
     this.pane?.append(this.text, this.state, this.treeBox, place);
     this.main.append(
-      h("div", { class: "write-columns" },
-        h("div", { class: "write-main" }, mode, this.transcript, field, !this.pane && [label, this.text],
-          h("div", { class: "fields" }, this.stopButton, this.continueButton, this.restartButton, this.sendButton,
+      h("div.write-columns", {},
+        h("div.write-main", {}, mode, this.transcript, field, !this.pane && [label, this.text],
+          h("div.fields", {}, this.stopButton, this.continueButton, this.restartButton, this.sendButton,
             !this.pane && this.state),
-          h("p", { class: "soft write-hint" }, "The stronger its shade, the more surprising a token was to the model. "
+          h("p.soft.write-hint", {}, "The stronger its shade, the more surprising a token was to the model. "
             + "Point at one or use the arrow keys to see alternatives.",
           this.pane && " The first token that differs is underlined."), !this.pane && this.treeBox),
-        h("aside", { class: "write-side", "aria-label": "Sampling settings" },
+        h("aside.write-side", { "aria-label": "Sampling settings" },
           controls(this.context.state, this.known, changes => this.changed(changes)), !this.pane && place)),
       saveTools({ name: "write", svg: () => [this.text, !this.treeBox.hidden && this.treeBox],
         command: () => command(this.info, this.settings, this.known,
@@ -381,7 +381,7 @@ class Writer {
   }
 
   drawTurns() {
-    this.transcript.replaceChildren(...this.turns.map((text, turn) => h("div", { class: "write-turn" },
+    this.transcript.replaceChildren(...this.turns.map((text, turn) => h("div.write-turn", {},
       h("b", {}, turn % 2 ? "The model" : "You"), h("p", { dir: "auto" }, text))));
   }
 

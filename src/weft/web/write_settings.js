@@ -52,7 +52,7 @@ const labelOf = name => capitalised(name.replaceAll("_", "-"));
 
 // The form. `change({ temperature: "0.5" })` is called with the changed values, as in the address.
 export function controls(state, known, change) {
-  const { usual } = known, box = h("div", { class: "write-settings" });
+  const { usual } = known, box = h("div.write-settings");
   const set = name => value => change({ [name]: value === usual[name] ? undefined : value });
   const number = (setting, value, props, { label = labelOf(setting), key = setting } = {}) => field(label, h("input",
     { type: "number", value, step: 1, title: known[setting].description, ...props,
@@ -74,14 +74,14 @@ export function controls(state, known, change) {
     });
     box.replaceChildren(
       field("Method", select(Object.entries(MODES), how, value => { set("how")(value); draw(); })),
-      h("p", { class: "soft write-usual" }, "Default: ", usualLabel(usual), differs.length > 0
+      h("p.soft.write-usual", {}, "Default: ", usualLabel(usual), differs.length > 0
         && [" ", button("Use the default", () => { change(Object.fromEntries(differs.map(name => [name]))); draw(); })]),
       ...how === "draw" ? [
         slide("temperature", shown.temperature),
         number("top_k", shown.top_k || "", { min: 0, placeholder: "off" }),
         slide("top_p", shown.top_p),
         slide("min_p", shown.min_p),
-        h("div", { class: "write-seed" }, seeds, another)] : [],
+        h("div.write-seed", {}, seeds, another)] : [],
       ...how === "beam" ? [number("beams", beams, { min: 1, max: MAX_BEAMS })] : [],
       number("max_tokens", length, { min: 1, max: MAX_TOKENS }, { label: "Max. tokens", key: "length" }));
   };
