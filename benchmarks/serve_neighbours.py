@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -26,12 +27,14 @@ from typing import Any, NamedTuple
 import httpx
 from tests.serve.tool_models import write_models
 
+import weft
 from serve_fuzz import RUNS, address
 from weft.serve.config import Limits
 
-WRITERS = ("gpt", "lstm", "ngram", "hermes", "pairs", "bahdanau")
+WRITERS = ("gpt", "long", "lstm", "ngram", "hermes", "pairs", "bahdanau")
 SENTENCE = "A tale is told, and then another one.\n"
 TOKENS = Limits().max_input_tokens
+TEXTS = ("input", "other", "second")  # fields of a view's body
 SETTLE_SECONDS = 0.2  # of two-token requests alone, before a heavy one
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -107,16 +110,23 @@ def cases() -> dict[str, Request]:
         add(f"{model}: next", "/v1/next", model=model, input=text(TOKENS), top=1000, logprobs=True)
         add(f"{model}: write", "/v1/write", model=model, input=text(TOKENS), max_tokens=4096, top=20)
         add(f"{model}: embeddings", "/v1/embeddings", model=model, input=[text(64)] * 2048)
-        for view in ("attention", "heads", "lens", "saliency", "search", "surprise"):
-            add(f"{model}: view {view}", f"/v1/explain/{view}", model=model, input=text(4000))
-    branching = {"beams": 16, "steps": 20}
-    add("view search, most branches", "/v1/explain/search", model="gpt", input=text(4000), settings=branching)
-    heads = [["decoder", layer, 0] for layer in range(4096)]
-    add("view step", "/v1/explain/step", model="gpt", input=text(4000))
-    add("view maps", "/v1/explain/maps", model="gpt", input=text(4000))
-    add("view without heads", "/v1/explain/without_heads", model="gpt", input=text(4000), heads=heads)
-    for model in ("classify", "twins", "score"):
-        add(f"{model}: prediction", "/v1/explain/prediction", model=model, input=text(4000), second=text(4000))
+    longest = text(4000)
+    for model in ("long", "lstm", "ngram", "pairs", "bahdanau", "masked-next"):
+        for view in ("attention", "heads", "lens", "saliency", "search", "surprise", "step", "maps", "pair"):
+            body = {} if view == "pair" else {"input": longest}
+            add(f"{model}: view {view}", f"/v1/explain/{view}", model=model, **body)
+        for ability in ("agreement", "induction"):
+            add(f"{model}: {ability}", "/v1/abilities", model=model, ability=ability, questions=100)
+    branching = {"beams": 10}
+    add("view search, most branches", "/v1/explain/search", model="long", input=longest, settings=branching)
+    for model in ("long", "lstm"):
+        other = longest[:6] + "b" + longest[7:]
+        add(f"{model}: view patch", "/v1/explain/patch", model=model, input=longest, other=other, answer=["a", "b"])
+    heads = [["decoder", layer, 0] for layer in range(4)]
+    add("view without heads", "/v1/explain/without_heads", model="long", input=longest, heads=heads)
+    for model in ("classify", "score"):
+        add(f"{model}: prediction", "/v1/explain/prediction", model=model, input=longest)
+    add("twins: prediction", "/v1/explain/prediction", model="twins", input=longest, second=longest)
     for model in ("pairs", "bahdanau"):
         add(f"{model}: translate", "/v1/translate", model=model, input=[text(60)] * 2048, beams=64)
         add(f"{model}: /v1/beams", "/v1/beams", model=model, input=text(4000), beams=64, max_tokens=4096)
@@ -189,6 +199,8 @@ def server(seconds: float) -> Iterator[tuple[str, int]]:
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(RUNS, f"{folder}/runs")
         shutil.copytree(write_models(Path(folder, "tools")), f"{folder}/runs", dirs_exist_ok=True)
+        changes = {"steps": 1, "tokenizer": "char", "model.context": 2048, "batch.length": 64}
+        weft.train("llama-tiny", data="builtin:python", run=f"{folder}/runs/long", changes=changes)
         log = Path(folder, "log")
         command = [sys.executable, "-m", "weft", "serve", f"{folder}/runs", "--port", "0", "--timeout", str(seconds)]
         with log.open("w") as stderr:
@@ -203,6 +215,19 @@ def server(seconds: float) -> Iterator[tuple[str, int]]:
 def processor_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def within_limit(url: str, request: Request) -> Request:
+    """Cut the texts of a view to the longest that it takes, which its refusals name."""
+    while request.path.startswith("/v1/explain/") and isinstance(request.body, dict):
+        answer = httpx.post(url + request.path, json=request.body, timeout=60)
+        found = re.search(r"(?:takes|shown of|reads)(?: at most)? ([\d,]+)", answer.text)
+        texts = {name: value for name, value in request.body.items() if name in TEXTS}
+        if answer.status_code != 400 or found is None or not texts:
+            break
+        end = min(int(found[1].replace(",", "")), *map(len, texts.values())) - 2  # two tokens mark the ends
+        request = request._replace(body=request.body | {name: value[:end] for name, value in texts.items()})
+    return request
 
 
 async def measure(url: str, pid: int, request: Request, seconds: float) -> tuple[str, float, list[Wait]]:
@@ -252,6 +277,7 @@ def main() -> None:
         for name, request in cases().items():
             if options.only and not any(part in name for part in options.only):
                 continue
+            request = within_limit(url, request)
             status, took, waits = asyncio.run(measure(url, pid, request, options.seconds))
             longest = max(waits)
             rows.append((longest, name))

@@ -40,7 +40,7 @@ from weft.nn.block import Block
 from weft.nn.feedforward import Gated, Plain
 from weft.nn.recurrent import single_layers
 from weft.nn.scaled_dot_product import Probabilities, changed
-from weft.progress import pausing
+from weft.progress import pause, pausing
 
 Change = Callable[[Tensor], Tensor]
 BY_STEP, ONCE = ("attention", "decoder"), ("attention.probabilities", "attention.keys")  # of a Bahdanau model
@@ -125,6 +125,7 @@ def capture(
                 stack.enter_context(_cell_hooks(tap.module, cells[tap.module]))
             cells[tap.module][tap.cell] = through
         yield captured
+    pause()
 
 
 def without_head(*heads: int) -> Change:

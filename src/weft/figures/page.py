@@ -10,6 +10,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
+import numpy as np
 from jinja2 import Environment, Template
 from markupsafe import Markup
 
@@ -125,6 +126,8 @@ def web_files() -> dict[str, str]:
 
 def as_json(value: Any) -> Any:
     """Convert a value to JSON data: arrays become lists, dataclasses and named tuples objects, NaN and ∞ null."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and np.isfinite(value).all():
+        return value.tolist()
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, float):

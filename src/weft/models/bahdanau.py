@@ -18,6 +18,7 @@ from weft.nn.init import reset_recurrent
 from weft.nn.loss import Readout, VocabShard
 from weft.nn.recurrent import InterLayerDropout, read, read_masked, recurrence, state_parts
 from weft.nn.scaled_dot_product import Probabilities
+from weft.progress import pause
 
 
 class Encoded(NamedTuple):
@@ -164,6 +165,8 @@ class Bahdanau(LanguageModel):
         inputs = self.dropout(self.embedding(tokens), rng)
         states, contexts, probabilities = [], [], []
         for t in range(tokens.shape[1]):
+            if t and not self.training:
+                pause()
             context, a = self.attention(state[0, -1], source)
             x = torch.cat([inputs[:, t], context], dim=-1)
             drop = self.between_decoder.drop(rng, tokens.is_cuda, begin=t)

@@ -35,7 +35,8 @@ VIEW_OPTIONS = {
 }  # other views take a target only
 MAX_EXPLAINED = 4000  # characters of a text to explain: attention maps grow with its square
 MIN_EXPLAINED_TOKENS = 64
-MAX_MAP_ELEMENTS = 1 << 24  # attention probabilities of all heads in one response
+MAX_MAP_ELEMENTS = 1 << 23  # attention probabilities of all heads in one response, packed
+MAX_JSON_ELEMENTS = 1 << 21  # the same, as numbers in JSON
 PASS_FLOPS, PASS_FLOPS_ON_CUDA = 10**11, 10**13  # that take about a second
 PATCH_SECONDS, MIN_PATCHED_TOKENS = 20, 16  # time that patching may take, and tokens that it always takes
 MAX_STEPS = 1024  # tokens that a recurrent model reads in about a second, one after another
@@ -225,14 +226,14 @@ def _check_length(
             )
 
 
-def max_explained_tokens(run: Run) -> int:
+def max_explained_tokens(run: Run, map_elements: int = MAX_MAP_ELEMENTS) -> int:
     """Return the number of tokens of a text to explain, whose pass takes about a second, with all attention maps."""
     parameters = sum(parameter.numel() for parameter in run.model.parameters())
     flops = PASS_FLOPS_ON_CUDA if device_of(run.model).type == "cuda" else PASS_FLOPS
     config = run.model.config
     most = MAX_STEPS
     if isinstance(config, TransformerConfig):
-        most = math.isqrt(MAX_MAP_ELEMENTS // (config.layers * config.attention.heads))
+        most = math.isqrt(map_elements // (config.layers * config.attention.heads))
     return max(MIN_EXPLAINED_TOKENS, min(flops // max(1, 2 * parameters), most))
 
 
@@ -245,6 +246,12 @@ def _max_patched_tokens(run: Run) -> int:
     return max(MIN_PATCHED_TOKENS, min(max_explained_tokens(run), math.isqrt(flops // max(1, per_token))))
 
 
+MAX_TOKENS: dict[str, Callable[[Run], int]] = {  # of a text, for views that take less than others
+    "attention": partial(max_explained_tokens, map_elements=MAX_JSON_ELEMENTS),
+    "patch": _max_patched_tokens,
+}
+
+
 @router.post("/v1/explain/{view}")
 async def explain(request: Request, view: View, body: schema.ExplainBody) -> Response:
     """Return the values of a view of `weft explain`, for a model and a text."""
@@ -255,7 +262,7 @@ async def explain(request: Request, view: View, body: schema.ExplainBody) -> Res
             raise RefusedError(400, f"{name}: the view '{view}' has no such option; leave it out", param=name)
 
     def function(model: ServedModel, body: schema.ExplainBody) -> dict[str, Any]:
-        _check_length(model, body, _max_patched_tokens(model.run) if view == "patch" else None)
+        _check_length(model, body, MAX_TOKENS.get(view, max_explained_tokens)(model.run))
         return {view: getattr(model.run.explain, view)(body.input, **options).data()}
 
     return await call_model(request, body, function)
