@@ -35,7 +35,7 @@ const GOOD_AT = {
 // the first steps of a person who has never seen a language model; the first of `views` that the model has is opened
 const STEPS = [
   { views: ["step"], label: "Watch one prediction", about: "Every step, down to a single number." },
-  { views: ["attention", "surprise"], label: "See what it looks at", about: "What each attention head reads." },
+  { views: ["attention", "surprise"], label: "See what it looks at", about: "What each token attends to." },
   { views: ["surprise", "predict"], label: "Find what surprises it",
     about: "Tokens shaded by how unexpected they were." },
   { views: ["write", "predict"], label: "Let it write", about: "Choose another token and see where it leads." },
