@@ -1,10 +1,10 @@
 // The numbers of the stage as tables, for those who do not see the picture, and for exact values.
-import { percentOf, strongestOf } from "./stage_marks.js";
+import { strongestOf } from "./stage_marks.js";
 import { valuesOf } from "./stage_ngram.js";
 import { layerName } from "./stage_threads.js";
 import { headOf } from "./stage_transformer.js";
 import { table } from "./table.js";
-import { visibleToken } from "./words.js";
+import { percent, visibleToken } from "./words.js";
 
 const MAX_NEURONS = 24;
 const number = value => (value === null || value === undefined ? "masked"
@@ -52,6 +52,6 @@ export function valueTables(stage) {
   }
   if (choice) add("Predictions", ["token", "logit", "probability"],
     choice.candidates.map(({ piece, logit }, n) => [visibleToken(piece), number(logit),
-    `${number(shares[n])} (${percentOf(shares[n])})`]));
+    `${number(shares[n])} (${percent(shares[n])})`]));
   return tables;
 }
