@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.serve.serving import Served
 
 WEB = Path(__file__).parents[2] / "src" / "weft" / "web"
@@ -46,3 +47,27 @@ def test_views_are_offered_and_a_model_is_chosen(page: Any, at: Callable[..., st
 def test_a_model_that_is_not_there_is_named(page: Any, at: Callable[..., str]) -> None:
     page.goto(at("tokens", model="<img src=x onerror=alert(1)>"))
     page.get_by_text("No model '<img src=x onerror=alert(1)>' on this server", exact=False).wait_for()
+
+
+# Baselines of the header's items: a copy of each stands beside an empty inline block, whose foot is on its baseline.
+BASELINES = """() => [...document.querySelectorAll("header :is(.name, label, select, output, nav a, .present-start)")]
+  .filter(each => each.checkVisibility() && getComputedStyle(each).position === "static").map(each => {
+    const copy = each.cloneNode(true), probe = document.createElement("i"), line = document.createElement("div");
+    const { font, padding, border, minHeight } = getComputedStyle(each);
+    Object.assign(copy.style, { font, padding, border, minHeight, display: "inline-block", margin: 0 });
+    Object.assign(probe.style, { display: "inline-block" });
+    Object.assign(line.style, { position: "fixed", whiteSpace: "nowrap" });
+    line.append(copy, probe);
+    each.parentElement.append(line);
+    const below = probe.getBoundingClientRect().bottom - copy.getBoundingClientRect().top;
+    line.remove();
+    return Math.round(each.getBoundingClientRect().top + below);
+  })"""
+
+
+@pytest.mark.parametrize(("width", "lines"), [(390, 3), (1280, 2), (1920, 2)])
+def test_the_header_stands_on_one_baseline_a_line(page: Any, at: Callable[..., str], width: int, lines: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto(at("attention", model="bahdanau"))
+    page.wait_for_load_state("networkidle")
+    assert len(set(page.evaluate(BASELINES))) == lines
