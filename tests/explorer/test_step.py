@@ -5,12 +5,14 @@ import math
 import re
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.explorer.reading import At, saved_svg
-from tests.serve.serving import Served
+from tests.serve.serving import Served, served
 
+import weft
 from weft.figures.shaded import percent
 
 TEXT = "A tale is told"
@@ -202,6 +204,24 @@ def test_what_is_shown_is_in_the_address(page: Any, at: At) -> None:
     assert texts(page) == before
     for part in ("layer=1", "place=2", "head=1", "stage=values"):
         assert part in page.url
+
+
+def test_a_mixture_shows_which_experts_read_the_token(page: Any, tmp_path: Path) -> None:
+    (tmp_path / "tale.txt").write_text(f"{TEXT}, and then another one.\n" * 60, "utf-8")
+    shape = {"model.layers": 2, "model.d_model": 32, "batch.size": 2, "batch.length": 16}
+    changes = {"tokenizer": "byte", "steps": 2, **shape}
+    weft.train(
+        "moe-tiny", data=tmp_path / "tale.txt", run=tmp_path / "runs" / "experts", changes=changes, log=lambda _: None
+    )
+    with served(tmp_path / "runs") as server:
+        experts = asked(server, "experts")["threads"]["block"]["experts"]
+        opened(page, f"{server.url}/#/step?model=experts&text={TEXT}&stage=mixture")
+        assert {percent(p) for p in experts["probabilities"]} <= set(texts(page))
+        for weight in experts["weights"]:
+            assert f"{weight:.2f}" in page.locator(".stage-caption").inner_text()
+        page.get_by_text("Values as a table").click()
+        assert page.get_by_text("Experts of block").count()
+        assert not page.evaluate(FAULTS)
 
 
 def test_settings_change_the_words_at_once_and_the_server_agrees(page: Any, at: At, server: Served) -> None:

@@ -45,6 +45,11 @@ export function valueTables(stage) {
     add(`The ${strongest.length} strongest neurons of block ${t.open}`, ["neuron", "sum", "activation"],
       strongest.map(unit => [String(unit), number(before[unit]), number(hidden[unit])]));
   }
+  if (t.block?.experts) {
+    const { probabilities, chosen, weights } = t.block.experts;
+    add(`Experts of block ${t.open}`, ["expert", "probability", "weight"], strongestOf(probabilities, MAX_NEURONS).map(expert =>
+      [String(expert), number(probabilities[expert]), chosen.includes(expert) ? number(weights[chosen.indexOf(expert)]) : ""]));
+  }
   for (const order of step.stages.filter(each => each.id.startsWith("order."))) {
     add(`${order.title}. ${order.about}`, ["token", "count", "probability"],
       choice.candidates.slice(0, 12).map(({ piece }, n) => [visibleToken(piece), String(valuesOf(order, "counts")?.[n] ?? ""),

@@ -3,6 +3,7 @@
 import { s } from "./dom.js";
 import { at, bars, binned, brief, columnNames, fit, largest, length, line, links, part, pill, plus, quoted,
   rect, strips, strongestOf, text, weave, wide } from "./stage_marks.js";
+import { expertParts, expertSteps } from "./stage_experts.js";
 import { embeddingPart, sourceParts, tokensPart } from "./stage_threads.js";
 import { wordsPart } from "./stage_words.js";
 import { percent, sum, withCommas } from "./words.js";
@@ -27,9 +28,8 @@ export const scaleText = attention => (hasRoot(attention) ? `/ √\`${attention.
 
 // Whether a sublayer normalises its input, rather than its result.
 const isPre = ({ stages }, id) => {
-  const place = name => stages.findIndex(stage => stage.id === `${id}.${name}`);
-  const first = id.endsWith("feedforward") ? "up" : "queries";
-  return place("norm") >= 0 && place("norm") < place(first);
+  const place = (...names) => stages.findIndex(stage => names.some(name => stage.id === `${id}.${name}`));
+  return place("norm") >= 0 && place("norm") < place("queries", "up", "router");
 };
 
 export function transformer(stage) {
@@ -151,7 +151,8 @@ export function transformer(stage) {
     ...cross ? [mix("cross", cross, "cross", { rows: { source: true }, title: "weight × V of the source",
       go: `cross/${here}` }),
       joined("crossheads", block.cross, "crossadd", () => stage.y(here))] : [],
-    preFeed && norm("norm2", "feedforward"), feed,
+    preFeed && norm("norm2", "feedforward"),
+    ...block.experts ? expertParts(stage, block.experts, norms.at(-1), join) : [feed],
     ...blocks.slice(open + 1).map((_, k) => slim(open + 1 + k)),
     wordsPart(stage, step.kind === "encoder" && !step.masked && !stage.fills ? { next: "Label" } : stage.fills
       ? { next: "The masked token" } : {}),
@@ -258,7 +259,9 @@ export function transformerSteps(stage) {
       `Now the token is alone. Of ${withCommas(size)} neurons ${withCommas(above)} are above 0.`,
       gated ? `f = W_{d} (${block.feedforward.activation}(W_{g} n) ⊙ W_{u} n)`
         : `f = W_{2} ${block.feedforward.activation}(W_{1} n)`, "ff"],
-    size > 0 && ["add", "Add", "The result is added as well. Nothing in the stream is erased, only added to.", "x ← x + f", "ff"],
+    ...block.experts ? expertSteps(block.experts, now, name => step.stages.find(each => each.id === `${id}.feedforward.${name}`)?.formula ?? "")
+      : [],
+    (size > 0 || block.experts) && ["add", "Add", "The result is added as well. Nothing in the stream is erased, only added to.", "x ← x + f", size > 0 ? "ff" : ""],
     open < layers - 1 && ["after", "Blocks", "The other blocks do the same, each with weights of its own.",
       "x ← x + block(x)", "block"],
     ...choice ? wordSteps(stage) : [step.memory ? ["logits", "For the decoder",
