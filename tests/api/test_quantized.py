@@ -238,15 +238,14 @@ def test_the_fastest_within_one_percent_is_chosen(losses: list[float], speeds: l
 
 def test_the_choice_is_logged_with_its_reasons() -> None:
     assert measured([2.4109, 2.4109, 2.4131, 2.4543], [10.0, 15.0, 31.0, 45.0]).line == (
-        "quantize = int8: 3.1 × as fast as fp32, loss 2.4131 against 2.4109 (+0.1 %) on 20,000 held-out tokens; "
-        "int4 would cost +1.8 %"
+        "quantize = int8: 3.1 × as fast as fp32, loss 2.4131 against 2.4109 (+0.1%) on 20,000 held-out tokens; "
+        "int4 would cost +1.8%"
     )
     assert measured([2.0] * 4, [10.0, 5.0, 9.0, 10.0]).line == (
         "quantize = fp32: nothing is faster; loss 2.0000 on 20,000 held-out tokens"
     )
     assert measured([2.0, 2.0, 2.1, 2.0], [10.0, 5.0, 20.0, 10.0]).line == (
-        "quantize = fp32: faster widths cost more than 1 %; loss 2.0000 on 20,000 held-out tokens; "
-        "int8 would cost +5.0 %"
+        "quantize = fp32: faster widths cost more than 1%; loss 2.0000 on 20,000 held-out tokens; int8 would cost +5.0%"
     )
 
 

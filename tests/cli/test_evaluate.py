@@ -135,7 +135,7 @@ def test_intervals_and_overlap(folder: Path, ngram_evaluation: Shown, tmp_path: 
     assert f"{low:.4f}–{high:.4f}" in shown and f"over {found['sections']} sections" in shown and "Overlap: " in shown
     (tmp_path / "short.txt").write_text("the dog ran")
     shown = cli("evaluate", folder / "counts", "--data", tmp_path / "short.txt")
-    assert "No intervals: the text is a single section." in shown and "95 %" not in shown
+    assert "No intervals: the text is a single section." in shown and "95%" not in shown
     (tmp_path / "other.txt").write_text("the river and the dog ran " * 9)
     other = cli.json("evaluate", folder / "counts", "--data", tmp_path / "other.txt", "--overlap")["overlap"]
     same = cli.json("evaluate", folder / "counts", "--data", folder / "book.txt", "--overlap")["overlap"]

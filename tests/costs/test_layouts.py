@@ -231,7 +231,7 @@ def test_most_rows_are_held_out() -> None:
     assert len([row for row in rows() if not row.used]) > 0.6 * len(rows())
     shown = published_table()
     assert len(shown.rows) == len(rows())
-    assert "49 rows, 41 within 25 %" in shown.remarks[0]
+    assert "49 rows, 41 within 25%" in shown.remarks[0]
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,8 @@ def test_encoders_encoder_decoders_and_bahdanau() -> None:
     assert both.head(2, 3, "encoder").probabilities.shape == (6, 6)
     bahdanau = attention_maps(reading(Bahdanau(vocab_size=300, d_model=16), "the", "is it"))
     assert [each.kind for each in bahdanau.parts] == ["cross"] and bahdanau.part().probabilities.shape == (1, 1, 3, 5)
+    assert bahdanau.head(0, 0).title == "Attention to the source"  # one map: no layers and heads to tell apart
+    assert bahdanau.follow(0).title.endswith("attends to: attention to the source")
     for part in (*both.parts, *bahdanau.parts):
         np.testing.assert_allclose(part.probabilities.sum(-1), 1, atol=1e-5)
     with pytest.raises(ModelError, match="needs layers of self-attention"):

@@ -7,6 +7,7 @@ from tests.explain.test_lens import TOKENIZER, read
 from weft.costs.count import count
 from weft.errors import ModelError
 from weft.explain.anatomy.anatomy import anatomy
+from weft.explain.capture import capture
 from weft.explain.experts import experts
 from weft.explain.step.step import step
 from weft.models.build import build
@@ -35,6 +36,24 @@ def test_the_view_has_the_choice_of_each_token() -> None:
     assert found.weights[1].flatten().tolist() == pytest.approx(expected.tolist(), abs=1e-6)
     assert found.load.sum() == pytest.approx(4.0)  # two layers, two experts per token
     assert "of the tokens" in (found.text() or "") and found.figure().axes
+
+
+def test_the_stage_has_the_router_and_what_each_expert_adds() -> None:
+    torch.manual_seed(0)
+    model, text = build(MOE).eval(), "to be or not"
+    found, view = step(read(model, text), layer=2), experts(read(model, text))
+    assert found.threads is not None and found.threads["block"]["feedforward"] is None
+    drawn = found.threads["block"]["experts"]
+    assert drawn["chosen"] == view.chosen[1][-1].tolist()
+    assert drawn["weights"] == pytest.approx(view.weights[1][-1].tolist(), rel=1e-4)
+    assert sum(drawn["probabilities"]) == pytest.approx(1.0, rel=1e-3)
+    with capture(model, "decoder.2.feedforward") as captured:
+        model(torch.tensor([TOKENIZER.encode(text)]))
+    parts = torch.tensor([*drawn["outputs"], drawn["shared"]["output"]])
+    assert torch.allclose(parts.sum(0), captured["decoder.2.feedforward"][0, -1], atol=1e-4)
+    assert 0 < drawn["shared"]["weight"] < 1
+    dense = step(read(model, text), layer=0).threads
+    assert dense is not None and dense["block"]["experts"] is None and dense["block"]["feedforward"]["hidden"]
 
 
 def test_the_anatomy_counts_dense_layers_and_mixtures() -> None:

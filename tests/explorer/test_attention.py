@@ -1,5 +1,6 @@
 """The view of attention: heads are chosen, followed and switched off, and the address gives the same view again."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +97,21 @@ def test_text_is_typed(page: Any, at: At) -> None:
     assert page.locator("textarea").first.input_value() == text
 
 
-@pytest.mark.parametrize("model", ["masked-next", "bahdanau"])
-def test_other_models(page: Any, at: At, model: str) -> None:
-    opened(page, at("attention", model=model))
-    assert page.get_by_role("button", name="Switch this head off").count() == (1 if model == "masked-next" else 0)
+def test_heads_of_an_encoder_are_switched_off(page: Any, at: At) -> None:
+    opened(page, at("attention", model="masked-next"))
+    assert page.get_by_role("button", name="Switch this head off").count() == 1
+
+
+def test_the_only_attention_of_a_model_has_no_layer_and_head(page: Any, at: At) -> None:
+    page.goto(at("attention", model="bahdanau"))
+    page.get_by_role("heading", name="Attention to the source").wait_for()
+    assert page.get_by_role("button", name="Switch this head off").count() == 0
+    labels = page.eval_on_selector_all(
+        ".att [aria-label]",
+        "all => all.filter(each => each.checkVisibility()).map(each => each.getAttribute('aria-label'))",
+    )
+    for text in (page.locator(".att").inner_text(), *labels, saved_svg(page)):
+        assert "layer" not in text.lower() and not re.search(r"\bheads?\b", text.lower()), text
 
 
 def test_a_model_without_attention(page: Any, at: At) -> None:

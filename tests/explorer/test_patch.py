@@ -8,6 +8,7 @@ import pytest
 from tests.explorer.reading import show
 
 import weft
+from weft.figures.shaded import percent
 
 CELLS = "cells => cells.map(cell => cell.textContent)"
 
@@ -52,4 +53,4 @@ def test_abilities_say_which_distances_are_left_out(page: Any, at: Callable[...,
     known = weft.load(runs / "gpt").abilities(["copying"], questions=25)
     page.goto(at("abilities", model="gpt"))
     page.get_by_text(known.remarks[0].removeprefix("copying: ").capitalize()).wait_for()
-    assert page.get_by_text(f"copying: {round(100 * known.curves[0].overall.accuracy)} % right").count()  # type: ignore[union-attr]
+    assert page.get_by_text(f"copying: {percent(known.curves[0].overall.accuracy)} right").count()  # type: ignore[union-attr]

@@ -5,11 +5,15 @@ import math
 import re
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.explorer.reading import At, saved_svg
-from tests.serve.serving import Served
+from tests.serve.serving import Served, served
+
+import weft
+from weft.figures.shaded import percent
 
 TEXT = "A tale is told"
 FAMILIES = ("gpt", "lstm", "ngram", "bahdanau", "pairs", "masked-next", "classify")
@@ -80,7 +84,7 @@ def test_weights_and_probabilities_are_those_of_the_route(page: Any, at: At, ser
     assert [float(each) for each in shown] == pytest.approx(own["weights"][1][here], abs=0.0051)
     percents = [each for each in texts(page, ".word") if each.endswith("%")]
     finals = [each["final"] for each in step["choice"]["candidates"][: len(percents) - 1]]
-    assert percents[:-1] == [f"{100 * p:.0f} %" if p >= 0.005 else "<1 %" for p in finals]
+    assert percents[:-1] == [percent(p) for p in finals]
 
 
 def test_it_opens_on_the_head_that_looks_hardest_at_another_token(page: Any, at: At, server: Served) -> None:
@@ -148,8 +152,7 @@ def test_the_encoder_is_opened_down_to_a_number(page: Any, at: At, server: Serve
     page.locator('.stage-picture [data-key="head=0"]').press("Enter")
     page.goto(page.url.replace("zoom=encoder", "zoom=encoder%2Fhead%2F2"))
     page.wait_for_function("() => document.querySelector('.stage-crumbs').textContent.includes('Encoder')")
-    shares = [int(each.rstrip(" %")) for each in texts(page) if re.fullmatch(r"\d+ %", each)]
-    assert shares == pytest.approx([100 * weight for weight in weights], abs=0.51)
+    assert [each for each in texts(page) if each.endswith("%")] == [percent(weight) for weight in weights]
     for expected in ("Head", "Block", "Encoder", "Model"):
         page.keyboard.press("Escape")
         crumbs.locator("b", has_text=expected).wait_for()
@@ -203,6 +206,24 @@ def test_what_is_shown_is_in_the_address(page: Any, at: At) -> None:
         assert part in page.url
 
 
+def test_a_mixture_shows_which_experts_read_the_token(page: Any, tmp_path: Path) -> None:
+    (tmp_path / "tale.txt").write_text(f"{TEXT}, and then another one.\n" * 60, "utf-8")
+    shape = {"model.layers": 2, "model.d_model": 32, "batch.size": 2, "batch.length": 16}
+    changes = {"tokenizer": "byte", "steps": 2, **shape}
+    weft.train(
+        "moe-tiny", data=tmp_path / "tale.txt", run=tmp_path / "runs" / "experts", changes=changes, log=lambda _: None
+    )
+    with served(tmp_path / "runs") as server:
+        experts = asked(server, "experts")["threads"]["block"]["experts"]
+        opened(page, f"{server.url}/#/step?model=experts&text={TEXT}&stage=mixture")
+        assert {percent(p) for p in experts["probabilities"]} <= set(texts(page))
+        for weight in experts["weights"]:
+            assert f"{weight:.2f}" in page.locator(".stage-caption").inner_text()
+        page.get_by_text("Values as a table").click()
+        assert page.get_by_text("Experts of block").count()
+        assert not page.evaluate(FAULTS)
+
+
 def test_settings_change_the_words_at_once_and_the_server_agrees(page: Any, at: At, server: Served) -> None:
     opened(page, at("step", model="gpt", text=TEXT))
     with page.expect_response("**/v1/explain/step"):
@@ -210,9 +231,9 @@ def test_settings_change_the_words_at_once_and_the_server_agrees(page: Any, at: 
         page.get_by_label("Top-k", exact=True).fill("3")
     choice = asked(server, "gpt", temperature=0.5, top_k=3)["choice"]
     page.wait_for_load_state("networkidle")
-    percents = [each for each in texts(page, ".word") if each.endswith("%")]
+    percents = [each for each in texts(page, ".word") if each.endswith("%") or each == "0"]
     expected = [each["final"] for each in choice["candidates"][: len(percents) - 1]]
-    assert percents[:-1] == [f"{100 * p:.0f} %" for p in expected] and percents[-1] == "0 %"
+    assert percents[:-1] == [percent(p) for p in expected] and percents[-1] == "0"
     assert "T = 0.50" in page.locator(".stage-formula").inner_text()
 
 

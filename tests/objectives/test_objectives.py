@@ -131,7 +131,7 @@ def test_labels_are_found_and_saved(tmp_path: Path) -> None:
     assert sum(map(sum, metrics["matrix"])) > 0
     assert {"accuracy", "macro_f1", "matthews"} <= metrics["intervals"].keys() <= metrics.keys()
     table = evaluation_report(run).metrics_table()
-    assert table.header[2] == "95 % interval" and f"{metrics['rows']} rows" in table.remarks[0]
+    assert table.header[2] == "95% interval" and f"{metrics['rows']} rows" in table.remarks[0]
     baseline = "accuracy of always predicting the most common label", f"{metrics['baseline_accuracy']:.4%}"
     assert baseline in [tuple(row[:2]) for row in table.rows]
     span = "–".join(f"{end:.1%}" for end in metrics["intervals"]["accuracy"])

@@ -77,11 +77,17 @@ class Served:
 
 @contextmanager
 def served(
-    *paths: Path, serving: Serving | None = None, port: int = 0, may_be_empty: bool = False, **limits: Any
+    *paths: Path,
+    serving: Serving | None = None,
+    port: int = 0,
+    may_be_empty: bool = False,
+    show_errors: bool = False,
+    **limits: Any,
 ) -> Iterator[Served]:
     """A server of these runs, or folders of runs."""
     serving = serving or Serving(limits=Limits(**{"max_tokens": 512, **limits}))
-    library = Library([str(path) for path in paths], None, serving.limits, may_be_empty=may_be_empty)
+    what = {"may_be_empty": may_be_empty, "show_errors": show_errors}
+    library = Library([str(path) for path in paths], None, serving.limits, **what)
     server = uvicorn.Server(uvicorn_config(make_app(library, serving), serving))
     listener = socket.create_server(("127.0.0.1", port), backlog=2048)
     thread = threading.Thread(target=server.run, args=([listener],))

@@ -89,7 +89,7 @@ class WidthMeasurements:
         others = [width for width in faster if width not in (plain, chosen)]
         rejected = "".join(f"; {width} would cost {_percent(self.cost(width))}" for width in others)
         if chosen == plain:
-            why = "faster widths cost more than 1 %" if others else "nothing is faster"
+            why = "faster widths cost more than 1%" if others else "nothing is faster"
             return f"quantize = {plain}: {why}; loss {self.losses[plain]:.4f} {text}{rejected}"
         speed = f"{self.speedup(chosen):.1f} × as fast as {plain}"
         loss = f"loss {self.losses[chosen]:.4f} against {self.losses[plain]:.4f} ({_percent(self.cost(chosen))})"
@@ -97,7 +97,7 @@ class WidthMeasurements:
 
 
 def _percent(share: float) -> str:
-    return f"{round(100 * share, 1) + 0.0:+.1f} %"  # + 0.0 turns −0.0 into 0.0
+    return f"{round(100 * share, 1) + 0.0:+.1f}%"  # + 0.0 turns −0.0 into 0.0
 
 
 class WidthRecord(BaseModel):

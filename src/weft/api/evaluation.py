@@ -45,7 +45,7 @@ class EvaluationMetrics(dict[str, Any]):
             for name, value in self.items()
             if isinstance(value, float)
         ]
-        heading = ("metric", "value", "95 % interval" if low_high else "")
+        heading = ("metric", "value", "95% interval" if low_high else "")
         return html_table(Table(heading, rows, "", text=(0, 1, 2)))
 
 

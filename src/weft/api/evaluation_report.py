@@ -71,7 +71,7 @@ class EvaluationReport:
                 rows.append([key.replace("_", " "), value, ""])
         if text:
             rows.append(["tokens", f"{first['tokens']:,}", f"each scored once; {counted(first['bytes'], 'byte')}"])
-        names = ["", *self.measured, *(["cost"] if several else ["95 % interval"] if intervals else []), ""]
+        names = ["", *self.measured, *(["cost"] if several else ["95% interval"] if intervals else []), ""]
         filled = [[*row[:-1], *[""] * (len(names) - len(row)), row[-1]] for row in rows]
         return Table(names, filled, "", self._remarks(), (0, len(names) - 1))
 

@@ -104,4 +104,4 @@ def check_width(width: str) -> None:
         if width != AUTO:
             check_bits(width)
     except ConfigError as error:
-        raise ConfigError(f"{error}; or 'auto', the fastest of them that costs at most 1 % of the loss") from None
+        raise ConfigError(f"{error}; or 'auto', the fastest of them that costs at most 1% of the loss") from None

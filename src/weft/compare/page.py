@@ -128,7 +128,7 @@ COLUMNS: dict[str, Callable[[Ranked], str]] = {  # columns of the table of conte
     "FLOPs": lambda ranked: flops_text(ranked.mean("flops")),
     "seconds": lambda ranked: plain(ranked.mean("seconds")),
     "bits per byte": lambda ranked: f"{ranked.bits:.3f}",
-    "95 % interval": lambda ranked: "–".join(f"{end:.3f}" for end in ranked.bounds),
+    "95% interval": lambda ranked: "–".join(f"{end:.3f}" for end in ranked.bounds),
     "rate": lambda ranked: NOTHING if ranked.result.rate is None else f"{ranked.result.rate:.2g}",
     "multiplier": Ranked.multiplier_text,
 }
@@ -166,7 +166,7 @@ def effects_table(effects: Sequence[Effect]) -> Table:
     for effect in effects:
         pairs = str(effect.pairs) if effect.pairs == effect.planned else f"{effect.pairs} of {effect.planned}"
         rows.append((effect.name, f"{effect.difference:+.4f}", f"{effect.low:+.4f} to {effect.high:+.4f}", pairs))
-    return Table(("setting", "bits per byte", "95 % interval", "pairs"), rows, "Main effects", [TEXTS["effect"]])
+    return Table(("setting", "bits per byte", "95% interval", "pairs"), rows, "Main effects", [TEXTS["effect"]])
 
 
 def grid_table(contenders: Sequence[Ranked], varied: Mapping[str, tuple[str, ...]]) -> Table:

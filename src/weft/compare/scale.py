@@ -147,7 +147,7 @@ class ScalingPage(PanelsPage):
             costs = (short(run.parameters), short(run.tokens), flops_text(run.flops))
             runs.append((*costs, f"{run.loss:.4f}", f"{fitted:.4f}", f"{residual:+.2%}"))
         header = ("parameters", "tokens", "FLOPs", "bits per byte", "fit", "residual")
-        law = Table(("constant", "meaning", "value", "95 % interval"), constants, "Fitted constants", text=(0, 1))
+        law = Table(("constant", "meaning", "value", "95% interval"), constants, "Fitted constants", text=(0, 1))
         return [law, Table(header, runs, "Training runs used in the fit", text=())]
 
     def _by_size(self) -> dict[float, list[Point]]:

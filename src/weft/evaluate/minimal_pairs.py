@@ -112,7 +112,7 @@ class MinimalPairs(Charts):
     title = "Minimal pairs"
     about = (
         "Of two sentences that differ in one respect, a model that has learned the rule finds the acceptable one "
-        "likelier. Points show the share of pairs where it does, lines the 95 % interval; chance is 50 %."
+        "likelier. Points show the share of pairs where it does, lines the 95% interval; chance is 50%."
     )
 
     @cached_property
@@ -152,7 +152,7 @@ class MinimalPairs(Charts):
 
     def tables(self) -> list[Table]:
         methods = list(self.scores)
-        header = ["", "pairs", *(cell for method in methods for cell in (method, "95 % interval"))]
+        header = ["", "pairs", *(cell for method in methods for cell in (method, "95% interval"))]
         tables = []
         for level in LEVELS:
             rows = [

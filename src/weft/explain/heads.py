@@ -93,14 +93,28 @@ class HeadTable(Picture):
         tables = self.statistics.values()
         return [name for name in COLUMNS if any(not np.isnan(statistics[name]).all() for statistics in tables)]
 
+    @property
+    def single(self) -> bool:
+        """Whether the model has one attention, as recurrent models do: no layers and heads to number."""
+        return sum(statistics["entropy"].size for statistics in self.statistics.values()) == 1
+
     def index(self, head: Head) -> str:
-        """Return a head's index, such as '3.1', after the kind of attention if there are several."""
+        """Return a head's index, such as '3.1', after the kind of attention if there are several.
+
+        The only attention of a model has no index, but a name.
+        """
+        if self.single:
+            return NAMES[head.kind]
         return f"{head.kind} {head.layer}.{head.head}" if len(self.statistics) > 1 else f"{head.layer}.{head.head}"
 
     def text(self) -> str:
         """Return the first heads of the table in 80 columns, and the heads of each role."""
-        width = 15 if len(self.statistics) > 1 else 6
-        lines = [f"{'head':<{width}}" + "".join(f"{COLUMNS[name][1]:>7}" for name in self.known) + "  role"]
+        width = 25 if self.single else 15 if len(self.statistics) > 1 else 6
+        lines = [
+            f"{'' if self.single else 'head':<{width}}"
+            + "".join(f"{COLUMNS[name][1]:>7}" for name in self.known)
+            + "  role"
+        ]
         heads = self.heads()
         for head in heads[:LISTED_HEADS]:
             cells = "".join(f"{_cell(getattr(head, name)):>7}" for name in self.known)
@@ -118,7 +132,8 @@ class HeadTable(Picture):
             heads, distant = [head for head in self.heads() if role in head.names], role == "long distance"
             heads = sorted(heads, key=lambda head: -head.distant) if distant else heads
             named = [self.index(head) + (f" {head.pair} {head.distant:.2f}" if distant else "") for head in heads]
-            lines += [f"{role}: {counted(len(heads), 'head')}: {', '.join(named)}"] if heads else []
+            counts = "" if self.single else f"{counted(len(heads), 'head')}: "
+            lines += [f"{role}: {counts}{', '.join(named)}"] if heads else []
         return lines
 
     def _maps(self, titles: dict[AttentionKind, str]) -> list[list[SmallMap | None]]:
@@ -141,7 +156,8 @@ class HeadTable(Picture):
         ]
         maps = self._maps({kind: f"{name}: " for kind, name in NAMES.items()})
         drawn, columns = [small for row in maps for small in row if small], [COLUMNS[name][0] for name in self.known]
-        listed = {"heads": rows[:LISTED_HEADS], "others": rows[LISTED_HEADS:], "columns": columns}
+        listed: dict[str, Any] = {"heads": rows[:LISTED_HEADS], "others": rows[LISTED_HEADS:], "columns": columns}
+        listed["single"] = self.single
         return template("heads.html").render(maps=drawn, named=self._role_lines(), **listed)
 
     def figure(self) -> Figure:
@@ -181,7 +197,7 @@ def head_statistics(reading: Reading, ablate: bool = True, maps: AttentionMaps |
     about = [TEXTS["heads"], *[TEXTS["heads-induction"]] * (induction is not None)]
     about += [TEXTS["heads-cost"].format(first=first)] * bool(costs)
     heads = sum(part.probabilities[..., 0, 0].size for part in maps.parts)
-    title = "What the head does" if heads == 1 else f"What {heads} heads do"
+    title = "What the attention does" if heads == 1 else f"What {heads} heads do"
     return HeadTable(title, " ".join(about), statistics, names=names, pairs=pairs)
 
 

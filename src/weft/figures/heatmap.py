@@ -90,8 +90,9 @@ class SmallMap:
         rows, columns = self.values.shape
         image = draw_cells(axes, self.values, Normalize(0.0, self.top))
         axes.set_title(self.title + (f" ({self.unit})" if self.unit else ""), fontsize=8)
-        axes.set_xticks(range(0, columns, -(-columns // 6)))
-        axes.set_yticks(range(0, rows, -(-rows // 8)))
+        numbered = self.values.size > 1
+        axes.set_xticks(range(0, columns, -(-columns // 6)) if numbered else ())
+        axes.set_yticks(range(0, rows, -(-rows // 8)) if numbered else ())
         axes.tick_params(labelsize=6, length=0, pad=1)
         for row, column in zip(*np.nonzero(self.values < -0.05 * self.top), strict=True):
             axes.text(column, row, "–", ha="center", va="center", fontsize=6)

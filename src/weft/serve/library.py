@@ -49,6 +49,7 @@ class ServedModel:
     created: int  # when its config was written, in seconds since 1970
     step: int | None = None
     without: tuple[HeadIndex, ...] = ()
+    problem: str | None = None  # why it could not be loaded when it was last asked for
     thread: ModelThread | None = None
     users: int = 0  # requests that use it now
     last_used: float = 0.0
@@ -67,7 +68,8 @@ class Library:
     """All models of a server.
 
     Each of `paths` is a run, or a folder whose runs may come and go; with `may_be_empty` it need not hold any yet.
-    `on_change` is called after a model has been loaded or unloaded.
+    Errors of damaged files are for whoever runs the server: clients get them only with `show_errors`, as on a server of
+    this machine alone. `on_change` is called after a model has been loaded or unloaded.
     """
 
     def __init__(
@@ -77,12 +79,13 @@ class Library:
         limits: Limits,
         *,
         may_be_empty: bool = False,
+        show_errors: bool = False,
         on_change: Callable[[], None] = lambda: None,
     ):
         if quantize is not None:
             check_width(quantize)
         self.quantize, self.limits, self.device = quantize, limits, torch.device(pick_device())
-        self.on_change = on_change
+        self.show_errors, self.on_change = show_errors, on_change
         self.ready = False
         self.models: dict[str, ServedModel] = {}
         self.variants: dict[str, ServedModel] = {}  # the last used one is the last
@@ -145,12 +148,18 @@ class Library:
             raise _link_error(link)
 
     def recipe(self, run: RunFolder) -> Recipe:
-        """Return the recipe of a run whose links were checked. Errors are for clients: only the log quotes the file."""
+        """Return the recipe of a run whose links were checked. Errors are for clients, see `reason`."""
         try:
             return run.recipe()
         except (WeftError, OSError) as error:
             log.warning("%s", error)
-            raise RunError(f"{run.config}: not a valid recipe; {SEE_LOG}") from None
+            why = self.reason(run, error, f"not a valid recipe; {SEE_LOG}").removeprefix("config.toml: ")
+            raise RunError(f"{run.config}: {why}") from None
+
+    def reason(self, run: RunFolder, error: Exception, otherwise: str) -> str:
+        """Return why a run cannot be loaded, in one line without its path; `otherwise` if clients may not know."""
+        line, path = " ".join(str(error).split()), str(run.path)
+        return line.replace(f"{path}/", "").removeprefix(f"{path}: ") if self.show_errors else otherwise
 
     async def prepare(self) -> None:
         """Load the newest model ahead of the first request."""
@@ -246,7 +255,9 @@ class Library:
             _ = run.defaults  # reads the generation_config.json of an imported model, so that its errors appear here
         except WeftError as error:  # may quote a file
             log.warning("%s", error)
-            raise RefusedError(409, f"model '{model.name}' cannot be loaded; {SEE_LOG}") from None
+            model.problem = self.reason(model.folder, error, SEE_LOG)
+            raise RefusedError(409, f"model '{model.name}' cannot be loaded: {model.problem}") from None
+        model.problem = None
         if model.without:
             remove_heads(run.model, model.without)
         thread = ModelThread(model.name, run, self.limits)

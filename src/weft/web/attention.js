@@ -3,7 +3,7 @@ import { button, h, isPlain, roving, select, soft } from "./dom.js";
 import { Heat } from "./attention_heat.js";
 import { lines } from "./attention_lines.js";
 import { Shades, unpackMaps } from "./attention_maps.js";
-import { clamp, numberWithin, percent, share, short } from "./words.js";
+import { capitalised, clamp, numberWithin, percent, share, short } from "./words.js";
 
 const GRID_POINTS = 40; // pixels along a side of a small map
 const SAMPLED = 24; // queries whose attention decides which head is shown first
@@ -151,10 +151,9 @@ class View {
     } });
     this.roles = h("div.att-roles");
     this.legend = h("p.att-legend.soft");
-    return h("div.att-all", {},
-      h("h3", {}, "All heads ", soft("(layers down, heads across)")),
-      h("div.scroll", { role: "region", tabindex: -1, "aria-label": "Grid of all heads" }, this.grid),
-      this.legend);
+    this.all = h("div", {}, h("h3", {}, "All heads ", soft("(layers down, heads across)")),
+      h("div.scroll", { role: "region", tabindex: -1, "aria-label": "Grid of all heads" }, this.grid));
+    return h("div.att-all", {}, this.all, this.legend);
   }
 
   // the colour bar: a swatch for each of some probabilities
@@ -186,7 +185,7 @@ class View {
     const heading = name => h("th", { scope: "col" }, name);
     return h("div.att-side", {}, this.from,
       h("p.soft.att-hint", {},
-        "Select a query token. Shades show what it attends to in this head."),
+        "Select a query token. Shades show what it attends to."),
       this.strip, this.other, h("div.scroll", {}, h("table.att-table", {}, this.caption,
         h("thead", {}, h("tr", {}, heading("strongest keys"), heading("position"), heading("probability"))),
         this.strongest)));
@@ -199,8 +198,8 @@ class View {
       this.onchoose({ lines: value === "all" ? undefined : value });
     });
     this.lines = h("div.scroll", { role: "region", tabindex: 0, "aria-label": "Lines between tokens" });
-    return h("div.att-lines", {}, h("h3", {}, "Lines"), h("label", {}, "Show ", this.linesSelect),
-      this.lines);
+    this.linesLabel = h("label", {}, "Show ", this.linesSelect);
+    return h("div.att-lines", {}, h("h3", {}, "Lines"), this.linesLabel, this.lines);
   }
 
   /** @param {{ layer?: any, head?: any, token?: any }} selection */
@@ -211,7 +210,9 @@ class View {
     this.layerSelect.replaceChildren(...options(maps.layers));
     this.headSelect.replaceChildren(...options(maps.heads));
     this.layerLabel.hidden = maps.layers < 2;
-    this.headLabel.hidden = maps.heads < 2;
+    this.headLabel.hidden = this.linesLabel.hidden = maps.heads < 2;
+    this.all.hidden = maps.single;
+    this.root.classList.toggle("att-single", maps.single);
     const index = (text, otherwise, count) => Math.floor(numberWithin(text, 0, count - 1, otherwise));
     this.layer = index(layer, first.layer, maps.layers);
     this.head = index(head, first.head, maps.heads);
@@ -285,7 +286,8 @@ class View {
     this.headSelect.value = head;
     this.pressedHead = pressed(before, now);
     const names = this.namesOf(layer, head);
-    this.headTitle.textContent = `Layer ${layer}, head ${head}${names.length ? `: ${names.join(", ")}` : ""}`;
+    const title = capitalised(this.maps.where(layer, head) || this.maps.name);
+    this.headTitle.textContent = [title, ...names.length ? [names.join(", ")] : []].join(": ");
     this.showSwitch();
     this.heat.show(layer, head, this.query);
     this.showToken();
@@ -299,7 +301,7 @@ class View {
   showToken() {
     const { maps, layer, head, query } = this, found = maps.strongest(layer, head, query), label = maps.queries[query];
     const verb = maps.kind === "cross" ? "Generating" : "From", weights = new Map(found);
-    this.from.textContent = `${verb} “${short(label, 24)}” (${query}), layer ${layer}, head ${head}`;
+    this.from.textContent = `${verb} “${short(label, 24)}” (${query})${maps.where(layer, head, ", ")}`;
     this.targets.forEach((target, key) => {
       // medium shades, on which neither dark nor light letters are legible, are skipped
       const shade = Math.sqrt(weights.get(key) ?? 0), strong = shade > 0.5;
@@ -320,7 +322,8 @@ class View {
   }
 
   pictures() {
-    return [this.heat.picture(`${this.maps.name}, ${this.headTitle.textContent.toLowerCase()}`), this.lines.firstChild];
+    const { maps, headTitle: { textContent: title } } = this;
+    return [this.heat.picture(maps.single ? title : `${maps.name}, ${title.toLowerCase()}`), this.lines.firstChild];
   }
 
   fillRange() {
@@ -381,14 +384,14 @@ class View {
     const { roles, maps } = this, mine = this.heads.filter(each => each.kind === maps.kind);
     const rows = Object.entries(ROLES).map(([name, { letter, does, value }]) => {
       const heads = mine.filter(each => each.names.includes(name)), rest = heads.slice(LISTED);
-      const found = each => button([`${each.layer}.${each.head} `, soft(value(each))],
+      const found = each => maps.single ? soft(value(each)) : button([`${each.layer}.${each.head} `, soft(value(each))],
         () => this.choose(each.layer, each.head));
       return heads.length > 0 && h("li", {}, h("b", {}, h("span.att-letter", {}, letter), ` ${name}`),
         soft(` ${does}`), h("div.att-found", {}, heads.slice(0, LISTED).map(found),
           rest.length > 0 && h("details", {}, h("summary", {}, `${rest.length} more`), rest.map(found))));
     }).filter(Boolean);
     roles.hidden = !rows.length;
-    roles.replaceChildren(h("h3", {}, "Heads with a role ", soft("(layer.head)")),
+    roles.replaceChildren(h("h3", {}, ...maps.single ? ["Role"] : ["Heads with a role ", soft("(layer.head)")]),
       h("ul", {}, rows));
   }
 
@@ -403,7 +406,7 @@ class View {
   showOff() {
     for (const button of this.buttons) {
       const [layer, head] = [Number(button.dataset.layer), Number(button.dataset.head)];
-      const off = this.isOff({ layer, head }), words = [`layer ${layer}, head ${head}`, ...this.namesOf(layer, head)];
+      const off = this.isOff({ layer, head }), words = [this.maps.where(layer, head) || this.maps.name, ...this.namesOf(layer, head)];
       button.classList.toggle("att-off", off);
       button.setAttribute("aria-label", [...words, ...off ? ["switched off"] : []].join(", "));
     }

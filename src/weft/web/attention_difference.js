@@ -30,9 +30,10 @@ function changes([a, b], selections) {
 
 // `views` have maps, a layer and a head each; `choose(query)` selects a token of the first.
 export function difference(element, views, choose) {
-  const found = changes(views.map(view => view.maps), views), [here, there] = views.map(({ layer, head }) =>
-    `layer ${layer}, head ${head}`);
-  const title = h("h2", {}, here === there ? `Difference in ${here}` : `Difference: ${here} of A, ${there} of B`);
+  const found = changes(views.map(view => view.maps), views), [here, there] = views.map(({ maps, layer, head }) =>
+    maps.where(layer, head));
+  const title = h("h2", {}, here !== there ? `Difference: ${here || "attention"} of A, ${there || "attention"} of B`
+    : here ? `Difference in ${here}` : "Difference");
   if (typeof found === "string") return element.replaceChildren(title, soft(found));
   const { cells, rows, columns } = found, widest = names => 7.4 * Math.max(4, ...names.map(name => Math.min(10, name.length)));
   const left = widest(rows), top = widest(columns), each = Math.max(SIZE.least, Math.min(SIZE.most, SIZE.room / Math.max(rows.length,

@@ -141,7 +141,7 @@ export class Heat {
       context.restore();
     }
     this.drawMarks(context);
-    canvas.setAttribute("aria-label", `${maps.name}, layer ${this.layer}, head ${this.head}, queries down, ` +
+    canvas.setAttribute("aria-label", `${maps.name}${maps.where(this.layer, this.head, ", ")}, queries down, ` +
       "keys across. Arrow keys read cells, Enter selects a query, plus and minus zoom, Escape resets the zoom.");
   }
 

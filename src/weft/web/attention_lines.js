@@ -41,7 +41,7 @@ export function lines(maps, { layer, heads, query }, room) {
     14 + Math.ceil(Math.max(...places.map(place => textWidth(labelOf(labels, place), BOLD))));
   const from = labelWidth(maps.queries, left), keyWidth = labelWidth(maps.keys, right);
   const square = clamp(Math.floor((room - from - keyWidth - 60) / heads.length), 9, 14);
-  const squares = square * heads.length + 4;
+  const squares = square * heads.length + 4, { single } = maps;
   const to = from + clamp(room - from - keyWidth - squares, 56, 280), cells = to + keyWidth;
   const height = ROW * (Math.max(left.length, right.length) + 1.5), width = cells + squares;
   const y = row => ROW * (row + 1.5), rows = new Map(right.map((key, row) => [key, row])), start = left.indexOf(query);
@@ -53,12 +53,12 @@ export function lines(maps, { layer, heads, query }, room) {
   left.forEach((place, row) =>
     text(from - 6, y(row), place === query ? "att-end att-chosen" : "att-end att-quiet", labelOf(maps.queries, place)));
   right.forEach((place, row) => text(to + 6, y(row), "", labelOf(maps.keys, place)));
-  text(cells - 6, 10, "att-end att-tiny", "head");
+  if (!single) text(cells - 6, 10, "att-end att-tiny", "head");
   heads.forEach((head, n) => {
     // the lines of several heads end side by side, so that none hides another
     const offset = 0.6 * ROW * ((n + 0.5) / heads.length - 0.5), x = cells + n * square;
     const weights = new Map(strongest[n]), [best] = strongest[n];
-    if (square > 13 || n % 2 === 0) text(x + square / 2 - 1, 10, "att-middle att-tiny", String(head));
+    if (!single && (square > 13 || n % 2 === 0)) text(x + square / 2 - 1, 10, "att-middle att-tiny", String(head));
     // lines of about the same weight are one element; a thousand elements are slow
     const isDrawn = ([key, weight]) => rows.has(key) && (weight >= MIN_WEIGHT || weight === best[1]);
     const lineTo = key => `M${from} ${y(start) + offset}L${to} ${y(rows.get(key)) + offset}`;
@@ -72,8 +72,9 @@ export function lines(maps, { layer, heads, query }, room) {
       if (root > 0)
         parts.push(s("path", { d: keys.map(key => squareAt(rows.get(key))).join(""), style: { fill: hue(head) },
           opacity: root }));
-    if (best) summary.push(`head ${head}: ${maps.keys[best[0]]} ${share(best[1])}`);
+    if (best) summary.push(`${single ? "" : `head ${head}: `}${maps.keys[best[0]]} ${share(best[1])}`);
   });
-  const label = `Lines from ${maps.queries[query]} in layer ${layer}; strongest by head: ${summary.join(", ")}`;
+  const label = `Lines from ${maps.queries[query]}${single ? "; strongest" : ` in layer ${layer}; strongest by head`}: ${
+    summary.join(", ")}`;
   return picture(width, height, { class: "att-svg", role: "img", "aria-label": label }, parts);
 }

@@ -23,6 +23,7 @@ class Maps {
     this.columns = part.columns;
     this.block = part.block; // tokens per row and column
     this.levels = part.levels;
+    this.single = part.layers * part.heads === 1; // recurrent models with attention have one map, of no layer and head
     this.past = part.past; // whether only the lower triangle is stored
     this.count = part.count; // strongest keys per query in `best`
     this.bytes = bytes;
@@ -30,6 +31,9 @@ class Maps {
     this.perMap = this.past ? (this.rows * (this.rows + 1)) / 2 : this.rows * this.columns;
     this.square = Float32Array.from({ length: this.levels + 1 }, (_, n) => (n / this.levels) ** 2);
   }
+
+  // Which map: "layer 2, head 0", or nothing where there is only one; `before` separates it from the text before.
+  where(layer, head, before = "") { return this.single ? "" : `${before}layer ${layer}, head ${head}`; }
 
   level(layer, head, row, column) {
     if (this.past && column > row) return 0;

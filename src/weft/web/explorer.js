@@ -14,7 +14,7 @@ const RETRY_MS = 1500; // between requests to a server that does not respond
 const [main, chooser, navigation, busy] = ["main", "chooser", "views", "busy"].map(id =>
   /** @type {HTMLElement} */ (document.getElementById(id)));
 /** @type {any[]} */
-let views = [], models = [];
+let views = [], models = [], broken = []; // models; those whose recipe cannot be read
 let current = null;
 let busyTimer = 0;
 
@@ -49,7 +49,7 @@ function frame(info, other = null, how = "") {
   navigation.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   if (how === "slid") return; // the reader holds the slider
   const fits = here?.ofText && (COMPARED.includes(path) ? model => fitsBeside(here, info, model) : () => false);
-  chooser.replaceChildren(...path ? modelControls({ info, other, models, fits }, { choose: id => openModel(path, id),
+  chooser.replaceChildren(...path ? modelControls({ info, other, models, broken, fits }, { choose: id => openModel(path, id),
     move: (changes, how) => move(info, changes, how) }) : []);
 }
 
@@ -73,7 +73,7 @@ function openModel(path, id) {
 
 // The model of a view if none is chosen: the newest one that has the view; a step shows most in a Transformer.
 function suited(view) {
-  const rank = model => (view.lacks(model) ? 0 : view.path === "step" && model.heads ? 2 : 1);
+  const rank = model => (view.lacks(model) || model.problem ? 0 : view.path === "step" && model.heads ? 2 : 1);
   return models.reduce((best, model) => best && (rank(best) - rank(model) || best.created - model.created) >= 0 ? best
     : model, null);
 }
@@ -162,11 +162,13 @@ async function render(how = "") {
     view.about && h("p", { class: `soft about ${whole ? "unseen" : ""}` }, view.about), place);
   if (path && !how) (whole ? place : main.children[1]).after(termsOf(path, state.preset ? null : info));
   if (state.model && !known) {
-    main.append(notice(`No model '${state.model}' on this server${info ? `; showing '${info.id}'` : ""}.`));
+    const { problem } = broken.find(model => model.id === state.model) ?? {};
+    main.append(notice(`${problem ? `Model '${state.model}' cannot be loaded: ${problem}` : `No model '${state.model}' on this server`}${
+      info ? `; showing '${info.id}'` : ""}.`));
   }
   if (view.lacks(info)) return info ? place.append(instead(view, info)) : open("", {});
   const context = {
-    info, other, models, views, link, api, signal: end.signal, state: { ...state },
+    info, other, models, broken, views, link, api, signal: end.signal, state: { ...state },
     set(changes, { push = false } = {}) {
       if (mine !== current) return;
       Object.assign(context.state, changes);
@@ -189,7 +191,8 @@ async function render(how = "") {
 
 async function list() {
   const { data } = await api.get("v1/models");
-  models = data.filter(model => model.weft).map(({ id, created, weft }) => ({ id, created, ...weft }));
+  models = data.filter(model => model.weft).map(({ id, created, problem, weft }) => ({ id, created, problem, ...weft }));
+  broken = data.filter(model => !model.weft);
 }
 
 async function begin() {

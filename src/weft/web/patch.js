@@ -6,13 +6,13 @@ import { tokenGrid } from "./token_grid.js";
 import { clamp, minus } from "./words.js";
 
 const MAX_LISTED = 10;
-const share = value => `${minus((100 * value).toFixed(1))} %`;
+const share = value => `${minus((100 * value).toFixed(1))}%`;
 
 // Nodes, neurons or paths by their effect.
 function effects(name, list) {
   const interval = ({ low, high }) => (low === null ? [] : [`${share(low)} … ${share(high)}`]);
   return list.length > 0 && table({ title: `Strongest ${name}s`, text: [0],
-    header: [name, "recovered", ...list[0].low === null ? [] : ["95 % interval"]],
+    header: [name, "recovered", ...list[0].low === null ? [] : ["95% interval"]],
     rows: list.slice(0, MAX_LISTED).map(each => [each.name, share(each.recovered), ...interval(each)]) });
 }
 
@@ -58,7 +58,7 @@ export function mount(element, data,
   const names = data.answers ? ` of ${data.answers.join(" − ")}` : "";
   const over = data.pairs > 1 ? `, mean of ${data.pairs} pairs` : "";
   element.replaceChildren(...[h("div.lens", {}, h("p", {}, `Logit difference${names}: clean ${clean}, corrupt ${corrupt}${over}.`),
-    sites, legend("share recovered", 1, { show: value => `${100 * value} %` }), details, drawn),
+    sites, legend("share recovered", 1, { show: value => `${100 * value}%` }), details, drawn),
     h("div.patch-effects", {}, effects("node", data.nodes), effects("neuron", data.neurons), effects("path", data.paths)),
     ...data.circuit ? circuitTable(data.circuit) : []].filter(Boolean));
   draw(row, column);

@@ -1,12 +1,12 @@
 // Closer views of the stage: head → row → number, feed-forward → neuron, embedding, logit, recurrent layer → unit. They
 // use the stage's marks, larger and with figures. `closer(stage, path)` returns a picture and its caption.
 import { s } from "./dom.js";
-import { bars, brief, circle, columnNames, dot, largest, line, minus, part, percentOf, quoted, rect, signedBar,
+import { bars, brief, circle, columnNames, dot, largest, line, minus, part, quoted, rect, signedBar,
   strongestOf, text, tokenName, weave } from "./stage_marks.js";
 import { valuesOf } from "./stage_ngram.js";
 import { hasRoot, headOf, lastOf, scaleText } from "./stage_transformer.js";
 import { layerName } from "./stage_threads.js";
-import { withCommas } from "./words.js";
+import { percent, withCommas } from "./words.js";
 
 const MAX_FIGURES = 16; // products that are all written out; of more, the largest
 const MAX_CELLS = 128; // neurons that are drawn as a grid
@@ -138,12 +138,12 @@ function rowView(stage, { q, k, v, scores, weights, output }, { name, names, go,
         : [line(`M${zero} ${y - sh / 2}v${sh}`, "axis"), signedBar(score, zero, y - sh * 0.28, size, sh * 0.56),
           text(x(cWeight) - fs * 0.8, y + fs * 0.35, figure(score), "end"), rect(x(cWeight), y - sh * 0.28,
             Math.max(1, weights[j] * wideShare), sh * 0.56, "pos", 1),
-          narrow ? text(x(1), y + fs * 0.35, percentOf(weights[j]), "bold end")
-            : text(x(cWeight) + weights[j] * wideShare + 8, y + fs * 0.35, percentOf(weights[j]), "bold"),
+          narrow ? text(x(1), y + fs * 0.35, percent(weights[j]), "bold end")
+            : text(x(cWeight) + weights[j] * wideShare + 8, y + fs * 0.35, percent(weights[j]), "bold"),
           !narrow && s("g", { opacity: (0.25 + 0.75 * Math.sqrt(weights[j])).toFixed(2) },
             bars(v[j], { x: x(cValue), y: y - sh / 2, w: wide, h: sh, max: vMost, m: `v${j}` }))]];
     return hidden || !go ? s("g", {}, ...shown.flat())
-      : part(`${go}/${j}`, `Score for ${quoted(names[j])}: ${figure(score)}, weight ${percentOf(weights[j])}`,
+      : part(`${go}/${j}`, `Score for ${quoted(names[j])}: ${figure(score)}, weight ${percent(weights[j])}`,
       ...shown.flat());
   }),
   !narrow && [line(`M${x(cValue)} ${yo + 4}h${wide}`, "wire"),
@@ -167,7 +167,7 @@ function layerView(stage, layer, number) {
       bars(vectors[n], { x: m + side, y: y + (narrow ? fs * 1.3 : 2), w: room, h: rh - (narrow ? fs * 1.6 : 6),
         max: gate ? 1 : undefined, m: `${name}${number}` }),
       !narrow && text(m + side - 10, y + rh / 2 + fs * 0.35, gate
-        ? percentOf(vectors[n].reduce((sum, v) => sum + v, 0) / units) : "", "end soft")];
+        ? percent(vectors[n].reduce((sum, v) => sum + v, 0) / units) : "", "end soft")];
   }), clickable && h1.map((_, unit) => part(`layer/${number}/${unit}`, `Unit ${unit}: ${figure(h1[unit])}`,
     rect(m + side + unit * each, fs, each, H - fs * 2, "hit", 2)))];
 }
@@ -269,7 +269,7 @@ export function closer(stage, path) {
     const crumbs = [`Block ${t.open}`, `${kind === "cross" ? "Cross-attention, h" : "H"}ead ${own.head}`],
       root = hasRoot(attention), scale = scaleText(attention);
     if (i === undefined) return view(headView(stage, attention, { names, keyNames, go: kind, here }), crumbs,
-      [`Head ${own.head}`, "Each row is one token asking, and sums to 100 %. Every head has its own pattern.",
+      [`Head ${own.head}`, "Each row is one token asking, and sums to 100%. Every head has its own pattern.",
       `A = softmax(Q K^{T} ${scale})`], attention.q.length);
     const name = quoted(names[i]), row = { q: own.q[i], k: own.k, v: own.v, scores: own.scores[i],
       weights: own.weights[i], output: i === here ? own.output : null };

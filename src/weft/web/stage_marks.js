@@ -10,7 +10,6 @@ export const largest = values => values.reduce((most, value) => Math.max(most, M
 export const strongestOf = (values, count) => values.map((_, n) => n)
   .sort((a, b) => Math.abs(values[b]) - Math.abs(values[a])).slice(0, count);
 export const dot = (a, b) => a.reduce((sum, value, n) => sum + value * b[n], 0);
-export const percentOf = p => (p > 0 && p < 0.005 ? "<1 %" : `${Math.round(100 * p)} %`);
 const weightOf = a => (a < 0.005 ? "0" : a > 0.994 ? "1" : a.toFixed(2).slice(1));
 
 // A number with three significant digits, without trailing zeros or an exponent where it can be avoided.

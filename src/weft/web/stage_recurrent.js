@@ -2,11 +2,11 @@
 // runs from token to token. Bahdanau's context is a sum of links from the source's threads.
 import { s } from "./dom.js";
 import { CELL_FORMULAS } from "./stage_closer.js";
-import { at, bars, largest, length, line, links, part, percentOf, quoted, rect, strips, text } from "./stage_marks.js";
+import { at, bars, largest, length, line, links, part, quoted, rect, strips, text } from "./stage_marks.js";
 import { embeddingPart, layerName, sourceParts, tokensPart } from "./stage_threads.js";
 import { wordSteps } from "./stage_transformer.js";
 import { wordsPart } from "./stage_words.js";
-import { clamp, withCommas } from "./words.js";
+import { clamp, percent, withCommas } from "./words.js";
 
 const isSigned = gate => /candidate|hidden/.test(gate);
 
@@ -94,7 +94,7 @@ export function recurrentSteps(stage) {
   const weights = source?.weights[here], most = weights?.indexOf(Math.max(...weights));
   const many = t.layers.length > 1;
   const cells = t.layers.flatMap((layer, number) => {
-    const open = name => percentOf(layer.means[here][layer.gates.indexOf(name)]);
+    const open = name => percent(layer.means[here][layer.gates.indexOf(name)]);
     const of = many ? ` of ${layerName(stage, number).toLowerCase()}` : "", back = layer.direction === "backward";
     const before = back ? "the state after the next token" : "the state before";
     const gates = layer.cell === "lstm" ? [`gates${number}`, "Gates",
@@ -118,14 +118,14 @@ export function recurrentSteps(stage) {
     ["embedding", "Embedding", "The number selects a row of a table.", `x = E[\`${step.ids[step.place]}\`]`,
       `embedding/${here}`],
     source && ["align", "Alignment",
-      `The state before asks the source. ${quoted(stage.sourceNames[most])} gets the most: ${percentOf(weights[most])}. The weighted sum is the context.`, "c = Σ a_{j} h_{j}", "align"],
+      `The state before asks the source. ${quoted(stage.sourceNames[most])} gets the most: ${percent(weights[most])}. The weighted sum is the context.`, "c = Σ a_{j} h_{j}", "align"],
     ...cells,
     t.mix && ["mix", "Mix", `The vector of ${now} is the mean of its embedding and of all layers, both directions side by side.`,
       "Σ s_{j} [→h_{j} ; ←h_{j}]"],
     ...!choice ? [] : t.mix ? [["logits", "Logits",
       `The forward state has read the text up to ${now}. It is compared with all ${withCommas(choice.vocab_size)} tokens.`, "z = E h + b", "logit/0"],
-    ["probabilities", "Probabilities", `It predicts the token after: ${quoted(choice.candidates[0].piece)}, ${percentOf(choice.candidates[0].final)}. `
-      + `The backward state predicts the one before: ${quoted(t.before.piece)}, ${percentOf(t.before.probability)}.`,
+    ["probabilities", "Probabilities", `It predicts the token after: ${quoted(choice.candidates[0].piece)}, ${percent(choice.candidates[0].final)}. `
+      + `The backward state predicts the one before: ${quoted(t.before.piece)}, ${percent(t.before.probability)}.`,
     "p = softmax(z)", "logit/0"]] : wordSteps(stage),
   ].filter(Boolean);
 }

@@ -1,10 +1,10 @@
 // The numbers of the stage as tables, for those who do not see the picture, and for exact values.
-import { percentOf, strongestOf } from "./stage_marks.js";
+import { strongestOf } from "./stage_marks.js";
 import { valuesOf } from "./stage_ngram.js";
 import { layerName } from "./stage_threads.js";
 import { headOf } from "./stage_transformer.js";
 import { table } from "./table.js";
-import { visibleToken } from "./words.js";
+import { percent, visibleToken } from "./words.js";
 
 const MAX_NEURONS = 24;
 const number = value => (value === null || value === undefined ? "masked"
@@ -45,6 +45,11 @@ export function valueTables(stage) {
     add(`The ${strongest.length} strongest neurons of block ${t.open}`, ["neuron", "sum", "activation"],
       strongest.map(unit => [String(unit), number(before[unit]), number(hidden[unit])]));
   }
+  if (t.block?.experts) {
+    const { probabilities, chosen, weights } = t.block.experts;
+    add(`Experts of block ${t.open}`, ["expert", "probability", "weight"], strongestOf(probabilities, MAX_NEURONS).map(expert =>
+      [String(expert), number(probabilities[expert]), chosen.includes(expert) ? number(weights[chosen.indexOf(expert)]) : ""]));
+  }
   for (const order of step.stages.filter(each => each.id.startsWith("order."))) {
     add(`${order.title}. ${order.about}`, ["token", "count", "probability"],
       choice.candidates.slice(0, 12).map(({ piece }, n) => [visibleToken(piece), String(valuesOf(order, "counts")?.[n] ?? ""),
@@ -52,6 +57,6 @@ export function valueTables(stage) {
   }
   if (choice) add("Predictions", ["token", "logit", "probability"],
     choice.candidates.map(({ piece, logit }, n) => [visibleToken(piece), number(logit),
-    `${number(shares[n])} (${percentOf(shares[n])})`]));
+    `${number(shares[n])} (${percent(shares[n])})`]));
   return tables;
 }

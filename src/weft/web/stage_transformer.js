@@ -1,11 +1,12 @@
 // A Transformer on the stage: embeddings, blocks of which one is open, attention as links between threads, and the
 // feed-forward layer. `transformer(stage)` returns the columns from left to right and the steps that walk through them.
 import { s } from "./dom.js";
-import { at, bars, binned, brief, columnNames, fit, largest, length, line, links, part, percentOf, pill, plus, quoted,
+import { at, bars, binned, brief, columnNames, fit, largest, length, line, links, part, pill, plus, quoted,
   rect, strips, strongestOf, text, weave, wide } from "./stage_marks.js";
+import { expertParts, expertSteps } from "./stage_experts.js";
 import { embeddingPart, sourceParts, tokensPart } from "./stage_threads.js";
 import { wordsPart } from "./stage_words.js";
-import { sum, withCommas } from "./words.js";
+import { percent, sum, withCommas } from "./words.js";
 
 const MAX_NEURONS = 12; // rows of the feed-forward part
 const MAX_PRODUCTS = 3; // lines from a neuron to each side
@@ -27,9 +28,8 @@ export const scaleText = attention => (hasRoot(attention) ? `/ √\`${attention.
 
 // Whether a sublayer normalises its input, rather than its result.
 const isPre = ({ stages }, id) => {
-  const place = name => stages.findIndex(stage => stage.id === `${id}.${name}`);
-  const first = id.endsWith("feedforward") ? "up" : "queries";
-  return place("norm") >= 0 && place("norm") < place(first);
+  const place = (...names) => stages.findIndex(stage => names.some(name => stage.id === `${id}.${name}`));
+  return place("norm") >= 0 && place("norm") < place("queries", "up", "router");
 };
 
 export function transformer(stage) {
@@ -151,7 +151,8 @@ export function transformer(stage) {
     ...cross ? [mix("cross", cross, "cross", { rows: { source: true }, title: "weight × V of the source",
       go: `cross/${here}` }),
       joined("crossheads", block.cross, "crossadd", () => stage.y(here))] : [],
-    preFeed && norm("norm2", "feedforward"), feed,
+    preFeed && norm("norm2", "feedforward"),
+    ...block.experts ? expertParts(stage, block.experts, norms.at(-1), join) : [feed],
     ...blocks.slice(open + 1).map((_, k) => slim(open + 1 + k)),
     wordsPart(stage, step.kind === "encoder" && !step.masked && !stage.fills ? { next: "Label" } : stage.fills
       ? { next: "The masked token" } : {}),
@@ -239,8 +240,8 @@ export function transformerSteps(stage) {
       `The query of ${now} meets every key.${masks ? " Hatched: masked, a token never sees what comes after it." : ""}`,
       `s_{j} = q · k_{j} ${scale}`, `head/${here}`],
     ["softmax", "Softmax",
-      `Softmax turns a row of scores into shares of one. Here ${quoted(names[most])} gets the most: ${percentOf(weights[most])}.`
-      + (rest > 0.005 ? ` Tokens that are not shown get ${percentOf(rest)}.` : ""), "a_{j} = exp(s_{j}) / Σ exp(s)",
+      `Softmax turns a row of scores into shares of one. Here ${quoted(names[most])} gets the most: ${percent(weights[most])}.`
+      + (rest > 0.005 ? ` Tokens that are not shown get ${percent(rest)}.` : ""), "a_{j} = exp(s_{j}) / Σ exp(s)",
         `head/${here}`],
     ["values", "Values",
       "Each token hands over its value in proportion to its share: the wider the link, the larger the share.",
@@ -250,7 +251,7 @@ export function transformerSteps(stage) {
       : "The head's result is projected and added to the stream.", heads > 1 ? `x ← x + W_{O} [o_{0} … o_{${heads - 1}}]`
         : "x ← x + W_{O} o", "head"],
     cross && ["cross", "Cross-attention",
-      `Now ${now} asks the source. ${quoted(stage.sourceNames[sourceMost])} gets the most: ${percentOf(cross.weights[here][sourceMost])}.`,
+      `Now ${now} asks the source. ${quoted(stage.sourceNames[sourceMost])} gets the most: ${percent(cross.weights[here][sourceMost])}.`,
       "o = Σ a_{j} v_{j}   (source)", `cross/${here}`],
     cross && ["crossadd", "Heads", "What the heads found in the source is added to the stream.",
       "x ← x + W_{O} [o_{0} … ]", `cross/${here}`],
@@ -258,7 +259,9 @@ export function transformerSteps(stage) {
       `Now the token is alone. Of ${withCommas(size)} neurons ${withCommas(above)} are above 0.`,
       gated ? `f = W_{d} (${block.feedforward.activation}(W_{g} n) ⊙ W_{u} n)`
         : `f = W_{2} ${block.feedforward.activation}(W_{1} n)`, "ff"],
-    size > 0 && ["add", "Add", "The result is added as well. Nothing in the stream is erased, only added to.", "x ← x + f", "ff"],
+    ...block.experts ? expertSteps(block.experts, now, name => step.stages.find(each => each.id === `${id}.feedforward.${name}`)?.formula ?? "")
+      : [],
+    (size > 0 || block.experts) && ["add", "Add", "The result is added as well. Nothing in the stream is erased, only added to.", "x ← x + f", size > 0 ? "ff" : ""],
     open < layers - 1 && ["after", "Blocks", "The other blocks do the same, each with weights of its own.",
       "x ← x + block(x)", "block"],
     ...choice ? wordSteps(stage) : [step.memory ? ["logits", "For the decoder",
@@ -278,7 +281,7 @@ export function wordSteps(stage) {
     ["logits", "Logits", `The ${lastOf(stage)} is compared with ${size} labels. Each gets one score, the logit.`,
       "z = W x + b", "logit/0"],
     ["probabilities", "Label",
-      `Softmax turns the scores into probabilities. The model says ${quoted(best.piece)}: ${percentOf(best.final)}.`,
+      `Softmax turns the scores into probabilities. The model says ${quoted(best.piece)}: ${percent(best.final)}.`,
       "p = softmax(z)", "logit/0"]];
   const factors = step.kind === "ngram"
     ? ["Log-probabilities", `Every one of ${withCommas(size)} tokens has a probability; here its logarithm.`,

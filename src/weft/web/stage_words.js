@@ -1,7 +1,7 @@
 // The last columns of the stage: logits, probabilities under the reader's settings, and the draw of one token.
 import { h, s } from "./dom.js";
-import { at, bars, largest, line, minus, part, percentOf, rect, signedBar, text, tokenName } from "./stage_marks.js";
-import { round, sum, withCommas } from "./words.js";
+import { at, bars, largest, line, minus, part, rect, signedBar, text, tokenName } from "./stage_marks.js";
+import { percent, round, sum, withCommas } from "./words.js";
 
 const MAX_ROWS = 8;
 
@@ -78,7 +78,7 @@ export function updateWords(svg, stage) {
   const row = chosen && Math.min(chosen.rank, parts.length - 1);
   svg.querySelectorAll(".word").forEach((word, n) => {
     word.querySelector(".share").style.setProperty("--p", Math.max(0.004, parts[n] ?? 0).toFixed(4));
-    word.querySelector(".percent").textContent = percentOf(parts[n] ?? 0);
+    word.querySelector(".percent").textContent = percent(parts[n] ?? 0);
     word.classList.toggle("chosen", n === row);
     const gap = word.querySelector(".gap");
     if (gap) showGap(gap, parts[n] ?? 0, n < order.length ? stage.beside.shares.get(stage.choice.candidates[order[n]].piece) ?? 0 : null);

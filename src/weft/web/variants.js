@@ -27,13 +27,16 @@ function checkpointSlider(label, info, change) {
 
 /**
  * Controls of the header.
- * @param {any} sides  the model's `info`, the `other` beside it, all `models`, and `fits(model)`: whether one can be there
+ * @param {any} sides  the model's `info`, the `other` beside it, all `models`, those that are `broken`, and `fits(model)`:
+ *   whether one can be there
  * @param {any} on  `choose(id)` another model, `move(changes)` to another checkpoint or beside another model
  */
-export function chooser({ info, other, models, fits }, { choose, move }) {
+export function chooser({ info, other, models, broken, fits }, { choose, move }) {
   if (!info) return [];
-  const chosen = models.length > 1 ? field("Model", select(models.map(({ id }) => [id, id]), info.base, choose))
-    : h("span.soft", {}, info.base);
+  const why = ({ id, problem }) => (problem ? `${id}: ${problem}` : id);
+  const list = select(models.map(model => [model.id, why(model)]), info.base, choose);
+  list.append(...broken.map(model => h("option", { disabled: true }, why(model))));
+  const chosen = list.length > 1 ? field("Model", list) : h("span.soft", {}, info.base);
   if (!fits) return [chosen];
   const several = info.checkpoints.length > 1, own = other?.base === info.base, isOff = other?.off.length > 0;
   const options = [["", "nothing"], ...several ? [["@", "another checkpoint"]] : [],

@@ -3,8 +3,7 @@ import * as chart from "./chart.js";
 import { h, soft } from "./dom.js";
 import { lacksTokens } from "./reading.js";
 import { saveTools, shellQuote } from "./save.js";
-import { percentOf } from "./stage_marks.js";
-import { capitalised } from "./words.js";
+import { capitalised, percent } from "./words.js";
 
 export const title = "Abilities";
 export const about = "What the model can do without having seen it: copy, recall, count, agree, by distance.";
@@ -19,7 +18,7 @@ export async function mount(main, context) {
   const charts = [];
   const place = h("div.charts.small");
   main.append(h("p.soft.about", {}, `Each point is the share of ${QUESTIONS} questions whose right answer is the `
-    + "likeliest of a few. The band is the 95 % interval, the dashed line chance; a model that follows the rule is "
+    + "likeliest of a few. The band is the 95% interval, the dashed line chance; a model that follows the rule is "
     + "always right."), place, saveTools({ name: `abilities-${info.id}`, svg: () => charts.map(each => each.element),
     command: () => `weft evaluate ${shellQuote(`runs/${info.id}`)} --abilities --limit ${QUESTIONS}` }));
   const figures = tasks.map(task => place.appendChild(h("figure.compare-figure", {},
@@ -34,7 +33,7 @@ export async function mount(main, context) {
       else {
         const drawn = h("div");
         heading.replaceWith(drawn);
-        charts.push(chart.mount(drawn, { ...found.plots[0], title: `${task.name}: ${percentOf(found.accuracy)} right`,
+        charts.push(chart.mount(drawn, { ...found.plots[0], title: `${task.name}: ${percent(found.accuracy)} right`,
           controls: false }));
       }
     }

@@ -8,7 +8,7 @@ import { difference as surpriseDifference } from "./surprise.js";
 import { idOf, titleOf } from "./variants.js";
 
 export const title = "Attention";
-export const about = "What each head attends to. Switch heads off to see what changes.";
+export const about = "What each token attends to.";
 export const path = "attention";
 
 const KINDS = ["bahdanau", "encoder", "encoder-decoder", "decoder"];

@@ -35,7 +35,7 @@ const GOOD_AT = {
 // the first steps of a person who has never seen a language model; the first of `views` that the model has is opened
 const STEPS = [
   { views: ["step"], label: "Watch one prediction", about: "Every step, down to a single number." },
-  { views: ["attention", "surprise"], label: "See what it looks at", about: "What each attention head reads." },
+  { views: ["attention", "surprise"], label: "See what it looks at", about: "What each token attends to." },
   { views: ["surprise", "predict"], label: "Find what surprises it",
     about: "Tokens shaded by how unexpected they were." },
   { views: ["write", "predict"], label: "Let it write", about: "Choose another token and see where it leads." },
@@ -65,7 +65,7 @@ class Home {
   }
 
   async begin() {
-    this.main.append(...this.models.length ? [this.first(), this.cards()] : [this.nothing()], this.runs,
+    this.main.append(...this.models.length ? [this.first(), this.cards()] : [this.nothing()], this.broken(), this.runs,
       glossary());
     await this.showRuns();
   }
@@ -87,8 +87,14 @@ class Home {
         line("weft import path/to/SmolLM2 runs/smol", "Converts a downloaded Hugging Face model.")));
   }
 
+  // Models whose recipe cannot be read, and why.
+  broken() {
+    return h("div.home-cards", {}, this.context.broken.map(({ id, problem }) => h("article.home-card", {}, h("h3", {}, id),
+      h("p.reading-problem", {}, `Cannot be loaded: ${problem}`))));
+  }
+
   first() {
-    const { context } = this, able = this.models.filter(model => model.continues && !model.chat);
+    const { context } = this, able = this.models.filter(model => model.continues && !model.chat && !model.problem);
     const model = able.find(each => each.heads) ?? able[0];
     const steps = h("nav.home-steps", { "aria-label": "Start here" });
     if (!model) {
@@ -126,7 +132,11 @@ class Home {
     this.beginning(model).then(text => {
       area.value ||= text;
       return load();
-    }).catch(error => context.fail(error));
+    }).catch(error => {
+      if (error.status !== 409) return context.fail(error);
+      model.problem = error.message; // another one can be loaded
+      return this.main.firstChild.replaceWith(this.first());
+    });
     this.drawSteps(steps, model);
     return h("section.home-first", {},
       h("div", {}, h("h2.home-title", {}, "What comes next?"), area,
@@ -191,7 +201,8 @@ class Home {
     const write = () => {
       sample.setAttribute("aria-busy", "true");
       this.queue = this.queue.then(() => sampleOf(sample, model, { ...this.context, seed: seed++ })).catch(error => {
-        if (error.name !== "AbortError") sample.replaceChildren(soft(`No sample: ${error.message}`));
+        if (error.name !== "AbortError") sample.replaceChildren(error.status === 409 ? h("p.reading-problem", {}, capitalised(error.message))
+          : soft(`No sample: ${error.message}`));
       }).finally(() => sample.removeAttribute("aria-busy"));
     };
     const again = button("↻", write, { class: "home-again", title: "Another sample", "aria-label": `Another sample of ${model.id}` });

@@ -68,7 +68,7 @@ class Abilities(Charts):
     title = "Abilities"
     about = (
         "Sequences made by a random generator, each with one right continuation among a few. A curve shows how often a "
-        "model finds it likeliest, by distance; the band is the 95 % interval, the dashed line chance. A model that "
+        "model finds it likeliest, by distance; the band is the 95% interval, the dashed line chance. A model that "
         "follows the rule is always right."
     )
 
@@ -85,7 +85,7 @@ class Abilities(Charts):
             interval = "" if overall is None else f"{overall.low:.1%}–{overall.high:.1%}"
             told = f"skipped: {skipped}" if skipped else by_distance
             rows.append((task.name, f"{task.chance:.0%}", f"{CEILING}%", mean, interval, told))
-        header = ("ability", "chance", "ceiling", "right", "95 % interval", "by distance")
+        header = ("ability", "chance", "ceiling", "right", "95% interval", "by distance")
         return [Table(header, rows, "", self.remarks, text=(0, 5), spare=(2, 4))]
 
     def record(self, details: bool = False) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class OverTime(Charts):
 
     title = "Over time"
     about = (
-        "Accuracy at every checkpoint, with its 95 % interval, beside the validation loss. A dashed line is chance. An "
+        "Accuracy at every checkpoint, with its 95% interval, beside the validation loss. A dashed line is chance. An "
         "ability has appeared at the first checkpoint from which on the whole interval is above chance."
     )
 

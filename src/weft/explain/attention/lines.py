@@ -31,6 +31,7 @@ class LineView(Picture):
     chosen: list[int]
     queries: list[str]
     keys: list[str]
+    single: bool = False  # the model has one attention, without a head to name
 
     def figure(self) -> Figure:
         left, right = self._drawn_tokens()
@@ -68,11 +69,13 @@ class LineView(Picture):
                     ends = [left_row[query] + shift, right_row[key] + shift]
                     axes.plot([0, LINES], ends, color=colour, lw=0.5 + 4 * p, alpha=0.25 + 0.75 * p)
         squares_x = LINES + 0.16 + right_margin
-        axes.text(squares_x - 0.06, -0.9, "head", ha="right", va="center", size=9)
+        if not self.single:
+            axes.text(squares_x - 0.06, -0.9, "head", ha="right", va="center", size=9)
         alphas = np.sqrt(self.probabilities.mean(axis=1))
         for number, (head, colour) in enumerate(zip(self.heads, colours, strict=True)):
             x = squares_x + SQUARE * number
-            axes.text(x + 0.07, -0.9, str(head), ha="center", va="center", size=9 if head < 10 else 7)
+            if not self.single:
+                axes.text(x + 0.07, -0.9, str(head), ha="center", va="center", size=9 if head < 10 else 7)
             for key, row in right_row.items():
                 corners = [x, x + 0.14, x + 0.14, x], [row - 0.42, row - 0.42, row + 0.42, row + 0.42]
                 axes.fill(*corners, facecolor=(*colour, float(alphas[number, key])), edgecolor="#cccccc", lw=0.3)
@@ -80,7 +83,8 @@ class LineView(Picture):
 
     def text(self) -> str:
         means = self.probabilities.mean(axis=1)
-        lines = (f"head {head:>2}  → {strongest(means[n], self.keys, 4)}"[:79] for n, head in enumerate(self.heads))
+        names = [""] if self.single else [f"head {head:>2}  " for head in self.heads]
+        lines = (f"{name}→ {strongest(means[n], self.keys, 4)}"[:79] for n, name in enumerate(names))
         return "\n".join([self.title, *lines])
 
     def _drawn_tokens(self) -> tuple[list[int], list[int]]:

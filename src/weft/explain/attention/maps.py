@@ -56,6 +56,15 @@ class KindMaps(NamedTuple):
     queries: list[str]
     keys: list[str]
 
+    @property
+    def single(self) -> bool:
+        """Whether there is one map, which then is not named by a layer and a head."""
+        return self.probabilities[..., 0, 0].size == 1
+
+    def where(self, layer: int, head: int | None = None) -> str:
+        """Return a layer or a head as the end of a title; nothing if there is one map."""
+        return "" if self.single else f", layer {layer}" + ("" if head is None else f", head {head}")
+
 
 class Head(NamedTuple):
     """One head with its statistics; NaN where a statistic does not apply."""
@@ -141,7 +150,7 @@ class AttentionMaps(Picture):
         """Return the heat map of one head; `zoom` is a half-open range of tokens (over a source, of queries only)."""
         part = self.part(kind)
         cells = part.probabilities[_checked(part, "layer", layer), _checked(part, "head", head)]
-        title, about = f"{NAMES[part.kind].capitalize()}, layer {layer}, head {head}", TEXTS["head"]
+        title, about = f"{NAMES[part.kind].capitalize()}{part.where(layer, head)}", TEXTS["head"]
         about += " A row is named by the token written at that step." * (part.kind == "cross")
         queries, keys, start = part.queries, part.keys, (0, 0)
         if zoom is not None:
@@ -170,9 +179,8 @@ class AttentionMaps(Picture):
         first = f" (the first of {times})" if times > 1 else ""
         about = TEXTS["follow"].format(name=repr(name), first=first, least=MIN_DRAWN)
         about += " Here the word is the one being written." * (part.kind == "cross")
-        where = f"layer {layer}" if head is None else f"layer {layer}, head {head}"
-        title = f"What {shorten(name, 24)!r} attends to: {NAMES[part.kind]}, {where}"
-        tokens: dict[str, Any] = {"chosen": chosen, "queries": part.queries, "keys": part.keys}
+        title = f"What {shorten(name, 24)!r} attends to: {NAMES[part.kind]}{part.where(layer, head)}"
+        tokens: dict[str, Any] = {"chosen": chosen, "queries": part.queries, "keys": part.keys, "single": part.single}
         return LineView(title, about, part.probabilities[layer][heads][:, chosen], heads=heads, **tokens)
 
     def rollout(self, kind: str | None = None) -> HeadMap:
@@ -189,7 +197,12 @@ class AttentionMaps(Picture):
         return HeadMap(title, TEXTS["rollout"], total.astype(np.float32), queries=part.queries, keys=part.keys)
 
     def figure(self) -> Figure:
-        """Return all heads as small maps: layers in rows, heads in columns, the kinds one below another."""
+        """Return all heads as small maps: layers in rows, heads in columns, the kinds one below another.
+
+        The only map of a model is drawn large.
+        """
+        if len(self.parts) == 1 and self.parts[0].single:
+            return self.head(0, 0).figure()
         widths, heights, margin = [], [], 0.0
         for layers, heads, queries, keys in (part.probabilities.shape for part in self.parts):
             side = max(queries, keys)
@@ -259,9 +272,11 @@ class AttentionMaps(Picture):
         lines = []
         for part in self.parts:
             layers, heads, queries, keys = part.probabilities.shape
-            lines.append(f"{NAMES[part.kind]}: {layers} layers × {heads} heads, {queries} × {keys} tokens")
+            size = "" if part.single else f"{counted(layers, 'layer')} × {counted(heads, 'head')}, "
+            lines.append(f"{NAMES[part.kind]}: {size}{queries} × {keys} tokens")
             for layer, means in enumerate(part.probabilities.mean(axis=(1, 2))):
-                lines.append(f"  layer {layer:>2}  mostly to {strongest(means, part.keys, 4)}"[:79])
+                named = "" if part.single else f"layer {layer:>2}  "
+                lines.append(f"  {named}mostly to {strongest(means, part.keys, 4)}"[:79])
         return "\n".join(lines)
 
 

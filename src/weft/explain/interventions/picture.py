@@ -124,7 +124,7 @@ class Patching(Picture):
             if effects:
                 listed = [(each.name, _percent(each.recovered), _interval(each)) for each in effects[:LISTED]]
                 more = [f"… and {len(effects) - LISTED} more"] * (len(effects) > LISTED)
-                found.append(Table((name, "recovered", "95 % interval"), listed, remarks=more))
+                found.append(Table((name, "recovered", "95% interval"), listed, remarks=more))
         return found if self.circuit is None else [*found, _circuit_table(self.circuit)]
 
 
@@ -138,7 +138,7 @@ def _circuit_table(circuit: Circuit) -> Table:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %".replace("-", "−")
+    return f"{100 * share:.1f}%".replace("-", "−")
 
 
 def _interval(effect: PatchEffect) -> str:

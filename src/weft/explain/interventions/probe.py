@@ -89,7 +89,7 @@ class Probes(Charts):
         ]
         known = ", ".join(f"{label} {count}" for label, count in list(self.labels.items())[:12])
         remarks = [
-            f"in %, on {counted(self.held_out, 'held-out word')}; the commonest label: {100 * self.baseline:.1f} %",
+            f"in %, on {counted(self.held_out, 'held-out word')}; the commonest label: {100 * self.baseline:.1f}%",
             f"labels: {known}{', …' if len(self.labels) > 12 else ''}",
             *(["–: there is only one class, so there is nothing to learn"] if any("–" in row for row in rows) else []),
         ]

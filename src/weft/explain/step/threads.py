@@ -11,6 +11,7 @@ from weft.explain.step.passing import SUBLAYERS, AttentionInputs, FollowedToken
 from weft.explain.step.stage import rounded
 from weft.nn import feedforward
 from weft.nn.attention import GlobalAttention
+from weft.nn.experts import Choice, Experts
 from weft.nn.linear import Linear
 from weft.nn.position import Position
 
@@ -70,6 +71,7 @@ def transformer_threads(token: FollowedToken, requested: Sequence[int] = ()) -> 
         norms = rounded(torch.stack([each.norm() for each in (*before, after)]))
         blocks.append({"norms": norms, "added": binned(after - before[0])})
     opened: dict[str, Any] = {"feedforward": _feedforward(token) if _has_neurons(token.block) else None}
+    opened["experts"] = _experts(token) if isinstance(token.block.feedforward, Experts) else None
     opened["attention"] = _attention(token, "attention", rows, keys=rows)
     result = {"rows": rows, "embedding": _embedding(token, rows), "blocks": blocks, "open": token.opened}
     if token.block.cross is not None:
@@ -130,7 +132,7 @@ def _attention(token: FollowedToken, part: str, rows: Sequence[int], *, keys: Se
 
 
 def _has_neurons(block: Any) -> bool:
-    """Return whether a block has one feed-forward layer, whose neurons are drawn; experts are not."""
+    """Return whether a block has one feed-forward layer, whose neurons are drawn; a mixture has `_experts`."""
     return isinstance(block.feedforward, feedforward.Plain | feedforward.Gated)
 
 
@@ -149,6 +151,22 @@ def _feedforward(token: FollowedToken) -> dict[str, Any]:
         result |= {"units": units.tolist(), "up": rounded(up.weight[units])}
         result |= {"bias": None if up.bias is None else rounded(up.bias[units])}
         result["down"] = rounded(module.down.weight[:, units].T)
+    return result
+
+
+def _experts(token: FollowedToken) -> dict[str, Any]:
+    """Return the router's probabilities (experts,), the chosen experts with their weights and weighted outputs (chosen,
+    width), and the output of the shared layer, if there is one, with its weight."""
+    id, module = f"{token.name}.{token.opened}.feedforward", token.block.feedforward
+    logits, read = token.at(f"{id}.router"), token.sublayer_read("feedforward")
+    experts, weights = module.router.choose(logits)
+    x = read.to(token.captured[id].dtype)
+    outputs = module.mix(x.expand(len(experts), -1), Choice(experts[:, None], weights[:, None])).float()
+    result: dict[str, Any] = {"probabilities": rounded(module.router.probabilities(logits)), "shared": None}
+    result |= {"chosen": experts.tolist(), "weights": rounded(weights), "outputs": rounded(outputs)}
+    if module.shared is not None:
+        weight = 1.0 if module.shared_gate is None else float(module.shared_gate(x).sigmoid())
+        result["shared"] = {"weight": weight, "output": rounded(token.at(id) - outputs.sum(0))}
     return result
 
 

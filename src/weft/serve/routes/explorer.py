@@ -25,7 +25,7 @@ from weft.recipe.config import Recipe
 from weft.runs.folder import RunFolder
 from weft.serve.errors import RefusedError, UnknownModelError
 from weft.serve.events import encoded_response
-from weft.serve.library import Library
+from weft.serve.library import Library, ServedModel
 from weft.serve.server import server_of
 from weft.serve.stories import stories
 from weft.serve.turns import Name
@@ -73,15 +73,18 @@ async def file(name: str) -> Response:
     return Response(web_file(name), media_type=TYPES[suffix], headers=HEADERS)
 
 
-def model_facts(library: Library, folder: RunFolder) -> dict[str, Any] | None:
-    """Return the facts that the page shows about a model before it is loaded; None if its recipe cannot be read."""
+def model_facts(library: Library, served: ServedModel) -> dict[str, Any]:
+    """Return the facts that the page shows about a model before it is loaded, under 'weft', and a 'problem' if it is
+    known that the model cannot be loaded; without a valid recipe there are no facts."""
+    folder = served.folder
     try:
         library.check_links(folder.path)
         facts = _model_facts(folder, folder.config.stat().st_mtime_ns)
-        drawn = facts["kind"] != "ngram" and not facts["imported"]  # from weights that can be drawn again
-        return {**facts, "checkpoints": [*([0] if drawn else []), *folder.steps()]}
-    except (WeftError, OSError):
-        return None
+    except (WeftError, OSError) as error:
+        return {"weft": None, "problem": library.reason(folder, error, "its recipe cannot be read")}
+    drawn = facts["kind"] != "ngram" and not facts["imported"]  # from weights that can be drawn again
+    problem = {} if served.problem is None else {"problem": served.problem}
+    return {"weft": {**facts, "checkpoints": [*([0] if drawn else []), *folder.steps()]}, **problem}
 
 
 @lru_cache(maxsize=1024)

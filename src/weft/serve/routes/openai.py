@@ -76,7 +76,7 @@ async def model(request: Request, name: str) -> dict[str, Any]:
 
 def _model_object(library: Library, model: ServedModel) -> dict[str, Any]:
     facts = {"id": model.name, "object": "model", "created": model.created, "owned_by": "weft"}
-    return {**facts, "weft": explorer.model_facts(library, model.folder)}
+    return {**facts, **explorer.model_facts(library, model)}
 
 
 def _response_head(model: ServedModel, kind: str, prefix: str) -> dict[str, Any]:
