@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,7 @@ from weft.course.values import Value, map_leaves, map_tensors, parts, same, to_t
 MAX_PRINTED = 2000  # characters of output that are kept
 MAX_TRACED = 400  # values of variables that are kept
 MAX_EDITED_LINES = 300_000  # that edited functions execute in all
+MAX_EDIT_SECONDS = 1.2  # of CPU time, for the edits of a cost; most take half a second
 SIGNAL_SECONDS = 0.1  # between signals to a function that catches all exceptions
 LOOPS = (ast.For, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
@@ -93,7 +95,9 @@ def call(function: Callable[..., Any], request: CallRequest, file: str, *, seed:
     with _global_seeds(seed), redirect_stdout(printed), redirect_stderr(printed):
         if request.cost:
             warnings.simplefilter("ignore")  # in a copy of the process
-            return CallResult(repairs=tuple(_repairs(function, request, file)))
+            until = time.process_time() + MAX_EDIT_SECONDS
+            repairs = tuple(_repairs(function, request, file, until=until))
+            return CallResult(repairs=repairs, late=time.process_time() > until)
         result = _outcome(function, request, tracer if request.watch or request.count_lines else None, file=file)
     if request.repeat and not result.error and same(result.value, result.value):
         again = call(function, CallRequest(request.arguments), file, seed=2)
@@ -176,7 +180,7 @@ def time_limit(seconds: float, file: str) -> Iterator[None]:
         signal.signal(signal.SIGALRM, handler)
 
 
-def _repairs(function: Callable[..., Any], request: CallRequest, file: str) -> Iterator[CallResult]:
+def _repairs(function: Callable[..., Any], request: CallRequest, file: str, *, until: float) -> Iterator[CallResult]:
     """Call edited functions; if all edits are tried, yield only results that differ from the function's own."""
     plain = request._replace(cost=0, numbers=(), count_lines=True)
     if request.numbers:
@@ -193,7 +197,7 @@ def _repairs(function: Callable[..., Any], request: CallRequest, file: str) -> I
     for number, edit, changed in edited(function, request.cost, request.line):
         result, executed = run(changed, min(usual, left))
         left -= executed
-        if left <= 0:
+        if left <= 0 or time.process_time() > until:
             return
         if not result.error and (own.error or request.gradients or own.changed or not same(own.value, result.value)):
             step = TracedValue(edit.kind, edit.line, _text(file, edit.line), None)

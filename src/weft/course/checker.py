@@ -36,7 +36,7 @@ AMPLIFICATION = 64  # rounding of a whole computation, in units of rounding of i
 SIZES = (40, 160)  # for which the executed lines are counted; a quadratic loop executes 16 times as many
 MAX_GROWTH = 8.0
 MAX_VERIFIED, MAX_OTHERS = 24, 2  # edits that are tried on all cases, and other lines that are named
-EDIT_LIMITS = Limits(seconds=2, memory=1 << 28)  # of the edits of a cost, most of which take a second
+EDIT_LIMITS = Limits(seconds=3, memory=1 << 28)  # of the edits of a cost
 ROUNDED = ": only float32's digits are right; keep the inputs' dtype"
 Calls = Callable[[Sequence[CallRequest]], list[CallResult]]
 
@@ -256,15 +256,16 @@ def _difference(case: Case, name: str, *, expected: Any, given: Any) -> str:
         distance = gap(expected, given)
     except MismatchError as error:
         return f"{name}: {error}{where}"
+    nan = isinstance(given, Tensor | float) and bool(torch.as_tensor(given).isnan().any())
+    finite = math.isfinite(distance)
+    how = f"differs by {distance:.2g}" if finite else "contains NaN" if nan else "differs"
+    problem = f"{name} {how}{where}"
     if name.startswith("∂"):
-        cause = "though the output is right: is something detached, or computed with .data or .item()?"
-        return f"{name} differs by {distance:.2g}{where}, {cause}"
-    if not math.isfinite(distance):
-        nan = isinstance(given, Tensor | float) and bool(torch.as_tensor(given).isnan().any())
-        return f"{name} contains NaN{where}" if nan else f"{name} differs{where}"
+        detached = "is something detached, or computed with .data or .item()?"
+        return f"{problem}, though the output is right: {detached if finite else 'does something overflow on the way?'}"
     double = any(is_float(value) and value.dtype == torch.float64 for value in case.arguments.values())
     rounded = double and distance < FLOORS[torch.float32] * magnitude(expected)
-    return f"{name} differs by {distance:.2g}{where}{ROUNDED if rounded else ''}"
+    return f"{problem}{ROUNDED if rounded else ''}"
 
 
 def _growth(chosen: Exercise, calls: Calls) -> str:
@@ -411,8 +412,6 @@ def _repairs(
     first = CallRequest(worst.case.arguments, requests[0].gradients if worst.about.startswith("∂") else (), line=line)
     for cost in MAX_EDITS:
         tried = calls([first._replace(cost=cost)])[0]
-        if tried.error:
-            break  # those of a larger cost are not faster
         if numbers := [each.number for each in tried.repairs if not judge(chosen, worst.case, each).problem][
             :MAX_VERIFIED
         ]:
@@ -424,6 +423,8 @@ def _repairs(
                 right &= {one.number for one in result.repairs if not judge(chosen, each.case, one).problem}
             if right:
                 return [each.steps[0] for each in tried.repairs if each.number in right]
+        if tried.error or tried.late:
+            break  # those of a larger cost are not faster
     return []
 
 

@@ -21,7 +21,7 @@ import torch
 
 from weft.config import read_toml
 
-MAX_EDITS = {1: 1500, 2: 1500, 3: 1000}  # by cost
+MAX_EDITS = {1: 1500, 2: 1500, 3: 1000, 4: 800, 5: 300}  # by cost
 MAX_EXPONENT = 64
 GRAMMAR = read_toml(Path(__file__).with_name("repairs.toml"))
 # parents of an "expr" of the grammar, unless it names others
@@ -118,24 +118,37 @@ def _power(base: Any, exponent: Any) -> Any:
     return base**exponent
 
 
+class Names(NamedTuple):
+    """Arguments and variables of a function, those that it never uses, and the nodes of its exponents."""
+
+    name: list[str]
+    unused: list[str]
+    exponents: set[ast.AST]
+
+
 @lru_cache(maxsize=8)
-def _names(tree: ast.FunctionDef) -> tuple[list[str], set[ast.AST]]:
-    """Return the arguments and variables of a function, and the nodes of its exponents."""
-    assigned = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
-    arguments = [node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)]
-    powers = [node.right for node in ast.walk(tree) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)]
-    return list(dict.fromkeys([*arguments, *assigned])), {node for power in powers for node in ast.walk(power)}
+def _names(tree: ast.FunctionDef) -> Names:
+    nodes = list(ast.walk(tree))
+    arguments = [node.arg for node in nodes if isinstance(node, ast.arg)]
+    used, assigned = (
+        [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, context)]
+        for context in (ast.Load, ast.Store)
+    )
+    names = list(dict.fromkeys([*arguments, *assigned]))
+    powers = [node.right for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)]
+    exponents = {node for power in powers for node in ast.walk(power)}
+    return Names(names, [name for name in names if name not in used], exponents)
 
 
 def _edits(tree: ast.FunctionDef, slot: Slot, cost: int) -> Iterator[Edit]:
     """Yield the edits of a node that have this cost."""
-    (line, owner, field, index, node), (names, exponents) = slot, _names(tree)
-    for kind, new in _replacements(node, owner, names, cost=cost, power=node not in exponents):
+    (line, owner, field, index, node), names = slot, _names(tree)
+    for kind, new in _replacements(node, owner, names, cost=cost):
         listed = getattr(owner, field)
         yield Edit(kind, line, ((owner, field, new[0] if index is None else _spliced(listed, index, new)),))
     yield from (Edit(kind, line, (tuple(change),)) for each, kind, *change in _changes(node) if each == cost)
     if isinstance(node, ast.stmt) and index is not None:
-        yield from (edit for each, edit in _block_edits(owner, field, index, names=names) if each == cost)
+        yield from (edit for each, edit in _block_edits(owner, field, index, names=names.name) if each == cost)
 
 
 def _slots(node: ast.AST) -> Iterator[Slot]:
@@ -168,9 +181,7 @@ def _parsed(text: str, before: str) -> list[ast.stmt]:
         return []
 
 
-def _replacements(
-    node: ast.AST, owner: ast.AST, names: list[str], *, cost: int, power: bool
-) -> Iterator[tuple[str, Sequence[ast.AST]]]:
+def _replacements(node: ast.AST, owner: ast.AST, names: Names, *, cost: int) -> Iterator[tuple[str, Sequence[ast.AST]]]:
     """Yield what may stand instead of a node, each with its kind, by the templates of the grammar."""
     if not isinstance(node, ast.stmt | ast.expr) or not isinstance(getattr(node, "ctx", None), ast.Load | None):
         return
@@ -194,10 +205,13 @@ def _replacements(
         parents = tuple(getattr(ast, each) for each in rule.get("parents", PARENTS))
         if rule["of"] == "expr" and (isinstance(node, ast.Constant) or not isinstance(owner, parents)):
             continue
-        for template in (each for each in rule["texts"] if power or "_power" not in each):  # no tower of powers
-            for name in names if "{name}" in template else ("",):
+        for template in rule["texts"]:
+            if "_power" in template and node in names.exponents:
+                continue  # no tower of powers
+            kind = next((each for each in ("name", "unused") if f"{{{each}}}" in template), "")
+            for name in getattr(names, kind) if kind else ("",):
                 with suppress(KeyError):
-                    for new in _parsed(template.format(name=name, **fields), fields["text"]):
+                    for new in _parsed(template.format(**fields, **{kind: name}), fields["text"]):
                         yield rule["kind"], [new if isinstance(node, ast.stmt) else getattr(new, "value", node)]
 
 
