@@ -38,15 +38,15 @@ def children() -> Iterator[Children]:
 
 
 @linux
-@pytest.mark.parametrize(("code", "lines"), spread(FORMS, keep=3))
+@pytest.mark.parametrize(("code", "lines"), spread(FORMS, keep=2))
 def test_a_file_that_never_ends(children: Children, code: str, lines: set[int]) -> None:
     answer = checker.check_file(exercise("warmup"), HEAD + code, children, seconds=1)
     assert answer.passed == 0 and answer.line in lines, answer
-    assert "more than 1 seconds and was still in this" in answer.problem and answer.text in code
+    assert "more than 1 seconds and was still in the" in answer.problem and answer.text in code
 
 
 @linux
-@pytest.mark.parametrize(("code", "lines"), spread(FORMS, keep=6))
+@pytest.mark.parametrize(("code", "lines"), spread(FORMS, keep=3))
 def test_a_function_that_never_ends(
     code: str, lines: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,7 +54,7 @@ def test_a_function_that_never_ends(
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
     (tmp_path / "endless.py").write_text(HEAD + code)
     answer = weft.check(load_file(tmp_path / "endless.py", "endless").warmup, "warmup")
-    assert answer.line in lines and "more than 0.3 seconds and was still in this" in answer.problem, answer
+    assert answer.line in lines and "more than 0.3 seconds and was still in the" in answer.problem, answer
 
 
 def test_a_recursion_without_end_is_an_error() -> None:
@@ -63,3 +63,20 @@ def test_a_recursion_without_end_is_an_error() -> None:
 
     answer = weft.check(endless, "warmup")
     assert "RecursionError" in answer.problem and answer.text.startswith("return endless")
+
+
+def test_the_statement_at_fault_is_named_besides_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bpe_encode(word: str, merges: list[tuple[str, str]]) -> list[str]:
+        pieces, at = list(word), 0
+        for pair in merges:
+            at = 0
+            while at < len(pieces) - 1:
+                if (pieces[at], pieces[at + 1]) == pair:
+                    pieces[at : at + 2] = ["".join(pair)]
+                at += 0
+        return pieces
+
+    monkeypatch.setattr(checker, "SECONDS", 0.3)
+    answer = weft.check(bpe_encode, "bpe_encode")
+    assert "in the loop “while at < len(pieces) - 1:”" in answer.problem
+    assert answer.text == "at += 0" and "another value" in answer.repair, answer

@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain, pairwise
 from pathlib import Path
@@ -24,7 +24,7 @@ import torch
 from pydantic import TypeAdapter
 
 from weft.course.calls import CallRequest, CallResult, call
-from weft.course.confine import LIMITS, confine
+from weft.course.confine import LIMITS, Limits, confine
 from weft.workers import respond
 
 # answer of a process that cannot be made
@@ -47,12 +47,12 @@ def attempt(request: dict[str, Any]) -> dict[str, Any]:
         return _run(request, path)
 
     if hasattr(os, "fork"):
-        return confined(run, request["hidden"], request["seconds"])
+        return confined(run, Limits(*request["limits"]))
     with tempfile.TemporaryDirectory(prefix="weft-attempt-") as folder:  # Windows
         return {**NOTHING, "lines": list(map(_line, run(folder))), "weak": ["time", *LIMITS]}
 
 
-def confined(run: Run, hidden: Sequence[str], seconds: int) -> dict[str, Any]:
+def confined(run: Run, limits: Limits) -> dict[str, Any]:
     """Run a function, which gets a folder, in a limited process that is a copy of this one.
 
     Returns the lines that it answered, why there are no more, the numbers of the lines of the folder's files that ran
@@ -63,15 +63,15 @@ def confined(run: Run, hidden: Sequence[str], seconds: int) -> dict[str, Any]:
         reader, writer = os.pipe()
         process = os.fork()
         if process == 0:
-            _child(run, folder, (writer, stack.fileno()), hidden=hidden, seconds=seconds)
+            _child(run, folder, (writer, stack.fileno()), limits=limits)
         os.close(writer)
-        raw, reason = _collect(reader, folder, seconds)
+        raw, reason = _collect(reader, folder, limits.seconds)
         status = _stop(process, late=bool(reason))
         stack.seek(0)
         running = re.findall(rf"{Path(folder).name}.*, line (\d+) in", stack.read(MAX_STACK_BYTES).decode("latin-1"))
     weak, *lines = raw.decode("utf-8", "replace").split("\n")[:-1] or ["[]"]
     if status in (-signal.SIGXCPU, -signal.SIGKILL):
-        reason = reason or f"it takes more than {seconds} seconds"
+        reason = reason or f"it takes more than {limits.seconds} seconds"
     reason = reason or f"the process ended with exit status {status} before it answered"
     return {"lines": lines, "reason": reason, "stack": list(map(int, running)), "weak": json.loads(weak)}
 
@@ -112,7 +112,7 @@ def _stop(process: int, *, late: bool) -> int:
     return os.waitstatus_to_exitcode(status if done else os.waitpid(process, 0)[1])
 
 
-def _child(run: Run, folder: str, files: tuple[int, int], *, hidden: Sequence[str], seconds: int) -> None:
+def _child(run: Run, folder: str, files: tuple[int, int], *, limits: Limits) -> None:
     """Limit this process, run the function, and exit. Of the open files, results go to one, the stack to the other."""
     writer, stack = files
     try:
@@ -127,7 +127,7 @@ def _child(run: Run, folder: str, files: tuple[int, int], *, hidden: Sequence[st
         torch.set_num_threads(1)  # a forked process has no other threads
         os.chdir(folder)
         tempfile.tempdir = folder
-        weak = json.dumps(confine(folder, hidden, seconds))
+        weak = json.dumps(confine(folder, limits))
         for line in chain([weak], map(_line, run(folder))):
             data = line.encode() + b"\n"
             while data:

@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +28,8 @@ from weft.course.values import Value, map_leaves, map_tensors, parts, same, to_t
 
 MAX_PRINTED = 2000  # characters of output that are kept
 MAX_TRACED = 400  # values of variables that are kept
-MAX_EDITED_LINES = 150_000  # that edited functions execute in all
+MAX_EDITED_LINES = 300_000  # that edited functions execute in all
+MAX_EDIT_SECONDS = 1.2  # of CPU time, for the edits of a cost; most take half a second
 SIGNAL_SECONDS = 0.1  # between signals to a function that catches all exceptions
 LOOPS = (ast.For, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
@@ -43,6 +45,7 @@ class CallRequest(NamedTuple):
     max_lines: int = 2_000_000
     cost: int = 0  # of the edits of the function that are called instead of it; `numbers` are some of them
     numbers: Sequence[int] = ()
+    line: int = 0  # whose edits come first
 
 
 class TracedValue(NamedTuple):
@@ -92,7 +95,9 @@ def call(function: Callable[..., Any], request: CallRequest, file: str, *, seed:
     with _global_seeds(seed), redirect_stdout(printed), redirect_stderr(printed):
         if request.cost:
             warnings.simplefilter("ignore")  # in a copy of the process
-            return CallResult(repairs=tuple(_repairs(function, request, file)))
+            until = time.process_time() + MAX_EDIT_SECONDS
+            repairs = tuple(_repairs(function, request, file, until=until))
+            return CallResult(repairs=repairs, late=time.process_time() > until)
         result = _outcome(function, request, tracer if request.watch or request.count_lines else None, file=file)
     if request.repeat and not result.error and same(result.value, result.value):
         again = call(function, CallRequest(request.arguments), file, seed=2)
@@ -133,21 +138,25 @@ def late(reason: str, numbers: Sequence[int], source: str) -> CallResult:
 
     `numbers` are those of the lines that ran when the time was up, the innermost first.
     """
+    line, what = _running(numbers, source)
+    text = "".join(source.splitlines()[line - 1 : line]).strip()
+    where = f" and was still in the {what} “{text}”" if text else ""
+    return CallResult(error=f"{reason}{where}", line=line, text=text, late=True)
+
+
+def _running(numbers: Sequence[int], source: str) -> tuple[int, str]:
+    """Return the line of the innermost loop around one of these lines, or else the first of them."""
     with suppress(SyntaxError, ValueError, RecursionError):
         nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, LOOPS)]
         for depth, number in enumerate(numbers):
             if number in numbers[:depth]:
-                return _at(f"{reason} and was still in this recursion", number, source)
+                return number, "recursion"
             if around := [node for node in nodes if node.lineno <= number <= (node.end_lineno or 0)]:
                 # those of `for` end, so that one that takes too long has others inside
-                loop = next((node for node in reversed(around) if isinstance(node, ast.While)), around[0])
-                return _at(f"{reason} and was still in this loop", loop.lineno, source)
-    return _at(f"{reason} and was still in this line", next(iter(numbers), 0), source)
-
-
-def _at(error: str, line: int, source: str) -> CallResult:
-    text = "".join(source.splitlines()[line - 1 : line]).strip()
-    return CallResult(error=error, line=line, text=text, late=True)
+                return next(
+                    (node for node in reversed(around) if isinstance(node, ast.While)), around[0]
+                ).lineno, "loop"
+    return next(iter(numbers), 0), "line"
 
 
 @contextmanager
@@ -171,11 +180,11 @@ def time_limit(seconds: float, file: str) -> Iterator[None]:
         signal.signal(signal.SIGALRM, handler)
 
 
-def _repairs(function: Callable[..., Any], request: CallRequest, file: str) -> Iterator[CallResult]:
+def _repairs(function: Callable[..., Any], request: CallRequest, file: str, *, until: float) -> Iterator[CallResult]:
     """Call edited functions; if all edits are tried, yield only results that differ from the function's own."""
     plain = request._replace(cost=0, numbers=(), count_lines=True)
     if request.numbers:
-        for number, _, changed in edited(function, request.cost, request.numbers):
+        for number, _, changed in edited(function, request.cost, request.line, numbers=request.numbers):
             yield call(changed, plain, file)._replace(number=number)
         return
 
@@ -183,11 +192,12 @@ def _repairs(function: Callable[..., Any], request: CallRequest, file: str) -> I
         tracer = _Tracer(file, (), max_lines)
         return _outcome(called, plain, tracer, file=file), tracer.lines
 
-    (own, lines), left = run(function, MAX_EDITED_LINES // 8), MAX_EDITED_LINES
-    for number, edit, changed in edited(function, request.cost):
-        result, executed = run(changed, min(3 * lines + 3000, left))
+    (own, lines), left = run(function, MAX_EDITED_LINES // 16), MAX_EDITED_LINES
+    usual = 2 * lines + 2000 if lines < MAX_EDITED_LINES // 16 else 1000  # the function may never end
+    for number, edit, changed in edited(function, request.cost, request.line):
+        result, executed = run(changed, min(usual, left))
         left -= executed
-        if left <= 0:
+        if left <= 0 or time.process_time() > until:
             return
         if not result.error and (own.error or request.gradients or own.changed or not same(own.value, result.value)):
             step = TracedValue(edit.kind, edit.line, _text(file, edit.line), None)
@@ -239,6 +249,12 @@ class _Tracer:
     def __call__(self, frame: FrameType, event: str, _argument: Any) -> Any:
         if frame.f_code.co_filename != self.file:
             return None
+        if event != "call":
+            self.lines += 1
+            if self.lines > self.max_lines:
+                raise TimeoutError(f"it executes more than {self.max_lines:,} lines")
+        if not self.watch:
+            return self
         key = id(frame)
         if event == "call":
             self._lines[key] = frame.f_lineno
@@ -246,16 +262,13 @@ class _Tracer:
             for name in self.watch & frame.f_locals.keys():
                 self._last[key, name] = _mark(frame.f_locals[name]), frame.f_locals[name]
             return self
-        self.lines += 1
-        if self.lines > self.max_lines:
-            raise TimeoutError(f"it executes more than {self.max_lines:,} lines")
         for name in self.watch & frame.f_locals.keys() if event != "exception" else ():
             mark, value = _mark(frame.f_locals[name]), frame.f_locals[name]
             if self._last.get((key, name), (None,))[0] != mark and len(self.found) < MAX_TRACED:
                 self._last[key, name] = mark, value  # kept, so that no other value gets its id
                 self._record(name, value, frame, line=self._lines[key])
         self._lines[key] = frame.f_lineno if event != "exception" else self._lines[key]
-        if event == "return" and self.watch:
+        if event == "return":
             self._record("return", None, frame, line=frame.f_lineno)
         return self
 

@@ -21,8 +21,10 @@ from torch import Tensor
 from weft.api.arguments import checked
 from weft.course.attempt import NOTHING, REQUESTS, RESULTS, confined
 from weft.course.calls import CallRequest, CallResult, TracedValue, call, late, time_limit
+from weft.course.confine import Limits
 from weft.course.exercises import FOLDER, Exercise, Mistake, exercise, record_progress
 from weft.course.explanation import Explanation
+from weft.course.repairs import MAX_EDITS
 from weft.course.values import FLOORS, Draw, MismatchError, OtherValue, gap, is_float, magnitude, map_tensors, same
 from weft.errors import ConfigError
 from weft.workers import Children
@@ -33,8 +35,8 @@ PERTURBATIONS = 4  # of a case, to measure its condition
 AMPLIFICATION = 64  # rounding of a whole computation, in units of rounding of its arguments
 SIZES = (40, 160)  # for which the executed lines are counted; a quadratic loop executes 16 times as many
 MAX_GROWTH = 8.0
-COSTS = (1, 2, 3)  # of edits, which are tried one after the other
 MAX_VERIFIED, MAX_OTHERS = 24, 2  # edits that are tried on all cases, and other lines that are named
+EDIT_LIMITS = Limits(seconds=3, memory=1 << 28)  # of the edits of a cost
 ROUNDED = ": only float32's digits are right; keep the inputs' dtype"
 Calls = Callable[[Sequence[CallRequest]], list[CallResult]]
 
@@ -92,7 +94,7 @@ def calls_here(function: Callable[..., Any]) -> Calls:
                 return [call(function, request, file) for request in requests]
         linecache.getlines(file)  # the copy cannot read every file
         run = partial(map, lambda request: call(function, request, file), requests)
-        return _results(confined(lambda _: run(), (), SECONDS) if hasattr(os, "fork") else NOTHING, len(requests), "")
+        return _results(confined(lambda _: run(), EDIT_LIMITS) if hasattr(os, "fork") else NOTHING, len(requests), "")
 
     return calls
 
@@ -102,13 +104,14 @@ def check_file(
 ) -> Explanation:
     """Check the code of a submission in limited processes, each with `seconds` of CPU time."""
     hidden = [str(folder.resolve()) for folder in (FOLDER, chosen.folder.parent)]
-    request = {"name": chosen.name, "source": source, "hidden": hidden, "seconds": seconds}
+    request, whole = {"name": chosen.name, "source": source}, Limits(seconds, hidden=hidden)
     weak: set[str] = set()  # limits that the system did not enforce
 
     def calls(requests: Sequence[CallRequest]) -> list[CallResult]:
+        limits = EDIT_LIMITS._replace(hidden=hidden) if requests[0].cost else whole
         try:
             with children.acquire() as child:
-                answer = child.request({**request, "calls": REQUESTS.dump_python(list(requests))})
+                answer = child.request({**request, "limits": limits, "calls": REQUESTS.dump_python(list(requests))})
         except OSError:
             answer = {**NOTHING, "reason": "it ended the process that runs it"}
         weak.update(answer["weak"])
@@ -253,15 +256,16 @@ def _difference(case: Case, name: str, *, expected: Any, given: Any) -> str:
         distance = gap(expected, given)
     except MismatchError as error:
         return f"{name}: {error}{where}"
+    nan = isinstance(given, Tensor | float) and bool(torch.as_tensor(given).isnan().any())
+    finite = math.isfinite(distance)
+    how = f"differs by {distance:.2g}" if finite else "contains NaN" if nan else "differs"
+    problem = f"{name} {how}{where}"
     if name.startswith("∂"):
-        cause = "though the output is right: is something detached, or computed with .data or .item()?"
-        return f"{name} differs by {distance:.2g}{where}, {cause}"
-    if not math.isfinite(distance):
-        nan = isinstance(given, Tensor | float) and bool(torch.as_tensor(given).isnan().any())
-        return f"{name} contains NaN{where}" if nan else f"{name} differs{where}"
+        detached = "is something detached, or computed with .data or .item()?"
+        return f"{problem}, though the output is right: {detached if finite else 'does something overflow on the way?'}"
     double = any(is_float(value) and value.dtype == torch.float64 for value in case.arguments.values())
     rounded = double and distance < FLOORS[torch.float32] * magnitude(expected)
-    return f"{name} differs by {distance:.2g}{where}{ROUNDED if rounded else ''}"
+    return f"{problem}{ROUNDED if rounded else ''}"
 
 
 def _growth(chosen: Exercise, calls: Calls) -> str:
@@ -280,8 +284,16 @@ def _explain(chosen: Exercise, judged: Sequence[Judgement], calls: Calls) -> Exp
     """Explain the smallest case that is clearly wrong; first what is not about numbers, such as a changed argument."""
     failed = [each for each in judged if each.problem]
     if slow := next((each for each in failed if each.result.late), None):
-        problem = f"{slow.problem}, in the case “{slow.case.name}”"
-        return Explanation(chosen.name, chosen.title, problem=problem, line=slow.result.line, text=slow.result.text)
+        repairs = _repairs(chosen, judged, calls, worst=slow, line=slow.result.line)
+        step = next(iter(repairs), TracedValue("", slow.result.line, slow.result.text, None))
+        return Explanation(
+            chosen.name,
+            chosen.title,
+            problem=f"{slow.problem}, in the case “{slow.case.name}”",
+            line=step.line,
+            text=step.text,
+            repair=_said(step, repairs) if repairs else "",
+        )
     worst = min(failed, key=lambda e: (bool(e.about or e.result.error), ROUNDED in e.problem, e.case.size))
     case, result = worst.case, worst.result
     everywhere = len(failed) == len(judged) and len({each.problem for each in judged}) == 1
@@ -293,7 +305,8 @@ def _explain(chosen: Exercise, judged: Sequence[Judgement], calls: Calls) -> Exp
         if expected is not None and step.name != worst.about:
             problem = _difference(case, step.name, expected=expected, given=step.value)
             problem += f"; then {worst.problem}" if result.error else ""
-    repairs = _repairs(chosen, judged, calls, worst=worst) if worst.about or result.line or result.changed else []
+    numeric = bool(worst.about or result.line or result.changed)
+    repairs = _repairs(chosen, judged, calls, worst=worst, line=step.line) if numeric else []
     repair = next((each for each in repairs if each.line == step.line and step.name), next(iter(repairs), None))
     if repair is not None:
         step = step._replace(line=repair.line, text=repair.text)
@@ -388,18 +401,30 @@ def _close(expected: Any, given: Any) -> bool:
     return same(expected, given, floor * max(magnitude(expected), 1e-6))
 
 
-def _repairs(chosen: Exercise, judged: Sequence[Judgement], calls: Calls, *, worst: Judgement) -> list[TracedValue]:
+def _repairs(
+    chosen: Exercise, judged: Sequence[Judgement], calls: Calls, *, worst: Judgement, line: int
+) -> list[TracedValue]:
     """Return the smallest edits of the function that make every case right: the line of each, and as name its kind."""
-    requests = [request_of(chosen, each.case.arguments, repeat=number == 0) for number, each in enumerate(judged)]
-    first = CallRequest(worst.case.arguments, requests[0].gradients if worst.about.startswith("∂") else ())
-    for cost in COSTS:
-        tried = calls([first._replace(cost=cost)])[0].repairs
-        if numbers := [each.number for each in tried if not judge(chosen, worst.case, each).problem][:MAX_VERIFIED]:
-            results, right = calls([each._replace(cost=cost, numbers=numbers) for each in requests]), set(numbers)
+    requests = [
+        request_of(chosen, each.case.arguments, repeat=number == 0)._replace(line=line)
+        for number, each in enumerate(judged)
+    ]
+    first = CallRequest(worst.case.arguments, requests[0].gradients if worst.about.startswith("∂") else (), line=line)
+    for cost in MAX_EDITS:
+        tried = calls([first._replace(cost=cost)])[0]
+        if numbers := [each.number for each in tried.repairs if not judge(chosen, worst.case, each).problem][
+            :MAX_VERIFIED
+        ]:
+            results, right = (
+                calls([each._replace(cost=cost, numbers=numbers) for each in requests]),
+                set(numbers),
+            )
             for each, result in zip(judged, results, strict=True):
                 right &= {one.number for one in result.repairs if not judge(chosen, each.case, one).problem}
             if right:
-                return [each.steps[0] for each in tried if each.number in right]
+                return [each.steps[0] for each in tried.repairs if each.number in right]
+        if tried.error or tried.late:
+            break  # those of a larger cost are not faster
     return []
 
 

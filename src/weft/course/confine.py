@@ -12,7 +12,7 @@ import struct
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from weft.config import read_toml
 
@@ -22,7 +22,6 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 LIMITS = ("memory", "files outside the folder", "network and new processes")
-MAX_MEMORY = 2 << 30  # bytes, beyond torch's
 MAX_FILE = 1 << 24  # bytes of a file that it writes
 CLONE3, CLONE_THREAD = 435, 0x10000
 OTHER_ABI = 0x40000000  # numbers of x32's system calls
@@ -41,25 +40,34 @@ DENIED_EVENTS = re.compile(r"socket\.|subprocess\.|os\.(?:system|exec|fork|posix
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
-def confine(folder: str, hidden: Sequence[str], seconds: int) -> list[str]:
-    """Limit this process: write in `folder` only, read nothing in `hidden`. Return what is not fully enforced."""
+class Limits(NamedTuple):
+    """Limits on a process: CPU time, bytes of memory beyond torch's, and folders that it must not read."""
+
+    seconds: int
+    memory: int = 2 << 30
+    hidden: Sequence[str] = ()
+
+
+def confine(folder: str, limits: Limits) -> list[str]:
+    """Limit this process, which may write in `folder` only. Return what is not fully enforced."""
+    hidden = limits.hidden
     readable = [os.path.realpath(path) for path in (*SYSTEM, sys.prefix, sys.base_prefix, *sys.path)]
-    memory, rules = _limit_resources(seconds), [rule for path in readable for rule in _rules(path, hidden)]
+    memory, rules = _limit_resources(limits), [rule for path in readable for rule in _rules(path, hidden)]
     enforced = memory, _landlock(folder, rules), _seccomp()
     _add_hook(folder, hidden, readable, native=not all(enforced[1:]))
     return [limit for limit, holds in zip(LIMITS, enforced, strict=True) if not holds]
 
 
-def _limit_resources(seconds: int) -> bool:
+def _limit_resources(limits: Limits) -> bool:
     if resource is None:
         return False
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    resource.setrlimit(resource.RLIMIT_CPU, (limits.seconds, limits.seconds + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE, MAX_FILE))
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             used = int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + MAX_MEMORY, used + MAX_MEMORY))
+        resource.setrlimit(resource.RLIMIT_AS, (used + limits.memory, used + limits.memory))
     except (OSError, ValueError):
         return False
     return True

@@ -7,6 +7,7 @@ students see the line and the kind, not the text.
 import ast
 import inspect
 import math
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -20,11 +21,13 @@ import torch
 
 from weft.config import read_toml
 
-MAX_EDITS = 1500  # of a cost
+MAX_EDITS = {1: 1500, 2: 1500, 3: 1000, 4: 800, 5: 300}  # by cost
 MAX_EXPONENT = 64
 GRAMMAR = read_toml(Path(__file__).with_name("repairs.toml"))
-SPACES = (ast.stmt, ast.BinOp, ast.Call, ast.Tuple, ast.GeneratorExp, ast.ListComp, ast.DictComp)  # of larger changes
+# parents of an "expr" of the grammar, unless it names others
+PARENTS = ("stmt", "BinOp", "Call", "Tuple", "GeneratorExp", "ListComp", "DictComp")
 UNCHANGED = ("annotation", "returns", "decorator_list", "op", "ops", "ctx")
+Slot = tuple[int, ast.AST, str, int | None, ast.AST]  # line, parent, its field, index if that is a list, and the node
 Change = tuple[Any, str, Any]  # a node of the tree, one of its fields, and another value of it
 
 
@@ -37,16 +40,17 @@ class Edit(NamedTuple):
 
 
 def edited(
-    function: Callable[..., Any], cost: int, numbers: Sequence[int] = ()
+    function: Callable[..., Any], cost: int, line: int, *, numbers: Sequence[int] = ()
 ) -> Iterator[tuple[int, Edit, Callable[..., Any]]]:
     """Yield the edits of this cost, of a function and of those that it calls, each with the edited function.
 
-    Edits are numbered; without `numbers`, all are yielded.
+    Those of this line come first, then those above it, then the others. Edits are numbered; without `numbers`, all are
+    yielded.
     """
     function = inspect.unwrap(function)
     if not isinstance(function, FunctionType):
         return
-    scope, edits = _listed(function, cost)
+    scope, edits = _listed(function, cost, line)
     for number in numbers or range(1, len(edits) + 1):
         tree, original, edit = edits[number - 1]
         before = [(node, field, getattr(node, field)) for node, field, _ in edit.changes]
@@ -66,14 +70,16 @@ def edited(
 
 @lru_cache(maxsize=8)
 def _listed(
-    function: FunctionType, cost: int
+    function: FunctionType, cost: int, line: int
 ) -> tuple[dict[str, Any], list[tuple[ast.FunctionDef, FunctionType, Edit]]]:
     """Return the global names of edited functions, and the first edits of a cost with what they change."""
     sources, scope = _sources(function), {"math": math, "torch": torch, **function.__globals__, "_power": _power}
     for tree, original in sources:
         scope[original.__name__] = _compiled(tree, original, scope)
-    edits = ((tree, original, edit) for tree, original in sources for edit in _edits(tree, cost))
-    return scope, list(islice(edits, MAX_EDITS))
+    slots = [(source, slot) for source in sources for slot in _slots(source[0])]
+    slots.sort(key=lambda each: (each[1][0] > line, abs(each[1][0] - line)))
+    edits = ((*source, edit) for source, slot in slots for edit in _edits(source[0], slot, cost))
+    return scope, list(islice(edits, MAX_EDITS[cost]))
 
 
 def _compiled(tree: ast.FunctionDef, original: FunctionType, scope: dict[str, Any]) -> FunctionType:
@@ -112,32 +118,47 @@ def _power(base: Any, exponent: Any) -> Any:
     return base**exponent
 
 
-def _edits(tree: ast.FunctionDef, cost: int) -> Iterator[Edit]:
-    """Yield the edits of a function that have this cost."""
-    assigned = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
-    arguments = [node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)]
+class Names(NamedTuple):
+    """Arguments and variables of a function, those that it never uses, and the nodes of its exponents."""
+
+    name: list[str]
+    unused: list[str]
+    exponents: set[ast.AST]
+
+
+@lru_cache(maxsize=8)
+def _names(tree: ast.FunctionDef) -> Names:
+    nodes = list(ast.walk(tree))
+    arguments = [node.arg for node in nodes if isinstance(node, ast.arg)]
+    used, assigned = (
+        [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, context)]
+        for context in (ast.Load, ast.Store)
+    )
     names = list(dict.fromkeys([*arguments, *assigned]))
-    powers = [node.right for node in ast.walk(tree) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)]
+    powers = [node.right for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)]
     exponents = {node for power in powers for node in ast.walk(power)}
-    for owner, field, index, node in _slots(tree):
-        line = getattr(node, "lineno", getattr(owner, "lineno", 0))
-        for kind, new in _replacements(node, owner, names, cost=cost, power=node not in exponents):
-            listed = getattr(owner, field)
-            yield Edit(kind, line, ((owner, field, new[0] if index is None else _spliced(listed, index, new)),))
-        yield from (Edit(kind, line, (tuple(change),)) for each, kind, *change in _changes(node) if each == cost)
-    for owner in ast.walk(tree):
-        for field in ("body", "orelse"):
-            for at in range(len(_list(owner, field))):
-                yield from (edit for each, edit in _block_edits(owner, field, at, names=names) if each == cost)
+    return Names(names, [name for name in names if name not in used], exponents)
 
 
-def _slots(node: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AST]]:
-    """Yield each node below one with its parent, the field that it is in, and its index if that is a list."""
+def _edits(tree: ast.FunctionDef, slot: Slot, cost: int) -> Iterator[Edit]:
+    """Yield the edits of a node that have this cost."""
+    (line, owner, field, index, node), names = slot, _names(tree)
+    for kind, new in _replacements(node, owner, names, cost=cost):
+        listed = getattr(owner, field)
+        yield Edit(kind, line, ((owner, field, new[0] if index is None else _spliced(listed, index, new)),))
+    yield from (Edit(kind, line, (tuple(change),)) for each, kind, *change in _changes(node) if each == cost)
+    if isinstance(node, ast.stmt) and index is not None:
+        yield from (edit for each, edit in _block_edits(owner, field, index, names=names.name) if each == cost)
+
+
+def _slots(node: ast.AST) -> Iterator[Slot]:
+    """Yield each node below one."""
     for field, value in ast.iter_fields(node):
         listed = isinstance(value, list)
         for index, each in enumerate(value if listed else [value]):
             if isinstance(each, ast.AST) and field not in UNCHANGED and not isinstance(each, ast.arguments):
-                yield node, field, index if listed else None, each
+                line = getattr(each, "lineno", getattr(node, "lineno", 0))
+                yield line, node, field, index if listed else None, each
                 yield from _slots(each)
 
 
@@ -153,17 +174,14 @@ def _spliced(listed: list[Any], at: int, new: Sequence[Any]) -> list[Any]:
 
 @lru_cache(maxsize=8192)
 def _parsed(text: str, before: str) -> list[ast.stmt]:
-    """Return other statements than those before; none if the text is wrong."""
+    """Return other statements than those before; none if the text is wrong, or only has more parentheses."""
     try:
-        new = ast.parse(text)
+        return [] if re.sub("[()]", "", text) == re.sub("[()]", "", before) else ast.parse(text).body
     except (SyntaxError, ValueError):
         return []
-    return new.body if ast.unparse(new) != before else []
 
 
-def _replacements(
-    node: ast.AST, owner: ast.AST, names: list[str], *, cost: int, power: bool
-) -> Iterator[tuple[str, Sequence[ast.AST]]]:
+def _replacements(node: ast.AST, owner: ast.AST, names: Names, *, cost: int) -> Iterator[tuple[str, Sequence[ast.AST]]]:
     """Yield what may stand instead of a node, each with its kind, by the templates of the grammar."""
     if not isinstance(node, ast.stmt | ast.expr) or not isinstance(getattr(node, "ctx", None), ast.Load | None):
         return
@@ -184,12 +202,16 @@ def _replacements(
     for rule in GRAMMAR["replacements"]:
         if rule["cost"] != cost or not isinstance(node, getattr(ast, rule["of"])):
             continue
-        if rule["of"] == "expr" and (isinstance(node, ast.Constant) or not isinstance(owner, SPACES)):
+        parents = tuple(getattr(ast, each) for each in rule.get("parents", PARENTS))
+        if rule["of"] == "expr" and (isinstance(node, ast.Constant) or not isinstance(owner, parents)):
             continue
-        for template in (each for each in rule["texts"] if power or "_power" not in each):  # no tower of powers
-            for name in names if "{name}" in template else ("",):
+        for template in rule["texts"]:
+            if "_power" in template and node in names.exponents:
+                continue  # no tower of powers
+            kind = next((each for each in ("name", "unused") if f"{{{each}}}" in template), "")
+            for name in getattr(names, kind) if kind else ("",):
                 with suppress(KeyError):
-                    for new in _parsed(template.format(name=name, **fields), fields["text"]):
+                    for new in _parsed(template.format(**fields, **{kind: name}), fields["text"]):
                         yield rule["kind"], [new if isinstance(node, ast.stmt) else getattr(new, "value", node)]
 
 
