@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 
 from weft.config import Config
 from weft.errors import ConfigError, counted
+from weft.figures.formats import scientific
 
 KINDS = ("figure", "table", "claim")
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
@@ -58,19 +59,26 @@ class EntryCheck(Config):
         holds = self.equals is None or abs(value - self.equals) <= self.within + 1e-12
         holds &= self.above is None or value > self.above
         holds &= self.below is None or value < self.below
-        return Verdict(self.about, self.expected, number[0] if len(text) > len(number[0]) else match[1], holds)
+        found = match[1] if len(text) == len(number[0]) else number[0]
+        return Verdict(self.about, self.expected, scientific(value) if "e" in found else found, holds)
 
     @property
     def expected(self) -> str:
         """Bounds in words; `yes` if there are none."""
         bounds = []
         if self.equals is not None:
-            bounds.append(f"{self.equals:,.10g}" + (f" ± {self.within:,.10g}" if self.within else ""))
+            bounds.append(_written(self.equals) + (f" ± {_written(self.within)}" if self.within else ""))
         if self.above is not None:
-            bounds.append(f"above {self.above:,g}")
+            bounds.append(f"above {_written(self.above)}")
         if self.below is not None:
-            bounds.append(f"below {self.below:,g}")
+            bounds.append(f"below {_written(self.below)}")
         return ", ".join(bounds) or "yes"
+
+
+def _written(bound: float) -> str:
+    """Write a bound with all its digits, or as a power of ten if it is far from 1."""
+    digits = f"{bound:,.10g}"
+    return scientific(bound) if "e" in digits else digits
 
 
 class EntrySource(Config):
