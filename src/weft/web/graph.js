@@ -29,19 +29,16 @@ const curve = line => {
 const joined = (...parts) => parts.filter(Boolean).join(" · ");
 
 // `shown` is a state as `changed` receives it: { open, at, shapes, backward }, strings; initial values are left out.
-export function mount(element, data,
-  /** @type {{ shown?: { open?: string, at?: string, shapes?: string, backward?: string },
-    changed?: (state: any) => void }} */
-  { shown = {}, changed = () => {} } = {}) {
+export function mount(element, data, /** @type {GraphOptions} */ { shown = {}, changed = () => {} } = {}) {
   const { nodes, groups, title } = data, first = nodes.length, modules = groups.length > 1;
   const checkbox = (name, label) => {
     const checked = shown[name] === undefined ? data[name] : shown[name] === "1";
     const input = h("input", { type: "checkbox", class: `graph-${name}`, checked, onchange: () => switched() });
-    return [input, h("label", {}, input, ` ${label}`)];
+    return [input, h("label", input, ` ${label}`)];
   };
   const [shapesBox, shapesLabel] = checkbox("shapes", "shapes");
   const [backwardBox, backwardLabel] = checkbox("backward", "backward pass, with the gradients' formulas");
-  const find = h("input", { type: "search", class: "graph-find", oninput: () => search(0), onkeydown: event => {
+  const find = h("input.graph-find", { type: "search", oninput: () => search(0), onkeydown: event => {
     if (event.key === "Enter") { event.preventDefault(); search(event.shiftKey ? -1 : 1); }
   } });
   const matchStatus = h("span.soft.graph-found", { role: "status" });
@@ -49,7 +46,7 @@ export function mount(element, data,
   const svg = s("svg", { "aria-hidden": "true" }, Object.values(paths)), layer = h("div");
   const plane = h("div.graph-plane", { role: "group", "aria-label": title }, svg, layer);
   const detail = h("p.graph-detail", { role: "status" }, "\u00a0");
-  const view = h("div.scroll.graph-view", {}, plane);
+  const view = h("div.scroll.graph-view", plane);
   const tool = (name, label, change) => button(label, () => {
     change();
     render();
@@ -67,14 +64,14 @@ export function mount(element, data,
       }),
       tool("reset", "Reset", () => { open = new Set(initial); })],
     field("Find", find), matchStatus);
-  element.append(h("div.graph", {}, tools,
-    h("p.soft.graph-keys", {},
+  element.append(h("div.graph", tools,
+    h("p.soft.graph-keys",
       `${KEYS}${modules ? MODULE_KEYS : ""}. Details of the selected box are shown below.`),
     view, detail, data.rules.length > 0 && h("details", { open: backwardBox.checked },
-      h("summary", {}, "Formulas of this graph's operations"), h("p.soft", {}, RULES),
+      h("summary", "Formulas of this graph's operations"), h("p.soft", RULES),
       table({ header: ["operation", "forward", "backward"], text: [0, 1, 2], folds: false, named: true,
         rows: data.rules.map(({ operation, forward, gradients }) =>
-          [operation, forward, h("div", {}, gradients.map(line => h("div", {}, line)))]) }))));
+          [operation, forward, h("div", gradients.map(line => h("div", line)))]) }))));
 
   const parent = new Map(), depth = [0];
   groups.forEach(({ children }, n) => {
@@ -198,8 +195,8 @@ export function mount(element, data,
     const box = button(about.inside, null, { class: `graph-box ${about.kind}`, tabindex: -1, "data-key": key,
       "aria-expanded": about.kind === "group" && "false",
       "aria-label": [...new Set(spoken.filter(Boolean))].join(", ") });
-    const label = h("div.graph-label", { "aria-hidden": "true" }, h("span", {}, about.name),
-      about.lines.map(line => h("small", {}, line)));
+    const label = h("div.graph-label", { "aria-hidden": "true" }, h("span", about.name),
+      about.lines.map(line => h("small", line)));
     return { button: box, parts: [box, label] };
   }
 
