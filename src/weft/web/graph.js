@@ -50,6 +50,7 @@ export function mount(element, data, /** @type {GraphOptions} */ { shown = {}, c
   const tool = (name, label, change) => button(label, () => {
     change();
     render();
+    if (!marks.has(focused)) showEntry();
     changed(state());
   }, { class: `graph-${name}` });
   const tools = h("div.graph-tools", { role: "group", "aria-label": "Graph options" },
@@ -276,6 +277,12 @@ export function mount(element, data, /** @type {GraphOptions} */ { shown = {}, c
     return best;
   }
 
+  // A graph may be wider than a phone: it begins at the uppermost box, where the computation begins.
+  function showEntry() {
+    const [entry] = [...marks.values()].map(mark => mark.box).filter(box => !box.inside).sort((a, b) => a.y - b.y);
+    if (entry) view.scrollLeft = entry.x + MARGIN + entry.port - view.clientWidth / 2;
+  }
+
   function reveal(key) {
     for (let at = parent.get(key); at !== undefined; at = parent.get(at)) open.add(at - first);
     render();
@@ -334,12 +341,10 @@ export function mount(element, data, /** @type {GraphOptions} */ { shown = {}, c
     }
   });
   render();
-  const at = Number(shown.at ?? NaN), entry = [...marks.values()].find(mark => !mark.box.inside)?.box;
+  const at = Number(shown.at ?? NaN);
   if (marks.has(at)) {
     select(at, false);
     marks.get(at).button.scrollIntoView({ block: "nearest", inline: "center" });
-  } else if (entry) {
-    view.scrollLeft = entry.x + MARGIN + entry.port - view.clientWidth / 2; // a graph may be wider than a phone
-  }
+  } else showEntry();
   return { svg: () => plane };
 }
