@@ -33,3 +33,18 @@ export interface Frame {
   tilted: boolean; above: boolean; labels: { left: number; y: number; width: number }[];
   xOf: (value: number) => number; yOf: (value: number) => number;
 }
+
+/** What a view shows at first, and what it calls when the reader selects something else. */
+declare global {
+  interface AnatomyOptions { shown?: { part?: string }; changed?: (state: { part: string }) => void }
+  interface ExpertsOptions { layer?: any; place?: any; changed?: (state: any) => void }
+  interface GraphOptions { shown?: { open?: string, at?: string, shapes?: string, backward?: string };
+    changed?: (state: any) => void }
+  interface LensOptions { show?: string; row?: any; column?: any; changed?: (state: any) => void }
+  interface PatchOptions { site?: any; row?: any; column?: any; changed?: (state: any) => void }
+  interface SaliencyOptions { measure?: string; explain?: ((position: number) => void) | null;
+    changed?: (state: any) => void; heading?: any }
+  interface SearchOptions { step?: any; play?: boolean; changed?: (state: { step: number | undefined }) => void }
+  interface SurpriseOptions { unit?: string; place?: any; changed?: (state: any) => void;
+    point?: (place: number) => void; all?: any[] }
+}

@@ -83,6 +83,22 @@ def test_a_graph_is_opened_searched_and_reloaded(page: Any, at: Callable[..., st
     assert text.startswith("<svg") and "softmax" in text and "class=" not in text
 
 
+@pytest.mark.parametrize("shown", [{"model": "gpt"}, {"model": "bahdanau"}, {"preset": "vaswani-tiny"}])
+def test_a_wide_graph_begins_at_its_uppermost_box_on_a_phone(page: Any, at: Callable[..., str], shown: Any) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(at("anatomy", **shown, show="graph"))
+    page.wait_for_selector(".graph-box", timeout=60_000)
+    in_view = """() => {
+      const { left, right } = document.querySelector(".graph-view").getBoundingClientRect();
+      const boxes = [...document.querySelectorAll(".graph-box")].map(each => each.getBoundingClientRect());
+      const first = boxes.sort((a, b) => a.top - b.top)[0];
+      return first.left >= left && first.right <= right; }"""
+    assert page.evaluate(in_view)
+    page.get_by_role("button", name="Open one more level").click()
+    assert page.evaluate("() => document.querySelector('.graph-view').scrollWidth") > 390
+    assert page.evaluate(in_view)
+
+
 def test_a_graph_of_twelve_layers_opens_at_once(page: Any, at: Callable[..., str]) -> None:
     page.goto(at("anatomy", preset="gpt2", show="graph"))
     page.wait_for_selector(".graph-box", timeout=60_000)

@@ -17,13 +17,13 @@ function drawShape({ kind, points, text, size, anchor, look, part }, name) {
     return s("g", { class: `anat-box ${LOOKS[look] ?? "plain"}`, role: "button", tabindex: -1, "aria-label": name(part),
       "aria-pressed": "false", "data-part": part.join(".") }, s("rect", { ...box, rx: 5 }));
   }
-  if (kind === "frame") return s("rect", { ...box, rx: 9, class: "anat-frame" });
+  if (kind === "frame") return s("rect.anat-frame", { ...box, rx: 9 });
   if (kind === "text") {
     return s("text", { x, y: y + size * 0.36, "font-size": size, "text-anchor": anchor, class: look }, text);
   }
   if (kind === "sum") {
     const cross = `M${x - 6} ${y}h12m-6-6v12`;
-    return s("g.anat-line", {}, s("circle", { cx: x, cy: y, r: 6 }), s("path", { d: cross }));
+    return s("g.anat-line", s("circle", { cx: x, cy: y, r: 6 }), s("path", { d: cross }));
   }
   if (kind === "loop") {
     const out = `M${x} ${y}C${x - 24} ${y - 8} ${x - 24} ${endY + 8} ${endX} ${endY}`;
@@ -54,24 +54,22 @@ function card(part, path, total, choose, around = 1) {
   const times = part.repeats > 1 ? `${part.repeats} × ` : "", id = path.join("."), all = around * part.repeats;
   const each = all > 1 ? " each" : "", share = total ? ` · ${percent(all * part.parameters / total)}` : "";
   return h("li", { class: `anat-part${part.parts.length ? " anat-whole" : ""}`, "data-part": id },
-    h("div.anat-head", {},
+    h("div.anat-head",
       button(`${times}${part.name}`, () => choose(id), { class: "anat-name" }),
-      part.parameters > 0 && h("span", {}, number(part.parameters) + each,
+      part.parameters > 0 && h("span", number(part.parameters) + each,
         soft(share))),
-    part.formula && h("div.anat-formula", {}, part.formula),
-    part.shape && h("div", {}, soft("shapes "), part.shape),
-    part.note && h("div.soft", {}, part.note),
-    part.settings.length > 0 && h("div.anat-keys", {}, part.settings.map(key => [h("code", {}, key), " "])),
-    part.code.map(({ place, text }) => h("details", {}, h("summary", {}, place),
-      h("pre", { tabindex: 0, "aria-label": place }, h("code", {}, text)))),
-    part.parts.length > 0 && h("ol", {},
+    part.formula && h("div.anat-formula", part.formula),
+    part.shape && h("div", soft("shapes "), part.shape),
+    part.note && h("div.soft", part.note),
+    part.settings.length > 0 && h("div.anat-keys", part.settings.map(key => [h("code", key), " "])),
+    part.code.map(({ place, text }) => h("details", h("summary", place),
+      h("pre", { tabindex: 0, "aria-label": place }, h("code", text)))),
+    part.parts.length > 0 && h("ol",
       part.parts.map((inside, n) => card(inside, [...path, n], total, choose, all))));
 }
 
 // `shown.part` is the path of the selected part.
-export function mount(element, data,
-  /** @type {{ shown?: { part?: string }, changed?: (state: { part: string }) => void }} */
-  { shown = {}, changed = () => {} } = {}) {
+export function mount(element, data, /** @type {AnatomyOptions} */ { shown = {}, changed = () => {} } = {}) {
   const at = path => path.slice(1).reduce((part, n) => part.parts[n], data.columns[path[0]]);
   const name = path => {
     const part = at(path);
@@ -82,20 +80,20 @@ export function mount(element, data,
     const label = several && n ? names[n - 1] : names.join(" and ");
     return drawing(diagram, name, `${label}: boxes from the tokens below to the output above`);
   });
-  const lists = data.columns.map((column, n) => [several && h("h3.anat-title", {}, column.name),
-    h("ol.anat-list", {},
+  const lists = data.columns.map((column, n) => [several && h("h3.anat-title", column.name),
+    h("ol.anat-list",
       column.parts.map((part, place) => card(part, [n, place], data.parameters, choose)))]);
   const framed = (drawn, kind) => h("div", { class: `anat-picture scroll ${kind}` }, drawn);
   const body = several
-    ? [framed(drawings[0], "anat-joint"), h("div", {}, lists.map((list, n) => [
+    ? [framed(drawings[0], "anat-joint"), h("div", lists.map((list, n) => [
       list[0], framed(drawings[n + 1], "anat-single"), list[1]]))]
-    : [framed(drawings[0], ""), h("div", {}, lists[0])];
+    : [framed(drawings[0], ""), h("div", lists[0])];
   // a recurrent network over time
   const overTime = data.unrolled && drawing(data.unrolled, name, "the network over time: inputs below, losses above");
   if (overTime) drawings.push(overTime);
-  const summary = h("p", {}, data.parameters > 0 && [h("b", {}, number(data.parameters)), " parameters. "],
+  const summary = h("p", data.parameters > 0 && [h("b", number(data.parameters)), " parameters. "],
     soft(data.letters));
-  element.append(h("div.anatomy", {}, summary,
+  element.append(h("div.anatomy", summary,
     overTime && framed(overTime, "anat-time"),
     h("div", { class: `anat${several ? " anat-several" : ""}` }, body)));
 

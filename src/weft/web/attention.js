@@ -33,7 +33,7 @@ export async function mount(element, data, options = {}) {
     view.begin();
     return view;
   } catch (error) {
-    element.replaceChildren(h("p", {}, `The probabilities cannot be drawn here: ${error.message}`));
+    element.replaceChildren(h("p", `The probabilities cannot be drawn here: ${error.message}`));
     throw error;
   }
 }
@@ -81,10 +81,10 @@ class View {
       this.heat.draw();
       this.drawLines();
     }));
-    this.root = h("div.att", {}, this.controls(),
-      h("div.att-three", {}, this.overview(), this.headPanel(), this.linesPanel()),
-      h("div.att-two", {}, this.tokenPanel(), this.roles),
-      data.notes.map(note => h("p.soft", {}, note)));
+    this.root = h("div.att", this.controls(),
+      h("div.att-three", this.overview(), this.headPanel(), this.linesPanel()),
+      h("div.att-two", this.tokenPanel(), this.roles),
+      data.notes.map(note => h("p.soft", note)));
   }
 
   // sizes and colours are known only once the element is in the page
@@ -129,13 +129,13 @@ class View {
     this.range = select([], "all", value => {
       if (value === "all") { this.heat.resetZoom(); this.heat.draw(); } else this.heat.part(Number(value));
     });
-    const label = (name, control) => h("label", {}, `${name} `, control);
+    const label = (name, control) => h("label", `${name} `, control);
     this.layerLabel = label("Layer", this.layerSelect);
     this.headLabel = label("Head", this.headSelect);
     const zoom = (sign, name, factor) => button(sign, () => this.heat.zoom(factor), { "aria-label": name });
-    return h("div.att-controls", {}, parts.length > 1 && label("Attention", this.kind),
+    return h("div.att-controls", parts.length > 1 && label("Attention", this.kind),
       this.layerLabel, this.headLabel, label("Shades", this.shadeSelect),
-      label("Tokens", this.range), h("span.att-zoom", {}, zoom("+", "Zoom in on the selected cell", 0.6), " ",
+      label("Tokens", this.range), h("span.att-zoom", zoom("+", "Zoom in on the selected cell", 0.6), " ",
         zoom("−", "Zoom out", 1 / 0.6)));
   }
 
@@ -151,15 +151,15 @@ class View {
     } });
     this.roles = h("div.att-roles");
     this.legend = h("p.att-legend.soft");
-    this.all = h("div", {}, h("h3", {}, "All heads ", soft("(layers down, heads across)")),
+    this.all = h("div", h("h3", "All heads ", soft("(layers down, heads across)")),
       h("div.scroll", { role: "region", tabindex: -1, "aria-label": "Grid of all heads" }, this.grid));
-    return h("div.att-all", {}, this.all, this.legend);
+    return h("div.att-all", this.all, this.legend);
   }
 
   // the colour bar: a swatch for each of some probabilities
   drawLegend() {
     const how = this.shadeSelect.value;
-    const swatch = p => h("span", {}, h("i", { style: { background: `color-mix(in srgb, var(--deep) ${
+    const swatch = p => h("span", h("i", { style: { background: `color-mix(in srgb, var(--deep) ${
       100 * (how === "root" ? Math.sqrt(p) : p)}%, var(--card))` } }), String(p));
     this.legend.replaceChildren("probability ", ...[0, 0.01, 0.1, 0.25, 0.5, 1].map(swatch));
   }
@@ -167,8 +167,8 @@ class View {
   headPanel() {
     this.headTitle = h("h3");
     this.offHead = button("", () => this.toggle());
-    return h("div.att-map", {}, this.headTitle, this.heat.canvas, this.heat.readout,
-      this.onoff && h("p.att-switch", {}, this.offHead));
+    return h("div.att-map", this.headTitle, this.heat.canvas, this.heat.readout,
+      this.onoff && h("p.att-switch", this.offHead));
   }
 
   tokenPanel() {
@@ -183,11 +183,11 @@ class View {
     this.caption = h("caption.unseen");
     this.strongest = h("tbody");
     const heading = name => h("th", { scope: "col" }, name);
-    return h("div.att-side", {}, this.from,
-      h("p.soft.att-hint", {},
+    return h("div.att-side", this.from,
+      h("p.soft.att-hint",
         "Select a query token. Shades show what it attends to."),
-      this.strip, this.other, h("div.scroll", {}, h("table.att-table", {}, this.caption,
-        h("thead", {}, h("tr", {}, heading("strongest keys"), heading("position"), heading("probability"))),
+      this.strip, this.other, h("div.scroll", h("table.att-table", this.caption,
+        h("thead", h("tr", heading("strongest keys"), heading("position"), heading("probability"))),
         this.strongest)));
   }
 
@@ -198,8 +198,8 @@ class View {
       this.onchoose({ lines: value === "all" ? undefined : value });
     });
     this.lines = h("div.scroll", { role: "region", tabindex: 0, "aria-label": "Lines between tokens" });
-    this.linesLabel = h("label", {}, "Show ", this.linesSelect);
-    return h("div.att-lines", {}, h("h3", {}, "Lines"), this.linesLabel, this.lines);
+    this.linesLabel = h("label", "Show ", this.linesSelect);
+    return h("div.att-lines", h("h3", "Lines"), this.linesLabel, this.lines);
   }
 
   /** @param {{ layer?: any, head?: any, token?: any }} selection */
@@ -311,7 +311,7 @@ class View {
     this.pressedToken = pressed(this.pressedToken, this.tokens[query]);
     this.caption.textContent = `The strongest keys of ${label}`;
     this.strongest.replaceChildren(...found.slice(0, 8).map(([key, weight]) =>
-      h("tr", {}, h("td", {}, short(maps.keys[key], 24)), h("td", {}, String(key)), h("td", {}, share(weight)))));
+      h("tr", h("td", short(maps.keys[key], 24)), h("td", String(key)), h("td", share(weight)))));
     this.drawLines();
   }
 
@@ -348,7 +348,7 @@ class View {
   }
 
   fillGrid() {
-    const { maps, grid } = this, tick = text => h("span.att-tick", {}, String(text)), found = [tick("")];
+    const { maps, grid } = this, tick = text => h("span.att-tick", String(text)), found = [tick("")];
     this.buttons = [];
     this.canvases = []; // one canvas per layer, below its buttons; one per head would be slow
     this.pressedHead = null;
@@ -386,13 +386,13 @@ class View {
       const heads = mine.filter(each => each.names.includes(name)), rest = heads.slice(LISTED);
       const found = each => maps.single ? soft(value(each)) : button([`${each.layer}.${each.head} `, soft(value(each))],
         () => this.choose(each.layer, each.head));
-      return heads.length > 0 && h("li", {}, h("b", {}, h("span.att-letter", {}, letter), ` ${name}`),
-        soft(` ${does}`), h("div.att-found", {}, heads.slice(0, LISTED).map(found),
-          rest.length > 0 && h("details", {}, h("summary", {}, `${rest.length} more`), rest.map(found))));
+      return heads.length > 0 && h("li", h("b", h("span.att-letter", letter), ` ${name}`),
+        soft(` ${does}`), h("div.att-found", heads.slice(0, LISTED).map(found),
+          rest.length > 0 && h("details", h("summary", `${rest.length} more`), rest.map(found))));
     }).filter(Boolean);
     roles.hidden = !rows.length;
-    roles.replaceChildren(h("h3", {}, ...maps.single ? ["Role"] : ["Heads with a role ", soft("(layer.head)")]),
-      h("ul", {}, rows));
+    roles.replaceChildren(h("h3", ...maps.single ? ["Role"] : ["Heads with a role ", soft("(layer.head)")]),
+      h("ul", rows));
   }
 
   isOff({ layer, head }) { return this.off.has(`${this.maps.kind}.${layer}.${head}`); }

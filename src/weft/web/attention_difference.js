@@ -32,7 +32,7 @@ function changes([a, b], selections) {
 export function difference(element, views, choose) {
   const found = changes(views.map(view => view.maps), views), [here, there] = views.map(({ maps, layer, head }) =>
     maps.where(layer, head));
-  const title = h("h2", {}, here !== there ? `Difference: ${here || "attention"} of A, ${there || "attention"} of B`
+  const title = h("h2", here !== there ? `Difference: ${here || "attention"} of A, ${there || "attention"} of B`
     : here ? `Difference in ${here}` : "Difference");
   if (typeof found === "string") return element.replaceChildren(title, soft(found));
   const { cells, rows, columns } = found, widest = names => 7.4 * Math.max(4, ...names.map(name => Math.min(10, name.length)));
@@ -42,7 +42,7 @@ export function difference(element, views, choose) {
     const size = Math.max(2, Math.sqrt(Math.abs(cell.after - cell.before)) * (each - 1)), inset = (each - size) / 2;
     return s("rect", { x: left + cell.column * each + inset, y: top + cell.row * each + inset, width: size, height: size,
       class: cell.after > cell.before ? "more" : "less", onclick: () => choose(cell.query) },
-    s("title", {}, `${rows[cell.row]} → ${columns[cell.column]}: ${percent(cell.before)} → ${percent(cell.after)}`));
+    s("title", `${rows[cell.row]} → ${columns[cell.column]}: ${percent(cell.before)} → ${percent(cell.after)}`));
   });
   const wide = left + each * columns.length + 2, high = top + each * rows.length + 2;
   const plot = picture(wide, high, { class: "att-difference", role: "img",
@@ -53,9 +53,9 @@ export function difference(element, views, choose) {
     label(columns, n))), marks);
   const largest = cells.filter(({ row, column }) => lettersOf(rows[row]) && columns[column])
     .sort((x, y) => Math.abs(y.after - y.before) - Math.abs(x.after - x.before)).slice(0, LISTED);
-  element.replaceChildren(title, h("div.att-changes", {}, plot, h("div", {},
-    h("p.att-legend.soft", {}, h("span", {}, h("i.more"), "more in B"),
-      h("span", {}, h("i.less"), "less in B"), "area: change of the probability"),
+  element.replaceChildren(title, h("div.att-changes", plot, h("div",
+    h("p.att-legend.soft", h("span", h("i.more"), "more in B"),
+      h("span", h("i.less"), "less in B"), "area: change of the probability"),
     table({ title: "Largest changes", header: ["from", "to", "A", "B"], text: [0, 1], rows: largest.map(each =>
       [short(rows[each.row], 14), short(columns[each.column], 14), percent(each.before), percent(each.after)]) }))));
 }

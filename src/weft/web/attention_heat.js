@@ -24,7 +24,7 @@ export class Heat {
     this.measured = null;
     this.canvas = h("canvas.att-heat", { tabindex: 0, role: "application",
       "aria-roledescription": "heat map" });
-    this.hint = h("span.soft", {},
+    this.hint = h("span.soft",
       "Point at a cell or use the arrow keys; drag, or press + and −, to zoom.");
     this.readout = h("p.att-readout", { "aria-live": "polite" }, this.hint);
     this.small = h("canvas");
@@ -175,9 +175,9 @@ export class Heat {
     const labels = this.labels(frame).map(({ text, x, y, across }) => s("text", { x, y: y + top,
       class: across ? "att-small" : "att-end att-small", transform: across && `rotate(-90 ${x} ${y + top})` }, text));
     return s("svg.att-svg", { viewBox: `0 0 ${width} ${height + top}` },
-      s("text", { x: 0, y: 12, class: "att-chosen" }, title),
+      s("text.att-chosen", { x: 0, y: 12 }, title),
       s("image", { x: gutter, y: top + header, width: size * columns, height: size * rows, href: large.toDataURL() }),
-      s("rect", { x: gutter, y: top + header, width: size * columns, height: size * rows, class: "att-frame" }),
+      s("rect.att-frame", { x: gutter, y: top + header, width: size * columns, height: size * rows }),
       labels);
   }
 

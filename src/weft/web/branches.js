@@ -36,14 +36,14 @@ export function drawTree(box, { branches, at, start, choose }) {
     const facts = [depth > 0 && first && percent(Math.exp(first.logprob)),
       typeof score === "number" && `score ${minus(score.toFixed(2))}`].filter(Boolean).join(", ");
     return h("li", { style: { "--leaves": leaves(segment) } },
-      button([h("bdi", {}, !depth && soft(ending(start)), shown(segment.tokens)),
-        facts && h("small", {}, ` ${facts}`)], () => choose(index),
+      button([h("bdi", !depth && soft(ending(start)), shown(segment.tokens)),
+        facts && h("small", ` ${facts}`)], () => choose(index),
       { class: "write-segment", "aria-current": here && "true" }),
-      segment.children.length > 0 && h("ul", {}, segment.children.map(child => draw(child, depth + 1))));
+      segment.children.length > 0 && h("ul", segment.children.map(child => draw(child, depth + 1))));
   };
   const focused = document.activeElement?.closest?.(".write-segment") && box.contains(document.activeElement)
     ? [...box.querySelectorAll("button")].indexOf(document.activeElement) : -1;
-  box.replaceChildren(h("ul.write-branches", {}, draw(tree(branches), 0)));
+  box.replaceChildren(h("ul.write-branches", draw(tree(branches), 0)));
   box.querySelectorAll("button")[focused]?.focus();
 }
 

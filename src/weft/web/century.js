@@ -28,7 +28,7 @@ export function mount(element, { plot, cards }) {
     at = row;
     const { title, about, rows, sample } = cards[at];
     drawn.update({ series: shown() });
-    card.replaceChildren(h("h3", {}, title), h("p", {}, about), facts(rows),
+    card.replaceChildren(h("h3", title), h("p", about), facts(rows),
       ...sample ? [fold("What it writes", h("pre", { tabindex: 0 }, sample))] : []);
     steps.setEnds(at === 0, at === last);
   }

@@ -51,8 +51,8 @@ class Chart {
     this.legend = h("div.plot-legend");
     this.controls = data.controls === false ? null : h("div.plot-controls");
     this.live = h("p.unseen", { "aria-live": "polite" });
-    const foot = h("div.plot-foot", {}, this.position, this.legend, this.controls);
-    this.plot = element.appendChild(h("div.plot", {}, this.place, foot, this.live));
+    const foot = h("div.plot-foot", this.position, this.legend, this.controls);
+    this.plot = element.appendChild(h("div.plot", this.place, foot, this.live));
     this.update({});
     this.watch = new ResizeObserver(() => { if (this.place.clientWidth !== this.width) this.redraw(); });
     this.watch.observe(this.place);
@@ -105,8 +105,8 @@ class Chart {
   legendEntry({ name, look }, count) {
     const value = h("span.plot-value");
     this.valueCells.set(name, [...this.valueCells.get(name) ?? [], value]);
-    const content = [legendSample(look), h("span", {}, name), value];
-    if (count < 2) return h("span.plot-name", {}, content);
+    const content = [legendSample(look), h("span", name), value];
+    if (count < 2) return h("span.plot-name", content);
     return button(content, () => this.toggle(name), { class: "plot-name", dataset: { name },
       "aria-pressed": String(!this.hidden.has(name)) });
   }
@@ -131,7 +131,7 @@ class Chart {
       this.pendingUpdate = requestAnimationFrame(() => this.update({ smooth: Number(input.value) }));
     } });
     input.value = this.data.smooth ?? 0;
-    controls.append(h("span.plot-smooth", {}, h("label", { for: input.id }, "smooth"), input));
+    controls.append(h("span.plot-smooth", h("label", { for: input.id }, "smooth"), input));
   }
 
   logButton(key) {

@@ -43,7 +43,7 @@ function line(points, look, kind) {
 }
 
 function marker(look, [x, y], tooltip = "") {
-  const title = tooltip && s("title", {}, tooltip), ring = look.marker === "ring" && "ring";
+  const title = tooltip && s("title", tooltip), ring = look.marker === "ring" && "ring";
   return look.marker in CIRCLES
     ? s("circle", { cx: round(x), cy: round(y), r: CIRCLES[look.marker], ...coloured(look, "dot", ring) }, title)
     : s("path", { d: `M${round(x)} ${round(y)}${MARKERS[look.marker]}`, ...coloured(look, "dot") }, title);
@@ -150,8 +150,8 @@ export function drawChart(chart, frame, width, height) {
   const title = chart.data.title ?? "";
   const svg = s("svg.chart.live", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
   if (!frame) {
-    svg.append(s("text", { x: EDGE, y: 22, class: "title" }, title),
-      s("text", { x: EDGE, y: 48, class: "tick" }, "no data to plot"));
+    svg.append(s("text.title", { x: EDGE, y: 22 }, title),
+      s("text.tick", { x: EDGE, y: 48 }, "no data to plot"));
     return svg;
   }
   const { left, right, top, bottom } = frame, box = { x: left, y: top, width: right - left, height: bottom - top };
@@ -255,7 +255,7 @@ function drawBars(frame, series, pointAt, tooltip, clipped) {
     if (!point) return;
     const [x, y] = point, left = x - half, right = x + half;
     const corners = coordinates([[left, frame.bottom], [left, y], [right, y], [right, frame.bottom]]);
-    clipped.append(s("polygon", { points: corners, ...coloured(series.look, "bar") }, s("title", {}, tooltip(n))));
+    clipped.append(s("polygon", { points: corners, ...coloured(series.look, "bar") }, s("title", tooltip(n))));
   });
 }
 
@@ -297,7 +297,7 @@ function marks(chart, frame) {
   return (data.marks ?? []).flatMap(({ x, text, name = "", small = false }) => {
     if (!drawable(x, data.x.log) || (range && (x < range[0] || x > range[1]))) return [];
     const at = clamp(frame.xOf(x), left, right), ends = [[at, small ? bottom - 6 : top], [at, bottom]];
-    const title = s("title", {}, text), width = name.length * LETTER_WIDTH + 8;
+    const title = s("title", text), width = name.length * LETTER_WIDTH + 8;
     const shape = s("polyline", { class: small ? "mark small" : "mark", points: coordinates(ends) }, title);
     if (!name || at < free || at + width >= right) return [shape];
     free = at + width;

@@ -1,6 +1,6 @@
 // Distribution of the next token: as the model predicts it, and after temperature, top-k, top-p and min-p.
 import { button, h } from "./dom.js";
-import { decodeBase64, percent, withCommas } from "./words.js";
+import { decodeBase64, percent, sum, withCommas } from "./words.js";
 
 const EXCLUDED = -9999; // log-probability that the server writes for an excluded token
 export const MAX_LISTED = 40; // most probable tokens to list
@@ -9,16 +9,11 @@ export const MAX_LISTED = 40; // most probable tokens to list
 export const unpackLogprobs = text => new Float32Array(decodeBase64(text).buffer);
 
 function softmax(values) {
-  let total = 0;
-  for (const value of values) total += Math.exp(value - values[0]);
-  return values.map(value => Math.exp(value - values[0]) / total);
+  const shares = values.map(value => Math.exp(value - values[0])), total = sum(shares);
+  return shares.map(share => share / total);
 }
 
-function entropy(probabilities) {
-  let sum = 0;
-  for (const p of probabilities) if (p > 0) sum -= p * Math.log(p);
-  return sum;
-}
+const entropy = probabilities => -sum(probabilities.map(p => (p > 0 ? p * Math.log(p) : 0)));
 
 // Every filter keeps the most probable tokens, so its result is a length of one list, sorted once.
 export class Distribution {
@@ -54,9 +49,7 @@ export class Distribution {
     }
     while (kept > 1 && this.sorted[kept - 1] === -Infinity) kept -= 1;
     const probabilities = softmax(scaled.subarray(0, kept));
-    let mass = 0;
-    for (let place = 0; place < kept; place += 1) mass += this.raw[place];
-    return { kept, mass, probabilities, entropy: entropy(probabilities) };
+    return { kept, mass: sum(this.raw.subarray(0, kept)), probabilities, entropy: entropy(probabilities) };
   }
 
   until(values, end, dropped) {
@@ -72,11 +65,11 @@ function bar(share, kind) {
 // One row per token: name, probability, and probability after the settings. `choose(id)` is called for a row.
 function row(token, raw, after, { chosen, widest, choose }) {
   const dropped = after === 0, now = after ?? raw;
-  const bars = h("span.write-bars", {}, bar(raw / widest, "write-raw"),
+  const bars = h("span.write-bars", bar(raw / widest, "write-raw"),
     after !== undefined && bar(now / widest, "write-after"));
-  return button([h("bdi.write-piece", {}, token.text), bars,
-    h("span.write-number", {}, " ", percent(raw)), after !== undefined && h("span.write-number", {},
-      h("span.unseen", {}, ", when sampling "), dropped ? "–" : percent(after))], () => choose(token),
+  return button([h("bdi.write-piece", token.text), bars,
+    h("span.write-number", " ", percent(raw)), after !== undefined && h("span.write-number",
+      h("span.unseen", ", when sampling "), dropped ? "–" : percent(after))], () => choose(token),
   { class: `write-row${dropped ? " write-dropped" : ""}`, tabindex: -1, "aria-current": chosen && "true" });
 }
 
@@ -94,34 +87,28 @@ function drawDistribution(box, /** @type {any} */ { tokens, full, settings, chos
   if (buttons.length) buttons[0].tabIndex = 0;
   const shown = buttons.length, others = full && full.sorted.length - shown;
   box.replaceChildren(
-    h("div.write-row.write-names.soft", { "aria-hidden": "true" }, h("span", {}, "token"), h("span"),
-      h("span.write-number", {}, h("i.write-raw"), "model"),
-      filtered && h("span.write-number", {}, h("i.write-after"), "sampled")),
+    h("div.write-row.write-names.soft", { "aria-hidden": "true" }, h("span", "token"), h("span"),
+      h("span.write-number", h("i.write-raw"), "model"),
+      filtered && h("span.write-number", h("i.write-after"), "sampled")),
     ...buttons,
-    others > 0 && h("div.write-row.soft", {}, h("span", {}, `${withCommas(others)} others`),
-      h("span"), h("span.write-number", {}, percent(total(full.raw, shown))),
-      filtered && h("span.write-number", {},
-        filtered.kept > shown ? percent(total(filtered.probabilities, shown)) : "–")) || "");
+    others > 0 && h("div.write-row.soft", h("span", `${withCommas(others)} others`),
+      h("span"), h("span.write-number", percent(sum(full.raw.subarray(shown)))),
+      filtered && h("span.write-number",
+        filtered.kept > shown ? percent(sum(filtered.probabilities.subarray(shown))) : "–")) || "");
   return filtered;
 }
 
-function total(values, from) {
-  let sum = 0;
-  for (let place = from; place < values.length; place += 1) sum += values[place];
-  return sum;
-}
-
 // Describe a position: of `token`, or of the next token if there is none.
-export function drawPosition({ heading, facts, rows, sum }, { token, tokens, full, ...options }) {
+export function drawPosition({ heading, facts, rows, sum: line }, { token, tokens, full, ...options }) {
   const focused = rows.contains(document.activeElement), among = full && withCommas(full.sorted.length);
   const rank = token && (full ? full.rank(token.id) : tokens.findIndex(each => each.id === token.id) + 1);
   heading.textContent = token ? "Alternatives" : "The next token";
-  facts.replaceChildren(...token ? [h("bdi.write-piece", {}, token.text),
+  facts.replaceChildren(...token ? [h("bdi.write-piece", token.text),
     ` has probability ${percent(Math.exp(token.logprob))}, ${(-token.logprob).toFixed(2)} nats`,
     rank ? `, rank ${withCommas(rank)}${full ? ` of ${among}` : ""}.` : "."]
     : ["Predictions of the model. Select one to continue from it."]);
   const filtered = drawDistribution(rows, { tokens, full, chosen: token?.id, ...options });
-  sum.textContent = filtered ? summarize(full, filtered) : full ? `Entropy ${full.entropy.toFixed(2)} nats.` : "";
+  line.textContent = filtered ? summarize(full, filtered) : full ? `Entropy ${full.entropy.toFixed(2)} nats.` : "";
   if (focused) rows.querySelector("button")?.focus();
 }
 

@@ -1,10 +1,12 @@
 // Builds elements. Children are inserted as text, never parsed as markup.
 const SVG = "http://www.w3.org/2000/svg";
 
-function build(create, selector, props, children) {
-  const [tag, ...classes] = selector.split("."), element = create(tag);
+const isProps = value => value && Object.getPrototypeOf(value) === Object.prototype;
+
+function build(create, selector, children) {
+  const [tag, ...classes] = selector.split("."), element = create(tag), props = isProps(children[0]) ? children.shift() : {};
   if (classes.length) element.setAttribute("class", classes.join(" "));
-  for (const [name, value] of Object.entries(props ?? {})) {
+  for (const [name, value] of Object.entries(props)) {
     if (value === undefined || value === null || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "style") for (const [key, text] of Object.entries(value)) element.style.setProperty(key, text);
@@ -15,12 +17,11 @@ function build(create, selector, props, children) {
   return element;
 }
 
-// An HTML element, with its classes after the tag: h("button.primary", { type: "button", onclick: start }, "Start").
-// A class that depends on something is a prop.
-export const h = (selector, props, ...children) => build(tag => document.createElement(tag), selector, props, children);
+// An HTML element: h("button.primary", { type: "button", onclick: start }, "Start"), h("b", "bold"). Classes stand after
+// the tag, or in `class` if they depend on something.
+export const h = (selector, ...children) => build(tag => document.createElement(tag), selector, children);
 
-export const s = (selector, props, ...children) =>
-  build(tag => document.createElementNS(SVG, tag), selector, props, children);
+export const s = (selector, ...children) => build(tag => document.createElementNS(SVG, tag), selector, children);
 
 // An <svg> of this size in pixels, unless `props` has another width.
 export const picture = (width, height, props, ...children) =>
@@ -36,11 +37,11 @@ export function tip({ x, y }, from, size = 7) {
 export const button = (label, onclick, props = {}) => h("button", { type: "button", onclick, ...props }, label);
 
 // A row of a list of predictions: a name, a bar for its share of the longest, a number.
-export const barRow = (name, share, number, onclick, props = {}) => button([name, h("span.write-bars", {},
-  h("span.write-bar.write-after", { style: { "--p": share } })), h("span.write-number", {}, number)],
+export const barRow = (name, share, number, onclick, props = {}) => button([name, h("span.write-bars",
+  h("span.write-bar.write-after", { style: { "--p": share } })), h("span.write-number", number)],
 onclick, { class: "write-row", ...props });
 
-export const soft = (...children) => h("span.soft", {}, ...children);
+export const soft = (...children) => h("span.soft", ...children);
 
 let lastId = 0;
 export const uniqueId = (prefix = "w") => `${prefix}-${++lastId}`;
@@ -48,7 +49,7 @@ export const uniqueId = (prefix = "w") => `${prefix}-${++lastId}`;
 // A labelled control: field("Temperature", h("input", …)).
 export function field(label, control, ...others) {
   control.id ||= uniqueId();
-  return h("div.field", {}, h("label", { for: control.id }, label), control, ...others);
+  return h("div.field", h("label", { for: control.id }, label), control, ...others);
 }
 
 export function select(options, value, onchange, props = {}) {

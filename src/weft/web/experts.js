@@ -8,9 +8,7 @@ const GOLDEN = 137.508; // degrees between the hues of neighbouring experts
 const hueOf = expert => `oklch(0.62 0.17 ${(25 + expert * GOLDEN) % 360})`;
 
 // `data` is the JSON of explain/experts.py's ExpertMap; `changed({ layer, place })` is called with another selection.
-export function mount(element, data,
-  /** @type {{ layer?: any, place?: any, changed?: (state: any) => void }} */
-  { layer, place, changed = () => {} } = {}) {
+export function mount(element, data, /** @type {ExpertsOptions} */ { layer, place, changed = () => {} } = {}) {
   let state = { layer: indexIn(data.layers, layer) ?? 0, place: indexIn(data.tokens, place) ?? 0 };
   const { element: details, show: describe } = panel("Select a token to see its experts.");
   const strip = shadedText({ label: "The text, coloured by expert", tokens: data.tokens, choose: n => choose(n) });
@@ -25,17 +23,17 @@ export function mount(element, data,
     const counts = Array.from({ length: data.experts }, () => 0);
     chosen.flat().forEach(expert => { counts[expert] += 1; });
     const most = Math.max(...counts);
-    load.replaceChildren(...counts.map((count, expert) => h("div", {},
-      h("span", {}, String(expert)),
+    load.replaceChildren(...counts.map((count, expert) => h("div",
+      h("span", String(expert)),
       h("span.experts-bar", { style: { "--hue": hueOf(expert), width: `${100 * count / most}%` } }),
-      h("span.soft", {}, percent(count / data.tokens.length)))));
+      h("span.soft", percent(count / data.tokens.length)))));
   };
   const choose = (n, quiet = false) => {
     strip.mark(n);
     state = { ...state, place: n };
     const pairs = data.chosen[state.layer][n].map((expert, i) => [expert, data.weights[state.layer][n][i]]);
-    describe(h("p", {}, h("b", {}, data.tokens[n].piece), `, ${data.layers[state.layer]}, is read by`),
-      h("ol", {}, pairs.map(([expert, weight]) => swatch(expert, `expert ${expert}, weight ${weight.toFixed(2)}`))));
+    describe(h("p", h("b", data.tokens[n].piece), `, ${data.layers[state.layer]}, is read by`),
+      h("ol", pairs.map(([expert, weight]) => swatch(expert, `expert ${expert}, weight ${weight.toFixed(2)}`))));
     if (!quiet) changed({ ...state });
   };
   const layers = inlineSelect("Experts of", Object.fromEntries(data.layers.map((name, n) => [n, name])), String(state.layer),
@@ -44,8 +42,8 @@ export function mount(element, data,
       fill();
       choose(state.place);
     });
-  element.replaceChildren(h("div.experts", {}, layers, details, h("div.saliency-read", {}, strip.element,
-    h("div", {}, h("h3", {}, "Share of the tokens that each expert reads"), soft(`Spread evenly, each would read ${even}.`), load))));
+  element.replaceChildren(h("div.experts", layers, details, h("div.saliency-read", strip.element,
+    h("div", h("h3", "Share of the tokens that each expert reads"), soft(`Spread evenly, each would read ${even}.`), load))));
   fill();
   choose(state.place, true);
 }

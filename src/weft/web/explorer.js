@@ -45,7 +45,7 @@ function frame(info, other = null, how = "") {
   const listed = views.filter(view => view.path), lacks = view => path && info && view.lacks(info);
   const [available, others] = [listed.filter(view => !lacks(view)), listed.filter(lacks)];
   navigation.replaceChildren(...available.map(item),
-    ...others.length ? [h("span.soft", {}, "Unavailable:"), ...others.map(item)] : []);
+    ...others.length ? [h("span.soft", "Unavailable:"), ...others.map(item)] : []);
   navigation.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   if (how === "slid") return; // the reader holds the slider
   const fits = here?.ofText && (COMPARED.includes(path) ? model => fitsBeside(here, info, model) : () => false);
@@ -82,24 +82,24 @@ const lacking = (view, info) => `${info.id} is ${info.makes}, which ${view.lacks
 
 function instead(view, info) {
   const others = views.filter(each => OF_A_TEXT.includes(each.path) && !each.lacks(info)).slice(0, 3);
-  return h("p", {}, lacking(view, info), others.length > 0 && " Open ", others.map((each, n) =>
+  return h("p", lacking(view, info), others.length > 0 && " Open ", others.map((each, n) =>
     [n === 0 ? "" : n === others.length - 1 ? " or " : ", ",
       h("a", { href: link(each.path, { model: info.id }) }, each.title)]), others.length > 0 && " instead.");
 }
 
 /** @param {(() => void) | null} retry */
 function problem(message, retry = null) {
-  return h("div.problem", { role: "alert" }, h("p", {}, message),
-    retry && h("p", {}, h("button", { type: "button", onclick: retry }, "Try again")));
+  return h("div.problem", { role: "alert" }, h("p", message),
+    retry && h("p", h("button", { type: "button", onclick: retry }, "Try again")));
 }
 
-const notice = message => h("p.notice", {}, message);
+const notice = message => h("p.notice", message);
 
 function requestKey() {
   const key = h("input", { type: "password", autocomplete: "off", required: true });
   const form = h("form", { onsubmit: event => { event.preventDefault(); api.setKey(key.value); begin(); } },
-    h("p", {}, "This server requires an API key."), field("Key", key), " ",
-    h("button.primary", {}, "Continue"));
+    h("p", "This server requires an API key."), field("Key", key), " ",
+    h("button.primary", "Continue"));
   main.replaceChildren(form);
   key.focus();
 }

@@ -30,18 +30,18 @@ export async function mountFill(main, context) {
   function draw() {
     const masks = tokens.filter(token => token.top);
     const name = token => `${mask}${masks.length > 1 ? ` ${masks.indexOf(token) + 1}` : ""}`;
-    pieces.replaceChildren(...tokens.map(token => button(h("bdi", {}, token.top ? name(token) : token.text),
+    pieces.replaceChildren(...tokens.map(token => button(h("bdi", token.top ? name(token) : token.text),
       () => replaceWord(token, token.top ? withoutMarker(token.top[0].text) : mask), { class: "write-hide",
         tabindex: -1, "aria-pressed": String(Boolean(token.top)), title: token.top ? "" : "Mask this token",
         disabled: token.start === token.end })));
     roving(pieces, () => [...pieces.querySelectorAll("button")]);
-    predictions.replaceChildren(...masks.map(token => h("section.write-fill", {},
-      h("h2", {}, `Predictions for ${name(token)}`),
-      ...token.top.map(each => barRow(h("bdi.write-piece", {}, each.text), Math.exp(each.logprob
+    predictions.replaceChildren(...masks.map(token => h("section.write-fill",
+      h("h2", `Predictions for ${name(token)}`),
+      ...token.top.map(each => barRow(h("bdi.write-piece", each.text), Math.exp(each.logprob
         - token.top[0].logprob), percent(Math.exp(each.logprob)), () => replaceWord(token, withoutMarker(each.text)))))));
     const read = tokens.at(-1)?.end ?? 0, long = [...text.trimEnd()].length > read;
     if (long) pieces.append(soft(" … the rest exceeds the model's context."));
-    if (!predictions.children.length) predictions.append(h("p.soft", {},
+    if (!predictions.children.length) predictions.append(h("p.soft",
       tokens.length ? "Select a token above to mask it." : "Type a text, then select a token to mask it."));
   }
 
@@ -59,7 +59,7 @@ export async function mountFill(main, context) {
   }
 
   main.append(field,
-    h("p.soft.write-label", {}, "Input of the model. Select a token to mask it."), pieces, predictions,
+    h("p.soft.write-label", "Input of the model. Select a token to mask it."), pieces, predictions,
     saveTools({ name: "fill", svg: () => [pieces, predictions],
       command: () => explainCommand(info, "surprise", { text }) }));
   if (text === undefined) {

@@ -14,7 +14,7 @@ let hiding = 0;
 function show(target, name, { lectures, terms }) {
   clearTimeout(hiding);
   const source = sourceOf(lectures, terms[name]);
-  card.replaceChildren(h("b", {}, name), h("p", {}, terms[name].about), source && h("p.soft", {}, source));
+  card.replaceChildren(h("b", name), h("p", terms[name].about), source && h("p.soft", source));
   document.body.append(card);
   card.hidden = false;
   const box = target.getBoundingClientRect(), { offsetWidth: wide, offsetHeight: high } = card;
@@ -51,8 +51,8 @@ export function termsOf(path, info) {
 }
 
 export function glossary() {
-  const summary = h("summary", {}, "Glossary"), list = h("dl");
+  const summary = h("summary", "Glossary"), list = h("dl");
   load().then(({ lectures, terms }) => list.append(...Object.entries(terms).map(([name, entry]) =>
-    h("div", {}, h("dt", {}, name), h("dd", {}, entry.about, " ", soft(sourceOf(lectures, entry)))))), () => {});
-  return h("details.fold.glossary", {}, summary, list);
+    h("div", h("dt", name), h("dd", entry.about, " ", soft(sourceOf(lectures, entry)))))), () => {});
+  return h("details.fold.glossary", summary, list);
 }

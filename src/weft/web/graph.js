@@ -29,19 +29,16 @@ const curve = line => {
 const joined = (...parts) => parts.filter(Boolean).join(" · ");
 
 // `shown` is a state as `changed` receives it: { open, at, shapes, backward }, strings; initial values are left out.
-export function mount(element, data,
-  /** @type {{ shown?: { open?: string, at?: string, shapes?: string, backward?: string },
-    changed?: (state: any) => void }} */
-  { shown = {}, changed = () => {} } = {}) {
+export function mount(element, data, /** @type {GraphOptions} */ { shown = {}, changed = () => {} } = {}) {
   const { nodes, groups, title } = data, first = nodes.length, modules = groups.length > 1;
   const checkbox = (name, label) => {
     const checked = shown[name] === undefined ? data[name] : shown[name] === "1";
     const input = h("input", { type: "checkbox", class: `graph-${name}`, checked, onchange: () => switched() });
-    return [input, h("label", {}, input, ` ${label}`)];
+    return [input, h("label", input, ` ${label}`)];
   };
   const [shapesBox, shapesLabel] = checkbox("shapes", "shapes");
   const [backwardBox, backwardLabel] = checkbox("backward", "backward pass, with the gradients' formulas");
-  const find = h("input", { type: "search", class: "graph-find", oninput: () => search(0), onkeydown: event => {
+  const find = h("input.graph-find", { type: "search", oninput: () => search(0), onkeydown: event => {
     if (event.key === "Enter") { event.preventDefault(); search(event.shiftKey ? -1 : 1); }
   } });
   const matchStatus = h("span.soft.graph-found", { role: "status" });
@@ -49,10 +46,11 @@ export function mount(element, data,
   const svg = s("svg", { "aria-hidden": "true" }, Object.values(paths)), layer = h("div");
   const plane = h("div.graph-plane", { role: "group", "aria-label": title }, svg, layer);
   const detail = h("p.graph-detail", { role: "status" }, "\u00a0");
-  const view = h("div.scroll.graph-view", {}, plane);
+  const view = h("div.scroll.graph-view", plane);
   const tool = (name, label, change) => button(label, () => {
     change();
     render();
+    if (!marks.has(focused)) showEntry();
     changed(state());
   }, { class: `graph-${name}` });
   const tools = h("div.graph-tools", { role: "group", "aria-label": "Graph options" },
@@ -67,14 +65,14 @@ export function mount(element, data,
       }),
       tool("reset", "Reset", () => { open = new Set(initial); })],
     field("Find", find), matchStatus);
-  element.append(h("div.graph", {}, tools,
-    h("p.soft.graph-keys", {},
+  element.append(h("div.graph", tools,
+    h("p.soft.graph-keys",
       `${KEYS}${modules ? MODULE_KEYS : ""}. Details of the selected box are shown below.`),
     view, detail, data.rules.length > 0 && h("details", { open: backwardBox.checked },
-      h("summary", {}, "Formulas of this graph's operations"), h("p.soft", {}, RULES),
+      h("summary", "Formulas of this graph's operations"), h("p.soft", RULES),
       table({ header: ["operation", "forward", "backward"], text: [0, 1, 2], folds: false, named: true,
         rows: data.rules.map(({ operation, forward, gradients }) =>
-          [operation, forward, h("div", {}, gradients.map(line => h("div", {}, line)))]) }))));
+          [operation, forward, h("div", gradients.map(line => h("div", line)))]) }))));
 
   const parent = new Map(), depth = [0];
   groups.forEach(({ children }, n) => {
@@ -198,8 +196,8 @@ export function mount(element, data,
     const box = button(about.inside, null, { class: `graph-box ${about.kind}`, tabindex: -1, "data-key": key,
       "aria-expanded": about.kind === "group" && "false",
       "aria-label": [...new Set(spoken.filter(Boolean))].join(", ") });
-    const label = h("div.graph-label", { "aria-hidden": "true" }, h("span", {}, about.name),
-      about.lines.map(line => h("small", {}, line)));
+    const label = h("div.graph-label", { "aria-hidden": "true" }, h("span", about.name),
+      about.lines.map(line => h("small", line)));
     return { button: box, parts: [box, label] };
   }
 
@@ -279,6 +277,12 @@ export function mount(element, data,
     return best;
   }
 
+  // A graph may be wider than a phone: it begins at the uppermost box, where the computation begins.
+  function showEntry() {
+    const [entry] = [...marks.values()].map(mark => mark.box).filter(box => !box.inside).sort((a, b) => a.y - b.y);
+    if (entry) view.scrollLeft = entry.x + MARGIN + entry.port - view.clientWidth / 2;
+  }
+
   function reveal(key) {
     for (let at = parent.get(key); at !== undefined; at = parent.get(at)) open.add(at - first);
     render();
@@ -337,12 +341,10 @@ export function mount(element, data,
     }
   });
   render();
-  const at = Number(shown.at ?? NaN), entry = [...marks.values()].find(mark => !mark.box.inside)?.box;
+  const at = Number(shown.at ?? NaN);
   if (marks.has(at)) {
     select(at, false);
     marks.get(at).button.scrollIntoView({ block: "nearest", inline: "center" });
-  } else if (entry) {
-    view.scrollLeft = entry.x + MARGIN + entry.port - view.clientWidth / 2; // a graph may be wider than a phone
-  }
+  } else showEntry();
   return { svg: () => plane };
 }

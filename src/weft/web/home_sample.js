@@ -5,7 +5,7 @@ import { firstWords, percent, short } from "./words.js";
 const TOKENS = 28, PROMPT_WORDS = 5, SOURCE_WORDS = 14; // of a sample
 const TEMPERATURE = 0.8; // of a continuation
 
-const result = (text, ...others) => h("p", {}, h("b", { dir: "auto" }, text), ...others);
+const result = (text, ...others) => h("p", h("b", { dir: "auto" }, text), ...others);
 
 export async function sampleOf(place, model, { api, signal, seed }) {
   if (model.inputs.length) return predicted(place, await api.post("v1/explain/prediction", { model: model.id }, signal));
@@ -19,7 +19,7 @@ export async function sampleOf(place, model, { api, signal, seed }) {
 async function written(place, model, text, { api, signal, seed }) {
   const input = firstWords(text, model.writes ? SOURCE_WORDS : model.chat ? 2 * PROMPT_WORDS : PROMPT_WORDS);
   const output = h("b", { dir: "auto" });
-  place.replaceChildren(h("p", {}, soft(input), model.writes || model.chat ? h("br") : "", output));
+  place.replaceChildren(h("p", soft(input), model.writes || model.chat ? h("br") : "", output));
   const request = model.chat ? { messages: [{ role: "user", content: input }] } : { input };
   const body = { model: model.id, ...request, tokens: [], top: 1, max_tokens: TOKENS, seed,
     temperature: model.writes ? 0 : TEMPERATURE };
@@ -33,7 +33,7 @@ async function filled(place, model, text, { api, signal }) {
   const all = text.split(" "), at = Math.floor(all.length / 2), input = all.with(at, mask).join(" ");
   const { tokens } = await api.post("v1/fill", { model: model.id, input, top: 3 }, signal);
   const top = tokens.find(token => token.top)?.top ?? [];
-  place.replaceChildren(h("p", {}, soft(all.slice(0, at).join(" ")), " ", h("mark", {}, mask), " ",
+  place.replaceChildren(h("p", soft(all.slice(0, at).join(" ")), " ", h("mark", mask), " ",
     soft(all.slice(at + 1).join(" "))), result(top.map(each => each.text).join(", "),
     soft(` was “${all[at]}”`)));
 }
@@ -44,9 +44,9 @@ function predicted(place, { prediction }) {
   const output = {
     classify: () => result(label, ` ${percent(p)}`),
     regress: () => result(String(+score.toPrecision(3))),
-    tag: () => h("p", {}, tagged.slice(0, 8).map(each => [h("b", {}, each.text), " ", soft(each.tag), " "])),
+    tag: () => h("p", tagged.slice(0, 8).map(each => [h("b", each.text), " ", soft(each.tag), " "])),
     answer: () => result(answer.text || "no answer", ` ${percent(answer.probability)}`),
-    contrastive: () => (nearest.length ? [h("p", {}, soft("Nearest text:")), result(short(nearest[0].text, 80))] : ""),
+    contrastive: () => (nearest.length ? [h("p", soft("Nearest text:")), result(short(nearest[0].text, 80))] : ""),
   }[kind];
-  place.replaceChildren(h("p", {}, soft(short(texts.join(" · "), 120))), ...[output?.() ?? ""].flat());
+  place.replaceChildren(h("p", soft(short(texts.join(" · "), 120))), ...[output?.() ?? ""].flat());
 }

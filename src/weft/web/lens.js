@@ -23,19 +23,17 @@ function cellDetails(data, names, row, column) {
   const { piece, probability } = data.guesses[row][column], final = data.guesses.at(-1)[column].piece;
   const at = data.masked ? "at" : "after";
   const ranks = data.final_rank.map((_, layer) => rankOf(data, layer, column)).join(" → ");
-  const here = row === data.guesses.length - 1 ? [] : [" The output's ", h("b", {}, final),
+  const here = row === data.guesses.length - 1 ? [] : [" The output's ", h("b", final),
     ` has ${percent(data.final_probability[row][column])} here, rank ${rankOf(data, row, column)}.`];
   return [
-    h("p", {}, `${names[row]}, ${at} `, h("b", {}, data.read[column]), ": ", h("b", {}, piece),
+    h("p", `${names[row]}, ${at} `, h("b", data.read[column]), ": ", h("b", piece),
       ` ${percent(probability)}.`, here),
-    h("p.soft", {}, "Rank of ", h("b", {}, final), ` from the embedding to the output: ${ranks}`),
+    h("p.soft", "Rank of ", h("b", final), ` from the embedding to the output: ${ranks}`),
   ];
 }
 
 // `data` is the JSON of explain/lens.py's Lens; `changed({ show, row, column })` is called with another selection.
-export function mount(element, data,
-  /** @type {{ show?: string, row?: any, column?: any, changed?: (state: any) => void }} */
-  { show = "guess", row, column, changed = () => {} } = {}) {
+export function mount(element, data, /** @type {LensOptions} */ { show = "guess", row, column, changed = () => {} } = {}) {
   const layers = data.guesses.length, names = layerNames(layers);
   let state = { show: Object.hasOwn(CONTENTS, show) ? show : "guess", row: indexIn(data.guesses, row) ?? layers - 1,
     column: indexIn(data.read, column) ?? 0 };
@@ -67,6 +65,6 @@ export function mount(element, data,
   });
   explain();
   describeCell(state.row, state.column);
-  element.replaceChildren(h("div.lens", {}, chosen, key, details, grid.element));
+  element.replaceChildren(h("div.lens", chosen, key, details, grid.element));
   if (state.column) grid.element.scrollLeft = grid.offset() - grid.element.clientWidth / 2;
 }

@@ -1,7 +1,7 @@
 // Number formats of axes and tables, the same as in figures/formats.py; tests/figures/test_axes.py compares the two.
 const SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 /** @type {[number, string][]} */
-const SUFFIXES = [[1e15, "P"], [1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]];
+export const SUFFIXES = [[1e15, "P"], [1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]];
 /** @type {[number, string][]} */
 const TIME_UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
 const MIN_SUFFIXED = 1e4; // smaller numbers are written out: 2500, but 25k

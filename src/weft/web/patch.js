@@ -18,14 +18,12 @@ function effects(name, list) {
 
 function circuitTable({ kept, nodes, pairs, accuracies }) {
   const rows = Object.entries(accuracies).map(([name, { preferred, likeliest }]) => [name, share(preferred), share(likeliest)]);
-  return [h("h3", {}, `Circuit: ${kept.length} of ${nodes} nodes`), h("p", {}, kept.join(", ")),
+  return [h("h3", `Circuit: ${kept.length} of ${nodes} nodes`), h("p", kept.join(", ")),
     table({ header: [`on ${pairs} other pairs`, "answer preferred", "answer likeliest"], text: [0], rows })];
 }
 
 // `data` is the JSON of explain/interventions/picture.py's Patching; `changed({ site, row, column })` as in lens.js.
-export function mount(element, data,
-  /** @type {{ site?: any, row?: any, column?: any, changed?: (state: any) => void }} */
-  { site, row, column, changed = () => {} } = {}) {
+export function mount(element, data, /** @type {PatchOptions} */ { site, row, column, changed = () => {} } = {}) {
   let state = { site: indexIn(data.maps, site) ?? 0, row: 0, column: 0 };
   const { element: details, show: describe } = panel("Select a cell to see its value.");
   const drawn = h("div");
@@ -33,7 +31,7 @@ export function mount(element, data,
     const { kind, layers, tokens, recovered } = data.maps[state.site];
     const choose = (n, m) => {
       state = { ...state, row: n, column: m };
-      describe(h("p", {}, `${kind}, ${/^\d/.test(layers[n]) ? "layer " : ""}${layers[n]}, at `, h("b", {}, tokens[m]),
+      describe(h("p", `${kind}, ${/^\d/.test(layers[n]) ? "layer " : ""}${layers[n]}, at `, h("b", tokens[m]),
         `: ${share(recovered[n][m])} of the logit difference is recovered.`));
     };
     const best = Math.max(...recovered.flat()), found = recovered.findIndex(values => values.includes(best));
@@ -57,9 +55,9 @@ export function mount(element, data,
   const [corrupt, clean] = data.difference.map(value => minus(value.toFixed(2)));
   const names = data.answers ? ` of ${data.answers.join(" − ")}` : "";
   const over = data.pairs > 1 ? `, mean of ${data.pairs} pairs` : "";
-  element.replaceChildren(...[h("div.lens", {}, h("p", {}, `Logit difference${names}: clean ${clean}, corrupt ${corrupt}${over}.`),
+  element.replaceChildren(...[h("div.lens", h("p", `Logit difference${names}: clean ${clean}, corrupt ${corrupt}${over}.`),
     sites, legend("share recovered", 1, { show: value => `${100 * value}%` }), details, drawn),
-    h("div.patch-effects", {}, effects("node", data.nodes), effects("neuron", data.neurons), effects("path", data.paths)),
+    h("div.patch-effects", effects("node", data.nodes), effects("neuron", data.neurons), effects("path", data.paths)),
     ...data.circuit ? circuitTable(data.circuit) : []].filter(Boolean));
   draw(row, column);
 }

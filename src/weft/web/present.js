@@ -21,7 +21,7 @@ export function present(on) {
 
 function showHint() {
   const hint = h("p.present-hint", { role: "status" },
-    ...[["← →", " step"], ["D", " draw"], ["P", " or "], ["Esc", " leave"]].map(([key, does]) => [h("kbd", {}, key), does]));
+    ...[["← →", " step"], ["D", " draw"], ["P", " or "], ["Esc", " leave"]].map(([key, does]) => [h("kbd", key), does]));
   document.querySelector(".present-hint")?.remove();
   document.body.append(hint);
   setTimeout(() => hint.remove(), HINT_MS);

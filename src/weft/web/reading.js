@@ -120,9 +120,9 @@ export async function readingView(main, context, options) {
   textField.area.value = state.text ?? "";
   targetBox.area.value = state.target ?? "";
   const command = () => explainCommand(info, view, { ...state, target: target && options.sent?.target }, ...words());
-  const boxes = h("div.reading-boxes", {}, textField.field, answers ? targetBox.field : "");
+  const boxes = h("div.reading-boxes", textField.field, answers ? targetBox.field : "");
   const answer = answers && answerSelect(context, answers.beams, () => { targetBox.area.value = ""; later.now(); });
-  main.append(boxes, origin, answer || "", ...controls, problem, h("h2.unseen", {}, "The text as the model reads it"),
+  main.append(boxes, origin, answer || "", ...controls, problem, h("h2.unseen", "The text as the model reads it"),
     drawn, about);
   const row = saveTools({ svg: () => svg(drawn), name: view, command }); // once there is something to save
 

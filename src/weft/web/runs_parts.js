@@ -20,8 +20,8 @@ export function listOf(runs, now, chosen, choose) {
     const done = run.steps_done === null ? "" : `${count(run.steps_done)}${of}`;
     const bar = run.state === "running" && run.steps && h("progress", { max: run.steps, value: run.steps_done ?? 0,
       "aria-label": `progress of ${run.name}` });
-    const name = [h("label.runs-name", {}, box, h("span", {}, run.name)),
-      run.problem && h("span.runs-problem", {}, run.problem)];
+    const name = [h("label.runs-name", box, h("span", run.name)),
+      run.problem && h("span.runs-problem", run.problem)];
     const model = [run.model, run.parameters && abbreviate(run.parameters)].filter(Boolean).join(" ");
     return [name, run.objective ?? "", model, [done, bar], run.best_text ?? "",
       h("span", { class: `runs-${run.state}` }, STATES[run.state] ?? run.state),
@@ -32,8 +32,8 @@ export function listOf(runs, now, chosen, choose) {
 }
 
 export function noRuns() {
-  return h("span", {}, h("strong", {}, "No runs yet."), " Train one and it appears here: ",
-    h("code", {}, "weft train gpt-tiny --data book.txt"), ", or ", h("code", {}, "weft quickstart"),
+  return h("span", h("strong", "No runs yet."), " Train one and it appears here: ",
+    h("code", "weft train gpt-tiny --data book.txt"), ", or ", h("code", "weft quickstart"),
     ", which needs no data.");
 }
 
@@ -44,8 +44,8 @@ export function sampleOf(run, step, named) {
   const texts = isFinal ? run.final : sample?.texts ?? [];
   const when = sample && sample.step !== step ? ` (step ${count(sample.step)})` : "";
   const shown = texts.map(text => h("pre", { tabindex: 0 }, text.replace(/\n{3,}/g, "\n\n")));
-  return h("div.runs-text", {}, named && h("h3", {}, `${run.name}${when}`),
-    texts.length ? shown : h("p.soft", {}, "No sample yet."));
+  return h("div.runs-text", named && h("h3", `${run.name}${when}`),
+    texts.length ? shown : h("p.soft", "No sample yet."));
 }
 
 // A table of text; a row is a card on a narrow page.
@@ -63,12 +63,12 @@ export function recipes(runs, open) {
   const header = ["setting", ...runs.map(run => run.name)];
   const rows = keys.map(key => [key, ...runs.map(run => setting(run, key))]);
   if (runs.length === 1) {
-    const summary = h("summary", {}, `All ${rows.length} settings of ${runs[0].name}`);
-    return [h("h2", {}, "Recipe"), h("details.fold", { open }, summary, cards("Settings", header, rows))];
+    const summary = h("summary", `All ${rows.length} settings of ${runs[0].name}`);
+    return [h("h2", "Recipe"), h("details.fold", { open }, summary, cards("Settings", header, rows))];
   }
   const differing = rows.filter(([, ...values]) => new Set(values).size > 1);
-  return [h("h2", {}, "Differences between recipes"), differing.length ? cards("Differing settings", header, differing)
-    : h("p", {}, "The settings are identical.")];
+  return [h("h2", "Differences between recipes"), differing.length ? cards("Differing settings", header, differing)
+    : h("p", "The settings are identical.")];
 }
 
 export function events(runs) {
@@ -77,5 +77,5 @@ export function events(runs) {
   const rows = lines.slice(-MAX_EVENTS).map(each => [each.time.slice(0, 16).replace("T", " "),
     ...runs.length > 1 ? [each.run] : [], each.step === null ? "" : count(each.step), each.text]);
   const header = ["time", ...runs.length > 1 ? ["run"] : [], "step", "event"];
-  return rows.length ? [h("h2", {}, "Events"), cards("Events", header, rows, "runs-events")] : [];
+  return rows.length ? [h("h2", "Events"), cards("Events", header, rows, "runs-events")] : [];
 }

@@ -19,7 +19,7 @@ function tokenHeading(data, isNext) {
   const kind = isNext ? "The model's next token, " : "";
   const condition = data.masked ? ", masked and predicted from both sides" : "";
   const probability = `probability ${percent(Math.exp(data.log_prob))}, log p ${minus(data.log_prob.toFixed(2))} nats`;
-  return h("p.saliency-target", {}, kind, h("b", {}, data.target),
+  return h("p.saliency-target", kind, h("b", data.target),
     `${condition}: ${probability}. It depends on:`);
 }
 
@@ -29,17 +29,14 @@ function mostImportant(data, measure, top) {
   all.sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
   const bar = value => h("span", { class: `saliency-bar${value < 0 ? " saliency-less" : Math.abs(value) > top ? " saliency-beyond" : ""}`,
     style: { "--s": rootShade(value, top).toFixed(3) } });
-  return h("ol.saliency-most", {}, all.slice(0, MAX_LISTED).map(({ side, token, value }) => h("li", {},
-    h("b", {}, token.piece), soft(data.sides.length > 1 ? side.name : ""), bar(value),
-    h("span.saliency-number", {}, measure === "norm" ? plain(value) : signed(value)))));
+  return h("ol.saliency-most", all.slice(0, MAX_LISTED).map(({ side, token, value }) => h("li",
+    h("b", token.piece), soft(data.sides.length > 1 ? side.name : ""), bar(value),
+    h("span.saliency-number", measure === "norm" ? plain(value) : signed(value)))));
 }
 
 // `data` is the JSON of explain/saliency.py's Saliency. `options`: the initial measure, `changed({ measure })`, and
 // `explain(position)` if another prediction can be requested, and the `heading` of a prediction that is not a token.
-export function mount(element, data,
-  /** @type {{ measure?: string, explain?: ((position: number) => void) | null, changed?: (state: any) => void,
-    heading?: any }} */
-  { measure = "norm", explain = null, changed = () => {}, heading } = {}) {
+export function mount(element, data, /** @type {SaliencyOptions} */ { measure = "norm", explain = null, changed = () => {}, heading } = {}) {
   const focused = element.querySelector(".saliency-text")?.contains(document.activeElement);
   const text = data.sides.at(-1);
   let chosen = Object.hasOwn(MEASURES, measure) ? measure : "norm";
@@ -47,7 +44,7 @@ export function mount(element, data,
   const describeToken = side => n => {
     if (side.norm[n] === undefined) return;
     const values = ` gradient norm ${plain(side.norm[n])}, gradient × input ${signed(side.times_input[n])}`;
-    describe(h("p", {}, h("b", {}, side.tokens[n].piece), values));
+    describe(h("p", h("b", side.tokens[n].piece), values));
   };
 
   // nothing follows a finished translation, and a masked model has all of its tokens
@@ -86,10 +83,10 @@ export function mount(element, data,
     header: ["position", "token", ...Object.values(MEASURES)], rows: side.tokens.map((token, n) =>
       [String(n), token.piece, plain(side.norm[n]), signed(side.times_input[n])]) }));
   const withTitle = (strip, n) => (data.sides.length > 1
-    ? [h("h3", {}, capitalised(data.sides[n].name)), strip.element] : strip.element);
-  element.replaceChildren(h("div.saliency", {},
-    measures, key, heading ?? tokenHeading(data, target >= text.tokens.length + data.rest.length), h("div.saliency-read", {},
-      h("div", {}, details, strips.map(withTitle)), h("div", {}, h("h3", {}, "Most important tokens"), list)), tables));
+    ? [h("h3", capitalised(data.sides[n].name)), strip.element] : strip.element);
+  element.replaceChildren(h("div.saliency",
+    measures, key, heading ?? tokenHeading(data, target >= text.tokens.length + data.rest.length), h("div.saliency-read",
+      h("div", details, strips.map(withTitle)), h("div", h("h3", "Most important tokens"), list)), tables));
   shade();
   if (explain === null) return;
   textStrip.mark(target);

@@ -56,9 +56,9 @@ export function explainCommand(info, view, { text, target }, ...options) {
 // The row of buttons below a view. `svg` returns the elements to save, `command` a line for a shell.
 export function saveTools({ svg, name, command }) {
   const line = h("code"), show = () => { line.textContent = command(); shown.hidden = !line.textContent; };
-  const shown = command && h("span.tools-command", {}, soft("Command: "), line, " ",
+  const shown = command && h("span.tools-command", soft("Command: "), line, " ",
     button("Copy", event => copyText(event.target, command(), line)));
-  const row = h("div.tools", {},
+  const row = h("div.tools",
     svg && button("Save SVG", () => download(asBlob(stacked(svg())), `${name}.svg`)),
     svg && button("Save PNG", async () => download(await png(stacked(svg())), `${name}.png`)),
     button("Copy link", event => copyText(event.target, location.href)), shown);

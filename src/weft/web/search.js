@@ -30,18 +30,18 @@ function branch(node, position, weight) {
   const bend = curveStart + CURVE / 2;
   const curve = `C${bend} ${fromY} ${bend} ${position.y} ${position.label_x} ${position.y}`;
   const edge = `M${fromX} ${fromY}H${curveStart}${curve}H${position.x}`;
-  return s("g", {},
-    s("title", {}, `${weight} ${fixed(-node.logprob)}, total ${fixed(-node.total)}`),
+  return s("g",
+    s("title", `${weight} ${fixed(-node.logprob)}, total ${fixed(-node.total)}`),
     s("path", { d: edge }),
     s("rect", { x: position.x, y: position.y - BOX / 2, width: position.width, height: BOX, rx: 4 }),
-    s("text", { x: position.x + position.width / 2, y: position.y + 4.5, class: "search-token" }, position.text),
-    s("text", { x: position.label_x + 2, y: position.y - 4, class: "search-p" }, position.label));
+    s("text.search-token", { x: position.x + position.width / 2, y: position.y + 4.5 }, position.text),
+    s("text.search-p", { x: position.label_x + 2, y: position.y - 4 }, position.label));
 }
 
 // The texts of a search with their weights, and the probability that it did not consider.
-const resultList = lines => h("ul", {}, lines.map(line => {
+const resultList = lines => h("ul", lines.map(line => {
   const [text, ...weights] = line.split("   ");
-  return h("li", {}, weights.length ? [h("code", {}, text || "(nothing)"), soft(` ${weights.join(" ")}`)] : soft(text));
+  return h("li", weights.length ? [h("code", text || "(nothing)"), soft(` ${weights.join(" ")}`)] : soft(text));
 }));
 
 // One tree: its `element`, its number of `steps`, and `show(step)`, which shows the tree after this many tokens. Beam
@@ -53,7 +53,7 @@ function drawing(tree, layout, { describe, results, weight }) {
   branches.forEach((each, n) => each.addEventListener("pointerenter", () => {
     const node = tree.nodes[n];
     const numbers = `${weight} of the last token ${fixed(-node.logprob)}, total ${fixed(-node.total)}`;
-    describe(h("p", {}, h("b", {}, showWhitespace(paths[n].text)), ` ${OUTCOMES[node.state]}: ${numbers}`));
+    describe(h("p", h("b", showWhitespace(paths[n].text)), ` ${OUTCOMES[node.state]}: ${numbers}`));
   }));
   // the chosen path is drawn on top
   const order = STATES.flatMap(state => branches.filter((_, n) => tree.nodes[n].state === state));
@@ -67,7 +67,7 @@ function drawing(tree, layout, { describe, results, weight }) {
     rows, text: [0, 3], folds: true });
   nodes.querySelector(".scroll").setAttribute("aria-label", `${title}: table`);
   const element = h("figure.search-tree", { style: { "--width": `${Math.round(layout.width)}px` } },
-    h("figcaption", {}, h("b", {}, title)),
+    h("figcaption", h("b", title)),
     scrollRegion(`${title}: tree, scrolls sideways`, svg), texts, nodes);
   const show = (step, last) => {
     branches.forEach((each, n) => {
@@ -83,9 +83,7 @@ function drawing(tree, layout, { describe, results, weight }) {
 
 // `data` is the JSON of explain/search.py's SearchTrees. `options`: the initial `step`, by default the last; `play`
 // starts at the first; `changed({ step })` is called when it stops, with undefined for the last step.
-export function mount(element, data,
-  /** @type {{ step?: any, play?: boolean, changed?: (state: { step: number | undefined }) => void }} */
-  { step, play = false, changed = () => {} } = {}) {
+export function mount(element, data, /** @type {SearchOptions} */ { step, play = false, changed = () => {} } = {}) {
   const { element: details, show: describe } = panel("Bold: result. Dashed: dropped. Dotted: not considered. Point at a node for details.");
   const trees = data.trees.map((tree, n) => drawing(tree, data.layouts[n],
     { describe, results: data.results[n], weight: data.weight }));
@@ -101,12 +99,12 @@ export function mount(element, data,
   };
   const playing = player({ pace: PACE, move: by => show(at + by), restart: () => show(0),
     onstop: () => changed({ step: at > last ? undefined : at }) });
-  element.replaceChildren(h("div.search", {},
-    data.prompt && h("p", {}, data.translates ? "From " : "After ", h("code", {}, showWhitespace(data.prompt))),
+  element.replaceChildren(h("div.search",
+    data.prompt && h("p", data.translates ? "From " : "After ", h("code", showWhitespace(data.prompt))),
     h("div.search-steps", { role: "group", "aria-label": "Search, token by token" },
       playing.buttons, status),
     details,
-    h("div.search-trees", {}, trees.map(tree => tree.element))));
+    h("div.search-trees", trees.map(tree => tree.element))));
   const animated = play && !prefersReducedMotion();
   show(animated ? 0 : indexIn({ length: last + 1 }, step) ?? last + 1);
   if (animated) playing.start();

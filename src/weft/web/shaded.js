@@ -22,7 +22,7 @@ const twoDigits = value => String(+value.toPrecision(2));
 export function legend(name, top, { more = false, below = false, show = twoDigits, shareOf = shade => shade } = {}) {
   const swatch = step => h("span.shaded-swatch", { style: { "--s": step } },
     show(shareOf(step) * top) + (more && step === 1 ? "+" : ""));
-  return h("p.shaded-legend", {}, h("span", {}, name), LEGEND.map(swatch),
+  return h("p.shaded-legend", h("span", name), LEGEND.map(swatch),
     below ? h("span.shaded-swatch.shaded-below", { style: { "--s": 0.6 } }, "below 0") : null);
 }
 
@@ -102,7 +102,7 @@ export function panel(hint) {
 
 // Tokens with their probabilities, the most probable first.
 export function predictionList(predictions) {
-  return h("ol", {}, predictions.map(({ piece, probability }) =>
+  return h("ol", predictions.map(({ piece, probability }) =>
     h("li.shaded-swatch", { style: { "--s": probability.toFixed(3) } },
-      h("b", {}, piece), ` ${percent(probability)}`)));
+      h("b", piece), ` ${percent(probability)}`)));
 }

@@ -6,8 +6,8 @@ import { isSpecial } from "./words.js";
 // One titled place per model; a note says what its marks mean.
 export function panes(infos, note = "") {
   const places = infos.map(() => h("div.side-place"));
-  return { places, element: h("div.sides", {}, infos.map((info, n) => h("section.side", { "aria-label": titleOf(info) }, h("h2.side-title", {}, h("b", { "aria-hidden": "true" }, "AB"[n]), ` ${titleOf(info)}`), places[n])),
-  note && h("p.side-note", {}, note)) };
+  return { places, element: h("div.sides", infos.map((info, n) => h("section.side", { "aria-label": titleOf(info) }, h("h2.side-title", h("b", { "aria-hidden": "true" }, "AB"[n]), ` ${titleOf(info)}`), places[n])),
+  note && h("p.side-note", note)) };
 }
 
 // A token's characters without spaces; a special token has none.

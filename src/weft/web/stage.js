@@ -62,7 +62,7 @@ export function mount(element, data, hooks = {}) {
     mark();
     hooks.settings?.(settings);
   });
-  const picture = h("div.stage-picture", {}, svg, slider);
+  const picture = h("div.stage-picture", svg, slider);
   const says = { source: sentence("source"), text: sentence("text") };
   const crumbs = h("nav.stage-crumbs", { "aria-label": "Where you are" });
   const caption = h("p.stage-caption", { "aria-live": "polite" }), math = h("p.stage-formula");
@@ -71,13 +71,13 @@ export function mount(element, data, hooks = {}) {
   const next = button(icon("next"), () => go(at + 1), { "aria-label": "Next" });
   const ticks = h("div.stage-ticks", { "aria-hidden": "true" });
   const where = h("span.unseen", { role: "status" });
-  const keys = h("span.stage-keys", {}, ...[["Space", " play · "], ["Enter", " zoom · "],
-    ["Esc", " out"]].flatMap(([key, what]) => [h("kbd", {}, key), what]));
+  const keys = h("span.stage-keys", ...[["Space", " play · "], ["Enter", " zoom · "],
+    ["Esc", " out"]].flatMap(([key, what]) => [h("kbd", key), what]));
   const tables = h("details.fold.stage-table", { ontoggle: () => showTables() },
-    h("summary", {}, "Values as a table"), h("div"));
-  const root = h("div.stage", {}, h("div.stage-header", {}, says.source, says.text, crumbs),
+    h("summary", "Values as a table"), h("div"));
+  const root = h("div.stage", h("div.stage-header", says.source, says.text, crumbs),
     picture,
-    h("div.stage-foot", {}, caption, math), h("div.stage-bar", {}, back, play, next, ticks, where,
+    h("div.stage-foot", caption, math), h("div.stage-bar", back, play, next, ticks, where,
       keys));
   element.replaceChildren(root, tables);
 
@@ -140,7 +140,7 @@ export function mount(element, data, hooks = {}) {
     svg.setAttribute("viewBox", `0 0 ${drawing.width} ${drawing.height}`);
     svg.setAttribute("width", drawing.width);
     svg.setAttribute("height", drawing.height);
-    svg.replaceChildren(s("defs", {}, pattern), ...drawing.children.flat(Infinity).filter(Boolean));
+    svg.replaceChildren(s("defs", pattern), ...drawing.children.flat(Infinity).filter(Boolean));
     const box = stage.temperatureBox;
     slider.hidden = !box || deep;
     if (box) for (const [name, value] of [["left", box.x], ["top", box.y],
@@ -222,7 +222,7 @@ export function mount(element, data, hooks = {}) {
   function speak() {
     const [title, say, math2] = path.length && !stage.near ? stage.view.caption
       : [stage.steps[at].title, stage.steps[at].say, stage.steps[at].formula];
-    caption.replaceChildren(h("b", {}, title), ` ${say}`);
+    caption.replaceChildren(h("b", title), ` ${say}`);
     math.replaceChildren(...formula(math2 ?? "", h));
     if (!still) for (const each of [caption, math]) each.animate([{ opacity: 0, transform: "translateY(5px)" },
       { opacity: 1, transform: "none" }], { duration: 280, easing: "ease-out" });
@@ -241,8 +241,8 @@ export function mount(element, data, hooks = {}) {
     const levels = inSource ? [["model"], ...within] : within;
     crumbs.replaceChildren(...names.map((name, n) => [n ? h("span", { "aria-hidden": "true" }, "›") : "",
       n < names.length - 1
-      ? button(name, () => zoomTo(levels[n] ?? []), { "data-key": `crumb${n}` }) : h("b", {}, name)]).flat(),
-    h("span.stage-tip", {}, inSource && !path.length ? "Esc back to the decoder" : path.length && !stage.near ? "← → next one, Esc out" : hooks.edit
+      ? button(name, () => zoomTo(levels[n] ?? []), { "data-key": `crumb${n}` }) : h("b", name)]).flat(),
+    h("span.stage-tip", inSource && !path.length ? "Esc back to the decoder" : path.length && !stage.near ? "← → next one, Esc out" : hooks.edit
       ? "Click the sentence to change it, any part to look inside" : "Click any part to look inside"));
   }
 
@@ -287,7 +287,7 @@ export function mount(element, data, hooks = {}) {
     let letters = 0, from = shown.length;
     const most = stage.narrow ? MAX_SAID.narrow : MAX_SAID.wide;
     while (from > 0 && (letters += shown[from - 1].text.length) <= most) from -= 1;
-    return [from > 0 ? h("span.stage-next", {}, "…") : "", ...shown.slice(from).map(({ n, text: word }) =>
+    return [from > 0 ? h("span.stage-next", "…") : "", ...shown.slice(from).map(({ n, text: word }) =>
       h("span", { class: n === here ? "stage-here" : undefined, "data-row": rows.indexOf(n) }, stage.fills && n === here
         ? " ____ " : word))];
   }
@@ -298,8 +298,8 @@ export function mount(element, data, hooks = {}) {
     const upTo = stage.predictsTokens && !stage.fills ? step.place + 1 : step.pieces.length;
     says.source.hidden = !sided;
     if (sided && document.activeElement !== says.source) says.source.replaceChildren(...words(step.source_pieces, {}));
-    const end = stage.fills || !step.choice || step.threads.mix ? "" : stage.predictsTokens ? h("span.stage-next", {}, " …")
-      : h("span.stage-next", {}, ` → ${best.piece}`);
+    const end = stage.fills || !step.choice || step.threads.mix ? "" : stage.predictsTokens ? h("span.stage-next", " …")
+      : h("span.stage-next", ` → ${best.piece}`);
     says.text.replaceChildren(...words(step.pieces.slice(0, upTo), { here: step.place, rows: step.threads.rows }), end);
     if (stage.fills && at === stage.indexOf("fill")) fillIn(best.piece);
     if (chosen && at === stage.indexOf("choice")) fillIn(chosen.piece);

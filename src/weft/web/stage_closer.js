@@ -6,7 +6,7 @@ import { bars, brief, circle, columnNames, dot, largest, line, minus, part, quot
 import { valuesOf } from "./stage_ngram.js";
 import { hasRoot, headOf, lastOf, scaleText } from "./stage_transformer.js";
 import { layerName } from "./stage_threads.js";
-import { percent, withCommas } from "./words.js";
+import { percent, share, sum, withCommas } from "./words.js";
 
 const MAX_FIGURES = 16; // products that are all written out; of more, the largest
 const MAX_CELLS = 128; // neurons that are drawn as a grid
@@ -34,7 +34,7 @@ function product(stage, { a, b, names, end }) {
       few && r === 2 && !narrow && values.map((_, n) => n > 0 && text(left + n * each, y + high + fs * 3, "+",
         "middle soft"))];
   });
-  const total = terms.reduce((sum, value) => sum + value, 0);
+  const total = sum(terms);
   return [rows, line(`M${left} ${H - fs * 3.6}h${room}`, "wire"),
     text(left, H - fs * 1.4, `sum = ${figure(total)}${end(total)}`, "large",
       { style: { "font-size": `${fs * (narrow ? 1.3 : 1.7)}px` } })];
@@ -87,7 +87,7 @@ function headView(stage, attention, { names, keyNames, go, here }) {
     columnNames(keyNames, { x: left, y: top - fs * 0.5, each, here: go === "head" ? here : -1, fs }),
     names.map((name, n) => text(left - 10, ys[n] + fs * 0.35, tokenName(name, 8), n === here ? "mono end bold"
       : "mono end")),
-    s("g.settled", {}, weave(own, { x: left, ys, each, rh, fs, here, numbers: true, go })),
+    s("g.settled", weave(own, { x: left, ys, each, rh, fs, here, numbers: true, go })),
     side && text(W - m - side, fs * 1.5, `The ${heads} heads of this block`, "bold"),
     side && attention.weights.map((weights, k) => {
       const x = W - m - side + (k % grid) * (size + 12), y = fs * 4 + Math.floor(k / grid) * (size + fs * 1.8),
@@ -119,7 +119,7 @@ function rowView(stage, { q, k, v, scores, weights, output }, { name, names, go,
     vMost = largest(v.flat()), kMost = k && largest([...k, q ?? []].flat());
   const half = (x(cWeight) - x(cScore)) * (narrow ? 0.3 : 0.37), zero = x(cScore) + half, wideShare = narrow ? W * 0.16
     : x(cValue) - x(cWeight) - fs * 4.5;
-  const sums = output ?? v[0].map((_, d) => weights.reduce((sum, a, j) => sum + a * v[j][d], 0)), yo = top
+  const sums = output ?? v[0].map((_, d) => sum(weights.map((a, j) => a * v[j][d]))), yo = top
     + names.length * rh;
   return [q && [text(m, fs * 1.4, `${quoted(name)} asks`, "bold"),
     bars(q, { x: x(narrow ? 0.42 : 0.1), y: 0, w: narrow ? W * 0.5 : wide, h: fs * 3.6, max: kMost,
@@ -142,7 +142,7 @@ function rowView(stage, { q, k, v, scores, weights, output }, { name, names, go,
             : text(x(cWeight) + weights[j] * wideShare + 8, y + fs * 0.35, percent(weights[j]), "bold"),
           !narrow && s("g", { opacity: (0.25 + 0.75 * Math.sqrt(weights[j])).toFixed(2) },
             bars(v[j], { x: x(cValue), y: y - sh / 2, w: wide, h: sh, max: vMost, m: `v${j}` }))]];
-    return hidden || !go ? s("g", {}, ...shown.flat())
+    return hidden || !go ? s("g", ...shown.flat())
       : part(`${go}/${j}`, `Score for ${quoted(names[j])}: ${figure(score)}, weight ${percent(weights[j])}`,
       ...shown.flat());
   }),
@@ -167,7 +167,7 @@ function layerView(stage, layer, number) {
       bars(vectors[n], { x: m + side, y: y + (narrow ? fs * 1.3 : 2), w: room, h: rh - (narrow ? fs * 1.6 : 6),
         max: gate ? 1 : undefined, m: `${name}${number}` }),
       !narrow && text(m + side - 10, y + rh / 2 + fs * 0.35, gate
-        ? percent(vectors[n].reduce((sum, v) => sum + v, 0) / units) : "", "end soft")];
+        ? percent(sum(vectors[n]) / units) : "", "end soft")];
   }), clickable && h1.map((_, unit) => part(`layer/${number}/${unit}`, `Unit ${unit}: ${figure(h1[unit])}`,
     rect(m + side + unit * each, fs, each, H - fs * 2, "hit", 2)))];
 }
@@ -217,7 +217,7 @@ function orderView(stage, order) {
         text(left, y + fs * 0.35, counts ? `${withCommas(counts[n])}×` : ""),
         rect(count, y - rh * 0.28, solid, rh * 0.56, "pos", 1), rect(count + solid, y - rh * 0.28, full - solid,
           rh * 0.56, "pale", 1),
-        text(count + full + 8, y + fs * 0.35, p[n] < 0.0005 ? "<0.001" : p[n].toFixed(3), "")];
+        text(count + full + 8, y + fs * 0.35, share(p[n]))];
     })];
 }
 

@@ -1,55 +1,47 @@
 // A mixture of experts on the stage: the router's probabilities, and what the chosen experts add to the token.
 import { at, fit, largest, links, rect, strongestOf, text } from "./stage_marks.js";
-import { clamp, mean, minus, percent, sum, withCommas } from "./words.js";
+import { mean, minus, percent, sum, withCommas } from "./words.js";
 
 const MAX_EXPERTS = 12; // rows; of more experts, the chosen ones and the most probable others
 const ROW = 24; // pixels, in the narrow layout
 
-const listed = numbers => numbers.join(", ").replace(/, ([^,]*)$/, " and $1");
-
-// Rows [expert, y] of a column, and their height.
-function rowsOf({ probabilities, chosen }, { y, h }, fs) {
-  const tall = h - fs * 1.8, count = clamp(Math.floor(tall / (fs * 1.5)), chosen.length, MAX_EXPERTS);
-  const others = strongestOf(probabilities, probabilities.length).filter(expert => !chosen.includes(expert));
-  const shown = [...chosen, ...others].slice(0, Math.max(count, chosen.length)).sort((a, b) => a - b), rh = tall / shown.length;
-  return { rh, rows: shown.map((expert, n) => [expert, y + (n + 0.5) * rh]) };
-}
+const listed = names => names.join(", ").replace(/, ([^,]*)$/, " and $1");
 
 // The columns of the feed-forward part; `join(box, step, from)` leads a result back to the stream.
-export function expertParts(stage, layer, norm, join) {
-  const { fs, indexOf: n } = stage, { probabilities, chosen, weights, outputs, shared } = layer;
-  const all = probabilities.length, high = Math.min(all, MAX_EXPERTS) * ROW + fs * 1.8;
-  const router = { id: "router", at: "feedforward", panel: "block", flex: 0.14, least: fs * 9.5, title: "Experts", heightNarrow: high,
-    draw(box) {
-      const { rh, rows } = rowsOf(layer, box, fs), most = largest(probabilities), left = box.x + fs * 2.4;
-      const room = box.w - fs * 6.4, bar = Math.min(rh * 0.6, fs * 1.4);
-      return [at(n("feedforward"), rows.map(([expert, y]) => {
-        const size = (probabilities[expert] / most) * room, reads = chosen.includes(expert), base = y + fs * 0.35;
-        return [text(box.x, base, expert, reads ? "bold" : "soft"),
-          rect(left, y - bar / 2, size, bar, reads ? "pos" : "pos light", 1),
-          text(left + size + 6, base, percent(probabilities[expert]), reads ? "bold" : "soft")];
-      }), text(box.x, box.y + box.h, fit(rows.length < all ? `${rows.length} of ${withCommas(all)} shown`
+export function expertParts(stage, { probabilities, chosen, weights, outputs, shared }, norm, join) {
+  const { fs, indexOf: n } = stage, all = probabilities.length, most = largest(probabilities);
+  const shown = [...new Set([...chosen, ...strongestOf(probabilities, MAX_EXPERTS)])].slice(0, MAX_EXPERTS).sort((a, b) => a - b);
+  const own = shared ? [...outputs, shared.output] : outputs, panel = "block";
+  const step = box => (box.h - fs * 1.8) / shown.length, yOf = (box, expert) => box.y + (shown.indexOf(expert) + 0.5) * step(box);
+  return [{ id: "router", at: "feedforward", panel, flex: 0.14, least: fs * 9.5, title: "Experts",
+    heightNarrow: shown.length * ROW + fs * 1.8, draw(box) {
+      const left = box.x + fs * 2.4, bar = Math.min(step(box) * 0.6, fs * 1.4);
+      return [at(n("feedforward"), shown.map(expert => {
+        const y = yOf(box, expert), size = (probabilities[expert] / most) * (box.w - fs * 6.4), reads = chosen.includes(expert),
+          kind = reads ? "bold" : "soft";
+        return [text(box.x, y + fs * 0.35, expert, kind), rect(left, y - bar / 2, size, bar, reads ? "pos" : "pos light", 1),
+          text(left + size + 6, y + fs * 0.35, percent(probabilities[expert]), kind)];
+      }), text(box.x, box.y + box.h, fit(shown.length < all ? `${shown.length} of ${withCommas(all)} shown`
         : `${chosen.length} of ${all} chosen`, box.w, fs), "soft"))];
-    } };
-  const mixture = { id: "mixture", at: "mixture", panel: "block", flex: 0.2, least: fs * 11, label: "weight × output",
-    heightNarrow: (chosen.length + 1) * ROW * 1.6, band: [{ at: 1, norm }], draw(box) {
-      const { rh, rows } = rowsOf(layer, box, fs), own = [...outputs, ...shared ? [shared.output] : []], each = box.h / own.length;
-      const ys = box.narrow ? own.map((_, k) => box.y + (k + 0.5) * each) // below the router, not beside its rows
-        : [...chosen.map(expert => rows.find(row => row[0] === expert)?.[1] ?? 0), ...shared ? [box.y + box.h - fs * 0.35] : []];
+    } },
+  { id: "mixture", at: "mixture", panel, flex: 0.2, least: fs * 11, label: "weight × output", heightNarrow: own.length * ROW * 2,
+    band: [{ at: 1, norm }], draw(box) {
+      const rh = box.narrow ? ROW * 2 : step(box); // in the narrow layout below the router, else beside its rows
+      const ys = own.map((_, k) => (box.narrow ? box.y + (k + 0.5) * rh
+        : k < chosen.length ? yOf(box, chosen[k]) : box.y + box.h - fs * 0.35));
       const to = { x: box.x + box.w - fs * 1.4, y: mean(ys) };
-      return [at(n("mixture"), links({ weights: [...weights, ...shared ? [shared.weight] : []], values: own, max: largest(own.flat()) },
-        { x: box.x, w: box.w - fs * 0.4, ys, rh: Math.min(box.narrow ? each : rh, fs * 3), fs, to, from: null, m: "e" })),
+      return [at(n("mixture"), links({ weights: shared ? [...weights, shared.weight] : weights, values: own, max: largest(own.flat()) },
+        { x: box.x, w: box.w - fs * 0.4, ys, rh: Math.min(rh, fs * 3), fs, to, from: null, m: "e" })),
       join(box, n("add"), { x: to.x + fs * 0.85, y: to.y })];
-    } };
-  return [router, mixture];
+    } }];
 }
 
 // The steps in which a router chooses, and experts compute.
 export function expertSteps({ chosen, weights, probabilities, shared }, now, formulaOf) {
-  const names = `${chosen.length > 1 ? "Experts" : "Expert"} ${listed(chosen)}`, read = chosen.length > 1 ? "read" : "reads";
-  const together = sum(chosen.map(expert => probabilities[expert]));
-  return [["feedforward", "Router", `The router scores ${withCommas(probabilities.length)} experts for ${now}. ${names} ${read} it; together they have ${percent(together)}.`,
-    formulaOf("router")],
-  ["mixture", "Experts", `Each expert is a feed-forward layer of its own. Outputs are weighted by ${listed(weights.map(weight => minus(weight.toFixed(2))))}${
-    shared ? ", that of the shared layer is added" : ""}. The others compute nothing.`, formulaOf("experts")]];
+  const [names, read] = chosen.length > 1 ? ["Experts", "read"] : ["Expert", "reads"], p = sum(chosen.map(expert => probabilities[expert]));
+  return [["feedforward", "Router", `The router scores ${withCommas(probabilities.length)} experts for ${now}. ${names} ${
+    listed(chosen)} ${read} it, with ${percent(p)} of the probability.`, formulaOf("router")],
+  ["mixture", "Experts", `Each expert is a feed-forward layer of its own. Outputs are weighted by ${
+    listed(weights.map(weight => minus(weight.toFixed(2))))}${shared ? ", and a shared layer's is added" : ""}. The others compute nothing.`,
+  formulaOf("experts")]];
 }

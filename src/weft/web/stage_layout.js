@@ -2,6 +2,7 @@
 // bottom, for narrow windows: one section per column, and the stream runs down the left edge.
 import { s } from "./dom.js";
 import { line, rect, text } from "./stage_marks.js";
+import { sum } from "./words.js";
 
 const GAP = { wide: 0.55, tight: 1 }; // of a row, where tokens are left out
 const EDGE = 20, STREAM_X = 26, SECTION_X = 58, ROW = 27; // pixels; the last three of the narrow layout
@@ -32,7 +33,7 @@ function fills(stage, parts, endOf, last) {
 
 function stream(shape, grains, { width, height, id }) {
   const clip = s("clipPath", { id }, s("rect.wipe", { x: 0, y: 0, width, height }));
-  return [s("defs", {}, clip), line(shape, "band-later"), s("g", { "clip-path": `url(#${id})` }, line(shape, "band"),
+  return [s("defs", clip), line(shape, "band-later"), s("g", { "clip-path": `url(#${id})` }, line(shape, "band"),
     grains.map(d => line(d, "grain")))];
 }
 
@@ -57,8 +58,8 @@ function widths(parts, free) {
   const flexible = parts.filter(part => part.flex), least = new Set();
   const share = () => {
     const rest = flexible.filter(part => !least.has(part));
-    const room = free - [...least].reduce((sum, part) => sum + part.least, 0);
-    return room / (rest.reduce((sum, part) => sum + part.flex, 0) || 1);
+    const room = free - sum([...least].map(part => part.least));
+    return room / (sum(rest.map(part => part.flex)) || 1);
   };
   for (let unit = share(), again = true; again; unit = share()) {
     again = false;
@@ -66,7 +67,7 @@ function widths(parts, free) {
       && part.least > unit * part.flex) { least.add(part); again = true; }
   }
   const unit = Math.max(0, share()), wish = part => (least.has(part) ? part.least : part.flex * unit);
-  const scale = Math.min(1, free / (flexible.reduce((sum, part) => sum + wish(part), 0) || 1));
+  const scale = Math.min(1, free / (sum(flexible.map(wish)) || 1));
   return part => part.width ?? wish(part) * scale;
 }
 
@@ -91,7 +92,7 @@ function sideBySide(stage, scene, id) {
   const panelled = parts.filter(part => part.panel), space = part => (part.panel ? inner
     : gap * (part.close ? 0.2 : part.folded ? 0.5 : 1));
   const fan = parts.some(part => part.id === "words") ? fs * 2.6 : 0;
-  const taken = parts.reduce((sum, part) => sum + (part.width ?? 0) + space(part), 0) + (panelled.length ? 2 * inner
+  const taken = sum(parts.map(part => (part.width ?? 0) + space(part))) + (panelled.length ? 2 * inner
     + gap * 0.5 : 0) + fan;
   const widthOf = widths(parts, W - 2 * EDGE - taken);
   let x = EDGE;

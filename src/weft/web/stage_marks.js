@@ -92,20 +92,20 @@ export const strips = (vectors, { x, w, ys, h, max, here, m }) => vectors.map((v
 
 export function plus(x, y, radius, sign = "+") {
   const arm = radius * 0.5;
-  return s("g", {}, circle(x, y, radius, "plus"), sign === "+"
+  return s("g", circle(x, y, radius, "plus"), sign === "+"
     ? line(`M${x - arm} ${y}h${2 * arm}M${x} ${y - arm}v${2 * arm}`, "stroke")
     : text(x, y + radius * 0.45, sign, "middle bold"));
 }
 
 export function chip(label, { x, y, w, h, here, fs }) {
-  return s("g", {}, rect(x, y - h / 2, w, h, here ? "chip here" : "chip", 5),
+  return s("g", rect(x, y - h / 2, w, h, here ? "chip here" : "chip", 5),
     text(x + w / 2, y + fs * 0.35, fitText(label, w - 8, `${fs}px monospace`), here ? "mono middle inverse"
       : "mono middle"));
 }
 
 // A norm, or another function of a whole column, as a tall pill.
 export function pill(label, { x, y, w, h, fs }) {
-  return s("g", {}, rect(x, y, w, h, "panel", w / 2), s("text.middle.soft", { transform: `translate(${x + w / 2 + fs * 0.35} ${y + h / 2}) rotate(-90)` }, label));
+  return s("g", rect(x, y, w, h, "panel", w / 2), s("text.middle.soft", { transform: `translate(${x + w / 2 + fs * 0.35} ${y + h / 2}) rotate(-90)` }, label));
 }
 
 // Names above columns, turned; only every second where they are close.
@@ -120,7 +120,7 @@ export function columnNames(names, { x, y, each, here, fs, letters = 8 }) {
 // Scores and weights as one matrix: area is size, a hollow cell is negative, a hatched one masked. A row is a query.
 export function weave({ scores, weights }, { x, ys, each, rh, fs, here, numbers = false, go }) {
   const high = Math.min(rh - 6, each * 1.9), most = Math.max(4, largest(scores.flat().filter(Number.isFinite)));
-  return s("g.weave", {}, scores.map((row, i) => {
+  return s("g.weave", scores.map((row, i) => {
     const cells = row.flatMap((score, j) => {
       const middle = x + (j + 0.5) * each, weight = weights[i][j];
       if (score === null) return rect(middle - each / 2 + 2, ys[i] - high * 0.35, each - 4, high * 0.7, "hatch", 2);
@@ -171,7 +171,7 @@ export const wide = (content, fs) => textWidth(content, `${fs}px system-ui, sans
 export function formula(source, h) {
   return source.split(/([_^]\{[^}]*\}|`[^`]*`)/).map(each => {
     const inner = each.replace(/^[_^]?[{`]|[}`]$/g, "");
-    return each.startsWith("_{") ? h("sub", {}, inner) : each.startsWith("^{") ? h("sup", {}, inner)
-      : each.startsWith("`") ? h("span.upright", {}, inner) : each;
+    return each.startsWith("_{") ? h("sub", inner) : each.startsWith("^{") ? h("sup", inner)
+      : each.startsWith("`") ? h("span.upright", inner) : each;
   });
 }

@@ -28,7 +28,7 @@ function unitsColumn(stage, { id, title, tensors: [tensor] }) {
     const step = height / shown[0].length, width = (box.w - stage.fs) / shown.length;
     return [at(stage.indexOf(id), shown.map((row, n) => {
       const middle = box.x + (n + 0.5) * width;
-      return s("g", {}, line(`M${middle} ${top}v${height}`, "axis"), row.map((value, k) => {
+      return s("g", line(`M${middle} ${top}v${height}`, "axis"), row.map((value, k) => {
         const length = (Math.abs(value) / most) * width * 0.46;
         return signedBar(value, middle, top + k * step, length, step * 0.8, 0);
       }));
@@ -60,7 +60,7 @@ export function ngram(stage) {
         at(now, rows.map((rank, k) => {
           const y = words.y + k * rh + rh * 0.5, solid = (Math.min(own[rank], p[rank]) / most) * room,
             full = (p[rank] / most) * room;
-          return s("g", {}, box.narrow && text(box.x, y + bar, tokenName(step.choice.candidates[rank].piece, 8),
+          return s("g", box.narrow && text(box.x, y + bar, tokenName(step.choice.candidates[rank].piece, 8),
             "mono soft"),
             !box.narrow && text(left, y - 5, tokenName(step.choice.candidates[rank].piece, 9), "mono"),
             !box.narrow && counts && text(left + fs * 6, y - 5, `${withCommas(counts[rank])}×`, "soft"),

@@ -56,7 +56,7 @@ export function transformer(stage) {
           (!many || layer % 2 === 0 || layer === layers - 1 && layers % 2) && text(box.x + box.w / 2, stage.top
             + fs * 1.5, label, "head middle", { "data-s": step }),
           at(step, bars(vector, { x: box.x + 2, y: box.y, w: box.w - 4, h: box.h, down: true, m: `block${layer}` }))];
-      return [stage.canOpen ? part(`open=${layer}`, `Open block ${label}`, ...shown) : s("g", {}, ...shown)];
+      return [stage.canOpen ? part(`open=${layer}`, `Open block ${label}`, ...shown) : s("g", ...shown)];
     },
   });
 

@@ -45,7 +45,7 @@ export function wordsPart(stage, { logits = "Logits", next = "Next token" } = {}
         const shown = [rect(box.x, y(n) - rh * 0.5, wideLogits, rh - 2, "hit"),
           signedBar(value, zero, y(n), size, bar),
           text(signed ? zero + 5 : zero, y(n) - 5, minus(value, 1), signed ? "soft" : "soft end")];
-        return choice.factors ? part(`logit/${rank}`, name, ...shown) : s("g", {}, ...shown);
+        return choice.factors ? part(`logit/${rank}`, name, ...shown) : s("g", ...shown);
       });
       const names = [...order.map(rank => tokenName(choice.candidates[rank].piece, 12)),
         ...others > 0 ? [`${withCommas(others)} others`] : []];
@@ -106,8 +106,8 @@ function showGap(gap, own, other) {
 
 // A slider of the temperature, placed over the picture.
 export function temperatureSlider(value, change) {
-  const output = h("output", {}, value.toFixed(2));
+  const output = h("output", value.toFixed(2));
   const input = h("input", { type: "range", min: 0.1, max: 2, step: 0.05, value, "aria-label": "Temperature",
     oninput: () => { output.textContent = Number(input.value).toFixed(2); change(Number(input.value)); } });
-  return h("label.stage-temperature", {}, "T ", input, output);
+  return h("label.stage-temperature", "T ", input, output);
 }

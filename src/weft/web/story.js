@@ -69,11 +69,11 @@ function draw() {
   const { story, at } = now, slide = story.slides[at], { path } = page.address(), count = story.slides.length;
   const save = button("Save", () => keep(now), { title: "Save the story as one HTML file", class: "story-save" });
   bar.replaceChildren(
-    h("div.story-says", { "aria-live": "polite" }, slide.says.map(line => h("p", {}, line)),
-      path !== slide.view && h("p.story-lacks", {}, "No model here shows this. To train one: ", h("code", {}, slide.train))),
-    h("div.story-turn", {}, !api.savedStory && save,
+    h("div.story-says", { "aria-live": "polite" }, slide.says.map(line => h("p", line)),
+      path !== slide.view && h("p.story-lacks", "No model here shows this. To train one: ", h("code", slide.train))),
+    h("div.story-turn", !api.savedStory && save,
       button("‹", () => turn(-1), { "aria-label": "Previous slide", disabled: at === 0 }),
-      h("span", {}, `${at + 1} / ${count}`), button("›", () => turn(1), { "aria-label": "Next slide", disabled: at === count - 1 })));
+      h("span", `${at + 1} / ${count}`), button("›", () => turn(1), { "aria-label": "Next slide", disabled: at === count - 1 })));
 }
 
 async function keep({ name, story, at }) {

@@ -68,24 +68,24 @@ function chart(values, unit, width, max) {
 }
 
 function tokenDetails(data, values, unit, n) {
-  const name = h("b", {}, data.tokens[n].piece);
-  if (values[n] === null) return [h("p", {}, name, " Not predicted.")];
+  const name = h("b", data.tokens[n].piece);
+  if (values[n] === null) return [h("p", name, " Not predicted.")];
   const rank = `rank ${withCommas(data.ranks[n])} of ${withCommas(data.vocab_size)}`;
   const p = percent(Math.exp(-values[n] * UNITS[unit]));
   const facts = ` probability ${p}, ${shown(values[n])} ${unit}, ${rank}. Expected:`;
-  return [h("p", {}, name, facts), predictionList(data.guesses[n])];
+  return [h("p", name, facts), predictionList(data.guesses[n])];
 }
 
 function mostSurprising(data, values, unit, choose) {
   const order = values.map((_, n) => n).filter(n => values[n] !== null).sort((a, b) => values[b] - values[a]);
   const texts = data.tokens.map(token => token.text);
   const words = (from, to) => texts.slice(Math.max(0, from), to).join("").replace(/\s+/g, " ");
-  return h("ol.surprise-most", {}, order.slice(0, MAX_LISTED).map(n => {
+  return h("ol.surprise-most", order.slice(0, MAX_LISTED).map(n => {
     const expected = data.guesses[n][0], [space, word] = splitSpace(texts[n]);
-    return h("li", {}, button([h("span.surprise-number", {}, `${shown(values[n])} ${unit}`),
-      h("span", {}, words(n - CONTEXT, n) + space,
-        h("b", {}, word.trim() ? word : data.tokens[n].piece), words(n + 1, n + 1 + CONTEXT)),
-      soft("expected ", h("code", {}, expected.piece), ` ${percent(expected.probability)}`)],
+    return h("li", button([h("span.surprise-number", `${shown(values[n])} ${unit}`),
+      h("span", words(n - CONTEXT, n) + space,
+        h("b", word.trim() ? word : data.tokens[n].piece), words(n + 1, n + 1 + CONTEXT)),
+      soft("expected ", h("code", expected.piece), ` ${percent(expected.probability)}`)],
     () => choose(n)));
   }));
 }
@@ -93,9 +93,7 @@ function mostSurprising(data, values, unit, choose) {
 // `data` is the JSON of explain/surprise.py's Surprise. `options`: the initial unit and position,
 // `changed({ unit, place })`, which is called with other ones, `point(place)`, called with the token below the pointer,
 // and `all`, responses that share their shades. Returns `choose(place)` and `light(places)`.
-export function mount(element, data,
-  /** @type {{ unit?: string, place?: any, changed?: (state: any) => void, point?: (place: number) => void, all?: any[] }} */
-  { unit = "nats", place, changed = () => {}, point, all = [data] } = {}) {
+export function mount(element, data, /** @type {SurpriseOptions} */ { unit = "nats", place, changed = () => {}, point, all = [data] } = {}) {
   const box = h("div.surprise"), nats = surprisals(data);
   const first = nats.indexOf(Math.max(...nats)); // by default the most surprising one
   let state = { unit: Object.hasOwn(UNITS, unit) ? unit : "nats", place: indexIn(data.tokens, place) ?? first };
@@ -135,9 +133,9 @@ export function mount(element, data,
     const header = ["position", "token", state.unit, "probability", "rank", "most probable"];
     box.replaceChildren(summary(data, state.unit), units,
       legend(`surprisal, ${state.unit}`, top, { more: values.some(value => value > top * 1.001) }),
-      h("h3.unseen", {}, "Surprisal by token"), holder,
-      h("div.surprise-read", {}, h("div", {}, strip.element), h("div", {}, details,
-        h("h3", {}, "Most surprising tokens"), mostSurprising(data, values, state.unit, choose))),
+      h("h3.unseen", "Surprisal by token"), holder,
+      h("div.surprise-read", h("div", strip.element), h("div", details,
+        h("h3", "Most surprising tokens"), mostSurprising(data, values, state.unit, choose))),
       table({ title: "All tokens as a table", header, rows, text: [0, 1, 5], folds: true }));
     draw();
     choose(state.place, true);
@@ -173,7 +171,7 @@ export function difference(element, responses, names, choose) {
     tokens: shownAt.map(([i, to]) => ({ text: a.tokens.slice(i, to).map(token => token.text).join(""), piece: a.tokens[i].piece })) });
   strip.shade(values.map(value => Math.sign(value) * shadeOf(value, top)));
   const swatch = (name, kind) => h("span", { class: `shaded-swatch ${kind}`, style: { "--s": 0.7 } }, name);
-  element.replaceChildren(h("h2", {}, "Difference"), h("p", {}, `${names[1]}: ${Math.abs(change).toFixed(1)} nats ${
-    change < 0 ? "less" : "more"} for this text than ${names[0]}.`), h("p.shaded-legend", {},
+  element.replaceChildren(h("h2", "Difference"), h("p", `${names[1]}: ${Math.abs(change).toFixed(1)} nats ${
+    change < 0 ? "less" : "more"} for this text than ${names[0]}.`), h("p.shaded-legend",
   swatch("B less surprised", "shaded-below"), swatch("B more surprised", "")), strip.element);
 }

@@ -9,7 +9,7 @@ export function scrollRegion(label, ...children) {
 }
 
 export const fold = (summary, ...children) =>
-  h("details.fold", {}, h("summary", {}, summary), children);
+  h("details.fold", h("summary", summary), children);
 
 // `cards`: each row is a card on a narrow page. `named`: the first cell is the row's header. `marked(n)`: highlight it.
 export function htmlTable({ header, rows, text, kind = "", cards = false, named = cards, marked = _ => false }) {
@@ -25,14 +25,14 @@ export function htmlTable({ header, rows, text, kind = "", cards = false, named 
 }
 
 export const facts = (pairs, kind = "facts") => h("dl", { class: kind }, pairs.map(([name, fact]) =>
-  h("div", {}, h("dt", {}, name), h("dd", {}, fact))));
+  h("div", h("dt", name), h("dd", fact))));
 
 // `folds`: fold always, or never.
 /** @param {any} table */
 export function table({ rows, title = "", remarks = [], text = [0], folds = rows.length > MAX_UNFOLDED, ...options }) {
   const size = rows.length === 1 ? "1 row" : `${rows.length} rows`;
   const region = scrollRegion(title || options.header[0], htmlTable({ rows, text, ...options }));
-  const notes = remarks.map(remark => h("p.soft.about", {}, remark));
+  const notes = remarks.map(remark => h("p.soft.about", remark));
   return folds ? fold(`${title}: ${size}`, region, notes)
-    : h("div", {}, title && h("p.caption", { "aria-hidden": "true" }, title), region, notes);
+    : h("div", title && h("p.caption", { "aria-hidden": "true" }, title), region, notes);
 }

@@ -2,8 +2,8 @@
 import { h, roving } from "./dom.js";
 import { scrollRegion } from "./table.js";
 
-const line = (name, cells) => h("tr", {}, h("th", { scope: "row" }, name), cells);
-const heading = (name, tokens) => line(name, tokens.map(token => h("th", { scope: "col" }, h("span", {}, token || "?"))));
+const line = (name, cells) => h("tr", h("th", { scope: "row" }, name), cells);
+const heading = (name, tokens) => line(name, tokens.map(token => h("th", { scope: "col" }, h("span", token || "?"))));
 
 // `names` of the layers, `tokens`; `head` and `foot`: [name, tokens] of the lines above and below; `content(row, column)`:
 // text, shade and class of a cell; `at`: the cell that is selected first; `choose(row, column)` is called with others.
@@ -20,7 +20,7 @@ export function tokenGrid(/** @type {any} */ { title, label, names, tokens, head
     const cell = target.closest("td");
     return cell && [Number(cell.dataset.row), Number(cell.dataset.column)];
   };
-  const body = h("tbody", {}, cells.map((cellsOfRow, row) => line(names[row], cellsOfRow)).reverse());
+  const body = h("tbody", cells.map((cellsOfRow, row) => line(names[row], cellsOfRow)).reverse());
   let chosen = cells[at[0]][at[1]];
   chosen.tabIndex = 0;
   chosen.classList.add("lens-chosen");
@@ -33,6 +33,6 @@ export function tokenGrid(/** @type {any} */ { title, label, names, tokens, head
   body.addEventListener("click", event => event.target.closest("td")?.focus({ preventScroll: true }));
   fill();
   return { fill, placeOf, body, element: scrollRegion(`${title}, scrolls sideways`, h("table", { role: "grid",
-    "aria-label": `${label}; arrow keys move between cells` }, head && h("thead", {}, heading(...head)), body,
-  h("tfoot", {}, heading(...foot)))), offset: () => chosen.offsetLeft };
+    "aria-label": `${label}; arrow keys move between cells` }, head && h("thead", heading(...head)), body,
+  h("tfoot", heading(...foot)))), offset: () => chosen.offsetLeft };
 }

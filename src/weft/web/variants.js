@@ -36,7 +36,7 @@ export function chooser({ info, other, models, broken, fits }, { choose, move })
   const why = ({ id, problem }) => (problem ? `${id}: ${problem}` : id);
   const list = select(models.map(model => [model.id, why(model)]), info.base, choose);
   list.append(...broken.map(model => h("option", { disabled: true }, why(model))));
-  const chosen = list.length > 1 ? field("Model", list) : h("span.soft", {}, info.base);
+  const chosen = list.length > 1 ? field("Model", list) : h("span.soft", info.base);
   if (!fits) return [chosen];
   const several = info.checkpoints.length > 1, own = other?.base === info.base, isOff = other?.off.length > 0;
   const options = [["", "nothing"], ...several ? [["@", "another checkpoint"]] : [],

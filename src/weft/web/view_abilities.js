@@ -17,12 +17,12 @@ export async function mount(main, context) {
   const { data: tasks } = await api.get("v1/abilities", signal);
   const charts = [];
   const place = h("div.charts.small");
-  main.append(h("p.soft.about", {}, `Each point is the share of ${QUESTIONS} questions whose right answer is the `
+  main.append(h("p.soft.about", `Each point is the share of ${QUESTIONS} questions whose right answer is the `
     + "likeliest of a few. The band is the 95% interval, the dashed line chance; a model that follows the rule is "
     + "always right."), place, saveTools({ name: `abilities-${info.id}`, svg: () => charts.map(each => each.element),
     command: () => `weft evaluate ${shellQuote(`runs/${info.id}`)} --abilities --limit ${QUESTIONS}` }));
-  const figures = tasks.map(task => place.appendChild(h("figure.compare-figure", {},
-    h("p.plot", {}, h("b", {}, task.name), " ", soft("asking …")), h("figcaption.soft", {}, task.about))));
+  const figures = tasks.map(task => place.appendChild(h("figure.compare-figure",
+    h("p.plot", h("b", task.name), " ", soft("asking …")), h("figcaption.soft", task.about))));
   const fill = async () => {
     for (const [n, task] of tasks.entries()) {
       if (signal.aborted) return;

@@ -37,7 +37,7 @@ export async function mount(main, context) {
   const tabs = Object.entries(SECTIONS).map(([name, label]) =>
     button(label, () => change({ show: name }), { "data-show": name }));
   main.append(
-    h("div.fields", {},
+    h("div.fields",
       field("Architecture", select([...thisModel, ...presets.map(({ name }) => [name, name])], preset() ?? "",
         name => change({ preset: name || undefined }))),
       h("div.anatomy-tabs", { role: "group", "aria-label": "Section" }, tabs)),
@@ -60,7 +60,7 @@ export async function mount(main, context) {
   function explain(reason) {
     drawn = null;
     caption.textContent = "";
-    place.replaceChildren(h("p", {}, reason));
+    place.replaceChildren(h("p", reason));
     return true;
   }
 

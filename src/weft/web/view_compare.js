@@ -21,9 +21,9 @@ const labelOf = panel => /isoflops/.test(panel.name) ? "parameters"
 export async function mount(main, context) {
   const { api, signal, state } = context, studies = (await api.get("v1/comparisons", signal)).data;
   if (!studies.length) {
-    main.append(h("p", {}, "No comparisons in this server's folders. These commands make one; "
+    main.append(h("p", "No comparisons in this server's folders. These commands make one; "
       + "then serve its folder along with the runs: weft serve runs comparisons"),
-    ...COMMANDS.map(line => h("pre", {}, line)));
+    ...COMMANDS.map(line => h("pre", line)));
     return {};
   }
   const place = h("div");
@@ -35,7 +35,7 @@ export async function mount(main, context) {
     context.set({ study: name, x: undefined, hidden: undefined }, { push: true });
     show();
   });
-  main.append(h("div.fields", {}, field("Comparison", choice)), place,
+  main.append(h("div.fields", field("Comparison", choice)), place,
     saveTools({ name: "compare", command: () => shown?.command || COMMANDS[0],
       svg: () => charts.length ? charts.map(each => each.element) : place }));
 
@@ -75,8 +75,8 @@ export async function mount(main, context) {
     const rows = Object.entries(settings).map(([key, values]) => [key, ...names.map(name => values[name] ?? "")]);
     const columns = [...names.keys(), names.length];
     return [
-      named.length > 0 && h("ul.compare-differs", {}, named.map(each =>
-        h("li", {}, h("b", {}, each.name), " ", h("code", {}, each.differs)))),
+      named.length > 0 && h("ul.compare-differs", named.map(each =>
+        h("li", h("b", each.name), " ", h("code", each.differs)))),
       rows.length > 0 && fold(`Settings that differ: ${rows.length}`,
         table({ header: ["setting", ...names], rows: rows.slice(0, 400), text: columns, folds: false })),
       all.filter(each => each.sample).map(each =>
@@ -86,7 +86,7 @@ export async function mount(main, context) {
   const show = latest(context, place, async ending => {
     const study = known();
     choice.value = study.name;
-    if (study.problem) return place.replaceChildren(h("p", {}, study.problem));
+    if (study.problem) return place.replaceChildren(h("p", study.problem));
     const data = await api.get(`v1/comparisons/${encodeURIComponent(study.name)}`, ending);
     for (const each of charts) each.close();
     charts = [];
@@ -97,12 +97,12 @@ export async function mount(main, context) {
   });
 
   const unfinished = data => [
-    h("p", {}, `Unfinished: ${data.runs} ${data.runs === 1 ? "run" : "runs"} done. `
-      + "Run the command again to continue:"), h("pre", {}, data.command)];
+    h("p", `Unfinished: ${data.runs} ${data.runs === 1 ? "run" : "runs"} done. `
+      + "Run the command again to continue:"), h("pre", data.command)];
 
   function fillPlace(data) {
     const curves = losses(data.panels.filter(each => LOSS_PANELS.test(each.name)));
-    place.append(h("h2", {}, data.title), h("p.lead", {}, data.result), curves?.section ?? "");
+    place.append(h("h2", data.title), h("p.lead", data.result), curves?.section ?? "");
     curves?.fill();
     const others = data.panels.filter(each => !LOSS_PANELS.test(each.name));
     const open = others.filter(each => !FOLDED.includes(each.name)), pair = h("div.charts");
@@ -111,19 +111,19 @@ export async function mount(main, context) {
       const figure = h("figure.compare-figure");
       pair.append(figure);
       for (const plot of panel.plots) draw(figure, plot);
-      figure.append(h("figcaption.soft", {}, panel.about));
+      figure.append(h("figcaption.soft", panel.about));
     }
     place.append(...data.tables.map(table), ...contenders(data).flat().filter(Boolean));
     for (const panel of others.filter(each => FOLDED.includes(each.name))) place.append(small(panel));
     place.append(fold("Method", facts(Object.entries(data.facts ?? {})),
-      h("ul.about.notes", {}, data.notes.map(line => h("li", {}, line)))));
+      h("ul.about.notes", data.notes.map(line => h("li", line)))));
   }
 
   // Many small charts, drawn when they become visible.
   function small(panel) {
     const into = h("div.charts.small");
     const folded = fold(`Learning rates: ${panel.plots.length} charts`,
-      h("p.soft.about", {}, panel.about), into);
+      h("p.soft.about", panel.about), into);
     folded.addEventListener("toggle", () => {
       if (into.childNodes.length) return;
       for (const plot of panel.plots) draw(into, { ...plot, controls: false });

@@ -71,17 +71,17 @@ class Home {
   }
 
   nothing() {
-    const line = (text, ...explained) => h("li", {}, h("div.home-command", {}, h("code", { tabindex: 0 }, text),
-      button("Copy", event => copyText(event.target, text))), h("p.soft", {}, ...explained));
+    const line = (text, ...explained) => h("li", h("div.home-command", h("code", { tabindex: 0 }, text),
+      button("Copy", event => copyText(event.target, text))), h("p.soft", ...explained));
     const timer = setInterval(async () => {
       const models = await this.context.refresh().catch(() => []);
       if (models.length) this.context.go("");
     }, WAIT_MS);
     this.opened.push({ close: () => clearInterval(timer) });
-    return h("section.home-empty", {}, h("h2.home-title", {}, "No model here yet"),
-      h("p", {}, "Type one of these in a terminal, in the folder where you started weft. ",
+    return h("section.home-empty", h("h2.home-title", "No model here yet"),
+      h("p", "Type one of these in a terminal, in the folder where you started weft. ",
         "The model appears on this page with its first checkpoint."),
-      h("ul", {},
+      h("ul",
         line("weft quickstart", "Trains a small Transformer on text that comes with Python: two or three minutes on two cores."),
         line("weft train gpt-tiny --data book.txt", "Trains on a text of your own."),
         line("weft import path/to/SmolLM2 runs/smol", "Converts a downloaded Hugging Face model.")));
@@ -89,8 +89,8 @@ class Home {
 
   // Models whose recipe cannot be read, and why.
   broken() {
-    return h("div.home-cards", {}, this.context.broken.map(({ id, problem }) => h("article.home-card", {}, h("h3", {}, id),
-      h("p.reading-problem", {}, `Cannot be loaded: ${problem}`))));
+    return h("div.home-cards", this.context.broken.map(({ id, problem }) => h("article.home-card", h("h3", id),
+      h("p.reading-problem", `Cannot be loaded: ${problem}`))));
   }
 
   first() {
@@ -99,9 +99,9 @@ class Home {
     const steps = h("nav.home-steps", { "aria-label": "Start here" });
     if (!model) {
       this.drawSteps(steps, this.models[0]);
-      return h("section.home-first", {}, h("div", {}, h("h2.home-title", {}, "Start here")), steps);
+      return h("section.home-first", h("div", h("h2.home-title", "Start here")), steps);
     }
-    const area = h("textarea", { rows: 1, spellcheck: "false", dir: "auto", class: "home-sentence",
+    const area = h("textarea.home-sentence", { rows: 1, spellcheck: "false", dir: "auto",
       "aria-label": "Text to continue", maxlength: 400 });
     const rows = h("div.home-candidates", { role: "group", "aria-label": "Most probable next tokens" });
     const load = latest(context, rows, async (signal, token) => {
@@ -120,8 +120,8 @@ class Home {
       const focused = [...rows.children].indexOf(document.activeElement);
       rows.replaceChildren(...top.map(each => {
         const p = Math.exp(each.logprob);
-        return button([h("bdi", {}, each.text), h("span.home-bar", {},
-          h("span", { style: { "--p": p / Math.exp(top[0].logprob) } })), h("span", {}, percent(p))], () => load(each),
+        return button([h("bdi", each.text), h("span.home-bar",
+          h("span", { style: { "--p": p / Math.exp(top[0].logprob) } })), h("span", percent(p))], () => load(each),
         { class: "home-candidate", title: `Continue with ${each.text}` });
       }));
       rows.children[focused]?.focus();
@@ -138,9 +138,9 @@ class Home {
       return this.main.firstChild.replaceWith(this.first());
     });
     this.drawSteps(steps, model);
-    return h("section.home-first", {},
-      h("div", {}, h("h2.home-title", {}, "What comes next?"), area,
-        rows, h("p.soft", {}, "Predictions of ", h("b", {}, model.id),
+    return h("section.home-first",
+      h("div", h("h2.home-title", "What comes next?"), area,
+        rows, h("p.soft", "Predictions of ", h("b", model.id),
           ". Choose one to continue, or type a text of your own.")), steps);
   }
 
@@ -164,8 +164,8 @@ class Home {
     const found = STEPS.map(({ views: names, ...step }) => ({ ...step,
       view: names.map(name => views.find(each => each.path === name)).find(view => view && !view.lacks(model)) }));
     const items = found.filter(({ view }, n) => view && found.findIndex(each => each.view === view) === n);
-    place.replaceChildren(h("h2", {}, "Start here"), h("ol", {}, items.map(({ view, label, about }) => h("li", {},
-      h("a", { href: link(view.path, { model: model.id, text }) }, h("b", {}, label), soft(about))))));
+    place.replaceChildren(h("h2", "Start here"), h("ol", items.map(({ view, label, about }) => h("li",
+      h("a", { href: link(view.path, { model: model.id, text }) }, h("b", label), soft(about))))));
   }
 
   cards() {
@@ -188,7 +188,7 @@ class Home {
       more.hidden = count >= this.models.length;
     };
     show(MAX_CARDS);
-    return h("section", {}, h("h2", {}, this.models.length === 1 ? "Your model" : "Your models"), grid, h("p", {}, more));
+    return h("section", h("h2", this.models.length === 1 ? "Your model" : "Your models"), grid, h("p", more));
   }
 
   card(model) {
@@ -201,16 +201,16 @@ class Home {
     const write = () => {
       sample.setAttribute("aria-busy", "true");
       this.queue = this.queue.then(() => sampleOf(sample, model, { ...this.context, seed: seed++ })).catch(error => {
-        if (error.name !== "AbortError") sample.replaceChildren(error.status === 409 ? h("p.reading-problem", {}, capitalised(error.message))
+        if (error.name !== "AbortError") sample.replaceChildren(error.status === 409 ? h("p.reading-problem", capitalised(error.message))
           : soft(`No sample: ${error.message}`));
       }).finally(() => sample.removeAttribute("aria-busy"));
     };
     const again = button("↻", write, { class: "home-again", title: "Another sample", "aria-label": `Another sample of ${model.id}` });
-    const card = h("article.home-card", {},
-      h("header", {}, h("h3", {}, h("a", { href: link(home.path, { model: model.id }) }, model.id)), model.continues && again),
-      h("p.soft.home-kind", {}, KINDS[model.kind] ?? capitalised(model.kind), h("br"), sizes.filter(Boolean).join(" · ")),
-      sample, h("p", {}, GOOD_AT[model.objective] ?? `${capitalised(model.makes)}.`),
-      h("p.home-views", {}, shown.map(view => h("a", { href: link(view.path, { model: model.id }) }, view.title))));
+    const card = h("article.home-card",
+      h("header", h("h3", h("a", { href: link(home.path, { model: model.id }) }, model.id)), model.continues && again),
+      h("p.soft.home-kind", KINDS[model.kind] ?? capitalised(model.kind), h("br"), sizes.filter(Boolean).join(" · ")),
+      sample, h("p", GOOD_AT[model.objective] ?? `${capitalised(model.makes)}.`),
+      h("p.home-views", shown.map(view => h("a", { href: link(view.path, { model: model.id }) }, view.title))));
     card.addEventListener("seen", () => {
       if ((model.parameters ?? 0) <= LIVE_PARAMETERS) write();
       else sample.replaceChildren(button("Write a sample", write));
@@ -226,12 +226,12 @@ class Home {
       const age = Math.max(0, now - run.changed), unit = age < 60 ? 1 : age < 3600 ? 60 : 360;
       const facts = [STATES[run.state] ?? run.state, run.best_text, `${duration(Math.round(age / unit) * unit)} ago`];
       const place = h("div");
-      return { run, place, card: h("article.home-run", {},
-        h("h3", {}, h("a", { href: link("runs", { runs: encodeURIComponent(run.name) }) }, run.name)),
-        h("p.soft", {}, facts.filter(Boolean).join(" · ")), place) };
+      return { run, place, card: h("article.home-run",
+        h("h3", h("a", { href: link("runs", { runs: encodeURIComponent(run.name) }) }, run.name)),
+        h("p.soft", facts.filter(Boolean).join(" · ")), place) };
     });
-    this.runs.replaceChildren(h("h2", {}, "Latest runs"), h("div.home-curves", {}, places.map(each => each.card)),
-      h("p", {}, h("a", { href: link("runs", {}) }, "All runs")));
+    this.runs.replaceChildren(h("h2", "Latest runs"), h("div.home-curves", places.map(each => each.card)),
+      h("p", h("a", { href: link("runs", {}) }, "All runs")));
     await Promise.all(places.map(({ run, place }) => this.curve(run, place)));
   }
 

@@ -31,7 +31,7 @@ export async function mount(main, context) {
     view: "patch",
     target: false,
     reset: ["site", "row", "column"],
-    controls: [h("div.reading-boxes", {}, box("other", "Other text, of the same length"),
+    controls: [h("div.reading-boxes", box("other", "Other text, of the same length"),
       info.writes ? box("target", "Target so far") : "", box("a", "Answer to the text"), box("b", "Answer to the other"))],
     missing: () => (answers().length && state.other ? "" : "Type a second text that has as many tokens and differs in one "
       + "respect, and the token that should follow each: “The key to the doors” with “ is”, “The keys to the doors” with “ are”."),

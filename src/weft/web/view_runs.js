@@ -51,12 +51,12 @@ class Runs {
     this.status = h("p.soft", { role: "status" });
     this.notes = h("div.runs-notes");
     this.grid = h("div.charts");
-    this.curves = h("section", {}, h("h2.unseen", {}, "Curves"), this.controls(), this.notes, this.grid);
+    this.curves = h("section", h("h2.unseen", "Curves"), this.controls(), this.notes, this.grid);
     this.samples = h("section");
     this.recipes = h("section");
     this.events = h("section");
     const pictures = () => [...this.charts.values()].map(chart => chart.element);
-    this.foot = h("div", {}, saveTools({ svg: pictures, name: "runs", command: () => this.command() }));
+    this.foot = h("div", saveTools({ svg: pictures, name: "runs", command: () => this.command() }));
     this.parts = [this.finder(), this.list, this.curves, this.samples, this.recipes, this.events, this.foot];
     main.append(...this.parts.slice(0, 2), this.status, ...this.parts.slice(2));
   }
@@ -176,7 +176,7 @@ class Runs {
       set({ sort: value === "changed" ? undefined : value });
       this.showList();
     });
-    return h("div.fields", {}, field("Find", find), field("Sort by", sort));
+    return h("div.fields", field("Find", find), field("Sort by", sort));
   }
 
   showList() {
@@ -224,7 +224,7 @@ class Runs {
       this.showCurves();
     });
     this.resetZoom = button("Reset zoom", () => this.zoomTo(null));
-    return h("div.fields", {}, field("Horizontal axis", axis), field("Smoothing", smooth),
+    return h("div.fields", field("Horizontal axis", axis), field("Smoothing", smooth),
       box("log x", "logx"), box("log y", "logy"), this.resetZoom);
   }
 
@@ -253,7 +253,7 @@ class Runs {
     }
     this.resetZoom.hidden = !this.zoom;
     const notes = runs.length ? runs.flatMap(run => this.notesOf(run, x)) : ["Select a run."];
-    this.notes.replaceChildren(...notes.filter(Boolean).map(note => h("p.soft", {}, note)));
+    this.notes.replaceChildren(...notes.filter(Boolean).map(note => h("p.soft", note)));
   }
 
   addChart(data) {
@@ -295,14 +295,14 @@ class Runs {
       output.textContent = place === "end" ? "at the end" : `at step ${withCommas(place)}`;
       texts.replaceChildren(...runs.map(run => sampleOf(run, place, runs.length > 1)));
     };
-    const slider = h("input", { type: "range", class: "runs-slider", min: 0, max: last,
+    const slider = h("input.runs-slider", { type: "range", min: 0, max: last,
       value: selected < 0 ? last : selected, oninput: () => {
         const place = places[Number(slider.value)];
         set({ at: place === places[last] ? undefined : String(place) });
         draw(place);
       } });
     const focused = this.samples.contains(document.activeElement);
-    this.samples.replaceChildren(...runs.length ? [h("h2", {}, "Samples"),
+    this.samples.replaceChildren(...runs.length ? [h("h2", "Samples"),
       h("div.fields", { hidden: last < 1 }, field("Step", slider, output)), texts] : []);
     if (focused) slider.focus();
     if (runs.length) draw(places[Number(slider.value)]);

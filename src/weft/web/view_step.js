@@ -43,14 +43,14 @@ export async function mount(main, context) {
     context.set({ place: undefined, threads: undefined });
     renew({ stage: "tokens" });
   });
-  const cuts = writes && h("div.fields", {},
+  const cuts = writes && h("div.fields",
     slider("Top-k", { min: 1, max: MAX_TOP_K + 1, step: 1, value: settings().top_k ?? MAX_TOP_K + 1,
       format: k => (k > MAX_TOP_K ? "off" : String(k)), change: k => changed({ ...settings(), top_k: k > MAX_TOP_K
         ? null : k }) }),
     slider("Top-p", { min: 0.05, max: 1, step: 0.01, value: settings().top_p ?? 1,
       format: p => (p >= 1 ? "off" : p.toFixed(2)), change: p => changed({ ...settings(), top_p: p >= 1 ? null
         : p }) }));
-  main.append(...[body, h("div.step-below", {}, status, h("div.fields", {}, tokens, answer), cuts),
+  main.append(...[body, h("div.step-below", status, h("div.fields", tokens, answer), cuts),
     saveTools({ svg: () => stages.map(each => each.svg()), name: `step-${info.id}`,
       command: () => explainCommand(info, "step", { text, target: target ?? undefined },
         ...["place", "layer"].map(name => state[name] && `--${name} ${state[name]}`)) })].filter(Boolean));

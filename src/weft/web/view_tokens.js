@@ -50,8 +50,8 @@ export async function mount(main, context) {
     for (const each of list.querySelectorAll(".tok-piece")) {
       if (each !== piece && each.token.start < to && each.token.end > start) each.classList.add("tokens-same");
     }
-    const entry = token.token === token.text ? [] : [", in the vocabulary ", h("code", {}, h("bdi", {}, token.token))];
-    return facts.replaceChildren(h("bdi.write-piece", {}, token.text), ` is token ${token.id}`, ...entry,
+    const entry = token.token === token.text ? [] : [", in the vocabulary ", h("code", h("bdi", token.token))];
+    return facts.replaceChildren(h("bdi.write-piece", token.text), ` is token ${token.id}`, ...entry,
       piece.classList.contains("tok-unknown") ? "; the unknown token"
         : `; bytes ${token.bytes.match(/../g)?.join(" ") ?? "none"}`,
       `; characters ${start} to ${Math.max(start, to - 1)}.`);
@@ -73,7 +73,7 @@ function sectionOf(each, mark) {
   each.tokens.forEach((token, place) => {
     const piece = h("span", { class: `tok-piece tok-${token.id === each.unknown ? "unknown" : place % 4}`,
       tabindex: -1, role: "button",
-      "aria-label": `${token.text}, token ${token.id}` }, h("bdi", {}, token.text));
+      "aria-label": `${token.text}, token ${token.id}` }, h("bdi", token.text));
     piece.token = token;
     piece.addEventListener("focus", () => mark(token, piece));
     piece.addEventListener("pointerenter", () => mark(token, piece));
@@ -82,16 +82,16 @@ function sectionOf(each, mark) {
   roving(pieces, () => [...pieces.querySelectorAll(".tok-piece")]);
   const more = each.count - each.tokens.length;
   const kind = each.models.length ? ` ${NAMES[each.kind]}, ${withCommas(each.vocab_size)} in the vocabulary` : "";
-  return h("section.tok-row", {}, h("h2.tokens-name", {}, h("bdi", {}, nameOf(each))),
+  return h("section.tok-row", h("h2.tokens-name", h("bdi", nameOf(each))),
     soft(`${withCommas(each.count)} ${each.count === 1 ? "token" : "tokens"}${kind && `;${kind}`}`),
-    each.error ? h("p", {}, each.error) : pieces,
-    more > 0 && h("p.soft", {}, `… and ${withCommas(more)} more`));
+    each.error ? h("p", each.error) : pieces,
+    more > 0 && h("p.soft", `… and ${withCommas(more)} more`));
 }
 
 function counts(tokenizers, characters, bytes) {
   const per = (amount, tokens) => tokens ? (amount / tokens).toFixed(2) : "–";
   return table({ title: "Counts", named: true, folds: false,
     header: ["tokenizer", "tokens", "characters per token", "bytes per token", "vocabulary"],
-    rows: tokenizers.map(each => [h("bdi", {}, nameOf(each)), withCommas(each.count), per(characters, each.count),
+    rows: tokenizers.map(each => [h("bdi", nameOf(each)), withCommas(each.count), per(characters, each.count),
       per(bytes, each.count), each.models.length || each.kind === "byte" ? withCommas(each.vocab_size) : "–"]) });
 }

@@ -124,17 +124,17 @@ class Writer {
     this.rows = h("div.write-rows", { role: "group", "aria-labelledby": id });
     this.sum = h("p.soft.write-sum");
     this.transcript = h("div");
-    const mode = this.info.chat && !this.info.writes && h("p", {}, button(this.chats ? "Complete a text instead"
+    const mode = this.info.chat && !this.info.writes && h("p", button(this.chats ? "Complete a text instead"
       : "Chat instead", () => this.context.go("write", { mode: this.chats ? "complete" : undefined })));
-    const label = h("p.soft.write-label", {}, textLabel);
-    const place = h("section.write-place", {}, this.heading, this.facts, this.rows, this.sum);
+    const label = h("p.soft.write-label", textLabel);
+    const place = h("section.write-place", this.heading, this.facts, this.rows, this.sum);
     this.pane?.append(this.text, this.state, this.treeBox, place);
     this.main.append(
-      h("div.write-columns", {},
-        h("div.write-main", {}, mode, this.transcript, field, !this.pane && [label, this.text],
-          h("div.fields", {}, this.stopButton, this.continueButton, this.restartButton, this.sendButton,
+      h("div.write-columns",
+        h("div.write-main", mode, this.transcript, field, !this.pane && [label, this.text],
+          h("div.fields", this.stopButton, this.continueButton, this.restartButton, this.sendButton,
             !this.pane && this.state),
-          h("p.soft.write-hint", {}, "The stronger its shade, the more surprising a token was to the model. "
+          h("p.soft.write-hint", "The stronger its shade, the more surprising a token was to the model. "
             + "Point at one or use the arrow keys to see alternatives.",
           this.pane && " The first token that differs is underlined."), !this.pane && this.treeBox),
         h("aside.write-side", { "aria-label": "Sampling settings" },
@@ -381,8 +381,8 @@ class Writer {
   }
 
   drawTurns() {
-    this.transcript.replaceChildren(...this.turns.map((text, turn) => h("div.write-turn", {},
-      h("b", {}, turn % 2 ? "The model" : "You"), h("p", { dir: "auto" }, text))));
+    this.transcript.replaceChildren(...this.turns.map((text, turn) => h("div.write-turn",
+      h("b", turn % 2 ? "The model" : "You"), h("p", { dir: "auto" }, text))));
   }
 
   drawText() {

@@ -1,4 +1,6 @@
 // Formats numbers and tokens, and measures texts.
+import { SUFFIXES } from "./numbers.js";
+
 export const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
 // A number from the address, which may hold anything: clamped, or `otherwise` if it is not a number.
@@ -34,9 +36,7 @@ export const formatLarge = value => (!Number.isFinite(value) ? "∞" : value >= 
 
 // 12.3M, 12.3k, …
 export function abbreviate(value) {
-  /** @type {[number, string][]} */
-  const units = [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]];
-  const [unit, name] = units.find(([size]) => Math.abs(value) >= size) ?? [1, ""];
+  const [unit, name] = SUFFIXES.find(([size]) => Math.abs(value) >= size) ?? [1, ""];
   return `${Number((value / unit).toPrecision(3))}${name}`;
 }
 

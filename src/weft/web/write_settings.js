@@ -28,7 +28,7 @@ function usualLabel({ command, how, beams, temperature, top_k, top_p, min_p }) {
   const filters = [top_k && `top-k ${top_k}`, top_p !== "1" && `top-p ${top_p}`, min_p !== "0" && `min-p ${min_p}`];
   const label = how === "beam" ? `beam ${beams}` : how === "greedy" ? "greedy"
     : [`temperature ${temperature}`, ...filters].filter(Boolean).join(", ");
-  return [`${label}, as `, h("code", {}, `weft ${command}`)];
+  return [`${label}, as `, h("code", `weft ${command}`)];
 }
 
 // The values in the address, or the defaults; a value out of bounds is clamped, anything but a number is ignored.
@@ -74,14 +74,14 @@ export function controls(state, known, change) {
     });
     box.replaceChildren(
       field("Method", select(Object.entries(MODES), how, value => { set("how")(value); draw(); })),
-      h("p.soft.write-usual", {}, "Default: ", usualLabel(usual), differs.length > 0
+      h("p.soft.write-usual", "Default: ", usualLabel(usual), differs.length > 0
         && [" ", button("Use the default", () => { change(Object.fromEntries(differs.map(name => [name]))); draw(); })]),
       ...how === "draw" ? [
         slide("temperature", shown.temperature),
         number("top_k", shown.top_k || "", { min: 0, placeholder: "off" }),
         slide("top_p", shown.top_p),
         slide("min_p", shown.min_p),
-        h("div.write-seed", {}, seeds, another)] : [],
+        h("div.write-seed", seeds, another)] : [],
       ...how === "beam" ? [number("beams", beams, { min: 1, max: MAX_BEAMS })] : [],
       number("max_tokens", length, { min: 1, max: MAX_TOKENS }, { label: "Max. tokens", key: "length" }));
   };
