@@ -42,7 +42,6 @@ class CallRequest(NamedTuple):
     watch: Sequence[str] = ()
     repeat: bool = False  # call it twice, with different states of the global random-number generators
     count_lines: bool = False
-    max_lines: int = 2_000_000
     cost: int = 0  # of the edits of the function that are called instead of it; `numbers` are some of them
     numbers: Sequence[int] = ()
     line: int = 0  # whose edits come first
@@ -91,7 +90,7 @@ class _Bounded(io.StringIO):
 
 def call(function: Callable[..., Any], request: CallRequest, file: str, *, seed: int = 1) -> CallResult:
     """Call a function whose code is in `file`; `seed` is that of the global random-number generators."""
-    printed, tracer = _Bounded(), _Tracer(file, request.watch, request.max_lines)
+    printed, tracer = _Bounded(), _Tracer(file, request.watch)
     with _global_seeds(seed), redirect_stdout(printed), redirect_stderr(printed):
         if request.cost:
             warnings.simplefilter("ignore")  # in a copy of the process
@@ -165,7 +164,7 @@ def time_limit(seconds: float, file: str) -> Iterator[None]:
 
     def stop(_signal: int, frame: FrameType | None) -> None:
         while frame is not None and frame.f_code.co_filename != file:
-            frame = frame.f_back
+            frame = frame.f_back if frame.f_code is not _outcome.__code__ else None  # whose caller may be in the file
         if frame is not None:  # else the next signal finds one, or nothing is left to stop
             raise TimeUpError(f"it takes more than {seconds:g} seconds")
 
@@ -189,7 +188,7 @@ def _repairs(function: Callable[..., Any], request: CallRequest, file: str, *, u
         return
 
     def run(called: Callable[..., Any], max_lines: int) -> tuple[CallResult, int]:
-        tracer = _Tracer(file, (), max_lines)
+        tracer = _Tracer(file, max_lines=max_lines)
         return _outcome(called, plain, tracer, file=file), tracer.lines
 
     (own, lines), left = run(function, MAX_EDITED_LINES // 16), MAX_EDITED_LINES
@@ -240,7 +239,7 @@ def _global_seeds(seed: int) -> Iterator[None]:
 class _Tracer:
     """Records the values that lines of a file give to watched variables, and counts the lines."""
 
-    def __init__(self, file: str, watch: Sequence[str], max_lines: int) -> None:
+    def __init__(self, file: str, watch: Sequence[str] = (), *, max_lines: int = 2_000_000) -> None:
         self.file, self.watch, self.max_lines = file, set(watch), max_lines
         self.lines, self.found = 0, tuple[TracedValue, ...]()
         self._last: dict[tuple[int, str], Any] = {}

@@ -283,23 +283,15 @@ def _growth(chosen: Exercise, calls: Calls) -> str:
 def _explain(chosen: Exercise, judged: Sequence[Judgement], calls: Calls) -> Explanation:
     """Explain the smallest case that is clearly wrong; first what is not about numbers, such as a changed argument."""
     failed = [each for each in judged if each.problem]
-    if slow := next((each for each in failed if each.result.late), None):
-        repairs = _repairs(chosen, judged, calls, worst=slow, line=slow.result.line)
-        step = next(iter(repairs), TracedValue("", slow.result.line, slow.result.text, None))
-        return Explanation(
-            chosen.name,
-            chosen.title,
-            problem=f"{slow.problem}, in the case “{slow.case.name}”",
-            line=step.line,
-            text=step.text,
-            repair=_said(step, repairs) if repairs else "",
-        )
     worst = min(failed, key=lambda e: (bool(e.about or e.result.error), ROUNDED in e.problem, e.case.size))
+    worst = next((each for each in failed if each.result.late), worst)
     case, result = worst.case, worst.result
     everywhere = len(failed) == len(judged) and len({each.problem for each in judged}) == 1
     step, expected, problem = TracedValue("", result.line, result.text, None), None, worst.problem
     if _other_order(chosen, worst):
         problem = f"its results are right, but in another order: return {', '.join(chosen.outputs)}"
+    elif result.late:
+        problem += f", in the case “{case.name}”"
     elif worst.about or result.line:
         step, expected = _first_step(chosen, worst, calls)
         if expected is not None and step.name != worst.about:
@@ -314,7 +306,8 @@ def _explain(chosen: Exercise, judged: Sequence[Judgement], calls: Calls) -> Exp
         step, expected, problem = TracedValue("", result.line, result.text, None), None, worst.problem
     elif step.uses:
         step = step._replace(line=0)
-    mistake = next((m for m in chosen.mistakes if all(_gives(chosen, m, each) for each in judged)), None)
+    known = chosen.mistakes if not result.late else ()
+    mistake = next((m for m in known if all(_gives(chosen, m, each) for each in judged)), None)
     if mistake is None and worst.about and _right_alone(chosen, worst, calls):
         problem += "; each row alone is right: the result of a row depends on the other rows of the batch"
     name = step.name or next(iter(re.findall(r"^(\w+) *=", step.text)), "")

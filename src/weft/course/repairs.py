@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import combinations, islice
+from itertools import combinations, islice, product
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
@@ -119,10 +119,11 @@ def _power(base: Any, exponent: Any) -> Any:
 
 
 class Names(NamedTuple):
-    """Arguments and variables of a function, those that it never uses, and the nodes of its exponents."""
+    """Arguments and variables of a function, those that it never uses, its conditions, and the nodes in exponents."""
 
     name: list[str]
     unused: list[str]
+    condition: list[str]
     exponents: set[ast.AST]
 
 
@@ -137,7 +138,8 @@ def _names(tree: ast.FunctionDef) -> Names:
     names = list(dict.fromkeys([*arguments, *assigned]))
     powers = [node.right for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)]
     exponents = {node for power in powers for node in ast.walk(power)}
-    return Names(names, [name for name in names if name not in used], exponents)
+    conditions = dict.fromkeys(ast.unparse(node.test) for node in nodes if isinstance(node, ast.IfExp | ast.If))
+    return Names(names, [name for name in names if name not in used], list(conditions), exponents)
 
 
 def _edits(tree: ast.FunctionDef, slot: Slot, cost: int) -> Iterator[Edit]:
@@ -203,15 +205,18 @@ def _replacements(node: ast.AST, owner: ast.AST, names: Names, *, cost: int) -> 
         if rule["cost"] != cost or not isinstance(node, getattr(ast, rule["of"])):
             continue
         parents = tuple(getattr(ast, each) for each in rule.get("parents", PARENTS))
-        if rule["of"] == "expr" and (isinstance(node, ast.Constant) or not isinstance(owner, parents)):
+        constant = isinstance(node, ast.Constant) and "parents" not in rule
+        if rule["of"] == "expr" and (constant or not isinstance(owner, parents)):
             continue
         for template in rule["texts"]:
             if "_power" in template and node in names.exponents:
                 continue  # no tower of powers
-            kind = next((each for each in ("name", "unused") if f"{{{each}}}" in template), "")
-            for name in getattr(names, kind) if kind else ("",):
+            keys = [each for each in ("name", "unused", "condition") if f"{{{each}}}" in template]
+            for values in product(*(getattr(names, each) for each in keys)):
                 with suppress(KeyError):
-                    for new in _parsed(template.format(**fields, **{kind: name}), fields["text"]):
+                    for new in _parsed(
+                        template.format(**fields, **dict(zip(keys, values, strict=True))), fields["text"]
+                    ):
                         yield rule["kind"], [new if isinstance(node, ast.stmt) else getattr(new, "value", node)]
 
 

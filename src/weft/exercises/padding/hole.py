@@ -7,6 +7,6 @@ def padding(
 ) -> tuple[Tensor, Tensor]:
     """Return ids and mask, (sentences, length of the longest row) each."""
     cut = ...  # the first `length` words of each sentence
-    ids = ...  # the id of each word, that of <unk> for unknown ones, and the padding id to the right: (sentences, length of the longest row)
+    ids = ...  # the id of each word, that of `unknown` for other words, and the padding id to the right: (sentences, length of the longest row)
     mask = ...  # True at words, False at padding
     return ids, mask
