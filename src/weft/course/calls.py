@@ -29,7 +29,7 @@ from weft.course.values import Value, map_leaves, map_tensors, parts, same, to_t
 MAX_PRINTED = 2000  # characters of output that are kept
 MAX_TRACED = 400  # values of variables that are kept
 MAX_EDITED_LINES = 300_000  # that edited functions execute in all
-MAX_EDIT_SECONDS = 1.2  # of CPU time, for the edits of a cost; most take half a second
+MAX_EDIT_SECONDS = 2.0  # of CPU time, for the edits of a cost; most take half a second
 SIGNAL_SECONDS = 0.1  # between signals to a function that catches all exceptions
 LOOPS = (ast.For, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 

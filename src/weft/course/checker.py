@@ -36,7 +36,7 @@ AMPLIFICATION = 64  # rounding of a whole computation, in units of rounding of i
 SIZES = (40, 160)  # for which the executed lines are counted; a quadratic loop executes 16 times as many
 MAX_GROWTH = 8.0
 MAX_VERIFIED, MAX_OTHERS = 24, 2  # edits that are tried on all cases, and other lines that are named
-EDIT_LIMITS = Limits(seconds=3, memory=1 << 28)  # of the edits of a cost
+EDIT_LIMITS = Limits(seconds=4, memory=1 << 28)  # of the edits of a cost
 ROUNDED = ": only float32's digits are right; keep the inputs' dtype"
 Calls = Callable[[Sequence[CallRequest]], list[CallResult]]
 
@@ -398,24 +398,21 @@ def _repairs(
     chosen: Exercise, judged: Sequence[Judgement], calls: Calls, *, worst: Judgement, line: int
 ) -> list[TracedValue]:
     """Return the smallest edits of the function that make every case right: the line of each, and as name its kind."""
-    requests = [
-        request_of(chosen, each.case.arguments, repeat=number == 0)._replace(line=line)
-        for number, each in enumerate(judged)
-    ]
-    first = CallRequest(worst.case.arguments, requests[0].gradients if worst.about.startswith("∂") else (), line=line)
+    every = [(each.case, request_of(chosen, each.case.arguments, repeat=n == 0)) for n, each in enumerate(judged)]
+    wrong = [pair for pair, each in zip(every, judged, strict=True) if each.problem and each is not worst]
+    gradients = every[0][1].gradients if worst.about.startswith("∂") else ()
     for cost in MAX_EDITS:
-        tried = calls([first._replace(cost=cost)])[0]
-        if numbers := [each.number for each in tried.repairs if not judge(chosen, worst.case, each).problem][
-            :MAX_VERIFIED
-        ]:
-            results, right = (
-                calls([each._replace(cost=cost, numbers=numbers) for each in requests]),
-                set(numbers),
-            )
-            for each, result in zip(judged, results, strict=True):
-                right &= {one.number for one in result.repairs if not judge(chosen, each.case, one).problem}
-            if right:
-                return [each.steps[0] for each in tried.repairs if each.number in right]
+        request = CallRequest(worst.case.arguments, gradients, line=line, cost=cost)
+        tried = calls([request])[0]
+        right = {each.number for each in tried.repairs if not judge(chosen, worst.case, each).problem}
+        for cases in filter(None, (wrong[-1:], every)):  # most edits are wrong in the first of these already
+            if numbers := sorted(right)[:MAX_VERIFIED]:
+                results = calls([each._replace(line=line, cost=cost, numbers=numbers) for _, each in cases])
+                right = set(numbers)
+                for (case, _), result in zip(cases, results, strict=True):
+                    right &= {one.number for one in result.repairs if not judge(chosen, case, one).problem}
+        if right:
+            return [each.steps[0] for each in tried.repairs if each.number in right]
         if tried.error or tried.late:
             break  # those of a larger cost are not faster
     return []
