@@ -38,6 +38,8 @@ export async function mount(element, data, options = {}) {
   }
 }
 
+const focusButton = event => event.target.closest("button")?.focus();
+
 // Press one of several buttons, and make it the one in the tab order.
 function pressed(before, now) {
   for (const [each, on] of [[before, false], [now, true]]) {
@@ -142,7 +144,7 @@ class View {
   overview() {
     this.grid = h("div.att-grid", { role: "group", "aria-label": "All heads: arrow keys select a neighbour" +
       (this.onoff ? ", o switches one off" : ""),
-    onclick: event => event.target.closest("button")?.focus(), onkeydown: event => {
+    onclick: focusButton, onkeydown: event => {
       if (event.key === "o" && this.onoff && isPlain(event)) this.toggle();
     } });
     const line = ({ dataset: { layer } }) => this.buttons.filter(button => button.dataset.layer === layer);
@@ -175,7 +177,7 @@ class View {
     this.from = h("h3");
     this.strip = h("div.att-strip.att-queries", { role: "group",
       "aria-label": "Query tokens: arrow keys move between them",
-      onclick: event => event.target.closest("button")?.focus() });
+      onclick: focusButton });
     roving(this.strip, () => this.tokens, { onfocus: ({ dataset: { place } }) => {
       if (this.query !== Number(place)) this.chooseToken(Number(place));
     } });

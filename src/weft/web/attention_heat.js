@@ -173,7 +173,7 @@ export class Heat {
     context.imageSmoothingEnabled = false;
     context.drawImage(this.small, 0, 0, large.width, large.height);
     const labels = this.labels(frame).map(({ text, x, y, across }) => s("text", { x, y: y + top,
-      class: across ? "att-small" : "att-end att-small", transform: across && `rotate(-90 ${x} ${y + top})` }, text));
+      class: across ? "att-small" : "end att-small", transform: across && `rotate(-90 ${x} ${y + top})` }, text));
     return s("svg.att-svg", { viewBox: `0 0 ${width} ${height + top}` },
       s("text.att-chosen", { x: 0, y: 12 }, title),
       s("image", { x: gutter, y: top + header, width: size * columns, height: size * rows, href: large.toDataURL() }),

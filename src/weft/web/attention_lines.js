@@ -51,14 +51,14 @@ export function lines(maps, { layer, heads, query }, room) {
   const parts = [], summary = [];
   const text = (x, at, kind, words) => parts.push(s("text", { x, y: at, class: kind }, words));
   left.forEach((place, row) =>
-    text(from - 6, y(row), place === query ? "att-end att-chosen" : "att-end att-quiet", labelOf(maps.queries, place)));
+    text(from - 6, y(row), place === query ? "end att-chosen" : "end att-quiet", labelOf(maps.queries, place)));
   right.forEach((place, row) => text(to + 6, y(row), "", labelOf(maps.keys, place)));
-  if (!single) text(cells - 6, 10, "att-end att-tiny", "head");
+  if (!single) text(cells - 6, 10, "end att-tiny", "head");
   heads.forEach((head, n) => {
     // the lines of several heads end side by side, so that none hides another
     const offset = 0.6 * ROW * ((n + 0.5) / heads.length - 0.5), x = cells + n * square;
     const weights = new Map(strongest[n]), [best] = strongest[n];
-    if (!single && (square > 13 || n % 2 === 0)) text(x + square / 2 - 1, 10, "att-middle att-tiny", String(head));
+    if (!single && (square > 13 || n % 2 === 0)) text(x + square / 2 - 1, 10, "middle att-tiny", String(head));
     // lines of about the same weight are one element; a thousand elements are slow
     const isDrawn = ([key, weight]) => rows.has(key) && (weight >= MIN_WEIGHT || weight === best[1]);
     const lineTo = key => `M${from} ${y(start) + offset}L${to} ${y(rows.get(key)) + offset}`;

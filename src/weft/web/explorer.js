@@ -14,7 +14,7 @@ const RETRY_MS = 1500; // between requests to a server that does not respond
 const [main, chooser, navigation, busy] = ["main", "chooser", "views", "busy"].map(id =>
   /** @type {HTMLElement} */ (document.getElementById(id)));
 /** @type {any[]} */
-let views = [], models = [], broken = []; // models; those whose recipe cannot be read
+let views = [], models = [], broken = []; // their recipes cannot be read
 let current = null;
 let busyTimer = 0;
 
@@ -49,7 +49,8 @@ function frame(info, other = null, how = "") {
   navigation.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   if (how === "slid") return; // the reader holds the slider
   const fits = here?.ofText && (COMPARED.includes(path) ? model => fitsBeside(here, info, model) : () => false);
-  chooser.replaceChildren(...path ? modelControls({ info, other, models, broken, fits }, { choose: id => openModel(path, id),
+  // comparisons are of no model, and chosen runs may be of others
+  chooser.replaceChildren(...path && path !== "compare" && !state.runs ? modelControls({ info, other, models, broken, fits }, { choose: id => openModel(path, id),
     move: (changes, how) => move(info, changes, how) }) : []);
 }
 

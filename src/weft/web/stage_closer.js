@@ -208,8 +208,7 @@ function orderView(stage, order) {
   const rh = Math.min((H - fs * 4) / rows.length, fs * 4), most = largest(rows.map(n => p[n])), left = m
     + fs * (narrow ? 7 : 10), count = left + fs * 5, room = W - m - count - fs * 6;
   return [text(left, fs * 1.4, "count", "bold"),
-    text(count, fs * 1.4, "probability: solid from its counts, pale from the shorter context".slice(0, narrow ? 11
-    : 99), "bold"),
+    text(count, fs * 1.4, narrow ? "probability" : "probability: solid from its counts, pale from the shorter context", "bold"),
     rows.map((n, row) => {
       const y = fs * 2.4 + (row + 0.5) * rh, solid = (Math.min(own[n], p[n]) / most) * room,
         full = (p[n] / most) * room;

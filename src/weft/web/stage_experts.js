@@ -1,6 +1,6 @@
 // A mixture of experts on the stage: the router's probabilities, and what the chosen experts add to the token.
-import { at, fit, largest, links, rect, strongestOf, text } from "./stage_marks.js";
-import { mean, minus, percent, sum, withCommas } from "./words.js";
+import { at, largest, links, rect, strongestOf, text } from "./stage_marks.js";
+import { mean, percent, sum, withCommas } from "./words.js";
 
 const MAX_EXPERTS = 12; // rows; of more experts, the chosen ones and the most probable others
 const ROW = 24; // pixels, in the narrow layout
@@ -21,8 +21,7 @@ export function expertParts(stage, { probabilities, chosen, weights, outputs, sh
           kind = reads ? "bold" : "soft";
         return [text(box.x, y + fs * 0.35, expert, kind), rect(left, y - bar / 2, size, bar, reads ? "pos" : "pos light", 1),
           text(left + size + 6, y + fs * 0.35, percent(probabilities[expert]), kind)];
-      }), text(box.x, box.y + box.h, fit(shown.length < all ? `${shown.length} of ${withCommas(all)} shown`
-        : `${chosen.length} of ${all} chosen`, box.w, fs), "soft"))];
+      }), text(box.x, box.y + box.h, `${chosen.length} of ${withCommas(all)} chosen`, "soft"))];
     } },
   { id: "mixture", at: "mixture", panel, flex: 0.2, least: fs * 11, label: "weight × output", heightNarrow: own.length * ROW * 2,
     band: [{ at: 1, norm }], draw(box) {
@@ -42,6 +41,6 @@ export function expertSteps({ chosen, weights, probabilities, shared }, now, for
   return [["feedforward", "Router", `The router scores ${withCommas(probabilities.length)} experts for ${now}. ${names} ${
     listed(chosen)} ${read} it, with ${percent(p)} of the probability.`, formulaOf("router")],
   ["mixture", "Experts", `Each expert is a feed-forward layer of its own. Outputs are weighted by ${
-    listed(weights.map(weight => minus(weight.toFixed(2))))}${shared ? ", and a shared layer's is added" : ""}. The others compute nothing.`,
+    listed(weights.map(weight => weight.toFixed(2)))}${shared ? ", and a shared layer's is added" : ""}. The others compute nothing.`,
   formulaOf("experts")]];
 }

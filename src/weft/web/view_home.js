@@ -120,7 +120,8 @@ class Home {
       const focused = [...rows.children].indexOf(document.activeElement);
       rows.replaceChildren(...top.map(each => {
         const p = Math.exp(each.logprob);
-        return button([h("bdi", each.text), h("span.home-bar",
+        const [, space, piece] = /^(␣?)(.*)$/su.exec(each.text) ?? [];
+        return button([h("bdi", soft(space), piece), h("span.home-bar",
           h("span", { style: { "--p": p / Math.exp(top[0].logprob) } })), h("span", percent(p))], () => load(each),
         { class: "home-candidate", title: `Continue with ${each.text}` });
       }));

@@ -11,7 +11,7 @@ import { beginning, visibleToken } from "./words.js";
 export const title = "Inside a step";
 export const about = "The path of one token through the model, value by value.";
 export const path = "step";
-export const lacks = info => (info ? "" : "has no steps");
+export const lacks = info => (!info || /word2vec|glove/.test(info.kind) ? "has no steps: vectors are looked up" : "");
 
 const MIN_TEMPERATURE = 0.1; // of the slider
 const MAX_TOP_K = 100; // of the slider; more is off
