@@ -9,6 +9,7 @@ from weft.errors import ModelError
 from weft.explain.anatomy.anatomy import anatomy
 from weft.explain.capture import capture
 from weft.explain.experts import experts
+from weft.explain.graph.graph import PRODUCTS, graph
 from weft.explain.step.step import step
 from weft.models.build import build
 from weft.models.presets import preset
@@ -73,3 +74,12 @@ def test_a_step_shows_the_routers_choice() -> None:
 def test_a_model_without_experts_is_refused() -> None:
     with pytest.raises(ModelError, match="no mixture of experts"):
         experts(read(build(preset("llama-tiny").replace(layers=1, vocab_size=TOKENIZER.vocab_size))))
+
+
+def test_a_mixture_without_weights_has_a_graph_with_every_expert() -> None:
+    with torch.device("meta"):
+        model = build(MOE)
+    found = graph(model, torch.arange(8)[None])
+    products = [node for node in found.nodes if node.function in PRODUCTS and "experts" in found.calls[node.call].path]
+    assert len(products) == 2 * 4 * 2  # layers, experts, products
+    assert {node.shape[0] for node in products} == {4}  # which tokens an expert reads is not known: each reads as many

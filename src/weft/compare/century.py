@@ -66,7 +66,7 @@ class CenturyPage(ComparisonPage):
 
     @property
     def about(self) -> str:  # type: ignore[override]
-        return TEXTS["century"] if len(self.shares) > 1 else TEXTS["century-once"]
+        return TEXTS["century"]
 
     @property
     def _amount(self) -> str:
@@ -267,7 +267,8 @@ class CenturyPage(ComparisonPage):
         plot, cards = self.century_plot(), self.cards()
         drawn = html_plot(plot)
         stepped = mount_point("century.js", {"plot": plot_data(plot), "cards": cards}, drawn)
-        first = Section("", "", part("lead", self.result) + stepped, ("century.js",))
+        marks = part("notes", [TEXTS["century-marks"]]) if len(self.shares) > 1 else ""
+        first = Section("", "", stepped + part("lead", self.result) + marks, ("century.js",))
         titles = {"grammar": "Grammar", "neighbours": "From one to the next"}
         sections = [
             Section(titles[each.name], each.about, html_plots(list(each.plots)), ("chart.js",))
