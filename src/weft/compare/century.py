@@ -267,8 +267,7 @@ class CenturyPage(ComparisonPage):
         plot, cards = self.century_plot(), self.cards()
         drawn = html_plot(plot)
         stepped = mount_point("century.js", {"plot": plot_data(plot), "cards": cards}, drawn)
-        marks = part("notes", [TEXTS["century-marks"]]) if len(self.shares) > 1 else ""
-        first = Section("", "", stepped + part("lead", self.result) + marks, ("century.js",))
+        first = Section("", "", stepped + part("lead", self.result), ("century.js",))
         titles = {"grammar": "Grammar", "neighbours": "From one to the next"}
         sections = [
             Section(titles[each.name], each.about, html_plots(list(each.plots)), ("chart.js",))
@@ -280,7 +279,8 @@ class CenturyPage(ComparisonPage):
             table = self.abilities_table()._replace(title="")
             sections.append(Section("Abilities", "", html_table(table, cards=True)))
         result, *rest, notes = ComparisonPage(self.comparison).sections()
-        extra = part("notes", [TEXTS["century-counted"]]) if any(each.is_ngram for each in self.timeline) else ""
+        counted = [TEXTS["century-counted"]] if any(each.is_ngram for each in self.timeline) else []
+        extra = part("notes", [TEXTS["century-marks"], *counted])
         return [*sections, *rest, notes._replace(html=extra + notes.html), result._replace(title="Text and machine")]
 
 
