@@ -86,8 +86,8 @@ def served(
 ) -> Iterator[Served]:
     """A server of these runs, or folders of runs."""
     serving = serving or Serving(limits=Limits(**{"max_tokens": 512, **limits}))
-    what = {"may_be_empty": may_be_empty, "show_errors": show_errors}
-    library = Library([str(path) for path in paths], None, serving.limits, **what)
+    names = [str(path) for path in paths]
+    library = Library(names, None, serving.limits, may_be_empty=may_be_empty, show_errors=show_errors)
     server = uvicorn.Server(uvicorn_config(make_app(library, serving), serving))
     listener = socket.create_server(("127.0.0.1", port), backlog=2048)
     thread = threading.Thread(target=server.run, args=([listener],))
