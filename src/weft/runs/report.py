@@ -127,7 +127,7 @@ def report(run: RunFolder) -> str:
         "Cost": _filled(Table(("", "predicted", "measured"), _cost(record), remarks=[WHOLE_PROCESS])),
         "Settings chosen by weft": _cards_table(("setting", "chosen", "why"), start.get("choices") or ()),
         "How to reproduce it": _pairs([row for row in origin.items() if row[1]]),
-        "Recipe": part("texts", [files.read_text(run.config)]),
+        "Recipe": part("fold", run.config.name, part("texts", [files.read_text(run.config)])),
     }
     lead = {"": " ".join(filter(None, (against_baseline(result), record.rate_cut)))}
     sections = [Section(title, lead.get(title, ""), html, ("chart.js",)) for title, html in parts.items() if html]
