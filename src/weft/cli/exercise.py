@@ -9,11 +9,9 @@ from weft.cli.console import options
 from weft.cli.console.help import Command, CommandGroup
 from weft.cli.console.options import argument, flag, option
 from weft.cli.console.terminal import echo, loading, print_json, print_tables
-from weft.course import exercises as course
 from weft.errors import ConfigError, RunError
 from weft.figures.tables import Table
 from weft.progress import bar
-from weft.storage.files import check_writable, write_text
 
 app = typer.Typer(cls=CommandGroup, invoke_without_command=True)
 
@@ -28,7 +26,9 @@ def exercise(context: typer.Context, own: Own = None, as_json: options.AsJson = 
     """
     if context.invoked_subcommand is not None:
         return
-    found, done = course.exercises(own), course.progress()
+    from weft.course.exercises import exercises, progress
+
+    found, done = exercises(own), progress()
     if as_json:
         data = [each.model_dump(mode="json", exclude={"folder", "mistakes"}) for each in found.values()]
         print_json([row | {"progress": done.get(row["name"])} for row in data])
@@ -50,7 +50,10 @@ def start(
 
     $ weft exercise start attention --notebook
     """
-    chosen = course.exercise(name, own)
+    from weft.course.exercises import exercise as find
+    from weft.storage.files import write_text
+
+    chosen = find(name, own)
     path = out or Path(f"{chosen.name}{'.ipynb' if notebook else '.py'}")
     if path.exists():
         raise ConfigError(f"{path}: exists already; choose another name with --out, or remove it")
@@ -69,13 +72,16 @@ def check(
 
     $ weft exercise check attention.py
     """
-    source, chosen = course.source_of(file), course.exercise(name, own) if name else course.solved_by(file, own)
-    with course.attempts() as children:
+    from weft.course.exercises import attempts, record_progress, solved_by, source_of
+    from weft.course.exercises import exercise as find
+
+    source, chosen = source_of(file), find(name, own) if name else solved_by(file, own)
+    with attempts() as children:
         with loading():
             from weft.course.checker import check_file
             from weft.course.grades import weak_limits
         answer = check_file(chosen, source, children)
-    course.record_progress(answer)
+    record_progress(answer)
     if as_json:
         print_json(answer.summary())
     else:
@@ -102,7 +108,10 @@ def grade(
 
     $ weft exercise grade submissions --secret "winter 7" --out grades.csv --out grades.html
     """
-    chosen = [course.exercise(name, own) for name in names or []]
+    from weft.course.exercises import exercise as find
+    from weft.storage.files import check_writable
+
+    chosen = [find(name, own) for name in names or []]
     with loading():
         from weft.course.grades import by_student, check_format, grade_table, submissions, weak_limits, write_grades
         from weft.course.grades import grade as grade_all
@@ -135,8 +144,11 @@ def pack(
 
     $ weft exercise pack attention multi_head rotary --out course.zip
     """
-    chosen = [course.exercise(name, own) for name in names]
-    course.pack(chosen, out, checks=checks)
+    from weft.course.exercises import exercise as find
+    from weft.course.exercises import pack as write_pack
+
+    chosen = [find(name, own) for name in names]
+    write_pack(chosen, out, checks=checks)
     echo(f"{out}: {len(chosen)} exercises")
 
 

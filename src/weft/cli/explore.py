@@ -51,8 +51,14 @@ def explore(
         log_to_stderr(f"weft: {folder}: no such folder yet; `weft train` and `weft quickstart` create it")
     serving = Serving(stories=told)
     comparisons = [str(COMPARISONS)] if folder == RUNS and COMPARISONS.is_dir() else []
-    paths, here = [str(folder), *comparisons], {"may_be_empty": True, "show_errors": True}
-    library = Library(paths, None, serving.limits, **here, on_change=freeze_loaded)
+    library = Library(
+        [str(folder), *comparisons],
+        None,
+        serving.limits,
+        may_be_empty=True,
+        show_errors=True,
+        on_change=freeze_loaded,
+    )
     url = f"http://{HOST}:{listener.getsockname()[1]}/" + "".join(f"#/?{urlencode({'story': name})}" for name in told)
     log_to_stderr(f"weft: {folder} is at {url} (this machine only); Ctrl-C stops the server")
     if not no_browser and opens_window():

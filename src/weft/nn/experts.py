@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
 from weft.nn import activations, config
@@ -168,7 +168,7 @@ def looped_product(x: Tensor, weight: Tensor, ends: Tensor, *, bias: Tensor | No
     """Product of each expert's rows of x (rows, inputs) with its matrix of `weight` (experts, outputs, inputs)."""
     if torch.compiler.is_compiling():  # or the counts of every step would be constants of another graph
         torch._dynamo.graph_break()
-    if detect_fake_mode(ends) is not None:  # a model without weights, whose graph is drawn: each expert reads as many
+    if isinstance(ends, FakeTensor):  # a model without weights, whose graph is drawn: each expert reads as many
         ends = torch.arange(1, len(weight) + 1) * len(x) // len(weight)
     begin, parts = 0, []
     biases = [None] * len(weight) if bias is None else bias.to(x.dtype).unbind()

@@ -211,7 +211,8 @@ class ModelThread(threading.Thread):
                 model = self.loaded.model
                 task.stream = generate(model, [task.prompt], task.settings, seeds=[task.seed], source=task.source)
                 task.first = SteppedCall(partial(next, task.stream))  # reads the prompt, which may be long
-                self._seconds.setdefault(task.outputs, min(map(self._seconds_of, self._active), default=0.0))
+                least = min(map(self._seconds_of, self._active), default=0.0)
+                self._seconds[task.outputs] = max(self._seconds.get(task.outputs, least), least)
             else:
                 task.request = self._engine.submit(task.prompt, task.settings, task.seed)
             self._active.append(task)
