@@ -125,7 +125,7 @@ def capture(
                 stack.enter_context(_cell_hooks(tap.module, cells[tap.module]))
             cells[tap.module][tap.cell] = through
         yield captured
-    pause()
+    pause()  # passes of others may run between two captures
 
 
 def without_head(*heads: int) -> Change:
