@@ -118,7 +118,7 @@ def test_what_it_prints_and_deletes_does_not_matter(children: Children, tmp_path
     with_check = RIGHT + "import weft\nprint(weft.check(warmup, 'warmup'))\n"
     (tmp_path / "warmup.py").write_text(with_check)
     assert check_file(exercise("warmup"), source_of(tmp_path / "warmup.py"), children).holds
-    meddling = "import weft.course.checker as c, weft.course.values as v\nv.gap = c.judge = lambda *_: 0\n"
+    meddling = "import weft.course.cases as c, weft.course.values as v\nv.gap = c.judge = lambda *_: 0\n"
     answer = check_file(exercise("warmup"), meddling + "def warmup(step, d_model, warmup):\n    return 1.0\n", children)
     assert answer.passed == 0
     assert check_file(exercise("warmup"), RIGHT, children).holds

@@ -11,7 +11,6 @@ import re
 import signal
 import sys
 import threading
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -28,8 +27,7 @@ from weft.course.values import Value, map_leaves, map_tensors, parts, same, to_t
 
 MAX_PRINTED = 2000  # characters of output that are kept
 MAX_TRACED = 400  # values of variables that are kept
-MAX_EDITED_LINES = 300_000  # that edited functions execute in all
-MAX_EDIT_SECONDS = 2.0  # of CPU time, for the edits of a cost; most take half a second
+MAX_EDITED_LINES = 150_000  # that edited functions execute, of each cost
 SIGNAL_SECONDS = 0.1  # between signals to a function that catches all exceptions
 LOOPS = (ast.For, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
@@ -94,9 +92,7 @@ def call(function: Callable[..., Any], request: CallRequest, file: str, *, seed:
     with _global_seeds(seed), redirect_stdout(printed), redirect_stderr(printed):
         if request.cost:
             warnings.simplefilter("ignore")  # in a copy of the process
-            until = time.process_time() + MAX_EDIT_SECONDS
-            repairs = tuple(_repairs(function, request, file, until=until))
-            return CallResult(repairs=repairs, late=time.process_time() > until)
+            return _repairs(function, request, file)
         result = _outcome(function, request, tracer if request.watch or request.count_lines else None, file=file)
     if request.repeat and not result.error and same(result.value, result.value):
         again = call(function, CallRequest(request.arguments), file, seed=2)
@@ -179,28 +175,34 @@ def time_limit(seconds: float, file: str) -> Iterator[None]:
         signal.signal(signal.SIGALRM, handler)
 
 
-def _repairs(function: Callable[..., Any], request: CallRequest, file: str, *, until: float) -> Iterator[CallResult]:
-    """Call edited functions; if all edits are tried, yield only results that differ from the function's own."""
+def _repairs(function: Callable[..., Any], request: CallRequest, file: str) -> CallResult:
+    """Call edited functions; of those that are not chosen by number, keep results that differ from the function's own.
+
+    The result is `late` if not all were called. What bounds them is a number of lines rather than a time, so that an
+    answer does not depend on the machine.
+    """
     plain = request._replace(cost=0, numbers=(), count_lines=True)
+    found = []
     if request.numbers:
         for number, _, changed in edited(function, request.cost, request.line, numbers=request.numbers):
-            yield call(changed, plain, file)._replace(number=number)
-        return
+            found.append(call(changed, plain, file)._replace(number=number))
+        return CallResult(repairs=tuple(found))
 
     def run(called: Callable[..., Any], max_lines: int) -> tuple[CallResult, int]:
         tracer = _Tracer(file, max_lines=max_lines)
         return _outcome(called, plain, tracer, file=file), tracer.lines
 
     (own, lines), left = run(function, MAX_EDITED_LINES // 16), MAX_EDITED_LINES
-    usual = 2 * lines + 2000 if lines < MAX_EDITED_LINES // 16 else 1000  # the function may never end
+    usual = 2 * lines + 2000 if lines < MAX_EDITED_LINES // 16 else MAX_EDITED_LINES // 300  # it may never end
     for number, edit, changed in edited(function, request.cost, request.line):
         result, executed = run(changed, min(usual, left))
         left -= executed
-        if left <= 0 or time.process_time() > until:
-            return
+        if left <= 0:
+            break
         if not result.error and (own.error or request.gradients or own.changed or not same(own.value, result.value)):
             step = TracedValue(edit.kind, edit.line, _text(file, edit.line), None)
-            yield result._replace(number=number, steps=(step,))
+            found.append(result._replace(number=number, steps=(step,)))
+    return CallResult(repairs=tuple(found), late=left <= 0)
 
 
 def _gradients(function: Callable[..., Any], request: CallRequest) -> dict[str, Tensor]:

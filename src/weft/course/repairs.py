@@ -1,7 +1,7 @@
 """Small edits of a student's function; where one of them makes every case right, its line is at fault.
 
-The grammar, the order and the number of the edits are fixed, so that an answer is the same on any machine. Of an edit,
-students see the line and the kind, not the text.
+The grammar, the order and the number of the edits are fixed, as is the number of lines that they execute, so that an
+answer is the same on any machine. Of an edit, students see the line and the kind, not the text.
 """
 
 import ast
