@@ -202,22 +202,16 @@ class CenturyPage(ComparisonPage):
     def abilities_table(self) -> Table:
         """Return the share of right answers by ability, in the order of time."""
         asked = [each for each in self.timeline if each.name in self.knowledge]
-        rows = [("", "chance", "50%" if self._judged else "", *(f"{task.chance:.0%}" for task in TASKS.values()))]
+        rows = [("chance", "50%" if self._judged else "", *(f"{task.chance:.0%}" for task in TASKS.values()))]
         for each in asked:
             abilities, grammar = self.knowledge[each.name]
             right = {curve.task.name: curve.overall for curve in abilities.curves}
             cells = [NOTHING if (found := right.get(name)) is None else f"{found.accuracy:.0%}" for name in TASKS]
             judged = "" if grammar is None else f"{grammar.accuracy:.1%}, {grammar.low:.1%}–{grammar.high:.1%}"
-            rows.append((str(each.result.year), each.name, judged, *cells))
-        header = ("year", "model", "grammar", *TASKS)
-        return Table(
-            header,
-            rows,
-            "Abilities",
-            [TEXTS["century-abilities"]],
-            text=(0, 1),
-            spare=tuple(range(len(header) - 1, 3, -1)),
-        )
+            rows.append((each.name, judged, *cells))
+        header = ("model", "grammar", *TASKS)
+        spare = tuple(range(len(header) - 1, 2, -1))
+        return Table(header, rows, "Abilities", [TEXTS["century-abilities"]], text=(0,), spare=spare)
 
     @property
     def _judged(self) -> dict[str, Accuracy]:
