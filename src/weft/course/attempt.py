@@ -28,7 +28,7 @@ from weft.course.confine import LIMITS, Limits, confine
 from weft.workers import respond
 
 # answer of a process that cannot be made
-NOTHING: dict[str, Any] = {"lines": [], "reason": "", "stack": [], "weak": []}
+NOTHING: dict[str, Any] = {"lines": [], "reason": "", "stack": [], "loading": False, "weak": []}
 REQUESTS, RESULTS = TypeAdapter(list[CallRequest]), TypeAdapter(CallResult)
 Run = Callable[[str], Iterator[CallResult]]
 MAX_RESULT_BYTES, MAX_STACK_BYTES = 1 << 26, 1 << 16
@@ -56,7 +56,8 @@ def confined(run: Run, limits: Limits) -> dict[str, Any]:
     """Run a function, which gets a folder, in a limited process that is a copy of this one.
 
     Returns the lines that it answered, why there are no more, the numbers of the lines of the folder's files that ran
-    when the time was up, the innermost first, and which limits the system did not enforce.
+    when the time was up, the innermost first, whether a file was being loaded then, and which limits the system did not
+    enforce.
     """
     removed = tempfile.TemporaryDirectory(prefix="weft-attempt-", ignore_cleanup_errors=True)
     with suppress(RecursionError), tempfile.TemporaryFile() as stack, removed as folder:  # a thousand nested are left
@@ -68,12 +69,14 @@ def confined(run: Run, limits: Limits) -> dict[str, Any]:
         raw, reason = _collect(reader, folder, limits.seconds)
         status = _stop(process, late=bool(reason))
         stack.seek(0)
-        running = re.findall(rf"{Path(folder).name}.*, line (\d+) in", stack.read(MAX_STACK_BYTES).decode("latin-1"))
+        written = stack.read(MAX_STACK_BYTES).decode("latin-1")
+    running = re.findall(rf"{Path(folder).name}.*, line (\d+) in (\S+)", written)
     weak, *lines = raw.decode("utf-8", "replace").split("\n")[:-1] or ["[]"]
     if status in (-signal.SIGXCPU, -signal.SIGKILL):
         reason = reason or f"it takes more than {limits.seconds} seconds"
     reason = reason or f"the process ended with exit status {status} before it answered"
-    return {"lines": lines, "reason": reason, "stack": list(map(int, running)), "weak": json.loads(weak)}
+    numbers, loading = [int(number) for number, _ in running], "<module>" in {name for _, name in running}
+    return {"lines": lines, "reason": reason, "stack": numbers, "loading": loading, "weak": json.loads(weak)}
 
 
 def _collect(reader: int, folder: str, seconds: int) -> tuple[bytes, str]:
@@ -157,7 +160,7 @@ def _run(request: dict[str, Any], path: Path) -> Iterator[CallResult]:
     function: Any = getattr(sys.modules.get(path.stem), request["name"], None)
     error = loaded.error or ("" if callable(function) else f"there is no function {request['name']} in it")
     for each in REQUESTS.validate_python(request["calls"]):
-        yield loaded._replace(value=None, error=error) if error else call(function, each, str(path))
+        yield loaded._replace(value=None, error=error, loaded=False) if error else call(function, each, str(path))
 
 
 def main() -> None:

@@ -64,6 +64,7 @@ class CallResult(NamedTuple):
     line: int = 0
     text: str = ""
     late: bool = False  # it took too long; its line is that of the loop it was in
+    loaded: bool = True  # or the error is that of loading the file
     changed: tuple[str, ...] = ()  # arguments that were changed in place
     random: bool = False
     steps: tuple[TracedValue, ...] = ()

@@ -84,6 +84,7 @@ def _results(answer: dict[str, Any], count: int, source: str) -> list[CallResult
     """Return as many results as there were calls."""
     found = list(map(_read, answer["lines"][:count]))
     missing = late(answer["reason"], answer["stack"], source) if answer["stack"] else CallResult(error=answer["reason"])
+    missing = missing._replace(loaded=not answer["loading"])
     return found + [missing] * (count - len(found))
 
 

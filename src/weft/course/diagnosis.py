@@ -30,13 +30,13 @@ def diagnose(chosen: Exercise, judged: Sequence[Judgement], calls: Calls) -> Exp
     if _other_order(chosen, worst):
         problem = f"its results are right, but in another order: return {', '.join(chosen.outputs)}"
     elif result.late:
-        problem += f", in the case “{case.name}”"
-    elif worst.about or result.line:
+        problem += f", in the case “{case.name}”" if result.loaded else ""
+    elif worst.about or result.line and result.loaded:
         step, expected = _first_step(chosen, worst, calls)
         if expected is not None and step.name != worst.about:
             problem = difference(case, step.name, expected=expected, given=step.value)
             problem += f"; then {worst.problem}" if result.error else ""
-    numeric = bool(worst.about or result.line or result.changed)
+    numeric = bool(worst.about or result.line or result.changed) and result.loaded
     repairs = _repairs(chosen, judged, calls, worst=worst, line=step.line) if numeric else []
     repair = next((each for each in repairs if each.line == step.line and step.name), next(iter(repairs), None))
     if repair is not None:
