@@ -31,7 +31,7 @@ def diagnose(chosen: Exercise, judged: Sequence[Judgement], calls: Calls) -> Exp
         problem = f"its results are right, but in another order: return {', '.join(chosen.outputs)}"
     elif result.late:
         problem += f", in the case “{case.name}”" if result.loaded else ""
-    elif worst.about or result.line and result.loaded:
+    elif worst.about or (result.line and result.loaded):
         step, expected = _first_step(chosen, worst, calls)
         if expected is not None and step.name != worst.about:
             problem = difference(case, step.name, expected=expected, given=step.value)
