@@ -183,9 +183,11 @@ class CenturyPage(ComparisonPage):
             Whisker(f"{found.accuracy:.1%}  {name}", found.accuracy, found.low, found.high, LOOKS[0])
             for name, found in self._judged.items()
         ]
-        axis = Axis("share of minimal pairs judged right · better →")
+        low, high = min(0.5, *(row.low for row in rows)), max(row.high for row in rows)
+        tenths = range(math.floor(10 * low), math.ceil(10 * high) + 1)
+        axis = Axis("minimal pairs judged right · better →", ticks={tenth / 10: f"{tenth}0%" for tenth in tenths})
         plot = whiskers("Grammar, beside chance", rows, axis, neutral=0.5)
-        return replace(plot, x=replace(plot.x, includes=(0.0, 1.0)))  # names are left of the line
+        return replace(plot, x=replace(plot.x, includes=(tenths[0] / 10, tenths[-1] / 10)))
 
     def timeline_table(self) -> Table:
         """Return the contenders in the order of time, with their bits per byte at each budget."""
