@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from weft.config import Config
 from weft.errors import ConfigError, counted
-from weft.figures.formats import scientific
+from weft.figures.formats import scientific, table_number
 
 KINDS = ("figure", "table", "claim")
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
@@ -60,7 +60,7 @@ class EntryCheck(Config):
         holds &= self.above is None or value > self.above
         holds &= self.below is None or value < self.below
         found = match[1] if len(text) == len(number[0]) else number[0]
-        return Verdict(self.about, self.expected, scientific(value) if "e" in found else found, holds)
+        return Verdict(self.about, self.expected, table_number(value) if "e" in found else found, holds)
 
     @property
     def expected(self) -> str:
