@@ -1,4 +1,4 @@
-"""What is wrong with a function: the first tensor that differs, the edit that makes it right, the known mistake."""
+"""Diagnosis of a wrong function: the first tensor that differs, the edit that makes it right, and the known mistake."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
