@@ -108,6 +108,14 @@ def test_neighbours_in_time_are_compared(page: CenturyPage) -> None:
     assert "75.0%, 66.0%–82.0%" in text
 
 
+def test_the_axis_of_grammar_reaches_from_chance_to_the_intervals(page: CenturyPage) -> None:
+    ticks = page.grammar_plot().x.ticks
+    assert ticks and [*ticks.values()] == ["50%", "60%", "70%", "80%", "90%"]
+    below = replace(page, knowledge={"new": Knowledge(Abilities("new", []), Accuracy(9, 0.2, 0.05, 1.0))})
+    ticks = below.grammar_plot().x.ticks
+    assert ticks and [*ticks.values()][:: len(ticks) - 1] == ["0%", "100%"]
+
+
 def test_a_step_back_is_said(page: CenturyPage) -> None:
     """The later model is now the one that needs three times the compute."""
     later = tuple(replace(each, year={"old": 2023}.get(each.name, each.year)) for each in page.comparison.contenders)

@@ -109,7 +109,9 @@ def test_limits_without_the_kernel(weak_children: Children, code: str, problem: 
 @linux
 def test_an_endless_loop_ends(children: Children) -> None:
     loop = "while True:\n    pass\n"
-    assert "more than 1 seconds" in check_file(exercise("warmup"), loop, children, seconds=1).problem
+    answer = check_file(exercise("warmup"), loop, children, seconds=1)
+    assert "more than 1 seconds" in answer.problem and answer.text == "while True:"
+    assert "in the case" not in answer.problem  # the file is not loaded yet
 
 
 def test_what_it_prints_and_deletes_does_not_matter(children: Children, tmp_path: Path) -> None:

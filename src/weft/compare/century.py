@@ -185,7 +185,7 @@ class CenturyPage(ComparisonPage):
         ]
         low, high = min(0.5, *(row.low for row in rows)), max(row.high for row in rows)
         tenths = range(math.floor(10 * low), math.ceil(10 * high) + 1)
-        axis = Axis("minimal pairs judged right · better →", ticks={tenth / 10: f"{tenth}0%" for tenth in tenths})
+        axis = Axis("minimal pairs judged right · better →", ticks={tenth / 10: f"{10 * tenth}%" for tenth in tenths})
         plot = whiskers("Grammar, beside chance", rows, axis, neutral=0.5)
         return replace(plot, x=replace(plot.x, includes=(tenths[0] / 10, tenths[-1] / 10)))
 
