@@ -26,7 +26,7 @@ from weft.models.presets import gpt, llama
 from weft.models.transformer import Transformer
 from weft.native import compiler
 from weft.nn.config import Experts, Gated, LayerNorm, Plain, RMSNorm
-from weft.nn.position_config import LinearScaling, Rotary
+from weft.nn.position_config import LinearScaling, Rotary, YaRN
 
 pytestmark = [
     pytest.mark.skipif(native.library() is None, reason="no C compiler"),
@@ -76,6 +76,19 @@ CONFIGS = {
     ),
     "norms over all heads": LLAMA.replace(
         attention=LLAMA.attention.replace(qk_norm=RMSNorm(eps=1e-3), qk_norm_over="heads")
+    ),
+    "a window": LLAMA.replace(attention=LLAMA.attention.replace(window=5)),
+    "layers that differ": LLAMA.replace(
+        layers=3,
+        pattern=[{"window": 6}, {"position": {"kind": "rotary", "base": 500.0}}, {"position": {"kind": "none"}}],
+    ),
+    "GPT-OSS": LLAMA.replace(
+        attention=LLAMA.attention.replace(sinks=True, bias="all"),
+        pattern=[{"window": 7}, {}],
+        position=Rotary(base=150.0, scaling=YaRN(factor=4.0, original_context=10)),
+        feedforward=Experts(
+            experts=5, d_ff=64, score="softmax-chosen", bias=True, router_bias=True, beta=1.7, limit=0.4, up_offset=1.0
+        ),
     ),
     "best groups": LLAMA.replace(
         feedforward=Experts(experts=6, d_ff=32, groups=3, kept_groups=1, group_score="maximum", activation="gelu")
@@ -327,9 +340,9 @@ def test_unsupported_models_and_states() -> None:
 
     assert fits(LLAMA) and not fits(LLAMA, batch=2)
     norms = ({"qk_norm": RMSNorm(gain=False)}, {"qk_norm": RMSNorm(), "qk_norm_over": "each-head"})
-    plain, unsupported = LLAMA.attention, ({"window": 4}, {"d_v": 5}, *norms)
+    plain, unsupported = LLAMA.attention, ({"softcap": 4.0}, {"d_v": 5}, *norms)
     changes: list[dict[str, object]] = [{"attention": plain.replace(**each)} for each in unsupported]
     changes += [{"placement": "post"}, {"residual": False}, {"position": {"kind": "alibi"}}]
-    changes += [{"feedforward": Gated(d_ff=9, beta=2.0)}, {"position": {"kind": "concatenated"}}]
+    changes += [{"pattern": [{"chunk": 4}, {}]}, {"position": {"kind": "concatenated"}}]
     for change in changes:
         assert not fits(LLAMA.replace(**change)), change

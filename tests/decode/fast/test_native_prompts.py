@@ -46,10 +46,15 @@ def test_a_prompt_equals_the_models(name: str, bits: str | None) -> None:
     assert_same(read_in(model, tokens, [1, 9, 1, 26])[0], features, bits)
 
 
-def test_a_prompt_longer_than_a_step_of_c() -> None:
-    model = amplified(llama(2, 96, 3, d_ff=160, context=600, vocab_size=50, kv_heads=1), "int4")
-    tokens = torch.arange(301)[None] * 7 % 50
+@pytest.mark.parametrize("window", [None, 70])
+def test_a_prompt_longer_than_a_step_of_c(window: int | None) -> None:
+    config = llama(2, 96, 3, d_ff=160, context=600, vocab_size=50, kv_heads=1)
+    config = config.replace(attention=config.attention.replace(window=window, sinks=window is not None))
+    model, tokens = amplified(config, "int4"), torch.arange(301)[None] * 7 % 50
     features, store = read_in(model, tokens, [301])
+    state = model.start(1, 301)
+    with torch.inference_mode():
+        assert_same(features, model.advance(tokens, state), "int4")
     for sizes in ([128, 128, 45], [300, 1], [7, 294]):
         other, other_store = read_in(model, tokens, sizes)
         assert torch.equal(other[:, :300], features[:, :300])
@@ -73,7 +78,7 @@ def test_heads_of_any_width(d_model: int, heads: int, kv_heads: int) -> None:
 @pytest.mark.parametrize("older_cpu", spread(OLDER_CPUS, 1), indirect=True)
 def test_older_cpus(older_cpu: None) -> None:
     test_heads_of_any_width(80, 2, 2)
-    test_a_prompt_longer_than_a_step_of_c()
+    test_a_prompt_longer_than_a_step_of_c(None)
 
 
 def test_rows_of_unequal_length() -> None:

@@ -21,6 +21,7 @@ BLOCK = 32  # values with one scale (quantised_gemv.h)
 PANEL_ROWS = 16  # interleaved rows of a panel (quantised_gemv.h)
 MIN_GEMM_ROWS, GEMM_COLUMNS = 8, 16  # `gemm` needs at least these rows, and a multiple of these columns
 MAX_D_HEAD = 512  # bounds buffers on the C stack (attention.h)
+NO_WINDOW = 2**31 - 1  # tokens: INT32_MAX
 
 
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
@@ -38,7 +39,7 @@ class CNorm(Structure):
 class CExperts(Structure):
     _fields_ = [
         *_fields(c_int32, "experts chosen score renormalised weighs_input groups kept_groups best_two"),
-        ("scale", c_float),
+        *_fields(c_float, "scale limit up_offset"),
         ("choice_bias", c_void_p),
         *_fields(CMatrix, "router shared_gate"),
         *_fields(POINTER(CMatrix), "gate_up down"),
@@ -50,7 +51,8 @@ class CLayer(Structure):
         *_fields(CNorm, "attention_norm feedforward_norm q_norm k_norm"),
         *_fields(CMatrix, "qkv out up down"),
         ("experts", POINTER(CExperts)),
-        *_fields(c_void_p, "keys values"),
+        *_fields(c_void_p, "keys values cos sin sinks"),
+        ("window", c_int32),
     ]
 
 
@@ -59,8 +61,7 @@ class CModel(Structure):
         *_fields(c_int32, "layers d_model heads kv_heads d_head activation qk_norm block_size"),
         *_fields(c_int32, "d_ff max_experts max_chosen d_expert"),
         ("stride", c_int64),
-        ("scale", c_float),
-        *_fields(c_void_p, "cos sin"),
+        *_fields(c_float, "scale beta"),
         ("layer", POINTER(CLayer)),
         ("norm", CNorm),
         ("head", CMatrix),

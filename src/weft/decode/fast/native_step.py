@@ -4,6 +4,7 @@ It reads a Transformer's weights, quantised ones too, and returns the logits of 
 """
 
 import ctypes
+import math
 from typing import Any
 
 import torch
@@ -23,18 +24,18 @@ from weft.nn.cache import KeyValueCache
 from weft.nn.experts import Experts
 from weft.nn.linear import Linear
 from weft.nn.norm import LayerNorm, RMSNorm
-from weft.nn.position_config import Learned, LinearScaling, Llama3Scaling, NoPosition, Rotary, Sinusoidal
+from weft.nn.position_config import Learned, LinearScaling, Llama3Scaling, NoPosition, Rotary, Sinusoidal, YaRN
 
 MAX_FLOAT_ROWS = 32  # tokens per call up to which C is faster than torch in float32, as measured on ARM and x86
 BYTES_PER_THREAD = 4 << 20  # weights that a step reads for each thread: threads meet after every product
 EXPERTS = (  # settings of a mixture that C knows, and those that matter in training alone
-    "experts chosen score renormalised scale weighs router_bias choice_bias groups kept_groups group_score shared "
-    "shared_d_ff dense first_dense every dense_layers balance_loss z_loss capacity"
+    "experts chosen score renormalised scale weighs limit up_offset router_bias choice_bias groups kept_groups "
+    "group_score shared shared_d_ff dense first_dense every dense_layers balance_loss z_loss capacity"
 )
 SETTINGS = LLAMA | setting_names(
-    "ngrams",
-    attention="bias qk_norm qk_norm_over qk_norm_rotated",
-    feedforward=f"activation bias {EXPERTS}",
+    *("ngrams", "pattern"),
+    attention="bias qk_norm qk_norm_over qk_norm_rotated window sinks",
+    feedforward=f"activation beta bias {EXPERTS}",
     norm="bias offset",
 )
 
@@ -69,11 +70,12 @@ class NativeDecoder:
             block_size=keys.shape[3],
             stride=keys.stride(1),
             scale=first.attention.scale,
+            beta=settings.feedforward.beta,
             layer=self.layers,
             norm=self._norm(model.decoder.norm),
             head=native.CMatrix() if self.head_matrix is None else self.head_matrix,
         )
-        self.positions, self.angles = 0, list[Tensor]()  # cos and sin (positions, d_head / 2), with rotary positions
+        self.positions, self.angles = 0, list[Tensor]()  # cos and sin (positions, d_head / 2) of rotary positions
         self.ones = torch.empty(0, dtype=torch.int64)
         self.results: dict[int, Tensor] = {}  # by width; reused, since new memory would have to be cleared
         self.weight_bytes = sum(part.nbytes for part in (*model.parameters(), *model.buffers()))
@@ -122,10 +124,17 @@ class NativeDecoder:
         if positions <= self.positions:
             return
         self.positions = max(positions, 2 * self.positions)
-        angles = self.position.angles(torch.arange(self.positions)[None], self.positions, torch.float32)
-        if angles is not None:
-            self.angles = [angle[0, 0].contiguous() for angle in angles]
-            self.c_model.cos, self.c_model.sin = (native.address(angle) for angle in self.angles)
+        stack: Any = self.model.decoder
+        encodings, indices = {"": self.position, **stack.positions}, torch.arange(self.positions)[None]
+        self.angles.clear()
+        for key, encoding in encodings.items():
+            angles = encoding.angles(indices, self.positions, torch.float32)
+            if angles is None:
+                continue
+            self.angles += [angle[0, 0].contiguous() for angle in angles]
+            for layer, block in zip(self.layers, stack.blocks, strict=True):
+                if key == (str(block.kind) if str(block.kind) in stack.positions else ""):
+                    layer.cos, layer.sin = map(native.address, self.angles[-2:])
 
     def _layer(self, block: Any, keys: Tensor, values: Tensor) -> native.CLayer:
         attention, mixture = block.attention, isinstance(block.feedforward, Experts)
@@ -143,6 +152,8 @@ class NativeDecoder:
             experts=ctypes.pointer(self._experts(block.feedforward)) if mixture else None,  # kept alive by the layer
             keys=keys.data_ptr(),
             values=values.data_ptr(),
+            sinks=None if attention.sinks is None else self._keep(attention.sinks),
+            window=self.model.decoder.windows[block.kind] or native.NO_WINDOW,  # type: ignore[union-attr]
         )
 
     def _experts(self, part: Experts) -> native.CExperts:
@@ -161,6 +172,8 @@ class NativeDecoder:
             kept_groups=settings.kept_groups or settings.groups,
             best_two=settings.group_score == "best-two",
             scale=settings.scale,
+            limit=math.inf if settings.limit is None else settings.limit,
+            up_offset=settings.up_offset,
             choice_bias=None if router.choice_bias is None else self._keep(router.choice_bias),
             router=native.matrix(router.weight.detach(), router.weight.shape, bias=bias),
             shared_gate=native.CMatrix() if part.shared_gate is None else _matrix(part.shared_gate),
@@ -304,17 +317,28 @@ def _is_supported(model: LanguageModel) -> bool:
     settings = model.config
     if not is_float32_on_cpu(model) or not isinstance(settings, Decoder):
         return False
-    if not isinstance(settings.position, Rotary | Learned | Sinusoidal | NoPosition):
+    kinds = settings.kinds()
+    rotary = [isinstance(kind.position, Rotary) for kind in kinds]
+    if any(kind.chunk or not _is_supported_position(kind.position) for kind in kinds):
         return False
-    if not isinstance(getattr(settings.position, "scaling", None), LinearScaling | Llama3Scaling | None):
+    if settings.attention.qk_norm_rotated and len(set(rotary)) > 1:  # normalised in some layers, and not in others
         return False
     if settings.d_head > native.MAX_D_HEAD or settings.feedforward.activation not in native.ACTIVATIONS:
         return False
-    attention, dense = settings.attention, getattr(settings.feedforward, "dense", None)
+    attention, hidden = settings.attention, settings.feedforward
     if attention.qk_norm is not None and (not attention.qk_norm.gain or attention.qk_norm_over == "each-head"):
         return False
-    if dense is not None and (dense.activation, dense.beta) != (settings.feedforward.activation, 1.0):
+    dense = getattr(hidden, "dense", None) or hidden
+    if (dense.activation, dense.beta) != (hidden.activation, hidden.beta):
         return False
     parts = [part for part in model.decoder.modules() if isinstance(part, nn.Linear | QuantizedLinear)]  # type: ignore[union-attr]
     readable = all(type(p) is Linear or isinstance(getattr(p, "matmul", None), NativeMatmul) for p in parts)
-    return readable and others_at_default(settings, SETTINGS) and native.library() is not None
+    fits = all(others_at_default(settings.replace(position=kind.position), SETTINGS) for kind in kinds)
+    return readable and fits and native.library() is not None
+
+
+def _is_supported_position(position: Any) -> bool:
+    """Whether C can use a position encoding: added to the embeddings, or angles that do not depend on the length."""
+    scaling = getattr(position, "scaling", None)
+    supported = isinstance(scaling, LinearScaling | Llama3Scaling | YaRN | None)
+    return supported and isinstance(position, Rotary | Learned | Sinusoidal | NoPosition)

@@ -18,7 +18,7 @@ typedef struct { /* RMSNorm, or LayerNorm if `centred`: x → (x − mean) / dev
 
 typedef struct { /* mixture of experts (`nn/experts.py`), whose gate_up and down have one matrix per expert */
     int32_t experts, chosen, score, renormalised, weighs_input, groups, kept_groups, best_two;
-    float scale;
+    float scale, limit, up_offset; /* limit: INFINITY if gates and up projections are not clamped */
     const float *choice_bias; /* (experts), or null */
     Matrix router, shared_gate; /* shared_gate has 0 rows if the shared experts are added as they are */
     const Matrix *gate_up, *down;
@@ -30,14 +30,16 @@ typedef struct {
                                   those of the shared experts, with 0 rows if there are none */
     const Experts *experts;    /* null in a dense layer */
     float *keys, *values;      /* KV block 0 of each: (kv_heads, block_size, d_head); blocks are `stride` apart */
+    const float *cos, *sin;    /* (positions, d_head / 2), or null without rotary positions */
+    const float *sinks;        /* (heads), scores that belong to no key, or null */
+    int32_t window;            /* tokens, the last of them its own, that a token sees; INT32_MAX: all */
 } Layer;
 
 typedef struct {
     int32_t layers, d_model, heads, kv_heads, d_head, activation, qk_norm, block_size;
     int32_t d_ff, max_experts, max_chosen, d_expert; /* widest of all layers; the last three are 0 without mixtures */
     int64_t stride;
-    float scale;
-    const float *cos, *sin; /* (positions, d_head / 2), or null without rotary positions */
+    float scale, beta; /* of scores; of SiLU, x · σ(βx) */
     const Layer *layer;
     Norm norm;
     Matrix head; /* 0 rows if there is none */
@@ -69,13 +71,13 @@ static void normalise(const Norm *norm, const float *x, int n, float *out) {
         for (int i = 0; i < n; i++) out[i] += norm->bias[i];
 }
 
-static void apply_rope(const Model *m, const float *from, int position, float *to) {
+static void apply_rope(const Model *m, const Layer *layer, const float *from, int position, float *to) {
     int half = m->d_head / 2;
-    if (!m->cos) {
+    if (!layer->cos) {
         memcpy(to, from, 4 * m->d_head);
         return;
     }
-    const float *cos = m->cos + (int64_t)position * half, *sin = m->sin + (int64_t)position * half;
+    const float *cos = layer->cos + (int64_t)position * half, *sin = layer->sin + (int64_t)position * half;
     for (int i = 0; i < half; i++) {
         to[i] = from[i] * cos[i] - from[i + half] * sin[i];
         to[i + half] = from[i + half] * cos[i] + from[i] * sin[i];
@@ -100,19 +102,34 @@ static void rotate_or_store(
     }
     const Norm *norm = kv < 0 ? &layer->q_norm : &layer->k_norm;
     if (m->qk_norm == EACH_HEAD) normalise(norm, vector, d, vector);
-    apply_rope(m, vector, position, rotated);
+    apply_rope(m, layer, vector, position, rotated);
     if (m->qk_norm == ROTATED_HEADS) normalise(norm, rotated, d, rotated);
     float *keys = layer->keys + (int64_t)kv * m->block_size * d;
     memcpy(kv < 0 ? vector : cached_vector(m, keys, table, position), rotated, 4 * d);
 }
 
+/* First position that the token at `position` sees. */
+static inline int first_visible(const Layer *layer, int position) {
+    return position < layer->window ? 0 : position + 1 - layer->window;
+}
+
 /* ---- decode */
 
-typedef struct { /* walks over the cached vectors of one head, from position 0 */
+typedef struct { /* walks over the cached vectors of one head */
     float *head, *vector;
     const int64_t *table;
     int left; /* vectors left in the current KV block */
 } Cursor;
+
+static inline Cursor cursor_at(const Model *m, float *head, const int64_t *table, int position) {
+    Cursor cursor = {head, 0, table + position / m->block_size, 0};
+    int skipped = position % m->block_size;
+    if (skipped) {
+        cursor.vector = cached_vector(m, head, table, position);
+        cursor.left = m->block_size - skipped, cursor.table++;
+    }
+    return cursor;
+}
 
 static inline float *next_vector(Cursor *cursor, const Model *m) {
     if (!cursor->left) cursor->vector = cursor->head + *cursor->table++ * m->stride, cursor->left = m->block_size;
@@ -133,39 +150,41 @@ static inline void accumulate(
     for (int j = 0; j < d; j++) out[j] = out[j] + w * a[j] + x * b[j] + y * c[j] + z * e[j];
 }
 
-/* Attention of the query at `span->position` to all keys up to its own → out (d_head). `scores` has LANES more elements
+/* Attention of the query at `span->position` to all keys that it sees → out (d_head). `scores` has LANES more elements
  * than there are keys. */
 static void attend_decode(const Model *m, const Layer *layer, const TokenSpan *span, int head, const float *q,
                           float *scores, float *out) {
-    int d = m->d_head, position = span->position;
+    int d = m->d_head, first = first_visible(layer, span->position), before = span->position - first;
     const int64_t at = (int64_t)(head / (m->heads / m->kv_heads)) * m->block_size * d;
-    Cursor keys = {layer->keys + at, 0, span->table, 0}, values = {layer->values + at, 0, span->table, 0};
-    const float *k = cached_vector(m, keys.head, span->table, position);
-    const float *v = cached_vector(m, values.head, span->table, position);
-    float max = -INFINITY;
-    for (int i = 0; i <= position; i += ROW_GROUP) { /* the last key is repeated to fill the group */
+    Cursor keys = cursor_at(m, layer->keys + at, span->table, first);
+    Cursor values = cursor_at(m, layer->values + at, span->table, first);
+    const float *k = cached_vector(m, keys.head, span->table, span->position);
+    const float *v = cached_vector(m, values.head, span->table, span->position);
+    float max = layer->sinks ? layer->sinks[head] : -INFINITY;
+    for (int i = 0; i <= before; i += ROW_GROUP) { /* the last key is repeated to fill the group */
         const float *rows[ROW_GROUP];
-        for (int r = 0; r < ROW_GROUP; r++) rows[r] = i + r < position ? next_vector(&keys, m) : k;
+        for (int r = 0; r < ROW_GROUP; r++) rows[r] = i + r < before ? next_vector(&keys, m) : k;
         dot_rows(rows, q, d, scores + i);
         for (int r = 0; r < ROW_GROUP; r++) {
             float score = scores[i + r] *= m->scale;
             max = score > max || score != score ? score : max;
         }
     }
-    for (int i = position + 1; i < position + 1 + LANES; i++) scores[i] = -INFINITY; /* fills the last vector */
+    for (int i = before + 1; i < before + 1 + LANES; i++) scores[i] = -INFINITY; /* fills the last vector */
     Vector sum = {0};
-    for (int i = 0; i <= position; i += LANES) {
+    for (int i = 0; i <= before; i += LANES) {
         Vector e = exp_vector(LOAD(scores + i) - max);
         STORE(scores + i, e);
-        for (int j = 0; i + j > position - LANES && j < LANES; j++)
-            if (i + j > position) e[j] = 0;
+        for (int j = 0; i + j > before - LANES && j < LANES; j++)
+            if (i + j > before) e[j] = 0;
         sum += e;
     }
-    float inverse = 1.0f / reduce(sum), weight = scores[position] * inverse;
+    float total = reduce(sum) + (layer->sinks ? expf(layer->sinks[head] - max) : 0);
+    float inverse = 1.0f / total, weight = scores[before] * inverse;
     for (int j = 0; j < d; j++) out[j] = weight * v[j];
-    for (int i = 0, count; i < position; i += count) { /* in groups: `out` is read and written once for each */
+    for (int i = 0, count; i < before; i += count) { /* in groups: `out` is read and written once for each */
         const float *rows[ROW_GROUP];
-        count = position - i < ROW_GROUP ? 1 : ROW_GROUP;
+        count = before - i < ROW_GROUP ? 1 : ROW_GROUP;
         for (int r = 0; r < count; r++) rows[r] = next_vector(&values, m);
         accumulate(out, rows, scores + i, inverse, count, d);
     }
@@ -198,26 +217,36 @@ static inline const float *gather_keys(const Model *m, float *head, const int64_
     return copy;
 }
 
-/* Replace scores (keys, TILE_COLUMNS) by e^(score − max) and sum them. A query sees keys up to its own position. */
-static void exponentiate(float *scores, int keys, const IntVector *positions, Vector *sums) {
+typedef struct { /* the queries of a tile, one in each lane */
+    IntVector position[TILE_VECTORS], before[TILE_VECTORS]; /* its own, and the last one that it does not see, or −1 */
+    Vector sink[TILE_VECTORS];                              /* −INFINITY without sinks */
+} TileQueries;
+
+/* Replace scores (keys from `begin` to `end`, TILE_COLUMNS) by e^(score − max) and sum them, of the keys that a query
+ * sees. */
+static void exponentiate(float *scores, int begin, int end, const TileQueries *queries, int sinks, Vector *sums) {
     Vector max[TILE_VECTORS];
-    for (int c = 0; c < TILE_VECTORS; c++) max[c] = (Vector){0} - INFINITY, sums[c] = (Vector){0};
-    for (int key = 0; key < keys; key++)
+    for (int c = 0; c < TILE_VECTORS; c++) max[c] = queries->sink[c], sums[c] = (Vector){0};
+    for (int key = begin; key < end; key++)
         for (int c = 0; c < TILE_VECTORS; c++) {
-            Vector score = LOAD(scores + key * TILE_COLUMNS + c * LANES);
-            max[c] = max_lanes(select_lanes(positions[c] >= key, score, max[c]), max[c]);
+            Vector score = LOAD(scores + (key - begin) * TILE_COLUMNS + c * LANES);
+            IntVector seen = (queries->position[c] >= key) & (queries->before[c] < key);
+            max[c] = max_lanes(select_lanes(seen, score, max[c]), max[c]);
         }
-    for (int key = 0; key < keys;) {
+    for (int key = begin; key < end;) {
         Vector block[TILE_VECTORS] = {0};
-        for (int end = key + VALUE_BLOCK < keys ? key + VALUE_BLOCK : keys; key < end; key++)
+        for (int last = key + VALUE_BLOCK < end ? key + VALUE_BLOCK : end; key < last; key++)
             for (int c = 0; c < TILE_VECTORS; c++) {
-                Vector e = exp_nonpositive(LOAD(scores + key * TILE_COLUMNS + c * LANES) - max[c]);
-                e = (Vector)((positions[c] >= key) & (IntVector)e);
-                STORE(scores + key * TILE_COLUMNS + c * LANES, e);
+                float *at = scores + (key - begin) * TILE_COLUMNS + c * LANES;
+                Vector e = exp_nonpositive(LOAD(at) - max[c]);
+                IntVector seen = (queries->position[c] >= key) & (queries->before[c] < key);
+                e = (Vector)(seen & (IntVector)e);
+                STORE(at, e);
                 block[c] += e;
             }
         for (int c = 0; c < TILE_VECTORS; c++) sums[c] += block[c];
     }
+    for (int c = 0; sinks && c < TILE_VECTORS; c++) sums[c] += exp_nonpositive(queries->sink[c] - max[c]);
 }
 
 typedef struct { const float *values; int count; } ValueRun; /* contiguous cached values */
@@ -254,26 +283,32 @@ static void attend_prefill(const Model *m, const Layer *layer, const TokenSpan *
     float *transposed = scratch, *out = transposed + d * TILE_COLUMNS, *scores = out + d * TILE_COLUMNS;
     float copy[TILE_ROWS * MAX_D_HEAD], *keys = layer->keys + (int64_t)kv * m->block_size * d;
     float *values = layer->values + (int64_t)kv * m->block_size * d;
-    IntVector positions[TILE_VECTORS];
+    TileQueries lanes;
     Vector sums[TILE_VECTORS];
     queries = queries < TILE_COLUMNS ? queries : TILE_COLUMNS;
     for (int i = 0; i < TILE_COLUMNS; i++) { /* the last query is repeated to fill the tile */
         int query = first + (i < queries ? i : queries - 1);
         const float *q = qkv + (int64_t)(query / groups) * width + (kv * groups + query % groups) * d;
         for (int j = 0; j < d; j++) transposed[j * TILE_COLUMNS + i] = q[j] * m->scale;
-        positions[i / LANES][i % LANES] = span->position + query / groups;
+        int position = span->position + query / groups, head = kv * groups + query % groups;
+        lanes.position[i / LANES][i % LANES] = position;
+        lanes.before[i / LANES][i % LANES] = first_visible(layer, position) - 1;
+        lanes.sink[i / LANES][i % LANES] = layer->sinks ? layer->sinks[head] : -INFINITY;
     }
     int end = span->position + (first + queries - 1) / groups + 1;
-    for (int key = 0; key < end; key += TILE_ROWS) {
+    /* a multiple of VALUE_BLOCK: values are summed in the same blocks, whichever queries share a tile */
+    int begin = first_visible(layer, span->position + first / groups) / VALUE_BLOCK * VALUE_BLOCK;
+    for (int key = begin; key < end; key += TILE_ROWS) {
         Tile t = {0};
         multiply_add(&t, d, gather_keys(m, keys, span->table, key, end, copy), d, 1, transposed, TILE_COLUMNS);
-        store_tile(&t, scores + (int64_t)key * TILE_COLUMNS, TILE_COLUMNS);
+        store_tile(&t, scores + (int64_t)(key - begin) * TILE_COLUMNS, TILE_COLUMNS);
     }
-    exponentiate(scores, end, positions, sums);
+    exponentiate(scores, begin, end, &lanes, layer->sinks != 0, sums);
     memset(out, 0, sizeof(float) * d * TILE_COLUMNS);
-    for (int key = 0; key < end; key += VALUE_BLOCK) {
+    for (int key = begin; key < end; key += VALUE_BLOCK) {
         int block_end = key + VALUE_BLOCK < end ? key + VALUE_BLOCK : end;
-        add_values(m, values, span->table, key, block_end, scores + (int64_t)key * TILE_COLUMNS, out);
+        const float *weights = scores + (int64_t)(key - begin) * TILE_COLUMNS;
+        add_values(m, values, span->table, key, block_end, weights, out);
     }
     for (int i = 0; i < queries; i++) {
         int query = first + i;

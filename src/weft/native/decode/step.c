@@ -180,20 +180,20 @@ static inline float activate_one(float x, int kind) {
     }
 }
 
-/* x σ(z): SiLU, and GELU's tanh approximation, since 0.5 (1 + tanh(z / 2)) = σ(z). */
-static inline Vector times_sigmoid(Vector x, int kind) {
-    Vector z = kind == SILU ? x : 1.5957691216057308f * (x + 0.044715f * x * x * x);
+/* x σ(z): SiLU with β, and GELU's tanh approximation, since 0.5 (1 + tanh(z / 2)) = σ(z). */
+static inline Vector times_sigmoid(Vector x, int kind, float beta) {
+    Vector z = kind == SILU ? beta * x : 1.5957691216057308f * (x + 0.044715f * x * x * x);
     return x / (1.0f + exp_vector(-z));
 }
 
 /* Apply an activation in place. */
-static void activate(float *x, int n, int kind) {
+static void activate(float *x, int n, int kind, float beta) {
     int i = 0;
     if (kind == SILU || kind == GELU_TANH) {
-        for (; i + LANES <= n; i += LANES) STORE(x + i, times_sigmoid(LOAD(x + i), kind));
+        for (; i + LANES <= n; i += LANES) STORE(x + i, times_sigmoid(LOAD(x + i), kind, beta));
         Vector last = {0};
         memcpy(&last, x + i, 4 * (n - i));
-        last = times_sigmoid(last, kind);
+        last = times_sigmoid(last, kind, beta);
         memcpy(x + i, &last, 4 * (n - i));
         return;
     }
@@ -280,19 +280,30 @@ static void add_own(
     }
 }
 
-/* A thread's share of the hidden values (rows, d_ff) of a feed-forward layer: f(x W_up), or f(x W_gate) · x W_up. */
-static void feed_forward(
-    int activation, const Matrix *up, int d_ff, Activations x, int rows, float *hidden, int thread, int threads) {
+static inline float clamped(float x, float low, float high) { return x > high ? high : x < low ? low : x; }
+
+/* A thread's share of the hidden values (rows, d_ff) of a feed-forward layer: f(x W_up), or f(x W_gate) · x W_up. In a
+ * mixture, both products are clamped, and the second one is shifted; `e` is null in a dense layer. */
+static void feed_forward(const Model *m, const Experts *e, const Matrix *up, int d_ff, Activations x, int rows,
+                         float *hidden, int thread, int threads) {
     Range own = own_rows(up, d_ff, thread, threads);
+    int bounded = e && (e->limit < INFINITY || e->up_offset != 0), width = own.last - own.first;
     multiply_rows(up, own.first, own.last, x.x, x.quantised, rows, hidden, d_ff);
-    for (int t = 0; t < rows; t++) activate(hidden + (int64_t)t * d_ff + own.first, own.last - own.first, activation);
+    for (int t = 0; t < rows; t++) {
+        float *gate = hidden + (int64_t)t * d_ff + own.first;
+        for (int i = 0; bounded && i < width; i++) gate[i] = clamped(gate[i], -INFINITY, e->limit);
+        activate(gate, width, m->activation, m->beta);
+    }
     float sums[MAX_BATCH][PANEL_ROWS];
     for (int row = d_ff + own.first, end; up->rows > d_ff && row < d_ff + own.last; row = end) {
         end = group_end(up, row, d_ff + own.last);
         for (int t = 0, count; t < rows; t += count) {
             count = multiply_group(up, row, end, x.x, x.quantised, t, rows, sums);
-            for (int k = 0; k < count; k++)
+            for (int k = 0; k < count; k++) {
+                for (int i = 0; bounded && i < end - row; i++)
+                    sums[k][i] = clamped(sums[k][i], -e->limit, e->limit) + e->up_offset;
                 multiply_by(hidden + (int64_t)(t + k) * d_ff + row - d_ff, sums[k], end - row);
+            }
         }
     }
 }
@@ -300,7 +311,7 @@ static void feed_forward(
 static void dense(Step *s, const Layer *layer, int thread, int threads) {
     const Model *m = s->model;
     Activations h = prepare(s, &layer->up, &layer->feedforward_norm, s->x, thread, threads);
-    feed_forward(m->activation, &layer->up, layer->down.columns, h, s->rows, s->hidden, thread, threads);
+    feed_forward(m, 0, &layer->up, layer->down.columns, h, s->rows, s->hidden, thread, threads);
     barrier_wait(&pool.inside, threads);
     h = prepare(s, &layer->down, 0, s->hidden, thread, threads);
     add_own(&layer->down, h, s->rows, 0, 0, s->x, thread, threads);
@@ -328,7 +339,7 @@ static void mixture(Step *s, const Layer *layer, int thread, int threads) {
     Range own = own_rows(&e->router, e->experts, thread, threads);
     multiply_rows(&e->router, own.first, own.last, h.x, h.quantised, s->rows, s->scores, e->experts);
     if (shared)
-        feed_forward(m->activation, &layer->up, layer->down.columns, h, s->rows, s->hidden, thread, threads);
+        feed_forward(m, 0, &layer->up, layer->down.columns, h, s->rows, s->hidden, thread, threads);
     barrier_wait(&pool.inside, threads);
     float *ranked = s->scores + (int64_t)s->rows * e->experts;
     for (int r = thread; r < s->rows; r += threads) {
@@ -350,7 +361,7 @@ static void mixture(Step *s, const Layer *layer, int thread, int threads) {
     h = prepare_choices(s, e->gate_up, s->gathered, chosen, thread, threads);
     for (int n = 0, at; n < e->experts; n++)
         if ((at = a.begin[n]) < a.begin[n + 1])
-            feed_forward(m->activation, e->gate_up + n, d_ff, choices_from(h, at, d), a.begin[n + 1] - at,
+            feed_forward(m, e, e->gate_up + n, d_ff, choices_from(h, at, d), a.begin[n + 1] - at,
                          s->expert_hidden + (int64_t)at * d_ff, thread, threads);
     barrier_wait(&pool.inside, threads);
     if (shared) {
