@@ -59,6 +59,11 @@ class Stack(nn.Module):
         """Block of each layer, from the first; consecutive layers may share one."""
         return [block for block in self.blocks for _ in range(self.sharing)]
 
+    def position_of(self, kind: int) -> Position:
+        """Position encoding of a kind of layer."""
+        own = str(kind) in self.positions
+        return self.positions[str(kind)] if own else self.position  # type: ignore[return-value]
+
     @property
     def switches(self) -> list[int]:
         """Lengths above which a text has other rotation angles, ascending."""
@@ -74,9 +79,7 @@ class Stack(nn.Module):
         """
         masks = []
         for index, (window, chunk) in enumerate(zip(self.windows, self.chunks, strict=True)):
-            key = str(index)
-            used = self.positions[key] if key in self.positions else self.position  # noqa: SIM401 — not a dict
-            assert isinstance(used, Position)
+            used = self.position_of(index)
             by_row = lengths is not None and used.switch is not None
             angles = used.angles(queries, lengths if by_row else keys.shape[1], dtype)  # type: ignore[arg-type]
             chunks = None if chunk is None else (queries // chunk, keys // chunk)

@@ -41,6 +41,7 @@ CONFIGS = {
     ),
     "GPT-2": gpt(2, 64, 4, context=40, vocab_size=50),
     "relu": gpt(1, 64, 2, context=40, vocab_size=50).replace(feedforward=Plain(d_ff=96, activation="relu")),
+    "relu2": LLAMA.replace(feedforward=Plain(d_ff=96, activation="relu2", bias=False)),
     "biased head": LLAMA.replace(head={"kind": "lm", "tied": False, "bias": True}),
     "scaled head": LLAMA.replace(head={"kind": "lm", "tied": False, "bias": True, "scale": 0.5}),
     "mixture": LLAMA.replace(feedforward=Experts(experts=4, chosen=2, d_ff=64)),
@@ -78,6 +79,15 @@ CONFIGS = {
         attention=LLAMA.attention.replace(qk_norm=RMSNorm(eps=1e-3), qk_norm_over="heads")
     ),
     "a window": LLAMA.replace(attention=LLAMA.attention.replace(window=5)),
+    "adjacent pairs of a part": LLAMA.replace(
+        position=Rotary(fraction=0.5, pairs="adjacent"), residual_scale=0.3, attention=LLAMA.attention.replace(clip=0.9)
+    ),
+    "halves of a part": LLAMA.replace(
+        position=Rotary(fraction=0.75),
+        norm=LayerNorm(gain=False, bias=False),
+        feedforward=Experts(experts=4, d_ff=64, shared="added"),
+        residual_scale=0.5,
+    ),
     "layers that differ": LLAMA.replace(
         layers=3,
         pattern=[{"window": 6}, {"position": {"kind": "rotary", "base": 500.0}}, {"position": {"kind": "none"}}],
@@ -339,7 +349,7 @@ def test_unsupported_models_and_states() -> None:
         return NativeStep.fits(model, model.start(batch, 8))
 
     assert fits(LLAMA) and not fits(LLAMA, batch=2)
-    norms = ({"qk_norm": RMSNorm(gain=False)}, {"qk_norm": RMSNorm(), "qk_norm_over": "each-head"})
+    norms = ({"qk_norm": RMSNorm(), "qk_norm_over": "each-head"},)
     plain, unsupported = LLAMA.attention, ({"softcap": 4.0}, {"d_v": 5}, *norms)
     changes: list[dict[str, object]] = [{"attention": plain.replace(**each)} for each in unsupported]
     changes += [{"placement": "post"}, {"residual": False}, {"position": {"kind": "alibi"}}]

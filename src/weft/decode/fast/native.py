@@ -14,7 +14,7 @@ from weft.native import compiler
 
 SOURCE = compiler.SOURCES / "decode" / "step.c"
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}  # the enum in gemv.h; uint8: int4 pairs
-ACTIVATIONS = {"relu": 0, "silu": 1, "gelu": 2, "gelu-tanh": 3}  # the enum in step.c
+ACTIVATIONS = {"relu": 0, "silu": 1, "gelu": 2, "gelu-tanh": 3, "relu2": 4}  # the enum in step.c
 NORMALISED = {"none": 0, "head": 1, "rotated": 2, "heads": 3}  # queries and keys; the enum in attention.h
 SCORES = {"softmax": 0, "softmax-chosen": 1, "sigmoid": 2}  # the enum in experts.h; kernels_experts.py has the same
 BLOCK = 32  # values with one scale (quantised_gemv.h)
@@ -52,7 +52,7 @@ class CLayer(Structure):
         *_fields(CMatrix, "qkv out up down"),
         ("experts", POINTER(CExperts)),
         *_fields(c_void_p, "keys values cos sin sinks"),
-        ("window", c_int32),
+        *_fields(c_int32, "window rotated adjacent"),
     ]
 
 
@@ -61,7 +61,7 @@ class CModel(Structure):
         *_fields(c_int32, "layers d_model heads kv_heads d_head activation qk_norm block_size"),
         *_fields(c_int32, "d_ff max_experts max_chosen d_expert"),
         ("stride", c_int64),
-        *_fields(c_float, "scale beta"),
+        *_fields(c_float, "scale clip beta residual_scale"),
         ("layer", POINTER(CLayer)),
         ("norm", CNorm),
         ("head", CMatrix),

@@ -33,10 +33,11 @@ EXPERTS = (  # settings of a mixture that C knows, and those that matter in trai
     "group_score shared shared_d_ff dense first_dense every dense_layers balance_loss z_loss capacity"
 )
 SETTINGS = LLAMA | setting_names(
-    *("ngrams", "pattern"),
-    attention="bias qk_norm qk_norm_over qk_norm_rotated window sinks",
+    *("ngrams", "pattern", "residual_scale"),
+    attention="bias clip qk_norm qk_norm_over qk_norm_rotated window sinks",
     feedforward=f"activation beta bias {EXPERTS}",
-    norm="bias offset",
+    norm="bias gain offset",
+    position="pairs fraction",
 )
 
 
@@ -70,7 +71,9 @@ class NativeDecoder:
             block_size=keys.shape[3],
             stride=keys.stride(1),
             scale=first.attention.scale,
+            clip=math.inf if attention.clip is None else attention.clip,
             beta=settings.feedforward.beta,
+            residual_scale=settings.residual_scale,
             layer=self.layers,
             norm=self._norm(model.decoder.norm),
             head=native.CMatrix() if self.head_matrix is None else self.head_matrix,
@@ -124,17 +127,17 @@ class NativeDecoder:
         if positions <= self.positions:
             return
         self.positions = max(positions, 2 * self.positions)
-        stack: Any = self.model.decoder
-        encodings, indices = {"": self.position, **stack.positions}, torch.arange(self.positions)[None]
-        self.angles.clear()
-        for key, encoding in encodings.items():
-            angles = encoding.angles(indices, self.positions, torch.float32)
-            if angles is None:
-                continue
-            self.angles += [angle[0, 0].contiguous() for angle in angles]
-            for layer, block in zip(self.layers, stack.blocks, strict=True):
-                if key == (str(block.kind) if str(block.kind) in stack.positions else ""):
-                    layer.cos, layer.sin = map(native.address, self.angles[-2:])
+        stack, indices = self.model.decoder, torch.arange(self.positions)[None]
+        tables: dict[Any, list[Tensor]] = {}
+        for layer, block in zip(self.layers, stack.blocks, strict=True):  # type: ignore[union-attr]
+            encoding: Any = stack.position_of(block.kind)  # type: ignore[union-attr]
+            if encoding.settings.rotates:
+                if encoding not in tables:
+                    angles = encoding.angles(indices, self.positions, torch.float32)
+                    tables[encoding] = [angle[0, 0].contiguous() for angle in angles]
+                layer.cos, layer.sin = map(native.address, tables[encoding])
+                layer.rotated, layer.adjacent = encoding.rotated, encoding.settings.pairs == "adjacent"
+        self.angles = [table for pair in tables.values() for table in pair]
 
     def _layer(self, block: Any, keys: Tensor, values: Tensor) -> native.CLayer:
         attention, mixture = block.attention, isinstance(block.feedforward, Experts)
@@ -198,8 +201,9 @@ class NativeDecoder:
             return native.CNorm()
         assert isinstance(norm, LayerNorm | RMSNorm)
         centred = isinstance(norm, LayerNorm)
-        bias = self._keep(norm.bias) if centred and norm.bias is not None else None
-        return native.CNorm(self._keep(norm.weight), bias, norm.eps, norm.offset, centred)
+        parts = (norm.weight, norm.bias if centred else None)
+        gain, bias = (None if part is None else self._keep(part) for part in parts)
+        return native.CNorm(gain, bias, norm.eps, norm.offset, centred)
 
     def _head(self) -> native.CMatrix | None:
         """Matrix of an LM head that does no more than multiply, and perhaps scale; None for other heads."""
@@ -326,7 +330,7 @@ def _is_supported(model: LanguageModel) -> bool:
     if settings.d_head > native.MAX_D_HEAD or settings.feedforward.activation not in native.ACTIVATIONS:
         return False
     attention, hidden = settings.attention, settings.feedforward
-    if attention.qk_norm is not None and (not attention.qk_norm.gain or attention.qk_norm_over == "each-head"):
+    if attention.qk_norm is not None and attention.qk_norm_over == "each-head":
         return False
     dense = getattr(hidden, "dense", None) or hidden
     if (dense.activation, dense.beta) != (hidden.activation, hidden.beta):

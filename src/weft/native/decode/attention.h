@@ -10,7 +10,8 @@
 
 enum { NO_QK_NORM, EACH_HEAD, ROTATED_HEADS, ALL_HEADS };
 
-typedef struct { /* RMSNorm, or LayerNorm if `centred`: x → (x − mean) / deviation · (gain + offset) + bias */
+typedef struct { /* RMSNorm, or LayerNorm if `centred`: x → (x − mean) / deviation · (gain + offset) + bias, where gain
+                    and bias may be null */
     const float *gain, *bias;
     float eps, offset;
     int32_t centred;
@@ -30,16 +31,18 @@ typedef struct {
                                   those of the shared experts, with 0 rows if there are none */
     const Experts *experts;    /* null in a dense layer */
     float *keys, *values;      /* KV block 0 of each: (kv_heads, block_size, d_head); blocks are `stride` apart */
-    const float *cos, *sin;    /* (positions, d_head / 2), or null without rotary positions */
+    const float *cos, *sin;    /* (positions, rotated / 2), or null without rotary positions */
     const float *sinks;        /* (heads), scores that belong to no key, or null */
     int32_t window;            /* tokens, the last of them its own, that a token sees; INT32_MAX: all */
+    int32_t rotated, adjacent; /* first coordinates of a head, and whether pairs are adjacent or of the two halves */
 } Layer;
 
 typedef struct {
     int32_t layers, d_model, heads, kv_heads, d_head, activation, qk_norm, block_size;
     int32_t d_ff, max_experts, max_chosen, d_expert; /* widest of all layers; the last three are 0 without mixtures */
     int64_t stride;
-    float scale, beta; /* of scores; of SiLU, x · σ(βx) */
+    float scale, clip, beta, residual_scale; /* of scores; of queries, keys and values, or INFINITY; of SiLU, x · σ(βx);
+                                                of each sublayer's output */
     const Layer *layer;
     Norm norm;
     Matrix head; /* 0 rows if there is none */
@@ -66,21 +69,24 @@ static void normalise(const Norm *norm, const float *x, int n, float *out) {
     float tail = 0;
     Vector squares = dot(out, out, n, &tail);
     float factor = 1.0f / sqrtf((tail + reduce(squares)) / (float)n + norm->eps);
-    for (int i = 0; i < n; i++) out[i] = out[i] * factor * (norm->gain[i] + norm->offset);
+    for (int i = 0; i < n; i++) out[i] *= factor;
+    for (int i = 0; norm->gain && i < n; i++) out[i] *= norm->gain[i] + norm->offset;
     if (norm->bias)
         for (int i = 0; i < n; i++) out[i] += norm->bias[i];
 }
 
 static void apply_rope(const Model *m, const Layer *layer, const float *from, int position, float *to) {
-    int half = m->d_head / 2;
-    if (!layer->cos) {
-        memcpy(to, from, 4 * m->d_head);
-        return;
-    }
+    int half = layer->rotated / 2;
+    if (!layer->cos || layer->rotated < m->d_head) memcpy(to, from, 4 * m->d_head);
+    if (!layer->cos) return;
     const float *cos = layer->cos + (int64_t)position * half, *sin = layer->sin + (int64_t)position * half;
-    for (int i = 0; i < half; i++) {
+    for (int i = 0; !layer->adjacent && i < half; i++) {
         to[i] = from[i] * cos[i] - from[i + half] * sin[i];
         to[i + half] = from[i + half] * cos[i] + from[i] * sin[i];
+    }
+    for (int i = 0; layer->adjacent && i < half; i++) {
+        to[2 * i] = from[2 * i] * cos[i] - from[2 * i + 1] * sin[i];
+        to[2 * i + 1] = from[2 * i + 1] * cos[i] + from[2 * i] * sin[i];
     }
 }
 
@@ -89,12 +95,15 @@ static inline float *cached_vector(const Model *m, float *head, const int64_t *t
     return head + table[position / m->block_size] * m->stride + (int64_t)(position % m->block_size) * m->d_head;
 }
 
+static inline float clamped(float x, float low, float high) { return x > high ? high : x < low ? low : x; }
+
 /* One head of a row of qkv (heads + 2 kv_heads, d_head): normalise and rotate a query in place, or store a key or a
  * value. */
 static void rotate_or_store(
     const Model *m, const Layer *layer, const int64_t *table, int position, int head, float *qkv) {
     int d = m->d_head, kv = head - m->heads;
     float *vector = qkv + head * d, rotated[MAX_D_HEAD];
+    for (int i = 0; m->clip < INFINITY && i < d; i++) vector[i] = clamped(vector[i], -m->clip, m->clip);
     if (kv >= m->kv_heads) {
         float *values = layer->values + (int64_t)(kv - m->kv_heads) * m->block_size * d;
         memcpy(cached_vector(m, values, table, position), vector, 4 * d);

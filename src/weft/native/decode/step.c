@@ -15,7 +15,7 @@
 #define X_TILE 64     /* rows of x that are multiplied by a row of weights while it is in the L1 cache */
 #define STEP_ROWS 128 /* tokens that go through all layers together, so that activations stay in the L2 cache */
 
-enum { RELU, SILU, GELU, GELU_TANH };
+enum { RELU, SILU, GELU, GELU_TANH, RELU2 };
 
 typedef struct { int first, last; } Range; /* [first, last) */
 
@@ -175,6 +175,7 @@ static Activations prepare(Step *s, const Matrix *m, const Norm *norm, const flo
 static inline float activate_one(float x, int kind) {
     switch (kind) {
     case RELU: return x > 0 || x != x ? x : 0;
+    case RELU2: return x > 0 || x != x ? x * x : 0;
     case GELU: return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
     default: return x;
     }
@@ -262,10 +263,11 @@ static inline void multiply_by(float *restrict y, const float *restrict x, int n
         for (int i = 0; i < n; i++) y[i] *= x[i];
 }
 
-/* y += x times a thread's share of the rows. Row i of x belongs to row to[i] of y and has the factor weights[i]; without
- * them, to row i, and 1. */
-static void add_own(
-    const Matrix *m, Activations x, int rows, const int32_t *to, const float *weights, float *y, int thread, int threads) {
+/* The residual stream += x times a thread's share of the rows. Row i of x belongs to the token to[i] and has the factor
+ * weights[i]; without them, to token i, and 1. */
+static void add_own(Step *s, const Matrix *m, Activations x, int rows, const int32_t *to, const float *weights,
+                    int thread, int threads) {
+    float scale = s->model->residual_scale;
     Range own = own_rows(m, m->rows, thread, threads);
     float sums[MAX_BATCH][PANEL_ROWS];
     for (int row = own.first, end; row < own.last; row = end) {
@@ -273,14 +275,13 @@ static void add_own(
         for (int t = 0, count; t < rows; t += count) {
             count = multiply_group(m, row, end, x.x, x.quantised, t, rows, sums);
             for (int k = 0; k < count; k++) {
-                for (int i = 0; weights && i < end - row; i++) sums[k][i] *= weights[t + k];
-                add_to(y + (int64_t)(to ? to[t + k] : t + k) * m->rows + row, sums[k], end - row);
+                float factor = weights ? scale * weights[t + k] : scale;
+                for (int i = 0; factor != 1 && i < end - row; i++) sums[k][i] *= factor;
+                add_to(s->x + (int64_t)(to ? to[t + k] : t + k) * m->rows + row, sums[k], end - row);
             }
         }
     }
 }
-
-static inline float clamped(float x, float low, float high) { return x > high ? high : x < low ? low : x; }
 
 /* A thread's share of the hidden values (rows, d_ff) of a feed-forward layer: f(x W_up), or f(x W_gate) · x W_up. In a
  * mixture, both products are clamped, and the second one is shifted; `e` is null in a dense layer. */
@@ -314,7 +315,7 @@ static void dense(Step *s, const Layer *layer, int thread, int threads) {
     feed_forward(m, 0, &layer->up, layer->down.columns, h, s->rows, s->hidden, thread, threads);
     barrier_wait(&pool.inside, threads);
     h = prepare(s, &layer->down, 0, s->hidden, thread, threads);
-    add_own(&layer->down, h, s->rows, 0, 0, s->x, thread, threads);
+    add_own(s, &layer->down, h, s->rows, 0, 0, thread, threads);
 }
 
 /* A thread's share of the rows of x (rows, m->columns), quantised if the matrix is integer. */
@@ -366,13 +367,13 @@ static void mixture(Step *s, const Layer *layer, int thread, int threads) {
     barrier_wait(&pool.inside, threads);
     if (shared) {
         h = prepare(s, &layer->down, 0, s->hidden, thread, threads);
-        add_own(&layer->down, h, s->rows, 0, e->shared_gate.rows ? s->shared_weight : 0, s->x, thread, threads);
+        add_own(s, &layer->down, h, s->rows, 0, e->shared_gate.rows ? s->shared_weight : 0, thread, threads);
     }
     h = prepare_choices(s, e->down, s->expert_hidden, chosen, thread, threads);
     for (int n = 0, at; n < e->experts; n++)
         if ((at = a.begin[n]) < a.begin[n + 1])
-            add_own(e->down + n, choices_from(h, at, d_ff), a.begin[n + 1] - at, a.row + at,
-                    e->weighs_input ? 0 : a.weight + at, s->x, thread, threads);
+            add_own(s, e->down + n, choices_from(h, at, d_ff), a.begin[n + 1] - at, a.row + at,
+                    e->weighs_input ? 0 : a.weight + at, thread, threads);
 }
 
 static void step(void *argument, int thread, int threads) {
@@ -386,7 +387,7 @@ static void step(void *argument, int thread, int threads) {
         attend_all(s, layer, thread, threads);
         barrier_wait(&pool.inside, threads);
         h = prepare(s, &layer->out, 0, s->mixed, thread, threads);
-        add_own(&layer->out, h, s->rows, 0, 0, s->x, thread, threads);
+        add_own(s, &layer->out, h, s->rows, 0, 0, thread, threads);
         barrier_wait(&pool.inside, threads);
         (layer->experts ? mixture : dense)(s, layer, thread, threads);
         barrier_wait(&pool.inside, threads);
