@@ -2,7 +2,7 @@
 
     python benchmarks/decode_cpu.py [--ways fp32 bf16 int8 int4 torch general transformers] [--new 32] [--rounds 3]
                                     [--threads N] [--llama-bench PROGRAM [--gguf FILE]] [--tiny]
-                                    [--experts N [--chosen 2]]
+                                    [--experts N [--chosen 2]] [--checkpoint FOLDER]
 
 fp32 … int4        weft, with weights of this dtype
 torch              weft in fp32 with torch's operations, as on a machine without a C compiler
@@ -10,7 +10,8 @@ general            weft's plain decode step in fp32, which models of an unusual 
 transformers       generate() with the same weights in fp32; its tokens must equal weft's; Mixtral with experts
 llama.cpp          llama-bench, on a GGUF file or the same weights in Q4_0 (embeddings in Q8_0)
 
-With --experts, every layer has this many feed-forward parts of SmolLM2's size, of which a token reads --chosen.
+With --experts, every layer has this many feed-forward parts of SmolLM2's size, of which a token reads --chosen. With
+--checkpoint, weft and transformers read a folder in Hugging Face's format instead.
 All take turns in every round, so that other load on the machine affects them equally. Only tokens after the first are
 timed, which excludes the prefill. The best round counts: tokens per second by the clock, and milliseconds of processor
 time per token, which other processes disturb less.
@@ -41,6 +42,7 @@ from weft.decode.generate import generate
 from weft.interop.bundle import ModelBundle, lazy_weights
 from weft.interop.gguf import file as gguf_file
 from weft.interop.gguf import gguf
+from weft.interop.hf import hf
 from weft.models.build import build
 from weft.models.config import Decoder
 from weft.models.presets import llama
@@ -56,9 +58,11 @@ def weight_bytes(model: Any) -> int:
     return sum({tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in tensors}.values())
 
 
-def ours(config: Decoder, width: str) -> Any:
+def ours(config: Decoder, width: str, checkpoint: Path | None) -> Any:
     torch.manual_seed(0)
     model = build(config).eval()
+    if checkpoint is not None:
+        model.load_state_dict({name: weight() for name, weight in hf.read(checkpoint).weights.items()})
     start = time.perf_counter()
     if width != "fp32":
         quantize(model, width)
@@ -67,11 +71,13 @@ def ours(config: Decoder, width: str) -> Any:
     return model
 
 
-def theirs(config: Decoder, model: Any) -> Any:
-    """Build transformers' LLaMA or Mixtral with the shape and weights of `model`."""
+def theirs(config: Decoder, model: Any, checkpoint: Path | None) -> Any:
+    """Load transformers' model, or build its LLaMA or Mixtral with the shape and weights of `model`."""
     import transformers
 
     transformers.logging.set_verbosity_error()
+    if checkpoint is not None:
+        return transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     settings: dict[str, Any] = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,
@@ -119,6 +125,8 @@ def theirs(config: Decoder, model: Any) -> Any:
 
 
 def shape(options: argparse.Namespace) -> Decoder:
+    if options.checkpoint is not None:
+        return hf.read(options.checkpoint).model
     layers, D, heads, d_ff, V, shared = (2, 64, 4, 96, 200, 2) if options.tiny else (30, 576, 9, 1536, 49152, 3)
     config = llama(layers, D, heads, d_ff=d_ff, context=2048, vocab_size=V, kv_heads=shared, tied=True)
     if options.experts is None:
@@ -130,7 +138,7 @@ def contestants(options: argparse.Namespace) -> dict[str, Callable[[int], list[i
     """Functions that generate `count` tokens after the prompt and return their ids, by name."""
     config = shape(options)
     prompt = list(range(1, PROMPT + 1))
-    plain = ours(config, "fp32")
+    plain = ours(config, "fp32", options.checkpoint)
     writers: dict[str, Callable[[int], list[int]]] = {}
 
     def write(model: Any, count: int) -> list[int]:
@@ -146,14 +154,14 @@ def contestants(options: argparse.Namespace) -> dict[str, Callable[[int], list[i
 
     for width in ("fp32", "bf16", "int8", "int4"):
         if width in options.ways:
-            model = plain if width == "fp32" else ours(config, width)
+            model = plain if width == "fp32" else ours(config, width, options.checkpoint)
             writers[width] = partial(write, model)
     if "torch" in options.ways:
         writers["torch"] = lambda count: write_without(count, NativeStep)
     if "general" in options.ways:
         writers["general"] = lambda count: write_without(count, NativeStep, CPUFastPath)
     if "transformers" in options.ways and importlib.util.find_spec("transformers") is not None:
-        peer, tokens = theirs(config, plain), torch.tensor([prompt])
+        peer, tokens = theirs(config, plain, options.checkpoint), torch.tensor([prompt])
 
         def write_theirs(count: int) -> list[int]:
             length = {"min_new_tokens": count, "max_new_tokens": count}
@@ -205,6 +213,7 @@ def main() -> None:
     parser.add_argument("--gguf", help="the file that llama-bench reads")
     parser.add_argument("--experts", type=int, help="experts of each layer; without it, the layers are dense")
     parser.add_argument("--chosen", type=int, default=2, help="experts that read a token")
+    parser.add_argument("--checkpoint", type=Path, help="folder of a model in Hugging Face's format")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     if options.threads is not None:

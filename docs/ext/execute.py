@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -136,7 +137,9 @@ def _environment(programs: Path) -> dict[str, str]:
     cache = programs.parent / "cache"  # of this user, without their progress in exercises
     cache.mkdir()
     for item in cache_folder().glob("*"):
-        if item.name != "exercises.json":
+        if item.is_dir():  # compiled libraries, which are not loaded through links
+            shutil.copytree(item, cache / item.name)
+        elif item.name != "exercises.json":
             (cache / item.name).symlink_to(item)
     return {key: os.environ[key] for key in INHERITED if key in os.environ} | {
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",

@@ -54,7 +54,7 @@ def train_word_vectors(
             for name, tensor in checkpoint.load_tensors(saved / MOMENTS).items():
                 training.state[name][:] = tensor.numpy()
         if library() is None:
-            worker.log("no C compiler: training in Python, several hundred times more slowly")
+            worker.log("without compiled kernels (weft doctor says why): training takes several hundred times as long")
         threads = 1 if recipe.deterministic else torch.get_num_threads()
         if not done:
             run.event("model", parameters=model.embedding.weight.numel())
