@@ -50,6 +50,21 @@ function pressed(before, now) {
 }
 
 class View {
+	tokens = []; // buttons of the queries
+	targets = []; // elements of the keys
+	buttons = []; // of all heads
+	canvases = [];
+	pressedHead;
+	pressedToken;
+	layer = 0;
+	head = 0;
+	query = 0;
+	width = 0;
+	room = 0; // pixels for the lines
+	closing = new AbortController();
+	shades; // known once the element is in the page
+	small; // pooled maps of the grid
+
 	constructor(data, parts, /** @type {any} */ { chosen = {}, onchoose = () => {}, onread = () => {}, off = new Set(), onoff }) {
 		this.parts = parts;
 		this.chosen = chosen;
@@ -57,21 +72,6 @@ class View {
 		this.off = off;
 		this.onoff = onoff;
 		this.heads = data.named ?? []; // heads with roles
-		this.tokens = []; // buttons of the queries
-		this.targets = []; // elements of the keys
-		this.buttons = []; // of all heads
-		this.canvases = [];
-		this.pressedHead = null;
-		this.pressedToken = null;
-		this.layer = 0;
-		this.head = 0;
-		this.query = 0;
-		this.width = 0;
-		this.room = 0; // pixels for the lines
-		this.closing = new AbortController();
-		/** @type {any} */
-		this.shades = null; // known once the element is in the page
-		this.small = null; // pooled maps of the grid
 		const at = parts.findIndex(part => part.kind === chosen.kind);
 		this.maps = parts[at < 0 ? parts.length - 1 : at];
 		this.heat = new Heat(null, { onread, onquery: query => this.chooseToken(query),

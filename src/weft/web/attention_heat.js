@@ -8,26 +8,27 @@ const MAX_HEIGHT = 600, MAX_CELL = 44, MIN_LABEL = 13; // pixels: of the map, a 
 const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 
 export class Heat {
+	maps;
+	layer = 0;
+	head = 0;
+	query = 0;
+	visible = { top: 0, bottom: 0, left: 0, right: 0 }; // visible rows and columns
+	cell; // row and column that are read
+	dragged; // x, y, width and height
+	measured;
+	small = h("canvas");
+
 	// `onquery` is called with a selected token, `onzoom` when another part is shown, `onread` with a cell that is read
 	constructor(shades, { onquery, onzoom, onread }) {
 		this.shades = shades;
 		this.onquery = onquery;
 		this.onzoom = onzoom;
 		this.onread = onread;
-		this.maps = null;
-		this.layer = 0;
-		this.head = 0;
-		this.query = 0;
-		this.visible = { top: 0, bottom: 0, left: 0, right: 0 }; // visible rows and columns
-		this.cell = null; // row and column that are read
-		this.dragged = null; // x, y, width and height
-		this.measured = null;
 		this.canvas = h("canvas.att-heat", { tabindex: 0, role: "application",
 			"aria-roledescription": "heat map" });
 		this.hint = h("span.soft",
 			"Point at a cell or use the arrow keys; drag, or press + and −, to zoom.");
 		this.readout = h("p.att-readout", { "aria-live": "polite" }, this.hint);
-		this.small = h("canvas");
 		this.listen();
 	}
 

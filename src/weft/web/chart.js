@@ -28,29 +28,30 @@ export function mount(element, data, on = {}) {
 }
 
 class Chart {
+	series = [];
+	/** @type {Frame | null} */
+	frame = null;
+	at = null; // position on the horizontal axis at which values are read
+	smoothed = new Map(); // smoothed values, by the raw ones
+	dragStart;
+	redrawLate = false; // a redraw waits for the end of a drag
+	replacing = false; // the chart is being replaced, and loses focus for a moment
+	legendKey = "";
+	pendingUpdate = 0; // animation frame
+	resetButton = button("reset zoom", () => this.zoom(null));
+	valueCells = new Map(); // elements that show the values of a name
+	place = h("div");
+	position = h("span.plot-at");
+	legend = h("div.plot-legend");
+	live = h("p.unseen", { "aria-live": "polite" });
+
 	constructor(element, data, on) {
 		this.data = { ...data };
 		this.on = on;
 		this.range = data.zoom ?? null;
 		this.hidden = new Set(data.hidden);
-		this.series = [];
-		/** @type {Frame | null} */
-		this.frame = null;
-		this.at = null; // position on the horizontal axis at which values are read
-		this.smoothed = new Map(); // smoothed values, by the raw ones
-		this.dragStart = null;
-		this.redrawLate = false; // a redraw waits for the end of a drag
-		this.replacing = false; // the chart is being replaced, and loses focus for a moment
-		this.legendKey = "";
-		this.pendingUpdate = 0; // animation frame
-		this.resetButton = button("reset zoom", () => this.zoom(null));
-		this.valueCells = new Map(); // elements that show the values of a name
 		this.valuesOf = this.valuesOf.bind(this);
-		this.place = h("div");
-		this.position = h("span.plot-at");
-		this.legend = h("div.plot-legend");
 		this.controls = data.controls === false ? null : h("div.plot-controls");
-		this.live = h("p.unseen", { "aria-live": "polite" });
 		const foot = h("div.plot-foot", this.position, this.legend, this.controls);
 		this.plot = element.appendChild(h("div.plot", this.place, foot, this.live));
 		this.update({});

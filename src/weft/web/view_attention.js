@@ -57,13 +57,14 @@ async function link(place, sides, body) {
 }
 
 class AttentionView {
+	shown;
+	kinds;
+	chosen = _changes => {}; // called with what is selected here
+	read = (_row, _column) => {};
+
 	constructor(context) {
 		const { info, other } = context;
 		this.context = context;
-		this.shown = null;
-		this.kinds = null;
-		this.chosen = _changes => {}; // called with what is selected here
-		this.read = (_row, _column) => {};
 		// heads are switched off in the model beside the full one
 		this.switches = info.heads && info.words && (!other || (info === other && other.off.length > 0));
 	}

@@ -50,13 +50,14 @@ export async function mount(main, context) {
 }
 
 class Home {
+	opened = []; // charts and observers
+	queue = Promise.resolve(); // one sample at a time
+	runs = h("section", { hidden: true });
+
 	constructor(main, context) {
 		this.main = main;
 		this.context = context;
-		this.opened = []; // charts and observers
-		this.queue = Promise.resolve(); // one sample at a time
 		this.models = [...context.models].sort(newestFirst);
-		this.runs = h("section", { hidden: true });
 		main.classList.add("view-home");
 	}
 

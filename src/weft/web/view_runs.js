@@ -35,26 +35,27 @@ export async function mount(main, context) {
 }
 
 class Runs {
+	rows = []; // of the list
+	data = new Map(); // metrics, samples and events by run
+	charts = new Map(); // by metric
+	now = 0;
+	timer = 0;
+	status = h("p.soft", { role: "status" });
+	notes = h("div.runs-notes");
+	grid = h("div.charts");
+	samples = h("section");
+	recipes = h("section");
+	events = h("section");
+
 	constructor(main, context) {
 		const { state } = context, range = state.zoom?.split(",").map(Number).filter(Number.isFinite);
 		this.context = context;
-		this.rows = []; // of the list
-		this.data = new Map(); // metrics, samples and events by run
-		this.charts = new Map(); // by metric
-		this.now = 0;
-		this.timer = 0;
 		this.chosen = splitNames(state.runs);
 		this.hidden = splitNames(state.hide);
 		this.zoom = range?.length === 2 && range[0] < range[1] ? range : null;
 		this.list = scrollRegion("Runs");
 		this.list.classList.add("runs-scroll");
-		this.status = h("p.soft", { role: "status" });
-		this.notes = h("div.runs-notes");
-		this.grid = h("div.charts");
 		this.curves = h("section", h("h2.unseen", "Curves"), this.controls(), this.notes, this.grid);
-		this.samples = h("section");
-		this.recipes = h("section");
-		this.events = h("section");
 		const pictures = () => [...this.charts.values()].map(chart => chart.element);
 		this.foot = h("div", saveTools({ svg: pictures, name: "runs", command: () => this.command() }));
 		this.parts = [this.finder(), this.list, this.curves, this.samples, this.recipes, this.events, this.foot];

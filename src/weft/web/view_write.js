@@ -68,31 +68,32 @@ const LABELS = { chat: { prompt: "You", text: "The model" }, pairs: { prompt: "S
 	text: { prompt: "Prompt", text: "Continuation" } };
 
 class Writer {
+	changedText = () => {};
+	selectedPlace = _place => {};
+	follower; // writes what this one is asked for
+	end = new AbortController();
+	cache = new Map(); // distributions by token ids
+	failed = false;
+	writing = false;
+	treeFrame = 0;
+	topFrame = 0;
+	place = null; // index of the selected token; null: the next one
+	pinned = false;
+	soon = debounced(() => this.run(), 300);
+	fetchSoon = debounced(() => this.fetchSelected(), 120);
+
 	/** @param {any} pane  the place of the text, of one of two writers beside each other */
 	constructor(main, context, known, pane = null) {
 		this.main = main;
 		this.pane = pane;
-		this.changedText = () => {};
-		this.selectedPlace = _place => {};
-		this.follower = null; // writes what this one is asked for
 		this.context = context;
 		this.known = known; // settings
 		this.info = context.info;
-		this.end = new AbortController();
-		this.cache = new Map(); // distributions by token ids
 		this.input = context.state.text;
-		this.failed = false;
-		this.writing = false;
-		this.treeFrame = 0;
-		this.topFrame = 0;
-		this.place = null; // index of the selected token; null: the next one
 		this.chats = chatsWith(context);
 		this.turns = this.chats ? turnsOf(context.state.turns) : [];
 		this.branches = parseBranches(context.state.tree);
 		this.at = Math.floor(numberWithin(context.state.at, 0, this.branches.length - 1, 0));
-		this.pinned = false;
-		this.soon = debounced(() => this.run(), 300);
-		this.fetchSoon = debounced(() => this.fetchSelected(), 120);
 		this.build();
 		this.fetchNext = latest(context, this.rows, (signal, tokens, key) => this.next(signal, tokens, key));
 	}
