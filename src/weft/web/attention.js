@@ -74,8 +74,8 @@ class View {
 		this.heads = data.named ?? []; // heads with roles
 		const at = parts.findIndex(part => part.kind === chosen.kind);
 		this.maps = parts[at < 0 ? parts.length - 1 : at];
-		this.heat = new Heat(null, { onread, onquery: query => this.chooseToken(query),
-			onzoom: value => { this.range.value = value; } });
+		this.heat = new Heat({ read: onread, query: query => this.chooseToken(query),
+			zoom: value => { this.range.value = value; } });
 		this.resizeObserver = new ResizeObserver(() => requestAnimationFrame(() => { // drawing may change the size again
 			if (this.root.clientWidth === this.width) return;
 			this.resize();
@@ -176,21 +176,17 @@ class View {
 	tokenPanel() {
 		this.from = h("h3");
 		this.strip = h("div.att-strip.att-queries", { role: "group",
-			"aria-label": "Query tokens: arrow keys move between them",
-			onclick: focusButton });
+			"aria-label": "Query tokens: arrow keys move between them", onclick: focusButton });
 		roving(this.strip, () => this.tokens, { onfocus: ({ dataset: { place } }) => {
 			if (this.query !== Number(place)) this.chooseToken(Number(place));
 		} });
 		this.other = h("div.att-strip.att-keys", { role: "list", "aria-label": "Tokens of the source" });
 		this.caption = h("caption.unseen");
 		this.strongest = h("tbody");
-		const heading = name => h("th", { scope: "col" }, name);
 		return h("div.att-side", this.from,
-			h("p.soft.att-hint",
-				"Select a query token. Shades show what it attends to."),
-			this.strip, this.other, h("div.scroll", h("table.att-table", this.caption,
-				h("thead", h("tr", heading("strongest keys"), heading("position"), heading("probability"))),
-				this.strongest)));
+			h("p.soft.att-hint", "Select a query token. Shades show what it attends to."), this.strip, this.other, h("div.scroll", h("table.att-table", this.caption, h("thead",
+				h("tr", ["strongest keys", "position", "probability"].map(name => h("th", { scope: "col" }, name)))),
+			this.strongest)));
 	}
 
 	linesPanel() {
@@ -206,8 +202,7 @@ class View {
 
 	/** @param {{ layer?: any, head?: any, token?: any }} selection */
 	usePart({ layer, head, token }) {
-		const { maps } = this, mine = this.heads.filter(each => each.kind === maps.kind);
-		const first = this.mostInteresting(mine);
+		const { maps } = this, first = this.mostInteresting();
 		const options = count => Array.from({ length: count }, (_, n) => h("option", { value: n }, String(n)));
 		this.layerSelect.replaceChildren(...options(maps.layers));
 		this.headSelect.replaceChildren(...options(maps.heads));
@@ -231,11 +226,11 @@ class View {
 	}
 
 	// The head that looks hardest at other tokens than the first and its own; induction heads before all.
-	mostInteresting(named) {
+	mostInteresting() {
 		const { maps } = this, own = maps.kind !== "cross", step = Math.max(1, Math.floor(maps.queries.length / SAMPLED));
 		let best = { layer: 0, head: 0 }, most = -Infinity;
 		for (let layer = 0; layer < maps.layers; layer++) for (let head = 0; head < maps.heads; head++) {
-			const names = named.find(each => each.layer === layer && each.head === head)?.names ?? [];
+			const names = this.namesOf(layer, head);
 			let interest = names.includes("induction") ? 100 : names.some(name => UNINTERESTING.includes(name)) ? -100 : 0;
 			for (let query = 1; query < maps.queries.length; query += step) {
 				const elsewhere = maps.strongest(layer, head, query).find(([key]) => !own || (key !== 0 && key !== query));
@@ -289,8 +284,8 @@ class View {
 		this.pressedHead = pressed(before, now);
 		const names = this.namesOf(layer, head);
 		const title = capitalised(this.maps.where(layer, head) || this.maps.name);
-		this.headTitle.textContent = [title, ...names.length ? [names.join(", ")] : []].join(": ");
-		this.showSwitch();
+		this.headTitle.textContent = names.length ? `${title}: ${names.join(", ")}` : title;
+		this.offHead.textContent = `Switch this head ${this.isOff(this) ? "on" : "off"}`;
 		this.heat.show(layer, head, this.query);
 		this.showToken();
 	}
@@ -361,12 +356,12 @@ class View {
 			found.push(h("span.att-tick", { style: { "grid-area": `${row} / 1` } }, String(layer)), canvas);
 			for (let head = 0; head < maps.heads; head++) {
 				const names = this.namesOf(layer, head);
-				const badge = names.length > 0 && h("span.att-badge", { "aria-hidden": "true",
-					style: { "grid-area": `${row + 1} / ${head + 2}` } }, names.map(name => ROLES[name]?.letter ?? "").join(""));
-				if (badge) found.push(badge);
-				this.buttons.push(button("", null, { tabindex: -1, "aria-pressed": "false", dataset: { layer, head },
-					style: { "grid-area": `${row} / ${head + 2}` } }));
-				found.push(this.buttons.at(-1));
+				if (names.length) found.push(h("span.att-badge", { "aria-hidden": "true",
+					style: { "grid-area": `${row + 1} / ${head + 2}` } }, names.map(name => ROLES[name]?.letter ?? "").join("")));
+				const box = button("", null, { tabindex: -1, "aria-pressed": "false", dataset: { layer, head },
+					style: { "grid-area": `${row} / ${head + 2}` } });
+				this.buttons.push(box);
+				found.push(box);
 			}
 		}
 		grid.style.setProperty("--att-heads", String(maps.heads));
@@ -407,14 +402,10 @@ class View {
 
 	showOff() {
 		for (const button of this.buttons) {
-			const [layer, head] = [Number(button.dataset.layer), Number(button.dataset.head)];
-			const off = this.isOff({ layer, head }), words = [this.maps.where(layer, head) || this.maps.name, ...this.namesOf(layer, head)];
+			const [layer, head] = [Number(button.dataset.layer), Number(button.dataset.head)], off = this.isOff({ layer, head });
 			button.classList.toggle("att-off", off);
-			button.setAttribute("aria-label", [...words, ...off ? ["switched off"] : []].join(", "));
+			button.setAttribute("aria-label", [this.maps.where(layer, head) || this.maps.name, ...this.namesOf(layer, head),
+				...off ? ["switched off"] : []].join(", "));
 		}
-	}
-
-	showSwitch() {
-		this.offHead.textContent = this.isOff(this) ? "Switch this head on" : "Switch this head off";
 	}
 }

@@ -1,6 +1,6 @@
 // Attention: heat map of one head, queries down and keys across. The pointer and the arrow keys read its cells; it can
 // be zoomed.
-import { h, isPlain, s } from "./dom.js";
+import { h, isPlain, s, set } from "./dom.js";
 import { clamp, share, short, textWidth } from "./words.js";
 
 const FONT = "12px system-ui, sans-serif";
@@ -18,17 +18,13 @@ export class Heat {
 	measured;
 	small = h("canvas");
 
-	// `onquery` is called with a selected token, `onzoom` when another part is shown, `onread` with a cell that is read
-	constructor(shades, { onquery, onzoom, onread }) {
-		this.shades = shades;
-		this.onquery = onquery;
-		this.onzoom = onzoom;
-		this.onread = onread;
-		this.canvas = h("canvas.att-heat", { tabindex: 0, role: "application",
-			"aria-roledescription": "heat map" });
-		this.hint = h("span.soft",
-			"Point at a cell or use the arrow keys; drag, or press + and −, to zoom.");
-		this.readout = h("p.att-readout", { "aria-live": "polite" }, this.hint);
+	canvas = h("canvas.att-heat", { tabindex: 0, role: "application", "aria-roledescription": "heat map" });
+	hint = h("span.soft", "Point at a cell or use the arrow keys; drag, or press + and −, to zoom.");
+	readout = h("p.att-readout", { "aria-live": "polite" }, this.hint);
+
+	// `query` is called with a selected token, `zoom` when another part is shown, `read` with a cell that is read
+	constructor(on) {
+		this.on = on;
 		this.listen();
 	}
 
@@ -51,13 +47,13 @@ export class Heat {
 	resetZoom() {
 		this.visible = { top: 0, bottom: this.maps.rows, left: 0, right: this.maps.columns };
 		this.cell = null;
-		this.onzoom("all");
+		this.on.zoom("all");
 	}
 
 	part(start) {
 		const { rows, columns, kind } = this.maps, stop = Math.min(start + 32, rows);
-		const across = kind === "cross" ? { left: 0, right: columns } : { left: start, right: stop };
-		this.visible = { top: start, bottom: stop, ...across };
+		const [left, right] = kind === "cross" ? [0, columns] : [start, stop];
+		this.visible = { top: start, bottom: stop, left, right };
 		this.cell = null;
 		this.draw();
 	}
@@ -65,15 +61,18 @@ export class Heat {
 	zoom(factor) {
 		const { rows, columns, block } = this.maps, { top, bottom, left, right } = this.visible;
 		const [row, column] = this.cell ?? [Math.floor(this.query / block), Math.floor((left + right) / 2)];
-		const span = (low, pixelHeight, at, max) => {
-			const size = clamp(Math.round((pixelHeight - low) * factor), Math.min(4, max), max);
+		const span = (low, high, at, max) => {
+			const size = clamp(Math.round((high - low) * factor), Math.min(4, max), max);
 			const start = clamp(at - Math.floor(size / 2), 0, max - size);
 			return [start, start + size];
 		};
-		const [newTop, newBottom] = span(top, bottom, row, rows);
-		const [newLeft, newRight] = span(left, right, column, columns);
-		this.visible = { top: newTop, bottom: newBottom, left: newLeft, right: newRight };
-		this.onzoom(newBottom - newTop === rows && newRight - newLeft === columns ? "all" : "part");
+		this.showPart(span(top, bottom, row, rows), span(left, right, column, columns));
+	}
+
+	showPart([top, bottom], [left, right]) {
+		const { rows, columns } = this.maps;
+		this.visible = { top, bottom, left, right };
+		this.on.zoom(bottom - top === rows && right - left === columns ? "all" : "part");
 		this.draw();
 	}
 
@@ -173,20 +172,18 @@ export class Heat {
 		const large = h("canvas", { width: columns * 8, height: rows * 8 }), context = large.getContext("2d"), top = 24;
 		context.imageSmoothingEnabled = false;
 		context.drawImage(this.small, 0, 0, large.width, large.height);
+		const box = { x: gutter, y: top + header, width: size * columns, height: size * rows };
 		const labels = this.labels(frame).map(({ text, x, y, across }) => s("text", { x, y: y + top,
 			class: across ? "att-small" : "end att-small", transform: across && `rotate(-90 ${x} ${y + top})` }, text));
 		return s("svg.att-svg", { viewBox: `0 0 ${width} ${height + top}` },
 			s("text.att-chosen", { x: 0, y: 12 }, title),
-			s("image", { x: gutter, y: top + header, width: size * columns, height: size * rows, href: large.toDataURL() }),
-			s("rect.att-frame", { x: gutter, y: top + header, width: size * columns, height: size * rows }),
-			labels);
+			s("image", { ...box, href: large.toDataURL() }), s("rect.att-frame", box), labels);
 	}
 
 	read(row, column) {
-		const { maps, visible } = this;
+		const { maps } = this;
 		this.cell = [clamp(row, 0, maps.rows - 1), clamp(column, 0, maps.columns - 1)];
-		[row, column] = this.cell;
-		if (row < visible.top || row >= visible.bottom || column < visible.left || column >= visible.right) this.zoom(1);
+		if (!this.inside(this.cell)) this.zoom(1);
 		this.describe();
 		this.draw();
 	}
@@ -217,47 +214,40 @@ export class Heat {
 	}
 
 	listen() {
-		const { canvas } = this;
 		let start = null;
-		canvas.addEventListener("pointerdown", event => {
+		set(this.canvas, { onpointerdown: event => {
 			if (event.pointerType !== "touch" && this.inside(this.at(event)))
 				start = { x: event.offsetX, y: event.offsetY, cell: this.at(event) };
-		});
-		canvas.addEventListener("pointermove", event => {
-			if (start && Math.hypot(event.offsetX - start.x, event.offsetY - start.y) > 6)
-				this.dragged = [start.x, start.y, event.offsetX - start.x, event.offsetY - start.y];
-			const [row, column] = this.at(event), moved = !this.cell || row !== this.cell[0] || column !== this.cell[1];
-			if (this.inside([row, column]) && (this.dragged || moved)) { this.read(row, column); this.onread(row, column); }
-		});
-		canvas.addEventListener("pointerup", event => {
+		}, onpointermove: event => {
+			const [x, y] = start ? [event.offsetX - start.x, event.offsetY - start.y] : [0, 0];
+			if (Math.hypot(x, y) > 6) this.dragged = [start.x, start.y, x, y];
+			const cell = this.at(event), moved = !this.cell || cell.some((at, axis) => at !== this.cell[axis]);
+			if (this.inside(cell) && (this.dragged || moved)) { this.read(...cell); this.on.read(...cell); }
+		}, onpointerup: event => {
 			const cell = this.at(event), from = this.dragged && start;
 			this.dragged = null;
 			if (from) this.zoomTo(from.cell, cell);
 			else if (this.inside(cell)) {
 				this.read(...cell);
-				this.onquery(cell[0] * this.maps.block);
+				this.on.query(cell[0] * this.maps.block);
 			}
 			start = null;
-		});
-		canvas.addEventListener("pointerleave", () => { start = this.dragged = null; this.draw(); });
-		canvas.addEventListener("keydown", event => this.handleKey(event));
+		}, onpointerleave: () => { start = this.dragged = null; this.draw(); },
+		onkeydown: event => this.handleKey(event) });
 	}
 
 	zoomTo(a, b) {
 		const { rows, columns } = this.maps;
 		const span = (x, y, max) => [clamp(Math.min(x, y), 0, max - 1), clamp(Math.max(x, y) + 1, 1, max)];
-		const [top, bottom] = span(a[0], b[0], rows), [left, right] = span(a[1], b[1], columns);
-		this.visible = { top, bottom, left, right };
-		this.onzoom("part");
-		this.draw();
+		this.showPart(span(a[0], b[0], rows), span(a[1], b[1], columns));
 	}
 
 	handleKey(event) {
 		const [row, column] = this.cell ?? [Math.floor(this.query / this.maps.block), this.visible.left];
 		const step = ARROWS[event.key];
 		if (!isPlain(event)) return;
-		if (step) { this.read(row + step[0], column + step[1]); this.onread(.../** @type {any} */ (this.cell)); }
-		else if (event.key === "Enter" || event.key === " ") this.onquery(row * this.maps.block);
+		if (step) { this.read(row + step[0], column + step[1]); this.on.read(...this.cell); }
+		else if (event.key === "Enter" || event.key === " ") this.on.query(row * this.maps.block);
 		else if (event.key === "+" || event.key === "=") this.zoom(0.6);
 		else if (event.key === "-") this.zoom(1 / 0.6);
 		else if (event.key === "Escape" || event.key === "0") { this.resetZoom(); this.draw(); }

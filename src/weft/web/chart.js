@@ -22,9 +22,7 @@ const LOOK = { colour: "c0", marker: "", dash: "", width: 1.8 };
  *   hidden?: (names: any[]) => void }} on  called when a person zooms, reads values or hides a series
  */
 export function mount(element, data, on = {}) {
-	const chart = new Chart(element, data, on);
-	return { update: changes => chart.update(changes), zoom: range => chart.zoom(range, false),
-		read: x => chart.read(x, false), element: chart.plot, close: () => chart.close() };
+	return new Chart(element, data, on);
 }
 
 class Chart {
@@ -38,7 +36,7 @@ class Chart {
 	replacing = false; // the chart is being replaced, and loses focus for a moment
 	legendKey = "";
 	pendingUpdate = 0; // animation frame
-	resetButton = button("reset zoom", () => this.zoom(null));
+	resetButton = button("reset zoom", () => this.choose(null));
 	valueCells = new Map(); // elements that show the values of a name
 	place = h("div");
 	position = h("span.plot-at");
@@ -50,10 +48,9 @@ class Chart {
 		this.on = on;
 		this.range = data.zoom ?? null;
 		this.hidden = new Set(data.hidden);
-		this.valuesOf = this.valuesOf.bind(this);
 		this.controls = data.controls === false ? null : h("div.plot-controls");
 		const foot = h("div.plot-foot", this.position, this.legend, this.controls);
-		this.plot = element.appendChild(h("div.plot", this.place, foot, this.live));
+		this.element = element.appendChild(h("div.plot", this.place, foot, this.live));
 		this.update({});
 		this.watch = new ResizeObserver(() => { if (this.place.clientWidth !== this.width) this.redraw(); });
 		this.watch.observe(this.place);
@@ -79,7 +76,7 @@ class Chart {
 	}
 
 	// The values of a series as they are drawn. If they are smoothed, the raw ones stay faint behind them.
-	valuesOf(series) {
+	valuesOf = series => {
 		const weight = this.data.smooth ?? 0, { look } = series;
 		const smoothable = look.width && !look.marker && !series.background && !series.bars && !series.exact;
 		if (!weight || !smoothable || series.x.length < 3) return series.y;
@@ -89,7 +86,7 @@ class Chart {
 		const ys = smooth(series.y, weight);
 		this.smoothed.set(series.y, { weight, ys });
 		return ys;
-	}
+	};
 
 	showLegend() {
 		const named = this.series.filter(series => series.name), shown = named.length > 1 || this.readable;
@@ -158,10 +155,8 @@ class Chart {
 	}
 
 	redraw() {
-		if (this.dragStart) {
-			this.redrawLate = true;
-			return;
-		}
+		this.redrawLate = Boolean(this.dragStart);
+		if (this.redrawLate) return;
 		this.width = this.place.clientWidth;
 		const focused = this.place.contains(document.activeElement), svg = this.draw();
 		this.replacing = focused;
@@ -191,10 +186,14 @@ class Chart {
 		return best;
 	}
 
-	read(x, notify = true) {
+	read(x) {
 		this.at = x;
 		this.show();
-		if (notify) this.on.read?.(x);
+	}
+
+	point(x) {
+		this.read(x);
+		this.on.read?.(x);
 	}
 
 	reading(series) {
@@ -233,30 +232,33 @@ class Chart {
 		if (this.place.contains(document.activeElement)) this.live.textContent = reading;
 	}
 
-	zoom(range, notify = true) {
-		if (range && indistinguishable(range[0], range[1])) return;
+	zoom(range) {
 		this.range = range;
 		this.redraw();
-		if (notify) this.on.zoom?.(range);
+	}
+
+	choose(range) {
+		if (range && indistinguishable(...range)) return;
+		this.zoom(range);
+		this.on.zoom?.(range);
 	}
 
 	// Zoom to a part of the visible range, from 0 to 1; values outside of these extend it.
 	zoomTo(from, to, { xRange }) {
-		this.zoom([from, to].map(part => valueAtFraction(part, xRange, this.data.x.log)));
+		this.choose([from, to].map(part => valueAtFraction(part, xRange, this.data.x.log)));
 	}
 
 	zoomOut(middle, { xRange }) {
-		const { log } = this.data.x, full = frameOf({ ...this, range: null, valuesOf: this.valuesOf }, 480, 290)?.xRange;
+		const { log } = this.data.x, full = frameOf({ ...this, range: null }, 480, 290)?.xRange;
 		if (!full) return;
 		const low = Math.max(full[0], valueAtFraction(-middle, xRange, log));
 		const high = Math.min(full[1], valueAtFraction(2 - middle, xRange, log));
-		this.zoom(low <= full[0] && high >= full[1] ? null : [low, high]);
+		this.choose(low <= full[0] && high >= full[1] ? null : [low, high]);
 	}
 
 	endDrag() {
 		this.dragStart = null;
 		if (this.redrawLate) this.redraw();
-		this.redrawLate = false;
 	}
 
 	listen(svg, frame) {
@@ -272,8 +274,7 @@ class Chart {
 		on("pointermove", event => {
 			const start = this.dragStart, here = positionOf(event);
 			if (!start || !this.zoomable || (!moved && Math.abs(here.pixel - start.pixel) < MIN_DRAG)) {
-				this.read(this.nearest(here.x, frame));
-				return;
+				return this.point(this.nearest(here.x, frame));
 			}
 			if (!moved) svg.setPointerCapture(event.pointerId);
 			moved = true;
@@ -283,16 +284,13 @@ class Chart {
 		on("pointerup", event => {
 			const range = moved && this.dragStart && selected(this.dragStart, event);
 			this.endDrag();
-			if (range && range[1] > range[0]) this.zoom(range);
+			if (range && range[1] > range[0]) this.choose(range);
 		});
-		on("pointerleave", () => {
-			if (this.dragStart && moved) return;
-			this.endDrag();
-			this.read(null);
-		});
-		on("pointercancel", () => { this.endDrag(); this.read(null); });
-		on("dblclick", () => { if (this.zoomable) this.zoom(null); });
-		on("blur", () => { if (!this.replacing) this.read(null); });
+		const leave = () => { this.endDrag(); this.point(null); };
+		on("pointerleave", () => { if (!this.dragStart || !moved) leave(); });
+		on("pointercancel", leave);
+		on("dblclick", () => { if (this.zoomable) this.choose(null); });
+		on("blur", () => { if (!this.replacing) this.point(null); });
 		on("keydown", event => this.handleKey(event, frame));
 	}
 
@@ -305,7 +303,7 @@ class Chart {
 		else if (direction && this.range) this.zoomTo(direction / 4, 1 + direction / 4, frame);
 		else if (event.key === "+" || event.key === "=") this.zoomTo(middle / 2, (1 + middle) / 2, frame);
 		else if (event.key === "-" && this.range) this.zoomOut(middle, frame);
-		else if (event.key === "0") this.zoom(null);
+		else if (event.key === "0") this.choose(null);
 		else return;
 		event.preventDefault();
 	}
@@ -327,6 +325,6 @@ class Chart {
 			const by = fractionOf(next, xRange, this.data.x.log) - (direction > 0 ? 0.8 : 0.2);
 			this.zoomTo(by, 1 + by, frame);
 		}
-		this.read(next);
+		this.point(next);
 	}
 }

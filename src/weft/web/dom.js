@@ -6,6 +6,12 @@ const isProps = value => value && Object.getPrototypeOf(value) === Object.protot
 function build(create, selector, children) {
 	const [tag, ...classes] = selector.split("."), element = create(tag), props = isProps(children[0]) ? children.shift() : {};
 	if (classes.length) element.setAttribute("class", classes.join(" "));
+	element.append(...children.flat(Infinity).filter(child => child !== null && child !== undefined && child !== false));
+	return set(element, props);
+}
+
+// Give an element properties as those of `h`; those that are undefined, null or false are left as they are.
+export function set(element, props) {
 	for (const [name, value] of Object.entries(props)) {
 		if (value === undefined || value === null || value === false) continue;
 		if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
@@ -13,7 +19,6 @@ function build(create, selector, children) {
 		else if (name === "dataset") Object.assign(element.dataset, value);
 		else element.setAttribute(name, value === true ? "" : value);
 	}
-	element.append(...children.flat(Infinity).filter(child => child !== null && child !== undefined && child !== false));
 	return element;
 }
 
@@ -109,12 +114,11 @@ export function roving(container, items, { onfocus, row = items } = {}) {
 		for (const item of items()) item.tabIndex = item === element ? 0 : -1;
 	};
 	if (container instanceof SVGElement) container.tabIndex = -1; // no Tab stop
-	container.addEventListener("focusin", event => {
-		if (!items().includes(event.target)) return;
-		enter(event.target);
-		onfocus?.(event.target);
-	});
-	container.addEventListener("keydown", event => {
+	set(container, { onfocusin({ target }) {
+		if (!items().includes(target)) return;
+		enter(target);
+		onfocus?.(target);
+	}, onkeydown(event) {
 		const all = items(), here = document.activeElement, at = all.indexOf(here);
 		if (at < 0 || !isPlain(event)) return;
 		const direction = { ArrowDown: 1, ArrowUp: -1 }[event.key], line = row(here), index = line.indexOf(here);
@@ -122,7 +126,7 @@ export function roving(container, items, { onfocus, row = items } = {}) {
 		if (direction === undefined && to === undefined) return;
 		event.preventDefault();
 		(direction ? verticalNeighbour(all, at, direction) : line[to])?.focus();
-	});
+	} });
 	const first = items()[0];
 	if (first && !items().some(item => item.tabIndex === 0)) enter(first);
 }

@@ -1,6 +1,6 @@
 // The glossary (explain/glossary.toml): one entry per term. A term shows its entry when pointed at or focused.
 import { get } from "./api.js";
-import { button, h, soft } from "./dom.js";
+import { button, h, set, soft } from "./dom.js";
 
 let loading = null;
 const load = () => (loading ??= get("web/glossary.json"));
@@ -8,7 +8,8 @@ const load = () => (loading ??= get("web/glossary.json"));
 const sourceOf = (lectures, { lecture, paper }) =>
 	[lecture && `Lecture ${lecture}: ${lectures[lecture - 1]}`, paper].filter(Boolean).join(" · ");
 
-const card = h("div.term-card", { role: "tooltip", id: "term-card", hidden: true });
+const card = h("div.term-card", { role: "tooltip", id: "term-card", hidden: true, // it can be read and copied
+	onpointerenter: () => clearTimeout(hiding), onpointerleave: () => hide(null) });
 let hiding = 0;
 
 function show(target, name, { lectures, terms }) {
@@ -19,8 +20,8 @@ function show(target, name, { lectures, terms }) {
 	card.hidden = false;
 	const box = target.getBoundingClientRect(), { offsetWidth: wide, offsetHeight: high } = card;
 	const below = box.bottom + 6 + high < innerHeight;
-	card.style.setProperty("left", `${Math.max(8, Math.min(box.left, innerWidth - wide - 8))}px`);
-	card.style.setProperty("top", `${below ? box.bottom + 6 : Math.max(8, box.top - high - 6)}px`);
+	set(card, { style: { left: `${Math.max(8, Math.min(box.left, innerWidth - wide - 8))}px`,
+		top: `${below ? box.bottom + 6 : Math.max(8, box.top - high - 6)}px` } });
 	target.setAttribute("aria-describedby", card.id);
 }
 
@@ -28,15 +29,12 @@ function hide(target) {
 	clearTimeout(hiding);
 	hiding = setTimeout(() => { card.hidden = true; target?.removeAttribute("aria-describedby"); }, 120);
 }
-card.addEventListener("pointerenter", () => clearTimeout(hiding)); // it can be read and copied
-card.addEventListener("pointerleave", () => hide(null));
 document.addEventListener("keydown", event => { if (event.key === "Escape") card.hidden = true; });
 document.addEventListener("scroll", () => { card.hidden = true; }, { capture: true, passive: true });
 
 const term = (name, all) => {
-	const word = button(name, () => show(word, name, all), { class: "term" });
-	for (const event of ["pointerenter", "focus"]) word.addEventListener(event, () => show(word, name, all));
-	for (const event of ["pointerleave", "blur"]) word.addEventListener(event, () => hide(word));
+	const open = () => show(word, name, all), close = () => hide(word), word = button(name, open, { class: "term",
+		onpointerenter: open, onfocus: open, onpointerleave: close, onblur: close });
 	return word;
 };
 

@@ -8,7 +8,7 @@
 	 rules:    { operation, forward, gradients }
 
 	 A key is the index of a node, or that of a group plus the number of nodes. Group 0 is the whole graph. */
-import { button, field, h, s } from "./dom.js";
+import { button, field, h, s, set } from "./dom.js";
 import { place } from "./graph_layout.js";
 import { table } from "./table.js";
 import { textWidth } from "./words.js";
@@ -126,9 +126,9 @@ export function mount(element, data, /** @type {GraphOptions} */ { shown = {}, c
 		});
 		edges = [...pairs.values()];
 		connectors = place(root);
-		const planeWidth = root.width + 2 * MARGIN, planeHeight = root.height + 2 * MARGIN;
-		svg.setAttribute("viewBox", `${-MARGIN} ${-MARGIN} ${planeWidth} ${planeHeight}`);
-		svg.setAttribute("width", planeWidth); svg.setAttribute("height", planeHeight);
+		const width = root.width + 2 * MARGIN, height = root.height + 2 * MARGIN;
+		set(svg, { viewBox: `${-MARGIN} ${-MARGIN} ${width} ${height}`, width, height });
+		set(plane, { style: { width: `${width}px`, height: `${height}px` } });
 		drawConnectors(backwardBox.checked);
 		// Elements are reused between states: most of them only move.
 		const before = marks, order = [];
@@ -142,7 +142,6 @@ export function mount(element, data, /** @type {GraphOptions} */ { shown = {}, c
 			for (const child of box.inside ?? []) put(child);
 		};
 		put(root);
-		plane.style.width = `${planeWidth}px`; plane.style.height = `${planeHeight}px`;
 		const reused = new Set(order);
 		for (const part of [...layer.children]) if (!reused.has(part)) part.remove();
 		let next = layer.firstChild;
@@ -286,6 +285,10 @@ export function mount(element, data, /** @type {GraphOptions} */ { shown = {}, c
 	function reveal(key) {
 		for (let at = parent.get(key); at !== undefined; at = parent.get(at)) open.add(at - first);
 		render();
+		show(key);
+	}
+
+	function show(key) {
 		select(key, false);
 		marks.get(key)?.button.scrollIntoView({ block: "nearest", inline: "center" });
 	}
@@ -318,18 +321,15 @@ export function mount(element, data, /** @type {GraphOptions} */ { shown = {}, c
 		return true;
 	}
 
-	plane.addEventListener("click", event => {
-		const button = event.target.closest("button");
-		if (!button) return;
-		const key = Number(button.dataset.key);
-		if (key < first) select(key); else toggle(key);
-	});
-	plane.addEventListener("focusin", event => {
-		const key = Number(event.target.dataset.key);
+	const keyOf = ({ target }) => Number(target.closest("button")?.dataset.key);
+	set(plane, { onclick(event) {
+		const key = keyOf(event);
+		if (key < first) select(key); else if (key) toggle(key);
+	}, onfocusin(event) {
+		const key = keyOf(event);
 		if (key !== focused || !detail.textContent.trim()) select(key, false);
-	});
-	plane.addEventListener("keydown", event => {
-		const key = Number(event.target.dataset.key);
+	}, onkeydown(event) {
+		const key = keyOf(event);
 		if (event.key.startsWith("Arrow")) {
 			const next = neighbour(key, event.key);
 			if (next !== null) select(next);
@@ -339,12 +339,9 @@ export function mount(element, data, /** @type {GraphOptions} */ { shown = {}, c
 			if (around !== undefined && around !== first) toggle(around);
 			event.preventDefault();
 		}
-	});
+	} });
 	render();
 	const at = Number(shown.at ?? NaN);
-	if (marks.has(at)) {
-		select(at, false);
-		marks.get(at).button.scrollIntoView({ block: "nearest", inline: "center" });
-	} else showEntry();
+	if (marks.has(at)) show(at); else showEntry();
 	return { svg: () => plane };
 }

@@ -1,5 +1,5 @@
 // Converts part of a page to a standalone SVG: drawings keep their shapes, other elements become boxes and texts.
-import { s } from "./dom.js";
+import { s, set } from "./dom.js";
 import { ruler } from "./words.js";
 
 const PROPERTIES = ["stroke-width", "stroke-dasharray", "stroke-linecap", "stroke-linejoin", "opacity",
@@ -41,9 +41,7 @@ function withoutStyleSheet(svg) {
 		for (const name of ["class", "style", "tabindex"]) to[index].removeAttribute(name);
 	});
 	if (outside) svg.remove();
-	for (const [name, value] of Object.entries({ width, height,
-		viewBox: `${box?.x ?? 0} ${box?.y ?? 0} ${width} ${height}` })) copy.setAttribute(name, value);
-	return copy;
+	return set(copy, { width, height, viewBox: `${box?.x ?? 0} ${box?.y ?? 0} ${width} ${height}` });
 }
 
 // Parts of a text node, one per line, with their positions; clipped text is left out.
@@ -118,9 +116,8 @@ function pseudoLine(element, which, x, y) {
 }
 
 function embeddedSvg(svg, x, y) {
-	const { left, top, width, height } = svg.getBoundingClientRect(), copy = withoutStyleSheet(svg);
-	for (const [name, value] of Object.entries({ x: x(left), y: y(top), width, height })) copy.setAttribute(name, value);
-	return copy;
+	const { left, top, width, height } = svg.getBoundingClientRect();
+	return set(withoutStyleSheet(svg), { x: x(left), y: y(top), width, height });
 }
 
 export const toSvg = element => withoutStyleSheet(element.localName === "svg" ? element : elementToSvg(element));

@@ -1,7 +1,7 @@
 // The stage: one step of a model, from the text to the next token, with every token as a thread through all columns.
 // `mount(element, data, hooks)` draws a response of /v1/explain/step and plays it; a page without a server has no
 // hooks.
-import { button, h, prefersReducedMotion, s, uniqueId } from "./dom.js";
+import { button, h, prefersReducedMotion, s, set, uniqueId } from "./dom.js";
 import { drawn, sharesOf } from "./choice.js";
 import { closer } from "./stage_closer.js";
 import { layOut } from "./stage_layout.js";
@@ -52,7 +52,8 @@ export function mount(element, data, hooks = {}) {
 
 	const icon = name => s("svg", { viewBox: "0 0 14 20", width: 14, height: 20, "aria-hidden": "true" },
 		s("path", { d: ICONS[name] }));
-	const svg = s("svg", { role: "group", "aria-label": "The model, from the text to its prediction" });
+	const svg = s("svg", { role: "group", "aria-label": "The model, from the text to its prediction",
+		onclick: ({ target }) => use(target) });
 	const slider = temperatureSlider(settings.temperature, temperature => {
 		settings = { ...settings, temperature };
 		pause();
@@ -75,10 +76,10 @@ export function mount(element, data, hooks = {}) {
 		["Esc", " out"]].flatMap(([key, what]) => [h("kbd", key), what]));
 	const tables = h("details.fold.stage-table", { ontoggle: () => showTables() },
 		h("summary", "Values as a table"), h("div"));
-	const root = h("div.stage", h("div.stage-header", says.source, says.text, crumbs),
-		picture,
-		h("div.stage-foot", caption, math), h("div.stage-bar", back, play, next, ticks, where,
-			keys));
+	// after the mouse, Space and the arrows belong to the stage
+	const root = h("div.stage", { onclick: ({ target, detail }) => detail && target.closest("button")?.blur() },
+		h("div.stage-header", says.source, says.text, crumbs), picture, h("div.stage-foot", caption, math),
+		h("div.stage-bar", back, play, next, ticks, where, keys));
 	element.replaceChildren(root, tables);
 
 	function prepare() {
@@ -94,7 +95,7 @@ export function mount(element, data, hooks = {}) {
 			sourceNames: threads.source?.rows.map(row => step.source_pieces[row]), canOpen: Boolean(hooks.open),
 				canFollow: Boolean(hooks.follow), canReach: Boolean(hooks.threads) && !inSource,
 			shares: choice ? sharesOf(choice, settings) : [], beside: besides() };
-		stage.steps = stepsOf(stage).map(([id, title, say, math, zoom]) => ({ id, title, say, formula: math, zoom }));
+		stage.steps = stepsOf(stage).map(([id, title, say, formula, zoom]) => ({ id, title, say, formula, zoom }));
 		stage.indexOf = id => stage.steps.findIndex(each => each.id === id);
 		if (stage.indexOf("choice") < 0 && stage.indexOf("fill") < 0) stage.chosen = chosen = null;
 	}
@@ -113,8 +114,8 @@ export function mount(element, data, hooks = {}) {
 		const fs = Math.max(12.5, Math.min(innerWidth * 0.0082, 18)) * (data.scale?.() ?? 1), { block, source, mix } = step.threads;
 		const narrow = width < fs * (block && source ? NARROW.source : block || mix ? NARROW.block : NARROW.other);
 		root.classList.toggle("stage-narrow", narrow);
-		root.style.setProperty("--fs", `${fs}px`);
-		root.style.setProperty("--cs", `${Math.max(16, Math.min(fs * (narrow ? 1.3 : 1.6), innerHeight * 0.03))}px`);
+		set(root, { style: { "--fs": `${fs}px`,
+			"--cs": `${Math.max(16, Math.min(fs * (narrow ? 1.3 : 1.6), innerHeight * 0.03))}px` } });
 		Object.assign(stage, { width, narrow, fs, height: Math.max(380, Math.floor(picture.clientHeight)) });
 	}
 
@@ -134,17 +135,13 @@ export function mount(element, data, hooks = {}) {
 		const pattern = s("pattern", { id: `${clip}-hatch`, width: 5, height: 5, patternUnits: "userSpaceOnUse",
 			patternTransform: "rotate(45)" },
 			s("path.hatching", { d: "M0 0V5" }));
-		const drawing = deep ? close() : layOut(stage, scene, clip);
-		svg.style.setProperty("--fs", `${stage.fs}px`);
-		svg.style.setProperty("--hatch", `url(#${clip}-hatch)`);
-		svg.setAttribute("viewBox", `0 0 ${drawing.width} ${drawing.height}`);
-		svg.setAttribute("width", drawing.width);
-		svg.setAttribute("height", drawing.height);
-		svg.replaceChildren(s("defs", pattern), ...drawing.children.flat(Infinity).filter(Boolean));
+		const { width, height, children } = deep ? close() : layOut(stage, scene, clip);
+		set(svg, { viewBox: `0 0 ${width} ${height}`, width, height,
+			style: { "--fs": `${stage.fs}px`, "--hatch": `url(#${clip}-hatch)` } });
+		svg.replaceChildren(s("defs", pattern), ...children.flat(Infinity).filter(Boolean));
 		const box = stage.temperatureBox;
 		slider.hidden = !box || deep;
-		if (box) for (const [name, value] of [["left", box.x], ["top", box.y],
-			["width", box.w]]) slider.style.setProperty(name, `${value}px`);
+		if (box) set(slider, { style: { left: `${box.x}px`, top: `${box.y}px`, width: `${box.w}px` } });
 		showCrumbs();
 		speak();
 		mark();
@@ -161,10 +158,9 @@ export function mount(element, data, hooks = {}) {
 		stage.height += MAP;
 		const map = [["band-later", 0, 1], ["band", 0, to], ["pointer", from, to]].map(([kind, a, b]) =>
 			s("rect", { class: kind, x: 20 + w * Number(a), y: 5, width: w * (Number(b) - Number(a)), height: 4, rx: 2 }));
-		const drawing = { width: stage.width, height: stage.height,
-			children: [...map, s("g", { transform: `translate(0 ${MAP})` }, view.children)] };
 		queueMicrotask(() => { stage.fs = fs; });
-		return drawing;
+		return { width: stage.width, height: stage.height,
+			children: [...map, s("g", { transform: `translate(0 ${MAP})` }, view.children)] };
 	}
 
 	// a mark that both pictures have moves from where it was; all else fades in
@@ -176,9 +172,9 @@ export function mount(element, data, hooks = {}) {
 			const old = before.get(mark.getAttribute("data-m")), now = mark.getBoundingClientRect();
 			if (!old || !now.width || !now.height) continue;
 			const by = `translate(${old.x - now.x}px, ${old.y - now.y}px) scale(${old.width / now.width}, ${old.height / now.height})`;
-			/** @type {any} */ (mark).animate([{ transform: by, transformBox: "fill-box", transformOrigin: "0 0" },
-				{ transform: "none", transformBox: "fill-box", transformOrigin: "0 0" }],
-					{ duration: 480, easing: "cubic-bezier(.2, .8, .2, 1)" });
+			const frame = { transformBox: "fill-box", transformOrigin: "0 0" };
+			mark.animate([{ transform: by, ...frame }, { transform: "none", ...frame }],
+				{ duration: 480, easing: "cubic-bezier(.2, .8, .2, 1)" });
 		}
 	}
 
@@ -258,25 +254,23 @@ export function mount(element, data, hooks = {}) {
 	function sentence(which) {
 		const isSource = which === "source";
 		const rawText = () => (isSource || !step.source_pieces ? data.text?.() ?? step.text : data.target?.() ?? "");
-		const box = h("div", { class: `stage-say${isSource ? " stage-source" : ""}`, ...hooks.edit
-			&& { contenteditable: "plaintext-only", role: "textbox", tabindex: 0 },
+		const box = h("div", { class: `stage-say${isSource ? " stage-source" : ""}`, spellcheck: "false", dir: "auto",
 			"aria-label": isSource ? "The source. Edit it and press Enter." : hooks.edit
-				? "The text. Edit it and press Enter." : null, spellcheck: "false", dir: "auto" });
-		if (!hooks.edit) return box;
-		box.addEventListener("focus", () => { pause(); box.textContent = rawText(); });
-		box.addEventListener("blur", async () => {
-			const typed = box.textContent ?? "";
-			if (typed === rawText()) { showText(); mark(); return; }
-			const isShown = await hooks.edit(isSource || !step.source_pieces ? "text" : "target", typed);
-			root.classList.toggle("stage-stale", !isShown); // the picture is of the text before
-			if (!isShown) box.textContent = typed;
-		});
-		box.addEventListener("keydown", event => {
-			event.stopPropagation();
-			if (event.key === "Escape") box.textContent = rawText();
-			if (event.key === "Enter" || event.key === "Escape") { event.preventDefault(); box.blur(); }
-		});
-		return box;
+				? "The text. Edit it and press Enter." : null });
+		return hooks.edit ? set(box, { contenteditable: "plaintext-only", role: "textbox", tabindex: 0,
+			onfocus() { pause(); box.textContent = rawText(); },
+			async onblur() {
+				const typed = box.textContent;
+				if (typed === rawText()) { showText(); mark(); return; }
+				const isShown = await hooks.edit(isSource || !step.source_pieces ? "text" : "target", typed);
+				root.classList.toggle("stage-stale", !isShown); // the picture is of the text before
+				if (!isShown) box.textContent = typed;
+			},
+			onkeydown(event) {
+				event.stopPropagation();
+				if (event.key === "Escape") box.textContent = rawText();
+				if (event.key === "Enter" || event.key === "Escape") { event.preventDefault(); box.blur(); }
+			} }) : box;
 	}
 
 	// the tokens as text, each underlined; of a long text the end
@@ -449,8 +443,6 @@ export function mount(element, data, hooks = {}) {
 		}
 		return true;
 	}
-	svg.addEventListener("click", event => use(event.target));
-
 	function key(event) {
 		const focused = document.activeElement?.closest?.(".stage-picture svg [data-go]");
 		if (event.target.matches?.("input, .stage-say")) return false;
@@ -467,12 +459,6 @@ export function mount(element, data, hooks = {}) {
 		const action = actions[event.key] ?? (/^\d$/.test(event.key) ? () => chooseHead(Number(event.key)) : null);
 		return Boolean(action) && action?.() !== false;
 	}
-
-	// after the mouse, Space and the arrows belong to the stage
-	root.addEventListener("click", event => {
-		const pressed = /** @type {HTMLElement} */ (event.target).closest?.("button");
-		if (event.detail && pressed) pressed.blur();
-	});
 
 	const watch = new ResizeObserver(() => {
 		const now = `${picture.clientWidth} ${innerHeight} ${innerWidth}`;

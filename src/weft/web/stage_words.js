@@ -1,5 +1,5 @@
 // The last columns of the stage: logits, probabilities under the reader's settings, and the draw of one token.
-import { h, s } from "./dom.js";
+import { h, s, set } from "./dom.js";
 import { at, bars, largest, line, minus, part, rect, signedBar, text, tokenName } from "./stage_marks.js";
 import { percent, round, sum, withCommas } from "./words.js";
 
@@ -87,8 +87,7 @@ export function updateWords(svg, stage) {
 	const left = Number(draw.dataset.x), room = Number(draw.dataset.w);
 	let before = 0;
 	draw.querySelectorAll(".segment").forEach((segment, n) => {
-		segment.setAttribute("x", round(left + before * room));
-		segment.setAttribute("width", round(Math.max(0.5, parts[n] * room - 1.5)));
+		set(segment, { x: round(left + before * room), width: round(Math.max(0.5, parts[n] * room - 1.5)) });
 		segment.classList.toggle("chosen", n === row);
 		before += parts[n];
 	});
@@ -99,8 +98,7 @@ export function updateWords(svg, stage) {
 // The part of a bar by which a probability exceeds that of the model beside this one, or falls short of it.
 function showGap(gap, own, other) {
 	const { x, w } = gap.dataset, from = Math.min(own, other ?? own), to = Math.max(own, other ?? own);
-	gap.setAttribute("x", round(Number(x) + from * w));
-	gap.setAttribute("width", round((to - from) * w));
+	set(gap, { x: round(Number(x) + from * w), width: round((to - from) * w) });
 	gap.classList.toggle("short", own < to);
 }
 
