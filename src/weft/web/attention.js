@@ -184,9 +184,9 @@ class View {
 		this.caption = h("caption.unseen");
 		this.strongest = h("tbody");
 		return h("div.att-side", this.from,
-			h("p.soft.att-hint", "Select a query token. Shades show what it attends to."), this.strip, this.other, h("div.scroll", h("table.att-table", this.caption, h("thead",
-				h("tr", ["strongest keys", "position", "probability"].map(name => h("th", { scope: "col" }, name)))),
-			this.strongest)));
+			h("p.soft.att-hint", "Select a query token. Shades show what it attends to."), this.strip, this.other,
+			h("div.scroll", h("table.att-table", this.caption, h("thead", h("tr",
+				["strongest keys", "position", "probability"].map(name => h("th", { scope: "col" }, name)))), this.strongest)));
 	}
 
 	linesPanel() {

@@ -9,6 +9,7 @@ const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], Arrow
 
 export class Heat {
 	maps;
+	shades;
 	layer = 0;
 	head = 0;
 	query = 0;
@@ -69,8 +70,8 @@ export class Heat {
 		this.showPart(span(top, bottom, row, rows), span(left, right, column, columns));
 	}
 
-	showPart([top, bottom], [left, right]) {
-		const { rows, columns } = this.maps;
+	showPart(down, across) {
+		const { rows, columns } = this.maps, [top, bottom] = down, [left, right] = across;
 		this.visible = { top, bottom, left, right };
 		this.on.zoom(bottom - top === rows && right - left === columns ? "all" : "part");
 		this.draw();

@@ -86,7 +86,8 @@ function sideBySide(stage, scene, id) {
 	const sourceEach = source ? Math.min((top - between - sourceTop) / other.total, fs * 4.2) : 0;
 	const ysOf = [own.places.map(place => top + place * each), other.places.map(place => sourceTop + place * sourceEach)];
 	const yA = Math.max(source ? top : first, last - fs * 40);
-	Object.assign(stage, { streamY, top: source ? top - fs * 4.9 : fs * 2.4, bottom: streamY + most / 2 + fs * 0.5,
+	const boxes = {};
+	Object.assign(stage, { boxes, streamY, top: source ? top - fs * 4.9 : fs * 2.4, bottom: streamY + most / 2 + fs * 0.5,
 		y: n => ysOf[0][n] });
 
 	// widths: fixed ones, the rest by share
@@ -94,7 +95,7 @@ function sideBySide(stage, scene, id) {
 		: gap * (part.close ? 0.2 : part.folded ? 0.5 : 1));
 	const fan = parts.some(part => part.id === "words") ? fs * 2.6 : 0, after = inner + gap * 0.5;
 	const taken = sum(parts.map(part => (part.width ?? 0) + space(part))) + (panelled.length ? inner + after : 0) + fan;
-	const widthOf = widths(parts, W - 2 * EDGE - taken), boxes = stage.boxes = {};
+	const widthOf = widths(parts, W - 2 * EDGE - taken);
 	let x = EDGE;
 	for (const part of parts) {
 		if (part.id === "words") x = Math.max(x + fan, W - EDGE - part.width);
@@ -114,7 +115,7 @@ function sideBySide(stage, scene, id) {
 
 	const thick = thickness(scene.parts, band.start, most), end = boxes.words ? boxes.words.x - fan : W - EDGE;
 	stage.thick = thick;
-	const isLow = stage.here === stage.threads.rows.length - 1, from = isLow ? boxes.tokens.x + boxes.tokens.w / 2 : boxes.tokens.x - 12,
+	const isLow = stage.here === own.places.length - 1, from = isLow ? boxes.tokens.x + boxes.tokens.w / 2 : boxes.tokens.x - 12,
 		points = [[from, thick(band.start)]];
 	let norm = band.start;
 	const skipped = stage.near ? scene.parts.slice(0, scene.parts.indexOf(panelled[0])) : [];
@@ -127,7 +128,8 @@ function sideBySide(stage, scene, id) {
 	}
 	points.push([end, thick(norm)]);
 	const y = fs * (indexOf("choice") >= 0 ? 6.4 : 4);
-	if (boxes.words) Object.assign(boxes.words, { y, h: last - y, from: { x: end, y: streamY }, under: streamY - fs * 1.1 });
+	if (boxes.words)
+		Object.assign(boxes.words, { y, h: last - y, from: { x: end, y: streamY }, under: streamY - fs * 1.1 });
 	stage.fillTo = fills(stage, parts, part => boxes[part.id].x + boxes[part.id].w, end + 2);
 	stage.fillTo[0] = from;
 
@@ -158,11 +160,10 @@ function sideBySide(stage, scene, id) {
 			? stage.top - fs * 0.9
 			: top - fs * (part.headRoom ?? 0.9);
 		if (part.title) add(heading(box.x, above, part.title, indexOf(part.at)));
-		if (part.second) add(heading(box.x + box.w * 0.26 + fs * 0.9, fs * 1.5, part.second.title,
-			indexOf(part.second.at)));
+		const { second } = part, low = part.sheaf === 1 ? sourceTop : part.rowsNarrow ? ysOf[0][0] - each / 2 : box.y;
+		if (second) add(heading(box.x + box.w * 0.26 + fs * 0.9, fs * 1.5, second.title, indexOf(second.at)));
 		if (part.sub && !source) add(text(box.x, fs * 3, part.sub, "soft"));
-		if (part.label) add(text(box.x, (part.sheaf === 1 ? sourceTop : part.rowsNarrow ? ysOf[0][0] - each / 2 : box.y) - fs * 0.7, part.label,
-			"head", { "data-s": indexOf(part.at) }));
+		if (part.label) add(text(box.x, low - fs * 0.7, part.label, "head", { "data-s": indexOf(part.at) }));
 		add(...part.draw(box));
 	}
 	return { width: W, height: H, children };
