@@ -1,6 +1,6 @@
 // Parts of a model, drawn and listed. Data: columns, each a part with nested parts, and diagrams of shapes on a plane
 // whose y grows upwards (explain/anatomy/diagram.py). Of several columns, the first diagram shows all.
-import { button, h, picture, roving, s, soft, tip } from "./dom.js";
+import { button, h, roving, s, set, soft, tip } from "./dom.js";
 import { percent, round, withCommas as number } from "./words.js";
 
 const UNIT = 52; // pixels per unit of a diagram
@@ -40,13 +40,12 @@ const leftOf = ({ kind, points, text, size, anchor }) => Math.min(...points.map(
 function drawing({ width, height, shapes }, name, label) {
 	const placed = shapes.map(shape => ({ ...shape,
 		points: shape.points.map(({ x, y }) => ({ x: round(x * UNIT), y: round((height - y) * UNIT) })) }));
-	const left = Math.max(0, Math.min(...placed.map(leftOf)) - MARGIN);
+	const left = Math.max(0, Math.min(...placed.map(leftOf)) - MARGIN), wide = width * UNIT - left;
 	// texts are above boxes, boxes above lines
 	const order = shape => ["frame", "line", "arrow", "loop", "sum", "box", "text"].indexOf(shape.kind);
 	placed.sort((a, b) => order(a) - order(b));
-	return picture(width * UNIT, height * UNIT, { viewBox: `${left} 0 ${width * UNIT - left} ${height * UNIT}`, width: null, height: null, class: "anat-drawing", role: "group",
-		style: { "--least": `${round((width * UNIT - left) * LEGIBLE)}px` },
-		"aria-label": label }, placed.map(shape => drawShape(shape, name)));
+	return s("svg.anat-drawing", { viewBox: `${left} 0 ${wide} ${height * UNIT}`, role: "group", "aria-label": label,
+		style: { "--least": `${round(wide * LEGIBLE)}px` } }, placed.map(shape => drawShape(shape, name)));
 }
 
 // `around`: how often the enclosing part is repeated.
@@ -54,10 +53,8 @@ function card(part, path, total, choose, around = 1) {
 	const times = part.repeats > 1 ? `${part.repeats} × ` : "", id = path.join("."), all = around * part.repeats;
 	const each = all > 1 ? " each" : "", share = total ? ` · ${percent(all * part.parameters / total)}` : "";
 	return h("li", { class: `anat-part${part.parts.length ? " anat-whole" : ""}`, "data-part": id },
-		h("div.anat-head",
-			button(`${times}${part.name}`, () => choose(id), { class: "anat-name" }),
-			part.parameters > 0 && h("span", number(part.parameters) + each,
-				soft(share))),
+		h("div.anat-head", button(`${times}${part.name}`, () => choose(id), { class: "anat-name" }),
+			part.parameters > 0 && h("span", number(part.parameters) + each, soft(share))),
 		part.formula && h("div.anat-formula", part.formula),
 		part.shape && h("div", soft("shapes "), part.shape),
 		part.note && h("div.soft", part.note),
@@ -80,14 +77,10 @@ export function mount(element, data, /** @type {AnatomyOptions} */ { shown = {},
 		const label = several && n ? names[n - 1] : names.join(" and ");
 		return drawing(diagram, name, `${label}: boxes from the tokens below to the output above`);
 	});
-	const lists = data.columns.map((column, n) => [several && h("h3.anat-title", column.name),
-		h("ol.anat-list",
-			column.parts.map((part, place) => card(part, [n, place], data.parameters, choose)))]);
-	const framed = (drawn, kind) => h("div", { class: `anat-picture scroll ${kind}` }, drawn);
-	const body = several
-		? [framed(drawings[0], "anat-joint"), h("div", lists.map((list, n) => [
-			list[0], framed(drawings[n + 1], "anat-single"), list[1]]))]
-		: [framed(drawings[0], ""), h("div", lists[0])];
+	const framed = (drawn, kind = "") => h("div", { class: `anat-picture scroll ${kind}` }, drawn);
+	const body = [framed(drawings[0], several ? "anat-joint" : ""), h("div", data.columns.map((column, n) => [
+		several && [h("h3.anat-title", column.name), framed(drawings[n + 1], "anat-single")],
+		h("ol.anat-list", column.parts.map((part, place) => card(part, [n, place], data.parameters, choose)))]))];
 	// a recurrent network over time
 	const overTime = data.unrolled && drawing(data.unrolled, name, "the network over time: inputs below, losses above");
 	if (overTime) drawings.push(overTime);
@@ -118,15 +111,14 @@ export function mount(element, data, /** @type {AnatomyOptions} */ { shown = {},
 	for (const svg of drawings) {
 		const boxes = [...svg.querySelectorAll(".anat-box")].reverse(); // from the top
 		roving(svg, () => boxes);
-		svg.addEventListener("click", event => {
-			const box = event.target.closest(".anat-box");
+		set(svg, { onclick({ target }) {
+			const box = target.closest(".anat-box");
 			if (box) choose(box.dataset.part);
-		});
-		svg.addEventListener("keydown", event => {
+		}, onkeydown(event) {
 			if (event.key !== "Enter" && event.key !== " ") return;
 			event.preventDefault();
 			choose(event.target.dataset.part);
-		});
+		} });
 	}
 	if (shown.part !== undefined) mark(shown.part)?.scrollIntoView({ block: "nearest" });
 	return { svg: () => drawings[0] };

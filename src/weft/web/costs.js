@@ -1,5 +1,5 @@
 // Costs of a model as stacked bars; pointing at a segment shows its value.
-import { h, roving, s } from "./dom.js";
+import { h, roving, s, set } from "./dom.js";
 
 const WIDTH = 1000, HEIGHT = 34;
 
@@ -25,11 +25,10 @@ function drawBar(bar) {
 		for (const each of key.children) each.classList.toggle("chosen", Number(each.dataset.piece) === n);
 	};
 	roving(svg, () => pieces, { onfocus: piece => describe(pieces.indexOf(piece)) });
-	svg.addEventListener("pointermove", event => describe(pieces.indexOf(event.target)));
-	svg.addEventListener("pointerleave", () => describe(-1));
-	svg.addEventListener("focusout", () => describe(-1));
-	key.addEventListener("pointerover", event => describe(Number(event.target.closest("li")?.dataset.piece ?? -1)));
-	key.addEventListener("pointerleave", () => describe(-1));
+	const leave = () => describe(-1);
+	set(svg, { onpointermove: event => describe(pieces.indexOf(event.target)), onpointerleave: leave, onfocusout: leave });
+	set(key, { onpointerover: ({ target }) => describe(Number(target.closest("li")?.dataset.piece ?? -1)),
+		onpointerleave: leave });
 	return h("div.cost-part", h("p.cost-head", h("b", bar.title), " ", status), svg, key);
 }
 

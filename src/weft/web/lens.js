@@ -1,5 +1,5 @@
 // Logit lens: prediction of each layer if the model ended there, layers by tokens.
-import { h } from "./dom.js";
+import { h, set } from "./dom.js";
 import { indexIn, inlineSelect, legend, panel } from "./shaded.js";
 import { tokenGrid } from "./token_grid.js";
 import { percent, withCommas } from "./words.js";
@@ -49,11 +49,10 @@ export function mount(element, data, /** @type {LensOptions} */ { show = "guess"
 			describeCell(layer, n);
 			changed({ ...state });
 		} });
-	grid.body.addEventListener("pointerover", event => {
+	set(grid.body, { onpointerover(event) {
 		const at = grid.placeOf(event);
 		if (at && event.pointerType === "mouse") describeCell(...at);
-	});
-	grid.body.addEventListener("pointerleave", () => describeCell(state.row, state.column));
+	}, onpointerleave: () => describeCell(state.row, state.column) });
 	const key = h("div");
 	const explain = () => key.replaceChildren(legend(
 		`probability of the ${state.show === "rank" ? "final " : ""}prediction`, 1, { show: percent }));

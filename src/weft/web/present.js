@@ -36,14 +36,13 @@ const pen = {
 		if (!on) return;
 		let line = null;
 		const point = event => `${Math.round(event.clientX)} ${Math.round(event.clientY)}`;
-		this.page = s("svg.pen", { "aria-label": "Drawing; press D or Esc to end" });
-		this.page.addEventListener("pointerdown", event => {
+		const end = () => { line = null; };
+		this.page = s("svg.pen", { "aria-label": "Drawing; press D or Esc to end", onpointerdown: event => {
 			this.page.setPointerCapture(event.pointerId);
 			line = s("path", { d: `M${point(event)}l0 .1` });
 			this.page.append(line);
-		});
-		this.page.addEventListener("pointermove", event => line?.setAttribute("d", `${line.getAttribute("d")}L${point(event)}`));
-		for (const end of ["pointerup", "pointercancel"]) this.page.addEventListener(end, () => { line = null; });
+		}, onpointermove: event => line?.setAttribute("d", `${line.getAttribute("d")}L${point(event)}`),
+		onpointerup: end, onpointercancel: end });
 		document.body.append(this.page);
 	},
 	clear() { this.page?.replaceChildren(); },

@@ -1,5 +1,5 @@
 // A text with shaded tokens. One is selected by a click or the arrow keys; others can be pointed at.
-import { h, roving, select, soft } from "./dom.js";
+import { h, roving, select, set, soft } from "./dom.js";
 import { percent } from "./words.js";
 
 const LEGEND = [0, 0.25, 0.5, 0.75, 1];
@@ -75,12 +75,10 @@ export function shadedText({ label, tokens, choose = () => {}, point = () => {} 
 		mark(n);
 		choose(n);
 	} });
-	element.addEventListener("click", event => spans[tokenAt(event) ?? -1]?.focus({ preventScroll: true }));
-	element.addEventListener("pointerover", event => {
+	set(element, { onclick: event => spans[tokenAt(event) ?? -1]?.focus({ preventScroll: true }), onpointerover(event) {
 		const n = tokenAt(event);
 		if (n !== undefined) point(n);
-	});
-	element.addEventListener("pointerleave", () => point(-1));
+	}, onpointerleave: () => point(-1) });
 	const shade = shades => spans.forEach((span, n) => {
 		span.style.setProperty("--s", Math.abs(shades[n] ?? 0).toFixed(3));
 		span.classList.toggle("shaded-below", shades[n] < 0);

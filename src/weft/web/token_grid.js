@@ -20,7 +20,7 @@ export function tokenGrid(/** @type {any} */ { title, label, names, tokens, head
 		const cell = target.closest("td");
 		return cell && [Number(cell.dataset.row), Number(cell.dataset.column)];
 	};
-	const body = h("tbody", cells.map((cellsOfRow, row) => line(names[row], cellsOfRow)).reverse());
+	const body = h("tbody", { onclick: ({ target }) => target.closest("td")?.focus({ preventScroll: true }) }, cells.map((cellsOfRow, row) => line(names[row], cellsOfRow)).reverse());
 	let chosen = cells[at[0]][at[1]];
 	chosen.tabIndex = 0;
 	chosen.classList.add("lens-chosen");
@@ -30,7 +30,6 @@ export function tokenGrid(/** @type {any} */ { title, label, names, tokens, head
 		cell.classList.add("lens-chosen");
 		choose(...placeOf({ target: cell }));
 	} });
-	body.addEventListener("click", event => event.target.closest("td")?.focus({ preventScroll: true }));
 	fill();
 	return { fill, placeOf, body, element: scrollRegion(`${title}, scrolls sideways`, h("table", { role: "grid",
 		"aria-label": `${label}; arrow keys move between cells` }, head && h("thead", heading(...head)), body,

@@ -1,6 +1,6 @@
 // Compare: results of `weft compare` and `weft scale` in the server's folders: curves, ranking, scaling laws.
 import * as chart from "./chart.js";
-import { button, field, h, select, soft } from "./dom.js";
+import { button, field, h, select, set, soft } from "./dom.js";
 import { latest } from "./reading.js";
 import { saveTools } from "./save.js";
 import { facts, fold, table } from "./table.js";
@@ -122,13 +122,10 @@ export async function mount(main, context) {
 	// Many small charts, drawn when they become visible.
 	function small(panel) {
 		const into = h("div.charts.small");
-		const folded = fold(`Learning rates: ${panel.plots.length} charts`,
-			h("p.soft.about", panel.about), into);
-		folded.addEventListener("toggle", () => {
+		return set(fold(`Learning rates: ${panel.plots.length} charts`, h("p.soft.about", panel.about), into), { ontoggle() {
 			if (into.childNodes.length) return;
 			for (const plot of panel.plots) draw(into, { ...plot, controls: false });
-		});
-		return folded;
+		} });
 	}
 
 	await show();

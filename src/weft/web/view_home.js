@@ -103,7 +103,7 @@ class Home {
 			return h("section.home-first", h("div", h("h2.home-title", "Start here")), steps);
 		}
 		const area = h("textarea.home-sentence", { rows: 1, spellcheck: "false", dir: "auto",
-			"aria-label": "Text to continue", maxlength: 400 });
+			"aria-label": "Text to continue", maxlength: 400, oninput: debounced(() => load()) });
 		const rows = h("div.home-candidates", { role: "group", "aria-label": "Most probable next tokens" });
 		const load = latest(context, rows, async (signal, token) => {
 			const tokens = token ? [token.id] : [];
@@ -129,8 +129,6 @@ class Home {
 			rows.children[focused]?.focus();
 			this.drawSteps(steps, model, area.value);
 		};
-		const typed = debounced(() => load());
-		area.addEventListener("input", typed);
 		this.beginning(model).then(text => {
 			area.value ||= text;
 			return load();
@@ -208,16 +206,13 @@ class Home {
 			}).finally(() => sample.removeAttribute("aria-busy"));
 		};
 		const again = button("↻", write, { class: "home-again", title: "Another sample", "aria-label": `Another sample of ${model.id}` });
-		const card = h("article.home-card",
-			h("header", h("h3", h("a", { href: link(home.path, { model: model.id }) }, model.id)), model.continues && again),
-			h("p.soft.home-kind", KINDS[model.kind] ?? capitalised(model.kind), h("br"), sizes.filter(Boolean).join(" · ")),
-			sample, h("p", GOOD_AT[model.objective] ?? `${capitalised(model.makes)}.`),
-			h("p.home-views", shown.map(view => h("a", { href: link(view.path, { model: model.id }) }, view.title))));
-		card.addEventListener("seen", () => {
+		return h("article.home-card", { onseen() {
 			if ((model.parameters ?? 0) <= LIVE_PARAMETERS) write();
 			else sample.replaceChildren(button("Write a sample", write));
-		});
-		return card;
+		} }, h("header", h("h3", h("a", { href: link(home.path, { model: model.id }) }, model.id)), model.continues && again),
+		h("p.soft.home-kind", KINDS[model.kind] ?? capitalised(model.kind), h("br"), sizes.filter(Boolean).join(" · ")),
+		sample, h("p", GOOD_AT[model.objective] ?? `${capitalised(model.makes)}.`),
+		h("p.home-views", shown.map(view => h("a", { href: link(view.path, { model: model.id }) }, view.title))));
 	}
 
 	async showRuns() {

@@ -71,12 +71,11 @@ const nameOf = each => each.models.length ? each.models.join(", ")
 function sectionOf(each, mark) {
 	const pieces = h("p.tok-pieces", { role: "group", "aria-label": nameOf(each), dir: "auto" });
 	each.tokens.forEach((token, place) => {
+		const show = () => mark(token, piece);
 		const piece = h("span", { class: `tok-piece tok-${token.id === each.unknown ? "unknown" : place % 4}`,
-			tabindex: -1, role: "button",
+			tabindex: -1, role: "button", onfocus: show, onpointerenter: show,
 			"aria-label": `${token.text}, token ${token.id}` }, h("bdi", token.text));
 		piece.token = token;
-		piece.addEventListener("focus", () => mark(token, piece));
-		piece.addEventListener("pointerenter", () => mark(token, piece));
 		pieces.append(piece);
 	});
 	roving(pieces, () => [...pieces.querySelectorAll(".tok-piece")]);

@@ -109,8 +109,23 @@ class Writer {
 			{ id: "write-prompt", rows: 2, placeholder: this.chats || this.info.writes ? undefined
 				: "Leave empty to let the model begin" });
 		this.prompt = area;
-		this.text = h("div.write-text", { role: "listbox", "aria-label": textLabel,
-			"aria-orientation": "horizontal", dir: "auto" });
+		const placeOf = target => this.spans().indexOf(target.closest("[role=option]"));
+		this.text = h("div.write-text", { role: "listbox", "aria-label": textLabel, "aria-orientation": "horizontal",
+			dir: "auto", onpointerover: ({ target, pointerType }) => {
+				const place = placeOf(target);
+				if (pointerType === "mouse" && !this.pinned && place >= 0) this.select(place);
+			}, onclick: ({ target }) => {
+				const span = target.closest("[role=option]");
+				if (!span) return;
+				this.pinned = span !== this.caret;
+				span.focus({ preventScroll: true });
+			}, onkeydown: event => {
+				if (event.key !== "Enter" && event.key !== " ") return;
+				event.preventDefault();
+				this.pinned = true;
+				this.rows.querySelector("button")?.focus();
+			} });
+		roving(this.text, () => this.spans(), { onfocus: span => this.select(placeOf(span)) });
 		this.caret = h("span.write-caret", { role: "option", tabindex: 0, "aria-selected": "true",
 			"aria-label": "the next token" });
 		this.stopButton = button("Stop", () => this.stop());
@@ -123,6 +138,7 @@ class Writer {
 		this.heading = h("h2", { id }, "The next token");
 		this.facts = h("p.write-facts", { "aria-live": "polite" });
 		this.rows = h("div.write-rows", { role: "group", "aria-labelledby": id });
+		roving(this.rows, () => [...this.rows.querySelectorAll("button")]);
 		this.sum = h("p.soft.write-sum");
 		this.transcript = h("div");
 		const mode = this.info.chat && !this.info.writes && h("p", button(this.chats ? "Complete a text instead"
@@ -143,30 +159,7 @@ class Writer {
 			saveTools({ name: "write", svg: () => [this.text, !this.treeBox.hidden && this.treeBox],
 				command: () => command(this.info, this.settings, this.known,
 					{ prompt: this.input ?? "", chats: this.chats }) }));
-		this.listen();
-	}
-
-	listen() {
 		const { signal } = this.context;
-		const placeOf = target => this.spans().indexOf(target.closest("[role=option]"));
-		roving(this.text, () => this.spans(), { onfocus: span => this.select(placeOf(span)) });
-		this.text.addEventListener("pointerover", event => {
-			const place = placeOf(event.target);
-			if (event.pointerType === "mouse" && !this.pinned && place >= 0) this.select(place);
-		});
-		this.text.addEventListener("click", event => {
-			const span = event.target.closest("[role=option]");
-			if (!span) return;
-			this.pinned = span !== this.caret;
-			span.focus({ preventScroll: true });
-		});
-		this.text.addEventListener("keydown", event => {
-			if (event.key !== "Enter" && event.key !== " ") return;
-			event.preventDefault();
-			this.pinned = true;
-			this.rows.querySelector("button")?.focus();
-		});
-		roving(this.rows, () => [...this.rows.querySelectorAll("button")]);
 		document.addEventListener("keydown", event => {
 			if (event.key !== "Escape") return;
 			if (this.writing) this.stop();
@@ -184,7 +177,7 @@ class Writer {
 			this.input = this.info.writes ? text
 				: text.match(new RegExp(`^(\\s*\\S+){1,${WORDS * (this.chats ? 2 : 1)}}`, "u"))[0];
 		}
-		if (this.follower) { this.follower.input = this.input; this.follower.begin(); }
+		if (this.follower) Object.assign(this.follower, { input: this.input }).begin();
 		this.prompt.value = this.input ?? "";
 		this.context.set({}); // the command contains the prompt
 		this.drawTurns();
@@ -197,7 +190,7 @@ class Writer {
 		this.input = text;
 		this.cache.clear();
 		this.context.set({ text });
-		if (this.follower) { this.follower.input = text; this.follower.cache.clear(); }
+		if (this.follower) Object.assign(this.follower, { input: text }).cache.clear();
 		this.reset();
 	}
 
@@ -205,7 +198,7 @@ class Writer {
 		const restarts = Object.keys(changes).some(name => name === "how" || name === "beams");
 		Object.assign(this.context.state, changes);
 		this.context.set(restarts ? { ...changes, tree: undefined, at: undefined } : changes);
-		if (restarts) { this.branches = parseBranches(""); this.at = 0; this.place = null; this.drawText(); }
+		if (restarts) this.clear();
 		this.drawSelected();
 		this.soon();
 		this.follower?.changed(changes);
@@ -213,13 +206,21 @@ class Writer {
 
 	reset() {
 		this.follower?.reset();
+		this.clear();
+		this.remember();
+		this.run();
+	}
+
+	clear() {
 		this.branches = parseBranches("");
-		this.at = 0;
+		this.show(0);
+	}
+
+	show(branch) {
+		this.at = branch;
 		this.place = null;
 		this.pinned = false;
 		this.drawText();
-		this.remember();
-		this.run();
 	}
 
 	// What is missing before the model can write; a language model can begin a text without a prompt.
@@ -229,11 +230,9 @@ class Writer {
 	}
 
 	get body() {
-		const { id } = this.info;
-		if (!this.chats) return { model: id, input: this.input };
-		const messages = [...this.turns, this.input].map((content, turn) =>
-			({ role: turn % 2 ? "assistant" : "user", content }));
-		return { model: id, messages };
+		const { id: model } = this.info, { input } = this;
+		return this.chats ? { model, messages: [...this.turns, input].map((content, turn) =>
+			({ role: turn % 2 ? "assistant" : "user", content })) } : { model, input };
 	}
 
 	async run() {
@@ -294,8 +293,8 @@ class Writer {
 		this.follower?.stop();
 		this.end.abort();
 		for (const branch of this.branches) {
-			const finished = branch.tokens.at(-1)?.finish || branch.score !== undefined;
-			if (!finished) branch.stopped = Math.max(branch.tokens.length, branch.forced.length);
+			if (branch.tokens.at(-1)?.finish || branch.score !== undefined) continue;
+			branch.stopped = Math.max(branch.tokens.length, branch.forced.length);
 		}
 		this.remember();
 		this.showState("stopped", false);
@@ -342,28 +341,21 @@ class Writer {
 	}
 
 	remember() {
-		const beam = this.settings.how === "beam";
-		const tree = beam ? packBranches([{ forced: this.branches[0].before ?? [] }]) : packBranches(this.branches);
+		const tree = packBranches(this.settings.how === "beam" ? [{ forced: this.branches[0].before ?? [] }] : this.branches);
 		this.context.set({ tree: tree || undefined, at: this.at || undefined });
 	}
 
 	choose(token) {
-		const place = this.place ?? this.branch.tokens.length, forced = [...this.ids(place), token.id];
+		const place = this.selected, forced = [...this.ids(place), token.id];
 		const known = this.branches.findIndex(each => forced.every((id, at) => each.tokens[at]?.id === id));
 		if (known >= 0) return this.goTo(known);
-		if (this.settings.how === "beam") {
-			this.branches = [{ forced, before: forced, tokens: [] }];
-			this.at = 0;
-		} else {
+		if (this.settings.how === "beam") this.branches = [{ forced, before: forced, tokens: [] }];
+		else {
 			const before = this.branch.tokens.slice(0, place);
 			this.branches.push({ forced, tokens: [...before, { ...token, adds: token.text, top: [], finish: null }] });
 			if (this.branches.length > MAX_BRANCHES) this.branches.shift();
-			this.at = this.branches.length - 1;
 		}
-		this.place = null;
-		this.pinned = false;
-		this.drawText();
-		this.drawTree();
+		this.show(this.branches.length - 1);
 		this.remember();
 		this.run();
 		this.spans()[place]?.focus({ preventScroll: true });
@@ -371,12 +363,8 @@ class Writer {
 	}
 
 	goTo(number) {
-		this.at = number;
-		this.place = null;
-		this.pinned = false;
+		this.show(number);
 		this.remember();
-		this.drawText();
-		this.drawTree();
 		this.showState(this.writing ? "writing …" : "", this.writing);
 		this.selectEnd();
 	}
@@ -425,8 +413,7 @@ class Writer {
 		if (place < 0) return;
 		if (!quiet) this.selectedPlace(place);
 		this.place = place >= this.branch.tokens.length ? null : place;
-		const shown = this.place ?? this.branch.tokens.length;
-		this.spans().forEach((span, at) => span.setAttribute("aria-selected", at === shown));
+		this.spans().forEach((span, at) => span.setAttribute("aria-selected", at === this.selected));
 		this.drawSelected();
 		this.fetchSoon();
 	}
