@@ -153,22 +153,19 @@ function rowView(stage, { q, k, v, scores, weights, output }, { name, names, go,
 
 // A recurrent layer at the followed token: gates and states, unit by unit.
 function layerView(stage, layer, number) {
-	const { fs, W, H, narrow, m } = boxOf(stage), names = ["h before", ...layer.cell === "lstm"
-		? ["c before"] : [], ...layer.gates, ...layer.cell === "lstm" ? ["new c"] : [], "new h"];
-	const [h0, c0] = layer.previous, [h1, c1] = layer.state, vectors = [h0, ...c0 ? [c0] : [], ...layer.values, ...c1
-		? [c1] : [], h1];
-	const rh = (H - fs * 2) / names.length, side = narrow ? 0 : fs * 11, units = h1.length, room = W - 2 * m - side,
+	const { fs, W, H, narrow, m } = boxOf(stage), [h0, c0] = layer.previous, [h1, c1] = layer.state;
+	const rows = [["h before", h0], c0 && ["c before", c0], ...layer.gates.map((gate, n) => [gate, layer.values[n]]),
+		c1 && ["new c", c1], ["new h", h1]].filter(Boolean);
+	const rh = (H - fs * 2) / rows.length, side = narrow ? 0 : fs * 11, units = h1.length, room = W - 2 * m - side,
 		each = room / units;
-	const target = Math.min(units, Math.floor(room / 9)), clickable = target === units;
-	return [names.map((name, n) => {
+	return [rows.map(([name, vector], n) => {
 		const y = fs + n * rh, gate = layer.gates.includes(name) && !/candidate|hidden/.test(name);
 		return [text(m, narrow ? y + fs : y + rh / 2 + fs * 0.35, gate ? `${name} gate` : name, n === 0
-			|| n >= names.length - (c1 ? 2 : 1) ? "bold" : ""),
-			bars(vectors[n], { x: m + side, y: y + (narrow ? fs * 1.3 : 2), w: room, h: rh - (narrow ? fs * 1.6 : 6),
+			|| n >= rows.length - (c1 ? 2 : 1) ? "bold" : ""),
+			bars(vector, { x: m + side, y: y + (narrow ? fs * 1.3 : 2), w: room, h: rh - (narrow ? fs * 1.6 : 6),
 				max: gate ? 1 : undefined, m: `${name}${number}` }),
-			!narrow && text(m + side - 10, y + rh / 2 + fs * 0.35, gate
-				? percent(sum(vectors[n]) / units) : "", "end soft")];
-	}), clickable && h1.map((_, unit) => part(`layer/${number}/${unit}`, `Unit ${unit}: ${figure(h1[unit])}`,
+			gate && !narrow && text(m + side - 10, y + rh / 2 + fs * 0.35, percent(sum(vector) / units), "end soft")];
+	}), units <= room / 9 && h1.map((value, unit) => part(`layer/${number}/${unit}`, `Unit ${unit}: ${figure(value)}`,
 		rect(m + side + unit * each, fs, each, H - fs * 2, "hit", 2)))];
 }
 
@@ -202,17 +199,15 @@ function unitView(stage, layer, unit) {
 
 // One order of an n-gram model: how often each candidate followed the context, and what the shorter context adds.
 function orderView(stage, order) {
-	const { fs, W, H, narrow, m } = boxOf(stage), { step } = stage, values = name => valuesOf(order, name);
-	const p = values("probability"), counts = values("counts"), own = values("from its own counts") ?? p,
-		rows = stage.step.choice.candidates.map((_, n) => n).slice(0, 12);
-	const rh = Math.min((H - fs * 4) / rows.length, fs * 4), most = largest(rows.map(n => p[n])), left = m
-		+ fs * (narrow ? 7 : 10), count = left + fs * 5, room = W - m - count - fs * 6;
+	const { fs, W, H, narrow, m } = boxOf(stage), rows = stage.choice.candidates.slice(0, 12);
+	const [p, counts, own = p] = ["probability", "counts", "from its own counts"].map(name => valuesOf(order, name));
+	const rh = Math.min((H - fs * 4) / rows.length, fs * 4), most = largest(p.slice(0, rows.length)),
+		left = m + fs * (narrow ? 7 : 10), count = left + fs * 5, room = W - m - count - fs * 6;
 	return [text(left, fs * 1.4, "count", "bold"),
 		text(count, fs * 1.4, narrow ? "probability" : "probability: solid from its counts, pale from the shorter context", "bold"),
-		rows.map((n, row) => {
-			const y = fs * 2.4 + (row + 0.5) * rh, solid = (Math.min(own[n], p[n]) / most) * room,
-				full = (p[n] / most) * room;
-			return [text(m, y + fs * 0.35, tokenName(step.choice.candidates[n].piece), "mono"),
+		rows.map(({ piece }, n) => {
+			const y = fs * 2.4 + (n + 0.5) * rh, solid = (Math.min(own[n], p[n]) / most) * room, full = (p[n] / most) * room;
+			return [text(m, y + fs * 0.35, tokenName(piece), "mono"),
 				text(left, y + fs * 0.35, counts ? `${withCommas(counts[n])}×` : ""),
 				rect(count, y - rh * 0.28, solid, rh * 0.56, "pos", 1), rect(count + solid, y - rh * 0.28, full - solid,
 					rh * 0.56, "pale", 1),
@@ -222,21 +217,19 @@ function orderView(stage, order) {
 
 // A closer view: its picture, caption [title, text, formula], the names of the path, and how many siblings it has.
 export function closer(stage, path) {
-	const { step, threads: t, names, here, head, choice } = stage, [kind, ...rest] = path, numbers = rest.map(Number);
+	const { step, threads: t, names, here, head, choice } = stage, [kind, ...rest] = path, [i, j] = rest.map(Number);
 	const view = (children, crumbs, caption, siblings = 0) => ({ children, crumbs, caption, siblings });
-	const [i, j] = numbers;
 	if (kind === "embedding") {
 		const { words, x, added } = t.embedding, place = t.rows[i], id = step.ids[place], name = quoted(names[i]);
 		const places = added && x[i].map((value, k) => value - words[i][k]);
-		const rows = added ? [[`E[${id}], the token`, words[i], `w${i}`], [`+ P[${place}], the position`, places, `p${i}`],
-			["= x, the stream begins", x[i], `x${i}`]]
-			: words && words[i].length === x[i].length && words[i].some((value, k) => Math.abs(value - x[i][k]) > 1e-4)
-				? [[`E[${id}], the token`, words[i], `w${i}`], ["x, after norm or scaling", x[i], `x${i}`]]
-				: [[`x = E[${id}]`, x[i], `x${i}`]];
+		const changed = words?.[i].length === x[i].length && words[i].some((value, k) => Math.abs(value - x[i][k]) > 1e-4);
+		const token = [`E[${id}], the token`, words?.[i], `w${i}`], stream = label => [label, x[i], `x${i}`];
+		const rows = added ? [token, [`+ P[${place}], the position`, places, `p${i}`], stream("= x, the stream begins")]
+			: changed ? [token, stream("x, after norm or scaling")] : [stream(`x = E[${id}]`)];
 		return view(stackedVectors(stage, rows), [`Embedding of ${name}`], [`Embedding of ${name}`, added
 			? "One row for the token and one for its position, added number by number."
-			: "One row of the table, selected by the token.", added ? `x = E[\`${id}\`] + P[\`${place}\`]`
-				: `x = E[\`${id}\`]`], names.length);
+			: "One row of the table, selected by the token.",
+		`x = E[\`${id}\`]${added ? ` + P[\`${place}\`]` : ""}`], names.length);
 	}
 	if (kind === "logit") {
 		const { features, rows, bias } = choice.factors, { piece, logit } = choice.candidates[i], name = quoted(piece);
@@ -256,28 +249,29 @@ export function closer(stage, path) {
 		return view(product(stage, { a: feed.up[known], b: feed.read, names: [`weights of neuron ${i}`,
 			"what the layer reads"], end: _ => `${bias ? `, + bias ${figure(bias)}` : ""} → ${f} → `
 			+ (feed.factors ? `× ${figure(feed.factors[i])} = ${figure(feed.hidden[i])}` : figure(feed.hidden[i])) }),
-				["Feed-forward", `neuron ${i}`],
+			["Feed-forward", `neuron ${i}`],
 		[`Neuron ${i}`,
 			`Its weights times the stream, summed. ${f} then ${feed.hidden[i] > 0 ? "passes it on" : "holds it back"}.`,
 			`${f}(\`${figure(before)}\`)${feed.factors ? ` · \`${figure(feed.factors[i])}\`` : ""} = \`${figure(feed.hidden[i])}\``],
 		feed.units.length);
 	}
 	if (kind === "head" || kind === "cross") {
-		const attention = kind === "cross" ? t.block.cross : t.block.attention, own = headOf(attention, head),
-			keyNames = kind === "cross" ? stage.sourceNames : names;
-		const crumbs = [`Block ${t.open}`, `${kind === "cross" ? "Cross-attention, h" : "H"}ead ${own.head}`],
-			root = hasRoot(attention), scale = scaleText(attention);
+		const [attention, keyNames, kindName] = kind === "cross" ? [t.block.cross, stage.sourceNames, "Cross-attention, h"]
+			: [t.block.attention, names, "H"];
+		const own = headOf(attention, head), root = hasRoot(attention), scale = scaleText(attention);
+		const crumbs = [`Block ${t.open}`, `${kindName}ead ${own.head}`];
 		if (i === undefined) return view(headView(stage, attention, { names, keyNames, go: kind, here }), crumbs,
 			[`Head ${own.head}`, "Each row is one token asking, and sums to 100%. Every head has its own pattern.",
 			`A = softmax(Q K^{T} ${scale})`], attention.q.length);
 		const name = quoted(names[i]), row = { q: own.q[i], k: own.k, v: own.v, scores: own.scores[i],
 			weights: own.weights[i], output: i === here ? own.output : null };
 		if (j === undefined) {
-			const order = row.weights.map((_, n) => n).sort((a, b) => row.weights[b] - row.weights[a]).slice(0, 2);
+			const terms = strongestOf(row.weights, 2).map(n =>
+				`\`${row.weights[n].toFixed(2)}\` v_{${keyNames[n].replace("␣", "")}}`);
 			return view(rowView(stage, row, { name: names[i], names: keyNames, go: `${kind}/${i}`, scoreName: root
 				? `q·k/√${own.q[0].length}` : "score" }), [...crumbs, `row ${name}`],
 				[`Row ${name}`, "Key, score, share and value of each token that it may look at. Choose one to see its sum.",
-					`o = ${order.map(n => `\`${row.weights[n].toFixed(2)}\` v_{${keyNames[n].replace("␣", "")}}`).join(" + ")} + …`], names.length);
+					`o = ${terms.join(" + ")} + …`], names.length);
 		}
 		const sum = dot(row.q, row.k[j]), score = row.scores[j], bias = score === null ? 0 : score - sum * attention.scale;
 		return view(product(stage, { a: row.q, b: row.k[j], names: [`q of ${name}`, `k of ${quoted(keyNames[j])}`],
@@ -308,7 +302,7 @@ export function closer(stage, path) {
 			layer.state[0].length);
 	}
 	const order = step.stages.find(each => each.id === `order.${i}`);
-	return view(orderView(stage, order), [order.title], [order.title, order.about, order.formula], 0);
+	return view(orderView(stage, order), [order.title], [order.title, order.about, order.formula]);
 }
 
 export const CELL_FORMULAS = { lstm: "c = f ⊙ c_{−1} + i ⊙ g,   h = o ⊙ tanh(c)", gru: "h = (`1` − z) ⊙ n + z ⊙ h_{−1}",

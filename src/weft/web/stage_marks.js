@@ -37,8 +37,8 @@ export function rect(x, y, width, height, kind, radius = 4, props = {}) {
 }
 
 // A bar from a zero line: to the right if the value is positive, else to the left.
-export const signedBar = (value, zero, y, size, height, radius = 1) =>
-	rect(value < 0 ? zero - size : zero, y, size, height, value < 0 ? "neg" : "pos", radius);
+export const signedBar = (value, zero, y, size, height, radius = 1, kind = "") =>
+	rect(value < 0 ? zero - size : zero, y, size, height, (value < 0 ? "neg" : "pos") + kind, radius);
 
 const rounded = path => path.replace(/\d+\.\d{2,}(e-\d+)?/g, number => String(round(Number(number))));
 export const line = (d, kind, props = {}) => s("path", { d: rounded(d), class: kind, ...props });

@@ -4,7 +4,7 @@ import { s } from "./dom.js";
 import { CELL_FORMULAS } from "./stage_closer.js";
 import { at, bars, largest, length, line, links, part, quoted, rect, strips, text } from "./stage_marks.js";
 import { embeddingPart, layerName, sourceParts, tokensPart } from "./stage_threads.js";
-import { wordSteps } from "./stage_transformer.js";
+import { firstSteps, wordSteps } from "./stage_transformer.js";
 import { wordsPart } from "./stage_words.js";
 import { clamp, percent, withCommas } from "./words.js";
 
@@ -92,7 +92,9 @@ export function recurrent(stage) {
 export function recurrentSteps(stage) {
 	const { step, threads: t, names, here, choice } = stage, now = quoted(names[here]), { source } = t;
 	const weights = source?.weights[here], most = weights?.indexOf(Math.max(...weights));
-	const many = t.layers.length > 1;
+	const many = t.layers.length > 1, [tokens, embedding] = firstSteps(stage,
+		`The text is ${step.pieces.length} tokens, read one after the other. To the model each is only a number.`,
+		"The number selects a row of a table.");
 	const cells = t.layers.flatMap((layer, number) => {
 		const open = name => percent(layer.means[here][layer.gates.indexOf(name)]);
 		const of = many ? ` of ${layerName(stage, number).toLowerCase()}` : "", back = layer.direction === "backward";
@@ -109,14 +111,11 @@ export function recurrentSteps(stage) {
 				CELL_FORMULAS[layer.cell], `layer/${number}`]];
 	}).filter(Boolean);
 	return [
-		["tokens", "Tokens",
-			`The text is ${step.pieces.length} tokens, read one after the other. To the model each is only a number.`,
-			`${now} → \`${step.ids[step.place]}\``, `embedding/${here}`],
+		tokens,
 		source && ["source", "Source",
-			`The source is read in both directions; the two states at a token are its annotation.`,
+			"The source is read in both directions; the two states at a token are its annotation.",
 			"h_{j} = [→h_{j} ; ←h_{j}]"],
-		["embedding", "Embedding", "The number selects a row of a table.", `x = E[\`${step.ids[step.place]}\`]`,
-			`embedding/${here}`],
+		embedding,
 		source && ["align", "Alignment",
 			`The state before asks the source. ${quoted(stage.sourceNames[most])} gets the most: ${percent(weights[most])}. The weighted sum is the context.`, "c = Σ a_{j} h_{j}", "align"],
 		...cells,

@@ -2,7 +2,7 @@
 // feed-forward layer. `transformer(stage)` returns the columns from left to right and the steps that walk through them.
 import { s } from "./dom.js";
 import { at, bars, binned, brief, columnNames, fit, largest, length, line, links, part, pill, plus, quoted,
-	rect, strips, strongestOf, text, weave, wide } from "./stage_marks.js";
+	rect, signedBar, strips, strongestOf, text, weave, wide } from "./stage_marks.js";
 import { expertParts, expertSteps } from "./stage_experts.js";
 import { embeddingPart, sourceParts, tokensPart } from "./stage_threads.js";
 import { wordsPart } from "./stage_words.js";
@@ -32,17 +32,22 @@ const isPre = ({ stages }, id) => {
 	return place("norm") >= 0 && place("norm") < place("queries", "up", "router");
 };
 
+// The open block: its name, and the chosen head of its attention to the text and to the source.
+function openBlock({ step, head, threads: { open, block, blocks } }) {
+	const id = `${step.kind === "encoder" ? "encoder" : "decoder"}.${open}`;
+	return { open, block, blocks, id, heads: block.attention.q.length, layers: blocks.length,
+		own: headOf(block.attention, head), cross: block.cross && headOf(block.cross, head),
+		preAttention: isPre(step, `${id}.attention`), preFeed: isPre(step, `${id}.feedforward`) };
+}
+
 export function transformer(stage) {
-	const { step, threads: t, fs, head, here, names } = stage, { open, block, blocks } = t;
-	const stack = step.kind === "encoder" ? "encoder" : "decoder", id = `${stack}.${open}`;
-	const own = headOf(block.attention, head), cross = block.cross && headOf(block.cross, head);
-	const heads = block.attention.q.length, norms = blocks[open].norms;
-	const preAttention = isPre(step, `${id}.attention`), preFeed = isPre(step, `${id}.feedforward`);
-	const n = stage.indexOf, layers = blocks.length, many = layers > 6, slimWidth = many ? fs * 0.9 : fs * 2.3;
+	const { step, threads: t, fs, head, here, names, indexOf: n } = stage;
+	const { open, block, blocks, own, cross, heads, layers, preAttention, preFeed } = openBlock(stage);
+	const { norms } = blocks[open], many = layers > 6, slimWidth = many ? fs * 0.9 : fs * 2.3;
 
 	const slim = layer => ({
-		id: `block ${layer}`, at: layer < open ? "before" : "after", width: slimWidth, heightNarrow: 42, folded: true,
-			close: many,
+		id: `block ${layer}`, at: layer < open ? "before" : "after", width: slimWidth, heightNarrow: 42,
+		folded: true, close: many,
 		band: blocks[layer].norms.slice(1).map((norm, k, all) => ({ at: 0.3 + (0.6 * (k + 1)) / (all.length + 1), norm })),
 		under: box => [box.narrow ? rect(6, box.y - 4, stage.width - 18, 42, "panel", 8)
 			: rect(box.x, stage.top, box.w, stage.bottom - stage.top, "panel", Math.min(8, box.w / 2))],
@@ -73,30 +78,27 @@ export function transformer(stage) {
 		: [line(`M${from.x} ${from.y}H${box.x + box.w}V${stage.streamY - fs}`, "wire"),
 			plus(box.x + box.w, stage.streamY, fs * 0.85)]);
 
-	const vectors = (name, values, title) => ({ id: name, at: "qkv", panel: "block", flex: 0.075, least: fs * 3.4,
-		label: title,
-		rowsNarrow: true,
-			draw: box => [at(n("qkv"), strips(values, { x: box.x, w: box.w, ys: box.ys, h: box.sh, here, m: name,
+	const vectors = (id, values) => ({ id, at: "qkv", panel: "block", flex: 0.075, least: fs * 3.4,
+		label: id.toUpperCase(), rowsNarrow: true,
+		draw: box => [at(n("qkv"), strips(values, { x: box.x, w: box.w, ys: box.ys, h: box.sh, here, m: id,
 			max: largest([...own.q, ...own.k].flat()) }))] });
 
-	const mix = (name, values, step, { rows, title, go }) => ({
-		id: name, at: step, panel: "block", flex: 0.26, least: fs * 12, label: title, rowsNarrow: true,
-		sheaf: rows.source ? 1 : 0, draw(box) {
-			const ys = box.rows(rows.source ? 1 : 0), rh = box.rh(rows.source ? 1 : 0);
+	const mix = (id, values, label, go) => {
+		const source = id === "cross", sheaf = source ? 1 : 0;
+		return { id, at: id, panel: "block", flex: 0.26, least: fs * 12, label, rowsNarrow: true, sheaf, draw(box) {
+			const ys = box.rows(sheaf), rh = box.rh(sheaf), weights = values.weights[here], { weave } = stage.boxes;
 			const to = { x: box.x + box.w - fs, y: box.narrow ? ys.at(-1) : stage.y(here) };
-			const weights = values.weights[here], weave = stage.boxes.weave;
-			const from = !rows.source && !box.narrow && weave ? weights.map((_, j) => weave.x + (j + 0.5) * weave.each)
-				: null;
-			const attention = stage.beside?.block?.[rows.source ? "cross" : "attention"];
+			const from = source || box.narrow || !weave ? null : weights.map((_, j) => weave.x + (j + 0.5) * weave.each);
+			const attention = stage.beside?.block?.[source ? "cross" : "attention"];
 			const others = attention && headOf(attention, head).weights[here];
-			return [at(n(step), links({ weights, others, values: values.v, max: largest(values.v.flat()) },
-				{ x: box.x, w: box.w, ys, rh, fs, to, from, m: rows.source ? "cv" : "v" })),
-			!box.narrow && part(go, `${title}: zoom in`, rect(box.x, box.y - fs * 2.2, box.w * 0.6, fs * 1.8, "hit"))];
-		} });
+			return [at(n(id), links({ weights, others, values: values.v, max: largest(values.v.flat()) },
+				{ x: box.x, w: box.w, ys, rh, fs, to, from, m: source ? "cv" : "v" })),
+			!box.narrow && part(go, `${label}: zoom in`, rect(box.x, box.y - fs * 2.2, box.w * 0.6, fs * 1.8, "hit"))];
+		} };
+	};
 
-	const joined = (name, attention, step, from) => ({ id: name, at: step, panel: "block", flex: 0.07,
-		least: fs * (heads > 6 ? 5.6 : 4.2), label: "heads",
-		heightNarrow: heads > 6 ? 92 : 66, band: [{ at: 1, norm: norms[name === "heads" ? 1 : 2] }], draw(box) {
+	const joined = (id, attention, norm) => ({ id, at: id, panel: "block", flex: 0.07, least: fs * (heads > 6 ? 5.6 : 4.2),
+		label: "heads", heightNarrow: heads > 6 ? 92 : 66, band: [{ at: 1, norm: norms[norm] }], draw(box) {
 			const count = attention.outputs.length, columns = box.narrow ? Math.min(count, 6) : 1,
 				lines = Math.ceil(count / columns);
 			const w = (box.w - fs * 1.2) / columns, h = box.narrow ? 58 / lines : Math.min(box.h, fs * 6.5 * count) / count;
@@ -111,12 +113,12 @@ export function transformer(stage) {
 					bars(output, { x: x + side, y: y + label, w: w - 8 - side, h: h - label - 4, max, m: `o${k}` }),
 					chosen && rect(x - 4, y - 1, w, h, "frame", 5));
 			});
-			const chosenY = top + (own.head + 0.55) * h;
-			const into = !box.narrow && from ? at(n(step), line(`M${box.x - fs * 1.6} ${from() + (chosenY > from() ? 1 : -1) * fs * 0.7}`
-				+ `Q${box.x - fs} ${chosenY} ${box.x - 5} ${chosenY}`, "wire")) : null;
-			const rails = box.narrow ? null : line(Array.from({ length: count }, (_, k) =>
+			const chosenY = top + (own.head + 0.55) * h, from = stage.y(here);
+			const into = !box.narrow && line(`M${box.x - fs * 1.6} ${from + (chosenY > from ? 1 : -1) * fs * 0.7}`
+				+ `Q${box.x - fs} ${chosenY} ${box.x - 5} ${chosenY}`, "wire");
+			const rails = !box.narrow && line(cells.map((_, k) =>
 				`M${box.x + w - 2} ${top + (k + 0.5) * h}H${box.x + box.w}`).join(""), "wire");
-			return [into, at(n(step), cells, rails), join(box, n(step), { x: box.x + box.w, y: top + 0.5 * h })];
+			return [at(n(id), into, cells, rails), join(box, n(id), { x: box.x + box.w, y: top + 0.5 * h })];
 		} });
 
 	const feed = block.feedforward && { id: "feedforward", at: "feedforward", panel: "block", flex: 0.24, least: fs * 14,
@@ -132,7 +134,7 @@ export function transformer(stage) {
 		embeddingPart(stage, t.embedding.added ? "+ position" : ""),
 		...blocks.slice(0, open).map((_, layer) => slim(layer)),
 		preAttention && norm("norm", "norm"),
-		vectors("q", own.q, "Q"), vectors("k", own.k, "K"),
+		vectors("q", own.q), vectors("k", own.k),
 		{ id: "weave", at: "scores", panel: "block", flex: 0.36, least: fs * 10, rowsNarrow: true, extraNarrow: 66,
 			title: `Attention, head ${own.head}`, draw(box) {
 				const each = Math.min(box.w / names.length, fs * 5), top = box.ys[0] - box.rh(0) / 2;
@@ -146,11 +148,9 @@ export function transformer(stage) {
 					weave(own, { x: box.x, ys: box.ys, each, rh: box.rh(0), fs, here, numbers: stage.near, go: "head" }),
 						probes)];
 			} },
-		mix("values", own, "values", { rows: {}, title: "weight × V", go: `head/${here}` }),
-		joined("heads", block.attention, "heads", () => stage.y(here)),
-		...cross ? [mix("cross", cross, "cross", { rows: { source: true }, title: "weight × V of the source",
-			go: `cross/${here}` }),
-			joined("crossheads", block.cross, "crossadd", () => stage.y(here))] : [],
+		mix("values", own, "weight × V", `head/${here}`), joined("heads", block.attention, 1),
+		...cross ? [mix("cross", cross, "weight × V of the source", `cross/${here}`),
+			joined("crossadd", block.cross, 2)] : [],
 		preFeed && norm("norm2", "feedforward"),
 		...block.experts ? expertParts(stage, block.experts, norms.at(-1), join) : [feed],
 		...blocks.slice(open + 1).map((_, k) => slim(open + 1 + k)),
@@ -181,8 +181,7 @@ function neurons(feed, { x, y, w, h }, fs) {
 		const value = hidden[unit], size = (Math.abs(value) / top) * (value < 0 ? zero - begin : scale);
 		marks.push(part(`ff/${unit}`, `Neuron ${unit}: ${brief(value)}`, rect(left, yOf(n) - rh / 2 + 1, right - left,
 			rh - 2, "hit"),
-			rect(value < 0 ? zero - size : zero, yOf(n) - Math.min(rh * 0.3, fs * 0.7), size, Math.min(rh * 0.6, fs * 1.4),
-				value < 0 ? "neg light" : "pos light", 1),
+			signedBar(value, zero, yOf(n) - Math.min(rh * 0.3, fs * 0.7), size, Math.min(rh * 0.6, fs * 1.4), 1, " light"),
 			text(right - 2, yOf(n) + fs * 0.35, brief(value), "end")), named && text(left, yOf(n) + fs * 0.35, unit, "soft"));
 		const known = units?.indexOf(unit) ?? -1;
 		if (known < 0) return;
@@ -194,44 +193,36 @@ function neurons(feed, { x, y, w, h }, fs) {
 		draw(feed.down[known].map(weight => weight * value), k =>
 			`M${right + 4} ${yOf(n)}L${x + w - side - 2} ${place(k, added.length, outBins)}`);
 	});
-	const above = hidden.filter(value => value > 0).length, tall = h - fs * 1.6;
+	const tall = h - fs * 1.6;
 	return [lines, line(`M${zero} ${y}v${tall}`, "axis"), marks,
 		bars(binned(read, inBins), { x, y, w: side, h: tall, down: true, m: "read" }),
 		bars(binned(added, outBins), { x: x + w - side, y, w: side, h: tall, down: true, m: "added" }),
 		text(x + w / 2, y + h, fit(rows < hidden.length ? `${rows} of ${withCommas(hidden.length)} neurons`
-			: `${above} of ${hidden.length} above 0`, w, fs), "soft middle")];
+			: `${above(hidden)} of ${hidden.length} above 0`, w, fs), "soft middle")];
 }
+
+const above = values => values.filter(value => value > 0).length;
 
 // Steps of a Transformer: name, caption, formula, and the closer view that Enter opens.
 export function transformerSteps(stage) {
-	const { step, threads: t, here, names, head, choice } = stage, { open, block } = t, layers = t.blocks.length;
-	const own = headOf(block.attention, head), cross = block.cross && headOf(block.cross, head);
-	const stack = step.kind === "encoder" ? "encoder" : "decoder", id = `${stack}.${open}`, now = quoted(names[here]);
-	const weights = own.weights[here], most = weights.indexOf(Math.max(...weights)), rest = 1 - sum(weights);
-	const heads = block.attention.q.length, gated = block.feedforward?.factors;
-	const scale = scaleText(block.attention);
-	const rotary = step.stages.some(each => each.id === `${id}.attention.rotary`),
-		masks = own.scores.flat().includes(null);
-	const hidden = block.feedforward?.hidden ?? [], above = hidden.filter(value => value > 0).length, size = hidden.length;
-	const normName = step.stages.find(each => each.id === `${id}.attention.norm`)?.title === "RMSNorm" ? "x / rms(x)"
-		: "(x − μ) / σ";
-	const sourceMost = cross && cross.weights[here].indexOf(Math.max(...cross.weights[here]));
-	const preAttention = isPre(step, `${id}.attention`);
+	const { step, threads: t, here, names, choice } = stage, now = quoted(names[here]);
+	const { open, block, layers, id, own, cross, heads, preAttention } = openBlock(stage);
+	const most = row => row.indexOf(Math.max(...row)), weights = own.weights[here], rest = 1 - sum(weights);
+	const scale = scaleText(block.attention), masks = own.scores.flat().includes(null);
+	const partOf = name => step.stages.find(each => each.id === `${id}.${name}`), rotary = partOf("attention.rotary");
+	const { factors, activation, hidden = [] } = block.feedforward ?? {}, size = hidden.length;
+	const normName = partOf("attention.norm")?.title === "RMSNorm" ? "x / rms(x)" : "(x − μ) / σ";
 	return [
-		["tokens", "Tokens", `The text is cut into ${step.pieces.length} tokens. To the model each one is only a number.`,
-			`${now} → \`${step.ids[step.place]}\``, `embedding/${here}`],
-		["embedding", "Embedding", t.embedding.added
-			? "The number selects a row of a table; the position in the text adds another. The stream begins here."
-			: "The number selects a row of a table. The stream begins here.",
-		t.embedding.added ? `x = E[\`${step.ids[step.place]}\`] + P[\`${step.place}\`]`
-			: `x = E[\`${step.ids[step.place]}\`]`, `embedding/${here}`],
+		...firstSteps(stage, `The text is cut into ${step.pieces.length} tokens. To the model each one is only a number.`,
+			`The number selects a row of a table${
+				t.embedding.added ? "; the position in the text adds another" : ""}. The stream begins here.`),
 		t.source && ["source", "Source",
 			`The encoder has read the source: one vector for each of its ${step.source_pieces.length} tokens.`,
 			"m_{j} = encoder(source)_{j}", "encoder"],
 		open > 0 && ["before", "Blocks", "The stream runs through the blocks. Each reads it and adds a little.",
 			"x ← x + block(x)", "block"],
-		preAttention
-			&& ["norm", "Norm", `Block ${open} is open. It takes a copy of the stream and brings it to a standard size.`,
+		preAttention && ["norm", "Norm",
+			`Block ${open} is open. It takes a copy of the stream and brings it to a standard size.`,
 			`n = ${normName}`, "block"],
 		["qkv", "Q, K, V",
 			`Every token gets three short vectors: what it looks for, what it offers, and what it hands over.${rotary ? " Q and K are rotated by the position." : ""}`,
@@ -240,9 +231,9 @@ export function transformerSteps(stage) {
 			`The query of ${now} meets every key.${masks ? " Hatched: masked, a token never sees what comes after it." : ""}`,
 			`s_{j} = q · k_{j} ${scale}`, `head/${here}`],
 		["softmax", "Softmax",
-			`Softmax turns a row of scores into shares of one. Here ${quoted(names[most])} gets the most: ${percent(weights[most])}.`
-			+ (rest > 0.005 ? ` Tokens that are not shown get ${percent(rest)}.` : ""), "a_{j} = exp(s_{j}) / Σ exp(s)",
-				`head/${here}`],
+			`Softmax turns a row of scores into shares of one. Here ${quoted(names[most(weights)])} gets the most: ${
+				percent(Math.max(...weights))}.${rest > 0.005 ? ` Tokens that are not shown get ${percent(rest)}.` : ""}`,
+			"a_{j} = exp(s_{j}) / Σ exp(s)", `head/${here}`],
 		["values", "Values",
 			"Each token hands over its value in proportion to its share: the wider the link, the larger the share.",
 			"o = Σ a_{j} v_{j}", `head/${here}`],
@@ -251,23 +242,31 @@ export function transformerSteps(stage) {
 			: "The head's result is projected and added to the stream.", heads > 1 ? `x ← x + W_{O} [o_{0} … o_{${heads - 1}}]`
 				: "x ← x + W_{O} o", "head"],
 		cross && ["cross", "Cross-attention",
-			`Now ${now} asks the source. ${quoted(stage.sourceNames[sourceMost])} gets the most: ${percent(cross.weights[here][sourceMost])}.`,
+			`Now ${now} asks the source. ${quoted(stage.sourceNames[most(cross.weights[here])])} gets the most: ${
+				percent(Math.max(...cross.weights[here]))}.`,
 			"o = Σ a_{j} v_{j}   (source)", `cross/${here}`],
 		cross && ["crossadd", "Heads", "What the heads found in the source is added to the stream.",
 			"x ← x + W_{O} [o_{0} … ]", `cross/${here}`],
 		size > 0 && ["feedforward", "Feed-forward",
-			`Now the token is alone. Of ${withCommas(size)} neurons ${withCommas(above)} are above 0.`,
-			gated ? `f = W_{d} (${block.feedforward.activation}(W_{g} n) ⊙ W_{u} n)`
-				: `f = W_{2} ${block.feedforward.activation}(W_{1} n)`, "ff"],
-		...block.experts ? expertSteps(block.experts, now, name => step.stages.find(each => each.id === `${id}.feedforward.${name}`)?.formula ?? "")
-			: [],
-		(size > 0 || block.experts) && ["add", "Add", "The result is added as well. Nothing in the stream is erased, only added to.", "x ← x + f", size > 0 ? "ff" : ""],
+			`Now the token is alone. Of ${withCommas(size)} neurons ${withCommas(above(hidden))} are above 0.`,
+			factors ? `f = W_{d} (${activation}(W_{g} n) ⊙ W_{u} n)` : `f = W_{2} ${activation}(W_{1} n)`, "ff"],
+		...block.experts ? expertSteps(block.experts, now, name => partOf(`feedforward.${name}`)?.formula ?? "") : [],
+		(size > 0 || block.experts) && ["add", "Add",
+			"The result is added as well. Nothing in the stream is erased, only added to.", "x ← x + f", size > 0 ? "ff" : ""],
 		open < layers - 1 && ["after", "Blocks", "The other blocks do the same, each with weights of its own.",
 			"x ← x + block(x)", "block"],
 		...choice ? wordSteps(stage) : [step.memory ? ["logits", "For the decoder",
 			`This is what the decoder reads of ${now}: every block's cross-attention makes a key and a value of it.`,
 			"k_{j} = W_{K} m_{j}   v_{j} = W_{V} m_{j}"] : ["logits", "Output", "The model's output for this text.", "f(x)"]],
 	].filter(Boolean);
+}
+
+// The steps before the first layer of a model that has an embedding.
+export function firstSteps({ step, threads, here, names }, cut, select) {
+	const id = step.ids[step.place], go = `embedding/${here}`;
+	const position = threads.embedding.added ? ` + P[\`${step.place}\`]` : "";
+	return [["tokens", "Tokens", cut, `${quoted(names[here])} → \`${id}\``, go],
+		["embedding", "Embedding", select, `x = E[\`${id}\`]${position}`, go]];
 }
 
 // What the logits are computed from: recurrent models have no residual stream.

@@ -20,7 +20,8 @@ export function tokenGrid(/** @type {any} */ { title, label, names, tokens, head
 		const cell = target.closest("td");
 		return cell && [Number(cell.dataset.row), Number(cell.dataset.column)];
 	};
-	const body = h("tbody", { onclick: ({ target }) => target.closest("td")?.focus({ preventScroll: true }) }, cells.map((cellsOfRow, row) => line(names[row], cellsOfRow)).reverse());
+	const body = h("tbody", { onclick: ({ target }) => target.closest("td")?.focus({ preventScroll: true }) },
+		cells.map((cellsOfRow, row) => line(names[row], cellsOfRow)).reverse());
 	let chosen = cells[at[0]][at[1]];
 	chosen.tabIndex = 0;
 	chosen.classList.add("lens-chosen");
