@@ -82,7 +82,7 @@ function logTicks(low, high, maxTicks) {
 export function roundTicks(axis, [low, high], maxTicks) {
 	const text = formatOf(axis);
 	const ticks = axis.log ? logTicks(low, high, maxTicks) : evenTicks(low, high, maxTicks, axis.format === "duration");
-	return ticks.map(value => ({ value, label: text(value) }));
+	return ticks.filter(value => !axis.whole || Number.isInteger(value)).map(value => ({ value, label: text(value) }));
 }
 
 // The position of a value along its axis, 0 at the beginning and 1 at the end; and the value at such a position.

@@ -1,5 +1,6 @@
 // Metrics of runs, which arrive in parts, and the charts of several runs.
-import { lowerBound } from "./chart_axes.js";
+import { exactText, lowerBound } from "./chart_axes.js";
+import { formatOf } from "./numbers.js";
 import { capitalised } from "./words.js";
 
 const COLOURS = ["c0", "c1", "c2", "c3"], DASHES = ["", "6 3", "1.5 2.5"];
@@ -9,7 +10,7 @@ const TITLES = { loss: "Loss", lr: "Learning rate", gradient_norm: "Gradient nor
 const ORDER = ["loss", "validation_bits_per_byte", "validation_accuracy", "lr", "gradient_norm", "tokens_per_second"];
 const FROM_ZERO = new Set(["lr", "gradient_norm", "tokens_per_second"]);
 // horizontal axes: `name` in the <select>, `label` and `format` on the axis
-export const AXES = { step: { name: "step", label: "step" },
+export const AXES = { step: { name: "step", label: "step", whole: true },
 	tokens: { name: "tokens", label: "tokens", format: "number" },
 	time: { name: "time", label: "training time", format: "duration" },
 	flops: { name: "FLOPs", label: "FLOPs", format: "scientific" } };
@@ -58,8 +59,8 @@ const sentence = key => {
 	return `${capitalised(words)}${held ? ", held out" : ""}`;
 };
 
-const look = (index, held, alone) => ({ colour: held && alone ? "c1" : COLOURS[index % 4], marker: held ? "o" : "",
-	dash: DASHES[Math.floor(index / 4) % 3], width: held && !alone ? 1.2 : 1.8 });
+const look = (index, held, alone, single) => ({ colour: held && alone ? "c1" : COLOURS[index % 4],
+	marker: held || single ? "o" : "", dash: DASHES[Math.floor(index / 4) % 3], width: held && !alone ? 1.2 : 1.8 });
 
 // The charts of runs on one horizontal axis, in a fixed order.
 export function charts(runs, { x, logX, logY }) {
@@ -68,28 +69,30 @@ export function charts(runs, { x, logX, logY }) {
 	const rank = key => (ORDER.indexOf(key) + 1) || ORDER.length + 1;
 	const ends = [Infinity, -Infinity]; // shared, so that a step is at the same position in all charts
 	const alone = runs.length === 1, marks = runs.flatMap(run => marksOf(run, axisOf(run, x), alone));
-	const list = [...keys].sort((a, b) => rank(a) - rank(b) || a.localeCompare(b)).map(key => ({
-		key, title: TITLES[key] ?? sentence(key), size: { width: 480, height: 260 }, controls: false,
-		marks: isHeldOut(key) ? [] : marks,
-		x: { label: AXES[x].label, format: AXES[x].format, log: logX, pad: 0, includes: ends },
-		y: { log: logY, clips: !isHeldOut(key) && key !== "lr", includes: FROM_ZERO.has(key) && !logY ? [0] : [] },
-		series: runs.flatMap((run, index) => seriesOf(run, index, key, axisOf(run, x), alone)),
-	})).filter(chart => chart.series.length);
+	const list = [...keys].sort((a, b) => rank(a) - rank(b) || a.localeCompare(b)).map(key => {
+		const series = runs.flatMap((run, index) => seriesOf(run, index, key, axisOf(run, x), alone));
+		return { key, title: TITLES[key] ?? sentence(key), size: { width: 480, height: 260 }, controls: false, series,
+			marks: isHeldOut(key) ? [] : marks, x: { ...AXES[x], log: logX, pad: 0, includes: ends },
+			y: { log: logY, clips: !isHeldOut(key) && key !== "lr", includes: FROM_ZERO.has(key) && !logY ? [0] : [],
+				pad: series.some(({ labels }) => labels.length) ? 0.2 : undefined } };
+	}).filter(chart => chart.series.length);
 	for (const line of list.flatMap(chart => chart.series)) {
 		ends[0] = Math.min(ends[0], line.x[0]);
 		ends[1] = Math.max(ends[1], line.x.at(-1));
 	}
-	return list;
+	const [start, end] = ends; // where the runs have one point, it has the only tick
+	return start < end ? list : list.map(chart => ({ ...chart,
+		x: { ...chart.x, ticks: [{ value: start, label: formatOf(AXES[x])(start) }] } }));
 }
 
 function seriesOf(run, index, key, toAxis, alone) {
 	const metrics = key === "loss" ? ["loss", "validation_loss"] : [key];
 	return metrics.filter(metric => toAxis && run.series[metric]).map(metric => {
-		const held = isHeldOut(metric), { steps, values } = run.series[metric];
+		const held = isHeldOut(metric), { steps, values } = run.series[metric], single = steps.length === 1;
 		const name = !alone ? (held && key === "loss" ? `${run.name}, held out` : run.name)
 			: key === "loss" ? (held ? "held out" : "training") : (TITLES[metric] ?? sentence(metric)).toLowerCase();
-		return { name, x: steps.map(toAxis), y: values, look: look(index, held, alone && key === "loss"),
-			exact: key === "lr" };
+		return { name, x: steps.map(toAxis), y: values, look: look(index, held, alone && key === "loss", single),
+			labels: single ? [exactText(values[0])] : [], exact: key === "lr" };
 	});
 }
 

@@ -37,15 +37,15 @@ export function chooser({ info, other, models, broken, fits }, { choose, move })
 	const list = select(models.map(model => [model.id, why(model)]), info.base, choose);
 	list.append(...broken.map(model => h("option", { disabled: true }, why(model))));
 	const chosen = list.length > 1 ? field("Model", list) : h("span.soft", info.base);
-	if (!fits) return [chosen];
+	if (!fits) return [h("div", chosen)];
 	const several = info.checkpoints.length > 1, own = other?.base === info.base, isOff = other?.off.length > 0;
 	const options = [["", "nothing"], ...several ? [["@", "another checkpoint"]] : [],
 		...own && isOff ? [["~", "itself without heads"]] : [],
 		...models.filter(model => model.id !== info.base && fits(model)).map(({ id }) => [id, id])];
 	const start = { "": undefined, "@": idOf({ ...info, off: [], step: info.checkpoints[0] }) };
-	return [chosen, several && checkpointSlider("Checkpoint", info, id => move({ model: id }, "slid")),
-		options.length > 1 && field("Compare with", select(options, own ? (isOff ? "~" : "@") : other?.base ?? "",
+	return [h("div", chosen, several && checkpointSlider("Checkpoint", info, id => move({ model: id }, "slid"))),
+		h("div", options.length > 1 && field("Compare with", select(options, own ? (isOff ? "~" : "@") : other?.base ?? "",
 			value => move({ with: value in start ? start[value] : value }))),
 		other && !isOff && other.checkpoints.length > 1 && checkpointSlider(own ? "at" : "Checkpoint", other,
-			id => move({ with: id }, "slid"))].filter(Boolean);
+			id => move({ with: id }, "slid")))];
 }
