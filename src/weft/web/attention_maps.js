@@ -12,22 +12,16 @@ export const unpackMaps = parts => Promise.all(parts.map(async part =>
 
 // One kind of attention: probabilities by (layer, head, row, column); rows and columns are blocks of tokens.
 class Maps {
-	constructor(part, bytes, best) {
-		this.kind = part.kind;
-		this.name = part.name;
-		this.layers = part.layers;
-		this.heads = part.heads;
-		this.queries = part.queries;
-		this.keys = part.keys;
-		this.rows = part.rows;
-		this.columns = part.columns;
-		this.block = part.block; // tokens per row and column
-		this.levels = part.levels;
-		this.single = part.layers * part.heads === 1; // recurrent models with attention have one map, of no layer and head
-		this.past = part.past; // whether only the lower triangle is stored
-		this.count = part.count; // strongest keys per query in `best`
+	kind; name; layers; heads; queries; keys; rows; columns; levels;
+	block; // tokens per row and column
+	past; // whether only the lower triangle is stored
+	count; // strongest keys per query in `best`
+
+	constructor({ weights: _, ...part }, bytes, best) {
+		Object.assign(this, part);
 		this.bytes = bytes;
 		this.best = best;
+		this.single = part.layers * part.heads === 1; // recurrent models with attention have one map, of no layer and head
 		this.perMap = this.past ? (this.rows * (this.rows + 1)) / 2 : this.rows * this.columns;
 		this.square = Float32Array.from({ length: this.levels + 1 }, (_, n) => (n / this.levels) ** 2);
 	}

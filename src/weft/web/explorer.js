@@ -83,9 +83,9 @@ const lacking = (view, info) => `${info.id} is ${info.makes}, which ${view.lacks
 
 function instead(view, info) {
 	const others = views.filter(each => OF_A_TEXT.includes(each.path) && !each.lacks(info)).slice(0, 3);
-	return h("p", lacking(view, info), others.length > 0 && " Open ", others.map((each, n) =>
+	return h("p", lacking(view, info), others.length > 0 && [" Open ", others.map((each, n) =>
 		[n === 0 ? "" : n === others.length - 1 ? " or " : ", ",
-			h("a", { href: link(each.path, { model: info.id }) }, each.title)]), others.length > 0 && " instead.");
+			h("a", { href: link(each.path, { model: info.id }) }, each.title)]), " instead."]);
 }
 
 /** @param {(() => void) | null} retry */
@@ -94,14 +94,10 @@ function problem(message, retry = null) {
 		retry && h("p", h("button", { type: "button", onclick: retry }, "Try again")));
 }
 
-const notice = message => h("p.notice", message);
-
 function requestKey() {
 	const key = h("input", { type: "password", autocomplete: "off", required: true });
-	const form = h("form", { onsubmit: event => { event.preventDefault(); api.setKey(key.value); begin(); } },
-		h("p", "This server requires an API key."), field("Key", key), " ",
-		h("button.primary", "Continue"));
-	main.replaceChildren(form);
+	main.replaceChildren(h("form", { onsubmit: event => { event.preventDefault(); api.setKey(key.value); begin(); } },
+		h("p", "This server requires an API key."), field("Key", key), " ", h("button.primary", "Continue")));
 	key.focus();
 }
 
@@ -113,11 +109,9 @@ function fail(error, view = null) {
 	main.querySelector(".problem")?.remove();
 	const below = main.querySelector(".view");
 	const place = shown => { if (below) below.before(shown); else main.append(shown); };
-	if (error.status) return place(problem(error.message, () => render()));
-	if (error.status === undefined) {
-		console.error(error);
-		return place(problem(`Unexpected error: ${error.message}`, () => render()));
-	}
+	const { status, message } = error;
+	if (status === undefined) console.error(error);
+	if (status !== 0) return place(problem(status ? message : `Unexpected error: ${message}`, () => render()));
 	place(problem("The server is not responding. This page reconnects when it is back."));
 	const retry = setInterval(async () => {
 		try {
@@ -164,8 +158,8 @@ async function render(how = "") {
 	if (path && !how) (whole ? place : main.children[1]).after(termsOf(path, state.preset ? null : info));
 	if (state.model && !known) {
 		const { problem } = broken.find(model => model.id === state.model) ?? {};
-		main.append(notice(`${problem ? `Model '${state.model}' cannot be loaded: ${problem}` : `No model '${state.model}' on this server`}${
-			info ? `; showing '${info.id}'` : ""}.`));
+		main.append(h("p.notice", problem ? `Model '${state.model}' cannot be loaded: ${problem}`
+			: `No model '${state.model}' on this server`, info && `; showing '${info.id}'`, "."));
 	}
 	if (view.lacks(info)) return info ? place.append(instead(view, info)) : open("", {});
 	const context = {

@@ -171,8 +171,7 @@ function sideBySide(stage, scene, id) {
 
 const heading = (x, y, title, step) => text(x, y, title, "head bold", { "data-s": step });
 
-const panel = ({ panelTitle }, go, shape) =>
-	(go ? part(go, `Zoom into ${panelTitle.toLowerCase()}`, shape) : s("g", shape));
+const panel = ({ panelTitle }, go, shape) => part(go, `Zoom into ${panelTitle?.toLowerCase()}`, shape);
 
 // What the signs mean; each differs in shape as well as in colour.
 function legend(x, y, fs, hasMask) {

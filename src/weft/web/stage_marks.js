@@ -48,10 +48,10 @@ export const circle = (x, y, radius, kind, props = {}) =>
 // A group that is dimmed until its step and grows in it.
 export const at = (step, ...children) => s("g", { "data-s": step }, ...children);
 
-// A part that a click or Enter opens; `go` is a path of the closer views, or an action such as "head=2". Its label
-// contains the text that is seen.
+// A part that a click or Enter opens; `go` is a path of the closer views, an action such as "head=2", or nothing where
+// it cannot be opened. Its label contains the text that is seen.
 export const part = (go, label, ...children) =>
-	s("g", { "data-go": go, "data-key": go, tabindex: "0", role: "button", "aria-label": label }, ...children);
+	s("g", go ? { "data-go": go, "data-key": go, tabindex: "0", role: "button", "aria-label": label } : {}, ...children);
 
 // At most `count` values: of neighbours the one farthest from zero.
 export function binned(values, count) {

@@ -25,8 +25,8 @@ export function tokensPart(stage, sheaf = 0) {
 				const label = tokenName(name), cut = label.endsWith("…") ? `, shown as ${label}` : "";
 				const shown = s("g", { opacity: unseen ? 0.45 : 1, "data-thread": source ? undefined : rows[n] },
 					chip(label, { x: box.x, y: ys[n], w, h: Math.max(h, fs * 1.25), here: n === here, fs }));
-				return stage.canFollow && !source && n !== here ? part(`follow=${rows[n]}`, `Follow ${quoted(name)}${cut}`, shown)
-					: s("g", shown);
+				return part(stage.canFollow && !source && n !== here && `follow=${rows[n]}`,
+					`Follow ${quoted(name)}${cut}`, shown);
 			});
 			const more = missing.map(({ row, from, to }) => {
 				const apart = Math.max(rh * 0.75, fs * 1.45); // from the middle of a chip
@@ -34,8 +34,8 @@ export function tokensPart(stage, sheaf = 0) {
 					label = `⋮ ${withCommas(to - from)} more`;
 				const shown = [rect(box.x + w * 0.12, y - fs * 0.62, w * 0.76, fs * 1.24, "paper-fill", 3),
 					text(box.x + w / 2, y + fs * 0.35, label, "soft middle")];
-				return stage.canReach && !source ? part(`more=${from}-${to}`, `${label}: positions ${from} to ${to - 1}`, ...shown)
-					: s("g", ...shown);
+				return part(stage.canReach && !source && `more=${from}-${to}`,
+					`${label}: positions ${from} to ${to - 1}`, ...shown);
 			});
 			return [at(stage.indexOf(source ? "source" : "tokens"), chips, more)];
 		} };

@@ -1,6 +1,5 @@
 // A Transformer on the stage: embeddings, blocks of which one is open, attention as links between threads, and the
 // feed-forward layer. `transformer(stage)` returns the columns from left to right and the steps that walk through them.
-import { s } from "./dom.js";
 import { at, bars, binned, brief, columnNames, fit, largest, length, line, links, part, pill, plus, quoted,
 	rect, signedBar, strips, strongestOf, text, weave, wide } from "./stage_marks.js";
 import { expertParts, expertSteps } from "./stage_experts.js";
@@ -61,7 +60,7 @@ export function transformer(stage) {
 					(!many || layer % 2 === 0 || layer === layers - 1 && layers % 2) && text(box.x + box.w / 2, stage.top
 						+ fs * 1.5, label, "head middle", { "data-s": step }),
 					at(step, bars(vector, { x: box.x + 2, y: box.y, w: box.w - 4, h: box.h, down: true, m: `block${layer}` }))];
-			return [stage.canOpen ? part(`open=${layer}`, `Open block ${label}`, ...shown) : s("g", ...shown)];
+			return [part(stage.canOpen && `open=${layer}`, `Open block ${label}`, ...shown)];
 		},
 	});
 

@@ -39,13 +39,12 @@ export function wordsPart(stage, { logits = "Logits", next = "Next token" } = {}
 			const signed = values.some(value => value > 0), zero = box.x + wideLogits * (signed ? 0.28 : 1);
 			const scale = signed ? wideLogits * 0.72 : wideLogits, y = n => top + n * rh + rh * 0.5;
 			const logitRows = order.map((rank, n) => {
-				const value = values[n], size = Math.min(1, Math.abs(value) / most) * (value < 0 && signed ? wideLogits * 0.26
-					: scale * 0.94);
-				const name = `${minus(value, 1)}, the logit of ${choice.candidates[rank].piece}`;
+				const value = values[n], shortest = value < 0 && signed ? wideLogits * 0.26 : scale * 0.94;
 				const shown = [rect(box.x, y(n) - rh * 0.5, wideLogits, rh - 2, "hit"),
-					signedBar(value, zero, y(n), size, bar),
+					signedBar(value, zero, y(n), Math.min(1, Math.abs(value) / most) * shortest, bar),
 					text(signed ? zero + 5 : zero, y(n) - 5, minus(value, 1), signed ? "soft" : "soft end")];
-				return choice.factors ? part(`logit/${rank}`, name, ...shown) : s("g", ...shown);
+				return part(choice.factors && `logit/${rank}`,
+					`${minus(value, 1)}, the logit of ${choice.candidates[rank].piece}`, ...shown);
 			});
 			const names = [...order.map(rank => tokenName(choice.candidates[rank].piece, 12)),
 				...others > 0 ? [`${withCommas(others)} others`] : []];

@@ -22,12 +22,12 @@ const WAIT_MS = 3000; // between looks for a first model
 const KINDS = { decoder: "Transformer decoder", encoder: "Transformer encoder",
 	"encoder-decoder": "Transformer encoder and decoder", recurrent: "Recurrent network", bengio: "Neural n-gram", ngram: "N-gram model",
 	bahdanau: "Recurrent encoder and decoder with attention", elmo: "LSTMs in both directions (ELMo)" };
+const FILLS = "Fills in missing words from the text on both sides.";
 const GOOD_AT = {
 	"next-token": "Continues a text in the style of its training data.",
 	chat: "Answers messages and remembers the conversation.",
 	pairs: "Writes one text from another, such as a translation or a summary.",
-	masked: "Fills in missing words from the text on both sides.",
-	"masked+next": "Fills in missing words from the text on both sides.",
+	masked: FILLS, "masked+next": FILLS,
 	classify: "Chooses a label for a text.", regress: "Predicts a number from a text.",
 	tag: "Gives every word of a text a tag.", answer: "Finds the answer to a question in a text.",
 	contrastive: "Turns texts into vectors that are close if the texts are similar.",
@@ -80,8 +80,8 @@ class Home {
 		}, WAIT_MS);
 		this.opened.push({ close: () => clearInterval(timer) });
 		return h("section.home-empty", h("h2.home-title", "No model here yet"),
-			h("p", "Type one of these in a terminal, in the folder where you started weft. ",
-				"The model appears on this page with its first checkpoint."),
+			h("p", "Type one of these in a terminal, in the folder where you started weft. The model appears on this page with "
+				+ "its first checkpoint."),
 			h("ul",
 				line("weft quickstart", "Trains a small Transformer on text that comes with Python: two or three minutes on two cores."),
 				line("weft train gpt-tiny --data book.txt", "Trains on a text of your own."),
@@ -138,10 +138,8 @@ class Home {
 			return this.main.firstChild.replaceWith(this.first());
 		});
 		this.drawSteps(steps, model);
-		return h("section.home-first",
-			h("div", h("h2.home-title", "What comes next?"), area,
-				rows, h("p.soft", "Predictions of ", h("b", model.id),
-					". Choose one to continue, or type a text of your own.")), steps);
+		return h("section.home-first", h("div", h("h2.home-title", "What comes next?"), area, rows, h("p.soft",
+			"Predictions of ", h("b", model.id), ". Choose one to continue, or type a text of your own.")), steps);
 	}
 
 	// The beginning of a sample text, up to a word of which the model is neither certain nor ignorant.
@@ -172,8 +170,7 @@ class Home {
 		const grid = h("div.home-cards");
 		const more = button(`Show all ${this.models.length} models`, () => show(this.models.length));
 		const observer = new IntersectionObserver(entries => {
-			for (const { isIntersecting, target } of entries) {
-				if (!isIntersecting) continue;
+			for (const { target } of entries.filter(each => each.isIntersecting)) {
 				observer.unobserve(target);
 				target.dispatchEvent(new CustomEvent("seen"));
 			}

@@ -64,8 +64,10 @@ class Runs {
 
 	close() {
 		clearTimeout(this.timer);
-		for (const chart of this.charts.values()) chart.close();
+		this.closeCharts();
 	}
+
+	closeCharts() { for (const chart of this.charts.values()) chart.close(); }
 
 	async begin() {
 		await this.loadList();
@@ -123,9 +125,8 @@ class Runs {
 			grew = add(run, response) || grew;
 		}
 		if (evaluated) {
-			const [events, written] = await Promise.all([get("events"), get("samples")]);
-			Object.assign(run, { state, events: events.events, damage: events.damage });
-			Object.assign(run, { samples: written.samples, final: written.final });
+			const [{ events, damage }, { samples, final }] = await Promise.all([get("events"), get("samples")]);
+			Object.assign(run, { state, events, damage, samples, final });
 		}
 		run.recipe ??= (await get("recipe")).flat;
 		return grew || evaluated;
@@ -169,14 +170,11 @@ class Runs {
 
 	finder() {
 		const { state, set } = this.context;
-		const find = h("input", { type: "search", value: state.find ?? "", autocomplete: "off", oninput: debounced(() => {
-			set({ find: find.value || undefined });
-			this.showList();
-		}, 100) });
-		const sort = select(Object.entries(SORTS).map(([id, { label }]) => [id, label]), state.sort ?? "changed", value => {
-			set({ sort: value === "changed" ? undefined : value });
-			this.showList();
-		});
+		const show = changes => { set(changes); this.showList(); };
+		const find = h("input", { type: "search", value: state.find ?? "", autocomplete: "off",
+			oninput: debounced(() => show({ find: find.value || undefined }), 100) });
+		const sort = select(Object.entries(SORTS).map(([id, { label }]) => [id, label]), state.sort ?? "changed",
+			value => show({ sort: value === "changed" ? undefined : value }));
 		return h("div.fields", field("Find", find), field("Sort by", sort));
 	}
 
@@ -208,17 +206,10 @@ class Runs {
 
 	controls() {
 		const { state, set } = this.context, redraw = debounced(() => this.showCurves(), 15);
-		const box = (label, key) => {
-			const input = h("input", { type: "checkbox", checked: state[key] === "1", onchange: () => {
-				set({ [key]: input.checked ? "1" : undefined });
-				this.showCurves();
-			} });
-			return field(label, input);
-		};
-		const smooth = h("input", { type: "range", min: 0, max: 0.99, step: 0.01, value: state.smooth ?? 0, oninput: () => {
-			set({ smooth: Number(smooth.value) ? smooth.value : undefined });
-			redraw();
-		} });
+		const box = (label, key) => field(label, h("input", { type: "checkbox", checked: state[key] === "1",
+			onchange: ({ target }) => { set({ [key]: target.checked ? "1" : undefined }); this.showCurves(); } }));
+		const smooth = h("input", { type: "range", min: 0, max: 0.99, step: 0.01, value: state.smooth ?? 0,
+			oninput({ target: { value } }) { set({ smooth: Number(value) ? value : undefined }); redraw(); } });
 		const axis = select(Object.entries(AXES).map(([id, { name }]) => [id, name]), state.x ?? "step", value => {
 			this.zoom = null;
 			set({ x: value === "step" ? undefined : value, zoom: undefined });
@@ -243,13 +234,12 @@ class Runs {
 		const list = charts(runs, { x, logX: state.logx === "1", logY: state.logy === "1" });
 		const smooth = numberWithin(state.smooth, 0, 0.99, 0);
 		if (list.map(chart => chart.key).join() !== [...this.charts.keys()].join()) {
-			for (const chart of this.charts.values()) chart.close();
+			this.closeCharts();
 			this.charts.clear();
 			this.grid.replaceChildren();
 		}
 		for (const data of list) {
-			const current = { ...data, smooth, zoom: this.zoom, hidden: this.hidden };
-			const chart = this.charts.get(data.key);
+			const current = { ...data, smooth, zoom: this.zoom, hidden: this.hidden }, chart = this.charts.get(data.key);
 			if (chart) chart.update(current); else this.addChart(current);
 		}
 		this.resetZoom.hidden = !this.zoom;

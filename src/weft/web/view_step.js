@@ -27,13 +27,12 @@ export async function mount(main, context) {
 	let stage = null; // the stage of the model, which leads
 	let stages = [];
 	let origin = "", text = "", target = info.writes ? state.target ?? "" : null;
-	const { generate, translate } = info.continues || info.writes ? await fetchDecoding(context) : {};
+	const writes = info.continues || info.writes, { generate, translate } = writes ? await fetchDecoding(context) : {};
 	const usual = generate?.temperature >= MIN_TEMPERATURE
 		? { temperature: generate.temperature, top_k: generate.top_k, top_p: generate.top_p } : NEUTRAL;
 	const settings = () => ({ temperature: real(state.temperature) ?? usual.temperature,
 		top_k: state.top_k === "off" ? null : integer(state.top_k) ?? usual.top_k,
 		top_p: state.top_p === "off" ? null : real(state.top_p) ?? usual.top_p });
-	const writes = info.continues || info.writes;
 
 	const status = h("p.soft.step-status", { role: "status" }), body = h("div.step-body");
 	const { places, element } = other ? panes(models, NOTE) : { places: [body], element: null };
@@ -43,13 +42,12 @@ export async function mount(main, context) {
 		context.set({ place: undefined, threads: undefined });
 		renew({ stage: "tokens" });
 	});
+	const cut = (name, value) => changed({ ...settings(), [name]: value });
 	const cuts = writes && h("div.fields",
 		slider("Top-k", { min: 1, max: MAX_TOP_K + 1, step: 1, value: settings().top_k ?? MAX_TOP_K + 1,
-			format: k => (k > MAX_TOP_K ? "off" : String(k)), change: k => changed({ ...settings(), top_k: k > MAX_TOP_K
-				? null : k }) }),
+			format: k => (k > MAX_TOP_K ? "off" : String(k)), change: k => cut("top_k", k > MAX_TOP_K ? null : k) }),
 		slider("Top-p", { min: 0.05, max: 1, step: 0.01, value: settings().top_p ?? 1,
-			format: p => (p >= 1 ? "off" : p.toFixed(2)), change: p => changed({ ...settings(), top_p: p >= 1 ? null
-				: p }) }));
+			format: p => (p >= 1 ? "off" : p.toFixed(2)), change: p => cut("top_p", p >= 1 ? null : p) }));
 	main.append(...[body, h("div.step-below", status, h("div.fields", tokens, answer), cuts),
 		saveTools({ svg: () => stages.map(each => each.svg()), name: `step-${info.id}`,
 			command: () => explainCommand(info, "step", { text, target: target ?? undefined },
@@ -91,11 +89,11 @@ export async function mount(main, context) {
 		[step] = responses;
 		if (element && !element.isConnected) body.replaceChildren(element);
 		responses.forEach((response, n) => {
-			if (stages[n]) return stages[n].update(response, { ...where, settings: settings(), beside: responses[1 - n] });
-			stages[n] = draw(places[n], { step: response, beside: responses[1 - n], scale: stageScale, stage: state.stage, zoom: state.zoom,
-				head: state.head ?? selectiveHead(responses[0]), settings: settings(), text: () => text, target: () => target, follows: n > 0 },
+			const shown = { settings: settings(), beside: responses[1 - n] };
+			if (stages[n]) stages[n].update(response, { ...where, ...shown });
+			else stages[n] = draw(places[n], { ...shown, step: response, scale: stageScale, stage: state.stage, zoom: state.zoom,
+				head: state.head ?? selectiveHead(step), text: () => text, target: () => target, follows: n > 0 },
 			n ? { ...hooks, step: null, state: changes => follow(changes, stages[0]) } : hooks);
-			return null;
 		});
 		[stage] = stages;
 		if (element) linkThreads(responses);
@@ -192,27 +190,24 @@ export async function mount(main, context) {
 	}, { signal });
 
 	document.addEventListener("weft-present", () => stages.forEach(each => each.redraw()), { signal });
-
-	text = state.text ?? await sampleText();
+	if (state.text === undefined) {
+		const sample = await api.post("v1/explain/text", { model: info.id }, signal);
+		origin = sampleNote(sample.origin);
+		text = beginning(sample.text);
+	} else text = state.text;
 	await renew();
 	context.set({}); // the command contains the text
 	return { close() { for (const each of stages) each.close(); }, move };
 
 	// Go to another step or zoom of the same picture; false if the address is of another one.
 	function move(path, next) {
-		const { slide: _, stage: __, zoom: ___, ...of } = next, { slide: _1, stage: _2, zoom: _3, ...now } = state;
-		const known = JSON.stringify(Object.entries(of).sort()) === JSON.stringify(Object.entries(now).filter(([, value]) => value !== undefined).sort());
-		if (!stage || path !== "step" || !next.stage || !known) return false;
+		const others = of => JSON.stringify(Object.entries({ ...of, slide: undefined, stage: undefined, zoom: undefined })
+			.filter(([, value]) => value !== undefined).sort());
+		if (!stage || path !== "step" || !next.stage || others(next) !== others(state)) return false;
 		stage.pause();
 		Object.assign(state, { slide: next.slide, stage: next.stage, zoom: next.zoom });
 		if (next.zoom !== (stage.zoom() || undefined)) stage.zoomTo(next.zoom);
 		stage.goTo(next.stage);
 		return true;
-	}
-
-	async function sampleText() {
-		const { text: sample, origin: from } = await api.post("v1/explain/text", { model: info.id }, signal);
-		origin = sampleNote(from);
-		return beginning(sample);
 	}
 }
