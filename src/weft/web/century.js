@@ -1,6 +1,6 @@
 // A timeline of models: the chart of all of them, revealed step by step, and a card on the last one that is shown.
 import * as chart from "./chart.js";
-import { h, isPlain } from "./dom.js";
+import { button, h, isPlain } from "./dom.js";
 import { player } from "./player.js";
 import { facts, fold } from "./table.js";
 
@@ -44,7 +44,7 @@ export function mount(element, { plot, cards }) {
 		event.preventDefault();
 		steps.go(event.key === "PageDown" ? 1 : -1);
 	});
-	const first = h("button", { type: "button", onclick: () => { steps.pause(); show(0); } }, "From the beginning");
+	const first = button("From the beginning", () => { steps.pause(); show(0); });
 	element.replaceChildren(place, h("div.fields.century-steps", { role: "group", "aria-label": "Step through the years" },
 		first, ...steps.buttons), card);
 	show(last);

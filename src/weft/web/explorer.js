@@ -1,6 +1,6 @@
 // The Explorer: views of models and of a folder of runs. The state of a view is in the address, after the #.
 import * as api from "./api.js";
-import { field, h } from "./dom.js";
+import { button, field, h } from "./dom.js";
 import { termsOf } from "./glossary.js";
 import * as stories from "./story.js";
 import { chooser as modelControls, infoOf } from "./variants.js";
@@ -91,7 +91,7 @@ function instead(view, info) {
 /** @param {(() => void) | null} retry */
 function problem(message, retry = null) {
 	return h("div.problem", { role: "alert" }, h("p", message),
-		retry && h("p", h("button", { type: "button", onclick: retry }, "Try again")));
+		retry && h("p", button("Try again", retry)));
 }
 
 function requestKey() {

@@ -14,9 +14,7 @@ const CHART = { height: 120, left: 34, top: 14, bottom: 6, widest: 1600 };
 // −log p of each token in nats; ∞ if it has a rank but no value, null if nothing predicts it.
 const surprisals = data => data.nats.map((nats, n) => (nats === null && data.ranks[n] !== null ? Infinity : nats));
 
-const shown = value => (Number.isFinite(value) ? value.toFixed(2) : "∞");
-
-const exact = value => (Number.isNaN(value) ? "–" : Number.isFinite(value) ? value.toFixed(3) : "∞");
+const shown = (value, digits = 2) => (Number.isNaN(value) ? "–" : Number.isFinite(value) ? value.toFixed(digits) : "∞");
 
 export function totals(data) {
 	const all = surprisals(data), scored = all.filter(nats => nats !== null), sum = total(scored);
@@ -29,9 +27,9 @@ function summary(data, unit) {
 	const { tokens, mean, perplexity, bitsPerByte } = totals(data);
 	return facts([
 		[tokens === 1 ? "token" : "tokens", withCommas(tokens)],
-		[`${unit} per token`, exact(mean / UNITS[unit])],
+		[`${unit} per token`, shown(mean / UNITS[unit], 3)],
 		[data.masked ? "pseudo-perplexity" : "perplexity", formatLarge(perplexity)],
-		["bits per byte", exact(bitsPerByte)],
+		["bits per byte", shown(bitsPerByte, 3)],
 	], "facts surprise-facts");
 }
 
@@ -45,8 +43,7 @@ function topOf(values) {
 // One stem per token, and a line at the mean. Redrawn only when the values or the width change.
 function chart(values, unit, width, max) {
 	const { height, left, top, bottom } = CHART;
-	const finite = values.filter(value => value !== null && Number.isFinite(value));
-	const mean = meanOf(finite.length ? finite : [0]);
+	const finite = values.filter(Number.isFinite), mean = meanOf(finite.length ? finite : [0]);
 	const step = (width - left) / values.length;
 	const y = value => top + (height - top - bottom) * (1 - Math.min(1, value / max));
 	const x = n => left + step * (n + 0.5);
@@ -124,8 +121,12 @@ export function mount(element, data, /** @type {SurpriseOptions} */ { unit = "na
 			plot.mark(state.place);
 			holder.replaceChildren(plot.picture);
 		};
-		const units = inlineSelect("Surprisal in", { nats: "nats", bits: "bits" }, state.unit, "surprise-unit",
-			name => switchTo(name));
+		const units = inlineSelect("Surprisal in", { nats: "nats", bits: "bits" }, state.unit, "surprise-unit", unit => {
+			state = { ...state, unit };
+			build();
+			box.querySelector(".surprise-unit select").focus();
+			changed({ ...state });
+		});
 		const numbers = n => (values[n] === null ? ["–", "–", "–"]
 			: [shown(values[n]), percent(Math.exp(-nats[n])), withCommas(data.ranks[n])]);
 		const expected = n => data.guesses[n].map(guess => `${guess.piece} ${percent(guess.probability)}`).join(" · ");
@@ -140,12 +141,6 @@ export function mount(element, data, /** @type {SurpriseOptions} */ { unit = "na
 		draw();
 		choose(state.place, true);
 		linked = { choose, light: strip.light };
-	};
-	const switchTo = name => {
-		state = { ...state, unit: name };
-		build();
-		box.querySelector(".surprise-unit select").focus();
-		changed({ ...state });
 	};
 	element.replaceChildren(box);
 	build();
