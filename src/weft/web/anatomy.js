@@ -61,8 +61,7 @@ function card(part, path, total, choose, around = 1) {
 		part.settings.length > 0 && h("div.anat-keys", part.settings.map(key => [h("code", key), " "])),
 		part.code.map(({ place, text }) => h("details", h("summary", place),
 			h("pre", { tabindex: 0, "aria-label": place }, h("code", text)))),
-		part.parts.length > 0 && h("ol",
-			part.parts.map((inside, n) => card(inside, [...path, n], total, choose, all))));
+		part.parts.length > 0 && h("ol", part.parts.map((inside, n) => card(inside, [...path, n], total, choose, all))));
 }
 
 // `shown.part` is the path of the selected part.

@@ -150,8 +150,7 @@ export function drawChart(chart, frame, width, height) {
 	const title = chart.data.title ?? "";
 	const svg = s("svg.chart.live", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
 	if (!frame) {
-		svg.append(s("text.title", { x: EDGE, y: 22 }, title),
-			s("text.tick", { x: EDGE, y: 48 }, "no data to plot"));
+		svg.append(s("text.title", { x: EDGE, y: 22 }, title), s("text.tick", { x: EDGE, y: 48 }, "no data to plot"));
 		return svg;
 	}
 	const { left, right, top, bottom } = frame, box = { x: left, y: top, width: right - left, height: bottom - top };

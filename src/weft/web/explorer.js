@@ -90,8 +90,7 @@ function instead(view, info) {
 
 /** @param {(() => void) | null} retry */
 function problem(message, retry = null) {
-	return h("div.problem", { role: "alert" }, h("p", message),
-		retry && h("p", button("Try again", retry)));
+	return h("div.problem", { role: "alert" }, h("p", message), retry && h("p", button("Try again", retry)));
 }
 
 function requestKey() {

@@ -20,8 +20,7 @@ export function listOf(runs, now, chosen, choose) {
 		const done = run.steps_done === null ? "" : `${count(run.steps_done)}${of}`;
 		const bar = run.state === "running" && run.steps && h("progress", { max: run.steps, value: run.steps_done ?? 0,
 			"aria-label": `progress of ${run.name}` });
-		const name = [h("label.runs-name", box, h("span", run.name)),
-			run.problem && h("span.runs-problem", run.problem)];
+		const name = [h("label.runs-name", box, h("span", run.name)), run.problem && h("span.runs-problem", run.problem)];
 		const model = [run.model, run.parameters && abbreviate(run.parameters)].filter(Boolean).join(" ");
 		return [name, run.objective ?? "", model, [done, bar], run.best_text ?? "",
 			h("span", { class: `runs-${run.state}` }, STATES[run.state] ?? run.state),

@@ -7,8 +7,7 @@ import { clamp, minus, showWhitespace } from "./words.js";
 
 // explain/search.py uses the same measures
 const [BOX, CURVE, EDGE, ROOT] = [19, 13, 5, 7];
-const TITLES = { greedy: "Greedy search", beam: "Beam search", sampling: "Sampling",
-	best: "Best of all paths" };
+const TITLES = { greedy: "Greedy search", beam: "Beam search", sampling: "Sampling", best: "Best of all paths" };
 const STATES = ["unseen", "pruned", "kept", "chosen"];
 const PACE = 900; // milliseconds per step
 const OUTCOMES = { unseen: "not considered", pruned: "considered and dropped", kept: "kept", chosen: "part of the result" };

@@ -16,8 +16,7 @@ const figure = value => minus(value, Math.abs(value) < 0.1 && value ? 3 : 2);
 
 // One number and its operands: a times b, term by term, and the sum.
 function product(stage, { a, b, names, end }) {
-	const { fs, W, H, narrow, m } = boxOf(stage), terms = a.map((value, n) => value * b[n]),
-		count = a.length;
+	const { fs, W, H, narrow, m } = boxOf(stage), terms = a.map((value, n) => value * b[n]), count = a.length;
 	const few = count <= (narrow ? 4 : MAX_FIGURES), side = narrow ? 0 : fs * 12,
 		each = Math.min((W - 2 * m - side) / count, 150), left = m + side;
 	const rh = (H - fs * 5) / 3, room = each * count;
@@ -41,8 +40,7 @@ function product(stage, { a, b, names, end }) {
 }
 
 function stackedVectors(stage, rows) {
-	const { fs, W, H, m } = boxOf(stage), rh = (H - fs * 2) / rows.length,
-		count = rows[0][1].length;
+	const { fs, W, H, m } = boxOf(stage), rh = (H - fs * 2) / rows.length, count = rows[0][1].length;
 	const all = count <= (stage.narrow ? 6 : 32);
 	return rows.map(([name, values, key], n) => {
 		const y = fs * 1.4 + n * rh, each = (W - 2 * m) / count;

@@ -232,8 +232,7 @@ function stacked(stage, scene, id) {
 	const shape = outline([[begin, thick(band.start)], ...points, [end, thick(norm)]], STREAM_X, true);
 	if (top) under.push(panel(scene, scene.panelGo && "head", rect(6, top, W - 18, bottom - top - 8, "panel", 8)));
 	under.push(line(`M${SECTION_X} ${here}H${STREAM_X}V${begin + 4}`, "stem"),
-		...stream(shape, [-4, 4].map(by => `M${STREAM_X + by} ${begin}V${end}`),
-			{ width: W, height: y, id }));
+		...stream(shape, [-4, 4].map(by => `M${STREAM_X + by} ${begin}V${end}`), { width: W, height: y, id }));
 	stage.fillTo = fills(stage, scene.parts, part => ends[part.id] ?? 0, end);
 	let seen = 0;
 	stage.scrollTo = stage.steps.map((_, n) => {

@@ -65,8 +65,7 @@ export function transformer(stage) {
 	});
 
 	const wire = (box, y) => (box.narrow ? line(`M${box.streamX} ${y}H${box.x - 6}`, "wire")
-		: line(`M${box.x + box.w / 2} ${stage.streamY - stage.thick(norms[0]) / 2}V${box.y + box.h}`,
-			"wire"));
+		: line(`M${box.x + box.w / 2} ${stage.streamY - stage.thick(norms[0]) / 2}V${box.y + box.h}`, "wire"));
 	const norm = (name, step) => ({ id: name, at: step, panel: "block", width: fs * 1.9, heightNarrow: 0,
 		draw: box => (box.narrow ? [] : [at(n(step), wire(box, 0), pill("norm",
 			{ x: box.x + fs * 0.2, y: box.y, w: fs * 1.35, h: box.h, fs }))]) });

@@ -60,8 +60,7 @@ export function wordsPart(stage, { logits = "Logits", next = "Next token" } = {}
 				opacity: (0.3 + 0.6 * stage.shares[rank]).toFixed(2) } })) : [];
 			const drawing = at(indexOf("choice"), s("g.draw", { "data-x": round(left), "data-w": round(room) },
 				names.map(() => rect(left, top - fs * 2.2, 0, fs * 0.7, "segment", 0)),
-				line(`M${left} ${top - fs * 2.3}l${-fs * 0.4} ${-fs * 0.65}h${fs * 0.8}z`,
-					"pointer"),
+				line(`M${left} ${top - fs * 2.3}l${-fs * 0.4} ${-fs * 0.65}h${fs * 0.8}z`, "pointer"),
 				text(box.x + box.w, top - fs * 3.4, "", "end soft number")));
 			if (isDrawn) stage.temperatureBox = { x: left, y: box.narrow ? box.y - 4 : box.under ?? top + rows * rh + 4,
 				w: room };

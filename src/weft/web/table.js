@@ -8,8 +8,7 @@ export function scrollRegion(label, ...children) {
 	return h("div.scroll", { role: "region", tabindex: 0, "aria-label": label }, children);
 }
 
-export const fold = (summary, ...children) =>
-	h("details.fold", h("summary", summary), children);
+export const fold = (summary, ...children) => h("details.fold", h("summary", summary), children);
 
 // `cards`: each row is a card on a narrow page. `named`: the first cell is the row's header. `marked(n)`: highlight it.
 export function htmlTable({ header, rows, text, kind = "", cards = false, named = cards, marked = _ => false }) {

@@ -43,8 +43,7 @@ export async function mount(main, context) {
 	function mark(token, piece) {
 		for (const each of list.querySelectorAll(".tokens-same, .tokens-here"))
 			each.classList.remove("tokens-same", "tokens-here");
-		if (!token) return facts.replaceChildren(
-			"Point at a token or use the arrow keys to see its id and bytes.");
+		if (!token) return facts.replaceChildren("Point at a token or use the arrow keys to see its id and bytes.");
 		piece.classList.add("tokens-here");
 		const { start, end: to } = token;
 		for (const each of list.querySelectorAll(".tok-piece")) {
