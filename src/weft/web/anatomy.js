@@ -1,6 +1,6 @@
 // Parts of a model, drawn and listed. Data: columns, each a part with nested parts, and diagrams of shapes on a plane
 // whose y grows upwards (explain/anatomy/diagram.py). Of several columns, the first diagram shows all.
-import { button, h, roving, s, set, soft, tip } from "./dom.js";
+import { button, group, h, roving, s, set, soft, tip } from "./dom.js";
 import { percent, round, withCommas as number } from "./words.js";
 
 const UNIT = 52; // pixels per unit of a diagram
@@ -44,7 +44,7 @@ function drawing({ width, height, shapes }, name, label) {
 	// texts are above boxes, boxes above lines
 	const order = shape => ["frame", "line", "arrow", "loop", "sum", "box", "text"].indexOf(shape.kind);
 	placed.sort((a, b) => order(a) - order(b));
-	return s("svg.anat-drawing", { viewBox: `${left} 0 ${wide} ${height * UNIT}`, role: "group", "aria-label": label,
+	return s("svg.anat-drawing", { viewBox: `${left} 0 ${wide} ${height * UNIT}`, ...group(label),
 		style: { "--least": `${round(wide * LEGIBLE)}px` } }, placed.map(shape => drawShape(shape, name)));
 }
 

@@ -73,6 +73,8 @@ async function read(path, options) {
 
 export const get = (path, signal) => read(path, { signal });
 export const post = (path, body, signal) => read(path, { ...json(body), signal });
+// A text of a model's own: { text, origin }.
+export const sampleText = (model, signal) => post("v1/explain/text", { model }, signal);
 
 // The events of a stream, as objects; it ends with [DONE] or when the stream does.
 export async function* stream(path, body, signal) {

@@ -1,5 +1,5 @@
 // Attention: a grid of all heads, one head enlarged, the tokens of the text, and the lines of one token.
-import { button, h, isPlain, roving, select, soft } from "./dom.js";
+import { button, group, h, isPlain, roving, select, soft } from "./dom.js";
 import { Heat } from "./attention_heat.js";
 import { lines } from "./attention_lines.js";
 import { Shades, unpackMaps } from "./attention_maps.js";
@@ -142,9 +142,8 @@ class View {
 	}
 
 	overview() {
-		this.grid = h("div.att-grid", { role: "group", "aria-label": "All heads: arrow keys select a neighbour" +
-			(this.onoff ? ", o switches one off" : ""),
-		onclick: focusButton, onkeydown: event => {
+		this.grid = h("div.att-grid", { ...group(`All heads: arrow keys select a neighbour${
+			this.onoff ? ", o switches one off" : ""}`), onclick: focusButton, onkeydown: event => {
 			if (event.key === "o" && this.onoff && isPlain(event)) this.toggle();
 		} });
 		const line = ({ dataset: { layer } }) => this.buttons.filter(button => button.dataset.layer === layer);
@@ -162,7 +161,7 @@ class View {
 	drawLegend() {
 		const how = this.shadeSelect.value;
 		const swatch = p => h("span", h("i", { style: { background: `color-mix(in srgb, var(--deep) ${
-			100 * (how === "root" ? Math.sqrt(p) : p)}%, var(--card))` } }), String(p));
+			100 * (how === "root" ? Math.sqrt(p) : p)}%, var(--card))` } }), p);
 		this.legend.replaceChildren("probability ", ...[0, 0.01, 0.1, 0.25, 0.5, 1].map(swatch));
 	}
 
@@ -175,8 +174,8 @@ class View {
 
 	tokenPanel() {
 		this.from = h("h3");
-		this.strip = h("div.att-strip.att-queries", { role: "group",
-			"aria-label": "Query tokens: arrow keys move between them", onclick: focusButton });
+		this.strip = h("div.att-strip.att-queries",
+			{ ...group("Query tokens: arrow keys move between them"), onclick: focusButton });
 		roving(this.strip, () => this.tokens, { onfocus: ({ dataset: { place } }) => {
 			if (this.query !== Number(place)) this.chooseToken(Number(place));
 		} });
@@ -203,7 +202,7 @@ class View {
 	/** @param {{ layer?: any, head?: any, token?: any }} selection */
 	usePart({ layer, head, token }) {
 		const { maps } = this, first = this.mostInteresting();
-		const options = count => Array.from({ length: count }, (_, n) => h("option", { value: n }, String(n)));
+		const options = count => Array.from({ length: count }, (_, n) => h("option", { value: n }, n));
 		this.layerSelect.replaceChildren(...options(maps.layers));
 		this.headSelect.replaceChildren(...options(maps.heads));
 		this.layerLabel.hidden = maps.layers < 2;
@@ -308,7 +307,7 @@ class View {
 		this.pressedToken = pressed(this.pressedToken, this.tokens[query]);
 		this.caption.textContent = `The strongest keys of ${label}`;
 		this.strongest.replaceChildren(...found.slice(0, 8).map(([key, weight]) =>
-			h("tr", h("td", short(maps.keys[key], 24)), h("td", String(key)), h("td", share(weight)))));
+			h("tr", h("td", short(maps.keys[key], 24)), h("td", key), h("td", share(weight)))));
 		this.drawLines();
 	}
 
@@ -345,7 +344,7 @@ class View {
 	}
 
 	fillGrid() {
-		const { maps, grid } = this, tick = text => h("span.att-tick", String(text)), found = [tick("")];
+		const { maps, grid } = this, tick = text => h("span.att-tick", text), found = [tick("")];
 		this.buttons = [];
 		this.canvases = []; // one canvas per layer, below its buttons; one per head would be slow
 		this.pressedHead = null;
@@ -353,7 +352,7 @@ class View {
 		for (let layer = 0; layer < maps.layers; layer++) {
 			const row = 2 * layer + 2, canvas = h("canvas", { style: { "grid-row": row } }); // badges are in the row below
 			this.canvases.push(canvas);
-			found.push(h("span.att-tick", { style: { "grid-area": `${row} / 1` } }, String(layer)), canvas);
+			found.push(h("span.att-tick", { style: { "grid-area": `${row} / 1` } }, layer), canvas);
 			for (let head = 0; head < maps.heads; head++) {
 				const names = this.namesOf(layer, head);
 				if (names.length) found.push(h("span.att-badge", { "aria-hidden": "true",
@@ -364,7 +363,7 @@ class View {
 				found.push(box);
 			}
 		}
-		grid.style.setProperty("--att-heads", String(maps.heads));
+		grid.style.setProperty("--att-heads", maps.heads);
 		grid.replaceChildren(...found);
 		this.small = maps.maxPool(GRID_POINTS);
 		this.drawGrid();

@@ -58,7 +58,7 @@ export function lines(maps, { layer, heads, query }, room) {
 		// the lines of several heads end side by side, so that none hides another
 		const offset = 0.6 * ROW * ((n + 0.5) / heads.length - 0.5), x = cells + n * square;
 		const weights = new Map(strongest[n]), [best] = strongest[n];
-		if (!single && (square > 13 || n % 2 === 0)) text(x + square / 2 - 1, 10, "middle att-tiny", String(head));
+		if (!single && (square > 13 || n % 2 === 0)) text(x + square / 2 - 1, 10, "middle att-tiny", head);
 		// lines of about the same weight are one element; a thousand elements are slow
 		const isDrawn = ([key, weight]) => rows.has(key) && (weight >= MIN_WEIGHT || weight === best[1]);
 		const lineTo = key => `M${from} ${y(start) + offset}L${to} ${y(rows.get(key)) + offset}`;

@@ -1,6 +1,6 @@
 // A timeline of models: the chart of all of them, revealed step by step, and a card on the last one that is shown.
 import * as chart from "./chart.js";
-import { button, h, isPlain } from "./dom.js";
+import { button, group, h, isPlain } from "./dom.js";
 import { player } from "./player.js";
 import { facts, fold } from "./table.js";
 
@@ -45,7 +45,7 @@ export function mount(element, { plot, cards }) {
 		steps.go(event.key === "PageDown" ? 1 : -1);
 	});
 	const first = button("From the beginning", () => { steps.pause(); show(0); });
-	element.replaceChildren(place, h("div.fields.century-steps", { role: "group", "aria-label": "Step through the years" },
+	element.replaceChildren(place, h("div.fields.century-steps", group("Step through the years"),
 		first, ...steps.buttons), card);
 	show(last);
 }

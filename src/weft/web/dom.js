@@ -48,6 +48,9 @@ onclick, { class: "write-row", ...props });
 
 export const soft = (...children) => h("span.soft", ...children);
 
+// Properties of an element that groups controls.
+export const group = label => ({ role: "group", "aria-label": label });
+
 let lastId = 0;
 export const uniqueId = (prefix = "w") => `${prefix}-${++lastId}`;
 

@@ -24,7 +24,7 @@ export function mount(element, data, /** @type {ExpertsOptions} */ { layer, plac
 		chosen.flat().forEach(expert => { counts[expert] += 1; });
 		const most = Math.max(...counts);
 		load.replaceChildren(...counts.map((count, expert) => h("div",
-			h("span", String(expert)),
+			h("span", expert),
 			h("span.experts-bar", { style: { "--hue": hueOf(expert), width: `${100 * count / most}%` } }),
 			h("span.soft", percent(count / data.tokens.length)))));
 	};

@@ -1,5 +1,5 @@
 // Write view of a masked model: tokens are masked, and the model predicts them.
-import { barRow, button, debounced, h, roving, soft } from "./dom.js";
+import { barRow, button, debounced, group, h, roving, soft } from "./dom.js";
 import { latest, textBox } from "./reading.js";
 import { explainCommand, saveTools } from "./save.js";
 import { firstWords, percent } from "./words.js";
@@ -11,7 +11,7 @@ export async function mountFill(main, context) {
 	const { info, api, state, signal } = context;
 	const { field, area: box } = textBox("Text with masked words",
 		debounced(() => change(box.value)), { id: "write-prompt", rows: 2 });
-	const pieces = h("div.write-text", { role: "group", "aria-label": "Tokens; each can be masked" });
+	const pieces = h("div.write-text", group("Tokens; each can be masked"));
 	const predictions = h("div.write-fills", { "aria-live": "polite" });
 	let text = state.text, mask = "[MASK]", tokens = [];
 
@@ -63,8 +63,7 @@ export async function mountFill(main, context) {
 		saveTools({ name: "fill", svg: () => [pieces, predictions],
 			command: () => explainCommand(info, "surprise", { text }) }));
 	if (text === undefined) {
-		const sample = await api.post("v1/explain/text", { model: info.id }, signal);
-		text = firstWords(sample.text, WORDS);
+		text = firstWords((await api.sampleText(info.id, signal)).text, WORDS);
 		box.value = text;
 		await change(text);
 		const middle = tokens[Math.floor(tokens.length / 2)];

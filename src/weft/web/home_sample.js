@@ -9,7 +9,7 @@ const result = (text, ...others) => h("p", h("b", { dir: "auto" }, text), ...oth
 
 export async function sampleOf(place, model, { api, signal, seed }) {
 	if (model.inputs.length) return predicted(place, await api.post("v1/explain/prediction", { model: model.id }, signal));
-	const { text } = await api.post("v1/explain/text", { model: model.id }, signal);
+	const { text } = await api.sampleText(model.id, signal);
 	if (model.objective.startsWith("masked")) return filled(place, model, firstWords(text, SOURCE_WORDS), { api, signal });
 	if (model.continues || model.writes) return written(place, model, text, { api, signal, seed });
 	return place.replaceChildren(soft(short(text, 120)));

@@ -81,7 +81,7 @@ export async function readingView(main, context, options) {
 	const problem = h("p.reading-problem", { role: "alert" });
 	const origin = h("p.soft.reading-origin");
 	const cleared = Object.fromEntries(reset.map(name => [name, undefined]));
-	const sampled = api.post("v1/explain/text", { model: info.id }, signal), sampledText = sampled.then(({ text }) => text);
+	const sampled = api.sampleText(info.id, signal), sampledText = sampled.then(({ text }) => text);
 	for (const each of [sampled, sampledText]) each.catch(() => {}); // where nothing waits for it
 	const answers = info.writes && target && (await fetchDecoding(context)).translate;
 

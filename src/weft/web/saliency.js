@@ -81,7 +81,7 @@ export function mount(element, data, /** @type {SaliencyOptions} */ { measure = 
 	const tables = data.sides.map(side => table({ folds: true, text: [0, 1],
 		title: data.sides.length > 1 ? `All tokens of the ${side.name} as a table` : "All tokens as a table",
 		header: ["position", "token", ...Object.values(MEASURES)], rows: side.tokens.map((token, n) =>
-			[String(n), token.piece, plain(side.norm[n]), signed(side.times_input[n])]) }));
+			[n, token.piece, plain(side.norm[n]), signed(side.times_input[n])]) }));
 	const withTitle = (strip, n) => (data.sides.length > 1
 		? [h("h3", capitalised(data.sides[n].name)), strip.element] : strip.element);
 	element.replaceChildren(h("div.saliency",

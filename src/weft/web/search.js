@@ -1,5 +1,5 @@
 // Greedy search, beam search and sampling as trees that grow one token at a time.
-import { h, picture, prefersReducedMotion, s, soft } from "./dom.js";
+import { group, h, picture, prefersReducedMotion, s, soft } from "./dom.js";
 import { player } from "./player.js";
 import { indexIn, panel } from "./shaded.js";
 import { scrollRegion, table } from "./table.js";
@@ -100,7 +100,7 @@ export function mount(element, data, /** @type {SearchOptions} */ { step, play =
 		onstop: () => changed({ step: at > last ? undefined : at }) });
 	element.replaceChildren(h("div.search",
 		data.prompt && h("p", data.translates ? "From " : "After ", h("code", showWhitespace(data.prompt))),
-		h("div.search-steps", { role: "group", "aria-label": "Search, token by token" },
+		h("div.search-steps", group("Search, token by token"),
 			playing.buttons, status),
 		details,
 		h("div.search-trees", trees.map(tree => tree.element))));

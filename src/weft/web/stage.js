@@ -1,7 +1,7 @@
 // The stage: one step of a model, from the text to the next token, with every token as a thread through all columns.
 // `mount(element, data, hooks)` draws a response of /v1/explain/step and plays it; a page without a server has no
 // hooks.
-import { button, h, prefersReducedMotion, s, set, uniqueId } from "./dom.js";
+import { button, group, h, prefersReducedMotion, s, set, uniqueId } from "./dom.js";
 import { drawn, sharesOf } from "./choice.js";
 import { closer } from "./stage_closer.js";
 import { layOut } from "./stage_layout.js";
@@ -52,7 +52,7 @@ export function mount(element, data, hooks = {}) {
 
 	const icon = name => s("svg", { viewBox: "0 0 14 20", width: 14, height: 20, "aria-hidden": "true" },
 		s("path", { d: ICONS[name] }));
-	const svg = s("svg", { role: "group", "aria-label": "The model, from the text to its prediction",
+	const svg = s("svg", { ...group("The model, from the text to its prediction"),
 		onclick: ({ target }) => use(target) });
 	const slider = temperatureSlider(settings.temperature, temperature => {
 		settings = { ...settings, temperature };

@@ -35,8 +35,7 @@ async function textOf(slide, info) {
 	if (slide.text !== null || !ONE_TEXT.includes(slide.view)) return slide.text ?? undefined;
 	if (typed !== null) return typed;
 	if (!samples.has(info.id)) {
-		const { text } = await api.post("v1/explain/text", { model: info.id });
-		samples.set(info.id, beginning(text));
+		samples.set(info.id, beginning((await api.sampleText(info.id)).text));
 	}
 	return samples.get(info.id);
 }

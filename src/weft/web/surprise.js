@@ -130,7 +130,7 @@ export function mount(element, data, /** @type {SurpriseOptions} */ { unit = "na
 		const numbers = n => (values[n] === null ? ["–", "–", "–"]
 			: [shown(values[n]), percent(Math.exp(-nats[n])), withCommas(data.ranks[n])]);
 		const expected = n => data.guesses[n].map(guess => `${guess.piece} ${percent(guess.probability)}`).join(" · ");
-		const rows = data.tokens.map((token, n) => [String(n), token.piece, ...numbers(n), expected(n)]);
+		const rows = data.tokens.map((token, n) => [n, token.piece, ...numbers(n), expected(n)]);
 		const header = ["position", "token", state.unit, "probability", "rank", "most probable"];
 		box.replaceChildren(summary(data, state.unit), units,
 			legend(`surprisal, ${state.unit}`, top, { more: values.some(value => value > top * 1.001) }),

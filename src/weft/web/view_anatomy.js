@@ -2,7 +2,7 @@
 import * as anatomy from "./anatomy.js";
 import * as chart from "./chart.js";
 import * as costs from "./costs.js";
-import { button, field, h, select } from "./dom.js";
+import { button, field, group, h, select } from "./dom.js";
 import * as graph from "./graph.js";
 import { latest } from "./reading.js";
 import { saveTools, shellQuote } from "./save.js";
@@ -40,7 +40,7 @@ export async function mount(main, context) {
 		h("div.fields",
 			field("Architecture", select([...thisModel, ...presets.map(({ name }) => [name, name])], preset() ?? "",
 				name => change({ preset: name || undefined }))),
-			h("div.anatomy-tabs", { role: "group", "aria-label": "Section" }, tabs)),
+			h("div.anatomy-tabs", group("Section"), tabs)),
 		place, caption,
 		saveTools({ name: `anatomy-${preset() ?? info?.id}`, svg: () => drawn?.svg() ?? place, command }));
 

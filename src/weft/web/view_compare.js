@@ -1,6 +1,6 @@
 // Compare: results of `weft compare` and `weft scale` in the server's folders: curves, ranking, scaling laws.
 import * as chart from "./chart.js";
-import { button, field, h, select, set, soft } from "./dom.js";
+import { button, field, group, h, select, set, soft } from "./dom.js";
 import { latest } from "./reading.js";
 import { saveTools } from "./save.js";
 import { facts, fold, table } from "./table.js";
@@ -64,7 +64,7 @@ export async function mount(main, context) {
 			drawn = draw(into, { ...panel.plots[0], size: LOSS_SIZE, hidden: hidden() },
 				{ hidden: names => context.set({ hidden: names.join("\n") || undefined }) });
 		};
-		section.append(h("div.compare-axes", { role: "group", "aria-label": "Bits per byte against" },
+		section.append(h("div.compare-axes", group("Bits per byte against"),
 			soft("Bits per byte against "), axes), into, caption);
 		return { section, fill };
 	}

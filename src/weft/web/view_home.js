@@ -1,6 +1,6 @@
 // Home: a first prediction to play with, the models of the server as cards, and the latest runs with their curves.
 import { mount as mountChart } from "./chart.js";
-import { button, copyText, debounced, h, soft } from "./dom.js";
+import { button, copyText, debounced, group, h, soft } from "./dom.js";
 import { glossary } from "./glossary.js";
 import { sampleOf } from "./home_sample.js";
 import { duration } from "./numbers.js";
@@ -104,7 +104,7 @@ class Home {
 		}
 		const area = h("textarea.home-sentence", { rows: 1, spellcheck: "false", dir: "auto",
 			"aria-label": "Text to continue", maxlength: 400, oninput: debounced(() => load()) });
-		const rows = h("div.home-candidates", { role: "group", "aria-label": "Most probable next tokens" });
+		const rows = h("div.home-candidates", group("Most probable next tokens"));
 		const load = latest(context, rows, async (signal, token) => {
 			const tokens = token ? [token.id] : [];
 			const body = { model: model.id, input: area.value, tokens, temperature: 1, seed: 0, top: CANDIDATES,

@@ -1,5 +1,5 @@
 // Predict: what a classifier, tagger, regression model, answer finder or embedding model predicts, and from which tokens.
-import { barRow, button, debounced, h, roving, soft } from "./dom.js";
+import { barRow, button, debounced, group, h, roving, soft } from "./dom.js";
 import { isRefused, latest, sampleNote, textBox } from "./reading.js";
 import * as saliency from "./saliency.js";
 import { saveTools, shellQuote } from "./save.js";
@@ -107,7 +107,7 @@ const headline = (value, ...about) => h("p.predict-headline", h("b", { dir: "aut
 const explained = (...parts) => h("p.saliency-target", ...parts, " It depends on:");
 
 function rows(items, choose) {
-	const list = h("div.predict-rows", { role: "group", "aria-label": "Select one to see what it depends on" },
+	const list = h("div.predict-rows", group("Select one to see what it depends on"),
 		items.map(({ output, text, share, number, chosen }) => barRow(h("bdi", text), share, number, () => choose(output),
 			{ tabindex: chosen ? 0 : -1, "aria-current": chosen && "true", "data-output": output })));
 	roving(list, () => [...list.children]);
@@ -144,7 +144,7 @@ function tag({ words, tags = [], word }, choose) {
 	const counts = new Map(words.map(each => [each.tag, words.filter(other => other.tag === each.tag).length]));
 	const found = [...counts].sort((a, b) => b[1] - a[1]), common = found[0][1] > 1 && found[0][0];
 	const colour = name => `predict-tag ${name === common ? "" : `tok-${tags.indexOf(name) % COLOURS}`}`;
-	const chips = h("div.predict-words", { role: "group", "aria-label": "Words and their tags" },
+	const chips = h("div.predict-words", group("Words and their tags"),
 		words.map((each, n) => button([h("bdi", each.text), h("span", { class: colour(each.tag) }, each.tag)],
 			() => choose(n), { class: "predict-word", tabindex: n === word ? 0 : -1, "aria-pressed": String(n === word),
 				title: percent(each.probability), "data-output": n })));

@@ -191,7 +191,7 @@ export async function mount(main, context) {
 
 	document.addEventListener("weft-present", () => stages.forEach(each => each.redraw()), { signal });
 	if (state.text === undefined) {
-		const sample = await api.post("v1/explain/text", { model: info.id }, signal);
+		const sample = await api.sampleText(info.id, signal);
 		origin = sampleNote(sample.origin);
 		text = beginning(sample.text);
 	} else text = state.text;

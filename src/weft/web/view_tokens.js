@@ -1,5 +1,5 @@
 // Tokens: how all available tokenizers split a text, live and side by side.
-import { debounced, h, roving, soft } from "./dom.js";
+import { debounced, group, h, roving, soft } from "./dom.js";
 import { latest, textBox } from "./reading.js";
 import { saveTools, shellQuote } from "./save.js";
 import { table } from "./table.js";
@@ -68,7 +68,7 @@ const nameOf = each => each.models.length ? each.models.join(", ")
 	: `${NAMES[each.kind]}${each.kind === "byte" ? "" : ", trained on this text"}`;
 
 function sectionOf(each, mark) {
-	const pieces = h("p.tok-pieces", { role: "group", "aria-label": nameOf(each), dir: "auto" });
+	const pieces = h("p.tok-pieces", { ...group(nameOf(each)), dir: "auto" });
 	each.tokens.forEach((token, place) => {
 		const show = () => mark(token, piece);
 		const piece = h("span", { class: `tok-piece tok-${token.id === each.unknown ? "unknown" : place % 4}`,

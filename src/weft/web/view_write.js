@@ -173,7 +173,7 @@ class Writer {
 		const { state, api, signal } = this.context;
 		this.input ??= state.text;
 		if (this.input === undefined && !this.turns.length) {
-			const { text } = await api.post("v1/explain/text", { model: this.info.id }, signal);
+			const { text } = await api.sampleText(this.info.id, signal);
 			this.input = this.info.writes ? text
 				: text.match(new RegExp(`^(\\s*\\S+){1,${WORDS * (this.chats ? 2 : 1)}}`, "u"))[0];
 		}
