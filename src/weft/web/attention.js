@@ -43,7 +43,7 @@ const focusButton = event => event.target.closest("button")?.focus();
 // Press one of several buttons, and make it the one in the tab order.
 function pressed(before, now) {
 	for (const [each, on] of [[before, false], [now, true]]) {
-		each?.setAttribute("aria-pressed", String(on));
+		each?.setAttribute("aria-pressed", on);
 		if (each) each.tabIndex = on ? 0 : -1;
 	}
 	return now;

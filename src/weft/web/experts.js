@@ -20,7 +20,7 @@ export function mount(element, data, /** @type {ExpertsOptions} */ { layer, plac
 		const chosen = data.chosen[state.layer], weights = data.weights[state.layer];
 		spans.forEach((span, n) => span.style.setProperty("--hue", hueOf(chosen[n][0])));
 		strip.shade(weights.map(([strongest]) => 0.25 + 0.75 * Math.min(1, strongest)));
-		const counts = Array.from({ length: data.experts }, () => 0);
+		const counts = Array(data.experts).fill(0);
 		chosen.flat().forEach(expert => { counts[expert] += 1; });
 		const most = Math.max(...counts);
 		load.replaceChildren(...counts.map((count, expert) => h("div",
@@ -36,7 +36,7 @@ export function mount(element, data, /** @type {ExpertsOptions} */ { layer, plac
 			h("ol", pairs.map(([expert, weight]) => swatch(expert, `expert ${expert}, weight ${weight.toFixed(2)}`))));
 		if (!quiet) changed({ ...state });
 	};
-	const layers = inlineSelect("Experts of", Object.fromEntries(data.layers.map((name, n) => [n, name])), String(state.layer),
+	const layers = inlineSelect("Experts of", Object.fromEntries(data.layers.map((name, n) => [n, name])), state.layer,
 		"experts-layer", n => {
 			state = { ...state, layer: Number(n) };
 			fill();

@@ -43,7 +43,7 @@ function predicted(place, { prediction }) {
 	const [label, p] = Object.entries(labels ?? {})[0] ?? [];
 	const output = {
 		classify: () => result(label, ` ${percent(p)}`),
-		regress: () => result(String(+score.toPrecision(3))),
+		regress: () => result(+score.toPrecision(3)),
 		tag: () => h("p", tagged.slice(0, 8).map(each => [h("b", each.text), " ", soft(each.tag), " "])),
 		answer: () => result(answer.text || "no answer", ` ${percent(answer.probability)}`),
 		contrastive: () => (nearest.length ? [h("p", soft("Nearest text:")), result(short(nearest[0].text, 80))] : ""),

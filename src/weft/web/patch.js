@@ -47,7 +47,7 @@ export function mount(element, data, /** @type {PatchOptions} */ { site, row, co
 		choose(...at);
 	};
 	const kinds = Object.fromEntries(data.maps.map((each, n) => [n, each.kind]));
-	const sites = inlineSelect("Site", kinds, String(state.site), "patch-site", name => {
+	const sites = inlineSelect("Site", kinds, state.site, "patch-site", name => {
 		state = { ...state, site: Number(name) };
 		draw();
 		changed({ ...state });

@@ -45,26 +45,23 @@ export function ngram(stage) {
 		const most = largest(rows.map(rank => p[rank])), gamma = gammaOf(order), now = stage.indexOf(order.id);
 		return { id: order.id, at: order.id, title: order.title, flex: 1, heightNarrow: rows.length * 30 + 30, band: n < 2
 			? [] : [{ at: 0, norm: gamma }], draw(box) {
-			const words = box.narrow ? { y: box.y + 20, h: rows.length * 30 } : stage.boxes.words;
-			const rh = box.narrow ? 30 : Math.min(words.h / Math.max(count, 4), fs * 4.4), left = box.x
-				+ (box.narrow ? 76 : 0);
-			const room = box.w - (box.narrow ? 76 : 0) - fs * 4.6, bar = Math.min(fs * 1.05, rh * 0.32);
+			const { narrow } = box, words = narrow ? { y: box.y + 20, h: rows.length * 30 } : stage.boxes.words;
+			const rh = narrow ? 30 : Math.min(words.h / Math.max(count, 4), fs * 4.4), indent = narrow ? 76 : 0;
+			const left = box.x + indent, room = box.w - indent - fs * 4.6, bar = Math.min(fs * 1.05, rh * 0.32);
 			const seen = order.numbers["count of the context"] ?? 0;
-			return [part(`order/${n}`, `${order.title}: zoom in`, rect(box.x - 6, box.narrow ? box.y - 20 : fs * 2, box.w,
-				box.narrow ? box.h + 14 : stage.streamY - fs * 4, "hit", 8)),
-				text(box.x, box.narrow ? box.y + 6 : fs * 3.2, fit(`after ${n > 1 ? `“${contextOf(step, n)}”` : "any context"}`,
+			return [part(`order/${n}`, `${order.title}: zoom in`, rect(box.x - 6, narrow ? box.y - 20 : fs * 2, box.w,
+				narrow ? box.h + 14 : stage.streamY - fs * 4, "hit", 8)),
+				text(box.x, narrow ? box.y + 6 : fs * 3.2, fit(`after ${n > 1 ? `“${contextOf(step, n)}”` : "any context"}`,
 					box.w - 8, fs), "mono"),
-				text(box.x + (box.narrow ? box.w : 0), box.narrow ? box.y + 6 : fs * 4.8,
-					fit(`seen ${withCommas(seen)}×${n > 1 ? `, γ ${brief(gamma)}` : ""}`, box.w, fs), box.narrow ? "soft end"
-					: "soft"),
+				text(box.x + (narrow ? box.w : 0), narrow ? box.y + 6 : fs * 4.8,
+					fit(`seen ${withCommas(seen)}×${n > 1 ? `, γ ${brief(gamma)}` : ""}`, box.w, fs), narrow ? "soft end" : "soft"),
 				at(now, rows.map((rank, k) => {
-					const y = words.y + k * rh + rh * 0.5, solid = (Math.min(own[rank], p[rank]) / most) * room,
-						full = (p[rank] / most) * room;
-					return s("g", box.narrow && text(box.x, y + bar, tokenName(step.choice.candidates[rank].piece, 8),
-						"mono soft"),
-						!box.narrow && text(left, y - 5, tokenName(step.choice.candidates[rank].piece, 9), "mono"),
-						!box.narrow && counts && text(left + fs * 6, y - 5, `${withCommas(counts[rank])}×`, "soft"),
-							line(`M${left} ${y}v${bar}`, "axis"),
+					const y = words.y + k * rh + rh * 0.5, { piece } = step.choice.candidates[rank];
+					const solid = (Math.min(own[rank], p[rank]) / most) * room, full = (p[rank] / most) * room;
+					return s("g", narrow ? text(box.x, y + bar, tokenName(piece, 8), "mono soft")
+						: [text(left, y - 5, tokenName(piece, 9), "mono"),
+							counts && text(left + fs * 6, y - 5, `${withCommas(counts[rank])}×`, "soft")],
+					line(`M${left} ${y}v${bar}`, "axis"),
 						rect(left, y, solid, bar, "pos", 0, { "data-m": `n${n}-${rank}` }), rect(left + solid, y, full - solid, bar,
 							"pale", 0),
 						text(left + full + 6, y + bar * 0.95, p[rank] < 0.0005 ? "0" : p[rank].toFixed(3).slice(p[rank] < 1 ? 1

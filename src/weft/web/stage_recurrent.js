@@ -23,9 +23,9 @@ function layerPart(stage, layer, number) {
 	const title = mix ? layerName(stage, number) : layers.length > 1 ? `${layerName(stage, number)}, ${layer.cell.toUpperCase()}`
 		: gated ? `${layer.cell.toUpperCase()} cell` : "Elman cell";
 	const back = layer.direction === "backward", begin = back ? rows.length - 1 : 0;
-	const [computed, stated] = [`gates${number}`, `state${number}`].map(stage.indexOf);
+	const ids = [`gates${number}`, `state${number}`], [computed, stated] = ids.map(stage.indexOf);
 	const most = largest(layer.states.flat()), thickest = largest(layer.norms);
-	return { id: `layer${number}`, at: gated ? `gates${number}` : `state${number}`, title, flex: 1, rowsNarrow: true,
+	return { id: `layer${number}`, at: ids[gated ? 0 : 1], title, flex: 1, rowsNarrow: true,
 		extraNarrow: gated ? 62 : 0, headRoom: 6.2,
 		band: mix ? [] : [{ at: 1, norm: layer.norms[here] }], draw(box) {
 			const size = Math.min(fs * 1.5, box.rh(0) * 0.7),
@@ -99,16 +99,14 @@ export function recurrentSteps(stage) {
 		const open = name => percent(layer.means[here][layer.gates.indexOf(name)]);
 		const of = many ? ` of ${layerName(stage, number).toLowerCase()}` : "", back = layer.direction === "backward";
 		const before = back ? "the state after the next token" : "the state before";
-		const gates = layer.cell === "lstm" ? [`gates${number}`, "Gates",
-			`The gates${of} read ${now} and ${before}. On average ${open("forget")} of the cell is kept, ${open("input")} of the new is written.`,
-			"i, f, o = σ(W x + U h_{−1} + b)", `layer/${number}`]
-			: layer.cell === "gru" ? [`gates${number}`, "Gates",
-				`The gates${of} read ${now} and the state before. On average ${open("update")} of the state is kept.`,
-				"r, z = σ(W x + U h_{−1} + b)", `layer/${number}`] : null;
-		return [gates, [`state${number}`, "New state", layer.cell === "elman"
+		const go = `layer/${number}`, [kept, names] = layer.cell === "lstm"
+			? [`${open("forget")} of the cell is kept, ${open("input")} of the new is written`, "i, f, o"]
+			: layer.cell === "gru" ? [`${open("update")} of the state is kept`, "r, z"] : [];
+		return [kept && [`gates${number}`, "Gates", `The gates${of} read ${now} and ${before}. On average ${kept}.`,
+			`${names} = σ(W x + U h_{−1} + b)`, go], [`state${number}`, "New state", layer.cell === "elman"
 			? `${now} and the state before make the new state${of}, which runs on to the next token.`
 			: `What is kept and what is new make the state${of}. It runs on to the ${back ? "token before" : "next token"}, and up to the next column.`,
-				CELL_FORMULAS[layer.cell], `layer/${number}`]];
+			CELL_FORMULAS[layer.cell], go]];
 	}).filter(Boolean);
 	return [
 		tokens,

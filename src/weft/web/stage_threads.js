@@ -11,17 +11,16 @@ export function gaps(rows, size) {
 
 // `sheaf` 1: the source of a model that reads one text and writes another.
 export function tokensPart(stage, sheaf = 0) {
-	const { step, fs } = stage, source = sheaf === 1, names = source ? stage.sourceNames : stage.names;
+	const { step, fs, threads: { order } } = stage, source = sheaf === 1, id = source ? "source" : "tokens";
+	const names = source ? stage.sourceNames : stage.names;
 	const rows = source ? stage.threads.source.rows : stage.threads.rows, here = source ? -1 : stage.here;
 	const missing = gaps(rows, source ? step.source_pieces.length : step.pieces.length);
-	return { id: source ? "source" : "tokens", at: source ? "source" : "tokens", title: source ? "Source"
-		: stage.threads.source ? "Target" : "Tokens",
-		width: fs * 6.4, sheaf, rowsNarrow: true, isTokens: true, draw(box) {
+	return { id, at: id, title: source ? "Source" : stage.threads.source ? "Target" : "Tokens", width: fs * 6.4, sheaf,
+		rowsNarrow: true, isTokens: true, draw(box) {
 			const ys = box.rows(sheaf), rh = box.rh(sheaf), h = Math.min(rh - 4, fs * 2.3);
 			const w = box.narrow ? 96 : box.w;
 			const chips = names.map((name, n) => {
-				const unseen = stage.threads.order && (rows[n] > step.place || rows[n] <= step.place - stage.threads.order
-					+ 1); // by an n-gram model
+				const unseen = order && (rows[n] > step.place || rows[n] <= step.place - order + 1); // by an n-gram model
 				const label = tokenName(name), cut = label.endsWith("…") ? `, shown as ${label}` : "";
 				const shown = s("g", { opacity: unseen ? 0.45 : 1, "data-thread": source ? undefined : rows[n] },
 					chip(label, { x: box.x, y: ys[n], w, h: Math.max(h, fs * 1.25), here: n === here, fs }));
@@ -37,7 +36,7 @@ export function tokensPart(stage, sheaf = 0) {
 				return part(stage.canReach && !source && `more=${from}-${to}`,
 					`${label}: positions ${from} to ${to - 1}`, ...shown);
 			});
-			return [at(stage.indexOf(source ? "source" : "tokens"), chips, more)];
+			return [at(stage.indexOf(id), chips, more)];
 		} };
 }
 

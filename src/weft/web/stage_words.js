@@ -8,8 +8,8 @@ const MAX_ROWS = 8;
 // What the rows show: the likeliest tokens or labels with their shares, and all others as the last row.
 export function wordRows({ choice, shares }) {
 	const order = choice.candidates.map((_, rank) => rank).slice(0, MAX_ROWS), others = choice.vocab_size - order.length;
-	const rest = Math.max(0, 1 - sum(order.map(rank => shares[rank])));
-	return { order, others, rest, parts: [...order.map(rank => shares[rank]), ...others > 0 ? [rest] : []] };
+	const parts = order.map(rank => shares[rank]), rest = Math.max(0, 1 - sum(parts));
+	return { order, others, parts: others > 0 ? [...parts, rest] : parts };
 }
 
 // Columns of a model that predicts tokens or labels; of another, its output as a vector.
