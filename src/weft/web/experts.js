@@ -26,7 +26,7 @@ export function mount(element, data, /** @type {ExpertsOptions} */ { layer, plac
 		load.replaceChildren(...counts.map((count, expert) => h("div",
 			h("span", expert),
 			h("span.experts-bar", { style: { "--hue": hueOf(expert), width: `${100 * count / most}%` } }),
-			h("span.soft", percent(count / data.tokens.length)))));
+			soft(percent(count / data.tokens.length)))));
 	};
 	const choose = (n, quiet = false) => {
 		strip.mark(n);

@@ -78,7 +78,7 @@ function placeInside(box, frame) {
 		}
 	});
 	box.width = Math.max(0, ...columns, ...box.exits.values());
-	box.height = bottoms[bottoms.length - 1];
+	box.height = bottoms.at(-1);
 	if (frame) {
 		box.titleX = titlePosition(sorted(box.entries.values()), box.title);
 		box.width = Math.max(box.width, box.titleX + box.title) + PAD;

@@ -188,7 +188,7 @@ function unitView(stage, layer, unit) {
 	const zero = m + (narrow ? W * 0.6 : W * 0.4),
 		scale = (narrow ? W * 0.25 : W * 0.34) / largest(terms.map(([, value]) => value));
 	return [line(`M${zero} ${fs}v${rh * terms.length}`, "axis"), terms.map(([name, value], n) => {
-		const y = fs + (n + 0.5) * rh, size = Math.abs(value) * scale, result = String(name).startsWith("=");
+		const y = fs + (n + 0.5) * rh, size = Math.abs(value) * scale, result = name.startsWith("=");
 		return [text(m, y + fs * 0.4, name, result ? "bold" : ""), signedBar(value, zero, y - rh * 0.25, size, rh * 0.5),
 			text(value < 0 ? zero + 8 : zero + size + 8, y + fs * 0.4, figure(value), result ? "bold" : ""),
 			result && line(`M${m} ${y - rh / 2}H${W - m}`, "axis")];

@@ -8,7 +8,7 @@ import { percent, visibleToken } from "./words.js";
 
 const MAX_NEURONS = 24;
 const number = value => (value === null || value === undefined ? "masked"
-	: Number(value.toPrecision(5)).toString().replace("-", "−"));
+	: String(+value.toPrecision(5)).replace("-", "−"));
 const norm = values => number(Math.hypot(...values));
 
 export function valueTables(stage) {

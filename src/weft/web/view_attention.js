@@ -21,7 +21,7 @@ export async function mount(main, context) {
 	const sides = (other ? [info, other] : [info]).map(model => new AttentionView({ ...context, info: model }));
 	const options = { view: "attention", route: "maps", svg: () => sides.flatMap(side => side.shown?.pictures() ?? []),
 		draw: (place, maps, { side }) => sides[side].draw(place, maps), words: () => sides[0].words(),
-		difference: place => link(place, sides, options.sent) };
+		difference: place => link(place, sides, options.sent).catch(context.fail) };
 	await readingView(main, context, options);
 	return { close: () => sides.forEach(side => side.shown?.close()) };
 }
