@@ -3,6 +3,7 @@ export type Range = [number, number];
 export interface Tick { value: number; label: string }
 export interface AxisData {
   format?: string; pad?: number; log?: boolean; ticks?: Tick[]; clips?: boolean; label?: string; includes?: number[];
+  whole?: boolean; // only integers have ticks
 }
 export interface Look { colour: string; marker: string; dash: string; width: number }
 

@@ -8,27 +8,27 @@ const MIN_SUFFIXED = 1e4; // smaller numbers are written out: 2500, but 25k
 
 // Format with at most `digits` significant digits, as Python's %g does but with a short exponent: 0.05, 2500, 5e-5.
 export function general(value, digits = 6) {
-  if (!Number.isFinite(value)) return String(value);
-  const [mantissa, power] = roundHalfEven(value, digits).split("e"), exponent = Number(power);
-  if (exponent < -4 || exponent >= digits) return `${Number(mantissa)}e${exponent}`;
-  const fixed = (Number(`${mantissa}e${power}`) || 0).toFixed(Math.max(0, digits - 1 - exponent));
-  return fixed.includes(".") ? fixed.replace(/\.?0+$/, "") : fixed;
+	if (!Number.isFinite(value)) return String(value);
+	const [mantissa, power] = roundHalfEven(value, digits).split("e"), exponent = Number(power);
+	if (exponent < -4 || exponent >= digits) return `${Number(mantissa)}e${exponent}`;
+	const fixed = (Number(`${mantissa}e${power}`) || 0).toFixed(Math.max(0, digits - 1 - exponent));
+	return fixed.includes(".") ? fixed.replace(/\.?0+$/, "") : fixed;
 }
 
 // JavaScript rounds an exact tie away from zero, Python to the even digit.
 function roundHalfEven(value, digits) {
-  const rounded = value.toExponential(digits - 1), exact = value.toExponential(60);
-  const rest = exact.slice(exact.indexOf(".") + digits).replace(/e.*/, "");
-  const last = Number(rounded.split("e")[0].at(-1));
-  if (!/^50*$/.test(rest) || last % 2 === 0) return rounded;
-  const towards = exact.slice(0, exact.indexOf(".") + digits).replace(/\.$/, "");
-  return `${towards}e${exact.split("e")[1]}`;
+	const rounded = value.toExponential(digits - 1), exact = value.toExponential(60);
+	const rest = exact.slice(exact.indexOf(".") + digits).replace(/e.*/, "");
+	const last = Number(rounded.split("e")[0].at(-1));
+	if (!/^50*$/.test(rest) || last % 2 === 0) return rounded;
+	const towards = exact.slice(0, exact.indexOf(".") + digits).replace(/\.$/, "");
+	return `${towards}e${exact.split("e")[1]}`;
 }
 
 // Format with a suffix from 10,000 on: 0.25, 2500, 25k, 1.5M, 2B; 5e-5.
 export function number(value) {
-  const found = Math.abs(value) >= MIN_SUFFIXED && SUFFIXES.find(([size]) => Math.abs(value) >= size);
-  return found ? `${general(value / found[0])}${found[1]}` : general(value);
+	const found = Math.abs(value) >= MIN_SUFFIXED && SUFFIXES.find(([size]) => Math.abs(value) >= size);
+	return found ? `${general(value / found[0])}${found[1]}` : general(value);
 }
 
 // Format as an integer with thousands separators: 32,000.
@@ -36,10 +36,10 @@ export const count = value => BigInt(Math.floor(value + 0.5)).toLocaleString("en
 
 // Format as a power of ten: 2e14 → "2·10¹⁴".
 export function scientific(value) {
-  if (!value) return "0";
-  const [digits, power] = roundHalfEven(value, 3).split("e"), mantissa = general(Number(digits));
-  const exponent = [...power.replace("+", "")].map(digit => digit === "-" ? "⁻" : SUPERSCRIPTS[Number(digit)]).join("");
-  return mantissa === "1" ? `10${exponent}` : `${mantissa}·10${exponent}`;
+	if (!value) return "0";
+	const [digits, power] = roundHalfEven(value, 3).split("e"), mantissa = general(Number(digits));
+	const exponent = [...power.replace("+", "")].map(digit => digit === "-" ? "⁻" : SUPERSCRIPTS[Number(digit)]).join("");
+	return mantissa === "1" ? `10${exponent}` : `${mantissa}·10${exponent}`;
 }
 
 // Format a factor: 2 → "2×".
@@ -50,16 +50,16 @@ const signed = value => value > 0 ? `+${general(value)}` : general(value);
 
 // Format seconds in the largest unit that gives at least 1: 90 → "1.5 min".
 export function duration(seconds) {
-  if (seconds === 0) return "0";
-  const [unit, name] = TIME_UNITS.find(([size]) => Math.abs(seconds) >= size) ?? [1, "s"];
-  return `${general(seconds / unit, 3)} ${name}`;
+	if (seconds === 0) return "0";
+	const [unit, name] = TIME_UNITS.find(([size]) => Math.abs(seconds) >= size) ?? [1, "s"];
+	return `${general(seconds / unit, 3)} ${name}`;
 }
 
 const FORMATS = { number, count, scientific, multiple, signed, duration }; // only the Explorer uses durations
 
 export function formatOf({ format = "number" }) {
-  if (!Object.hasOwn(FORMATS, format)) {
-    throw new Error(`axis format "${format}": expected one of ${Object.keys(FORMATS).join(", ")}`);
-  }
-  return FORMATS[format];
+	if (!Object.hasOwn(FORMATS, format)) {
+		throw new Error(`axis format "${format}": expected one of ${Object.keys(FORMATS).join(", ")}`);
+	}
+	return FORMATS[format];
 }

@@ -6,37 +6,37 @@ const pageColour = () => getComputedStyle(document.documentElement).getPropertyV
 
 // The visible content of elements, stacked, as one SVG.
 function stacked(elements, gap = 24) {
-  const copies = [elements].flat().filter(Boolean).map(toSvg);
-  let y = 0, wide = 0;
-  for (const copy of copies) {
-    copy.setAttribute("y", y);
-    y += Number(copy.getAttribute("height")) + gap;
-    wide = Math.max(wide, Number(copy.getAttribute("width")));
-  }
-  return picture(wide, y - gap, { xmlns: "http://www.w3.org/2000/svg" },
-    s("rect", { width: wide, height: y - gap, fill: pageColour() }), copies);
+	const copies = [elements].flat().filter(Boolean).map(toSvg);
+	let y = 0, wide = 0;
+	for (const copy of copies) {
+		copy.setAttribute("y", y);
+		y += Number(copy.getAttribute("height")) + gap;
+		wide = Math.max(wide, Number(copy.getAttribute("width")));
+	}
+	return picture(wide, y - gap, { xmlns: "http://www.w3.org/2000/svg" },
+		s("rect", { width: wide, height: y - gap, fill: pageColour() }), copies);
 }
 
 export function download(blob, name) {
-  const link = h("a", { href: URL.createObjectURL(blob), download: name });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+	const link = h("a", { href: URL.createObjectURL(blob), download: name });
+	link.click();
+	setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
 const asBlob = svg => new Blob([new XMLSerializer().serializeToString(svg)], { type: "image/svg+xml" });
 
 async function png(svg, scale = 2) {
-  const image = new Image(), url = URL.createObjectURL(asBlob(svg));
-  try {
-    image.src = url;
-    await image.decode();
-    const canvas = h("canvas", { width: Math.ceil(svg.getAttribute("width") * scale),
-      height: Math.ceil(svg.getAttribute("height") * scale) });
-    canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
-    return await new Promise(done => canvas.toBlob(done, "image/png"));
-  } finally {
-    URL.revokeObjectURL(url);
-  }
+	const image = new Image(), url = URL.createObjectURL(asBlob(svg));
+	try {
+		image.src = url;
+		await image.decode();
+		const canvas = h("canvas", { width: Math.ceil(svg.getAttribute("width") * scale),
+			height: Math.ceil(svg.getAttribute("height") * scale) });
+		canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+		return await new Promise(done => canvas.toBlob(done, "image/png"));
+	} finally {
+		URL.revokeObjectURL(url);
+	}
 }
 
 export const shellQuote = text => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`;
@@ -48,23 +48,23 @@ export const shellQuote = text => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${tex
  * @param {(string | undefined)[]} options
  */
 export function explainCommand(info, view, { text, target }, ...options) {
-  if (info.step !== undefined || info.off?.length) return ""; // of a variant
-  return ["weft explain", shellQuote(`runs/${info.id}`), `--only ${view}`, text && `--text ${shellQuote(text)}`,
-    target && `--target ${shellQuote(target)}`, ...options].filter(Boolean).join(" ");
+	if (info.step !== undefined || info.off?.length) return ""; // of a variant
+	return ["weft explain", shellQuote(`runs/${info.id}`), `--only ${view}`, text && `--text ${shellQuote(text)}`,
+		target && `--target ${shellQuote(target)}`, ...options].filter(Boolean).join(" ");
 }
 
 // The row of buttons below a view. `svg` returns the elements to save, `command` a line for a shell.
 export function saveTools({ svg, name, command }) {
-  const line = h("code"), show = () => { line.textContent = command(); shown.hidden = !line.textContent; };
-  const shown = command && h("span.tools-command", soft("Command: "), line, " ",
-    button("Copy", event => copyText(event.target, command(), line)));
-  const row = h("div.tools",
-    svg && button("Save SVG", () => download(asBlob(stacked(svg())), `${name}.svg`)),
-    svg && button("Save PNG", async () => download(await png(stacked(svg())), `${name}.png`)),
-    button("Copy link", event => copyText(event.target, location.href)), shown);
-  if (command) {
-    show();
-    document.addEventListener("weft-state", () => row.isConnected && show());
-  }
-  return row;
+	const line = h("code"), show = () => { line.textContent = command(); shown.hidden = !line.textContent; };
+	const shown = command && h("span.tools-command", soft("Command: "), line, " ",
+		button("Copy", event => copyText(event.target, command(), line)));
+	const row = h("div.tools",
+		svg && button("Save SVG", () => download(asBlob(stacked(svg())), `${name}.svg`)),
+		svg && button("Save PNG", async () => download(await png(stacked(svg())), `${name}.png`)),
+		button("Copy link", event => copyText(event.target, location.href)), shown);
+	if (command) {
+		show();
+		document.addEventListener("weft-state", () => row.isConnected && show());
+	}
+	return row;
 }

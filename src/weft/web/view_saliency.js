@@ -8,19 +8,19 @@ export const path = "saliency";
 export const lacks = info => lacksTokens(info) || (info.kind === "ngram" ? "has counts and no gradients" : "");
 
 export function mount(main, context) {
-  const { state } = context;
-  const explain = place => {
-    context.set({ place });
-    view.again();
-  };
-  const changed = ({ measure }) => context.set({ measure: measure === "norm" ? undefined : measure });
-  const view = {
-    view: "saliency",
-    reset: ["place"],
-    request: () => ({ place: state.place === undefined ? undefined : Number(state.place) }),
-    words: () => (state.place === undefined ? [] : [`--place ${state.place}`]),
-    draw: (drawn, data) => saliency.mount(drawn, data, { measure: state.measure, changed, explain }),
-    svg: drawn => [...drawn.querySelectorAll(".saliency-target, .shaded-text")],
-  };
-  return readingView(main, context, view);
+	const { state } = context;
+	const explain = place => {
+		context.set({ place });
+		view.again();
+	};
+	const changed = ({ measure }) => context.set({ measure: measure === "norm" ? undefined : measure });
+	const view = {
+		view: "saliency",
+		reset: ["place"],
+		request: () => ({ place: state.place === undefined ? undefined : Number(state.place) }),
+		words: () => (state.place === undefined ? [] : [`--place ${state.place}`]),
+		draw: (drawn, data) => saliency.mount(drawn, data, { measure: state.measure, changed, explain }),
+		svg: drawn => [...drawn.querySelectorAll(".saliency-target, .shaded-text")],
+	};
+	return readingView(main, context, view);
 }

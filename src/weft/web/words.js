@@ -5,8 +5,8 @@ export const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
 // A number from the address, which may hold anything: clamped, or `otherwise` if it is not a number.
 export function numberWithin(text, low, high, otherwise) {
-  const number = Number(text ?? NaN);
-  return text !== "" && Number.isFinite(number) ? clamp(number, low, high) : otherwise;
+	const number = Number(text ?? NaN);
+	return text !== "" && Number.isFinite(number) ? clamp(number, low, high) : otherwise;
 }
 
 export const withCommas = number => number.toLocaleString("en");
@@ -21,10 +21,10 @@ export const mean = values => sum(values) / values.length;
 
 // A probability with as many digits as `weft explain` prints.
 export function percent(probability) {
-  if (probability === 0) return "0";
-  if (probability < 1e-6) return "<0.0001%";
-  const digits = probability >= 0.1 ? 0 : probability >= 0.01 ? 1 : probability >= 0.001 ? 2 : 4;
-  return `${(100 * probability).toFixed(digits)}%`;
+	if (probability === 0) return "0";
+	if (probability < 1e-6) return "<0.0001%";
+	const digits = probability >= 0.1 ? 0 : probability >= 0.01 ? 1 : probability >= 0.001 ? 2 : 4;
+	return `${(100 * probability).toFixed(digits)}%`;
 }
 
 // A probability in a column of numbers.
@@ -32,12 +32,12 @@ export const share = p => (p > 0 && p < 0.0005 ? "<0.001" : p.toFixed(3));
 
 // A perplexity, which may be very large.
 export const formatLarge = value => (!Number.isFinite(value) ? "∞" : value >= 1e6 ? value.toExponential(2)
-  : value.toLocaleString("en", { maximumSignificantDigits: 4 }));
+	: value.toLocaleString("en", { maximumSignificantDigits: 4 }));
 
 // 12.3M, 12.3k, …
 export function abbreviate(value) {
-  const [unit, name] = SUFFIXES.find(([size]) => Math.abs(value) >= size) ?? [1, ""];
-  return `${Number((value / unit).toPrecision(3))}${name}`;
+	const [unit, name] = SUFFIXES.find(([size]) => Math.abs(value) >= size) ?? [1, ""];
+	return `${Number((value / unit).toPrecision(3))}${name}`;
 }
 
 // Whether a token is a special one, as <eos> or [MASK].
@@ -46,34 +46,34 @@ export const isSpecial = piece => /^(<[^<>\s␣]+>|\[[A-Z]+\])$/.test(piece);
 // A text with symbols for line breaks, tabs, and leading and trailing spaces.
 const SYMBOLS = { "\n": "⏎", "\t": "⇥", "\r": "␍" };
 export const showWhitespace = text => text.replace(/[\n\t\r]/g, character => SYMBOLS[character])
-  .replace(/^ +| +$/g, spaces => "␣".repeat(spaces.length));
+	.replace(/^ +| +$/g, spaces => "␣".repeat(spaces.length));
 
 // A single token, with symbols for all spaces.
 export const visibleToken = piece => showWhitespace(piece).replaceAll(" ", "␣") || "∅";
 
 export function short(label, maxLetters = 16) {
-  const letters = Array.from(label);
-  return letters.length > maxLetters ? `${letters.slice(0, maxLetters - 1).join("")}…` : label;
+	const letters = Array.from(label);
+	return letters.length > maxLetters ? `${letters.slice(0, maxLetters - 1).join("")}…` : label;
 }
 
 export const ruler = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
 const widths = new Map(); // measuring is slow, and labels repeat
 
 export function textWidth(text, font = "11.5px system-ui, sans-serif") {
-  const key = `${font}|${text}`;
-  if (widths.size > 5000) widths.clear();
-  if (!widths.has(key)) {
-    ruler.font = font;
-    widths.set(key, ruler.measureText(text).width);
-  }
-  return widths.get(key);
+	const key = `${font}|${text}`;
+	if (widths.size > 5000) widths.clear();
+	if (!widths.has(key)) {
+		ruler.font = font;
+		widths.set(key, ruler.measureText(text).width);
+	}
+	return widths.get(key);
 }
 
 export function fitText(text, room, font) {
-  if (textWidth(text, font) <= room) return text;
-  const letters = Array.from(text.slice(0, 160)).slice(0, 80);
-  while (letters.length && textWidth(`${letters.join("")}…`, font) > room) letters.pop();
-  return `${letters.join("")}…`;
+	if (textWidth(text, font) <= room) return text;
+	const letters = Array.from(text.slice(0, 160)).slice(0, 80);
+	while (letters.length && textWidth(`${letters.join("")}…`, font) > room) letters.pop();
+	return `${letters.join("")}…`;
 }
 
 export const decodeBase64 = text => Uint8Array.from(atob(text), character => character.charCodeAt(0));

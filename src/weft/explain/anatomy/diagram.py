@@ -16,6 +16,7 @@ from weft.figures.picture import new_figure
 
 Point = tuple[float, float]
 WIDTH, HEIGHT, GAP, SUM_RADIUS = 3.3, 0.62, 0.34, 0.11  # of a box, between boxes, of a sum's circle
+PAD, ASIDE = 0.52, 0.12  # between a box and the frame around it, between the frame and the numbers of parameters
 COLUMN = 6.3  # distance of two stacks
 LEFT, BOTTOM = -2.9, -0.55  # origin of the plane
 INCHES = 0.72  # per unit
@@ -188,9 +189,9 @@ def _draw(column: _Column, part: ModelPart, number: tuple[int, ...]) -> None:
             below.append(column.y)
         if framed:
             column.rise("line")
-            left, right, pad = column.x - WIDTH / 2, column.x + WIDTH / 2, 0.52
-            column.add("frame", (left - pad, start + 0.1), (right + pad, column.y - 0.1))
-            column.write((left - pad - 0.1, (start + column.y) / 2), f"{part.repeats} ×", size=11.0, anchor="end")
+            left, right = column.x - WIDTH / 2 - PAD, column.x + WIDTH / 2 + PAD
+            column.add("frame", (left, start + 0.1), (right, column.y - 0.1))
+            column.write((left - 0.1, (start + column.y) / 2), f"{part.repeats} ×", size=11.0, anchor="end")
 
 
 def _draw_box(column: _Column, part: ModelPart, number: tuple[int, ...]) -> None:
@@ -203,7 +204,7 @@ def _draw_box(column: _Column, part: ModelPart, number: tuple[int, ...]) -> None
         column.write((x, middle - 0.15), part.detail, size=9.0, look="inside")
     if part.parameters:
         count = short(part.repeats * part.parameters)
-        column.write((x + WIDTH / 2 + 0.44, middle), count, size=9.0, anchor="start", look="soft")
+        column.write((x + WIDTH / 2 + PAD + ASIDE, middle), count, size=9.0, anchor="start", look="soft")
     if part.loops:
         column.add("loop", (edge, y + HEIGHT - 0.14), (edge, y + 0.14))
         column.write((edge - 0.42, middle), "h", anchor="end")
