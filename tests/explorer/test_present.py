@@ -82,6 +82,16 @@ def test_arrows_step_through_the_tokens_of_a_text(page: Any, at: At) -> None:
     assert "place=4" in page.url
 
 
+def test_arrows_step_through_the_cells_of_a_table(page: Any, at: At) -> None:
+    page.goto(at("lens", model="gpt", text=TEXT))
+    chosen = page.locator(".lens-chosen")
+    first = int(chosen.get_attribute("data-column"))
+    page.keyboard.press("p")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert int(chosen.get_attribute("data-column")) == first + 2
+
+
 def test_a_line_can_be_drawn(page: Any, at: At) -> None:
     page.goto(at("step", model="gpt", text=TEXT, stage="tokens"))
     page.wait_for_selector(".stage-picture svg text")

@@ -3,7 +3,7 @@ import { button, h, isPlain, s } from "./dom.js";
 
 const SMALLEST = 11, LEGIBLE = 18, SCREEN = 1920; // pixels: the views' smallest type, and what it becomes on this screen
 const TYPED = "input, textarea, select, [contenteditable]";
-const STEPPED = ".att-queries, .shaded-text, .write-text, .token-grid, .tok-pieces"; // whose items the arrow keys step through
+const STEPPED = ".att-queries, .shaded-text, .write-text, table[role=grid], .tok-pieces"; // whose items the arrow keys step through
 const CLICKER = { PageDown: "ArrowRight", PageUp: "ArrowLeft" };
 const HINT_MS = 6000;
 
