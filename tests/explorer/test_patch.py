@@ -30,7 +30,7 @@ def test_the_map_is_that_of_the_command(
     cells = page.locator(".lens tbody td").evaluate_all(CELLS)
     expected = [f"{round(100 * share) + 0:d}" for row in known.maps[0].recovered[::-1].tolist() for share in row]
     assert [cell.replace("−", "-") for cell in cells] == expected
-    corrupt, clean = (f"{value:.2f}".replace("-", "−") for value in known.difference)
+    corrupt, clean = (f"{round(value, 2) + 0.0:.2f}".replace("-", "−") for value in known.difference)
     assert f"clean {clean}, corrupt {corrupt}" in page.locator(".lens").inner_text()
 
 

@@ -44,5 +44,5 @@ def test_what_is_typed_is_scored_and_is_in_the_address(page: Any, at: At, runs: 
     assert box.input_value() == HOSTILE
     # what can't be read is said, and the last picture stays
     box.fill("A tale " * 400)
-    page.wait_for_function("() => document.querySelector('.reading-problem').textContent.includes('shorten it')")
+    page.wait_for_function("() => document.querySelector('.reading-problem').textContent.includes('takes at most')")
     assert page.locator(".surprise-facts").inner_text()

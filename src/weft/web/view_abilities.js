@@ -19,8 +19,9 @@ export async function mount(main, context) {
 	const place = h("div.charts.small");
 	main.append(h("p.soft.about", `Each point is the share of ${QUESTIONS} questions whose right answer is the `
 		+ "likeliest of a few. The band is the 95% interval, the dashed line chance; a model that follows the rule is "
-		+ "always right."), place, saveTools({ name: `abilities-${info.id}`, svg: () => charts.map(each => each.element),
-		command: () => `weft evaluate ${shellQuote(`runs/${info.id}`)} --abilities --limit ${QUESTIONS}` }));
+		+ "always right."), place);
+	const tools = saveTools({ name: `abilities-${info.id}`, svg: () => charts.map(each => each.element),
+		command: () => `weft evaluate ${shellQuote(`runs/${info.id}`)} --abilities --limit ${QUESTIONS}` });
 	const figures = tasks.map(task => place.appendChild(h("figure.compare-figure",
 		h("p.plot", h("b", task.name), " ", soft("asking …")), h("figcaption.soft", task.about))));
 	const fill = async () => {
@@ -35,6 +36,7 @@ export async function mount(main, context) {
 				heading.replaceWith(drawn);
 				charts.push(chart.mount(drawn, { ...found.plots[0], title: `${task.name}: ${percent(found.accuracy)} right`,
 					controls: false }));
+				main.append(tools); // now there is something to save
 			}
 		}
 		context.set({}); // the command is complete

@@ -57,7 +57,7 @@ class Runs {
 		this.list.classList.add("runs-scroll");
 		this.curves = h("section", h("h2.unseen", "Curves"), this.controls(), this.notes, this.grid);
 		const pictures = () => [...this.charts.values()].map(chart => chart.element);
-		this.foot = h("div", saveTools({ svg: pictures, name: "runs", command: () => this.command() }));
+		this.foot = h("div", { hidden: true }, saveTools({ svg: pictures, name: "runs", command: () => this.command() }));
 		this.parts = [this.finder(), this.list, this.curves, this.samples, this.recipes, this.events, this.foot];
 		main.append(...this.parts.slice(0, 2), this.status, ...this.parts.slice(2));
 	}
@@ -188,6 +188,7 @@ class Runs {
 		this.list.replaceChildren(listOf(found, this.now, this.chosen, (name, chosen) => this.choose(name, chosen)));
 		if (focused !== null) [...this.list.querySelectorAll("input")].find(box => box.value === focused)?.focus();
 		for (const part of this.parts) part.hidden = !this.rows.length;
+		this.foot.hidden = !this.charts.size;
 		const count = found.length < this.rows.length ? `${found.length} of ${this.rows.length} runs` : "";
 		this.status.replaceChildren(this.rows.length ? count : noRuns());
 	}
@@ -243,6 +244,7 @@ class Runs {
 			if (chart) chart.update(current); else this.addChart(current);
 		}
 		this.resetZoom.hidden = !this.zoom;
+		this.foot.hidden = !list.length; // nothing to save
 		const notes = runs.length ? runs.flatMap(run => this.notesOf(run, x)) : ["Select a run."];
 		this.notes.replaceChildren(...notes.filter(Boolean).map(note => h("p.soft", note)));
 	}
