@@ -16,7 +16,6 @@ from tests.command import Cli, Patch
 from weft.api import train as api
 from weft.api.load import load
 from weft.cli.main import run
-from weft.cli.quickstart import whole_sentences
 from weft.data.config import NoSplit
 from weft.errors import ConfigError, DataError, RunError
 from weft.runs.lines import read_lines
@@ -179,9 +178,3 @@ def test_an_interrupted_and_resumed_run_equals_one_that_never_stopped(trained: P
     weights = "checkpoints/latest/model.safetensors"
     assert (stopped / weights).read_bytes() == (tmp_path / "straight" / weights).read_bytes()
     assert metrics.read_text() == (tmp_path / "straight" / "metrics.jsonl").read_text()
-
-
-def test_the_quickstart_shows_whole_sentences() -> None:
-    text = "This function returns\nthe list.\n\n_is_list\n\nReturn a dict.\n\n>>> list(3.\n\nThe last one is cut"
-    assert whole_sentences(text) == "This function returns the list.\nReturn a dict."
-    assert whole_sentences("nothing ends") == "nothing ends"

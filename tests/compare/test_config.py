@@ -69,8 +69,8 @@ def test_efficiency_compares_the_presets_at_one_size() -> None:
     assert count(base).parameters == pytest.approx(count(newer).parameters, rel=0.01)
 
 
-def test_the_minutes_lead_from_adamw_to_the_quickstart() -> None:
-    """Each contender adds one change to the one before it; the last adds one to the quickstart."""
+def test_the_minutes_lead_from_adamw_to_the_recipe_python_docs() -> None:
+    """Each contender adds one change to the one before it; the last adds one to the recipe."""
     _, recipes = shipped("minutes")
     adamw, muon, untied, words, last, pairs = recipes
     assert [recipe.optimizer and recipe.optimizer.kind for recipe in recipes] == ["adamw", *["muon"] * 5]
@@ -83,18 +83,18 @@ def test_the_minutes_lead_from_adamw_to_the_quickstart() -> None:
     assert last.model.replace(ngrams={"rows": 16_384}) == pairs.model
     for recipe in (muon, untied, words, pairs):
         assert (recipe.optimizer, recipe.schedule, recipe.batch) == (last.optimizer, last.schedule, last.batch)
-    assert (words.tokenizer, resolve("quickstart")) == (last.tokenizer, last.replace(name="quickstart"))
+    assert (words.tokenizer, resolve("python-docs")) == (last.tokenizer, last.replace(name="python-docs"))
 
 
-def test_tricks_decay_and_dropout_are_changes_to_the_quickstart() -> None:
+def test_tricks_decay_and_dropout_are_changes_to_python_docs() -> None:
     found, (first, *others) = shipped("tricks")
-    assert first == resolve("quickstart") and first not in others
+    assert first == resolve("python-docs") and first not in others
     levels = [each.levels for each in found.contenders.values()]
     assert all(sum(level != levels[0][key] for key, level in other.items()) == 1 for other in levels[1:])
-    assert {"quickstart", "rounds=2", "betas=0.9,0.95", "attention=qk_norm.kind=rms"} <= found.contenders.keys()
+    assert {"python-docs", "rounds=2", "betas=0.9,0.95", "attention=qk_norm.kind=rms"} <= found.contenders.keys()
     found, _ = shipped("epochs")
     assert found.settings == {"data": {"tokens": 60_000}}
-    assert resolve("quickstart", found.contenders["weight_decay=0.1,dropout=0.0"].changes) == resolve("quickstart")
+    assert resolve("python-docs", found.contenders["weight_decay=0.1,dropout=0.0"].changes) == resolve("python-docs")
     assert len({repr(each.changes) for each in found.contenders.values()}) == 8
 
 

@@ -141,7 +141,7 @@ def test_a_vocabulary_size_alone_keeps_the_models_kind_of_tokenizer() -> None:
 
 
 def test_the_model_has_the_vocabulary_size_of_its_tokenizer() -> None:
-    assert resolve("quickstart").model.vocab_size == 4096  # its preset has 8,192
+    assert resolve("python-docs").model.vocab_size == 4096  # its preset has 8,192
     assert resolve("gpt-tiny", ["tokenizer=bpe:1000"]).model.vocab_size == 1000
     padded = resolve("gpt-tiny", ["tokenizer=bpe:1000", "model.vocab_size=1024"])
     assert padded.model.vocab_size == 1024

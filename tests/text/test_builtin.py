@@ -1,5 +1,6 @@
 """The corpus of Python's documentation."""
 
+import re
 import sysconfig
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from weft.errors import DataError
 from weft.text import builtin
-from weft.text.grammars.sentences import PARTICLES
+from weft.text.grammars.sentences import PARTICLES, TALES
 
 SOURCE = '''"""A module that must never be imported."""
 raise SystemExit
@@ -123,3 +124,18 @@ def test_a_story_is_about_one_persons_work() -> None:
         sentences = story.removesuffix(".").split(". ")
         assert 6 <= len(sentences) <= 12
         assert len({sentence.split()[1] for sentence in sentences}) == 1
+
+
+def test_a_tale_keeps_what_it_names() -> None:
+    """A name, an animal or a thing that is mentioned twice is one of at most two, and the gift is that of the trade."""
+    tales = builtin.corpus("tales").documents
+    assert len(tales) == 6000 and not any("{" in tale or "}" in tale for tale in tales)
+    kinds = [[*TALES["she"], *TALES["he"]], list(TALES["things"])]
+    for tale in tales[:500]:
+        words = re.findall(r"\w+", tale)
+        assert 60 < len(words) < 160
+        people, things = ({word for word in words if word in kind} for kind in kinds)
+        assert 1 <= len(people) <= 2 and len(things) <= 1
+        trades = [trade for trade in TALES["trades"] if trade in words]
+        gifts = [trade for trade, (_, gift) in TALES["trades"].items() if gift in tale]
+        assert len(trades) <= 2 and len(gifts) <= 1 and (not trades or set(gifts) <= set(trades))

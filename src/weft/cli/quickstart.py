@@ -12,13 +12,7 @@ from weft.decode.config import Sampling
 from weft.errors import quoted
 
 RUN = Path("runs/quickstart")
-PROMPTS = ("This function", "Return a list of", "If the option")  # as sentences of Python's documentation begin
-
-
-def whole_sentences(text: str) -> str:
-    """Return the paragraphs that end with a full stop, without code, headings and a truncated end; the text if none."""
-    paragraphs = [" ".join(part.split()) for part in text.split("\n\n") if part.rstrip().endswith(".")]
-    return "\n".join(part for part in paragraphs if ">>>" not in part) or text
+PROMPTS = ("Once upon a time", "Mira the potter", "There was once a lonely fisher")  # as tales begin
 
 
 def quickstart(
@@ -29,7 +23,7 @@ def quickstart(
     ),
     as_json: options.AsJson = False,
 ) -> None:
-    """Train a small model on Python's documentation, evaluate it and generate text: a few minutes on two cores.
+    """Train a small model on tales, evaluate it and let it write some: about two minutes on two cores.
 
     $ weft quickstart steps=200
     """
@@ -47,9 +41,9 @@ def quickstart(
         return
     console = Console(highlight=False)
     samples = done.results()["samples"]
-    if done.config.data.sources == ("builtin:python",):
-        texts = done.complete(PROMPTS, Sampling(max_tokens=100, temperature=0.7, top_p=0.9))
-        samples = [whole_sentences(prompt + text.text) for prompt, text in zip(PROMPTS, texts, strict=True)]
+    if done.config.data.sources == ("builtin:tales",):
+        texts = done.complete(PROMPTS, Sampling(max_tokens=240, temperature=0.7, top_p=0.9))
+        samples = [prompt + text.text for prompt, text in zip(PROMPTS, texts, strict=True)]
     console.print("\n[bold]three generated texts[/bold]")
     for number, sample in enumerate(samples, 1):
         lines = [line for line in sample.strip().splitlines() if line.strip()]

@@ -7,6 +7,9 @@ runs. The same Python gives the same corpus, byte for byte.
 The corpus `stories` is short stories of a small grammar, each about one person's work, so that its sentences belong
 together: `The baker kneads the dough. The baker lights the oven.`
 
+The corpus `tales` is tales of about a hundred words, written by a grammar: who the hero is, what was lost and who
+helped are told at the beginning and decide words far below: `Mira the potter … gave the owl a round bowl.`
+
 The corpus `induction` is random letters, three times in a row: `qXbTqXbTqXbT`. The task of the same name has pairs of
 such texts in which one letter of the first copy differs, for `weft explain --only patch`.
 
@@ -54,9 +57,13 @@ GENERATED = {  # corpora of small grammars: a document, and how many are drawn b
     "induction": (rewriting.repeated_letters, 20_000),
     "particles": (sentences.phrasal_verb, 20_000),
     "stories": (sentences.story, 2000),
+    "tales": (sentences.tale, 6000),
 }
 CORPORA = ("python", "senses", *GENERATED)
-ABOUT = {"python": "Python's own documentation, English about code, under Python's licence (PSF)"}  # others are weft's
+ABOUT = {  # kind and licence
+    "python": "Python's own documentation, English about code, under Python's licence (PSF)",
+    "tales": "tales of about a hundred words, written by a grammar that comes with weft (Apache 2.0)",
+}
 FORMAT = 1  # version of the cached file; increment it when the text below changes
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "pydoc_data"}

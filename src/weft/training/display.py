@@ -12,6 +12,7 @@ from weft.figures.formats import fixed
 from weft.progress import Bar, Log, drawn_bar
 from weft.recipe.config import SettledRecipe
 from weft.recipe.objective import NextToken
+from weft.text.builtin import GENERATED
 from weft.training.worker import device_name
 
 FORMATS: dict[str, Callable[[float], str]] = {
@@ -113,11 +114,12 @@ def expectations(recipe: SettledRecipe, sizes: tuple[int, int], step: int, *, de
         return [begun + first]
     tokens = recipe.steps * recipe.batch.size * recipe.batch.length
     work = count(recipe.model, recipe.batch.length).training() * tokens
-    return [
-        begun + first,
-        f"{work:.1e} operations in total; runs of this size on English text end near "
-        f"{usual_bits_per_byte(work):.1f} bits per byte, give or take a fifth, given enough text",
-    ]
+    usual = f"{usual_bits_per_byte(work):.1f} bits per byte"
+    if all(source.removeprefix("builtin:") in GENERATED for part in recipe.data.parts for source in part.sources):
+        outcome = f"on English text it would end near {usual}, and on sentences of a small grammar far below"
+    else:
+        outcome = f"runs of this size on English text end near {usual}, give or take a fifth, given enough text"
+    return [begun + first, f"{work:.1e} operations in total; {outcome}"]
 
 
 def usual_bits_per_byte(flops: float) -> float:

@@ -2,7 +2,7 @@
 import { h, soft } from "./dom.js";
 import { firstWords, percent, short } from "./words.js";
 
-const TOKENS = 28, PROMPT_WORDS = 5, SOURCE_WORDS = 14; // of a sample
+const TOKENS = 36, PROMPT_WORDS = 5, SOURCE_WORDS = 14; // of a sample
 const TEMPERATURE = 0.8; // of a continuation
 
 const result = (text, ...others) => h("p", h("b", { dir: "auto" }, text), ...others);
@@ -26,6 +26,7 @@ async function written(place, model, text, { api, signal, seed }) {
 	for await (const token of api.stream("v1/write", body, signal)) {
 		if (token.id !== undefined) output.append(token.adds.replace(/\s+/g, " "));
 	}
+	if (!model.writes && !model.chat) output.textContent = output.textContent.replace(/[^\s.!?"]+$/, "…"); // part of a word
 }
 
 async function filled(place, model, text, { api, signal }) {

@@ -80,12 +80,12 @@ class Home {
 		}, WAIT_MS);
 		this.opened.push({ close: () => clearInterval(timer) });
 		return h("section.home-empty", h("h2.home-title", "No model here yet"),
-			h("p", "Type one of these in a terminal, in the folder where you started weft. The model appears on this page with "
+			h("p", "Type one of these in a terminal, in the folder where you started weft. The model appears here with "
 				+ "its first checkpoint."),
 			h("ul",
-				line("weft quickstart", "Trains a small Transformer on text that comes with Python: two or three minutes on two cores."),
-				line("weft train gpt-tiny --data book.txt", "Trains on a text of your own."),
-				line("weft import path/to/SmolLM2 runs/smol", "Converts a downloaded Hugging Face model.")));
+				line("weft quickstart", "Trains a small Transformer on tales that come with weft: two minutes on two cores."),
+				line("weft train gpt-tiny --data book.txt", "Trains on your own text."),
+				line("weft import path/to/SmolLM2 runs/smol", "Converts a Hugging Face model.")));
 	}
 
 	// Models whose recipe cannot be read, and why.

@@ -15,8 +15,12 @@ export const sum = values => values.reduce((total, value) => total + (value ?? 0
 export const capitalised = text => `${text.slice(0, 1).toUpperCase()}${text.slice(1)}`;
 export const round = value => Math.round(value * 10) / 10; // pixels
 export const firstWords = (text, count) => text.trim().split(/\s+/).slice(0, count).join(" ");
-// The first words of a model's sample text.
-export const beginning = (text, letters = 48) => (text.length <= letters ? text : text.slice(0, letters).replace(/\s+\S*$/, ""));
+// The first words of a sample text, up to one that attention can copy, or else 48 letters.
+export function beginning(text) {
+	const words = [...text.slice(0, 96).matchAll(/\p{L}{4,}/gu)], read = words.map(String);
+	const again = words.find(([word], at) => read.indexOf(word) < at);
+	return again ? text.slice(0, again.index).trimEnd() : text.length > 48 ? text.slice(0, 48).replace(/\s+\S*$/, "") : text;
+}
 export const mean = values => sum(values) / values.length;
 
 // A probability with as many digits as `weft explain` prints.

@@ -7,13 +7,14 @@ from typing import Any
 
 from weft.text.grammars.rng import InSplit, Rng, Row
 
-CHATTER, LABELLED, PARTICLES, QUESTIONS, REPORTS, SENSES, SENTIMENT, STORIES = (
+CHATTER, LABELLED, PARTICLES, QUESTIONS, REPORTS, SENSES, SENTIMENT, STORIES, TALES = (
     tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8"))
-    for name in ("chatter", "labels", "particles", "questions", "reports", "senses", "sentiment", "stories")
+    for name in ("chatter", "labels", "particles", "questions", "reports", "senses", "sentiment", "stories", "tales")
 )
 WORDINGS, MEANINGS = CHATTER["wordings"], CHATTER["meanings"]
 WORD_SENSES = tuple((word, name) for word, senses in SENSES["words"].items() for name in senses)
 LABELS = ("negative", "positive")
+PRONOUNS = (("she", "her", "her"), ("he", "him", "his"))
 SHARES = 2520  # divisible by 1 … 10: the weight of the k-th item of a list is SHARES / k
 
 Exchange = tuple[str, str, str]  # the key that decides its split, the question, the answer
@@ -246,6 +247,32 @@ def story(rng: Rng) -> str:
     """Return 6 to 12 sentences about the work of one person."""
     work = rng.pick(tuple(STORIES["work"]))
     return " ".join(f"The {work} {rng.pick(STORIES['work'][work])}." for _ in range(rng.between(6, 12)))
+
+
+def tale(rng: Rng) -> str:
+    """Return a tale of about a hundred words. What it names first decides words far below: a potter gives a bowl."""
+    t = TALES
+    trades, animals = rng.sample([*t["trades"]], 2), rng.sample([*t["animals"]], 2)
+    people = rng.sample([(name, *pronouns) for pronouns in PRONOUNS for name in t[pronouns[0]]], 2)
+    noun, adjective = rng.pick([*t["things"]]), rng.pick(t["adjectives"])
+    words = {"noun": noun, "adjective": adjective, "thing": f"{adjective} {noun}", "a_thing": an(f"{adjective} {noun}")}
+    for keys, values in (
+        ("name he him his", people[0]),
+        ("friend friend_he friend_him friend_his", people[1]),
+        ("trade other_trade work gift", (*trades, *t["trades"][trades[0]])),
+        ("first second", animals),
+        ("first_at", t["animals"][animals[0]][:1]),
+        ("second_at saying", t["animals"][animals[1]]),
+        ("material use", t["things"][noun]),
+        ("trouble helper help", rng.pick([*t["obstacles"].values()])),
+        ("skill more", rng.pick(t["skills"])),
+        ("home there", rng.sample(t["homes"], 2)),
+    ):
+        words |= zip(keys.split(), values, strict=True)
+    words |= {key: rng.pick(t[f"{key}s"]) for key in ("title", "mood", "time", "feeling", "place", "origin", "closing")}
+    words |= {key.capitalize(): text[0].upper() + text[1:] for key, text in words.items()}
+    text = " ".join(rng.pick(t["stages"][stage]) for stage in rng.pick([*t["plots"].values()]))
+    return text.format(**words).format(**words)  # twice, since what is filled in names others
 
 
 def _phrase(rng: Rng, plural: int) -> list[tuple[str, str]]:
