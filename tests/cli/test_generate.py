@@ -417,6 +417,7 @@ def test_chat_with_a_template(templated: Path, talk: Talk) -> None:
     assert "<assistant>" not in out
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_a_reply_and_not_the_program(trained: Path) -> None:
     import pty
 

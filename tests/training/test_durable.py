@@ -154,6 +154,7 @@ def test_stops_leave_no_trace(runs: Runs, monkeypatch: pytest.MonkeyPatch, strai
     assert contents(run) == straight
 
 
+@pytest.mark.slow
 def test_no_rollback_leads_to_the_checkpoint_of_an_interruption(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ["steps=40", "log.every=5", "checkpoint.every=10", "optimizer.lr=0.01", "guard.patience=3"]
     interfere(monkeypatch, overwrite=27)
