@@ -92,7 +92,7 @@ def test_penalties_and_bans(trained: Path, cli: Cli) -> None:
         assert cli("generate", trained, *words, option) != cli("generate", trained, *words)
 
 
-@pytest.mark.parametrize("words", [["--greedy"], ["--seed", "3"], ["--seed", "4", "--top-k", "3"]])
+@pytest.mark.parametrize("words", [["--greedy"], ["--seed", "4", "--top-k", "3"]])
 def test_speculative_decoding_gives_the_same_text(trained: Path, cli: Cli, words: list[str]) -> None:
     plain = cli("generate", trained, "--prompt", "My friend", "--max-tokens", "60", *words)
     assert cli("generate", trained, "--prompt", "My friend", "--max-tokens", "60", "--lookup", "4", *words) == plain

@@ -126,6 +126,7 @@ def test_what_it_prints_and_deletes_does_not_matter(children: Children, tmp_path
     assert check_file(exercise("warmup"), RIGHT, children).holds
 
 
+@pytest.mark.slow
 def test_a_class_is_graded_and_written(tmp_path: Path) -> None:
     folder = tmp_path / "class"
     for student, code in {

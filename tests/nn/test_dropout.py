@@ -64,6 +64,7 @@ def test_without_keys_torch_draws_and_evaluation_drops_nothing() -> None:
     assert torch.equal(Dropout(0.5).eval()(torch.ones(3, 4), RowRng(KEYS[:3])), torch.ones(3, 4))
 
 
+@pytest.mark.slow
 def test_compiled_code_drops_the_same() -> None:
     part, inputs = Dropout(0.4), (torch.randn(6, 5, 16), RowRng(KEYS[:6]))
     assert torch.allclose(torch.compile(part, backend="eager")(*inputs), part(*inputs))

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from tests.spread import spread
+from tests.spread import slow, spread
 from tests.training.small import Evaluate, Runs, change_steps, events, overwrite_weights
 
 from weft.data.batch import Batch
@@ -140,7 +140,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return contents(runs.train("checkpoint.average=2", evaluate=runs.evaluate).run)
 
 
-@pytest.mark.parametrize("stop", [7, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (3, 11))])
+@pytest.mark.parametrize("stop", [7, slow(3), slow(11)])
 def test_stops_leave_no_trace(runs: Runs, monkeypatch: pytest.MonkeyPatch, straight: dict[str, str], stop: int) -> None:
     interfere(monkeypatch, stop=stop)
     with pytest.raises(KeyboardInterrupt):

@@ -181,6 +181,7 @@ def _nan(result: tuple[Any, ...]) -> Any:
     return loss * torch.nan, count, extras
 
 
+@pytest.mark.slow
 def test_a_bad_batch_is_discarded_and_all_roll_back(tmp_path: Path) -> None:
     assert in_processes(_diverging, tmp_path) == [0, 0]
     run = tmp_path / "run"
@@ -202,6 +203,7 @@ def _short_of_memory(ranks: Ranks, folder: Path) -> None:
     started(ranks, folder, "batch.size=16", "batch.micro=auto", "steps=2", "log.every=1")
 
 
+@pytest.mark.slow
 def test_micro_batches_fit_on_every_rank(tmp_path: Path) -> None:
     assert in_processes(_short_of_memory, tmp_path) == [0, 0]
     assert events(tmp_path / "run", "preflight")[0]["micro"] == 2

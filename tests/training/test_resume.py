@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.spread import slow
 from tests.training.small import Runs, change_steps, train
 
 from weft.config import validate
@@ -51,7 +52,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     return runs.train(evaluate=runs.evaluate)
 
 
-@pytest.mark.parametrize("stop", [4, 11, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (1, 7))])
+@pytest.mark.parametrize("stop", [4, 11, slow(1), slow(7)])
 def test_resumed_equals_straight(runs: Runs, monkeypatch: pytest.MonkeyPatch, straight: RunResult, stop: int) -> None:
     lines: list[str] = []
     stop_after(monkeypatch, stop)
@@ -68,7 +69,7 @@ def test_resumed_equals_straight(runs: Runs, monkeypatch: pytest.MonkeyPatch, st
         assert getattr(resumed, field) == getattr(straight, field)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", [slow("adamw"), "muon"])
 def test_hashed_ngrams_are_resumed_and_loaded(runs: Runs, monkeypatch: pytest.MonkeyPatch, optimizer: str) -> None:
     ngrams = "model.ngrams={ orders = [2, 3], rows = 50, width = 6 }"
     changes = [ngrams, f"optimizer.kind={optimizer}"]
@@ -173,7 +174,7 @@ def test_the_saved_config_repeats_the_run(runs: Runs) -> None:
 
 
 def test_training_learns(runs: Runs) -> None:
-    settings = ["steps=60", "optimizer.lr=0.01", "model.dropout=0.0", "evaluate.every=60"]
+    settings = ["steps=40", "optimizer.lr=0.02", "model.dropout=0.0", "evaluate.every=40"]
     result = runs.train(*settings, name="r", evaluate=runs.evaluate)
     assert result.validation["loss"] < 2.2  # chance is ln 23 = 3.14
     events = [json.loads(line)["event"] for line in result.run.events.read_text().splitlines()]
@@ -306,7 +307,7 @@ def test_a_recipe_that_lost_a_setting_is_not_resumed(runs: Runs, setting: str, l
         runs.resume()
 
 
-@pytest.mark.parametrize(("kind", "name"), [("adam", "Adam"), ("sgd", "SGD"), ("muon", "Muon")])
+@pytest.mark.parametrize(("kind", "name"), [slow(("adam", "Adam")), slow(("sgd", "SGD")), ("muon", "Muon")])
 def test_another_optimizer_cannot_resume(runs: Runs, kind: str, name: str) -> None:
     run = runs.train("steps=2", "optimizer=adamw").run
     run.write_config(run.settled_recipe().replace(optimizer={"kind": kind, "lr": 0.01}))
