@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from tests.spread import slow, spread
+from tests.spread import spread
 from tests.training.small import Evaluate, Runs, change_steps, events, overwrite_weights
 
 from weft.data.batch import Batch
@@ -131,27 +131,6 @@ def test_a_run_that_lost_patience_is_finished(runs: Runs) -> None:
 
 
 # ---- interruptions
-
-
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The contents of a run that nobody interrupts."""
-    runs = Runs(tmp_path_factory.mktemp("straight"))
-    return contents(runs.train("checkpoint.average=2", evaluate=runs.evaluate).run)
-
-
-@pytest.mark.parametrize("stop", [7, slow(3), slow(11)])
-def test_stops_leave_no_trace(runs: Runs, monkeypatch: pytest.MonkeyPatch, straight: dict[str, str], stop: int) -> None:
-    interfere(monkeypatch, stop=stop)
-    with pytest.raises(KeyboardInterrupt):
-        runs.train("checkpoint.average=2", evaluate=runs.evaluate)
-    monkeypatch.undo()
-    run, name = RunFolder(runs.folder / "run"), f"interrupted-{stop:08d}"
-    assert os.readlink(run.checkpoints / "latest") == name
-    assert has_weights(run, "latest", name)
-    assert name not in [path.name for path in checkpoint.checkpoints(run.checkpoints)]
-    runs.resume(evaluate=runs.evaluate)
-    assert contents(run) == straight
 
 
 @pytest.mark.slow
