@@ -165,6 +165,7 @@ def test_grades_are_the_same_every_time(tmp_path: Path) -> None:
     assert [str(each.answer) for each in one] == [str(each.answer) for each in other]
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))

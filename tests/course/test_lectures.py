@@ -180,6 +180,7 @@ def test_mistakes(cli: Cli, tmp_path: Path) -> None:
     assert "not empty" in cli.refused("lecture", 3, 7, "--out", tmp_path)
 
 
+@pytest.mark.slow
 def test_one_entry(cli: Cli, tmp_path: Path) -> None:
     number = next(
         n for n, entry in enumerate(lectures()[5].entries, 1) if entry.title == "Perplexity of four predictions"

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.spread import slow
+from tests.spread import slow, spread
 
 from weft.data import encode
 from weft.data import folder as folders
@@ -120,7 +120,7 @@ def halves(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> tuple[list
     return in_parts(text, folder, 2), folder / "whole"
 
 
-@pytest.mark.parametrize("stop", [0, 2, 4])
+@pytest.mark.parametrize("stop", spread([0, 2, 4], 1))
 def test_an_interrupted_merge_continues(
     tmp_path: Path, halves: tuple[list[Path], Path], monkeypatch: pytest.MonkeyPatch, stop: int
 ) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.decode.small import complete as lockstep
 from tests.decode.small import decoder
+from tests.spread import spread
 
 from weft.decode import generate as many
 from weft.decode.bulk import BulkJob, generate_many
@@ -103,7 +104,7 @@ def test_errors_of_the_engine_name_the_prompt_and_the_cause() -> None:
         run(TEXTS, SETTINGS)
 
 
-@pytest.mark.parametrize("batch", [1, 2, 8, 100])
+@pytest.mark.parametrize("batch", spread([1, 2, 8, 100], 2))
 def test_several_texts_for_each_prompt(batch: int) -> None:
     found = generate_many(MODEL, BYTES, TEXTS, job=BulkJob(SETTINGS, n=3, batch=batch), first=7)
     for number, (text, samples) in enumerate(zip(TEXTS, found, strict=True), start=7):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from tests.explain.small import page_data, small
+from tests.spread import slow
 
 from weft.errors import ConfigError, DataError, ModelError
 from weft.explain.attention.lines import gaps
@@ -140,7 +141,7 @@ def test_pooling_keeps_thin_lines() -> None:
     assert gaps([1, 2, 5, 6, 9]) == [1, 3]
 
 
-@pytest.mark.parametrize("tokens", [2, 14, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tokens", [14, slow(2), slow(400)])
 def test_figures(tokens: int) -> None:
     maps = attention_maps(reading(Decoder(**SMALL), ((TEXT + " <$x$\n") * 20)[:tokens]))
     for picture in (maps, maps.head(1, 2), maps.follow(1, 0), maps.rollout()):

@@ -74,7 +74,7 @@ def build(settings: Decoder | Encoder | EncoderDecoder, seed: int = 0) -> Transf
 def test_step_equals_forward_for_every_position(position: Any, window: int | None) -> None:
     settings = decoder(position)
     settings = settings.replace(attention=settings.attention.replace(window=window))
-    check_step_equals_forward(build(settings), VOCAB, examples=4)
+    check_step_equals_forward(build(settings), VOCAB)
 
 
 DECODERS = {
@@ -119,7 +119,7 @@ DECODERS = {
 
 @pytest.mark.parametrize("name", spread(DECODERS, 11))
 def test_every_decoder_keeps_the_contract(name: str) -> None:
-    check_contract(build(DECODERS[name]), VOCAB, examples=4)
+    check_contract(build(DECODERS[name]), VOCAB)
 
 
 @torch.no_grad()
@@ -233,7 +233,7 @@ def test_encoder_decoder_keeps_the_contract(position: Any) -> None:
     changes = {"position": position, "source_vocab_size": 17, "encoder_layers": 1}
     changes["attention"] = Attention(heads=4, bias="all", d_v=d_v)
     model = build(vaswani(2, 24, 4, d_ff=32, dropout=0.0, vocab_size=VOCAB, **changes))
-    check_contract(model, VOCAB, padded_source(17), examples=4)
+    check_contract(model, VOCAB, padded_source(17))
 
 
 @torch.no_grad()

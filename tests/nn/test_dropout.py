@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.spread import spread
 from torch import Tensor
 
 from weft.data.batch import Batch, Source
@@ -116,9 +117,10 @@ def without_padding(batch: Batch) -> Batch:
     return replace(batch, source=Source(batch.source.tokens[:, :longest], batch.source.mask[:, :longest]))
 
 
-@pytest.mark.parametrize(
-    ("name", "documents"), [*((name, False) for name in MODELS), *((n, True) for n in MODELS if n not in WITH_SOURCE)]
-)
+BOTH = [*((name, False) for name in MODELS), *((name, True) for name in MODELS if name not in WITH_SOURCE)]
+
+
+@pytest.mark.parametrize(("name", "documents"), spread(BOTH, 6))
 def test_micro_batches_give_the_gradient_of_the_whole(name: str, documents: bool) -> None:
     model, batch = example(name, documents)
     model.double()
