@@ -18,7 +18,7 @@ from weft.text import builtin
 from weft.text.grammars import rewriting, sentences
 from weft.text.grammars.rng import Rng
 
-ROWS = 500  # of a split that are checked
+ROWS = 1000  # of a split that are checked
 QUESTIONS = ("context", "question", "answer", "source", "target")
 COLUMNS = {
     "sentiment": ("text", "label"),
