@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.command import Cli, Patch
-from tests.interop.hf_models import CASES, a_folder, difference, edit, exported, fresh_model, same_files, theirs, words
+from tests.interop.hf_models import CASES, a_folder, difference, exported, fresh_model, same_files, theirs, words
 from tests.later import Later
 from tests.spread import slow, spread
 
@@ -263,16 +263,6 @@ def test_max_seq_length_from_other_files(sentences: Sentences, capsys: Capture) 
     config.write_text('{"max_seq_length": "9"}')
     with pytest.raises(InteropError, match=r"sentence_bert_config.json: max_seq_length = '9': expected a whole number"):
         hf.read(folder)
-
-
-def test_unknown_keys_of_the_config_are_kept(folder: Path, tmp_path: Path) -> None:
-    edit(folder, mystery={"deep": [1, 2]})
-    run, bundle = import_model(folder, tmp_path / "run")
-    assert [line["event"] for line in read_lines(run.events)] == ["import", "files"]
-    assert bundle.notes["config"]["mystery"] == {"deep": [1, 2]}
-    assert not list(tmp_path.glob(".*"))
-    export_model(tmp_path / "run", "hf", tmp_path / "out")
-    assert json.loads((tmp_path / "out/config.json").read_text())["mystery"] == {"deep": [1, 2]}
 
 
 @pytest.mark.parametrize("dtype", ["bf16", slow("fp16")])

@@ -3,7 +3,6 @@
 import json
 import math
 import random
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -285,29 +284,6 @@ def test_settings_that_change_the_meaning_of_weights_are_refused(tmp_path: Path)
     line = r"model\.placement = 'post': the weights of init = .* were trained with 'pre'"
     with pytest.raises(ConfigError, match=line):
         api.train(recipe, data=data, run=tmp_path / "third", changes=changed, log=lambda line: None)
-
-
-@pytest.mark.slow
-def test_an_adapter_leaves_its_base_alone(tmp_path: Path) -> None:
-    base = learn(tmp_path, text(tmp_path), transformer("decoder"), "base", tokenizer={"kind": "bpe", "vocab_size": 300})
-    before = {name: value.clone() for name, value in base.model.state_dict().items()}
-    tuned = learn(
-        tmp_path, chat(tmp_path), None, "tuned", init=str(base.path), objective={"kind": "chat"},
-        adapter={"kind": "lora", "rank": 2}, batch={"length": 60, "tokens": 240},
-    )  # fmt: skip
-    saved = tuned.path / "checkpoints" / "latest" / "model.safetensors"
-    whole = base.path / "checkpoints" / "latest" / "model.safetensors"
-    assert saved.stat().st_size < whole.stat().st_size / 2
-    changed = [name for name, value in tuned.model.state_dict().items() if not torch.equal(value, before[name])]
-    assert changed
-    assert all("attention" in name for name in changed)
-    for name, value in load(base.path).model.state_dict().items():
-        assert torch.equal(value, before[name])
-    (base.path / "checkpoints" / "best").unlink()
-    manifest = next((base.path / "checkpoints").glob("step-*6/manifest.json"))
-    manifest.write_text(re.sub(r'("sha256": \[\s*")', r"\g<1>0", manifest.read_text()), encoding="utf-8")
-    with pytest.raises(RunError, match="have changed since"):
-        load(tuned.path)
 
 
 # ---- refused data
