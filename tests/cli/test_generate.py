@@ -411,12 +411,6 @@ def test_special_tokens_in_a_message_are_text(templated: Path, talk: Talk, monke
     assert loaded.tokenizer.decode(read[0], specials=True) == f"<user>one{eos}{eos}<assistant>"
 
 
-def test_chat_with_a_template(templated: Path, talk: Talk) -> None:
-    out, _ = talk(templated, "The cat\nA dog\n", "--max-tokens", "5", "--system", "Hello")
-    assert len(out.splitlines()) >= 2
-    assert "<assistant>" not in out
-
-
 @pytest.mark.slow
 def test_ctrl_c_stops_a_reply_and_not_the_program(trained: Path) -> None:
     import pty

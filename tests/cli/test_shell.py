@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from tests.command import Cli, Patch, on_a_terminal
-from tests.spread import slow
 
 from weft.cli.console.options import complete_runs
 from weft.cli.main import program, run
@@ -143,7 +142,8 @@ def test_a_terminal_has_colours() -> None:
     assert len(COLOUR.findall(on_a_terminal("-c", SHOW))) > 10
 
 
-@pytest.mark.parametrize("both", [False, slow(True)])
+@pytest.mark.slow
+@pytest.mark.parametrize("both", [False, True])
 def test_force_color_is_honoured_in_a_pipe_unless_no_color_is_set(both: bool) -> None:
     kept = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
     environment = {**kept, "FORCE_COLOR": "1", **({"NO_COLOR": "1"} if both else {})}

@@ -80,15 +80,6 @@ def test_the_saved_recipe_repeats_the_run(trained: Path, tmp_path: Path) -> None
     assert (again / weights).read_bytes() == (trained / weights).read_bytes()
 
 
-def test_python_and_the_commands_agree(trained: Path, cli: Cli) -> None:
-    loaded = load(trained)
-    assert loaded.config.steps == 6
-    assert loaded.tokenizer.decode(loaded.tokenizer.encode("naïve")) == "naïve"
-    assert loaded.perplexity() == pytest.approx(loaded.results()["perplexity"], rel=1e-6)
-    text = loaded.generate("The cat", max_tokens=12, seed=5)
-    assert cli("generate", trained, "--prompt", "The cat", "--max-tokens", "12", "--seed", "5") == f"The cat{text}\n"
-
-
 def test_the_default_folder_is_a_free_one(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     text = str(write_book(tmp_path / "book.txt"))

@@ -37,6 +37,7 @@ def children() -> Iterator[Children]:
         yield processes
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.parametrize(("code", "lines"), spread(FORMS, keep=1))
 def test_a_file_that_never_ends(children: Children, code: str, lines: set[int]) -> None:

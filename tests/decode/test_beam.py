@@ -79,13 +79,6 @@ def check_hypotheses(theirs: Any, prompt: list[int], hypotheses: Sequence[Hypoth
     assert [h.score for h in hypotheses] == pytest.approx(expected.sequences_scores.tolist(), abs=1e-4)
 
 
-@pytest.mark.parametrize("prompt", PROMPTS)
-def test_greedy_text_equals_transformers(pair: tuple[Transformer, Any], prompt: list[int]) -> None:
-    ours, theirs = pair
-    expected = theirs.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)[0, len(prompt) :].tolist()
-    assert token_ids(ours, ending(prompt), Sampling(temperature=0.0, max_tokens=12)) == [expected]
-
-
 ENDS: list[tuple[bool | str, dict[str, object]]] = [  # early_stopping in Transformers, and weft's settings
     ("never", {}),
     (False, {"settled": "likely"}),

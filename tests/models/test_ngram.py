@@ -159,7 +159,7 @@ def test_scores_equal_the_heads(smoothing: Smoothing, monkeypatch: pytest.Monkey
     assert got.dtype == np.float32
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.lists(st.lists(st.integers(0, 4), max_size=9), max_size=6), st.integers(1, 12), st.integers(1, 4))
 def test_chunks_do_not_change_the_counts(documents: list[list[int]], chunk: int, order: int) -> None:
     """The trie holds each n-gram's count, for chunks of any size and any merging."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.spread import spread
 from tests.training.small import events
 
 from weft.api import train as api
@@ -94,7 +95,7 @@ def test_masked_tokens_and_the_next_sentence(tmp_path: Path) -> None:
     assert [losses[-1], last(run)["loss"]] == pytest.approx([chance] * 2, abs=0.25)
 
 
-@pytest.mark.parametrize("kind", ["encoder-decoder", "bahdanau"])
+@pytest.mark.parametrize("kind", spread(["encoder-decoder", "bahdanau"], 1))
 def test_pairs(tmp_path: Path, kind: str) -> None:
     model = transformer(kind) if kind != "bahdanau" else {"kind": kind, "vocab_size": 300, "d_model": 16}
     pairs = [{"source": sentence(n), "target": sentence(n)[::-1]} for n in range(80)]
@@ -353,7 +354,7 @@ def test_an_imported_classifier_may_have_learned_pairs(tmp_path: Path) -> None:
         run.classify("text")
 
 
-@pytest.mark.parametrize("kind", ["classify", "regress", "tag"])
+@pytest.mark.parametrize("kind", spread(["classify", "regress", "tag"], 1))
 def test_outputs_that_are_not_finite_are_refused(tmp_path: Path, kind: str) -> None:
     values = [
         {"text": sentence(n), "label": "ab"[n % 2], "score": n, "words": ["a", str(n)], "tags": ["x", "y"]}

@@ -31,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield server
 
 
-@pytest.mark.parametrize("view", spread(["anatomy", "costs", "growth", "graph"], 2))
+@pytest.mark.parametrize("view", spread(["anatomy", "costs", "growth", "graph"], 1))
 def test_an_architecture_is_shown_without_loading_the_model(server: Served, view: str) -> None:
     until(lambda: server.library.ready)  # the newest model is loaded in any case
     before = server.library.models["gpt"].thread

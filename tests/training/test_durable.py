@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from tests.spread import spread
 from tests.training.small import Evaluate, Runs, change_steps, events, overwrite_weights
 
 from weft.data.batch import Batch
@@ -153,7 +152,8 @@ def test_no_rollback_leads_to_the_checkpoint_of_an_interruption(runs: Runs, monk
 # ---- rollbacks
 
 
-@pytest.mark.parametrize("gone", spread([0, 1], 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("gone", [0, 1])
 def test_killed_while_rolling_back_to_fresh_weights(runs: Runs, monkeypatch: pytest.MonkeyPatch, gone: int) -> None:
     """`gone` of the two checkpoints are removed, and the next one partly."""
     settings = ["checkpoint.every=3", "log.every=6", "guard.patience=4"]

@@ -14,13 +14,10 @@ from typing import Any
 import pytest
 import torch
 from tests.spread import slow
-from tests.training.small import Runs, change_steps, train
+from tests.training.small import Runs, change_steps
 
-from weft.config import validate
 from weft.data.batch import Batch
 from weft.errors import DamageError, RunError
-from weft.recipe.config import SettledRecipe
-from weft.recipe.resolve import resolve
 from weft.runs import checkpoint
 from weft.runs.folder import RunFolder, claim_run, lock_run, open_run
 from weft.runs.lines import read_lines
@@ -161,16 +158,6 @@ def test_a_finished_run_resumes_to_itself(runs: Runs) -> None:
     again = runs.resume(evaluate=runs.evaluate)
     assert (again.steps, again.validation) == (first.steps, first.validation)
     assert first.run.metrics.read_text() == before
-
-
-def test_the_saved_config_repeats_the_run(runs: Runs) -> None:
-    first = runs.train(name="one")
-    saved = resolve(str(first.run.config))
-    assert saved == first.run.recipe()
-    again = validate(SettledRecipe, saved.model_dump(mode="json", exclude_none=True))
-    second = train(again, runs.folder / "two", corpus=runs.corpus, quiet=True)
-    assert second.run.metrics.read_text() == first.run.metrics.read_text()
-    assert weights_hash(second.run) == weights_hash(first.run)
 
 
 def test_training_learns(runs: Runs) -> None:
