@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 from tests.command import Cli
 
 from weft import progress
@@ -26,10 +27,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.fixture(autouse=True, scope="session")
 def faster_training() -> Iterator[None]:
-    """Skip what every training would wait for: the disk, and long samples at its end."""
+    """Do not wait for the disk, for long samples after a training, and for Hypothesis to read all sources."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
         patch.setattr(next_token, "SAMPLE_TOKENS", 8)
+        patch.setattr(providers, "_get_local_constants", lambda: providers._local_constants, raising=False)
         for absent in () if torch.cuda.is_available() else (torch.cuda, torch.xpu, torch.mtia):
             patch.setattr(absent, "manual_seed_all", lambda seed: None)  # each would record the whole stack
         yield

@@ -117,7 +117,7 @@ trees = st.dictionaries(st.sampled_from("abc"), values | tables, max_size=3)
 deep = st.dictionaries(st.sampled_from("abc"), values | trees, max_size=3)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(deep, deep)
 def test_merge_keeps_all_keys_and_is_idempotent(below: dict[str, object], above: dict[str, object]) -> None:
     merged = merge(below, above)

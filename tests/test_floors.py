@@ -4,14 +4,13 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-from weft.interop.families.known import FAMILIES
+from tests.sources import MODULES, nodes
+from tests.sources import PACKAGE as ROOT
 
-ROOT = Path(__file__).parent.parent / "src" / "weft"
-MODULES = sorted(ROOT.rglob("*.py"))
+from weft.interop.families.known import FAMILIES
 
 FLOORS = {
     "config": 0, "errors": 0, "layout": 0, "machine": 0, "native": 0, "progress": 0, "storage": 0, "workers": 0,
@@ -55,12 +54,6 @@ def room(module: str) -> str:
 
 def name_of(path: Path) -> str:
     return ".".join(["weft", *path.relative_to(ROOT).with_suffix("").parts])
-
-
-@cache
-def nodes(path: Path) -> list[ast.AST]:
-    """All that a file holds; each is parsed once for all that is asked of it."""
-    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
 def imports(path: Path) -> Iterator[tuple[str, int]]:

@@ -5,15 +5,12 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.sources import MODULES, PACKAGE, nodes
 
 ROOT = Path(__file__).parent.parent
-PACKAGE = ROOT / "src" / "weft"
-MODULES = sorted(PACKAGE.rglob("*.py"))
-ROOMS = sorted({path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in MODULES})
 SCRIPTS = ["benchmarks", "lectures", "docs", "docs/ext"]  # folders of Python outside the package
 
 # A docstring that begins with one of these leans on its neighbour, or hides what is returned.
@@ -37,17 +34,8 @@ FIXED_SIGNATURES = (
 )
 
 
-@cache
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-def modules_of(room: str) -> list[Path]:
-    return [path for path in MODULES if path.relative_to(PACKAGE).parts[0].removesuffix(".py") == room]
-
-
 def docstrings(path: Path) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             if text:
@@ -63,17 +51,10 @@ def leaning(paths: Iterable[Path]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_docstrings_stand_alone(room: str) -> None:
-    found = leaning(modules_of(room))
-    assert not found, "\n" + "\n".join(found)
-
-
-@pytest.mark.parametrize("folder", SCRIPTS)
-def test_docstrings_of_scripts_stand_alone(folder: str) -> None:
-    paths = sorted((ROOT / folder).glob("*.py"))
-    found = leaning(paths)
-    assert paths and not found, "\n" + "\n".join(found)
+def test_docstrings_stand_alone() -> None:
+    scripts = [path for folder in SCRIPTS for path in sorted((ROOT / folder).glob("*.py"))]
+    found = leaning([*MODULES, *scripts])
+    assert scripts and not found, "\n" + "\n".join(found)
 
 
 def phrases(folder: Path) -> list[str]:
@@ -86,25 +67,20 @@ def phrases(folder: Path) -> list[str]:
     return found
 
 
-FOLDERS = sorted({path.name for path in PACKAGE.iterdir()} - {"site", "__pycache__"})  # `make docs` writes the site
+FOLDERS = sorted(PACKAGE / name for name in {path.name for path in PACKAGE.iterdir()} - {"site", "__pycache__"})
+FOLDERS += [ROOT / name for name in ("docs", "lectures", "benchmarks")]
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_no_phrase_has_to_be_read_twice(folder: str) -> None:
-    found = phrases(PACKAGE / folder)
-    assert not found, "\n" + "\n".join(found)
-
-
-@pytest.mark.parametrize("folder", ["docs", "lectures", "benchmarks"])
-def test_no_phrase_outside_the_package_has_to_be_read_twice(folder: str) -> None:
-    found = phrases(ROOT / folder)
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_no_phrase_has_to_be_read_twice(folder: Path) -> None:
+    found = phrases(folder)
     assert not found, "\n" + "\n".join(found)
 
 
 def test_a_class_name_stands_for_one_thing() -> None:
     places = defaultdict(list)
     for path in MODULES:
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef):
                 places[node.name.lstrip("_")].append(path.relative_to(PACKAGE).as_posix())
     twice = {name: where for name, where in places.items() if len(where) > 1 and not settings_and_built(where)}
@@ -117,13 +93,13 @@ def settings_and_built(where: list[str]) -> bool:
     return len(where) == 2 and len(configs) == 1
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_parameters_are_in_the_open(room: str) -> None:
+def test_parameters_are_in_the_open() -> None:
     found = []
-    for path in modules_of(room):
+    for path in MODULES:
+        room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
         if path.relative_to(PACKAGE).as_posix().startswith(FIXED_SIGNATURES):
             continue
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 positional = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args)]
                 positional = positional[positional[:1] in (["self"], ["cls"]) :]

@@ -95,9 +95,3 @@ def test_what_an_annotation_allows() -> None:
         function(1, items="x")
     with pytest.raises(TypeError):
         function()
-
-
-def test_the_perplexity_of_several_texts_is_over_all_their_tokens(run: weft.Run) -> None:
-    texts = ["The cat sat on", "the mat and looked."]
-    nats = [each.nats for text in texts for each in run.surprisal(text) if each.nats is not None]
-    assert run.perplexity(texts) == pytest.approx(2.718281828 ** (sum(nats) / len(nats)), rel=1e-6)

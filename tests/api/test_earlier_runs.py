@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.spread import spread
 
 import weft
 from weft.data.config import TextSource
@@ -37,7 +38,7 @@ def test_there_is_a_run_of_each_kind() -> None:
     assert kinds == {"next-token", "pairs", "masked+next", "classify", "regress", "contrastive", "chat"}
 
 
-@pytest.mark.parametrize("name", STOPPED)
+@pytest.mark.parametrize("name", spread(STOPPED, 5))
 def test_a_stopped_run_resumes(name: str, runs: Path) -> None:
     weft.resume(name, log=lambda line: None)
     found = read_lines(runs / name / "metrics.jsonl")

@@ -2,6 +2,7 @@
 
 import pytest
 from tests.cli.test_explain import RUNS
+from tests.spread import spread
 
 import weft
 from weft.api import example_pair
@@ -9,7 +10,7 @@ from weft.errors import WeftError
 from weft.explain.interventions.swap import TextPair
 
 
-@pytest.mark.parametrize("name", ["gpt", "lstm", "pairs", "bahdanau"])
+@pytest.mark.parametrize("name", spread(["gpt", "lstm", "pairs", "bahdanau"], 2))
 def test_a_pair_differs_in_one_token_and_can_be_patched(name: str) -> None:
     run = weft.load(RUNS / name)
     pair = run.explain.example_pair()

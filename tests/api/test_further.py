@@ -79,15 +79,6 @@ def test_an_imported_model_is_fine_tuned(base: Path, tmp_path: Path) -> None:
     assert done.config.init == str(tmp_path / "mine")
 
 
-def test_a_run_is_fine_tuned_for_another_objective(base: Path, tmp_path: Path) -> None:
-    rows = "\n".join(f"some words {n}\t{n % 2}" for n in range(40))
-    (tmp_path / "rows.tsv").write_text(f"text\tlabel\n{rows}\n")
-    changes = ["objective=classify", "steps=1"]
-    done = weft.train(base / "run", data=str(tmp_path / "rows.tsv"), run=tmp_path / "new", changes=changes)
-    assert done.config.objective.kind == "classify"
-    assert done.classify(["some words"])
-
-
 def test_a_run_without_data_lists_the_commands(base: Path, cli: Cli) -> None:
     run = base / "run"
     line = cli.refused("train", run, "seed=3")

@@ -22,6 +22,7 @@ from tests.command import Cli
 from tests.interop.hf_models import exported
 from tests.later import Later
 from tests.serve.serving import served
+from tests.spread import slow
 
 from weft.api.export_model import export_model
 from weft.api.import_model import import_model
@@ -122,7 +123,7 @@ def request(*arguments: Any) -> Any:
 # ---- against the harness's own model of transformers
 
 
-@pytest.mark.parametrize("name", ["gpt", "llama"])
+@pytest.mark.parametrize("name", [slow("gpt"), "llama"])
 def test_a_run_and_its_export_have_the_same_results(runs: Path, tasks: Path, name: str) -> None:
     from lm_eval.evaluator import evaluate
     from lm_eval.models.huggingface import HFLM
@@ -351,7 +352,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["gpt", "llama"])
+@pytest.mark.parametrize("name", ["gpt", slow("llama")])
 def test_minimal_pairs_are_judged_as_by_the_harness(runs: Path, tmp_path: Path, name: str, cli: Cli) -> None:
     """The task is the harness's `blimp` with data of its own; its model is the run's export for transformers."""
     from lm_eval.evaluator import evaluate
@@ -408,6 +409,7 @@ def test_wefts_command_is_the_harnesss_with_weft(runs: Path, tasks: Path, tmp_pa
     assert missing.returncode == 2 and missing.stderr.splitlines()[-1].startswith("weft-lm-eval: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt", "llama"])
 def test_a_served_run_gets_the_same_results_over_http(runs: Path, tasks: Path, name: str) -> None:
     """The harness's `local-completions` sends ids, several prompts per request, and reads the echoed prompts."""

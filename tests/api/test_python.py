@@ -28,15 +28,14 @@ from weft.api.evaluation import EvaluationMetrics
 from weft.api.import_model import import_model
 from weft.api.settings import BeamSettings, SamplingSettings, with_defaults
 from weft.decode.config import Beam, Sampling
-from weft.decode.prompt import context_window
 from weft.errors import ConfigError, WeftError
 from weft.interop.generation import generation_settings, search_settings
-from weft.models.presets import gpt, llama
+from weft.models.presets import llama
 from weft.recipe.resolve import resolve
 from weft.runs.folder import open_run
 from weft.runs.lines import checked_lines
-from weft.text.config import BPE, Char
-from weft.text.tokenizer import Tokenizer, build_tokenizer
+from weft.text.config import Char
+from weft.text.tokenizer import Tokenizer
 
 PUBLIC_USE = """
 from pathlib import Path
@@ -177,22 +176,6 @@ def test_the_surprisal_of_a_text_adds_up_to_its_perplexity() -> None:
         assert run.perplexity(["the cat", "a dog"]) == pytest.approx(torch.tensor(both).double().mean().exp().item())
 
 
-def test_a_long_text_is_scored_in_overlapping_windows() -> None:
-    run = weft.load(OLD / "gpt")
-    window = context_window(run.model)
-    assert window is not None
-    text = "the cat sees a dog. " * 6
-    found = [each.nats for each in run.surprisal(text)]
-    ids = torch.tensor([[run.tokenizer.need("eos"), *run.tokenizer.encode(text)]])
-    with torch.no_grad():
-        for index in (3, window - 1, window, 2 * window - 1, len(found) - 1):
-            start = 0
-            while index - start >= window:
-                start += window // 2
-            log_p = run.model(ids[:, start : index + 1])[0, -1].log_softmax(-1)
-            assert found[index] == pytest.approx(-float(log_p[ids[0, index + 1]]), rel=1e-4)
-
-
 def test_invalid_arguments_are_one_line(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
     run, labels = weft.load(OLD / "gpt"), weft.load(OLD / "classify")
     invalid_calls: list[Callable[[], object]] = [
@@ -235,32 +218,6 @@ def test_chat_is_reply_and_takes_a_conversation() -> None:
 
 
 # ---- an imported checkpoint
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt"])
-def test_surprisal_is_the_loss_of_transformers(family: str, pieces: Tokenizer, tmp_path: Path) -> None:
-    """With a tokenizer that puts bos before a text, and with one that does not, where the first token is not scored."""
-    tokenizer = pieces if family == "llama" else build_tokenizer(BPE(vocab_size=262), ["the cat sat. " * 9])
-    settings: Any = gpt(2, 32, 4, context=64, vocab_size=tokenizer.vocab_size)
-    if family == "llama":
-        settings = llama(2, 32, 4, d_ff=48, context=64, vocab_size=tokenizer.vocab_size, kv_heads=2)
-    folder = exported(replace(fresh_model(settings), tokenizer=tokenizer), tmp_path / "theirs")
-    import_model(folder, tmp_path / "run")
-    run = weft.load(tmp_path / "run")
-    text = "the dog ate the mat, and the cat sat."
-    first = [tokenizer.need("bos")] if family == "llama" else []
-    ids = torch.tensor([[*first, *tokenizer.encode(text)]])
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    with torch.no_grad():
-        loss = float(model(ids, labels=ids).loss)
-    found = [each.nats for each in run.surprisal(text)]
-    assert len(found) == ids.shape[1] - len(first)
-    scored = [each for each in found if each is not None]
-    assert len(scored) == ids.shape[1] - 1
-    assert sum(scored) / len(scored) == pytest.approx(loss, rel=1e-4)
-    assert run.perplexity(text) == pytest.approx(torch.tensor(loss).exp().item(), rel=1e-3)
-    path = run.export("hf", tmp_path / "again")
-    assert (path / "config.json").read_bytes() == (folder / "config.json").read_bytes()
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 from tests.command import Cli, Patch
+from tests.pairwise import each_once
+from tests.spread import spread
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -80,8 +82,7 @@ def test_wrong_shapes_are_refused() -> None:
     assert not packed.is_for("int4", 6, 64) and not packed.is_for("int8", 64, 6)
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("bits", ["bf16", "int8", "int4"])
+@pytest.mark.parametrize(("name", "bits"), each_once(MODELS, ["bf16", "int8", "int4"]))
 def test_an_empty_model_is_filled_to_the_bit(name: str, bits: Any) -> None:
     torch.manual_seed(0)
     weights: dict[str, Tensor] = {}
@@ -135,7 +136,7 @@ def best(run: RunFolder) -> Path:
     return run.checkpoints / (run.checkpoints / "best").readlink()
 
 
-@pytest.mark.parametrize("bits", ["bf16", "int8", "int4"])
+@pytest.mark.parametrize("bits", spread(["bf16", "int8", "int4"], 1))
 def test_the_second_load_uses_the_kept_weights(run: RunFolder, bits: str, calls: Mock) -> None:
     expected = logits(quantize(weft.load(run.path, "cpu").model, bits))
     first = weft.load(run.path, "cpu", quantize=bits)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.command import Patch
+from tests.spread import slow
 
 import weft
 from weft.data import amount, streams
@@ -67,15 +68,15 @@ def count_reads(monkeypatch: Patch, file: Path) -> list[int]:
     ("recipe", "name", "changes", "passes"),
     [
         ("gpt-tiny", "book.txt", [], 2),
-        ("gpt-tiny", "book.txt", ["data.validation.kind=tail"], 2),
+        slow(("gpt-tiny", "book.txt", ["data.validation.kind=tail"], 2)),
         ("gpt-tiny", "book.txt", ["tokenizer=byte"], 1),
-        ("gpt-tiny", "documents.jsonl", [], 2),
-        pytest.param("gpt-tiny", "documents.jsonl", ["data.validation.kind=tail"], 2, marks=pytest.mark.slow),
-        ("bert-tiny", "signs.txt", ["objective=masked"], 2),
+        slow(("gpt-tiny", "documents.jsonl", [], 2)),
+        slow(("gpt-tiny", "documents.jsonl", ["data.validation.kind=tail"], 2)),
+        slow(("bert-tiny", "signs.txt", ["objective=masked"], 2)),
         ("bert-tiny", "documents.jsonl", ["objective=masked+next", "batch.length=32"], 2),
-        pytest.param("bert-tiny", "rows.jsonl", ["objective=classify"], 2, marks=pytest.mark.slow),
+        slow(("bert-tiny", "rows.jsonl", ["objective=classify"], 2)),
         ("bert-tiny", "rows.jsonl", ["objective=classify", "data.validation.kind=tail"], 2),
-        ("vaswani-tiny", "rows.jsonl", ["tokenizer.vocab_size=300"], 2),
+        slow(("vaswani-tiny", "rows.jsonl", ["tokenizer.vocab_size=300"], 2)),
         ("vaswani-tiny", "rows.jsonl", ["tokenizer=byte"], 1),
     ],
 )

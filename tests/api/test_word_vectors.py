@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tests.command import Cli
+from tests.spread import spread
 
 import weft as package
 from weft.errors import ConfigError, DataError, TokenizerError
@@ -45,7 +46,7 @@ def vectors(run: Path) -> torch.Tensor:
     return package.load(run).model.get_parameter("embedding.weight").detach()
 
 
-@pytest.mark.parametrize("preset", ["word2vec", "cbow", "glove"])
+@pytest.mark.parametrize("preset", spread(["word2vec", "cbow", "glove"], 1))
 def test_a_resumed_run_equals_an_uninterrupted_one(preset: str, corpus: Path, tmp_path: Path) -> None:
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     for path, steps in ((whole, 4), (resumed, 2)):

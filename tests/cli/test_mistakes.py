@@ -200,13 +200,6 @@ def test_a_recipe_that_is_not_toml(folder: Path, cli: Cli) -> None:
     assert "none.toml: no such recipe" in cli.refused("train", "none.toml")
 
 
-def test_a_folder_that_cannot_be_written(folder: Path, cli: Cli) -> None:
-    (folder / "book.txt").write_text(TEXT * 30)
-    (folder / "file").touch()
-    line = cli.refused("train", "llama-tiny", "--data", "book.txt", "--run", "file/run")
-    assert "cannot be written: Not a directory" in line
-
-
 def test_a_run_by_its_bare_name_or_misspelled(folder: Path, cli: Cli) -> None:
     (folder / "runs" / "old").mkdir(parents=True)
     (folder / "runs" / "old" / "config.toml").write_text("name = 'old'\n")
@@ -229,15 +222,6 @@ def test_paths_that_are_not_runs(folder: Path, cli: Cli) -> None:
     assert cli.refused("train", "book.txt", "gpt-tiny").endswith("first: weft train gpt-tiny --data book.txt")
 
 
-def test_a_run_is_never_overwritten(folder: Path, cli: Cli) -> None:
-    (folder / "runs" / "old").mkdir(parents=True)
-    (folder / "runs" / "old" / "config.toml").write_text("name = 'old'\n")
-    (folder / "book.txt").write_text(TEXT * 30)
-    line = cli.refused("train", "llama-tiny", "--data", "book.txt", "--run", "runs/old")
-    assert "a run is already here; continue it with `weft train --resume runs/old`" in line
-    assert (folder / "runs" / "old" / "config.toml").read_text() == "name = 'old'\n"
-
-
 def test_a_refused_start_leaves_no_folder(folder: Path, cli: Cli) -> None:
     cli.refused("train", "gpt-tiny", "--data", "none.txt")
     cli.refused("train", "gpt-tiny", "--data", "none.txt", "--run", "far/away/run")
@@ -245,23 +229,6 @@ def test_a_refused_start_leaves_no_folder(folder: Path, cli: Cli) -> None:
     (folder / "runs" / "other").mkdir(parents=True)
     cli.refused("train", "gpt-tiny", "--data", "none.txt")
     assert [path.name for path in folder.rglob("*")] == ["runs", "other"]
-
-
-def test_a_folder_with_other_files_is_left_alone(folder: Path, cli: Cli) -> None:
-    (folder / "photos").mkdir()
-    (folder / "photos" / "cat.jpg").write_text("cat")
-    (folder / "book.txt").write_text(TEXT * 30)
-    line = cli.refused("train", "llama-tiny", "--data", "book.txt", "--run", "photos")
-    assert "holds other files" in line
-    assert [p.name for p in (folder / "photos").iterdir()] == ["cat.jpg"]
-
-
-def test_a_vocabulary_larger_than_the_text_supports(folder: Path, cli: Cli) -> None:
-    (folder / "book.txt").write_text(TEXT * 30)
-    words = ["train", "llama-tiny", "--data", "book.txt", "tokenizer.vocab_size=50000"]
-    line = cli.refused(*words)
-    assert "tokenizer.vocab_size = 50000: the text supports" in line
-    assert not (folder / "runs" / "llama-tiny").exists()
 
 
 @pytest.mark.parametrize("closed", [0, 1])

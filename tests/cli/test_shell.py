@@ -135,9 +135,14 @@ def test_no_color_is_honoured_on_a_terminal() -> None:
     for part in ("Usage: ", "embeddings", "a│ │c│a│t", "weft: 'gtp2'", "reading"):
         assert part in plain
     assert not COLOUR.search(plain)
+
+
+@pytest.mark.slow
+def test_a_terminal_has_colours() -> None:
     assert len(COLOUR.findall(on_a_terminal("-c", SHOW))) > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("both", [False, True])
 def test_force_color_is_honoured_in_a_pipe_unless_no_color_is_set(both: bool) -> None:
     kept = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}

@@ -1,12 +1,7 @@
 """From a text file to a trained model that generates text, through the commands."""
 
 import json
-import re
 import shlex
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -84,15 +79,6 @@ def test_the_saved_recipe_repeats_the_run(trained: Path, tmp_path: Path) -> None
     assert (again / weights).read_bytes() == (trained / weights).read_bytes()
 
 
-def test_python_and_the_commands_agree(trained: Path, cli: Cli) -> None:
-    loaded = load(trained)
-    assert loaded.config.steps == 6
-    assert loaded.tokenizer.decode(loaded.tokenizer.encode("naïve")) == "naïve"
-    assert loaded.perplexity() == pytest.approx(loaded.results()["perplexity"], rel=1e-6)
-    text = loaded.generate("The cat", max_tokens=12, seed=5)
-    assert cli("generate", trained, "--prompt", "The cat", "--max-tokens", "12", "--seed", "5") == f"The cat{text}\n"
-
-
 def test_the_default_folder_is_a_free_one(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     text = str(write_book(tmp_path / "book.txt"))
@@ -150,31 +136,3 @@ def test_prepared_data_is_not_copied(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="prepared with another tokenizer"):
         api.train("llama-tiny", run=tmp_path / "other", changes={**table, "tokenizer": another})
     assert not (tmp_path / "other").exists()
-
-
-@pytest.mark.slow
-def test_an_interrupted_and_resumed_run_equals_one_that_never_stopped(trained: Path, tmp_path: Path) -> None:
-    text = trained.parent / "book.txt"
-    command = [sys.executable, "-c", "from weft.cli.main import main; main()"]
-    words = ["train", "llama-tiny", "--data", str(text), *SMALL, "steps=80", "checkpoint.every=80", "evaluate.every=80"]
-    words += ["log.every=1"]
-    stopped = tmp_path / "stopped"
-    process = subprocess.Popen([*command, *words, "--run", str(stopped)], stderr=subprocess.PIPE, text=True)
-    metrics = stopped / "metrics.jsonl"
-    deadline = time.monotonic() + 60
-    while not (metrics.exists() and metrics.read_text().count("\n") > 3) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    assert "Traceback" not in errors
-    assert f"weft train --resume {stopped}" in errors
-    found = re.search(r"stopped after step (\d+) of 80", errors)
-    assert found is not None
-    assert 0 < int(found[1]) < 80
-
-    assert run(["train", "--resume", str(stopped)]) == 0
-    assert run([*words, "--run", str(tmp_path / "straight")]) == 0
-    weights = "checkpoints/latest/model.safetensors"
-    assert (stopped / weights).read_bytes() == (tmp_path / "straight" / weights).read_bytes()
-    assert metrics.read_text() == (tmp_path / "straight" / "metrics.jsonl").read_text()

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pairwise import pairwise
+from tests.spread import slow, spread
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -41,13 +42,8 @@ def built(model: Any) -> int:
         return sum(p.numel() for p in build(model).parameters())
 
 
-LARGE = ["gpt3-175b", "llama-65b", "llama-33b", "llama-13b", "llama-7b", "gpt3-13b", "gpt3-6.7b"]
-LARGE += ["gpt2-xl", "gpt2-large"]
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LARGE else ()) for n in PRESETS])
+@pytest.mark.parametrize("name", spread(PRESETS, 6))
 def test_the_parameters_of_presets_are_counted(name: str) -> None:
-    # the large ones are the same functions with larger sizes; the next test builds one with fewer layers
     assert count(preset(name)).parameters == built(preset(name))
 
 
@@ -184,13 +180,13 @@ def counting() -> Iterator[FlopCounterMode]:
         yield counter
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(models)
 def test_the_parameters_of_any_model_are_counted(model: Any) -> None:
     assert count(model).parameters == built(model)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(models)
 def test_the_flops_of_any_model_are_counted(model: Any) -> None:
     T = 4
@@ -204,7 +200,9 @@ def test_the_flops_of_any_model_are_counted(model: Any) -> None:
     assert sum(part.flops for part in count(model, T).components) == counter.get_total_flops() / rows
 
 
-@pytest.mark.parametrize("name", ["transformer", "transformer++", "gpt-tiny", "llama-tiny", "elman", "lstm", "gru"])
+@pytest.mark.parametrize(
+    "name", spread(["transformer++", "transformer", "gpt-tiny", "lstm", "llama-tiny", "elman", "gru"], 2)
+)
 def test_the_flops_of_training_are_counted(name: str) -> None:
     model, rows, length = resize(preset(name), 64).replace(vocab_size=256), 2, 32
     net, tokens = build(model), torch.randint(0, 256, (rows, length))
@@ -433,7 +431,7 @@ def test_numbers_are_formatted() -> None:
     assert [duration(seconds) for seconds in (5400, 30 * 86400)] == ["1.5 hours", "30 days"]
 
 
-@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny", "vaswani-tiny"])
+@pytest.mark.parametrize("name", ["gpt-tiny", slow("vaswani-tiny")])
 def test_the_flops_of_muons_update_are_counted(name: str) -> None:
     shape = preset(name)
     model = build(shape)

@@ -126,6 +126,7 @@ def test_what_it_prints_and_deletes_does_not_matter(children: Children, tmp_path
     assert check_file(exercise("warmup"), RIGHT, children).holds
 
 
+@pytest.mark.slow
 def test_a_class_is_graded_and_written(tmp_path: Path) -> None:
     folder = tmp_path / "class"
     for student, code in {
@@ -164,6 +165,7 @@ def test_grades_are_the_same_every_time(tmp_path: Path) -> None:
     assert [str(each.answer) for each in one] == [str(each.answer) for each in other]
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))

@@ -53,6 +53,7 @@ def test_global_randomness_is_named() -> None:
     assert random.getstate() == before[0] and torch.equal(torch.get_rng_state(), before[1])
 
 
+@pytest.mark.slow
 def test_dependence_on_other_rows_is_named() -> None:
     def attention(Q: Tensor, K: Tensor, V: Tensor, mask: Tensor) -> Tensor:
         scores = Q @ K.mT / math.sqrt(Q.shape[-1])
@@ -105,6 +106,7 @@ def test_errors_have_their_line_and_the_first_wrong_step() -> None:
     assert answer.tensor == "scores" and answer.text == "scores = Q @ K.mT" and "Error" in answer.problem
 
 
+@pytest.mark.slow
 def test_results_in_another_order_and_names_with_another_meaning() -> None:
     def lstm(x: Tensor, h: Tensor, c: Tensor, W: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         i, f, g, shown = (torch.cat([x, h], 1) @ W.T + b).chunk(4, 1)  # before the activations
@@ -116,6 +118,7 @@ def test_results_in_another_order_and_names_with_another_meaning() -> None:
     assert answer.tensor == "h_new"
 
 
+@pytest.mark.slow
 def test_lost_digits_and_nan_are_told_from_other_differences() -> None:
     def attention(Q: Tensor, K: Tensor, V: Tensor, mask: Tensor) -> Tensor:
         A = (Q @ K.mT / math.sqrt(Q.shape[-1])).masked_fill(~mask, -math.inf).softmax(0)
@@ -126,6 +129,7 @@ def test_lost_digits_and_nan_are_told_from_other_differences() -> None:
     assert "make float32 unless given a dtype" in answer.problem
 
 
+@pytest.mark.slow
 def test_a_mean_over_the_batch_is_no_dependence_between_rows() -> None:
     right = exercise("bptt").reference().bptt
     answer = weft.check(lambda x, *args: tuple(each / len(x) for each in right(x, *args)), "bptt")
@@ -139,6 +143,7 @@ def test_what_is_no_function_is_refused() -> None:
         weft.check(attend, "atention")
 
 
+@pytest.mark.slow
 def test_values_of_other_kinds_are_named() -> None:
     for value, problem in {10**400: "expected float, got int", None: "expected float, got None"}.items():
         assert problem in weft.check(lambda *_, value=value: value, "warmup").problem

@@ -37,6 +37,7 @@ def children() -> Iterator[Children]:
         yield processes
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.parametrize(("code", "lines"), spread(FORMS, keep=1))
 def test_a_file_that_never_ends(children: Children, code: str, lines: set[int]) -> None:
@@ -45,6 +46,7 @@ def test_a_file_that_never_ends(children: Children, code: str, lines: set[int]) 
     assert "more than 1 seconds and was still in the" in answer.problem and answer.text in code
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.parametrize(("code", "lines"), spread(FORMS, keep=1))
 def test_a_function_that_never_ends(
@@ -65,6 +67,7 @@ def test_a_recursion_without_end_is_an_error() -> None:
     assert "RecursionError" in answer.problem and answer.text.startswith("return endless")
 
 
+@pytest.mark.slow
 def test_the_statement_at_fault_is_named_besides_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     def bpe_encode(word: str, merges: list[tuple[str, str]]) -> list[str]:
         pieces, at = list(word), 0

@@ -121,6 +121,7 @@ def test_what_was_made_from_another_version_is_made_again(tmp_path: Path) -> Non
     assert Workspace(tmp_path).run(reads).output == first != "made from that"
 
 
+@pytest.mark.slow
 def test_a_failure_to_make_something_names_it(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     (tmp_path / "animals.txt").mkdir()
@@ -179,6 +180,7 @@ def test_mistakes(cli: Cli, tmp_path: Path) -> None:
     assert "not empty" in cli.refused("lecture", 3, 7, "--out", tmp_path)
 
 
+@pytest.mark.slow
 def test_one_entry(cli: Cli, tmp_path: Path) -> None:
     number = next(
         n for n, entry in enumerate(lectures()[5].entries, 1) if entry.title == "Perplexity of four predictions"

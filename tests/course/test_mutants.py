@@ -80,7 +80,8 @@ def sampled() -> list[tuple[Exercise, str, str, int, set[str]]]:
     return rng.sample(found, MUTANTS)
 
 
-@pytest.mark.parametrize("number", [5, pytest.param(MUTANTS, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [5, pytest.param(MUTANTS, marks=pytest.mark.timeout(1800))])
 def test_the_place_of_a_fault_is_named(number: int, tmp_path: Path) -> None:
     """Among few, those that are named are named rightly; among many, nearly all are named."""
     faulty, right, wrong = 0, 0, list[str]()

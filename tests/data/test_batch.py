@@ -13,7 +13,7 @@ from weft.data.batch import Batch, Source, evaluation_batches, pack, pad, window
 from weft.data.sampler import Mixture, Windows, rank_samples
 from weft.errors import DataError
 
-many = settings(max_examples=60, deadline=None)
+many = settings(max_examples=25, deadline=None)
 
 SEQUENCES = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=30), min_size=1, max_size=12)
 

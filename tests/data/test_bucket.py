@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from weft.data.sampler import Buckets
 from weft.errors import DataError
 
-many = settings(max_examples=60, deadline=None)
+many = settings(max_examples=25, deadline=None)
 LENGTHS = st.integers(1, 2).flatmap(
     lambda sides: st.lists(st.lists(st.integers(1, 40), min_size=sides, max_size=sides), min_size=1, max_size=120)
 )

@@ -40,7 +40,7 @@ KINDS: list[TrainedConfig] = [
     WordPiece(vocab_size=75, lowercase=False),
     Unigram(vocab_size=290, specials=MASK),
 ]
-many = settings(max_examples=80, deadline=None)
+many = settings(max_examples=25, deadline=None)
 
 PAD, CLS, SEP, MASK_ID = 0, 2, 3, 4  # special ids with ordinary ids on both sides, as in BERT's vocabulary
 BERT = Masking(0.15, 90, MASK_ID, np.array([PAD, CLS, SEP, MASK_ID, 50]), PAD, CLS, SEP)

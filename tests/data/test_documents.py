@@ -26,7 +26,7 @@ from weft.data.sources import Document, find_files, read_documents
 from weft.data.split import split_sections
 from weft.errors import DataError
 
-many = settings(max_examples=60, deadline=None)
+many = settings(max_examples=25, deadline=None)
 
 TEXT = st.text(
     st.sampled_from("ab é漢🎈 \t\n\r") | st.characters(exclude_categories=["Cs"], exclude_characters="\0\ufeff")

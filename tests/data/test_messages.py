@@ -115,7 +115,7 @@ def test_other_chat_templates() -> None:
     assert replies(inst, turns("How?", "Fine.", "And?", "Hello")) == [" Fine.<eos>", " Hello<eos>"]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.text(st.sampled_from("ab #\n.é"), min_size=1, max_size=8), min_size=2, max_size=5))
 def test_the_prompt_of_a_reply_is_the_same_in_chat_and_in_training(contents: list[str]) -> None:
     messages = turns(*contents) if len(contents) % 2 == 0 else turns(*contents[:-1])

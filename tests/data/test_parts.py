@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.spread import slow, spread
 
 from weft.data import encode
 from weft.data import folder as folders
@@ -71,7 +72,7 @@ def one_part(text: TextSource, folder: Path, part: NumberedPart, shard_tokens: i
 # ---- parts
 
 
-@pytest.mark.parametrize(("kind", "count"), [("hash", 3), ("hash", 9), ("files", 5), ("none", 1)])
+@pytest.mark.parametrize(("kind", "count"), [("hash", 3), slow(("hash", 9)), ("files", 5), ("none", 1)])
 def test_merged_parts_are_the_bytes_of_one_machine(tmp_path: Path, corpus: Path, kind: str, count: int) -> None:
     splits: dict[str, Split] = {"hash": HashSplit(fraction=0.2), "none": NoSplit()}
     splits["files"] = FilesSplit(sources=(str(corpus / "held.txt"),))
@@ -119,7 +120,7 @@ def halves(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> tuple[list
     return in_parts(text, folder, 2), folder / "whole"
 
 
-@pytest.mark.parametrize("stop", [0, 2, 4])
+@pytest.mark.parametrize("stop", spread([0, 2, 4], 1))
 def test_an_interrupted_merge_continues(
     tmp_path: Path, halves: tuple[list[Path], Path], monkeypatch: pytest.MonkeyPatch, stop: int
 ) -> None:

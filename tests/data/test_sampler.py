@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from weft.data.sampler import Mixture, Windows, assign, draw, integer_shares, permute, rank_samples, streams
 from weft.errors import DataError
 
-many = settings(max_examples=60, deadline=None)
+many = settings(max_examples=25, deadline=None)
 
 
 @many

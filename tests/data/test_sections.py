@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
+from tests.spread import spread
 from tests.text.test_fragments import KINDS
 
 from weft.data import encode
@@ -75,7 +76,7 @@ def test_the_bytes_of_a_side_do_not_depend_on_the_tokenizer(tmp_path: Path) -> N
         assert (validation.sections[1] >= 0).all()
 
 
-@pytest.mark.parametrize("kind", ["own-bpe", "llama-2", "one-word"])
+@pytest.mark.parametrize("kind", spread(["own-bpe", "llama-2", "one-word"], 1))
 def test_processes_parts_and_stops_change_no_token(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "MAX_FRAGMENT_BYTES", 2000)  # some fragments end between split points
     monkeypatch.setattr(encode, "BATCH", 500)

@@ -31,7 +31,7 @@ from weft.errors import DataError, TokenizerError
 from weft.text.config import Byte
 from weft.text.tokenizer import build_tokenizer
 
-many = settings(max_examples=80, deadline=None)
+many = settings(max_examples=25, deadline=None)
 
 PAD, CLS, SEP, MASK_ID = 0, 2, 3, 4  # special ids with ordinary ids on both sides, as in BERT's vocabulary
 BERT = Masking(0.15, 9000, MASK_ID, np.array([PAD, CLS, SEP, MASK_ID, 50]), PAD, CLS, SEP)

@@ -13,7 +13,7 @@ from tests.decode.small import complete, token_ids
 from tests.later import Later
 from tests.models.contract import PaddedSource
 from tests.models.test_parity import load, randomise
-from tests.pairwise import pairwise
+from tests.pairwise import each_once
 
 from weft.data.batch import Source
 from weft.decode.beam import Hypothesis, beam_search, search_texts
@@ -79,13 +79,6 @@ def check_hypotheses(theirs: Any, prompt: list[int], hypotheses: Sequence[Hypoth
     assert [h.score for h in hypotheses] == pytest.approx(expected.sequences_scores.tolist(), abs=1e-4)
 
 
-@pytest.mark.parametrize("prompt", PROMPTS)
-def test_greedy_text_equals_transformers(pair: tuple[Transformer, Any], prompt: list[int]) -> None:
-    ours, theirs = pair
-    expected = theirs.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)[0, len(prompt) :].tolist()
-    assert token_ids(ours, ending(prompt), Sampling(temperature=0.0, max_tokens=12)) == [expected]
-
-
 ENDS: list[tuple[bool | str, dict[str, object]]] = [  # early_stopping in Transformers, and weft's settings
     ("never", {}),
     (False, {"settled": "likely"}),
@@ -93,7 +86,7 @@ ENDS: list[tuple[bool | str, dict[str, object]]] = [  # early_stopping in Transf
 ]
 
 
-@pytest.mark.parametrize(("alpha", "ends", "beams"), pairwise([0.0, 1.0, 2.0, -0.5], ENDS, [2, 5]), ids=str)
+@pytest.mark.parametrize(("alpha", "ends", "beams"), each_once([0.0, 1.0, 2.0, -0.5], ENDS, [2, 5]), ids=str)
 def test_beams_and_scores_equal_transformers(
     pair: tuple[Transformer, Any], alpha: float, ends: tuple[bool | str, dict[str, object]], beams: int
 ) -> None:
@@ -181,10 +174,10 @@ def naive_search(model: LanguageModel, prompt: list[int], settings: Beam, limit:
     return sorted(ended, reverse=True)[: settings.n]
 
 
-@pytest.mark.parametrize("patience", [None, 0.5, 1.0, 2.0])
-@pytest.mark.parametrize(
-    "penalty", [PowerLength(alpha=0.0), PowerLength(alpha=1.0), PowerLength(alpha=-0.5), GNMTLength(alpha=0.6)]
-)
+PENALTIES = [PowerLength(alpha=0.0), PowerLength(alpha=1.0), PowerLength(alpha=-0.5), GNMTLength(alpha=0.6)]
+
+
+@pytest.mark.parametrize(("patience", "penalty"), each_once([None, 0.5, 1.0, 2.0], PENALTIES), ids=str)
 def test_a_search_that_ends_early_equals_a_naive_one(patience: float | None, penalty: LengthPenalty) -> None:
     torch.manual_seed(0)
     model = build(gpt(1, 12, 2, context=24, vocab_size=9)).eval()

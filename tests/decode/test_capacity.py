@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 import torch
 from tests.decode.small import VOCAB, decoder, ngram_model
+from tests.spread import spread
 
 from weft.api.settings import sampling
 from weft.decode.beam import beam_search
@@ -34,7 +35,7 @@ MODELS: dict[str, Callable[[], LanguageModel]] = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", spread(MODELS, 2))
 def test_a_text_that_outgrows_its_cache(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = MODELS[name]()

@@ -170,7 +170,7 @@ def test_stop_strings_end_the_text_and_are_not_shown(text: str, stop: tuple[str,
 
 
 @given(st.text("ab", max_size=14), st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3))
-@examples(max_examples=60, deadline=None)
+@examples(max_examples=25, deadline=None)
 def test_the_first_complete_stop_string_ends_the_text(text: str, stop: list[str]) -> None:
     chunks, _, _ = scripted(text, tuple(stop))
     done = next((i for i in range(len(text) + 1) if any(s in text[:i] for s in stop)), None)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.decode.small import complete as lockstep
 from tests.decode.small import decoder
+from tests.spread import spread
 
 from weft.decode import generate as many
 from weft.decode.bulk import BulkJob, generate_many
@@ -76,17 +77,6 @@ def test_where_the_engine_is_used() -> None:
     assert not faster(dynamic, max_tokens=64)
 
 
-@pytest.mark.slow
-def test_a_text_may_take_all_kv_blocks() -> None:
-    """The other text waits meanwhile."""
-    settings = Sampling(max_tokens=1600, temperature=0.0, banned=(BYTES.eos_id or 0,), stop=("zzzzz",), slide=False)
-    model = decoder(vocab_size=BYTES.vocab_size, position=Learned(), norm=LayerNorm(), context=600)
-    texts = ["a" * 40, "b"]
-    found = list(engine_completions(model, prompts(texts), settings, seeds=[0, 1], limits=EngineLimits(rows=2)))
-    assert [each.tokens for each in found] == [561, 600]
-    assert found == [lockstep(model, BYTES, [text], settings)[0] for text in texts]
-
-
 def test_errors_of_the_engine_name_the_prompt_and_the_cause() -> None:
     model = decoder(vocab_size=BYTES.vocab_size, position=Learned(), norm=LayerNorm(), context=12)
 
@@ -103,7 +93,7 @@ def test_errors_of_the_engine_name_the_prompt_and_the_cause() -> None:
         run(TEXTS, SETTINGS)
 
 
-@pytest.mark.parametrize("batch", [1, 2, 8, 100])
+@pytest.mark.parametrize("batch", spread([1, 2, 8, 100], 2))
 def test_several_texts_for_each_prompt(batch: int) -> None:
     found = generate_many(MODEL, BYTES, TEXTS, job=BulkJob(SETTINGS, n=3, batch=batch), first=7)
     for number, (text, samples) in enumerate(zip(TEXTS, found, strict=True), start=7):

@@ -7,6 +7,7 @@ from unittest.mock import create_autospec
 
 import pytest
 import torch
+from tests.spread import slow
 
 from weft.data.batch import Frame, Source
 from weft.decode import translate as decoding
@@ -36,7 +37,7 @@ def translator() -> Translator:
     return Translator(model, tokenizer, tokenizer, direction=direction, length=512)
 
 
-@pytest.mark.parametrize("settings", [Beam(beams=3, patience=1.0), Beam(beams=3), Sampling(temperature=0.0)])
+@pytest.mark.parametrize("settings", [slow(Beam(beams=3, patience=1.0)), Beam(beams=3), Sampling(temperature=0.0)])
 def test_answers_equal_those_of_each_line_alone(
     translator: Translator, settings: Beam | Sampling, monkeypatch: pytest.MonkeyPatch
 ) -> None:

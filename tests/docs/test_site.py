@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from pygments.lexers import TextLexer
 
 from ext import pages, record, references
 from ext.pages import DOCS, FIGURES, ROOT, Block
@@ -132,8 +133,11 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built from the recorded outputs."""
-    out, site = tmp_path_factory.mktemp("site"), Site()
+    """The site, built from the recorded outputs; its sources without colours, which take most of the time."""
+    out = tmp_path_factory.mktemp("site")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ext.site.get_lexer_for_filename", lambda name: TextLexer())
+        site = Site()
     site.write(out)
     assert site.problems == []
     return out

@@ -85,7 +85,7 @@ def scipys(one: Any, other: Any) -> dict[str, float]:
     return {"pearson": stats.pearsonr(one, other).statistic, "spearman": stats.spearmanr(one, other).statistic}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(st.data())
 def test_correlations_equal_scipys_even_with_ties(data: st.DataObject) -> None:
     one, other = zip(*data.draw(st.lists(st.tuples(number, number), min_size=3, max_size=30)), strict=True)

@@ -48,6 +48,7 @@ def test_equal_texts_have_perfect_scores() -> None:
     assert (found["rouge_l"], found["exact"]) == (1.0, 1.0)
 
 
+@pytest.mark.slow
 def test_rouge_l_equals_the_rouge_score_package() -> None:
     package = pytest.importorskip("rouge_score.rouge_scorer").RougeScorer(["rougeL"])
     words, rng = ["Anna", "opened", "a", "school", "in", "Rome", "x2", "not"], random.Random(0)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.explain.small import page_data
+from tests.spread import spread
 from torch import nn
 
 from weft.costs.count import count
@@ -77,7 +78,7 @@ def leaves(part: ModelPart) -> list[ModelPart]:
     return [leaf for inside in part.parts for leaf in leaves(inside)] if part.parts else [part]
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", spread(PRESETS, 10))
 def test_parts_sum_to_the_preset(name: str) -> None:
     assert anatomy(preset(name)).parameters == count(preset(name)).parameters
 
@@ -90,8 +91,8 @@ def test_parts_sum_to_the_built_variant(name: str) -> None:
     found = anatomy(settings)
     assert found.parameters == sum(weight.numel() for weight in model.parameters())
     assert max(map(len, found.text().splitlines())) <= 80
-    assert found.figure().axes[0].texts
     if name in PAGES:
+        assert found.figure().axes[0].texts
         parts = sum(count_parts(column) for column in found.columns)
         assert len([each for column in page_data(found.html())["columns"] for each in records(column)]) == parts
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from tests.explain.small import page_data, small
-from torch import nn
+from tests.spread import slow
 
 from weft.errors import ConfigError, DataError, ModelError
 from weft.explain.attention.lines import gaps
 from weft.explain.attention.maps import MAX_PAGE_BYTES, AttentionMaps, KindMaps, attention_maps
 from weft.explain.capture import capture
-from weft.explain.reading import Reading, SourceTokens
+from weft.explain.reading import Reading
 from weft.figures.heatmap import max_pool
 from weft.models.build import build
 from weft.models.config import Bahdanau, Decoder, Encoder, EncoderDecoder, NGram, Recurrent
@@ -91,27 +91,6 @@ def test_models_without_attention(config: Any) -> None:
         attention_maps(reading(config))
 
 
-@pytest.mark.slow
-def test_a_bahdanau_model_that_copies_attends_along_the_diagonal() -> None:
-    """Rows are labelled with the token written, so a copy is a diagonal with the same token on both sides."""
-    torch.manual_seed(0)
-    model, rng = build(Bahdanau(vocab_size=9, d_model=32, cell="elman")), torch.Generator().manual_seed(2)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    for _ in range(200):
-        tokens, lengths = torch.randint(8, (32, 6), generator=rng), torch.randint(3, 7, (32, 1), generator=rng)
-        mask = torch.arange(6) < lengths
-        logits = model(torch.cat([torch.full((32, 1), 8), tokens[:, :-1]], dim=1), source=SourceTokens(tokens, mask))
-        loss = nn.functional.cross_entropy(logits[mask], tokens[mask])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    text = (3, 1, 4, 0, 5, 2)
-    read = Reading(model, TOKENIZER, (8, *text), source=text)
-    part = attention_maps(read).part()
-    assert part.queries[:-1] == part.keys == read.source_pieces
-    assert part.probabilities[0, 0, :6].argmax(-1).tolist() == list(range(6))
-
-
 def test_head_and_zoom(maps: AttentionMaps) -> None:
     whole = maps.head(2, 1)
     assert whole.title == "Decoder self-attention, layer 2, head 1"
@@ -162,7 +141,7 @@ def test_pooling_keeps_thin_lines() -> None:
     assert gaps([1, 2, 5, 6, 9]) == [1, 3]
 
 
-@pytest.mark.parametrize("tokens", [2, 14, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tokens", [slow(14), 2, slow(400)])
 def test_figures(tokens: int) -> None:
     maps = attention_maps(reading(Decoder(**SMALL), ((TEXT + " <$x$\n") * 20)[:tokens]))
     for picture in (maps, maps.head(1, 2), maps.follow(1, 0), maps.rollout()):

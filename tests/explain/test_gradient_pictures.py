@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.explain.small import preset_model, read_ids
+from tests.spread import spread
 from torch.nn import functional as F
 
 from weft.errors import ConfigError, DataError, ModelError
@@ -56,7 +57,7 @@ def test_frozen_weights_have_gradients_too_and_stay_frozen() -> None:
     assert not any(weight.requires_grad for weight in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["lstm", "bahdanau-tiny", "vaswani-tiny", "bert-tiny"])
+@pytest.mark.parametrize("name", spread(["lstm", "bahdanau-tiny", "vaswani-tiny", "bert-tiny"], 2))
 def test_every_family(name: str) -> None:
     found = gradient_norms(read_ids(preset_model(name), TEXT))
     stacks = {layer.split(".")[0] for layer in found.stream}

@@ -76,9 +76,9 @@ class Wide(torch.nn.Module):
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 def test_the_page_places_boxes_as_python_does(tmp_path: Path) -> None:
     rng = random.Random(0)
-    pictures = [recorded(name) for name in ("llama-tiny", "vaswani-tiny", "bahdanau-tiny", "gpt-tiny", "lstm", "gpt2")]
+    pictures = [recorded(name) for name in ("llama-tiny", "vaswani-tiny", "bahdanau-tiny", "lstm")]
     pictures += [lecture_mlp(), graph_picture(Wide(), torch.ones(1, 3), torch.ones(1, 3))]
-    roots = [root for picture in pictures for root in random_boxes(picture, rng, 10)]
+    roots = [root for picture in pictures for root in random_boxes(picture, rng, 4)]
     sizes = json.dumps(list(map(sent, roots)))  # before Python has placed them
     expected = []
     for root in roots:
@@ -90,7 +90,7 @@ def test_the_page_places_boxes_as_python_does(tmp_path: Path) -> None:
     command = ["node", "--input-type=module", "--eval", RUNNER.replace("SCRIPT", module.as_uri())]
     done = subprocess.run(command, input=sizes, capture_output=True, text=True, check=True, timeout=60)
     found: list[dict[str, Any]] = json.loads(done.stdout)
-    assert sum(len(graph["connectors"]) for graph in expected) > 10_000
+    assert sum(len(graph["connectors"]) for graph in expected) > 4_000
     assert found == expected
 
 

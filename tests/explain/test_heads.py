@@ -1,4 +1,4 @@
-"""Statistics of heads against their definitions, and the induction head of a model that copies."""
+"""Statistics of heads against their definitions."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,16 +14,12 @@ from weft.explain.attention.maps import AttentionKind, attention_maps
 from weft.explain.capture import capture, without_head
 from weft.explain.heads import HeadTable, head_statistics, induction_scores
 from weft.explain.reading import Reading
-from weft.models.build import build
 from weft.models.config import Bahdanau, Decoder, Encoder, EncoderDecoder
-from weft.nn.config import Attention
-from weft.nn.position_config import ALiBi
 from weft.text.config import Char
 from weft.text.tokenizer import build_tokenizer
 
 TEXT = "the voting process is more difficult"
 SMALL = small(300)
-SYMBOLS = 32
 TOKENIZER = build_tokenizer(Char(), [TEXT])
 
 
@@ -126,49 +122,6 @@ def test_text_fits_a_terminal_and_the_page_is_a_table(table: HeadTable) -> None:
     assert text.startswith("What 8 heads do") and max(map(len, text.splitlines())) < 80
     html = table.html()
     assert html.count("<svg") == 8 and '<th scope="row">' in html and 'aria-label="cost of 2 layers' in html
-
-
-# ---- induction
-
-
-@pytest.fixture(scope="module")
-def copier() -> Any:
-    """A decoder of two layers that has learned to continue repeated random symbols."""
-    torch.manual_seed(2)
-    settings = SMALL | {"vocab_size": SYMBOLS, "d_model": 64, "attention": Attention(heads=8), "position": ALiBi()}
-    model, rng = build(Decoder(**settings)), torch.Generator().manual_seed(2)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.005, betas=(0.9, 0.98))
-    for step in range(1000):
-        period = int(torch.randint(8, 17, (1,), generator=rng))
-        tokens = torch.randint(SYMBOLS, (32, period), generator=rng).repeat(1, 5)[:, :32]
-        error = nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-        optimizer.zero_grad()
-        error.backward()
-        optimizer.step()
-        if step % 50 == 49 and induction_scores(model, SYMBOLS, length=16).max() > 0.6:
-            break
-    return model.eval()
-
-
-@pytest.mark.slow
-def test_an_induction_head_is_found_and_costs_the_most(copier: Any) -> None:
-    """Costs are means over texts, because those of one text vary by more than the heads differ.
-
-    The seed matters: if training makes two induction heads (as with seed 1), one replaces the other, and a head of
-    layer 0 that both read from costs as much.
-    """
-    scores = induction_scores(copier, SYMBOLS, length=16)
-    assert scores[0].max() < 0.2 and scores[1].max() > 0.5
-    costs = np.zeros((2, 8))
-    for seed in range(12):
-        once = torch.randint(SYMBOLS, (16,), generator=torch.Generator().manual_seed(seed))
-        found = head_statistics(Reading(copier, TOKENIZER, tuple(once.repeat(2).tolist())))
-        costs += found.statistics["decoder"]["cost"] / 12
-    best = int(scores[1].argmax())
-    assert "induction" in found.names["decoder"][1][best]
-    assert {head.layer for head in found.heads() if "induction" in head.names} == {1}
-    assert np.unravel_index(costs.argmax(), costs.shape) == (1, best)
-    assert costs[1, best] > 1.2 * np.delete(costs.ravel(), 8 + best).max()
 
 
 def test_induction_scores_by_definition(decoder: Reading) -> None:

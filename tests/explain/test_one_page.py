@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.test_explain import LACKING, RUNS
+from tests.spread import slow
 
 import weft
 from weft.explain.views import VIEWS
@@ -35,9 +36,7 @@ class Shown(HTMLParser):
         self.texts += [] if self.inside else [data]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("gpt", "ngram"))) for name in LACKING]
-)
+@pytest.mark.parametrize("name", [name if name == "gpt" else slow(name) for name in LACKING])
 def test_no_markup_is_shown_as_text(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.explain.timing.COPIED_BYTES", 1 << 20)
     monkeypatch.setattr("weft.explain.timing.MAX_MATRIX", {"cpu": 512})

@@ -105,6 +105,7 @@ def test_a_graph_opens_and_closes(tmp_path: Path) -> None:
     check(tmp_path / "mlp.html", 390, False)
 
 
+@pytest.mark.slow
 def test_boxes_of_an_opened_graph_do_not_overlap(tmp_path: Path) -> None:
     """The page places Python's layouts with the sizes that it measures."""
     weft.architecture("llama-tiny").graph().save(tmp_path / "graph.html")
@@ -151,6 +152,7 @@ return found;
 """
 
 
+@pytest.mark.slow
 def test_drawings_show_what_the_views_hold(tmp_path: Path) -> None:
     reading = read(model := sharp(GPT, 4.0))
     surprise, lens, saliency = surprise_of(reading), lens_of(reading), saliency_of(reading)

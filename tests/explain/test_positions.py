@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tests.explain.small import preset_model, small
+from tests.spread import spread
 
 from weft.config import kinds
 from weft.errors import ConfigError, ModelError
@@ -64,7 +65,7 @@ def test_alibi_falls_with_the_distance() -> None:
 KINDS: dict[str, Any] = {kind.model_fields["kind"].default: kind for kind in kinds(PositionConfig)}
 
 
-@pytest.mark.parametrize("kind", KINDS.values())
+@pytest.mark.parametrize("kind", spread(KINDS.values(), 5))
 def test_every_kind_is_drawn(kind: Any) -> None:
     if kind is NoPosition:
         with pytest.raises(ModelError, match="'none' change neither embeddings nor scores"):

@@ -8,6 +8,7 @@ import torch
 from markupsafe import escape
 from numpy.typing import NDArray
 from tests.explain.small import page_data, sharp, small
+from tests.spread import spread
 
 from weft.errors import DataError, ModelError
 from weft.explain.capture import capture
@@ -67,7 +68,7 @@ def differences(reading: Reading, ids: list[int], target: int, side: str) -> tup
     return np.linalg.norm(gradient, axis=-1), (gradient * x).sum(-1)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", spread(MODELS, 3))
 def test_gradients_are_finite_differences(name: str) -> None:
     reading = read(name)
     found, model = saliency(reading, 3), reading.model

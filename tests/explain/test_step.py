@@ -11,6 +11,7 @@ from tests.cli.test_explain import RUNS
 from tests.explain.small import sharp as scaled
 from tests.explain.small import small
 from tests.pairwise import each_once
+from tests.spread import spread
 from torch import Tensor
 
 from weft.api.load import load
@@ -490,7 +491,7 @@ def array(values: Any) -> Tensor:
     return torch.from_numpy(np.array(values, dtype=float)).float()
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", spread(VARIANTS, 14))
 @torch.no_grad()
 def test_threads_are_captured_and_their_sums_can_be_checked(name: str) -> None:
     config = VARIANTS[name]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from tests.explain.small import preset_model, read_ids
+from tests.spread import spread
 
 from weft.errors import ModelError
 from weft.explain.capture import capture
@@ -67,7 +68,7 @@ FAMILIES = {"lstm": {"recurrence states"}, "bahdanau-tiny": {"encoder states", "
 FAMILIES |= {"vaswani-tiny": ENCODER | DECODER, "bert-tiny": ENCODER}
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", spread(FAMILIES, 2))
 def test_every_family_shows_its_states(name: str) -> None:
     model = preset_model(name)
     found = histograms(model, read_ids(model, TEXT))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.interop.small_tokenizers import LINES, TEXTS, bart_bpe, bpe_with_bos
 from tests.later import Later
+from tests.spread import spread
 
 import weft
 from weft.api.import_model import import_model
@@ -42,7 +43,7 @@ def probabilities(tokenizer: Any, model: Any, rows: list[tuple[str, ...]]) -> to
     return torch.cat([model(**row).logits.softmax(-1) for row in encoded])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", spread(CASES, 2))
 def test_labels_of_texts_and_pairs(name: str, tmp_path: Path) -> None:
     """Texts are read in the tokenizer's frame: GPT-2 has none, RoBERTa puts two eos between the texts of a pair."""
     kind, make_tokenizer, settings = CASES[name]
@@ -71,6 +72,7 @@ BART = {
 NLI = ["contradiction", "neutral", "entailment"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [NLI, NLI[::-1]], ids=["last", "first"])
 def test_labels_without_training_are_those_of_transformers(names: list[str], tmp_path: Path) -> None:
     """A model of natural-language inference judges hypotheses made of the labels."""

@@ -16,6 +16,7 @@ import torch
 from tests.interop.hf_models import CASES, built, difference, filled, saved
 from tests.interop.test_families_settings import MODELS, tree_of
 from tests.later import Later
+from tests.spread import spread
 
 from weft.errors import InteropError, WeftError
 from weft.interop.families.known import FAMILIES
@@ -106,7 +107,7 @@ def differences(family: str, folder: Path, subset: dict[str, Any] | None = None)
     return lines
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", spread(MODELS, 30))
 def test_an_absent_key_has_the_default_of_transformers(family: str) -> None:
     """Compares the settings, as models of the default sizes would be large."""
     name, _ = CASES[MODELS[family]]
@@ -140,7 +141,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("family", CHANGES)
+@pytest.mark.parametrize("family", spread(CHANGES, 5))
 def test_some_keys_mean_what_they_mean_in_transformers(family: str, tmp_path: Path) -> None:
     assert differences(family, tmp_path / "model", CHANGES[family]) == []
 

@@ -17,6 +17,7 @@ from tests.interop.gguf_models import (
     random_weights,
     write,
 )
+from tests.spread import spread
 from torch import Tensor
 
 from weft.errors import InteropError, WeftError
@@ -34,9 +35,7 @@ gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
 pytestmark = pytest.mark.usefixtures("seeded")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (index % 2)) for index, name in enumerate(FAMILIES)]
-)
+@pytest.mark.parametrize("name", spread(FAMILIES, 10))
 def test_a_model_is_read_as_it_was_written(name: str, tmp_path: Path) -> None:
     model, tokenizer = FAMILIES[name], bpe()
     tokenizer.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"

@@ -14,6 +14,8 @@ import torch
 from tests.interop.gguf_models import FAMILIES, FF, GEMMA3, HEADS, LAYERS, TEXTS, D, bpe, logits, random_weights, write
 from tests.interop.hf_models import stepped
 from tests.later import Later
+from tests.pairwise import each_once
+from tests.spread import spread
 from torch import Tensor
 
 from weft.interop.bundle import ModelBundle
@@ -345,7 +347,7 @@ def write_reference(path: Path, architecture: str, model: Any) -> None:
     writer.close()
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", spread(ARCHITECTURES, 9))
 def test_a_reference_file_gives_the_logits_of_transformers(architecture: str, tmp_path: Path) -> None:
     theirs = reference_model(architecture)
     write_reference(tmp_path / "m.gguf", architecture, theirs)
@@ -365,7 +367,7 @@ def test_a_reference_file_gives_the_logits_of_transformers(architecture: str, tm
     assert [bundle.tokenizer.encode(text) for text in TEXTS] == [bpe().encode(text) for text in TEXTS]
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gpt2"])
+@pytest.mark.parametrize("architecture", spread(["llama", "qwen2", "qwen3", "gpt2"], 1))
 def test_transformers_reads_an_imported_model(architecture: str, tmp_path: Path) -> None:
     pytest.importorskip("accelerate", reason="transformers needs accelerate to read GGUF files")
     write_reference(tmp_path / "first.gguf", architecture, reference_model(architecture))
@@ -382,14 +384,7 @@ def test_transformers_reads_an_imported_model(architecture: str, tmp_path: Path)
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "gemma3",
-        "falcon",
-        "qwen2moe",
-        "qwen3moe",
-        "minimax-m2",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma2", "starcoder2", "stablelm", "bloom")),
-    ],
+    spread(["gemma3", "gemma2", "falcon", "bloom", "starcoder2", "stablelm", "qwen2moe", "qwen3moe", "minimax-m2"], 2),
 )
 def test_transformers_reads_other_decoders(name: str, tmp_path: Path) -> None:
     """Of the architectures that weft writes, those that transformers reads from GGUF files."""
@@ -409,8 +404,7 @@ def test_transformers_reads_other_decoders(name: str, tmp_path: Path) -> None:
         assert (ours - theirs(tokens).logits).abs().max() <= tolerance
 
 
-@pytest.mark.parametrize("dtype", [None, "f16", "q8_0", "q4_k", "q4_0"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "dtype"), each_once(FAMILIES, [None, "f16", "q8_0", "q4_k", "q4_0"]))
 def test_llama_cpp_reads_every_architecture(name: str, dtype: str | None, tmp_path: Path) -> None:
     """llama.cpp keeps its KV cache in fp16, and rounds the activations that it multiplies by 8-bit blocks."""
     llama_cpp = pytest.importorskip("llama_cpp", reason="the package llama-cpp-python is not installed")
@@ -425,7 +419,7 @@ def test_llama_cpp_reads_every_architecture(name: str, dtype: str | None, tmp_pa
         assert theirs.tokenize(text.encode(), add_bos=False) == bpe().encode(text)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", spread(FAMILIES, 12))
 def test_tensors_have_the_names_of_the_package_gguf(name: str, tmp_path: Path) -> None:
     """And the LM head is stored for those architectures of which llama.cpp requires it."""
     write(tmp_path / "m.gguf", FAMILIES[name])

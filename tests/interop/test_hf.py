@@ -68,11 +68,9 @@ WRITTEN_AS = {
 }
 # a case of each module of families/, and of what is unlike all others; `make test-all` runs the rest
 FAST = {
-    *("gpt2", "gpt2-answers", "llama3", "llama-labels", "mistral", "qwen3", "gemma2", "phi3", "olmo2", "opt"),
-    *("gpt_neox", "gptj", "falcon", "bloom", "cohere", "glm4", "gpt_bigcode", "mpt", "apertus", "mixtral"),
-    *("qwen2_moe", "gpt_oss", "deepseek_v2", "bert-masked", "bert-labels", "bert-causal", "roberta-masked"),
-    *("distilbert-masked", "electra", "albert", "modernbert", "eurobert", "deberta-v2", "longformer", "esm-learned"),
-    *("marian", "bart", "t5", "t5gemma"),
+    *("gpt2", "llama3", "qwen3", "gemma2", "phi3", "olmo2", "opt", "gpt_neox", "gptj", "falcon", "bloom", "cohere"),
+    *("gpt_bigcode", "mixtral", "gpt_oss", "deepseek_v2", "bert-masked", "electra", "albert", "modernbert"),
+    *("deberta-v2", "longformer", "esm-learned", "bart", "t5", "t5gemma"),
 }
 GREEDY = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 NOT_STEPPED = {"marian-two-tables", "mt5"}  # decoded like marian and t5-v1.1
@@ -118,7 +116,7 @@ def test_import_and_export(case: str, tmp_path: Path, transformers_warnings: lis
             for case, (_, keys) in CASES.items()
             if "decoder_start_token_id" in keys and case not in NOT_STEPPED and "labels" not in case
         ),
-        4,
+        2,
     ),
 )
 def test_decoding_step_by_step_equals_transformers(case: str, tmp_path: Path) -> None:
@@ -150,7 +148,7 @@ def test_longrope_switches_factors_in_a_long_text(tmp_path: Path) -> None:
         # the logits of each step are those of reading the whole text so far
         for length, logits in enumerate(stepped(ours, tokens).unbind(1), 1):
             assert length < 3 or gap(logits, other(tokens[:, :length]).logits[:, -1]) <= 1e-5
-    for length in (5, 14, 16, 17):
+    for length in (5, 14):
         expected = other.generate(tokens[:, :length], max_new_tokens=12, **GREEDY)[0, length:].tolist()
         assert expected == greedy(ours, tokens[:, :length], 12)
         for drafter in (LookUp(2), Draft(ours, Prompt(tokens[0, :length].tolist()), Sampling(max_tokens=12))):
@@ -282,7 +280,9 @@ def test_a_model_that_no_family_can_express_is_refused(case: str, tmp_path: Path
         exported(fresh_model(make()), tmp_path / "out")
 
 
-@pytest.mark.parametrize("changes", [{}, {"placement": "pre", "encoder_layers": 3}, {"source_vocab_size": 55}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"placement": "pre", "encoder_layers": 3}, slow({"source_vocab_size": 55})], ids=str
+)
 def test_interleaved_sinusoids_are_reordered(changes: dict[str, Any], tmp_path: Path) -> None:
     """The 2017 Transformer is written as Marian or PEGASUS, which have all sines first."""
     settings = vaswani(2, D, H, d_ff=F, dropout=0.0, vocab_size=V, context=32).replace(**changes)
@@ -303,7 +303,8 @@ UNKNOWN = {
 }
 
 
-@pytest.mark.parametrize("name", spread(UNKNOWN, 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", UNKNOWN)
 def test_an_unknown_family_is_compared_with_the_nearest(name: str, tmp_path: Path) -> None:
     saved(tmp_path, name, {**ROTARY, "num_hidden_layers": 4, "head_dim": 8})
     with pytest.raises(InteropError, match=UNKNOWN[name]):
@@ -334,20 +335,10 @@ def test_an_unknown_family_with_the_keys_and_tensors_of_another(tmp_path: Path) 
         hf.read(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        "seed_oss",
-        "seed_oss-biases",
-        "ministral3",
-        "cwm",
-        "helium",
-        "ernie4_5",
-        "ministral",
-        "gpt_bigcode-heads",
-        "codegen",
-    ],
-)
+LIKE_ANOTHER = ["seed_oss", "seed_oss-biases", "ministral3", "cwm", "helium", "ernie4_5", "ministral"]
+
+
+@pytest.mark.parametrize("case", spread([*LIKE_ANOTHER, "gpt_bigcode-heads", "codegen"], 2))
 def test_a_family_like_another_keeps_its_name_after_import(case: str, tmp_path: Path) -> None:
     saved(tmp_path / "theirs", *CASES[case])
     bundle = hf.read(tmp_path / "theirs")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.interop.hf_models import BERT, CASES, ROTARY, built, difference, edit, exported, hf_models, same_files, saved
+from tests.spread import spread
 from torch import Tensor
 
 from weft.errors import InteropError
@@ -54,7 +55,7 @@ POOLED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("mode", POOLED)
-@pytest.mark.parametrize("name", ["BertModel", "Qwen3Model", "Qwen3ForCausalLM"])
+@pytest.mark.parametrize("name", spread(["BertModel", "Qwen3Model", "Qwen3ForCausalLM"], 1))
 def test_each_pooling_of_sentence_transformers(name: str, mode: str, tmp_path: Path) -> None:
     """A decoder with these files embeds texts too, and its LM head is not used."""
     other = saved(tmp_path / "theirs", name, BERT if name == "BertModel" else ROTARY)

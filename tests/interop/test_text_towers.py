@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.interop.hf_models import GEMMA3, LLAMA3, ROTARY, V, built, edit, exported, gap, hf_models, saved, stepped
+from tests.spread import spread
 
 from weft.errors import InteropError
 from weft.interop.hf import hf
@@ -94,7 +95,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", spread(CASES, 4))
 def test_the_text_part_of_a_multimodal_model(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = saved(tmp_path / "theirs", *CASES[case])
     bundle = hf.read(tmp_path / "theirs")

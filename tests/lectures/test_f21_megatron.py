@@ -103,6 +103,7 @@ def test_a_ring_of_four(kind: str, sent: float) -> None:
     assert ranks.Collective(kind, 100).sent(4) == sent
 
 
+@pytest.mark.slow
 def test_the_command(blocks: list[Any], capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measure = mock.Mock(return_value=blocks)
     monkeypatch.setattr("weft.explain.parallel.picture.measure", measure)

@@ -42,6 +42,7 @@ def test_recovery_from_a_learning_rate_a_hundred_times_too_high(tmp_path: Path) 
     assert np.mean(seen[-4:]) < np.mean(seen[4:8]) < math.log(VOCAB)
 
 
+@pytest.mark.slow
 def test_batches_with_nan_losses_are_discarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other batches train the model as usual."""
     loss_of = NextToken.loss

@@ -34,7 +34,7 @@ def padded_source() -> PaddedSource:
 @pytest.mark.parametrize("cell", CELLS)
 def test_every_cell_keeps_the_contract(cell: str, layers: int) -> None:
     model = build(cell, layers=layers)
-    check_contract(model, V, padded_source(), examples=12)
+    check_contract(model, V, padded_source())
 
 
 def test_equals_the_formulas() -> None:

@@ -107,6 +107,7 @@ def test_ngrams_do_not_contain_padding() -> None:
     torch.testing.assert_close(padded[:, 3:], model(ids[:, 3:]))
 
 
+@pytest.mark.slow
 def test_a_compiler_makes_one_graph() -> None:
     _, tables = trained(NARROW)
     inputs = torch.randint(VOCAB, (2, 9)), None, torch.tensor([[0] * 4 + [1] * 5] * 2)

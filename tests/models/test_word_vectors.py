@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from tests.pairwise import each_once
 from torch.nn import functional as F
 
 from weft.errors import DataError
@@ -19,7 +20,7 @@ V = 30
 needs_compiler = pytest.mark.skipif(word_kernels.library() is None, reason="needs a C compiler")
 
 
-def text(tokens: int = 3000, seed: int = 0) -> NDArray[np.int32]:
+def text(tokens: int = 800, seed: int = 0) -> NDArray[np.int32]:
     """Words by Zipf's law, in documents of 100."""
     rng = np.random.default_rng(seed)
     words = np.minimum(rng.zipf(1.3, tokens) - 1, V - 1).astype(np.int32)
@@ -38,8 +39,7 @@ def train(training: Any, epochs: int, monkeypatch: pytest.MonkeyPatch | None = N
 
 
 @needs_compiler
-@pytest.mark.parametrize("width", [5, 16, 33])
-@pytest.mark.parametrize("architecture", ["skip-gram", "cbow"])
+@pytest.mark.parametrize(("architecture", "width"), each_once(["skip-gram", "cbow"], [5, 16, 33]))
 def test_word2vec_in_c_equals_the_readable_updates(
     architecture: Any, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.spread import spread
 from torch import Tensor
 
 from weft.data.batch import Batch, Source
@@ -64,6 +65,7 @@ def test_without_keys_torch_draws_and_evaluation_drops_nothing() -> None:
     assert torch.equal(Dropout(0.5).eval()(torch.ones(3, 4), RowRng(KEYS[:3])), torch.ones(3, 4))
 
 
+@pytest.mark.slow
 def test_compiled_code_drops_the_same() -> None:
     part, inputs = Dropout(0.4), (torch.randn(6, 5, 16), RowRng(KEYS[:6]))
     assert torch.allclose(torch.compile(part, backend="eager")(*inputs), part(*inputs))
@@ -115,9 +117,10 @@ def without_padding(batch: Batch) -> Batch:
     return replace(batch, source=Source(batch.source.tokens[:, :longest], batch.source.mask[:, :longest]))
 
 
-@pytest.mark.parametrize(
-    ("name", "documents"), [*((name, False) for name in MODELS), *((n, True) for n in MODELS if n not in WITH_SOURCE)]
-)
+BOTH = [*((name, False) for name in MODELS), *((name, True) for name in MODELS if name not in WITH_SOURCE)]
+
+
+@pytest.mark.parametrize(("name", "documents"), spread(BOTH, 6))
 def test_micro_batches_give_the_gradient_of_the_whole(name: str, documents: bool) -> None:
     model, batch = example(name, documents)
     model.double()

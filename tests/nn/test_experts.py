@@ -268,6 +268,7 @@ def test_blocks_that_share_weights_are_refused() -> None:
         encoder.replace(distinct_layers=1, feedforward={"kind": "experts", "experts": 4, "d_ff": 16})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bf16", "recompute"), spread([(True, False), (True, True), (False, False)], 1))
 def test_a_compiled_pass_collects_the_same_sums(bf16: bool, recompute: bool) -> None:
     """In bf16 the whole pass is one graph."""

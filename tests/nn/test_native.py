@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.pairwise import pairwise
+from tests.spread import slow
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -193,7 +194,7 @@ def test_without_c_torch_is_used(obstacle: str, empty_cache: Path, monkeypatch: 
 
 
 @needs_compiler
-@pytest.mark.parametrize("flag", {"x86_64": ("-mno-avx512f", "-mno-avx")}.get(platform.machine(), ()))
+@pytest.mark.parametrize("flag", {"x86_64": ("-mno-avx", slow("-mno-avx512f"))}.get(platform.machine(), ()))
 def test_older_cpus(flag: str, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "TUNING", (("-march=native", flag, "-O1"),))  # compiles faster
     if native.library() is None:

@@ -33,7 +33,7 @@ WORDS = build_tokenizer(Word(specials=Specials(unk="<unk>", bos="<bos>", eos="<e
 PLAIN = Tokenizer.from_json(WORDS.to_json(), WORDS.roles | {"pad": "<fill>"})  # padding's id is not 0 here
 BERT = build_tokenizer(WordPiece(specials=Specials(unk="[UNK]", cls="[CLS]", pad="[PAD]", sep="[SEP]")), [TEXT])
 UNPADDED = build_tokenizer(Byte(specials=Specials(bos="<bos>", eos="<eos>")), [])
-many = settings(max_examples=50, deadline=None)
+many = settings(max_examples=25, deadline=None)
 IDS = st.lists(st.integers(10, 30), max_size=12)
 
 

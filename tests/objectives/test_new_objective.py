@@ -19,6 +19,8 @@ import pytest
 
 import weft
 
+pytestmark = pytest.mark.slow  # test_table.py finds every objective, and test_objectives.py trains them
+
 PAGE = Path(__file__).parents[2] / "docs/design/add-objective.md"
 SETTINGS, OBJECTIVE = re.findall(r"```py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 IMPORT, LINE = "from weft.objectives.grade import Grade\n", "    config.Grade: Grade,\n"

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tests.objectives.test_objectives import learn, rows, sentence, text, transformer
+from tests.spread import spread
 from tests.training.small import events
 from torch import Tensor
 
@@ -35,7 +36,7 @@ def fields(batch: Batch | Source) -> dict[str, Tensor]:
     return tensors
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", spread(OBJECTIVES, 2))
 def test_local_rows_are_a_part_of_all(tmp_path: Path, objective: str) -> None:
     model, batch = OBJECTIVES[objective]
     data = [{"text": sentence(n), "label": n % 2, "source": sentence(n, 2 + n % 9), "target": "x"} for n in range(60)]

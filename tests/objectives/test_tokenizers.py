@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.spread import slow
 
 from weft.api import train as api
 from weft.api.load import load
@@ -24,7 +25,11 @@ def learn(folder: Path, preset: str, *words: str) -> Path:
 
 @pytest.mark.parametrize(
     ("preset", "words"),
-    [("gpt-tiny", ()), ("bert-tiny", ("batch.length=32",)), ("bert-tiny", ("objective=classify", "batch.length=32"))],
+    [
+        slow(("gpt-tiny", ())),
+        slow(("bert-tiny", ("batch.length=32",))),
+        ("bert-tiny", ("objective=classify", "batch.length=32")),
+    ],
 )
 def test_another_tokenizer_in_the_folder_is_noticed(tmp_path: Path, preset: str, words: tuple[str, ...]) -> None:
     run = learn(tmp_path, preset, *words)

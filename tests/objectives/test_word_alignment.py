@@ -30,7 +30,7 @@ def write_rows(path: Path, count: int = 40, links: str | None = None) -> Path:
     return path
 
 
-@pytest.mark.parametrize("preset", ["bahdanau-tiny", "vaswani-tiny"])
+@pytest.mark.parametrize("preset", spread(["bahdanau-tiny", "vaswani-tiny"], 1))
 @pytest.mark.parametrize("tokenizer", spread(["word", "char"], 1))
 def test_attention_is_evaluated_with_every_tokenizer(preset: str, tokenizer: str, tmp_path: Path) -> None:
     data = write_rows(tmp_path / "rows.jsonl")

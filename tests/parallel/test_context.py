@@ -185,6 +185,7 @@ def test_a_layer_gathers_once_and_sums_once(results: list[dict[str, Any]]) -> No
         assert result["learned"]["sent"] == [2, 2]  # two layers
 
 
+@pytest.mark.slow
 def test_a_process_may_have_no_target(results: list[dict[str, Any]]) -> None:
     assert 0 in [result["masked"]["count"] for result in results]
 

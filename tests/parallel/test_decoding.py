@@ -161,6 +161,7 @@ def divided(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[s
     return noted(folder)
 
 
+@pytest.mark.slow
 def test_two_processes_generate_what_one_generates(divided: list[dict[str, Any]], runs: Path) -> None:
     texts = set()
     for name, options in CASES:
@@ -171,6 +172,7 @@ def test_two_processes_generate_what_one_generates(divided: list[dict[str, Any]]
     assert len(texts) == len(CASES) - 1  # lookup does not change greedy text
 
 
+@pytest.mark.slow
 def test_a_conversation_reaches_all(divided: list[dict[str, Any]], runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hello\nAnd you?\n")))
     code, out, _ = run_command(["chat", str(runs / "llama"), "--max-tokens", "8"])
@@ -178,6 +180,7 @@ def test_a_conversation_reaches_all(divided: list[dict[str, Any]], runs: Path, m
     assert divided[1]["printed"]["chat"] == [0, "", ""]
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_skipped_by_all(divided: list[dict[str, Any]]) -> None:
     code, out, err = divided[0]["printed"]["damaged"]
     assert code == 0 and out == divided[0]["printed"]["llama greedy"][1]
@@ -185,6 +188,7 @@ def test_a_damaged_checkpoint_is_skipped_by_all(divided: list[dict[str, Any]]) -
     assert divided[1]["printed"]["damaged"] == [0, "", ""]
 
 
+@pytest.mark.slow
 def test_a_process_holds_its_shard(divided: list[dict[str, Any]]) -> None:
     for one in divided:
         held = one["held"].values()
@@ -197,6 +201,7 @@ def test_a_process_holds_its_shard(divided: list[dict[str, Any]]) -> None:
     assert [one["dtype"] for one in divided] == ["torch.float32"] * 2
 
 
+@pytest.mark.slow
 def test_all_get_the_same_bits_and_rank_0_chooses(divided: list[dict[str, Any]], runs: Path) -> None:
     first, second = divided
     assert first["bits"] == second["bits"] and max(first["error"], second["error"]) < 1e-4
@@ -205,11 +210,13 @@ def test_all_get_the_same_bits_and_rank_0_chooses(divided: list[dict[str, Any]],
     assert chosen != other and first["seeds"] == second["seeds"] == chosen
 
 
+@pytest.mark.slow
 def test_every_family_steps_like_the_full_model(divided: list[dict[str, Any]]) -> None:
     for one in divided:
         assert len(one["families"]) == len(FAMILIES) - 1 and max(one["families"].values()) < 1e-5, one["families"]
 
 
+@pytest.mark.slow
 def test_unsupported_options_are_refused_by_rank_0(divided: list[dict[str, Any]]) -> None:
     for option in ("--quantize", "--draft", "--amateur", "--out"):
         code, out, err = divided[0]["printed"][option]

@@ -54,7 +54,8 @@ TWO_MORE: list[dict[str, Any]] = [{"replicate": 2, "shard": 2}, {"pipeline": 2, 
 UPDATED_BY_FOUR = [("llama", {"shard": 4}), *(("llama", sizes) for sizes in TWO_MORE), ("vaswani", BOTH)]
 
 
-@pytest.mark.parametrize(("cases", "count"), [(UPDATED, 2), pytest.param(UPDATED_BY_FOUR, 4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("cases", "count"), [(UPDATED, 2), (UPDATED_BY_FOUR, 4)])
 def test_muons_updates_are_those_of_one_process(tmp_path: Path, cases: list[Any], count: int) -> None:
     assert in_processes(_updates, tmp_path, cases, count=count) == [0] * count
     check_errors(tmp_path, len(cases), count)

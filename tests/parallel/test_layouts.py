@@ -132,11 +132,11 @@ def _gradients(ranks: Ranks, folder: Path, cases: list[tuple[str, dict[str, Any]
 
 
 SEQUENCES = ("gpt", "llama", "bert", "vaswani", "t5", "qk-norm", "parallel", "sandwich")
-# each family once over the tensor axis, some with `sequence`, and two kinds of model sharded
-PAIRWISE = {
-    "tensor": ("gpt", "alibi", "relative", "qk-norm", "vaswani", "lstm", "bahdanau"),
-    "sequence": ("llama", "bert", "vaswani", "t5", "parallel", "sandwich"),
-    "shard": ("vaswani", "lstm"),
+# a few families over each axis
+SOME = {
+    "tensor": ("gpt", "relative", "bahdanau"),
+    "sequence": ("llama", "sandwich"),
+    "shard": ("vaswani",),
     "experts": ("mixture",),
 }
 EVERY = {
@@ -159,7 +159,7 @@ def cases_of(names: dict[str, tuple[str, ...]]) -> list[tuple[str, dict[str, Any
 
 def _steps(ranks: Ranks, folder: Path) -> None:
     """Run the tests without training runs in the same processes."""
-    _gradients(ranks, folder / "gradients", cases_of(PAIRWISE))
+    _gradients(ranks, folder / "gradients", cases_of(SOME))
     _collectives(ranks, folder / "collectives")
 
 
@@ -180,7 +180,7 @@ def check_errors(folder: Path, cases: int, processes: int = 2) -> None:
 
 
 def test_gradients_are_those_of_one_process(steps: Path) -> None:
-    check_errors(steps / "gradients", len(cases_of(PAIRWISE)))
+    check_errors(steps / "gradients", len(cases_of(SOME)))
 
 
 BOTH: dict[str, Any] = {"tensor": 2, "shard": 2}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from tests.compare.page_sample import comparison
 from tests.serve.serving import RUNS, Served, refusal, served, until
+from tests.spread import spread
 
 import weft
 from weft.compare.page import ComparisonPage
@@ -30,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield server
 
 
-@pytest.mark.parametrize("view", ["anatomy", "costs", "growth", "graph"])
+@pytest.mark.parametrize("view", spread(["anatomy", "costs", "growth", "graph"], 1))
 def test_an_architecture_is_shown_without_loading_the_model(server: Served, view: str) -> None:
     until(lambda: server.library.ready)  # the newest model is loaded in any case
     before = server.library.models["gpt"].thread

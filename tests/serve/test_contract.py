@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from tests.later import Later
 from tests.serve.serving import RUNS, Served
+from tests.spread import spread
 
 from weft.api.load import load
 from weft.api.run import Run
@@ -145,7 +146,7 @@ def test_beams_equal_the_runs(client: Any) -> None:
     assert len({text.text for text in found}) == 2
 
 
-@pytest.mark.parametrize("model", [*CONTINUING, "pairs", "bahdanau"])
+@pytest.mark.parametrize("model", spread([*CONTINUING, "pairs", "bahdanau"], 2))
 def test_chats_and_responses(client: Any, model: str) -> None:
     whole = client.chat.completions.create(model=model, messages=HI, max_completion_tokens=5, seed=2)
     assert whole.choices[0].message.role == "assistant" and whole.usage is not None
@@ -162,7 +163,7 @@ def test_chats_and_responses(client: Any, model: str) -> None:
     assert last.response.output_text == text
 
 
-@pytest.mark.parametrize("model", [*CONTINUING, "pairs"])
+@pytest.mark.parametrize("model", spread([*CONTINUING, "pairs"], 2))
 def test_messages(claude: Any, model: str) -> None:
     whole = claude.messages.create(model=model, max_tokens=5, messages=HI, system="Be brief")
     assert whole.type == "message" and whole.stop_reason in ("end_turn", "max_tokens")

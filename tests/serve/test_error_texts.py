@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
+from tests.spread import spread
 
 from weft.serve import schema
 from weft.serve.errors import described
@@ -53,7 +54,7 @@ def messages(kind: type[BaseModel]) -> Iterator[tuple[str, str]]:
                 yield kind.model_fields[name].alias or name if name in kind.model_fields else name, f"{key}: {message}"
 
 
-@pytest.mark.parametrize("kind", BODIES, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", spread(BODIES, 10), ids=lambda kind: kind.__name__)
 def test_messages_name_the_field_and_the_value_without_pythons_terms(kind: type[BaseModel]) -> None:
     found = list(messages(kind))
     assert len(found) >= len(WRONG)

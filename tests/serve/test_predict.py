@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.serve.predicting import train_predictors
 from tests.serve.serving import Served, served
+from tests.spread import spread
 from typer.testing import CliRunner
 
 import weft
@@ -83,7 +84,7 @@ def test_gradients_predict_the_effect_of_a_small_change(predictors: Path, model:
     assert (after["value"] - before["saliency"]["value"]) / step == pytest.approx(expected, rel=0.05, abs=2e-3)
 
 
-@pytest.mark.parametrize("model", ["classify", "entail", "regress", "tag", "answer", "contrastive"])
+@pytest.mark.parametrize("model", spread(["classify", "entail", "regress", "tag", "answer", "contrastive"], 2))
 def test_without_a_text_the_held_out_data_is_shown(predicting: Served, model: str) -> None:
     shown = predicted(predicting, model)
     assert shown["origin"] == "from the held-out data" and all(shown["texts"])
@@ -107,7 +108,7 @@ def test_refused_predictions(predicting: Served, server: Served) -> None:
 # ---- defaults of decoding
 
 
-@pytest.mark.parametrize("model", ["pairs", "bahdanau"])
+@pytest.mark.parametrize("model", spread(["pairs", "bahdanau"], 1))
 def test_every_route_translates_alike(server: Served, runs: Path, model: str) -> None:
     run = weft.load(runs / model)
     translations = run.translate(SOURCES)

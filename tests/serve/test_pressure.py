@@ -61,6 +61,7 @@ def loaded(server: Served) -> list[str]:
     return [name for name, model in server.library.models.items() if model.thread is not None]
 
 
+@pytest.mark.slow
 def test_texts_do_not_depend_on_the_load(server: Served, runs: Path) -> None:
     requests: list[dict[str, Any]] = [
         {
@@ -251,7 +252,7 @@ LENGTHY: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("path", LENGTHY)
+@pytest.mark.parametrize("path", spread(LENGTHY, 1))
 def test_long_work_takes_turns_and_ends_with_its_client(runs: Path, path: str) -> None:
     with served(runs / "lstm", max_tokens=1 << 16, max_input_tokens=1 << 20) as server:
         assert complete(server, "lstm") == 200
@@ -285,6 +286,7 @@ def test_many_long_texts_of_one_request_leave_room_for_others(runs: Path, model:
         until(lambda: idle(thread))
 
 
+@pytest.mark.slow
 def test_requests_share_a_model_without_an_engine_whatever_their_number_of_texts(runs: Path) -> None:
     """One text gets about half of the time beside the twelve texts of another request, and not a thirteenth."""
     body = {"model": "lstm", "prompt": ["A tale is told."] * 12, "max_tokens": 60_000, "logit_bias": {"3": -100}}
@@ -358,7 +360,7 @@ def test_passes_of_others_are_not_changed_by_a_capture(runs: Path) -> None:
     assert pauses
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", spread([False, True], 1))
 def test_the_deadline_holds_while_waiting(runs: Path, stream: bool) -> None:
     with served(runs / "gpt", seconds=0.5) as server:
         assert complete(server, "gpt") == 200

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from tests.command import Patch
 from tests.serve.serving import Served, idle, refusal, served, until
+from tests.spread import spread
 
 from weft.serve import gate, listen
 from weft.serve.config import Limits, Serving
@@ -60,7 +61,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("path", [COMPLETE, "/v1/messages"])
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("name", spread(BROKEN, 10))
 def test_malformed_bodies_are_refused_in_the_format_of_the_api(server: Served, name: str, path: str) -> None:
     response = server.post(path, content=BROKEN[name], headers={"Content-Type": "application/json"})
     message = refused(response, response.status_code)
@@ -145,7 +146,7 @@ LARGE: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("name", spread(LARGE, 3))
 def test_a_long_list_of_mistakes_is_refused_with_one_error(server: Served, name: str) -> None:
     """Validation runs in the event loop, and an error per item would hold up everybody for minutes."""
     path, body, message = LARGE[name]
@@ -305,7 +306,7 @@ TEXT_ROUTES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("path", TEXT_ROUTES)
+@pytest.mark.parametrize("path", spread(TEXT_ROUTES, 4))
 def test_a_text_beyond_the_bound_is_refused_before_any_work(runs: Path, path: str) -> None:
     with served(runs / "bytes", max_input_tokens=100) as server:
         for text, message in (

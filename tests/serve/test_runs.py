@@ -9,6 +9,7 @@ from unittest import TestCase
 
 import pytest
 from tests.serve.serving import RUNS, Served, served, until
+from tests.spread import spread
 
 from weft.errors import RunError
 from weft.runs.folder import RunFolder
@@ -134,13 +135,17 @@ def test_damage_is_reported_in_one_sentence_without_paths(server: Served, folder
     assert metrics(server)["error"]["message"] == "run 'gpt': Is a directory"
 
 
-@pytest.mark.parametrize("name", ["..", "%2e%2e", "..%2fruns%2fgpt", "gpt%00", ".", "x" * 3000, "%F0%9F%98%80"])
+@pytest.mark.parametrize(
+    "name", spread(["..", "%2e%2e", "..%2fruns%2fgpt", "gpt%00", ".", "x" * 3000, "%F0%9F%98%80"], 4)
+)
 def test_a_request_cannot_name_a_path(server: Served, name: str) -> None:
     for view in ("metrics", "events", "samples", "recipe"):
         assert server.get(f"/v1/runs/{name}/{view}").status_code in (404, 405)
 
 
-@pytest.mark.parametrize("since", ["abc", "-1", "999999999999-00000000", "0-0,0-0", ",,,", "9" * 20, "5-zzzzzzzz"])
+@pytest.mark.parametrize(
+    "since", spread(["abc", "-1", "999999999999-00000000", "0-0,0-0", ",,,", "9" * 20, "5-zzzzzzzz"], 2)
+)
 def test_an_invalid_position_reads_from_the_start(server: Served, folder: Path, since: str) -> None:
     write_metrics(folder / "gpt", 2)
     response = server.get(f"/v1/runs/gpt/metrics?since={since}")
@@ -169,7 +174,7 @@ SECRET = "secret = 'hunter2' #\n" * 3
 LINKED = ("config.toml", "events.jsonl", "metrics.jsonl", "timings.jsonl", "tokenizer.json", "checkpoints", "data", "")
 
 
-@pytest.mark.parametrize("name", LINKED)
+@pytest.mark.parametrize("name", spread(LINKED, 4))
 def test_nothing_is_read_through_a_link_out_of_a_run(server: Served, folder: Path, tmp_path: Path, name: str) -> None:
     outside, linked = tmp_path / "outside", folder / "linked"
     if name in ("checkpoints", "tokenizer.json", "data"):  # a valid one

@@ -2,6 +2,7 @@
 
 import pytest
 from tests.serve.serving import RUNS, Served
+from tests.spread import spread
 
 from weft.api.load import load
 
@@ -9,7 +10,7 @@ KINDS = {"gpt": "decoder", "lstm": "recurrent", "ngram": "ngram", "bahdanau": "b
 KINDS |= {"masked-next": "encoder", "classify": "encoder"}
 
 
-@pytest.mark.parametrize(("model", "kind"), KINDS.items())
+@pytest.mark.parametrize(("model", "kind"), spread(KINDS.items(), 3))
 def test_the_route_returns_the_step_of_the_run(server: Served, model: str, kind: str) -> None:
     response = server.json("/v1/explain/step", model=model, input="a b", place=1, temperature=0.8, top_k=7)
     expected = load(RUNS / model).explain.step("a b", place=1, temperature=0.8, top_k=7).answer()

@@ -75,7 +75,7 @@ def check_arguments(name: str, arguments: dict[str, Any]) -> None:
         assert name == "now" and arguments == {}
 
 
-@pytest.mark.parametrize("model", TEMPLATES)
+@pytest.mark.parametrize("model", spread(TEMPLATES, 1))
 @pytest.mark.parametrize("seed", spread([1, 2, 3], 1))
 def test_required_calls_follow_the_schema(client: Any, model: str, seed: int) -> None:
     body = {"model": model, "messages": HI, "tools": TOOLS, "tool_choice": "required", "max_tokens": 500, "seed": seed}
@@ -245,7 +245,7 @@ def test_mistakes_get_one_line(server: Served, changes: dict[str, Any], message:
 FUNCTIONS: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
 
 
-@pytest.mark.parametrize("model", TEMPLATES)
+@pytest.mark.parametrize("model", spread(TEMPLATES, 1))
 def test_responses_call_tools_by_their_schemas(client: Any, model: str) -> None:
     body = {"model": model, "input": "How warm is it?", "tools": FUNCTIONS, "max_output_tokens": 500}
     for choice, names in (("required", ("weather", "now")), ({"type": "function", "name": "weather"}, ("weather",))):
@@ -265,7 +265,7 @@ def test_responses_call_tools_by_their_schemas(client: Any, model: str) -> None:
     assert client.responses.create(model=model, input=[*history, *reply.output, *HI], max_output_tokens=5).output
 
 
-@pytest.mark.parametrize("model", TEMPLATES)
+@pytest.mark.parametrize("model", spread(TEMPLATES, 1))
 def test_streamed_responses_are_the_whole_ones(client: Any, model: str) -> None:
     body = {"model": model, "input": "How warm is it?", "tools": FUNCTIONS, "max_output_tokens": 400}
     body |= {"tool_choice": "required", "parallel_tool_calls": True, "extra_body": {"seed": 3}}

@@ -88,7 +88,7 @@ def test_an_unknown_dtype_is_left_to_the_caller(tmp_path: Path) -> None:
     assert MAX_HEADER_BYTES == 100_000_000
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_no_header_is_accepted_that_the_library_refuses(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.spread import spread
 
 from weft.errors import TokenizerError
 from weft.text import template as templates
@@ -112,72 +113,72 @@ NESTED = """{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}
 {% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}{% endfor %}"""
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ 1 / 0 }}",
-        "{{ '{}'.format() }}",
-        "{{ '{.x.y}'.format(1) }}",
-        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
-        "{{ 'a'.encode('x') }}",
-        "{{ messages[0].nothing.at_all }}",
-        "{{ ''.join(3) }}",
-        "{{ raise_exception('two\nlines') }}",
-        "{{ " + "(" * 20000 + "1" + ")" * 20000 + " }}",
-        "{% generation %}open",
-        "{{ range(10**6) | list }}",
-        "{{ messages | tojson(odd=1) }}",
-        ENDLESS.replace("BODY", "x"),
-        ENDLESS.replace("BODY", "{% set y = 1 %}"),
-        "{% set all %}" + ENDLESS.replace("BODY", "a text") + "{% endset %}",
-        "{% for i in range(999) %}{{ 'a' * 10**5 }}{% endfor %}",
-        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-        "{% for x in [1, 1] recursive %}{{ loop([1, 1]) }}{% endfor %}",
-        "{{ 'a' * 10**11 }}",
-        "{{ 10**11 * 'a' }}",
-        "{{ ([1] * 10**9) | length }}",
-        "{{ (2 ** (10**9)) | string | length }}",
-        "{% set ns = namespace(a='ab') %}{% for i in range(60) %}{% set ns.a = ns.a + ns.a %}{% endfor %}",
-        "{% set ns = namespace(a='ab') %}{% for i in range(60) %}{% set ns.a = ns.a ~ ns.a %}{% endfor %}",
-        "{% set ns = namespace(a='ab') %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] | join %}{% endfor %}",
-        "{% set ns = namespace(a='ab') %}{% for i in range(60) %}{% set b %}{{ ns.a }}{{ ns.a }}{% endset %}"
-        "{% set ns.a = b %}{% endfor %}",
-        "{% set ns = namespace(a='ab') %}{% for i in range(60) %}{% set ns.a = ns.a.replace('a', ns.a) %}{% endfor %}",
-        "{{ 'a'.ljust(10**10) | length }}",
-        "{{ 'a' | center(10**10) | length }}",
-        "{{ 'a' | indent(10**10) | length }}",
-        "{{ '{:>10000000000}'.format(1) | length }}",
-        "{{ '{:>{}}'.format(1, 10**10) | length }}",
-        "{{ '%10000000000d' % 1 }}",
-        "{{ '%*d' % (10**10, 1) }}",
-        "{{ '%(a)010000000000d' % {'a': 1} }}",
-        "{{ '%.10000000000f' % 1 }}",
-        "{{ '{0:{1}}'.format(1, 10**10) | length }}",
-        "{{ '%10000000000d' | format(1) }}",
-        "{{ [1] | tojson(indent=10**10) }}",
-        "{{ ('a' * 10**6).replace('a', 'b' * 10**6) | length }}",
-        "{{ ('a' * 10**6).join('b' * 10**6) | length }}",
-        "{% set ns = namespace(a='ab') %}{% for i in range(60) %}{% set ns.a = [ns, ns] | map(attribute='a') | join %}"
-        "{% endfor %}",
-        "{{ (['a' * 10**7] * 10**4) | tojson | length }}",
-        "{{ (['a' * 10**7] * 10**4) | string | length }}",
-        "{{ ['a' * 10**7] * 10**4 ~ '' }}",
-        "{{ '%s' % (['a' * 10**7] * 10**4) }}",
-        NESTED + "{{ ns.a == ns.b }}",
-        NESTED + "{{ ns.a in [ns.b] }}",
-        NESTED + "{{ [ns.a, ns.b] | sort }}",
-        NESTED + "{{ [ns.b].count(ns.a) }}",
-        NESTED + "{{ ns.a }}",
-        NESTED + "{{ ns.a | tojson }}",
-        NESTED + "{{ '{}'.format(ns.a) }}",
-        NESTED + "{{ [ns.a, ns.b] | unique | list }}",
-        NESTED + "{{ [[ns.a], [ns.b]] | groupby(0) | list }}",
-        NESTED + "{{ ns.a is eq ns.b }}",
-        NESTED.replace("[", "(").replace("]", ",)") + "{{ {ns.a: 1} }}",
-        NESTED.replace("[ns.a, ns.a]", "dict(x=ns.a, y=ns.a)").replace("[ns.b, ns.b]", "dict(x=ns.b, y=ns.b)")
-        + "{{ ns.a == ns.b }}",
-    ],
-)
+FAILING = [
+    "{{ 1 / 0 }}",
+    "{{ '{}'.format() }}",
+    "{{ '{.x.y}'.format(1) }}",
+    "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+    "{{ 'a'.encode('x') }}",
+    "{{ messages[0].nothing.at_all }}",
+    "{{ ''.join(3) }}",
+    "{{ raise_exception('two\nlines') }}",
+    "{{ " + "(" * 20000 + "1" + ")" * 20000 + " }}",
+    "{% generation %}open",
+    "{{ range(10**6) | list }}",
+    "{{ messages | tojson(odd=1) }}",
+    ENDLESS.replace("BODY", "x"),
+    ENDLESS.replace("BODY", "{% set y = 1 %}"),
+    "{% set all %}" + ENDLESS.replace("BODY", "a text") + "{% endset %}",
+    "{% for i in range(999) %}{{ 'a' * 10**5 }}{% endfor %}",
+    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "{% for x in [1, 1] recursive %}{{ loop([1, 1]) }}{% endfor %}",
+    "{{ 'a' * 10**11 }}",
+    "{{ 10**11 * 'a' }}",
+    "{{ ([1] * 10**9) | length }}",
+    "{{ (2 ** (10**9)) | string | length }}",
+    "{% set ns = namespace(a='ab') %}{% for i in range(60) %}{% set ns.a = ns.a + ns.a %}{% endfor %}",
+    "{% set ns = namespace(a='ab') %}{% for i in range(60) %}{% set ns.a = ns.a ~ ns.a %}{% endfor %}",
+    "{% set ns = namespace(a='ab') %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] | join %}{% endfor %}",
+    "{% set ns = namespace(a='ab') %}{% for i in range(60) %}{% set b %}{{ ns.a }}{{ ns.a }}{% endset %}"
+    "{% set ns.a = b %}{% endfor %}",
+    "{% set ns = namespace(a='ab') %}{% for i in range(60) %}{% set ns.a = ns.a.replace('a', ns.a) %}{% endfor %}",
+    "{{ 'a'.ljust(10**10) | length }}",
+    "{{ 'a' | center(10**10) | length }}",
+    "{{ 'a' | indent(10**10) | length }}",
+    "{{ '{:>10000000000}'.format(1) | length }}",
+    "{{ '{:>{}}'.format(1, 10**10) | length }}",
+    "{{ '%10000000000d' % 1 }}",
+    "{{ '%*d' % (10**10, 1) }}",
+    "{{ '%(a)010000000000d' % {'a': 1} }}",
+    "{{ '%.10000000000f' % 1 }}",
+    "{{ '{0:{1}}'.format(1, 10**10) | length }}",
+    "{{ '%10000000000d' | format(1) }}",
+    "{{ [1] | tojson(indent=10**10) }}",
+    "{{ ('a' * 10**6).replace('a', 'b' * 10**6) | length }}",
+    "{{ ('a' * 10**6).join('b' * 10**6) | length }}",
+    "{% set ns = namespace(a='ab') %}{% for i in range(60) %}{% set ns.a = [ns, ns] | map(attribute='a') | join %}"
+    "{% endfor %}",
+    "{{ (['a' * 10**7] * 10**4) | tojson | length }}",
+    "{{ (['a' * 10**7] * 10**4) | string | length }}",
+    "{{ ['a' * 10**7] * 10**4 ~ '' }}",
+    "{{ '%s' % (['a' * 10**7] * 10**4) }}",
+    NESTED + "{{ ns.a == ns.b }}",
+    NESTED + "{{ ns.a in [ns.b] }}",
+    NESTED + "{{ [ns.a, ns.b] | sort }}",
+    NESTED + "{{ [ns.b].count(ns.a) }}",
+    NESTED + "{{ ns.a }}",
+    NESTED + "{{ ns.a | tojson }}",
+    NESTED + "{{ '{}'.format(ns.a) }}",
+    NESTED + "{{ [ns.a, ns.b] | unique | list }}",
+    NESTED + "{{ [[ns.a], [ns.b]] | groupby(0) | list }}",
+    NESTED + "{{ ns.a is eq ns.b }}",
+    NESTED.replace("[", "(").replace("]", ",)") + "{{ {ns.a: 1} }}",
+    NESTED.replace("[ns.a, ns.a]", "dict(x=ns.a, y=ns.a)").replace("[ns.b, ns.b]", "dict(x=ns.b, y=ns.b)")
+    + "{{ ns.a == ns.b }}",
+]
+
+
+@pytest.mark.parametrize("template", spread(FAILING, 20))
 @pytest.mark.timeout(60)
 def test_failing_and_endless_templates(plain: Tokenizer, template: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are refused in one line."""
@@ -191,18 +192,18 @@ def test_failing_and_endless_templates(plain: Tokenizer, template: str, monkeypa
 WIDE = "('ba' * (8000000 + i))"
 
 
-@pytest.mark.parametrize(
-    "work",
-    [
-        *(f"{WIDE} | {name} | list" for name in ("unique", "sort", "groupby(0)", "batch(1)", "slice(9)")),
-        *(f"{WIDE} | {name}" for name in ("map('upper') | list", "list", "wordwrap(1)", "pprint", "urlize")),
-        *(f"{WIDE} | {name}" for name in ("reverse | join('-')", "random")),
-        *(f"{WIDE}.{name}" for name in ("split('a')", "replace('b', 'c' * 99999)", "zfill(10**9)", "splitlines()")),
-        *(f"('a\n' * 8000000) | {name}" for name in ("indent(99)", "title", "trim | wordcount", "escape")),
-        *("(10**10)**(10**8)", "lipsum(n=10**6)", "'x' | center(10**9)", "[cycler(*range(99999))] * 10**8"),
-        *(f"{WIDE} is {name}" for name in ("in ('ab' * 8000000)", "upper", "eq('ba' * 8000000)")),
-    ],
-)
+WORK = [
+    *(f"{WIDE} | {name} | list" for name in ("unique", "sort", "groupby(0)", "batch(1)", "slice(9)")),
+    *(f"{WIDE} | {name}" for name in ("map('upper') | list", "list", "wordwrap(1)", "pprint", "urlize")),
+    *(f"{WIDE} | {name}" for name in ("reverse | join('-')", "random")),
+    *(f"{WIDE}.{name}" for name in ("split('a')", "replace('b', 'c' * 99999)", "zfill(10**9)", "splitlines()")),
+    *(f"('a\n' * 8000000) | {name}" for name in ("indent(99)", "title", "trim | wordcount", "escape")),
+    *("(10**10)**(10**8)", "lipsum(n=10**6)", "'x' | center(10**9)", "[cycler(*range(99999))] * 10**8"),
+    *(f"{WIDE} is {name}" for name in ("in ('ab' * 8000000)", "upper", "eq('ba' * 8000000)")),
+]
+
+
+@pytest.mark.parametrize("work", spread(WORK, 8))
 @pytest.mark.timeout(60)
 def test_no_operation_escapes_the_limits(plain: Tokenizer, work: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "MAX_MILLISECONDS", 50)

@@ -20,7 +20,7 @@ any_text = st.lists(
     ),
     max_size=12,
 ).map("".join)
-many = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @many

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from tests.spread import spread
 from tests.training.small import Evaluate, Runs, change_steps, events, overwrite_weights
 
 from weft.data.batch import Batch
@@ -133,27 +132,7 @@ def test_a_run_that_lost_patience_is_finished(runs: Runs) -> None:
 # ---- interruptions
 
 
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The contents of a run that nobody interrupts."""
-    runs = Runs(tmp_path_factory.mktemp("straight"))
-    return contents(runs.train("checkpoint.average=2", evaluate=runs.evaluate).run)
-
-
-@pytest.mark.parametrize("stop", [7, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (3, 11))])
-def test_stops_leave_no_trace(runs: Runs, monkeypatch: pytest.MonkeyPatch, straight: dict[str, str], stop: int) -> None:
-    interfere(monkeypatch, stop=stop)
-    with pytest.raises(KeyboardInterrupt):
-        runs.train("checkpoint.average=2", evaluate=runs.evaluate)
-    monkeypatch.undo()
-    run, name = RunFolder(runs.folder / "run"), f"interrupted-{stop:08d}"
-    assert os.readlink(run.checkpoints / "latest") == name
-    assert has_weights(run, "latest", name)
-    assert name not in [path.name for path in checkpoint.checkpoints(run.checkpoints)]
-    runs.resume(evaluate=runs.evaluate)
-    assert contents(run) == straight
-
-
+@pytest.mark.slow
 def test_no_rollback_leads_to_the_checkpoint_of_an_interruption(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ["steps=40", "log.every=5", "checkpoint.every=10", "optimizer.lr=0.01", "guard.patience=3"]
     interfere(monkeypatch, overwrite=27)
@@ -173,7 +152,8 @@ def test_no_rollback_leads_to_the_checkpoint_of_an_interruption(runs: Runs, monk
 # ---- rollbacks
 
 
-@pytest.mark.parametrize("gone", spread([0, 1], 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("gone", [0, 1])
 def test_killed_while_rolling_back_to_fresh_weights(runs: Runs, monkeypatch: pytest.MonkeyPatch, gone: int) -> None:
     """`gone` of the two checkpoints are removed, and the next one partly."""
     settings = ["checkpoint.every=3", "log.every=6", "guard.patience=4"]

@@ -1,13 +1,11 @@
 """One run over several processes: the same rows, the same curve and the same end for any number of them."""
 
 import hashlib
-import io
 import json
 import os
 import shutil
 import signal
 from collections.abc import Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +30,6 @@ from tests.training.small import (
     train,
 )
 
-from weft.cli.main import run as weft
 from weft.data.batch import Batch
 from weft.errors import LostError
 from weft.models.base import LanguageModel
@@ -181,6 +178,7 @@ def _nan(result: tuple[Any, ...]) -> Any:
     return loss * torch.nan, count, extras
 
 
+@pytest.mark.slow
 def test_a_bad_batch_is_discarded_and_all_roll_back(tmp_path: Path) -> None:
     assert in_processes(_diverging, tmp_path) == [0, 0]
     run = tmp_path / "run"
@@ -202,6 +200,7 @@ def _short_of_memory(ranks: Ranks, folder: Path) -> None:
     started(ranks, folder, "batch.size=16", "batch.micro=auto", "steps=2", "log.every=1")
 
 
+@pytest.mark.slow
 def test_micro_batches_fit_on_every_rank(tmp_path: Path) -> None:
     assert in_processes(_short_of_memory, tmp_path) == [0, 0]
     assert events(tmp_path / "run", "preflight")[0]["micro"] == 2
@@ -227,40 +226,3 @@ def test_when_rank_0_fails_the_others_do_not_wait(tmp_path: Path) -> None:
     assert in_processes(_failing, tmp_path) == [5, 2]
     line = json.loads((tmp_path / "1.json").read_text())["line"]
     assert "process 0 of 2" in line and "has ended, noticed in the evaluation after step 4; stopping" in line
-
-
-# ---- the command
-
-
-def _command(ranks: Ranks, folder: Path, *words: str) -> None:
-    os.chdir(folder)
-    out, err = io.StringIO(), io.StringIO()
-    try:
-        with redirect_stdout(out), redirect_stderr(err):
-            code = weft(["train", *words])
-    finally:
-        note(folder, ranks, out=out.getvalue(), err=err.getvalue())
-    raise SystemExit(code)
-
-
-TINY = ["gpt-tiny", "--data", "book.txt", "tokenizer=char", "model.layers=1", "model.d_model=16", "model.dropout=0"]
-TINY += ["model.attention.heads=2", "model.feedforward.d_ff=16", "steps=6", "batch.size=6", "batch.length=16"]
-
-
-@pytest.mark.slow
-def test_the_command_trains_over_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = (f"line {line} has {line * line} as its square and {line % 7} left of sevens." for line in range(400))
-    (tmp_path / "book.txt").write_text("\n".join(lines), encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    assert weft(["train", *TINY, "--run", "one"]) == 0
-    assert in_processes(_command, tmp_path, *TINY, "--run", "two") == [0, 0]
-    first, second = noted(tmp_path)
-    assert "weft generate two" in first["out"]
-    assert "chosen settings:" in first["err"]
-    assert second == {"out": "", "err": ""}
-    assert np.allclose(curve(tmp_path / "two"), curve(tmp_path / "one"), rtol=1e-5, atol=1e-6)
-    assert (tmp_path / "two/report.html").exists()
-    assert in_processes(_command, tmp_path, *TINY, "--run", "two") == [2, 2]
-    first, second = noted(tmp_path)
-    assert first["err"].startswith("weft: two: a run is already here")
-    assert second == {"out": "", "err": ""}

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.later import Later
 from tests.parallel.test_ranks import in_processes, note, noted
+from tests.spread import spread
 from tests.training.small import VOCAB, Runs, settled
 from tests.training.test_resume import stop_after, weights_hash
 
@@ -20,7 +22,6 @@ from weft.objectives.tokens import token_loss
 from weft.parallel import mesh
 from weft.parallel.context import check_context
 from weft.parallel.passes import Parallel, Replicas
-from weft.parallel.pipeline import check_stages
 from weft.parallel.ranks import Ranks
 from weft.recipe import objective
 from weft.recipe.config import SettledRecipe
@@ -28,6 +29,8 @@ from weft.recipe.optimizer import AdamW, Muon
 from weft.runs.lines import read_lines
 from weft.training import optimizer
 from weft.training.step import OptimisationStep, StepResult
+
+pipeline = Later("weft.parallel.pipeline")
 
 EXPERTS = "model.feedforward={ kind = 'experts', experts = 4, d_ff = 8, score = 'sigmoid', choice_bias = 0.01 }"
 
@@ -53,7 +56,7 @@ def take_steps(*parts: slice, parallel: Parallel | None = None, count: int = 2, 
     return result
 
 
-@pytest.mark.parametrize("kind", ["adamw", "muon"])
+@pytest.mark.parametrize("kind", spread(["adamw", "muon"], 1))
 def test_a_resumed_run_equals_one_that_never_stopped(runs: Runs, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     changes = [EXPERTS, f"optimizer.kind={kind}"]
     whole = runs.train(*changes, name="whole")
@@ -167,7 +170,7 @@ REFUSALS: dict[str, Callable[[], object]] = {
     "tensor": lambda: recipe("parallel.tensor=2"),
     "experts": lambda: settled("gpt-tiny", "parallel.experts=2"),
     "experts and shard": lambda: recipe("parallel.experts=2", "parallel.shard=2"),
-    "pipeline": lambda: check_stages(recipe().model, Layout(pipeline=2)),
+    "pipeline": lambda: pipeline.check_stages(recipe().model, Layout(pipeline=2)),
     "context": lambda: check_context(Layout(context=2), recipe().model, "next-token", length=12),
 }
 

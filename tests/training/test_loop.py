@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from tests.spread import slow
 from tests.training.small import Runs, events, settled, small, train
 
 from weft import progress
@@ -23,7 +24,7 @@ from weft.training.weights import load_model
 CHANCE = math.log(23)
 
 
-@pytest.mark.parametrize("preset", ["lstm", "gru", "elman"])
+@pytest.mark.parametrize("preset", [slow("lstm"), slow("gru"), "elman"])
 def test_recurrent_models_train(runs: Runs, preset: str) -> None:
     sizes = ["model.d_model=16", "batch.size=8", "batch.length=16"]
     sizes += ["model.d_embedding=16"] if preset == "elman" else []
@@ -175,6 +176,7 @@ def test_samples_on_the_way_change_nothing(runs: Runs) -> None:
 # ---- compiled passes
 
 
+@pytest.mark.slow
 def test_compiling_is_undone_and_spares_short_evaluations() -> None:
     model, tokens = build(small().model).eval(), torch.randint(0, 20, (2, 8))
     plain, replaced = model.features(tokens), torch.zeros(())

@@ -13,13 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.training.small import Runs, change_steps, train
+from tests.spread import slow
+from tests.training.small import Runs, change_steps
 
-from weft.config import validate
 from weft.data.batch import Batch
 from weft.errors import DamageError, RunError
-from weft.recipe.config import SettledRecipe
-from weft.recipe.resolve import resolve
 from weft.runs import checkpoint
 from weft.runs.folder import RunFolder, claim_run, lock_run, open_run
 from weft.runs.lines import read_lines
@@ -51,7 +49,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     return runs.train(evaluate=runs.evaluate)
 
 
-@pytest.mark.parametrize("stop", [4, 11, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (1, 7))])
+@pytest.mark.parametrize("stop", [4, 11, slow(1), slow(7)])
 def test_resumed_equals_straight(runs: Runs, monkeypatch: pytest.MonkeyPatch, straight: RunResult, stop: int) -> None:
     lines: list[str] = []
     stop_after(monkeypatch, stop)
@@ -68,7 +66,7 @@ def test_resumed_equals_straight(runs: Runs, monkeypatch: pytest.MonkeyPatch, st
         assert getattr(resumed, field) == getattr(straight, field)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", [slow("adamw"), "muon"])
 def test_hashed_ngrams_are_resumed_and_loaded(runs: Runs, monkeypatch: pytest.MonkeyPatch, optimizer: str) -> None:
     ngrams = "model.ngrams={ orders = [2, 3], rows = 50, width = 6 }"
     changes = [ngrams, f"optimizer.kind={optimizer}"]
@@ -162,18 +160,8 @@ def test_a_finished_run_resumes_to_itself(runs: Runs) -> None:
     assert first.run.metrics.read_text() == before
 
 
-def test_the_saved_config_repeats_the_run(runs: Runs) -> None:
-    first = runs.train(name="one")
-    saved = resolve(str(first.run.config))
-    assert saved == first.run.recipe()
-    again = validate(SettledRecipe, saved.model_dump(mode="json", exclude_none=True))
-    second = train(again, runs.folder / "two", corpus=runs.corpus, quiet=True)
-    assert second.run.metrics.read_text() == first.run.metrics.read_text()
-    assert weights_hash(second.run) == weights_hash(first.run)
-
-
 def test_training_learns(runs: Runs) -> None:
-    settings = ["steps=60", "optimizer.lr=0.01", "model.dropout=0.0", "evaluate.every=60"]
+    settings = ["steps=40", "optimizer.lr=0.02", "model.dropout=0.0", "evaluate.every=40"]
     result = runs.train(*settings, name="r", evaluate=runs.evaluate)
     assert result.validation["loss"] < 2.2  # chance is ln 23 = 3.14
     events = [json.loads(line)["event"] for line in result.run.events.read_text().splitlines()]
@@ -306,7 +294,7 @@ def test_a_recipe_that_lost_a_setting_is_not_resumed(runs: Runs, setting: str, l
         runs.resume()
 
 
-@pytest.mark.parametrize(("kind", "name"), [("adam", "Adam"), ("sgd", "SGD"), ("muon", "Muon")])
+@pytest.mark.parametrize(("kind", "name"), [slow(("adam", "Adam")), slow(("sgd", "SGD")), ("muon", "Muon")])
 def test_another_optimizer_cannot_resume(runs: Runs, kind: str, name: str) -> None:
     run = runs.train("steps=2", "optimizer=adamw").run
     run.write_config(run.settled_recipe().replace(optimizer={"kind": kind, "lr": 0.01}))

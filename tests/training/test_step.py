@@ -273,6 +273,7 @@ def test_only_a_transformer_has_blocks_to_run_again() -> None:
 # ---- one graph for torch.compile
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 @pytest.mark.parametrize(
     ("name", "mode"),

@@ -125,7 +125,7 @@ def test_a_warmed_up_engine_prepares_nothing_later(name: str, blocks: int) -> No
     assert graphs is not None
     captured = set(graphs.steps)
     assert {rows for rows, _ in captured} == {1, 2, 4, 8}
-    check_run(engine, random_jobs(20 if blocks > 3 else 1, 1, rules=False))
+    check_run(engine, random_jobs(8 if blocks > 3 else 1, 1, rules=False))
     assert set(graphs.steps) == captured
 
 
@@ -135,10 +135,10 @@ def test_a_warmed_up_engine_prepares_nothing_later(name: str, blocks: int) -> No
 @pytest.mark.parametrize(
     ("name", "count", "ahead", "rules"),
     [
-        ("llama", 200, False, True),
-        ("gpt2", 60, False, True),
-        ("latent", 40, False, True),
-        *product(["llama", "gpt2"], [40], [True], [True, False]),
+        ("llama", 80, False, True),
+        ("gpt2", 24, False, True),
+        ("latent", 20, False, True),
+        *product(["llama", "gpt2"], [24], [True], [True, False]),
     ],
 )
 def test_many_texts_equal_single_ones(name: str, count: int, ahead: bool, rules: bool) -> None:
@@ -157,7 +157,7 @@ def test_many_texts_equal_single_ones(name: str, count: int, ahead: bool, rules:
 
 
 @given(st.integers(1, 40), st.integers(1, 7), st.integers(1, 5), st.integers(0, 3), st.booleans())
-@examples(max_examples=20, deadline=None)
+@examples(max_examples=8, deadline=None)
 def test_prompts_in_chunks_and_requests_that_arrive_while_others_run(
     prefill: int, block_size: int, rows: int, pause: int, ahead: bool
 ) -> None:

@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 from tests.models.contract import check_step_equals_forward
+from tests.spread import spread
 from torch import Tensor
 
 from weft.decode.engine.paging import BlockStore, PagedCache
@@ -53,7 +54,9 @@ def paged(position: Position, attention: Attention | None = None) -> PagedTransf
     return PagedTransformer(config.replace(position=position, attention=attention or config.attention))
 
 
-@pytest.mark.parametrize("position", [Rotary(), Learned(), ALiBi(), Relative()], ids=lambda position: position.kind)
+@pytest.mark.parametrize(
+    "position", spread([Rotary(), Learned(), ALiBi(), Relative()], 2), ids=lambda position: position.kind
+)
 def test_reading_reordering_and_truncating(position: Position) -> None:
     check_step_equals_forward(paged(position), VOCAB, examples=15)
 

@@ -77,7 +77,7 @@ operations = st.one_of(
 
 
 @given(st.integers(1, 12), st.lists(operations, max_size=40))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_no_block_is_lost_or_used_twice(blocks: int, plan: list[tuple[object, ...]]) -> None:
     model = Model(blocks)
     for name, *arguments in plan:

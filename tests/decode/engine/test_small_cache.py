@@ -86,6 +86,7 @@ def test_texts_equal_those_of_a_rounded_model(name: str, rounded_attention: None
     assert engine.manager.store.data.dtype == torch.int8 and engine.manager.native is None
 
 
+@pytest.mark.slow
 def test_preempted_cancelled_and_reused_blocks(rounded_attention: None) -> None:
     model, rng = MODELS["llama"], random.Random(5)
     prompts = [[rng.randrange(97, 110) for _ in range(10)] for _ in range(6)]

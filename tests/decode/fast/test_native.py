@@ -11,7 +11,6 @@ import pytest
 import torch
 from tests.decode.fast.helpers import OLDER_CPUS, amplified
 from tests.pairwise import each_once
-from tests.spread import spread
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -187,7 +186,8 @@ def test_integer_products_of_any_shape() -> None:
             assert bool((error <= 1e-6 * F.linear(x.double().abs(), w.abs())).all()), (bits, N, K, float(error.max()))
 
 
-@pytest.mark.parametrize("older_cpu", spread(OLDER_CPUS, 1), indirect=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("older_cpu", OLDER_CPUS, indirect=True)
 def test_integer_products_on_older_cpus(older_cpu: None) -> None:
     test_integer_products_of_any_shape()
 

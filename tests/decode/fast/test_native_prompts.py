@@ -5,7 +5,6 @@ import torch
 from tests.decode.fast.helpers import OLDER_CPUS, amplified
 from tests.decode.fast.test_native import CONFIGS, LLAMA, assert_same
 from tests.pairwise import each_once
-from tests.spread import spread
 from torch import Tensor
 
 from weft.decode.engine.paging import BlockStore
@@ -75,7 +74,8 @@ def test_heads_of_any_width(d_model: int, heads: int, kv_heads: int) -> None:
     assert_same(read_in(model, tokens, [70, 80])[0], expected, None)
 
 
-@pytest.mark.parametrize("older_cpu", spread(OLDER_CPUS, 1), indirect=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("older_cpu", OLDER_CPUS, indirect=True)
 def test_older_cpus(older_cpu: None) -> None:
     test_heads_of_any_width(80, 2, 2)
     test_a_prompt_longer_than_a_step_of_c(None)

@@ -11,6 +11,7 @@ import torch
 from tests.cli.test_explain import RUNS
 from tests.explain.interventions.test_taps import MODELS
 from tests.explain.small import IdTokenizer, sharp
+from tests.spread import spread
 
 import weft
 from weft.errors import WeftError
@@ -92,7 +93,7 @@ def test_ablating_everything_leaves_one_answer_for_all_texts() -> None:
 KINDS = {"gpt": "residual stream", "lstm": "hidden", "bahdanau": "source states"}
 
 
-@pytest.mark.parametrize(("name", "kind"), KINDS.items())
+@pytest.mark.parametrize(("name", "kind"), spread(KINDS.items(), 1))
 def test_a_run_shows_maps_that_the_command_prints(name: str, kind: str, tmp_path: Path) -> None:
     run = weft.load(RUNS / name)
     if name == "bahdanau":

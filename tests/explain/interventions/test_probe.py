@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.cli.test_explain import RUNS
+from tests.spread import spread
 
 import weft
 from weft.api.interventions import labelled_texts
@@ -32,7 +33,7 @@ def rows_of(count: int = 80) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.parametrize("name", ["gpt", "lstm", "bahdanau", "pairs", "masked-next"])
+@pytest.mark.parametrize("name", spread(["gpt", "lstm", "bahdanau", "pairs", "masked-next"], 1))
 def test_every_family_is_probed(name: str, tmp_path: Path) -> None:
     run = weft.load(RUNS / name)
     known = {"bahdanau": ["cat", "dog", "runs", "sleeps", "the", "red", "blue", "fast"]}.get(name, WORDS)

@@ -32,6 +32,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[PairBatch, Any, Any]
     return PairBatch((TextPair(one, two, len(CLEAN) - 1, ANSWER, OTHER).check(),)), bridge, patching
 
 
+@pytest.mark.slow
 def test_logit_differences_after_patching(both: tuple[PairBatch, Any, Any]) -> None:
     batch, bridge, patching = both
     tokens = torch.tensor([CORRUPT])

@@ -11,6 +11,8 @@ import pytest
 import torch
 from tests.later import Later
 from tests.lectures.textbook.lecture import load
+from tests.pairwise import each_once
+from tests.spread import slow
 from torch import Tensor
 
 from weft.decode.beam import beam_search
@@ -64,9 +66,10 @@ PENALTIES: dict[str, tuple[LengthPenalty, Callable[[int], float]]] = {
 }
 
 
-@pytest.mark.parametrize("penalty", PENALTIES)
-@pytest.mark.parametrize("name", ["elman", "lstm", "gru", "gpt-tiny"])  # an n-gram model has texts of equal scores
-@pytest.mark.parametrize("K", [1, 2, 4])
+NAMES = ["elman", "lstm", "gru", "gpt-tiny"]  # an n-gram model has texts of equal scores
+
+
+@pytest.mark.parametrize(("name", "penalty", "K"), each_once(NAMES, PENALTIES, [1, 2, 4]))
 def test_beams_are_wefts(name: str, K: int, penalty: str) -> None:
     """The K best texts and their scores, which end with END or at the limit."""
     settings, divisor = PENALTIES[penalty]
@@ -119,7 +122,7 @@ def assert_drawn(drawn: list[tuple[int, ...]], paths: dict[tuple[int, ...], floa
     assert stats.chisquare([*observed, n - sum(observed)], [*expected, n - sum(expected)]).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("draft", ["lstm", "gru", "uniform"])
+@pytest.mark.parametrize("draft", ["lstm", slow("gru"), slow("uniform")])
 def test_speculative_decoding_samples_from_the_target(draft: str) -> None:
     """The draft may be another model, the model itself, or uniform."""
     generator, paths = torch.Generator().manual_seed(0), texts("gru", 2)

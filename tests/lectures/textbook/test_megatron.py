@@ -65,6 +65,7 @@ def found(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> li
     return [torch.load(folder / f"found-{rank}-2.pt") for rank in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ffn", "attention"])
 def test_two_processes_compute_wefts_layer(name: str, given: dict[str, Any], found: list[Found]) -> None:
     layer, _ = weft_layers()[name]
@@ -85,6 +86,7 @@ def test_two_processes_compute_wefts_layer(name: str, given: dict[str, Any], fou
             torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_one_all_reduce_in_each_pass(found: list[Found]) -> None:
     """There is no other collective."""
     for mine in found:

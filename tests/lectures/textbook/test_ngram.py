@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.later import Later
 from tests.lectures.textbook.lecture import load
+from tests.pairwise import pairwise as combined
 
 from weft.models.ngram import NGram
 from weft.models.presets import preset
@@ -43,9 +44,11 @@ def fitted(texts: list[tuple[str, ...]], words: list[str], order: int, smoothing
     return model
 
 
-@pytest.mark.parametrize("name", TEXTS)
-@pytest.mark.parametrize("order", [1, 2, 3, 5])
-@pytest.mark.parametrize("smoothing", [MaximumLikelihood(), KneserNey(), ModifiedKneserNey()], ids=lambda s: s.kind)
+@pytest.mark.parametrize(
+    ("name", "order", "smoothing"),
+    combined(TEXTS, [1, 2, 3, 5], [MaximumLikelihood(), KneserNey(), ModifiedKneserNey()]),
+    ids=lambda value: getattr(value, "kind", value),
+)
 def test_probabilities_are_wefts(name: str, order: int, smoothing: Smoothing) -> None:
     """p of all words in seen and unseen contexts; weft stores log p in float32."""
     texts = [tuple(text.split()) for text in TEXTS[name]]
