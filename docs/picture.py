@@ -2,8 +2,8 @@
 
     python docs/picture.py RUNS
 
-RUNS is a folder with small runs named gpt (with checkpoint.keep=12), lstm, bahdanau, transformer, bert, ngram,
-classifier and elmo. Needs Chromium, playwright and Pillow, which `make install` installs.
+RUNS is a folder with small runs named gpt (`weft quickstart --run RUNS/gpt checkpoint.keep=14 checkpoint.every=100`),
+lstm, bahdanau, transformer, bert, ngram, classifier and elmo. Needs Chromium, playwright and Pillow, which `make install` installs.
 """
 
 import io
@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 WIDTH, HEIGHT = 1280, 800  # pixels
 QUALITY = 70  # of WebP
 # of other models a sample of their data
-TEXTS = {"gpt": "The function returns a list of", "transformer": "the european economic area"}
+TEXTS = {"gpt": "There was once a potter, Mira by name. People said that", "transformer": "the european economic area"}
 FAMILIES = ("gpt", "lstm", "bahdanau", "transformer", "bert", "ngram", "classifier", "elmo")
 
 
@@ -55,7 +55,7 @@ def main(runs: str) -> None:
                     inside.save(HERE / "stage" / "encoder.webp", quality=QUALITY, method=6)
                 if name == "gpt":
                     picture.quantize(128).save(HERE / "explorer.png", optimize=True)
-            both = take("step", model="gpt", text=TEXTS["gpt"], stage="values", **{"with": "gpt@40"})
+            both = take("step", model="gpt", text=TEXTS["gpt"], stage="values", **{"with": "gpt@200"})
             both.save(HERE / "stage" / "sides.webp", quality=QUALITY, method=6)
             browser.close()
     finally:

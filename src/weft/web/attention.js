@@ -3,24 +3,23 @@ import { button, group, h, isPlain, roving, select, soft } from "./dom.js";
 import { Heat } from "./attention_heat.js";
 import { lines } from "./attention_lines.js";
 import { Shades, unpackMaps } from "./attention_maps.js";
-import { capitalised, clamp, numberWithin, percent, share, short } from "./words.js";
+import { capitalised, clamp, numberWithin, percent, share, short, sum } from "./words.js";
 
 const GRID_POINTS = 40; // pixels along a side of a small map
 const SAMPLED = 24; // queries whose attention decides which head is shown first
 const LISTED = 8; // heads of one role that are shown before "more" is pressed
 const SHADES = [["root", "square root of the probability"], ["weight", "probability"]];
-const UNINTERESTING = ["uniform", "first token (sink)"]; // roles of heads that are not selected at first
-// Roles of heads (explain/heads.py): letter in the grid, description, and the statistic that the role is based on.
+// Roles of heads (explain/heads.py): letter in the grid, description, and the statistic behind the role.
 const ROLES = {
-	"induction": { letter: "I", does: "attend to the token after an earlier copy of the current one",
+	"induction": { letter: "I", interest: 9, does: "attend to the token after an earlier copy of the current one",
 		value: head => percent(head.induction) },
-	"long distance": { letter: "D", does: "attend to a token far away",
+	"long distance": { letter: "D", interest: 2, does: "attend to a token far away",
 		value: head => `${head.pair}, ${percent(head.distant)}` },
 	"previous token": { letter: "P", does: "attend to the previous token", value: head => percent(head.previous) },
 	"same token": { letter: "S", does: "attend to the token itself", value: head => percent(head.itself) },
-	"first token (sink)": { letter: "F", does: "attend to the first token", value: head => percent(head.first) },
+	"first token (sink)": { letter: "F", interest: -9, does: "attend to the first token", value: head => percent(head.first) },
 	"local": { letter: "L", does: "attend to the nearest tokens", value: head => `${head.distance.toFixed(1)} tokens` },
-	"uniform": { letter: "U", does: "attend to all tokens equally", value: head => `${head.entropy.toFixed(2)} nats` },
+	"uniform": { letter: "U", interest: -9, does: "attend to all tokens equally", value: head => `${head.entropy.toFixed(2)} nats` },
 };
 
 // Draw attention. `data` has parts (see explain/attention/page.py), notes, and optionally the heads with roles. The
@@ -212,7 +211,7 @@ class View {
 		const index = (text, otherwise, count) => Math.floor(numberWithin(text, 0, count - 1, otherwise));
 		this.layer = index(layer, first.layer, maps.layers);
 		this.head = index(head, first.head, maps.heads);
-		this.query = index(token, maps.queries.length * 0.7, maps.queries.length);
+		this.query = index(token, first.query, maps.queries.length);
 		this.shades.choose(this.shadeSelect.value, maps);
 		this.drawLegend();
 		this.fillRange();
@@ -224,18 +223,19 @@ class View {
 		this.scrollToToken();
 	}
 
-	// The head that looks hardest at other tokens than the first and its own; induction heads before all.
+	// The head that looks hardest at other tokens than the first and its own, and the query that looks farthest.
 	mostInteresting() {
 		const { maps } = this, own = maps.kind !== "cross", step = Math.max(1, Math.floor(maps.queries.length / SAMPLED));
-		let best = { layer: 0, head: 0 }, most = -Infinity;
+		let best = { layer: 0, head: 0, query: 0 }, most = -Infinity;
 		for (let layer = 0; layer < maps.layers; layer++) for (let head = 0; head < maps.heads; head++) {
-			const names = this.namesOf(layer, head);
-			let interest = names.includes("induction") ? 100 : names.some(name => UNINTERESTING.includes(name)) ? -100 : 0;
-			for (let query = 1; query < maps.queries.length; query += step) {
-				const elsewhere = maps.strongest(layer, head, query).find(([key]) => !own || (key !== 0 && key !== query));
-				interest += (elsewhere?.[1] ?? 0) * step / maps.queries.length;
+			let interest = sum(this.namesOf(layer, head).map(name => ROLES[name].interest)), query = 0, farthest = 0;
+			for (let at = 1; at < maps.queries.length; at += step) {
+				const others = maps.strongest(layer, head, at).filter(([key]) => !own || (key !== 0 && key !== at));
+				const [key, weight] = others[0] ?? [at, 0], reach = weight * (own ? at - key : 1);
+				interest += weight * step / maps.queries.length;
+				if (reach > farthest) [query, farthest] = [at, reach];
 			}
-			if (interest > most) [best, most] = [{ layer, head }, interest];
+			if (interest > most) [best, most] = [{ layer, head, query }, interest];
 		}
 		return best;
 	}
@@ -250,7 +250,7 @@ class View {
 		this.onchoose({ token: this.query });
 	}
 
-	// Show what was selected here or beside this; a head that this model does not have is ignored.
+	// Show a selection; a head that this model does not have is ignored.
 	/** @param {{ kind?: string, layer?: any, head?: any, token?: any }} selection */
 	follow({ kind, layer, head, token }) {
 		const { maps } = this, part = this.parts.find(one => one.kind === kind);
