@@ -29,6 +29,7 @@ from weft.decode.prompt import Prompt, context_window
 from weft.decode.sampling import TokenFetch, choose_tokens, invalid_logits_error, mark_invalid, on_device
 from weft.decode.text import Chunk, adjust_logits, extend_texts
 from weft.errors import ModelError, WeftError, out_of_memory
+from weft.models.base import step_size
 from weft.models.transformer import Transformer
 
 WARM_UP_TOKENS = 4  # written by each text of a warm-up
@@ -53,8 +54,8 @@ class Counts:
 class Scheduler:
     """Chooses the work of each step: requests join the batch when there are free blocks, and leave it when they end.
 
-    Each step reads one token of every running text, and at most `prefill` tokens of new prompts, so that a long prompt
-    delays nobody (Yu et al. 2022; Agrawal et al. 2023: chunked prefill). At most `rows` requests run. If free blocks
+    Each step reads one token of every running text, and at most `prefill` tokens of new prompts, fewer of those that
+    come after many others, so that a long prompt delays nobody (Yu et al. 2022; Agrawal et al. 2023: chunked prefill). At most `rows` requests run. If free blocks
     run out, the youngest request is preempted: the others get its blocks, and it is read again later.
     """
 
@@ -76,10 +77,11 @@ class Scheduler:
         new[1:] = sorted(new[1:], key=lambda request: request.unread)
         left = self.prefill
         for request in new:
-            size = min(request.unread, left, max(1, self.prefill // 2) if len(new) > 1 else left)
+            most = step_size(self.manager.model, self.prefill, request.read)
+            size = min(request.unread, -(-most * left // self.prefill), max(1, most // 2) if len(new) > 1 else most)
             work.append((request, size))
-            left -= size
-            if left == 0:
+            left -= size * self.prefill // most
+            if left <= 0:
                 break
         return self._with_blocks(work)
 
