@@ -64,10 +64,12 @@ class AnyKind:
 def read_toml(path: Path) -> Tree:
     """Return the tables of a TOML file."""
     try:
-        return tomllib.loads(files.read_text(path))
+        return tomllib.loads(files.read_text(path).removeprefix("\ufeff"))  # a byte order mark
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such recipe") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
@@ -215,6 +217,7 @@ def _advice(kind: type[Config], tree: Mapping[str, Any], key: str, *, siblings: 
     Names that other programs use are looked up in the synonyms. Otherwise offer the same name elsewhere in the recipe,
     or the nearest one; `siblings` are the valid keys of the same table.
     """
+    key = key.replace("-", "_")
     known, name = list(keys_of(kind, tree)), _last(key)
     meant, _, note = next((kind.synonyms[word] for word in (key, name) if word in kind.synonyms), "").partition(": ")
     if note and not meant:

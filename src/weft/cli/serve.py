@@ -86,8 +86,8 @@ def _read_keys(path: Path) -> tuple[str, ...]:
 
     try:
         lines = files.read_text(path, MAX_KEY_FILE_BYTES).splitlines()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', 'not UTF-8 text')}") from None
     keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
     if not keys or any(len(key) < MIN_KEY_CHARACTERS for key in keys):
         raise ConfigError(f"{path}: expected one key per line, each of at least {MIN_KEY_CHARACTERS} characters")
