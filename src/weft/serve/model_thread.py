@@ -163,8 +163,9 @@ class ModelThread(threading.Thread):
             if call is not None:
                 call.cancel()
         self._calls.clear()
+        unloaded = RefusedError(503, "the model was unloaded", retry_after=1)
         for task in unfinished:
-            self._refuse(task, RefusedError(503, "the model was unloaded", retry_after=1))
+            self._refuse(task, STOPPING if self._stopping else unloaded)
         self._delivery.flush(throttled=False)
 
     def _yield_to_event_loop(self) -> None:

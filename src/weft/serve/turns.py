@@ -44,7 +44,7 @@ def _refused(reason: str) -> BeforeValidator:
     """Return the check of a field that is refused for this reason, unless it asks for nothing."""
 
     def check(value: Any) -> None:
-        if value not in (None, [], {}, "none", "auto", False):
+        if value not in (None, [], {}, {"type": "disabled"}, "none", "auto", False):
             raise ValueError(f"{reason}; leave it out")
 
     return BeforeValidator(check)
@@ -196,6 +196,12 @@ class ResponsesItem(Strict):
     output: Content | None = None
     id: Ignored = None
     status: Ignored = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        """A client's dump of a received item has all fields of the client's version."""
+        return {key: each for key, each in value.items() if each is not None} if isinstance(value, dict) else value
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

@@ -260,6 +260,7 @@ async def explain(request: Request, view: View, body: schema.ExplainBody) -> Res
     for name in options:
         if name not in VIEW_OPTIONS.get(view, ("target",)):
             raise RefusedError(400, f"{name}: the view '{view}' has no such option; leave it out", param=name)
+    await asyncio.to_thread(getattr, views, view)  # its module may take seconds to import
 
     def function(model: ServedModel, body: schema.ExplainBody) -> dict[str, Any]:
         _check_length(model, body, MAX_TOKENS.get(view, max_explained_tokens)(model.run))
