@@ -74,10 +74,14 @@ def checked(function: T) -> T:
                 raise ConfigError(f"{name}: no such argument; {_instead(name, value, known)}")
             hint = known.get(name, Any)
             if not _fits(value, hint):
-                shown, expected = repr(value), re.sub(r"\b\w+\.", "", inspect.formatannotation(hint))
+                shown, expected = repr(value), re.sub(r"\b(?!torch)\w+\.", "", inspect.formatannotation(hint))
+                expected, kinds = f"expected {expected}", (hint, *get_args(hint))
+                choices = [each for kind in kinds if get_origin(kind) is Literal for each in get_args(kind)]
+                if isinstance(value, str) and choices:
+                    expected = suggestion(value, choices)
                 if isinstance(value, str) and _fits([value], hint):
                     expected += f", such as [{shown[:MAX_SHOWN]}]"
-                raise ConfigError(f"{name} = {shown[:MAX_SHOWN]}{'…' * (len(shown) > MAX_SHOWN)}: expected {expected}")
+                raise ConfigError(f"{name} = {shown[:MAX_SHOWN]}{'…' * (len(shown) > MAX_SHOWN)}: {expected}")
         return function(*args, **kwargs)
 
     return with_checks  # type: ignore[return-value]
@@ -85,12 +89,15 @@ def checked(function: T) -> T:
 
 def _instead(name: str, value: Any, known: Mapping[str, Any]) -> str:
     """Say what to write for an unknown argument: settings of a recipe are `changes`."""
-    key = SYNONYMS.get(name, "").partition(":")[0] or name
-    table = key.partition(".")[0]
-    likely = get_close_matches(name, known)
-    if "changes" in known and not likely and (table in Recipe.model_fields or table in Recipe.synonyms):
-        return f"settings of the recipe are written changes={{{key!r}: {value!r:.{MAX_SHOWN}}}}"
-    return suggestion(name, known)
+    key, _, note = SYNONYMS.get(name, name).partition(": ")
+    if "changes" not in known or get_close_matches(name, known):
+        return suggestion(name, known)
+    if not key:  # not a setting here
+        return note
+    if key.partition(".")[0] not in Recipe.model_fields:
+        return suggestion(name, known)
+    shown = "…" if note else f"{value!r:.{MAX_SHOWN}}"  # the value given there means something else here
+    return f"settings of the recipe are written changes={{{key!r}: {shown}}}" + (f"; {note}" if note else "")
 
 
 def _fits(value: Any, hint: Any) -> bool:

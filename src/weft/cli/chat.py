@@ -56,7 +56,7 @@ def chat(
     sampling(**settings)  # refuse invalid settings before anything is loaded
     loaded = load_sharded(run, quantize=quantize)
     loaded = loaded.reading_specials() if special_tokens else loaded
-    generation.check_continues(loaded)
+    loaded.objective.check_continues("continue a text")
     chosen = sampling(**with_defaults(settings, {"max_tokens": DEFAULT_MAX_TOKENS, **loaded.chat_defaults}))
     generation.log_checkpoint_defaults(loaded, chosen, settings)
     messages = [] if system is None else [{"role": "system", "content": system}]

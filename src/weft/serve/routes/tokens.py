@@ -52,8 +52,7 @@ def _prompt(model: ServedModel, body: PrefixBody) -> tuple[Prompt, EncoderInput 
     if writes_from_source(run):
         reading = run.explain.reading(text, "")
         return Prompt.of(reading.tokenizer, list(reading.ids)), reading.model_kwargs["source"]
-    if not run.config.objective.continues:
-        raise run.objective.cannot("write")
+    run.objective.check_continues("write")
     return Prompt.of(run.tokenizer, text), None
 
 
