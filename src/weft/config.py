@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, Validat
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
 
-from weft.errors import ConfigError, did_you_mean, suggestion
+from weft.errors import ConfigError, did_you_mean, os_errors, suggestion
 from weft.storage import files
 
 Tree = dict[str, Any]
@@ -63,16 +63,14 @@ class AnyKind:
 
 def read_toml(path: Path) -> Tree:
     """Return the tables of a TOML file."""
+    with os_errors(path, ConfigError):
+        if not path.exists():
+            raise ConfigError(f"{path}: no such recipe")
+        text = files.read_text(path).removeprefix("\ufeff")  # a byte order mark
     try:
-        return tomllib.loads(files.read_text(path).removeprefix("\ufeff"))  # a byte order mark
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such recipe") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not UTF-8 text") from None
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tree:

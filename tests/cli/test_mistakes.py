@@ -208,7 +208,7 @@ def test_a_recipe_that_is_not_toml(folder: Path, cli: Cli) -> None:
     assert cli.refused("train", "bad.toml", "--data", "x").startswith("bad.toml: not valid TOML")
     assert "none.toml: no such recipe" in cli.refused("train", "none.toml")
     (folder / "old.toml").write_bytes("steps = 5".encode("utf-16"))
-    assert cli.refused("train", "old.toml") == "old.toml: not UTF-8 text"
+    assert cli.refused("train", "old.toml") == "old.toml: cannot be read: not UTF-8 text"
     (folder / "mark.toml").write_text("\ufeffsteps = 'many'\nbase = 'gpt-tiny'", encoding="utf-8")
     assert "steps" in cli.refused("train", "mark.toml", "--data", "x")
     (folder / "keys").write_bytes(b"\xff" * 20)

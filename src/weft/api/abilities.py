@@ -65,7 +65,8 @@ def abilities(
                             break
                     if longest:
                         if distances:
-                            _refuse_long(objective, f"distance {distance}: '{task.name}'", longest)
+                            longer = f"takes {longest:,} tokens, more than the context of {objective.folder.path}"
+                            raise ConfigError(f"distance {distance}: '{task.name}' {longer}; give a shorter one")
                         left.setdefault(NO_SPACE, []).append(distance)
                         continue
                     check_finite(found := scores(objective, model, spelled))
@@ -92,11 +93,6 @@ def _check_distance(task: Ability, distance: int) -> None:
     if distance < lowest or (task.name == "agreement" and distance % 3):
         steps = ", in steps of 3" if task.name == "agreement" else ""
         raise ConfigError(f"distance {distance}: for '{task.name}' it is the {task.unit}, at least {lowest}{steps}")
-
-
-def _refuse_long(objective: Objective[Any], asked: str, tokens: int) -> None:
-    longer = f"takes {tokens:,} tokens, more than the context of {objective.folder.path}"
-    raise ConfigError(f"{asked} {longer}; give a shorter one")
 
 
 def _scoring(objective: Objective[Any]) -> Callable[[Objective[Any], Any, Sequence[Spelled]], list[list[float]]]:

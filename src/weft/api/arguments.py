@@ -75,10 +75,9 @@ def checked(function: T) -> T:
             hint = known.get(name, Any)
             if not _fits(value, hint):
                 shown, expected = repr(value), re.sub(r"\b(?!torch)\w+\.", "", inspect.formatannotation(hint))
-                expected, kinds = f"expected {expected}", (hint, *get_args(hint))
-                choices = [each for kind in kinds if get_origin(kind) is Literal for each in get_args(kind)]
-                if isinstance(value, str) and choices:
-                    expected = suggestion(value, choices)
+                literal = [kind for kind in (hint, *get_args(hint)) if get_origin(kind) is Literal]
+                of_texts = literal and isinstance(value, str)
+                expected = suggestion(value, get_args(literal[0])) if of_texts else f"expected {expected}"
                 if isinstance(value, str) and _fits([value], hint):
                     expected += f", such as [{shown[:MAX_SHOWN]}]"
                 raise ConfigError(f"{name} = {shown[:MAX_SHOWN]}{'…' * (len(shown) > MAX_SHOWN)}: {expected}")
@@ -90,12 +89,11 @@ def checked(function: T) -> T:
 def _instead(name: str, value: Any, known: Mapping[str, Any]) -> str:
     """Say what to write for an unknown argument: settings of a recipe are `changes`."""
     key, _, note = SYNONYMS.get(name, name).partition(": ")
-    if "changes" not in known or get_close_matches(name, known):
+    unknown = key and key.partition(".")[0] not in Recipe.model_fields
+    if "changes" not in known or unknown or get_close_matches(name, known):
         return suggestion(name, known)
     if not key:  # not a setting here
         return note
-    if key.partition(".")[0] not in Recipe.model_fields:
-        return suggestion(name, known)
     shown = "…" if note else f"{value!r:.{MAX_SHOWN}}"  # the value given there means something else here
     return f"settings of the recipe are written changes={{{key!r}: {shown}}}" + (f"; {note}" if note else "")
 

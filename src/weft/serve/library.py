@@ -54,11 +54,6 @@ class ServedModel:
     users: int = 0  # requests that use it now
     last_used: float = 0.0
 
-    def without_path(self, message: str) -> str:
-        """Return a message with the model's name instead of its path, which clients do not learn."""
-        path = str(self.folder.path)
-        return message.replace(f"{path}:", f"model '{self.name}':").replace(path, self.name)
-
     @property
     def run(self) -> Run:
         return self.loaded_thread.loaded
@@ -191,7 +186,8 @@ class Library:
             yield model
         except (WeftError, RefusedError) as error:  # clients learn the model's name, not its path
             refused = as_refused(error)
-            refused.message = model.without_path(refused.message)
+            path, name = str(model.folder.path), model.name
+            refused.message = refused.message.replace(f"{path}:", f"model '{name}':").replace(path, name)
             raise refused from None
         finally:
             model.users -= 1

@@ -70,19 +70,6 @@ Content = Annotated[str, BeforeValidator(_join_parts)]
 Ignored = Annotated[Any, Field(description="Ignored.")]  # identifies or bills the caller
 
 
-class Turn(Strict):
-    """One message of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-    name: str | None = None
-    type: Literal["message"] = "message"
-
-    def messages(self) -> list[Message]:
-        """Return the message as chat templates take it."""
-        return [{"role": ROLES.get(self.role, self.role), "content": self.content}]
-
-
 class FunctionCall(Strict):
     name: ToolName
     arguments: str = Field(description="JSON.")
@@ -136,9 +123,8 @@ def parsed_arguments(call: FunctionCall, field: str = "messages") -> dict[str, A
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise RefusedError(
-            400, f"{field}: the arguments of the call of '{call.name}' are not a JSON object", param=field
-        )
+        message = f"{field}: the arguments of the call of '{call.name}' are not a JSON object"
+        raise RefusedError(400, message, param=field)
     return arguments
 
 

@@ -157,7 +157,7 @@ def _recipe(request: Request, model: str | None, preset: str | None) -> Recipe:
     try:
         return library.recipe(served.folder)
     except WeftError as error:
-        raise RefusedError(409, served.without_path(str(error))) from None
+        raise RefusedError(409, str(error).replace(str(served.folder.path), f"model '{served.name}'")) from None
 
 
 @lru_cache(maxsize=MAX_CACHED_VIEWS)

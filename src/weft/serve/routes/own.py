@@ -221,9 +221,8 @@ def _check_length(
             raise RefusedError(400, f"{name}: longer than {MAX_EXPLAINED} characters", param=name)
         tokens = len(tokenizer.encode(text))
         if tokens > limit:
-            raise RefusedError(
-                400, f"{name}: {tokens:,} tokens; a view of this model takes at most {limit:,}", param=name
-            )
+            message = f"{name}: {tokens:,} tokens; a view of this model takes at most {limit:,}"
+            raise RefusedError(400, message, param=name)
 
 
 def max_explained_tokens(run: Run, map_elements: int = MAX_MAP_ELEMENTS) -> int:
