@@ -58,8 +58,7 @@ def os_errors(path: object, kind: type[WeftError] = DataError, *, verb: str = "r
     try:
         yield
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", "not UTF-8 text") or error
-        raise kind(f"{path}: cannot be {verb}: {reason}") from None
+        raise kind(f"{path}: cannot be {verb}: {getattr(error, 'strerror', 'not UTF-8 text') or error}") from None
 
 
 # parts of torch's messages when CPU memory is exhausted; for a GPU torch raises OutOfMemoryError

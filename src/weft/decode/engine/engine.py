@@ -54,10 +54,9 @@ class Counts:
 class Scheduler:
     """Chooses the work of each step: requests join the batch when there are free blocks, and leave it when they end.
 
-    Each step reads one token of every running text, and at most `prefill` tokens of new prompts, or fewer far into a
-    text, so that a long prompt delays nobody (Yu et al. 2022; Agrawal et al. 2023: chunked prefill). At most `rows`
-    requests run. If free blocks run out, the youngest request is preempted: the others get its blocks, and it is read
-    again later.
+    Each step reads one token of every running text, and at most `prefill` tokens of new prompts, so that a long prompt
+    delays nobody (Yu et al. 2022; Agrawal et al. 2023: chunked prefill). At most `rows` requests run. If free blocks
+    run out, the youngest request is preempted: the others get its blocks, and it is read again later.
     """
 
     def __init__(self, manager: BlockManager, counts: Counts, *, rows: int, prefill: int):
