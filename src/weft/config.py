@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, Validat
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
 
-from weft.errors import ConfigError, did_you_mean, suggestion
+from weft.errors import ConfigError, did_you_mean, os_errors, suggestion
 from weft.storage import files
 
 Tree = dict[str, Any]
@@ -63,14 +63,14 @@ class AnyKind:
 
 def read_toml(path: Path) -> Tree:
     """Return the tables of a TOML file."""
+    with os_errors(path, ConfigError):
+        if not path.exists():
+            raise ConfigError(f"{path}: no such recipe")
+        text = files.read_text(path).removeprefix("\ufeff")  # a byte order mark
     try:
-        return tomllib.loads(files.read_text(path))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such recipe") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tree:
@@ -215,6 +215,7 @@ def _advice(kind: type[Config], tree: Mapping[str, Any], key: str, *, siblings: 
     Names that other programs use are looked up in the synonyms. Otherwise offer the same name elsewhere in the recipe,
     or the nearest one; `siblings` are the valid keys of the same table.
     """
+    key = key.replace("-", "_")
     known, name = list(keys_of(kind, tree)), _last(key)
     meant, _, note = next((kind.synonyms[word] for word in (key, name) if word in kind.synonyms), "").partition(": ")
     if note and not meant:

@@ -54,11 +54,11 @@ class InteropError(WeftError):
 
 @contextmanager
 def os_errors(path: object, kind: type[WeftError] = DataError, *, verb: str = "read") -> Iterator[None]:
-    """Raise `kind` instead of an OSError: `path` cannot be read, or whatever is done with it."""
+    """Raise `kind` instead of an OSError, or for text that is not UTF-8: `path` cannot be read, or whatever is done."""
     try:
         yield
-    except OSError as error:
-        raise kind(f"{path}: cannot be {verb}: {error.strerror or error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise kind(f"{path}: cannot be {verb}: {getattr(error, 'strerror', 'not UTF-8 text') or error}") from None
 
 
 # parts of torch's messages when CPU memory is exhausted; for a GPU torch raises OutOfMemoryError

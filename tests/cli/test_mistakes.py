@@ -125,6 +125,15 @@ def test_texts_that_cannot_be_trained_on(folder: Path, cli: Cli, content: bytes,
         ("generate gpt2", "gpt2: not a run: a preset … weft train gpt2 --data FILE"),
         ("import https://huggingface.co/a/b runs/b", "by its name: weft import a/b RUN"),
         ("import https://a.b/c.gguf runs/b", "not addresses … give the file"),
+        ("train --model gpt-tiny --data x.txt", "--model … an argument: weft train PRESET|RECIPE|RUN"),
+        ("generate --model runs/none --prompt a", "--model … an argument: weft generate RUN"),
+        ("train gpt-tiny --input x.txt", "--input; use --data"),
+        ("train gpt-tiny --tokenizer bpe", "--tokenizer … key=value: tokenizer=bpe"),
+        ("train gpt-tiny learning-rate=1e-3", "learning-rate: unknown key; it is 'optimizer.lr'"),
+        ("train gpt-tiny --data ''", "'': no such file"),
+        ("translate runs/none --beam-size 4", "--beam-size; use --beam"),
+        ("generate runs/none --stream", "no such option: --stream (see weft generate --help)"),
+        ("generate runs/none --schema x", "did you mean --json-schema? (see weft generate --help)"),
     ],
 )
 def test_invalid_words_are_named_with_what_would_be_right(cli: Cli, command: str, facts: str) -> None:
@@ -198,6 +207,12 @@ def test_a_recipe_that_is_not_toml(folder: Path, cli: Cli) -> None:
     (folder / "bad.toml").write_text("steps = ")
     assert cli.refused("train", "bad.toml", "--data", "x").startswith("bad.toml: not valid TOML")
     assert "none.toml: no such recipe" in cli.refused("train", "none.toml")
+    (folder / "old.toml").write_bytes("steps = 5".encode("utf-16"))
+    assert cli.refused("train", "old.toml") == "old.toml: cannot be read: not UTF-8 text"
+    (folder / "mark.toml").write_text("\ufeffsteps = 'many'\nbase = 'gpt-tiny'", encoding="utf-8")
+    assert "steps" in cli.refused("train", "mark.toml", "--data", "x")
+    (folder / "keys").write_bytes(b"\xff" * 20)
+    assert cli.refused("serve", "runs/none", "--api-key-file", "keys") == "keys: cannot be read: not UTF-8 text"
 
 
 def test_a_run_by_its_bare_name_or_misspelled(folder: Path, cli: Cli) -> None:
@@ -216,6 +231,9 @@ def test_paths_that_are_not_runs(folder: Path, cli: Cli) -> None:
     (folder / "stale").symlink_to("gone")
     assert cli.refused("evaluate", "book.txt").endswith("not a run: a file; give the folder of a run")
     assert cli.refused("evaluate", "runs").endswith("not a run: a folder of runs; give one: runs/ö l")
+    assert cli.refused("generate", "runs/ö l/checkpoints").endswith("a part of one; give runs/ö l")
+    (folder / "runs" / "checkpoint").mkdir()
+    (folder / "runs" / "checkpoint" / "config.toml").write_text("name = 'near'\n")
     assert cli.refused("generate", "runs/ö l/checkpoints").endswith("a part of one; give runs/ö l")
     assert cli.refused("generate", "stale").endswith("a link to gone, which is missing")
     assert "weft train --resume 'runs/ö l'" in cli.refused("train", "runs/ö l")

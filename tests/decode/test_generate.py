@@ -12,12 +12,14 @@ from weft.decode.config import Sampling
 from weft.decode.generate import generate
 from weft.decode.prompt import Prompt, start_token
 from weft.errors import ModelError
+from weft.models import base
 from weft.models.base import LanguageModel, State
 from weft.models.build import build
 from weft.models.config import Recurrent
 from weft.models.presets import preset
 from weft.nn.config import LayerNorm
 from weft.nn.position_config import Learned
+from weft.progress import pausing
 from weft.text.config import BPE, Byte, Char
 from weft.text.tokenizer import build_tokenizer
 
@@ -205,3 +207,16 @@ def test_completions_are_the_joined_chunks() -> None:
         texts[chunk.row] += chunk.text
     assert [each.text for each in completions] == texts
     assert completions[1] == complete(model, tokenizer, ["a cat"], settings, seeds=[6])[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_long_prompt_is_read_in_steps_with_pauses(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of any model, also beside shorter prompts; later steps take no longer, so they have fewer tokens."""
+    prompts = [[token % VOCAB for token in range(first, first + 5 * first)] for first in (9, 1, 5, 9)]
+    expected = token_ids(MODELS[name], prompts, Sampling(temperature=0.0, max_tokens=3))
+    pauses: list[None] = []
+    monkeypatch.setattr(base, "READ_CHUNK", 24)
+    with pausing(lambda: pauses.append(None)):
+        assert token_ids(MODELS[name], prompts, Sampling(temperature=0.0, max_tokens=3)) == expected
+    assert len(pauses) > 45 / (24 / 3)  # of three rows
+    assert base.step_size(MODELS["rotary"], 64, before=100) < 64 == base.step_size(MODELS["rotary"], 64, before=0)

@@ -7,6 +7,7 @@ import signal
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -69,6 +70,25 @@ def test_texts_in_progress_finish_after_sigterm(tmp_path: Path) -> None:
                     rest = [line for line in lines if line]
             assert rest[-1] == "data: [DONE]"
             assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+            assert server.wait(30) == 128 + signal.SIGTERM
+        finally:
+            server.kill()
+        assert server.stderr is not None and "Traceback" not in server.stderr.read()
+
+
+@pytest.mark.slow
+def test_texts_that_take_too_long_are_refused_after_sigterm(tmp_path: Path) -> None:
+    socket = tmp_path / "weft.sock"
+    code = "from weft.serve import listen; listen.DRAIN_SECONDS = 0.5; from weft.cli.main import main; main()"
+    words = [sys.executable, "-c", code, "serve", str(RUNS / "ngram"), "--uds", str(socket)]
+    body = {"model": "ngram", "prompt": "a", "max_tokens": 60_000, "logit_bias": {"3": -100}}
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            until(socket.exists, 60)
+            threading.Timer(3, server.terminate).start()
+            with httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), timeout=60) as client:
+                answer = client.post("http://weft/v1/completions", json=body)
+            assert (answer.status_code, answer.json()["error"]["message"]) == (503, "the server is stopping")
             assert server.wait(30) == 128 + signal.SIGTERM
         finally:
             server.kill()

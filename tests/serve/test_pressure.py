@@ -343,6 +343,19 @@ def test_calls_end_when_the_server_stops_and_texts_do_not(runs: Path) -> None:
         assert server.post(path, LENGTHY[path]).status_code == 503
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_texts_that_a_stopping_server_cannot_finish_are_refused(runs: Path, stream: bool) -> None:
+    body = {"model": "lstm", "prompt": "a", "max_tokens": 60_000, "logit_bias": {"3": -100}, "stream": stream}
+    with served(runs / "lstm", max_tokens=1 << 16) as server, ThreadPoolExecutor(1) as pool:
+        assert complete(server, "lstm") == 200
+        answer = pool.submit(server.post, COMPLETE, body)
+        until(lambda: server.thread("lstm").active)
+        server.library.refuse_calls()
+        server.library.close()
+        assert answer.result().status_code in ((200, 503) if stream else (503,))  # 200 once an event has been sent
+        assert '"message":"the server is stopping","type":"server_error"' in answer.result().text[-200:]
+
+
 def test_passes_of_others_are_not_changed_by_a_capture(runs: Path) -> None:
     """A capture pauses once it has ended: between two tokens that are written without a head, others would lose it."""
     run, pauses = load(runs / "gpt"), 0

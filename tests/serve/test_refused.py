@@ -85,6 +85,10 @@ def test_unknown_paths_methods_and_models(server: Served) -> None:
         refused(server.get(path), 404)
     refused(server.get(COMPLETE), 405)
     assert "did you mean 'gpt'" in server.refused(COMPLETE, {**GOOD, "model": "gtp"}, 404)
+    message = server.refused("/v1/score", {"model": "pairs", "input": "a"})
+    assert message.startswith("model 'pairs': this run is") and message.endswith(
+        "use it with weft translate pairs < lines.txt"
+    )
     assert "nope" in server.refused("/v1/messages", {"model": "nope", "max_tokens": 1, "messages": HI}, 404)
     server.refused("/v1/explain/passwords", {"model": "gpt", "input": "a"})
 

@@ -9,7 +9,7 @@ import torch
 from weft.decode.prompt import start_token
 from weft.errors import ConfigError, RunError, counted
 from weft.evaluate.abilities.result import Abilities, AbilityCurve, Appearance, OverTime, answer_value, curve
-from weft.evaluate.abilities.tasks import Ability, AbilityQuestion, AbilitySpeller, Form, UnspelledError, chosen_tasks
+from weft.evaluate.abilities.tasks import AbilityQuestion, AbilitySpeller, Form, UnspelledError, chosen_tasks
 from weft.evaluate.continuations import Continuation, continuation_scores, scoring_window
 from weft.evaluate.minimal_pairs import CHANCE, Accuracy, MinimalPairs, check_finite
 from weft.evaluate.pseudo_likelihood import MaskedText, pseudo_log_likelihoods
@@ -54,7 +54,9 @@ def abilities(
             try:
                 form, values, left = speller.form(task), dict[int, list[float]](), dict[str, list[int]]()
                 for distance in distances or task.distances:
-                    _check_distance(task, distance)
+                    if distance < min(task.distances) or (task.name == "agreement" and distance % 3):
+                        least = f"at least {min(task.distances)}" + ", in steps of 3" * (task.name == "agreement")
+                        raise ConfigError(f"distance {distance}: for '{task.name}' it is the {task.unit}, {least}")
                     if reason := speller.lacks(task, distance):
                         left.setdefault(reason, []).append(distance)
                         continue
@@ -65,7 +67,8 @@ def abilities(
                             break
                     if longest:
                         if distances:
-                            _refuse_long(objective, f"distance {distance}: '{task.name}'", longest)
+                            longer = f"takes {longest:,} tokens, more than the context of {objective.folder.path}"
+                            raise ConfigError(f"distance {distance}: '{task.name}' {longer}; give a shorter one")
                         left.setdefault(NO_SPACE, []).append(distance)
                         continue
                     check_finite(found := scores(objective, model, spelled))
@@ -73,7 +76,9 @@ def abilities(
                     pause()
                 curves.append(curve(task, values) if values else AbilityCurve(task, skipped=next(iter(left))))
                 if values:
-                    remarks += [f"{task.name}: {_listed(each)} left out, {why}." for why, each in left.items()]
+                    for why, each in left.items():
+                        named = f"distance{'s' * (len(each) > 1)} {', '.join(map(str, each))}"
+                        remarks.append(f"{task.name}: {named} left out, {why}.")
             except UnspelledError as reason:
                 curves.append(AbilityCurve(task, skipped=str(reason)))
             advance(1)
@@ -81,22 +86,6 @@ def abilities(
 
 
 NO_SPACE = "longer than the model's context"
-
-
-def _listed(distances: Sequence[int]) -> str:
-    return f"{'distance' if len(distances) == 1 else 'distances'} {', '.join(map(str, distances))}"
-
-
-def _check_distance(task: Ability, distance: int) -> None:
-    lowest = min(task.distances)
-    if distance < lowest or (task.name == "agreement" and distance % 3):
-        steps = ", in steps of 3" if task.name == "agreement" else ""
-        raise ConfigError(f"distance {distance}: for '{task.name}' it is the {task.unit}, at least {lowest}{steps}")
-
-
-def _refuse_long(objective: Objective[Any], asked: str, tokens: int) -> None:
-    longer = f"takes {tokens:,} tokens, more than the context of {objective.folder.path}"
-    raise ConfigError(f"{asked} {longer}; give a shorter one")
 
 
 def _scoring(objective: Objective[Any]) -> Callable[[Objective[Any], Any, Sequence[Spelled]], list[list[float]]]:

@@ -74,10 +74,13 @@ def checked(function: T) -> T:
                 raise ConfigError(f"{name}: no such argument; {_instead(name, value, known)}")
             hint = known.get(name, Any)
             if not _fits(value, hint):
-                shown, expected = repr(value), re.sub(r"\b\w+\.", "", inspect.formatannotation(hint))
+                shown, expected = repr(value), re.sub(r"\b(?!torch)\w+\.", "", inspect.formatannotation(hint))
+                literal = [kind for kind in (hint, *get_args(hint)) if get_origin(kind) is Literal]
+                of_texts = literal and isinstance(value, str)
+                expected = suggestion(value, get_args(literal[0])) if of_texts else f"expected {expected}"
                 if isinstance(value, str) and _fits([value], hint):
                     expected += f", such as [{shown[:MAX_SHOWN]}]"
-                raise ConfigError(f"{name} = {shown[:MAX_SHOWN]}{'…' * (len(shown) > MAX_SHOWN)}: expected {expected}")
+                raise ConfigError(f"{name} = {shown[:MAX_SHOWN]}{'…' * (len(shown) > MAX_SHOWN)}: {expected}")
         return function(*args, **kwargs)
 
     return with_checks  # type: ignore[return-value]
@@ -85,12 +88,14 @@ def checked(function: T) -> T:
 
 def _instead(name: str, value: Any, known: Mapping[str, Any]) -> str:
     """Say what to write for an unknown argument: settings of a recipe are `changes`."""
-    key = SYNONYMS.get(name, "").partition(":")[0] or name
-    table = key.partition(".")[0]
-    likely = get_close_matches(name, known)
-    if "changes" in known and not likely and (table in Recipe.model_fields or table in Recipe.synonyms):
-        return f"settings of the recipe are written changes={{{key!r}: {value!r:.{MAX_SHOWN}}}}"
-    return suggestion(name, known)
+    key, _, note = SYNONYMS.get(name, name).partition(": ")
+    unknown = key and key.partition(".")[0] not in Recipe.model_fields
+    if "changes" not in known or unknown or get_close_matches(name, known):
+        return suggestion(name, known)
+    if not key:  # not a setting here
+        return note
+    shown = "…" if note else f"{value!r:.{MAX_SHOWN}}"  # the value given there means something else here
+    return f"settings of the recipe are written changes={{{key!r}: {shown}}}" + (f"; {note}" if note else "")
 
 
 def _fits(value: Any, hint: Any) -> bool:

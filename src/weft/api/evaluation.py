@@ -146,8 +146,7 @@ def text_surprisal(objective: Objective[Any], model: LanguageModel, text: str) -
     """Return the tokens of a text with their surprisals."""
     if not isinstance(text, str):
         raise ConfigError(f"text = {str(text)[:40]!r}: expected a single text")
-    if not objective.recipe.objective.continues:
-        raise objective.cannot("score a text")
+    objective.check_continues("score a text")
     if os.path.splitext(text)[1] and os.path.isfile(text):  # also False for a text too long to be a path
         log_to_stderr(f"weft: {text!r} is scored as a text; evaluate({text!r}) would evaluate the file of that name")
     frame = text_frame(objective.recipe, objective.tokenizer)

@@ -9,7 +9,7 @@ from typing import Any
 
 import weft
 from weft.config import validate
-from weft.errors import InteropError, RunError, quoted
+from weft.errors import InteropError, RunError, os_errors, quoted
 from weft.interop import peft
 from weft.interop.bundle import ModelBundle, lazy_weights
 from weft.interop.formats import find_model, read_model
@@ -89,22 +89,17 @@ def _import_adapter(source: Path, target: Path, base: Path | str | None) -> tupl
 def check_empty(path: Path, instead: str) -> None:
     """Refuse a path that exists, unless it is an empty folder."""
     path = Path(os.path.realpath(path))
-    try:
+    with os_errors(path, RunError):
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise RunError(f"{path}: already exists and is not an empty folder; {instead}")
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def save_run(bundle: ModelBundle, target: Path, recipe: Recipe, *, base: str | None = None) -> None:
     """Write a model as a run, atomically; for an adapter, with the note about its `base`."""
-    try:
-        with replacing_folder(target) as folder:
-            if base is not None:
-                write_text(RunFolder(folder).base, base)
-            write_run(RunFolder(folder), bundle, recipe)
-    except OSError as error:
-        raise RunError(f"{os.path.realpath(target)}: cannot be written: {error.strerror or error}") from None
+    with os_errors(os.path.realpath(target), RunError, verb="written"), replacing_folder(target) as folder:
+        if base is not None:
+            write_text(RunFolder(folder).base, base)
+        write_run(RunFolder(folder), bundle, recipe)
 
 
 def recipe_for(bundle: ModelBundle, path: Path) -> Recipe:

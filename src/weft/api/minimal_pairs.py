@@ -73,12 +73,11 @@ def _continuations(model: LanguageModel, tokenizer: Tokenizer, pairs: Sequence[M
             nats = surprisals(model, requests[key].ids, requests[key].context, length=window)
             found[key] = -sum(value for value in nats if value is not None)
             advance(1)
-    return {method: _paired(found, method, len(pairs)) for method in ("sentence", "prefix")}
-
-
-def _paired(found: Mapping[tuple[str, int], float], method: str, pairs: int) -> list[PairScore | None]:
-    both = ((found.get((method, 2 * index)), found.get((method, 2 * index + 1))) for index in range(pairs))
-    return [None if good is None or bad is None else PairScore(good, bad) for good, bad in both]
+    scores: dict[str, list[PairScore | None]] = {}
+    for method in ("sentence", "prefix"):
+        both = ((found.get((method, 2 * index)), found.get((method, 2 * index + 1))) for index in range(len(pairs)))
+        scores[method] = [None if good is None or bad is None else PairScore(good, bad) for good, bad in both]
+    return scores
 
 
 def _masked(objective: Objective[Any], model: LanguageModel, pairs: Sequence[MinimalPair]) -> dict[str, Any]:

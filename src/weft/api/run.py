@@ -154,8 +154,7 @@ class Run:
 
     def reply(self, messages: Sequence[Message], settings: Sampling) -> Iterator[Chunk]:
         """Yield the reply to messages while it is written. The oldest turns are dropped if the window is too small."""
-        if not self.config.objective.continues:
-            raise self.objective.cannot("chat")
+        self.objective.check_continues("chat")
         max_prompt = max_prompt_tokens(context_window(self.model), settings.max_tokens)
         return generate(self.model, [chat_prompt(self.tokenizer, messages, max_prompt)], settings)
 
@@ -214,6 +213,7 @@ class Run:
 
         Prompts are numbered from `first`; a prompt's samples depend on its number and the seed.
         """
+        self.objective.check_continues("continue a text")
         job = BulkJob(settings, n=n, batch=max(1, len(prompts)), grammar=pattern)
         return list(generate_many(self.model, self.tokenizer, prompts, job=job, first=first))
 

@@ -54,9 +54,8 @@ def chat(
     settings = generation.with_greedy(settings, greedy)
     refuse_sharded(join(), {"--quantize": quantize})
     sampling(**settings)  # refuse invalid settings before anything is loaded
-    loaded = load_sharded(run, quantize=quantize)
-    loaded = loaded.reading_specials() if special_tokens else loaded
-    generation.check_continues(loaded)
+    loaded = load_sharded(run, special_tokens=special_tokens, quantize=quantize)
+    loaded.objective.check_continues("continue a text")
     chosen = sampling(**with_defaults(settings, {"max_tokens": DEFAULT_MAX_TOKENS, **loaded.chat_defaults}))
     generation.log_checkpoint_defaults(loaded, chosen, settings)
     messages = [] if system is None else [{"role": "system", "content": system}]

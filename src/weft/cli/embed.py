@@ -6,7 +6,7 @@ from typing import Any
 from weft.cli.console import options
 from weft.cli.console.options import flag, option
 from weft.cli.console.terminal import echo, loading
-from weft.errors import ConfigError, DataError, suggestion
+from weft.errors import ConfigError, os_errors, suggestion
 
 POOLINGS = ("mean", "first", "last", "max", "mean-sqrt", "weighted-mean")
 
@@ -67,12 +67,9 @@ def embed(
         for line in lines:
             echo(line)
         return
-    try:
-        with replacing(out) as stream:
-            if out.suffix == ".npy":
-                np.save(stream, vectors, allow_pickle=False)
-            else:
-                stream.writelines(f"{line}\n".encode() for line in lines)
-    except OSError as error:
-        raise DataError(f"{out}: cannot be written: {error.strerror}") from None
+    with os_errors(out, verb="written"), replacing(out) as stream:
+        if out.suffix == ".npy":
+            np.save(stream, vectors, allow_pickle=False)
+        else:
+            stream.writelines(f"{line}\n".encode() for line in lines)
     echo(f"{out}: {vectors.shape[0]} vectors of {vectors.shape[1]} dimensions", err=True)

@@ -111,9 +111,8 @@ def generate(
     if out is not None:
         check_writable(out)
     prompts = ranks.share(lambda: _prompts(prompt, file))
-    loaded = load_sharded(run, quantize=quantize)
-    loaded = loaded.reading_specials() if special_tokens else loaded
-    generation.check_continues(loaded)
+    loaded = load_sharded(run, special_tokens=special_tokens, quantize=quantize)
+    loaded.objective.check_continues("continue a text")
     defaults = loaded.defaults if beams is None else loaded.beam_defaults
     chosen = settings_with({"max_tokens": DEFAULT_MAX_TOKENS, **defaults})
     generation.log_checkpoint_defaults(loaded, chosen, settings)

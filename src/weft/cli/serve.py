@@ -6,7 +6,7 @@ from pathlib import Path
 from weft.cli.console import options
 from weft.cli.console.options import argument, flag, option
 from weft.cli.console.terminal import loading
-from weft.errors import ConfigError
+from weft.errors import ConfigError, os_errors
 from weft.progress import log_to_stderr
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -84,10 +84,8 @@ def serve(
 def _read_keys(path: Path) -> tuple[str, ...]:
     from weft.storage import files
 
-    try:
+    with os_errors(path, ConfigError):
         lines = files.read_text(path, MAX_KEY_FILE_BYTES).splitlines()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
     if not keys or any(len(key) < MIN_KEY_CHARACTERS for key in keys):
         raise ConfigError(f"{path}: expected one key per line, each of at least {MIN_KEY_CHARACTERS} characters")

@@ -9,7 +9,7 @@ from weft.cli.console.generation import Settings, generation_options
 from weft.cli.console.options import argument, flag, option
 from weft.cli.console.terminal import loading, write
 from weft.decode.config import TRANSLATION_DEFAULTS
-from weft.errors import ConfigError, DataError
+from weft.errors import ConfigError, os_errors
 from weft.storage.files import check_writable, write_text
 
 if TYPE_CHECKING:
@@ -71,8 +71,7 @@ def translate(
     if out is not None:
         check_writable(out)
     sources = join().share(lambda: [line.rstrip("\r\n") for line in lines(file)])  # lines end as in training
-    loaded = load_sharded(run)
-    loaded = loaded.reading_specials() if special_tokens else loaded
+    loaded = load_sharded(run, special_tokens=special_tokens)
     defaults = {**TRANSLATION_DEFAULTS, "max_tokens": loaded.config.batch.length}
     chosen = search(defaults | loaded.beam_defaults)
     check(chosen.beams)
@@ -88,7 +87,5 @@ def translate(
     if out is None:
         write(text)
     elif join().leads:
-        try:
+        with os_errors(out, verb="written"):
             write_text(out, text)
-        except OSError as error:
-            raise DataError(f"{out}: cannot be written: {error.strerror}") from None

@@ -172,8 +172,6 @@ def source_of(path: Path) -> str:
         if path.suffix == ".ipynb":
             cells = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
             text = re.sub(r"^\s*[%!].*$", "", "\n".join(cells) + "\n", flags=re.MULTILINE)
-    except UnicodeDecodeError:
-        raise DataError(f"{path}: not UTF-8 text") from None
     except (json.JSONDecodeError, KeyError, TypeError, RecursionError):
         raise DataError(f"{path}: not a notebook") from None
     return re.sub(r"^(?:print\()?weft\.check\(.*$", "", text, flags=re.MULTILINE)

@@ -50,7 +50,7 @@ def no_such_file(source: str) -> DataError:
     except OSError:
         nearby = []
     near = suggestion(source, nearby, what="files here")
-    return DataError(f"{source}: no such file{near and f'; {near}'}")
+    return DataError(f"{source or repr(source)}: no such file{near and f'; {near}'}")
 
 
 def blocks(name: str, encoding: str = "utf-8") -> Iterator[bytes]:
@@ -154,8 +154,8 @@ def _gunzip(stream: IO[bytes], name: str) -> Iterator[bytes]:
             for block in iter(lambda: inner.read(BLOCK), b""):
                 total += len(block)
                 yield block
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{name}: truncated or damaged gzip after {total} bytes of text: {error}") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        raise DataError(f"{name}: truncated or damaged gzip after {total} bytes of text") from None
 
 
 def _unzstd(stream: IO[bytes], name: str) -> Iterator[bytes]:

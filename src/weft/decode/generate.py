@@ -18,7 +18,7 @@ from weft.decode.fast.stepper import FIRST_CAPACITY, Stepper
 from weft.decode.prompt import Prompt, Prompts, as_prompts, check_prompts, context_window, output_vocab_size
 from weft.decode.text import Chunk, Completion, GeneratedText, adjust_logits, extend_texts, gather
 from weft.errors import ModelError
-from weft.models.base import EncoderInput, LanguageModel, device_of
+from weft.models.base import EncoderInput, LanguageModel, device_of, read_in_steps
 from weft.models.transformer import Transformer
 from weft.progress import pause
 
@@ -126,8 +126,13 @@ def prefill(
     if longest == 1 and device.type == "cpu":
         logits = stepper.step(tokens[:, 0])  # the same kernels as in every later step
     else:
-        features = stepper.read(tokens.to(device), last if min(lengths) < longest else None)
-        logits = model.head(features[torch.arange(len(rows), device=device), last - 1].unsqueeze(1))[:, 0]
+        features, ragged = torch.empty(0), min(lengths) < longest
+        for part in read_in_steps(model, longest, len(rows)):
+            size, rest = part.stop - part.start, (last - part.start).clamp(min=0)
+            read = stepper.read(tokens[:, part].to(device), rest.clamp(max=size) if ragged else None)
+            read = read[torch.arange(len(rows), device=device), rest.clamp(1, size) - 1]
+            features = torch.where((rest > 0).view(-1, *[1] * (read.dim() - 1)), read, features) if part.start else read
+        logits = model.head(features.unsqueeze(1))[:, 0]
     if len(rows) < len(prompts):
         row_of = {key: row for row, key in enumerate(distinct)}
         index = torch.tensor([row_of[key] for key in keys], device=device)

@@ -23,10 +23,9 @@ from weft.decode.config import Sampling
 from weft.decode.prompt import Prompt, context_window, output_vocab_size
 from weft.decode.text import NO_LOGPROBS, Logprobs, token_logprobs
 from weft.errors import DataError
-from weft.models.base import READ_CHUNK, LanguageModel, device_of, evaluating
+from weft.models.base import LanguageModel, device_of, evaluating, read_in_steps
 from weft.models.ngram import NGram
 from weft.nn.recurrent import CarriedState
-from weft.progress import pause
 
 NATS_PER_BYTE = 8 * math.log(2)  # cost of a byte that no token spells
 MIN_LANE_WINDOWS = 64  # windows per lane of a text that is read with carried states
@@ -301,10 +300,9 @@ def _predictions(model: LanguageModel, tokens: Tensor, length: int) -> Iterator[
         for window in windows(len(tokens), length, max(1, length // 2)):
             row = tokens[window.start : window.start + window.length + 1].to(device)
             state = model.start(1, window.length)
-            for first in range(0, window.length, READ_CHUNK):
-                pause()
-                last = min(first + READ_CHUNK, window.length)
-                features = model.advance(row[None, first:last], state)[0]
-                scored = max(first, window.length - window.scored)  # earlier ones were scored in the window before
-                if scored < last:
-                    yield features[scored - first :], row[scored + 1 : last + 1]
+            for part in read_in_steps(model, window.length):
+                features = model.advance(row[None, part], state)[0]
+                # earlier ones were scored in the window before
+                scored = max(part.start, window.length - window.scored)
+                if scored < part.stop:
+                    yield features[scored - part.start :], row[scored + 1 : part.stop + 1]

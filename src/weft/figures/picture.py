@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 
-from weft.errors import ConfigError, DataError
+from weft.errors import ConfigError, os_errors
 from weft.figures.page import Section, as_json, mount_point, page, part
 from weft.storage.files import check_writable, write_bytes
 
@@ -83,10 +83,8 @@ class Picture(ABC):
             content = page(self.title, sections, summary="" if in_sections else self.about).encode()
         else:
             content = render(self.figure(), path.suffix[1:].lower())
-        try:
+        with os_errors(path, verb="written"):
             write_bytes(path, content)
-        except OSError as error:
-            raise DataError(f"{path}: cannot be written: {error.strerror}") from None
         return path
 
     def _repr_html_(self) -> str:

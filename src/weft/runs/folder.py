@@ -220,7 +220,7 @@ def open_run(path: Path | str) -> RunFolder:
     if not run.config.is_file():
         reason = _why_no_run(run.path)
         others = [file.parent for base in {run.path.parent, Path("runs")} for file in base.glob("*/config.toml")]
-        near = get_close_matches(run.path.name, {other.name for other in others}, n=3)
+        near = [] if run.path.exists() else get_close_matches(run.path.name, {other.name for other in others}, n=3)
         names = sorted(str(other) for other in others if other.name in near)
         hint = f"; did you mean {' or '.join(names)}?" if names else ""
         raise RunError(f"{run.path}: not a run: {reason}{hint}")

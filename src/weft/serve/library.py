@@ -186,7 +186,8 @@ class Library:
             yield model
         except (WeftError, RefusedError) as error:  # clients learn the model's name, not its path
             refused = as_refused(error)
-            refused.message = refused.message.replace(str(model.folder.path), f"model '{model.name}'")
+            path, name = str(model.folder.path), model.name
+            refused.message = refused.message.replace(f"{path}:", f"model '{name}':").replace(path, name)
             raise refused from None
         finally:
             model.users -= 1

@@ -1,5 +1,6 @@
 """The server process: uvicorn, with time limits on idle connections, and the interpreter's settings."""
 
+import asyncio
 import gc
 import logging
 import os
@@ -18,7 +19,8 @@ from weft.serve.gate import App
 from weft.serve.library import Library
 
 DRAIN_SECONDS = 30  # time that texts in progress have to finish after SIGTERM
-ABANDON_SECONDS = 5.0  # time that a thread has to return after that; compiling a large grammar can't be interrupted
+REFUSE_SECONDS = 2  # time for the others' refusals to be sent after that
+ABANDON_SECONDS = 5.0  # time that a thread has to return then; compiling a large grammar can't be interrupted
 IDLE_SECONDS = 20.0  # close a connection that sends no request, or reads none of its response, for this long
 MAX_HEADER_BYTES = 1 << 16
 SWITCH_SECONDS = 0.001  # interpreter's switch interval: a model's thread gets its turn soon, beside many streams
@@ -72,14 +74,14 @@ def uvicorn_config(app: App, serving: Serving, **options: Any) -> uvicorn.Config
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=DRAIN_SECONDS,
+        timeout_graceful_shutdown=DRAIN_SECONDS + REFUSE_SECONDS,
         root_path=serving.root_path,
         **options,
     )
 
 
 class DrainingServer(uvicorn.Server):
-    """Ends calls as soon as the process is to stop; texts in progress have the graceful shutdown's time to finish.
+    """Ends calls as soon as the process is to stop; texts in progress have some time to finish.
 
     asyncio would then wait for its threads without end, so the process exits `patience` seconds later.
     """
@@ -90,6 +92,7 @@ class DrainingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.library.refuse_calls()
+        asyncio.get_running_loop().call_later(DRAIN_SECONDS, lambda: self.library.close())
         timer = threading.Timer(
             self.patience + (self.config.timeout_graceful_shutdown or 0), os._exit, [128 + signal.SIGTERM]
         )

@@ -151,7 +151,10 @@ class ModelThread(threading.Thread):
                 self._refuse(task, late("begun", self.limits))
             for task in admitted:
                 self._begin(task)
-            self._drop_cancelled()
+            for active in filter(_over, list(self._active)):
+                if not active.cancelled:
+                    self._refuse(active, late("done", self.limits))
+                self._end(active)
             self._step()
             self._step_call()
             self._delivery.flush(throttled=bool(self._active))
@@ -163,8 +166,9 @@ class ModelThread(threading.Thread):
             if call is not None:
                 call.cancel()
         self._calls.clear()
+        unloaded = RefusedError(503, "the model was unloaded", retry_after=1)
         for task in unfinished:
-            self._refuse(task, RefusedError(503, "the model was unloaded", retry_after=1))
+            self._refuse(task, STOPPING if self._stopping else unloaded)
         self._delivery.flush(throttled=False)
 
     def _yield_to_event_loop(self) -> None:
@@ -218,12 +222,6 @@ class ModelThread(threading.Thread):
             self._active.append(task)
         except BaseException as error:  # a panic in a Rust library is not an Exception
             self._refuse(task, self._logged(error))
-
-    def _drop_cancelled(self) -> None:
-        for task in filter(_over, list(self._active)):
-            if not task.cancelled:
-                self._refuse(task, late("done", self.limits))
-            self._end(task)
 
     def _end(self, task: TextTask) -> None:
         self._active.remove(task)

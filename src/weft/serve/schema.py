@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field
 
 from weft.decode.config import Branching, parameters
 from weft.serve import turns
-from weft.serve.turns import Content, Ignored, Name, Strict, Turn, Unsupported, at_most
+from weft.serve.turns import Content, Ignored, Name, Strict, Unsupported, at_most
 
 MAX_STOPS = 16  # stop strings
 MAX_INPUTS = 2048  # texts in one request
@@ -221,7 +221,7 @@ class PrefixBody(Body):
     ids of tokens written so far."""
 
     input: str = ""
-    messages: Messages[Turn] | None = None
+    messages: Messages[turns.ChatTurn] | None = None
     tokens: Annotated[list[TokenId], at_most(MAX_STREAMED_TOKENS, "tokens")] = Field(default=[], fail_fast=True)
 
 

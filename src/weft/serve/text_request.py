@@ -186,8 +186,7 @@ def conversation(
         pattern = call_grammar(run.tokenizer, calls, use.tools, required=use.required, several=use.several)
     if writes_from_source(run):
         return Prompt.of(run.tokenizer, messages[-1]["content"], pattern), max_tokens or limits.max_tokens
-    if not run.config.objective.continues:
-        raise run.objective.cannot("chat")
+    run.objective.check_continues("chat")
     window = context_window(run.model)
     reserved = max_tokens or (limits.max_tokens if window is None else max(1, window // 2))
     max_reply = min(reserved, limits.max_tokens)

@@ -44,7 +44,7 @@ def _refused(reason: str) -> BeforeValidator:
     """Return the check of a field that is refused for this reason, unless it asks for nothing."""
 
     def check(value: Any) -> None:
-        if value not in (None, [], {}, "none", "auto", False):
+        if value not in (None, [], {}, {"type": "disabled"}, "none", "auto", False):
             raise ValueError(f"{reason}; leave it out")
 
     return BeforeValidator(check)
@@ -68,19 +68,6 @@ def _join_parts(value: Any) -> Any:
 Unsupported = Annotated[Any, _refused("not supported by weft's models"), Field(description="Refused.")]
 Content = Annotated[str, BeforeValidator(_join_parts)]
 Ignored = Annotated[Any, Field(description="Ignored.")]  # identifies or bills the caller
-
-
-class Turn(Strict):
-    """One message of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-    name: str | None = None
-    type: Literal["message"] = "message"
-
-    def messages(self) -> list[Message]:
-        """Return the message as chat templates take it."""
-        return [{"role": ROLES.get(self.role, self.role), "content": self.content}]
 
 
 class FunctionCall(Strict):
@@ -136,9 +123,8 @@ def parsed_arguments(call: FunctionCall, field: str = "messages") -> dict[str, A
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise RefusedError(
-            400, f"{field}: the arguments of the call of '{call.name}' are not a JSON object", param=field
-        )
+        message = f"{field}: the arguments of the call of '{call.name}' are not a JSON object"
+        raise RefusedError(400, message, param=field)
     return arguments
 
 
@@ -196,6 +182,12 @@ class ResponsesItem(Strict):
     output: Content | None = None
     id: Ignored = None
     status: Ignored = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        """A client's dump of a received item has all fields of the client's version."""
+        return {key: each for key, each in value.items() if each is not None} if isinstance(value, dict) else value
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

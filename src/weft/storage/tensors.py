@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from weft.errors import DamageError, InteropError, RunError
+from weft.errors import DamageError, InteropError, RunError, os_errors
 from weft.storage import files
 from weft.storage.safetensors_header import parse_header, read_header
 from weft.storage.untrusted import refuse_pointer
@@ -183,10 +183,8 @@ def common_dtype(path: Path) -> torch.dtype:
 
 def check(path: Path, checksums: Sequence[str]) -> None:
     """Raise DamageError, naming the damaged tensors, if the file is unreadable or its checksums differ."""
-    try:
+    with os_errors(path, DamageError):
         actual = files.checksums(path)
-    except OSError as error:
-        raise DamageError(f"{path}: cannot be read: {error.strerror}") from None
     for chunk, (checksum, expected) in enumerate(zip_longest(actual, checksums)):
         if checksum != expected:
             raise _damage_in(path, chunk)

@@ -185,6 +185,8 @@ class Tokenizer:
 
     def _encode(self, backend: tokenizers.Tokenizer, texts: list[str]) -> list[list[int]]:
         with self._explain_errors(texts):
+            if not all(isinstance(text, str) for text in texts):  # the library would take a list of words
+                raise TypeError
             return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     @cached_property
@@ -240,7 +242,11 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], *, specials: bool = False) -> str:
         """Return the text of ids; special tokens are left out unless `specials`, except those for unknown words."""
         skip = frozenset() if specials else self._hidden
-        return self._token_bytes.join([id for each in ids if (id := int(each)) not in skip]).decode("utf-8", "replace")
+        try:
+            shown = [id for each in ids if (id := int(each)) not in skip]
+        except (TypeError, ValueError):
+            raise TokenizerError(f"{ids!r:.60}: expected token ids, such as [5, 7]") from None
+        return self._token_bytes.join(shown).decode("utf-8", "replace")
 
     def stream(self, *, specials: bool = False, mid_text: bool = False) -> TextStream:
         """Return a decoder for ids that come one at a time: `push` and `flush` together equal `decode`.

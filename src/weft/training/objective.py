@@ -77,6 +77,11 @@ class Objective(RunData[S]):
         """Yield the model's prediction for each text of a file, from other columns than those of training if named."""
         raise self.cannot("classify")
 
+    def check_continues(self, verb: str) -> None:
+        """Refuse what only a model that continues texts can do."""
+        if not self.recipe.objective.continues:
+            raise self.cannot(verb)
+
     def cannot(self, verb: str) -> ConfigError:
         """Return the error for something that a run with this objective was not trained for."""
         path = self.folder.path

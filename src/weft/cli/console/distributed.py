@@ -90,14 +90,15 @@ def refuse_sharded(ranks: "Ranks", options: Mapping[str, Any]) -> None:
         raise ConfigError(f"{shown}: {message}")
 
 
-def load_sharded(run: Path, **options: Any) -> "Run":
+def load_sharded(run: Path, *, special_tokens: bool = False, **options: Any) -> "Run":
     """Load a run's model, of which each rank holds a shard; a rank that fails alone reports it."""
     from weft.api.load import load
     from weft.parallel.ranks import is_lost_peer, join
 
     ranks = join()
     try:
-        return load(run, ranks=ranks, **options)
+        loaded = load(run, ranks=ranks, **options)
+        return loaded.reading_specials() if special_tokens else loaded
     except WeftError as error:
         if ranks.leads:
             raise

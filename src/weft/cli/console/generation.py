@@ -145,9 +145,3 @@ class TextRemarks:
         if self.unmatched:
             subject = "the text ends" if self.texts == 1 else f"{self.unmatched} of {self.texts} texts end"
             echo(f"weft: {subject} before matching the pattern; a larger --max-tokens may help", err=True)
-
-
-def check_continues(run: "Run") -> None:
-    """Refuse a run that does not continue texts; the message names its use."""
-    if not run.config.objective.continues:
-        raise run.objective.cannot("continue a text")

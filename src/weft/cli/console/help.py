@@ -6,6 +6,7 @@ import shlex
 import tomllib
 from collections import defaultdict
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def extra_words(error: Any) -> str | None:
 
 
 def unknown_option(error: Any, arguments: Sequence[str]) -> str | None:
-    """Return a message for an unknown option with what to write instead, or None if there is no suggestion."""
+    """Return a message for an unknown option with what to write instead; None for other errors."""
     if type(error).__name__ != "NoSuchOption" or error.ctx is None:
         return None
     name: str = error.option_name
@@ -104,7 +105,9 @@ def unknown_option(error: Any, arguments: Sequence[str]) -> str | None:
             return f"no such option: {name}; settings of a recipe are written key=value: {key}={value}"
         if word in SYNONYMS:  # not a setting here
             return f"no such option: {name}; {SYNONYMS[word].removeprefix(': ')}"
-    return None
+    near = get_close_matches(name.lstrip("-"), [option[2:] for option in options], cutoff=0.7)
+    meant = f"; did you mean {', '.join(f'--{each}' for each in near)}?" if near else ""
+    return f"no such option: {name}{meant} (see {error.ctx.command_path} --help)"
 
 
 def recipe_key(name: str) -> str | None:
@@ -117,7 +120,8 @@ def recipe_key(name: str) -> str | None:
         return name
     if name in SYNONYMS:
         return SYNONYMS[name].partition(":")[0]
-    return next((key for key in known if name in (key.replace(".", "_"), key.rpartition(".")[2])), None)
+    ends = (key for key in known if name in (key.replace(".", "_"), key.rpartition(".")[2]))
+    return next(ends, name if f"{name}.kind" in known else None)
 
 
 def _value(name: str, arguments: Sequence[str]) -> str:

@@ -29,6 +29,7 @@ from weft.decode.prompt import Prompt, context_window
 from weft.decode.sampling import TokenFetch, choose_tokens, invalid_logits_error, mark_invalid, on_device
 from weft.decode.text import Chunk, adjust_logits, extend_texts
 from weft.errors import ModelError, WeftError, out_of_memory
+from weft.models.base import step_size
 from weft.models.transformer import Transformer
 
 WARM_UP_TOKENS = 4  # written by each text of a warm-up
@@ -76,10 +77,11 @@ class Scheduler:
         new[1:] = sorted(new[1:], key=lambda request: request.unread)
         left = self.prefill
         for request in new:
-            size = min(request.unread, left, max(1, self.prefill // 2) if len(new) > 1 else left)
+            most = step_size(self.manager.model, self.prefill, request.read)
+            size = min(request.unread, -(-most * left // self.prefill), max(1, most // 2) if len(new) > 1 else most)
             work.append((request, size))
-            left -= size
-            if left == 0:
+            left -= size * self.prefill // most
+            if left <= 0:
                 break
         return self._with_blocks(work)
 

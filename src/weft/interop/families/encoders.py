@@ -180,7 +180,6 @@ def _write_windows(model: Flat) -> Tree:
     return {"attention_window": sizes, **({} if until is None else {"sep_token_id": until})}
 
 
-GLOBAL_QKV = tuple(f"attention.self.{part}_global" for part in QKV)
 LONGFORMER_DROPOUTS = dict.fromkeys(("sequence", "token"), ("hidden_dropout_prob",))
 LONGFORMER = replace(
     ROBERTA,

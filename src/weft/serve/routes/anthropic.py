@@ -61,9 +61,8 @@ def _prompt(run: Run, body: CountBody, limits: Limits, *, max_tokens: int) -> tu
     messages = [message for turn in body.messages for message in turn.messages()]
     continues_last = messages[-1]["role"] == "assistant"
     if continues_last and (messages[-1]["content"].rstrip() != messages[-1]["content"] or "tool_calls" in messages[-1]):
-        raise RefusedError(
-            400, "messages: a reply to continue is text and cannot end with white space", param="messages"
-        )
+        message = "messages: a reply to continue is text and cannot end with white space"
+        raise RefusedError(400, message, param="messages")
     if body.system is not None:
         messages.insert(0, {"role": "system", "content": body.system})
     use = _tool_use(body)

@@ -104,8 +104,8 @@ async def completions(request: Request, body: CompletionBody) -> Response:
 
 def _completion_request(server: Server, model: ServedModel, body: CompletionBody) -> TextRequest:
     run, pattern, inputs = model.run, grammar(body.response_format, model.run), as_list(body.prompt)
-    if not run.config.objective.continues and not writes_from_source(run):
-        raise run.objective.cannot("write")
+    if not writes_from_source(run):
+        run.objective.check_continues("write")
     check_ids(inputs, output_vocab_size(run.model, run.tokenizer.vocab_size), "prompt")
     best_of = body.best_of or body.n or 1
     logprobs = 0 if body.logprobs is None and best_of > (body.n or 1) else body.logprobs

@@ -221,9 +221,8 @@ def _check_length(
             raise RefusedError(400, f"{name}: longer than {MAX_EXPLAINED} characters", param=name)
         tokens = len(tokenizer.encode(text))
         if tokens > limit:
-            raise RefusedError(
-                400, f"{name}: {tokens:,} tokens; a view of this model takes at most {limit:,}", param=name
-            )
+            message = f"{name}: {tokens:,} tokens; a view of this model takes at most {limit:,}"
+            raise RefusedError(400, message, param=name)
 
 
 def max_explained_tokens(run: Run, map_elements: int = MAX_MAP_ELEMENTS) -> int:
@@ -260,6 +259,7 @@ async def explain(request: Request, view: View, body: schema.ExplainBody) -> Res
     for name in options:
         if name not in VIEW_OPTIONS.get(view, ("target",)):
             raise RefusedError(400, f"{name}: the view '{view}' has no such option; leave it out", param=name)
+    await asyncio.to_thread(getattr, views, view)  # its module may take seconds to import
 
     def function(model: ServedModel, body: schema.ExplainBody) -> dict[str, Any]:
         _check_length(model, body, MAX_TOKENS.get(view, max_explained_tokens)(model.run))

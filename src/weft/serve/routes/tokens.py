@@ -48,12 +48,11 @@ def _prompt(model: ServedModel, body: PrefixBody) -> tuple[Prompt, EncoderInput 
     if body.messages is not None and not writes_from_source(run):
         messages = [message for turn in body.messages for message in turn.messages()]
         return conversation(run, messages, model.loaded_thread.limits, max_tokens=None)[0], None
-    text = body.input if body.messages is None else body.messages[-1].content
+    text = body.input if body.messages is None else body.messages[-1].content or ""
     if writes_from_source(run):
         reading = run.explain.reading(text, "")
         return Prompt.of(reading.tokenizer, list(reading.ids)), reading.model_kwargs["source"]
-    if not run.config.objective.continues:
-        raise run.objective.cannot("write")
+    run.objective.check_continues("write")
     return Prompt.of(run.tokenizer, text), None
 
 
