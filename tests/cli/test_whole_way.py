@@ -136,3 +136,15 @@ def test_prepared_data_is_not_copied(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="prepared with another tokenizer"):
         api.train("llama-tiny", run=tmp_path / "other", changes={**table, "tokenizer": another})
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_quickstart_learns_to_copy_names(seed: int, tmp_path: Path) -> None:
+    done = api.train("quickstart", run=tmp_path / "run", changes={"seed": seed})
+    assert done.results()["bits_per_byte"] < 0.2
+    for name in ("Mira", "Hugo", "Clara"):
+        seen = done.explain.surprise(f"There was once a potter, {name} by name. People said that {name} was kind.")
+        again = [nats for token, nats in zip(seen.tokens, seen.nats, strict=True) if token.text.strip() == name][1]
+        assert again is not None and again < 0.7  # a name by chance has 2.8
