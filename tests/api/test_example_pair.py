@@ -6,6 +6,7 @@ from tests.spread import spread
 
 import weft
 from weft.api import example_pair
+from weft.api.reading import own_text
 from weft.errors import WeftError
 from weft.explain.interventions.swap import TextPair
 
@@ -29,3 +30,12 @@ def test_a_pair_differs_in_one_token_and_can_be_patched(name: str) -> None:
 def test_counts_labels_and_an_untrained_model_have_none(name: str) -> None:
     with pytest.raises(WeftError):
         weft.load(RUNS / name).explain.example_pair()
+
+
+def test_a_sample_text_ends_with_a_whole_word() -> None:
+    run = weft.load(RUNS / "gpt")
+    longest, _ = own_text(run.model, run.objective, 40)
+    for tokens in range(2, 40):
+        text, _ = own_text(run.model, run.objective, tokens)
+        assert longest.startswith(text) and len(text) < len(longest)
+        assert len(text.split()) == 1 or not (text[-1].isalnum() and longest[len(text)].isalnum())

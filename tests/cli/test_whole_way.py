@@ -15,6 +15,7 @@ from weft.data.config import NoSplit
 from weft.errors import ConfigError, DataError, RunError
 from weft.runs.lines import read_lines
 from weft.text.config import BPE, Byte, Char
+from weft.text.grammars.sentences import TALES
 from weft.text.tokenizer import build_tokenizer
 
 SMALL = ["model.layers=1", "model.d_model=16", "model.attention.heads=2", "model.feedforward.d_ff=32"]
@@ -148,3 +149,5 @@ def test_the_quickstart_learns_to_copy_names(seed: int, tmp_path: Path) -> None:
         seen = done.explain.surprise(f"There was once a potter, {name} by name. People said that {name} was kind.")
         again = [nats for token, nats in zip(seen.tokens, seen.nats, strict=True) if token.text.strip() == name][1]
         assert again is not None and again < 0.7  # a name by chance has 2.8
+    pair = done.explain.example_pair()  # with another name, another name is predicted
+    assert {pair["answer"].strip(), pair["wrong"].strip()} <= {*TALES["she"], *TALES["he"]}

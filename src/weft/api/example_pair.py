@@ -1,5 +1,6 @@
 """A pair of texts for patching, made of a run's own data: one token is exchanged, and the prediction changes."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -22,7 +23,7 @@ from weft.objectives.rows import ExampleObjective
 from weft.objectives.tokens import TranslationObjective
 from weft.training.objective import Objective
 
-MAX_TOKENS = 12  # of the texts
+MAX_TOKENS = 16  # of the texts
 SIZES = (8, 10, 12, 16, 20, 24, 32, 48, 96, 160)  # tokens of the excerpts whose words are exchanged
 MAX_ALTERNATIVES = 3  # words that each word is exchanged for
 MAX_OTHERS = 32  # texts that are compared with the clean one
@@ -33,7 +34,10 @@ MAX_TRIED = 40  # pairs, the most different first, of which one has answers that
 
 
 class Change(NamedTuple):
-    """The texts, the target so far, and the predicted tokens; `size` is the change of their logit difference."""
+    """The texts, the target so far, and the predicted tokens.
+
+    `size` is the change of their logit difference, times the root of the distance of the exchanged token.
+    """
 
     size: float
     clean: str
@@ -116,9 +120,11 @@ def _log_p(reading: Reading) -> Tensor:
 def _changed(one: Tensor, two: Tensor) -> tuple[float, tuple[int, int]]:
     """Return by how much two predictions (vocab_size,) differ on the likeliest token of each, and these tokens.
 
-    If it is the same token, the likely tokens whose probabilities differ most stand for them, and count for less.
+    The difference counts in proportion to the probability of the less certain one. If the likeliest token is the same,
+    the likely tokens whose probabilities differ most stand for them, and count for less.
     """
-    a, b, weight = int(one.argmax()), int(two.argmax()), 1.0
+    a, b = int(one.argmax()), int(two.argmax())
+    weight = math.exp(min(float(one[a]), float(two[b])))
     if a == b:
         likely = torch.cat([one.topk(LIKELY).indices, two.topk(LIKELY).indices])
         gap, weight = (one - two)[likely], 0.01
@@ -145,8 +151,9 @@ def _next_changes(
             if at < 0 or (target is None and (count < 2 or ends[count - 1] <= same)):
                 continue
             size, answers = _changed(expected[at], found[at])
+            distance = max(1, sum(each > same for each in ends[:count])) if target is None else 1  # in tokens
             texts = (text[:end], other[: end + shift], "") if target is None else (text, other, target[:end])
-            yield Change(size, *texts, answers)
+            yield Change(size * math.sqrt(distance), *texts, answers)
 
 
 def _masked_changes(

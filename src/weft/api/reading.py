@@ -72,13 +72,14 @@ def default_beam(objective: TranslationObjective[Any]) -> Beam:
 def own_text(model: LanguageModel, objective: Objective[Any], tokens: int) -> tuple[str, str]:
     """Return at most `tokens` tokens of the run's held-out data, or else of its training data, and their origin.
 
-    A title underlined with punctuation, such as those of reStructuredText, is left out.
+    They end with a whole word. A title underlined with punctuation, such as those of reStructuredText, is left out.
     """
     text, origin = SENTENCE, NO_DATA
     with suppress(WeftError):  # the data may be gone, and an imported model has none
-        excerpts = ((objective.excerpt(side, tokens), origin) for side, origin in ORIGINS.items())
+        excerpts = ((objective.excerpt(side, tokens + 1), origin) for side, origin in ORIGINS.items())
         text, origin = next(((words, origin) for words, origin in excerpts if words), (text, origin))
     text = RULED_TITLE.sub("", text) or text
     context, spans = context_of(model), objective.tokenizers.source.token_spans(text)
-    shown = spans[: tokens if context is None else min(tokens, context - MAX_FRAME_TOKENS)]
-    return (text[: shown[-1].end] if shown else text), origin
+    ends = [span.end for span in spans[: tokens if context is None else min(tokens, context - MAX_FRAME_TOKENS)]]
+    whole = [end for end in ends if not re.fullmatch(r"\w\w", text[end - 1 : end + 1])]
+    return text[: (whole or ends or [0])[-1]], origin
