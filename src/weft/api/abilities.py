@@ -1,4 +1,4 @@
-"""Ask a run's model for abilities: language models, masked ones, and encoder–decoders; at one checkpoint or at many."""
+"""Test the abilities of a run's model, causal, masked or encoder–decoder, at one checkpoint or at many."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
@@ -42,7 +42,7 @@ def abilities(
     questions: int = QUESTIONS,
     seed: int = 0,
 ) -> Abilities:
-    """Ask for the abilities named in `only`, or for all, at their own distances or at the given ones."""
+    """Test the abilities named in `only`, or all, at their own distances or at the given ones."""
     if questions < 1:
         raise ConfigError(f"questions = {questions}: expected 1 or more")
     tasks, paired = chosen_tasks(only), isinstance(objective, TranslationObjective)
@@ -60,7 +60,7 @@ def abilities(
                     if reason := speller.lacks(task, distance):
                         left.setdefault(reason, []).append(distance)
                         continue
-                    for items in (1, questions):  # of a large distance, one shows that all are too long
+                    for items in (1, questions):  # one question shows whether those of a large distance are too long
                         asked = speller.questions(task, distance, items=items, seed=seed)
                         spelled = [_spelled(objective, form, each) for each in asked]
                         if longest := _too_long(objective, model, spelled):

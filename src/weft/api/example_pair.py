@@ -50,7 +50,7 @@ class Change(NamedTuple):
 def example_pair(model: LanguageModel, objective: Objective[Any]) -> dict[str, str]:
     """Return the columns of a pair: two texts that differ in one token, and the answers that this changes most."""
     require_activations(model)
-    rows = isinstance(objective, ExampleObjective)  # a whole one is short; of a document, the beginning is read
+    rows = isinstance(objective, ExampleObjective)  # a row is short and is read whole; of a document, only the beginning
     text, _ = own_text(model, objective, MAX_TOKENS if rows else SIZES[-1])
     text = text[: objective.tokenizers.source.token_spans(text)[:MAX_TOKENS][-1].end]
     others = _others(model, objective, text)
@@ -72,10 +72,9 @@ def example_pair(model: LanguageModel, objective: Objective[Any]) -> dict[str, s
 
 
 def _others(model: LanguageModel, objective: Objective[Any], text: str) -> list[str]:
-    """Return the text with one word or number exchanged for one of its form, in as many tokens as before.
+    """Return copies of the text with one word or number replaced by another of its form and number of tokens.
 
-    It is exchanged for those that the model holds most likely there, if it reads from left to right, else for frequent
-    ones.
+    The replacements are those that a left-to-right model finds most likely there; for other models, frequent words.
     """
     tokenizer, counts, likely = objective.tokenizers.source, Counter[str](), None
     for side, size in product(ORIGINS, SIZES):

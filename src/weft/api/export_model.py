@@ -62,7 +62,7 @@ def export_model(run: Path | str, to: str, dest: Path | str, *, dtype: str | Non
 
 
 def bundle_of(run: RunFolder) -> ModelBundle:
-    """Return a run as a model to export; weights are read lazy_weights, and an adapter is merged into its base."""
+    """Return a run as a model to export; weights are read lazily, and an adapter is merged into its base."""
     recipe = run.recipe()
     for line in changed_files(run, origin=True):
         if f"{run.origin}{os.sep}" in line:

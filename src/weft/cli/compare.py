@@ -48,18 +48,17 @@ def compare(
 ) -> None:
     """Train several models on one text, each with the same budget and its own best learning rate, and compare them.
 
-    Which model predicts the text best, and how many times as many FLOPs do the others need for the same loss? The
-    answers, with curves and intervals, are written to a page, beside results.jsonl. After an interruption, the same
-    command resumes.
+    A page shows which model predicts the text best, and by which factor the others need more FLOPs for the same loss,
+    with curves and intervals; the numbers are in results.jsonl. After an interruption, repeat the command to resume.
 
     $ weft compare lstm transformer++ --data book.txt --flops 1e13
 
     Instead of contenders, `efficiency` compares the Transformer of 2017 with LLaMA, which takes three minutes on two
-    cores; `four-switches` goes from one to the other, switch by switch; `minutes` goes from AdamW to the recipe of
-    `weft quickstart`; `tricks` tries other changes to that recipe, one at a time; and `epochs` compares weight decay
-    with dropout when a text is read many times. `century` goes from counted letters to LLaMA: every model has four
-    budgets, and for each the best of its sizes, and the page begins with what equal budgets bought in each year.
-    `grammar` asks a 5-gram, an LSTM and a decoder which of two sentences is right.
+    cores; `four-switches` goes from one to the other, switch by switch; `minutes` goes from AdamW to the recipe
+    `python-docs`; `tricks` tries other changes to that recipe, one at a time; and `epochs` compares weight decay
+    with dropout when a text is read many times. `century` goes from counted letters to LLaMA, in the order of the
+    years: every model has four budgets, and the best of its sizes for each. `grammar` compares a 5-gram, an LSTM and
+    a decoder on pairs of sentences of which one is ungrammatical.
     """
     from weft.compare.config import ComparisonRequest
 

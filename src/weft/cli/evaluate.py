@@ -50,9 +50,9 @@ def evaluate(
         "Evaluate on minimal pairs of sentences: a table or a folder, in BLiMP's format or two columns.",
         value="PATH",
     ),
-    abilities: bool = flag("--abilities", "Ask for abilities by distance: agreement, copying, induction, counting …"),
-    only: str | None = option(None, "Only these abilities.", value="NAME,..."),
-    distances: str | None = option(None, "Ask for abilities at these distances.", value="N,..."),
+    abilities: bool = flag("--abilities", "Test abilities by distance: agreement, copying, induction, counting …"),
+    only: str | None = option(None, "Test only these abilities.", value="NAME,..."),
+    distances: str | None = option(None, "Test abilities at these distances.", value="N,..."),
     checkpoints: str | None = option(
         None, "Measure --abilities or --pairs at these checkpoints: all, or steps.", value="all|STEP,..."
     ),

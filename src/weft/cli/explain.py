@@ -152,7 +152,7 @@ def _parallel(arguments: dict[str, Any]) -> None:
 
 
 def _tree(arguments: dict[str, Any]) -> None:
-    """Show the searches of a tree that a person wrote down; `arguments` are those of `weft explain`."""
+    """Show the searches of a hand-written tree; `arguments` are those of `weft explain`."""
     from weft.config import assignments, validate
     from weft.decode.config import TreeSearch
 

@@ -72,8 +72,8 @@ SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(si
 def limit_spinning() -> None:
     """Let idle OpenMP threads sleep after spinning for half a millisecond; set before torch is loaded.
 
-    GNU's OpenMP spins 300,000 times by default. On x86 that takes 17 ms, and if another program uses a processor, it is
-    taken from the very thread that the others wait for.
+    GNU's OpenMP spins 300,000 times by default. On x86 this takes 17 ms. If another program uses a core, the spinning
+    threads take this time from the very thread that they wait for.
     """
     if platform.machine() == "x86_64" and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")

@@ -32,7 +32,7 @@ def plan(
         value="NAME",
     ),
     layout: str | None = option(
-        None, "Plan only this: 'tensor=8,pipeline=16'; other GPUs hold replicas.", value="SIZES"
+        None, "Plan only this layout: 'tensor=8,pipeline=16'; other GPUs hold replicas.", value="SIZES"
     ),
     tokens: str | None = option(
         None, "Training tokens, such as 300B (default: the recipe's, or 20 per parameter).", value="N"

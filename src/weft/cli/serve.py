@@ -25,7 +25,7 @@ def serve(
     allow_origin: list[str] | None = option(None, "Let web pages of this site read responses; may be repeated."),
     quantize: str | None = option(None, "Quantise the weights: bf16, int8, int4 or auto.", value="BITS"),
     quantize_cache: str | None = option(None, "Quantise the KV cache: int8.", value="BITS"),
-    rows: int = option(64, "Texts that a model writes at the same time."),
+    rows: int = option(64, "Texts that a model generates at the same time."),
     queue: int = option(256, "Requests that may wait for a model."),
     per_key: int | None = option(None, "Texts of one key that may wait or be in progress (default: --queue)."),
     timeout: float = option(600.0, "End a request after this many seconds."),

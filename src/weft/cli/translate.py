@@ -40,7 +40,7 @@ def translate(
     out: Path | None = option(None, "The file to write to (default: standard output)."),
     as_json: bool = flag("--json", "Write lines of JSON, each with a text and its translation."),
 ) -> None:
-    """Translate a file line by line, or write whatever else the run learned to write from a text.
+    """Translate a file line by line, or generate whatever else the run has learned to generate from a text.
 
     Blank lines stay blank.
 

@@ -41,7 +41,7 @@ class Knowledge(NamedTuple):
 
 
 def measure_knowledge(comparison: Comparison, folder: Path, pairs: Sequence[MinimalPair] = ()) -> dict[str, Knowledge]:
-    """Ask the models of the whole budget for their abilities, and judge pairs with them."""
+    """Test the abilities of the models with the whole budget, and judge pairs with them."""
     found = {}
     with bar("asking for abilities", len(comparison.contenders)) as advance:
         for result in comparison.contenders:

@@ -162,7 +162,7 @@ class Branching(Config):
 
 
 class TreeSearch(Config):
-    """Searches of a tree that a person wrote down."""
+    """Searches of a hand-written tree."""
 
     beams: int = Field(2, ge=1, le=10, description="Number of beams.")
     samples: int = Field(6, ge=1, le=20, description="Number of sampled paths.")

@@ -1,4 +1,4 @@
-"""Searches of a tree that a person wrote down, in TOML or JSON: greedy, beam, sampling, and the best of all paths.
+"""Searches of a hand-written tree, in TOML or JSON: greedy, beam, sampling, and the best of all paths.
 
     prompt = "cows"
     [tree]

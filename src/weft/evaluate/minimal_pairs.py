@@ -281,7 +281,7 @@ def _blimp_words(row: Mapping[str, Any]) -> tuple[CriticalWord, CriticalWord] | 
 
 
 def _first_difference(good: str, bad: str) -> tuple[CriticalWord, CriticalWord] | None:
-    """Return the first word that differs, after the words that both sentences begin with; None if one has no such."""
+    """Return the first word that differs, after the words that both sentences begin with; None if one lacks it."""
     first, second = good.split(), bad.split()
     shared = next((n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), None)
     if shared is None:

@@ -1,7 +1,7 @@
-"""Recurrent layers step by step, by their formulas, with every gate and state in sight.
+"""Recurrent layers step by step, by their formulas, with all gates and states.
 
-PyTorch's recurrent modules return hidden states only. These formulas give what they compute on the way, to within the
-last bits, and let a gate or a state be changed before the next one is computed from it.
+PyTorch's recurrent modules return hidden states only. These formulas also give the intermediate values, up to rounding,
+and let a gate or a state be changed before the next one is computed from it.
 """
 
 from collections.abc import Callable, Sequence

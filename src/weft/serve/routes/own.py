@@ -105,7 +105,7 @@ async def settings(request: Request, model: schema.Name | None = None) -> dict[s
 
 @model_route(router, "/v1/translate")
 def translate(model: ServedModel, body: schema.TranslateBody) -> dict[str, Any]:
-    """Translate texts, or write whatever else the model has learned to write from a text."""
+    """Translate texts, or generate whatever else the model has learned to generate from a text."""
     run, search = model.run, model.run.decoding.get("translate")
     if body.beams is not None and search is not None:
         search = search.replace(beams=body.beams)
@@ -151,7 +151,7 @@ def score(model: ServedModel, body: schema.TextBody) -> dict[str, Any]:
 
 @router.get("/v1/abilities")
 async def abilities() -> dict[str, Any]:
-    """List the abilities that a model can be asked for."""
+    """List the abilities that can be tested."""
     return {"data": [task._asdict() for task in TASKS.values()]}
 
 
@@ -212,7 +212,7 @@ def _reading(model: ServedModel, body: schema.ReadingBody) -> "views.reading.Rea
 def _check_length(
     model: ServedModel, body: schema.ReadingBody | schema.PredictionBody, limit: int | None = None
 ) -> None:
-    """Refuse a text that a view reads for seconds: other requests wait for a captured pass, which cannot be cut."""
+    """Refuse a text that a view reads for seconds: other requests wait for a captured pass, which cannot be interrupted."""
     run, limit = model.run, limit or max_explained_tokens(model.run)
     source = run.objective.tokenizers.source
     for name, tokenizer in (("input", source), ("second", source), ("other", source), ("target", run.tokenizer)):

@@ -106,7 +106,7 @@ def _zipf(rng: Rng, options: Sequence[str], count: int) -> list[str]:
 def report(rng: Rng, in_split: InSplit) -> Row | None:
     """Return {text, summary}: a report of two to five sentences, and who did what and where in one.
 
-    Other people, things and cities in the report don't belong into the summary. Wording and order vary, so that a
+    Other people, things and cities in the report don't belong in the summary. Wording and order vary, so that a
     summary is neither the first sentence nor the first name. Who, what and where decide the split of a report, in any
     wording.
     """
@@ -250,7 +250,7 @@ def story(rng: Rng) -> str:
 
 
 def tale(rng: Rng) -> str:
-    """Return a tale of about a hundred words. What it names first decides words far below: a potter gives a bowl."""
+    """Return a tale of about a hundred words. What it names first decides words far later: a potter gives a bowl."""
     t = TALES
     trades, animals = rng.sample([*t["trades"]], 2), rng.sample([*t["animals"]], 2)
     people = rng.sample([(name, *pronouns) for pronouns in PRONOUNS for name in t[pronouns[0]]], 2)
