@@ -259,7 +259,7 @@ Init = Annotated[NormalInit | XavierInit, Field(discriminator="kind")]
 
 
 class FanInInit(Config):
-    """PyTorch's defaults: uniform in ±1/√inputs, gates in ±1/√d_model; normal embeddings with std 1/√width by default."""
+    """PyTorch's defaults: uniform in ±1/√inputs, gates in ±1/√d_model; normal embeddings."""
 
     kind: Literal["fan-in"] = "fan-in"
     embedding_std: PositiveFloat | None = Field(None, description="standard deviation of embeddings; absent: 1/√width")
