@@ -3,7 +3,8 @@
     python docs/picture.py RUNS
 
 RUNS is a folder with small runs named gpt (`weft quickstart --run RUNS/gpt checkpoint.keep=14 checkpoint.every=100`),
-lstm, bahdanau, transformer, bert, ngram, classifier and elmo. Needs Chromium, playwright and Pillow, which `make install` installs.
+lstm, bahdanau, transformer, bert, ngram, classifier and elmo. Needs Chromium, playwright and Pillow, which
+`make install` installs.
 """
 
 import io

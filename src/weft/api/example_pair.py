@@ -50,7 +50,7 @@ class Change(NamedTuple):
 def example_pair(model: LanguageModel, objective: Objective[Any]) -> dict[str, str]:
     """Return the columns of a pair: two texts that differ in one token, and the answers that this changes most."""
     require_activations(model)
-    rows = isinstance(objective, ExampleObjective)  # a row is short and is read whole; of a document, only the beginning
+    rows = isinstance(objective, ExampleObjective)  # a row is read whole, a document only in part
     text, _ = own_text(model, objective, MAX_TOKENS if rows else SIZES[-1])
     text = text[: objective.tokenizers.source.token_spans(text)[:MAX_TOKENS][-1].end]
     others = _others(model, objective, text)

@@ -27,7 +27,7 @@ def compare(
     ),
     data: options.Text = None,
     flops: float | None = option(
-        None, "Budget of each: training FLOPs, such as 1e13; of several, each is a point of the curves.", value="N..."
+        None, "Budget of each: training FLOPs, such as 1e13; several are the points of the curves.", value="N..."
     ),
     tokens: float | None = option(None, "Budget of each: training tokens."),
     minutes: float | None = option(None, "Budget of each: minutes of training, whatever its FLOPs."),

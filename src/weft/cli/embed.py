@@ -17,9 +17,9 @@ def embed(
     word: str | None = option(
         None, "Vectors of this word in the texts, one per occurrence; '[]': of those in square brackets.", value="WORD"
     ),
-    layer: int | None = option(None, "States of this layer; 0: the embeddings (default: the last, or ELMo's mean)."),
+    layer: int | None = option(None, "Vectors of this layer; 0: the embeddings (default: the last, or ELMo's mean)."),
     mix: str | None = option(
-        None, "Mean of all layers, weighted by the softmax of these numbers; for the embeddings first.", value="S0,S1,…"
+        None, "Mean of all layers, weighted by the softmax of these numbers, the embeddings' first.", value="S0,S1,…"
     ),
     pooling: str | None = option(
         None, "Pooling over tokens (default: as in training, or mean).", value="mean|first|last|max|…"

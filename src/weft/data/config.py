@@ -21,7 +21,7 @@ class HashSplit(Config):
     """Holds out the sections of text whose hash falls below `fraction`.
 
     The choice depends on a section's text alone: the order of files and text added later do not change it, and equal
-    sections are never on different sides.
+    sections are always in the same split.
     """
 
     kind: Literal["hash"] = "hash"

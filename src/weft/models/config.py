@@ -37,10 +37,12 @@ Factor = Annotated[bool | float, BeforeValidator(_factor)]
 
 class LayerKind(Config):
     """Window and position encoding of one kind of layer, where layers differ. With `chunk`, a text is read in chunks of
-    this length, and a token sees only the past of its own chunk (Llama 4)."""
+    this length, and a token attends only to its own chunk (Llama 4)."""
 
-    window: PositiveInt | None = Field(None, description="number of tokens back that a token sees; absent: all")
-    chunk: PositiveInt | None = Field(None, description="length of the chunks that see no other; absent: one chunk")
+    window: PositiveInt | None = Field(
+        None, description="attend only to tokens fewer than this many positions away; absent: all"
+    )
+    chunk: PositiveInt | None = Field(None, description="tokens per chunk, which attends only to itself; absent: all")
     position: Position | None = Field(None, description="position encoding; absent: the model's")
 
     @model_validator(mode="after")
@@ -309,8 +311,8 @@ class Recurrent(Config):
     tied: bool = Field(False, description="use the embeddings as the output table")
     d_last: PositiveInt | None = Field(None, description="width of an lstm's last layer; absent: d_model")
     dropout: Probability = Field(0.0, description="fraction of the values between layers to drop")
-    dropout_input: Probability | None = Field(None, description="that of the embeddings' values; absent: dropout")
-    dropout_output: Probability | None = Field(None, description="that of the last layer's output; absent: dropout")
+    dropout_input: Probability | None = Field(None, description="fraction of the embeddings to drop; absent: dropout")
+    dropout_output: Probability | None = Field(None, description="fraction of the output to drop; absent: dropout")
     variational: bool = Field(False, description="drop the same values at all times of a row (Gal and Ghahramani 2016)")
     word_dropout: Probability = Field(0.0, description="fraction of the vocabulary whose embeddings a step drops")
     weight_drop: Probability = Field(0.0, description="fraction of the recurrent weights that a step drops")

@@ -65,17 +65,17 @@ class Latent(Config):
     `query_rank`, queries are computed from such a vector too."""
 
     rank: PositiveInt = Field(description="width of the vector from which keys and values are computed")
-    query_rank: PositiveInt | None = Field(None, description="width of that of queries; absent: one projection")
+    query_rank: PositiveInt | None = Field(None, description="width of the vector of queries; absent: one projection")
     eps: PositiveFloat = Field(1e-6, description="eps of the norms of both vectors")
 
 
 class Attention(Config):
     """Multi-head attention (Vaswani et al. 2017, §3.2); fewer `kv_heads` than `heads` is grouped-query attention.
 
-    `d_head`, the width of queries and keys (d_k in the paper), defaults to d_model / heads, `d_v`, that of values, to
-    `d_head`, and `scale` to 1/√d_head. With `window`, a token sees only that many tokens back. In an encoder, the first
-    `global_tokens`, or all tokens before the first with the id `global_until`, see all others by separate projections,
-    and are seen by all (Beltagy et al. 2020).
+    `d_head`, the width of queries and keys (d_k in the paper), defaults to d_model / heads, `d_v`, the width of values,
+    to `d_head`, and `scale` to 1/√d_head. With `window`, a token attends only to itself and to tokens fewer than this
+    many positions away. In an encoder, the first `global_tokens`, or all tokens before the first with the id
+    `global_until`, attend to all others by separate projections, and are attended to by all (Beltagy et al. 2020).
     Queries, keys and values are clamped to ±`clip` (OLMo), after a `qk_norm` over all heads and before others. A
     `softcap` c replaces each score s by c · tanh(s/c) (Gemma 2). `qk_norm` normalises queries and keys: each `head`
     with shared gains, each head with its own gains (`each-head`; Bellagente et al. 2024), or all `heads` of a token
@@ -93,11 +93,13 @@ class Attention(Config):
     qk_norm: Norm | None = Field(None, description="norm of queries and keys")
     qk_norm_over: Literal["head", "each-head", "heads"] = Field("head", description="what `qk_norm` normalises over")
     qk_norm_rotated: bool = Field(False, description="apply `qk_norm` after the rotation by positions")
-    window: PositiveInt | None = Field(None, description="number of tokens back that a token sees; absent: all")
-    global_tokens: NonNegativeInt | None = Field(
-        None, description="first tokens without a window; absent: no such part"
+    window: PositiveInt | None = Field(
+        None, description="attend only to tokens fewer than this many positions away; absent: all"
     )
-    global_until: NonNegativeInt | None = Field(None, description="id of the token before which all are global")
+    global_tokens: NonNegativeInt | None = Field(
+        None, description="number of first tokens that are global; absent: no global attention"
+    )
+    global_until: NonNegativeInt | None = Field(None, description="id of the token before which all tokens are global")
     scale: PositiveFloat | None = Field(None, description="factor of the scores; absent: 1/√d_head")
     softcap: PositiveFloat | None = Field(None, description="bound c of the scores: s becomes c · tanh(s/c)")
     latent: Latent | None = Field(None, description="compute keys and values from one vector per token")
@@ -257,7 +259,7 @@ Init = Annotated[NormalInit | XavierInit, Field(discriminator="kind")]
 
 
 class FanInInit(Config):
-    """PyTorch's defaults: uniform in ±1/√inputs, gates in ±1/√d_model; normal embeddings, with std 1/√width if None."""
+    """PyTorch's defaults: uniform in ±1/√inputs, gates in ±1/√d_model; normal embeddings."""
 
     kind: Literal["fan-in"] = "fan-in"
     embedding_std: PositiveFloat | None = Field(None, description="standard deviation of embeddings; absent: 1/√width")

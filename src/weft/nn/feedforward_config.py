@@ -77,7 +77,7 @@ class Experts(Config):
     score: Literal["softmax", "softmax-chosen", "sigmoid", "sparse-mixer"] = Field(
         "softmax", description="weights of the experts"
     )
-    jitter: NonNegativeFloat = Field(0.01, description="relative distance from the best logit, of a sparse mixer")
+    jitter: NonNegativeFloat = Field(0.01, description="sparse-mixer: relative distance from the best logit")
     renormalised: bool = Field(True, description="divide the weights of the chosen experts by their sum")
     scale: PositiveFloat = Field(1.0, description="factor of the weights")
     weighs: Literal["output", "input"] = Field("output", description="what the weights multiply")

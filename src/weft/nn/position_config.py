@@ -61,10 +61,10 @@ class NoPosition(PositionConfig):
 
 
 class Tempered(PositionConfig):
-    """No position encoding, but longer queries, so a softmax of lower temperature, in later parts of a text.
+    """No position encoding; queries grow with the position, which lowers the temperature of the softmax.
 
     The query of a token is multiplied by 1 + growth · log(1 + ⌊(position + 1) / interval⌋), so that attention to a few
-    keys does not fade as the others become more (Nakanishi 2025; Llama 4).
+    keys does not fade as their number grows (Nakanishi 2025; Llama 4).
     """
 
     kind: Literal["tempered"] = "tempered"
@@ -228,7 +228,9 @@ class YaRN(Config):
     fast: PositiveFloat = Field(32.0, description="turns above which a pair is kept")
     slow: PositiveFloat = Field(1.0, description="turns below which a pair is divided by `factor`")
     whole_pairs: bool = Field(True, description="begin and end the ramp at whole pairs")
-    attention_factor: PositiveFloat | None = Field(None, description="of queries and keys; absent: 0.1 ln(factor) + 1")
+    attention_factor: PositiveFloat | None = Field(
+        None, description="factor of queries and keys; absent: 0.1 ln(factor) + 1"
+    )
 
     @property
     def sharpening(self) -> float:

@@ -244,7 +244,7 @@ class Heartbeat:
                 return
             lines.setdefault(words[4], []).append(rank)
         where = []
-        for line, ranks in sorted(lines.items(), key=lambda item: len(item[1]))[:3]:  # the lines with the fewest processes first
+        for line, ranks in sorted(lines.items(), key=lambda item: len(item[1]))[:3]:  # fewest processes first
             more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
             shown = ", ".join(map(str, ranks[:4])) + more
             where.append(f"{'process' if len(ranks) == 1 else 'processes'} {shown} in {line}")

@@ -107,7 +107,7 @@ class GuardConfig(Config):
     After `rollbacks` such attempts in a row the run gives up.
     """
 
-    spike: NonNegativeFloat = Field(10.0, description="discard updates this many deviations above the median; 0: none")
+    spike: NonNegativeFloat = Field(10.0, description="deviations above the median that are accepted; 0: any number")
     window: Annotated[int, Field(ge=16)] = Field(128, description="number of recent steps in the median")
     patience: PositiveInt = Field(8, description="roll back after this many discarded updates in twice as many steps")
     rollbacks: NonNegativeInt = Field(4, description="give up after this many rollbacks in a row without progress")

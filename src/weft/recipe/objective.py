@@ -114,7 +114,7 @@ class Bidirectional(TokenObjective):
 
 
 class WordVectors(ObjectiveConfig):
-    """Learn a vector per word from the words around it; how, the model's settings say (word2vec, GloVe)."""
+    """Learn a vector per word from the words around it, as the model's settings define (word2vec, GloVe)."""
 
     makes = "a table of word vectors"
     reads = "text"

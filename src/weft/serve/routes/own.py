@@ -212,7 +212,7 @@ def _reading(model: ServedModel, body: schema.ReadingBody) -> "views.reading.Rea
 def _check_length(
     model: ServedModel, body: schema.ReadingBody | schema.PredictionBody, limit: int | None = None
 ) -> None:
-    """Refuse a text that a view reads for seconds: other requests wait for a captured pass, which cannot be interrupted."""
+    """Refuse a text that a view reads for seconds: its pass is captured whole, and other requests wait for it."""
     run, limit = model.run, limit or max_explained_tokens(model.run)
     source = run.objective.tokenizers.source
     for name, tokenizer in (("input", source), ("second", source), ("other", source), ("target", run.tokenizer)):
