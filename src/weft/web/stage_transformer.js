@@ -220,13 +220,13 @@ export function transformerSteps(stage) {
 		open > 0 && ["before", "Blocks", "The stream runs through the blocks. Each reads it and adds a little.",
 			"x ← x + block(x)", "block"],
 		preAttention && ["norm", "Norm",
-			`Block ${open} is open. It takes a copy of the stream and brings it to a standard size.`,
+			`Block ${open} is open. It reads a normalised copy of the stream.`,
 			`n = ${normName}`, "block"],
 		["qkv", "Q, K, V",
 			`Every token gets three short vectors: what it looks for, what it offers, and what it hands over.${rotary ? " Q and K are rotated by the position." : ""}`,
 			"q = W_{Q} n   k = W_{K} n   v = W_{V} n", "head"],
 		["scores", "Scores",
-			`The query of ${now} meets every key.${masks ? " Hatched: masked, a token never sees what comes after it." : ""}`,
+			`The query of ${now} is multiplied by every key.${masks ? " Hatched: masked, a token never sees what comes after it." : ""}`,
 			`s_{j} = q · k_{j} ${scale}`, `head/${here}`],
 		["softmax", "Softmax",
 			`Softmax turns a row of scores into shares of one. Here ${quoted(names[most(weights)])} gets the most: ${
@@ -246,7 +246,7 @@ export function transformerSteps(stage) {
 		cross && ["crossadd", "Heads", "What the heads found in the source is added to the stream.",
 			"x ← x + W_{O} [o_{0} … ]", `cross/${here}`],
 		size > 0 && ["feedforward", "Feed-forward",
-			`Now the token is alone. Of ${withCommas(size)} neurons ${withCommas(above(hidden))} are above 0.`,
+			`Each token is read on its own. Of ${withCommas(size)} neurons ${withCommas(above(hidden))} are above 0.`,
 			factors ? `f = W_{d} (${activation}(W_{g} n) ⊙ W_{u} n)` : `f = W_{2} ${activation}(W_{1} n)`, "ff"],
 		...block.experts ? expertSteps(block.experts, now, name => partOf(`feedforward.${name}`)?.formula ?? "") : [],
 		(size > 0 || block.experts) && ["add", "Add",
@@ -296,7 +296,7 @@ export function wordSteps(stage) {
 		&& `top-p ${settings.top_p}`].filter(Boolean).join(", ");
 	return [first,
 		["probabilities", "Probabilities",
-			`Scores become probabilities. T low: the favourite is nearly certain; T high: others get a chance.${top ? ` Cut by ${top}.` : ""}`,
+			`Softmax turns logits into probabilities. A low T sharpens them, a high T evens them out.${top ? ` Cut by ${top}.` : ""}`,
 			`p = softmax(z / T),   T = \`${settings.temperature.toFixed(2)}\``, choice.factors ? "logit/0" : ""],
 		["choice", "Choice", !chosen ? "One random number decides." : `One random number u falls on ${quoted(chosen.piece)}`
 			+ `${chosen.rank >= 8 ? ", one of the others" : ""}. It joins the text, and everything runs again.`,
