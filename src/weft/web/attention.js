@@ -9,7 +9,7 @@ const GRID_POINTS = 40; // pixels along a side of a small map
 const SAMPLED = 24; // queries whose attention decides which head is shown first
 const LISTED = 8; // heads of one role that are shown before "more" is pressed
 const SHADES = [["root", "square root of the probability"], ["weight", "probability"]];
-// Roles of heads (explain/heads.py): letter in the grid, description, and the statistic behind the role.
+// Roles of heads (explain/heads.py): letter, description, and the statistic behind it.
 const ROLES = {
 	"induction": { letter: "I", interest: 9, does: "attend to the token after an earlier copy of the current one",
 		value: head => percent(head.induction) },
@@ -250,7 +250,7 @@ class View {
 		this.onchoose({ token: this.query });
 	}
 
-	// Show a selection; a head that this model does not have is ignored.
+	// Show a selection; unknown heads are ignored.
 	/** @param {{ kind?: string, layer?: any, head?: any, token?: any }} selection */
 	follow({ kind, layer, head, token }) {
 		const { maps } = this, part = this.parts.find(one => one.kind === kind);

@@ -1,12 +1,13 @@
-// Save a view as SVG or PNG, or copy a link to it or the command that reproduces it.
+// Save a view as SVG or PNG, copy a link or the command for it.
 import { button, copyText, h, picture, s, soft } from "./dom.js";
 import { toSvg } from "./snapshot.js";
 
 const pageColour = () => getComputedStyle(document.documentElement).getPropertyValue("--page").trim() || "#fff";
 
-// The visible content of elements, stacked, as one SVG.
+// The visible content of elements, stacked, as one SVG; null if there is none.
 function stacked(elements, gap = 24) {
 	const copies = [elements].flat().filter(Boolean).map(toSvg);
+	if (!copies.length) return null;
 	let y = 0, wide = 0;
 	for (const copy of copies) {
 		copy.setAttribute("y", y);
@@ -58,9 +59,11 @@ export function saveTools({ svg, name, command }) {
 	const line = h("code"), show = () => { line.textContent = command(); shown.hidden = !line.textContent; };
 	const shown = command && h("span.tools-command", soft("Command: "), line, " ",
 		button("Copy", event => copyText(event.target, command(), line)));
-	const row = h("div.tools",
-		svg && button("Save SVG", () => download(asBlob(stacked(svg())), `${name}.svg`)),
-		svg && button("Save PNG", async () => download(await png(stacked(svg())), `${name}.png`)),
+	const save = (type, blob) => svg && button(`Save ${type}`, async () => {
+		const drawn = stacked(svg());
+		if (drawn) download(await blob(drawn), `${name}.${type.toLowerCase()}`);
+	});
+	const row = h("div.tools", save("SVG", asBlob), save("PNG", png),
 		button("Copy link", event => copyText(event.target, location.href)), shown);
 	if (command) {
 		show();

@@ -83,7 +83,7 @@ class Home {
 			h("p", "Type one of these in a terminal, in the folder where you started weft. The model appears here with "
 				+ "its first checkpoint."),
 			h("ul",
-				line("weft quickstart", "Trains a small Transformer on tales that come with weft: two minutes on two cores."),
+				line("weft quickstart", "Trains a small Transformer on built-in tales: two minutes on two cores."),
 				line("weft train gpt-tiny --data book.txt", "Trains on your own text."),
 				line("weft import path/to/SmolLM2 runs/smol", "Converts a Hugging Face model.")));
 	}
