@@ -1,10 +1,10 @@
-// Save a view as SVG or PNG, copy a link or the command for it.
+// Save a view as SVG or PNG; copy a link or its command.
 import { button, copyText, h, picture, s, soft } from "./dom.js";
 import { toSvg } from "./snapshot.js";
 
 const pageColour = () => getComputedStyle(document.documentElement).getPropertyValue("--page").trim() || "#fff";
 
-// The visible content of elements, stacked, as one SVG; null if there is none.
+// The visible content of elements, stacked, as one SVG; null without any.
 function stacked(elements, gap = 24) {
 	const copies = [elements].flat().filter(Boolean).map(toSvg);
 	if (!copies.length) return null;
