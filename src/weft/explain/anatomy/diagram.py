@@ -15,10 +15,10 @@ from weft.explain.anatomy.parts import ModelPart
 from weft.figures.picture import new_figure
 
 Point = tuple[float, float]
-WIDTH, HEIGHT, GAP, SUM_RADIUS = 3.3, 0.62, 0.34, 0.11  # of a box, between boxes, of a sum's circle
+WIDTH, HEIGHT, GAP, SUM_RADIUS = 3.8, 0.62, 0.34, 0.11  # of a box, between boxes, of a sum's circle
 PAD, ASIDE = 0.52, 0.12  # between a box and the frame around it, between the frame and the numbers of parameters
-COLUMN = 6.3  # distance of two stacks
-LEFT, BOTTOM = -2.9, -0.55  # origin of the plane
+COLUMN = 6.8  # distance of two stacks
+LEFT, BOTTOM = -3.15, -0.55  # origin of the plane
 INCHES = 0.72  # per unit
 MAX_UNROLLED_LAYERS = 3  # of a recurrent network that is drawn over time
 INK, SOFT = "#000000", "#808080"
