@@ -38,6 +38,11 @@ MISBEHAVIOUR = [
     ("import os\nopen(f'/proc/{os.getppid()}/cmdline')\n", "not allowed"),  # which contains --secret
     ("import os, torch\ntorch.from_file(f'/proc/{os.getppid()}/cmdline', size=9)\n", "Permission denied"),
     ("import os\nraise ValueError(os.environ.get('MY_SECRET'))\n", "ValueError: None"),
+    # the machine's own name, which nothing would change
+    (
+        "import ctypes, os\nn = os.uname()[1].encode()\nassert not ctypes.CDLL(None).sethostname(n, len(n)), 'refused'\n",
+        "refused",
+    ),
     ("import resource as r\nr.setrlimit(r.RLIMIT_CPU, (1, 1))\n", "not allowed"),
     ("for i in range(99):\n    open(f'f{i}', 'wb').write(bytes(1 << 23))\nwhile True:\n    pass\n", "too much"),
     ("import weft\nopen(weft.__file__[:-11] + 'exercises/warmup/reference.py')\n", "solutions is not allowed"),
