@@ -23,7 +23,7 @@ MISTAKES = [(each, number) for each in EXERCISES for number in range(len(each.mi
 
 def checked(exercise: Exercise, function: Callable[..., Any], file: str) -> Explanation:
     def calls(requests: Any) -> list[CallResult]:
-        return [call(function, request, file) if not request.cost else CallResult() for request in requests]
+        return [call(function, request, file) if not request.expected else CallResult() for request in requests]
 
     return examine(exercise, calls)
 

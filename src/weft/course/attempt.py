@@ -23,13 +23,14 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter
 
-from weft.course.calls import CallRequest, CallResult, call
+from weft.course.calls import CallRequest, CallResult, call, repairs
 from weft.course.confine import LIMITS, Limits, confine
 from weft.workers import respond
 
 # answer of a process that cannot be made
 NOTHING: dict[str, Any] = {"lines": [], "reason": "", "stack": [], "loading": False, "weak": []}
 REQUESTS, RESULTS = TypeAdapter(list[CallRequest]), TypeAdapter(CallResult)
+FORKS = hasattr(os, "fork")  # not on Windows
 Run = Callable[[str], Iterator[CallResult]]
 MAX_RESULT_BYTES, MAX_STACK_BYTES = 1 << 26, 1 << 16
 MAX_WRITTEN_BYTES, FILE_BYTES = 1 << 28, 1 << 12  # what it may write, and what each file counts at least
@@ -46,7 +47,7 @@ def attempt(request: dict[str, Any]) -> dict[str, Any]:
         path.write_text(request["source"], encoding="utf-8")
         return _run(request, path)
 
-    if hasattr(os, "fork"):
+    if FORKS:
         return confined(run, Limits(*request["limits"]))
     with tempfile.TemporaryDirectory(prefix="weft-attempt-") as folder:  # Windows
         return {**NOTHING, "lines": list(map(_line, run(folder))), "weak": ["time", *LIMITS]}
@@ -159,14 +160,18 @@ def _run(request: dict[str, Any], path: Path) -> Iterator[CallResult]:
     loaded = call(load, CallRequest({}), str(path))
     function: Any = getattr(sys.modules.get(path.stem), request["name"], None)
     error = loaded.error or ("" if callable(function) else f"there is no function {request['name']} in it")
-    for each in REQUESTS.validate_python(request["calls"]):
+    requests = REQUESTS.validate_python(request["calls"])
+    if requests[0].expected and not error:
+        yield repairs(function, requests, str(path))
+        return
+    for each in requests:
         yield loaded._replace(value=None, error=error, loaded=False) if error else call(function, each, str(path))
 
 
 def main() -> None:
     """Answer each line of standard input, until it ends."""
     for line in sys.stdin.buffer:
-        if not hasattr(os, "fork"):
+        if not FORKS:
             respond(attempt(json.loads(line)))
         elif os.fork() == 0:  # so that this process, which the next file's is a copy of, never sees an answer
             respond(attempt(json.loads(line)))

@@ -22,27 +22,41 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.course.repairs import edited
-from weft.course.values import Value, map_leaves, map_tensors, parts, same, to_tensor
+from weft.course.repairs import MAX_EDITS, edited
+from weft.course.values import MismatchError, Value, map_leaves, map_tensors, parts, same, to_tensor
 
 MAX_PRINTED = 2000  # characters of output that are kept
 MAX_TRACED = 400  # values of variables that are kept
-MAX_EDITED_LINES = 150_000  # that edited functions execute, of each cost
+MAX_EDITED_LINES = 300_000  # that edited functions execute, where compiling one counts as COMPILED_LINES
+COMPILED_LINES = 30
+MAX_VERIFIED = 24  # edits of a cost that are tried on all cases
 SIGNAL_SECONDS = 0.1  # between signals to a function that catches all exceptions
 LOOPS = (ast.For, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 class CallRequest(NamedTuple):
-    """Arguments of a call; `watch` are variables to record, `gradients` arguments to differentiate by."""
+    """Arguments of a call; `watch` are variables to record, `gradients` arguments to differentiate by.
+
+    Several with `expected` results, each with its tolerance, ask for edits of the function that give them.
+    """
 
     arguments: dict[str, Value]
     gradients: Sequence[str] = ()
     watch: Sequence[str] = ()
     repeat: bool = False  # call it twice, with different states of the global random-number generators
     count_lines: bool = False
-    cost: int = 0  # of the edits of the function that are called instead of it; `numbers` are some of them
-    numbers: Sequence[int] = ()
+    expected: dict[str, Value] = {}  # noqa: RUF012
+    tolerances: dict[str, float] = {}  # noqa: RUF012
     line: int = 0  # whose edits come first
+
+    def accepts(self, result: "CallResult") -> bool:
+        """Return whether a result is the expected one."""
+        try:
+            given = result.named([name for name in self.expected if name[0] != "∂"])
+        except MismatchError:
+            return False
+        right = (same(value, given.get(name, value), self.tolerances[name]) for name, value in self.expected.items())
+        return not (result.error or result.changed or result.random) and all(right)
 
 
 class TracedValue(NamedTuple):
@@ -70,8 +84,6 @@ class CallResult(NamedTuple):
     steps: tuple[TracedValue, ...] = ()
     lines: int = 0
     printed: str = ""
-    repairs: tuple["CallResult", ...] = ()  # results of edited functions, by `number`; their only step is the edit
-    number: int = 0
 
     def named(self, outputs: Sequence[str]) -> dict[str, Any]:
         """Name the outputs and the gradients."""
@@ -91,9 +103,6 @@ def call(function: Callable[..., Any], request: CallRequest, file: str, *, seed:
     """Call a function whose code is in `file`; `seed` is that of the global random-number generators."""
     printed, tracer = _Bounded(), _Tracer(file, request.watch)
     with _global_seeds(seed), redirect_stdout(printed), redirect_stderr(printed):
-        if request.cost:
-            warnings.simplefilter("ignore")  # in a copy of the process
-            return _repairs(function, request, file)
         result = _outcome(function, request, tracer if request.watch or request.count_lines else None, file=file)
     if request.repeat and not result.error and same(result.value, result.value):
         again = call(function, CallRequest(request.arguments), file, seed=2)
@@ -176,34 +185,35 @@ def time_limit(seconds: float, file: str) -> Iterator[None]:
         signal.signal(signal.SIGALRM, handler)
 
 
-def _repairs(function: Callable[..., Any], request: CallRequest, file: str) -> CallResult:
-    """Call edited functions; of those that are not chosen by number, keep results that differ from the function's own.
+def repairs(function: Callable[..., Any], requests: Sequence[CallRequest], file: str) -> CallResult:
+    """Return as steps the smallest edits of a function that give what all requests expect, the first one's first.
 
-    The result is `late` if not all were called. What bounds them is a number of lines rather than a time, so that an
-    answer does not depend on the machine.
+    What bounds them is a number of lines rather than a time, so that an answer does not depend on the machine.
     """
-    plain = request._replace(cost=0, numbers=(), count_lines=True)
-    found = []
-    if request.numbers:
-        for number, _, changed in edited(function, request.cost, request.line, numbers=request.numbers):
-            found.append(call(changed, plain, file)._replace(number=number))
-        return CallResult(repairs=tuple(found))
+    first, found, left = requests[0], list[TracedValue](), MAX_EDITED_LINES
 
     def run(called: Callable[..., Any], max_lines: int) -> tuple[CallResult, int]:
         tracer = _Tracer(file, max_lines=max_lines)
-        return _outcome(called, plain, tracer, file=file), tracer.lines
+        return _outcome(called, first, tracer, file=file), tracer.lines + COMPILED_LINES
 
-    (own, lines), left = run(function, MAX_EDITED_LINES // 16), MAX_EDITED_LINES
-    usual = 2 * lines + 2000 if lines < MAX_EDITED_LINES // 16 else MAX_EDITED_LINES // 300  # it may never end
-    for number, edit, changed in edited(function, request.cost, request.line):
-        result, executed = run(changed, min(usual, left))
-        left -= executed
-        if left <= 0:
-            break
-        if not result.error and (own.error or request.gradients or own.changed or not same(own.value, result.value)):
-            step = TracedValue(edit.kind, edit.line, _text(file, edit.line), None)
-            found.append(result._replace(number=number, steps=(step,)))
-    return CallResult(repairs=tuple(found), late=left <= 0)
+    with _global_seeds(1), redirect_stdout(_Bounded()), redirect_stderr(_Bounded()):
+        warnings.simplefilter("ignore")  # in a copy of the process
+        lines = run(function, MAX_EDITED_LINES // 32)[1]
+        usual = 2 * lines + 2000 if lines < MAX_EDITED_LINES // 32 else MAX_EDITED_LINES // 600  # it may never end
+        for cost in MAX_EDITS:
+            verified = 0
+            for edit, changed in edited(function, cost, first.line):
+                result, executed = run(changed, min(usual, left))
+                left -= executed
+                if left <= 0:
+                    return CallResult(steps=tuple(found))
+                if first.accepts(result) and verified < MAX_VERIFIED:
+                    verified += 1
+                    if all(each.accepts(call(changed, each, file)) for each in requests[1:]):
+                        found.append(TracedValue(edit.kind, edit.line, _text(file, edit.line), None))
+            if found:
+                break
+    return CallResult(steps=tuple(found))
 
 
 def _gradients(function: Callable[..., Any], request: CallRequest) -> dict[str, Tensor]:

@@ -1,7 +1,9 @@
 """Diagnosis of a wrong function: the first tensor that differs, the edit that makes it right, and the known mistake."""
 
+import ast
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import permutations
 from typing import Any
 
@@ -12,10 +14,9 @@ from weft.course.calls import CallRequest, CallResult, TracedValue, call
 from weft.course.cases import AMPLIFICATION, ROUNDED, Case, Judgement, conditioned, difference, judge, request_of
 from weft.course.exercises import Exercise, Mistake
 from weft.course.explanation import Explanation
-from weft.course.repairs import MAX_EDITS
 from weft.course.values import FLOORS, is_float, magnitude, same
 
-MAX_VERIFIED, MAX_OTHERS = 24, 2  # edits that are tried on all cases, and other lines that are named
+MAX_OTHERS = 2  # lines that are named besides that of an edit
 Calls = Callable[[Sequence[CallRequest]], list[CallResult]]
 
 
@@ -32,10 +33,14 @@ def diagnose(chosen: Exercise, judged: Sequence[Judgement], calls: Calls) -> Exp
     elif result.late:
         problem += f", in the case “{case.name}”" if result.loaded else ""
     elif worst.about or (result.line and result.loaded):
-        step, expected = _first_step(chosen, worst, calls)
+        step, expected, wrong = _first_step(chosen, worst, calls)
         if expected is not None and step.name != worst.about:
             problem = difference(case, step.name, expected=expected, given=step.value)
             problem += f"; then {worst.problem}" if result.error else ""
+        problem += "" if wrong else "; called alone it is right: it keeps something from earlier calls"
+    elif result.changed:
+        changes = calls([CallRequest(case.arguments, watch=result.changed[:1])])[0].steps
+        step = next((each for each in changes if each.name != "return"), step)._replace(name="", uses=())
     numeric = bool(worst.about or result.line or result.changed) and result.loaded
     repairs = _repairs(chosen, judged, calls, worst=worst, line=step.line) if numeric else []
     repair = next((each for each in repairs if each.line == step.line and step.name), next(iter(repairs), None))
@@ -76,31 +81,59 @@ def _other_order(chosen: Exercise, worst: Judgement) -> bool:
     )
 
 
-def _first_step(chosen: Exercise, worst: Judgement, calls: Calls) -> tuple[TracedValue, Any]:
-    """Return the first watched variable with another value than in the reference, and that value.
+def _first_step(chosen: Exercise, worst: Judgement, calls: Calls) -> tuple[TracedValue, Any, bool]:
+    """Return the first watched variable with another value than in the reference, that value, and whether it is wrong.
 
-    Without any, it is the wrong output at the line that returns it, or the line that raised an error.
+    Without any, it is the wrong output at the line that computes it, or the line that raised an error. The last is
+    False if a call of this case alone is right.
     """
-    request = CallRequest(worst.case.arguments, watch=list(chosen.formulas))
+    case, error, watched = worst.case, worst.result.error, list(chosen.formulas)
+    request = CallRequest(case.arguments, watch=watched)
     ours = call(chosen.function(), request, str(chosen.folder / "reference.py")).steps
-    theirs, result = calls([request])[0].steps, worst.result
-    pairs = list(_aligned(ours, theirs, failed=bool(result.error)))
+    alone = calls([request])[0]
+    theirs, wrong = alone.steps, worst.about.startswith("∂") or bool(judge(chosen, case, alone).problem)
+    returned = next((each for each in reversed(theirs) if each.name == "return"), TracedValue("", 0, "", None))
+    texts = _outputs(returned.text, chosen.outputs)
+    fine = [text for name, text in texts.items() if not error and case.holds(name, worst.parts[name])]
+    pairs = list(_aligned(ours, theirs, failed=bool(error)))
     right = [(step, any(_close(step.value, each.value) for each in given)) for step, given in pairs]
     for position, (step, given) in enumerate(pairs):
         if right[position][1] or type(step.value) is not type(given[-1].value):
             continue
         uses = re.compile(rf"\b{step.name}\b")  # what is computed from it correctly shows that its name means another
-        if any(holds and uses.search(later.text) and later.name != step.name for later, holds in right[position:]):
-            continue
+        later = [each.text for each, holds in right[position:] if holds and each.name != step.name]
         final = next(each.value for each in reversed(theirs) if each.name == step.name)
-        if step.name in worst.parts and not same(worst.parts[step.name], final):
-            continue  # not what is returned
-        return _verified(given[-1], right), step.value
-    if result.error:
-        return TracedValue("", result.line, result.text, None), None
-    last = next((each for each in reversed(theirs) if each.name == "return"), TracedValue("", 0, "", None))
-    shown = last._replace(name=worst.about, value=worst.parts[worst.about])
-    return _verified(shown, right), worst.case.expected[worst.about]
+        returns_other = step.name in worst.parts and not same(worst.parts[step.name], final)
+        if returns_other or any(map(uses.search, later if step.name in chosen.outputs else [*later, *fine])):
+            continue
+        found, missed = _verified(given[-1], right), _count(theirs, step.name) < _count(ours, step.name)
+        return found._replace(uses=(*found.uses, "a loop")) if missed else found, step.value, wrong
+    if error:
+        return TracedValue("", worst.result.line, worst.result.text, None), None, wrong
+    about, text = worst.about, texts.get(worst.about, returned.text)
+    own = [each.value for each in theirs if each.name == about]
+    if own and case.holds(about, own[-1]):
+        returned = returned._replace(uses=())  # computed rightly, but something else is returned
+    elif text.isidentifier() and text not in watched:
+        steps = calls([request._replace(watch=[*watched, text])])[0].steps
+        returned = next((each for each in reversed(steps) if each.name == text), returned)
+    else:
+        returned = returned._replace(uses=tuple(each for each in returned.uses if re.search(rf"\b{each}\b", text)))
+    shown = returned._replace(name=about, value=worst.parts[about])
+    return _verified(shown, right), case.expected.get(about), wrong
+
+
+def _count(steps: Sequence[TracedValue], name: str) -> int:
+    return sum(each.name == name for each in steps)
+
+
+def _outputs(text: str, names: Sequence[str]) -> dict[str, str]:
+    """Return the expression of each output in the text of a return; nothing if it cannot be read."""
+    with suppress(SyntaxError, AttributeError, ValueError):
+        value: Any = ast.parse(text.removeprefix("return ")).body[0]
+        parts = [value.value] if len(names) == 1 else value.value.elts
+        return dict(zip(names, map(ast.unparse, parts), strict=True))
+    return {}
 
 
 def _verified(step: TracedValue, right: Sequence[tuple[TracedValue, bool]]) -> TracedValue:
@@ -114,7 +147,7 @@ def _aligned(
 ) -> Iterator[tuple[TracedValue, list[TracedValue]]]:
     """Yield each step of the reference with those of the function that it can be compared with."""
     for position, step in enumerate(ours):
-        number, count = (sum(each.name == step.name for each in part) for part in (ours[:position], ours))
+        number, count = (_count(part, step.name) for part in (ours[:position], ours))
         given = [each for each in theirs if each.name == step.name and step.name != "return"]
         if len(given) == count or failed:
             given = given[number : number + 1]
@@ -137,24 +170,16 @@ def _repairs(
     chosen: Exercise, judged: Sequence[Judgement], calls: Calls, *, worst: Judgement, line: int
 ) -> list[TracedValue]:
     """Return the smallest edits of the function that make every case right: the line of each, and as name its kind."""
-    every = [(each.case, request_of(chosen, each.case.arguments, repeat=n == 0)) for n, each in enumerate(judged)]
-    wrong = [pair for pair, each in zip(every, judged, strict=True) if each.problem and each is not worst]
-    gradients = every[0][1].gradients if worst.about.startswith("∂") else ()
-    for cost in MAX_EDITS:
-        request = CallRequest(worst.case.arguments, gradients, line=line, cost=cost)
-        tried = calls([request])[0]
-        right = {each.number for each in tried.repairs if not judge(chosen, worst.case, each).problem}
-        for cases in filter(None, (wrong[-1:], every)):  # most edits are wrong in the first of these already
-            if numbers := sorted(right)[:MAX_VERIFIED]:
-                results = calls([each._replace(line=line, cost=cost, numbers=numbers) for _, each in cases])
-                right = set(numbers)
-                for (case, _), result in zip(cases, results, strict=True):
-                    right &= {one.number for one in result.repairs if not judge(chosen, case, one).problem}
-        if right:
-            return [each.steps[0] for each in tried.repairs if each.number in right]
-        if tried.error or tried.late:
-            break  # those of a larger cost are not faster
-    return []
+    wrong = [each for each in judged if each.problem and each is not worst][-1:]  # in which most edits are wrong
+    requests = [
+        request_of(chosen, each.case.arguments, repeat=each is judged[0])._replace(
+            expected=each.case.expected, tolerances=each.case.tolerances
+        )
+        for each in (worst, *wrong, *judged)
+    ]
+    gradients = requests[0].gradients if worst.about.startswith("∂") else ()
+    requests[0] = requests[0]._replace(gradients=gradients, repeat=False, line=line)
+    return list(calls(requests)[0].steps)
 
 
 def _said(repair: TracedValue, repairs: Sequence[TracedValue]) -> str:

@@ -39,47 +39,34 @@ class Edit(NamedTuple):
     changes: tuple[Change, ...]
 
 
-def edited(
-    function: Callable[..., Any], cost: int, line: int, *, numbers: Sequence[int] = ()
-) -> Iterator[tuple[int, Edit, Callable[..., Any]]]:
-    """Yield the edits of this cost, of a function and of those that it calls, each with the edited function.
+def edited(function: Callable[..., Any], cost: int, line: int) -> Iterator[tuple[Edit, Callable[..., Any]]]:
+    """Yield the first edits of this cost, of a function and of those that it calls, each with the edited function.
 
-    Those of this line come first, then those above it, then the others. Edits are numbered; without `numbers`, all are
-    yielded.
+    Those of this line come first, then those above it, then the others.
     """
     function = inspect.unwrap(function)
     if not isinstance(function, FunctionType):
         return
-    scope, edits = _listed(function, cost, line)
-    for number in numbers or range(1, len(edits) + 1):
-        tree, original, edit = edits[number - 1]
-        before = [(node, field, getattr(node, field)) for node, field, _ in edit.changes]
-        unchanged = scope[original.__name__]
-        try:
-            for node, field, value in edit.changes:
-                setattr(node, field, value)
-            scope[original.__name__] = _compiled(tree, original, scope)
-            yield number, edit, scope[function.__name__]
-        except (SyntaxError, ValueError, TypeError):  # what cannot be compiled
-            continue
-        finally:
-            for node, field, value in before:
-                setattr(node, field, value)
-            scope[original.__name__] = unchanged
-
-
-@lru_cache(maxsize=8)
-def _listed(
-    function: FunctionType, cost: int, line: int
-) -> tuple[dict[str, Any], list[tuple[ast.FunctionDef, FunctionType, Edit]]]:
-    """Return the global names of edited functions, and the first edits of a cost with what they change."""
     sources, scope = _sources(function), {"math": math, "torch": torch, **function.__globals__, "_power": _power}
     for tree, original in sources:
         scope[original.__name__] = _compiled(tree, original, scope)
     slots = [(source, slot) for source in sources for slot in _slots(source[0])]
     slots.sort(key=lambda each: (each[1][0] > line, abs(each[1][0] - line)))
     edits = ((*source, edit) for source, slot in slots for edit in _edits(source[0], slot, cost))
-    return scope, list(islice(edits, MAX_EDITS[cost]))
+    for tree, original, edit in list(islice(edits, MAX_EDITS[cost])):
+        before = [(node, field, getattr(node, field)) for node, field, _ in edit.changes]
+        unchanged = scope[original.__name__]
+        try:
+            for node, field, value in edit.changes:
+                setattr(node, field, value)
+            scope[original.__name__] = _compiled(tree, original, scope)
+            yield edit, scope[function.__name__]
+        except (SyntaxError, ValueError, TypeError):  # what cannot be compiled
+            continue
+        finally:
+            for node, field, value in before:
+                setattr(node, field, value)
+            scope[original.__name__] = unchanged
 
 
 def _compiled(tree: ast.FunctionDef, original: FunctionType, scope: dict[str, Any]) -> FunctionType:
