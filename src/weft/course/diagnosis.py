@@ -129,7 +129,7 @@ def _count(steps: Sequence[TracedValue], name: str) -> int:
 
 def _outputs(text: str, names: Sequence[str]) -> dict[str, str]:
     """Return the expression of each output in the text of a return; nothing if it cannot be read."""
-    with suppress(SyntaxError, AttributeError, ValueError):
+    with suppress(SyntaxError, AttributeError, ValueError, IndexError):
         value: Any = ast.parse(text.removeprefix("return ")).body[0]
         parts = [value.value] if len(names) == 1 else value.value.elts
         return dict(zip(names, map(ast.unparse, parts), strict=True))
